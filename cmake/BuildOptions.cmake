@@ -1,0 +1,30 @@
+# Flags for our own targets only; nothing global leaks into what is found.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+
+add_library(torchnan_build_options INTERFACE)
+add_library(torchnan::build_options ALIAS torchnan_build_options)
+target_compile_options(torchnan_build_options INTERFACE
+  -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Wno-unused-parameter
+  $<$<BOOL:${TORCHNAN_WERROR}>:-Werror>
+)
+if(TORCHNAN_SANITIZERS)
+  target_compile_options(torchnan_build_options INTERFACE
+    -fsanitize=${TORCHNAN_SANITIZERS} -fno-omit-frame-pointer -g)
+  target_link_options(torchnan_build_options INTERFACE -fsanitize=${TORCHNAN_SANITIZERS})
+endif()
+
+find_program(CCACHE ccache)
+if(CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE})
+  # A precompiled header carries a time stamp that would defeat the cache.
+  set(ENV{CCACHE_SLOPPINESS} pch_defines,time_macros)
+endif()

@@ -1,0 +1,27 @@
+# Where things go: a CMake package for C++ users. A Python package holds the same, in the folder torchnan/.
+include(CMakePackageConfigHelpers)
+include(GNUInstallDirs)
+
+if(TORCHNAN_PYTHON)
+  set(lib_dir lib)
+  set(include_dir include)
+  set(config_dir share/cmake/torchnan)
+  set(torch_rpath "$ORIGIN/../../torch/lib")  # site-packages/torchnan/lib to site-packages/torch/lib
+  install(TARGETS _C LIBRARY DESTINATION .)
+  set_target_properties(_C PROPERTIES INSTALL_RPATH "$ORIGIN/lib:$ORIGIN/../torch/lib")
+else()
+  set(lib_dir ${CMAKE_INSTALL_LIBDIR})
+  set(include_dir ${CMAKE_INSTALL_INCLUDEDIR})
+  set(config_dir ${CMAKE_INSTALL_DATADIR}/cmake/torchnan)
+  set(torch_rpath ${TORCHNAN_TORCH_DIR}/lib)
+endif()
+set_target_properties(torchnan PROPERTIES INSTALL_RPATH "${torch_rpath}")
+
+install(TARGETS torchnan EXPORT torchnanTargets LIBRARY DESTINATION ${lib_dir})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/csrc/include/torchnan DESTINATION ${include_dir})
+install(EXPORT torchnanTargets NAMESPACE torchnan:: DESTINATION ${config_dir})
+configure_package_config_file(cmake/torchnanConfig.cmake.in ${PROJECT_BINARY_DIR}/torchnanConfig.cmake
+  INSTALL_DESTINATION ${config_dir})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/torchnanConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/torchnanConfig.cmake ${PROJECT_BINARY_DIR}/torchnanConfigVersion.cmake
+  ${PROJECT_SOURCE_DIR}/cmake/TorchWheel.cmake DESTINATION ${config_dir})

@@ -1,0 +1,91 @@
+#include "backward/call_site_ring.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <unordered_map>
+
+#include <ATen/record_function.h>
+
+namespace torchnan {
+
+// One word, so that a reader on another thread never sees half an entry.
+struct CallSiteRing::Entry {
+  std::atomic<uint64_t> packed;  // low half of the sequence number, call site
+};
+
+// All rings by autograd's thread numbers, which are never reused. A ring outlives its thread, as the thread's graph
+// may be run backward by another; of the rings of ended threads the last few are kept.
+class CallSiteRing::Directory {
+ public:
+  static Directory& instance() {
+    static auto* made = new Directory;  // never destroyed: threads may outlive static destructors
+    return *made;
+  }
+
+  CallSiteRing* open(uint64_t thread) {
+    const std::lock_guard lock(mutex_);
+    return rings_.emplace(thread, new CallSiteRing).first->second.get();
+  }
+
+  void thread_has_ended(uint64_t thread) {
+    const std::lock_guard lock(mutex_);
+    ended_.push_back(thread);
+    if (ended_.size() <= kKeptAfterEnd) return;
+    rings_.erase(ended_.front());
+    ended_.pop_front();
+  }
+
+  SiteId find(uint64_t thread, uint64_t sequence) {
+    const std::lock_guard lock(mutex_);
+    const auto ring = rings_.find(thread);
+    return ring == rings_.end() ? 0 : ring->second->look_up(sequence);
+  }
+
+ private:
+  static constexpr size_t kKeptAfterEnd = 16;
+
+  std::mutex mutex_;
+  std::unordered_map<uint64_t, std::unique_ptr<CallSiteRing>> rings_;
+  std::deque<uint64_t> ended_;
+};
+
+// calloc() gives pages that cost nothing until they are written.
+CallSiteRing::CallSiteRing() : entries_(static_cast<Entry*>(std::calloc(kEntries, sizeof(Entry)))) {
+  if (entries_ == nullptr) throw std::bad_alloc();
+}
+
+CallSiteRing::~CallSiteRing() { std::free(entries_); }
+
+CallSiteRing& CallSiteRing::here() {
+  struct Mine {
+    uint64_t thread = at::RecordFunction::currentThreadId();
+    CallSiteRing* ring = Directory::instance().open(thread);
+    ~Mine() { Directory::instance().thread_has_ended(thread); }
+  };
+  thread_local Mine mine;
+  return *mine.ring;
+}
+
+void CallSiteRing::note(uint64_t sequence, SiteId site) noexcept {
+  entries_[sequence % kEntries].packed.store((sequence << 32) | site, std::memory_order_relaxed);
+}
+
+SiteId CallSiteRing::look_up(uint64_t sequence) const noexcept {
+  for (uint64_t s = sequence; s < sequence + kLookAhead; ++s) {
+    const uint64_t packed = entries_[s % kEntries].packed.load(std::memory_order_relaxed);
+    if (packed != 0 && static_cast<uint32_t>(packed >> 32) == static_cast<uint32_t>(s)) {
+      return static_cast<SiteId>(packed);
+    }
+  }
+  return 0;
+}
+
+SiteId CallSiteRing::find(const torch::autograd::Node& node) {
+  return Directory::instance().find(node.thread_id(), node.sequence_nr());
+}
+
+}  // namespace torchnan

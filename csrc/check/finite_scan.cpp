@@ -1,0 +1,141 @@
+#include "check/finite_scan.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+// The loop below is plain C++; the compiler makes one version of it per instruction set and the loader picks.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define TORCHNAN_EVERY_ISA __attribute__((target_clones("arch=skylake-avx512", "avx2", "default")))
+#else
+#define TORCHNAN_EVERY_ISA
+#endif
+
+namespace torchnan {
+namespace {
+
+constexpr int64_t kLaneBytes = 256;    // accumulators: four AVX-512 registers
+constexpr int64_t kBlockBytes = 4096;  // between two looks at the result
+
+// The maximum is taken lane by lane so that the compiler keeps it in registers.
+template <typename Word, Word kBias, Word kMask>
+[[gnu::always_inline]] inline Word block_max(const Word* p, int64_t n) {
+  constexpr int64_t kLanes = kLaneBytes / sizeof(Word);
+  std::array<Word, kLanes> lanes{};
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      const Word w = static_cast<Word>(static_cast<Word>(p[i + lane] + kBias) & kMask);
+      lanes[lane] = lanes[lane] < w ? w : lanes[lane];
+    }
+  }
+  Word best = 0;
+  for (const Word w : lanes) best = best < w ? w : best;
+  for (; i < n; ++i) {
+    const Word w = static_cast<Word>(static_cast<Word>(p[i] + kBias) & kMask);
+    best = best < w ? w : best;
+  }
+  return best;
+}
+
+template <typename Word, Word kBias, Word kMask>
+[[gnu::always_inline]] inline Word scan(const void* data, int64_t words, uint64_t infinity) {
+  constexpr int64_t kBlock = kBlockBytes / sizeof(Word);
+  const Word* p = static_cast<const Word*>(data);
+  Word best = 0;
+  for (int64_t i = 0; i < words; i += kBlock) {
+    best = std::max(best, block_max<Word, kBias, kMask>(p + i, std::min(kBlock, words - i)));
+    if (best >= infinity) return best;
+  }
+  return best;
+}
+
+// Three ORs a word, kept in lanes as above; `sign` is the bit that the mask of max_magnitude() drops.
+template <typename Word>
+[[gnu::always_inline]] inline Kinds scan_kinds(const void* data, int64_t words, const FloatFormat& format) {
+  const Word* p = static_cast<const Word*>(data);
+  const Word mask = static_cast<Word>(format.mask);
+  const Word bias = static_cast<Word>(format.bias);
+  const Word first_nan = static_cast<Word>(format.first_nan);
+  const Word posinf = static_cast<Word>(format.infinity);
+  const Word neginf = static_cast<Word>(format.infinity | ~format.mask);
+  Word any_nan = 0;
+  Word any_posinf = 0;
+  Word any_neginf = 0;
+  for (int64_t i = 0; i < words; ++i) {
+    const Word w = p[i];
+    any_nan |= static_cast<Word>(static_cast<Word>(static_cast<Word>(w + bias) & mask) >= first_nan);
+    any_posinf |= static_cast<Word>(w == posinf);
+    any_neginf |= static_cast<Word>(w == neginf);
+  }
+  Kinds kinds;
+  if (any_nan != 0) kinds |= Kinds::of_nan();
+  if (!format.has_infinity()) return kinds;
+  if (any_posinf != 0) kinds |= Kinds::of_posinf();
+  if (any_neginf != 0) kinds |= Kinds::of_neginf();
+  return kinds;
+}
+
+TORCHNAN_EVERY_ISA uint64_t scan8(const void* data, int64_t words, uint64_t infinity) {
+  return scan<uint8_t, 0, 0x7f>(data, words, infinity);
+}
+TORCHNAN_EVERY_ISA uint64_t scan8_unsigned(const void* data, int64_t words, uint64_t infinity) {
+  return scan<uint8_t, 0, 0xff>(data, words, infinity);
+}
+TORCHNAN_EVERY_ISA uint64_t scan8_biased(const void* data, int64_t words, uint64_t infinity) {
+  return scan<uint8_t, 0x7f, 0xff>(data, words, infinity);
+}
+TORCHNAN_EVERY_ISA uint64_t scan16(const void* data, int64_t words, uint64_t infinity) {
+  return scan<uint16_t, 0, 0x7fff>(data, words, infinity);
+}
+TORCHNAN_EVERY_ISA uint64_t scan32(const void* data, int64_t words, uint64_t infinity) {
+  return scan<uint32_t, 0, 0x7fffffff>(data, words, infinity);
+}
+TORCHNAN_EVERY_ISA uint64_t scan64(const void* data, int64_t words, uint64_t infinity) {
+  return scan<uint64_t, 0, 0x7fffffffffffffff>(data, words, infinity);
+}
+
+TORCHNAN_EVERY_ISA Kinds kinds8(const void* data, int64_t words, const FloatFormat& format) {
+  return scan_kinds<uint8_t>(data, words, format);
+}
+TORCHNAN_EVERY_ISA Kinds kinds16(const void* data, int64_t words, const FloatFormat& format) {
+  return scan_kinds<uint16_t>(data, words, format);
+}
+TORCHNAN_EVERY_ISA Kinds kinds32(const void* data, int64_t words, const FloatFormat& format) {
+  return scan_kinds<uint32_t>(data, words, format);
+}
+TORCHNAN_EVERY_ISA Kinds kinds64(const void* data, int64_t words, const FloatFormat& format) {
+  return scan_kinds<uint64_t>(data, words, format);
+}
+
+}  // namespace
+
+uint64_t max_magnitude(const void* data, int64_t words, const FloatFormat& format) {
+  switch (format.word_bytes) {
+    case 2:
+      return scan16(data, words, format.infinity);
+    case 4:
+      return scan32(data, words, format.infinity);
+    case 8:
+      return scan64(data, words, format.infinity);
+    default:
+      if (format.bias != 0) return scan8_biased(data, words, format.infinity);
+      return format.mask == 0xff ? scan8_unsigned(data, words, format.infinity)
+                                 : scan8(data, words, format.infinity);
+  }
+}
+
+Kinds kinds_in(const void* data, int64_t words, const FloatFormat& format) {
+  switch (format.word_bytes) {
+    case 2:
+      return kinds16(data, words, format);
+    case 4:
+      return kinds32(data, words, format);
+    case 8:
+      return kinds64(data, words, format);
+    default:
+      return kinds8(data, words, format);
+  }
+}
+
+}  // namespace torchnan

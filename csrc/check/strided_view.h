@@ -1,0 +1,51 @@
+// The memory of a strided tensor as runs of contiguous words.
+#pragma once
+
+#include <cstdint>
+
+#include <c10/util/ArrayRef.h>
+#include <c10/util/SmallVector.h>
+
+namespace torchnan {
+
+// Sizes and strides in elements, reduced to what must be walked to see every element at least once:
+// dimensions of size one and stride zero are dropped, the rest sorted by stride and merged where they are dense.
+// The order of the elements is lost.
+class StridedView {
+ public:
+  StridedView(c10::IntArrayRef sizes, c10::IntArrayRef strides);
+
+  int64_t run_length() const { return run_length_; }  // elements in one run, inner_stride() apart
+  int64_t inner_stride() const { return inner_stride_; }
+
+  // Calls visit(offset) for each run, with its first element's offset from the tensor's first; ends early and
+  // returns false once visit returns false.
+  template <typename Visit>
+  bool for_each_run(Visit&& visit) const {
+    c10::SmallVector<int64_t, 5> index(outer_.size(), 0);
+    int64_t offset = 0;
+    while (true) {
+      if (!visit(offset)) return false;
+      size_t d = 0;
+      for (; d < outer_.size(); ++d) {
+        offset += outer_[d].stride;
+        if (++index[d] < outer_[d].size) break;
+        offset -= outer_[d].stride * outer_[d].size;
+        index[d] = 0;
+      }
+      if (d == outer_.size()) return true;
+    }
+  }
+
+ private:
+  struct Dim {
+    int64_t size;
+    int64_t stride;
+  };
+
+  int64_t run_length_ = 1;
+  int64_t inner_stride_ = 1;
+  c10::SmallVector<Dim, 5> outer_;  // smallest stride first
+};
+
+}  // namespace torchnan

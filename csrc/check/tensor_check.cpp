@@ -1,0 +1,256 @@
+#include "check/tensor_check.h"
+
+#include <cmath>
+#include <limits>
+
+#include <ATen/NestedTensorImpl.h>
+#include <ATen/SparseCsrTensorImpl.h>
+#include <ATen/SparseTensorImpl.h>
+
+#include "check/finite_scan.h"
+#include "check/float_format.h"
+#include "check/strided_view.h"
+
+namespace torchnan {
+namespace {
+
+constexpr c10::DispatchKeySet kFunctorchKeys({
+    c10::DispatchKey::FuncTorchBatched,
+    c10::DispatchKey::FuncTorchGradWrapper,
+    c10::DispatchKey::Batched,
+    c10::DispatchKey::Functionalize,
+});
+constexpr c10::DispatchKeySet kWrapperKeys =
+    kFunctorchKeys | c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::ZeroTensor});
+
+// The reason to pass a strided tensor by before its memory is touched.
+Skip reason_to_skip(const c10::TensorImpl& impl) {
+  const c10::DispatchKeySet keys = impl.key_set();
+  if (keys.has_any(kWrapperKeys)) {
+    if (keys.has_any(kFunctorchKeys)) return Skip::kFunctorch;
+    if (keys.has(c10::DispatchKey::ZeroTensor)) return Skip::kZeroTensor;
+    const bool fake = impl.has_storage() && impl.unsafe_storage().device().is_meta();
+    return fake ? Skip::kFake : Skip::kSubclass;
+  }
+  if (impl.is_meta()) return Skip::kMeta;
+  if (!impl.is_cpu()) return Skip::kDevice;
+  if (impl.layout() != c10::kStrided || !impl.has_storage()) return Skip::kOpaque;
+  return Skip::kNone;
+}
+
+// The dense tensor that holds the values of a sparse or nested one; the tensor itself otherwise.
+at::Tensor values_of(const at::Tensor& tensor) {
+  if (tensor.is_nested()) {
+    return static_cast<const at::native::NestedTensorImpl*>(tensor.unsafeGetTensorImpl())->get_buffer();
+  }
+  switch (tensor.layout()) {
+    case c10::kSparse:
+      return static_cast<const at::SparseTensorImpl*>(tensor.unsafeGetTensorImpl())->values();
+    case c10::kSparseCsr:
+    case c10::kSparseCsc:
+    case c10::kSparseBsr:
+    case c10::kSparseBsc:
+      return static_cast<at::SparseCsrTensorImpl*>(tensor.unsafeGetTensorImpl())->values();
+    default:
+      return tensor;
+  }
+}
+
+bool is_container(const at::Tensor& tensor) {
+  return tensor.layout() != c10::kStrided || tensor.is_nested();
+}
+
+// The tensor whose memory is to be read, or the reason why none is.
+struct Subject {
+  Skip skip = Skip::kNone;
+  FloatFormat format;
+  at::Tensor values;  // defined only where it is not the tensor itself
+
+  explicit Subject(const at::Tensor& tensor) {
+    const c10::ScalarType dtype = tensor.scalar_type();
+    const std::optional<FloatFormat> known = float_format(dtype);
+    if (!known) {
+      skip = c10::isQIntType(dtype) ? Skip::kQuantized : Skip::kNotFloating;
+      return;
+    }
+    format = *known;
+    const bool wrapped = tensor.unsafeGetTensorImpl()->key_set().has_any(kWrapperKeys);
+    if (!wrapped && is_container(tensor)) values = values_of(tensor);
+    const c10::TensorImpl& impl = *look_at(tensor).unsafeGetTensorImpl();
+    skip = reason_to_skip(impl);
+    if (skip != Skip::kNone) return;
+    if (impl.numel() == 0) {
+      skip = Skip::kEmpty;
+    } else if (impl.unsafe_storage().data() == nullptr) {
+      skip = Skip::kUnallocated;
+    }
+  }
+
+  const at::Tensor& look_at(const at::Tensor& tensor) const { return values.defined() ? values : tensor; }
+};
+
+// Calls visit(first word, words) for runs of memory that hold every element of the tensor at least once; ends
+// early and returns false once visit does.
+template <typename Visit>
+bool for_each_span(const at::Tensor& tensor, const FloatFormat& format, Visit&& visit) {
+  const auto* base = static_cast<const char*>(tensor.const_data_ptr());
+  if (tensor.is_non_overlapping_and_dense()) {
+    return visit(base, tensor.numel() * format.words_per_element);
+  }
+  const StridedView view(tensor.sizes(), tensor.strides());
+  return view.for_each_run([&](int64_t offset) {
+    const char* run = base + offset * format.element_bytes();
+    if (view.inner_stride() == 1) return visit(run, view.run_length() * format.words_per_element);
+    for (int64_t i = 0; i < view.run_length(); ++i) {
+      if (!visit(run + i * view.inner_stride() * format.element_bytes(), int64_t{format.words_per_element})) {
+        return false;
+      }
+    }
+    return true;
+  });
+}
+
+// Takes one real component at a time.
+class CensusTaker {
+ public:
+  explicit CensusTaker(Census& census) : census_(census) {}
+
+  // `parts` holds the one or two components of an element; true if the element is finite.
+  bool element(const double* parts, int count) {
+    bool nan = false;
+    int inf_sign = 0;
+    for (int i = 0; i < count; ++i) {
+      if (std::isnan(parts[i])) {
+        nan = true;
+      } else if (std::isinf(parts[i])) {
+        if (inf_sign == 0) inf_sign = parts[i] > 0 ? 1 : -1;
+      } else {
+        widen(parts[i]);
+      }
+    }
+    if (nan) {
+      ++census_.tally.nan;
+    } else if (inf_sign != 0) {
+      ++(inf_sign > 0 ? census_.tally.posinf : census_.tally.neginf);
+    }
+    return !nan && inf_sign == 0;
+  }
+
+ private:
+  void widen(double x) {
+    Tally& t = census_.tally;
+    if (!t.min || x < *t.min) t.min = x;
+    if (!t.max || x > *t.max) t.max = x;
+    if (!t.absmax || std::abs(x) > *t.absmax) t.absmax = std::abs(x);
+  }
+
+  Census& census_;
+};
+
+template <typename Real>
+void take_strided_census(const at::Tensor& tensor, int parts, Census& census) {
+  const auto* base = static_cast<const Real*>(tensor.const_data_ptr());
+  const auto sizes = tensor.sizes();
+  const auto strides = tensor.strides();
+  std::vector<int64_t> index(sizes.size(), 0);
+  CensusTaker taker(census);
+  int64_t offset = 0;
+  for (int64_t left = tensor.numel(); left > 0; --left) {
+    double components[2] = {};
+    for (int i = 0; i < parts; ++i) components[i] = static_cast<double>(base[offset * parts + i]);
+    const bool finite = taker.element(components, parts);
+    if (!finite && census.tally.nonfinite() == 1) census.first_index = index;
+    for (size_t d = sizes.size(); d-- > 0;) {
+      offset += strides[d];
+      if (++index[d] < sizes[d]) break;
+      offset -= strides[d] * sizes[d];
+      index[d] = 0;
+    }
+  }
+}
+
+}  // namespace
+
+const char* name_of(Skip skip) {
+  static constexpr std::array<const char*, static_cast<size_t>(Skip::kCount)> kNames = {
+      "none",        "not floating point", "empty",      "meta",   "fake",        "python subclass",
+      "functorch",   "quantized",          "zero tensor", "opaque", "unallocated", "device",
+      "in a collective",
+  };
+  return kNames[static_cast<size_t>(skip)];
+}
+
+at::Tensor readable(const at::Tensor& tensor) {
+  const Subject subject(tensor);
+  return subject.skip == Skip::kNone ? subject.look_at(tensor) : at::Tensor();
+}
+
+Verdict check_finite(const at::Tensor& tensor) {
+  const Subject subject(tensor);
+  if (subject.skip != Skip::kNone) return {subject.skip, true, 0};
+  const at::Tensor& values = subject.look_at(tensor);
+  const bool finite = for_each_span(values, subject.format, [&](const char* data, int64_t words) {
+    return all_finite(data, words, subject.format);
+  });
+  return {Skip::kNone, finite, values.numel() * subject.format.element_bytes()};
+}
+
+Kinds Census::kinds() const {
+  Kinds kinds;
+  if (tally.nan > 0) kinds |= Kinds::of_nan();
+  if (tally.posinf > 0) kinds |= Kinds::of_posinf();
+  if (tally.neginf > 0) kinds |= Kinds::of_neginf();
+  return kinds;
+}
+
+Kinds kinds_of(const at::Tensor& tensor) {
+  const Subject subject(tensor);
+  Kinds kinds;
+  if (subject.skip != Skip::kNone) return kinds;
+  for_each_span(subject.look_at(tensor), subject.format, [&](const char* data, int64_t words) {
+    kinds |= kinds_in(data, words, subject.format);
+    return true;
+  });
+  return kinds;
+}
+
+Census take_census(const at::Tensor& tensor) {
+  Census census;
+  const Subject subject(tensor);
+  if (subject.skip != Skip::kNone) return census;
+  const at::Tensor& values = subject.look_at(tensor);
+  const int parts = subject.format.words_per_element;
+  switch (values.scalar_type()) {
+    case c10::ScalarType::Half:
+    case c10::ScalarType::ComplexHalf:
+      take_strided_census<c10::Half>(values, parts, census);
+      break;
+    case c10::ScalarType::BFloat16:
+      take_strided_census<c10::BFloat16>(values, parts, census);
+      break;
+    case c10::ScalarType::Double:
+    case c10::ScalarType::ComplexDouble:
+      take_strided_census<double>(values, parts, census);
+      break;
+    case c10::ScalarType::Float8_e5m2:
+      take_strided_census<c10::Float8_e5m2>(values, parts, census);
+      break;
+    case c10::ScalarType::Float8_e4m3fn:
+      take_strided_census<c10::Float8_e4m3fn>(values, parts, census);
+      break;
+    case c10::ScalarType::Float8_e5m2fnuz:
+      take_strided_census<c10::Float8_e5m2fnuz>(values, parts, census);
+      break;
+    case c10::ScalarType::Float8_e4m3fnuz:
+      take_strided_census<c10::Float8_e4m3fnuz>(values, parts, census);
+      break;
+    case c10::ScalarType::Float8_e8m0fnu:
+      take_strided_census<c10::Float8_e8m0fnu>(values, parts, census);
+      break;
+    default:
+      take_strided_census<float>(values, parts, census);
+  }
+  return census;
+}
+
+}  // namespace torchnan

@@ -1,0 +1,61 @@
+// Is a tensor finite, and if not, what is in it? Reads memory directly: dispatches no operation.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <torchnan/finding.h>
+
+#include "check/kinds.h"
+
+namespace torchnan {
+
+// Why a tensor was passed by.
+enum class Skip : uint8_t {
+  kNone,
+  kNotFloating,   // its dtype cannot hold a NaN
+  kEmpty,         // no elements
+  kMeta,          // no data by nature
+  kFake,          // a FakeTensor: no data by nature
+  kSubclass,      // a Python subclass: the operations inside it are seen on their own
+  kFunctorch,     // wrapped by vmap, grad, jvp or functionalize: likewise
+  kQuantized,
+  kZeroTensor,    // zeros by definition, without memory
+  kOpaque,        // no strided memory: mkldnn, xla
+  kUnallocated,   // its storage has been freed or not yet filled
+  kDevice,        // on a device torchnan cannot read
+  kCollective,    // still being written by a collective
+  kCount,
+};
+const char* name_of(Skip skip);
+
+struct Verdict {
+  Skip skip = Skip::kNone;
+  bool finite = true;
+  int64_t bytes = 0;  // looked at
+};
+
+// The tensor whose memory tells about `tensor`: itself, or the values of a sparse or nested one. Undefined if the
+// tensor is to be passed by.
+at::Tensor readable(const at::Tensor& tensor);
+
+// Sparse and nested tensors are judged by their values.
+Verdict check_finite(const at::Tensor& tensor);
+
+// Which kinds a tensor holds; none for a tensor that check_finite() would pass by.
+Kinds kinds_of(const at::Tensor& tensor);
+
+// Everything the report tells about a tensor's values, in the logical order of its elements (for sparse and
+// nested tensors: of their values). A complex element counts as NaN if either part is one, as Inf if none is and
+// either part is infinite, with the sign of the first infinite part; its range is that of both parts.
+struct Census {
+  Tally tally;
+  std::vector<int64_t> first_index;  // of the first non-finite element
+  Kinds kinds() const;
+};
+Census take_census(const at::Tensor& tensor);
+
+}  // namespace torchnan

@@ -1,0 +1,67 @@
+// What is known of the program that is being watched: where it is, what belongs to which module, what it still holds.
+// The core knows nothing of languages; a host (Python) plugs in.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/StorageImpl.h>
+
+#include <torchnan/export.h>
+#include <torchnan/finding.h>
+
+namespace torchnan {
+
+class Watch;
+
+// A call stack, interned: equal stacks have equal ids. 0 stands for "not known".
+using SiteId = uint32_t;
+
+// Where an operation ran, as far as it is known without resolving anything.
+struct Site {
+  SiteId live = 0;     // the stack at the moment of the operation
+  SiteId forward = 0;  // in the backward pass: the stack of the forward operation that made the node
+  std::string node;    // "LogBackward0", empty outside the backward pass
+  bool grad_mode = false;
+  uint64_t thread = 0;
+  int64_t step = 0;
+};
+
+// A site in the words of the report.
+struct Place {
+  std::vector<Frame> stack;
+  std::optional<std::string> module;
+  Phase phase = Phase::kForward;
+};
+
+struct Owner {
+  bool is_buffer = false;
+  std::string name;
+};
+
+class TORCHNAN_API Program {
+ public:
+  virtual ~Program() = default;
+
+  // The stack of this thread. Called for every operation that makes a backward node: takes no lock and allocates
+  // nothing for a stack it has seen before.
+  virtual SiteId capture() noexcept = 0;
+
+  // The rest is called only when there is something to report.
+  virtual Place place(const Site& site, const Watch& watch) = 0;
+
+  // The module parameter or buffer with this storage: of the watch's model, or of a module on the stack of `use`.
+  virtual std::optional<Owner> owner(const c10::StorageImpl* storage, SiteId use, const Watch& watch) = 0;
+
+  // Of these tensors, the positions of those that the program itself still holds, rather than a backward graph.
+  virtual std::vector<size_t> held(const std::vector<at::Tensor>& tensors) = 0;
+};
+
+// The host's program; without a host one of which nothing is known.
+TORCHNAN_API Program& program();
+TORCHNAN_API void plug_in(Program* host);  // must live until the process ends
+
+}  // namespace torchnan

@@ -1,0 +1,139 @@
+// A finding: one reported fact about a non-finite value, as the log, the report and the exception carry it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <torchnan/export.h>
+
+namespace torchnan {
+
+// How serious: an error did harm, a warning was never used, a note is for the record.
+enum class Level { kError, kWarning, kNote };
+
+// What was first made at the origin. An output that holds both counts as a NaN.
+enum class Kind { kNaN, kInf };
+
+// Where the value came from.
+enum class Origin {
+  kOp,         // an operation made it from finite inputs
+  kInput,      // it came in with data that no watched operation has written
+  kParameter,  // a parameter of a module held it
+  kBuffer,     // a buffer of a module held it
+  kUninit,     // memory that an empty() gave out and nobody wrote
+  kForeign,    // written outside the dispatcher: NumPy view, Triton kernel, C extension
+};
+
+enum class Phase { kForward, kBackward, kOptimizer };
+
+// A source line. File names are as the program has them.
+struct Frame {
+  std::string file;
+  int64_t line = 0;
+  std::string function;
+};
+
+// What a tensor held: counts of elements, and the range of its finite ones (absent if there are none).
+struct Tally {
+  int64_t nan = 0;
+  int64_t posinf = 0;
+  int64_t neginf = 0;
+  std::optional<double> min;
+  std::optional<double> max;
+  std::optional<double> absmax;
+
+  int64_t nonfinite() const { return nan + posinf + neginf; }
+};
+
+// One tensor argument of the operation, by its name in the schema ("self", "tensors[3]").
+struct InputSummary {
+  std::string name;
+  std::string dtype;
+  std::vector<int64_t> shape;
+  Tally tally;
+  bool overwritten = false;  // the operation wrote over it: the tally could not be taken
+  std::string constant;      // where a non-finite constant in it was written: "train.py:12"
+};
+
+// One operation on the way from the origin to the harm.
+struct LineageStep {
+  std::string op;
+  std::string file;
+  int64_t line = 0;
+};
+
+// What the value did.
+enum class HarmKind {
+  kNone,            // a warning or a note: it did none
+  kOrigin,          // when="origin": reported where it was made
+  kBackward,        // backward() or grad() was called on it
+  kGradient,        // the gradient of a leaf, about to be used by an optimizer
+  kParameter,       // written into a parameter
+  kOptimizerState,  // written into the state of an optimizer
+  kRead,            // read back by the program
+  kGuard,           // reached a guard
+  kAlive,           // still alive when detection ended
+  kUnused,          // nobody ever used it
+};
+
+struct Harm {
+  HarmKind kind = HarmKind::kNone;
+  std::string name;  // of the parameter, state entry or guard, if it has one
+  std::string file;
+  int64_t line = 0;
+};
+
+struct Finding {
+  static constexpr int kSchemaVersion = 1;
+
+  Level level = Level::kError;
+  Kind kind = Kind::kNaN;
+  Origin origin = Origin::kOp;
+  Phase phase = Phase::kForward;
+
+  std::string op;       // "aten::log"; the allocating op for kUninit; the first reader for other external values
+  std::string overload; // "Tensor"
+  int64_t output = 0;   // which of its outputs
+  std::string node;     // "LogBackward0" in the backward pass, else empty
+  std::optional<std::string> module;  // dotted path, "" is the root, absent outside every module
+  std::string name;     // of the parameter or buffer
+  std::vector<Frame> stack;           // the user's frame first; in backward that of the forward call
+
+  std::optional<int64_t> step;
+  std::optional<int64_t> rank;
+  uint64_t thread = 0;  // of the operating system
+  std::string device;
+  std::string dtype;
+  std::vector<int64_t> shape;
+  std::vector<int64_t> strides;
+  int64_t nan = 0;
+  int64_t posinf = 0;
+  int64_t neginf = 0;
+  std::vector<int64_t> first_index;   // of the first non-finite element, in logical order
+
+  std::vector<InputSummary> inputs;
+  std::vector<LineageStep> lineage;
+  int64_t lineage_omitted = 0;        // steps left out before the last one
+  Harm harm;
+  std::string hint;                   // one factual sentence, or empty
+  int64_t repeats = 0;                // how many more times the same was found
+};
+
+TORCHNAN_API const char* name_of(Level level);
+TORCHNAN_API const char* name_of(Kind kind);
+TORCHNAN_API const char* name_of(Origin origin);
+TORCHNAN_API const char* name_of(Phase phase);
+TORCHNAN_API const char* name_of(HarmKind kind);
+
+// "backward() was called on it (train.py:88)".
+TORCHNAN_API std::string describe(const Harm& harm);
+
+// The one-screen report: no control characters, nothing but what the finding holds.
+TORCHNAN_API std::string to_text(const Finding& finding);
+
+// One line of strict JSON, without the line break: non-finite numbers are strings.
+TORCHNAN_API std::string to_json(const Finding& finding);
+
+}  // namespace torchnan

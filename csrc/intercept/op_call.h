@@ -1,0 +1,46 @@
+// One intercepted call, from its arguments to the verdict on what it wrote.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
+#include <c10/util/SmallVector.h>
+
+#include "intercept/op_plan.h"
+#include "watch/thread_state.h"
+#include "origin/attribution.h"
+
+namespace torchnan {
+
+// Lives on the stack of the call. In a healthy call it allocates nothing and takes no lock.
+class OpCall {
+ public:
+  OpCall(const c10::OperatorHandle& op, const OpPlan& plan, c10::DispatchKeySet below, torch::jit::Stack* stack,
+         ThreadState& thread, Watch& watch);
+
+  void run();
+
+ private:
+  bool watches_this_pass() const;
+  CallFacts facts() const;
+  void note_call_site();
+  void keep_arguments();
+  void look_at_arguments();
+  void look_at_argument(const at::Tensor& argument, bool overwritten);
+  void redispatch();
+  void look_at_results();
+  void look_at_result(const at::Tensor& result, int64_t output);
+
+  const c10::OperatorHandle& op_;
+  const OpPlan& plan_;
+  const c10::DispatchKeySet below_;
+  torch::jit::Stack* const stack_;
+  ThreadState& thread_;
+  Watch& watch_;
+
+  c10::SmallVector<c10::IValue, 8> kept_;  // the plan's kept_arguments
+  c10::SmallVector<BadArgument, 2> bad_arguments_;
+  c10::SmallVector<Result, 2> bad_results_;
+};
+
+}  // namespace torchnan

@@ -1,0 +1,56 @@
+// What to do about one operator: computed once from its schema, then only read.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/SmallVector.h>
+
+namespace torchnan {
+
+struct OpPlan {
+  enum class Course : uint8_t {
+    kDecompose,  // composite: its parts come by on their own
+    kPass,       // a view or a question about metadata: nothing is computed
+    kSite,       // a view too, but its call site is worth noting
+    kAllocate,   // gives out unwritten memory
+    kRead,       // hands a value to the program
+    kCheck,      // computes: look at what it wrote
+  };
+
+  // A tensor argument that is written to.
+  struct Written {
+    uint16_t kept;          // its place in kept_arguments
+    bool reads_old_values;  // false for out= and copy_
+    bool returned;          // also one of the returns
+  };
+
+  Course course = Course::kCheck;
+  std::string name;      // "aten::add"
+  std::string overload;  // "Tensor"
+  uint16_t arguments = 0;
+  uint16_t returns = 0;
+
+  c10::SmallVector<uint16_t, 6> kept_arguments;     // tensors, tensor lists, numbers: kept until the call is judged
+  c10::SmallVector<uint16_t, 4> checked_returns;  // freshly made, or the tensor written to
+  c10::SmallVector<Written, 4> written;
+  c10::SmallVector<std::string, 6> argument_names;
+
+  bool hands_out_memory = false;  // of the kAllocate ones: a new tensor
+  bool moves_values = false;
+  bool makes_constants = false;
+  bool scaler_test = false;
+  bool returns_early = false;
+  bool pointwise = false;
+
+  bool writes_in_place() const { return !written.empty(); }
+};
+
+OpPlan make_plan(const c10::OperatorHandle& op);
+
+// The plan of an operator; lives as long as the process. Lock-free once made. An operator that is registered
+// anew under an old name gets a new plan.
+const OpPlan& plan_of(const c10::OperatorHandle& op);
+
+}  // namespace torchnan

@@ -1,0 +1,69 @@
+#include "intercept/op_traits.h"
+
+#include <algorithm>
+#include <array>
+
+namespace torchnan {
+namespace {
+
+template <size_t N>
+bool contains(const std::array<std::string_view, N>& names, std::string_view op) {
+  return std::find(names.begin(), names.end(), op) != names.end();
+}
+
+using namespace std::string_view_literals;
+
+constexpr std::array kUnwritten = {
+    "empty"sv,          "empty_like"sv, "empty_strided"sv,   "empty_permuted"sv, "empty_quantized"sv,
+    "new_empty"sv,      "resize_"sv,    "resize_as_"sv,      "resize"sv,         "resize_as"sv,
+    "_resize_output_"sv, "set_"sv,      "_unsafe_set_"sv,    "_efficientzerotensor"sv,
+    "new_empty_strided"sv, "_empty_affine_quantized"sv, "_empty_per_channel_affine_quantized"sv,
+    "resize_as_sparse_"sv, "sparse_resize_"sv, "sparse_resize_and_clear_"sv, "_pin_memory"sv,
+};
+
+constexpr std::array kIgnoresOld = {
+    "copy_"sv,    "fill_"sv,        "zero_"sv,      "normal_"sv,    "uniform_"sv,    "random_"sv,
+    "bernoulli_"sv, "exponential_"sv, "cauchy_"sv,  "geometric_"sv, "log_normal_"sv, "_copy_from"sv,
+    "_foreach_copy_"sv, "_foreach_zero_"sv, "copy_sparse_to_sparse_"sv, "eye"sv,
+};
+
+constexpr std::array kMoves = {
+    "clone"sv,       "copy_"sv,      "copy"sv,       "cat"sv,         "stack"sv,        "_cat"sv,
+    "index"sv,       "index_select"sv, "gather"sv,   "take"sv,        "masked_select"sv, "embedding"sv,
+    "repeat"sv,      "roll"sv,       "flip"sv,       "tril"sv,        "triu"sv,         "constant_pad_nd"sv,
+    "expand_copy"sv, "view_copy"sv,  "select_copy"sv, "slice_copy"sv, "permute_copy"sv, "t_copy"sv,
+    "transpose_copy"sv, "_reshape_copy"sv, "_unsafe_view"sv, "lift_fresh"sv, "lift"sv, "lift_fresh_copy"sv,
+    "index_put_"sv,  "index_put"sv,  "_index_put_impl_"sv, "masked_fill"sv, "masked_fill_"sv, "masked_scatter"sv,
+    "masked_scatter_"sv, "where"sv,  "scatter"sv,    "scatter_"sv,    "index_copy"sv,   "index_copy_"sv,
+    "index_fill"sv,  "index_fill_"sv, "fill"sv,      "fill_"sv,       "full"sv,         "full_like"sv,
+    "new_full"sv,    "scalar_tensor"sv, "fill_diagonal_"sv, "unbind_copy"sv, "split_copy"sv, "slice_scatter"sv,
+    "select_scatter"sv, "diagonal_scatter"sv, "as_strided_scatter"sv, "select_backward"sv, "slice_backward"sv,
+    "alias_copy"sv,  "detach_copy"sv, "unfold_copy"sv, "diagonal_copy"sv, "_foreach_copy_"sv, "put"sv, "put_"sv,
+    "take_along_dim"sv, "sort"sv,    "topk"sv,       "_pad_enum"sv,   "reflection_pad1d"sv, "reflection_pad2d"sv,
+    "replication_pad1d"sv, "replication_pad2d"sv, "channel_shuffle"sv, "pixel_shuffle"sv, "pixel_unshuffle"sv,
+    "_to_dense"sv,   "complex"sv,    "rot90"sv,      "block_diag"sv,
+};
+
+constexpr std::array kConstants = {
+    "lift_fresh"sv, "scalar_tensor"sv, "full"sv, "full_like"sv, "new_full"sv, "fill_"sv, "fill"sv, "fill_diagonal_"sv,
+};
+
+constexpr std::array kArithmeticBackward = {"expand"sv, "unfold"sv, "as_strided"sv};
+
+}  // namespace
+
+bool leaves_memory_unwritten(std::string_view op) { return contains(kUnwritten, op); }
+bool hands_out_memory(std::string_view op) { return op.find("empty") != std::string_view::npos; }
+bool ignores_old_values(std::string_view op) { return contains(kIgnoresOld, op); }
+bool only_moves_values(std::string_view op) { return contains(kMoves, op); }
+bool makes_constants(std::string_view op) { return contains(kConstants, op); }
+bool is_view_with_arithmetic_backward(std::string_view op) { return contains(kArithmeticBackward, op); }
+bool reads_value_back(std::string_view op) { return op == "_local_scalar_dense"; }
+bool tests_for_loss_scaler(std::string_view op) {
+  return op == "_amp_foreach_non_finite_check_and_unscale_";
+}
+bool returns_early(std::string_view ns, std::string_view op) {
+  return ns == "c10d" || (ns == "_c10d_functional" && op != "wait_tensor");
+}
+
+}  // namespace torchnan

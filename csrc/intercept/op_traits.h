@@ -1,0 +1,36 @@
+// What an operator's name says about it that its schema does not. Data only; a new fact is a new line in the
+// .cpp. Names are without namespace and overload.
+#pragma once
+
+#include <string_view>
+
+namespace torchnan {
+
+// Gives out memory that nobody has written: what is in it says nothing.
+bool leaves_memory_unwritten(std::string_view op);
+
+// Of those, the ones that give out a new tensor: empty and its kin, but not resize_ or set_.
+bool hands_out_memory(std::string_view op);
+
+// In place, and the old values of the tensor written to play no part: copy_, fill_, normal_.
+bool ignores_old_values(std::string_view op);
+
+// Hands values on as they are: clone, cat, index. Computes nothing.
+bool only_moves_values(std::string_view op);
+
+// A value written in the program: torch.tensor(...), full(...), masks.
+bool makes_constants(std::string_view op);
+
+// A view whose backward pass computes (a sum, a scatter), so that its call site is worth knowing.
+bool is_view_with_arithmetic_backward(std::string_view op);
+
+// Hands a value to the program that runs: item().
+bool reads_value_back(std::string_view op);
+
+// GradScaler's test: it deals with what it finds.
+bool tests_for_loss_scaler(std::string_view op);
+
+// Returns before its result is written.
+bool returns_early(std::string_view ns, std::string_view op);
+
+}  // namespace torchnan

@@ -1,0 +1,48 @@
+#include "intercept/session.h"
+
+#include <stdexcept>
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "intercept/dispatch_key.h"
+#include "origin/harm.h"
+#include "origin/ledger.h"
+#include "origin/lineage.h"
+#include "watch/thread_state.h"
+
+namespace torchnan {
+
+std::shared_ptr<Watch> make_watch(Options options) {
+  const std::vector<std::string> faults = options.validate();
+  if (!faults.empty()) throw std::invalid_argument(fmt::format("{}", fmt::join(faults, "; ")));
+  install_interceptor();
+  return std::make_shared<Watch>(std::move(options));
+}
+
+void enter_watch(std::shared_ptr<Watch> watch) {
+  ThreadState& thread = ThreadState::here();
+  thread.enter(std::move(watch));
+  if (thread.scopes().size() == 1) c10::impl::tls_set_dispatch_key_included(install_interceptor(), true);
+}
+
+void leave_watch(const std::shared_ptr<Watch>& watch) {
+  ThreadState& thread = ThreadState::here();
+  thread.leave(watch);
+  if (thread.scopes().empty()) c10::impl::tls_set_dispatch_key_included(install_interceptor(), false);
+}
+
+void end_watch(const std::shared_ptr<Watch>& watch, bool judge) {
+  struct ForgetAtLast {
+    ~ForgetAtLast() {
+      if (open_scopes() > 0) return;
+      lineage().clear();
+      ledger().clear();
+    }
+  } const forget_at_last;
+  watch->close();
+  if (judge) judge_end(*watch);
+}
+
+}  // namespace torchnan

@@ -1,0 +1,123 @@
+#include "origin/harm.h"
+
+#include "check/tensor_check.h"
+#include "intercept/op_plan.h"
+#include "origin/make_finding.h"
+#include "origin/unused_results.h"
+#include "report/deliver.h"
+
+namespace torchnan {
+namespace {
+
+bool wants(const Watch& watch, Kinds kinds) {
+  return (kinds.nan() && watch.options().check_nan) || (kinds.inf() && watch.options().check_inf);
+}
+
+// Values that are there on purpose do no harm by being held or looked at, as long as nobody has computed a NaN.
+bool is_harmless(const Record& record, HarmKind kind, Kinds kinds) {
+  if (!record.root()->deliberate()) return false;
+  if (kind != HarmKind::kAlive && kind != HarmKind::kRead) return false;
+  return !kinds.nan() || record.first_computation() == nullptr;
+}
+
+Harm harm_here(HarmKind kind, std::string name, const Watch& watch) {
+  Harm harm;
+  harm.kind = kind;
+  harm.name = std::move(name);
+  Site site;
+  site.live = program().capture();
+  const Place place = program().place(site, watch);
+  if (!place.stack.empty()) {
+    harm.file = place.stack.front().file;
+    harm.line = place.stack.front().line;
+  }
+  return harm;
+}
+
+Harm harm_of_nobody() {
+  Harm harm;
+  harm.kind = HarmKind::kUnused;
+  return harm;
+}
+
+// One alarm per cause; none for what a loss scaler has dealt with.
+std::optional<Finding> accuse(Watch& watch, const Record& record, HarmKind kind, Kinds kinds, std::string name) {
+  Root& root = *record.root();
+  if (!wants(watch, kinds) || is_harmless(record, kind, kinds)) return std::nullopt;
+  if (root.excused || watch.never_judges(root.facts.op)) return std::nullopt;
+  if (root.reported.exchange(true)) return std::nullopt;
+  return make_finding(record, Level::kError, harm_here(kind, std::move(name), watch), watch);
+}
+
+void judge(Watch& watch, const Record& record, HarmKind kind, Kinds kinds, std::string name = "") {
+  if (auto finding = accuse(watch, record, kind, kinds, std::move(name))) deliver(watch, std::move(*finding));
+}
+
+std::string parameter_name(const Watch& watch, const at::Tensor& tensor) {
+  const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  if (const auto named = watch.named_owner(storage)) return named->name;
+  const auto owner = program().owner(storage, program().capture(), watch);
+  return owner ? owner->name : "";
+}
+
+bool is_parameter(const at::Tensor& tensor) { return tensor.requires_grad() && tensor.is_leaf(); }
+
+}  // namespace
+
+void judge_before(const CallFacts& call, c10::ArrayRef<BadArgument> bad_arguments) {
+  for (const BadArgument& argument : bad_arguments) {
+    argument.record->root()->used = true;
+    if (call.plan.course == OpPlan::Course::kRead) {
+      judge(call.watch, *argument.record, HarmKind::kRead, argument.kinds);
+    } else if (call.plan.scaler_test) {
+      argument.record->root()->excused = true;
+    } else if (is_parameter(argument.tensor) && argument.record->root()->source == Root::Source::kOperation) {
+      judge(call.watch, *argument.record, HarmKind::kParameter, argument.kinds,
+            parameter_name(call.watch, argument.tensor));
+    }
+  }
+}
+
+void judge_result(const CallFacts& call, const Result& result, const Lineage::RecordPtr& record) {
+  const Kinds kinds = kinds_of(result.tensor);
+  if (call.watch.options().when == When::kOrigin && record->steps().empty() && !record->root()->deliberate()) {
+    judge(call.watch, *record, HarmKind::kOrigin, kinds);
+  }
+  if (is_parameter(result.tensor)) {
+    judge(call.watch, *record, HarmKind::kParameter, kinds, parameter_name(call.watch, result.tensor));
+  }
+}
+
+void judge_tensors(Watch& watch, HarmKind kind, c10::ArrayRef<at::Tensor> tensors,
+                   const std::vector<std::string>& names) {
+  if (!lineage().in_use()) return;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (!tensors[i].defined()) continue;
+    const at::Tensor tensor = readable(tensors[i]);
+    if (!tensor.defined()) continue;
+    const auto record = lineage().find(tensor);
+    if (record == nullptr) continue;
+    const Kinds kinds = kinds_of(tensor);
+    if (kinds.any()) judge(watch, *record, kind, kinds, i < names.size() ? names[i] : "");
+  }
+}
+
+void judge_end(Watch& watch) {
+  const std::vector<Lineage::Alive> alive = lineage().alive();
+  std::vector<at::Tensor> tensors;
+  for (const Lineage::Alive& one : alive) tensors.push_back(one.tensor);
+  std::vector<Finding> findings;
+  for (const size_t i : program().held(tensors)) {
+    if (alive[i].record->root()->watch.lock().get() != &watch) continue;
+    if (auto error = accuse(watch, *alive[i].record, HarmKind::kAlive, kinds_of(tensors[i]), "")) {
+      findings.push_back(std::move(*error));
+    }
+  }
+  for (const Lineage::RecordPtr& record : take_unused(watch)) {
+    if (!wants(watch, record->root()->kinds) || watch.never_judges(record->root()->facts.op)) continue;
+    findings.push_back(make_finding(*record, Level::kWarning, harm_of_nobody(), watch));
+  }
+  deliver_all(watch, std::move(findings));
+}
+
+}  // namespace torchnan

@@ -1,0 +1,83 @@
+// Which tensors are non-finite right now, and why. Empty in a healthy run.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <torchnan/export.h>
+
+#include "origin/record.h"
+
+namespace torchnan {
+
+// Non-finite values by the storage that holds them. Keeps no tensor alive: an entry ends with its storage, is
+// moved or dropped when an operation writes over it, and an address is never taken for another's.
+class TORCHNAN_API Lineage {
+ public:
+  using RecordPtr = std::shared_ptr<const Record>;
+
+  bool in_use() const noexcept { return size_.load(std::memory_order_relaxed) != 0; }
+  size_t size() const noexcept { return size_.load(std::memory_order_relaxed); }
+
+  // The record of the values of `tensor`, which the caller knows to be non-finite; null if nobody saw them made.
+  // Where several causes meet, the one that is not deliberate, and of those the oldest.
+  RecordPtr find(const at::Tensor& tensor) const;
+
+  // Whether anything in the storage of `tensor` is remembered.
+  bool knows(const at::Tensor& tensor) const;
+
+  void remember(const at::Tensor& tensor, RecordPtr record);
+
+  // `tensor` has been written and is finite now: forgets what that overwrote.
+  void settle(const at::Tensor& tensor);
+
+  struct Alive {
+    at::Tensor tensor;
+    RecordPtr record;
+  };
+  // What is still alive and still non-finite.
+  std::vector<Alive> alive() const;
+
+  // Drops entries whose storage has died, handing their records over.
+  void sweep(const std::function<void(const RecordPtr&)>& died);
+  void clear();
+
+ private:
+  // A tensor as it was when it was remembered, without keeping its storage alive.
+  struct Region {
+    c10::ScalarType dtype;
+    c10::DispatchKeySet keys;
+    std::vector<int64_t> sizes;
+    std::vector<int64_t> strides;
+    int64_t offset = 0;      // elements
+    int64_t begin = 0;       // bytes: the span of its elements
+    int64_t end = 0;
+    bool dense = false;
+    RecordPtr record;
+  };
+  struct Entry {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    std::vector<Region> regions;
+  };
+
+  static Region region_of(const at::Tensor& tensor, RecordPtr record);
+  static at::Tensor tensor_of(const Region& region, c10::intrusive_ptr<c10::StorageImpl> storage);
+
+  static constexpr size_t kMaxRegions = 64;  // of one storage; beyond it the oldest gives way
+
+  mutable std::mutex mutex_;  // never held while a Python object or a storage may be released
+  std::unordered_map<const c10::StorageImpl*, Entry> entries_;
+  std::atomic<size_t> size_{0};
+};
+
+// The process's lineage: tensors travel between threads and scopes.
+TORCHNAN_API Lineage& lineage();
+
+}  // namespace torchnan

@@ -1,0 +1,16 @@
+// From what is remembered of a value to what is told about it.
+#pragma once
+
+#include <torchnan/finding.h>
+
+#include "origin/record.h"
+#include "watch/watch.h"
+
+namespace torchnan {
+
+// Fills in where `site` is: stack, module, phase, node.
+void tell_place(const Site& site, const Watch& watch, Finding& finding);
+
+Finding make_finding(const Record& record, Level level, Harm harm, const Watch& watch);
+
+}  // namespace torchnan

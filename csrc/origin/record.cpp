@@ -1,0 +1,20 @@
+#include "origin/record.h"
+
+namespace torchnan {
+
+std::shared_ptr<const Record> Record::extended(Step step, bool moves_values) const {
+  auto next = std::make_shared<Record>(*this);
+  if (next->steps_.size() == kKept) {
+    next->steps_.back() = step;
+    ++next->omitted_;
+  } else {
+    next->steps_.push_back(step);
+  }
+  if (!computed_ && !moves_values) {
+    next->computed_ = true;
+    next->first_computation_ = step;
+  }
+  return next;
+}
+
+}  // namespace torchnan

@@ -1,0 +1,137 @@
+#include "python/convert.h"
+
+#include <pybind11/stl.h>
+
+#include <stdexcept>
+
+namespace py = pybind11;
+
+namespace torchnan {
+namespace {
+
+py::object finding_class(const char* name) { return py::module_::import("torchnan._finding").attr(name); }
+
+py::object or_none(const std::string& text) { return text.empty() ? py::object(py::none()) : py::str(text); }
+
+py::object to_python(const Frame& frame) {
+  return finding_class("Frame")(frame.file, frame.line, frame.function);
+}
+
+py::object to_python(const InputSummary& input) {
+  const Tally& t = input.tally;
+  return finding_class("Input")(input.name, input.dtype, py::tuple(py::cast(input.shape)), t.min, t.max, t.absmax,
+                                t.nan, t.posinf, t.neginf, input.overwritten, or_none(input.constant));
+}
+
+py::object to_python(const LineageStep& step) {
+  return finding_class("Step")(step.op, or_none(step.file), step.line);
+}
+
+py::object to_python(const Harm& harm) {
+  return finding_class("Harm")(name_of(harm.kind), or_none(harm.name), or_none(harm.file), harm.line, describe(harm));
+}
+
+template <typename T>
+py::tuple tuple_of(const std::vector<T>& items) {
+  py::tuple made(items.size());
+  for (size_t i = 0; i < items.size(); ++i) made[i] = to_python(items[i]);
+  return made;
+}
+
+}  // namespace
+
+py::object to_python(const Finding& f) {
+  py::dict fields;
+  fields["schema"] = Finding::kSchemaVersion;
+  fields["level"] = name_of(f.level);
+  fields["kind"] = name_of(f.kind);
+  fields["origin"] = name_of(f.origin);
+  fields["phase"] = name_of(f.phase);
+  fields["op"] = f.op;
+  fields["overload"] = f.overload;
+  fields["output"] = f.output;
+  fields["node"] = or_none(f.node);
+  fields["module"] = f.module;
+  fields["name"] = or_none(f.name);
+  fields["stack"] = tuple_of(f.stack);
+  fields["step"] = f.step;
+  fields["rank"] = f.rank;
+  fields["thread"] = f.thread;
+  fields["device"] = f.device;
+  fields["dtype"] = f.dtype;
+  fields["shape"] = py::tuple(py::cast(f.shape));
+  fields["strides"] = py::tuple(py::cast(f.strides));
+  fields["nan"] = f.nan;
+  fields["posinf"] = f.posinf;
+  fields["neginf"] = f.neginf;
+  fields["first_index"] = py::tuple(py::cast(f.first_index));
+  fields["inputs"] = tuple_of(f.inputs);
+  fields["lineage"] = tuple_of(f.lineage);
+  fields["lineage_omitted"] = f.lineage_omitted;
+  fields["harm"] = to_python(f.harm);
+  fields["hint"] = or_none(f.hint);
+  fields["repeats"] = f.repeats;
+  fields["_text"] = to_text(f);
+  fields["_json"] = to_json(f);
+  return finding_class("Finding")(**fields);
+}
+
+py::dict to_python(const Stats& stats) {
+  py::dict d;
+  d["ops"] = stats.ops;
+  d["checked"] = stats.checked;
+  d["bytes"] = stats.bytes;
+  d["nonfinite"] = stats.nonfinite;
+  d["findings"] = stats.findings;
+  d["repeats"] = stats.repeats;
+  d["dropped"] = stats.dropped;
+  d["call_sites"] = stats.call_sites;
+  d["internal_errors"] = stats.internal_errors;
+  d["skipped"] = stats.skipped;
+  return d;
+}
+
+Phase phase_from(const std::string& name) {
+  for (const Phase phase : {Phase::kForward, Phase::kBackward, Phase::kOptimizer}) {
+    if (name == name_of(phase)) return phase;
+  }
+  throw std::invalid_argument("no such phase: " + name);
+}
+
+HarmKind harm_kind_from(const std::string& name) {
+  for (const HarmKind kind : {HarmKind::kBackward, HarmKind::kGradient, HarmKind::kParameter,
+                              HarmKind::kOptimizerState, HarmKind::kRead, HarmKind::kGuard}) {
+    if (name == name_of(kind)) return kind;
+  }
+  throw std::invalid_argument("no such harm: " + name);
+}
+
+Options options_from(const py::dict& keywords) {
+  Options options;
+  const py::object action = keywords["action"];
+  if (py::isinstance<py::str>(action)) {
+    const auto name = action.cast<std::string>();
+    options.action = name == "raise" ? Action::kRaise : name == "warn" ? Action::kWarn : Action::kLog;
+  } else {
+    // Called from any thread, without the GIL; what is thrown becomes a C++ exception that the core counts.
+    options.callback = [callable = std::make_shared<py::object>(action)](const Finding& finding) {
+      const py::gil_scoped_acquire gil;
+      try {
+        (*callable)(to_python(finding));
+      } catch (const py::error_already_set& error) {
+        throw std::runtime_error(error.what());
+      }
+    };
+  }
+  options.check_nan = keywords["check_nan"].cast<bool>();
+  options.check_inf = keywords["check_inf"].cast<bool>();
+  options.when = keywords["when"].cast<std::string>() == "origin" ? When::kOrigin : When::kHarm;
+  options.backward = keywords["backward"].cast<bool>();
+  options.stacks = keywords["stacks"].cast<bool>();
+  options.skip_ops = keywords["skip_ops"].cast<std::vector<std::string>>();
+  options.max_findings = keywords["max_findings"].cast<int64_t>();
+  if (!keywords["log"].is_none()) options.log = keywords["log"].cast<std::string>();
+  return options;
+}
+
+}  // namespace torchnan

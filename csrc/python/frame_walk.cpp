@@ -1,0 +1,68 @@
+#include "python/frame_walk.h"
+
+#if PY_VERSION_HEX < 0x030a0000 || PY_VERSION_HEX >= 0x030e0000
+#error "torchnan reads Python's frames directly and knows those of Python 3.10 to 3.13"
+#endif
+
+#if PY_VERSION_HEX < 0x030b0000
+#include <frameobject.h>
+#else
+#define Py_BUILD_CORE
+#include <internal/pycore_frame.h>
+#undef Py_BUILD_CORE
+#endif
+
+namespace torchnan {
+namespace {
+
+#if PY_VERSION_HEX < 0x030b0000  // Objects/frameobject.c: frames are objects
+
+using Frame = PyFrameObject;
+
+Frame* innermost(PyThreadState* thread) { return thread->frame; }
+Frame* caller(Frame* frame) { return frame->f_back; }
+bool is_python_code(Frame*) { return true; }
+RawFrame describe(Frame* frame) {
+  PyObject* first = frame->f_code->co_argcount > 0 ? frame->f_localsplus[0] : nullptr;
+  return {frame->f_code, frame->f_lasti * static_cast<int>(sizeof(_Py_CODEUNIT)), first};
+}
+
+#else  // Include/internal/pycore_frame.h
+
+using Frame = _PyInterpreterFrame;
+
+Frame* caller(Frame* frame) { return frame->previous; }
+
+#if PY_VERSION_HEX < 0x030d0000
+Frame* innermost(PyThreadState* thread) { return thread->cframe->current_frame; }
+PyCodeObject* code_of(Frame* frame) { return frame->f_code; }
+bool is_python_code(Frame* frame) { return !_PyFrame_IsIncomplete(frame); }
+#else
+Frame* innermost(PyThreadState* thread) { return thread->current_frame; }
+PyCodeObject* code_of(Frame* frame) { return reinterpret_cast<PyCodeObject*>(frame->f_executable); }
+bool is_python_code(Frame* frame) {
+  return frame->owner != FRAME_OWNED_BY_CSTACK && PyCode_Check(frame->f_executable) && !_PyFrame_IsIncomplete(frame);
+}
+#endif
+
+RawFrame describe(Frame* frame) {
+  PyCodeObject* code = code_of(frame);
+  PyObject* first = code->co_argcount > 0 ? frame->localsplus[0] : nullptr;
+  return {code, _PyInterpreterFrame_LASTI(frame) * static_cast<int>(sizeof(_Py_CODEUNIT)), first};
+}
+
+#endif
+
+}  // namespace
+
+size_t walk_frames(RawFrame* frames, size_t capacity) noexcept {
+  PyThreadState* thread = PyGILState_GetThisThreadState();
+  if (thread == nullptr) return 0;
+  size_t count = 0;
+  for (Frame* frame = innermost(thread); frame != nullptr && count < capacity; frame = caller(frame)) {
+    if (is_python_code(frame)) frames[count++] = describe(frame);
+  }
+  return count;
+}
+
+}  // namespace torchnan

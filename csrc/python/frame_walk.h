@@ -1,0 +1,21 @@
+// The calling thread's Python stack, read without the GIL and without creating a Python object.
+#pragma once
+
+#include <Python.h>
+
+#include <cstddef>
+
+namespace torchnan {
+
+struct RawFrame {
+  PyCodeObject* code;  // borrowed: alive as long as the frame runs
+  int instruction;     // offset in bytes, as PyCode_Addr2Line() takes it
+  PyObject* first_local;  // borrowed: the first argument, or null
+};
+
+// Writes at most `capacity` frames, the innermost first, and returns how many. A thread that Python does not know
+// has none. Only the frames of the calling thread are touched, and only that thread can change them, so no lock is
+// needed. The layout of frames is CPython's own affair; every version has its own few lines here.
+size_t walk_frames(RawFrame* frames, size_t capacity) noexcept;
+
+}  // namespace torchnan

@@ -1,0 +1,70 @@
+// torchnan._C: the core as Python sees it.
+#include <torch/csrc/utils/pybind.h>  // first: tensors to and from Python
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/headeronly/version.h>
+
+#include "host/program.h"
+#include "intercept/dispatch_key.h"
+#include "intercept/session.h"
+#include "origin/harm.h"
+#include "origin/lineage.h"
+#include "python/convert.h"
+#include "python/python_program.h"
+#include "watch/thread_state.h"
+#include "watch/watch.h"
+
+namespace py = pybind11;
+using namespace torchnan;
+
+namespace {
+
+// The watch that this thread works for; null when nothing watches.
+std::shared_ptr<Watch> current_watch() { return ThreadState::here().shared_watch(); }
+
+void judge(const std::string& harm, const std::vector<at::Tensor>& tensors, const std::vector<std::string>& names) {
+  const auto watch = current_watch();
+  if (watch != nullptr) judge_tensors(*watch, harm_kind_from(harm), tensors, names);
+}
+
+void bind_watch(py::module_& m) {
+  py::class_<Watch, std::shared_ptr<Watch>>(m, "Watch")
+      .def(py::init([](const py::dict& keywords) { return make_watch(options_from(keywords)); }))
+      .def_property_readonly("id", [](const Watch& watch) { return reinterpret_cast<uintptr_t>(&watch); })
+      .def("findings",
+           [](const Watch& watch) {
+             py::list findings;
+             for (const Finding& finding : watch.log().findings()) findings.append(to_python(finding));
+             return findings;
+           })
+      .def("report", &Watch::report)
+      .def("stats", [](const Watch& watch) { return to_python(watch.stats()); })
+      .def("mark_step", &Watch::mark_step)
+      .def("count_step", &Watch::count_step)
+      .def("count_internal_error", &Watch::count_internal_error);
+}
+
+void bind_session(py::module_& m) {
+  const auto without_gil = py::call_guard<py::gil_scoped_release>();
+  m.def("enter_watch", &enter_watch);
+  m.def("leave_watch", &leave_watch);
+  m.def("end_watch", &end_watch, py::arg("watch"), py::arg("judge"), without_gil);
+  m.def("current_watch", &current_watch);
+  m.def("open_scopes", &open_scopes);
+  m.def("anything_nonfinite", [] { return lineage().in_use(); });
+  m.def("judge", &judge, py::arg("harm"), py::arg("tensors"), py::arg("names") = std::vector<std::string>{}, without_gil);
+  m.def("install_interceptor", [] { return static_cast<int>(install_interceptor()); });
+  m.def("interceptor_key_name", [] { return std::string(c10::toString(install_interceptor())); });
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+  m.attr("built_for_torch") = TORCH_VERSION;
+  m.def("plug_in", &plug_in_python);
+  m.def("capture", [] { return program().capture(); });
+  bind_watch(m);
+  bind_session(m);
+}

@@ -1,0 +1,137 @@
+#include <torch/csrc/utils/pybind.h>  // first: tensors to and from Python
+
+#include "python/python_program.h"
+
+#include <torch/csrc/Exceptions.h>
+
+#include "python/convert.h"
+#include "python/site_table.h"
+#include "watch/watch.h"
+
+namespace py = pybind11;
+
+namespace torchnan {
+namespace {
+
+// (code, line, module or None) per frame.
+py::list frames_of(SiteId site) {
+  py::list frames;
+  for (const SiteTable::Frame& frame : SiteTable::instance().frames(site)) {
+    const int line = PyCode_Addr2Line(reinterpret_cast<PyCodeObject*>(frame.code), frame.instruction);
+    py::object module = py::none();
+    if (frame.module != nullptr) module = py::reinterpret_borrow<py::object>(frame.module)();
+    frames.append(py::make_tuple(py::reinterpret_borrow<py::object>(frame.code), line, module));
+  }
+  return frames;
+}
+
+class PythonProgram final : public Program {
+ public:
+  explicit PythonProgram(py::object module) : module_(std::move(module)) {}
+
+  SiteId capture() noexcept override { return SiteTable::instance().capture(); }
+
+  Place place(const Site& site, const Watch& watch) override {
+    Place place;
+    if (!site.node.empty()) place.phase = Phase::kBackward;
+    ask(watch, [&] {
+      const py::tuple answer = module_.attr("place")(frames_of(site.live), frames_of(site.forward), site.node,
+                                                     site.grad_mode, reinterpret_cast<uintptr_t>(&watch));
+      for (const py::handle frame : answer[0]) {
+        const auto [file, line, function] = frame.cast<std::tuple<std::string, int64_t, std::string>>();
+        place.stack.push_back({file, line, function});
+      }
+      if (!answer[1].is_none()) place.module = answer[1].cast<std::string>();
+      place.phase = phase_from(answer[2].cast<std::string>());
+    });
+    return place;
+  }
+
+  std::optional<Owner> owner(const c10::StorageImpl* storage, SiteId use, const Watch& watch) override {
+    std::optional<Owner> owner;
+    ask(watch, [&] {
+      const py::object answer = module_.attr("owner")(reinterpret_cast<uintptr_t>(storage), frames_of(use),
+                                                      reinterpret_cast<uintptr_t>(&watch));
+      if (answer.is_none()) return;
+      const auto [is_buffer, name] = answer.cast<std::tuple<bool, std::string>>();
+      owner = Owner{is_buffer, name};
+    });
+    return owner;
+  }
+
+  std::vector<size_t> held(const std::vector<at::Tensor>& tensors) override {
+    if (tensors.empty()) return {};
+    std::vector<uintptr_t> storages;
+    for (const at::Tensor& tensor : tensors) {
+      storages.push_back(reinterpret_cast<uintptr_t>(tensor.storage().unsafeGetStorageImpl()));
+    }
+    const py::gil_scoped_acquire gil;
+    return module_.attr("held")(storages).cast<std::vector<size_t>>();
+  }
+
+ private:
+  // A question that fails leaves the answer open; the report is made without it.
+  template <typename Question>
+  void ask(const Watch& watch, Question&& question) {
+    const py::gil_scoped_acquire gil;
+    const py::error_scope keep_error;
+    try {
+      question();
+    } catch (const std::exception& error) {
+      const_cast<Watch&>(watch).count_internal_error(std::string("part of a report could not be made: ") + error.what());
+    }
+  }
+
+  py::object module_;
+};
+
+class PythonMessenger final : public Messenger {
+ public:
+  explicit PythonMessenger(py::object module) : module_(std::move(module)) {}
+
+  // torch carries a python_error through the dispatcher and through the autograd engine as it is.
+  void raise(const Finding& finding) override {
+    {
+      const py::gil_scoped_acquire gil;
+      const py::object error = module_.attr("NonFiniteError")(to_python(finding), to_text(finding));
+      PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+    }
+    python_error carried;
+    carried.persist();
+    throw carried;
+  }
+
+  void warn(const Finding& finding) noexcept override {
+    say([&] { module_.attr("warn")(to_python(finding), to_text(finding)); });
+  }
+  void warn(const std::string& text) noexcept override {
+    say([&] { module_.attr("warn_of_detector")(text); });
+  }
+
+ private:
+  // A program that makes errors of warnings gets one here too, but there is nobody to take it.
+  template <typename Words>
+  void say(Words&& words) noexcept {
+    const py::gil_scoped_acquire gil;
+    const py::error_scope keep_error;
+    try {
+      words();
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("torchnan");
+    } catch (...) {
+    }
+  }
+
+  py::object module_;
+};
+
+}  // namespace
+
+void plug_in_python(py::object program_module, py::object errors_module) {
+  SiteTable::instance().set_module_call(
+      reinterpret_cast<PyCodeObject*>(program_module.attr("module_call_code")().release().ptr()));
+  plug_in(static_cast<Program*>(new PythonProgram(std::move(program_module))));
+  plug_in(static_cast<Messenger*>(new PythonMessenger(std::move(errors_module))));
+}
+
+}  // namespace torchnan

@@ -1,0 +1,85 @@
+#include "python/site_table.h"
+
+#include <pybind11/pybind11.h>
+
+namespace torchnan {
+namespace {
+
+uint64_t mix(uint64_t h, uint64_t value) {
+  h = (h ^ value) * 0x9e3779b97f4a7c15ull;
+  return h ^ (h >> 29);
+}
+
+bool is_shutting_down() {
+#if PY_VERSION_HEX >= 0x030d0000
+  return Py_IsInitialized() == 0 || Py_IsFinalizing() != 0;
+#else
+  return Py_IsInitialized() == 0 || _Py_IsFinalizing() != 0;
+#endif
+}
+
+}  // namespace
+
+SiteTable& SiteTable::instance() {
+  static auto* made = new SiteTable;  // never destroyed: holds Python objects, and Python may be gone by then
+  return *made;
+}
+
+uint64_t SiteTable::hash(const Stack& stack, size_t depth) const noexcept {
+  uint64_t h = depth;
+  for (size_t i = 0; i < depth; ++i) {
+    const RawFrame& frame = stack[i];
+    h = mix(h, reinterpret_cast<uintptr_t>(frame.code) + static_cast<uint64_t>(frame.instruction));
+    if (is_module_call(frame)) h = mix(h, reinterpret_cast<uintptr_t>(frame.first_local));
+  }
+  return h;
+}
+
+SiteId SiteTable::capture() noexcept {
+  struct Slot {
+    uint64_t hash = 0;
+    SiteId id = 0;
+  };
+  thread_local std::array<Slot, 1024> seen;
+  Stack stack;
+  const size_t depth = walk_frames(stack.data(), stack.size());
+  if (depth == 0) return 0;
+  const uint64_t h = hash(stack, depth);
+  Slot& slot = seen[h % seen.size()];
+  if (slot.hash != h) slot = {h, intern(h, stack, depth)};
+  return slot.id;
+}
+
+SiteId SiteTable::intern(uint64_t hash, const Stack& stack, size_t depth) noexcept {
+  try {
+    {
+      const std::lock_guard lock(mutex_);
+      const auto known = ids_.find(hash);
+      if (known != ids_.end()) return known->second;
+      if (sites_.size() >= kMaxSites) return 0;
+    }
+    if (is_shutting_down()) return 0;
+    const pybind11::gil_scoped_acquire gil;
+    const pybind11::error_scope keep_error;
+    std::vector<Frame> frames;
+    frames.reserve(depth);
+    for (size_t i = 0; i < depth; ++i) {
+      PyObject* module = is_module_call(stack[i]) ? PyWeakref_NewRef(stack[i].first_local, nullptr) : nullptr;
+      if (module == nullptr) PyErr_Clear();  // something that cannot be referred to weakly
+      frames.push_back({Py_NewRef(reinterpret_cast<PyObject*>(stack[i].code)), stack[i].instruction, module});
+    }
+    const std::lock_guard lock(mutex_);
+    const auto [entry, is_new] = ids_.try_emplace(hash, static_cast<SiteId>(sites_.size()));
+    if (is_new) sites_.push_back(std::move(frames));
+    return entry->second;
+  } catch (...) {  // out of memory: the site stays unknown
+    return 0;
+  }
+}
+
+std::vector<SiteTable::Frame> SiteTable::frames(SiteId site) {
+  const std::lock_guard lock(mutex_);
+  return site < sites_.size() ? sites_[site] : std::vector<Frame>{};
+}
+
+}  // namespace torchnan

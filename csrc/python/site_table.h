@@ -1,0 +1,55 @@
+// Python call stacks, interned.
+#pragma once
+
+#include <Python.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "host/program.h"
+#include "python/frame_walk.h"
+
+namespace torchnan {
+
+// A stack seen before costs a walk and a look-up in a table of the thread's own: no lock, no GIL, no allocation. A
+// new one takes the GIL once, to keep its code objects alive and to note by weak reference the modules whose
+// __call__ is on it.
+class SiteTable {
+ public:
+  struct Frame {
+    PyObject* code;    // owned
+    int instruction;
+    PyObject* module;  // owned weak reference, or null
+  };
+
+  static SiteTable& instance();
+
+  // Frames that run this code have a module as their first argument.
+  void set_module_call(PyCodeObject* code) { module_call_ = code; }
+
+  SiteId capture() noexcept;
+
+  // With the GIL. The frames of a site, innermost first; empty for 0.
+  std::vector<Frame> frames(SiteId site);
+
+ private:
+  static constexpr size_t kMaxDepth = 96;      // frames beyond the innermost of these are left out
+  static constexpr size_t kMaxSites = 1 << 15;  // more different stacks are not told apart
+
+  using Stack = std::array<RawFrame, kMaxDepth>;
+
+  uint64_t hash(const Stack& stack, size_t depth) const noexcept;
+  SiteId intern(uint64_t hash, const Stack& stack, size_t depth) noexcept;
+  bool is_module_call(const RawFrame& frame) const noexcept { return frame.code == module_call_; }
+
+  PyCodeObject* module_call_ = nullptr;
+  std::mutex mutex_;  // never held while the GIL is awaited
+  std::unordered_map<uint64_t, SiteId> ids_;
+  std::vector<std::vector<Frame>> sites_{1};  // by id; the first stands for "not known"
+};
+
+}  // namespace torchnan

@@ -1,0 +1,12 @@
+// Why it happened, in one factual sentence, by rules over what was measured. No rule fits: no sentence.
+#pragma once
+
+#include <string>
+
+#include <torchnan/finding.h>
+
+namespace torchnan {
+
+std::string hint_for(const Finding& finding);
+
+}  // namespace torchnan

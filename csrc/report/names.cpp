@@ -1,0 +1,76 @@
+// The spelling of every enumeration, the same in the report, the log and Python.
+#include <torchnan/finding.h>
+
+namespace torchnan {
+
+const char* name_of(Level level) {
+  switch (level) {
+    case Level::kError:
+      return "error";
+    case Level::kWarning:
+      return "warning";
+    case Level::kNote:
+      return "note";
+  }
+  return "";
+}
+
+const char* name_of(Kind kind) { return kind == Kind::kNaN ? "nan" : "inf"; }
+
+const char* name_of(Origin origin) {
+  switch (origin) {
+    case Origin::kOp:
+      return "op";
+    case Origin::kInput:
+      return "input";
+    case Origin::kParameter:
+      return "parameter";
+    case Origin::kBuffer:
+      return "buffer";
+    case Origin::kUninit:
+      return "uninit";
+    case Origin::kForeign:
+      return "foreign";
+  }
+  return "";
+}
+
+const char* name_of(Phase phase) {
+  switch (phase) {
+    case Phase::kForward:
+      return "forward";
+    case Phase::kBackward:
+      return "backward";
+    case Phase::kOptimizer:
+      return "optimizer";
+  }
+  return "";
+}
+
+const char* name_of(HarmKind kind) {
+  switch (kind) {
+    case HarmKind::kNone:
+      return "none";
+    case HarmKind::kOrigin:
+      return "origin";
+    case HarmKind::kBackward:
+      return "backward";
+    case HarmKind::kGradient:
+      return "gradient";
+    case HarmKind::kParameter:
+      return "parameter";
+    case HarmKind::kOptimizerState:
+      return "optimizer_state";
+    case HarmKind::kRead:
+      return "read";
+    case HarmKind::kGuard:
+      return "guard";
+    case HarmKind::kAlive:
+      return "alive";
+    case HarmKind::kUnused:
+      return "unused";
+  }
+  return "";
+}
+
+}  // namespace torchnan

@@ -1,0 +1,33 @@
+// What one thread has counted for one watch. Written by that thread alone, read by any.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+
+#include "check/tensor_check.h"
+
+namespace torchnan {
+
+// An exact count without a locked instruction: only one thread writes it.
+class Counter {
+ public:
+  void add(int64_t n) noexcept {
+    value_.store(value_.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
+  }
+  int64_t value() const noexcept { return value_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<int64_t> value_{0};
+};
+
+struct alignas(64) Counters {
+  Counter ops;
+  Counter checked;
+  Counter bytes;
+  Counter nonfinite;
+  Counter call_sites;
+  std::array<Counter, static_cast<size_t>(Skip::kCount)> skipped;
+};
+
+}  // namespace torchnan

@@ -1,0 +1,100 @@
+#include "watch/thread_state.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+
+namespace torchnan {
+namespace {
+
+// The scopes that are open anywhere, oldest first.
+struct OpenScopes {
+  std::mutex mutex;
+  std::vector<std::shared_ptr<Watch>> scopes;
+  std::atomic<uint64_t> generation{1};  // changes with every entry and exit
+  std::atomic<int64_t> count{0};
+};
+
+OpenScopes& open() {
+  static auto* made = new OpenScopes;  // never destroyed: threads may outlive static destructors
+  return *made;
+}
+
+bool remove_last(std::vector<std::shared_ptr<Watch>>& scopes, const std::shared_ptr<Watch>& watch) {
+  const auto found = std::find(scopes.rbegin(), scopes.rend(), watch);
+  if (found == scopes.rend()) return false;
+  scopes.erase(std::next(found).base());
+  return true;
+}
+
+void close_scope(const std::shared_ptr<Watch>& watch) {
+  const std::lock_guard lock(open().mutex);
+  if (!remove_last(open().scopes, watch)) return;
+  ++open().generation;
+  --open().count;
+}
+
+}  // namespace
+
+int64_t open_scopes() { return open().count; }
+
+ThreadState::ThreadState() : id_(static_cast<uint64_t>(syscall(SYS_gettid))) {}
+
+// A thread that ends inside a scope.
+ThreadState::~ThreadState() {
+  for (const auto& watch : scopes_) close_scope(watch);
+}
+
+ThreadState& ThreadState::here() {
+  thread_local ThreadState state;
+  return state;
+}
+
+Watch* ThreadState::watch() {
+  if (!scopes_.empty()) return current_->is_open() ? current_ : nullptr;
+  const uint64_t generation = open().generation.load(std::memory_order_acquire);
+  if (adopted_at_ == generation) return current_;
+  {
+    const std::lock_guard lock(open().mutex);
+    adopted_ = open().scopes.empty() ? nullptr : open().scopes.back();
+  }
+  adopted_at_ = generation;
+  settle();
+  return current_;
+}
+
+std::shared_ptr<Watch> ThreadState::shared_watch() {
+  if (watch() == nullptr) return nullptr;
+  return scopes_.empty() ? adopted_ : scopes_.back();
+}
+
+void ThreadState::settle() {
+  Watch* before = current_;
+  current_ = scopes_.empty() ? adopted_.get() : scopes_.back().get();
+  if (current_ != before) counters_ = current_ == nullptr ? nullptr : &current_->counters_of(id_);
+}
+
+void ThreadState::enter(std::shared_ptr<Watch> watch) {
+  watch->open();
+  {
+    const std::lock_guard lock(open().mutex);
+    open().scopes.push_back(watch);
+    ++open().generation;
+    ++open().count;
+  }
+  scopes_.push_back(std::move(watch));
+  settle();
+}
+
+void ThreadState::leave(const std::shared_ptr<Watch>& watch) {
+  if (!remove_last(scopes_, watch)) return;
+  adopted_.reset();
+  adopted_at_ = 0;
+  settle();
+  close_scope(watch);
+}
+
+}  // namespace torchnan

@@ -1,0 +1,51 @@
+// Which watch a thread works for. The dispatch key travels with autograd's and jit's own threads; this follows it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <torchnan/export.h>
+
+#include "watch/watch.h"
+
+namespace torchnan {
+
+class TORCHNAN_API ThreadState {
+ public:
+  static ThreadState& here();
+
+  // The innermost watch entered by this thread; for a thread that entered none but runs on behalf of one that did,
+  // the one entered last in the process. Null if there is none: the key is a leftover.
+  Watch* watch();
+  std::shared_ptr<Watch> shared_watch();
+  Counters& counters() { return *counters_; }  // of watch(), which is not null
+
+  // All scopes of this thread, innermost last.
+  const std::vector<std::shared_ptr<Watch>>& scopes() const { return scopes_; }
+
+  void enter(std::shared_ptr<Watch> watch);
+  void leave(const std::shared_ptr<Watch>& watch);
+
+  uint64_t id() const { return id_; }
+
+  // The autograd sequence number that the last operation saw (see backward/call_site_ring.h).
+  uint64_t last_sequence = 0;
+
+ private:
+  ThreadState();
+  ~ThreadState();
+  void settle();
+
+  std::vector<std::shared_ptr<Watch>> scopes_;
+  std::shared_ptr<Watch> adopted_;
+  uint64_t adopted_at_ = 0;  // the generation of open scopes it was adopted at
+  Watch* current_ = nullptr;
+  Counters* counters_ = nullptr;
+  uint64_t id_ = 0;
+};
+
+// How many scopes are open in the process.
+TORCHNAN_API int64_t open_scopes();
+
+}  // namespace torchnan

@@ -1,0 +1,107 @@
+#include "watch/watch.h"
+
+#include <fnmatch.h>
+
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "host/messenger.h"
+
+namespace torchnan {
+
+Watch::Watch(Options options)
+    : options_(std::move(options)),
+      log_(options_.max_findings, [this](const char* what) { count_internal_error(fmt::format("writing a finding failed: {}", what)); }) {
+  if (!options_.log.empty()) log_.add_sink(json_lines_sink(options_.log));
+}
+
+bool Watch::never_judges(const std::string& op) const {
+  const size_t colons = op.find("::");
+  const std::string bare = colons == std::string::npos ? op : op.substr(colons + 2);
+  return std::any_of(options_.skip_ops.begin(), options_.skip_ops.end(), [&](const std::string& pattern) {
+    const std::string& name = pattern.find("::") == std::string::npos ? bare : op;
+    return fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+  });
+}
+
+Counters& Watch::counters_of(uint64_t thread) {
+  const std::lock_guard lock(mutex_);
+  return counters_[thread];
+}
+
+Stats Watch::stats() const {
+  Stats stats;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [thread, c] : counters_) {
+      stats.ops += c.ops.value();
+      stats.checked += c.checked.value();
+      stats.bytes += c.bytes.value();
+      stats.nonfinite += c.nonfinite.value();
+      stats.call_sites += c.call_sites.value();
+      for (size_t reason = 1; reason < c.skipped.size(); ++reason) {
+        const int64_t count = c.skipped[reason].value();
+        if (count > 0) stats.skipped[name_of(static_cast<Skip>(reason))] += count;
+      }
+    }
+  }
+  stats.findings = static_cast<int64_t>(log_.findings().size());
+  stats.repeats = log_.repeats();
+  stats.dropped = log_.dropped();
+  stats.internal_errors = internal_errors_;
+  return stats;
+}
+
+void Watch::count_internal_error(const std::string& what) noexcept {
+  ++internal_errors_;
+  try {
+    {
+      const std::lock_guard lock(mutex_);
+      if (std::find(warned_.begin(), warned_.end(), what) != warned_.end()) return;
+      warned_.push_back(what);
+    }
+    messenger().warn(fmt::format("torchnan: {}. Detection goes on; this is said once.", what));
+  } catch (...) {  // out of memory: it has been counted
+  }
+}
+
+void Watch::mark_step(int64_t k) {
+  step_ = k;
+  step_marked_ = true;
+}
+
+void Watch::count_step() {
+  if (!step_marked_) ++step_;
+}
+
+void Watch::name_tensor(const std::string& name, const at::Tensor& tensor, bool is_buffer) {
+  if (!tensor.has_storage()) return;
+  const std::lock_guard lock(mutex_);
+  named_.insert_or_assign(tensor.storage().unsafeGetStorageImpl(),
+                          NamedStorage{tensor.storage().getWeakStorageImpl(), Owner{is_buffer, name}});
+}
+
+std::optional<Owner> Watch::named_owner(const c10::StorageImpl* storage) const {
+  const std::lock_guard lock(mutex_);
+  const auto named = named_.find(storage);
+  if (named == named_.end() || named->second.storage.expired()) return std::nullopt;
+  return named->second.owner;
+}
+
+std::string Watch::report() const {
+  std::vector<Finding> findings = log_.findings();
+  if (findings.empty()) return "torchnan: nothing non-finite has done harm";
+  std::stable_sort(findings.begin(), findings.end(),
+                   [](const Finding& a, const Finding& b) { return a.level < b.level; });
+  std::vector<std::string> parts;
+  for (const Finding& finding : findings) parts.push_back(to_text(finding));
+  if (log_.dropped() > 0) {
+    parts.push_back(fmt::format("torchnan: {} more findings were counted, not kept (max_findings={})", log_.dropped(),
+                                options_.max_findings));
+  }
+  return fmt::format("{}", fmt::join(parts, "\n\n"));
+}
+
+}  // namespace torchnan

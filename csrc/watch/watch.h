@@ -1,0 +1,77 @@
+// One detection: its options, its counts, its findings. Shared by every thread that takes part.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <torchnan/export.h>
+#include <torchnan/finding.h>
+#include <torchnan/options.h>
+#include <torchnan/sink.h>
+#include <torchnan/stats.h>
+
+#include "host/program.h"
+#include "watch/counters.h"
+#include "report/finding_log.h"
+
+namespace torchnan {
+
+class TORCHNAN_API Watch : public std::enable_shared_from_this<Watch> {
+ public:
+  explicit Watch(Options options);  // the options are valid
+
+  const Options& options() const { return options_; }
+  bool wants(Kind kind) const { return kind == Kind::kNaN ? options_.check_nan : options_.check_inf; }
+  bool never_judges(const std::string& op) const;
+
+  // The block of counters that only the thread with this id writes.
+  Counters& counters_of(uint64_t thread);
+  Stats stats() const;
+  void count_internal_error(const std::string& what) noexcept;  // and warn once per cause
+
+  // A closed watch is no longer worked for, by threads that have not left it either.
+  bool is_open() const { return open_.load(std::memory_order_relaxed); }
+  void open() { open_ = true; }
+  void close() { open_ = false; }
+
+  void mark_step(int64_t k);
+  // An optimizer step has ended. Counts only while nobody marks the steps.
+  void count_step();
+  int64_t step() const { return step_; }  // 1-based
+
+  void name_tensor(const std::string& name, const at::Tensor& tensor, bool is_buffer);
+  std::optional<Owner> named_owner(const c10::StorageImpl* storage) const;
+
+  void add_sink(std::unique_ptr<Sink> sink) { log_.add_sink(std::move(sink)); }
+  // All findings as text, most serious first.
+  std::string report() const;
+  FindingLog& log() { return log_; }
+  const FindingLog& log() const { return log_; }
+
+ private:
+  struct NamedStorage {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    Owner owner;
+  };
+
+  const Options options_;
+  FindingLog log_;
+  std::atomic<bool> open_{true};
+  std::atomic<int64_t> step_{1};
+  std::atomic<bool> step_marked_{false};
+  std::atomic<int64_t> internal_errors_{0};
+  mutable std::mutex mutex_;
+  std::map<uint64_t, Counters> counters_;  // by thread; a node of a map stays where it is
+  std::unordered_map<const c10::StorageImpl*, NamedStorage> named_;
+  std::vector<std::string> warned_;
+};
+
+}  // namespace torchnan

@@ -1,0 +1,14 @@
+"""torchnan names the operation that made a NaN or an Inf: forward, backward and in the optimizer."""
+
+from torchnan._load import _C  # isort: skip - first: says why if the core cannot be loaded
+from torchnan import _environment, _errors, _program
+from torchnan._detect import detect, set_detect
+from torchnan._errors import NonFiniteError, NonFiniteWarning
+from torchnan._finding import Finding
+
+_C.plug_in(_program, _errors)
+
+__all__ = ["Finding", "NonFiniteError", "NonFiniteWarning", "detect", "set_detect"]
+
+if _environment.is_pending:
+    _environment.switch_on()

@@ -1,0 +1,184 @@
+"""Detection as a scope, and for the whole program."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from torchnan import _hooks, _options, _program
+from torchnan._finding import Finding
+from torchnan._load import _C
+
+
+class detect(contextlib.ContextDecorator):  # noqa: N801 - reads as a verb, as torch.autograd.detect_anomaly does
+    """Watches every operation, forward, backward and in the optimizer, and reports what made a NaN or an Inf.
+
+    A context manager and a decorator. Scopes nest: the innermost decides what a finding does, all keep it. The same
+    object may be entered again, also by other threads, which then take part in the same detection. Backward passes
+    started inside are watched on whatever thread they run.
+
+    Args:
+        action: what a finding of level ``"error"`` does: ``"raise"`` a :class:`torchnan.NonFiniteError` (default),
+            ``"warn"`` once per origin, ``"log"`` keep it, or a callable that is given the :class:`Finding`.
+        check_nan, check_inf: which kinds matter. Default both.
+        when: ``"harm"`` (default) reports a value where it does harm, so that what the program repairs or never
+            uses stays silent; ``"origin"`` reports it at once, at the operation that made it.
+        backward: watch the backward pass. Default ``True``.
+        stacks: keep the forward source line for the backward pass. Default ``True``.
+        model: names parameters and modules in reports; only needed where no module is on the call stack.
+        skip_ops: operator names or globs (``"aten::log"``, ``"_foreach_*"``) that are never judged.
+        max_findings: how many findings are kept; the rest is counted. Default 100.
+        log: path of a file that gets one line of strict JSON per finding, readable by its owner only.
+
+    Raises:
+        OptionError: an option that cannot be used.
+        OSError: the log cannot be written.
+        RuntimeError: this PyTorch leaves no dispatch key to watch with.
+
+    Example::
+
+        with torchnan.detect() as watch:
+            loss = model(batch).loss
+            loss.backward()
+            optimizer.step()
+    """
+
+    def __init__(
+        self,
+        *,
+        action: Any = "raise",
+        check_nan: bool = True,
+        check_inf: bool = True,
+        when: str = "harm",
+        backward: bool = True,
+        stacks: bool = True,
+        model: torch.nn.Module | None = None,
+        skip_ops: Any = (),
+        max_findings: int = 100,
+        log: Any = None,
+    ) -> None:
+        given = dict(
+            action=action,
+            check_nan=check_nan,
+            check_inf=check_inf,
+            when=when,
+            backward=backward,
+            stacks=stacks,
+            skip_ops=skip_ops,
+            max_findings=max_findings,
+            log=log,
+        )
+        options = _options.check(given)
+        if model is not None and not isinstance(model, torch.nn.Module):
+            raise _options.OptionError(f"model={model!r} cannot be used: model takes a torch.nn.Module or None.")
+        self.model = model
+        self._given = dict(given, model=model)
+        self._watch = _C.Watch(options)
+        self._lock = threading.Lock()
+        self._entries = 0
+        _program.scopes[self._watch.id] = self
+
+    # -- as a scope
+
+    def __enter__(self) -> detect:
+        with self._lock:
+            self._entries += 1
+        _hooks.install()
+        _C.enter_watch(self._watch)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._leave(judge=error is None)
+
+    def _leave(self, judge: bool) -> None:
+        _C.leave_watch(self._watch)
+        _hooks.uninstall()
+        with self._lock:
+            self._entries -= 1
+            last = self._entries == 0
+        if last:
+            _C.end_watch(self._watch, judge)
+
+    def _recreate_cm(self) -> detect:  # a decorated function is a new detection at each call
+        return type(self)(**self._given)
+
+    # -- what it has found
+
+    @property
+    def findings(self) -> list[Finding]:
+        """All findings so far, oldest first."""
+        findings: list[Finding] = self._watch.findings()
+        return findings
+
+    @property
+    def first(self) -> Finding | None:
+        """The first finding of level ``"error"``, ``None`` if there is none."""
+        return next((finding for finding in self.findings if finding.level == "error"), None)
+
+    def report(self) -> str:
+        """All findings as text, the most serious first."""
+        text: str = self._watch.report()
+        return text
+
+    def stats(self) -> dict[str, Any]:
+        """Exact counts since the detection was made.
+
+        Returns:
+            ``ops`` intercepted, tensors ``checked``, ``bytes`` read, tensors found ``nonfinite``, ``findings`` kept,
+            ``repeats`` folded, ``dropped`` beyond ``max_findings``, ``call_sites`` noted for the backward pass,
+            ``internal_errors``, and ``skipped``: tensors passed by, by reason.
+        """
+        stats: dict[str, Any] = self._watch.stats()
+        return stats
+
+    def mark_step(self, k: int) -> None:
+        """Says that training step ``k`` begins. Without it, steps are counted by the optimizer's."""
+        if not isinstance(k, int) or isinstance(k, bool):
+            raise TypeError(f"mark_step({k!r}): a step is an integer")
+        self._watch.mark_step(k)
+
+
+_program_wide: detect | None = None
+
+
+def set_detect(mode: bool, **options: Any) -> detect | None:
+    """Turns detection on or off for the whole program.
+
+    Every thread that Python starts from now on takes part, and the thread that calls this. What is still held when
+    the program ends is reported then.
+
+    Args:
+        mode: ``True`` starts a detection, in place of one that this function started before; ``False`` ends it.
+        options: those of :class:`detect`.
+
+    Returns:
+        the detection that was started, or ``None``.
+
+    Raises:
+        as :class:`detect` does; and :class:`NonFiniteError` when ending it finds that harm was done.
+    """
+    global _program_wide
+    if not isinstance(mode, bool):
+        raise TypeError(f"set_detect({mode!r}): mode is True or False")
+    started = detect(**options) if mode else None
+    end_program_wide(judge=True)
+    if started is not None:
+        started.__enter__()
+        _hooks.watch_new_threads(started)
+        _program_wide = started
+    return started
+
+
+def end_program_wide(*, judge: bool) -> None:
+    """Ends the detection that :func:`set_detect` started, if there is one."""
+    global _program_wide
+    ended, _program_wide = _program_wide, None
+    if ended is not None:
+        _hooks.watch_new_threads(None)
+        ended._leave(judge)

@@ -1,0 +1,92 @@
+"""Detection for programs that know nothing of it: ``TORCHNAN=raise python train.py``."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from torchnan import _options
+
+MODES = ("raise", "warn", "log", "1", "0")
+
+is_pending = False
+
+
+def options_from(environment: Mapping[str, str]) -> dict[str, Any] | None:
+    """The options that the variables ask for, ``None`` if detection is to stay off.
+
+    ``TORCHNAN`` is one of raise, warn, log, 1 (the same as raise), 0 (off, whatever else is set). ``TORCHNAN_<NAME>``
+    sets the option of that name.
+
+    Raises:
+        OptionError: a variable or a value that is not known.
+    """
+    mode = environment.get("TORCHNAN", "")
+    if mode not in ("", *MODES):
+        raise _options.OptionError(f"TORCHNAN={mode} cannot be used: it takes one of {', '.join(MODES)}.")
+    given = {_name(variable): _value(variable, text) for variable, text in sorted(environment.items()) if _is_ours(variable)}
+    if mode in _options.ACTIONS:
+        if given.setdefault("action", mode) != mode:
+            raise _options.OptionError(f"TORCHNAN={mode} and TORCHNAN_ACTION={given['action']} disagree: set one of them.")
+    options = _options.check(given)
+    return None if mode in ("", "0") else options
+
+
+def _is_ours(variable: str) -> bool:
+    return variable.startswith("TORCHNAN_")
+
+
+def _name(variable: str) -> str:
+    return variable[len("TORCHNAN_") :].lower()
+
+
+def _value(variable: str, text: str) -> Any:
+    known = [f"TORCHNAN_{option.upper()}" for option in _options.TABLE]
+    if variable not in known:
+        raise _options.OptionError(
+            f"there is no variable {variable}{_options.nearest(variable, known)}. Variables: TORCHNAN, {', '.join(known)}."
+        )
+    option = _options.TABLE[_name(variable)]
+    try:
+        value = option.parse(text)
+        usable = option.check(value)
+    except (KeyError, ValueError):
+        usable = False
+    if not usable:
+        raise _options.OptionError(f"{variable}={text} cannot be used: it takes {option.accepts_text}.")
+    return value
+
+
+def switch_on() -> None:
+    """Turns detection on for the whole program if the environment asks for it.
+
+    A variable that cannot be used ends the program with status 2 before it has begun: it asked for something that it
+    would not get.
+    """
+    global is_pending
+    torchnan = sys.modules["torchnan"]
+    if not hasattr(torchnan, "set_detect"):
+        is_pending = True  # `import torchnan` has imported torch, which has called us: it calls again when it is done
+        return
+    try:
+        options = options_from(os.environ)
+        if options is not None:
+            torchnan.set_detect(True, **options)
+            atexit.register(_at_end)
+    except (_options.OptionError, OSError, RuntimeError) as error:
+        print(f"torchnan: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def _at_end() -> None:
+    """Reports what is still held when the program ends; there is nobody left to raise to."""
+    from torchnan import _detect, _errors
+
+    failed = getattr(sys, "last_value", None) is not None  # the program has died of something: that is its news
+    try:
+        _detect.end_program_wide(judge=not failed)
+    except _errors.NonFiniteError as error:
+        print(error, file=sys.stderr)

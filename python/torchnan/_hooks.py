@@ -1,0 +1,172 @@
+"""The few places in PyTorch's Python where harm is done out of the dispatcher's sight. In place only while something
+is watched."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from torchnan import _program
+from torchnan._load import _C
+
+if TYPE_CHECKING:
+    from torchnan._detect import detect
+
+_lock = threading.Lock()
+_installed = 0
+_undo: list[Callable[[], None]] = []
+
+
+def install() -> None:
+    """Puts the hooks in place with the first of several scopes."""
+    global _installed
+    with _lock:
+        _installed += 1
+        if _installed > 1:
+            return
+        _let_higher_order_ops_pass()
+        _undo.append(_replace(torch.autograd, "_engine_run_backward", _judging_roots))
+        for method in ("tolist", "numpy"):
+            _undo.append(_replace(torch.Tensor, method, _judging_reads))
+        _undo.append(register_optimizer_step_pre_hook(_before_step).remove)
+        _undo.append(register_optimizer_step_post_hook(_after_step).remove)
+
+
+def uninstall() -> None:
+    """Takes them away with the last."""
+    global _installed
+    with _lock:
+        _installed -= 1
+        if _installed > 0:
+            return
+        while _undo:
+            _undo.pop()()
+
+
+def _replace(holder: Any, name: str, wrap: Callable[[Any], Any]) -> Callable[[], None]:
+    own = name in vars(holder)
+    original = getattr(holder, name)
+    setattr(holder, name, wrap(original))
+    return lambda: setattr(holder, name, original) if own else delattr(holder, name)
+
+
+# -- backward
+
+
+def _judging_roots(run_backward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(run_backward)
+    def wrapper(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if _C.anything_nonfinite():
+            _C.judge("backward", [root for root in outputs if isinstance(root, torch.Tensor)])
+        return run_backward(outputs, *args, **kwargs)
+
+    return wrapper
+
+
+# -- values read by the program; item() is an operation, these are not
+
+
+def _judging_reads(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def wrapper(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if _C.anything_nonfinite():
+            _C.judge("read", [self])
+        return method(self, *args, **kwargs)
+
+    return wrapper
+
+
+# -- optimizers
+
+
+def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+    if torch.compiler.is_compiling():
+        return None
+    _judge_gradients(optimizer)
+    return _with_judging_closure(optimizer, args, kwargs)
+
+
+def _with_judging_closure(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+    """step(closure): the gradients to judge are those that the closure leaves."""
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if not callable(closure):
+        return None
+
+    @functools.wraps(closure)
+    def judging(*inner: Any, **options: Any) -> Any:
+        loss = closure(*inner, **options)
+        _judge_gradients(optimizer)
+        return loss
+
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": judging}
+    return (args[0], judging, *args[2:]), kwargs
+
+
+def _judge_gradients(optimizer: Optimizer) -> None:
+    if not _C.anything_nonfinite() or _scaler_skips(optimizer):
+        return
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    _C.judge("gradient", [p.grad for p in parameters], _program.names(parameters))
+
+
+def _scaler_skips(optimizer: Optimizer) -> bool:
+    """A fused optimizer is told by the scaler, on the device, that this step does not count."""
+    found = getattr(optimizer, "found_inf", None)
+    return isinstance(found, torch.Tensor) and bool(found != 0)
+
+
+def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
+    watch = _C.current_watch()
+    if watch is None:
+        return
+    if _C.anything_nonfinite():
+        states = [(key, value) for state in optimizer.state.values() for key, value in state.items()]
+        tensors = [(key, value) for key, value in states if isinstance(value, torch.Tensor)]
+        _C.judge("optimizer_state", [value for _, value in tensors], [key for key, _ in tensors])
+    watch.count_step()
+
+
+# -- higher-order operators know their dispatch keys one by one, and refuse those they do not know
+
+
+def _let_higher_order_ops_pass() -> None:
+    key = torch._C._parse_dispatch_key(_C.interceptor_key_name())
+    defaults = torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
+    if key not in defaults:
+        defaults.append(key)
+    for op in torch._ops._higher_order_ops.values():
+        op.fallthrough(key)
+
+
+# -- threads: the dispatch key belongs to one
+
+_thread_run = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+
+
+def watch_new_threads(scope: detect | None) -> None:
+    """Every thread that Python starts from now on takes part in this detection; ``None`` ends that."""
+    if scope is None:
+        threading.Thread._bootstrap_inner = _thread_run  # type: ignore[attr-defined]
+        return
+    watch = scope._watch
+
+    def watched(self: threading.Thread) -> None:
+        _C.enter_watch(watch)
+        try:
+            _thread_run(self)
+        finally:
+            _C.leave_watch(watch)
+
+    threading.Thread._bootstrap_inner = watched  # type: ignore[attr-defined]

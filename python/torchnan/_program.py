@@ -1,0 +1,216 @@
+"""What the core asks about the Python program it watches: places, names, and what is still held.
+
+Every function here is called by the core, only when there is something to report.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sysconfig
+import weakref
+from collections.abc import Iterable, Iterator
+from types import CodeType
+from typing import TYPE_CHECKING
+
+import torch
+import torch.utils.checkpoint
+
+if TYPE_CHECKING:
+    from torchnan._detect import detect
+
+Line = tuple[str, int, str]  # file, line, function
+RawFrame = tuple[CodeType, int, "torch.nn.Module | None"]  # innermost first
+
+# Frames of these are how the user's code gets to an operation, not where it is called.
+_MACHINERY = tuple(
+    os.path.join(folder, "")
+    for folder in (
+        os.path.dirname(torch.__file__),
+        os.path.dirname(__file__),
+        sysconfig.get_paths()["stdlib"],
+    )
+)
+_PACKAGES = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"])
+_LOOPS = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning")
+
+_ENGINE = torch.autograd.graph._engine_run_backward.__code__
+_FUNCTION_FILE = torch.autograd.Function.apply.__func__.__code__.co_filename
+_CHECKPOINT_FILE = torch.utils.checkpoint.checkpoint.__code__.co_filename
+_OPTIMIZER_FILE = torch.optim.Optimizer.zero_grad.__code__.co_filename
+
+# Attributes by which a wrapper holds the module it wraps: no part of a name that a user would know.
+_WRAPPER_PARTS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+
+scopes: weakref.WeakValueDictionary[int, detect] = weakref.WeakValueDictionary()  # by the id of their watch
+
+
+def module_call_code() -> CodeType:
+    """The code whose first argument is the module being called."""
+    return torch.nn.Module._wrapped_call_impl.__code__
+
+
+def place(
+    live: list[RawFrame], forward: list[RawFrame], node: str, grad_mode: bool, watch: int
+) -> tuple[list[Line], str | None, str]:
+    """The user's stack, the module path and the phase of an operation.
+
+    Args:
+        live: the stack when the operation ran.
+        forward: in the backward pass, the stack of the forward call that made the node.
+        node: name of the node, empty outside the backward pass.
+        grad_mode: whether gradients were being recorded.
+        watch: id of the watch that asks.
+    """
+    if not node:
+        phase = "optimizer" if _is_optimizer_step(live, grad_mode) else "forward"
+        return _lines(live), _module_path(_modules(live), watch), phase
+    inside = _inside_engine(live)
+    if any(code.co_filename == _CHECKPOINT_FILE for code, _, _ in inside):  # the forward pass, run again
+        return _lines(inside), _module_path(_modules(inside) + _modules(forward), watch), "forward"
+    if inside and inside[-1][0].co_filename != _FUNCTION_FILE:  # a hook; Function.backward has its file last
+        return _lines(inside), _module_path(_modules(forward), watch), "backward"
+    origin = _before_function_apply(forward) if inside else forward
+    return _lines(origin or live), _module_path(_modules(origin), watch), "backward"
+
+
+def owner(storage: int, use: list[RawFrame], watch: int) -> tuple[bool, str] | None:
+    """Whether a storage belongs to a buffer (else a parameter), and its name.
+
+    Args:
+        storage: address of the StorageImpl.
+        use: the stack of the operation that read it.
+        watch: id of the watch that asks.
+    """
+    for root in _roots(_modules(use), watch):
+        for name, parameter in root.named_parameters():
+            if _storage_of(parameter) == storage:
+                return False, _clean(name)
+        for name, buffer in root.named_buffers():
+            if _storage_of(buffer) == storage:
+                return True, _clean(name)
+    return None
+
+
+def names(parameters: list[torch.nn.Parameter]) -> list[str]:
+    """The name of each parameter in whatever module of the program owns it, empty if none does."""
+    wanted = {id(parameter): "" for parameter in parameters}
+    for root in _roots_of_program():
+        for name, parameter in root.named_parameters():
+            if wanted.get(id(parameter)) == "":
+                wanted[id(parameter)] = _clean(name)
+    return [wanted[id(parameter)] for parameter in parameters]
+
+
+def _roots_of_program() -> list[torch.nn.Module]:
+    """Every module that is no other's child; models given to a detection come first."""
+    modules = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
+    children = {id(child) for module in modules for child in module.children()}
+    models = [scope.model for scope in scopes.values() if scope.model is not None]
+    return [_unwrap(m) for m in models + [m for m in modules if id(m) not in children]]
+
+
+def held(storages: list[int]) -> list[int]:
+    """Positions of the storages that a Python tensor or its gradient shows; a backward graph alone does not."""
+    wanted = set(storages)
+    visible: set[int] = set()
+    for thing in gc.get_objects():
+        if not issubclass(type(thing), torch.Tensor):  # isinstance() would run code of other objects
+            continue
+        for tensor in (thing, thing.grad if thing.is_leaf else None):
+            if tensor is not None:
+                visible.add(_storage_of(tensor))
+    visible &= wanted
+    return [i for i, storage in enumerate(storages) if storage in visible]
+
+
+def _storage_of(tensor: torch.Tensor) -> int:
+    try:
+        return tensor.untyped_storage()._cdata
+    except (NotImplementedError, RuntimeError):  # it has none
+        return 0
+
+
+def _modules(frames: Iterable[RawFrame]) -> list[torch.nn.Module]:
+    return [module for _, _, module in frames if module is not None]
+
+
+def _inside_engine(frames: list[RawFrame]) -> list[RawFrame]:
+    """The frames that the autograd engine has called: hooks, Function.backward, recomputation."""
+    for i, (code, _, _) in enumerate(frames):
+        if code is _ENGINE:
+            return frames[:i]
+    return frames  # on a thread of the engine's own
+
+
+def _before_function_apply(frames: list[RawFrame]) -> list[RawFrame]:
+    """The stack of the call to Function.apply, whose forward is on top of it."""
+    for i, (code, _, _) in enumerate(frames):
+        if code.co_filename == _FUNCTION_FILE and code.co_name == "apply":
+            return frames[i + 1 :]
+    return frames
+
+
+def _is_optimizer_step(frames: list[RawFrame], grad_mode: bool) -> bool:
+    """Whether the innermost thing going on is an optimizer's arithmetic, not a closure's forward pass."""
+    if grad_mode:
+        return False
+    for code, _, module in frames:
+        if module is not None:
+            return False
+        if code.co_filename == _OPTIMIZER_FILE and code.co_name == "wrapper":
+            return True
+    return False
+
+
+def _package_of(file: str) -> str | None:
+    for folder in _PACKAGES:
+        if file.startswith(folder + os.sep):
+            return file[len(folder) + 1 :].split(os.sep, 1)[0]
+    return None
+
+
+def _is_machinery(file: str) -> bool:
+    package = _package_of(file)
+    if package is not None and package not in ("torch", "torchnan"):
+        return package in _LOOPS
+    return file.startswith(_MACHINERY) or file.startswith("<frozen ")
+
+
+def _lines(frames: list[RawFrame]) -> list[Line]:
+    """The user's lines, innermost first; all lines if there is no user's."""
+    everything = [(code.co_filename, line or 0, getattr(code, "co_qualname", code.co_name)) for code, line, _ in frames]
+    users = [line for line in everything if not _is_machinery(line[0])]
+    return users or everything
+
+
+def _clean(path: str) -> str:
+    return ".".join(part for part in path.split(".") if part not in _WRAPPER_PARTS)
+
+
+def _unwrap(module: torch.nn.Module) -> torch.nn.Module:
+    wrappers = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
+    while isinstance(module, wrappers):
+        module = module.module
+    return module
+
+
+def _roots(modules: list[torch.nn.Module], watch: int) -> Iterator[torch.nn.Module]:
+    """Modules that names may start from: the watch's model, then the outermost on the stack inwards."""
+    scope = scopes.get(watch)
+    if scope is not None and scope.model is not None:
+        yield _unwrap(scope.model)
+    for module in reversed(modules):
+        yield _unwrap(module)
+
+
+def _module_path(modules: list[torch.nn.Module], watch: int) -> str | None:
+    """Dotted path of the innermost module; ``None`` if none was on the stack."""
+    if not modules:
+        return None
+    innermost = _unwrap(modules[0])
+    for root in _roots(modules, watch):
+        for name, module in root.named_modules(remove_duplicate=False):
+            if module is innermost:
+                return _clean(name)
+    return type(innermost).__name__  # called from a module that does not own it
