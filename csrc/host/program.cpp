@@ -14,6 +14,7 @@ class UnknownProgram final : public Program {
     if (!site.node.empty()) place.phase = Phase::kBackward;
     return place;
   }
+  bool is_loss_scaling(const Site&, const Watch&) override { return false; }
   std::optional<Owner> owner(const c10::StorageImpl*, SiteId, const Watch&) override { return std::nullopt; }
   std::vector<size_t> held(const std::vector<at::Tensor>& tensors) override {
     std::vector<size_t> all(tensors.size());

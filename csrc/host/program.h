@@ -51,6 +51,9 @@ class TORCHNAN_API Program {
   virtual SiteId capture() noexcept = 0;
 
   // The rest is called only when there is something to report.
+
+  // Whether the operation at `site` is a loss scaler's own arithmetic.
+  virtual bool is_loss_scaling(const Site& site, const Watch& watch) = 0;
   virtual Place place(const Site& site, const Watch& watch) = 0;
 
   // The module parameter or buffer with this storage: of the watch's model, or of a module on the stack of `use`.

@@ -37,12 +37,23 @@ void OpCall::run() {
     redispatch();
     return;
   }
+  if (watch_.never_judges(plan_.name, plan_.index)) {
+    run_without_judging();
+    return;
+  }
   keep_arguments();
   look_at_arguments();
   judge_before(facts(), bad_arguments_);
   redispatch();
   look_at_results();
   if (!bad_results_.empty()) attribute(facts(), bad_arguments_, bad_results_);
+}
+
+// What the call writes is taken as it comes, and remembered as such: nothing it leads to is an alarm.
+void OpCall::run_without_judging() {
+  keep_arguments();
+  redispatch();
+  for_each_result([this](const at::Tensor& result, int64_t) { ledger().note_not_judged(result, &plan_); });
 }
 
 bool OpCall::watches_this_pass() const {
@@ -104,14 +115,20 @@ void OpCall::look_at_results() {
     thread_.counters().skipped[static_cast<size_t>(Skip::kCollective)].add(1);
     return;
   }
+  for_each_result([this](const at::Tensor& result, int64_t output) { look_at_result(result, output); });
+}
+
+// Tensors that the call has written, lists counted through.
+template <typename Visit>
+void OpCall::for_each_result(Visit&& visit) {
   const size_t first = stack_->size() - plan_.returns;
   int64_t output = 0;
   for (const uint16_t r : plan_.checked_returns) {
-    for_each_tensor((*stack_)[first + r], [&](const at::Tensor& tensor) { look_at_result(tensor, output++); });
+    for_each_tensor((*stack_)[first + r], [&](const at::Tensor& tensor) { visit(tensor, output++); });
   }
   for (const OpPlan::Written& written : plan_.written) {
     if (written.returned) continue;
-    for_each_tensor(kept_[written.kept], [&](const at::Tensor& tensor) { look_at_result(tensor, output++); });
+    for_each_tensor(kept_[written.kept], [&](const at::Tensor& tensor) { visit(tensor, output++); });
   }
 }
 
@@ -134,7 +151,8 @@ void OpCall::look_at_result(const at::Tensor& result, int64_t output) {
   counters.bytes.add(verdict.bytes);
   if (!verdict.finite) {
     counters.nonfinite.add(1);
-    bad_results_.push_back({readable(result), output});
+    const at::Tensor tensor = readable(result);
+    bad_results_.push_back({tensor, kinds_of(tensor), output});
     return;
   }
   const at::Tensor tensor = readable(result);

@@ -21,6 +21,7 @@ class OpCall {
   void run();
 
  private:
+  void run_without_judging();
   bool watches_this_pass() const;
   CallFacts facts() const;
   void note_call_site();
@@ -29,6 +30,8 @@ class OpCall {
   void look_at_argument(const at::Tensor& argument, bool overwritten);
   void redispatch();
   void look_at_results();
+  template <typename Visit>
+  void for_each_result(Visit&& visit);
   void look_at_result(const at::Tensor& result, int64_t output);
 
   const c10::OperatorHandle& op_;

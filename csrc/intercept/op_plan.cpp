@@ -113,7 +113,7 @@ class PlanTable {
   }
 
  private:
-  static constexpr size_t kSlots = 1 << 14;  // PyTorch has 3,500 operators
+  static constexpr size_t kSlots = 2 * OpPlan::kMaxPlans;
   struct Slot {
     std::atomic<const void*> key{nullptr};
     std::atomic<const OpPlan*> plan{nullptr};
@@ -129,12 +129,13 @@ class PlanTable {
     for (; slots_[i].key.load(std::memory_order_relaxed) != nullptr; i = (i + 1) % kSlots) {
       if (slots_[i].key.load(std::memory_order_relaxed) == key) return *slots_[i].plan.load();
     }
-    if (plans_.size() >= kSlots / 2) {  // thousands of custom operators: the late ones are looked up under the lock
+    if (plans_.size() >= OpPlan::kMaxPlans) {  // thousands of custom operators: the late ones are looked up under the lock
       std::unique_ptr<OpPlan>& late = late_plans_[key];
       if (late == nullptr) late = std::make_unique<OpPlan>(make_plan(op));
       return *late;
     }
     plans_.push_back(std::make_unique<OpPlan>(make_plan(op)));
+    plans_.back()->index = static_cast<int>(plans_.size()) - 1;
     slots_[i].plan.store(plans_.back().get(), std::memory_order_release);
     slots_[i].key.store(key, std::memory_order_release);
     return *plans_.back();

@@ -10,6 +10,8 @@
 namespace torchnan {
 
 struct OpPlan {
+  static constexpr size_t kMaxPlans = 1 << 13;  // PyTorch has 3,500 operators
+
   enum class Course : uint8_t {
     kDecompose,  // composite: its parts come by on their own
     kPass,       // a view or a question about metadata: nothing is computed
@@ -29,6 +31,7 @@ struct OpPlan {
   Course course = Course::kCheck;
   std::string name;      // "aten::add"
   std::string overload;  // "Tensor"
+  int index = -1;        // among all plans; -1 for one beyond the table
   uint16_t arguments = 0;
   uint16_t returns = 0;
 

@@ -143,7 +143,7 @@ class Inquiry {
 
   Lineage::RecordPtr record_of(const Result& result) {
     const bool is_constant = call_.plan.makes_constants && cause_ == nullptr;
-    if (!is_constant && is_origin_of(kinds_of(result.tensor))) return origin(result);
+    if (!is_constant && is_origin_of(result.kinds)) return origin(result);
     if (cause_ != nullptr) {
       if (extended_ == nullptr) extended_ = cause_->extended({&call_.plan, site().live}, call_.plan.moves_values);
       return extended_;
@@ -167,6 +167,7 @@ class Inquiry {
       made_ = make_root(call_, Root::Source::kOperation, result.tensor);
       made_->facts.output = result.output;
       made_->facts.inputs = summarise_inputs(call_);
+      made_->excused = program().is_loss_scaling(made_->site, call_.watch);
     }
     return std::make_shared<Record>(made_);
   }
@@ -212,20 +213,25 @@ class Inquiry {
 
 }  // namespace
 
-Lineage::RecordPtr record_of_argument(const CallFacts& call, const at::Tensor& argument, Kinds kinds) {
-  if (auto known = lineage().find(argument)) return known;
+Lineage::RecordPtr external_record(const CallFacts& call, const at::Tensor& argument, Kinds kinds) {
   auto root = make_root(call, Root::Source::kExternal, argument);
   root->kinds = kinds;
   const Ledger::Note note = ledger().find(argument);
   root->foreign = note.known == Ledger::Known::kFinite;
+  root->excused = note.known == Ledger::Known::kNotJudged;
   root->scalar = argument.dim() == 0;
   root->parameter = is_parameter(argument);
   if (note.known == Ledger::Known::kUnwritten) {
     root->unwritten = true;
     root->allocation.live = note.site;
-    root->allocator = note.allocator->name;
+    root->allocator = note.maker->name;
   }
-  auto record = std::make_shared<Record>(std::move(root));
+  return std::make_shared<Record>(std::move(root));
+}
+
+Lineage::RecordPtr record_of_argument(const CallFacts& call, const at::Tensor& argument, Kinds kinds) {
+  if (auto known = lineage().find(argument)) return known;
+  auto record = external_record(call, argument, kinds);
   lineage().remember(argument, record);
   return record;
 }

@@ -27,6 +27,7 @@ struct BadArgument {
 // A non-finite tensor that a call has written.
 struct Result {
   at::Tensor tensor;
+  Kinds kinds;
   int64_t output = 0;  // which of the tensors it wrote, lists counted through
 };
 
@@ -38,8 +39,10 @@ struct CallFacts {
   uint64_t thread;
 };
 
-// The record of a bad argument. Where nobody saw the values made, they are external, and this call is their first
-// reader; that is remembered.
+// A record for values that nobody saw being made: they are external, and this call is their first reader.
+Lineage::RecordPtr external_record(const CallFacts& call, const at::Tensor& argument, Kinds kinds);
+
+// The record of a bad argument; an external one is remembered.
 Lineage::RecordPtr record_of_argument(const CallFacts& call, const at::Tensor& argument, Kinds kinds);
 
 // Finds the cause of each result and remembers it in the lineage, and judges what harm the call itself has done.

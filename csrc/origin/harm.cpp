@@ -5,6 +5,7 @@
 #include "origin/make_finding.h"
 #include "origin/unused_results.h"
 #include "report/deliver.h"
+#include "watch/thread_state.h"
 
 namespace torchnan {
 namespace {
@@ -44,7 +45,7 @@ Harm harm_of_nobody() {
 std::optional<Finding> accuse(Watch& watch, const Record& record, HarmKind kind, Kinds kinds, std::string name) {
   Root& root = *record.root();
   if (!wants(watch, kinds) || is_harmless(record, kind, kinds)) return std::nullopt;
-  if (root.excused || watch.never_judges(root.facts.op)) return std::nullopt;
+  if (root.excused) return std::nullopt;
   if (root.reported.exchange(true)) return std::nullopt;
   return make_finding(record, Level::kError, harm_here(kind, std::move(name), watch), watch);
 }
@@ -79,12 +80,11 @@ void judge_before(const CallFacts& call, c10::ArrayRef<BadArgument> bad_argument
 }
 
 void judge_result(const CallFacts& call, const Result& result, const Lineage::RecordPtr& record) {
-  const Kinds kinds = kinds_of(result.tensor);
   if (call.watch.options().when == When::kOrigin && record->steps().empty() && !record->root()->deliberate()) {
-    judge(call.watch, *record, HarmKind::kOrigin, kinds);
+    judge(call.watch, *record, HarmKind::kOrigin, result.kinds);
   }
   if (is_parameter(result.tensor)) {
-    judge(call.watch, *record, HarmKind::kParameter, kinds, parameter_name(call.watch, result.tensor));
+    judge(call.watch, *record, HarmKind::kParameter, result.kinds, parameter_name(call.watch, result.tensor));
   }
 }
 
@@ -102,6 +102,22 @@ void judge_tensors(Watch& watch, HarmKind kind, c10::ArrayRef<at::Tensor> tensor
   }
 }
 
+void judge_guard(Watch& watch, const at::Tensor& guarded, const std::string& name) {
+  const at::Tensor tensor = readable(guarded);
+  if (!tensor.defined() || check_finite(tensor).finite) return;
+  static const OpPlan* guard = [] {
+    auto* plan = new OpPlan;
+    plan->name = "torchnan::guard";
+    return plan;
+  }();
+  const Kinds kinds = kinds_of(tensor);
+  const CallFacts reader{*guard, {}, watch, ThreadState::here().id()};
+  // Outside every scope nothing is remembered: nobody would forget it again.
+  const auto record = open_scopes() > 0 ? record_of_argument(reader, tensor, kinds)
+                                        : external_record(reader, tensor, kinds);
+  judge(watch, *record, HarmKind::kGuard, kinds, name);
+}
+
 void judge_end(Watch& watch) {
   const std::vector<Lineage::Alive> alive = lineage().alive();
   std::vector<at::Tensor> tensors;
@@ -114,7 +130,7 @@ void judge_end(Watch& watch) {
     }
   }
   for (const Lineage::RecordPtr& record : take_unused(watch)) {
-    if (!wants(watch, record->root()->kinds) || watch.never_judges(record->root()->facts.op)) continue;
+    if (!wants(watch, record->root()->kinds)) continue;
     findings.push_back(make_finding(*record, Level::kWarning, harm_of_nobody(), watch));
   }
   deliver_all(watch, std::move(findings));

@@ -26,8 +26,11 @@ void judge_result(const CallFacts& call, const Result& result, const Lineage::Re
 TORCHNAN_API void judge_tensors(Watch& watch, HarmKind kind, c10::ArrayRef<at::Tensor> tensors,
                    const std::vector<std::string>& names = {});
 
+// A guard: `tensor` must be finite, whether or not anybody saw it being made.
+void judge_guard(Watch& watch, const at::Tensor& tensor, const std::string& name);
+
 // When detection ends: what the program still holds is an error, what nobody ever used a warning. All are kept
 // before the first error is acted upon.
-void judge_end(Watch& watch);
+TORCHNAN_API void judge_end(Watch& watch);
 
 }  // namespace torchnan

@@ -44,7 +44,7 @@ struct Root {
 
   std::atomic<bool> used{false};      // an operation has read it
   std::atomic<bool> reported{false};  // one alarm per cause
-  std::atomic<bool> excused{false};   // a loss scaler has dealt with it
+  std::atomic<bool> excused{false};   // a loss scaler has dealt with it, or its maker is never judged
 
   // May be there on purpose: an Inf that nobody computed, or any constant. Nobody makes a weight infinite.
   bool deliberate() const {

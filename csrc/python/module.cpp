@@ -29,9 +29,18 @@ void judge(const std::string& harm, const std::vector<at::Tensor>& tensors, cons
   if (watch != nullptr) judge_tensors(*watch, harm_kind_from(harm), tensors, names);
 }
 
+std::shared_ptr<Watch> watch_from(const py::dict& keywords) {
+  try {
+    return make_watch(options_from(keywords));
+  } catch (const std::system_error& error) {  // the log file
+    PyErr_SetObject(PyExc_OSError, py::make_tuple(error.code().value(), error.what()).ptr());
+    throw py::error_already_set();
+  }
+}
+
 void bind_watch(py::module_& m) {
   py::class_<Watch, std::shared_ptr<Watch>>(m, "Watch")
-      .def(py::init([](const py::dict& keywords) { return make_watch(options_from(keywords)); }))
+      .def(py::init(&watch_from))
       .def_property_readonly("id", [](const Watch& watch) { return reinterpret_cast<uintptr_t>(&watch); })
       .def("findings",
            [](const Watch& watch) {

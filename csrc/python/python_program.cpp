@@ -31,6 +31,12 @@ class PythonProgram final : public Program {
 
   SiteId capture() noexcept override { return SiteTable::instance().capture(); }
 
+  bool is_loss_scaling(const Site& site, const Watch& watch) override {
+    bool answer = false;
+    ask(watch, [&] { answer = module_.attr("is_loss_scaling")(frames_of(site.live)).cast<bool>(); });
+    return answer;
+  }
+
   Place place(const Site& site, const Watch& watch) override {
     Place place;
     if (!site.node.empty()) place.phase = Phase::kBackward;

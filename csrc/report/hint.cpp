@@ -68,6 +68,9 @@ std::string of_narrowing(const Finding& f) {
 }  // namespace
 
 std::string hint_for(const Finding& f) {
+  if (f.origin == Origin::kInput && f.op == "torchnan::guard") {
+    return "nothing that was watched has made it: run it under torchnan.detect() to see which operation does";
+  }
   if (f.origin != Origin::kOp) return "";
   const std::string_view op = bare(f.op);
   if (is_one_of(op, {"log", "log2", "log10"})) return of_logarithm(f);

@@ -71,6 +71,10 @@ std::string made_by(const Finding& f) {
       what = fmt::format("buffer {}, first read by {}", printable(f.name), printable(f.op));
       break;
     case Origin::kInput:
+      if (f.op == "torchnan::guard") {
+        what = "not known";
+        break;
+      }
       what = fmt::format("a tensor that came in, first read by {}", printable(f.op));
       break;
     case Origin::kUninit:

@@ -10,20 +10,33 @@
 #include "host/messenger.h"
 
 namespace torchnan {
+namespace {
+
+// A pattern without namespace is meant for the bare name: "log", "_foreach_*".
+bool matches_any(const std::vector<std::string>& patterns, const std::string& op) {
+  const size_t colons = op.find("::");
+  const std::string bare = colons == std::string::npos ? op : op.substr(colons + 2);
+  return std::any_of(patterns.begin(), patterns.end(), [&](const std::string& pattern) {
+    const std::string& name = pattern.find("::") == std::string::npos ? bare : op;
+    return fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+  });
+}
+
+}  // namespace
 
 Watch::Watch(Options options)
     : options_(std::move(options)),
+      skipped_(options_.skip_ops.empty() ? nullptr : new std::atomic<Answer>[kMaxIndex]{}),
       log_(options_.max_findings, [this](const char* what) { count_internal_error(fmt::format("writing a finding failed: {}", what)); }) {
   if (!options_.log.empty()) log_.add_sink(json_lines_sink(options_.log));
 }
 
-bool Watch::never_judges(const std::string& op) const {
-  const size_t colons = op.find("::");
-  const std::string bare = colons == std::string::npos ? op : op.substr(colons + 2);
-  return std::any_of(options_.skip_ops.begin(), options_.skip_ops.end(), [&](const std::string& pattern) {
-    const std::string& name = pattern.find("::") == std::string::npos ? bare : op;
-    return fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
-  });
+bool Watch::is_skipped(const std::string& op, int index) const {
+  const bool is_cached = index >= 0 && static_cast<size_t>(index) < kMaxIndex;
+  if (is_cached && skipped_[index] != kUnknown) return skipped_[index] == kYes;
+  const bool skipped = matches_any(options_.skip_ops, op);
+  if (is_cached) skipped_[index] = skipped ? kYes : kNo;
+  return skipped;
 }
 
 Counters& Watch::counters_of(uint64_t thread) {

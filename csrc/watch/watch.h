@@ -30,7 +30,10 @@ class TORCHNAN_API Watch : public std::enable_shared_from_this<Watch> {
 
   const Options& options() const { return options_; }
   bool wants(Kind kind) const { return kind == Kind::kNaN ? options_.check_nan : options_.check_inf; }
-  bool never_judges(const std::string& op) const;
+  // Whether skip_ops names this operator. `index` is that of its plan: the answer is worked out once.
+  bool never_judges(const std::string& op, int index) const {
+    return !options_.skip_ops.empty() && is_skipped(op, index);
+  }
 
   // The block of counters that only the thread with this id writes.
   Counters& counters_of(uint64_t thread);
@@ -62,7 +65,13 @@ class TORCHNAN_API Watch : public std::enable_shared_from_this<Watch> {
     Owner owner;
   };
 
+  bool is_skipped(const std::string& op, int index) const;
+
+  enum Answer : int8_t { kUnknown, kYes, kNo };
+  static constexpr size_t kMaxIndex = 1 << 13;
+
   const Options options_;
+  const std::unique_ptr<std::atomic<Answer>[]> skipped_;  // by index; null without skip_ops
   FindingLog log_;
   std::atomic<bool> open_{true};
   std::atomic<int64_t> step_{1};

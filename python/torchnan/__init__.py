@@ -5,10 +5,11 @@ from torchnan import _environment, _errors, _program
 from torchnan._detect import detect, set_detect
 from torchnan._errors import NonFiniteError, NonFiniteWarning
 from torchnan._finding import Finding
+from torchnan._guard import guard
 
 _C.plug_in(_program, _errors)
 
-__all__ = ["Finding", "NonFiniteError", "NonFiniteWarning", "detect", "set_detect"]
+__all__ = ["Finding", "NonFiniteError", "NonFiniteWarning", "detect", "guard", "set_detect"]
 
 if _environment.is_pending:
     _environment.switch_on()

@@ -47,7 +47,7 @@ def _value(variable: str, text: str) -> Any:
     known = [f"TORCHNAN_{option.upper()}" for option in _options.TABLE]
     if variable not in known:
         raise _options.OptionError(
-            f"there is no variable {variable}{_options.nearest(variable, known)}. Variables: TORCHNAN, {', '.join(known)}."
+            f"there is no variable {variable}.{_options.nearest(variable, known)} Variables: TORCHNAN, {', '.join(known)}."
         )
     option = _options.TABLE[_name(variable)]
     try:
@@ -77,7 +77,7 @@ def switch_on() -> None:
             torchnan.set_detect(True, **options)
             atexit.register(_at_end)
     except (_options.OptionError, OSError, RuntimeError) as error:
-        print(f"torchnan: {error}", file=sys.stderr)
+        print(f"torchnan: {_options.message_of(error)}", file=sys.stderr)
         raise SystemExit(2) from None
 
 

@@ -83,7 +83,7 @@ def check(given: dict[str, Any]) -> dict[str, Any]:
     """
     for name, value in given.items():
         if name not in TABLE:
-            raise OptionError(f"there is no option '{name}'{nearest(name, TABLE)}. Options: {', '.join(TABLE)}.")
+            raise OptionError(f"there is no option '{name}'.{nearest(name, TABLE)} Options: {', '.join(TABLE)}.")
         if not TABLE[name].check(value):
             raise OptionError(f"{name}={value!r} cannot be used: {name} takes {TABLE[name].accepts}.")
     options = {name: given.get(name, option.default) for name, option in TABLE.items()}
@@ -95,8 +95,13 @@ def check(given: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
+def message_of(error: Exception) -> str:
+    """What an error of switching on says, without the number that an OSError puts in front."""
+    return str(error.strerror) if isinstance(error, OSError) and error.strerror else str(error)
+
+
 def nearest(name: str, names: Any) -> str:
     import difflib
 
     close = difflib.get_close_matches(name, list(names), n=1)
-    return f", did you mean '{close[0]}'?" if close else ""
+    return f" Did you mean '{close[0]}'?" if close else ""

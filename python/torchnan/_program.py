@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import sysconfig
 import weakref
 from collections.abc import Iterable, Iterator
@@ -35,9 +36,10 @@ _PACKAGES = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"])
 _LOOPS = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning")
 
 _ENGINE = torch.autograd.graph._engine_run_backward.__code__
-_FUNCTION_FILE = torch.autograd.Function.apply.__func__.__code__.co_filename
-_CHECKPOINT_FILE = torch.utils.checkpoint.checkpoint.__code__.co_filename
-_OPTIMIZER_FILE = torch.optim.Optimizer.zero_grad.__code__.co_filename
+_FUNCTION_FILE = sys.modules["torch.autograd.function"].__file__
+_CHECKPOINT_FILE = sys.modules["torch.utils.checkpoint"].__file__
+_OPTIMIZER_FILE = sys.modules["torch.optim.optimizer"].__file__
+_SCALER_FILE = sys.modules["torch.amp.grad_scaler"].__file__
 
 # Attributes by which a wrapper holds the module it wraps: no part of a name that a user would know.
 _WRAPPER_PARTS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
@@ -48,6 +50,11 @@ scopes: weakref.WeakValueDictionary[int, detect] = weakref.WeakValueDictionary()
 def module_call_code() -> CodeType:
     """The code whose first argument is the module being called."""
     return torch.nn.Module._wrapped_call_impl.__code__
+
+
+def is_loss_scaling(live: list[RawFrame]) -> bool:
+    """Whether an operation is a loss scaler's own, which deals with what it makes."""
+    return bool(live) and live[0][0].co_filename == _SCALER_FILE
 
 
 def place(

@@ -1,0 +1,85 @@
+"""What a step is run under: nothing, torchnan, its peers. Each is a context manager over a workload."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import torchnan
+
+from benchmarks.workloads import Workload
+
+
+@contextlib.contextmanager
+def plain(workload: Workload) -> Iterator[None]:
+    """Loaded, but off: what every program in the environment pays."""
+    yield
+
+
+@contextlib.contextmanager
+def intercept_only(workload: Workload) -> Iterator[None]:
+    """Every operation passes the fallback; none is judged."""
+    with torchnan.detect(skip_ops=("*",), stacks=False):
+        yield
+
+
+@contextlib.contextmanager
+def detect(workload: Workload) -> Iterator[None]:
+    """The product."""
+    with torchnan.detect():
+        yield
+
+
+@contextlib.contextmanager
+def anomaly_mode(workload: Workload) -> Iterator[None]:
+    """torch.autograd.set_detect_anomaly(True)."""
+    with torch.autograd.set_detect_anomaly(True):
+        yield
+
+
+@contextlib.contextmanager
+def forward_hooks(workload: Workload) -> Iterator[None]:
+    """isfinite().all() in a hook on every module, as the tools built on hooks do."""
+
+    def check(module: torch.nn.Module, inputs: object, output: object) -> None:
+        for tensor in tree_leaves(output):
+            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                raise RuntimeError(f"not finite: output of {type(module).__name__}")
+
+    handles = [module.register_forward_hook(check) for module in workload.model.modules()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _CheckEverything(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point() and tensor.numel():
+                torch.isfinite(tensor).all().item()
+        return out
+
+
+@contextlib.contextmanager
+def dispatch_mode(workload: Workload) -> Iterator[None]:
+    """isfinite().all() of every output in a Python dispatch mode."""
+    with _CheckEverything():
+        yield
+
+
+ALL = {
+    "off": plain,
+    "off again (A/A)": plain,
+    "intercept only": intercept_only,
+    "detect()": detect,
+    "set_detect_anomaly": anomaly_mode,
+    "forward hooks": forward_hooks,
+    "Python dispatch mode": dispatch_mode,
+}

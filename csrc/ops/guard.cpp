@@ -1,0 +1,149 @@
+// torchnan::guard: a place where values and gradients must be finite.
+#include <torchnan/guard.h>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/functorch/BatchedTensorImpl.h>
+#include <ATen/ops/alias.h>
+#include <ATen/ops/empty_like.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/library.h>
+
+#include "origin/harm.h"
+#include "watch/thread_state.h"
+
+namespace torchnan {
+namespace {
+
+namespace autograd = torch::autograd;
+
+// The watch of the calling thread; where nothing is watched, one of the guards' own that raises.
+std::shared_ptr<Watch> watch_of_guards() {
+  if (auto watch = ThreadState::here().shared_watch()) return watch;
+  static auto* standalone = new std::shared_ptr<Watch>(std::make_shared<Watch>(Options{}));
+  return *standalone;
+}
+
+void check(const at::Tensor& x, const std::string& name) { judge_guard(*watch_of_guards(), x, name); }
+
+at::Tensor call_guard_copy(const at::Tensor& x, const std::string& name) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("torchnan::_guard_copy", "")
+                             .typed<at::Tensor(const at::Tensor&, std::string_view)>();
+  return op.call(x, name);
+}
+
+// Checks the gradient and hands it on.
+class GuardBackward final : public autograd::Node {
+ public:
+  GuardBackward(std::string name, bool in_graph) : name_(std::move(name)), in_graph_(in_graph) {}
+  std::string name() const override { return "GuardBackward"; }
+
+  autograd::variable_list apply(autograd::variable_list&& gradients) override {
+    if (!gradients[0].defined()) return {at::Tensor()};
+    if (in_graph_) return {call_guard_copy(gradients[0], name_)};
+    check(gradients[0], name_);
+    return {gradients[0]};
+  }
+
+ private:
+  const std::string name_;
+  const bool in_graph_;  // the gradient may be traced too: check it by an operation
+};
+
+// Nodes are counted intrusively from PyTorch 2.13 on.
+template <typename Node, typename Base = autograd::Node, typename... Args>
+auto make_node(Args&&... args) {
+  if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, Base>) {
+    return c10::make_intrusive<Node>(std::forward<Args>(args)...);
+  } else {
+    const auto destroy = [](Base* node) { deleteNode(node); };  // of torch::autograd: does not recurse
+    return std::shared_ptr<Node>(new Node(std::forward<Args>(args)...), destroy);
+  }
+}
+
+// Whether a tensor stands for another, or for none: being traced, vmapped, differentiated by functorch.
+bool is_wrapped(const at::Tensor& x) {
+  static constexpr c10::DispatchKeySet kWrappers({
+      c10::DispatchKey::Python,
+      c10::DispatchKey::Functionalize,
+      c10::DispatchKey::FuncTorchBatched,
+      c10::DispatchKey::FuncTorchGradWrapper,
+  });
+  return x.key_set().has_any(kWrappers) || x.is_meta();
+}
+
+// A view, as the program asked for, with a node of our own in front of the view's.
+at::Tensor guard_view(const at::Tensor& x, const std::string& name) {
+  check(x, name);
+  at::Tensor out = at::alias(x);
+  if (!out.requires_grad()) return out;
+  auto node = make_node<GuardBackward>(name, false);
+  node->add_next_edge(autograd::impl::gradient_edge(out));
+  autograd::set_history(out, node);
+  return out;
+}
+
+// The form that a graph can hold: an operator that returns its argument could not be compiled, so it copies.
+at::Tensor guard_copy_kernel(const at::Tensor& x, std::string_view name) {
+  check(x, std::string(name));
+  return x.clone();
+}
+
+at::Tensor guard_copy_meta(const at::Tensor& x, std::string_view) { return at::empty_like(x); }
+
+at::Tensor guard_copy_autograd(const at::Tensor& x, std::string_view name) {
+  at::Tensor out = [&] {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return call_guard_copy(x, std::string(name));
+  }();
+  if (autograd::compute_requires_grad(x)) {
+    auto node = make_node<GuardBackward>(std::string(name), true);
+    node->set_next_edges(autograd::collect_next_edges(x));
+    autograd::set_history(out, node);
+  }
+  if (x._fw_grad(0).defined()) out._set_fw_grad(x._fw_grad(0), 0, /*is_inplace_op=*/false);
+  return out;
+}
+
+at::Tensor guard_copy_batched(const at::Tensor& x, std::string_view name) {
+  const auto* batched = at::functorch::maybeGetBatchedImpl(x);
+  const c10::impl::ExcludeDispatchKeyGuard unwrapped(c10::DispatchKey::FuncTorchBatched);
+  return at::functorch::makeBatched(call_guard_copy(batched->value(), std::string(name)), batched->bdim(),
+                                    batched->level());
+}
+
+at::Tensor guard_op(const at::Tensor& x, std::string_view name) { return guard(x, std::string(name)); }
+
+std::vector<at::Tensor> guard_list_op(at::TensorList xs, std::string_view name) {
+  std::vector<at::Tensor> out;
+  for (const at::Tensor& x : xs) out.push_back(guard(x, std::string(name)));
+  return out;
+}
+
+}  // namespace
+
+at::Tensor guard(const at::Tensor& x, const std::string& name) {
+  return is_wrapped(x) ? call_guard_copy(x, name) : guard_view(x, name);
+}
+
+TORCH_LIBRARY_FRAGMENT(torchnan, m) {
+  m.def("guard(Tensor(a) x, str name=\"\") -> Tensor(a)");
+  m.def("guard.list(Tensor[] x, str name=\"\") -> Tensor[]");
+  m.def("_guard_copy(Tensor x, str name) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(torchnan, CompositeImplicitAutograd, m) {
+  m.impl("guard", &guard_op);
+  m.impl("guard.list", &guard_list_op);
+}
+TORCH_LIBRARY_IMPL(torchnan, FuncTorchBatchedDecomposition, m) {
+  m.impl("guard", &guard_op);
+  m.impl("guard.list", &guard_list_op);
+}
+TORCH_LIBRARY_IMPL(torchnan, CompositeExplicitAutograd, m) { m.impl("_guard_copy", &guard_copy_kernel); }
+TORCH_LIBRARY_IMPL(torchnan, Meta, m) { m.impl("_guard_copy", &guard_copy_meta); }
+TORCH_LIBRARY_IMPL(torchnan, Autograd, m) { m.impl("_guard_copy", &guard_copy_autograd); }
+TORCH_LIBRARY_IMPL(torchnan, FuncTorchBatched, m) { m.impl("_guard_copy", &guard_copy_batched); }
+
+}  // namespace torchnan

@@ -1,0 +1,7 @@
+"""``python -m torchnan``."""
+
+import sys
+
+from torchnan.commands import main
+
+sys.exit(main())

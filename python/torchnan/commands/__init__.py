@@ -1,0 +1,32 @@
+"""The command line: a file per verb. One place turns errors into exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from torchnan._options import OptionError, message_of
+from torchnan.commands import doctor, run
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; 0 is success, 1 a fault that was found, 2 a command that cannot be carried out."""
+    parser = argparse.ArgumentParser(prog="python -m torchnan", description="Names the operation that made the NaN.")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="command")
+    for command in (run, doctor):
+        verb = verbs.add_parser(
+            command.NAME,
+            help=command.HELP,
+            description=command.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add_arguments(verb)
+        verb.set_defaults(execute=command.execute)
+    given = parser.parse_args(arguments)
+    try:
+        status: int = given.execute(given)
+    except (OptionError, OSError) as error:
+        print(f"torchnan: {message_of(error)}", file=sys.stderr)
+        return 2
+    return status

@@ -1,0 +1,50 @@
+"""Says what torchnan was built for, what it runs with, and which switches are set."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import platform
+
+import torch
+
+from torchnan import _environment, _options
+from torchnan._load import _C
+
+NAME = "doctor"
+HELP = "build, PyTorch, engine in use, switches"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """None."""
+
+
+def execute(given: argparse.Namespace) -> int:
+    """Prints the table; 1 if detection could not be switched on here."""
+    healthy = True
+    rows = [
+        ("torchnan", f"{importlib.metadata.version('torchnan')}, built for PyTorch {_C.built_for_torch}"),
+        ("PyTorch", f"{torch.__version__}, CUDA {torch.version.cuda or 'not built in'}"),
+        ("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
+        ("C++ package", f"CMAKE_PREFIX_PATH={os.path.dirname(_C.__file__)}"),
+    ]
+    try:
+        rows.append(("engine", f"boxed fallback on dispatch key {_C.interceptor_key_name()}"))
+    except RuntimeError as error:
+        rows.append(("engine", f"NONE: {error}"))
+        healthy = False
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1":
+        rows.append(("autoload", "on: TORCHNAN=raise works for any script"))
+    else:
+        rows.append(("autoload", "OFF by TORCH_DEVICE_BACKEND_AUTOLOAD: TORCHNAN=raise would do nothing"))
+        healthy = False
+    try:
+        options = _environment.options_from(os.environ)
+        rows.append(("switches", "off" if options is None else ", ".join(f"{k}={v}" for k, v in options.items())))
+    except _options.OptionError as error:
+        rows.append(("switches", f"REFUSED: {error}"))
+        healthy = False
+    for name, value in rows:
+        print(f"{name:<12} {value}")
+    return 0 if healthy else 1

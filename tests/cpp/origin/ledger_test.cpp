@@ -1,0 +1,91 @@
+#include "origin/ledger.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/CPUAllocator.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+
+namespace torchnan {
+namespace {
+
+using Known = Ledger::Known;
+
+TEST(Ledger, KnowsWhatItWasTold) {
+  Ledger ledger;
+  const at::Tensor t = at::ones({4});
+  EXPECT_EQ(ledger.find(t).known, Known::kNothing);
+  ledger.note_finite(t);
+  EXPECT_EQ(ledger.find(t).known, Known::kFinite);
+  EXPECT_EQ(ledger.find(t.slice(0, 1, 3)).known, Known::kFinite);  // knowledge is of the storage
+  ledger.note_unwritten(t, 7, nullptr);
+  EXPECT_EQ(ledger.find(t).known, Known::kUnwritten);
+  EXPECT_EQ(ledger.find(t).site, 7u);
+  ledger.forget(t);
+  EXPECT_EQ(ledger.find(t).known, Known::kNothing);
+}
+
+TEST(Ledger, LearnsNothingOfAStorageFromAPartOfIt) {
+  Ledger ledger;
+  const at::Tensor t = at::empty({4});
+  ledger.note_unwritten(t, 1, nullptr);
+  ledger.note_finite(t.slice(0, 0, 2));
+  EXPECT_EQ(ledger.find(t).known, Known::kUnwritten);
+}
+
+// The allocator gives a freed StorageImpl's address to the next one; what was known of the old is not of the new.
+TEST(Ledger, DoesNotTakeAnAddressForAnothers) {
+  Ledger ledger;
+  int reused = 0;
+  for (int i = 0; i < 100; ++i) {
+    std::optional<at::Tensor> first = at::ones({16});
+    ledger.note_finite(*first);
+    const void* address = first->storage().unsafeGetStorageImpl();
+    first.reset();
+    const at::Tensor second = at::ones({16});
+    if (second.storage().unsafeGetStorageImpl() != address) continue;
+    ++reused;
+    ASSERT_EQ(ledger.find(second).known, Known::kNothing);
+  }
+  EXPECT_GT(reused, 0) << "the test has not tested anything";
+}
+
+TEST(Ledger, ForgetsAStorageThatWasGivenOtherMemory) {
+  Ledger ledger;
+  const at::Tensor t = at::ones({4});
+  ledger.note_finite(t);
+  t.storage().unsafeGetStorageImpl()->set_data_ptr(c10::GetCPUAllocator()->allocate(16));
+  EXPECT_EQ(ledger.find(t).known, Known::kNothing);
+}
+
+TEST(Ledger, KnowsNothingOfMemoryThatOthersMayWrite) {
+  Ledger ledger;
+  float mine[4] = {};
+  const at::Tensor borrowed = at::from_blob(mine, {4});
+  ledger.note_finite(borrowed);
+  EXPECT_EQ(ledger.find(borrowed).known, Known::kNothing);
+}
+
+TEST(Ledger, ForgetsRatherThanGrows) {
+  Ledger ledger;
+  std::vector<at::Tensor> many;
+  for (int i = 0; i < 100000; ++i) many.push_back(at::empty({1}));
+  for (const at::Tensor& t : many) ledger.note_finite(t);
+  int known = 0;
+  for (const at::Tensor& t : many) known += ledger.find(t).known == Known::kFinite ? 1 : 0;
+  EXPECT_GT(known, 20000);
+  EXPECT_LT(known, 100000);
+}
+
+TEST(Ledger, KeepsNothingAlive) {
+  Ledger ledger;
+  const at::Tensor t = at::ones({4});
+  const auto storage = t.storage().getWeakStorageImpl();
+  const auto before = storage.weak_use_count();
+  ledger.note_finite(t);
+  EXPECT_EQ(storage.weak_use_count(), before);
+  EXPECT_EQ(storage.use_count(), 1u);
+}
+
+}  // namespace
+}  // namespace torchnan

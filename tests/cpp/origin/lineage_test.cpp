@@ -1,0 +1,125 @@
+#include "origin/lineage.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+namespace torchnan {
+namespace {
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+Lineage::RecordPtr record(Root::Source source = Root::Source::kOperation) {
+  static uint64_t sequence = 0;
+  auto root = std::make_shared<Root>();
+  root->sequence = ++sequence;
+  root->source = source;
+  return std::make_shared<Record>(std::move(root));
+}
+
+TEST(Lineage, RemembersAStorageThroughItsViews) {
+  Lineage lineage;
+  const at::Tensor t = at::full({4, 4}, kNaN);
+  const auto known = record();
+  lineage.remember(t, known);
+  EXPECT_EQ(lineage.find(t.t()), known);
+  EXPECT_EQ(lineage.find(t.select(0, 2)), known);
+  EXPECT_TRUE(lineage.in_use());
+  EXPECT_EQ(lineage.find(at::full({4, 4}, kNaN)), nullptr);
+}
+
+TEST(Lineage, TellsPartsOfAStorageApart) {
+  Lineage lineage;
+  const at::Tensor t = at::zeros({4, 4});
+  const auto first = record();
+  const auto last = record();
+  lineage.remember(t.select(0, 0).fill_(kNaN), first);
+  lineage.remember(t.select(0, 3).fill_(kNaN), last);
+  EXPECT_EQ(lineage.find(t.select(0, 0)), first);
+  EXPECT_EQ(lineage.find(t.select(0, 3)), last);
+  EXPECT_EQ(lineage.find(t), first);  // of two causes the older
+  EXPECT_EQ(lineage.find(t.select(0, 1)), nullptr);
+}
+
+TEST(Lineage, PrefersAnAccidentToADesign) {
+  Lineage lineage;
+  const at::Tensor t = at::full({2, 2}, kNaN);
+  const auto design = record(Root::Source::kConstant);
+  const auto accident = record();
+  lineage.remember(t.select(0, 0), design);
+  lineage.remember(t.select(0, 1), accident);
+  EXPECT_EQ(lineage.find(t), accident);
+}
+
+TEST(Lineage, ForgetsWhatIsOverwritten) {
+  Lineage lineage;
+  const at::Tensor t = at::full({4, 4}, kNaN);
+  lineage.remember(t, record());
+  t.select(0, 0).zero_();
+  lineage.settle(t.select(0, 0));
+  EXPECT_NE(lineage.find(t), nullptr);  // the rest is as it was
+  t.zero_();
+  lineage.settle(t);
+  EXPECT_FALSE(lineage.in_use());
+}
+
+TEST(Lineage, NoticesThatAPartWasAllThereWas) {
+  Lineage lineage;
+  const at::Tensor t = at::zeros({4});
+  t[1].fill_(kNaN);
+  lineage.remember(t, record());
+  t[1].zero_();
+  lineage.settle(t[1]);
+  EXPECT_FALSE(lineage.in_use());
+}
+
+TEST(Lineage, EndsWithTheStorage) {
+  Lineage lineage;
+  auto t = std::make_optional(at::full({4}, kNaN));
+  const auto weak = t->storage().getWeakStorageImpl();
+  lineage.remember(*t, record());
+  EXPECT_EQ(weak.use_count(), 1u);  // nothing is kept alive
+  t.reset();
+  int died = 0;
+  lineage.sweep([&](const Lineage::RecordPtr&) { ++died; });
+  EXPECT_EQ(died, 1);
+  EXPECT_FALSE(lineage.in_use());
+}
+
+TEST(Lineage, ListsWhatIsAliveOldestFirst) {
+  Lineage lineage;
+  const at::Tensor a = at::full({2}, kNaN);
+  const at::Tensor b = at::full({2}, kNaN);
+  const at::Tensor repaired = at::full({2}, kNaN);
+  const auto older = record();
+  const auto younger = record();
+  lineage.remember(b, younger);
+  lineage.remember(a, older);
+  lineage.remember(repaired, record());
+  repaired.zero_();  // out of sight
+  const auto alive = lineage.alive();
+  ASSERT_EQ(alive.size(), 2u);
+  EXPECT_EQ(alive[0].record, older);
+  EXPECT_EQ(alive[1].record, younger);
+}
+
+TEST(Record, KeepsTheFirstStepsAndTheLast) {
+  auto current = record();
+  for (int i = 1; i <= 100; ++i) current = current->extended({nullptr, static_cast<SiteId>(i)}, false);
+  ASSERT_EQ(current->steps().size(), 6u);
+  EXPECT_EQ(current->steps().front().site, 1u);
+  EXPECT_EQ(current->steps()[4].site, 5u);
+  EXPECT_EQ(current->steps().back().site, 100u);
+  EXPECT_EQ(current->omitted(), 94);
+}
+
+TEST(Record, KnowsTheFirstComputationFromMoves) {
+  auto current = record(Root::Source::kConstant)->extended({nullptr, 1}, true);
+  EXPECT_EQ(current->first_computation(), nullptr);
+  current = current->extended({nullptr, 2}, false)->extended({nullptr, 3}, false);
+  EXPECT_EQ(current->first_computation()->site, 2u);
+}
+
+}  // namespace
+}  // namespace torchnan

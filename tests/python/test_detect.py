@@ -1,0 +1,301 @@
+"""detect() as users hold it: scope, decorator, nesting, threads, actions, what it returns."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+
+import pytest
+import torch
+
+import torchnan
+
+
+def make_nan() -> torch.Tensor:
+    return torch.log(torch.tensor([1.0, -1.0]))  # HERE
+
+
+def line_of(function, mark: str) -> int:
+    import inspect
+
+    source, first = inspect.getsourcelines(function)
+    return first + next(i for i, text in enumerate(source) if mark in text)
+
+
+def test_raises_at_the_first_harm_and_names_the_origin():
+    with pytest.raises(torchnan.NonFiniteError) as raised:
+        with torchnan.detect():
+            make_nan().sum().item()
+    finding = raised.value.finding
+    assert (finding.op, finding.kind, finding.origin, finding.phase) == ("aten::log", "nan", "op", "forward")
+    assert (finding.file, finding.line) == (__file__, line_of(make_nan, "# HERE"))
+    assert finding.stack[0].function == "make_nan"
+    assert (finding.nan, finding.posinf, finding.neginf, finding.first_index) == (1, 0, 0, (1,))
+    assert (finding.dtype, finding.shape, finding.strides, finding.device) == ("Float", (2,), (1,), "cpu")
+    assert finding.harm.kind == "read"
+    assert [step.op for step in finding.lineage] == ["aten::sum"]
+    assert str(raised.value) == str(finding)
+
+
+def test_is_a_runtime_error_with_a_traceback_of_the_users_line():
+    with pytest.raises(RuntimeError, match="aten::log") as raised:
+        with torchnan.detect():
+            make_nan().sum().item()
+    assert raised.traceback[0].path.name == "test_detect.py"
+
+
+def test_yields_the_watch():
+    with torchnan.detect(action="log") as watch:
+        make_nan().sum().item()
+    assert len(watch.findings) == 1
+    assert watch.first == watch.findings[0]
+    assert "aten::log" in watch.report()
+    stats = watch.stats()
+    assert stats["ops"] >= 3
+    assert stats["checked"] >= 2
+    assert stats["bytes"] >= 12
+    assert stats["nonfinite"] == 2
+    assert stats["findings"] == 1
+
+
+def test_a_clean_run_reports_nothing():
+    with torchnan.detect() as watch:
+        torch.ones(3).log().sum().item()
+    assert watch.findings == []
+    assert watch.first is None
+    assert "nothing" in watch.report()
+
+
+def test_is_a_decorator_and_every_call_is_its_own_detection():
+    @torchnan.detect()
+    def compute(x: torch.Tensor) -> float:
+        return x.log().sum().item()
+
+    assert compute(torch.ones(2)) == 0.0
+    for _ in range(2):
+        with pytest.raises(torchnan.NonFiniteError):
+            compute(torch.tensor([-1.0]))
+
+
+def test_nests_the_innermost_decides_and_all_keep_it():
+    with torchnan.detect() as outer:
+        with torchnan.detect(action="log") as inner:
+            make_nan().sum().item()
+        assert len(inner.findings) == len(outer.findings) == 1
+        with pytest.raises(torchnan.NonFiniteError):
+            make_nan().sum().item()
+
+
+def test_can_be_entered_again():
+    watch = torchnan.detect(action="log")
+    for _ in range(2):
+        with watch:
+            with watch:
+                make_nan().sum().item()
+            assert torch.ones(1).item() == 1.0
+    assert watch.findings[0].repeats == 1
+
+
+def test_the_users_own_error_comes_through_as_it_is():
+    with pytest.raises(ValueError, match="mine"):
+        with torchnan.detect():
+            held = make_nan()
+            raise ValueError("mine")
+    assert held.isnan().any()
+
+
+def test_other_threads_take_part_when_they_enter():
+    watch = torchnan.detect(action="log")
+    seen = []
+
+    def work() -> None:
+        with watch:
+            seen.append(make_nan().sum().item())
+
+    with watch:
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(seen) == 8
+    assert watch.findings[0].repeats == 7
+    assert watch.findings[0].thread != threading.get_native_id()
+
+
+def test_threads_that_do_not_enter_are_left_alone():
+    with torchnan.detect():
+        thread = threading.Thread(target=lambda: make_nan().sum().item())
+        thread.start()
+        thread.join()
+
+
+def test_action_warn_warns_once_per_origin_at_the_users_line():
+    with pytest.warns(torchnan.NonFiniteWarning, match="aten::log") as caught:
+        with torchnan.detect(action="warn"):
+            for _ in range(3):
+                make_nan().sum().item()
+    assert len(caught) == 1
+    assert (caught[0].filename, caught[0].lineno) == (__file__, line_of(make_nan, "# HERE"))
+
+
+def test_action_may_be_a_callable():
+    given = []
+    with torchnan.detect(action=given.append):
+        make_nan().sum().item()
+    assert [finding.op for finding in given] == ["aten::log"]
+    assert isinstance(given[0], torchnan.Finding)
+
+
+def test_a_callable_that_fails_does_not_stop_the_program():
+    def fail(finding):
+        raise ZeroDivisionError("in the callback")
+
+    with pytest.warns(RuntimeWarning, match="in the callback"):
+        with torchnan.detect(action=fail) as watch:
+            make_nan().sum().item()
+            torch.zeros(1).log().item()
+    assert watch.stats()["internal_errors"] == 2
+
+
+def test_what_nobody_used_is_one_warning():
+    with pytest.warns(torchnan.NonFiniteWarning, match="nothing") as caught:
+        with torchnan.detect() as watch:
+            for _ in range(5):
+                make_nan()
+    assert len(caught) == 1
+    assert [(finding.level, finding.harm.kind) for finding in watch.findings] == [("warning", "unused")]
+
+
+def test_what_is_still_held_at_the_end_is_an_error():
+    with pytest.raises(torchnan.NonFiniteError, match="still held"):
+        with torchnan.detect():
+            held = make_nan()
+    assert held is not None
+
+
+def test_when_origin_raises_at_the_operation_itself():
+    with torchnan.detect(when="origin"):
+        with pytest.raises(torchnan.NonFiniteError) as raised:
+            make_nan()
+    assert raised.value.finding.harm.kind == "origin"
+    assert raised.value.__traceback__ is not None
+
+
+@pytest.mark.parametrize(("kinds", "found"), [({"check_inf": False}, "nan"), ({"check_nan": False}, "inf")])
+def test_kinds_can_be_asked_for_one_by_one(kinds, found):
+    with torchnan.detect(action="log", **kinds) as watch:
+        torch.log(torch.tensor([-1.0])).item()
+        torch.log(torch.tensor([0.0])).item()
+    assert [finding.kind for finding in watch.findings] == [found]
+
+
+@pytest.mark.parametrize("skip", [("aten::log",), ("log",), ("aten::l*",), ["lo?"]])
+def test_skipped_ops_are_never_judged_nor_what_they_lead_to(skip):
+    with torchnan.detect(skip_ops=skip) as watch:
+        held = make_nan() * 2
+        held.sum().item()
+        torch.sqrt(torch.tensor([4.0])).item()
+    assert watch.findings == []
+
+
+def test_findings_are_bounded_and_the_rest_counted():
+    with torchnan.detect(action="log", max_findings=2) as watch:
+        for op in (torch.log, torch.sqrt, torch.rsqrt, torch.log2):
+            op(torch.tensor([-1.0])).item()
+    assert len(watch.findings) == 2
+    assert watch.stats()["dropped"] == 2
+    assert "2 more findings" in watch.report()
+
+
+def test_steps_are_marked_by_the_user():
+    with torchnan.detect(action="log") as watch:
+        watch.mark_step(4711)
+        make_nan().sum().item()
+    assert watch.first.step == 4711
+    assert "at step 4711" in str(watch.first)
+    with pytest.raises(TypeError, match="mark_step"):
+        watch.mark_step("4711")
+
+
+def test_steps_are_counted_by_the_optimizer_when_nobody_marks_them():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    with torchnan.detect(action="log") as watch:
+        for _ in range(3):
+            optimizer.zero_grad()
+            parameter.sum().backward()
+            optimizer.step()
+        make_nan().sum().item()
+    assert watch.first.step == 4
+
+
+def test_the_backward_pass_can_be_left_out():
+    x = torch.zeros(2, requires_grad=True)
+    with torchnan.detect(backward=False):
+        x.sqrt().sum().backward()
+
+
+def test_a_finding_survives_pickling_in_an_error():
+    import pickle
+
+    with pytest.raises(torchnan.NonFiniteError) as raised:
+        with torchnan.detect():
+            make_nan().sum().item()
+    copy = pickle.loads(pickle.dumps(raised.value))
+    assert copy.finding == raised.value.finding
+    assert str(copy) == str(raised.value)
+
+
+def test_no_warning_of_its_own_on_a_clean_run():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with torchnan.detect():
+            parameter = torch.nn.Parameter(torch.ones(2))
+            parameter.sum().backward()
+
+
+class TestSetDetect:
+    def test_turns_the_whole_program_on_and_off(self):
+        watch = torchnan.set_detect(True, action="log")
+        try:
+            make_nan().sum().item()
+            thread = threading.Thread(target=lambda: torch.sqrt(torch.tensor(-1.0)).item())
+            thread.start()
+            thread.join()
+        finally:
+            assert torchnan.set_detect(False) is None
+        assert [finding.op for finding in watch.findings] == ["aten::log", "aten::sqrt"]
+        make_nan().sum().item()
+        assert len(watch.findings) == 2
+
+    def test_a_second_one_takes_the_place_of_the_first(self):
+        first = torchnan.set_detect(True, action="log")
+        second = torchnan.set_detect(True, action="log")
+        make_nan().sum().item()
+        torchnan.set_detect(False)
+        assert first.findings == []
+        assert len(second.findings) == 1
+
+    def test_threads_that_outlive_it_are_no_longer_watched(self):
+        go, ready = threading.Event(), threading.Event()
+        values = []
+
+        def work() -> None:
+            ready.set()
+            assert go.wait(60)
+            values.append(make_nan().sum().item())
+
+        watch = torchnan.set_detect(True)
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert ready.wait(60)
+        torchnan.set_detect(False)
+        go.set()
+        thread.join()
+        assert len(values) == 1
+        assert watch.findings == []
+
+    def test_takes_a_bool(self):
+        with pytest.raises(TypeError, match="True or False"):
+            torchnan.set_detect("raise")

@@ -1,0 +1,132 @@
+"""Bad input is refused with one clear error, before anything is switched on."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+import torchnan
+from torchnan import _environment, _options
+from torchnan._load import _C
+
+BAD_OPTIONS = [
+    ({"action": "rais"}, "action='rais' cannot be used: action takes 'raise', 'warn', 'log' or a callable"),
+    ({"action": None}, "action=None cannot be used"),
+    ({"check_nan": 1}, "check_nan=1 cannot be used: check_nan takes True or False"),
+    ({"check_inf": "yes"}, "check_inf='yes' cannot be used"),
+    ({"check_nan": False, "check_inf": False}, "nothing would be looked for"),
+    ({"when": "later"}, "when='later' cannot be used: when takes 'harm' or 'origin'"),
+    ({"backward": 0}, "backward=0 cannot be used"),
+    ({"stacks": "no"}, "stacks='no' cannot be used"),
+    ({"model": "gpt2"}, "model='gpt2' cannot be used: model takes a torch.nn.Module or None"),
+    ({"skip_ops": "aten::log"}, "skip_ops='aten::log' cannot be used: skip_ops takes a sequence"),
+    ({"skip_ops": ("aten::log", "")}, "skip_ops=('aten::log', '') cannot be used"),
+    ({"skip_ops": (torch.log,)}, "cannot be used: skip_ops takes a sequence"),
+    ({"max_findings": 0}, "max_findings=0 cannot be used: max_findings takes an integer of at least 1"),
+    ({"max_findings": 1.5}, "max_findings=1.5 cannot be used"),
+    ({"max_findings": True}, "max_findings=True cannot be used"),
+    ({"max_findings": 2**63}, "cannot be used: max_findings takes an integer of at least 1"),
+    ({"log": ""}, "log='' cannot be used: log takes a path"),
+    ({"log": 3}, "log=3 cannot be used"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD_OPTIONS, ids=[str(options) for options, _ in BAD_OPTIONS])
+def test_a_bad_option_is_refused_with_what_to_do(options, message):
+    with pytest.raises(ValueError) as raised:  # noqa: PT011 - the text is asserted
+        torchnan.detect(**options)
+    assert message in str(raised.value)
+    assert _C.open_scopes() == 0
+
+
+def test_an_unknown_option_is_a_type_error_as_in_python():
+    with pytest.raises(TypeError, match="acton"):
+        torchnan.detect(acton="raise")
+
+
+@pytest.mark.parametrize("options", [{"action": "rais"}, {"log": "/no/such/folder/log"}])
+def test_a_refused_set_detect_leaves_the_running_one_alone(options):
+    running = torchnan.set_detect(True, action="log")
+    try:
+        with pytest.raises((ValueError, OSError)):
+            torchnan.set_detect(True, **options)
+        torch.log(torch.tensor(-1.0)).item()
+    finally:
+        torchnan.set_detect(False)
+    assert len(running.findings) == 1
+
+
+def test_a_log_that_cannot_be_written_is_an_os_error(tmp_path):
+    with pytest.raises(OSError, match="no/such/folder"):
+        torchnan.detect(log=tmp_path / "no/such/folder")
+    read_only = tmp_path / "read-only"
+    read_only.mkdir(mode=0o500)
+    if os.geteuid() != 0:  # root may write anywhere
+        with pytest.raises(OSError, match="cannot be opened"):
+            torchnan.detect(log=read_only / "log")
+    with pytest.raises(OSError, match="cannot be opened"):
+        torchnan.detect(log=tmp_path)  # a folder
+
+
+def test_every_option_is_a_keyword_of_detect_and_has_the_same_default():
+    import inspect
+
+    keywords = inspect.signature(torchnan.detect).parameters
+    assert set(keywords) == {*_options.TABLE, "model"}
+    for name, option in _options.TABLE.items():
+        assert keywords[name].kind is inspect.Parameter.KEYWORD_ONLY
+        assert keywords[name].default == option.default
+
+
+GOOD_ENVIRONMENT = [
+    ({}, None),
+    ({"TORCHNAN": ""}, None),
+    ({"TORCHNAN": "0", "TORCHNAN_WHEN": "origin"}, None),
+    ({"TORCHNAN": "1"}, {}),
+    ({"TORCHNAN": "raise"}, {"action": "raise"}),
+    ({"TORCHNAN": "warn"}, {"action": "warn"}),
+    ({"TORCHNAN": "log", "TORCHNAN_LOG": "/tmp/x"}, {"action": "log", "log": "/tmp/x"}),
+    ({"TORCHNAN": "1", "TORCHNAN_ACTION": "warn"}, {"action": "warn"}),
+    ({"TORCHNAN": "1", "TORCHNAN_CHECK_NAN": "0"}, {"check_nan": False}),
+    ({"TORCHNAN": "1", "TORCHNAN_CHECK_INF": "False"}, {"check_inf": False}),
+    ({"TORCHNAN": "1", "TORCHNAN_WHEN": "origin"}, {"when": "origin"}),
+    ({"TORCHNAN": "1", "TORCHNAN_BACKWARD": "true"}, {"backward": True}),
+    ({"TORCHNAN": "1", "TORCHNAN_STACKS": "0"}, {"stacks": False}),
+    ({"TORCHNAN": "1", "TORCHNAN_SKIP_OPS": "aten::log, _foreach_*"}, {"skip_ops": ("aten::log", "_foreach_*")}),
+    ({"TORCHNAN": "1", "TORCHNAN_MAX_FINDINGS": "7"}, {"max_findings": 7}),
+]
+
+
+@pytest.mark.parametrize(("environment", "expected"), GOOD_ENVIRONMENT, ids=[str(e) for e, _ in GOOD_ENVIRONMENT])
+def test_the_environment_says_the_same_as_keywords(environment, expected):
+    options = _environment.options_from(environment)
+    assert options == (None if expected is None else _options.check(expected))
+
+
+BAD_ENVIRONMENT = [
+    ({"TORCHNAN": "rasie"}, "TORCHNAN=rasie cannot be used: it takes one of raise, warn, log, 1, 0"),
+    ({"TORCHNAN": "true"}, "it takes one of raise, warn, log, 1, 0"),
+    ({"TORCHNAN": "1", "TORCHNAN_CHEK_NAN": "1"}, "no variable TORCHNAN_CHEK_NAN. Did you mean 'TORCHNAN_CHECK_NAN'?"),
+    ({"TORCHNAN": "1", "TORCHNAN_MODEL": "x"}, "there is no variable TORCHNAN_MODEL"),
+    ({"TORCHNAN_": "1"}, "there is no variable TORCHNAN_"),
+    ({"TORCHNAN_when": "origin"}, "there is no variable TORCHNAN_when"),
+    ({"TORCHNAN": "1", "TORCHNAN_CHECK_NAN": "yes"}, "TORCHNAN_CHECK_NAN=yes cannot be used: it takes 1, 0, true or"),
+    ({"TORCHNAN": "1", "TORCHNAN_CHECK_NAN": ""}, "TORCHNAN_CHECK_NAN= cannot be used"),
+    ({"TORCHNAN": "1", "TORCHNAN_WHEN": "now"}, "TORCHNAN_WHEN=now cannot be used: it takes harm or origin"),
+    ({"TORCHNAN": "1", "TORCHNAN_MAX_FINDINGS": "many"}, "TORCHNAN_MAX_FINDINGS=many cannot be used"),
+    ({"TORCHNAN": "1", "TORCHNAN_MAX_FINDINGS": "-1"}, "it takes an integer of at least 1"),
+    ({"TORCHNAN": "1", "TORCHNAN_SKIP_OPS": "a,,b"}, "TORCHNAN_SKIP_OPS=a,,b cannot be used"),
+    ({"TORCHNAN": "1", "TORCHNAN_ACTION": "print"}, "TORCHNAN_ACTION=print cannot be used: it takes raise, warn or log"),
+    ({"TORCHNAN": "warn", "TORCHNAN_ACTION": "log"}, "TORCHNAN=warn and TORCHNAN_ACTION=log disagree"),
+    ({"TORCHNAN": "1", "TORCHNAN_LOG": ""}, "TORCHNAN_LOG= cannot be used: it takes a path"),
+    ({"TORCHNAN_LOG": ""}, "TORCHNAN_LOG= cannot be used"),
+]
+
+
+@pytest.mark.parametrize(("environment", "message"), BAD_ENVIRONMENT, ids=[str(e) for e, _ in BAD_ENVIRONMENT])
+def test_a_bad_variable_is_refused_with_what_to_do(environment, message):
+    with pytest.raises(_options.OptionError) as raised:
+        _environment.options_from(environment)
+    assert message in str(raised.value)
