@@ -25,6 +25,7 @@ struct Site {
   SiteId live = 0;     // the stack at the moment of the operation
   SiteId forward = 0;  // in the backward pass: the stack of the forward operation that made the node
   std::string node;    // "LogBackward0", empty outside the backward pass
+  uint64_t node_run = 0;  // which execution of it; 0 outside the backward pass
   bool grad_mode = false;
   uint64_t thread = 0;
   int64_t step = 0;

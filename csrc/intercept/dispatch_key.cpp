@@ -47,9 +47,9 @@ void let_views_fall_through(torch::Library& aten) {
 
 void install_on(c10::DispatchKey key, std::vector<std::unique_ptr<torch::Library>>& libraries) {
   using Kind = torch::Library::Kind;
-  auto everything = std::make_unique<torch::Library>(Kind::IMPL, "_", key, __FILE__, __LINE__);
+  auto everything = std::make_unique<torch::Library>(Kind::IMPL, "_", key, "torchnan", 0);
   everything->fallback(torch::CppFunction::makeFromBoxedFunction<&intercept>());
-  auto aten = std::make_unique<torch::Library>(Kind::IMPL, "aten", key, __FILE__, __LINE__);
+  auto aten = std::make_unique<torch::Library>(Kind::IMPL, "aten", key, "torchnan", 0);
   let_views_fall_through(*aten);
   libraries.push_back(std::move(everything));
   libraries.push_back(std::move(aten));

@@ -80,7 +80,7 @@ void OpCall::keep_arguments() {
 // Arguments that are known to be bad, and those about to be overwritten that nobody knows: afterwards it is too
 // late to ask.
 void OpCall::look_at_arguments() {
-  const bool something_is_bad = lineage().in_use();
+  const bool something_is_bad = lineage().in_use() || plan_.course == OpPlan::Course::kRead;
   if (!something_is_bad && !plan_.writes_in_place()) return;
   for (size_t k = 0; k < kept_.size(); ++k) {
     bool overwritten = false;
@@ -99,7 +99,8 @@ void OpCall::look_at_argument(const at::Tensor& argument, bool overwritten) {
   const at::Tensor tensor = readable(argument);
   if (!tensor.defined()) return;
   const bool known = lineage().in_use() && lineage().knows(tensor);
-  if (!known && (!overwritten || ledger().find(tensor).known == Ledger::Known::kFinite)) return;
+  const bool is_last_chance = overwritten || plan_.course == OpPlan::Course::kRead;
+  if (!known && (!is_last_chance || ledger().find(tensor).known == Ledger::Known::kFinite)) return;
   const Kinds kinds = kinds_of(tensor);
   if (kinds.any()) {
     bad_arguments_.push_back({tensor, kinds, record_of_argument(facts(), tensor, kinds)});

@@ -1,6 +1,9 @@
 // torchnan::guard: a place where values and gradients must be finite.
 #include <torchnan/guard.h>
 
+#include <cstdlib>
+#include <string_view>
+
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
 #include <ATen/ops/alias.h>
@@ -24,7 +27,18 @@ std::shared_ptr<Watch> watch_of_guards() {
   return *standalone;
 }
 
-void check(const at::Tensor& x, const std::string& name) { judge_guard(*watch_of_guards(), x, name); }
+// TORCHNAN=0, read once.
+bool everything_is_off() {
+  static const bool off = [] {
+    const char* value = std::getenv("TORCHNAN");
+    return value != nullptr && std::string_view(value) == "0";
+  }();
+  return off;
+}
+
+void check(const at::Tensor& x, const std::string& name) {
+  if (!everything_is_off()) judge_guard(*watch_of_guards(), x, name);
+}
 
 at::Tensor call_guard_copy(const at::Tensor& x, const std::string& name) {
   static const auto op = c10::Dispatcher::singleton()
@@ -124,6 +138,7 @@ std::vector<at::Tensor> guard_list_op(at::TensorList xs, std::string_view name) 
 }  // namespace
 
 at::Tensor guard(const at::Tensor& x, const std::string& name) {
+  if (everything_is_off()) return x;
   return is_wrapped(x) ? call_guard_copy(x, name) : guard_view(x, name);
 }
 

@@ -5,6 +5,7 @@
 #include <complex>
 
 #include <fmt/format.h>
+#include <torch/csrc/autograd/node.h>
 
 #include "check/tensor_check.h"
 #include "intercept/op_plan.h"
@@ -124,6 +125,12 @@ std::vector<InputSummary> summarise_inputs(const CallFacts& call) {
 // A weight is never infinite on purpose, as a mask may be.
 bool is_parameter(const at::Tensor& tensor) { return tensor.requires_grad() && tensor.is_leaf(); }
 
+// What a compiled graph computes passes no dispatcher; its results say who made them.
+bool is_from_compiled_graph(const at::Tensor& tensor) {
+  const auto node = tensor.requires_grad() ? tensor.grad_fn() : nullptr;
+  return node != nullptr && node->name().rfind("CompiledFunction", 0) == 0;
+}
+
 // Why the results of one call are bad.
 class Inquiry {
  public:
@@ -145,6 +152,7 @@ class Inquiry {
     const bool is_constant = call_.plan.makes_constants && cause_ == nullptr;
     if (!is_constant && is_origin_of(result.kinds)) return origin(result);
     if (cause_ != nullptr) {
+      judge_factor(result.kinds);
       if (extended_ == nullptr) extended_ = cause_->extended({&call_.plan, site().live}, call_.plan.moves_values);
       return extended_;
     }
@@ -170,6 +178,14 @@ class Inquiry {
       made_->excused = program().is_loss_scaling(made_->site, call_.watch);
     }
     return std::make_shared<Record>(made_);
+  }
+
+  // The formula of a node is often gradient times slope. A slope that is infinite where the gradient is zero makes a
+  // NaN of it, and that is what the node makes: the slope is no gradient yet.
+  void judge_factor(Kinds kinds) {
+    Root& root = *cause_->root();
+    const bool same_run = root.site.node_run != 0 && root.site.node_run == site().node_run;
+    if (same_run && call_.plan.pointwise && kinds.nan() && !root.kinds.nan()) root.facts.kind = Kind::kNaN;
   }
 
   Lineage::RecordPtr constant(const Result& result) {
@@ -217,7 +233,7 @@ Lineage::RecordPtr external_record(const CallFacts& call, const at::Tensor& argu
   auto root = make_root(call, Root::Source::kExternal, argument);
   root->kinds = kinds;
   const Ledger::Note note = ledger().find(argument);
-  root->foreign = note.known == Ledger::Known::kFinite;
+  root->foreign = note.known == Ledger::Known::kFinite || is_from_compiled_graph(argument);
   root->excused = note.known == Ledger::Known::kNotJudged;
   root->scalar = argument.dim() == 0;
   root->parameter = is_parameter(argument);

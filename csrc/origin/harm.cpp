@@ -1,5 +1,8 @@
 #include "origin/harm.h"
 
+#include <map>
+#include <mutex>
+
 #include "check/tensor_check.h"
 #include "intercept/op_plan.h"
 #include "origin/make_finding.h"
@@ -16,8 +19,9 @@ bool wants(const Watch& watch, Kinds kinds) {
 
 // Values that are there on purpose do no harm by being held or looked at, as long as nobody has computed a NaN.
 bool is_harmless(const Record& record, HarmKind kind, Kinds kinds) {
-  if (!record.root()->deliberate()) return false;
+  const Root& root = *record.root();
   if (kind != HarmKind::kAlive && kind != HarmKind::kRead) return false;
+  if (root.source == Root::Source::kOperation || root.unwritten || root.foreign || root.parameter) return false;
   return !kinds.nan() || record.first_computation() == nullptr;
 }
 
@@ -61,6 +65,16 @@ std::string parameter_name(const Watch& watch, const at::Tensor& tensor) {
   return owner ? owner->name : "";
 }
 
+// A reader that is no operator, in the place of one.
+CallFacts reader(const char* name, Watch& watch) {
+  static auto* plans = new std::map<std::string, OpPlan>;  // never destroyed: records point to its entries
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  OpPlan& plan = (*plans)[name];
+  plan.name = name;
+  return {plan, {}, watch, ThreadState::here().id()};
+}
+
 bool is_parameter(const at::Tensor& tensor) { return tensor.requires_grad() && tensor.is_leaf(); }
 
 }  // namespace
@@ -90,31 +104,26 @@ void judge_result(const CallFacts& call, const Result& result, const Lineage::Re
 
 void judge_tensors(Watch& watch, HarmKind kind, c10::ArrayRef<at::Tensor> tensors,
                    const std::vector<std::string>& names) {
-  if (!lineage().in_use()) return;
+  const bool known_only = kind != HarmKind::kBackward;
+  if (known_only && !lineage().in_use()) return;
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (!tensors[i].defined()) continue;
     const at::Tensor tensor = readable(tensors[i]);
-    if (!tensor.defined()) continue;
-    const auto record = lineage().find(tensor);
-    if (record == nullptr) continue;
+    if (!tensor.defined() || (known_only && !lineage().knows(tensor)) || check_finite(tensor).finite) continue;
     const Kinds kinds = kinds_of(tensor);
-    if (kinds.any()) judge(watch, *record, kind, kinds, i < names.size() ? names[i] : "");
+    const auto record = record_of_argument(reader("autograd::backward", watch), tensor, kinds);
+    judge(watch, *record, kind, kinds, i < names.size() ? names[i] : "");
   }
 }
 
 void judge_guard(Watch& watch, const at::Tensor& guarded, const std::string& name) {
   const at::Tensor tensor = readable(guarded);
   if (!tensor.defined() || check_finite(tensor).finite) return;
-  static const OpPlan* guard = [] {
-    auto* plan = new OpPlan;
-    plan->name = "torchnan::guard";
-    return plan;
-  }();
   const Kinds kinds = kinds_of(tensor);
-  const CallFacts reader{*guard, {}, watch, ThreadState::here().id()};
+  const CallFacts guard = reader("torchnan::guard", watch);
   // Outside every scope nothing is remembered: nobody would forget it again.
-  const auto record = open_scopes() > 0 ? record_of_argument(reader, tensor, kinds)
-                                        : external_record(reader, tensor, kinds);
+  const auto record = open_scopes() > 0 ? record_of_argument(guard, tensor, kinds)
+                                        : external_record(guard, tensor, kinds);
   judge(watch, *record, HarmKind::kGuard, kinds, name);
 }
 

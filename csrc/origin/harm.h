@@ -22,7 +22,8 @@ void judge_before(const CallFacts& call, c10::ArrayRef<BadArgument> bad_argument
 void judge_result(const CallFacts& call, const Result& result, const Lineage::RecordPtr& record);
 
 // Reports what is non-finite among `tensors` as harm of this kind; names[i], if given, belongs to tensors[i]. For
-// roots of backward, gradients, optimizer state, values read by a host.
+// roots of backward, gradients, optimizer state, values read by a host. Roots of backward are looked at even if nobody
+// saw them being made; of the others only what is remembered is.
 TORCHNAN_API void judge_tensors(Watch& watch, HarmKind kind, c10::ArrayRef<at::Tensor> tensors,
                    const std::vector<std::string>& names = {});
 

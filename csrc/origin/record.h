@@ -38,7 +38,7 @@ struct Root {
   bool scalar = false;    // without dimensions
   bool parameter = false; // a leaf that requires grad
   bool unwritten = false; // the memory came from empty() and nobody wrote it
-  bool foreign = false;   // the memory was known to be finite before
+  bool foreign = false;   // the memory was known to be finite before, or a compiled graph wrote it
   Site allocation;        // of unwritten memory
   std::string allocator;  // the op that gave it out
 
@@ -48,7 +48,8 @@ struct Root {
 
   // May be there on purpose: an Inf that nobody computed, or any constant. Nobody makes a weight infinite.
   bool deliberate() const {
-    return source == Source::kConstant || (source == Source::kExternal && !kinds.nan() && !unwritten && !parameter);
+    if (source == Source::kConstant) return true;
+    return source == Source::kExternal && !kinds.nan() && !unwritten && !parameter && !foreign;
   }
 };
 

@@ -1,12 +1,23 @@
 #include "origin/site_here.h"
 
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/node.h>
 
 #include "backward/call_site_ring.h"
 #include "watch/watch.h"
 
 namespace torchnan {
+
+namespace {
+
+// A node runs once in a backward pass.
+uint64_t run_of(const torch::autograd::Node& node) {
+  const auto pass = static_cast<uint64_t>(torch::autograd::get_current_graph_task_id());
+  return (pass << 40) ^ (node.sequence_nr() << 1) ^ (node.thread_id() << 32) ^ 1;
+}
+
+}  // namespace
 
 Site site_here(const Watch& watch, uint64_t thread) {
   Site site;
@@ -16,6 +27,7 @@ Site site_here(const Watch& watch, uint64_t thread) {
   site.step = watch.step();
   if (const auto node = torch::autograd::get_current_node()) {
     site.node = node->name();
+    site.node_run = run_of(*node);
     site.forward = CallSiteRing::find(*node);
   }
   return site;

@@ -68,7 +68,7 @@ std::string of_narrowing(const Finding& f) {
 }  // namespace
 
 std::string hint_for(const Finding& f) {
-  if (f.origin == Origin::kInput && f.op == "torchnan::guard") {
+  if (f.origin == Origin::kInput && (f.op == "torchnan::guard" || f.op == "autograd::backward")) {
     return "nothing that was watched has made it: run it under torchnan.detect() to see which operation does";
   }
   if (f.origin != Origin::kOp) return "";

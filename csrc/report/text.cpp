@@ -71,7 +71,7 @@ std::string made_by(const Finding& f) {
       what = fmt::format("buffer {}, first read by {}", printable(f.name), printable(f.op));
       break;
     case Origin::kInput:
-      if (f.op == "torchnan::guard") {
+      if (f.op == "torchnan::guard" || f.op == "autograd::backward") {
         what = "not known";
         break;
       }

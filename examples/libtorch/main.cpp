@@ -1,5 +1,6 @@
 // A C++ program that trains a little and divides by zero in its third step.
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <torchnan/torchnan.h>
 
 #include <iostream>
@@ -20,7 +21,7 @@ void train() {
     const at::Tensor mask = at::full({8, 1}, step == 3 ? 0.0 : 1.0);
     const at::Tensor loss = loss_of(weight, at::ones({8, 4}), mask);
     loss.backward();
-    const at::NoGradGuard no_grad;
+    const at::AutoGradMode no_grad(false);
     weight -= 0.01 * weight.grad();
     weight.mutable_grad().reset();
     std::cout << "step " << step << ": loss " << loss.item<double>() << "\n";

@@ -65,8 +65,7 @@ def _replace(holder: Any, name: str, wrap: Callable[[Any], Any]) -> Callable[[],
 def _judging_roots(run_backward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(run_backward)
     def wrapper(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if _C.anything_nonfinite():
-            _C.judge("backward", [root for root in outputs if isinstance(root, torch.Tensor)])
+        _C.judge("backward", [root for root in outputs if isinstance(root, torch.Tensor)])
         return run_backward(outputs, *args, **kwargs)
 
     return wrapper
