@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-cpp test-python zoo lint bench clean
+.PHONY: help build demo test test-cpp test-python soak zoo lint format bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -38,3 +38,53 @@ $(VENV)/.built: $(SOURCES) CMakeLists.txt setup.py pyproject.toml | $(VENV)/.tor
 	touch $@
 
 build: $(VENV)/.built ## a .venv with PyTorch and torchnan in it
+
+demo: $(VENV)/.built $(VENV)/.demo ## a GPT-2 whose loss turns NaN: as it is, under anomaly mode, under torchnan
+	$(BIN)/python examples/gpt2/demo.py
+
+# GoogleTest is a system package; where it may not be installed, the message says what to install.
+GTEST := /usr/include/gtest/gtest.h
+$(GTEST):
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get install -y -qq libgtest-dev >/dev/null || { apt-get update -qq && apt-get install -y -qq libgtest-dev >/dev/null; }; \
+	fi
+	@test -e $(GTEST) || { \
+	  echo "The C++ tests need GoogleTest: sudo apt-get install libgtest-dev (or its sources from"; \
+	  echo "github.com/google/googletest, installed with cmake, and GTEST=/path/to/gtest.h)."; exit 1; }
+
+build/cpp/CMakeCache.txt: | $(VENV)/.built $(GTEST)
+	$(BIN)/cmake -S . -B build/cpp -G Ninja -DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python -DTORCHNAN_PYTHON=OFF -DTORCHNAN_TESTS=ON \
+	  -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
+
+test-cpp: build/cpp/CMakeCache.txt ## the C++ tests
+	$(BIN)/cmake --build build/cpp
+	build/cpp/tests/cpp/torchnan_tests --gtest_brief=1
+
+test-python: $(VENV)/.built $(VENV)/.test ## the Python tests
+	$(BIN)/python -m pytest
+
+test: test-cpp test-python ## everything that must hold, under 20 minutes on 2 cores
+
+soak: $(VENV)/.built $(VENV)/.test ## the long forms of the tests
+	$(BIN)/python -m pytest -m slow
+
+zoo: $(VENV)/.built ## the score on programs with a known origin
+	$(BIN)/python tests/zoo/score.py --adapter tests/zoo/adapter.py -v
+
+bench: $(VENV)/.built $(VENV)/.demo ## the price of whole training steps, beside every peer
+	$(BIN)/python -m benchmarks.steps
+
+lint: $(VENV)/.lint $(VENV)/.built ## formatting, types, clang-tidy, file sizes
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	find csrc tests/cpp examples -name '*.h' -o -name '*.cpp' | xargs $(BIN)/clang-format --dry-run --Werror
+	$(BIN)/python tests/house_rules.py
+
+format: $(VENV)/.lint ## makes the sources look as lint wants them
+	$(BIN)/ruff format --quiet .
+	-$(BIN)/ruff check --fix --quiet .
+	find csrc tests/cpp examples -name '*.h' -o -name '*.cpp' | xargs $(BIN)/clang-format -i
+
+clean: ## everything that was made here
+	rm -rf build $(VENV) *.egg-info

@@ -14,7 +14,11 @@ class CMakeBuild(build_ext):
     def build_extension(self, ext: Extension) -> None:
         package = pathlib.Path(self.get_ext_fullpath(ext.name)).parent.resolve()
         build = ROOT / "build" / f"python{sys.version_info.major}.{sys.version_info.minor}"
-        configure = [f"-DPython3_EXECUTABLE={sys.executable}", f"-DCMAKE_INSTALL_PREFIX={package}", "-DTORCHNAN_PYTHON=ON"]
+        configure = [
+            f"-DPython3_EXECUTABLE={sys.executable}",
+            f"-DCMAKE_INSTALL_PREFIX={package}",
+            "-DTORCHNAN_PYTHON=ON",
+        ]
         subprocess.check_call(["cmake", "-S", ROOT, "-B", build, "-G", "Ninja", *configure])
         subprocess.check_call(["cmake", "--build", build])
         subprocess.check_call(["cmake", "--install", build])

@@ -10,7 +10,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import torchnan
-
 from benchmarks.workloads import Workload
 
 

@@ -20,7 +20,6 @@ import warnings
 import torch
 
 import torchnan
-
 from benchmarks import modes, workloads
 
 BASE = "off"

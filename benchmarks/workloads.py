@@ -62,9 +62,7 @@ def bert() -> Workload:
     model, ids = BertForMaskedLM(config), torch.randint(0, 4096, (4, 128))
     mask = torch.ones(4, 128, dtype=torch.long)
     mask[:, 100:] = 0
-    return _training(
-        "BERT 256x4, 4x128", model, lambda: model(input_ids=ids, attention_mask=mask, labels=ids).loss, 2
-    )
+    return _training("BERT 256x4, 4x128", model, lambda: model(input_ids=ids, attention_mask=mask, labels=ids).loss, 2)
 
 
 def resnet50() -> Workload:

@@ -8,6 +8,8 @@ if(TORCHNAN_PYTHON)
   set(config_dir share/cmake/torchnan)
   set(torch_rpath "$ORIGIN/../../torch/lib")  # site-packages/torchnan/lib to site-packages/torch/lib
   install(TARGETS _C LIBRARY DESTINATION .)
+  configure_file(cmake/_build.py.in ${PROJECT_BINARY_DIR}/_build.py @ONLY)
+  install(FILES ${PROJECT_BINARY_DIR}/_build.py DESTINATION .)
   set_target_properties(_C PROPERTIES INSTALL_RPATH "$ORIGIN/lib:$ORIGIN/../torch/lib")
 else()
   set(lib_dir ${CMAKE_INSTALL_LIBDIR})

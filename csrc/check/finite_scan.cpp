@@ -120,8 +120,7 @@ uint64_t max_magnitude(const void* data, int64_t words, const FloatFormat& forma
       return scan64(data, words, format.infinity);
     default:
       if (format.bias != 0) return scan8_biased(data, words, format.infinity);
-      return format.mask == 0xff ? scan8_unsigned(data, words, format.infinity)
-                                 : scan8(data, words, format.infinity);
+      return format.mask == 0xff ? scan8_unsigned(data, words, format.infinity) : scan8(data, words, format.infinity);
   }
 }
 

@@ -16,8 +16,8 @@ struct FloatFormat {
   int words_per_element = 1;  // 2 for complex
   uint64_t bias = 0;
   uint64_t mask = 0;
-  uint64_t infinity = 0;  // the first masked word that is not finite
-  uint64_t first_nan = 0; // the first masked word that is a NaN; equal to infinity where there is no Inf
+  uint64_t infinity = 0;   // the first masked word that is not finite
+  uint64_t first_nan = 0;  // the first masked word that is a NaN; equal to infinity where there is no Inf
 
   bool has_infinity() const { return first_nan != infinity; }
   int element_bytes() const { return word_bytes * words_per_element; }

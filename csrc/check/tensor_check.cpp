@@ -56,9 +56,7 @@ at::Tensor values_of(const at::Tensor& tensor) {
   }
 }
 
-bool is_container(const at::Tensor& tensor) {
-  return tensor.layout() != c10::kStrided || tensor.is_nested();
-}
+bool is_container(const at::Tensor& tensor) { return tensor.layout() != c10::kStrided || tensor.is_nested(); }
 
 // The tensor whose memory is to be read, or the reason why none is.
 struct Subject {
@@ -173,9 +171,8 @@ void take_strided_census(const at::Tensor& tensor, int parts, Census& census) {
 
 const char* name_of(Skip skip) {
   static constexpr std::array<const char*, static_cast<size_t>(Skip::kCount)> kNames = {
-      "none",        "not floating point", "empty",      "meta",   "fake",        "python subclass",
-      "functorch",   "quantized",          "zero tensor", "opaque", "unallocated", "device",
-      "in a collective",
+      "none",      "not floating point", "empty",  "meta",        "fake",   "python subclass", "functorch",
+      "quantized", "zero tensor",        "opaque", "unallocated", "device", "in a collective",
   };
   return kNames[static_cast<size_t>(skip)];
 }
@@ -189,9 +186,8 @@ Verdict check_finite(const at::Tensor& tensor) {
   const Subject subject(tensor);
   if (subject.skip != Skip::kNone) return {subject.skip, true, 0};
   const at::Tensor& values = subject.look_at(tensor);
-  const bool finite = for_each_span(values, subject.format, [&](const char* data, int64_t words) {
-    return all_finite(data, words, subject.format);
-  });
+  const bool finite = for_each_span(
+      values, subject.format, [&](const char* data, int64_t words) { return all_finite(data, words, subject.format); });
   return {Skip::kNone, finite, values.numel() * subject.format.element_bytes()};
 }
 

@@ -16,18 +16,18 @@ namespace torchnan {
 // Why a tensor was passed by.
 enum class Skip : uint8_t {
   kNone,
-  kNotFloating,   // its dtype cannot hold a NaN
-  kEmpty,         // no elements
-  kMeta,          // no data by nature
-  kFake,          // a FakeTensor: no data by nature
-  kSubclass,      // a Python subclass: the operations inside it are seen on their own
-  kFunctorch,     // wrapped by vmap, grad, jvp or functionalize: likewise
+  kNotFloating,  // its dtype cannot hold a NaN
+  kEmpty,        // no elements
+  kMeta,         // no data by nature
+  kFake,         // a FakeTensor: no data by nature
+  kSubclass,     // a Python subclass: the operations inside it are seen on their own
+  kFunctorch,    // wrapped by vmap, grad, jvp or functionalize: likewise
   kQuantized,
-  kZeroTensor,    // zeros by definition, without memory
-  kOpaque,        // no strided memory: mkldnn, xla
-  kUnallocated,   // its storage has been freed or not yet filled
-  kDevice,        // on a device torchnan cannot read
-  kCollective,    // still being written by a collective
+  kZeroTensor,   // zeros by definition, without memory
+  kOpaque,       // no strided memory: mkldnn, xla
+  kUnallocated,  // its storage has been freed or not yet filled
+  kDevice,       // on a device torchnan cannot read
+  kCollective,   // still being written by a collective
   kCount,
 };
 const char* name_of(Skip skip);

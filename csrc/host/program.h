@@ -22,9 +22,9 @@ using SiteId = uint32_t;
 
 // Where an operation ran, as far as it is known without resolving anything.
 struct Site {
-  SiteId live = 0;     // the stack at the moment of the operation
-  SiteId forward = 0;  // in the backward pass: the stack of the forward operation that made the node
-  std::string node;    // "LogBackward0", empty outside the backward pass
+  SiteId live = 0;        // the stack at the moment of the operation
+  SiteId forward = 0;     // in the backward pass: the stack of the forward operation that made the node
+  std::string node;       // "LogBackward0", empty outside the backward pass
   uint64_t node_run = 0;  // which execution of it; 0 outside the backward pass
   bool grad_mode = false;
   uint64_t thread = 0;

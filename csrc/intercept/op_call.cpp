@@ -33,6 +33,7 @@ OpCall::OpCall(const c10::OperatorHandle& op, const OpPlan& plan, c10::DispatchK
 void OpCall::run() {
   thread_.counters().ops.add(1);
   note_call_site();
+  if (lineage().in_use()) note_backward();
   if (plan_.course == OpPlan::Course::kSite || !watches_this_pass()) {
     redispatch();
     return;
@@ -70,6 +71,13 @@ void OpCall::note_call_site() {
   thread_.last_sequence = sequence;
   CallSiteRing::here().note(sequence - 1, program().capture());
   thread_.counters().call_sites.add(1);
+}
+
+void OpCall::note_backward() {
+  const int pass = torch::autograd::get_current_graph_task_id();
+  if (pass == thread_.last_backward_pass) return;
+  thread_.last_backward_pass = pass;
+  if (pass != -1) judge_beginning_of_backward(watch_);
 }
 
 void OpCall::keep_arguments() {

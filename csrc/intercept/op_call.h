@@ -25,6 +25,7 @@ class OpCall {
   bool watches_this_pass() const;
   CallFacts facts() const;
   void note_call_site();
+  void note_backward();
   void keep_arguments();
   void look_at_arguments();
   void look_at_argument(const at::Tensor& argument, bool overwritten);

@@ -119,9 +119,7 @@ class PlanTable {
     std::atomic<const OpPlan*> plan{nullptr};
   };
 
-  static size_t slot_of(const void* key) {
-    return (reinterpret_cast<uintptr_t>(key) * 0x9e3779b97f4a7c15ull) >> 50;
-  }
+  static size_t slot_of(const void* key) { return (reinterpret_cast<uintptr_t>(key) * 0x9e3779b97f4a7c15ull) >> 50; }
 
   const OpPlan& add(const c10::OperatorHandle& op, const void* key) {
     const std::lock_guard lock(mutex_);
@@ -129,7 +127,8 @@ class PlanTable {
     for (; slots_[i].key.load(std::memory_order_relaxed) != nullptr; i = (i + 1) % kSlots) {
       if (slots_[i].key.load(std::memory_order_relaxed) == key) return *slots_[i].plan.load();
     }
-    if (plans_.size() >= OpPlan::kMaxPlans) {  // thousands of custom operators: the late ones are looked up under the lock
+    if (plans_.size() >=
+        OpPlan::kMaxPlans) {  // thousands of custom operators: the late ones are looked up under the lock
       std::unique_ptr<OpPlan>& late = late_plans_[key];
       if (late == nullptr) late = std::make_unique<OpPlan>(make_plan(op));
       return *late;

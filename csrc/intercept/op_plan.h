@@ -35,7 +35,7 @@ struct OpPlan {
   uint16_t arguments = 0;
   uint16_t returns = 0;
 
-  c10::SmallVector<uint16_t, 6> kept_arguments;     // tensors, tensor lists, numbers: kept until the call is judged
+  c10::SmallVector<uint16_t, 6> kept_arguments;   // tensors, tensor lists, numbers: kept until the call is judged
   c10::SmallVector<uint16_t, 4> checked_returns;  // freshly made, or the tensor written to
   c10::SmallVector<Written, 4> written;
   c10::SmallVector<std::string, 6> argument_names;

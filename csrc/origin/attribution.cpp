@@ -22,9 +22,12 @@ std::atomic<uint64_t> next_sequence{1};
 
 Kind worst(Kinds kinds) { return kinds.nan() ? Kind::kNaN : Kind::kInf; }
 
+// As Python spells it: "float32".
+std::string dtype_name(const at::Tensor& tensor) { return std::string(c10::getDtypeNames(tensor.scalar_type()).first); }
+
 void tell_tensor(const at::Tensor& tensor, const Census& census, Finding& facts) {
   facts.device = tensor.device().str();
-  facts.dtype = c10::toString(tensor.scalar_type());
+  facts.dtype = dtype_name(tensor);
   facts.shape = tensor.sizes().vec();
   facts.strides = tensor.strides().vec();
   facts.nan = census.tally.nan;
@@ -111,7 +114,7 @@ std::vector<InputSummary> summarise_inputs(const CallFacts& call) {
     if (inputs.size() == kMaxInputsTold) break;
     InputSummary input;
     input.name = argument.name;
-    input.dtype = c10::toString(argument.tensor.scalar_type());
+    input.dtype = dtype_name(argument.tensor);
     input.overwritten = argument.overwritten;
     const at::Tensor tensor = readable(argument.tensor);
     const at::Tensor& shaped = tensor.defined() ? tensor : argument.tensor;
@@ -140,9 +143,9 @@ class Inquiry {
     for (const BadArgument& argument : bad_arguments_) {
       inherited_ |= argument.kinds;
       const Root& root = *argument.record->root();
-      const bool outranks = cause_ == nullptr || (cause_->root()->deliberate() && !root.deliberate()) ||
-                            (cause_->root()->deliberate() == root.deliberate() &&
-                             root.sequence < cause_->root()->sequence);
+      const bool outranks =
+          cause_ == nullptr || (cause_->root()->deliberate() && !root.deliberate()) ||
+          (cause_->root()->deliberate() == root.deliberate() && root.sequence < cause_->root()->sequence);
       if (outranks) cause_ = argument.record;
     }
     constants_ = kinds_of_numbers(call_);
@@ -252,8 +255,7 @@ Lineage::RecordPtr record_of_argument(const CallFacts& call, const at::Tensor& a
   return record;
 }
 
-void attribute(const CallFacts& call, c10::SmallVectorImpl<BadArgument>& bad_arguments,
-               c10::ArrayRef<Result> results) {
+void attribute(const CallFacts& call, c10::SmallVectorImpl<BadArgument>& bad_arguments, c10::ArrayRef<Result> results) {
   Inquiry inquiry(call, bad_arguments);
   for (const BadArgument& argument : bad_arguments) argument.record->root()->used = true;
   for (const Result& result : results) {

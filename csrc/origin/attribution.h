@@ -47,7 +47,6 @@ Lineage::RecordPtr record_of_argument(const CallFacts& call, const at::Tensor& a
 
 // Finds the cause of each result and remembers it in the lineage, and judges what harm the call itself has done.
 // `bad_arguments` holds those that were known before the call; the others are found here.
-void attribute(const CallFacts& call, c10::SmallVectorImpl<BadArgument>& bad_arguments,
-               c10::ArrayRef<Result> results);
+void attribute(const CallFacts& call, c10::SmallVectorImpl<BadArgument>& bad_arguments, c10::ArrayRef<Result> results);
 
 }  // namespace torchnan

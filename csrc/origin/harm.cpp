@@ -3,6 +3,9 @@
 #include <map>
 #include <mutex>
 
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/node.h>
+
 #include "check/tensor_check.h"
 #include "intercept/op_plan.h"
 #include "origin/make_finding.h"
@@ -102,6 +105,18 @@ void judge_result(const CallFacts& call, const Result& result, const Lineage::Re
   }
 }
 
+// A root that is a view of a scalar has no operation in its own node; the scalar stands for it.
+void judge_beginning_of_backward(Watch& watch) {
+  const auto node = torch::autograd::get_current_node();
+  const auto* inner = torch::autograd::get_current_graph_task_nodes_in_graph();
+  if (node == nullptr || inner == nullptr) return;
+  const bool is_inner = inner->count(node.get()) != 0;
+  for (const Lineage::Alive& made : lineage().made_by(*node)) {
+    if (is_inner && made.tensor.numel() != 1) continue;
+    judge(watch, *made.record, HarmKind::kBackward, kinds_of(made.tensor));
+  }
+}
+
 void judge_tensors(Watch& watch, HarmKind kind, c10::ArrayRef<at::Tensor> tensors,
                    const std::vector<std::string>& names) {
   const bool known_only = kind != HarmKind::kBackward;
@@ -122,8 +137,8 @@ void judge_guard(Watch& watch, const at::Tensor& guarded, const std::string& nam
   const Kinds kinds = kinds_of(tensor);
   const CallFacts guard = reader("torchnan::guard", watch);
   // Outside every scope nothing is remembered: nobody would forget it again.
-  const auto record = open_scopes() > 0 ? record_of_argument(guard, tensor, kinds)
-                                        : external_record(guard, tensor, kinds);
+  const auto record =
+      open_scopes() > 0 ? record_of_argument(guard, tensor, kinds) : external_record(guard, tensor, kinds);
   judge(watch, *record, HarmKind::kGuard, kinds, name);
 }
 

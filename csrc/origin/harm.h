@@ -21,11 +21,14 @@ void judge_before(const CallFacts& call, c10::ArrayRef<BadArgument> bad_argument
 // After a call: has it written into a parameter, or is every origin to be told at once?
 void judge_result(const CallFacts& call, const Result& result, const Lineage::RecordPtr& record);
 
+// The first operation of a backward pass is about to run, in the node of one of its roots: is the root finite?
+void judge_beginning_of_backward(Watch& watch);
+
 // Reports what is non-finite among `tensors` as harm of this kind; names[i], if given, belongs to tensors[i]. For
 // roots of backward, gradients, optimizer state, values read by a host. Roots of backward are looked at even if nobody
 // saw them being made; of the others only what is remembered is.
 TORCHNAN_API void judge_tensors(Watch& watch, HarmKind kind, c10::ArrayRef<at::Tensor> tensors,
-                   const std::vector<std::string>& names = {});
+                                const std::vector<std::string>& names = {});
 
 // A guard: `tensor` must be finite, whether or not anybody saw it being made.
 void judge_guard(Watch& watch, const at::Tensor& tensor, const std::string& name);

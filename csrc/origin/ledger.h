@@ -34,8 +34,8 @@ class Ledger {
   };
   struct Note {
     Known known = Known::kNothing;
-    SiteId site = 0;               // kUnwritten: where it was given out
-    const OpPlan* maker = nullptr; // kUnwritten, kNotJudged: by which operator
+    SiteId site = 0;                // kUnwritten: where it was given out
+    const OpPlan* maker = nullptr;  // kUnwritten, kNotJudged: by which operator
   };
 
   Ledger();

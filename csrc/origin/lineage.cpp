@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <torch/csrc/autograd/variable.h>
+
 #include "check/tensor_check.h"
 
 namespace torchnan {
@@ -34,12 +36,13 @@ Lineage::Region Lineage::region_of(const at::Tensor& tensor, RecordPtr record) {
   region.end = region.begin + span * item;
   region.dense = tensor.is_non_overlapping_and_dense();
   region.record = std::move(record);
+  region.tensor = tensor.getIntrusivePtr();
   return region;
 }
 
 at::Tensor Lineage::tensor_of(const Region& region, c10::intrusive_ptr<c10::StorageImpl> storage) {
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(
-      c10::Storage(std::move(storage)), region.keys, c10::scalarTypeToTypeMeta(region.dtype));
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)), region.keys,
+                                                         c10::scalarTypeToTypeMeta(region.dtype));
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(region.sizes, region.strides, region.offset);
   return tensor;
 }
@@ -127,9 +130,27 @@ std::vector<Lineage::Alive> Lineage::alive() const {
       if (kinds_of(tensor).any()) found.push_back({std::move(tensor), region.record});
     }
   }
-  std::sort(found.begin(), found.end(), [](const Alive& a, const Alive& b) {
-    return a.record->root()->sequence < b.record->root()->sequence;
-  });
+  std::sort(found.begin(), found.end(),
+            [](const Alive& a, const Alive& b) { return a.record->root()->sequence < b.record->root()->sequence; });
+  return found;
+}
+
+std::vector<Lineage::Alive> Lineage::made_by(const torch::autograd::Node& node) const {
+  std::vector<Alive> candidates;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [key, entry] : entries_) {
+      for (const Region& region : entry.regions) {
+        if (auto tensor = region.tensor.lock()) candidates.push_back({at::Tensor(std::move(tensor)), region.record});
+      }
+    }
+  }
+  std::vector<Alive> found;
+  for (Alive& candidate : candidates) {
+    // Not grad_fn(), which may compute the history of a view anew.
+    const auto* meta = torch::autograd::impl::get_autograd_meta(candidate.tensor);
+    if (meta != nullptr && meta->grad_fn_.get() == &node) found.push_back(std::move(candidate));
+  }
   return found;
 }
 

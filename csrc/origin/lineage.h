@@ -15,6 +15,10 @@
 
 #include "origin/record.h"
 
+namespace torch::autograd {
+struct Node;
+}
+
 namespace torchnan {
 
 // Non-finite values by the storage that holds them. Keeps no tensor alive: an entry ends with its storage, is
@@ -45,6 +49,9 @@ class TORCHNAN_API Lineage {
   // What is still alive and still non-finite.
   std::vector<Alive> alive() const;
 
+  // The tensors that the program still has and that this backward node is the history of.
+  std::vector<Alive> made_by(const torch::autograd::Node& node) const;
+
   // Drops entries whose storage has died, handing their records over.
   void sweep(const std::function<void(const RecordPtr&)>& died);
   void clear();
@@ -56,11 +63,12 @@ class TORCHNAN_API Lineage {
     c10::DispatchKeySet keys;
     std::vector<int64_t> sizes;
     std::vector<int64_t> strides;
-    int64_t offset = 0;      // elements
-    int64_t begin = 0;       // bytes: the span of its elements
+    int64_t offset = 0;  // elements
+    int64_t begin = 0;   // bytes: the span of its elements
     int64_t end = 0;
     bool dense = false;
     RecordPtr record;
+    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor{at::Tensor().getIntrusivePtr()};
   };
   struct Entry {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;

@@ -35,12 +35,12 @@ struct Root {
   Site site;
   std::weak_ptr<Watch> watch;  // the scope it was born in
   c10::weak_intrusive_ptr<c10::StorageImpl> storage{c10::intrusive_ptr<c10::StorageImpl>()};  // where it was found
-  bool scalar = false;    // without dimensions
-  bool parameter = false; // a leaf that requires grad
-  bool unwritten = false; // the memory came from empty() and nobody wrote it
-  bool foreign = false;   // the memory was known to be finite before, or a compiled graph wrote it
-  Site allocation;        // of unwritten memory
-  std::string allocator;  // the op that gave it out
+  bool scalar = false;                                                                        // without dimensions
+  bool parameter = false;  // a leaf that requires grad
+  bool unwritten = false;  // the memory came from empty() and nobody wrote it
+  bool foreign = false;    // the memory was known to be finite before, or a compiled graph wrote it
+  Site allocation;         // of unwritten memory
+  std::string allocator;   // the op that gave it out
 
   std::atomic<bool> used{false};      // an operation has read it
   std::atomic<bool> reported{false};  // one alarm per cause

@@ -13,9 +13,7 @@ py::object finding_class(const char* name) { return py::module_::import("torchna
 
 py::object or_none(const std::string& text) { return text.empty() ? py::object(py::none()) : py::str(text); }
 
-py::object to_python(const Frame& frame) {
-  return finding_class("Frame")(frame.file, frame.line, frame.function);
-}
+py::object to_python(const Frame& frame) { return finding_class("Frame")(frame.file, frame.line, frame.function); }
 
 py::object to_python(const InputSummary& input) {
   const Tally& t = input.tally;
@@ -23,9 +21,7 @@ py::object to_python(const InputSummary& input) {
                                 t.nan, t.posinf, t.neginf, input.overwritten, or_none(input.constant));
 }
 
-py::object to_python(const LineageStep& step) {
-  return finding_class("Step")(step.op, or_none(step.file), step.line);
-}
+py::object to_python(const LineageStep& step) { return finding_class("Step")(step.op, or_none(step.file), step.line); }
 
 py::object to_python(const Harm& harm) {
   return finding_class("Harm")(name_of(harm.kind), or_none(harm.name), or_none(harm.file), harm.line, describe(harm));
@@ -99,8 +95,8 @@ Phase phase_from(const std::string& name) {
 }
 
 HarmKind harm_kind_from(const std::string& name) {
-  for (const HarmKind kind : {HarmKind::kBackward, HarmKind::kGradient, HarmKind::kParameter,
-                              HarmKind::kOptimizerState, HarmKind::kRead, HarmKind::kGuard}) {
+  for (const HarmKind kind : {HarmKind::kBackward, HarmKind::kGradient, HarmKind::kParameter, HarmKind::kOptimizerState,
+                              HarmKind::kRead, HarmKind::kGuard}) {
     if (name == name_of(kind)) return kind;
   }
   throw std::invalid_argument("no such harm: " + name);

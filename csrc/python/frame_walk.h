@@ -8,8 +8,8 @@
 namespace torchnan {
 
 struct RawFrame {
-  PyCodeObject* code;  // borrowed: alive as long as the frame runs
-  int instruction;     // offset in bytes, as PyCode_Addr2Line() takes it
+  PyCodeObject* code;     // borrowed: alive as long as the frame runs
+  int instruction;        // offset in bytes, as PyCode_Addr2Line() takes it
   PyObject* first_local;  // borrowed: the first argument, or null
 };
 

@@ -4,9 +4,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
-#include <torch/headeronly/version.h>
 
-#include "host/program.h"
 #include "intercept/dispatch_key.h"
 #include "intercept/session.h"
 #include "origin/harm.h"
@@ -51,8 +49,7 @@ void bind_watch(py::module_& m) {
       .def("report", &Watch::report)
       .def("stats", [](const Watch& watch) { return to_python(watch.stats()); })
       .def("mark_step", &Watch::mark_step)
-      .def("count_step", &Watch::count_step)
-      .def("count_internal_error", &Watch::count_internal_error);
+      .def("count_step", &Watch::count_step);
 }
 
 void bind_session(py::module_& m) {
@@ -63,17 +60,15 @@ void bind_session(py::module_& m) {
   m.def("current_watch", &current_watch);
   m.def("open_scopes", &open_scopes);
   m.def("anything_nonfinite", [] { return lineage().in_use(); });
-  m.def("judge", &judge, py::arg("harm"), py::arg("tensors"), py::arg("names") = std::vector<std::string>{}, without_gil);
-  m.def("install_interceptor", [] { return static_cast<int>(install_interceptor()); });
+  m.def("judge", &judge, py::arg("harm"), py::arg("tensors"), py::arg("names") = std::vector<std::string>{},
+        without_gil);
   m.def("interceptor_key_name", [] { return std::string(c10::toString(install_interceptor())); });
 }
 
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
-  m.attr("built_for_torch") = TORCH_VERSION;
   m.def("plug_in", &plug_in_python);
-  m.def("capture", [] { return program().capture(); });
   bind_watch(m);
   bind_session(m);
 }

@@ -84,7 +84,8 @@ class PythonProgram final : public Program {
     try {
       question();
     } catch (const std::exception& error) {
-      const_cast<Watch&>(watch).count_internal_error(std::string("part of a report could not be made: ") + error.what());
+      const_cast<Watch&>(watch).count_internal_error(std::string("part of a report could not be made: ") +
+                                                     error.what());
     }
   }
 

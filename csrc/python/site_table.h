@@ -21,7 +21,7 @@ namespace torchnan {
 class SiteTable {
  public:
   struct Frame {
-    PyObject* code;    // owned
+    PyObject* code;  // owned
     int instruction;
     PyObject* module;  // owned weak reference, or null
   };
@@ -37,7 +37,7 @@ class SiteTable {
   std::vector<Frame> frames(SiteId site);
 
  private:
-  static constexpr size_t kMaxDepth = 96;      // frames beyond the innermost of these are left out
+  static constexpr size_t kMaxDepth = 96;       // frames beyond the innermost of these are left out
   static constexpr size_t kMaxSites = 1 << 15;  // more different stacks are not told apart
 
   using Stack = std::array<RawFrame, kMaxDepth>;

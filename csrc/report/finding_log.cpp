@@ -10,8 +10,8 @@ namespace {
 // Two findings are the same if the same operation at the same line made the same kind in the same way.
 std::string identity(const Finding& f) {
   const Frame where = f.stack.empty() ? Frame{} : f.stack.front();
-  return fmt::format("{}|{}|{}|{}|{}|{}|{}|{}|{}|{}", name_of(f.level), name_of(f.kind), name_of(f.origin), f.op, f.node,
-                     f.module.value_or("-"), f.name, where.file, where.line, f.harm.name);
+  return fmt::format("{}|{}|{}|{}|{}|{}|{}|{}|{}|{}", name_of(f.level), name_of(f.kind), name_of(f.origin), f.op,
+                     f.node, f.module.value_or("-"), f.name, where.file, where.line, f.harm.name);
 }
 
 }  // namespace

@@ -39,7 +39,7 @@ class TORCHNAN_API FindingLog {
   std::unordered_map<std::string, size_t> index_;  // by what makes two findings the same
   int64_t repeats_ = 0;
   int64_t dropped_ = 0;
-  std::mutex sink_mutex_;     // one emit at a time; taken after the list's is given back
+  std::mutex sink_mutex_;  // one emit at a time; taken after the list's is given back
   std::vector<std::unique_ptr<Sink>> sinks_;
 };
 

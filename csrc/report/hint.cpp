@@ -61,7 +61,7 @@ std::string of_exponential(const Finding& f) {
 std::string of_narrowing(const Finding& f) {
   const InputSummary* x = input(f, 0);
   if (f.kind != Kind::kInf || x == nullptr || !x->tally.absmax || x->dtype == f.dtype) return "";
-  if (f.dtype != "Half" || *x->tally.absmax <= 65504) return "";
+  if (f.dtype != "float16" || *x->tally.absmax <= 65504) return "";
   return fmt::format("the largest value, {:.6g}, is beyond 65504, the largest that float16 can hold", *x->tally.absmax);
 }
 

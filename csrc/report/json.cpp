@@ -76,10 +76,9 @@ std::string to_json(const Finding& f) {
       {"neginf", f.neginf},
       {"first_index", f.first_index},
       {"inputs", list(f.inputs, input)},
-      {"lineage", list(f.lineage,
-                       [](const LineageStep& s) {
-                         return Json{{"op", s.op}, {"file", text_or_null(s.file)}, {"line", s.line}};
-                       })},
+      {"lineage",
+       list(f.lineage,
+            [](const LineageStep& s) { return Json{{"op", s.op}, {"file", text_or_null(s.file)}, {"line", s.line}}; })},
       {"lineage_omitted", f.lineage_omitted},
       {"harm",
        {{"kind", name_of(f.harm.kind)},

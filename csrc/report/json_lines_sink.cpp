@@ -36,7 +36,8 @@ class JsonLinesSink final : public Sink {
     const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd >= 0) return fd;
     const char* advice = errno == ELOOP ? "give a path that is not a link" : "give a path that can be written to";
-    throw std::system_error(errno, std::generic_category(), fmt::format("log '{}' cannot be opened ({})", path, advice));
+    throw std::system_error(errno, std::generic_category(),
+                            fmt::format("log '{}' cannot be opened ({})", path, advice));
   }
 
   // After fork(): the parent's file is the parent's.

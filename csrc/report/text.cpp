@@ -14,15 +14,13 @@ namespace {
 constexpr size_t kFramesShown = 5;
 constexpr size_t kInputsShown = 4;
 
+// "float32" -> "f32", "bfloat16" -> "bf16".
 std::string short_dtype(const std::string& dtype) {
-  static constexpr std::pair<const char*, const char*> kNames[] = {
-      {"Float", "f32"},        {"Double", "f64"},        {"Half", "f16"},          {"BFloat16", "bf16"},
-      {"ComplexFloat", "c64"}, {"ComplexDouble", "c128"}, {"ComplexHalf", "c32"},  {"Long", "i64"},
-      {"Int", "i32"},          {"Short", "i16"},         {"Char", "i8"},           {"Byte", "u8"},
-      {"Bool", "bool"},
+  static constexpr std::pair<std::string_view, std::string_view> kNames[] = {
+      {"float8", "f8"}, {"float", "f"}, {"bfloat", "bf"}, {"complex", "c"}, {"uint", "u"}, {"int", "i"},
   };
   for (const auto& [name, brief] : kNames) {
-    if (dtype == name) return brief;
+    if (dtype.starts_with(name)) return std::string(brief) + dtype.substr(name.size());
   }
   return dtype;
 }
@@ -33,6 +31,11 @@ std::string type_of(const std::string& dtype, const std::vector<int64_t>& shape)
 
 std::string place(const std::string& file, int64_t line) {
   return fmt::format("{}:{}", printable(short_path(file)), line);
+}
+
+// In a row of several, the file's own name does.
+std::string brief_place(const std::string& file, int64_t line) {
+  return fmt::format("{}:{}", printable(file.substr(file.rfind('/') + 1)), line);
 }
 
 // A count is told only if there is something to count.
@@ -110,7 +113,8 @@ std::string told_lineage(const Finding& f) {
       steps.push_back(fmt::format("... {} more", f.lineage_omitted));
     }
     const LineageStep& step = f.lineage[i];
-    steps.push_back(step.file.empty() ? bare(step.op) : fmt::format("{} ({})", bare(step.op), place(step.file, step.line)));
+    steps.push_back(step.file.empty() ? bare(step.op)
+                                      : fmt::format("{} ({})", bare(step.op), brief_place(step.file, step.line)));
   }
   return fmt::format("{}", fmt::join(steps, " -> "));
 }
@@ -155,7 +159,7 @@ std::string describe(const Harm& harm) {
     case HarmKind::kUnused:
       return "nothing ever used it";
   }
-  if (!harm.file.empty()) text += fmt::format(" ({})", place(harm.file, harm.line));
+  if (!harm.file.empty()) text += fmt::format(" ({})", brief_place(harm.file, harm.line));
   return text;
 }
 

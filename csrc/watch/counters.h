@@ -12,9 +12,7 @@ namespace torchnan {
 // An exact count without a locked instruction: only one thread writes it.
 class Counter {
  public:
-  void add(int64_t n) noexcept {
-    value_.store(value_.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
-  }
+  void add(int64_t n) noexcept { value_.store(value_.load(std::memory_order_relaxed) + n, std::memory_order_relaxed); }
   int64_t value() const noexcept { return value_.load(std::memory_order_relaxed); }
 
  private:

@@ -26,8 +26,9 @@ bool matches_any(const std::vector<std::string>& patterns, const std::string& op
 
 Watch::Watch(Options options)
     : options_(std::move(options)),
-      skipped_(options_.skip_ops.empty() ? nullptr : new std::atomic<Answer>[kMaxIndex]{}),
-      log_(options_.max_findings, [this](const char* what) { count_internal_error(fmt::format("writing a finding failed: {}", what)); }) {
+      skipped_(options_.skip_ops.empty() ? nullptr : new std::atomic<Answer>[kMaxIndex] {}),
+      log_(options_.max_findings,
+           [this](const char* what) { count_internal_error(fmt::format("writing a finding failed: {}", what)); }) {
   if (!options_.log.empty()) log_.add_sink(json_lines_sink(options_.log));
 }
 

@@ -1,6 +1,6 @@
 """torchnan names the operation that made a NaN or an Inf: forward, backward and in the optimizer."""
 
-from torchnan._load import _C  # isort: skip - first: says why if the core cannot be loaded
+from torchnan._load import _C as _C  # isort: skip - first: says why if the core cannot be loaded
 from torchnan import _environment, _errors, _program
 from torchnan._detect import detect, set_detect
 from torchnan._errors import NonFiniteError, NonFiniteWarning

@@ -14,7 +14,7 @@ from torchnan._finding import Finding
 from torchnan._load import _C
 
 
-class detect(contextlib.ContextDecorator):  # noqa: N801 - reads as a verb, as torch.autograd.detect_anomaly does
+class detect(contextlib.ContextDecorator):
     """Watches every operation, forward, backward and in the optimizer, and reports what made a NaN or an Inf.
 
     A context manager and a decorator. Scopes nest: the innermost decides what a finding does, all keep it. The same

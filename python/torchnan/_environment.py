@@ -27,10 +27,11 @@ def options_from(environment: Mapping[str, str]) -> dict[str, Any] | None:
     mode = environment.get("TORCHNAN", "")
     if mode not in ("", *MODES):
         raise _options.OptionError(f"TORCHNAN={mode} cannot be used: it takes one of {', '.join(MODES)}.")
-    given = {_name(variable): _value(variable, text) for variable, text in sorted(environment.items()) if _is_ours(variable)}
-    if mode in _options.ACTIONS:
-        if given.setdefault("action", mode) != mode:
-            raise _options.OptionError(f"TORCHNAN={mode} and TORCHNAN_ACTION={given['action']} disagree: set one of them.")
+    given = {
+        _name(variable): _value(variable, text) for variable, text in sorted(environment.items()) if _is_ours(variable)
+    }
+    if mode in _options.ACTIONS and given.setdefault("action", mode) != mode:
+        raise _options.OptionError(f"TORCHNAN={mode} and TORCHNAN_ACTION={given['action']} disagree: set one of them.")
     options = _options.check(given)
     return None if mode in ("", "0") else options
 
@@ -46,9 +47,9 @@ def _name(variable: str) -> str:
 def _value(variable: str, text: str) -> Any:
     known = [f"TORCHNAN_{option.upper()}" for option in _options.TABLE]
     if variable not in known:
-        raise _options.OptionError(
-            f"there is no variable {variable}.{_options.nearest(variable, known)} Variables: TORCHNAN, {', '.join(known)}."
-        )
+        nearest = _options.nearest(variable, known)
+        known_text = ", ".join(known)
+        raise _options.OptionError(f"there is no variable {variable}.{nearest} Variables: TORCHNAN, {known_text}.")
     option = _options.TABLE[_name(variable)]
     try:
         value = option.parse(text)

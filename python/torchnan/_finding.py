@@ -24,7 +24,7 @@ class Input:
 
     Attributes:
         name: of the argument in the operator's schema, ``"self"`` or ``"tensors[3]"``.
-        dtype: ``"Float"``, as PyTorch's C++ side spells it.
+        dtype: ``"float32"``.
         shape: sizes.
         min: smallest finite element, ``None`` if there is none (likewise ``max``, ``absmax``).
         nan: how many elements are NaN (likewise ``posinf``, ``neginf``).

@@ -142,11 +142,12 @@ def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 def _let_higher_order_ops_pass() -> None:
     key = torch._C._parse_dispatch_key(_C.interceptor_key_name())
+    assert key is not None  # the core has registered on it
     defaults = torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
     if key not in defaults:
         defaults.append(key)
     for op in torch._ops._higher_order_ops.values():
-        op.fallthrough(key)
+        op.fallthrough(key)  # type: ignore[no-untyped-call]
 
 
 # -- threads: the dispatch key belongs to one

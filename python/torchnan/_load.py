@@ -4,27 +4,39 @@ from __future__ import annotations
 
 import torch
 
+REMEDY = "Make it again for this one: pip install --no-build-isolation --force-reinstall --no-deps torchnan"
+
 
 def _release(version: str) -> str:
     return ".".join(version.split("+")[0].split(".")[:2])
 
 
-def _why_not(error: ImportError) -> str:
-    return (
-        f"torchnan's compiled core could not be loaded beside PyTorch {torch.__version__}: {error}. "
-        "It is made for one release of PyTorch; make it again for this one: "
-        "pip install --no-build-isolation --force-reinstall --no-deps torchnan"
-    )
+def check(built_for: str, running: str) -> None:
+    """Refuses a PyTorch that the core was not built for, before any of it is loaded.
+
+    Raises:
+        ImportError: says what was built, what runs and what to do.
+    """
+    if _release(built_for) != _release(running):
+        raise ImportError(
+            f"torchnan was built for PyTorch {built_for}, and this is PyTorch {running}. Its core uses PyTorch's C++ "
+            f"internals, which change with every release. {REMEDY}"
+        )
 
 
 try:
-    from torchnan import _C
-except ImportError as error:
-    raise ImportError(_why_not(error)) from error
-
-if _release(_C.built_for_torch) != _release(torch.__version__):
+    from torchnan import _build
+except ImportError:
     raise ImportError(
-        f"torchnan was built for PyTorch {_C.built_for_torch}, this is PyTorch {torch.__version__}. "
-        "Its core uses PyTorch's C++ internals, which change with every release. Make it again for this one: "
-        "pip install --no-build-isolation --force-reinstall --no-deps torchnan"
-    )
+        "torchnan has not been built: this is its source folder. Install it (make build, or pip install "
+        "--no-build-isolation .) and run Python from another folder, or without this one in PYTHONPATH."
+    ) from None
+
+check(_build.torch_version, torch.__version__)
+
+try:
+    from torchnan import _C as _C
+except ImportError as error:
+    raise ImportError(
+        f"torchnan's core could not be loaded beside PyTorch {torch.__version__}: {error}. {REMEDY}"
+    ) from error

@@ -133,7 +133,7 @@ def held(storages: list[int]) -> list[int]:
 
 def _storage_of(tensor: torch.Tensor) -> int:
     try:
-        return tensor.untyped_storage()._cdata
+        return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):  # it has none
         return 0
 

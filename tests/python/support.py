@@ -25,6 +25,8 @@ def run(arguments: list[str], *, cwd: Path | None = None, **variables: str) -> s
     )
 
 
-def run_python(code: str, *arguments: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+def run_python(
+    code: str, *arguments: str, cwd: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Runs Python code in a process of its own."""
     return run([sys.executable, "-c", code, *arguments], cwd=cwd, **variables)

@@ -31,7 +31,7 @@ def test_raises_at_the_first_harm_and_names_the_origin():
     assert (finding.file, finding.line) == (__file__, line_of(make_nan, "# HERE"))
     assert finding.stack[0].function == "make_nan"
     assert (finding.nan, finding.posinf, finding.neginf, finding.first_index) == (1, 0, 0, (1,))
-    assert (finding.dtype, finding.shape, finding.strides, finding.device) == ("Float", (2,), (1,), "cpu")
+    assert (finding.dtype, finding.shape, finding.strides, finding.device) == ("float32", (2,), (1,), "cpu")
     assert finding.harm.kind == "read"
     assert [step.op for step in finding.lineage] == ["aten::sum"]
     assert str(raised.value) == str(finding)

@@ -56,7 +56,6 @@ with torchnan.detect(action="log") as watch:
         loss.backward()
         optimizer.step()
 first = watch.first
-held = [float(p.detach().sum()) if not hasattr(p, "to_local") else float(p.to_local().sum()) for p in model.parameters()]
 result = dict(
     rank=rank,
     first=None if first is None else dict(op=first.op, rank=first.rank, module=first.module, line=first.line),

@@ -7,7 +7,6 @@ import torch
 from torch.library import opcheck
 
 import torchnan
-
 from support import run_python
 
 ops = torch.ops.torchnan
@@ -105,7 +104,11 @@ def test_operators_pass_pytorchs_own_check(op, arguments):
 def test_operators_work_in_torchscript():
     @torch.jit.script
     def f(x: torch.Tensor):
-        return torch.ops.torchnan.guard(x, "s"), torch.ops.torchnan.all_finite([x]), torch.ops.torchnan.count_nonfinite(x)
+        return (
+            torch.ops.torchnan.guard(x, "s"),
+            torch.ops.torchnan.all_finite([x]),
+            torch.ops.torchnan.count_nonfinite(x),
+        )
 
     guarded, finite, counts = f(torch.ones(2))
     assert guarded.tolist() == [1.0, 1.0]

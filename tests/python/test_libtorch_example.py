@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import torchnan
-
 from support import REPOSITORY, run
 
 

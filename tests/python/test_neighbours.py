@@ -76,7 +76,9 @@ def flexed(x):
 SUBJECTS = {
     "vmap": Subject(lambda x: torch.vmap(lambda row: row.log())(x.expand(2, 3)), "aten::log"),
     "grad": Subject(lambda x: torch.func.grad(root)(x), "aten::div", sick=torch.zeros(3)),
-    "vmap of grad": Subject(lambda x: torch.vmap(torch.func.grad(root))(x.expand(2, 3)), "aten::div", sick=torch.zeros(3)),
+    "vmap of grad": Subject(
+        lambda x: torch.vmap(torch.func.grad(root))(x.expand(2, 3)), "aten::div", sick=torch.zeros(3)
+    ),
     "jvp": Subject(lambda x: torch.func.jvp(logarithm, (x,), (x,)), "aten::log"),
     "jacrev": Subject(lambda x: torch.func.jacrev(torch.sqrt)(x), "aten::div", sick=torch.zeros(3)),
     "functionalize": Subject(lambda x: torch.func.functionalize(torch.log)(x), "aten::log"),

@@ -118,7 +118,10 @@ BAD_ENVIRONMENT = [
     ({"TORCHNAN": "1", "TORCHNAN_MAX_FINDINGS": "many"}, "TORCHNAN_MAX_FINDINGS=many cannot be used"),
     ({"TORCHNAN": "1", "TORCHNAN_MAX_FINDINGS": "-1"}, "it takes an integer of at least 1"),
     ({"TORCHNAN": "1", "TORCHNAN_SKIP_OPS": "a,,b"}, "TORCHNAN_SKIP_OPS=a,,b cannot be used"),
-    ({"TORCHNAN": "1", "TORCHNAN_ACTION": "print"}, "TORCHNAN_ACTION=print cannot be used: it takes raise, warn or log"),
+    (
+        {"TORCHNAN": "1", "TORCHNAN_ACTION": "print"},
+        "TORCHNAN_ACTION=print cannot be used: it takes raise, warn or log",
+    ),
     ({"TORCHNAN": "warn", "TORCHNAN_ACTION": "log"}, "TORCHNAN=warn and TORCHNAN_ACTION=log disagree"),
     ({"TORCHNAN": "1", "TORCHNAN_LOG": ""}, "TORCHNAN_LOG= cannot be used: it takes a path"),
     ({"TORCHNAN_LOG": ""}, "TORCHNAN_LOG= cannot be used"),

@@ -93,12 +93,12 @@ struct Finding {
   Origin origin = Origin::kOp;
   Phase phase = Phase::kForward;
 
-  std::string op;       // "aten::log"; the allocating op for kUninit; the first reader for other external values
-  std::string overload; // "Tensor"
-  int64_t output = 0;   // which of its outputs
-  std::string node;     // "LogBackward0" in the backward pass, else empty
+  std::string op;        // "aten::log"; the allocating op for kUninit; the first reader for other external values
+  std::string overload;  // "Tensor"
+  int64_t output = 0;    // which of its outputs
+  std::string node;      // "LogBackward0" in the backward pass, else empty
   std::optional<std::string> module;  // dotted path, "" is the root, absent outside every module
-  std::string name;     // of the parameter or buffer
+  std::string name;                   // of the parameter or buffer
   std::vector<Frame> stack;           // the user's frame first; in backward that of the forward call
 
   std::optional<int64_t> step;
@@ -111,14 +111,14 @@ struct Finding {
   int64_t nan = 0;
   int64_t posinf = 0;
   int64_t neginf = 0;
-  std::vector<int64_t> first_index;   // of the first non-finite element, in logical order
+  std::vector<int64_t> first_index;  // of the first non-finite element, in logical order
 
   std::vector<InputSummary> inputs;
   std::vector<LineageStep> lineage;
-  int64_t lineage_omitted = 0;        // steps left out before the last one
+  int64_t lineage_omitted = 0;  // steps left out before the last one
   Harm harm;
-  std::string hint;                   // one factual sentence, or empty
-  int64_t repeats = 0;                // how many more times the same was found
+  std::string hint;     // one factual sentence, or empty
+  int64_t repeats = 0;  // how many more times the same was found
 };
 
 TORCHNAN_API const char* name_of(Level level);

@@ -30,8 +30,8 @@ struct TORCHNAN_API Options {
   bool check_nan = true;
   bool check_inf = true;
   When when = When::kHarm;
-  bool backward = true;  // watch the backward pass
-  bool stacks = true;    // keep the forward source line for the backward pass
+  bool backward = true;               // watch the backward pass
+  bool stacks = true;                 // keep the forward source line for the backward pass
   std::vector<std::string> skip_ops;  // "aten::log", "log" or globs such as "aten::_foreach_*": never judged
   int64_t max_findings = 100;         // kept; the rest is counted
   std::string log;                    // path of a JSON-lines file, created owner-only; empty: none

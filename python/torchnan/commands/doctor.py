@@ -9,7 +9,7 @@ import platform
 
 import torch
 
-from torchnan import _environment, _options
+from torchnan import _build, _environment, _options
 from torchnan._load import _C
 
 NAME = "doctor"
@@ -24,7 +24,7 @@ def execute(given: argparse.Namespace) -> int:
     """Prints the table; 1 if detection could not be switched on here."""
     healthy = True
     rows = [
-        ("torchnan", f"{importlib.metadata.version('torchnan')}, built for PyTorch {_C.built_for_torch}"),
+        ("torchnan", f"{importlib.metadata.version('torchnan')}, built for PyTorch {_build.torch_version}"),
         ("PyTorch", f"{torch.__version__}, CUDA {torch.version.cuda or 'not built in'}"),
         ("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
         ("C++ package", f"CMAKE_PREFIX_PATH={os.path.dirname(_C.__file__)}"),

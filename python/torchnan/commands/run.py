@@ -1,8 +1,8 @@
 """Runs a program under detection, as TORCHNAN=raise in front of it would.
 
-    python -m torchnan run train.py --lr 1e-3
-    python -m torchnan run --action warn --log findings.jsonl train.py
-    python -m torchnan run -m torch.distributed.run --nproc-per-node 2 train.py
+python -m torchnan run train.py --lr 1e-3
+python -m torchnan run --action warn --log findings.jsonl train.py
+python -m torchnan run -m torch.distributed.run --nproc-per-node 2 train.py
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _shown(default: object) -> str:
-    return {True: "1", False: "0", None: "none", (): "none"}.get(default, str(default))  # type: ignore[call-overload]
+    if isinstance(default, bool):
+        return str(int(default))
+    return str(default) if default else "none"
 
 
 def execute(given: argparse.Namespace) -> int:

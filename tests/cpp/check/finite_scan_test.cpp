@@ -104,9 +104,8 @@ TEST_P(FiniteScan, AgreesWithTheTypeOnEveryPattern) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(EveryDtype, FiniteScan, testing::ValuesIn(kRealDtypes), [](const auto& test) {
-  return std::string(c10::toString(test.param));
-});
+INSTANTIATE_TEST_SUITE_P(EveryDtype, FiniteScan, testing::ValuesIn(kRealDtypes),
+                         [](const auto& test) { return std::string(c10::toString(test.param)); });
 
 TEST(FiniteScanOfNothing, IsFinite) {
   EXPECT_TRUE(all_finite(nullptr, 0, *float_format(c10::kFloat)));
@@ -114,7 +113,8 @@ TEST(FiniteScanOfNothing, IsFinite) {
 }
 
 TEST(FloatFormat, IsUnknownForWhatCannotHoldANaN) {
-  for (const auto dtype : {c10::kInt, c10::kLong, c10::kBool, c10::kByte, c10::kQInt8, c10::ScalarType::Float4_e2m1fn_x2}) {
+  for (const auto dtype :
+       {c10::kInt, c10::kLong, c10::kBool, c10::kByte, c10::kQInt8, c10::ScalarType::Float4_e2m1fn_x2}) {
     EXPECT_FALSE(float_format(dtype).has_value()) << c10::toString(dtype);
   }
 }

@@ -90,7 +90,9 @@ TEST(CheckFinite, JudgesSparseTensorsByTheirValues) {
   const at::Tensor indices = at::tensor({0, 1, 1, 0}, at::kLong).view({2, 2});
   const at::Tensor coo = at::sparse_coo_tensor(indices, at::tensor({1.0, kNaN}), {2, 2});
   EXPECT_FALSE(check_finite(coo).finite);
-  EXPECT_FALSE(check_finite(at::eye(3).index_put_({at::tensor({1}), at::tensor({1})}, at::full({1}, kInf)).to_sparse_csr()).finite);
+  EXPECT_FALSE(
+      check_finite(at::eye(3).index_put_({at::tensor({1}), at::tensor({1})}, at::full({1}, kInf)).to_sparse_csr())
+          .finite);
   EXPECT_TRUE(check_finite(at::eye(3).to_sparse_csr()).finite);
 }
 

@@ -14,15 +14,19 @@ TEST(Printable, LeavesPlainTextAlone) {
 
 TEST(Printable, ShowsWhatATerminalWouldObey) {
   EXPECT_EQ(printable("\x1b[31mred\x07\n\r"), "\\x1b[31mred\\x07\\x0a\\x0d");
-  EXPECT_EQ(printable("\xc2\x9b" "1m"), "\\x9b1m");               // C1
-  EXPECT_EQ(printable("a\xe2\x80\xae" "b"), "a\\u202eb");          // right-to-left override
+  EXPECT_EQ(printable("\xc2\x9b"
+                      "1m"),
+            "\\x9b1m");  // C1
+  EXPECT_EQ(printable("a\xe2\x80\xae"
+                      "b"),
+            "a\\u202eb");  // right-to-left override
   EXPECT_EQ(printable(std::string_view("nul\0l", 5)), "nul\\x00l");
 }
 
 TEST(Printable, ShowsBrokenUtf8ByteByByte) {
   EXPECT_EQ(printable("\xff\xfe"), "\\xff\\xfe");
-  EXPECT_EQ(printable("\xe2\x82"), "\\xe2\\x82");          // cut
-  EXPECT_EQ(printable("\xc0\xaf"), "\\xc0\\xaf");          // overlong
+  EXPECT_EQ(printable("\xe2\x82"), "\\xe2\\x82");           // cut
+  EXPECT_EQ(printable("\xc0\xaf"), "\\xc0\\xaf");           // overlong
   EXPECT_EQ(printable("\xed\xa0\x80"), "\\xed\\xa0\\x80");  // surrogate
 }
 

@@ -10,9 +10,15 @@
 namespace torchnan {
 
 inline constexpr c10::ScalarType kRealDtypes[] = {
-    c10::ScalarType::Half,           c10::ScalarType::BFloat16,        c10::ScalarType::Float,
-    c10::ScalarType::Double,         c10::ScalarType::Float8_e5m2,     c10::ScalarType::Float8_e4m3fn,
-    c10::ScalarType::Float8_e5m2fnuz, c10::ScalarType::Float8_e4m3fnuz, c10::ScalarType::Float8_e8m0fnu,
+    c10::ScalarType::Half,
+    c10::ScalarType::BFloat16,
+    c10::ScalarType::Float,
+    c10::ScalarType::Double,
+    c10::ScalarType::Float8_e5m2,
+    c10::ScalarType::Float8_e4m3fn,
+    c10::ScalarType::Float8_e5m2fnuz,
+    c10::ScalarType::Float8_e4m3fnuz,
+    c10::ScalarType::Float8_e8m0fnu,
 };
 
 template <typename T>

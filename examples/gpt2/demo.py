@@ -1,0 +1,43 @@
+"""The same training run three times: as it is, under PyTorch's anomaly mode, and under torchnan."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SCRIPT = HERE / "train.py"
+ANOMALY = """
+import runpy, sys, torch
+torch.autograd.set_detect_anomaly(True)
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
+def show(title: str, command: str, arguments: list[str], **variables: str) -> None:
+    print(f"\n\033[1m{title}\033[0m\n$ {command}\n", flush=True)
+    environment = {**os.environ, "TRANSFORMERS_VERBOSITY": "error", **variables}
+    subprocess.run([sys.executable, *arguments], env=environment, cwd=HERE, check=False)
+
+
+def main() -> None:
+    show(
+        "1. The run as it is: the loss turns NaN, nothing says where, and it goes on to the end.",
+        "python train.py",
+        ["train.py"],
+    )
+    show(
+        "2. torch.autograd.set_detect_anomaly(True): the last NaN of the forward pass, not the first.",
+        "python train.py   # with torch.autograd.set_detect_anomaly(True) in it",
+        ["-c", ANOMALY, str(SCRIPT)],
+    )
+    show(
+        "3. torchnan: the operation that made it, its line, its module, its inputs.",
+        "TORCHNAN=raise python train.py",
+        ["train.py"],
+        TORCHNAN="raise",
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,3 @@
+"""Written by the build."""
+
+torch_version: str
