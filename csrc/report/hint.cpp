@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 namespace torchnan {
 namespace {
@@ -52,6 +53,15 @@ std::string of_division(const Finding& f) {
                               : fmt::format("{} holds zeros: x/0 is inf", divisor->name);
 }
 
+// A softmax of finite numbers and -inf is NaN only where there was nothing but -inf.
+std::string of_softmax(const Finding& f) {
+  const InputSummary* x = input(f, 0);
+  if (f.kind != Kind::kNaN || x == nullptr || x->tally.neginf == 0) return "";
+  if (x->tally.nan > 0 || x->tally.posinf > 0) return "";
+  return fmt::format("the row of {} at [{}] is -inf everywhere: softmax of a fully masked row is 0/0", x->name,
+                     fmt::join(f.first_index, ","));
+}
+
 std::string of_exponential(const Finding& f) {
   const InputSummary* x = input(f, 0);
   if (f.kind != Kind::kInf || x == nullptr || !x->tally.max) return "";
@@ -76,6 +86,7 @@ std::string hint_for(const Finding& f) {
   if (is_one_of(op, {"log", "log2", "log10"})) return of_logarithm(f);
   if (is_one_of(op, {"sqrt", "rsqrt"})) return of_square_root(f);
   if (is_one_of(op, {"div", "true_divide", "divide"})) return of_division(f);
+  if (is_one_of(op, {"_softmax", "_log_softmax", "softmax", "log_softmax"})) return of_softmax(f);
   if (is_one_of(op, {"exp"})) return of_exponential(f);
   if (is_one_of(op, {"_to_copy", "copy"})) return of_narrowing(f);
   return "";
