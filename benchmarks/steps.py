@@ -2,9 +2,10 @@
 
     python -m benchmarks.steps [--rounds 15] [--steps mlp,gpt2] [--modes "detect()"] [--json OUT]
 
-Every mode runs once a round, in random order, in one process; a ratio is taken within a round, so that what the
-machine does to a round it does to both. The row "off again" is the plain step measured a second time: it shows what a
-ratio of 1.00 looks like here. Counts are exact and do not depend on the machine.
+Every mode runs once a round, in random order; a ratio is taken within a round, so that what the machine does to a
+round it does to both. "Loaded, off" is this process, with torchnan in it and detection off, against one that has never
+heard of it; all other modes are ratios to "loaded, off". The rows "again (A/A)" time the same thing twice: they show
+what a ratio of 1.00 looks like here. Counts are exact and do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -14,39 +15,52 @@ import json
 import platform
 import random
 import statistics
-import time
 import warnings
+from collections.abc import Callable
 
 import torch
 
 import torchnan
 from benchmarks import modes, workloads
+from benchmarks.plain_process import PlainProcess
+from benchmarks.timing import time_once
 
-BASE = "off"
-
-
-def time_once(workload: workloads.Workload, mode: str) -> float:
-    """Seconds per step."""
-    with modes.ALL[mode](workload):
-        workload.step()  # whatever a mode does at its first step is not its price
-        start = time.perf_counter()
-        for _ in range(workload.repeat):
-            workload.step()
-        return (time.perf_counter() - start) / workload.repeat
+PLAIN, PLAIN_AGAIN = "plain", "plain again (A/A)"
+OFF, OFF_AGAIN = "loaded, off", "off again (A/A)"
 
 
-def measure(workload: workloads.Workload, names: list[str], rounds: int) -> dict[str, list[float]]:
-    """Seconds per step of each mode, round by round."""
-    for _ in range(2):
-        workload.step()
-    times: dict[str, list[float]] = {name: [] for name in names}
+def base_of(name: str) -> str:
+    """What a row is a ratio to."""
+    return PLAIN if name in (PLAIN_AGAIN, OFF) else OFF
+
+
+def timers(key: str, workload: workloads.Workload, names: list[str], threads: int) -> dict[str, Callable[[], float]]:
+    """How to time each row."""
+
+    def under(mode: modes.Mode) -> Callable[[], float]:
+        def timer() -> float:
+            with mode(workload):
+                return time_once(workload)
+
+        return timer
+
+    made: dict[str, Callable[[], float]] = {name: under(modes.ALL[name]) for name in names}
+    made[OFF] = made[OFF_AGAIN] = under(modes.off)
+    for name in (PLAIN, PLAIN_AGAIN):
+        made[name] = PlainProcess(key, threads).time_once
+    return made
+
+
+def measure(timers_: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Seconds per step of each row, round by round."""
+    times: dict[str, list[float]] = {name: [] for name in timers_}
     for _ in range(rounds):
-        for name in random.sample(names, len(names)):
-            times[name].append(time_once(workload, name))
+        for name in random.sample(list(timers_), len(timers_)):
+            times[name].append(timers_[name]())
     return times
 
 
-def count(workload: workloads.Workload) -> dict[str, object]:
+def count(workload: workloads.Workload) -> dict[str, int]:
     """What detect() does in one step, in the second and later ones alike."""
     with torchnan.detect() as watch:
         workload.step()
@@ -54,6 +68,21 @@ def count(workload: workloads.Workload) -> dict[str, object]:
         workload.step()
         after = watch.stats()
     return {key: after[key] - before[key] for key in ("ops", "checked", "bytes", "call_sites")}
+
+
+def print_table(workload: workloads.Workload, times: dict[str, list[float]], counts: dict[str, int]) -> None:
+    """One workload, a row per mode."""
+    print(
+        f"\n{workload.name}: {statistics.median(times[PLAIN]) * 1e3:.2f} ms. In one step detect() sees {counts['ops']} "
+        f"operations, looks at {counts['checked']} tensors and {counts['bytes'] / 1e6:.1f} MB, and notes "
+        f"{counts['call_sites']} call sites."
+    )
+    print(f"  {'':<24}{'median':>8}{'min':>8}{'quartiles':>16}")
+    for name in [PLAIN_AGAIN, OFF, OFF_AGAIN, *(n for n in times if n not in (PLAIN, PLAIN_AGAIN, OFF, OFF_AGAIN))]:
+        base = times[base_of(name)]
+        ratios = [t / b for t, b in zip(times[name], base, strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        print(f"  {name:<24}{middle:>8.3f}{min(times[name]) / min(base):>8.3f}{low:>9.3f}-{high:.3f}")
 
 
 def main() -> None:
@@ -67,23 +96,14 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
     torch.set_num_threads(given.threads)
-    names = [BASE, *(name for name in given.modes.split(",") if name != BASE)]
     print(f"PyTorch {torch.__version__}, {given.threads} threads, {platform.processor() or platform.machine()}")
     results = {}
     for key in given.steps.split(","):
         workload = workloads.ALL[key]()
-        times = measure(workload, names, given.rounds)
         counts = count(workload)
+        times = measure(timers(key, workload, given.modes.split(","), given.threads), given.rounds)
+        print_table(workload, times, counts)
         results[key] = {"times": times, "counts": counts}
-        print(f"\n{workload.name}: {statistics.median(times[BASE]) * 1e3:.2f} ms; in one step of detect() "
-              f"{counts['ops']} operations, {counts['checked']} tensors and {counts['bytes'] / 1e6:.1f} MB looked at, "
-              f"{counts['call_sites']} call sites noted")  # fmt: skip
-        print(f"  {'':<22}{'median':>8}{'min':>8}{'quartiles':>16}")
-        for name in names[1:]:
-            ratios = [t / base for t, base in zip(times[name], times[BASE], strict=True)]
-            low, _, high = statistics.quantiles(ratios, n=4)
-            print(f"  {name:<22}{statistics.median(ratios):>8.3f}{min(times[name]) / min(times[BASE]):>8.3f}"
-                  f"{low:>9.3f}-{high:.3f}")  # fmt: skip
     if given.json:
         with open(given.json, "w") as file:
             json.dump(results, file, indent=1)

@@ -47,7 +47,9 @@ def gpt2() -> Workload:
     """A small GPT-2: 4 layers of 256, 4 x 256 tokens."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(n_layer=4, n_embd=256, n_head=8, vocab_size=8192, n_positions=256)
+    config = GPT2Config(
+        n_layer=4, n_embd=256, n_head=8, vocab_size=8192, n_positions=256, bos_token_id=0, eos_token_id=0
+    )
     model, ids = GPT2LMHeadModel(config), torch.randint(0, 8192, (4, 256))
     return _training("GPT-2 256x4, 4x256", model, lambda: model(input_ids=ids, labels=ids).loss, 1)
 

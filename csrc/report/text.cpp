@@ -92,6 +92,12 @@ std::string made_by(const Finding& f) {
   return what;
 }
 
+std::string told_output(const Finding& f) {
+  std::string text = type_of(f.dtype, f.shape) + counts(f.nan, f.posinf, f.neginf);
+  if (!f.first_index.empty()) text += fmt::format("  first at [{}]", fmt::join(f.first_index, ","));
+  return text;
+}
+
 std::string told_input(const InputSummary& input) {
   std::string text = fmt::format("{} {}", printable(input.name), type_of(input.dtype, input.shape));
   if (input.overwritten) return text + "  (overwritten by the operation)";
@@ -166,9 +172,7 @@ std::string describe(const Harm& harm) {
 std::string to_text(const Finding& f) {
   std::string text = headline(f);
   add_row(text, "made by", made_by(f));
-  add_row(text, "output",
-          type_of(f.dtype, f.shape) + counts(f.nan, f.posinf, f.neginf) +
-              fmt::format("  first at [{}]", fmt::join(f.first_index, ",")));
+  add_row(text, "output", told_output(f));
   for (size_t i = 0; i < std::min(f.inputs.size(), kInputsShown); ++i) {
     add_row(text, i == 0 ? "inputs" : "", told_input(f.inputs[i]));
   }
