@@ -1,0 +1,72 @@
+"""Loading: the right PyTorch, a free dispatch key, and a sentence that helps where it cannot be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from support import REPOSITORY, run_python
+from torchnan import _load
+
+
+def test_another_release_of_pytorch_is_refused_before_the_core_is_loaded():
+    with pytest.raises(ImportError) as raised:
+        _load.check("2.12.1", "2.13.0+cpu")
+    assert "torchnan was built for PyTorch 2.12.1, and this is PyTorch 2.13.0+cpu" in str(raised.value)
+    assert "pip install --no-build-isolation" in str(raised.value)
+
+
+def test_builds_of_one_release_are_accepted():
+    _load.check(torch.__version__, torch.__version__)
+    _load.check("2.13.0", "2.13.1+cu130")
+
+
+def test_the_source_folder_says_that_it_is_not_built():
+    ended = run_python("import torchnan", PYTHONPATH=str(REPOSITORY / "python"))
+    assert ended.returncode == 1
+    assert "torchnan has not been built: this is its source folder" in ended.stderr
+
+
+TAKEN = """
+import torch
+library = torch.library.Library("_", "IMPL")
+library.fallback(torch.library.fallthrough_kernel, "Fake")
+import torchnan
+try:
+    torchnan.detect()
+except RuntimeError as error:
+    print(error)
+print(torchnan.guard(torch.ones(2), "still works").tolist(), torch.ones(2).log().tolist())
+"""
+
+
+def test_a_dispatch_key_that_is_taken_is_said_with_the_way_out():
+    ended = run_python(TAKEN)
+    assert "dispatch key Fake already has a backend fallback" in ended.stdout
+    assert "Use a torchnan that was made for this PyTorch" in ended.stdout
+    assert ended.stdout.splitlines()[-1] == "[1.0, 1.0] [0.0, 0.0]"
+    doctor = run_python(TAKEN + "\nfrom torchnan.commands import main; print(main(['doctor']))")
+    assert "engine       NONE: torchnan cannot watch this PyTorch" in doctor.stdout
+    switched_on = run_python(TAKEN.replace("import torch\n", "import os, torch\n", 1), TORCHNAN="0")
+    assert switched_on.returncode == 0
+
+
+def test_importing_torchnan_after_torch_is_quick_and_changes_nothing():
+    code = """
+import signal, sys, threading, time
+import torch
+handlers = {s: signal.getsignal(s) for s in signal.valid_signals()}
+modules = set(sys.modules)
+start = time.perf_counter()
+import torchnan
+taken = time.perf_counter() - start
+assert handlers == {s: signal.getsignal(s) for s in signal.valid_signals()}
+assert threading.active_count() == 1
+assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+print(taken * 1000, sorted(m for m in set(sys.modules) - modules if not m.startswith("torchnan")))
+"""
+    ended = run_python(code)
+    assert ended.returncode == 0, ended.stderr
+    milliseconds, others = ended.stdout.split(" ", 1)
+    print(f"import torchnan after torch: {float(milliseconds):.1f} ms")
+    assert "numpy" not in others
