@@ -8,6 +8,7 @@
 #include "origin/harm.h"
 #include "origin/ledger.h"
 #include "origin/lineage.h"
+#include "origin/roots.h"
 
 namespace torchnan {
 namespace {
@@ -91,15 +92,9 @@ void OpCall::look_at_arguments() {
   const bool something_is_bad = lineage().in_use() || plan_.course == OpPlan::Course::kRead;
   if (!something_is_bad && !plan_.writes_in_place()) return;
   for (size_t k = 0; k < kept_.size(); ++k) {
-    bool overwritten = false;
-    bool read = true;
-    for (const OpPlan::Written& written : plan_.written) {
-      if (written.kept != k) continue;
-      overwritten = true;
-      read = written.reads_old_values;
-    }
-    if (!read || !(something_is_bad || overwritten)) continue;
-    for_each_tensor(kept_[k], [&](const at::Tensor& tensor) { look_at_argument(tensor, overwritten); });
+    const OpPlan::Written* written = plan_.written_at(k);
+    if (written == nullptr ? !something_is_bad : !written->reads_old_values) continue;
+    for_each_tensor(kept_[k], [&](const at::Tensor& tensor) { look_at_argument(tensor, written != nullptr); });
   }
 }
 
@@ -122,6 +117,7 @@ void OpCall::redispatch() { op_.redispatchBoxed(below_, stack_); }
 void OpCall::look_at_results() {
   if (plan_.returns_early) {
     thread_.counters().skipped[static_cast<size_t>(Skip::kCollective)].add(1);
+    for_each_result([this](const at::Tensor& result, int64_t) { expect(facts(), bad_arguments_, result); });
     return;
   }
   for_each_result([this](const at::Tensor& result, int64_t output) { look_at_result(result, output); });

@@ -48,6 +48,14 @@ struct OpPlan {
   bool pointwise = false;
 
   bool writes_in_place() const { return !written.empty(); }
+
+  // How the kept argument at this place is written; null if it is not.
+  const Written* written_at(size_t kept) const {
+    for (const Written& one : written) {
+      if (one.kept == kept) return &one;
+    }
+    return nullptr;
+  }
 };
 
 OpPlan make_plan(const c10::OperatorHandle& op);

@@ -9,6 +9,7 @@
 #include "check/tensor_check.h"
 #include "intercept/op_plan.h"
 #include "origin/make_finding.h"
+#include "origin/roots.h"
 #include "origin/unused_results.h"
 #include "report/deliver.h"
 #include "watch/thread_state.h"
@@ -78,8 +79,6 @@ CallFacts reader(const char* name, Watch& watch) {
   return {plan, {}, watch, ThreadState::here().id()};
 }
 
-bool is_parameter(const at::Tensor& tensor) { return tensor.requires_grad() && tensor.is_leaf(); }
-
 }  // namespace
 
 void judge_before(const CallFacts& call, c10::ArrayRef<BadArgument> bad_arguments) {
@@ -100,7 +99,9 @@ void judge_result(const CallFacts& call, const Result& result, const Lineage::Re
   if (call.watch.options().when == When::kOrigin && record->steps().empty() && !record->root()->deliberate()) {
     judge(call.watch, *record, HarmKind::kOrigin, result.kinds);
   }
-  if (is_parameter(result.tensor)) {
+  // A mask that is written into a weight does nothing yet.
+  const bool is_meant = record->root()->deliberate() && call.plan.moves_values;
+  if (is_parameter(result.tensor) && !is_meant) {
     judge(call.watch, *record, HarmKind::kParameter, result.kinds, parameter_name(call.watch, result.tensor));
   }
 }
@@ -137,8 +138,8 @@ void judge_guard(Watch& watch, const at::Tensor& guarded, const std::string& nam
   const Kinds kinds = kinds_of(tensor);
   const CallFacts guard = reader("torchnan::guard", watch);
   // Outside every scope nothing is remembered: nobody would forget it again.
-  const auto record =
-      open_scopes() > 0 ? record_of_argument(guard, tensor, kinds) : external_record(guard, tensor, kinds);
+  const auto record = open_scopes() > 0 ? record_of_argument(guard, tensor, kinds)
+                                        : std::make_shared<Record>(external_root(guard, tensor, kinds));
   judge(watch, *record, HarmKind::kGuard, kinds, name);
 }
 

@@ -14,12 +14,6 @@ const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return impl->has_storage() ? impl->unsafe_storage().unsafeGetStorageImpl() : nullptr;
 }
 
-// Which of two causes is to be told: the one that is no accident of design, then the older.
-bool outranks(const Root& a, const Root& b) {
-  if (a.deliberate() != b.deliberate()) return b.deliberate();
-  return a.sequence < b.sequence;
-}
-
 }  // namespace
 
 Lineage::Region Lineage::region_of(const at::Tensor& tensor, RecordPtr record) {
@@ -57,7 +51,7 @@ Lineage::RecordPtr Lineage::find(const at::Tensor& tensor) const {
   RecordPtr best;
   for (const Region& region : entry->second.regions) {
     if (region.end <= wanted.begin || wanted.end <= region.begin) continue;
-    if (best == nullptr || outranks(*region.record->root(), *best->root())) best = region.record;
+    if (best == nullptr || region.record->root()->outranks(*best->root())) best = region.record;
   }
   return best;
 }

@@ -14,55 +14,65 @@ std::optional<int64_t> rank_of_process() {
   return std::strtoll(rank, nullptr, 10);
 }
 
+LineageStep tell_step(const Step& step, const Watch& watch) {
+  const Frame frame = frame_of(step.site, watch);
+  return {step.plan->name, frame.file, frame.line};
+}
+
+void tell_entry(const Entry& entry, Finding& finding) {
+  finding.op = entry.facts.op;
+  finding.overload = entry.facts.overload;
+  finding.output = 0;
+  finding.stack = entry.facts.stack;
+  finding.module = entry.facts.module;
+  finding.phase = entry.facts.phase;
+  finding.node = entry.facts.node;
+  finding.step = entry.facts.step;
+}
+
+// A mask does no harm by itself: the operation that computed with it does.
+void tell_computation(const Record& record, const Watch& watch, Finding& finding) {
+  const Step* computation = record.first_computation();
+  if (computation == nullptr) return;
+  finding.op = computation->plan->name;
+  finding.overload = computation->plan->overload;
+  Site site = record.root()->site;
+  site.live = computation->site;
+  tell_place(site, watch, finding);
+}
+
+// A value that no operation made: whose memory is it?
+void tell_what_it_is(const Record& record, const Watch& watch, Finding& finding) {
+  const Root& root = *record.root();
+  const std::optional<Entry> entry = root.entry();
+  if (entry) tell_entry(*entry, finding);
+  if (entry && entry->owner) {
+    finding.origin = entry->owner->is_buffer ? Origin::kBuffer : Origin::kParameter;
+    finding.name = entry->owner->name;
+  } else if (root.parameter) {
+    finding.origin = Origin::kParameter;
+  } else if (root.unwritten) {
+    finding.origin = Origin::kUninit;
+    finding.op = root.allocator;  // and the line that asked for it; the module stays that of the reader
+    finding.overload.clear();
+    finding.stack = program().place(root.allocation, watch).stack;
+  } else if (root.foreign) {
+    finding.origin = Origin::kForeign;
+  } else if (root.source == Root::Source::kExternal || (root.kinds.nan() && !root.scalar)) {
+    finding.origin = Origin::kInput;
+  } else {
+    tell_computation(record, watch, finding);
+  }
+}
+
+}  // namespace
+
 Frame frame_of(SiteId id, const Watch& watch) {
   Site site;
   site.live = id;
   const Place place = program().place(site, watch);
   return place.stack.empty() ? Frame{} : place.stack.front();
 }
-
-LineageStep tell_step(const Step& step, const Watch& watch) {
-  const Frame frame = frame_of(step.site, watch);
-  return {step.plan->name, frame.file, frame.line};
-}
-
-// An external value: whose memory is it?
-void tell_external(const Root& root, const Watch& watch, Finding& finding) {
-  std::optional<Owner> owner;
-  const auto storage = root.storage.lock();
-  if (storage) {
-    owner = watch.named_owner(storage.get());
-    if (!owner) owner = program().owner(storage.get(), root.site.live, watch);
-  }
-  if (owner) {
-    finding.origin = owner->is_buffer ? Origin::kBuffer : Origin::kParameter;
-    finding.name = owner->name;
-  } else if (root.parameter) {
-    finding.origin = Origin::kParameter;
-  } else if (root.unwritten) {
-    finding.origin = Origin::kUninit;
-    finding.op = root.allocator;
-    finding.overload.clear();
-    tell_place(root.allocation, watch, finding);
-  } else {
-    finding.origin = root.foreign ? Origin::kForeign : Origin::kInput;
-  }
-}
-
-// A constant does no harm by itself: the operation that computed with it does. A tensor full of numbers that holds
-// one is data.
-void tell_constant(const Record& record, const Watch& watch, Finding& finding) {
-  const Step* computation = record.first_computation();
-  if (computation == nullptr) return;
-  Site site = record.root()->site;
-  site.live = computation->site;
-  finding.op = computation->plan->name;
-  finding.overload = computation->plan->overload;
-  finding.output = 0;
-  tell_place(site, watch, finding);
-}
-
-}  // namespace
 
 void tell_place(const Site& site, const Watch& watch, Finding& finding) {
   Place place = program().place(site, watch);
@@ -80,8 +90,8 @@ Finding make_finding(const Record& record, Level level, Harm harm, const Watch& 
   finding.step = root.site.step;
   finding.thread = root.site.thread;
   finding.rank = rank_of_process();
-  if (root.source == Root::Source::kExternal) tell_external(root, watch, finding);
-  if (root.source == Root::Source::kConstant) tell_constant(record, watch, finding);
+  if (root.source == Root::Source::kConstant) tell_place(root.site, watch, finding);
+  if (root.source != Root::Source::kOperation) tell_what_it_is(record, watch, finding);
   for (const Step& step : record.steps()) finding.lineage.push_back(tell_step(step, watch));
   finding.lineage_omitted = record.omitted();
   finding.hint = hint_for(finding);

@@ -2,6 +2,16 @@
 
 namespace torchnan {
 
+void Root::enter(Entry entry) {
+  const std::lock_guard lock(mutex_);
+  if (!entry_) entry_ = std::move(entry);
+}
+
+std::optional<Entry> Root::entry() const {
+  const std::lock_guard lock(mutex_);
+  return entry_;
+}
+
 std::shared_ptr<const Record> Record::extended(Step step, bool moves_values) const {
   auto next = std::make_shared<Record>(*this);
   if (next->steps_.size() == kKept) {

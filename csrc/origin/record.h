@@ -4,11 +4,10 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
-
-#include <c10/core/StorageImpl.h>
-#include <c10/util/intrusive_ptr.h>
 
 #include <torchnan/finding.h>
 
@@ -19,6 +18,12 @@ namespace torchnan {
 
 struct OpPlan;
 class Watch;
+
+// How a value that no operation made came to be computed with: the first operation that did more than move it.
+struct Entry {
+  Finding facts;               // op, place, node, step
+  std::optional<Owner> owner;  // of the tensor it was read from
+};
 
 // Where non-finite values came from: one per cause.
 struct Root {
@@ -34,23 +39,37 @@ struct Root {
   Finding facts;  // all that can be told at birth; the modules it names may be gone when harm is done
   Site site;
   std::weak_ptr<Watch> watch;  // the scope it was born in
-  c10::weak_intrusive_ptr<c10::StorageImpl> storage{c10::intrusive_ptr<c10::StorageImpl>()};  // where it was found
-  bool scalar = false;                                                                        // without dimensions
-  bool parameter = false;  // a leaf that requires grad
-  bool unwritten = false;  // the memory came from empty() and nobody wrote it
-  bool foreign = false;    // the memory was known to be finite before, or a compiled graph wrote it
+
+  bool scalar = false;     // without dimensions
+  bool parameter = false;  // external: a leaf that requires grad
+  bool unwritten = false;  // external: the memory came from empty() and nobody wrote it
+  bool foreign = false;    // external: the memory was finite before, or a compiled graph wrote it
   Site allocation;         // of unwritten memory
   std::string allocator;   // the op that gave it out
+
+  // Set once, when the value enters computation.
+  void enter(Entry entry);
+  std::optional<Entry> entry() const;
 
   std::atomic<bool> used{false};      // an operation has read it
   std::atomic<bool> reported{false};  // one alarm per cause
   std::atomic<bool> excused{false};   // a loss scaler has dealt with it, or its maker is never judged
 
-  // May be there on purpose: an Inf that nobody computed, or any constant. Nobody makes a weight infinite.
+  // May be there on purpose: any constant, and an Inf that came in. Nobody makes a weight infinite.
   bool deliberate() const {
     if (source == Source::kConstant) return true;
     return source == Source::kExternal && !kinds.nan() && !unwritten && !parameter && !foreign;
   }
+
+  // Of two causes that meet, the one to be told: an accident before a design, then the older.
+  bool outranks(const Root& other) const {
+    if (deliberate() != other.deliberate()) return other.deliberate();
+    return sequence < other.sequence;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::optional<Entry> entry_;
 };
 
 struct Step {

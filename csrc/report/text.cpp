@@ -103,7 +103,7 @@ std::string told_input(const InputSummary& input) {
   if (input.overwritten) return text + "  (overwritten by the operation)";
   if (input.tally.min) text += fmt::format("  min {:.6g}  max {:.6g}", *input.tally.min, *input.tally.max);
   text += counts(input.tally.nan, input.tally.posinf, input.tally.neginf);
-  if (!input.constant.empty()) text += fmt::format("  constant from {}", printable(input.constant));
+  if (!input.constant.empty()) text += fmt::format("  constant from {}", printable(short_path(input.constant)));
   return text;
 }
 

@@ -47,7 +47,7 @@ def test_a_forward_finding(monkeypatch):
         "torchnan: NaN at step 4711, rank 3 (cpu)",
         "  made by   aten::_softmax, output 0   in attn   at tests/python/test_report.py:N",
         "  output    f32[2,2]  nan 2  first at [1,0]",
-        "  inputs    self f32[2,2]  min 1  max 1  -inf 3",
+        "  inputs    self f32[2,2]  min 1  max 1  -inf 3  constant from tests/python/test_report.py:N",
         "  because   the row of self at [1,0] is -inf everywhere: softmax of a fully masked row is 0/0",
         "  lineage   _softmax -> mul (test_report.py:N) -> sum (test_report.py:N)",
         "  harm      backward() was called on it (test_report.py:N)",

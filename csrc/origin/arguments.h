@@ -1,0 +1,50 @@
+// The arguments of a call, as attribution sees them.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/util/ArrayRef.h>
+
+#include <torchnan/finding.h>
+
+#include "check/kinds.h"
+#include "intercept/op_plan.h"
+#include "watch/watch.h"
+
+namespace torchnan {
+
+// A call, as far as attribution needs to know it.
+struct CallFacts {
+  const OpPlan& plan;
+  c10::ArrayRef<c10::IValue> kept;  // the plan's kept_arguments, as they were passed
+  Watch& watch;
+  uint64_t thread;
+};
+
+// A tensor argument, or one element of a list of them.
+struct TensorArgument {
+  at::Tensor tensor;
+  std::string name;          // "self", "tensors[3]"
+  bool overwritten = false;  // by this call: what it held before is gone
+};
+
+// Those that the call reads; out= arguments are none.
+std::vector<TensorArgument> tensor_arguments(const CallFacts& call);
+
+// The kinds among the numbers that were passed: full(-inf), masked_fill(mask, -inf).
+Kinds kinds_of_numbers(const CallFacts& call);
+
+// For the report; at most sixteen.
+std::vector<InputSummary> summarise_inputs(const CallFacts& call);
+
+// A leaf that is trained. Inside backward a node reads saved leaves and results through views made without grad mode,
+// which look like leaves too.
+bool is_parameter(const at::Tensor& tensor);
+
+// As Python spells it: "float32".
+std::string dtype_name(const at::Tensor& tensor);
+
+}  // namespace torchnan

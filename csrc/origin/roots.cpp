@@ -1,0 +1,121 @@
+#include "origin/roots.h"
+
+#include <atomic>
+
+#include <fmt/format.h>
+#include <torch/csrc/autograd/node.h>
+
+#include "check/tensor_check.h"
+#include "origin/ledger.h"
+#include "origin/make_finding.h"
+#include "origin/site_here.h"
+
+namespace torchnan {
+namespace {
+
+std::atomic<uint64_t> next_sequence{1};
+
+Kind worst(Kinds kinds) { return kinds.nan() ? Kind::kNaN : Kind::kInf; }
+
+void tell_tensor(const at::Tensor& tensor, const Census& census, Finding& facts) {
+  facts.device = tensor.device().str();
+  facts.dtype = dtype_name(tensor);
+  facts.shape = tensor.sizes().vec();
+  facts.strides = tensor.strides().vec();
+  facts.nan = census.tally.nan;
+  facts.posinf = census.tally.posinf;
+  facts.neginf = census.tally.neginf;
+  facts.first_index = census.first_index;
+}
+
+std::shared_ptr<Root> make_root(const CallFacts& call, Root::Source source, const at::Tensor& tensor) {
+  auto root = std::make_shared<Root>();
+  root->sequence = next_sequence++;
+  root->source = source;
+  root->site = site_here(call.watch, call.thread);
+  root->watch = call.watch.weak_from_this();
+  root->scalar = tensor.dim() == 0;
+  const Census census = take_census(tensor);
+  root->kinds = census.kinds();
+  root->facts.kind = worst(root->kinds);
+  root->facts.op = call.plan.name;
+  root->facts.overload = call.plan.overload;
+  tell_tensor(tensor, census, root->facts);
+  return root;
+}
+
+// What a compiled graph computes passes no dispatcher; its results say who made them.
+bool is_from_compiled_graph(const at::Tensor& tensor) {
+  const auto node = tensor.requires_grad() ? tensor.grad_fn() : nullptr;
+  return node != nullptr && node->name().rfind("CompiledFunction", 0) == 0;
+}
+
+// Where the constants among the arguments were written.
+void tell_constants(const CallFacts& call, Finding& facts) {
+  const std::vector<TensorArgument> arguments = tensor_arguments(call);
+  for (size_t i = 0; i < facts.inputs.size(); ++i) {
+    const at::Tensor tensor = readable(arguments[i].tensor);
+    if (!tensor.defined() || !lineage().knows(tensor)) continue;
+    const auto record = lineage().find(tensor);
+    if (record == nullptr || record->root()->source != Root::Source::kConstant) continue;
+    const Frame frame = frame_of(record->root()->site.live, call.watch);
+    if (!frame.file.empty()) facts.inputs[i].constant = fmt::format("{}:{}", frame.file, frame.line);
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Root> operation_root(const CallFacts& call, const at::Tensor& result, int64_t output) {
+  auto root = make_root(call, Root::Source::kOperation, result);
+  root->facts.output = output;
+  root->facts.inputs = summarise_inputs(call);
+  tell_constants(call, root->facts);
+  tell_place(root->site, call.watch, root->facts);
+  root->excused = program().is_loss_scaling(root->site, call.watch);
+  return root;
+}
+
+std::shared_ptr<Root> constant_root(const CallFacts& call, const at::Tensor& result) {
+  return make_root(call, Root::Source::kConstant, result);
+}
+
+std::shared_ptr<Root> external_root(const CallFacts& call, const at::Tensor& argument, Kinds kinds) {
+  auto root = make_root(call, Root::Source::kExternal, argument);
+  root->kinds = kinds;
+  tell_place(root->site, call.watch, root->facts);
+  const Ledger::Note note = ledger().find(argument);
+  root->foreign = note.known == Ledger::Known::kFinite || is_from_compiled_graph(argument);
+  root->excused = note.known == Ledger::Known::kNotJudged;
+  root->parameter = is_parameter(argument);  // a weight is never infinite on purpose, as a mask may be
+  if (note.known == Ledger::Known::kUnwritten) {
+    root->unwritten = true;
+    root->allocation.live = note.site;
+    root->allocator = note.maker->name;
+  }
+  return root;
+}
+
+Lineage::RecordPtr record_of_argument(const CallFacts& call, const at::Tensor& argument, Kinds kinds) {
+  const auto known = lineage().find(argument);
+  const bool is_constant = known != nullptr && known->root()->source == Root::Source::kConstant;
+  if (known != nullptr && !(is_constant && is_parameter(argument))) return known;
+  auto record = std::make_shared<Record>(external_root(call, argument, kinds));
+  lineage().remember(argument, record);
+  return record;
+}
+
+void note_entry(const CallFacts& call, const at::Tensor& argument, Root& root) {
+  if (root.entry()) return;
+  const Site site = site_here(call.watch, call.thread);
+  Entry entry;
+  entry.facts.op = call.plan.name;
+  entry.facts.overload = call.plan.overload;
+  entry.facts.step = site.step;
+  tell_place(site, call.watch, entry.facts);
+  const c10::StorageImpl* storage = argument.storage().unsafeGetStorageImpl();
+  entry.owner = call.watch.named_owner(storage);
+  if (!entry.owner) entry.owner = program().owner(storage, site.live, call.watch);
+  root.enter(std::move(entry));
+}
+
+}  // namespace torchnan

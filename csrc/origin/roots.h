@@ -1,0 +1,30 @@
+// The beginnings of lineages: what is told of a value's origin is gathered here, while it can be.
+#pragma once
+
+#include <memory>
+
+#include <ATen/core/Tensor.h>
+
+#include "check/kinds.h"
+#include "origin/arguments.h"
+#include "origin/lineage.h"
+
+namespace torchnan {
+
+// The call has made `result`, which is output number `output`, of finite arguments (or of constants).
+std::shared_ptr<Root> operation_root(const CallFacts& call, const at::Tensor& result, int64_t output);
+
+// The call has written a non-finite number of the program's into `result`.
+std::shared_ptr<Root> constant_root(const CallFacts& call, const at::Tensor& result);
+
+// Nobody was seen making what is in `argument`, and this call is its first reader.
+std::shared_ptr<Root> external_root(const CallFacts& call, const at::Tensor& argument, Kinds kinds);
+
+// The record of a bad argument, of a new external root if there is none. A constant in a weight is no constant any
+// more. What is found is remembered.
+Lineage::RecordPtr record_of_argument(const CallFacts& call, const at::Tensor& argument, Kinds kinds);
+
+// The call is the first to compute with the external or constant values of `argument`.
+void note_entry(const CallFacts& call, const at::Tensor& argument, Root& root);
+
+}  // namespace torchnan
