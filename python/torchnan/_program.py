@@ -91,10 +91,10 @@ def owner(storage: int, use: list[RawFrame], watch: int) -> tuple[bool, str] | N
     """
     for root in _roots(_modules(use), watch):
         for name, parameter in root.named_parameters():
-            if _storage_of(parameter) == storage:
+            if storage in _storages_of(parameter):
                 return False, _clean(name)
         for name, buffer in root.named_buffers():
-            if _storage_of(buffer) == storage:
+            if storage in _storages_of(buffer):
                 return True, _clean(name)
     return None
 
@@ -126,16 +126,21 @@ def held(storages: list[int]) -> list[int]:
             continue
         for tensor in (thing, thing.grad if thing.is_leaf else None):
             if tensor is not None:
-                visible.add(_storage_of(tensor))
+                visible.update(_storages_of(tensor))
     visible &= wanted
     return [i for i, storage in enumerate(storages) if storage in visible]
 
 
-def _storage_of(tensor: torch.Tensor) -> int:
+def _storages_of(tensor: torch.Tensor) -> list[int]:
+    """Of its values, where it is sparse."""
     try:
-        return int(tensor.untyped_storage()._cdata)
+        if tensor.layout is torch.sparse_coo:
+            tensor = tensor._values()
+        elif tensor.layout is not torch.strided:
+            tensor = tensor.values()
+        return [int(tensor.untyped_storage()._cdata)]
     except (NotImplementedError, RuntimeError):  # it has none
-        return 0
+        return []
 
 
 def _modules(frames: Iterable[RawFrame]) -> list[torch.nn.Module]:
