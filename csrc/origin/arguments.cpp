@@ -70,7 +70,10 @@ std::vector<InputSummary> summarise_inputs(const CallFacts& call) {
   return inputs;
 }
 
-bool is_parameter(const at::Tensor& tensor) { return tensor.requires_grad() && tensor.is_leaf() && !tensor.is_view(); }
+bool is_parameter(const at::Tensor& tensor) {
+  const at::TensorBase whole = tensor.is_view() ? tensor._base() : tensor;
+  return whole.requires_grad() && whole.is_leaf();
+}
 
 std::string dtype_name(const at::Tensor& tensor) { return std::string(c10::getDtypeNames(tensor.scalar_type()).first); }
 

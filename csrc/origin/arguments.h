@@ -40,8 +40,7 @@ Kinds kinds_of_numbers(const CallFacts& call);
 // For the report; at most sixteen.
 std::vector<InputSummary> summarise_inputs(const CallFacts& call);
 
-// A leaf that is trained. Inside backward a node reads saved leaves and results through views made without grad mode,
-// which look like leaves too.
+// A leaf that is trained, or a view of one. Without grad mode, as inside a node, every view looks like a leaf.
 bool is_parameter(const at::Tensor& tensor);
 
 // As Python spells it: "float32".

@@ -88,8 +88,7 @@ class Inquiry {
   Lineage::RecordPtr extended(const BadArgument& culprit, const Result& result) {
     Root& root = *culprit.record->root();
     judge_factor(root, result.kinds);
-    const bool is_entry = root.source != Root::Source::kOperation && !call_.plan.moves_values &&
-                          culprit.record->first_computation() == nullptr;
+    const bool is_entry = root.source != Root::Source::kOperation && culprit.record->first_computation() == nullptr;
     if (is_entry && (root.kinds.nan() || !root.deliberate())) note_entry(call_, culprit.tensor, root);
     return culprit.record->extended({&call_.plan, site().live}, call_.plan.moves_values);
   }

@@ -97,8 +97,7 @@ std::shared_ptr<Root> external_root(const CallFacts& call, const at::Tensor& arg
 
 Lineage::RecordPtr record_of_argument(const CallFacts& call, const at::Tensor& argument, Kinds kinds) {
   const auto known = lineage().find(argument);
-  const bool is_constant = known != nullptr && known->root()->source == Root::Source::kConstant;
-  if (known != nullptr && !(is_constant && is_parameter(argument))) return known;
+  if (known != nullptr && !(known->root()->deliberate() && is_parameter(argument))) return known;
   auto record = std::make_shared<Record>(external_root(call, argument, kinds));
   lineage().remember(argument, record);
   return record;
@@ -107,14 +106,16 @@ Lineage::RecordPtr record_of_argument(const CallFacts& call, const at::Tensor& a
 void note_entry(const CallFacts& call, const at::Tensor& argument, Root& root) {
   if (root.entry()) return;
   const Site site = site_here(call.watch, call.thread);
+  const c10::StorageImpl* storage = argument.storage().unsafeGetStorageImpl();
+  std::optional<Owner> owner = call.watch.named_owner(storage);
+  if (!owner) owner = program().owner(storage, site.live, call.watch);
+  if (call.plan.moves_values && !owner) return;  // a loader's affair; a lookup in a module's own table is its use
   Entry entry;
   entry.facts.op = call.plan.name;
   entry.facts.overload = call.plan.overload;
   entry.facts.step = site.step;
   tell_place(site, call.watch, entry.facts);
-  const c10::StorageImpl* storage = argument.storage().unsafeGetStorageImpl();
-  entry.owner = call.watch.named_owner(storage);
-  if (!entry.owner) entry.owner = program().owner(storage, site.live, call.watch);
+  entry.owner = std::move(owner);
   root.enter(std::move(entry));
 }
 

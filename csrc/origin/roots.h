@@ -20,11 +20,12 @@ std::shared_ptr<Root> constant_root(const CallFacts& call, const at::Tensor& res
 // Nobody was seen making what is in `argument`, and this call is its first reader.
 std::shared_ptr<Root> external_root(const CallFacts& call, const at::Tensor& argument, Kinds kinds);
 
-// The record of a bad argument, of a new external root if there is none. A constant in a weight is no constant any
-// more. What is found is remembered.
+// The record of a bad argument, of a new external root if there is none. What is meant elsewhere is an accident
+// in a weight. What is found is remembered.
 Lineage::RecordPtr record_of_argument(const CallFacts& call, const at::Tensor& argument, Kinds kinds);
 
-// The call is the first to compute with the external or constant values of `argument`.
+// The call may be the first to compute with the external or constant values of `argument`, or to read them as a
+// module's own.
 void note_entry(const CallFacts& call, const at::Tensor& argument, Root& root);
 
 }  // namespace torchnan
