@@ -8,7 +8,11 @@
 #include <new>
 #include <unordered_map>
 
+#include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include "watch/thread_state.h"
 
 namespace torchnan {
 
@@ -86,6 +90,27 @@ SiteId CallSiteRing::look_up(uint64_t sequence) const noexcept {
 
 SiteId CallSiteRing::find(const torch::autograd::Node& node) {
   return Directory::instance().find(node.thread_id(), node.sequence_nr());
+}
+
+void note_node(uint64_t sequence, ThreadState& thread) {
+  SiteId site = program().capture();
+  // Made inside another node's run: by recomputation, or for a second derivative.
+  if (torch::autograd::get_current_graph_task_id() != -1) {
+    if (const auto outer = torch::autograd::get_current_node()) {
+      site = program().within(site, CallSiteRing::find(*outer));
+    }
+  }
+  CallSiteRing::here().note(sequence, site);
+  thread.counters().call_sites.add(1);
+}
+
+void note_next_node() {
+  ThreadState& thread = ThreadState::here();
+  const Watch* watch = thread.watch();
+  if (watch == nullptr || !watch->options().stacks || !watch->options().backward) return;
+  const uint64_t sequence = at::sequence_number::peek();
+  note_node(sequence, thread);
+  thread.last_sequence = sequence + 1;
 }
 
 }  // namespace torchnan

@@ -5,9 +5,13 @@
 
 #include <torch/csrc/autograd/node.h>
 
+#include <torchnan/export.h>
+
 #include "host/program.h"
 
 namespace torchnan {
+
+class ThreadState;
 
 // Autograd numbers the nodes that a thread makes. An operation below autograd runs just after its node was made, so
 // the thread's current number tells which node is its own. Ring buffers, one per thread, map the number to the call
@@ -38,5 +42,11 @@ class CallSiteRing {
   class Directory;
   Entry* entries_;
 };
+
+// Notes where this thread is as the call site of its node number `sequence`.
+void note_node(uint64_t sequence, ThreadState& thread);
+
+// The same for the node that this thread makes next, before it is made.
+TORCHNAN_API void note_next_node();
 
 }  // namespace torchnan

@@ -9,41 +9,77 @@
 namespace torchnan {
 namespace {
 
-enum class Element : uint8_t { kFinite, kInf, kNaN };
+// The kinds of the words at one place in memory.
+Kinds kinds_at(const char* element, const FloatFormat& format) {
+  Kinds kinds;
+  for (int part = 0; part < format.words_per_element; ++part) {
+    uint64_t word = 0;
+    std::memcpy(&word, element + part * format.word_bytes, format.word_bytes);
+    const uint64_t magnitude = (word + format.bias) & format.mask;
+    if (magnitude >= format.first_nan) {
+      kinds |= Kinds::of_nan();
+    } else if (magnitude >= format.infinity) {
+      kinds |= word == format.infinity ? Kinds::of_posinf() : Kinds::of_neginf();
+    }
+  }
+  return kinds;
+}
 
 // One tensor walked in the logical order of the result, with stride 0 where it is broadcast.
 class Walker {
  public:
-  Walker(const at::Tensor& tensor, c10::IntArrayRef result_sizes)
-      : base_(static_cast<const char*>(tensor.const_data_ptr())), format_(*float_format(tensor.scalar_type())) {
+  Walker(const at::Tensor& tensor, const ElementKinds* before, c10::IntArrayRef result_sizes)
+      : base_(static_cast<const char*>(tensor.const_data_ptr())),
+        before_(before),
+        format_(*float_format(tensor.scalar_type())) {
     const auto missing = static_cast<int64_t>(result_sizes.size()) - tensor.dim();
-    for (int64_t d = 0; d < static_cast<int64_t>(result_sizes.size()); ++d) {
-      const bool broadcast = d < missing || tensor.size(d - missing) == 1;
-      strides_.push_back(broadcast ? 0 : tensor.stride(d - missing) * format_.element_bytes());
+    int64_t dense = 1;  // stride of the kept kinds
+    strides_.resize(result_sizes.size(), 0);
+    for (auto d = static_cast<int64_t>(result_sizes.size()); d-- > missing;) {
+      const int64_t size = tensor.size(d - missing);
+      if (size != 1) strides_[d] = before_ != nullptr ? dense : tensor.stride(d - missing);
+      dense *= size;
     }
   }
 
-  int64_t stride(size_t d) const { return strides_[d]; }
-  void move(int64_t bytes) { offset_ += bytes; }
+  void move(size_t d, int64_t steps) { offset_ += strides_[d] * steps; }
 
-  Element here() const {
-    Element worst = Element::kFinite;
+  bool is_zero() const {
+    const char* element = base_ + offset_ * format_.element_bytes();
     for (int part = 0; part < format_.words_per_element; ++part) {
       uint64_t word = 0;
-      std::memcpy(&word, base_ + offset_ + part * format_.word_bytes, format_.word_bytes);
-      word = (word + format_.bias) & format_.mask;
-      if (word >= format_.first_nan) return Element::kNaN;
-      if (word >= format_.infinity) worst = Element::kInf;
+      std::memcpy(&word, element + part * format_.word_bytes, format_.word_bytes);
+      if ((word & format_.mask) != 0) return false;
     }
-    return worst;
+    return true;
+  }
+
+  Kinds here() const {
+    return before_ != nullptr ? (*before_)[offset_] : kinds_at(base_ + offset_ * format_.element_bytes(), format_);
   }
 
  private:
   const char* base_;
+  const ElementKinds* before_;
   FloatFormat format_;
-  int64_t offset_ = 0;
+  int64_t offset_ = 0;  // elements
   c10::SmallVector<int64_t, 6> strides_;
 };
+
+// Calls visit() at every element, with all walkers there.
+template <typename Visit>
+void walk(c10::IntArrayRef sizes, int64_t numel, c10::ArrayRef<Walker*> walkers, Visit&& visit) {
+  c10::SmallVector<int64_t, 6> index(sizes.size(), 0);
+  for (int64_t left = numel; left > 0; --left) {
+    visit();
+    for (size_t d = sizes.size(); d-- > 0;) {
+      for (Walker* walker : walkers) walker->move(d, 1);
+      if (++index[d] < sizes[d]) break;
+      for (Walker* walker : walkers) walker->move(d, -sizes[d]);
+      index[d] = 0;
+    }
+  }
+}
 
 bool broadcasts_to(const at::Tensor& tensor, c10::IntArrayRef sizes) {
   const auto missing = static_cast<int64_t>(sizes.size()) - tensor.dim();
@@ -54,59 +90,66 @@ bool broadcasts_to(const at::Tensor& tensor, c10::IntArrayRef sizes) {
   return true;
 }
 
-// What one bad element of the result owes to the arguments.
-void judge_element(Element result, c10::ArrayRef<Suspect> arguments, c10::ArrayRef<const Walker*> walkers,
+// What one bad element of the result owes to the arguments; those left out have no walker.
+void judge_element(Kinds result, c10::ArrayRef<Suspect> arguments, c10::ArrayRef<const Walker*> walkers,
                    Blame& verdict) {
-  bool any_nan = false;
-  bool any_bad = false;
+  Kinds given;
   bool any_accident = false;
   for (size_t i = 0; i < walkers.size(); ++i) {
-    const Element element = walkers[i] == nullptr ? Element::kFinite : walkers[i]->here();
-    if (element == Element::kFinite) continue;
-    any_bad = true;
-    any_nan = any_nan || element == Element::kNaN;
-    any_accident = any_accident || arguments[i].by_accident;
+    const Kinds kinds = walkers[i] == nullptr ? Kinds() : walkers[i]->here();
+    given |= kinds;
+    any_accident = any_accident || (kinds.any() && arguments[i].by_accident);
   }
-  if (!any_bad || (result == Element::kNaN && !any_nan && !any_accident)) {
-    verdict.own = true;
+  if (!given.any() || (result.nan() && !given.nan() && !any_accident)) {
+    verdict.own |= result;
     return;
   }
   for (size_t i = 0; i < walkers.size(); ++i) {
-    if (walkers[i] != nullptr && walkers[i]->here() != Element::kFinite) verdict.inherited[i] = true;
+    if (walkers[i] != nullptr && walkers[i]->here().any()) verdict.inherited[i] |= result;
   }
 }
 
 }  // namespace
 
+std::shared_ptr<const ElementKinds> kinds_by_element(const at::Tensor& tensor) {
+  auto kinds = std::make_shared<ElementKinds>();
+  kinds->reserve(tensor.numel());
+  Walker walker(tensor, nullptr, tensor.sizes());
+  Walker* one[] = {&walker};
+  walk(tensor.sizes(), tensor.numel(), one, [&] { kinds->push_back(walker.here()); });
+  return kinds;
+}
+
 Blame blame(const at::Tensor& result, c10::ArrayRef<Suspect> arguments) {
   const auto sizes = result.sizes();
   Blame verdict;
-  verdict.inherited.resize(arguments.size(), false);
-  Walker result_walker(result, sizes);
+  verdict.inherited.resize(arguments.size());
+  Walker result_walker(result, nullptr, sizes);
   std::vector<Walker> storage;
   storage.reserve(arguments.size());
   c10::SmallVector<const Walker*, 4> by_argument;
+  c10::SmallVector<Walker*, 5> all{&result_walker};
   for (const Suspect& argument : arguments) {
     const bool usable = broadcasts_to(argument.tensor, sizes);
-    if (usable) storage.emplace_back(argument.tensor, sizes);
+    if (usable) all.push_back(&storage.emplace_back(argument.tensor, argument.before.get(), sizes));
     by_argument.push_back(usable ? &storage.back() : nullptr);
   }
-  const auto move_all = [&](size_t d, int64_t steps) {
-    result_walker.move(result_walker.stride(d) * steps);
-    for (Walker& walker : storage) walker.move(walker.stride(d) * steps);
-  };
-  c10::SmallVector<int64_t, 6> index(sizes.size(), 0);
-  for (int64_t left = result.numel(); left > 0; --left) {
-    const Element element = result_walker.here();
-    if (element != Element::kFinite) judge_element(element, arguments, by_argument, verdict);
-    for (size_t d = sizes.size(); d-- > 0;) {
-      move_all(d, 1);
-      if (++index[d] < sizes[d]) break;
-      move_all(d, -sizes[d]);
-      index[d] = 0;
-    }
-  }
+  walk(sizes, result.numel(), all, [&] {
+    const Kinds kinds = result_walker.here();
+    if (kinds.any()) judge_element(kinds, arguments, by_argument, verdict);
+  });
   return verdict;
+}
+
+Kinds kinds_where_nonzero(const at::Tensor& tensor, const at::Tensor& weight) {
+  Walker of_tensor(tensor, nullptr, tensor.sizes());
+  Walker of_weight(weight, nullptr, tensor.sizes());
+  Walker* both[] = {&of_tensor, &of_weight};
+  Kinds kinds;
+  walk(tensor.sizes(), tensor.numel(), both, [&] {
+    if (!of_weight.is_zero()) kinds |= of_tensor.here();
+  });
+  return kinds;
 }
 
 }  // namespace torchnan

@@ -76,6 +76,32 @@ template <typename Word>
   return kinds;
 }
 
+template <typename Word>
+[[gnu::always_inline]] inline Counts count_kinds(const void* data, int64_t words, const FloatFormat& format) {
+  constexpr int64_t kBlock = kBlockBytes / sizeof(Word);
+  const Word mask = static_cast<Word>(format.mask);
+  const Word bias = static_cast<Word>(format.bias);
+  const Word first_nan = static_cast<Word>(format.first_nan);
+  const Word posinf = static_cast<Word>(format.infinity);
+  const Word neginf = static_cast<Word>(format.infinity | ~format.mask);
+  Counts counts;
+  for (int64_t first = 0; first < words; first += kBlock) {
+    const Word* p = static_cast<const Word*>(data) + first;
+    const int64_t n = std::min(kBlock, words - first);
+    uint32_t nan = 0;
+    uint32_t pos = 0;
+    uint32_t neg = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      const Word w = p[i];
+      nan += static_cast<Word>(static_cast<Word>(w + bias) & mask) >= first_nan;
+      pos += w == posinf;
+      neg += w == neginf;
+    }
+    counts += format.has_infinity() ? Counts{nan, pos, neg} : Counts{nan, 0, 0};
+  }
+  return counts;
+}
+
 TORCHNAN_EVERY_ISA uint64_t scan8(const void* data, int64_t words, uint64_t infinity) {
   return scan<uint8_t, 0, 0x7f>(data, words, infinity);
 }
@@ -108,6 +134,19 @@ TORCHNAN_EVERY_ISA Kinds kinds64(const void* data, int64_t words, const FloatFor
   return scan_kinds<uint64_t>(data, words, format);
 }
 
+TORCHNAN_EVERY_ISA Counts count8(const void* data, int64_t words, const FloatFormat& format) {
+  return count_kinds<uint8_t>(data, words, format);
+}
+TORCHNAN_EVERY_ISA Counts count16(const void* data, int64_t words, const FloatFormat& format) {
+  return count_kinds<uint16_t>(data, words, format);
+}
+TORCHNAN_EVERY_ISA Counts count32(const void* data, int64_t words, const FloatFormat& format) {
+  return count_kinds<uint32_t>(data, words, format);
+}
+TORCHNAN_EVERY_ISA Counts count64(const void* data, int64_t words, const FloatFormat& format) {
+  return count_kinds<uint64_t>(data, words, format);
+}
+
 }  // namespace
 
 uint64_t max_magnitude(const void* data, int64_t words, const FloatFormat& format) {
@@ -134,6 +173,19 @@ Kinds kinds_in(const void* data, int64_t words, const FloatFormat& format) {
       return kinds64(data, words, format);
     default:
       return kinds8(data, words, format);
+  }
+}
+
+Counts count_words(const void* data, int64_t words, const FloatFormat& format) {
+  switch (format.word_bytes) {
+    case 2:
+      return count16(data, words, format);
+    case 4:
+      return count32(data, words, format);
+    case 8:
+      return count64(data, words, format);
+    default:
+      return count8(data, words, format);
   }
 }
 

@@ -16,6 +16,9 @@ uint64_t max_magnitude(const void* data, int64_t words, const FloatFormat& forma
 // Which non-finite words there are. Reads everything.
 Kinds kinds_in(const void* data, int64_t words, const FloatFormat& format);
 
+// How many there are of each kind. Reads everything.
+Counts count_words(const void* data, int64_t words, const FloatFormat& format);
+
 inline bool all_finite(const void* data, int64_t words, const FloatFormat& format) {
   return max_magnitude(data, words, format) < format.infinity;
 }

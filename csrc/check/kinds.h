@@ -1,10 +1,11 @@
-// A small set: which non-finite values a tensor holds.
+// Which non-finite values a tensor holds, and how many.
 #pragma once
 
 #include <cstdint>
 
 namespace torchnan {
 
+// A small set.
 class Kinds {
  public:
   constexpr Kinds() = default;
@@ -32,6 +33,21 @@ class Kinds {
 
   constexpr explicit Kinds(int bits) : bits_(static_cast<uint8_t>(bits)) {}
   uint8_t bits_ = 0;
+};
+
+// How many words there are of each kind.
+struct Counts {
+  int64_t nan = 0;
+  int64_t posinf = 0;
+  int64_t neginf = 0;
+
+  int64_t all() const { return nan + posinf + neginf; }
+  Counts& operator+=(const Counts& other) {
+    nan += other.nan;
+    posinf += other.posinf;
+    neginf += other.neginf;
+    return *this;
+  }
 };
 
 }  // namespace torchnan

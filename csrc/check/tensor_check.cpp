@@ -210,6 +210,17 @@ Kinds kinds_of(const at::Tensor& tensor) {
   return kinds;
 }
 
+Counts counts_of(const at::Tensor& tensor) {
+  const Subject subject(tensor);
+  Counts counts;
+  if (subject.skip != Skip::kNone) return counts;
+  for_each_span(subject.look_at(tensor), subject.format, [&](const char* data, int64_t words) {
+    counts += count_words(data, words, subject.format);
+    return true;
+  });
+  return counts;
+}
+
 Census take_census(const at::Tensor& tensor) {
   Census census;
   const Subject subject(tensor);

@@ -48,6 +48,9 @@ Verdict check_finite(const at::Tensor& tensor);
 // Which kinds a tensor holds; none for a tensor that check_finite() would pass by.
 Kinds kinds_of(const at::Tensor& tensor);
 
+// How many words of each kind; a complex element has two. None for a tensor that check_finite() would pass by.
+Counts counts_of(const at::Tensor& tensor);
+
 // Everything the report tells about a tensor's values, in the logical order of its elements (for sparse and
 // nested tensors: of their values). A complex element counts as NaN if either part is one, as Inf if none is and
 // either part is infinite, with the sign of the first infinite part; its range is that of both parts.

@@ -1,7 +1,6 @@
 #include "host/program.h"
 
 #include <atomic>
-#include <numeric>
 
 namespace torchnan {
 namespace {
@@ -9,16 +8,18 @@ namespace {
 class UnknownProgram final : public Program {
  public:
   SiteId capture() noexcept override { return 0; }
+  SiteId within(SiteId live, SiteId) noexcept override { return live; }
+  bool tells_roots() const noexcept override { return false; }
   Place place(const Site& site, const Watch&) override {
     Place place;
     if (!site.node.empty()) place.phase = Phase::kBackward;
     return place;
   }
   bool is_loss_scaling(const Site&, const Watch&) override { return false; }
-  std::optional<Owner> owner(const c10::StorageImpl*, SiteId, const Watch&) override { return std::nullopt; }
-  std::vector<size_t> held(const std::vector<at::Tensor>& tensors) override {
-    std::vector<size_t> all(tensors.size());
-    std::iota(all.begin(), all.end(), 0);
+  std::optional<Owner> owner(const c10::StorageImpl*, SiteId, bool, const Watch&) override { return std::nullopt; }
+  std::vector<Held> held(const std::vector<at::Tensor>& tensors) override {
+    std::vector<Held> all;
+    for (const at::Tensor& tensor : tensors) all.push_back({tensor});
     return all;
   }
 };

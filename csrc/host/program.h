@@ -43,6 +43,11 @@ struct Owner {
   std::string name;
 };
 
+struct Held {
+  at::Tensor tensor;
+  bool as_gradient = false;  // by being the gradient of a leaf only
+};
+
 class TORCHNAN_API Program {
  public:
   virtual ~Program() = default;
@@ -51,17 +56,26 @@ class TORCHNAN_API Program {
   // nothing for a stack it has seen before.
   virtual SiteId capture() noexcept = 0;
 
+  // The same stack, inside the run of a backward node whose forward call was at `outer`: what is recomputed there
+  // belongs where the node was made.
+  virtual SiteId within(SiteId live, SiteId outer) noexcept = 0;
+
+  // Whether the host tells of the tensors that backward() is called on (judge_tensors()), so that nobody has to guess.
+  virtual bool tells_roots() const noexcept = 0;
+
   // The rest is called only when there is something to report.
 
   // Whether the operation at `site` is a loss scaler's own arithmetic.
   virtual bool is_loss_scaling(const Site& site, const Watch& watch) = 0;
   virtual Place place(const Site& site, const Watch& watch) = 0;
 
-  // The module parameter or buffer with this storage: of the watch's model, or of a module on the stack of `use`.
-  virtual std::optional<Owner> owner(const c10::StorageImpl* storage, SiteId use, const Watch& watch) = 0;
+  // The module parameter or buffer with this storage: of the watch's model, of the model that a module on the stack of
+  // `use` is part of, or else, if `everywhere`, of any.
+  virtual std::optional<Owner> owner(const c10::StorageImpl* storage, SiteId use, bool everywhere,
+                                     const Watch& watch) = 0;
 
-  // Of these tensors, the positions of those that the program itself still holds, rather than a backward graph.
-  virtual std::vector<size_t> held(const std::vector<at::Tensor>& tensors) = 0;
+  // What the program itself still holds, rather than a backward graph, of the storages of these tensors.
+  virtual std::vector<Held> held(const std::vector<at::Tensor>& tensors) = 0;
 };
 
 // The host's program; without a host one of which nothing is known.

@@ -1,6 +1,7 @@
 #include "intercept/op_call.h"
 
 #include <ATen/SequenceNumber.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "backward/call_site_ring.h"
@@ -69,9 +70,15 @@ void OpCall::note_call_site() {
   if (!watch_.options().stacks || !watch_.options().backward) return;
   const uint64_t sequence = at::sequence_number::peek();
   if (sequence == thread_.last_sequence) return;
-  thread_.last_sequence = sequence;
-  CallSiteRing::here().note(sequence - 1, program().capture());
-  thread_.counters().call_sites.add(1);
+  // An operation that makes a node does so with grad mode on. Others come in between: hooks that pack what the node
+  // saves, or the inside of a Function; they stand for the node until the operation itself comes.
+  if (c10::GradMode::is_enabled()) {
+    thread_.last_sequence = sequence;
+  } else if (sequence == thread_.last_sequence_inside) {
+    return;
+  }
+  thread_.last_sequence_inside = sequence;
+  note_node(sequence - 1, thread_);
 }
 
 void OpCall::note_backward() {
@@ -94,11 +101,11 @@ void OpCall::look_at_arguments() {
   for (size_t k = 0; k < kept_.size(); ++k) {
     const OpPlan::Written* written = plan_.written_at(k);
     if (written == nullptr ? !something_is_bad : !written->reads_old_values) continue;
-    for_each_tensor(kept_[k], [&](const at::Tensor& tensor) { look_at_argument(tensor, written != nullptr); });
+    for_each_tensor(kept_[k], [&](const at::Tensor& tensor) { look_at_argument(tensor, k, written != nullptr); });
   }
 }
 
-void OpCall::look_at_argument(const at::Tensor& argument, bool overwritten) {
+void OpCall::look_at_argument(const at::Tensor& argument, size_t kept, bool overwritten) {
   const at::Tensor tensor = readable(argument);
   if (!tensor.defined()) return;
   const bool known = lineage().in_use() && lineage().knows(tensor);
@@ -106,7 +113,8 @@ void OpCall::look_at_argument(const at::Tensor& argument, bool overwritten) {
   if (!known && (!is_last_chance || ledger().find(tensor).known == Ledger::Known::kFinite)) return;
   const Kinds kinds = kinds_of(tensor);
   if (kinds.any()) {
-    bad_arguments_.push_back({tensor, kinds, record_of_argument(facts(), tensor, kinds)});
+    const std::string& name = plan_.argument_names[plan_.kept_arguments[kept]];
+    bad_arguments_.push_back(bad_argument(facts(), tensor, name, kinds, overwritten));
   } else if (!known) {
     ledger().note_finite(tensor);
   }

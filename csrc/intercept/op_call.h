@@ -28,7 +28,7 @@ class OpCall {
   void note_backward();
   void keep_arguments();
   void look_at_arguments();
-  void look_at_argument(const at::Tensor& argument, bool overwritten);
+  void look_at_argument(const at::Tensor& argument, size_t kept, bool overwritten);
   void redispatch();
   void look_at_results();
   template <typename Visit>

@@ -50,11 +50,13 @@ bool is_decomposed(const c10::OperatorHandle& op) {
 }
 
 // Positions of `schema` that are tensors or lists of them, by role.
-void read_schema(const c10::FunctionSchema& schema, bool old_values_ignored, OpPlan& plan) {
+void read_schema(const c10::FunctionSchema& schema, std::string_view base, OpPlan& plan) {
+  const bool old_values_ignored = ignores_old_values(base);
   c10::SmallVector<bool, 8> returned(schema.arguments().size(), false);
   for (size_t r = 0; r < schema.returns().size(); ++r) {
     const c10::Argument& result = schema.returns()[r];
-    if (!holds_tensors(*result.type()) || is_view_of_argument(result)) continue;
+    if (!holds_tensors(*result.type())) continue;
+    if (is_view_of_argument(result) && !makes_constants(base)) continue;  // lift_fresh: what torch.tensor() was given
     plan.checked_returns.push_back(static_cast<uint16_t>(r));
     if (!is_written(result)) continue;
     for (size_t a = 0; a < schema.arguments().size(); ++a) {
@@ -69,7 +71,7 @@ void read_schema(const c10::FunctionSchema& schema, bool old_values_ignored, OpP
     const bool tensors = holds_tensors(*argument.type());
     if (tensors || is_number(*argument.type())) plan.kept_arguments.push_back(static_cast<uint16_t>(a));
     plan.argument_names.push_back(argument.name());
-    if (!tensors || !is_written(argument)) continue;
+    if (!tensors || !(is_written(argument) || is_written_in_silence(base, argument.name()))) continue;
     const auto kept = static_cast<uint16_t>(plan.kept_arguments.size() - 1);
     const bool is_out = argument.kwarg_only();
     plan.written.push_back({kept, !is_out && !old_values_ignored, returned[a]});
@@ -182,11 +184,15 @@ OpPlan make_plan(const c10::OperatorHandle& op) {
   plan.returns = static_cast<uint16_t>(schema.returns().size());
   plan.hands_out_memory = hands_out_memory(base);
   plan.moves_values = only_moves_values(base);
+  plan.hands_on = hands_on(base);
+  plan.absorbs_negative_infinity = absorbs_negative_infinity(base);
+  plan.compares = compares(base);
   plan.makes_constants = makes_constants(base);
   plan.scaler_test = tests_for_loss_scaler(base);
   plan.returns_early = returns_early(ns, base);
-  plan.pointwise = op.hasTag(at::Tag::pointwise);
-  read_schema(schema, ignores_old_values(base), plan);
+  plan.pointwise = op.hasTag(at::Tag::pointwise) || base == "_to_copy";
+  plan.elementwise_in_self = is_elementwise_in_self(base);
+  read_schema(schema, base, plan);
   plan.course = course_of(op, plan, ns, base);
   return plan;
 }

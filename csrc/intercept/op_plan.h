@@ -42,10 +42,14 @@ struct OpPlan {
 
   bool hands_out_memory = false;  // of the kAllocate ones: a new tensor
   bool moves_values = false;
+  bool hands_on = false;  // without anybody having read them
+  bool absorbs_negative_infinity = false;
+  bool compares = false;
   bool makes_constants = false;
   bool scaler_test = false;
   bool returns_early = false;
   bool pointwise = false;
+  bool elementwise_in_self = false;
 
   bool writes_in_place() const { return !written.empty(); }
 

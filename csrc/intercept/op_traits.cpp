@@ -44,8 +44,29 @@ constexpr std::array kIgnoresOld = {
     "eye"sv,
 };
 
+constexpr std::array kHandsOn = {
+    "lift"sv,   "lift_fresh"sv, "lift_fresh_copy"sv, "clone"sv,          "_to_copy"sv, "copy_"sv,
+    "copy"sv,   "_copy_from"sv, "_foreach_copy_"sv,  "_unsafe_view"sv,   "zero_"sv,    "fill_"sv,
+    "set_"sv,   "resize_"sv,    "index_put_"sv,      "_index_put_impl_"sv,
+};
+
+constexpr std::array kAbsorbsNegativeInfinity = {
+    "exp"sv,  "exp2"sv,  "expm1"sv, "sigmoid"sv, "softplus"sv,  "_softmax"sv,   "_safe_softmax"sv, "_log_softmax"sv,
+    "relu"sv, "relu_"sv, "exp_"sv,  "sigmoid_"sv, "logsumexp"sv, "logaddexp"sv, "logcumsumexp"sv,
+};
+
+constexpr std::array kCompares = {
+    "isnan"sv, "isinf"sv, "isposinf"sv, "isneginf"sv, "isfinite"sv, "isclose"sv, "allclose"sv, "equal"sv,
+    "eq"sv,    "ne"sv,    "lt"sv,       "le"sv,       "gt"sv,       "ge"sv,      "signbit"sv,
+};
+
+constexpr std::array kElementwiseInSelf = {
+    "addmm"sv, "addmm_"sv, "baddbmm"sv, "baddbmm_"sv, "addbmm"sv, "addmv"sv, "addr"sv, "_addmm_activation"sv,
+};
+
 constexpr std::array kMoves = {
     "clone"sv,
+    "_to_copy"sv,
     "copy_"sv,
     "copy"sv,
     "cat"sv,
@@ -138,9 +159,20 @@ constexpr std::array kArithmeticBackward = {"expand"sv, "unfold"sv};
 }  // namespace
 
 bool leaves_memory_unwritten(std::string_view op) { return contains(kUnwritten, op); }
-bool hands_out_memory(std::string_view op) { return op.find("empty") != std::string_view::npos; }
+bool hands_out_memory(std::string_view op) {
+  return op.find("empty") != std::string_view::npos || op.find("resize") != std::string_view::npos;
+}
 bool ignores_old_values(std::string_view op) { return contains(kIgnoresOld, op); }
 bool only_moves_values(std::string_view op) { return contains(kMoves, op); }
+bool hands_on(std::string_view op) { return contains(kHandsOn, op); }
+bool absorbs_negative_infinity(std::string_view op) { return contains(kAbsorbsNegativeInfinity, op); }
+bool compares(std::string_view op) { return contains(kCompares, op); }
+bool is_elementwise_in_self(std::string_view op) { return contains(kElementwiseInSelf, op); }
+bool is_written_in_silence(std::string_view op, std::string_view argument) {
+  const bool is_batch_norm =
+      op == "native_batch_norm" || op == "cudnn_batch_norm" || op == "miopen_batch_norm" || op == "batch_norm_update_stats";
+  return is_batch_norm && (argument == "running_mean" || argument == "running_var");
+}
 bool makes_constants(std::string_view op) { return contains(kConstants, op); }
 bool is_view_with_arithmetic_backward(std::string_view op) { return contains(kArithmeticBackward, op); }
 bool reads_value_back(std::string_view op) { return op == "_local_scalar_dense"; }

@@ -9,7 +9,7 @@ namespace torchnan {
 // Gives out memory that nobody has written: what is in it says nothing.
 bool leaves_memory_unwritten(std::string_view op);
 
-// Of those, the ones that give out a new tensor: empty and its kin, but not resize_ or set_.
+// Of those, the ones that give out memory nobody had: empty and its kin, resize_; but not set_.
 bool hands_out_memory(std::string_view op);
 
 // In place, and the old values of the tensor written to play no part: copy_, fill_, normal_.
@@ -17,6 +17,22 @@ bool ignores_old_values(std::string_view op);
 
 // Hands values on as they are: clone, cat, index. Computes nothing.
 bool only_moves_values(std::string_view op);
+
+// Hands a tensor on as it is, or writes over it: nobody has read what is in it yet. Fewer than the above: who
+// stacks a batch or looks up a row has read it.
+bool hands_on(std::string_view op);
+
+// Of the arithmetic ones, where an Inf of this sign in an argument disappears: exp(-inf) is 0.
+bool absorbs_negative_infinity(std::string_view op);
+
+// Looks at values without computing with them: isnan, lt.
+bool compares(std::string_view op);
+
+// addmm and its kin: elementwise in their first argument.
+bool is_elementwise_in_self(std::string_view op);
+
+// Written to though the schema does not say so: the running statistics of batch normalisation.
+bool is_written_in_silence(std::string_view op, std::string_view argument);
 
 // A value written in the program: torch.tensor(...), full(...), masks.
 bool makes_constants(std::string_view op);

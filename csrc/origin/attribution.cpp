@@ -1,8 +1,8 @@
 #include "origin/attribution.h"
 
+#include <algorithm>
 #include <set>
 
-#include "check/blame.h"
 #include "check/tensor_check.h"
 #include "origin/harm.h"
 #include "origin/roots.h"
@@ -12,14 +12,14 @@
 namespace torchnan {
 namespace {
 
-// Of the arguments (of the chosen ones), the one whose cause is to be told.
-const BadArgument* first_among(c10::ArrayRef<BadArgument> arguments, const std::vector<bool>* chosen) {
-  const BadArgument* first = nullptr;
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    if (chosen != nullptr && !(*chosen)[i]) continue;
-    if (first == nullptr || arguments[i].record->root()->outranks(*first->record->root())) first = &arguments[i];
-  }
-  return first;
+// What can become of values of these kinds in an operation.
+Kinds possible_kinds(Kinds given, const OpPlan& plan) {
+  if (plan.moves_values) return given;
+  return given.inf() ? Kinds::of_nan() | Kinds::of_inf() : given;
+}
+
+int64_t broadcast_factor(const at::Tensor& argument, const at::Tensor& result) {
+  return argument.numel() == 0 ? 0 : result.numel() / argument.numel();
 }
 
 // Why the results of one call are bad.
@@ -32,12 +32,13 @@ class Inquiry {
   }
 
   Lineage::RecordPtr record_of(const Result& result) {
-    const BadArgument* culprit = nullptr;
-    const bool own =
-        bad_arguments_.empty() ? !call_.plan.makes_constants && !explained(result.kinds) : is_own(result, culprit);
-    if (own) return origin(result);
-    if (culprit != nullptr) return extended(*culprit, result);
-    return std::make_shared<Record>(constant_root(call_, result.tensor));
+    if (bad_arguments_.empty()) return std::make_shared<Record>(cause_without_bad_arguments(result));
+    std::vector<Cause> causes = needs_a_closer_look(result) ? by_element(result) : by_kind(result);
+    // What is new has to be the call's own doing; if nothing is, then all that was given is at fault.
+    const bool all_deliberate = std::all_of(causes.begin(), causes.end(),
+                                            [](const Cause& cause) { return cause.root->deliberate(); });
+    if (all_deliberate && !explained(result.kinds)) return std::make_shared<Record>(own(result, result.kinds));
+    return std::make_shared<Record>(std::move(causes));
   }
 
  private:
@@ -48,49 +49,98 @@ class Inquiry {
     return !kinds.inf() || given.inf();
   }
 
-  // Whether the call itself is the origin of a result, though arguments were bad; if not, which of them is at fault.
-  bool is_own(const Result& result, const BadArgument*& culprit) const {
-    culprit = first_among(bad_arguments_, nullptr);
-    if (needs_a_closer_look(result)) return is_own_by_element(result, culprit);
-    return culprit->record->root()->deliberate() && !explained(result.kinds);
+  // Of finite tensors, or of numbers. An infinite number may be a mask; who computes with a NaN makes one.
+  Cause cause_without_bad_arguments(const Result& result) {
+    const bool is_constant = call_.plan.makes_constants || (explained(result.kinds) && !computes_with_nan());
+    return is_constant ? Cause{constant_root(call_, result.tensor), result.kinds} : own(result, result.kinds);
   }
 
-  // Where several causes meet, or where something meant meets something that may not be. Not for every mask: one that
-  // shows up in a result as what it was is nothing new.
+  bool computes_with_nan() const { return constants_.nan() && !call_.plan.moves_values; }
+
+  // Whether each bad element of the result has to be asked for its cause: where several causes meet, where there is
+  // something that was not given, or where there are more than the meant ones.
   bool needs_a_closer_look(const Result& result) const {
-    if (!call_.plan.pointwise || call_.plan.writes_in_place() || result.tensor.numel() == 0) return false;
+    if (!is_elementwise() || result.tensor.numel() == 0) return false;
     std::set<const Root*> causes;
-    for (const BadArgument& argument : bad_arguments_) causes.insert(argument.record->root().get());
+    for (const BadArgument& argument : bad_arguments_) {
+      if (argument.overwritten && argument.before == nullptr) return false;
+      for (const Cause& cause : argument.record->causes()) causes.insert(cause.root.get());
+    }
     if (causes.size() > 1) return true;
-    const bool deliberate = bad_arguments_.front().record->root()->deliberate();
-    const bool new_sign = result.kinds.without(inherited_ | constants_ | Kinds::of_nan()).any();
-    return deliberate && (result.kinds.nan() || new_sign);
+    const Root& only = **causes.begin();
+    const bool is_new = result.kinds.without(inherited_ | constants_ | Kinds::of_nan()).any();
+    if (!only.deliberate()) return is_new;
+    return is_new || result.kinds.nan() || (!constants_.any() && has_more_than_was_given(only, result));
   }
 
-  bool is_own_by_element(const Result& result, const BadArgument*& culprit) const {
+  bool is_elementwise() const {
+    if (call_.plan.pointwise) return true;
+    return call_.plan.elementwise_in_self && bad_arguments_.size() == 1 && bad_arguments_[0].name == "self";
+  }
+
+  bool has_more_than_was_given(const Root&, const Result& result) const {
+    int64_t given = 0;
+    for (const BadArgument& argument : bad_arguments_) {
+      given += argument.count * broadcast_factor(argument.tensor, result.tensor);
+    }
+    return counts_of(result.tensor).all() > given;
+  }
+
+  std::vector<Cause> by_element(const Result& result) {
     std::vector<Suspect> suspects;
     for (const BadArgument& argument : bad_arguments_) {
-      suspects.push_back({argument.tensor, !argument.record->root()->deliberate()});
+      suspects.push_back({argument.tensor, argument.before, !argument.record->first().root->deliberate()});
     }
     const Blame verdict = blame(result.tensor, suspects);
-    const BadArgument* inherited_from = first_among(bad_arguments_, &verdict.inherited);
-    const bool accident = inherited_from != nullptr && !inherited_from->record->root()->deliberate();
-    if (verdict.own && !accident && !constants_.any()) return true;
-    if (inherited_from != nullptr) culprit = inherited_from;
-    return culprit->record->root()->deliberate() && !explained(result.kinds);
+    std::vector<Cause> causes;
+    for (size_t i = 0; i < bad_arguments_.size(); ++i) {
+      if (verdict.inherited[i].any()) hand_on(bad_arguments_[i], verdict.inherited[i], causes);
+    }
+    // Numbers like masked_fill's value are put where nothing bad was.
+    if (verdict.own.any() && (!constants_.any() || computes_with_nan())) causes.push_back(own(result, verdict.own));
+    return causes.empty() ? by_kind(result) : causes;
   }
 
-  Lineage::RecordPtr origin(const Result& result) {
+  std::vector<Cause> by_kind(const Result& result) {
+    std::vector<Cause> causes;
+    for (const BadArgument& argument : bad_arguments_) hand_on(argument, result.kinds, causes);
+    if (causes.empty()) {
+      for (const BadArgument& argument : bad_arguments_) hand_on_all(argument, result.kinds, causes);
+    }
+    return causes;
+  }
+
+  // The causes of an argument that can have led to these kinds.
+  void hand_on(const BadArgument& argument, Kinds there, std::vector<Cause>& causes) {
+    for (const Cause& cause : argument.record->causes()) {
+      const Kinds kinds = possible_kinds(cause.kinds, call_.plan) & there;
+      if (!kinds.any() || is_absorbed(cause)) continue;
+      causes.push_back(extended(argument, cause, kinds));
+    }
+  }
+
+  void hand_on_all(const BadArgument& argument, Kinds there, std::vector<Cause>& causes) {
+    for (const Cause& cause : argument.record->causes()) causes.push_back(extended(argument, cause, there));
+  }
+
+  // exp(-inf) is 0: if there is anything else, that has done it.
+  bool is_absorbed(const Cause& cause) const {
+    return call_.plan.absorbs_negative_infinity && cause.kinds == Kinds::of_neginf() &&
+           inherited_.without(Kinds::of_neginf()).any();
+  }
+
+  Cause own(const Result& result, Kinds kinds) {
     if (made_ == nullptr) made_ = operation_root(call_, result.tensor, result.output);
-    return std::make_shared<Record>(made_);
+    return {made_, kinds};
   }
 
-  Lineage::RecordPtr extended(const BadArgument& culprit, const Result& result) {
-    Root& root = *culprit.record->root();
-    judge_factor(root, result.kinds);
-    const bool is_entry = root.source != Root::Source::kOperation && culprit.record->first_computation() == nullptr;
-    if (is_entry && (root.kinds.nan() || !root.deliberate())) note_entry(call_, culprit.tensor, root);
-    return culprit.record->extended({&call_.plan, site().live}, call_.plan.moves_values);
+  Cause extended(const BadArgument& argument, const Cause& cause, Kinds kinds) {
+    Root& root = *cause.root;
+    judge_factor(root, kinds);
+    if (!call_.plan.moves_values && kinds != Kinds::of_neginf()) root.spread = true;
+    const bool is_entry = root.source != Root::Source::kOperation && !cause.first_computation;
+    if (is_entry && (root.kinds.nan() || !root.deliberate())) note_entry(call_, argument.tensor, root);
+    return cause.extended({&call_.plan, site().live}, call_.plan.moves_values, kinds);
   }
 
   // The formula of a node is often gradient times slope. A slope that is infinite where the gradient is zero makes a
@@ -107,7 +157,7 @@ class Inquiry {
       const at::Tensor tensor = readable(argument.tensor);
       if (!tensor.defined() || is_known(tensor)) continue;
       const Kinds kinds = kinds_of(tensor);
-      if (kinds.any()) bad_arguments_.push_back({tensor, kinds, record_of_argument(call_, tensor, kinds)});
+      if (kinds.any()) bad_arguments_.push_back(bad_argument(call_, tensor, argument.name, kinds, false));
     }
   }
 
@@ -131,25 +181,49 @@ class Inquiry {
   std::optional<Site> site_;
 };
 
-}  // namespace
-
-void attribute(const CallFacts& call, c10::SmallVectorImpl<BadArgument>& bad_arguments, c10::ArrayRef<Result> results) {
-  Inquiry inquiry(call, bad_arguments);
-  for (const BadArgument& argument : bad_arguments) argument.record->root()->used = true;
-  for (const Result& result : results) {
-    const Lineage::RecordPtr record = inquiry.record_of(result);
-    lineage().remember(result.tensor, record);
-    if (record->steps().empty() && !record->root()->deliberate()) note_unused(call.watch, record);
-    judge_result(call, result, record);
+void mark_as_used(c10::ArrayRef<BadArgument> arguments) {
+  for (const BadArgument& argument : arguments) {
+    for (const Cause& cause : argument.record->causes()) cause.root->used = true;
   }
 }
 
+}  // namespace
+
+BadArgument bad_argument(const CallFacts& call, const at::Tensor& tensor, std::string_view name, Kinds kinds,
+                         bool overwritten) {
+  BadArgument bad{tensor, std::string(name), kinds, record_of_argument(call, tensor, kinds)};
+  bad.overwritten = overwritten;
+  if (!call.plan.pointwise && !call.plan.elementwise_in_self) return bad;
+  bad.count = counts_of(tensor).all();
+  if (overwritten) bad.before = kinds_by_element(tensor);
+  return bad;
+}
+
+void attribute(const CallFacts& call, c10::SmallVectorImpl<BadArgument>& bad_arguments, c10::ArrayRef<Result> results) {
+  Inquiry inquiry(call, bad_arguments);
+  mark_as_used(bad_arguments);
+  for (const Result& result : results) {
+    const Lineage::RecordPtr record = inquiry.record_of(result);
+    lineage().remember(result.tensor, record);
+    for (const Cause& cause : record->causes()) {
+      if (cause.steps.empty() && !cause.root->deliberate()) note_unused(call.watch, record);
+    }
+    judge_result(call, result, record);
+  }
+  judge_use(call, bad_arguments);
+}
+
 void expect(const CallFacts& call, c10::ArrayRef<BadArgument> bad_arguments, const at::Tensor& result) {
-  const BadArgument* culprit = first_among(bad_arguments, nullptr);
-  if (culprit == nullptr || !readable(result).defined()) return;
-  for (const BadArgument& argument : bad_arguments) argument.record->root()->used = true;
+  if (bad_arguments.empty() || !readable(result).defined()) return;
+  mark_as_used(bad_arguments);
   const Step step{&call.plan, site_here(call.watch, call.thread).live};
-  lineage().remember(result, culprit->record->extended(step, call.plan.moves_values));
+  std::vector<Cause> causes;
+  for (const BadArgument& argument : bad_arguments) {
+    for (const Cause& cause : argument.record->causes()) {
+      causes.push_back(cause.extended(step, call.plan.moves_values, cause.kinds));
+    }
+  }
+  lineage().remember(result, std::make_shared<Record>(std::move(causes)));
 }
 
 }  // namespace torchnan

@@ -3,11 +3,15 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
 #include <c10/util/SmallVector.h>
 
+#include "check/blame.h"
 #include "check/kinds.h"
 #include "origin/arguments.h"
 #include "origin/lineage.h"
@@ -17,9 +21,17 @@ namespace torchnan {
 // A non-finite tensor argument.
 struct BadArgument {
   at::Tensor tensor;
+  std::string name;
   Kinds kinds;
   Lineage::RecordPtr record;
+  bool overwritten = false;                    // by the call
+  int64_t count = 0;                           // bad words; counted for elementwise operations only,
+  std::shared_ptr<const ElementKinds> before{};  // and kept for those that overwrite it
 };
+
+// Before the call, if it overwrites the argument.
+BadArgument bad_argument(const CallFacts& call, const at::Tensor& tensor, std::string_view name, Kinds kinds,
+                         bool overwritten);
 
 // A non-finite tensor that a call has written.
 struct Result {

@@ -1,15 +1,18 @@
 #include "origin/harm.h"
 
+#include <functional>
 #include <map>
 #include <mutex>
 
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/node.h>
 
+#include "check/blame.h"
 #include "check/tensor_check.h"
 #include "intercept/op_plan.h"
 #include "origin/make_finding.h"
 #include "origin/roots.h"
+#include "origin/site_here.h"
 #include "origin/unused_results.h"
 #include "report/deliver.h"
 #include "watch/thread_state.h"
@@ -21,12 +24,27 @@ bool wants(const Watch& watch, Kinds kinds) {
   return (kinds.nan() && watch.options().check_nan) || (kinds.inf() && watch.options().check_inf);
 }
 
-// Values that are there on purpose do no harm by being held or looked at, as long as nobody has computed a NaN.
-bool is_harmless(const Record& record, HarmKind kind, Kinds kinds) {
-  const Root& root = *record.root();
-  if (kind != HarmKind::kAlive && kind != HarmKind::kRead) return false;
-  if (root.source == Root::Source::kOperation || root.unwritten || root.foreign || root.parameter) return false;
-  return !kinds.nan() || record.first_computation() == nullptr;
+// What was computed with values like these was finite, or they have not been computed with.
+bool is_mask(const Cause& cause) {
+  const Root& root = *cause.root;
+  if (root.source == Root::Source::kOperation) {
+    return root.kinds == Kinds::of_neginf() && root.used && !root.spread && !cause.first_computation;
+  }
+  if (root.unwritten || root.foreign || root.parameter) return false;
+  return !cause.kinds.nan() || !cause.first_computation;
+}
+
+// A mask does no harm by being held or looked at.
+bool is_harmless(const Cause& cause, HarmKind kind) {
+  if (kind == HarmKind::kAlive) return is_mask(cause);
+  if (cause.root->source == Root::Source::kOperation) return false;
+  return (kind == HarmKind::kRead || kind == HarmKind::kOptimizerState) && is_mask(cause);
+}
+
+// A loss scaler leaves out the step; what is in the weights nevertheless is another matter.
+bool is_excused(const Root& root, HarmKind kind) {
+  if (root.excused) return true;
+  return root.scaled && kind != HarmKind::kParameter && kind != HarmKind::kOptimizerState;
 }
 
 Harm harm_here(HarmKind kind, std::string name, const Watch& watch) {
@@ -49,23 +67,28 @@ Harm harm_of_nobody() {
   return harm;
 }
 
-// One alarm per cause; none for what a loss scaler has dealt with.
-std::optional<Finding> accuse(Watch& watch, const Record& record, HarmKind kind, Kinds kinds, std::string name) {
-  Root& root = *record.root();
-  if (!wants(watch, kinds) || is_harmless(record, kind, kinds)) return std::nullopt;
-  if (root.excused) return std::nullopt;
-  if (root.reported.exchange(true)) return std::nullopt;
-  return make_finding(record, Level::kError, harm_here(kind, std::move(name), watch), watch);
+// Of what is harmed; asked for only when there is something to tell.
+using Name = std::function<std::string()>;
+
+// One alarm per cause.
+std::optional<Finding> accuse(Watch& watch, const Record& record, HarmKind kind, Kinds kinds, const Name& name) {
+  if (!wants(watch, kinds)) return std::nullopt;
+  for (const Cause& cause : record.causes()) {
+    if (is_harmless(cause, kind)) continue;
+    if (is_excused(*cause.root, kind) || cause.root->reported.exchange(true)) return std::nullopt;
+    return make_finding(cause, Level::kError, harm_here(kind, name ? name() : "", watch), watch);
+  }
+  return std::nullopt;
 }
 
-void judge(Watch& watch, const Record& record, HarmKind kind, Kinds kinds, std::string name = "") {
-  if (auto finding = accuse(watch, record, kind, kinds, std::move(name))) deliver(watch, std::move(*finding));
+void judge(Watch& watch, const Record& record, HarmKind kind, Kinds kinds, const Name& name = nullptr) {
+  if (auto finding = accuse(watch, record, kind, kinds, name)) deliver(watch, std::move(*finding));
 }
 
 std::string parameter_name(const Watch& watch, const at::Tensor& tensor) {
   const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
   if (const auto named = watch.named_owner(storage)) return named->name;
-  const auto owner = program().owner(storage, program().capture(), watch);
+  const auto owner = program().owner(storage, program().capture(), true, watch);
   return owner ? owner->name : "";
 }
 
@@ -79,35 +102,49 @@ CallFacts reader(const char* name, Watch& watch) {
   return {plan, {}, watch, ThreadState::here().id()};
 }
 
+bool is_optimizer_step(const CallFacts& call) {
+  return program().place(site_here(call.watch, call.thread), call.watch).phase == Phase::kOptimizer;
+}
+
 }  // namespace
 
 void judge_before(const CallFacts& call, c10::ArrayRef<BadArgument> bad_arguments) {
   for (const BadArgument& argument : bad_arguments) {
-    argument.record->root()->used = true;
-    if (call.plan.course == OpPlan::Course::kRead) {
-      judge(call.watch, *argument.record, HarmKind::kRead, argument.kinds);
-    } else if (call.plan.scaler_test) {
-      argument.record->root()->excused = true;
-    } else if (is_parameter(argument.tensor) && argument.record->root()->source == Root::Source::kOperation) {
-      judge(call.watch, *argument.record, HarmKind::kParameter, argument.kinds,
-            parameter_name(call.watch, argument.tensor));
+    for (const Cause& cause : argument.record->causes()) {
+      cause.root->used = true;
+      if (call.plan.scaler_test) cause.root->scaled = true;
+      if (call.plan.compares) cause.root->compared = true;
     }
+    if (call.plan.course == OpPlan::Course::kRead) judge(call.watch, *argument.record, HarmKind::kRead, argument.kinds);
   }
 }
 
 void judge_result(const CallFacts& call, const Result& result, const Lineage::RecordPtr& record) {
-  if (call.watch.options().when == When::kOrigin && record->steps().empty() && !record->root()->deliberate()) {
+  const Cause& first = record->first();
+  if (call.watch.options().when == When::kOrigin && first.steps.empty() && !first.root->deliberate()) {
     judge(call.watch, *record, HarmKind::kOrigin, result.kinds);
   }
-  // A mask that is written into a weight does nothing yet.
-  const bool is_meant = record->root()->deliberate() && call.plan.moves_values;
-  if (is_parameter(result.tensor) && !is_meant) {
-    judge(call.watch, *record, HarmKind::kParameter, result.kinds, parameter_name(call.watch, result.tensor));
+  // Who else writes into a weight may still clean it: an initialiser, a loader. Its use will tell, or its end.
+  if (is_parameter(result.tensor) && is_optimizer_step(call)) {
+    judge(call.watch, *record, HarmKind::kParameter, result.kinds,
+          [&] { return parameter_name(call.watch, result.tensor); });
+  }
+}
+
+void judge_use(const CallFacts& call, c10::ArrayRef<BadArgument> bad_arguments) {
+  for (const BadArgument& argument : bad_arguments) {
+    const bool was_made = argument.record->first().root->source == Root::Source::kOperation;
+    if (!was_made || argument.overwritten || !is_parameter(argument.tensor)) continue;
+    if (argument.record->first().root->reported) continue;
+    const std::string name = parameter_name(call.watch, argument.tensor);
+    if (name.empty()) continue;  // a leaf of the program's own, no weight: what becomes of it will tell
+    judge(call.watch, *argument.record, HarmKind::kParameter, argument.kinds, [&] { return name; });
   }
 }
 
 // A root that is a view of a scalar has no operation in its own node; the scalar stands for it.
 void judge_beginning_of_backward(Watch& watch) {
+  if (program().tells_roots()) return;
   const auto node = torch::autograd::get_current_node();
   const auto* inner = torch::autograd::get_current_graph_task_nodes_in_graph();
   if (node == nullptr || inner == nullptr) return;
@@ -118,17 +155,26 @@ void judge_beginning_of_backward(Watch& watch) {
   }
 }
 
+void judge_roots(Watch& watch, c10::ArrayRef<at::Tensor> roots, c10::ArrayRef<at::Tensor> gradients) {
+  for (size_t i = 0; i < roots.size(); ++i) {
+    const at::Tensor root = roots[i].defined() ? readable(roots[i]) : at::Tensor();
+    if (!root.defined() || check_finite(root).finite) continue;
+    const at::Tensor gradient = i < gradients.size() && gradients[i].defined() ? readable(gradients[i]) : at::Tensor();
+    const bool is_weighed = gradient.defined() && gradient.sizes() == root.sizes();
+    const Kinds kinds = is_weighed ? kinds_where_nonzero(root, gradient) : kinds_of(root);
+    if (!kinds.any()) continue;
+    judge(watch, *record_of_argument(reader("autograd::backward", watch), root, kinds), HarmKind::kBackward, kinds);
+  }
+}
+
 void judge_tensors(Watch& watch, HarmKind kind, c10::ArrayRef<at::Tensor> tensors,
-                   const std::vector<std::string>& names) {
-  const bool known_only = kind != HarmKind::kBackward;
-  if (known_only && !lineage().in_use()) return;
+                   const std::function<std::string(size_t)>& name_of) {
+  if (!lineage().in_use()) return;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    if (!tensors[i].defined()) continue;
-    const at::Tensor tensor = readable(tensors[i]);
-    if (!tensor.defined() || (known_only && !lineage().knows(tensor)) || check_finite(tensor).finite) continue;
+    const at::Tensor tensor = tensors[i].defined() ? readable(tensors[i]) : at::Tensor();
+    if (!tensor.defined() || !lineage().knows(tensor) || check_finite(tensor).finite) continue;
     const Kinds kinds = kinds_of(tensor);
-    const auto record = record_of_argument(reader("autograd::backward", watch), tensor, kinds);
-    judge(watch, *record, kind, kinds, i < names.size() ? names[i] : "");
+    if (const auto record = lineage().find(tensor)) judge(watch, *record, kind, kinds, [&] { return name_of(i); });
   }
 }
 
@@ -139,24 +185,32 @@ void judge_guard(Watch& watch, const at::Tensor& guarded, const std::string& nam
   const CallFacts guard = reader("torchnan::guard", watch);
   // Outside every scope nothing is remembered: nobody would forget it again.
   const auto record = open_scopes() > 0 ? record_of_argument(guard, tensor, kinds)
-                                        : std::make_shared<Record>(external_root(guard, tensor, kinds));
-  judge(watch, *record, HarmKind::kGuard, kinds, name);
+                                       
+                        : std::make_shared<Record>(Cause{external_root(guard, tensor, kinds), kinds});
+  judge(watch, *record, HarmKind::kGuard, kinds, [&] { return name; });
 }
 
 void judge_end(Watch& watch) {
-  const std::vector<Lineage::Alive> alive = lineage().alive();
-  std::vector<at::Tensor> tensors;
-  for (const Lineage::Alive& one : alive) tensors.push_back(one.tensor);
-  std::vector<Finding> findings;
-  for (const size_t i : program().held(tensors)) {
-    if (alive[i].record->root()->watch.lock().get() != &watch) continue;
-    if (auto error = accuse(watch, *alive[i].record, HarmKind::kAlive, kinds_of(tensors[i]), "")) {
-      findings.push_back(std::move(*error));
+  std::vector<at::Tensor> alive;
+  for (Lineage::Alive& one : lineage().alive()) alive.push_back(std::move(one.tensor));
+  std::map<uint64_t, Finding> by_age;
+  for (const Held& held : program().held(alive)) {
+    const at::Tensor tensor = readable(held.tensor);
+    const Kinds kinds = tensor.defined() ? kinds_of(tensor) : Kinds();
+    const auto record = kinds.any() ? lineage().find(tensor) : nullptr;
+    if (record == nullptr || record->first().root->watch.lock().get() != &watch) continue;
+    // The program has looked at the gradient and left out the step.
+    if (held.as_gradient && record->first().root->compared) continue;
+    const HarmKind kind = is_parameter(held.tensor) ? HarmKind::kParameter : HarmKind::kAlive;
+    if (auto error = accuse(watch, *record, kind, kinds, [&] { return parameter_name(watch, tensor); })) {
+      by_age.emplace(record->first().root->sequence, std::move(*error));
     }
   }
+  std::vector<Finding> findings;
+  for (auto& [age, finding] : by_age) findings.push_back(std::move(finding));
   for (const Lineage::RecordPtr& record : take_unused(watch)) {
-    if (!wants(watch, record->root()->kinds)) continue;
-    findings.push_back(make_finding(*record, Level::kWarning, harm_of_nobody(), watch));
+    if (!wants(watch, record->first().root->kinds)) continue;
+    findings.push_back(make_finding(record->first(), Level::kWarning, harm_of_nobody(), watch));
   }
   deliver_all(watch, std::move(findings));
 }

@@ -1,6 +1,7 @@
 // What a non-finite value does. Where it does damage or is seen, its cause is reported, once.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -15,20 +16,26 @@
 
 namespace torchnan {
 
-// Before a call runs: does it read a bad value back, or use a weight that has gone bad?
+// Before a call runs: does it read a bad value back?
 void judge_before(const CallFacts& call, c10::ArrayRef<BadArgument> bad_arguments);
 
 // After a call: has it written into a parameter, or is every origin to be told at once?
 void judge_result(const CallFacts& call, const Result& result, const Lineage::RecordPtr& record);
 
+// After a call with bad results: has it used a weight that the program has made bad?
+void judge_use(const CallFacts& call, c10::ArrayRef<BadArgument> bad_arguments);
+
 // The first operation of a backward pass is about to run, in the node of one of its roots: is the root finite?
 void judge_beginning_of_backward(Watch& watch);
 
-// Reports what is non-finite among `tensors` as harm of this kind; names[i], if given, belongs to tensors[i]. For
-// roots of backward, gradients, optimizer state, values read by a host. Roots of backward are looked at even if nobody
-// saw them being made; of the others only what is remembered is.
+// backward() is called on `roots`: are they finite, whether or not anybody saw them being made? gradients[i], if given,
+// is what the pass starts from: elements with a zero there play no part.
+TORCHNAN_API void judge_roots(Watch& watch, c10::ArrayRef<at::Tensor> roots, c10::ArrayRef<at::Tensor> gradients);
+
+// Reports what is remembered as non-finite among `tensors` as harm of this kind; name_of(i) names tensors[i] in the
+// report. For gradients, optimizer state, values read by a host.
 TORCHNAN_API void judge_tensors(Watch& watch, HarmKind kind, c10::ArrayRef<at::Tensor> tensors,
-                                const std::vector<std::string>& names = {});
+                                const std::function<std::string(size_t)>& name_of);
 
 // A guard: `tensor` must be finite, whether or not anybody saw it being made.
 void judge_guard(Watch& watch, const at::Tensor& tensor, const std::string& name);

@@ -14,7 +14,58 @@ const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return impl->has_storage() ? impl->unsafe_storage().unsafeGetStorageImpl() : nullptr;
 }
 
+Lineage::RecordPtr both(const Record& a, const Record& b) {
+  std::vector<Cause> causes = a.causes();
+  causes.insert(causes.end(), b.causes().begin(), b.causes().end());
+  return std::make_shared<Record>(std::move(causes));
+}
+
+// A tensor as rows of memory: every `stride` elements, from `phase` on, `width` elements. No stride: one row.
+struct Rows {
+  int64_t stride = 0;
+  int64_t phase = 0;
+  int64_t width = 1;
+
+  Rows(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, int64_t offset) {
+    for (size_t d = 0; d < sizes.size(); ++d) {
+      if (sizes[d] > 1) stride = std::max(stride, strides[d]);
+    }
+    for (size_t d = 0; d < sizes.size(); ++d) {
+      if (strides[d] != stride) width += (sizes[d] - 1) * strides[d];
+    }
+    phase = stride > 0 ? offset % stride : offset;
+    if (phase + width > stride) *this = Rows(phase);  // from one row into the next: no pattern to tell
+  }
+
+ private:
+  explicit Rows(int64_t offset) : phase(offset) {}
+};
+
 }  // namespace
+
+// Columns of one table lie within each other's spans without having an element in common.
+bool Lineage::overlap(const Region& a, const Region& b) {
+  if (a.end <= b.begin || b.end <= a.begin) return false;
+  const Rows in_a(a.sizes, a.strides, a.offset);
+  const Rows in_b(b.sizes, b.strides, b.offset);
+  if (a.dtype != b.dtype || in_a.stride == 0 || in_a.stride != in_b.stride) return true;
+  return in_a.phase < in_b.phase + in_b.width && in_b.phase < in_a.phase + in_a.width;
+}
+
+// Nothing is forgotten, but of the two nobody can tell any more which is where.
+void Lineage::merge_last(std::vector<Region>& regions) {
+  const Region last = std::move(regions.back());
+  regions.pop_back();
+  Region& merged = regions.back();
+  merged.record = both(*merged.record, *last.record);
+  merged.begin = std::min(merged.begin, last.begin);
+  merged.end = std::max(merged.end, last.end);
+  const auto item = static_cast<int64_t>(c10::elementSize(merged.dtype));
+  merged.offset = merged.begin / item;
+  merged.sizes = {(merged.end - merged.begin) / item};
+  merged.strides = {1};
+  merged.dense = true;
+}
 
 Lineage::Region Lineage::region_of(const at::Tensor& tensor, RecordPtr record) {
   Region region;
@@ -48,12 +99,12 @@ Lineage::RecordPtr Lineage::find(const at::Tensor& tensor) const {
   const std::lock_guard lock(mutex_);
   const auto entry = entries_.find(storage);
   if (entry == entries_.end()) return nullptr;
-  RecordPtr best;
+  RecordPtr found;
   for (const Region& region : entry->second.regions) {
-    if (region.end <= wanted.begin || wanted.end <= region.begin) continue;
-    if (best == nullptr || region.record->root()->outranks(*best->root())) best = region.record;
+    if (!overlap(region, wanted) || found == region.record) continue;
+    found = found == nullptr ? region.record : both(*found, *region.record);
   }
-  return best;
+  return found;
 }
 
 bool Lineage::knows(const at::Tensor& tensor) const {
@@ -77,11 +128,8 @@ void Lineage::remember(const at::Tensor& tensor, RecordPtr record) {
   });
   std::move(gone, regions.end(), std::back_inserter(overwritten));
   regions.erase(gone, regions.end());
-  if (regions.size() == kMaxRegions) {
-    overwritten.push_back(std::move(regions.front()));
-    regions.erase(regions.begin());
-  }
   regions.push_back(std::move(region));
+  if (regions.size() > kMaxRegions) merge_last(regions);
   size_ = entries_.size();
 }
 
@@ -95,7 +143,7 @@ void Lineage::settle(const at::Tensor& tensor) {
   if (entry == entries_.end()) return;
   auto& regions = entry->second.regions;
   const auto gone = std::stable_partition(regions.begin(), regions.end(), [&](const Region& old) {
-    if (old.end <= written.begin || written.end <= old.begin) return true;
+    if (!overlap(old, written)) return true;
     if (written.dense && written.begin <= old.begin && old.end <= written.end) return false;
     auto owner = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(const_cast<c10::StorageImpl*>(storage));
     return kinds_of(tensor_of(old, std::move(owner))).any();  // the caller holds the storage too
@@ -125,7 +173,7 @@ std::vector<Lineage::Alive> Lineage::alive() const {
     }
   }
   std::sort(found.begin(), found.end(),
-            [](const Alive& a, const Alive& b) { return a.record->root()->sequence < b.record->root()->sequence; });
+            [](const Alive& a, const Alive& b) { return a.record->first().root->sequence < b.record->first().root->sequence; });
   return found;
 }
 

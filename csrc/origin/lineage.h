@@ -30,8 +30,8 @@ class TORCHNAN_API Lineage {
   bool in_use() const noexcept { return size_.load(std::memory_order_relaxed) != 0; }
   size_t size() const noexcept { return size_.load(std::memory_order_relaxed); }
 
-  // The record of the values of `tensor`, which the caller knows to be non-finite; null if nobody saw them made.
-  // Where several causes meet, the one that is not deliberate, and of those the oldest.
+  // The record of the values of `tensor`, which the caller knows to be non-finite; null if nobody saw them made. It
+  // has the causes of everything that overlaps with the tensor.
   RecordPtr find(const at::Tensor& tensor) const;
 
   // Whether anything in the storage of `tensor` is remembered.
@@ -78,7 +78,10 @@ class TORCHNAN_API Lineage {
   static Region region_of(const at::Tensor& tensor, RecordPtr record);
   static at::Tensor tensor_of(const Region& region, c10::intrusive_ptr<c10::StorageImpl> storage);
 
-  static constexpr size_t kMaxRegions = 64;  // of one storage; beyond it the oldest gives way
+  static bool overlap(const Region& a, const Region& b);
+  static void merge_last(std::vector<Region>& regions);
+
+  static constexpr size_t kMaxRegions = 64;  // of one storage; beyond it the last two become one
 
   mutable std::mutex mutex_;  // never held while a Python object or a storage may be released
   std::unordered_map<const c10::StorageImpl*, Entry> entries_;

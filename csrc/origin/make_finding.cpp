@@ -31,19 +31,18 @@ void tell_entry(const Entry& entry, Finding& finding) {
 }
 
 // A mask does no harm by itself: the operation that computed with it does.
-void tell_computation(const Record& record, const Watch& watch, Finding& finding) {
-  const Step* computation = record.first_computation();
-  if (computation == nullptr) return;
-  finding.op = computation->plan->name;
-  finding.overload = computation->plan->overload;
-  Site site = record.root()->site;
-  site.live = computation->site;
+void tell_computation(const Cause& cause, const Watch& watch, Finding& finding) {
+  if (!cause.first_computation) return;
+  finding.op = cause.first_computation->plan->name;
+  finding.overload = cause.first_computation->plan->overload;
+  Site site = cause.root->site;
+  site.live = cause.first_computation->site;
   tell_place(site, watch, finding);
 }
 
 // A value that no operation made: whose memory is it?
-void tell_what_it_is(const Record& record, const Watch& watch, Finding& finding) {
-  const Root& root = *record.root();
+void tell_what_it_is(const Cause& cause, const Watch& watch, Finding& finding) {
+  const Root& root = *cause.root;
   const std::optional<Entry> entry = root.entry();
   if (entry) tell_entry(*entry, finding);
   if (entry && entry->owner) {
@@ -51,6 +50,7 @@ void tell_what_it_is(const Record& record, const Watch& watch, Finding& finding)
     finding.name = entry->owner->name;
   } else if (root.parameter) {
     finding.origin = Origin::kParameter;
+    if (root.owner) finding.name = root.owner->name;
   } else if (root.unwritten) {
     finding.origin = Origin::kUninit;
     finding.op = root.allocator;  // and the line that asked for it; the module stays that of the reader
@@ -61,7 +61,7 @@ void tell_what_it_is(const Record& record, const Watch& watch, Finding& finding)
   } else if (root.source == Root::Source::kExternal || (root.kinds.nan() && !root.scalar)) {
     finding.origin = Origin::kInput;
   } else {
-    tell_computation(record, watch, finding);
+    tell_computation(cause, watch, finding);
   }
 }
 
@@ -82,8 +82,8 @@ void tell_place(const Site& site, const Watch& watch, Finding& finding) {
   finding.node = site.node;
 }
 
-Finding make_finding(const Record& record, Level level, Harm harm, const Watch& watch) {
-  const Root& root = *record.root();
+Finding make_finding(const Cause& cause, Level level, Harm harm, const Watch& watch) {
+  const Root& root = *cause.root;
   Finding finding = root.facts;
   finding.level = level;
   finding.harm = std::move(harm);
@@ -91,9 +91,9 @@ Finding make_finding(const Record& record, Level level, Harm harm, const Watch& 
   finding.thread = root.site.thread;
   finding.rank = rank_of_process();
   if (root.source == Root::Source::kConstant) tell_place(root.site, watch, finding);
-  if (root.source != Root::Source::kOperation) tell_what_it_is(record, watch, finding);
-  for (const Step& step : record.steps()) finding.lineage.push_back(tell_step(step, watch));
-  finding.lineage_omitted = record.omitted();
+  if (root.source != Root::Source::kOperation) tell_what_it_is(cause, watch, finding);
+  for (const Step& step : cause.steps) finding.lineage.push_back(tell_step(step, watch));
+  finding.lineage_omitted = cause.omitted;
   finding.hint = hint_for(finding);
   return finding;
 }

@@ -14,6 +14,6 @@ void tell_place(const Site& site, const Watch& watch, Finding& finding);
 // The user's line of a site.
 Frame frame_of(SiteId id, const Watch& watch);
 
-Finding make_finding(const Record& record, Level level, Harm harm, const Watch& watch);
+Finding make_finding(const Cause& cause, Level level, Harm harm, const Watch& watch);
 
 }  // namespace torchnan

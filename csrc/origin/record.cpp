@@ -1,5 +1,7 @@
 #include "origin/record.h"
 
+#include <algorithm>
+
 namespace torchnan {
 
 void Root::enter(Entry entry) {
@@ -12,19 +14,25 @@ std::optional<Entry> Root::entry() const {
   return entry_;
 }
 
-std::shared_ptr<const Record> Record::extended(Step step, bool moves_values) const {
-  auto next = std::make_shared<Record>(*this);
-  if (next->steps_.size() == kKept) {
-    next->steps_.back() = step;
-    ++next->omitted_;
+Cause Cause::extended(Step step, bool moves_values, Kinds kinds_there) const {
+  Cause next = *this;
+  next.kinds = kinds_there;
+  if (next.steps.size() == kKeptSteps) {
+    next.steps.back() = step;
+    ++next.omitted;
   } else {
-    next->steps_.push_back(step);
+    next.steps.push_back(step);
   }
-  if (!computed_ && !moves_values) {
-    next->computed_ = true;
-    next->first_computation_ = step;
-  }
+  if (!first_computation && !moves_values) next.first_computation = step;
   return next;
+}
+
+Record::Record(std::vector<Cause> causes) : causes_(std::move(causes)) {
+  std::stable_sort(causes_.begin(), causes_.end(),
+                   [](const Cause& a, const Cause& b) { return a.root->outranks(*b.root); });
+  const auto same_root = [](const Cause& a, const Cause& b) { return a.root == b.root; };
+  causes_.erase(std::unique(causes_.begin(), causes_.end(), same_root), causes_.end());
+  if (causes_.size() > kMaxCauses) causes_.erase(causes_.begin() + kMaxCauses, causes_.end());
 }
 
 }  // namespace torchnan

@@ -41,6 +41,7 @@ struct Root {
   std::weak_ptr<Watch> watch;  // the scope it was born in
 
   bool scalar = false;     // without dimensions
+  std::optional<Owner> owner;  // external: of the tensor it was first seen in
   bool parameter = false;  // external: a leaf that requires grad
   bool unwritten = false;  // external: the memory came from empty() and nobody wrote it
   bool foreign = false;    // external: the memory was finite before, or a compiled graph wrote it
@@ -52,13 +53,16 @@ struct Root {
   std::optional<Entry> entry() const;
 
   std::atomic<bool> used{false};      // an operation has read it
+  std::atomic<bool> spread{false};    // and has made more of it than -inf
+  std::atomic<bool> compared{false};  // the program has looked: isfinite(x), norm > limit
   std::atomic<bool> reported{false};  // one alarm per cause
-  std::atomic<bool> excused{false};   // a loss scaler has dealt with it, or its maker is never judged
+  std::atomic<bool> scaled{false};    // a loss scaler has seen it, and leaves out the step
+  std::atomic<bool> excused{false};   // its maker is never judged
 
-  // May be there on purpose: any constant, and an Inf that came in. Nobody makes a weight infinite.
+  // May be there on purpose: any constant, and a mask that came in. Nobody masks with +inf, or in a weight.
   bool deliberate() const {
     if (source == Source::kConstant) return true;
-    return source == Source::kExternal && !kinds.nan() && !unwritten && !parameter && !foreign;
+    return source == Source::kExternal && kinds == Kinds::of_neginf() && !unwritten && !parameter && !foreign;
   }
 
   // Of two causes that meet, the one to be told: an accident before a design, then the older.
@@ -77,27 +81,34 @@ struct Step {
   SiteId site = 0;
 };
 
-// How the values of one tensor came to be non-finite. Immutable; shared by the tensors of one output.
+// A root, and the way from there.
+struct Cause {
+  static constexpr size_t kKeptSteps = 6;
+
+  std::shared_ptr<Root> root;
+  Kinds kinds;              // among the values at the end of the way
+  std::vector<Step> steps{};  // the first few after the origin, then the last
+  int64_t omitted = 0;      // between the last two of steps
+  std::optional<Step> first_computation{};  // that did more than move them
+
+  // One step on. `kinds` are those among the values there.
+  Cause extended(Step step, bool moves_values, Kinds kinds) const;
+};
+
+// How the values of one tensor came to be non-finite: by what causes, the one to be told first. Immutable; shared by
+// the tensors of one output.
 class Record {
  public:
-  explicit Record(std::shared_ptr<Root> root) : root_(std::move(root)) {}
+  static constexpr size_t kMaxCauses = 4;
 
-  // The record of a result of `step`, one of whose arguments had this record.
-  std::shared_ptr<const Record> extended(Step step, bool moves_values) const;
+  explicit Record(Cause cause) : Record(std::vector<Cause>{std::move(cause)}) {}
+  explicit Record(std::vector<Cause> causes);  // one at least
 
-  const std::shared_ptr<Root>& root() const { return root_; }
-  const std::vector<Step>& steps() const { return steps_; }  // the first few after the origin, then the last
-  int64_t omitted() const { return omitted_; }               // between the last two of steps()
-  const Step* first_computation() const { return computed_ ? &first_computation_ : nullptr; }
+  const Cause& first() const { return causes_.front(); }
+  const std::vector<Cause>& causes() const { return causes_; }
 
  private:
-  static constexpr size_t kKept = 6;
-
-  std::shared_ptr<Root> root_;
-  std::vector<Step> steps_;
-  int64_t omitted_ = 0;
-  bool computed_ = false;  // more than moved about
-  Step first_computation_;
+  std::vector<Cause> causes_;
 };
 
 }  // namespace torchnan

@@ -28,6 +28,16 @@ void tell_tensor(const at::Tensor& tensor, const Census& census, Finding& facts)
   facts.first_index = census.first_index;
 }
 
+// Masks are made all the time: what is told of one costs no more than counting.
+Census quick_census(const at::Tensor& tensor) {
+  const Counts counts = counts_of(tensor);
+  Census census;
+  census.tally.nan = counts.nan;
+  census.tally.posinf = counts.posinf;
+  census.tally.neginf = counts.neginf;
+  return census;
+}
+
 std::shared_ptr<Root> make_root(const CallFacts& call, Root::Source source, const at::Tensor& tensor) {
   auto root = std::make_shared<Root>();
   root->sequence = next_sequence++;
@@ -35,7 +45,7 @@ std::shared_ptr<Root> make_root(const CallFacts& call, Root::Source source, cons
   root->site = site_here(call.watch, call.thread);
   root->watch = call.watch.weak_from_this();
   root->scalar = tensor.dim() == 0;
-  const Census census = take_census(tensor);
+  const Census census = source == Root::Source::kConstant ? quick_census(tensor) : take_census(tensor);
   root->kinds = census.kinds();
   root->facts.kind = worst(root->kinds);
   root->facts.op = call.plan.name;
@@ -57,10 +67,22 @@ void tell_constants(const CallFacts& call, Finding& facts) {
     const at::Tensor tensor = readable(arguments[i].tensor);
     if (!tensor.defined() || !lineage().knows(tensor)) continue;
     const auto record = lineage().find(tensor);
-    if (record == nullptr || record->root()->source != Root::Source::kConstant) continue;
-    const Frame frame = frame_of(record->root()->site.live, call.watch);
+    if (record == nullptr || record->first().root->source != Root::Source::kConstant) continue;
+    const Frame frame = frame_of(record->first().root->site.live, call.watch);
     if (!frame.file.empty()) facts.inputs[i].constant = fmt::format("{}:{}", frame.file, frame.line);
   }
+}
+
+std::optional<Owner> owner_of(const CallFacts& call, const at::Tensor& tensor) {
+  const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  if (auto named = call.watch.named_owner(storage)) return named;
+  return program().owner(storage, program().capture(), is_parameter(tensor), call.watch);
+}
+
+// Written into memory by copy_() or fill_(), and no more.
+bool is_only_put_there(const Record& record) {
+  const Cause& cause = record.first();
+  return cause.root->source != Root::Source::kOperation && !cause.first_computation && !cause.root->entry();
 }
 
 }  // namespace
@@ -86,7 +108,8 @@ std::shared_ptr<Root> external_root(const CallFacts& call, const at::Tensor& arg
   const Ledger::Note note = ledger().find(argument);
   root->foreign = note.known == Ledger::Known::kFinite || is_from_compiled_graph(argument);
   root->excused = note.known == Ledger::Known::kNotJudged;
-  root->parameter = is_parameter(argument);  // a weight is never infinite on purpose, as a mask may be
+  root->parameter = is_parameter(argument);
+  if (root->parameter || kinds.nan()) root->owner = owner_of(call, argument);
   if (note.known == Ledger::Known::kUnwritten) {
     root->unwritten = true;
     root->allocation.live = note.site;
@@ -97,25 +120,24 @@ std::shared_ptr<Root> external_root(const CallFacts& call, const at::Tensor& arg
 
 Lineage::RecordPtr record_of_argument(const CallFacts& call, const at::Tensor& argument, Kinds kinds) {
   const auto known = lineage().find(argument);
-  if (known != nullptr && !(known->root()->deliberate() && is_parameter(argument))) return known;
-  auto record = std::make_shared<Record>(external_root(call, argument, kinds));
-  lineage().remember(argument, record);
+  if (known != nullptr && !(is_only_put_there(*known) && is_parameter(argument))) return known;
+  const bool is_number = argument.unsafeGetTensorImpl()->is_wrapped_number();  // of the program's: x * inf
+  auto root = is_number ? constant_root(call, argument) : external_root(call, argument, kinds);
+  auto record = std::make_shared<Record>(Cause{std::move(root), kinds});
+  if (!is_number) lineage().remember(argument, record);
   return record;
 }
 
 void note_entry(const CallFacts& call, const at::Tensor& argument, Root& root) {
-  if (root.entry()) return;
+  if (call.plan.hands_on || root.entry()) return;
   const Site site = site_here(call.watch, call.thread);
-  const c10::StorageImpl* storage = argument.storage().unsafeGetStorageImpl();
-  std::optional<Owner> owner = call.watch.named_owner(storage);
-  if (!owner) owner = program().owner(storage, site.live, call.watch);
-  if (call.plan.moves_values && !owner) return;  // a loader's affair; a lookup in a module's own table is its use
   Entry entry;
   entry.facts.op = call.plan.name;
   entry.facts.overload = call.plan.overload;
   entry.facts.step = site.step;
   tell_place(site, call.watch, entry.facts);
-  entry.owner = std::move(owner);
+  entry.owner = owner_of(call, argument);
+  if (!entry.owner) entry.owner = root.owner;
   root.enter(std::move(entry));
 }
 

@@ -14,7 +14,7 @@ namespace torchnan {
 // The call has made `result`, which is output number `output`, of finite arguments (or of constants).
 std::shared_ptr<Root> operation_root(const CallFacts& call, const at::Tensor& result, int64_t output);
 
-// The call has written a non-finite number of the program's into `result`.
+// The call has written, or is about to use, a non-finite number of the program's.
 std::shared_ptr<Root> constant_root(const CallFacts& call, const at::Tensor& result);
 
 // Nobody was seen making what is in `argument`, and this call is its first reader.

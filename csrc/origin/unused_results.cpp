@@ -20,12 +20,12 @@ Registry& registry() {
   return *made;
 }
 
-bool is_unused(const Root& root) { return !root.used && !root.reported && !root.excused; }
+bool is_unused(const Root& root) { return !root.used && !root.reported && !root.excused && !root.scaled; }
 
 }  // namespace
 
 void note_unused(Watch& watch, const Lineage::RecordPtr& record) {
-  const Root& root = *record->root();
+  const Root& root = *record->first().root;
   Lineage::RecordPtr released;  // after the lock
   const std::lock_guard lock(registry().mutex);
   auto& candidates = registry().by_watch[&watch];
@@ -33,7 +33,7 @@ void note_unused(Watch& watch, const Lineage::RecordPtr& record) {
   const auto known = candidates.find(key);
   if (known == candidates.end()) {
     if (static_cast<int64_t>(candidates.size()) < watch.options().max_findings) candidates.emplace(key, record);
-  } else if (!is_unused(*known->second->root())) {
+  } else if (!is_unused(*known->second->first().root)) {
     released = std::exchange(known->second, record);
   }
 }
@@ -49,10 +49,10 @@ std::vector<Lineage::RecordPtr> take_unused(const Watch& watch) {
   }
   std::vector<Lineage::RecordPtr> unused;
   for (const auto& [site, record] : candidates) {
-    if (is_unused(*record->root())) unused.push_back(record);
+    if (is_unused(*record->first().root)) unused.push_back(record);
   }
   std::sort(unused.begin(), unused.end(),
-            [](const auto& a, const auto& b) { return a->root()->sequence < b->root()->sequence; });
+            [](const auto& a, const auto& b) { return a->first().root->sequence < b->first().root->sequence; });
   return unused;
 }
 

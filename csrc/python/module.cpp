@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "backward/call_site_ring.h"
 #include "intercept/dispatch_key.h"
 #include "intercept/session.h"
 #include "origin/harm.h"
@@ -22,9 +23,21 @@ namespace {
 // The watch that this thread works for; null when nothing watches.
 std::shared_ptr<Watch> current_watch() { return ThreadState::here().shared_watch(); }
 
-void judge(const std::string& harm, const std::vector<at::Tensor>& tensors, const std::vector<std::string>& names) {
+void judge(const std::string& harm, const std::vector<at::Tensor>& tensors, const py::function& name_of) {
   const auto watch = current_watch();
-  if (watch != nullptr) judge_tensors(*watch, harm_kind_from(harm), tensors, names);
+  if (watch == nullptr) return;
+  judge_tensors(*watch, harm_kind_from(harm), tensors, [&](size_t i) {
+    const py::gil_scoped_acquire gil;
+    return name_of(i).cast<std::string>();
+  });
+}
+
+void judge_backward(const std::vector<at::Tensor>& roots, const std::vector<std::optional<at::Tensor>>& gradients) {
+  const auto watch = current_watch();
+  if (watch == nullptr) return;
+  std::vector<at::Tensor> given;
+  for (const auto& gradient : gradients) given.push_back(gradient.value_or(at::Tensor()));
+  judge_roots(*watch, roots, given);
 }
 
 std::shared_ptr<Watch> watch_from(const py::dict& keywords) {
@@ -60,8 +73,9 @@ void bind_session(py::module_& m) {
   m.def("current_watch", &current_watch);
   m.def("open_scopes", &open_scopes);
   m.def("anything_nonfinite", [] { return lineage().in_use(); });
-  m.def("judge", &judge, py::arg("harm"), py::arg("tensors"), py::arg("names") = std::vector<std::string>{},
-        without_gil);
+  m.def("judge", &judge, py::arg("harm"), py::arg("tensors"), py::arg("name_of"), without_gil);
+  m.def("judge_roots", &judge_backward, py::arg("roots"), py::arg("gradients"), without_gil);
+  m.def("note_call_site", &note_next_node);
   m.def("interceptor_key_name", [] { return std::string(c10::toString(install_interceptor())); });
 }
 

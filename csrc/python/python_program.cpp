@@ -30,6 +30,8 @@ class PythonProgram final : public Program {
   explicit PythonProgram(py::object module) : module_(std::move(module)) {}
 
   SiteId capture() noexcept override { return SiteTable::instance().capture(); }
+  SiteId within(SiteId live, SiteId outer) noexcept override { return SiteTable::instance().within(live, outer); }
+  bool tells_roots() const noexcept override { return true; }
 
   bool is_loss_scaling(const Site& site, const Watch& watch) override {
     bool answer = false;
@@ -53,10 +55,11 @@ class PythonProgram final : public Program {
     return place;
   }
 
-  std::optional<Owner> owner(const c10::StorageImpl* storage, SiteId use, const Watch& watch) override {
+  std::optional<Owner> owner(const c10::StorageImpl* storage, SiteId use, bool everywhere,
+                             const Watch& watch) override {
     std::optional<Owner> owner;
     ask(watch, [&] {
-      const py::object answer = module_.attr("owner")(reinterpret_cast<uintptr_t>(storage), frames_of(use),
+      const py::object answer = module_.attr("owner")(reinterpret_cast<uintptr_t>(storage), frames_of(use), everywhere,
                                                       reinterpret_cast<uintptr_t>(&watch));
       if (answer.is_none()) return;
       const auto [is_buffer, name] = answer.cast<std::tuple<bool, std::string>>();
@@ -65,14 +68,19 @@ class PythonProgram final : public Program {
     return owner;
   }
 
-  std::vector<size_t> held(const std::vector<at::Tensor>& tensors) override {
+  std::vector<Held> held(const std::vector<at::Tensor>& tensors) override {
     if (tensors.empty()) return {};
     std::vector<uintptr_t> storages;
     for (const at::Tensor& tensor : tensors) {
       storages.push_back(reinterpret_cast<uintptr_t>(tensor.storage().unsafeGetStorageImpl()));
     }
     const py::gil_scoped_acquire gil;
-    return module_.attr("held")(storages).cast<std::vector<size_t>>();
+    std::vector<Held> held;
+    for (const py::handle one : module_.attr("held")(storages)) {
+      const auto [tensor, as_gradient] = one.cast<std::tuple<at::Tensor, bool>>();
+      held.push_back({tensor, as_gradient});
+    }
+    return held;
   }
 
  private:
@@ -135,6 +143,8 @@ class PythonMessenger final : public Messenger {
 }  // namespace
 
 void plug_in_python(py::object program_module, py::object errors_module) {
+  SiteTable::instance().set_engine(
+      reinterpret_cast<PyCodeObject*>(program_module.attr("engine_code")().release().ptr()));
   SiteTable::instance().set_module_call(
       reinterpret_cast<PyCodeObject*>(program_module.attr("module_call_code")().release().ptr()));
   plug_in(static_cast<Program*>(new PythonProgram(std::move(program_module))));

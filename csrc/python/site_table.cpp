@@ -77,6 +77,40 @@ SiteId SiteTable::intern(uint64_t hash, const Stack& stack, size_t depth) noexce
   }
 }
 
+SiteId SiteTable::within(SiteId live, SiteId outer) noexcept {
+  try {
+    const uint64_t key = (uint64_t{live} << 32) | outer;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto known = nested_.find(key);
+      if (known != nested_.end()) return known->second;
+      if (sites_.size() >= kMaxSites) return live;
+    }
+    if (is_shutting_down()) return live;
+    const pybind11::gil_scoped_acquire gil;
+    std::vector<Frame> joined;
+    for (const Frame& frame : frames(live)) {
+      if (frame.code == reinterpret_cast<PyObject*>(engine_)) break;
+      joined.push_back(frame);
+    }
+    const bool nothing_inside = joined.empty();
+    if (!nothing_inside) {
+      for (const Frame& frame : frames(outer)) joined.push_back(frame);
+    }
+    for (const Frame& frame : joined) {
+      Py_INCREF(frame.code);
+      Py_XINCREF(frame.module);
+    }
+    const std::lock_guard lock(mutex_);
+    const SiteId id = nothing_inside ? live : static_cast<SiteId>(sites_.size());
+    if (!nothing_inside) sites_.push_back(std::move(joined));
+    nested_.emplace(key, id);
+    return id;
+  } catch (...) {  // out of memory
+    return live;
+  }
+}
+
 std::vector<SiteTable::Frame> SiteTable::frames(SiteId site) {
   const std::lock_guard lock(mutex_);
   return site < sites_.size() ? sites_[site] : std::vector<Frame>{};

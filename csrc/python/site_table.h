@@ -33,6 +33,10 @@ class SiteTable {
 
   SiteId capture() noexcept;
 
+  // The frames of `live` that this code has called, and then those of `outer`; `live` if there are none.
+  SiteId within(SiteId live, SiteId outer) noexcept;
+  void set_engine(PyCodeObject* code) { engine_ = code; }
+
   // With the GIL. The frames of a site, innermost first; empty for 0.
   std::vector<Frame> frames(SiteId site);
 
@@ -47,8 +51,10 @@ class SiteTable {
   bool is_module_call(const RawFrame& frame) const noexcept { return frame.code == module_call_; }
 
   PyCodeObject* module_call_ = nullptr;
+  PyCodeObject* engine_ = nullptr;
   std::mutex mutex_;  // never held while the GIL is awaited
   std::unordered_map<uint64_t, SiteId> ids_;
+  std::unordered_map<uint64_t, SiteId> nested_;  // by both halves
   std::vector<std::vector<Frame>> sites_{1};  // by id; the first stands for "not known"
 };
 

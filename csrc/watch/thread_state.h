@@ -31,6 +31,7 @@ class TORCHNAN_API ThreadState {
 
   // The autograd sequence number that the last operation saw (see backward/call_site_ring.h).
   uint64_t last_sequence = 0;
+  uint64_t last_sequence_inside = 0;  // without grad mode
 
   // The backward pass that the last operation belonged to, -1 for none. Kept up only while something is non-finite.
   int last_backward_pass = -1;

@@ -35,6 +35,7 @@ def install() -> None:
             return
         _let_higher_order_ops_pass()
         _undo.append(_replace(torch.autograd, "_engine_run_backward", _judging_roots))
+        _undo.append(_replace_class_method(torch.autograd.Function, "apply", _noting_the_node))
         for method in ("tolist", "numpy"):
             _undo.append(_replace(torch.Tensor, method, _judging_reads))
         _undo.append(register_optimizer_step_pre_hook(_before_step).remove)
@@ -64,9 +65,27 @@ def _replace(holder: Any, name: str, wrap: Callable[[Any], Any]) -> Callable[[],
 
 def _judging_roots(run_backward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(run_backward)
-    def wrapper(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        _C.judge("backward", [root for root in outputs if isinstance(root, torch.Tensor)])
-        return run_backward(outputs, *args, **kwargs)
+    def wrapper(outputs: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
+        pairs = [pair for pair in zip(outputs, gradients, strict=True) if isinstance(pair[0], torch.Tensor)]
+        _C.judge_roots([root for root, _ in pairs], [gradient for _, gradient in pairs])
+        return run_backward(outputs, gradients, *args, **kwargs)
+
+    return wrapper
+
+
+def _replace_class_method(holder: type, name: str, wrap: Callable[[Any], Any]) -> Callable[[], None]:
+    original = vars(holder)[name]
+    setattr(holder, name, classmethod(wrap(original.__func__)))
+    return lambda: setattr(holder, name, original)
+
+
+def _noting_the_node(apply: Callable[..., Any]) -> Callable[..., Any]:
+    """What runs inside a Function makes no node; if it has only views in it, no operation tells where it was called."""
+
+    @functools.wraps(apply)
+    def wrapper(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        _C.note_call_site()
+        return apply(cls, *args, **kwargs)
 
     return wrapper
 
@@ -78,7 +97,7 @@ def _judging_reads(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def wrapper(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if _C.anything_nonfinite():
-            _C.judge("read", [self])
+            _C.judge("read", [self], lambda _: "")
         return method(self, *args, **kwargs)
 
     return wrapper
@@ -88,10 +107,16 @@ def _judging_reads(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not _uses_gradients_as_they_are(optimizer):
         return None
     _judge_gradients(optimizer)
     return _with_judging_closure(optimizer, args, kwargs)
+
+
+def _uses_gradients_as_they_are(optimizer: Optimizer) -> bool:
+    """Others may clean or refuse them first; then only what they write is judged."""
+    owner = next(base for base in type(optimizer).__mro__ if "step" in vars(base))
+    return owner.__module__.startswith("torch.optim.") and not optimizer._optimizer_step_pre_hooks
 
 
 def _with_judging_closure(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
@@ -115,7 +140,7 @@ def _judge_gradients(optimizer: Optimizer) -> None:
     if not _C.anything_nonfinite() or _scaler_skips(optimizer):
         return
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    _C.judge("gradient", [p.grad for p in parameters], _program.names(parameters))
+    _C.judge("gradient", [p.grad for p in parameters], lambda i: _program.name(parameters[i]))
 
 
 def _scaler_skips(optimizer: Optimizer) -> bool:
@@ -133,7 +158,7 @@ def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if _C.anything_nonfinite():
         states = [(key, value) for state in optimizer.state.values() for key, value in state.items()]
         tensors = [(key, value) for key, value in states if isinstance(value, torch.Tensor)]
-        _C.judge("optimizer_state", [value for _, value in tensors], [key for key, _ in tensors])
+        _C.judge("optimizer_state", [value for _, value in tensors], lambda i: tensors[i][0])
     watch.count_step()
 
 

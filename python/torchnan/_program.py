@@ -6,6 +6,7 @@ Every function here is called by the core, only when there is something to repor
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import sys
 import sysconfig
@@ -52,6 +53,11 @@ def module_call_code() -> CodeType:
     return torch.nn.Module._wrapped_call_impl.__code__
 
 
+def engine_code() -> CodeType:
+    """The code that runs the autograd engine: what is called inside of it, backward nodes have called."""
+    return _ENGINE
+
+
 def is_loss_scaling(live: list[RawFrame]) -> bool:
     """Whether an operation is a loss scaler's own, which deals with what it makes."""
     return bool(live) and live[0][0].co_filename == _SCALER_FILE
@@ -81,15 +87,17 @@ def place(
     return _lines(origin or live), _module_path(_modules(origin), watch), "backward"
 
 
-def owner(storage: int, use: list[RawFrame], watch: int) -> tuple[bool, str] | None:
+def owner(storage: int, use: list[RawFrame], everywhere: bool, watch: int) -> tuple[bool, str] | None:
     """Whether a storage belongs to a buffer (else a parameter), and its name.
 
     Args:
         storage: address of the StorageImpl.
         use: the stack of the operation that read it.
+        everywhere: look in modules that are not on the stack, too.
         watch: id of the watch that asks.
     """
-    for root in _roots(_modules(use), watch):
+    roots = _roots(_modules(use), watch)
+    for root in itertools.chain(roots, _roots_of_program() if everywhere else ()):
         for name, parameter in root.named_parameters():
             if storage in _storages_of(parameter):
                 return False, _clean(name)
@@ -99,14 +107,13 @@ def owner(storage: int, use: list[RawFrame], watch: int) -> tuple[bool, str] | N
     return None
 
 
-def names(parameters: list[torch.nn.Parameter]) -> list[str]:
-    """The name of each parameter in whatever module of the program owns it, empty if none does."""
-    wanted = {id(parameter): "" for parameter in parameters}
+def name(wanted: torch.nn.Parameter) -> str:
+    """The name of a parameter in whatever module of the program owns it, empty if none does."""
     for root in _roots_of_program():
-        for name, parameter in root.named_parameters():
-            if wanted.get(id(parameter)) == "":
-                wanted[id(parameter)] = _clean(name)
-    return [wanted[id(parameter)] for parameter in parameters]
+        for path, parameter in root.named_parameters():
+            if parameter is wanted:
+                return _clean(path)
+    return ""
 
 
 def _roots_of_program() -> list[torch.nn.Module]:
@@ -117,18 +124,30 @@ def _roots_of_program() -> list[torch.nn.Module]:
     return [_unwrap(m) for m in models + [m for m in modules if id(m) not in children]]
 
 
-def held(storages: list[int]) -> list[int]:
-    """Positions of the storages that a Python tensor or its gradient shows; a backward graph alone does not."""
+def held(storages: list[int]) -> list[tuple[torch.Tensor, bool]]:
+    """The tensors that the program holds on these storages, and whether as the gradient of a leaf only."""
     wanted = set(storages)
-    visible: set[int] = set()
-    for thing in gc.get_objects():
-        if not issubclass(type(thing), torch.Tensor):  # isinstance() would run code of other objects
+    found = _held(wanted)
+    if found and gc.isenabled():
+        found.clear()
+        gc.collect()  # what only garbage refers to is not held
+        found = _held(wanted)
+    return found
+
+
+def _held(storages: set[int]) -> list[tuple[torch.Tensor, bool]]:
+    found: list[tuple[torch.Tensor, bool]] = []
+    gradients: list[torch.Tensor] = []
+    for tensor in gc.get_objects():
+        if not issubclass(type(tensor), torch.Tensor):  # isinstance() would run code of other objects
             continue
-        for tensor in (thing, thing.grad if thing.is_leaf else None):
-            if tensor is not None:
-                visible.update(_storages_of(tensor))
-    visible &= wanted
-    return [i for i, storage in enumerate(storages) if storage in visible]
+        # Three references are this list's, this variable's and this call's; autograd has one to what it keeps itself.
+        if sys.getrefcount(tensor) - (tensor._use_count() > 1) > 3 and not storages.isdisjoint(_storages_of(tensor)):
+            found.append((tensor, False))
+        if tensor.is_leaf and tensor.grad is not None:
+            gradients.append(tensor.grad)
+    found += [(gradient, True) for gradient in gradients if not storages.isdisjoint(_storages_of(gradient))]
+    return found
 
 
 def _storages_of(tensor: torch.Tensor) -> list[int]:
@@ -183,10 +202,12 @@ def _package_of(file: str) -> str | None:
 
 
 def _is_machinery(file: str) -> bool:
+    if file.startswith(("<frozen ", "<eval_with_key>")):  # the import system; code that torch.fx has written
+        return True
     package = _package_of(file)
     if package is not None and package not in ("torch", "torchnan"):
         return package in _LOOPS
-    return file.startswith(_MACHINERY) or file.startswith("<frozen ")
+    return file.startswith(_MACHINERY)
 
 
 def _lines(frames: list[RawFrame]) -> list[Line]:
@@ -208,21 +229,46 @@ def _unwrap(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _roots(modules: list[torch.nn.Module], watch: int) -> Iterator[torch.nn.Module]:
-    """Modules that names may start from: the watch's model, then the outermost on the stack inwards."""
+    """Modules that names may start from: the watch's model, then the one that has the outermost on the stack in it."""
     scope = scopes.get(watch)
     if scope is not None and scope.model is not None:
         yield _unwrap(scope.model)
-    for module in reversed(modules):
-        yield _unwrap(module)
+    if modules:
+        yield _root_above(_unwrap(modules[-1]))
+
+
+_known_roots: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[torch.nn.Module]] = weakref.WeakKeyDictionary()
+
+
+def _root_above(module: torch.nn.Module) -> torch.nn.Module:
+    """The module in which this one is a child of children, though it may not have been called; else itself."""
+    known = _known_roots.get(module)
+    root = known() if known is not None else None
+    if root is None:
+        parents = {}
+        for parent in gc.get_objects():
+            if issubclass(type(parent), torch.nn.Module):
+                parents.update((id(child), parent) for child in parent.children())
+        root, seen = module, {id(module)}
+        while id(root) in parents and id(parents[id(root)]) not in seen:
+            root = parents[id(root)]
+            seen.add(id(root))
+        root = _unwrap(root)
+        _known_roots[module] = weakref.ref(root)
+    return root
 
 
 def _module_path(modules: list[torch.nn.Module], watch: int) -> str | None:
-    """Dotted path of the innermost module; ``None`` if none was on the stack."""
-    if not modules:
-        return None
-    innermost = _unwrap(modules[0])
-    for root in _roots(modules, watch):
-        for name, module in root.named_modules(remove_duplicate=False):
-            if module is innermost:
-                return _clean(name)
-    return type(innermost).__name__  # called from a module that does not own it
+    """Dotted path of the innermost module that is part of a model; ``None`` outside every model."""
+    roots = list(_roots(modules, watch))
+    for called in map(_unwrap, modules):
+        for root in roots:
+            for name, module in root.named_modules(remove_duplicate=False):
+                if module is called and (name or _is_model(module)):
+                    return _clean(name)
+    return None
+
+
+def _is_model(root: torch.nn.Module) -> bool:
+    """Not so a loss function, which has nothing in it."""
+    return any(True for things in (root.children(), root.parameters(), root.buffers()) for _ in things)

@@ -36,7 +36,8 @@ TEST(OpPlan, LetsCompositesDecompose) {
 TEST(OpPlan, KnowsWhereNothingHasBeenWritten) {
   EXPECT_EQ(plan_for("aten::empty", "memory_format").course, Course::kAllocate);
   EXPECT_TRUE(plan_for("aten::empty", "memory_format").hands_out_memory);
-  EXPECT_FALSE(plan_for("aten::resize_").hands_out_memory);
+  EXPECT_TRUE(plan_for("aten::resize_").hands_out_memory);  // what it has grown by
+  EXPECT_FALSE(plan_for("aten::set_", "source_Tensor").hands_out_memory);
 }
 
 TEST(OpPlan, FindsWhatIsWrittenInPlace) {

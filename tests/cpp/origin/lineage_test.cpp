@@ -10,12 +10,22 @@ namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-Lineage::RecordPtr record(Root::Source source = Root::Source::kOperation) {
+Cause cause(Root::Source source = Root::Source::kOperation, Kinds kinds = Kinds::of_nan()) {
   static uint64_t sequence = 0;
   auto root = std::make_shared<Root>();
   root->sequence = ++sequence;
   root->source = source;
-  return std::make_shared<Record>(std::move(root));
+  return {std::move(root), kinds};
+}
+
+Lineage::RecordPtr record(Root::Source source = Root::Source::kOperation) {
+  return std::make_shared<Record>(cause(source));
+}
+
+std::vector<const Root*> roots(const Lineage::RecordPtr& record) {
+  std::vector<const Root*> found;
+  for (const Cause& cause : record->causes()) found.push_back(cause.root.get());
+  return found;
 }
 
 TEST(Lineage, RemembersAStorageThroughItsViews) {
@@ -38,7 +48,8 @@ TEST(Lineage, TellsPartsOfAStorageApart) {
   lineage.remember(t.select(0, 3).fill_(kNaN), last);
   EXPECT_EQ(lineage.find(t.select(0, 0)), first);
   EXPECT_EQ(lineage.find(t.select(0, 3)), last);
-  EXPECT_EQ(lineage.find(t), first);  // of two causes the older
+  const std::vector<const Root*> both{first->first().root.get(), last->first().root.get()};
+  EXPECT_EQ(roots(lineage.find(t)), both);
   EXPECT_EQ(lineage.find(t.select(0, 1)), nullptr);
 }
 
@@ -49,7 +60,30 @@ TEST(Lineage, PrefersAnAccidentToADesign) {
   const auto accident = record();
   lineage.remember(t.select(0, 0), design);
   lineage.remember(t.select(0, 1), accident);
-  EXPECT_EQ(lineage.find(t), accident);
+  EXPECT_EQ(lineage.find(t)->first().root, accident->first().root);
+}
+
+TEST(Lineage, TellsColumnsApart) {
+  Lineage lineage;
+  const at::Tensor t = at::zeros({5, 4});
+  const auto second = record();
+  lineage.remember(t.select(1, 1).fill_(kNaN), second);
+  EXPECT_EQ(lineage.find(t.select(1, 2)), nullptr);
+  EXPECT_EQ(lineage.find(t.slice(1, 2, 4)), nullptr);
+  EXPECT_EQ(lineage.find(t.slice(1, 0, 2)), second);
+  EXPECT_EQ(lineage.find(t.select(0, 3)), second);  // a row crosses every column
+  EXPECT_EQ(lineage.find(t.t()), second);
+}
+
+TEST(Lineage, ForgetsNoCauseOfAStorageInManyPieces) {
+  Lineage lineage;
+  const at::Tensor t = at::full({1000}, kNaN);
+  const auto oldest = record();
+  lineage.remember(t[0], oldest);
+  for (int64_t i = 1; i < 1000; ++i) lineage.remember(t[i], record());
+  EXPECT_EQ(lineage.find(t[0]), oldest);
+  EXPECT_NE(lineage.find(t[999]), nullptr);
+  EXPECT_EQ(lineage.find(t)->first().root, oldest->first().root);
 }
 
 TEST(Lineage, ForgetsWhatIsOverwritten) {
@@ -104,21 +138,33 @@ TEST(Lineage, ListsWhatIsAliveOldestFirst) {
   EXPECT_EQ(alive[1].record, younger);
 }
 
-TEST(Record, KeepsTheFirstStepsAndTheLast) {
-  auto current = record();
-  for (int i = 1; i <= 100; ++i) current = current->extended({nullptr, static_cast<SiteId>(i)}, false);
-  ASSERT_EQ(current->steps().size(), 6u);
-  EXPECT_EQ(current->steps().front().site, 1u);
-  EXPECT_EQ(current->steps()[4].site, 5u);
-  EXPECT_EQ(current->steps().back().site, 100u);
-  EXPECT_EQ(current->omitted(), 94);
+TEST(Cause, KeepsTheFirstStepsAndTheLast) {
+  Cause current = cause();
+  for (int i = 1; i <= 100; ++i) current = current.extended({nullptr, static_cast<SiteId>(i)}, false, current.kinds);
+  ASSERT_EQ(current.steps.size(), 6u);
+  EXPECT_EQ(current.steps.front().site, 1u);
+  EXPECT_EQ(current.steps[4].site, 5u);
+  EXPECT_EQ(current.steps.back().site, 100u);
+  EXPECT_EQ(current.omitted, 94);
 }
 
-TEST(Record, KnowsTheFirstComputationFromMoves) {
-  auto current = record(Root::Source::kConstant)->extended({nullptr, 1}, true);
-  EXPECT_EQ(current->first_computation(), nullptr);
-  current = current->extended({nullptr, 2}, false)->extended({nullptr, 3}, false);
-  EXPECT_EQ(current->first_computation()->site, 2u);
+TEST(Cause, KnowsTheFirstComputationFromMoves) {
+  const Kinds inf = Kinds::of_inf();
+  Cause current = cause(Root::Source::kConstant).extended({nullptr, 1}, true, inf);
+  EXPECT_FALSE(current.first_computation.has_value());
+  current = current.extended({nullptr, 2}, false, inf).extended({nullptr, 3}, false, inf);
+  EXPECT_EQ(current.first_computation->site, 2u);
+}
+
+TEST(Record, TellsAccidentsFirstAndEachRootOnce) {
+  const Cause design = cause(Root::Source::kConstant);
+  const Cause older = cause();
+  const Cause younger = cause();
+  const Record both({younger, design, older, younger.extended({}, false, Kinds::of_nan())});
+  ASSERT_EQ(both.causes().size(), 3u);
+  EXPECT_EQ(both.causes()[0].root, older.root);
+  EXPECT_EQ(both.causes()[1].root, younger.root);
+  EXPECT_EQ(both.causes()[2].root, design.root);
 }
 
 }  // namespace
