@@ -45,13 +45,13 @@ constexpr std::array kIgnoresOld = {
 };
 
 constexpr std::array kHandsOn = {
-    "lift"sv,   "lift_fresh"sv, "lift_fresh_copy"sv, "clone"sv,          "_to_copy"sv, "copy_"sv,
-    "copy"sv,   "_copy_from"sv, "_foreach_copy_"sv,  "_unsafe_view"sv,   "zero_"sv,    "fill_"sv,
-    "set_"sv,   "resize_"sv,    "index_put_"sv,      "_index_put_impl_"sv,
+    "lift"sv,       "lift_fresh"sv,       "lift_fresh_copy"sv, "clone"sv, "_to_copy"sv, "copy_"sv, "copy"sv,
+    "_copy_from"sv, "_foreach_copy_"sv,   "_unsafe_view"sv,    "zero_"sv, "fill_"sv,    "set_"sv,  "resize_"sv,
+    "index_put_"sv, "_index_put_impl_"sv,
 };
 
 constexpr std::array kAbsorbsNegativeInfinity = {
-    "exp"sv,  "exp2"sv,  "expm1"sv, "sigmoid"sv, "softplus"sv,  "_softmax"sv,   "_safe_softmax"sv, "_log_softmax"sv,
+    "exp"sv,  "exp2"sv,  "expm1"sv, "sigmoid"sv,  "softplus"sv,  "_softmax"sv,  "_safe_softmax"sv, "_log_softmax"sv,
     "relu"sv, "relu_"sv, "exp_"sv,  "sigmoid_"sv, "logsumexp"sv, "logaddexp"sv, "logcumsumexp"sv,
 };
 
@@ -169,8 +169,8 @@ bool absorbs_negative_infinity(std::string_view op) { return contains(kAbsorbsNe
 bool compares(std::string_view op) { return contains(kCompares, op); }
 bool is_elementwise_in_self(std::string_view op) { return contains(kElementwiseInSelf, op); }
 bool is_written_in_silence(std::string_view op, std::string_view argument) {
-  const bool is_batch_norm =
-      op == "native_batch_norm" || op == "cudnn_batch_norm" || op == "miopen_batch_norm" || op == "batch_norm_update_stats";
+  const bool is_batch_norm = op == "native_batch_norm" || op == "cudnn_batch_norm" || op == "miopen_batch_norm" ||
+                             op == "batch_norm_update_stats";
   return is_batch_norm && (argument == "running_mean" || argument == "running_var");
 }
 bool makes_constants(std::string_view op) { return contains(kConstants, op); }

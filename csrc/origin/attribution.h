@@ -24,8 +24,8 @@ struct BadArgument {
   std::string name;
   Kinds kinds;
   Lineage::RecordPtr record;
-  bool overwritten = false;                    // by the call
-  int64_t count = 0;                           // bad words; counted for elementwise operations only,
+  bool overwritten = false;                      // by the call
+  int64_t count = 0;                             // bad words; counted for elementwise operations only,
   std::shared_ptr<const ElementKinds> before{};  // and kept for those that overwrite it
 };
 

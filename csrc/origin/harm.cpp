@@ -28,7 +28,7 @@ bool wants(const Watch& watch, Kinds kinds) {
 bool is_mask(const Cause& cause) {
   const Root& root = *cause.root;
   if (root.source == Root::Source::kOperation) {
-    return root.kinds == Kinds::of_neginf() && root.used && !root.spread && !cause.first_computation;
+    return root.kinds == Kinds::of_neginf() && root.computed && !root.spread && !cause.first_computation;
   }
   if (root.unwritten || root.foreign || root.parameter) return false;
   return !cause.kinds.nan() || !cause.first_computation;
@@ -114,6 +114,7 @@ void judge_before(const CallFacts& call, c10::ArrayRef<BadArgument> bad_argument
       cause.root->used = true;
       if (call.plan.scaler_test) cause.root->scaled = true;
       if (call.plan.compares) cause.root->compared = true;
+      if (!call.plan.compares && !call.plan.moves_values) cause.root->computed = true;
     }
     if (call.plan.course == OpPlan::Course::kRead) judge(call.watch, *argument.record, HarmKind::kRead, argument.kinds);
   }
@@ -185,8 +186,8 @@ void judge_guard(Watch& watch, const at::Tensor& guarded, const std::string& nam
   const CallFacts guard = reader("torchnan::guard", watch);
   // Outside every scope nothing is remembered: nobody would forget it again.
   const auto record = open_scopes() > 0 ? record_of_argument(guard, tensor, kinds)
-                                       
-                        : std::make_shared<Record>(Cause{external_root(guard, tensor, kinds), kinds});
+
+                                        : std::make_shared<Record>(Cause{external_root(guard, tensor, kinds), kinds});
   judge(watch, *record, HarmKind::kGuard, kinds, [&] { return name; });
 }
 

@@ -172,8 +172,9 @@ std::vector<Lineage::Alive> Lineage::alive() const {
       if (kinds_of(tensor).any()) found.push_back({std::move(tensor), region.record});
     }
   }
-  std::sort(found.begin(), found.end(),
-            [](const Alive& a, const Alive& b) { return a.record->first().root->sequence < b.record->first().root->sequence; });
+  std::sort(found.begin(), found.end(), [](const Alive& a, const Alive& b) {
+    return a.record->first().root->sequence < b.record->first().root->sequence;
+  });
   return found;
 }
 

@@ -40,19 +40,20 @@ struct Root {
   Site site;
   std::weak_ptr<Watch> watch;  // the scope it was born in
 
-  bool scalar = false;     // without dimensions
+  bool scalar = false;         // without dimensions
   std::optional<Owner> owner;  // external: of the tensor it was first seen in
-  bool parameter = false;  // external: a leaf that requires grad
-  bool unwritten = false;  // external: the memory came from empty() and nobody wrote it
-  bool foreign = false;    // external: the memory was finite before, or a compiled graph wrote it
-  Site allocation;         // of unwritten memory
-  std::string allocator;   // the op that gave it out
+  bool parameter = false;      // external: a leaf that requires grad
+  bool unwritten = false;      // external: the memory came from empty() and nobody wrote it
+  bool foreign = false;        // external: the memory was finite before, or a compiled graph wrote it
+  Site allocation;             // of unwritten memory
+  std::string allocator;       // the op that gave it out
 
   // Set once, when the value enters computation.
   void enter(Entry entry);
   std::optional<Entry> entry() const;
 
   std::atomic<bool> used{false};      // an operation has read it
+  std::atomic<bool> computed{false};  // and done more than move or compare it
   std::atomic<bool> spread{false};    // and has made more of it than -inf
   std::atomic<bool> compared{false};  // the program has looked: isfinite(x), norm > limit
   std::atomic<bool> reported{false};  // one alarm per cause
@@ -86,9 +87,9 @@ struct Cause {
   static constexpr size_t kKeptSteps = 6;
 
   std::shared_ptr<Root> root;
-  Kinds kinds;              // among the values at the end of the way
-  std::vector<Step> steps{};  // the first few after the origin, then the last
-  int64_t omitted = 0;      // between the last two of steps
+  Kinds kinds;                              // among the values at the end of the way
+  std::vector<Step> steps{};                // the first few after the origin, then the last
+  int64_t omitted = 0;                      // between the last two of steps
   std::optional<Step> first_computation{};  // that did more than move them
 
   // One step on. `kinds` are those among the values there.

@@ -55,7 +55,7 @@ class SiteTable {
   std::mutex mutex_;  // never held while the GIL is awaited
   std::unordered_map<uint64_t, SiteId> ids_;
   std::unordered_map<uint64_t, SiteId> nested_;  // by both halves
-  std::vector<std::vector<Frame>> sites_{1};  // by id; the first stands for "not known"
+  std::vector<std::vector<Frame>> sites_{1};     // by id; the first stands for "not known"
 };
 
 }  // namespace torchnan

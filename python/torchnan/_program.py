@@ -137,16 +137,18 @@ def held(storages: list[int]) -> list[tuple[torch.Tensor, bool]]:
 
 def _held(storages: set[int]) -> list[tuple[torch.Tensor, bool]]:
     found: list[tuple[torch.Tensor, bool]] = []
-    gradients: list[torch.Tensor] = []
-    for tensor in gc.get_objects():
-        if not issubclass(type(tensor), torch.Tensor):  # isinstance() would run code of other objects
+    # Not isinstance(), which would run code of other objects.
+    tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+    for tensor in tensors:
+        if storages.isdisjoint(_storages_of(tensor)):
             continue
-        # Three references are this list's, this variable's and this call's; autograd has one to what it keeps itself.
-        if sys.getrefcount(tensor) - (tensor._use_count() > 1) > 3 and not storages.isdisjoint(_storages_of(tensor)):
+        # Three references are the list's, this variable's and this call's; autograd has one to what it keeps itself.
+        if sys.getrefcount(tensor) - (tensor._use_count() > 1) > 3:
             found.append((tensor, False))
-        if tensor.is_leaf and tensor.grad is not None:
-            gradients.append(tensor.grad)
-    found += [(gradient, True) for gradient in gradients if not storages.isdisjoint(_storages_of(gradient))]
+    for tensor in tensors:
+        gradient = tensor.grad if tensor.is_leaf else None
+        if gradient is not None and not storages.isdisjoint(_storages_of(gradient)):
+            found.append((gradient, True))
     return found
 
 
@@ -245,7 +247,7 @@ def _root_above(module: torch.nn.Module) -> torch.nn.Module:
     known = _known_roots.get(module)
     root = known() if known is not None else None
     if root is None:
-        parents = {}
+        parents: dict[int, torch.nn.Module] = {}
         for parent in gc.get_objects():
             if issubclass(type(parent), torch.nn.Module):
                 parents.update((id(child), parent) for child in parent.children())
@@ -270,5 +272,6 @@ def _module_path(modules: list[torch.nn.Module], watch: int) -> str | None:
 
 
 def _is_model(root: torch.nn.Module) -> bool:
-    """Not so a loss function, which has nothing in it."""
-    return any(True for things in (root.children(), root.parameters(), root.buffers()) for _ in things)
+    """Not so one of PyTorch's loss functions or activations, called on its own."""
+    contents = itertools.chain(root.children(), root.parameters(), root.buffers())
+    return not type(root).__module__.startswith("torch.nn.") or any(True for _ in contents)
