@@ -69,7 +69,8 @@ soak: $(VENV)/.built $(VENV)/.test ## the long forms of the tests
 	$(BIN)/python -m pytest -m slow
 
 zoo: $(VENV)/.built ## the score on programs with a known origin
-	$(BIN)/python tests/zoo/score.py --adapter tests/zoo/adapter.py -v
+	for zoo in tests/zoo/zoo_*.py; do echo "$$zoo"; \
+	  $(BIN)/python tests/zoo/score.py --adapter tests/zoo/adapter.py --zoo $$zoo || failed=1; done; test -z "$$failed"
 
 bench: $(VENV)/.built $(VENV)/.demo ## the price of whole training steps, beside every peer
 	$(BIN)/python -m benchmarks.steps

@@ -7,6 +7,7 @@
 #include <ATen/SparseCsrTensorImpl.h>
 #include <ATen/SparseTensorImpl.h>
 
+#include "check/effort.h"
 #include "check/finite_scan.h"
 #include "check/float_format.h"
 #include "check/strided_view.h"
@@ -222,6 +223,7 @@ Counts counts_of(const at::Tensor& tensor) {
 }
 
 Census take_census(const at::Tensor& tensor) {
+  ++effort().censuses;
   Census census;
   const Subject subject(tensor);
   if (subject.skip != Skip::kNone) return census;

@@ -130,7 +130,7 @@ class Inquiry {
   }
 
   Cause own(const Result& result, Kinds kinds) {
-    if (made_ == nullptr) made_ = operation_root(call_, result.tensor, result.output);
+    if (made_ == nullptr) made_ = operation_root(call_, result.tensor, result.output, kinds);
     return {made_, kinds};
   }
 

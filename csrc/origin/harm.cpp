@@ -28,7 +28,9 @@ bool wants(const Watch& watch, Kinds kinds) {
 bool is_mask(const Cause& cause) {
   const Root& root = *cause.root;
   if (root.source == Root::Source::kOperation) {
-    return root.kinds == Kinds::of_neginf() && root.computed && !root.spread && !cause.first_computation;
+    const bool is_gradient = !root.site.node.empty();
+    const bool served = root.computed && !root.spread && !cause.first_computation;
+    return served && !is_gradient && root.kinds == Kinds::of_neginf();
   }
   if (root.unwritten || root.foreign || root.parameter) return false;
   return !cause.kinds.nan() || !cause.first_computation;

@@ -4,6 +4,7 @@
 
 #include <torch/csrc/autograd/variable.h>
 
+#include "check/effort.h"
 #include "check/tensor_check.h"
 
 namespace torchnan {
@@ -117,6 +118,7 @@ bool Lineage::knows(const at::Tensor& tensor) const {
 void Lineage::remember(const at::Tensor& tensor, RecordPtr record) {
   const c10::StorageImpl* storage = storage_of(tensor);
   if (storage == nullptr) return;
+  ++effort().remembered;
   Region region = region_of(tensor, std::move(record));
   c10::weak_intrusive_ptr<c10::StorageImpl> weak(tensor.storage().getWeakStorageImpl());
   std::vector<Region> overwritten;  // released after the lock

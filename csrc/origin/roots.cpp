@@ -29,10 +29,10 @@ void tell_tensor(const at::Tensor& tensor, const Census& census, Finding& facts)
 }
 
 // Masks are made all the time: what is told of one costs no more than counting.
-Census quick_census(const at::Tensor& tensor) {
+Census census_of_constant(const at::Tensor& tensor) {
   const Counts counts = counts_of(tensor);
+  if (counts.nan > 0) return take_census(tensor);  // data more likely
   Census census;
-  census.tally.nan = counts.nan;
   census.tally.posinf = counts.posinf;
   census.tally.neginf = counts.neginf;
   return census;
@@ -45,7 +45,7 @@ std::shared_ptr<Root> make_root(const CallFacts& call, Root::Source source, cons
   root->site = site_here(call.watch, call.thread);
   root->watch = call.watch.weak_from_this();
   root->scalar = tensor.dim() == 0;
-  const Census census = source == Root::Source::kConstant ? quick_census(tensor) : take_census(tensor);
+  const Census census = source == Root::Source::kConstant ? census_of_constant(tensor) : take_census(tensor);
   root->kinds = census.kinds();
   root->facts.kind = worst(root->kinds);
   root->facts.op = call.plan.name;
@@ -87,8 +87,10 @@ bool is_only_put_there(const Record& record) {
 
 }  // namespace
 
-std::shared_ptr<Root> operation_root(const CallFacts& call, const at::Tensor& result, int64_t output) {
+std::shared_ptr<Root> operation_root(const CallFacts& call, const at::Tensor& result, int64_t output, Kinds kinds) {
   auto root = make_root(call, Root::Source::kOperation, result);
+  root->kinds = kinds;
+  root->facts.kind = worst(kinds);
   root->facts.output = output;
   root->facts.inputs = summarise_inputs(call);
   tell_constants(call, root->facts);

@@ -11,8 +11,8 @@
 
 namespace torchnan {
 
-// The call has made `result`, which is output number `output`, of finite arguments (or of constants).
-std::shared_ptr<Root> operation_root(const CallFacts& call, const at::Tensor& result, int64_t output);
+// The call has made values of these kinds in `result`, which is output number `output`.
+std::shared_ptr<Root> operation_root(const CallFacts& call, const at::Tensor& result, int64_t output, Kinds kinds);
 
 // The call has written, or is about to use, a non-finite number of the program's.
 std::shared_ptr<Root> constant_root(const CallFacts& call, const at::Tensor& result);

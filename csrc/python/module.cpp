@@ -6,6 +6,7 @@
 #include <pybind11/stl.h>
 
 #include "backward/call_site_ring.h"
+#include "check/effort.h"
 #include "intercept/dispatch_key.h"
 #include "intercept/session.h"
 #include "origin/harm.h"
@@ -76,6 +77,8 @@ void bind_session(py::module_& m) {
   m.def("judge", &judge, py::arg("harm"), py::arg("tensors"), py::arg("name_of"), without_gil);
   m.def("judge_roots", &judge_backward, py::arg("roots"), py::arg("gradients"), without_gil);
   m.def("note_call_site", &note_next_node);
+  m.def("effort",
+        [] { return py::make_tuple(effort().remembered.load(), effort().resolved.load(), effort().censuses.load()); });
   m.def("interceptor_key_name", [] { return std::string(c10::toString(install_interceptor())); });
 }
 

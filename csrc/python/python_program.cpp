@@ -4,6 +4,7 @@
 
 #include <torch/csrc/Exceptions.h>
 
+#include "check/effort.h"
 #include "python/convert.h"
 #include "python/site_table.h"
 #include "watch/watch.h"
@@ -42,6 +43,7 @@ class PythonProgram final : public Program {
   Place place(const Site& site, const Watch& watch) override {
     Place place;
     if (!site.node.empty()) place.phase = Phase::kBackward;
+    ++effort().resolved;
     ask(watch, [&] {
       const py::tuple answer = module_.attr("place")(frames_of(site.live), frames_of(site.forward), site.node,
                                                      site.grad_mode, reinterpret_cast<uintptr_t>(&watch));

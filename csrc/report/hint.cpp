@@ -1,7 +1,9 @@
 #include "report/hint.h"
 
 #include <algorithm>
+#include <functional>
 #include <initializer_list>
+#include <numeric>
 #include <string_view>
 
 #include <fmt/format.h>
@@ -49,8 +51,11 @@ std::string of_division(const Finding& f) {
   const InputSummary* divisor = input(f, 1);
   if (divisor == nullptr || !divisor->tally.min) return "";
   if (*divisor->tally.min > 0 || *divisor->tally.max < 0) return "";
-  return f.kind == Kind::kNaN ? fmt::format("{} holds zeros where the dividend is zero: 0/0 is NaN", divisor->name)
-                              : fmt::format("{} holds zeros: x/0 is inf", divisor->name);
+  const std::string places =
+      f.nan + f.posinf + f.neginf == 1 ? "once" : fmt::format("{} times", f.nan + f.posinf + f.neginf);
+  return f.kind == Kind::kNaN
+             ? fmt::format("{} holds zeros, {} where the dividend is zero too: 0/0 is NaN", divisor->name, places)
+             : fmt::format("{} holds zeros: x/0 is inf, {}", divisor->name, places);
 }
 
 // A softmax of finite numbers and -inf is NaN only where there was nothing but -inf.
@@ -68,28 +73,88 @@ std::string of_exponential(const Finding& f) {
   return fmt::format("exp of {:.6g} is more than {} can hold", *x->tally.max, f.dtype);
 }
 
-std::string of_narrowing(const Finding& f) {
-  const InputSummary* x = input(f, 0);
-  if (f.kind != Kind::kInf || x == nullptr || !x->tally.absmax || x->dtype == f.dtype) return "";
-  if (f.dtype != "float16" || *x->tally.absmax <= 65504) return "";
-  return fmt::format("the largest value, {:.6g}, is beyond 65504, the largest that float16 can hold", *x->tally.absmax);
+int64_t elements(const std::vector<int64_t>& shape) {
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 
-}  // namespace
+std::string of_variance(const Finding& f) {
+  const InputSummary* x = input(f, 0);
+  if (f.kind != Kind::kNaN || x == nullptr || x->tally.nan + x->tally.posinf + x->tally.neginf > 0) return "";
+  if (elements(x->shape) > elements(f.shape)) return "";  // of several elements
+  return fmt::format("the variance of a single element of {}: the unbiased estimate divides by n - 1 = 0", x->name);
+}
 
-std::string hint_for(const Finding& f) {
-  if (f.origin == Origin::kInput && (f.op == "torchnan::guard" || f.op == "autograd::backward")) {
+// Finite numbers, and the result does not fit.
+std::string of_half_range(const Finding& f) {
+  if (f.kind != Kind::kInf || f.dtype != "float16" || f.inputs.empty()) return "";
+  double largest = 0;
+  for (const InputSummary& x : f.inputs) {
+    if (x.overwritten || x.tally.nan + x.tally.posinf + x.tally.neginf > 0) return "";
+    largest = std::max(largest, x.tally.absmax.value_or(0));
+  }
+  if (largest > 65504) {
+    return fmt::format("the largest value, {:.6g}, is beyond 65504, the largest that float16 can hold", largest);
+  }
+  return fmt::format("the result is beyond 65504, the largest that float16 can hold (largest input {:.6g})", largest);
+}
+
+bool holds_zero(const Finding& f) {
+  return std::any_of(f.inputs.begin(), f.inputs.end(),
+                     [](const InputSummary& x) { return x.tally.min && *x.tally.min <= 0 && *x.tally.max >= 0; });
+}
+
+// What is known of a node's formula.
+std::string of_node(const Finding& f) {
+  const std::string_view node = f.node;
+  const auto is = [&](std::string_view name) { return node.rfind(name, 0) == 0; };
+  if (is("LinalgEigh")) return "two eigenvalues are equal: the gradient of eigenvectors divides by their difference";
+  if (is("LinalgSvd")) return "two singular values are equal: the gradient of the vectors divides by their difference";
+  if (is("Acos") || is("Asin")) return "the slope of acos and asin at 1 and -1 is infinite";
+  if (!holds_zero(f)) return "";
+  if (is("Sqrt")) return "the slope of sqrt at 0 is infinite: 1 / (2 sqrt(0)), as in a norm of zeros";
+  if (is("LinalgVectorNorm") || is("Norm")) return "a norm has no slope at zero: it divides by itself";
+  if (is("Pow")) return "the slope of x ** p at 0 is infinite where p is less than 1";
+  if (is("Log")) return "the slope of log at 0 is infinite: 1 / 0";
+  if (is("Div") || is("Reciprocal")) return "the slope of 1/x at 0 is infinite";
+  return "";
+}
+
+std::string of_input(const Finding& f) {
+  if (f.op == "torchnan::guard" || f.op == "autograd::backward") {
     return "nothing that was watched has made it: run it under torchnan.detect() to see which operation does";
   }
-  if (f.origin != Origin::kOp) return "";
+  if (f.first_index.size() < 2) return "";
+  return fmt::format("row {} of {} is the first with a bad value ({} in all)", f.first_index[0], f.shape[0],
+                     f.nan + f.posinf + f.neginf);
+}
+
+std::string of_operation(const Finding& f) {
   const std::string_view op = bare(f.op);
   if (is_one_of(op, {"log", "log2", "log10"})) return of_logarithm(f);
   if (is_one_of(op, {"sqrt", "rsqrt"})) return of_square_root(f);
   if (is_one_of(op, {"div", "true_divide", "divide"})) return of_division(f);
   if (is_one_of(op, {"_softmax", "_log_softmax", "softmax", "log_softmax"})) return of_softmax(f);
   if (is_one_of(op, {"exp"})) return of_exponential(f);
-  if (is_one_of(op, {"_to_copy", "copy"})) return of_narrowing(f);
+  if (is_one_of(op, {"var", "std", "var_mean", "std_mean"})) return of_variance(f);
   return "";
+}
+
+}  // namespace
+
+std::string hint_for(const Finding& f) {
+  switch (f.origin) {
+    case Origin::kInput:
+      return of_input(f);
+    case Origin::kUninit:
+      return "nobody has written to this memory: empty() hands out whatever was there";
+    case Origin::kOp:
+      break;
+    default:
+      return "";
+  }
+  std::string hint = f.node.empty() ? "" : of_node(f);
+  if (hint.empty()) hint = of_operation(f);
+  return hint.empty() ? of_half_range(f) : hint;
 }
 
 }  // namespace torchnan

@@ -16,6 +16,7 @@ import transformers
 from torch import nn
 
 import torchnan
+from torchnan._load import _C
 
 SEEDS = 40
 SMALL = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -210,6 +211,29 @@ def test_a_clean_run_is_silent(name):
     with torchnan.detect(action="log") as watch:
         train(model, batch, watch, None, 0)
     assert watch.findings == []
+
+
+# Lineage entries, stacks resolved, statistics. GPT-2's causal mask holds -inf: it is remembered, and no more.
+@pytest.mark.parametrize(("name", "spent"), [("vit", (0, 0, 0)), ("mamba", (0, 0, 0)), ("gpt2", (12, 0, 0))])
+def test_a_healthy_run_explains_nothing(name, spent):
+    model, batch = fresh(name)
+    before = _C.effort()
+    with torchnan.detect(action="log") as watch:
+        train(model, batch, watch, None, 0)
+    assert watch.stats()["checked"] > 100
+    assert tuple(now - then for now, then in zip(_C.effort(), before, strict=True)) == spent
+
+
+def test_an_alarm_is_explained_once():
+    before = _C.effort()
+    with torchnan.detect(action="log") as watch:
+        held = torch.zeros(1).log()
+    remembered, resolved, censuses = (now - then for now, then in zip(_C.effort(), before, strict=True))
+    assert len(watch.findings) == 1
+    assert remembered > 0
+    assert resolved > 0
+    assert censuses > 0
+    del held
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
