@@ -9,22 +9,6 @@
 namespace torchnan {
 namespace {
 
-// The kinds of the words at one place in memory.
-Kinds kinds_at(const char* element, const FloatFormat& format) {
-  Kinds kinds;
-  for (int part = 0; part < format.words_per_element; ++part) {
-    uint64_t word = 0;
-    std::memcpy(&word, element + part * format.word_bytes, format.word_bytes);
-    const uint64_t magnitude = (word + format.bias) & format.mask;
-    if (magnitude >= format.first_nan) {
-      kinds |= Kinds::of_nan();
-    } else if (magnitude >= format.infinity) {
-      kinds |= word == format.infinity ? Kinds::of_posinf() : Kinds::of_neginf();
-    }
-  }
-  return kinds;
-}
-
 // One tensor walked in the logical order of the result, with stride 0 where it is broadcast.
 class Walker {
  public:
@@ -45,20 +29,33 @@ class Walker {
   void move(size_t d, int64_t steps) { offset_ += strides_[d] * steps; }
 
   bool is_zero() const {
-    const char* element = base_ + offset_ * format_.element_bytes();
     for (int part = 0; part < format_.words_per_element; ++part) {
-      uint64_t word = 0;
-      std::memcpy(&word, element + part * format_.word_bytes, format_.word_bytes);
-      if ((word & format_.mask) != 0) return false;
+      if ((word(part) & format_.mask) != 0) return false;
     }
     return true;
   }
 
   Kinds here() const {
-    return before_ != nullptr ? (*before_)[offset_] : kinds_at(base_ + offset_ * format_.element_bytes(), format_);
+    if (before_ != nullptr) return (*before_)[offset_];
+    Kinds kinds;
+    for (int part = 0; part < format_.words_per_element; ++part) {
+      const uint64_t magnitude = (word(part) + format_.bias) & format_.mask;
+      if (magnitude >= format_.first_nan) {
+        kinds |= Kinds::of_nan();
+      } else if (magnitude >= format_.infinity) {
+        kinds |= word(part) == format_.infinity ? Kinds::of_posinf() : Kinds::of_neginf();
+      }
+    }
+    return kinds;
   }
 
  private:
+  uint64_t word(int part) const {
+    uint64_t word = 0;
+    std::memcpy(&word, base_ + offset_ * format_.element_bytes() + part * format_.word_bytes, format_.word_bytes);
+    return word;
+  }
+
   const char* base_;
   const ElementKinds* before_;
   FloatFormat format_;

@@ -50,23 +50,36 @@ template <typename Word, Word kBias, Word kMask>
   return best;
 }
 
-// Three ORs a word, kept in lanes as above; `sign` is the bit that the mask of max_magnitude() drops.
+// A format in words of its own width.
+template <typename Word>
+struct Spelling {
+  Word mask, bias, first_nan, posinf, neginf;
+
+  [[gnu::always_inline]] explicit Spelling(const FloatFormat& format)
+      : mask(static_cast<Word>(format.mask)),
+        bias(static_cast<Word>(format.bias)),
+        first_nan(static_cast<Word>(format.first_nan)),
+        posinf(static_cast<Word>(format.infinity)),
+        neginf(static_cast<Word>(format.infinity | ~format.mask)) {}
+
+  [[gnu::always_inline]] bool is_nan(Word w) const {
+    return static_cast<Word>(static_cast<Word>(w + bias) & mask) >= first_nan;
+  }
+};
+
+// Three ORs a word.
 template <typename Word>
 [[gnu::always_inline]] inline Kinds scan_kinds(const void* data, int64_t words, const FloatFormat& format) {
   const Word* p = static_cast<const Word*>(data);
-  const Word mask = static_cast<Word>(format.mask);
-  const Word bias = static_cast<Word>(format.bias);
-  const Word first_nan = static_cast<Word>(format.first_nan);
-  const Word posinf = static_cast<Word>(format.infinity);
-  const Word neginf = static_cast<Word>(format.infinity | ~format.mask);
+  const Spelling<Word> spelling(format);
   Word any_nan = 0;
   Word any_posinf = 0;
   Word any_neginf = 0;
   for (int64_t i = 0; i < words; ++i) {
     const Word w = p[i];
-    any_nan |= static_cast<Word>(static_cast<Word>(static_cast<Word>(w + bias) & mask) >= first_nan);
-    any_posinf |= static_cast<Word>(w == posinf);
-    any_neginf |= static_cast<Word>(w == neginf);
+    any_nan |= static_cast<Word>(spelling.is_nan(w));
+    any_posinf |= static_cast<Word>(w == spelling.posinf);
+    any_neginf |= static_cast<Word>(w == spelling.neginf);
   }
   Kinds kinds;
   if (any_nan != 0) kinds |= Kinds::of_nan();
@@ -79,11 +92,7 @@ template <typename Word>
 template <typename Word>
 [[gnu::always_inline]] inline Counts count_kinds(const void* data, int64_t words, const FloatFormat& format) {
   constexpr int64_t kBlock = kBlockBytes / sizeof(Word);
-  const Word mask = static_cast<Word>(format.mask);
-  const Word bias = static_cast<Word>(format.bias);
-  const Word first_nan = static_cast<Word>(format.first_nan);
-  const Word posinf = static_cast<Word>(format.infinity);
-  const Word neginf = static_cast<Word>(format.infinity | ~format.mask);
+  const Spelling<Word> spelling(format);
   Counts counts;
   for (int64_t first = 0; first < words; first += kBlock) {
     const Word* p = static_cast<const Word*>(data) + first;
@@ -93,9 +102,9 @@ template <typename Word>
     uint32_t neg = 0;
     for (int64_t i = 0; i < n; ++i) {
       const Word w = p[i];
-      nan += static_cast<Word>(static_cast<Word>(w + bias) & mask) >= first_nan;
-      pos += w == posinf;
-      neg += w == neginf;
+      nan += spelling.is_nan(w);
+      pos += w == spelling.posinf;
+      neg += w == spelling.neginf;
     }
     counts += format.has_infinity() ? Counts{nan, pos, neg} : Counts{nan, 0, 0};
   }

@@ -129,8 +129,8 @@ class PlanTable {
     for (; slots_[i].key.load(std::memory_order_relaxed) != nullptr; i = (i + 1) % kSlots) {
       if (slots_[i].key.load(std::memory_order_relaxed) == key) return *slots_[i].plan.load();
     }
-    if (plans_.size() >=
-        OpPlan::kMaxPlans) {  // thousands of custom operators: the late ones are looked up under the lock
+    // Of thousands of custom operators the late ones are looked up under the lock.
+    if (plans_.size() >= OpPlan::kMaxPlans) {
       std::unique_ptr<OpPlan>& late = late_plans_[key];
       if (late == nullptr) late = std::make_unique<OpPlan>(make_plan(op));
       return *late;

@@ -70,7 +70,7 @@ class Inquiry {
     const Root& only = **causes.begin();
     const bool is_new = result.kinds.without(inherited_ | constants_ | Kinds::of_nan()).any();
     if (!only.deliberate()) return is_new;
-    return is_new || result.kinds.nan() || (!constants_.any() && has_more_than_was_given(only, result));
+    return is_new || result.kinds.nan() || (!constants_.any() && has_more_than_was_given(result));
   }
 
   bool is_elementwise() const {
@@ -78,7 +78,7 @@ class Inquiry {
     return call_.plan.elementwise_in_self && bad_arguments_.size() == 1 && bad_arguments_[0].name == "self";
   }
 
-  bool has_more_than_was_given(const Root&, const Result& result) const {
+  bool has_more_than_was_given(const Result& result) const {
     int64_t given = 0;
     for (const BadArgument& argument : bad_arguments_) {
       given += argument.count * broadcast_factor(argument.tensor, result.tensor);
@@ -181,12 +181,6 @@ class Inquiry {
   std::optional<Site> site_;
 };
 
-void mark_as_used(c10::ArrayRef<BadArgument> arguments) {
-  for (const BadArgument& argument : arguments) {
-    for (const Cause& cause : argument.record->causes()) cause.root->used = true;
-  }
-}
-
 }  // namespace
 
 BadArgument bad_argument(const CallFacts& call, const at::Tensor& tensor, std::string_view name, Kinds kinds,
@@ -201,7 +195,9 @@ BadArgument bad_argument(const CallFacts& call, const at::Tensor& tensor, std::s
 
 void attribute(const CallFacts& call, c10::SmallVectorImpl<BadArgument>& bad_arguments, c10::ArrayRef<Result> results) {
   Inquiry inquiry(call, bad_arguments);
-  mark_as_used(bad_arguments);
+  for (const BadArgument& argument : bad_arguments) {  // those found just now have not been judged
+    for (const Cause& cause : argument.record->causes()) cause.root->used = true;
+  }
   for (const Result& result : results) {
     const Lineage::RecordPtr record = inquiry.record_of(result);
     lineage().remember(result.tensor, record);
@@ -215,7 +211,6 @@ void attribute(const CallFacts& call, c10::SmallVectorImpl<BadArgument>& bad_arg
 
 void expect(const CallFacts& call, c10::ArrayRef<BadArgument> bad_arguments, const at::Tensor& result) {
   if (bad_arguments.empty() || !readable(result).defined()) return;
-  mark_as_used(bad_arguments);
   const Step step{&call.plan, site_here(call.watch, call.thread).live};
   std::vector<Cause> causes;
   for (const BadArgument& argument : bad_arguments) {

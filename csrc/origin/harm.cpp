@@ -88,9 +88,7 @@ void judge(Watch& watch, const Record& record, HarmKind kind, Kinds kinds, const
 }
 
 std::string parameter_name(const Watch& watch, const at::Tensor& tensor) {
-  const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
-  if (const auto named = watch.named_owner(storage)) return named->name;
-  const auto owner = program().owner(storage, program().capture(), true, watch);
+  const auto owner = owner_of(tensor, true, watch);
   return owner ? owner->name : "";
 }
 
@@ -128,7 +126,7 @@ void judge_result(const CallFacts& call, const Result& result, const Lineage::Re
     judge(call.watch, *record, HarmKind::kOrigin, result.kinds);
   }
   // Who else writes into a weight may still clean it: an initialiser, a loader. Its use will tell, or its end.
-  if (is_parameter(result.tensor) && is_optimizer_step(call)) {
+  if (is_parameter(result.tensor) && !first.root->reported && is_optimizer_step(call)) {
     judge(call.watch, *record, HarmKind::kParameter, result.kinds,
           [&] { return parameter_name(call.watch, result.tensor); });
   }
@@ -188,7 +186,6 @@ void judge_guard(Watch& watch, const at::Tensor& guarded, const std::string& nam
   const CallFacts guard = reader("torchnan::guard", watch);
   // Outside every scope nothing is remembered: nobody would forget it again.
   const auto record = open_scopes() > 0 ? record_of_argument(guard, tensor, kinds)
-
                                         : std::make_shared<Record>(Cause{external_root(guard, tensor, kinds), kinds});
   judge(watch, *record, HarmKind::kGuard, kinds, [&] { return name; });
 }

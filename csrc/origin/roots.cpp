@@ -73,12 +73,6 @@ void tell_constants(const CallFacts& call, Finding& facts) {
   }
 }
 
-std::optional<Owner> owner_of(const CallFacts& call, const at::Tensor& tensor) {
-  const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
-  if (auto named = call.watch.named_owner(storage)) return named;
-  return program().owner(storage, program().capture(), is_parameter(tensor), call.watch);
-}
-
 // Written into memory by copy_() or fill_(), and no more.
 bool is_only_put_there(const Record& record) {
   const Cause& cause = record.first();
@@ -86,6 +80,12 @@ bool is_only_put_there(const Record& record) {
 }
 
 }  // namespace
+
+std::optional<Owner> owner_of(const at::Tensor& tensor, bool everywhere, const Watch& watch) {
+  const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  if (auto named = watch.named_owner(storage)) return named;
+  return program().owner(storage, program().capture(), everywhere, watch);
+}
 
 std::shared_ptr<Root> operation_root(const CallFacts& call, const at::Tensor& result, int64_t output, Kinds kinds) {
   auto root = make_root(call, Root::Source::kOperation, result);
@@ -111,7 +111,7 @@ std::shared_ptr<Root> external_root(const CallFacts& call, const at::Tensor& arg
   root->foreign = note.known == Ledger::Known::kFinite || is_from_compiled_graph(argument);
   root->excused = note.known == Ledger::Known::kNotJudged;
   root->parameter = is_parameter(argument);
-  if (root->parameter || kinds.nan()) root->owner = owner_of(call, argument);
+  if (root->parameter || kinds.nan()) root->owner = owner_of(argument, root->parameter, call.watch);
   if (note.known == Ledger::Known::kUnwritten) {
     root->unwritten = true;
     root->allocation.live = note.site;
@@ -138,7 +138,7 @@ void note_entry(const CallFacts& call, const at::Tensor& argument, Root& root) {
   entry.facts.overload = call.plan.overload;
   entry.facts.step = site.step;
   tell_place(site, call.watch, entry.facts);
-  entry.owner = owner_of(call, argument);
+  entry.owner = owner_of(argument, is_parameter(argument), call.watch);
   if (!entry.owner) entry.owner = root.owner;
   root.enter(std::move(entry));
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include <ATen/core/Tensor.h>
 
@@ -19,6 +20,10 @@ std::shared_ptr<Root> constant_root(const CallFacts& call, const at::Tensor& res
 
 // Nobody was seen making what is in `argument`, and this call is its first reader.
 std::shared_ptr<Root> external_root(const CallFacts& call, const at::Tensor& argument, Kinds kinds);
+
+// The module parameter or buffer whose memory `tensor` is: of the watch's model, of a module on this thread's stack, or
+// else, if `everywhere`, of any.
+std::optional<Owner> owner_of(const at::Tensor& tensor, bool everywhere, const Watch& watch);
 
 // The record of a bad argument, of a new external root if there is none. What is meant elsewhere is an accident
 // in a weight. What is found is remembered.

@@ -23,6 +23,8 @@ bool is_one_of(std::string_view op, std::initializer_list<std::string_view> name
   return std::find(names.begin(), names.end(), op) != names.end();
 }
 
+int64_t bad_elements(const Finding& f) { return f.nan + f.posinf + f.neginf; }
+
 const InputSummary* input(const Finding& f, size_t i) {
   return i < f.inputs.size() && !f.inputs[i].overwritten ? &f.inputs[i] : nullptr;
 }
@@ -51,8 +53,7 @@ std::string of_division(const Finding& f) {
   const InputSummary* divisor = input(f, 1);
   if (divisor == nullptr || !divisor->tally.min) return "";
   if (*divisor->tally.min > 0 || *divisor->tally.max < 0) return "";
-  const std::string places =
-      f.nan + f.posinf + f.neginf == 1 ? "once" : fmt::format("{} times", f.nan + f.posinf + f.neginf);
+  const std::string places = bad_elements(f) == 1 ? "once" : fmt::format("{} times", bad_elements(f));
   return f.kind == Kind::kNaN
              ? fmt::format("{} holds zeros, {} where the dividend is zero too: 0/0 is NaN", divisor->name, places)
              : fmt::format("{} holds zeros: x/0 is inf, {}", divisor->name, places);
@@ -79,7 +80,7 @@ int64_t elements(const std::vector<int64_t>& shape) {
 
 std::string of_variance(const Finding& f) {
   const InputSummary* x = input(f, 0);
-  if (f.kind != Kind::kNaN || x == nullptr || x->tally.nan + x->tally.posinf + x->tally.neginf > 0) return "";
+  if (f.kind != Kind::kNaN || x == nullptr || x->tally.nonfinite() > 0) return "";
   if (elements(x->shape) > elements(f.shape)) return "";  // of several elements
   return fmt::format("the variance of a single element of {}: the unbiased estimate divides by n - 1 = 0", x->name);
 }
@@ -89,7 +90,7 @@ std::string of_half_range(const Finding& f) {
   if (f.kind != Kind::kInf || f.dtype != "float16" || f.inputs.empty()) return "";
   double largest = 0;
   for (const InputSummary& x : f.inputs) {
-    if (x.overwritten || x.tally.nan + x.tally.posinf + x.tally.neginf > 0) return "";
+    if (x.overwritten || x.tally.nonfinite() > 0) return "";
     largest = std::max(largest, x.tally.absmax.value_or(0));
   }
   if (largest > 65504) {
@@ -125,7 +126,7 @@ std::string of_input(const Finding& f) {
   }
   if (f.first_index.size() < 2) return "";
   return fmt::format("row {} of {} is the first with a bad value ({} in all)", f.first_index[0], f.shape[0],
-                     f.nan + f.posinf + f.neginf);
+                     bad_elements(f));
 }
 
 std::string of_operation(const Finding& f) {

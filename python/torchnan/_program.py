@@ -118,10 +118,14 @@ def name(wanted: torch.nn.Parameter) -> str:
 
 def _roots_of_program() -> list[torch.nn.Module]:
     """Every module that is no other's child; models given to a detection come first."""
-    modules = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
+    modules = _modules_of_program()
     children = {id(child) for module in modules for child in module.children()}
     models = [scope.model for scope in scopes.values() if scope.model is not None]
     return [_unwrap(m) for m in models + [m for m in modules if id(m) not in children]]
+
+
+def _modules_of_program() -> list[torch.nn.Module]:
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
 
 
 def held(storages: list[int]) -> list[tuple[torch.Tensor, bool]]:
@@ -247,10 +251,7 @@ def _root_above(module: torch.nn.Module) -> torch.nn.Module:
     known = _known_roots.get(module)
     root = known() if known is not None else None
     if root is None:
-        parents: dict[int, torch.nn.Module] = {}
-        for parent in gc.get_objects():
-            if issubclass(type(parent), torch.nn.Module):
-                parents.update((id(child), parent) for child in parent.children())
+        parents = {id(child): parent for parent in _modules_of_program() for child in parent.children()}
         root, seen = module, {id(module)}
         while id(root) in parents and id(parents[id(root)]) not in seen:
             root = parents[id(root)]

@@ -1,5 +1,4 @@
 """Bugs of the backward pass, written for torchnan. The framework and the conventions are those of zoo_open.py."""
-import importlib.util
 import math
 import os
 import sys
@@ -9,19 +8,11 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-_spec = importlib.util.spec_from_file_location("zoo_open", os.path.join(os.path.dirname(os.path.abspath(__file__)), "zoo_open.py"))
-base = importlib.util.module_from_spec(_spec)
-sys.modules["zoo_open"] = base
-_spec.loader.exec_module(base)
-base.CASES.clear()
-base.SPLIT.clear()
-base.HERE = os.path.abspath(__file__)  # the reference detector looks for lines of this file
-base.FIRST_LINE, base.LAST_LINE = base._case_lines()
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import own_zoo
+from zoo_open import CASES, HOOKS, INF, NAN, SPLIT, alt, applies, case, dirty, mark_step, run_threads, track
 
-CASES, HOOKS, SPLIT, applies = base.CASES, base.HOOKS, base.SPLIT, base.applies
-case, alt, track, mark_step, run_threads, dirty = (
-    base.case, base.alt, base.track, base.mark_step, base.run_threads, base.dirty)
-INF, NAN = base.INF, base.NAN
+own_zoo.begin(__file__)
 
 # CASES BEGIN
 # =========================================================================== branches that are thrown away
@@ -2186,8 +2177,4 @@ def clean_scaler_unscale_skip():
 
 # CASES END
 
-for _case in CASES.values():
-    _case.split = "open"
-
-if __name__ == "__main__":
-    base.main()
+own_zoo.end(__name__)

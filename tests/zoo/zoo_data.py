@@ -1,6 +1,5 @@
 """Bugs of data, weights, memory and optimizers, written for torchnan. The framework and the conventions are those of zoo_open.py."""
 import copy
-import importlib.util
 import io
 import math
 import os
@@ -13,19 +12,11 @@ import torch.nn as nn
 import torch.nn.functional as F
 import torch.nn.utils.prune as prune
 
-_spec = importlib.util.spec_from_file_location("zoo_open", os.path.join(os.path.dirname(os.path.abspath(__file__)), "zoo_open.py"))
-base = importlib.util.module_from_spec(_spec)
-sys.modules["zoo_open"] = base
-_spec.loader.exec_module(base)
-base.CASES.clear()
-base.SPLIT.clear()
-base.HERE = os.path.abspath(__file__)  # the reference detector looks for lines of this file
-base.FIRST_LINE, base.LAST_LINE = base._case_lines()
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import own_zoo
+from zoo_open import CASES, HOOKS, INF, NAN, SPLIT, alt, applies, case, dirty, mark_step, run_threads, track
 
-CASES, HOOKS, SPLIT, applies = base.CASES, base.HOOKS, base.SPLIT, base.applies
-case, alt, track, mark_step, run_threads, dirty = (
-    base.case, base.alt, base.track, base.mark_step, base.run_threads, base.dirty)
-INF, NAN = base.INF, base.NAN
+own_zoo.begin(__file__)
 
 # CASES BEGIN
 # =========================================================================== 1. bad input rows
@@ -2674,8 +2665,4 @@ def half_input_with_nan():
 
 # CASES END
 
-for _case in CASES.values():
-    _case.split = "open"
-
-if __name__ == "__main__":
-    base.main()
+own_zoo.end(__name__)
