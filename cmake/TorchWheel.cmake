@@ -13,10 +13,14 @@ if(TORCHNAN_TORCH_VERSION VERSION_LESS 2.11)
   message(FATAL_ERROR "torchnan needs PyTorch 2.11 or later; ${TORCHNAN_TORCH_DIR} holds ${TORCHNAN_TORCH_VERSION}.")
 endif()
 
+# The OpenMP runtime that libtorch runs on: a second one beside it would have threads of its own.
+file(GLOB TORCHNAN_TORCH_OPENMP ${TORCHNAN_TORCH_DIR}/lib/libgomp*.so*)
+
 add_library(torchnan::torch INTERFACE IMPORTED)
 set_target_properties(torchnan::torch PROPERTIES
   INTERFACE_INCLUDE_DIRECTORIES
     "${TORCHNAN_TORCH_DIR}/include;${TORCHNAN_TORCH_DIR}/include/torch/csrc/api/include"
-  INTERFACE_LINK_LIBRARIES "${TORCHNAN_TORCH_DIR}/lib/libtorch_cpu.so;${TORCHNAN_TORCH_DIR}/lib/libc10.so"
+  INTERFACE_LINK_LIBRARIES
+    "${TORCHNAN_TORCH_DIR}/lib/libtorch_cpu.so;${TORCHNAN_TORCH_DIR}/lib/libc10.so;${TORCHNAN_TORCH_OPENMP}"
   INTERFACE_COMPILE_FEATURES cxx_std_20
 )

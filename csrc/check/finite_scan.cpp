@@ -1,12 +1,14 @@
 #include "check/finite_scan.h"
 
-#include <algorithm>
-#include <array>
-#include <cstring>
-
-// The loop below is plain C++; the compiler makes one version of it per instruction set and the loader picks.
+// The loops below are plain C++; the compiler makes one version of them per instruction set and the loader picks.
+// "arch=x86-64-v4" asks what the processor can do; the name of a processor there would match that very model only.
+// What a loop calls must be always_inline, as nothing of std:: is: GCC inlines nothing else into another arch.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define TORCHNAN_EVERY_ISA __attribute__((target_clones("arch=skylake-avx512", "avx2", "default")))
+#if __GNUC__ >= 12
+#define TORCHNAN_EVERY_ISA __attribute__((target_clones("arch=x86-64-v4", "avx2", "default")))
+#else
+#define TORCHNAN_EVERY_ISA __attribute__((target_clones("avx2", "default")))
+#endif
 #else
 #define TORCHNAN_EVERY_ISA
 #endif
@@ -14,40 +16,79 @@
 namespace torchnan {
 namespace {
 
-constexpr int64_t kLaneBytes = 256;    // accumulators: four AVX-512 registers
-constexpr int64_t kBlockBytes = 4096;  // between two looks at the result
+constexpr int64_t kLaneBytes = 256;     // accumulators: four AVX-512 registers
+constexpr int64_t kStepBytes = 32;      // of what is too short for them
+constexpr int64_t kBlockBytes = 65536;  // between two looks at the result
+constexpr int64_t kLineBytes = 64;      // of the cache; reading across two costs twice
+constexpr int64_t kLongBytes = 4096;    // from here on it pays to start at a line
 
-// The maximum is taken lane by lane so that the compiler keeps it in registers.
+template <typename T>
+[[gnu::always_inline]] inline T smaller(T a, T b) {
+  return b < a ? b : a;
+}
+
+// The largest masked word. A maximum may see a word twice: what is left at the end is made a whole step with words
+// from before it. Word is signed where the mask clears the sign, as what is older than AVX-512 compares those faster.
 template <typename Word, Word kBias, Word kMask>
-[[gnu::always_inline]] inline Word block_max(const Word* p, int64_t n) {
-  constexpr int64_t kLanes = kLaneBytes / sizeof(Word);
-  std::array<Word, kLanes> lanes{};
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) {
-      const Word w = static_cast<Word>(static_cast<Word>(p[i + lane] + kBias) & kMask);
-      lanes[lane] = lanes[lane] < w ? w : lanes[lane];
-    }
-  }
-  Word best = 0;
-  for (const Word w : lanes) best = best < w ? w : best;
-  for (; i < n; ++i) {
-    const Word w = static_cast<Word>(static_cast<Word>(p[i] + kBias) & kMask);
+struct Magnitude {
+  [[gnu::always_inline]] static void raise(Word& best, Word word) {
+    const Word w = static_cast<Word>(static_cast<Word>(word + kBias) & kMask);
     best = best < w ? w : best;
   }
-  return best;
+
+  [[gnu::always_inline]] static Word of_few(const Word* p, int64_t n) {
+    Word best = 0;
+    for (int64_t i = 0; i < n; ++i) raise(best, p[i]);
+    return best;
+  }
+
+  // At least one step.
+  [[gnu::always_inline]] static Word of_steps(const Word* p, int64_t n) {
+    constexpr int64_t kStep = kStepBytes / sizeof(Word);
+    const Word best = of_few(p, n / kStep * kStep);
+    const Word last = of_few(p + n - kStep, kStep);
+    return best < last ? last : best;
+  }
+
+  // At least one word for each lane. Lane by lane, so that the compiler keeps them in registers.
+  [[gnu::always_inline]] static Word of_lanes(const Word* p, int64_t n) {
+    constexpr int64_t kLanes = kLaneBytes / sizeof(Word);
+    Word lanes[kLanes] = {};
+    for (int64_t i = 0; i + kLanes <= n; i += kLanes) {
+      for (int64_t lane = 0; lane < kLanes; ++lane) raise(lanes[lane], p[i + lane]);
+    }
+    for (int64_t lane = 0; lane < kLanes; ++lane) raise(lanes[lane], p[n - kLanes + lane]);
+    Word best = 0;
+    for (int64_t lane = 0; lane < kLanes; ++lane) best = best < lanes[lane] ? lanes[lane] : best;
+    return best;
+  }
+
+  [[gnu::always_inline]] static Word of_block(const Word* p, int64_t n) {
+    constexpr int64_t kBytes = sizeof(Word);
+    if (n >= kLaneBytes / kBytes) return of_lanes(p, n);
+    if (n >= kStepBytes / kBytes) return of_steps(p, n);
+    return of_few(p, n);
+  }
+};
+
+// The first block ends where a line does, if the data are long and do not start at one.
+[[gnu::always_inline]] inline int64_t first_block_bytes(const void* data, int64_t bytes) {
+  const int64_t past_line = reinterpret_cast<uintptr_t>(data) % kLineBytes;
+  return past_line == 0 || bytes < kLongBytes ? kBlockBytes : kLineBytes - past_line;
 }
 
 template <typename Word, Word kBias, Word kMask>
-[[gnu::always_inline]] inline Word scan(const void* data, int64_t words, uint64_t infinity) {
-  constexpr int64_t kBlock = kBlockBytes / sizeof(Word);
+[[gnu::always_inline]] inline uint64_t scan(const void* data, int64_t words, uint64_t infinity) {
+  constexpr int64_t kBytes = sizeof(Word);
   const Word* p = static_cast<const Word*>(data);
+  int64_t block = first_block_bytes(data, words * kBytes) / kBytes;
   Word best = 0;
-  for (int64_t i = 0; i < words; i += kBlock) {
-    best = std::max(best, block_max<Word, kBias, kMask>(p + i, std::min(kBlock, words - i)));
-    if (best >= infinity) return best;
+  for (int64_t i = 0; i < words; i += block, block = kBlockBytes / kBytes) {
+    const Word found = Magnitude<Word, kBias, kMask>::of_block(p + i, smaller(block, words - i));
+    best = best < found ? found : best;
+    if (static_cast<uint64_t>(best) >= infinity) break;
   }
-  return best;
+  return static_cast<uint64_t>(best);
 }
 
 // A format in words of its own width.
@@ -96,7 +137,7 @@ template <typename Word>
   Counts counts;
   for (int64_t first = 0; first < words; first += kBlock) {
     const Word* p = static_cast<const Word*>(data) + first;
-    const int64_t n = std::min(kBlock, words - first);
+    const int64_t n = smaller(kBlock, words - first);
     uint32_t nan = 0;
     uint32_t pos = 0;
     uint32_t neg = 0;
@@ -121,13 +162,13 @@ TORCHNAN_EVERY_ISA uint64_t scan8_biased(const void* data, int64_t words, uint64
   return scan<uint8_t, 0x7f, 0xff>(data, words, infinity);
 }
 TORCHNAN_EVERY_ISA uint64_t scan16(const void* data, int64_t words, uint64_t infinity) {
-  return scan<uint16_t, 0, 0x7fff>(data, words, infinity);
+  return scan<int16_t, 0, 0x7fff>(data, words, infinity);
 }
 TORCHNAN_EVERY_ISA uint64_t scan32(const void* data, int64_t words, uint64_t infinity) {
-  return scan<uint32_t, 0, 0x7fffffff>(data, words, infinity);
+  return scan<int32_t, 0, 0x7fffffff>(data, words, infinity);
 }
 TORCHNAN_EVERY_ISA uint64_t scan64(const void* data, int64_t words, uint64_t infinity) {
-  return scan<uint64_t, 0, 0x7fffffffffffffff>(data, words, infinity);
+  return scan<int64_t, 0, 0x7fffffffffffffff>(data, words, infinity);
 }
 
 TORCHNAN_EVERY_ISA Kinds kinds8(const void* data, int64_t words, const FloatFormat& format) {

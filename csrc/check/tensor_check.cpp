@@ -1,5 +1,7 @@
 #include "check/tensor_check.h"
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -9,6 +11,7 @@
 
 #include "check/effort.h"
 #include "check/finite_scan.h"
+#include "check/shared_scan.h"
 #include "check/float_format.h"
 #include "check/strided_view.h"
 
@@ -25,7 +28,7 @@ constexpr c10::DispatchKeySet kWrapperKeys =
     kFunctorchKeys | c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::ZeroTensor});
 
 // The reason to pass a strided tensor by before its memory is touched.
-Skip reason_to_skip(const c10::TensorImpl& impl) {
+Skip reason_to_skip_strided(const c10::TensorImpl& impl) {
   const c10::DispatchKeySet keys = impl.key_set();
   if (keys.has_any(kWrapperKeys)) {
     if (keys.has_any(kFunctorchKeys)) return Skip::kFunctorch;
@@ -76,7 +79,7 @@ struct Subject {
     const bool wrapped = tensor.unsafeGetTensorImpl()->key_set().has_any(kWrapperKeys);
     if (!wrapped && is_container(tensor)) values = values_of(tensor);
     const c10::TensorImpl& impl = *look_at(tensor).unsafeGetTensorImpl();
-    skip = reason_to_skip(impl);
+    skip = reason_to_skip_strided(impl);
     if (skip != Skip::kNone) return;
     if (impl.numel() == 0) {
       skip = Skip::kEmpty;
@@ -107,6 +110,39 @@ bool for_each_span(const at::Tensor& tensor, const FloatFormat& format, Visit&& 
     }
     return true;
   });
+}
+
+// A masked word as the number it stands for.
+double magnitude(uint64_t word, c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::ScalarType::Float:
+      return std::bit_cast<float>(static_cast<uint32_t>(word));
+    case c10::ScalarType::Double:
+      return std::bit_cast<double>(word);
+    case c10::ScalarType::BFloat16:
+      return std::bit_cast<float>(static_cast<uint32_t>(word) << 16);
+    case c10::ScalarType::Half:
+      return c10::Half(static_cast<uint16_t>(word), c10::Half::from_bits());
+    default:
+      return std::numeric_limits<double>::infinity();
+  }
+}
+
+// `offset` elements from the first.
+double value_at(const at::Tensor& tensor, int64_t offset) {
+  const void* base = tensor.const_data_ptr();
+  switch (tensor.scalar_type()) {
+    case c10::ScalarType::Float:
+      return static_cast<const float*>(base)[offset];
+    case c10::ScalarType::Double:
+      return static_cast<const double*>(base)[offset];
+    case c10::ScalarType::BFloat16:
+      return static_cast<const c10::BFloat16*>(base)[offset];
+    case c10::ScalarType::Half:
+      return static_cast<const c10::Half*>(base)[offset];
+    default:
+      return std::numeric_limits<double>::quiet_NaN();
+  }
 }
 
 // Takes one real component at a time.
@@ -183,13 +219,47 @@ at::Tensor readable(const at::Tensor& tensor) {
   return subject.skip == Skip::kNone ? subject.look_at(tensor) : at::Tensor();
 }
 
+Skip reason_to_skip(const at::Tensor& tensor) { return Subject(tensor).skip; }
+
 Verdict check_finite(const at::Tensor& tensor) {
   const Subject subject(tensor);
-  if (subject.skip != Skip::kNone) return {subject.skip, true, 0};
+  if (subject.skip != Skip::kNone) return {subject.skip};
   const at::Tensor& values = subject.look_at(tensor);
-  const bool finite = for_each_span(
-      values, subject.format, [&](const char* data, int64_t words) { return all_finite(data, words, subject.format); });
-  return {Skip::kNone, finite, values.numel() * subject.format.element_bytes()};
+  uint64_t largest = 0;
+  const bool finite = for_each_span(values, subject.format, [&](const char* data, int64_t words) {
+    largest = std::max(largest, max_magnitude_shared(data, words, subject.format));
+    return largest < subject.format.infinity;
+  });
+  const int64_t bytes = values.numel() * subject.format.element_bytes();
+  return {Skip::kNone, finite, bytes, magnitude(largest, tensor.scalar_type())};
+}
+
+double largest_finite(const at::Tensor& tensor) {
+  const Subject subject(tensor);
+  if (subject.skip != Skip::kNone) return 0;
+  uint64_t largest = 0;
+  for_each_span(subject.look_at(tensor), subject.format, [&](const char* data, int64_t words) {
+    largest = std::max(largest, max_finite_magnitude(data, words, subject.format));
+    return true;
+  });
+  return magnitude(largest, tensor.scalar_type());
+}
+
+std::optional<Smallest> smallest_of(const at::Tensor& tensor) {
+  if (Subject(tensor).skip != Skip::kNone) return std::nullopt;
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  Smallest smallest{kInfinity, kInfinity};
+  const StridedView view(tensor.sizes(), tensor.strides());
+  const bool finite = view.for_each_run([&](int64_t offset) {
+    for (int64_t i = 0; i < view.run_length(); ++i) {
+      const double x = value_at(tensor, offset + i * view.inner_stride());
+      if (!std::isfinite(x)) return false;
+      smallest.value = std::min(smallest.value, x);
+      smallest.magnitude = std::min(smallest.magnitude, std::abs(x));
+    }
+    return true;
+  });
+  return finite ? std::optional(smallest) : std::nullopt;
 }
 
 Kinds Census::kinds() const {

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -36,14 +37,28 @@ struct Verdict {
   Skip skip = Skip::kNone;
   bool finite = true;
   int64_t bytes = 0;  // looked at
+  double most = 0;    // the largest |x|, if all are finite; infinite for dtypes that bounds say nothing of
 };
 
 // The tensor whose memory tells about `tensor`: itself, or the values of a sparse or nested one. Undefined if the
 // tensor is to be passed by.
 at::Tensor readable(const at::Tensor& tensor);
 
+// Why check_finite() would pass a tensor by; kNone if it would not. Touches no memory.
+Skip reason_to_skip(const at::Tensor& tensor);
+
 // Sparse and nested tensors are judged by their values.
 Verdict check_finite(const at::Tensor& tensor);
+
+// The largest finite |x| of a tensor that may hold infinities; for dtypes that have bounds.
+double largest_finite(const at::Tensor& tensor);
+
+// Absent for a tensor that check_finite() would pass by, has no bounds, or is not finite.
+struct Smallest {
+  double value = 0;
+  double magnitude = 0;
+};
+std::optional<Smallest> smallest_of(const at::Tensor& tensor);
 
 // Which kinds a tensor holds; none for a tensor that check_finite() would pass by.
 Kinds kinds_of(const at::Tensor& tensor);

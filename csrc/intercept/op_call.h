@@ -6,6 +6,8 @@
 #include <ATen/core/stack.h>
 #include <c10/util/SmallVector.h>
 
+#include <torchnan/bounds.h>
+
 #include "intercept/op_plan.h"
 #include "watch/thread_state.h"
 #include "origin/attribution.h"
@@ -21,6 +23,10 @@ class OpCall {
   void run();
 
  private:
+  static constexpr size_t kMostResults = 4;  // that a rule speaks of, lists aside
+  static constexpr int64_t kSmall = 1024;  // elements: as cheap to read as to reason about
+
+  void run_unwatched();
   void run_without_judging();
   bool watches_this_pass() const;
   CallFacts facts() const;
@@ -29,11 +35,18 @@ class OpCall {
   void keep_arguments();
   void look_at_arguments();
   void look_at_argument(const at::Tensor& argument, size_t kept, bool overwritten);
+  void bound_results();
   void redispatch();
+  void forget_results();
   void look_at_results();
   template <typename Visit>
   void for_each_result(Visit&& visit);
   void look_at_result(const at::Tensor& result, int64_t output);
+  void read_result(const at::Tensor& result, int64_t output, const Bound& bound);
+  bool is_sampled();
+  bool is_proved(const at::Tensor& result, const Bound& bound);
+  void note_proved(const at::Tensor& result, const Bound& bound);
+  void note_masks();
 
   const c10::OperatorHandle& op_;
   const OpPlan& plan_;
@@ -43,6 +56,7 @@ class OpCall {
   Watch& watch_;
 
   c10::SmallVector<c10::IValue, 8> kept_;  // the plan's kept_arguments
+  c10::SmallVector<Bound, 4> bounds_;      // of the results, before there are any
   c10::SmallVector<BadArgument, 2> bad_arguments_;
   c10::SmallVector<Result, 2> bad_results_;
 };

@@ -114,6 +114,16 @@ class PlanTable {
     }
   }
 
+  void forget_name(std::string_view name) {
+    const std::lock_guard lock(mutex_);
+    for (Slot& slot : slots_) {
+      const OpPlan* plan = slot.plan.load(std::memory_order_relaxed);
+      if (plan != nullptr && without_underscore(plan->name) == name) slot.key.store(&tombstone_);
+    }
+    for (auto& [key, plan] : late_plans_) plans_.push_back(std::move(plan));
+    late_plans_.clear();
+  }
+
  private:
   static constexpr size_t kSlots = 2 * OpPlan::kMaxPlans;
   struct Slot {
@@ -191,6 +201,8 @@ OpPlan make_plan(const c10::OperatorHandle& op) {
   plan.scaler_test = tests_for_loss_scaler(base);
   plan.returns_early = returns_early(ns, base);
   plan.pointwise = op.hasTag(at::Tag::pointwise) || base == "_to_copy";
+  plan.vouches_for_sign = vouches_for_sign(base);
+  plan.bounds = rule_of(plan.name);
   plan.elementwise_in_self = is_elementwise_in_self(base);
   read_schema(schema, base, plan);
   plan.course = course_of(op, plan, ns, base);
@@ -198,5 +210,7 @@ OpPlan make_plan(const c10::OperatorHandle& op) {
 }
 
 const OpPlan& plan_of(const c10::OperatorHandle& op) { return plan_table().of(op); }
+
+void forget_plans_of(std::string_view name) { plan_table().forget_name(name); }
 
 }  // namespace torchnan

@@ -7,6 +7,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/SmallVector.h>
 
+#include "bounds/rules.h"
+
 namespace torchnan {
 
 struct OpPlan {
@@ -51,6 +53,9 @@ struct OpPlan {
   bool pointwise = false;
   bool elementwise_in_self = false;
 
+  RuleOfOperator bounds;
+  bool vouches_for_sign = false;
+
   bool writes_in_place() const { return !written.empty(); }
 
   // How the kept argument at this place is written; null if it is not.
@@ -67,5 +72,8 @@ OpPlan make_plan(const c10::OperatorHandle& op);
 // The plan of an operator; lives as long as the process. Lock-free once made. An operator that is registered
 // anew under an old name gets a new plan.
 const OpPlan& plan_of(const c10::OperatorHandle& op);
+
+// The operators of this name, overloads and in-place forms, are planned anew when they come by next.
+void forget_plans_of(std::string_view name);
 
 }  // namespace torchnan

@@ -34,6 +34,9 @@ bool is_elementwise_in_self(std::string_view op);
 // Written to though the schema does not say so: the running statistics of batch normalisation.
 bool is_written_in_silence(std::string_view op, std::string_view argument);
 
+// NaN for what is below zero: a finite result says that nothing was.
+bool vouches_for_sign(std::string_view op);
+
 // A value written in the program: torch.tensor(...), full(...), masks.
 bool makes_constants(std::string_view op);
 

@@ -8,7 +8,7 @@
 
 #include "intercept/dispatch_key.h"
 #include "origin/harm.h"
-#include "origin/ledger.h"
+#include "bounds/ledger.h"
 #include "origin/lineage.h"
 #include "watch/thread_state.h"
 

@@ -35,10 +35,9 @@ class Inquiry {
     if (bad_arguments_.empty()) return std::make_shared<Record>(cause_without_bad_arguments(result));
     std::vector<Cause> causes = needs_a_closer_look(result) ? by_element(result) : by_kind(result);
     // What is new has to be the call's own doing; if nothing is, then all that was given is at fault.
-    const bool all_deliberate =
-        std::all_of(causes.begin(), causes.end(), [](const Cause& cause) { return cause.root->deliberate(); });
-    if (all_deliberate && !explained(result.kinds)) return std::make_shared<Record>(own(result, result.kinds));
-    return std::make_shared<Record>(std::move(causes));
+    auto record = std::make_shared<Record>(std::move(causes));
+    const bool needs_more = record->is_deliberate() && !explained(result.kinds);
+    return needs_more ? std::make_shared<Record>(own(result, result.kinds)) : record;
   }
 
  private:

@@ -1,6 +1,7 @@
 // The life of a non-finite value: where it came from, and through which operations it went.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -107,6 +108,9 @@ class Record {
 
   const Cause& first() const { return causes_.front(); }
   const std::vector<Cause>& causes() const { return causes_; }
+  bool is_deliberate() const {
+    return std::all_of(causes_.begin(), causes_.end(), [](const Cause& cause) { return cause.root->deliberate(); });
+  }
 
  private:
   std::vector<Cause> causes_;

@@ -6,7 +6,7 @@
 #include <torch/csrc/autograd/node.h>
 
 #include "check/tensor_check.h"
-#include "origin/ledger.h"
+#include "bounds/ledger.h"
 #include "origin/make_finding.h"
 #include "origin/site_here.h"
 

@@ -76,7 +76,11 @@ py::dict to_python(const Stats& stats) {
   py::dict d;
   d["ops"] = stats.ops;
   d["checked"] = stats.checked;
+  d["proved"] = stats.proved;
   d["bytes"] = stats.bytes;
+  d["bytes_reanchored"] = stats.bytes_reanchored;
+  d["bytes_anchored"] = stats.bytes_anchored;
+  d["bytes_proved"] = stats.bytes_proved;
   d["nonfinite"] = stats.nonfinite;
   d["findings"] = stats.findings;
   d["repeats"] = stats.repeats;
@@ -125,6 +129,8 @@ Options options_from(const py::dict& keywords) {
   options.backward = keywords["backward"].cast<bool>();
   options.stacks = keywords["stacks"].cast<bool>();
   options.skip_ops = keywords["skip_ops"].cast<std::vector<std::string>>();
+  options.exact = keywords["exact"].cast<bool>();
+  options.sample = keywords["sample"].cast<int64_t>();
   options.max_findings = keywords["max_findings"].cast<int64_t>();
   if (!keywords["log"].is_none()) options.log = keywords["log"].cast<std::string>();
   return options;

@@ -22,7 +22,11 @@ class Counter {
 struct alignas(64) Counters {
   Counter ops;
   Counter checked;
+  Counter proved;
   Counter bytes;
+  Counter bytes_proved;
+  Counter bytes_reanchored;
+  Counter bytes_anchored;
   Counter nonfinite;
   Counter call_sites;
   std::array<Counter, static_cast<size_t>(Skip::kCount)> skipped;

@@ -33,6 +33,13 @@ class TORCHNAN_API ThreadState {
   uint64_t last_sequence = 0;
   uint64_t last_sequence_inside = 0;  // without grad mode
 
+  // How many results this thread has judged in the step under way.
+  int64_t next_place_in(int64_t step) {
+    if (step != step_) place_ = 0;
+    step_ = step;
+    return place_++;
+  }
+
   // The backward pass that the last operation belonged to, -1 for none. Kept up only while something is non-finite.
   int last_backward_pass = -1;
 
@@ -47,6 +54,8 @@ class TORCHNAN_API ThreadState {
   Watch* current_ = nullptr;
   Counters* counters_ = nullptr;
   uint64_t id_ = 0;
+  int64_t step_ = 0;
+  int64_t place_ = 0;
 };
 
 // How many scopes are open in the process.

@@ -52,7 +52,11 @@ Stats Watch::stats() const {
     for (const auto& [thread, c] : counters_) {
       stats.ops += c.ops.value();
       stats.checked += c.checked.value();
+      stats.proved += c.proved.value();
       stats.bytes += c.bytes.value();
+      stats.bytes_reanchored += c.bytes_reanchored.value();
+      stats.bytes_anchored += c.bytes_anchored.value();
+      stats.bytes_proved += c.bytes_proved.value();
       stats.nonfinite += c.nonfinite.value();
       stats.call_sites += c.call_sites.value();
       for (size_t reason = 1; reason < c.skipped.size(); ++reason) {

@@ -31,6 +31,9 @@ class detect(contextlib.ContextDecorator):
         stacks: keep the forward source line for the backward pass. Default ``True``.
         model: names parameters and modules in reports; only needed where no module is on the call stack.
         skip_ops: operator names or globs (``"aten::log"``, ``"_foreach_*"``) that are never judged.
+        exact: read every result, whether or not bounds prove it finite. Default False.
+        sample: N > 0 reads what bounds prove finite too, every result once in N steps: against faulty memory, and code
+            that writes into tensors where PyTorch cannot see it. Default 0: never.
         max_findings: how many findings are kept; the rest is counted. Default 100.
         log: path of a file that gets one line of strict JSON per finding, readable by its owner only.
 
@@ -58,6 +61,8 @@ class detect(contextlib.ContextDecorator):
         stacks: bool = True,
         model: torch.nn.Module | None = None,
         skip_ops: Any = (),
+        exact: bool = False,
+        sample: int = 0,
         max_findings: int = 100,
         log: Any = None,
     ) -> None:
@@ -69,6 +74,8 @@ class detect(contextlib.ContextDecorator):
             backward=backward,
             stacks=stacks,
             skip_ops=skip_ops,
+            exact=exact,
+            sample=sample,
             max_findings=max_findings,
             log=log,
         )

@@ -64,6 +64,14 @@ TABLE: dict[str, Option] = {
         lambda text: tuple(part.strip() for part in text.split(",")),
         "names or globs with commas between them, such as aten::log,_foreach_*",
     ),
+    "exact": Option(False, *_BOOL),
+    "sample": Option(
+        0,
+        "0, or a number of steps",
+        lambda value: isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63,
+        int,
+        "0, or a number of steps",
+    ),
     "max_findings": Option(
         100,
         "an integer of at least 1",
@@ -89,6 +97,8 @@ def check(given: dict[str, Any]) -> dict[str, Any]:
     options = {name: given.get(name, option.default) for name, option in TABLE.items()}
     if not options["check_nan"] and not options["check_inf"]:
         raise OptionError("check_nan and check_inf are both False: nothing would be looked for.")
+    if options["exact"] and options["sample"]:
+        raise OptionError("exact=True reads every result: there is nothing left for sample to add.")
     options["skip_ops"] = tuple(options["skip_ops"])
     if options["log"] is not None:
         options["log"] = os.path.abspath(options["log"])

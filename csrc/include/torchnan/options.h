@@ -33,6 +33,8 @@ struct TORCHNAN_API Options {
   bool backward = true;               // watch the backward pass
   bool stacks = true;                 // keep the forward source line for the backward pass
   std::vector<std::string> skip_ops;  // "aten::log", "log" or globs such as "aten::_foreach_*": never judged
+  bool exact = false;                 // read every result, whether or not it is known to be finite
+  int64_t sample = 0;                 // N > 0: read what is known to be finite too, every result once in N steps
   int64_t max_findings = 100;         // kept; the rest is counted
   std::string log;                    // path of a JSON-lines file, created owner-only; empty: none
 

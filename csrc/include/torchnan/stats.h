@@ -10,8 +10,12 @@ namespace torchnan {
 // Counts since the detector was made. Exact, not sampled.
 struct Stats {
   int64_t ops = 0;                         // operations that passed the interceptor
-  int64_t checked = 0;                     // tensors looked at
-  int64_t bytes = 0;                       // bytes looked at
+  int64_t checked = 0;                     // tensors judged
+  int64_t proved = 0;                      // of these: known to be finite from bounds, not read
+  int64_t bytes = 0;                       // bytes read
+  int64_t bytes_reanchored = 0;            // of these: results whose bound had left their dtype's range
+  int64_t bytes_anchored = 0;              // of these: arguments read for a bound of theirs
+  int64_t bytes_proved = 0;                // bytes of what was proved
   int64_t nonfinite = 0;                   // tensors found to hold a NaN or an Inf
   int64_t findings = 0;                    // findings, folded repeats not counted
   int64_t repeats = 0;                     // findings folded into an earlier one

@@ -6,8 +6,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
+#include <unordered_map>
 
 #include <ATen/core/Tensor.h>
+
+#include <torchnan/bounds.h>
+#include <torchnan/export.h>
 
 #include "host/program.h"
 
@@ -22,33 +27,46 @@ struct OpPlan;
 // So how can an address be trusted? A StorageImpl has a flag, received_cuda, that PyTorch reads of CUDA storages only
 // and that every new StorageImpl has unset. Here it marks the CPU storages that are in the ledger. A storage that
 // took a dead one's address without passing by here does not have the mark, and one that was given other memory
-// (resize_, set_, share_memory_) has another data pointer. Memory that PyTorch's own allocator did not give out may be
-// written by others at any time; nothing is known of it, ever.
-class Ledger {
+// (resize_, set_, share_memory_) has another data pointer. Memory that PyTorch's own allocator did not give out, or
+// that was handed to others (numpy(), DLPack), may be written by them at any time; nothing is known of it, ever.
+class TORCHNAN_API Ledger {
  public:
   enum class Known : uint8_t {
     kNothing,
-    kFinite,     // every element was looked at, or written by an operation whose result was
+    kAsked,      // nothing, and its bound has been asked for
+    kFinite,     // every element is finite and within the bound: looked at, or proved
+    kMasked,     // the same, but some may be -inf, on purpose
     kUnwritten,  // given out by empty(): what has not been written since is garbage
     kNotJudged,  // written by an operation that is never to be judged
   };
   struct Note {
     Known known = Known::kNothing;
+    Bound bound;                    // kFinite, kMasked; infinite for dtypes that bounds say nothing of
     SiteId site = 0;                // kUnwritten: where it was given out
-    const OpPlan* maker = nullptr;  // kUnwritten, kNotJudged: by which operator
+    const OpPlan* maker = nullptr;  // by which operator
   };
 
   Ledger();
   Ledger(const Ledger&) = delete;
   Ledger& operator=(const Ledger&) = delete;
 
+  // What was noted of a storage under another dtype says nothing: a float16 is no half of a float32.
   Note find(const at::Tensor& tensor) const noexcept;
+
+  // `tensor` has been written and is within `bound`. Of a part of a storage: what was known of the whole is widened.
+  void note_written(const at::Tensor& tensor, Bound bound, const OpPlan* maker) noexcept;
+  // No element of `tensor` is below zero: somebody has taken its square root.
+  void note_nonnegative(const at::Tensor& tensor) noexcept;
+  // `tensor` was read, and is within `bound`. Nothing is told of the rest of its storage.
+  void note_read(const at::Tensor& tensor, Bound bound) noexcept;
+
+  void note_asked(const at::Tensor& tensor) noexcept;
   void note_unwritten(const at::Tensor& tensor, SiteId site, const OpPlan* maker) noexcept;
   void note_not_judged(const at::Tensor& tensor, const OpPlan* maker) noexcept;
   void forget(const at::Tensor& tensor) noexcept;
 
-  // `tensor` is finite. Of use only where it covers its storage: nothing is told of the rest.
-  void note_finite(const at::Tensor& tensor) noexcept;
+  // Others can write there from now on, for as long as the storage lives. Takes a lock.
+  void note_exported(const at::Tensor& tensor);
 
   void clear() noexcept;
 
@@ -67,12 +85,19 @@ class Ledger {
   };
 
   Bucket& bucket_of(const c10::StorageImpl* storage) const noexcept;
-  void set(const at::Tensor& tensor, Note note) noexcept;
+  void set(const at::Tensor& tensor, const Note& note) noexcept;
+  bool is_exported(const c10::StorageImpl* storage) const noexcept;
 
   std::unique_ptr<Bucket[]> buckets_;
+
+  // Few, and looked up only for storages that are marked and were evicted: so with references, under a lock.
+  mutable std::mutex mutex_;
+  std::unordered_map<const c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>> exported_;
+  std::atomic<size_t> exported_count_{0};
+  size_t purge_at_ = 64;
 };
 
 // The process's ledger.
-Ledger& ledger();
+TORCHNAN_API Ledger& ledger();
 
 }  // namespace torchnan

@@ -1,4 +1,4 @@
-#include "origin/ledger.h"
+#include "bounds/ledger.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/CPUAllocator.h>
@@ -15,7 +15,7 @@ TEST(Ledger, KnowsWhatItWasTold) {
   Ledger ledger;
   const at::Tensor t = at::ones({4});
   EXPECT_EQ(ledger.find(t).known, Known::kNothing);
-  ledger.note_finite(t);
+  ledger.note_read(t, {1});
   EXPECT_EQ(ledger.find(t).known, Known::kFinite);
   EXPECT_EQ(ledger.find(t.slice(0, 1, 3)).known, Known::kFinite);  // knowledge is of the storage
   ledger.note_unwritten(t, 7, nullptr);
@@ -29,7 +29,7 @@ TEST(Ledger, LearnsNothingOfAStorageFromAPartOfIt) {
   Ledger ledger;
   const at::Tensor t = at::empty({4});
   ledger.note_unwritten(t, 1, nullptr);
-  ledger.note_finite(t.slice(0, 0, 2));
+  ledger.note_read(t.slice(0, 0, 2), {1});
   EXPECT_EQ(ledger.find(t).known, Known::kUnwritten);
 }
 
@@ -39,7 +39,7 @@ TEST(Ledger, DoesNotTakeAnAddressForAnothers) {
   int reused = 0;
   for (int i = 0; i < 100; ++i) {
     std::optional<at::Tensor> first = at::ones({16});
-    ledger.note_finite(*first);
+    ledger.note_read(*first, {1});
     const void* address = first->storage().unsafeGetStorageImpl();
     first.reset();
     const at::Tensor second = at::ones({16});
@@ -53,7 +53,7 @@ TEST(Ledger, DoesNotTakeAnAddressForAnothers) {
 TEST(Ledger, ForgetsAStorageThatWasGivenOtherMemory) {
   Ledger ledger;
   const at::Tensor t = at::ones({4});
-  ledger.note_finite(t);
+  ledger.note_read(t, {1});
   t.storage().unsafeGetStorageImpl()->set_data_ptr(c10::GetCPUAllocator()->allocate(16));
   EXPECT_EQ(ledger.find(t).known, Known::kNothing);
 }
@@ -62,7 +62,7 @@ TEST(Ledger, KnowsNothingOfMemoryThatOthersMayWrite) {
   Ledger ledger;
   float mine[4] = {};
   const at::Tensor borrowed = at::from_blob(mine, {4});
-  ledger.note_finite(borrowed);
+  ledger.note_read(borrowed, {1});
   EXPECT_EQ(ledger.find(borrowed).known, Known::kNothing);
 }
 
@@ -70,7 +70,7 @@ TEST(Ledger, ForgetsRatherThanGrows) {
   Ledger ledger;
   std::vector<at::Tensor> many;
   for (int i = 0; i < 100000; ++i) many.push_back(at::empty({1}));
-  for (const at::Tensor& t : many) ledger.note_finite(t);
+  for (const at::Tensor& t : many) ledger.note_read(t, {1});
   int known = 0;
   for (const at::Tensor& t : many) known += ledger.find(t).known == Known::kFinite ? 1 : 0;
   EXPECT_GT(known, 20000);
@@ -82,7 +82,7 @@ TEST(Ledger, KeepsNothingAlive) {
   const at::Tensor t = at::ones({4});
   const auto storage = t.storage().getWeakStorageImpl();
   const auto before = storage.weak_use_count();
-  ledger.note_finite(t);
+  ledger.note_read(t, {1});
   EXPECT_EQ(storage.weak_use_count(), before);
   EXPECT_EQ(storage.use_count(), 1u);
 }

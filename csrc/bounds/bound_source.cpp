@@ -1,0 +1,64 @@
+#include "bounds/bound_source.h"
+
+#include "bounds/dtype_range.h"
+#include "bounds/ledger.h"
+#include "check/tensor_check.h"
+
+namespace torchnan {
+
+Bound BoundSource::of(const at::Tensor& tensor) const {
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  const c10::ScalarType dtype = tensor.scalar_type();
+  if (range_of(dtype).limit == 0) {
+    const double largest = largest_integer(dtype);
+    return largest == 0 ? Bound{} : Bound{largest, dtype == c10::ScalarType::Bool};
+  }
+  if (impl.numel() == 0) return {0, true};
+  if (impl.is_cpu() && static_cast<int64_t>(tensor.nbytes()) <= kGlanceBytes) {
+    const Verdict verdict = check_finite(tensor);
+    if (verdict.skip != Skip::kNone || !verdict.finite) return remembered(tensor);
+    return {verdict.most, impl.numel() == 1 && smallest_of(tensor)->value >= 0};
+  }
+  return remembered(tensor);
+}
+
+Bound BoundSource::remembered(const at::Tensor& tensor) const {
+  const Ledger::Note note = ledger().find(tensor);
+  switch (note.known) {
+    case Ledger::Known::kFinite:
+    case Ledger::Known::kMasked:
+      return note.bound;
+    case Ledger::Known::kAsked:
+      return anchored(tensor);
+    case Ledger::Known::kNothing:
+      ledger().note_asked(tensor);
+      return {};
+    default:
+      return {};
+  }
+}
+
+Bound BoundSource::anchored(const at::Tensor& tensor) const {
+  const Verdict verdict = check_finite(tensor);
+  if (verdict.skip != Skip::kNone) return {};
+  counters_.bytes.add(verdict.bytes);
+  counters_.bytes_anchored.add(verdict.bytes);
+  if (!verdict.finite) return {};
+  const Bound bound{verdict.most};
+  ledger().note_read(tensor, bound);
+  return bound;
+}
+
+double BoundSource::least_of(const at::Tensor& tensor) const {
+  if (static_cast<int64_t>(tensor.nbytes()) > kLeastBytes) return 0;
+  const auto extremes = smallest_of(tensor);
+  return extremes && extremes->value > 0 ? extremes->value : 0;
+}
+
+double BoundSource::least_magnitude_of(const at::Tensor& tensor) const {
+  if (static_cast<int64_t>(tensor.nbytes()) > kLeastBytes) return 0;
+  const auto extremes = smallest_of(tensor);
+  return extremes ? extremes->magnitude : 0;
+}
+
+}  // namespace torchnan

@@ -1,0 +1,35 @@
+// Where the bound of a tensor comes from: its dtype, a glance if it is small, the ledger, or a scan.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <torchnan/bounds.h>
+
+#include "watch/counters.h"
+
+namespace torchnan {
+
+class BoundSource {
+ public:
+  static constexpr int64_t kGlanceBytes = 256;  // as cheap to read as the ledger
+
+  explicit BoundSource(Counters& counters) : counters_(counters) {}
+
+  // What is unknown and asked for a second time is read in full, so that it is not asked for in vain again: a weight
+  // that no operation has been seen to write. What is asked for once, like a batch, is not worth it.
+  Bound of(const at::Tensor& tensor) const;
+
+  // The smallest x and the smallest |x| of a small tensor; 0 if it is not small.
+  double least_of(const at::Tensor& tensor) const;
+  double least_magnitude_of(const at::Tensor& tensor) const;
+
+ private:
+  static constexpr int64_t kLeastBytes = 16384;
+
+  Bound remembered(const at::Tensor& tensor) const;
+  Bound anchored(const at::Tensor& tensor) const;
+
+  Counters& counters_;
+};
+
+}  // namespace torchnan

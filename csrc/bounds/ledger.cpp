@@ -1,0 +1,204 @@
+#include "bounds/ledger.h"
+
+#include <algorithm>
+#include <bit>
+
+#include <c10/core/CPUAllocator.h>
+
+namespace torchnan {
+namespace {
+
+using Known = Ledger::Known;
+
+c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  return impl->has_storage() ? impl->unsafe_storage().unsafeGetStorageImpl() : nullptr;
+}
+
+// Whether only operations write there.
+bool is_pytorchs_own(const c10::StorageImpl& storage) {
+  static const c10::DeleterFnPtr deleter = c10::GetCPUAllocator()->raw_deleter();
+  return storage.device_type() == c10::kCPU && storage.data_ptr().get_deleter() == deleter;
+}
+
+bool is_marked(const c10::StorageImpl& storage) { return const_cast<c10::StorageImpl&>(storage).received_cuda(); }
+
+bool covers_its_storage(const at::Tensor& tensor, const c10::StorageImpl& storage) {
+  return tensor.nbytes() >= storage.nbytes() && tensor.is_non_overlapping_and_dense();
+}
+
+// A note in a word: what is known, of which dtype, and above that the site or the bound.
+constexpr uint64_t kKnownBits = 0x7;
+constexpr uint64_t kNonnegative = 0x8;
+constexpr int kDtypeShift = 4;
+constexpr uint64_t kDtypeBits = 0x7;
+constexpr uint64_t kLow = 0xff;
+
+uint64_t code_of(c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::ScalarType::Float:
+      return 1;
+    case c10::ScalarType::Double:
+      return 2;
+    case c10::ScalarType::BFloat16:
+      return 3;
+    case c10::ScalarType::Half:
+      return 4;
+    default:
+      return 0;
+  }
+}
+
+// The low bits make room; what is lost there is rounded up.
+uint64_t packed(double most) {
+  return most == RuleArguments::kUnknown ? std::bit_cast<uint64_t>(most)
+                                         : (std::bit_cast<uint64_t>(most) + kLow) & ~kLow;
+}
+
+uint64_t pack(const Ledger::Note& note, c10::ScalarType dtype) {
+  uint64_t word = static_cast<uint64_t>(note.known) | (code_of(dtype) << kDtypeShift);
+  if (note.bound.nonnegative) word |= kNonnegative;
+  const bool is_bounded = note.known == Known::kFinite || note.known == Known::kMasked;
+  return word | (is_bounded ? packed(note.bound.most) : uint64_t{note.site} << 8);
+}
+
+Ledger::Note unpack(uint64_t word, const OpPlan* maker, c10::ScalarType dtype) {
+  Ledger::Note note;
+  note.known = static_cast<Known>(word & kKnownBits);
+  note.maker = maker;
+  if (note.known != Known::kFinite && note.known != Known::kMasked) {
+    note.site = static_cast<SiteId>(word >> 8);
+    return note;
+  }
+  if (((word >> kDtypeShift) & kDtypeBits) != code_of(dtype)) return {};
+  note.bound = {std::bit_cast<double>(word & ~kLow), (word & kNonnegative) != 0, note.known == Known::kMasked};
+  return note;
+}
+
+}  // namespace
+
+Ledger::Ledger() : buckets_(new Bucket[kBuckets]) {}
+
+Ledger::Bucket& Ledger::bucket_of(const c10::StorageImpl* storage) const noexcept {
+  const uint64_t hash = reinterpret_cast<uintptr_t>(storage) * 0x9e3779b97f4a7c15ull;
+  return buckets_[hash >> (64 - kBucketBits)];
+}
+
+Ledger::Note Ledger::find(const at::Tensor& tensor) const noexcept {
+  const c10::StorageImpl* storage = storage_of(tensor);
+  if (storage == nullptr || !is_marked(*storage)) return {};
+  const Bucket& bucket = bucket_of(storage);
+  for (size_t way = 0; way < kWays; ++way) {
+    if (bucket.keys[way].load(std::memory_order_acquire) != storage) continue;
+    if (bucket.memory[way].load(std::memory_order_acquire) != storage->data_ptr().get()) return {};
+    const uint64_t value = bucket.values[way].load(std::memory_order_acquire);
+    const OpPlan* maker = bucket.makers[way].load(std::memory_order_acquire);
+    if (bucket.keys[way].load(std::memory_order_acquire) != storage) return {};  // given away meanwhile
+    return unpack(value, maker, tensor.scalar_type());
+  }
+  return {};
+}
+
+void Ledger::set(const at::Tensor& tensor, const Note& note) noexcept {
+  c10::StorageImpl* storage = storage_of(tensor);
+  if (storage == nullptr || !is_pytorchs_own(*storage)) return;
+  const bool was_marked = is_marked(*storage);
+  Bucket& bucket = bucket_of(storage);
+  const auto fits = [&](const c10::StorageImpl* key) {
+    for (size_t way = 0; way < kWays; ++way) {
+      if (bucket.keys[way].load(std::memory_order_acquire) == key) return way;
+    }
+    return kWays;
+  };
+  size_t way = fits(storage);
+  // Marked, and not here: pushed out, or handed to others.
+  if (way == kWays && was_marked && is_exported(storage)) return;
+  if (way == kWays) way = fits(nullptr);
+  // Full: the low bits of the address choose, which are as good as random.
+  if (way == kWays) way = (reinterpret_cast<uintptr_t>(storage) >> 4) % kWays;
+  bucket.keys[way].store(nullptr, std::memory_order_release);
+  bucket.memory[way].store(storage->data_ptr().get(), std::memory_order_release);
+  bucket.values[way].store(pack(note, tensor.scalar_type()), std::memory_order_release);
+  bucket.makers[way].store(note.maker, std::memory_order_release);
+  bucket.keys[way].store(storage, std::memory_order_release);
+  if (!was_marked) storage->set_received_cuda(true);
+}
+
+void Ledger::note_written(const at::Tensor& tensor, Bound bound, const OpPlan* maker) noexcept {
+  const c10::StorageImpl* storage = storage_of(tensor);
+  if (storage == nullptr) return;
+  if (!covers_its_storage(tensor, *storage)) {
+    const Note whole = find(tensor);
+    if (whole.known != Known::kFinite && whole.known != Known::kMasked) return;
+    bound.most = std::max(bound.most, whole.bound.most);
+    bound.nonnegative = bound.nonnegative && whole.bound.nonnegative;
+    bound.masked = bound.masked || whole.bound.masked;
+  }
+  set(tensor, {bound.masked ? Known::kMasked : Known::kFinite, bound, 0, maker});
+}
+
+void Ledger::note_read(const at::Tensor& tensor, Bound bound) noexcept {
+  const c10::StorageImpl* storage = storage_of(tensor);
+  if (storage != nullptr && covers_its_storage(tensor, *storage)) set(tensor, {Known::kFinite, bound, 0, nullptr});
+}
+
+void Ledger::note_nonnegative(const at::Tensor& tensor) noexcept {
+  const c10::StorageImpl* storage = storage_of(tensor);
+  if (storage == nullptr || !covers_its_storage(tensor, *storage)) return;
+  Note note = find(tensor);
+  if (note.known != Known::kFinite || note.bound.nonnegative) return;
+  note.bound.nonnegative = true;
+  set(tensor, note);
+}
+
+void Ledger::note_asked(const at::Tensor& tensor) noexcept { set(tensor, {Known::kAsked, {}, 0, nullptr}); }
+
+void Ledger::note_unwritten(const at::Tensor& tensor, SiteId site, const OpPlan* maker) noexcept {
+  set(tensor, {Known::kUnwritten, {}, site, maker});
+}
+
+void Ledger::note_not_judged(const at::Tensor& tensor, const OpPlan* maker) noexcept {
+  set(tensor, {Known::kNotJudged, {}, 0, maker});
+}
+
+void Ledger::forget(const at::Tensor& tensor) noexcept {
+  const c10::StorageImpl* storage = storage_of(tensor);
+  if (storage == nullptr || !is_marked(*storage)) return;
+  for (auto& key : bucket_of(storage).keys) {
+    if (key.load(std::memory_order_acquire) == storage) key.store(nullptr, std::memory_order_release);
+  }
+}
+
+void Ledger::note_exported(const at::Tensor& tensor) {
+  c10::StorageImpl* storage = storage_of(tensor);
+  if (storage == nullptr || !is_pytorchs_own(*storage)) return;
+  forget(tensor);
+  const std::lock_guard lock(mutex_);
+  if (exported_.size() >= purge_at_) {
+    std::erase_if(exported_, [](const auto& entry) { return entry.second.expired(); });
+    purge_at_ = std::max<size_t>(64, 2 * exported_.size());
+  }
+  exported_.insert_or_assign(storage, tensor.storage().getWeakStorageImpl());
+  exported_count_ = exported_.size();
+  storage->set_received_cuda(true);
+}
+
+bool Ledger::is_exported(const c10::StorageImpl* storage) const noexcept {
+  if (exported_count_.load(std::memory_order_relaxed) == 0) return false;
+  const std::lock_guard lock(mutex_);
+  const auto found = exported_.find(storage);
+  return found != exported_.end() && !found->second.expired();
+}
+
+void Ledger::clear() noexcept {
+  for (size_t b = 0; b < kBuckets; ++b) {
+    for (auto& key : buckets_[b].keys) key.store(nullptr, std::memory_order_release);
+  }
+}
+
+Ledger& ledger() {
+  static auto* made = new Ledger;  // never destroyed: threads may outlive static destructors
+  return *made;
+}
+
+}  // namespace torchnan

@@ -1,0 +1,19 @@
+#include "bounds/operand.h"
+
+namespace torchnan {
+
+Operand operand(const c10::IValue& value) {
+  if (value.isTensor()) return operand(value.toTensor());
+  if (value.isNone()) return {};
+  if (value.isDouble()) return operand(value.toDouble());
+  if (value.isInt()) return operand(value.toInt());
+  if (value.isBool()) return operand(value.toBool());
+  if (!value.isList()) return of_no_use();
+  Operand made;
+  made.kind = Operand::Kind::kValues;
+  made.first = value.toListRef().data();
+  made.count = value.toListRef().size();
+  return made;
+}
+
+}  // namespace torchnan

@@ -1,0 +1,99 @@
+// One argument of a call, boxed or typed, without owning it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/Scalar.h>
+#include <c10/core/SymInt.h>
+#include <c10/util/ArrayRef.h>
+#include <c10/util/OptionalArrayRef.h>
+
+namespace torchnan {
+
+struct Operand {
+  enum class Kind : uint8_t { kNothing, kTensor, kNumber, kInteger, kIntegers, kValues, kOther };
+
+  Kind kind = Kind::kNothing;
+  union {
+    const at::Tensor* tensor;
+    double number;
+    int64_t integer;
+    const void* first;  // kIntegers: int64_t; kValues: c10::IValue, elements of a list
+  };
+  size_t count = 0;
+
+  Operand() : first(nullptr) {}
+};
+
+inline Operand operand(const at::Tensor& tensor) {
+  Operand made;
+  if (!tensor.defined()) return made;
+  made.kind = Operand::Kind::kTensor;
+  made.tensor = &tensor;
+  return made;
+}
+
+inline Operand operand(double number) {
+  Operand made;
+  made.kind = Operand::Kind::kNumber;
+  made.number = number;
+  return made;
+}
+
+inline Operand operand(int64_t integer) {
+  Operand made;
+  made.kind = Operand::Kind::kInteger;
+  made.integer = integer;
+  return made;
+}
+
+inline Operand operand(bool flag) { return operand(static_cast<int64_t>(flag)); }
+
+inline Operand of_no_use() {
+  Operand made;
+  made.kind = Operand::Kind::kOther;
+  return made;
+}
+
+inline Operand operand(const c10::Scalar& scalar) {
+  if (scalar.isIntegral(true)) return operand(scalar.to<int64_t>());
+  return scalar.isFloatingPoint() ? operand(scalar.to<double>()) : of_no_use();
+}
+
+inline Operand operand(const c10::SymInt& integer) {
+  const auto plain = integer.maybe_as_int();
+  return plain ? operand(*plain) : of_no_use();
+}
+
+inline Operand operand(c10::IntArrayRef integers) {
+  Operand made;
+  made.kind = Operand::Kind::kIntegers;
+  made.first = integers.data();
+  made.count = integers.size();
+  return made;
+}
+
+inline Operand operand(c10::SymIntArrayRef integers) {
+  const auto plain = c10::asIntArrayRefSlowOpt(integers);
+  return plain ? operand(*plain) : of_no_use();
+}
+
+inline Operand operand(at::OptionalIntArrayRef integers) { return integers ? operand(*integers) : Operand(); }
+
+template <typename T>
+Operand operand(const std::optional<T>& value) {
+  return value ? operand(*value) : Operand();
+}
+
+// Dtypes, layouts, generators, names: nothing that a rule asks for.
+template <typename T>
+Operand operand(const T&) {
+  return of_no_use();
+}
+
+Operand operand(const c10::IValue& value);
+
+}  // namespace torchnan

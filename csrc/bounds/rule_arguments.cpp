@@ -1,0 +1,192 @@
+#include <torchnan/bounds.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "bounds/bound_source.h"
+#include "bounds/dtype_range.h"
+#include "bounds/ledger.h"
+#include "bounds/operand.h"
+#include "intercept/op_plan.h"
+
+namespace torchnan {
+namespace {
+
+using Form = Operand::Kind;
+
+const c10::IValue& value_of(const Operand& list, size_t i) { return static_cast<const c10::IValue*>(list.first)[i]; }
+
+// The tensor of an operand: itself, or of a list the element under way.
+const at::Tensor* tensor_of(const Operand* operand, size_t element) {
+  if (operand == nullptr) return nullptr;
+  if (operand->kind == Form::kTensor) return operand->tensor;
+  if (operand->kind != Form::kValues || element >= operand->count) return nullptr;
+  const c10::IValue& value = value_of(*operand, element);
+  return value.isTensor() && value.toTensor().defined() ? &value.toTensor() : nullptr;
+}
+
+// The number of an operand, likewise; NaN if it is none.
+double number_of(const Operand* operand, size_t element) {
+  if (operand == nullptr) return NAN;
+  if (operand->kind == Form::kNumber) return operand->number;
+  if (operand->kind == Form::kInteger) return static_cast<double>(operand->integer);
+  if (operand->kind != Form::kValues || element >= operand->count) return NAN;
+  const c10::IValue& value = value_of(*operand, element);
+  if (value.isDouble()) return value.toDouble();
+  return value.isInt() ? static_cast<double>(value.toInt()) : NAN;
+}
+
+}  // namespace
+
+const Operand* RuleArguments::at(size_t i) const { return i < operands_.size() ? &operands_[i] : nullptr; }
+
+bool RuleArguments::given(size_t i) const { return at(i) != nullptr && at(i)->kind != Form::kNothing; }
+
+Bound RuleArguments::bound(size_t i) const {
+  if (!given(i)) return {0, true};
+  if (const at::Tensor* tensor = tensor_of(at(i), element_)) return source_.of(*tensor);
+  const double number = number_of(at(i), element_);
+  return std::isfinite(number) ? Bound{std::abs(number), number >= 0} : Bound{};
+}
+
+double RuleArguments::most(size_t i) const {
+  const Bound b = bound(i);
+  return b.masked ? kUnknown : b.most;
+}
+
+bool RuleArguments::nonnegative(size_t i) const {
+  const Bound b = bound(i);
+  return b.nonnegative && !b.masked;
+}
+
+Bound RuleArguments::bound_of_all(size_t i) const {
+  const Operand* list = at(i);
+  if (list == nullptr || list->kind != Form::kValues) return bound(i);
+  Bound all{0, true};
+  for (size_t e = 0; e < list->count; ++e) {
+    const c10::IValue& value = value_of(*list, e);
+    if (!value.isTensor() || !value.toTensor().defined()) continue;
+    const Bound one = source_.of(value.toTensor());
+    all.most = std::max(all.most, one.most);
+    all.nonnegative = all.nonnegative && one.nonnegative;
+    all.masked = all.masked || one.masked;
+  }
+  return all;
+}
+
+double RuleArguments::least(size_t i) const {
+  if (const at::Tensor* tensor = tensor_of(at(i), element_)) return source_.least_of(*tensor);
+  const double number = number_of(at(i), element_);
+  return number > 0 && std::isfinite(number) ? number : 0;
+}
+
+double RuleArguments::least_magnitude(size_t i) const {
+  if (const at::Tensor* tensor = tensor_of(at(i), element_)) return source_.least_magnitude_of(*tensor);
+  const double number = number_of(at(i), element_);
+  return std::isfinite(number) ? std::abs(number) : 0;
+}
+
+// A NaN that was passed is handed on, as is what is no number: it makes the bound unknown.
+double RuleArguments::number(size_t i, double otherwise) const {
+  return given(i) ? number_of(at(i), element_) : otherwise;
+}
+
+int64_t RuleArguments::integer(size_t i, int64_t otherwise) const {
+  return given(i) && at(i)->kind == Form::kInteger ? at(i)->integer : otherwise;
+}
+
+bool RuleArguments::flag(size_t i) const { return integer(i, 0) != 0; }
+
+c10::SmallVector<int64_t, 5> RuleArguments::integers(size_t i) const {
+  c10::SmallVector<int64_t, 5> integers;
+  const Operand* list = at(i);
+  if (list == nullptr) return integers;
+  if (list->kind == Form::kInteger) integers.push_back(list->integer);
+  for (size_t e = 0; e < list->count; ++e) {
+    if (list->kind == Form::kIntegers) integers.push_back(static_cast<const int64_t*>(list->first)[e]);
+    if (list->kind == Form::kValues && value_of(*list, e).isInt()) integers.push_back(value_of(*list, e).toInt());
+  }
+  return integers;
+}
+
+c10::IntArrayRef RuleArguments::sizes(size_t i) const {
+  const at::Tensor* tensor = tensor_of(at(i), element_);
+  return tensor == nullptr ? c10::IntArrayRef() : tensor->sizes();
+}
+
+int64_t RuleArguments::numel(size_t i) const {
+  const at::Tensor* tensor = tensor_of(at(i), element_);
+  return tensor == nullptr ? 0 : tensor->numel();
+}
+
+int64_t RuleArguments::size(size_t i, int64_t dim) const {
+  const c10::IntArrayRef all = sizes(i);
+  const auto rank = static_cast<int64_t>(all.size());
+  if (dim < 0) dim += rank;
+  return dim >= 0 && dim < rank ? all[static_cast<size_t>(dim)] : 1;
+}
+
+double RuleArguments::combinations(size_t i) const {
+  const Operand* list = at(i);
+  if (list == nullptr || list->kind != Form::kValues) return static_cast<double>(numel(i));
+  double product = 1;
+  for (size_t e = 0; e < list->count; ++e) {
+    const at::Tensor* tensor = tensor_of(list, e);
+    if (tensor != nullptr) product *= static_cast<double>(tensor->numel());
+  }
+  return product;
+}
+
+bool RuleArguments::same(size_t i, size_t j) const {
+  const at::Tensor* a = tensor_of(at(i), element_);
+  const at::Tensor* b = tensor_of(at(j), element_);
+  if (a == nullptr || b == nullptr || a->scalar_type() != b->scalar_type()) return false;
+  if (a->is_same(*b)) return true;
+  return a->is_cpu() && b->is_cpu() && a->const_data_ptr() == b->const_data_ptr() && a->sizes() == b->sizes() &&
+         a->strides() == b->strides();
+}
+
+bool RuleArguments::made_by(size_t i, std::string_view op) const {
+  const at::Tensor* tensor = tensor_of(at(i), element_);
+  if (tensor == nullptr) return false;
+  const Ledger::Note note = ledger().find(*tensor);
+  return note.known == Ledger::Known::kFinite && note.maker != nullptr && note.maker->name == op;
+}
+
+// A rounded sum of n values grows by less than (1 + epsilon)^n. And as adding b moves a rounded sum by at most 2b, one
+// running sum cannot more than double, nor sums of sums more than double again; a fifth part is for trees of them.
+double RuleArguments::sum_of(double terms, double each) const {
+  constexpr double kMostGrowth = 5;
+  const bool is_narrow = unit_roundoff() > epsilon();  // sums may be kept in 16 bits
+  return terms * each * (is_narrow ? kMostGrowth : std::min(std::exp(terms * epsilon()), kMostGrowth));
+}
+
+double RuleArguments::epsilon() const {
+  double epsilon = 0x1p-53;
+  for_each_range([&](const DtypeRange& range) { epsilon = std::max(epsilon, range.epsilon); });
+  return epsilon;
+}
+
+double RuleArguments::unit_roundoff() const {
+  double unit = 0x1p-53;
+  for_each_range([&](const DtypeRange& range) { unit = std::max(unit, range.unit); });
+  return unit;
+}
+
+double RuleArguments::limit() const {
+  double limit = range_of(c10::ScalarType::Double).limit;
+  for_each_range([&](const DtypeRange& range) { limit = std::min(limit, range.limit); });
+  return limit;
+}
+
+template <typename Visit>
+void RuleArguments::for_each_range(Visit&& visit) const {
+  for (const Operand& operand : operands_) {
+    const at::Tensor* tensor = tensor_of(&operand, element_);
+    if (tensor == nullptr) continue;
+    const DtypeRange range = range_of(tensor->scalar_type());
+    if (range.limit > 0) visit(range);
+  }
+}
+
+}  // namespace torchnan

@@ -1,0 +1,56 @@
+// Scaled dot-product attention in one kernel.
+#include <algorithm>
+#include <cmath>
+
+#include "bounds/rules.h"
+
+namespace torchnan {
+namespace {
+
+using A = const RuleArguments&;
+
+constexpr const char* kForward = "aten::_scaled_dot_product_flash_attention_for_cpu";
+
+double scale_of(A a, size_t scale, size_t query) {
+  const double usual = 1 / std::sqrt(std::max<double>(1, static_cast<double>(a.size(query, -1))));
+  return std::abs(a.number(scale, usual));
+}
+
+// |q k scale| over E elements.
+double most_score(A a, size_t query, size_t key, size_t scale) {
+  const double products = a.sum_of(static_cast<double>(a.size(query, -1)), a.most(query) * a.most(key));
+  return 1.02 * products * std::max(1.0, scale_of(a, scale, query));
+}
+
+// (query, key, value, dropout_p, is_causal, attn_mask, scale): a mean of values, weighted by a softmax of finite scores;
+// and the log of the sum of their exponentials.
+void flash_attention(A a, Results out) {
+  const double score = most_score(a, 0, 1, 6) + a.most(5);
+  if (!(score < a.limit()) || a.size(1, -2) == 0) return;
+  out[0] = {a.sum_of(2, a.most(2))};
+  out[1] = {score + std::log(static_cast<double>(a.size(1, -2)) + 1)};
+}
+
+// (g, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask, scale). With p the softmax, whose rows add up
+// to one: to value, a sum over queries of p g; ds = p (g value - g out), a sum over E each; to query and key, sums of
+// ds key and ds query, with the scale.
+void flash_attention_backward(A a, Results out) {
+  if (!a.made_by(4, kForward) || !a.made_by(5, kForward)) return;
+  if (!(most_score(a, 1, 2, 9) + a.most(8) < a.limit())) return;
+  const double g = a.most(0);
+  const double queries = static_cast<double>(a.size(1, -2));
+  const double per_score = a.sum_of(static_cast<double>(a.size(1, -1)), g * (a.most(3) + a.most(4)));
+  const double scale = scale_of(a, 9, 1);
+  out[0] = {a.sum_of(2, per_score * a.most(2)) * std::max(1.0, scale)};
+  out[1] = {a.sum_of(queries, per_score * a.most(1)) * std::max(1.0, scale)};
+  out[2] = {a.sum_of(queries, g)};
+}
+
+}  // namespace
+
+void add_attention_rules(RuleTable& table) {
+  table["_scaled_dot_product_flash_attention_for_cpu"] = flash_attention;
+  table["_scaled_dot_product_flash_attention_for_cpu_backward"] = flash_attention_backward;
+}
+
+}  // namespace torchnan

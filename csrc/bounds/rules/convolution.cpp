@@ -1,0 +1,89 @@
+// Convolutions and pooling: sums and maxima over windows.
+#include <algorithm>
+#include <cmath>
+
+#include "bounds/rules.h"
+
+namespace torchnan {
+namespace {
+
+using A = const RuleArguments&;
+
+// Fast algorithms (Winograd) add up multiples of their inputs on the way, some 2^16 times the result.
+constexpr double kMostOnTheWay = 0x1p80;
+constexpr double kFastAlgorithms = 2;
+
+double bounded(double most) { return most < kMostOnTheWay ? kFastAlgorithms * most : RuleArguments::kUnknown; }
+
+double per_channel(A a, size_t i, int64_t dim) {
+  return static_cast<double>(a.numel(i)) / static_cast<double>(std::max<int64_t>(1, a.size(i, dim)));
+}
+
+// convolution(x, weight, bias, ..., 6: transposed, ...): each output is a sum over the weights of one output channel;
+// transposed, of one input channel of the weight at most.
+void convolution(A a, Results out) {
+  const double terms = per_channel(a, 1, a.flag(6) ? 1 : 0);
+  out[0] = {bounded(a.sum_of(terms, a.most(0) * a.most(1))) + a.most(2)};
+}
+
+// convolution_backward(g, x, weight, ...): to x through the weights of one channel; to a weight from every position of
+// g, transposed of x; to the bias from every position of g.
+void convolution_backward(A a, Results out) {
+  const double g = a.most(0);
+  const double through = std::max(per_channel(a, 2, 0), per_channel(a, 2, 1));
+  const double positions = per_channel(a, 0, 1);
+  const double shared = std::max(positions, per_channel(a, 1, 1));
+  out[0] = {bounded(a.sum_of(through, g * a.most(2)))};
+  out[1] = {bounded(a.sum_of(shared, g * a.most(1)))};
+  out[2] = {a.sum_of(positions, g)};
+}
+
+// The most windows that an element lies in: as many as a window has elements. One number stands for every dimension.
+double window(A a, size_t kernel_size, int64_t dims) {
+  const auto kernel = a.integers(kernel_size);
+  double elements = 1;
+  for (const int64_t k : kernel) elements *= static_cast<double>(k);
+  return kernel.size() == 1 ? std::pow(elements, static_cast<double>(dims)) : elements;
+}
+
+// max_pool(x, ...), and means of elements: no larger than x.
+void no_larger(A a, Results out) { out[0] = {a.most(0), a.nonnegative(0)}; }
+
+// avg_pool2d(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor): a mean; with a divisor of the
+// program's own, a sum over it.
+void avg_pool(A a, Results out) {
+  if (!a.given(6)) out[0] = {a.most(0), a.nonnegative(0)};
+}
+
+// Each gradient goes to one element of its window (max), or a part of it to each (mean).
+template <int64_t kDims>
+void pool_backward(A a, Results out) {
+  out[0] = {a.sum_of(window(a, 2, kDims), a.most(0))};
+}
+
+// avg_pool2d_backward(..., 7: divisor)
+void avg_pool_backward(A a, Results out) {
+  if (!a.given(7)) pool_backward<2>(a, out);
+}
+
+// _adaptive_avg_pool2d_backward(g, x): an element may lie in every window of its plane, and gets a part of each.
+void adaptive_pool_backward(A a, Results out) {
+  out[0] = {a.sum_of(static_cast<double>(a.size(0, -1) * a.size(0, -2)), a.most(0))};
+}
+
+}  // namespace
+
+void add_convolution_rules(RuleTable& table) {
+  table["convolution"] = convolution;
+  table["convolution_backward"] = convolution_backward;
+  for (const char* name : {"max_pool2d_with_indices", "max_pool3d_with_indices", "_adaptive_avg_pool2d"}) {
+    table[name] = no_larger;
+  }
+  table["avg_pool2d"] = avg_pool;
+  table["max_pool2d_with_indices_backward"] = pool_backward<2>;
+  table["max_pool3d_with_indices_backward"] = pool_backward<3>;
+  table["avg_pool2d_backward"] = avg_pool_backward;
+  table["_adaptive_avg_pool2d_backward"] = adaptive_pool_backward;
+}
+
+}  // namespace torchnan

@@ -1,0 +1,33 @@
+// Losses whose results are as large as their inputs; a scalar loss is looked at.
+#include <cmath>
+
+#include "bounds/rules.h"
+
+namespace torchnan {
+namespace {
+
+using A = const RuleArguments&;
+constexpr int64_t kMean = 1;
+
+// nll_loss_backward(g, x, target, weight, reduction, ignore_index, total_weight): -weight g, of a mean over the total.
+void nll_loss_backward(A a, Results out) {
+  const double each = a.most(0) * (a.given(3) ? a.most(3) : 1);
+  if (a.integer(4, kMean) != kMean) {
+    out[0] = {each};
+  } else if (a.least(6) > 0) {
+    out[0] = {each / a.least(6)};
+  }
+}
+
+// mse_loss_backward(g, x, target, reduction): 2 (x - target) g, over n for a mean.
+void mse_loss_backward(A a, Results out) { out[0] = {2 * (a.most(1) + a.most(2)) * a.most(0)}; }
+
+}  // namespace
+
+void add_loss_rules(RuleTable& table) {
+  table["nll_loss_backward"] = nll_loss_backward;
+  table["nll_loss2d_backward"] = nll_loss_backward;
+  table["mse_loss_backward"] = mse_loss_backward;
+}
+
+}  // namespace torchnan

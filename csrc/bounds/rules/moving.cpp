@@ -1,0 +1,129 @@
+// Values are put elsewhere, or made from nothing: no arithmetic.
+#include <algorithm>
+#include <cmath>
+
+#include "bounds/rules.h"
+
+namespace torchnan {
+namespace {
+
+using A = const RuleArguments&;
+
+Bound larger(const Bound& x, const Bound& y) {
+  return {std::max(x.most, y.most), x.nonnegative && y.nonnegative, x.masked || y.masked};
+}
+
+// Elements of argument I, and of J.
+template <size_t I>
+void of_argument(A a, Results out) {
+  out[0] = a.bound(I);
+}
+template <size_t I, size_t J>
+void of_either(A a, Results out) {
+  out[0] = larger(a.bound(I), a.bound(J));
+}
+
+// Elements of the first, and zeros.
+void of_first_or_zero(A a, Results out) { out[0] = a.bound(0); }
+
+// Elements of a list of tensors.
+void of_list(A a, Results out) { out[0] = a.bound_of_all(0); }
+
+// constant_pad_nd(x, pad, value=0)
+void constant_pad(A a, Results out) {
+  out[0] = a.given(2) ? larger(a.bound(0), a.bound(2)) : a.bound(0);
+}
+
+// index_put(x, indices, values, accumulate): elements of x and of values; if accumulated, any number of them on one.
+void index_put(A a, Results out) {
+  const Bound put = larger(a.bound(0), a.bound(2));
+  if (!a.flag(3)) {
+    out[0] = put;
+    return;
+  }
+  out[0] = {a.most(0) + a.sum_of(a.combinations(1), a.most(2))};
+}
+
+// scatter(x, dim, index, source or value) without a reduction: one of both.
+void scatter(A a, Results out) {
+  if (!a.given(4)) out[0] = larger(a.bound(0), a.bound(3));
+}
+
+// scatter_add(x, dim, index, source): every source element may land on one.
+void scatter_add(A a, Results out) {
+  out[0] = {a.most(0) + a.sum_of(static_cast<double>(a.numel(2)), a.most(3))};
+}
+
+// index_add(x, dim, index, source, alpha=1): as many as there are indices may land on one.
+void index_add(A a, Results out) {
+  out[0] = {a.most(0) + a.sum_of(static_cast<double>(a.numel(2)) + 1, std::abs(a.number(4, 1)) * a.most(3))};
+}
+
+// Zero, or between zero and one.
+void zeros(A, Results out) { out[0] = {0, true}; }
+void at_most_one(A, Results out) { out[0] = {1, true}; }
+
+// uniform_(x, from=0, to=1)
+void uniform(A a, Results out) { out[0] = {std::max(std::abs(a.number(1, 0)), std::abs(a.number(2, 1)))}; }
+
+// native_dropout(x, p, train): x / (1 - p) or 0; the second result is the mask.
+void native_dropout(A a, Results out) {
+  const double p = a.number(1, NAN);
+  if (p < 1) out[0] = {a.most(0) / (1 - p)};
+}
+
+// native_dropout_backward(g, mask, scale)
+void native_dropout_backward(A a, Results out) { out[0] = {a.most(0) * std::abs(a.number(2, NAN))}; }
+
+// embedding_dense_backward(g, indices, ...): every gradient row may land on one; frequencies only divide.
+void embedding_dense_backward(A a, Results out) {
+  out[0] = {a.sum_of(static_cast<double>(a.numel(1)), a.most(0))};
+}
+
+// unfold_backward(g, input_sizes, dim, size, step): an element lies in at most `size` windows.
+void unfold_backward(A a, Results out) {
+  out[0] = {a.sum_of(static_cast<double>(a.integer(3, 0)) + 1, a.most(0))};
+}
+
+}  // namespace
+
+void add_moving_rules(RuleTable& table) {
+  for (const char* name :
+       {"clone",        "_to_copy",       "lift",         "lift_fresh",     "lift_fresh_copy", "view_copy",
+        "select_copy",  "slice_copy",     "permute_copy", "t_copy",         "transpose_copy",  "_reshape_copy",
+        "expand_copy",  "detach_copy",    "alias_copy",   "unfold_copy",    "diagonal_copy",   "unsqueeze_copy",
+        "squeeze_copy", "index",          "index_select", "gather",         "take",            "embedding",
+        "repeat",       "roll",           "flip",         "pixel_shuffle",  "pixel_unshuffle", "channel_shuffle",
+        "sort",         "topk",           "scalar_tensor", "reflection_pad1d", "reflection_pad2d", "replication_pad2d",
+        "upsample_nearest1d", "upsample_nearest2d"}) {
+    table[name] = of_argument<0>;
+  }
+  for (const char* name : {"tril", "triu", "select_backward", "slice_backward", "diagonal_backward", "im2col"}) {
+    table[name] = of_first_or_zero;
+  }
+  for (const char* name : {"copy", "fill", "full", "full_like"}) table[name] = of_argument<1>;
+  table["new_full"] = of_argument<2>;
+  table["cat"] = of_list;
+  table["stack"] = of_list;
+  table["constant_pad_nd"] = constant_pad;
+  table["masked_scatter"] = of_either<0, 2>;
+  table["index_put"] = index_put;
+  table["_index_put_impl"] = index_put;
+  table["index_copy"] = of_either<0, 3>;
+  table["index_fill"] = of_either<0, 3>;
+  table["scatter"] = scatter;
+  table["scatter_add"] = scatter_add;
+  table["index_add"] = index_add;
+  for (const char* name : {"slice_scatter", "select_scatter", "diagonal_scatter"}) table[name] = of_either<0, 1>;
+  for (const char* name : {"zeros", "zeros_like", "new_zeros", "zero"}) table[name] = zeros;
+  for (const char* name : {"ones", "ones_like", "new_ones", "eye", "bernoulli", "rand", "rand_like"}) {
+    table[name] = at_most_one;
+  }
+  table["uniform"] = uniform;
+  table["native_dropout"] = native_dropout;
+  table["native_dropout_backward"] = native_dropout_backward;
+  table["embedding_dense_backward"] = embedding_dense_backward;
+  table["unfold_backward"] = unfold_backward;
+}
+
+}  // namespace torchnan
