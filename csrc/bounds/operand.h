@@ -83,15 +83,15 @@ inline Operand operand(c10::SymIntArrayRef integers) {
 
 inline Operand operand(at::OptionalIntArrayRef integers) { return integers ? operand(*integers) : Operand(); }
 
-template <typename T>
-Operand operand(const std::optional<T>& value) {
-  return value ? operand(*value) : Operand();
-}
-
 // Dtypes, layouts, generators, names: nothing that a rule asks for.
 template <typename T>
 Operand operand(const T&) {
   return of_no_use();
+}
+
+template <typename T>
+Operand operand(const std::optional<T>& value) {
+  return value ? operand(*value) : Operand();
 }
 
 Operand operand(const c10::IValue& value);

@@ -17,7 +17,7 @@ namespace torchnan {
 namespace {
 
 constexpr int64_t kLaneBytes = 256;     // accumulators: four AVX-512 registers
-constexpr int64_t kStepBytes = 32;      // of what is too short for them
+constexpr int64_t kStepBytes = 64;      // of what is too short for them
 constexpr int64_t kBlockBytes = 65536;  // between two looks at the result
 constexpr int64_t kLineBytes = 64;      // of the cache; reading across two costs twice
 constexpr int64_t kLongBytes = 4096;    // from here on it pays to start at a line

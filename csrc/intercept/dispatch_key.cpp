@@ -12,6 +12,7 @@
 
 #include "intercept/fallback.h"
 #include "intercept/op_plan.h"
+#include "intercept/typed_ops.h"
 
 namespace torchnan {
 namespace {
@@ -51,6 +52,7 @@ void install_on(c10::DispatchKey key, std::vector<std::unique_ptr<torch::Library
   everything->fallback(torch::CppFunction::makeFromBoxedFunction<&intercept>());
   auto aten = std::make_unique<torch::Library>(Kind::IMPL, "aten", key, "torchnan", 0);
   let_views_fall_through(*aten);
+  intercept_hot_operators_typed(*aten);
   libraries.push_back(std::move(everything));
   libraries.push_back(std::move(aten));
 }

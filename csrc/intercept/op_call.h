@@ -6,9 +6,8 @@
 #include <ATen/core/stack.h>
 #include <c10/util/SmallVector.h>
 
-#include <torchnan/bounds.h>
-
 #include "intercept/op_plan.h"
+#include "intercept/result_check.h"
 #include "watch/thread_state.h"
 #include "origin/attribution.h"
 
@@ -22,16 +21,14 @@ class OpCall {
 
   void run();
 
- private:
-  static constexpr size_t kMostResults = 4;  // that a rule speaks of, lists aside
-  static constexpr int64_t kSmall = 1024;  // elements: as cheap to read as to reason about
+  // For a call that ran without this: the stack holds its arguments, `results` what it returned.
+  void explain(torch::jit::Stack& results);
 
+ private:
   void run_unwatched();
   void run_without_judging();
-  bool watches_this_pass() const;
+  void run_judged();
   CallFacts facts() const;
-  void note_call_site();
-  void note_backward();
   void keep_arguments();
   void look_at_arguments();
   void look_at_argument(const at::Tensor& argument, size_t kept, bool overwritten);
@@ -42,21 +39,19 @@ class OpCall {
   template <typename Visit>
   void for_each_result(Visit&& visit);
   void look_at_result(const at::Tensor& result, int64_t output);
-  void read_result(const at::Tensor& result, int64_t output, const Bound& bound);
-  bool is_sampled();
-  bool is_proved(const at::Tensor& result, const Bound& bound);
-  void note_proved(const at::Tensor& result, const Bound& bound);
+  void vouch_for_argument(int64_t output);
+  void attribute_bad_results();
   void note_masks();
 
   const c10::OperatorHandle& op_;
   const OpPlan& plan_;
   const c10::DispatchKeySet below_;
-  torch::jit::Stack* const stack_;
+  torch::jit::Stack* stack_;
   ThreadState& thread_;
   Watch& watch_;
 
   c10::SmallVector<c10::IValue, 8> kept_;  // the plan's kept_arguments
-  c10::SmallVector<Bound, 4> bounds_;      // of the results, before there are any
+  ResultCheck check_;
   c10::SmallVector<BadArgument, 2> bad_arguments_;
   c10::SmallVector<Result, 2> bad_results_;
 };

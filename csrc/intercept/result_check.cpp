@@ -1,0 +1,95 @@
+#include "intercept/result_check.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "bounds/bound_source.h"
+#include "bounds/dtype_range.h"
+#include "bounds/ledger.h"
+#include "check/tensor_check.h"
+#include "origin/lineage.h"
+
+namespace torchnan {
+
+void ResultCheck::bound_results(c10::ArrayRef<Operand> arguments) {
+  if (plan_.bounds.rule == nullptr || watch_.options().exact || !is_worth_bounding(arguments)) return;
+  const BoundSource source(thread_.counters());
+  const BoundRule& rule = *plan_.bounds.rule;
+  if (!plan_.bounds.elementwise_in_lists) {
+    bounds_.resize(std::max(kMostResults, plan_.checked_returns.size() + plan_.written.size()));
+    rule(RuleArguments(arguments, source), bounds_);
+    return;
+  }
+  bounds_.resize(arguments.empty() ? 0 : arguments[0].count);
+  for (size_t element = 0; element < bounds_.size(); ++element) {
+    rule(RuleArguments(arguments, source, element), {&bounds_[element], 1});
+  }
+}
+
+// Where all is small a look is cheaper. Whoever samples wants every bound to be seen to hold.
+bool ResultCheck::is_worth_bounding(c10::ArrayRef<Operand> arguments) const {
+  if (watch_.options().sample > 0) return true;
+  return std::any_of(arguments.begin(), arguments.end(), [](const Operand& argument) {
+    return argument.kind == Operand::Kind::kValues ||
+           (argument.kind == Operand::Kind::kTensor && argument.tensor->numel() > kSmall);
+  });
+}
+
+ResultCheck::Outcome ResultCheck::judge(const at::Tensor& result, int64_t output, bool masks_are_known) {
+  const Skip skip = reason_to_skip(result);
+  if (skip != Skip::kNone) {
+    thread_.counters().skipped[static_cast<size_t>(skip)].add(1);
+    if (plan_.writes_in_place()) ledger().forget(result);  // written as integers, say
+    return Outcome::kPassedBy;
+  }
+  thread_.counters().checked.add(1);
+  const auto place = static_cast<size_t>(output);
+  const Bound bound = place < bounds_.size() ? bounds_[place] : Bound();
+  const bool is_enough = is_proved(result, bound) && (!bound.masked || masks_are_known);
+  return is_enough && !is_sampled() ? note_proved(result, bound) : read(result, bound);
+}
+
+bool ResultCheck::is_proved(const at::Tensor& result, const Bound& bound) const {
+  const DtypeRange range = range_of(result.scalar_type());
+  return result.numel() > kSmall && widened(bound.most, range) <= range.limit;
+}
+
+// In N steps, every proved result once.
+bool ResultCheck::is_sampled() {
+  const int64_t n = watch_.options().sample;
+  if (n == 0) return false;
+  const int64_t step = watch_.step();
+  return (thread_.next_place_in(step) + step) % n == 0;
+}
+
+ResultCheck::Outcome ResultCheck::note_proved(const at::Tensor& result, const Bound& bound) {
+  thread_.counters().proved.add(1);
+  thread_.counters().bytes_proved.add(static_cast<int64_t>(result.nbytes()));
+  const double most = widened(bound.most, range_of(result.scalar_type()));
+  ledger().note_written(result, {most, bound.nonnegative, bound.masked}, &plan_);
+  if (bound.masked) return Outcome::kMasked;
+  if (lineage().in_use() && plan_.writes_in_place()) lineage().settle(result);
+  return Outcome::kFinite;
+}
+
+ResultCheck::Outcome ResultCheck::read(const at::Tensor& result, const Bound& bound) {
+  const Verdict verdict = check_finite(result);
+  thread_.counters().bytes.add(verdict.bytes);
+  if (!bounds_.empty()) thread_.counters().bytes_reanchored.add(verdict.bytes);
+  const at::Tensor tensor = readable(result);
+  if (!verdict.finite) {
+    thread_.counters().nonfinite.add(1);
+    ledger().forget(tensor);
+    return Outcome::kNonFinite;
+  }
+  if (verdict.most > widened(bound.most, range_of(tensor.scalar_type()))) {
+    watch_.count_internal_error(
+        fmt::format("the bound of {} was {}, and its result {}", plan_.name, bound.most, verdict.most));
+  }
+  ledger().note_written(tensor, {verdict.most, bound.nonnegative}, &plan_);
+  if (lineage().in_use() && plan_.writes_in_place()) lineage().settle(tensor);
+  return Outcome::kFinite;
+}
+
+}  // namespace torchnan

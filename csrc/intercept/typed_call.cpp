@@ -1,0 +1,49 @@
+#include "intercept/typed_call.h"
+
+#include "bounds/ledger.h"
+#include "intercept/arrival.h"
+#include "intercept/op_call.h"
+#include "origin/lineage.h"
+
+namespace torchnan {
+
+bool PlainCall::begins(c10::ArrayRef<Operand> arguments) {
+  if (watch_ == nullptr || !watch_->options().skip_ops.empty() || !watches_this_pass(*watch_)) return false;
+  const bool something_is_bad = lineage().in_use();
+  for (const Operand& argument : arguments) {
+    if (argument.kind != Operand::Kind::kTensor || !argument.tensor->has_storage()) continue;
+    if (something_is_bad && lineage().knows(*argument.tensor)) return false;
+  }
+  for (const OpPlan::Written& written : plan_.written) {
+    const Operand& argument = arguments[plan_.kept_arguments[written.kept]];
+    if (!written.reads_old_values || argument.kind != Operand::Kind::kTensor) continue;
+    if (ledger().find(*argument.tensor).known != Ledger::Known::kFinite) return false;
+  }
+  note_arrival(thread_, *watch_);
+  check_.emplace(plan_, thread_, *watch_);
+  check_->bound_results(arguments);
+  return true;
+}
+
+bool PlainCall::ends_well(c10::ArrayRef<const at::Tensor*> results, const at::Tensor* first_argument) {
+  for (size_t output = 0; output < results.size(); ++output) {
+    if (!results[output]->defined()) continue;
+    const auto outcome = check_->judge(*results[output], static_cast<int64_t>(output), false);
+    if (outcome == ResultCheck::Outcome::kNonFinite) return false;
+    if (plan_.vouches_for_sign && first_argument != nullptr) ledger().note_nonnegative(*first_argument);
+  }
+  return true;
+}
+
+void PlainCall::forget(c10::ArrayRef<Operand> arguments) {
+  for (const OpPlan::Written& written : plan_.written) {
+    const Operand& argument = arguments[plan_.kept_arguments[written.kept]];
+    if (argument.kind == Operand::Kind::kTensor) ledger().forget(*argument.tensor);
+  }
+}
+
+void PlainCall::explain(const c10::OperatorHandle& op, torch::jit::Stack arguments, torch::jit::Stack results) {
+  OpCall(op, plan_, {}, &arguments, thread_, *watch_).explain(results);
+}
+
+}  // namespace torchnan

@@ -1,0 +1,74 @@
+#include "intercept/typed_ops.h"
+
+#include <string>
+
+#include <ATen/ops/_log_softmax_backward_data_ops.h>
+#include <ATen/ops/_log_softmax_ops.h>
+#include <ATen/ops/_softmax_backward_data_ops.h>
+#include <ATen/ops/_softmax_ops.h>
+#include <ATen/ops/add_ops.h>
+#include <ATen/ops/addcdiv_ops.h>
+#include <ATen/ops/addcmul_ops.h>
+#include <ATen/ops/addmm_ops.h>
+#include <ATen/ops/bmm_ops.h>
+#include <ATen/ops/clone_ops.h>
+#include <ATen/ops/convolution_backward_ops.h>
+#include <ATen/ops/convolution_ops.h>
+#include <ATen/ops/copy_ops.h>
+#include <ATen/ops/div_ops.h>
+#include <ATen/ops/embedding_ops.h>
+#include <ATen/ops/exp_ops.h>
+#include <ATen/ops/gelu_backward_ops.h>
+#include <ATen/ops/gelu_ops.h>
+#include <ATen/ops/lerp_ops.h>
+#include <ATen/ops/mean_ops.h>
+#include <ATen/ops/mm_ops.h>
+#include <ATen/ops/mul_ops.h>
+#include <ATen/ops/native_batch_norm_backward_ops.h>
+#include <ATen/ops/native_layer_norm_backward_ops.h>
+#include <ATen/ops/native_layer_norm_ops.h>
+#include <ATen/ops/neg_ops.h>
+#include <ATen/ops/pow_ops.h>
+#include <ATen/ops/relu_ops.h>
+#include <ATen/ops/rsqrt_ops.h>
+#include <ATen/ops/sigmoid_backward_ops.h>
+#include <ATen/ops/sigmoid_ops.h>
+#include <ATen/ops/silu_backward_ops.h>
+#include <ATen/ops/silu_ops.h>
+#include <ATen/ops/sqrt_ops.h>
+#include <ATen/ops/sub_ops.h>
+#include <ATen/ops/sum_ops.h>
+#include <ATen/ops/tanh_backward_ops.h>
+#include <ATen/ops/tanh_ops.h>
+#include <ATen/ops/threshold_backward_ops.h>
+
+#include "intercept/typed_call.h"
+
+namespace torchnan {
+namespace {
+
+template <typename... Ops>
+void intercept_typed(torch::Library& aten) {
+  const auto one = [&]<typename Op>() {
+    constexpr auto kRun = &TypedCall<Op>::run;
+    const std::string name = std::string(Op::name) + (*Op::overload_name == '\0' ? "" : ".") + Op::overload_name;
+    aten.impl(name.c_str(), torch::CppFunction(TORCH_FN(kRun)));
+  };
+  (one.template operator()<Ops>(), ...);
+}
+
+}  // namespace
+
+// Those that whole training steps of small models call most often; the rest is not worth its compile time.
+void intercept_hot_operators_typed(torch::Library& aten) {
+  namespace ops = at::_ops;
+  intercept_typed<ops::mm, ops::addmm, ops::bmm, ops::convolution, ops::convolution_backward, ops::embedding>(aten);
+  intercept_typed<ops::add_Tensor, ops::add__Tensor, ops::sub_Tensor, ops::sub__Tensor, ops::mul_Tensor, ops::mul__Tensor, ops::mul_Scalar, ops::div_Tensor, ops::div__Tensor, ops::div_Scalar, ops::div__Scalar, ops::neg, ops::exp, ops::pow_Tensor_Scalar, ops::sqrt, ops::rsqrt>(aten);
+  intercept_typed<ops::sum, ops::sum_dim_IntList, ops::mean, ops::mean_dim, ops::clone, ops::copy_>(aten);
+  intercept_typed<ops::tanh, ops::tanh_backward, ops::sigmoid, ops::sigmoid_backward, ops::relu, ops::threshold_backward, ops::gelu, ops::gelu_backward, ops::silu, ops::silu_backward>(aten);
+  intercept_typed<ops::_softmax, ops::_softmax_backward_data, ops::_log_softmax, ops::_log_softmax_backward_data>(aten);
+  intercept_typed<ops::native_layer_norm, ops::native_layer_norm_backward, ops::native_batch_norm_backward>(aten);
+  intercept_typed<ops::lerp__Scalar, ops::addcmul_, ops::addcdiv_>(aten);
+}
+
+}  // namespace torchnan
