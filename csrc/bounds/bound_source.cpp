@@ -29,7 +29,8 @@ Bound BoundSource::remembered(const at::Tensor& tensor) const {
     case Ledger::Known::kMasked:
       return note.bound;
     case Ledger::Known::kAsked:
-      return anchored(tensor);
+    case Ledger::Known::kWasFinite:
+      return note.exported ? Bound{} : anchored(tensor);
     case Ledger::Known::kNothing:
       ledger().note_asked(tensor);
       return {};

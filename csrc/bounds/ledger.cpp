@@ -32,6 +32,7 @@ constexpr uint64_t kKnownBits = 0x7;
 constexpr uint64_t kNonnegative = 0x8;
 constexpr int kDtypeShift = 4;
 constexpr uint64_t kDtypeBits = 0x7;
+constexpr uint64_t kExported = 0x80;
 constexpr uint64_t kLow = 0xff;
 
 uint64_t code_of(c10::ScalarType dtype) {
@@ -58,6 +59,7 @@ uint64_t packed(double most) {
 uint64_t pack(const Ledger::Note& note, c10::ScalarType dtype) {
   uint64_t word = static_cast<uint64_t>(note.known) | (code_of(dtype) << kDtypeShift);
   if (note.bound.nonnegative) word |= kNonnegative;
+  if (note.exported) word |= kExported;
   const bool is_bounded = note.known == Known::kFinite || note.known == Known::kMasked;
   return word | (is_bounded ? packed(note.bound.most) : uint64_t{note.site} << 8);
 }
@@ -66,6 +68,7 @@ Ledger::Note unpack(uint64_t word, const OpPlan* maker, c10::ScalarType dtype) {
   Ledger::Note note;
   note.known = static_cast<Known>(word & kKnownBits);
   note.maker = maker;
+  note.exported = (word & kExported) != 0;
   if (note.known != Known::kFinite && note.known != Known::kMasked) {
     note.site = static_cast<SiteId>(word >> 8);
     return note;
@@ -99,7 +102,7 @@ Ledger::Note Ledger::find(const at::Tensor& tensor) const noexcept {
   return {};
 }
 
-void Ledger::set(const at::Tensor& tensor, const Note& note) noexcept {
+void Ledger::set(const at::Tensor& tensor, Note note) noexcept {
   c10::StorageImpl* storage = storage_of(tensor);
   if (storage == nullptr || !is_pytorchs_own(*storage)) return;
   const bool was_marked = is_marked(*storage);
@@ -111,8 +114,11 @@ void Ledger::set(const at::Tensor& tensor, const Note& note) noexcept {
     return kWays;
   };
   size_t way = fits(storage);
-  // Marked, and not here: pushed out, or handed to others.
-  if (way == kWays && was_marked && is_exported(storage)) return;
+  if (was_marked) {  // or else what is here is about a dead one
+    const bool is_here = way < kWays;
+    note.exported = is_here ? (bucket.values[way].load(std::memory_order_acquire) & kExported) != 0 : is_exported(storage);
+  }
+  if (note.exported && (note.known == Known::kFinite || note.known == Known::kMasked)) note.known = Known::kWasFinite;
   if (way == kWays) way = fits(nullptr);
   // Full: the low bits of the address choose, which are as good as random.
   if (way == kWays) way = (reinterpret_cast<uintptr_t>(storage) >> 4) % kWays;
@@ -134,12 +140,12 @@ void Ledger::note_written(const at::Tensor& tensor, Bound bound, const OpPlan* m
     bound.nonnegative = bound.nonnegative && whole.bound.nonnegative;
     bound.masked = bound.masked || whole.bound.masked;
   }
-  set(tensor, {bound.masked ? Known::kMasked : Known::kFinite, bound, 0, maker});
+  set(tensor, {bound.masked ? Known::kMasked : Known::kFinite, bound, false, 0, maker});
 }
 
 void Ledger::note_read(const at::Tensor& tensor, Bound bound) noexcept {
   const c10::StorageImpl* storage = storage_of(tensor);
-  if (storage != nullptr && covers_its_storage(tensor, *storage)) set(tensor, {Known::kFinite, bound, 0, nullptr});
+  if (storage != nullptr && covers_its_storage(tensor, *storage)) set(tensor, {Known::kFinite, bound});
 }
 
 void Ledger::note_nonnegative(const at::Tensor& tensor) noexcept {
@@ -151,36 +157,49 @@ void Ledger::note_nonnegative(const at::Tensor& tensor) noexcept {
   set(tensor, note);
 }
 
-void Ledger::note_asked(const at::Tensor& tensor) noexcept { set(tensor, {Known::kAsked, {}, 0, nullptr}); }
+void Ledger::note_asked(const at::Tensor& tensor) noexcept { set(tensor, Note{.known = Known::kAsked}); }
 
 void Ledger::note_unwritten(const at::Tensor& tensor, SiteId site, const OpPlan* maker) noexcept {
-  set(tensor, {Known::kUnwritten, {}, site, maker});
+  set(tensor, {Known::kUnwritten, {}, false, site, maker});
 }
 
 void Ledger::note_not_judged(const at::Tensor& tensor, const OpPlan* maker) noexcept {
-  set(tensor, {Known::kNotJudged, {}, 0, maker});
+  set(tensor, {Known::kNotJudged, {}, false, 0, maker});
 }
 
 void Ledger::forget(const at::Tensor& tensor) noexcept {
   const c10::StorageImpl* storage = storage_of(tensor);
-  if (storage == nullptr || !is_marked(*storage)) return;
-  for (auto& key : bucket_of(storage).keys) {
-    if (key.load(std::memory_order_acquire) == storage) key.store(nullptr, std::memory_order_release);
-  }
+  if (storage != nullptr && is_marked(*storage)) set(tensor, {});
+}
+
+void Ledger::doubt(const at::Tensor& tensor) noexcept {
+  const Known known = find(tensor).known;
+  if (known == Known::kFinite || known == Known::kMasked) set(tensor, Note{.known = Known::kWasFinite});
 }
 
 void Ledger::note_exported(const at::Tensor& tensor) {
   c10::StorageImpl* storage = storage_of(tensor);
   if (storage == nullptr || !is_pytorchs_own(*storage)) return;
-  forget(tensor);
-  const std::lock_guard lock(mutex_);
-  if (exported_.size() >= purge_at_) {
-    std::erase_if(exported_, [](const auto& entry) { return entry.second.expired(); });
-    purge_at_ = std::max<size_t>(64, 2 * exported_.size());
+  const Note note = find(tensor);
+  drop(storage);
+  {
+    const std::lock_guard lock(mutex_);
+    if (exported_.size() >= purge_at_) {
+      std::erase_if(exported_, [](const auto& entry) { return entry.second.expired(); });
+      purge_at_ = std::max<size_t>(64, 2 * exported_.size());
+    }
+    exported_.insert_or_assign(storage, tensor.storage().getWeakStorageImpl());
+    exported_count_ = exported_.size();
   }
-  exported_.insert_or_assign(storage, tensor.storage().getWeakStorageImpl());
-  exported_count_ = exported_.size();
   storage->set_received_cuda(true);
+  set(tensor, note);
+}
+
+// So that what is noted next asks whether it is exported.
+void Ledger::drop(const c10::StorageImpl* storage) noexcept {
+  for (auto& key : bucket_of(storage).keys) {
+    if (key.load(std::memory_order_acquire) == storage) key.store(nullptr, std::memory_order_release);
+  }
 }
 
 bool Ledger::is_exported(const c10::StorageImpl* storage) const noexcept {

@@ -36,12 +36,14 @@ class TORCHNAN_API Ledger {
     kAsked,      // nothing, and its bound has been asked for
     kFinite,     // every element is finite and within the bound: looked at, or proved
     kMasked,     // the same, but some may be -inf, on purpose
+    kWasFinite,  // and may have been written since, by others
     kUnwritten,  // given out by empty(): what has not been written since is garbage
     kNotJudged,  // written by an operation that is never to be judged
   };
   struct Note {
     Known known = Known::kNothing;
-    Bound bound;                    // kFinite, kMasked; infinite for dtypes that bounds say nothing of
+    Bound bound{};                  // kFinite, kMasked; infinite for dtypes that bounds say nothing of
+    bool exported = false;          // others can write there at any time: never kFinite
     SiteId site = 0;                // kUnwritten: where it was given out
     const OpPlan* maker = nullptr;  // by which operator
   };
@@ -65,6 +67,8 @@ class TORCHNAN_API Ledger {
   void note_not_judged(const at::Tensor& tensor, const OpPlan* maker) noexcept;
   void forget(const at::Tensor& tensor) noexcept;
 
+  // Somebody else may have written there just now.
+  void doubt(const at::Tensor& tensor) noexcept;
   // Others can write there from now on, for as long as the storage lives. Takes a lock.
   void note_exported(const at::Tensor& tensor);
 
@@ -85,7 +89,8 @@ class TORCHNAN_API Ledger {
   };
 
   Bucket& bucket_of(const c10::StorageImpl* storage) const noexcept;
-  void set(const at::Tensor& tensor, const Note& note) noexcept;
+  void set(const at::Tensor& tensor, Note note) noexcept;
+  void drop(const c10::StorageImpl* storage) noexcept;
   bool is_exported(const c10::StorageImpl* storage) const noexcept;
 
   std::unique_ptr<Bucket[]> buckets_;

@@ -17,35 +17,35 @@ using Form = Operand::Kind;
 const c10::IValue& value_of(const Operand& list, size_t i) { return static_cast<const c10::IValue*>(list.first)[i]; }
 
 // The tensor of an operand: itself, or of a list the element under way.
-const at::Tensor* tensor_of(const Operand* operand, size_t element) {
-  if (operand == nullptr) return nullptr;
-  if (operand->kind == Form::kTensor) return operand->tensor;
-  if (operand->kind != Form::kValues || element >= operand->count) return nullptr;
-  const c10::IValue& value = value_of(*operand, element);
+const at::Tensor* tensor_of(const Operand* from, size_t element) {
+  if (from == nullptr) return nullptr;
+  if (from->kind == Form::kTensor) return from->tensor;
+  if (from->kind != Form::kValues || element >= from->count) return nullptr;
+  const c10::IValue& value = value_of(*from, element);
   return value.isTensor() && value.toTensor().defined() ? &value.toTensor() : nullptr;
 }
 
 // The number of an operand, likewise; NaN if it is none.
-double number_of(const Operand* operand, size_t element) {
-  if (operand == nullptr) return NAN;
-  if (operand->kind == Form::kNumber) return operand->number;
-  if (operand->kind == Form::kInteger) return static_cast<double>(operand->integer);
-  if (operand->kind != Form::kValues || element >= operand->count) return NAN;
-  const c10::IValue& value = value_of(*operand, element);
+double number_of(const Operand* from, size_t element) {
+  if (from == nullptr) return NAN;
+  if (from->kind == Form::kNumber) return from->number;
+  if (from->kind == Form::kInteger) return static_cast<double>(from->integer);
+  if (from->kind != Form::kValues || element >= from->count) return NAN;
+  const c10::IValue& value = value_of(*from, element);
   if (value.isDouble()) return value.toDouble();
   return value.isInt() ? static_cast<double>(value.toInt()) : NAN;
 }
 
 }  // namespace
 
-const Operand* RuleArguments::at(size_t i) const { return i < operands_.size() ? &operands_[i] : nullptr; }
+const Operand* RuleArguments::operand(size_t i) const { return i < operands_.size() ? &operands_[i] : nullptr; }
 
-bool RuleArguments::given(size_t i) const { return at(i) != nullptr && at(i)->kind != Form::kNothing; }
+bool RuleArguments::given(size_t i) const { return operand(i) != nullptr && operand(i)->kind != Form::kNothing; }
 
 Bound RuleArguments::bound(size_t i) const {
   if (!given(i)) return {0, true};
-  if (const at::Tensor* tensor = tensor_of(at(i), element_)) return source_.of(*tensor);
-  const double number = number_of(at(i), element_);
+  if (const at::Tensor* tensor = tensor_of(operand(i), element_)) return source_.of(*tensor);
+  const double number = number_of(operand(i), element_);
   return std::isfinite(number) ? Bound{std::abs(number), number >= 0} : Bound{};
 }
 
@@ -60,7 +60,7 @@ bool RuleArguments::nonnegative(size_t i) const {
 }
 
 Bound RuleArguments::bound_of_all(size_t i) const {
-  const Operand* list = at(i);
+  const Operand* list = operand(i);
   if (list == nullptr || list->kind != Form::kValues) return bound(i);
   Bound all{0, true};
   for (size_t e = 0; e < list->count; ++e) {
@@ -75,31 +75,31 @@ Bound RuleArguments::bound_of_all(size_t i) const {
 }
 
 double RuleArguments::least(size_t i) const {
-  if (const at::Tensor* tensor = tensor_of(at(i), element_)) return source_.least_of(*tensor);
-  const double number = number_of(at(i), element_);
+  if (const at::Tensor* tensor = tensor_of(operand(i), element_)) return source_.least_of(*tensor);
+  const double number = number_of(operand(i), element_);
   return number > 0 && std::isfinite(number) ? number : 0;
 }
 
 double RuleArguments::least_magnitude(size_t i) const {
-  if (const at::Tensor* tensor = tensor_of(at(i), element_)) return source_.least_magnitude_of(*tensor);
-  const double number = number_of(at(i), element_);
+  if (const at::Tensor* tensor = tensor_of(operand(i), element_)) return source_.least_magnitude_of(*tensor);
+  const double number = number_of(operand(i), element_);
   return std::isfinite(number) ? std::abs(number) : 0;
 }
 
 // A NaN that was passed is handed on, as is what is no number: it makes the bound unknown.
 double RuleArguments::number(size_t i, double otherwise) const {
-  return given(i) ? number_of(at(i), element_) : otherwise;
+  return given(i) ? number_of(operand(i), element_) : otherwise;
 }
 
 int64_t RuleArguments::integer(size_t i, int64_t otherwise) const {
-  return given(i) && at(i)->kind == Form::kInteger ? at(i)->integer : otherwise;
+  return given(i) && operand(i)->kind == Form::kInteger ? operand(i)->integer : otherwise;
 }
 
 bool RuleArguments::flag(size_t i) const { return integer(i, 0) != 0; }
 
 c10::SmallVector<int64_t, 5> RuleArguments::integers(size_t i) const {
   c10::SmallVector<int64_t, 5> integers;
-  const Operand* list = at(i);
+  const Operand* list = operand(i);
   if (list == nullptr) return integers;
   if (list->kind == Form::kInteger) integers.push_back(list->integer);
   for (size_t e = 0; e < list->count; ++e) {
@@ -110,12 +110,12 @@ c10::SmallVector<int64_t, 5> RuleArguments::integers(size_t i) const {
 }
 
 c10::IntArrayRef RuleArguments::sizes(size_t i) const {
-  const at::Tensor* tensor = tensor_of(at(i), element_);
+  const at::Tensor* tensor = tensor_of(operand(i), element_);
   return tensor == nullptr ? c10::IntArrayRef() : tensor->sizes();
 }
 
 int64_t RuleArguments::numel(size_t i) const {
-  const at::Tensor* tensor = tensor_of(at(i), element_);
+  const at::Tensor* tensor = tensor_of(operand(i), element_);
   return tensor == nullptr ? 0 : tensor->numel();
 }
 
@@ -127,7 +127,7 @@ int64_t RuleArguments::size(size_t i, int64_t dim) const {
 }
 
 double RuleArguments::combinations(size_t i) const {
-  const Operand* list = at(i);
+  const Operand* list = operand(i);
   if (list == nullptr || list->kind != Form::kValues) return static_cast<double>(numel(i));
   double product = 1;
   for (size_t e = 0; e < list->count; ++e) {
@@ -138,8 +138,8 @@ double RuleArguments::combinations(size_t i) const {
 }
 
 bool RuleArguments::same(size_t i, size_t j) const {
-  const at::Tensor* a = tensor_of(at(i), element_);
-  const at::Tensor* b = tensor_of(at(j), element_);
+  const at::Tensor* a = tensor_of(operand(i), element_);
+  const at::Tensor* b = tensor_of(operand(j), element_);
   if (a == nullptr || b == nullptr || a->scalar_type() != b->scalar_type()) return false;
   if (a->is_same(*b)) return true;
   return a->is_cpu() && b->is_cpu() && a->const_data_ptr() == b->const_data_ptr() && a->sizes() == b->sizes() &&
@@ -147,7 +147,7 @@ bool RuleArguments::same(size_t i, size_t j) const {
 }
 
 bool RuleArguments::made_by(size_t i, std::string_view op) const {
-  const at::Tensor* tensor = tensor_of(at(i), element_);
+  const at::Tensor* tensor = tensor_of(operand(i), element_);
   if (tensor == nullptr) return false;
   const Ledger::Note note = ledger().find(*tensor);
   return note.known == Ledger::Known::kFinite && note.maker != nullptr && note.maker->name == op;

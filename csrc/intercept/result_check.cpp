@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "bounds/bound_source.h"
+#include "bounds/claims.h"
 #include "bounds/dtype_range.h"
 #include "bounds/ledger.h"
 #include "check/tensor_check.h"
@@ -14,6 +15,15 @@ namespace torchnan {
 
 void ResultCheck::bound_results(c10::ArrayRef<Operand> arguments) {
   if (plan_.bounds.rule == nullptr || watch_.options().exact || !is_worth_bounding(arguments)) return;
+  try {
+    apply_rule(arguments);
+  } catch (const std::exception& error) {
+    bounds_.clear();
+    watch_.count_internal_error(fmt::format("the bound rule of {} failed: {}", plan_.name, error.what()));
+  }
+}
+
+void ResultCheck::apply_rule(c10::ArrayRef<Operand> arguments) {
   const BoundSource source(thread_.counters());
   const BoundRule& rule = *plan_.bounds.rule;
   if (!plan_.bounds.elementwise_in_lists) {
@@ -40,14 +50,14 @@ ResultCheck::Outcome ResultCheck::judge(const at::Tensor& result, int64_t output
   const Skip skip = reason_to_skip(result);
   if (skip != Skip::kNone) {
     thread_.counters().skipped[static_cast<size_t>(skip)].add(1);
-    if (plan_.writes_in_place()) ledger().forget(result);  // written as integers, say
+    if (plan_.writes_in_place()) ledger().doubt(result);  // written as integers, say
     return Outcome::kPassedBy;
   }
   thread_.counters().checked.add(1);
   const auto place = static_cast<size_t>(output);
   const Bound bound = place < bounds_.size() ? bounds_[place] : Bound();
   const bool is_enough = is_proved(result, bound) && (!bound.masked || masks_are_known);
-  return is_enough && !is_sampled() ? note_proved(result, bound) : read(result, bound);
+  return is_enough && !is_sampled() ? note_proved(result, bound) : read(result, place);
 }
 
 bool ResultCheck::is_proved(const at::Tensor& result, const Bound& bound) const {
@@ -73,9 +83,21 @@ ResultCheck::Outcome ResultCheck::note_proved(const at::Tensor& result, const Bo
   return Outcome::kFinite;
 }
 
-ResultCheck::Outcome ResultCheck::read(const at::Tensor& result, const Bound& bound) {
+void ResultCheck::record_claim(const at::Tensor& result, size_t place, const Verdict& verdict) const {
+  const Bound& bound = bounds_[place];
+  if (bound.masked) return;
+  const DtypeRange range = range_of(result.scalar_type());
+  const auto smallest = smallest_of(result);
+  claims().add({plan_.name, static_cast<int64_t>(place), widened(bound.most, range),
+                verdict.finite ? verdict.most : RuleArguments::kUnknown, range.limit, bound.nonnegative,
+                smallest ? smallest->value : -RuleArguments::kUnknown});
+}
+
+ResultCheck::Outcome ResultCheck::read(const at::Tensor& result, size_t place) {
+  const Bound bound = place < bounds_.size() ? bounds_[place] : Bound();
   const Verdict verdict = check_finite(result);
   thread_.counters().bytes.add(verdict.bytes);
+  if (claims().wanted() && place < bounds_.size()) record_claim(result, place, verdict);
   if (!bounds_.empty()) thread_.counters().bytes_reanchored.add(verdict.bytes);
   const at::Tensor tensor = readable(result);
   if (!verdict.finite) {

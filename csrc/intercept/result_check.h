@@ -8,6 +8,7 @@
 #include <torchnan/bounds.h>
 
 #include "bounds/operand.h"
+#include "check/tensor_check.h"
 #include "intercept/op_plan.h"
 #include "watch/thread_state.h"
 
@@ -37,10 +38,12 @@ class ResultCheck {
   static constexpr int64_t kSmall = 1024;    // elements: as cheap to read as to reason about
 
   bool is_worth_bounding(c10::ArrayRef<Operand> arguments) const;
+  void apply_rule(c10::ArrayRef<Operand> arguments);
   bool is_sampled();
   bool is_proved(const at::Tensor& result, const Bound& bound) const;
   Outcome note_proved(const at::Tensor& result, const Bound& bound);
-  Outcome read(const at::Tensor& result, const Bound& bound);
+  Outcome read(const at::Tensor& result, size_t place);
+  void record_claim(const at::Tensor& result, size_t place, const Verdict& verdict) const;
 
   const OpPlan& plan_;
   ThreadState& thread_;

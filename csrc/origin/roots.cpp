@@ -108,7 +108,8 @@ std::shared_ptr<Root> external_root(const CallFacts& call, const at::Tensor& arg
   root->kinds = kinds;
   tell_place(root->site, call.watch, root->facts);
   const Ledger::Note note = ledger().find(argument);
-  root->foreign = note.known == Ledger::Known::kFinite || is_from_compiled_graph(argument);
+  const bool was_finite = note.known == Ledger::Known::kFinite || note.known == Ledger::Known::kWasFinite;
+  root->foreign = was_finite || is_from_compiled_graph(argument);
   root->excused = note.known == Ledger::Known::kNotJudged;
   root->parameter = is_parameter(argument);
   if (root->parameter || kinds.nan()) root->owner = owner_of(argument, root->parameter, call.watch);

@@ -6,11 +6,15 @@
 #include <pybind11/stl.h>
 
 #include "backward/call_site_ring.h"
+#include "bounds/claims.h"
+#include "bounds/ledger.h"
+#include "bounds/rules.h"
 #include "check/effort.h"
 #include "intercept/dispatch_key.h"
 #include "intercept/session.h"
 #include "origin/harm.h"
 #include "origin/lineage.h"
+#include "python/bound_rule.h"
 #include "python/convert.h"
 #include "python/python_program.h"
 #include "watch/thread_state.h"
@@ -76,7 +80,23 @@ void bind_session(py::module_& m) {
   m.def("anything_nonfinite", [] { return lineage().in_use(); });
   m.def("judge", &judge, py::arg("harm"), py::arg("tensors"), py::arg("name_of"), without_gil);
   m.def("judge_roots", &judge_backward, py::arg("roots"), py::arg("gradients"), without_gil);
+  m.def("note_exported", [](const at::Tensor& tensor) {
+    if (tensor.has_storage()) ledger().note_exported(tensor);
+  });
+  m.def("doubt", [](const at::Tensor& tensor) {
+    if (tensor.has_storage()) ledger().doubt(tensor);
+  });
   m.def("note_call_site", &note_next_node);
+  bind_bound_rules(m);
+  m.def("operators_with_rules", &operators_with_rules);
+  m.def("want_claims", [](bool wanted) { claims().want(wanted); });
+  m.def("take_claims", [] {
+    py::list taken;
+    for (const Claim& c : claims().take()) {
+      taken.append(py::make_tuple(c.op, c.output, c.bound, c.most, c.limit, c.nonnegative, c.least));
+    }
+    return taken;
+  });
   m.def("effort",
         [] { return py::make_tuple(effort().remembered.load(), effort().resolved.load(), effort().censuses.load()); });
   m.def("interceptor_key_name", [] { return std::string(c10::toString(install_interceptor())); });

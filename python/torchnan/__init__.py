@@ -2,6 +2,7 @@
 
 from torchnan._load import _C as _C  # isort: skip - first: says why if the core cannot be loaded
 from torchnan import _environment, _errors, _program
+from torchnan._bounds import Bound, register_bound
 from torchnan._detect import detect, set_detect
 from torchnan._errors import NonFiniteError, NonFiniteWarning
 from torchnan._finding import Finding
@@ -9,7 +10,16 @@ from torchnan._guard import guard
 
 _C.plug_in(_program, _errors)
 
-__all__ = ["Finding", "NonFiniteError", "NonFiniteWarning", "detect", "guard", "set_detect"]
+__all__ = [
+    "Bound",
+    "Finding",
+    "NonFiniteError",
+    "NonFiniteWarning",
+    "detect",
+    "guard",
+    "register_bound",
+    "set_detect",
+]
 
 if _environment.is_pending:
     _environment.switch_on()

@@ -38,6 +38,11 @@ def install() -> None:
         _undo.append(_replace_class_method(torch.autograd.Function, "apply", _noting_the_node))
         for method in ("tolist", "numpy"):
             _undo.append(_replace(torch.Tensor, method, _judging_reads))
+        for method in ("numpy", "__dlpack__"):
+            _undo.append(_replace(torch.Tensor, method, _noting_export))
+        for method in ("data_ptr", "untyped_storage"):
+            _undo.append(_replace(torch.Tensor, method, _doubting))
+        _undo.append(_replace(torch._C, "_increment_version", _doubting_all))
         _undo.append(register_optimizer_step_pre_hook(_before_step).remove)
         _undo.append(register_optimizer_step_post_hook(_after_step).remove)
 
@@ -99,6 +104,44 @@ def _judging_reads(method: Callable[..., Any]) -> Callable[..., Any]:
         if _C.anything_nonfinite():
             _C.judge("read", [self], lambda _: "")
         return method(self, *args, **kwargs)
+
+    return wrapper
+
+
+# -- memory that others may write from here on: what is known of it ends
+
+
+def _noting_export(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The other side keeps the memory for as long as it likes."""
+
+    @functools.wraps(method)
+    def wrapper(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        _C.note_exported(self)
+        return method(self, *args, **kwargs)
+
+    return wrapper
+
+
+def _doubting(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Whoever takes the address of memory writes there at once, if at all."""
+
+    @functools.wraps(method)
+    def wrapper(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        _C.doubt(self)
+        return method(self, *args, **kwargs)
+
+    return wrapper
+
+
+def _doubting_all(increment_version: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiled graph tells that it has written into its inputs."""
+
+    @functools.wraps(increment_version)
+    def wrapper(tensors: Any) -> None:
+        given = tuple(tensors)
+        for tensor in given:
+            _C.doubt(tensor)
+        increment_version(given)
 
     return wrapper
 

@@ -47,6 +47,7 @@ class TORCHNAN_API RuleArguments {
       : operands_(operands), source_(source), element_(element) {}
 
   size_t size() const { return operands_.size(); }
+  const Operand* operand(size_t i) const;  // the library's own view of it; null beyond the last
   bool given(size_t i) const;  // there is such an argument, and it is not None
 
   // Of a tensor, or a number. most() of what may be -inf, and of what is not given, is kUnknown and 0.
@@ -83,7 +84,6 @@ class TORCHNAN_API RuleArguments {
   double unit_roundoff() const;  // of the widest rounding among the arguments' dtypes: 2^-8 for bfloat16
 
  private:
-  const Operand* at(size_t i) const;
   template <typename Visit>
   void for_each_range(Visit&& visit) const;  // of the arguments' dtypes
 
@@ -93,7 +93,8 @@ class TORCHNAN_API RuleArguments {
 };
 
 // Sets the bounds of the results, in the order in which the operator returns them (then of what it writes and does not
-// return). Results that it leaves alone are unknown. Must not throw, and is called on any thread.
+// return). Results that it leaves alone are unknown. Called on any thread; what it throws is counted, and the results are looked
+// at.
 using BoundRule = std::function<void(const RuleArguments& arguments, std::span<Bound> results)>;
 
 // Makes `rule` the rule of an operator: "mylib::gated_mul", every overload of it and its in-place form. Throws

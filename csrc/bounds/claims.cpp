@@ -1,0 +1,28 @@
+#include "bounds/claims.h"
+
+#include <utility>
+
+namespace torchnan {
+
+void Claims::want(bool wanted) {
+  const std::lock_guard lock(mutex_);
+  wanted_ = wanted;
+  claims_.clear();
+}
+
+void Claims::add(Claim claim) {
+  const std::lock_guard lock(mutex_);
+  claims_.push_back(std::move(claim));
+}
+
+std::vector<Claim> Claims::take() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(claims_, {});
+}
+
+Claims& claims() {
+  static auto* made = new Claims;  // never destroyed: operators run until the process ends
+  return *made;
+}
+
+}  // namespace torchnan

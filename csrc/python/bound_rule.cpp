@@ -1,0 +1,68 @@
+#include "python/bound_rule.h"
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <stdexcept>
+#include <utility>
+
+#include <pybind11/stl.h>
+
+#include <torchnan/bounds.h>
+
+#include "bounds/operand.h"
+
+namespace py = pybind11;
+
+namespace torchnan {
+namespace {
+
+// An argument as a rule in Python sees it.
+py::object argument(const RuleArguments& arguments, size_t i, const py::object& bound_class) {
+  const Operand& operand = *arguments.operand(i);
+  const bool is_list = operand.kind == Operand::Kind::kIntegers || operand.kind == Operand::Kind::kValues;
+  if (operand.kind == Operand::Kind::kNumber) return py::float_(operand.number);
+  if (operand.kind == Operand::Kind::kInteger) return py::int_(operand.integer);
+  if (is_list && !arguments.integers(i).empty()) return py::cast(c10::IntArrayRef(arguments.integers(i)).vec());
+  if (!is_list && operand.kind != Operand::Kind::kTensor) return py::none();
+  const Bound bound = arguments.bound_of_all(i);
+  const double most = bound.masked ? RuleArguments::kUnknown : bound.most;
+  return bound_class(most, bound.nonnegative, py::tuple(py::cast(arguments.sizes(i).vec())));
+}
+
+void take_answer(const py::object& answer, std::span<Bound> results) {
+  if (!py::isinstance<py::sequence>(answer)) {
+    if (!answer.is_none()) results[0].most = answer.cast<double>();
+    return;
+  }
+  size_t place = 0;
+  for (const py::handle one : answer) {
+    if (place < results.size() && !one.is_none()) results[place].most = one.cast<double>();
+    ++place;
+  }
+}
+
+// What is raised in Python becomes a C++ exception, which the core counts.
+BoundRule rule_in_python(const py::function& rule, const py::object& bound_class) {
+  // Never released: operators run until the process ends, and so may the rule.
+  auto* held = new std::pair<py::function, py::object>(rule, bound_class);
+  return [held](const RuleArguments& arguments, std::span<Bound> results) {
+    const py::gil_scoped_acquire gil;
+    try {
+      py::tuple values(arguments.size());
+      for (size_t i = 0; i < arguments.size(); ++i) values[i] = argument(arguments, i, held->second);
+      take_answer(held->first(*values), results);
+    } catch (const py::error_already_set& error) {
+      throw std::runtime_error(error.what());
+    }
+  };
+}
+
+}  // namespace
+
+void bind_bound_rules(py::module_& m) {
+  m.def("register_bound", [](const std::string& op, const py::function& rule, const py::object& bound_class) {
+    register_bound_rule(op, rule_in_python(rule, bound_class));
+  });
+}
+
+}  // namespace torchnan
