@@ -13,6 +13,7 @@ endif()
 add_library(torchnan_build_options INTERFACE)
 add_library(torchnan::build_options ALIAS torchnan_build_options)
 target_compile_options(torchnan_build_options INTERFACE
+  -fno-semantic-interposition
   -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Wno-unused-parameter
   $<$<BOOL:${TORCHNAN_WERROR}>:-Werror>
 )

@@ -1,5 +1,7 @@
 #include "bounds/bound_source.h"
 
+#include <cmath>
+
 #include "bounds/dtype_range.h"
 #include "bounds/ledger.h"
 #include "check/tensor_check.h"
@@ -14,12 +16,13 @@ Bound BoundSource::of(const at::Tensor& tensor) const {
     return largest == 0 ? Bound{} : Bound{largest, dtype == c10::ScalarType::Bool};
   }
   if (impl.numel() == 0) return {0, true};
-  if (impl.is_cpu() && static_cast<int64_t>(tensor.nbytes()) <= kGlanceBytes) {
-    const Verdict verdict = check_finite(tensor);
-    if (verdict.skip != Skip::kNone || !verdict.finite) return remembered(tensor);
-    return {verdict.most, impl.numel() == 1 && smallest_of(tensor)->value >= 0};
+  if (!impl.is_cpu() || static_cast<int64_t>(tensor.nbytes()) > kGlanceBytes) return remembered(tensor);
+  if (impl.numel() == 1) {
+    const auto value = only_value(tensor);
+    return value ? Bound{std::abs(*value), *value >= 0} : remembered(tensor);
   }
-  return remembered(tensor);
+  const Verdict verdict = check_finite(tensor);
+  return verdict.skip == Skip::kNone && verdict.finite ? Bound{verdict.most} : remembered(tensor);
 }
 
 Bound BoundSource::remembered(const at::Tensor& tensor) const {

@@ -11,10 +11,10 @@
 namespace torchnan {
 
 struct DtypeRange {
-  double limit = 0;      // a result whose bound is at most this is finite; 0: bounds say nothing of this dtype
-  double unit = 0;       // unit roundoff
-  double tiny = 0;       // absolute: where relative rounding ends
-  double epsilon = 0;    // unit roundoff of what sums are accumulated in
+  double limit = 0;    // a result whose bound is at most this is finite; 0: bounds say nothing of this dtype
+  double unit = 0;     // unit roundoff
+  double tiny = 0;     // absolute: where relative rounding ends
+  double epsilon = 0;  // unit roundoff of what sums are accumulated in
 };
 
 // A quarter of the range is kept free for what a kernel adds up on its way to a smaller result.

@@ -10,9 +10,9 @@ namespace {
 
 using Known = Ledger::Known;
 
+// Null for tensors without one.
 c10::StorageImpl* storage_of(const at::Tensor& tensor) {
-  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-  return impl->has_storage() ? impl->unsafe_storage().unsafeGetStorageImpl() : nullptr;
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
 // Whether only operations write there.
@@ -116,7 +116,8 @@ void Ledger::set(const at::Tensor& tensor, Note note) noexcept {
   size_t way = fits(storage);
   if (was_marked) {  // or else what is here is about a dead one
     const bool is_here = way < kWays;
-    note.exported = is_here ? (bucket.values[way].load(std::memory_order_acquire) & kExported) != 0 : is_exported(storage);
+    note.exported =
+        is_here ? (bucket.values[way].load(std::memory_order_acquire) & kExported) != 0 : is_exported(storage);
   }
   if (note.exported && (note.known == Known::kFinite || note.known == Known::kMasked)) note.known = Known::kWasFinite;
   if (way == kWays) way = fits(nullptr);

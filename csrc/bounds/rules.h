@@ -26,7 +26,7 @@ void add_reduction_rules(RuleTable& table);
 void add_softmax_rules(RuleTable& table);
 
 struct RuleOfOperator {
-  const BoundRule* rule = nullptr;  // null: results are looked at
+  const BoundRule* rule = nullptr;    // null: results are looked at
   bool elementwise_in_lists = false;  // _foreach_*: the rule is for one element of each list
 };
 

@@ -16,6 +16,7 @@
 #include "check/strided_view.h"
 
 namespace torchnan {
+
 namespace {
 
 constexpr c10::DispatchKeySet kFunctorchKeys({
@@ -243,6 +244,12 @@ double largest_finite(const at::Tensor& tensor) {
     return true;
   });
   return magnitude(largest, tensor.scalar_type());
+}
+
+std::optional<double> only_value(const at::Tensor& tensor) {
+  if (Subject(tensor).skip != Skip::kNone) return std::nullopt;
+  const double value = value_at(tensor, 0);
+  return std::isfinite(value) ? std::optional(value) : std::nullopt;
 }
 
 std::optional<Smallest> smallest_of(const at::Tensor& tensor) {

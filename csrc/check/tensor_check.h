@@ -53,6 +53,9 @@ Verdict check_finite(const at::Tensor& tensor);
 // The largest finite |x| of a tensor that may hold infinities; for dtypes that have bounds.
 double largest_finite(const at::Tensor& tensor);
 
+// The value of a tensor of one element; absent as below.
+std::optional<double> only_value(const at::Tensor& tensor);
+
 // Absent for a tensor that check_finite() would pass by, has no bounds, or is not finite.
 struct Smallest {
   double value = 0;

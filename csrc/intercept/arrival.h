@@ -5,8 +5,8 @@
 
 namespace torchnan {
 
-// Counts the call, notes where the node that it belongs to was made, and judges the roots of a backward pass that begins
-// with it.
+// Counts the call, notes where the node that it belongs to was made, and judges the roots of a backward pass that
+// begins with it.
 void note_arrival(ThreadState& thread, Watch& watch);
 
 // Whether calls of the backward pass, if this is one, are judged.

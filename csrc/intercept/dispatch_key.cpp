@@ -1,6 +1,5 @@
 #include "intercept/dispatch_key.h"
 
-#include <atomic>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -17,13 +16,9 @@
 namespace torchnan {
 namespace {
 
-// Keys that no operator of PyTorch uses, best first. Fake lies below autograd and below the Python modes, where
-// every kernel-level operation passes. PyTorch means to use it itself one day, so it is probed, not assumed.
-constexpr c10::DispatchKey kCandidates[] = {c10::DispatchKey::Fake};
-
 struct Installation {
   std::mutex mutex;
-  std::atomic<c10::DispatchKey> key{c10::DispatchKey::Undefined};
+  bool done = false;
   std::vector<std::unique_ptr<torch::Library>> libraries;
 };
 
@@ -59,27 +54,19 @@ void install_on(c10::DispatchKey key, std::vector<std::unique_ptr<torch::Library
 
 }  // namespace
 
-c10::DispatchKey install_interceptor() {
+void install_interceptor() {
   Installation& here = installation();
   const std::lock_guard lock(here.mutex);
-  if (here.key != c10::DispatchKey::Undefined) return here.key;
-  for (const c10::DispatchKey key : kCandidates) {
-    if (c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(key)) continue;
-    install_on(key, here.libraries);
-    here.key = key;
-    return key;
+  if (here.done) return;
+  if (c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kInterceptorKey)) {
+    throw std::runtime_error(
+        fmt::format("torchnan cannot watch this PyTorch ({}): dispatch key {} already has a backend fallback, from "
+                    "PyTorch itself or from another extension (torchdistx, a plugin). Use a torchnan that was made "
+                    "for this PyTorch, or do not load the other extension in the same process.",
+                    TORCH_VERSION, c10::toString(kInterceptorKey)));
   }
-  throw std::runtime_error(
-      fmt::format("torchnan cannot watch this PyTorch ({}): dispatch key {} already has a backend fallback, from "
-                  "PyTorch itself or from another extension (torchdistx, a plugin). Use a torchnan that was made "
-                  "for this PyTorch, or do not load the other extension in the same process.",
-                  TORCH_VERSION, c10::toString(kCandidates[0])));
-}
-
-std::optional<c10::DispatchKey> interceptor_key() {
-  const c10::DispatchKey key = installation().key;
-  if (key == c10::DispatchKey::Undefined) return std::nullopt;
-  return key;
+  install_on(kInterceptorKey, here.libraries);
+  here.done = true;
 }
 
 }  // namespace torchnan

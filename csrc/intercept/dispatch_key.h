@@ -1,21 +1,23 @@
-// The dispatch key that carries the interceptor.
+// Where torchnan sits in PyTorch's dispatcher.
 #pragma once
 
-#include <optional>
-#include <string>
-
 #include <c10/core/DispatchKey.h>
+#include <c10/core/DispatchKeySet.h>
 
 #include <torchnan/export.h>
 
 namespace torchnan {
 
-// Registers the boxed fallback on the first key that this PyTorch leaves free, and makes views and metadata
-// operators fall through it at no cost. Does so once; later calls return the same. Throws std::runtime_error,
-// saying what holds the key and what to do, if there is none.
-TORCHNAN_API c10::DispatchKey install_interceptor();
+// A key that no operator of PyTorch uses, below autograd and below the Python modes, where every kernel-level operation
+// passes. PyTorch means to use it itself one day: install_interceptor() refuses to take it away.
+inline constexpr c10::DispatchKey kInterceptorKey = c10::DispatchKey::Fake;
 
-// The key in use, if install_interceptor() has succeeded.
-std::optional<c10::DispatchKey> interceptor_key();
+// Of a call's keys, those that are left after the interceptor.
+inline c10::DispatchKeySet below_interceptor(c10::DispatchKeySet keys) {
+  return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kInterceptorKey);
+}
+
+// Registers the interceptor, once per process. Throws std::runtime_error if its key is taken.
+void install_interceptor();
 
 }  // namespace torchnan

@@ -10,8 +10,7 @@
 namespace torchnan {
 
 void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  const c10::DispatchKey key = *interceptor_key();
-  const c10::DispatchKeySet below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key);
+  const c10::DispatchKeySet below = below_interceptor(keys);
   ThreadState& thread = ThreadState::here();
   Watch* watch = thread.watch();
   const OpPlan& plan = plan_of(op);
@@ -20,7 +19,7 @@ void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
     return;
   }
   // What a kernel calls inside is its own affair.
-  const c10::impl::ExcludeDispatchKeyGuard no_nested_calls(key);
+  const c10::impl::ExcludeDispatchKeyGuard no_nested_calls(kInterceptorKey);
   if (plan.course == OpPlan::Course::kPass) {
     op.redispatchBoxed(below, stack);
     return;

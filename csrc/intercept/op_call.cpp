@@ -12,8 +12,8 @@
 namespace torchnan {
 namespace {
 
-// Calls visit(tensor, place) for each tensor in a tensor, an optional tensor or a list of either. What is left out keeps
-// its place.
+// Calls visit(tensor, place) for each tensor in a tensor, an optional tensor or a list of either. What is left out
+// keeps its place.
 template <typename Visit>
 void for_each_tensor(const c10::IValue& value, int64_t& place, Visit&& visit) {
   if (value.isList()) {
@@ -105,7 +105,8 @@ void OpCall::look_at_arguments() {
   for (size_t k = 0; k < kept_.size(); ++k) {
     const OpPlan::Written* written = plan_.written_at(k);
     if (written == nullptr ? !something_is_bad : !written->reads_old_values) continue;
-    for_each_tensor(kept_[k], [&](const at::Tensor& tensor, int64_t) { look_at_argument(tensor, k, written != nullptr); });
+    for_each_tensor(kept_[k],
+                    [&](const at::Tensor& tensor, int64_t) { look_at_argument(tensor, k, written != nullptr); });
   }
 }
 

@@ -47,17 +47,18 @@ bool ResultCheck::is_worth_bounding(c10::ArrayRef<Operand> arguments) const {
 }
 
 ResultCheck::Outcome ResultCheck::judge(const at::Tensor& result, int64_t output, bool masks_are_known) {
-  const Skip skip = reason_to_skip(result);
-  if (skip != Skip::kNone) {
-    thread_.counters().skipped[static_cast<size_t>(skip)].add(1);
-    if (plan_.writes_in_place()) ledger().doubt(result);  // written as integers, say
-    return Outcome::kPassedBy;
-  }
-  thread_.counters().checked.add(1);
   const auto place = static_cast<size_t>(output);
   const Bound bound = place < bounds_.size() ? bounds_[place] : Bound();
   const bool is_enough = is_proved(result, bound) && (!bound.masked || masks_are_known);
-  return is_enough && !is_sampled() ? note_proved(result, bound) : read(result, place);
+  if (!is_enough || is_sampled()) return read(result, place);
+  const Skip skip = reason_to_skip(result);
+  return skip == Skip::kNone ? note_proved(result, bound) : pass_by(result, skip);
+}
+
+ResultCheck::Outcome ResultCheck::pass_by(const at::Tensor& result, Skip reason) {
+  thread_.counters().skipped[static_cast<size_t>(reason)].add(1);
+  if (plan_.writes_in_place()) ledger().doubt(result);  // written as integers, say
+  return Outcome::kPassedBy;
 }
 
 bool ResultCheck::is_proved(const at::Tensor& result, const Bound& bound) const {
@@ -74,6 +75,7 @@ bool ResultCheck::is_sampled() {
 }
 
 ResultCheck::Outcome ResultCheck::note_proved(const at::Tensor& result, const Bound& bound) {
+  thread_.counters().checked.add(1);
   thread_.counters().proved.add(1);
   thread_.counters().bytes_proved.add(static_cast<int64_t>(result.nbytes()));
   const double most = widened(bound.most, range_of(result.scalar_type()));
@@ -96,21 +98,22 @@ void ResultCheck::record_claim(const at::Tensor& result, size_t place, const Ver
 ResultCheck::Outcome ResultCheck::read(const at::Tensor& result, size_t place) {
   const Bound bound = place < bounds_.size() ? bounds_[place] : Bound();
   const Verdict verdict = check_finite(result);
+  if (verdict.skip != Skip::kNone) return pass_by(result, verdict.skip);
+  thread_.counters().checked.add(1);
   thread_.counters().bytes.add(verdict.bytes);
   if (claims().wanted() && place < bounds_.size()) record_claim(result, place, verdict);
   if (!bounds_.empty()) thread_.counters().bytes_reanchored.add(verdict.bytes);
-  const at::Tensor tensor = readable(result);
   if (!verdict.finite) {
     thread_.counters().nonfinite.add(1);
-    ledger().forget(tensor);
+    ledger().forget(readable(result));
     return Outcome::kNonFinite;
   }
-  if (verdict.most > widened(bound.most, range_of(tensor.scalar_type()))) {
+  if (verdict.most > widened(bound.most, range_of(result.scalar_type()))) {
     watch_.count_internal_error(
         fmt::format("the bound of {} was {}, and its result {}", plan_.name, bound.most, verdict.most));
   }
-  ledger().note_written(tensor, {verdict.most, bound.nonnegative}, &plan_);
-  if (lineage().in_use() && plan_.writes_in_place()) lineage().settle(tensor);
+  ledger().note_written(result, {verdict.most, bound.nonnegative}, &plan_);
+  if (lineage().in_use() && plan_.writes_in_place()) lineage().settle(readable(result));
   return Outcome::kFinite;
 }
 

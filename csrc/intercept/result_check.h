@@ -18,9 +18,9 @@ namespace torchnan {
 class ResultCheck {
  public:
   enum class Outcome : uint8_t {
-    kPassedBy,   // integers, subclasses, meta tensors: nothing to judge
+    kPassedBy,  // integers, subclasses, meta tensors: nothing to judge
     kFinite,
-    kMasked,     // finite, or -inf where a mask has put it; not read
+    kMasked,  // finite, or -inf where a mask has put it; not read
     kNonFinite,
   };
 
@@ -35,12 +35,13 @@ class ResultCheck {
 
  private:
   static constexpr size_t kMostResults = 4;  // that a rule speaks of, lists aside
-  static constexpr int64_t kSmall = 1024;    // elements: as cheap to read as to reason about
+  static constexpr int64_t kSmall = 4096;    // elements: as cheap to read as to reason about
 
   bool is_worth_bounding(c10::ArrayRef<Operand> arguments) const;
   void apply_rule(c10::ArrayRef<Operand> arguments);
   bool is_sampled();
   bool is_proved(const at::Tensor& result, const Bound& bound) const;
+  Outcome pass_by(const at::Tensor& result, Skip reason);
   Outcome note_proved(const at::Tensor& result, const Bound& bound);
   Outcome read(const at::Tensor& result, size_t place);
   void record_claim(const at::Tensor& result, size_t place, const Verdict& verdict) const;

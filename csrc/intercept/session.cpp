@@ -24,13 +24,13 @@ std::shared_ptr<Watch> make_watch(Options options) {
 void enter_watch(std::shared_ptr<Watch> watch) {
   ThreadState& thread = ThreadState::here();
   thread.enter(std::move(watch));
-  if (thread.scopes().size() == 1) c10::impl::tls_set_dispatch_key_included(install_interceptor(), true);
+  if (thread.scopes().size() == 1) c10::impl::tls_set_dispatch_key_included(kInterceptorKey, true);
 }
 
 void leave_watch(const std::shared_ptr<Watch>& watch) {
   ThreadState& thread = ThreadState::here();
   thread.leave(watch);
-  if (thread.scopes().empty()) c10::impl::tls_set_dispatch_key_included(install_interceptor(), false);
+  if (thread.scopes().empty()) c10::impl::tls_set_dispatch_key_included(kInterceptorKey, false);
 }
 
 void end_watch(const std::shared_ptr<Watch>& watch, bool judge) {

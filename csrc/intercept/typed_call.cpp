@@ -1,5 +1,7 @@
 #include "intercept/typed_call.h"
 
+#include <algorithm>
+
 #include "bounds/ledger.h"
 #include "intercept/arrival.h"
 #include "intercept/op_call.h"
@@ -7,13 +9,17 @@
 
 namespace torchnan {
 
+namespace {
+
+bool is_known_to_be_bad(const Operand& argument) {
+  return argument.kind == Operand::Kind::kTensor && argument.tensor->has_storage() && lineage().knows(*argument.tensor);
+}
+
+}  // namespace
+
 bool PlainCall::begins(c10::ArrayRef<Operand> arguments) {
   if (watch_ == nullptr || !watch_->options().skip_ops.empty() || !watches_this_pass(*watch_)) return false;
-  const bool something_is_bad = lineage().in_use();
-  for (const Operand& argument : arguments) {
-    if (argument.kind != Operand::Kind::kTensor || !argument.tensor->has_storage()) continue;
-    if (something_is_bad && lineage().knows(*argument.tensor)) return false;
-  }
+  if (lineage().in_use() && std::any_of(arguments.begin(), arguments.end(), is_known_to_be_bad)) return false;
   for (const OpPlan::Written& written : plan_.written) {
     const Operand& argument = arguments[plan_.kept_arguments[written.kept]];
     if (!written.reads_old_values || argument.kind != Operand::Kind::kTensor) continue;

@@ -54,17 +54,14 @@ struct TypedCall;
 template <typename Op, typename Result, typename... Arguments>
 struct TypedCall<Op, Result(Arguments...)> {
   static Result run(c10::DispatchKeySet keys, Arguments... arguments) {
-    static const c10::OperatorHandle op =
-        c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
+    static const c10::OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
     static const OpPlan& plan = plan_of(op);
     const std::array<Operand, sizeof...(Arguments)> operands = {operand(arguments)...};
     PlainCall call(plan);
     if (!call.begins(operands)) return run_boxed(op, keys, arguments...);
 
-    const c10::DispatchKey key = *interceptor_key();
-    const c10::impl::ExcludeDispatchKeyGuard no_nested_calls(key);
-    const auto below = keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, key);
-    Result result = redispatch(call, operands, below, arguments...);
+    const c10::impl::ExcludeDispatchKeyGuard no_nested_calls(kInterceptorKey);
+    Result result = redispatch(call, operands, below_interceptor(keys), arguments...);
     if (!call.ends_well(tensors_of(result), first_tensor(operands))) {
       call.explain(op, c10::impl::boxArgs<Arguments...>(arguments...), box_results(result));
     }

@@ -63,9 +63,12 @@ void intercept_typed(torch::Library& aten) {
 void intercept_hot_operators_typed(torch::Library& aten) {
   namespace ops = at::_ops;
   intercept_typed<ops::mm, ops::addmm, ops::bmm, ops::convolution, ops::convolution_backward, ops::embedding>(aten);
-  intercept_typed<ops::add_Tensor, ops::add__Tensor, ops::sub_Tensor, ops::sub__Tensor, ops::mul_Tensor, ops::mul__Tensor, ops::mul_Scalar, ops::div_Tensor, ops::div__Tensor, ops::div_Scalar, ops::div__Scalar, ops::neg, ops::exp, ops::pow_Tensor_Scalar, ops::sqrt, ops::rsqrt>(aten);
+  intercept_typed<ops::add_Tensor, ops::add__Tensor, ops::sub_Tensor, ops::sub__Tensor, ops::mul_Tensor,
+                  ops::mul__Tensor, ops::mul_Scalar, ops::div_Tensor, ops::div__Tensor, ops::div_Scalar,
+                  ops::div__Scalar, ops::neg, ops::exp, ops::pow_Tensor_Scalar, ops::sqrt, ops::rsqrt>(aten);
   intercept_typed<ops::sum, ops::sum_dim_IntList, ops::mean, ops::mean_dim, ops::clone, ops::copy_>(aten);
-  intercept_typed<ops::tanh, ops::tanh_backward, ops::sigmoid, ops::sigmoid_backward, ops::relu, ops::threshold_backward, ops::gelu, ops::gelu_backward, ops::silu, ops::silu_backward>(aten);
+  intercept_typed<ops::tanh, ops::tanh_backward, ops::sigmoid, ops::sigmoid_backward, ops::relu,
+                  ops::threshold_backward, ops::gelu, ops::gelu_backward, ops::silu, ops::silu_backward>(aten);
   intercept_typed<ops::_softmax, ops::_softmax_backward_data, ops::_log_softmax, ops::_log_softmax_backward_data>(aten);
   intercept_typed<ops::native_layer_norm, ops::native_layer_norm_backward, ops::native_batch_norm_backward>(aten);
   intercept_typed<ops::lerp__Scalar, ops::addcmul_, ops::addcdiv_>(aten);

@@ -3,6 +3,8 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <stdexcept>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include <pybind11/stl.h>
@@ -52,7 +54,8 @@ BoundRule rule_in_python(const py::function& rule, const py::object& bound_class
       for (size_t i = 0; i < arguments.size(); ++i) values[i] = argument(arguments, i, held->second);
       take_answer(held->first(*values), results);
     } catch (const py::error_already_set& error) {
-      throw std::runtime_error(error.what());
+      const std::string_view what = error.what();
+      throw std::runtime_error(std::string(what.substr(0, what.find('\n'))));  // without its traceback
     }
   };
 }

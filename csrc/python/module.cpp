@@ -4,6 +4,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
 
 #include "backward/call_site_ring.h"
 #include "bounds/claims.h"
@@ -37,12 +38,23 @@ void judge(const std::string& harm, const std::vector<at::Tensor>& tensors, cons
   });
 }
 
-void judge_backward(const std::vector<at::Tensor>& roots, const std::vector<std::optional<at::Tensor>>& gradients) {
+// Of what autograd's engine is given; a gradient may be None, a root an edge of a graph.
+void judge_backward(const py::handle& roots, const py::handle& gradients) {
   const auto watch = current_watch();
   if (watch == nullptr) return;
-  std::vector<at::Tensor> given;
-  for (const auto& gradient : gradients) given.push_back(gradient.value_or(at::Tensor()));
-  judge_roots(*watch, roots, given);
+  c10::SmallVector<at::Tensor, 2> tensors;
+  c10::SmallVector<at::Tensor, 2> given;
+  auto gradient = py::iter(gradients);
+  for (const py::handle root : py::iter(roots)) {
+    const py::handle its_gradient = gradient == py::iterator::sentinel() ? py::handle() : *gradient;
+    if (its_gradient) ++gradient;
+    if (!THPVariable_Check(root.ptr())) continue;
+    tensors.push_back(THPVariable_Unpack(root.ptr()));
+    const bool is_given = its_gradient && THPVariable_Check(its_gradient.ptr());
+    given.push_back(is_given ? THPVariable_Unpack(its_gradient.ptr()) : at::Tensor());
+  }
+  const py::gil_scoped_release no_gil;
+  judge_roots(*watch, tensors, given);
 }
 
 std::shared_ptr<Watch> watch_from(const py::dict& keywords) {
@@ -79,7 +91,7 @@ void bind_session(py::module_& m) {
   m.def("open_scopes", &open_scopes);
   m.def("anything_nonfinite", [] { return lineage().in_use(); });
   m.def("judge", &judge, py::arg("harm"), py::arg("tensors"), py::arg("name_of"), without_gil);
-  m.def("judge_roots", &judge_backward, py::arg("roots"), py::arg("gradients"), without_gil);
+  m.def("judge_roots", &judge_backward, py::arg("roots"), py::arg("gradients"));
   m.def("note_exported", [](const at::Tensor& tensor) {
     if (tensor.has_storage()) ledger().note_exported(tensor);
   });
@@ -99,7 +111,7 @@ void bind_session(py::module_& m) {
   });
   m.def("effort",
         [] { return py::make_tuple(effort().remembered.load(), effort().resolved.load(), effort().censuses.load()); });
-  m.def("interceptor_key_name", [] { return std::string(c10::toString(install_interceptor())); });
+  m.def("interceptor_key_name", [] { return std::string(c10::toString(kInterceptorKey)); });
 }
 
 }  // namespace

@@ -38,6 +38,7 @@ uint64_t SiteTable::hash(const Stack& stack, size_t depth) const noexcept {
 SiteId SiteTable::capture() noexcept {
   struct Slot {
     uint64_t hash = 0;
+    uint64_t deaths = 0;
     SiteId id = 0;
   };
   thread_local std::array<Slot, 1024> seen;
@@ -46,7 +47,8 @@ SiteId SiteTable::capture() noexcept {
   if (depth == 0) return 0;
   const uint64_t h = hash(stack, depth);
   Slot& slot = seen[h % seen.size()];
-  if (slot.hash != h) slot = {h, intern(h, stack, depth)};
+  const uint64_t deaths = deaths_.load(std::memory_order_relaxed);
+  if (slot.hash != h || slot.deaths != deaths) slot = {h, deaths, intern(h, stack, depth)};
   return slot.id;
 }
 
@@ -55,7 +57,7 @@ SiteId SiteTable::intern(uint64_t hash, const Stack& stack, size_t depth) noexce
     {
       const std::lock_guard lock(mutex_);
       const auto known = ids_.find(hash);
-      if (known != ids_.end()) return known->second;
+      if (known != ids_.end() && has_modules_of(sites_[known->second], stack)) return known->second;
       if (sites_.size() >= kMaxSites) return 0;
     }
     if (is_shutting_down()) return 0;
@@ -64,17 +66,39 @@ SiteId SiteTable::intern(uint64_t hash, const Stack& stack, size_t depth) noexce
     std::vector<Frame> frames;
     frames.reserve(depth);
     for (size_t i = 0; i < depth; ++i) {
-      PyObject* module = is_module_call(stack[i]) ? PyWeakref_NewRef(stack[i].first_local, nullptr) : nullptr;
-      if (module == nullptr) PyErr_Clear();  // something that cannot be referred to weakly
+      PyObject* module = is_module_call(stack[i]) ? refer_to(stack[i].first_local) : nullptr;
       frames.push_back({Py_NewRef(reinterpret_cast<PyObject*>(stack[i].code)), stack[i].instruction, module});
     }
     const std::lock_guard lock(mutex_);
-    const auto [entry, is_new] = ids_.try_emplace(hash, static_cast<SiteId>(sites_.size()));
-    if (is_new) sites_.push_back(std::move(frames));
-    return entry->second;
+    const SiteId& id = ids_[hash] = static_cast<SiteId>(sites_.size());
+    sites_.push_back(std::move(frames));
+    return id;
   } catch (...) {  // out of memory: the site stays unknown
     return 0;
   }
+}
+
+bool SiteTable::has_modules_of(const std::vector<Frame>& site, const Stack& stack) const noexcept {
+  for (size_t i = 0; i < site.size(); ++i) {
+    if (site[i].module == nullptr) continue;
+    // What a dead reference refers to is None: read without the GIL, as the frames are.
+    if (reinterpret_cast<PyWeakReference*>(site[i].module)->wr_object != stack[i].first_local) return false;
+  }
+  return true;
+}
+
+// Null for something that cannot be referred to weakly.
+PyObject* SiteTable::refer_to(PyObject* module) {
+  static PyMethodDef definition = {"note_death", &SiteTable::note_death, METH_O, nullptr};
+  if (death_callback_ == nullptr) death_callback_ = PyCFunction_New(&definition, nullptr);
+  PyObject* reference = PyWeakref_NewRef(module, death_callback_);
+  if (reference == nullptr) PyErr_Clear();
+  return reference;
+}
+
+PyObject* SiteTable::note_death(PyObject*, PyObject*) noexcept {
+  ++instance().deaths_;
+  Py_RETURN_NONE;
 }
 
 SiteId SiteTable::within(SiteId live, SiteId outer) noexcept {

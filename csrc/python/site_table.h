@@ -48,11 +48,17 @@ class SiteTable {
 
   uint64_t hash(const Stack& stack, size_t depth) const noexcept;
   SiteId intern(uint64_t hash, const Stack& stack, size_t depth) noexcept;
+  // Whether the modules on a stack are those of the site, and not others at the addresses of dead ones.
+  bool has_modules_of(const std::vector<Frame>& site, const Stack& stack) const noexcept;
+  static PyObject* note_death(PyObject* self, PyObject* reference) noexcept;
+  PyObject* refer_to(PyObject* module);
   bool is_module_call(const RawFrame& frame) const noexcept { return frame.code == module_call_; }
 
   PyCodeObject* module_call_ = nullptr;
   PyCodeObject* engine_ = nullptr;
-  std::mutex mutex_;  // never held while the GIL is awaited
+  PyObject* death_callback_ = nullptr;
+  std::atomic<uint64_t> deaths_{0};  // of modules; what was looked up before the last one is looked up again
+  std::mutex mutex_;                 // never held while the GIL is awaited
   std::unordered_map<uint64_t, SiteId> ids_;
   std::unordered_map<uint64_t, SiteId> nested_;  // by both halves
   std::vector<std::vector<Frame>> sites_{1};     // by id; the first stands for "not known"

@@ -23,7 +23,7 @@ class Bound:
     shape: tuple[int, ...]
 
 
-Rule = Callable[..., float | None | Sequence[float | None]]
+Rule = Callable[..., float | Sequence[float | None] | None]
 
 
 def register_bound(op: str, rule: Rule) -> None:

@@ -137,7 +137,9 @@ class detect(contextlib.ContextDecorator):
         """Exact counts since the detection was made.
 
         Returns:
-            ``ops`` intercepted, tensors ``checked``, ``bytes`` read, tensors found ``nonfinite``, ``findings`` kept,
+            ``ops`` intercepted, tensors ``checked`` and, of these, ``proved`` finite without a look; ``bytes`` read, of
+            these ``bytes_reanchored`` where a bound had left its range and ``bytes_anchored`` of arguments;
+            ``bytes_proved``; tensors found ``nonfinite``, ``findings`` kept,
             ``repeats`` folded, ``dropped`` beyond ``max_findings``, ``call_sites`` noted for the backward pass,
             ``internal_errors``, and ``skipped``: tensors passed by, by reason.
         """

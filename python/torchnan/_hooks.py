@@ -71,8 +71,7 @@ def _replace(holder: Any, name: str, wrap: Callable[[Any], Any]) -> Callable[[],
 def _judging_roots(run_backward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(run_backward)
     def wrapper(outputs: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
-        pairs = [pair for pair in zip(outputs, gradients, strict=True) if isinstance(pair[0], torch.Tensor)]
-        _C.judge_roots([root for root, _ in pairs], [gradient for _, gradient in pairs])
+        _C.judge_roots(outputs, gradients)
         return run_backward(outputs, gradients, *args, **kwargs)
 
     return wrapper

@@ -32,7 +32,7 @@ class Claim:
 
     @property
     def says_something(self) -> bool:
-        return self.bound <= self.limit
+        return self.limit > 0 and self.bound <= self.limit
 
     @property
     def holds(self) -> bool:
@@ -82,9 +82,11 @@ def _bits(shape: tuple[int, ...], dtype: torch.dtype, random_: random.Random) ->
 
 
 def _scaled(scale: Callable[[torch.dtype], float]) -> Callable[[torch.Tensor, random.Random], torch.Tensor]:
-    return lambda x, _: (torch.randn(x.shape, dtype=torch.float64) * scale(x.dtype)).clamp(
-        torch.finfo(x.dtype).min, torch.finfo(x.dtype).max
-    ).to(x.dtype)
+    return lambda x, _: (
+        (torch.randn(x.shape, dtype=torch.float64) * scale(x.dtype))
+        .clamp(torch.finfo(x.dtype).min, torch.finfo(x.dtype).max)
+        .to(x.dtype)
+    )
 
 
 def _constant(value: Callable[[torch.dtype], float]) -> Callable[[torch.Tensor, random.Random], torch.Tensor]:
@@ -103,10 +105,10 @@ VALUES: dict[str, Callable[[torch.Tensor, random.Random], torch.Tensor]] = {
     "nearly the same and large": lambda x, _: (1e4 + torch.randn(x.shape)).to(x.dtype),
     "any bits": lambda x, random_: _bits(x.shape, x.dtype, random_),
     "of all sizes": lambda x, random_: (
-        torch.randn(x.shape, dtype=torch.float64) * 10.0 ** torch.randint(-20, 15, x.shape).double()
-    )
-    .clamp(torch.finfo(x.dtype).min, torch.finfo(x.dtype).max)
-    .to(x.dtype),
+        (torch.randn(x.shape, dtype=torch.float64) * 10.0 ** torch.randint(-20, 15, x.shape).double())
+        .clamp(torch.finfo(x.dtype).min, torch.finfo(x.dtype).max)
+        .to(x.dtype)
+    ),
 }
 
 
@@ -128,7 +130,9 @@ def run(op: Callable[..., Any], args: Any, kwargs: Any, kind: str | None, random
     args, kwargs = known((args, kwargs))
     with contextlib.suppress(Exception), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        outputs = [out for out in tree_leaves(op(*args, **kwargs)) if isinstance(out, torch.Tensor) and out.requires_grad]
+        outputs = [
+            out for out in tree_leaves(op(*args, **kwargs)) if isinstance(out, torch.Tensor) and out.requires_grad
+        ]
         inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.requires_grad]
         gradients = [torch.ones_like(out) for out in outputs]
         if kind is not None:

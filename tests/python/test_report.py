@@ -106,3 +106,17 @@ def test_no_value_of_a_tensor_is_told_beyond_the_range():
     assert "3.25" not in text
     assert "-1234.5" in text  # the smallest
     assert "77.125" in text  # the largest
+
+
+def test_a_model_made_anew_at_the_address_of_a_dead_one_is_named():
+    """Interned stacks know modules by address; that of a dead one may be another's by now."""
+
+    class Log(torch.nn.Module):
+        def forward(self, x):
+            return x.log().sum()
+
+    for _ in range(50):
+        model = torch.nn.Sequential(torch.nn.Identity(), Log())
+        with torchnan.detect(action="log") as watch:
+            model(torch.full((3,), -1.0)).item()
+        assert [finding.module for finding in watch.findings] == ["1"]

@@ -22,8 +22,8 @@ double most_score(A a, size_t query, size_t key, size_t scale) {
   return 1.02 * products * std::max(1.0, scale_of(a, scale, query));
 }
 
-// (query, key, value, dropout_p, is_causal, attn_mask, scale): a mean of values, weighted by a softmax of finite scores;
-// and the log of the sum of their exponentials.
+// (query, key, value, dropout_p, is_causal, attn_mask, scale): a mean of values, weighted by a softmax of finite
+// scores; and the log of the sum of their exponentials.
 void flash_attention(A a, Results out) {
   const double score = most_score(a, 0, 1, 6) + a.most(5);
   if (!(score < a.limit()) || a.size(1, -2) == 0) return;

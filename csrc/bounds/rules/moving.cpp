@@ -30,9 +30,7 @@ void of_first_or_zero(A a, Results out) { out[0] = a.bound(0); }
 void of_list(A a, Results out) { out[0] = a.bound_of_all(0); }
 
 // constant_pad_nd(x, pad, value=0)
-void constant_pad(A a, Results out) {
-  out[0] = a.given(2) ? larger(a.bound(0), a.bound(2)) : a.bound(0);
-}
+void constant_pad(A a, Results out) { out[0] = a.given(2) ? larger(a.bound(0), a.bound(2)) : a.bound(0); }
 
 // index_put(x, indices, values, accumulate): elements of x and of values; if accumulated, any number of them on one.
 void index_put(A a, Results out) {
@@ -50,9 +48,7 @@ void scatter(A a, Results out) {
 }
 
 // scatter_add(x, dim, index, source): every source element may land on one.
-void scatter_add(A a, Results out) {
-  out[0] = {a.most(0) + a.sum_of(static_cast<double>(a.numel(2)), a.most(3))};
-}
+void scatter_add(A a, Results out) { out[0] = {a.most(0) + a.sum_of(static_cast<double>(a.numel(2)), a.most(3))}; }
 
 // index_add(x, dim, index, source, alpha=1): as many as there are indices may land on one.
 void index_add(A a, Results out) {
@@ -76,26 +72,54 @@ void native_dropout(A a, Results out) {
 void native_dropout_backward(A a, Results out) { out[0] = {a.most(0) * std::abs(a.number(2, NAN))}; }
 
 // embedding_dense_backward(g, indices, ...): every gradient row may land on one; frequencies only divide.
-void embedding_dense_backward(A a, Results out) {
-  out[0] = {a.sum_of(static_cast<double>(a.numel(1)), a.most(0))};
-}
+void embedding_dense_backward(A a, Results out) { out[0] = {a.sum_of(static_cast<double>(a.numel(1)), a.most(0))}; }
 
 // unfold_backward(g, input_sizes, dim, size, step): an element lies in at most `size` windows.
 void unfold_backward(A a, Results out) {
-  out[0] = {a.sum_of(static_cast<double>(a.integer(3, 0)) + 1, a.most(0))};
+  out[0] = {a.sum_of(static_cast<double>(a.integer(3, a.numel(0))), a.most(0))};
 }
 
 }  // namespace
 
 void add_moving_rules(RuleTable& table) {
-  for (const char* name :
-       {"clone",        "_to_copy",       "lift",         "lift_fresh",     "lift_fresh_copy", "view_copy",
-        "select_copy",  "slice_copy",     "permute_copy", "t_copy",         "transpose_copy",  "_reshape_copy",
-        "expand_copy",  "detach_copy",    "alias_copy",   "unfold_copy",    "diagonal_copy",   "unsqueeze_copy",
-        "squeeze_copy", "index",          "index_select", "gather",         "take",            "embedding",
-        "repeat",       "roll",           "flip",         "pixel_shuffle",  "pixel_unshuffle", "channel_shuffle",
-        "sort",         "topk",           "scalar_tensor", "reflection_pad1d", "reflection_pad2d", "replication_pad2d",
-        "upsample_nearest1d", "upsample_nearest2d"}) {
+  for (const char* name : {"clone",
+                           "_to_copy",
+                           "lift",
+                           "lift_fresh",
+                           "lift_fresh_copy",
+                           "view_copy",
+                           "select_copy",
+                           "slice_copy",
+                           "permute_copy",
+                           "t_copy",
+                           "transpose_copy",
+                           "_reshape_copy",
+                           "expand_copy",
+                           "detach_copy",
+                           "alias_copy",
+                           "unfold_copy",
+                           "diagonal_copy",
+                           "unsqueeze_copy",
+                           "squeeze_copy",
+                           "index",
+                           "index_select",
+                           "gather",
+                           "take",
+                           "embedding",
+                           "repeat",
+                           "roll",
+                           "flip",
+                           "pixel_shuffle",
+                           "pixel_unshuffle",
+                           "channel_shuffle",
+                           "sort",
+                           "topk",
+                           "scalar_tensor",
+                           "reflection_pad1d",
+                           "reflection_pad2d",
+                           "replication_pad2d",
+                           "upsample_nearest1d",
+                           "upsample_nearest2d"}) {
     table[name] = of_argument<0>;
   }
   for (const char* name : {"tril", "triu", "select_backward", "slice_backward", "diagonal_backward", "im2col"}) {

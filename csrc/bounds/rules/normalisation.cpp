@@ -38,29 +38,39 @@ void normalise(A a, double n, double weight, double bias, double eps, Results ou
   out[2] = {r, true};
 }
 
-// What flows back into x: r (g w - mean(g w) - y mean(g w y)). Into the weight: a sum of g y; into the bias: of g.
+// What a backward pass is given and makes of it again.
 struct Statistics {
+  double n;  // elements in a group
+  double x;
   double r;
-  double y;
-  double mean_y;  // of |y|
-  double weight;
-  double rows;  // that a weight is shared by
+  double apart;   // |x - mean| r, if nothing cancels
+  double y;       // the same, if mean and r are those of x: then it is within sqrt(n)
+  double mean_y;  // of |y|: then within 1, as that of y^2 is
+  double weight = 1;
+  double rows = 1;  // that a weight is shared by
 };
 
-void normalise_backward(A a, const Statistics& s, Results out) {
-  const double g = a.most(0);
-  out[0] = {a.sum_of(1, s.r * g * s.weight * (2 + s.y * s.mean_y))};
-  out[1] = {a.sum_of(s.rows, g * s.y)};
-  out[2] = {a.sum_of(s.rows, g)};
-}
-
-// y again, from x, mean and r. Only if mean and r are those of x it is within sqrt(n), and the mean of |y| within 1, as
-// that of y^2 is.
 Statistics recomputed(A a, double n, double x, double mean, double r, bool of_x) {
   const double apart = (x + mean) * r;
-  if (!of_x) return {r, apart, apart, 1, 1};
+  if (!of_x) return {n, x, r, apart, apart, apart};
   const double off = rounding_of_mean(n) * a.epsilon() * x * r;
-  return {r, std::min(apart, normalised(a, n, x, r)), 1.1 + off, 1, 1};
+  return {n, x, r, apart, std::min(apart, normalised(a, n, x, r)), 1.1 + off};
+}
+
+// Into x: r (g w - mean(g w) - y mean(g w y)). Into the weight: a sum of g y; into the bias: of g. Multiplied out, as
+// kernels do it, that takes sums of g w x and the third power of r on the way, and terms of g w x^2 r^3 cancel but for
+// their rounding.
+void normalise_backward(A a, const Statistics& s, Results out) {
+  const double g = a.most(0);
+  const double gw = g * s.weight;
+  const double cube = s.r * s.r * s.r;
+  const double cancels = gw * s.r * s.apart * s.apart;
+  const double on_the_way = std::max({cube, (1 + cube) * s.rows * s.n * std::max(g, gw) * (1 + s.x), cancels});
+  if (!(on_the_way < a.limit())) return;
+  const double rounding = rounding_of_mean(s.n) * a.epsilon() * cancels;
+  out[0] = {a.sum_of(1, s.r * gw * (2 + s.y * s.mean_y) + rounding)};
+  out[1] = {a.sum_of(s.rows, g * s.y)};
+  out[2] = {a.sum_of(s.rows, g)};
 }
 
 double sizes_product(const c10::SmallVector<int64_t, 5>& sizes) {

@@ -28,9 +28,7 @@ void sub(A a, Results out) { out[0] = {a.most(0) + std::abs(a.number(2, 1)) * a.
 void rsub(A a, Results out) { out[0] = {std::abs(a.number(2, 1)) * a.most(0) + a.most(1)}; }
 
 // |x y| = |x| |y|; a square is not negative.
-void mul(A a, Results out) {
-  out[0] = {a.most(0) * a.most(1), a.same(0, 1) || (a.nonnegative(0) && a.nonnegative(1))};
-}
+void mul(A a, Results out) { out[0] = {a.most(0) * a.most(1), a.same(0, 1) || (a.nonnegative(0) && a.nonnegative(1))}; }
 
 // |x / y| <= |x| / least |y|; rounded to an integer, at most one more.
 void div(A a, Results out) {
@@ -97,19 +95,13 @@ void pow(A a, Results out) {
 }
 
 // One of the two. (max(-inf, y) is y, min is -inf: left to a look.)
-void one_of_two(A a, Results out) {
-  out[0] = {std::max(a.most(0), a.most(1)), a.nonnegative(0) && a.nonnegative(1)};
-}
+void one_of_two(A a, Results out) { out[0] = {std::max(a.most(0), a.most(1)), a.nonnegative(0) && a.nonnegative(1)}; }
 
 // where(condition, x, y): x or y.
-void where(A a, Results out) {
-  out[0] = {std::max(a.most(1), a.most(2)), a.nonnegative(1) && a.nonnegative(2)};
-}
+void where(A a, Results out) { out[0] = {std::max(a.most(1), a.most(2)), a.nonnegative(1) && a.nonnegative(2)}; }
 
 // masked_fill(x, mask, value): x or the value.
-void masked_fill(A a, Results out) {
-  out[0] = {std::max(a.most(0), a.most(2)), a.nonnegative(0) && a.nonnegative(2)};
-}
+void masked_fill(A a, Results out) { out[0] = {std::max(a.most(0), a.most(2)), a.nonnegative(0) && a.nonnegative(2)}; }
 
 // x + w (y - x), 0 <= w <= 1: between x and y, |.| <= (1 - w) |x| + w |y|. Rounding y - x is relative to both.
 void lerp(A a, Results out) {

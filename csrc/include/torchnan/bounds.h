@@ -31,7 +31,7 @@ class BoundSource;
 // What is known of the values of a tensor.
 struct Bound {
   double most = std::numeric_limits<double>::infinity();  // no |x| is above it; infinity: nothing is known
-  bool nonnegative = false;                                // no x is below zero
+  bool nonnegative = false;                               // no x is below zero
   bool masked = false;  // x may also be -inf, on purpose: a mask. All else is within `most`
 
   bool known() const { return most < std::numeric_limits<double>::infinity(); }
@@ -48,7 +48,7 @@ class TORCHNAN_API RuleArguments {
 
   size_t size() const { return operands_.size(); }
   const Operand* operand(size_t i) const;  // the library's own view of it; null beyond the last
-  bool given(size_t i) const;  // there is such an argument, and it is not None
+  bool given(size_t i) const;              // there is such an argument, and it is not None
 
   // Of a tensor, or a number. most() of what may be -inf, and of what is not given, is kUnknown and 0.
   Bound bound(size_t i) const;
@@ -93,8 +93,8 @@ class TORCHNAN_API RuleArguments {
 };
 
 // Sets the bounds of the results, in the order in which the operator returns them (then of what it writes and does not
-// return). Results that it leaves alone are unknown. Called on any thread; what it throws is counted, and the results are looked
-// at.
+// return). Results that it leaves alone are unknown. Called on any thread; what it throws is counted, and the results
+// are looked at.
 using BoundRule = std::function<void(const RuleArguments& arguments, std::span<Bound> results)>;
 
 // Makes `rule` the rule of an operator: "mylib::gated_mul", every overload of it and its in-place form. Throws

@@ -66,6 +66,59 @@ TEST(Ledger, KnowsNothingOfMemoryThatOthersMayWrite) {
   EXPECT_EQ(ledger.find(borrowed).known, Known::kNothing);
 }
 
+TEST(Ledger, WidensAWholeByWhatIsWrittenToAPart) {
+  Ledger ledger;
+  const at::Tensor t = at::ones({4});
+  ledger.note_written(t, {2, true}, nullptr);
+  ledger.note_written(t.slice(0, 0, 2), {5}, nullptr);
+  EXPECT_GE(ledger.find(t).bound.most, 5);
+  EXPECT_LT(ledger.find(t).bound.most, 5.001);
+  EXPECT_FALSE(ledger.find(t).bound.nonnegative);
+  ledger.note_written(t.slice(0, 0, 2), {1}, nullptr);
+  EXPECT_GE(ledger.find(t).bound.most, 5);  // of the other half
+}
+
+TEST(Ledger, RoundsABoundUp) {
+  Ledger ledger;
+  const at::Tensor t = at::ones({4}, at::kDouble);
+  for (const double most : {0.1, 1.0 / 3, 1e-300, 1e300}) {
+    ledger.note_written(t, {most}, nullptr);
+    EXPECT_GE(ledger.find(t).bound.most, most);
+    EXPECT_LE(ledger.find(t).bound.most, most * (1 + 1e-12));
+  }
+}
+
+TEST(Ledger, TellsNothingOfMemorySeenAsAnotherDtype) {
+  Ledger ledger;
+  const at::Tensor t = at::ones({4});
+  ledger.note_written(t, {1}, nullptr);
+  EXPECT_EQ(ledger.find(t.view(at::kBFloat16)).known, Known::kNothing);
+  EXPECT_EQ(ledger.find(t.view(at::kInt)).known, Known::kNothing);
+}
+
+TEST(Ledger, NeverTakesExportedMemoryForFinite) {
+  Ledger ledger;
+  const at::Tensor t = at::ones({4});
+  ledger.note_written(t, {1}, nullptr);
+  ledger.note_exported(t);
+  EXPECT_EQ(ledger.find(t).known, Known::kWasFinite);
+  ledger.note_written(t, {1}, nullptr);
+  EXPECT_EQ(ledger.find(t).known, Known::kWasFinite);
+  ledger.clear();  // pushed out
+  ledger.note_written(t, {1}, nullptr);
+  EXPECT_EQ(ledger.find(t).known, Known::kWasFinite);
+}
+
+TEST(Ledger, DoubtEndsWithTheNextWrite) {
+  Ledger ledger;
+  const at::Tensor t = at::ones({4});
+  ledger.note_written(t, {1}, nullptr);
+  ledger.doubt(t);
+  EXPECT_EQ(ledger.find(t).known, Known::kWasFinite);
+  ledger.note_written(t, {1}, nullptr);
+  EXPECT_EQ(ledger.find(t).known, Known::kFinite);
+}
+
 TEST(Ledger, ForgetsRatherThanGrows) {
   Ledger ledger;
   std::vector<at::Tensor> many;

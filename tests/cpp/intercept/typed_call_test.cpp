@@ -1,0 +1,79 @@
+#include "intercept/typed_call.h"
+
+#include <cstdlib>
+#include <functional>
+#include <new>
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <torchnan/detector.h>
+
+namespace {
+thread_local int64_t allocations = 0;
+}
+
+[[gnu::noinline]] void* operator new(size_t bytes) {
+  ++allocations;
+  if (void* memory = std::malloc(bytes)) return memory;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+
+namespace torchnan {
+namespace {
+
+int64_t allocations_of(const std::function<void()>& run) {
+  const int64_t before = allocations;
+  run();
+  return allocations - before;
+}
+
+// How many more there are while detection is on.
+int64_t added_allocations(const std::function<void()>& run) {
+  run();
+  const int64_t plain = allocations_of(run);
+  Detector detector;
+  run();
+  run();
+  return allocations_of(run) - plain;
+}
+
+class HealthyPath : public testing::TestWithParam<int64_t> {};
+
+TEST_P(HealthyPath, AllocatesNothing) {
+  const at::Tensor x = at::randn({GetParam(), GetParam()});
+  const at::Tensor y = at::rand({GetParam(), GetParam()});
+  EXPECT_EQ(added_allocations([&] {
+              x.mul_(y).add_(y, 0.25);
+              at::mm(x, y).tanh().sum();
+              y.sqrt().sub(y);
+            }),
+            0);
+}
+
+TEST_P(HealthyPath, OfABoxedCallPyTorchAllocatesTheStack) {
+  const at::Tensor x = at::rand({GetParam(), GetParam()});
+  EXPECT_EQ(added_allocations([&] { at::log1p(x); }), 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, HealthyPath, testing::Values(4, 100));
+
+TEST(TypedCall, ExplainsAsTheBoxedOneDoes) {
+  Options options;
+  options.action = Action::kLog;
+  Detector detector(options);
+  const at::Tensor zero = at::zeros({50, 50});
+  const at::Tensor quotient = at::div(zero, zero);  // typed
+  EXPECT_TRUE(std::isnan(quotient.sum().item<float>()));
+  ASSERT_EQ(detector.findings().size(), 1u);
+  const Finding finding = detector.findings()[0];
+  EXPECT_EQ(finding.op, "aten::div");
+  EXPECT_EQ(finding.nan, 2500);
+  ASSERT_EQ(finding.inputs.size(), 2u);
+  EXPECT_EQ(finding.inputs[1].name, "other");
+}
+
+}  // namespace
+}  // namespace torchnan
