@@ -81,3 +81,18 @@ def test_a_compiled_optimizer_runs():
         model(torch.randn(2, 4)).backward()
         step()
     assert watch.findings == []
+
+
+def test_what_a_compiled_graph_writes_into_its_input_is_not_taken_for_what_it_was():
+    @torch.compile
+    def wreck(x):
+        x.mul_(float("inf")).sub_(x)
+        return x.shape[0]
+
+    wreck(torch.ones(5000))  # compiled before anybody watches
+    with torchnan.detect(action="log") as watch:
+        x = torch.ones(5000) * 2
+        _ = x * 3  # known, and used
+        wreck(x)
+        _ = (x * 5).sum().item()
+    assert [finding.op for finding in watch.findings] == ["aten::mul"]
