@@ -18,6 +18,6 @@ inline c10::DispatchKeySet below_interceptor(c10::DispatchKeySet keys) {
 }
 
 // Registers the interceptor, once per process. Throws std::runtime_error if its key is taken.
-void install_interceptor();
+TORCHNAN_API void install_interceptor();
 
 }  // namespace torchnan

@@ -111,7 +111,10 @@ void bind_session(py::module_& m) {
   });
   m.def("effort",
         [] { return py::make_tuple(effort().remembered.load(), effort().resolved.load(), effort().censuses.load()); });
-  m.def("interceptor_key_name", [] { return std::string(c10::toString(kInterceptorKey)); });
+  m.def("interceptor_key_name", [] {
+    install_interceptor();
+    return std::string(c10::toString(kInterceptorKey));
+  });
 }
 
 }  // namespace
