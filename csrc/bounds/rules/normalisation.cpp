@@ -65,7 +65,7 @@ void normalise_backward(A a, const Statistics& s, Results out) {
   const double gw = g * s.weight;
   const double cube = s.r * s.r * s.r;
   const double cancels = gw * s.r * s.apart * s.apart;
-  const double on_the_way = std::max({cube, (1 + cube) * s.rows * s.n * std::max(g, gw) * (1 + s.x), cancels});
+  const double on_the_way = std::max({cube, (s.rows + s.n * (1 + cube)) * std::max(g, gw) * (1 + s.x), cancels});
   if (!(on_the_way < a.limit())) return;
   const double rounding = rounding_of_mean(s.n) * a.epsilon() * cancels;
   out[0] = {a.sum_of(1, s.r * gw * (2 + s.y * s.mean_y) + rounding)};
