@@ -64,6 +64,10 @@ result = dict(
 )
 with open(f"{sys.argv[1]}/{rank}.json", "w") as file:
     json.dump(result, file)
+# PyTorch 2.13 aborts now and then, torchnan or not, if gloo's thread is the one to let go of a Python object at exit.
+import gc
+del model, optimizer, loss
+gc.collect()
 dist.barrier()
 dist.destroy_process_group()
 """
