@@ -27,6 +27,8 @@ bool covers_its_storage(const at::Tensor& tensor, const c10::StorageImpl& storag
   return tensor.nbytes() >= storage.nbytes() && tensor.is_non_overlapping_and_dense();
 }
 
+bool is_bounded(Known known) { return known == Known::kFinite || known == Known::kMasked; }
+
 // A note in a word: what is known, of which dtype, and above that the site or the bound.
 constexpr uint64_t kKnownBits = 0x7;
 constexpr uint64_t kNonnegative = 0x8;
@@ -60,8 +62,7 @@ uint64_t pack(const Ledger::Note& note, c10::ScalarType dtype) {
   uint64_t word = static_cast<uint64_t>(note.known) | (code_of(dtype) << kDtypeShift);
   if (note.bound.nonnegative) word |= kNonnegative;
   if (note.exported) word |= kExported;
-  const bool is_bounded = note.known == Known::kFinite || note.known == Known::kMasked;
-  return word | (is_bounded ? packed(note.bound.most) : uint64_t{note.site} << 8);
+  return word | (is_bounded(note.known) ? packed(note.bound.most) : uint64_t{note.site} << 8);
 }
 
 Ledger::Note unpack(uint64_t word, const OpPlan* maker, c10::ScalarType dtype) {
@@ -69,7 +70,7 @@ Ledger::Note unpack(uint64_t word, const OpPlan* maker, c10::ScalarType dtype) {
   note.known = static_cast<Known>(word & kKnownBits);
   note.maker = maker;
   note.exported = (word & kExported) != 0;
-  if (note.known != Known::kFinite && note.known != Known::kMasked) {
+  if (!is_bounded(note.known)) {
     note.site = static_cast<SiteId>(word >> 8);
     return note;
   }
@@ -119,7 +120,7 @@ void Ledger::set(const at::Tensor& tensor, Note note) noexcept {
     note.exported =
         is_here ? (bucket.values[way].load(std::memory_order_acquire) & kExported) != 0 : is_exported(storage);
   }
-  if (note.exported && (note.known == Known::kFinite || note.known == Known::kMasked)) note.known = Known::kWasFinite;
+  if (note.exported && is_bounded(note.known)) note.known = Known::kWasFinite;
   if (way == kWays) way = fits(nullptr);
   // Full: the low bits of the address choose, which are as good as random.
   if (way == kWays) way = (reinterpret_cast<uintptr_t>(storage) >> 4) % kWays;
@@ -136,10 +137,8 @@ void Ledger::note_written(const at::Tensor& tensor, Bound bound, const OpPlan* m
   if (storage == nullptr) return;
   if (!covers_its_storage(tensor, *storage)) {
     const Note whole = find(tensor);
-    if (whole.known != Known::kFinite && whole.known != Known::kMasked) return;
-    bound.most = std::max(bound.most, whole.bound.most);
-    bound.nonnegative = bound.nonnegative && whole.bound.nonnegative;
-    bound.masked = bound.masked || whole.bound.masked;
+    if (!is_bounded(whole.known)) return;
+    bound = bound.joined(whole.bound);
   }
   set(tensor, {bound.masked ? Known::kMasked : Known::kFinite, bound, false, 0, maker});
 }
@@ -174,8 +173,7 @@ void Ledger::forget(const at::Tensor& tensor) noexcept {
 }
 
 void Ledger::doubt(const at::Tensor& tensor) noexcept {
-  const Known known = find(tensor).known;
-  if (known == Known::kFinite || known == Known::kMasked) set(tensor, Note{.known = Known::kWasFinite});
+  if (is_bounded(find(tensor).known)) set(tensor, Note{.known = Known::kWasFinite});
 }
 
 void Ledger::note_exported(const at::Tensor& tensor) {

@@ -66,10 +66,7 @@ Bound RuleArguments::bound_of_all(size_t i) const {
   for (size_t e = 0; e < list->count; ++e) {
     const c10::IValue& value = value_of(*list, e);
     if (!value.isTensor() || !value.toTensor().defined()) continue;
-    const Bound one = source_.of(value.toTensor());
-    all.most = std::max(all.most, one.most);
-    all.nonnegative = all.nonnegative && one.nonnegative;
-    all.masked = all.masked || one.masked;
+    all = all.joined(source_.of(value.toTensor()));
   }
   return all;
 }

@@ -1,6 +1,7 @@
 // The rules by operator. One file in rules/ per family; a rule is found by its operator's name.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <string_view>
@@ -14,6 +15,23 @@ namespace torchnan {
 // a rule has to hold for all of them.
 using RuleTable = std::map<std::string, BoundRule, std::less<>>;
 using Results = std::span<Bound>;
+
+// A product may be computed with its factors rounded to bfloat16 (set_float32_matmul_precision).
+inline constexpr double kRoundedFactors = 1.02;
+
+// |f(x)| <= |x|, with f(x) >= 0 where x >= 0: elements of the first argument, means and extremes of them.
+inline void no_larger(const RuleArguments& a, Results out) { out[0] = {a.most(0), a.nonnegative(0)}; }
+
+// How many elements a tensor has for each index of one dimension.
+inline double elements_per(const RuleArguments& a, size_t i, int64_t dim) {
+  return static_cast<double>(a.numel(i)) / static_cast<double>(std::max<int64_t>(1, a.size(i, dim)));
+}
+
+inline double product(const c10::SmallVector<int64_t, 5>& sizes) {
+  double product = 1;
+  for (const int64_t size : sizes) product *= static_cast<double>(size);
+  return product;
+}
 
 void add_attention_rules(RuleTable& table);
 void add_convolution_rules(RuleTable& table);

@@ -152,6 +152,20 @@ template <typename Word>
   return counts;
 }
 
+template <typename Word>
+uint64_t max_finite(const void* data, int64_t words, const FloatFormat& format) {
+  const Word* p = static_cast<const Word*>(data);
+  const auto mask = static_cast<Word>(format.mask);
+  const auto infinity = static_cast<Word>(format.infinity);
+  Word largest = 0;
+  for (int64_t i = 0; i < words; ++i) {
+    const Word w = static_cast<Word>(p[i] & mask);
+    const Word finite = w < infinity ? w : Word{0};
+    largest = largest < finite ? finite : largest;
+  }
+  return largest;
+}
+
 TORCHNAN_EVERY_ISA uint64_t scan8(const void* data, int64_t words, uint64_t infinity) {
   return scan<uint8_t, 0, 0x7f>(data, words, infinity);
 }
@@ -210,6 +224,17 @@ uint64_t max_magnitude(const void* data, int64_t words, const FloatFormat& forma
     default:
       if (format.bias != 0) return scan8_biased(data, words, format.infinity);
       return format.mask == 0xff ? scan8_unsigned(data, words, format.infinity) : scan8(data, words, format.infinity);
+  }
+}
+
+uint64_t max_finite_magnitude(const void* data, int64_t words, const FloatFormat& format) {
+  switch (format.word_bytes) {
+    case 2:
+      return max_finite<uint16_t>(data, words, format);
+    case 8:
+      return max_finite<uint64_t>(data, words, format);
+    default:
+      return max_finite<uint32_t>(data, words, format);
   }
 }
 

@@ -13,6 +13,9 @@ namespace torchnan {
 // `data` need only be aligned to the word.
 uint64_t max_magnitude(const void* data, int64_t words, const FloatFormat& format);
 
+// The largest masked word that is finite, of the formats without bias. Reads everything.
+uint64_t max_finite_magnitude(const void* data, int64_t words, const FloatFormat& format);
+
 // Which non-finite words there are. Reads everything.
 Kinds kinds_in(const void* data, int64_t words, const FloatFormat& format);
 

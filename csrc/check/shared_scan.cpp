@@ -19,32 +19,7 @@ void raise_to(std::atomic<uint64_t>& largest, uint64_t value) {
   }
 }
 
-template <typename Word>
-uint64_t max_finite(const void* data, int64_t words, const FloatFormat& format) {
-  const Word* p = static_cast<const Word*>(data);
-  const auto mask = static_cast<Word>(format.mask);
-  const auto infinity = static_cast<Word>(format.infinity);
-  Word largest = 0;
-  for (int64_t i = 0; i < words; ++i) {
-    const Word w = static_cast<Word>(p[i] & mask);
-    const Word finite = w < infinity ? w : Word{0};
-    largest = largest < finite ? finite : largest;
-  }
-  return largest;
-}
-
 }  // namespace
-
-uint64_t max_finite_magnitude(const void* data, int64_t words, const FloatFormat& format) {
-  switch (format.word_bytes) {
-    case 2:
-      return max_finite<uint16_t>(data, words, format);
-    case 8:
-      return max_finite<uint64_t>(data, words, format);
-    default:
-      return max_finite<uint32_t>(data, words, format);
-  }
-}
 
 uint64_t max_magnitude_shared(const void* data, int64_t words, const FloatFormat& format) {
   if (words * format.word_bytes < kWorthSharing) return max_magnitude(data, words, format);

@@ -10,7 +10,4 @@ namespace torchnan {
 // max_magnitude(), by PyTorch's own threads where there is enough to share.
 uint64_t max_magnitude_shared(const void* data, int64_t words, const FloatFormat& format);
 
-// The largest masked word that is finite. Reads everything, alone.
-uint64_t max_finite_magnitude(const void* data, int64_t words, const FloatFormat& format);
-
 }  // namespace torchnan

@@ -62,11 +62,11 @@ void OpCall::run_judged() {
   attribute_bad_results();
 }
 
-// The call has run, and something that it wrote is not finite.
+// The call has run, its results have been judged, and something in them is not finite.
 void OpCall::explain(torch::jit::Stack& results) {
   keep_arguments();
   stack_ = &results;
-  look_at_results();
+  for_each_result([this](const at::Tensor& result, int64_t output) { note_bad_result(result, output); });
   attribute_bad_results();
 }
 
@@ -181,11 +181,9 @@ void OpCall::look_at_result(const at::Tensor& result, int64_t output) {
     return;
   }
   switch (check_.judge(result, output, !bad_arguments_.empty())) {
-    case ResultCheck::Outcome::kNonFinite: {
-      const at::Tensor tensor = readable(result);
-      bad_results_.push_back({tensor, kinds_of(tensor), output});
+    case ResultCheck::Outcome::kNonFinite:
+      note_bad_result(result, output);
       break;
-    }
     case ResultCheck::Outcome::kMasked:
       expect(facts(), bad_arguments_, result);
       break;
@@ -195,6 +193,12 @@ void OpCall::look_at_result(const at::Tensor& result, int64_t output) {
     case ResultCheck::Outcome::kPassedBy:
       break;
   }
+}
+
+void OpCall::note_bad_result(const at::Tensor& result, int64_t output) {
+  const at::Tensor tensor = readable(result);
+  const Kinds kinds = tensor.defined() ? kinds_of(tensor) : Kinds();
+  if (kinds.any()) bad_results_.push_back({tensor, kinds, output});
 }
 
 // A finite square root says that nothing was below zero.

@@ -21,7 +21,7 @@ class OpCall {
 
   void run();
 
-  // For a call that ran without this: the stack holds its arguments, `results` what it returned.
+  // For a call that ran, and was judged, without this: the stack holds its arguments, `results` what it returned.
   void explain(torch::jit::Stack& results);
 
  private:
@@ -39,6 +39,7 @@ class OpCall {
   template <typename Visit>
   void for_each_result(Visit&& visit);
   void look_at_result(const at::Tensor& result, int64_t output);
+  void note_bad_result(const at::Tensor& result, int64_t output);  // if it is one
   void vouch_for_argument(int64_t output);
   void attribute_bad_results();
   void note_masks();

@@ -48,7 +48,7 @@ bool ResultCheck::is_worth_bounding(c10::ArrayRef<Operand> arguments) const {
 
 ResultCheck::Outcome ResultCheck::judge(const at::Tensor& result, int64_t output, bool masks_are_known) {
   const auto place = static_cast<size_t>(output);
-  const Bound bound = place < bounds_.size() ? bounds_[place] : Bound();
+  const Bound bound = bound_at(place);
   const bool is_enough = is_proved(result, bound) && (!bound.masked || masks_are_known);
   if (!is_enough || is_sampled()) return read(result, place);
   const Skip skip = reason_to_skip(result);
@@ -60,6 +60,8 @@ ResultCheck::Outcome ResultCheck::pass_by(const at::Tensor& result, Skip reason)
   if (plan_.writes_in_place()) ledger().doubt(result);  // written as integers, say
   return Outcome::kPassedBy;
 }
+
+Bound ResultCheck::bound_at(size_t place) const { return place < bounds_.size() ? bounds_[place] : Bound(); }
 
 bool ResultCheck::is_proved(const at::Tensor& result, const Bound& bound) const {
   const DtypeRange range = range_of(result.scalar_type());
@@ -96,7 +98,7 @@ void ResultCheck::record_claim(const at::Tensor& result, size_t place, const Ver
 }
 
 ResultCheck::Outcome ResultCheck::read(const at::Tensor& result, size_t place) {
-  const Bound bound = place < bounds_.size() ? bounds_[place] : Bound();
+  const Bound bound = bound_at(place);
   const Verdict verdict = check_finite(result);
   if (verdict.skip != Skip::kNone) return pass_by(result, verdict.skip);
   thread_.counters().checked.add(1);

@@ -39,6 +39,7 @@ class ResultCheck {
 
   bool is_worth_bounding(c10::ArrayRef<Operand> arguments) const;
   void apply_rule(c10::ArrayRef<Operand> arguments);
+  Bound bound_at(size_t place) const;
   bool is_sampled();
   bool is_proved(const at::Tensor& result, const Bound& bound) const;
   Outcome pass_by(const at::Tensor& result, Skip reason);

@@ -32,13 +32,14 @@ bool PlainCall::begins(c10::ArrayRef<Operand> arguments) {
 }
 
 bool PlainCall::ends_well(c10::ArrayRef<const at::Tensor*> results, const at::Tensor* first_argument) {
+  bool all_is_well = true;
   for (size_t output = 0; output < results.size(); ++output) {
     if (!results[output]->defined()) continue;
     const auto outcome = check_->judge(*results[output], static_cast<int64_t>(output), false);
-    if (outcome == ResultCheck::Outcome::kNonFinite) return false;
-    if (plan_.vouches_for_sign && first_argument != nullptr) ledger().note_nonnegative(*first_argument);
+    all_is_well &= outcome != ResultCheck::Outcome::kNonFinite;
   }
-  return true;
+  if (all_is_well && plan_.vouches_for_sign && first_argument != nullptr) ledger().note_nonnegative(*first_argument);
+  return all_is_well;
 }
 
 void PlainCall::forget(c10::ArrayRef<Operand> arguments) {

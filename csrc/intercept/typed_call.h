@@ -6,8 +6,8 @@
 #pragma once
 
 #include <array>
+#include <optional>
 #include <tuple>
-#include <type_traits>
 #include <utility>
 
 #include <ATen/core/Tensor.h>

@@ -92,12 +92,8 @@ void bind_session(py::module_& m) {
   m.def("anything_nonfinite", [] { return lineage().in_use(); });
   m.def("judge", &judge, py::arg("harm"), py::arg("tensors"), py::arg("name_of"), without_gil);
   m.def("judge_roots", &judge_backward, py::arg("roots"), py::arg("gradients"));
-  m.def("note_exported", [](const at::Tensor& tensor) {
-    if (tensor.has_storage()) ledger().note_exported(tensor);
-  });
-  m.def("doubt", [](const at::Tensor& tensor) {
-    if (tensor.has_storage()) ledger().doubt(tensor);
-  });
+  m.def("note_exported", [](const at::Tensor& tensor) { ledger().note_exported(tensor); });
+  m.def("doubt", [](const at::Tensor& tensor) { ledger().doubt(tensor); });
   m.def("note_call_site", &note_next_node);
   bind_bound_rules(m);
   m.def("operators_with_rules", &operators_with_rules);

@@ -34,10 +34,11 @@ def register_bound(op: str, rule: Rule) -> None:
 
     Args:
         op: namespace and name, ``"mylib::scale"``: all its overloads, and its in-place form.
-        rule: called before the operator with one value per argument of its schema, a :class:`Bound` for a tensor, a
-            list of them for a list of tensors, anything else as it is. Returns the largest ``|x|`` that the result can
-            have, or one for each result; ``None`` where nothing is known. May be called on any thread. A rule that
-            raises is counted in ``stats()["internal_errors"]``, and the result is read.
+        rule: called before the operator with one value per argument of its schema: a :class:`Bound` for a tensor, one
+            of all for a list of tensors, numbers and lists of integers as they are, ``None`` for anything else. Returns
+            the largest ``|x|`` that the result can have, or one for each result; ``None`` where nothing is known. May
+            be called on any thread. A rule that raises is counted in ``stats()["internal_errors"]``, and the result is
+            read.
 
     Raises:
         ValueError: a name without namespace, or of an operator that has a rule.

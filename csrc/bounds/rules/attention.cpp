@@ -19,7 +19,7 @@ double scale_of(A a, size_t scale, size_t query) {
 // |q k scale| over E elements.
 double most_score(A a, size_t query, size_t key, size_t scale) {
   const double products = a.sum_of(static_cast<double>(a.size(query, -1)), a.most(query) * a.most(key));
-  return 1.02 * products * std::max(1.0, scale_of(a, scale, query));
+  return kRoundedFactors * products * std::max(1.0, scale_of(a, scale, query));
 }
 
 // (query, key, value, dropout_p, is_causal, attn_mask, scale): a mean of values, weighted by a softmax of finite

@@ -15,14 +15,10 @@ constexpr double kFastAlgorithms = 2;
 
 double bounded(double most) { return most < kMostOnTheWay ? kFastAlgorithms * most : RuleArguments::kUnknown; }
 
-double per_channel(A a, size_t i, int64_t dim) {
-  return static_cast<double>(a.numel(i)) / static_cast<double>(std::max<int64_t>(1, a.size(i, dim)));
-}
-
 // convolution(x, weight, bias, ..., 6: transposed, ...): each output is a sum over the weights of one output channel;
 // transposed, of one input channel of the weight at most.
 void convolution(A a, Results out) {
-  const double terms = per_channel(a, 1, a.flag(6) ? 1 : 0);
+  const double terms = elements_per(a, 1, a.flag(6) ? 1 : 0);
   out[0] = {bounded(a.sum_of(terms, a.most(0) * a.most(1))) + a.most(2)};
 }
 
@@ -30,9 +26,9 @@ void convolution(A a, Results out) {
 // g, transposed of x; to the bias from every position of g.
 void convolution_backward(A a, Results out) {
   const double g = a.most(0);
-  const double through = std::max(per_channel(a, 2, 0), per_channel(a, 2, 1));
-  const double positions = per_channel(a, 0, 1);
-  const double shared = std::max(positions, per_channel(a, 1, 1));
+  const double through = std::max(elements_per(a, 2, 0), elements_per(a, 2, 1));
+  const double positions = elements_per(a, 0, 1);
+  const double shared = std::max(positions, elements_per(a, 1, 1));
   out[0] = {bounded(a.sum_of(through, g * a.most(2)))};
   out[1] = {bounded(a.sum_of(shared, g * a.most(1)))};
   out[2] = {a.sum_of(positions, g)};
@@ -41,13 +37,8 @@ void convolution_backward(A a, Results out) {
 // The most windows that an element lies in: as many as a window has elements. One number stands for every dimension.
 double window(A a, size_t kernel_size, int64_t dims) {
   const auto kernel = a.integers(kernel_size);
-  double elements = 1;
-  for (const int64_t k : kernel) elements *= static_cast<double>(k);
-  return kernel.size() == 1 ? std::pow(elements, static_cast<double>(dims)) : elements;
+  return kernel.size() == 1 ? std::pow(product(kernel), static_cast<double>(dims)) : product(kernel);
 }
-
-// max_pool(x, ...), and means of elements: no larger than x.
-void no_larger(A a, Results out) { out[0] = {a.most(0), a.nonnegative(0)}; }
 
 // avg_pool2d(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor): a mean; with a divisor of the
 // program's own, a sum over it.

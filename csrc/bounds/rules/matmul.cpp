@@ -8,27 +8,24 @@ namespace {
 
 using A = const RuleArguments&;
 
-// A product may be computed with its factors rounded to bfloat16 (set_float32_matmul_precision).
-constexpr double kRoundedFactors = 1.02;
-
 // |sum over K of x y| <= K |x| |y|
-double product(A a, size_t x, size_t y, int64_t terms) {
+double sum_of_products(A a, size_t x, size_t y, int64_t terms) {
   return kRoundedFactors * a.sum_of(static_cast<double>(terms), a.most(x) * a.most(y));
 }
 
 // mm, bmm: K is the last dimension of the first.
-void mm(A a, Results out) { out[0] = {product(a, 0, 1, a.size(0, -1))}; }
+void mm(A a, Results out) { out[0] = {sum_of_products(a, 0, 1, a.size(0, -1))}; }
 
 // addmm(c, x, y, beta=1, alpha=1): beta c + alpha x y
 void addmm(A a, Results out) {
   const double alpha = std::abs(a.number(4, 1));
-  out[0] = {std::abs(a.number(3, 1)) * a.most(0) + alpha * product(a, 1, 2, a.size(1, -1))};
+  out[0] = {std::abs(a.number(3, 1)) * a.most(0) + alpha * sum_of_products(a, 1, 2, a.size(1, -1))};
 }
 
 // addbmm: the batch is summed too.
 void addbmm(A a, Results out) {
   const double alpha = std::abs(a.number(4, 1));
-  out[0] = {std::abs(a.number(3, 1)) * a.most(0) + alpha * product(a, 1, 2, a.size(1, 0) * a.size(1, -1))};
+  out[0] = {std::abs(a.number(3, 1)) * a.most(0) + alpha * sum_of_products(a, 1, 2, a.size(1, 0) * a.size(1, -1))};
 }
 
 // addr(c, x, y, beta=1, alpha=1): an outer product.

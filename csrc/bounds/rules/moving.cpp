@@ -9,32 +9,25 @@ namespace {
 
 using A = const RuleArguments&;
 
-Bound larger(const Bound& x, const Bound& y) {
-  return {std::max(x.most, y.most), x.nonnegative && y.nonnegative, x.masked || y.masked};
-}
-
-// Elements of argument I, and of J.
+// Elements of argument I, perhaps with zeros between them; and of J.
 template <size_t I>
 void of_argument(A a, Results out) {
   out[0] = a.bound(I);
 }
 template <size_t I, size_t J>
 void of_either(A a, Results out) {
-  out[0] = larger(a.bound(I), a.bound(J));
+  out[0] = a.bound(I).joined(a.bound(J));
 }
-
-// Elements of the first, and zeros.
-void of_first_or_zero(A a, Results out) { out[0] = a.bound(0); }
 
 // Elements of a list of tensors.
 void of_list(A a, Results out) { out[0] = a.bound_of_all(0); }
 
 // constant_pad_nd(x, pad, value=0)
-void constant_pad(A a, Results out) { out[0] = a.given(2) ? larger(a.bound(0), a.bound(2)) : a.bound(0); }
+void constant_pad(A a, Results out) { out[0] = a.given(2) ? a.bound(0).joined(a.bound(2)) : a.bound(0); }
 
 // index_put(x, indices, values, accumulate): elements of x and of values; if accumulated, any number of them on one.
 void index_put(A a, Results out) {
-  const Bound put = larger(a.bound(0), a.bound(2));
+  const Bound put = a.bound(0).joined(a.bound(2));
   if (!a.flag(3)) {
     out[0] = put;
     return;
@@ -44,7 +37,7 @@ void index_put(A a, Results out) {
 
 // scatter(x, dim, index, source or value) without a reduction: one of both.
 void scatter(A a, Results out) {
-  if (!a.given(4)) out[0] = larger(a.bound(0), a.bound(3));
+  if (!a.given(4)) out[0] = a.bound(0).joined(a.bound(3));
 }
 
 // scatter_add(x, dim, index, source): every source element may land on one.
@@ -123,7 +116,7 @@ void add_moving_rules(RuleTable& table) {
     table[name] = of_argument<0>;
   }
   for (const char* name : {"tril", "triu", "select_backward", "slice_backward", "diagonal_backward", "im2col"}) {
-    table[name] = of_first_or_zero;
+    table[name] = of_argument<0>;
   }
   for (const char* name : {"copy", "fill", "full", "full_like"}) table[name] = of_argument<1>;
   table["new_full"] = of_argument<2>;

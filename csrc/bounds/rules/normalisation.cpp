@@ -73,20 +73,14 @@ void normalise_backward(A a, const Statistics& s, Results out) {
   out[2] = {a.sum_of(s.rows, g)};
 }
 
-double sizes_product(const c10::SmallVector<int64_t, 5>& sizes) {
-  double product = 1;
-  for (const int64_t size : sizes) product *= static_cast<double>(size);
-  return product;
-}
-
 // native_layer_norm(x, shape, weight, bias, eps)
 void layer_norm(A a, Results out) {
-  normalise(a, sizes_product(a.integers(1)), weight_of(a, 2), a.most(3), a.number(4, 0), out);
+  normalise(a, product(a.integers(1)), weight_of(a, 2), a.most(3), a.number(4, 0), out);
 }
 
 // native_layer_norm_backward(g, x, shape, mean, r, weight, bias, mask)
 void layer_norm_backward(A a, Results out) {
-  const double n = sizes_product(a.integers(2));
+  const double n = product(a.integers(2));
   const bool of_x = a.made_by(3, "aten::native_layer_norm") && a.made_by(4, "aten::native_layer_norm");
   Statistics s = recomputed(a, n, a.most(1), a.most(3), a.most(4), of_x);
   s.weight = weight_of(a, 5);
@@ -110,15 +104,11 @@ void group_norm_backward(A a, Results out) {
   normalise_backward(a, s, out);
 }
 
-double per_channel(A a, size_t i) {
-  return static_cast<double>(a.numel(i)) / static_cast<double>(std::max<int64_t>(1, a.size(i, 1)));
-}
-
 // native_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps). In evaluation with the
 // running statistics.
 void batch_norm(A a, Results out) {
   if (a.flag(5)) {
-    normalise(a, per_channel(a, 0), weight_of(a, 1), a.most(2), a.number(7, 0), out);
+    normalise(a, elements_per(a, 0, 1), weight_of(a, 1), a.most(2), a.number(7, 0), out);
     return;
   }
   if (!a.given(3) || !a.given(4)) return;
@@ -130,7 +120,7 @@ void batch_norm(A a, Results out) {
 void batch_norm_backward(A a, Results out) {
   if (!a.flag(7)) return;
   const bool of_x = a.made_by(5, "aten::native_batch_norm") && a.made_by(6, "aten::native_batch_norm");
-  const double n = per_channel(a, 1);
+  const double n = elements_per(a, 1, 1);
   Statistics s = recomputed(a, n, a.most(1), a.most(5), a.most(6), of_x);
   s.weight = weight_of(a, 2);
   s.rows = n;

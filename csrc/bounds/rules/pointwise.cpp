@@ -36,9 +36,6 @@ void div(A a, Results out) {
   if (least > 0) out[0] = {a.most(0) / least + (a.given(2) ? 1 : 0), a.nonnegative(0) && a.least(1) > 0};
 }
 
-// |f(x)| <= |x|, with f(x) >= 0 where x >= 0
-void no_larger(A a, Results out) { out[0] = {a.most(0), a.nonnegative(0)}; }
-
 // |-x| = |x|
 void neg(A a, Results out) { out[0] = {a.most(0)}; }
 
@@ -70,7 +67,7 @@ void leaky_relu_backward(A a, Results out) { out[0] = {a.most(0) * std::max(1.0,
 
 // |tanh|, |sin|, |cos|, |erf| <= 1 for every finite x
 void at_most_one(A a, Results out) {
-  if (a.bound(0).known()) out[0] = {a.bound(0).masked ? RuleArguments::kUnknown : 1.0};
+  if (a.most(0) < RuleArguments::kUnknown) out[0] = {1};
 }
 
 // 0 <= sigmoid <= 1, also of -inf

@@ -10,6 +10,7 @@
 // of sums is sum_of()'s.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -35,6 +36,11 @@ struct Bound {
   bool masked = false;  // x may also be -inf, on purpose: a mask. All else is within `most`
 
   bool known() const { return most < std::numeric_limits<double>::infinity(); }
+
+  // Of what may be from either.
+  Bound joined(const Bound& other) const {
+    return {std::max(most, other.most), nonnegative && other.nonnegative, masked || other.masked};
+  }
 };
 
 // A call's arguments, as its rule sees them: by their place in the schema. Of an operator on lists (_foreach_*) it sees

@@ -66,6 +66,7 @@ TEST(TypedCall, ExplainsAsTheBoxedOneDoes) {
   Detector detector(options);
   const at::Tensor zero = at::zeros({50, 50});
   const at::Tensor quotient = at::div(zero, zero);  // typed
+  EXPECT_EQ(detector.stats().nonfinite, 1);         // counted once
   EXPECT_TRUE(std::isnan(quotient.sum().item<float>()));
   ASSERT_EQ(detector.findings().size(), 1u);
   const Finding finding = detector.findings()[0];
