@@ -26,4 +26,19 @@ StridedView::StridedView(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
   }
 }
 
+int64_t StridedView::runs() const {
+  int64_t runs = 1;
+  for (const Dim& dim : outer_) runs *= dim.size;
+  return runs;
+}
+
+int64_t StridedView::offset_of_run(int64_t run) const {
+  int64_t offset = 0;
+  for (const Dim& dim : outer_) {
+    offset += run % dim.size * dim.stride;
+    run /= dim.size;
+  }
+  return offset;
+}
+
 }  // namespace torchnan

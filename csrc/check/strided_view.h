@@ -17,6 +17,8 @@ class StridedView {
 
   int64_t run_length() const { return run_length_; }  // elements in one run, inner_stride() apart
   int64_t inner_stride() const { return inner_stride_; }
+  int64_t runs() const;
+  int64_t offset_of_run(int64_t run) const;  // of its first element, in the order of for_each_run()
 
   // Calls visit(offset) for each run, with its first element's offset from the tensor's first; ends early and
   // returns false once visit returns false.

@@ -154,7 +154,8 @@ void OpCall::look_at_results() {
   if (plan_.returns_early) {
     thread_.counters().skipped[static_cast<size_t>(Skip::kCollective)].add(1);
     forget_results();
-    for_each_result([this](const at::Tensor& result, int64_t) { expect(facts(), bad_arguments_, result); });
+    for_each_result(
+        [this](const at::Tensor& result, int64_t) { expect(facts(), bad_arguments_, result, /*awaited=*/true); });
     return;
   }
   for_each_result([this](const at::Tensor& result, int64_t output) { look_at_result(result, output); });
@@ -185,7 +186,7 @@ void OpCall::look_at_result(const at::Tensor& result, int64_t output) {
       note_bad_result(result, output);
       break;
     case ResultCheck::Outcome::kMasked:
-      expect(facts(), bad_arguments_, result);
+      expect(facts(), bad_arguments_, result, /*awaited=*/false);
       break;
     case ResultCheck::Outcome::kFinite:
       if (plan_.vouches_for_sign) vouch_for_argument(output);

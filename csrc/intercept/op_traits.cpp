@@ -57,7 +57,7 @@ constexpr std::array kAbsorbsNegativeInfinity = {
 
 constexpr std::array kCompares = {
     "isnan"sv, "isinf"sv, "isposinf"sv, "isneginf"sv, "isfinite"sv, "isclose"sv, "allclose"sv, "equal"sv,
-    "eq"sv,    "ne"sv,    "lt"sv,       "le"sv,       "gt"sv,       "ge"sv,      "signbit"sv,
+    "eq"sv,    "ne"sv,    "lt"sv,       "le"sv,       "gt"sv,       "ge"sv,      "signbit"sv,  "measure"sv,
 };
 
 constexpr std::array kElementwiseInSelf = {

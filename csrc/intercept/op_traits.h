@@ -25,7 +25,7 @@ bool hands_on(std::string_view op);
 // Of the arithmetic ones, where an Inf of this sign in an argument disappears: exp(-inf) is 0.
 bool absorbs_negative_infinity(std::string_view op);
 
-// Looks at values without computing with them: isnan, lt.
+// Looks at values without computing with them: isnan, lt, torchnan's own measure.
 bool compares(std::string_view op);
 
 // addmm and its kin: elementwise in their first argument.

@@ -156,8 +156,24 @@ class Inquiry {
       const at::Tensor tensor = readable(argument.tensor);
       if (!tensor.defined() || is_known(tensor)) continue;
       const Kinds kinds = kinds_of(tensor);
-      if (kinds.any()) bad_arguments_.push_back(bad_argument(call_, tensor, argument.name, kinds, false));
+      if (!kinds.any()) continue;
+      if (const auto awaited = awaited_record(); awaited != nullptr && !lineage().knows(tensor)) {
+        bad_arguments_.push_back({tensor, argument.name, kinds, awaited});
+      } else {
+        bad_arguments_.push_back(bad_argument(call_, tensor, argument.name, kinds, false));
+      }
     }
+  }
+
+  // A collective of gloo's ends by copying from memory of its own to where its result is awaited.
+  Lineage::RecordPtr awaited_record() const {
+    for (const OpPlan::Written& written : call_.plan.written) {
+      if (written.reads_old_values || !call_.plan.moves_values || !call_.kept[written.kept].isTensor()) continue;
+      const at::Tensor target = readable(call_.kept[written.kept].toTensor());
+      const auto record = target.defined() ? lineage().find(target) : nullptr;
+      if (record != nullptr && record->awaited()) return record;
+    }
+    return nullptr;
   }
 
   bool is_known(const at::Tensor& tensor) const {
@@ -208,7 +224,7 @@ void attribute(const CallFacts& call, c10::SmallVectorImpl<BadArgument>& bad_arg
   judge_use(call, bad_arguments);
 }
 
-void expect(const CallFacts& call, c10::ArrayRef<BadArgument> bad_arguments, const at::Tensor& result) {
+void expect(const CallFacts& call, c10::ArrayRef<BadArgument> bad_arguments, const at::Tensor& result, bool awaited) {
   if (bad_arguments.empty() || !readable(result).defined()) return;
   const Step step{&call.plan, site_here(call.watch, call.thread).live};
   std::vector<Cause> causes;
@@ -217,7 +233,7 @@ void expect(const CallFacts& call, c10::ArrayRef<BadArgument> bad_arguments, con
       causes.push_back(cause.extended(step, call.plan.moves_values, cause.kinds));
     }
   }
-  lineage().remember(result, std::make_shared<Record>(std::move(causes)));
+  lineage().remember(result, std::make_shared<Record>(std::move(causes), awaited));
 }
 
 }  // namespace torchnan

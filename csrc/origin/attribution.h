@@ -44,8 +44,8 @@ struct Result {
 // `bad_arguments` holds those that were known before the call; the others are found here.
 void attribute(const CallFacts& call, c10::SmallVectorImpl<BadArgument>& bad_arguments, c10::ArrayRef<Result> results);
 
-// The same for a call that only starts the work, a collective: its result can't be looked at yet, but will be as bad as
-// what was sent.
-void expect(const CallFacts& call, c10::ArrayRef<BadArgument> bad_arguments, const at::Tensor& result);
+// The same for a result that is not looked at, but will be as bad as what was given: behind a mask, or, `awaited`, of a
+// collective that the call has only started.
+void expect(const CallFacts& call, c10::ArrayRef<BadArgument> bad_arguments, const at::Tensor& result, bool awaited);
 
 }  // namespace torchnan

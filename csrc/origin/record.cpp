@@ -27,7 +27,7 @@ Cause Cause::extended(Step step, bool moves_values, Kinds kinds_there) const {
   return next;
 }
 
-Record::Record(std::vector<Cause> causes) : causes_(std::move(causes)) {
+Record::Record(std::vector<Cause> causes, bool awaited) : causes_(std::move(causes)), awaited_(awaited) {
   std::stable_sort(causes_.begin(), causes_.end(),
                    [](const Cause& a, const Cause& b) { return a.root->outranks(*b.root); });
   const auto same_root = [](const Cause& a, const Cause& b) { return a.root == b.root; };

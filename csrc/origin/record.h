@@ -104,16 +104,19 @@ class Record {
   static constexpr size_t kMaxCauses = 4;
 
   explicit Record(Cause cause) : Record(std::vector<Cause>{std::move(cause)}) {}
-  explicit Record(std::vector<Cause> causes);  // one at least
+  explicit Record(std::vector<Cause> causes, bool awaited = false);  // one at least
 
   const Cause& first() const { return causes_.front(); }
   const std::vector<Cause>& causes() const { return causes_; }
+  // The values are not there yet: a collective that is under way will put them there.
+  bool awaited() const { return awaited_; }
   bool is_deliberate() const {
     return std::all_of(causes_.begin(), causes_.end(), [](const Cause& cause) { return cause.root->deliberate(); });
   }
 
  private:
   std::vector<Cause> causes_;
+  bool awaited_;
 };
 
 }  // namespace torchnan

@@ -45,6 +45,18 @@ TEST(StridedView, VisitsExactlyTheElements) {
   }
 }
 
+TEST(StridedView, KnowsWhereARunBegins) {
+  const StridedView view({4, 3, 2, 5}, {1000, 1, 100, 10});
+  std::vector<int64_t> offsets;
+  view.for_each_run([&](int64_t offset) {
+    EXPECT_EQ(view.offset_of_run(static_cast<int64_t>(offsets.size())), offset);
+    offsets.push_back(offset);
+    return true;
+  });
+  EXPECT_EQ(view.runs(), 40);
+  EXPECT_EQ(static_cast<int64_t>(offsets.size()), view.runs());
+}
+
 TEST(StridedView, MergesWhatIsDenseInAnyOrder) {
   const StridedView transposed({5, 4, 3}, {1, 15, 5});
   EXPECT_EQ(transposed.run_length(), 60);

@@ -1,0 +1,114 @@
+// torchnan::measure: how large many tensors are, in one pass over all of them.
+#include "ops/measure.h"
+
+#include <limits>
+
+#include <ATen/Functions.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/library.h>
+
+#include "check/float_format.h"
+#include "check/shared_extents.h"
+
+namespace torchnan {
+namespace {
+
+constexpr auto kResultDtype = c10::ScalarType::Double;
+
+void require_measurable(at::TensorList xs) {
+  for (size_t i = 0; i < xs.size(); ++i) {
+    TORCH_CHECK(float_format(xs[i].scalar_type()).has_value(),
+                "torchnan::measure: floating-point or complex tensors have a norm; tensor ", i, " of ", xs.size(),
+                " is of dtype ", xs[i].scalar_type());
+    TORCH_CHECK(xs[i].device() == xs[0].device(), "torchnan::measure: the tensors of one call must be on one device; ",
+                "tensor 0 is on ", xs[0].device(), " and tensor ", i, " on ", xs[i].device(),
+                ": call it once for each device");
+  }
+}
+
+// A dense tensor that holds what is not zero in a sparse one; the tensor itself otherwise.
+at::Tensor strided(const at::Tensor& x) {
+  switch (x.layout()) {
+    case c10::kSparse:
+      return x.coalesce().values();
+    case c10::kSparseCsr:
+    case c10::kSparseCsc:
+    case c10::kSparseBsr:
+    case c10::kSparseBsc:
+      return x.values();
+    default:
+      TORCH_CHECK(x.layout() == c10::kStrided, "torchnan::measure: strided or sparse tensors, not ", x.layout());
+      return x;
+  }
+}
+
+at::Tensor measure_in_memory(at::TensorList xs) {
+  for (const at::Tensor& x : xs) {
+    const bool has_memory = x.numel() == 0 || x.storage().data() != nullptr;
+    TORCH_CHECK(has_memory, "torchnan::measure: the memory of a tensor of shape ", x.sizes(), " has been freed");
+  }
+  const std::vector<Extent> extents = extents_of(xs);
+  at::Tensor result = at::empty({static_cast<int64_t>(xs.size()), 2}, kResultDtype);
+  auto* row = result.mutable_data_ptr<double>();
+  for (const Extent& extent : extents) {
+    *row++ = extent.norm();
+    *row++ = extent.most();
+  }
+  return result;
+}
+
+// Real, of a dtype that norms are computed of.
+at::Tensor computable(const at::Tensor& x) {
+  if (x.is_complex()) return at::view_as_real(x);
+  return c10::isFloat8Type(x.scalar_type()) ? x.to(at::kFloat) : x;
+}
+
+// Where a square may not fit into a double.
+at::Tensor norm_of_scaled(const at::Tensor& x, const at::Tensor& most) {
+  const at::Tensor scale = at::where(most.isfinite().logical_and_(most.gt(0)), most, 1.0);
+  return at::linalg_vector_norm(x.div(scale)).mul(scale);
+}
+
+at::Tensor measure(at::TensorList xs) {
+  require_measurable(xs);
+  std::vector<at::Tensor> values;
+  for (const at::Tensor& x : xs) values.push_back(strided(x));
+  return xs.empty() || xs[0].is_cpu() ? measure_in_memory(values) : measure_by_operations(values);
+}
+
+at::Tensor measure_meta(at::TensorList xs) {
+  require_measurable(xs);
+  return at::empty({static_cast<int64_t>(xs.size()), 2}, at::TensorOptions(kResultDtype).device(at::kMeta));
+}
+
+}  // namespace
+
+at::Tensor measure_by_operations(at::TensorList xs) {
+  const at::Tensor zero = at::zeros({}, xs[0].options().dtype(kResultDtype));
+  std::vector<at::Tensor> norms(xs.size(), zero);
+  std::vector<at::Tensor> largest(xs.size(), zero);
+  std::vector<at::Tensor> values;
+  std::vector<size_t> places;
+  for (size_t i = 0; i < xs.size(); ++i) {
+    if (xs[i].numel() == 0) continue;
+    values.push_back(computable(xs[i]));
+    places.push_back(i);
+  }
+  if (values.empty()) return at::zeros({static_cast<int64_t>(xs.size()), 2}, zero.options());
+  const auto norms_there = at::_foreach_norm(values, 2, kResultDtype);
+  const auto largest_there = at::_foreach_norm(values, std::numeric_limits<double>::infinity(), kResultDtype);
+  for (size_t v = 0; v < values.size(); ++v) {
+    const bool may_overflow = values[v].scalar_type() == at::kDouble;
+    norms[places[v]] = may_overflow ? norm_of_scaled(values[v], largest_there[v]) : norms_there[v];
+    largest[places[v]] = largest_there[v];
+  }
+  return at::stack({at::stack(norms), at::stack(largest)}, 1);
+}
+
+TORCH_LIBRARY_FRAGMENT(torchnan, m) { m.def("measure(Tensor[] x) -> Tensor"); }
+
+TORCH_LIBRARY_IMPL(torchnan, CompositeExplicitAutograd, m) { m.impl("measure", &measure); }
+TORCH_LIBRARY_IMPL(torchnan, Meta, m) { m.impl("measure", &measure_meta); }
+TORCH_LIBRARY_IMPL(torchnan, Autograd, m) { m.impl("measure", torch::autograd::autogradNotImplementedFallback()); }
+
+}  // namespace torchnan
