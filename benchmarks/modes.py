@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -76,7 +78,36 @@ def dispatch_mode(workload: Workload) -> Iterator[None]:
         yield
 
 
+_guards: dict[tuple[str, str], torchnan.StepGuard] = {}
+
+
+def _guarded(title: str, **options: Any) -> Mode:
+    """The step run by a StepGuard, which is made once: no step trips it."""
+
+    @contextlib.contextmanager
+    def guarded(workload: Workload) -> Iterator[None]:
+        key = (workload.name, title)
+        if key not in _guards:
+            _guards[key] = torchnan.StepGuard(
+                workload.model, workload.optimizer, lambda model, batch: workload.loss_of(), **options
+            )
+        plain, workload.step = workload.step, lambda: _step(_guards[key], workload)
+        try:
+            yield
+        finally:
+            workload.step = plain
+
+    return guarded
+
+
+def _step(guard: torchnan.StepGuard, workload: Workload) -> None:
+    if not guard.step(workload.batch).applied:
+        raise RuntimeError(f"a step of {workload.name} was not applied:\n{guard.events[-1]}")
+
+
 ALL: dict[str, Mode] = {
+    "StepGuard": _guarded("StepGuard"),
+    "StepGuard, captures": _guarded("StepGuard, captures", captures=tempfile.mkdtemp(), keep="copy"),
     "intercept only": intercept_only,
     "detect()": detect,
     "set_detect_anomaly": anomaly_mode,

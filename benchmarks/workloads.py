@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -17,15 +18,21 @@ class Workload:
         step: runs one step.
         model: its model, for the peers that hang hooks on modules.
         repeat: steps per timing, so that one timing is not too short to be measured.
+        optimizer, loss_of, batch: what the step is made of, for what runs it itself.
     """
 
     name: str
     step: Callable[[], None]
     model: torch.nn.Module
     repeat: int
+    optimizer: torch.optim.Optimizer
+    loss_of: Callable[[], torch.Tensor]
+    batch: Any
 
 
-def _training(name: str, model: torch.nn.Module, loss_of: Callable[[], torch.Tensor], repeat: int) -> Workload:
+def _training(
+    name: str, model: torch.nn.Module, batch: Any, loss_of: Callable[[], torch.Tensor], repeat: int
+) -> Workload:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step() -> None:
@@ -33,14 +40,14 @@ def _training(name: str, model: torch.nn.Module, loss_of: Callable[[], torch.Ten
         loss_of().backward()
         optimizer.step()
 
-    return Workload(name, step, model, repeat)
+    return Workload(name, step, model, repeat, optimizer, loss_of, batch)
 
 
 def mlp() -> Workload:
     """Launch-bound: 8 layers of 64, batch 16."""
     layers = [layer for _ in range(8) for layer in (torch.nn.Linear(64, 64), torch.nn.Tanh())]
     model, x = torch.nn.Sequential(*layers), torch.randn(16, 64)
-    return _training("MLP 8x64, batch 16", model, lambda: model(x).square().mean(), 40)
+    return _training("MLP 8x64, batch 16", model, x, lambda: model(x).square().mean(), 40)
 
 
 def gpt2() -> Workload:
@@ -51,7 +58,7 @@ def gpt2() -> Workload:
         n_layer=4, n_embd=256, n_head=8, vocab_size=8192, n_positions=256, bos_token_id=0, eos_token_id=0
     )
     model, ids = GPT2LMHeadModel(config), torch.randint(0, 8192, (4, 256))
-    return _training("GPT-2 256x4, 4x256", model, lambda: model(input_ids=ids, labels=ids).loss, 1)
+    return _training("GPT-2 256x4, 4x256", model, {"input_ids": ids}, lambda: model(input_ids=ids, labels=ids).loss, 1)
 
 
 def bert() -> Workload:
@@ -64,7 +71,13 @@ def bert() -> Workload:
     model, ids = BertForMaskedLM(config), torch.randint(0, 4096, (4, 128))
     mask = torch.ones(4, 128, dtype=torch.long)
     mask[:, 100:] = 0
-    return _training("BERT 256x4, 4x128", model, lambda: model(input_ids=ids, attention_mask=mask, labels=ids).loss, 2)
+    return _training(
+        "BERT 256x4, 4x128",
+        model,
+        {"input_ids": ids, "attention_mask": mask},
+        lambda: model(input_ids=ids, attention_mask=mask, labels=ids).loss,
+        2,
+    )
 
 
 def resnet50() -> Workload:
@@ -73,7 +86,13 @@ def resnet50() -> Workload:
 
     model = ResNetForImageClassification(ResNetConfig())
     pixels, labels = torch.randn(4, 3, 224, 224), torch.randint(0, 2, (4,))
-    return _training("ResNet-50, 4x224²", model, lambda: model(pixel_values=pixels, labels=labels).loss, 1)
+    return _training(
+        "ResNet-50, 4x224²",
+        model,
+        {"pixel_values": pixels, "labels": labels},
+        lambda: model(pixel_values=pixels, labels=labels).loss,
+        1,
+    )
 
 
 ALL = {"mlp": mlp, "gpt2": gpt2, "bert": bert, "resnet50": resnet50}

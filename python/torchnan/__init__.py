@@ -7,16 +7,23 @@ from torchnan._detect import detect, set_detect
 from torchnan._errors import NonFiniteError, NonFiniteWarning
 from torchnan._finding import Finding
 from torchnan._guard import guard
+from torchnan._nan_detector import NaNDetector, NaNState
+from torchnan._step_guard import StepGuard
+from torchnan.capture import load_capture
 
 _C.plug_in(_program, _errors)
 
 __all__ = [
     "Bound",
     "Finding",
+    "NaNDetector",
+    "NaNState",
     "NonFiniteError",
     "NonFiniteWarning",
+    "StepGuard",
     "detect",
     "guard",
+    "load_capture",
     "register_bound",
     "set_detect",
 ]

@@ -1,3 +1,4 @@
 """Written by the build."""
 
 torch_version: str
+version: str

@@ -10,6 +10,7 @@ from typing import Any
 
 from torchnan import _options
 
+POLICY = "TORCHNAN_POLICY"  # where recovery's variables begin
 MODES = ("raise", "warn", "log", "1", "0")
 
 is_pending = False
@@ -28,7 +29,9 @@ def options_from(environment: Mapping[str, str]) -> dict[str, Any] | None:
     if mode not in ("", *MODES):
         raise _options.OptionError(f"TORCHNAN={mode} cannot be used: it takes one of {', '.join(MODES)}.")
     given = {
-        _name(variable): _value(variable, text) for variable, text in sorted(environment.items()) if _is_ours(variable)
+        _name(variable): _value(variable, text)
+        for variable, text in sorted(environment.items())
+        if is_of_detection(variable)
     }
     if mode in _options.ACTIONS and given.setdefault("action", mode) != mode:
         raise _options.OptionError(f"TORCHNAN={mode} and TORCHNAN_ACTION={given['action']} disagree: set one of them.")
@@ -36,8 +39,10 @@ def options_from(environment: Mapping[str, str]) -> dict[str, Any] | None:
     return None if mode in ("", "0") else options
 
 
-def _is_ours(variable: str) -> bool:
-    return variable.startswith("TORCHNAN_")
+def is_of_detection(variable: str) -> bool:
+    """Not those of recovery, which a :class:`torchnan.StepGuard` reads."""
+    of_recovery = variable == POLICY or variable.startswith(f"{POLICY}_")
+    return variable.startswith("TORCHNAN_") and not of_recovery
 
 
 def _name(variable: str) -> str:

@@ -3,9 +3,10 @@ is watched."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.optim.optimizer import (
 
 from torchnan import _program
 from torchnan._load import _C
+from torchnan.step import shards
 
 if TYPE_CHECKING:
     from torchnan._detect import detect
@@ -151,7 +153,7 @@ def _doubting_all(increment_version: Callable[..., Any]) -> Callable[..., Any]:
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     if torch.compiler.is_compiling() or not _uses_gradients_as_they_are(optimizer):
         return None
-    _judge_gradients(optimizer)
+    judge_gradients(optimizer)
     return _with_judging_closure(optimizer, args, kwargs)
 
 
@@ -170,7 +172,7 @@ def _with_judging_closure(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     @functools.wraps(closure)
     def judging(*inner: Any, **options: Any) -> Any:
         loss = closure(*inner, **options)
-        _judge_gradients(optimizer)
+        judge_gradients(optimizer)
         return loss
 
     if "closure" in kwargs:
@@ -178,11 +180,12 @@ def _with_judging_closure(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     return (args[0], judging, *args[2:]), kwargs
 
 
-def _judge_gradients(optimizer: Optimizer) -> None:
+def judge_gradients(optimizer: Optimizer) -> None:
     if not _C.anything_nonfinite() or _scaler_skips(optimizer):
         return
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    _C.judge("gradient", [p.grad for p in parameters], lambda i: _program.name(parameters[i]))
+    gradients = [shards.local(p.grad) for p in parameters]
+    _C.judge("gradient", gradients, lambda i: _program.name(parameters[i]))
 
 
 def _scaler_skips(optimizer: Optimizer) -> bool:
@@ -220,6 +223,17 @@ def _let_higher_order_ops_pass() -> None:
 # -- threads: the dispatch key belongs to one
 
 _thread_run = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def watching_new_threads(scope: detect) -> Iterator[None]:
+    """Every thread that Python starts inside takes part in this detection."""
+    before = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+    watch_new_threads(scope)
+    try:
+        yield
+    finally:
+        threading.Thread._bootstrap_inner = before  # type: ignore[attr-defined]
 
 
 def watch_new_threads(scope: detect | None) -> None:

@@ -27,7 +27,7 @@ class Option:
     accepts_text: str = ""  # in the environment
 
 
-def _parse_bool(text: str) -> bool:
+def parse_bool(text: str) -> bool:
     values = {"1": True, "true": True, "0": False, "false": False}
     return values[text.lower()]
 
@@ -42,7 +42,7 @@ def _is_path(value: Any) -> bool:
     return value is None or (isinstance(value, str | Path) and str(value) != "")
 
 
-_BOOL = ("True or False", lambda value: isinstance(value, bool), _parse_bool, "1, 0, true or false")
+_BOOL = ("True or False", lambda value: isinstance(value, bool), parse_bool, "1, 0, true or false")
 
 TABLE: dict[str, Option] = {
     "action": Option(

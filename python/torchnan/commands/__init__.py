@@ -7,14 +7,15 @@ import sys
 from collections.abc import Sequence
 
 from torchnan._options import OptionError, message_of
-from torchnan.commands import doctor, run
+from torchnan.capture import CaptureError
+from torchnan.commands import doctor, extract, replay, run
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; 0 is success, 1 a fault that was found, 2 a command that cannot be carried out."""
     parser = argparse.ArgumentParser(prog="python -m torchnan", description="Names the operation that made the NaN.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="command")
-    for command in (run, doctor):
+    for command in (run, replay, extract, doctor):
         verb = verbs.add_parser(
             command.NAME,
             help=command.HELP,
@@ -26,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     try:
         status: int = given.execute(given)
-    except (OptionError, OSError) as error:
+    except (OptionError, CaptureError, OSError) as error:
         print(f"torchnan: {message_of(error)}", file=sys.stderr)
         return 2
     return status

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import os
 import platform
 
@@ -24,7 +23,7 @@ def execute(given: argparse.Namespace) -> int:
     """Prints the table; 1 if detection could not be switched on here."""
     healthy = True
     rows = [
-        ("torchnan", f"{importlib.metadata.version('torchnan')}, built for PyTorch {_build.torch_version}"),
+        ("torchnan", f"{_build.version}, built for PyTorch {_build.torch_version}"),
         ("PyTorch", f"{torch.__version__}, CUDA {torch.version.cuda or 'not built in'}"),
         ("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
         ("C++ package", f"CMAKE_PREFIX_PATH={os.path.dirname(_C.__file__)}"),

@@ -45,7 +45,11 @@ def execute(given: argparse.Namespace) -> int:
     variables = {
         f"TORCHNAN_{name.upper()}": value for name in _options.TABLE if (value := getattr(given, name)) is not None
     }
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCHNAN")}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name != "TORCHNAN" and not _environment.is_of_detection(name)
+    }
     environment.update(variables, TORCHNAN="1")
     _environment.options_from(environment)  # refused here rather than there
     os.execve(sys.executable, [sys.executable, *program], environment)

@@ -1,0 +1,163 @@
+"""What a bad step was: replayed, its cause named, captured; the same on every rank."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+
+from torchnan._finding import Finding
+from torchnan.capture.keep import Captures
+from torchnan.capture.operation import Operation, record
+from torchnan.recovery.event import Cause, StepEvent
+from torchnan.recovery.policy import Policy
+from torchnan.step.agreement import Agreement, Sight, What
+from torchnan.step.gradients import measure, unwatched
+from torchnan.step.passes import Attempt, Passes, StepFunction
+from torchnan.step.random_state import RandomState
+from torchnan.step.replay import Replay, digest, not_replayed, replay
+from torchnan.step.start import StepStart
+
+_CAUSES: dict[str, Cause] = {"op": "operation", "parameter": "model", "buffer": "model", "input": "data"}
+
+
+class Explainer:
+    """Turns a bad step into an event.
+
+    Args:
+        policy: whether to replay and to capture.
+        model, optimizer, step_fn: what is trained, and how.
+        passes: runs the step again.
+        start: what it started from.
+        agreement: with the other ranks.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        step_fn: StepFunction | None,
+        passes: Passes,
+        start: StepStart,
+        agreement: Agreement,
+    ) -> None:
+        self._policy = policy
+        self._model = model
+        self._optimizer = optimizer
+        self._step_fn = step_fn
+        self._passes = passes
+        self._start = start
+        self._agreement = agreement
+        self._captures = Captures(policy, agreement.global_rank, agreement.ranks)
+        self._last_good = 0
+
+    def note_good_step(self, step: int) -> None:
+        """A step was applied."""
+        self._last_good = step
+
+    def refuse_what_cannot_be_captured(self, batch: Any) -> None:
+        """Before the step runs, not after it has failed."""
+        self._captures.refuse(batch)
+
+    def explain(self, step: int, attempt: Attempt, worst: Sight, norm: float, parts: int) -> StepEvent:
+        """Replays the step, names its cause, and captures it. Leaves random states as the step has left them."""
+        event = StepEvent(step, worst.what.word, worst.text, worst.rank, worst.micro_batch, norm=norm)
+        with unwatched():
+            event.losses = tuple(loss.item() for loss in attempt.losses)
+        if worst.what is What.OUT_OF_MEMORY:
+            event.cause = "out_of_memory"
+            return event
+        after = RandomState.now()
+        event.bits = digest(attempt.losses, self._passes.parameters)
+        bad = self._bad_tensors()
+        self._name_cause(event, worst, self._replay(event, parts), bad)
+        self._captures.keep(event, self._model, self._start, lambda: self._operation(event.finding, parts))
+        self._start.restore_buffers()
+        after.restore()
+        return event
+
+    def _bad_tensors(self) -> list[str]:
+        """Parameters and buffers that were bad before the step: it has not written the ones, and we kept the others."""
+        named = [*self._model.named_parameters(), *self._start.buffers().items()]
+        return list(measure([(n, t.detach()) for n, t in named if t.is_floating_point() or t.is_complex()]).bad)
+
+    def _replay(self, event: StepEvent, parts: int) -> Replay:
+        reason = ""
+        if not self._policy.replay:
+            reason = "replay=False"
+        elif self._step_fn is None:
+            reason = "there is no step_fn to run it with"
+        elif (written := self._start.written()) is not None:
+            reason = f"the step has written to its {written}: keep='copy' keeps batches as they were"
+        if self._agreement.largest(int(bool(reason))) > 0:
+            return not_replayed(reason or "another rank cannot run it again")
+        return replay(lambda: self._again(parts), self._passes, self._agreement, original=event.bits, step=event.step)
+
+    def _again(self, parts: int) -> Attempt:
+        """The step as it was: weights are as they were, as nothing has been applied."""
+        self._start.restore()
+        self._optimizer.zero_grad(set_to_none=True)
+        return self._passes.run([batch.as_it_was() for batch in self._start.batches], parts)
+
+    def _operation(self, finding: Finding | None, parts: int) -> Operation | None:
+        """On every rank, as the step has collectives in it; what is only here is not recorded."""
+        if self._agreement.largest(int(finding is None)) > 0:
+            return None
+        assert finding is not None
+        return record(lambda: self._again(parts), finding)
+
+    def _name_cause(self, event: StepEvent, worst: Sight, replayed: Replay, bad: list[str]) -> None:
+        event.verdict, event.finding = replayed.verdict, replayed.finding
+        event.same_bits = replayed.same_bits if replayed.verdict is not None else None
+        told = self._told(replayed.finding, worst)
+        event.origin = told.get("text", "")
+        everywhere_good = self._agreement.largest(len(bad)) == 0
+        event.cause = self._cause(replayed, worst, told.get("origin", ""), everywhere_good)
+        if not everywhere_good:
+            event.model_note = self._when_it_went_bad(bad)
+        if replayed.reason:
+            event.notes.append(f"not replayed: {replayed.reason}")
+
+    def _told(self, finding: Finding | None, worst: Sight) -> dict[str, str]:
+        """What is told of the origin: by a rank that saw it made, rather than by one that it came to; of several, by
+        the one that saw the trouble first."""
+        here, ranks = self._agreement.rank, self._agreement.ranks
+        standing = 0
+        if finding is not None:
+            saw_it_made = finding.origin not in ("input", "foreign")
+            standing = 1 + (worst.rank == self._agreement.global_rank) + 2 * saw_it_made
+        best = self._agreement.largest(standing * ranks + ranks - 1 - here if standing else 0)
+        if best == 0:
+            return {}
+        owner = ranks - 1 - best % ranks
+        where = f", on rank {self._agreement.global_rank}" if ranks > 1 else ""
+        mine = {} if finding is None else {"origin": finding.origin, "text": _in_one_line(finding) + where}
+        told: dict[str, str] = json.loads(self._agreement.share(json.dumps(mine), owner))
+        return told
+
+    def _cause(self, replayed: Replay, worst: Sight, origin: str, model_is_good: bool) -> Cause:
+        if not model_is_good:
+            return "model"
+        if replayed.verdict in ("transient", "nondeterministic"):
+            return replayed.verdict
+        if worst.what is What.NORM:
+            return "norm"
+        return _CAUSES.get(origin, "operation") if origin else "unknown"
+
+    def _when_it_went_bad(self, bad: list[str]) -> str:
+        names = ", ".join(bad[:5]) or "parameters of another rank"
+        more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
+        since = f"after step {self._last_good}, the last good one" if self._last_good else "before the first good step"
+        return f"bad before this step ran: {names}{more}; written {since}"
+
+
+def _in_one_line(finding: Finding) -> str:
+    place = f" at {finding.file}:{finding.line}" if finding.file else ""
+    module = f" in {finding.module}" if finding.module else ""
+    node = f" ({finding.node})" if finding.node else ""
+    name = f" {finding.name}" if finding.name else ""
+    kind = {"nan": "NaN", "inf": "Inf"}[finding.kind]
+    because = f": {finding.hint}" if finding.hint else ""
+    return f"{kind} of {finding.origin}{name}, {finding.op}{node}{module}{place}{because}"

@@ -1,0 +1,403 @@
+"""StepGuard: a bad step is never applied, is kept, is run again, and the training goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torchnan._explain import Explainer
+from torchnan._options import OptionError
+from torchnan.recovery.decision import Answer, Decision
+from torchnan.recovery.errors import TrainingStopped
+from torchnan.recovery.event import ACTIONS, Action, StepEvent
+from torchnan.recovery.learning_rate import LearningRateCut
+from torchnan.recovery.log import RecoveryLog
+from torchnan.recovery.policy import Policy
+from torchnan.recovery.rollback import Rollback
+from torchnan.recovery.snapshots import HasState, Training
+from torchnan.step.agreement import Agreement, Sight, What
+from torchnan.step.passes import Attempt, Passes, StepFunction
+from torchnan.step.start import StepStart
+from torchnan.step.tripwire import NormTripwire
+
+logger = logging.getLogger("torchnan")
+
+MOST_EVENTS = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class StepResult:
+    """What has become of one step.
+
+    Attributes:
+        step: its number, 1-based.
+        applied: whether the optimizer has stepped.
+        loss: mean of the micro-batches' losses on this rank, detached; ``None`` if there is none.
+        norm: 2-norm of all gradients before clipping; not finite if they are not.
+        event: what was wrong and what was done, ``None`` for a good step, and where a loss scaler skipped it.
+    """
+
+    step: int
+    applied: bool
+    loss: torch.Tensor | None
+    norm: float
+    event: StepEvent | None = None
+
+
+class StepGuard:
+    """Runs training steps so that a bad one leaves no trace.
+
+    :meth:`step` runs forward and backward, looks at the losses and, in one scan, at all gradients, lets the ranks
+    agree, and only then lets the optimizer (scaler, scheduler) step. A bad step is run again, twice, under
+    :func:`torchnan.detect`, which names its origin; it is captured, and skipped, retried, rolled back or raised,
+    as the policy says.
+
+    For loops that cannot be turned inside out: ``with guard.watch(batch): ...`` and ``if guard.ok_to_step(loss): ...``.
+
+    Args:
+        model: what is trained; may be wrapped by DDP or sharded by FSDP2.
+        optimizer: steps it.
+        step_fn: ``step_fn(model, batch)`` returns the loss: a tensor of one element, a mean over the examples;
+            something with ``.loss`` or ``["loss"]``, or a pair that begins with it, will do. It may run
+            ``backward()`` itself and return the detached loss. It runs again in a replay. ``None``: only
+            :meth:`watch` can be used, and nothing is replayed.
+        scaler: a ``torch.amp.GradScaler``; steps that it skips in search of its scale are not bad steps.
+        scheduler: stepped after each step that is applied.
+        policy: a :class:`torchnan.recovery.Policy`, a path of a TOML file, or a dict. Default: its defaults.
+        group: process group to agree over. Default: the default group, if there is one.
+        data: what has the position in the data: ``state_dict()`` and ``load_state_dict()``, as
+            ``torchdata.StatefulDataLoader`` has. Moved back with ``rewind_data=True``: exactly after the snapshot's
+            step, with :meth:`step`; one batch later for the snapshot before the first step, and with :meth:`watch`.
+        save, load: ``save(step)`` and ``load(step)`` of the user's own, in place of snapshots in memory.
+        on_instability: called with the :class:`torchnan.recovery.StepEvent` before it is acted upon; may return an
+            action (``"skip"``, ``"rollback"``, ``"raise"``, ``"retry"``, ``"split"``) that goes before the policy's.
+            The gravest that any rank wants is done on all.
+        options: fields of the policy, over ``policy``: ``captures="captures", snapshot_every=50``.
+
+    Raises:
+        OptionError: an option, a TOML file or a ``TORCHNAN_POLICY_...`` variable that cannot be used.
+        OSError: a folder or the log cannot be written.
+
+    Example::
+
+        guard = torchnan.StepGuard(model, optimizer, lambda model, batch: model(**batch).loss, snapshot_every=100)
+        for batch in loader:
+            guard.step(batch)
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        step_fn: StepFunction | None = None,
+        *,
+        scaler: torch.amp.GradScaler | None = None,
+        scheduler: Any = None,
+        policy: Policy | str | os.PathLike[str] | dict[str, Any] | None = None,
+        group: dist.ProcessGroup | None = None,
+        data: HasState | None = None,
+        save: Callable[[int], Any] | None = None,
+        load: Callable[[int], Any] | None = None,
+        on_instability: Callable[[StepEvent], Action | None] | None = None,
+        **options: Any,
+    ) -> None:
+        self.policy = _policy(policy, options)
+        _refuse(model, optimizer, step_fn, self.policy, save, load, on_instability)
+        self.model = model
+        self.optimizer = optimizer
+        self.step_number = 0
+        self.events: list[StepEvent] = []
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self._scheduler = scheduler
+        self._on_instability = on_instability
+        self._agreement = Agreement(group)
+        self._log = RecoveryLog(self.policy.log if self._agreement.rank == 0 else None)
+        self._tripwire = NormTripwire(self.policy.norm_limit, self.policy.norm_factor, self.policy.norm_window)
+        survives_memory = self.policy.out_of_memory == "split"
+        self._passes = Passes(model, optimizer, step_fn, scaler, self._tripwire, self._agreement, survives_memory)
+        self._start = StepStart(model, self.policy.keep)  # type: ignore[arg-type]
+        self._decision = Decision(self.policy)
+        self._rate = LearningRateCut(optimizer, self.policy.lr_factor, self.policy.lr_ramp)
+        parts: dict[str, Any] = {"optimizer": optimizer, "scaler": self._scaler, "scheduler": scheduler}
+        training = Training(
+            model,
+            {name: part for name, part in parts.items() if part is not None},
+            data if self.policy.rewind_data else None,
+        )
+        self._rollback = Rollback(self.policy, training, self._agreement, self._log, save, load)
+        self._explainer = Explainer(self.policy, model, optimizer, step_fn, self._passes, self._start, self._agreement)
+        self._in_watch = False  # between watch() and ok_to_step()
+        self._in_loop = False  # of the program's own
+
+    # -- the whole step
+
+    def step(self, *batches: Any) -> StepResult:
+        """Runs one training step.
+
+        Args:
+            batches: the micro-batches of the step, usually one. Losses are averaged over them.
+
+        Returns:
+            what has become of it.
+
+        Raises:
+            TrainingStopped: the policy has no answer to a bad step. Nothing of the step has been applied.
+            AgreementError: another rank has died or hangs.
+            UnkeepableError: a batch has something in it that a capture could not keep.
+        """
+        if not batches:
+            raise TypeError("step() needs a batch, or the micro-batches of the step one after another")
+        self._begin()
+        for batch in batches:
+            self._keep(batch)
+        while True:
+            attempt = self._passes.run([kept.as_it_was() for kept in self._start.batches], self._parts())
+            worst, norm = self._passes.agree(attempt)
+            if worst is None:
+                return self._apply(attempt, norm)
+            if worst.what is What.SCALER and not self._scaler_gave_up():
+                return self._let_scaler_skip(attempt, norm)
+            event, answer = self._judge(attempt, worst, norm)
+            if answer.action not in ("retry", "split"):
+                return self._give_up_step(attempt, norm, event, answer)
+            self._tell(event)
+            self._start.restore()
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def _begin(self) -> None:
+        self._take_snapshot_if_due()
+        self.step_number += 1
+        self._in_loop = False
+        self.optimizer.zero_grad(set_to_none=True)
+        self._start.note()
+
+    def _take_snapshot_if_due(self) -> None:
+        if self._rollback.due(self.step_number):
+            self._rollback.take(self.step_number)
+
+    def _keep(self, batch: Any) -> None:
+        self._explainer.refuse_what_cannot_be_captured(batch)
+        self._start.add(batch)
+
+    def _parts(self) -> int:
+        return int(2**self._decision.spent.splits)
+
+    def _apply(self, attempt: Attempt, norm: float) -> StepResult:
+        self._clip(norm)
+        if self._scaler is None:
+            self.optimizer.step()
+        else:
+            self._scaler.step(self.optimizer)
+            self._scaler.update()
+        if self._scheduler is not None:
+            self._scheduler.step()
+        self._note_good_step(norm)
+        self._take_snapshot_if_due()  # now, and not with the next step: its batch is not drawn yet
+        return StepResult(self.step_number, True, _mean(attempt.losses), norm)
+
+    def _clip(self, norm: float) -> None:
+        if self.policy.max_norm is not None and norm > self.policy.max_norm:
+            parameters = [parameter for _, parameter in self._passes.parameters]
+            torch.nn.utils.clip_grads_with_norm_(parameters, self.policy.max_norm, torch.tensor(norm))
+
+    def _note_good_step(self, norm: float) -> None:
+        self._start.forget_batches()
+        self._tripwire.note(norm)
+        self._decision.note_good_step()
+        self._explainer.note_good_step(self.step_number)
+        if self._rate.note_good_step():
+            self._log.note("learning_rate", step=self.step_number, lr_factor=1.0, reason="the ramp has ended")
+
+    # -- a loop of the program's own
+
+    @contextlib.contextmanager
+    def watch(self, batch: Any) -> Iterator[None]:
+        """Around forward and backward of one micro-batch, in a loop of the program's own. The first one after
+        :meth:`ok_to_step` begins a step."""
+        if not self._in_watch:
+            self._take_snapshot_if_due()
+            self.step_number += 1
+            self._start.note()
+            self._in_watch = self._in_loop = True
+        self._keep(batch)
+        yield
+
+    def ok_to_step(self, *losses: torch.Tensor) -> bool:
+        """Whether the optimizer may step; call it after backward, before clipping.
+
+        Args:
+            losses: those of the micro-batches. Without them, only the gradients are looked at.
+
+        Returns:
+            True: step (gradients are unscaled, and clipped if ``max_norm`` is set). False: the step is bad, gradients
+            are gone and buffers are as before; go on with the next batch.
+
+        Raises:
+            as :meth:`step` does.
+        """
+        if not self._in_watch:
+            raise RuntimeError("ok_to_step() belongs after `with guard.watch(batch):`, once a step")
+        self._in_watch = False
+        attempt = self._passes.look([loss.detach() for loss in losses])
+        worst, norm = self._passes.agree(attempt)
+        if worst is None:
+            self._clip(norm)
+            self._note_good_step(norm)
+            return True
+        if worst.what is What.SCALER and not self._scaler_gave_up():
+            self._mark_for_scaler()
+            return True  # scaler.step() will not step, and scaler.update() lowers the scale
+        self._give_up_step(attempt, norm, *self._judge(attempt, worst, norm))
+        return False
+
+    # -- a loss scaler in search of its scale
+
+    def _scaler_gave_up(self) -> bool:
+        self._decision.spent.scaler_skips += 1
+        return self._decision.spent.scaler_skips > self.policy.max_scaler_skips
+
+    def _let_scaler_skip(self, attempt: Attempt, norm: float) -> StepResult:
+        assert self._scaler is not None
+        self._mark_for_scaler()
+        self._scaler.step(self.optimizer)
+        self._scaler.update()
+        self._start.forget_batches()
+        return StepResult(self.step_number, False, _mean(attempt.losses), norm)
+
+    def _mark_for_scaler(self) -> None:
+        """On every rank, so that the scales stay equal."""
+        assert self._scaler is not None
+        for found in self._scaler._per_optimizer_states[id(self.optimizer)]["found_inf_per_device"].values():
+            found.fill_(1.0)
+
+    # -- a bad step
+
+    def _judge(self, attempt: Attempt, worst: Sight, norm: float) -> tuple[StepEvent, Answer]:
+        """What it was, and what is to be done about it, the same on every rank."""
+        event = self._explainer.explain(self.step_number, attempt, worst, norm, self._parts())
+        event.consecutive = self._decision.spent.consecutive + 1
+        wanted = self._wanted(event)
+        answer = self._decision.answer(event, can_roll_back=self._rollback.possible, wanted=wanted)
+        if answer.action in ("retry", "split") and not self._can_run_again():
+            answer = Answer("skip", f"{answer.action} is not possible: the step cannot be run again as it was")
+        self._decision.note(answer)
+        event.action, event.reason = answer.action, answer.reason
+        return event, answer
+
+    def _can_run_again(self) -> bool:
+        """Here and on every other rank."""
+        return not self._in_loop and self._agreement.largest(int(self._start.written() is not None)) == 0
+
+    def _wanted(self, event: StepEvent) -> Action | None:
+        """What ``on_instability`` asks for, the gravest of all ranks."""
+        if self._on_instability is None:
+            return None
+        wanted = self._on_instability(event)
+        if wanted is not None and wanted not in ACTIONS:
+            raise OptionError(f"on_instability returned {wanted!r}: it returns None or one of {', '.join(ACTIONS)}.")
+        gravest = self._agreement.largest(0 if wanted is None else ACTIONS.index(wanted) + 1)
+        return None if gravest == 0 else ACTIONS[gravest - 1]
+
+    def _give_up_step(self, attempt: Attempt, norm: float, event: StepEvent, answer: Answer) -> StepResult:
+        self.optimizer.zero_grad(set_to_none=True)
+        self._start.restore_buffers()
+        self._reset_scaler()
+        self._start.forget_batches()
+        if answer.action == "rollback":
+            event.snapshot = self.step_number = self._rollback.restore(self._decision.further_back())
+            event.lr_factor = self._rate.cut()
+        self._tell(event)
+        if answer.action == "raise":
+            raise TrainingStopped(str(event), answer.exit_reason, event)
+        return StepResult(event.step, False, _mean(attempt.losses), norm, event)
+
+    def _reset_scaler(self) -> None:
+        """A scaler that has unscaled gradients waits for update(); these gradients are gone."""
+        if self._scaler is not None:
+            self._scaler._per_optimizer_states.clear()
+
+    def _tell(self, event: StepEvent) -> None:
+        event.host, event.device = socket.gethostname(), str(_device_of(self.model))
+        self.events = [*self.events, event][-MOST_EVENTS:]
+        self._log.write(event)
+        if self._agreement.rank == 0 or event.rank == self._agreement.global_rank:
+            logger.warning("%s", event)
+
+    # -- across restarts of the program
+
+    def resume(self) -> int | None:
+        """Goes back to the newest snapshot in ``snapshot_folder``, as after a crash.
+
+        Returns:
+            the step after which it was taken; ``None`` if there is none.
+        """
+        if not self._rollback.possible:
+            return None
+        self.step_number = self._rollback.restore(0)
+        return self.step_number
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counters, budgets, norms and the learning rate's ramp, for a checkpoint."""
+        return {
+            "step_number": self.step_number,
+            "decision": self._decision.state_dict(),
+            "tripwire": self._tripwire.state_dict(),
+            "learning_rate": self._rate.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from there."""
+        self.step_number = state["step_number"]
+        self._decision.load_state_dict(state["decision"])
+        self._tripwire.load_state_dict(state["tripwire"])
+        self._rate.load_state_dict(state["learning_rate"])
+
+
+def _policy(given: Policy | str | os.PathLike[str] | dict[str, Any] | None, options: dict[str, Any]) -> Policy:
+    if isinstance(given, Policy):
+        base = given
+    elif isinstance(given, dict):
+        base = Policy.from_dict(given)
+    else:
+        base = Policy() if given is None else Policy.from_toml(given)
+    changed = Policy.from_dict({**dataclasses.asdict(base), **options})
+    return changed.with_environment(os.environ)
+
+
+def _refuse(
+    model: Any, optimizer: Any, step_fn: Any, policy: Policy, save: Any, load: Any, on_instability: Any
+) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}: StepGuard takes a torch.nn.Module")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer is a {type(optimizer).__name__}: StepGuard takes a torch.optim.Optimizer")
+    for name, function in (("step_fn", step_fn), ("save", save), ("load", load), ("on_instability", on_instability)):
+        if function is not None and not callable(function):
+            raise TypeError(f"{name} is a {type(function).__name__}: it must be callable")
+    if (save is None) != (load is None):
+        raise OptionError("save and load belong together: one of them is missing.")
+    if save is not None and policy.snapshot_folder is not None:
+        raise OptionError("save and snapshot_folder are two places for snapshots: give one of them.")
+    if policy.out_of_memory == "split" and hasattr(model, "set_requires_gradient_sync"):
+        raise OptionError(
+            "out_of_memory='split' cannot be used with FSDP: its forward pass waits for the other ranks, so a rank "
+            "that runs out of memory cannot go back alone."
+        )
+
+
+def _mean(losses: tuple[torch.Tensor, ...]) -> torch.Tensor | None:
+    if not losses:
+        return None
+    return losses[0] if len(losses) == 1 else torch.stack([loss.reshape(()) for loss in losses]).mean()
+
+
+def _device_of(model: torch.nn.Module) -> torch.device:
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))

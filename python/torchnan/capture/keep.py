@@ -1,0 +1,128 @@
+"""Writes a capture: all that a bad step needs to run again, on this machine or on another."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torchnan import _build
+from torchnan._options import OptionError
+from torchnan.capture import folder
+from torchnan.capture.operation import Operation
+from torchnan.capture.tree import check, encode
+
+if TYPE_CHECKING:
+    from torchnan.recovery.event import StepEvent
+    from torchnan.recovery.policy import Policy
+    from torchnan.step.start import StepStart
+
+FORMAT = 1
+
+
+class Captures:
+    """The captures of one rank.
+
+    Args:
+        policy: where, how many, how large.
+        rank, ranks: this process, of how many.
+
+    Raises:
+        OptionError: safetensors, which they are written with, is not installed.
+        OSError: the folder cannot be made.
+    """
+
+    def __init__(self, policy: Policy, rank: int, ranks: int) -> None:
+        self._policy = policy
+        self._rank = rank
+        self._ranks = ranks
+        self._where = None if policy.captures is None else Path(policy.captures)
+        if self._where is None:
+            return
+        try:
+            import safetensors  # noqa: F401
+        except ImportError:
+            raise OptionError("captures are written with safetensors: pip install safetensors.") from None
+        self._where.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.remove_partial(self._where, f"rank-{rank}-")
+
+    @property
+    def wanted(self) -> bool:
+        """Whether bad steps are to be captured at all."""
+        return self._where is not None
+
+    def refuse(self, batch: Any) -> None:
+        """Raises ``UnkeepableError`` for a batch that could not be written."""
+        if self._where is not None:
+            check(batch, name="batch")
+
+    def keep(
+        self, event: StepEvent, model: torch.nn.Module, start: StepStart, operation: Callable[[], Operation | None]
+    ) -> None:
+        """Writes one, and notes in the event where it is, or why there is none. Never raises for want of room."""
+        if self._where is None:
+            return
+        there = sorted(self._where.glob(f"rank-{self._rank}-step-*"))
+        if len(there) >= self._policy.max_captures:
+            event.notes.append(f"not captured: {self._where} holds {len(there)} captures of this rank (max_captures)")
+            return
+        target = self._where / f"rank-{self._rank}-step-{event.step:08d}"
+        try:
+            self._write(target, event, model, start, operation())
+        except (OSError, ValueError, TypeError, RuntimeError, MemoryError) as error:
+            event.notes.append(f"not captured: {error}")
+        else:
+            event.capture = str(target)
+
+    def _write(
+        self, target: Path, event: StepEvent, model: torch.nn.Module, start: StepStart, operation: Operation | None
+    ) -> None:
+        contents = {
+            "weights": dict(model.named_parameters(remove_duplicate=False)),
+            "buffers": start.buffers(),
+            "batches": [batch.as_it_was() for batch in start.batches],
+            "random": dataclasses.asdict(start.random),
+        }
+        if operation is not None:
+            contents["operation"] = dataclasses.asdict(operation)
+        encoded = {name: encode(value, name=name) for name, value in contents.items()}
+        tensors = {name: stored for name, (_, stored) in encoded.items()}
+        size = sum(t.numel() * t.element_size() for stored in tensors.values() for t in stored.values())
+        if size > self._policy.max_capture_bytes:
+            raise ValueError(f"{size} bytes are more than max_capture_bytes={self._policy.max_capture_bytes}")
+        document = self._about(event, model)
+        document.update({name: written for name, (written, _) in encoded.items()})
+        folder.write(target, {"capture": document}, tensors)
+
+    def _about(self, event: StepEvent, model: torch.nn.Module) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "event": json.loads(event.to_json()),
+            "report": "" if event.finding is None else str(event.finding),
+            "rank": self._rank,
+            "ranks": self._ranks,
+            "model": f"{type(model).__module__}.{type(model).__qualname__}",
+            "training": model.training,
+            "policy": {name: str(value) for name, value in dataclasses.asdict(self._policy).items()},
+            "versions": _versions(),
+            "host": socket.gethostname(),
+        }
+
+
+def _versions() -> dict[str, str]:
+    numpy = sys.modules.get("numpy")
+    return {
+        "torchnan": _build.version,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "numpy": "" if numpy is None else numpy.__version__,
+        "cuda": torch.version.cuda or "",
+        "machine": platform.machine(),
+    }

@@ -1,0 +1,120 @@
+"""One bad step: what was seen, where it came from, and what was done about it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Any, Literal
+
+from torchnan._finding import Finding
+
+SCHEMA = 1
+
+Action = Literal["skip", "retry", "split", "rollback", "raise"]
+Cause = Literal["operation", "data", "model", "norm", "transient", "nondeterministic", "out_of_memory", "unknown"]
+
+ACTIONS: tuple[Action, ...] = ("retry", "split", "skip", "rollback", "raise")  # the graver, the later
+CAUSES: tuple[Cause, ...] = (
+    "operation",
+    "data",
+    "model",
+    "norm",
+    "transient",
+    "nondeterministic",
+    "out_of_memory",
+    "unknown",
+)
+
+
+@dataclasses.dataclass
+class StepEvent:
+    """A bad step. ``str(event)`` is what a person reads, :meth:`to_json` a line of the recovery log.
+
+    Attributes:
+        step: 1-based.
+        what: what stopped it: ``"loss"``, ``"gradient"``, ``"norm"``, ``"out_of_memory"`` or ``"scaler"``.
+        seen: what was seen, with values.
+        rank: which rank saw it first; ``micro_batch``: in which of the step's, 0-based.
+        host, device: where this rank runs.
+        cause: ``"operation"`` an operation made it of finite values, ``"data"`` it came in with the batch, ``"model"``
+            a parameter or buffer was bad before the step, ``"norm"`` everything is finite but too large,
+            ``"transient"``, ``"nondeterministic"``, ``"out_of_memory"``, ``"unknown"`` (there was no replay).
+        verdict: of the replay, ``None`` if there was none; ``same_bits``: whether it came out bit for bit alike.
+        bits: a digest of the step's losses and gradients.
+        finding: the origin; ``origin``: the same in one line, as the rank said that found it.
+        losses: of the micro-batches; ``norm``: of the gradients.
+        model_note: what is known of when the model went bad.
+        action, reason: what was done, and why.
+        capture: folder that holds what the step needs to run again, ``None`` if none was written.
+        snapshot: step that was gone back to.
+        lr_factor: what the learning rate is multiplied with from now on.
+        consecutive: bad steps in a row, this one included.
+        notes: what else is to be known.
+    """
+
+    step: int
+    what: str
+    seen: str
+    rank: int = 0
+    micro_batch: int = 0
+    host: str = ""
+    device: str = ""
+    cause: Cause = "unknown"
+    verdict: str | None = None
+    same_bits: bool | None = None
+    bits: str = ""
+    finding: Finding | None = None
+    origin: str = ""
+    losses: tuple[float, ...] = ()
+    norm: float | None = None
+    model_note: str = ""
+    action: Action = "skip"
+    reason: str = ""
+    capture: str | None = None
+    snapshot: int | None = None
+    lr_factor: float = 1.0
+    consecutive: int = 1
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+    def to_json(self) -> str:
+        """One line of strict JSON; non-finite numbers are strings."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        fields["finding"] = None if self.finding is None else json.loads(self.finding.to_json())
+        return json.dumps({"schema": SCHEMA, **strict(fields)}, allow_nan=False)
+
+    def __str__(self) -> str:
+        rows = [
+            ("seen", f"{self.seen}   by rank {self.rank}"),
+            ("replay", self._replay_text()),
+            ("origin", self.origin),
+            ("model", self.model_note),
+            ("action", f"{self.action}: {self.reason}" if self.reason else ""),
+            ("capture", self.capture or ""),
+            *(("note", note) for note in self.notes),
+        ]
+        lines = [f"torchnan: step {self.step} was not applied ({self.what.replace('_', ' ')})"]
+        lines += [f"  {name:<9} {text}" for name, text in rows if text]
+        return "\n".join(lines)
+
+    def _replay_text(self) -> str:
+        if self.verdict is None:
+            return ""
+        bits = "same bits" if self.same_bits else "other bits"
+        meaning = {
+            "persistent": f"persistent: wrong again, same origin, {bits}",
+            "nondeterministic": "nondeterministic: not the same each time it is run",
+            "transient": f"transient: finite when run again; suspect hardware or a race on {self.host} ({self.device})",
+        }
+        return meaning[self.verdict]
+
+
+def strict(value: Any) -> Any:
+    """With strings for the numbers that JSON does not have."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict(item) for item in value]
+    return value

@@ -1,0 +1,49 @@
+"""The recovery log: one line of strict JSON per decision, written by one rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from torchnan.recovery.event import StepEvent, strict
+
+
+class RecoveryLog:
+    """Appends lines to a file that its owner alone may read. Every line is one write, so that none is ever half there.
+
+    Args:
+        path: the file. ``None``: nothing is written.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None) -> None:
+        self._file: int | None = None
+        if path is not None:
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def write(self, event: StepEvent) -> None:
+        """A bad step and what was done about it."""
+        self._line({"kind": "step", **json.loads(event.to_json())})
+
+    def note(self, kind: str, **facts: Any) -> None:
+        """Something else that explains the run: a snapshot, the end of a ramp, a capture that could not be kept."""
+        self._line({"kind": kind, **strict(facts)})
+
+    def _line(self, facts: dict[str, Any]) -> None:
+        if self._file is None:
+            return
+        line = json.dumps({"time": round(time.time(), 3), **facts}, allow_nan=False) + "\n"
+        try:
+            os.write(self._file, line.encode())
+        except OSError:  # a full disk must not end the training; the event is told by other ways, too
+            self._file = None
+
+    def __del__(self) -> None:
+        if self._file is not None:
+            os.close(self._file)

@@ -1,0 +1,82 @@
+"""Going back: when snapshots are taken, and to which of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torchnan.recovery.log import RecoveryLog
+from torchnan.recovery.policy import Policy
+from torchnan.recovery.snapshots import DiskSnapshots, MemorySnapshots, OwnSnapshots, Snapshots, Training
+from torchnan.step.agreement import Agreement
+from torchnan.step.gradients import measure
+
+
+class Rollback:
+    """The snapshots of a run.
+
+    Args:
+        policy: how many, how often, where.
+        training: what they are of.
+        agreement: with the other ranks: all go back to the same step.
+        log: told of each.
+        save, load: the user's own.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        training: Training,
+        agreement: Agreement,
+        log: RecoveryLog,
+        save: Callable[[int], Any] | None,
+        load: Callable[[int], Any] | None,
+    ) -> None:
+        self._every = policy.snapshot_every
+        self._training = training
+        self._agreement = agreement
+        self._log = log
+        self._snapshots: Snapshots
+        if save is not None and load is not None:
+            self._snapshots = OwnSnapshots(save, load, policy.snapshots)
+        elif policy.snapshot_folder is not None:
+            where = Path(policy.snapshot_folder)
+            self._snapshots = DiskSnapshots(training, policy.snapshots, where, agreement.global_rank)
+        else:
+            self._snapshots = MemorySnapshots(training, policy.snapshots)
+
+    @property
+    def possible(self) -> bool:
+        """There is one."""
+        return bool(self._snapshots.steps)
+
+    def due(self, step: int) -> bool:
+        """Whether one is to be taken before the step after this one."""
+        return self._every > 0 and step % self._every == 0 and step not in self._snapshots.steps[-1:]
+
+    def take(self, step: int) -> None:
+        """Keeps the state, unless it is already bad: there is no use in going back to that."""
+        weights = [(name, p.detach()) for name, p in self._training.model.named_parameters() if _can_be_bad(p)]
+        bad = measure(weights).bad
+        if self._agreement.largest(len(bad)) > 0:
+            self._log.note("no_snapshot", step=step, reason=f"not finite: {', '.join(bad[:5]) or 'on another rank'}")
+            return
+        self._snapshots.take(step)
+        self._log.note("snapshot", step=step, kept=self._snapshots.steps)
+
+    def restore(self, further: int) -> int:
+        """Goes back to the newest snapshot, or to one ``further`` before it, the oldest at most. Returns its step."""
+        steps = self._snapshots.steps
+        step = steps[max(0, len(steps) - 1 - further)]
+        step = -self._agreement.largest(-step)  # a rank that was killed while it wrote may lack the newest
+        self._snapshots.restore(step)
+        return step
+
+    def last_finite(self) -> int | None:
+        """The newest step after which all weights were finite for certain."""
+        return self._snapshots.steps[-1] if self._snapshots.steps else None
+
+
+def _can_be_bad(tensor: Any) -> bool:
+    return bool(tensor.is_floating_point() or tensor.is_complex())

@@ -1,0 +1,217 @@
+"""Where training can go back to: copies of everything that a step changes."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from torchnan.capture import folder
+from torchnan.capture.tree import decode, encode
+from torchnan.step import shards
+from torchnan.step.gradients import unwatched
+from torchnan.step.random_state import RandomState
+
+_FOLDER = "rank-{rank}-step-{step:08d}"
+
+
+class HasState(Protocol):
+    """What can be gone back to: an optimizer, a scaler, a scheduler, a stateful data loader."""
+
+    def state_dict(self) -> Any: ...
+    def load_state_dict(self, state: Any) -> Any: ...
+
+
+@dataclasses.dataclass
+class Training:
+    """Everything that a step changes.
+
+    Attributes:
+        model: parameters and buffers.
+        parts: the optimizer and whatever else has a state, by name.
+        data: the position in the data, if it is to be moved back too.
+    """
+
+    model: torch.nn.Module
+    parts: dict[str, HasState]
+    data: HasState | None = None
+
+    def state(self) -> dict[str, Any]:
+        """The live state: tensors are the very ones, of distributed ones this rank's parts."""
+        weights = {name: shards.local(t.detach()) for name, t in _tensors_of(self.model)}
+        parts = {name: _local(part.state_dict()) for name, part in self.parts.items()}
+        data = None if self.data is None else self.data.state_dict()
+        return {"weights": weights, "parts": parts, "data": data, "random": dataclasses.asdict(RandomState.now())}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Makes everything as it was then. ``state`` shares no memory with it afterwards."""
+        with unwatched(), torch.no_grad():
+            live = dict(_tensors_of(self.model))
+            for name, kept in state["weights"].items():
+                shards.local(live[name].detach()).copy_(kept)
+            for name, part in self.parts.items():
+                _restore_part(part, state["parts"][name])
+        if self.data is not None and state["data"] is not None:
+            self.data.load_state_dict(copy.deepcopy(state["data"]))
+        RandomState(**state["random"]).restore()
+
+
+def _tensors_of(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [*model.named_parameters(), *model.named_buffers()]
+
+
+def _local(state: Any) -> Any:
+    return tree_map_only(torch.Tensor, shards.local, state)
+
+
+def _restore_part(part: HasState, kept: Any) -> None:
+    """In place where the live state has the same tensors, as distributed ones must be; else by load_state_dict."""
+    live: list[torch.Tensor] = []
+    tree_map_only(torch.Tensor, lambda t: live.append(shards.local(t)), part.state_dict())
+    wanted: list[torch.Tensor] = []
+    tree_map_only(torch.Tensor, wanted.append, kept)
+    alike = len(live) == len(wanted) and all(a.shape == b.shape for a, b in zip(live, wanted, strict=True))
+    if not any(shards.is_sharded(t) for t in live) or not alike:
+        part.load_state_dict(tree_map_only(torch.Tensor, torch.clone, copy.deepcopy(kept)))
+        return
+    for a, b in zip(live, wanted, strict=True):
+        a.copy_(b)
+
+
+class Snapshots(Protocol):
+    """A few past states."""
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps after which one was taken, oldest first."""
+
+    def take(self, step: int) -> None:
+        """Keeps the state as it is, and lets go of the oldest."""
+
+    def restore(self, step: int) -> None:
+        """Goes back to one; later ones are let go of."""
+
+
+class MemorySnapshots:
+    """In memory of the CPU. Copies from a GPU are asynchronous, to pinned memory that is used again.
+
+    Memory: ``keep`` times parameters, buffers and optimizer state; for AdamW in float32 12 bytes a parameter.
+    """
+
+    def __init__(self, training: Training, keep: int) -> None:
+        self._training = training
+        self._keep = keep
+        self._kept: dict[int, Any] = {}
+        self._spare: Any = None
+
+    @property
+    def steps(self) -> list[int]:
+        return list(self._kept)
+
+    def take(self, step: int) -> None:
+        self._kept.pop(step, None)
+        while len(self._kept) >= self._keep:
+            self._spare = self._kept.pop(next(iter(self._kept)))
+        with unwatched(), torch.no_grad():
+            self._kept[step] = _copied(self._training.state(), self._spare)
+        self._spare = None
+
+    def restore(self, step: int) -> None:
+        for device in {t.device for _, t in _tensors_of(self._training.model) if t.is_cuda}:
+            torch.cuda.synchronize(device)  # the copies have been made
+        self._training.restore(self._kept[step])
+        self._kept = {kept: state for kept, state in self._kept.items() if kept <= step}
+
+
+def _copied(state: Any, spare: Any) -> Any:
+    """Into the memory of ``spare``, as far as it fits."""
+    rooms: list[torch.Tensor] = []
+    if spare is not None:
+        tree_map_only(torch.Tensor, rooms.append, spare)
+    places = iter(rooms)
+
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        room = next(places, None)
+        if room is None or room.shape != tensor.shape or room.dtype != tensor.dtype:
+            pinned = tensor.is_cuda
+            room = torch.empty_like(tensor, device="cpu", pin_memory=pinned) if pinned else torch.empty_like(tensor)
+        return room.copy_(tensor, non_blocking=True)
+
+    return tree_map_only(torch.Tensor, copied, _without_other_references(state))
+
+
+def _without_other_references(state: Any) -> Any:
+    """Numbers and lists that the program goes on changing are copied; tensors are left for the caller to copy."""
+    memo: dict[int, Any] = {}
+    tree_map_only(torch.Tensor, lambda t: memo.setdefault(id(t), t), state)
+    return copy.deepcopy(state, memo)
+
+
+class DiskSnapshots:
+    """In folders of JSON and safetensors, each there as a whole or not at all.
+
+    Args:
+        where: a folder, for all ranks.
+        rank: of this process.
+
+    Raises:
+        OSError: the folder cannot be made.
+    """
+
+    def __init__(self, training: Training, keep: int, where: Path, rank: int) -> None:
+        self._training = training
+        self._keep = keep
+        self._where = where
+        self._rank = rank
+        where.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.remove_partial(where, f"rank-{rank}-")
+
+    @property
+    def steps(self) -> list[int]:
+        return sorted(int(path.name.rsplit("-", 1)[1]) for path in self._where.glob(f"rank-{self._rank}-step-*"))
+
+    def take(self, step: int) -> None:
+        document, tensors = encode(self._training.state(), name="state")
+        target = self._path(step)
+        if target.exists():
+            folder.remove(target)
+        folder.write(target, {"snapshot": {"format": 1, "step": step, "state": document}}, {"snapshot": tensors})
+        for old in self.steps[: -self._keep]:
+            folder.remove(self._path(old))
+
+    def restore(self, step: int) -> None:
+        documents, tensors = folder.read(self._path(step))
+        self._training.restore(decode(documents["snapshot"]["state"], tensors["snapshot"]))
+        for later in [kept for kept in self.steps if kept > step]:
+            folder.remove(self._path(later))
+
+    def _path(self, step: int) -> Path:
+        return self._where / _FOLDER.format(step=step, rank=self._rank)
+
+
+class OwnSnapshots:
+    """By functions of the user's: ``save(step)`` and ``load(step)``, as of torch.distributed.checkpoint."""
+
+    def __init__(self, save: Callable[[int], Any], load: Callable[[int], Any], keep: int) -> None:
+        self._save = save
+        self._load = load
+        self._keep = keep
+        self._steps: list[int] = []
+
+    @property
+    def steps(self) -> list[int]:
+        return list(self._steps)
+
+    def take(self, step: int) -> None:
+        self._save(step)
+        others = [kept for kept in self._steps if kept != step]
+        self._steps = [*others, step][-self._keep :]
+
+    def restore(self, step: int) -> None:
+        self._load(step)
+        self._steps = [kept for kept in self._steps if kept <= step]

@@ -1,0 +1,40 @@
+"""What of a distributed tensor is on this rank."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+def _as_dtensor(tensor: torch.Tensor) -> DTensor | None:
+    module = sys.modules.get("torch.distributed.tensor")  # nobody has a DTensor who has not imported it
+    return tensor if module is not None and isinstance(tensor, module.DTensor) else None
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Whether this rank may hold only a part of it."""
+    return _as_dtensor(tensor) is not None
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part, sharing memory with it; the tensor itself if it is not distributed."""
+    distributed = _as_dtensor(tensor)
+    return tensor if distributed is None else distributed._local_tensor
+
+
+def replicas(tensor: torch.Tensor, ranks: int) -> int:
+    """How many of ``ranks`` ranks hold the same part of it: all, if it is not distributed."""
+    distributed = _as_dtensor(tensor)
+    if distributed is None:
+        return ranks
+    mesh, placements = distributed.device_mesh, distributed.placements
+    copies = 1
+    for dimension, placement in enumerate(placements):
+        if placement.is_replicate():
+            copies *= mesh.size(dimension)
+    return copies
