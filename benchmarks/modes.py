@@ -107,7 +107,7 @@ def _step(guard: torchnan.StepGuard, workload: Workload) -> None:
 
 ALL: dict[str, Mode] = {
     "StepGuard": _guarded("StepGuard"),
-    "StepGuard, captures": _guarded("StepGuard, captures", captures=tempfile.mkdtemp(), keep="copy"),
+    "StepGuard + captures": _guarded("StepGuard + captures", captures=tempfile.mkdtemp(), keep="copy"),
     "intercept only": intercept_only,
     "detect()": detect,
     "set_detect_anomaly": anomaly_mode,

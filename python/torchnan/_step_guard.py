@@ -158,8 +158,9 @@ class StepGuard:
         self._begin()
         for batch in batches:
             self._keep(batch)
+        given = list(batches)
         while True:
-            attempt = self._passes.run([kept.as_it_was() for kept in self._start.batches], self._parts())
+            attempt = self._passes.run(given, self._parts())
             worst, norm = self._passes.agree(attempt)
             if worst is None:
                 return self._apply(attempt, norm)
@@ -169,6 +170,7 @@ class StepGuard:
             if answer.action not in ("retry", "split"):
                 return self._give_up_step(attempt, norm, event, answer)
             self._tell(event)
+            given = [kept.as_it_was() for kept in self._start.batches]
             self._start.restore()
             self.optimizer.zero_grad(set_to_none=True)
 

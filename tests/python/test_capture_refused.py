@@ -219,8 +219,8 @@ def test_a_class_is_found_among_the_imported_or_the_given_ones_and_nothing_is_im
     document, tensors = encode([Point(1)], name="x")
     assert decode(document, tensors) == [Point(1)]
     del sys.modules["module_of_points"]
-    monkeypatch.setattr("builtins.__import__", lambda name, *rest: pytest.fail(f"{name} was imported"))
-    with pytest.raises(CaptureError) as raised:
+    with monkeypatch.context() as patched, pytest.raises(CaptureError) as raised:
+        patched.setattr("builtins.__import__", lambda name, *rest: pytest.fail(f"{name} was imported"))
         decode(document, tensors)
     assert (
         "['value'][0]['dataclass']['class']: the value holds a module_of_points.Point, and no such class is known "

@@ -70,3 +70,22 @@ print(taken * 1000, sorted(m for m in set(sys.modules) - modules if not m.starts
     milliseconds, others = ended.stdout.split(" ", 1)
     print(f"import torchnan after torch: {float(milliseconds):.1f} ms")
     assert "numpy" not in others
+
+
+def test_what_stands_around_a_step_is_loaded_when_it_is_asked_for():
+    code = """
+import sys, torchnan
+later = ("torchnan.capture", "torchnan.recovery", "torchnan._step_guard")
+of_the_guard = [m for m in sys.modules if m.startswith(later)]
+assert not of_the_guard, of_the_guard
+for name in torchnan.__all__:
+    assert getattr(torchnan, name) is not None
+assert torchnan.recovery.EXIT_CODES["persistent"] == 80
+try:
+    torchnan.StepGuards
+except AttributeError as error:
+    print(error)
+"""
+    ended = run_python(code)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "module 'torchnan' has no attribute 'StepGuards'\n"

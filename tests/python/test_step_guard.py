@@ -360,3 +360,16 @@ def test_a_user_who_detects_anyway_is_not_disturbed():
         training = Training()
         training.guard.step(batch_of(0))
     assert watch.findings == []
+
+
+def test_parameters_that_are_added_later_are_looked_at():
+    late = nn.Parameter(torch.zeros(2))
+
+    def step(model, batch):
+        return step_of(model, batch) + (late - late.detach()).abs().sqrt().sum()
+
+    training = Training(step)
+    assert training.guard.step(batch_of(0)).applied  # nobody's parameter
+    training.optimizer.add_param_group({"params": [late]})
+    event = training.guard.step(batch_of(0)).event
+    assert event.seen == "1 of 7 gradients are not finite: param_groups[1]['params'][0] (nan 2)"

@@ -47,7 +47,8 @@ def write(target: Path, documents: Mapping[str, Any], tensors: Mapping[str, Mapp
 
     Raises:
         OSError: it cannot be written; the message says why and how many bytes were needed. Nothing is left behind.
-        ValueError: a document is not strict JSON, or a stem no file name.
+        ValueError: a document has a number that JSON has not, or a stem is no file name.
+        TypeError: a document holds something that JSON has not.
         CaptureError: a document is too large to be read again, or safetensors is not installed.
     """
     library = safetensors()

@@ -18,6 +18,8 @@ from torchnan._options import OptionError
 from torchnan.capture import folder
 from torchnan.capture.operation import Operation
 from torchnan.capture.tree import check, encode
+from torchnan.step import shards
+from torchnan.step.start import tensors_in
 
 if TYPE_CHECKING:
     from torchnan.recovery.event import StepEvent
@@ -92,11 +94,11 @@ class Captures:
         }
         if operation is not None:
             contents["operation"] = dataclasses.asdict(operation)
-        encoded = {name: encode(value, name=name) for name, value in contents.items()}
-        tensors = {name: stored for name, (_, stored) in encoded.items()}
-        size = sum(t.numel() * t.element_size() for stored in tensors.values() for t in stored.values())
+        size = _bytes_of(contents)  # before anything is copied
         if size > self._policy.max_capture_bytes:
             raise ValueError(f"{size} bytes are more than max_capture_bytes={self._policy.max_capture_bytes}")
+        encoded = {name: encode(value, name=name) for name, value in contents.items()}
+        tensors = {name: stored for name, (_, stored) in encoded.items()}
         document = self._about(event, model)
         document.update({name: written for name, (written, _) in encoded.items()})
         folder.write(target, {"capture": document}, tensors)
@@ -114,6 +116,12 @@ class Captures:
             "versions": _versions(),
             "host": socket.gethostname(),
         }
+
+
+def _bytes_of(contents: Any) -> int:
+    """Of its tensors; of those that share memory once."""
+    tensors = {shards.local(t).data_ptr(): shards.local(t) for _, t in tensors_in(contents, "")}
+    return sum(t.numel() * t.element_size() for t in tensors.values())
 
 
 def _versions() -> dict[str, str]:

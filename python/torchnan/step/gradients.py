@@ -20,8 +20,8 @@ class Measured:
         norm: 2-norm of all elements together, of this rank's parts only; not finite if any element is not.
         most: the largest magnitude; NaN if there is a NaN, infinity if there is an Inf.
         bad: names of the tensors that are not finite.
-        squares: sum of squares, each divided by the number of ranks that hold the same part, so that the sum over
-            the ranks is the square of the global norm; without the bad ones.
+        squares: of sharded tensors, sum of squares without the bad ones, each divided by the number of ranks that hold
+            the same part: its sum over the ranks is the square of the global norm.
     """
 
     norm: float
@@ -33,6 +33,9 @@ class Measured:
 @contextlib.contextmanager
 def unwatched() -> Iterator[None]:
     """What torchnan itself looks at is not the program's doing: no detection sees it."""
+    if _C.open_scopes() == 0:
+        yield
+        return
     key = torch._C._parse_dispatch_key(_C.interceptor_key_name())
     assert key is not None
     with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
@@ -58,10 +61,14 @@ def measure(named: Sequence[tuple[str, torch.Tensor]], *, ranks: int = 1) -> Mea
         norms, magnitudes = table.unbind(1)
         norm, most = torch.linalg.vector_norm(norms).item(), magnitudes.max().item()
         good = torch.isfinite(magnitudes)
-        weights = 1.0 / torch.tensor([shards.replicas(tensor, ranks) for _, tensor in named], dtype=torch.float64)
-        squares = (norms.where(good, torch.zeros_like(norms)).square() * weights).sum().item()
+        squares = _squares(named, norms.where(good, 0.0), ranks) if ranks > 1 else 0.0
         bad = () if bool(good.all()) else tuple(named[int(i)][0] for i in (~good).nonzero())
     return Measured(norm, most, bad, squares)
+
+
+def _squares(named: Sequence[tuple[str, torch.Tensor]], norms: torch.Tensor, ranks: int) -> float:
+    copies = [shards.replicas(tensor, ranks) for _, tensor in named]
+    return float((norms.square() / torch.tensor(copies, dtype=torch.float64)).sum())
 
 
 def _table(tensors: list[torch.Tensor]) -> torch.Tensor:

@@ -68,8 +68,15 @@ class Passes:
         self._tripwire = tripwire
         self._agreement = agreement
         self._reduces_itself = survives_memory and agreement.ranks > 1 and hasattr(model, "no_sync")
-        self.parameters = named_parameters(model, optimizer)
+        self._parameters: list[tuple[str, torch.Tensor]] = []
         self.measured = Measured(0.0, 0.0, (), 0.0)
+
+    @property
+    def parameters(self) -> list[tuple[str, torch.Tensor]]:
+        """What the optimizer changes, by name; groups may be added to it at any time."""
+        if len(self._parameters) != sum(len(group["params"]) for group in self.optimizer.param_groups):
+            self._parameters = named_parameters(self.model, self.optimizer)
+        return self._parameters
 
     def run(self, batches: list[Any], parts: int = 1) -> Attempt:
         """Forward, backward, and what is to be said of it. The sight in it is this rank's; the norm is global."""
