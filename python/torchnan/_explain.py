@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from torchnan.step.agreement import Agreement, Sight, What
 from torchnan.step.gradients import measure, unwatched
 from torchnan.step.passes import Attempt, Passes, StepFunction
 from torchnan.step.random_state import RandomState
-from torchnan.step.replay import Replay, digest, not_replayed, replay
+from torchnan.step.replay import ANOTHER_RANK, Replay, digest, not_replayed, replay
 from torchnan.step.start import StepStart
 
 _CAUSES: dict[str, Cause] = {"op": "operation", "parameter": "model", "buffer": "model", "input": "data"}
@@ -73,7 +75,9 @@ class Explainer:
         event.bits = digest(attempt.losses, self._passes.parameters)
         bad = self._bad_tensors()
         self._name_cause(event, worst, self._replay(event, parts), bad)
-        self._captures.keep(event, self._model, self._start, lambda: self._operation(event.finding, parts))
+        room = self._agreement.largest(int(self._captures.has_room)) > 0
+        operation = self._operation(event.finding, parts) if room else None
+        self._captures.keep(event, self._model, self._start, operation)
         self._start.restore_buffers()
         after.restore()
         return event
@@ -92,31 +96,39 @@ class Explainer:
         elif (written := self._start.written()) is not None:
             reason = f"the step has written to its {written}: keep='copy' keeps batches as they were"
         if self._agreement.largest(int(bool(reason))) > 0:
-            return not_replayed(reason or "another rank cannot run it again")
-        return replay(lambda: self._again(parts), self._passes, self._agreement, original=event.bits, step=event.step)
+            return not_replayed(reason or ANOTHER_RANK)
+        again = functools.partial(self._again, parts)
+        return replay(again, self._passes, self._agreement, original=event.bits, step=event.step)
 
-    def _again(self, parts: int) -> Attempt:
+    def _again(self, parts: int, after_backward: Callable[[], None] = lambda: None) -> Attempt:
         """The step as it was: weights are as they were, as nothing has been applied."""
         self._start.restore()
         self._optimizer.zero_grad(set_to_none=True)
-        return self._passes.run([batch.as_it_was() for batch in self._start.batches], parts)
+        batches = self._start.batches
+        randoms = [batch.random for batch in batches]
+        return self._passes.run([batch.as_it_was() for batch in batches], parts, randoms, after_backward)
 
     def _operation(self, finding: Finding | None, parts: int) -> Operation | None:
-        """On every rank, as the step has collectives in it; what is only here is not recorded."""
-        if self._agreement.largest(int(finding is None)) > 0:
+        """If any rank has found one, all run the step, as it has collectives in it."""
+        if self._agreement.largest(int(finding is not None)) == 0:
             return None
-        assert finding is not None
+        if finding is None:
+            self._again(parts)
+            return None
         return record(lambda: self._again(parts), finding)
 
     def _name_cause(self, event: StepEvent, worst: Sight, replayed: Replay, bad: list[str]) -> None:
         event.verdict, event.finding = replayed.verdict, replayed.finding
         event.same_bits = replayed.same_bits if replayed.verdict is not None else None
         told = self._told(replayed.finding, worst)
-        event.origin = told.get("text", "")
+        event.origin, event.rank = told.get("text", ""), int(told.get("rank", worst.rank))
         everywhere_good = self._agreement.largest(len(bad)) == 0
         event.cause = self._cause(replayed, worst, told.get("origin", ""), everywhere_good)
         if not everywhere_good:
-            event.model_note = self._when_it_went_bad(bad)
+            where = self._agreement.first_with_most(int(bool(bad)))
+            event.model_note = self._agreement.share(self._when_it_went_bad(bad), where)
+        if not told and worst.what is What.GRADIENT and self._passes.averages_unseen:
+            event.notes.append("gradients were averaged before they were looked at: it may have been any rank's")
         if replayed.reason:
             event.notes.append(f"not replayed: {replayed.reason}")
 
@@ -134,6 +146,7 @@ class Explainer:
         owner = ranks - 1 - best % ranks
         where = f", on rank {self._agreement.global_rank}" if ranks > 1 else ""
         mine = {} if finding is None else {"origin": finding.origin, "text": _in_one_line(finding) + where}
+        mine["rank"] = str(self._agreement.global_rank)
         told: dict[str, str] = json.loads(self._agreement.share(json.dumps(mine), owner))
         return told
 
@@ -147,10 +160,11 @@ class Explainer:
         return _CAUSES.get(origin, "operation") if origin else "unknown"
 
     def _when_it_went_bad(self, bad: list[str]) -> str:
-        names = ", ".join(bad[:5]) or "parameters of another rank"
+        names = ", ".join(bad[:5])
         more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
         since = f"after step {self._last_good}, the last good one" if self._last_good else "before the first good step"
-        return f"bad before this step ran: {names}{more}; written {since}"
+        where = f"on rank {self._agreement.global_rank} " if self._agreement.ranks > 1 else ""
+        return f"bad {where}before this step ran: {names}{more}; written {since}"
 
 
 def _in_one_line(finding: Finding) -> str:

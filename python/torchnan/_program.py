@@ -10,6 +10,7 @@ import itertools
 import os
 import sys
 import sysconfig
+import traceback
 import weakref
 from collections.abc import Iterable, Iterator
 from types import CodeType
@@ -100,11 +101,17 @@ def owner(storage: int, use: list[RawFrame], everywhere: bool, watch: int) -> tu
     for root in itertools.chain(roots, _roots_of_program() if everywhere else ()):
         for name, parameter in root.named_parameters():
             if storage in _storages_of(parameter):
-                return False, _clean(name)
+                return False, clean(name)
         for name, buffer in root.named_buffers():
             if storage in _storages_of(buffer):
-                return True, _clean(name)
+                return True, clean(name)
     return None
+
+
+def raised_at(error: BaseException) -> Line | None:
+    """The user's line that an error came from."""
+    frames: list[RawFrame] = [(frame.f_code, line, None) for frame, line in traceback.walk_tb(error.__traceback__)]
+    return next(iter(_lines(frames[::-1])), None)
 
 
 def name(wanted: torch.nn.Parameter) -> str:
@@ -112,7 +119,7 @@ def name(wanted: torch.nn.Parameter) -> str:
     for root in _roots_of_program():
         for path, parameter in root.named_parameters():
             if parameter is wanted:
-                return _clean(path)
+                return clean(path)
     return ""
 
 
@@ -121,7 +128,7 @@ def _roots_of_program() -> list[torch.nn.Module]:
     modules = _modules_of_program()
     children = {id(child) for module in modules for child in module.children()}
     models = [scope.model for scope in scopes.values() if scope.model is not None]
-    return [_unwrap(m) for m in models + [m for m in modules if id(m) not in children]]
+    return [unwrap(m) for m in models + [m for m in modules if id(m) not in children]]
 
 
 def _modules_of_program() -> list[torch.nn.Module]:
@@ -223,11 +230,13 @@ def _lines(frames: list[RawFrame]) -> list[Line]:
     return users or everything
 
 
-def _clean(path: str) -> str:
+def clean(path: str) -> str:
+    """A name without the parts that wrappers put into it."""
     return ".".join(part for part in path.split(".") if part not in _WRAPPER_PARTS)
 
 
-def _unwrap(module: torch.nn.Module) -> torch.nn.Module:
+def unwrap(module: torch.nn.Module) -> torch.nn.Module:
+    """The model inside of what makes it parallel."""
     wrappers = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
     while isinstance(module, wrappers):
         module = module.module
@@ -238,9 +247,9 @@ def _roots(modules: list[torch.nn.Module], watch: int) -> Iterator[torch.nn.Modu
     """Modules that names may start from: the watch's model, then the one that has the outermost on the stack in it."""
     scope = scopes.get(watch)
     if scope is not None and scope.model is not None:
-        yield _unwrap(scope.model)
+        yield unwrap(scope.model)
     if modules:
-        yield _root_above(_unwrap(modules[-1]))
+        yield _root_above(unwrap(modules[-1]))
 
 
 _known_roots: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[torch.nn.Module]] = weakref.WeakKeyDictionary()
@@ -256,7 +265,7 @@ def _root_above(module: torch.nn.Module) -> torch.nn.Module:
         while id(root) in parents and id(parents[id(root)]) not in seen:
             root = parents[id(root)]
             seen.add(id(root))
-        root = _unwrap(root)
+        root = unwrap(root)
         _known_roots[module] = weakref.ref(root)
     return root
 
@@ -264,11 +273,11 @@ def _root_above(module: torch.nn.Module) -> torch.nn.Module:
 def _module_path(modules: list[torch.nn.Module], watch: int) -> str | None:
     """Dotted path of the innermost module that is part of a model; ``None`` outside every model."""
     roots = list(_roots(modules, watch))
-    for called in map(_unwrap, modules):
+    for called in map(unwrap, modules):
         for root in roots:
             for name, module in root.named_modules(remove_duplicate=False):
                 if module is called and (name or _is_model(module)):
-                    return _clean(name)
+                    return clean(name)
     return None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 import socket
@@ -15,9 +14,10 @@ import torch.distributed as dist
 
 from torchnan._explain import Explainer
 from torchnan._options import OptionError
+from torchnan._step_guard_arguments import policy_of, refuse, without_wrappers
 from torchnan.recovery.decision import Answer, Decision
 from torchnan.recovery.errors import TrainingStopped
-from torchnan.recovery.event import ACTIONS, Action, StepEvent
+from torchnan.recovery.event import ACTIONS, Action, StepEvent, StepResult
 from torchnan.recovery.learning_rate import LearningRateCut
 from torchnan.recovery.log import RecoveryLog
 from torchnan.recovery.policy import Policy
@@ -31,25 +31,6 @@ from torchnan.step.tripwire import NormTripwire
 logger = logging.getLogger("torchnan")
 
 MOST_EVENTS = 100
-
-
-@dataclasses.dataclass(frozen=True)
-class StepResult:
-    """What has become of one step.
-
-    Attributes:
-        step: its number, 1-based.
-        applied: whether the optimizer has stepped.
-        loss: mean of the micro-batches' losses on this rank, detached; ``None`` if there is none.
-        norm: 2-norm of all gradients before clipping; not finite if they are not.
-        event: what was wrong and what was done, ``None`` for a good step, and where a loss scaler skipped it.
-    """
-
-    step: int
-    applied: bool
-    loss: torch.Tensor | None
-    norm: float
-    event: StepEvent | None = None
 
 
 class StepGuard:
@@ -109,8 +90,9 @@ class StepGuard:
         on_instability: Callable[[StepEvent], Action | None] | None = None,
         **options: Any,
     ) -> None:
-        self.policy = _policy(policy, options)
-        _refuse(model, optimizer, step_fn, self.policy, save, load, on_instability)
+        self.policy = policy_of(policy, options)
+        refuse(model, optimizer, step_fn, self.policy, save, load, on_instability)
+        optimizer = without_wrappers(optimizer)
         self.model = model
         self.optimizer = optimizer
         self.step_number = 0
@@ -136,6 +118,7 @@ class StepGuard:
         self._explainer = Explainer(self.policy, model, optimizer, step_fn, self._passes, self._start, self._agreement)
         self._in_watch = False  # between watch() and ok_to_step()
         self._in_loop = False  # of the program's own
+        self._begun = False
 
     # -- the whole step
 
@@ -158,12 +141,13 @@ class StepGuard:
         self._begin()
         for batch in batches:
             self._keep(batch)
-        given = list(batches)
+        given, event = list(batches), None
         while True:
             attempt = self._passes.run(given, self._parts())
+            self._stop_alone(attempt)
             worst, norm = self._passes.agree(attempt)
             if worst is None:
-                return self._apply(attempt, norm)
+                return self._apply(attempt, norm, event)
             if worst.what is What.SCALER and not self._scaler_gave_up():
                 return self._let_scaler_skip(attempt, norm)
             event, answer = self._judge(attempt, worst, norm)
@@ -181,18 +165,30 @@ class StepGuard:
         self.optimizer.zero_grad(set_to_none=True)
         self._start.note()
 
+    def _stop_alone(self, attempt: Attempt) -> None:
+        """The other ranks wait in their backward pass for gradients that will not come: there is no asking them."""
+        if attempt.sight is None or attempt.sight.what is not What.OUT_OF_MEMORY or not self._passes.waits_in_backward:
+            return
+        event = StepEvent(self.step_number, attempt.sight.what.word, attempt.sight.text, attempt.sight.rank)
+        event.cause, event.action, event.reason = "out_of_memory", "raise", "out_of_memory='split' would go on"
+        raise TrainingStopped(str(event), "out_of_memory", event)
+
     def _take_snapshot_if_due(self) -> None:
-        if self._rollback.due(self.step_number):
+        """Not among bad steps: it may be the weights that make them bad."""
+        if not self._begun:
+            self._rollback.refuse_leftovers()
+            self._begun = True
+        if self._decision.spent.consecutive == 0 and self._rollback.due(self.step_number):
             self._rollback.take(self.step_number)
 
     def _keep(self, batch: Any) -> None:
         self._explainer.refuse_what_cannot_be_captured(batch)
-        self._start.add(batch)
+        self._start.add(batch, drawn_between=self._in_loop)
 
     def _parts(self) -> int:
         return int(2**self._decision.spent.splits)
 
-    def _apply(self, attempt: Attempt, norm: float) -> StepResult:
+    def _apply(self, attempt: Attempt, norm: float, event: StepEvent | None) -> StepResult:
         self._clip(norm)
         if self._scaler is None:
             self.optimizer.step()
@@ -203,7 +199,7 @@ class StepGuard:
             self._scheduler.step()
         self._note_good_step(norm)
         self._take_snapshot_if_due()  # now, and not with the next step: its batch is not drawn yet
-        return StepResult(self.step_number, True, _mean(attempt.losses), norm)
+        return StepResult(self.step_number, True, _mean(attempt.losses), norm, event)
 
     def _clip(self, norm: float) -> None:
         if self.policy.max_norm is not None and norm > self.policy.max_norm:
@@ -260,6 +256,16 @@ class StepGuard:
         self._give_up_step(attempt, norm, *self._judge(attempt, worst, norm))
         return False
 
+    @property
+    def in_step(self) -> bool:
+        """Whether :meth:`watch` has begun a step that has not come to :meth:`ok_to_step`."""
+        return self._in_watch
+
+    def abandon(self) -> None:
+        """Forgets a step that :meth:`watch` has begun and that will not come to :meth:`ok_to_step`."""
+        self._in_watch = False
+        self._start.forget_batches()
+
     # -- a loss scaler in search of its scale
 
     def _scaler_gave_up(self) -> bool:
@@ -287,9 +293,9 @@ class StepGuard:
         event = self._explainer.explain(self.step_number, attempt, worst, norm, self._parts())
         event.consecutive = self._decision.spent.consecutive + 1
         wanted = self._wanted(event)
-        answer = self._decision.answer(event, can_roll_back=self._rollback.possible, wanted=wanted)
-        if answer.action in ("retry", "split") and not self._can_run_again():
-            answer = Answer("skip", f"{answer.action} is not possible: the step cannot be run again as it was")
+        answer = self._decision.answer(
+            event, can_roll_back=self._rollback.possible, can_run_again=self._can_run_again(), wanted=wanted
+        )
         self._decision.note(answer)
         event.action, event.reason = answer.action, answer.reason
         return event, answer
@@ -316,6 +322,7 @@ class StepGuard:
         if answer.action == "rollback":
             event.snapshot = self.step_number = self._rollback.restore(self._decision.further_back())
             event.lr_factor = self._rate.cut()
+            self._explainer.note_good_step(self.step_number)
         self._tell(event)
         if answer.action == "raise":
             raise TrainingStopped(str(event), answer.exit_reason, event)
@@ -327,11 +334,17 @@ class StepGuard:
             self._scaler._per_optimizer_states.clear()
 
     def _tell(self, event: StepEvent) -> None:
-        event.host, event.device = socket.gethostname(), str(_device_of(self.model))
+        here = f"{socket.gethostname()} {_device_of(self.model)}"
+        source = self._agreement.first_with_most(int(event.rank == self._agreement.global_rank))
+        event.host, event.device = self._agreement.share(here, source).rsplit(" ", 1)
         self.events = [*self.events, event][-MOST_EVENTS:]
         self._log.write(event)
         if self._agreement.rank == 0 or event.rank == self._agreement.global_rank:
             logger.warning("%s", event)
+
+    def close(self) -> None:
+        """Leaves the optimizer as it was: a learning rate that is still cut is so no longer."""
+        self._rate.close()
 
     # -- across restarts of the program
 
@@ -341,6 +354,7 @@ class StepGuard:
         Returns:
             the step after which it was taken; ``None`` if there is none.
         """
+        self._begun = True
         if not self._rollback.possible:
             return None
         self.step_number = self._rollback.restore(0)
@@ -361,38 +375,6 @@ class StepGuard:
         self._decision.load_state_dict(state["decision"])
         self._tripwire.load_state_dict(state["tripwire"])
         self._rate.load_state_dict(state["learning_rate"])
-
-
-def _policy(given: Policy | str | os.PathLike[str] | dict[str, Any] | None, options: dict[str, Any]) -> Policy:
-    if isinstance(given, Policy):
-        base = given
-    elif isinstance(given, dict):
-        base = Policy.from_dict(given)
-    else:
-        base = Policy() if given is None else Policy.from_toml(given)
-    changed = Policy.from_dict({**dataclasses.asdict(base), **options})
-    return changed.with_environment(os.environ)
-
-
-def _refuse(
-    model: Any, optimizer: Any, step_fn: Any, policy: Policy, save: Any, load: Any, on_instability: Any
-) -> None:
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model is a {type(model).__name__}: StepGuard takes a torch.nn.Module")
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"optimizer is a {type(optimizer).__name__}: StepGuard takes a torch.optim.Optimizer")
-    for name, function in (("step_fn", step_fn), ("save", save), ("load", load), ("on_instability", on_instability)):
-        if function is not None and not callable(function):
-            raise TypeError(f"{name} is a {type(function).__name__}: it must be callable")
-    if (save is None) != (load is None):
-        raise OptionError("save and load belong together: one of them is missing.")
-    if save is not None and policy.snapshot_folder is not None:
-        raise OptionError("save and snapshot_folder are two places for snapshots: give one of them.")
-    if policy.out_of_memory == "split" and hasattr(model, "set_requires_gradient_sync"):
-        raise OptionError(
-            "out_of_memory='split' cannot be used with FSDP: its forward pass waits for the other ranks, so a rank "
-            "that runs out of memory cannot go back alone."
-        )
 
 
 def _mean(losses: tuple[torch.Tensor, ...]) -> torch.Tensor | None:

@@ -14,7 +14,6 @@ from support import run
 pytest.importorskip("lightning.pytorch")
 
 from lightning_runs import FILE, LINE, ROWS, Net, data, fit, trainer_of
-
 from torchnan.integrations.lightning import NaNCapture
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import shutil
 import stat
 
 import pytest
@@ -178,6 +179,23 @@ def test_a_run_resumes_from_the_disk(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rank-0-step-00000002", "rank-0-step-00000004"]
 
 
+def test_snapshots_of_an_earlier_run_are_not_gone_back_to_unasked(tmp_path):
+    Training(snapshot_every=1, snapshot_folder=tmp_path).guard.step(batch_of(0))
+    again = Training(snapshot_every=1, snapshot_folder=tmp_path)
+    with pytest.raises(ValueError, match=r"snapshots of an earlier run, up to step 1: call guard\.resume\(\)"):
+        again.guard.step(batch_of(0))
+    assert again.guard.resume() == 1
+    assert again.guard.step(batch_of(0)).applied
+
+
+def test_a_snapshot_that_cannot_be_written_is_told_and_training_goes_on(tmp_path):
+    training = Training(snapshot_every=1, snapshot_folder=tmp_path / "snapshots", log=tmp_path / "log.jsonl")
+    training.guard.step(batch_of(0))
+    shutil.rmtree(tmp_path / "snapshots")
+    assert training.guard.step(batch_of(1)).applied
+    assert lines_of(tmp_path / "log.jsonl")[-1]["kind"] == "no_snapshot"
+
+
 def test_schedulers_and_scalers_go_back_too():
     training = Training()
     scheduler = torch.optim.lr_scheduler.ExponentialLR(training.optimizer, 0.5)
@@ -223,6 +241,16 @@ def test_the_learning_rate_is_cut_and_ramped_back_unseen_by_schedulers(tmp_path)
     assert [line["step"] for line in lines_of(tmp_path / "log.jsonl") if line["kind"] == "learning_rate"] == [5]
 
 
+def test_a_second_guard_does_not_inherit_the_cut_of_the_first():
+    first = Training(snapshot_every=1)
+    first.guard.step(batch_of(0))
+    flip_a_weight(first)
+    assert first.guard.step(batch_of(1)).event.lr_factor == 0.5
+    assert len(first.optimizer._optimizer_step_pre_hooks) == 1
+    torchnan.StepGuard(first.model, first.optimizer, step_of)
+    assert len(first.optimizer._optimizer_step_pre_hooks) == 0
+
+
 # -- memory
 
 
@@ -255,7 +283,8 @@ def test_a_step_that_does_not_fit_is_halved_with_equal_gradients(tmp_path):
         ("split", "out_of_memory", "micro-batches in 2 parts"),
         ("split", "out_of_memory", "micro-batches in 4 parts"),
     ]
-    assert small.guard.events[0].seen == "CUDA out of memory. Tried to allocate 7 rows."
+    line = next(i for i, text in enumerate(open(__file__), 1) if "raise torch.OutOfMemoryError(" in text)
+    assert small.guard.events[0].seen == f"CUDA out of memory. Tried to allocate 7 rows. (at {__file__}:{line})"
 
 
 def test_memory_that_never_suffices_stops_training():

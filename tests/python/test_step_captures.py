@@ -61,6 +61,15 @@ def test_a_spike_runs_again_too(tmp_path):
     assert (replayed.verdict, replayed.same_bits, replayed.finding) == ("persistent", True, None)
 
 
+def test_modules_in_evaluation_mode_stay_there(tmp_path):
+    training = Training(captures=tmp_path)
+    training.model.norm.eval()
+    event = training.guard.step(bad_batch()).event
+    model = Net()
+    torchnan.load_capture(event.capture).restore(model)
+    assert (model.training, model.norm.training, model.drop.training) == (True, False, True)
+
+
 def test_a_step_that_was_mended_does_not_reproduce(tmp_path):
     _, event = captured(tmp_path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,12 +33,14 @@ class CapturedStep:
         tripwire = NormTripwire(_norm_limit(capture))
         self._passes = Passes(model, optimizer, step_fn, None, tripwire, self._agreement, survives_memory=False)
 
-    def run(self) -> Attempt:
+    def run(self, after_backward: Callable[[], None] = lambda: None) -> Attempt:
         """Restores everything and runs forward and backward."""
         self._capture.restore(self._model)
         self._capture.random.restore()
         self._passes.optimizer.zero_grad(set_to_none=True)
-        return self._passes.run(self._capture.batches)
+        return self._passes.run(
+            self._capture.batches, randoms=self._capture.batch_random, after_backward=after_backward
+        )
 
     def replay(self) -> Replay:
         """Twice under ``detect()``."""

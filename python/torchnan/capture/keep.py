@@ -7,7 +7,6 @@ import json
 import platform
 import socket
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,28 +55,29 @@ class Captures:
         folder.remove_partial(self._where, f"rank-{rank}-")
 
     @property
-    def wanted(self) -> bool:
-        """Whether bad steps are to be captured at all."""
-        return self._where is not None
+    def has_room(self) -> bool:
+        """Whether one more is to be kept. Not the same on every rank."""
+        return self._where is not None and len(self._kept()) < self._policy.max_captures
+
+    def _kept(self) -> list[Path]:
+        return [] if self._where is None else list(self._where.glob(f"rank-{self._rank}-step-*"))
 
     def refuse(self, batch: Any) -> None:
         """Raises ``UnkeepableError`` for a batch that could not be written."""
         if self._where is not None:
             check(batch, name="batch")
 
-    def keep(
-        self, event: StepEvent, model: torch.nn.Module, start: StepStart, operation: Callable[[], Operation | None]
-    ) -> None:
+    def keep(self, event: StepEvent, model: torch.nn.Module, start: StepStart, operation: Operation | None) -> None:
         """Writes one, and notes in the event where it is, or why there is none. Never raises for want of room."""
         if self._where is None:
             return
-        there = sorted(self._where.glob(f"rank-{self._rank}-step-*"))
-        if len(there) >= self._policy.max_captures:
-            event.notes.append(f"not captured: {self._where} holds {len(there)} captures of this rank (max_captures)")
+        if not self.has_room:
+            kept = len(self._kept())
+            event.notes.append(f"not captured: {self._where} holds {kept} captures of this rank (max_captures)")
             return
         target = self._where / f"rank-{self._rank}-step-{event.step:08d}"
         try:
-            self._write(target, event, model, start, operation())
+            self._write(target, event, model, start, operation)
         except (OSError, ValueError, TypeError, RuntimeError, MemoryError) as error:
             event.notes.append(f"not captured: {error}")
         else:
@@ -91,6 +91,7 @@ class Captures:
             "buffers": start.buffers(),
             "batches": [batch.as_it_was() for batch in start.batches],
             "random": dataclasses.asdict(start.random),
+            "batch_random": [None if b.random is None else dataclasses.asdict(b.random) for b in start.batches],
         }
         if operation is not None:
             contents["operation"] = dataclasses.asdict(operation)
@@ -111,7 +112,7 @@ class Captures:
             "rank": self._rank,
             "ranks": self._ranks,
             "model": f"{type(model).__module__}.{type(model).__qualname__}",
-            "training": model.training,
+            "in_eval": [name for name, module in model.named_modules() if not module.training],
             "policy": {name: str(value) for name, value in dataclasses.asdict(self._policy).items()},
             "versions": _versions(),
             "host": socket.gethostname(),

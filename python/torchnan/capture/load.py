@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -34,7 +35,9 @@ class Capture:
         weights: parameters by name, not yet touched by the step; of sharded ones this rank's parts.
         buffers: as they were before the step, by name.
         batches: the micro-batches of the step.
-        random: all random states as they were before it.
+        random: all random states as they were before it; ``batch_random``: before each micro-batch, ``None`` where it
+            went on from the one before.
+        in_eval: names of the modules that were in evaluation mode.
         operation: the operation at the origin with its arguments, if it was met again in the replay.
         versions: of PyTorch, Python and others, where it was written.
     """
@@ -49,12 +52,13 @@ class Capture:
     buffers: dict[str, torch.Tensor]
     batches: list[Any]
     random: RandomState
+    batch_random: list[RandomState | None]
     operation: Operation | None
     versions: dict[str, str]
-    training: bool = True
+    in_eval: frozenset[str]
 
     def restore(self, model: torch.nn.Module) -> None:
-        """Puts weights and buffers into a model.
+        """Puts weights and buffers into a model, and its modules into training or evaluation mode.
 
         Raises:
             CaptureError: the model has other parameters, or of other shapes, than the one that was captured.
@@ -62,7 +66,8 @@ class Capture:
         with torch.no_grad():
             _fill(self.weights, dict(model.named_parameters(remove_duplicate=False)), "parameter", self.ranks)
             _fill(self.buffers, dict(model.named_buffers()), "buffer", self.ranks)
-        model.train(self.training)
+        for name, module in model.named_modules():
+            module.training = _bare(name) not in self.in_eval
 
     def replay(
         self,
@@ -90,7 +95,7 @@ def load_capture(
         path: its folder.
         types: dataclasses, namedtuples and ``UserDict`` classes that are in its batches; those of modules that are
             already imported are found without.
-        device: where its tensors go. Default: the CPU.
+        device: where its tensors go; if some were on an accelerator, then only those. Default: the CPU.
 
     Raises:
         CaptureError: it is not one, or it is damaged; says which file and where.
@@ -100,10 +105,13 @@ def load_capture(
     if not isinstance(about, dict) or not isinstance(about.get("event"), dict):
         raise CaptureError(f"{os.fspath(path)} is not a capture: its capture.json has no event.")
 
+    memory = about.get("weights", {}).get("memory", []) if isinstance(about.get("weights"), dict) else []
+    spread = any(piece != {"device": "cpu"} for piece in memory)  # what was on the host was meant to be there
+
     def part(name: str) -> Any:
         if name not in about or name not in tensors:
             raise CaptureError(f"{os.fspath(path)} is not whole: it has no {name}.")
-        place = None if device is None or name == "random" else lambda _: device
+        place = None if device is None or "random" in name else functools.partial(_place, device, spread)
         return decode(about[name], tensors[name], types=types, place=place)
 
     try:
@@ -118,12 +126,17 @@ def load_capture(
             buffers=part("buffers"),
             batches=part("batches"),
             random=RandomState(**part("random")),
+            batch_random=[None if one is None else RandomState(**one) for one in part("batch_random")],
             operation=Operation(**part("operation")) if "operation" in about else None,
             versions=dict(about["versions"]),
-            training=bool(about["training"]),
+            in_eval=frozenset(_bare(str(name)) for name in about["in_eval"]),
         )
     except (KeyError, TypeError) as error:
         raise CaptureError(f"{os.fspath(path)} is not a capture that this torchnan can read: {error!r}.") from error
+
+
+def _place(device: torch.device | str, spread: bool, was: str) -> torch.device | str:
+    return "cpu" if spread and was == "cpu" else device
 
 
 def _fill(kept: dict[str, torch.Tensor], live: dict[str, torch.Tensor], what: str, ranks: int) -> None:

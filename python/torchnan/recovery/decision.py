@@ -61,22 +61,27 @@ class Decision:
         if spent.good_since_rollback >= self._policy.lr_ramp:  # that rollback was enough
             spent.rollbacks_in_a_row = 0
 
-    def answer(self, event: StepEvent, *, can_roll_back: bool, wanted: Action | None = None) -> Answer:
+    def answer(
+        self, event: StepEvent, *, can_roll_back: bool, can_run_again: bool = True, wanted: Action | None = None
+    ) -> Answer:
         """What to do about a bad step.
 
         Args:
             event: what is known of it.
             can_roll_back: there is a snapshot.
+            can_run_again: the very same step can be.
             wanted: what ``on_instability`` has asked for; goes before the policy.
         """
         if event.cause == "out_of_memory":
-            return self._memory_answer(wanted)
+            return self._memory_answer(can_run_again, wanted)
         remedies = dict(REMEDIES)
         remedies.update(self._policy.remedy)  # type: ignore[arg-type]
         action: Action = wanted or remedies.get(event.cause) or self._policy.action  # type: ignore[assignment]
         why = "on_instability asked for it" if wanted else f"the remedy for cause '{event.cause}'"
         if action == "split":
             return Answer("raise", f"split is for out_of_memory, not for '{event.cause}'")
+        if action == "retry" and not can_run_again:
+            action, why = "skip", "the step cannot be run again as it was"
         if action == "retry" and self.spent.retries >= self._policy.retries:
             action, why = "skip", f"run again {self.spent.retries} times, and bad each time"
         if action == "skip":
@@ -105,13 +110,15 @@ class Decision:
             )
         return Answer("rollback", why)
 
-    def _memory_answer(self, wanted: Action | None) -> Answer:
+    def _memory_answer(self, can_run_again: bool, wanted: Action | None) -> Answer:
         if (wanted or self._policy.out_of_memory) not in ("split", "skip"):
             return Answer(
                 "raise", "out of memory: out_of_memory='split' would halve the micro-batches", "out_of_memory"
             )
         if wanted == "skip":
             return self._skip_answer("on_instability asked for it", False)
+        if not can_run_again:
+            return Answer("raise", "out of memory, and the step cannot be run again as it was", "out_of_memory")
         if self.spent.splits >= self._policy.max_splits:
             return Answer("raise", f"halved {self.spent.splits} times (max_splits)", "out_of_memory")
         return Answer("split", f"micro-batches in {2 ** (self.spent.splits + 1)} parts")

@@ -7,6 +7,8 @@ import json
 import math
 from typing import Any, Literal
 
+import torch
+
 from torchnan._finding import Finding
 
 SCHEMA = 1
@@ -100,13 +102,33 @@ class StepEvent:
     def _replay_text(self) -> str:
         if self.verdict is None:
             return ""
-        bits = "same bits" if self.same_bits else "other bits"
+        bits = {True: "same bits", False: "other bits", None: "bits not compared"}[self.same_bits]
         meaning = {
             "persistent": f"persistent: wrong again, same origin, {bits}",
             "nondeterministic": "nondeterministic: not the same each time it is run",
             "transient": f"transient: finite when run again; suspect hardware or a race on {self.host} ({self.device})",
         }
         return meaning[self.verdict]
+
+
+@dataclasses.dataclass(frozen=True)
+class StepResult:
+    """What has become of one step.
+
+    Attributes:
+        step: its number, 1-based.
+        applied: whether the optimizer has stepped.
+        loss: mean of the micro-batches' losses on this rank, detached; ``None`` if there is none.
+        norm: 2-norm of all gradients before clipping; not finite if they are not.
+        event: what was wrong and what was done, in the end, if it was run again for good; ``None`` for a good step, and
+            where a loss scaler skipped it.
+    """
+
+    step: int
+    applied: bool
+    loss: torch.Tensor | None
+    norm: float
+    event: StepEvent | None = None
 
 
 def strict(value: Any) -> Any:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
+
+_cuts: weakref.WeakKeyDictionary[torch.optim.Optimizer, LearningRateCut] = weakref.WeakKeyDictionary()
 
 
 class LearningRateCut:
@@ -22,9 +26,11 @@ class LearningRateCut:
         self._from = 1.0
         self._good = 0
         self._whole: list[Any] = []
-        stepping = _bare(optimizer)
-        stepping.register_step_pre_hook(self._before)
-        stepping.register_step_post_hook(self._after)
+        self._optimizer = optimizer
+        self._hooks: list[RemovableHandle] = []  # only while there is something to multiply
+        if optimizer in _cuts:
+            _cuts[optimizer].close()  # of an earlier guard
+        _cuts[optimizer] = self
 
     @property
     def factor(self) -> float:
@@ -36,6 +42,8 @@ class LearningRateCut:
     def cut(self) -> float:
         """From the next step on; returns the factor."""
         self._from, self._good = self.factor * self._factor, 0
+        self._whole = []  # a rollback inside of step(closure) has put its own rates in place
+        self._hook()
         return self._from
 
     def note_good_step(self) -> bool:
@@ -46,7 +54,18 @@ class LearningRateCut:
         if self._good < self._ramp:
             return False
         self._from = 1.0
+        self.close()
         return True
+
+    def close(self) -> None:
+        """The optimizer is as it was before."""
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def _hook(self) -> None:
+        if not self._hooks:
+            self._hooks.append(self._optimizer.register_step_pre_hook(self._before))
+            self._hooks.append(self._optimizer.register_step_post_hook(self._after))
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         factor = self.factor
@@ -66,9 +85,5 @@ class LearningRateCut:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from there."""
         self._from, self._good = state["from"], state["good"]
-
-
-def _bare(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The one that steps, inside the wrappers of Accelerate and Lightning."""
-    inner = getattr(optimizer, "optimizer", None)
-    return _bare(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
+        if self.factor != 1.0:
+            self._hook()

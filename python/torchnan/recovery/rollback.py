@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from torchnan._options import OptionError
+from torchnan.capture.errors import UnkeepableError
 from torchnan.recovery.log import RecoveryLog
 from torchnan.recovery.policy import Policy
 from torchnan.recovery.snapshots import DiskSnapshots, MemorySnapshots, OwnSnapshots, Snapshots, Training
 from torchnan.step.agreement import Agreement
 from torchnan.step.gradients import measure
+
+logger = logging.getLogger("torchnan")
 
 
 class Rollback:
@@ -48,8 +53,21 @@ class Rollback:
 
     @property
     def possible(self) -> bool:
-        """There is one."""
-        return bool(self._snapshots.steps)
+        """Every rank has one. All must ask."""
+        return self._agreement.largest(int(not self._snapshots.steps)) == 0
+
+    def refuse_leftovers(self) -> None:
+        """A run that does not go on from snapshots must not go back to them.
+
+        Raises:
+            OptionError: there are snapshots of an earlier run.
+        """
+        steps = self._snapshots.steps
+        if steps:
+            raise OptionError(
+                f"snapshot_folder has snapshots of an earlier run, up to step {steps[-1]}: call guard.resume() to go "
+                "on from there, or give another folder."
+            )
 
     def due(self, step: int) -> bool:
         """Whether one is to be taken before the step after this one."""
@@ -62,7 +80,12 @@ class Rollback:
         if self._agreement.largest(len(bad)) > 0:
             self._log.note("no_snapshot", step=step, reason=f"not finite: {', '.join(bad[:5]) or 'on another rank'}")
             return
-        self._snapshots.take(step)
+        try:
+            self._snapshots.take(step)
+        except (OSError, UnkeepableError) as error:  # the others have theirs: all go back to the newest that all have
+            self._log.note("no_snapshot", step=step, reason=str(error))
+            logger.warning("torchnan: no snapshot after step %d: %s", step, error)
+            return
         self._log.note("snapshot", step=step, kept=self._snapshots.steps)
 
     def restore(self, further: int) -> int:
@@ -72,10 +95,6 @@ class Rollback:
         step = -self._agreement.largest(-step)  # a rank that was killed while it wrote may lack the newest
         self._snapshots.restore(step)
         return step
-
-    def last_finite(self) -> int | None:
-        """The newest step after which all weights were finite for certain."""
-        return self._snapshots.steps[-1] if self._snapshots.steps else None
 
 
 def _can_be_bad(tensor: Any) -> bool:

@@ -108,6 +108,17 @@ class Agreement:
         """The largest of what the ranks have."""
         return value if self.ranks == 1 else int(self._reduce(value, dist.ReduceOp.MAX, torch.int64))
 
+    def largest_of(self, values: list[int]) -> list[int]:
+        """The same for each of several values."""
+        if self.ranks == 1 or not values:
+            return values
+        return [int(n) for n in self._all_reduce(torch.tensor(values), dist.ReduceOp.MAX).tolist()]
+
+    def first_with_most(self, value: int) -> int:
+        """The lowest rank of the group that has the largest of what the ranks have."""
+        most = self.largest(value)
+        return self.ranks - 1 - self.largest(self.ranks - 1 - self.rank if value == most else 0)
+
     def share(self, text: str, source: int) -> str:
         """What the rank ``source`` of the group says, on every rank."""
         if self.ranks == 1:

@@ -5,22 +5,26 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from torchnan._errors import NonFiniteError
+from torchnan._program import clean, raised_at, unwrap
 from torchnan.step import shards
 from torchnan.step.agreement import Agreement, Sight, What
 from torchnan.step.gradients import Measured, describe_bad, gradients_of, measure, unwatched
 from torchnan.step.micro_batches import split
+from torchnan.step.random_state import RandomState
 from torchnan.step.tripwire import NormTripwire
 
 StepFunction = Callable[[torch.nn.Module, Any], Any]
 
 _NO_MEMORY = ("can't allocate memory", "not enough memory")
+_AFTER_ALL = 0xFFFF  # later than any micro-batch: the rank that ran out of memory itself is the one to be heard
+_BAD, _NONE_TO_GIVE = 1, 2  # what a rank says of its gradients before they are averaged
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +74,18 @@ class Passes:
         self._reduces_itself = survives_memory and agreement.ranks > 1 and hasattr(model, "no_sync")
         self._parameters: list[tuple[str, torch.Tensor]] = []
         self.measured = Measured(0.0, 0.0, (), 0.0)
+        self._brought: tuple[Sight | None] | None = None  # who brought bad gradients, where the ranks have said so
+
+    @property
+    def averages_unseen(self) -> bool:
+        """Gradients are those of all ranks together when they are first looked at."""
+        return self._agreement.ranks > 1 and not self._reduces_itself
+
+    @property
+    def waits_in_backward(self) -> bool:
+        """Ranks wait for one another there: DDP and FSDP, which reduce gradients as they come."""
+        reduces = hasattr(self.model, "no_sync") or hasattr(self.model, "set_requires_gradient_sync")
+        return self.averages_unseen and reduces
 
     @property
     def parameters(self) -> list[tuple[str, torch.Tensor]]:
@@ -78,25 +94,43 @@ class Passes:
             self._parameters = named_parameters(self.model, self.optimizer)
         return self._parameters
 
-    def run(self, batches: list[Any], parts: int = 1) -> Attempt:
-        """Forward, backward, and what is to be said of it. The sight in it is this rank's; the norm is global."""
+    def run(
+        self,
+        batches: list[Any],
+        parts: int = 1,
+        randoms: Sequence[RandomState | None] = (),
+        after_backward: Callable[[], None] = lambda: None,
+    ) -> Attempt:
+        """Forward, backward, and what is to be said of it, of this rank.
+
+        Args:
+            batches: the micro-batches.
+            parts: into how many each is cut.
+            randoms: for each micro-batch the random states to run it from; ``None``: those that there are.
+            after_backward: called when all gradients are there, and a scaler has not touched them.
+        """
         losses: list[torch.Tensor] = []
+        if self._scaler is not None:
+            self._scaler._per_optimizer_states.pop(id(self.optimizer), None)  # of a run that came to nothing
         try:
-            self._forward_backward(batches, parts, losses)
-            memory = None
+            self._forward_backward(batches, parts, randoms, losses)
+            after_backward()
+            memory, micro_batch = None, 0
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
                 raise
-            memory = str(error).splitlines()[0]  # and not the error: its traceback holds the step's tensors
+            micro_batch = len(losses)
+            memory = _told(error)  # and not the error: its traceback holds the step's tensors
         if memory is None and self._reduces_itself:
-            memory = self._reduce_gradients()
+            memory, micro_batch = self._reduce_gradients(), _AFTER_ALL
         elif memory is not None and self._reduces_itself:
-            self._agreement.largest(1)
+            self._agreement.largest(_NONE_TO_GIVE)
         if memory is not None:
             self.optimizer.zero_grad(set_to_none=True)
             if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 torch.cuda.empty_cache()
-            return Attempt(tuple(losses), Sight(What.OUT_OF_MEMORY, memory, len(losses)), 0.0)
+            sight = Sight(What.OUT_OF_MEMORY, memory, micro_batch, self._agreement.global_rank)
+            return Attempt(tuple(losses), sight, 0.0)
         return self.look(losses)
 
     def look(self, losses: list[torch.Tensor]) -> Attempt:
@@ -105,8 +139,9 @@ class Passes:
             unscale_once(self._scaler, self.optimizer)
         gradients = gradients_of(self.parameters)
         self.measured = measure(gradients, ranks=self._agreement.ranks)
-        sight = self._bad_loss(losses) or self._bad_gradient(gradients)
-        return Attempt(tuple(losses), sight, self.measured.norm)
+        brought, self._brought = self._brought, None
+        bad_gradient = brought[0] if brought else self._bad_gradient(gradients, self.measured.bad)
+        return Attempt(tuple(losses), self._bad_loss(losses) or bad_gradient, self.measured.norm)
 
     def agree(self, attempt: Attempt) -> tuple[Sight | None, float]:
         """What all ranks know of it, and the global norm."""
@@ -117,10 +152,17 @@ class Passes:
         sight = attempt.sight or self._bad_norm(attempt.norm)
         return self._agreement.agree(sight), attempt.norm
 
-    def _forward_backward(self, batches: list[Any], parts: int, losses: list[torch.Tensor]) -> None:
+    def _forward_backward(
+        self, batches: list[Any], parts: int, randoms: Sequence[RandomState | None], losses: list[torch.Tensor]
+    ) -> None:
         assert self._step_fn is not None
-        pieces = [(piece, share / len(batches)) for batch in batches for piece, share in _in_parts(batch, parts)]
+        cut = [_in_parts(batch, parts) for batch in batches]
+        pieces = [(piece, share / len(batches)) for pieces in cut for piece, share in pieces]
+        begins = {sum(map(len, cut[:i])): random for i, random in enumerate(randoms)}
         for i, (piece, share) in enumerate(pieces):
+            random = begins.get(i)
+            if random is not None:
+                random.restore()
             waits = self._reduces_itself or i + 1 < len(pieces)
             with self._without_reduction() if waits else contextlib.nullcontext():
                 loss = loss_of(self._step_fn(self.model, piece))
@@ -135,11 +177,18 @@ class Passes:
         return no_sync() if callable(no_sync) else contextlib.nullcontext()
 
     def _reduce_gradients(self) -> str | None:
-        """The mean over the ranks; says so if another rank has none to give."""
-        if self._agreement.largest(0) > 0:
+        """The mean over the ranks; says so if another rank has none to give. Whose are bad must be known before: the
+        mean is bad everywhere."""
+        mine = gradients_of(self.parameters)
+        bad = measure(mine).bad
+        worst = self._agreement.largest(_BAD if bad else 0)
+        if worst == _NONE_TO_GIVE:
             return "another rank has run out of memory"
+        self._brought = (self._bad_gradient(mine, bad),) if worst == _BAD else None
         with unwatched(), torch.no_grad():
             trained = [p for _, p in self.parameters if p.requires_grad]
+            used = self._agreement.largest_of([int(p.grad is not None) for p in trained])
+            trained = [p for p, anywhere in zip(trained, used, strict=True) if anywhere]
             for parameter in trained:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
@@ -165,8 +214,7 @@ class Passes:
                     return Sight(What.LOSS, f"loss is {value}", i, self._agreement.global_rank)
         return None
 
-    def _bad_gradient(self, gradients: list[tuple[str, torch.Tensor]]) -> Sight | None:
-        bad = self.measured.bad
+    def _bad_gradient(self, gradients: list[tuple[str, torch.Tensor]], bad: tuple[str, ...]) -> Sight | None:
         if not bad:
             return None
         text = f"{len(bad)} of {len(gradients)} gradients are not finite: {describe_bad(gradients, bad)}"
@@ -180,7 +228,7 @@ class Passes:
 
 def named_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]:
     """What the optimizer changes, under the names of the model where it has one for it."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {id(parameter): clean(name) for name, parameter in unwrap(model).named_parameters()}
     return [
         (names.get(id(parameter), f"param_groups[{g}]['params'][{i}]"), parameter)
         for g, group in enumerate(optimizer.param_groups)
@@ -228,3 +276,10 @@ def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, NonFiniteError):
         return False
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in _NO_MEMORY)
+
+
+def _told(error: BaseException) -> str:
+    """What it says, and where in the program it was raised."""
+    line = raised_at(error)
+    place = f" (at {line[0]}:{line[1]})" if line else ""
+    return f"{(str(error) or type(error).__name__).splitlines()[0]}{place}"

@@ -19,6 +19,11 @@ from torchnan.step.passes import Attempt, Passes
 
 Verdict = Literal["persistent", "nondeterministic", "transient"]
 
+# Runs the step once more; given what to do after its backward pass.
+Again = Callable[[Callable[[], None]], Attempt]
+
+ANOTHER_RANK = "another rank cannot run it again"
+
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -65,7 +70,7 @@ def _bits(tensor: torch.Tensor) -> int:
     return int(torch.hash_tensor(words.view(_WORDS[words.element_size()])).view(torch.int64))
 
 
-def replay(again: Callable[[], Attempt], passes: Passes, agreement: Agreement, *, original: str, step: int) -> Replay:
+def replay(again: Again, passes: Passes, agreement: Agreement, *, original: str, step: int) -> Replay:
     """Runs a step twice under ``detect()`` and says what kind of trouble it is in. All ranks do so together.
 
     Args:
@@ -79,7 +84,13 @@ def replay(again: Callable[[], Attempt], passes: Passes, agreement: Agreement, *
     tripped: list[bool] = []
     bits = [original]
     for _ in range(2):
-        attempt, finding = _watched(again, passes, step)
+        try:
+            attempt, finding = _watched(again, passes, step)
+            failed = ""
+        except Exception as error:  # noqa: BLE001 - the step would have been dealt with; its second run must not end it
+            failed = f"it raised {type(error).__name__} when run again: {error}"
+        if agreement.largest(int(bool(failed))) > 0:
+            return not_replayed(failed or ANOTHER_RANK)
         findings.append(finding)
         tripped.append(passes.agree(attempt)[0] is not None)
         bits.append(digest(attempt.losses, passes.parameters))
@@ -94,12 +105,11 @@ def _verdict(tripped: list[bool], alike: bool) -> Verdict:
     return "persistent" if all(tripped) and alike else "nondeterministic"
 
 
-def _watched(again: Callable[[], Attempt], passes: Passes, step: int) -> tuple[Attempt, Finding | None]:
+def _watched(again: Again, passes: Passes, step: int) -> tuple[Attempt, Finding | None]:
     watch = detect(action="log", model=passes.model)
     with watch, _hooks.watching_new_threads(watch):
         watch.mark_step(step)
-        attempt = again()
-        _hooks.judge_gradients(passes.optimizer)  # it would be about to use them
+        attempt = again(lambda: _hooks.judge_gradients(passes.optimizer))  # it would be about to use them
     return attempt, watch.first
 
 

@@ -32,9 +32,14 @@ def tensors_in(value: Any, where: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 class KeptBatch:
-    """One micro-batch, by reference with the versions of its tensors, or as a copy made now."""
+    """One micro-batch, by reference with the versions of its tensors, or as a copy made now.
 
-    def __init__(self, batch: Any, keep: Keep, where: str) -> None:
+    Attributes:
+        random: the random states that it was run from, where they are not those that the one before it left.
+    """
+
+    def __init__(self, batch: Any, keep: Keep, where: str, random: RandomState | None) -> None:
+        self.random = random
         self._copied = keep == "copy"
         self._batch = copy.deepcopy(batch) if self._copied else batch
         self._versions = [] if self._copied else [(w, t, t._version) for w, t in tensors_in(batch, where) if _counts(t)]
@@ -119,9 +124,11 @@ class StepStart:
         self._buffers.take(self._model)
         self.batches = []
 
-    def add(self, batch: Any) -> None:
-        """One of its micro-batches."""
-        self.batches.append(KeptBatch(batch, self._keep, f"batch {len(self.batches)}" if self.batches else "batch"))
+    def add(self, batch: Any, *, drawn_between: bool) -> None:
+        """One of its micro-batches. ``drawn_between``: the program may have drawn random numbers since the last one."""
+        where = f"batch {len(self.batches)}" if self.batches else "batch"
+        random = RandomState.now() if drawn_between and self.batches else None
+        self.batches.append(KeptBatch(batch, self._keep, where, random))
 
     def forget_batches(self) -> None:
         """The step is over: nothing of its data is held any longer."""
