@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 import stat
+from pathlib import Path
 
 import pytest
 import torch
@@ -283,7 +284,11 @@ def test_a_step_that_does_not_fit_is_halved_with_equal_gradients(tmp_path):
         ("split", "out_of_memory", "micro-batches in 2 parts"),
         ("split", "out_of_memory", "micro-batches in 4 parts"),
     ]
-    line = next(i for i, text in enumerate(open(__file__), 1) if "raise torch.OutOfMemoryError(" in text)
+    line = next(
+        i
+        for i, text in enumerate(Path(__file__).read_text().splitlines(), 1)
+        if "raise torch.OutOfMemoryError(" in text
+    )
     assert small.guard.events[0].seen == f"CUDA out of memory. Tried to allocate 7 rows. (at {__file__}:{line})"
 
 
