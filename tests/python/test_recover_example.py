@@ -1,4 +1,4 @@
-"""examples/recover: four faults on one of two ranks, and a training that ends as it would have without them."""
+"""examples/recover.py: four faults on one of two ranks, and a training that ends as it would have without them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from support import REPOSITORY, run
 
-EXAMPLE = REPOSITORY / "examples" / "recover"
+EXAMPLES = REPOSITORY / "examples"
 STEPS, SEEDS = 96, 4
 
 
@@ -17,7 +17,7 @@ STEPS, SEEDS = 96, 4
 def example(tmp_path_factory):
     """The program run once, in a short form: its output, and the folder with all that it has written."""
     out = tmp_path_factory.mktemp("recover")
-    program = [sys.executable, str(EXAMPLE / "recover.py"), "--out", str(out)]
+    program = [sys.executable, str(EXAMPLES / "recover.py"), "--out", str(out)]
     ended = run([*program, "--steps", str(STEPS), "--seeds", str(SEEDS)])
     assert ended.returncode == 0, ended.stdout + ended.stderr[-3000:]
     return ended.stdout, out
@@ -42,7 +42,7 @@ def test_the_log_has_the_four_faults_with_step_rank_cause_and_action(events):
 
 def test_the_log_says_what_was_seen_and_where_it_came_from(events):
     batch, gradient, weight, memory = events
-    train, faults = EXAMPLE / "train.py", EXAMPLE / "faults.py"
+    train, faults = EXAMPLES / "recovery" / "train.py", EXAMPLES / "recovery" / "faults.py"
     assert batch["seen"] == "loss is nan"
     assert f"aten::div at {train}:{line_of(train, '.sum() / ')}" in batch["origin"]
     assert "0/0" in batch["origin"]
@@ -90,7 +90,7 @@ def test_the_captured_bad_batch_fails_again_in_one_process(example):
     _, out = example
     capture = out / "recovered" / "captures" / "rank-1-step-00000020"
     command = [sys.executable, "-m", "torchnan", "replay", str(capture)]
-    ended = run([*command, "--step", "train:loss_of", "--model", "train:new_model"], cwd=EXAMPLE)
+    ended = run([*command, "--step", "train:loss_of", "--model", "train:new_model"], cwd=EXAMPLES / "recovery")
     assert "reproduced, twice, with the same origin" in ended.stdout, ended.stdout + ended.stderr
     assert "the same as when it was captured" in ended.stdout
 

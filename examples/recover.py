@@ -1,6 +1,6 @@
 """A training of two ranks meets a bad batch, an Inf gradient, a flipped bit and an out of memory, and goes on.
 
-python examples/recover/recover.py [--out FOLDER]
+python examples/recover.py [--out FOLDER]
 
 Trains a small GPT-2 from several seeds as it is, then once under torchnan.StepGuard with four faults in it. Prints what
 the recovery log says of each, and whether the loss ends where it ends without faults. The exit status is 0 if it does,
@@ -21,9 +21,9 @@ import textwrap
 from itertools import zip_longest
 from pathlib import Path
 
-from faults import STRUCK, planned
+from recovery.faults import STRUCK, planned
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parent / "recovery"
 RANKS = 2
 LAST = 30  # steps that the training loss in the table is the mean of
 FLOOR = -sum(p * math.log(p) for p in (0.7, 0.1, 0.1, 0.1))  # entropy of the language in train.py
