@@ -153,7 +153,7 @@ class StepGuard:
             event, answer = self._judge(attempt, worst, norm)
             if answer.action not in ("retry", "split"):
                 return self._give_up_step(attempt, norm, event, answer)
-            self._tell(event)
+            self._carry_out(event, answer)
             given = [kept.as_it_was() for kept in self._start.batches]
             self._start.restore()
             self.optimizer.zero_grad(set_to_none=True)
@@ -173,13 +173,20 @@ class StepGuard:
         event.cause, event.action, event.reason = "out_of_memory", "raise", "out_of_memory='split' would go on"
         raise TrainingStopped(str(event), "out_of_memory", event)
 
-    def _take_snapshot_if_due(self) -> None:
-        """Not among bad steps: it may be the weights that make them bad."""
+    def _take_snapshot_if_due(self) -> StepEvent | None:
+        """Not among bad steps: it may be the weights that make them bad. Returns what was found instead."""
         if not self._begun:
             self._rollback.refuse_leftovers()
             self._begun = True
-        if self._decision.spent.consecutive == 0 and self._rollback.due(self.step_number):
+        if self._decision.spent.consecutive > 0 or not self._rollback.due(self.step_number):
+            return None
+        if not self._rollback.replicas_differ():
             self._rollback.take(self.step_number)
+            return None
+        event = StepEvent(self.step_number, "replicas", "the weights of the ranks differ", cause="model")
+        answer = self._decision.answer(event, can_roll_back=self._rollback.possible)
+        self._carry_out(event, answer)
+        return event
 
     def _keep(self, batch: Any) -> None:
         self._explainer.refuse_what_cannot_be_captured(batch)
@@ -198,8 +205,9 @@ class StepGuard:
         if self._scheduler is not None:
             self._scheduler.step()
         self._note_good_step(norm)
-        self._take_snapshot_if_due()  # now, and not with the next step: its batch is not drawn yet
-        return StepResult(self.step_number, True, _mean(attempt.losses), norm, event)
+        step = self.step_number
+        found = self._take_snapshot_if_due()  # now, and not with the next step: its batch is not drawn yet
+        return StepResult(step, True, _mean(attempt.losses), norm, found or event)
 
     def _clip(self, norm: float) -> None:
         if self.policy.max_norm is not None and norm > self.policy.max_norm:
@@ -296,8 +304,6 @@ class StepGuard:
         answer = self._decision.answer(
             event, can_roll_back=self._rollback.possible, can_run_again=self._can_run_again(), wanted=wanted
         )
-        self._decision.note(answer)
-        event.action, event.reason = answer.action, answer.reason
         return event, answer
 
     def _can_run_again(self) -> bool:
@@ -319,6 +325,12 @@ class StepGuard:
         self._start.restore_buffers()
         self._reset_scaler()
         self._start.forget_batches()
+        self._carry_out(event, answer)
+        return StepResult(event.step, False, _mean(attempt.losses), norm, event)
+
+    def _carry_out(self, event: StepEvent, answer: Answer) -> None:
+        self._decision.note(answer)
+        event.action, event.reason = answer.action, answer.reason
         if answer.action == "rollback":
             event.snapshot = self.step_number = self._rollback.restore(self._decision.further_back())
             event.lr_factor = self._rate.cut()
@@ -326,7 +338,6 @@ class StepGuard:
         self._tell(event)
         if answer.action == "raise":
             raise TrainingStopped(str(event), answer.exit_reason, event)
-        return StepResult(event.step, False, _mean(attempt.losses), norm, event)
 
     def _reset_scaler(self) -> None:
         """A scaler that has unscaled gradients waits for update(); these gradients are gone."""

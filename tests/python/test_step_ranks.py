@@ -61,9 +61,9 @@ for i, troubles in enumerate(plan):
     trouble = troubles[rank]
     before = [local(p).clone() for p in model.parameters()]
     torch.manual_seed(100 * i + rank)
-    if trouble == "weight":
+    if trouble in ("weight", "finite weight"):
         with torch.no_grad():
-            local(next(model.parameters())).view(-1)[0] = float("inf")
+            local(next(model.parameters())).view(-1)[0] = float("inf") if trouble == "weight" else 0.5
     result = guard.step(torch.randn(8, 4))
     event = result.event
     told.append(dict(
@@ -145,6 +145,14 @@ def test_a_weight_gone_bad_on_one_rank_takes_all_back(tmp_path):
     said = alike(results, "cause", "action", "applied", "step", "lr")
     assert said[2] == ("model", "rollback", False, 2, 0.5)
     assert said[3][2]
+    assert results[0]["weights"] == results[1]["weights"]
+
+
+def test_a_weight_that_differs_and_is_finite_takes_all_back_with_the_next_snapshot(tmp_path):
+    results = ranks(tmp_path, 2, "ddp", [[None, None], [None, "finite weight"], [None, None]])
+    said = alike(results, "what", "cause", "action", "applied", "step")
+    assert said[1] == ("replicas", "model", "rollback", True, 1)
+    assert said[2][-2:] == (True, 2)
     assert results[0]["weights"] == results[1]["weights"]
 
 

@@ -35,7 +35,8 @@ class StepEvent:
 
     Attributes:
         step: 1-based.
-        what: what stopped it: ``"loss"``, ``"gradient"``, ``"norm"``, ``"out_of_memory"`` or ``"scaler"``.
+        what: what stopped it: ``"loss"``, ``"gradient"``, ``"norm"``, ``"out_of_memory"`` or ``"scaler"``; or
+            ``"replicas"``: the step was good, but after it the ranks of a DDP model have different weights.
         seen: what was seen, with values.
         rank: which rank saw it first; ``micro_batch``: in which of the step's, 0-based.
         host, device: where this rank runs.
@@ -96,6 +97,8 @@ class StepEvent:
             *(("note", note) for note in self.notes),
         ]
         lines = [f"torchnan: step {self.step} was not applied ({self.what.replace('_', ' ')})"]
+        if self.what == "replicas":
+            lines = [f"torchnan: after step {self.step} the ranks have come apart"]
         lines += [f"  {name:<9} {text}" for name, text in rows if text]
         return "\n".join(lines)
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from torch.nn.parallel import DistributedDataParallel
+
 from torchnan._options import OptionError
 from torchnan.capture.errors import UnkeepableError
 from torchnan.recovery.log import RecoveryLog
@@ -14,6 +16,7 @@ from torchnan.recovery.policy import Policy
 from torchnan.recovery.snapshots import DiskSnapshots, MemorySnapshots, OwnSnapshots, Snapshots, Training
 from torchnan.step.agreement import Agreement
 from torchnan.step.gradients import measure
+from torchnan.step.replay import digest_of
 
 logger = logging.getLogger("torchnan")
 
@@ -87,6 +90,14 @@ class Rollback:
             logger.warning("torchnan: no snapshot after step %d: %s", step, error)
             return
         self._log.note("snapshot", step=step, kept=self._snapshots.steps)
+
+    def replicas_differ(self) -> bool:
+        """Whether ranks that ought to have the same weights do not: somebody has written to one of them. Asked with
+        every snapshot, of models in DDP."""
+        if self._agreement.ranks == 1 or not isinstance(self._training.model, DistributedDataParallel):
+            return False
+        mine = int(digest_of(self._training.model.parameters()), 16) >> 2  # fits an int64
+        return self._agreement.largest(mine) != -self._agreement.largest(-mine)
 
     def restore(self, further: int) -> int:
         """Goes back to the newest snapshot, or to one ``further`` before it, the oldest at most. Returns its step."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import torch
@@ -53,9 +53,13 @@ def not_replayed(reason: str) -> Replay:
 
 def digest(losses: tuple[torch.Tensor, ...], parameters: list[tuple[str, torch.Tensor]]) -> str:
     """Of the bits of losses and gradients: what differs in one bit differs here."""
+    return digest_of([*losses, *(gradient for _, gradient in gradients_of(parameters))])
+
+
+def digest_of(tensors: Iterable[torch.Tensor]) -> str:
+    """Of the bits of tensors, of sharded ones this rank's: 16 hexadecimal digits."""
     with unwatched(), torch.no_grad():
-        tensors = [*losses, *(shards.local(gradient) for _, gradient in gradients_of(parameters))]
-        bits = [_bits(tensor.detach()) for tensor in tensors]
+        bits = [_bits(shards.local(tensor.detach())) for tensor in tensors]
     return hashlib.sha256(repr(bits).encode()).hexdigest()[:16]
 
 
