@@ -70,12 +70,22 @@ def count(workload: workloads.Workload) -> dict[str, int]:
     return {key: after[key] - before[key] for key in ("ops", "checked", "bytes", "call_sites")}
 
 
+def memory_of_guard(workload: workloads.Workload) -> dict[str, int]:
+    """What a StepGuard with one snapshot holds between steps."""
+    guard = torchnan.StepGuard(
+        workload.model, workload.optimizer, lambda model, batch: workload.loss_of(), snapshot_every=1, snapshots=1
+    )
+    guard.step(workload.batch)
+    return guard.memory()
+
+
 def print_table(workload: workloads.Workload, times: dict[str, list[float]], counts: dict[str, int]) -> None:
     """One workload, a row per mode."""
     print(
         f"\n{workload.name}: {statistics.median(times[PLAIN]) * 1e3:.2f} ms. In one step detect() sees {counts['ops']} "
         f"operations, looks at {counts['checked']} tensors and {counts['bytes'] / 1e6:.1f} MB, and notes "
-        f"{counts['call_sites']} call sites."
+        f"{counts['call_sites']} call sites. A StepGuard holds {counts['buffers'] / 1e6:.1f} MB between steps, and "
+        f"{counts['snapshots'] / 1e6:.1f} MB a snapshot."
     )
     print(f"  {'':<24}{'median':>8}{'min':>8}{'quartiles':>16}")
     for name in [PLAIN_AGAIN, OFF, OFF_AGAIN, *(n for n in times if n not in (PLAIN, PLAIN_AGAIN, OFF, OFF_AGAIN))]:
@@ -100,7 +110,7 @@ def main() -> None:
     results = {}
     for key in given.steps.split(","):
         workload = workloads.ALL[key]()
-        counts = count(workload)
+        counts = {**count(workload), **memory_of_guard(workload)}
         times = measure(timers(key, workload, given.modes.split(","), given.threads), given.rounds)
         print_table(workload, times, counts)
         results[key] = {"times": times, "counts": counts}

@@ -207,7 +207,7 @@ class StepGuard:
         self._note_good_step(norm)
         step = self.step_number
         found = self._take_snapshot_if_due()  # now, and not with the next step: its batch is not drawn yet
-        return StepResult(step, True, _mean(attempt.losses), norm, found or event)
+        return StepResult(step, True, attempt.loss, norm, found or event)
 
     def _clip(self, norm: float) -> None:
         if self.policy.max_norm is not None and norm > self.policy.max_norm:
@@ -286,7 +286,7 @@ class StepGuard:
         self._scaler.step(self.optimizer)
         self._scaler.update()
         self._start.forget_batches()
-        return StepResult(self.step_number, False, _mean(attempt.losses), norm)
+        return StepResult(self.step_number, False, attempt.loss, norm)
 
     def _mark_for_scaler(self) -> None:
         """On every rank, so that the scales stay equal."""
@@ -326,7 +326,7 @@ class StepGuard:
         self._reset_scaler()
         self._start.forget_batches()
         self._carry_out(event, answer)
-        return StepResult(event.step, False, _mean(attempt.losses), norm, event)
+        return StepResult(event.step, False, attempt.loss, norm, event)
 
     def _carry_out(self, event: StepEvent, answer: Answer) -> None:
         self._decision.note(answer)
@@ -352,6 +352,11 @@ class StepGuard:
         self._log.write(event)
         if self._agreement.rank == 0 or event.rank == self._agreement.global_rank:
             logger.warning("%s", event)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes held between steps: ``"buffers"``, copied for a replay, and ``"snapshots"``, of those in memory."""
+        buffers = sum(t.numel() * t.element_size() for t in self._start.buffers().values())
+        return {"buffers": buffers, "snapshots": self._rollback.bytes_in_memory}
 
     def close(self) -> None:
         """Leaves the optimizer as it was: a learning rate that is still cut is so no longer."""
@@ -386,12 +391,6 @@ class StepGuard:
         self._decision.load_state_dict(state["decision"])
         self._tripwire.load_state_dict(state["tripwire"])
         self._rate.load_state_dict(state["learning_rate"])
-
-
-def _mean(losses: tuple[torch.Tensor, ...]) -> torch.Tensor | None:
-    if not losses:
-        return None
-    return losses[0] if len(losses) == 1 else torch.stack([loss.reshape(()) for loss in losses]).mean()
 
 
 def _device_of(model: torch.nn.Module) -> torch.device:

@@ -197,6 +197,17 @@ def test_a_snapshot_that_cannot_be_written_is_told_and_training_goes_on(tmp_path
     assert lines_of(tmp_path / "log.jsonl")[-1]["kind"] == "no_snapshot"
 
 
+def test_the_memory_that_is_held_is_told():
+    training = Training(snapshot_every=1, snapshots=2)
+    training.guard.step(batch_of(0))
+    training.guard.step(batch_of(1))
+    weights = sum(p.numel() * 4 for p in training.model.parameters())
+    buffers = 2 * 8 * 4 + 8  # of the batch norm
+    held = training.guard.memory()
+    assert held["buffers"] == buffers
+    assert 2 * (3 * weights + buffers) <= held["snapshots"] < 2 * (3 * weights + buffers + 8000)  # and random states
+
+
 def test_schedulers_and_scalers_go_back_too():
     training = Training()
     scheduler = torch.optim.lr_scheduler.ExponentialLR(training.optimizer, 0.5)

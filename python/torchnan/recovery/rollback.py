@@ -59,6 +59,11 @@ class Rollback:
         """Every rank has one. All must ask."""
         return self._agreement.largest(int(not self._snapshots.steps)) == 0
 
+    @property
+    def bytes_in_memory(self) -> int:
+        """Of the snapshots that are kept there."""
+        return self._snapshots.bytes_in_memory if isinstance(self._snapshots, MemorySnapshots) else 0
+
     def refuse_leftovers(self) -> None:
         """A run that does not go on from snapshots must not go back to them.
 

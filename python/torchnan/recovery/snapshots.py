@@ -113,6 +113,13 @@ class MemorySnapshots:
     def steps(self) -> list[int]:
         return list(self._kept)
 
+    @property
+    def bytes_in_memory(self) -> int:
+        """Of the tensors in them."""
+        sizes: list[int] = []
+        tree_map_only(torch.Tensor, lambda t: sizes.append(t.numel() * t.element_size()), self._kept)
+        return sum(sizes)
+
     def take(self, step: int) -> None:
         self._kept.pop(step, None)
         while len(self._kept) >= self._keep:

@@ -41,6 +41,13 @@ class Attempt:
     sight: Sight | None
     norm: float
 
+    @property
+    def loss(self) -> torch.Tensor | None:
+        """Their mean."""
+        if len(self.losses) < 2:
+            return self.losses[0] if self.losses else None
+        return torch.stack([loss.reshape(()) for loss in self.losses]).mean()
+
 
 class Passes:
     """Runs a step up to the point where the optimizer would step.
