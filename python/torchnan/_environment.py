@@ -55,15 +55,7 @@ def _value(variable: str, text: str) -> Any:
         nearest = _options.nearest(variable, known)
         known_text = ", ".join(known)
         raise _options.OptionError(f"there is no variable {variable}.{nearest} Variables: TORCHNAN, {known_text}.")
-    option = _options.TABLE[_name(variable)]
-    try:
-        value = option.parse(text)
-        usable = option.check(value)
-    except (KeyError, ValueError):
-        usable = False
-    if not usable:
-        raise _options.OptionError(f"{variable}={text} cannot be used: it takes {option.accepts_text}.")
-    return value
+    return _options.read(variable, _options.TABLE[_name(variable)], text)
 
 
 def switch_on() -> None:

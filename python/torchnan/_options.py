@@ -105,6 +105,22 @@ def check(given: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
+def read(variable: str, option: Option, text: str) -> Any:
+    """The value that an environment variable stands for.
+
+    Raises:
+        OptionError: it stands for none that the option takes.
+    """
+    try:
+        value = option.parse(text)
+        usable = option.check(value)
+    except (KeyError, ValueError):
+        usable = False
+    if not usable:
+        raise OptionError(f"{variable}={text} cannot be used: it takes {option.accepts_text}.")
+    return value
+
+
 def message_of(error: Exception) -> str:
     """What an error of switching on says, without the number that an OSError puts in front."""
     return str(error.strerror) if isinstance(error, OSError) and error.strerror else str(error)

@@ -14,6 +14,7 @@ except ImportError as error:
 
 from torchnan._options import OptionError
 from torchnan._step_guard import StepGuard
+from torchnan._step_guard_arguments import without_wrappers
 from torchnan.integrations.held_scaler import HeldScaler
 from torchnan.recovery.event import Action, StepEvent
 from torchnan.step.gradients import describe_bad, gradients_of, measure
@@ -81,7 +82,12 @@ class NaNCallback(TrainerCallback):
         scaler = getattr(optimizer, "scaler", None)
         options: dict[str, Any] = dict(on_instability=self._on_instability, **self._options)
         self.guard = self._guard = StepGuard(
-            model, _bare(optimizer), self._run_again, scaler=scaler, scheduler=kwargs["lr_scheduler"], **options
+            model,
+            without_wrappers(optimizer),
+            self._run_again,
+            scaler=scaler,
+            scheduler=kwargs["lr_scheduler"],
+            **options,
         )
         _refuse_norms_after_clipping(args, self._guard)
         self._held = HeldScaler(scaler)
@@ -114,7 +120,7 @@ class NaNCallback(TrainerCallback):
             raise
         finally:
             self._weight = None
-        self._held.hold(_bare(optimizer))
+        self._held.hold(without_wrappers(optimizer))
         optimizer._is_overflow = True  # what Accelerate says of a step that the scaler skips: no scheduler steps
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -215,9 +221,3 @@ def _refuse_norms_after_clipping(args: TrainingArguments, guard: StepGuard) -> N
                 f"{name}={value!r} cannot be used with TrainingArguments(max_grad_norm={args.max_grad_norm}): the "
                 "Trainer clips before callbacks see the norm. Set max_grad_norm=0, and max_norm here to clip."
             )
-
-
-def _bare(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The one inside Accelerate's."""
-    inner = getattr(optimizer, "optimizer", None)
-    return _bare(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torchnan._environment import POLICY
-from torchnan._options import Option, OptionError, nearest, parse_bool
+from torchnan._options import Option, OptionError, nearest, parse_bool, read
 from torchnan.recovery.event import ACTIONS, CAUSES, Action
 
 
@@ -49,6 +49,9 @@ def _switch(default: bool) -> Any:
 
 def _pairs(text: str) -> dict[str, str]:
     return dict(tuple(part.strip() for part in pair.split("=")) for pair in text.split(","))  # type: ignore[misc]
+
+
+_REMEDIES = f"actions ({', '.join(ACTIONS)}) by cause ({', '.join(CAUSES)})"
 
 
 def _is_remedy(value: Any) -> bool:
@@ -96,9 +99,7 @@ class Policy:
     max_skips: int = _count(100)
     remedy: Mapping[str, Action] = dataclasses.field(
         default_factory=dict,
-        metadata={
-            "option": Option({}, f"actions ({', '.join(ACTIONS)}) by cause ({', '.join(CAUSES)})", _is_remedy, _pairs)
-        },
+        metadata={"option": Option({}, _REMEDIES, _is_remedy, _pairs, f"{_REMEDIES}, as data=raise,norm=rollback")},
     )
     retries: int = _count(2)
     max_norm: float | None = _positive()
@@ -188,12 +189,4 @@ def _read(name: str, text: str) -> Any:
     if name not in options():
         known = [f"{POLICY}_{option.upper()}" for option in options()]
         raise OptionError(f"there is no variable {variable}.{nearest(variable, known)} Variables: {', '.join(known)}.")
-    option = options()[name]
-    try:
-        value = option.parse(text)
-        usable = option.check(value)
-    except (KeyError, ValueError):
-        usable = False
-    if not usable:
-        raise OptionError(f"{variable}={text} cannot be used: it takes {option.accepts}.")
-    return value
+    return read(variable, options()[name], text)
