@@ -113,12 +113,13 @@ def expected(troubles, kind):
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fully_shard"])
-@pytest.mark.parametrize("world", [2, 4])
-def test_every_combination_of_who_sees_what(world, kind, tmp_path):
+@pytest.mark.parametrize(
+    ("world", "at_once"), [(2, 2), (4, 2), pytest.param(4, 4, marks=pytest.mark.slow)], ids=["2", "4", "4-all"]
+)
+def test_every_combination_of_who_sees_what(world, at_once, kind, tmp_path):
     combinations = itertools.product([None, "loss", "gradient"], repeat=world)
     plan = [troubles for troubles in combinations if any(troubles)]
-    if world == 4:  # which rank, and which pair of ranks
-        plan = [troubles for troubles in plan if sum(map(bool, troubles)) <= 2]
+    plan = [troubles for troubles in plan if sum(map(bool, troubles)) <= at_once]
     results = ranks(tmp_path, world, kind, [*plan, [None] * world])
     said = alike(results, "what", "rank", "action", "applied", "cause", "verdict", "step", "origin")
     for troubles, (what, rank, action, applied, cause, verdict, _, origin) in zip(plan, said, strict=False):
@@ -229,3 +230,52 @@ def test_a_rank_that_has_died_is_told(tmp_path):
     ended = run([*launch, str(program)], OMP_NUM_THREADS="1")
     assert "SAID torchnan: the ranks could not agree on this step: a rank has died, hangs" in ended.stdout
     assert "This is rank 0 of 2" in ended.stdout
+
+
+NORMS = """
+import gc, json, sys
+import torch, torch.distributed as dist
+from torch import nn
+import torchnan
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2), nn.LayerNorm(2))
+kind = sys.argv[2]
+if kind == "ddp":
+    model = nn.parallel.DistributedDataParallel(model)
+elif kind == "fully_shard":
+    fully_shard(model[0]); fully_shard(model)
+elif kind == "replicated shards":
+    fully_shard(model, mesh=init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard")))
+else:
+    mesh = init_device_mesh("cpu", (world,))
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+torch.manual_seed(7 if kind == "dtensor" else rank)
+model(torch.randn(5, 4)).square().mean().backward()
+whole = [p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in model.parameters()]
+truth = torch.stack([g.double().norm() for g in whole]).norm().item()
+detector = torchnan.NaNDetector()
+assert detector.check_gradients(model)
+with open(f"{sys.argv[1]}/{rank}.json", "w") as file:
+    json.dump([truth, detector.gradient_norm], file)
+del model, whole
+gc.collect()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(("kind", "world"), [("ddp", 2), ("fully_shard", 2), ("replicated shards", 4), ("dtensor", 2)])
+def test_the_norm_is_that_of_the_whole_gradient(kind, world, tmp_path):
+    program = tmp_path / "norms.py"
+    program.write_text(NORMS)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
+    ended = run([*launch, str(program), str(tmp_path), kind], OMP_NUM_THREADS="1")
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    for rank in range(world):
+        truth, norm = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert norm == pytest.approx(truth, rel=1e-5)
