@@ -212,6 +212,18 @@ def test_dropout_numpy_and_python_draw_the_same_again():
     assert len(set(seen)) == 1 < len(seen) == 3
 
 
+def test_the_payload_of_a_nan_is_no_difference():
+    payloads = iter([0x7FC00000, -0x400000, 0x7FC00001])
+
+    def step(model, batch):
+        loss = step_of(model, batch)
+        bits = torch.tensor([next(payloads)], dtype=torch.int32).view(torch.float32)
+        return loss + bits.squeeze()
+
+    event = Training(step).guard.step(batch_of(0)).event
+    assert (event.verdict, event.same_bits) == ("persistent", True)
+
+
 def test_a_step_that_writes_to_its_batch_is_replayed_only_from_a_copy():
     def step(model, batch):
         batch[0].mul_(1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Callable, Iterable
 from typing import Literal
 
@@ -52,7 +53,7 @@ def not_replayed(reason: str) -> Replay:
 
 
 def digest(losses: tuple[torch.Tensor, ...], parameters: list[tuple[str, torch.Tensor]]) -> str:
-    """Of the bits of losses and gradients: what differs in one bit differs here."""
+    """Of the bits of losses and gradients: what differs in one bit differs here, but for the payload of a NaN."""
     return digest_of([*losses, *(gradient for _, gradient in gradients_of(parameters))])
 
 
@@ -71,6 +72,8 @@ def _bits(tensor: torch.Tensor) -> int:
         words = torch.view_as_real(words)
     if words.numel() == 0:
         return 0
+    if words.is_floating_point() and words.element_size() > 1:  # which of its NaNs an addition hands on, nobody decides
+        words = words.masked_fill(words.isnan(), math.nan)
     return int(torch.hash_tensor(words.view(_WORDS[words.element_size()])).view(torch.int64))
 
 
