@@ -1,5 +1,8 @@
 #include "python/site_table.h"
 
+#include <algorithm>
+#include <utility>
+
 #include <pybind11/pybind11.h>
 
 namespace torchnan {
@@ -58,11 +61,12 @@ SiteId SiteTable::intern(uint64_t hash, const Stack& stack, size_t depth) noexce
       const std::lock_guard lock(mutex_);
       const auto known = ids_.find(hash);
       if (known != ids_.end() && has_modules_of(sites_[known->second], stack)) return known->second;
-      if (sites_.size() >= kMaxSites) return 0;
     }
     if (is_shutting_down()) return 0;
+    if (known_ >= kMaxSites && deaths_ - deaths_swept_ < kWorthSweeping) return 0;
     const pybind11::gil_scoped_acquire gil;
     const pybind11::error_scope keep_error;
+    make_room();
     std::vector<Frame> frames;
     frames.reserve(depth);
     for (size_t i = 0; i < depth; ++i) {
@@ -70,11 +74,39 @@ SiteId SiteTable::intern(uint64_t hash, const Stack& stack, size_t depth) noexce
       frames.push_back({Py_NewRef(reinterpret_cast<PyObject*>(stack[i].code)), stack[i].instruction, module});
     }
     const std::lock_guard lock(mutex_);
-    const SiteId& id = ids_[hash] = static_cast<SiteId>(sites_.size());
-    sites_.push_back(std::move(frames));
-    return id;
+    return ids_[hash] = add(std::move(frames));
   } catch (...) {  // out of memory: the site stays unknown
     return 0;
+  }
+}
+
+SiteId SiteTable::add(std::vector<Frame> frames) {
+  sites_.push_back(std::move(frames));
+  ++known_;
+  return static_cast<SiteId>(sites_.size() - 1);
+}
+
+void SiteTable::make_room() {
+  if (known_ < kMaxSites) return;
+  const auto has_died = [](const Frame& frame) {
+    return frame.module != nullptr && reinterpret_cast<PyWeakReference*>(frame.module)->wr_object == Py_None;
+  };
+  std::vector<std::vector<Frame>> forgotten;
+  {
+    const std::lock_guard lock(mutex_);
+    deaths_swept_ = deaths_.load();
+    for (std::vector<Frame>& site : sites_) {
+      if (std::any_of(site.begin(), site.end(), has_died)) forgotten.push_back(std::exchange(site, {}));
+    }
+    known_ -= forgotten.size();
+    std::erase_if(ids_, [&](const auto& entry) { return sites_[entry.second].empty(); });
+    std::erase_if(nested_, [&](const auto& entry) { return sites_[entry.second].empty(); });
+  }
+  for (const std::vector<Frame>& site : forgotten) {
+    for (const Frame& frame : site) {
+      Py_DECREF(frame.code);
+      Py_XDECREF(frame.module);
+    }
   }
 }
 
@@ -108,10 +140,11 @@ SiteId SiteTable::within(SiteId live, SiteId outer) noexcept {
       const std::lock_guard lock(mutex_);
       const auto known = nested_.find(key);
       if (known != nested_.end()) return known->second;
-      if (sites_.size() >= kMaxSites) return live;
     }
     if (is_shutting_down()) return live;
+    if (known_ >= kMaxSites && deaths_ - deaths_swept_ < kWorthSweeping) return live;
     const pybind11::gil_scoped_acquire gil;
+    make_room();
     std::vector<Frame> joined;
     for (const Frame& frame : frames(live)) {
       if (frame.code == reinterpret_cast<PyObject*>(engine_)) break;
@@ -126,8 +159,7 @@ SiteId SiteTable::within(SiteId live, SiteId outer) noexcept {
       Py_XINCREF(frame.module);
     }
     const std::lock_guard lock(mutex_);
-    const SiteId id = nothing_inside ? live : static_cast<SiteId>(sites_.size());
-    if (!nothing_inside) sites_.push_back(std::move(joined));
+    const SiteId id = nothing_inside ? live : add(std::move(joined));
     nested_.emplace(key, id);
     return id;
   } catch (...) {  // out of memory

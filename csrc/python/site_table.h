@@ -41,13 +41,18 @@ class SiteTable {
   std::vector<Frame> frames(SiteId site);
 
  private:
-  static constexpr size_t kMaxDepth = 96;       // frames beyond the innermost of these are left out
-  static constexpr size_t kMaxSites = 1 << 15;  // more different stacks are not told apart
+  static constexpr size_t kMaxDepth = 96;         // frames beyond the innermost of these are left out
+  static constexpr size_t kMaxSites = 1 << 15;    // more different stacks of living modules are not told apart
+  static constexpr uint64_t kWorthSweeping = 64;  // deaths of modules since the last time
 
   using Stack = std::array<RawFrame, kMaxDepth>;
 
   uint64_t hash(const Stack& stack, size_t depth) const noexcept;
   SiteId intern(uint64_t hash, const Stack& stack, size_t depth) noexcept;
+  // With the GIL: a full table forgets the stacks whose modules have died. Their ids then stand for "not known", and
+  // for nothing else ever.
+  void make_room();
+  SiteId add(std::vector<Frame> frames);  // with the lock
   // Whether the modules on a stack are those of the site, and not others at the addresses of dead ones.
   bool has_modules_of(const std::vector<Frame>& site, const Stack& stack) const noexcept;
   static PyObject* note_death(PyObject* self, PyObject* reference) noexcept;
@@ -62,6 +67,8 @@ class SiteTable {
   std::unordered_map<uint64_t, SiteId> ids_;
   std::unordered_map<uint64_t, SiteId> nested_;  // by both halves
   std::vector<std::vector<Frame>> sites_{1};     // by id; the first stands for "not known"
+  std::atomic<size_t> known_{0};                 // sites that have frames
+  std::atomic<uint64_t> deaths_swept_{0};
 };
 
 }  // namespace torchnan

@@ -120,3 +120,26 @@ def test_a_model_made_anew_at_the_address_of_a_dead_one_is_named():
         with torchnan.detect(action="log") as watch:
             model(torch.full((3,), -1.0)).item()
         assert [finding.module for finding in watch.findings] == ["1"]
+
+
+def test_places_are_known_after_many_models():
+    """Each model has stacks of its own, and only so many are told apart at a time: those of dead models make room."""
+
+    class Deep(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Tanh() for _ in range(40))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    with torchnan.detect(action="log") as watch:
+        for _ in range(1500):  # 60,000 stacks
+            model = Deep()
+            model(torch.ones(1, requires_grad=True)).sum().backward()
+        held = model(-torch.ones(1)).log()
+    assert watch.first.file == __file__
+    assert watch.first.module is None
+    del held
