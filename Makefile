@@ -63,7 +63,7 @@ test-cpp: build/cpp/CMakeCache.txt ## the C++ tests
 test-python: $(VENV)/.built $(VENV)/.test ## the Python tests
 	$(BIN)/python -m pytest
 
-test: test-cpp test-python ## everything that must hold, under 20 minutes on 2 cores
+test: test-cpp test-python ## everything that must hold, about half an hour on 2 cores
 
 soak: $(VENV)/.built $(VENV)/.test ## the long forms of the tests
 	$(BIN)/python -m pytest -m slow
