@@ -29,6 +29,7 @@ $(VENV)/.test: | $(VENV)/.torch $(VENV)/.demo
 
 $(VENV)/.lint: | $(VENV)/.torch
 	$(BIN)/pip install -qq --disable-pip-version-check ruff==0.17.5 mypy==2.4.1 clang-format==23.1.5 clang-tidy==23.1.4
+	$(BIN)/pip install -qq --disable-pip-version-check safetensors==0.8.0  # its types
 	touch $@
 
 SOURCES := $(shell find csrc cmake python -name '*.cpp' -o -name '*.h' -o -name '*.py' -o -name '*.cmake' -o -name CMakeLists.txt)
@@ -65,8 +66,8 @@ test-python: $(VENV)/.built $(VENV)/.test ## the Python tests
 
 test: test-cpp test-python ## everything that must hold, about half an hour on 2 cores
 
-soak: $(VENV)/.built $(VENV)/.test ## the long forms of the tests
-	$(BIN)/python -m pytest -m slow
+soak: test-cpp $(VENV)/.built $(VENV)/.test ## the long forms of the tests, and the figures in docs/guarantees.md
+	$(BIN)/python -m pytest --soak -n 2 --dist worksteal
 
 zoo: $(VENV)/.built ## the score on programs with a known origin
 	for zoo in tests/zoo/zoo_*.py; do echo "$$zoo"; \

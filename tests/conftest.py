@@ -1,0 +1,83 @@
+"""What every test starts from and must leave behind, and which of them run: the short forms, or the long ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchnan._load import _C
+
+FIGURES = Path(__file__).resolve().parent / "guarantees" / "figures.json"
+
+
+@pytest.fixture(autouse=True)
+def clean_slate():
+    """Seeds, and fails a test that leaves detection on or tensors remembered."""
+    torch.manual_seed(0)
+    yield
+    key = torch._C._parse_dispatch_key(_C.interceptor_key_name())
+    assert _C.open_scopes() == 0
+    assert not _C.anything_nonfinite()
+    assert not torch._C._dispatch_tls_local_include_set().has(key)
+
+
+def pytest_addoption(parser):
+    parser.addoption("--soak", action="store_true", help="the long forms, alone; writes the guarantees' figures")
+
+
+def pytest_collection_modifyitems(config, items):
+    def runs(item) -> bool:
+        is_long = item.get_closest_marker("slow") is not None
+        return is_long or item.get_closest_marker("bar") is not None if config.getoption("--soak") else not is_long
+
+    config.hook.pytest_deselected(items=[item for item in items if not runs(item)])
+    items[:] = [item for item in items if runs(item)]
+
+
+@pytest.fixture
+def soak(request) -> bool:
+    """Whether this is the long form."""
+    return request.config.getoption("--soak")
+
+
+@pytest.fixture
+def figure(request):
+    """Tells what was measured: ``figure("1,000 forks, 0 hangs")``. One sentence a test, in docs/guarantees.md."""
+    marker = request.node.get_closest_marker("bar")
+
+    def tell(text: str) -> None:
+        request.node.user_properties.append(("figure", [marker.args[0], request.node.nodeid, text]))
+        print(text)
+
+    return tell
+
+
+class Figures:
+    """Collects what the tests tell, from every process that runs some, and writes it down after a soak."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, list[object]] = {}
+
+    def pytest_runtest_logreport(self, report) -> None:
+        for name, value in report.user_properties:
+            if name == "figure" and report.when == "call" and report.passed:
+                bar, test, text = value
+                self.told[test] = [bar, text]
+
+    def pytest_sessionfinish(self) -> None:
+        if not self.told:
+            return
+        kept = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
+        FIGURES.write_text(json.dumps({**kept, **self.told}, indent=1, sort_keys=True) + "\n")
+        import table
+
+        table.write()
+
+
+def pytest_configure(config):
+    is_worker = hasattr(config, "workerinput")
+    if config.getoption("--soak") and not is_worker:
+        config.pluginmanager.register(Figures())
