@@ -140,9 +140,10 @@ def test_every_combination_of_who_sees_what(world, at_once, kind, tmp_path):
     assert [line["rank"] for line in lines if line["kind"] == "step"] == [said_[1] for said_ in said[:-1]]
 
 
-def test_a_weight_gone_bad_on_one_rank_takes_all_back(tmp_path):
+@pytest.mark.parametrize("kind", ["ddp", "fully_shard"])
+def test_a_weight_gone_bad_on_one_rank_takes_all_back(kind, tmp_path):
     plan = [[None, None], [None, None], [None, "weight"], [None, None]]
-    results = ranks(tmp_path, 2, "ddp", plan)
+    results = ranks(tmp_path, 2, kind, plan)
     said = alike(results, "cause", "action", "applied", "step", "lr")
     assert said[2] == ("model", "rollback", False, 2, 0.5)
     assert said[3][2]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torchnan.capture import folder
 from torchnan.capture.tree import decode, encode
@@ -43,7 +43,7 @@ class Training:
 
     def state(self) -> dict[str, Any]:
         """The live state: tensors are the very ones, of distributed ones this rank's parts."""
-        weights = {name: shards.local(t.detach()) for name, t in _tensors_of(self.model)}
+        weights = {name: shards.local(t.detach()) for name, t in _named_tensors(self.model)}
         parts = {name: _local(part.state_dict()) for name, part in self.parts.items()}
         data = None if self.data is None else self.data.state_dict()
         return {"weights": weights, "parts": parts, "data": data, "random": dataclasses.asdict(RandomState.now())}
@@ -51,7 +51,7 @@ class Training:
     def restore(self, state: dict[str, Any]) -> None:
         """Makes everything as it was then. ``state`` shares no memory with it afterwards."""
         with unwatched(), torch.no_grad():
-            live = dict(_tensors_of(self.model))
+            live = dict(_named_tensors(self.model))
             for name, kept in state["weights"].items():
                 shards.local(live[name].detach()).copy_(kept)
             for name, part in self.parts.items():
@@ -61,8 +61,13 @@ class Training:
         RandomState(**state["random"]).restore()
 
 
-def _tensors_of(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+def _named_tensors(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     return [*model.named_parameters(), *model.named_buffers()]
+
+
+def _tensors_of(state: Any) -> list[torch.Tensor]:
+    """In the order in which `tree_map_only` meets them."""
+    return [leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
 
 
 def _local(state: Any) -> Any:
@@ -70,17 +75,19 @@ def _local(state: Any) -> Any:
 
 
 def _restore_part(part: HasState, kept: Any) -> None:
-    """In place where the live state has the same tensors, as distributed ones must be; else by load_state_dict."""
-    live: list[torch.Tensor] = []
-    tree_map_only(torch.Tensor, lambda t: live.append(shards.local(t)), part.state_dict())
-    wanted: list[torch.Tensor] = []
-    tree_map_only(torch.Tensor, wanted.append, kept)
-    alike = len(live) == len(wanted) and all(a.shape == b.shape for a, b in zip(live, wanted, strict=True))
-    if not any(shards.is_sharded(t) for t in live) or not alike:
-        part.load_state_dict(tree_map_only(torch.Tensor, torch.clone, copy.deepcopy(kept)))
-        return
-    for a, b in zip(live, wanted, strict=True):
-        a.copy_(b)
+    """Distributed tensors are filled where they are, since only the local part was kept; others are given as copies."""
+    live, wanted = _tensors_of(part.state_dict()), _tensors_of(kept)
+    is_alike = [shards.local(t).shape for t in live] == [t.shape for t in wanted]
+    places = iter(live if is_alike else ())
+
+    def restored(tensor: torch.Tensor) -> torch.Tensor:
+        place = next(places, None)
+        if place is None or not shards.is_sharded(place):
+            return tensor.clone()
+        shards.local(place).copy_(tensor)
+        return place
+
+    part.load_state_dict(tree_map_only(torch.Tensor, restored, _without_other_references(kept)))
 
 
 class Snapshots(Protocol):
@@ -107,7 +114,6 @@ class MemorySnapshots:
         self._training = training
         self._keep = keep
         self._kept: dict[int, Any] = {}
-        self._spare: Any = None
 
     @property
     def steps(self) -> list[int]:
@@ -116,20 +122,17 @@ class MemorySnapshots:
     @property
     def bytes_in_memory(self) -> int:
         """Of the tensors in them."""
-        sizes: list[int] = []
-        tree_map_only(torch.Tensor, lambda t: sizes.append(t.numel() * t.element_size()), self._kept)
-        return sum(sizes)
+        return sum(tensor.nbytes for tensor in _tensors_of(self._kept))
 
     def take(self, step: int) -> None:
-        self._kept.pop(step, None)
+        spare = self._kept.pop(step, None)
         while len(self._kept) >= self._keep:
-            self._spare = self._kept.pop(next(iter(self._kept)))
+            spare = self._kept.pop(next(iter(self._kept)))
         with unwatched(), torch.no_grad():
-            self._kept[step] = _copied(self._training.state(), self._spare)
-        self._spare = None
+            self._kept[step] = _copied(self._training.state(), spare)
 
     def restore(self, step: int) -> None:
-        for device in {t.device for _, t in _tensors_of(self._training.model) if t.is_cuda}:
+        for device in {t.device for _, t in _named_tensors(self._training.model) if t.is_cuda}:
             torch.cuda.synchronize(device)  # the copies have been made
         self._training.restore(self._kept[step])
         self._kept = {kept: state for kept, state in self._kept.items() if kept <= step}
@@ -137,10 +140,7 @@ class MemorySnapshots:
 
 def _copied(state: Any, spare: Any) -> Any:
     """Into the memory of ``spare``, as far as it fits."""
-    rooms: list[torch.Tensor] = []
-    if spare is not None:
-        tree_map_only(torch.Tensor, rooms.append, spare)
-    places = iter(rooms)
+    places = iter(_tensors_of(spare))
 
     def copied(tensor: torch.Tensor) -> torch.Tensor:
         room = next(places, None)
@@ -154,9 +154,7 @@ def _copied(state: Any, spare: Any) -> Any:
 
 def _without_other_references(state: Any) -> Any:
     """Numbers and lists that the program goes on changing are copied; tensors are left for the caller to copy."""
-    memo: dict[int, Any] = {}
-    tree_map_only(torch.Tensor, lambda t: memo.setdefault(id(t), t), state)
-    return copy.deepcopy(state, memo)
+    return copy.deepcopy(state, {id(tensor): tensor for tensor in _tensors_of(state)})
 
 
 class DiskSnapshots:
