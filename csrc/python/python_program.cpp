@@ -18,10 +18,8 @@ namespace {
 py::list frames_of(SiteId site) {
   py::list frames;
   for (const SiteTable::Frame& frame : SiteTable::instance().frames(site)) {
-    const int line = PyCode_Addr2Line(reinterpret_cast<PyCodeObject*>(frame.code), frame.instruction);
-    py::object module = py::none();
-    if (frame.module != nullptr) module = py::reinterpret_borrow<py::object>(frame.module)();
-    frames.append(py::make_tuple(py::reinterpret_borrow<py::object>(frame.code), line, module));
+    const int line = PyCode_Addr2Line(reinterpret_cast<PyCodeObject*>(frame.code.ptr()), frame.instruction);
+    frames.append(py::make_tuple(frame.code, line, frame.module ? frame.module() : py::none()));
   }
   return frames;
 }

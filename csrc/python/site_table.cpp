@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include <pybind11/pybind11.h>
+namespace py = pybind11;
 
 namespace torchnan {
 namespace {
@@ -19,6 +19,11 @@ bool is_shutting_down() {
 #else
   return Py_IsInitialized() == 0 || _Py_IsFinalizing() != 0;
 #endif
+}
+
+// The module on a frame that has one, None if it is dead; read without the GIL, as the stacks are.
+PyObject* referred_to(const SiteTable::Frame& frame) {
+  return reinterpret_cast<PyWeakReference*>(frame.module.ptr())->wr_object;
 }
 
 }  // namespace
@@ -62,16 +67,16 @@ SiteId SiteTable::intern(uint64_t hash, const Stack& stack, size_t depth) noexce
       const auto known = ids_.find(hash);
       if (known != ids_.end() && has_modules_of(sites_[known->second], stack)) return known->second;
     }
-    if (is_shutting_down()) return 0;
-    if (known_ >= kMaxSites && deaths_ - deaths_swept_ < kWorthSweeping) return 0;
-    const pybind11::gil_scoped_acquire gil;
-    const pybind11::error_scope keep_error;
+    if (is_shutting_down() || is_full()) return 0;
+    const py::gil_scoped_acquire gil;
+    const py::error_scope keep_error;
     make_room();
     std::vector<Frame> frames;
     frames.reserve(depth);
     for (size_t i = 0; i < depth; ++i) {
-      PyObject* module = is_module_call(stack[i]) ? refer_to(stack[i].first_local) : nullptr;
-      frames.push_back({Py_NewRef(reinterpret_cast<PyObject*>(stack[i].code)), stack[i].instruction, module});
+      auto code = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(stack[i].code));
+      auto module = is_module_call(stack[i]) ? refer_to(stack[i].first_local) : py::object();
+      frames.push_back({std::move(code), stack[i].instruction, std::move(module)});
     }
     const std::lock_guard lock(mutex_);
     return ids_[hash] = add(std::move(frames));
@@ -80,7 +85,7 @@ SiteId SiteTable::intern(uint64_t hash, const Stack& stack, size_t depth) noexce
   }
 }
 
-SiteId SiteTable::add(std::vector<Frame> frames) {
+SiteId SiteTable::add(std::vector<Frame>&& frames) {
   sites_.push_back(std::move(frames));
   ++known_;
   return static_cast<SiteId>(sites_.size() - 1);
@@ -88,43 +93,31 @@ SiteId SiteTable::add(std::vector<Frame> frames) {
 
 void SiteTable::make_room() {
   if (known_ < kMaxSites) return;
-  const auto has_died = [](const Frame& frame) {
-    return frame.module != nullptr && reinterpret_cast<PyWeakReference*>(frame.module)->wr_object == Py_None;
-  };
-  std::vector<std::vector<Frame>> forgotten;
-  {
-    const std::lock_guard lock(mutex_);
-    deaths_swept_ = deaths_.load();
-    for (std::vector<Frame>& site : sites_) {
-      if (std::any_of(site.begin(), site.end(), has_died)) forgotten.push_back(std::exchange(site, {}));
-    }
-    known_ -= forgotten.size();
-    std::erase_if(ids_, [&](const auto& entry) { return sites_[entry.second].empty(); });
-    std::erase_if(nested_, [&](const auto& entry) { return sites_[entry.second].empty(); });
+  const auto has_died = [](const Frame& frame) { return frame.module && referred_to(frame) == Py_None; };
+  std::vector<std::vector<Frame>> forgotten;  // until the lock is gone
+  const std::lock_guard lock(mutex_);
+  deaths_swept_ = deaths_.load();
+  for (std::vector<Frame>& site : sites_) {
+    if (std::any_of(site.begin(), site.end(), has_died)) forgotten.emplace_back().swap(site);
   }
-  for (const std::vector<Frame>& site : forgotten) {
-    for (const Frame& frame : site) {
-      Py_DECREF(frame.code);
-      Py_XDECREF(frame.module);
-    }
-  }
+  known_ -= forgotten.size();
+  std::erase_if(ids_, [&](const auto& entry) { return sites_[entry.second].empty(); });
+  std::erase_if(nested_, [&](const auto& entry) { return sites_[entry.second].empty(); });
 }
 
 bool SiteTable::has_modules_of(const std::vector<Frame>& site, const Stack& stack) const noexcept {
   for (size_t i = 0; i < site.size(); ++i) {
-    if (site[i].module == nullptr) continue;
-    // What a dead reference refers to is None: read without the GIL, as the frames are.
-    if (reinterpret_cast<PyWeakReference*>(site[i].module)->wr_object != stack[i].first_local) return false;
+    if (site[i].module && referred_to(site[i]) != stack[i].first_local) return false;
   }
   return true;
 }
 
 // Null for something that cannot be referred to weakly.
-PyObject* SiteTable::refer_to(PyObject* module) {
+py::object SiteTable::refer_to(PyObject* module) {
   static PyMethodDef definition = {"note_death", &SiteTable::note_death, METH_O, nullptr};
   if (death_callback_ == nullptr) death_callback_ = PyCFunction_New(&definition, nullptr);
-  PyObject* reference = PyWeakref_NewRef(module, death_callback_);
-  if (reference == nullptr) PyErr_Clear();
+  auto reference = py::reinterpret_steal<py::object>(PyWeakref_NewRef(module, death_callback_));
+  if (!reference) PyErr_Clear();
   return reference;
 }
 
@@ -141,22 +134,17 @@ SiteId SiteTable::within(SiteId live, SiteId outer) noexcept {
       const auto known = nested_.find(key);
       if (known != nested_.end()) return known->second;
     }
-    if (is_shutting_down()) return live;
-    if (known_ >= kMaxSites && deaths_ - deaths_swept_ < kWorthSweeping) return live;
-    const pybind11::gil_scoped_acquire gil;
+    if (is_shutting_down() || is_full()) return live;
+    const py::gil_scoped_acquire gil;
     make_room();
     std::vector<Frame> joined;
-    for (const Frame& frame : frames(live)) {
-      if (frame.code == reinterpret_cast<PyObject*>(engine_)) break;
-      joined.push_back(frame);
+    for (Frame& frame : frames(live)) {
+      if (frame.code.ptr() == reinterpret_cast<PyObject*>(engine_)) break;
+      joined.push_back(std::move(frame));
     }
     const bool nothing_inside = joined.empty();
     if (!nothing_inside) {
-      for (const Frame& frame : frames(outer)) joined.push_back(frame);
-    }
-    for (const Frame& frame : joined) {
-      Py_INCREF(frame.code);
-      Py_XINCREF(frame.module);
+      for (Frame& frame : frames(outer)) joined.push_back(std::move(frame));
     }
     const std::lock_guard lock(mutex_);
     const SiteId id = nothing_inside ? live : add(std::move(joined));

@@ -1,14 +1,14 @@
 // Python call stacks, interned.
 #pragma once
 
-#include <Python.h>
-
 #include <array>
 #include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <unordered_map>
 #include <vector>
+
+#include <pybind11/pybind11.h>
 
 #include "host/program.h"
 #include "python/frame_walk.h"
@@ -20,10 +20,11 @@ namespace torchnan {
 // __call__ is on it.
 class SiteTable {
  public:
+  // Copied and let go of with the GIL.
   struct Frame {
-    PyObject* code;  // owned
+    pybind11::object code;
     int instruction;
-    PyObject* module;  // owned weak reference, or null
+    pybind11::object module;  // a weak reference, or null
   };
 
   static SiteTable& instance();
@@ -49,21 +50,23 @@ class SiteTable {
 
   uint64_t hash(const Stack& stack, size_t depth) const noexcept;
   SiteId intern(uint64_t hash, const Stack& stack, size_t depth) noexcept;
+  // Whether it takes no new site: so few modules have died that make_room() would hardly make any.
+  bool is_full() const noexcept { return known_ >= kMaxSites && deaths_ - deaths_swept_ < kWorthSweeping; }
   // With the GIL: a full table forgets the stacks whose modules have died. Their ids then stand for "not known", and
   // for nothing else ever.
   void make_room();
-  SiteId add(std::vector<Frame> frames);  // with the lock
+  SiteId add(std::vector<Frame>&& frames);  // with the lock; leaves them to the caller if it throws
   // Whether the modules on a stack are those of the site, and not others at the addresses of dead ones.
   bool has_modules_of(const std::vector<Frame>& site, const Stack& stack) const noexcept;
   static PyObject* note_death(PyObject* self, PyObject* reference) noexcept;
-  PyObject* refer_to(PyObject* module);
+  pybind11::object refer_to(PyObject* module);
   bool is_module_call(const RawFrame& frame) const noexcept { return frame.code == module_call_; }
 
   PyCodeObject* module_call_ = nullptr;
   PyCodeObject* engine_ = nullptr;
   PyObject* death_callback_ = nullptr;
   std::atomic<uint64_t> deaths_{0};  // of modules; what was looked up before the last one is looked up again
-  std::mutex mutex_;                 // never held while the GIL is awaited
+  std::mutex mutex_;                 // never held while the GIL is awaited, or a last reference is let go of
   std::unordered_map<uint64_t, SiteId> ids_;
   std::unordered_map<uint64_t, SiteId> nested_;  // by both halves
   std::vector<std::vector<Frame>> sites_{1};     // by id; the first stands for "not known"
