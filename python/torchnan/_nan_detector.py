@@ -90,7 +90,7 @@ class NaNDetector:
         self.state = NaNState()
         self._agreement = Agreement(group)
         self._tripwire = NormTripwire(norm_limit, norm_factor)
-        self._measured = Measured(0.0, 0.0, (), 0.0)
+        self._measured = Measured()
         self._norm = 0.0
 
     def check_loss(self, loss: float | torch.Tensor, step: int) -> bool:
@@ -142,25 +142,15 @@ class NaNDetector:
         """
         gradients = gradients_of(model.named_parameters())
         self._measured = measure(gradients, ranks=self._agreement.ranks)
-        self._norm = self._measured.norm
         bad = self._measured.bad
         rank = self._agreement.global_rank
         mine = Sight(What.GRADIENT, f"in {describe_bad(gradients, bad)}", rank=rank) if bad else None
-        if any(shards.is_sharded(gradient) for _, gradient in gradients):
-            norm, worst = self._agreement.agree_with_norm(self._measured.squares, mine)
-            self._norm = norm if worst is None else math.nan
-        else:
-            worst = self._agreement.agree(mine)
-        if worst is not None:
-            at = "" if step is None else f" at step {step}"
-            return self._refuse(f"NaN/Inf gradient{at}", worst, mine)
-        spike = self._tripwire.trip(self._norm)
-        if spike is not None:
-            return self._refuse(
-                "Gradient spike" + ("" if step is None else f" at step {step}"), Sight(What.NORM, spike), None
-            )
-        self._tripwire.note(self._norm)
-        return True
+        worst, self._norm = self._agreement.agree_with_norm(self._measured, mine, self._tripwire.trip)
+        if worst is None:
+            self._tripwire.note(self._norm)
+            return True
+        kind = "Gradient spike" if worst.what is What.NORM else "NaN/Inf gradient"
+        return self._refuse(kind if step is None else f"{kind} at step {step}", worst, mine)
 
     @property
     def gradient_norm(self) -> float:

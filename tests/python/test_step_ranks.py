@@ -33,6 +33,8 @@ class Net(nn.Module):
             h = h + (h * 0 - 1).log()  # PLANTED
         if trouble == "gradient":
             h.register_hook(lambda g: g * float("inf"))
+        if trouble == "norm":
+            h = h * 1e4
         if trouble == "memory" and len(x) > 4:
             raise torch.OutOfMemoryError("no room")
         return self.b(h).square().mean()
@@ -54,7 +56,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 split = {"out_of_memory": "split"} if kind == "ddp" else {}
 guard = torchnan.StepGuard(
     model, optimizer, lambda m, x: m(x), snapshot_every=1, captures=f"{folder}/captures", max_captures=100,
-    log=f"{folder}/log.jsonl", max_skips=1000, max_consecutive=1000, max_rollbacks=1000, **split)
+    log=f"{folder}/log.jsonl", max_skips=1000, max_consecutive=1000, max_rollbacks=1000, norm_limit=1e4, **split)
 told = []
 plan = json.loads(sys.argv[3])
 for i, troubles in enumerate(plan):
@@ -158,6 +160,17 @@ def test_a_weight_that_differs_and_is_finite_takes_all_back_with_the_next_snapsh
     assert results[0]["weights"] == results[1]["weights"]
 
 
+@pytest.mark.parametrize("kind", ["ddp", "fully_shard"])
+def test_a_spike_of_the_norm_is_one_of_all_ranks(kind, tmp_path):
+    """Fails where ranks do not agree on one that all see: each says that it was the one that saw it."""
+    results = ranks(tmp_path, 2, kind, [[None, "norm"], [None, None]])
+    spike, good = alike(results, "what", "rank", "cause", "action", "applied", "norm")
+    assert spike[:-1] == ("norm", 0, "norm", "skip", False)
+    assert spike[-1] > 1e4
+    assert good[-2]
+    assert results[0]["weights"] == results[1]["weights"]
+
+
 def test_one_rank_without_memory_makes_all_split(tmp_path):
     results = ranks(tmp_path, 2, "ddp", [[None, None], [None, "memory"], ["memory", "memory"], [None, None]])
     said = alike(results, "applied", "events", "norm")
@@ -184,8 +197,13 @@ for step, bad in enumerate(itertools.product([False, True], repeat=world)):
     model = torch.nn.Linear(2, 1)
     model.weight.grad = torch.tensor([[math.inf if bad[rank] else 3.0, 4.0]])
     told.append([list(bad), ok, detector.check_gradients(model, step), list(detector.bad_parameters)])
+limited = torchnan.NaNDetector(norm_limit=10.0)
+spikes = []
+for step, large in enumerate(itertools.product([False, True], repeat=world)):
+    model.weight.grad = torch.tensor([[30.0 if large[rank] else 3.0, 4.0]])
+    spikes.append([any(large), limited.check_gradients(model, step)])
 with open(f"{sys.argv[1]}/{rank}.json", "w") as file:
-    json.dump(dict(told=told, state=detector.state_dict()), file)
+    json.dump(dict(told=told, spikes=spikes, state=detector.state_dict()), file)
 dist.barrier()
 dist.destroy_process_group()
 """
@@ -204,6 +222,7 @@ def test_detectors_agree(world, tmp_path):
         for bad, loss_ok, gradients_ok, names in result["told"]:
             assert loss_ok is gradients_ok is not any(bad)
             assert names == (["weight"] if bad[rank] else [])
+        assert [ok for _, ok in result["spikes"]] == [not anywhere for anywhere, _ in result["spikes"]]
     assert "detected on another rank, rank 1" in ended.stderr
 
 
@@ -270,7 +289,9 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize(("kind", "world"), [("ddp", 2), ("fully_shard", 2), ("replicated shards", 4), ("dtensor", 2)])
+@pytest.mark.parametrize(
+    ("kind", "world"), [("ddp", 2), ("fully_shard", 1), ("fully_shard", 2), ("replicated shards", 4), ("dtensor", 2)]
+)
 def test_the_norm_is_that_of_the_whole_gradient(kind, world, tmp_path):
     program = tmp_path / "norms.py"
     program.write_text(NORMS)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 import os
 import socket
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+
+from torchnan.step.gradients import Measured, unwatched
 
 _MICRO_BATCHES = 0xFFFF
 _RANKS = 0xFFFFFFFF
@@ -85,28 +89,36 @@ class Agreement:
         """
         if self.ranks == 1:
             return sight
-        word = self._reduce(0 if sight is None else _encode(sight, self.rank), dist.ReduceOp.MAX, torch.int64)
-        return None if word == 0 else self._tell(int(word), sight)
+        word = self.largest(0 if sight is None else _encode(sight, self.rank))
+        return None if word == 0 else self._tell(word, sight)
 
-    def agree_with_norm(self, squares: float, sight: Sight | None) -> tuple[float, Sight | None]:
-        """The same, folded into the sum that a norm over shards needs anyway: one all-reduce of two float64.
+    def agree_with_norm(
+        self, gradients: Measured, sight: Sight | None, trip: Callable[[float], str | None]
+    ) -> tuple[Sight | None, float]:
+        """The same of a whole step, and the norm of its gradients, which may be what is wrong with it.
+
+        Where gradients are sharded, it is folded into the sum that their norm needs anyway: one all-reduce of two
+        float64 if nothing is wrong.
 
         Args:
-            squares: this rank's share of the square of the norm.
+            gradients: this rank's.
             sight: what it has seen.
+            trip: what is wrong with a norm, ``None`` if nothing is.
 
         Returns:
-            the global norm (of what is finite), and what :meth:`agree` returns.
+            what :meth:`agree` does, and the norm: of the whole gradient where it is sharded, NaN if it is bad anywhere.
         """
-        if self.ranks == 1:
-            return squares**0.5, sight
-        sums = torch.tensor([squares, 0.0 if sight is None else 1.0], dtype=torch.float64)
-        total, troubled = self._all_reduce(sums, dist.ReduceOp.SUM).unbind()
-        return total.item() ** 0.5, self.agree(sight) if troubled.item() > 0 else None
+        norm, all_is_well = gradients.norm, False
+        if gradients.sharded and self.ranks > 1:
+            norm = self._norm_over_shards(gradients.squares, sight)
+            all_is_well = not math.isnan(norm)
+        if sight is None and (spike := trip(norm)) is not None:
+            sight = Sight(What.NORM, spike, rank=self.global_rank)
+        return (None if all_is_well and sight is None else self.agree(sight)), norm
 
     def largest(self, value: int) -> int:
         """The largest of what the ranks have."""
-        return value if self.ranks == 1 else int(self._reduce(value, dist.ReduceOp.MAX, torch.int64))
+        return self.largest_of([value])[0]
 
     def largest_of(self, values: list[int]) -> list[int]:
         """The same for each of several values."""
@@ -135,12 +147,13 @@ class Agreement:
         job_rank = dist.get_global_rank(self.group, rank) if self.group is not None else rank
         return Sight(what, text, micro_batch, job_rank)
 
-    def _reduce(self, value: int, op: dist.ReduceOp.RedOpType, dtype: torch.dtype) -> int:
-        return int(self._all_reduce(torch.tensor([value], dtype=dtype), op).item())
+    def _norm_over_shards(self, squares: float, sight: Sight | None) -> float:
+        """The same on every rank; NaN if one of them has seen anything."""
+        sums = torch.tensor([squares, 0.0 if sight is None else 1.0], dtype=torch.float64)
+        total, troubled = self._all_reduce(sums, dist.ReduceOp.SUM).tolist()
+        return math.nan if troubled else math.sqrt(total)
 
     def _all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType) -> torch.Tensor:
-        from torchnan.step.gradients import unwatched
-
         device = self._device()
         with unwatched():
             moved = tensor.to(device)

@@ -22,12 +22,14 @@ class Measured:
         bad: names of the tensors that are not finite.
         squares: of sharded tensors, sum of squares without the bad ones, each divided by the number of ranks that hold
             the same part: its sum over the ranks is the square of the global norm.
+        sharded: this rank may hold only a part of one.
     """
 
-    norm: float
-    most: float
-    bad: tuple[str, ...]
-    squares: float
+    norm: float = 0.0
+    most: float = 0.0
+    bad: tuple[str, ...] = ()
+    squares: float = 0.0
+    sharded: bool = False
 
 
 @contextlib.contextmanager
@@ -55,7 +57,7 @@ def measure(named: Sequence[tuple[str, torch.Tensor]], *, ranks: int = 1) -> Mea
         ranks: how many processes train together, for ``squares``.
     """
     if not named:
-        return Measured(0.0, 0.0, (), 0.0)
+        return Measured()
     with unwatched(), torch.no_grad():
         table = _table([shards.local(tensor) for _, tensor in named])
         norms, magnitudes = table.unbind(1)
@@ -63,7 +65,7 @@ def measure(named: Sequence[tuple[str, torch.Tensor]], *, ranks: int = 1) -> Mea
         good = torch.isfinite(magnitudes)
         squares = _squares(named, norms.where(good, 0.0), ranks) if ranks > 1 else 0.0
         bad = () if bool(good.all()) else tuple(named[int(i)][0] for i in (~good).nonzero())
-    return Measured(norm, most, bad, squares)
+    return Measured(norm, most, bad, squares, any(shards.is_sharded(tensor) for _, tensor in named))
 
 
 def _squares(named: Sequence[tuple[str, torch.Tensor]], norms: torch.Tensor, ranks: int) -> float:

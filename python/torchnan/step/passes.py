@@ -34,12 +34,12 @@ class Attempt:
     Attributes:
         losses: one for each micro-batch.
         sight: what was wrong with it, ``None`` if nothing was.
-        norm: of its gradients.
+        measured: its gradients, this rank's.
     """
 
     losses: tuple[torch.Tensor, ...]
     sight: Sight | None
-    norm: float
+    measured: Measured
 
     @property
     def loss(self) -> torch.Tensor | None:
@@ -80,7 +80,6 @@ class Passes:
         self._agreement = agreement
         self._reduces_itself = survives_memory and agreement.ranks > 1 and hasattr(model, "no_sync")
         self._parameters: list[tuple[str, torch.Tensor]] = []
-        self.measured = Measured(0.0, 0.0, (), 0.0)
         self._brought: tuple[Sight | None] | None = None  # who brought bad gradients, where the ranks have said so
 
     @property
@@ -137,27 +136,22 @@ class Passes:
             if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 torch.cuda.empty_cache()
             sight = Sight(What.OUT_OF_MEMORY, memory, micro_batch, self._agreement.global_rank)
-            return Attempt(tuple(losses), sight, 0.0)
+            return Attempt(tuple(losses), sight, Measured())
         return self.look(losses)
 
     def look(self, losses: list[torch.Tensor]) -> Attempt:
-        """One scan over the gradients; the norm is this rank's, until the ranks have agreed."""
+        """One scan over the gradients."""
         if self._scaler is not None:
             unscale_once(self._scaler, self.optimizer)
         gradients = gradients_of(self.parameters)
-        self.measured = measure(gradients, ranks=self._agreement.ranks)
+        measured = measure(gradients, ranks=self._agreement.ranks)
         brought, self._brought = self._brought, None
-        bad_gradient = brought[0] if brought else self._bad_gradient(gradients, self.measured.bad)
-        return Attempt(tuple(losses), self._bad_loss(losses) or bad_gradient, self.measured.norm)
+        bad_gradient = brought[0] if brought else self._bad_gradient(gradients, measured.bad)
+        return Attempt(tuple(losses), self._bad_loss(losses) or bad_gradient, measured)
 
     def agree(self, attempt: Attempt) -> tuple[Sight | None, float]:
-        """What all ranks know of it, and the global norm."""
-        gradients = gradients_of(self.parameters)
-        if any(shards.is_sharded(gradient) for _, gradient in gradients) and self._agreement.ranks > 1:
-            norm, worst = self._agreement.agree_with_norm(self.measured.squares, attempt.sight)
-            return worst or self._bad_norm(norm), norm if worst is None else math.nan
-        sight = attempt.sight or self._bad_norm(attempt.norm)
-        return self._agreement.agree(sight), attempt.norm
+        """What all ranks know of it, and the norm of its gradients."""
+        return self._agreement.agree_with_norm(attempt.measured, attempt.sight, self._tripwire.trip)
 
     def _forward_backward(
         self, batches: list[Any], parts: int, randoms: Sequence[RandomState | None], losses: list[torch.Tensor]
@@ -227,10 +221,6 @@ class Passes:
         text = f"{len(bad)} of {len(gradients)} gradients are not finite: {describe_bad(gradients, bad)}"
         what = What.GRADIENT if self._scaler is None else What.SCALER
         return Sight(what, text, 0, self._agreement.global_rank)
-
-    def _bad_norm(self, norm: float) -> Sight | None:
-        text = self._tripwire.trip(norm)
-        return None if text is None else Sight(What.NORM, text, 0, self._agreement.global_rank)
 
 
 def named_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]:
