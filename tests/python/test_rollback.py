@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
 import shutil
 import stat
 from pathlib import Path
@@ -337,3 +338,19 @@ def test_statistics_of_a_step_that_did_not_fit_are_put_back():
     training = Training(model=Net2(), out_of_memory="split")
     training.guard.step(batch_of(0, rows=8))
     assert training.model.norm.num_batches_tracked == 2  # the two halves, not the whole
+
+
+# -- the log
+
+
+def test_a_log_on_a_full_disk_is_closed_and_training_goes_on():
+    """Fails where the file is forgotten and not closed."""
+
+    def opened():
+        return [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+
+    training = Training(log="/dev/full")
+    assert opened().count("/dev/full") == 1
+    assert not training.guard.step(bad_batch()).applied
+    assert training.guard.step(batch_of(0)).applied
+    assert "/dev/full" not in opened()

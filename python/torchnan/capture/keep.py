@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import platform
 import socket
 import sys
@@ -107,7 +106,7 @@ class Captures:
     def _about(self, event: StepEvent, model: torch.nn.Module) -> dict[str, Any]:
         return {
             "format": FORMAT,
-            "event": json.loads(event.to_json()),
+            "event": event.facts(),
             "report": "" if event.finding is None else str(event.finding),
             "rank": self._rank,
             "ranks": self._ranks,

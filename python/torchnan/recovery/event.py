@@ -82,9 +82,13 @@ class StepEvent:
 
     def to_json(self) -> str:
         """One line of strict JSON; non-finite numbers are strings."""
+        return json.dumps(self.facts(), allow_nan=False)
+
+    def facts(self) -> dict[str, Any]:
+        """What :meth:`to_json` writes."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         fields["finding"] = None if self.finding is None else json.loads(self.finding.to_json())
-        return json.dumps({"schema": SCHEMA, **strict(fields)}, allow_nan=False)
+        return {"schema": SCHEMA, **strict(fields)}
 
     def __str__(self) -> str:
         rows = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -29,7 +30,7 @@ class RecoveryLog:
 
     def write(self, event: StepEvent) -> None:
         """A bad step and what was done about it."""
-        self._line({"kind": "step", **json.loads(event.to_json())})
+        self._line({"kind": "step", **event.facts()})
 
     def note(self, kind: str, **facts: Any) -> None:
         """Something else that explains the run: a snapshot, the end of a ramp, a capture that could not be kept."""
@@ -42,8 +43,13 @@ class RecoveryLog:
         try:
             os.write(self._file, line.encode())
         except OSError:  # a full disk must not end the training; the event is told by other ways, too
-            self._file = None
+            self._close()
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):  # some file systems say only now that a disk was full
+                os.close(file)
 
     def __del__(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
+        self._close()
