@@ -16,6 +16,7 @@ from torch import nn
 import torchnan
 from guarded import Net, Training, bad_batch, batch_of, step_of
 from support import run, run_python
+from torchnan._options import OptionError
 from torchnan.capture import CaptureError, UnkeepableError
 
 
@@ -236,6 +237,13 @@ def test_what_cannot_be_kept_is_refused_by_name_before_the_step_runs(tmp_path):
     with pytest.raises(UnkeepableError, match=r"batch\['images'\]\[1\]"):
         guard.step({"images": [torch.zeros(1), object()]})
     assert not ran
+
+
+def test_captures_are_refused_without_the_library_that_writes_them(tmp_path, monkeypatch):
+    """Fails where it is found out by the first bad step."""
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    with pytest.raises(OptionError, match=r"captures need safetensors: pip install safetensors\."):
+        Training(captures=tmp_path)
 
 
 def test_a_model_that_is_another_is_refused(tmp_path):

@@ -13,7 +13,8 @@ import torch
 
 from torchnan import _build
 from torchnan._options import OptionError
-from torchnan.capture import folder
+from torchnan.capture import folder, rank_folders
+from torchnan.capture.errors import CaptureError
 from torchnan.capture.operation import Operation
 from torchnan.capture.tree import check, encode
 from torchnan.step import shards
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from torchnan.recovery.event import StepEvent
     from torchnan.recovery.policy import Policy
     from torchnan.step.start import StepStart
-
-FORMAT = 1
 
 
 class Captures:
@@ -47,11 +46,11 @@ class Captures:
         if self._where is None:
             return
         try:
-            import safetensors  # noqa: F401
-        except ImportError:
-            raise OptionError("captures are written with safetensors: pip install safetensors.") from None
+            folder.safetensors()
+        except CaptureError as error:
+            raise OptionError(f"{error}.") from None
         self._where.mkdir(parents=True, exist_ok=True, mode=0o700)
-        folder.remove_partial(self._where, f"rank-{rank}-")
+        rank_folders.remove_partial(self._where, rank)
 
     @property
     def has_room(self) -> bool:
@@ -59,7 +58,7 @@ class Captures:
         return self._where is not None and len(self._kept()) < self._policy.max_captures
 
     def _kept(self) -> list[Path]:
-        return [] if self._where is None else list(self._where.glob(f"rank-{self._rank}-step-*"))
+        return [] if self._where is None else rank_folders.folders_of(self._where, self._rank)
 
     def refuse(self, batch: Any) -> None:
         """Raises ``UnkeepableError`` for a batch that could not be written."""
@@ -74,7 +73,7 @@ class Captures:
             kept = len(self._kept())
             event.notes.append(f"not captured: {self._where} holds {kept} captures of this rank (max_captures)")
             return
-        target = self._where / f"rank-{self._rank}-step-{event.step:08d}"
+        target = rank_folders.folder_of(self._where, self._rank, event.step)
         try:
             self._write(target, event, model, start, operation)
         except (OSError, ValueError, TypeError, RuntimeError, MemoryError) as error:
@@ -105,7 +104,7 @@ class Captures:
 
     def _about(self, event: StepEvent, model: torch.nn.Module) -> dict[str, Any]:
         return {
-            "format": FORMAT,
+            "format": folder.FORMAT,
             "event": event.facts(),
             "report": "" if event.finding is None else str(event.finding),
             "rank": self._rank,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
 
-from torchnan.capture import Capture
+from torchnan.capture import Capture, rank_folders
 
 
 def capture_of(inject: str | Path | None, dirpath: str | Path, rank: int) -> Path | None:
@@ -18,9 +17,9 @@ def capture_of(inject: str | Path | None, dirpath: str | Path, rank: int) -> Pat
     if inject is None:
         return None
     if inject == "auto":
-        return next(iter(sorted(Path(dirpath).glob(f"rank-{rank}-step-*"))), None)
+        return next(iter(rank_folders.folders_of(Path(dirpath), rank)), None)
     given = Path(inject)
-    of_this_rank = given.with_name(re.sub(r"^rank-\d+-", f"rank-{rank}-", given.name))
+    of_this_rank = rank_folders.same_step_of(rank, given)
     return of_this_rank if of_this_rank.is_dir() else given
 
 

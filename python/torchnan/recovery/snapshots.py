@@ -11,13 +11,11 @@ from typing import Any, Protocol
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from torchnan.capture import folder
+from torchnan.capture import folder, rank_folders
 from torchnan.capture.tree import decode, encode
 from torchnan.step import shards
 from torchnan.step.gradients import unwatched
 from torchnan.step.random_state import RandomState
-
-_FOLDER = "rank-{rank}-step-{step:08d}"
 
 
 class HasState(Protocol):
@@ -174,18 +172,19 @@ class DiskSnapshots:
         self._where = where
         self._rank = rank
         where.mkdir(parents=True, exist_ok=True, mode=0o700)
-        folder.remove_partial(where, f"rank-{rank}-")
+        rank_folders.remove_partial(where, rank)
 
     @property
     def steps(self) -> list[int]:
-        return sorted(int(path.name.rsplit("-", 1)[1]) for path in self._where.glob(f"rank-{self._rank}-step-*"))
+        return sorted(map(rank_folders.step_of, rank_folders.folders_of(self._where, self._rank)))
 
     def take(self, step: int) -> None:
         document, tensors = encode(self._training.state(), name="state")
         target = self._path(step)
         if target.exists():
             folder.remove(target)
-        folder.write(target, {"snapshot": {"format": 1, "step": step, "state": document}}, {"snapshot": tensors})
+        about = {"format": folder.FORMAT, "step": step, "state": document}
+        folder.write(target, {"snapshot": about}, {"snapshot": tensors})
         for old in self.steps[: -self._keep]:
             folder.remove(self._path(old))
 
@@ -196,7 +195,7 @@ class DiskSnapshots:
             folder.remove(self._path(later))
 
     def _path(self, step: int) -> Path:
-        return self._where / _FOLDER.format(step=step, rank=self._rank)
+        return rank_folders.folder_of(self._where, self._rank, step)
 
 
 class OwnSnapshots:
