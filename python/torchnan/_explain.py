@@ -15,7 +15,7 @@ from torchnan.capture.operation import Operation, record
 from torchnan.recovery.event import Cause, StepEvent
 from torchnan.recovery.policy import Policy
 from torchnan.step.agreement import Agreement, Sight, What
-from torchnan.step.gradients import measure, unwatched
+from torchnan.step.gradients import bad_among, unwatched
 from torchnan.step.passes import Attempt, Passes, StepFunction
 from torchnan.step.random_state import RandomState
 from torchnan.step.replay import ANOTHER_RANK, Replay, digest, not_replayed, replay
@@ -73,7 +73,8 @@ class Explainer:
             return event
         after = RandomState.now()
         event.bits = digest(attempt.losses, self._passes.parameters)
-        bad = self._bad_tensors()
+        # Before the step: it has not written parameters, and of buffers there are copies.
+        bad = bad_among([*self._model.named_parameters(), *self._start.buffers().items()])
         self._name_cause(event, worst, self._replay(event, parts), bad)
         room = self._agreement.largest(int(self._captures.has_room)) > 0
         operation = self._operation(event.finding, parts) if room else None
@@ -81,11 +82,6 @@ class Explainer:
         self._start.restore_buffers()
         after.restore()
         return event
-
-    def _bad_tensors(self) -> list[str]:
-        """Parameters and buffers that were bad before the step: it has not written the ones, and we kept the others."""
-        named = [*self._model.named_parameters(), *self._start.buffers().items()]
-        return list(measure([(n, t.detach()) for n, t in named if t.is_floating_point() or t.is_complex()]).bad)
 
     def _replay(self, event: StepEvent, parts: int) -> Replay:
         reason = ""
@@ -117,7 +113,7 @@ class Explainer:
             return None
         return record(lambda: self._again(parts), finding)
 
-    def _name_cause(self, event: StepEvent, worst: Sight, replayed: Replay, bad: list[str]) -> None:
+    def _name_cause(self, event: StepEvent, worst: Sight, replayed: Replay, bad: tuple[str, ...]) -> None:
         event.verdict, event.finding = replayed.verdict, replayed.finding
         event.same_bits = replayed.same_bits if replayed.verdict is not None else None
         told = self._told(replayed.finding, worst)
@@ -159,7 +155,7 @@ class Explainer:
             return "norm"
         return _CAUSES.get(origin, "operation") if origin else "unknown"
 
-    def _when_it_went_bad(self, bad: list[str]) -> str:
+    def _when_it_went_bad(self, bad: tuple[str, ...]) -> str:
         names = ", ".join(bad[:5])
         more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
         since = f"after step {self._last_good}, the last good one" if self._last_good else "before the first good step"

@@ -15,7 +15,7 @@ from torchnan.recovery.log import RecoveryLog
 from torchnan.recovery.policy import Policy
 from torchnan.recovery.snapshots import DiskSnapshots, MemorySnapshots, OwnSnapshots, Snapshots, Training
 from torchnan.step.agreement import Agreement
-from torchnan.step.gradients import measure
+from torchnan.step.gradients import bad_among
 from torchnan.step.replay import digest_of
 
 logger = logging.getLogger("torchnan")
@@ -83,8 +83,7 @@ class Rollback:
 
     def take(self, step: int) -> None:
         """Keeps the state, unless it is already bad: there is no use in going back to that."""
-        weights = [(name, p.detach()) for name, p in self._training.model.named_parameters() if _can_be_bad(p)]
-        bad = measure(weights).bad
+        bad = bad_among(self._training.model.named_parameters())
         if self._agreement.largest(len(bad)) > 0:
             self._log.note("no_snapshot", step=step, reason=f"not finite: {', '.join(bad[:5]) or 'on another rank'}")
             return
@@ -111,7 +110,3 @@ class Rollback:
         step = -self._agreement.largest(-step)  # a rank that was killed while it wrote may lack the newest
         self._snapshots.restore(step)
         return step
-
-
-def _can_be_bad(tensor: Any) -> bool:
-    return bool(tensor.is_floating_point() or tensor.is_complex())

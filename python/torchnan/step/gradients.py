@@ -68,6 +68,11 @@ def measure(named: Sequence[tuple[str, torch.Tensor]], *, ranks: int = 1) -> Mea
     return Measured(norm, most, bad, squares, any(shards.is_sharded(tensor) for _, tensor in named))
 
 
+def bad_among(named: Iterable[tuple[str, torch.Tensor]]) -> tuple[str, ...]:
+    """Names of the tensors that are not finite; those of integers always are."""
+    return measure([(name, t.detach()) for name, t in named if t.is_floating_point() or t.is_complex()]).bad
+
+
 def _squares(named: Sequence[tuple[str, torch.Tensor]], norms: torch.Tensor, ranks: int) -> float:
     copies = [shards.replicas(tensor, ranks) for _, tensor in named]
     return float((norms.square() / torch.tensor(copies, dtype=torch.float64)).sum())
