@@ -7,8 +7,6 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from torchnan._finding import Finding
 from torchnan.capture.keep import Captures
 from torchnan.capture.operation import Operation, record
@@ -16,7 +14,7 @@ from torchnan.recovery.event import Cause, StepEvent
 from torchnan.recovery.policy import Policy
 from torchnan.step.agreement import Agreement, Sight, What
 from torchnan.step.gradients import bad_among, unwatched
-from torchnan.step.passes import Attempt, Passes, StepFunction
+from torchnan.step.passes import Attempt, Passes
 from torchnan.step.random_state import RandomState
 from torchnan.step.replay import ANOTHER_RANK, Replay, digest, not_replayed, replay
 from torchnan.step.start import StepStart
@@ -29,26 +27,13 @@ class Explainer:
 
     Args:
         policy: whether to replay and to capture.
-        model, optimizer, step_fn: what is trained, and how.
-        passes: runs the step again.
+        passes: knows what is trained, and runs the step again.
         start: what it started from.
         agreement: with the other ranks.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
-        step_fn: StepFunction | None,
-        passes: Passes,
-        start: StepStart,
-        agreement: Agreement,
-    ) -> None:
+    def __init__(self, policy: Policy, passes: Passes, start: StepStart, agreement: Agreement) -> None:
         self._policy = policy
-        self._model = model
-        self._optimizer = optimizer
-        self._step_fn = step_fn
         self._passes = passes
         self._start = start
         self._agreement = agreement
@@ -74,11 +59,11 @@ class Explainer:
         after = RandomState.now()
         event.bits = digest(attempt.losses, self._passes.parameters)
         # Before the step: it has not written parameters, and of buffers there are copies.
-        bad = bad_among([*self._model.named_parameters(), *self._start.buffers().items()])
+        bad = bad_among([*self._passes.model.named_parameters(), *self._start.buffers().items()])
         self._name_cause(event, worst, self._replay(event, parts), bad)
         room = self._agreement.largest(int(self._captures.has_room)) > 0
         operation = self._operation(event.finding, parts) if room else None
-        self._captures.keep(event, self._model, self._start, operation)
+        self._captures.keep(event, self._passes.model, self._start, operation)
         self._start.restore_buffers()
         after.restore()
         return event
@@ -87,7 +72,7 @@ class Explainer:
         reason = ""
         if not self._policy.replay:
             reason = "replay=False"
-        elif self._step_fn is None:
+        elif self._passes.step_fn is None:
             reason = "there is no step_fn to run it with"
         elif (written := self._start.written()) is not None:
             reason = f"the step has written to its {written}: keep='copy' keeps batches as they were"
@@ -99,7 +84,7 @@ class Explainer:
     def _again(self, parts: int, after_backward: Callable[[], None] = lambda: None) -> Attempt:
         """The step as it was: weights are as they were, as nothing has been applied."""
         self._start.restore()
-        self._optimizer.zero_grad(set_to_none=True)
+        self._passes.optimizer.zero_grad(set_to_none=True)
         batches = self._start.batches
         randoms = [batch.random for batch in batches]
         return self._passes.run([batch.as_it_was() for batch in batches], parts, randoms, after_backward)

@@ -104,7 +104,7 @@ class StepGuard:
         self._log = RecoveryLog(self.policy.log if self._agreement.rank == 0 else None)
         self._tripwire = NormTripwire(self.policy.norm_limit, self.policy.norm_factor, self.policy.norm_window)
         survives_memory = self.policy.out_of_memory == "split"
-        self._passes = Passes(model, optimizer, step_fn, scaler, self._tripwire, self._agreement, survives_memory)
+        self._passes = Passes(model, optimizer, step_fn, self._scaler, self._tripwire, self._agreement, survives_memory)
         self._start = StepStart(model, self.policy.keep)  # type: ignore[arg-type]
         self._decision = Decision(self.policy)
         self._rate = LearningRateCut(optimizer, self.policy.lr_factor, self.policy.lr_ramp)
@@ -115,7 +115,7 @@ class StepGuard:
             data if self.policy.rewind_data else None,
         )
         self._rollback = Rollback(self.policy, training, self._agreement, self._log, save, load)
-        self._explainer = Explainer(self.policy, model, optimizer, step_fn, self._passes, self._start, self._agreement)
+        self._explainer = Explainer(self.policy, self._passes, self._start, self._agreement)
         self._in_watch = False  # between watch() and ok_to_step()
         self._in_loop = False  # of the program's own
         self._begun = False

@@ -55,7 +55,7 @@ class Passes:
     Args:
         model, optimizer: what is trained.
         step_fn: ``step_fn(model, batch)`` returns the loss; see :class:`torchnan.StepGuard`.
-        scaler: a ``torch.amp.GradScaler``, or ``None``.
+        scaler: a ``torch.amp.GradScaler`` that is enabled, or ``None``.
         tripwire: for norms.
         agreement: with the other ranks.
         survives_memory: a rank that runs out of memory must not leave the others waiting, so gradients are reduced
@@ -74,8 +74,8 @@ class Passes:
     ) -> None:
         self.model = model
         self.optimizer = optimizer
-        self._step_fn = step_fn
-        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self.step_fn = step_fn
+        self._scaler = scaler
         self._tripwire = tripwire
         self._agreement = agreement
         self._reduces_itself = survives_memory and agreement.ranks > 1 and hasattr(model, "no_sync")
@@ -156,7 +156,7 @@ class Passes:
     def _forward_backward(
         self, batches: list[Any], parts: int, randoms: Sequence[RandomState | None], losses: list[torch.Tensor]
     ) -> None:
-        assert self._step_fn is not None
+        assert self.step_fn is not None
         cut = [_in_parts(batch, parts) for batch in batches]
         pieces = [(piece, share / len(batches)) for pieces in cut for piece, share in pieces]
         begins = {sum(map(len, cut[:i])): random for i, random in enumerate(randoms)}
@@ -166,7 +166,7 @@ class Passes:
                 random.restore()
             waits = self._reduces_itself or i + 1 < len(pieces)
             with self._without_reduction() if waits else contextlib.nullcontext():
-                loss = loss_of(self._step_fn(self.model, piece))
+                loss = loss_of(self.step_fn(self.model, piece))
                 losses.append(loss.detach())
                 if not loss.requires_grad:  # the step function has run backward itself
                     continue
