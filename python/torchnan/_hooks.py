@@ -181,6 +181,7 @@ def _with_judging_closure(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
 
 
 def judge_gradients(optimizer: Optimizer) -> None:
+    """An optimizer is about to use its gradients: a bad one does harm now, unless the scaler lets it skip the step."""
     if not _C.anything_nonfinite() or _scaler_skips(optimizer):
         return
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]

@@ -14,7 +14,6 @@ except ImportError as error:
 
 from torchnan._options import OptionError
 from torchnan._step_guard import StepGuard
-from torchnan._step_guard_arguments import without_wrappers
 from torchnan.integrations.held_scaler import HeldScaler
 from torchnan.recovery.event import Action, StepEvent
 from torchnan.step.gradients import describe_bad, gradients_of, measure
@@ -83,7 +82,7 @@ class NaNCallback(TrainerCallback):
         options: dict[str, Any] = dict(on_instability=self._on_instability, **self._options)
         self.guard = self._guard = StepGuard(
             model,
-            without_wrappers(optimizer),
+            optimizer,
             self._run_again,
             scaler=scaler,
             scheduler=kwargs["lr_scheduler"],
@@ -104,7 +103,6 @@ class NaNCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Looks at the step; a bad one is left without gradients."""
-        optimizer = kwargs["optimizer"]
         losses, self._losses = self._losses, []
         self._watching.close()
         if self._guard.policy.replay and self._weight is None:
@@ -120,8 +118,9 @@ class NaNCallback(TrainerCallback):
             raise
         finally:
             self._weight = None
-        self._held.hold(without_wrappers(optimizer))
-        optimizer._is_overflow = True  # what Accelerate says of a step that the scaler skips: no scheduler steps
+        self._held.hold(self._guard.optimizer)
+        # What Accelerate says of a step that the scaler skips: no scheduler steps.
+        kwargs["optimizer"]._is_overflow = True
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """After a bad step, puts back what the scaler has made of it."""

@@ -34,7 +34,7 @@ class Spent:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """An action and why. ``exhausted`` names the exit reason if the action is to stop."""
+    """An action and why. If it is to raise, ``exit_reason`` is one of the names of ``EXIT_CODES``."""
 
     action: Action
     reason: str
@@ -46,7 +46,6 @@ class Decision:
 
     Args:
         policy: what is wanted.
-        snapshots: whether there is anything to roll back to.
     """
 
     def __init__(self, policy: Policy) -> None:
