@@ -81,16 +81,19 @@ def dispatch_mode(workload: Workload) -> Iterator[None]:
 _guards: dict[tuple[str, str], torchnan.StepGuard] = {}
 
 
-def _guarded(title: str, **options: Any) -> Mode:
+def guard_of(workload: Workload, **options: Any) -> torchnan.StepGuard:
+    """A StepGuard of its steps."""
+    return torchnan.StepGuard(workload.model, workload.optimizer, lambda model, batch: workload.loss_of(), **options)
+
+
+def _guarded(title: str, options: Callable[[], dict[str, Any]] = dict) -> Mode:
     """The step run by a StepGuard, which is made once: no step trips it."""
 
     @contextlib.contextmanager
     def guarded(workload: Workload) -> Iterator[None]:
         key = (workload.name, title)
         if key not in _guards:
-            _guards[key] = torchnan.StepGuard(
-                workload.model, workload.optimizer, lambda model, batch: workload.loss_of(), **options
-            )
+            _guards[key] = guard_of(workload, **options())
         plain, workload.step = workload.step, lambda: _step(_guards[key], workload)
         try:
             yield
@@ -107,7 +110,7 @@ def _step(guard: torchnan.StepGuard, workload: Workload) -> None:
 
 ALL: dict[str, Mode] = {
     "StepGuard": _guarded("StepGuard"),
-    "StepGuard + captures": _guarded("StepGuard + captures", captures=tempfile.mkdtemp(), keep="copy"),
+    "StepGuard + captures": _guarded("StepGuard + captures", lambda: {"captures": tempfile.mkdtemp(), "keep": "copy"}),
     "intercept only": intercept_only,
     "detect()": detect,
     "set_detect_anomaly": anomaly_mode,

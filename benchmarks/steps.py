@@ -72,9 +72,7 @@ def count(workload: workloads.Workload) -> dict[str, int]:
 
 def memory_of_guard(workload: workloads.Workload) -> dict[str, int]:
     """What a StepGuard with one snapshot holds between steps."""
-    guard = torchnan.StepGuard(
-        workload.model, workload.optimizer, lambda model, batch: workload.loss_of(), snapshot_every=1, snapshots=1
-    )
+    guard = modes.guard_of(workload, snapshot_every=1, snapshots=1)
     guard.step(workload.batch)
     return guard.memory()
 
