@@ -70,18 +70,19 @@ json_values = st.deferred(
 NAMES = sorted({part for path in PLACES for part in path if isinstance(part, str)})
 
 
-def holder_of(document, path):
+def copy_to_damage(path):
+    """A document like DOCUMENT, and what of it holds the place."""
+    document = holder = copy.deepcopy(DOCUMENT)
     for part in path[:-1]:
-        document = document[part]
-    return document
+        holder = holder[part]
+    return document, holder
 
 
 @pytest.mark.filterwarnings("ignore")
 @settings(deadline=None, max_examples=1000)
 @given(st.sampled_from(PLACES), json_values, st.sampled_from(["replace", "delete", "repeat"]))
 def test_a_damaged_document_is_a_capture_error_or_a_value(path, replacement, what):
-    document = copy.deepcopy(DOCUMENT)
-    holder = holder_of(document, path)
+    document, holder = copy_to_damage(path)
     if what == "delete":
         del holder[path[-1]]
     elif what == "repeat" and isinstance(holder, list):
@@ -127,8 +128,8 @@ DAMAGE = [
     ("path", "replacement", "message"), DAMAGE, ids=[f"{p[-1]}-{i}" for i, (p, _, _) in enumerate(DAMAGE)]
 )
 def test_damage_is_said_with_its_place(path, replacement, message):
-    document = copy.deepcopy(DOCUMENT)
-    holder_of(document, path)[path[-1]] = replacement
+    document, holder = copy_to_damage(path)
+    holder[path[-1]] = replacement
     with pytest.raises(CaptureError) as raised:
         decode(document, TENSORS)
     assert message in str(raised.value)

@@ -83,7 +83,10 @@ DAMAGE = st.tuples(
 )
 
 
-def damage(target, name, share, flips, what):
+def damaged(whole, tmp_path, name, share, flips, what):
+    """A copy of the folder, with bytes of one of its files changed."""
+    shutil.rmtree(tmp_path / "copy", ignore_errors=True)
+    target = shutil.copytree(whole, tmp_path / "copy")
     data = bytearray((target / name).read_bytes())
     at = int(share * len(data))
     if what == "cut":
@@ -94,14 +97,13 @@ def damage(target, name, share, flips, what):
         for i, flip in enumerate(flips):
             data[(at + i) % len(data)] ^= flip
     (target / name).write_bytes(data)
+    return target
 
 
 @settings(deadline=None, max_examples=1000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(DAMAGE)
 def test_damage_is_found(whole, tmp_path, how):
-    shutil.rmtree(tmp_path / "copy", ignore_errors=True)
-    target = shutil.copytree(whole, tmp_path / "copy")
-    damage(target, *how)
+    target = damaged(whole, tmp_path, *how)
     try:
         read = folder.read(target)
     except CaptureError:
@@ -114,9 +116,7 @@ def test_damage_is_found(whole, tmp_path, how):
 @settings(deadline=None, max_examples=1000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(DAMAGE)
 def test_damage_that_was_sealed_is_an_error_or_a_value(whole, tmp_path, how):
-    shutil.rmtree(tmp_path / "copy", ignore_errors=True)
-    target = shutil.copytree(whole, tmp_path / "copy")
-    damage(target, *how)
+    target = damaged(whole, tmp_path, *how)
     if how[0] != "contents.json":
         sealed(target)
     with contextlib.suppress(CaptureError):
