@@ -117,6 +117,7 @@ void bind_session(py::module_& m) {
 
 PYBIND11_MODULE(_C, m) {
   m.def("plug_in", &plug_in_python);
+  m.def("finding_from_json", [](std::string_view line) { return to_python(finding_from_json(line)); });
   bind_watch(m);
   bind_session(m);
 }

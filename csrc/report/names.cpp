@@ -1,4 +1,4 @@
-// The spelling of every enumeration, the same in the report, the log and Python.
+// The spelling of every enumeration, the same in the report, the log and Python; empty for what is no value of it.
 #include <torchnan/finding.h>
 
 namespace torchnan {
@@ -15,7 +15,15 @@ const char* name_of(Level level) {
   return "";
 }
 
-const char* name_of(Kind kind) { return kind == Kind::kNaN ? "nan" : "inf"; }
+const char* name_of(Kind kind) {
+  switch (kind) {
+    case Kind::kNaN:
+      return "nan";
+    case Kind::kInf:
+      return "inf";
+  }
+  return "";
+}
 
 const char* name_of(Origin origin) {
   switch (origin) {

@@ -26,7 +26,7 @@ std::string short_dtype(const std::string& dtype) {
 }
 
 std::string type_of(const std::string& dtype, const std::vector<int64_t>& shape) {
-  return fmt::format("{}[{}]", short_dtype(dtype), fmt::join(shape, ","));
+  return fmt::format("{}[{}]", printable(short_dtype(dtype)), fmt::join(shape, ","));
 }
 
 std::string place(const std::string& file, int64_t line) {
@@ -51,7 +51,7 @@ std::string headline(const Finding& f) {
   std::string text = fmt::format("torchnan: {}", f.kind == Kind::kNaN ? "NaN" : "Inf");
   if (f.step) text += fmt::format(" at step {}", *f.step);
   if (f.rank) text += fmt::format(", rank {}", *f.rank);
-  text += fmt::format(" ({})", f.device);
+  text += fmt::format(" ({})", printable(f.device));
   if (f.phase == Phase::kBackward) text += ", in the backward pass";
   if (f.phase == Phase::kOptimizer) text += ", in the optimizer";
   if (f.level == Level::kWarning) text += " - a warning: nothing used it";
@@ -101,7 +101,8 @@ std::string told_output(const Finding& f) {
 std::string told_input(const InputSummary& input) {
   std::string text = fmt::format("{} {}", printable(input.name), type_of(input.dtype, input.shape));
   if (input.overwritten) return text + "  (overwritten by the operation)";
-  if (input.tally.min) text += fmt::format("  min {:.6g}  max {:.6g}", *input.tally.min, *input.tally.max);
+  if (input.tally.min && input.tally.max)
+    text += fmt::format("  min {:.6g}  max {:.6g}", *input.tally.min, *input.tally.max);
   text += counts(input.tally.nan, input.tally.posinf, input.tally.neginf);
   if (!input.constant.empty()) text += fmt::format("  constant from {}", printable(short_path(input.constant)));
   return text;

@@ -39,7 +39,7 @@ _LATER = {
     "StepGuard": "torchnan._step_guard",
     "load_capture": "torchnan.capture",
 }
-_PACKAGES = ("capture", "recovery")
+_PACKAGES = ("capture", "findings", "recovery")
 
 
 def __getattr__(name: str) -> Any:

@@ -163,3 +163,14 @@ class Finding:
     def to_json(self) -> str:
         """One line of strict JSON, as in the log: non-finite numbers are strings."""
         return self._json
+
+    @classmethod
+    def from_json(cls, line: str | bytes) -> Finding:
+        """The finding of such a line, from this process or from a log of another machine.
+
+        Raises:
+            ValueError: it is no line of this schema version; says which field, what it must be and what it is.
+        """
+        from torchnan._load import _C
+
+        return _C.finding_from_json(line.encode("utf-8", "surrogatepass") if isinstance(line, str) else line)

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <torchnan/export.h>
@@ -135,5 +136,10 @@ TORCHNAN_API std::string to_text(const Finding& finding);
 
 // One line of strict JSON, without the line break: non-finite numbers are strings.
 TORCHNAN_API std::string to_json(const Finding& finding);
+
+// The finding of such a line: to_json() of it is the line again. Throws std::invalid_argument, with the field, what it
+// must be and what it is, for a line that to_json() of this schema version does not write: longer than 1 MiB, not
+// UTF-8, an entry missing, unknown or there twice.
+TORCHNAN_API Finding finding_from_json(std::string_view line);
 
 }  // namespace torchnan

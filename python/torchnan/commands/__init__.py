@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 from torchnan._options import OptionError, message_of
 from torchnan.capture import CaptureError
-from torchnan.commands import doctor, extract, replay, run
+from torchnan.commands import doctor, extract, replay, run, show
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; 0 is success, 1 a fault that was found, 2 a command that cannot be carried out."""
     parser = argparse.ArgumentParser(prog="python -m torchnan", description="Names the operation that made the NaN.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="command")
-    for command in (run, replay, extract, doctor):
+    for command in (run, show, replay, extract, doctor):
         verb = verbs.add_parser(
             command.NAME,
             help=command.HELP,

@@ -37,7 +37,7 @@ TEST(Printable, CutsWhatIsTooLongWithAMark) {
 
 TEST(Report, HoldsNoControlCharacterOfTheProgram) {
   Finding f;
-  f.op = f.node = f.name = f.hint = "\x1b]0;title\x07";
+  f.op = f.node = f.name = f.hint = f.device = f.dtype = "\x1b]0;title\x07";
   f.module = f.op;
   f.stack.push_back({f.op, 1, f.op});
   f.harm = {HarmKind::kGuard, f.op, f.op, 2};
