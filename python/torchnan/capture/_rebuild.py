@@ -26,7 +26,7 @@ class Build:
     held: list[torch.Tensor]
     tensors: Mapping[str, torch.Tensor]
     types: tuple[type, ...]
-    arrays: dict[str, Any] = dataclasses.field(default_factory=dict)
+    arrays: dict[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict)  # how they are told, and they
     depth: int = 0
 
 
@@ -36,8 +36,10 @@ def value(node: Any, path: str, build: Build) -> Any:
     Raises:
         CaptureError: it stands for nothing.
     """
-    if node is None or type(node) in (bool, int, float, str):
+    if node is None or type(node) in (bool, int, str):
         return node
+    if type(node) is float:
+        return _finite(node, path)
     if build.depth > _walk.DEEPEST + 1:  # a complex number is a level of its own
         raise wrong(path, f"at most {_walk.DEEPEST} levels deep", node)
     build.depth += 1
@@ -60,6 +62,12 @@ def _listed(nodes: Any, path: str, build: Build) -> list[Any]:
 
 
 # -- single values
+
+
+def _finite(node: float, path: str) -> float:
+    if not math.isfinite(node):  # 1e999
+        raise wrong(path, "a finite number", node)
+    return node
 
 
 def _integer(content: Any, path: str, build: Build) -> int:
@@ -152,14 +160,16 @@ def _array(content: Any, path: str, build: Build) -> Any:
     elements = math.prod(shape[:64])
     if len(shape) > 64 or order not in ("C", "F") or elements * dtype.itemsize != len(held):
         raise wrong(path, f"an array of {len(held)} bytes in order C or F", content)
-    same = f"{key} {dtype.str} {shape} {order}"  # places that hold the same array hold the same again
-    if same not in build.arrays:
+    told = (dtype.str, shape, order)
+    if key not in build.arrays:
         try:
             flat = numpy.frombuffer(bytearray(held.numpy()), dtype=dtype) if elements else numpy.empty(0, dtype)
-            build.arrays[same] = flat.reshape(shape, order=order)
+            build.arrays[key] = told, flat.reshape(shape, order=order)
         except ValueError as error:  # more dimensions than NumPy has
             raise wrong(f"{path}['shape']", "the shape of an array", shape) from error
-    return build.arrays[same]
+    if build.arrays[key][0] != told:
+        raise wrong(path, f"what it was where array {key} was first met", told)
+    return build.arrays[key][1]  # places that hold the same array hold the same again
 
 
 # -- values that hold others

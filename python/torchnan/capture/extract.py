@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import keyword
+import math
 import os
+import re
+import reprlib
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +43,10 @@ def write_example(capture: Capture, where: Path) -> Path:
         path of the program.
 
     Raises:
-        CaptureError: the capture has no operation in it.
+        CaptureError: the capture has no operation in it, or one that is none: what a capture says is written as
+            Python only where it cannot be anything but a name or a value.
+        OSError: the folder is a link, or cannot be written.
     """
-    from safetensors.torch import save_file
-
     operation = capture.operation
     if operation is None:
         raise CaptureError(
@@ -50,37 +54,60 @@ def write_example(capture: Capture, where: Path) -> Path:
             f"'{capture.event.get('cause')}'), or met it inside a compiled graph. `python -m torchnan replay` runs the "
             "whole step."
         )
-    where.mkdir(parents=True, exist_ok=True, mode=0o700)
+    namespace, name, overload = _operator(operation)
     rendered = _Rendering()
     arguments = [f"    {rendered.of(value, name)}," for name, value in _named_arguments(operation)]
     arguments += [f"    {name}={rendered.of(value, name)}," for name, value in operation.kwargs.items()]
-    overload = operation.overload or "default"
     program = _PROGRAM.format(
         title=_title(capture),
         layout="".join(f"{line}\n" for line in rendered.layout),
-        op=f"{operation.op.replace('::', '.')}.{overload}",
+        op=f"{namespace}.{name}.{overload}",
         arguments="\n".join(arguments),
     )
+    if where.is_symlink():  # a capture of a stranger's may have brought it
+        raise FileExistsError(f"{where} is a link: give another folder")
+    where.mkdir(parents=True, exist_ok=True, mode=0o700)
     _write(where / "operation.py", program.encode())
-    save_file(rendered.tensors, where / "tensors.safetensors")
-    os.chmod(where / "tensors.safetensors", 0o600)
+    _save(where / "tensors.safetensors", rendered.tensors)
     return where / "operation.py"
 
 
 def _title(capture: Capture) -> str:
-    origin = str(capture.event.get("origin") or "an operation").replace("\\", "/").replace('"', "'")
-    return f"{origin}. Step {capture.step}, rank {capture.rank}, PyTorch {capture.versions.get('torch')}."
+    origin = capture.event.get("origin") or "an operation"
+    title = f"{origin}. Step {capture.step}, rank {capture.rank}, PyTorch {capture.versions.get('torch')}."
+    return re.sub(r"[^ -~]", "?", title).replace("\\", "/").replace('"', "'")
+
+
+def _operator(operation: Operation) -> tuple[str, str, str]:
+    """Namespace, name and overload."""
+    namespace, _, name = operation.op.partition("::")
+    parts = namespace, name, operation.overload or "default"
+    is_one = all(_is_name(part) for part in (*parts, *operation.kwargs))
+    if not is_one or not isinstance(getattr(torch.ops, namespace), torch._ops._OpNamespace):  # torch.ops.load_library
+        raise CaptureError(
+            f"the operation of the capture, {operation.op!r} with overload {operation.overload!r} and arguments "
+            f"{list(operation.kwargs)!r}, is no operator of PyTorch's: the capture is damaged."
+        )
+    return parts
+
+
+def _is_name(text: object) -> bool:
+    """Not of Python's own attributes, by which anything can be reached."""
+    is_one = isinstance(text, str) and re.fullmatch("(?!__)[A-Za-z_][A-Za-z0-9_]*", text)
+    return bool(is_one) and not keyword.iskeyword(str(text))
 
 
 def _named_arguments(operation: Operation) -> list[tuple[str, Any]]:
     """With the names of the schema, where the operator is known here."""
-    namespace, name = operation.op.split("::")
-    overload = operation.overload or "default"
+    namespace, name, overload = _operator(operation)
     known = getattr(getattr(getattr(torch.ops, namespace), name, None), overload, None)
     names = [f"arg{i}" for i in range(len(operation.args))]
-    if known is not None:
+    if isinstance(known, torch._ops.OpOverload):
         names = [argument.name for argument in known._schema.arguments][: len(operation.args)]
     return list(zip(names, operation.args, strict=False))
+
+
+_AS_SOURCE = {type(None), bool, float, str, torch.dtype, torch.layout, torch.memory_format}  # by their repr()
 
 
 class _Rendering:
@@ -97,13 +124,19 @@ class _Rendering:
         if isinstance(value, list | tuple):
             items = [self.of(item, f"{name}_{i}") for i, item in enumerate(value)]
             return f"[{', '.join(items)}]"
-        if isinstance(value, float) and (value != value or abs(value) == float("inf")):
+        if type(value) is float and not math.isfinite(value):
             return f'float("{value}")'
+        if type(value) is complex:
+            return f"complex({self.of(value.real, name)}, {self.of(value.imag, name)})"
         if isinstance(value, torch.device):
             return f'torch.device("{value}")'
-        return repr(value)  # numbers, strings, None, torch.float32, torch.strided
+        if type(value) in _AS_SOURCE or (type(value) is int and abs(value) < 2**64):
+            return repr(value)
+        raise CaptureError(f"argument {name} is {reprlib.repr(value)}, which is nothing that an operator takes.")
 
     def _tensor(self, tensor: torch.Tensor, name: str) -> str:
+        if math.prod(tensor.shape) * tensor.dtype.itemsize > tensor.untyped_storage().nbytes():
+            raise CaptureError(f"argument {name}, {list(tensor.shape)}, has more elements than were kept of it.")
         tensor = tensor.detach().cpu()
         plain = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
         self.tensors[name] = plain.contiguous().clone()
@@ -121,6 +154,18 @@ class _Rendering:
 
 
 def _write(path: Path, content: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
+    path.unlink(missing_ok=True)  # which may be a link
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
         file.write(content)
+
+
+def _save(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    path.unlink(missing_ok=True)
+    try:
+        save_file(tensors, path)
+    except (SafetensorError, RuntimeError, ValueError, KeyError) as error:  # a dtype that it does not store
+        raise CaptureError(f"{path} cannot be written: {error}") from error
+    os.chmod(path, 0o600)

@@ -252,6 +252,7 @@ def _runs(pid: int) -> bool:
 
 def _contents(path: Path) -> list[tuple[str, int, int]]:
     """Name, size in bytes and CRC-32 of every file."""
+    known: set[str] = set()
     described = _document(path, _bytes(path))
     where = str(path)
     _want_known(entry(described, "format", int, where), path)
@@ -260,9 +261,10 @@ def _contents(path: Path) -> list[tuple[str, int, int]]:
         at = f"{where}['files'][{i}]"
         name, size, crc32 = entry(file, "name", str, at), entry(file, "bytes", int, at), entry(file, "crc32", int, at)
         stem, dot, suffix = name.rpartition(".")
-        known = any(name == other for other, _, _ in files)
-        if known or not dot or not _STEM.fullmatch(stem) or suffix not in ("json", "safetensors") or name == CONTENTS:
+        is_one = dot and _STEM.fullmatch(stem) and suffix in ("json", "safetensors") and name != CONTENTS
+        if not is_one or name in known:
             raise wrong(f"{at}['name']", "a file of its own, *.json or *.safetensors", name)
+        known.add(name)
         files.append((name, size, crc32))
     return files
 
@@ -292,9 +294,9 @@ def _bytes(path: Path, size: int | None = None, crc32: int | None = None) -> byt
 def _opened(path: Path, size: int | None) -> Iterator[Any]:
     """A file that is one, of this size."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would wait
-            raise CaptureError(f"{path} is not a file.")
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_neither_following_nor_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise CaptureError(f"{path} is not a file.")
             there = os.fstat(file.fileno()).st_size
             if size is not None and there != size:
                 raise CaptureError(f"{path} has {there} bytes and had {size} when it was written: it is damaged.")
@@ -302,7 +304,13 @@ def _opened(path: Path, size: int | None) -> Iterator[Any]:
     except FileNotFoundError as error:
         raise CaptureError(f"{path} is missing: what was kept is not whole.") from error
     except OSError as error:
-        raise CaptureError(f"{path} cannot be read: {error.strerror}.") from error
+        reason = "it is a link, and what was kept has none" if error.errno == errno.ELOOP else error.strerror
+        raise CaptureError(f"{path} cannot be read: {reason}.") from error
+
+
+def _neither_following_nor_waiting(name: str, flags: int) -> int:
+    """Through a link out of the folder, or for the writer of a pipe."""
+    return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def _damaged(path: Path) -> CaptureError:
@@ -324,11 +332,18 @@ def _crc32(path: Path, size: int | None = None) -> int:
 
 def _document(path: Path, text: bytes) -> Any:
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
     except RecursionError as error:
         raise CaptureError(f"{path} is damaged: it is nested too deep.") from error
     except ValueError as error:
         raise CaptureError(f"{path} is damaged: it is not JSON ({error}).") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):  # which of them is meant depends on the reader
+        raise ValueError("a name is there twice in one object")
+    return made
 
 
 def _refuse_constant(name: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from torchnan.capture import folder
+from torchnan.capture._expect import entry, kind, wrong
 from torchnan.capture.again import CapturedStep
 from torchnan.capture.errors import CaptureError
 from torchnan.capture.operation import Operation
@@ -101,38 +102,68 @@ def load_capture(
         CaptureError: it is not one, or it is damaged; says which file and where.
     """
     documents, tensors = folder.read(Path(path))
-    about = documents.get("capture")
-    if not isinstance(about, dict) or not isinstance(about.get("event"), dict):
-        raise CaptureError(f"{os.fspath(path)} is not a capture: its capture.json has no event.")
-
-    memory = about.get("weights", {}).get("memory", []) if isinstance(about.get("weights"), dict) else []
+    where = f"{os.fspath(path)}/capture.json"
+    if "capture" not in documents:
+        raise CaptureError(f"{os.fspath(path)} is not a capture: it has no capture.json.")
+    about = entry(documents, "capture", dict, where)
+    event = entry(about, "event", dict, where)
+    memory = entry(entry(about, "weights", dict, where), "memory", list, f"{where}['weights']")
     spread = any(piece != {"device": "cpu"} for piece in memory)  # what was on the host was meant to be there
 
-    def part(name: str) -> Any:
+    def part(name: str, expected: type) -> Any:
         if name not in about or name not in tensors:
             raise CaptureError(f"{os.fspath(path)} is not whole: it has no {name}.")
         place = None if device is None or "random" in name else functools.partial(_place, device, spread)
-        return decode(about[name], tensors[name], types=types, place=place)
+        return kind(decode(about[name], tensors[name], types=types, place=place), expected, f"{where}['{name}']")
 
-    try:
-        return Capture(
-            path=Path(path),
-            step=int(about["event"]["step"]),
-            rank=int(about["rank"]),
-            ranks=int(about["ranks"]),
-            event=about["event"],
-            report=str(about["report"]),
-            weights=part("weights"),
-            buffers=part("buffers"),
-            batches=part("batches"),
-            random=RandomState(**part("random")),
-            batch_random=[None if one is None else RandomState(**one) for one in part("batch_random")],
-            operation=Operation(**part("operation")) if "operation" in about else None,
-            versions=dict(about["versions"]),
-            in_eval=frozenset(_bare(str(name)) for name in about["in_eval"]),
-        )
-    except (KeyError, TypeError) as error:
-        raise CaptureError(f"{os.fspath(path)} is not a capture that this torchnan can read: {error!r}.") from error
+    in_eval = entry(about, "in_eval", list, where)
+
+    def random(states: Any) -> Any:
+        return _fields_of(RandomState, states, f"{where}['random']")
+
+    operation = part("operation", dict) if "operation" in about else None
+    return Capture(
+        path=Path(path),
+        step=entry(event, "step", int, f"{where}['event']"),
+        rank=entry(about, "rank", int, where),
+        ranks=entry(about, "ranks", int, where),
+        event=event,
+        report=entry(about, "report", str, where),
+        weights=_named_tensors(part("weights", dict), f"{where}['weights']"),
+        buffers=_named_tensors(part("buffers", dict), f"{where}['buffers']"),
+        batches=part("batches", list),
+        random=random(part("random", dict)),
+        batch_random=[None if one is None else random(one) for one in part("batch_random", list)],
+        operation=None if operation is None else _fields_of(Operation, operation, f"{where}['operation']"),
+        versions=_texts(entry(about, "versions", dict, where), f"{where}['versions']"),
+        in_eval=frozenset(_bare(kind(name, str, f"{where}['in_eval']")) for name in in_eval),
+    )
+
+
+_FIELDS: dict[type, dict[str, tuple[type, ...]]] = {
+    RandomState: {"cpu": (torch.Tensor,), "cuda": (tuple,), "numpy": (tuple, type(None)), "python": (tuple,)},
+    Operation: {"op": (str,), "overload": (str,), "args": (tuple,), "kwargs": (dict,)},
+}
+
+
+def _fields_of(cls: type, values: Any, where: str) -> Any:
+    """A dataclass made of what has the types of its fields."""
+    fields = _FIELDS[cls]
+    given = kind(values, dict, where)
+    if given.keys() != fields.keys() or not all(isinstance(given[name], fields[name]) for name in fields):
+        raise wrong(where, f"what a {cls.__name__} is made of", list(given))
+    return cls(**given)
+
+
+def _named_tensors(values: dict[Any, Any], where: str) -> dict[str, torch.Tensor]:
+    for name, tensor in values.items():
+        if type(name) is not str or not isinstance(tensor, torch.Tensor):
+            raise wrong(where, "tensors by name", list(values))
+    return values
+
+
+def _texts(values: dict[str, Any], where: str) -> dict[str, str]:
+    return {name: kind(text, str, f"{where}['{name}']") for name, text in values.items()}
 
 
 def _place(device: torch.device | str, spread: bool, was: str) -> torch.device | str:
