@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -28,7 +27,7 @@ def _count(default: int, *, least: int = 0) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _positive() -> Any:
@@ -159,12 +158,17 @@ class Policy:
         with open(path, "rb") as file:
             try:
                 given: Any = tomllib.load(file)
-            except tomllib.TOMLDecodeError as error:
+            except (
+                ValueError,
+                RecursionError,
+            ) as error:  # no UTF-8, a number of 5,000 digits
                 raise OptionError(f"{os.fspath(path)} is not TOML: {error}.") from None
         for part in filter(None, table.split(".")):
             if not isinstance(given, dict) or part not in given:
                 raise OptionError(f"{os.fspath(path)} has no table '{table}'.")
             given = given[part]
+        if not isinstance(given, dict):
+            raise OptionError(f"{os.fspath(path)} has no table '{table}'.")
         try:
             return cls.from_dict(given)
         except OptionError as error:
