@@ -50,8 +50,8 @@ BoundRule rule_in_python(const py::function& rule, const py::object& bound_class
   return [held](const RuleArguments& arguments, std::span<Bound> results) {
     const py::gil_scoped_acquire gil;
     try {
-      py::tuple values(arguments.size());
-      for (size_t i = 0; i < arguments.size(); ++i) values[i] = argument(arguments, i, held->second);
+      py::list values;  // no tuple, which cannot be filled any more once another thread has seen it
+      for (size_t i = 0; i < arguments.size(); ++i) values.append(argument(arguments, i, held->second));
       take_answer(held->first(*values), results);
     } catch (const py::error_already_set& error) {
       const std::string_view what = error.what();

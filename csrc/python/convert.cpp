@@ -4,6 +4,8 @@
 
 #include <stdexcept>
 
+#include "python/interpreter.h"
+
 namespace py = pybind11;
 
 namespace torchnan {
@@ -27,11 +29,12 @@ py::object to_python(const Harm& harm) {
   return finding_class("Harm")(name_of(harm.kind), or_none(harm.name), or_none(harm.file), harm.line, describe(harm));
 }
 
+// By way of a list: a tuple that another thread has seen through gc.get_objects() cannot be filled any more.
 template <typename T>
 py::tuple tuple_of(const std::vector<T>& items) {
-  py::tuple made(items.size());
-  for (size_t i = 0; i < items.size(); ++i) made[i] = to_python(items[i]);
-  return made;
+  py::list made;
+  for (const T& item : items) made.append(to_python(item));
+  return py::tuple(made);
 }
 
 }  // namespace
@@ -114,7 +117,7 @@ Options options_from(const py::dict& keywords) {
     options.action = name == "raise" ? Action::kRaise : name == "warn" ? Action::kWarn : Action::kLog;
   } else {
     // Called from any thread, without the GIL; what is thrown becomes a C++ exception that the core counts.
-    options.callback = [callable = std::make_shared<py::object>(action)](const Finding& finding) {
+    options.callback = [callable = shared(action)](const Finding& finding) {
       const py::gil_scoped_acquire gil;
       try {
         (*callable)(to_python(finding));

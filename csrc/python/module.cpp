@@ -17,6 +17,7 @@
 #include "origin/lineage.h"
 #include "python/bound_rule.h"
 #include "python/convert.h"
+#include "python/instances.h"
 #include "python/python_program.h"
 #include "watch/thread_state.h"
 #include "watch/watch.h"
@@ -95,6 +96,7 @@ void bind_session(py::module_& m) {
   m.def("note_exported", [](const at::Tensor& tensor) { ledger().note_exported(tensor); });
   m.def("doubt", [](const at::Tensor& tensor) { ledger().doubt(tensor); });
   m.def("note_call_site", &note_next_node);
+  m.def("instances_of", &instances_of);
   bind_bound_rules(m);
   m.def("operators_with_rules", &operators_with_rules);
   m.def("want_claims", [](bool wanted) { claims().want(wanted); });

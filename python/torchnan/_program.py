@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.utils.checkpoint
 
+from torchnan._load import _C
+
 if TYPE_CHECKING:
     from torchnan._detect import detect
 
@@ -132,7 +134,7 @@ def _roots_of_program() -> list[torch.nn.Module]:
 
 
 def _modules_of_program() -> list[torch.nn.Module]:
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
+    return _C.instances_of(torch.nn.Module)
 
 
 def held(storages: list[int]) -> list[tuple[torch.Tensor, bool]]:
@@ -148,8 +150,7 @@ def held(storages: list[int]) -> list[tuple[torch.Tensor, bool]]:
 
 def _held(storages: set[int]) -> list[tuple[torch.Tensor, bool]]:
     found: list[tuple[torch.Tensor, bool]] = []
-    # Not isinstance(), which would run code of other objects.
-    tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+    tensors = _C.instances_of(torch.Tensor)
     for tensor in tensors:
         if storages.isdisjoint(_storages_of(tensor)):
             continue
