@@ -12,6 +12,7 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include "process/fork.h"
 #include "watch/thread_state.h"
 
 namespace torchnan {
@@ -25,10 +26,7 @@ struct CallSiteRing::Entry {
 // may be run backward by another; of the rings of ended threads the last few are kept.
 class CallSiteRing::Directory {
  public:
-  static Directory& instance() {
-    static auto* made = new Directory;  // never destroyed: threads may outlive static destructors
-    return *made;
-  }
+  static Directory& of_process;
 
   CallSiteRing* open(uint64_t thread) {
     const std::lock_guard lock(mutex_);
@@ -52,10 +50,13 @@ class CallSiteRing::Directory {
  private:
   static constexpr size_t kKeptAfterEnd = 16;
 
-  std::mutex mutex_;
+  Mutex mutex_;
   std::unordered_map<uint64_t, std::unique_ptr<CallSiteRing>> rings_;
   std::deque<uint64_t> ended_;
 };
+
+// Never destroyed: threads may outlive static destructors.
+CallSiteRing::Directory& CallSiteRing::Directory::of_process = *new Directory;
 
 // calloc() gives pages that cost nothing until they are written.
 CallSiteRing::CallSiteRing() : entries_(static_cast<Entry*>(std::calloc(kEntries, sizeof(Entry)))) {
@@ -67,8 +68,8 @@ CallSiteRing::~CallSiteRing() { std::free(entries_); }
 CallSiteRing& CallSiteRing::here() {
   struct Mine {
     uint64_t thread = at::RecordFunction::currentThreadId();
-    CallSiteRing* ring = Directory::instance().open(thread);
-    ~Mine() { Directory::instance().thread_has_ended(thread); }
+    CallSiteRing* ring = Directory::of_process.open(thread);
+    ~Mine() { Directory::of_process.thread_has_ended(thread); }
   };
   thread_local Mine mine;
   return *mine.ring;
@@ -89,7 +90,7 @@ SiteId CallSiteRing::look_up(uint64_t sequence) const noexcept {
 }
 
 SiteId CallSiteRing::find(const torch::autograd::Node& node) {
-  return Directory::instance().find(node.thread_id(), node.sequence_nr());
+  return Directory::of_process.find(node.thread_id(), node.sequence_nr());
 }
 
 void note_node(uint64_t sequence, ThreadState& thread) {

@@ -1,8 +1,14 @@
 #include "bounds/claims.h"
 
+#include <mutex>
 #include <utility>
 
 namespace torchnan {
+namespace {
+
+Claims& of_process = *new Claims;  // never destroyed: operators run until the process ends
+
+}  // namespace
 
 void Claims::want(bool wanted) {
   const std::lock_guard lock(mutex_);
@@ -20,9 +26,6 @@ std::vector<Claim> Claims::take() {
   return std::exchange(claims_, {});
 }
 
-Claims& claims() {
-  static auto* made = new Claims;  // never destroyed: operators run until the process ends
-  return *made;
-}
+Claims& claims() { return of_process; }
 
 }  // namespace torchnan

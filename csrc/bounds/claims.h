@@ -2,12 +2,13 @@
 #pragma once
 
 #include <atomic>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include <torchnan/bounds.h>
 #include <torchnan/export.h>
+
+#include "process/fork.h"
 
 namespace torchnan {
 
@@ -31,7 +32,7 @@ class TORCHNAN_API Claims {
 
  private:
   std::atomic<bool> wanted_{false};
-  std::mutex mutex_;
+  Mutex mutex_;
   std::vector<Claim> claims_;
 };
 

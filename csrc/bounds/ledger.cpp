@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <mutex>
 
 #include <c10/core/CPUAllocator.h>
 
@@ -17,7 +18,9 @@ c10::StorageImpl* storage_of(const at::Tensor& tensor) {
 
 // Whether only operations write there.
 bool is_pytorchs_own(const c10::StorageImpl& storage) {
-  static const c10::DeleterFnPtr deleter = c10::GetCPUAllocator()->raw_deleter();
+  static std::atomic<c10::DeleterFnPtr> known{nullptr};
+  c10::DeleterFnPtr deleter = known.load(std::memory_order_relaxed);
+  if (deleter == nullptr) known = deleter = c10::GetCPUAllocator()->raw_deleter();
   return storage.device_type() == c10::kCPU && storage.data_ptr().get_deleter() == deleter;
 }
 
@@ -78,6 +81,8 @@ Ledger::Note unpack(uint64_t word, const OpPlan* maker, c10::ScalarType dtype) {
   note.bound = {std::bit_cast<double>(word & ~kLow), (word & kNonnegative) != 0, note.known == Known::kMasked};
   return note;
 }
+
+Ledger& of_process = *new Ledger;  // never destroyed: threads may outlive static destructors
 
 }  // namespace
 
@@ -214,9 +219,6 @@ void Ledger::clear() noexcept {
   }
 }
 
-Ledger& ledger() {
-  static auto* made = new Ledger;  // never destroyed: threads may outlive static destructors
-  return *made;
-}
+Ledger& ledger() { return of_process; }
 
 }  // namespace torchnan

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <unordered_map>
 
 #include <ATen/core/Tensor.h>
@@ -15,6 +14,7 @@
 #include <torchnan/export.h>
 
 #include "host/program.h"
+#include "process/fork.h"
 
 namespace torchnan {
 
@@ -96,7 +96,7 @@ class TORCHNAN_API Ledger {
   std::unique_ptr<Bucket[]> buckets_;
 
   // Few, and looked up only for storages that are marked and were evicted: so with references, under a lock.
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   std::unordered_map<const c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>> exported_;
   std::atomic<size_t> exported_count_{0};
   size_t purge_at_ = 64;

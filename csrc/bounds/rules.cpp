@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "intercept/op_plan.h"
+#include "process/fork.h"
 
 namespace torchnan {
 namespace {
@@ -13,33 +14,29 @@ namespace {
 constexpr std::string_view kAten = "aten::";
 constexpr std::string_view kForeach = "_foreach_";
 
-const RuleTable& rules_of_pytorch() {
-  static const auto* table = [] {
-    auto* made = new RuleTable;  // never destroyed: operators run until the process ends
-    add_attention_rules(*made);
-    add_convolution_rules(*made);
-    add_loss_rules(*made);
-    add_matmul_rules(*made);
-    add_moving_rules(*made);
-    add_normalisation_rules(*made);
-    add_pointwise_rules(*made);
-    add_reduction_rules(*made);
-    add_softmax_rules(*made);
-    return made;
-  }();
-  return *table;
+RuleTable* make_rules_of_pytorch() {
+  auto* made = new RuleTable;
+  add_attention_rules(*made);
+  add_convolution_rules(*made);
+  add_loss_rules(*made);
+  add_matmul_rules(*made);
+  add_moving_rules(*made);
+  add_normalisation_rules(*made);
+  add_pointwise_rules(*made);
+  add_reduction_rules(*made);
+  add_softmax_rules(*made);
+  return made;
 }
 
 // Those that programs have registered, by full name. A rule stays where it is.
 struct RegisteredRules {
-  std::mutex mutex;
+  Mutex mutex{Mutex::kRules};
   RuleTable table;
 };
 
-RegisteredRules& registered() {
-  static auto* made = new RegisteredRules;
-  return *made;
-}
+// Never destroyed: operators run until the process ends.
+const RuleTable& rules_of_pytorch = *make_rules_of_pytorch();
+RegisteredRules& registered = *new RegisteredRules;
 
 const BoundRule* find(const RuleTable& table, std::string_view name) {
   const auto found = table.find(name);
@@ -56,13 +53,13 @@ std::string_view without_underscore(std::string_view op) {
 RuleOfOperator rule_of(std::string_view op) {
   const std::string_view name = without_underscore(op);
   {
-    const std::lock_guard lock(registered().mutex);
-    if (const BoundRule* rule = find(registered().table, name)) return {rule, false};
+    const std::lock_guard lock(registered.mutex);
+    if (const BoundRule* rule = find(registered.table, name)) return {rule, false};
   }
   if (name.substr(0, kAten.size()) != kAten) return {};
   const std::string_view base = name.substr(kAten.size());
-  if (base.substr(0, kForeach.size()) != kForeach) return {find(rules_of_pytorch(), base), false};
-  return {find(rules_of_pytorch(), base.substr(kForeach.size())), true};
+  if (base.substr(0, kForeach.size()) != kForeach) return {find(rules_of_pytorch, base), false};
+  return {find(rules_of_pytorch, base.substr(kForeach.size())), true};
 }
 
 void register_bound_rule(const std::string& op, BoundRule rule) {
@@ -73,17 +70,17 @@ void register_bound_rule(const std::string& op, BoundRule rule) {
   const std::string name(without_underscore(op));
   if (rule_of(name).rule != nullptr) throw std::invalid_argument(fmt::format("'{}' has a bound rule already", op));
   {
-    const std::lock_guard lock(registered().mutex);
-    registered().table.emplace(name, std::move(rule));
+    const std::lock_guard lock(registered.mutex);
+    registered.table.emplace(name, std::move(rule));
   }
   forget_plans_of(name);
 }
 
 std::vector<std::string> operators_with_rules() {
   std::vector<std::string> names;
-  for (const auto& [name, rule] : rules_of_pytorch()) names.push_back(name);
-  const std::lock_guard lock(registered().mutex);
-  for (const auto& [name, rule] : registered().table) names.push_back(name);
+  for (const auto& [name, rule] : rules_of_pytorch) names.push_back(name);
+  const std::lock_guard lock(registered.mutex);
+  for (const auto& [name, rule] : registered.table) names.push_back(name);
   return names;
 }
 

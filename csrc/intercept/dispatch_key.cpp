@@ -12,20 +12,18 @@
 #include "intercept/fallback.h"
 #include "intercept/op_plan.h"
 #include "intercept/typed_ops.h"
+#include "process/fork.h"
 
 namespace torchnan {
 namespace {
 
 struct Installation {
-  std::mutex mutex;
+  Mutex mutex{Mutex::kInstallation};
   bool done = false;
   std::vector<std::unique_ptr<torch::Library>> libraries;
 };
 
-Installation& installation() {
-  static auto* made = new Installation;  // never destroyed: the dispatcher calls into us until the process ends
-  return *made;
-}
+Installation& here = *new Installation;  // never destroyed: the dispatcher calls into us until the process ends
 
 // A fallthrough kernel is skipped by the dispatcher itself: views cost nothing.
 void let_views_fall_through(torch::Library& aten) {
@@ -55,7 +53,6 @@ void install_on(c10::DispatchKey key, std::vector<std::unique_ptr<torch::Library
 }  // namespace
 
 void install_interceptor() {
-  Installation& here = installation();
   const std::lock_guard lock(here.mutex);
   if (here.done) return;
   if (c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kInterceptorKey)) {

@@ -12,6 +12,7 @@
 #include <ATen/core/jit_type.h>
 
 #include "intercept/op_traits.h"
+#include "process/fork.h"
 
 namespace torchnan {
 namespace {
@@ -153,7 +154,7 @@ class PlanTable {
   }
 
   std::array<Slot, kSlots> slots_;
-  std::mutex mutex_;
+  Mutex mutex_{Mutex::kPlans};
   std::vector<std::unique_ptr<OpPlan>> plans_;  // never shrinks: a call under way may hold a forgotten plan
   std::unordered_map<const void*, std::unique_ptr<OpPlan>> late_plans_;
   const char tombstone_ = 0;
@@ -169,16 +170,10 @@ class ForgetDeregistered final : public c10::OpRegistrationListener {
   PlanTable& table_;
 };
 
-PlanTable& plan_table() {
-  static PlanTable* table = [] {
-    auto* made = new PlanTable;  // never destroyed: operators run until the process ends
-    static auto* registration = new c10::RegistrationHandleRAII(
-        c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<ForgetDeregistered>(*made)));
-    (void)registration;
-    return made;
-  }();
-  return *table;
-}
+// Never destroyed: operators run until the process ends.
+PlanTable& plan_table = *new PlanTable;
+[[maybe_unused]] const auto& registration = *new c10::RegistrationHandleRAII(
+    c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<ForgetDeregistered>(plan_table)));
 
 }  // namespace
 
@@ -209,8 +204,8 @@ OpPlan make_plan(const c10::OperatorHandle& op) {
   return plan;
 }
 
-const OpPlan& plan_of(const c10::OperatorHandle& op) { return plan_table().of(op); }
+const OpPlan& plan_of(const c10::OperatorHandle& op) { return plan_table.of(op); }
 
-void forget_plans_of(std::string_view name) { plan_table().forget_name(name); }
+void forget_plans_of(std::string_view name) { plan_table.forget_name(name); }
 
 }  // namespace torchnan

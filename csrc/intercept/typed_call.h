@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -53,25 +54,37 @@ struct TypedCall;
 
 template <typename Op, typename Result, typename... Arguments>
 struct TypedCall<Op, Result(Arguments...)> {
+  // Before the first call.
+  static void find_operator() {
+    op.emplace(c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name));
+  }
+
   static Result run(c10::DispatchKeySet keys, Arguments... arguments) {
-    static const c10::OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
-    static const OpPlan& plan = plan_of(op);
     const std::array<Operand, sizeof...(Arguments)> operands = {operand(arguments)...};
-    PlainCall call(plan);
-    if (!call.begins(operands)) return run_boxed(op, keys, arguments...);
+    PlainCall call(plan());
+    if (!call.begins(operands)) return run_boxed(keys, arguments...);
 
     const c10::impl::ExcludeDispatchKeyGuard no_nested_calls(kInterceptorKey);
     Result result = redispatch(call, operands, below_interceptor(keys), arguments...);
     if (!call.ends_well(tensors_of(result), first_tensor(operands))) {
-      call.explain(op, c10::impl::boxArgs<Arguments...>(arguments...), box_results(result));
+      call.explain(*op, c10::impl::boxArgs<Arguments...>(arguments...), box_results(result));
     }
     return result;
   }
 
  private:
-  static Result run_boxed(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Arguments... arguments) {
-    static const c10::BoxedKernel kernel = c10::BoxedKernel::makeFromFunction<&intercept>();
-    return c10::impl::BoxedKernelWrapper<Result(Arguments...)>::call(kernel, op, keys,
+  inline static std::optional<c10::OperatorHandle> op;
+
+  static const OpPlan& plan() {
+    static std::atomic<const OpPlan*> known{nullptr};
+    const OpPlan* plan = known.load(std::memory_order_acquire);
+    if (plan == nullptr) known = plan = &plan_of(*op);
+    return *plan;
+  }
+
+  static Result run_boxed(c10::DispatchKeySet keys, Arguments... arguments) {
+    const auto kernel = c10::BoxedKernel::makeFromFunction<&intercept>();
+    return c10::impl::BoxedKernelWrapper<Result(Arguments...)>::call(kernel, *op, keys,
                                                                      std::forward<Arguments>(arguments)...);
   }
 

@@ -50,6 +50,7 @@ namespace {
 template <typename... Ops>
 void intercept_typed(torch::Library& aten) {
   const auto one = [&]<typename Op>() {
+    TypedCall<Op>::find_operator();
     constexpr auto kRun = &TypedCall<Op>::run;
     const std::string name = std::string(Op::name) + (*Op::overload_name == '\0' ? "" : ".") + Op::overload_name;
     aten.impl(name.c_str(), torch::CppFunction(TORCH_FN(kRun)));

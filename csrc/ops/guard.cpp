@@ -20,11 +20,12 @@ namespace {
 
 namespace autograd = torch::autograd;
 
+const auto& standalone = *new std::shared_ptr<Watch>(std::make_shared<Watch>(Options{}));  // never destroyed
+
 // The watch of the calling thread; where nothing is watched, one of the guards' own that raises.
 std::shared_ptr<Watch> watch_of_guards() {
   if (auto watch = ThreadState::here().shared_watch()) return watch;
-  static auto* standalone = new std::shared_ptr<Watch>(std::make_shared<Watch>(Options{}));
-  return *standalone;
+  return standalone;
 }
 
 // TORCHNAN=0, read once.
@@ -41,10 +42,10 @@ void check(const at::Tensor& x, const std::string& name) {
 }
 
 at::Tensor call_guard_copy(const at::Tensor& x, const std::string& name) {
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("torchnan::_guard_copy", "")
-                             .typed<at::Tensor(const at::Tensor&, std::string_view)>();
-  return op.call(x, name);
+  return c10::Dispatcher::singleton()
+      .findSchemaOrThrow("torchnan::_guard_copy", "")
+      .typed<at::Tensor(const at::Tensor&, std::string_view)>()
+      .call(x, name);
 }
 
 // Checks the gradient and hands it on.

@@ -2,7 +2,6 @@
 
 #include <functional>
 #include <map>
-#include <mutex>
 
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/node.h>
@@ -92,15 +91,16 @@ std::string parameter_name(const Watch& watch, const at::Tensor& tensor) {
   return owner ? owner->name : "";
 }
 
-// A reader that is no operator, in the place of one.
-CallFacts reader(const char* name, Watch& watch) {
-  static auto* plans = new std::map<std::string, OpPlan>;  // never destroyed: records point to its entries
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
-  OpPlan& plan = (*plans)[name];
-  plan.name = name;
-  return {plan, {}, watch, ThreadState::here().id()};
+// Readers that are no operators, in the place of one. Never destroyed: records point to them.
+const OpPlan& plan_of_reader(const char* name) {
+  auto* plan = new OpPlan;
+  plan->name = name;
+  return *plan;
 }
+const OpPlan& backward_call = plan_of_reader("autograd::backward");
+const OpPlan& guard_call = plan_of_reader("torchnan::guard");
+
+CallFacts facts_of(const OpPlan& reader, Watch& watch) { return {reader, {}, watch, ThreadState::here().id()}; }
 
 bool is_optimizer_step(const CallFacts& call) {
   return program().place(site_here(call.watch, call.thread), call.watch).phase == Phase::kOptimizer;
@@ -164,7 +164,7 @@ void judge_roots(Watch& watch, c10::ArrayRef<at::Tensor> roots, c10::ArrayRef<at
     const bool is_weighed = gradient.defined() && gradient.sizes() == root.sizes();
     const Kinds kinds = is_weighed ? kinds_where_nonzero(root, gradient) : kinds_of(root);
     if (!kinds.any()) continue;
-    judge(watch, *record_of_argument(reader("autograd::backward", watch), root, kinds), HarmKind::kBackward, kinds);
+    judge(watch, *record_of_argument(facts_of(backward_call, watch), root, kinds), HarmKind::kBackward, kinds);
   }
 }
 
@@ -183,7 +183,7 @@ void judge_guard(Watch& watch, const at::Tensor& guarded, const std::string& nam
   const at::Tensor tensor = readable(guarded);
   if (!tensor.defined() || check_finite(tensor).finite) return;
   const Kinds kinds = kinds_of(tensor);
-  const CallFacts guard = reader("torchnan::guard", watch);
+  const CallFacts guard = facts_of(guard_call, watch);
   // Outside every scope nothing is remembered: nobody would forget it again.
   const auto record = open_scopes() > 0 ? record_of_argument(guard, tensor, kinds)
                                         : std::make_shared<Record>(Cause{external_root(guard, tensor, kinds), kinds});
@@ -199,6 +199,7 @@ void judge_end(Watch& watch) {
     const Kinds kinds = tensor.defined() ? kinds_of(tensor) : Kinds();
     const auto record = kinds.any() ? lineage().find(tensor) : nullptr;
     if (record == nullptr || record->first().root->watch.lock().get() != &watch) continue;
+    if (is_inherited(*record->first().root)) continue;
     // The program has looked at the gradient and left out the step.
     if (held.as_gradient && record->first().root->compared) continue;
     const HarmKind kind = is_parameter(held.tensor) ? HarmKind::kParameter : HarmKind::kAlive;
@@ -209,7 +210,7 @@ void judge_end(Watch& watch) {
   std::vector<Finding> findings;
   for (auto& [age, finding] : by_age) findings.push_back(std::move(finding));
   for (const Lineage::RecordPtr& record : take_unused(watch)) {
-    if (!wants(watch, record->first().root->kinds)) continue;
+    if (!wants(watch, record->first().root->kinds) || is_inherited(*record->first().root)) continue;
     findings.push_back(make_finding(record->first(), Level::kWarning, harm_of_nobody(), watch));
   }
   deliver_all(watch, std::move(findings));

@@ -42,6 +42,8 @@ struct Rows {
   explicit Rows(int64_t offset) : phase(offset) {}
 };
 
+Lineage& of_process = *new Lineage;  // never destroyed: threads may outlive static destructors
+
 }  // namespace
 
 // Columns of one table lie within each other's spans without having an element in common.
@@ -225,9 +227,6 @@ void Lineage::clear() {
   size_ = 0;
 }
 
-Lineage& lineage() {
-  static auto* made = new Lineage;  // never destroyed: threads may outlive static destructors
-  return *made;
-}
+Lineage& lineage() { return of_process; }
 
 }  // namespace torchnan

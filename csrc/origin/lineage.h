@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <unordered_map>
 #include <vector>
 
@@ -14,6 +13,7 @@
 #include <torchnan/export.h>
 
 #include "origin/record.h"
+#include "process/fork.h"
 
 namespace torch::autograd {
 struct Node;
@@ -83,7 +83,7 @@ class TORCHNAN_API Lineage {
 
   static constexpr size_t kMaxRegions = 64;  // of one storage; beyond it the last two become one
 
-  mutable std::mutex mutex_;  // never held while a Python object or a storage may be released
+  mutable Mutex mutex_;  // never held while a Python object or a storage may be released
   std::unordered_map<const c10::StorageImpl*, Entry> entries_;
   std::atomic<size_t> size_{0};
 };

@@ -43,9 +43,9 @@ void tell_computation(const Cause& cause, const Watch& watch, Finding& finding) 
 // A value that no operation made: whose memory is it?
 void tell_what_it_is(const Cause& cause, const Watch& watch, Finding& finding) {
   const Root& root = *cause.root;
-  const std::optional<Entry> entry = root.entry();
-  if (entry) tell_entry(*entry, finding);
-  if (entry && entry->owner) {
+  const Entry* entry = root.entry();
+  if (entry != nullptr) tell_entry(*entry, finding);
+  if (entry != nullptr && entry->owner) {
     finding.origin = entry->owner->is_buffer ? Origin::kBuffer : Origin::kParameter;
     finding.name = entry->owner->name;
   } else if (root.parameter) {

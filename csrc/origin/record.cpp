@@ -5,13 +5,9 @@
 namespace torchnan {
 
 void Root::enter(Entry entry) {
-  const std::lock_guard lock(mutex_);
-  if (!entry_) entry_ = std::move(entry);
-}
-
-std::optional<Entry> Root::entry() const {
-  const std::lock_guard lock(mutex_);
-  return entry_;
+  auto mine = std::make_unique<const Entry>(std::move(entry));
+  const Entry* nobodys = nullptr;
+  if (entry_.compare_exchange_strong(nobodys, mine.get(), std::memory_order_acq_rel)) mine.release();
 }
 
 Cause Cause::extended(Step step, bool moves_values, Kinds kinds_there) const {

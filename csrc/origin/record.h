@@ -5,7 +5,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -49,9 +48,14 @@ struct Root {
   Site allocation;             // of unwritten memory
   std::string allocator;       // the op that gave it out
 
-  // Set once, when the value enters computation.
+  Root() = default;
+  ~Root() { delete entry_.load(); }
+  Root(const Root&) = delete;
+  Root& operator=(const Root&) = delete;
+
+  // Set once, when the value enters computation; null until then.
   void enter(Entry entry);
-  std::optional<Entry> entry() const;
+  const Entry* entry() const { return entry_.load(std::memory_order_acquire); }
 
   std::atomic<bool> used{false};      // an operation has read it
   std::atomic<bool> computed{false};  // and done more than move or compare it
@@ -74,8 +78,7 @@ struct Root {
   }
 
  private:
-  mutable std::mutex mutex_;
-  std::optional<Entry> entry_;
+  std::atomic<const Entry*> entry_{nullptr};
 };
 
 struct Step {

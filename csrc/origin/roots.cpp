@@ -9,11 +9,14 @@
 #include "bounds/ledger.h"
 #include "origin/make_finding.h"
 #include "origin/site_here.h"
+#include "process/fork.h"
 
 namespace torchnan {
 namespace {
 
 std::atomic<uint64_t> next_sequence{1};
+std::atomic<uint64_t> first_of_process{1};
+const InChild begin_here([] { first_of_process = next_sequence.load(); });
 
 Kind worst(Kinds kinds) { return kinds.nan() ? Kind::kNaN : Kind::kInf; }
 
@@ -76,10 +79,12 @@ void tell_constants(const CallFacts& call, Finding& facts) {
 // Written into memory by copy_() or fill_(), and no more.
 bool is_only_put_there(const Record& record) {
   const Cause& cause = record.first();
-  return cause.root->source != Root::Source::kOperation && !cause.first_computation && !cause.root->entry();
+  return cause.root->source != Root::Source::kOperation && !cause.first_computation && cause.root->entry() == nullptr;
 }
 
 }  // namespace
+
+bool is_inherited(const Root& root) { return root.sequence < first_of_process; }
 
 std::optional<Owner> owner_of(const at::Tensor& tensor, bool everywhere, const Watch& watch) {
   const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
@@ -132,7 +137,7 @@ Lineage::RecordPtr record_of_argument(const CallFacts& call, const at::Tensor& a
 }
 
 void note_entry(const CallFacts& call, const at::Tensor& argument, Root& root) {
-  if (call.plan.hands_on || root.entry()) return;
+  if (call.plan.hands_on || root.entry() != nullptr) return;
   const Site site = site_here(call.watch, call.thread);
   Entry entry;
   entry.facts.op = call.plan.name;

@@ -21,6 +21,10 @@ std::shared_ptr<Root> constant_root(const CallFacts& call, const at::Tensor& res
 // Nobody was seen making what is in `argument`, and this call is its first reader.
 std::shared_ptr<Root> external_root(const CallFacts& call, const at::Tensor& argument, Kinds kinds);
 
+// Whether it was made before this process was forked off another. What becomes of it here may be told here; that it is
+// left over is the parent's to tell.
+bool is_inherited(const Root& root);
+
 // The module parameter or buffer whose memory `tensor` is: of the watch's model, of a module on this thread's stack, or
 // else, if `everywhere`, of any.
 std::optional<Owner> owner_of(const at::Tensor& tensor, bool everywhere, const Watch& watch);

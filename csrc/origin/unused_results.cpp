@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <map>
-#include <mutex>
 #include <tuple>
+
+#include "process/fork.h"
 
 namespace torchnan {
 namespace {
@@ -11,14 +12,11 @@ namespace {
 using CallSite = std::tuple<std::string, SiteId, SiteId>;  // operator, stack, forward stack
 
 struct Registry {
-  std::mutex mutex;
+  Mutex mutex;
   std::map<const Watch*, std::map<CallSite, Lineage::RecordPtr>> by_watch;
 };
 
-Registry& registry() {
-  static auto* made = new Registry;  // never destroyed: threads may outlive static destructors
-  return *made;
-}
+Registry& registry = *new Registry;  // never destroyed: threads may outlive static destructors
 
 bool is_unused(const Root& root) { return !root.used && !root.reported && !root.excused && !root.scaled; }
 
@@ -27,8 +25,8 @@ bool is_unused(const Root& root) { return !root.used && !root.reported && !root.
 void note_unused(Watch& watch, const Lineage::RecordPtr& record) {
   const Root& root = *record->first().root;
   Lineage::RecordPtr released;  // after the lock
-  const std::lock_guard lock(registry().mutex);
-  auto& candidates = registry().by_watch[&watch];
+  const std::lock_guard lock(registry.mutex);
+  auto& candidates = registry.by_watch[&watch];
   const CallSite key{root.facts.op, root.site.live, root.site.forward};
   const auto known = candidates.find(key);
   if (known == candidates.end()) {
@@ -41,11 +39,11 @@ void note_unused(Watch& watch, const Lineage::RecordPtr& record) {
 std::vector<Lineage::RecordPtr> take_unused(const Watch& watch) {
   std::map<CallSite, Lineage::RecordPtr> candidates;
   {
-    const std::lock_guard lock(registry().mutex);
-    const auto found = registry().by_watch.find(&watch);
-    if (found == registry().by_watch.end()) return {};
+    const std::lock_guard lock(registry.mutex);
+    const auto found = registry.by_watch.find(&watch);
+    if (found == registry.by_watch.end()) return {};
     candidates.swap(found->second);
-    registry().by_watch.erase(found);
+    registry.by_watch.erase(found);
   }
   std::vector<Lineage::RecordPtr> unused;
   for (const auto& [site, record] : candidates) {

@@ -1,9 +1,12 @@
 #include "python/site_table.h"
 
 #include <algorithm>
+#include <mutex>
 #include <utility>
 
 namespace py = pybind11;
+
+#include "python/interpreter.h"
 
 namespace torchnan {
 namespace {
@@ -13,13 +16,8 @@ uint64_t mix(uint64_t h, uint64_t value) {
   return h ^ (h >> 29);
 }
 
-bool is_shutting_down() {
-#if PY_VERSION_HEX >= 0x030d0000
-  return Py_IsInitialized() == 0 || Py_IsFinalizing() != 0;
-#else
-  return Py_IsInitialized() == 0 || _Py_IsFinalizing() != 0;
-#endif
-}
+// Never destroyed: holds Python objects, and Python may be gone by then.
+SiteTable& of_process = *new SiteTable;
 
 // The module on a frame that has one, None if it is dead; read without the GIL, as the stacks are.
 PyObject* referred_to(const SiteTable::Frame& frame) {
@@ -28,10 +26,7 @@ PyObject* referred_to(const SiteTable::Frame& frame) {
 
 }  // namespace
 
-SiteTable& SiteTable::instance() {
-  static auto* made = new SiteTable;  // never destroyed: holds Python objects, and Python may be gone by then
-  return *made;
-}
+SiteTable& SiteTable::instance() { return of_process; }
 
 uint64_t SiteTable::hash(const Stack& stack, size_t depth) const noexcept {
   uint64_t h = depth;

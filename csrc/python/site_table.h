@@ -4,13 +4,13 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <mutex>
 #include <unordered_map>
 #include <vector>
 
 #include <pybind11/pybind11.h>
 
 #include "host/program.h"
+#include "process/fork.h"
 #include "python/frame_walk.h"
 
 namespace torchnan {
@@ -66,7 +66,7 @@ class SiteTable {
   PyCodeObject* engine_ = nullptr;
   PyObject* death_callback_ = nullptr;
   std::atomic<uint64_t> deaths_{0};  // of modules; what was looked up before the last one is looked up again
-  std::mutex mutex_;                 // never held while the GIL is awaited, or a last reference is let go of
+  Mutex mutex_;                      // never held while the GIL is awaited, or a last reference is let go of
   std::unordered_map<uint64_t, SiteId> ids_;
   std::unordered_map<uint64_t, SiteId> nested_;  // by both halves
   std::vector<std::vector<Frame>> sites_{1};     // by id; the first stands for "not known"

@@ -1,6 +1,7 @@
 #include "report/finding_log.h"
 
 #include <exception>
+#include <mutex>
 
 #include <fmt/format.h>
 
@@ -52,6 +53,7 @@ void FindingLog::emit(const Finding& finding) {
 
 void FindingLog::add_sink(std::unique_ptr<Sink> sink) {
   const std::lock_guard lock(sink_mutex_);
+  const std::lock_guard no_fork_in_between(mutex_);
   sinks_.push_back(std::move(sink));
 }
 

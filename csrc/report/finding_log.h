@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -12,6 +11,8 @@
 #include <torchnan/export.h>
 #include <torchnan/finding.h>
 #include <torchnan/sink.h>
+
+#include "process/fork.h"
 
 namespace torchnan {
 
@@ -34,13 +35,13 @@ class TORCHNAN_API FindingLog {
 
   const int64_t max_findings_;
   const std::function<void(const char*)> on_sink_error_;
-  mutable std::mutex mutex_;  // the list
+  mutable Mutex mutex_;  // the list
   std::vector<Finding> findings_;
   std::unordered_map<std::string, size_t> index_;  // by what makes two findings the same
   int64_t repeats_ = 0;
   int64_t dropped_ = 0;
-  std::mutex sink_mutex_;  // one emit at a time; taken after the list's is given back
-  std::vector<std::unique_ptr<Sink>> sinks_;
+  Mutex sink_mutex_{Mutex::kSink};            // one emit at a time; taken after the list's is given back
+  std::vector<std::unique_ptr<Sink>> sinks_;  // changed with both
 };
 
 }  // namespace torchnan

@@ -7,21 +7,20 @@
 #include <atomic>
 #include <mutex>
 
+#include "process/fork.h"
+
 namespace torchnan {
 namespace {
 
 // The scopes that are open anywhere, oldest first.
 struct OpenScopes {
-  std::mutex mutex;
+  Mutex mutex;
   std::vector<std::shared_ptr<Watch>> scopes;
   std::atomic<uint64_t> generation{1};  // changes with every entry and exit
   std::atomic<int64_t> count{0};
 };
 
-OpenScopes& open() {
-  static auto* made = new OpenScopes;  // never destroyed: threads may outlive static destructors
-  return *made;
-}
+OpenScopes& open = *new OpenScopes;  // never destroyed: threads may outlive static destructors
 
 bool remove_last(std::vector<std::shared_ptr<Watch>>& scopes, const std::shared_ptr<Watch>& watch) {
   const auto found = std::find(scopes.rbegin(), scopes.rend(), watch);
@@ -30,18 +29,22 @@ bool remove_last(std::vector<std::shared_ptr<Watch>>& scopes, const std::shared_
   return true;
 }
 
+uint64_t this_thread_id() { return static_cast<uint64_t>(syscall(SYS_gettid)); }
+
 void close_scope(const std::shared_ptr<Watch>& watch) {
-  const std::lock_guard lock(open().mutex);
-  if (!remove_last(open().scopes, watch)) return;
-  ++open().generation;
-  --open().count;
+  const std::lock_guard lock(open.mutex);
+  if (!remove_last(open.scopes, watch)) return;
+  ++open.generation;
+  --open.count;
 }
+
+const InChild remain_alone(&ThreadState::remain_alone);
 
 }  // namespace
 
-int64_t open_scopes() { return open().count; }
+int64_t open_scopes() { return open.count; }
 
-ThreadState::ThreadState() : id_(static_cast<uint64_t>(syscall(SYS_gettid))) {}
+ThreadState::ThreadState() : id_(this_thread_id()) {}
 
 // A thread that ends inside a scope.
 ThreadState::~ThreadState() {
@@ -55,12 +58,14 @@ ThreadState& ThreadState::here() {
 
 Watch* ThreadState::watch() {
   if (!scopes_.empty()) return current_->is_open() ? current_ : nullptr;
-  const uint64_t generation = open().generation.load(std::memory_order_acquire);
+  const uint64_t generation = open.generation.load(std::memory_order_acquire);
   if (adopted_at_ == generation) return current_;
+  std::shared_ptr<Watch> next;
   {
-    const std::lock_guard lock(open().mutex);
-    adopted_ = open().scopes.empty() ? nullptr : open().scopes.back();
+    const std::lock_guard lock(open.mutex);
+    if (!open.scopes.empty()) next = open.scopes.back();
   }
+  adopted_.swap(next);  // what was adopted before may end with this; not under the lock, nor before settle() has looked
   adopted_at_ = generation;
   settle();
   return current_;
@@ -69,6 +74,15 @@ Watch* ThreadState::watch() {
 std::shared_ptr<Watch> ThreadState::shared_watch() {
   if (watch() == nullptr) return nullptr;
   return scopes_.empty() ? adopted_ : scopes_.back();
+}
+
+void ThreadState::remain_alone() {
+  ThreadState& mine = here();
+  mine.id_ = this_thread_id();
+  const std::lock_guard lock(open.mutex);
+  open.scopes = mine.scopes_;  // no watch ends here: the stacks of the other threads, which nobody unwinds, hold theirs
+  open.count = static_cast<int64_t>(open.scopes.size());
+  ++open.generation;
 }
 
 void ThreadState::settle() {
@@ -80,10 +94,10 @@ void ThreadState::settle() {
 void ThreadState::enter(std::shared_ptr<Watch> watch) {
   watch->open();
   {
-    const std::lock_guard lock(open().mutex);
-    open().scopes.push_back(watch);
-    ++open().generation;
-    ++open().count;
+    const std::lock_guard lock(open.mutex);
+    open.scopes.push_back(watch);
+    ++open.generation;
+    ++open.count;
   }
   scopes_.push_back(std::move(watch));
   settle();

@@ -29,6 +29,9 @@ class TORCHNAN_API ThreadState {
 
   uint64_t id() const { return id_; }
 
+  // In a child of fork(): the other threads are gone, and with them their scopes.
+  static void remain_alone();
+
   // The autograd sequence number that the last operation saw (see backward/call_site_ring.h).
   uint64_t last_sequence = 0;
   uint64_t last_sequence_inside = 0;  // without grad mode

@@ -3,6 +3,7 @@
 #include <fnmatch.h>
 
 #include <algorithm>
+#include <mutex>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -5,7 +5,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -19,6 +18,7 @@
 #include <torchnan/stats.h>
 
 #include "host/program.h"
+#include "process/fork.h"
 #include "watch/counters.h"
 #include "report/finding_log.h"
 
@@ -77,7 +77,7 @@ class TORCHNAN_API Watch : public std::enable_shared_from_this<Watch> {
   std::atomic<int64_t> step_{1};
   std::atomic<bool> step_marked_{false};
   std::atomic<int64_t> internal_errors_{0};
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   std::map<uint64_t, Counters> counters_;  // by thread; a node of a map stays where it is
   std::unordered_map<const c10::StorageImpl*, NamedStorage> named_;
   std::vector<std::string> warned_;

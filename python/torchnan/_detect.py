@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
+from collections import Counter
 from types import TracebackType
 from typing import Any
 
@@ -85,15 +87,14 @@ class detect(contextlib.ContextDecorator):
         self.model = model
         self._given = dict(given, model=model)
         self._watch = _C.Watch(options)
-        self._lock = threading.Lock()
-        self._entries = 0
+        self._entries: Counter[int] = Counter()  # by thread
         _program.scopes[self._watch.id] = self
 
     # -- as a scope
 
     def __enter__(self) -> detect:
-        with self._lock:
-            self._entries += 1
+        with _hooks.lock:
+            self._entries[threading.get_ident()] += 1
         _hooks.install()
         _C.enter_watch(self._watch)
         return self
@@ -106,9 +107,9 @@ class detect(contextlib.ContextDecorator):
     def _leave(self, judge: bool) -> None:
         _C.leave_watch(self._watch)
         _hooks.uninstall()
-        with self._lock:
-            self._entries -= 1
-            last = self._entries == 0
+        with _hooks.lock:
+            self._entries[threading.get_ident()] -= 1  # below zero: another thread has entered
+            last = self._entries.total() <= 0
         if last:
             _C.end_watch(self._watch, judge)
 
@@ -152,6 +153,16 @@ class detect(contextlib.ContextDecorator):
             raise TypeError(f"mark_step({k!r}): a step is an integer")
         self._watch.mark_step(k)
 
+
+def _remain_alone() -> None:
+    """In a child of fork() the other threads are gone, and will not leave what they have entered."""
+    me = threading.get_ident()
+    for scope in list(_program.scopes.values()):
+        scope._entries = Counter({me: scope._entries[me]})
+    _hooks.lock.release()
+
+
+os.register_at_fork(before=_hooks.lock.acquire, after_in_parent=_hooks.lock.release, after_in_child=_remain_alone)
 
 _program_wide: detect | None = None
 

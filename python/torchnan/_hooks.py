@@ -23,7 +23,7 @@ from torchnan.step import shards
 if TYPE_CHECKING:
     from torchnan._detect import detect
 
-_lock = threading.Lock()
+lock = threading.Lock()  # of what threads share here and in detect; quiet when the process forks
 _installed = 0
 _undo: list[Callable[[], None]] = []
 
@@ -31,7 +31,7 @@ _undo: list[Callable[[], None]] = []
 def install() -> None:
     """Puts the hooks in place with the first of several scopes."""
     global _installed
-    with _lock:
+    with lock:
         _installed += 1
         if _installed > 1:
             return
@@ -52,7 +52,7 @@ def install() -> None:
 def uninstall() -> None:
     """Takes them away with the last."""
     global _installed
-    with _lock:
+    with lock:
         _installed -= 1
         if _installed > 0:
             return
