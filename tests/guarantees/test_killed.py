@@ -27,7 +27,7 @@ def find(watch, number, pipe):
     with watch:
         for i in range(10**9):
             name = f"{number}.{i}."
-            torchnan.guard(torch.zeros(1) / 0, name + "x" * (i % 7 * 700))  # lines that fill a part of a page, and several
+            torchnan.guard(torch.zeros(1) / 0, name + "x" * (i % 7 * 700))  # lines of less than a page and of more
             os.write(pipe, name.encode() + b" ")
 
 def child(path, pipe):

@@ -6,7 +6,6 @@ import keyword
 import math
 import os
 import re
-import reprlib
 from pathlib import Path
 from typing import Any
 
@@ -101,9 +100,8 @@ def _named_arguments(operation: Operation) -> list[tuple[str, Any]]:
     """With the names of the schema, where the operator is known here."""
     namespace, name, overload = _operator(operation)
     known = getattr(getattr(getattr(torch.ops, namespace), name, None), overload, None)
-    names = [f"arg{i}" for i in range(len(operation.args))]
-    if isinstance(known, torch._ops.OpOverload):
-        names = [argument.name for argument in known._schema.arguments][: len(operation.args)]
+    names = [argument.name for argument in known._schema.arguments] if isinstance(known, torch._ops.OpOverload) else []
+    names += [f"arg{i}" for i in range(len(names), len(operation.args))]
     return list(zip(names, operation.args, strict=False))
 
 
@@ -132,7 +130,7 @@ class _Rendering:
             return f'torch.device("{value}")'
         if type(value) in _AS_SOURCE or (type(value) is int and abs(value) < 2**64):
             return repr(value)
-        raise CaptureError(f"argument {name} is {reprlib.repr(value)}, which is nothing that an operator takes.")
+        raise CaptureError(f"argument {name} is of type {type(value).__name__}, and no operator takes such a one.")
 
     def _tensor(self, tensor: torch.Tensor, name: str) -> str:
         if math.prod(tensor.shape) * tensor.dtype.itemsize > tensor.untyped_storage().nbytes():

@@ -24,6 +24,7 @@ from torchnan.capture import CaptureError, load_capture
 from torchnan.capture.extract import write_example
 from torchnan.capture.tree import encode
 
+CORPUS = Path(__file__).with_name("corpus") / "capture"
 CONTENTS = "contents.json"
 DOCUMENT = "capture.json"
 
