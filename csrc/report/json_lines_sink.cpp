@@ -31,9 +31,9 @@ class JsonLinesSink final : public Sink {
   }
 
  private:
-  // Created for its owner only, never through a link; appended to if it is there.
+  // Created for its owner only, never through a link; appended to if it is there. Waits for no reader of a pipe.
   static int open_file(const std::string& path) {
-    const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0600);
+    const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
     if (fd >= 0) return fd;
     const char* advice = errno == ELOOP ? "give a path that is not a link" : "give a path that can be written to";
     throw std::system_error(errno, std::generic_category(),

@@ -2,7 +2,28 @@
 
 from __future__ import annotations
 
-import torch
+import ctypes
+
+
+def check_interpreter(number: int) -> None:
+    """Refuses all interpreters of a process but the first, where PyTorch itself crashes.
+
+    Raises:
+        ImportError: says so.
+    """
+    if number != 0:
+        raise ImportError(
+            f"torchnan was imported in subinterpreter {number}. PyTorch does not work there: use the main interpreter "
+            "of a process of its own."
+        )
+
+
+_api = ctypes.PyDLL(None)
+_api.PyInterpreterState_Get.restype = ctypes.c_void_p
+_api.PyInterpreterState_GetID.restype = ctypes.c_int64
+check_interpreter(_api.PyInterpreterState_GetID(ctypes.c_void_p(_api.PyInterpreterState_Get())))
+
+import torch  # noqa: E402 - crashes in a subinterpreter
 
 REMEDY = "Make it again for this one: pip install --no-build-isolation --force-reinstall --no-deps torchnan"
 
