@@ -123,8 +123,10 @@ void Lineage::remember(const at::Tensor& tensor, RecordPtr record) {
   ++effort().remembered;
   Region region = region_of(tensor, std::move(record));
   c10::weak_intrusive_ptr<c10::StorageImpl> weak(tensor.storage().getWeakStorageImpl());
-  std::vector<Region> overwritten;  // released after the lock
+  std::vector<Region> overwritten;  // released after the lock, as are the dead
+  std::vector<Entry> dead;
   const std::lock_guard lock(mutex_);
+  dead = take_dead();
   Entry& entry = entries_.try_emplace(storage, Entry{std::move(weak), {}}).first->second;
   auto& regions = entry.regions;
   const auto gone = std::stable_partition(regions.begin(), regions.end(), [&](const Region& old) {
@@ -201,23 +203,19 @@ std::vector<Lineage::Alive> Lineage::made_by(const torch::autograd::Node& node) 
   return found;
 }
 
-void Lineage::sweep(const std::function<void(const RecordPtr&)>& died) {
+std::vector<Lineage::Entry> Lineage::take_dead() {
   std::vector<Entry> dead;
-  {
-    const std::lock_guard lock(mutex_);
-    for (auto entry = entries_.begin(); entry != entries_.end();) {
-      if (entry->second.storage.expired()) {
-        dead.push_back(std::move(entry->second));
-        entry = entries_.erase(entry);
-      } else {
-        ++entry;
-      }
+  if (entries_.size() < look_at_size_) return dead;
+  for (auto entry = entries_.begin(); entry != entries_.end();) {
+    if (entry->second.storage.expired()) {
+      dead.push_back(std::move(entry->second));
+      entry = entries_.erase(entry);
+    } else {
+      ++entry;
     }
-    size_ = entries_.size();
   }
-  for (const Entry& entry : dead) {
-    for (const Region& region : entry.regions) died(region.record);
-  }
+  look_at_size_ = std::max(kFewEntries, 2 * entries_.size());
+  return dead;
 }
 
 void Lineage::clear() {

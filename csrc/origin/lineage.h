@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -21,7 +20,7 @@ struct Node;
 
 namespace torchnan {
 
-// Non-finite values by the storage that holds them. Keeps no tensor alive: an entry ends with its storage, is
+// Non-finite values by the storage that holds them. Keeps no tensor alive: an entry ends soon after its storage, is
 // moved or dropped when an operation writes over it, and an address is never taken for another's.
 class TORCHNAN_API Lineage {
  public:
@@ -52,8 +51,6 @@ class TORCHNAN_API Lineage {
   // The tensors that the program still has and that this backward node is the history of.
   std::vector<Alive> made_by(const torch::autograd::Node& node) const;
 
-  // Drops entries whose storage has died, handing their records over.
-  void sweep(const std::function<void(const RecordPtr&)>& died);
   void clear();
 
  private:
@@ -81,11 +78,16 @@ class TORCHNAN_API Lineage {
   static bool overlap(const Region& a, const Region& b);
   static void merge_last(std::vector<Region>& regions);
 
-  static constexpr size_t kMaxRegions = 64;  // of one storage; beyond it the last two become one
+  // With the lock: takes out the entries whose storage has died, once there may be as many as living ones.
+  std::vector<Entry> take_dead();
+
+  static constexpr size_t kMaxRegions = 64;   // of one storage; beyond it the last two become one
+  static constexpr size_t kFewEntries = 256;  // not worth a look for dead ones
 
   mutable Mutex mutex_;  // never held while a Python object or a storage may be released
   std::unordered_map<const c10::StorageImpl*, Entry> entries_;
   std::atomic<size_t> size_{0};
+  size_t look_at_size_ = kFewEntries;  // for dead entries
 };
 
 // The process's lineage: tensors travel between threads and scopes.
