@@ -8,6 +8,8 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
+#include "check/strict_floats.h"
+
 namespace torchnan {
 
 struct DtypeRange {

@@ -9,6 +9,8 @@
 
 #include <torchnan/bounds.h>
 
+#include "check/strict_floats.h"
+
 namespace torchnan {
 
 // Names are without namespace and without the underscore of in-place forms; the overloads of a name share its rule, so

@@ -137,12 +137,8 @@ template <typename Format>
   return sums;
 }
 
-TORCHNAN_EVERY_ISA Sums sum_float64(const void* data, int64_t words) { return sum_up<Float64>(data, words); }
-TORCHNAN_EVERY_ISA Sums sum_shrunk(const void* data, int64_t words) { return sum_up<Shrunk>(data, words); }
-TORCHNAN_EVERY_ISA Sums sum_stretched(const void* data, int64_t words) { return sum_up<Stretched>(data, words); }
-TORCHNAN_EVERY_ISA Sums sum_float32(const void* data, int64_t words) { return sum_up<Float32>(data, words); }
-TORCHNAN_EVERY_ISA Sums sum_bfloat16(const void* data, int64_t words) { return sum_up<Bfloat16>(data, words); }
-TORCHNAN_EVERY_ISA Sums sum_float16(const void* data, int64_t words) { return sum_up<Float16>(data, words); }
+template <typename Format>
+constexpr EveryIsa<&sum_up<Format>> kSumUp;
 
 template <typename Format>
 Extent extent_of(const Sums& sums, c10::ScalarType dtype) {
@@ -154,10 +150,10 @@ Extent extent_of(const Sums& sums, c10::ScalarType dtype) {
 
 // Once more, in the cache, where squares do not fit.
 Extent extent_of_float64(const void* data, int64_t words, c10::ScalarType dtype) {
-  const Extent extent = extent_of<Float64>(sum_float64(data, words), dtype);
+  const Extent extent = extent_of<Float64>(kSumUp<Float64>(data, words), dtype);
   const double most = extent.most();
-  if (most > kLarge && std::isfinite(most)) return Extent::of_large(most, sum_shrunk(data, words).squares);
-  if (most < kSmall && most > 0) return Extent::of_small(most, sum_stretched(data, words).squares);
+  if (most > kLarge && std::isfinite(most)) return Extent::of_large(most, kSumUp<Shrunk>(data, words).squares);
+  if (most < kSmall && most > 0) return Extent::of_small(most, kSumUp<Stretched>(data, words).squares);
   return extent;
 }
 
@@ -220,10 +216,10 @@ Extent scan_extent(const void* data, int64_t words, c10::ScalarType dtype) {
     case c10::ScalarType::ComplexDouble:
       return extent_of_float64(data, words, dtype);
     case c10::ScalarType::BFloat16:
-      return extent_of<Bfloat16>(sum_bfloat16(data, words), dtype);
+      return extent_of<Bfloat16>(kSumUp<Bfloat16>(data, words), dtype);
     case c10::ScalarType::Half:
     case c10::ScalarType::ComplexHalf:
-      return extent_of<Float16>(sum_float16(data, words), dtype);
+      return extent_of<Float16>(kSumUp<Float16>(data, words), dtype);
     case c10::ScalarType::Float8_e5m2:
       return extent_of_bytes<c10::Float8_e5m2>(data, words);
     case c10::ScalarType::Float8_e4m3fn:
@@ -235,7 +231,7 @@ Extent scan_extent(const void* data, int64_t words, c10::ScalarType dtype) {
     case c10::ScalarType::Float8_e8m0fnu:
       return extent_of_bytes<c10::Float8_e8m0fnu>(data, words);
     default:
-      return extent_of<Float32>(sum_float32(data, words), dtype);
+      return extent_of<Float32>(kSumUp<Float32>(data, words), dtype);
   }
 }
 

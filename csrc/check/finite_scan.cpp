@@ -155,64 +155,27 @@ uint64_t max_finite(const void* data, int64_t words, const FloatFormat& format) 
   return largest;
 }
 
-TORCHNAN_EVERY_ISA uint64_t scan8(const void* data, int64_t words, uint64_t infinity) {
-  return scan<uint8_t, 0, 0x7f>(data, words, infinity);
-}
-TORCHNAN_EVERY_ISA uint64_t scan8_unsigned(const void* data, int64_t words, uint64_t infinity) {
-  return scan<uint8_t, 0, 0xff>(data, words, infinity);
-}
-TORCHNAN_EVERY_ISA uint64_t scan8_biased(const void* data, int64_t words, uint64_t infinity) {
-  return scan<uint8_t, 0x7f, 0xff>(data, words, infinity);
-}
-TORCHNAN_EVERY_ISA uint64_t scan16(const void* data, int64_t words, uint64_t infinity) {
-  return scan<int16_t, 0, 0x7fff>(data, words, infinity);
-}
-TORCHNAN_EVERY_ISA uint64_t scan32(const void* data, int64_t words, uint64_t infinity) {
-  return scan<int32_t, 0, 0x7fffffff>(data, words, infinity);
-}
-TORCHNAN_EVERY_ISA uint64_t scan64(const void* data, int64_t words, uint64_t infinity) {
-  return scan<int64_t, 0, 0x7fffffffffffffff>(data, words, infinity);
-}
-
-TORCHNAN_EVERY_ISA Kinds kinds8(const void* data, int64_t words, const FloatFormat& format) {
-  return scan_kinds<uint8_t>(data, words, format);
-}
-TORCHNAN_EVERY_ISA Kinds kinds16(const void* data, int64_t words, const FloatFormat& format) {
-  return scan_kinds<uint16_t>(data, words, format);
-}
-TORCHNAN_EVERY_ISA Kinds kinds32(const void* data, int64_t words, const FloatFormat& format) {
-  return scan_kinds<uint32_t>(data, words, format);
-}
-TORCHNAN_EVERY_ISA Kinds kinds64(const void* data, int64_t words, const FloatFormat& format) {
-  return scan_kinds<uint64_t>(data, words, format);
-}
-
-TORCHNAN_EVERY_ISA Counts count8(const void* data, int64_t words, const FloatFormat& format) {
-  return count_kinds<uint8_t>(data, words, format);
-}
-TORCHNAN_EVERY_ISA Counts count16(const void* data, int64_t words, const FloatFormat& format) {
-  return count_kinds<uint16_t>(data, words, format);
-}
-TORCHNAN_EVERY_ISA Counts count32(const void* data, int64_t words, const FloatFormat& format) {
-  return count_kinds<uint32_t>(data, words, format);
-}
-TORCHNAN_EVERY_ISA Counts count64(const void* data, int64_t words, const FloatFormat& format) {
-  return count_kinds<uint64_t>(data, words, format);
-}
+template <typename Word, Word kBias, Word kMask>
+constexpr EveryIsa<&scan<Word, kBias, kMask>> kScan;
+template <typename Word>
+constexpr EveryIsa<&scan_kinds<Word>> kScanKinds;
+template <typename Word>
+constexpr EveryIsa<&count_kinds<Word>> kCountKinds;
 
 }  // namespace
 
 uint64_t max_magnitude(const void* data, int64_t words, const FloatFormat& format) {
   switch (format.word_bytes) {
     case 2:
-      return scan16(data, words, format.infinity);
+      return kScan<int16_t, 0, 0x7fff>(data, words, format.infinity);
     case 4:
-      return scan32(data, words, format.infinity);
+      return kScan<int32_t, 0, 0x7fffffff>(data, words, format.infinity);
     case 8:
-      return scan64(data, words, format.infinity);
+      return kScan<int64_t, 0, 0x7fffffffffffffff>(data, words, format.infinity);
     default:
-      if (format.bias != 0) return scan8_biased(data, words, format.infinity);
-      return format.mask == 0xff ? scan8_unsigned(data, words, format.infinity) : scan8(data, words, format.infinity);
+      if (format.bias != 0) return kScan<uint8_t, 0x7f, 0xff>(data, words, format.infinity);
+      if (format.mask == 0xff) return kScan<uint8_t, 0, 0xff>(data, words, format.infinity);
+      return kScan<uint8_t, 0, 0x7f>(data, words, format.infinity);
   }
 }
 
@@ -220,36 +183,38 @@ uint64_t max_finite_magnitude(const void* data, int64_t words, const FloatFormat
   switch (format.word_bytes) {
     case 2:
       return max_finite<uint16_t>(data, words, format);
+    case 4:
+      return max_finite<uint32_t>(data, words, format);
     case 8:
       return max_finite<uint64_t>(data, words, format);
     default:
-      return max_finite<uint32_t>(data, words, format);
+      return max_finite<uint8_t>(data, words, format);
   }
 }
 
 Kinds kinds_in(const void* data, int64_t words, const FloatFormat& format) {
   switch (format.word_bytes) {
     case 2:
-      return kinds16(data, words, format);
+      return kScanKinds<uint16_t>(data, words, format);
     case 4:
-      return kinds32(data, words, format);
+      return kScanKinds<uint32_t>(data, words, format);
     case 8:
-      return kinds64(data, words, format);
+      return kScanKinds<uint64_t>(data, words, format);
     default:
-      return kinds8(data, words, format);
+      return kScanKinds<uint8_t>(data, words, format);
   }
 }
 
 Counts count_words(const void* data, int64_t words, const FloatFormat& format) {
   switch (format.word_bytes) {
     case 2:
-      return count16(data, words, format);
+      return kCountKinds<uint16_t>(data, words, format);
     case 4:
-      return count32(data, words, format);
+      return kCountKinds<uint32_t>(data, words, format);
     case 8:
-      return count64(data, words, format);
+      return kCountKinds<uint64_t>(data, words, format);
     default:
-      return count8(data, words, format);
+      return kCountKinds<uint8_t>(data, words, format);
   }
 }
 

@@ -6,6 +6,8 @@
 
 #include <c10/core/ScalarType.h>
 
+#include "check/strict_floats.h"
+
 namespace torchnan {
 
 // A word w is non-finite if and only if ((w + bias) & mask) >= infinity, unsigned and in the word's width.

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "check/strict_floats.h"
+
 namespace torchnan {
 
 // A small set.

@@ -8,8 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "check/float_format.h"
-#include "support/float_dtypes.h"
+#include "support/with_isa.h"
 
 namespace torchnan {
 namespace {
@@ -33,11 +32,8 @@ void expect_close(const Extent& extent, const Reference& reference) {
   ASSERT_NEAR(extent.norm(), reference.norm(), 1e-14 * reference.norm());
 }
 
-class ExtentScan : public testing::TestWithParam<c10::ScalarType> {
+class ExtentScan : public WithIsa {
  protected:
-  const FloatFormat format = *float_format(GetParam());
-  const int64_t word = format.word_bytes;
-
   void put(std::vector<uint8_t>& buffer, int64_t byte, uint64_t bits) const {
     std::memcpy(buffer.data() + byte, &bits, word);
   }
@@ -45,11 +41,11 @@ class ExtentScan : public testing::TestWithParam<c10::ScalarType> {
   double value_at(const std::vector<uint8_t>& buffer, int64_t byte) const {
     uint64_t bits = 0;
     std::memcpy(&bits, buffer.data() + byte, word);
-    return value_of(GetParam(), bits);
+    return value_of(dtype, bits);
   }
 
   Extent scan(const std::vector<uint8_t>& buffer, int64_t words) const {
-    return scan_extent(buffer.data(), words, GetParam());
+    return scan_extent(buffer.data(), words, dtype);
   }
 };
 
@@ -71,7 +67,7 @@ TEST_P(ExtentScan, EqualsTheDefinitionForEverySizeAndAlignment) {
     Reference reference;
     for (int64_t words = 0; words <= most; ++words) {
       SCOPED_TRACE(testing::Message() << "offset " << offset << ", words " << words);
-      expect_close(scan_extent(buffer.data() + offset, words, GetParam()), reference);
+      expect_close(scan_extent(buffer.data() + offset, words, dtype), reference);
       if (HasFatalFailure() || words == most) break;
       reference.add(value_at(buffer, offset + words * word));
     }
@@ -127,8 +123,7 @@ TEST_P(ExtentScan, IsTheMagnitudeOfEachPatternAlone) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(EveryDtype, ExtentScan, testing::ValuesIn(kRealDtypes),
-                         [](const auto& test) { return std::string(c10::toString(test.param)); });
+INSTANTIATE_TEST_SUITE_P(EveryDtype, ExtentScan, every_dtype_and_isa(), dtype_and_isa);
 
 // Squares of these overflow, vanish or lose their last bits, and the norm is right nevertheless: of each alone, and of
 // any two that meet, in one scan or added up afterwards.
