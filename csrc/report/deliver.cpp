@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "host/messenger.h"
+#include "report/shorten.h"
 #include "watch/thread_state.h"
 
 namespace torchnan {
@@ -39,11 +40,13 @@ void act(Watch& watch, const Finding& finding, bool is_new) {
 }  // namespace
 
 void deliver(Watch& watch, Finding finding) {
+  shorten(finding, kKeptLength);
   const bool is_new = keep(watch, finding);
   act(watch, finding, is_new);
 }
 
 void deliver_all(Watch& watch, std::vector<Finding> findings) {
+  for (Finding& finding : findings) shorten(finding, kKeptLength);
   std::vector<std::pair<const Finding*, bool>> kept;
   for (const Finding& finding : findings) kept.emplace_back(&finding, keep(watch, finding));
   for (const auto& [finding, is_new] : kept) {  // what is only said comes first: an error ends the loop

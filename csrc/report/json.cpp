@@ -5,10 +5,15 @@
 
 #include <nlohmann/json.hpp>
 
+#include "check/strict_floats.h"
+#include "report/shorten.h"
+
 namespace torchnan {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+constexpr size_t kLineBytes = 16384;  // any line is shorter than this, its end included
 
 // JSON has no NaN and no Infinity.
 Json number(double x) {
@@ -48,9 +53,7 @@ Json list(const std::vector<T>& items, Convert&& convert) {
   return array;
 }
 
-}  // namespace
-
-std::string to_json(const Finding& f) {
+std::string dump(const Finding& f) {
   Json json = {
       {"schema", Finding::kSchemaVersion},
       {"level", name_of(f.level)},
@@ -89,6 +92,19 @@ std::string to_json(const Finding& f) {
       {"repeats", f.repeats},
   };
   return json.dump(-1, ' ', true, Json::error_handler_t::replace);
+}
+
+}  // namespace
+
+std::string to_json(const Finding& f) {
+  std::string line = dump(f);
+  for (Length length{512, 64}; line.size() + 1 >= kLineBytes && length.items > 1;
+       length = {length.bytes / 2, length.items / 2}) {
+    Finding brief = f;
+    shorten(brief, length);
+    line = dump(brief);
+  }
+  return line;
 }
 
 }  // namespace torchnan

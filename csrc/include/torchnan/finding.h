@@ -134,7 +134,8 @@ TORCHNAN_API std::string describe(const Harm& harm);
 // The one-screen report: no control characters, nothing but what the finding holds.
 TORCHNAN_API std::string to_text(const Finding& finding);
 
-// One line of strict JSON, without the line break: non-finite numbers are strings.
+// One line of strict JSON, without the line break: non-finite numbers are strings. Shorter than 16 KiB: where names are
+// too long for that, they lose their middle ("..."), and lists their end.
 TORCHNAN_API std::string to_json(const Finding& finding);
 
 // The finding of such a line: to_json() of it is the line again. Throws std::invalid_argument, with the field, what it

@@ -38,6 +38,58 @@ TEST(Json, IsOneStrictLineWhateverTheNamesHold) {
   EXPECT_EQ(parsed["schema"], Finding::kSchemaVersion);
 }
 
+// All that can be long, is: of characters that JSON writes as six, and with every number as long as numbers get.
+Finding endless(size_t bytes, size_t items) {
+  std::string name;
+  while (name.size() < bytes) name += "\x01\xe2\x80\xae";
+  const std::vector<int64_t> numbers(1000, std::numeric_limits<int64_t>::min());
+  Finding f;
+  for (std::string* text :
+       {&f.op, &f.overload, &f.node, &f.name, &f.device, &f.dtype, &f.hint, &f.harm.name, &f.harm.file}) {
+    *text = name;
+  }
+  f.module = name;
+  f.shape = f.strides = f.first_index = numbers;
+  f.stack.assign(items, Frame{name, 1, name});
+  f.lineage.assign(items, LineageStep{name, name, 1});
+  f.lineage.back().op = "last";
+  InputSummary input;
+  input.name = input.dtype = input.constant = name;
+  input.shape = numbers;
+  input.tally = {1, 2, 3, -1.2345678901234567e-300, 1.2345678901234567e-300, 1.2345678901234567e-300};
+  f.inputs.assign(items, input);
+  return f;
+}
+
+// Fails when to_json() does not shorten.
+TEST(Json, IsShorterThan16KiBWhateverTheNamesHold) {
+  constexpr std::pair<size_t, size_t> kLengths[] = {{10, 1000}, {1000, 100}, {1 << 20, 3}};
+  for (const auto& [bytes, items] : kLengths) {
+    const std::string line = to_json(endless(bytes, items));
+    EXPECT_LT(line.size() + 1, 16384u) << bytes;
+    const auto parsed = nlohmann::json::parse(line);
+    EXPECT_EQ(parsed["lineage"].back()["op"], "last");
+    EXPECT_EQ(parsed["lineage"].size() + parsed["lineage_omitted"].get<size_t>(), items);
+    EXPECT_GE(parsed["stack"].size(), 2u);
+    EXPECT_GE(parsed["inputs"].size(), 2u);
+  }
+}
+
+TEST(Json, KeepsBothEndsOfALongNameWithAMark) {
+  Finding f;
+  f.module = "encoder." + std::string(20000, 'x') + ".\xc3\xa4ttention";
+  const auto module = nlohmann::json::parse(to_json(f))["module"].get<std::string>();
+  EXPECT_EQ(module.rfind("encoder.xxx", 0), 0u);
+  EXPECT_NE(module.find("xxx...xxx"), std::string::npos);
+  EXPECT_EQ(module.substr(module.size() - 11), ".\xc3\xa4ttention");
+}
+
+TEST(Json, LosesNothingOfAnOrdinaryFinding) {
+  Finding f;
+  f.stack.assign(40, Frame{"/usr/lib/python3/site-packages/models/transformer/modeling.py", 1234, "Attention.forward"});
+  EXPECT_EQ(nlohmann::json::parse(to_json(f))["stack"].size(), 40u);
+}
+
 class LogFile : public testing::Test {
  protected:
   LogFile() {
