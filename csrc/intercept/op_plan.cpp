@@ -56,7 +56,7 @@ void read_schema(const c10::FunctionSchema& schema, std::string_view base, OpPla
   c10::SmallVector<bool, 8> returned(schema.arguments().size(), false);
   for (size_t r = 0; r < schema.returns().size(); ++r) {
     const c10::Argument& result = schema.returns()[r];
-    if (!holds_tensors(*result.type())) continue;
+    if (!holds_tensors(*result.type()) || is_only_for_backward(base, r)) continue;
     if (is_view_of_argument(result) && !makes_constants(base)) continue;  // lift_fresh: what torch.tensor() was given
     plan.checked_returns.push_back(static_cast<uint16_t>(r));
     if (!is_written(result)) continue;

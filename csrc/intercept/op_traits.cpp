@@ -175,6 +175,7 @@ bool is_written_in_silence(std::string_view op, std::string_view argument) {
 }
 bool makes_constants(std::string_view op) { return contains(kConstants, op); }
 bool is_view_with_arithmetic_backward(std::string_view op) { return contains(kArithmeticBackward, op); }
+bool is_only_for_backward(std::string_view op, size_t output) { return op == "_ctc_loss" && output == 1; }
 bool vouches_for_sign(std::string_view op) { return op == "sqrt" || op == "_foreach_sqrt"; }
 bool reads_value_back(std::string_view op) { return op == "_local_scalar_dense"; }
 bool tests_for_loss_scaler(std::string_view op) { return op == "_amp_foreach_non_finite_check_and_unscale_"; }

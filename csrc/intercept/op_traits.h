@@ -2,6 +2,7 @@
 // .cpp. Names are without namespace and overload.
 #pragma once
 
+#include <cstddef>
 #include <string_view>
 
 namespace torchnan {
@@ -33,6 +34,9 @@ bool is_elementwise_in_self(std::string_view op);
 
 // Written to though the schema does not say so: the running statistics of batch normalisation.
 bool is_written_in_silence(std::string_view op, std::string_view argument);
+
+// Of its outputs one that is no result, but kept for its backward pass: ctc_loss's table of log-probabilities.
+bool is_only_for_backward(std::string_view op, size_t output);
 
 // NaN for what is below zero: a finite result says that nothing was.
 bool vouches_for_sign(std::string_view op);

@@ -19,6 +19,12 @@ TEST(OpPlan, ChecksWhatComputes) {
   EXPECT_TRUE(plan.written.empty());
 }
 
+TEST(OpPlan, LeavesAloneWhatIsOnlyKeptForTheBackwardPass) {
+  EXPECT_EQ(plan_for("aten::_ctc_loss").checked_returns.size(), 1u);
+  EXPECT_EQ(plan_for("aten::_ctc_loss", "Tensor").checked_returns.size(), 1u);
+  EXPECT_EQ(plan_for("aten::var_mean", "correction").checked_returns.size(), 2u);
+}
+
 TEST(OpPlan, PassesViewsAndQuestions) {
   for (const char* view : {"aten::t", "aten::detach", "aten::alias", "aten::squeeze"}) {
     EXPECT_EQ(plan_for(view).course, Course::kPass) << view;
