@@ -7,6 +7,7 @@
 
 #include "intercept/op_plan.h"
 #include "process/fork.h"
+#include "report/printable.h"
 
 namespace torchnan {
 namespace {
@@ -65,10 +66,12 @@ RuleOfOperator rule_of(std::string_view op) {
 void register_bound_rule(const std::string& op, BoundRule rule) {
   if (op.find("::") == std::string::npos || op.find('.') != std::string::npos) {
     throw std::invalid_argument(fmt::format(
-        "'{}' names no operator to bound: give its namespace and name without overload, as in 'mylib::scale'", op));
+        "'{}' names no operator to bound: give its namespace and name without overload, as in 'mylib::scale'",
+        printable(op)));
   }
   const std::string name(without_underscore(op));
-  if (rule_of(name).rule != nullptr) throw std::invalid_argument(fmt::format("'{}' has a bound rule already", op));
+  if (rule_of(name).rule != nullptr)
+    throw std::invalid_argument(fmt::format("'{}' has a bound rule already", printable(op)));
   {
     const std::lock_guard lock(registered.mutex);
     registered.table.emplace(name, std::move(rule));

@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "host/environment.h"
 #include "intercept/dispatch_key.h"
 #include "origin/harm.h"
 #include "bounds/ledger.h"
@@ -17,17 +18,19 @@ namespace torchnan {
 std::shared_ptr<Watch> make_watch(Options options) {
   const std::vector<std::string> faults = options.validate();
   if (!faults.empty()) throw std::invalid_argument(fmt::format("{}", fmt::join(faults, "; ")));
-  install_interceptor();
+  if (!is_switched_off()) install_interceptor();
   return std::make_shared<Watch>(std::move(options));
 }
 
 void enter_watch(std::shared_ptr<Watch> watch) {
+  if (is_switched_off()) return;
   ThreadState& thread = ThreadState::here();
   thread.enter(std::move(watch));
   if (thread.scopes().size() == 1) c10::impl::tls_set_dispatch_key_included(kInterceptorKey, true);
 }
 
 void leave_watch(const std::shared_ptr<Watch>& watch) {
+  if (is_switched_off()) return;
   ThreadState& thread = ThreadState::here();
   thread.leave(watch);
   if (thread.scopes().empty()) c10::impl::tls_set_dispatch_key_included(kInterceptorKey, false);

@@ -1,7 +1,6 @@
 // torchnan::guard: a place where values and gradients must be finite.
 #include <torchnan/guard.h>
 
-#include <cstdlib>
 #include <string_view>
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -12,6 +11,7 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/library.h>
 
+#include "host/environment.h"
 #include "origin/harm.h"
 #include "watch/thread_state.h"
 
@@ -28,17 +28,8 @@ std::shared_ptr<Watch> watch_of_guards() {
   return standalone;
 }
 
-// TORCHNAN=0, read once.
-bool everything_is_off() {
-  static const bool off = [] {
-    const char* value = std::getenv("TORCHNAN");
-    return value != nullptr && std::string_view(value) == "0";
-  }();
-  return off;
-}
-
 void check(const at::Tensor& x, const std::string& name) {
-  if (!everything_is_off()) judge_guard(*watch_of_guards(), x, name);
+  if (!is_switched_off()) judge_guard(*watch_of_guards(), x, name);
 }
 
 at::Tensor call_guard_copy(const at::Tensor& x, const std::string& name) {
@@ -139,7 +130,7 @@ std::vector<at::Tensor> guard_list_op(at::TensorList xs, std::string_view name) 
 }  // namespace
 
 at::Tensor guard(const at::Tensor& x, const std::string& name) {
-  if (everything_is_off()) return x;
+  if (is_switched_off()) return x;
   return is_wrapped(x) ? call_guard_copy(x, name) : guard_view(x, name);
 }
 

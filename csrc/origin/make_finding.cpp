@@ -1,18 +1,11 @@
 #include "origin/make_finding.h"
 
-#include <cstdlib>
-
+#include "host/environment.h"
 #include "intercept/op_plan.h"
 #include "report/hint.h"
 
 namespace torchnan {
 namespace {
-
-std::optional<int64_t> rank_of_process() {
-  const char* rank = std::getenv("RANK");
-  if (rank == nullptr || *rank == '\0') return std::nullopt;
-  return std::strtoll(rank, nullptr, 10);
-}
 
 LineageStep tell_step(const Step& step, const Watch& watch) {
   const Frame frame = frame_of(step.site, watch);

@@ -4,7 +4,6 @@
 
 #include <stdexcept>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include <pybind11/stl.h>
@@ -12,6 +11,7 @@
 #include <torchnan/bounds.h>
 
 #include "bounds/operand.h"
+#include "python/convert.h"
 
 namespace py = pybind11;
 
@@ -54,8 +54,7 @@ BoundRule rule_in_python(const py::function& rule, const py::object& bound_class
       for (size_t i = 0; i < arguments.size(); ++i) values.append(argument(arguments, i, held->second));
       take_answer(held->first(*values), results);
     } catch (const py::error_already_set& error) {
-      const std::string_view what = error.what();
-      throw std::runtime_error(std::string(what.substr(0, what.find('\n'))));  // without its traceback
+      throw std::runtime_error(told(error));
     }
   };
 }
@@ -63,8 +62,8 @@ BoundRule rule_in_python(const py::function& rule, const py::object& bound_class
 }  // namespace
 
 void bind_bound_rules(py::module_& m) {
-  m.def("register_bound", [](const std::string& op, const py::function& rule, const py::object& bound_class) {
-    register_bound_rule(op, rule_in_python(rule, bound_class));
+  m.def("register_bound", [](const py::str& op, const py::function& rule, const py::object& bound_class) {
+    register_bound_rule(text_from(op), rule_in_python(rule, bound_class));
   });
 }
 

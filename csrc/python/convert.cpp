@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "python/interpreter.h"
+#include "report/printable.h"
 
 namespace py = pybind11;
 
@@ -13,9 +14,11 @@ namespace {
 
 py::object finding_class(const char* name) { return py::module_::import("torchnan._finding").attr(name); }
 
-py::object or_none(const std::string& text) { return text.empty() ? py::object(py::none()) : py::str(text); }
+py::object or_none(const std::string& text) { return text.empty() ? py::object(py::none()) : python_text(text); }
 
-py::object to_python(const Frame& frame) { return finding_class("Frame")(frame.file, frame.line, frame.function); }
+py::object to_python(const Frame& frame) {
+  return finding_class("Frame")(python_text(frame.file), frame.line, python_text(frame.function));
+}
 
 py::object to_python(const InputSummary& input) {
   const Tally& t = input.tally;
@@ -37,7 +40,46 @@ py::tuple tuple_of(const std::vector<T>& items) {
   return py::tuple(made);
 }
 
+py::bytes encoded(const py::handle& text, const char* how) {
+  PyObject* bytes = PyUnicode_AsEncodedString(text.ptr(), "utf-8", how);
+  if (bytes == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::bytes>(bytes);
+}
+
+Action action_from(const std::string& name) {
+  if (name == "raise") return Action::kRaise;
+  if (name == "warn") return Action::kWarn;
+  if (name == "log") return Action::kLog;
+  throw std::invalid_argument("no such action: " + printable(name));
+}
+
+When when_from(const std::string& name) {
+  if (name == "harm") return When::kHarm;
+  if (name == "origin") return When::kOrigin;
+  throw std::invalid_argument("no such time: " + printable(name));
+}
+
 }  // namespace
+
+std::string text_from(const py::handle& text) {
+  if (!PyUnicode_Check(text.ptr())) throw py::type_error("not a text");
+  try {
+    return encoded(text, "surrogateescape");
+  } catch (const py::error_already_set&) {  // a surrogate that stands for no byte
+    return encoded(text, "surrogatepass");
+  }
+}
+
+py::str python_text(const std::string& text) {
+  PyObject* made = PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogateescape");
+  if (made == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::str>(made);
+}
+
+std::string told(const py::error_already_set& error) {
+  const std::string_view what = error.what();
+  return std::string(what.substr(0, what.find("\n\nAt:\n")));
+}
 
 py::object to_python(const Finding& f) {
   py::dict fields;
@@ -50,7 +92,7 @@ py::object to_python(const Finding& f) {
   fields["overload"] = f.overload;
   fields["output"] = f.output;
   fields["node"] = or_none(f.node);
-  fields["module"] = f.module;
+  fields["module"] = f.module ? py::object(python_text(*f.module)) : py::none();
   fields["name"] = or_none(f.name);
   fields["stack"] = tuple_of(f.stack);
   fields["step"] = f.step;
@@ -113,8 +155,7 @@ Options options_from(const py::dict& keywords) {
   Options options;
   const py::object action = keywords["action"];
   if (py::isinstance<py::str>(action)) {
-    const auto name = action.cast<std::string>();
-    options.action = name == "raise" ? Action::kRaise : name == "warn" ? Action::kWarn : Action::kLog;
+    options.action = action_from(text_from(action));
   } else {
     // Called from any thread, without the GIL; what is thrown becomes a C++ exception that the core counts.
     options.callback = [callable = shared(action)](const Finding& finding) {
@@ -122,20 +163,20 @@ Options options_from(const py::dict& keywords) {
       try {
         (*callable)(to_python(finding));
       } catch (const py::error_already_set& error) {
-        throw std::runtime_error(error.what());
+        throw std::runtime_error(told(error));
       }
     };
   }
   options.check_nan = keywords["check_nan"].cast<bool>();
   options.check_inf = keywords["check_inf"].cast<bool>();
-  options.when = keywords["when"].cast<std::string>() == "origin" ? When::kOrigin : When::kHarm;
+  options.when = when_from(text_from(keywords["when"]));
   options.backward = keywords["backward"].cast<bool>();
   options.stacks = keywords["stacks"].cast<bool>();
-  options.skip_ops = keywords["skip_ops"].cast<std::vector<std::string>>();
+  for (const py::handle name : keywords["skip_ops"]) options.skip_ops.push_back(text_from(name));
   options.exact = keywords["exact"].cast<bool>();
   options.sample = keywords["sample"].cast<int64_t>();
   options.max_findings = keywords["max_findings"].cast<int64_t>();
-  if (!keywords["log"].is_none()) options.log = keywords["log"].cast<std::string>();
+  if (!keywords["log"].is_none()) options.log = text_from(keywords["log"]);
   return options;
 }
 

@@ -11,6 +11,7 @@
 #include "bounds/ledger.h"
 #include "bounds/rules.h"
 #include "check/effort.h"
+#include "host/environment.h"
 #include "intercept/dispatch_key.h"
 #include "intercept/session.h"
 #include "origin/harm.h"
@@ -19,6 +20,7 @@
 #include "python/convert.h"
 #include "python/instances.h"
 #include "python/python_program.h"
+#include "report/printable.h"
 #include "watch/thread_state.h"
 #include "watch/watch.h"
 
@@ -35,7 +37,7 @@ void judge(const std::string& harm, const std::vector<at::Tensor>& tensors, cons
   if (watch == nullptr) return;
   judge_tensors(*watch, harm_kind_from(harm), tensors, [&](size_t i) {
     const py::gil_scoped_acquire gil;
-    return name_of(i).cast<std::string>();
+    return text_from(name_of(i));
   });
 }
 
@@ -115,11 +117,25 @@ void bind_session(py::module_& m) {
   });
 }
 
+// Text goes both ways through these: Python's own cannot hold what is no Unicode.
+py::str shown(const py::str& text, size_t limit) { return python_text(printable(text_from(text), limit)); }
+py::str stored(const py::str& text, size_t limit) { return python_text(storable(text_from(text), limit)); }
+
+void bind_words(py::module_& m) {
+  m.def("printable", &shown, py::arg("text"), py::arg("limit") = 400);
+  m.def("storable", &stored, py::arg("text"), py::arg("limit") = 1000);
+  m.def("validate", [](const py::dict& keywords) { return options_from(keywords).validate(); });
+  m.def("rank_of_process", &rank_of_process);
+  m.def("is_switched_off", &is_switched_off);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
+  is_switched_off();  // as the environment is now: what the program makes of it later changes nothing
   m.def("plug_in", &plug_in_python);
   m.def("finding_from_json", [](std::string_view line) { return to_python(finding_from_json(line)); });
+  bind_words(m);
   bind_watch(m);
   bind_session(m);
 }

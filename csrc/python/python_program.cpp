@@ -46,11 +46,11 @@ class PythonProgram final : public Program {
       const py::tuple answer = module_.attr("place")(frames_of(site.live), frames_of(site.forward), site.node,
                                                      site.grad_mode, reinterpret_cast<uintptr_t>(&watch));
       for (const py::handle frame : answer[0]) {
-        const auto [file, line, function] = frame.cast<std::tuple<std::string, int64_t, std::string>>();
-        place.stack.push_back({file, line, function});
+        const auto [file, line, function] = frame.cast<std::tuple<py::str, int64_t, py::str>>();
+        place.stack.push_back({text_from(file), line, text_from(function)});
       }
-      if (!answer[1].is_none()) place.module = answer[1].cast<std::string>();
-      place.phase = phase_from(answer[2].cast<std::string>());
+      if (!answer[1].is_none()) place.module = text_from(answer[1]);
+      place.phase = phase_from(text_from(answer[2]));
     });
     return place;
   }
@@ -62,8 +62,8 @@ class PythonProgram final : public Program {
       const py::object answer = module_.attr("owner")(reinterpret_cast<uintptr_t>(storage), frames_of(use), everywhere,
                                                       reinterpret_cast<uintptr_t>(&watch));
       if (answer.is_none()) return;
-      const auto [is_buffer, name] = answer.cast<std::tuple<bool, std::string>>();
-      owner = Owner{is_buffer, name};
+      const auto [is_buffer, name] = answer.cast<std::tuple<bool, py::str>>();
+      owner = Owner{is_buffer, text_from(name)};
     });
     return owner;
   }
@@ -91,10 +91,15 @@ class PythonProgram final : public Program {
     const py::error_scope keep_error;
     try {
       question();
+    } catch (const py::error_already_set& error) {
+      give_up(watch, told(error));
     } catch (const std::exception& error) {
-      const_cast<Watch&>(watch).count_internal_error(std::string("part of a report could not be made: ") +
-                                                     error.what());
+      give_up(watch, error.what());
     }
+  }
+
+  static void give_up(const Watch& watch, const std::string& why) {
+    const_cast<Watch&>(watch).count_internal_error("part of a report could not be made: " + why);
   }
 
   py::object module_;

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "check/strict_floats.h"
+#include "report/printable.h"
 #include "report/shorten.h"
 
 namespace torchnan {
@@ -28,12 +29,13 @@ Json or_null(const std::optional<T>& value) {
 }
 
 Json number_or_null(const std::optional<double>& x) { return x ? number(*x) : Json(nullptr); }
-Json text_or_null(const std::string& text) { return text.empty() ? Json(nullptr) : Json(text); }
+Json text(const std::string& text) { return storable(text); }
+Json text_or_null(const std::string& given) { return given.empty() ? Json(nullptr) : text(given); }
 
-Json frame(const Frame& f) { return {{"file", f.file}, {"line", f.line}, {"function", f.function}}; }
+Json frame(const Frame& f) { return {{"file", text(f.file)}, {"line", f.line}, {"function", text(f.function)}}; }
 
 Json input(const InputSummary& in) {
-  return {{"name", in.name},
+  return {{"name", text(in.name)},
           {"dtype", in.dtype},
           {"shape", in.shape},
           {"min", number_or_null(in.tally.min)},
@@ -60,17 +62,17 @@ std::string dump(const Finding& f) {
       {"kind", name_of(f.kind)},
       {"origin", name_of(f.origin)},
       {"phase", name_of(f.phase)},
-      {"op", f.op},
-      {"overload", f.overload},
+      {"op", text(f.op)},
+      {"overload", text(f.overload)},
       {"output", f.output},
       {"node", text_or_null(f.node)},
-      {"module", or_null(f.module)},
+      {"module", f.module ? text(*f.module) : Json(nullptr)},
       {"name", text_or_null(f.name)},
       {"stack", list(f.stack, frame)},
       {"step", or_null(f.step)},
       {"rank", or_null(f.rank)},
       {"thread", f.thread},
-      {"device", f.device},
+      {"device", text(f.device)},
       {"dtype", f.dtype},
       {"shape", f.shape},
       {"strides", f.strides},
@@ -79,9 +81,10 @@ std::string dump(const Finding& f) {
       {"neginf", f.neginf},
       {"first_index", f.first_index},
       {"inputs", list(f.inputs, input)},
-      {"lineage",
-       list(f.lineage,
-            [](const LineageStep& s) { return Json{{"op", s.op}, {"file", text_or_null(s.file)}, {"line", s.line}}; })},
+      {"lineage", list(f.lineage,
+                       [](const LineageStep& s) {
+                         return Json{{"op", text(s.op)}, {"file", text_or_null(s.file)}, {"line", s.line}};
+                       })},
       {"lineage_omitted", f.lineage_omitted},
       {"harm",
        {{"kind", name_of(f.harm.kind)},

@@ -9,6 +9,8 @@
 
 #include <fmt/format.h>
 
+#include "report/printable.h"
+
 namespace torchnan {
 namespace {
 
@@ -25,7 +27,8 @@ class JsonLinesSink final : public Sink {
     for (size_t written = 0; written < line.size();) {
       const ssize_t n = write(fd_, line.data() + written, line.size() - written);
       if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) throw std::system_error(errno, std::generic_category(), fmt::format("log file '{}'", path_));
+      if (n <= 0)
+        throw std::system_error(errno, std::generic_category(), fmt::format("log file '{}'", printable(path_)));
       written += static_cast<size_t>(n);
     }
   }
@@ -37,7 +40,7 @@ class JsonLinesSink final : public Sink {
     if (fd >= 0) return fd;
     const char* advice = errno == ELOOP ? "give a path that is not a link" : "give a path that can be written to";
     throw std::system_error(errno, std::generic_category(),
-                            fmt::format("log '{}' cannot be opened ({})", path, advice));
+                            fmt::format("log '{}' cannot be opened ({})", printable(path), advice));
   }
 
   // After fork(): the parent's file is the parent's.

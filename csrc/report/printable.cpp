@@ -2,8 +2,10 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 #include <cstdint>
+#include <iterator>
 
 #include <fmt/format.h>
 
@@ -33,34 +35,72 @@ CodePoint decode(std::string_view text, size_t at) {
   return {value, length};
 }
 
-bool is_invisible(uint32_t c) {
-  const bool control = c < 0x20 || (c >= 0x7f && c < 0xa0);
-  const bool separator = c == 0x2028 || c == 0x2029;
-  const bool bidirectional = (c >= 0x200b && c <= 0x200f) || (c >= 0x202a && c <= 0x202e) ||
-                             (c >= 0x2066 && c <= 0x2069) || c == 0x061c || c == 0xfeff;
-  return control || separator || bidirectional;
+struct Range {
+  uint32_t first;
+  uint32_t last;
+};
+
+// What is not seen, moves what is, or breaks a line: categories Cc, Cf, Zl and Zp of Unicode, what a font may leave
+// out ("default ignorable"), and noncharacters. In order.
+constexpr Range kUnseen[] = {
+    {0x0000, 0x001f},   {0x007f, 0x009f},   {0x00ad, 0x00ad},   {0x034f, 0x034f},   {0x0600, 0x0605},
+    {0x061c, 0x061c},   {0x06dd, 0x06dd},   {0x070f, 0x070f},   {0x0890, 0x0891},   {0x08e2, 0x08e2},
+    {0x115f, 0x1160},   {0x17b4, 0x17b5},   {0x180b, 0x180f},   {0x200b, 0x200f},   {0x2028, 0x202e},
+    {0x2060, 0x206f},   {0x3164, 0x3164},   {0xfeff, 0xfeff},   {0xffa0, 0xffa0},   {0xfff0, 0xfffb},
+    {0xfffe, 0xffff},   {0x110bd, 0x110bd}, {0x110cd, 0x110cd}, {0x13430, 0x1343f}, {0x1bca0, 0x1bca3},
+    {0x1d173, 0x1d17a}, {0xe0000, 0xe0fff},
+};
+
+// Marks that are drawn over the character before them, in the scripts where many of them in a row climb over lines.
+constexpr Range kCombining[] = {
+    {0x0300, 0x036f}, {0x0483, 0x0489}, {0x0591, 0x05bd}, {0x0610, 0x061a}, {0x064b, 0x065f},
+    {0x0e31, 0x0e31}, {0x0e34, 0x0e3a}, {0x0e47, 0x0e4e}, {0x0f71, 0x0f84}, {0x1ab0, 0x1aff},
+    {0x1dc0, 0x1dff}, {0x20d0, 0x20ff}, {0xfe00, 0xfe0f}, {0xfe20, 0xfe2f},
+};
+constexpr int kMostMarks = 3;  // on one character: as many as languages use
+
+template <size_t n>
+bool is_in(const Range (&ranges)[n], uint32_t c) {
+  const Range* after = std::upper_bound(ranges, ranges + n, c, [](uint32_t x, const Range& r) { return x < r.first; });
+  return after != ranges && c <= std::prev(after)->last;
+}
+
+std::string escaped(uint32_t c) {
+  if (c < 0x100) return fmt::format("\\x{:02x}", c);
+  return c < 0x10000 ? fmt::format("\\u{:04x}", c) : fmt::format("\\U{:08x}", c);
+}
+
+// The text with an escape for each byte that is no UTF-8 and each character that is not as it should be.
+template <typename AsItIs>
+std::string rewritten(std::string_view text, size_t limit, AsItIs&& may_stay) {
+  std::string made;
+  for (size_t at = 0; at < text.size();) {
+    if (made.size() >= limit) return made + "...";
+    const CodePoint c = decode(text, at);
+    if (c.length == 0) {
+      made += escaped(static_cast<unsigned char>(text[at]));
+    } else if (may_stay(c.value)) {
+      made += text.substr(at, c.length);
+    } else {
+      made += escaped(c.value);
+    }
+    at += std::max<size_t>(c.length, 1);
+  }
+  return made;
 }
 
 }  // namespace
 
 std::string printable(std::string_view text, size_t limit) {
-  std::string shown;
-  for (size_t at = 0; at < text.size();) {
-    if (shown.size() >= limit) return shown + "...";
-    const CodePoint c = decode(text, at);
-    if (c.length == 0) {
-      shown += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[at]));
-      ++at;
-      continue;
-    }
-    if (is_invisible(c.value)) {
-      shown += c.value < 0x100 ? fmt::format("\\x{:02x}", c.value) : fmt::format("\\u{:04x}", c.value);
-    } else {
-      shown += text.substr(at, c.length);
-    }
-    at += c.length;
-  }
-  return shown;
+  int marks = kMostMarks;  // at the start there is nothing to stand on
+  return rewritten(text, limit, [&](uint32_t c) {
+    marks = is_in(kCombining, c) ? marks + 1 : 0;
+    return marks <= kMostMarks && !is_in(kUnseen, c);
+  });
+}
+
+std::string storable(std::string_view text, size_t limit) {
+  return rewritten(text, limit, [](uint32_t) { return true; });
 }
 
 std::string short_path(const std::string& path) {

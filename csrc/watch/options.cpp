@@ -1,8 +1,28 @@
 #include <torchnan/options.h>
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
+#include "report/printable.h"
+
 namespace torchnan {
+namespace {
+
+// What a name of an operator, or a glob for several, is made of. Anything else would never match.
+bool is_pattern(const std::string& text) {
+  const auto may_be_in = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+           std::string_view("_:*?[]!^-").find(c) != std::string_view::npos;
+  };
+  return !text.empty() && std::all_of(text.begin(), text.end(), may_be_in);
+}
+
+bool is_path(const std::string& text) {
+  return text.find_first_not_of(" \t\n\r\f\v") != std::string::npos && text.find('\0') == std::string::npos;
+}
+
+}  // namespace
 
 std::vector<std::string> Options::validate() const {
   std::vector<std::string> messages;
@@ -15,8 +35,11 @@ std::vector<std::string> Options::validate() const {
     messages.emplace_back("check_nan and check_inf are both false: nothing would be looked for");
   }
   for (const std::string& pattern : skip_ops) {
-    if (pattern.empty()) messages.emplace_back("skip_ops holds an empty name; give names such as 'aten::log'");
+    if (is_pattern(pattern)) continue;
+    messages.push_back(fmt::format("skip_ops holds '{}'; give names or globs without overload, such as 'aten::log'",
+                                   printable(pattern)));
   }
+  if (!log.empty() && !is_path(log)) messages.push_back(fmt::format("log '{}' is no path", printable(log)));
   return messages;
 }
 

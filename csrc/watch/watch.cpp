@@ -8,7 +8,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "host/environment.h"
 #include "host/messenger.h"
+#include "report/printable.h"
 
 namespace torchnan {
 namespace {
@@ -30,7 +32,7 @@ Watch::Watch(Options options)
       skipped_(options_.skip_ops.empty() ? nullptr : new std::atomic<Answer>[kMaxIndex] {}),
       log_(options_.max_findings,
            [this](const char* what) { count_internal_error(fmt::format("writing a finding failed: {}", what)); }) {
-  if (!options_.log.empty()) log_.add_sink(json_lines_sink(options_.log));
+  if (!options_.log.empty() && !is_switched_off()) log_.add_sink(json_lines_sink(options_.log));
 }
 
 bool Watch::is_skipped(const std::string& op, int index) const {
@@ -81,7 +83,7 @@ void Watch::count_internal_error(const std::string& what) noexcept {
       if (std::find(warned_.begin(), warned_.end(), what) != warned_.end()) return;
       warned_.push_back(what);
     }
-    messenger().warn(fmt::format("torchnan: {}. Detection goes on; this is said once.", what));
+    messenger().warn(fmt::format("torchnan: {}. Detection goes on; this is said once.", printable(what)));
   } catch (...) {  // out of memory: it has been counted
   }
 }

@@ -112,6 +112,14 @@ TEST(Detector, RefusesOptionsThatCannotBeUsed) {
   Options zero;
   zero.max_findings = 0;
   EXPECT_THROW(Detector{zero}, std::invalid_argument);
+  for (const char* const pattern : {"", " ", "aten::log ", "aten::add.Tensor", "a\nb", "\xc3\xb6"}) {
+    Options never;
+    never.skip_ops = {"aten::log", pattern};
+    EXPECT_EQ(never.validate().size(), 1u) << pattern;
+  }
+  Options blank;
+  blank.log = " \t";
+  EXPECT_THROW(Detector{blank}, std::invalid_argument);
   Options nowhere;
   nowhere.log = "/no/such/folder/log";
   EXPECT_THROW(Detector{nowhere}, std::system_error);

@@ -30,9 +30,26 @@ TEST(Printable, ShowsBrokenUtf8ByteByByte) {
   EXPECT_EQ(printable("\xed\xa0\x80"), "\\xed\\xa0\\x80");  // surrogate
 }
 
+TEST(Storable, IsTheTextItselfWhereItIsUtf8) {
+  EXPECT_EQ(storable("\x1b[31m\n\u202e"), "\x1b[31m\n\u202e");
+  EXPECT_EQ(storable("caf\xe9"), "caf\\xe9");
+  EXPECT_EQ(storable(std::string(1 << 20, 'x'), 10), "xxxxxxxxxx...");
+}
+
 TEST(Printable, CutsWhatIsTooLongWithAMark) {
   const std::string cut = printable(std::string(1 << 20, 'x'), 10);
   EXPECT_EQ(cut, "xxxxxxxxxx...");
+}
+
+TEST(Printable, ShowsWhatIsNotSeenAndWhatMovesWhatIs) {
+  EXPECT_EQ(printable("a\u00adb\u2060c\ufe0f"), "a\\xadb\\u2060c\ufe0f");
+  EXPECT_EQ(printable("\U000e0041\uffff"), "\\U000e0041\\uffff");
+}
+
+TEST(Printable, LetsFewMarksStandOnACharacter) {
+  EXPECT_EQ(printable("e\u0301\u0302\u0303x\u0301"), "e\u0301\u0302\u0303x\u0301");
+  EXPECT_EQ(printable("e\u0301\u0301\u0301\u0301"), "e\u0301\u0301\u0301\\u0301");
+  EXPECT_EQ(printable("\u0301"), "\\u0301");  // there is nothing to stand on
 }
 
 TEST(Report, HoldsNoControlCharacterOfTheProgram) {
