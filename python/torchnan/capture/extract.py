@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from torchnan.capture import folder
 from torchnan.capture.errors import CaptureError
 from torchnan.capture.load import Capture
 from torchnan.capture.operation import Operation
@@ -65,7 +66,7 @@ def write_example(capture: Capture, where: Path) -> Path:
     )
     if where.is_symlink():  # a capture of a stranger's may have brought it
         raise FileExistsError(f"{where} is a link: give another folder")
-    where.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.make(where)
     _write(where / "operation.py", program.encode())
     _save(where / "tensors.safetensors", rendered.tensors)
     return where / "operation.py"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from typing import Any
 
 import torch
 
+from torchnan._words import printable
 from torchnan.capture._expect import entry, wrong
 from torchnan.capture.errors import CaptureError
 
@@ -47,7 +49,7 @@ def write(target: Path, documents: Mapping[str, Any], tensors: Mapping[str, Mapp
 
     Raises:
         OSError: it cannot be written; the message says why and how many bytes were needed. Nothing is left behind.
-        ValueError: a document has a number that JSON has not, or a stem is no file name.
+        ValueError: a document has a number or a text that JSON has not, or a stem is no file name.
         TypeError: a document holds something that JSON has not.
         CaptureError: a document is too large to be read again, or safetensors is not installed.
     """
@@ -70,6 +72,17 @@ def write(target: Path, documents: Mapping[str, Any], tensors: Mapping[str, Mapp
             raise
         _sync(target.parent)
     return written
+
+
+def make(path: Path) -> None:
+    """Makes a folder, and those above it that are missing, for their owner alone (0700); what is there stays as it is.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    missing = itertools.takewhile(lambda above: not above.is_dir(), [path, *path.parents])
+    for above in reversed(list(missing)):
+        above.mkdir(mode=0o700, exist_ok=True)
 
 
 def remove_partial(parent: Path, prefix: str) -> None:
@@ -161,6 +174,8 @@ def _stem(stem: str) -> str:
 
 def _text(stem: str, document: Any) -> bytes:
     text = json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
+    if b"\\ud" in text:  # a surrogate: one alone is none that strict JSON has
+        json.dumps(document, ensure_ascii=False).encode()
     if len(text) > LARGEST_DOCUMENT:
         raise CaptureError(
             f"{stem}.json would have {len(text)} bytes, and no more than {LARGEST_DOCUMENT} can be read again: keep "
@@ -180,7 +195,9 @@ def _saying(target: Path, needed: int) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise OSError(error.errno, f"{target} cannot be written: {reason} ({needed} bytes are needed)") from error
+        raise OSError(
+            error.errno, f"{printable(str(target))} cannot be written: {reason} ({needed} bytes are needed)"
+        ) from error
 
 
 def _want_room(parent: Path, needed: int) -> None:
@@ -215,7 +232,7 @@ def _save(path: Path, tensors: Mapping[str, torch.Tensor], library: ModuleType) 
         library.save_file(dict(tensors), path)
     except SafetensorError as error:  # has the system's number in its text alone
         number = re.search(r"(?:os error|code:) (\d+)", str(error))
-        raise OSError(int(number[1]) if number else errno.EIO, f"{path.name}: {error}") from error
+        raise OSError(int(number[1]) if number else errno.EIO, f"{path.name}: {printable(str(error))}") from error
 
 
 def _put(path: Path, text: bytes) -> None:

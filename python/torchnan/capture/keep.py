@@ -49,7 +49,7 @@ class Captures:
             folder.safetensors()
         except CaptureError as error:
             raise OptionError(f"{error}.") from None
-        self._where.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.make(self._where)
         rank_folders.remove_partial(self._where, rank)
 
     @property

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import time
 from pathlib import Path
 from typing import Any
 
+from torchnan._words import printable
+from torchnan.capture import folder
 from torchnan.recovery.event import StepEvent, strict
 
 
 class RecoveryLog:
-    """Appends lines to a file that its owner alone may read. Every line is one write, so that none is ever half there.
+    """Appends lines to a file that its owner alone may read, never through a link. Every line is one write, so that
+    none is ever half there.
 
     Args:
         path: the file. ``None``: nothing is written.
@@ -25,8 +29,8 @@ class RecoveryLog:
     def __init__(self, path: str | os.PathLike[str] | None) -> None:
         self._file: int | None = None
         if path is not None:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            folder.make(Path(path).parent)
+            self._file = _opened(path)
 
     def write(self, event: StepEvent) -> None:
         """A bad step and what was done about it."""
@@ -53,3 +57,13 @@ class RecoveryLog:
 
     def __del__(self) -> None:
         self._close()
+
+
+def _opened(path: str | os.PathLike[str]) -> int:
+    try:
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        text = f"log '{printable(os.fspath(path))}' cannot be opened (give a path that is not a link)"
+        raise OSError(error.errno, text) from None

@@ -171,7 +171,7 @@ class DiskSnapshots:
         self._keep = keep
         self._where = where
         self._rank = rank
-        where.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.make(where)
         rank_folders.remove_partial(where, rank)
 
     @property
