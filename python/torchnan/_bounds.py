@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from torchnan._load import _C
+from torchnan._words import shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,5 +48,5 @@ def register_bound(op: str, rule: Rule) -> None:
         >>> torchnan.register_bound("mylib::scale", lambda x, factor: x.most * abs(factor))
     """
     if not callable(rule):
-        raise TypeError(f"rule={rule!r} cannot be used: it takes a callable.")
+        raise TypeError(f"rule={shown(rule)} cannot be used: it takes a callable.")
     _C.register_bound(op, rule, Bound)

@@ -14,6 +14,7 @@ import torch
 from torchnan import _hooks, _options, _program
 from torchnan._finding import Finding
 from torchnan._load import _C
+from torchnan._words import shown
 
 
 class detect(contextlib.ContextDecorator):
@@ -22,6 +23,8 @@ class detect(contextlib.ContextDecorator):
     A context manager and a decorator. Scopes nest: the innermost decides what a finding does, all keep it. The same
     object may be entered again, also by other threads, which then take part in the same detection. Backward passes
     started inside are watched on whatever thread they run.
+
+    With ``TORCHNAN=0`` in the environment nothing is watched: options are checked, and that is all.
 
     Args:
         action: what a finding of level ``"error"`` does: ``"raise"`` a :class:`torchnan.NonFiniteError` (default),
@@ -83,7 +86,7 @@ class detect(contextlib.ContextDecorator):
         )
         options = _options.check(given)
         if model is not None and not isinstance(model, torch.nn.Module):
-            raise _options.OptionError(f"model={model!r} cannot be used: model takes a torch.nn.Module or None.")
+            raise _options.OptionError(f"model={shown(model)} cannot be used: model takes a torch.nn.Module or None.")
         self.model = model
         self._given = dict(given, model=model)
         self._watch = _C.Watch(options)
@@ -93,6 +96,8 @@ class detect(contextlib.ContextDecorator):
     # -- as a scope
 
     def __enter__(self) -> detect:
+        if _C.is_switched_off():
+            return self
         with _hooks.lock:
             self._entries[threading.get_ident()] += 1
         _hooks.install()
@@ -105,6 +110,8 @@ class detect(contextlib.ContextDecorator):
         self._leave(judge=error is None)
 
     def _leave(self, judge: bool) -> None:
+        if _C.is_switched_off():
+            return
         _C.leave_watch(self._watch)
         _hooks.uninstall()
         with _hooks.lock:
@@ -149,8 +156,8 @@ class detect(contextlib.ContextDecorator):
 
     def mark_step(self, k: int) -> None:
         """Says that training step ``k`` begins. Without it, steps are counted by the optimizer's."""
-        if not isinstance(k, int) or isinstance(k, bool):
-            raise TypeError(f"mark_step({k!r}): a step is an integer")
+        if not isinstance(k, int) or isinstance(k, bool) or not -(2**63) <= k < 2**63:
+            raise TypeError(f"mark_step({shown(k)}): a step is an integer of 64 bits")
         self._watch.mark_step(k)
 
 
@@ -185,12 +192,13 @@ def set_detect(mode: bool, **options: Any) -> detect | None:
     """
     global _program_wide
     if not isinstance(mode, bool):
-        raise TypeError(f"set_detect({mode!r}): mode is True or False")
+        raise TypeError(f"set_detect({shown(mode)}): mode is True or False")
     started = detect(**options) if mode else None
     end_program_wide(judge=True)
     if started is not None:
         started.__enter__()
-        _hooks.watch_new_threads(started)
+        if not _C.is_switched_off():
+            _hooks.watch_new_threads(started)
         _program_wide = started
     return started
 

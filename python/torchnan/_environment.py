@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torchnan import _options
+from torchnan._words import LONGEST_MESSAGE, printable
 
 POLICY = "TORCHNAN_POLICY"  # where recovery's variables begin
 MODES = ("raise", "warn", "log", "1", "0")
@@ -19,20 +20,26 @@ is_pending = False
 def options_from(environment: Mapping[str, str]) -> dict[str, Any] | None:
     """The options that the variables ask for, ``None`` if detection is to stay off.
 
-    ``TORCHNAN`` is one of raise, warn, log, 1 (the same as raise), 0 (off, whatever else is set). ``TORCHNAN_<NAME>``
-    sets the option of that name.
+    ``TORCHNAN`` is one of raise, warn, log, 1 (the same as raise), 0 (off, whatever else is set, and whatever the
+    program asks for: the core reads that for itself, once); empty it is as unset. ``TORCHNAN_<NAME>`` sets the option
+    of that name.
 
     Raises:
         OptionError: a variable or a value that is not known.
     """
     mode = environment.get("TORCHNAN", "")
     if mode not in ("", *MODES):
-        raise _options.OptionError(f"TORCHNAN={mode} cannot be used: it takes one of {', '.join(MODES)}.")
+        said = printable(mode, 200)
+        raise _options.OptionError(f"TORCHNAN={said} cannot be used: it takes one of {', '.join(MODES)}.")
     given = {
         _name(variable): _value(variable, text)
         for variable, text in sorted(environment.items())
         if is_of_detection(variable)
     }
+    if any(map(_is_of_recovery, environment)):
+        from torchnan.recovery import policy
+
+        policy.from_environment(environment)  # refused now, and not by the first StepGuard
     if mode in _options.ACTIONS and given.setdefault("action", mode) != mode:
         raise _options.OptionError(f"TORCHNAN={mode} and TORCHNAN_ACTION={given['action']} disagree: set one of them.")
     options = _options.check(given)
@@ -41,8 +48,11 @@ def options_from(environment: Mapping[str, str]) -> dict[str, Any] | None:
 
 def is_of_detection(variable: str) -> bool:
     """Not those of recovery, which a :class:`torchnan.StepGuard` reads."""
-    of_recovery = variable == POLICY or variable.startswith(f"{POLICY}_")
-    return variable.startswith("TORCHNAN_") and not of_recovery
+    return variable.startswith("TORCHNAN_") and not _is_of_recovery(variable)
+
+
+def _is_of_recovery(variable: str) -> bool:
+    return variable == POLICY or variable.startswith(f"{POLICY}_")
 
 
 def _name(variable: str) -> str:
@@ -52,9 +62,13 @@ def _name(variable: str) -> str:
 def _value(variable: str, text: str) -> Any:
     known = [f"TORCHNAN_{option.upper()}" for option in _options.TABLE]
     if variable not in known:
-        nearest = _options.nearest(variable, known)
-        known_text = ", ".join(known)
-        raise _options.OptionError(f"there is no variable {variable}.{nearest} Variables: TORCHNAN, {known_text}.")
+        from torchnan.recovery import policy
+
+        nearest = _options.nearest(variable, [*known, POLICY, *policy.variables()])
+        raise _options.OptionError(
+            f"there is no variable {printable(variable, 100)}.{nearest} Variables: TORCHNAN, {', '.join(known)}, "
+            f"{POLICY}, {POLICY}_<FIELD>."
+        )
     return _options.read(variable, _options.TABLE[_name(variable)], text)
 
 
@@ -75,7 +89,7 @@ def switch_on() -> None:
             torchnan.set_detect(True, **options)
             atexit.register(_at_end)
     except (_options.OptionError, OSError, RuntimeError) as error:
-        print(f"torchnan: {_options.message_of(error)}", file=sys.stderr)
+        print(f"torchnan: {printable(_options.message_of(error), LONGEST_MESSAGE)}", file=sys.stderr)
         raise SystemExit(2) from None
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 
 from torchnan._finding import Finding
+from torchnan._words import printable
 
 
 class NonFiniteError(RuntimeError):
@@ -35,7 +36,7 @@ for _public in (NonFiniteError, NonFiniteWarning):
 def warn(finding: Finding, text: str) -> None:
     """Warns at the user's source line."""
     file, line = (finding.file, finding.line) if finding.stack else ("<unknown>", 0)
-    warnings.warn_explicit(text, NonFiniteWarning, file or "<unknown>", line or 0)
+    warnings.warn_explicit(text, NonFiniteWarning, printable(file or "<unknown>", 4096), line or 0)
 
 
 def warn_of_detector(text: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torchnan._finding import Finding
+from torchnan._words import printable
 from torchnan.capture.keep import Captures
 from torchnan.capture.operation import Operation, record
 from torchnan.recovery.event import Cause, StepEvent
@@ -141,7 +142,7 @@ class Explainer:
         return _CAUSES.get(origin, "operation") if origin else "unknown"
 
     def _when_it_went_bad(self, bad: tuple[str, ...]) -> str:
-        names = ", ".join(bad[:5])
+        names = ", ".join(printable(name, 200) for name in bad[:5])
         more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
         since = f"after step {self._last_good}, the last good one" if self._last_good else "before the first good step"
         where = f"on rank {self._agreement.global_rank} " if self._agreement.ranks > 1 else ""
@@ -155,4 +156,4 @@ def _in_one_line(finding: Finding) -> str:
     name = f" {finding.name}" if finding.name else ""
     kind = {"nan": "NaN", "inf": "Inf"}[finding.kind]
     because = f": {finding.hint}" if finding.hint else ""
-    return f"{kind} of {finding.origin}{name}, {finding.op}{node}{module}{place}{because}"
+    return printable(f"{kind} of {finding.origin}{name}, {finding.op}{node}{module}{place}{because}", 1000)

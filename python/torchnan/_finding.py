@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from torchnan._words import printable
+
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
@@ -15,7 +17,7 @@ class Frame:
     function: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line} {self.function}"
+        return f"{printable(self.file)}:{self.line} {printable(self.function)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +56,8 @@ class Step:
     line: int
 
     def __str__(self) -> str:
-        return f"{self.op} ({self.file}:{self.line})" if self.file else self.op
+        op = printable(self.op)
+        return f"{op} ({printable(self.file)}:{self.line})" if self.file else op
 
 
 @dataclasses.dataclass(frozen=True)

@@ -204,7 +204,7 @@ def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if _C.anything_nonfinite():
         states = [(key, value) for state in optimizer.state.values() for key, value in state.items()]
         tensors = [(key, value) for key, value in states if isinstance(value, torch.Tensor)]
-        _C.judge("optimizer_state", [value for _, value in tensors], lambda i: tensors[i][0])
+        _C.judge("optimizer_state", [value for _, value in tensors], lambda i: str(tensors[i][0]))
     watch.count_step()
 
 

@@ -10,11 +10,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torchnan._options import OptionError
+from torchnan._load import _C
+from torchnan._options import OptionError, count_from, one_of
+from torchnan._words import printable, shown
 from torchnan.recovery.errors import TrainingStopped
+from torchnan.recovery.policy import POSITIVE, is_positive
 from torchnan.step import shards
 from torchnan.step.agreement import Agreement, Sight, What
-from torchnan.step.gradients import Measured, describe_bad, gradients_of, measure, unwatched
+from torchnan.step.gradients import Measured, describe_bad, gradients_of, measure, plain_norm, unwatched
 from torchnan.step.tripwire import NormTripwire
 
 logger = logging.getLogger("torchnan")
@@ -53,8 +56,10 @@ class NaNDetector:
         norm_limit: a larger gradient norm is bad, too. Default ``None``: any is good.
         norm_factor: so is one above this multiple of the mean of the last 100 good norms. Default ``None``.
 
+    With ``TORCHNAN=0`` in the environment, on all ranks alike, every step is good.
+
     Raises:
-        ValueError: an action that is not one of the three.
+        OptionError: (a ``ValueError``) an action that is not one of the three, a number that cannot be used.
 
     Example::
 
@@ -79,11 +84,14 @@ class NaNDetector:
         norm_limit: float | None = None,
         norm_factor: float | None = None,
     ) -> None:
-        if action not in ACTIONS:
-            raise ValueError(f"Invalid NaN action: {action!r} (expected warn/skip/raise)")
+        if not one_of(*ACTIONS)(action):
+            raise OptionError(f"Invalid NaN action: {shown(action)} (expected warn/skip/raise)")
         for name, value in (("max_consecutive", max_consecutive), ("max_history", max_history)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise OptionError(f"{name}={value!r} cannot be used: {name} takes an integer of at least 1.")
+            if not count_from(1)(value):
+                raise OptionError(f"{name}={shown(value)} cannot be used: {name} takes an integer of at least 1.")
+        for name, limit in (("norm_limit", norm_limit), ("norm_factor", norm_factor)):
+            if not is_positive(limit):
+                raise OptionError(f"{name}={shown(limit)} cannot be used: {name} takes {POSITIVE}.")
         self.action = action
         self.max_consecutive = max_consecutive
         self.max_history = max_history
@@ -107,6 +115,8 @@ class NaNDetector:
             TrainingStopped: (a ``RuntimeError``) it is not, and the action is ``"raise"``.
             AgreementError: another rank has died or hangs.
         """
+        if _C.is_switched_off():
+            return True
         value = _number(loss)
         mine = (
             None
@@ -141,6 +151,9 @@ class NaNDetector:
             as :meth:`check_loss` does.
         """
         gradients = gradients_of(model.named_parameters())
+        if _C.is_switched_off():
+            self._norm = plain_norm(gradients)
+            return True
         self._measured = measure(gradients, ranks=self._agreement.ranks)
         bad = self._measured.bad
         rank = self._agreement.global_rank
@@ -197,6 +210,7 @@ class NaNDetector:
             f"{what}{where}: {worst.text} (consecutive={state.consecutive_nans}, total={state.total_nans}, "
             f"last_good_loss={state.last_good_loss:.4f} at step {state.last_good_step})"
         )
+        text = printable(text, 1000)
         if self.action == "raise":
             raise TrainingStopped(text)
         logger.warning("%s", f"{text}: skip the optimizer step" if self.action == "skip" else text)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from torchnan._words import LONGEST_MESSAGE, printable, shown
 
 ACTIONS = ("raise", "warn", "log")
 WHENS = ("harm", "origin")
@@ -14,6 +17,9 @@ WHENS = ("harm", "origin")
 
 class OptionError(ValueError):
     """An option that cannot be used. Nothing has been switched on."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(printable(text, LONGEST_MESSAGE))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,14 +38,47 @@ def parse_bool(text: str) -> bool:
     return values[text.lower()]
 
 
-def _is_names(value: Any) -> bool:
-    if isinstance(value, str) or not isinstance(value, Sequence):
+def parse_int(text: str) -> int:
+    """ASCII digits alone: ``int()`` also takes spaces, underscores and the digits of every script."""
+    if not re.fullmatch("-?[0-9]+", text):
+        raise ValueError(text)
+    return int(text)
+
+
+def parse_float(text: str) -> float:
+    """The same for ``float()``, which also takes ``nan`` and ``inf``."""
+    if not re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", text):
+        raise ValueError(text)
+    return float(text)
+
+
+def one_of(*values: str) -> Callable[[Any], bool]:
+    """A check: equal to one of these, and a string; what a comparison with anything else does, nobody knows."""
+    return lambda value: isinstance(value, str) and value in values
+
+
+def count_from(least: int) -> Callable[[Any], bool]:
+    """A check: an integer that the core can hold, and not True or False."""
+    return lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63
+
+
+def is_path(value: Any) -> bool:
+    """Whether it can be the path of a file."""
+    if not isinstance(value, str | Path) or "\0" in str(value) or not str(value).strip(" \t\n\r\f\v"):
         return False
-    return all(isinstance(name, str) and name for name in value)
+    try:
+        os.fsencode(value)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
-def _is_path(value: Any) -> bool:
-    return value is None or (isinstance(value, str | Path) and str(value) != "")
+def _is_pattern(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_:*?\[\]!^-]+", value) is not None
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str) and all(map(_is_pattern, value))
 
 
 _BOOL = ("True or False", lambda value: isinstance(value, bool), parse_bool, "1, 0, true or false")
@@ -48,38 +87,38 @@ TABLE: dict[str, Option] = {
     "action": Option(
         "raise",
         "'raise', 'warn', 'log' or a callable that takes a Finding",
-        lambda value: callable(value) or value in ACTIONS,
+        lambda value: callable(value) or one_of(*ACTIONS)(value),
         str,
         "raise, warn or log",
     ),
     "check_nan": Option(True, *_BOOL),
     "check_inf": Option(True, *_BOOL),
-    "when": Option("harm", "'harm' or 'origin'", lambda value: value in WHENS, str, "harm or origin"),
+    "when": Option("harm", "'harm' or 'origin'", one_of(*WHENS), str, "harm or origin"),
     "backward": Option(True, *_BOOL),
     "stacks": Option(True, *_BOOL),
     "skip_ops": Option(
         (),
-        "a sequence of operator names or globs, such as ('aten::log', '_foreach_*')",
+        "a sequence of operator names without overload, or globs, such as ('aten::log', '_foreach_*')",
         _is_names,
-        lambda text: tuple(part.strip() for part in text.split(",")),
-        "names or globs with commas between them, such as aten::log,_foreach_*",
+        lambda text: tuple(part.strip(" ") for part in text.split(",")),
+        "operator names without overload, or globs, with commas between them, such as aten::log,_foreach_*",
     ),
     "exact": Option(False, *_BOOL),
     "sample": Option(
         0,
         "0, or a number of steps",
-        lambda value: isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63,
-        int,
+        count_from(0),
+        parse_int,
         "0, or a number of steps",
     ),
     "max_findings": Option(
         100,
         "an integer of at least 1",
-        lambda value: isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**63,
-        int,
+        count_from(1),
+        parse_int,
         "an integer of at least 1",
     ),
-    "log": Option(None, "a path, or None", _is_path, str, "a path"),
+    "log": Option(None, "a path, or None", lambda value: value is None or is_path(value), str, "a path"),
 }
 
 
@@ -91,9 +130,11 @@ def check(given: dict[str, Any]) -> dict[str, Any]:
     """
     for name, value in given.items():
         if name not in TABLE:
-            raise OptionError(f"there is no option '{name}'.{nearest(name, TABLE)} Options: {', '.join(TABLE)}.")
+            raise OptionError(
+                f"there is no option '{printable(name, 100)}'.{nearest(name, TABLE)} Options: {', '.join(TABLE)}."
+            )
         if not TABLE[name].check(value):
-            raise OptionError(f"{name}={value!r} cannot be used: {name} takes {TABLE[name].accepts}.")
+            raise OptionError(f"{name}={shown(value)} cannot be used: {name} takes {TABLE[name].accepts}.")
     options = {name: given.get(name, option.default) for name, option in TABLE.items()}
     if not options["check_nan"] and not options["check_inf"]:
         raise OptionError("check_nan and check_inf are both False: nothing would be looked for.")
@@ -117,7 +158,7 @@ def read(variable: str, option: Option, text: str) -> Any:
     except (KeyError, ValueError):
         usable = False
     if not usable:
-        raise OptionError(f"{variable}={text} cannot be used: it takes {option.accepts_text}.")
+        raise OptionError(f"{variable}={printable(text, 200)} cannot be used: it takes {option.accepts_text}.")
     return value
 
 
@@ -129,5 +170,6 @@ def message_of(error: Exception) -> str:
 def nearest(name: str, names: Any) -> str:
     import difflib
 
-    close = difflib.get_close_matches(name, list(names), n=1)
-    return f" Did you mean '{close[0]}'?" if close else ""
+    lower = {known.lower(): known for known in names}
+    close = difflib.get_close_matches(name.lower(), lower, n=1)
+    return f" Did you mean '{lower[close[0]]}'?" if close else ""

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 from torchnan._explain import Explainer
-from torchnan._options import OptionError
-from torchnan._step_guard_arguments import policy_of, refuse, without_wrappers
+from torchnan._load import _C
+from torchnan._step_guard_arguments import checked_action, policy_of, refuse, without_files, without_wrappers
 from torchnan.recovery.decision import Answer, Decision
 from torchnan.recovery.errors import TrainingStopped
 from torchnan.recovery.event import ACTIONS, Action, StepEvent, StepResult
@@ -25,6 +25,7 @@ from torchnan.recovery.rollback import Rollback
 from torchnan.recovery.snapshots import HasState, Training
 from torchnan.step.agreement import Agreement, Sight, What
 from torchnan.step.passes import Attempt, Passes, StepFunction
+from torchnan.step.scaled_step import ScaledStep
 from torchnan.step.start import StepStart
 from torchnan.step.tripwire import NormTripwire
 
@@ -42,6 +43,8 @@ class StepGuard:
     as the policy says.
 
     For loops that cannot be turned inside out: ``with guard.watch(batch): ...`` and ``if guard.ok_to_step(loss): ...``.
+
+    With ``TORCHNAN=0`` in the environment, on all ranks alike, steps are run, clipped and applied as without a guard.
 
     Args:
         model: what is trained; may be wrapped by DDP or sharded by FSDP2.
@@ -97,25 +100,27 @@ class StepGuard:
         self.optimizer = optimizer
         self.step_number = 0
         self.events: list[StepEvent] = []
-        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self._scaled = ScaledStep(optimizer, scaler)
         self._scheduler = scheduler
         self._on_instability = on_instability
         self._agreement = Agreement(group)
-        self._log = RecoveryLog(self.policy.log if self._agreement.rank == 0 else None)
-        self._tripwire = NormTripwire(self.policy.norm_limit, self.policy.norm_factor, self.policy.norm_window)
-        survives_memory = self.policy.out_of_memory == "split"
-        self._passes = Passes(model, optimizer, step_fn, self._scaler, self._tripwire, self._agreement, survives_memory)
-        self._start = StepStart(model, self.policy.keep)  # type: ignore[arg-type]
-        self._decision = Decision(self.policy)
-        self._rate = LearningRateCut(optimizer, self.policy.lr_factor, self.policy.lr_ramp)
-        parts: dict[str, Any] = {"optimizer": optimizer, "scaler": self._scaler, "scheduler": scheduler}
+        self._is_off = _C.is_switched_off()
+        policy = without_files(self.policy) if self._is_off else self.policy
+        self._log = RecoveryLog(policy.log if self._agreement.rank == 0 else None)
+        self._tripwire = NormTripwire(policy.norm_limit, policy.norm_factor, policy.norm_window)
+        survives_memory = policy.out_of_memory == "split"
+        self._passes = Passes(model, optimizer, step_fn, self._scaled.scaler, self._tripwire, self._agreement, survives_memory)
+        self._start = StepStart(model, policy.keep)  # type: ignore[arg-type]
+        self._decision = Decision(policy)
+        self._rate = LearningRateCut(optimizer, policy.lr_factor, policy.lr_ramp)
+        parts: dict[str, Any] = {"optimizer": optimizer, "scaler": self._scaled.scaler, "scheduler": scheduler}
         training = Training(
             model,
             {name: part for name, part in parts.items() if part is not None},
-            data if self.policy.rewind_data else None,
+            data if policy.rewind_data else None,
         )
-        self._rollback = Rollback(self.policy, training, self._agreement, self._log, save, load)
-        self._explainer = Explainer(self.policy, self._passes, self._start, self._agreement)
+        self._rollback = Rollback(policy, training, self._agreement, self._log, save, load)
+        self._explainer = Explainer(policy, self._passes, self._start, self._agreement)
         self._in_watch = False  # between watch() and ok_to_step()
         self._in_loop = False  # of the program's own
         self._begun = False
@@ -138,6 +143,8 @@ class StepGuard:
         """
         if not batches:
             raise TypeError("step() needs a batch, or the micro-batches of the step one after another")
+        if self._is_off:
+            return self._step_unguarded(list(batches))
         self._begin()
         for batch in batches:
             self._keep(batch)
@@ -196,18 +203,25 @@ class StepGuard:
         return int(2**self._decision.spent.splits)
 
     def _apply(self, attempt: Attempt, norm: float, event: StepEvent | None) -> StepResult:
-        self._clip(norm)
-        if self._scaler is None:
-            self.optimizer.step()
-        else:
-            self._scaler.step(self.optimizer)
-            self._scaler.update()
-        if self._scheduler is not None:
-            self._scheduler.step()
+        self._update(norm)
         self._note_good_step(norm)
         step = self.step_number
         found = self._take_snapshot_if_due()  # now, and not with the next step: its batch is not drawn yet
         return StepResult(step, True, attempt.loss, norm, found or event)
+
+    def _step_unguarded(self, batches: list[Any]) -> StepResult:
+        """TORCHNAN=0: the step as it would be without a guard."""
+        self.step_number += 1
+        self.optimizer.zero_grad(set_to_none=True)
+        attempt = self._passes.run_unguarded(batches)
+        self._update(attempt.norm)
+        return StepResult(self.step_number, True, attempt.loss, attempt.norm)
+
+    def _update(self, norm: float) -> None:
+        self._clip(norm)
+        self._scaled.take()
+        if self._scheduler is not None:
+            self._scheduler.step()
 
     def _clip(self, norm: float) -> None:
         if self.policy.max_norm is not None and norm > self.policy.max_norm:
@@ -229,11 +243,13 @@ class StepGuard:
         """Around forward and backward of one micro-batch, in a loop of the program's own. The first one after
         :meth:`ok_to_step` begins a step."""
         if not self._in_watch:
-            self._take_snapshot_if_due()
+            if not self._is_off:
+                self._take_snapshot_if_due()
+                self._start.note()
             self.step_number += 1
-            self._start.note()
             self._in_watch = self._in_loop = True
-        self._keep(batch)
+        if not self._is_off:
+            self._keep(batch)
         yield
 
     def ok_to_step(self, *losses: torch.Tensor) -> bool:
@@ -252,6 +268,9 @@ class StepGuard:
         if not self._in_watch:
             raise RuntimeError("ok_to_step() belongs after `with guard.watch(batch):`, once a step")
         self._in_watch = False
+        if self._is_off:
+            self._clip(self._passes.end_unguarded([]).norm)
+            return True
         attempt = self._passes.look([loss.detach() for loss in losses])
         worst, norm = self._passes.agree(attempt)
         if worst is None:
@@ -259,7 +278,7 @@ class StepGuard:
             self._note_good_step(norm)
             return True
         if worst.what is What.SCALER and not self._scaler_gave_up():
-            self._mark_for_scaler()
+            self._scaled.mark_to_skip()
             return True  # scaler.step() will not step, and scaler.update() lowers the scale
         self._give_up_step(attempt, norm, *self._judge(attempt, worst, norm))
         return False
@@ -281,18 +300,10 @@ class StepGuard:
         return self._decision.spent.scaler_skips > self.policy.max_scaler_skips
 
     def _let_scaler_skip(self, attempt: Attempt, norm: float) -> StepResult:
-        assert self._scaler is not None
-        self._mark_for_scaler()
-        self._scaler.step(self.optimizer)
-        self._scaler.update()
+        self._scaled.mark_to_skip()
+        self._scaled.take()
         self._start.forget_batches()
         return StepResult(self.step_number, False, attempt.loss, norm)
-
-    def _mark_for_scaler(self) -> None:
-        """On every rank, so that the scales stay equal."""
-        assert self._scaler is not None
-        for found in self._scaler._per_optimizer_states[id(self.optimizer)]["found_inf_per_device"].values():
-            found.fill_(1.0)
 
     # -- a bad step
 
@@ -314,16 +325,14 @@ class StepGuard:
         """What ``on_instability`` asks for, the gravest of all ranks."""
         if self._on_instability is None:
             return None
-        wanted = self._on_instability(event)
-        if wanted is not None and wanted not in ACTIONS:
-            raise OptionError(f"on_instability returned {wanted!r}: it returns None or one of {', '.join(ACTIONS)}.")
+        wanted = checked_action(self._on_instability(event))
         gravest = self._agreement.largest(0 if wanted is None else ACTIONS.index(wanted) + 1)
         return None if gravest == 0 else ACTIONS[gravest - 1]
 
     def _give_up_step(self, attempt: Attempt, norm: float, event: StepEvent, answer: Answer) -> StepResult:
         self.optimizer.zero_grad(set_to_none=True)
         self._start.restore_buffers()
-        self._reset_scaler()
+        self._scaled.forget()
         self._start.forget_batches()
         self._carry_out(event, answer)
         return StepResult(event.step, False, attempt.loss, norm, event)
@@ -339,13 +348,8 @@ class StepGuard:
         if answer.action == "raise":
             raise TrainingStopped(str(event), answer.exit_reason, event)
 
-    def _reset_scaler(self) -> None:
-        """A scaler that has unscaled gradients waits for update(); these gradients are gone."""
-        if self._scaler is not None:
-            self._scaler._per_optimizer_states.clear()
-
     def _tell(self, event: StepEvent) -> None:
-        here = f"{socket.gethostname()} {_device_of(self.model)}"
+        here = f"{socket.gethostname()} {self._passes.device}"
         source = self._agreement.first_with_most(int(event.rank == self._agreement.global_rank))
         event.host, event.device = self._agreement.share(here, source).rsplit(" ", 1)
         self.events = [*self.events, event][-MOST_EVENTS:]
@@ -391,7 +395,3 @@ class StepGuard:
         self._decision.load_state_dict(state["decision"])
         self._tripwire.load_state_dict(state["tripwire"])
         self._rate.load_state_dict(state["learning_rate"])
-
-
-def _device_of(model: torch.nn.Module) -> torch.device:
-    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
-from torchnan._options import OptionError
+from torchnan._options import OptionError, one_of
+from torchnan._words import shown, type_name
+from torchnan.recovery.event import ACTIONS, Action
 from torchnan.recovery.policy import Policy
 
 
@@ -24,15 +26,20 @@ def policy_of(given: Policy | str | os.PathLike[str] | dict[str, Any] | None, op
     return changed.with_environment(os.environ)
 
 
+def without_files(policy: Policy) -> Policy:
+    """What is left of it with TORCHNAN=0: nothing is written, and gradients are reduced as they come."""
+    return dataclasses.replace(policy, captures=None, log=None, snapshot_every=0, out_of_memory="raise")
+
+
 def refuse(model: Any, optimizer: Any, step_fn: Any, policy: Policy, save: Any, load: Any, on_instability: Any) -> None:
     """Raises for what cannot work."""
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model is a {type(model).__name__}: StepGuard takes a torch.nn.Module")
+        raise TypeError(f"model is a {type_name(model)}: StepGuard takes a torch.nn.Module")
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"optimizer is a {type(optimizer).__name__}: StepGuard takes a torch.optim.Optimizer")
+        raise TypeError(f"optimizer is a {type_name(optimizer)}: StepGuard takes a torch.optim.Optimizer")
     for name, function in (("step_fn", step_fn), ("save", save), ("load", load), ("on_instability", on_instability)):
         if function is not None and not callable(function):
-            raise TypeError(f"{name} is a {type(function).__name__}: it must be callable")
+            raise TypeError(f"{name} is a {type_name(function)}: it must be callable")
     if (save is None) != (load is None):
         raise OptionError("save and load belong together: one of them is missing.")
     if save is not None and policy.snapshot_folder is not None:
@@ -42,6 +49,14 @@ def refuse(model: Any, optimizer: Any, step_fn: Any, policy: Policy, save: Any, 
             "out_of_memory='split' cannot be used with FSDP: its forward pass waits for the other ranks, so a rank "
             "that runs out of memory cannot go back alone."
         )
+
+
+def checked_action(wanted: Any) -> Action | None:
+    """What ``on_instability`` has returned."""
+    if wanted is not None and not one_of(*ACTIONS)(wanted):
+        raise OptionError(f"on_instability returned {shown(wanted)}: it returns None or one of {', '.join(ACTIONS)}.")
+    checked: Action | None = wanted
+    return checked
 
 
 def without_wrappers(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from torchnan._load import _C
+from torchnan._options import OptionError
 from torchnan.step.agreement import Agreement, What
 from torchnan.step.passes import Attempt, Passes, StepFunction
 from torchnan.step.replay import Replay, replay
@@ -43,7 +45,13 @@ class CapturedStep:
         )
 
     def replay(self) -> Replay:
-        """Twice under ``detect()``."""
+        """Twice under ``detect()``.
+
+        Raises:
+            OptionError: TORCHNAN=0 is set.
+        """
+        if _C.is_switched_off():
+            raise OptionError("TORCHNAN=0 is set, and a replay looks for what made a NaN: unset it.")
         original = str(self._capture.event.get("bits", ""))
         return replay(self.run, self._passes, self._agreement, original=original, step=self._capture.step)
 

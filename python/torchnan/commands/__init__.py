@@ -5,15 +5,27 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from torchnan._options import OptionError, message_of
+from torchnan._words import LONGEST_MESSAGE, printable
 from torchnan.capture import CaptureError
 from torchnan.commands import doctor, extract, replay, run, show
 
 
+class _Parser(argparse.ArgumentParser):
+    """Its errors quote what was typed; and half a name is no name."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message, LONGEST_MESSAGE))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; 0 is success, 1 a fault that was found, 2 a command that cannot be carried out."""
-    parser = argparse.ArgumentParser(prog="python -m torchnan", description="Names the operation that made the NaN.")
+    parser = _Parser(prog="python -m torchnan", description="Names the operation that made the NaN.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="command")
     for command in (run, show, replay, extract, doctor):
         verb = verbs.add_parser(
@@ -28,6 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status: int = given.execute(given)
     except (OptionError, CaptureError, OSError) as error:
-        print(f"torchnan: {message_of(error)}", file=sys.stderr)
+        print(f"torchnan: {printable(message_of(error), LONGEST_MESSAGE)}", file=sys.stderr)
         return 2
     return status

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+from typing import Any
 
 import torch
 
 from torchnan import _build, _environment, _options
 from torchnan._load import _C
+from torchnan._words import printable
 
 NAME = "doctor"
 HELP = "build, PyTorch, engine in use, switches"
@@ -17,6 +19,12 @@ HELP = "build, PyTorch, engine in use, switches"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """None."""
+
+
+def _told(options: dict[str, Any] | None) -> str:
+    if _C.is_switched_off():
+        return "OFF by TORCHNAN=0: detect(), guard(), StepGuard and NaNDetector look at nothing, in every program"
+    return "off" if options is None else ", ".join(f"{name}={value}" for name, value in options.items())
 
 
 def execute(given: argparse.Namespace) -> int:
@@ -40,10 +48,10 @@ def execute(given: argparse.Namespace) -> int:
         healthy = False
     try:
         options = _environment.options_from(os.environ)
-        rows.append(("switches", "off" if options is None else ", ".join(f"{k}={v}" for k, v in options.items())))
+        rows.append(("switches", _told(options)))
     except _options.OptionError as error:
         rows.append(("switches", f"REFUSED: {error}"))
         healthy = False
     for name, value in rows:
-        print(f"{name:<12} {value}")
+        print(f"{name:<12} {printable(value, 2000)}")
     return 0 if healthy else 1

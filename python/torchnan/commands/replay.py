@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from torchnan._options import OptionError
+from torchnan._words import printable, type_name
 from torchnan.capture import Capture, load_capture
 from torchnan.step.replay import Replay
 
@@ -61,7 +62,7 @@ def _model_and_step(step: str, model: str | None) -> tuple[torch.nn.Module, Call
         )
     returned = function()
     if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], torch.nn.Module)):
-        raise OptionError(f"{step}() returned a {type(returned).__name__}: it must return (model, step function).")
+        raise OptionError(f"{step}() returned a {type_name(returned)}: it must return (model, step function).")
     return returned
 
 
@@ -76,17 +77,19 @@ def _named(text: str, option: str) -> Callable[..., Any]:
     except (ImportError, AttributeError) as error:
         raise OptionError(f"{option} {text} cannot be used: {error}.") from None
     if not callable(found):
-        raise OptionError(f"{option} {text} cannot be used: it is a {type(found).__name__}, not a function.")
+        raise OptionError(f"{option} {text} cannot be used: it is a {type_name(found)}, not a function.")
     return found  # type: ignore[no-any-return]
 
 
 def _text(capture: Capture, replayed: Replay) -> str:
-    head = f"torchnan: step {capture.step} of rank {capture.rank}, captured as: {capture.event['seen']}"
+    seen = printable(str(capture.event.get("seen")), 1000)
+    head = f"torchnan: step {capture.step} of rank {capture.rank}, captured as: {seen}"
     lines = [head, f"  replay    {_VERDICTS[replayed.verdict or 'transient']}"]
     if replayed.verdict == "persistent":
         lines.append(f"  bits      {'the same as' if replayed.same_bits else 'other than'} when it was captured")
-    if capture.versions.get("torch") != torch.__version__:
-        lines.append(f"  PyTorch   {torch.__version__} here, {capture.versions.get('torch')} when it was captured")
+    torch_then = printable(str(capture.versions.get("torch")))
+    if torch_then != torch.__version__:
+        lines.append(f"  PyTorch   {torch.__version__} here, {torch_then} when it was captured")
     if replayed.finding is not None:
         lines.append(str(replayed.finding))
     return "\n".join(lines)

@@ -11,6 +11,8 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
+from torchnan._words import type_name
+
 
 def refuse(trainer: Trainer, module: LightningModule) -> None:
     """What the step guard cannot work with.
@@ -18,11 +20,11 @@ def refuse(trainer: Trainer, module: LightningModule) -> None:
     Raises:
         MisconfigurationException: says what it is, and what to do.
     """
-    optimizers = [type(optimizer).__name__ for optimizer in trainer.optimizers]
-    strategy = type(trainer.strategy).__name__
+    optimizers = [type_name(optimizer) for optimizer in trainer.optimizers]
+    strategy = type_name(trainer.strategy)
     if not module.automatic_optimization:
         raise MisconfigurationException(
-            f"NaNCapture cannot tell where a step ends in the manual optimization of {type(module).__name__}: use "
+            f"NaNCapture cannot tell where a step ends in the manual optimization of {type_name(module)}: use "
             "torchnan.StepGuard in its training_step, `with guard.watch(batch):` and `if guard.ok_to_step(loss):`."
         )
     if len(optimizers) != 1:

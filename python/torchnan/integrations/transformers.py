@@ -12,8 +12,10 @@ try:
 except ImportError as error:
     raise ImportError("torchnan.integrations.transformers needs Transformers: pip install transformers") from error
 
+from torchnan._load import _C
 from torchnan._options import OptionError
 from torchnan._step_guard import StepGuard
+from torchnan._words import type_name
 from torchnan.integrations.held_scaler import HeldScaler
 from torchnan.recovery.event import Action, StepEvent
 from torchnan.step.gradients import describe_bad, gradients_of, measure
@@ -89,6 +91,8 @@ class NaNCallback(TrainerCallback):
             **options,
         )
         _refuse_norms_after_clipping(args, self._guard)
+        if _C.is_switched_off():  # no hooks, no steps to look at
+            return
         self._held = HeldScaler(scaler)
         before: Any = self._before_forward
         after: Any = self._after_forward
@@ -103,6 +107,8 @@ class NaNCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Looks at the step; a bad one is left without gradients."""
+        if not self._hooks:
+            return
         losses, self._losses = self._losses, []
         self._watching.close()
         if self._guard.policy.replay and self._weight is None:
@@ -154,7 +160,7 @@ class NaNCallback(TrainerCallback):
             if self._guard.policy.replay:
                 self._leave()
                 raise ValueError(
-                    f"the output of the model, a {type(output).__name__}, has no loss in it: {_NO_LOSS}"
+                    f"the output of the model, a {type_name(output)}, has no loss in it: {_NO_LOSS}"
                 ) from None
             return
         self._losses.append(loss.detach())

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from torchnan._finding import Finding
+from torchnan._words import printable, storable
 
 SCHEMA = 1
 
@@ -100,10 +101,10 @@ class StepEvent:
             ("capture", self.capture or ""),
             *(("note", note) for note in self.notes),
         ]
-        lines = [f"torchnan: step {self.step} was not applied ({self.what.replace('_', ' ')})"]
+        lines = [f"torchnan: step {self.step} was not applied ({printable(self.what.replace('_', ' '))})"]
         if self.what == "replicas":
             lines = [f"torchnan: after step {self.step} the ranks have come apart"]
-        lines += [f"  {name:<9} {text}" for name, text in rows if text]
+        lines += [f"  {name:<9} {printable(text, 1000)}" for name, text in rows if text]
         return "\n".join(lines)
 
     def _replay_text(self) -> str:
@@ -139,7 +140,9 @@ class StepResult:
 
 
 def strict(value: Any) -> Any:
-    """With strings for the numbers that JSON does not have."""
+    """With strings for the numbers that JSON does not have, and without text that it does not have."""
+    if isinstance(value, str):
+        return storable(value)
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

@@ -10,7 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from torchnan._environment import POLICY
-from torchnan._options import Option, OptionError, nearest, parse_bool, read
+from torchnan._options import (
+    Option,
+    OptionError,
+    count_from,
+    is_path,
+    nearest,
+    one_of,
+    parse_bool,
+    parse_float,
+    parse_int,
+    read,
+)
+from torchnan._words import printable, shown
 from torchnan.recovery.event import ACTIONS, CAUSES, Action
 
 
@@ -18,28 +30,32 @@ def _field(default: Any, accepts: str, check: Callable[[Any], bool], parse: Call
     return dataclasses.field(default=default, metadata={"option": Option(default, accepts, check, parse, accepts)})
 
 
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+POSITIVE = "a number above 0, or nothing"
 
 
 def _count(default: int, *, least: int = 0) -> Any:
-    return _field(default, f"an integer of at least {least}", lambda v: _is_int(v) and v >= least, int)
+    return _field(default, f"an integer of at least {least}", count_from(least), parse_int)
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
+def is_positive(value: Any) -> bool:
+    """A check: None, or a finite number above 0."""
+    return value is None or (_is_number(value) and value > 0)
+
+
 def _positive() -> Any:
-    return _field(None, "a number above 0, or nothing", lambda v: v is None or (_is_number(v) and v > 0), float)
+    return _field(None, POSITIVE, is_positive, parse_float)
 
 
 def _one_of(*values: str) -> Any:
-    return _field(values[0], f"one of {', '.join(values)}", lambda v: v in values)
+    return _field(values[0], f"one of {', '.join(values)}", one_of(*values))
 
 
 def _path() -> Any:
-    return _field(None, "a path, or nothing", lambda v: v is None or (isinstance(v, str | Path) and str(v) != ""))
+    return _field(None, "a path, or nothing", lambda v: v is None or is_path(v))
 
 
 def _switch(default: bool) -> Any:
@@ -47,14 +63,17 @@ def _switch(default: bool) -> Any:
 
 
 def _pairs(text: str) -> dict[str, str]:
-    return dict(tuple(part.strip() for part in pair.split("=")) for pair in text.split(","))  # type: ignore[misc]
+    pairs = [tuple(part.strip(" ") for part in pair.split("=")) for pair in text.split(",")]
+    if len(dict(pairs)) < len(pairs):  # type: ignore[arg-type]
+        raise ValueError(text)
+    return dict(pairs)  # type: ignore[arg-type]
 
 
 _REMEDIES = f"actions ({', '.join(ACTIONS)}) by cause ({', '.join(CAUSES)})"
 
 
 def _is_remedy(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(k in CAUSES and v in ACTIONS for k, v in value.items())
+    return isinstance(value, Mapping) and all(one_of(*CAUSES)(k) and one_of(*ACTIONS)(v) for k, v in value.items())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,7 +136,7 @@ class Policy:
     rollback_depth: int = _count(1, least=1)
     max_rollbacks: int = _count(3)
     rewind_data: bool = _switch(False)
-    lr_factor: float = _field(0.5, "a number above 0, at most 1", lambda v: _is_number(v) and 0 < v <= 1, float)
+    lr_factor: float = _field(0.5, "a number above 0, at most 1", lambda v: _is_number(v) and 0 < v <= 1, parse_float)
     lr_ramp: int = _count(100)
     out_of_memory: str = _one_of("raise", "split")
     max_splits: int = _count(4, least=1)
@@ -126,7 +145,7 @@ class Policy:
     def __post_init__(self) -> None:
         for name, option in options().items():
             if not option.check(getattr(self, name)):
-                raise OptionError(f"{name}={getattr(self, name)!r} cannot be used: {name} takes {option.accepts}.")
+                raise OptionError(f"{name}={shown(getattr(self, name))} cannot be used: {name} takes {option.accepts}.")
         if self.rollback_depth > self.snapshots:
             raise OptionError(
                 f"rollback_depth={self.rollback_depth} cannot be used: only snapshots={self.snapshots} are kept."
@@ -137,10 +156,8 @@ class Policy:
         """Of names and values, as a part of a larger configuration has them."""
         for name in given:
             if name not in options():
-                known = ", ".join(options())
-                raise OptionError(
-                    f"there is no option '{name}' of recovery.{nearest(name, options())} Options: {known}."
-                )
+                known = f"{nearest(str(name), options())} Options: {', '.join(options())}."
+                raise OptionError(f"there is no option '{printable(str(name), 100)}' of recovery.{known}")
         return cls(**given)
 
     @classmethod
@@ -158,10 +175,7 @@ class Policy:
         with open(path, "rb") as file:
             try:
                 given: Any = tomllib.load(file)
-            except (
-                ValueError,
-                RecursionError,
-            ) as error:  # no UTF-8, a number of 5,000 digits
+            except (ValueError, RecursionError) as error:  # no UTF-8, a number of 5,000 digits
                 raise OptionError(f"{os.fspath(path)} is not TOML: {error}.") from None
         for part in filter(None, table.split(".")):
             if not isinstance(given, dict) or part not in given:
@@ -179,8 +193,7 @@ class Policy:
         base = self
         if environment.get(POLICY):
             base = Policy.from_toml(environment[POLICY])
-        given = {v[len(POLICY) + 1 :].lower(): text for v, text in environment.items() if v.startswith(f"{POLICY}_")}
-        return dataclasses.replace(base, **{name: _read(name, text) for name, text in given.items()})
+        return dataclasses.replace(base, **from_environment(environment))
 
 
 def options() -> dict[str, Option]:
@@ -188,9 +201,26 @@ def options() -> dict[str, Option]:
     return {field.name: field.metadata["option"] for field in dataclasses.fields(Policy)}
 
 
-def _read(name: str, text: str) -> Any:
-    variable = f"{POLICY}_{name.upper()}"
-    if name not in options():
-        known = [f"{POLICY}_{option.upper()}" for option in options()]
-        raise OptionError(f"there is no variable {variable}.{nearest(variable, known)} Variables: {', '.join(known)}.")
-    return read(variable, options()[name], text)
+def variables() -> dict[str, str]:
+    """The environment's names for them."""
+    return {f"{POLICY}_{name.upper()}": name for name in options()}
+
+
+def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    """What the variables say, but for a file's.
+
+    Raises:
+        OptionError: a variable or a value that is not known.
+    """
+    known = variables()
+    given = {}
+    for variable, text in sorted(environment.items()):
+        if not variable.startswith(f"{POLICY}_"):
+            continue
+        if variable not in known:
+            raise OptionError(
+                f"there is no variable {printable(variable, 100)}.{nearest(variable, known)} Variables: {POLICY}, "
+                f"{', '.join(known)}."
+            )
+        given[known[variable]] = read(variable, options()[known[variable]], text)
+    return given

@@ -10,6 +10,7 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 
 from torchnan._options import OptionError
+from torchnan._words import printable
 from torchnan.capture.errors import UnkeepableError
 from torchnan.recovery.log import RecoveryLog
 from torchnan.recovery.policy import Policy
@@ -91,7 +92,7 @@ class Rollback:
             self._snapshots.take(step)
         except (OSError, UnkeepableError) as error:  # the others have theirs: all go back to the newest that all have
             self._log.note("no_snapshot", step=step, reason=str(error))
-            logger.warning("torchnan: no snapshot after step %d: %s", step, error)
+            logger.warning("torchnan: no snapshot after step %d: %s", step, printable(str(error)))
             return
         self._log.note("snapshot", step=step, kept=self._snapshots.steps)
 

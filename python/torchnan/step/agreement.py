@@ -12,6 +12,8 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from torchnan._load import _C
+from torchnan._words import printable
 from torchnan.step.gradients import Measured, unwatched
 
 _MICRO_BATCHES = 0xFFFF
@@ -80,7 +82,7 @@ class Agreement:
     @property
     def global_rank(self) -> int:
         """This process in its job."""
-        return dist.get_rank() if dist.is_available() and dist.is_initialized() else int(os.environ.get("RANK", "0"))
+        return dist.get_rank() if dist.is_available() and dist.is_initialized() else _C.rank_of_process() or 0
 
     def agree(self, sight: Sight | None) -> Sight | None:
         """The worst that any rank has seen, the same on every rank; ``None`` if none has seen anything.
@@ -135,11 +137,11 @@ class Agreement:
         """What the rank ``source`` of the group says, on every rank."""
         if self.ranks == 1:
             return text
-        mine = text.encode() if self.rank == source else b""
+        mine = text.encode("utf-8", "surrogatepass") if self.rank == source else b""
         length = self.largest(len(mine))
         letters = torch.zeros(max(length, 1), dtype=torch.uint8)
         letters[: len(mine)] = torch.frombuffer(bytearray(mine or b"\0"), dtype=torch.uint8)[: len(mine)]
-        return bytes(self._all_reduce(letters, dist.ReduceOp.MAX).tolist())[:length].decode()
+        return bytes(self._all_reduce(letters, dist.ReduceOp.MAX).tolist())[:length].decode("utf-8", "surrogatepass")
 
     def _tell(self, word: int, mine: Sight | None) -> Sight:
         what, micro_batch, rank = _decode(word)
@@ -163,7 +165,8 @@ class Agreement:
                 raise AgreementError(
                     f"torchnan: the ranks could not agree on this step: a rank has died, hangs, or is not in its "
                     f"step guard. This is rank {self.rank} of {self.ranks} (process {os.getpid()} on "
-                    f"{socket.gethostname()}); look at the log of the others. The process group said: {error}"
+                    f"{socket.gethostname()}); look at the log of the others. The process group said: "
+                    f"{printable(str(error).partition(chr(10))[0], 1000)}"
                 ) from error
             return moved.cpu()
 

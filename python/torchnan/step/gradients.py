@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from torchnan._load import _C
+from torchnan._words import printable
 from torchnan.step import shards
 
 
@@ -73,6 +74,11 @@ def bad_among(named: Iterable[tuple[str, torch.Tensor]]) -> tuple[str, ...]:
     return measure([(name, t.detach()) for name, t in named if t.is_floating_point() or t.is_complex()]).bad
 
 
+def plain_norm(named: Sequence[tuple[str, torch.Tensor]]) -> float:
+    """The 2-norm of the whole model's gradients by PyTorch's own functions. All ranks must ask."""
+    return shards.whole(torch.nn.utils.get_total_norm([tensor for _, tensor in named])).item()
+
+
 def _squares(named: Sequence[tuple[str, torch.Tensor]], norms: torch.Tensor, ranks: int) -> float:
     copies = [shards.replicas(tensor, ranks) for _, tensor in named]
     return float((norms.square() / torch.tensor(copies, dtype=torch.float64)).sum())
@@ -95,7 +101,7 @@ def describe_bad(named: Sequence[tuple[str, torch.Tensor]], bad: Sequence[str], 
     """ "h.3.attn.c_attn.weight (nan 3), wte.weight (inf 1), 2 more"."""
     tensors = dict(named)
     with unwatched(), torch.no_grad():
-        said = [f"{name} ({_counts(shards.local(tensors[name]))})" for name in bad[:most_names]]
+        said = [f"{printable(name, 200)} ({_counts(shards.local(tensors[name]))})" for name in bad[:most_names]]
     more = len(bad) - len(said)
     return ", ".join([*said, f"{more} more"] if more else said)
 

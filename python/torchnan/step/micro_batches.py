@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from torchnan._words import printable
 from torchnan.step.start import tensors_in
 
 
@@ -36,7 +37,9 @@ def split(batch: Any, parts: int) -> list[tuple[Any, float]]:
     rows = rows_of(batch)
     if rows < 2:
         shapes = ", ".join(f"{where} {tuple(tensor.shape)}" for where, tensor in tensors_in(batch, "batch"))
-        raise ValueError(f"this batch cannot be split: its tensors have no common first dimension above 1 ({shapes})")
+        raise ValueError(
+            f"this batch cannot be split: its tensors have no common first dimension above 1 ({printable(shapes)})"
+        )
     edges = [round(rows * i / parts) for i in range(parts + 1)]
     spans = [(a, b) for a, b in itertools.pairwise(edges) if b > a]
     return [(_rows(batch, a, b), (b - a) / rows) for a, b in spans]

@@ -13,9 +13,10 @@ import torch.distributed as dist
 
 from torchnan._errors import NonFiniteError
 from torchnan._program import clean, raised_at, unwrap
+from torchnan._words import printable, type_name
 from torchnan.step import shards
 from torchnan.step.agreement import Agreement, Sight, What
-from torchnan.step.gradients import Measured, describe_bad, gradients_of, measure, unwatched
+from torchnan.step.gradients import Measured, describe_bad, gradients_of, measure, plain_norm, unwatched
 from torchnan.step.micro_batches import split
 from torchnan.step.random_state import RandomState
 from torchnan.step.tripwire import NormTripwire
@@ -100,6 +101,11 @@ class Passes:
             self._parameters = named_parameters(self.model, self.optimizer)
         return self._parameters
 
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
+
     def run(
         self,
         batches: list[Any],
@@ -138,6 +144,18 @@ class Passes:
             sight = Sight(What.OUT_OF_MEMORY, memory, micro_batch, self._agreement.global_rank)
             return Attempt(tuple(losses), sight, Measured())
         return self.look(losses)
+
+    def run_unguarded(self, batches: list[Any]) -> Attempt:
+        """Forward and backward, and whatever comes of it: with TORCHNAN=0."""
+        losses: list[torch.Tensor] = []
+        self._forward_backward(batches, 1, (), losses)
+        return self.end_unguarded(losses)
+
+    def end_unguarded(self, losses: list[torch.Tensor]) -> Attempt:
+        """The norm, by PyTorch's own functions."""
+        if self._scaler is not None:
+            unscale_once(self._scaler, self.optimizer)
+        return Attempt(tuple(losses), None, plain_norm(gradients_of(self.parameters)))
 
     def look(self, losses: list[torch.Tensor]) -> Attempt:
         """One scan over the gradients."""
@@ -250,7 +268,7 @@ def loss_of(returned: Any) -> torch.Tensor:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else ""
         raise TypeError(
-            f"step_fn(model, batch) returned a {type(loss).__name__}{shape}: it must return the loss, a tensor of one "
+            f"step_fn(model, batch) returned a {type_name(loss)}{shape}: it must return the loss, a tensor of one "
             "element, or something with .loss or ['loss']."
         )
     return loss
@@ -279,4 +297,4 @@ def _told(error: BaseException) -> str:
     """What it says, and where in the program it was raised."""
     line = raised_at(error)
     place = f" (at {line[0]}:{line[1]})" if line else ""
-    return f"{(str(error) or type(error).__name__).splitlines()[0]}{place}"
+    return printable(f"{(str(error) or type(error).__name__).splitlines()[0]}{place}", 1000)

@@ -27,6 +27,12 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if distributed is None else distributed._local_tensor
 
 
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All of it, on every rank; the tensor itself if it is not distributed. All ranks must ask."""
+    distributed = _as_dtensor(tensor)
+    return tensor if distributed is None else distributed.full_tensor()
+
+
 def replicas(tensor: torch.Tensor, ranks: int) -> int:
     """How many of ``ranks`` ranks hold the same part of it: all, if it is not distributed."""
     distributed = _as_dtensor(tensor)
