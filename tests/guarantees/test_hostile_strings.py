@@ -1,0 +1,316 @@
+"""Whatever a program names its parts, nothing that torchnan says of them acts where it is shown.
+
+Every string of the corpus in every place that a program can name, told by everything that tells: no control character
+of theirs, no line more than a tame name makes, strict JSON, bounded. What tells is found in the sources, so that
+nothing new is left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import json
+import os
+import re
+import sys
+import unicodedata
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hostile_programs import TAME, Bench, lines_of, stored
+from hostile_strings import HOSTILE
+from support import REPOSITORY, run
+from torchnan._load import _C
+
+pytestmark = pytest.mark.bar(17)
+
+LARGEST = 16 * 1024  # bytes of one text
+LONGEST = 1000  # bytes of a name in JSON
+UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # categories of Unicode
+
+Said = list[str]
+
+
+def _told_in_pieces(bench: Bench) -> Said:
+    findings = bench.watch.findings
+    pieces = [piece for f in findings for piece in (*f.stack, *f.lineage, f.harm)]
+    return [str(told) for told in (*findings, *pieces)]
+
+
+def _loggers(bench: Bench) -> Said:
+    return [*bench.stepped[1], *bench.bad_snapshot(), *bench.detector()]
+
+
+TERMINAL: dict[str, Callable[[Bench], Said]] = {
+    "str(finding)": _told_in_pieces,
+    "watch.report()": lambda bench: bench.watch.report().split("\n\n"),
+    "warnings": Bench.warned,
+    "warnings of the detector": Bench.of_the_detector,
+    "NonFiniteError": Bench.raised,
+    "str(event)": lambda bench: [str(event) for event in bench.stepped[0].events],
+    "loggers": _loggers,
+    "an error in a replay": Bench.raised_in_replay,
+    "TrainingStopped": Bench.stopped,
+    "out of memory": Bench.out_of_memory,
+    "errors of options": Bench.options,
+    "errors of the environment": Bench.environment,
+    "errors of captures": Bench.damaged_capture,
+    "commands": Bench.commands,
+    "replay": Bench.replayed,
+    "extract": Bench.extracted,
+    "doctor": Bench.doctor,
+}
+JSON: dict[str, Callable[[Bench], Said]] = {
+    "finding.to_json()": lambda bench: [finding.to_json() for finding in bench.watch.findings],
+    "findings log": lambda bench: [bench.watch.report(), lines_of(bench.folder / "findings.jsonl")][1],
+    "event.to_json()": lambda bench: [event.to_json() for event in bench.stepped[0].events],
+    "recovery log": lambda bench: [bench.stepped, lines_of(bench.folder / "recovery.jsonl")][1],
+    "capture": lambda bench: stored(Path(str(bench.stepped[0].events[0].capture))),
+}
+
+# What in the sources tells something, and under which name it is tested above.
+TELLS = {
+    "_finding.py Frame.__str__": "str(finding)",
+    "_finding.py Step.__str__": "str(finding)",
+    "_finding.py Harm.__str__": "str(finding)",
+    "_finding.py Finding.__str__": "str(finding)",
+    "_finding.py Finding.to_json": "finding.to_json()",
+    "_detect.py detect.report": "watch.report()",
+    "_errors.py warn": "warnings",
+    "_errors.py warn_of_detector": "warnings of the detector",
+    "_environment.py switch_on": "errors of the environment",
+    "_environment.py _at_end": "NonFiniteError",
+    "_nan_detector.py NaNDetector._refuse": "loggers",
+    "_step_guard.py StepGuard._tell": "loggers",
+    "_explain.py Explainer._told": "str(event)",  # from rank to rank
+    "recovery/event.py StepEvent.__str__": "str(event)",
+    "recovery/event.py StepEvent.to_json": "event.to_json()",
+    "recovery/errors.py exit_codes": "TrainingStopped",
+    "recovery/log.py RecoveryLog._line": "recovery log",
+    "recovery/rollback.py Rollback.take": "loggers",
+    "capture/folder.py _text": "capture",
+    "capture/folder.py _fill": "capture",
+    "commands/__init__.py main": "commands",
+    "commands/doctor.py execute": "doctor",
+    "commands/extract.py execute": "extract",
+    "commands/replay.py execute": "replay",
+    "commands/run.py execute": "commands",
+}
+
+# What stands unescaped in the text of an error of Python's own kinds: numbers, words of ours, and what says so.
+PLAIN = {
+    "_load.py": {"built_for", "running", "REMEDY", "torch.__version__", "error"},  # there is no core yet
+    "__init__.py": {"name"},  # as Python says it of other modules
+    "_step_guard_arguments.py": {"name"},  # of an argument
+    "_nan_detector.py": {"tuple(loss.shape)"},
+    "capture/folder.py": {"free", "reason", "needed", "path.name", "name"},  # of files with names of ours
+    "capture/keep.py": {"size", "self._policy.max_capture_bytes"},
+    "integrations/lightning_step.py": {"len(optimizers)", "', '.join(optimizers) or 'none'", "strategy"},  # type_name
+    "integrations/transformers.py": {"args.n_gpu", "state.global_step + 1", "_NO_LOSS"},
+    "step/agreement.py": {"self.rank", "self.ranks", "os.getpid()", "socket.gethostname()"},
+    "step/passes.py": {"shape"},
+}
+ESCAPES = ("printable(", "shown(", "type_name(")
+ESCAPED = {"OptionError", "CaptureError", "UnkeepableError", "TrainingStopped", "wrong"}  # whole texts are
+
+
+@pytest.fixture(scope="module")
+def benches(tmp_path_factory) -> Iterator[dict[str, Bench]]:
+    folder = tmp_path_factory.mktemp("hostile")
+    gc.collect()
+    gc.freeze()  # a report asks the collector who holds what: not for all that a test run has loaded, each time
+    yield {name: Bench(string, folder / str(i)) for i, (name, string) in enumerate({TAME: TAME, **HOSTILE}.items())}
+    gc.unfreeze()
+
+
+@pytest.mark.parametrize("renderer", TERMINAL)
+def test_nothing_acts_on_a_terminal(benches, renderer):
+    tame = TERMINAL[renderer](benches[TAME])
+    assert tame
+    assert any(TAME in text for text in tame)
+    for name in HOSTILE:
+        said = TERMINAL[renderer](benches[name])
+        for text, of_tame in zip(said, tame, strict=True):
+            where = f"{renderer} of {name!r}: {text[:2000]!r}"
+            acting = {character for character in text if character != "\n" and _acts(character)}
+            assert not acting, f"{where} holds {acting!r}"
+            assert text.count("\n") == of_tame.count("\n"), f"{where} has other lines than {of_tame!r}"
+            assert len(text.encode()) < LARGEST, where
+
+
+def _acts(character: str) -> bool:
+    return unicodedata.category(character) in UNSEEN
+
+
+@pytest.mark.parametrize("renderer", JSON)
+def test_json_is_strict_and_says_what_it_was(benches, renderer):
+    for name, string in HOSTILE.items():
+        for i, line in enumerate(JSON[renderer](benches[name])):
+            where = f"{renderer} of {name!r}: {line[:2000]!r}"
+            assert line.isascii(), where
+            document = strict_json(line)
+            if renderer != "capture":
+                assert "\n" not in line, where
+                assert len(line) < LARGEST * 4, where  # six bytes for one, at worst
+            texts = list(_texts(document))
+            if renderer != "capture" or i == 0:  # the other says which files there are
+                assert any(_tells(text, string) for text in texts), where
+
+
+def strict_json(line: str) -> Any:
+    """What a strict parser makes of it: no NaN, no key twice, no half of a surrogate pair."""
+
+    def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        assert len(dict(pairs)) == len(pairs), "a key twice"
+        return dict(pairs)
+
+    def refuse(name: str) -> Any:
+        raise AssertionError(f"{name} is no JSON")
+
+    document = json.loads(line, parse_constant=refuse, object_pairs_hook=object_of)
+    json.dumps(document, ensure_ascii=False).encode()
+    return document
+
+
+def _texts(document: Any) -> Iterator[str]:
+    if isinstance(document, str):
+        yield document
+    elif isinstance(document, dict):
+        for key, value in document.items():
+            yield key
+            yield from _texts(value)
+    elif isinstance(document, list):
+        for value in document:
+            yield from _texts(value)
+
+
+def _tells(text: str, string: str) -> bool:
+    """Itself; with escapes for bytes that are no UTF-8; in hexadecimal; or its beginning, with a mark."""
+    try:
+        raw = string.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raw = string.encode("utf-8", "surrogatepass")
+    whole = raw.decode("utf-8", "backslashreplace")
+    if len(raw) <= LONGEST:
+        return text in (whole, string.encode("utf-8", "surrogatepass").hex())
+    return (text.endswith("...") and len(text) > LONGEST // 4 and whole.startswith(text[:-3])) or text == string
+
+
+def test_a_finding_holds_names_as_they_are(benches):
+    for name, string in HOSTILE.items():
+        finding = benches[name].watch.findings[0]
+        try:
+            string.encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError:
+            continue  # no bytes and no characters: nothing has such a name but on purpose
+        assert finding.module == string, name
+
+
+def test_every_character_of_unicode(figure):
+    """Fails when a range is taken out of kUnseen."""
+    shown = seen = 0
+    for number in range(sys.maxunicode + 1):
+        character = chr(number)
+        out = _C.printable("x" + character)
+        acts = _acts(character) or (number & 0xFFFE == 0xFFFE and number < 0x10000)
+        if out == "x" + character:
+            assert not acts, hex(number)
+            shown += 1
+        else:
+            assert re.fullmatch(r"x(\\x[0-9a-f]{2}){1,3}|x\\u[0-9a-f]{4}|x\\U[0-9a-f]{8}", out), hex(number)
+            seen += 1
+    figure(f"{shown + seen:,} characters of Unicode, {seen:,} of them written as escapes")
+
+
+def test_what_is_told_last_is_no_exception(tmp_path, figure):
+    """At the end of a program, on its standard error: by TORCHNAN=raise and TORCHNAN=warn."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import torch\n"
+        "from hostile_programs import hostile_model\n"
+        "from hostile_strings import HOSTILE\n"
+        "kept = [hostile_model(s)(torch.tensor([-1.0])) for s in HOSTILE.values()]\n"
+    )
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    for mode in ("raise", "warn"):
+        ended = run([sys.executable, str(program)], TORCHNAN=mode, PYTHONPATH=path)
+        assert "the program still held it" in ended.stderr
+        assert not {character for character in ended.stderr if character != "\n" and _acts(character)}
+        labels = {line.split()[0] for line in ended.stderr.splitlines() if line.startswith("  ") and line[2] != " "}
+        assert labels <= {"made", "output", "inputs", "harm", "stack", "because"}, labels
+        figure(f"TORCHNAN={mode} at exit: {len(ended.stderr.splitlines())} lines, none of theirs")
+
+
+# -- nothing is left out
+
+
+def sources() -> Iterator[tuple[str, ast.Module]]:
+    package = REPOSITORY / "python" / "torchnan"
+    for path in sorted(package.rglob("*.py")):
+        yield str(path.relative_to(package)), ast.parse(path.read_text())
+
+
+def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.AST]]:
+    for node in ast.iter_child_nodes(tree):
+        named = isinstance(node, ast.FunctionDef | ast.ClassDef)
+        name = f"{prefix}{node.name}" if named else prefix.rstrip(".")
+        if isinstance(node, ast.FunctionDef):
+            yield name, node
+        yield from functions(node, f"{name}." if named else prefix)
+
+
+def test_everything_that_tells_is_in_the_list(figure):
+    found = {
+        f"{file} {name}"
+        for file, tree in sources()
+        for name, function in functions(tree)
+        if re.search(r"(^|\.)(__str__|__repr__|report|to_\w+)$", name)
+        or (file.startswith("commands/") and name == "execute")
+        or _emits(function)
+    }
+    assert found == TELLS.keys()
+    assert set(TELLS.values()) <= TERMINAL.keys() | JSON.keys()
+    assert len(HOSTILE) >= 60
+    figure(f"{len(HOSTILE)} strings, {len(TERMINAL)} kinds of text for people, {len(JSON)} of JSON: none acts")
+
+
+def _emits(function: ast.AST) -> bool:
+    calls = [ast.unparse(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)]
+    return any(re.match(r"print$|logger\.|warnings\.warn|sys\.std|os\.write$|json\.dumps?$", call) for call in calls)
+
+
+def test_every_error_escapes_what_it_quotes():
+    found: dict[str, set[str]] = {}
+    for file, tree in sources():
+        for node in ast.walk(tree):
+            if not (isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)):
+                continue
+            if ast.unparse(node.exc.func).split(".")[-1] in ESCAPED:
+                continue
+            pieces = [piece for piece in ast.walk(node.exc) if isinstance(piece, ast.FormattedValue)]
+            plain = {ast.unparse(p.value) for p in pieces if p.conversion != ord("r")}
+            found.setdefault(file, set()).update(text for text in plain if not text.startswith(ESCAPES))
+    assert {file: plain for file, plain in found.items() if plain} == PLAIN
+
+
+def test_the_core_tells_through_the_same_few_places():
+    public = set()
+    for header in sorted((REPOSITORY / "csrc" / "include").rglob("*.h")):
+        public |= set(re.findall(r"std::string (\w+)\(", header.read_text()))
+    assert public == {"describe", "to_text", "to_json", "report"}
+    tells = re.compile(r"TORCH_WARN|messenger\(\)\.\w+|std::c(?:err|out)|\bprintf|fputs|\bwrite\(")
+    places = {
+        (str(path.relative_to(REPOSITORY / "csrc")), place)
+        for path in sorted((REPOSITORY / "csrc").rglob("*.cpp"))
+        for place in tells.findall(path.read_text())
+    }
+    assert places == {
+        ("host/messenger.cpp", "TORCH_WARN"),
+        ("report/deliver.cpp", "messenger().raise"),
+        ("report/deliver.cpp", "messenger().warn"),
+        ("report/json_lines_sink.cpp", "write("),
+        ("watch/watch.cpp", "messenger().warn"),
+    }
