@@ -74,7 +74,7 @@ def _named(text: str, option: str) -> Callable[..., Any]:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError, ValueError) as error:  # "..x" and "" are names of no module
         raise OptionError(f"{option} {text} cannot be used: {error}.") from None
     if not callable(found):
         raise OptionError(f"{option} {text} cannot be used: it is a {type_name(found)}, not a function.")
