@@ -222,6 +222,11 @@ at::Tensor readable(const at::Tensor& tensor) {
 
 Skip reason_to_skip(const at::Tensor& tensor) { return Subject(tensor).skip; }
 
+bool is_plain(const at::Tensor& tensor) {
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  return reason_to_skip_strided(impl) == Skip::kNone && !tensor.is_nested() && !impl.has_symbolic_sizes_strides();
+}
+
 Verdict check_finite(const at::Tensor& tensor) {
   const Subject subject(tensor);
   if (subject.skip != Skip::kNone) return {subject.skip};

@@ -47,6 +47,9 @@ at::Tensor readable(const at::Tensor& tensor);
 // Why check_finite() would pass a tensor by; kNone if it would not. Touches no memory.
 Skip reason_to_skip(const at::Tensor& tensor);
 
+// Whether its values lie in memory as its sizes say, and its sizes are numbers. Touches no memory.
+bool is_plain(const at::Tensor& tensor);
+
 // Sparse and nested tensors are judged by their values.
 Verdict check_finite(const at::Tensor& tensor);
 

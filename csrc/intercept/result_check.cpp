@@ -12,6 +12,21 @@
 #include "origin/lineage.h"
 
 namespace torchnan {
+namespace {
+
+constexpr int64_t kSmall = 4096;  // elements: as cheap to read as to reason about
+
+template <typename Visit>
+bool all_tensors_of(const Operand& operand, Visit&& visit) {
+  if (operand.kind == Operand::Kind::kTensor) return visit(*operand.tensor);
+  if (operand.kind != Operand::Kind::kValues) return true;
+  const auto* values = static_cast<const c10::IValue*>(operand.first);
+  return std::all_of(values, values + operand.count, [&](const c10::IValue& value) {
+    return !value.isTensor() || !value.toTensor().defined() || visit(value.toTensor());
+  });
+}
+
+}  // namespace
 
 void ResultCheck::bound_results(c10::ArrayRef<Operand> arguments) {
   if (plan_.bounds.rule == nullptr || watch_.options().exact || !is_worth_bounding(arguments)) return;
@@ -37,13 +52,16 @@ void ResultCheck::apply_rule(c10::ArrayRef<Operand> arguments) {
   }
 }
 
-// Where all is small a look is cheaper. Whoever samples wants every bound to be seen to hold.
+// Where all is small a look is cheaper; but whoever samples wants every bound to be seen to hold. Rules speak of plain
+// tensors: what is said of the sizes of others is another thing than what is in memory.
 bool ResultCheck::is_worth_bounding(c10::ArrayRef<Operand> arguments) const {
-  if (watch_.options().sample > 0) return true;
-  return std::any_of(arguments.begin(), arguments.end(), [](const Operand& argument) {
-    return argument.kind == Operand::Kind::kValues ||
-           (argument.kind == Operand::Kind::kTensor && argument.tensor->numel() > kSmall);
-  });
+  bool is_worth = watch_.options().sample > 0;
+  for (const Operand& argument : arguments) {
+    if (!all_tensors_of(argument, is_plain)) return false;
+    is_worth |= argument.kind == Operand::Kind::kValues ||
+                (argument.kind == Operand::Kind::kTensor && argument.tensor->numel() > kSmall);
+  }
+  return is_worth;
 }
 
 ResultCheck::Outcome ResultCheck::judge(const at::Tensor& result, int64_t output, bool masks_are_known) {
@@ -65,7 +83,7 @@ Bound ResultCheck::bound_at(size_t place) const { return place < bounds_.size() 
 
 bool ResultCheck::is_proved(const at::Tensor& result, const Bound& bound) const {
   const DtypeRange range = range_of(result.scalar_type());
-  return result.numel() > kSmall && widened(bound.most, range) <= range.limit;
+  return widened(bound.most, range) <= range.limit && is_plain(result) && result.numel() > kSmall;
 }
 
 // In N steps, every proved result once.

@@ -35,7 +35,6 @@ class ResultCheck {
 
  private:
   static constexpr size_t kMostResults = 4;  // that a rule speaks of, lists aside
-  static constexpr int64_t kSmall = 4096;    // elements: as cheap to read as to reason about
 
   bool is_worth_bounding(c10::ArrayRef<Operand> arguments) const;
   void apply_rule(c10::ArrayRef<Operand> arguments);
