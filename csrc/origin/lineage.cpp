@@ -6,6 +6,7 @@
 
 #include "check/effort.h"
 #include "check/tensor_check.h"
+#include "host/program.h"
 
 namespace torchnan {
 namespace {
@@ -84,7 +85,8 @@ Lineage::Region Lineage::region_of(const at::Tensor& tensor, RecordPtr record) {
   region.end = region.begin + span * item;
   region.dense = tensor.is_non_overlapping_and_dense();
   region.record = std::move(record);
-  region.tensor = tensor.getIntrusivePtr();
+  // For made_by() alone: PyTorch refuses to swap a tensor that somebody refers to weakly.
+  if (!program().tells_roots()) region.tensor = tensor.getIntrusivePtr();
   return region;
 }
 
