@@ -14,7 +14,7 @@ import traceback
 import weakref
 from collections.abc import Iterable, Iterator
 from types import CodeType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils.checkpoint
@@ -101,10 +101,10 @@ def owner(storage: int, use: list[RawFrame], everywhere: bool, watch: int) -> tu
     """
     roots = _roots(_modules(use), watch)
     for root in itertools.chain(roots, _roots_of_program() if everywhere else ()):
-        for name, parameter in root.named_parameters():
+        for name, parameter in _named(root, "_parameters"):
             if storage in _storages_of(parameter):
                 return False, clean(name)
-        for name, buffer in root.named_buffers():
+        for name, buffer in _named(root, "_buffers"):
             if storage in _storages_of(buffer):
                 return True, clean(name)
     return None
@@ -119,7 +119,7 @@ def raised_at(error: BaseException) -> Line | None:
 def name(wanted: torch.nn.Parameter) -> str:
     """The name of a parameter in whatever module of the program owns it, empty if none does."""
     for root in _roots_of_program():
-        for path, parameter in root.named_parameters():
+        for path, parameter in _named(root, "_parameters"):
             if parameter is wanted:
                 return clean(path)
     return ""
@@ -128,9 +128,34 @@ def name(wanted: torch.nn.Parameter) -> str:
 def _roots_of_program() -> list[torch.nn.Module]:
     """Every module that is no other's child; models given to a detection come first."""
     modules = _modules_of_program()
-    children = {id(child) for module in modules for child in module.children()}
+    children = {id(child) for module in modules for _, child in _parts(module, "_modules")}
     models = [scope.model for scope in scopes.values() if scope.model is not None]
     return [unwrap(m) for m in models + [m for m in modules if id(m) not in children]]
+
+
+def _parts(module: torch.nn.Module, kind: str) -> list[tuple[str, Any]]:
+    """What is in ``_modules``, ``_parameters`` or ``_buffers`` of a module.
+
+    Read as it is: methods may be overridden by code that does anything, and what is left of a module that could not be
+    made has not even these.
+    """
+    return [(name, part) for name, part in list(module.__dict__.get(kind, {}).items()) if part is not None]
+
+
+def _within(
+    module: torch.nn.Module, path: str = "", above: tuple[torch.nn.Module, ...] = ()
+) -> Iterator[tuple[str, torch.nn.Module]]:
+    """A module and all that are in it, each by every name that it has."""
+    yield path, module
+    for name, child in _parts(module, "_modules"):
+        if not any(child is one for one in (*above, module)):
+            yield from _within(child, f"{path}.{name}" if path else name, (*above, module))
+
+
+def _named(root: torch.nn.Module, kind: str) -> Iterator[tuple[str, torch.Tensor]]:
+    for path, module in _within(root):
+        for name, tensor in _parts(module, kind):
+            yield f"{path}.{name}" if path else name, tensor
 
 
 def _modules_of_program() -> list[torch.nn.Module]:
@@ -261,7 +286,7 @@ def _root_above(module: torch.nn.Module) -> torch.nn.Module:
     known = _known_roots.get(module)
     root = known() if known is not None else None
     if root is None:
-        parents = {id(child): parent for parent in _modules_of_program() for child in parent.children()}
+        parents = {id(child): parent for parent in _modules_of_program() for _, child in _parts(parent, "_modules")}
         root, seen = module, {id(module)}
         while id(root) in parents and id(parents[id(root)]) not in seen:
             root = parents[id(root)]
@@ -276,7 +301,7 @@ def _module_path(modules: list[torch.nn.Module], watch: int) -> str | None:
     roots = list(_roots(modules, watch))
     for called in map(unwrap, modules):
         for root in roots:
-            for name, module in root.named_modules(remove_duplicate=False):
+            for name, module in _within(root):
                 if module is called and (name or _is_model(module)):
                     return clean(name)
     return None
@@ -284,5 +309,5 @@ def _module_path(modules: list[torch.nn.Module], watch: int) -> str | None:
 
 def _is_model(root: torch.nn.Module) -> bool:
     """Not so one of PyTorch's loss functions or activations, called on its own."""
-    contents = itertools.chain(root.children(), root.parameters(), root.buffers())
-    return not type(root).__module__.startswith("torch.nn.") or any(True for _ in contents)
+    is_own_code = not type(root).__module__.startswith("torch.nn.")
+    return is_own_code or any(_parts(root, kind) for kind in ("_modules", "_parameters", "_buffers"))
