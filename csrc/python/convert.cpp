@@ -4,6 +4,7 @@
 
 #include <stdexcept>
 
+#include "python/aside.h"
 #include "python/interpreter.h"
 #include "report/printable.h"
 
@@ -161,6 +162,7 @@ Options options_from(const py::dict& keywords) {
     options.callback = [callable = shared(action)](const Finding& finding) {
       const py::gil_scoped_acquire gil;
       try {
+        const Aside aside;
         (*callable)(to_python(finding));
       } catch (const py::error_already_set& error) {
         throw std::runtime_error(told(error));

@@ -16,7 +16,9 @@
 #include "intercept/session.h"
 #include "origin/harm.h"
 #include "origin/lineage.h"
+#include "python/aside.h"
 #include "python/bound_rule.h"
+#include "python/call_before.h"
 #include "python/convert.h"
 #include "python/instances.h"
 #include "python/python_program.h"
@@ -37,6 +39,7 @@ void judge(const std::string& harm, const std::vector<at::Tensor>& tensors, cons
   if (watch == nullptr) return;
   judge_tensors(*watch, harm_kind_from(harm), tensors, [&](size_t i) {
     const py::gil_scoped_acquire gil;
+    const Aside aside;
     return text_from(name_of(i));
   });
 }
@@ -44,7 +47,7 @@ void judge(const std::string& harm, const std::vector<at::Tensor>& tensors, cons
 // Of what autograd's engine is given; a gradient may be None, a root an edge of a graph.
 void judge_backward(const py::handle& roots, const py::handle& gradients) {
   const auto watch = current_watch();
-  if (watch == nullptr) return;
+  if (watch == nullptr || !PyTuple_Check(roots.ptr()) || !PyTuple_Check(gradients.ptr())) return;
   c10::SmallVector<at::Tensor, 2> tensors;
   c10::SmallVector<at::Tensor, 2> given;
   auto gradient = py::iter(gradients);
@@ -58,6 +61,22 @@ void judge_backward(const py::handle& roots, const py::handle& gradients) {
   }
   const py::gil_scoped_release no_gil;
   judge_roots(*watch, tensors, given);
+}
+
+// By other means than an operation.
+void judge_read(const at::Tensor& tensor) {
+  const auto watch = lineage().in_use() ? current_watch() : nullptr;
+  if (watch == nullptr) return;
+  const py::gil_scoped_release no_gil;
+  judge_tensors(*watch, HarmKind::kRead, tensor, [](size_t) { return std::string(); });
+}
+
+// An iterator would be used up by looking.
+void doubt_all(const py::handle& tensors) {
+  if (!PyTuple_Check(tensors.ptr()) && !PyList_Check(tensors.ptr())) return;
+  for (const py::handle tensor : tensors) {
+    if (THPVariable_Check(tensor.ptr())) ledger().doubt(THPVariable_Unpack(tensor.ptr()));
+  }
 }
 
 std::shared_ptr<Watch> watch_from(const py::dict& keywords) {
@@ -95,11 +114,14 @@ void bind_session(py::module_& m) {
   m.def("anything_nonfinite", [] { return lineage().in_use(); });
   m.def("judge", &judge, py::arg("harm"), py::arg("tensors"), py::arg("name_of"), without_gil);
   m.def("judge_roots", &judge_backward, py::arg("roots"), py::arg("gradients"));
+  m.def("judge_read", &judge_read);
+  m.def("doubt_all", &doubt_all);
   m.def("note_exported", [](const at::Tensor& tensor) { ledger().note_exported(tensor); });
   m.def("doubt", [](const at::Tensor& tensor) { ledger().doubt(tensor); });
   m.def("note_call_site", &note_next_node);
   m.def("instances_of", &instances_of);
   bind_bound_rules(m);
+  bind_call_before(m);
   m.def("operators_with_rules", &operators_with_rules);
   m.def("want_claims", [](bool wanted) { claims().want(wanted); });
   m.def("take_claims", [] {

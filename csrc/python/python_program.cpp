@@ -5,6 +5,7 @@
 #include <torch/csrc/Exceptions.h>
 
 #include "check/effort.h"
+#include "python/aside.h"
 #include "python/convert.h"
 #include "python/site_table.h"
 #include "watch/watch.h"
@@ -75,6 +76,7 @@ class PythonProgram final : public Program {
       storages.push_back(reinterpret_cast<uintptr_t>(tensor.storage().unsafeGetStorageImpl()));
     }
     const py::gil_scoped_acquire gil;
+    const Aside aside;
     std::vector<Held> held;
     for (const py::handle one : module_.attr("held")(storages)) {
       const auto [tensor, as_gradient] = one.cast<std::tuple<at::Tensor, bool>>();
@@ -90,6 +92,7 @@ class PythonProgram final : public Program {
     const py::gil_scoped_acquire gil;
     const py::error_scope keep_error;
     try {
+      const Aside aside;
       question();
     } catch (const py::error_already_set& error) {
       give_up(watch, told(error));
@@ -135,6 +138,7 @@ class PythonMessenger final : public Messenger {
     const py::gil_scoped_acquire gil;
     const py::error_scope keep_error;
     try {
+      const Aside aside;
       words();
     } catch (py::error_already_set& error) {
       error.discard_as_unraisable("torchnan");

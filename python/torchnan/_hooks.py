@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,15 +37,7 @@ def install() -> None:
         if _installed > 1:
             return
         _let_higher_order_ops_pass()
-        _undo.append(_replace(torch.autograd, "_engine_run_backward", _judging_roots))
-        _undo.append(_replace_class_method(torch.autograd.Function, "apply", _noting_the_node))
-        for method in ("tolist", "numpy"):
-            _undo.append(_replace(torch.Tensor, method, _judging_reads))
-        for method in ("numpy", "__dlpack__"):
-            _undo.append(_replace(torch.Tensor, method, _noting_export))
-        for method in ("data_ptr", "untyped_storage"):
-            _undo.append(_replace(torch.Tensor, method, _doubting))
-        _undo.append(_replace(torch._C, "_increment_version", _doubting_all))
+        _undo.extend(itertools.starmap(_C.call_before, _looks()))
         _undo.append(register_optimizer_step_pre_hook(_before_step).remove)
         _undo.append(register_optimizer_step_post_hook(_after_step).remove)
 
@@ -60,91 +53,26 @@ def uninstall() -> None:
             _undo.pop()()
 
 
-def _replace(holder: Any, name: str, wrap: Callable[[Any], Any]) -> Callable[[], None]:
-    own = name in vars(holder)
-    original = getattr(holder, name)
-    setattr(holder, name, wrap(original))
-    return lambda: setattr(holder, name, original) if own else delattr(holder, name)
-
-
-# -- backward
-
-
-def _judging_roots(run_backward: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(run_backward)
-    def wrapper(outputs: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
-        _C.judge_roots(outputs, gradients)
-        return run_backward(outputs, gradients, *args, **kwargs)
-
-    return wrapper
-
-
-def _replace_class_method(holder: type, name: str, wrap: Callable[[Any], Any]) -> Callable[[], None]:
-    original = vars(holder)[name]
-    setattr(holder, name, classmethod(wrap(original.__func__)))
-    return lambda: setattr(holder, name, original)
-
-
-def _noting_the_node(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """What runs inside a Function makes no node; if it has only views in it, no operation tells where it was called."""
-
-    @functools.wraps(apply)
-    def wrapper(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        _C.note_call_site()
-        return apply(cls, *args, **kwargs)
-
-    return wrapper
-
-
-# -- values read by the program; item() is an operation, these are not
-
-
-def _judging_reads(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def wrapper(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if _C.anything_nonfinite():
-            _C.judge("read", [self], lambda _: "")
-        return method(self, *args, **kwargs)
-
-    return wrapper
-
-
-# -- memory that others may write from here on: what is known of it ends
-
-
-def _noting_export(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The other side keeps the memory for as long as it likes."""
-
-    @functools.wraps(method)
-    def wrapper(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        _C.note_exported(self)
-        return method(self, *args, **kwargs)
-
-    return wrapper
-
-
-def _doubting(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Whoever takes the address of memory writes there at once, if at all."""
-
-    @functools.wraps(method)
-    def wrapper(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        _C.doubt(self)
-        return method(self, *args, **kwargs)
-
-    return wrapper
-
-
-def _doubting_all(increment_version: Callable[..., Any]) -> Callable[..., Any]:
-    """A compiled graph tells that it has written into its inputs."""
-
-    @functools.wraps(increment_version)
-    def wrapper(tensors: Any) -> None:
-        given = tuple(tensors)
-        for tensor in given:
-            _C.doubt(tensor)
-        increment_version(given)
-
-    return wrapper
+def _looks() -> list[tuple[Any, Callable[..., None], int, int]]:
+    """Methods that are written in C, what looks first, and at which arguments: from the first on, how many."""
+    tensor, engine = torch._C.TensorBase, type(torch.autograd.Variable._execution_engine)
+    return [
+        (engine.run_backward, _C.judge_roots, 1, 2),
+        # What runs inside a Function makes no node; has it only views in it, no operation tells where it was called.
+        (vars(torch._C._FunctionBase)["apply"], _C.note_call_site, 0, 0),
+        # Values read by the program; item() is an operation, these are not.
+        (tensor.tolist, _C.judge_read, 0, 1),
+        (tensor.numpy, _C.judge_read, 0, 1),
+        # Memory that others may write from here on: what is known of it ends. These keep it for as long as they like.
+        (tensor.numpy, _C.note_exported, 0, 1),
+        (torch._C._to_dlpack, _C.note_exported, 0, 1),
+        (torch._C._to_dlpack_versioned, _C.note_exported, 0, 1),
+        # Whoever takes the address writes there at once, if at all.
+        (tensor.data_ptr, _C.doubt, 0, 1),
+        (tensor.untyped_storage, _C.doubt, 0, 1),
+        # A compiled graph tells that it has written into its inputs.
+        (torch._C._increment_version, _C.doubt_all, 0, 1),
+    ]
 
 
 # -- optimizers
@@ -202,8 +130,9 @@ def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if watch is None:
         return
     if _C.anything_nonfinite():
-        states = [(key, value) for state in optimizer.state.values() for key, value in state.items()]
-        tensors = [(key, value) for key, value in states if isinstance(value, torch.Tensor)]
+        states = optimizer.state.values() if isinstance(optimizer.state, Mapping) else ()  # it may be anything
+        values = [item for state in states if isinstance(state, Mapping) for item in state.items()]
+        tensors = [(key, value) for key, value in values if isinstance(value, torch.Tensor)]
         _C.judge("optimizer_state", [value for _, value in tensors], lambda i: str(tensors[i][0]))
     watch.count_step()
 
