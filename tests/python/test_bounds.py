@@ -246,6 +246,20 @@ def test_absurd_trainings_are_judged_as_if_everything_were_read():
     assert 20 < with_findings < 130
 
 
+@pytest.mark.parametrize("sample", [0, 1])
+@pytest.mark.parametrize("compute", [torch.tanh, torch.sin, torch.clone, torch.sum, lambda x: x * 2, lambda x: x + x])
+def test_a_sparse_tensor_is_not_bounded_by_what_it_stores(compute, sample):
+    """Entries of one place add up. Fails without is_dense() in bound_source.cpp: its rules ask for a size, and throw."""
+    twice = torch.sparse_coo_tensor([[0, 0]], [3e38, 3e38], (10000,), check_invariants=True)
+    with torchnan.detect(sample=sample) as watch:
+        compute(torch.eye(100).to_sparse())
+    assert watch.findings == []
+    assert watch.stats()["internal_errors"] == 0
+    with torchnan.detect(action="log", sample=sample) as watch:
+        twice.coalesce().to_dense().tolist()
+    assert watch.first.op == "aten::_coalesce"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("block", range(20))
 def test_thousands_of_absurd_trainings_are_judged_as_if_everything_were_read(block):
