@@ -8,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <torchnan/export.h>
 #include <torchnan/finding.h>
 
 #include "check/kinds.h"
@@ -42,7 +43,7 @@ struct Verdict {
 
 // The tensor whose memory tells about `tensor`: itself, or the values of a sparse or nested one. Undefined if the
 // tensor is to be passed by.
-at::Tensor readable(const at::Tensor& tensor);
+TORCHNAN_API at::Tensor readable(const at::Tensor& tensor);
 
 // Why check_finite() would pass a tensor by; kNone if it would not. Touches no memory.
 Skip reason_to_skip(const at::Tensor& tensor);
@@ -57,7 +58,7 @@ Verdict check_finite(const at::Tensor& tensor);
 double largest_finite(const at::Tensor& tensor);
 
 // The value of a tensor of one element; absent as below.
-std::optional<double> only_value(const at::Tensor& tensor);
+TORCHNAN_API std::optional<double> only_value(const at::Tensor& tensor);
 
 // Absent for a tensor that check_finite() would pass by, has no bounds, or is not finite.
 struct Smallest {

@@ -11,6 +11,7 @@
 #include "bounds/ledger.h"
 #include "bounds/rules.h"
 #include "check/effort.h"
+#include "check/tensor_check.h"
 #include "host/environment.h"
 #include "intercept/dispatch_key.h"
 #include "intercept/session.h"
@@ -79,6 +80,12 @@ void doubt_all(const py::handle& tensors) {
   }
 }
 
+// Of its values, where it is sparse or nested; 0 where it has no memory that could hold a NaN.
+uintptr_t storage_of(const at::Tensor& tensor) {
+  const at::Tensor values = readable(tensor);
+  return values.defined() ? reinterpret_cast<uintptr_t>(values.storage().unsafeGetStorageImpl()) : 0;
+}
+
 std::shared_ptr<Watch> watch_from(const py::dict& keywords) {
   try {
     return make_watch(options_from(keywords));
@@ -118,6 +125,8 @@ void bind_session(py::module_& m) {
   m.def("doubt_all", &doubt_all);
   m.def("note_exported", [](const at::Tensor& tensor) { ledger().note_exported(tensor); });
   m.def("doubt", [](const at::Tensor& tensor) { ledger().doubt(tensor); });
+  m.def("storage_of", &storage_of);
+  m.def("only_value", &only_value);
   m.def("note_call_site", &note_next_node);
   m.def("instances_of", &instances_of);
   bind_bound_rules(m);

@@ -112,15 +112,16 @@ def judge_gradients(optimizer: Optimizer) -> None:
     """An optimizer is about to use its gradients: a bad one does harm now, unless the scaler lets it skip the step."""
     if not _C.anything_nonfinite() or _scaler_skips(optimizer):
         return
-    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    gradients = [shards.local(p.grad) for p in parameters]
+    with torch._C.DisableTorchFunction():  # a look at a tensor is no call that the program has made
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        gradients = [shards.local(p.grad) for p in parameters]
     _C.judge("gradient", gradients, lambda i: _program.name(parameters[i]))
 
 
 def _scaler_skips(optimizer: Optimizer) -> bool:
     """A fused optimizer is told by the scaler, on the device, that this step does not count."""
     found = getattr(optimizer, "found_inf", None)
-    return isinstance(found, torch.Tensor) and bool(found != 0)
+    return isinstance(found, torch.Tensor) and bool(_C.only_value(found))
 
 
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

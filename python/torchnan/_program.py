@@ -102,10 +102,10 @@ def owner(storage: int, use: list[RawFrame], everywhere: bool, watch: int) -> tu
     roots = _roots(_modules(use), watch)
     for root in itertools.chain(roots, _roots_of_program() if everywhere else ()):
         for name, parameter in _named(root, "_parameters"):
-            if storage in _storages_of(parameter):
+            if storage == _C.storage_of(parameter):
                 return False, clean(name)
         for name, buffer in _named(root, "_buffers"):
-            if storage in _storages_of(buffer):
+            if storage == _C.storage_of(buffer):
                 return True, clean(name)
     return None
 
@@ -165,11 +165,12 @@ def _modules_of_program() -> list[torch.nn.Module]:
 def held(storages: list[int]) -> list[tuple[torch.Tensor, bool]]:
     """The tensors that the program holds on these storages, and whether as the gradient of a leaf only."""
     wanted = set(storages)
-    found = _held(wanted)
-    if found and gc.isenabled():
-        found.clear()
-        gc.collect()  # what only garbage refers to is not held
+    with torch._C.DisableTorchFunction():  # a look at a tensor is no call that the program has made
         found = _held(wanted)
+        if found and gc.isenabled():
+            found.clear()
+            gc.collect()  # what only garbage refers to is not held
+            found = _held(wanted)
     return found
 
 
@@ -177,28 +178,16 @@ def _held(storages: set[int]) -> list[tuple[torch.Tensor, bool]]:
     found: list[tuple[torch.Tensor, bool]] = []
     tensors = _C.instances_of(torch.Tensor)
     for tensor in tensors:
-        if storages.isdisjoint(_storages_of(tensor)):
+        if _C.storage_of(tensor) not in storages:
             continue
         # Three references are the list's, this variable's and this call's; autograd has one to what it keeps itself.
         if sys.getrefcount(tensor) - (tensor._use_count() > 1) > 3:
             found.append((tensor, False))
     for tensor in tensors:
         gradient = tensor.grad if tensor.is_leaf else None
-        if gradient is not None and not storages.isdisjoint(_storages_of(gradient)):
+        if gradient is not None and _C.storage_of(gradient) in storages:
             found.append((gradient, True))
     return found
-
-
-def _storages_of(tensor: torch.Tensor) -> list[int]:
-    """Of its values, where it is sparse."""
-    try:
-        if tensor.layout is torch.sparse_coo:
-            tensor = tensor._values()
-        elif tensor.layout is not torch.strided:
-            tensor = tensor.values()
-        return [int(torch._C.TensorBase.untyped_storage(tensor)._cdata)]  # a look, which casts no doubt on a bound
-    except (NotImplementedError, RuntimeError):  # it has none
-        return []
 
 
 def _modules(frames: Iterable[RawFrame]) -> list[torch.nn.Module]:
