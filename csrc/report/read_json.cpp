@@ -17,7 +17,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr size_t kLongestLine = size_t{1} << 20;
-constexpr int kDeepest = 4;  // a finding, its inputs, one of them, its shape
+constexpr size_t kDeepest = 4;  // a finding, its inputs, one of them, its shape
 constexpr size_t kShown = 80;
 
 std::invalid_argument wrong(const std::string& where, const std::string& expected, const Json& found) {
@@ -25,23 +25,42 @@ std::invalid_argument wrong(const std::string& where, const std::string& expecte
   return std::invalid_argument(fmt::format("{} must be {} but is {}", where, expected, printable(text, kShown)));
 }
 
-// What the parser would let pass: two entries of one name, and nesting without end.
-class Strictness {
+// Refuses what the parser would let pass: two entries of one name, and nesting without end. (The parser's own callback
+// looks at all elements of a list when one of them ends.)
+class Strictness final : public nlohmann::json_sax<Json> {
  public:
-  bool operator()(int depth, Json::parse_event_t event, const Json& parsed) {
-    using Event = Json::parse_event_t;
-    if ((event == Event::object_start || event == Event::array_start) && depth >= kDeepest) {
-      throw std::invalid_argument(fmt::format("it is nested deeper than {} levels", kDeepest));
-    }
-    if (event == Event::object_start) names_.emplace_back();
-    if (event == Event::object_end) names_.pop_back();
-    if (event == Event::key && !names_.back().insert(parsed.get<std::string>()).second) {
-      throw std::invalid_argument(fmt::format("'{}' is there twice", printable(parsed.get<std::string>(), kShown)));
-    }
-    return true;
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(int64_t) override { return true; }
+  bool number_unsigned(uint64_t) override { return true; }
+  bool number_float(double, const std::string&) override { return true; }
+  bool string(std::string&) override { return true; }
+  bool binary(Json::binary_t&) override { return true; }
+  bool start_object(size_t) override { return enter(); }
+  bool start_array(size_t) override { return enter(); }
+  bool end_object() override { return leave(); }
+  bool end_array() override { return leave(); }
+  bool parse_error(size_t, const std::string&, const Json::exception&) override { return false; }  // the parser tells
+
+  bool key(std::string& name) override {
+    if (names_.back().insert(name).second) return true;
+    throw std::invalid_argument(fmt::format("'{}' is there twice", printable(name, kShown)));
   }
 
  private:
+  bool enter() {
+    if (names_.size() == kDeepest) {
+      throw std::invalid_argument(fmt::format("it is nested deeper than {} levels", kDeepest));
+    }
+    names_.emplace_back();
+    return true;
+  }
+
+  bool leave() {
+    names_.pop_back();
+    return true;
+  }
+
   std::vector<std::set<std::string>> names_;  // of the objects around
 };
 
@@ -50,8 +69,10 @@ Json parsed(std::string_view line) {
     throw std::invalid_argument(
         fmt::format("it has {} bytes, and no finding has more than {}", line.size(), kLongestLine));
   }
+  Strictness strictness;
+  Json::sax_parse(line, &strictness);
   try {
-    return Json::parse(line, Strictness());
+    return Json::parse(line);
   } catch (const Json::exception& error) {
     throw std::invalid_argument(fmt::format("it is not JSON: {}", printable(error.what())));
   }

@@ -59,14 +59,13 @@ def read(path: str | os.PathLike[str]) -> Log:
     truncated = False
     with _opened(path) as file:
         for number, (line, size, has_ended) in enumerate(_lines(file), 1):
-            start = max(line.rfind(_START), 0)  # a writer that was killed may have left a beginning in front
-            try:
-                Finding.from_json(line[start:])
+            start = line.rfind(_START)  # a writer that was killed may have left a beginning in front
+            reason = _refusal(line[start:], size) if start >= 0 else "it is no finding"
+            if reason:
+                start = size
+            else:
                 whole.append(line[start:])
                 reason = f"before its finding there are {start} bytes of another"
-            except ValueError as error:
-                start = size
-                reason = str(error) if len(line) <= LONGEST_LINE else f"it has {size} bytes, and no finding has so many"
             if start == size and not has_ended:
                 truncated = True
             elif start > 0:
@@ -74,6 +73,17 @@ def read(path: str | os.PathLike[str]) -> Log:
                 damaged += [Damage(number, reason)][: MOST_TOLD - len(damaged)]
             ignored += start
     return Log(_Findings(whole), tuple(damaged), damaged_lines, ignored, truncated)
+
+
+def _refusal(line: bytes, size: int) -> str:
+    """Why it is no finding; nothing if it is one."""
+    if len(line) > LONGEST_LINE:
+        return f"it has {size} bytes, and no finding has so many"
+    try:
+        Finding.from_json(line)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 class _Findings(Sequence[Finding]):

@@ -107,16 +107,16 @@ def test_only_the_line_break_may_be_missing(path):
 def test_damaged_lines_are_skipped_counted_and_told(path):
     whole = lines_of(path)
     wrong = whole[1].replace(b'"kind":"nan"', b'"kind":"inv"')
-    path.write_bytes(b"".join([whole[0], b"{}\n", b"\n", wrong, bytes(9), b"\n", whole[2]]))
+    path.write_bytes(b"".join([whole[0], b'{"schema":}\n', b"\n", wrong, bytes(9), b"\n", whole[2]]))
     log = findings.read(path)
     assert [f.op for f in log.findings] == ["aten::div", "aten::div"]
     assert [(damage.line, damage.reason.split(":")[0]) for damage in log.damaged] == [
-        (2, "schema is missing"),
-        (3, "it is not JSON"),
+        (2, "it is not JSON"),
+        (3, "it is no finding"),
         (4, 'kind must be one of nan, inf but is "inv"'),
-        (5, "it is not JSON"),
+        (5, "it is no finding"),
     ]
-    assert (log.damaged_lines, log.ignored_bytes) == (4, 3 + 1 + len(whole[1]) + 10)
+    assert (log.damaged_lines, log.ignored_bytes) == (4, 12 + 1 + len(whole[1]) + 10)
 
 
 def test_what_is_told_of_damage_is_bounded(path):
@@ -127,10 +127,10 @@ def test_what_is_told_of_damage_is_bounded(path):
 
 def test_a_line_longer_than_any_finding_is_skipped(path):
     whole = path.read_bytes()
-    path.write_bytes(b"x" * (3 * 2**20) + b"\n" + whole)
+    path.write_bytes(b'{"schema":' + b"x" * (3 * 2**20) + b"\n" + whole)
     log = findings.read(path)
-    assert (len(log.findings), log.ignored_bytes) == (3, 3 * 2**20 + 1)
-    assert log.damaged[0].reason == "it has 3145729 bytes, and no finding has so many"
+    assert (len(log.findings), log.ignored_bytes) == (3, 10 + 3 * 2**20 + 1)
+    assert log.damaged[0].reason == "it has 3145739 bytes, and no finding has so many"
 
 
 def test_a_finding_after_a_line_that_was_cut_is_not_lost(path):
@@ -200,7 +200,7 @@ def test_show_says_what_it_ignored(path):
     ended = run([*MODULE, "show", str(path)])
     assert ended.returncode == 0
     assert f"{path}: 2 findings, 2 different\nignored: " in ended.stdout
-    assert "\n  line 1: it is not JSON: " in ended.stdout
+    assert "\n  line 1: it is no finding\n" in ended.stdout
     assert "\n  line 100: " in ended.stdout
     assert ended.stdout.endswith("\n  and 2 more lines\n  the last line is not whole\n")
     assert "\x1b" not in ended.stdout
@@ -220,7 +220,7 @@ def test_show_as_json_is_the_log_without_what_cannot_be_read(path):
     path.write_bytes(whole[1] + b"damage\n" + whole[0])
     ended = run([*MODULE, "show", "--json", str(path)])
     assert ended.stdout.encode() == whole[0] + whole[1]
-    assert "2 findings, 2 different\nignored: 7 bytes\n  line 2: it is not JSON" in ended.stderr
+    assert "2 findings, 2 different\nignored: 7 bytes\n  line 2: it is no finding" in ended.stderr
 
 
 def test_show_prints_names_of_any_alphabet_on_any_terminal(path):

@@ -128,6 +128,9 @@ TEST(ReadJson, RefusesWhatIsNotStrictJson) {
 TEST(ReadJson, IsBoundedWhateverTheLineHolds) {
   EXPECT_EQ(refusal(std::string((1 << 20) + 1, ' ')), "it has 1048577 bytes, and no finding has more than 1048576");
   EXPECT_EQ(refusal(std::string(1 << 20, '[')), "it is nested deeper than 4 levels");
+  std::string many = "[";
+  for (int i = 0; i < 300000; ++i) many += "{},";
+  EXPECT_TRUE(refusal(many + "0]").starts_with("a finding must be an object but is [{},"));  // at once
   EXPECT_LT(refusal("\"" + std::string(1 << 19, 'x') + "\x01").size(), 1000u);
 }
 
