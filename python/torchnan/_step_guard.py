@@ -109,7 +109,9 @@ class StepGuard:
         self._log = RecoveryLog(policy.log if self._agreement.rank == 0 else None)
         self._tripwire = NormTripwire(policy.norm_limit, policy.norm_factor, policy.norm_window)
         survives_memory = policy.out_of_memory == "split"
-        self._passes = Passes(model, optimizer, step_fn, self._scaled.scaler, self._tripwire, self._agreement, survives_memory)
+        self._passes = Passes(
+            model, optimizer, step_fn, self._scaled.scaler, self._tripwire, self._agreement, survives_memory
+        )
         self._start = StepStart(model, policy.keep)  # type: ignore[arg-type]
         self._decision = Decision(policy)
         self._rate = LearningRateCut(optimizer, policy.lr_factor, policy.lr_ramp)

@@ -249,7 +249,7 @@ def test_absurd_trainings_are_judged_as_if_everything_were_read():
 @pytest.mark.parametrize("sample", [0, 1])
 @pytest.mark.parametrize("compute", [torch.tanh, torch.sin, torch.clone, torch.sum, lambda x: x * 2, lambda x: x + x])
 def test_a_sparse_tensor_is_not_bounded_by_what_it_stores(compute, sample):
-    """Entries of one place add up. Fails without is_dense() in bound_source.cpp: its rules ask for a size, and throw."""
+    """Entries of one place add up. Fails without is_plain(): rules would ask for its size, which throws."""
     twice = torch.sparse_coo_tensor([[0, 0]], [3e38, 3e38], (10000,), check_invariants=True)
     with torchnan.detect(sample=sample) as watch:
         compute(torch.eye(100).to_sparse())
