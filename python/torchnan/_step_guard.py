@@ -216,8 +216,9 @@ class StepGuard:
         self.step_number += 1
         self.optimizer.zero_grad(set_to_none=True)
         attempt = self._passes.run_unguarded(batches)
-        self._update(attempt.norm)
-        return StepResult(self.step_number, True, attempt.loss, attempt.norm)
+        norm = attempt.measured.norm
+        self._update(norm)
+        return StepResult(self.step_number, True, attempt.loss, norm)
 
     def _update(self, norm: float) -> None:
         self._clip(norm)
@@ -271,7 +272,7 @@ class StepGuard:
             raise RuntimeError("ok_to_step() belongs after `with guard.watch(batch):`, once a step")
         self._in_watch = False
         if self._is_off:
-            self._clip(self._passes.end_unguarded([]).norm)
+            self._clip(self._passes.end_unguarded([]).measured.norm)
             return True
         attempt = self._passes.look([loss.detach() for loss in losses])
         worst, norm = self._passes.agree(attempt)

@@ -155,7 +155,7 @@ class Passes:
         """The norm, by PyTorch's own functions."""
         if self._scaler is not None:
             unscale_once(self._scaler, self.optimizer)
-        return Attempt(tuple(losses), None, plain_norm(gradients_of(self.parameters)))
+        return Attempt(tuple(losses), None, Measured(norm=plain_norm(gradients_of(self.parameters))))
 
     def look(self, losses: list[torch.Tensor]) -> Attempt:
         """One scan over the gradients."""
