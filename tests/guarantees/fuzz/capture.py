@@ -48,10 +48,16 @@ def whole() -> dict[str, bytes]:
         return {path.name: path.read_bytes() for path in Path(event.capture).iterdir()}
 
 
+@functools.cache
+def parts() -> dict[bytes, bytes]:
+    """What the document has, by name."""
+    return {name.encode(): json.dumps(part).encode() for name, part in json.loads(whole()[DOCUMENT]).items()}
+
+
 def seeds() -> list[bytes]:
     """Each part as it is."""
-    parts = [(name, json.dumps(part).encode()) for name, part in json.loads(whole()[DOCUMENT]).items()]
-    return [name.encode() + b"\n" + text for name, text in [*whole().items(), *parts]]
+    files = {name.encode(): text for name, text in whole().items()}
+    return [name + b"\n" + text for name, text in {**files, **parts()}.items()]
 
 
 def one(data: bytes) -> None:
@@ -78,13 +84,12 @@ def forge(folder: Path, data: bytes) -> None:
 def document(replaced: bytes, text: bytes) -> bytes:
     """``capture.json`` with any text under a name, and as little as can be under the others: what every input covers
     teaches a fuzzer nothing."""
-    parts = {name.encode(): json.dumps(part).encode() for name, part in json.loads(whole()[DOCUMENT]).items()}
-    if replaced in parts:
-        parts.pop(b"operation")
-        parts.update({part: json.dumps(encode({}, name="")[0]).encode() for part in (b"weights", b"buffers")})
-        parts.update({part: json.dumps(encode([], name="")[0]).encode() for part in (b"batches", b"batch_random")})
-        parts[replaced] = text
-    return b"{%s}" % b",".join(b'"%s":%s' % part for part in parts.items())
+    if replaced not in parts():
+        return whole()[DOCUMENT]
+    least = {name: part for name, part in parts().items() if name != b"operation"}
+    least.update({part: json.dumps(encode({}, name="")[0]).encode() for part in (b"weights", b"buffers")})
+    least.update({part: json.dumps(encode([], name="")[0]).encode() for part in (b"batches", b"batch_random")})
+    return b"{%s}" % b",".join(b'"%s":%s' % part for part in {**least, replaced: text}.items())
 
 
 def contents(files: dict[str, bytes]) -> bytes:
