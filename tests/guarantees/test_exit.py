@@ -70,6 +70,7 @@ def test_daemon_threads_at_work_when_the_program_ends(tmp_path, soak, figure):
 
 
 def test_ten_thousand_findings_do_not_hold_up_the_end(tmp_path, figure):
+    """Fails when one of them is not written: seen with emit() leaving out the 777th."""
     assert ends(tmp_path, 1, "many_findings")["many_findings"]["true"] == [(0, "")]
     figure("10,000 findings in the log, all of them there when the program ends")
 

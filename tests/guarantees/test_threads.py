@@ -27,7 +27,8 @@ def many_threads(threads: int, operations: int, repetitions: int) -> list[dict[s
 def test_many_threads_find_each_its_own_and_compute_the_same(figure):
     """Values, findings and lines are checked by the threads themselves.
 
-    Fails when ThreadState::watch() lets go of a watch under the lock of the open scopes: hung in 3 of 3 runs."""
+    Fails when the tuples of a Finding are filled in place, and when _program.py calls gc.get_objects(): SystemError in
+    a thread whose tuple another one has seen."""
     (done,) = many_threads(MANY, 200, 1)
     figure(
         f"{MANY} threads and 5 that come, go, read and hold the GIL: {done['operations']:,} operations, 0 differences"
@@ -51,7 +52,8 @@ def test_many_threads_again_and_again(figure):
 
 
 def test_the_ways_in_which_programs_come_to_have_threads(soak, figure):
-    """Fails when the watch that an inter-op thread works for is not looked up: seen with ThreadState::watch() cut."""
+    """Fails when ThreadState::watch() takes on no open scope: inter-op threads find nothing. What else makes it fail is
+    said beside the scenes."""
     repetitions = 10 if soak else 1
     for _ in range(repetitions):
         ended = run([sys.executable, str(HERE / "thread_scenes.py")], OMP_NUM_THREADS="1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -90,6 +91,25 @@ def inter_op_threads() -> None:
         assert watch.stats()["internal_errors"] == 0
 
 
+def callbacks_that_inter_op_threads_let_go_of() -> None:
+    """Whoever is the last to work for a detection ends its callback; an inter-op thread has no GIL.
+
+    Fails when convert.cpp holds the callback by itself: Fatal Python error, without the GIL."""
+
+    class Callback:
+        def __call__(self, finding: torchnan.Finding) -> None:
+            pass
+
+    callbacks = []
+    for _ in range(100):
+        callback = Callback()
+        callbacks.append(weakref.ref(callback))
+        with torchnan.detect(action=callback):
+            scripted(torch.ones(4)).sum().item()
+        del callback
+    assert sum(callback() is not None for callback in callbacks) < 20  # those that some thread still works for
+
+
 def one_graph_many_backward_passes() -> None:
     weight = torch.linspace(-1, 1, 256).reshape(16, 16).requires_grad_()
     loss = (weight @ weight).tanh().square().mean()
@@ -154,6 +174,7 @@ SCENES = (
     replicas_of_a_module,
     a_replica_that_is_ill,
     inter_op_threads,
+    callbacks_that_inter_op_threads_let_go_of,
     one_graph_many_backward_passes,
     hogwild,
     a_callback_that_computes,
