@@ -136,9 +136,12 @@ class _Rendering:
     def _tensor(self, tensor: torch.Tensor, name: str) -> str:
         if math.prod(tensor.shape) * tensor.dtype.itemsize > tensor.untyped_storage().nbytes():
             raise CaptureError(f"argument {name}, {list(tensor.shape)}, has more elements than were kept of it.")
-        tensor = tensor.detach().cpu()
-        plain = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-        self.tensors[name] = plain.contiguous().clone()
+        try:
+            tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+            plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+            self.tensors[name] = plain.contiguous().clone()
+        except RuntimeError as error:  # a dtype that PyTorch can do nothing with
+            raise CaptureError(f"argument {name} cannot be written: {error}") from error
         entry = f't["{name}"]'
         if tensor.is_complex():
             self.layout.append(f"{entry} = torch.view_as_complex({entry})")
