@@ -160,7 +160,8 @@ class Bench:
             guard.step({self.string: torch.tensor([-1.0, 2.0])})
         return guard, lines
 
-    def raised_in_replay(self) -> list[str]:
+    @functools.cached_property
+    def raised_in_replay(self) -> tuple[torchnan.StepGuard, list[str]]:
         runs = iter(range(9))
 
         def step(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -168,8 +169,7 @@ class Bench:
                 raise ValueError(self.string)
             return model(batch[self.string]).sum()
 
-        guard, lines = self._guarded(step)
-        return [*map(str, guard.events), *lines]
+        return self._guarded(step)
 
     def stopped(self) -> list[str]:
         def step(model: nn.Module, batch: Any) -> torch.Tensor:
