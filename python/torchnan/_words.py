@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 LONGEST_MESSAGE = 2000  # bytes of an error's text
 
 
+def _core() -> Any:
+    """There when something is to be told, and not when this is imported; reading a capture imports nothing."""
+    return sys.modules["torchnan._load"]._C
+
+
 def printable(text: str, limit: int = 400) -> str:
     """For a terminal, in one line: what is no visible character is an escape; cut at ``limit`` bytes with ``...``."""
-    from torchnan._load import _C  # now: options are read before there is a core
-
-    return _C.printable(text, limit)
+    return str(_core().printable(text, limit))
 
 
 def storable(text: str, limit: int = 1000) -> str:
     """For JSON: the text itself, escapes for what is no Unicode; cut at ``limit`` bytes with ``...``."""
-    from torchnan._load import _C
-
-    return _C.storable(text, limit)
+    return str(_core().storable(text, limit))
 
 
 def shown(value: Any) -> str:
