@@ -29,7 +29,7 @@ Json or_null(const std::optional<T>& value) {
 }
 
 Json number_or_null(const std::optional<double>& x) { return x ? number(*x) : Json(nullptr); }
-Json text(const std::string& text) { return storable(text); }
+Json text(const std::string& text) { return storable(text, std::string::npos); }  // shorten() has cut it
 Json text_or_null(const std::string& given) { return given.empty() ? Json(nullptr) : text(given); }
 
 Json frame(const Frame& f) { return {{"file", text(f.file)}, {"line", f.line}, {"function", text(f.function)}}; }

@@ -38,7 +38,7 @@ BAD_OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), BAD_OPTIONS, ids=[str(options) for options, _ in BAD_OPTIONS])
+@pytest.mark.parametrize(("options", "message"), BAD_OPTIONS, ids=[message for _, message in BAD_OPTIONS])
 def test_a_bad_option_is_refused_with_what_to_do(options, message):
     with pytest.raises(ValueError) as raised:  # noqa: PT011 - the text is asserted
         torchnan.detect(**options)
