@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-cpp test-python soak zoo lint format bench clean
+.PHONY: help build demo test test-cpp test-python soak suites zoo lint format bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -68,6 +68,9 @@ test: test-cpp test-python ## everything that must hold, about half an hour on 2
 
 soak: test-cpp $(VENV)/.built $(VENV)/.test ## the long forms of the tests, and the figures in docs/guarantees.md
 	$(BIN)/python -m pytest --soak -n 2 --dist worksteal
+
+suites: $(VENV)/.built $(VENV)/.test ## test suites of other packages with and without torchnan: no outcome may differ
+	$(BIN)/python tests/suites/run.py
 
 zoo: $(VENV)/.built ## the score on programs with a known origin
 	for zoo in tests/zoo/zoo_*.py; do echo "$$zoo"; \
