@@ -1,6 +1,7 @@
 """What a program could notice of being watched, and does not: mechanisms that test suites of others stumbled over.
 
-Each was seen to fail before its repair.
+Seen to fail with the sources before their repairs (wrappers in Python, bounds of sparse tensors, weak references to
+tensors); those about nested scopes, other layouts and operators defined anew stood before, and stand guard.
 """
 
 from __future__ import annotations
