@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 from torch.overrides import TorchFunctionMode
@@ -67,13 +69,33 @@ def nobody(seen: list[Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def quick_and_loud() -> Iterator[None]:
+    """One thread; what warns once warns always; what has been loaded is not searched when something is found; and what
+    is garbage is not finalised in the midst of a run.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.set_warn_always(True)
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+        torch.set_warn_always(False)
+        torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
 def _observed(scope: contextlib.AbstractContextManager[Any], observer: Observer, seen: list[Any]) -> Iterator[None]:
     with observer(seen), scope:
         yield
 
 
 class Comparison:
-    """A call with detection off, and again with it on."""
+    """A call with detection off, and again with it on. ``finite``: it came to its end with finite values alone."""
 
     def __init__(
         self,
@@ -87,12 +109,12 @@ class Comparison:
         def run(scope: contextlib.AbstractContextManager[Any]) -> Run:
             seen: list[Any] = []
             run = Run(call, scope=_observed(scope, observer, seen), twice=twice, printed=printed, warned=warned)
-            run.noticed["operations"] = tuple(seen)
+            run.noticed["operations"] = seen
             return run
 
         self.watch = torchnan.detect(action="log")
         self.off, self.on = run(contextlib.nullcontext()), run(self.watch)
-        self.finite = all(map(is_finite, self.on.tensors))
+        self.finite = "error" not in self.on.noticed and all(map(is_finite, self.on.tensors))
         self._run_off = lambda: run(contextlib.nullcontext())
 
     def faults(self, varying: Callable[[str], bool] = lambda facet: False) -> list[str]:

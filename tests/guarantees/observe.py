@@ -20,11 +20,17 @@ class Copies:
 
     def __init__(self) -> None:
         self._storages: dict[int, torch.UntypedStorage] = {}
+        self._tensors: dict[int, torch.Tensor] = {}
 
     def __call__(self, x: Any) -> Any:
         if not isinstance(x, torch.Tensor):
             return x
-        if x.layout != torch.strided:
+        if id(x) not in self._tensors:
+            self._tensors[id(x)] = self._copy(x)
+        return self._tensors[id(x)]
+
+    def _copy(self, x: torch.Tensor) -> torch.Tensor:
+        if x.layout != torch.strided or x.device.type != "cpu":
             return x.detach().clone().requires_grad_(x.requires_grad)
         storage = x.untyped_storage()
         twin = self._storages.get(storage._cdata)
@@ -56,7 +62,7 @@ def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 def bits(tensor: torch.Tensor) -> bytes | None:
     """The bytes of the elements, so that NaN payloads and -0.0 count; ``None`` where there is no memory."""
-    if tensor._is_zerotensor():
+    if tensor._is_zerotensor() or tensor.device.type != "cpu":
         return None
     dense = tensor if tensor.is_contiguous() else tensor.contiguous()
     return ctypes.string_at(dense.data_ptr(), dense.numel() * dense.element_size()) if dense.numel() else b""
@@ -70,7 +76,9 @@ def memory(storage: torch.UntypedStorage) -> bytes:
 def is_finite(thing: Any) -> bool:
     if not isinstance(thing, torch.Tensor) or not (thing.is_floating_point() or thing.is_complex()):
         return True
-    return all(bool(torch.isfinite(part.double() if part.element_size() == 1 else part).all()) for part in parts(thing))
+    # A clone, for views of sparse tensors have no real and imaginary part; float8 cannot be asked.
+    values = [part.double() if part.element_size() == 1 else part.clone() for part in parts(thing)]
+    return all(bool(torch.isfinite(x).all()) for x in values)
 
 
 def graph(tensor: torch.Tensor) -> tuple[str, ...]:

@@ -1,15 +1,19 @@
 """Living with the rest of PyTorch: each of its machines runs under detect() without a false alarm, and a NaN that is
-planted in it is found."""
+planted in it is found. What cannot be looked at is counted, with the reason."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 from torch.nn.attention.flex_attention import flex_attention
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 import torchnan
@@ -73,6 +77,35 @@ def flexed(x):
     return flex_attention(q, q, q, score_mod=lambda score, b, h, i, j: score / x.sum())
 
 
+@contextlib.contextmanager
+def two_ranks():
+    """Of which this is one and the other answers nothing."""
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        yield init_device_mesh("cpu", (2,))
+    finally:
+        dist.destroy_process_group()
+
+
+def sharded(x):
+    with two_ranks() as mesh:
+        return (DTensor.from_local(x, mesh, [Shard(0)], run_check=False).log() * 2).to_local()
+
+
+class Wrapper(torch.Tensor):
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        inner = [a.inner if isinstance(a, cls) else a for a in args]
+        return cls(func(*inner, **(kwargs or {})))
+
+
 SUBJECTS = {
     "vmap": Subject(lambda x: torch.vmap(lambda row: row.log())(x.expand(2, 3)), "aten::log"),
     "grad": Subject(lambda x: torch.func.grad(root)(x), "aten::div", sick=torch.zeros(3)),
@@ -96,6 +129,11 @@ SUBJECTS = {
     "jit.trace": Subject(lambda x: torch.jit.trace(logarithm, torch.ones(3))(x), "aten::log"),
     "jit.fork": Subject(lambda x: torch.jit.wait(torch.jit.fork(torch.log, x)), "aten::log"),
     "sparse": Subject(lambda x: torch.sparse.mm(torch.eye(3).to_sparse(), x[:, None]).log(), "aten::log"),
+    "sparse CSR": Subject(lambda x: torch.diag(x).to_sparse_csr().sqrt(), "aten::sqrt"),
+    "sparse BSR": Subject(lambda x: torch.diag(x).to_sparse_bsr((1, 1)).sqrt(), "aten::sqrt"),
+    "DTensor": Subject(sharded, "aten::log"),
+    "wrapper subclass": Subject(lambda x: torch.log(Wrapper(x)), "aten::log"),
+    "compile": Subject(lambda x: torch.compile(torch.log, backend="aot_eager")(x), "aten::log"),
     "nested": Subject(lambda x: torch.nested.nested_tensor([x, x[:2]]).sqrt(), "aten::sqrt"),
     "jagged": Subject(lambda x: torch.nested.nested_tensor([x, x[:2]], layout=torch.jagged).log(), "aten::log"),
     "complex": Subject(lambda x: torch.complex(x, x).conj() / x.sqrt(), "aten::sqrt"),
@@ -108,19 +146,22 @@ SUBJECTS = {
 }
 
 
+@pytest.mark.bar(6)
 @pytest.mark.parametrize("name", SUBJECTS)
-def test_a_healthy_run_is_silent(name):
+def test_a_healthy_run_is_checked_and_silent(name, figure):
     subject = SUBJECTS[name]
     with torchnan.detect() as watch:
         held = subject.run(subject.healthy)
     del held
     assert watch.findings == []
     assert watch.stats()["internal_errors"] == 0
-    assert watch.stats()["ops"] > 0
+    assert watch.stats()["checked"] > 0
+    figure("{machines} machines of PyTorch: checked and silent", machines=1)
 
 
+@pytest.mark.bar(6)
 @pytest.mark.parametrize("name", SUBJECTS)
-def test_what_is_planted_is_found(name):
+def test_what_is_planted_is_found(name, figure):
     subject = SUBJECTS[name]
     with torchnan.detect(action="log") as watch:
         held = subject.run(subject.sick)
@@ -128,43 +169,45 @@ def test_what_is_planted_is_found(name):
     assert watch.first is not None, watch.stats()
     assert watch.first.op == subject.op
     assert watch.first.origin == "op"
+    figure("{machines} machines of PyTorch: what is planted is found", machines=1)
 
 
-def test_fake_and_meta_tensors_are_passed_by_and_counted():
+def start_a_collective():
+    with two_ranks():
+        dist.all_reduce(torch.ones(3), async_op=True)
+
+
+# By the reason that is counted.
+PASSED_BY = {
+    "not floating point": lambda: torch.arange(3) + 1,
+    "empty": lambda: torch.ones(0).log(),
+    "meta": lambda: torch.ones(2, device="meta").log(),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+    "opaque": lambda: torch.ones(1, 3).to_mkldnn().relu(),
+    "in a collective": start_a_collective,
+}
+
+
+@pytest.mark.bar(6)
+@pytest.mark.parametrize("reason", PASSED_BY)
+def test_what_cannot_be_looked_at_is_counted(reason, figure):
+    with torchnan.detect() as watch:
+        PASSED_BY[reason]()
+    assert watch.stats()["skipped"][reason] > 0
+    assert watch.findings == []
+    assert watch.stats()["internal_errors"] == 0
+    figure("{reasons} reasons not to look, each counted", reasons=1)
+
+
+@pytest.mark.bar(6)
+def test_fake_tensors_are_passed_by():
+    """What PyTorch knows without a call is not even counted."""
     with torchnan.detect() as watch:
         with FakeTensorMode():
             held = torch.empty(3).log() + torch.ones(3)
-        meta = torch.ones(2, device="meta").log()
-    del held, meta
+    del held
     assert watch.findings == []
     assert watch.stats()["checked"] == 0
-    assert sum(watch.stats()["skipped"].values()) > 0
-
-
-def test_quantized_tensors_are_passed_by_and_counted():
-    with torchnan.detect() as watch:
-        torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
-    assert watch.stats()["skipped"]["quantized"] == 1
-
-
-def test_subclasses_are_seen_by_what_they_do_inside():
-    class Scaled(torch.Tensor):
-        @staticmethod
-        def __new__(cls, inner):
-            return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
-
-        def __init__(self, inner):
-            self.inner = inner
-
-        @classmethod
-        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-            inner = [a.inner if isinstance(a, cls) else a for a in args]
-            return cls(func(*inner, **(kwargs or {})))
-
-    with torchnan.detect(action="log") as watch:
-        held = torch.log(Scaled(-torch.ones(2)))
-    del held
-    assert watch.first.op == "aten::log"
 
 
 def test_memory_filled_with_nan_on_purpose_is_no_alarm():
