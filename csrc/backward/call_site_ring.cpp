@@ -1,7 +1,8 @@
 #include "backward/call_site_ring.h"
 
+#include <sys/mman.h>
+
 #include <atomic>
-#include <cstdlib>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -58,12 +59,14 @@ class CallSiteRing::Directory {
 // Never destroyed: threads may outlive static destructors.
 CallSiteRing::Directory& CallSiteRing::Directory::of_process = *new Directory;
 
-// calloc() gives pages that cost nothing until they are written.
-CallSiteRing::CallSiteRing() : entries_(static_cast<Entry*>(std::calloc(kEntries, sizeof(Entry)))) {
-  if (entries_ == nullptr) throw std::bad_alloc();
+// Pages that cost nothing until they are written, nor when they have been given back: calloc() would keep them.
+CallSiteRing::CallSiteRing() {
+  void* pages = mmap(nullptr, kEntries * sizeof(Entry), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (pages == MAP_FAILED) throw std::bad_alloc();
+  entries_ = static_cast<Entry*>(pages);
 }
 
-CallSiteRing::~CallSiteRing() { std::free(entries_); }
+CallSiteRing::~CallSiteRing() { munmap(entries_, kEntries * sizeof(Entry)); }
 
 CallSiteRing& CallSiteRing::here() {
   struct Mine {

@@ -30,6 +30,18 @@ struct alignas(64) Counters {
   Counter nonfinite;
   Counter call_sites;
   std::array<Counter, static_cast<size_t>(Skip::kCount)> skipped;
+
+  // By a thread that may write both.
+  Counters& operator+=(const Counters& other) {
+    static constexpr Counter Counters::* kCounts[] = {
+        &Counters::ops,          &Counters::checked,          &Counters::proved,         &Counters::bytes,
+        &Counters::bytes_proved, &Counters::bytes_reanchored, &Counters::bytes_anchored, &Counters::nonfinite,
+        &Counters::call_sites,
+    };
+    for (const auto count : kCounts) (this->*count).add((other.*count).value());
+    for (size_t reason = 0; reason < skipped.size(); ++reason) skipped[reason].add(other.skipped[reason].value());
+    return *this;
+  }
 };
 
 }  // namespace torchnan

@@ -108,6 +108,7 @@ void ThreadState::leave(const std::shared_ptr<Watch>& watch) {
   adopted_.reset();
   adopted_at_ = 0;
   settle();
+  if (std::find(scopes_.begin(), scopes_.end(), watch) == scopes_.end()) watch->thread_has_left(id_);
   close_scope(watch);
 }
 

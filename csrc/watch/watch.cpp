@@ -48,6 +48,14 @@ Counters& Watch::counters_of(uint64_t thread) {
   return counters_[thread];
 }
 
+void Watch::thread_has_left(uint64_t thread) {
+  const std::lock_guard lock(mutex_);
+  const auto own = counters_.find(thread);
+  if (own == counters_.end()) return;
+  counters_[0] += own->second;
+  counters_.erase(own);
+}
+
 Stats Watch::stats() const {
   Stats stats;
   {

@@ -37,6 +37,8 @@ class TORCHNAN_API Watch : public std::enable_shared_from_this<Watch> {
 
   // The block of counters that only the thread with this id writes.
   Counters& counters_of(uint64_t thread);
+  // Called by that thread: its counts are kept, its block is not.
+  void thread_has_left(uint64_t thread);
   Stats stats() const;
   void count_internal_error(const std::string& what) noexcept;  // and warn once per cause
 
@@ -78,7 +80,7 @@ class TORCHNAN_API Watch : public std::enable_shared_from_this<Watch> {
   std::atomic<bool> step_marked_{false};
   std::atomic<int64_t> internal_errors_{0};
   mutable Mutex mutex_;
-  std::map<uint64_t, Counters> counters_;  // by thread; a node of a map stays where it is
+  std::map<uint64_t, Counters> counters_;  // by thread; a node of a map stays where it is. At 0 those that have left
   std::unordered_map<const c10::StorageImpl*, NamedStorage> named_;
   std::vector<std::string> warned_;
 };
