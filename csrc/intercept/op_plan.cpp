@@ -105,6 +105,7 @@ class PlanTable {
   void forget(const c10::OperatorHandle& op) {
     const std::lock_guard lock(mutex_);
     const void* key = &op.operator_name();
+    if (auto late = late_plans_.extract(key)) plans_.push_back(std::move(late.mapped()));
     for (size_t i = slot_of(key);; i = (i + 1) % kSlots) {
       const void* held = slots_[i].key.load(std::memory_order_relaxed);
       if (held == nullptr) return;
