@@ -81,23 +81,31 @@ SiteId SiteTable::intern(uint64_t hash, const Stack& stack, size_t depth) noexce
 }
 
 SiteId SiteTable::add(std::vector<Frame>&& frames) {
-  sites_.push_back(std::move(frames));
-  ++known_;
-  return static_cast<SiteId>(sites_.size() - 1);
+  std::vector<Frame>& added = sites_[newest_ + 1];
+  added.swap(frames);
+  known_ += added.size();
+  return ++newest_;
 }
 
 void SiteTable::make_room() {
-  if (known_ < kMaxSites) return;
+  if (known_ < look_at_known_) return;
   const auto has_died = [](const Frame& frame) { return frame.module && referred_to(frame) == Py_None; };
   std::vector<std::vector<Frame>> forgotten;  // until the lock is gone
   const std::lock_guard lock(mutex_);
+  forgotten.reserve(sites_.size());  // nothing fails half way
   deaths_swept_ = deaths_.load();
-  for (std::vector<Frame>& site : sites_) {
-    if (std::any_of(site.begin(), site.end(), has_died)) forgotten.emplace_back().swap(site);
-  }
-  known_ -= forgotten.size();
-  std::erase_if(ids_, [&](const auto& entry) { return sites_[entry.second].empty(); });
-  std::erase_if(nested_, [&](const auto& entry) { return sites_[entry.second].empty(); });
+  std::erase_if(sites_, [&](auto& site) {
+    if (std::none_of(site.second.begin(), site.second.end(), has_died)) return false;
+    known_ -= site.second.size();
+    forgotten.push_back(std::move(site.second));
+    return true;
+  });
+  const auto is_gone = [&](SiteId site) { return sites_.count(site) == 0; };
+  std::erase_if(ids_, [&](const auto& entry) { return is_gone(entry.second); });
+  std::erase_if(nested_, [&](const auto& entry) {
+    return is_gone(entry.second) || is_gone(static_cast<SiteId>(entry.first));  // the outer one
+  });
+  look_at_known_ = std::clamp(2 * known_, kFewFrames, kMaxFrames);
 }
 
 bool SiteTable::has_modules_of(const std::vector<Frame>& site, const Stack& stack) const noexcept {
@@ -152,7 +160,8 @@ SiteId SiteTable::within(SiteId live, SiteId outer) noexcept {
 
 std::vector<SiteTable::Frame> SiteTable::frames(SiteId site) {
   const std::lock_guard lock(mutex_);
-  return site < sites_.size() ? sites_[site] : std::vector<Frame>{};
+  const auto known = sites_.find(site);
+  return known == sites_.end() ? std::vector<Frame>{} : known->second;
 }
 
 }  // namespace torchnan

@@ -43,7 +43,8 @@ class SiteTable {
 
  private:
   static constexpr size_t kMaxDepth = 96;         // frames beyond the innermost of these are left out
-  static constexpr size_t kMaxSites = 1 << 15;    // more different stacks of living modules are not told apart
+  static constexpr size_t kMaxFrames = 1 << 20;   // 24 MB; more stacks of living modules are not told apart
+  static constexpr size_t kFewFrames = 1 << 14;   // not worth a look for dead ones
   static constexpr uint64_t kWorthSweeping = 64;  // deaths of modules since the last time
 
   using Stack = std::array<RawFrame, kMaxDepth>;
@@ -51,9 +52,9 @@ class SiteTable {
   uint64_t hash(const Stack& stack, size_t depth) const noexcept;
   SiteId intern(uint64_t hash, const Stack& stack, size_t depth) noexcept;
   // Whether it takes no new site: so few modules have died that make_room() would hardly make any.
-  bool is_full() const noexcept { return known_ >= kMaxSites && deaths_ - deaths_swept_ < kWorthSweeping; }
-  // With the GIL: a full table forgets the stacks whose modules have died. Their ids then stand for "not known", and
-  // for nothing else ever.
+  bool is_full() const noexcept { return known_ >= kMaxFrames && deaths_ - deaths_swept_ < kWorthSweeping; }
+  // With the GIL: a table that may be half of dead modules forgets their stacks. Their ids then stand for "not known",
+  // and for nothing else ever.
   void make_room();
   SiteId add(std::vector<Frame>&& frames);  // with the lock; leaves them to the caller if it throws
   // Whether the modules on a stack are those of the site, and not others at the addresses of dead ones.
@@ -69,8 +70,10 @@ class SiteTable {
   Mutex mutex_;                      // never held while the GIL is awaited, or a last reference is let go of
   std::unordered_map<uint64_t, SiteId> ids_;
   std::unordered_map<uint64_t, SiteId> nested_;  // by both halves
-  std::vector<std::vector<Frame>> sites_{1};     // by id; the first stands for "not known"
-  std::atomic<size_t> known_{0};                 // sites that have frames
+  std::unordered_map<SiteId, std::vector<Frame>> sites_;
+  SiteId newest_ = 0;                  // 0 stands for "not known"
+  std::atomic<size_t> known_{0};       // frames of all sites
+  size_t look_at_known_ = kFewFrames;  // for dead modules
   std::atomic<uint64_t> deaths_swept_{0};
 };
 
