@@ -123,6 +123,23 @@ def test_other_threads_take_part_when_they_enter():
     assert watch.findings[0].thread != threading.get_native_id()
 
 
+def test_what_threads_have_counted_stays_when_they_have_left():
+    scope = torchnan.detect()
+
+    def work():
+        for _ in range(2):
+            with scope:
+                torch.ones(3).sin()
+
+    with scope:
+        before = scope.stats()["ops"]
+        for _ in range(20):
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+        assert scope.stats()["ops"] == before + 20 * 2 * 2
+
+
 def test_threads_that_do_not_enter_are_left_alone():
     with torchnan.detect():
         thread = threading.Thread(target=lambda: make_nan().sum().item())
