@@ -10,9 +10,17 @@ from torchnan.capture.errors import CaptureError
 _NAMES = {dict: "an object", list: "a list", str: "a string", int: "a number without fraction", bool: "true or false"}
 
 
+class _Brief(reprlib.Repr):
+    def repr_int(self, x: int, level: int) -> str:
+        return str(x) if abs(x) < 2**64 else f"{hex(x)[:20]}..."  # of thousands of digits Python makes no decimals
+
+
+shown = _Brief().repr  # any value, in a few words
+
+
 def wrong(path: str, expected: str, found: object) -> CaptureError:
     """The error for a place in a document that does not hold what it must."""
-    return CaptureError(f"{path} must be {expected} but is {reprlib.repr(found)}: the document is damaged.")
+    return CaptureError(f"{path} must be {expected} but is {shown(found)}: the document is damaged.")
 
 
 def kind(node: Any, expected: type, path: str) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from torchnan.capture import folder
+from torchnan.capture._expect import shown
 from torchnan.capture.errors import CaptureError
 from torchnan.capture.load import Capture
 from torchnan.capture.operation import Operation
@@ -86,7 +87,7 @@ def _operator(operation: Operation) -> tuple[str, str, str]:
     if not is_one or not isinstance(getattr(torch.ops, namespace), torch._ops._OpNamespace):  # torch.ops.load_library
         raise CaptureError(
             f"the operation of the capture, {operation.op!r} with overload {operation.overload!r} and arguments "
-            f"{list(operation.kwargs)!r}, is no operator of PyTorch's: the capture is damaged."
+            f"{shown(list(operation.kwargs))}, is no operator of PyTorch's: the capture is damaged."
         )
     return parts
 
