@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-cpp test-python soak suites zoo lint format bench clean
+.PHONY: help build demo test test-cpp test-python asan tsan soak suites zoo lint format bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -65,6 +65,11 @@ test-python: $(VENV)/.built $(VENV)/.test ## the Python tests
 	$(BIN)/python -m pytest
 
 test: test-cpp test-python ## everything that must hold, about half an hour on 2 cores
+
+asan: ## tests under AddressSanitizer and UndefinedBehaviorSanitizer
+tsan: ## the C++ tests under ThreadSanitizer
+asan tsan: $(VENV)/.built $(VENV)/.test $(GTEST)
+	$(BIN)/python tests/guarantees/sanitized.py $@
 
 soak: test-cpp $(VENV)/.built $(VENV)/.test ## the long forms of the tests, and the figures in docs/guarantees.md
 	$(BIN)/python -m pytest --soak -n 2 --dist worksteal

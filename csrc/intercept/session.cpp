@@ -15,6 +15,15 @@
 
 namespace torchnan {
 
+namespace {
+
+// A callback of a finding comes and goes in the middle of an operation, which still works for its watch.
+void drop_closed(ThreadState& thread) {
+  if (!c10::impl::tls_is_dispatch_key_excluded(kInterceptorKey)) thread.drop_closed();
+}
+
+}  // namespace
+
 std::shared_ptr<Watch> make_watch(Options options) {
   const std::vector<std::string> faults = options.validate();
   if (!faults.empty()) throw std::invalid_argument(fmt::format("{}", fmt::join(faults, "; ")));
@@ -25,6 +34,7 @@ std::shared_ptr<Watch> make_watch(Options options) {
 void enter_watch(std::shared_ptr<Watch> watch) {
   if (is_switched_off()) return;
   ThreadState& thread = ThreadState::here();
+  drop_closed(thread);
   thread.enter(std::move(watch));
   if (thread.scopes().size() == 1) c10::impl::tls_set_dispatch_key_included(kInterceptorKey, true);
 }
@@ -33,6 +43,7 @@ void leave_watch(const std::shared_ptr<Watch>& watch) {
   if (is_switched_off()) return;
   ThreadState& thread = ThreadState::here();
   thread.leave(watch);
+  drop_closed(thread);
   if (thread.scopes().empty()) c10::impl::tls_set_dispatch_key_included(kInterceptorKey, false);
 }
 
@@ -45,6 +56,7 @@ void end_watch(const std::shared_ptr<Watch>& watch, bool judge) {
     }
   } const forget_at_last;
   watch->close();
+  ThreadState::close(*watch);
   if (judge) judge_end(*watch);
 }
 

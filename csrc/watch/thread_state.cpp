@@ -76,6 +76,17 @@ std::shared_ptr<Watch> ThreadState::shared_watch() {
   return scopes_.empty() ? adopted_ : scopes_.back();
 }
 
+void ThreadState::close(const Watch& watch) {
+  const auto is_its = [&](const auto& scope) { return scope.get() == &watch; };
+  const std::lock_guard lock(open.mutex);
+  open.count -= static_cast<int64_t>(std::erase_if(open.scopes, is_its));  // the caller has the watch, too
+  ++open.generation;
+}
+
+void ThreadState::drop_closed() {
+  if (std::erase_if(scopes_, [](const auto& scope) { return !scope->is_open(); }) > 0) settle();
+}
+
 void ThreadState::remain_alone() {
   ThreadState& mine = here();
   mine.id_ = this_thread_id();

@@ -29,6 +29,10 @@ class TORCHNAN_API ThreadState {
 
   uint64_t id() const { return id_; }
 
+  // The watch is over, for threads that have not left it as well; these drop it when they come or go next.
+  static void close(const Watch& watch);
+  void drop_closed();
+
   // In a child of fork(): the other threads are gone, and with them their scopes.
   static void remain_alone();
 

@@ -190,7 +190,6 @@ def set_detect(mode: bool, **options: Any) -> detect | None:
     Raises:
         as :class:`detect` does; and :class:`NonFiniteError` when ending it finds that harm was done.
     """
-    global _program_wide
     if not isinstance(mode, bool):
         raise TypeError(f"set_detect({shown(mode)}): mode is True or False")
     started = detect(**options) if mode else None
@@ -199,14 +198,26 @@ def set_detect(mode: bool, **options: Any) -> detect | None:
         started.__enter__()
         if not _C.is_switched_off():
             _hooks.watch_new_threads(started)
-        _program_wide = started
+        _end(_exchange(started), judge=True)  # another thread's, started meanwhile
     return started
 
 
 def end_program_wide(*, judge: bool) -> None:
     """Ends the detection that :func:`set_detect` started, if there is one."""
-    global _program_wide
-    ended, _program_wide = _program_wide, None
+    ended = _exchange(None)
     if ended is not None:
         _hooks.watch_new_threads(None)
+    _end(ended, judge)
+
+
+def _exchange(started: detect | None) -> detect | None:
+    """Puts this one in the place of the one that is in force, and returns that."""
+    global _program_wide
+    with _hooks.lock:
+        before, _program_wide = _program_wide, started
+    return before
+
+
+def _end(ended: detect | None, judge: bool) -> None:
+    if ended is not None:
         ended._leave(judge)

@@ -100,6 +100,7 @@ def fork(number: int, shared: torchnan.detect, rng: random.Random) -> None:
             os._exit(code)
     _, status = os.waitpid(pid, 0)
     assert status == 0, f"seed {seed}, fork {number}: child ended with status {status}"
+    os.unlink(f"{log}.{pid}")  # another child may get the same number
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 import torchnan
+from torchnan._load import _C
 
 THREADS, OPERATIONS, REPETITIONS = map(int, sys.argv[1:])
 OPERATIONS_OF_A_STEP = 25  # forward, backward and what the comparison takes
@@ -152,6 +153,7 @@ def live(folder: Path) -> dict[str, int]:
     lines = Counter(finding.line for finding in shared.findings)
     assert lines == {thread.line: 1 for thread in threads if thread.number % 2 == 0}, shared.report()
     assert Counter(json.loads(line)["stack"][0]["line"] for line in log.read_text().splitlines()) == lines
+    assert _C.open_scopes() == 0
     stats = shared.stats()
     assert stats["internal_errors"] == 0
     return {"findings": len(lines), "operations": stats["ops"]}

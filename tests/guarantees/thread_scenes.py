@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import torchnan
+from torchnan._load import _C
 
 THREADS = 8
 
@@ -152,6 +153,21 @@ def hogwild() -> None:
     assert watch.stats()["internal_errors"] == 0
 
 
+def on_in_one_thread_off_in_another() -> None:
+    """Fails when end_watch() closes no scope of other threads: theirs stay open for ever, and the key with them."""
+    key = torch._C._parse_dispatch_key(_C.interceptor_key_name())
+    for _ in range(3):
+        torchnan.set_detect(True, action="log")
+        thread = threading.Thread(target=torchnan.set_detect, args=(False,))
+        thread.start()
+        thread.join()
+        assert _C.open_scopes() == 0
+    with torchnan.detect(action="log") as watch:
+        torch.zeros(1).log().item()
+    assert len(watch.findings) == 1
+    assert not torch._C._dispatch_tls_local_include_set().has(key)
+
+
 def a_callback_that_computes() -> None:
     """action=callable: called with the GIL, from any thread, and free to use what it likes."""
     seen: list[str] = []
@@ -177,6 +193,7 @@ SCENES = (
     callbacks_that_inter_op_threads_let_go_of,
     one_graph_many_backward_passes,
     hogwild,
+    on_in_one_thread_off_in_another,
     a_callback_that_computes,
 )
 

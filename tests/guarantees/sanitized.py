@@ -1,0 +1,106 @@
+"""Builds torchnan with a sanitizer and runs tests on it: ``python tests/guarantees/sanitized.py asan`` (or ``tsan``).
+
+PyTorch and Python are as they always are, without.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parents[1]
+SANITIZERS = {"asan": "address,undefined", "tsan": "thread"}
+REPORT = 66  # exit status of a program that has been reported
+
+# Python and PyTorch keep much until the process ends: what is not given back says nothing about torchnan.
+OPTIONS = {
+    "ASAN_OPTIONS": f"detect_leaks=0:exitcode={REPORT}",
+    "UBSAN_OPTIONS": f"print_stacktrace=1:halt_on_error=1:exitcode={REPORT}",
+    "TSAN_OPTIONS": f"suppressions={HERE / 'tsan.supp'}:ignore_noninstrumented_modules=1:exitcode={REPORT}",
+    "OMP_NUM_THREADS": "1",  # GNU OpenMP synchronises in ways that no sanitizer sees
+}
+PYTHON_TESTS = ("test_detect.py", "test_backward.py", "test_report.py", "test_bound_rules.py", "test_guard.py")
+
+
+def folder(kind: str) -> Path:
+    return REPOSITORY / "build" / kind
+
+
+def build(kind: str) -> None:
+    binaries = Path(sys.executable).parent
+    environment = {**os.environ, "PATH": f"{binaries}:{os.environ['PATH']}"}
+    settings = {
+        "CMAKE_BUILD_TYPE": "None",
+        "CMAKE_CXX_FLAGS": "-O1",
+        "Python3_EXECUTABLE": sys.executable,
+        "TORCHNAN_PYTHON": "ON" if kind == "asan" else "OFF",
+        "TORCHNAN_SANITIZERS": SANITIZERS[kind],
+        "TORCHNAN_TESTS": "ON",
+    }
+    given = [f"-D{name}={value}" for name, value in settings.items()]
+    configure = ["cmake", "-S", str(REPOSITORY), "-B", str(folder(kind)), "-G", "Ninja", *given]
+    for command in (configure, ["cmake", "--build", str(folder(kind))]):
+        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+
+
+def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program with the sanitizers' options; its output, both kinds together, in ``stdout``."""
+    return subprocess.run(
+        command,
+        env={**os.environ, **OPTIONS, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+
+
+def run_cpp_tests(kind: str) -> subprocess.CompletedProcess[str]:
+    return run([str(folder(kind) / "tests" / "cpp" / "torchnan_tests"), "--gtest_brief=1"])
+
+
+def run_python_tests() -> subprocess.CompletedProcess[str]:
+    """On a package with the instrumented libraries; the sanitizers' own have to be the first that Python loads."""
+    package = folder("asan") / "package"
+    shutil.rmtree(package, ignore_errors=True)
+    shutil.copytree(REPOSITORY / "python", package)
+    installed = ["cmake", "--install", str(folder("asan")), "--prefix", str(package / "torchnan")]
+    subprocess.run(installed, check=True, stdout=subprocess.DEVNULL)
+    first = [_of_compiler(f"lib{name}.so") for name in ("asan", "ubsan", "stdc++")]
+    tests = [str(REPOSITORY / "tests" / "python" / name) for name in PYTHON_TESTS]
+    return run(
+        [sys.executable, "-m", "pytest", *tests, str(HERE / "test_threads.py"), str(HERE / "test_fork.py")],
+        PYTHONPATH=str(package),
+        LD_PRELOAD=" ".join(first),
+    )
+
+
+def _of_compiler(library: str) -> str:
+    return subprocess.run(
+        ["c++", f"-print-file-name={library}"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def build_broken(kind: str) -> Path:
+    """A program in which each of the sanitizers has something to report."""
+    program = folder(kind) / "broken"
+    flags = ["-std=c++20", "-O1", "-g", f"-fsanitize={SANITIZERS[kind]}"]
+    subprocess.run(["c++", *flags, str(HERE / "broken.cpp"), "-o", str(program)], check=True)
+    return program
+
+
+def main() -> int:
+    kind = sys.argv[1]
+    build(kind)
+    done = [run_cpp_tests(kind), *([run_python_tests()] if kind == "asan" else [])]
+    for one in done:
+        print(one.stdout)
+    return max(one.returncode for one in done)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

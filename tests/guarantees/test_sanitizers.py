@@ -1,0 +1,54 @@
+"""The core under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer: no report."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import sanitized
+
+pytestmark = [pytest.mark.bar(7), pytest.mark.slow]
+
+WRONG = [
+    ("asan", "beyond the end", "heap-buffer-overflow"),
+    ("asan", "overflow", "signed integer overflow"),
+    ("tsan", "race", "data race"),
+]
+
+
+@pytest.fixture(scope="module", params=["asan", "tsan"])
+def kind(request) -> str:
+    sanitized.build(request.param)
+    return request.param
+
+
+def count_of_tests(output: str) -> int:
+    return int(re.findall(r"(\d+) tests? from|(\d+) passed", output)[-1][0] or re.findall(r"(\d+) passed", output)[-1])
+
+
+def test_the_sanitizer_is_awake(kind):
+    """With the same flags and options as the tests run with, what is wrong is reported."""
+    program = sanitized.build_broken(kind)
+    assert sanitized.run([str(program), "right"]).returncode == 0
+    for sanitizer, way, words in WRONG:
+        if sanitizer == kind:
+            told = sanitized.run([str(program), way])
+            assert told.returncode == sanitized.REPORT, told.stdout
+            assert words in told.stdout
+
+
+def test_the_cpp_tests_are_clean(kind, figure):
+    done = sanitized.run_cpp_tests(kind)
+    assert done.returncode == 0, done.stdout
+    assert "Sanitizer" not in done.stdout, done.stdout
+    figure(f"{count_of_tests(done.stdout)} C++ tests under {sanitized.SANITIZERS[kind]} sanitizers, 0 reports")
+
+
+def test_the_python_tests_are_clean(kind, figure):
+    if kind == "tsan":
+        pytest.skip("under ThreadSanitizer all of Python and PyTorch would have to be built with it")
+    done = sanitized.run_python_tests()
+    assert done.returncode == 0, done.stdout
+    assert "Sanitizer" not in done.stdout, done.stdout
+    figure(f"{count_of_tests(done.stdout)} Python tests under {sanitized.SANITIZERS[kind]} sanitizers, 0 reports")
