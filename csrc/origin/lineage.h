@@ -80,6 +80,8 @@ class TORCHNAN_API Lineage {
 
   static bool overlap(const Region& a, const Region& b);
   static void merge_last(std::vector<Region>& regions);
+  template <typename IsGone>
+  static void take(std::vector<Region>& regions, std::vector<Region>& overwritten, IsGone&& is_gone);
 
   static constexpr size_t kMaxRegions = 64;  // of one storage; beyond it the last two become one
 

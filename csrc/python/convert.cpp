@@ -4,6 +4,8 @@
 
 #include <stdexcept>
 
+#include "python/call_python.h"
+
 namespace py = pybind11;
 
 namespace torchnan {
@@ -85,6 +87,7 @@ py::dict to_python(const Stats& stats) {
   d["findings"] = stats.findings;
   d["repeats"] = stats.repeats;
   d["dropped"] = stats.dropped;
+  d["unlogged"] = stats.unlogged;
   d["call_sites"] = stats.call_sites;
   d["internal_errors"] = stats.internal_errors;
   d["skipped"] = stats.skipped;
@@ -113,14 +116,9 @@ Options options_from(const py::dict& keywords) {
     const auto name = action.cast<std::string>();
     options.action = name == "raise" ? Action::kRaise : name == "warn" ? Action::kWarn : Action::kLog;
   } else {
-    // Called from any thread, without the GIL; what is thrown becomes a C++ exception that the core counts.
-    options.callback = [callable = std::make_shared<py::object>(action)](const Finding& finding) {
-      const py::gil_scoped_acquire gil;
-      try {
-        (*callable)(to_python(finding));
-      } catch (const py::error_already_set& error) {
-        throw std::runtime_error(error.what());
-      }
+    // Called, and let go of, by any thread.
+    options.callback = [callable = held_by_any_thread(action)](const Finding& finding) {
+      in_python([&] { (*callable)(to_python(finding)); });
     };
   }
   options.check_nan = keywords["check_nan"].cast<bool>();

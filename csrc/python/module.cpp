@@ -16,8 +16,11 @@
 #include "origin/harm.h"
 #include "origin/lineage.h"
 #include "python/bound_rule.h"
+#include "python/call_python.h"
 #include "python/convert.h"
 #include "python/python_program.h"
+#include "report/line_file.h"
+#include "watch/contain.h"
 #include "watch/thread_state.h"
 #include "watch/watch.h"
 
@@ -32,38 +35,75 @@ std::shared_ptr<Watch> current_watch() { return ThreadState::here().shared_watch
 void judge(const std::string& harm, const std::vector<at::Tensor>& tensors, const py::function& name_of) {
   const auto watch = current_watch();
   if (watch == nullptr) return;
-  judge_tensors(*watch, harm_kind_from(harm), tensors, [&](size_t i) {
-    const py::gil_scoped_acquire gil;
-    return name_of(i).cast<std::string>();
-  });
+  judge_tensors(*watch, harm_kind_from(harm), tensors,
+                [&](size_t i) { return in_python([&] { return name_of(i).cast<std::string>(); }); });
 }
 
-// Of what autograd's engine is given; a gradient may be None, a root an edge of a graph.
-void judge_backward(const py::handle& roots, const py::handle& gradients) {
-  const auto watch = current_watch();
-  if (watch == nullptr) return;
+// Of what autograd's engine is given.
+struct Roots {
   c10::SmallVector<at::Tensor, 2> tensors;
-  c10::SmallVector<at::Tensor, 2> given;
+  c10::SmallVector<at::Tensor, 2> gradients;
+};
+
+// A gradient may be None, a root an edge of a graph.
+Roots roots_from(const py::handle& roots, const py::handle& gradients) {
+  Roots found;
   auto gradient = py::iter(gradients);
   for (const py::handle root : py::iter(roots)) {
     const py::handle its_gradient = gradient == py::iterator::sentinel() ? py::handle() : *gradient;
     if (its_gradient) ++gradient;
     if (!THPVariable_Check(root.ptr())) continue;
-    tensors.push_back(THPVariable_Unpack(root.ptr()));
+    found.tensors.push_back(THPVariable_Unpack(root.ptr()));
     const bool is_given = its_gradient && THPVariable_Check(its_gradient.ptr());
-    given.push_back(is_given ? THPVariable_Unpack(its_gradient.ptr()) : at::Tensor());
+    found.gradients.push_back(is_given ? THPVariable_Unpack(its_gradient.ptr()) : at::Tensor());
   }
-  const py::gil_scoped_release no_gil;
-  judge_roots(*watch, tensors, given);
+  return found;
 }
 
-std::shared_ptr<Watch> watch_from(const py::dict& keywords) {
+void judge_backward(const py::handle& roots, const py::handle& gradients) {
+  const auto watch = current_watch();
+  if (watch == nullptr) return;
+  contain(*watch, "judging the roots of backward", [&] {
+    const Roots given = in_python([&] { return roots_from(roots, gradients); });
+    const py::gil_scoped_release no_gil;
+    judge_roots(*watch, given.tensors, given.gradients);
+  });
+}
+
+// What the ledger is told of a tensor, by code of PyTorch's that must not fail for it. Other things are PyTorch's to
+// refuse.
+template <void (Ledger::*kTell)(const at::Tensor&)>
+void tell_ledger(const py::handle& tensor) {
+  if (!THPVariable_Check(tensor.ptr())) return;
   try {
-    return make_watch(options_from(keywords));
-  } catch (const std::system_error& error) {  // the log file
+    (ledger().*kTell)(THPVariable_Unpack(tensor.ptr()));
+  } catch (...) {
+    if (const auto watch = current_watch()) count_failure(*watch, "noting that memory is shared");
+  }
+}
+
+// A part of torchnan that is written in Python has failed.
+void note_failure(const std::string& part, const std::string& why) {
+  if (const auto watch = current_watch()) watch->count_internal_error(part, part + " failed: " + why);
+}
+
+// With the OSError that Python knows for it.
+template <typename Work>
+auto with_os_errors(Work&& work) {
+  try {
+    return work();
+  } catch (const std::system_error& error) {
     PyErr_SetObject(PyExc_OSError, py::make_tuple(error.code().value(), error.what()).ptr());
     throw py::error_already_set();
   }
+}
+
+std::shared_ptr<Watch> watch_from(const py::dict& keywords) {
+  return with_os_errors([&] { return make_watch(options_from(keywords)); });
+}
+
+void append_line(const std::string& path, const std::string& line) {
+  with_os_errors([&] { LineFile(path).append(line); });
 }
 
 void bind_watch(py::module_& m) {
@@ -92,8 +132,9 @@ void bind_session(py::module_& m) {
   m.def("anything_nonfinite", [] { return lineage().in_use(); });
   m.def("judge", &judge, py::arg("harm"), py::arg("tensors"), py::arg("name_of"), without_gil);
   m.def("judge_roots", &judge_backward, py::arg("roots"), py::arg("gradients"));
-  m.def("note_exported", [](const at::Tensor& tensor) { ledger().note_exported(tensor); });
-  m.def("doubt", [](const at::Tensor& tensor) { ledger().doubt(tensor); });
+  m.def("note_exported", &tell_ledger<&Ledger::note_exported>);
+  m.def("doubt", &tell_ledger<&Ledger::doubt>);
+  m.def("note_failure", &note_failure, py::arg("part"), py::arg("why"));
   m.def("note_call_site", &note_next_node);
   bind_bound_rules(m);
   m.def("operators_with_rules", &operators_with_rules);
@@ -117,6 +158,7 @@ void bind_session(py::module_& m) {
 
 PYBIND11_MODULE(_C, m) {
   m.def("plug_in", &plug_in_python);
+  m.def("append_line", &append_line, py::arg("path"), py::arg("line"));
   bind_watch(m);
   bind_session(m);
 }

@@ -5,20 +5,14 @@
 
 #include <pybind11/pybind11.h>
 
+#include "python/call_python.h"
+
 namespace torchnan {
 namespace {
 
 uint64_t mix(uint64_t h, uint64_t value) {
   h = (h ^ value) * 0x9e3779b97f4a7c15ull;
   return h ^ (h >> 29);
-}
-
-bool is_shutting_down() {
-#if PY_VERSION_HEX >= 0x030d0000
-  return Py_IsInitialized() == 0 || Py_IsFinalizing() != 0;
-#else
-  return Py_IsInitialized() == 0 || _Py_IsFinalizing() != 0;
-#endif
 }
 
 }  // namespace
@@ -62,7 +56,7 @@ SiteId SiteTable::intern(uint64_t hash, const Stack& stack, size_t depth) noexce
       const auto known = ids_.find(hash);
       if (known != ids_.end() && has_modules_of(sites_[known->second], stack)) return known->second;
     }
-    if (is_shutting_down()) return 0;
+    if (is_python_ending()) return 0;
     if (known_ >= kMaxSites && deaths_ - deaths_swept_ < kWorthSweeping) return 0;
     const pybind11::gil_scoped_acquire gil;
     const pybind11::error_scope keep_error;
@@ -94,6 +88,7 @@ void SiteTable::make_room() {
   std::vector<std::vector<Frame>> forgotten;
   {
     const std::lock_guard lock(mutex_);
+    forgotten.reserve(sites_.size());  // nothing fails half way
     deaths_swept_ = deaths_.load();
     for (std::vector<Frame>& site : sites_) {
       if (std::any_of(site.begin(), site.end(), has_died)) forgotten.push_back(std::exchange(site, {}));
@@ -141,7 +136,7 @@ SiteId SiteTable::within(SiteId live, SiteId outer) noexcept {
       const auto known = nested_.find(key);
       if (known != nested_.end()) return known->second;
     }
-    if (is_shutting_down()) return live;
+    if (is_python_ending()) return live;
     if (known_ >= kMaxSites && deaths_ - deaths_swept_ < kWorthSweeping) return live;
     const pybind11::gil_scoped_acquire gil;
     make_room();

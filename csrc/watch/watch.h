@@ -6,7 +6,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -38,7 +40,9 @@ class TORCHNAN_API Watch : public std::enable_shared_from_this<Watch> {
   // The block of counters that only the thread with this id writes.
   Counters& counters_of(uint64_t thread);
   Stats stats() const;
-  void count_internal_error(const std::string& what) noexcept;  // and warn once per cause
+  // A part of torchnan's own work has failed. Warns once for each part.
+  void count_internal_error(std::string_view part, std::string_view text) const;
+  void count_untold_error() const { ++internal_errors_; }
 
   // A closed watch is no longer worked for, by threads that have not left it either.
   bool is_open() const { return open_.load(std::memory_order_relaxed); }
@@ -76,11 +80,11 @@ class TORCHNAN_API Watch : public std::enable_shared_from_this<Watch> {
   std::atomic<bool> open_{true};
   std::atomic<int64_t> step_{1};
   std::atomic<bool> step_marked_{false};
-  std::atomic<int64_t> internal_errors_{0};
+  mutable std::atomic<int64_t> internal_errors_{0};
   mutable std::mutex mutex_;
   std::map<uint64_t, Counters> counters_;  // by thread; a node of a map stays where it is
   std::unordered_map<const c10::StorageImpl*, NamedStorage> named_;
-  std::vector<std::string> warned_;
+  mutable std::set<std::string, std::less<>> warned_;  // parts that have failed
 };
 
 }  // namespace torchnan

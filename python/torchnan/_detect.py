@@ -92,10 +92,10 @@ class detect(contextlib.ContextDecorator):
     # -- as a scope
 
     def __enter__(self) -> detect:
+        _C.enter_watch(self._watch)
         with self._lock:
             self._entries += 1
         _hooks.install()
-        _C.enter_watch(self._watch)
         return self
 
     def __exit__(
@@ -104,8 +104,8 @@ class detect(contextlib.ContextDecorator):
         self._leave(judge=error is None)
 
     def _leave(self, judge: bool) -> None:
-        _C.leave_watch(self._watch)
         _hooks.uninstall()
+        _C.leave_watch(self._watch)
         with self._lock:
             self._entries -= 1
             last = self._entries == 0
@@ -140,7 +140,8 @@ class detect(contextlib.ContextDecorator):
             ``ops`` intercepted, tensors ``checked`` and, of these, ``proved`` finite without a look; ``bytes`` read, of
             these ``bytes_reanchored`` where a bound had left its range and ``bytes_anchored`` of arguments;
             ``bytes_proved``; tensors found ``nonfinite``, ``findings`` kept,
-            ``repeats`` folded, ``dropped`` beyond ``max_findings``, ``call_sites`` noted for the backward pass,
+            ``repeats`` folded, ``dropped`` beyond ``max_findings``, ``unlogged`` that the log could not take,
+            ``call_sites`` noted for the backward pass,
             ``internal_errors``, and ``skipped``: tensors passed by, by reason.
         """
         stats: dict[str, Any] = self._watch.stats()
