@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +17,7 @@ from torch.optim.optimizer import (
 )
 
 from torchnan import _program
+from torchnan._contain import contained
 from torchnan._load import _C
 from torchnan.step import shards
 
@@ -29,22 +30,23 @@ _undo: list[Callable[[], None]] = []
 
 
 def install() -> None:
-    """Puts the hooks in place with the first of several scopes."""
+    """Puts the hooks in place with the first of several scopes, which this thread has entered."""
     global _installed
     with _lock:
         _installed += 1
         if _installed > 1:
             return
-        _let_higher_order_ops_pass()
-        _undo.append(_replace(torch.autograd, "_engine_run_backward", _judging_roots))
-        _undo.append(_replace_class_method(torch.autograd.Function, "apply", _noting_the_node))
+        with contained("letting higher-order operators pass"):
+            _let_higher_order_ops_pass()
+        _put(torch.autograd, "_engine_run_backward", _judging_roots)
+        _put(torch.autograd.Function, "apply", _noting_the_node)
         for method in ("tolist", "numpy"):
-            _undo.append(_replace(torch.Tensor, method, _judging_reads))
+            _put(torch.Tensor, method, _judging_reads)
         for method in ("numpy", "__dlpack__"):
-            _undo.append(_replace(torch.Tensor, method, _noting_export))
+            _put(torch.Tensor, method, _noting_export)
         for method in ("data_ptr", "untyped_storage"):
-            _undo.append(_replace(torch.Tensor, method, _doubting))
-        _undo.append(_replace(torch._C, "_increment_version", _doubting_all))
+            _put(torch.Tensor, method, _doubting)
+        _put(torch._C, "_increment_version", _doubting_all)
         _undo.append(register_optimizer_step_pre_hook(_before_step).remove)
         _undo.append(register_optimizer_step_post_hook(_after_step).remove)
 
@@ -57,14 +59,44 @@ def uninstall() -> None:
         if _installed > 0:
             return
         while _undo:
-            _undo.pop()()
+            with contained("taking a hook away"):
+                _undo.pop()()
 
 
-def _replace(holder: Any, name: str, wrap: Callable[[Any], Any]) -> Callable[[], None]:
+def _put(holder: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+    """One that does not fit is done without."""
+    with contained(f"the hook on {name}"):
+        _undo.append(replace(holder, name, wrap))
+
+
+def replace(holder: Any, name: str, wrap: Callable[[Any], Any]) -> Callable[[], None]:
+    """Puts a wrapper in the place of ``holder.name``; the function that is returned takes it away.
+
+    Others may do the same, and take theirs away in any order. Where theirs is on top it stays there, and ours below,
+    until they have put ours back: then the next wrapper replaces it.
+    """
     own = name in vars(holder)
-    original = getattr(holder, name)
-    setattr(holder, name, wrap(original))
-    return lambda: setattr(holder, name, original) if own else delattr(holder, name)
+    original = vars(holder)[name] if own else getattr(holder, name)
+    while (below := _left_below(original)) is not None:
+        original, own = below
+    wrapper = wrap(original)
+    setattr(holder, name, wrapper)
+
+    def undo() -> None:
+        if vars(holder).get(name) is not wrapper:
+            wrapper._torchnan_left = (wrapper, original, own)
+        elif own:
+            setattr(holder, name, original)
+        else:
+            delattr(holder, name)
+
+    return undo
+
+
+def _left_below(wrapper: Any) -> tuple[Any, bool] | None:
+    """What it wraps, and whether its holder had that itself, if it is ours and was to be taken away."""
+    mark = getattr(wrapper, "_torchnan_left", None)
+    return mark[1:] if mark is not None and mark[0] is wrapper else None  # functools.wraps() hands marks on
 
 
 # -- backward
@@ -79,21 +111,15 @@ def _judging_roots(run_backward: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def _replace_class_method(holder: type, name: str, wrap: Callable[[Any], Any]) -> Callable[[], None]:
-    original = vars(holder)[name]
-    setattr(holder, name, classmethod(wrap(original.__func__)))
-    return lambda: setattr(holder, name, original)
-
-
-def _noting_the_node(apply: Callable[..., Any]) -> Callable[..., Any]:
+def _noting_the_node(apply: Any) -> Any:
     """What runs inside a Function makes no node; if it has only views in it, no operation tells where it was called."""
 
-    @functools.wraps(apply)
+    @functools.wraps(apply.__func__)
     def wrapper(cls: Any, *args: Any, **kwargs: Any) -> Any:
         _C.note_call_site()
-        return apply(cls, *args, **kwargs)
+        return apply.__func__(cls, *args, **kwargs)
 
-    return wrapper
+    return classmethod(wrapper)
 
 
 # -- values read by the program; item() is an operation, these are not
@@ -102,7 +128,7 @@ def _noting_the_node(apply: Callable[..., Any]) -> Callable[..., Any]:
 def _judging_reads(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def wrapper(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if _C.anything_nonfinite():
+        if _C.anything_nonfinite() and isinstance(self, torch.Tensor):
             _C.judge("read", [self], lambda _: "")
         return method(self, *args, **kwargs)
 
@@ -139,10 +165,11 @@ def _doubting_all(increment_version: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(increment_version)
     def wrapper(tensors: Any) -> None:
-        given = tuple(tensors)
-        for tensor in given:
-            _C.doubt(tensor)
-        increment_version(given)
+        if isinstance(tensors, Iterable) and not isinstance(tensors, torch.Tensor):
+            tensors = tuple(tensors)
+            for tensor in tensors:
+                _C.doubt(tensor)
+        increment_version(tensors)
 
     return wrapper
 
@@ -151,10 +178,13 @@ def _doubting_all(increment_version: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-    if torch.compiler.is_compiling() or not _uses_gradients_as_they_are(optimizer):
+    if torch.compiler.is_compiling():
         return None
-    judge_gradients(optimizer)
-    return _with_judging_closure(optimizer, args, kwargs)
+    with contained("judging gradients"):
+        if _uses_gradients_as_they_are(optimizer):
+            judge_gradients(optimizer)
+            return _with_judging_closure(optimizer, args, kwargs)
+    return None
 
 
 def _uses_gradients_as_they_are(optimizer: Optimizer) -> bool:
@@ -172,7 +202,8 @@ def _with_judging_closure(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     @functools.wraps(closure)
     def judging(*inner: Any, **options: Any) -> Any:
         loss = closure(*inner, **options)
-        judge_gradients(optimizer)
+        with contained("judging gradients"):
+            judge_gradients(optimizer)
         return loss
 
     if "closure" in kwargs:
@@ -200,11 +231,17 @@ def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     watch = _C.current_watch()
     if watch is None:
         return
-    if _C.anything_nonfinite():
-        states = [(key, value) for state in optimizer.state.values() for key, value in state.items()]
-        tensors = [(key, value) for key, value in states if isinstance(value, torch.Tensor)]
-        _C.judge("optimizer_state", [value for _, value in tensors], lambda i: tensors[i][0])
+    with contained("judging the state of an optimizer"):
+        if _C.anything_nonfinite():
+            _judge_state(optimizer)
     watch.count_step()
+
+
+def _judge_state(optimizer: Optimizer) -> None:
+    """Optimizers from elsewhere keep other things there than a dict for each parameter."""
+    states = [state for state in optimizer.state.values() if isinstance(state, dict)]
+    tensors = [(key, value) for state in states for key, value in state.items() if isinstance(value, torch.Tensor)]
+    _C.judge("optimizer_state", [value for _, value in tensors], lambda i: str(tensors[i][0]))
 
 
 # -- higher-order operators know their dispatch keys one by one, and refuse those they do not know
@@ -222,32 +259,42 @@ def _let_higher_order_ops_pass() -> None:
 
 # -- threads: the dispatch key belongs to one
 
-_thread_run = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+_undo_threads: Callable[[], None] | None = None
 
 
 @contextlib.contextmanager
 def watching_new_threads(scope: detect) -> Iterator[None]:
     """Every thread that Python starts inside takes part in this detection."""
-    before = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
-    watch_new_threads(scope)
+    undo = replace(threading.Thread, "_bootstrap_inner", _watched_by(scope))
     try:
         yield
     finally:
-        threading.Thread._bootstrap_inner = before  # type: ignore[attr-defined]
+        undo()
 
 
 def watch_new_threads(scope: detect | None) -> None:
     """Every thread that Python starts from now on takes part in this detection; ``None`` ends that."""
-    if scope is None:
-        threading.Thread._bootstrap_inner = _thread_run  # type: ignore[attr-defined]
-        return
+    global _undo_threads
+    if _undo_threads is not None:
+        _undo_threads()
+    _undo_threads = None
+    if scope is not None:
+        _undo_threads = replace(threading.Thread, "_bootstrap_inner", _watched_by(scope))
+
+
+def _watched_by(scope: detect) -> Callable[[Any], Any]:
     watch = scope._watch
 
-    def watched(self: threading.Thread) -> None:
-        _C.enter_watch(watch)
-        try:
-            _thread_run(self)
-        finally:
-            _C.leave_watch(watch)
+    def watched(run: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+        @functools.wraps(run)
+        def wrapper(self: threading.Thread) -> None:
+            with contained("taking a thread in"):
+                _C.enter_watch(watch)
+            try:
+                run(self)
+            finally:
+                _C.leave_watch(watch)
 
-    threading.Thread._bootstrap_inner = watched  # type: ignore[attr-defined]
+        return wrapper
+
+    return watched

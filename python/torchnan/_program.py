@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.utils.checkpoint
 
+from torchnan._contain import contained
+
 if TYPE_CHECKING:
     from torchnan._detect import detect
 
@@ -42,6 +44,8 @@ _FUNCTION_FILE = sys.modules["torch.autograd.function"].__file__
 _CHECKPOINT_FILE = sys.modules["torch.utils.checkpoint"].__file__
 _OPTIMIZER_FILE = sys.modules["torch.optim.optimizer"].__file__
 _SCALER_FILE = sys.modules["torch.amp.grad_scaler"].__file__
+
+_ASKING = "asking a module for its parts"
 
 # Attributes by which a wrapper holds the module it wraps: no part of a name that a user would know.
 _WRAPPER_PARTS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
@@ -99,12 +103,13 @@ def owner(storage: int, use: list[RawFrame], everywhere: bool, watch: int) -> tu
     """
     roots = _roots(_modules(use), watch)
     for root in itertools.chain(roots, _roots_of_program() if everywhere else ()):
-        for name, parameter in root.named_parameters():
-            if storage in _storages_of(parameter):
-                return False, clean(name)
-        for name, buffer in root.named_buffers():
-            if storage in _storages_of(buffer):
-                return True, clean(name)
+        with contained(_ASKING):
+            for name, parameter in root.named_parameters():
+                if storage in _storages_of(parameter):
+                    return False, clean(name)
+            for name, buffer in root.named_buffers():
+                if storage in _storages_of(buffer):
+                    return True, clean(name)
     return None
 
 
@@ -117,18 +122,26 @@ def raised_at(error: BaseException) -> Line | None:
 def name(wanted: torch.nn.Parameter) -> str:
     """The name of a parameter in whatever module of the program owns it, empty if none does."""
     for root in _roots_of_program():
-        for path, parameter in root.named_parameters():
-            if parameter is wanted:
-                return clean(path)
+        with contained(_ASKING):
+            for path, parameter in root.named_parameters():
+                if parameter is wanted:
+                    return clean(path)
     return ""
 
 
 def _roots_of_program() -> list[torch.nn.Module]:
     """Every module that is no other's child; models given to a detection come first."""
     modules = _modules_of_program()
-    children = {id(child) for module in modules for child in module.children()}
+    children = {id(child) for module in modules for child in _children_of(module)}
     models = [scope.model for scope in scopes.values() if scope.model is not None]
     return [unwrap(m) for m in models + [m for m in modules if id(m) not in children]]
+
+
+def _children_of(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """None of a module that cannot tell, as one whose ``__init__`` has not come that far."""
+    with contained(_ASKING):
+        return list(module.children())
+    return []
 
 
 def _modules_of_program() -> list[torch.nn.Module]:
@@ -157,10 +170,18 @@ def _held(storages: set[int]) -> list[tuple[torch.Tensor, bool]]:
         if sys.getrefcount(tensor) - (tensor._use_count() > 1) > 3:
             found.append((tensor, False))
     for tensor in tensors:
-        gradient = tensor.grad if tensor.is_leaf else None
+        gradient = _gradient_of(tensor)
         if gradient is not None and not storages.isdisjoint(_storages_of(gradient)):
             found.append((gradient, True))
     return found
+
+
+def _gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Of a leaf; None of a class that does not tell."""
+    try:
+        return tensor.grad if tensor.is_leaf else None
+    except Exception:  # noqa: BLE001
+        return None
 
 
 def _storages_of(tensor: torch.Tensor) -> list[int]:
@@ -171,7 +192,7 @@ def _storages_of(tensor: torch.Tensor) -> list[int]:
         elif tensor.layout is not torch.strided:
             tensor = tensor.values()
         return [int(torch._C.TensorBase.untyped_storage(tensor)._cdata)]  # a look, which casts no doubt on a bound
-    except (NotImplementedError, RuntimeError):  # it has none
+    except Exception:  # noqa: BLE001 - it has none, or is of a class that does not tell
         return []
 
 
@@ -238,8 +259,8 @@ def clean(path: str) -> str:
 def unwrap(module: torch.nn.Module) -> torch.nn.Module:
     """The model inside of what makes it parallel."""
     wrappers = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
-    while isinstance(module, wrappers):
-        module = module.module
+    while issubclass(type(module), wrappers):  # not isinstance(), which asks the module for its class
+        module = module.module  # type: ignore[assignment]
     return module
 
 
@@ -260,7 +281,7 @@ def _root_above(module: torch.nn.Module) -> torch.nn.Module:
     known = _known_roots.get(module)
     root = known() if known is not None else None
     if root is None:
-        parents = {id(child): parent for parent in _modules_of_program() for child in parent.children()}
+        parents = {id(child): parent for parent in _modules_of_program() for child in _children_of(parent)}
         root, seen = module, {id(module)}
         while id(root) in parents and id(parents[id(root)]) not in seen:
             root = parents[id(root)]
@@ -272,12 +293,13 @@ def _root_above(module: torch.nn.Module) -> torch.nn.Module:
 
 def _module_path(modules: list[torch.nn.Module], watch: int) -> str | None:
     """Dotted path of the innermost module that is part of a model; ``None`` outside every model."""
-    roots = list(_roots(modules, watch))
-    for called in map(unwrap, modules):
-        for root in roots:
-            for name, module in root.named_modules(remove_duplicate=False):
-                if module is called and (name or _is_model(module)):
-                    return clean(name)
+    with contained(_ASKING):
+        roots = list(_roots(modules, watch))
+        for called in map(unwrap, modules):
+            for root in roots:
+                for name, module in root.named_modules(remove_duplicate=False):
+                    if module is called and (name or _is_model(module)):
+                        return clean(name)
     return None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,16 +12,17 @@ import torch
 import torch.distributed as dist
 
 from torchnan._explain import Explainer
-from torchnan._options import OptionError
 from torchnan._step_guard_arguments import policy_of, refuse, without_wrappers
 from torchnan.recovery.decision import Answer, Decision
 from torchnan.recovery.errors import TrainingStopped
-from torchnan.recovery.event import ACTIONS, Action, StepEvent, StepResult
+from torchnan.recovery.event import Action, StepEvent, StepResult, place_of
+from torchnan.recovery.failures import Failures
 from torchnan.recovery.learning_rate import LearningRateCut
 from torchnan.recovery.log import RecoveryLog
 from torchnan.recovery.policy import Policy
 from torchnan.recovery.rollback import Rollback
 from torchnan.recovery.snapshots import HasState, Training
+from torchnan.recovery.wish import Wish
 from torchnan.step.agreement import Agreement, Sight, What
 from torchnan.step.passes import Attempt, Passes, StepFunction
 from torchnan.step.start import StepStart
@@ -60,7 +60,7 @@ class StepGuard:
         save, load: ``save(step)`` and ``load(step)`` of the user's own, in place of snapshots in memory.
         on_instability: called with the :class:`torchnan.recovery.StepEvent` before it is acted upon; may return an
             action (``"skip"``, ``"rollback"``, ``"raise"``, ``"retry"``, ``"split"``) that goes before the policy's.
-            The gravest that any rank wants is done on all.
+            The gravest that any rank wants is done on all. If it raises, that is told, and the policy answers.
         options: fields of the policy, over ``policy``: ``captures="captures", snapshot_every=50``.
 
     Raises:
@@ -99,9 +99,10 @@ class StepGuard:
         self.events: list[StepEvent] = []
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._scheduler = scheduler
-        self._on_instability = on_instability
+        self._failures = Failures()
         self._agreement = Agreement(group)
-        self._log = RecoveryLog(self.policy.log if self._agreement.rank == 0 else None)
+        self._wish = Wish(on_instability, self._agreement, self._failures)
+        self._log = RecoveryLog(self.policy.log if self._agreement.rank == 0 else None, self._failures)
         self._tripwire = NormTripwire(self.policy.norm_limit, self.policy.norm_factor, self.policy.norm_window)
         survives_memory = self.policy.out_of_memory == "split"
         self._passes = Passes(model, optimizer, step_fn, scaler, self._tripwire, self._agreement, survives_memory)
@@ -114,8 +115,10 @@ class StepGuard:
             {name: part for name, part in parts.items() if part is not None},
             data if self.policy.rewind_data else None,
         )
-        self._rollback = Rollback(self.policy, training, self._agreement, self._log, save, load)
-        self._explainer = Explainer(self.policy, model, optimizer, step_fn, self._passes, self._start, self._agreement)
+        self._rollback = Rollback(self.policy, training, self._agreement, self._log, self._failures, save, load)
+        self._explainer = Explainer(
+            self.policy, model, optimizer, step_fn, self._passes, self._start, self._agreement, self._failures
+        )
         self._in_watch = False  # between watch() and ok_to_step()
         self._in_loop = False  # of the program's own
         self._begun = False
@@ -300,7 +303,7 @@ class StepGuard:
         """What it was, and what is to be done about it, the same on every rank."""
         event = self._explainer.explain(self.step_number, attempt, worst, norm, self._parts())
         event.consecutive = self._decision.spent.consecutive + 1
-        wanted = self._wanted(event)
+        wanted = self._wish.about(event)
         answer = self._decision.answer(
             event, can_roll_back=self._rollback.possible, can_run_again=self._can_run_again(), wanted=wanted
         )
@@ -309,16 +312,6 @@ class StepGuard:
     def _can_run_again(self) -> bool:
         """Here and on every other rank."""
         return not self._in_loop and self._agreement.largest(int(self._start.written() is not None)) == 0
-
-    def _wanted(self, event: StepEvent) -> Action | None:
-        """What ``on_instability`` asks for, the gravest of all ranks."""
-        if self._on_instability is None:
-            return None
-        wanted = self._on_instability(event)
-        if wanted is not None and wanted not in ACTIONS:
-            raise OptionError(f"on_instability returned {wanted!r}: it returns None or one of {', '.join(ACTIONS)}.")
-        gravest = self._agreement.largest(0 if wanted is None else ACTIONS.index(wanted) + 1)
-        return None if gravest == 0 else ACTIONS[gravest - 1]
 
     def _give_up_step(self, attempt: Attempt, norm: float, event: StepEvent, answer: Answer) -> StepResult:
         self.optimizer.zero_grad(set_to_none=True)
@@ -332,7 +325,12 @@ class StepGuard:
         self._decision.note(answer)
         event.action, event.reason = answer.action, answer.reason
         if answer.action == "rollback":
-            event.snapshot = self.step_number = self._rollback.restore(self._decision.further_back())
+            try:
+                event.snapshot = self.step_number = self._rollback.restore(self._decision.further_back())
+            except TrainingStopped as stopped:
+                event.action, event.reason = "raise", str(stopped)
+                self._tell(event)
+                raise TrainingStopped(str(event), stopped.reason, event) from stopped
             event.lr_factor = self._rate.cut()
             self._explainer.note_good_step(self.step_number)
         self._tell(event)
@@ -345,13 +343,18 @@ class StepGuard:
             self._scaler._per_optimizer_states.clear()
 
     def _tell(self, event: StepEvent) -> None:
-        here = f"{socket.gethostname()} {_device_of(self.model)}"
         source = self._agreement.first_with_most(int(event.rank == self._agreement.global_rank))
-        event.host, event.device = self._agreement.share(here, source).rsplit(" ", 1)
+        event.host, event.device = self._agreement.share(place_of(self.model), source).rsplit(" ", 1)
         self.events = [*self.events, event][-MOST_EVENTS:]
         self._log.write(event)
         if self._agreement.rank == 0 or event.rank == self._agreement.global_rank:
-            logger.warning("%s", event)
+            with contextlib.suppress(Exception):  # a handler of the program's may fail
+                logger.warning("%s", event)
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """Parts of the guard's own work that could not be done, and how often; each was warned about once."""
+        return dict(self._failures.counts)
 
     def memory(self) -> dict[str, int]:
         """Bytes held between steps: ``"buffers"``, copied for a replay, and ``"snapshots"``, of those in memory."""
@@ -391,7 +394,3 @@ class StepGuard:
         self._decision.load_state_dict(state["decision"])
         self._tripwire.load_state_dict(state["tripwire"])
         self._rate.load_state_dict(state["learning_rate"])
-
-
-def _device_of(model: torch.nn.Module) -> torch.device:
-    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))

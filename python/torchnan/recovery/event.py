@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import socket
 from typing import Any, Literal
 
 import torch
@@ -132,6 +133,12 @@ class StepResult:
     loss: torch.Tensor | None
     norm: float
     event: StepEvent | None = None
+
+
+def place_of(model: torch.nn.Module) -> str:
+    """Where a model is trained: host and device."""
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    return f"{socket.gethostname()} {device}"
 
 
 def strict(value: Any) -> Any:

@@ -8,42 +8,41 @@ import time
 from pathlib import Path
 from typing import Any
 
+from torchnan._load import _C
 from torchnan.recovery.event import StepEvent, strict
+from torchnan.recovery.failures import Failures
 
 
 class RecoveryLog:
-    """Appends lines to a file that its owner alone may read. Every line is one write, so that none is ever half there.
+    """Appends lines to a file that its owner alone may read; the file is open for as long as a line takes. A line is
+    there as a whole or not at all; one that cannot be written is counted.
 
     Args:
         path: the file. ``None``: nothing is written.
+        failures: told of the lines that could not be written.
 
     Raises:
         OSError: the file cannot be written.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None) -> None:
-        self._file: int | None = None
-        if path is not None:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def __init__(self, path: str | os.PathLike[str] | None, failures: Failures) -> None:
+        self._path = None if path is None else os.path.abspath(path)
+        self._failures = failures
+        if self._path is not None:
+            Path(self._path).parent.mkdir(parents=True, exist_ok=True)
+            _C.append_line(self._path, "")
 
     def write(self, event: StepEvent) -> None:
         """A bad step and what was done about it."""
-        self._line({"kind": "step", **json.loads(event.to_json())})
+        with self._failures.contained("writing to the recovery log"):
+            self._line({"kind": "step", **json.loads(event.to_json())})
 
     def note(self, kind: str, **facts: Any) -> None:
         """Something else that explains the run: a snapshot, the end of a ramp, a capture that could not be kept."""
-        self._line({"kind": kind, **strict(facts)})
+        with self._failures.contained("writing to the recovery log"):
+            self._line({"kind": kind, **strict(facts)})
 
     def _line(self, facts: dict[str, Any]) -> None:
-        if self._file is None:
-            return
-        line = json.dumps({"time": round(time.time(), 3), **facts}, allow_nan=False) + "\n"
-        try:
-            os.write(self._file, line.encode())
-        except OSError:  # a full disk must not end the training; the event is told by other ways, too
-            self._file = None
-
-    def __del__(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
+        if self._path is not None:
+            line = json.dumps({"time": round(time.time(), 3), **facts}, allow_nan=False)
+            _C.append_line(self._path, line + "\n")
