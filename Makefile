@@ -60,6 +60,7 @@ build/cpp/CMakeCache.txt: | $(VENV)/.built $(GTEST)
 test-cpp: build/cpp/CMakeCache.txt ## the C++ tests
 	$(BIN)/cmake --build build/cpp
 	build/cpp/tests/cpp/torchnan_tests --gtest_brief=1 --gtest_filter=-Long*
+	build/cpp/tests/cpp/torchnan_fault_tests --gtest_brief=1
 
 test-python: $(VENV)/.built $(VENV)/.test ## the Python tests
 	$(BIN)/python -m pytest

@@ -2,18 +2,20 @@
 
 #include <sys/mman.h>
 
+#include <array>
 #include <atomic>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <unordered_map>
+#include <utility>
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "process/fork.h"
+#include "watch/contain.h"
 #include "watch/thread_state.h"
 
 namespace torchnan {
@@ -31,15 +33,15 @@ class CallSiteRing::Directory {
 
   CallSiteRing* open(uint64_t thread) {
     const std::lock_guard lock(mutex_);
-    return rings_.emplace(thread, new CallSiteRing).first->second.get();
+    std::unique_ptr<CallSiteRing> ring(new CallSiteRing);
+    return rings_.emplace(thread, std::move(ring)).first->second.get();
   }
 
-  void thread_has_ended(uint64_t thread) {
+  void thread_has_ended(uint64_t thread) noexcept {
     const std::lock_guard lock(mutex_);
-    ended_.push_back(thread);
-    if (ended_.size() <= kKeptAfterEnd) return;
-    rings_.erase(ended_.front());
-    ended_.pop_front();
+    std::swap(thread, ended_[next_ended_]);  // the one that has waited longest
+    next_ended_ = (next_ended_ + 1) % kKeptAfterEnd;
+    rings_.erase(thread);
   }
 
   SiteId find(uint64_t thread, uint64_t sequence) {
@@ -53,7 +55,8 @@ class CallSiteRing::Directory {
 
   Mutex mutex_;
   std::unordered_map<uint64_t, std::unique_ptr<CallSiteRing>> rings_;
-  std::deque<uint64_t> ended_;
+  std::array<uint64_t, kKeptAfterEnd> ended_{};  // 0 is no thread
+  size_t next_ended_ = 0;
 };
 
 // Never destroyed: threads may outlive static destructors.
@@ -113,7 +116,7 @@ void note_next_node() {
   const Watch* watch = thread.watch();
   if (watch == nullptr || !watch->options().stacks || !watch->options().backward) return;
   const uint64_t sequence = at::sequence_number::peek();
-  note_node(sequence, thread);
+  contain(*watch, "noting a call site", [&] { note_node(sequence, thread); });
   thread.last_sequence = sequence + 1;
 }
 

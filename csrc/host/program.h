@@ -63,7 +63,8 @@ class TORCHNAN_API Program {
   // Whether the host tells of the tensors that backward() is called on (judge_tensors()), so that nobody has to guess.
   virtual bool tells_roots() const noexcept = 0;
 
-  // The rest is called only when there is something to report.
+  // The rest is called only when there is something to report. A question that throws leaves its answer open
+  // (origin/ask.h).
 
   // Whether the operation at `site` is a loss scaler's own arithmetic.
   virtual bool is_loss_scaling(const Site& site, const Watch& watch) = 0;

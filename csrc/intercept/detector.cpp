@@ -15,7 +15,7 @@ Detector::Detector(Options options) : watch_(make_watch(std::move(options))), op
 Detector::~Detector() {
   try {
     close();
-  } catch (const NonFiniteError&) {
+  } catch (...) {
     // findings() has it; a destructor has nowhere to throw to.
   }
 }

@@ -8,6 +8,7 @@
 #include "origin/harm.h"
 #include "origin/lineage.h"
 #include "origin/roots.h"
+#include "watch/contain.h"
 
 namespace torchnan {
 namespace {
@@ -39,8 +40,14 @@ OpCall::OpCall(const c10::OperatorHandle& op, const OpPlan& plan, c10::DispatchK
                ThreadState& thread, Watch& watch)
     : op_(op), plan_(plan), below_(below), stack_(stack), thread_(thread), watch_(watch), check_(plan, thread, watch) {}
 
+void forget_all(c10::ArrayRef<c10::IValue> arguments) noexcept {
+  for (const c10::IValue& argument : arguments) {
+    for_each_tensor(argument, [](const at::Tensor& tensor, int64_t) { ledger().forget(tensor); });
+  }
+}
+
 void OpCall::run() {
-  note_arrival(thread_, watch_);
+  contain(watch_, "noting an operation", [this] { note_arrival(thread_, watch_); });
   if (plan_.course == OpPlan::Course::kSite) {
     redispatch();
   } else if (!watches_this_pass(watch_)) {
@@ -53,13 +60,29 @@ void OpCall::run() {
 }
 
 void OpCall::run_judged() {
-  keep_arguments();
-  look_at_arguments();
-  judge_before(facts(), bad_arguments_);
-  bound_results();
+  const bool is_prepared = contain(watch_, "looking at arguments", [this] {
+    keep_arguments();
+    look_at_arguments();
+    judge_before(facts(), bad_arguments_);
+    bound_results();
+  });
+  if (!is_prepared) return run_blindly();
   redispatch();
-  look_at_results();
-  attribute_bad_results();
+  const bool is_judged = contain(watch_, "looking at results", [this] {
+    look_at_results();
+    attribute_bad_results();
+  });
+  if (!is_judged) forget_results();
+}
+
+// Not even its arguments could be kept.
+void OpCall::run_blindly() {
+  const size_t first = stack_->size() - plan_.arguments;
+  for (const OpPlan::Written& written : plan_.written) {
+    forget_all((*stack_)[first + plan_.kept_arguments[written.kept]]);
+  }
+  kept_.clear();
+  redispatch();
 }
 
 // The call has run, its results have been judged, and something in them is not finite.
@@ -78,14 +101,14 @@ void OpCall::attribute_bad_results() {
 
 // What the call writes is not looked at, so nothing is known of it any more.
 void OpCall::run_unwatched() {
-  keep_arguments();
+  if (!contain(watch_, "keeping arguments", [this] { keep_arguments(); })) return run_blindly();
   redispatch();
   forget_results();
 }
 
 // What the call writes is taken as it comes, and remembered as such: nothing it leads to is an alarm.
 void OpCall::run_without_judging() {
-  keep_arguments();
+  if (!contain(watch_, "keeping arguments", [this] { keep_arguments(); })) return run_blindly();
   redispatch();
   for_each_result([this](const at::Tensor& result, int64_t) { ledger().note_not_judged(result, &plan_); });
 }

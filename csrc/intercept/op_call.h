@@ -13,6 +13,9 @@
 
 namespace torchnan {
 
+// What is known of these tensors, and of those in these lists, is known no more.
+void forget_all(c10::ArrayRef<c10::IValue> arguments) noexcept;
+
 // Lives on the stack of the call. In a healthy call it allocates nothing and takes no lock.
 class OpCall {
  public:
@@ -28,6 +31,7 @@ class OpCall {
   void run_unwatched();
   void run_without_judging();
   void run_judged();
+  void run_blindly();
   CallFacts facts() const;
   void keep_arguments();
   void look_at_arguments();

@@ -10,6 +10,7 @@
 #include "bounds/ledger.h"
 #include "check/tensor_check.h"
 #include "origin/lineage.h"
+#include "watch/contain.h"
 
 namespace torchnan {
 namespace {
@@ -32,9 +33,9 @@ void ResultCheck::bound_results(c10::ArrayRef<Operand> arguments) {
   if (plan_.bounds.rule == nullptr || watch_.options().exact || !is_worth_bounding(arguments)) return;
   try {
     apply_rule(arguments);
-  } catch (const std::exception& error) {
+  } catch (...) {
     bounds_.clear();
-    watch_.count_internal_error(fmt::format("the bound rule of {} failed: {}", plan_.name, error.what()));
+    contain(watch_, "a bound rule", [this] { count_failure(watch_, fmt::format("the bound rule of {}", plan_.name)); });
   }
 }
 
@@ -131,6 +132,7 @@ ResultCheck::Outcome ResultCheck::read(const at::Tensor& result, size_t place) {
   const DtypeRange range = range_of(result.scalar_type());
   if (range.limit > 0 && verdict.most > widened(bound.most, range)) {
     watch_.count_internal_error(
+        fmt::format("the bound of {}", plan_.name),
         fmt::format("the bound of {} was {}, and its result {}", plan_.name, bound.most, verdict.most));
   }
   ledger().note_written(result, {verdict.most, bound.nonnegative}, &plan_);

@@ -6,6 +6,7 @@
 #include "intercept/arrival.h"
 #include "intercept/op_call.h"
 #include "origin/lineage.h"
+#include "watch/contain.h"
 
 namespace torchnan {
 
@@ -17,16 +18,17 @@ bool is_known_to_be_bad(const Operand& argument) {
 
 }  // namespace
 
-bool PlainCall::begins(c10::ArrayRef<Operand> arguments) {
-  if (watch_ == nullptr || !watch_->options().skip_ops.empty() || !watches_this_pass(*watch_)) return false;
+bool PlainCall::begins(const OpPlan& plan, c10::ArrayRef<Operand> arguments) {
+  plan_ = &plan;
+  if (!watch_->options().skip_ops.empty() || !watches_this_pass(*watch_)) return false;
   if (lineage().in_use() && std::any_of(arguments.begin(), arguments.end(), is_known_to_be_bad)) return false;
-  for (const OpPlan::Written& written : plan_.written) {
-    const Operand& argument = arguments[plan_.kept_arguments[written.kept]];
+  for (const OpPlan::Written& written : plan_->written) {
+    const Operand& argument = arguments[plan_->kept_arguments[written.kept]];
     if (!written.reads_old_values || argument.kind != Operand::Kind::kTensor) continue;
     if (ledger().find(*argument.tensor).known != Ledger::Known::kFinite) return false;
   }
-  note_arrival(thread_, *watch_);
-  check_.emplace(plan_, thread_, *watch_);
+  contain(*watch_, "noting an operation", [this] { note_arrival(thread_, *watch_); });
+  check_.emplace(*plan_, thread_, *watch_);
   check_->bound_results(arguments);
   return true;
 }
@@ -35,22 +37,34 @@ bool PlainCall::ends_well(c10::ArrayRef<const at::Tensor*> results, const at::Te
   bool all_is_well = true;
   for (size_t output = 0; output < results.size(); ++output) {
     if (!results[output]->defined()) continue;
-    const auto outcome = check_->judge(*results[output], static_cast<int64_t>(output), false);
-    all_is_well &= outcome != ResultCheck::Outcome::kNonFinite;
+    const bool is_judged = contain(*watch_, "looking at results", [&] {
+      const auto outcome = check_->judge(*results[output], static_cast<int64_t>(output), false);
+      all_is_well &= outcome != ResultCheck::Outcome::kNonFinite;
+    });
+    if (!is_judged) ledger().forget(*results[output]);
   }
-  if (all_is_well && plan_.vouches_for_sign && first_argument != nullptr) ledger().note_nonnegative(*first_argument);
+  if (all_is_well && plan_->vouches_for_sign && first_argument != nullptr) ledger().note_nonnegative(*first_argument);
   return all_is_well;
 }
 
-void PlainCall::forget(c10::ArrayRef<Operand> arguments) {
-  for (const OpPlan::Written& written : plan_.written) {
-    const Operand& argument = arguments[plan_.kept_arguments[written.kept]];
+void PlainCall::forget(c10::ArrayRef<Operand> arguments) noexcept {
+  const auto forget_tensor = [](const Operand& argument) {
     if (argument.kind == Operand::Kind::kTensor) ledger().forget(*argument.tensor);
+  };
+  if (plan_ == nullptr) {
+    std::for_each(arguments.begin(), arguments.end(), forget_tensor);
+    return;
+  }
+  for (const OpPlan::Written& written : plan_->written) {
+    forget_tensor(arguments[plan_->kept_arguments[written.kept]]);
   }
 }
 
-void PlainCall::explain(const c10::OperatorHandle& op, torch::jit::Stack arguments, torch::jit::Stack results) {
-  OpCall(op, plan_, {}, &arguments, thread_, *watch_).explain(results);
+void PlainCall::explain(const c10::OperatorHandle& op, Box box) {
+  contain(*watch_, "explaining a result", [&] {
+    auto [arguments, results] = box();
+    OpCall(op, *plan_, {}, &arguments, thread_, *watch_).explain(results);
+  });
 }
 
 }  // namespace torchnan

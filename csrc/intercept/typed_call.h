@@ -9,42 +9,48 @@
 #include <atomic>
 #include <optional>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/boxing/impl/boxing.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/FunctionRef.h>
 
 #include "bounds/operand.h"
 #include "intercept/dispatch_key.h"
 #include "intercept/fallback.h"
 #include "intercept/op_plan.h"
 #include "intercept/result_check.h"
+#include "watch/contain.h"
 
 namespace torchnan {
 
 // The part that does not depend on the operator's type. Lives on the stack of the call.
 class PlainCall {
  public:
-  explicit PlainCall(const OpPlan& plan) : plan_(plan), thread_(ThreadState::here()), watch_(thread_.watch()) {}
+  PlainCall() : thread_(ThreadState::here()), watch_(thread_.watch()) {}
+
+  const Watch* watch() const { return watch_; }
 
   // Whether there is nothing to explain: no argument is known to be bad, and what is overwritten is known not to be.
-  bool begins(c10::ArrayRef<Operand> arguments);
+  bool begins(const OpPlan& plan, c10::ArrayRef<Operand> arguments);
 
   // Judges the results, tensors in the order of the schema; false if something is not finite.
   bool ends_well(c10::ArrayRef<const at::Tensor*> results, const at::Tensor* first_argument);
 
-  // It has failed, or is to be explained: what it wrote is not known.
-  void forget(c10::ArrayRef<Operand> arguments);
+  // It has failed, or is not looked at: what it writes is not known.
+  void forget(c10::ArrayRef<Operand> arguments) noexcept;
 
-  // Explains what the call has written, from its boxed arguments and results.
-  void explain(const c10::OperatorHandle& op, torch::jit::Stack arguments, torch::jit::Stack results);
+  // Explains what the call has written; `box` gives its arguments and results.
+  using Box = c10::function_ref<std::pair<torch::jit::Stack, torch::jit::Stack>()>;
+  void explain(const c10::OperatorHandle& op, Box box);
 
  private:
-  const OpPlan& plan_;
   ThreadState& thread_;
   Watch* const watch_;
+  const OpPlan* plan_ = nullptr;  // until it begins
   std::optional<ResultCheck> check_;
 };
 
@@ -60,14 +66,17 @@ struct TypedCall<Op, Result(Arguments...)> {
   }
 
   static Result run(c10::DispatchKeySet keys, Arguments... arguments) {
-    const std::array<Operand, sizeof...(Arguments)> operands = {operand(arguments)...};
-    PlainCall call(plan());
-    if (!call.begins(operands)) return run_boxed(keys, arguments...);
-
+    const c10::DispatchKeySet below = below_interceptor(keys);
     const c10::impl::ExcludeDispatchKeyGuard no_nested_calls(kInterceptorKey);
-    Result result = redispatch(call, operands, below_interceptor(keys), arguments...);
+    PlainCall call;
+    if (call.watch() == nullptr) return Op::redispatch(below, std::forward<Arguments>(arguments)...);
+
+    const std::array<Operand, sizeof...(Arguments)> operands = {operand(arguments)...};
+    const OpPlan* const plan = find_plan(*call.watch());
+    if (plan == nullptr || !call.begins(*plan, operands)) return run_boxed(call, operands, plan, keys, arguments...);
+    Result result = redispatch(call, operands, below, arguments...);
     if (!call.ends_well(tensors_of(result), first_tensor(operands))) {
-      call.explain(*op, c10::impl::boxArgs<Arguments...>(arguments...), box_results(result));
+      call.explain(*op, [&] { return std::pair(c10::impl::boxArgs<Arguments...>(arguments...), box_results(result)); });
     }
     return result;
   }
@@ -75,17 +84,28 @@ struct TypedCall<Op, Result(Arguments...)> {
  private:
   inline static std::optional<c10::OperatorHandle> op;
 
-  static const OpPlan& plan() {
+  // Null if there is no memory for it.
+  static const OpPlan* find_plan(const Watch& watch) {
     static std::atomic<const OpPlan*> known{nullptr};
     const OpPlan* plan = known.load(std::memory_order_acquire);
-    if (plan == nullptr) known = plan = &plan_of(*op);
-    return *plan;
+    if (plan == nullptr) contain(watch, "planning for an operator", [&] { known = plan = &plan_of(*op); });
+    return plan;
   }
 
-  static Result run_boxed(c10::DispatchKeySet keys, Arguments... arguments) {
-    const auto kernel = c10::BoxedKernel::makeFromFunction<&intercept>();
-    return c10::impl::BoxedKernelWrapper<Result(Arguments...)>::call(kernel, *op, keys,
-                                                                     std::forward<Arguments>(arguments)...);
+  static Result run_boxed(PlainCall& call, c10::ArrayRef<Operand> operands, const OpPlan* plan,
+                          c10::DispatchKeySet keys, Arguments... arguments) {
+    torch::jit::Stack stack;
+    const auto box = [&] { stack = c10::impl::boxArgs<Arguments...>(arguments...); };
+    if (plan == nullptr || !contain(*call.watch(), "boxing a call", box)) {
+      call.forget(operands);
+      return redispatch(call, operands, below_interceptor(keys), arguments...);
+    }
+    intercept(*op, keys, &stack);
+    if constexpr (std::is_reference_v<Result>) {
+      return std::get<0>(std::tie(arguments...));  // in place: what it was called on
+    } else {
+      return c10::impl::PopResult<Result>::call(stack);
+    }
   }
 
   static Result redispatch(PlainCall& call, c10::ArrayRef<Operand> operands, c10::DispatchKeySet below,

@@ -9,11 +9,14 @@
 #include "check/blame.h"
 #include "check/tensor_check.h"
 #include "intercept/op_plan.h"
+#include "origin/ask.h"
 #include "origin/make_finding.h"
 #include "origin/roots.h"
 #include "origin/site_here.h"
 #include "origin/unused_results.h"
+#include "host/messenger.h"
 #include "report/deliver.h"
+#include "watch/contain.h"
 #include "watch/thread_state.h"
 
 namespace torchnan {
@@ -48,13 +51,16 @@ bool is_excused(const Root& root, HarmKind kind) {
   return root.scaled && kind != HarmKind::kParameter && kind != HarmKind::kOptimizerState;
 }
 
-Harm harm_here(HarmKind kind, std::string name, const Watch& watch) {
+// Of what is harmed; asked for only when there is something to tell.
+using Name = std::function<std::string()>;
+
+Harm harm_here(HarmKind kind, const Name& name, const Watch& watch) {
   Harm harm;
   harm.kind = kind;
-  harm.name = std::move(name);
+  contain(watch, "naming what is harmed", [&] { harm.name = name ? name() : ""; });
   Site site;
   site.live = program().capture();
-  const Place place = program().place(site, watch);
+  const Place place = ask_place(site, watch);
   if (!place.stack.empty()) {
     harm.file = place.stack.front().file;
     harm.line = place.stack.front().line;
@@ -68,22 +74,28 @@ Harm harm_of_nobody() {
   return harm;
 }
 
-// Of what is harmed; asked for only when there is something to tell.
-using Name = std::function<std::string()>;
-
-// One alarm per cause.
-std::optional<Finding> accuse(Watch& watch, const Record& record, HarmKind kind, Kinds kinds, const Name& name) {
-  if (!wants(watch, kinds)) return std::nullopt;
+// The cause that is to be told, if there is one. One alarm per cause: it is not told again, unless telling fails.
+const Cause* accused(const Watch& watch, const Record& record, HarmKind kind, Kinds kinds) {
+  if (!wants(watch, kinds)) return nullptr;
   for (const Cause& cause : record.causes()) {
     if (is_harmless(cause, kind)) continue;
-    if (is_excused(*cause.root, kind) || cause.root->reported.exchange(true)) return std::nullopt;
-    return make_finding(cause, Level::kError, harm_here(kind, name ? name() : "", watch), watch);
+    if (is_excused(*cause.root, kind) || cause.root->reported.exchange(true)) return nullptr;
+    return &cause;
   }
-  return std::nullopt;
+  return nullptr;
 }
 
 void judge(Watch& watch, const Record& record, HarmKind kind, Kinds kinds, const Name& name = nullptr) {
-  if (auto finding = accuse(watch, record, kind, kinds, name)) deliver(watch, std::move(*finding));
+  const Cause* cause = accused(watch, record, kind, kinds);
+  if (cause == nullptr) return;
+  try {
+    deliver(watch, make_finding(*cause, Level::kError, harm_here(kind, name, watch), watch));
+  } catch (const MeantForProgram&) {
+    throw;
+  } catch (...) {  // nobody has been told: its next harm will
+    cause->root->reported = false;
+    throw;
+  }
 }
 
 std::string parameter_name(const Watch& watch, const at::Tensor& tensor) {
@@ -103,7 +115,7 @@ const OpPlan& guard_call = plan_of_reader("torchnan::guard");
 CallFacts facts_of(const OpPlan& reader, Watch& watch) { return {reader, {}, watch, ThreadState::here().id()}; }
 
 bool is_optimizer_step(const CallFacts& call) {
-  return program().place(site_here(call.watch, call.thread), call.watch).phase == Phase::kOptimizer;
+  return ask_place(site_here(call.watch, call.thread), call.watch).phase == Phase::kOptimizer;
 }
 
 }  // namespace
@@ -157,44 +169,50 @@ void judge_beginning_of_backward(Watch& watch) {
 }
 
 void judge_roots(Watch& watch, c10::ArrayRef<at::Tensor> roots, c10::ArrayRef<at::Tensor> gradients) {
-  for (size_t i = 0; i < roots.size(); ++i) {
+  const auto judge_root = [&](size_t i) {
     const at::Tensor root = roots[i].defined() ? readable(roots[i]) : at::Tensor();
-    if (!root.defined() || check_finite(root).finite) continue;
+    if (!root.defined() || check_finite(root).finite) return;
     const at::Tensor gradient = i < gradients.size() && gradients[i].defined() ? readable(gradients[i]) : at::Tensor();
     const bool is_weighed = gradient.defined() && gradient.sizes() == root.sizes();
     const Kinds kinds = is_weighed ? kinds_where_nonzero(root, gradient) : kinds_of(root);
-    if (!kinds.any()) continue;
+    if (!kinds.any()) return;
     judge(watch, *record_of_argument(facts_of(backward_call, watch), root, kinds), HarmKind::kBackward, kinds);
-  }
+  };
+  for (size_t i = 0; i < roots.size(); ++i) contain(watch, "judging a root of backward", [&] { judge_root(i); });
 }
 
 void judge_tensors(Watch& watch, HarmKind kind, c10::ArrayRef<at::Tensor> tensors,
                    const std::function<std::string(size_t)>& name_of) {
   if (!lineage().in_use()) return;
-  for (size_t i = 0; i < tensors.size(); ++i) {
+  const auto judge_tensor = [&](size_t i) {
     const at::Tensor tensor = tensors[i].defined() ? readable(tensors[i]) : at::Tensor();
-    if (!tensor.defined() || !lineage().knows(tensor) || check_finite(tensor).finite) continue;
+    if (!tensor.defined() || !lineage().knows(tensor) || check_finite(tensor).finite) return;
     const Kinds kinds = kinds_of(tensor);
     if (const auto record = lineage().find(tensor)) judge(watch, *record, kind, kinds, [&] { return name_of(i); });
-  }
+  };
+  for (size_t i = 0; i < tensors.size(); ++i) contain(watch, "judging a tensor", [&] { judge_tensor(i); });
 }
 
 void judge_guard(Watch& watch, const at::Tensor& guarded, const std::string& name) {
   const at::Tensor tensor = readable(guarded);
   if (!tensor.defined() || check_finite(tensor).finite) return;
-  const Kinds kinds = kinds_of(tensor);
-  const CallFacts guard = facts_of(guard_call, watch);
-  // Outside every scope nothing is remembered: nobody would forget it again.
-  const auto record = open_scopes() > 0 ? record_of_argument(guard, tensor, kinds)
-                                        : std::make_shared<Record>(Cause{external_root(guard, tensor, kinds), kinds});
-  judge(watch, *record, HarmKind::kGuard, kinds, [&] { return name; });
+  contain(watch, "judging what is guarded", [&] {
+    const Kinds kinds = kinds_of(tensor);
+    const CallFacts guard = facts_of(guard_call, watch);
+    // Outside every scope nothing is remembered: nobody would forget it again.
+    const auto record = open_scopes() > 0 ? record_of_argument(guard, tensor, kinds)
+                                          : std::make_shared<Record>(Cause{external_root(guard, tensor, kinds), kinds});
+    judge(watch, *record, HarmKind::kGuard, kinds, [&] { return name; });
+  });
 }
 
-void judge_end(Watch& watch) {
+namespace {
+
+// By age: what the program still holds.
+void accuse_what_is_held(Watch& watch, std::map<uint64_t, Finding>& errors) {
   std::vector<at::Tensor> alive;
   for (Lineage::Alive& one : lineage().alive()) alive.push_back(std::move(one.tensor));
-  std::map<uint64_t, Finding> by_age;
-  for (const Held& held : program().held(alive)) {
+  for (const Held& held : ask_held(alive, watch)) {
     const at::Tensor tensor = readable(held.tensor);
     const Kinds kinds = tensor.defined() ? kinds_of(tensor) : Kinds();
     const auto record = kinds.any() ? lineage().find(tensor) : nullptr;
@@ -203,17 +221,27 @@ void judge_end(Watch& watch) {
     // The program has looked at the gradient and left out the step.
     if (held.as_gradient && record->first().root->compared) continue;
     const HarmKind kind = is_parameter(held.tensor) ? HarmKind::kParameter : HarmKind::kAlive;
-    if (auto error = accuse(watch, *record, kind, kinds, [&] { return parameter_name(watch, tensor); })) {
-      by_age.emplace(record->first().root->sequence, std::move(*error));
-    }
+    const Cause* cause = accused(watch, *record, kind, kinds);
+    if (cause == nullptr) continue;
+    const Harm harm = harm_here(kind, [&] { return parameter_name(watch, tensor); }, watch);
+    errors.emplace(record->first().root->sequence, make_finding(*cause, Level::kError, harm, watch));
   }
+}
+
+}  // namespace
+
+void judge_end(Watch& watch) {
+  std::map<uint64_t, Finding> by_age;
   std::vector<Finding> findings;
-  for (auto& [age, finding] : by_age) findings.push_back(std::move(finding));
-  for (const Lineage::RecordPtr& record : take_unused(watch)) {
-    if (!wants(watch, record->first().root->kinds) || is_inherited(*record->first().root)) continue;
-    findings.push_back(make_finding(record->first(), Level::kWarning, harm_of_nobody(), watch));
-  }
-  deliver_all(watch, std::move(findings));
+  contain(watch, "judging what is still held", [&] { accuse_what_is_held(watch, by_age); });
+  contain(watch, "telling what was never used", [&] {
+    for (auto& [age, finding] : by_age) findings.push_back(std::move(finding));
+    for (const Lineage::RecordPtr& record : take_unused(watch)) {
+      if (!wants(watch, record->first().root->kinds) || is_inherited(*record->first().root)) continue;
+      findings.push_back(make_finding(record->first(), Level::kWarning, harm_of_nobody(), watch));
+    }
+  });
+  contain(watch, "telling of findings", [&] { deliver_all(watch, std::move(findings)); });
 }
 
 }  // namespace torchnan

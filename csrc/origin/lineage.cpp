@@ -58,9 +58,8 @@ bool Lineage::overlap(const Region& a, const Region& b) {
 
 // Nothing is forgotten, but of the two nobody can tell any more which is where.
 void Lineage::merge_last(std::vector<Region>& regions) {
-  const Region last = std::move(regions.back());
-  regions.pop_back();
-  Region& merged = regions.back();
+  const Region& last = regions.back();
+  Region merged = regions[regions.size() - 2];
   merged.record = both(*merged.record, *last.record);
   merged.begin = std::min(merged.begin, last.begin);
   merged.end = std::max(merged.end, last.end);
@@ -69,6 +68,25 @@ void Lineage::merge_last(std::vector<Region>& regions) {
   merged.sizes = {(merged.end - merged.begin) / item};
   merged.strides = {1};
   merged.dense = true;
+  regions.pop_back();
+  regions.back() = std::move(merged);
+}
+
+// Moves those that `is_gone` says to `overwritten`. If anything throws, it does so before the first is moved.
+template <typename IsGone>
+void Lineage::take(std::vector<Region>& regions, std::vector<Region>& overwritten, IsGone&& is_gone) {
+  std::vector<bool> gone;
+  for (const Region& region : regions) gone.push_back(is_gone(region));
+  overwritten.reserve(regions.size());
+  size_t kept = 0;
+  for (size_t i = 0; i < regions.size(); ++i) {
+    if (gone[i]) {
+      overwritten.push_back(std::move(regions[i]));
+    } else if (kept++ != i) {
+      regions[kept - 1] = std::move(regions[i]);
+    }
+  }
+  regions.erase(regions.begin() + static_cast<std::ptrdiff_t>(kept), regions.end());
 }
 
 Lineage::Region Lineage::region_of(const at::Tensor& tensor, RecordPtr record) {
@@ -129,16 +147,13 @@ void Lineage::remember(const at::Tensor& tensor, RecordPtr record) {
   std::vector<Entry> dead;
   const std::lock_guard lock(mutex_);
   dead = take_dead();
-  Entry& entry = entries_.try_emplace(storage, Entry{std::move(weak), {}}).first->second;
-  auto& regions = entry.regions;
-  const auto gone = std::stable_partition(regions.begin(), regions.end(), [&](const Region& old) {
-    return !(region.dense && region.begin <= old.begin && old.end <= region.end);
-  });
-  std::move(gone, regions.end(), std::back_inserter(overwritten));
-  regions.erase(gone, regions.end());
+  auto& regions = entries_.try_emplace(storage, Entry{std::move(weak), {}}).first->second.regions;
+  size_ = entries_.size();
+  regions.reserve(regions.size() + 1);
+  take(regions, overwritten,
+       [&](const Region& old) { return region.dense && region.begin <= old.begin && old.end <= region.end; });
   regions.push_back(std::move(region));
   if (regions.size() > kMaxRegions) merge_last(regions);
-  size_ = entries_.size();
 }
 
 void Lineage::settle(const at::Tensor& tensor) {
@@ -150,14 +165,12 @@ void Lineage::settle(const at::Tensor& tensor) {
   const auto entry = entries_.find(storage);
   if (entry == entries_.end()) return;
   auto& regions = entry->second.regions;
-  const auto gone = std::stable_partition(regions.begin(), regions.end(), [&](const Region& old) {
-    if (!overlap(old, written)) return true;
-    if (written.dense && written.begin <= old.begin && old.end <= written.end) return false;
+  take(regions, overwritten, [&](const Region& old) {
+    if (!overlap(old, written)) return false;
+    if (written.dense && written.begin <= old.begin && old.end <= written.end) return true;
     auto owner = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(const_cast<c10::StorageImpl*>(storage));
-    return kinds_of(tensor_of(old, std::move(owner))).any();  // the caller holds the storage too
+    return !kinds_of(tensor_of(old, std::move(owner))).any();  // the caller holds the storage too
   });
-  std::move(gone, regions.end(), std::back_inserter(overwritten));
-  regions.erase(gone, regions.end());
   if (regions.empty()) entries_.erase(entry);
   size_ = entries_.size();
 }
@@ -208,6 +221,7 @@ std::vector<Lineage::Alive> Lineage::made_by(const torch::autograd::Node& node) 
 std::vector<Lineage::Entry> Lineage::take_dead() {
   std::vector<Entry> dead;
   if (entries_.size() < look_at_size_) return dead;
+  dead.reserve(entries_.size());  // nothing fails half way
   for (auto entry = entries_.begin(); entry != entries_.end();) {
     if (entry->second.storage.expired()) {
       dead.push_back(std::move(entry->second));

@@ -77,6 +77,8 @@ class TORCHNAN_API Lineage {
 
   static bool overlap(const Region& a, const Region& b);
   static void merge_last(std::vector<Region>& regions);
+  template <typename IsGone>
+  static void take(std::vector<Region>& regions, std::vector<Region>& overwritten, IsGone&& is_gone);
 
   // With the lock: takes out the entries whose storage has died, once there may be as many as living ones.
   std::vector<Entry> take_dead();

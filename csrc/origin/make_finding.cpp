@@ -2,6 +2,7 @@
 
 #include "host/environment.h"
 #include "intercept/op_plan.h"
+#include "origin/ask.h"
 #include "report/hint.h"
 
 namespace torchnan {
@@ -48,7 +49,7 @@ void tell_what_it_is(const Cause& cause, const Watch& watch, Finding& finding) {
     finding.origin = Origin::kUninit;
     finding.op = root.allocator;  // and the line that asked for it; the module stays that of the reader
     finding.overload.clear();
-    finding.stack = program().place(root.allocation, watch).stack;
+    finding.stack = ask_place(root.allocation, watch).stack;
   } else if (root.foreign) {
     finding.origin = Origin::kForeign;
   } else if (root.source == Root::Source::kExternal || (root.kinds.nan() && !root.scalar)) {
@@ -63,12 +64,12 @@ void tell_what_it_is(const Cause& cause, const Watch& watch, Finding& finding) {
 Frame frame_of(SiteId id, const Watch& watch) {
   Site site;
   site.live = id;
-  const Place place = program().place(site, watch);
+  const Place place = ask_place(site, watch);
   return place.stack.empty() ? Frame{} : place.stack.front();
 }
 
 void tell_place(const Site& site, const Watch& watch, Finding& finding) {
-  Place place = program().place(site, watch);
+  Place place = ask_place(site, watch);
   finding.stack = std::move(place.stack);
   finding.module = std::move(place.module);
   finding.phase = place.phase;

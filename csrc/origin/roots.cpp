@@ -7,6 +7,7 @@
 
 #include "check/tensor_check.h"
 #include "bounds/ledger.h"
+#include "origin/ask.h"
 #include "origin/make_finding.h"
 #include "origin/site_here.h"
 #include "process/fork.h"
@@ -89,7 +90,7 @@ bool is_inherited(const Root& root) { return root.sequence < first_of_process; }
 std::optional<Owner> owner_of(const at::Tensor& tensor, bool everywhere, const Watch& watch) {
   const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
   if (auto named = watch.named_owner(storage)) return named;
-  return program().owner(storage, program().capture(), everywhere, watch);
+  return ask_owner(storage, program().capture(), everywhere, watch);
 }
 
 std::shared_ptr<Root> operation_root(const CallFacts& call, const at::Tensor& result, int64_t output, Kinds kinds) {
@@ -100,7 +101,7 @@ std::shared_ptr<Root> operation_root(const CallFacts& call, const at::Tensor& re
   root->facts.inputs = summarise_inputs(call);
   tell_constants(call, root->facts);
   tell_place(root->site, call.watch, root->facts);
-  root->excused = program().is_loss_scaling(root->site, call.watch);
+  root->excused = ask_is_loss_scaling(root->site, call.watch);
   return root;
 }
 

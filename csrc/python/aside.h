@@ -10,12 +10,17 @@ namespace torchnan {
 // TorchFunctionMode would be told of what we ask a tensor.
 class Aside {
  public:
-  Aside() : callback_(set_eval_frame(pybind11::none())), function_state_(State::get_disabled_state()) {
+  Aside()
+      : set_eval_frame_(pybind11::module_::import("torch._C._dynamo.eval_frame").attr("set_eval_frame")),
+        callback_(set_eval_frame_(pybind11::none())),
+        function_state_(State::get_disabled_state()) {
     State::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
   }
   ~Aside() {
     State::set_disabled_state(function_state_);
-    set_eval_frame(callback_);
+    const auto ours = pybind11::reinterpret_steal<pybind11::object>(
+        PyObject_CallFunctionObjArgs(set_eval_frame_.ptr(), callback_.ptr(), nullptr));
+    if (!ours) PyErr_WriteUnraisable(set_eval_frame_.ptr());
   }
   Aside(const Aside&) = delete;
   Aside& operator=(const Aside&) = delete;
@@ -23,10 +28,7 @@ class Aside {
  private:
   using State = at::impl::PythonTorchFunctionTLS;
 
-  static pybind11::object set_eval_frame(const pybind11::object& callback) {
-    return pybind11::module_::import("torch._C._dynamo.eval_frame").attr("set_eval_frame")(callback);
-  }
-
+  const pybind11::object set_eval_frame_;
   const pybind11::object callback_;
   const at::impl::TorchFunctionDisabledState function_state_;
 };

@@ -11,6 +11,7 @@
 #include <torchnan/bounds.h>
 
 #include "bounds/operand.h"
+#include "python/call_python.h"
 #include "python/convert.h"
 
 namespace py = pybind11;
@@ -31,31 +32,33 @@ py::object argument(const RuleArguments& arguments, size_t i, const py::object& 
   return bound_class(most, bound.nonnegative, py::tuple(py::cast(arguments.sizes(i).vec())));
 }
 
+double bound_from(const py::handle& answer) {
+  const double most = answer.cast<double>();
+  if (!(most >= 0)) throw std::invalid_argument("it returned " + std::to_string(most) + ", and no |x| is that");
+  return most;
+}
+
 void take_answer(const py::object& answer, std::span<Bound> results) {
   if (!py::isinstance<py::sequence>(answer)) {
-    if (!answer.is_none()) results[0].most = answer.cast<double>();
+    if (!answer.is_none()) results[0].most = bound_from(answer);
     return;
   }
   size_t place = 0;
   for (const py::handle one : answer) {
-    if (place < results.size() && !one.is_none()) results[place].most = one.cast<double>();
+    if (place < results.size() && !one.is_none()) results[place].most = bound_from(one);
     ++place;
   }
 }
 
-// What is raised in Python becomes a C++ exception, which the core counts.
 BoundRule rule_in_python(const py::function& rule, const py::object& bound_class) {
   // Never released: operators run until the process ends, and so may the rule.
   auto* held = new std::pair<py::function, py::object>(rule, bound_class);
   return [held](const RuleArguments& arguments, std::span<Bound> results) {
-    const py::gil_scoped_acquire gil;
-    try {
+    in_python([&] {
       py::list values;  // no tuple, which cannot be filled any more once another thread has seen it
       for (size_t i = 0; i < arguments.size(); ++i) values.append(argument(arguments, i, held->second));
       take_answer(held->first(*values), results);
-    } catch (const py::error_already_set& error) {
-      throw std::runtime_error(told(error));
-    }
+    });
   };
 }
 

@@ -4,8 +4,7 @@
 
 #include <stdexcept>
 
-#include "python/aside.h"
-#include "python/interpreter.h"
+#include "python/call_python.h"
 #include "report/printable.h"
 
 namespace py = pybind11;
@@ -131,6 +130,7 @@ py::dict to_python(const Stats& stats) {
   d["findings"] = stats.findings;
   d["repeats"] = stats.repeats;
   d["dropped"] = stats.dropped;
+  d["unlogged"] = stats.unlogged;
   d["call_sites"] = stats.call_sites;
   d["internal_errors"] = stats.internal_errors;
   d["skipped"] = stats.skipped;
@@ -158,15 +158,9 @@ Options options_from(const py::dict& keywords) {
   if (py::isinstance<py::str>(action)) {
     options.action = action_from(text_from(action));
   } else {
-    // Called from any thread, without the GIL; what is thrown becomes a C++ exception that the core counts.
-    options.callback = [callable = shared(action)](const Finding& finding) {
-      const py::gil_scoped_acquire gil;
-      try {
-        const Aside aside;
-        (*callable)(to_python(finding));
-      } catch (const py::error_already_set& error) {
-        throw std::runtime_error(told(error));
-      }
+    // Called, and let go of, by any thread.
+    options.callback = [callable = held_by_any_thread(action)](const Finding& finding) {
+      in_python([&] { (*callable)(to_python(finding)); });
     };
   }
   options.check_nan = keywords["check_nan"].cast<bool>();

@@ -20,10 +20,13 @@
 #include "python/aside.h"
 #include "python/bound_rule.h"
 #include "python/call_before.h"
+#include "python/call_python.h"
 #include "python/convert.h"
 #include "python/instances.h"
 #include "python/python_program.h"
+#include "report/line_file.h"
 #include "report/printable.h"
+#include "watch/contain.h"
 #include "watch/thread_state.h"
 #include "watch/watch.h"
 
@@ -38,61 +41,100 @@ std::shared_ptr<Watch> current_watch() { return ThreadState::here().shared_watch
 void judge(const std::string& harm, const std::vector<at::Tensor>& tensors, const py::function& name_of) {
   const auto watch = current_watch();
   if (watch == nullptr) return;
-  judge_tensors(*watch, harm_kind_from(harm), tensors, [&](size_t i) {
-    const py::gil_scoped_acquire gil;
-    const Aside aside;
-    return text_from(name_of(i));
-  });
+  judge_tensors(*watch, harm_kind_from(harm), tensors,
+                [&](size_t i) { return in_python([&] { return text_from(name_of(i)); }); });
 }
 
-// Of what autograd's engine is given; a gradient may be None, a root an edge of a graph.
-void judge_backward(const py::handle& roots, const py::handle& gradients) {
-  const auto watch = current_watch();
-  if (watch == nullptr || !PyTuple_Check(roots.ptr()) || !PyTuple_Check(gradients.ptr())) return;
+// Of what autograd's engine is given.
+struct Roots {
   c10::SmallVector<at::Tensor, 2> tensors;
-  c10::SmallVector<at::Tensor, 2> given;
+  c10::SmallVector<at::Tensor, 2> gradients;
+};
+
+// A gradient may be None, a root an edge of a graph.
+Roots roots_from(const py::handle& roots, const py::handle& gradients) {
+  Roots found;
   auto gradient = py::iter(gradients);
   for (const py::handle root : py::iter(roots)) {
     const py::handle its_gradient = gradient == py::iterator::sentinel() ? py::handle() : *gradient;
     if (its_gradient) ++gradient;
     if (!THPVariable_Check(root.ptr())) continue;
-    tensors.push_back(THPVariable_Unpack(root.ptr()));
+    found.tensors.push_back(THPVariable_Unpack(root.ptr()));
     const bool is_given = its_gradient && THPVariable_Check(its_gradient.ptr());
-    given.push_back(is_given ? THPVariable_Unpack(its_gradient.ptr()) : at::Tensor());
+    found.gradients.push_back(is_given ? THPVariable_Unpack(its_gradient.ptr()) : at::Tensor());
   }
-  const py::gil_scoped_release no_gil;
-  judge_roots(*watch, tensors, given);
+  return found;
 }
 
-// By other means than an operation.
-void judge_read(const at::Tensor& tensor) {
-  const auto watch = lineage().in_use() ? current_watch() : nullptr;
+void judge_backward(const py::handle& roots, const py::handle& gradients) {
+  const auto watch = current_watch();
+  if (watch == nullptr || !PyTuple_Check(roots.ptr()) || !PyTuple_Check(gradients.ptr())) return;
+  contain(*watch, "judging the roots of backward", [&] {
+    const Roots given = roots_from(roots, gradients);
+    const py::gil_scoped_release no_gil;
+    judge_roots(*watch, given.tensors, given.gradients);
+  });
+}
+
+// By other means than an operation. Other things than tensors are PyTorch's to refuse.
+void judge_read(const py::handle& tensor) {
+  const auto watch = lineage().in_use() && THPVariable_Check(tensor.ptr()) ? current_watch() : nullptr;
   if (watch == nullptr) return;
+  const at::Tensor read = THPVariable_Unpack(tensor.ptr());
   const py::gil_scoped_release no_gil;
-  judge_tensors(*watch, HarmKind::kRead, tensor, [](size_t) { return std::string(); });
+  judge_tensors(*watch, HarmKind::kRead, read, [](size_t) { return std::string(); });
+}
+
+// Of its values, where it is sparse or nested; 0 where it has no memory that could hold a NaN, or does not tell.
+uintptr_t storage_of(const py::handle& tensor) {
+  if (!THPVariable_Check(tensor.ptr())) return 0;
+  try {
+    const at::Tensor values = readable(THPVariable_Unpack(tensor.ptr()));
+    return values.defined() ? reinterpret_cast<uintptr_t>(values.storage().unsafeGetStorageImpl()) : 0;
+  } catch (const std::exception&) {
+    return 0;
+  }
+}
+
+// What the ledger is told of a tensor, by code of PyTorch's that must not fail for it.
+template <void (Ledger::*kTell)(const at::Tensor&)>
+void tell_ledger(const py::handle& tensor) {
+  if (!THPVariable_Check(tensor.ptr())) return;
+  try {
+    (ledger().*kTell)(THPVariable_Unpack(tensor.ptr()));
+  } catch (...) {
+    if (const auto watch = current_watch()) count_failure(*watch, "noting that memory is shared");
+  }
 }
 
 // An iterator would be used up by looking.
 void doubt_all(const py::handle& tensors) {
   if (!PyTuple_Check(tensors.ptr()) && !PyList_Check(tensors.ptr())) return;
-  for (const py::handle tensor : tensors) {
-    if (THPVariable_Check(tensor.ptr())) ledger().doubt(THPVariable_Unpack(tensor.ptr()));
-  }
+  for (const py::handle tensor : tensors) tell_ledger<&Ledger::doubt>(tensor);
 }
 
-// Of its values, where it is sparse or nested; 0 where it has no memory that could hold a NaN.
-uintptr_t storage_of(const at::Tensor& tensor) {
-  const at::Tensor values = readable(tensor);
-  return values.defined() ? reinterpret_cast<uintptr_t>(values.storage().unsafeGetStorageImpl()) : 0;
+// A part of torchnan that is written in Python has failed.
+void note_failure(const std::string& part, const py::str& why) {
+  if (const auto watch = current_watch()) watch->count_internal_error(part, part + " failed: " + text_from(why));
 }
 
-std::shared_ptr<Watch> watch_from(const py::dict& keywords) {
+// With the OSError that Python knows for it.
+template <typename Work>
+auto with_os_errors(Work&& work) {
   try {
-    return make_watch(options_from(keywords));
-  } catch (const std::system_error& error) {  // the log file
+    return work();
+  } catch (const std::system_error& error) {
     PyErr_SetObject(PyExc_OSError, py::make_tuple(error.code().value(), error.what()).ptr());
     throw py::error_already_set();
   }
+}
+
+std::shared_ptr<Watch> watch_from(const py::dict& keywords) {
+  return with_os_errors([&] { return make_watch(options_from(keywords)); });
+}
+
+void append_line(const py::str& path, const std::string& line) {
+  with_os_errors([&] { LineFile(text_from(path)).append(line); });
 }
 
 void bind_watch(py::module_& m) {
@@ -123,10 +165,11 @@ void bind_session(py::module_& m) {
   m.def("judge_roots", &judge_backward, py::arg("roots"), py::arg("gradients"));
   m.def("judge_read", &judge_read);
   m.def("doubt_all", &doubt_all);
-  m.def("note_exported", [](const at::Tensor& tensor) { ledger().note_exported(tensor); });
-  m.def("doubt", [](const at::Tensor& tensor) { ledger().doubt(tensor); });
+  m.def("note_exported", &tell_ledger<&Ledger::note_exported>);
+  m.def("doubt", &tell_ledger<&Ledger::doubt>);
   m.def("storage_of", &storage_of);
   m.def("only_value", &only_value);
+  m.def("note_failure", &note_failure, py::arg("part"), py::arg("why"));
   m.def("note_call_site", &note_next_node);
   m.def("instances_of", &instances_of);
   bind_bound_rules(m);
@@ -166,6 +209,7 @@ PYBIND11_MODULE(_C, m) {
   is_switched_off();  // as the environment is now: what the program makes of it later changes nothing
   m.def("plug_in", &plug_in_python);
   m.def("finding_from_json", [](std::string_view line) { return to_python(finding_from_json(line)); });
+  m.def("append_line", &append_line, py::arg("path"), py::arg("line"));
   bind_words(m);
   bind_watch(m);
   bind_session(m);

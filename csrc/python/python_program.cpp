@@ -2,10 +2,10 @@
 
 #include "python/python_program.h"
 
-#include <torch/csrc/Exceptions.h>
+#include <stdexcept>
 
 #include "check/effort.h"
-#include "python/aside.h"
+#include "python/call_python.h"
 #include "python/convert.h"
 #include "python/site_table.h"
 #include "watch/watch.h"
@@ -33,9 +33,9 @@ class PythonProgram final : public Program {
   SiteId within(SiteId live, SiteId outer) noexcept override { return SiteTable::instance().within(live, outer); }
   bool tells_roots() const noexcept override { return true; }
 
-  bool is_loss_scaling(const Site& site, const Watch& watch) override {
+  bool is_loss_scaling(const Site& site, const Watch&) override {
     bool answer = false;
-    ask(watch, [&] { answer = module_.attr("is_loss_scaling")(frames_of(site.live)).cast<bool>(); });
+    in_python([&] { answer = module_.attr("is_loss_scaling")(frames_of(site.live)).cast<bool>(); });
     return answer;
   }
 
@@ -43,7 +43,7 @@ class PythonProgram final : public Program {
     Place place;
     if (!site.node.empty()) place.phase = Phase::kBackward;
     ++effort().resolved;
-    ask(watch, [&] {
+    in_python([&] {
       const py::tuple answer = module_.attr("place")(frames_of(site.live), frames_of(site.forward), site.node,
                                                      site.grad_mode, reinterpret_cast<uintptr_t>(&watch));
       for (const py::handle frame : answer[0]) {
@@ -59,7 +59,7 @@ class PythonProgram final : public Program {
   std::optional<Owner> owner(const c10::StorageImpl* storage, SiteId use, bool everywhere,
                              const Watch& watch) override {
     std::optional<Owner> owner;
-    ask(watch, [&] {
+    in_python([&] {
       const py::object answer = module_.attr("owner")(reinterpret_cast<uintptr_t>(storage), frames_of(use), everywhere,
                                                       reinterpret_cast<uintptr_t>(&watch));
       if (answer.is_none()) return;
@@ -75,36 +75,17 @@ class PythonProgram final : public Program {
     for (const at::Tensor& tensor : tensors) {
       storages.push_back(reinterpret_cast<uintptr_t>(tensor.storage().unsafeGetStorageImpl()));
     }
-    const py::gil_scoped_acquire gil;
-    const Aside aside;
     std::vector<Held> held;
-    for (const py::handle one : module_.attr("held")(storages)) {
-      const auto [tensor, as_gradient] = one.cast<std::tuple<at::Tensor, bool>>();
-      held.push_back({tensor, as_gradient});
-    }
+    in_python([&] {
+      for (const py::handle one : module_.attr("held")(storages)) {
+        const auto [tensor, as_gradient] = one.cast<std::tuple<at::Tensor, bool>>();
+        held.push_back({tensor, as_gradient});
+      }
+    });
     return held;
   }
 
  private:
-  // A question that fails leaves the answer open; the report is made without it.
-  template <typename Question>
-  void ask(const Watch& watch, Question&& question) {
-    const py::gil_scoped_acquire gil;
-    const py::error_scope keep_error;
-    try {
-      const Aside aside;
-      question();
-    } catch (const py::error_already_set& error) {
-      give_up(watch, told(error));
-    } catch (const std::exception& error) {
-      give_up(watch, error.what());
-    }
-  }
-
-  static void give_up(const Watch& watch, const std::string& why) {
-    const_cast<Watch&>(watch).count_internal_error("part of a report could not be made: " + why);
-  }
-
   py::object module_;
 };
 
@@ -112,38 +93,35 @@ class PythonMessenger final : public Messenger {
  public:
   explicit PythonMessenger(py::object module) : module_(std::move(module)) {}
 
-  // torch carries a python_error through the dispatcher and through the autograd engine as it is.
   void raise(const Finding& finding) override {
-    {
-      const py::gil_scoped_acquire gil;
+    in_python([&] {
       const py::object error = module_.attr("NonFiniteError")(to_python(finding), to_text(finding));
       PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
-    }
-    python_error carried;
-    carried.persist();
-    throw carried;
+      throw_at_program();
+    });
+    throw std::logic_error("not reached");
   }
 
-  void warn(const Finding& finding) noexcept override {
+  void warn(const Finding& finding) override {
     say([&] { module_.attr("warn")(to_python(finding), to_text(finding)); });
   }
-  void warn(const std::string& text) noexcept override {
+  void warn(const std::string& text) override {
     say([&] { module_.attr("warn_of_detector")(text); });
   }
 
  private:
-  // A program that makes errors of warnings gets one here too, but there is nobody to take it.
+  // A program that makes errors of warnings gets one here too, and there is nobody to take it but sys.unraisablehook.
   template <typename Words>
-  void say(Words&& words) noexcept {
-    const py::gil_scoped_acquire gil;
-    const py::error_scope keep_error;
-    try {
-      const Aside aside;
-      words();
-    } catch (py::error_already_set& error) {
-      error.discard_as_unraisable("torchnan");
-    } catch (...) {
-    }
+  void say(Words&& words) {
+    in_python([&] {
+      try {
+        words();
+      } catch (py::error_already_set& raised) {
+        if (!raised.matches(PyExc_Exception)) throw;
+        raised.discard_as_unraisable("torchnan");
+        throw std::runtime_error("nobody could be warned");
+      }
+    });
   }
 
   py::object module_;

@@ -4,9 +4,9 @@
 #include <mutex>
 #include <utility>
 
-namespace py = pybind11;
+#include "python/call_python.h"
 
-#include "python/interpreter.h"
+namespace py = pybind11;
 
 namespace torchnan {
 namespace {
@@ -62,7 +62,7 @@ SiteId SiteTable::intern(uint64_t hash, const Stack& stack, size_t depth) noexce
       const auto known = ids_.find(hash);
       if (known != ids_.end() && has_modules_of(sites_[known->second], stack)) return known->second;
     }
-    if (is_shutting_down() || is_full()) return 0;
+    if (is_python_ending() || is_full()) return 0;
     const py::gil_scoped_acquire gil;
     const py::error_scope keep_error;
     make_room();
@@ -137,7 +137,7 @@ SiteId SiteTable::within(SiteId live, SiteId outer) noexcept {
       const auto known = nested_.find(key);
       if (known != nested_.end()) return known->second;
     }
-    if (is_shutting_down() || is_full()) return live;
+    if (is_python_ending() || is_full()) return live;
     const py::gil_scoped_acquire gil;
     make_room();
     std::vector<Frame> joined;

@@ -1,8 +1,12 @@
 #include "report/finding_log.h"
 
+#include <cxxabi.h>
+
 #include <exception>
 #include <mutex>
+#include <utility>
 
+#include <c10/util/SmallVector.h>
 #include <fmt/format.h>
 
 namespace torchnan {
@@ -17,38 +21,66 @@ std::string identity(const Finding& f) {
 
 }  // namespace
 
-FindingLog::FindingLog(int64_t max_findings, std::function<void(const char*)> on_sink_error)
+FindingLog::FindingLog(int64_t max_findings, std::function<void(const std::exception_ptr&)> on_sink_error)
     : max_findings_(max_findings), on_sink_error_(std::move(on_sink_error)) {}
 
-bool FindingLog::add(Finding finding) {
-  {
+bool FindingLog::add(const Finding& finding) {
+  try {
+    if (!keep(finding)) return false;
+  } catch (...) {
     const std::lock_guard lock(mutex_);
-    const auto [same, is_new] = index_.try_emplace(identity(finding), findings_.size());
-    if (!is_new) {
-      ++repeats_;
-      ++findings_[same->second].repeats;
-      return false;
-    }
-    if (static_cast<int64_t>(findings_.size()) >= max_findings_) {
-      index_.erase(same);
-      ++dropped_;
-      return false;
-    }
-    findings_.push_back(finding);
+    ++dropped_;
+    throw;
   }
-  emit(finding);
+  for_each_sink([&](Sink& sink) {
+    try {
+      sink.emit(finding);
+    } catch (...) {
+      ++unlogged_;
+      throw;
+    }
+  });
   return true;
 }
 
-void FindingLog::emit(const Finding& finding) {
-  const std::lock_guard lock(sink_mutex_);
-  for (const auto& sink : sinks_) {
-    try {
-      sink->emit(finding);
-    } catch (const std::exception& error) {
-      on_sink_error_(error.what());
+bool FindingLog::keep(const Finding& finding) {
+  const std::lock_guard lock(mutex_);
+  std::string id = identity(finding);
+  if (const auto same = index_.find(id); same != index_.end()) {
+    ++repeats_;
+    ++findings_[same->second].repeats;
+    return false;
+  }
+  if (static_cast<int64_t>(findings_.size()) >= max_findings_) {
+    ++dropped_;
+    return false;
+  }
+  const auto entry = index_.emplace(std::move(id), findings_.size()).first;
+  try {
+    findings_.push_back(finding);
+  } catch (...) {  // there is no memory for it
+    index_.erase(entry);
+    throw;
+  }
+  return true;
+}
+
+template <typename Use>
+void FindingLog::for_each_sink(Use&& use) {
+  c10::SmallVector<std::exception_ptr, 4> errors;
+  {
+    const std::lock_guard lock(sink_mutex_);
+    for (const auto& sink : sinks_) {
+      try {
+        use(*sink);
+      } catch (const abi::__forced_unwind&) {  // the thread is ending
+        throw;
+      } catch (...) {
+        errors.push_back(std::current_exception());
+      }
     }
   }
+  for (const std::exception_ptr& error : errors) on_sink_error_(error);
 }
 
 void FindingLog::add_sink(std::unique_ptr<Sink> sink) {
@@ -58,14 +90,7 @@ void FindingLog::add_sink(std::unique_ptr<Sink> sink) {
 }
 
 void FindingLog::flush() {
-  const std::lock_guard lock(sink_mutex_);
-  for (const auto& sink : sinks_) {
-    try {
-      sink->flush();
-    } catch (const std::exception& error) {
-      on_sink_error_(error.what());
-    }
-  }
+  for_each_sink([](Sink& sink) { sink.flush(); });
 }
 
 std::vector<Finding> FindingLog::findings() const {

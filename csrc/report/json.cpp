@@ -2,7 +2,10 @@
 #include <torchnan/finding.h>
 
 #include <cmath>
+#include <initializer_list>
+#include <utility>
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "check/strict_floats.h"
@@ -16,85 +19,102 @@ using Json = nlohmann::ordered_json;
 
 constexpr size_t kLineBytes = 16384;  // any line is shorter than this, its end included
 
-// JSON has no NaN and no Infinity.
-Json number(double x) {
-  if (std::isnan(x)) return "nan";
-  if (std::isinf(x)) return x > 0 ? "inf" : "-inf";
-  return x;
-}
+// A number, a string, null. No tree of values is made: taking one down asks for memory, in a destructor.
+std::string leaf(const Json& value) { return value.dump(-1, ' ', true, Json::error_handler_t::replace); }
 
-template <typename T>
-Json or_null(const std::optional<T>& value) {
-  return value ? Json(*value) : Json(nullptr);
-}
+std::string text(const std::string& given) { return leaf(storable(given, std::string::npos)); }  // shorten() has cut it
 
-Json number_or_null(const std::optional<double>& x) { return x ? number(*x) : Json(nullptr); }
-Json text(const std::string& text) { return storable(text, std::string::npos); }  // shorten() has cut it
-Json text_or_null(const std::string& given) { return given.empty() ? Json(nullptr) : text(given); }
-
-Json frame(const Frame& f) { return {{"file", text(f.file)}, {"line", f.line}, {"function", text(f.function)}}; }
-
-Json input(const InputSummary& in) {
-  return {{"name", text(in.name)},
-          {"dtype", in.dtype},
-          {"shape", in.shape},
-          {"min", number_or_null(in.tally.min)},
-          {"max", number_or_null(in.tally.max)},
-          {"absmax", number_or_null(in.tally.absmax)},
-          {"nan", in.tally.nan},
-          {"posinf", in.tally.posinf},
-          {"neginf", in.tally.neginf},
-          {"overwritten", in.overwritten},
-          {"constant", text_or_null(in.constant)}};
+std::string object(std::initializer_list<std::pair<const char*, std::string>> fields) {
+  std::string all;
+  for (const auto& [name, value] : fields) all += fmt::format("{}\"{}\":{}", all.empty() ? "{" : ",", name, value);
+  return all + "}";
 }
 
 template <typename T, typename Convert>
-Json list(const std::vector<T>& items, Convert&& convert) {
-  Json array = Json::array();
-  for (const T& item : items) array.push_back(convert(item));
-  return array;
+std::string list(const std::vector<T>& items, Convert&& convert) {
+  std::string all;
+  for (const T& item : items) all += (all.empty() ? "" : ",") + convert(item);
+  return "[" + all + "]";
+}
+
+std::string integers(const std::vector<int64_t>& items) {
+  return list(items, [](int64_t n) { return std::to_string(n); });
+}
+
+// JSON has no NaN and no Infinity.
+std::string number_or_null(const std::optional<double>& x) {
+  if (!x) return "null";
+  if (std::isnan(*x)) return leaf("nan");
+  if (std::isinf(*x)) return leaf(*x > 0 ? "inf" : "-inf");
+  return leaf(*x);
+}
+
+template <typename T>
+std::string or_null(const std::optional<T>& value) {
+  return value ? leaf(*value) : "null";
+}
+
+std::string text_or_null(const std::string& given) { return given.empty() ? "null" : text(given); }
+
+std::string frame(const Frame& f) {
+  return object({{"file", text(f.file)}, {"line", leaf(f.line)}, {"function", text(f.function)}});
+}
+
+std::string input(const InputSummary& in) {
+  return object({{"name", text(in.name)},
+                 {"dtype", text(in.dtype)},
+                 {"shape", integers(in.shape)},
+                 {"min", number_or_null(in.tally.min)},
+                 {"max", number_or_null(in.tally.max)},
+                 {"absmax", number_or_null(in.tally.absmax)},
+                 {"nan", leaf(in.tally.nan)},
+                 {"posinf", leaf(in.tally.posinf)},
+                 {"neginf", leaf(in.tally.neginf)},
+                 {"overwritten", leaf(in.overwritten)},
+                 {"constant", text_or_null(in.constant)}});
+}
+
+std::string step(const LineageStep& s) {
+  return object({{"op", text(s.op)}, {"file", text_or_null(s.file)}, {"line", leaf(s.line)}});
+}
+
+std::string harm(const Harm& h) {
+  return object({{"kind", leaf(name_of(h.kind))},
+                 {"name", text_or_null(h.name)},
+                 {"file", text_or_null(h.file)},
+                 {"line", leaf(h.line)}});
 }
 
 std::string dump(const Finding& f) {
-  Json json = {
-      {"schema", Finding::kSchemaVersion},
-      {"level", name_of(f.level)},
-      {"kind", name_of(f.kind)},
-      {"origin", name_of(f.origin)},
-      {"phase", name_of(f.phase)},
-      {"op", text(f.op)},
-      {"overload", text(f.overload)},
-      {"output", f.output},
-      {"node", text_or_null(f.node)},
-      {"module", f.module ? text(*f.module) : Json(nullptr)},
-      {"name", text_or_null(f.name)},
-      {"stack", list(f.stack, frame)},
-      {"step", or_null(f.step)},
-      {"rank", or_null(f.rank)},
-      {"thread", f.thread},
-      {"device", text(f.device)},
-      {"dtype", f.dtype},
-      {"shape", f.shape},
-      {"strides", f.strides},
-      {"nan", f.nan},
-      {"posinf", f.posinf},
-      {"neginf", f.neginf},
-      {"first_index", f.first_index},
-      {"inputs", list(f.inputs, input)},
-      {"lineage", list(f.lineage,
-                       [](const LineageStep& s) {
-                         return Json{{"op", text(s.op)}, {"file", text_or_null(s.file)}, {"line", s.line}};
-                       })},
-      {"lineage_omitted", f.lineage_omitted},
-      {"harm",
-       {{"kind", name_of(f.harm.kind)},
-        {"name", text_or_null(f.harm.name)},
-        {"file", text_or_null(f.harm.file)},
-        {"line", f.harm.line}}},
-      {"hint", text_or_null(f.hint)},
-      {"repeats", f.repeats},
-  };
-  return json.dump(-1, ' ', true, Json::error_handler_t::replace);
+  return object({{"schema", leaf(Finding::kSchemaVersion)},
+                 {"level", leaf(name_of(f.level))},
+                 {"kind", leaf(name_of(f.kind))},
+                 {"origin", leaf(name_of(f.origin))},
+                 {"phase", leaf(name_of(f.phase))},
+                 {"op", text(f.op)},
+                 {"overload", text(f.overload)},
+                 {"output", leaf(f.output)},
+                 {"node", text_or_null(f.node)},
+                 {"module", f.module ? text(*f.module) : "null"},
+                 {"name", text_or_null(f.name)},
+                 {"stack", list(f.stack, frame)},
+                 {"step", or_null(f.step)},
+                 {"rank", or_null(f.rank)},
+                 {"thread", leaf(f.thread)},
+                 {"device", text(f.device)},
+                 {"dtype", text(f.dtype)},
+                 {"shape", integers(f.shape)},
+                 {"strides", integers(f.strides)},
+                 {"nan", leaf(f.nan)},
+                 {"posinf", leaf(f.posinf)},
+                 {"neginf", leaf(f.neginf)},
+                 {"first_index", integers(f.first_index)},
+                 {"inputs", list(f.inputs, input)},
+                 {"lineage", list(f.lineage, step)},
+                 {"lineage_omitted", leaf(f.lineage_omitted)},
+                 {"harm", harm(f.harm)},
+                 {"hint", text_or_null(f.hint)},
+                 {"repeats", leaf(f.repeats)}});
 }
 
 }  // namespace

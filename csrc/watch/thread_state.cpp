@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "process/fork.h"
+#include "watch/contain.h"
 
 namespace torchnan {
 namespace {
@@ -60,14 +61,18 @@ Watch* ThreadState::watch() {
   if (!scopes_.empty()) return current_->is_open() ? current_ : nullptr;
   const uint64_t generation = open.generation.load(std::memory_order_acquire);
   if (adopted_at_ == generation) return current_;
-  std::shared_ptr<Watch> next;
+  std::shared_ptr<Watch> next;  // then the one before, which may end with this: not under the lock
   {
     const std::lock_guard lock(open.mutex);
     if (!open.scopes.empty()) next = open.scopes.back();
   }
-  adopted_.swap(next);  // what was adopted before may end with this; not under the lock, nor before settle() has looked
+  adopted_.swap(next);
+  if (adopted_ == nullptr) {
+    settle();
+  } else if (!contain(*adopted_, "taking a thread in", [this] { settle(); })) {
+    return nullptr;  // the next operation tries again
+  }
   adopted_at_ = generation;
-  settle();
   return current_;
 }
 
@@ -97,12 +102,16 @@ void ThreadState::remain_alone() {
 }
 
 void ThreadState::settle() {
-  Watch* before = current_;
-  current_ = scopes_.empty() ? adopted_.get() : scopes_.back().get();
-  if (current_ != before) counters_ = current_ == nullptr ? nullptr : &current_->counters_of(id_);
+  Watch* const next = scopes_.empty() ? adopted_.get() : scopes_.back().get();
+  if (next == current_) return;
+  current_ = nullptr;
+  counters_ = next == nullptr ? nullptr : &next->counters_of(id_);
+  current_ = next;
 }
 
 void ThreadState::enter(std::shared_ptr<Watch> watch) {
+  scopes_.reserve(scopes_.size() + 1);  // what can fail comes first, and leaves everything as it was
+  watch->counters_of(id_);
   watch->open();
   {
     const std::lock_guard lock(open.mutex);

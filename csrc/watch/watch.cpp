@@ -11,6 +11,7 @@
 #include "host/environment.h"
 #include "host/messenger.h"
 #include "report/printable.h"
+#include "watch/contain.h"
 
 namespace torchnan {
 namespace {
@@ -31,7 +32,7 @@ Watch::Watch(Options options)
     : options_(std::move(options)),
       skipped_(options_.skip_ops.empty() ? nullptr : new std::atomic<Answer>[kMaxIndex] {}),
       log_(options_.max_findings,
-           [this](const char* what) { count_internal_error(fmt::format("writing a finding failed: {}", what)); }) {
+           [this](const std::exception_ptr& error) { count_failure(error, *this, "writing a finding down"); }) {
   if (!options_.log.empty() && !is_switched_off()) log_.add_sink(json_lines_sink(options_.log));
 }
 
@@ -79,20 +80,23 @@ Stats Watch::stats() const {
   stats.findings = static_cast<int64_t>(log_.findings().size());
   stats.repeats = log_.repeats();
   stats.dropped = log_.dropped();
+  stats.unlogged = log_.unlogged();
   stats.internal_errors = internal_errors_;
   return stats;
 }
 
-void Watch::count_internal_error(const std::string& what) noexcept {
+void Watch::count_internal_error(std::string_view part, std::string_view text) const {
   ++internal_errors_;
   try {
+    const std::string shown = printable(text.substr(0, text.find('\n')));  // the rest is a traceback
+    const std::string warning = fmt::format("torchnan: {}. Detection goes on; this is said once.", shown);
     {
       const std::lock_guard lock(mutex_);
-      if (std::find(warned_.begin(), warned_.end(), what) != warned_.end()) return;
-      warned_.push_back(what);
+      if (!warned_.emplace(part).second) return;
     }
-    messenger().warn(fmt::format("torchnan: {}. Detection goes on; this is said once.", printable(what)));
-  } catch (...) {  // out of memory: it has been counted
+    messenger().warn(warning);
+  } catch (...) {  // it has been counted
+    let_through();
   }
 }
 

@@ -5,7 +5,9 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -40,7 +42,9 @@ class TORCHNAN_API Watch : public std::enable_shared_from_this<Watch> {
   // Called by that thread: its counts are kept, its block is not.
   void thread_has_left(uint64_t thread);
   Stats stats() const;
-  void count_internal_error(const std::string& what) noexcept;  // and warn once per cause
+  // A part of torchnan's own work has failed. Warns once for each part.
+  void count_internal_error(std::string_view part, std::string_view text) const;
+  void count_untold_error() const { ++internal_errors_; }
 
   // A closed watch is no longer worked for, by threads that have not left it either.
   bool is_open() const { return open_.load(std::memory_order_relaxed); }
@@ -78,11 +82,11 @@ class TORCHNAN_API Watch : public std::enable_shared_from_this<Watch> {
   std::atomic<bool> open_{true};
   std::atomic<int64_t> step_{1};
   std::atomic<bool> step_marked_{false};
-  std::atomic<int64_t> internal_errors_{0};
+  mutable std::atomic<int64_t> internal_errors_{0};
   mutable Mutex mutex_;
   std::map<uint64_t, Counters> counters_;  // by thread; a node of a map stays where it is. At 0 those that have left
   std::unordered_map<const c10::StorageImpl*, NamedStorage> named_;
-  std::vector<std::string> warned_;
+  mutable std::set<std::string, std::less<>> warned_;  // parts that have failed
 };
 
 }  // namespace torchnan

@@ -98,10 +98,10 @@ class detect(contextlib.ContextDecorator):
     def __enter__(self) -> detect:
         if _C.is_switched_off():
             return self
+        _C.enter_watch(self._watch)
         with _hooks.lock:
             self._entries[threading.get_ident()] += 1
         _hooks.install()
-        _C.enter_watch(self._watch)
         return self
 
     def __exit__(
@@ -112,8 +112,8 @@ class detect(contextlib.ContextDecorator):
     def _leave(self, judge: bool) -> None:
         if _C.is_switched_off():
             return
-        _C.leave_watch(self._watch)
         _hooks.uninstall()
+        _C.leave_watch(self._watch)
         with _hooks.lock:
             self._entries[threading.get_ident()] -= 1  # below zero: another thread has entered
             last = self._entries.total() <= 0
@@ -148,7 +148,8 @@ class detect(contextlib.ContextDecorator):
             ``ops`` intercepted, tensors ``checked`` and, of these, ``proved`` finite without a look; ``bytes`` read, of
             these ``bytes_reanchored`` where a bound had left its range and ``bytes_anchored`` of arguments;
             ``bytes_proved``; tensors found ``nonfinite``, ``findings`` kept,
-            ``repeats`` folded, ``dropped`` beyond ``max_findings``, ``call_sites`` noted for the backward pass,
+            ``repeats`` folded, ``dropped`` beyond ``max_findings``, ``unlogged`` that the log could not take,
+            ``call_sites`` noted for the backward pass,
             ``internal_errors``, and ``skipped``: tensors passed by, by reason.
         """
         stats: dict[str, Any] = self._watch.stats()

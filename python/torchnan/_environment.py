@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 from collections.abc import Mapping
@@ -101,4 +102,6 @@ def _at_end() -> None:
     try:
         _detect.end_program_wide(judge=not failed)
     except _errors.NonFiniteError as error:
-        print(error, file=sys.stderr)
+        with contextlib.suppress(OSError, ValueError):  # closed, or a pipe that nobody reads
+            if sys.stderr is not None:
+                print(error, file=sys.stderr)

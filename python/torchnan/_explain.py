@@ -12,6 +12,7 @@ from torchnan._words import printable
 from torchnan.capture.keep import Captures
 from torchnan.capture.operation import Operation, record
 from torchnan.recovery.event import Cause, StepEvent
+from torchnan.recovery.failures import Failures
 from torchnan.recovery.policy import Policy
 from torchnan.step.agreement import Agreement, Sight, What
 from torchnan.step.gradients import bad_among, unwatched
@@ -31,14 +32,18 @@ class Explainer:
         passes: knows what is trained, and runs the step again.
         start: what it started from.
         agreement: with the other ranks.
+        failures: told of what could not be found out, or kept.
     """
 
-    def __init__(self, policy: Policy, passes: Passes, start: StepStart, agreement: Agreement) -> None:
+    def __init__(
+        self, policy: Policy, passes: Passes, start: StepStart, agreement: Agreement, failures: Failures
+    ) -> None:
         self._policy = policy
         self._passes = passes
         self._start = start
         self._agreement = agreement
-        self._captures = Captures(policy, agreement.global_rank, agreement.ranks)
+        self._failures = failures
+        self._captures = Captures(policy, agreement.global_rank, agreement.ranks, failures)
         self._last_good = 0
 
     def note_good_step(self, step: int) -> None:
@@ -58,12 +63,18 @@ class Explainer:
             event.cause = "out_of_memory"
             return event
         after = RandomState.now()
-        event.bits = digest(attempt.losses, self._passes.parameters)
-        # Before the step: it has not written parameters, and of buffers there are copies.
-        bad = bad_among([*self._passes.model.named_parameters(), *self._start.buffers().items()])
+        with self._failures.contained("taking a digest of the step"):
+            event.bits = digest(attempt.losses, self._passes.parameters)
+        bad: tuple[str, ...] = ()
+        with self._failures.contained("looking at the weights"):
+            # Before the step: it has not written parameters, and of buffers there are copies.
+            bad = bad_among([*self._passes.model.named_parameters(), *self._start.buffers().items()])
         self._name_cause(event, worst, self._replay(event, parts), bad)
         room = self._agreement.largest(int(self._captures.has_room)) > 0
-        operation = self._operation(event.finding, parts) if room else None
+        operation = None
+        if room:
+            with self._failures.contained("recording the operation"):
+                operation = self._operation(event.finding, parts)
         self._captures.keep(event, self._passes.model, self._start, operation)
         self._start.restore_buffers()
         after.restore()

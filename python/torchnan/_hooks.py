@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from torch.optim.optimizer import (
 )
 
 from torchnan import _program
+from torchnan._contain import contained
 from torchnan._load import _C
 from torchnan.step import shards
 
@@ -30,14 +30,17 @@ _undo: list[Callable[[], None]] = []
 
 
 def install() -> None:
-    """Puts the hooks in place with the first of several scopes."""
+    """Puts the hooks in place with the first of several scopes, which this thread has entered."""
     global _installed
     with lock:
         _installed += 1
         if _installed > 1:
             return
-        _let_higher_order_ops_pass()
-        _undo.extend(itertools.starmap(_C.call_before, _looks()))
+        with contained("letting higher-order operators pass"):
+            _let_higher_order_ops_pass()
+        for method, look, first, count in _looks():
+            with contained(f"the hook on {getattr(method, '__name__', method)}"):  # one that does not fit is left out
+                _undo.append(_C.call_before(method, look, first, count))
         _undo.append(register_optimizer_step_pre_hook(_before_step).remove)
         _undo.append(register_optimizer_step_post_hook(_after_step).remove)
 
@@ -50,7 +53,8 @@ def uninstall() -> None:
         if _installed > 0:
             return
         while _undo:
-            _undo.pop()()
+            with contained("taking a hook away"):
+                _undo.pop()()
 
 
 def _looks() -> list[tuple[Any, Callable[..., None], int, int]]:
@@ -79,10 +83,13 @@ def _looks() -> list[tuple[Any, Callable[..., None], int, int]]:
 
 
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-    if torch.compiler.is_compiling() or not _uses_gradients_as_they_are(optimizer):
+    if torch.compiler.is_compiling():
         return None
-    judge_gradients(optimizer)
-    return _with_judging_closure(optimizer, args, kwargs)
+    with contained("judging gradients"):
+        if _uses_gradients_as_they_are(optimizer):
+            judge_gradients(optimizer)
+            return _with_judging_closure(optimizer, args, kwargs)
+    return None
 
 
 def _uses_gradients_as_they_are(optimizer: Optimizer) -> bool:
@@ -100,7 +107,8 @@ def _with_judging_closure(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     @functools.wraps(closure)
     def judging(*inner: Any, **options: Any) -> Any:
         loss = closure(*inner, **options)
-        judge_gradients(optimizer)
+        with contained("judging gradients"):
+            judge_gradients(optimizer)
         return loss
 
     if "closure" in kwargs:
@@ -130,12 +138,18 @@ def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     watch = _C.current_watch()
     if watch is None:
         return
-    if _C.anything_nonfinite():
-        states = optimizer.state.values() if isinstance(optimizer.state, Mapping) else ()  # it may be anything
-        values = [item for state in states if isinstance(state, Mapping) for item in state.items()]
-        tensors = [(key, value) for key, value in values if isinstance(value, torch.Tensor)]
-        _C.judge("optimizer_state", [value for _, value in tensors], lambda i: str(tensors[i][0]))
+    with contained("judging the state of an optimizer"):
+        if _C.anything_nonfinite():
+            _judge_state(optimizer)
     watch.count_step()
+
+
+def _judge_state(optimizer: Optimizer) -> None:
+    """Optimizers from elsewhere keep other things there than a dict for each parameter."""
+    states = optimizer.state.values() if isinstance(optimizer.state, Mapping) else ()
+    values = [item for state in states if isinstance(state, Mapping) for item in state.items()]
+    tensors = [(key, value) for key, value in values if isinstance(value, torch.Tensor)]
+    _C.judge("optimizer_state", [value for _, value in tensors], lambda i: str(tensors[i][0]))
 
 
 # -- higher-order operators know their dispatch keys one by one, and refuse those they do not know
@@ -153,32 +167,72 @@ def _let_higher_order_ops_pass() -> None:
 
 # -- threads: the dispatch key belongs to one
 
-_thread_run = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+_undo_threads: Callable[[], None] | None = None
+
+
+def replace(holder: Any, name: str, wrap: Callable[[Any], Any]) -> Callable[[], None]:
+    """Puts a wrapper in the place of ``holder.name``; the function that is returned takes it away.
+
+    Others may do the same, and take theirs away in any order. Where theirs is on top it stays there, and ours below,
+    until they have put ours back: then the next wrapper replaces it.
+    """
+    own = name in vars(holder)
+    original = vars(holder)[name] if own else getattr(holder, name)
+    while (below := _left_below(original)) is not None:
+        original, own = below
+    wrapper = wrap(original)
+    setattr(holder, name, wrapper)
+
+    def undo() -> None:
+        if vars(holder).get(name) is not wrapper:
+            wrapper._torchnan_left = (wrapper, original, own)
+        elif own:
+            setattr(holder, name, original)
+        else:
+            delattr(holder, name)
+
+    return undo
+
+
+def _left_below(wrapper: Any) -> tuple[Any, bool] | None:
+    """What it wraps, and whether its holder had that itself, if it is ours and was to be taken away."""
+    mark = getattr(wrapper, "_torchnan_left", None)
+    return mark[1:] if mark is not None and mark[0] is wrapper else None  # functools.wraps() hands marks on
 
 
 @contextlib.contextmanager
 def watching_new_threads(scope: detect) -> Iterator[None]:
     """Every thread that Python starts inside takes part in this detection."""
-    before = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
-    watch_new_threads(scope)
+    undo = replace(threading.Thread, "_bootstrap_inner", _watched_by(scope))
     try:
         yield
     finally:
-        threading.Thread._bootstrap_inner = before  # type: ignore[attr-defined]
+        undo()
 
 
 def watch_new_threads(scope: detect | None) -> None:
     """Every thread that Python starts from now on takes part in this detection; ``None`` ends that."""
-    if scope is None:
-        threading.Thread._bootstrap_inner = _thread_run  # type: ignore[attr-defined]
-        return
+    global _undo_threads
+    if _undo_threads is not None:
+        _undo_threads()
+    _undo_threads = None
+    if scope is not None:
+        _undo_threads = replace(threading.Thread, "_bootstrap_inner", _watched_by(scope))
+
+
+def _watched_by(scope: detect) -> Callable[[Any], Any]:
     watch = scope._watch
 
-    def watched(self: threading.Thread) -> None:
-        _C.enter_watch(watch)
-        try:
-            _thread_run(self)
-        finally:
-            _C.leave_watch(watch)
+    def watched(run: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+        @functools.wraps(run)
+        def wrapper(self: threading.Thread) -> None:
+            with contained("taking a thread in"):
+                _C.enter_watch(watch)
+            try:
+                run(self)
+            finally:
+                _C.leave_watch(watch)
 
-    threading.Thread._bootstrap_inner = watched  # type: ignore[attr-defined]
+        return wrapper
+
+    return watched

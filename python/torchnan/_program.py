@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils.checkpoint
 
+from torchnan._contain import contained
 from torchnan._load import _C
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ _FUNCTION_FILE = sys.modules["torch.autograd.function"].__file__
 _CHECKPOINT_FILE = sys.modules["torch.utils.checkpoint"].__file__
 _OPTIMIZER_FILE = sys.modules["torch.optim.optimizer"].__file__
 _SCALER_FILE = sys.modules["torch.amp.grad_scaler"].__file__
+
+_ASKING = "asking a module for its parts"
 
 # Attributes by which a wrapper holds the module it wraps: no part of a name that a user would know.
 _WRAPPER_PARTS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
@@ -101,12 +104,13 @@ def owner(storage: int, use: list[RawFrame], everywhere: bool, watch: int) -> tu
     """
     roots = _roots(_modules(use), watch)
     for root in itertools.chain(roots, _roots_of_program() if everywhere else ()):
-        for name, parameter in _named(root, "_parameters"):
-            if storage == _C.storage_of(parameter):
-                return False, clean(name)
-        for name, buffer in _named(root, "_buffers"):
-            if storage == _C.storage_of(buffer):
-                return True, clean(name)
+        with contained(_ASKING):
+            for name, parameter in _named(root, "_parameters"):
+                if storage == _C.storage_of(parameter):
+                    return False, clean(name)
+            for name, buffer in _named(root, "_buffers"):
+                if storage == _C.storage_of(buffer):
+                    return True, clean(name)
     return None
 
 
@@ -119,9 +123,10 @@ def raised_at(error: BaseException) -> Line | None:
 def name(wanted: torch.nn.Parameter) -> str:
     """The name of a parameter in whatever module of the program owns it, empty if none does."""
     for root in _roots_of_program():
-        for path, parameter in _named(root, "_parameters"):
-            if parameter is wanted:
-                return clean(path)
+        with contained(_ASKING):
+            for path, parameter in _named(root, "_parameters"):
+                if parameter is wanted:
+                    return clean(path)
     return ""
 
 
@@ -139,7 +144,9 @@ def _parts(module: torch.nn.Module, kind: str) -> list[tuple[str, Any]]:
     Read as it is: methods may be overridden by code that does anything, and what is left of a module that could not be
     made has not even these.
     """
-    return [(name, part) for name, part in list(module.__dict__.get(kind, {}).items()) if part is not None]
+    with contained(_ASKING):
+        return [(name, part) for name, part in list(module.__dict__.get(kind, {}).items()) if part is not None]
+    return []
 
 
 def _within(
@@ -184,10 +191,18 @@ def _held(storages: set[int]) -> list[tuple[torch.Tensor, bool]]:
         if sys.getrefcount(tensor) - (tensor._use_count() > 1) > 3:
             found.append((tensor, False))
     for tensor in tensors:
-        gradient = tensor.grad if tensor.is_leaf else None
+        gradient = _gradient_of(tensor)
         if gradient is not None and _C.storage_of(gradient) in storages:
             found.append((gradient, True))
     return found
+
+
+def _gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Of a leaf; None of a class that does not tell."""
+    try:
+        return tensor.grad if tensor.is_leaf else None
+    except Exception:  # noqa: BLE001
+        return None
 
 
 def _modules(frames: Iterable[RawFrame]) -> list[torch.nn.Module]:
@@ -253,8 +268,8 @@ def clean(path: str) -> str:
 def unwrap(module: torch.nn.Module) -> torch.nn.Module:
     """The model inside of what makes it parallel."""
     wrappers = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
-    while isinstance(module, wrappers):
-        module = module.module
+    while issubclass(type(module), wrappers):  # not isinstance(), which asks the module for its class
+        module = module.module  # type: ignore[assignment]
     return module
 
 
@@ -287,12 +302,13 @@ def _root_above(module: torch.nn.Module) -> torch.nn.Module:
 
 def _module_path(modules: list[torch.nn.Module], watch: int) -> str | None:
     """Dotted path of the innermost module that is part of a model; ``None`` outside every model."""
-    roots = list(_roots(modules, watch))
-    for called in map(unwrap, modules):
-        for root in roots:
-            for name, module in _within(root):
-                if module is called and (name or _is_model(module)):
-                    return clean(name)
+    with contained(_ASKING):
+        roots = list(_roots(modules, watch))
+        for called in map(unwrap, modules):
+            for root in roots:
+                for name, module in _within(root):
+                    if module is called and (name or _is_model(module)):
+                        return clean(name)
     return None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,15 +13,17 @@ import torch.distributed as dist
 
 from torchnan._explain import Explainer
 from torchnan._load import _C
-from torchnan._step_guard_arguments import checked_action, policy_of, refuse, without_files, without_wrappers
+from torchnan._step_guard_arguments import policy_of, refuse, without_files, without_wrappers
 from torchnan.recovery.decision import Answer, Decision
 from torchnan.recovery.errors import TrainingStopped
-from torchnan.recovery.event import ACTIONS, Action, StepEvent, StepResult
+from torchnan.recovery.event import Action, StepEvent, StepResult, place_of
+from torchnan.recovery.failures import Failures
 from torchnan.recovery.learning_rate import LearningRateCut
 from torchnan.recovery.log import RecoveryLog
 from torchnan.recovery.policy import Policy
 from torchnan.recovery.rollback import Rollback
 from torchnan.recovery.snapshots import HasState, Training
+from torchnan.recovery.wish import Wish
 from torchnan.step.agreement import Agreement, Sight, What
 from torchnan.step.passes import Attempt, Passes, StepFunction
 from torchnan.step.scaled_step import ScaledStep
@@ -63,7 +64,7 @@ class StepGuard:
         save, load: ``save(step)`` and ``load(step)`` of the user's own, in place of snapshots in memory.
         on_instability: called with the :class:`torchnan.recovery.StepEvent` before it is acted upon; may return an
             action (``"skip"``, ``"rollback"``, ``"raise"``, ``"retry"``, ``"split"``) that goes before the policy's.
-            The gravest that any rank wants is done on all.
+            The gravest that any rank wants is done on all. If it raises, that is told, and the policy answers.
         options: fields of the policy, over ``policy``: ``captures="captures", snapshot_every=50``.
 
     Raises:
@@ -102,11 +103,12 @@ class StepGuard:
         self.events: list[StepEvent] = []
         self._scaled = ScaledStep(optimizer, scaler)
         self._scheduler = scheduler
-        self._on_instability = on_instability
+        self._failures = Failures()
         self._agreement = Agreement(group)
+        self._wish = Wish(on_instability, self._agreement, self._failures)
         self._is_off = _C.is_switched_off()
         policy = without_files(self.policy) if self._is_off else self.policy
-        self._log = RecoveryLog(policy.log if self._agreement.rank == 0 else None)
+        self._log = RecoveryLog(policy.log if self._agreement.rank == 0 else None, self._failures)
         self._tripwire = NormTripwire(policy.norm_limit, policy.norm_factor, policy.norm_window)
         survives_memory = policy.out_of_memory == "split"
         self._passes = Passes(
@@ -121,8 +123,8 @@ class StepGuard:
             {name: part for name, part in parts.items() if part is not None},
             data if policy.rewind_data else None,
         )
-        self._rollback = Rollback(policy, training, self._agreement, self._log, save, load)
-        self._explainer = Explainer(policy, self._passes, self._start, self._agreement)
+        self._rollback = Rollback(policy, training, self._agreement, self._log, self._failures, save, load)
+        self._explainer = Explainer(policy, self._passes, self._start, self._agreement, self._failures)
         self._in_watch = False  # between watch() and ok_to_step()
         self._in_loop = False  # of the program's own
         self._begun = False
@@ -221,15 +223,10 @@ class StepGuard:
         return StepResult(self.step_number, True, attempt.loss, norm)
 
     def _update(self, norm: float) -> None:
-        self._clip(norm)
+        self._passes.clip(norm, self.policy.max_norm)
         self._scaled.take()
         if self._scheduler is not None:
             self._scheduler.step()
-
-    def _clip(self, norm: float) -> None:
-        if self.policy.max_norm is not None and norm > self.policy.max_norm:
-            parameters = [parameter for _, parameter in self._passes.parameters]
-            torch.nn.utils.clip_grads_with_norm_(parameters, self.policy.max_norm, torch.tensor(norm))
 
     def _note_good_step(self, norm: float) -> None:
         self._start.forget_batches()
@@ -272,12 +269,12 @@ class StepGuard:
             raise RuntimeError("ok_to_step() belongs after `with guard.watch(batch):`, once a step")
         self._in_watch = False
         if self._is_off:
-            self._clip(self._passes.end_unguarded([]).measured.norm)
+            self._passes.clip(self._passes.end_unguarded([]).measured.norm, self.policy.max_norm)
             return True
         attempt = self._passes.look([loss.detach() for loss in losses])
         worst, norm = self._passes.agree(attempt)
         if worst is None:
-            self._clip(norm)
+            self._passes.clip(norm, self.policy.max_norm)
             self._note_good_step(norm)
             return True
         if worst.what is What.SCALER and not self._scaler_gave_up():
@@ -314,7 +311,7 @@ class StepGuard:
         """What it was, and what is to be done about it, the same on every rank."""
         event = self._explainer.explain(self.step_number, attempt, worst, norm, self._parts())
         event.consecutive = self._decision.spent.consecutive + 1
-        wanted = self._wanted(event)
+        wanted = self._wish.about(event)
         answer = self._decision.answer(
             event, can_roll_back=self._rollback.possible, can_run_again=self._can_run_again(), wanted=wanted
         )
@@ -323,14 +320,6 @@ class StepGuard:
     def _can_run_again(self) -> bool:
         """Here and on every other rank."""
         return not self._in_loop and self._agreement.largest(int(self._start.written() is not None)) == 0
-
-    def _wanted(self, event: StepEvent) -> Action | None:
-        """What ``on_instability`` asks for, the gravest of all ranks."""
-        if self._on_instability is None:
-            return None
-        wanted = checked_action(self._on_instability(event))
-        gravest = self._agreement.largest(0 if wanted is None else ACTIONS.index(wanted) + 1)
-        return None if gravest == 0 else ACTIONS[gravest - 1]
 
     def _give_up_step(self, attempt: Attempt, norm: float, event: StepEvent, answer: Answer) -> StepResult:
         self.optimizer.zero_grad(set_to_none=True)
@@ -344,7 +333,12 @@ class StepGuard:
         self._decision.note(answer)
         event.action, event.reason = answer.action, answer.reason
         if answer.action == "rollback":
-            event.snapshot = self.step_number = self._rollback.restore(self._decision.further_back())
+            try:
+                event.snapshot = self.step_number = self._rollback.restore(self._decision.further_back())
+            except TrainingStopped as stopped:
+                event.action, event.reason = "raise", str(stopped)
+                self._tell(event)
+                raise TrainingStopped(str(event), stopped.reason, event) from stopped
             event.lr_factor = self._rate.cut()
             self._explainer.note_good_step(self.step_number)
         self._tell(event)
@@ -352,13 +346,18 @@ class StepGuard:
             raise TrainingStopped(str(event), answer.exit_reason, event)
 
     def _tell(self, event: StepEvent) -> None:
-        here = f"{socket.gethostname()} {self._passes.device}"
         source = self._agreement.first_with_most(int(event.rank == self._agreement.global_rank))
-        event.host, event.device = self._agreement.share(here, source).rsplit(" ", 1)
+        event.host, event.device = self._agreement.share(place_of(self._passes.device), source).rsplit(" ", 1)
         self.events = [*self.events, event][-MOST_EVENTS:]
         self._log.write(event)
         if self._agreement.rank == 0 or event.rank == self._agreement.global_rank:
-            logger.warning("%s", event)
+            with contextlib.suppress(Exception):  # a handler of the program's may fail
+                logger.warning("%s", event)
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """Parts of the guard's own work that could not be done, and how often; each was warned about once."""
+        return dict(self._failures.counts)
 
     def memory(self) -> dict[str, int]:
         """Bytes held between steps: ``"buffers"``, copied for a replay, and ``"snapshots"``, of those in memory."""

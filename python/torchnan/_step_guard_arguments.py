@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from torchnan._options import OptionError, one_of
-from torchnan._words import shown, type_name
-from torchnan.recovery.event import ACTIONS, Action
+from torchnan._options import OptionError
+from torchnan._words import type_name
 from torchnan.recovery.policy import Policy
 
 
@@ -49,14 +48,6 @@ def refuse(model: Any, optimizer: Any, step_fn: Any, policy: Policy, save: Any, 
             "out_of_memory='split' cannot be used with FSDP: its forward pass waits for the other ranks, so a rank "
             "that runs out of memory cannot go back alone."
         )
-
-
-def checked_action(wanted: Any) -> Action | None:
-    """What ``on_instability`` has returned."""
-    if wanted is not None and not one_of(*ACTIONS)(wanted):
-        raise OptionError(f"on_instability returned {shown(wanted)}: it returns None or one of {', '.join(ACTIONS)}.")
-    checked: Action | None = wanted
-    return checked
 
 
 def without_wrappers(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -9,8 +9,8 @@
 
 namespace torchnan {
 
-// An endpoint. Called by whichever thread made the finding, one at a time. An exception thrown here is
-// counted and warned about once; it never reaches the program that is being watched.
+// An endpoint. Called by whichever thread made the finding, one at a time. An exception of any kind that is thrown here
+// is counted and warned about once; it never reaches the program that is being watched.
 class TORCHNAN_API Sink {
  public:
   virtual ~Sink();
@@ -18,8 +18,9 @@ class TORCHNAN_API Sink {
   virtual void flush() {}
 };
 
-// One strict-JSON line per finding, appended in one write; the file is created for its owner only.
-// A forked child writes to "<path>.<pid>". Throws std::system_error if the file cannot be opened.
+// One strict-JSON line per finding, appended in one write; the file is created for its owner only, and open for as long
+// as a line takes. A forked child writes to "<path>.<pid>". Throws std::system_error if the file cannot be opened, or
+// is a pipe, whose reader might keep the program waiting.
 TORCHNAN_API std::unique_ptr<Sink> json_lines_sink(const std::string& path);
 
 }  // namespace torchnan

@@ -19,7 +19,8 @@ struct Stats {
   int64_t nonfinite = 0;                   // tensors found to hold a NaN or an Inf
   int64_t findings = 0;                    // findings, folded repeats not counted
   int64_t repeats = 0;                     // findings folded into an earlier one
-  int64_t dropped = 0;                     // findings beyond max_findings
+  int64_t dropped = 0;                     // findings beyond max_findings, or without memory
+  int64_t unlogged = 0;                    // findings that the log file, or another sink, could not take
   int64_t call_sites = 0;                  // call sites noted for the backward pass
   int64_t internal_errors = 0;             // failures of the detector itself, each warned about once
   std::map<std::string, int64_t> skipped;  // tensors passed by, by reason

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchnan import _build
+from torchnan._contain import text_of
 from torchnan._options import OptionError
 from torchnan.capture import folder, rank_folders
 from torchnan.capture.errors import CaptureError
@@ -22,8 +23,13 @@ from torchnan.step.start import tensors_in
 
 if TYPE_CHECKING:
     from torchnan.recovery.event import StepEvent
+    from torchnan.recovery.failures import Failures
     from torchnan.recovery.policy import Policy
     from torchnan.step.start import StepStart
+
+
+class _NotWanted(Exception):
+    """One more would be beyond a limit of the policy."""
 
 
 class Captures:
@@ -32,16 +38,18 @@ class Captures:
     Args:
         policy: where, how many, how large.
         rank, ranks: this process, of how many.
+        failures: told of captures that could not be written.
 
     Raises:
         OptionError: safetensors, which they are written with, is not installed.
         OSError: the folder cannot be made.
     """
 
-    def __init__(self, policy: Policy, rank: int, ranks: int) -> None:
+    def __init__(self, policy: Policy, rank: int, ranks: int, failures: Failures) -> None:
         self._policy = policy
         self._rank = rank
         self._ranks = ranks
+        self._failures = failures
         self._where = None if policy.captures is None else Path(policy.captures)
         if self._where is None:
             return
@@ -66,20 +74,24 @@ class Captures:
             check(batch, name="batch")
 
     def keep(self, event: StepEvent, model: torch.nn.Module, start: StepStart, operation: Operation | None) -> None:
-        """Writes one, and notes in the event where it is, or why there is none. Never raises for want of room."""
+        """Writes one, and notes in the event where it is, or why there is none. Never raises."""
         if self._where is None:
-            return
-        if not self.has_room:
-            kept = len(self._kept())
-            event.notes.append(f"not captured: {self._where} holds {kept} captures of this rank (max_captures)")
             return
         target = rank_folders.folder_of(self._where, self._rank, event.step)
         try:
+            self._refuse_beyond_limit()
             self._write(target, event, model, start, operation)
-        except (OSError, ValueError, TypeError, RuntimeError, MemoryError) as error:
-            event.notes.append(f"not captured: {error}")
+        except _NotWanted as limit:
+            event.notes.append(f"not captured: {limit}")
+        except Exception as error:  # noqa: BLE001 - a full disk, or a state that nothing can store
+            event.notes.append(f"not captured: {text_of(error)}")
+            self._failures.note("writing a capture", error)
         else:
             event.capture = str(target)
+
+    def _refuse_beyond_limit(self) -> None:
+        if not self.has_room:
+            raise _NotWanted(f"{self._where} holds {len(self._kept())} captures of this rank (max_captures)")
 
     def _write(
         self, target: Path, event: StepEvent, model: torch.nn.Module, start: StepStart, operation: Operation | None
@@ -95,7 +107,7 @@ class Captures:
             contents["operation"] = dataclasses.asdict(operation)
         size = _bytes_of(contents)  # before anything is copied
         if size > self._policy.max_capture_bytes:
-            raise ValueError(f"{size} bytes are more than max_capture_bytes={self._policy.max_capture_bytes}")
+            raise _NotWanted(f"{size} bytes are more than max_capture_bytes={self._policy.max_capture_bytes}")
         encoded = {name: encode(value, name=name) for name, value in contents.items()}
         tensors = {name: stored for name, (_, stored) in encoded.items()}
         document = self._about(event, model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import socket
 from typing import Any, Literal
 
 import torch
@@ -137,6 +138,11 @@ class StepResult:
     loss: torch.Tensor | None
     norm: float
     event: StepEvent | None = None
+
+
+def place_of(device: torch.device) -> str:
+    """Where a model is trained: host and device."""
+    return f"{socket.gethostname()} {device}"
 
 
 def strict(value: Any) -> Any:

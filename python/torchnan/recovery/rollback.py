@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
+from torchnan._contain import text_of
 from torchnan._options import OptionError
-from torchnan._words import printable
-from torchnan.capture.errors import UnkeepableError
+from torchnan.recovery.errors import TrainingStopped
+from torchnan.recovery.failures import Failures
 from torchnan.recovery.log import RecoveryLog
 from torchnan.recovery.policy import Policy
 from torchnan.recovery.snapshots import DiskSnapshots, MemorySnapshots, OwnSnapshots, Snapshots, Training
 from torchnan.step.agreement import Agreement
 from torchnan.step.gradients import bad_among
 from torchnan.step.replay import digest_of
-
-logger = logging.getLogger("torchnan")
 
 
 class Rollback:
@@ -30,6 +28,7 @@ class Rollback:
         training: what they are of.
         agreement: with the other ranks: all go back to the same step.
         log: told of each.
+        failures: told of those that could not be taken.
         save, load: the user's own.
     """
 
@@ -39,6 +38,7 @@ class Rollback:
         training: Training,
         agreement: Agreement,
         log: RecoveryLog,
+        failures: Failures,
         save: Callable[[int], Any] | None,
         load: Callable[[int], Any] | None,
     ) -> None:
@@ -46,6 +46,7 @@ class Rollback:
         self._training = training
         self._agreement = agreement
         self._log = log
+        self._failures = failures
         self._snapshots: Snapshots
         if save is not None and load is not None:
             self._snapshots = OwnSnapshots(save, load, policy.snapshots)
@@ -90,9 +91,9 @@ class Rollback:
             return
         try:
             self._snapshots.take(step)
-        except (OSError, UnkeepableError) as error:  # the others have theirs: all go back to the newest that all have
-            self._log.note("no_snapshot", step=step, reason=str(error))
-            logger.warning("torchnan: no snapshot after step %d: %s", step, printable(str(error)))
+        except Exception as error:  # noqa: BLE001 - the others have theirs: all go back to the newest that all have
+            self._log.note("no_snapshot", step=step, reason=text_of(error))
+            self._failures.note("taking a snapshot", error)
             return
         self._log.note("snapshot", step=step, kept=self._snapshots.steps)
 
@@ -105,9 +106,23 @@ class Rollback:
         return self._agreement.largest(mine) != -self._agreement.largest(-mine)
 
     def restore(self, further: int) -> int:
-        """Goes back to the newest snapshot, or to one ``further`` before it, the oldest at most. Returns its step."""
+        """Goes back to the newest snapshot, or to one ``further`` before it, the oldest at most; past those that cannot
+        be gone back to. Returns its step.
+
+        Raises:
+            TrainingStopped: there is none.
+        """
         steps = self._snapshots.steps
         step = steps[max(0, len(steps) - 1 - further)]
-        step = -self._agreement.largest(-step)  # a rank that was killed while it wrote may lack the newest
-        self._snapshots.restore(step)
-        return step
+        while True:
+            step = -self._agreement.largest(-step)  # a rank that was killed while it wrote may lack the newest
+            failed = 1
+            with self._failures.contained("going back to a snapshot"):
+                self._snapshots.restore(step)
+                failed = 0
+            if self._agreement.largest(failed) == 0:
+                return step
+            older = [kept for kept in self._snapshots.steps if kept < step]
+            if self._agreement.largest(int(not older)) > 0:
+                raise TrainingStopped(f"no snapshot can be gone back to: that after step {step} failed", "model")
+            step = older[-1]

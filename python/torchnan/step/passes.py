@@ -167,6 +167,12 @@ class Passes:
         bad_gradient = brought[0] if brought else self._bad_gradient(gradients, measured.bad)
         return Attempt(tuple(losses), self._bad_loss(losses) or bad_gradient, measured)
 
+    def clip(self, norm: float, most: float | None) -> None:
+        """Gradients whose norm is this one, as a whole."""
+        if most is not None and norm > most:
+            parameters = [parameter for _, parameter in self.parameters]
+            torch.nn.utils.clip_grads_with_norm_(parameters, most, torch.tensor(norm))
+
     def agree(self, attempt: Attempt) -> tuple[Sight | None, float]:
         """What all ranks know of it, and the norm of its gradients."""
         return self._agreement.agree_with_norm(attempt.measured, attempt.sight, self._tripwire.trip)

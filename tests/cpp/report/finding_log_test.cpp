@@ -25,7 +25,7 @@ struct FailingSink final : Sink {
 };
 
 TEST(FindingLog, FoldsRepeatsOfOneOrigin) {
-  FindingLog log(10, [](const char*) {});
+  FindingLog log(10, [](const std::exception_ptr&) {});
   EXPECT_TRUE(log.add(finding_of("aten::log")));
   EXPECT_FALSE(log.add(finding_of("aten::log")));
   EXPECT_TRUE(log.add(finding_of("aten::log", 2)));
@@ -36,7 +36,7 @@ TEST(FindingLog, FoldsRepeatsOfOneOrigin) {
 }
 
 TEST(FindingLog, CountsWhatItDoesNotKeep) {
-  FindingLog log(2, [](const char*) {});
+  FindingLog log(2, [](const std::exception_ptr&) {});
   for (int line = 1; line <= 5; ++line) log.add(finding_of("aten::log", line));
   EXPECT_EQ(log.findings().size(), 2u);
   EXPECT_EQ(log.dropped(), 3);
@@ -44,14 +44,16 @@ TEST(FindingLog, CountsWhatItDoesNotKeep) {
 
 TEST(FindingLog, TellsEverySinkOnceEvenIfOneFails) {
   int emitted = 0;
-  std::string error;
-  FindingLog log(10, [&](const char* what) { error = what; });
+  std::vector<std::exception_ptr> errors;
+  FindingLog log(10, [&](const std::exception_ptr& error) { errors.push_back(error); });
   log.add_sink(std::make_unique<FailingSink>());
   log.add_sink(std::make_unique<CountingSink>(emitted));
   log.add(finding_of("aten::log"));
   log.add(finding_of("aten::log"));
   EXPECT_EQ(emitted, 1);
-  EXPECT_EQ(error, "disk full");
+  EXPECT_EQ(log.unlogged(), 1);
+  ASSERT_EQ(errors.size(), 1u);
+  EXPECT_THROW(std::rethrow_exception(errors[0]), std::runtime_error);
 }
 
 }  // namespace

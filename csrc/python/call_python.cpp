@@ -1,0 +1,54 @@
+#include <torch/csrc/utils/pybind.h>  // first: tensors to and from Python
+
+#include "python/call_python.h"
+
+#include <stdexcept>
+
+#include <torch/csrc/Exceptions.h>
+
+#include "host/messenger.h"
+#include "python/convert.h"
+
+namespace py = pybind11;
+
+namespace torchnan {
+namespace {
+
+class PythonError final : public python_error, public MeantForProgram {};
+
+}  // namespace
+
+bool is_python_ending() {
+#if PY_VERSION_HEX >= 0x030d0000
+  return Py_IsInitialized() == 0 || Py_IsFinalizing() != 0;
+#else
+  return Py_IsInitialized() == 0 || _Py_IsFinalizing() != 0;
+#endif
+}
+
+void throw_at_program() {
+  PythonError carried;
+  carried.persist();
+  throw carried;
+}
+
+void throw_from_python(py::error_already_set& raised) {
+  if (raised.matches(PyExc_Exception)) throw std::runtime_error(told(raised));
+  raised.restore();
+  throw_at_program();
+}
+
+std::shared_ptr<py::object> held_by_any_thread(py::object object) {
+  const auto let_go = [](py::object* held) {
+    if (is_python_ending()) {
+      held->release();
+      delete held;
+      return;
+    }
+    const py::gil_scoped_acquire gil;
+    delete held;
+  };
+  return {new py::object(std::move(object)), let_go};
+}
+
+}  // namespace torchnan
