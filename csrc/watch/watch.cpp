@@ -51,10 +51,11 @@ Counters& Watch::counters_of(uint64_t thread) {
 
 void Watch::thread_has_left(uint64_t thread) {
   const std::lock_guard lock(mutex_);
-  const auto own = counters_.find(thread);
-  if (own == counters_.end()) return;
-  counters_[0] += own->second;
-  counters_.erase(own);
+  auto own = counters_.extract(thread);
+  if (own.empty()) return;
+  own.key() = 0;  // takes no memory, which may be gone
+  const auto left = counters_.insert(std::move(own));
+  if (!left.inserted) left.position->second += left.node.mapped();
 }
 
 Stats Watch::stats() const {
