@@ -49,45 +49,55 @@ int note_library(dl_phdr_info* info, size_t, void*) {
   return 0;
 }
 
-// The first frame that is not the standard library's decides whose allocation it is.
-_Unwind_Reason_Code look_at_frame(_Unwind_Context* context, void* found) {
-  const uintptr_t at = _Unwind_GetIP(context);
+Owner owner_of(uintptr_t address) {
   for (size_t i = 0; i < library_count; ++i) {
-    if (at < libraries[i].begin || at >= libraries[i].end) continue;
-    if (libraries[i].owner == Owner::kTransparent) return _URC_NO_REASON;
-    *static_cast<Owner*>(found) = libraries[i].owner;
-    return _URC_END_OF_STACK;
+    if (libraries[i].begin <= address && address < libraries[i].end) return libraries[i].owner;
   }
-  return _URC_NO_REASON;
+  return Owner::kTransparent;
 }
 
-bool is_torchnans() {
-  Owner owner = Owner::kOther;
-  _Unwind_Backtrace(&look_at_frame, &owner);
+_Unwind_Reason_Code look_at_frame(_Unwind_Context* context, void* found) {
+  Owner& owner = *static_cast<Owner*>(found);
+  owner = owner_of(_Unwind_GetIP(context));
+  return owner == Owner::kTransparent ? _URC_NO_REASON : _URC_END_OF_STACK;
+}
+
+// The first frame that is not the standard library's decides whose allocation it is.
+bool is_torchnans(void* caller) {
+  Owner owner = owner_of(reinterpret_cast<uintptr_t>(caller));
+  if (owner == Owner::kTransparent) _Unwind_Backtrace(&look_at_frame, &owner);
   return owner == Owner::kTorchnan;
 }
 
-bool fails_now() {
+bool fails_now(void* caller) {
   const long nth = failing_from.load(std::memory_order_relaxed);
-  if (nth == 0 || !is_torchnans()) return false;
+  if (nth == 0 || !is_torchnans(caller)) return false;
   const long mine = ++asked;
   if (mine != nth && !(failing_for_ever && mine > nth)) return false;
   ++failed;
   return true;
 }
 
-void* allocate(size_t bytes, size_t alignment) {
-  if (fails_now()) throw std::bad_alloc();
+void* take(size_t bytes, size_t alignment) {
   void* memory = nullptr;
-  if (posix_memalign(&memory, alignment, bytes == 0 ? 1 : bytes) != 0) throw std::bad_alloc();
+  return posix_memalign(&memory, alignment, bytes == 0 ? 1 : bytes) == 0 ? memory : nullptr;
+}
+
+void* allocate(size_t bytes, size_t alignment, void* caller) {
+  void* memory = fails_now(caller) ? nullptr : take(bytes, alignment);
+  if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
 
 }  // namespace
 
 // The others call these. What they give is given back with free().
-void* operator new(size_t bytes) { return allocate(bytes, alignof(std::max_align_t)); }
-void* operator new(size_t bytes, std::align_val_t alignment) { return allocate(bytes, static_cast<size_t>(alignment)); }
+void* operator new(size_t bytes) { return allocate(bytes, alignof(std::max_align_t), __builtin_return_address(0)); }
+void* operator new(size_t bytes, std::align_val_t alignment) {
+  return allocate(bytes, static_cast<size_t>(alignment), __builtin_return_address(0));
+}
+// Never fails: std::stable_sort asks in this way, and does its work without.
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept { return take(bytes, alignof(std::max_align_t)); }
 
 void fail_allocation(long nth, int for_ever) {
   failing_from = 0;
