@@ -94,8 +94,9 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
 
 def _uses_gradients_as_they_are(optimizer: Optimizer) -> bool:
     """Others may clean or refuse them first; then only what they write is judged."""
-    owner = next(base for base in type(optimizer).__mro__ if "step" in vars(base))
-    return owner.__module__.startswith("torch.optim.") and not optimizer._optimizer_step_pre_hooks
+    # Not the class that has it: PyTorch puts a wrapper into the first of several that is used, which tells whose it is.
+    module = str(type(optimizer).step.__module__)
+    return module.startswith("torch.optim.") and not optimizer._optimizer_step_pre_hooks
 
 
 def _with_judging_closure(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:

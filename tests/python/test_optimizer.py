@@ -40,6 +40,21 @@ def test_a_bad_gradient_stops_the_step_before_it_is_taken(kind):
     assert not optimizer.state
 
 
+def test_a_class_made_of_pytorchs_own_is_as_good_before_that_has_been_used():
+    """Fails when the class is asked that has ``step``: PyTorch writes it into the first one that is used."""
+
+    class Adadelta(torch.optim.Adadelta):
+        pass
+
+    model = linear()
+    first_of_its_kind = Adadelta(model.parameters())
+    with pytest.raises(torchnan.NonFiniteError) as raised:
+        with torchnan.detect():
+            bad_gradient(model)
+            first_of_its_kind.step()
+    assert raised.value.finding.harm.kind == "gradient"
+
+
 @pytest.mark.parametrize(
     ("optimizer", "op"),
     [
