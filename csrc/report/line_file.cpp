@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <ctime>
 #include <system_error>
 
 #include <fmt/format.h>
@@ -14,6 +15,8 @@
 
 namespace torchnan {
 namespace {
+
+constexpr time_t kLongestWrite = 1;  // seconds
 
 constexpr int kAppend = O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
 
@@ -38,7 +41,7 @@ LineFile::~LineFile() { close(fd_); }
 
 void LineFile::append(std::string line) {
   const off_t end = size();
-  if (!ends_a_line(end)) line.insert(0, "\n");
+  if (stops_in_a_line()) line.insert(0, "\n");
   size_t written = 0;
   const int error = write_all(line, written);
   if (error == 0) return;
@@ -59,9 +62,12 @@ void LineFile::refuse(int error) const {
 
 off_t LineFile::size() const { return about(fd_).st_size; }
 
-bool LineFile::ends_a_line(off_t end) const {
+// For good, as a killed process has left it: not where another is just writing, whose line may be seen growing.
+bool LineFile::stops_in_a_line() const {
+  const struct stat file = about(fd_);
   char last = '\n';
-  return !is_regular_ || end == 0 || pread(fd_, &last, 1, end - 1) != 1 || last == '\n';
+  if (!is_regular_ || file.st_size == 0 || pread(fd_, &last, 1, file.st_size - 1) != 1 || last == '\n') return false;
+  return time(nullptr) - file.st_mtime > kLongestWrite;
 }
 
 // Writing beyond the limit on the size of files kills a program that does not ignore SIGXFSZ.

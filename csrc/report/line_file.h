@@ -27,7 +27,7 @@ class TORCHNAN_API LineFile {
  private:
   [[noreturn]] void refuse(int error) const;
   off_t size() const;
-  bool ends_a_line(off_t end) const;
+  bool stops_in_a_line() const;
   bool exceeds_limit(size_t bytes) const;
   int write_all(const std::string& line, size_t& written) const;
 
