@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from torchnan._words import printable
 from torchnan.capture import folder
 from torchnan.capture._expect import shown
 from torchnan.capture.errors import CaptureError
@@ -66,7 +67,7 @@ def write_example(capture: Capture, where: Path) -> Path:
         arguments="\n".join(arguments),
     )
     if where.is_symlink():  # a capture of a stranger's may have brought it
-        raise FileExistsError(f"{where} is a link: give another folder")
+        raise FileExistsError(f"{printable(str(where))} is a link: give another folder")
     folder.make(where)
     _write(where / "operation.py", program.encode())
     _save(where / "tensors.safetensors", rendered.tensors)
