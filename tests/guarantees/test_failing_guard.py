@@ -19,6 +19,15 @@ from torchnan.recovery import TrainingStopped
 pytestmark = pytest.mark.bar(10)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Many small trainings would wait for their threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture
 def said():
     """What the guard's logger was given about failures."""
@@ -110,9 +119,10 @@ ERRORS = (
     MemoryError(),
     KeyError(3),
 )
+FEW = [ERRORS[0], *(pytest.param(error, marks=pytest.mark.slow) for error in ERRORS[1:3]), ERRORS[3]]
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("error", FEW, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("for_ever", [False, True])
 def test_a_snapshot_that_fails(error, for_ever, expected, said, tmp_path):
     """By a function of the program's: torch.save() has a RuntimeError for a full disk. Fails when ``Rollback.take``
@@ -162,7 +172,7 @@ def test_no_snapshot_that_can_be_gone_back_to_stops_the_training_and_says_so(sai
 # -- the callback
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("error", FEW, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("for_ever", [False, True])
 def test_a_callback_that_raises(error, for_ever, expected, said):
     """The policy answers. Fails when ``Wish.about`` does not contain the callback."""
