@@ -32,9 +32,13 @@ std::string object(std::initializer_list<std::pair<const char*, std::string>> fi
 
 template <typename T, typename Convert>
 std::string list(const std::vector<T>& items, Convert&& convert) {
-  std::string all;
-  for (const T& item : items) all += (all.empty() ? "" : ",") + convert(item);
-  return "[" + all + "]";
+  std::string all = "[";
+  for (const T& item : items) {
+    if (all.size() > 1) all += ',';
+    all += convert(item);
+  }
+  all += ']';
+  return all;
 }
 
 std::string integers(const std::vector<int64_t>& items) {

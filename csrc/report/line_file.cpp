@@ -41,7 +41,7 @@ LineFile::~LineFile() { close(fd_); }
 
 void LineFile::append(std::string line) {
   const off_t end = size();
-  if (stops_in_a_line()) line.insert(0, "\n");
+  if (stops_in_a_line()) line.insert(line.begin(), '\n');
   size_t written = 0;
   const int error = write_all(line, written);
   if (error == 0) return;
