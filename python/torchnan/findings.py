@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import BinaryIO, overload
 
 from torchnan._finding import Finding
+from torchnan._words import printable
 
 LONGEST_LINE = 2**20  # bytes, without the line break: no finding has more
 MOST_TOLD = 100  # damaged lines
@@ -107,7 +108,7 @@ class _Findings(Sequence[Finding]):
 def _opened(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     with open(path, "rb", opener=_without_waiting) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, f"log '{os.fspath(path)}' cannot be read: it is no regular file")
+            raise OSError(errno.EINVAL, f"log '{printable(os.fspath(path))}' cannot be read: it is no regular file")
         yield file
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from torchnan._words import printable, shown
 from torchnan.capture import folder
-from torchnan.capture._expect import shown
 from torchnan.capture.errors import CaptureError
 from torchnan.capture.load import Capture
 from torchnan.capture.operation import Operation
@@ -66,7 +66,7 @@ def write_example(capture: Capture, where: Path) -> Path:
         arguments="\n".join(arguments),
     )
     if where.is_symlink():  # a capture of a stranger's may have brought it
-        raise FileExistsError(f"{where} is a link: give another folder")
+        raise FileExistsError(f"{printable(str(where))} is a link: give another folder")
     folder.make(where)
     _write(where / "operation.py", program.encode())
     _save(where / "tensors.safetensors", rendered.tensors)
@@ -86,8 +86,8 @@ def _operator(operation: Operation) -> tuple[str, str, str]:
     is_one = all(_is_name(part) for part in (*parts, *operation.kwargs))
     if not is_one or not isinstance(getattr(torch.ops, namespace), torch._ops._OpNamespace):  # torch.ops.load_library
         raise CaptureError(
-            f"the operation of the capture, {operation.op!r} with overload {operation.overload!r} and arguments "
-            f"{shown(list(operation.kwargs))}, is no operator of PyTorch's: the capture is damaged."
+            f"the operation of the capture, {shown(operation.op)} with overload {shown(operation.overload)} and "
+            f"arguments {shown(list(operation.kwargs))}, is no operator of PyTorch's: the capture is damaged."
         )
     return parts
 
