@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "check/strict_floats.h"
 #include "report/printable.h"
 
 namespace torchnan {

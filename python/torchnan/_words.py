@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import sys
 from typing import Any
 
@@ -23,9 +24,21 @@ def storable(text: str, limit: int = 1000) -> str:
     return str(_core().storable(text, limit))
 
 
+class _Brief(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = 200
+
+    def repr_int(self, x: int, level: int) -> str:
+        return str(x) if abs(x) < 2**64 else f"{hex(x)[:20]}..."  # of thousands of digits Python makes no decimals
+
+
+_brief = _Brief()
+
+
 def shown(value: Any) -> str:
-    """A value in a message that says it cannot be used."""
-    return printable(repr(value), 200)
+    """Any value, in a few words, in a message that says it cannot be used."""
+    return printable(_brief.repr(value), 200)
 
 
 def type_name(value: Any) -> str:

@@ -308,6 +308,14 @@ class Bench:
     def replayed(self) -> list[str]:
         return printed(lambda: commands.main(["replay", str(self.capture), "--step", f"{__name__}:model_and_step"]))
 
+    def shown(self) -> list[str]:
+        """The log of findings, read again; and one that is not there."""
+        self.watch.report()
+        return printed(
+            lambda: commands.main(["show", str(self.folder / "findings.jsonl")]),
+            lambda: commands.main(["show", str(self.folder / file_name(self.string))]),
+        )
+
     def extracted(self) -> list[str]:
         return printed(lambda: commands.main(["extract", str(self.capture), "--out", str(self.folder / "out")]))
 

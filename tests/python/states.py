@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from identity import bits
+from observe import bits
 
 
 def same(a: Any, b: Any) -> bool:

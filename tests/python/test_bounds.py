@@ -242,8 +242,8 @@ def assert_the_same_as_reading_everything(seed: int) -> int:
 
 
 def test_absurd_trainings_are_judged_as_if_everything_were_read():
-    with_findings = sum(assert_the_same_as_reading_everything(seed) > 0 for seed in range(150))
-    assert 20 < with_findings < 130
+    with_findings = sum(assert_the_same_as_reading_everything(seed) > 0 for seed in range(40))
+    assert 5 < with_findings < 35
 
 
 @pytest.mark.parametrize("sample", [0, 1])

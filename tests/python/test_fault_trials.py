@@ -9,6 +9,8 @@ import torchnan
 from faults import MODELS, SEEDS, Fault, fresh, planted
 from torchnan._load import _C
 
+TRIALS = "{harmful} faults in six models named exactly, one error each; silent on {harmless} that did no harm"
+
 
 def train(model, batch, watch, fault: Fault | None, step_of_fault: int) -> list[torch.Tensor]:
     """Two steps; what the program looks at."""
@@ -58,15 +60,17 @@ def test_an_alarm_is_explained_once():
     del held
 
 
+@pytest.mark.bar(3)
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("name", MODELS)
-def test_the_fault_is_named(name, seed):
+def test_the_fault_is_named(name, seed, figure):
     model, batch, fault, step = planted(name, seed)
     with torchnan.detect(action="log") as watch:
         symptoms = train(model, batch, watch, fault, step)
     errors = [finding for finding in watch.findings if finding.level == "error"]
     if all(bool(x.isfinite().all()) for x in symptoms):
         assert not errors, f"{fault.place} has done no harm:\n{errors[0]}"
+        figure(TRIALS, harmful=0, harmless=1)
         return
     assert errors, f"{fault.place}: no word of it"
     truth = {**fault.truth, "step": step}
@@ -74,3 +78,4 @@ def test_the_fault_is_named(name, seed):
     assert told == truth, f"{fault.place} at step {step}:\n{errors[0]}"
     assert not fault.names or errors[0].name in fault.names, f"{fault.place}:\n{errors[0]}"
     assert len(errors) == 1, f"{fault.place}: one cause, {len(errors)} errors:\n{errors[1]}"
+    figure(TRIALS, harmful=1, harmless=0)

@@ -45,6 +45,7 @@ def test_the_replay_names_the_fault(name, seed):
     assert event.cause == {"parameter": "model", "op": "operation"}[fault.truth["origin"]]
 
 
+@pytest.mark.slow
 def test_the_replay_names_the_origins_of_the_zoo(tmp_path):
     scores = tmp_path / "scores.json"
     score = [sys.executable, str(ZOO / "score.py"), "--adapter", str(ZOO / "replay_adapter.py")]

@@ -15,8 +15,9 @@ ZOO = REPOSITORY / "tests" / "zoo"
 FILES = ["zoo_open", "zoo_forward", "zoo_backward", "zoo_data", "zoo_clean"]
 
 
+@pytest.mark.bar(3)
 @pytest.mark.parametrize("file", FILES)
-def test_every_origin_is_exact_and_no_alarm_is_false(file, tmp_path):
+def test_every_origin_is_exact_and_no_alarm_is_false(file, tmp_path, figure):
     scores = tmp_path / "scores.json"
     score = [sys.executable, str(ZOO / "score.py"), "--adapter", str(ZOO / "adapter.py")]
     ended = run([*score, "--zoo", str(ZOO / f"{file}.py"), "--json", str(scores)])
@@ -25,3 +26,10 @@ def test_every_origin_is_exact_and_no_alarm_is_false(file, tmp_path):
     wrong = {row["id"]: row["verdict"] for row in rows if not row["exact"] and row["id"] not in debatable}
     assert wrong == {}, ended.stdout
     assert ended.returncode == 0
+    counted = [row["kind"] for row in rows if row["id"] not in debatable]
+    clean = counted.count("clean")
+    figure(
+        "{bugs} programs with a known origin, all exact; {clean} clean ones, all silent",
+        bugs=len(counted) - clean,
+        clean=clean,
+    )

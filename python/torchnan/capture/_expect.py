@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import reprlib
 from typing import Any
 
+from torchnan._words import shown
 from torchnan.capture.errors import CaptureError
 
 _NAMES = {dict: "an object", list: "a list", str: "a string", int: "a number without fraction", bool: "true or false"}
-
-
-class _Brief(reprlib.Repr):
-    def repr_int(self, x: int, level: int) -> str:
-        return str(x) if abs(x) < 2**64 else f"{hex(x)[:20]}..."  # of thousands of digits Python makes no decimals
-
-
-shown = _Brief().repr  # any value, in a few words
 
 
 def wrong(path: str, expected: str, found: object) -> CaptureError:

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from torchnan._words import printable
+from torchnan._words import printable, shown
 from torchnan.capture import folder
-from torchnan.capture._expect import shown
 from torchnan.capture.errors import CaptureError
 from torchnan.capture.load import Capture
 from torchnan.capture.operation import Operation
@@ -87,8 +86,8 @@ def _operator(operation: Operation) -> tuple[str, str, str]:
     is_one = all(_is_name(part) for part in (*parts, *operation.kwargs))
     if not is_one or not isinstance(getattr(torch.ops, namespace), torch._ops._OpNamespace):  # torch.ops.load_library
         raise CaptureError(
-            f"the operation of the capture, {operation.op!r} with overload {operation.overload!r} and arguments "
-            f"{shown(list(operation.kwargs))}, is no operator of PyTorch's: the capture is damaged."
+            f"the operation of the capture, {shown(operation.op)} with overload {shown(operation.overload)} and "
+            f"arguments {shown(list(operation.kwargs))}, is no operator of PyTorch's: the capture is damaged."
         )
     return parts
 

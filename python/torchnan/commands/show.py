@@ -12,6 +12,7 @@ import sys
 
 from torchnan import findings
 from torchnan._finding import Finding
+from torchnan._words import printable
 
 NAME = "show"
 HELP = "print the findings of a log"
@@ -52,7 +53,7 @@ def _identity(f: Finding) -> tuple[object, ...]:
 
 
 def _summary(path: str, log: findings.Log, different: int) -> str:
-    found = len(log.findings)
+    found, path = len(log.findings), printable(path)
     plural = "s" if found > 1 else ""
     lines = [f"{path}: {found} finding{plural}, {different} different" if found else f"{path}: no findings"]
     if log.ignored_bytes:
