@@ -63,9 +63,9 @@ test-cpp: build/cpp/CMakeCache.txt ## the C++ tests
 	build/cpp/tests/cpp/torchnan_fault_tests --gtest_brief=1
 
 test-python: $(VENV)/.built $(VENV)/.test ## the Python tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-test: test-cpp test-python ## everything that must hold, about half an hour on 2 cores
+test: test-cpp test-python ## everything that must hold, about twenty minutes on 2 cores
 
 asan: ## tests under AddressSanitizer and UndefinedBehaviorSanitizer
 tsan: ## the C++ tests under ThreadSanitizer

@@ -214,11 +214,10 @@ def watching_new_threads(scope: detect) -> Iterator[None]:
 def watch_new_threads(scope: detect | None) -> None:
     """Every thread that Python starts from now on takes part in this detection; ``None`` ends that."""
     global _undo_threads
-    if _undo_threads is not None:
-        _undo_threads()
-    _undo_threads = None
-    if scope is not None:
-        _undo_threads = replace(threading.Thread, "_bootstrap_inner", _watched_by(scope))
+    with lock:
+        if _undo_threads is not None:
+            _undo_threads()
+        _undo_threads = None if scope is None else replace(threading.Thread, "_bootstrap_inner", _watched_by(scope))
 
 
 def _watched_by(scope: detect) -> Callable[[Any], Any]:

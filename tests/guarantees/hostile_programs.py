@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import io
 import itertools
-import logging
 import os
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ import torch
 from torch import nn
 
 import torchnan
+from said import as_shown, logged, printed, refusals
 from torchnan import _environment, commands
 from torchnan.capture import folder as capture_folder
 from torchnan.recovery import Policy, TrainingStopped
@@ -121,7 +119,7 @@ class Bench:
         with warnings.catch_warnings(record=True) as caught, torchnan.detect(action="warn"):
             warnings.simplefilter("always")
             violate()
-        return _as_shown(caught)
+        return as_shown(caught)
 
     def raised(self) -> list[str]:
         try:
@@ -140,7 +138,7 @@ class Bench:
         with warnings.catch_warnings(record=True) as caught, torchnan.detect(action=fail):
             warnings.simplefilter("always")
             torch.log(torch.tensor(-1.0)).item()
-        return _as_shown(caught)
+        return as_shown(caught)
 
     # -- the step guard
 
@@ -352,56 +350,3 @@ def file_name(string: str) -> str:
     if not _is_bytes(fit):
         fit = TAME
     return "x" + os.fsdecode(os.fsencode(fit)[:100])
-
-
-def _as_shown(caught: list[warnings.WarningMessage]) -> list[str]:
-    return [warnings.formatwarning(w.message, w.category, w.filename, w.lineno, line="") for w in caught]
-
-
-def refusals(*attempts: Callable[[], Any]) -> list[str]:
-    """What each of them raises."""
-    said = []
-    for attempt in attempts:
-        try:
-            attempt()
-            said.append("(accepted)")
-        except Exception as error:  # noqa: BLE001 - whatever is refused, this is how it is told
-            said.append(str(error))
-    return said
-
-
-def printed(*attempts: Callable[[], Any]) -> list[str]:
-    """What each of them prints, on both streams."""
-    said = []
-    for attempt in attempts:
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), contextlib.suppress(SystemExit):
-            attempt()
-        said.append(out.getvalue())
-    return said
-
-
-@contextlib.contextmanager
-def logged() -> Iterator[list[str]]:
-    """What torchnan's logger is told."""
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("torchnan")
-    logger.addHandler(handler)
-    try:
-        yield lines
-    finally:
-        logger.removeHandler(handler)
-
-
-def lines_of(path: Path) -> list[str]:
-    """Of a log; the last ends as the others do."""
-    text = path.read_text()
-    assert text.endswith("\n")
-    return text[:-1].split("\n")
-
-
-def stored(path: Path) -> list[str]:
-    """The documents of a capture."""
-    return [(path / name).read_text() for name in ("capture.json", "contents.json")]

@@ -22,8 +22,9 @@ from typing import Any
 import pytest
 
 import torchnan
-from hostile_programs import TAME, Bench, lines_of, stored
+from hostile_programs import TAME, Bench
 from hostile_strings import HOSTILE
+from said import lines_of, stored
 from support import REPOSITORY, run
 from torchnan._load import _C
 from torchnan.capture import CaptureError

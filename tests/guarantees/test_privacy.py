@@ -310,7 +310,8 @@ def test_a_log_that_is_there_is_appended_to_and_keeps_its_rights(tmp_path):
 
 RENDER = """
 import json, os, sys, torch, torchnan
-from hostile_programs import renamed, printed
+from hostile_programs import renamed
+from said import printed
 from torchnan import commands
 canary, folder = sys.argv[1:]
 opened = []

@@ -108,7 +108,7 @@ def laid_out(x: torch.Tensor, layout: str) -> torch.Tensor:
     if layout == "transposed":
         return x.transpose(0, -1) if x.dim() > 1 else x
     if layout == "flipped":
-        return x.flip(list(range(x.dim()))) if x.dtype not in FLOAT8S else x
+        return x if x.dtype in (*FLOAT8S, torch.complex32) else x.flip(list(range(x.dim())))  # PyTorch cannot
     if layout == "expanded":
         return x.unsqueeze(0).expand(3, *x.shape)
     if layout == "every other":

@@ -1,0 +1,64 @@
+"""What programs and commands say: warnings, errors, output, lines of logs."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+
+def as_shown(caught: list[warnings.WarningMessage]) -> list[str]:
+    return [warnings.formatwarning(w.message, w.category, w.filename, w.lineno, line="") for w in caught]
+
+
+def refusals(*attempts: Callable[[], Any]) -> list[str]:
+    """What each of them raises."""
+    said = []
+    for attempt in attempts:
+        try:
+            attempt()
+            said.append("(accepted)")
+        except Exception as error:  # noqa: BLE001 - whatever is refused, this is how it is told
+            said.append(str(error))
+    return said
+
+
+def printed(*attempts: Callable[[], Any]) -> list[str]:
+    """What each of them prints, on both streams."""
+    said = []
+    for attempt in attempts:
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), contextlib.suppress(SystemExit):
+            attempt()
+        said.append(out.getvalue())
+    return said
+
+
+@contextlib.contextmanager
+def logged() -> Iterator[list[str]]:
+    """What torchnan's logger is told."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("torchnan")
+    logger.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
+
+
+def lines_of(path: Path) -> list[str]:
+    """Of a log; the last ends as the others do."""
+    text = path.read_text()
+    assert text.endswith("\n")
+    return text[:-1].split("\n")
+
+
+def stored(path: Path) -> list[str]:
+    """The documents of a capture."""
+    return [(path / name).read_text() for name in ("capture.json", "contents.json")]
