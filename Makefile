@@ -53,14 +53,13 @@ $(GTEST):
 	  echo "The C++ tests need GoogleTest: sudo apt-get install libgtest-dev (or its sources from"; \
 	  echo "github.com/google/googletest, installed with cmake, and GTEST=/path/to/gtest.h)."; exit 1; }
 
-build/cpp/CMakeCache.txt: | $(VENV)/.built $(GTEST)
-	$(BIN)/cmake -S . -B build/cpp -G Ninja -DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python -DTORCHNAN_PYTHON=OFF -DTORCHNAN_TESTS=ON \
-	  -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
-
-test-cpp: build/cpp/CMakeCache.txt ## the C++ tests
-	$(BIN)/cmake --build build/cpp
-	build/cpp/tests/cpp/torchnan_tests --gtest_brief=1 --gtest_filter=-Long*
-	build/cpp/tests/cpp/torchnan_fault_tests --gtest_brief=1
+# In the folder of the package's build: what is the same is compiled once.
+test-cpp: BUILD = build/python$(shell $(BIN)/python -c "import sys; print('%d.%d' % sys.version_info[:2])")
+test-cpp: $(VENV)/.built $(GTEST) ## the C++ tests
+	$(BIN)/cmake -S . -B $(BUILD) -DTORCHNAN_TESTS=ON >/dev/null
+	$(BIN)/cmake --build $(BUILD) --target torchnan_tests torchnan_fault_tests
+	$(BUILD)/tests/cpp/torchnan_tests --gtest_brief=1 --gtest_filter=-Long*
+	$(BUILD)/tests/cpp/torchnan_fault_tests --gtest_brief=1
 
 test-python: $(VENV)/.built $(VENV)/.test ## the Python tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal

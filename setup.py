@@ -18,6 +18,7 @@ class CMakeBuild(build_ext):
             f"-DPython3_EXECUTABLE={sys.executable}",
             f"-DCMAKE_INSTALL_PREFIX={package}",
             "-DTORCHNAN_PYTHON=ON",
+            "-DTORCHNAN_TESTS=OFF",  # `make test-cpp` builds them in the same folder
         ]
         subprocess.check_call(["cmake", "-S", ROOT, "-B", build, "-G", "Ninja", *configure])
         subprocess.check_call(["cmake", "--build", build])

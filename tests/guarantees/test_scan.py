@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import nlohmann_json
@@ -25,7 +26,8 @@ ops = torch.ops.torchnan
 
 # -- the long forms in C++
 
-CPP_TESTS = Path(os.environ.get("CPP_TESTS", REPOSITORY / "build" / "cpp" / "tests" / "cpp" / "torchnan_tests"))
+BUILD = REPOSITORY / "build" / "python{}.{}".format(*sys.version_info)
+CPP_TESTS = Path(os.environ.get("CPP_TESTS", BUILD / "tests" / "cpp" / "torchnan_tests"))
 PARTS = {
     "the loops for the baseline": "Long/*_baseline",
     "the loops for avx2": "Long/*_avx2",
