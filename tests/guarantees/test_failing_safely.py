@@ -202,7 +202,7 @@ ANSWERS = {
 answer = ANSWERS["raises"]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # a rule is registered once in a process
 def scale():
     library = torch.library.Library("torchnan_failing", "DEF")
     library.define("scale(Tensor x) -> Tensor")
