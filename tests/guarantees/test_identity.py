@@ -1,6 +1,7 @@
 """Detection changes nothing: every operator that PyTorch lists for the CPU, in every way to call it, off and on.
 
-The short form takes float32 and one more dtype and the first sample; the long form all of them. Fails when ...
+The short form takes float32 and one more dtype and the first sample; the long form all of them. Fails when a call under
+detection differs in any facet: for each of them the last tests have an operator that does.
 """
 
 from __future__ import annotations
