@@ -246,6 +246,15 @@ def test_absurd_trainings_are_judged_as_if_everything_were_read():
     assert 5 < with_findings < 35
 
 
+def test_a_variance_below_zero_proves_nothing():
+    """Fails when the rule of native_batch_norm takes what is not known to be above zero for zero."""
+    norm = torch.nn.BatchNorm1d(64).eval()
+    norm.running_var[3] = -1.0
+    with torchnan.detect(action="log") as watch:
+        norm(torch.randn(128, 64)).sum().item()
+    assert watch.first.op == "aten::native_batch_norm"
+
+
 @pytest.mark.parametrize("sample", [0, 1])
 @pytest.mark.parametrize("compute", [torch.tanh, torch.sin, torch.clone, torch.sum, lambda x: x * 2, lambda x: x + x])
 def test_a_sparse_tensor_is_not_bounded_by_what_it_stores(compute, sample):

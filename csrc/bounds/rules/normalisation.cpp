@@ -112,7 +112,9 @@ void batch_norm(A a, Results out) {
     return;
   }
   if (!a.given(3) || !a.given(4)) return;
-  const double r = one_over_root(a.least(4) + std::max(0.0, a.number(7, 0)));
+  const double variance = a.least(4);
+  if (!(variance > 0)) return;  // not known, or below zero, of which the root is NaN
+  const double r = one_over_root(variance + std::max(0.0, a.number(7, 0)));
   out[0] = {a.sum_of(1, (a.most(0) + a.most(3)) * r * weight_of(a, 1)) + a.most(2)};
 }
 
