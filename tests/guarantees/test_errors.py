@@ -17,6 +17,8 @@ from observe import Call
 from operators import LAYOUTS, OPS
 from torchnan._errors import DetectorWarning
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # what operators warn about is compared, not told
+
 # How many of those that PyTorch lists raise nothing: some on other devices alone, some of the optimizers' only with
 # parameters that their own tests make.
 NO_ERROR = {"operator": 5, "module": 0, "optimizer": 17}

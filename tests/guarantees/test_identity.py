@@ -26,6 +26,8 @@ HERE = Path(__file__).resolve().parent
 
 IN_FULL = 4  # samples of every dtype that are run in every variant; of float32 all are
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # what operators warn about is compared, not told
+
 each_operator = pytest.mark.parametrize("name", OPS)
 
 
