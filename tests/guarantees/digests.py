@@ -23,18 +23,18 @@ from operators import OPS, samples, two_dtypes, variants, varies
 OURS = re.compile(r"^Fake: registered at torchnan.*\n|Fake, ", re.MULTILINE)
 
 
-def digest(op, variant: str, run: Run) -> str:
+def digest(op, dtype: torch.dtype, variant: str, run: Run) -> str:
     if "error" in run.noticed:
         stage, kind, text = run.noticed["error"]
         run.noticed["error"] = stage, kind, OURS.sub("", text)
-    seen = {facet: value for facet, value in facets(run.noticed).items() if not varies(op, variant, facet)}
+    seen = {facet: value for facet, value in facets(run.noticed).items() if not varies(op, dtype, variant, facet)}
     return hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
 
 
 def digests(op, *, thorough: bool) -> list[str]:
     known = two_dtypes(op)
     return [
-        digest(op, variant, Run(call, scope=contextlib.nullcontext()))
+        digest(op, dtype, variant, Run(call, scope=contextlib.nullcontext()))
         for dtype in (known if thorough else known[:1])
         for sample in samples(op, dtype, 1)
         for variant, call in islice(variants(op, sample), None if thorough else 1)

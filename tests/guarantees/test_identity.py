@@ -44,26 +44,26 @@ def tidy():
 
 
 def cases(op, *, soak):
-    """(dtype and sample, variant, call, whether it is to be looked at closely)"""
+    """(dtype, number of the sample, variant, call, whether it is to be looked at closely)"""
     for dtype in dtypes(op) if soak else two_dtypes(op):
         for number, sample in enumerate(samples(op, dtype, None if soak else 1)):
             closely = number < IN_FULL or dtype == torch.float32
             for variant, call in itertools.islice(variants(op, sample), None if closely else 1):
-                yield f"{dtype}, sample {number}", variant, call, closely
+                yield dtype, number, variant, call, closely
 
 
-def assert_the_same(op, case, variant, compared):
-    faults = compared.faults(lambda facet: varies(op, variant, facet))
-    assert not faults, f"{op.full_name}, {case}, {variant}: {faults}"
+def assert_the_same(op, dtype, variant, compared, which):
+    faults = compared.faults(lambda facet: varies(op, dtype, variant, facet))
+    assert not faults, f"{op.full_name}, {dtype}, {variant}, {which}: {faults}"
 
 
 @pytest.mark.bar(1)
 @each_operator
 def test_an_operator_is_the_same(name, soak, figure, capfd):
     runs = finite = 0
-    for case, variant, call, closely in cases(OPS[name], soak=soak):
+    for dtype, number, variant, call, closely in cases(OPS[name], soak=soak):
         compared = Comparison(call, twice=closely, printed=capfd.readouterr)
-        assert_the_same(OPS[name], case, variant, compared)
+        assert_the_same(OPS[name], dtype, variant, compared, f"sample {number}")
         runs += 1
         finite += compared.finite
     figure(
@@ -83,7 +83,7 @@ def test_a_check_dispatches_nothing(name, soak, figure):
             for (variant, call), observer in itertools.product(variants(op, sample), (modes, recorder)):
                 if soak or variant in ("plain", "in place", "out="):
                     compared = Comparison(call, observer=observer)
-                    assert_the_same(op, f"{dtype}, {observer.__name__}", variant, compared)
+                    assert_the_same(op, dtype, variant, compared, observer.__name__)
                     runs += 1
     figure("{runs:,} calls of {operators:,} operators, 0 operations more", operators=1, runs=runs)
 
