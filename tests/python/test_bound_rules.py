@@ -191,6 +191,11 @@ def _activation(c, x, y):
     return torch._addmm_activation(c[0], x, y.t())
 
 
+def _powers(x):
+    """Of exponents that bfloat16 or float16 do not hold."""
+    return [x.abs().pow(p) for p in (0.9, 1.1, 1e-3, 1e-9)], x.pow(3), x.pow(2)
+
+
 SHAPES = {
     _attention: [(2, 2, 5, 8)] * 3,
     _group_norm: [(3, 4, 5, 6), (4,), (4,)],
@@ -204,6 +209,7 @@ SHAPES = {
     _hardtanh: [(40, 50)],
     _images: [(2, 3, 5, 6)],
     _activation: [(9, 9), (9, 5), (9, 5)],
+    _powers: [(40, 50)],
 }
 
 

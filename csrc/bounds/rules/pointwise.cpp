@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include <c10/util/BFloat16.h>
+
 #include "bounds/rules.h"
 
 namespace torchnan {
@@ -83,12 +85,20 @@ void sqrt(A a, Results out) {
   if (a.nonnegative(0)) out[0] = {std::sqrt(a.most(0)), true};
 }
 
-// |x|^p is monotone in |x| for p > 0; a negative x has a power only if p is whole, and an even one is not negative.
+// Kernels round p to the dtype of x: to bfloat16 at worst, of which 8 bits are left.
+double largest_power(double x, double p) {
+  const bool is_exact = p == static_cast<double>(static_cast<c10::BFloat16>(static_cast<float>(p)));
+  if (is_exact) return std::pow(x, p);
+  return std::max(std::pow(x, p * (1 - 0x1p-8)), std::pow(x, p * (1 + 0x1p-8)));
+}
+
+// |x|^p is monotone in |x| for p > 0, unless float16 makes zero of p; a negative x has a power only if p is whole, and
+// an even one is not negative.
 void pow(A a, Results out) {
   const double p = a.number(1, NAN);
   const bool is_whole = p == std::floor(p);
-  if (!(p > 0) || (!is_whole && !a.nonnegative(0))) return;
-  out[0] = {std::pow(a.most(0), p), a.nonnegative(0) || (is_whole && std::fmod(p, 2) == 0)};
+  if (!(p > 0x1p-14) || (!is_whole && !a.nonnegative(0))) return;
+  out[0] = {largest_power(a.most(0), p), a.nonnegative(0) || (is_whole && std::fmod(p, 2) == 0)};
 }
 
 // One of the two. (max(-inf, y) is y, min is -inf: left to a look.)
