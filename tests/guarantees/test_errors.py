@@ -165,7 +165,9 @@ def in_a_finally(harm):
 @pytest.mark.parametrize("program", [in_the_open, in_a_hook, in_a_backward, in_a_finally])
 @pytest.mark.parametrize("action", ["raise", "warn", "log", fail])
 def test_the_programs_own_exception_arrives(program, action, unraisable):
-    """Under python -W error, with a finding made on the way, or with one waiting at the end of the detection."""
+    """Under python -W error, with a finding made on the way, or with one waiting at the end of the detection. Fails
+    when a detection that an exception leaves judges what is held, and when a finding is warned of as a
+    DetectorWarning."""
 
     def harm():
         held.append(torch.zeros(2).log())

@@ -53,6 +53,7 @@ def test_the_tables_are_whole(figure):
 
 @pytest.mark.parametrize("name", DETECTION)
 def test_detection_takes_what_it_says_and_nothing_else(name):
+    """Fails when True counts as an integer, and when a path may hold a zero byte."""
     good, bad = DETECTION[name]
     for value in good:
         assert is_taken(_options.check, {name: value}), value
@@ -65,6 +66,7 @@ def test_detection_takes_what_it_says_and_nothing_else(name):
 
 @pytest.mark.parametrize("name", RECOVERY)
 def test_recovery_takes_what_it_says_and_nothing_else(name):
+    """Fails when inf is a number above 0."""
     good, bad = RECOVERY[name]
     for value in good:
         assert is_taken(Policy, **{name: value}), value
@@ -75,6 +77,7 @@ def test_recovery_takes_what_it_says_and_nothing_else(name):
 
 @pytest.mark.parametrize("name", DETECTION_AS_TEXT)
 def test_variables_of_detection_are_read_strictly(name):
+    """Fails when int() reads the numbers, and when whatever is not "0" or "false" is true."""
     good, bad = DETECTION_AS_TEXT[name]
     variable = f"TORCHNAN_{name.upper()}"
     for text, value in good.items():
@@ -89,6 +92,7 @@ def test_variables_of_detection_are_read_strictly(name):
 
 @pytest.mark.parametrize("name", RECOVERY)
 def test_variables_of_recovery_are_read_strictly(name):
+    """Fails when detection does not read them, too, before the program begins."""
     option = policy.options()[name]
     variable = f"TORCHNAN_POLICY_{name.upper()}"
     kind = float if option.accepts == policy.POSITIVE else type(option.default)
@@ -103,6 +107,7 @@ def test_variables_of_recovery_are_read_strictly(name):
 
 @pytest.mark.parametrize("name", RECOVERY)
 def test_a_file_is_read_as_strictly(name, tmp_path):
+    """Fails when 0 is a number above 0."""
     path = tmp_path / "policy.toml"
     quoted = {"nan": "nan", "inf": "inf", "True": "true", "False": "false"}
     for values, expected in zip(RECOVERY[name], (True, False), strict=True):
@@ -118,6 +123,7 @@ def test_a_file_is_read_as_strictly(name, tmp_path):
     "content", [b"action = ", b"\xff\xfe", b"action = 'skip'\naction = 'raise'", b"a = " + b"[" * 10_000]
 )
 def test_a_file_that_is_no_toml_is_an_option_error(tmp_path, content):
+    """Fails when only TOMLDecodeError is one."""
     path = tmp_path / "policy.toml"
     path.write_bytes(content)
     with pytest.raises(OptionError, match=r"policy\.toml is not TOML"):
@@ -136,6 +142,7 @@ def header_options() -> dict[str, str]:
 
 
 def test_cpp_has_the_same_options_with_the_same_defaults():
+    """Fails when a default in Python is another."""
     words = {"Action::kRaise": "raise", "When::kHarm": "harm", "true": True, "false": False, "": None}
     defaults = {
         name: () if name == "skip_ops" else words[text] if text in words else int(text)
@@ -157,6 +164,7 @@ def test_cpp_takes_the_same_values(name):
 
 
 def test_cpp_takes_the_same_characters_and_combinations(figure):
+    """Fails when Python takes a dot in skip_ops, or exact=True with a sample."""
     together = [
         {"check_nan": False, "check_inf": False}, {"exact": True, "sample": 1}, {"exact": True, "sample": 0},
         {"exact": False, "sample": 1}, {"check_nan": False}, {"check_inf": False},
@@ -182,6 +190,7 @@ def _cpp_takes(given: dict[str, Any]) -> bool:
 
 
 def test_unknown_names_are_refused_with_the_nearest(tmp_path):
+    """Fails when nearest() finds none."""
     (tmp_path / "policy.toml").write_text("max_skipz = 1\n")
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -232,6 +241,7 @@ def test_unknown_keywords_are_type_errors_as_in_python(use, keyword):
 
 
 def test_the_command_line_takes_whole_names_and_the_same_values(capsys):
+    """Fails when argparse may complete names: the script is run."""
     for flag in ("--act", "--max", "--actions", "--TORCHNAN"):
         with pytest.raises(SystemExit) as ended:
             commands.main(["doctor", flag, "1"])
@@ -248,6 +258,7 @@ def test_the_command_line_takes_whole_names_and_the_same_values(capsys):
 @pytest.mark.parametrize("name", ["max_consecutive", "max_history"])
 @pytest.mark.parametrize("value", [*NO_COUNTS, 0])
 def test_counts_of_the_nan_detector(name, value):
+    """Fails when the message does not say from where on."""
     with pytest.raises(OptionError, match=f"{name}=.* cannot be used: {name} takes an integer of at least 1"):
         torchnan.NaNDetector(**{name: value})
 
@@ -267,6 +278,7 @@ def test_actions_of_the_nan_detector(action):
 
 @pytest.mark.parametrize("k", [2**63, -(2**63) - 1, 10**400, 1.0, True, "1", None])
 def test_a_step_is_an_integer(k):
+    """Fails when True is one."""
     with pytest.raises(TypeError, match="a step is an integer"):
         torchnan.detect().mark_step(k)
 
