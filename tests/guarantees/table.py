@@ -19,8 +19,9 @@ PAGE = REPOSITORY / "docs" / "guarantees.md"
 HEAD = """# What torchnan promises
 
 What each promise is, which tests hold to it, and what was measured last, by `make soak` on a machine with 2 cores
-(Debian 12, PyTorch 2.13, CPU). The short form of every test runs in `make test`. Each test has been seen to fail with
-its defence removed; how is said beside it. This page is written by `python tests/guarantees/table.py`.
+(Debian 12, PyTorch 2.13, CPU). The short form of every test runs in `make test`. Beside a test stands what was removed
+when it was seen to fail; where nothing stands, nobody has tried. This page is written by
+`python tests/guarantees/table.py`.
 """
 
 
