@@ -93,7 +93,7 @@ def harness(tmp_path):
     compiler = shutil.which("clang++")
     if compiler is None:
         pytest.skip("no clang++ here: apt-get install clang libclang-rt-dev")
-    sources = [f"csrc/report/{name}.cpp" for name in ("json", "names", "printable", "read_json", "text")]
+    sources = [f"csrc/report/{name}.cpp" for name in ("json", "names", "printable", "read_json", "shorten", "text")]
     json = importlib.util.find_spec("nlohmann_json")
     found = [f"{folder}/include" for folder in (json.submodule_search_locations if json else [])]
     includes = ["csrc", "csrc/include", *found, f"{Path(torch.__file__).parent}/include"]
