@@ -20,7 +20,9 @@ REPORT = 66  # exit status of a program that has been reported
 OPTIONS = {
     "ASAN_OPTIONS": f"detect_leaks=0:exitcode={REPORT}",
     "UBSAN_OPTIONS": f"print_stacktrace=1:halt_on_error=1:exitcode={REPORT}",
-    "TSAN_OPTIONS": f"suppressions={HERE / 'tsan.supp'}:ignore_noninstrumented_modules=1:exitcode={REPORT}",
+    # A child of fork() cannot join its parent's threads.
+    "TSAN_OPTIONS": f"suppressions={HERE / 'tsan.supp'}:ignore_noninstrumented_modules=1:report_thread_leaks=0:"
+    f"exitcode={REPORT}",
     "OMP_NUM_THREADS": "1",  # GNU OpenMP synchronises in ways that no sanitizer sees
 }
 # The long ones read gigabytes, one element after the other. ThreadSanitizer sees neither how GNU OpenMP's threads wait
