@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-cpp test-python asan tsan soak suites zoo lint format bench clean
+.PHONY: help build demo test test-cpp test-python asan tsan soak suites zoo gpu lint format bench clean browser
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -23,13 +23,13 @@ $(VENV)/.demo: | $(VENV)/.torch
 	$(BIN)/pip install -qq --disable-pip-version-check transformers==5.23.0 tqdm
 	touch $@
 
-$(VENV)/.test: | $(VENV)/.torch $(VENV)/.demo
+$(VENV)/.test: tests/requirements.txt | $(VENV)/.torch $(VENV)/.demo
 	$(BIN)/pip install -qq --disable-pip-version-check -r tests/requirements.txt
 	touch $@
 
-$(VENV)/.lint: | $(VENV)/.torch
+$(VENV)/.lint: Makefile | $(VENV)/.torch
 	$(BIN)/pip install -qq --disable-pip-version-check ruff==0.17.5 mypy==2.4.1 clang-format==23.1.5 clang-tidy==23.1.4
-	$(BIN)/pip install -qq --disable-pip-version-check safetensors==0.8.0  # its types
+	$(BIN)/pip install -qq --disable-pip-version-check safetensors==0.8.0 orjson==3.13.0  # their types
 	touch $@
 
 SOURCES := $(shell find csrc cmake python -name '*.cpp' -o -name '*.h' -o -name '*.py' -o -name '*.cmake' -o -name CMakeLists.txt)
@@ -57,12 +57,21 @@ $(GTEST):
 test-cpp: BUILD = build/python$(shell $(BIN)/python -c "import sys; print('%d.%d' % sys.version_info[:2])")
 test-cpp: $(VENV)/.built $(GTEST) ## the C++ tests
 	$(BIN)/cmake -S . -B $(BUILD) -DTORCHNAN_TESTS=ON >/dev/null
-	$(BIN)/cmake --build $(BUILD) --target torchnan_tests torchnan_fault_tests
+	$(BIN)/cmake --build $(BUILD) --target torchnan_tests torchnan_device_tests torchnan_fault_tests lagging
 	$(BUILD)/tests/cpp/torchnan_tests --gtest_brief=1 --gtest_filter=-Long*
+	$(BUILD)/tests/cpp/torchnan_device_tests --gtest_brief=1
 	$(BUILD)/tests/cpp/torchnan_fault_tests --gtest_brief=1
 
-test-python: $(VENV)/.built $(VENV)/.test ## the Python tests
+# So is the browser in which the page of `diagnose` is looked at; without one its tests say what to install.
+BROWSER = command -v chromium || command -v chromium-browser || command -v google-chrome
+browser:
+	@if ! { $(BROWSER); } >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get install -y -qq chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; }; \
+	fi
+
+test-python: $(VENV)/.built $(VENV)/.test browser ## the Python tests; those of devices after `make test-cpp` has made one
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest tests/devices
 
 test: test-cpp test-python ## everything that must hold, about twenty minutes on 2 cores
 
@@ -71,7 +80,7 @@ tsan: ## the C++ tests under ThreadSanitizer
 asan tsan: $(VENV)/.built $(VENV)/.test $(GTEST)
 	$(BIN)/python tests/guarantees/sanitized.py $@
 
-soak: test-cpp $(VENV)/.built $(VENV)/.test ## the long forms of the tests, and the figures in docs/guarantees.md
+soak: test-cpp $(VENV)/.built $(VENV)/.test browser ## the long forms of the tests, and the figures in docs/guarantees.md
 	$(BIN)/python -m pytest --soak -n 2 --dist worksteal
 
 suites: $(VENV)/.built $(VENV)/.test ## test suites of other packages with and without torchnan: no outcome may differ
@@ -80,6 +89,15 @@ suites: $(VENV)/.built $(VENV)/.test ## test suites of other packages with and w
 zoo: $(VENV)/.built ## the score on programs with a known origin
 	for zoo in tests/zoo/zoo_*.py; do echo "$$zoo"; \
 	  $(BIN)/python tests/zoo/score.py --adapter tests/zoo/adapter.py --zoo $$zoo || failed=1; done; test -z "$$failed"
+
+# With the Python whose PyTorch sees the GPU, in a folder of its own; nothing is installed there.
+GPU_PYTHON ?= python3
+GPU := build/gpu
+gpu: ## on a machine with a GPU: what only it can show, and its figures as $(GPU)/gpu.json
+	$(GPU_PYTHON) -c "import torch; assert torch.cuda.is_available(), 'PyTorch sees no GPU here'"
+	$(GPU_PYTHON) -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps --upgrade --target $(GPU) .
+	PYTHONPATH=$(GPU) TEST_DEVICE=cuda TORCHNAN_REQUIRE_CUDA=1 $(GPU_PYTHON) -m pytest tests/devices tests/gpu
+	PYTHONPATH=$(GPU) TORCHNAN_REQUIRE_CUDA=1 $(GPU_PYTHON) -m benchmarks.gpu --json $(GPU)/gpu.json
 
 bench: $(VENV)/.built $(VENV)/.demo ## the price of whole training steps, beside every peer
 	$(BIN)/python -m benchmarks.steps

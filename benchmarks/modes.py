@@ -6,6 +6,7 @@ import contextlib
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,6 +36,13 @@ def intercept_only(workload: Workload) -> Iterator[None]:
 def detect(workload: Workload) -> Iterator[None]:
     """The product."""
     with torchnan.detect():
+        yield
+
+
+@contextlib.contextmanager
+def headroom(workload: Workload) -> Iterator[None]:
+    """The product, keeping the largest magnitude of every call site."""
+    with torchnan.detect(headroom=True):
         yield
 
 
@@ -86,6 +94,11 @@ def guard_of(workload: Workload, **options: Any) -> torchnan.StepGuard:
     return torchnan.StepGuard(workload.model, workload.optimizer, lambda model, batch: workload.loss_of(), **options)
 
 
+def monitor() -> torchnan.Monitor:
+    """As it is by default, with a log."""
+    return torchnan.Monitor(log=Path(tempfile.mkdtemp()) / "run.jsonl")
+
+
 def _guarded(title: str, options: Callable[[], dict[str, Any]] = dict) -> Mode:
     """The step run by a StepGuard, which is made once: no step trips it."""
 
@@ -111,8 +124,10 @@ def _step(guard: torchnan.StepGuard, workload: Workload) -> None:
 ALL: dict[str, Mode] = {
     "StepGuard": _guarded("StepGuard"),
     "StepGuard + captures": _guarded("StepGuard + captures", lambda: {"captures": tempfile.mkdtemp(), "keep": "copy"}),
+    "StepGuard + Monitor": _guarded("StepGuard + Monitor", lambda: {"monitor": monitor()}),
     "intercept only": intercept_only,
     "detect()": detect,
+    "detect(headroom=True)": headroom,
     "set_detect_anomaly": anomaly_mode,
     "forward hooks": forward_hooks,
     "Python dispatch mode": dispatch_mode,

@@ -21,7 +21,7 @@ from collections.abc import Callable
 import torch
 
 import torchnan
-from benchmarks import modes, workloads
+from benchmarks import modes, price_of_monitor, workloads
 from benchmarks.plain_process import PlainProcess
 from benchmarks.timing import time_once
 
@@ -109,9 +109,12 @@ def main() -> None:
     for key in given.steps.split(","):
         workload = workloads.ALL[key]()
         counts = {**count(workload), **memory_of_guard(workload)}
+        part = price_of_monitor.microseconds(workload)
         times = measure(timers(key, workload, given.modes.split(","), given.threads), given.rounds)
         print_table(workload, times, counts)
-        results[key] = {"times": times, "counts": counts}
+        guarded = statistics.median(times["StepGuard"] if "StepGuard" in times else times[OFF])
+        print(f"  Beside its StepGuard a Monitor takes {part:.0f} µs of a step, {part / guarded / 1e4:.2f} %.")
+        results[key] = {"times": times, "counts": counts, "microseconds_of_monitor": part}
     if given.json:
         with open(given.json, "w") as file:
             json.dump(results, file, indent=1)

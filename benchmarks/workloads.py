@@ -30,7 +30,7 @@ class Workload:
     batch: Any
 
 
-def _training(
+def training(
     name: str, model: torch.nn.Module, batch: Any, loss_of: Callable[[], torch.Tensor], repeat: int
 ) -> Workload:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
@@ -47,7 +47,7 @@ def mlp() -> Workload:
     """Launch-bound: 8 layers of 64, batch 16."""
     layers = [layer for _ in range(8) for layer in (torch.nn.Linear(64, 64), torch.nn.Tanh())]
     model, x = torch.nn.Sequential(*layers), torch.randn(16, 64)
-    return _training("MLP 8x64, batch 16", model, x, lambda: model(x).square().mean(), 40)
+    return training("MLP 8x64, batch 16", model, x, lambda: model(x).square().mean(), 40)
 
 
 def gpt2() -> Workload:
@@ -58,7 +58,7 @@ def gpt2() -> Workload:
         n_layer=4, n_embd=256, n_head=8, vocab_size=8192, n_positions=256, bos_token_id=0, eos_token_id=0
     )
     model, ids = GPT2LMHeadModel(config), torch.randint(0, 8192, (4, 256))
-    return _training("GPT-2 256x4, 4x256", model, {"input_ids": ids}, lambda: model(input_ids=ids, labels=ids).loss, 1)
+    return training("GPT-2 256x4, 4x256", model, {"input_ids": ids}, lambda: model(input_ids=ids, labels=ids).loss, 1)
 
 
 def bert() -> Workload:
@@ -71,7 +71,7 @@ def bert() -> Workload:
     model, ids = BertForMaskedLM(config), torch.randint(0, 4096, (4, 128))
     mask = torch.ones(4, 128, dtype=torch.long)
     mask[:, 100:] = 0
-    return _training(
+    return training(
         "BERT 256x4, 4x128",
         model,
         {"input_ids": ids, "attention_mask": mask},
@@ -86,7 +86,7 @@ def resnet50() -> Workload:
 
     model = ResNetForImageClassification(ResNetConfig())
     pixels, labels = torch.randn(4, 3, 224, 224), torch.randint(0, 2, (4,))
-    return _training(
+    return training(
         "ResNet-50, 4x224²",
         model,
         {"pixel_values": pixels, "labels": labels},

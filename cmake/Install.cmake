@@ -20,6 +20,9 @@ endif()
 set_target_properties(torchnan PROPERTIES INSTALL_RPATH "${torch_rpath}")
 
 install(TARGETS torchnan EXPORT torchnanTargets LIBRARY DESTINATION ${lib_dir})
+if(TORCHNAN_HAS_CUDA)
+  install(TARGETS torchnan_cuda LIBRARY DESTINATION ${lib_dir})  # beside the core, which looks for it there
+endif()
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/csrc/include/torchnan DESTINATION ${include_dir})
 install(EXPORT torchnanTargets NAMESPACE torchnan:: DESTINATION ${config_dir})
 configure_package_config_file(cmake/torchnanConfig.cmake.in ${PROJECT_BINARY_DIR}/torchnanConfig.cmake

@@ -99,7 +99,7 @@ SiteId CallSiteRing::find(const torch::autograd::Node& node) {
   return Directory::of_process.find(node.thread_id(), node.sequence_nr());
 }
 
-void note_node(uint64_t sequence, ThreadState& thread) {
+SiteId note_node(uint64_t sequence, ThreadState& thread) {
   SiteId site = program().capture();
   // Made inside another node's run: by recomputation, or for a second derivative.
   if (torch::autograd::get_current_graph_task_id() != -1) {
@@ -109,6 +109,7 @@ void note_node(uint64_t sequence, ThreadState& thread) {
   }
   CallSiteRing::here().note(sequence, site);
   thread.counters().call_sites.add(1);
+  return site;
 }
 
 void note_next_node() {

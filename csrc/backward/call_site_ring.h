@@ -43,8 +43,8 @@ class CallSiteRing {
   Entry* entries_;
 };
 
-// Notes where this thread is as the call site of its node number `sequence`.
-void note_node(uint64_t sequence, ThreadState& thread);
+// Notes where this thread is as the call site of its node number `sequence`, and returns it.
+SiteId note_node(uint64_t sequence, ThreadState& thread);
 
 // The same for the node that this thread makes next, before it is made.
 TORCHNAN_API void note_next_node();

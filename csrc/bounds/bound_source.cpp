@@ -16,7 +16,8 @@ Bound BoundSource::of(const at::Tensor& tensor) const {
     return largest == 0 ? Bound{} : Bound{largest, dtype == c10::ScalarType::Bool};
   }
   if (impl.numel() == 0) return {0, true};
-  if (!impl.is_cpu() || static_cast<int64_t>(tensor.nbytes()) > kGlanceBytes) return remembered(tensor);
+  if (!impl.is_cpu()) return elsewhere_ == nullptr ? Bound{} : elsewhere_->bound_of(tensor);
+  if (static_cast<int64_t>(tensor.nbytes()) > kGlanceBytes) return remembered(tensor);
   if (impl.numel() == 1) {
     const auto value = only_value(tensor);
     return value ? Bound{std::abs(*value), *value >= 0} : remembered(tensor);

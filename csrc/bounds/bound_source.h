@@ -9,11 +9,20 @@
 
 namespace torchnan {
 
+// What is known of tensors whose memory the host cannot read.
+class BoundsElsewhere {
+ public:
+  virtual Bound bound_of(const at::Tensor& tensor) const = 0;
+
+ protected:
+  ~BoundsElsewhere() = default;
+};
+
 class BoundSource {
  public:
   static constexpr int64_t kGlanceBytes = 256;  // as cheap to read as the ledger
 
-  explicit BoundSource(Counters& counters) : counters_(counters) {}
+  BoundSource(Counters& counters, const BoundsElsewhere* elsewhere) : counters_(counters), elsewhere_(elsewhere) {}
 
   // What is unknown and asked for a second time is read in full, so that it is not asked for in vain again: a weight
   // that no operation has been seen to write. What is asked for once, like a batch, is not worth it.
@@ -30,6 +39,7 @@ class BoundSource {
   Bound anchored(const at::Tensor& tensor) const;
 
   Counters& counters_;
+  const BoundsElsewhere* elsewhere_;  // null: nothing is known of them
 };
 
 }  // namespace torchnan

@@ -113,22 +113,6 @@ bool for_each_span(const at::Tensor& tensor, const FloatFormat& format, Visit&& 
   });
 }
 
-// A masked word as the number it stands for.
-double magnitude(uint64_t word, c10::ScalarType dtype) {
-  switch (dtype) {
-    case c10::ScalarType::Float:
-      return std::bit_cast<float>(static_cast<uint32_t>(word));
-    case c10::ScalarType::Double:
-      return std::bit_cast<double>(word);
-    case c10::ScalarType::BFloat16:
-      return std::bit_cast<float>(static_cast<uint32_t>(word) << 16);
-    case c10::ScalarType::Half:
-      return c10::Half(static_cast<uint16_t>(word), c10::Half::from_bits());
-    default:
-      return std::numeric_limits<double>::infinity();
-  }
-}
-
 // `offset` elements from the first.
 double value_at(const at::Tensor& tensor, int64_t offset) {
   const void* base = tensor.const_data_ptr();
@@ -220,11 +204,53 @@ at::Tensor readable(const at::Tensor& tensor) {
   return subject.skip == Skip::kNone ? subject.look_at(tensor) : at::Tensor();
 }
 
+at::Tensor readable_on_device(const at::Tensor& tensor) {
+  const Subject subject(tensor);
+  if (subject.skip != Skip::kDevice) return {};
+  const at::Tensor& values = subject.look_at(tensor);
+  const c10::TensorImpl& impl = *values.unsafeGetTensorImpl();
+  const bool has_memory = impl.layout() == c10::kStrided && impl.has_storage() && impl.numel() > 0 &&
+                          !impl.has_symbolic_sizes_strides() && impl.unsafe_storage().data() != nullptr;
+  return has_memory ? values : at::Tensor();
+}
+
 Skip reason_to_skip(const at::Tensor& tensor) { return Subject(tensor).skip; }
 
 bool is_plain(const at::Tensor& tensor) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  return reason_to_skip_strided(impl) == Skip::kNone && !tensor.is_nested() && !impl.has_symbolic_sizes_strides();
+  const Skip skip = reason_to_skip_strided(impl);
+  const bool has_values =
+      skip == Skip::kNone || (skip == Skip::kDevice && impl.layout() == c10::kStrided && impl.has_storage());
+  return has_values && !tensor.is_nested() && !impl.has_symbolic_sizes_strides();
+}
+
+uint64_t word_of(double magnitude, c10::ScalarType dtype) {
+  const auto bits = std::bit_cast<uint32_t>(static_cast<float>(magnitude));
+  switch (dtype) {
+    case c10::ScalarType::Double:
+      return std::bit_cast<uint64_t>(magnitude);
+    case c10::ScalarType::BFloat16:
+      return bits >> 16;
+    case c10::ScalarType::Half:
+      return c10::Half(static_cast<float>(magnitude)).x;
+    default:
+      return bits;
+  }
+}
+
+double magnitude_of(uint64_t word, c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::ScalarType::Float:
+      return std::bit_cast<float>(static_cast<uint32_t>(word));
+    case c10::ScalarType::Double:
+      return std::bit_cast<double>(word);
+    case c10::ScalarType::BFloat16:
+      return std::bit_cast<float>(static_cast<uint32_t>(word) << 16);
+    case c10::ScalarType::Half:
+      return c10::Half(static_cast<uint16_t>(word), c10::Half::from_bits());
+    default:
+      return std::numeric_limits<double>::infinity();
+  }
 }
 
 Verdict check_finite(const at::Tensor& tensor) {
@@ -237,7 +263,7 @@ Verdict check_finite(const at::Tensor& tensor) {
     return largest < subject.format.infinity;
   });
   const int64_t bytes = values.numel() * subject.format.element_bytes();
-  return {Skip::kNone, finite, bytes, magnitude(largest, tensor.scalar_type())};
+  return {Skip::kNone, finite, bytes, magnitude_of(largest, tensor.scalar_type())};
 }
 
 double largest_finite(const at::Tensor& tensor) {
@@ -248,7 +274,7 @@ double largest_finite(const at::Tensor& tensor) {
     largest = std::max(largest, max_finite_magnitude(data, words, subject.format));
     return true;
   });
-  return magnitude(largest, tensor.scalar_type());
+  return magnitude_of(largest, tensor.scalar_type());
 }
 
 std::optional<double> only_value(const at::Tensor& tensor) {

@@ -45,14 +45,24 @@ struct Verdict {
 // tensor is to be passed by.
 TORCHNAN_API at::Tensor readable(const at::Tensor& tensor);
 
+// The same for a tensor on a device: whose memory there tells about it. Undefined if there is none.
+at::Tensor readable_on_device(const at::Tensor& tensor);
+
 // Why check_finite() would pass a tensor by; kNone if it would not. Touches no memory.
 Skip reason_to_skip(const at::Tensor& tensor);
 
-// Whether its values lie in memory as its sizes say, and its sizes are numbers. Touches no memory.
+// Whether its values lie in memory, the host's or a device's, as its sizes say, and its sizes are numbers. Touches no
+// memory.
 bool is_plain(const at::Tensor& tensor);
 
 // Sparse and nested tensors are judged by their values.
 Verdict check_finite(const at::Tensor& tensor);
+
+// The masked word (check/float_format.h) of a number of at least zero, rounded down; only for dtypes with bounds.
+uint64_t word_of(double magnitude, c10::ScalarType dtype);
+
+// A masked word as the number that it stands for; infinite for dtypes without bounds.
+double magnitude_of(uint64_t word, c10::ScalarType dtype);
 
 // The largest finite |x| of a tensor that may hold infinities; for dtypes that have bounds.
 double largest_finite(const at::Tensor& tensor);

@@ -15,6 +15,9 @@ class UnknownProgram final : public Program {
     if (!site.node.empty()) place.phase = Phase::kBackward;
     return place;
   }
+  std::vector<Place> places(const std::vector<Site>& sites, const Watch&) override {
+    return std::vector<Place>(sites.size());
+  }
   bool is_loss_scaling(const Site&, const Watch&) override { return false; }
   std::optional<Owner> owner(const c10::StorageImpl*, SiteId, bool, const Watch&) override { return std::nullopt; }
   std::vector<Held> held(const std::vector<at::Tensor>& tensors) override {

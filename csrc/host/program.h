@@ -69,6 +69,8 @@ class TORCHNAN_API Program {
   // Whether the operation at `site` is a loss scaler's own arithmetic.
   virtual bool is_loss_scaling(const Site& site, const Watch& watch) = 0;
   virtual Place place(const Site& site, const Watch& watch) = 0;
+  // Of many operations outside the backward pass, without their stacks.
+  virtual std::vector<Place> places(const std::vector<Site>& sites, const Watch& watch) = 0;
 
   // The module parameter or buffer with this storage: of the watch's model, of the model that a module on the stack of
   // `use` is part of, or else, if `everywhere`, of any.

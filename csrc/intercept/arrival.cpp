@@ -12,19 +12,19 @@ namespace torchnan {
 namespace {
 
 // Below autograd, the node of this operation is the one that this thread made last.
-void note_call_site(ThreadState& thread, const Watch& watch) {
-  if (!watch.options().stacks || !watch.options().backward) return;
+SiteId note_call_site(ThreadState& thread, const Watch& watch) {
+  if (!watch.options().stacks || !watch.options().backward) return 0;
   const uint64_t sequence = at::sequence_number::peek();
-  if (sequence == thread.last_sequence) return;
+  if (sequence == thread.last_sequence) return 0;
   // An operation that makes a node does so with grad mode on. Others come in between: hooks that pack what the node
   // saves, or the inside of a Function; they stand for the node until the operation itself comes.
   if (c10::GradMode::is_enabled()) {
     thread.last_sequence = sequence;
   } else if (sequence == thread.last_sequence_inside) {
-    return;
+    return 0;
   }
   thread.last_sequence_inside = sequence;
-  note_node(sequence - 1, thread);
+  return note_node(sequence - 1, thread);
 }
 
 void note_backward(ThreadState& thread, Watch& watch) {
@@ -36,10 +36,11 @@ void note_backward(ThreadState& thread, Watch& watch) {
 
 }  // namespace
 
-void note_arrival(ThreadState& thread, Watch& watch) {
+SiteId note_arrival(ThreadState& thread, Watch& watch) {
   thread.counters().ops.add(1);
-  note_call_site(thread, watch);
+  const SiteId site = note_call_site(thread, watch);
   if (lineage().in_use()) note_backward(thread, watch);
+  return site;
 }
 
 bool watches_this_pass(const Watch& watch) {

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include "intercept/session.h"
+#include "origin/headroom.h"
 
 namespace torchnan {
 
@@ -30,6 +31,7 @@ void Detector::close() {
 std::vector<Finding> Detector::findings() const { return watch_->log().findings(); }
 std::string Detector::report() const { return watch_->report(); }
 Stats Detector::stats() const { return watch_->stats(); }
+std::vector<Headroom> Detector::headroom() { return take_headroom(*watch_); }
 void Detector::mark_step(int64_t k) { watch_->mark_step(k); }
 
 void Detector::name_parameter(const std::string& name, const at::Tensor& tensor) {

@@ -47,7 +47,7 @@ void forget_all(c10::ArrayRef<c10::IValue> arguments) noexcept {
 }
 
 void OpCall::run() {
-  contain(watch_, "noting an operation", [this] { note_arrival(thread_, watch_); });
+  contain(watch_, "noting an operation", [this] { check_.note_site(note_arrival(thread_, watch_)); });
   if (plan_.course == OpPlan::Course::kSite) {
     redispatch();
   } else if (!watches_this_pass(watch_)) {
@@ -64,13 +64,15 @@ void OpCall::run_judged() {
     keep_arguments();
     look_at_arguments();
     judge_before(facts(), bad_arguments_);
-    bound_results();
+    look_at_operands();
   });
   if (!is_prepared) return run_blindly();
   redispatch();
   const bool is_judged = contain(watch_, "looking at results", [this] {
     look_at_results();
+    if (device_ && !bad_results_.empty()) device_->find_bad_arguments(bad_arguments_);
     attribute_bad_results();
+    if (device_) device_->finish();
   });
   if (!is_judged) forget_results();
 }
@@ -148,11 +150,13 @@ void OpCall::look_at_argument(const at::Tensor& argument, size_t kept, bool over
   }
 }
 
-void OpCall::bound_results() {
-  if (plan_.bounds.rule == nullptr) return;
+void OpCall::look_at_operands() {
+  const bool concerns_device = DeviceCheck::concerns(below_);
+  if (plan_.bounds.rule == nullptr && !concerns_device) return;
   c10::SmallVector<Operand, 12> operands;
   for (const c10::IValue& argument : torch::jit::last(*stack_, plan_.arguments)) operands.push_back(operand(argument));
-  check_.bound_results(operands);
+  if (concerns_device) device_.emplace(plan_, thread_, watch_).before(operands);
+  check_.bound_results(operands, device_ ? &*device_ : nullptr);
 }
 
 // A call that fails may have written a part.
@@ -162,7 +166,10 @@ void OpCall::redispatch() {
   } catch (...) {
     for (const OpPlan::Written& written : plan_.written) {
       if (written.kept < kept_.size()) {
-        for_each_tensor(kept_[written.kept], [](const at::Tensor& tensor, int64_t) { ledger().forget(tensor); });
+        for_each_tensor(kept_[written.kept], [this](const at::Tensor& tensor, int64_t) {
+          ledger().forget(tensor);
+          if (device_) device_->forget(tensor);
+        });
       }
     }
     throw;
@@ -174,7 +181,7 @@ void OpCall::forget_results() {
 }
 
 void OpCall::look_at_results() {
-  if (plan_.returns_early) {
+  if (plan_.returns_early && !device_) {
     thread_.counters().skipped[static_cast<size_t>(Skip::kCollective)].add(1);
     forget_results();
     for_each_result(
@@ -195,7 +202,21 @@ void OpCall::for_each_result(Visit&& visit) {
   }
 }
 
+// Who copies to a device is not told of it by the keys of the call.
+bool OpCall::is_on_device(const at::Tensor& result, int64_t output) {
+  if (result.is_cpu() || (!device_ && !scannable(result).defined())) return false;
+  if (!device_) {
+    c10::SmallVector<Operand, 12> operands(plan_.arguments);
+    for (size_t k = 0; k < kept_.size(); ++k) operands[plan_.kept_arguments[k]] = operand(kept_[k]);
+    device_.emplace(plan_, thread_, watch_).before(operands);
+  }
+  return device_->after(result, output, check_.proof_of(result, output));
+}
+
 void OpCall::look_at_result(const at::Tensor& result, int64_t output) {
+  if (is_on_device(result, output)) return;
+  if (device_ && device_->is_copying_in_background()) return ledger().forget(result);
+  if (device_ && device_->reads_devices()) check_.forget_bounds();
   if (plan_.course == OpPlan::Course::kAllocate) {
     if (plan_.hands_out_memory) {
       ledger().note_unwritten(result, program().capture(), &plan_);

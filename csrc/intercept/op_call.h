@@ -6,6 +6,9 @@
 #include <ATen/core/stack.h>
 #include <c10/util/SmallVector.h>
 
+#include <optional>
+
+#include "device/device_check.h"
 #include "intercept/op_plan.h"
 #include "intercept/result_check.h"
 #include "watch/thread_state.h"
@@ -36,13 +39,14 @@ class OpCall {
   void keep_arguments();
   void look_at_arguments();
   void look_at_argument(const at::Tensor& argument, size_t kept, bool overwritten);
-  void bound_results();
+  void look_at_operands();
   void redispatch();
   void forget_results();
   void look_at_results();
   template <typename Visit>
   void for_each_result(Visit&& visit);
   void look_at_result(const at::Tensor& result, int64_t output);
+  bool is_on_device(const at::Tensor& result, int64_t output);
   void note_bad_result(const at::Tensor& result, int64_t output);  // if it is one
   void vouch_for_argument(int64_t output);
   void attribute_bad_results();
@@ -57,6 +61,7 @@ class OpCall {
 
   c10::SmallVector<c10::IValue, 8> kept_;  // the plan's kept_arguments
   ResultCheck check_;
+  std::optional<DeviceCheck> device_;  // if a device takes part
   c10::SmallVector<BadArgument, 2> bad_arguments_;
   c10::SmallVector<Result, 2> bad_results_;
 };

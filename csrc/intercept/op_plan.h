@@ -65,6 +65,14 @@ struct OpPlan {
     }
     return nullptr;
   }
+
+  // The same by its place in the schema.
+  const Written* written_argument(size_t place) const {
+    for (const Written& one : written) {
+      if (kept_arguments[one.kept] == place) return &one;
+    }
+    return nullptr;
+  }
 };
 
 OpPlan make_plan(const c10::OperatorHandle& op);

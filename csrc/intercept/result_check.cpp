@@ -2,9 +2,10 @@
 
 #include <algorithm>
 
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
+#include <torch/csrc/autograd/graph_task.h>
 
-#include "bounds/bound_source.h"
 #include "bounds/claims.h"
 #include "bounds/dtype_range.h"
 #include "bounds/ledger.h"
@@ -29,18 +30,18 @@ bool all_tensors_of(const Operand& operand, Visit&& visit) {
 
 }  // namespace
 
-void ResultCheck::bound_results(c10::ArrayRef<Operand> arguments) {
+void ResultCheck::bound_results(c10::ArrayRef<Operand> arguments, const BoundsElsewhere* elsewhere) {
   if (plan_.bounds.rule == nullptr || watch_.options().exact || !is_worth_bounding(arguments)) return;
   try {
-    apply_rule(arguments);
+    apply_rule(arguments, elsewhere);
   } catch (...) {
     bounds_.clear();
     contain(watch_, "a bound rule", [this] { count_failure(watch_, fmt::format("the bound rule of {}", plan_.name)); });
   }
 }
 
-void ResultCheck::apply_rule(c10::ArrayRef<Operand> arguments) {
-  const BoundSource source(thread_.counters());
+void ResultCheck::apply_rule(c10::ArrayRef<Operand> arguments, const BoundsElsewhere* elsewhere) {
+  const BoundSource source(thread_.counters(), elsewhere);
   const BoundRule& rule = *plan_.bounds.rule;
   if (!plan_.bounds.elementwise_in_lists) {
     bounds_.resize(std::max(kMostResults, plan_.checked_returns.size() + plan_.written.size()));
@@ -66,12 +67,16 @@ bool ResultCheck::is_worth_bounding(c10::ArrayRef<Operand> arguments) const {
 }
 
 ResultCheck::Outcome ResultCheck::judge(const at::Tensor& result, int64_t output, bool masks_are_known) {
-  const auto place = static_cast<size_t>(output);
-  const Bound bound = bound_at(place);
-  const bool is_enough = is_proved(result, bound) && (!bound.masked || masks_are_known);
-  if (!is_enough || is_sampled()) return read(result, place);
+  const auto proof = proof_of(result, output);
+  if (!proof || (proof->masked && !masks_are_known)) return read(result, static_cast<size_t>(output));
   const Skip skip = reason_to_skip(result);
-  return skip == Skip::kNone ? note_proved(result, bound) : pass_by(result, skip);
+  return skip == Skip::kNone ? note_proved(result, *proof) : pass_by(result, skip);
+}
+
+std::optional<Bound> ResultCheck::proof_of(const at::Tensor& result, int64_t output) {
+  const Bound bound = bound_at(static_cast<size_t>(output));
+  if (!is_proved(result, bound) || is_sampled()) return std::nullopt;
+  return Bound{widened(bound.most, range_of(result.scalar_type())), bound.nonnegative, bound.masked};
 }
 
 ResultCheck::Outcome ResultCheck::pass_by(const at::Tensor& result, Skip reason) {
@@ -95,15 +100,22 @@ bool ResultCheck::is_sampled() {
   return (thread_.next_place_in(step) + step) % n == 0;
 }
 
-ResultCheck::Outcome ResultCheck::note_proved(const at::Tensor& result, const Bound& bound) {
+ResultCheck::Outcome ResultCheck::note_proved(const at::Tensor& result, const Bound& proof) {
   thread_.counters().checked.add(1);
   thread_.counters().proved.add(1);
   thread_.counters().bytes_proved.add(static_cast<int64_t>(result.nbytes()));
-  const double most = widened(bound.most, range_of(result.scalar_type()));
-  ledger().note_written(result, {most, bound.nonnegative, bound.masked}, &plan_);
-  if (bound.masked) return Outcome::kMasked;
+  ledger().note_written(result, proof, &plan_);
+  note_magnitude(result, proof.most, false);
+  if (proof.masked) return Outcome::kMasked;
   if (lineage().in_use() && plan_.writes_in_place()) lineage().settle(result);
   return Outcome::kFinite;
+}
+
+// Of what the forward pass makes. A node of the backward pass has its site from there, and its own scale: gradients.
+void ResultCheck::note_headroom(const at::Tensor& result, double most, bool is_measured) {
+  if (!HeadroomTable::knows(result.scalar_type()) || torch::autograd::get_current_graph_task_id() != -1) return;
+  if (site_ == 0) site_ = program().capture();
+  watch_.headroom()->note({&plan_, site_, result.scalar_type(), c10::GradMode::is_enabled()}, most, is_measured);
 }
 
 void ResultCheck::record_claim(const at::Tensor& result, size_t place, const Verdict& verdict) const {
@@ -136,6 +148,7 @@ ResultCheck::Outcome ResultCheck::read(const at::Tensor& result, size_t place) {
         fmt::format("the bound of {} was {}, and its result {}", plan_.name, bound.most, verdict.most));
   }
   ledger().note_written(result, {verdict.most, bound.nonnegative}, &plan_);
+  note_magnitude(result, verdict.most, true);
   if (lineage().in_use() && plan_.writes_in_place()) lineage().settle(readable(result));
   return Outcome::kFinite;
 }

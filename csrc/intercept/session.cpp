@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "device/resolve.h"
 #include "host/environment.h"
 #include "intercept/dispatch_key.h"
 #include "origin/harm.h"
@@ -57,6 +58,7 @@ void end_watch(const std::shared_ptr<Watch>& watch, bool judge) {
   } const forget_at_last;
   watch->close();
   ThreadState::close(*watch);
+  end_on_devices(*watch, judge);
   if (judge) judge_end(*watch);
 }
 

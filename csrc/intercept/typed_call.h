@@ -19,6 +19,7 @@
 #include <c10/util/FunctionRef.h>
 
 #include "bounds/operand.h"
+#include "device/device_check.h"
 #include "intercept/dispatch_key.h"
 #include "intercept/fallback.h"
 #include "intercept/op_plan.h"
@@ -35,7 +36,7 @@ class PlainCall {
   const Watch* watch() const { return watch_; }
 
   // Whether there is nothing to explain: no argument is known to be bad, and what is overwritten is known not to be.
-  bool begins(const OpPlan& plan, c10::ArrayRef<Operand> arguments);
+  bool begins(const OpPlan& plan, c10::ArrayRef<Operand> arguments, c10::DispatchKeySet keys);
 
   // Judges the results, tensors in the order of the schema; false if something is not finite.
   bool ends_well(c10::ArrayRef<const at::Tensor*> results, const at::Tensor* first_argument);
@@ -48,10 +49,13 @@ class PlainCall {
   void explain(const c10::OperatorHandle& op, Box box);
 
  private:
+  bool is_on_device(const at::Tensor& result, int64_t output);
+
   ThreadState& thread_;
   Watch* const watch_;
   const OpPlan* plan_ = nullptr;  // until it begins
   std::optional<ResultCheck> check_;
+  std::optional<DeviceCheck> device_;
 };
 
 // `Op` is one of PyTorch's own: at::_ops::mm.
@@ -73,7 +77,8 @@ struct TypedCall<Op, Result(Arguments...)> {
 
     const std::array<Operand, sizeof...(Arguments)> operands = {operand(arguments)...};
     const OpPlan* const plan = find_plan(*call.watch());
-    if (plan == nullptr || !call.begins(*plan, operands)) return run_boxed(call, operands, plan, keys, arguments...);
+    if (plan == nullptr || !call.begins(*plan, operands, keys))
+      return run_boxed(call, operands, plan, keys, arguments...);
     Result result = redispatch(call, operands, below, arguments...);
     if (!call.ends_well(tensors_of(result), first_tensor(operands))) {
       call.explain(*op, [&] { return std::pair(c10::impl::boxArgs<Arguments...>(arguments...), box_results(result)); });

@@ -11,6 +11,12 @@ Place ask_place(const Site& site, const Watch& watch) {
   return place;
 }
 
+std::vector<Place> ask_places(const std::vector<Site>& sites, const Watch& watch) {
+  std::vector<Place> places(sites.size());
+  contain(watch, "telling where operations ran", [&] { places = program().places(sites, watch); });
+  return places;
+}
+
 bool ask_is_loss_scaling(const Site& site, const Watch& watch) {
   bool answer = false;
   contain(watch, "telling a loss scaler", [&] { answer = program().is_loss_scaling(site, watch); });

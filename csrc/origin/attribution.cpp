@@ -135,18 +135,11 @@ class Inquiry {
 
   Cause extended(const BadArgument& argument, const Cause& cause, Kinds kinds) {
     Root& root = *cause.root;
-    judge_factor(root, kinds);
+    judge_factor(root, site().node_run, call_.plan, kinds);
     if (!call_.plan.moves_values && kinds != Kinds::of_neginf()) root.spread = true;
     const bool is_entry = root.source != Root::Source::kOperation && !cause.first_computation;
     if (is_entry && (root.kinds.nan() || !root.deliberate())) note_entry(call_, argument.tensor, root);
     return cause.extended({&call_.plan, site().live}, call_.plan.moves_values, kinds);
-  }
-
-  // The formula of a node is often gradient times slope. A slope that is infinite where the gradient is zero makes a
-  // NaN of it, and that is what the node makes: the slope is no gradient yet.
-  void judge_factor(Root& root, Kinds kinds) {
-    const bool same_run = root.site.node_run != 0 && root.site.node_run == site().node_run;
-    if (same_run && call_.plan.pointwise && kinds.nan() && !root.kinds.nan()) root.facts.kind = Kind::kNaN;
   }
 
   // Bad arguments that nobody saw being made.

@@ -8,6 +8,7 @@
 
 #include "check/blame.h"
 #include "check/tensor_check.h"
+#include "device/resolve.h"
 #include "intercept/op_plan.h"
 #include "origin/ask.h"
 #include "origin/make_finding.h"
@@ -54,18 +55,22 @@ bool is_excused(const Root& root, HarmKind kind) {
 // Of what is harmed; asked for only when there is something to tell.
 using Name = std::function<std::string()>;
 
-Harm harm_here(HarmKind kind, const Name& name, const Watch& watch) {
+Harm harm_at(const Site& site, HarmKind kind, const Name& name, const Watch& watch) {
   Harm harm;
   harm.kind = kind;
   contain(watch, "naming what is harmed", [&] { harm.name = name ? name() : ""; });
-  Site site;
-  site.live = program().capture();
   const Place place = ask_place(site, watch);
   if (!place.stack.empty()) {
     harm.file = place.stack.front().file;
     harm.line = place.stack.front().line;
   }
   return harm;
+}
+
+Harm harm_here(HarmKind kind, const Name& name, const Watch& watch) {
+  Site site;
+  site.live = program().capture();
+  return harm_at(site, kind, name, watch);
 }
 
 Harm harm_of_nobody() {
@@ -111,6 +116,7 @@ const OpPlan& plan_of_reader(const char* name) {
 }
 const OpPlan& backward_call = plan_of_reader("autograd::backward");
 const OpPlan& guard_call = plan_of_reader("torchnan::guard");
+const OpPlan& optimizer_step = plan_of_reader("optimizer::step");
 
 CallFacts facts_of(const OpPlan& reader, Watch& watch) { return {reader, {}, watch, ThreadState::here().id()}; }
 
@@ -119,6 +125,15 @@ bool is_optimizer_step(const CallFacts& call) {
 }
 
 }  // namespace
+
+std::optional<Finding> accuse(Watch& watch, const Record& record, HarmKind kind, Kinds kinds, const Site& site,
+                              const std::string& name) {
+  const Cause* cause = accused(watch, record, kind, kinds);
+  if (cause == nullptr) return std::nullopt;
+  Site live;
+  live.live = site.live;
+  return make_finding(*cause, Level::kError, harm_at(live, kind, [&] { return name; }, watch), watch);
+}
 
 void judge_before(const CallFacts& call, c10::ArrayRef<BadArgument> bad_arguments) {
   for (const BadArgument& argument : bad_arguments) {
@@ -179,10 +194,13 @@ void judge_roots(Watch& watch, c10::ArrayRef<at::Tensor> roots, c10::ArrayRef<at
     judge(watch, *record_of_argument(facts_of(backward_call, watch), root, kinds), HarmKind::kBackward, kinds);
   };
   for (size_t i = 0; i < roots.size(); ++i) contain(watch, "judging a root of backward", [&] { judge_root(i); });
+  contain(watch, "judging roots of backward on devices",
+          [&] { judge_on_devices(watch, HarmKind::kBackward, backward_call, roots); });
 }
 
 void judge_tensors(Watch& watch, HarmKind kind, c10::ArrayRef<at::Tensor> tensors,
                    const std::function<std::string(size_t)>& name_of) {
+  contain(watch, "judging tensors on devices", [&] { judge_on_devices(watch, kind, optimizer_step, tensors); });
   if (!lineage().in_use()) return;
   const auto judge_tensor = [&](size_t i) {
     const at::Tensor tensor = tensors[i].defined() ? readable(tensors[i]) : at::Tensor();
@@ -194,6 +212,8 @@ void judge_tensors(Watch& watch, HarmKind kind, c10::ArrayRef<at::Tensor> tensor
 }
 
 void judge_guard(Watch& watch, const at::Tensor& guarded, const std::string& name) {
+  contain(watch, "judging what is guarded on a device",
+          [&] { judge_on_devices(watch, HarmKind::kGuard, guard_call, guarded); });
   const at::Tensor tensor = readable(guarded);
   if (!tensor.defined() || check_finite(tensor).finite) return;
   contain(watch, "judging what is guarded", [&] {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,11 @@ TORCHNAN_API void judge_roots(Watch& watch, c10::ArrayRef<at::Tensor> roots, c10
 // report. For gradients, optimizer state, values read by a host.
 TORCHNAN_API void judge_tensors(Watch& watch, HarmKind kind, c10::ArrayRef<at::Tensor> tensors,
                                 const std::function<std::string(size_t)>& name_of);
+
+// What is to be told of harm that was done where `site` was, if it is not told already: of a record that was made
+// since.
+std::optional<Finding> accuse(Watch& watch, const Record& record, HarmKind kind, Kinds kinds, const Site& site,
+                              const std::string& name);
 
 // A guard: `tensor` must be finite, whether or not anybody saw it being made.
 void judge_guard(Watch& watch, const at::Tensor& tensor, const std::string& name);

@@ -19,8 +19,6 @@ std::atomic<uint64_t> next_sequence{1};
 std::atomic<uint64_t> first_of_process{1};
 const InChild begin_here([] { first_of_process = next_sequence.load(); });
 
-Kind worst(Kinds kinds) { return kinds.nan() ? Kind::kNaN : Kind::kInf; }
-
 void tell_tensor(const at::Tensor& tensor, const Census& census, Finding& facts) {
   facts.device = tensor.device().str();
   facts.dtype = dtype_name(tensor);
@@ -43,17 +41,11 @@ Census census_of_constant(const at::Tensor& tensor) {
 }
 
 std::shared_ptr<Root> make_root(const CallFacts& call, Root::Source source, const at::Tensor& tensor) {
-  auto root = std::make_shared<Root>();
-  root->sequence = next_sequence++;
-  root->source = source;
-  root->site = site_here(call.watch, call.thread);
-  root->watch = call.watch.weak_from_this();
+  auto root = new_root(source, call.plan, site_here(call.watch, call.thread), call.watch);
   root->scalar = tensor.dim() == 0;
   const Census census = source == Root::Source::kConstant ? census_of_constant(tensor) : take_census(tensor);
   root->kinds = census.kinds();
   root->facts.kind = worst(root->kinds);
-  root->facts.op = call.plan.name;
-  root->facts.overload = call.plan.overload;
   tell_tensor(tensor, census, root->facts);
   return root;
 }
@@ -85,12 +77,33 @@ bool is_only_put_there(const Record& record) {
 
 }  // namespace
 
+void judge_factor(Root& root, uint64_t node_run, const OpPlan& plan, Kinds kinds) {
+  const bool same_run = root.site.node_run != 0 && root.site.node_run == node_run;
+  if (same_run && plan.pointwise && kinds.nan() && !root.kinds.nan()) root.facts.kind = Kind::kNaN;
+}
+
+Kind worst(Kinds kinds) { return kinds.nan() ? Kind::kNaN : Kind::kInf; }
+
+std::shared_ptr<Root> new_root(Root::Source source, const OpPlan& plan, Site site, Watch& watch) {
+  auto root = std::make_shared<Root>();
+  root->sequence = next_sequence++;
+  root->source = source;
+  root->site = std::move(site);
+  root->watch = watch.weak_from_this();
+  root->facts.op = plan.name;
+  root->facts.overload = plan.overload;
+  return root;
+}
+
 bool is_inherited(const Root& root) { return root.sequence < first_of_process; }
 
 std::optional<Owner> owner_of(const at::Tensor& tensor, bool everywhere, const Watch& watch) {
-  const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  return owner_of(tensor.storage().unsafeGetStorageImpl(), program().capture(), everywhere, watch);
+}
+
+std::optional<Owner> owner_of(const c10::StorageImpl* storage, SiteId use, bool everywhere, const Watch& watch) {
   if (auto named = watch.named_owner(storage)) return named;
-  return ask_owner(storage, program().capture(), everywhere, watch);
+  return ask_owner(storage, use, everywhere, watch);
 }
 
 std::shared_ptr<Root> operation_root(const CallFacts& call, const at::Tensor& result, int64_t output, Kinds kinds) {

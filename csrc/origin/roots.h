@@ -12,6 +12,17 @@
 
 namespace torchnan {
 
+// With what is known of every root; what is told of its values is the caller's to add.
+std::shared_ptr<Root> new_root(Root::Source source, const OpPlan& plan, Site site, Watch& watch);
+
+// The formula of a node is often gradient times slope. A slope that is infinite where the gradient is zero makes a NaN
+// of it, and that is what the node makes: the slope is no gradient yet. `kinds` are those of a result of `plan` in this
+// run of a node.
+void judge_factor(Root& root, uint64_t node_run, const OpPlan& plan, Kinds kinds);
+
+// Of several kinds that which is told.
+Kind worst(Kinds kinds);
+
 // The call has made values of these kinds in `result`, which is output number `output`.
 std::shared_ptr<Root> operation_root(const CallFacts& call, const at::Tensor& result, int64_t output, Kinds kinds);
 
@@ -28,6 +39,8 @@ bool is_inherited(const Root& root);
 // The module parameter or buffer whose memory `tensor` is: of the watch's model, of a module on this thread's stack, or
 // else, if `everywhere`, of any.
 std::optional<Owner> owner_of(const at::Tensor& tensor, bool everywhere, const Watch& watch);
+// The same by its storage, as used at `use`.
+std::optional<Owner> owner_of(const c10::StorageImpl* storage, SiteId use, bool everywhere, const Watch& watch);
 
 // The record of a bad argument, of a new external root if there is none. What is meant elsewhere is an accident
 // in a weight. What is found is remembered.

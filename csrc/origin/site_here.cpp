@@ -9,15 +9,11 @@
 
 namespace torchnan {
 
-namespace {
-
 // A node runs once in a backward pass.
 uint64_t run_of(const torch::autograd::Node& node) {
   const auto pass = static_cast<uint64_t>(torch::autograd::get_current_graph_task_id());
   return (pass << 40) ^ (node.sequence_nr() << 1) ^ (node.thread_id() << 32) ^ 1;
 }
-
-}  // namespace
 
 Site site_here(const Watch& watch, uint64_t thread) {
   Site site;

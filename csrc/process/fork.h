@@ -26,6 +26,7 @@ class TORCHNAN_API Mutex {
     kInstallation,
     kPlans,
     kRules,
+    kDevices,
     kInnermost,
     kRanks,
   };

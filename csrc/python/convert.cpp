@@ -132,9 +132,16 @@ py::dict to_python(const Stats& stats) {
   d["dropped"] = stats.dropped;
   d["unlogged"] = stats.unlogged;
   d["call_sites"] = stats.call_sites;
+  d["headroom_missed"] = stats.headroom_missed;
   d["internal_errors"] = stats.internal_errors;
   d["skipped"] = stats.skipped;
   return d;
+}
+
+py::object to_python(const Headroom& h) {
+  const py::object module = h.module ? py::object(python_text(*h.module)) : py::none();
+  return py::module_::import("torchnan._headroom")
+      .attr("Headroom")(module, python_text(h.op), h.dtype, h.absmax, h.exact, h.bound, h.limit);
 }
 
 Phase phase_from(const std::string& name) {
@@ -171,6 +178,7 @@ Options options_from(const py::dict& keywords) {
   for (const py::handle name : keywords["skip_ops"]) options.skip_ops.push_back(text_from(name));
   options.exact = keywords["exact"].cast<bool>();
   options.sample = keywords["sample"].cast<int64_t>();
+  options.headroom = keywords["headroom"].cast<bool>();
   options.max_findings = keywords["max_findings"].cast<int64_t>();
   if (!keywords["log"].is_none()) options.log = text_from(keywords["log"]);
   return options;

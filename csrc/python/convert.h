@@ -6,6 +6,7 @@
 #include <pybind11/pybind11.h>
 
 #include <torchnan/finding.h>
+#include <torchnan/headroom.h>
 #include <torchnan/options.h>
 #include <torchnan/stats.h>
 
@@ -14,6 +15,8 @@ namespace torchnan {
 // A torchnan.Finding.
 pybind11::object to_python(const Finding& finding);
 pybind11::dict to_python(const Stats& stats);
+// A torchnan.Headroom.
+pybind11::object to_python(const Headroom& headroom);
 
 Phase phase_from(const std::string& name);
 HarmKind harm_kind_from(const std::string& name);

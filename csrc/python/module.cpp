@@ -12,10 +12,12 @@
 #include "bounds/rules.h"
 #include "check/effort.h"
 #include "check/tensor_check.h"
+#include "device/devices.h"
 #include "host/environment.h"
 #include "intercept/dispatch_key.h"
 #include "intercept/session.h"
 #include "origin/harm.h"
+#include "origin/headroom.h"
 #include "origin/lineage.h"
 #include "python/aside.h"
 #include "python/bound_rule.h"
@@ -78,7 +80,8 @@ void judge_backward(const py::handle& roots, const py::handle& gradients) {
 
 // By other means than an operation. Other things than tensors are PyTorch's to refuse.
 void judge_read(const py::handle& tensor) {
-  const auto watch = lineage().in_use() && THPVariable_Check(tensor.ptr()) ? current_watch() : nullptr;
+  const bool is_needed = lineage().in_use() || devices().in_use();
+  const auto watch = is_needed && THPVariable_Check(tensor.ptr()) ? current_watch() : nullptr;
   if (watch == nullptr) return;
   const at::Tensor read = THPVariable_Unpack(tensor.ptr());
   const py::gil_scoped_release no_gil;
@@ -89,7 +92,9 @@ void judge_read(const py::handle& tensor) {
 uintptr_t storage_of(const py::handle& tensor) {
   if (!THPVariable_Check(tensor.ptr())) return 0;
   try {
-    const at::Tensor values = readable(THPVariable_Unpack(tensor.ptr()));
+    const at::Tensor& given = THPVariable_Unpack(tensor.ptr());
+    const at::Tensor on_host = readable(given);
+    const at::Tensor values = on_host.defined() ? on_host : scannable(given);
     return values.defined() ? reinterpret_cast<uintptr_t>(values.storage().unsafeGetStorageImpl()) : 0;
   } catch (const std::exception&) {
     return 0;
@@ -97,20 +102,32 @@ uintptr_t storage_of(const py::handle& tensor) {
 }
 
 // What the ledger is told of a tensor, by code of PyTorch's that must not fail for it.
-template <void (Ledger::*kTell)(const at::Tensor&)>
+template <void (Ledger::*kTell)(const at::Tensor&), void (Journal::*kTellJournal)(const at::Tensor&)>
 void tell_ledger(const py::handle& tensor) {
   if (!THPVariable_Check(tensor.ptr())) return;
   try {
-    (ledger().*kTell)(THPVariable_Unpack(tensor.ptr()));
+    const at::Tensor& given = THPVariable_Unpack(tensor.ptr());
+    (ledger().*kTell)(given);
+    const at::Tensor there = devices().in_use() ? scannable(given) : at::Tensor();
+    if (there.defined()) (Devices::Turn(devices()).journal().*kTellJournal)(there);
   } catch (...) {
     if (const auto watch = current_watch()) count_failure(*watch, "noting that memory is shared");
   }
 }
 
+constexpr auto doubt = &tell_ledger<&Ledger::doubt, &Journal::doubt>;
+constexpr auto note_exported = &tell_ledger<&Ledger::note_exported, &Journal::note_exported>;
+
 // An iterator would be used up by looking.
 void doubt_all(const py::handle& tensors) {
   if (!PyTuple_Check(tensors.ptr()) && !PyList_Check(tensors.ptr())) return;
-  for (const py::handle tensor : tensors) tell_ledger<&Ledger::doubt>(tensor);
+  for (const py::handle tensor : tensors) doubt(tensor);
+}
+
+// Empty if tensors on devices of this type are looked at. Makes the scanner of the first of them, if there is none.
+std::string why_not_scanned(const std::string& type) {
+  const c10::Device device(type);
+  return Scanner::of({device.type(), 0}) != nullptr ? "" : Scanner::why_none(device.type());
 }
 
 // A part of torchnan that is written in Python has failed.
@@ -149,6 +166,12 @@ void bind_watch(py::module_& m) {
            })
       .def("report", &Watch::report)
       .def("stats", [](const Watch& watch) { return to_python(watch.stats()); })
+      .def("headroom",
+           [](const Watch& watch) {
+             py::list told;
+             for (const Headroom& headroom : take_headroom(watch)) told.append(to_python(headroom));
+             return told;
+           })
       .def("mark_step", &Watch::mark_step)
       .def("count_step", &Watch::count_step);
 }
@@ -165,8 +188,10 @@ void bind_session(py::module_& m) {
   m.def("judge_roots", &judge_backward, py::arg("roots"), py::arg("gradients"));
   m.def("judge_read", &judge_read);
   m.def("doubt_all", &doubt_all);
-  m.def("note_exported", &tell_ledger<&Ledger::note_exported>);
-  m.def("doubt", &tell_ledger<&Ledger::doubt>);
+  m.def("note_exported", note_exported);
+  m.def("doubt", doubt);
+  m.def("why_not_scanned", &why_not_scanned, py::arg("type"));
+  m.def("not_scanned", &Scanner::asked_in_vain);
   m.def("storage_of", &storage_of);
   m.def("only_value", &only_value);
   m.def("note_failure", &note_failure, py::arg("part"), py::arg("why"));

@@ -56,6 +56,21 @@ class PythonProgram final : public Program {
     return place;
   }
 
+  std::vector<Place> places(const std::vector<Site>& sites, const Watch& watch) override {
+    std::vector<Place> places(sites.size());
+    in_python([&] {
+      py::list asked;
+      for (const Site& site : sites) asked.append(py::make_tuple(frames_of(site.live), site.grad_mode));
+      size_t i = 0;
+      for (const py::handle answer : module_.attr("places")(asked, reinterpret_cast<uintptr_t>(&watch))) {
+        const auto [module, phase] = answer.cast<std::tuple<py::object, py::str>>();
+        if (!module.is_none()) places.at(i).module = text_from(module);
+        places.at(i++).phase = phase_from(text_from(phase));
+      }
+    });
+    return places;
+  }
+
   std::optional<Owner> owner(const c10::StorageImpl* storage, SiteId use, bool everywhere,
                              const Watch& watch) override {
     std::optional<Owner> owner;

@@ -101,8 +101,11 @@ std::string told_output(const Finding& f) {
 std::string told_input(const InputSummary& input) {
   std::string text = fmt::format("{} {}", printable(input.name), type_of(input.dtype, input.shape));
   if (input.overwritten) return text + "  (overwritten by the operation)";
-  if (input.tally.min && input.tally.max)
+  if (input.tally.min && input.tally.max) {
     text += fmt::format("  min {:.6g}  max {:.6g}", *input.tally.min, *input.tally.max);
+  } else if (input.tally.absmax) {  // of what was on a device no more is left
+    text += fmt::format("  absmax {:.6g}", *input.tally.absmax);
+  }
   text += counts(input.tally.nan, input.tally.posinf, input.tally.neginf);
   if (!input.constant.empty()) text += fmt::format("  constant from {}", printable(short_path(input.constant)));
   return text;

@@ -31,6 +31,7 @@ bool matches_any(const std::vector<std::string>& patterns, const std::string& op
 Watch::Watch(Options options)
     : options_(std::move(options)),
       skipped_(options_.skip_ops.empty() ? nullptr : new std::atomic<Answer>[kMaxIndex] {}),
+      headroom_(options_.headroom && !is_switched_off() ? new HeadroomTable : nullptr),
       log_(options_.max_findings,
            [this](const std::exception_ptr& error) { count_failure(error, *this, "writing a finding down"); }) {
   if (!options_.log.empty() && !is_switched_off()) log_.add_sink(json_lines_sink(options_.log));
@@ -82,6 +83,7 @@ Stats Watch::stats() const {
   stats.repeats = log_.repeats();
   stats.dropped = log_.dropped();
   stats.unlogged = log_.unlogged();
+  stats.headroom_missed = headroom_ == nullptr ? 0 : headroom_->missed();
   stats.internal_errors = internal_errors_;
   return stats;
 }

@@ -21,8 +21,9 @@
 
 #include "host/program.h"
 #include "process/fork.h"
-#include "watch/counters.h"
 #include "report/finding_log.h"
+#include "watch/counters.h"
+#include "watch/headroom_table.h"
 
 namespace torchnan {
 
@@ -45,6 +46,9 @@ class TORCHNAN_API Watch : public std::enable_shared_from_this<Watch> {
   // A part of torchnan's own work has failed. Warns once for each part.
   void count_internal_error(std::string_view part, std::string_view text) const;
   void count_untold_error() const { ++internal_errors_; }
+
+  // Null unless it is asked for.
+  HeadroomTable* headroom() const { return headroom_.get(); }
 
   // A closed watch is no longer worked for, by threads that have not left it either.
   bool is_open() const { return open_.load(std::memory_order_relaxed); }
@@ -78,6 +82,7 @@ class TORCHNAN_API Watch : public std::enable_shared_from_this<Watch> {
 
   const Options options_;
   const std::unique_ptr<std::atomic<Answer>[]> skipped_;  // by index; null without skip_ops
+  const std::unique_ptr<HeadroomTable> headroom_;
   FindingLog log_;
   std::atomic<bool> open_{true};
   std::atomic<int64_t> step_{1};

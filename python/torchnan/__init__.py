@@ -9,19 +9,22 @@ from torchnan._detect import detect, set_detect
 from torchnan._errors import NonFiniteError, NonFiniteWarning
 from torchnan._finding import Finding
 from torchnan._guard import guard
+from torchnan._headroom import Headroom as Headroom
 
 if TYPE_CHECKING:
-    from torchnan._nan_detector import NaNDetector, NaNState
+    from torchnan._nan_detector import NaNDetector
+    from torchnan._nan_detector import NaNState as NaNState
     from torchnan._step_guard import StepGuard
     from torchnan.capture import load_capture
+    from torchnan.monitor import Monitor
 
 _C.plug_in(_program, _errors)
 
 __all__ = [
     "Bound",
     "Finding",
+    "Monitor",
     "NaNDetector",
-    "NaNState",
     "NonFiniteError",
     "NonFiniteWarning",
     "StepGuard",
@@ -34,12 +37,13 @@ __all__ = [
 
 # What stands around a training step is loaded when it is first asked for: detection alone costs nothing of it.
 _LATER = {
+    "Monitor": "torchnan.monitor",
     "NaNDetector": "torchnan._nan_detector",
     "NaNState": "torchnan._nan_detector",
     "StepGuard": "torchnan._step_guard",
     "load_capture": "torchnan.capture",
 }
-_PACKAGES = ("capture", "findings", "recovery")
+_PACKAGES = ("capture", "diagnosis", "findings", "monitor", "recovery")
 
 
 def __getattr__(name: str) -> Any:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import warnings
 from collections import Counter
 from types import TracebackType
 from typing import Any
 
 import torch
 
-from torchnan import _hooks, _options, _program
+from torchnan import _environment, _hooks, _options, _program
+from torchnan._errors import DetectorWarning
 from torchnan._finding import Finding
+from torchnan._headroom import Headroom
 from torchnan._load import _C
-from torchnan._words import shown
+from torchnan._words import printable, shown
 
 
 class detect(contextlib.ContextDecorator):
@@ -39,6 +42,7 @@ class detect(contextlib.ContextDecorator):
         exact: read every result, whether or not bounds prove it finite. Default False.
         sample: N > 0 reads what bounds prove finite too, every result once in N steps: against faulty memory, and code
             that writes into tensors where PyTorch cannot see it. Default 0: never.
+        headroom: keep the largest magnitude of each module's results, for :meth:`headroom`. Default False.
         max_findings: how many findings are kept; the rest is counted. Default 100.
         log: path of a file that gets one line of strict JSON per finding, readable by its owner only.
 
@@ -68,6 +72,7 @@ class detect(contextlib.ContextDecorator):
         skip_ops: Any = (),
         exact: bool = False,
         sample: int = 0,
+        headroom: bool = False,
         max_findings: int = 100,
         log: Any = None,
     ) -> None:
@@ -81,6 +86,7 @@ class detect(contextlib.ContextDecorator):
             skip_ops=skip_ops,
             exact=exact,
             sample=sample,
+            headroom=headroom,
             max_findings=max_findings,
             log=log,
         )
@@ -98,6 +104,7 @@ class detect(contextlib.ContextDecorator):
     def __enter__(self) -> detect:
         if _C.is_switched_off():
             return self
+        _require_cuda_if_asked_to()
         _C.enter_watch(self._watch)
         with _hooks.lock:
             self._entries[threading.get_ident()] += 1
@@ -119,6 +126,7 @@ class detect(contextlib.ContextDecorator):
             last = self._entries.total() <= 0
         if last:
             _C.end_watch(self._watch, judge)
+            _tell_what_was_not_scanned(self.stats()["skipped"].get("device", 0))
 
     def _recreate_cm(self) -> detect:  # a decorated function is a new detection at each call
         return type(self)(**self._given)
@@ -149,17 +157,66 @@ class detect(contextlib.ContextDecorator):
             these ``bytes_reanchored`` where a bound had left its range and ``bytes_anchored`` of arguments;
             ``bytes_proved``; tensors found ``nonfinite``, ``findings`` kept,
             ``repeats`` folded, ``dropped`` beyond ``max_findings``, ``unlogged`` that the log could not take,
-            ``call_sites`` noted for the backward pass,
+            ``call_sites`` noted for the backward pass, ``headroom_missed`` results without room in :meth:`headroom`,
             ``internal_errors``, and ``skipped``: tensors passed by, by reason.
         """
         stats: dict[str, Any] = self._watch.stats()
         return stats
+
+    @property
+    def keeps_headroom(self) -> bool:
+        """Whether it was made with ``headroom=True``."""
+        return bool(self._given["headroom"])
+
+    def headroom(self) -> list[Headroom]:
+        """How near results of the forward pass have come to overflow, by module and dtype, since it was last asked.
+
+        Takes what detection knows anyway: the largest ``|x|`` of a result that was read, the bound of one that was not.
+        Needs the option of the same name. What was read comes first; in float16 that is what is near the end of the
+        range, for there bounds prove nothing. ``sample=N`` reads all of it once in ``N`` steps.
+
+        Returns:
+            one :class:`Headroom` per module and dtype, the least room first.
+
+        Raises:
+            RuntimeError: the detection was made without ``headroom=True``.
+        """
+        told: list[Headroom] = self._watch.headroom()
+        if self.stats()["headroom_missed"]:
+            warnings.warn(
+                "torchnan: headroom() has no room for more call sites, and has left some out: "
+                "stats()['headroom_missed'] counts their results. A new detection begins anew.",
+                DetectorWarning,
+                stacklevel=2,
+            )
+        return told
 
     def mark_step(self, k: int) -> None:
         """Says that training step ``k`` begins. Without it, steps are counted by the optimizer's."""
         if not isinstance(k, int) or isinstance(k, bool) or not -(2**63) <= k < 2**63:
             raise TypeError(f"mark_step({shown(k)}): a step is an integer of 64 bits")
         self._watch.mark_step(k)
+
+
+def _require_cuda_if_asked_to() -> None:
+    why = _C.why_not_scanned("cuda") if _environment.requires_cuda(os.environ) else ""
+    if why:
+        raise RuntimeError(
+            f"torchnan cannot look at tensors on GPUs, and {_environment.REQUIRE_CUDA}=1: {printable(why, 1000)}."
+        )
+
+
+_told_not_scanned: set[str] = set()  # once in a process
+
+
+def _tell_what_was_not_scanned(results: int) -> None:
+    if results == 0:
+        return
+    for device, why in _C.not_scanned().items():
+        if device not in _told_not_scanned:
+            _told_not_scanned.add(device)
+            text = f"torchnan has not looked at results on {device} devices ({results} in this detection): "
+            warnings.warn(f"{text}{printable(why, 1000)}.", DetectorWarning, stacklevel=4)
 
 
 def _remain_alone() -> None:
@@ -209,6 +266,14 @@ def end_program_wide(*, judge: bool) -> None:
     if ended is not None:
         _hooks.watch_new_threads(None)
     _end(ended, judge)
+
+
+def keeping_headroom() -> detect | None:
+    """Of the detections in force one that was made with ``headroom=True``: the innermost scope of this thread, else the
+    one of the whole program."""
+    watch = _C.current_watch()
+    innermost = None if watch is None else _program.scopes.get(watch.id)
+    return next((d for d in (innermost, _program_wide) if d is not None and d.keeps_headroom), None)
 
 
 def _exchange(started: detect | None) -> detect | None:

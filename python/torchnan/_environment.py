@@ -13,6 +13,7 @@ from torchnan import _options
 from torchnan._words import LONGEST_MESSAGE, printable
 
 POLICY = "TORCHNAN_POLICY"  # where recovery's variables begin
+REQUIRE_CUDA = "TORCHNAN_REQUIRE_CUDA"
 MODES = ("raise", "warn", "log", "1", "0")
 
 is_pending = False
@@ -43,13 +44,26 @@ def options_from(environment: Mapping[str, str]) -> dict[str, Any] | None:
         policy.from_environment(environment)  # refused now, and not by the first StepGuard
     if mode in _options.ACTIONS and given.setdefault("action", mode) != mode:
         raise _options.OptionError(f"TORCHNAN={mode} and TORCHNAN_ACTION={given['action']} disagree: set one of them.")
+    requires_cuda(environment)  # refused now, and not by the first detection
     options = _options.check(given)
     return None if mode in ("", "0") else options
 
 
 def is_of_detection(variable: str) -> bool:
-    """Not those of recovery, which a :class:`torchnan.StepGuard` reads."""
-    return variable.startswith("TORCHNAN_") and not _is_of_recovery(variable)
+    """Not those of recovery, which a :class:`torchnan.StepGuard` reads, and of what must be there."""
+    return variable.startswith("TORCHNAN_") and variable != REQUIRE_CUDA and not _is_of_recovery(variable)
+
+
+def requires_cuda(environment: Mapping[str, str]) -> bool:
+    """Whether detection shall not begin where it could not look at tensors on GPUs: ``TORCHNAN_REQUIRE_CUDA=1``.
+
+    Raises:
+        OptionError: a value that is neither 0, 1 nor empty.
+    """
+    given = environment.get(REQUIRE_CUDA, "")
+    if given not in ("", "0", "1"):
+        raise _options.OptionError(f"{REQUIRE_CUDA}={printable(given, 200)} cannot be used: it takes 0 or 1.")
+    return given == "1"
 
 
 def _is_of_recovery(variable: str) -> bool:

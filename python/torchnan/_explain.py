@@ -11,9 +11,11 @@ from torchnan._finding import Finding
 from torchnan._words import printable
 from torchnan.capture.keep import Captures
 from torchnan.capture.operation import Operation, record
+from torchnan.recovery.errors import TrainingStopped
 from torchnan.recovery.event import Cause, StepEvent
 from torchnan.recovery.failures import Failures
 from torchnan.recovery.policy import Policy
+from torchnan.step import rerun
 from torchnan.step.agreement import Agreement, Sight, What
 from torchnan.step.gradients import bad_among, unwatched
 from torchnan.step.passes import Attempt, Passes
@@ -45,6 +47,7 @@ class Explainer:
         self._failures = failures
         self._captures = Captures(policy, agreement.global_rank, agreement.ranks, failures)
         self._last_good = 0
+        self.wants_float32: Callable[[], bool] = lambda: False  # whether a bad step is to be run in float32, too
 
     def note_good_step(self, step: int) -> None:
         """A step was applied."""
@@ -53,6 +56,19 @@ class Explainer:
     def refuse_what_cannot_be_captured(self, batch: Any) -> None:
         """Before the step runs, not after it has failed."""
         self._captures.refuse(batch)
+
+    def stop_alone(self, step: int, attempt: Attempt) -> None:
+        """The other ranks wait in their backward pass for gradients that will not come: there is no asking them.
+
+        Raises:
+            TrainingStopped: this rank has run out of memory there.
+        """
+        sight = attempt.sight
+        if sight is None or sight.what is not What.OUT_OF_MEMORY or not self._passes.waits_in_backward:
+            return
+        event = StepEvent(step, sight.what.word, sight.text, sight.rank)
+        event.cause, event.action, event.reason = "out_of_memory", "raise", "out_of_memory='split' would go on"
+        raise TrainingStopped(str(event), "out_of_memory", event)
 
     def explain(self, step: int, attempt: Attempt, worst: Sight, norm: float, parts: int) -> StepEvent:
         """Replays the step, names its cause, and captures it. Leaves random states as the step has left them."""
@@ -69,7 +85,8 @@ class Explainer:
         with self._failures.contained("looking at the weights"):
             # Before the step: it has not written parameters, and of buffers there are copies.
             bad = bad_among([*self._passes.model.named_parameters(), *self._start.buffers().items()])
-        self._name_cause(event, worst, self._replay(event, parts), bad)
+        self._name_cause(event, worst, self._replay(event, worst, parts), bad)
+        self._run_in_float32(event, worst, parts)
         room = self._agreement.largest(int(self._captures.has_room)) > 0
         operation = None
         if room:
@@ -80,9 +97,11 @@ class Explainer:
         after.restore()
         return event
 
-    def _replay(self, event: StepEvent, parts: int) -> Replay:
+    def _replay(self, event: StepEvent, worst: Sight, parts: int) -> Replay:
         reason = ""
-        if not self._policy.replay:
+        if worst.what is What.INSTABILITY:
+            reason = "everything in it is finite"
+        elif not self._policy.replay:
             reason = "replay=False"
         elif self._passes.step_fn is None:
             reason = "there is no step_fn to run it with"
@@ -92,6 +111,15 @@ class Explainer:
             return not_replayed(reason or ANOTHER_RANK)
         again = functools.partial(self._again, parts)
         return replay(again, self._passes, self._agreement, original=event.bits, step=event.step)
+
+    def _run_in_float32(self, event: StepEvent, worst: Sight, parts: int) -> None:
+        """On all ranks, if the first wants to know."""
+        is_nonfinite = worst.what in (What.LOSS, What.GRADIENT, What.SCALER)
+        if event.verdict is None or not is_nonfinite or self._agreement.largest(int(self.wants_float32())) == 0:
+            return
+        again = functools.partial(self._again, parts)
+        with self._failures.contained("running the step in float32"):
+            event.finite_in_float32 = rerun.in_float32(again, self._passes, self._agreement)
 
     def _again(self, parts: int, after_backward: Callable[[], None] = lambda: None) -> Attempt:
         """The step as it was: weights are as they were, as nothing has been applied."""
@@ -148,8 +176,8 @@ class Explainer:
             return "model"
         if replayed.verdict in ("transient", "nondeterministic"):
             return replayed.verdict
-        if worst.what is What.NORM:
-            return "norm"
+        if worst.what in (What.NORM, What.INSTABILITY):
+            return "norm" if worst.what is What.NORM else "instability"
         return _CAUSES.get(origin, "operation") if origin else "unknown"
 
     def _when_it_went_bad(self, bad: tuple[str, ...]) -> str:

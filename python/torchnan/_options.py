@@ -111,6 +111,7 @@ TABLE: dict[str, Option] = {
         parse_int,
         "0, or a number of steps",
     ),
+    "headroom": Option(False, *_BOOL),
     "max_findings": Option(
         100,
         "an integer of at least 1",
@@ -163,8 +164,10 @@ def read(variable: str, option: Option, text: str) -> Any:
 
 
 def message_of(error: Exception) -> str:
-    """What an error of switching on says, without the number that an OSError puts in front."""
-    return str(error.strerror) if isinstance(error, OSError) and error.strerror else str(error)
+    """What an error says, without the number that an OSError puts in front; with the file that it is about."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
 
 
 def nearest(name: str, names: Any) -> str:

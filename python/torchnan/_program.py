@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torchnan._detect import detect
 
 Line = tuple[str, int, str]  # file, line, function
+Names = dict[int, dict[int, str]]  # of modules, by model; both by id, and only as long as both are alive
 RawFrame = tuple[CodeType, int, "torch.nn.Module | None"]  # innermost first
 
 # Frames of these are how the user's code gets to an operation, not where it is called.
@@ -82,15 +83,25 @@ def place(
         watch: id of the watch that asks.
     """
     if not node:
-        phase = "optimizer" if _is_optimizer_step(live, grad_mode) else "forward"
-        return _lines(live), _module_path(_modules(live), watch), phase
+        return _lines(live), *_module_and_phase(live, grad_mode, watch, {})
     inside = _inside_engine(live)
     if any(code.co_filename == _CHECKPOINT_FILE for code, _, _ in inside):  # the forward pass, run again
-        return _lines(inside), _module_path(_modules(inside) + _modules(forward), watch), "forward"
+        return _lines(inside), _module_path(_modules(inside) + _modules(forward), watch, {}), "forward"
     if inside and inside[-1][0].co_filename != _FUNCTION_FILE:  # a hook; Function.backward has its file last
-        return _lines(inside), _module_path(_modules(forward), watch), "backward"
+        return _lines(inside), _module_path(_modules(forward), watch, {}), "backward"
     origin = _before_function_apply(forward) if inside else forward
-    return _lines(origin or live), _module_path(_modules(origin), watch), "backward"
+    return _lines(origin or live), _module_path(_modules(origin), watch, {}), "backward"
+
+
+def places(sites: list[tuple[list[RawFrame], bool]], watch: int) -> list[tuple[str | None, str]]:
+    """The module path and the phase of many operations outside the backward pass.
+
+    Args:
+        sites: of each its stack, and whether gradients were being recorded.
+        watch: id of the watch that asks.
+    """
+    names: Names = {}
+    return [_module_and_phase(live, grad_mode, watch, names) for live, grad_mode in sites]
 
 
 def owner(storage: int, use: list[RawFrame], everywhere: bool, watch: int) -> tuple[bool, str] | None:
@@ -282,6 +293,11 @@ def _roots(modules: list[torch.nn.Module], watch: int) -> Iterator[torch.nn.Modu
         yield _root_above(unwrap(modules[-1]))
 
 
+def _module_and_phase(live: list[RawFrame], grad_mode: bool, watch: int, names: Names) -> tuple[str | None, str]:
+    phase = "optimizer" if _is_optimizer_step(live, grad_mode) else "forward"
+    return _module_path(_modules(live), watch, names), phase
+
+
 _known_roots: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[torch.nn.Module]] = weakref.WeakKeyDictionary()
 
 
@@ -300,16 +316,37 @@ def _root_above(module: torch.nn.Module) -> torch.nn.Module:
     return root
 
 
-def _module_path(modules: list[torch.nn.Module], watch: int) -> str | None:
-    """Dotted path of the innermost module that is part of a model; ``None`` outside every model."""
+def _module_path(modules: list[torch.nn.Module], watch: int, names: Names) -> str | None:
+    """Dotted path of the innermost module that is part of a model; ``None`` outside every model.
+
+    Args:
+        modules: those that are being called, innermost first.
+        watch: id of the watch that asks.
+        names: what has been found out for other operations of this moment.
+    """
     with contained(_ASKING):
         roots = list(_roots(modules, watch))
         for called in map(unwrap, modules):
             for root in roots:
-                for name, module in _within(root):
-                    if module is called and (name or _is_model(module)):
-                        return clean(name)
+                name = _names_in(root, names).get(id(called))
+                if name or (name is not None and _is_model(called)):
+                    return clean(name)
     return None
+
+
+def _names_in(root: torch.nn.Module, names: Names) -> dict[int, str]:
+    """Of all modules in a model the first name that they have; by ``id``, as some cannot be compared."""
+    if id(root) not in names:
+        names[id(root)] = {}
+        _name_parts(root, "", names[id(root)])
+    return names[id(root)]
+
+
+def _name_parts(module: torch.nn.Module, path: str, known: dict[int, str]) -> None:
+    known[id(module)] = path
+    for name, child in _parts(module, "_modules"):
+        if id(child) not in known:
+            _name_parts(child, f"{path}.{name}" if path else name, known)
 
 
 def _is_model(root: torch.nn.Module) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,10 +12,14 @@ import torch.distributed as dist
 
 from torchnan._explain import Explainer
 from torchnan._load import _C
-from torchnan._step_guard_arguments import policy_of, refuse, without_files, without_wrappers
+from torchnan._step_guard_arguments import policy_of, refuse, refuse_monitor, without_files, without_wrappers
+from torchnan.monitor import Monitor
+from torchnan.monitor.in_guard import InGuard
+from torchnan.recovery.announcer import Announcer
+from torchnan.recovery.clip import ClipThreshold
 from torchnan.recovery.decision import Answer, Decision
 from torchnan.recovery.errors import TrainingStopped
-from torchnan.recovery.event import Action, StepEvent, StepResult, place_of
+from torchnan.recovery.event import Action, StepEvent, StepResult
 from torchnan.recovery.failures import Failures
 from torchnan.recovery.learning_rate import LearningRateCut
 from torchnan.recovery.log import RecoveryLog
@@ -29,10 +32,6 @@ from torchnan.step.passes import Attempt, Passes, StepFunction
 from torchnan.step.scaled_step import ScaledStep
 from torchnan.step.start import StepStart
 from torchnan.step.tripwire import NormTripwire
-
-logger = logging.getLogger("torchnan")
-
-MOST_EVENTS = 100
 
 
 class StepGuard:
@@ -65,6 +64,7 @@ class StepGuard:
         on_instability: called with the :class:`torchnan.recovery.StepEvent` before it is acted upon; may return an
             action (``"skip"``, ``"rollback"``, ``"raise"``, ``"retry"``, ``"split"``) that goes before the policy's.
             The gravest that any rank wants is done on all. If it raises, that is told, and the policy answers.
+        monitor: a :class:`torchnan.Monitor`, which is fed with each step; one for each guard.
         options: fields of the policy, over ``policy``: ``captures="captures", snapshot_every=50``.
 
     Raises:
@@ -92,15 +92,16 @@ class StepGuard:
         save: Callable[[int], Any] | None = None,
         load: Callable[[int], Any] | None = None,
         on_instability: Callable[[StepEvent], Action | None] | None = None,
+        monitor: Monitor | None = None,
         **options: Any,
     ) -> None:
         self.policy = policy_of(policy, options)
         refuse(model, optimizer, step_fn, self.policy, save, load, on_instability)
+        refuse_monitor(monitor, self.policy, can_roll_back=save is not None)
         optimizer = without_wrappers(optimizer)
         self.model = model
         self.optimizer = optimizer
         self.step_number = 0
-        self.events: list[StepEvent] = []
         self._scaled = ScaledStep(optimizer, scaler)
         self._scheduler = scheduler
         self._failures = Failures()
@@ -109,22 +110,23 @@ class StepGuard:
         self._is_off = _C.is_switched_off()
         policy = without_files(self.policy) if self._is_off else self.policy
         self._log = RecoveryLog(policy.log if self._agreement.rank == 0 else None, self._failures)
+        self._announcer = Announcer(self._agreement, self._log)
         self._tripwire = NormTripwire(policy.norm_limit, policy.norm_factor, policy.norm_window)
-        survives_memory = policy.out_of_memory == "split"
-        self._passes = Passes(
-            model, optimizer, step_fn, self._scaled.scaler, self._tripwire, self._agreement, survives_memory
-        )
+        survives = policy.out_of_memory == "split"
+        self._passes = Passes(model, optimizer, step_fn, self._scaled.scaler, self._tripwire, self._agreement, survives)
         self._start = StepStart(model, policy.keep)  # type: ignore[arg-type]
         self._decision = Decision(policy)
         self._rate = LearningRateCut(optimizer, policy.lr_factor, policy.lr_ramp)
+        self._clip = ClipThreshold(self._tripwire, policy.max_norm, policy.clip_factor)
         parts: dict[str, Any] = {"optimizer": optimizer, "scaler": self._scaled.scaler, "scheduler": scheduler}
-        training = Training(
-            model,
-            {name: part for name, part in parts.items() if part is not None},
-            data if policy.rewind_data else None,
-        )
+        training = Training.of(model, parts, data if policy.rewind_data else None)
         self._rollback = Rollback(policy, training, self._agreement, self._log, self._failures, save, load)
         self._explainer = Explainer(policy, self._passes, self._start, self._agreement, self._failures)
+        self.monitored = InGuard(
+            monitor, training, policy, self._agreement, self._rate, self._clip, self._tell, self._failures
+        )
+        self._passes.without_graph = self.monitored.without_graph
+        self._explainer.wants_float32 = self.monitored.wants_float32
         self._in_watch = False  # between watch() and ok_to_step()
         self._in_loop = False  # of the program's own
         self._begun = False
@@ -155,11 +157,12 @@ class StepGuard:
         given, event = list(batches), None
         while True:
             attempt = self._passes.run(given, self._parts())
-            self._stop_alone(attempt)
+            self._explainer.stop_alone(self.step_number, attempt)
             worst, norm = self._passes.agree(attempt)
+            worst = self.monitored.look(attempt, norm, worst)
             if worst is None:
                 return self._apply(attempt, norm, event)
-            if worst.what is What.SCALER and not self._scaler_gave_up():
+            if worst.what is What.SCALER and not self._decision.scaler_gives_up():
                 return self._let_scaler_skip(attempt, norm)
             event, answer = self._judge(attempt, worst, norm)
             if answer.action not in ("retry", "split"):
@@ -175,14 +178,7 @@ class StepGuard:
         self._in_loop = False
         self.optimizer.zero_grad(set_to_none=True)
         self._start.note()
-
-    def _stop_alone(self, attempt: Attempt) -> None:
-        """The other ranks wait in their backward pass for gradients that will not come: there is no asking them."""
-        if attempt.sight is None or attempt.sight.what is not What.OUT_OF_MEMORY or not self._passes.waits_in_backward:
-            return
-        event = StepEvent(self.step_number, attempt.sight.what.word, attempt.sight.text, attempt.sight.rank)
-        event.cause, event.action, event.reason = "out_of_memory", "raise", "out_of_memory='split' would go on"
-        raise TrainingStopped(str(event), "out_of_memory", event)
+        self.monitored.begin(self.step_number)
 
     def _take_snapshot_if_due(self) -> StepEvent | None:
         """Not among bad steps: it may be the weights that make them bad. Returns what was found instead."""
@@ -202,12 +198,14 @@ class StepGuard:
     def _keep(self, batch: Any) -> None:
         self._explainer.refuse_what_cannot_be_captured(batch)
         self._start.add(batch, drawn_between=self._in_loop)
+        self.monitored.keep(batch)
 
     def _parts(self) -> int:
         return int(2**self._decision.spent.splits)
 
     def _apply(self, attempt: Attempt, norm: float, event: StepEvent | None) -> StepResult:
         self._update(norm)
+        self.monitored.end(skipped=False)
         self._note_good_step(norm)
         step = self.step_number
         found = self._take_snapshot_if_due()  # now, and not with the next step: its batch is not drawn yet
@@ -223,7 +221,7 @@ class StepGuard:
         return StepResult(self.step_number, True, attempt.loss, norm)
 
     def _update(self, norm: float) -> None:
-        self._passes.clip(norm, self.policy.max_norm)
+        self._passes.clip(norm, self._clip.most)
         self._scaled.take()
         if self._scheduler is not None:
             self._scheduler.step()
@@ -248,6 +246,7 @@ class StepGuard:
                 self._start.note()
             self.step_number += 1
             self._in_watch = self._in_loop = True
+            self.monitored.begin(self.step_number)
         if not self._is_off:
             self._keep(batch)
         yield
@@ -269,16 +268,19 @@ class StepGuard:
             raise RuntimeError("ok_to_step() belongs after `with guard.watch(batch):`, once a step")
         self._in_watch = False
         if self._is_off:
-            self._passes.clip(self._passes.end_unguarded([]).measured.norm, self.policy.max_norm)
+            self._passes.clip(self._passes.end_unguarded([]).measured.norm, self._clip.most)
             return True
-        attempt = self._passes.look([loss.detach() for loss in losses])
+        attempt = self._passes.look([self.monitored.without_graph(loss) for loss in losses])
         worst, norm = self._passes.agree(attempt)
+        worst = self.monitored.look(attempt, norm, worst)
         if worst is None:
-            self._passes.clip(norm, self.policy.max_norm)
+            self._passes.clip(norm, self._clip.most)
+            self.monitored.end(skipped=False)
             self._note_good_step(norm)
             return True
-        if worst.what is What.SCALER and not self._scaler_gave_up():
+        if worst.what is What.SCALER and not self._decision.scaler_gives_up():
             self._scaled.mark_to_skip()
+            self.monitored.end(skipped=True)
             return True  # scaler.step() will not step, and scaler.update() lowers the scale
         self._give_up_step(attempt, norm, *self._judge(attempt, worst, norm))
         return False
@@ -295,14 +297,11 @@ class StepGuard:
 
     # -- a loss scaler in search of its scale
 
-    def _scaler_gave_up(self) -> bool:
-        self._decision.spent.scaler_skips += 1
-        return self._decision.spent.scaler_skips > self.policy.max_scaler_skips
-
     def _let_scaler_skip(self, attempt: Attempt, norm: float) -> StepResult:
         self._scaled.mark_to_skip()
         self._scaled.take()
         self._start.forget_batches()
+        self.monitored.end(skipped=True)
         return StepResult(self.step_number, False, attempt.loss, norm)
 
     # -- a bad step
@@ -311,11 +310,10 @@ class StepGuard:
         """What it was, and what is to be done about it, the same on every rank."""
         event = self._explainer.explain(self.step_number, attempt, worst, norm, self._parts())
         event.consecutive = self._decision.spent.consecutive + 1
+        unstable = self.monitored.after_replay(event)
         wanted = self._wish.about(event)
-        answer = self._decision.answer(
-            event, can_roll_back=self._rollback.possible, can_run_again=self._can_run_again(), wanted=wanted
-        )
-        return event, answer
+        possible = {"can_roll_back": self._rollback.possible, "can_run_again": self._can_run_again()}
+        return event, self._decision.answer(event, **possible, wanted=wanted, instability=unstable)
 
     def _can_run_again(self) -> bool:
         """Here and on every other rank."""
@@ -326,6 +324,7 @@ class StepGuard:
         self._start.restore_buffers()
         self._scaled.forget()
         self._start.forget_batches()
+        self.monitored.end(skipped=True)
         self._carry_out(event, answer)
         return StepResult(event.step, False, attempt.loss, norm, event)
 
@@ -346,13 +345,12 @@ class StepGuard:
             raise TrainingStopped(str(event), answer.exit_reason, event)
 
     def _tell(self, event: StepEvent) -> None:
-        source = self._agreement.first_with_most(int(event.rank == self._agreement.global_rank))
-        event.host, event.device = self._agreement.share(place_of(self._passes.device), source).rsplit(" ", 1)
-        self.events = [*self.events, event][-MOST_EVENTS:]
-        self._log.write(event)
-        if self._agreement.rank == 0 or event.rank == self._agreement.global_rank:
-            with contextlib.suppress(Exception):  # a handler of the program's may fail
-                logger.warning("%s", event)
+        self._announcer.tell(event, self._passes.device)
+
+    @property
+    def events(self) -> list[StepEvent]:
+        """The last 100 bad steps, and what was done about them."""
+        return list(self._announcer.events)
 
     @property
     def failures(self) -> dict[str, int]:
@@ -389,6 +387,7 @@ class StepGuard:
             "decision": self._decision.state_dict(),
             "tripwire": self._tripwire.state_dict(),
             "learning_rate": self._rate.state_dict(),
+            "clip": self._clip.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -397,3 +396,4 @@ class StepGuard:
         self._decision.load_state_dict(state["decision"])
         self._tripwire.load_state_dict(state["tripwire"])
         self._rate.load_state_dict(state["learning_rate"])
+        self._clip.load_state_dict(state["clip"])

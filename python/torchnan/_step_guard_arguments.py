@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from torchnan._options import OptionError
-from torchnan._words import type_name
+from torchnan._words import shown, type_name
+from torchnan.monitor import Monitor
 from torchnan.recovery.policy import Policy
 
 
@@ -47,6 +48,24 @@ def refuse(model: Any, optimizer: Any, step_fn: Any, policy: Policy, save: Any, 
         raise OptionError(
             "out_of_memory='split' cannot be used with FSDP: its forward pass waits for the other ranks, so a rank "
             "that runs out of memory cannot go back alone."
+        )
+
+
+def refuse_monitor(monitor: Any, policy: Policy, *, can_roll_back: bool) -> None:
+    """Raises for a table of instabilities that could not be followed."""
+    if monitor is not None and not isinstance(monitor, Monitor):
+        raise TypeError(f"monitor is a {type_name(monitor)}: StepGuard takes a torchnan.Monitor")
+    if not policy.instability:
+        return
+    if monitor is None or not monitor.options.live:
+        raise OptionError(
+            f"instability={shown(dict(policy.instability))} cannot be used without a monitor that judges the run: give "
+            "monitor=torchnan.Monitor(...), with live=True."
+        )
+    if "rollback" in policy.instability.values() and policy.snapshot_every == 0 and not can_roll_back:
+        raise OptionError(
+            f"instability={shown(dict(policy.instability))} has a rollback, and there are no snapshots to go back to: "
+            "set snapshot_every."
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import os
 import types
 import warnings
@@ -18,9 +19,11 @@ import torchnan
 from said import as_shown, logged, printed, refusals
 from torchnan import _environment, commands
 from torchnan.capture import folder as capture_folder
+from torchnan.monitor import told
 from torchnan.recovery import Policy, TrainingStopped
 
 TAME = "tame"  # what a field gets that does not take the string: a type's name takes no NUL, a variable no '='
+LARGE = torch.full((2,), 6e4, dtype=torch.half)
 
 
 def accepted(use: Callable[[str], Any], string: str) -> Any:
@@ -316,6 +319,50 @@ class Bench:
 
     def extracted(self) -> list[str]:
         return printed(lambda: commands.main(["extract", str(self.capture), "--out", str(self.folder / "out")]))
+
+    # -- the monitor
+
+    def headroom(self) -> list[str]:
+        model = large_model(self.string)
+        with torchnan.detect(headroom=True) as watch:
+            model(LARGE)
+            return [str(one) for one in watch.headroom()]
+
+    @functools.cached_property
+    def monitored(self) -> tuple[Path, list[str]]:
+        """The log of a run near the end of its range, under a name of this string if the system has it, and what
+        loggers were told."""
+        path, model = self.folder / file_name(self.string), large_model(self.string)
+        optimizer = torch.optim.SGD([{"params": nn.Linear(1, 1).parameters(), "name": self.string}])
+        monitor = torchnan.Monitor(path, meta={self.string: self.string}, headroom_every=1, judge_every=1)
+        with logged() as lines, torchnan.detect(headroom=True):
+            for loss in (2.0, 2.0, math.nan):
+                model(LARGE)
+                monitor.record.note_finding(3, told.origin_of(self.watch.findings[0]))
+                monitor.step(loss=loss, optimizer=optimizer)
+        return path, lines
+
+    def diagnosed(self) -> list[str]:
+        """Text without its own ends of lines, and a document."""
+        document = self.folder / "post-mortem.md"
+        (text,) = self.diagnose("--post-mortem", str(document))
+        return [text.replace("\n" + " " * 8, " "), document.read_text()]
+
+    def refused_runs(self) -> list[str]:
+        """A table without a column that is known, and one that is not there."""
+        table, none = self.folder / "x.csv", self.folder / f"{file_name(self.string)}~"
+        table.write_text(f"{self.string}\n1\n", encoding="utf-8", errors="surrogatepass")
+        return printed(*(lambda path=path: commands.main(["diagnose", str(path)]) for path in (table, none)))
+
+    def diagnose(self, *options: str) -> list[str]:
+        return printed(lambda: commands.main(["diagnose", str(self.monitored[0]), *options]))
+
+
+def large_model(string: str) -> nn.Module:
+    """A module of this name makes numbers near the end of the range."""
+    root = type("Root", (nn.Module,), {"forward": _through_child})()
+    root._modules[string] = type("Twice", (nn.Module,), {"forward": lambda self, x: x * 1})()
+    return root
 
 
 def _good_step(model: nn.Module, batch: Any) -> torch.Tensor:

@@ -52,7 +52,7 @@ def build(kind: str) -> None:
     given = [f"-D{name}={value}" for name, value in settings.items()]
     configure = ["cmake", "-S", str(REPOSITORY), "-B", str(folder(kind)), "-G", "Ninja", *given]
     # Without the tests of failing allocations, which have an operator new of their own.
-    targets = ["torchnan_tests", *(["torchnan", "_C"] if kind == "asan" else [])]
+    targets = ["torchnan_tests", "torchnan_device_tests", *(["torchnan", "_C"] if kind == "asan" else [])]
     for command in (configure, ["cmake", "--build", str(folder(kind)), "--target", *targets]):
         subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
 
@@ -69,8 +69,8 @@ def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str
     )
 
 
-def run_cpp_tests(kind: str) -> subprocess.CompletedProcess[str]:
-    tests = str(folder(kind) / "tests" / "cpp" / "torchnan_tests")
+def run_cpp_tests(kind: str, program: str = "torchnan_tests") -> subprocess.CompletedProcess[str]:
+    tests = str(folder(kind) / "tests" / "cpp" / program)
     return run([tests, "--gtest_brief=1", f"--gtest_filter=-{':'.join(LEFT_OUT[kind])}"])
 
 
@@ -107,7 +107,11 @@ def build_broken(kind: str) -> Path:
 def main() -> int:
     kind = sys.argv[1]
     build(kind)
-    done = [run_cpp_tests(kind), *([run_python_tests()] if kind == "asan" else [])]
+    done = [
+        run_cpp_tests(kind),
+        run_cpp_tests(kind, "torchnan_device_tests"),
+        *([run_python_tests()] if kind == "asan" else []),
+    ]
     for one in done:
         print(one.stdout)
     return max(one.returncode for one in done)

@@ -43,6 +43,7 @@ DETECTION: dict[str, tuple[list[Any], list[Any]]] = {
     "skip_ops": ([(), [], ("aten::log",), ["log", "_foreach_*"], ("aten::[a-c]?[!d]*",)], NO_NAMES),
     "exact": ([True, False], NO_BOOLS),
     "sample": ([0, 1, 2**63 - 1], NO_COUNTS),
+    "headroom": ([True, False], NO_BOOLS),
     "max_findings": ([1, 100, 2**63 - 1], [*NO_COUNTS, 0]),
     "log": ([None, "log", Path("log"), " log ", "caf\udce9", "größe"], [*NO_PATHS, "\ud800", 1, True, b"log", ["log"]]),
 }
@@ -69,7 +70,7 @@ DETECTION_AS_TEXT: dict[str, tuple[dict[str, Any], list[str]]] = {
     "max_findings": ({"1": 1, str(2**63 - 1): 2**63 - 1}, [*NO_INTEGERS_AS_TEXT, "0", str(2**63)]),
     "log": ({"x": "x", " x": " x", "caf\udce9": "caf\udce9"}, ["", " ", "\t\n"]),
     **dict.fromkeys(
-        ("check_nan", "check_inf", "backward", "stacks", "exact"),
+        ("check_nan", "check_inf", "backward", "stacks", "exact", "headroom"),
         ({"1": True, "0": False, "true": True, "False": False, "TRUE": True}, NO_BOOLS_AS_TEXT),
     ),
 }
@@ -82,6 +83,10 @@ RECOVERY: dict[str, tuple[list[Any], list[Any]]] = {
     "remedy": (
         [{}, {"data": "raise"}],
         [{"data": "warn"}, {"date": "skip"}, {1: 2}, {"data": None}, [], "data=skip", None],
+    ),
+    "instability": (
+        [{}, {"spike": "skip", "plateau": "lower_clip"}],
+        [{"spike": "retry"}, {"healthy": "skip"}, {1: 2}, {"spike": None}, [], "spike=skip", None],
     ),
     "retries": ([0, 5], NO_COUNTS),
     "max_norm": ([None, 1, 0.5], NO_POSITIVE),
@@ -102,6 +107,7 @@ RECOVERY: dict[str, tuple[list[Any], list[Any]]] = {
     "rewind_data": ([True, False], NO_BOOLS),
     "lr_factor": ([1, 0.5, 1e-9], [*NO_POSITIVE, 1.5, 2, None]),
     "lr_ramp": ([0], NO_COUNTS),
+    "clip_factor": ([1, 0.5, 1e-9], [*NO_POSITIVE, 1.5, 2, None]),
     "out_of_memory": (["raise", "split"], ["", "Split", "skip", None]),
     "max_splits": ([1], [*NO_COUNTS, 0]),
     "log": ([None, "x", Path("x")], [*NO_PATHS, 1, b"x"]),

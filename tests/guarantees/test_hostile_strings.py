@@ -69,6 +69,10 @@ TERMINAL: dict[str, Callable[[Bench], Said]] = {
     "extract": Bench.extracted,
     "doctor": Bench.doctor,
     "show": Bench.shown,
+    "str(headroom)": Bench.headroom,
+    "the monitor": lambda bench: bench.monitored[1],
+    "diagnose": Bench.diagnosed,
+    "errors of runs": Bench.refused_runs,
 }
 JSON: dict[str, Callable[[Bench], Said]] = {
     "finding.to_json()": lambda bench: [finding.to_json() for finding in bench.watch.findings],
@@ -76,6 +80,8 @@ JSON: dict[str, Callable[[Bench], Said]] = {
     "event.to_json()": lambda bench: [event.to_json() for event in bench.stepped[0].events],
     "an error in a replay, as JSON": lambda bench: [event.to_json() for event in bench.raised_in_replay[0].events],
     "recovery log": lambda bench: [bench.stepped, lines_of(bench.folder / "recovery.jsonl")][1],
+    "monitor log": lambda bench: [line for line in lines_of(bench.monitored[0]) if not line.startswith('{"verdict"')],
+    "diagnose --json": lambda bench: [text.removesuffix("\n") for text in bench.diagnose("--json")],
     "capture": lambda bench: stored(Path(str(bench.stepped[0].events[0].capture))),
 }
 
@@ -92,7 +98,10 @@ TELLS = {
     "_environment.py switch_on": "errors of the environment",
     "_environment.py _at_end": "NonFiniteError",
     "_nan_detector.py NaNDetector._refuse": "loggers",
-    "_step_guard.py StepGuard._tell": "loggers",
+    "_headroom.py Headroom.__str__": "str(headroom)",
+    "_detect.py detect.headroom": "warnings of the detector",  # that it has no room
+    "_detect.py _tell_what_was_not_scanned": "warnings of the detector",
+    "recovery/announcer.py Announcer.tell": "loggers",
     "_explain.py Explainer._told": "str(event)",  # from rank to rank
     "recovery/event.py StepEvent.__str__": "str(event)",
     "recovery/event.py StepEvent.to_json": "event.to_json()",
@@ -107,23 +116,34 @@ TELLS = {
     "commands/replay.py execute": "replay",
     "commands/run.py execute": "commands",
     "commands/show.py execute": "show",
+    "commands/diagnose.py execute": "diagnose",
+    "commands/diagnose.py _write": "diagnose",
+    "diagnosis/verdict.py Forecast.__str__": "the monitor",
+    "monitor/options.py meta_of": "monitor log",
+    "monitor/record.py Record._warn": "the monitor",
+    "monitor/row.py as_line": "monitor log",
 }
 
 # What stands unescaped in the text of an error of Python's own kinds: numbers, words of ours, and what says so.
 PLAIN = {
     "_load.py": {"built_for", "running", "REMEDY", "number", "torch.__version__", "error"},  # there is no core yet
     "__init__.py": {"name"},  # as Python says it of other modules
+    "_detect.py": {"_environment.REQUIRE_CUDA"},
     "_step_guard_arguments.py": {"name"},  # of an argument
     "_nan_detector.py": {"tuple(loss.shape)"},
     "capture/folder.py": {"free", "reason", "needed", "path.name", "name"},  # of files with names of ours
     "integrations/lightning_step.py": {"len(optimizers)", "', '.join(optimizers) or 'none'", "strategy"},  # type_name
     "integrations/transformers.py": {"args.n_gpu", "state.global_step + 1", "_NO_LOSS"},
+    "diagnosis/__init__.py": {"error.name"},  # of a package
+    "monitor/monitor.py": {"error"},  # the same
+    "monitor/options.py": {"name", "wanted", "shape"},
     "step/agreement.py": {"self.rank", "self.ranks", "os.getpid()", "socket.gethostname()"},
     "step/passes.py": {"shape"},
 }
 ESCAPES = ("printable(", "shown(", "type_name(")
 ESCAPED = {
     "OptionError",
+    "RunError",
     "CaptureError",
     "UnkeepableError",
     "TrainingStopped",

@@ -340,6 +340,9 @@ def test_a_step_guard_reads_them_when_it_is_made(monkeypatch):
     assert guard.policy.max_skips == 7
 
 
+OPTIONS = re.compile(r"\b(?:thresholds|limits|options|_every)\b")
+
+
 def test_nothing_is_clamped():
     """What is asked for is what is used: no min() or max() between an option and its use, but those that are known."""
     known = {
@@ -347,6 +350,22 @@ def test_nothing_is_clamped():
         ("step/agreement.py", "min(sight.micro_batch, _MICRO_BATCHES)"),  # of what is shown first
         ("recovery/decision.py", "max(0, self.spent.rollbacks_in_a_row - 1)"),  # the first goes no further
         ("recovery/rollback.py", "max(0, len(steps) - 1 - further)"),  # "the oldest at most"
+        # a window has least_rows, "of a short run at most a third of it": docs/diagnose.md says so
+        ("diagnosis/series.py", "max(self.rows_of(thresholds.spike_window), thresholds.least_rows)"),
+        ("diagnosis/series.py", "max(thresholds.least_rows, len(self) // 3)"),
+        ("diagnosis/divergence.py", "max(loss.rows_of(thresholds.divergence_steps), thresholds.least_rows)"),
+        # rows of the log, and of a block of them
+        ("diagnosis/divergence.py", "min(rate.before(found.first + thresholds.divergence_steps), len(rate) - 1)"),
+        (
+            "diagnosis/divergence.py",
+            "max(2, norm.rows_of(thresholds.divergence_steps) // BLOCKS, len(values) // MOST_BLOCKS)",
+        ),
+        # chance may ask for more than spike_sigma; a forecast goes no further than was seen: docs/diagnose.md
+        (
+            "diagnosis/episodes.py",
+            "max(beyond(peaks, ordinary, looked_at, thresholds.false_alarm), UNLIKE_OTHERS * thresholds.spike_sigma)",
+        ),
+        ("diagnosis/headroom.py", "min(thresholds.headroom_steps, step[-1] - step[0])"),
     }
     package = REPOSITORY / "python" / "torchnan"
     found = {
@@ -355,6 +374,9 @@ def test_nothing_is_clamped():
         for text in re.findall(r"\b(?:min|max|clamp)\((?!one\.|\()[^()]*(?:\([^()]*\)[^()]*)*\)", path.read_text())
         if "magnitudes.max" not in text and text not in ("max()",)
     }
+    # What judges runs is arithmetic: there, where an option stands in it.
+    arithmetic = ("diagnosis/", "monitor/")
+    found = {(file, text) for file, text in found if not file.startswith(arithmetic) or OPTIONS.search(text)}
     assert found == known
     core = {path: path.read_text() for path in (REPOSITORY / "csrc").rglob("*.cpp")}
     assert not [path for path, text in core.items() if re.search(r"std::(min|max|clamp)\([^)]*options", text)]

@@ -108,6 +108,7 @@ OPTIONS = {
     "origin": {"action": "log", "when": "origin"},
     "exact": {"action": "log", "exact": True},
     "sample": {"action": "log", "sample": 1},
+    "headroom": {"action": "log", "headroom": True},
 }
 
 

@@ -89,3 +89,32 @@ except AttributeError as error:
     ended = run_python(code)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "module 'torchnan' has no attribute 'StepGuards'\n"
+
+
+CPU_ONLY = """
+import torch, torchnan
+with torchnan.detect(action="log") as watch:
+    torch.zeros(3).log().sum().item()
+print(watch.first.op, [line for line in open("/proc/self/maps") if "libcuda" in line or "torchnan_cuda" in line])
+"""
+
+
+def test_a_program_on_the_cpu_never_looks_for_cuda():
+    assert run_python(CPU_ONLY).stdout == "aten::log []\n"
+
+
+def test_detection_does_not_begin_where_gpus_are_required_and_cannot_be_looked_at():
+    ended = run_python("import torch", TORCHNAN="raise", TORCHNAN_REQUIRE_CUDA="1")
+    assert ended.returncode == 2
+    assert "torchnan cannot look at tensors on GPUs, and TORCHNAN_REQUIRE_CUDA=1: " in ended.stderr
+    assert run_python("import torch", TORCHNAN="raise", TORCHNAN_REQUIRE_CUDA="0").returncode == 0
+    ended = run_python("import torch", TORCHNAN="raise", TORCHNAN_REQUIRE_CUDA="yes")
+    assert ended.returncode == 2
+    assert "TORCHNAN_REQUIRE_CUDA=yes cannot be used: it takes 0 or 1." in ended.stderr
+
+
+def test_doctor_says_whether_gpus_are_looked_at():
+    ended = run_python("from torchnan.commands import main; main(['doctor'])")
+    line = next(line for line in ended.stdout.splitlines() if line.startswith("GPUs"))
+    expected = "none: this PyTorch is for the CPU" if torch.version.cuda is None else ("looked at", "NOT", "none that")
+    assert line[len("GPUs") :].strip().startswith(expected)

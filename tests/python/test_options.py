@@ -29,6 +29,7 @@ BAD_OPTIONS = [
     ({"sample": 2.5}, "sample=2.5 cannot be used"),
     ({"sample": True}, "sample=True cannot be used"),
     ({"exact": True, "sample": 4}, "exact=True reads every result: there is nothing left for sample"),
+    ({"headroom": 1}, "headroom=1 cannot be used: headroom takes True or False"),
     ({"max_findings": 0}, "max_findings=0 cannot be used: max_findings takes an integer of at least 1"),
     ({"max_findings": 1.5}, "max_findings=1.5 cannot be used"),
     ({"max_findings": True}, "max_findings=True cannot be used"),
@@ -100,6 +101,7 @@ GOOD_ENVIRONMENT = [
     ({"TORCHNAN": "1", "TORCHNAN_BACKWARD": "true"}, {"backward": True}),
     ({"TORCHNAN": "1", "TORCHNAN_STACKS": "0"}, {"stacks": False}),
     ({"TORCHNAN": "1", "TORCHNAN_SKIP_OPS": "aten::log, _foreach_*"}, {"skip_ops": ("aten::log", "_foreach_*")}),
+    ({"TORCHNAN": "1", "TORCHNAN_HEADROOM": "1"}, {"headroom": True}),
     ({"TORCHNAN": "1", "TORCHNAN_MAX_FINDINGS": "7"}, {"max_findings": 7}),
 ]
 

@@ -11,6 +11,7 @@
 
 #include <torchnan/export.h>
 #include <torchnan/finding.h>
+#include <torchnan/headroom.h>
 #include <torchnan/options.h>
 #include <torchnan/sink.h>
 #include <torchnan/stats.h>
@@ -46,6 +47,8 @@ class TORCHNAN_API Detector {
   std::vector<Finding> findings() const;
   std::string report() const;
   Stats stats() const;
+  // Since it was last asked for; needs the option. What was read comes first, and what is nearest the end of its range.
+  std::vector<Headroom> headroom();
 
   // Training step k begins. Findings carry the number.
   void mark_step(int64_t k);

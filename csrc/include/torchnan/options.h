@@ -35,6 +35,7 @@ struct TORCHNAN_API Options {
   std::vector<std::string> skip_ops;  // "aten::log", "log" or globs such as "aten::_foreach_*": never judged
   bool exact = false;                 // read every result, whether or not it is known to be finite
   int64_t sample = 0;                 // N > 0: read what is known to be finite too, every result once in N steps
+  bool headroom = false;              // keep the largest |x| of each call site, for Detector::headroom()
   int64_t max_findings = 100;         // kept; the rest is counted
   std::string log;                    // path of a JSON-lines file, created owner-only; empty: none
 

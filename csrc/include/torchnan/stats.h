@@ -22,6 +22,7 @@ struct Stats {
   int64_t dropped = 0;                     // findings beyond max_findings, or without memory
   int64_t unlogged = 0;                    // findings that the log file, or another sink, could not take
   int64_t call_sites = 0;                  // call sites noted for the backward pass
+  int64_t headroom_missed = 0;             // results at call sites beyond those that headroom has room for
   int64_t internal_errors = 0;             // failures of the detector itself, each warned about once
   std::map<std::string, int64_t> skipped;  // tensors passed by, by reason
 };

@@ -14,5 +14,6 @@
 #include <torchnan/detector.h>
 #include <torchnan/finding.h>
 #include <torchnan/guard.h>
+#include <torchnan/headroom.h>
 #include <torchnan/options.h>
 #include <torchnan/sink.h>

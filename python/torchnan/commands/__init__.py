@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from torchnan._options import OptionError, message_of
 from torchnan._words import LONGEST_MESSAGE, printable
 from torchnan.capture import CaptureError
-from torchnan.commands import doctor, extract, replay, run, show
+from torchnan.commands import diagnose, doctor, extract, replay, run, show
 
 
 class _Parser(argparse.ArgumentParser):
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; 0 is success, 1 a fault that was found, 2 a command that cannot be carried out."""
     parser = _Parser(prog="python -m torchnan", description="Names the operation that made the NaN.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="command")
-    for command in (run, show, replay, extract, doctor):
+    for command in (run, show, diagnose, replay, extract, doctor):
         verb = verbs.add_parser(
             command.NAME,
             help=command.HELP,

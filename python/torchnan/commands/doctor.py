@@ -27,6 +27,17 @@ def _told(options: dict[str, Any] | None) -> str:
     return "off" if options is None else ", ".join(f"{name}={value}" for name, value in options.items())
 
 
+def _gpus() -> str:
+    if torch.version.cuda is None:
+        return "none: this PyTorch is for the CPU"
+    if not torch.cuda.is_available():
+        return "none that PyTorch could use"
+    why = _C.why_not_scanned("cuda")
+    return (
+        f"NOT LOOKED AT: {why}" if why else f"looked at: {torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+    )
+
+
 def execute(given: argparse.Namespace) -> int:
     """Prints the table; 1 if detection could not be switched on here."""
     healthy = True
@@ -41,6 +52,7 @@ def execute(given: argparse.Namespace) -> int:
     except RuntimeError as error:
         rows.append(("engine", f"NONE: {error}"))
         healthy = False
+    rows.append(("GPUs", _gpus()))
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1":
         rows.append(("autoload", "on: TORCHNAN=raise works for any script"))
     else:

@@ -19,6 +19,7 @@ from torchnan.capture import load_capture
 from torchnan.integrations.held_scaler import HeldScaler
 from torchnan.integrations.lightning_injection import Injection, capture_of
 from torchnan.integrations.lightning_step import Schedulers, TrainingStep, refuse
+from torchnan.monitor.in_guard import Habits
 from torchnan.recovery.event import StepEvent
 
 
@@ -40,8 +41,8 @@ class NaNCapture(Callback):
             captured weights and buffers are put into the module, and the captured batches and random states take the
             place of the first that would be trained on, so that the whole program meets the NaN again, under a
             debugger if need be. Needs the same ``accumulate_grad_batches``.
-        policy_options: of :class:`torchnan.StepGuard`: ``policy``, ``on_instability``, and fields of the policy. The
-            default of ``keep`` is ``"copy"`` here.
+        policy_options: of :class:`torchnan.StepGuard`: ``policy``, ``on_instability``, ``monitor``, and fields of the
+            policy. The default of ``keep`` is ``"copy"`` here.
 
     Raises:
         MisconfigurationException: at the start of training, for manual optimization, several optimizers, and others
@@ -121,6 +122,11 @@ class NaNCapture(Callback):
             scheduler=Schedulers(trainer) if trainer.lr_scheduler_configs else None,
             **self._options,
         )
+        self._guard.monitored.habits = Habits(
+            batch_of=lambda arguments: arguments[0],  # without its index, which is another one for the same batch
+            loss_of=lambda mean, parts: mean * parts,  # Lightning divides each by their number
+            dtype=_DTYPES.get(str(trainer.precision)),
+        )
         if self._loaded is not None:
             self._guard.load_state_dict(self._loaded)
         folder = capture_of(self.inject, self.dirpath, trainer.global_rank)
@@ -185,6 +191,15 @@ class NaNCapture(Callback):
         self._watching.close()
         if self._injection is not None:
             self._injection.end()
+
+
+_DTYPES = {
+    "16-mixed": "float16",
+    "16-true": "float16",
+    "bf16-mixed": "bfloat16",
+    "bf16-true": "bfloat16",
+    "32-true": "float32",
+}
 
 
 def _unscaled(losses: list[torch.Tensor], scaler: torch.amp.GradScaler) -> list[torch.Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torchnan._options import OptionError
 from torchnan._step_guard import StepGuard
 from torchnan._words import type_name
 from torchnan.integrations.held_scaler import HeldScaler
+from torchnan.monitor.in_guard import Habits
 from torchnan.recovery.event import Action, StepEvent
 from torchnan.step.gradients import describe_bad, gradients_of, measure
 from torchnan.step.passes import loss_of, named_parameters
@@ -37,7 +39,8 @@ class NaNCallback(TrainerCallback):
     compared. The replay does not clip: its origin is exact, and a note of the event says which gradients were bad.
 
     Args:
-        policy_options: of :class:`torchnan.StepGuard`: ``policy``, ``on_instability``, and fields of the policy.
+        policy_options: of :class:`torchnan.StepGuard`: ``policy``, ``on_instability``, ``monitor``, and fields of the
+            policy.
 
     Raises:
         OptionError: at the start of training, for options that cannot be used, also together with the Trainer's:
@@ -66,6 +69,7 @@ class NaNCallback(TrainerCallback):
         self._in_replay = False
         self._bad_in_replay = ""
         self._held = HeldScaler(None)
+        self._scaler: torch.amp.GradScaler | None = None
 
     @property
     def events(self) -> list[StepEvent]:
@@ -80,7 +84,7 @@ class NaNCallback(TrainerCallback):
         self._leave()
         self._losses, self._weight = [], None
         _refuse(args)
-        scaler = getattr(optimizer, "scaler", None)
+        self._scaler = scaler = getattr(optimizer, "scaler", None)
         options: dict[str, Any] = dict(on_instability=self._on_instability, **self._options)
         self.guard = self._guard = StepGuard(
             model,
@@ -91,6 +95,12 @@ class NaNCallback(TrainerCallback):
             **options,
         )
         _refuse_norms_after_clipping(args, self._guard)
+        self._guard.step_number = state.global_step  # the run may go on from a checkpoint
+        self._guard.monitored.habits = Habits(
+            loss_of=self._loss_of_step,
+            norm_of=_norm_before_clipping if args.max_grad_norm > 0 else lambda norm: norm,
+            dtype="bfloat16" if args.bf16 else "float16" if args.fp16 else "float32",
+        )
         if _C.is_switched_off():  # no hooks, no steps to look at
             return
         self._held = HeldScaler(scaler)
@@ -190,6 +200,13 @@ class NaNCallback(TrainerCallback):
         self._bad_in_replay = f"{len(bad)} of {len(gradients)}: {describe_bad(gradients, bad)}" if bad else "none"
         return loss.detach()
 
+    def _loss_of_step(self, mean: float, parts: int) -> float:
+        """The Trainer divides each loss by the number of micro-batches, or has the model do so by that of tokens."""
+        if self._weight is None:
+            return mean
+        scaler = self._scaler
+        return mean * parts * self._weight.item() / (1.0 if scaler is None else scaler.get_scale())
+
     def _on_instability(self, event: StepEvent) -> Action | None:
         if event.verdict is not None:
             event.same_bits = None  # the Trainer has clipped, the replay has not
@@ -206,6 +223,17 @@ _NO_LOSS = (
     "NaNCallback needs it to run a bad step again. Where the loss is computed elsewhere (label_smoothing_factor, "
     "compute_loss_func, compute_loss of your own), give NaNCallback(replay=False)."
 )
+
+
+def _norm_before_clipping(norm: float) -> float:
+    """The Trainer has it in a variable when it calls; the one that the guard has found is after clipping."""
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        found = frame.f_locals.get("grad_norm") if frame.f_globals.get("__name__") == "transformers.trainer" else None
+        if found is not None:
+            return float(found)
+    return norm
 
 
 def _refuse(args: TrainingArguments) -> None:

@@ -60,8 +60,19 @@ class Decision:
         if spent.good_since_rollback >= self._policy.lr_ramp:  # that rollback was enough
             spent.rollbacks_in_a_row = 0
 
+    def scaler_gives_up(self) -> bool:
+        """A loss scaler skips one more step in search of its scale. Whether that is too many in a row."""
+        self.spent.scaler_skips += 1
+        return self.spent.scaler_skips > self._policy.max_scaler_skips
+
     def answer(
-        self, event: StepEvent, *, can_roll_back: bool, can_run_again: bool = True, wanted: Action | None = None
+        self,
+        event: StepEvent,
+        *,
+        can_roll_back: bool,
+        can_run_again: bool = True,
+        wanted: Action | None = None,
+        instability: Action | None = None,
     ) -> Answer:
         """What to do about a bad step.
 
@@ -70,13 +81,17 @@ class Decision:
             can_roll_back: there is a snapshot.
             can_run_again: the very same step can be.
             wanted: what ``on_instability`` has asked for; goes before the policy.
+            instability: what the policy's table for verdicts has for this one; goes before the remedy for its cause.
         """
         if event.cause == "out_of_memory":
             return self._memory_answer(can_run_again, wanted)
         remedies = dict(REMEDIES)
         remedies.update(self._policy.remedy)  # type: ignore[arg-type]
-        action: Action = wanted or remedies.get(event.cause) or self._policy.action  # type: ignore[assignment]
-        why = "on_instability asked for it" if wanted else f"the remedy for cause '{event.cause}'"
+        remedy: Action = remedies.get(event.cause) or self._policy.action  # type: ignore[assignment]
+        action = wanted or instability or remedy
+        why = f"the remedy for cause '{event.cause}'"
+        if wanted or instability:
+            why = "on_instability asked for it" if wanted else "the policy's answer to this instability"
         if action == "split":
             return Answer("raise", f"split is for out_of_memory, not for '{event.cause}'")
         if action == "retry" and not can_run_again:

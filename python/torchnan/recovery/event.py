@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import socket
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -15,10 +15,26 @@ from torchnan._words import printable, storable
 
 SCHEMA = 1
 
-Action = Literal["skip", "retry", "split", "rollback", "raise"]
-Cause = Literal["operation", "data", "model", "norm", "transient", "nondeterministic", "out_of_memory", "unknown"]
+Action = Literal["skip", "retry", "split", "rollback", "raise", "cut_lr", "lower_clip"]
+Cause = Literal[
+    "operation", "data", "model", "norm", "transient", "nondeterministic", "out_of_memory", "unknown", "instability"
+]
 
 ACTIONS: tuple[Action, ...] = ("retry", "split", "skip", "rollback", "raise")  # the graver, the later
+# What a step that is finite can be answered with, where a monitor finds the run unstable.
+ANSWERS: tuple[Action, ...] = ("lower_clip", "cut_lr", "skip", "rollback", "raise")
+SOFT: tuple[Action, ...] = ("lower_clip", "cut_lr")  # the step is applied
+Instability = Literal[  # the worst first
+    "nonfinite",
+    "fp16_overflow",
+    "loss_scale_collapse",
+    "loss_scale_constant",
+    "silent_divergence",
+    "persistent_elevation",
+    "spike",
+    "plateau",
+]
+INSTABILITIES: tuple[Instability, ...] = get_args(Instability)
 CAUSES: tuple[Cause, ...] = (
     "operation",
     "data",
@@ -37,15 +53,18 @@ class StepEvent:
 
     Attributes:
         step: 1-based.
-        what: what stopped it: ``"loss"``, ``"gradient"``, ``"norm"``, ``"out_of_memory"`` or ``"scaler"``; or
-            ``"replicas"``: the step was good, but after it the ranks of a DDP model have different weights.
+        what: what stopped it: ``"loss"``, ``"gradient"``, ``"norm"``, ``"out_of_memory"`` or ``"scaler"``;
+            ``"instability"``: it is finite, and a monitor finds the run unstable; or ``"replicas"``: the step was good,
+            but after it the ranks of a DDP model have different weights.
         seen: what was seen, with values.
         rank: which rank saw it first; ``micro_batch``: in which of the step's, 0-based.
         host, device: where this rank runs.
         cause: ``"operation"`` an operation made it of finite values, ``"data"`` it came in with the batch, ``"model"``
             a parameter or buffer was bad before the step, ``"norm"`` everything is finite but too large,
-            ``"transient"``, ``"nondeterministic"``, ``"out_of_memory"``, ``"unknown"`` (there was no replay).
+            ``"transient"``, ``"nondeterministic"``, ``"out_of_memory"``, ``"unknown"`` (there was no replay),
+            ``"instability"``.
         verdict: of the replay, ``None`` if there was none; ``same_bits``: whether it came out bit for bit alike.
+        finite_in_float32: whether the same step, run once more in float32, is finite; ``None`` if it was not.
         bits: a digest of the step's losses and gradients.
         finding: the origin; ``origin``: the same in one line, as the rank said that found it.
         losses: of the micro-batches; ``norm``: of the gradients.
@@ -68,6 +87,7 @@ class StepEvent:
     cause: Cause = "unknown"
     verdict: str | None = None
     same_bits: bool | None = None
+    finite_in_float32: bool | None = None
     bits: str = ""
     finding: Finding | None = None
     origin: str = ""
@@ -97,12 +117,15 @@ class StepEvent:
             ("seen", f"{self.seen}   by rank {self.rank}"),
             ("replay", self._replay_text()),
             ("origin", self.origin),
+            ("float32", {True: _NARROW, False: _STRUCTURAL, None: ""}[self.finite_in_float32]),
             ("model", self.model_note),
             ("action", f"{self.action}: {self.reason}" if self.reason else ""),
             ("capture", self.capture or ""),
             *(("note", note) for note in self.notes),
         ]
         lines = [f"torchnan: step {self.step} was not applied ({printable(self.what.replace('_', ' '))})"]
+        if self.action in SOFT:
+            lines = [f"torchnan: at step {self.step} the run is unstable"]
         if self.what == "replicas":
             lines = [f"torchnan: after step {self.step} the ranks have come apart"]
         lines += [f"  {name:<9} {printable(text, 1000)}" for name, text in rows if text]
@@ -118,6 +141,10 @@ class StepEvent:
             "transient": f"transient: finite when run again; suspect hardware or a race on {self.host} ({self.device})",
         }
         return meaning[self.verdict]
+
+
+_NARROW = "finite: the range of the narrower dtype is exceeded, the program is sound"
+_STRUCTURAL = "not finite either: it is not the range of the narrower dtype"
 
 
 @dataclasses.dataclass(frozen=True)

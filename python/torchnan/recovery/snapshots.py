@@ -39,6 +39,11 @@ class Training:
     parts: dict[str, HasState]
     data: HasState | None = None
 
+    @classmethod
+    def of(cls, model: torch.nn.Module, parts: dict[str, HasState | None], data: HasState | None) -> Training:
+        """Of the parts that there are."""
+        return cls(model, {name: part for name, part in parts.items() if part is not None}, data)
+
     def state(self) -> dict[str, Any]:
         """The live state: tensors are the very ones, of distributed ones this rank's parts."""
         weights = {name: shards.local(t.detach()) for name, t in _named_tensors(self.model)}

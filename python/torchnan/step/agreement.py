@@ -28,6 +28,7 @@ class What(enum.IntEnum):
     GRADIENT = 3
     NORM = 4
     SCALER = 5  # the loss scale was too large: the scaler deals with that
+    INSTABILITY = 6  # it is finite, and a monitor finds the run unstable
 
     @property
     def word(self) -> str:

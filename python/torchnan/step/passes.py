@@ -36,11 +36,13 @@ class Attempt:
         losses: one for each micro-batch.
         sight: what was wrong with it, ``None`` if nothing was.
         measured: its gradients, this rank's.
+        values: of the losses, as they have been looked at.
     """
 
     losses: tuple[torch.Tensor, ...]
     sight: Sight | None
     measured: Measured
+    values: tuple[float, ...] = ()
 
     @property
     def loss(self) -> torch.Tensor | None:
@@ -80,6 +82,9 @@ class Passes:
         self._tripwire = tripwire
         self._agreement = agreement
         self._reduces_itself = survives_memory and agreement.ranks > 1 and hasattr(model, "no_sync")
+        self.without_graph: Callable[[torch.Tensor], torch.Tensor] = (
+            torch.Tensor.detach
+        )  # of each loss, before backward
         self._parameters: list[tuple[str, torch.Tensor]] = []
         self._brought: tuple[Sight | None] | None = None  # who brought bad gradients, where the ranks have said so
 
@@ -165,7 +170,9 @@ class Passes:
         measured = measure(gradients, ranks=self._agreement.ranks)
         brought, self._brought = self._brought, None
         bad_gradient = brought[0] if brought else self._bad_gradient(gradients, measured.bad)
-        return Attempt(tuple(losses), self._bad_loss(losses) or bad_gradient, measured)
+        with unwatched():
+            values = tuple(shards.local(loss).item() for loss in losses)
+        return Attempt(tuple(losses), self._bad_loss(values) or bad_gradient, measured, values)
 
     def clip(self, norm: float, most: float | None) -> None:
         """Gradients whose norm is this one, as a whole."""
@@ -191,7 +198,7 @@ class Passes:
             waits = self._reduces_itself or i + 1 < len(pieces)
             with self._without_reduction() if waits else contextlib.nullcontext():
                 loss = loss_of(self.step_fn(self.model, piece))
-                losses.append(loss.detach())
+                losses.append(self.without_graph(loss))
                 if not loss.requires_grad:  # the step function has run backward itself
                     continue
                 scaled = loss if share == 1.0 else loss * share
@@ -231,12 +238,10 @@ class Passes:
         for gradient, piece in zip(gradients, pieces, strict=True):
             gradient.copy_(piece.view_as(gradient))
 
-    def _bad_loss(self, losses: list[torch.Tensor]) -> Sight | None:
-        with unwatched():
-            for i, loss in enumerate(losses):
-                value = shards.local(loss).item()
-                if not math.isfinite(abs(value)):
-                    return Sight(What.LOSS, f"loss is {value}", i, self._agreement.global_rank)
+    def _bad_loss(self, values: tuple[float, ...]) -> Sight | None:
+        for i, value in enumerate(values):
+            if not math.isfinite(abs(value)):
+                return Sight(What.LOSS, f"loss is {value}", i, self._agreement.global_rank)
         return None
 
     def _bad_gradient(self, gradients: list[tuple[str, torch.Tensor]], bad: tuple[str, ...]) -> Sight | None:

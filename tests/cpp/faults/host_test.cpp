@@ -31,6 +31,7 @@ class FailingProgram final : public Program {
   bool tells_roots() const noexcept override { return false; }
   bool is_loss_scaling(const Site&, const Watch&) override { fail(with_std_); }
   Place place(const Site&, const Watch&) override { fail(with_std_); }
+  std::vector<Place> places(const std::vector<Site>&, const Watch&) override { fail(with_std_); }
   std::optional<Owner> owner(const c10::StorageImpl*, SiteId, bool, const Watch&) override { fail(with_std_); }
   std::vector<Held> held(const std::vector<at::Tensor>&) override { fail(with_std_); }
 

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <functional>
 #include <new>
+#include <utility>
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -35,10 +36,10 @@ int64_t allocations_of(const std::function<void()>& run) {
 }
 
 // How many more there are while detection is on.
-int64_t added_allocations(const std::function<void()>& run) {
+int64_t added_allocations(const std::function<void()>& run, Options options = {}) {
   run();
   const int64_t plain = allocations_of(run);
-  Detector detector;
+  Detector detector(std::move(options));
   run();
   run();
   return allocations_of(run) - plain;
@@ -55,6 +56,14 @@ TEST_P(HealthyPath, AllocatesNothing) {
               y.sqrt().sub(y);
             }),
             0);
+}
+
+// Fails when: a result takes a place of its own in the table.
+TEST_P(HealthyPath, AllocatesNothingForHeadroom) {
+  const at::Tensor x = at::randn({GetParam(), GetParam()}, at::kHalf);
+  Options options;
+  options.headroom = true;
+  EXPECT_EQ(added_allocations([&] { at::mm(x, x).tanh().add(x); }, options), 0);
 }
 
 TEST_P(HealthyPath, OfABoxedCallPyTorchAllocatesTheStack) {

@@ -1,0 +1,27 @@
+# Whether the scan for CUDA can be built here: sets TORCHNAN_HAS_CUDA, and enables the language. No GPU is needed, and no
+# PyTorch with CUDA.
+set(TORCHNAN_CUDA AUTO CACHE STRING "The scan for CUDA: ON, OFF, or AUTO: where there is a CUDA Toolkit, 12 or newer")
+set(TORCHNAN_HAS_CUDA OFF)
+if(NOT TORCHNAN_CUDA)
+  return()
+endif()
+
+include(CheckLanguage)
+check_language(CUDA)
+if(CMAKE_CUDA_COMPILER)
+  find_package(CUDAToolkit 12 QUIET)
+endif()
+if(CMAKE_CUDA_COMPILER AND CUDAToolkit_FOUND)
+  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+    set(CMAKE_CUDA_ARCHITECTURES 80-real 90)
+    if(CUDAToolkit_VERSION VERSION_GREATER_EQUAL 12.8)
+      set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100)
+    endif()
+  endif()
+  enable_language(CUDA)
+  set(TORCHNAN_HAS_CUDA ON)
+elseif(NOT TORCHNAN_CUDA STREQUAL "AUTO")
+  message(FATAL_ERROR "TORCHNAN_CUDA=${TORCHNAN_CUDA}, but there is no CUDA Toolkit, 12 or newer: put nvcc on the path, "
+    "or leave TORCHNAN_CUDA out to build for the CPU alone.")
+endif()
+message(STATUS "torchnan: scan for CUDA: ${TORCHNAN_HAS_CUDA}")

@@ -1,0 +1,27 @@
+#include "device/assumptions.h"
+
+#include <c10/util/hash.h>
+
+#include "bounds/dtype_range.h"
+
+namespace torchnan {
+namespace {
+
+constexpr double kMargin = 0x1p6;        // for what grows from step to step
+constexpr size_t kMostPlaces = 1 << 14;  // of programs that make new code as they go
+
+}  // namespace
+
+// Where in the program: the same from step to step.
+uint64_t Assumptions::place_of(const Event& event) {
+  return c10::get_hash(event.plan, event.live, event.forward, event.node, event.output, event.tensor.dtype);
+}
+
+void Assumptions::raise(const Event& event, double most) {
+  if (raised_.size() == kMostPlaces) raised_.clear();
+  const double assumed = most * kMargin;
+  const bool is_of_use = assumed < range_of(event.tensor.dtype).limit;
+  raised_[place_of(event)] = is_of_use ? assumed : std::numeric_limits<double>::infinity();
+}
+
+}  // namespace torchnan

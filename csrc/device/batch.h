@@ -1,0 +1,50 @@
+// Scans that wait to be launched together on one stream.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "device/event.h"
+#include "device/scanner.h"
+
+namespace torchnan {
+
+// What is put here is kept until its scan has been launched, and no longer: after that the order of the stream sees to
+// it that the memory is read before anybody else gets it.
+class Batch {
+ public:
+  static constexpr int64_t kMostBytes = int64_t{64} << 20;  // keeps that much from being given out again, at most
+
+  using Kept = std::vector<at::Tensor>;
+
+  Batch(const Scanner& scanner, void* stream) : scanner_(scanner), stream_(stream) {}
+
+  void* stream() const { return stream_; }
+  void continue_on(void* stream) { stream_ = stream; }  // when it is empty
+  bool is_empty() const { return table_.entries == 0; }
+
+  // Numbers grow. False, and nothing is done, if the tensor cannot be scanned: it has too many dimensions, or the
+  // batch is full.
+  bool add(const at::Tensor& tensor, EventNumber number, uint64_t limit, bool wants_finite);
+
+  // Whether it is time to launch: there is no room for more, or too much is being kept.
+  bool is_full() const { return table_.entries == cuda::kMaxEntries || bytes_ >= kMostBytes; }
+
+  // Whether a scan of this storage is waiting: whoever is about to write there has to launch it first.
+  bool holds(const c10::StorageImpl* storage) const;
+
+  // Queues the scans on the stream. What it kept is added to `kept`, the caller's to let go of: that may need the GIL.
+  void launch(Kept& kept);
+
+ private:
+  const Scanner& scanner_;
+  void* stream_;
+  EventNumber first_ = 0;
+  cuda::Table table_{};
+  Kept kept_;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace torchnan

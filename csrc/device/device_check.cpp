@@ -1,0 +1,180 @@
+#include "device/device_check.h"
+
+#include <cmath>
+
+#include "bounds/dtype_range.h"
+#include "check/tensor_check.h"
+#include "device/resolve.h"
+#include "origin/lineage.h"
+
+namespace torchnan {
+namespace {
+
+template <typename Visit>
+void for_each_tensor(const Operand& operand, Visit&& visit) {
+  if (operand.kind == Operand::Kind::kTensor) visit(*operand.tensor, -1);
+  if (operand.kind != Operand::Kind::kValues) return;
+  const auto* values = static_cast<const c10::IValue*>(operand.first);
+  for (size_t i = 0; i < operand.count; ++i) {
+    if (values[i].isTensor() && values[i].toTensor().defined()) visit(values[i].toTensor(), static_cast<int32_t>(i));
+  }
+}
+
+}  // namespace
+
+void DeviceCheck::before(c10::ArrayRef<Operand> arguments) {
+  Devices::Turn turn(devices());
+  for (size_t place = 0; place < arguments.size(); ++place) {
+    const Operand& argument = arguments[place];
+    for_each_tensor(argument, [&](const at::Tensor& tensor, int32_t element) {
+      look_at(turn, tensor, static_cast<uint16_t>(place), element);
+    });
+    if (argument.kind == Operand::Kind::kNumber) look_at_number(argument.number);
+    if (argument.kind == Operand::Kind::kInteger && plan_.argument_names[place] == "non_blocking") {
+      non_blocking_ = argument.integer != 0;
+    }
+  }
+  if (plan_.course == OpPlan::Course::kRead) {
+    for (const Input& input : inputs_) turn.note_harm(HarmKind::kRead, input.tensor, plan_, watch_, thread_.id());
+    turn.launch_all();
+  }
+}
+
+void DeviceCheck::look_at(Devices::Turn& turn, const at::Tensor& argument, uint16_t place, int32_t element) {
+  const OpPlan::Written* written = plan_.written_argument(place);
+  if (written != nullptr && !argument.is_cpu() && argument.has_storage()) turn.launch_scans_of(argument);
+  const at::Tensor tensor = scannable(argument);
+  if (!tensor.defined()) {
+    const at::Tensor on_host = lineage().in_use() ? readable(argument) : at::Tensor();
+    if (on_host.defined() && lineage().knows(on_host)) given_ = lineage().find(on_host);
+    return;
+  }
+  if ((written != nullptr && !written->reads_old_values) || plan_.makes_constants) return;
+  const EventNumber event = event_of(turn, tensor);
+  if (const Event* known = turn.journal().find(event)) meant_ |= known->meant;
+  inputs_.push_back({tensor,
+                     {event, tensor.storage().unsafeGetStorageImpl(), place, element, written != nullptr},
+                     turn.journal().bound_of(tensor)});
+}
+
+Bound DeviceCheck::bound_of(const at::Tensor& tensor) const {
+  for (const Input& input : inputs_) {
+    if (input.tensor.is_same(tensor)) return input.bound;
+  }
+  return {};
+}
+
+// The event that has written it; if nobody has been seen doing that, a new one.
+EventNumber DeviceCheck::event_of(Devices::Turn& turn, const at::Tensor& tensor) {
+  const EventNumber last = turn.journal().last_of(tensor);
+  if (turn.journal().tells_all_of(tensor)) return last;
+  Event& event = turn.add(Event::What::kArgument, tensor, plan_, watch_, thread_.id());
+  const EventNumber number = event.number;
+  if (event.carried == 0) {
+    event.carried = last;  // whoever handed out the memory, or has written there before others could
+    turn.journal().note_last(tensor, number);
+  }
+  judge(turn, event, tensor, std::nullopt);
+  return number;
+}
+
+void DeviceCheck::look_at_number(double number) {
+  if (std::isnan(number)) numbers_ |= Kinds::of_nan();
+  if (std::isinf(number)) numbers_ |= number > 0 ? Kinds::of_posinf() : Kinds::of_neginf();
+}
+
+bool DeviceCheck::after(const at::Tensor& result, int64_t output, const std::optional<Bound>& proof) {
+  const at::Tensor tensor = scannable(result);
+  if (!tensor.defined()) {
+    if (!result.is_cpu() && plan_.writes_in_place() && result.has_storage())
+      Devices::Turn(devices()).journal().doubt(result);  // as integers, say
+    return false;
+  }
+  Devices::Turn turn(devices());
+  const bool is_allocation = plan_.course == OpPlan::Course::kAllocate;
+  if (is_allocation && !plan_.hands_out_memory) {
+    turn.journal().forget(tensor);
+    return true;
+  }
+  const auto what = is_allocation         ? Event::What::kAllocated
+                    : plan_.returns_early ? Event::What::kAwaited
+                                          : Event::What::kResult;
+  Event& event = turn.add(what, tensor, plan_, watch_, thread_.id());
+  event.output = output;
+  event.meant = numbers_;
+  event.given_meant = numbers_ | meant_;
+  const bool keeps_masks = plan_.moves_values || (plan_.pointwise && !plan_.absorbs_negative_infinity);
+  if (keeps_masks) event.meant |= meant_;
+  tell_inputs(event);
+  is_noted_ = true;
+  turn.journal().note_last(tensor, event.number);
+  if (what != Event::What::kResult) return true;
+  thread_.counters().checked.add(1);
+  judge(turn, event, tensor, proof);
+  return true;
+}
+
+// A graph is replayed whatever has become of what it was proved from: there everything is scanned.
+void DeviceCheck::judge(Devices::Turn& turn, Event& event, const at::Tensor& tensor,
+                        const std::optional<Bound>& proof) {
+  const bool is_captured = event.number >= Journal::kFirstCaptured;
+  const auto bytes = static_cast<int64_t>(tensor.nbytes());
+  if (proof && !is_captured) {
+    event.bound = *proof;
+    if (proof->masked) event.meant |= Kinds::of_neginf();
+    thread_.counters().proved.add(1);
+    thread_.counters().bytes_proved.add(bytes);
+  } else {
+    const bool has_bound = range_of(event.tensor.dtype).limit > 0 && !event.meant.any();
+    if (has_bound && !is_captured && !watch_.options().exact) event.assumed = turn.assumptions().of(event);
+    event.bound.most = event.assumed;
+    thread_.counters().bytes.add(bytes);
+    turn.scan(event, tensor);
+  }
+  if (const Event* rest = turn.journal().find(event.carried)) event.bound = event.bound.joined(rest->bound);
+}
+
+void DeviceCheck::tell_inputs(Event& event) const {
+  event.given = given_;
+  for (const Input& input : inputs_) {
+    if (event.inputs == Event::kMostInputs) return;
+    event.input[event.inputs++] = input.seen;
+  }
+}
+
+void DeviceCheck::forget(const at::Tensor& written) {
+  const at::Tensor tensor = scannable(written);
+  if (!tensor.defined()) return;
+  Devices::Turn turn(devices());
+  turn.journal().forget(tensor);
+}
+
+void DeviceCheck::finish() {
+  bool is_alarmed = false;
+  {
+    Devices::Turn turn(devices());
+    if (!is_noted_ && !inputs_.empty()) note_use(turn);
+    is_alarmed = turn.is_alarmed();
+    if (watch_.options().when == When::kOrigin) turn.launch_all();
+  }
+  const bool is_harm = plan_.course == OpPlan::Course::kRead && is_in_trouble();
+  if (watch_.options().when == When::kOrigin || is_harm || (is_alarmed && !is_in_trouble())) resolve();
+}
+
+// isfinite(x), argmax(x): a cause may have been looked at, or used, by them.
+void DeviceCheck::note_use(Devices::Turn& turn) {
+  tell_inputs(turn.add(Event::What::kUse, inputs_.front().tensor, plan_, watch_, thread_.id()));
+}
+
+void DeviceCheck::find_bad_arguments(c10::SmallVectorImpl<BadArgument>& bad_arguments) {
+  if (inputs_.empty()) return;
+  resolve();
+  for (const Input& input : inputs_) {
+    const auto bad = bad_event(input.seen.event);
+    if (!bad) continue;
+    bad_arguments.push_back({input.tensor, plan_.argument_names[input.seen.argument], bad->kinds, bad->record});
+    bad_arguments.back().overwritten = input.seen.overwritten;
+  }
+}
+
+}  // namespace torchnan

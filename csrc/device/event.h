@@ -1,0 +1,112 @@
+// What has happened to memory on a device, in the order in which the host has asked for it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <c10/core/StorageImpl.h>
+
+#include <torchnan/bounds.h>
+#include <torchnan/finding.h>
+
+#include "check/kinds.h"
+#include "host/program.h"
+#include "origin/record.h"
+
+namespace torchnan {
+
+class Scanner;
+
+// Numbers of events begin at 1 and grow with every event of the process; 0 stands for none.
+using EventNumber = uint64_t;
+
+// A tensor as it was then, without a hold on its memory.
+struct TensorThen {
+  static constexpr size_t kMostDims = 8;  // of tensors with more the shape is not told
+
+  const c10::StorageImpl* storage = nullptr;
+  c10::DispatchKeySet keys;
+  c10::Device device{c10::DeviceType::CPU};
+  c10::ScalarType dtype = c10::ScalarType::Undefined;
+  bool is_parameter = false;
+  bool has_shape = false;
+  uint8_t dims = 0;
+  int64_t offset = 0;  // elements
+  std::array<int64_t, kMostDims> sizes{};
+  std::array<int64_t, kMostDims> strides{};
+
+  TensorThen() = default;
+  explicit TensorThen(const at::Tensor& tensor);
+
+  std::vector<int64_t> shape() const { return {sizes.begin(), sizes.begin() + dims}; }
+};
+
+// What an operation has read.
+struct EventInput {
+  EventNumber event = 0;
+  const c10::StorageImpl* storage = nullptr;
+  uint16_t argument = 0;  // of the operator's schema
+  int32_t element = -1;   // of a list
+  bool overwritten = false;
+};
+
+struct Event {
+  enum class What : uint8_t {
+    kResult,     // an operation has written it
+    kArgument,   // an operation reads it, and nobody has been seen writing it
+    kAllocated,  // memory that nobody has written yet
+    kAwaited,    // a collective has been started that will write it
+    kUse,        // an operation reads it, and writes nothing that could be scanned
+    kHarm,       // if what the input holds is not finite, it does harm here
+  };
+  static constexpr size_t kMostInputs = 8;  // of longer lists the first
+
+  EventNumber number = 0;
+  What what = What::kResult;
+  HarmKind harm = HarmKind::kNone;
+  const OpPlan* plan = nullptr;
+  std::weak_ptr<Watch> watch;
+  Scanner* scanner = nullptr;  // which has been told to look at it; null if nobody has
+  int64_t output = 0;
+  TensorThen tensor;
+
+  // Non-finite numbers that it was given, or that a mask among its inputs was made of: what it holds of these is meant.
+  Kinds meant;
+  Kinds given_meant;  // the same of its inputs and numbers, whatever it makes of them
+
+  double assumed = std::numeric_limits<double>::infinity();  // that nothing it has written is above; the scan checks it
+  Bound bound;                                               // proved or assumed, of all that its memory holds
+
+  // As in Site.
+  SiteId live = 0;
+  SiteId forward = 0;
+  const std::string* node = nullptr;  // never freed; null outside the backward pass
+  uint64_t node_run = 0;
+  bool grad_mode = false;
+  uint64_t thread = 0;
+  int64_t step = 0;
+
+  bool covers = true;       // all of the storage; what it has not written or read is as before
+  EventNumber carried = 0;  // the one before it, where that matters: whose values the rest of the storage holds, or who
+                            // handed it out
+  uint8_t inputs = 0;
+  std::array<EventInput, kMostInputs> input{};
+  std::shared_ptr<const Record> given;  // of what it was given on the host
+
+  Site site() const;
+
+  // Magnitudes above these words: are not meant to be there, and raise the alarm.
+  uint64_t most_meant() const;
+  uint64_t limit() const;
+};
+
+// Whether the values are there once the event has happened, and somebody looks at them.
+inline bool is_seen(const Event* event) {
+  return event != nullptr && event->what != Event::What::kAllocated && event->what != Event::What::kAwaited;
+}
+
+}  // namespace torchnan

@@ -1,0 +1,65 @@
+#include "device/load_cuda.h"
+
+#include <dlfcn.h>
+
+#include <filesystem>
+#include <stdexcept>
+
+#include <fmt/format.h>
+
+namespace torchnan {
+namespace {
+
+constexpr const char* kName = "libtorchnan_cuda.so";
+
+std::filesystem::path beside_the_core() {
+  Dl_info core{};
+  if (dladdr(reinterpret_cast<const void*>(&load_cuda), &core) == 0) return kName;
+  return std::filesystem::path(core.dli_fname).parent_path() / kName;
+}
+
+void* open_library() {
+  const std::filesystem::path path = beside_the_core();
+  if (!std::filesystem::exists(path)) {
+    throw std::runtime_error(fmt::format(
+        "torchnan was built without CUDA: {} is not there. Build it again where there is a CUDA Toolkit, 12 "
+        "or newer, to have tensors on GPUs checked",
+        path.string()));
+  }
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) throw std::runtime_error(fmt::format("cannot load {}: {}", path.string(), dlerror()));
+  return library;
+}
+
+template <typename Function>
+void find(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(dlsym(library, name));
+  if (function == nullptr) throw std::runtime_error(fmt::format("{} has no {}: it is another version's", kName, name));
+}
+
+ScanFunctions functions_of(void* library) {
+  decltype(&torchnan_cuda_abi) abi = nullptr;
+  find(library, "torchnan_cuda_abi", abi);
+  if (abi() != TORCHNAN_CUDA_ABI) {
+    throw std::runtime_error(
+        fmt::format("{} has version {} of its functions, and this torchnan wants {}", kName, abi(), TORCHNAN_CUDA_ABI));
+  }
+  ScanFunctions found{};
+  find(library, "torchnan_cuda_error_text", found.error_text);
+  find(library, "torchnan_scanner_make", found.make);
+  find(library, "torchnan_scanner_free", found.free);
+  find(library, "torchnan_scanner_alarm", found.alarm);
+  find(library, "torchnan_scan", found.scan);
+  find(library, "torchnan_scan_strided", found.scan_strided);
+  find(library, "torchnan_scanner_clear", found.clear);
+  find(library, "torchnan_scanner_quieten", found.quieten);
+  find(library, "torchnan_scanner_read", found.read);
+  find(library, "torchnan_is_capturing", found.is_capturing);
+  return found;
+}
+
+}  // namespace
+
+const ScanFunctions& load_cuda() { return *new ScanFunctions(functions_of(open_library())); }
+
+}  // namespace torchnan

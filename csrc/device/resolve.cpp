@@ -1,0 +1,354 @@
+#include "device/resolve.h"
+
+#include <algorithm>
+#include <set>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "check/tensor_check.h"
+#include "device/device_roots.h"
+#include "device/devices.h"
+#include "device/window.h"
+#include "origin/ask.h"
+#include "origin/harm.h"
+#include "origin/make_finding.h"
+#include "origin/roots.h"
+#include "origin/unused_results.h"
+#include "report/deliver.h"
+#include "watch/contain.h"
+#include "watch/thread_state.h"
+
+namespace torchnan {
+namespace {
+
+struct Known {
+  Mutex mutex;
+  std::unordered_map<EventNumber, BadEvent> bad;  // of what may still be there
+  std::atomic<EventNumber> resolved_until{1};
+  std::atomic<bool> in_trouble{false};
+  std::atomic<bool> is_resolving{false};
+};
+Known& known = *new Known;  // never destroyed: threads may outlive static destructors
+
+// Why the events of a window are bad.
+class Reading {
+ public:
+  explicit Reading(const Window& window) : window_(window) {
+    for (const Event& event : window.captured) captured_.emplace(event.number, &event);
+  }
+
+  void run() {
+    for (const Event& event : window_.events) take(event);
+    for (const Event& event : window_.captured) take_captured(event);
+  }
+
+  bool has_found_something() const { return has_found_something_; }
+  std::vector<std::pair<std::shared_ptr<Watch>, Finding>> take_findings() { return std::move(findings_); }
+
+ private:
+  struct BadInput {
+    EventInput input;
+    BadEvent bad;
+  };
+
+  // What it reads from outside of the graph was written again since; what it writes, others may have asked for already.
+  void take_captured(const Event& event) {
+    if (!taken_.insert(event.number).second) return;
+    take(event);
+  }
+
+  std::optional<BadEvent> bad_input(const Event& reader, const EventInput& input) {
+    EventNumber number = input.event;
+    const bool reader_is_captured = reader.number >= Journal::kFirstCaptured;
+    const bool input_is_captured = number >= Journal::kFirstCaptured;
+    if (reader_is_captured && !input_is_captured) number = Devices::Turn(devices()).journal().last_of(input.storage);
+    if (input_is_captured) {
+      const auto captured = captured_.find(number);
+      if (captured != captured_.end()) take_captured(*captured->second);
+    }
+    return bad_event(number);
+  }
+
+  void take(const Event& event) {
+    const auto watch = event.watch.lock();
+    if (watch == nullptr) return;
+    c10::SmallVector<BadInput, 4> bad_inputs;
+    for (size_t i = 0; i < event.inputs; ++i) {
+      if (auto bad = bad_input(event, event.input[i])) bad_inputs.push_back({event.input[i], *bad});
+    }
+    note_use(event, bad_inputs);
+    const auto found = kinds_of(event, !bad_inputs.empty());
+    if (event.what == Event::What::kHarm) return judge_harm(event, bad_inputs, found, *watch);
+    if (!found && !is_expected(event, bad_inputs)) return;
+    Kinds kinds = found.value_or(Kinds());
+    if (!found) {
+      for (const BadInput& input : bad_inputs) kinds |= input.bad.kinds;
+    }
+    const auto before = event.what == Event::What::kArgument ? bad_event(event.carried) : std::nullopt;
+    remember(event, before ? before->record : record_of(event, bad_inputs, kinds, *watch), kinds, *watch);
+    if (found) judge_parameter(event, *bad_event(event.number)->record, kinds, *watch);
+  }
+
+  // Nobody has looked at what came of something bad: it was not there yet, or was proved finite when that was not known
+  // to be bad, and is gone. Who looks at what comes of it will tell.
+  static bool is_expected(const Event& event, c10::ArrayRef<BadInput> bad_inputs) {
+    const bool was_proved = event.what == Event::What::kResult && event.scanner == nullptr;
+    return (was_proved || event.what == Event::What::kAwaited) && !bad_inputs.empty();
+  }
+
+  // An infinity that may be meant is none where something bad was given.
+  std::optional<Kinds> kinds_of(const Event& event, bool is_given_bad) const {
+    const Found* found = window_.found_of(event);
+    if (found == nullptr) return std::nullopt;
+    return is_given_bad && found->holds_infinity(event) ? Kinds::of_inf() : found->kinds_of(event);
+  }
+
+  // As judge_before() has it.
+  static void note_use(const Event& event, c10::ArrayRef<BadInput> bad_inputs) {
+    if (event.what == Event::What::kHarm) return;
+    for (const BadInput& input : bad_inputs) {
+      for (const Cause& cause : input.bad.record->causes()) {
+        cause.root->used = true;
+        if (event.plan->scaler_test) cause.root->scaled = true;
+        if (event.plan->compares) cause.root->compared = true;
+        if (!event.plan->compares && !event.plan->moves_values) cause.root->computed = true;
+      }
+    }
+  }
+
+  std::shared_ptr<const Record> record_of(const Event& event, c10::ArrayRef<BadInput> bad_inputs, Kinds kinds,
+                                          Watch& watch) {
+    std::vector<Cause> causes;
+    Kinds given = event.meant;
+    for (const BadInput& input : bad_inputs) {
+      given |= input.bad.kinds;
+      for (const Cause& cause : input.bad.record->causes()) causes.push_back(extended(cause, event, kinds));
+    }
+    if (event.given != nullptr) {
+      for (const Cause& cause : event.given->causes()) {
+        given |= cause.kinds;
+        causes.push_back(extended(cause, event, kinds));
+      }
+    }
+    if (causes.empty()) return std::make_shared<Record>(Cause{own_root(event, kinds, watch), kinds});
+    auto record = std::make_shared<Record>(std::move(causes));
+    const bool is_explained = !kinds.nan() || given.nan();
+    if (!record->is_deliberate() || is_explained) return record;
+    return std::make_shared<Record>(Cause{own_root(event, kinds, watch), kinds});
+  }
+
+  static Cause extended(const Cause& cause, const Event& event, Kinds kinds) {
+    Root& root = *cause.root;
+    judge_factor(root, event.node_run, *event.plan, kinds);
+    if (!event.plan->moves_values && kinds.nan()) root.spread = true;
+    if (root.source != Root::Source::kOperation && !cause.first_computation) enter_computation(event, root);
+    return cause.extended({event.plan, event.live}, event.plan->moves_values, kinds);
+  }
+
+  std::shared_ptr<Root> own_root(const Event& event, Kinds kinds, Watch& watch) {
+    const auto most_of = [this](const Event& input) -> std::optional<uint64_t> {
+      const Found* found = window_.found_of(input);
+      return found == nullptr ? std::nullopt : std::optional(found->most_of(input));
+    };
+    return device_root(event, kinds, watch, most_of);
+  }
+
+  void remember(const Event& event, std::shared_ptr<const Record> record, Kinds kinds, Watch& watch) {
+    has_found_something_ = true;
+    const bool is_new = record->first().steps.empty() && !record->is_deliberate();
+    if (is_new) note_unused(watch, record);
+    if (is_new && watch.options().when == When::kOrigin) tell(event, *record, HarmKind::kOrigin, kinds, "", watch);
+    BadEvent bad{kinds, std::move(record)};
+    const std::lock_guard lock(known.mutex);
+    known.bad[event.number] = std::move(bad);
+  }
+
+  // As judge_result() has it.
+  void judge_parameter(const Event& event, const Record& record, Kinds kinds, Watch& watch) {
+    if (event.what != Event::What::kResult || !event.tensor.is_parameter || record.first().root->reported) return;
+    if (ask_place(event.site(), watch).phase != Phase::kOptimizer) return;
+    tell(event, record, HarmKind::kParameter, kinds, owner_name(event, watch), watch);
+  }
+
+  void judge_harm(const Event& event, c10::ArrayRef<BadInput> bad_inputs, std::optional<Kinds> found, Watch& watch) {
+    if (event.scanner != nullptr && !found) return;  // a part of the memory that is all right
+    if (bad_inputs.empty() && !found) return;
+    if (!bad_inputs.empty()) {
+      const BadEvent& bad = bad_inputs[0].bad;
+      return tell(event, *bad.record, event.harm, found.value_or(bad.kinds), "", watch);
+    }
+    const Record record(Cause{own_root(event, *found, watch), *found});
+    tell(event, record, event.harm, *found, "", watch);
+  }
+
+  void tell(const Event& event, const Record& record, HarmKind harm, Kinds kinds, const std::string& name,
+            Watch& watch) {
+    auto finding = accuse(watch, record, harm, kinds, event.site(), name);
+    if (finding) findings_.emplace_back(watch.shared_from_this(), std::move(*finding));
+  }
+
+  const Window& window_;
+  std::unordered_map<EventNumber, const Event*> captured_;
+  std::set<EventNumber> taken_;
+  std::vector<std::pair<std::shared_ptr<Watch>, Finding>> findings_;
+  bool has_found_something_ = false;
+};
+
+// What has been overwritten, or is gone, is no trouble any more.
+bool forget_what_is_gone() {
+  std::vector<EventNumber> numbers;
+  {
+    const std::lock_guard lock(known.mutex);
+    for (const auto& [number, bad] : known.bad) numbers.push_back(number);
+  }
+  std::vector<EventNumber> gone;
+  {
+    Devices::Turn turn(devices());
+    for (const EventNumber number : numbers) {
+      const Event* event = turn.journal().find(number);
+      if (event == nullptr || !turn.journal().is_there(*event)) gone.push_back(number);
+    }
+  }
+  bool is_trouble = false;
+  std::vector<BadEvent> released;
+  const std::lock_guard lock(known.mutex);
+  for (const EventNumber number : gone) {
+    const auto entry = known.bad.find(number);
+    if (entry == known.bad.end()) continue;
+    released.push_back(std::move(entry->second));
+    known.bad.erase(entry);
+  }
+  for (const auto& [number, bad] : known.bad) is_trouble |= !bad.record->is_deliberate();
+  return is_trouble;
+}
+
+void deliver_findings(std::vector<std::pair<std::shared_ptr<Watch>, Finding>> findings) {
+  while (!findings.empty()) {
+    const auto watch = findings.front().first;
+    std::vector<Finding> its;
+    for (auto& [whose, finding] : findings) {
+      if (whose == watch) its.push_back(std::move(finding));
+    }
+    std::erase_if(findings, [&](const auto& one) { return one.first == watch; });
+    deliver_all(*watch, std::move(its));
+  }
+}
+
+}  // namespace
+
+std::optional<BadEvent> bad_event(EventNumber number) {
+  std::vector<EventNumber> chain;  // whatever its memory may still hold
+  {
+    Devices::Turn turn(devices());
+    for (EventNumber n = number; n != 0 && chain.size() < Event::kMostInputs;) {
+      chain.push_back(n);
+      const Event* event = turn.journal().find(n);
+      n = event == nullptr ? 0 : event->carried;
+    }
+  }
+  const std::lock_guard lock(known.mutex);
+  for (const EventNumber n : chain) {
+    const auto found = known.bad.find(n);
+    if (found != known.bad.end()) return found->second;
+  }
+  return std::nullopt;
+}
+
+bool is_in_trouble() { return known.in_trouble.load(std::memory_order_relaxed); }
+
+void resolve() {
+  if (!devices().in_use() || Devices::Turn(devices()).is_capturing()) return;
+  if (known.is_resolving.exchange(true)) return;  // another thread is at it, or this one further out
+  struct EndAtLast {
+    ~EndAtLast() { known.is_resolving = false; }
+  };
+  std::vector<std::pair<std::shared_ptr<Watch>, Finding>> findings;
+  {
+    const EndAtLast end_at_last;
+    const Window window = read_window(known.resolved_until);
+    Reading reading(window);
+    reading.run();
+    known.resolved_until = window.end;
+    for (const Found& found : window.found) found.begin_anew(!window.captured.empty());
+    const bool is_trouble = forget_what_is_gone();
+    known.in_trouble = is_trouble || reading.has_found_something();  // then what comes next is read once more
+    findings = reading.take_findings();
+  }
+  deliver_findings(std::move(findings));
+}
+
+void judge_on_devices(Watch& watch, HarmKind harm, const OpPlan& reader, c10::ArrayRef<at::Tensor> tensors) {
+  if (!devices().in_use()) return;
+  bool is_alarmed = false;
+  {
+    Devices::Turn turn(devices());
+    for (const at::Tensor& given : tensors) {
+      const at::Tensor tensor = given.defined() ? scannable(given) : at::Tensor();
+      if (tensor.defined()) turn.note_harm(harm, tensor, reader, watch, ThreadState::here().id());
+    }
+    turn.launch_all();                                 // a step is about to end, or its backward pass to begin
+    if (harm == HarmKind::kRead) turn.wait_for_all();  // as the reader will
+    is_alarmed = turn.is_alarmed();
+  }
+  if (is_alarmed || is_in_trouble() || watch.options().when == When::kOrigin) resolve();
+}
+
+namespace {
+
+// As accuse_what_is_held() has it.
+std::vector<Finding> accuse_what_is_held(Watch& watch) {
+  std::unordered_map<const c10::StorageImpl*, BadEvent> by_storage;
+  std::vector<at::Tensor> alive;
+  {
+    Devices::Turn turn(devices());
+    const std::lock_guard lock(known.mutex);
+    for (const auto& [number, bad] : known.bad) {
+      const Event* event = turn.journal().find(number);
+      at::Tensor tensor = event == nullptr ? at::Tensor() : turn.journal().tensor_of(*event);
+      if (!tensor.defined()) continue;
+      by_storage.emplace(event->tensor.storage, bad);
+      alive.push_back(std::move(tensor));
+    }
+  }
+  std::vector<Finding> findings;
+  for (const Held& held : ask_held(alive, watch)) {
+    const at::Tensor tensor = scannable(held.tensor);
+    const auto found = tensor.defined() ? by_storage.find(tensor.storage().unsafeGetStorageImpl()) : by_storage.end();
+    if (found == by_storage.end()) continue;
+    const Root& root = *found->second.record->first().root;
+    if (root.watch.lock().get() != &watch || (held.as_gradient && root.compared)) continue;
+    const HarmKind kind = is_parameter(held.tensor) ? HarmKind::kParameter : HarmKind::kAlive;
+    const auto owner = owner_of(tensor, true, watch);
+    Site here;
+    here.live = program().capture();
+    auto finding = accuse(watch, *found->second.record, kind, found->second.kinds, here, owner ? owner->name : "");
+    if (finding) findings.push_back(std::move(*finding));
+  }
+  return findings;
+}
+
+}  // namespace
+
+void end_on_devices(Watch& watch, bool judge) {
+  if (!devices().in_use()) return;
+  if (judge) {
+    contain(watch, "resolving what is under way on devices", [] { resolve(); });
+    std::vector<Finding> findings;
+    contain(watch, "judging what is still held on devices", [&] { findings = accuse_what_is_held(watch); });
+    contain(watch, "telling of findings", [&] { deliver_all(watch, std::move(findings)); });
+  }
+  if (open_scopes() > 0) return;
+  std::unordered_map<EventNumber, BadEvent> released;
+  {
+    const std::lock_guard lock(known.mutex);
+    released.swap(known.bad);
+    known.in_trouble = false;
+  }
+  Devices::Turn turn(devices());
+  turn.launch_all();
+  turn.journal().forget_all();
+  known.resolved_until = turn.journal().next();
+}
+
+}  // namespace torchnan

@@ -1,0 +1,107 @@
+"""§3: mixed precision. What the loss scale did, and whether gradients overflow more than its search makes them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchnan.diagnosis.episodes import REACH
+from torchnan.diagnosis.run import Run
+from torchnan.diagnosis.thresholds import Thresholds
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaling:
+    """The loss scale of a run, and its overflows.
+
+    Attributes:
+        dtype: the dtype regime; ``inferred`` if it is not in the log, but follows from the loss scale.
+        overflows: steps with a non-finite gradient.
+        changes: ``"unknown"``, ``"constant"`` or ``"dynamic"``.
+        scale: the first and the smallest.
+        unprovoked: first step of the first row of overflows at scales that had been fine; how many, and until when.
+        collapsed: step from which on the scale is below the floor, and the first step of the fall that led there.
+    """
+
+    dtype: str | None
+    inferred: bool
+    overflows: NDArray[np.int64]
+    changes: str
+    scale: tuple[float, float]
+    unprovoked: tuple[int, int, int] | None
+    collapsed: tuple[int, int] | None
+
+
+def scaling(run: Run, thresholds: Thresholds) -> Scaling:
+    """Reads both columns once."""
+    scale = run.column("loss_scale")
+    known = scale.given & np.isfinite(scale.values)
+    values = scale.values[known]
+    in_use = bool((values != 1).any())
+    overflow = _overflows(run)
+    dtype = run.dtype or ("float16" if in_use else None)
+    if not len(values):
+        return Scaling(dtype, run.dtype is None, run.step[overflow], "unknown", (np.nan, np.nan), None, None)
+    changes = "dynamic" if (values != values[0]).any() else "constant"
+    return Scaling(
+        dtype,
+        run.dtype is None,
+        run.step[overflow],
+        changes,
+        (float(values[0]), float(values.min())),
+        _unprovoked(run.step[known], values, overflow[known], thresholds),
+        _collapse(run.step[known], values, thresholds) if changes == "dynamic" else None,
+    )
+
+
+def _overflows(run: Run) -> NDArray[np.bool_]:
+    """Rows whose gradient is not finite; where norms are not logged, those after which the scale falls."""
+    if run.has("grad_norm"):
+        return run.column("grad_norm").bad
+    values = run.column("loss_scale").values
+    falls = np.zeros(len(run), dtype=bool)
+    falls[:-1] = values[1:] < values[:-1]
+    return falls
+
+
+def _unprovoked(
+    step: NDArray[np.int64], scale: NDArray[np.float64], overflow: NDArray[np.bool_], thresholds: Thresholds
+) -> tuple[int, int, int] | None:
+    """A scaler searches: it doubles until a step overflows, and at the start it halves until none does. So an overflow
+    tells something only at a scale at which, and above which, all the steps before it were fine."""
+    good, bad = np.flatnonzero(~overflow), np.flatnonzero(overflow)
+    if len(good) < thresholds.least_rows or not len(bad):
+        return None
+    from scipy.ndimage import minimum_filter1d
+
+    rows = thresholds.spike_window
+    proved = minimum_filter1d(scale[good], rows, origin=(rows - 1) // 2, mode="nearest")  # of the good rows up to it
+    before = np.searchsorted(good, bad)
+    told = before >= thresholds.least_rows
+    fine = np.full(len(bad), -np.inf)
+    # What had been fine when the row of overflows began, not in a respite between them.
+    first = np.concatenate([[True], np.diff(step[bad]) > thresholds.recovery_steps])
+    started = np.maximum.accumulate(np.where(first, np.arange(len(bad)), 0))
+    fine[told] = proved[np.maximum(before[started[told]] - 1, 0)]
+    fine[before[started] < thresholds.least_rows] = -np.inf
+    surprising = np.flatnonzero(scale[bad] <= fine)
+    for group in np.split(surprising, np.flatnonzero(np.diff(started[surprising])) + 1):
+        if len(group) >= thresholds.overflow_steps:
+            first = group[0]
+            while (
+                first and step[bad[first]] - step[bad[first - 1]] <= REACH
+            ):  # the first may be at a scale just doubled
+                first -= 1
+            return int(step[bad[first]]), len(group), int(step[bad[group[-1]]])
+    return None
+
+
+def _collapse(step: NDArray[np.int64], scale: NDArray[np.float64], thresholds: Thresholds) -> tuple[int, int] | None:
+    below = np.flatnonzero(scale < thresholds.scale_floor)
+    if not len(below) or not (scale[: below[0]] >= thresholds.scale_floor).any():
+        return None
+    falls = np.flatnonzero(np.diff(scale[: below[0] + 1]) < 0)  # the last row at the higher scale
+    pauses = np.flatnonzero(np.diff(step[falls]) > thresholds.recovery_steps)
+    return int(step[below[0]]), int(step[falls[pauses[-1] + 1 if len(pauses) else 0]])

@@ -1,0 +1,110 @@
+"""What to do about each verdict, and how to find out whether it is right."""
+
+from __future__ import annotations
+
+from torchnan.diagnosis.verdict import Cause, Kind
+
+RELOAD = "Reload the last checkpoint before step {step}"
+SCORE_BOTH = (
+    "Score batches from before and after step {step} with one checkpoint: if the later ones are worse, it is data."
+)
+RERUN = "Run step {step} in float32 with the same data: finite there, it is an overflow; else it is structural."
+
+_BY_CAUSE: dict[tuple[Kind, Cause], tuple[str, str]] = {
+    ("nonfinite", "log_zero"): (
+        "Use log_softmax (or cross_entropy on logits) instead of log(softmax(x)), or add an epsilon inside the log.",
+        "Run step {step} again under torchnan.detect(): the origin is the log, and what went in has a 0.",
+    ),
+    ("nonfinite", "zero_by_zero"): (
+        "Guard the reduction of the loss: divide by max(count, 1), and skip batches in which everything is masked.",
+        "Count the unmasked targets of the batch at step {step}: it has none.",
+    ),
+    ("nonfinite", "lr_discontinuity"): (
+        RELOAD + " and repair the schedule: the update after the jump of the learning rate was destructive.",
+        "Print the learning rate around step {step}.",
+    ),
+    ("nonfinite", "gradient_overflow"): (
+        "Clip gradients by value (at 100) in addition to clipping by norm.",
+        "Run step {step} again under torchnan.detect(): the origin is in the backward pass.",
+    ),
+    ("spike", "long_tail_batch"): (
+        "Stratify the batches, so that rare tokens do not come together; write a post-mortem of the batch.",
+        "Look at the batch of step {step}: its loss is high under the weights of the step before, too.",
+    ),
+    ("spike", "lr_discontinuity"): (
+        "Repair the schedule: the learning rate jumps. Then run again.",
+        "Plot the learning rate that the schedule gives for the steps around {step}.",
+    ),
+    ("spike", "duplicate_batch"): (
+        "Repair the data loader: it serves a batch again that was served a few steps before.",
+        "Print the indices that the sampler gives around step {step}.",
+    ),
+    ("persistent_elevation", "lr_discontinuity"): (
+        RELOAD + ", repair the schedule, whose learning rate jumps, and start again from there.",
+        "Plot the learning rate that the schedule gives for the steps around {step}.",
+    ),
+    ("persistent_elevation", "duplicate_batch"): (
+        RELOAD + ", repair the data loader, which serves a batch again, and start again from there.",
+        "Print the indices that the sampler gives around step {step}.",
+    ),
+    ("silent_divergence", "lr_increasing"): (
+        "Repair the schedule: the learning rate goes up with the loss (an inverse cosine, a warm-up without end).",
+        "Plot the learning rate of the whole schedule before the next start.",
+    ),
+    ("silent_divergence", "weight_norm"): (
+        "Change the weight decay by a factor of 2, up if the norm climbs and down if it collapses, and run again from "
+        "a checkpoint before step {step}.",
+        "Compare the norm of each parameter group with the one at the checkpoint.",
+    ),
+    ("silent_divergence", "gradient_trend"): (
+        "Halve the learning rate, and look upstream: bad data or labels from step {step} on, drift of weights.",
+        SCORE_BOTH,
+    ),
+}
+
+_BY_KIND: dict[Kind, tuple[str, str]] = {
+    "nonfinite": (
+        "Reload the last checkpoint without a NaN, find the first operation that makes one of finite values, and "
+        "repair it. If it comes again, it is structural: go through the architecture.",
+        "Run step {step} again under torchnan.detect() or a StepGuard: it names the operation.",
+    ),
+    "fp16_overflow": (
+        "Use dynamic loss scaling (torch.amp.GradScaler), or switch from float16 to bfloat16. If a module's outputs "
+        "grow, look at its initialisation and at the residual stream.",
+        RERUN,
+    ),
+    "loss_scale_constant": (
+        "Engage dynamic loss scaling: torch.amp.GradScaler, with update() after every step, or switch to bfloat16.",
+        "Print scaler.get_scale() after an overflow: it must halve.",
+    ),
+    "loss_scale_collapse": (
+        "Overflow is systematic: halve the learning rate, look at the initialisation and the residual stream, or "
+        "switch to bfloat16.",
+        RERUN,
+    ),
+    "spike": (
+        "Nothing, if it stays the only one; several: lower the clip threshold, stratify the batches.",
+        "Score the batch of step {step} with the checkpoint before: a high loss there says that it is the batch.",
+    ),
+    "persistent_elevation": (
+        RELOAD + ", lower the clip threshold to 0.5, stratify the batches, and start again. Without a checkpoint it "
+        "costs the whole run.",
+        "Score the batches of the steps after {step} with the checkpoint before: a low loss there says that the "
+        "weights or the optimizer's moments are damaged, a high one that the data has changed.",
+    ),
+    "silent_divergence": (
+        "Halve the learning rate and start again from a checkpoint before step {step}; look at data and labels.",
+        SCORE_BOTH,
+    ),
+    "plateau": (
+        "Training is done: look at the evaluation. If that stands as well, stop.",
+        "Compare the evaluation of the last checkpoints.",
+    ),
+    "healthy": ("None is needed.", "None is needed."),
+}
+
+
+def remedy_and_check(kind: Kind, cause: Cause, step: int) -> tuple[str, str]:
+    """What to do, and how to check the verdict."""
+    remedy, check = _BY_CAUSE.get((kind, cause), _BY_KIND[kind])
+    return remedy.format(step=f"{step:,}"), check.format(step=f"{step:,}")

@@ -1,0 +1,171 @@
+"""What a run is, as arrays, wherever it came from: a live window, a log, a table of somebody else's."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+COLUMNS = ("loss", "grad_norm", "lr", "loss_scale", "skipped")
+GROUPED = ("lr", "weight_norm", "update_ratio")
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """One number per row.
+
+    Attributes:
+        values: NaN or Inf where the value is that; NaN where none is given.
+        given: whether there is a value in the row.
+    """
+
+    values: NDArray[np.float64]
+    given: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Column:
+        """Of numbers, and None where there is none."""
+        listed = list(values)
+        given = np.array([value is not None for value in listed], dtype=bool)
+        return cls(np.array([np.nan if value is None else value for value in listed], dtype=np.float64), given)
+
+    @classmethod
+    def missing(cls, rows: int) -> Column:
+        """Without a value."""
+        return cls(np.full(rows, np.nan), np.zeros(rows, dtype=bool))
+
+    def __getitem__(self, rows: Any) -> Column:
+        return Column(self.values[rows], self.given[rows])
+
+    @property
+    def bad(self) -> NDArray[np.bool_]:
+        """Where a NaN or an Inf was given."""
+        return self.given & ~np.isfinite(self.values)
+
+
+@dataclasses.dataclass(frozen=True)
+class Digests:
+    """What tells one batch from another, as 64 bits; and where it is known."""
+
+    values: NDArray[np.uint64]
+    given: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, texts: Iterable[object]) -> Digests:
+        """Of any text or number that two equal batches have in common; None or "" where there is none."""
+        words = list(texts)
+        if (read := _of_hexadecimal(words)) is not None:
+            return cls(read, np.ones(len(words), dtype=bool))
+        listed = [None if text is None or text == "" else _bits(str(text)) for text in words]
+        given = np.array([bits is not None for bits in listed], dtype=bool)
+        return cls(np.array([bits or 0 for bits in listed], dtype=np.uint64), given)
+
+    @classmethod
+    def missing(cls, rows: int) -> Digests:
+        """Without a value."""
+        return cls(np.zeros(rows, dtype=np.uint64), np.zeros(rows, dtype=bool))
+
+    def __getitem__(self, rows: Any) -> Digests:
+        return Digests(self.values[rows], self.given[rows])
+
+
+def _of_hexadecimal(words: list[Any]) -> NDArray[np.uint64] | None:
+    """All of them at once, if each has 16 digits, as in the log of a Monitor."""
+    try:
+        raw = bytes.fromhex("".join(words))
+    except (TypeError, ValueError):
+        return None
+    if set(map(len, words)) != {16} or len(raw) != 8 * len(words):
+        return None
+    return np.frombuffer(raw, dtype=">u8").astype(np.uint64)
+
+
+def _bits(text: str) -> int:
+    if re.fullmatch("[0-9a-fA-F]{16}", text):
+        return int(text, 16)
+    return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "big")
+
+
+@dataclasses.dataclass(frozen=True)
+class Headroom:
+    """The largest absolute values of a module's output, and the dtype whose range they must fit in ("float16")."""
+
+    module: str
+    dtype: str
+    step: NDArray[np.int64]
+    largest: NDArray[np.float64]
+
+
+@dataclasses.dataclass
+class Run:
+    """A run of training, one row per optimizer step that was logged.
+
+    Attributes:
+        step: strictly increasing; restarts are resolved.
+        columns: of :data:`COLUMNS`, those that any row has. ``"lr"`` is the largest over the parameter groups;
+            ``"skipped"`` is 1 where the optimizer did not apply the step.
+        groups: ``"weight_norm"``, ``"update_ratio"`` and ``"lr"`` by name of the parameter group.
+        batch_digest: of each row's batch.
+        headroom: by module.
+        findings: origins of non-finite values, as ``{"step": ..., "finding": {...}}``.
+        reruns: bad steps run again in float32, ``{"step": ..., "dtype": ..., "finite": ...}``.
+        dtype: what the model computes in: ``"float32"``, ``"float16"``, ``"bfloat16"``; None if that is unknown.
+        starts: first steps of the run and of each time it was started again.
+        source: where it was read from.
+        notes: what of the source was damaged, cut or ignored.
+    """
+
+    step: NDArray[np.int64]
+    columns: dict[str, Column]
+    groups: dict[str, dict[str, Column]] = dataclasses.field(default_factory=dict)
+    batch_digest: Digests | None = None
+    headroom: list[Headroom] = dataclasses.field(default_factory=list)
+    findings: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    reruns: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    dtype: str | None = None
+    starts: list[int] = dataclasses.field(default_factory=list)
+    source: str = ""
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def column(self, name: str) -> Column:
+        """The column of that name; one without values if no row has it."""
+        return self.columns.get(name) or Column.missing(len(self))
+
+    def has(self, name: str) -> bool:
+        """Whether any row has a value of it."""
+        return name in self.columns and bool(self.columns[name].given.any())
+
+
+def of_columns(
+    step: Iterable[int],
+    columns: Mapping[str, Iterable[float | None]],
+    *,
+    batch_digest: Iterable[object] = (),
+    **rest: Any,
+) -> Run:
+    """A run of plain lists, for tests and scripts: ``of_columns(range(3), {"loss": [1, 0.9, 0.8]}, dtype="float32")``.
+
+    Args:
+        step: strictly increasing.
+        columns: of :data:`COLUMNS`, or ``"weight_norm"``, ``"update_ratio"``: as of one group named ``"all"``.
+        batch_digest: any texts.
+        rest: the other attributes of :class:`Run`.
+    """
+    steps = np.array(list(step), dtype=np.int64)
+    digests = Digests.of(batch_digest)
+    groups = {name: {"all": Column.of(columns[name])} for name in GROUPED if name in columns}
+    return Run(
+        steps,
+        {name: Column.of(values) for name, values in columns.items() if name in COLUMNS},
+        groups,
+        digests if len(digests.given) else None,
+        **rest,
+    )

@@ -1,0 +1,123 @@
+"""The last rows of a run, as the arrays that a diagnosis reads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from torchnan.diagnosis import Column, Digests, Headroom, Run
+from torchnan.monitor.row import Row
+
+_SINGLE = ("loss", "grad_norm", "lr", "loss_scale", "skipped")
+_GROUPED = ("lr", "weight_norm", "update_ratio")
+
+
+class Window:
+    """A bounded number of rows. Adding one moves nothing but, once in as many rows, all of them.
+
+    Args:
+        rows: at most.
+        dtype: what the model computes in.
+        groups: names of the parameter groups.
+    """
+
+    def __init__(self, rows: int, dtype: str | None, groups: list[str]) -> None:
+        self._rows = rows
+        self._dtype = dtype
+        self._groups = groups
+        self._first = self._end = 0
+        room = 2 * rows
+        self._step = np.zeros(room, dtype=np.int64)
+        self._values = {name: np.full(room, np.nan) for name in _SINGLE}
+        self._given = {name: np.zeros(room, dtype=bool) for name in _SINGLE}
+        for grouped in _GROUPED:
+            for group in groups:
+                self._values[f"{grouped}/{group}"] = np.full(room, np.nan)
+                self._given[f"{grouped}/{group}"] = np.zeros(room, dtype=bool)
+        self._digest = np.zeros(room, dtype=np.uint64)
+        self._digested = np.zeros(room, dtype=bool)
+        self._headroom: dict[tuple[str, str], list[tuple[int, float]]] = {}
+        self.findings: list[dict[str, Any]] = []  # as a log's lines have them, with their steps
+        self.reruns: list[dict[str, Any]] = []
+
+    def __len__(self) -> int:
+        return self._end - self._first
+
+    def add(self, row: Row) -> None:
+        """One more; rows from its step on are forgotten: the run has gone back."""
+        self.go_back(row.step)
+        if self._end == len(self._step):
+            self._move_to_the_front()
+        at = self._end
+        self._end += 1
+        self._first = max(self._first, self._end - self._rows)
+        self._step[at] = row.step
+        self._put("loss", at, row.loss)
+        self._put("grad_norm", at, row.grad_norm)
+        self._put("lr", at, max(row.lr) if row.lr else None)
+        self._put("loss_scale", at, row.loss_scale)
+        self._put("skipped", at, None if row.skipped is None else float(row.skipped))
+        for grouped in _GROUPED:
+            values = getattr(row, grouped)
+            for i, group in enumerate(self._groups):
+                self._put(f"{grouped}/{group}", at, values[i] if values and i < len(values) else None)
+        self._digested[at] = row.batch_digest is not None
+        self._digest[at] = int(row.batch_digest, 16) if row.batch_digest is not None else 0
+        for module, (dtype, largest) in (row.headroom or {}).items():
+            self._headroom.setdefault((module, dtype), []).append((row.step, largest))
+
+    def set_skipped(self, skipped: bool) -> None:
+        """What has become of the newest step."""
+        self._put("skipped", self._end - 1, float(skipped))
+
+    def go_back(self, step: int) -> None:
+        """Forgets the rows from this step on."""
+        if len(self) == 0 or self._step[self._end - 1] < step:
+            return
+        while len(self) and self._step[self._end - 1] >= step:
+            self._end -= 1
+        self._forget_beside(lambda seen: seen < step)
+
+    def run(self) -> Run:
+        """What a diagnosis is made of. Shares memory with the window: it is read at once."""
+        rows = slice(self._first, self._end)
+        columns = {name: Column(self._values[name][rows], self._given[name][rows]) for name in self._given}
+        oldest = int(self._step[self._first]) if len(self) else 0
+        self._forget_beside(lambda seen: seen >= oldest)
+        return Run(
+            self._step[rows],
+            {name: columns[name] for name in _SINGLE if columns[name].given.any()},
+            {grouped: self._by_group(columns, grouped) for grouped in _GROUPED},
+            Digests(self._digest[rows], self._digested[rows]),
+            [
+                Headroom(module, dtype, np.array([s for s, _ in seen], np.int64), np.array([v for _, v in seen]))
+                for (module, dtype), seen in self._headroom.items()
+            ],
+            self.findings,
+            self.reruns,
+            dtype=self._dtype,
+            source="live",
+        )
+
+    def _put(self, name: str, at: int, value: float | None) -> None:
+        self._given[name][at] = value is not None
+        self._values[name][at] = math.nan if value is None else value
+
+    def _move_to_the_front(self) -> None:
+        kept = slice(self._first, self._end)
+        for array in (self._step, *self._values.values(), *self._given.values(), self._digest, self._digested):
+            array[: self._end - self._first] = array[kept].copy()
+        self._first, self._end = 0, self._end - self._first
+
+    def _by_group(self, columns: dict[str, Column], grouped: str) -> dict[str, Column]:
+        by_name = {group: columns[f"{grouped}/{group}"] for group in self._groups}
+        return {group: column for group, column in by_name.items() if column.given.any()}
+
+    def _forget_beside(self, is_kept: Callable[[int], bool]) -> None:
+        kept = {key: [at for at in values if is_kept(at[0])] for key, values in self._headroom.items()}
+        self._headroom = {key: values for key, values in kept.items() if values}
+        self.findings = [line for line in self.findings if is_kept(line["step"])]
+        self.reruns = [line for line in self.reruns if is_kept(line["step"])]

@@ -1,0 +1,270 @@
+// Memory and operations of the lagging device.
+#include <cstring>
+#include <map>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/view_native.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include "device/lagging_device.h"
+#include "intercept/dispatch_key.h"
+
+namespace torchnan::lagging {
+namespace {
+
+// -- memory
+
+// Last given back, first given out.
+class Memory final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    const c10::Device here{kType, c10::impl::getDeviceGuardImpl(kType)->getDevice().index()};
+    if (bytes == 0) return {nullptr, here};
+    auto& free = free_[bytes];
+    void* block = free.empty() ? std::malloc(bytes) : free.back();
+    if (!free.empty()) free.pop_back();
+    bytes_[block] = bytes;
+    return {block, block, &give_back, here};
+  }
+  void copy_data(void* to, const void* from, size_t bytes) const override { std::memcpy(to, from, bytes); }
+
+ private:
+  static void give_back(void* block);
+
+  std::map<size_t, std::vector<void*>> free_;
+  std::map<void*, size_t> bytes_;
+};
+
+Memory& memory = *new Memory;
+
+void Memory::give_back(void* block) {
+  const size_t bytes = memory.bytes_.at(block);
+  memory.free_[bytes].push_back(block);
+  enqueue(c10::impl::getDeviceGuardImpl(kType)->getDevice(), [=] { std::memset(block, 0xff, bytes); });
+}
+
+const bool is_registered = [] {
+  c10::SetAllocator(kType, &memory);
+  return true;
+}();
+
+constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
+
+at::Tensor empty(c10::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+                 std::optional<at::Device>, std::optional<bool>, std::optional<at::MemoryFormat> format) {
+  return at::detail::empty_generic(size, &memory, kKeys, c10::dtype_or_default(dtype), format);
+}
+
+at::Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<at::ScalarType> dtype,
+                         std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>) {
+  return at::detail::empty_strided_generic(size, stride, &memory, kKeys, c10::dtype_or_default(dtype));
+}
+
+// -- operations
+
+constexpr c10::DispatchKeySet kAbove =
+    c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::DispatchKeySet(kInterceptorKey);
+
+// A tensor without a hold on its memory: what is left of it when an operation has been queued.
+struct Shape {
+  void* data;
+  std::vector<int64_t> sizes;
+  std::vector<int64_t> strides;
+  at::ScalarType dtype;
+
+  explicit Shape(const at::Tensor& tensor)
+      : data(tensor.data_ptr()),
+        sizes(tensor.sizes().vec()),
+        strides(tensor.strides().vec()),
+        dtype(tensor.scalar_type()) {}
+
+  at::Tensor on_host() const { return at::from_blob(data, sizes, strides, at::TensorOptions(dtype)); }
+};
+
+bool is_here(const c10::IValue& value) {
+  return value.isTensor() && value.toTensor().defined() && value.toTensor().device().type() == kType;
+}
+
+// Each tensor of this device replaced, those in lists as well.
+template <typename Replace>
+c10::IValue replaced(const c10::IValue& value, Replace&& replace) {
+  if (is_here(value)) return replace(value.toTensor());
+  if (!value.isTensorList()) return value;
+  c10::List<at::Tensor> list;
+  for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(replaced(tensor, replace).toTensor());
+  return list;
+}
+
+c10::IValue on_device(const c10::IValue& value, c10::Device device) {
+  const auto copied = [device](const at::Tensor& tensor) {
+    const at::Tensor made = empty_strided(tensor.sizes(), tensor.strides(), tensor.scalar_type(), {}, device, {});
+    Shape(made).on_host().copy_(tensor);
+    return made;
+  };
+  if (value.isTensor()) return copied(value.toTensor());
+  if (!value.isTensorList()) return value;
+  c10::List<at::Tensor> list;
+  for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(copied(tensor));
+  return list;
+}
+
+at::Tensor without_values(const at::Tensor& tensor) {
+  return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
+}
+
+// What the schema says of a result: the argument that it is, or nothing.
+std::optional<at::Tensor> written_argument(const c10::OperatorHandle& op, size_t result,
+                                           const torch::jit::Stack& arguments) {
+  const auto& schema = op.schema();
+  const auto* alias = schema.returns()[result].alias_info();
+  if (alias == nullptr || !alias->isWrite()) return std::nullopt;
+  for (size_t a = 0; a < schema.arguments().size(); ++a) {
+    const auto* other = schema.arguments()[a].alias_info();
+    if (other != nullptr && *other == *alias) return arguments[a].toTensor();
+  }
+  return std::nullopt;
+}
+
+// An `out` argument takes the shape of the result.
+void fit(const at::Tensor& out, const at::Tensor& shape) {
+  if (out.sizes() == shape.sizes()) return;
+  c10::StorageImpl& storage = *out.storage().unsafeGetStorageImpl();
+  const size_t bytes = shape.numel() * shape.element_size();
+  if (storage.nbytes() < bytes) {
+    storage.set_data_ptr(memory.allocate(bytes));
+    storage.set_nbytes(bytes);
+  }
+  out.unsafeGetTensorImpl()->set_sizes_and_strides(shape.sizes(), shape.strides());
+}
+
+// The results as the operation will leave them: arguments that it writes, or new memory, of the shapes that it has for
+// tensors without values.
+std::vector<at::Tensor> results_of(const c10::OperatorHandle& op, const torch::jit::Stack& arguments) {
+  torch::jit::Stack stack;
+  for (const c10::IValue& argument : arguments) {
+    stack.push_back(replaced(argument, [](const at::Tensor& tensor) -> c10::IValue { return without_values(tensor); }));
+  }
+  op.callBoxed(&stack);
+  std::vector<at::Tensor> results;
+  for (size_t r = 0; r < op.schema().returns().size(); ++r) {
+    const at::Tensor shape = stack[r].toTensor();
+    if (const auto written = written_argument(op, r, arguments)) {
+      fit(*written, shape);
+      results.push_back(*written);
+      continue;
+    }
+    results.push_back(empty_strided(shape.sizes(), shape.strides(), shape.scalar_type(), {}, {}, {}));
+  }
+  return results;
+}
+
+// Where the values decide of the shapes, or the shapes cannot be told without them: as nonzero() does on a GPU.
+void run_now(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const size_t arguments = op.schema().arguments().size();
+  const torch::jit::Stack given(stack->end() - static_cast<int64_t>(arguments), stack->end());
+  c10::Device device{kType, c10::impl::getDeviceGuardImpl(kType)->getDevice().index()};
+  torch::jit::Stack on_host;
+  for (const c10::IValue& argument : given) {
+    on_host.push_back(replaced(argument, [&](const at::Tensor& tensor) -> c10::IValue {
+      device = tensor.device();
+      wait_for(queue_of_current_stream(device));
+      return Shape(tensor).on_host();
+    }));
+  }
+  op.callBoxed(&on_host);
+  torch::jit::drop(*stack, arguments);
+  for (size_t r = 0; r < op.schema().returns().size(); ++r) {
+    const auto written = written_argument(op, r, given);
+    if (written) fit(*written, on_host[r].toTensor());
+    if (written && on_host[r].toTensor().data_ptr() != written->data_ptr()) {
+      Shape(*written).on_host().copy_(on_host[r].toTensor());
+    }
+    stack->push_back(written ? c10::IValue(*written) : on_device(on_host[r], device));
+  }
+}
+
+void run_later(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const c10::impl::ExcludeDispatchKeyGuard unseen(kAbove);
+  const torch::jit::Stack arguments(stack->end() - static_cast<int64_t>(op.schema().arguments().size()), stack->end());
+  std::vector<at::Tensor> results;
+  try {
+    if (op.hasTag(at::Tag::dynamic_output_shape)) return run_now(op, stack);
+    results = results_of(op, arguments);
+  } catch (const c10::NotImplementedError&) {
+    return run_now(op, stack);
+  }
+
+  std::vector<std::pair<size_t, std::vector<Shape>>> here;  // arguments of this device, by place
+  torch::jit::Stack others = arguments;
+  for (size_t a = 0; a < arguments.size(); ++a) {
+    std::vector<Shape> shapes;
+    others[a] = replaced(arguments[a], [&](const at::Tensor& tensor) -> c10::IValue {
+      shapes.emplace_back(tensor);
+      return at::Tensor();
+    });
+    if (!shapes.empty()) here.emplace_back(a, std::move(shapes));
+  }
+  std::vector<Shape> written(results.begin(), results.end());
+  const auto compute = [op, others, here, written] {
+    const c10::impl::ExcludeDispatchKeyGuard below(kAbove);
+    torch::jit::Stack on_host = others;
+    for (const auto& [place, shapes] : here) {
+      if (on_host[place].isTensor()) {
+        on_host[place] = shapes.front().on_host();
+      } else {
+        c10::List<at::Tensor> list;
+        for (const Shape& shape : shapes) list.push_back(shape.on_host());
+        on_host[place] = list;
+      }
+    }
+    op.callBoxed(&on_host);
+    for (size_t r = 0; r < written.size(); ++r) written[r].on_host().copy_(on_host[r].toTensor());
+  };
+  const c10::Device device =
+      results.empty() ? c10::impl::getDeviceGuardImpl(kType)->getDevice() : results.front().device();
+  enqueue(device, compute);
+  torch::jit::drop(*stack, arguments.size());
+  for (const at::Tensor& result : results) stack->emplace_back(result);
+}
+
+// -- to the host and back
+
+at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
+  if (to.device().type() != kType) {
+    note_copy_back();
+    wait_for(queue_of_current_stream(from.device()));
+    to.copy_(Shape(from).on_host());
+    return to;
+  }
+  const bool is_from_host = from.device().type() != kType;
+  const at::Tensor kept = is_from_host ? from.clone() : at::Tensor();
+  enqueue(to.device(), [kept, source = Shape(is_from_host ? kept : from), target = Shape(to)] {
+    target.on_host().copy_(source.on_host());
+  });
+  return to;
+}
+
+at::Scalar value_of(const at::Tensor& tensor) {
+  note_copy_back();
+  wait_for(queue_of_current_stream(tensor.device()));
+  return Shape(tensor).on_host().item();
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("empty.memory_format", &empty);
+  m.impl("empty_strided", &empty_strided);
+  m.impl("as_strided", &at::native::as_strided_tensorimpl);
+  m.impl("view", &at::native::view);
+  m.impl("_copy_from", &copy_from);
+  m.impl("_local_scalar_dense", &value_of);
+}
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_later>()); }
+
+}  // namespace
+}  // namespace torchnan::lagging

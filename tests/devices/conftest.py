@@ -1,0 +1,29 @@
+"""The same tests on the device that lags, which is everywhere, and on a GPU: `TEST_DEVICE=cuda`."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+NAME = os.environ.get("TEST_DEVICE", "lagging")
+
+
+@pytest.fixture(scope="session")
+def machine():
+    """What stands for the device: `synchronize()`, `count()`."""
+    if NAME == "cuda":
+        assert torch.cuda.is_available(), "TEST_DEVICE=cuda, and PyTorch sees no GPU here"
+        from cuda_device import Cuda
+
+        return Cuda()
+    from lagging import Lagging
+
+    return Lagging()
+
+
+@pytest.fixture
+def device(machine):
+    machine.synchronize()
+    return torch.device(f"{NAME}:0")

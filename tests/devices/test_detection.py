@@ -1,0 +1,230 @@
+"""Detection on a device: what is told, when, and that nobody waits for it. A test fails if the device's scan is taken
+away (`plug_into_torchnan`), and those that say so without the rule they name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import torchnan
+
+NAN, INF = float("nan"), float("inf")
+DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64]
+
+
+class Model(torch.nn.Module):
+    """Whose second block takes the logarithm of what may be zero."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(8, 8)
+        self.second = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
+        self.last = torch.nn.Linear(8, 1)
+
+    def forward(self, x, takes_logarithm=False):
+        x = self.second(torch.tanh(self.first(x)))
+        if takes_logarithm:
+            x = torch.log(x * 0)
+        return self.last(x).square().mean()
+
+
+def training(device, steps, bad_step=-1, **options):
+    """A function that trains; what it has found is what it returns."""
+    torch.manual_seed(0)
+    model = Model().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    batches = [torch.randn(16, 8).to(device) for _ in range(steps)]
+
+    def run():
+        for step, batch in enumerate(batches):
+            optimizer.zero_grad()
+            model(batch, step == bad_step).backward()
+            optimizer.step()
+
+    return run
+
+
+@pytest.mark.bar(16)
+def test_a_healthy_training_is_waited_for_as_often_as_without(machine, device, figure):
+    training(device, 1)()  # whatever is made at first
+    plain = machine.count(training(device, 30))
+    with torchnan.detect(action="log") as watch:
+        training(device, 1)()
+        watched = machine.count(training(device, 30))
+        stats = watch.stats()
+    assert watched == plain
+    assert watch.findings == []
+    assert stats["checked"] > 30 * 20
+    figure(f"{stats['ops']:,} operations on a device: {watched[0]} waits and {watched[1]} copies, as without")
+
+
+def test_a_late_notice_names_operation_line_module_and_step(machine, device):
+    run = training(device, 4, bad_step=2)
+    with torchnan.detect(action="log") as watch:
+        run()
+        machine.synchronize()
+        torch.ones(4, device=device).add_(1)  # the next operation hears of it
+        heard = [finding.op for finding in watch.findings]
+    assert heard == ["aten::log"]
+    found = watch.first
+    assert (found.kind, found.origin, found.phase, found.step) == ("inf", "op", "forward", 3)
+    assert found.device == str(device)
+    assert found.line == Model.forward.__code__.co_firstlineno + 3
+    assert found.harm.kind == "backward"
+
+
+def test_a_read_raises_where_it_is(device):
+    x = torch.zeros(4, device=device)
+    with pytest.raises(torchnan.NonFiniteError) as raised:
+        with torchnan.detect():
+            (x / x).sum().item()
+    assert raised.value.finding.op == "aten::div"
+    assert raised.value.finding.harm.kind == "read"
+
+
+@pytest.mark.parametrize(
+    "read", [torch.Tensor.tolist, torch.Tensor.cpu, lambda x: print(x)], ids=["tolist", "cpu", "print"]
+)
+def test_what_is_read_in_other_ways_is_found(device, read):
+    x = torch.zeros(4, device=device)
+    with torchnan.detect(action="log") as watch:
+        bad = x / x
+        held = read(bad)
+    assert [finding.op for finding in watch.findings if finding.level == "error"] == ["aten::div"]
+    del held
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("place", [0, 4097, -1])
+def test_one_element_of_many_is_found(device, dtype, place):
+    x = torch.ones(70_001, dtype=dtype)
+    x[place] = NAN
+    x = x.to(device)
+    with torchnan.detect(action="log") as watch:
+        held = x * 1
+    assert [(f.origin, f.op, f.kind) for f in watch.findings] == [("input", "aten::mul", "nan")]
+    zero = torch.ones(70_001, dtype=dtype)
+    zero[place] = 0
+    zero = zero.to(device)
+    with torchnan.detect(action="log") as watch:
+        held = zero.log()
+    assert [(f.origin, f.op) for f in watch.findings if f.level == "error"] == [("op", "aten::log")]
+    del held
+
+
+@pytest.mark.parametrize(
+    "view",
+    [lambda x: x.t(), lambda x: x[:, 3:], lambda x: x[::2], lambda x: x[5], lambda x: x.unfold(1, 2, 3)],
+    ids=["t", "columns", "rows", "row", "windows"],
+)
+def test_what_lies_beside_a_view_is_not_told(device, view):
+    x = torch.ones(40, 41)
+    view(x).fill_(2)
+    x[x == 1] = NAN
+    x = x.to(device)
+    with torchnan.detect(action="log") as watch:
+        held = view(x) * 1
+    assert watch.findings == []
+    del held
+
+
+def test_what_is_masked_repaired_or_never_used_is_no_error(device):
+    x = torch.ones(6, 6, device=device)
+    mask = torch.ones(6, 6, device=device).triu(1).bool()
+    with torchnan.detect(action="log") as watch:
+        weights = torch.softmax(x.masked_fill(mask, -INF) * 0.5, -1)
+        repaired = torch.nan_to_num(x.sub(1).div(0))
+        held = weights + repaired
+        x.sub(1).log()
+    assert [finding.level for finding in watch.findings] == ["warning"]
+    del held
+
+
+def test_bounds_spare_most_of_the_scan(device):
+    """Fails if BoundsElsewhere is not asked: nothing is proved then."""
+    x = torch.randn(256, 256).to(device)
+    with torchnan.detect(action="log") as watch:
+        y = x
+        for _ in range(8):
+            y = torch.relu(y @ x).tanh()
+        stats = watch.stats()
+    assert stats["proved"] >= 24
+    assert stats["bytes"] <= x.nbytes * 1.1
+    assert watch.findings == []
+    with torchnan.detect(action="log", exact=True) as watch:
+        y = torch.relu(x)
+        stats = watch.stats()
+    assert stats["proved"] == 0
+    del y
+
+
+def test_where_an_assumption_fails_what_was_proved_from_it_is_void(machine, device):
+    """Fails without void_proofs(): the last product is proved finite from an assumption that does not hold."""
+    x = torch.full((100, 100), 1e9).to(device)
+    with torchnan.detect(action="log") as watch:
+        square = x * x  # 1e18; proved: 2^40
+        fourth = square * square  # 1e36; 2^80
+        sixth = fourth * square  # Inf; 2^120
+        stats = watch.stats()
+        sixth.tolist()
+    assert stats["proved"] == 3
+    assert [(finding.op, finding.kind) for finding in watch.findings] == [("aten::mul", "inf")]
+    line = test_where_an_assumption_fails_what_was_proved_from_it_is_void.__code__.co_firstlineno + 6
+    assert watch.first.line == line
+
+
+def test_what_was_larger_than_assumed_is_no_alarm_the_next_time(machine, device):
+    """Fails without Assumptions::raise(): each step waits for the device again."""
+
+    def step(x):
+        with torch.no_grad():
+            return (x * 3e7).relu()
+
+    x = torch.ones(100, 100).to(device)
+    with torchnan.detect(action="log") as watch:
+        for _ in range(2):
+            y = step(x)
+            machine.synchronize()
+            y = step(x)
+        waits = machine.count(lambda: [step(x) for _ in range(20)])
+    assert watch.findings == []
+    assert waits == machine.count(lambda: [step(x) for _ in range(20)])
+    del y
+
+
+def test_memory_that_others_may_have_written_is_looked_at_again(machine, device):
+    """Fails if Journal::doubt() does nothing."""
+    x = torch.ones(4, device=device)
+    with torchnan.detect(action="log") as watch:
+        y = x + 1
+        bits = y.view(torch.int32)
+        bits.fill_(0x7FC00000)
+        held = y * 1
+    found = [(finding.kind, finding.origin) for finding in watch.findings if finding.level == "error"]
+    assert found == [("nan", "input")]
+    del held
+
+
+def test_memory_that_is_written_in_parts_is_known_in_parts(device):
+    """Fails without Journal::tells_all_of(): what nobody wrote would pass for written."""
+    cache = torch.empty(5, 4, device=device)
+    with torchnan.detect(action="log") as watch:
+        cache = torch.empty(5, 4, device=device)
+        cache.view(torch.int32)[2:] = 0x7FC00000
+        cache[:2].copy_(torch.ones(2, 4, device=device))
+        held = cache @ torch.ones(4, 4, device=device)
+    found = [(finding.kind, finding.origin) for finding in watch.findings if finding.level == "error"]
+    assert found == [("nan", "uninit")]
+    del held
+
+
+def test_a_step_guard_leaves_out_the_bad_step(device):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = torchnan.StepGuard(model, optimizer, lambda model, batch: -model(batch).square().neg().log().mean())
+    before = [parameter.detach().cpu().clone() for parameter in model.parameters()]
+    result = guard.step(torch.full((3, 4), -100.0).to(device))
+    assert not result.applied
+    after = [parameter.detach().cpu() for parameter in model.parameters()]
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))

@@ -1,0 +1,63 @@
+"""torchnan on a device as the zoo's scorer sees it. A program that PyTorch cannot run there, or that shows no symptom
+there, is told by a note."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "zoo")]
+
+import adapter  # noqa: E402
+
+NAME = os.environ.get("TEST_DEVICE", "lagging")
+
+
+def run(case, zoo):
+    why = why_not(case)
+    if why:
+        return [{"level": "note", "why": why}]
+    go_there()
+    held = []  # as a training loop holds its model: the notice comes late, and a model that is gone has no names
+    zoo.HOOKS["model"].append(held.append)
+    return adapter.run(case, zoo)
+
+
+def go_there():
+    if NAME == "lagging":
+        from lagging import Lagging
+
+        Lagging()
+    torch.set_default_device(f"{NAME}:0")
+
+
+def why_not(case):
+    """In a process of its own: a GPU can be used only by one that is not forked from one that has."""
+    end, other_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        why = "the process died"
+        try:
+            go_there()
+            why = "" if shows_symptom(case) else "no symptom there"
+        except BaseException as error:  # noqa: BLE001 - whatever it is, this program does not run there
+            why = f"{type(error).__name__}: {error}"[:300]
+        finally:
+            os.write(other_end, why.encode())
+            os._exit(0)
+    os.close(other_end)
+    with os.fdopen(end) as answer:
+        why = answer.read()
+    return why if os.waitpid(child, 0)[1] == 0 else "the process died"
+
+
+def shows_symptom(case):
+    """As the zoo says: a bug leaves something non-finite, and a clean program does not."""
+    symptoms = [x.detach().cpu() for x in case.run() if isinstance(x, torch.Tensor)]
+    floating = [x for x in symptoms if x.is_floating_point() or x.is_complex()]
+    return (case.kind == "clean") == all(bool(torch.isfinite(x).all()) for x in floating)
