@@ -192,7 +192,7 @@ class Bench:
         """The weights are bad when a snapshot is due; then the folder is gone."""
         model = hostile_model(self.string)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        where = self.folder / file_name(self.string)
+        where = self.folder / "snapshots" / file_name(self.string)
         guard = torchnan.StepGuard(model, optimizer, _good_step, snapshot_every=1, snapshot_folder=where)
         where.rmdir()
         where.write_text("a file")
@@ -332,7 +332,7 @@ class Bench:
     def monitored(self) -> tuple[Path, list[str]]:
         """The log of a run near the end of its range, under a name of this string if the system has it, and what
         loggers were told."""
-        path, model = self.folder / file_name(self.string), large_model(self.string)
+        path, model = self.folder / "runs" / file_name(self.string), large_model(self.string)
         optimizer = torch.optim.SGD([{"params": nn.Linear(1, 1).parameters(), "name": self.string}])
         monitor = torchnan.Monitor(path, meta={self.string: self.string}, headroom_every=1, judge_every=1)
         with logged() as lines, torchnan.detect(headroom=True):

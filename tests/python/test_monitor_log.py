@@ -139,6 +139,13 @@ def test_a_line_that_was_cut_is_not_added_to(path):
     assert read(path).step.tolist() == [1, 2, 3, 5]
 
 
+@pytest.mark.parametrize("begun", ["", '{"torch', '{"torchnan": "run", "ver'])
+def test_a_log_whose_first_line_was_cut_is_gone_on_with(path, begun):
+    path.write_text(begun)
+    torchnan.Monitor(log=path, live=False).step(step=5, loss=1.0)
+    assert read(path).step.tolist() == [5]
+
+
 def test_a_full_disk_is_told_once_and_the_training_goes_on(path):
     code = f"""
 import resource, torchnan

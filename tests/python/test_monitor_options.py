@@ -89,3 +89,11 @@ def test_a_log_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "file")
     with pytest.raises(OSError, match="give a path that is not a link"):
         torchnan.Monitor(log=tmp_path / "link")
+
+
+@pytest.mark.parametrize("text", ["loss\n1.0\n", '{"step": 1}\n', '{"torchnan": "log"}'])
+def test_a_file_that_is_something_else_is_refused_and_left_as_it_is(tmp_path, text):
+    (tmp_path / "mine").write_text(text)
+    with pytest.raises(OptionError, match=r"mine'.*is no log of a monitor. Give it another name"):
+        torchnan.Monitor(log=tmp_path / "mine")
+    assert (tmp_path / "mine").read_text() == text

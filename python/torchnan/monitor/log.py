@@ -9,8 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from torchnan._load import _C
+from torchnan._options import OptionError
+from torchnan._words import shown
 from torchnan.capture import folder
 from torchnan.monitor.row import VERSION, as_line
+
+BEGINNING = b'{"torchnan": "run"'
 
 
 class MonitorLog:
@@ -26,6 +30,7 @@ class MonitorLog:
         parts: files, with the newest.
 
     Raises:
+        OptionError: the file is something else; it is left as it is.
         OSError: the file cannot be written.
     """
 
@@ -35,8 +40,21 @@ class MonitorLog:
         self._parts = parts
         self._header: dict[str, Any] = {}
         folder.make(self._path.parent)
+        self._refuse_another()
         _C.append_line(os.fspath(self._path), "")
         self._bytes = self._path.stat().st_size
+
+    def _refuse_another(self) -> None:
+        """Raises for a file that does not begin as a log, if only in part: a program may be killed at any moment."""
+        if self._path.is_symlink() or not self._path.is_file():
+            return  # refused where it is opened, or new
+        with open(self._path, "rb") as file:
+            begins = file.read(len(BEGINNING))
+        if not BEGINNING.startswith(begins):
+            raise OptionError(
+                f"log={shown(self._path)} cannot be used: there is a file already, which is no log of a monitor. "
+                "Give it another name, or move the file away."
+            )
 
     def start(self, about: dict[str, Any]) -> None:
         """The run begins, or goes on after a restart.

@@ -68,7 +68,7 @@ class Monitor:
             place of :meth:`step`.
 
     Raises:
-        OptionError: an option that cannot be used.
+        OptionError: an option that cannot be used; ``log`` is a file that is something else.
         TypeError: something that cannot be called, or no SummaryWriter.
         OSError: the log cannot be written.
         ImportError: ``live`` needs NumPy and SciPy, ``tensorboard`` tensorboard.
