@@ -102,15 +102,19 @@ def _violate(model: nn.Module, bad: tuple[nn.Module, ...], string: str) -> None:
 
 
 class Bench:
-    """The string, a folder for files, and what was said of it, made when it is asked for."""
+    """The string, a folder for files, and what was said of it. What several tests ask for is made here: the stack that
+    it tells of is the same, whichever asks first."""
 
     def __init__(self, string: str, folder: Path) -> None:
         self.string = string
         self.folder = folder
         folder.mkdir()
+        self.watch = self._watch()
+        self.stepped = self._stepped()
+        self.raised_in_replay = self._raised_in_replay()
+        self.monitored = self._monitored()
 
-    @functools.cached_property
-    def watch(self) -> torchnan.detect:
+    def _watch(self) -> torchnan.detect:
         violate = violations(self.string)
         with torchnan.detect(action="log", log=self.folder / "findings.jsonl") as watch:
             violate()
@@ -145,8 +149,7 @@ class Bench:
 
     # -- the step guard
 
-    @functools.cached_property
-    def stepped(self) -> tuple[torchnan.StepGuard, list[str]]:
+    def _stepped(self) -> tuple[torchnan.StepGuard, list[str]]:
         """A bad step that is captured, with what loggers were told."""
 
         def step(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -161,8 +164,7 @@ class Bench:
             guard.step({self.string: torch.tensor([-1.0, 2.0])})
         return guard, lines
 
-    @functools.cached_property
-    def raised_in_replay(self) -> tuple[torchnan.StepGuard, list[str]]:
+    def _raised_in_replay(self) -> tuple[torchnan.StepGuard, list[str]]:
         runs = iter(range(9))
 
         def step(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -328,8 +330,7 @@ class Bench:
             model(LARGE)
             return [str(one) for one in watch.headroom()]
 
-    @functools.cached_property
-    def monitored(self) -> tuple[Path, list[str]]:
+    def _monitored(self) -> tuple[Path, list[str]]:
         """The log of a run near the end of its range, under a name of this string if the system has it, and what
         loggers were told."""
         path, model = self.folder / "runs" / file_name(self.string), large_model(self.string)
