@@ -98,6 +98,8 @@ def test_a_cut_last_line_is_ignored_and_told(tmp_path):
         ("[" * 100_000, "line 7: "),
         ('{"step": 5, "loss":' + " " * 2**21 + "1}", "line 7: "),
         ("\x00\x01\x02", "line 7: "),
+        ('{"step": 5, "loss": 1},{"step": 5, "loss": 2}', "line 7: "),
+        ('{"step": 5, "loss": [{"a": 1}', "line 7: "),
         ("42", "a int where an object should be"),
         ('{"step": null, "loss": 1}', "1 rows have no step"),
         ('{"step": 5.5, "loss": 1}', "1 rows have no step"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -78,18 +79,9 @@ class _Reading:
         return self._gathered.run()
 
     def _add(self, lines: list[bytes], ended: bool, part: str) -> None:
-        objects: list[Any] = []
-        for number, line in enumerate(lines, self.lines + 1):
-            if not line or line.isspace():
-                continue
-            try:
-                objects.append(self._loads(line))
-            except ValueError as error:
-                if (found := self._other_json(line)) is not None:
-                    objects.append(found)
-                    continue
-                is_cut = not ended and number == self.lines + len(lines)
-                self._damage(f"the last line of {part} is not whole" if is_cut else f"line {number:,}: {error}")
+        objects = self._at_once(lines)
+        if objects is None:
+            objects = self._one_by_one(lines, ended, part)
         self.lines += len(lines)
         rows: list[dict[str, Any]] = []
         for found in objects:
@@ -103,6 +95,31 @@ class _Reading:
                 self._event(found)
         self.objects += len(objects)
         self._add_rows(rows)
+
+    def _at_once(self, lines: list[bytes]) -> list[Any] | None:
+        """As elements of one array, which is twice as fast; ``None`` if any line may be no object of its own."""
+        if not all(line[:1] == b"{" and line[-1:] == b"}" for line in lines):
+            return None
+        try:
+            objects: list[Any] = self._loads(b"[" + b",".join(lines) + b"]")
+        except ValueError:
+            return None
+        return objects if len(objects) == len(lines) else None
+
+    def _one_by_one(self, lines: list[bytes], ended: bool, part: str) -> list[Any]:
+        objects: list[Any] = []
+        for number, line in enumerate(lines, self.lines + 1):
+            if not line or line.isspace():
+                continue
+            try:
+                objects.append(self._loads(line))
+            except ValueError as error:
+                if (found := self._other_json(line)) is not None:
+                    objects.append(found)
+                    continue
+                is_cut = not ended and number == self.lines + len(lines)
+                self._damage(f"the last line of {part} is not whole" if is_cut else f"line {number:,}: {error}")
+        return objects
 
     def _damage(self, reason: str) -> None:
         self._many_damaged += 1
@@ -135,7 +152,7 @@ class _Reading:
         if not rows:
             return
         known = columns_of(dict.fromkeys(name for row in (*rows[:100], *rows[-100:]) for name in row))
-        columns: dict[str, Any] = {column: [row.get(name) for row in rows] for name, column in known.items()}
+        columns: dict[str, Any] = {column: _values(rows, name) for name, column in known.items()}
         steps = columns.pop("step", None)
         if steps is None:
             self._damage(f"{len(rows):,} objects without a step")
@@ -174,6 +191,13 @@ class _Reading:
                 largest = value[1]
                 if isinstance(largest, int | float):
                     self._gathered.add_headroom(row, module, value[0], float(largest))
+
+
+def _values(rows: list[dict[str, Any]], name: str) -> list[Any]:
+    try:
+        return list(map(operator.itemgetter(name), rows))
+    except KeyError:
+        return [row.get(name) for row in rows]
 
 
 def _lines(file: Any) -> Iterator[tuple[list[bytes], bool]]:
