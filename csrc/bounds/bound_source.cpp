@@ -36,7 +36,7 @@ Bound BoundSource::remembered(const at::Tensor& tensor) const {
     case Ledger::Known::kWasFinite:
       return note.exported ? Bound{} : anchored(tensor);
     case Ledger::Known::kNothing:
-      ledger().note_asked(tensor);
+      ledger().note_asked(tensor, note.maker);
       return {};
     default:
       return {};

@@ -108,6 +108,11 @@ Ledger::Note Ledger::find(const at::Tensor& tensor) const noexcept {
   return {};
 }
 
+const OpPlan* Ledger::brought_by(const at::Tensor& tensor) const noexcept {
+  const Note note = find(tensor);
+  return note.known == Known::kNothing || note.known == Known::kAsked ? note.maker : nullptr;
+}
+
 void Ledger::set(const at::Tensor& tensor, Note note) noexcept {
   c10::StorageImpl* storage = storage_of(tensor);
   if (storage == nullptr || !is_pytorchs_own(*storage)) return;
@@ -162,7 +167,13 @@ void Ledger::note_nonnegative(const at::Tensor& tensor) noexcept {
   set(tensor, note);
 }
 
-void Ledger::note_asked(const at::Tensor& tensor) noexcept { set(tensor, Note{.known = Known::kAsked}); }
+void Ledger::note_asked(const at::Tensor& tensor, const OpPlan* collective) noexcept {
+  set(tensor, Note{.known = Known::kAsked, .maker = collective});
+}
+
+void Ledger::note_brought(const at::Tensor& tensor, const OpPlan* collective) noexcept {
+  set(tensor, Note{.maker = collective});
+}
 
 void Ledger::note_unwritten(const at::Tensor& tensor, SiteId site, const OpPlan* maker) noexcept {
   set(tensor, {Known::kUnwritten, {}, false, site, maker});

@@ -45,7 +45,7 @@ class TORCHNAN_API Ledger {
     Bound bound{};                  // kFinite, kMasked; infinite for dtypes that bounds say nothing of
     bool exported = false;          // others can write there at any time: never kFinite
     SiteId site = 0;                // kUnwritten: where it was given out
-    const OpPlan* maker = nullptr;  // by which operator
+    const OpPlan* maker = nullptr;  // the operator that wrote it, or gave it out; of what is not known, a collective
   };
 
   Ledger();
@@ -54,6 +54,8 @@ class TORCHNAN_API Ledger {
 
   // What was noted of a storage under another dtype says nothing: a float16 is no half of a float32.
   Note find(const at::Tensor& tensor) const noexcept;
+  // The collective that was the last to write there; null if it was none.
+  const OpPlan* brought_by(const at::Tensor& tensor) const noexcept;
 
   // `tensor` has been written and is within `bound`. Of a part of a storage: what was known of the whole is widened.
   void note_written(const at::Tensor& tensor, Bound bound, const OpPlan* maker) noexcept;
@@ -62,7 +64,9 @@ class TORCHNAN_API Ledger {
   // `tensor` was read, and is within `bound`. Nothing is told of the rest of its storage.
   void note_read(const at::Tensor& tensor, Bound bound) noexcept;
 
-  void note_asked(const at::Tensor& tensor) noexcept;
+  void note_asked(const at::Tensor& tensor, const OpPlan* collective) noexcept;
+  // A collective has been started that will write there.
+  void note_brought(const at::Tensor& tensor, const OpPlan* collective) noexcept;
   void note_unwritten(const at::Tensor& tensor, SiteId site, const OpPlan* maker) noexcept;
   void note_not_judged(const at::Tensor& tensor, const OpPlan* maker) noexcept;
   void forget(const at::Tensor& tensor) noexcept;

@@ -1,5 +1,6 @@
 #include "device/device_check.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "bounds/dtype_range.h"
@@ -34,15 +35,25 @@ void DeviceCheck::before(c10::ArrayRef<Operand> arguments) {
       non_blocking_ = argument.integer != 0;
     }
   }
+  launch_what_is_overwritten(turn, arguments);
   if (plan_.course == OpPlan::Course::kRead) {
     for (const Input& input : inputs_) turn.note_harm(HarmKind::kRead, input.tensor, plan_, watch_, thread_.id());
     turn.launch_all();
   }
 }
 
+// With arguments that have only now been given to be scanned. Collectives do not say what they write.
+void DeviceCheck::launch_what_is_overwritten(Devices::Turn& turn, c10::ArrayRef<Operand> arguments) const {
+  for (size_t place = 0; place < arguments.size(); ++place) {
+    if (plan_.written_argument(place) == nullptr && !plan_.returns_early) continue;
+    for_each_tensor(arguments[place], [&](const at::Tensor& tensor, int32_t) {
+      if (!tensor.is_cpu() && tensor.has_storage()) turn.launch_scans_of(tensor);
+    });
+  }
+}
+
 void DeviceCheck::look_at(Devices::Turn& turn, const at::Tensor& argument, uint16_t place, int32_t element) {
   const OpPlan::Written* written = plan_.written_argument(place);
-  if (written != nullptr && !argument.is_cpu() && argument.has_storage()) turn.launch_scans_of(argument);
   const at::Tensor tensor = scannable(argument);
   if (!tensor.defined()) {
     const at::Tensor on_host = lineage().in_use() ? readable(argument) : at::Tensor();
@@ -53,7 +64,8 @@ void DeviceCheck::look_at(Devices::Turn& turn, const at::Tensor& argument, uint1
   const EventNumber event = event_of(turn, tensor);
   if (const Event* known = turn.journal().find(event)) meant_ |= known->meant;
   inputs_.push_back({tensor,
-                     {event, tensor.storage().unsafeGetStorageImpl(), place, element, written != nullptr},
+                     {event, tensor.storage().unsafeGetStorageImpl(), place, element, written != nullptr,
+                      is_parameter(tensor)},
                      turn.journal().bound_of(tensor)});
 }
 
@@ -99,13 +111,12 @@ bool DeviceCheck::after(const at::Tensor& result, int64_t output, const std::opt
   const auto what = is_allocation         ? Event::What::kAllocated
                     : plan_.returns_early ? Event::What::kAwaited
                                           : Event::What::kResult;
-  Event& event = turn.add(what, tensor, plan_, watch_, thread_.id());
+  Event& event = add_reader(turn, what, tensor, output);
   event.output = output;
-  event.meant = numbers_;
+  event.meant = numbers_.without(Kinds::of_nan());
   event.given_meant = numbers_ | meant_;
   const bool keeps_masks = plan_.moves_values || (plan_.pointwise && !plan_.absorbs_negative_infinity);
   if (keeps_masks) event.meant |= meant_;
-  tell_inputs(event);
   is_noted_ = true;
   turn.journal().note_last(tensor, event.number);
   if (what != Event::What::kResult) return true;
@@ -134,12 +145,33 @@ void DeviceCheck::judge(Devices::Turn& turn, Event& event, const at::Tensor& ten
   if (const Event* rest = turn.journal().find(event.carried)) event.bound = event.bound.joined(rest->bound);
 }
 
-void DeviceCheck::tell_inputs(Event& event) const {
-  event.given = given_;
+Event& DeviceCheck::add_reader(Devices::Turn& turn, Event::What what, const at::Tensor& tensor, int64_t output) {
+  c10::SmallVector<EventInput, Event::kMostInputs> read;
+  int64_t pairs = 0;  // elements of the lists
+  for (const Input& input : inputs_) pairs = std::max<int64_t>(pairs, input.seen.element + 1);
+  const bool is_of_a_pair = plan_.pairs_lists && pairs > 0 && what != Event::What::kUse;
   for (const Input& input : inputs_) {
-    if (event.inputs == Event::kMostInputs) return;
-    event.input[event.inputs++] = input.seen;
+    const bool concerns = !is_of_a_pair || input.seen.element < 0 || input.seen.element == output % pairs;
+    if (concerns) read.push_back(input.seen);
   }
+  // The first ones stay with the event: they are what is told of it.
+  EventNumber more = 0;
+  size_t left = read.size();
+  while (left > Event::kMostInputs) {
+    const size_t here = std::min(Event::kMostInputs, left - Event::kMostInputs);
+    Event& rest = turn.add(Event::What::kMore, tensor, plan_, watch_, thread_.id());
+    left -= here;
+    rest.inputs = static_cast<uint8_t>(here);
+    std::copy_n(read.begin() + left, here, rest.input.begin());
+    rest.more = more;
+    more = rest.number;
+  }
+  Event& event = turn.add(what, tensor, plan_, watch_, thread_.id());
+  event.given = given_;
+  event.inputs = static_cast<uint8_t>(left);
+  std::copy_n(read.begin(), left, event.input.begin());
+  event.more = more;
+  return event;
 }
 
 void DeviceCheck::forget(const at::Tensor& written) {
@@ -163,7 +195,7 @@ void DeviceCheck::finish() {
 
 // isfinite(x), argmax(x): a cause may have been looked at, or used, by them.
 void DeviceCheck::note_use(Devices::Turn& turn) {
-  tell_inputs(turn.add(Event::What::kUse, inputs_.front().tensor, plan_, watch_, thread_.id()));
+  add_reader(turn, Event::What::kUse, inputs_.front().tensor, 0);
 }
 
 void DeviceCheck::find_bad_arguments(c10::SmallVectorImpl<BadArgument>& bad_arguments) {

@@ -61,10 +61,12 @@ class DeviceCheck final : public BoundsElsewhere {
     Bound bound;
   };
 
+  void launch_what_is_overwritten(Devices::Turn& turn, c10::ArrayRef<Operand> arguments) const;
   void look_at(Devices::Turn& turn, const at::Tensor& argument, uint16_t place, int32_t element);
   EventNumber event_of(Devices::Turn& turn, const at::Tensor& tensor);
   void look_at_number(double number);
-  void tell_inputs(Event& event) const;
+  // Adds an event that has read what this call reads for one of its outputs; of kUse, for all.
+  Event& add_reader(Devices::Turn& turn, Event::What what, const at::Tensor& tensor, int64_t output);
   void judge(Devices::Turn& turn, Event& event, const at::Tensor& tensor, const std::optional<Bound>& proof);
   void note_use(Devices::Turn& turn);
 

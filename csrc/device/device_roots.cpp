@@ -78,7 +78,11 @@ void tell_where_it_came_in(const Event& event, const Watch& watch, Root& root) {
   Devices::Turn turn(devices());
   const Event* before = turn.journal().find(event.carried);
   while (is_seen(before)) before = turn.journal().find(before->carried);
-  if (before == nullptr || before->what != Event::What::kAllocated) return;
+  if (before == nullptr) return;
+  if (before->what == Event::What::kAwaited) {
+    root.collective = before->plan->name;
+    return;
+  }
   root.unwritten = true;
   root.allocation.live = before->live;
   root.allocator = before->plan->name;
@@ -88,8 +92,9 @@ void tell_where_it_came_in(const Event& event, const Watch& watch, Root& root) {
 
 std::shared_ptr<Root> device_root(const Event& event, Kinds kinds, Watch& watch, MostOf most_of) {
   const bool is_result = event.what == Event::What::kResult;
-  const bool is_meant = event.given_meant.inf() && !kinds.nan();  // a sum of masks is one
-  const bool is_made = is_result && !event.plan->makes_constants && !is_meant;
+  const bool is_mask = event.given_meant.inf() && !kinds.nan();  // or a sum of masks
+  const bool is_put_there = event.given_meant.nan() && event.plan->moves_values;
+  const bool is_made = is_result && !event.plan->makes_constants && !is_mask && !is_put_there;
   const auto source = is_made     ? Root::Source::kOperation
                       : is_result ? Root::Source::kConstant
                                   : Root::Source::kExternal;
@@ -110,7 +115,7 @@ std::shared_ptr<Root> device_root(const Event& event, Kinds kinds, Watch& watch,
 }
 
 // As note_entry() has it.
-void enter_computation(const Event& event, Root& root) {
+void enter_computation(const Event& event, const EventInput* input, Root& root) {
   const auto watch = event.watch.lock();
   if (watch == nullptr || event.plan->hands_on || root.entry() != nullptr) return;
   Entry entry;
@@ -118,7 +123,8 @@ void enter_computation(const Event& event, Root& root) {
   entry.facts.overload = event.plan->overload;
   entry.facts.step = event.step;
   tell_place(event.site(), *watch, entry.facts);
-  entry.owner = root.owner;
+  if (input != nullptr) entry.owner = owner_of(input->storage, event.live, input->is_parameter, *watch);
+  if (!entry.owner) entry.owner = root.owner;
   root.enter(std::move(entry));
 }
 

@@ -21,7 +21,8 @@ using MostOf = c10::function_ref<std::optional<uint64_t>(const Event&)>;
 std::shared_ptr<Root> device_root(const Event& event, Kinds kinds, Watch& watch, MostOf most_of);
 
 // The event may be the first to compute with what came in or was meant.
-void enter_computation(const Event& event, Root& root);
+// `input`: by which it does; null if that is on the host.
+void enter_computation(const Event& event, const EventInput* input, Root& root);
 
 // Of the module parameter or buffer whose memory this is; empty if it is none.
 std::string owner_name(const Event& event, const Watch& watch);

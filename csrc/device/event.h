@@ -52,6 +52,7 @@ struct EventInput {
   uint16_t argument = 0;  // of the operator's schema
   int32_t element = -1;   // of a list
   bool overwritten = false;
+  bool is_parameter = false;
 };
 
 struct Event {
@@ -62,8 +63,9 @@ struct Event {
     kAwaited,    // a collective has been started that will write it
     kUse,        // an operation reads it, and writes nothing that could be scanned
     kHarm,       // if what the input holds is not finite, it does harm here
+    kMore,       // inputs that an event had no room for
   };
-  static constexpr size_t kMostInputs = 8;  // of longer lists the first
+  static constexpr size_t kMostInputs = 8;  // in one event; those of longer lists are in events of their own
 
   EventNumber number = 0;
   What what = What::kResult;
@@ -74,9 +76,9 @@ struct Event {
   int64_t output = 0;
   TensorThen tensor;
 
-  // Non-finite numbers that it was given, or that a mask among its inputs was made of: what it holds of these is meant.
+  // Infinite numbers that it was given, or that a mask among its inputs was made of: what it holds of these is meant.
   Kinds meant;
-  Kinds given_meant;  // the same of its inputs and numbers, whatever it makes of them
+  Kinds given_meant;  // of its inputs and numbers, whatever it makes of them; NaN if one of the numbers is
 
   double assumed = std::numeric_limits<double>::infinity();  // that nothing it has written is above; the scan checks it
   Bound bound;                                               // proved or assumed, of all that its memory holds
@@ -95,6 +97,7 @@ struct Event {
                             // handed it out
   uint8_t inputs = 0;
   std::array<EventInput, kMostInputs> input{};
+  EventNumber more = 0;                 // of kind kMore, and so on
   std::shared_ptr<const Record> given;  // of what it was given on the host
 
   Site site() const;
@@ -106,7 +109,8 @@ struct Event {
 
 // Whether the values are there once the event has happened, and somebody looks at them.
 inline bool is_seen(const Event* event) {
-  return event != nullptr && event->what != Event::What::kAllocated && event->what != Event::What::kAwaited;
+  return event != nullptr && event->what != Event::What::kAllocated && event->what != Event::What::kAwaited &&
+         event->what != Event::What::kMore;
 }
 
 }  // namespace torchnan

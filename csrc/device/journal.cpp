@@ -42,7 +42,6 @@ Site Event::site() const {
 }
 
 uint64_t Event::most_meant() const {
-  if (meant.nan()) return std::numeric_limits<uint64_t>::max();
   const FloatFormat format = *float_format(tensor.dtype);
   return (meant.inf() ? format.first_nan : format.infinity) - 1;
 }

@@ -51,6 +51,7 @@ class Reading {
     EventInput input;
     BadEvent bad;
   };
+  using BadInputs = c10::SmallVector<BadInput, 4>;
 
   // What it reads from outside of the graph was written again since; what it writes, others may have asked for already.
   void take_captured(const Event& event) {
@@ -70,13 +71,27 @@ class Reading {
     return bad_event(number);
   }
 
+  BadInputs bad_inputs_of(const Event& event) {
+    BadInputs bad_inputs;
+    const auto add = [&](const Event& one) {
+      for (size_t i = 0; i < one.inputs; ++i) {
+        if (auto bad = bad_input(event, one.input[i])) bad_inputs.push_back({one.input[i], *bad});
+      }
+    };
+    add(event);
+    for (EventNumber number = event.more; number != 0;) {
+      const auto more = Devices::Turn(devices()).copy_of(number);
+      if (!more) break;
+      add(*more);
+      number = more->more;
+    }
+    return bad_inputs;
+  }
+
   void take(const Event& event) {
     const auto watch = event.watch.lock();
-    if (watch == nullptr) return;
-    c10::SmallVector<BadInput, 4> bad_inputs;
-    for (size_t i = 0; i < event.inputs; ++i) {
-      if (auto bad = bad_input(event, event.input[i])) bad_inputs.push_back({event.input[i], *bad});
-    }
+    if (watch == nullptr || event.what == Event::What::kMore) return;
+    const auto bad_inputs = bad_inputs_of(event);
     note_use(event, bad_inputs);
     const auto found = kinds_of(event, !bad_inputs.empty());
     if (event.what == Event::What::kHarm) return judge_harm(event, bad_inputs, found, *watch);
@@ -123,12 +138,12 @@ class Reading {
     Kinds given = event.meant;
     for (const BadInput& input : bad_inputs) {
       given |= input.bad.kinds;
-      for (const Cause& cause : input.bad.record->causes()) causes.push_back(extended(cause, event, kinds));
+      for (const Cause& cause : input.bad.record->causes()) causes.push_back(extended(cause, event, &input.input, kinds));
     }
     if (event.given != nullptr) {
       for (const Cause& cause : event.given->causes()) {
         given |= cause.kinds;
-        causes.push_back(extended(cause, event, kinds));
+        causes.push_back(extended(cause, event, nullptr, kinds));
       }
     }
     if (causes.empty()) return std::make_shared<Record>(Cause{own_root(event, kinds, watch), kinds});
@@ -138,11 +153,12 @@ class Reading {
     return std::make_shared<Record>(Cause{own_root(event, kinds, watch), kinds});
   }
 
-  static Cause extended(const Cause& cause, const Event& event, Kinds kinds) {
+  // `input` is null for what came from the host.
+  static Cause extended(const Cause& cause, const Event& event, const EventInput* input, Kinds kinds) {
     Root& root = *cause.root;
     judge_factor(root, event.node_run, *event.plan, kinds);
     if (!event.plan->moves_values && kinds.nan()) root.spread = true;
-    if (root.source != Root::Source::kOperation && !cause.first_computation) enter_computation(event, root);
+    if (root.source != Root::Source::kOperation && !cause.first_computation) enter_computation(event, input, root);
     return cause.extended({event.plan, event.live}, event.plan->moves_values, kinds);
   }
 

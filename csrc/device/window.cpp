@@ -66,7 +66,7 @@ Window take_window(EventNumber first) {
 // Nothing is known of it any more. Scanned, if it is still there.
 bool scan_after_all(Devices::Turn& turn, Event& event) {
   event.bound = {};
-  const at::Tensor tensor = is_seen(&event) ? turn.journal().tensor_of(event) : at::Tensor();
+  const at::Tensor tensor = event.what == Event::What::kResult ? turn.journal().tensor_of(event) : at::Tensor();
   if (!tensor.defined()) return false;
   turn.scan(event, tensor);
   return true;

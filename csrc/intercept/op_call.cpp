@@ -183,9 +183,10 @@ void OpCall::forget_results() {
 void OpCall::look_at_results() {
   if (plan_.returns_early && !device_) {
     thread_.counters().skipped[static_cast<size_t>(Skip::kCollective)].add(1);
-    forget_results();
-    for_each_result(
-        [this](const at::Tensor& result, int64_t) { expect(facts(), bad_arguments_, result, /*awaited=*/true); });
+    for_each_result([this](const at::Tensor& result, int64_t) {
+      ledger().note_brought(result, &plan_);
+      expect(facts(), bad_arguments_, result, /*awaited=*/true);
+    });
     return;
   }
   for_each_result([this](const at::Tensor& result, int64_t output) { look_at_result(result, output); });

@@ -195,6 +195,7 @@ OpPlan make_plan(const c10::OperatorHandle& op) {
   plan.compares = compares(base);
   plan.makes_constants = makes_constants(base);
   plan.scaler_test = tests_for_loss_scaler(base);
+  plan.pairs_lists = pairs_lists(base);
   plan.returns_early = returns_early(ns, base);
   plan.pointwise = op.hasTag(at::Tag::pointwise) || base == "_to_copy";
   plan.vouches_for_sign = vouches_for_sign(base);

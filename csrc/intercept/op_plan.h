@@ -52,6 +52,7 @@ struct OpPlan {
   bool returns_early = false;
   bool pointwise = false;
   bool elementwise_in_self = false;
+  bool pairs_lists = false;  // what it writes at a place of a list depends on what lists hold at that place alone
 
   RuleOfOperator bounds;
   bool vouches_for_sign = false;

@@ -179,6 +179,10 @@ bool is_only_for_backward(std::string_view op, size_t output) { return op == "_c
 bool vouches_for_sign(std::string_view op) { return op == "sqrt" || op == "_foreach_sqrt"; }
 bool reads_value_back(std::string_view op) { return op == "_local_scalar_dense"; }
 bool tests_for_loss_scaler(std::string_view op) { return op == "_amp_foreach_non_finite_check_and_unscale_"; }
+bool pairs_lists(std::string_view op) {
+  const auto is = [&](std::string_view family) { return op.rfind(family, 0) == 0; };
+  return is("_foreach_") || is("_fused_ada") || is("_fused_sgd") || tests_for_loss_scaler(op);
+}
 bool returns_early(std::string_view ns, std::string_view op) {
   return ns == "c10d" || (ns == "_c10d_functional" && op != "wait_tensor");
 }

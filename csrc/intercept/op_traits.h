@@ -53,6 +53,9 @@ bool reads_value_back(std::string_view op);
 // GradScaler's test: it deals with what it finds.
 bool tests_for_loss_scaler(std::string_view op);
 
+// What it writes at a place of a list depends on what lists hold at that place alone.
+bool pairs_lists(std::string_view op);
+
 // Returns before its result is written.
 bool returns_early(std::string_view ns, std::string_view op);
 

@@ -138,7 +138,7 @@ ResultCheck::Outcome ResultCheck::read(const at::Tensor& result, size_t place) {
   if (!bounds_.empty()) thread_.counters().bytes_reanchored.add(verdict.bytes);
   if (!verdict.finite) {
     thread_.counters().nonfinite.add(1);
-    ledger().forget(readable(result));
+    if (ledger().brought_by(readable(result)) == nullptr) ledger().forget(readable(result));
     return Outcome::kNonFinite;
   }
   const DtypeRange range = range_of(result.scalar_type());

@@ -40,6 +40,15 @@ std::vector<TensorArgument> tensor_arguments(const CallFacts& call) {
   return found;
 }
 
+at::Tensor target_of_move(const CallFacts& call) {
+  if (!call.plan.moves_values) return {};
+  for (const OpPlan::Written& written : call.plan.written) {
+    const c10::IValue& target = call.kept[written.kept];
+    if (!written.reads_old_values && target.isTensor()) return readable(target.toTensor());
+  }
+  return {};
+}
+
 Kinds kinds_of_numbers(const CallFacts& call) {
   Kinds kinds;
   for (const c10::IValue& value : call.kept) {

@@ -34,6 +34,9 @@ struct TensorArgument {
 // Those that the call reads; out= arguments are none.
 std::vector<TensorArgument> tensor_arguments(const CallFacts& call);
 
+// Where a call that only moves values puts them; undefined if it does more than that.
+at::Tensor target_of_move(const CallFacts& call);
+
 // The kinds among the numbers that were passed: full(-inf), masked_fill(mask, -inf).
 Kinds kinds_of_numbers(const CallFacts& call);
 

@@ -160,13 +160,9 @@ class Inquiry {
 
   // A collective of gloo's ends by copying from memory of its own to where its result is awaited.
   Lineage::RecordPtr awaited_record() const {
-    for (const OpPlan::Written& written : call_.plan.written) {
-      if (written.reads_old_values || !call_.plan.moves_values || !call_.kept[written.kept].isTensor()) continue;
-      const at::Tensor target = readable(call_.kept[written.kept].toTensor());
-      const auto record = target.defined() ? lineage().find(target) : nullptr;
-      if (record != nullptr && record->awaited()) return record;
-    }
-    return nullptr;
+    const at::Tensor target = target_of_move(call_);
+    const auto record = target.defined() ? lineage().find(target) : nullptr;
+    return record != nullptr && record->awaited() ? record : nullptr;
   }
 
   bool is_known(const at::Tensor& tensor) const {

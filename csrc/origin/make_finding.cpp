@@ -88,7 +88,8 @@ Finding make_finding(const Cause& cause, Level level, Harm harm, const Watch& wa
   if (root.source != Root::Source::kOperation) tell_what_it_is(cause, watch, finding);
   for (const Step& step : cause.steps) finding.lineage.push_back(tell_step(step, watch));
   finding.lineage_omitted = cause.omitted;
-  finding.hint = hint_for(finding);
+  const bool is_brought = finding.origin == Origin::kInput && !root.collective.empty();
+  finding.hint = is_brought ? hint_for_brought(root.collective) : hint_for(finding);
   return finding;
 }
 

@@ -47,6 +47,7 @@ struct Root {
   bool foreign = false;        // external: the memory was finite before, or a compiled graph wrote it
   Site allocation;             // of unwritten memory
   std::string allocator;       // the op that gave it out
+  std::string collective;      // external: that brought it from another rank
 
   Root() = default;
   ~Root() { delete entry_.load(); }

@@ -75,6 +75,14 @@ bool is_only_put_there(const Record& record) {
   return cause.root->source != Root::Source::kOperation && !cause.first_computation && cause.root->entry() == nullptr;
 }
 
+// That has brought the argument from another rank. gloo's end by copying from memory of their own to where the result
+// is awaited.
+const OpPlan* collective_of(const CallFacts& call, const at::Tensor& argument) {
+  if (const OpPlan* collective = ledger().brought_by(argument)) return collective;
+  const at::Tensor target = target_of_move(call);
+  return target.defined() ? ledger().brought_by(target) : nullptr;
+}
+
 }  // namespace
 
 void judge_factor(Root& root, uint64_t node_run, const OpPlan& plan, Kinds kinds) {
@@ -137,6 +145,7 @@ std::shared_ptr<Root> external_root(const CallFacts& call, const at::Tensor& arg
     root->allocation.live = note.site;
     root->allocator = note.maker->name;
   }
+  if (const OpPlan* collective = collective_of(call, argument)) root->collective = collective->name;
   return root;
 }
 

@@ -142,6 +142,10 @@ std::string of_operation(const Finding& f) {
 
 }  // namespace
 
+std::string hint_for_brought(const std::string& collective) {
+  return fmt::format("{} brought it from another rank: the report of that rank tells what made it", bare(collective));
+}
+
 std::string hint_for(const Finding& f) {
   switch (f.origin) {
     case Origin::kInput:

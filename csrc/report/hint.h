@@ -9,4 +9,7 @@ namespace torchnan {
 
 std::string hint_for(const Finding& finding);
 
+// Of a value that came from another rank.
+std::string hint_for_brought(const std::string& collective);
+
 }  // namespace torchnan

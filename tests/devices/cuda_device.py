@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 
 import torch
@@ -15,6 +16,15 @@ class Cuda:
     def synchronize(self) -> None:
         """Waits for all that has been asked for."""
         torch.cuda.synchronize()
+
+    def put(self, tensor: torch.Tensor, value: float) -> None:
+        """Into the first element, a float32, without an operation."""
+        self.synchronize()
+        host = ctypes.c_float(value)
+        failed = ctypes.CDLL("libcuda.so.1").cuMemcpyHtoD_v2(
+            ctypes.c_uint64(tensor.data_ptr()), ctypes.byref(host), ctypes.c_size_t(ctypes.sizeof(host))
+        )
+        assert not failed, f"CUDA error {failed}"
 
     def count(self, program: Callable[[], object]) -> tuple[int, int]:
         """How often the host waits for the device while the program runs, and copies from it, as CUPTI tells. What

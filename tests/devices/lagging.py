@@ -41,6 +41,11 @@ class Lagging:
         """Computes what has been asked for, without being waited for."""
         self._library.lagging_run_all()
 
+    def put(self, tensor: torch.Tensor, value: float) -> None:
+        """Into the first element, a float32, without an operation."""
+        self.synchronize()
+        ctypes.c_float.from_address(tensor.data_ptr()).value = value
+
     def count(self, program: Callable[[], object]) -> tuple[int, int]:
         """How often the host waits for the device while the program runs, and copies from it."""
         self.synchronize()

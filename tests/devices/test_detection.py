@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torchnan
 
@@ -175,21 +176,40 @@ def test_where_an_assumption_fails_what_was_proved_from_it_is_void(machine, devi
 
 def test_what_was_larger_than_assumed_is_no_alarm_the_next_time(machine, device):
     """Fails without Assumptions::raise(): each step waits for the device again."""
-
-    def step(x):
-        with torch.no_grad():
-            return (x * 3e7).relu()
-
     x = torch.ones(100, 100).to(device)
-    with torchnan.detect(action="log") as watch:
-        for _ in range(2):
-            y = step(x)
-            machine.synchronize()
-            y = step(x)
-        waits = machine.count(lambda: [step(x) for _ in range(20)])
+
+    def steps(count):
+        for _ in range(count):
+            y = (x * 3e7).relu()
+            machine.synchronize()  # what has raised the alarm is heard of by the next operation
+            del y
+
+    with torch.no_grad():
+        plain = machine.count(lambda: steps(20))
+        with torchnan.detect(action="log") as watch:
+            steps(3)
+            watched = machine.count(lambda: steps(20))
     assert watch.findings == []
-    assert waits == machine.count(lambda: [step(x) for _ in range(20)])
-    del y
+    assert watched == plain
+
+
+@pytest.fixture
+def two_ranks(device):
+    """Of which the other one is made up: its collectives do nothing."""
+    torch.distributed.init_process_group(f"{device.type}:fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_what_another_rank_has_sent_is_told_as_such(machine, device, two_ranks):
+    x = torch.ones(4, device=device)
+    with torchnan.detect(action="log") as watch:
+        torch.distributed.all_reduce(x)
+        machine.put(x, NAN)
+        held = x * 2
+    assert [(finding.kind, finding.origin) for finding in watch.findings] == [("nan", "input")]
+    assert watch.first.hint.startswith("allreduce_ brought it from another rank: ")
+    del held
 
 
 def test_memory_that_others_may_have_written_is_looked_at_again(machine, device):

@@ -14,6 +14,8 @@ import torch
 import transformers
 from torch import nn
 
+import torchnan
+
 SEEDS = 40
 SMALL = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 
@@ -82,9 +84,9 @@ def built(name: str):
     return model.train(), batch
 
 
-def fresh(name: str):
+def fresh(name: str, device: str | torch.device = "cpu"):
     model, batch = built(name)
-    return copy.deepcopy(model), batch
+    return copy.deepcopy(model).to(device), {name: values.to(device) for name, values in batch.items()}
 
 
 @dataclasses.dataclass
@@ -184,9 +186,50 @@ FAULTS = [
 ]
 
 
-def planted(name: str, seed: int) -> tuple[nn.Module, dict[str, torch.Tensor], Fault, int]:
+def planted(
+    name: str, seed: int, device: str | torch.device = "cpu"
+) -> tuple[nn.Module, dict[str, torch.Tensor], Fault, int]:
     """The model, its batch, the fault of this seed, and the step (1 or 2) to plant it in."""
     rng = random.Random(f"{name}-{seed}")
-    model, batch = fresh(name)
+    model, batch = fresh(name, device)
     fault = FAULTS[seed % len(FAULTS)](model, batch, rng)
     return model, batch, fault, rng.choice([1, 2])
+
+
+def train(
+    model: nn.Module,
+    batch: dict[str, torch.Tensor],
+    watch: torchnan.detect | None = None,
+    fault: Fault | None = None,
+    step_of_fault: int = 0,
+) -> list[torch.Tensor]:
+    """Two steps; what the program looks at."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    symptoms = []
+    for step in (1, 2):
+        if watch is not None:
+            watch.mark_step(step)
+        hook = fault.plant() if fault and step == step_of_fault else None
+        loss = model(**batch).loss
+        loss.backward()
+        symptoms += [loss.detach(), *(p.grad.detach().clone() for p in model.parameters() if p.grad is not None)]
+        optimizer.step()
+        optimizer.zero_grad()
+        if hook is not None:
+            hook.remove()
+    return symptoms + [p.detach() for p in model.parameters()]
+
+
+def is_named(watch: torchnan.detect, symptoms: list[torch.Tensor], fault: Fault, step: int) -> bool:
+    """Whether the fault has done harm. Then there is one error, which names it exactly, and else none."""
+    errors = [finding for finding in watch.findings if finding.level == "error"]
+    if all(bool(torch.isfinite(x.cpu()).all()) for x in symptoms):
+        assert not errors, f"{fault.place} has done no harm:\n{errors[0]}"
+        return False
+    assert errors, f"{fault.place}: no word of it"
+    truth = {**fault.truth, "step": step}
+    told = {key: getattr(errors[0], key) for key in truth}
+    assert told == truth, f"{fault.place} at step {step}:\n{errors[0]}"
+    assert not fault.names or errors[0].name in fault.names, f"{fault.place}:\n{errors[0]}"
+    assert len(errors) == 1, f"{fault.place}: one cause, {len(errors)} errors:\n{errors[1]}"
+    return True

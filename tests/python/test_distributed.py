@@ -56,9 +56,10 @@ with torchnan.detect(action="log") as watch:
         loss.backward()
         optimizer.step()
 first = watch.first
+TOLD = ("op", "rank", "module", "line", "origin", "hint")
 result = dict(
     rank=rank,
-    first=None if first is None else dict(op=first.op, rank=first.rank, module=first.module, line=first.line),
+    first=None if first is None else {name: getattr(first, name) for name in TOLD},
     internal_errors=watch.stats()["internal_errors"],
     ops=watch.stats()["ops"],
 )
@@ -71,6 +72,9 @@ gc.collect()
 dist.barrier()
 dist.destroy_process_group()
 """
+
+
+BROUGHT = {"ddp": "allreduce_", "dtensor": "all_reduce", "fully_shard": "_reduce_scatter_base_"}
 
 
 def run_machine(name, folder, mode):
@@ -98,3 +102,11 @@ def test_the_rank_that_made_it_names_the_operation(name, tmp_path):
     guilty = results[1]["first"]
     assert guilty is not None
     assert (guilty["op"], guilty["rank"], guilty["line"]) == ("aten::log", 1, line)
+
+
+@pytest.mark.parametrize(("name", "collective"), BROUGHT.items())
+def test_another_rank_says_that_it_was_brought(name, collective, tmp_path):
+    """By gloo's own copy, or by the one that is waited for."""
+    told = run_machine(name, tmp_path, "planted")[0][0]["first"]
+    assert (told["origin"], told["rank"]) == ("input", 0)
+    assert told["hint"] == f"{collective} brought it from another rank: the report of that rank tells what made it"

@@ -6,6 +6,8 @@
 
 #include <optional>
 
+#include "intercept/op_plan.h"
+
 namespace torchnan {
 namespace {
 
@@ -120,6 +122,22 @@ TEST(Ledger, DoubtEndsWithTheNextWrite) {
   EXPECT_EQ(ledger.find(t).known, Known::kWasFinite);
   ledger.note_written(t, {1}, nullptr);
   EXPECT_EQ(ledger.find(t).known, Known::kFinite);
+}
+
+TEST(Ledger, KnowsWhatACollectiveBringsUntilSomebodyElseWrites) {
+  Ledger ledger;
+  const OpPlan collective;
+  const at::Tensor t = at::ones({4});
+  ledger.note_brought(t, &collective);
+  EXPECT_EQ(ledger.find(t).known, Known::kNothing);
+  ledger.note_asked(t, ledger.brought_by(t));
+  EXPECT_EQ(ledger.brought_by(t), &collective);
+  const OpPlan other;
+  ledger.note_written(t, {1}, &other);
+  EXPECT_EQ(ledger.brought_by(t), nullptr);
+  ledger.note_brought(t, &collective);
+  ledger.forget(t);
+  EXPECT_EQ(ledger.brought_by(t), nullptr);
 }
 
 TEST(Ledger, ForgetsRatherThanGrows) {

@@ -5,7 +5,11 @@
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_as_complex_native.h>
+#include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -94,6 +98,13 @@ bool is_here(const c10::IValue& value) {
 template <typename Replace>
 c10::IValue replaced(const c10::IValue& value, Replace&& replace) {
   if (is_here(value)) return replace(value.toTensor());
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
+      list.push_back(tensor ? std::optional(replaced(*tensor, replace).toTensor()) : std::nullopt);
+    }
+    return list;
+  }
   if (!value.isTensorList()) return value;
   c10::List<at::Tensor> list;
   for (const at::Tensor& tensor : value.toTensorVector()) list.push_back(replaced(tensor, replace).toTensor());
@@ -153,6 +164,10 @@ std::vector<at::Tensor> results_of(const c10::OperatorHandle& op, const torch::j
   std::vector<at::Tensor> results;
   for (size_t r = 0; r < op.schema().returns().size(); ++r) {
     const at::Tensor shape = stack[r].toTensor();
+    if (!shape.defined()) {  // a gradient that nobody wants
+      results.emplace_back();
+      continue;
+    }
     if (const auto written = written_argument(op, r, arguments)) {
       fit(*written, shape);
       results.push_back(*written);
@@ -199,37 +214,43 @@ void run_later(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     return run_now(op, stack);
   }
 
-  std::vector<std::pair<size_t, std::vector<Shape>>> here;  // arguments of this device, by place
-  torch::jit::Stack others = arguments;
-  for (size_t a = 0; a < arguments.size(); ++a) {
-    std::vector<Shape> shapes;
-    others[a] = replaced(arguments[a], [&](const at::Tensor& tensor) -> c10::IValue {
-      shapes.emplace_back(tensor);
-      return at::Tensor();
-    });
-    if (!shapes.empty()) here.emplace_back(a, std::move(shapes));
+  torch::jit::Stack on_host;  // without a hold on the device's memory
+  for (const c10::IValue& argument : arguments) {
+    on_host.push_back(
+        replaced(argument, [](const at::Tensor& tensor) -> c10::IValue { return Shape(tensor).on_host(); }));
   }
-  std::vector<Shape> written(results.begin(), results.end());
-  const auto compute = [op, others, here, written] {
+  std::vector<std::pair<size_t, Shape>> written;
+  for (size_t r = 0; r < results.size(); ++r) {
+    if (results[r].defined()) written.emplace_back(r, Shape(results[r]));
+  }
+  const auto compute = [op, on_host, written] {
     const c10::impl::ExcludeDispatchKeyGuard below(kAbove);
-    torch::jit::Stack on_host = others;
-    for (const auto& [place, shapes] : here) {
-      if (on_host[place].isTensor()) {
-        on_host[place] = shapes.front().on_host();
-      } else {
-        c10::List<at::Tensor> list;
-        for (const Shape& shape : shapes) list.push_back(shape.on_host());
-        on_host[place] = list;
-      }
-    }
-    op.callBoxed(&on_host);
-    for (size_t r = 0; r < written.size(); ++r) written[r].on_host().copy_(on_host[r].toTensor());
+    torch::jit::Stack stack = on_host;
+    op.callBoxed(&stack);
+    for (const auto& [r, result] : written) result.on_host().copy_(stack[r].toTensor());
   };
-  const c10::Device device =
-      results.empty() ? c10::impl::getDeviceGuardImpl(kType)->getDevice() : results.front().device();
+  const c10::Device device = written.empty() ? c10::impl::getDeviceGuardImpl(kType)->getDevice()
+                                             : results[written.front().first].device();
   enqueue(device, compute);
   torch::jit::drop(*stack, arguments.size());
   for (const at::Tensor& result : results) stack->emplace_back(result);
+}
+
+const c10::OperatorHandle& operator_of(const char* name) {
+  return *new c10::OperatorHandle(c10::Dispatcher::singleton().findSchemaOrThrow(name, ""));
+}
+
+// What PyTorch asks other devices for, as it asks the host for it.
+void convolve_later(const c10::OperatorHandle&, torch::jit::Stack* stack) {
+  static const c10::OperatorHandle& op = operator_of("aten::convolution");
+  run_later(op, stack);
+}
+
+void convolve_back_later(const c10::OperatorHandle&, torch::jit::Stack* stack) {
+  static const c10::OperatorHandle& op = operator_of("aten::convolution_backward");
+  const auto weight = stack->end() - 8;  // of gradient, input, weight, and seven that say how
+  stack->insert(weight + 1, c10::IValue(std::vector<int64_t>{weight->toTensor().size(0)}));
+  run_later(op, stack);
 }
 
 // -- to the host and back
@@ -260,8 +281,14 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty_strided", &empty_strided);
   m.impl("as_strided", &at::native::as_strided_tensorimpl);
   m.impl("view", &at::native::view);
+  m.impl("_reshape_alias", &at::native::_reshape_alias);
+  m.impl("unfold", &at::native::unfold);
+  m.impl("view_as_real", &at::native::view_as_real);
+  m.impl("view_as_complex", &at::native::view_as_complex);
   m.impl("_copy_from", &copy_from);
   m.impl("_local_scalar_dense", &value_of);
+  m.impl("convolution_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolve_later>());
+  m.impl("convolution_backward_overrideable", torch::CppFunction::makeFromBoxedFunction<&convolve_back_later>());
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_later>()); }

@@ -1,0 +1,33 @@
+"""Real models on a device: trained in silence and without a wait, and with faults planted at random, which are named."""
+
+from __future__ import annotations
+
+import pytest
+
+import torchnan
+from faults import MODELS, fresh, is_named, planted, train
+
+SEEDS = 4
+RUN_THERE = [name for name in MODELS if name != "mixtral"]  # the host has no histogram of integers to compute it with
+
+
+@pytest.mark.bar(16)
+@pytest.mark.parametrize("name", RUN_THERE)
+def test_a_clean_run_is_silent_and_waited_for_as_often_as_without(name, machine, device):
+    model, batch = fresh(name, device)
+    plain = machine.count(lambda: train(model, batch))
+    with torchnan.detect(action="log") as watch:
+        watched = machine.count(lambda: train(model, batch, watch))
+        assert watch.stats()["internal_errors"] == 0
+    assert watch.findings == []
+    assert watched == plain
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("name", RUN_THERE)
+def test_the_fault_is_named(name, seed, machine, device):
+    """Fails where the inputs of an operation are not all noted, lists of any length among them."""
+    model, batch, fault, step = planted(name, seed, device)
+    with torchnan.detect(action="log") as watch:
+        symptoms = train(model, batch, watch, fault, step)
+    is_named(watch, symptoms, fault, step)
