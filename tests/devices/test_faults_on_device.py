@@ -1,4 +1,4 @@
-"""Real models on a device: trained in silence and without a wait, and with faults planted at random, which are named."""
+"""Real models on a device: trained in silence, without a wait; and with faults planted at random, which are named."""
 
 from __future__ import annotations
 
