@@ -63,10 +63,10 @@ void DeviceCheck::look_at(Devices::Turn& turn, const at::Tensor& argument, uint1
   if ((written != nullptr && !written->reads_old_values) || plan_.makes_constants) return;
   const EventNumber event = event_of(turn, tensor);
   if (const Event* known = turn.journal().find(event)) meant_ |= known->meant;
-  inputs_.push_back({tensor,
-                     {event, tensor.storage().unsafeGetStorageImpl(), place, element, written != nullptr,
-                      is_parameter(tensor)},
-                     turn.journal().bound_of(tensor)});
+  inputs_.push_back(
+      {tensor,
+       {event, tensor.storage().unsafeGetStorageImpl(), place, element, written != nullptr, is_parameter(tensor)},
+       turn.journal().bound_of(tensor)});
 }
 
 Bound DeviceCheck::bound_of(const at::Tensor& tensor) const {
@@ -194,9 +194,7 @@ void DeviceCheck::finish() {
 }
 
 // isfinite(x), argmax(x): a cause may have been looked at, or used, by them.
-void DeviceCheck::note_use(Devices::Turn& turn) {
-  add_reader(turn, Event::What::kUse, inputs_.front().tensor, 0);
-}
+void DeviceCheck::note_use(Devices::Turn& turn) { add_reader(turn, Event::What::kUse, inputs_.front().tensor, 0); }
 
 void DeviceCheck::find_bad_arguments(c10::SmallVectorImpl<BadArgument>& bad_arguments) {
   if (inputs_.empty()) return;

@@ -138,7 +138,8 @@ class Reading {
     Kinds given = event.meant;
     for (const BadInput& input : bad_inputs) {
       given |= input.bad.kinds;
-      for (const Cause& cause : input.bad.record->causes()) causes.push_back(extended(cause, event, &input.input, kinds));
+      for (const Cause& cause : input.bad.record->causes())
+        causes.push_back(extended(cause, event, &input.input, kinds));
     }
     if (event.given != nullptr) {
       for (const Cause& cause : event.given->causes()) {

@@ -229,8 +229,8 @@ void run_later(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     op.callBoxed(&stack);
     for (const auto& [r, result] : written) result.on_host().copy_(stack[r].toTensor());
   };
-  const c10::Device device = written.empty() ? c10::impl::getDeviceGuardImpl(kType)->getDevice()
-                                             : results[written.front().first].device();
+  const c10::Device device =
+      written.empty() ? c10::impl::getDeviceGuardImpl(kType)->getDevice() : results[written.front().first].device();
   enqueue(device, compute);
   torch::jit::drop(*stack, arguments.size());
   for (const at::Tensor& result : results) stack->emplace_back(result);
