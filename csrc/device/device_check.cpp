@@ -27,8 +27,10 @@ void DeviceCheck::before(c10::ArrayRef<Operand> arguments) {
   Devices::Turn turn(devices());
   for (size_t place = 0; place < arguments.size(); ++place) {
     const Operand& argument = arguments[place];
+    first_inputs_.push_back(inputs_.size());
     for_each_tensor(argument, [&](const at::Tensor& tensor, int32_t element) {
       look_at(turn, tensor, static_cast<uint16_t>(place), element);
+      list_size_ = std::max<int64_t>(list_size_, element + 1);
     });
     if (argument.kind == Operand::Kind::kNumber) look_at_number(argument.number);
     if (argument.kind == Operand::Kind::kInteger && plan_.argument_names[place] == "non_blocking") {
@@ -65,15 +67,12 @@ void DeviceCheck::look_at(Devices::Turn& turn, const at::Tensor& argument, uint1
   if (const Event* known = turn.journal().find(event)) meant_ |= known->meant;
   inputs_.push_back(
       {tensor,
-       {event, tensor.storage().unsafeGetStorageImpl(), place, element, written != nullptr, is_parameter(tensor)},
-       turn.journal().bound_of(tensor)});
+       {event, tensor.storage().unsafeGetStorageImpl(), place, element, written != nullptr, is_parameter(tensor)}});
 }
 
 Bound DeviceCheck::bound_of(const at::Tensor& tensor) const {
-  for (const Input& input : inputs_) {
-    if (input.tensor.is_same(tensor)) return input.bound;
-  }
-  return {};
+  const at::Tensor values = scannable(tensor);
+  return values.defined() ? Devices::Turn(devices()).journal().bound_of(values) : Bound();
 }
 
 // The event that has written it; if nobody has been seen doing that, a new one.
@@ -145,15 +144,27 @@ void DeviceCheck::judge(Devices::Turn& turn, Event& event, const at::Tensor& ten
   if (const Event* rest = turn.journal().find(event.carried)) event.bound = event.bound.joined(rest->bound);
 }
 
-Event& DeviceCheck::add_reader(Devices::Turn& turn, Event::What what, const at::Tensor& tensor, int64_t output) {
+// What an output is made of: all that was read, or, where lists are gone through together, their elements at its place.
+c10::SmallVector<EventInput, Event::kMostInputs> DeviceCheck::inputs_of(int64_t output) const {
   c10::SmallVector<EventInput, Event::kMostInputs> read;
-  int64_t pairs = 0;  // elements of the lists
-  for (const Input& input : inputs_) pairs = std::max<int64_t>(pairs, input.seen.element + 1);
-  const bool is_of_a_pair = plan_.pairs_lists && pairs > 0 && what != Event::What::kUse;
-  for (const Input& input : inputs_) {
-    const bool concerns = !is_of_a_pair || input.seen.element < 0 || input.seen.element == output % pairs;
-    if (concerns) read.push_back(input.seen);
+  for (size_t place = 0; place < first_inputs_.size(); ++place) {
+    const auto begin = inputs_.begin() + first_inputs_[place];
+    const auto end = place + 1 < first_inputs_.size() ? inputs_.begin() + first_inputs_[place + 1] : inputs_.end();
+    const bool is_list = begin != end && begin->seen.element >= 0;
+    if (!is_list || !plan_.pairs_lists || output == kAll) {
+      for (auto input = begin; input != end; ++input) read.push_back(input->seen);
+      continue;
+    }
+    const auto element = output % list_size_;
+    const auto input = std::lower_bound(begin, end, element,
+                                        [](const Input& one, int64_t wanted) { return one.seen.element < wanted; });
+    if (input != end && input->seen.element == element) read.push_back(input->seen);
   }
+  return read;
+}
+
+Event& DeviceCheck::add_reader(Devices::Turn& turn, Event::What what, const at::Tensor& tensor, int64_t output) {
+  const auto read = inputs_of(output);
   // The first ones stay with the event: they are what is told of it.
   EventNumber more = 0;
   size_t left = read.size();
@@ -194,7 +205,7 @@ void DeviceCheck::finish() {
 }
 
 // isfinite(x), argmax(x): a cause may have been looked at, or used, by them.
-void DeviceCheck::note_use(Devices::Turn& turn) { add_reader(turn, Event::What::kUse, inputs_.front().tensor, 0); }
+void DeviceCheck::note_use(Devices::Turn& turn) { add_reader(turn, Event::What::kUse, inputs_.front().tensor, kAll); }
 
 void DeviceCheck::find_bad_arguments(c10::SmallVectorImpl<BadArgument>& bad_arguments) {
   if (inputs_.empty()) return;

@@ -58,14 +58,15 @@ class DeviceCheck final : public BoundsElsewhere {
   struct Input {
     at::Tensor tensor;
     EventInput seen;
-    Bound bound;
   };
+  static constexpr int64_t kAll = -1;
 
   void launch_what_is_overwritten(Devices::Turn& turn, c10::ArrayRef<Operand> arguments) const;
   void look_at(Devices::Turn& turn, const at::Tensor& argument, uint16_t place, int32_t element);
   EventNumber event_of(Devices::Turn& turn, const at::Tensor& tensor);
   void look_at_number(double number);
-  // Adds an event that has read what this call reads for one of its outputs; of kUse, for all.
+  c10::SmallVector<EventInput, Event::kMostInputs> inputs_of(int64_t output) const;
+  // Adds an event that has read what this call reads for one of its outputs, or for all.
   Event& add_reader(Devices::Turn& turn, Event::What what, const at::Tensor& tensor, int64_t output);
   void judge(Devices::Turn& turn, Event& event, const at::Tensor& tensor, const std::optional<Bound>& proof);
   void note_use(Devices::Turn& turn);
@@ -74,6 +75,8 @@ class DeviceCheck final : public BoundsElsewhere {
   ThreadState& thread_;
   Watch& watch_;
   c10::SmallVector<Input, Event::kMostInputs> inputs_;
+  c10::SmallVector<size_t, 16> first_inputs_;  // by place in the schema
+  int64_t list_size_ = 1;
   std::shared_ptr<const Record> given_;
   Kinds numbers_;
   Kinds meant_;  // of inputs

@@ -75,7 +75,9 @@ class Reading {
     BadInputs bad_inputs;
     const auto add = [&](const Event& one) {
       for (size_t i = 0; i < one.inputs; ++i) {
-        if (auto bad = bad_input(event, one.input[i])) bad_inputs.push_back({one.input[i], *bad});
+        auto bad = bad_input(event, one.input[i]);
+        if (bad && one.input[i].is_parameter) bad = of_parameter(event, one.input[i], *bad);
+        if (bad) bad_inputs.push_back({one.input[i], *bad});
       }
     };
     add(event);
@@ -86,6 +88,24 @@ class Reading {
       number = more->more;
     }
     return bad_inputs;
+  }
+
+  // As record_of_argument() has it: what a program has put into a parameter is the parameter's.
+  BadEvent of_parameter(const Event& reader, const EventInput& input, const BadEvent& put) {
+    if (put.record->first().root->parameter || !is_only_put_there(*put.record)) return put;
+    const auto watch = reader.watch.lock();
+    const auto written = Devices::Turn(devices()).copy_of(input.event);
+    if (watch == nullptr || !written) return put;
+    Event read = reader;
+    read.what = Event::What::kArgument;
+    read.number = input.event;
+    read.carried = 0;
+    read.tensor = written->tensor;
+    read.tensor.is_parameter = true;
+    BadEvent bad{put.kinds, std::make_shared<Record>(Cause{own_root(read, put.kinds, *watch), put.kinds})};
+    const std::lock_guard lock(known.mutex);
+    known.bad[input.event] = bad;
+    return bad;
   }
 
   void take(const Event& event) {

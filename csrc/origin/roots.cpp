@@ -69,12 +69,6 @@ void tell_constants(const CallFacts& call, Finding& facts) {
   }
 }
 
-// Written into memory by copy_() or fill_(), and no more.
-bool is_only_put_there(const Record& record) {
-  const Cause& cause = record.first();
-  return cause.root->source != Root::Source::kOperation && !cause.first_computation && cause.root->entry() == nullptr;
-}
-
 // That has brought the argument from another rank. gloo's end by copying from memory of their own to where the result
 // is awaited.
 const OpPlan* collective_of(const CallFacts& call, const at::Tensor& argument) {
@@ -147,6 +141,11 @@ std::shared_ptr<Root> external_root(const CallFacts& call, const at::Tensor& arg
   }
   if (const OpPlan* collective = collective_of(call, argument)) root->collective = collective->name;
   return root;
+}
+
+bool is_only_put_there(const Record& record) {
+  const Cause& cause = record.first();
+  return cause.root->source != Root::Source::kOperation && !cause.first_computation && cause.root->entry() == nullptr;
 }
 
 Lineage::RecordPtr record_of_argument(const CallFacts& call, const at::Tensor& argument, Kinds kinds) {

@@ -42,6 +42,9 @@ std::optional<Owner> owner_of(const at::Tensor& tensor, bool everywhere, const W
 // The same by its storage, as used at `use`.
 std::optional<Owner> owner_of(const c10::StorageImpl* storage, SiteId use, bool everywhere, const Watch& watch);
 
+// Written into memory by copy_() or fill_(), and no more.
+bool is_only_put_there(const Record& record);
+
 // The record of a bad argument, of a new external root if there is none. What is meant elsewhere is an accident
 // in a weight. What is found is remembered.
 Lineage::RecordPtr record_of_argument(const CallFacts& call, const at::Tensor& argument, Kinds kinds);

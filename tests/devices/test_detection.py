@@ -193,6 +193,42 @@ def test_what_was_larger_than_assumed_is_no_alarm_the_next_time(machine, device)
     assert watched == plain
 
 
+@pytest.mark.parametrize("place", [0, 7, 8, 15, 16, 39])
+def test_one_of_many_inputs_is_followed(device, place):
+    """Fails without Event::more: stack() would be told to have made it."""
+    norms = [torch.ones((), device=device) for _ in range(40)]
+    with torchnan.detect(action="log") as watch:
+        norms[place] = (norms[place] - 2).log()
+        torch.stack(norms).sum().item()
+    assert [finding.op for finding in watch.findings] == ["aten::log"]
+    assert [step.op for step in watch.first.lineage] == ["aten::stack", "aten::sum"]
+
+
+def test_lists_are_gone_through_together(device):
+    """Fails without OpPlan::pairs_lists: the first cause would be that of all."""
+    values = [torch.full((3,), -1.0, device=device) for _ in range(40)]
+    with torchnan.detect(action="log") as watch:
+        values[3], values[30] = values[3].log(), values[30].sqrt()
+        sums = torch._foreach_add(values, torch._foreach_mul(values, 2.0))
+        sums[30].sum().item()
+        assert [finding.op for finding in watch.findings] == ["aten::sqrt"]
+        sums[3].sum().item()
+    assert [finding.op for finding in watch.findings] == ["aten::sqrt", "aten::log"]
+
+
+def test_a_nan_that_the_program_puts_there_is_no_alarm_and_is_followed(device):
+    """As on the host: what is computed with it is told, as what it was put into."""
+    with torchnan.detect(action="log") as watch:
+        places = torch.full((4,), NAN, device=device)
+        places = places.nan_to_num(0.0)
+        places.sum().item()
+        assert watch.findings == []
+        weight = torch.nn.Parameter(torch.ones(4, device=device))
+        weight.data[2] = NAN
+        (weight * 2).sum().item()
+    assert [(finding.kind, finding.origin) for finding in watch.findings] == [("nan", "parameter")]
+
+
 @pytest.fixture
 def two_ranks(device):
     """Of which the other one is made up: its collectives do nothing."""
