@@ -213,7 +213,8 @@ void DeviceCheck::find_bad_arguments(c10::SmallVectorImpl<BadArgument>& bad_argu
   for (const Input& input : inputs_) {
     const auto bad = bad_event(input.seen.event);
     if (!bad) continue;
-    bad_arguments.push_back({input.tensor, plan_.argument_names[input.seen.argument], bad->kinds, bad->record});
+    const std::string& name = plan_.argument_names[input.seen.argument];
+    bad_arguments.push_back({input.tensor, name, input.seen.element, bad->kinds, bad->record});
     bad_arguments.back().overwritten = input.seen.overwritten;
   }
 }

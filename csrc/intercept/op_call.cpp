@@ -130,12 +130,13 @@ void OpCall::look_at_arguments() {
   for (size_t k = 0; k < kept_.size(); ++k) {
     const OpPlan::Written* written = plan_.written_at(k);
     if (written == nullptr ? !something_is_bad : !written->reads_old_values) continue;
-    for_each_tensor(kept_[k],
-                    [&](const at::Tensor& tensor, int64_t) { look_at_argument(tensor, k, written != nullptr); });
+    for_each_tensor(kept_[k], [&](const at::Tensor& tensor, int64_t place) {
+      look_at_argument(tensor, k, kept_[k].isList() ? place : -1, written != nullptr);
+    });
   }
 }
 
-void OpCall::look_at_argument(const at::Tensor& argument, size_t kept, bool overwritten) {
+void OpCall::look_at_argument(const at::Tensor& argument, size_t kept, int64_t element, bool overwritten) {
   const at::Tensor tensor = readable(argument);
   if (!tensor.defined()) return;
   const bool known = lineage().in_use() && lineage().knows(tensor);
@@ -146,7 +147,7 @@ void OpCall::look_at_argument(const at::Tensor& argument, size_t kept, bool over
   const Kinds kinds = note == Ledger::Known::kMasked ? Kinds::of_neginf() : kinds_of(tensor);
   if (kinds.any()) {
     const std::string& name = plan_.argument_names[plan_.kept_arguments[kept]];
-    bad_arguments_.push_back(bad_argument(facts(), tensor, name, kinds, overwritten));
+    bad_arguments_.push_back(bad_argument(facts(), tensor, name, element, kinds, overwritten));
   }
 }
 

@@ -38,7 +38,7 @@ class OpCall {
   CallFacts facts() const;
   void keep_arguments();
   void look_at_arguments();
-  void look_at_argument(const at::Tensor& argument, size_t kept, bool overwritten);
+  void look_at_argument(const at::Tensor& argument, size_t kept, int64_t element, bool overwritten);
   void look_at_operands();
   void redispatch();
   void forget_results();

@@ -33,7 +33,7 @@ std::vector<TensorArgument> tensor_arguments(const CallFacts& call) {
       const auto elements = value.toListRef();
       for (size_t i = 0; i < elements.size(); ++i) {
         if (!elements[i].isTensor() || !elements[i].toTensor().defined()) continue;
-        found.push_back({elements[i].toTensor(), fmt::format("{}[{}]", name, i), overwritten});
+        found.push_back({elements[i].toTensor(), fmt::format("{}[{}]", name, i), overwritten, static_cast<int64_t>(i)});
       }
     }
   }

@@ -29,6 +29,7 @@ struct TensorArgument {
   at::Tensor tensor;
   std::string name;          // "self", "tensors[3]"
   bool overwritten = false;  // by this call: what it held before is gone
+  int64_t element = -1;      // of a list
 };
 
 // Those that the call reads; out= arguments are none.

@@ -28,11 +28,14 @@ class Inquiry {
   Inquiry(const CallFacts& call, c10::SmallVectorImpl<BadArgument>& bad_arguments)
       : call_(call), bad_arguments_(bad_arguments), constants_(kinds_of_numbers(call)) {
     if (!call.plan.makes_constants) find_external_arguments();
-    for (const BadArgument& argument : bad_arguments_) inherited_ |= argument.kinds;
+    for (const c10::IValue& value : call.kept) {
+      if (value.isList()) list_size_ = std::max<int64_t>(list_size_, static_cast<int64_t>(value.toListRef().size()));
+    }
   }
 
   Lineage::RecordPtr record_of(const Result& result) {
-    if (bad_arguments_.empty()) return std::make_shared<Record>(cause_without_bad_arguments(result));
+    concern(result);
+    if (concerned_.empty()) return std::make_shared<Record>(cause_without_bad_arguments(result));
     std::vector<Cause> causes = needs_a_closer_look(result) ? by_element(result) : by_kind(result);
     // What is new has to be the call's own doing; if nothing is, then all that was given is at fault.
     auto record = std::make_shared<Record>(std::move(causes));
@@ -41,6 +44,18 @@ class Inquiry {
   }
 
  private:
+  // Where lists are gone through together, a result is made of their elements at its place.
+  void concern(const Result& result) {
+    concerned_.clear();
+    inherited_ = {};
+    for (const BadArgument& argument : bad_arguments_) {
+      const bool is_elsewhere = argument.element >= 0 && argument.element != result.output % list_size_;
+      if (call_.plan.pairs_lists && is_elsewhere) continue;
+      concerned_.push_back(&argument);
+      inherited_ |= argument.kinds;
+    }
+  }
+
   // Whether kinds like these were among what the call was given.
   bool explained(Kinds kinds) const {
     const Kinds given = inherited_ | constants_;
@@ -61,9 +76,9 @@ class Inquiry {
   bool needs_a_closer_look(const Result& result) const {
     if (!is_elementwise() || result.tensor.numel() == 0) return false;
     std::set<const Root*> causes;
-    for (const BadArgument& argument : bad_arguments_) {
-      if (argument.overwritten && argument.before == nullptr) return false;
-      for (const Cause& cause : argument.record->causes()) causes.insert(cause.root.get());
+    for (const BadArgument* argument : concerned_) {
+      if (argument->overwritten && argument->before == nullptr) return false;
+      for (const Cause& cause : argument->record->causes()) causes.insert(cause.root.get());
     }
     if (causes.size() > 1) return true;
     const Root& only = **causes.begin();
@@ -74,26 +89,26 @@ class Inquiry {
 
   bool is_elementwise() const {
     if (call_.plan.pointwise) return true;
-    return call_.plan.elementwise_in_self && bad_arguments_.size() == 1 && bad_arguments_[0].name == "self";
+    return call_.plan.elementwise_in_self && concerned_.size() == 1 && concerned_[0]->name == "self";
   }
 
   bool has_more_than_was_given(const Result& result) const {
     int64_t given = 0;
-    for (const BadArgument& argument : bad_arguments_) {
-      given += argument.count * broadcast_factor(argument.tensor, result.tensor);
+    for (const BadArgument* argument : concerned_) {
+      given += argument->count * broadcast_factor(argument->tensor, result.tensor);
     }
     return counts_of(result.tensor).all() > given;
   }
 
   std::vector<Cause> by_element(const Result& result) {
     std::vector<Suspect> suspects;
-    for (const BadArgument& argument : bad_arguments_) {
-      suspects.push_back({argument.tensor, argument.before, !argument.record->first().root->deliberate()});
+    for (const BadArgument* argument : concerned_) {
+      suspects.push_back({argument->tensor, argument->before, !argument->record->first().root->deliberate()});
     }
     const Blame verdict = blame(result.tensor, suspects);
     std::vector<Cause> causes;
-    for (size_t i = 0; i < bad_arguments_.size(); ++i) {
-      if (verdict.inherited[i].any()) hand_on(bad_arguments_[i], verdict.inherited[i], causes);
+    for (size_t i = 0; i < concerned_.size(); ++i) {
+      if (verdict.inherited[i].any()) hand_on(*concerned_[i], verdict.inherited[i], causes);
     }
     // Numbers like masked_fill's value are put where nothing bad was.
     if (verdict.own.any() && (!constants_.any() || computes_with_nan())) causes.push_back(own(result, verdict.own));
@@ -102,9 +117,9 @@ class Inquiry {
 
   std::vector<Cause> by_kind(const Result& result) {
     std::vector<Cause> causes;
-    for (const BadArgument& argument : bad_arguments_) hand_on(argument, result.kinds, causes);
+    for (const BadArgument* argument : concerned_) hand_on(*argument, result.kinds, causes);
     if (causes.empty()) {
-      for (const BadArgument& argument : bad_arguments_) hand_on_all(argument, result.kinds, causes);
+      for (const BadArgument* argument : concerned_) hand_on_all(*argument, result.kinds, causes);
     }
     return causes;
   }
@@ -151,9 +166,9 @@ class Inquiry {
       const Kinds kinds = kinds_of(tensor);
       if (!kinds.any()) continue;
       if (const auto awaited = awaited_record(); awaited != nullptr && !lineage().knows(tensor)) {
-        bad_arguments_.push_back({tensor, argument.name, kinds, awaited});
+        bad_arguments_.push_back({tensor, argument.name, argument.element, kinds, awaited});
       } else {
-        bad_arguments_.push_back(bad_argument(call_, tensor, argument.name, kinds, false));
+        bad_arguments_.push_back(bad_argument(call_, tensor, argument.name, argument.element, kinds, false));
       }
     }
   }
@@ -179,17 +194,19 @@ class Inquiry {
 
   const CallFacts& call_;
   c10::SmallVectorImpl<BadArgument>& bad_arguments_;
-  Kinds inherited_;             // from tensors
-  const Kinds constants_;       // from numbers
-  std::shared_ptr<Root> made_;  // shared by all outputs
+  int64_t list_size_ = 1;
+  c10::SmallVector<const BadArgument*, 4> concerned_;  // that a result is made of
+  Kinds inherited_;                                    // from them
+  const Kinds constants_;                              // from numbers
+  std::shared_ptr<Root> made_;                         // shared by all outputs
   std::optional<Site> site_;
 };
 
 }  // namespace
 
-BadArgument bad_argument(const CallFacts& call, const at::Tensor& tensor, std::string_view name, Kinds kinds,
-                         bool overwritten) {
-  BadArgument bad{tensor, std::string(name), kinds, record_of_argument(call, tensor, kinds)};
+BadArgument bad_argument(const CallFacts& call, const at::Tensor& tensor, std::string_view name, int64_t element,
+                         Kinds kinds, bool overwritten) {
+  BadArgument bad{tensor, std::string(name), element, kinds, record_of_argument(call, tensor, kinds)};
   bad.overwritten = overwritten;
   if (!call.plan.pointwise && !call.plan.elementwise_in_self) return bad;
   bad.count = counts_of(tensor).all();

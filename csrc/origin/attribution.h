@@ -22,6 +22,7 @@ namespace torchnan {
 struct BadArgument {
   at::Tensor tensor;
   std::string name;
+  int64_t element;  // of a list; -1 if it is no element of one
   Kinds kinds;
   Lineage::RecordPtr record;
   bool overwritten = false;                      // by the call
@@ -30,8 +31,8 @@ struct BadArgument {
 };
 
 // Before the call, if it overwrites the argument.
-BadArgument bad_argument(const CallFacts& call, const at::Tensor& tensor, std::string_view name, Kinds kinds,
-                         bool overwritten);
+BadArgument bad_argument(const CallFacts& call, const at::Tensor& tensor, std::string_view name, int64_t element,
+                         Kinds kinds, bool overwritten);
 
 // A non-finite tensor that a call has written.
 struct Result {

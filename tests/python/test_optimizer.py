@@ -184,3 +184,16 @@ def test_clip_grad_norm_spreads_it_and_the_origin_is_still_told():
         optimizer.step()
     assert watch.first.node in ("SqrtBackward0", "AbsBackward0")
     assert len([finding for finding in watch.findings if finding.level == "error"]) == 1
+
+
+def test_lists_are_gone_through_together():
+    """What one element of a list holds is not told of another."""
+    values = [torch.full((3,), -1.0) for _ in range(20)]
+    with torchnan.detect(action="log") as watch:
+        values[3], values[13] = values[3].log(), values[13].sqrt()
+        torch._foreach_mul_(values, 2.0)
+        torch._foreach_div_(values, [torch.full((3,), float(i != 15)) for i in range(20)])
+        values[15].sum().item()
+        values[13].sum().item()
+        values[3].sum().item()
+    assert [finding.op for finding in watch.findings] == ["aten::_foreach_div_", "aten::sqrt", "aten::log"]
