@@ -26,10 +26,6 @@ bool is_pytorchs_own(const c10::StorageImpl& storage) {
 
 bool is_marked(const c10::StorageImpl& storage) { return const_cast<c10::StorageImpl&>(storage).received_cuda(); }
 
-bool covers_its_storage(const at::Tensor& tensor, const c10::StorageImpl& storage) {
-  return tensor.nbytes() >= storage.nbytes() && tensor.is_non_overlapping_and_dense();
-}
-
 bool is_bounded(Known known) { return known == Known::kFinite || known == Known::kMasked; }
 
 // A note in a word: what is known, of which dtype, and above that the site or the bound.
@@ -145,7 +141,7 @@ void Ledger::set(const at::Tensor& tensor, Note note) noexcept {
 void Ledger::note_written(const at::Tensor& tensor, Bound bound, const OpPlan* maker) noexcept {
   const c10::StorageImpl* storage = storage_of(tensor);
   if (storage == nullptr) return;
-  if (!covers_its_storage(tensor, *storage)) {
+  if (!covers(tensor, *storage)) {
     const Note whole = find(tensor);
     if (!is_bounded(whole.known)) return;
     bound = bound.joined(whole.bound);
@@ -155,12 +151,12 @@ void Ledger::note_written(const at::Tensor& tensor, Bound bound, const OpPlan* m
 
 void Ledger::note_read(const at::Tensor& tensor, Bound bound) noexcept {
   const c10::StorageImpl* storage = storage_of(tensor);
-  if (storage != nullptr && covers_its_storage(tensor, *storage)) set(tensor, {Known::kFinite, bound});
+  if (storage != nullptr && covers(tensor, *storage)) set(tensor, {Known::kFinite, bound});
 }
 
 void Ledger::note_nonnegative(const at::Tensor& tensor) noexcept {
   const c10::StorageImpl* storage = storage_of(tensor);
-  if (storage == nullptr || !covers_its_storage(tensor, *storage)) return;
+  if (storage == nullptr || !covers(tensor, *storage)) return;
   Note note = find(tensor);
   if (note.known != Known::kFinite || note.bound.nonnegative) return;
   note.bound.nonnegative = true;

@@ -20,6 +20,11 @@ namespace torchnan {
 
 struct OpPlan;
 
+// Whether what is known of the tensor is so of all of its storage.
+inline bool covers(const at::Tensor& tensor, const c10::StorageImpl& storage) {
+  return tensor.nbytes() >= storage.nbytes() && tensor.is_non_overlapping_and_dense();
+}
+
 // A bounded cache from storage to knowledge. It forgets when it is full; what is not known is looked at. Takes no
 // lock, allocates nothing, and holds no reference: even a weak one would keep the small StorageImpl where it is, and
 // thousands of those in the heap keep it from giving large blocks out again.

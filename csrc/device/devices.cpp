@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/node.h>
 
 #include "backward/call_site_ring.h"
+#include "bounds/ledger.h"
 #include "check/float_format.h"
 #include "check/tensor_check.h"
 #include "origin/site_here.h"
@@ -22,10 +23,6 @@ Devices& of_process = *new Devices;  // never destroyed: threads may outlive sta
 
 // What waits to be released by this thread. Keeps its memory, so that nothing is allocated in the long run.
 thread_local Batch::Kept to_be_released;
-
-bool covers_its_storage(const at::Tensor& tensor) {
-  return tensor.is_non_overlapping_and_dense() && tensor.nbytes() == tensor.storage().nbytes();
-}
 
 }  // namespace
 
@@ -99,7 +96,7 @@ Event& Devices::Turn::add(Event::What what, const at::Tensor& tensor, const OpPl
     event.node_run = run_of(*node);
     event.forward = CallSiteRing::find(*node);
   }
-  event.covers = covers_its_storage(tensor);
+  event.covers = covers(tensor, *event.tensor.storage);
   if (!event.covers) event.carried = journal().last_of(tensor);
   return event;
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from support import run
+from support import zoo_scores
 
 HERE = Path(__file__).resolve().parent
-ZOO = HERE.parent / "zoo"
 FILES = [
     "zoo_open",
     *(pytest.param(f"zoo_{name}", marks=pytest.mark.slow) for name in ("forward", "backward", "data", "clean")),
@@ -20,10 +17,7 @@ FILES = [
 
 @pytest.mark.parametrize("file", FILES)
 def test_what_can_be_run_there_is_told_as_on_the_host(machine, file, tmp_path):
-    scores = tmp_path / "scores.json"
-    command = [sys.executable, str(ZOO / "score.py"), "--adapter", str(HERE / "zoo_adapter.py")]
-    ended = run([*command, "--zoo", str(ZOO / f"{file}.py"), "--json", str(scores)])
-    rows = json.loads(scores.read_text())["rows"]
+    ended, rows = zoo_scores(file, HERE / "zoo_adapter.py", tmp_path)
     here = [row for row in rows if not _cannot_be_run(row["detail"])]
     wrong = {row["id"]: (row["verdict"], row["detail"]) for row in here if not row["exact"] and not row["apart"]}
     assert wrong == {}, ended.stdout

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import sys
-
 import pytest
 
-from support import REPOSITORY, run
+from support import REPOSITORY, zoo_scores
 
 ZOO = REPOSITORY / "tests" / "zoo"
 
@@ -18,10 +15,7 @@ FILES = ["zoo_open", "zoo_forward", "zoo_backward", "zoo_data", "zoo_clean"]
 @pytest.mark.bar(3)
 @pytest.mark.parametrize("file", FILES)
 def test_every_origin_is_exact_and_no_alarm_is_false(file, tmp_path, figure):
-    scores = tmp_path / "scores.json"
-    score = [sys.executable, str(ZOO / "score.py"), "--adapter", str(ZOO / "adapter.py")]
-    ended = run([*score, "--zoo", str(ZOO / f"{file}.py"), "--json", str(scores)])
-    rows = json.loads(scores.read_text())["rows"]
+    ended, rows = zoo_scores(file, ZOO / "adapter.py", tmp_path)
     debatable = {row["id"] for row in rows if row["apart"]} if file != "zoo_open" else set()
     wrong = {row["id"]: row["verdict"] for row in rows if not row["exact"] and row["id"] not in debatable}
     assert wrong == {}, ended.stdout
