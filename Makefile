@@ -32,10 +32,10 @@ $(VENV)/.lint: Makefile | $(VENV)/.torch
 	$(BIN)/pip install -qq --disable-pip-version-check safetensors==0.8.0 orjson==3.13.0  # their types
 	touch $@
 
-SOURCES := $(shell find csrc cmake python -name '*.cpp' -o -name '*.h' -o -name '*.py' -o -name '*.cmake' -o -name CMakeLists.txt)
+SOURCES := $(shell find csrc cmake -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cmake' -o -name CMakeLists.txt)
 
 $(VENV)/.built: $(SOURCES) CMakeLists.txt setup.py pyproject.toml | $(VENV)/.torch
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip install -qq --disable-pip-version-check --no-build-isolation --no-deps .
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip install -qq --disable-pip-version-check --no-build-isolation --no-deps -e .
 	touch $@
 
 build: $(VENV)/.built ## a .venv with PyTorch and torchnan in it

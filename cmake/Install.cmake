@@ -7,6 +7,9 @@ if(TORCHNAN_PYTHON)
   set(include_dir include)
   set(config_dir share/cmake/torchnan)
   set(torch_rpath "$ORIGIN/../../torch/lib")  # site-packages/torchnan/lib to site-packages/torch/lib
+  if(TORCHNAN_EDITABLE)
+    set(torch_rpath ${TORCHNAN_TORCH_DIR}/lib)  # the package stays in its source folder
+  endif()
   install(TARGETS _C LIBRARY DESTINATION .)
   configure_file(cmake/_build.py.in ${PROJECT_BINARY_DIR}/_build.py @ONLY)
   install(FILES ${PROJECT_BINARY_DIR}/_build.py DESTINATION .)

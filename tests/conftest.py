@@ -21,7 +21,7 @@ def clean_slate():
     yield
     key = torch._C._parse_dispatch_key(_C.interceptor_key_name())
     assert _C.open_scopes() == 0
-    assert not _C.anything_nonfinite()
+    assert not _C.has_nonfinite()
     assert not torch._C._dispatch_tls_local_include_set().has(key)
 
 

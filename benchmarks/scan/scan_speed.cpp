@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "check/finite_scan.h"
-#include "check/float_format.h"
+#include "scan/finite_scan.h"
+#include "scan/float_format.h"
 
 namespace {
 

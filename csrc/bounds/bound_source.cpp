@@ -3,8 +3,8 @@
 #include <cmath>
 
 #include "bounds/dtype_range.h"
-#include "bounds/ledger.h"
-#include "check/tensor_check.h"
+#include "bounds/bound_cache.h"
+#include "scan/tensor_scan.h"
 
 namespace torchnan {
 
@@ -17,9 +17,9 @@ Bound BoundSource::of(const at::Tensor& tensor) const {
   }
   if (impl.numel() == 0) return {0, true};
   if (!impl.is_cpu()) return elsewhere_ == nullptr ? Bound{} : elsewhere_->bound_of(tensor);
-  if (static_cast<int64_t>(tensor.nbytes()) > kGlanceBytes) return remembered(tensor);
+  if (static_cast<int64_t>(tensor.nbytes()) > kMaxQuickScanBytes) return remembered(tensor);
   if (impl.numel() == 1) {
-    const auto value = only_value(tensor);
+    const auto value = scalar_value(tensor);
     return value ? Bound{std::abs(*value), *value >= 0} : remembered(tensor);
   }
   const Verdict verdict = check_finite(tensor);
@@ -27,16 +27,16 @@ Bound BoundSource::of(const at::Tensor& tensor) const {
 }
 
 Bound BoundSource::remembered(const at::Tensor& tensor) const {
-  const Ledger::Note note = ledger().find(tensor);
+  const BoundCache::Note note = bound_cache().find(tensor);
   switch (note.known) {
-    case Ledger::Known::kFinite:
-    case Ledger::Known::kMasked:
+    case BoundCache::Known::kFinite:
+    case BoundCache::Known::kFiniteOrMasked:
       return note.bound;
-    case Ledger::Known::kAsked:
-    case Ledger::Known::kWasFinite:
+    case BoundCache::Known::kRequested:
+    case BoundCache::Known::kStale:
       return note.exported ? Bound{} : anchored(tensor);
-    case Ledger::Known::kNothing:
-      ledger().note_asked(tensor, note.maker);
+    case BoundCache::Known::kNothing:
+      bound_cache().note_asked(tensor, note.maker);
       return {};
     default:
       return {};
@@ -47,10 +47,10 @@ Bound BoundSource::anchored(const at::Tensor& tensor) const {
   const Verdict verdict = check_finite(tensor);
   if (verdict.skip != Skip::kNone) return {};
   counters_.bytes.add(verdict.bytes);
-  counters_.bytes_anchored.add(verdict.bytes);
+  counters_.bytes_scanned_unknown.add(verdict.bytes);
   if (!verdict.finite) return {};
   const Bound bound{verdict.most};
-  ledger().note_read(tensor, bound);
+  bound_cache().note_read(tensor, bound);
   return bound;
 }
 

@@ -1,28 +1,28 @@
-// Where the bound of a tensor comes from: its dtype, a glance if it is small, the ledger, or a scan.
+// Where the bound of a tensor comes from: its dtype, a glance if it is small, the bound cache, or a scan.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <torchnan/bounds.h>
 
-#include "watch/counters.h"
+#include "detection/counters.h"
 
 namespace torchnan {
 
 // What is known of tensors whose memory the host cannot read.
-class BoundsElsewhere {
+class ExternalBounds {
  public:
   virtual Bound bound_of(const at::Tensor& tensor) const = 0;
 
  protected:
-  ~BoundsElsewhere() = default;
+  ~ExternalBounds() = default;
 };
 
 class BoundSource {
  public:
-  static constexpr int64_t kGlanceBytes = 256;  // as cheap to read as the ledger
+  static constexpr int64_t kMaxQuickScanBytes = 256;  // as cheap to read as the bound cache
 
-  BoundSource(Counters& counters, const BoundsElsewhere* elsewhere) : counters_(counters), elsewhere_(elsewhere) {}
+  BoundSource(Counters& counters, const ExternalBounds* elsewhere) : counters_(counters), elsewhere_(elsewhere) {}
 
   // What is unknown and asked for a second time is read in full, so that it is not asked for in vain again: a weight
   // that no operation has been seen to write. What is asked for once, like a batch, is not worth it.
@@ -39,7 +39,7 @@ class BoundSource {
   Bound anchored(const at::Tensor& tensor) const;
 
   Counters& counters_;
-  const BoundsElsewhere* elsewhere_;  // null: nothing is known of them
+  const ExternalBounds* elsewhere_;  // null: nothing is known of them
 };
 
 }  // namespace torchnan

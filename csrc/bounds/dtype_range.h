@@ -8,7 +8,7 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
-#include "check/strict_floats.h"
+#include "scan/strict_floats.h"
 
 namespace torchnan {
 
@@ -36,7 +36,9 @@ inline DtypeRange range_of(c10::ScalarType dtype) {
 }
 
 // A computed result may be a few roundings above the exact one.
-inline double widened(double most, const DtypeRange& range) { return most * (1 + 16 * range.unit) + range.tiny; }
+inline double with_rounding_margin(double most, const DtypeRange& range) {
+  return most * (1 + 16 * range.unit) + range.tiny;
+}
 
 // The largest |x| of an integer dtype; 0 for others.
 inline double largest_integer(c10::ScalarType dtype) {

@@ -8,7 +8,7 @@ Operand operand(const c10::IValue& value) {
   if (value.isDouble()) return operand(value.toDouble());
   if (value.isInt()) return operand(value.toInt());
   if (value.isBool()) return operand(value.toBool());
-  if (!value.isList()) return of_no_use();
+  if (!value.isList()) return unsupported_operand();
   Operand made;
   made.kind = Operand::Kind::kValues;
   made.first = value.toListRef().data();

@@ -52,7 +52,7 @@ inline Operand operand(int64_t integer) {
 
 inline Operand operand(bool flag) { return operand(static_cast<int64_t>(flag)); }
 
-inline Operand of_no_use() {
+inline Operand unsupported_operand() {
   Operand made;
   made.kind = Operand::Kind::kOther;
   return made;
@@ -60,12 +60,12 @@ inline Operand of_no_use() {
 
 inline Operand operand(const c10::Scalar& scalar) {
   if (scalar.isIntegral(true)) return operand(scalar.to<int64_t>());
-  return scalar.isFloatingPoint() ? operand(scalar.to<double>()) : of_no_use();
+  return scalar.isFloatingPoint() ? operand(scalar.to<double>()) : unsupported_operand();
 }
 
 inline Operand operand(const c10::SymInt& integer) {
   const auto plain = integer.maybe_as_int();
-  return plain ? operand(*plain) : of_no_use();
+  return plain ? operand(*plain) : unsupported_operand();
 }
 
 inline Operand operand(c10::IntArrayRef integers) {
@@ -78,7 +78,7 @@ inline Operand operand(c10::IntArrayRef integers) {
 
 inline Operand operand(c10::SymIntArrayRef integers) {
   const auto plain = c10::asIntArrayRefSlowOpt(integers);
-  return plain ? operand(*plain) : of_no_use();
+  return plain ? operand(*plain) : unsupported_operand();
 }
 
 inline Operand operand(at::OptionalIntArrayRef integers) { return integers ? operand(*integers) : Operand(); }
@@ -86,7 +86,7 @@ inline Operand operand(at::OptionalIntArrayRef integers) { return integers ? ope
 // Dtypes, layouts, generators, names: nothing that a rule asks for.
 template <typename T>
 Operand operand(const T&) {
-  return of_no_use();
+  return unsupported_operand();
 }
 
 template <typename T>

@@ -5,9 +5,9 @@
 
 #include "bounds/bound_source.h"
 #include "bounds/dtype_range.h"
-#include "bounds/ledger.h"
+#include "bounds/bound_cache.h"
 #include "bounds/operand.h"
-#include "intercept/op_plan.h"
+#include "operators/op_plan.h"
 
 namespace torchnan {
 namespace {
@@ -143,11 +143,11 @@ bool RuleArguments::same(size_t i, size_t j) const {
          a->strides() == b->strides();
 }
 
-bool RuleArguments::made_by(size_t i, std::string_view op) const {
+bool RuleArguments::produced_by(size_t i, std::string_view op) const {
   const at::Tensor* tensor = tensor_of(operand(i), element_);
   if (tensor == nullptr) return false;
-  const Ledger::Note note = ledger().find(*tensor);
-  return note.known == Ledger::Known::kFinite && note.maker != nullptr && note.maker->name == op;
+  const BoundCache::Note note = bound_cache().find(*tensor);
+  return note.known == BoundCache::Known::kFinite && note.maker != nullptr && note.maker->name == op;
 }
 
 // A rounded sum of n values grows by less than (1 + epsilon)^n. And as adding b moves a rounded sum by at most 2b, one

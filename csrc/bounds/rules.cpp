@@ -5,9 +5,9 @@
 
 #include <fmt/format.h>
 
-#include "intercept/op_plan.h"
-#include "process/fork.h"
-#include "report/printable.h"
+#include "operators/op_plan.h"
+#include "process/fork_safe_mutex.h"
+#include "text/printable.h"
 
 namespace torchnan {
 namespace {
@@ -76,7 +76,7 @@ void register_bound_rule(const std::string& op, BoundRule rule) {
     const std::lock_guard lock(registered.mutex);
     registered.table.emplace(name, std::move(rule));
   }
-  forget_plans_of(name);
+  invalidate_plans(name);
 }
 
 std::vector<std::string> operators_with_rules() {

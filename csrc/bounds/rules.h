@@ -9,7 +9,7 @@
 
 #include <torchnan/bounds.h>
 
-#include "check/strict_floats.h"
+#include "scan/strict_floats.h"
 
 namespace torchnan {
 
@@ -22,7 +22,7 @@ using Results = std::span<Bound>;
 inline constexpr double kRoundedFactors = 1.02;
 
 // |f(x)| <= |x|, with f(x) >= 0 where x >= 0: elements of the first argument, means and extremes of them.
-inline void no_larger(const RuleArguments& a, Results out) { out[0] = {a.most(0), a.nonnegative(0)}; }
+inline void same_bound(const RuleArguments& a, Results out) { out[0] = {a.most(0), a.nonnegative(0)}; }
 
 // How many elements a tensor has for each index of one dimension.
 inline double elements_per(const RuleArguments& a, size_t i, int64_t dim) {

@@ -4,19 +4,19 @@
 #include <iterator>
 #include <stdexcept>
 
-#include "check/cuda/spelling.h"
+#include "device/cuda/dtype_encoding.h"
 
 namespace torchnan {
 namespace {
 
-cuda::Entry entry_of(const at::Tensor& tensor, uint64_t limit, bool wants_finite) {
+cuda::Entry entry_of(const at::Tensor& tensor, uint64_t limit, bool track_max_finite) {
   const FloatFormat format = *float_format(tensor.scalar_type());
   cuda::Entry entry{};
   entry.data = tensor.const_data_ptr();
   entry.words = static_cast<uint64_t>(tensor.numel()) * format.words_per_element;
   entry.limit = limit;
   entry.spelling = *cuda::spelling_of(tensor.scalar_type());
-  entry.wants_finite = wants_finite;
+  entry.track_max_finite = track_max_finite;
   return entry;
 }
 
@@ -39,8 +39,8 @@ bool fill(cuda::StridedEntry& strided, const at::Tensor& tensor) {
 
 }  // namespace
 
-bool Batch::add(const at::Tensor& tensor, EventNumber number, uint64_t limit, bool wants_finite) {
-  cuda::Entry entry = entry_of(tensor, limit, wants_finite);
+bool Batch::add(const at::Tensor& tensor, EventNumber number, uint64_t limit, bool track_max_finite) {
+  cuda::Entry entry = entry_of(tensor, limit, track_max_finite);
   if (!tensor.is_non_overlapping_and_dense()) {
     cuda::StridedEntry strided{};
     strided.entry = entry;
@@ -49,7 +49,7 @@ bool Batch::add(const at::Tensor& tensor, EventNumber number, uint64_t limit, bo
     return true;
   }
   if (is_empty()) first_ = number;
-  entry.after_first = static_cast<uint32_t>(number - first_);
+  entry.event_offset = static_cast<uint32_t>(number - first_);
   if (!cuda::add(table_, entry)) return false;
   kept_.push_back(tensor);
   bytes_ += static_cast<int64_t>(tensor.storage().nbytes());

@@ -27,7 +27,7 @@ class Batch {
 
   // Numbers grow. False, and nothing is done, if the tensor cannot be scanned: it has too many dimensions, or the
   // batch is full.
-  bool add(const at::Tensor& tensor, EventNumber number, uint64_t limit, bool wants_finite);
+  bool add(const at::Tensor& tensor, EventNumber number, uint64_t limit, bool track_max_finite);
 
   // Whether it is time to launch: there is no room for more, or too much is being kept.
   bool is_full() const { return table_.entries == cuda::kMaxEntries || bytes_ >= kMostBytes; }

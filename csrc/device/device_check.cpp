@@ -4,9 +4,9 @@
 #include <cmath>
 
 #include "bounds/dtype_range.h"
-#include "check/tensor_check.h"
+#include "scan/tensor_scan.h"
 #include "device/resolve.h"
-#include "origin/lineage.h"
+#include "origin/nonfinite_registry.h"
 
 namespace torchnan {
 namespace {
@@ -38,8 +38,8 @@ void DeviceCheck::before(c10::ArrayRef<Operand> arguments) {
     }
   }
   launch_what_is_overwritten(turn, arguments);
-  if (plan_.course == OpPlan::Course::kRead) {
-    for (const Input& input : inputs_) turn.note_harm(HarmKind::kRead, input.tensor, plan_, watch_, thread_.id());
+  if (plan_.handling == OpPlan::Handling::kRead) {
+    for (const Input& input : inputs_) turn.note_harm(HarmKind::kRead, input.tensor, plan_, session_, thread_.id());
     turn.launch_all();
   }
 }
@@ -47,7 +47,7 @@ void DeviceCheck::before(c10::ArrayRef<Operand> arguments) {
 // With arguments that have only now been given to be scanned. Collectives do not say what they write.
 void DeviceCheck::launch_what_is_overwritten(Devices::Turn& turn, c10::ArrayRef<Operand> arguments) const {
   for (size_t place = 0; place < arguments.size(); ++place) {
-    if (plan_.written_argument(place) == nullptr && !plan_.returns_early) continue;
+    if (plan_.mutated_schema_argument(place) == nullptr && !plan_.is_async_collective) continue;
     for_each_tensor(arguments[place], [&](const at::Tensor& tensor, int32_t) {
       if (!tensor.is_cpu() && tensor.has_storage()) turn.launch_scans_of(tensor);
     });
@@ -55,14 +55,14 @@ void DeviceCheck::launch_what_is_overwritten(Devices::Turn& turn, c10::ArrayRef<
 }
 
 void DeviceCheck::look_at(Devices::Turn& turn, const at::Tensor& argument, uint16_t place, int32_t element) {
-  const OpPlan::Written* written = plan_.written_argument(place);
+  const OpPlan::MutatedArgument* written = plan_.mutated_schema_argument(place);
   const at::Tensor tensor = scannable(argument);
   if (!tensor.defined()) {
-    const at::Tensor on_host = lineage().in_use() ? readable(argument) : at::Tensor();
-    if (on_host.defined() && lineage().knows(on_host)) given_ = lineage().find(on_host);
+    const at::Tensor on_host = nonfinite_registry().in_use() ? scannable_values(argument) : at::Tensor();
+    if (on_host.defined() && nonfinite_registry().knows(on_host)) given_ = nonfinite_registry().find(on_host);
     return;
   }
-  if ((written != nullptr && !written->reads_old_values) || plan_.makes_constants) return;
+  if ((written != nullptr && !written->reads_previous_value) || plan_.is_constant_factory) return;
   const EventNumber event = event_of(turn, tensor);
   if (const Event* known = turn.journal().find(event)) meant_ |= known->meant;
   inputs_.push_back(
@@ -77,47 +77,47 @@ Bound DeviceCheck::bound_of(const at::Tensor& tensor) const {
 
 // The event that has written it; if nobody has been seen doing that, a new one.
 EventNumber DeviceCheck::event_of(Devices::Turn& turn, const at::Tensor& tensor) {
-  const EventNumber last = turn.journal().last_of(tensor);
-  if (turn.journal().tells_all_of(tensor)) return last;
-  Event& event = turn.add(Event::What::kArgument, tensor, plan_, watch_, thread_.id());
+  const EventNumber last = turn.journal().last_event(tensor);
+  if (turn.journal().reports_every(tensor)) return last;
+  Event& event = turn.add(Event::What::kArgument, tensor, plan_, session_, thread_.id());
   const EventNumber number = event.number;
   if (event.carried == 0) {
     event.carried = last;  // whoever handed out the memory, or has written there before others could
-    turn.journal().note_last(tensor, number);
+    turn.journal().set_last_event(tensor, number);
   }
   judge(turn, event, tensor, std::nullopt);
   return number;
 }
 
 void DeviceCheck::look_at_number(double number) {
-  if (std::isnan(number)) numbers_ |= Kinds::of_nan();
-  if (std::isinf(number)) numbers_ |= number > 0 ? Kinds::of_posinf() : Kinds::of_neginf();
+  if (std::isnan(number)) numbers_ |= NonfiniteKinds::of_nan();
+  if (std::isinf(number)) numbers_ |= number > 0 ? NonfiniteKinds::of_posinf() : NonfiniteKinds::of_neginf();
 }
 
 bool DeviceCheck::after(const at::Tensor& result, int64_t output, const std::optional<Bound>& proof) {
   const at::Tensor tensor = scannable(result);
   if (!tensor.defined()) {
     if (!result.is_cpu() && plan_.writes_in_place() && result.has_storage())
-      Devices::Turn(devices()).journal().doubt(result);  // as integers, say
+      Devices::Turn(devices()).journal().mark_stale(result);  // as integers, say
     return false;
   }
   Devices::Turn turn(devices());
-  const bool is_allocation = plan_.course == OpPlan::Course::kAllocate;
-  if (is_allocation && !plan_.hands_out_memory) {
+  const bool is_allocation = plan_.handling == OpPlan::Handling::kAllocate;
+  if (is_allocation && !plan_.returns_allocation) {
     turn.journal().forget(tensor);
     return true;
   }
-  const auto what = is_allocation         ? Event::What::kAllocated
-                    : plan_.returns_early ? Event::What::kAwaited
-                                          : Event::What::kResult;
+  const auto what = is_allocation               ? Event::What::kAllocated
+                    : plan_.is_async_collective ? Event::What::kAwaited
+                                                : Event::What::kResult;
   Event& event = add_reader(turn, what, tensor, output);
   event.output = output;
-  event.meant = numbers_.without(Kinds::of_nan());
-  event.given_meant = numbers_ | meant_;
-  const bool keeps_masks = plan_.moves_values || (plan_.pointwise && !plan_.absorbs_negative_infinity);
+  event.meant = numbers_.without(NonfiniteKinds::of_nan());
+  event.intended_of_inputs = numbers_ | meant_;
+  const bool keeps_masks = plan_.is_data_movement || (plan_.pointwise && !plan_.absorbs_negative_infinity);
   if (keeps_masks) event.meant |= meant_;
   is_noted_ = true;
-  turn.journal().note_last(tensor, event.number);
+  turn.journal().set_last_event(tensor, event.number);
   if (what != Event::What::kResult) return true;
   thread_.counters().checked.add(1);
   judge(turn, event, tensor, proof);
@@ -131,12 +131,12 @@ void DeviceCheck::judge(Devices::Turn& turn, Event& event, const at::Tensor& ten
   const auto bytes = static_cast<int64_t>(tensor.nbytes());
   if (proof && !is_captured) {
     event.bound = *proof;
-    if (proof->masked) event.meant |= Kinds::of_neginf();
+    if (proof->masked) event.meant |= NonfiniteKinds::of_neginf();
     thread_.counters().proved.add(1);
     thread_.counters().bytes_proved.add(bytes);
   } else {
     const bool has_bound = range_of(event.tensor.dtype).limit > 0 && !event.meant.any();
-    if (has_bound && !is_captured && !watch_.options().exact) event.assumed = turn.assumptions().of(event);
+    if (has_bound && !is_captured && !session_.options().exact) event.assumed = turn.assumptions().of(event);
     event.bound.most = event.assumed;
     thread_.counters().bytes.add(bytes);
     turn.scan(event, tensor);
@@ -151,7 +151,7 @@ c10::SmallVector<EventInput, Event::kMostInputs> DeviceCheck::inputs_of(int64_t 
     const auto begin = inputs_.begin() + first_inputs_[place];
     const auto end = place + 1 < first_inputs_.size() ? inputs_.begin() + first_inputs_[place + 1] : inputs_.end();
     const bool is_list = begin != end && begin->seen.element >= 0;
-    if (!is_list || !plan_.pairs_lists || output == kAll) {
+    if (!is_list || !plan_.is_foreach_elementwise || output == kAll) {
       for (auto input = begin; input != end; ++input) read.push_back(input->seen);
       continue;
     }
@@ -170,14 +170,14 @@ Event& DeviceCheck::add_reader(Devices::Turn& turn, Event::What what, const at::
   size_t left = read.size();
   while (left > Event::kMostInputs) {
     const size_t here = std::min(Event::kMostInputs, left - Event::kMostInputs);
-    Event& rest = turn.add(Event::What::kMore, tensor, plan_, watch_, thread_.id());
+    Event& rest = turn.add(Event::What::kContinuation, tensor, plan_, session_, thread_.id());
     left -= here;
     rest.inputs = static_cast<uint8_t>(here);
     std::copy_n(read.begin() + left, here, rest.input.begin());
     rest.more = more;
     more = rest.number;
   }
-  Event& event = turn.add(what, tensor, plan_, watch_, thread_.id());
+  Event& event = turn.add(what, tensor, plan_, session_, thread_.id());
   event.given = given_;
   event.inputs = static_cast<uint8_t>(left);
   std::copy_n(read.begin(), left, event.input.begin());
@@ -198,10 +198,10 @@ void DeviceCheck::finish() {
     Devices::Turn turn(devices());
     if (!is_noted_ && !inputs_.empty()) note_use(turn);
     is_alarmed = turn.is_alarmed();
-    if (watch_.options().when == When::kOrigin) turn.launch_all();
+    if (session_.options().when == When::kOrigin) turn.launch_all();
   }
-  const bool is_harm = plan_.course == OpPlan::Course::kRead && is_in_trouble();
-  if (watch_.options().when == When::kOrigin || is_harm || (is_alarmed && !is_in_trouble())) resolve();
+  const bool is_harm = plan_.handling == OpPlan::Handling::kRead && has_known_bad();
+  if (session_.options().when == When::kOrigin || is_harm || (is_alarmed && !has_known_bad())) resolve();
 }
 
 // isfinite(x), argmax(x): a cause may have been looked at, or used, by them.

@@ -9,14 +9,14 @@
 #include "bounds/bound_source.h"
 #include "bounds/operand.h"
 #include "device/devices.h"
-#include "intercept/op_plan.h"
+#include "operators/op_plan.h"
 #include "origin/attribution.h"
-#include "watch/thread_state.h"
+#include "detection/thread_state.h"
 
 namespace torchnan {
 
 // Lives on the stack of the call. In a healthy call it allocates nothing, and takes one lock a few times.
-class DeviceCheck final : public BoundsElsewhere {
+class DeviceCheck final : public ExternalBounds {
  public:
   // Whether a tensor of a call with these keys may be on a device that can have a scanner. All that a program without
   // one pays.
@@ -25,7 +25,8 @@ class DeviceCheck final : public BoundsElsewhere {
     return keys.has_any(kBackends);
   }
 
-  DeviceCheck(const OpPlan& plan, ThreadState& thread, Watch& watch) : plan_(plan), thread_(thread), watch_(watch) {}
+  DeviceCheck(const OpPlan& plan, ThreadState& thread, DetectionSession& session)
+      : plan_(plan), thread_(thread), session_(session) {}
 
   // While the arguments are as they are passed: what nobody has seen is scanned, and so is, at last, what the call is
   // about to overwrite.
@@ -44,7 +45,7 @@ class DeviceCheck final : public BoundsElsewhere {
   // The call has failed: what it was to write is not known.
   void forget(const at::Tensor& written);
 
-  // All results have been told. If devices have raised the alarm, says why; throws if a watch wants that.
+  // All results have been told. If devices have raised the alarm, says why; throws if a session wants that.
   void finish();
 
   // The call has brought something to the host that is not finite: of the arguments on devices, those that it may have
@@ -73,13 +74,13 @@ class DeviceCheck final : public BoundsElsewhere {
 
   const OpPlan& plan_;
   ThreadState& thread_;
-  Watch& watch_;
+  DetectionSession& session_;
   c10::SmallVector<Input, Event::kMostInputs> inputs_;
   c10::SmallVector<size_t, 16> first_inputs_;  // by place in the schema
   int64_t list_size_ = 1;
-  std::shared_ptr<const Record> given_;
-  Kinds numbers_;
-  Kinds meant_;  // of inputs
+  std::shared_ptr<const Provenance> given_;
+  NonfiniteKinds numbers_;
+  NonfiniteKinds meant_;  // of inputs
   bool non_blocking_ = false;
   bool is_noted_ = false;  // as an event
 };

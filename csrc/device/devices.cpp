@@ -6,18 +6,18 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/node.h>
 
-#include "backward/call_site_ring.h"
-#include "bounds/ledger.h"
-#include "check/float_format.h"
-#include "check/tensor_check.h"
-#include "origin/site_here.h"
-#include "watch/watch.h"
+#include "call_sites/call_site_ring.h"
+#include "bounds/bound_cache.h"
+#include "scan/float_format.h"
+#include "scan/tensor_scan.h"
+#include "call_sites/current_call_site.h"
+#include "detection/session.h"
 
 namespace torchnan {
 namespace {
 
 constexpr uint64_t kSlotsAtOnce = 8192;  // are cleared
-constexpr uint64_t kParts = Journal::kSlotsInTurn / kSlotsAtOnce;
+constexpr uint64_t kParts = Journal::kRotatingSlots / kSlotsAtOnce;
 
 Devices& of_process = *new Devices;  // never destroyed: threads may outlive static destructors
 
@@ -26,9 +26,9 @@ thread_local Batch::Kept to_be_released;
 
 }  // namespace
 
-Lane::Lane(Scanner& of, void* stream) : scanner(of), batch(of, stream), streams{stream} {}
+StreamQueue::StreamQueue(Scanner& of, void* stream) : scanner(of), batch(of, stream), streams{stream} {}
 
-void Lane::continue_on(void* stream) {
+void StreamQueue::continue_on(void* stream) {
   batch.continue_on(stream);
   if (std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
 }
@@ -61,7 +61,7 @@ Devices::Turn::~Turn() {
   if (to_be_released.capacity() < released.capacity()) to_be_released.swap(released);
 }
 
-Lane& Devices::Turn::lane_of(Scanner& scanner) {
+StreamQueue& Devices::Turn::lane_of(Scanner& scanner) {
   void* const stream = scanner.current_stream();
   for (auto& lane : devices_.lanes_) {
     if (&lane->scanner != &scanner) continue;
@@ -71,47 +71,47 @@ Lane& Devices::Turn::lane_of(Scanner& scanner) {
     }
     return *lane;
   }
-  devices_.lanes_.push_back(std::make_unique<Lane>(scanner, stream));
+  devices_.lanes_.push_back(std::make_unique<StreamQueue>(scanner, stream));
   return *devices_.lanes_.back();
 }
 
-// As site_here() does, but for every operation: nothing is allocated.
-Event& Devices::Turn::add(Event::What what, const at::Tensor& tensor, const OpPlan& plan, Watch& watch,
+// As current_call_site() does, but for every operation: nothing is allocated.
+Event& Devices::Turn::add(Event::What what, const at::Tensor& tensor, const OpPlan& plan, DetectionSession& session,
                           uint64_t thread) {
   Scanner& scanner = *Scanner::of(tensor.device());
-  Lane& lane = lane_of(scanner);
+  StreamQueue& lane = lane_of(scanner);
   Event* captured = scanner.is_capturing(lane.batch.stream()) ? journal().add_captured() : nullptr;
   Event& event = captured != nullptr ? *captured : journal().add();
   if (captured == nullptr) devices_.clear_slots_after(event.number);
   event.what = what;
   event.plan = &plan;
-  event.watch = watch.weak_from_this();
-  event.tensor = TensorThen(tensor);
+  event.session = session.weak_from_this();
+  event.tensor = TensorSnapshot(tensor);
   event.live = program().capture();
   event.grad_mode = c10::GradMode::is_enabled();
   event.thread = thread;
-  event.step = watch.step();
+  event.step = session.step();
   if (const auto node = torch::autograd::get_current_node()) {
     event.node = devices_.node_names_.of(*node);
-    event.node_run = run_of(*node);
+    event.node_execution_id = execution_id(*node);
     event.forward = CallSiteRing::find(*node);
   }
   event.covers = covers(tensor, *event.tensor.storage);
-  if (!event.covers) event.carried = journal().last_of(tensor);
+  if (!event.covers) event.carried = journal().last_event(tensor);
   return event;
 }
 
 void Devices::Turn::scan(Event& event, const at::Tensor& tensor) {
-  Lane& lane = lane_of(*Scanner::of(tensor.device()));
+  StreamQueue& lane = lane_of(*Scanner::of(tensor.device()));
   if (!lane.batch.add(tensor, event.number, event.limit(), false)) return;
   event.scanner = &lane.scanner;
   if (lane.batch.is_full() || event.number >= Journal::kFirstCaptured) launch(lane);
 }
 
-void Devices::Turn::note_harm(HarmKind harm, const at::Tensor& tensor, const OpPlan& reader, Watch& watch,
+void Devices::Turn::note_harm(HarmKind harm, const at::Tensor& tensor, const OpPlan& reader, DetectionSession& session,
                               uint64_t thread) {
-  const EventNumber last = journal().last_of(tensor);
-  Event& event = add(Event::What::kHarm, tensor, reader, watch, thread);
+  const EventNumber last = journal().last_event(tensor);
+  Event& event = add(Event::What::kHarm, tensor, reader, session, thread);
   event.harm = harm;
   event.input[event.inputs++] = {last, tensor.storage().unsafeGetStorageImpl()};
   const Event* written = journal().find(last);
@@ -127,7 +127,7 @@ void Devices::Turn::launch_scans_of(const at::Tensor& tensor) {
   }
 }
 
-void Devices::Turn::launch(Lane& lane) { lane.batch.launch(to_be_released); }
+void Devices::Turn::launch(StreamQueue& lane) { lane.batch.launch(to_be_released); }
 
 void Devices::Turn::launch_all() {
   for (auto& lane : devices_.lanes_) launch(*lane);
@@ -142,7 +142,7 @@ void Devices::Turn::wait_for_all() {
 
 bool Devices::Turn::is_alarmed() const {
   for (const auto& lane : devices_.lanes_) {
-    if (lane->scanner.alarm() != cuda::kQuiet) return true;
+    if (lane->scanner.alarm() != cuda::kNoAlarm) return true;
   }
   return false;
 }

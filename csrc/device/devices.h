@@ -16,7 +16,7 @@
 #include "device/journal.h"
 #include "device/node_names.h"
 #include "device/scanner.h"
-#include "process/fork.h"
+#include "process/fork_safe_mutex.h"
 
 namespace torchnan {
 
@@ -24,12 +24,12 @@ namespace torchnan {
 TORCHNAN_API at::Tensor scannable(const at::Tensor& tensor);
 
 // The scans of one device.
-struct Lane {
+struct StreamQueue {
   Scanner& scanner;
   Batch batch;
   c10::SmallVector<void*, 4> streams;  // on which there have been scans
 
-  Lane(Scanner& scanner, void* stream);
+  StreamQueue(Scanner& scanner, void* stream);
   void continue_on(void* stream);
 };
 
@@ -55,21 +55,23 @@ class TORCHNAN_API Devices {
 
     // The lane of a device on the stream that is current for the calling thread. What waits for another stream is
     // launched there first.
-    Lane& lane_of(Scanner& scanner);
+    StreamQueue& lane_of(Scanner& scanner);
 
     // A new event, with the place where the calling thread is.
-    Event& add(Event::What what, const at::Tensor& tensor, const OpPlan& plan, Watch& watch, uint64_t thread);
+    Event& add(Event::What what, const at::Tensor& tensor, const OpPlan& plan, DetectionSession& session,
+               uint64_t thread);
 
     // Scans the tensor of the event for magnitudes that it is not meant to hold, or above its bound. On a stream that
     // is being captured the scan is launched at once: nobody says when the capture ends.
     void scan(Event& event, const at::Tensor& tensor);
 
     // If what the tensor holds is not finite, it does harm now.
-    void note_harm(HarmKind harm, const at::Tensor& tensor, const OpPlan& reader, Watch& watch, uint64_t thread);
+    void note_harm(HarmKind harm, const at::Tensor& tensor, const OpPlan& reader, DetectionSession& session,
+                   uint64_t thread);
 
     // Whoever is about to write to the memory of this tensor has the scans of it launched first.
     void launch_scans_of(const at::Tensor& tensor);
-    void launch(Lane& lane);
+    void launch(StreamQueue& lane);
     void launch_all();
     void wait_for_all();
 
@@ -80,7 +82,7 @@ class TORCHNAN_API Devices {
     Devices& devices_;
   };
 
-  std::vector<std::unique_ptr<Lane>>& lanes() { return lanes_; }
+  std::vector<std::unique_ptr<StreamQueue>>& lanes() { return lanes_; }
   Journal& journal() { return *journal_; }
 
  private:
@@ -89,7 +91,7 @@ class TORCHNAN_API Devices {
   Mutex mutex_{Mutex::kDevices};  // held while work is given to a device, which waits for the device at most
   std::atomic<bool> in_use_{false};
   std::unique_ptr<Journal> journal_;  // made when it is first needed
-  std::vector<std::unique_ptr<Lane>> lanes_;
+  std::vector<std::unique_ptr<StreamQueue>> lanes_;
   NodeNames node_names_;
   Assumptions assumptions_;
 };

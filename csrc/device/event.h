@@ -13,9 +13,9 @@
 #include <torchnan/bounds.h>
 #include <torchnan/finding.h>
 
-#include "check/kinds.h"
-#include "host/program.h"
-#include "origin/record.h"
+#include "scan/nonfinite_kinds.h"
+#include "host/host_runtime.h"
+#include "origin/provenance.h"
 
 namespace torchnan {
 
@@ -25,7 +25,7 @@ class Scanner;
 using EventNumber = uint64_t;
 
 // A tensor as it was then, without a hold on its memory.
-struct TensorThen {
+struct TensorSnapshot {
   static constexpr size_t kMostDims = 8;  // of tensors with more the shape is not told
 
   const c10::StorageImpl* storage = nullptr;
@@ -39,8 +39,8 @@ struct TensorThen {
   std::array<int64_t, kMostDims> sizes{};
   std::array<int64_t, kMostDims> strides{};
 
-  TensorThen() = default;
-  explicit TensorThen(const at::Tensor& tensor);
+  TensorSnapshot() = default;
+  explicit TensorSnapshot(const at::Tensor& tensor);
 
   std::vector<int64_t> shape() const { return {sizes.begin(), sizes.begin() + dims}; }
 };
@@ -57,13 +57,13 @@ struct EventInput {
 
 struct Event {
   enum class What : uint8_t {
-    kResult,     // an operation has written it
-    kArgument,   // an operation reads it, and nobody has been seen writing it
-    kAllocated,  // memory that nobody has written yet
-    kAwaited,    // a collective has been started that will write it
-    kUse,        // an operation reads it, and writes nothing that could be scanned
-    kHarm,       // if what the input holds is not finite, it does harm here
-    kMore,       // inputs that an event had no room for
+    kResult,        // an operation has written it
+    kArgument,      // an operation reads it, and nobody has been seen writing it
+    kAllocated,     // memory that nobody has written yet
+    kAwaited,       // a collective has been started that will write it
+    kUse,           // an operation reads it, and writes nothing that could be scanned
+    kHarm,          // if what the input holds is not finite, it does harm here
+    kContinuation,  // inputs that an event had no room for
   };
   static constexpr size_t kMostInputs = 8;  // in one event; those of longer lists are in events of their own
 
@@ -71,14 +71,15 @@ struct Event {
   What what = What::kResult;
   HarmKind harm = HarmKind::kNone;
   const OpPlan* plan = nullptr;
-  std::weak_ptr<Watch> watch;
+  std::weak_ptr<DetectionSession> session;
   Scanner* scanner = nullptr;  // which has been told to look at it; null if nobody has
   int64_t output = 0;
-  TensorThen tensor;
+  TensorSnapshot tensor;
 
   // Infinite numbers that it was given, or that a mask among its inputs was made of: what it holds of these is meant.
-  Kinds meant;
-  Kinds given_meant;  // of its inputs and numbers, whatever it makes of them; NaN if one of the numbers is
+  NonfiniteKinds meant;
+  NonfiniteKinds
+      intended_of_inputs;  // of its inputs and numbers, whatever it makes of them; NaN if one of the numbers is
 
   double assumed = std::numeric_limits<double>::infinity();  // that nothing it has written is above; the scan checks it
   Bound bound;                                               // proved or assumed, of all that its memory holds
@@ -87,7 +88,7 @@ struct Event {
   SiteId live = 0;
   SiteId forward = 0;
   const std::string* node = nullptr;  // never freed; null outside the backward pass
-  uint64_t node_run = 0;
+  uint64_t node_execution_id = 0;
   bool grad_mode = false;
   uint64_t thread = 0;
   int64_t step = 0;
@@ -97,20 +98,20 @@ struct Event {
                             // handed it out
   uint8_t inputs = 0;
   std::array<EventInput, kMostInputs> input{};
-  EventNumber more = 0;                 // of kind kMore, and so on
-  std::shared_ptr<const Record> given;  // of what it was given on the host
+  EventNumber more = 0;                     // of kind kContinuation, and so on
+  std::shared_ptr<const Provenance> given;  // of what it was given on the host
 
   Site site() const;
 
   // Magnitudes above these words: are not meant to be there, and raise the alarm.
-  uint64_t most_meant() const;
+  uint64_t max_intended() const;
   uint64_t limit() const;
 };
 
 // Whether the values are there once the event has happened, and somebody looks at them.
 inline bool is_seen(const Event* event) {
   return event != nullptr && event->what != Event::What::kAllocated && event->what != Event::What::kAwaited &&
-         event->what != Event::What::kMore;
+         event->what != Event::What::kContinuation;
 }
 
 }  // namespace torchnan

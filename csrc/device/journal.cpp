@@ -6,13 +6,13 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 
-#include "check/float_format.h"
-#include "check/tensor_check.h"
+#include "scan/float_format.h"
+#include "scan/tensor_scan.h"
 #include "origin/arguments.h"
 
 namespace torchnan {
 
-TensorThen::TensorThen(const at::Tensor& of)
+TensorSnapshot::TensorSnapshot(const at::Tensor& of)
     : storage(of.storage().unsafeGetStorageImpl()),
       keys(of.key_set()),
       device(of.device()),
@@ -33,24 +33,24 @@ Site Event::site() const {
   site.live = live;
   site.forward = forward;
   if (node != nullptr) site.node = *node;
-  site.node_run = node_run;
+  site.node_execution_id = node_execution_id;
   site.grad_mode = grad_mode;
   site.thread = thread;
   site.step = step;
   return site;
 }
 
-uint64_t Event::most_meant() const {
+uint64_t Event::max_intended() const {
   const FloatFormat format = *float_format(tensor.dtype);
   return (meant.inf() ? format.first_nan : format.infinity) - 1;
 }
 
 uint64_t Event::limit() const {
-  return std::isfinite(assumed) ? std::min(most_meant(), word_of(assumed, tensor.dtype)) : most_meant();
+  return std::isfinite(assumed) ? std::min(max_intended(), encode_magnitude(assumed, tensor.dtype)) : max_intended();
 }
 
 Event& Journal::add() {
-  if (next_ % cuda::kSlots == kSlotsInTurn) next_ += kCaptured;
+  if (next_ % cuda::kSlots == kRotatingSlots) next_ += kCaptured;
   Event& event = events_[next_ % kEvents];
   event = Event();
   event.number = next_++;
@@ -93,11 +93,11 @@ Journal::Entry* Journal::find_entry(const c10::StorageImpl* storage) const {
   return nullptr;
 }
 
-EventNumber Journal::last_of(const at::Tensor& tensor) const {
-  return last_of(tensor.storage().unsafeGetStorageImpl());
+EventNumber Journal::last_event(const at::Tensor& tensor) const {
+  return last_event(tensor.storage().unsafeGetStorageImpl());
 }
 
-EventNumber Journal::last_of(const c10::StorageImpl* storage) const {
+EventNumber Journal::last_event(const c10::StorageImpl* storage) const {
   const Entry* entry = find_entry(storage);
   return entry == nullptr ? 0 : entry->last;
 }
@@ -111,7 +111,7 @@ bool Journal::is_there(const Event& event) const {
   return false;
 }
 
-void Journal::note_last(const at::Tensor& tensor, EventNumber number) {
+void Journal::set_last_event(const at::Tensor& tensor, EventNumber number) {
   const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
   Entry* entry = find_entry(storage);
   if (entry == nullptr) {  // in the place of a dead one, or of the one that was written longest ago
@@ -131,17 +131,17 @@ Bound Journal::bound_of(const at::Tensor& tensor) const {
   return event == nullptr || event->tensor.dtype != tensor.scalar_type() ? Bound{} : event->bound;
 }
 
-void Journal::doubt(const at::Tensor& tensor) {
+void Journal::mark_stale(const at::Tensor& tensor) {
   if (Entry* entry = find_entry(tensor.storage().unsafeGetStorageImpl())) entry->doubtful = true;
 }
 
-void Journal::note_exported(const at::Tensor& tensor) {
-  if (find_entry(tensor.storage().unsafeGetStorageImpl()) == nullptr) note_last(tensor, 0);
+void Journal::record_exported(const at::Tensor& tensor) {
+  if (find_entry(tensor.storage().unsafeGetStorageImpl()) == nullptr) set_last_event(tensor, 0);
   Entry* entry = find_entry(tensor.storage().unsafeGetStorageImpl());
   entry->doubtful = entry->exported = true;
 }
 
-bool Journal::tells_all_of(const at::Tensor& tensor) const {
+bool Journal::reports_every(const at::Tensor& tensor) const {
   const Entry* entry = find_entry(tensor.storage().unsafeGetStorageImpl());
   if (entry == nullptr || entry->doubtful) return false;
   const Event* event = find(entry->last);
@@ -163,7 +163,7 @@ void Journal::forget_all() {
 }
 
 at::Tensor Journal::tensor_of(const Event& event) const {
-  const TensorThen& then = event.tensor;
+  const TensorSnapshot& then = event.tensor;
   const Entry* entry = find_entry(then.storage);
   if (entry == nullptr || entry->last != event.number || !then.has_shape) return {};
   auto storage = entry->storage.lock();

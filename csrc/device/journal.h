@@ -9,7 +9,7 @@
 
 #include <torchnan/export.h>
 
-#include "check/cuda/scan_table.h"
+#include "device/cuda/scan_table.h"
 #include "device/event.h"
 
 namespace torchnan {
@@ -22,8 +22,8 @@ class TORCHNAN_API Journal {
  public:
   static constexpr size_t kEvents = 1 << 14;
   static constexpr size_t kCaptured = 1 << 14;
-  static constexpr uint64_t kSlotsInTurn = cuda::kSlots - kCaptured;
-  static constexpr EventNumber kFirstCaptured = (EventNumber{1} << 62) + kSlotsInTurn;
+  static constexpr uint64_t kRotatingSlots = cuda::kSlots - kCaptured;
+  static constexpr EventNumber kFirstCaptured = (EventNumber{1} << 62) + kRotatingSlots;
   static constexpr size_t kStorages = 1 << 15;
 
   Journal();
@@ -41,9 +41,9 @@ class TORCHNAN_API Journal {
   const Event* find(EventNumber number) const;
 
   // The event whose values this storage holds; 0 if nobody has seen it.
-  EventNumber last_of(const at::Tensor& tensor) const;
-  EventNumber last_of(const c10::StorageImpl* storage) const;  // also if the storage is gone
-  void note_last(const at::Tensor& tensor, EventNumber number);
+  EventNumber last_event(const at::Tensor& tensor) const;
+  EventNumber last_event(const c10::StorageImpl* storage) const;  // also if the storage is gone
+  void set_last_event(const at::Tensor& tensor, EventNumber number);
   void forget(const at::Tensor& tensor);
   void forget_all();
 
@@ -51,11 +51,11 @@ class TORCHNAN_API Journal {
   Bound bound_of(const at::Tensor& tensor) const;
 
   // Others may have written there since.
-  void doubt(const at::Tensor& tensor);
+  void mark_stale(const at::Tensor& tensor);
   // And may do so at any time from now on.
-  void note_exported(const at::Tensor& tensor);
+  void record_exported(const at::Tensor& tensor);
   // Whether the events of a tensor's memory tell of all that is there: somebody has written it, or looked at it.
-  bool tells_all_of(const at::Tensor& tensor) const;
+  bool reports_every(const at::Tensor& tensor) const;
 
   Event* find(EventNumber number);
 

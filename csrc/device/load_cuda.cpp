@@ -12,14 +12,14 @@ namespace {
 
 constexpr const char* kName = "libtorchnan_cuda.so";
 
-std::filesystem::path beside_the_core() {
+std::filesystem::path core_library_dir() {
   Dl_info core{};
   if (dladdr(reinterpret_cast<const void*>(&load_cuda), &core) == 0) return kName;
   return std::filesystem::path(core.dli_fname).parent_path() / kName;
 }
 
 void* open_library() {
-  const std::filesystem::path path = beside_the_core();
+  const std::filesystem::path path = core_library_dir();
   if (!std::filesystem::exists(path)) {
     throw std::runtime_error(fmt::format(
         "torchnan was built without CUDA: {} is not there. Build it again where there is a CUDA Toolkit, 12 "
@@ -52,7 +52,7 @@ ScanFunctions functions_of(void* library) {
   find(library, "torchnan_scan", found.scan);
   find(library, "torchnan_scan_strided", found.scan_strided);
   find(library, "torchnan_scanner_clear", found.clear);
-  find(library, "torchnan_scanner_quieten", found.quieten);
+  find(library, "torchnan_scanner_quieten", found.reset_alarm);
   find(library, "torchnan_scanner_read", found.read);
   find(library, "torchnan_is_capturing", found.is_capturing);
   return found;

@@ -6,18 +6,18 @@
 #include <utility>
 #include <vector>
 
-#include "check/tensor_check.h"
+#include "scan/tensor_scan.h"
 #include "device/device_roots.h"
 #include "device/devices.h"
 #include "device/window.h"
-#include "origin/ask.h"
+#include "origin/host_queries.h"
 #include "origin/harm.h"
 #include "origin/make_finding.h"
-#include "origin/roots.h"
+#include "origin/origin_records.h"
 #include "origin/unused_results.h"
-#include "report/deliver.h"
-#include "watch/contain.h"
-#include "watch/thread_state.h"
+#include "detection/delivery.h"
+#include "detection/error_containment.h"
+#include "detection/thread_state.h"
 
 namespace torchnan {
 namespace {
@@ -44,7 +44,7 @@ class Reading {
   }
 
   bool has_found_something() const { return has_found_something_; }
-  std::vector<std::pair<std::shared_ptr<Watch>, Finding>> take_findings() { return std::move(findings_); }
+  std::vector<std::pair<std::shared_ptr<DetectionSession>, Finding>> take_findings() { return std::move(findings_); }
 
  private:
   struct BadInput {
@@ -63,7 +63,7 @@ class Reading {
     EventNumber number = input.event;
     const bool reader_is_captured = reader.number >= Journal::kFirstCaptured;
     const bool input_is_captured = number >= Journal::kFirstCaptured;
-    if (reader_is_captured && !input_is_captured) number = Devices::Turn(devices()).journal().last_of(input.storage);
+    if (reader_is_captured && !input_is_captured) number = Devices::Turn(devices()).journal().last_event(input.storage);
     if (input_is_captured) {
       const auto captured = captured_.find(number);
       if (captured != captured_.end()) take_captured(*captured->second);
@@ -92,37 +92,37 @@ class Reading {
 
   // As record_of_argument() has it: what a program has put into a parameter is the parameter's.
   BadEvent of_parameter(const Event& reader, const EventInput& input, const BadEvent& put) {
-    if (put.record->first().root->parameter || !is_only_put_there(*put.record)) return put;
-    const auto watch = reader.watch.lock();
+    if (put.record->first().root->parameter || !is_constant_write(*put.record)) return put;
+    const auto session = reader.session.lock();
     const auto written = Devices::Turn(devices()).copy_of(input.event);
-    if (watch == nullptr || !written) return put;
+    if (session == nullptr || !written) return put;
     Event read = reader;
     read.what = Event::What::kArgument;
     read.number = input.event;
     read.carried = 0;
     read.tensor = written->tensor;
     read.tensor.is_parameter = true;
-    BadEvent bad{put.kinds, std::make_shared<Record>(Cause{own_root(read, put.kinds, *watch), put.kinds})};
+    BadEvent bad{put.kinds, std::make_shared<Provenance>(Cause{own_root(read, put.kinds, *session), put.kinds})};
     const std::lock_guard lock(known.mutex);
     known.bad[input.event] = bad;
     return bad;
   }
 
   void take(const Event& event) {
-    const auto watch = event.watch.lock();
-    if (watch == nullptr || event.what == Event::What::kMore) return;
+    const auto session = event.session.lock();
+    if (session == nullptr || event.what == Event::What::kContinuation) return;
     const auto bad_inputs = bad_inputs_of(event);
     note_use(event, bad_inputs);
     const auto found = kinds_of(event, !bad_inputs.empty());
-    if (event.what == Event::What::kHarm) return judge_harm(event, bad_inputs, found, *watch);
+    if (event.what == Event::What::kHarm) return judge_harm(event, bad_inputs, found, *session);
     if (!found && !is_expected(event, bad_inputs)) return;
-    Kinds kinds = found.value_or(Kinds());
+    NonfiniteKinds kinds = found.value_or(NonfiniteKinds());
     if (!found) {
       for (const BadInput& input : bad_inputs) kinds |= input.bad.kinds;
     }
     const auto before = event.what == Event::What::kArgument ? bad_event(event.carried) : std::nullopt;
-    remember(event, before ? before->record : record_of(event, bad_inputs, kinds, *watch), kinds, *watch);
-    if (found) judge_parameter(event, *bad_event(event.number)->record, kinds, *watch);
+    remember(event, before ? before->record : record_of(event, bad_inputs, kinds, *session), kinds, *session);
+    if (found) judge_parameter(event, *bad_event(event.number)->record, kinds, *session);
   }
 
   // Nobody has looked at what came of something bad: it was not there yet, or was proved finite when that was not known
@@ -133,29 +133,29 @@ class Reading {
   }
 
   // An infinity that may be meant is none where something bad was given.
-  std::optional<Kinds> kinds_of(const Event& event, bool is_given_bad) const {
+  std::optional<NonfiniteKinds> kinds_of(const Event& event, bool is_given_bad) const {
     const Found* found = window_.found_of(event);
     if (found == nullptr) return std::nullopt;
-    return is_given_bad && found->holds_infinity(event) ? Kinds::of_inf() : found->kinds_of(event);
+    return is_given_bad && found->holds_infinity(event) ? NonfiniteKinds::of_inf() : found->kinds_of(event);
   }
 
-  // As judge_before() has it.
+  // As report_before() has it.
   static void note_use(const Event& event, c10::ArrayRef<BadInput> bad_inputs) {
     if (event.what == Event::What::kHarm) return;
     for (const BadInput& input : bad_inputs) {
       for (const Cause& cause : input.bad.record->causes()) {
         cause.root->used = true;
-        if (event.plan->scaler_test) cause.root->scaled = true;
-        if (event.plan->compares) cause.root->compared = true;
-        if (!event.plan->compares && !event.plan->moves_values) cause.root->computed = true;
+        if (event.plan->is_grad_scaler_check) cause.root->scaled = true;
+        if (event.plan->is_comparison) cause.root->compared = true;
+        if (!event.plan->is_comparison && !event.plan->is_data_movement) cause.root->computed = true;
       }
     }
   }
 
-  std::shared_ptr<const Record> record_of(const Event& event, c10::ArrayRef<BadInput> bad_inputs, Kinds kinds,
-                                          Watch& watch) {
+  std::shared_ptr<const Provenance> record_of(const Event& event, c10::ArrayRef<BadInput> bad_inputs,
+                                              NonfiniteKinds kinds, DetectionSession& session) {
     std::vector<Cause> causes;
-    Kinds given = event.meant;
+    NonfiniteKinds given = event.meant;
     for (const BadInput& input : bad_inputs) {
       given |= input.bad.kinds;
       for (const Cause& cause : input.bad.record->causes())
@@ -167,73 +167,76 @@ class Reading {
         causes.push_back(extended(cause, event, nullptr, kinds));
       }
     }
-    if (causes.empty()) return std::make_shared<Record>(Cause{own_root(event, kinds, watch), kinds});
-    auto record = std::make_shared<Record>(std::move(causes));
+    if (causes.empty()) return std::make_shared<Provenance>(Cause{own_root(event, kinds, session), kinds});
+    auto record = std::make_shared<Provenance>(std::move(causes));
     const bool is_explained = !kinds.nan() || given.nan();
-    if (!record->is_deliberate() || is_explained) return record;
-    return std::make_shared<Record>(Cause{own_root(event, kinds, watch), kinds});
+    if (!record->is_intentional() || is_explained) return record;
+    return std::make_shared<Provenance>(Cause{own_root(event, kinds, session), kinds});
   }
 
   // `input` is null for what came from the host.
-  static Cause extended(const Cause& cause, const Event& event, const EventInput* input, Kinds kinds) {
-    Root& root = *cause.root;
-    judge_factor(root, event.node_run, *event.plan, kinds);
-    if (!event.plan->moves_values && kinds.nan()) root.spread = true;
-    if (root.source != Root::Source::kOperation && !cause.first_computation) enter_computation(event, input, root);
-    return cause.extended({event.plan, event.live}, event.plan->moves_values, kinds);
+  static Cause extended(const Cause& cause, const Event& event, const EventInput* input, NonfiniteKinds kinds) {
+    OriginRecord& root = *cause.root;
+    mark_factor(root, event.node_execution_id, *event.plan, kinds);
+    if (!event.plan->is_data_movement && kinds.nan()) root.spread = true;
+    if (root.source != OriginRecord::Source::kOperation && !cause.first_computation)
+      record_first_use(event, input, root);
+    return cause.extended({event.plan, event.live}, event.plan->is_data_movement, kinds);
   }
 
-  std::shared_ptr<Root> own_root(const Event& event, Kinds kinds, Watch& watch) {
+  std::shared_ptr<OriginRecord> own_root(const Event& event, NonfiniteKinds kinds, DetectionSession& session) {
     const auto most_of = [this](const Event& input) -> std::optional<uint64_t> {
       const Found* found = window_.found_of(input);
       return found == nullptr ? std::nullopt : std::optional(found->most_of(input));
     };
-    return device_root(event, kinds, watch, most_of);
+    return device_root(event, kinds, session, most_of);
   }
 
-  void remember(const Event& event, std::shared_ptr<const Record> record, Kinds kinds, Watch& watch) {
+  void remember(const Event& event, std::shared_ptr<const Provenance> record, NonfiniteKinds kinds,
+                DetectionSession& session) {
     has_found_something_ = true;
-    const bool is_new = record->first().steps.empty() && !record->is_deliberate();
-    if (is_new) note_unused(watch, record);
-    if (is_new && watch.options().when == When::kOrigin) tell(event, *record, HarmKind::kOrigin, kinds, "", watch);
+    const bool is_new = record->first().steps.empty() && !record->is_intentional();
+    if (is_new) record_unused(session, record);
+    if (is_new && session.options().when == When::kOrigin) tell(event, *record, HarmKind::kOrigin, kinds, "", session);
     BadEvent bad{kinds, std::move(record)};
     const std::lock_guard lock(known.mutex);
     known.bad[event.number] = std::move(bad);
   }
 
-  // As judge_result() has it.
-  void judge_parameter(const Event& event, const Record& record, Kinds kinds, Watch& watch) {
+  // As report_result() has it.
+  void judge_parameter(const Event& event, const Provenance& record, NonfiniteKinds kinds, DetectionSession& session) {
     if (event.what != Event::What::kResult || !event.tensor.is_parameter || record.first().root->reported) return;
-    if (ask_place(event.site(), watch).phase != Phase::kOptimizer) return;
-    tell(event, record, HarmKind::kParameter, kinds, owner_name(event, watch), watch);
+    if (query_site(event.site(), session).phase != Phase::kOptimizer) return;
+    tell(event, record, HarmKind::kParameter, kinds, owner_name(event, session), session);
   }
 
-  void judge_harm(const Event& event, c10::ArrayRef<BadInput> bad_inputs, std::optional<Kinds> found, Watch& watch) {
+  void judge_harm(const Event& event, c10::ArrayRef<BadInput> bad_inputs, std::optional<NonfiniteKinds> found,
+                  DetectionSession& session) {
     if (event.scanner != nullptr && !found) return;  // a part of the memory that is all right
     if (bad_inputs.empty() && !found) return;
     if (!bad_inputs.empty()) {
       const BadEvent& bad = bad_inputs[0].bad;
-      return tell(event, *bad.record, event.harm, found.value_or(bad.kinds), "", watch);
+      return tell(event, *bad.record, event.harm, found.value_or(bad.kinds), "", session);
     }
-    const Record record(Cause{own_root(event, *found, watch), *found});
-    tell(event, record, event.harm, *found, "", watch);
+    const Provenance record(Cause{own_root(event, *found, session), *found});
+    tell(event, record, event.harm, *found, "", session);
   }
 
-  void tell(const Event& event, const Record& record, HarmKind harm, Kinds kinds, const std::string& name,
-            Watch& watch) {
-    auto finding = accuse(watch, record, harm, kinds, event.site(), name);
-    if (finding) findings_.emplace_back(watch.shared_from_this(), std::move(*finding));
+  void tell(const Event& event, const Provenance& record, HarmKind harm, NonfiniteKinds kinds, const std::string& name,
+            DetectionSession& session) {
+    auto finding = report_harm(session, record, harm, kinds, event.site(), name);
+    if (finding) findings_.emplace_back(session.shared_from_this(), std::move(*finding));
   }
 
   const Window& window_;
   std::unordered_map<EventNumber, const Event*> captured_;
   std::set<EventNumber> taken_;
-  std::vector<std::pair<std::shared_ptr<Watch>, Finding>> findings_;
+  std::vector<std::pair<std::shared_ptr<DetectionSession>, Finding>> findings_;
   bool has_found_something_ = false;
 };
 
 // What has been overwritten, or is gone, is no trouble any more.
-bool forget_what_is_gone() {
+bool prune_dead() {
   std::vector<EventNumber> numbers;
   {
     const std::lock_guard lock(known.mutex);
@@ -256,19 +259,19 @@ bool forget_what_is_gone() {
     released.push_back(std::move(entry->second));
     known.bad.erase(entry);
   }
-  for (const auto& [number, bad] : known.bad) is_trouble |= !bad.record->is_deliberate();
+  for (const auto& [number, bad] : known.bad) is_trouble |= !bad.record->is_intentional();
   return is_trouble;
 }
 
-void deliver_findings(std::vector<std::pair<std::shared_ptr<Watch>, Finding>> findings) {
+void deliver_findings(std::vector<std::pair<std::shared_ptr<DetectionSession>, Finding>> findings) {
   while (!findings.empty()) {
-    const auto watch = findings.front().first;
+    const auto session = findings.front().first;
     std::vector<Finding> its;
     for (auto& [whose, finding] : findings) {
-      if (whose == watch) its.push_back(std::move(finding));
+      if (whose == session) its.push_back(std::move(finding));
     }
-    std::erase_if(findings, [&](const auto& one) { return one.first == watch; });
-    deliver_all(*watch, std::move(its));
+    std::erase_if(findings, [&](const auto& one) { return one.first == session; });
+    deliver_all(*session, std::move(its));
   }
 }
 
@@ -292,7 +295,7 @@ std::optional<BadEvent> bad_event(EventNumber number) {
   return std::nullopt;
 }
 
-bool is_in_trouble() { return known.in_trouble.load(std::memory_order_relaxed); }
+bool has_known_bad() { return known.in_trouble.load(std::memory_order_relaxed); }
 
 void resolve() {
   if (!devices().in_use() || Devices::Turn(devices()).is_capturing()) return;
@@ -300,41 +303,42 @@ void resolve() {
   struct EndAtLast {
     ~EndAtLast() { known.is_resolving = false; }
   };
-  std::vector<std::pair<std::shared_ptr<Watch>, Finding>> findings;
+  std::vector<std::pair<std::shared_ptr<DetectionSession>, Finding>> findings;
   {
     const EndAtLast end_at_last;
     const Window window = read_window(known.resolved_until);
     Reading reading(window);
     reading.run();
     known.resolved_until = window.end;
-    for (const Found& found : window.found) found.begin_anew(!window.captured.empty());
-    const bool is_trouble = forget_what_is_gone();
+    for (const Found& found : window.found) found.reset(!window.captured.empty());
+    const bool is_trouble = prune_dead();
     known.in_trouble = is_trouble || reading.has_found_something();  // then what comes next is read once more
     findings = reading.take_findings();
   }
   deliver_findings(std::move(findings));
 }
 
-void judge_on_devices(Watch& watch, HarmKind harm, const OpPlan& reader, c10::ArrayRef<at::Tensor> tensors) {
+void judge_on_devices(DetectionSession& session, HarmKind harm, const OpPlan& reader,
+                      c10::ArrayRef<at::Tensor> tensors) {
   if (!devices().in_use()) return;
   bool is_alarmed = false;
   {
     Devices::Turn turn(devices());
     for (const at::Tensor& given : tensors) {
       const at::Tensor tensor = given.defined() ? scannable(given) : at::Tensor();
-      if (tensor.defined()) turn.note_harm(harm, tensor, reader, watch, ThreadState::here().id());
+      if (tensor.defined()) turn.note_harm(harm, tensor, reader, session, ThreadState::current().id());
     }
     turn.launch_all();                                 // a step is about to end, or its backward pass to begin
     if (harm == HarmKind::kRead) turn.wait_for_all();  // as the reader will
     is_alarmed = turn.is_alarmed();
   }
-  if (is_alarmed || is_in_trouble() || watch.options().when == When::kOrigin) resolve();
+  if (is_alarmed || has_known_bad() || session.options().when == When::kOrigin) resolve();
 }
 
 namespace {
 
-// As accuse_what_is_held() has it.
-std::vector<Finding> accuse_what_is_held(Watch& watch) {
+// As report_live_tensors() has it.
+std::vector<Finding> report_live_tensors(DetectionSession& session) {
   std::unordered_map<const c10::StorageImpl*, BadEvent> by_storage;
   std::vector<at::Tensor> alive;
   {
@@ -349,17 +353,18 @@ std::vector<Finding> accuse_what_is_held(Watch& watch) {
     }
   }
   std::vector<Finding> findings;
-  for (const Held& held : ask_held(alive, watch)) {
+  for (const Held& held : ask_held(alive, session)) {
     const at::Tensor tensor = scannable(held.tensor);
     const auto found = tensor.defined() ? by_storage.find(tensor.storage().unsafeGetStorageImpl()) : by_storage.end();
     if (found == by_storage.end()) continue;
-    const Root& root = *found->second.record->first().root;
-    if (root.watch.lock().get() != &watch || (held.as_gradient && root.compared)) continue;
+    const OriginRecord& root = *found->second.record->first().root;
+    if (root.session.lock().get() != &session || (held.as_gradient && root.compared)) continue;
     const HarmKind kind = is_parameter(held.tensor) ? HarmKind::kParameter : HarmKind::kAlive;
-    const auto owner = owner_of(tensor, true, watch);
+    const auto owner = owner_of(tensor, true, session);
     Site here;
     here.live = program().capture();
-    auto finding = accuse(watch, *found->second.record, kind, found->second.kinds, here, owner ? owner->name : "");
+    auto finding =
+        report_harm(session, *found->second.record, kind, found->second.kinds, here, owner ? owner->name : "");
     if (finding) findings.push_back(std::move(*finding));
   }
   return findings;
@@ -367,13 +372,13 @@ std::vector<Finding> accuse_what_is_held(Watch& watch) {
 
 }  // namespace
 
-void end_on_devices(Watch& watch, bool judge) {
+void end_on_devices(DetectionSession& session, bool judge) {
   if (!devices().in_use()) return;
   if (judge) {
-    contain(watch, "resolving what is under way on devices", [] { resolve(); });
+    contain(session, "resolving what is under way on devices", [] { resolve(); });
     std::vector<Finding> findings;
-    contain(watch, "judging what is still held on devices", [&] { findings = accuse_what_is_held(watch); });
-    contain(watch, "telling of findings", [&] { deliver_all(watch, std::move(findings)); });
+    contain(session, "judging what is still held on devices", [&] { findings = report_live_tensors(session); });
+    contain(session, "telling of findings", [&] { deliver_all(session, std::move(findings)); });
   }
   if (open_scopes() > 0) return;
   std::unordered_map<EventNumber, BadEvent> released;

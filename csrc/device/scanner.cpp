@@ -9,7 +9,7 @@
 #include <fmt/format.h>
 
 #include "device/load_cuda.h"
-#include "process/fork.h"
+#include "process/fork_safe_mutex.h"
 
 namespace torchnan {
 namespace {
@@ -21,7 +21,7 @@ constexpr int kDevices = 64;  // of a type
 struct Scanners {
   Mutex mutex{Mutex::kInstallation};
   std::array<const ScanFunctions*, kTypes> functions{};
-  std::array<std::string, kTypes> why_none;
+  std::array<std::string, kTypes> unavailable_reason;
   std::array<std::atomic<bool>, kTypes> has_none{};
   std::array<std::array<std::atomic<Scanner*>, kDevices>, kTypes> made{};
 };
@@ -43,28 +43,29 @@ Scanner* Scanner::of(c10::Device device) {
     if (scanners.functions[type] == nullptr) throw std::runtime_error("nobody has told how to scan there");
     place = new Scanner(c10::Device(device.type(), static_cast<c10::DeviceIndex>(index)), *scanners.functions[type]);
   } catch (const std::exception& error) {
-    scanners.why_none[type] = error.what();
+    scanners.unavailable_reason[type] = error.what();
     scanners.has_none[type] = true;
   }
   return place;
 }
 
-std::string Scanner::why_none(c10::DeviceType type) {
+std::string Scanner::unavailable_reason(c10::DeviceType type) {
   const std::lock_guard lock(scanners.mutex);
-  return scanners.why_none[static_cast<size_t>(type)];
+  return scanners.unavailable_reason[static_cast<size_t>(type)];
 }
 
-std::map<std::string, std::string> Scanner::asked_in_vain() {
+std::map<std::string, std::string> Scanner::unavailable_devices() {
   const std::lock_guard lock(scanners.mutex);
   std::map<std::string, std::string> found;
   for (size_t type = 0; type < kTypes; ++type) {
     if (!scanners.has_none[type]) continue;
-    found[c10::DeviceTypeName(static_cast<c10::DeviceType>(type), /*lower_case=*/true)] = scanners.why_none[type];
+    found[c10::DeviceTypeName(static_cast<c10::DeviceType>(type), /*lower_case=*/true)] =
+        scanners.unavailable_reason[type];
   }
   return found;
 }
 
-void Scanner::plug_in(c10::DeviceType type, const ScanFunctions* functions) {
+void Scanner::set_host(c10::DeviceType type, const ScanFunctions* functions) {
   const std::lock_guard lock(scanners.mutex);
   scanners.functions[static_cast<size_t>(type)] = functions;
   scanners.has_none[static_cast<size_t>(type)] = false;
@@ -100,7 +101,7 @@ void Scanner::clear(uint32_t first_slot, uint32_t slots, void* stream) const {
   want(functions_.clear(scanner_, first_slot, slots, stream), "clear slots");
 }
 
-void Scanner::quieten(void* stream) const { want(functions_.quieten(scanner_, stream), "quieten the alarm"); }
+void Scanner::reset_alarm(void* stream) const { want(functions_.reset_alarm(scanner_, stream), "quieten the alarm"); }
 
 void Scanner::read(uint32_t first_slot, uint32_t slots, cuda::Slot* into, void* stream) const {
   want(functions_.read(scanner_, first_slot, slots, into, stream), "read slots");

@@ -10,11 +10,11 @@
 
 #include <torchnan/export.h>
 
-#include "check/cuda/scan_library.h"
+#include "device/cuda/scan_library.h"
 
 namespace torchnan {
 
-// The functions of check/cuda/scan_library.h: of the kernel library, or of a device that runs the same scan otherwise.
+// The functions of device/cuda/scan_library.h: of the kernel library, or of a device that runs the same scan otherwise.
 struct ScanFunctions {
   decltype(&torchnan_cuda_error_text) error_text;
   decltype(&torchnan_scanner_make) make;
@@ -23,23 +23,24 @@ struct ScanFunctions {
   decltype(&torchnan_scan) scan;
   decltype(&torchnan_scan_strided) scan_strided;
   decltype(&torchnan_scanner_clear) clear;
-  decltype(&torchnan_scanner_quieten) quieten;
+  decltype(&torchnan_scanner_quieten) reset_alarm;
   decltype(&torchnan_scanner_read) read;
   decltype(&torchnan_is_capturing) is_capturing;
 };
 
 class TORCHNAN_API Scanner {
  public:
-  // The scanner of a device, made when it is first asked for; null if there is none, and then why_none() tells.
+  // The scanner of a device, made when it is first asked for; null if there is none, and then unavailable_reason()
+  // tells.
   static Scanner* of(c10::Device device);
-  static std::string why_none(c10::DeviceType type);
+  static std::string unavailable_reason(c10::DeviceType type);
 
   // The types of devices that have been asked for in vain, and why.
-  static std::map<std::string, std::string> asked_in_vain();
+  static std::map<std::string, std::string> unavailable_devices();
 
   // Who has devices of a type tells how they scan. The functions live as long as the process. CUDA's are found without
   // this.
-  static void plug_in(c10::DeviceType type, const ScanFunctions* functions);
+  static void set_host(c10::DeviceType type, const ScanFunctions* functions);
 
   Scanner(c10::Device device, const ScanFunctions& functions);  // throws std::runtime_error
   ~Scanner();
@@ -55,9 +56,9 @@ class TORCHNAN_API Scanner {
   void scan(const cuda::Table& table, uint64_t first, void* stream) const;
   void scan(const cuda::StridedEntry& strided, uint64_t number, void* stream) const;
   void clear(uint32_t first_slot, uint32_t slots, void* stream) const;
-  void quieten(void* stream) const;
+  void reset_alarm(void* stream) const;
 
-  // The lowest number that passed its limit; cuda::kQuiet if none has, as far as the host has heard.
+  // The lowest number that passed its limit; cuda::kNoAlarm if none has, as far as the host has heard.
   uint64_t alarm() const { return *alarm_; }
 
   // Waits until the stream has come here.

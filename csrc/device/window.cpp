@@ -4,8 +4,8 @@
 #include <cmath>
 #include <limits>
 
-#include "check/float_format.h"
-#include "check/tensor_check.h"
+#include "scan/float_format.h"
+#include "scan/tensor_scan.h"
 #include "device/devices.h"
 
 namespace torchnan {
@@ -16,15 +16,15 @@ void Found::read() {
   alarm = scanner->alarm();
 }
 
-void Found::begin_anew(bool has_captured) const {
-  if (alarm == cuda::kQuiet) return;
-  scanner->quieten(streams.back());
-  if (has_captured) scanner->clear(Journal::kSlotsInTurn, Journal::kCaptured, streams.back());
+void Found::reset(bool has_captured) const {
+  if (alarm == cuda::kNoAlarm) return;
+  scanner->reset_alarm(streams.back());
+  if (has_captured) scanner->clear(Journal::kRotatingSlots, Journal::kCaptured, streams.back());
 }
 
 bool Found::exceeds_assumption(const Event& event) const {
   const uint64_t most = most_of(event);
-  return most > event.limit() && most <= event.most_meant();
+  return most > event.limit() && most <= event.max_intended();
 }
 
 bool Found::holds_infinity(const Event& event) const {
@@ -32,11 +32,11 @@ bool Found::holds_infinity(const Event& event) const {
   return most_of(event) >= format.infinity && most_of(event) < format.first_nan;
 }
 
-std::optional<Kinds> Found::kinds_of(const Event& event) const {
+std::optional<NonfiniteKinds> Found::kinds_of(const Event& event) const {
   const uint64_t most = most_of(event);
   const bool is_alarm = event.number == alarm && alarm >= Journal::kFirstCaptured;  // of a replay before the last
-  if (!is_alarm && most <= event.most_meant()) return std::nullopt;
-  return holds_infinity(event) ? Kinds::of_inf() : Kinds::of_nan();
+  if (!is_alarm && most <= event.max_intended()) return std::nullopt;
+  return holds_infinity(event) ? NonfiniteKinds::of_inf() : NonfiniteKinds::of_nan();
 }
 
 const Found* Window::found_of(const Event& event) const {
@@ -64,7 +64,7 @@ Window take_window(EventNumber first) {
 }
 
 // Nothing is known of it any more. Scanned, if it is still there.
-bool scan_after_all(Devices::Turn& turn, Event& event) {
+bool force_scan(Devices::Turn& turn, Event& event) {
   event.bound = {};
   const at::Tensor tensor = event.what == Event::What::kResult ? turn.journal().tensor_of(event) : at::Tensor();
   if (!tensor.defined()) return false;
@@ -74,7 +74,7 @@ bool scan_after_all(Devices::Turn& turn, Event& event) {
 
 // What comes after a value that was not within its bound has been proved of something else. True if that has changed
 // what the window shows.
-bool void_proofs(const Window& window) {
+bool invalidate_bounds(const Window& window) {
   Devices::Turn turn(devices());
   bool is_void = false;
   bool has_changed = false;
@@ -83,14 +83,14 @@ bool void_proofs(const Window& window) {
     if (event == nullptr) continue;
     const Found* found = window.found_of(then);
     if (found == nullptr) {
-      if (is_void && scan_after_all(turn, *event)) has_changed = true;
+      if (is_void && force_scan(turn, *event)) has_changed = true;
       continue;
     }
     if (found->most_of(then) <= then.limit()) continue;
     is_void = true;
     event->bound = {};
     if (!found->exceeds_assumption(then)) continue;
-    turn.assumptions().raise(then, magnitude_of(found->most_of(then), then.tensor.dtype));
+    turn.assumptions().raise(then, decode_magnitude(found->most_of(then), then.tensor.dtype));
     event->assumed = std::numeric_limits<double>::infinity();  // this once: it is known now
     has_changed = true;
   }
@@ -101,7 +101,7 @@ bool void_proofs(const Window& window) {
 
 Window read_window(EventNumber first) {
   Window window = take_window(first);
-  return void_proofs(window) ? take_window(first) : window;
+  return invalidate_bounds(window) ? take_window(first) : window;
 }
 
 }  // namespace torchnan

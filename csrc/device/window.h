@@ -6,7 +6,7 @@
 
 #include <c10/util/SmallVector.h>
 
-#include "check/kinds.h"
+#include "scan/nonfinite_kinds.h"
 #include "device/event.h"
 #include "device/scanner.h"
 
@@ -17,13 +17,13 @@ struct Found {
   Scanner* scanner;
   c10::SmallVector<void*, 4> streams;
   std::vector<cuda::Slot> slots;
-  uint64_t alarm = cuda::kQuiet;
+  uint64_t alarm = cuda::kNoAlarm;
 
   // Waits until every stream that has scans has come here.
   void read();
 
   // For what is replayed, and for what comes next.
-  void begin_anew(bool has_captured) const;
+  void reset(bool has_captured) const;
 
   uint64_t most_of(const Event& event) const { return slots[event.number % cuda::kSlots].most; }
 
@@ -33,7 +33,7 @@ struct Found {
   bool holds_infinity(const Event& event) const;
 
   // Nothing, if all that the event has written is meant to be there.
-  std::optional<Kinds> kinds_of(const Event& event) const;
+  std::optional<NonfiniteKinds> kinds_of(const Event& event) const;
 };
 
 struct Window {

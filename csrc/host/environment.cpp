@@ -6,7 +6,7 @@
 
 namespace torchnan {
 
-bool is_switched_off() noexcept {
+bool is_disabled() noexcept {
   static const bool off = [] {
     const char* value = std::getenv("TORCHNAN");
     return value != nullptr && std::string_view(value) == "0";
@@ -14,7 +14,7 @@ bool is_switched_off() noexcept {
   return off;
 }
 
-std::optional<int64_t> rank_of_process() noexcept {
+std::optional<int64_t> rank_from_environment() noexcept {
   const char* value = std::getenv("RANK");
   if (value == nullptr) return std::nullopt;
   const std::string_view text = value;

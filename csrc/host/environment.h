@@ -9,9 +9,9 @@
 namespace torchnan {
 
 // TORCHNAN=0: nothing is watched, whatever the program asks for. Read once, when it is first asked.
-TORCHNAN_API bool is_switched_off() noexcept;
+TORCHNAN_API bool is_disabled() noexcept;
 
 // RANK, as launchers set it for each process; nothing if it is not set, or is not a number.
-TORCHNAN_API std::optional<int64_t> rank_of_process() noexcept;
+TORCHNAN_API std::optional<int64_t> rank_from_environment() noexcept;
 
 }  // namespace torchnan

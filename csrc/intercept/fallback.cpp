@@ -2,20 +2,20 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "intercept/dispatch_key.h"
+#include "operators/dispatch_key.h"
 #include "intercept/op_call.h"
-#include "intercept/op_plan.h"
-#include "watch/contain.h"
-#include "watch/thread_state.h"
+#include "operators/op_plan.h"
+#include "detection/error_containment.h"
+#include "detection/thread_state.h"
 
 namespace torchnan {
 
 namespace {
 
 // Null if it cannot be made: then what the operator writes is not known.
-const OpPlan* plan_for(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const Watch& watch) {
+const OpPlan* plan_for(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const DetectionSession& session) {
   const OpPlan* plan = nullptr;
-  contain(watch, "planning for an operator", [&] { plan = &plan_of(op); });
+  contain(session, "planning for an operator", [&] { plan = &plan_of(op); });
   if (plan == nullptr) forget_all(torch::jit::last(stack, op.schema().arguments().size()));
   return plan;
 }
@@ -24,20 +24,20 @@ const OpPlan* plan_for(const c10::OperatorHandle& op, const torch::jit::Stack& s
 
 void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const c10::DispatchKeySet below = below_interceptor(keys);
-  ThreadState& thread = ThreadState::here();
-  Watch* watch = thread.watch();
-  const OpPlan* plan = watch == nullptr ? nullptr : plan_for(op, *stack, *watch);
-  if (plan == nullptr || plan->course == OpPlan::Course::kDecompose) {
+  ThreadState& thread = ThreadState::current();
+  DetectionSession* session = thread.session();
+  const OpPlan* plan = session == nullptr ? nullptr : plan_for(op, *stack, *session);
+  if (plan == nullptr || plan->handling == OpPlan::Handling::kDecompose) {
     op.redispatchBoxed(below, stack);  // the key stays on: the parts of a composite come by on their own
     return;
   }
   // What a kernel calls inside is its own affair.
   const c10::impl::ExcludeDispatchKeyGuard no_nested_calls(kInterceptorKey);
-  if (plan->course == OpPlan::Course::kPass) {
+  if (plan->handling == OpPlan::Handling::kPass) {
     op.redispatchBoxed(below, stack);
     return;
   }
-  OpCall(op, *plan, below, stack, thread, *watch).run();
+  OpCall(op, *plan, below, stack, thread, *session).run();
 }
 
 }  // namespace torchnan

@@ -9,9 +9,9 @@
 #include <optional>
 
 #include "device/device_check.h"
-#include "intercept/op_plan.h"
+#include "operators/op_plan.h"
 #include "intercept/result_check.h"
-#include "watch/thread_state.h"
+#include "detection/thread_state.h"
 #include "origin/attribution.h"
 
 namespace torchnan {
@@ -23,7 +23,7 @@ void forget_all(c10::ArrayRef<c10::IValue> arguments) noexcept;
 class OpCall {
  public:
   OpCall(const c10::OperatorHandle& op, const OpPlan& plan, c10::DispatchKeySet below, torch::jit::Stack* stack,
-         ThreadState& thread, Watch& watch);
+         ThreadState& thread, DetectionSession& session);
 
   void run();
 
@@ -31,35 +31,35 @@ class OpCall {
   void explain(torch::jit::Stack& results);
 
  private:
-  void run_unwatched();
-  void run_without_judging();
-  void run_judged();
-  void run_blindly();
-  CallFacts facts() const;
-  void keep_arguments();
-  void look_at_arguments();
+  void run_unchecked();
+  void run_skipped();
+  void run_checked();
+  void run_untracked();
+  CallContext facts() const;
+  void save_arguments();
+  void inspect_arguments();
   void look_at_argument(const at::Tensor& argument, size_t kept, int64_t element, bool overwritten);
-  void look_at_operands();
+  void inspect_operands();
   void redispatch();
   void forget_results();
-  void look_at_results();
+  void check_results();
   template <typename Visit>
   void for_each_result(Visit&& visit);
-  void look_at_result(const at::Tensor& result, int64_t output);
+  void check_result(const at::Tensor& result, int64_t output);
   bool is_on_device(const at::Tensor& result, int64_t output);
-  void note_bad_result(const at::Tensor& result, int64_t output);  // if it is one
-  void vouch_for_argument(int64_t output);
+  void record_bad_result(const at::Tensor& result, int64_t output);  // if it is one
+  void prove_nonnegative_argument(int64_t output);
   void attribute_bad_results();
-  void note_masks();
+  void record_mask_bounds();
 
   const c10::OperatorHandle& op_;
   const OpPlan& plan_;
   const c10::DispatchKeySet below_;
   torch::jit::Stack* stack_;
   ThreadState& thread_;
-  Watch& watch_;
+  DetectionSession& session_;
 
-  c10::SmallVector<c10::IValue, 8> kept_;  // the plan's kept_arguments
+  c10::SmallVector<c10::IValue, 8> kept_;  // the plan's saved_arguments
   ResultCheck check_;
   std::optional<DeviceCheck> device_;  // if a device takes part
   c10::SmallVector<BadArgument, 2> bad_arguments_;

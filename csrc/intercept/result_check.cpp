@@ -6,12 +6,12 @@
 #include <fmt/format.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include "bounds/claims.h"
+#include "bounds/bound_audit.h"
 #include "bounds/dtype_range.h"
-#include "bounds/ledger.h"
-#include "check/tensor_check.h"
-#include "origin/lineage.h"
-#include "watch/contain.h"
+#include "bounds/bound_cache.h"
+#include "scan/tensor_scan.h"
+#include "origin/nonfinite_registry.h"
+#include "detection/error_containment.h"
 
 namespace torchnan {
 namespace {
@@ -30,17 +30,18 @@ bool all_tensors_of(const Operand& operand, Visit&& visit) {
 
 }  // namespace
 
-void ResultCheck::bound_results(c10::ArrayRef<Operand> arguments, const BoundsElsewhere* elsewhere) {
-  if (plan_.bounds.rule == nullptr || watch_.options().exact || !is_worth_bounding(arguments)) return;
+void ResultCheck::bound_results(c10::ArrayRef<Operand> arguments, const ExternalBounds* elsewhere) {
+  if (plan_.bounds.rule == nullptr || session_.options().exact || !is_worth_bounding(arguments)) return;
   try {
     apply_rule(arguments, elsewhere);
   } catch (...) {
     bounds_.clear();
-    contain(watch_, "a bound rule", [this] { count_failure(watch_, fmt::format("the bound rule of {}", plan_.name)); });
+    contain(session_, "a bound rule",
+            [this] { count_failure(session_, fmt::format("the bound rule of {}", plan_.name)); });
   }
 }
 
-void ResultCheck::apply_rule(c10::ArrayRef<Operand> arguments, const BoundsElsewhere* elsewhere) {
+void ResultCheck::apply_rule(c10::ArrayRef<Operand> arguments, const ExternalBounds* elsewhere) {
   const BoundSource source(thread_.counters(), elsewhere);
   const BoundRule& rule = *plan_.bounds.rule;
   if (!plan_.bounds.elementwise_in_lists) {
@@ -57,7 +58,7 @@ void ResultCheck::apply_rule(c10::ArrayRef<Operand> arguments, const BoundsElsew
 // Where all is small a look is cheaper; but whoever samples wants every bound to be seen to hold. Rules speak of plain
 // tensors: what is said of the sizes of others is another thing than what is in memory.
 bool ResultCheck::is_worth_bounding(c10::ArrayRef<Operand> arguments) const {
-  bool is_worth = watch_.options().sample > 0;
+  bool is_worth = session_.options().sample > 0;
   for (const Operand& argument : arguments) {
     if (!all_tensors_of(argument, is_plain)) return false;
     is_worth |= argument.kind == Operand::Kind::kValues ||
@@ -70,44 +71,44 @@ ResultCheck::Outcome ResultCheck::judge(const at::Tensor& result, int64_t output
   const auto proof = proof_of(result, output);
   if (!proof || (proof->masked && !masks_are_known)) return read(result, static_cast<size_t>(output));
   const Skip skip = reason_to_skip(result);
-  return skip == Skip::kNone ? note_proved(result, *proof) : pass_by(result, skip);
+  return skip == Skip::kNone ? note_proved(result, *proof) : this->skip(result, skip);
 }
 
 std::optional<Bound> ResultCheck::proof_of(const at::Tensor& result, int64_t output) {
   const Bound bound = bound_at(static_cast<size_t>(output));
   if (!is_proved(result, bound) || is_sampled()) return std::nullopt;
-  return Bound{widened(bound.most, range_of(result.scalar_type())), bound.nonnegative, bound.masked};
+  return Bound{with_rounding_margin(bound.most, range_of(result.scalar_type())), bound.nonnegative, bound.masked};
 }
 
-ResultCheck::Outcome ResultCheck::pass_by(const at::Tensor& result, Skip reason) {
+ResultCheck::Outcome ResultCheck::skip(const at::Tensor& result, Skip reason) {
   thread_.counters().skipped[static_cast<size_t>(reason)].add(1);
-  if (plan_.writes_in_place()) ledger().doubt(result);  // written as integers, say
-  return Outcome::kPassedBy;
+  if (plan_.writes_in_place()) bound_cache().mark_stale(result);  // written as integers, say
+  return Outcome::kSkipped;
 }
 
 Bound ResultCheck::bound_at(size_t place) const { return place < bounds_.size() ? bounds_[place] : Bound(); }
 
 bool ResultCheck::is_proved(const at::Tensor& result, const Bound& bound) const {
   const DtypeRange range = range_of(result.scalar_type());
-  return widened(bound.most, range) <= range.limit && is_plain(result) && result.numel() > kSmall;
+  return with_rounding_margin(bound.most, range) <= range.limit && is_plain(result) && result.numel() > kSmall;
 }
 
 // In N steps, every proved result once.
 bool ResultCheck::is_sampled() {
-  const int64_t n = watch_.options().sample;
+  const int64_t n = session_.options().sample;
   if (n == 0) return false;
-  const int64_t step = watch_.step();
-  return (thread_.next_place_in(step) + step) % n == 0;
+  const int64_t step = session_.step();
+  return (thread_.next_result_index(step) + step) % n == 0;
 }
 
 ResultCheck::Outcome ResultCheck::note_proved(const at::Tensor& result, const Bound& proof) {
   thread_.counters().checked.add(1);
   thread_.counters().proved.add(1);
   thread_.counters().bytes_proved.add(static_cast<int64_t>(result.nbytes()));
-  ledger().note_written(result, proof, &plan_);
+  bound_cache().note_written(result, proof, &plan_);
   note_magnitude(result, proof.most, false);
-  if (proof.masked) return Outcome::kMasked;
-  if (lineage().in_use() && plan_.writes_in_place()) lineage().settle(result);
+  if (proof.masked) return Outcome::kFiniteOrMasked;
+  if (nonfinite_registry().in_use() && plan_.writes_in_place()) nonfinite_registry().settle(result);
   return Outcome::kFinite;
 }
 
@@ -115,7 +116,7 @@ ResultCheck::Outcome ResultCheck::note_proved(const at::Tensor& result, const Bo
 void ResultCheck::note_headroom(const at::Tensor& result, double most, bool is_measured) {
   if (!HeadroomTable::knows(result.scalar_type()) || torch::autograd::get_current_graph_task_id() != -1) return;
   if (site_ == 0) site_ = program().capture();
-  watch_.headroom()->note({&plan_, site_, result.scalar_type(), c10::GradMode::is_enabled()}, most, is_measured);
+  session_.headroom()->note({&plan_, site_, result.scalar_type(), c10::GradMode::is_enabled()}, most, is_measured);
 }
 
 void ResultCheck::record_claim(const at::Tensor& result, size_t place, const Verdict& verdict) const {
@@ -123,33 +124,34 @@ void ResultCheck::record_claim(const at::Tensor& result, size_t place, const Ver
   if (bound.masked) return;
   const DtypeRange range = range_of(result.scalar_type());
   const auto smallest = smallest_of(result);
-  claims().add({plan_.name, static_cast<int64_t>(place), widened(bound.most, range),
-                verdict.finite ? verdict.most : RuleArguments::kUnknown, range.limit, bound.nonnegative,
-                smallest ? smallest->value : -RuleArguments::kUnknown});
+  bound_audit().add({plan_.name, static_cast<int64_t>(place), with_rounding_margin(bound.most, range),
+                     verdict.finite ? verdict.most : RuleArguments::kUnknown, range.limit, bound.nonnegative,
+                     smallest ? smallest->value : -RuleArguments::kUnknown});
 }
 
 ResultCheck::Outcome ResultCheck::read(const at::Tensor& result, size_t place) {
   const Bound bound = bound_at(place);
   const Verdict verdict = check_finite(result);
-  if (verdict.skip != Skip::kNone) return pass_by(result, verdict.skip);
+  if (verdict.skip != Skip::kNone) return skip(result, verdict.skip);
   thread_.counters().checked.add(1);
   thread_.counters().bytes.add(verdict.bytes);
-  if (claims().wanted() && place < bounds_.size()) record_claim(result, place, verdict);
-  if (!bounds_.empty()) thread_.counters().bytes_reanchored.add(verdict.bytes);
+  if (bound_audit().wanted() && place < bounds_.size()) record_claim(result, place, verdict);
+  if (!bounds_.empty()) thread_.counters().bytes_rescanned.add(verdict.bytes);
   if (!verdict.finite) {
     thread_.counters().nonfinite.add(1);
-    if (ledger().brought_by(readable(result)) == nullptr) ledger().forget(readable(result));
+    if (bound_cache().pending_collective(scannable_values(result)) == nullptr)
+      bound_cache().forget(scannable_values(result));
     return Outcome::kNonFinite;
   }
   const DtypeRange range = range_of(result.scalar_type());
-  if (range.limit > 0 && verdict.most > widened(bound.most, range)) {
-    watch_.count_internal_error(
+  if (range.limit > 0 && verdict.most > with_rounding_margin(bound.most, range)) {
+    session_.count_internal_error(
         fmt::format("the bound of {}", plan_.name),
         fmt::format("the bound of {} was {}, and its result {}", plan_.name, bound.most, verdict.most));
   }
-  ledger().note_written(result, {verdict.most, bound.nonnegative}, &plan_);
+  bound_cache().note_written(result, {verdict.most, bound.nonnegative}, &plan_);
   note_magnitude(result, verdict.most, true);
-  if (lineage().in_use() && plan_.writes_in_place()) lineage().settle(readable(result));
+  if (nonfinite_registry().in_use() && plan_.writes_in_place()) nonfinite_registry().settle(scannable_values(result));
   return Outcome::kFinite;
 }
 

@@ -11,10 +11,10 @@
 
 #include "bounds/bound_source.h"
 #include "bounds/operand.h"
-#include "check/tensor_check.h"
-#include "host/program.h"
-#include "intercept/op_plan.h"
-#include "watch/thread_state.h"
+#include "scan/tensor_scan.h"
+#include "host/host_runtime.h"
+#include "operators/op_plan.h"
+#include "detection/thread_state.h"
 
 namespace torchnan {
 
@@ -22,19 +22,20 @@ namespace torchnan {
 class ResultCheck {
  public:
   enum class Outcome : uint8_t {
-    kPassedBy,  // integers, subclasses, meta tensors: nothing to judge
+    kSkipped,  // integers, subclasses, meta tensors: nothing to judge
     kFinite,
-    kMasked,  // finite, or -inf where a mask has put it; not read
+    kFiniteOrMasked,  // finite, or -inf where a mask has put it; not read
     kNonFinite,
   };
 
-  ResultCheck(const OpPlan& plan, ThreadState& thread, Watch& watch) : plan_(plan), thread_(thread), watch_(watch) {}
+  ResultCheck(const OpPlan& plan, ThreadState& thread, DetectionSession& session)
+      : plan_(plan), thread_(thread), session_(session) {}
 
   // Where the call is, if that is known; else it is found out by whoever needs it.
   void note_site(SiteId site) { site_ = site; }
 
   // From what is known of the arguments, while they are as they are passed.
-  void bound_results(c10::ArrayRef<Operand> arguments, const BoundsElsewhere* elsewhere);
+  void bound_results(c10::ArrayRef<Operand> arguments, const ExternalBounds* elsewhere);
 
   // What is known of output number `output` without looking, if that is enough to know that it is finite.
   std::optional<Bound> proof_of(const at::Tensor& result, int64_t output);
@@ -50,22 +51,22 @@ class ResultCheck {
   static constexpr size_t kMostResults = 4;  // that a rule speaks of, lists aside
 
   bool is_worth_bounding(c10::ArrayRef<Operand> arguments) const;
-  void apply_rule(c10::ArrayRef<Operand> arguments, const BoundsElsewhere* elsewhere);
+  void apply_rule(c10::ArrayRef<Operand> arguments, const ExternalBounds* elsewhere);
   Bound bound_at(size_t place) const;
   bool is_sampled();
   bool is_proved(const at::Tensor& result, const Bound& bound) const;
-  Outcome pass_by(const at::Tensor& result, Skip reason);
+  Outcome skip(const at::Tensor& result, Skip reason);
   Outcome note_proved(const at::Tensor& result, const Bound& proof);
   Outcome read(const at::Tensor& result, size_t place);
   void note_magnitude(const at::Tensor& result, double most, bool is_measured) {
-    if (watch_.headroom() != nullptr) note_headroom(result, most, is_measured);
+    if (session_.headroom() != nullptr) note_headroom(result, most, is_measured);
   }
   void note_headroom(const at::Tensor& result, double most, bool is_measured);
   void record_claim(const at::Tensor& result, size_t place, const Verdict& verdict) const;
 
   const OpPlan& plan_;
   ThreadState& thread_;
-  Watch& watch_;
+  DetectionSession& session_;
   SiteId site_ = 0;
   c10::SmallVector<Bound, kMostResults> bounds_;
 };

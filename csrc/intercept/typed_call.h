@@ -20,20 +20,20 @@
 
 #include "bounds/operand.h"
 #include "device/device_check.h"
-#include "intercept/dispatch_key.h"
+#include "operators/dispatch_key.h"
 #include "intercept/fallback.h"
-#include "intercept/op_plan.h"
+#include "operators/op_plan.h"
 #include "intercept/result_check.h"
-#include "watch/contain.h"
+#include "detection/error_containment.h"
 
 namespace torchnan {
 
 // The part that does not depend on the operator's type. Lives on the stack of the call.
-class PlainCall {
+class UnboxedCall {
  public:
-  PlainCall() : thread_(ThreadState::here()), watch_(thread_.watch()) {}
+  UnboxedCall() : thread_(ThreadState::current()), session_(thread_.session()) {}
 
-  const Watch* watch() const { return watch_; }
+  const DetectionSession* session() const { return session_; }
 
   // Whether there is nothing to explain: no argument is known to be bad, and what is overwritten is known not to be.
   bool begins(const OpPlan& plan, c10::ArrayRef<Operand> arguments, c10::DispatchKeySet keys);
@@ -52,7 +52,7 @@ class PlainCall {
   bool is_on_device(const at::Tensor& result, int64_t output);
 
   ThreadState& thread_;
-  Watch* const watch_;
+  DetectionSession* const session_;
   const OpPlan* plan_ = nullptr;  // until it begins
   std::optional<ResultCheck> check_;
   std::optional<DeviceCheck> device_;
@@ -72,11 +72,11 @@ struct TypedCall<Op, Result(Arguments...)> {
   static Result run(c10::DispatchKeySet keys, Arguments... arguments) {
     const c10::DispatchKeySet below = below_interceptor(keys);
     const c10::impl::ExcludeDispatchKeyGuard no_nested_calls(kInterceptorKey);
-    PlainCall call;
-    if (call.watch() == nullptr) return Op::redispatch(below, std::forward<Arguments>(arguments)...);
+    UnboxedCall call;
+    if (call.session() == nullptr) return Op::redispatch(below, std::forward<Arguments>(arguments)...);
 
     const std::array<Operand, sizeof...(Arguments)> operands = {operand(arguments)...};
-    const OpPlan* const plan = find_plan(*call.watch());
+    const OpPlan* const plan = find_plan(*call.session());
     if (plan == nullptr || !call.begins(*plan, operands, keys))
       return run_boxed(call, operands, plan, keys, arguments...);
     Result result = redispatch(call, operands, below, arguments...);
@@ -90,18 +90,18 @@ struct TypedCall<Op, Result(Arguments...)> {
   inline static std::optional<c10::OperatorHandle> op;
 
   // Null if there is no memory for it.
-  static const OpPlan* find_plan(const Watch& watch) {
+  static const OpPlan* find_plan(const DetectionSession& session) {
     static std::atomic<const OpPlan*> known{nullptr};
     const OpPlan* plan = known.load(std::memory_order_acquire);
-    if (plan == nullptr) contain(watch, "planning for an operator", [&] { known = plan = &plan_of(*op); });
+    if (plan == nullptr) contain(session, "planning for an operator", [&] { known = plan = &plan_of(*op); });
     return plan;
   }
 
-  static Result run_boxed(PlainCall& call, c10::ArrayRef<Operand> operands, const OpPlan* plan,
+  static Result run_boxed(UnboxedCall& call, c10::ArrayRef<Operand> operands, const OpPlan* plan,
                           c10::DispatchKeySet keys, Arguments... arguments) {
     torch::jit::Stack stack;
     const auto box = [&] { stack = c10::impl::boxArgs<Arguments...>(arguments...); };
-    if (plan == nullptr || !contain(*call.watch(), "boxing a call", box)) {
+    if (plan == nullptr || !contain(*call.session(), "boxing a call", box)) {
       call.forget(operands);
       return redispatch(call, operands, below_interceptor(keys), arguments...);
     }
@@ -113,7 +113,7 @@ struct TypedCall<Op, Result(Arguments...)> {
     }
   }
 
-  static Result redispatch(PlainCall& call, c10::ArrayRef<Operand> operands, c10::DispatchKeySet below,
+  static Result redispatch(UnboxedCall& call, c10::ArrayRef<Operand> operands, c10::DispatchKeySet below,
                            Arguments... arguments) {
     try {
       return Op::redispatch(below, std::forward<Arguments>(arguments)...);

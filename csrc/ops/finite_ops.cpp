@@ -5,8 +5,8 @@
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
-#include "check/tensor_check.h"
-#include "watch/thread_state.h"
+#include "scan/tensor_scan.h"
+#include "detection/thread_state.h"
 
 namespace torchnan {
 namespace {
@@ -23,7 +23,7 @@ at::Tensor all_finite_list(at::TensorList xs) {
 }
 
 void count_into(const at::Tensor& x, int64_t* counts) {
-  const Tally tally = take_census(x.is_cpu() ? x : x.cpu()).tally;
+  const Tally tally = compute_stats(x.is_cpu() ? x : x.cpu()).tally;
   counts[0] = tally.nan;
   counts[1] = tally.posinf;
   counts[2] = tally.neginf;
@@ -50,12 +50,12 @@ at::Tensor count_nonfinite_list_meta(at::TensorList xs) {
   return at::empty({static_cast<int64_t>(xs.size()), 3}, at::TensorOptions(at::kLong).device(at::kMeta));
 }
 
-// The counts of the watch that the calling thread works for; empty where nothing is watched.
+// The counts of the session that the calling thread works for; empty where nothing is watched.
 c10::Dict<std::string, int64_t> stats() {
   c10::Dict<std::string, int64_t> counts;
-  const auto watch = ThreadState::here().shared_watch();
-  if (watch == nullptr) return counts;
-  const Stats s = watch->stats();
+  const auto session = ThreadState::current().shared_session();
+  if (session == nullptr) return counts;
+  const Stats s = session->stats();
   counts.insert("ops", s.ops);
   counts.insert("checked", s.checked);
   counts.insert("bytes", s.bytes);

@@ -13,23 +13,24 @@
 
 #include "host/environment.h"
 #include "origin/harm.h"
-#include "watch/thread_state.h"
+#include "detection/thread_state.h"
 
 namespace torchnan {
 namespace {
 
 namespace autograd = torch::autograd;
 
-const auto& standalone = *new std::shared_ptr<Watch>(std::make_shared<Watch>(Options{}));  // never destroyed
+const auto& standalone =
+    *new std::shared_ptr<DetectionSession>(std::make_shared<DetectionSession>(Options{}));  // never destroyed
 
-// The watch of the calling thread; where nothing is watched, one of the guards' own that raises.
-std::shared_ptr<Watch> watch_of_guards() {
-  if (auto watch = ThreadState::here().shared_watch()) return watch;
+// The session of the calling thread; where nothing is watched, one of the guards' own that raises.
+std::shared_ptr<DetectionSession> watch_of_guards() {
+  if (auto session = ThreadState::current().shared_session()) return session;
   return standalone;
 }
 
 void check(const at::Tensor& x, const std::string& name) {
-  if (!is_switched_off()) judge_guard(*watch_of_guards(), x, name);
+  if (!is_disabled()) report_guard(*watch_of_guards(), x, name);
 }
 
 at::Tensor call_guard_copy(const at::Tensor& x, const std::string& name) {
@@ -130,7 +131,7 @@ std::vector<at::Tensor> guard_list_op(at::TensorList xs, std::string_view name) 
 }  // namespace
 
 at::Tensor guard(const at::Tensor& x, const std::string& name) {
-  if (is_switched_off()) return x;
+  if (is_disabled()) return x;
   return is_wrapped(x) ? call_guard_copy(x, name) : guard_view(x, name);
 }
 

@@ -7,8 +7,8 @@
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
-#include "check/float_format.h"
-#include "check/shared_extents.h"
+#include "scan/float_format.h"
+#include "scan/parallel_norms.h"
 
 namespace torchnan {
 namespace {
@@ -47,12 +47,12 @@ at::Tensor measure_in_memory(at::TensorList xs) {
     const bool has_memory = x.numel() == 0 || x.storage().data() != nullptr;
     TORCH_CHECK(has_memory, "torchnan::measure: the memory of a tensor of shape ", x.sizes(), " has been freed");
   }
-  const std::vector<Extent> extents = extents_of(xs);
+  const std::vector<NormAndMax> extents = extents_of(xs);
   at::Tensor result = at::empty({static_cast<int64_t>(xs.size()), 2}, kResultDtype);
   auto* row = result.mutable_data_ptr<double>();
-  for (const Extent& extent : extents) {
-    *row++ = extent.norm();
-    *row++ = extent.most();
+  for (const NormAndMax& norm_and_max : extents) {
+    *row++ = norm_and_max.norm();
+    *row++ = norm_and_max.most();
   }
   return result;
 }

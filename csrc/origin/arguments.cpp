@@ -4,27 +4,27 @@
 
 #include <fmt/format.h>
 
-#include "check/tensor_check.h"
+#include "scan/tensor_scan.h"
 
 namespace torchnan {
 namespace {
 
-constexpr size_t kMaxInputsTold = 16;
+constexpr size_t kMaxReportedInputs = 16;
 
-Kinds kinds_of_number(double x) {
-  if (std::isnan(x)) return Kinds::of_nan();
+NonfiniteKinds kinds_of_number(double x) {
+  if (std::isnan(x)) return NonfiniteKinds::of_nan();
   if (!std::isinf(x)) return {};
-  return x > 0 ? Kinds::of_posinf() : Kinds::of_neginf();
+  return x > 0 ? NonfiniteKinds::of_posinf() : NonfiniteKinds::of_neginf();
 }
 
 }  // namespace
 
-std::vector<TensorArgument> tensor_arguments(const CallFacts& call) {
+std::vector<TensorArgument> tensor_arguments(const CallContext& call) {
   std::vector<TensorArgument> found;
   for (size_t k = 0; k < call.kept.size(); ++k) {
-    const std::string& name = call.plan.argument_names[call.plan.kept_arguments[k]];
-    const OpPlan::Written* written = call.plan.written_at(k);
-    if (written != nullptr && !written->reads_old_values) continue;
+    const std::string& name = call.plan.argument_names[call.plan.saved_arguments[k]];
+    const OpPlan::MutatedArgument* written = call.plan.mutated_argument_at(k);
+    if (written != nullptr && !written->reads_previous_value) continue;
     const bool overwritten = written != nullptr;
     const c10::IValue& value = call.kept[k];
     if (value.isTensor() && value.toTensor().defined()) {
@@ -40,17 +40,17 @@ std::vector<TensorArgument> tensor_arguments(const CallFacts& call) {
   return found;
 }
 
-at::Tensor target_of_move(const CallFacts& call) {
-  if (!call.plan.moves_values) return {};
-  for (const OpPlan::Written& written : call.plan.written) {
+at::Tensor copy_destination(const CallContext& call) {
+  if (!call.plan.is_data_movement) return {};
+  for (const OpPlan::MutatedArgument& written : call.plan.written) {
     const c10::IValue& target = call.kept[written.kept];
-    if (!written.reads_old_values && target.isTensor()) return readable(target.toTensor());
+    if (!written.reads_previous_value && target.isTensor()) return scannable_values(target.toTensor());
   }
   return {};
 }
 
-Kinds kinds_of_numbers(const CallFacts& call) {
-  Kinds kinds;
+NonfiniteKinds kinds_of_numbers(const CallContext& call) {
+  NonfiniteKinds kinds;
   for (const c10::IValue& value : call.kept) {
     if (value.isDouble()) {
       kinds |= kinds_of_number(value.toDouble());
@@ -62,18 +62,18 @@ Kinds kinds_of_numbers(const CallFacts& call) {
   return kinds;
 }
 
-std::vector<InputSummary> summarise_inputs(const CallFacts& call) {
+std::vector<InputSummary> summarise_inputs(const CallContext& call) {
   std::vector<InputSummary> inputs;
   for (const TensorArgument& argument : tensor_arguments(call)) {
-    if (inputs.size() == kMaxInputsTold) break;
+    if (inputs.size() == kMaxReportedInputs) break;
     InputSummary input;
     input.name = argument.name;
     input.dtype = dtype_name(argument.tensor);
     input.overwritten = argument.overwritten;
-    const at::Tensor tensor = readable(argument.tensor);
+    const at::Tensor tensor = scannable_values(argument.tensor);
     const at::Tensor& shaped = tensor.defined() ? tensor : argument.tensor;
     if (!shaped.is_nested()) input.shape = shaped.sizes().vec();
-    if (tensor.defined() && !argument.overwritten) input.tally = take_census(tensor).tally;
+    if (tensor.defined() && !argument.overwritten) input.tally = compute_stats(tensor).tally;
     inputs.push_back(std::move(input));
   }
   return inputs;

@@ -10,17 +10,17 @@
 
 #include <torchnan/finding.h>
 
-#include "check/kinds.h"
-#include "intercept/op_plan.h"
-#include "watch/watch.h"
+#include "scan/nonfinite_kinds.h"
+#include "operators/op_plan.h"
+#include "detection/session.h"
 
 namespace torchnan {
 
 // A call, as far as attribution needs to know it.
-struct CallFacts {
+struct CallContext {
   const OpPlan& plan;
-  c10::ArrayRef<c10::IValue> kept;  // the plan's kept_arguments, as they were passed
-  Watch& watch;
+  c10::ArrayRef<c10::IValue> kept;  // the plan's saved_arguments, as they were passed
+  DetectionSession& session;
   uint64_t thread;
 };
 
@@ -33,16 +33,16 @@ struct TensorArgument {
 };
 
 // Those that the call reads; out= arguments are none.
-std::vector<TensorArgument> tensor_arguments(const CallFacts& call);
+std::vector<TensorArgument> tensor_arguments(const CallContext& call);
 
 // Where a call that only moves values puts them; undefined if it does more than that.
-at::Tensor target_of_move(const CallFacts& call);
+at::Tensor copy_destination(const CallContext& call);
 
 // The kinds among the numbers that were passed: full(-inf), masked_fill(mask, -inf).
-Kinds kinds_of_numbers(const CallFacts& call);
+NonfiniteKinds kinds_of_numbers(const CallContext& call);
 
 // For the report; at most sixteen.
-std::vector<InputSummary> summarise_inputs(const CallFacts& call);
+std::vector<InputSummary> summarise_inputs(const CallContext& call);
 
 // A leaf that is trained, or a view of one. Without grad mode, as inside a node, every view looks like a leaf.
 bool is_parameter(const at::Tensor& tensor);

@@ -11,10 +11,10 @@
 #include <c10/util/ArrayRef.h>
 #include <c10/util/SmallVector.h>
 
-#include "check/blame.h"
-#include "check/kinds.h"
+#include "origin/elementwise_attribution.h"
+#include "scan/nonfinite_kinds.h"
 #include "origin/arguments.h"
-#include "origin/lineage.h"
+#include "origin/nonfinite_registry.h"
 
 namespace torchnan {
 
@@ -23,30 +23,31 @@ struct BadArgument {
   at::Tensor tensor;
   std::string name;
   int64_t element;  // of a list; -1 if it is no element of one
-  Kinds kinds;
-  Lineage::RecordPtr record;
+  NonfiniteKinds kinds;
+  NonfiniteRegistry::ProvenancePtr record;
   bool overwritten = false;                      // by the call
   int64_t count = 0;                             // bad words; counted for elementwise operations only,
   std::shared_ptr<const ElementKinds> before{};  // and kept for those that overwrite it
 };
 
 // Before the call, if it overwrites the argument.
-BadArgument bad_argument(const CallFacts& call, const at::Tensor& tensor, std::string_view name, int64_t element,
-                         Kinds kinds, bool overwritten);
+BadArgument bad_argument(const CallContext& call, const at::Tensor& tensor, std::string_view name, int64_t element,
+                         NonfiniteKinds kinds, bool overwritten);
 
 // A non-finite tensor that a call has written.
 struct Result {
   at::Tensor tensor;
-  Kinds kinds;
+  NonfiniteKinds kinds;
   int64_t output = 0;  // which of the tensors it wrote, lists counted through
 };
 
 // Finds the cause of each result and remembers it in the lineage, and judges what harm the call itself has done.
 // `bad_arguments` holds those that were known before the call; the others are found here.
-void attribute(const CallFacts& call, c10::SmallVectorImpl<BadArgument>& bad_arguments, c10::ArrayRef<Result> results);
+void attribute(const CallContext& call, c10::SmallVectorImpl<BadArgument>& bad_arguments,
+               c10::ArrayRef<Result> results);
 
 // The same for a result that is not looked at, but will be as bad as what was given: behind a mask, or, `awaited`, of a
 // collective that the call has only started.
-void expect(const CallFacts& call, c10::ArrayRef<BadArgument> bad_arguments, const at::Tensor& result, bool awaited);
+void expect(const CallContext& call, c10::ArrayRef<BadArgument> bad_arguments, const at::Tensor& result, bool awaited);
 
 }  // namespace torchnan

@@ -12,42 +12,43 @@
 #include <torchnan/export.h>
 
 #include "origin/attribution.h"
-#include "origin/lineage.h"
-#include "watch/watch.h"
+#include "origin/nonfinite_registry.h"
+#include "detection/session.h"
 
 namespace torchnan {
 
 // Before a call runs: does it read a bad value back?
-void judge_before(const CallFacts& call, c10::ArrayRef<BadArgument> bad_arguments);
+void report_before(const CallContext& call, c10::ArrayRef<BadArgument> bad_arguments);
 
 // After a call: has it written into a parameter, or is every origin to be told at once?
-void judge_result(const CallFacts& call, const Result& result, const Lineage::RecordPtr& record);
+void report_result(const CallContext& call, const Result& result, const NonfiniteRegistry::ProvenancePtr& record);
 
 // After a call with bad results: has it used a weight that the program has made bad?
-void judge_use(const CallFacts& call, c10::ArrayRef<BadArgument> bad_arguments);
+void judge_use(const CallContext& call, c10::ArrayRef<BadArgument> bad_arguments);
 
 // The first operation of a backward pass is about to run, in the node of one of its roots: is the root finite?
-void judge_beginning_of_backward(Watch& watch);
+void judge_beginning_of_backward(DetectionSession& session);
 
 // backward() is called on `roots`: are they finite, whether or not anybody saw them being made? gradients[i], if given,
 // is what the pass starts from: elements with a zero there play no part.
-TORCHNAN_API void judge_roots(Watch& watch, c10::ArrayRef<at::Tensor> roots, c10::ArrayRef<at::Tensor> gradients);
+TORCHNAN_API void report_backward_roots(DetectionSession& session, c10::ArrayRef<at::Tensor> roots,
+                                        c10::ArrayRef<at::Tensor> gradients);
 
 // Reports what is remembered as non-finite among `tensors` as harm of this kind; name_of(i) names tensors[i] in the
 // report. For gradients, optimizer state, values read by a host.
-TORCHNAN_API void judge_tensors(Watch& watch, HarmKind kind, c10::ArrayRef<at::Tensor> tensors,
-                                const std::function<std::string(size_t)>& name_of);
+TORCHNAN_API void report_tensors(DetectionSession& session, HarmKind kind, c10::ArrayRef<at::Tensor> tensors,
+                                 const std::function<std::string(size_t)>& name_of);
 
 // What is to be told of harm that was done where `site` was, if it is not told already: of a record that was made
 // since.
-std::optional<Finding> accuse(Watch& watch, const Record& record, HarmKind kind, Kinds kinds, const Site& site,
-                              const std::string& name);
+std::optional<Finding> report_harm(DetectionSession& session, const Provenance& record, HarmKind kind,
+                                   NonfiniteKinds kinds, const Site& site, const std::string& name);
 
 // A guard: `tensor` must be finite, whether or not anybody saw it being made.
-void judge_guard(Watch& watch, const at::Tensor& tensor, const std::string& name);
+void report_guard(DetectionSession& session, const at::Tensor& tensor, const std::string& name);
 
 // When detection ends: what the program still holds is an error, what nobody ever used a warning. All are kept
 // before the first error is acted upon.
-TORCHNAN_API void judge_end(Watch& watch);
+TORCHNAN_API void report_at_end(DetectionSession& session);
 
 }  // namespace torchnan

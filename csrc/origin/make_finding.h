@@ -3,17 +3,17 @@
 
 #include <torchnan/finding.h>
 
-#include "origin/record.h"
-#include "watch/watch.h"
+#include "origin/provenance.h"
+#include "detection/session.h"
 
 namespace torchnan {
 
 // Fills in where `site` is: stack, module, phase, node.
-void tell_place(const Site& site, const Watch& watch, Finding& finding);
+void fill_location(const Site& site, const DetectionSession& session, Finding& finding);
 
 // The user's line of a site.
-Frame frame_of(SiteId id, const Watch& watch);
+Frame frame_of(SiteId id, const DetectionSession& session);
 
-Finding make_finding(const Cause& cause, Level level, Harm harm, const Watch& watch);
+Finding make_finding(const Cause& cause, Level level, Harm harm, const DetectionSession& session);
 
 }  // namespace torchnan

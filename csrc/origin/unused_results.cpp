@@ -4,7 +4,7 @@
 #include <map>
 #include <tuple>
 
-#include "process/fork.h"
+#include "process/fork_safe_mutex.h"
 
 namespace torchnan {
 namespace {
@@ -13,39 +13,39 @@ using CallSite = std::tuple<std::string, SiteId, SiteId>;  // operator, stack, f
 
 struct Registry {
   Mutex mutex;
-  std::map<const Watch*, std::map<CallSite, Lineage::RecordPtr>> by_watch;
+  std::map<const DetectionSession*, std::map<CallSite, NonfiniteRegistry::ProvenancePtr>> by_watch;
 };
 
 Registry& registry = *new Registry;  // never destroyed: threads may outlive static destructors
 
-bool is_unused(const Root& root) { return !root.used && !root.reported && !root.excused && !root.scaled; }
+bool is_unused(const OriginRecord& root) { return !root.used && !root.reported && !root.excused && !root.scaled; }
 
 }  // namespace
 
-void note_unused(Watch& watch, const Lineage::RecordPtr& record) {
-  const Root& root = *record->first().root;
-  Lineage::RecordPtr released;  // after the lock
+void record_unused(DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& record) {
+  const OriginRecord& root = *record->first().root;
+  NonfiniteRegistry::ProvenancePtr released;  // after the lock
   const std::lock_guard lock(registry.mutex);
-  auto& candidates = registry.by_watch[&watch];
+  auto& candidates = registry.by_watch[&session];
   const CallSite key{root.facts.op, root.site.live, root.site.forward};
   const auto known = candidates.find(key);
   if (known == candidates.end()) {
-    if (static_cast<int64_t>(candidates.size()) < watch.options().max_findings) candidates.emplace(key, record);
+    if (static_cast<int64_t>(candidates.size()) < session.options().max_findings) candidates.emplace(key, record);
   } else if (!is_unused(*known->second->first().root)) {
     released = std::exchange(known->second, record);
   }
 }
 
-std::vector<Lineage::RecordPtr> take_unused(const Watch& watch) {
-  std::map<CallSite, Lineage::RecordPtr> candidates;
+std::vector<NonfiniteRegistry::ProvenancePtr> drain_unused(const DetectionSession& session) {
+  std::map<CallSite, NonfiniteRegistry::ProvenancePtr> candidates;
   {
     const std::lock_guard lock(registry.mutex);
-    const auto found = registry.by_watch.find(&watch);
+    const auto found = registry.by_watch.find(&session);
     if (found == registry.by_watch.end()) return {};
     candidates.swap(found->second);
     registry.by_watch.erase(found);
   }
-  std::vector<Lineage::RecordPtr> unused;
+  std::vector<NonfiniteRegistry::ProvenancePtr> unused;
   for (const auto& [site, record] : candidates) {
     if (is_unused(*record->first().root)) unused.push_back(record);
   }

@@ -3,15 +3,15 @@
 
 #include <vector>
 
-#include "origin/lineage.h"
-#include "watch/watch.h"
+#include "origin/nonfinite_registry.h"
+#include "detection/session.h"
 
 namespace torchnan {
 
-// Remembers an origin until it is used; of one call site only one. Bounded by the watch's max_findings.
-void note_unused(Watch& watch, const Lineage::RecordPtr& record);
+// Remembers an origin until it is used; of one call site only one. Bounded by the session's max_findings.
+void record_unused(DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& record);
 
-// The origins of this watch that were never read nor reported, oldest first. They are forgotten.
-std::vector<Lineage::RecordPtr> take_unused(const Watch& watch);
+// The origins of this session that were never read nor reported, oldest first. They are forgotten.
+std::vector<NonfiniteRegistry::ProvenancePtr> drain_unused(const DetectionSession& session);
 
 }  // namespace torchnan

@@ -54,7 +54,7 @@ BoundRule rule_in_python(const py::function& rule, const py::object& bound_class
   // Never released: operators run until the process ends, and so may the rule.
   auto* held = new std::pair<py::function, py::object>(rule, bound_class);
   return [held](const RuleArguments& arguments, std::span<Bound> results) {
-    in_python([&] {
+    with_gil([&] {
       py::list values;  // no tuple, which cannot be filled any more once another thread has seen it
       for (size_t i = 0; i < arguments.size(); ++i) values.append(argument(arguments, i, held->second));
       take_answer(held->first(*values), results);
@@ -66,7 +66,7 @@ BoundRule rule_in_python(const py::function& rule, const py::object& bound_class
 
 void bind_bound_rules(py::module_& m) {
   m.def("register_bound", [](const py::str& op, const py::function& rule, const py::object& bound_class) {
-    register_bound_rule(text_from(op), rule_in_python(rule, bound_class));
+    register_bound_rule(from_py_str(op), rule_in_python(rule, bound_class));
   });
 }
 

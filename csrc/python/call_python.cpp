@@ -6,7 +6,7 @@
 
 #include <torch/csrc/Exceptions.h>
 
-#include "host/messenger.h"
+#include "host/user_notifier.h"
 #include "python/convert.h"
 
 namespace py = pybind11;
@@ -14,7 +14,7 @@ namespace py = pybind11;
 namespace torchnan {
 namespace {
 
-class PythonError final : public python_error, public MeantForProgram {};
+class PythonError final : public python_error, public UserFacingException {};
 
 }  // namespace
 
@@ -26,7 +26,7 @@ bool is_python_ending() {
 #endif
 }
 
-void throw_at_program() {
+void raise_in_caller() {
   PythonError carried;
   carried.persist();
   throw carried;
@@ -35,10 +35,10 @@ void throw_at_program() {
 void throw_from_python(py::error_already_set& raised) {
   if (raised.matches(PyExc_Exception)) throw std::runtime_error(told(raised));
   raised.restore();
-  throw_at_program();
+  raise_in_caller();
 }
 
-std::shared_ptr<py::object> held_by_any_thread(py::object object) {
+std::shared_ptr<py::object> reachable_from_threads(py::object object) {
   const auto let_go = [](py::object* held) {
     if (is_python_ending()) {
       held->release();

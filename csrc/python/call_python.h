@@ -6,7 +6,7 @@
 
 #include <pybind11/pybind11.h>
 
-#include "python/aside.h"
+#include "python/function_mode_guard.h"
 
 namespace torchnan {
 
@@ -19,15 +19,15 @@ bool is_python_ending();
 
 // With the GIL, and what Python has raised set: throws it at the program. torch carries a python_error through the
 // dispatcher and through the autograd engine as it is.
-[[noreturn]] void throw_at_program();
+[[noreturn]] void raise_in_caller();
 
 template <typename Code>
-auto in_python(Code&& code) {
+auto with_gil(Code&& code) {
   if (is_python_ending()) throw std::runtime_error("Python is ending");
   const pybind11::gil_scoped_acquire gil;
   const pybind11::error_scope keep_error;
   try {
-    const Aside aside;
+    const FunctionModeGuard aside;
     return code();
   } catch (pybind11::error_already_set& raised) {
     throw_from_python(raised);
@@ -35,6 +35,6 @@ auto in_python(Code&& code) {
 }
 
 // An object that any thread may let go of last.
-std::shared_ptr<pybind11::object> held_by_any_thread(pybind11::object object);
+std::shared_ptr<pybind11::object> reachable_from_threads(pybind11::object object);
 
 }  // namespace torchnan

@@ -5,19 +5,19 @@
 #include <stdexcept>
 
 #include "python/call_python.h"
-#include "report/printable.h"
+#include "text/printable.h"
 
 namespace py = pybind11;
 
 namespace torchnan {
 namespace {
 
-py::object finding_class(const char* name) { return py::module_::import("torchnan._finding").attr(name); }
+py::object finding_class(const char* name) { return py::module_::import("torchnan.detection.finding").attr(name); }
 
-py::object or_none(const std::string& text) { return text.empty() ? py::object(py::none()) : python_text(text); }
+py::object or_none(const std::string& text) { return text.empty() ? py::object(py::none()) : to_py_str(text); }
 
 py::object to_python(const Frame& frame) {
-  return finding_class("Frame")(python_text(frame.file), frame.line, python_text(frame.function));
+  return finding_class("Frame")(to_py_str(frame.file), frame.line, to_py_str(frame.function));
 }
 
 py::object to_python(const InputSummary& input) {
@@ -61,7 +61,7 @@ When when_from(const std::string& name) {
 
 }  // namespace
 
-std::string text_from(const py::handle& text) {
+std::string from_py_str(const py::handle& text) {
   if (!PyUnicode_Check(text.ptr())) throw py::type_error("not a text");
   try {
     return encoded(text, "surrogateescape");
@@ -70,7 +70,7 @@ std::string text_from(const py::handle& text) {
   }
 }
 
-py::str python_text(const std::string& text) {
+py::str to_py_str(const std::string& text) {
   PyObject* made = PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogateescape");
   if (made == nullptr) throw py::error_already_set();
   return py::reinterpret_steal<py::str>(made);
@@ -92,7 +92,7 @@ py::object to_python(const Finding& f) {
   fields["overload"] = f.overload;
   fields["output"] = f.output;
   fields["node"] = or_none(f.node);
-  fields["module"] = f.module ? py::object(python_text(*f.module)) : py::none();
+  fields["module"] = f.module ? py::object(to_py_str(*f.module)) : py::none();
   fields["name"] = or_none(f.name);
   fields["stack"] = tuple_of(f.stack);
   fields["step"] = f.step;
@@ -123,25 +123,25 @@ py::dict to_python(const Stats& stats) {
   d["checked"] = stats.checked;
   d["proved"] = stats.proved;
   d["bytes"] = stats.bytes;
-  d["bytes_reanchored"] = stats.bytes_reanchored;
-  d["bytes_anchored"] = stats.bytes_anchored;
+  d["bytes_rescanned"] = stats.bytes_rescanned;
+  d["bytes_scanned_unknown"] = stats.bytes_scanned_unknown;
   d["bytes_proved"] = stats.bytes_proved;
   d["nonfinite"] = stats.nonfinite;
   d["findings"] = stats.findings;
   d["repeats"] = stats.repeats;
   d["dropped"] = stats.dropped;
-  d["unlogged"] = stats.unlogged;
+  d["unlogged"] = stats.log_failures;
   d["call_sites"] = stats.call_sites;
-  d["headroom_missed"] = stats.headroom_missed;
+  d["headroom_dropped"] = stats.headroom_dropped;
   d["internal_errors"] = stats.internal_errors;
   d["skipped"] = stats.skipped;
   return d;
 }
 
 py::object to_python(const Headroom& h) {
-  const py::object module = h.module ? py::object(python_text(*h.module)) : py::none();
-  return py::module_::import("torchnan._headroom")
-      .attr("Headroom")(module, python_text(h.op), h.dtype, h.absmax, h.exact, h.bound, h.limit);
+  const py::object module = h.module ? py::object(to_py_str(*h.module)) : py::none();
+  return py::module_::import("torchnan.detection.headroom")
+      .attr("Headroom")(module, to_py_str(h.op), h.dtype, h.absmax, h.exact, h.bound, h.limit);
 }
 
 Phase phase_from(const std::string& name) {
@@ -163,24 +163,24 @@ Options options_from(const py::dict& keywords) {
   Options options;
   const py::object action = keywords["action"];
   if (py::isinstance<py::str>(action)) {
-    options.action = action_from(text_from(action));
+    options.action = action_from(from_py_str(action));
   } else {
     // Called, and let go of, by any thread.
-    options.callback = [callable = held_by_any_thread(action)](const Finding& finding) {
-      in_python([&] { (*callable)(to_python(finding)); });
+    options.callback = [callable = reachable_from_threads(action)](const Finding& finding) {
+      with_gil([&] { (*callable)(to_python(finding)); });
     };
   }
   options.check_nan = keywords["check_nan"].cast<bool>();
   options.check_inf = keywords["check_inf"].cast<bool>();
-  options.when = when_from(text_from(keywords["when"]));
+  options.when = when_from(from_py_str(keywords["when"]));
   options.backward = keywords["backward"].cast<bool>();
   options.stacks = keywords["stacks"].cast<bool>();
-  for (const py::handle name : keywords["skip_ops"]) options.skip_ops.push_back(text_from(name));
+  for (const py::handle name : keywords["skip_ops"]) options.skip_ops.push_back(from_py_str(name));
   options.exact = keywords["exact"].cast<bool>();
   options.sample = keywords["sample"].cast<int64_t>();
   options.headroom = keywords["headroom"].cast<bool>();
   options.max_findings = keywords["max_findings"].cast<int64_t>();
-  if (!keywords["log"].is_none()) options.log = text_from(keywords["log"]);
+  if (!keywords["log"].is_none()) options.log = from_py_str(keywords["log"]);
   return options;
 }
 

@@ -27,8 +27,8 @@ Options options_from(const pybind11::dict& keywords);
 
 // Text of the program's. What Python has of it may be no Unicode (surrogates, as in names of files that are no UTF-8);
 // what the core has of it may be no UTF-8. It comes back as it went.
-std::string text_from(const pybind11::handle& text);
-pybind11::str python_text(const std::string& text);
+std::string from_py_str(const pybind11::handle& text);
+pybind11::str to_py_str(const std::string& text);
 
 // What an error says, without its traceback.
 std::string told(const pybind11::error_already_set& error);

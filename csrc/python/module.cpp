@@ -6,45 +6,45 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
 
-#include "backward/call_site_ring.h"
-#include "bounds/claims.h"
-#include "bounds/ledger.h"
+#include "call_sites/call_site_ring.h"
+#include "bounds/bound_audit.h"
+#include "bounds/bound_cache.h"
 #include "bounds/rules.h"
-#include "check/effort.h"
-#include "check/tensor_check.h"
+#include "process/work_counters.h"
+#include "scan/tensor_scan.h"
 #include "device/devices.h"
 #include "host/environment.h"
-#include "intercept/dispatch_key.h"
-#include "intercept/session.h"
+#include "operators/dispatch_key.h"
+#include "api/session_lifetime.h"
 #include "origin/harm.h"
-#include "origin/headroom.h"
-#include "origin/lineage.h"
-#include "python/aside.h"
+#include "api/headroom.h"
+#include "origin/nonfinite_registry.h"
+#include "python/function_mode_guard.h"
 #include "python/bound_rule.h"
-#include "python/call_before.h"
+#include "python/method_hook.h"
 #include "python/call_python.h"
 #include "python/convert.h"
 #include "python/instances.h"
-#include "python/python_program.h"
-#include "report/line_file.h"
-#include "report/printable.h"
-#include "watch/contain.h"
-#include "watch/thread_state.h"
-#include "watch/watch.h"
+#include "python/python_runtime.h"
+#include "report/append_only_file.h"
+#include "text/printable.h"
+#include "detection/error_containment.h"
+#include "detection/thread_state.h"
+#include "detection/session.h"
 
 namespace py = pybind11;
 using namespace torchnan;
 
 namespace {
 
-// The watch that this thread works for; null when nothing watches.
-std::shared_ptr<Watch> current_watch() { return ThreadState::here().shared_watch(); }
+// The session that this thread works for; null when nothing sessions.
+std::shared_ptr<DetectionSession> current_session() { return ThreadState::current().shared_session(); }
 
 void judge(const std::string& harm, const std::vector<at::Tensor>& tensors, const py::function& name_of) {
-  const auto watch = current_watch();
-  if (watch == nullptr) return;
-  judge_tensors(*watch, harm_kind_from(harm), tensors,
-                [&](size_t i) { return in_python([&] { return text_from(name_of(i)); }); });
+  const auto session = current_session();
+  if (session == nullptr) return;
+  report_tensors(*session, harm_kind_from(harm), tensors,
+                 [&](size_t i) { return with_gil([&] { return from_py_str(name_of(i)); }); });
 }
 
 // Of what autograd's engine is given.
@@ -69,23 +69,23 @@ Roots roots_from(const py::handle& roots, const py::handle& gradients) {
 }
 
 void judge_backward(const py::handle& roots, const py::handle& gradients) {
-  const auto watch = current_watch();
-  if (watch == nullptr || !PyTuple_Check(roots.ptr()) || !PyTuple_Check(gradients.ptr())) return;
-  contain(*watch, "judging the roots of backward", [&] {
+  const auto session = current_session();
+  if (session == nullptr || !PyTuple_Check(roots.ptr()) || !PyTuple_Check(gradients.ptr())) return;
+  contain(*session, "judging the roots of backward", [&] {
     const Roots given = roots_from(roots, gradients);
     const py::gil_scoped_release no_gil;
-    judge_roots(*watch, given.tensors, given.gradients);
+    report_backward_roots(*session, given.tensors, given.gradients);
   });
 }
 
 // By other means than an operation. Other things than tensors are PyTorch's to refuse.
-void judge_read(const py::handle& tensor) {
-  const bool is_needed = lineage().in_use() || devices().in_use();
-  const auto watch = is_needed && THPVariable_Check(tensor.ptr()) ? current_watch() : nullptr;
-  if (watch == nullptr) return;
+void report_read(const py::handle& tensor) {
+  const bool is_needed = nonfinite_registry().in_use() || devices().in_use();
+  const auto session = is_needed && THPVariable_Check(tensor.ptr()) ? current_session() : nullptr;
+  if (session == nullptr) return;
   const at::Tensor read = THPVariable_Unpack(tensor.ptr());
   const py::gil_scoped_release no_gil;
-  judge_tensors(*watch, HarmKind::kRead, read, [](size_t) { return std::string(); });
+  report_tensors(*session, HarmKind::kRead, read, [](size_t) { return std::string(); });
 }
 
 // Of its values, where it is sparse or nested; 0 where it has no memory that could hold a NaN, or does not tell.
@@ -93,7 +93,7 @@ uintptr_t storage_of(const py::handle& tensor) {
   if (!THPVariable_Check(tensor.ptr())) return 0;
   try {
     const at::Tensor& given = THPVariable_Unpack(tensor.ptr());
-    const at::Tensor on_host = readable(given);
+    const at::Tensor on_host = scannable_values(given);
     const at::Tensor values = on_host.defined() ? on_host : scannable(given);
     return values.defined() ? reinterpret_cast<uintptr_t>(values.storage().unsafeGetStorageImpl()) : 0;
   } catch (const std::exception&) {
@@ -101,38 +101,39 @@ uintptr_t storage_of(const py::handle& tensor) {
   }
 }
 
-// What the ledger is told of a tensor, by code of PyTorch's that must not fail for it.
-template <void (Ledger::*kTell)(const at::Tensor&), void (Journal::*kTellJournal)(const at::Tensor&)>
-void tell_ledger(const py::handle& tensor) {
+// What the bound cache is told of a tensor, by code of PyTorch's that must not fail for it.
+template <void (BoundCache::*kTell)(const at::Tensor&), void (Journal::*kTellJournal)(const at::Tensor&)>
+void notify_write(const py::handle& tensor) {
   if (!THPVariable_Check(tensor.ptr())) return;
   try {
     const at::Tensor& given = THPVariable_Unpack(tensor.ptr());
-    (ledger().*kTell)(given);
+    (bound_cache().*kTell)(given);
     const at::Tensor there = devices().in_use() ? scannable(given) : at::Tensor();
     if (there.defined()) (Devices::Turn(devices()).journal().*kTellJournal)(there);
   } catch (...) {
-    if (const auto watch = current_watch()) count_failure(*watch, "noting that memory is shared");
+    if (const auto session = current_session()) count_failure(*session, "noting that memory is shared");
   }
 }
 
-constexpr auto doubt = &tell_ledger<&Ledger::doubt, &Journal::doubt>;
-constexpr auto note_exported = &tell_ledger<&Ledger::note_exported, &Journal::note_exported>;
+constexpr auto mark_stale = &notify_write<&BoundCache::mark_stale, &Journal::mark_stale>;
+constexpr auto record_exported = &notify_write<&BoundCache::record_exported, &Journal::record_exported>;
 
 // An iterator would be used up by looking.
-void doubt_all(const py::handle& tensors) {
+void mark_all_stale(const py::handle& tensors) {
   if (!PyTuple_Check(tensors.ptr()) && !PyList_Check(tensors.ptr())) return;
-  for (const py::handle tensor : tensors) doubt(tensor);
+  for (const py::handle tensor : tensors) mark_stale(tensor);
 }
 
 // Empty if tensors on devices of this type are looked at. Makes the scanner of the first of them, if there is none.
-std::string why_not_scanned(const std::string& type) {
+std::string unscanned_reason(const std::string& type) {
   const c10::Device device(type);
-  return Scanner::of({device.type(), 0}) != nullptr ? "" : Scanner::why_none(device.type());
+  return Scanner::of({device.type(), 0}) != nullptr ? "" : Scanner::unavailable_reason(device.type());
 }
 
 // A part of torchnan that is written in Python has failed.
-void note_failure(const std::string& part, const py::str& why) {
-  if (const auto watch = current_watch()) watch->count_internal_error(part, part + " failed: " + text_from(why));
+void record_failure(const std::string& part, const py::str& why) {
+  if (const auto session = current_session())
+    session->count_internal_error(part, part + " failed: " + from_py_str(why));
 }
 
 // With the OSError that Python knows for it.
@@ -146,70 +147,73 @@ auto with_os_errors(Work&& work) {
   }
 }
 
-std::shared_ptr<Watch> watch_from(const py::dict& keywords) {
-  return with_os_errors([&] { return make_watch(options_from(keywords)); });
+std::shared_ptr<DetectionSession> watch_from(const py::dict& keywords) {
+  return with_os_errors([&] { return make_session(options_from(keywords)); });
 }
 
 void append_line(const py::str& path, const std::string& line) {
-  with_os_errors([&] { LineFile(text_from(path)).append(line); });
+  with_os_errors([&] { AppendOnlyFile(from_py_str(path)).append(line); });
 }
 
 void bind_watch(py::module_& m) {
-  py::class_<Watch, std::shared_ptr<Watch>>(m, "Watch")
+  py::class_<DetectionSession, std::shared_ptr<DetectionSession>>(m, "DetectionSession")
       .def(py::init(&watch_from))
-      .def_property_readonly("id", [](const Watch& watch) { return reinterpret_cast<uintptr_t>(&watch); })
+      .def_property_readonly("id",
+                             [](const DetectionSession& session) { return reinterpret_cast<uintptr_t>(&session); })
       .def("findings",
-           [](const Watch& watch) {
+           [](const DetectionSession& session) {
              py::list findings;
-             for (const Finding& finding : watch.log().findings()) findings.append(to_python(finding));
+             for (const Finding& finding : session.log().findings()) findings.append(to_python(finding));
              return findings;
            })
-      .def("report", &Watch::report)
-      .def("stats", [](const Watch& watch) { return to_python(watch.stats()); })
+      .def("report", &DetectionSession::report)
+      .def("stats", [](const DetectionSession& session) { return to_python(session.stats()); })
       .def("headroom",
-           [](const Watch& watch) {
+           [](const DetectionSession& session) {
              py::list told;
-             for (const Headroom& headroom : take_headroom(watch)) told.append(to_python(headroom));
+             for (const Headroom& headroom : take_headroom(session)) told.append(to_python(headroom));
              return told;
            })
-      .def("mark_step", &Watch::mark_step)
-      .def("count_step", &Watch::count_step);
+      .def("mark_step", &DetectionSession::mark_step)
+      .def("count_step", &DetectionSession::count_step);
 }
 
 void bind_session(py::module_& m) {
   const auto without_gil = py::call_guard<py::gil_scoped_release>();
-  m.def("enter_watch", &enter_watch);
-  m.def("leave_watch", &leave_watch);
-  m.def("end_watch", &end_watch, py::arg("watch"), py::arg("judge"), without_gil);
-  m.def("current_watch", &current_watch);
+  m.def("enter_session", &enter_session);
+  m.def("leave_session", &leave_session);
+  m.def("end_session", &end_session, py::arg("session"), py::arg("judge"), without_gil);
+  m.def("current_session", &current_session);
   m.def("open_scopes", &open_scopes);
-  m.def("anything_nonfinite", [] { return lineage().in_use(); });
+  m.def("has_nonfinite", [] { return nonfinite_registry().in_use(); });
   m.def("judge", &judge, py::arg("harm"), py::arg("tensors"), py::arg("name_of"), without_gil);
-  m.def("judge_roots", &judge_backward, py::arg("roots"), py::arg("gradients"));
-  m.def("judge_read", &judge_read);
-  m.def("doubt_all", &doubt_all);
-  m.def("note_exported", note_exported);
-  m.def("doubt", doubt);
-  m.def("why_not_scanned", &why_not_scanned, py::arg("type"));
-  m.def("not_scanned", &Scanner::asked_in_vain);
+  m.def("report_backward_roots", &judge_backward, py::arg("roots"), py::arg("gradients"));
+  m.def("report_read", &report_read);
+  m.def("mark_all_stale", &mark_all_stale);
+  m.def("record_exported", record_exported);
+  m.def("mark_stale", mark_stale);
+  m.def("unscanned_reason", &unscanned_reason, py::arg("type"));
+  m.def("unscanned_devices", &Scanner::unavailable_devices);
   m.def("storage_of", &storage_of);
-  m.def("only_value", &only_value);
-  m.def("note_failure", &note_failure, py::arg("part"), py::arg("why"));
-  m.def("note_call_site", &note_next_node);
+  m.def("scalar_value", &scalar_value);
+  m.def("record_failure", &record_failure, py::arg("part"), py::arg("why"));
+  m.def("record_call_site", &record_next_node_site);
   m.def("instances_of", &instances_of);
   bind_bound_rules(m);
   bind_call_before(m);
   m.def("operators_with_rules", &operators_with_rules);
-  m.def("want_claims", [](bool wanted) { claims().want(wanted); });
-  m.def("take_claims", [] {
+  m.def("enable_bound_audit", [](bool wanted) { bound_audit().want(wanted); });
+  m.def("drain_bound_audit", [] {
     py::list taken;
-    for (const Claim& c : claims().take()) {
+    for (const BoundSample& c : bound_audit().take()) {
       taken.append(py::make_tuple(c.op, c.output, c.bound, c.most, c.limit, c.nonnegative, c.least));
     }
     return taken;
   });
-  m.def("effort",
-        [] { return py::make_tuple(effort().remembered.load(), effort().resolved.load(), effort().censuses.load()); });
+  m.def("work_counters", [] {
+    return py::make_tuple(work_counters().remembered.load(), work_counters().resolved.load(),
+                          work_counters().censuses.load());
+  });
   m.def("interceptor_key_name", [] {
     install_interceptor();
     return std::string(c10::toString(kInterceptorKey));
@@ -217,22 +221,22 @@ void bind_session(py::module_& m) {
 }
 
 // Text goes both ways through these: Python's own cannot hold what is no Unicode.
-py::str shown(const py::str& text, size_t limit) { return python_text(printable(text_from(text), limit)); }
-py::str stored(const py::str& text, size_t limit) { return python_text(storable(text_from(text), limit)); }
+py::str shown(const py::str& text, size_t limit) { return to_py_str(printable(from_py_str(text), limit)); }
+py::str stored(const py::str& text, size_t limit) { return to_py_str(to_valid_utf8(from_py_str(text), limit)); }
 
 void bind_words(py::module_& m) {
   m.def("printable", &shown, py::arg("text"), py::arg("limit") = 400);
-  m.def("storable", &stored, py::arg("text"), py::arg("limit") = 1000);
+  m.def("to_valid_utf8", &stored, py::arg("text"), py::arg("limit") = 1000);
   m.def("validate", [](const py::dict& keywords) { return options_from(keywords).validate(); });
-  m.def("rank_of_process", &rank_of_process);
-  m.def("is_switched_off", &is_switched_off);
+  m.def("rank_from_environment", &rank_from_environment);
+  m.def("is_disabled", &is_disabled);
 }
 
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
-  is_switched_off();  // as the environment is now: what the program makes of it later changes nothing
-  m.def("plug_in", &plug_in_python);
+  is_disabled();  // as the environment is now: what the program makes of it later changes nothing
+  m.def("set_host", &plug_in_python);
   m.def("finding_from_json", [](std::string_view line) { return to_python(finding_from_json(line)); });
   m.def("append_line", &append_line, py::arg("path"), py::arg("line"));
   bind_words(m);

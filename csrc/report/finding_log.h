@@ -1,4 +1,4 @@
-// The findings of one watch: bounded, repeats folded, handed on to sinks.
+// The findings of one session: bounded, repeats folded, handed on to sinks.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,7 @@
 #include <torchnan/finding.h>
 #include <torchnan/sink.h>
 
-#include "process/fork.h"
+#include "process/fork_safe_mutex.h"
 
 namespace torchnan {
 
@@ -32,7 +32,7 @@ class TORCHNAN_API FindingLog {
   std::vector<Finding> findings() const;
   int64_t repeats() const;
   int64_t dropped() const;
-  int64_t unlogged() const { return unlogged_; }  // that a sink could not take
+  int64_t log_failures() const { return unlogged_; }  // that a sink could not take
 
  private:
   bool keep(const Finding& finding);

@@ -142,7 +142,7 @@ std::string of_operation(const Finding& f) {
 
 }  // namespace
 
-std::string hint_for_brought(const std::string& collective) {
+std::string hint_for_collective(const std::string& collective) {
   return fmt::format("{} brought it from another rank: the report of that rank tells what made it", bare(collective));
 }
 

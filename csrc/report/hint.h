@@ -10,6 +10,6 @@ namespace torchnan {
 std::string hint_for(const Finding& finding);
 
 // Of a value that came from another rank.
-std::string hint_for_brought(const std::string& collective);
+std::string hint_for_collective(const std::string& collective);
 
 }  // namespace torchnan

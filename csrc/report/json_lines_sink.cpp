@@ -7,7 +7,7 @@
 
 #include <fmt/format.h>
 
-#include "report/line_file.h"
+#include "report/append_only_file.h"
 
 namespace torchnan {
 namespace {
@@ -15,10 +15,10 @@ namespace {
 class JsonLinesSink final : public Sink {
  public:
   explicit JsonLinesSink(const std::string& path) : path_(std::filesystem::absolute(path)), pid_(getpid()) {
-    const LineFile can_be_opened(path_);
+    const AppendOnlyFile is_writable(path_);
   }
 
-  void emit(const Finding& finding) override { LineFile(path_here()).append(to_json(finding) + "\n"); }
+  void emit(const Finding& finding) override { AppendOnlyFile(path_here()).append(to_json(finding) + "\n"); }
 
  private:
   // After fork() the parent's file is the parent's.

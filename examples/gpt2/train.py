@@ -19,7 +19,7 @@ class Text(Dataset):
     """The bytes of every document and source file here, cut into pieces of CONTEXT."""
 
     def __init__(self):
-        files = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md"), *REPOSITORY.glob("python/**/*.py")])
+        files = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md"), *REPOSITORY.glob("torchnan/**/*.py")])
         text = b"\n".join(file.read_bytes() for file in files)
         self.ids = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
 

@@ -30,7 +30,7 @@ def errors(watch):
 
 
 def test_tensors_on_gpus_are_looked_at():
-    assert _C.why_not_scanned("cuda") == ""
+    assert _C.unscanned_reason("cuda") == ""
 
 
 @pytest.mark.parametrize("dtype", EVERY_DTYPE, ids=str)

@@ -7,7 +7,7 @@ import warnings
 import torch
 from torch import nn
 
-from torchnan._errors import DetectorWarning
+from torchnan.detection.errors import DetectorWarning
 
 MAKERS = (torch.log, torch.sqrt, torch.rsqrt, torch.acos, torch.log2, torch.log10)
 FINDINGS = len(MAKERS) + 4  # and a loss, what comes of it, a gradient and a weight

@@ -17,10 +17,10 @@ from torch import nn
 
 import torchnan
 from said import as_shown, logged, printed, refusals
-from torchnan import _environment, commands
-from torchnan.capture import folder as capture_folder
-from torchnan.monitor import told
+from torchnan import cli, startup
+from torchnan.monitor import format
 from torchnan.recovery import Policy, TrainingStopped
+from torchnan.storage import atomic_folder as capture_folder
 
 TAME = "tame"  # what a field gets that does not take the string: a type's name takes no NUL, a variable no '='
 LARGE = torch.full((2,), 6e4, dtype=torch.half)
@@ -150,7 +150,7 @@ class Bench:
     # -- the step guard
 
     def _stepped(self) -> tuple[torchnan.StepGuard, list[str]]:
-        """A bad step that is captured, with what loggers were told."""
+        """A bad step that is captured, with what loggers were format."""
 
         def step(model: nn.Module, batch: Any) -> torch.Tensor:
             return (model(batch[self.string]) * model._parameters[self.string]).sum()
@@ -228,15 +228,15 @@ class Bench:
 
     def damaged_capture(self) -> list[str]:
         """A document that names what it must not, and folders that are none."""
-        held = torchnan.capture.tree.encode({"op": "aten::log"}, name="operation")[0]  # type: ignore[attr-defined]
+        held = torchnan.storage.codec.encode({"op": "aten::log"}, name="operation")[0]  # type: ignore[attr-defined]
         unknown = {"dataclass": {"class": {"module": self.string, "qualname": self.string}, "fields": []}}
         made = accepted(lambda s: type(s, (), {"__module__": s}), self.string)()
         return refusals(
             lambda: torchnan.load_capture(self.folder / file_name(self.string)),
-            lambda: torchnan.capture.tree.decode({**held, "value": unknown}, {}),  # type: ignore[attr-defined]
-            lambda: torchnan.capture.tree.decode({**held, "value": {self.string: 1}}, {}),  # type: ignore[attr-defined]
-            lambda: torchnan.capture.tree.encode({self.string: made}, name="batch"),  # type: ignore[attr-defined]
-            lambda: torchnan.capture.tree.encode({(self.string,): 1}, name="batch"),  # type: ignore[attr-defined]
+            lambda: torchnan.storage.codec.decode({**held, "value": unknown}, {}),  # type: ignore[attr-defined]
+            lambda: torchnan.storage.codec.decode({**held, "value": {self.string: 1}}, {}),  # type: ignore[attr-defined]
+            lambda: torchnan.storage.codec.encode({self.string: made}, name="batch"),  # type: ignore[attr-defined]
+            lambda: torchnan.storage.codec.encode({(self.string,): 1}, name="batch"),  # type: ignore[attr-defined]
         )
 
     # -- what is refused
@@ -280,7 +280,7 @@ class Bench:
         return said
 
     def doctor(self) -> list[str]:
-        return self._with_variable("TORCHNAN_LOG", lambda s: f"{s}~", lambda: commands.main(["doctor"]))
+        return self._with_variable("TORCHNAN_LOG", lambda s: f"{s}~", lambda: cli.main(["doctor"]))
 
     def _with_variable(self, name: str | None, made: Callable[[str], str], act: Callable[[], Any]) -> list[str]:
         def run(string: str) -> list[str]:
@@ -299,28 +299,28 @@ class Bench:
         s = self.string
         step = ["--step", f"{__name__}:model_and_step"]
         return printed(
-            lambda: commands.main(["run", f"--action={s}~", "x.py"]),
-            lambda: commands.main(["replay", str(self.folder), f"--step={s}:{s}~"]),
-            lambda: commands.main(["replay", str(self.folder), f"--step={__name__}:{s}~"]),
-            lambda: commands.main(["replay", str(self.folder / file_name(s)), *step]),
-            lambda: commands.main(["replay", "x", *step, f"~{s}"]),
-            lambda: commands.main(["extract", str(self.folder / file_name(s))]),
-            lambda: commands.main(["doctor", f"~{s}"]),
+            lambda: cli.main(["run", f"--action={s}~", "x.py"]),
+            lambda: cli.main(["replay", str(self.folder), f"--step={s}:{s}~"]),
+            lambda: cli.main(["replay", str(self.folder), f"--step={__name__}:{s}~"]),
+            lambda: cli.main(["replay", str(self.folder / file_name(s)), *step]),
+            lambda: cli.main(["replay", "x", *step, f"~{s}"]),
+            lambda: cli.main(["extract", str(self.folder / file_name(s))]),
+            lambda: cli.main(["doctor", f"~{s}"]),
         )
 
     def replayed(self) -> list[str]:
-        return printed(lambda: commands.main(["replay", str(self.capture), "--step", f"{__name__}:model_and_step"]))
+        return printed(lambda: cli.main(["replay", str(self.capture), "--step", f"{__name__}:model_and_step"]))
 
     def shown(self) -> list[str]:
         """The log of findings, read again; and one that is not there."""
         self.watch.report()
         return printed(
-            lambda: commands.main(["show", str(self.folder / "findings.jsonl")]),
-            lambda: commands.main(["show", str(self.folder / file_name(self.string))]),
+            lambda: cli.main(["show", str(self.folder / "findings.jsonl")]),
+            lambda: cli.main(["show", str(self.folder / file_name(self.string))]),
         )
 
     def extracted(self) -> list[str]:
-        return printed(lambda: commands.main(["extract", str(self.capture), "--out", str(self.folder / "out")]))
+        return printed(lambda: cli.main(["extract", str(self.capture), "--out", str(self.folder / "out")]))
 
     # -- the monitor
 
@@ -332,14 +332,14 @@ class Bench:
 
     def _monitored(self) -> tuple[Path, list[str]]:
         """The log of a run near the end of its range, under a name of this string if the system has it, and what
-        loggers were told."""
+        loggers were format."""
         path, model = self.folder / "runs" / file_name(self.string), large_model(self.string)
         optimizer = torch.optim.SGD([{"params": nn.Linear(1, 1).parameters(), "name": self.string}])
         monitor = torchnan.Monitor(path, meta={self.string: self.string}, headroom_every=1, judge_every=1)
         with logged() as lines, torchnan.detect(headroom=True):
             for loss in (2.0, 2.0, math.nan):
                 model(LARGE)
-                monitor.record.note_finding(3, told.origin_of(self.watch.findings[0]))
+                monitor.record.note_finding(3, format.origin_of(self.watch.findings[0]))
                 monitor.step(loss=loss, optimizer=optimizer)
         return path, lines
 
@@ -353,10 +353,10 @@ class Bench:
         """A table without a column that is known, and one that is not there."""
         table, none = self.folder / "x.csv", self.folder / f"{file_name(self.string)}~"
         table.write_text(f"{self.string}\n1\n", encoding="utf-8", errors="surrogatepass")
-        return printed(*(lambda path=path: commands.main(["diagnose", str(path)]) for path in (table, none)))
+        return printed(*(lambda path=path: cli.main(["diagnose", str(path)]) for path in (table, none)))
 
     def diagnose(self, *options: str) -> list[str]:
-        return printed(lambda: commands.main(["diagnose", str(self.monitored[0]), *options]))
+        return printed(lambda: cli.main(["diagnose", str(self.monitored[0]), *options]))
 
 
 def large_model(string: str) -> nn.Module:
@@ -379,7 +379,7 @@ def model_and_step() -> Any:
 
 
 def _switch_on() -> None:
-    _environment.switch_on()
+    startup.switch_on()
     torchnan.set_detect(False)
 
 

@@ -15,7 +15,7 @@ import torchnan
 from identity import Comparison, quick_and_loud
 from observe import Call
 from operators import LAYOUTS, OPS
-from torchnan._errors import DetectorWarning
+from torchnan.detection.errors import DetectorWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what operators warn about is compared, not told
 

@@ -258,7 +258,7 @@ def test_an_alarm_goes_before_a_log_that_fails():
         with pytest.raises(torchnan.NonFiniteError), torchnan.detect(log="/dev/full") as watch:
             train()
     assert len(own_warnings(caught)) == 1
-    assert (watch.stats()["unlogged"], watch.stats()["internal_errors"]) == (1, 1)
+    assert (watch.stats()["log_failures"], watch.stats()["internal_errors"]) == (1, 1)
 
 
 # -- the program's own errors

@@ -151,7 +151,7 @@ def test_a_data_loader_with_spawned_workers(tmp_path, figure):
 
 
 # What locks: std::mutex where the others are made of, and nowhere else.
-MAY_LOCK = {"csrc/process/fork.h", "csrc/process/fork.cpp"}
+MAY_LOCK = {"csrc/process/fork_safe_mutex.h", "csrc/process/fork_safe_mutex.cpp"}
 
 
 def test_every_lock_is_one_that_a_fork_waits_for():

@@ -44,10 +44,10 @@ def check(watch, caught, lines: int, expected, results) -> None:
     assert results == expected
     stats = watch.stats()
     assert stats["dropped"] == 0
-    assert lines == stats["findings"] - stats["unlogged"]
-    assert stats["internal_errors"] == stats["unlogged"]
+    assert lines == stats["findings"] - stats["log_failures"]
+    assert stats["internal_errors"] == stats["log_failures"]
     said = own_warnings(caught)
-    assert len(said) == (1 if stats["unlogged"] else 0), said
+    assert len(said) == (1 if stats["log_failures"] else 0), said
     assert all("writing a finding down failed: log '" in text for text in said)
 
 
@@ -87,7 +87,7 @@ for error in (28, 5, 0):  # ENOSPC, EIO, and a write that stops half way, with E
             failed = library.writes_failed()
             library.fail_write(b"", 0, 0, 0)
             check(watch, caught, whole_lines(log), expected, results)
-            lost = watch.stats()["unlogged"]
+            lost = watch.stats()["log_failures"]
             assert lost == failed, (lost, failed, nth, for_ever, error)
             runs, failures = runs + 1, failures + failed
             if failed == 0:
@@ -127,9 +127,11 @@ def test_every_write_of_a_log_fails_in_turn(failing_writes, tmp_path, figure):
 def test_a_device_that_is_always_full(expected, figure):
     watch, caught, results = watched("/dev/full")
     check(watch, caught, 0, expected, results)
-    assert watch.stats()["unlogged"] == watch.stats()["findings"] > 5
+    assert watch.stats()["log_failures"] == watch.stats()["findings"] > 5
     assert "No space left on device" in own_warnings(caught)[0]
-    figure(f"/dev/full: {watch.stats()['unlogged']} of {watch.stats()['findings']} findings counted as unlogged")
+    figure(
+        f"/dev/full: {watch.stats()['log_failures']} of {watch.stats()['findings']} findings counted as log_failures"
+    )
 
 
 def test_a_small_file_system(expected, tmp_path):
@@ -143,7 +145,7 @@ def test_a_small_file_system(expected, tmp_path):
         log = disk / "log"
         watch, caught, results = watched(log, between=lambda: _fill(disk / "data"))
         check(watch, caught, whole_lines(log), expected, results)
-        assert watch.stats()["unlogged"] > 0
+        assert watch.stats()["log_failures"] > 0
         (disk / "data").unlink()
         before = whole_lines(log)
         watch, caught, results = watched(log)
@@ -226,7 +228,7 @@ def test_a_terminal_that_takes_nothing_does_not_stop_the_training(expected):
                     results.append(train())
                 stats = watch.stats()
         assert all(result == expected for result in results)
-        assert stats["unlogged"] == stats["findings"] == stats["internal_errors"]
+        assert stats["log_failures"] == stats["findings"] == stats["internal_errors"]
         assert own_warnings(caught)
     finally:
         os.close(controller)
@@ -254,7 +256,7 @@ for limit in (0, 1, size // 3, size // 2, size - 1, size):
     watch, caught, results = watched(log)
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     check(watch, caught, whole_lines(log), expected, results)
-    assert (watch.stats()["unlogged"] == 0) == (limit == size), (limit, size)
+    assert (watch.stats()["log_failures"] == 0) == (limit == size), (limit, size)
     limits += 1
 print(limits)
 """

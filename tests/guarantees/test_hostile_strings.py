@@ -28,7 +28,7 @@ from said import lines_of, stored
 from support import REPOSITORY, run
 from torchnan._load import _C
 from torchnan.capture import CaptureError
-from torchnan.capture.extract import write_example
+from torchnan.capture.reproducer import write_example
 
 pytestmark = pytest.mark.bar(17)
 
@@ -318,7 +318,7 @@ def test_no_name_becomes_a_part_of_a_program(benches, tmp_path, figure):
 
 
 def sources() -> Iterator[tuple[str, ast.Module]]:
-    package = REPOSITORY / "python" / "torchnan"
+    package = REPOSITORY / "torchnan"
     for path in sorted(package.rglob("*.py")):
         yield str(path.relative_to(package)), ast.parse(path.read_text())
 
@@ -378,9 +378,9 @@ def test_the_core_tells_through_the_same_few_places():
         for place in tells.findall(path.read_text())
     }
     assert places == {
-        ("host/messenger.cpp", "TORCH_WARN"),
-        ("report/deliver.cpp", "messenger().raise"),
-        ("report/deliver.cpp", "messenger().warn"),
-        ("report/line_file.cpp", "write("),
-        ("watch/watch.cpp", "messenger().warn"),
+        ("host/user_notifier.cpp", "TORCH_WARN"),
+        ("detection/delivery.cpp", "messenger().raise"),
+        ("detection/delivery.cpp", "messenger().warn"),
+        ("report/append_only_file.cpp", "write("),
+        ("detection/session.cpp", "messenger().warn"),
     }

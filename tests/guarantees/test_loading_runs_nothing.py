@@ -16,13 +16,13 @@ from fuzz import capture as capture_fuzz
 from support import REPOSITORY, run, run_python
 from torchnan import findings
 from torchnan.capture import CaptureError, load_capture
-from torchnan.capture.extract import write_example
+from torchnan.capture.reproducer import write_example
 
 pytestmark = pytest.mark.bar(18)
 
 # -- the sources
 
-PACKAGE = REPOSITORY / "python" / "torchnan"
+PACKAGE = REPOSITORY / "torchnan"
 MODULES = {
     *("pickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "yaml", "subprocess", "runpy", "code"),
     *("codeop", "ctypes", "cffi", "pty", "imp", "zipimport", "builtins"),
@@ -258,7 +258,7 @@ sys.path.insert(0, sys.argv[1])
 import capture, log_file, settings
 from torchnan import findings
 from torchnan.capture import CaptureError, load_capture
-from torchnan.capture.extract import write_example
+from torchnan.capture.reproducer import write_example
 
 place = tempfile.gettempdir()
 events = []

@@ -21,7 +21,7 @@ from torch import nn
 import torchnan
 from guarded import Training, bad_batch, batch_of, step_of
 from support import REPOSITORY, run, run_python
-from torchnan.capture.extract import write_example
+from torchnan.capture.reproducer import write_example
 from torchnan.recovery.failures import Failures
 from torchnan.recovery.log import RecoveryLog
 

@@ -158,7 +158,7 @@ def test_what_cannot_be_used_is_refused_all_the_same():
 def refused(call, text):
     try:
         call()
-    except (torchnan._options.OptionError, TypeError) as error:
+    except (torchnan.config.options.OptionError, TypeError) as error:
         assert text in str(error), error
     else:
         raise AssertionError(text)

@@ -22,9 +22,10 @@ from switch_values import (
     NO_TEXT_OF,
     RECOVERY,
 )
-from torchnan import _environment, _options, commands
+from torchnan import cli, startup
 from torchnan._load import _C
-from torchnan._options import OptionError
+from torchnan.config import options as _options
+from torchnan.config.options import OptionError
 from torchnan.recovery import Policy, policy
 
 pytestmark = pytest.mark.bar(20)
@@ -82,12 +83,12 @@ def test_variables_of_detection_are_read_strictly(name):
     variable = f"TORCHNAN_{name.upper()}"
     for text, value in good.items():
         # beside the options that it would contradict
-        taken = _environment.options_from({"TORCHNAN": "1", variable: text})
+        taken = startup.options_from({"TORCHNAN": "1", variable: text})
         assert taken is not None
         assert taken[name] == (os.path.abspath(value) if name == "log" else value)
     for text in bad:
-        assert not is_taken(_environment.options_from, {"TORCHNAN": "1", variable: text}), text
-        assert not is_taken(_environment.options_from, {"TORCHNAN": "0", variable: text}), text
+        assert not is_taken(startup.options_from, {"TORCHNAN": "1", variable: text}), text
+        assert not is_taken(startup.options_from, {"TORCHNAN": "0", variable: text}), text
 
 
 @pytest.mark.parametrize("name", RECOVERY)
@@ -98,7 +99,7 @@ def test_variables_of_recovery_are_read_strictly(name):
     kind = float if option.accepts == policy.POSITIVE else type(option.default)
     for text in NO_TEXT_OF.get(kind, ["", " ", "data", "data=skip,data=raise", "=", "data==skip"]):
         assert not is_taken(policy.from_environment, {variable: text}), text
-        assert not is_taken(_environment.options_from, {"TORCHNAN": "1", variable: text}), text
+        assert not is_taken(startup.options_from, {"TORCHNAN": "1", variable: text}), text
     for value in RECOVERY[name][0]:
         if value is not None and value != {}:
             text = ",".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
@@ -196,10 +197,10 @@ def test_unknown_names_are_refused_with_the_nearest(tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     refused = {
         "max_findings": lambda: _options.check({"max_finding": 1}),
-        "TORCHNAN_MAX_FINDINGS": lambda: _environment.options_from({"TORCHNAN_MAX_FINDING": "1"}),
-        "TORCHNAN_WHEN": lambda: _environment.options_from({"TORCHNAN_when": "harm"}),
-        "TORCHNAN_POLICY_ACTION": lambda: _environment.options_from({"TORCHNAN_POLICI_ACTION": "skip"}),
-        "TORCHNAN_POLICY_MAX_SKIPS": lambda: _environment.options_from({"TORCHNAN_POLICY_MAX_SKIP": "1"}),
+        "TORCHNAN_MAX_FINDINGS": lambda: startup.options_from({"TORCHNAN_MAX_FINDING": "1"}),
+        "TORCHNAN_WHEN": lambda: startup.options_from({"TORCHNAN_when": "harm"}),
+        "TORCHNAN_POLICY_ACTION": lambda: startup.options_from({"TORCHNAN_POLICI_ACTION": "skip"}),
+        "TORCHNAN_POLICY_MAX_SKIPS": lambda: startup.options_from({"TORCHNAN_POLICY_MAX_SKIP": "1"}),
         "TORCHNAN_POLICY_KEEP": lambda: policy.from_environment({"TORCHNAN_POLICY_keep": "copy"}),
         "max_skips": lambda: torchnan.StepGuard(model, optimizer, max_skip=1),
         "norm_limit": lambda: Policy.from_dict({"norm_limits": 1}),
@@ -244,15 +245,15 @@ def test_the_command_line_takes_whole_names_and_the_same_values(capsys):
     """Fails when argparse may complete names: the script is run."""
     for flag in ("--act", "--max", "--actions", "--TORCHNAN"):
         with pytest.raises(SystemExit) as ended:
-            commands.main(["doctor", flag, "1"])
+            cli.main(["doctor", flag, "1"])
         assert ended.value.code == 2
     for name, (_, bad) in DETECTION_AS_TEXT.items():
         for text in bad:
-            status = commands.main(["run", f"--{name.replace('_', '-')}={text}", "no_such_script.py"])
+            status = cli.main(["run", f"--{name.replace('_', '-')}={text}", "no_such_script.py"])
             assert status == 2, (name, text)
             assert "cannot be used" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        commands.main(["run", "--act=raise", "no_such_script.py"])
+        cli.main(["run", "--act=raise", "no_such_script.py"])
 
 
 @pytest.mark.parametrize("name", ["max_consecutive", "max_history"])
@@ -287,9 +288,9 @@ def test_a_step_is_an_integer(k):
 def test_a_rank_that_is_none_is_no_rank(monkeypatch, rank):
     """It is the launcher's variable, and not ours to refuse."""
     monkeypatch.setenv("RANK", "3")
-    assert _C.rank_of_process() == 3
+    assert _C.rank_from_environment() == 3
     monkeypatch.setenv("RANK", rank)
-    assert _C.rank_of_process() is None
+    assert _C.rank_from_environment() is None
     with torchnan.detect(action="log") as watch:
         torch.log(torch.tensor(-1.0)).item()
     assert watch.first.rank is None
@@ -367,7 +368,7 @@ def test_nothing_is_clamped():
         ),
         ("diagnosis/headroom.py", "min(thresholds.headroom_steps, step[-1] - step[0])"),
     }
-    package = REPOSITORY / "python" / "torchnan"
+    package = REPOSITORY / "torchnan"
     found = {
         (str(path.relative_to(package)), text)
         for path in package.rglob("*.py")

@@ -48,13 +48,13 @@ class Claim:
 @contextlib.contextmanager
 def collecting(claims: list[Claim]) -> Iterator[None]:
     """Every operation inside is bounded by its rule and then read; what was claimed goes to the list."""
-    _C.want_claims(True)
+    _C.enable_bound_audit(True)
     try:
         with torchnan.detect(action="log", sample=1):
             yield
-            claims += [Claim(*claim) for claim in _C.take_claims()]
+            claims += [Claim(*claim) for claim in _C.drain_bound_audit()]
     finally:
-        _C.want_claims(False)
+        _C.enable_bound_audit(False)
 
 
 def known(values: Any) -> Any:

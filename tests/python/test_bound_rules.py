@@ -14,8 +14,8 @@ from claims import DTYPES, VALUES, Claim, collecting, run
 from torch.testing._internal.common_methods_invocations import op_db
 
 import torchnan
-from torchnan._errors import DetectorWarning
 from torchnan._load import _C
+from torchnan.detection.errors import DetectorWarning
 
 # -- the rules, by PyTorch's own samples and by values that tempt them
 

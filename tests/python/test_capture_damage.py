@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchnan.capture import CaptureError
-from torchnan.capture.tree import decode, encode
+from torchnan.storage.codec import decode, encode
 
 
 @dataclasses.dataclass

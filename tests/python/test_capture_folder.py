@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from support import run, run_python
-from torchnan.capture import CaptureError, folder
-from torchnan.capture.tree import decode, encode
+from torchnan.capture import CaptureError
+from torchnan.storage import atomic_folder
+from torchnan.storage.codec import decode, encode
 
 VALUE = {
     "x": torch.arange(12.0).reshape(3, 4).t(),
@@ -25,7 +26,7 @@ VALUE = {
 
 def written(target):
     document, tensors = encode(VALUE, name="batch")
-    size = folder.write(
+    size = atomic_folder.write(
         target, {"capture": {"format": 1, "batch": document}, "more": [1, 2]}, {"batch": tensors, "none": {}}
     )
     return size, {"capture": {"format": 1, "batch": document}, "more": [1, 2]}, {"batch": tensors, "none": {}}
@@ -45,7 +46,7 @@ def modes(target):
 
 def test_what_was_written_is_read_again(tmp_path):
     size, documents, tensors = written(tmp_path / "step-1")
-    back, back_tensors = folder.read(tmp_path / "step-1")
+    back, back_tensors = atomic_folder.read(tmp_path / "step-1")
     assert back == documents
     assert same_tensors(back_tensors, tensors)
     assert decode(back["capture"]["batch"], back_tensors["batch"])["lr"] == 0.1
@@ -102,23 +103,23 @@ def test_a_parent_that_does_not_exist_is_an_error(tmp_path):
 @pytest.mark.parametrize("stem", ["", ".hidden", "a/b", "../a", "contents", "a b", "ü", "a\n"])
 def test_a_stem_that_is_no_name_is_refused(tmp_path, stem):
     with pytest.raises(ValueError, match="cannot be the name of a file"):
-        folder.write(tmp_path / "x", {stem: 1}, {})
+        atomic_folder.write(tmp_path / "x", {stem: 1}, {})
     with pytest.raises(ValueError, match="cannot be the name of a file"):
-        folder.write(tmp_path / "x", {}, {stem: {}})
+        atomic_folder.write(tmp_path / "x", {}, {stem: {}})
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize("document", [float("nan"), [float("inf")], {"a": object()}])
 def test_what_is_not_strict_json_is_refused(tmp_path, document):
     with pytest.raises((ValueError, TypeError), match=r"not JSON compliant|not JSON serializable"):
-        folder.write(tmp_path / "x", {"a": document}, {})
+        atomic_folder.write(tmp_path / "x", {"a": document}, {})
     assert os.listdir(tmp_path) == []
 
 
 def test_a_document_that_could_not_be_read_again_is_not_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(folder, "LARGEST_DOCUMENT", 100)
+    monkeypatch.setattr(atomic_folder, "LARGEST_DOCUMENT", 100)
     with pytest.raises(CaptureError, match=r"a\.json would have 102 bytes, and no more than 100 can be read again"):
-        folder.write(tmp_path / "x", {"a": "x" * 100}, {})
+        atomic_folder.write(tmp_path / "x", {"a": "x" * 100}, {})
     assert os.listdir(tmp_path) == []
 
 
@@ -131,7 +132,7 @@ def test_a_disk_with_too_little_room_is_not_written_to(tmp_path, monkeypatch):
     with pytest.raises(
         OSError, match=rf"the disk has {3 * full.f_frsize} bytes free \(4\d\d\d\d\d bytes are needed\)"
     ) as raised:
-        folder.write(tmp_path / "x", {}, tensors)
+        atomic_folder.write(tmp_path / "x", {}, tensors)
     assert raised.value.errno == 28
 
 
@@ -140,12 +141,12 @@ import errno, os, resource, sys
 from pathlib import Path
 import torch
 from torchnan.capture import folder
-folder._want_room = lambda parent, needed: None  # as if another process had taken the room since
+atomic_folder._want_room = lambda parent, needed: None  # as if another process had taken the room since
 if sys.argv[2] == "limit":
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 for documents, tensors in (({}, {"a": {"x": torch.zeros(100_000)}}), ({"a": "x" * 400_000}, {})):
     try:
-        folder.write(Path(sys.argv[1]) / "step-1", documents, tensors)
+        atomic_folder.write(Path(sys.argv[1]) / "step-1", documents, tensors)
         print("written")
     except OSError as error:
         text = str(error)
@@ -203,14 +204,14 @@ target = place / "step-1"
 documents, tensors = {"capture": {"format": 1}}, {"batch": {"x": torch.arange(1000.0)}}
 
 def write():
-    folder.write(target, documents, tensors)
+    atomic_folder.write(target, documents, tensors)
 
 def killed_at(line):
     # Lines of the folder's own code are counted; at the given one the process is gone.
     seen = 0
     def trace(frame, event, argument):
         nonlocal seen
-        if frame.f_code.co_filename != folder.__file__:
+        if frame.f_code.co_filename != atomic_folder.__file__:
             return None
         seen += event == "line"
         if seen == line:
@@ -225,26 +226,26 @@ while True:
     child = os.fork()
     if child == 0:
         killed_at(count["killed"] + 1)
-        folder.remove(target) if verb == "remove" else write()
+        atomic_folder.remove(target) if verb == "remove" else write()
         os._exit(0)
     status = os.waitpid(child, 0)[1]
     if os.path.lexists(target):
         count["whole"] += 1
-        read, read_tensors = folder.read(target)
+        read, read_tensors = atomic_folder.read(target)
         assert read == documents and torch.equal(read_tensors["batch"]["x"], tensors["batch"]["x"])
     else:
         count["absent"] += 1
     left = [name for name in os.listdir(place) if name != "step-1"]
     assert set(left) <= {f".step-1.partial-{child}"}, left
     count["partial"] += len(left)
-    folder.remove_partial(place, "step-")
+    atomic_folder.remove_partial(place, "step-")
     assert set(os.listdir(place)) <= {"step-1"}
     if status == 0:
         break
     assert os.WTERMSIG(status) == signal.SIGKILL
     count["killed"] += 1
     if verb == "write" and target.exists():
-        folder.remove(target)
+        atomic_folder.remove(target)
 print(json.dumps(count))
 """
 
@@ -274,10 +275,10 @@ def test_only_what_a_dead_process_left_is_removed(tmp_path):
     outside.mkdir()
     (tmp_path / f".step-4.partial-{child}").symlink_to(outside)
     (tmp_path / f".step-5.partial-{child}").write_text("a file")
-    folder.remove_partial(tmp_path, "step-")
+    atomic_folder.remove_partial(tmp_path, "step-")
     expected = [*stays, "outside", f".step-4.partial-{child}", f".step-5.partial-{child}"]
     assert sorted(os.listdir(tmp_path)) == sorted(expected)
-    folder.remove_partial(tmp_path / "nowhere", "step-")
+    atomic_folder.remove_partial(tmp_path / "nowhere", "step-")
 
 
 def test_what_an_earlier_process_of_the_same_number_left_is_no_hindrance(tmp_path):
@@ -285,12 +286,12 @@ def test_what_an_earlier_process_of_the_same_number_left_is_no_hindrance(tmp_pat
     left.mkdir()
     (left / "capture.json").write_text("half")
     _, documents, _ = written(tmp_path / "step-1")
-    assert folder.read(tmp_path / "step-1")[0] == documents
+    assert atomic_folder.read(tmp_path / "step-1")[0] == documents
     assert os.listdir(tmp_path) == ["step-1"]
 
 
 def test_without_safetensors_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    for use in (lambda: folder.write(tmp_path / "x", {}, {}), lambda: folder.read(tmp_path)):
+    for use in (lambda: atomic_folder.write(tmp_path / "x", {}, {}), lambda: atomic_folder.read(tmp_path)):
         with pytest.raises(CaptureError, match="captures need safetensors: pip install safetensors"):
             use()

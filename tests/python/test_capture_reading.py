@@ -14,8 +14,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from torchnan.capture import CaptureError, folder
-from torchnan.capture.tree import decode, encode
+from torchnan.capture import CaptureError
+from torchnan.storage import atomic_folder
+from torchnan.storage.codec import decode, encode
 
 DOCUMENT, TENSORS = encode(
     {"x": torch.arange(12.0).t(), "y": [torch.ones(3, dtype=torch.int64), 0.5, "text"]}, name="batch"
@@ -26,7 +27,7 @@ DOCUMENTS = {"capture": {"format": 1, "batch": DOCUMENT}, "other": {"format": 1,
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     target = tmp_path_factory.mktemp("captures") / "step-1"
-    folder.write(target, DOCUMENTS, {"batch": TENSORS})
+    atomic_folder.write(target, DOCUMENTS, {"batch": TENSORS})
     return target
 
 
@@ -36,7 +37,7 @@ def target(whole, tmp_path):
 
 
 def sealed(target):
-    """The sizes and sums of the contents made right again, as somebody would who forges a folder."""
+    """The sizes and sums of the contents made right again, as somebody would who forges a atomic_folder."""
     path = target / "contents.json"
     contents = json.loads(path.read_text())
     for file in contents["files"]:
@@ -58,12 +59,12 @@ FILES = ["capture.json", "other.json", "batch.safetensors", "contents.json"]
 def test_a_file_that_is_missing_is_named(target, name):
     (target / name).unlink()
     with pytest.raises(CaptureError, match=rf"step-1/{name} is missing: what was kept is not whole\."):
-        folder.read(target)
+        atomic_folder.read(target)
 
 
 def test_a_folder_that_is_missing_is_named(tmp_path):
     with pytest.raises(CaptureError, match=r"step-9 cannot be read: there is no such folder\."):
-        folder.read(tmp_path / "step-9")
+        atomic_folder.read(tmp_path / "step-9")
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -72,7 +73,7 @@ def test_a_file_that_was_cut_is_named(target, name, share):
     size = (target / name).stat().st_size
     os.truncate(target / name, int(size * share))
     with pytest.raises(CaptureError, match=rf"step-1/{name} (has \d+ bytes and had {size} when|is damaged)"):
-        folder.read(target)
+        atomic_folder.read(target)
 
 
 DAMAGE = st.tuples(
@@ -84,7 +85,7 @@ DAMAGE = st.tuples(
 
 
 def damaged(whole, tmp_path, name, share, flips, what):
-    """A copy of the folder, with bytes of one of its files changed."""
+    """A copy of the atomic_folder, with bytes of one of its files changed."""
     shutil.rmtree(tmp_path / "copy", ignore_errors=True)
     target = shutil.copytree(whole, tmp_path / "copy")
     data = bytearray((target / name).read_bytes())
@@ -105,7 +106,7 @@ def damaged(whole, tmp_path, name, share, flips, what):
 def test_damage_is_found(whole, tmp_path, how):
     target = damaged(whole, tmp_path, *how)
     try:
-        read = folder.read(target)
+        read = atomic_folder.read(target)
     except CaptureError:
         return
     assert is_what_was_written(read)
@@ -120,7 +121,7 @@ def test_damage_that_was_sealed_is_an_error_or_a_value(whole, tmp_path, how):
     if how[0] != "contents.json":
         sealed(target)
     with contextlib.suppress(CaptureError):
-        documents, tensors = folder.read(target)
+        documents, tensors = atomic_folder.read(target)
         capture = documents["capture"]
         decode(capture["batch"] if isinstance(capture, dict) and "batch" in capture else None, tensors["batch"])
 
@@ -182,7 +183,7 @@ def test_what_was_forged_is_refused(target, case):
     if name != "contents.json":
         sealed(target)
     with pytest.raises(CaptureError) as raised:
-        folder.read(target)
+        atomic_folder.read(target)
     assert message in str(raised.value)
 
 
@@ -191,7 +192,7 @@ def test_one_file_cannot_stand_for_two(target):
     contents["files"].append(contents["files"][0])
     (target / "contents.json").write_text(json.dumps(contents))
     with pytest.raises(CaptureError, match="must be a file of its own"):
-        folder.read(target)
+        atomic_folder.read(target)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -202,7 +203,7 @@ def test_a_pipe_is_not_waited_for(target, name):
     writer.start()
     try:
         with pytest.raises(CaptureError, match=rf"{name} is not a file"):
-            folder.read(target)
+            atomic_folder.read(target)
     finally:
         reader = os.open(target / name, os.O_RDONLY | os.O_NONBLOCK)
         writer.join()
@@ -218,11 +219,11 @@ def test_a_document_of_gigabytes_is_not_read(target, name):
         next(file for file in contents["files"] if file["name"] == name)["bytes"] = size
         (target / "contents.json").write_text(json.dumps(contents))
     with pytest.raises(CaptureError, match=f"{name} has {size} bytes, and no document has more than 67108864"):
-        folder.read(target)
+        atomic_folder.read(target)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
 def test_a_file_that_may_not_be_read_is_named(target):
     (target / "batch.safetensors").chmod(0)
     with pytest.raises(CaptureError, match=r"batch\.safetensors cannot be read: Permission denied"):
-        folder.read(target)
+        atomic_folder.read(target)

@@ -18,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchnan.capture import CaptureError, UnkeepableError
-from torchnan.capture.tree import check, decode, encode
+from torchnan.storage.codec import check, decode, encode
 
 
 class Colour(str, enum.Enum):
@@ -180,7 +180,7 @@ def test_a_hundred_levels_are_kept_and_one_more_is_refused():
 
 
 def test_what_shares_its_parts_exponentially_ends(monkeypatch):
-    from torchnan.capture import _walk
+    from torchnan.storage import encode as _walk
 
     monkeypatch.setattr(_walk, "MOST_PARTS", 10_000)
     value: list = []

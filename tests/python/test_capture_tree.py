@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import torchnan
 from support import run_python
-from torchnan.capture.tree import check, decode, encode
+from torchnan.storage.codec import check, decode, encode
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 DTYPES = sorted(
@@ -355,7 +355,7 @@ def test_of_a_distributed_tensor_the_local_one_is_kept():
 import torch, torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, distribute_tensor
-from torchnan.capture.tree import check, decode, encode
+from torchnan.storage.codec import check, decode, encode
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 mesh = init_device_mesh("cpu", (1,))
 whole = torch.arange(6.0).reshape(2, 3)

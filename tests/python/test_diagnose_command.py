@@ -14,9 +14,9 @@ import pytest
 
 from support import REPOSITORY, run, run_python
 from synthetic_runs import training, with_scaler
-from torchnan._options import OptionError
+from torchnan.config.options import OptionError
 from torchnan.diagnosis import Forecast, Headroom, Thresholds, diagnose, of_columns
-from torchnan.diagnosis.showing import post_mortem, terminal
+from torchnan.diagnosis.reports import post_mortem, terminal
 
 DIAGNOSE = [sys.executable, "-m", "torchnan", "diagnose"]
 NAMES = ("step", "loss", "grad_norm", "lr", "loss_scale", "weight_norm", "batch_digest")
@@ -118,7 +118,7 @@ def test_what_is_missing_is_named(tmp_path):
     for package in ("numpy", "scipy", "orjson", "jinja2"):
         ended = run_python(
             f"import sys; sys.modules[{package!r}] = None\n"
-            "from torchnan.commands import main\n"
+            "from torchnan.cli import main\n"
             "open('run.jsonl', 'w').write('{\"step\": 1, \"loss\": 2}')\n"
             "sys.exit(main(['diagnose', 'run.jsonl', '--html', 'page.html']))",
             cwd=tmp_path,

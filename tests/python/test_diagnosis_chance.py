@@ -9,7 +9,7 @@ import pytest
 
 from synthetic_runs import CURVES, NOISES, SCHEDULES, training, with_scaler
 from torchnan.diagnosis import Thresholds, diagnose
-from torchnan.diagnosis.chance import beyond, highest
+from torchnan.diagnosis.extreme_value import beyond, highest
 
 
 def healthy(seed, noise, curve):

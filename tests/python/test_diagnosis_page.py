@@ -12,7 +12,7 @@ import pytest
 
 from synthetic_runs import training, with_scaler
 from torchnan.diagnosis import Headroom, Thresholds, diagnose
-from torchnan.diagnosis.showing import page
+from torchnan.diagnosis.reports import page
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 HOSTILE = (

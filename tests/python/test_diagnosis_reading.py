@@ -10,7 +10,7 @@ import pytest
 
 from synthetic_runs import training, with_scaler
 from torchnan.diagnosis import Run, RunError, diagnose, read
-from torchnan.diagnosis.reading import monitor_log
+from torchnan.diagnosis.readers import monitor_log
 
 HEADER = {"torchnan": "run", "version": 1, "started": "2026-11-22T09:00:00Z", "dtype": "float16", "groups": ["a", "b"]}
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import torchnan
 from support import run_python
-from torchnan._errors import DetectorWarning
+from torchnan.detection.errors import DetectorWarning
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 
@@ -243,9 +243,9 @@ def test_a_full_table_is_counted_and_told():
     many = nn.Sequential(*(Neg() for _ in range(20000)))  # call sites are told apart by the module, too
     with torchnan.detect(headroom=True) as watch:
         x = torch.ones(2)
-        assert watch.stats()["headroom_missed"] == 0
+        assert watch.stats()["headroom_dropped"] == 0
         many(x)
-        missed = watch.stats()["headroom_missed"]
+        missed = watch.stats()["headroom_dropped"]
         assert 20000 - 2**14 <= missed < 20000
         with pytest.warns(DetectorWarning, match="has no room for more call sites"):
             told = watch.headroom()
@@ -258,7 +258,7 @@ def test_nothing_is_kept_unless_it_is_asked_for():
         torch.ones(4) * 2
         with pytest.raises(RuntimeError, match="make the detection with headroom=True"):
             watch.headroom()
-        assert watch.stats()["headroom_missed"] == 0
+        assert watch.stats()["headroom_dropped"] == 0
 
 
 def test_it_can_be_asked_after_the_end():
@@ -283,7 +283,7 @@ def test_the_environment_asks_for_it():
     code = """
 import torch, torchnan
 torch.ones(4) * 2
-print(torchnan._detect._program_wide.headroom()[0].absmax)
+print(torchnan.detection.session._program_wide.headroom()[0].absmax)
 """
     ended = run_python(code, TORCHNAN="raise", TORCHNAN_HEADROOM="1")
     assert ended.stdout == "2.0\n", ended.stderr

@@ -45,7 +45,7 @@ def test_a_dispatch_key_that_is_taken_is_said_with_the_way_out():
     assert "dispatch key Fake already has a backend fallback" in ended.stdout
     assert "Use a torchnan that was made for this PyTorch" in ended.stdout
     assert ended.stdout.splitlines()[-1] == "[1.0, 1.0] [0.0, 0.0]"
-    doctor = run_python(TAKEN + "\nfrom torchnan.commands import main; print(main(['doctor']))")
+    doctor = run_python(TAKEN + "\nfrom torchnan.cli import main; print(main(['doctor']))")
     assert "engine       NONE: torchnan cannot watch this PyTorch" in doctor.stdout
     switched_on = run_python(TAKEN.replace("import torch\n", "import os, torch\n", 1), TORCHNAN="0")
     assert switched_on.returncode == 0
@@ -75,7 +75,7 @@ print(taken * 1000, sorted(m for m in set(sys.modules) - modules if not m.starts
 def test_what_stands_around_a_step_is_loaded_when_it_is_asked_for():
     code = """
 import sys, torchnan
-later = ("torchnan.capture", "torchnan.recovery", "torchnan._step_guard")
+later = ("torchnan.capture", "torchnan.recovery", "torchnan.recovery.step_guard")
 of_the_guard = [m for m in sys.modules if m.startswith(later)]
 assert not of_the_guard, of_the_guard
 for name in torchnan.__all__:
@@ -114,7 +114,7 @@ def test_detection_does_not_begin_where_gpus_are_required_and_cannot_be_looked_a
 
 
 def test_doctor_says_whether_gpus_are_looked_at():
-    ended = run_python("from torchnan.commands import main; main(['doctor'])")
+    ended = run_python("from torchnan.cli import main; main(['doctor'])")
     line = next(line for line in ended.stdout.splitlines() if line.startswith("GPUs"))
     expected = "none: this PyTorch is for the CPU" if torch.version.cuda is None else ("looked at", "NOT", "none that")
     assert line[len("GPUs") :].strip().startswith(expected)

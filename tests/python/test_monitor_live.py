@@ -11,9 +11,9 @@ from torch import nn
 import torchnan
 from guarded import Training, bad_batch, batch_of
 from monitored import lines_of, noisy, rows_of, steady
-from torchnan._options import OptionError
+from torchnan.config.options import OptionError
 from torchnan.diagnosis import diagnose
-from torchnan.monitor import live
+from torchnan.monitor import online
 from torchnan.recovery import TrainingStopped
 
 
@@ -108,8 +108,8 @@ def test_live_is_what_the_log_says(path):
 
 def test_the_tree_is_walked_when_there_is_a_reason_or_every_few_rows(monkeypatch):
     walks = []
-    walk = live.Live.walk
-    monkeypatch.setattr(live.Live, "walk", lambda self: walks.append(len(self.window)) or walk(self))
+    walk = online.Live.walk
+    monkeypatch.setattr(online.Live, "walk", lambda self: walks.append(len(self.window)) or walk(self))
     monitor = torchnan.Monitor(judge_every=50)
     steady(monitor, [2.0 + 0.01 * (i % 2) for i in range(120)])
     assert walks == [50, 100]

@@ -8,7 +8,7 @@ from torch import nn
 
 import torchnan
 from monitored import rows_of
-from torchnan._options import OptionError
+from torchnan.config.options import OptionError
 
 WRONG = {
     "log": ("", OptionError, "log='' cannot be used: log takes a path, or nothing"),

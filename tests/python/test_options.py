@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import torchnan
-from torchnan import _environment, _options
+from torchnan import startup
 from torchnan._load import _C
+from torchnan.config import options as _options
 
 BAD_OPTIONS = [
     ({"action": "rais"}, "action='rais' cannot be used: action takes 'raise', 'warn', 'log' or a callable"),
@@ -108,7 +109,7 @@ GOOD_ENVIRONMENT = [
 
 @pytest.mark.parametrize(("environment", "expected"), GOOD_ENVIRONMENT, ids=[str(e) for e, _ in GOOD_ENVIRONMENT])
 def test_the_environment_says_the_same_as_keywords(environment, expected):
-    options = _environment.options_from(environment)
+    options = startup.options_from(environment)
     assert options == (None if expected is None else _options.check(expected))
 
 
@@ -138,5 +139,5 @@ BAD_ENVIRONMENT = [
 @pytest.mark.parametrize(("environment", "message"), BAD_ENVIRONMENT, ids=[str(e) for e, _ in BAD_ENVIRONMENT])
 def test_a_bad_variable_is_refused_with_what_to_do(environment, message):
     with pytest.raises(_options.OptionError) as raised:
-        _environment.options_from(environment)
+        startup.options_from(environment)
     assert message in str(raised.value)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import torchnan
-from torchnan._options import OptionError
+from torchnan.config.options import OptionError
 from torchnan.recovery import Policy
 from torchnan.recovery.policy import options
 
@@ -136,13 +136,11 @@ def test_the_environment_is_strict(monkeypatch, variable, text, said):
 
 
 def test_detection_leaves_the_policy_its_variables(monkeypatch):
-    from torchnan import _environment
+    from torchnan import startup
 
-    assert _environment.options_from(
-        {"TORCHNAN": "warn", "TORCHNAN_POLICY_ACTION": "skip", "TORCHNAN_POLICY": "x.toml"}
-    )
+    assert startup.options_from({"TORCHNAN": "warn", "TORCHNAN_POLICY_ACTION": "skip", "TORCHNAN_POLICY": "x.toml"})
     with pytest.raises(OptionError, match="there is no variable TORCHNAN_POLICIES_ACTION"):
-        _environment.options_from({"TORCHNAN": "warn", "TORCHNAN_POLICIES_ACTION": "skip"})
+        startup.options_from({"TORCHNAN": "warn", "TORCHNAN_POLICIES_ACTION": "skip"})
 
 
 def test_what_cannot_work_is_refused_before_anything_is_switched_on():

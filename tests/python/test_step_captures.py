@@ -16,8 +16,8 @@ from torch import nn
 import torchnan
 from guarded import Net, Training, bad_batch, batch_of, step_of
 from support import run, run_python
-from torchnan._options import OptionError
 from torchnan.capture import CaptureError, UnkeepableError
+from torchnan.config.options import OptionError
 
 
 def captured(tmp_path, **options):

@@ -15,7 +15,7 @@ import gc, json, sys
 import torch, torch.distributed as dist
 from torch import nn
 import torchnan
-from torchnan.step.agreement import AgreementError
+from torchnan.distributed.agreement import AgreementError
 
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
@@ -235,7 +235,7 @@ if dist.get_rank() == 1:
     os._exit(0)
 try:
     detector.check_loss(1.0, 2)
-except torchnan.step.agreement.AgreementError as error:
+except torchnan.distributed.agreement.AgreementError as error:
     print("SAID", error)
     os._exit(0)
 """

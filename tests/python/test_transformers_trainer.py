@@ -12,7 +12,7 @@ from torch import nn
 
 import torchnan
 from states import same
-from torchnan._options import OptionError
+from torchnan.config.options import OptionError
 from torchnan.recovery import TrainingStopped
 
 transformers = pytest.importorskip("transformers")

@@ -14,7 +14,7 @@ def run(case, zoo):
     """Runs one case as a training step and returns what the replay has found."""
     nothing = torch.nn.Linear(1, 1)
     held = []  # until the detection has ended, as the user of the program holds them
-    zoo.HOOKS["step"].append(lambda k: (watch := _C.current_watch()) and watch.mark_step(k))
+    zoo.HOOKS["step"].append(lambda k: (watch := _C.current_session()) and watch.mark_step(k))
 
     def step(model, batch):
         held[:] = case.run()

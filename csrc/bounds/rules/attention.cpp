@@ -35,7 +35,7 @@ void flash_attention(A a, Results out) {
 // to one: to value, a sum over queries of p g; ds = p (g value - g out), a sum over E each; to query and key, sums of
 // ds key and ds query, with the scale.
 void flash_attention_backward(A a, Results out) {
-  if (!a.made_by(4, kForward) || !a.made_by(5, kForward)) return;
+  if (!a.produced_by(4, kForward) || !a.produced_by(5, kForward)) return;
   if (!(most_score(a, 1, 2, 9) + a.most(8) < a.limit())) return;
   const double g = a.most(0);
   const double queries = static_cast<double>(a.size(1, -2));

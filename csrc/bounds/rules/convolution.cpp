@@ -73,7 +73,7 @@ void add_convolution_rules(RuleTable& table) {
   table["convolution"] = convolution;
   table["convolution_backward"] = convolution_backward;
   for (const char* name : {"max_pool2d_with_indices", "max_pool3d_with_indices", "_adaptive_avg_pool2d"}) {
-    table[name] = no_larger;
+    table[name] = same_bound;
   }
   table["avg_pool2d"] = avg_pool;
   table["max_pool2d_with_indices_backward"] = pool_backward<2>;

@@ -177,7 +177,7 @@ void add_pointwise_rules(RuleTable& table) {
   table["threshold"] = threshold;
   table["leaky_relu"] = leaky_relu;
   table["leaky_relu_backward"] = leaky_relu_backward;
-  for (const char* name : {"gelu", "silu", "mish"}) table[name] = no_larger;
+  for (const char* name : {"gelu", "silu", "mish"}) table[name] = same_bound;
   for (const char* name : {"tanh", "sin", "cos", "erf"}) table[name] = at_most_one;
   table["sigmoid"] = sigmoid;
   table["hardsigmoid"] = sigmoid;

@@ -32,7 +32,7 @@ void cumsum(A a, Results out) {
 void add_reduction_rules(RuleTable& table) {
   table["sum"] = sum;
   table["mean"] = mean;
-  for (const char* name : {"amax", "amin", "max", "min"}) table[name] = no_larger;
+  for (const char* name : {"amax", "amin", "max", "min"}) table[name] = same_bound;
   table["cumsum"] = cumsum;
 }
 

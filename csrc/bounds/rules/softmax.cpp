@@ -30,14 +30,14 @@ void log_softmax(A a, Results out) {
 void softmax_backward(A a, Results out) {
   const double g = a.most(0);
   const double y = a.most(1);
-  const bool sums_to_one = a.made_by(1, "aten::_softmax") || a.made_by(1, "aten::_safe_softmax");
+  const bool sums_to_one = a.produced_by(1, "aten::_softmax") || a.produced_by(1, "aten::_safe_softmax");
   const double n = static_cast<double>(a.size(1, a.integer(2, 0)));
   out[0] = {sums_to_one ? a.sum_of(2, g) * a.sum_of(1, 1) : y * (g + a.sum_of(n, g * y))};
 }
 
 // g - e^y sum g, with y <= 0 from log_softmax.
 void log_softmax_backward(A a, Results out) {
-  if (!a.made_by(1, "aten::_log_softmax")) return;
+  if (!a.produced_by(1, "aten::_log_softmax")) return;
   out[0] = {a.sum_of(static_cast<double>(a.size(0, a.integer(2, 0))) + 1, a.most(0))};
 }
 

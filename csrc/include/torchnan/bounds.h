@@ -80,8 +80,8 @@ class TORCHNAN_API RuleArguments {
 
   double combinations(size_t i) const;  // of a list of tensors, index tensors: the product of their numels
 
-  bool same(size_t i, size_t j) const;                // the same values in the same memory
-  bool made_by(size_t i, std::string_view op) const;  // written by this operator, and not since
+  bool same(size_t i, size_t j) const;                    // the same values in the same memory
+  bool produced_by(size_t i, std::string_view op) const;  // written by this operator, and not since
 
   // The most that `terms` numbers of at most `each` can add up to, rounded as the operator may round.
   double sum_of(double terms, double each) const;

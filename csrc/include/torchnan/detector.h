@@ -18,7 +18,7 @@
 
 namespace torchnan {
 
-class Watch;
+class DetectionSession;
 
 // Thrown where a non-finite value did harm. what() is the report.
 class TORCHNAN_API NonFiniteError : public std::runtime_error {
@@ -33,7 +33,7 @@ class TORCHNAN_API NonFiniteError : public std::runtime_error {
 // Watches every operation of the thread that made it, and the backward passes that thread starts, until
 // close() or destruction. Scopes nest; the innermost one decides what a finding does.
 // Throws std::invalid_argument if the options cannot be used, std::runtime_error if this PyTorch has no
-// dispatch key left to watch with.
+// dispatch key left to session with.
 class TORCHNAN_API Detector {
  public:
   explicit Detector(Options options = {});
@@ -59,10 +59,10 @@ class TORCHNAN_API Detector {
 
   void add_sink(std::unique_ptr<Sink> sink);
 
-  const std::shared_ptr<Watch>& watch() const { return watch_; }
+  const std::shared_ptr<DetectionSession>& session() const { return session_; }
 
  private:
-  std::shared_ptr<Watch> watch_;
+  std::shared_ptr<DetectionSession> session_;
   bool open_ = false;
 };
 
@@ -75,7 +75,7 @@ class TORCHNAN_API ThreadScope {
   ThreadScope& operator=(const ThreadScope&) = delete;
 
  private:
-  std::shared_ptr<Watch> watch_;
+  std::shared_ptr<DetectionSession> session_;
 };
 
 }  // namespace torchnan

@@ -30,7 +30,7 @@ struct TORCHNAN_API Options {
   bool check_nan = true;
   bool check_inf = true;
   When when = When::kHarm;
-  bool backward = true;               // watch the backward pass
+  bool backward = true;               // session the backward pass
   bool stacks = true;                 // keep the forward source line for the backward pass
   std::vector<std::string> skip_ops;  // "aten::log", "log" or globs such as "aten::_foreach_*": never judged
   bool exact = false;                 // read every result, whether or not it is known to be finite

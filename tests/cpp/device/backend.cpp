@@ -16,7 +16,7 @@
 #include <torch/library.h>
 
 #include "device/lagging_device.h"
-#include "intercept/dispatch_key.h"
+#include "operators/dispatch_key.h"
 
 namespace torchnan::lagging {
 namespace {
@@ -129,8 +129,8 @@ at::Tensor without_values(const at::Tensor& tensor) {
 }
 
 // What the schema says of a result: the argument that it is, or nothing.
-std::optional<at::Tensor> written_argument(const c10::OperatorHandle& op, size_t result,
-                                           const torch::jit::Stack& arguments) {
+std::optional<at::Tensor> mutated_schema_argument(const c10::OperatorHandle& op, size_t result,
+                                                  const torch::jit::Stack& arguments) {
   const auto& schema = op.schema();
   const auto* alias = schema.returns()[result].alias_info();
   if (alias == nullptr || !alias->isWrite()) return std::nullopt;
@@ -168,7 +168,7 @@ std::vector<at::Tensor> results_of(const c10::OperatorHandle& op, const torch::j
       results.emplace_back();
       continue;
     }
-    if (const auto written = written_argument(op, r, arguments)) {
+    if (const auto written = mutated_schema_argument(op, r, arguments)) {
       fit(*written, shape);
       results.push_back(*written);
       continue;
@@ -194,7 +194,7 @@ void run_now(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   op.callBoxed(&on_host);
   torch::jit::drop(*stack, arguments);
   for (size_t r = 0; r < op.schema().returns().size(); ++r) {
-    const auto written = written_argument(op, r, given);
+    const auto written = mutated_schema_argument(op, r, given);
     if (written) fit(*written, on_host[r].toTensor());
     if (written && on_host[r].toTensor().data_ptr() != written->data_ptr()) {
       Shape(*written).on_host().copy_(on_host[r].toTensor());

@@ -15,7 +15,7 @@
 #include <nlohmann/json.hpp>
 
 #include "failing_new.h"
-#include "watch/thread_state.h"
+#include "detection/thread_state.h"
 
 namespace torchnan {
 namespace {
@@ -110,7 +110,7 @@ class Allocations : public testing::Test {
     EXPECT_TRUE(same_bits(results, expected));
     EXPECT_EQ(open_scopes(), 0);
     const Stats stats = detector.stats();
-    EXPECT_EQ(lines(), stats.findings - stats.unlogged);
+    EXPECT_EQ(lines(), stats.findings - stats.log_failures);
     check_telling(stats, failed, for_ever, handler.said);
     return failed > 0;
   }
@@ -176,8 +176,8 @@ TEST_F(Allocations, LetNothingButTheAlarmOut) {
     failed = allocations_failed() > 0;
     fail_allocation(0, 0);
     const Stats stats = detector.stats();
-    EXPECT_EQ(lines(), stats.findings - stats.unlogged);
-    EXPECT_TRUE(lines() > 0 || stats.unlogged + stats.dropped > 0);
+    EXPECT_EQ(lines(), stats.findings - stats.log_failures);
+    EXPECT_TRUE(lines() > 0 || stats.log_failures + stats.dropped > 0);
   }
   EXPECT_GT(nth, 20);
   EXPECT_FALSE(HasFailure()) << "allocation " << nth - 1;

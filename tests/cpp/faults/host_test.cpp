@@ -9,8 +9,8 @@
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
-#include "host/messenger.h"
-#include "host/program.h"
+#include "host/user_notifier.h"
+#include "host/host_runtime.h"
 
 namespace torchnan {
 namespace {
@@ -28,18 +28,20 @@ class FailingProgram final : public Program {
   explicit FailingProgram(bool with_std) : with_std_(with_std) {}
   SiteId capture() noexcept override { return 0; }
   SiteId within(SiteId live, SiteId) noexcept override { return live; }
-  bool tells_roots() const noexcept override { return false; }
-  bool is_loss_scaling(const Site&, const Watch&) override { fail(with_std_); }
-  Place place(const Site&, const Watch&) override { fail(with_std_); }
-  std::vector<Place> places(const std::vector<Site>&, const Watch&) override { fail(with_std_); }
-  std::optional<Owner> owner(const c10::StorageImpl*, SiteId, bool, const Watch&) override { fail(with_std_); }
+  bool reports_backward_roots() const noexcept override { return false; }
+  bool is_loss_scaling(const Site&, const DetectionSession&) override { fail(with_std_); }
+  Place place(const Site&, const DetectionSession&) override { fail(with_std_); }
+  std::vector<Place> places(const std::vector<Site>&, const DetectionSession&) override { fail(with_std_); }
+  std::optional<Owner> owner(const c10::StorageImpl*, SiteId, bool, const DetectionSession&) override {
+    fail(with_std_);
+  }
   std::vector<Held> held(const std::vector<at::Tensor>&) override { fail(with_std_); }
 
  private:
   bool with_std_;
 };
 
-class FailingMessenger final : public Messenger {
+class FailingMessenger final : public UserNotifier {
  public:
   void raise(const Finding&) override { fail(true); }
   void warn(const Finding&) override { fail(true); }
@@ -97,14 +99,14 @@ Options logging() {
 }
 
 struct Plugged {
-  explicit Plugged(Program* host) { plug_in(host); }
-  explicit Plugged(Messenger* host) { plug_in(host); }
+  explicit Plugged(Program* host) { set_host(host); }
+  explicit Plugged(UserNotifier* host) { set_host(host); }
   ~Plugged() {
-    plug_in(program_before);
-    plug_in(messenger_before);
+    set_host(program_before);
+    set_host(messenger_before);
   }
   Program* program_before = &program();
-  Messenger* messenger_before = &messenger();
+  UserNotifier* messenger_before = &user_notifier();
 };
 
 // Fails when: ask.cpp does without contain().
@@ -141,7 +143,7 @@ TEST(FailingSink, IsCountedAndWarnedOfOnce) {
         EXPECT_NO_THROW(make_findings());
         const int missing = for_ever ? kFindings - nth + 1 : 1;
         EXPECT_EQ(emitted, kFindings);
-        EXPECT_EQ(detector.stats().unlogged, missing);
+        EXPECT_EQ(detector.stats().log_failures, missing);
         EXPECT_EQ(detector.stats().internal_errors, missing);
         ASSERT_EQ(warnings.said.size(), 1u);
         EXPECT_NE(warnings.said[0].find("writing a finding down failed: "), std::string::npos);
@@ -173,7 +175,7 @@ TEST(FailingAction, OfAnyKindIsCountedAndWarnedOfOnce) {
   }
 }
 
-// Fails when: Messenger::warn is noexcept (the process ends), or act() lets what it throws out.
+// Fails when: UserNotifier::warn is noexcept (the process ends), or act() lets what it throws out.
 TEST(FailingMessenger, IsCounted) {
   FailingMessenger host;
   const Plugged plugged(&host);
@@ -233,9 +235,9 @@ TEST(FailingHost, DoesNotTouchTheProgramsOwnErrors) {
 
 // Fails when: ~Detector catches NonFiniteError only.
 TEST(FailingHost, DoesNotEndTheProcessFromADestructor) {
-  class Shouting final : public Messenger {
+  class Shouting final : public UserNotifier {
    public:
-    class Shout final : public std::runtime_error, public MeantForProgram {
+    class Shout final : public std::runtime_error, public UserFacingException {
      public:
       Shout() : std::runtime_error("stop at once") {}
     };

@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "watch/thread_state.h"
+#include "detection/thread_state.h"
 
 namespace torchnan {
 namespace {
@@ -138,7 +138,7 @@ TEST(Threads, ComeAndGoWhileOthersWorkReadAndNest) {
   EXPECT_EQ(shared.stats().internal_errors, 0);
 }
 
-// The key travels with autograd's threads; the watch that a thread then takes on ends while it is there.
+// The key travels with autograd's threads; the session that a thread then takes on ends while it is there.
 TEST(Threads, MayRunAGraphBackwardThatOthersMade) {
   const at::Tensor weight = make_weight();
   Detector detector;

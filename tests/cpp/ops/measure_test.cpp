@@ -5,7 +5,7 @@
 
 #include <limits>
 
-#include "check/shared_extents.h"
+#include "scan/parallel_norms.h"
 
 namespace torchnan {
 namespace {
@@ -45,7 +45,7 @@ TEST(MeasureByOperations, AgreesWithTheScan) {
   const at::Tensor result = measure_by_operations(tensors);
   ASSERT_EQ(result.sizes(), at::IntArrayRef({static_cast<int64_t>(tensors.size()), 2}));
   ASSERT_EQ(result.scalar_type(), at::kDouble);
-  const std::vector<Extent> extents = extents_of(tensors);
+  const std::vector<NormAndMax> extents = extents_of(tensors);
   for (size_t i = 0; i < tensors.size(); ++i) {
     SCOPED_TRACE(testing::Message() << "tensor " << i);
     const auto row = result[static_cast<int64_t>(i)];

@@ -6,8 +6,8 @@
 #include <string>
 #include <tuple>
 
-#include "check/every_isa.h"
-#include "check/float_format.h"
+#include "scan/isa_dispatch.h"
+#include "scan/float_format.h"
 #include "support/float_dtypes.h"
 
 namespace torchnan {
@@ -17,16 +17,16 @@ class WithIsa : public testing::TestWithParam<std::tuple<c10::ScalarType, Isa>> 
   void SetUp() override {
     const Isa isa = std::get<1>(GetParam());
     if (!is_available(isa)) GTEST_SKIP() << "this machine has no " << name_of(isa);
-    isa_in_use = isa;
+    active_isa = isa;
   }
-  void TearDown() override { isa_in_use = before_; }
+  void TearDown() override { active_isa = before_; }
 
   const c10::ScalarType dtype = std::get<0>(GetParam());
   const FloatFormat format = *float_format(dtype);
   const int64_t word = format.word_bytes;
 
  private:
-  const Isa before_ = isa_in_use;
+  const Isa before_ = active_isa;
 };
 
 // For INSTANTIATE_TEST_SUITE_P.

@@ -8,7 +8,7 @@
 #include <sstream>
 #include <stdexcept>
 
-#include "report/printable.h"
+#include "text/printable.h"
 
 namespace torchnan {
 namespace {

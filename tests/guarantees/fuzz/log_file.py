@@ -10,7 +10,7 @@ import unicodedata
 import torch
 
 import torchnan
-from torchnan import commands, findings
+from torchnan import cli, findings
 
 
 def seeds() -> list[bytes]:
@@ -32,7 +32,7 @@ def one(data: bytes) -> None:
         log = findings.read(file.name)
         shown = io.StringIO()
         with contextlib.redirect_stdout(shown):
-            status = commands.main(["show", file.name])
+            status = cli.main(["show", file.name])
     assert status == 0
     assert 0 <= log.ignored_bytes <= len(data)
     assert (log.ignored_bytes > 0) == (log.truncated or log.damaged_lines > 0)

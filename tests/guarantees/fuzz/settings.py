@@ -6,8 +6,9 @@ import contextlib
 import json
 import tempfile
 
-from torchnan import _environment, _options
-from torchnan._options import OptionError
+from torchnan import startup
+from torchnan.config import options
+from torchnan.config.options import OptionError
 from torchnan.recovery import policy
 
 
@@ -16,7 +17,7 @@ def seeds() -> list[bytes]:
     defaults = {name: option.default for name, option in policy.options().items() if option.default}
     toml = "\n".join(f"{name} = {json.dumps(default)}" for name, default in defaults.items())
     variables = [f"_POLICY_{name.upper()}={option.default}" for name, option in policy.options().items()]
-    variables += [f"_{name.upper()}={option.default}" for name, option in _options.TABLE.items()]
+    variables += [f"_{name.upper()}={option.default}" for name, option in options.TABLE.items()]
     return [toml.encode(), "\n".join(variables).encode(), b"=raise\n_SKIP_OPS=aten::log,_foreach_*\n_MAX_FINDINGS=1"]
 
 
@@ -28,7 +29,7 @@ def one(data: bytes) -> None:
         policy.Policy.from_toml(file.name)
     environment = _environment_of(data)
     with contextlib.suppress(OptionError):
-        _environment.options_from(environment)
+        startup.options_from(environment)
     with contextlib.suppress(OptionError):
         policy.Policy().with_environment(environment)
 

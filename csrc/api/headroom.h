@@ -1,0 +1,16 @@
+// What headroom() tells: the magnitudes of call sites, by module.
+#pragma once
+
+#include <vector>
+
+#include <torchnan/headroom.h>
+
+#include "detection/session.h"
+
+namespace torchnan {
+
+// Since it was last asked for. What was read comes first, then what was bounded; each from the least headroom to the
+// most. Throws std::logic_error if the session was made without the option.
+TORCHNAN_API std::vector<Headroom> take_headroom(const DetectionSession& session);
+
+}  // namespace torchnan

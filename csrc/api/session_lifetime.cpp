@@ -1,0 +1,65 @@
+#include "api/session_lifetime.h"
+
+#include <stdexcept>
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "device/resolve.h"
+#include "host/environment.h"
+#include "operators/dispatch_key.h"
+#include "origin/harm.h"
+#include "bounds/bound_cache.h"
+#include "origin/nonfinite_registry.h"
+#include "detection/thread_state.h"
+
+namespace torchnan {
+
+namespace {
+
+// A callback of a finding comes and goes in the middle of an operation, which still works for its session.
+void remove_closed_sessions(ThreadState& thread) {
+  if (!c10::impl::tls_is_dispatch_key_excluded(kInterceptorKey)) thread.remove_closed_sessions();
+}
+
+}  // namespace
+
+std::shared_ptr<DetectionSession> make_session(Options options) {
+  const std::vector<std::string> faults = options.validate();
+  if (!faults.empty()) throw std::invalid_argument(fmt::format("{}", fmt::join(faults, "; ")));
+  if (!is_disabled()) install_interceptor();
+  return std::make_shared<DetectionSession>(std::move(options));
+}
+
+void enter_session(std::shared_ptr<DetectionSession> session) {
+  if (is_disabled()) return;
+  ThreadState& thread = ThreadState::current();
+  remove_closed_sessions(thread);
+  thread.enter(std::move(session));
+  if (thread.scopes().size() == 1) c10::impl::tls_set_dispatch_key_included(kInterceptorKey, true);
+}
+
+void leave_session(const std::shared_ptr<DetectionSession>& session) {
+  if (is_disabled()) return;
+  ThreadState& thread = ThreadState::current();
+  thread.leave(session);
+  remove_closed_sessions(thread);
+  if (thread.scopes().empty()) c10::impl::tls_set_dispatch_key_included(kInterceptorKey, false);
+}
+
+void end_session(const std::shared_ptr<DetectionSession>& session, bool judge) {
+  struct ForgetAtLast {
+    ~ForgetAtLast() {
+      if (open_scopes() > 0) return;
+      nonfinite_registry().clear();
+      bound_cache().clear();
+    }
+  } const forget_at_last;
+  session->close();
+  ThreadState::close(*session);
+  end_on_devices(*session, judge);
+  if (judge) report_at_end(*session);
+}
+
+}  // namespace torchnan

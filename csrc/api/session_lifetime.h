@@ -1,0 +1,25 @@
+// Turning detection on and off: what Detector and the Python face do.
+#pragma once
+
+#include <memory>
+
+#include <torchnan/export.h>
+#include <torchnan/options.h>
+
+#include "detection/session.h"
+
+namespace torchnan {
+
+// Makes a session without turning anything on. Throws std::invalid_argument for options that cannot be used,
+// std::system_error for a log file that cannot be opened, std::runtime_error if no dispatch key is free.
+TORCHNAN_API std::shared_ptr<DetectionSession> make_session(Options options);
+
+// The calling thread takes part from here on, until it leaves.
+TORCHNAN_API void enter_session(std::shared_ptr<DetectionSession> session);
+TORCHNAN_API void leave_session(const std::shared_ptr<DetectionSession>& session);
+
+// Ends the session; the calling thread has left it. If `judge`, what is still alive is judged, which may throw as any
+// harm does. With the last session all that is remembered of tensors goes.
+TORCHNAN_API void end_session(const std::shared_ptr<DetectionSession>& session, bool judge);
+
+}  // namespace torchnan

@@ -1,0 +1,231 @@
+#include "bounds/bound_cache.h"
+
+#include <algorithm>
+#include <bit>
+#include <mutex>
+
+#include <c10/core/CPUAllocator.h>
+
+namespace torchnan {
+namespace {
+
+using Known = BoundCache::Known;
+
+// Null for tensors without one.
+c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+}
+
+// Whether only operations write there.
+bool owned_by_pytorch_allocator(const c10::StorageImpl& storage) {
+  static std::atomic<c10::DeleterFnPtr> known{nullptr};
+  c10::DeleterFnPtr deleter = known.load(std::memory_order_relaxed);
+  if (deleter == nullptr) known = deleter = c10::GetCPUAllocator()->raw_deleter();
+  return storage.device_type() == c10::kCPU && storage.data_ptr().get_deleter() == deleter;
+}
+
+bool is_marked(const c10::StorageImpl& storage) { return const_cast<c10::StorageImpl&>(storage).received_cuda(); }
+
+bool is_bounded(Known known) { return known == Known::kFinite || known == Known::kFiniteOrMasked; }
+
+// A note in a word: what is known, of which dtype, and above that the site or the bound.
+constexpr uint64_t kKnownBits = 0x7;
+constexpr uint64_t kNonnegative = 0x8;
+constexpr int kDtypeShift = 4;
+constexpr uint64_t kDtypeBits = 0x7;
+constexpr uint64_t kExported = 0x80;
+constexpr uint64_t kLow = 0xff;
+
+uint64_t code_of(c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::ScalarType::Float:
+      return 1;
+    case c10::ScalarType::Double:
+      return 2;
+    case c10::ScalarType::BFloat16:
+      return 3;
+    case c10::ScalarType::Half:
+      return 4;
+    default:
+      return 0;
+  }
+}
+
+// The low bits make room; what is lost there is rounded up.
+uint64_t packed(double most) {
+  return most == RuleArguments::kUnknown ? std::bit_cast<uint64_t>(most)
+                                         : (std::bit_cast<uint64_t>(most) + kLow) & ~kLow;
+}
+
+uint64_t pack(const BoundCache::Note& note, c10::ScalarType dtype) {
+  uint64_t word = static_cast<uint64_t>(note.known) | (code_of(dtype) << kDtypeShift);
+  if (note.bound.nonnegative) word |= kNonnegative;
+  if (note.exported) word |= kExported;
+  return word | (is_bounded(note.known) ? packed(note.bound.most) : uint64_t{note.site} << 8);
+}
+
+BoundCache::Note unpack(uint64_t word, const OpPlan* maker, c10::ScalarType dtype) {
+  BoundCache::Note note;
+  note.known = static_cast<Known>(word & kKnownBits);
+  note.maker = maker;
+  note.exported = (word & kExported) != 0;
+  if (!is_bounded(note.known)) {
+    note.site = static_cast<SiteId>(word >> 8);
+    return note;
+  }
+  if (((word >> kDtypeShift) & kDtypeBits) != code_of(dtype)) return {};
+  note.bound = {std::bit_cast<double>(word & ~kLow), (word & kNonnegative) != 0, note.known == Known::kFiniteOrMasked};
+  return note;
+}
+
+BoundCache& of_process = *new BoundCache;  // never destroyed: threads may outlive static destructors
+
+}  // namespace
+
+BoundCache::BoundCache() : buckets_(new Bucket[kBuckets]) {}
+
+BoundCache::Bucket& BoundCache::bucket_of(const c10::StorageImpl* storage) const noexcept {
+  const uint64_t hash = reinterpret_cast<uintptr_t>(storage) * 0x9e3779b97f4a7c15ull;
+  return buckets_[hash >> (64 - kBucketBits)];
+}
+
+BoundCache::Note BoundCache::find(const at::Tensor& tensor) const noexcept {
+  const c10::StorageImpl* storage = storage_of(tensor);
+  if (storage == nullptr || !is_marked(*storage)) return {};
+  const Bucket& bucket = bucket_of(storage);
+  for (size_t way = 0; way < kWays; ++way) {
+    if (bucket.keys[way].load(std::memory_order_acquire) != storage) continue;
+    if (bucket.memory[way].load(std::memory_order_acquire) != storage->data_ptr().get()) return {};
+    const uint64_t value = bucket.values[way].load(std::memory_order_acquire);
+    const OpPlan* maker = bucket.makers[way].load(std::memory_order_acquire);
+    if (bucket.keys[way].load(std::memory_order_acquire) != storage) return {};  // given away meanwhile
+    return unpack(value, maker, tensor.scalar_type());
+  }
+  return {};
+}
+
+const OpPlan* BoundCache::pending_collective(const at::Tensor& tensor) const noexcept {
+  const Note note = find(tensor);
+  return note.known == Known::kNothing || note.known == Known::kRequested ? note.maker : nullptr;
+}
+
+void BoundCache::set(const at::Tensor& tensor, Note note) noexcept {
+  c10::StorageImpl* storage = storage_of(tensor);
+  if (storage == nullptr || !owned_by_pytorch_allocator(*storage)) return;
+  const bool was_marked = is_marked(*storage);
+  Bucket& bucket = bucket_of(storage);
+  const auto fits = [&](const c10::StorageImpl* key) {
+    for (size_t way = 0; way < kWays; ++way) {
+      if (bucket.keys[way].load(std::memory_order_acquire) == key) return way;
+    }
+    return kWays;
+  };
+  size_t way = fits(storage);
+  if (was_marked) {  // or else what is here is about a dead one
+    const bool is_here = way < kWays;
+    note.exported =
+        is_here ? (bucket.values[way].load(std::memory_order_acquire) & kExported) != 0 : is_exported(storage);
+  }
+  if (note.exported && is_bounded(note.known)) note.known = Known::kStale;
+  if (way == kWays) way = fits(nullptr);
+  // Full: the low bits of the address choose, which are as good as random.
+  if (way == kWays) way = (reinterpret_cast<uintptr_t>(storage) >> 4) % kWays;
+  bucket.keys[way].store(nullptr, std::memory_order_release);
+  bucket.memory[way].store(storage->data_ptr().get(), std::memory_order_release);
+  bucket.values[way].store(pack(note, tensor.scalar_type()), std::memory_order_release);
+  bucket.makers[way].store(note.maker, std::memory_order_release);
+  bucket.keys[way].store(storage, std::memory_order_release);
+  if (!was_marked) storage->set_received_cuda(true);
+}
+
+void BoundCache::note_written(const at::Tensor& tensor, Bound bound, const OpPlan* maker) noexcept {
+  const c10::StorageImpl* storage = storage_of(tensor);
+  if (storage == nullptr) return;
+  if (!covers(tensor, *storage)) {
+    const Note whole = find(tensor);
+    if (!is_bounded(whole.known)) return;
+    bound = bound.joined(whole.bound);
+  }
+  set(tensor, {bound.masked ? Known::kFiniteOrMasked : Known::kFinite, bound, false, 0, maker});
+}
+
+void BoundCache::note_read(const at::Tensor& tensor, Bound bound) noexcept {
+  const c10::StorageImpl* storage = storage_of(tensor);
+  if (storage != nullptr && covers(tensor, *storage)) set(tensor, {Known::kFinite, bound});
+}
+
+void BoundCache::note_nonnegative(const at::Tensor& tensor) noexcept {
+  const c10::StorageImpl* storage = storage_of(tensor);
+  if (storage == nullptr || !covers(tensor, *storage)) return;
+  Note note = find(tensor);
+  if (note.known != Known::kFinite || note.bound.nonnegative) return;
+  note.bound.nonnegative = true;
+  set(tensor, note);
+}
+
+void BoundCache::note_asked(const at::Tensor& tensor, const OpPlan* collective) noexcept {
+  set(tensor, Note{.known = Known::kRequested, .maker = collective});
+}
+
+void BoundCache::record_pending_collective(const at::Tensor& tensor, const OpPlan* collective) noexcept {
+  set(tensor, Note{.maker = collective});
+}
+
+void BoundCache::note_unwritten(const at::Tensor& tensor, SiteId site, const OpPlan* maker) noexcept {
+  set(tensor, {Known::kUninitialized, {}, false, site, maker});
+}
+
+void BoundCache::note_not_judged(const at::Tensor& tensor, const OpPlan* maker) noexcept {
+  set(tensor, {Known::kIgnored, {}, false, 0, maker});
+}
+
+void BoundCache::forget(const at::Tensor& tensor) noexcept {
+  const c10::StorageImpl* storage = storage_of(tensor);
+  if (storage != nullptr && is_marked(*storage)) set(tensor, {});
+}
+
+void BoundCache::mark_stale(const at::Tensor& tensor) noexcept {
+  if (is_bounded(find(tensor).known)) set(tensor, Note{.known = Known::kStale});
+}
+
+void BoundCache::record_exported(const at::Tensor& tensor) {
+  c10::StorageImpl* storage = storage_of(tensor);
+  if (storage == nullptr || !owned_by_pytorch_allocator(*storage)) return;
+  const Note note = find(tensor);
+  drop(storage);
+  {
+    const std::lock_guard lock(mutex_);
+    if (exported_.size() >= purge_at_) {
+      std::erase_if(exported_, [](const auto& entry) { return entry.second.expired(); });
+      purge_at_ = std::max<size_t>(64, 2 * exported_.size());
+    }
+    exported_.insert_or_assign(storage, tensor.storage().getWeakStorageImpl());
+    exported_count_ = exported_.size();
+  }
+  storage->set_received_cuda(true);
+  set(tensor, note);
+}
+
+// So that what is noted next asks whether it is exported.
+void BoundCache::drop(const c10::StorageImpl* storage) noexcept {
+  for (auto& key : bucket_of(storage).keys) {
+    if (key.load(std::memory_order_acquire) == storage) key.store(nullptr, std::memory_order_release);
+  }
+}
+
+bool BoundCache::is_exported(const c10::StorageImpl* storage) const noexcept {
+  if (exported_count_.load(std::memory_order_relaxed) == 0) return false;
+  const std::lock_guard lock(mutex_);
+  const auto found = exported_.find(storage);
+  return found != exported_.end() && !found->second.expired();
+}
+
+void BoundCache::clear() noexcept {
+  for (size_t b = 0; b < kBuckets; ++b) {
+    for (auto& key : buckets_[b].keys) key.store(nullptr, std::memory_order_release);
+  }
+}
+
+BoundCache& bound_cache() { return of_process; }
+
+}  // namespace torchnan

@@ -1,0 +1,32 @@
+#include "call_sites/current_call_site.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/node.h>
+
+#include "call_sites/call_site_ring.h"
+#include "detection/session.h"
+
+namespace torchnan {
+
+// A node runs once in a backward pass.
+uint64_t execution_id(const torch::autograd::Node& node) {
+  const auto pass = static_cast<uint64_t>(torch::autograd::get_current_graph_task_id());
+  return (pass << 40) ^ (node.sequence_nr() << 1) ^ (node.thread_id() << 32) ^ 1;
+}
+
+Site current_call_site(const DetectionSession& session, uint64_t thread) {
+  Site site;
+  site.live = program().capture();
+  site.grad_mode = c10::GradMode::is_enabled();
+  site.thread = thread;
+  site.step = session.step();
+  if (const auto node = torch::autograd::get_current_node()) {
+    site.node = node->name();
+    site.node_execution_id = execution_id(*node);
+    site.forward = CallSiteRing::find(*node);
+  }
+  return site;
+}
+
+}  // namespace torchnan

@@ -1,0 +1,143 @@
+#include "detection/session.h"
+
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "host/environment.h"
+#include "host/user_notifier.h"
+#include "text/printable.h"
+#include "detection/error_containment.h"
+
+namespace torchnan {
+namespace {
+
+// A pattern without namespace is meant for the bare name: "log", "_foreach_*".
+bool matches_any(const std::vector<std::string>& patterns, const std::string& op) {
+  const size_t colons = op.find("::");
+  const std::string bare = colons == std::string::npos ? op : op.substr(colons + 2);
+  return std::any_of(patterns.begin(), patterns.end(), [&](const std::string& pattern) {
+    const std::string& name = pattern.find("::") == std::string::npos ? bare : op;
+    return fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+  });
+}
+
+}  // namespace
+
+DetectionSession::DetectionSession(Options options)
+    : options_(std::move(options)),
+      skipped_(options_.skip_ops.empty() ? nullptr : new std::atomic<Answer>[kMaxIndex] {}),
+      headroom_(options_.headroom && !is_disabled() ? new HeadroomTable : nullptr),
+      log_(options_.max_findings,
+           [this](const std::exception_ptr& error) { count_failure(error, *this, "writing a finding down"); }) {
+  if (!options_.log.empty() && !is_disabled()) log_.add_sink(json_lines_sink(options_.log));
+}
+
+bool DetectionSession::is_skipped(const std::string& op, int index) const {
+  const bool is_cached = index >= 0 && static_cast<size_t>(index) < kMaxIndex;
+  if (is_cached && skipped_[index] != kUnknown) return skipped_[index] == kYes;
+  const bool skipped = matches_any(options_.skip_ops, op);
+  if (is_cached) skipped_[index] = skipped ? kYes : kNo;
+  return skipped;
+}
+
+Counters& DetectionSession::counters_of(uint64_t thread) {
+  const std::lock_guard lock(mutex_);
+  return counters_[thread];
+}
+
+void DetectionSession::on_thread_exit(uint64_t thread) {
+  const std::lock_guard lock(mutex_);
+  auto own = counters_.extract(thread);
+  if (own.empty()) return;
+  own.key() = 0;  // takes no memory, which may be gone
+  const auto left = counters_.insert(std::move(own));
+  if (!left.inserted) left.position->second += left.node.mapped();
+}
+
+Stats DetectionSession::stats() const {
+  Stats stats;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [thread, c] : counters_) {
+      stats.ops += c.ops.value();
+      stats.checked += c.checked.value();
+      stats.proved += c.proved.value();
+      stats.bytes += c.bytes.value();
+      stats.bytes_rescanned += c.bytes_rescanned.value();
+      stats.bytes_scanned_unknown += c.bytes_scanned_unknown.value();
+      stats.bytes_proved += c.bytes_proved.value();
+      stats.nonfinite += c.nonfinite.value();
+      stats.call_sites += c.call_sites.value();
+      for (size_t reason = 1; reason < c.skipped.size(); ++reason) {
+        const int64_t count = c.skipped[reason].value();
+        if (count > 0) stats.skipped[name_of(static_cast<Skip>(reason))] += count;
+      }
+    }
+  }
+  stats.findings = static_cast<int64_t>(log_.findings().size());
+  stats.repeats = log_.repeats();
+  stats.dropped = log_.dropped();
+  stats.log_failures = log_.log_failures();
+  stats.headroom_dropped = headroom_ == nullptr ? 0 : headroom_->missed();
+  stats.internal_errors = internal_errors_;
+  return stats;
+}
+
+void DetectionSession::count_internal_error(std::string_view part, std::string_view text) const {
+  ++internal_errors_;
+  try {
+    const std::string shown = printable(text.substr(0, text.find('\n')));  // the rest is a traceback
+    const std::string warning = fmt::format("torchnan: {}. Detection goes on; this is said once.", shown);
+    {
+      const std::lock_guard lock(mutex_);
+      if (!warned_.emplace(part).second) return;
+    }
+    user_notifier().warn(warning);
+  } catch (...) {  // it has been counted
+    rethrow_if_user_facing();
+  }
+}
+
+void DetectionSession::mark_step(int64_t k) {
+  step_ = k;
+  step_marked_ = true;
+}
+
+void DetectionSession::count_step() {
+  if (!step_marked_) ++step_;
+}
+
+void DetectionSession::name_tensor(const std::string& name, const at::Tensor& tensor, bool is_buffer) {
+  if (!tensor.has_storage()) return;
+  const std::lock_guard lock(mutex_);
+  named_.insert_or_assign(tensor.storage().unsafeGetStorageImpl(),
+                          NamedStorage{tensor.storage().getWeakStorageImpl(), Owner{is_buffer, name}});
+}
+
+std::optional<Owner> DetectionSession::named_owner(const c10::StorageImpl* storage) const {
+  const std::lock_guard lock(mutex_);
+  const auto named = named_.find(storage);
+  if (named == named_.end() || named->second.storage.expired()) return std::nullopt;
+  return named->second.owner;
+}
+
+std::string DetectionSession::report() const {
+  std::vector<Finding> findings = log_.findings();
+  if (findings.empty()) return "torchnan: nothing non-finite has done harm";
+  std::stable_sort(findings.begin(), findings.end(),
+                   [](const Finding& a, const Finding& b) { return a.level < b.level; });
+  std::vector<std::string> parts;
+  for (const Finding& finding : findings) parts.push_back(to_text(finding));
+  if (log_.dropped() > 0) {
+    parts.push_back(fmt::format("torchnan: {} more findings were counted, not kept (max_findings={})", log_.dropped(),
+                                options_.max_findings));
+  }
+  return fmt::format("{}", fmt::join(parts, "\n\n"));
+}
+
+}  // namespace torchnan

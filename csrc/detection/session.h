@@ -1,0 +1,97 @@
+// One detection: its options, its counts, its findings. Shared by every thread that takes part.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <torchnan/export.h>
+#include <torchnan/finding.h>
+#include <torchnan/options.h>
+#include <torchnan/sink.h>
+#include <torchnan/stats.h>
+
+#include "host/host_runtime.h"
+#include "process/fork_safe_mutex.h"
+#include "report/finding_log.h"
+#include "detection/counters.h"
+#include "detection/headroom_table.h"
+
+namespace torchnan {
+
+class TORCHNAN_API DetectionSession : public std::enable_shared_from_this<DetectionSession> {
+ public:
+  explicit DetectionSession(Options options);  // the options are valid
+
+  const Options& options() const { return options_; }
+  bool wants(Kind kind) const { return kind == Kind::kNaN ? options_.check_nan : options_.check_inf; }
+  // Whether skip_ops names this operator. `index` is that of its plan: the answer is worked out once.
+  bool is_skipped_op(const std::string& op, int index) const {
+    return !options_.skip_ops.empty() && is_skipped(op, index);
+  }
+
+  // The block of counters that only the thread with this id writes.
+  Counters& counters_of(uint64_t thread);
+  // Called by that thread: its counts are kept, its block is not.
+  void on_thread_exit(uint64_t thread);
+  Stats stats() const;
+  // A part of torchnan's own work has failed. Warns once for each part.
+  void count_internal_error(std::string_view part, std::string_view text) const;
+  void count_unreported_error() const { ++internal_errors_; }
+
+  // Null unless it is asked for.
+  HeadroomTable* headroom() const { return headroom_.get(); }
+
+  // A closed session is no longer worked for, by threads that have not left it either.
+  bool is_open() const { return open_.load(std::memory_order_relaxed); }
+  void open() { open_ = true; }
+  void close() { open_ = false; }
+
+  void mark_step(int64_t k);
+  // An optimizer step has ended. Counts only while nobody marks the steps.
+  void count_step();
+  int64_t step() const { return step_; }  // 1-based
+
+  void name_tensor(const std::string& name, const at::Tensor& tensor, bool is_buffer);
+  std::optional<Owner> named_owner(const c10::StorageImpl* storage) const;
+
+  void add_sink(std::unique_ptr<Sink> sink) { log_.add_sink(std::move(sink)); }
+  // All findings as text, most serious first.
+  std::string report() const;
+  FindingLog& log() { return log_; }
+  const FindingLog& log() const { return log_; }
+
+ private:
+  struct NamedStorage {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    Owner owner;
+  };
+
+  bool is_skipped(const std::string& op, int index) const;
+
+  enum Answer : int8_t { kUnknown, kYes, kNo };
+  static constexpr size_t kMaxIndex = 1 << 13;
+
+  const Options options_;
+  const std::unique_ptr<std::atomic<Answer>[]> skipped_;  // by index; null without skip_ops
+  const std::unique_ptr<HeadroomTable> headroom_;
+  FindingLog log_;
+  std::atomic<bool> open_{true};
+  std::atomic<int64_t> step_{1};
+  std::atomic<bool> step_marked_{false};
+  mutable std::atomic<int64_t> internal_errors_{0};
+  mutable Mutex mutex_;
+  std::map<uint64_t, Counters> counters_;  // by thread; a node of a map stays where it is. At 0 those that have left
+  std::unordered_map<const c10::StorageImpl*, NamedStorage> named_;
+  mutable std::set<std::string, std::less<>> warned_;  // parts that have failed
+};
+
+}  // namespace torchnan

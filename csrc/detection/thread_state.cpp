@@ -1,0 +1,137 @@
+#include "detection/thread_state.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+
+#include "process/fork_safe_mutex.h"
+#include "detection/error_containment.h"
+
+namespace torchnan {
+namespace {
+
+// The scopes that are open anywhere, oldest first.
+struct OpenScopes {
+  Mutex mutex;
+  std::vector<std::shared_ptr<DetectionSession>> scopes;
+  std::atomic<uint64_t> generation{1};  // changes with every entry and exit
+  std::atomic<int64_t> count{0};
+};
+
+OpenScopes& open = *new OpenScopes;  // never destroyed: threads may outlive static destructors
+
+bool remove_last(std::vector<std::shared_ptr<DetectionSession>>& scopes,
+                 const std::shared_ptr<DetectionSession>& session) {
+  const auto found = std::find(scopes.rbegin(), scopes.rend(), session);
+  if (found == scopes.rend()) return false;
+  scopes.erase(std::next(found).base());
+  return true;
+}
+
+uint64_t this_thread_id() { return static_cast<uint64_t>(syscall(SYS_gettid)); }
+
+void close_scope(const std::shared_ptr<DetectionSession>& session) {
+  const std::lock_guard lock(open.mutex);
+  if (!remove_last(open.scopes, session)) return;
+  ++open.generation;
+  --open.count;
+}
+
+const AtForkChild reset_after_fork(&ThreadState::reset_after_fork);
+
+}  // namespace
+
+int64_t open_scopes() { return open.count; }
+
+ThreadState::ThreadState() : id_(this_thread_id()) {}
+
+// A thread that ends inside a scope.
+ThreadState::~ThreadState() {
+  for (const auto& session : scopes_) close_scope(session);
+}
+
+ThreadState& ThreadState::current() {
+  thread_local ThreadState state;
+  return state;
+}
+
+DetectionSession* ThreadState::session() {
+  if (!scopes_.empty()) return current_->is_open() ? current_ : nullptr;
+  const uint64_t generation = open.generation.load(std::memory_order_acquire);
+  if (inherited_at_ == generation) return current_;
+  std::shared_ptr<DetectionSession> next;  // then the one before, which may end with this: not under the lock
+  {
+    const std::lock_guard lock(open.mutex);
+    if (!open.scopes.empty()) next = open.scopes.back();
+  }
+  inherited_.swap(next);
+  if (inherited_ == nullptr) {
+    refresh_current();
+  } else if (!contain(*inherited_, "taking a thread in", [this] { refresh_current(); })) {
+    return nullptr;  // the next operation tries again
+  }
+  inherited_at_ = generation;
+  return current_;
+}
+
+std::shared_ptr<DetectionSession> ThreadState::shared_session() {
+  if (session() == nullptr) return nullptr;
+  return scopes_.empty() ? inherited_ : scopes_.back();
+}
+
+void ThreadState::close(const DetectionSession& session) {
+  const auto is_its = [&](const auto& scope) { return scope.get() == &session; };
+  const std::lock_guard lock(open.mutex);
+  open.count -= static_cast<int64_t>(std::erase_if(open.scopes, is_its));  // the caller has the session, too
+  ++open.generation;
+}
+
+void ThreadState::remove_closed_sessions() {
+  if (std::erase_if(scopes_, [](const auto& scope) { return !scope->is_open(); }) > 0) refresh_current();
+}
+
+void ThreadState::reset_after_fork() {
+  ThreadState& mine = current();
+  mine.id_ = this_thread_id();
+  const std::lock_guard lock(open.mutex);
+  open.scopes =
+      mine.scopes_;  // no session ends here: the stacks of the other threads, which nobody unwinds, hold theirs
+  open.count = static_cast<int64_t>(open.scopes.size());
+  ++open.generation;
+}
+
+void ThreadState::refresh_current() {
+  DetectionSession* const next = scopes_.empty() ? inherited_.get() : scopes_.back().get();
+  if (next == current_) return;
+  current_ = nullptr;
+  counters_ = next == nullptr ? nullptr : &next->counters_of(id_);
+  current_ = next;
+}
+
+void ThreadState::enter(std::shared_ptr<DetectionSession> session) {
+  scopes_.reserve(scopes_.size() + 1);  // what can fail comes first, and leaves everything as it was
+  session->counters_of(id_);
+  session->open();
+  {
+    const std::lock_guard lock(open.mutex);
+    open.scopes.push_back(session);
+    ++open.generation;
+    ++open.count;
+  }
+  scopes_.push_back(std::move(session));
+  refresh_current();
+}
+
+void ThreadState::leave(const std::shared_ptr<DetectionSession>& session) {
+  if (!remove_last(scopes_, session)) return;
+  inherited_.reset();
+  inherited_at_ = 0;
+  refresh_current();
+  if (std::find(scopes_.begin(), scopes_.end(), session) == scopes_.end()) session->on_thread_exit(id_);
+  close_scope(session);
+}
+
+}  // namespace torchnan

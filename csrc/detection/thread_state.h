@@ -1,0 +1,71 @@
+// Which session a thread works for. The dispatch key travels with autograd's and jit's own threads; this follows it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <torchnan/export.h>
+
+#include "detection/session.h"
+
+namespace torchnan {
+
+class TORCHNAN_API ThreadState {
+ public:
+  static ThreadState& current();
+
+  // The innermost session entered by this thread; for a thread that entered none but runs on behalf of one that did,
+  // the one entered last in the process. Null if there is none: the key is a leftover.
+  DetectionSession* session();
+  std::shared_ptr<DetectionSession> shared_session();
+  Counters& counters() { return *counters_; }  // of session(), which is not null
+
+  // All scopes of this thread, innermost last.
+  const std::vector<std::shared_ptr<DetectionSession>>& scopes() const { return scopes_; }
+
+  void enter(std::shared_ptr<DetectionSession> session);
+  void leave(const std::shared_ptr<DetectionSession>& session);
+
+  uint64_t id() const { return id_; }
+
+  // The session is over, for threads that have not left it as well; these drop it when they come or go next.
+  static void close(const DetectionSession& session);
+  void remove_closed_sessions();
+
+  // In a child of fork(): the other threads are gone, and with them their scopes.
+  static void reset_after_fork();
+
+  // The autograd sequence number that the last operation saw (see call_sites/call_site_ring.h).
+  uint64_t last_sequence = 0;
+  uint64_t last_sequence_inside = 0;  // without grad mode
+
+  // How many results this thread has judged in the step under way.
+  int64_t next_result_index(int64_t step) {
+    if (step != step_) place_ = 0;
+    step_ = step;
+    return place_++;
+  }
+
+  // The backward pass that the last operation belonged to, -1 for none. Kept up only while something is non-finite.
+  int last_backward_pass = -1;
+
+ private:
+  ThreadState();
+  ~ThreadState();
+  void refresh_current();
+
+  std::vector<std::shared_ptr<DetectionSession>> scopes_;
+  std::shared_ptr<DetectionSession> inherited_;
+  uint64_t inherited_at_ = 0;  // the generation of open scopes it was adopted at
+  DetectionSession* current_ = nullptr;
+  Counters* counters_ = nullptr;
+  uint64_t id_ = 0;
+  int64_t step_ = 0;
+  int64_t place_ = 0;
+};
+
+// How many scopes are open in the process.
+TORCHNAN_API int64_t open_scopes();
+
+}  // namespace torchnan

@@ -1,0 +1,252 @@
+// What one thread of the scan does. Compiled for the device and, to be tested where there is none, for the host.
+#pragma once
+
+#include <stdint.h>
+
+#include "device/cuda/float_encoding.h"
+#include "device/cuda/scan_table.h"
+
+#ifdef __CUDACC__
+#define TORCHNAN_HOST_DEVICE __host__ __device__ __forceinline__
+#else
+#define TORCHNAN_HOST_DEVICE inline
+#endif
+
+namespace torchnan::cuda {
+
+// Words side by side in a register. The device has instructions for these; here is what they mean.
+template <typename Word>
+struct Packed {
+  using Register = uint32_t;
+};
+template <>
+struct Packed<uint64_t> {
+  using Register = uint64_t;
+};
+
+template <typename Word, typename Register, typename Of>
+TORCHNAN_HOST_DEVICE Register word_by_word(Register a, Register b, Of of) {
+  constexpr int kBits = 8 * sizeof(Word);
+  Register all = 0;
+  for (int at = 0; at < 8 * static_cast<int>(sizeof(Register)); at += kBits) {
+    all |= static_cast<Register>(of(static_cast<Word>(a >> at), static_cast<Word>(b >> at))) << at;
+  }
+  return all;
+}
+
+template <typename Word>
+TORCHNAN_HOST_DEVICE typename Packed<Word>::Register packed_max(typename Packed<Word>::Register a,
+                                                                typename Packed<Word>::Register b) {
+#ifdef __CUDA_ARCH__
+  if constexpr (sizeof(Word) == 1) return __vmaxu4(a, b);
+  if constexpr (sizeof(Word) == 2) return __vmaxu2(a, b);
+  if constexpr (sizeof(Word) >= 4) return a < b ? b : a;
+#else
+  return word_by_word<Word>(a, b, [](Word x, Word y) { return x < y ? y : x; });
+#endif
+}
+
+template <typename Word>
+TORCHNAN_HOST_DEVICE typename Packed<Word>::Register packed_add(typename Packed<Word>::Register a,
+                                                                typename Packed<Word>::Register b) {
+#ifdef __CUDA_ARCH__
+  if constexpr (sizeof(Word) == 1) return __vadd4(a, b);
+  if constexpr (sizeof(Word) == 2) return __vadd2(a, b);
+  if constexpr (sizeof(Word) >= 4) return a + b;
+#else
+  return word_by_word<Word>(a, b, [](Word x, Word y) { return static_cast<Word>(x + y); });
+#endif
+}
+
+// `a` where it is below `b`, else zero.
+template <typename Word>
+TORCHNAN_HOST_DEVICE typename Packed<Word>::Register packed_below(typename Packed<Word>::Register a,
+                                                                  typename Packed<Word>::Register b) {
+#ifdef __CUDA_ARCH__
+  if constexpr (sizeof(Word) == 1) return a & __vcmpltu4(a, b);
+  if constexpr (sizeof(Word) == 2) return a & __vcmpltu2(a, b);
+  if constexpr (sizeof(Word) >= 4) return a < b ? a : 0;
+#else
+  return word_by_word<Word>(a, b, [](Word x, Word y) { return x < y ? x : Word{0}; });
+#endif
+}
+
+// The same word in every place of a register.
+template <typename Word>
+TORCHNAN_HOST_DEVICE constexpr typename Packed<Word>::Register spread(Word word) {
+  using Register = typename Packed<Word>::Register;
+  Register all = 0;
+  for (unsigned at = 0; at < 8 * sizeof(Register); at += 8 * sizeof(Word)) all |= static_cast<Register>(word) << at;
+  return all;
+}
+
+// The largest magnitudes that one thread has met.
+template <FloatEncoding kSpelling, bool kWantsFinite>
+class Seen {
+ public:
+  using Word = typename Facts<kSpelling>::Word;
+  using Register = typename Packed<Word>::Register;
+
+  TORCHNAN_HOST_DEVICE void add(Register words) {
+    constexpr Register kMask = spread<Word>(Facts<kSpelling>::kMask);
+    if constexpr (Facts<kSpelling>::kBias != 0) words = packed_add<Word>(words, spread<Word>(Facts<kSpelling>::kBias));
+    const Register magnitudes = words & kMask;
+    most_ = packed_max<Word>(most_, magnitudes);
+    if constexpr (kWantsFinite) {
+      constexpr Register kInfinity = spread<Word>(Facts<kSpelling>::kInfinity);
+      most_finite_ = packed_max<Word>(most_finite_, packed_below<Word>(magnitudes, kInfinity));
+    }
+  }
+
+  // One word; the rest of the register is like it, so that a bias does no harm there.
+  TORCHNAN_HOST_DEVICE void add_word(Word word) { add(spread<Word>(word)); }
+
+  TORCHNAN_HOST_DEVICE uint64_t most() const { return largest(most_); }
+  TORCHNAN_HOST_DEVICE uint64_t most_finite() const { return largest(most_finite_); }
+
+ private:
+  static TORCHNAN_HOST_DEVICE uint64_t largest(Register words) {
+    Word best = 0;
+    for (unsigned at = 0; at < 8 * sizeof(Register); at += 8 * sizeof(Word)) {
+      const Word word = static_cast<Word>(words >> at);
+      best = best < word ? word : best;
+    }
+    return best;
+  }
+
+  Register most_ = 0;
+  Register most_finite_ = 0;
+};
+
+struct Found {
+  uint64_t most = 0;
+  uint64_t most_finite = 0;
+};
+
+// A 16-byte load.
+struct alignas(16) Pack {
+  uint32_t part[4];
+};
+
+template <FloatEncoding kSpelling, bool kWantsFinite>
+TORCHNAN_HOST_DEVICE void add_pack(Seen<kSpelling, kWantsFinite>& seen, const Pack& pack) {
+  if constexpr (sizeof(typename Facts<kSpelling>::Word) == 8) {
+    seen.add(pack.part[0] | static_cast<uint64_t>(pack.part[1]) << 32);
+    seen.add(pack.part[2] | static_cast<uint64_t>(pack.part[3]) << 32);
+  } else {
+    for (uint32_t part : pack.part) seen.add(part);
+  }
+}
+
+// What thread `thread` of kThreads sees of a chunk of an entry.
+template <FloatEncoding kSpelling, bool kWantsFinite>
+TORCHNAN_HOST_DEVICE Found scan_chunk(const Entry& entry, uint64_t chunk, uint32_t thread) {
+  using Word = typename Facts<kSpelling>::Word;
+  constexpr uint64_t kPack = sizeof(Pack);
+  const uint64_t begin = reinterpret_cast<uintptr_t>(entry.data);
+  const uint64_t end = begin + entry.words * sizeof(Word);
+  const uint64_t from = begin / kPack * kPack + chunk * kChunkBytes;
+  const uint64_t to = from + kChunkBytes < end ? from + kChunkBytes : end;
+
+  Seen<kSpelling, kWantsFinite> seen;
+  for (uint64_t at = from + thread * kPack; at < to; at += kThreads * kPack) {
+    if (at >= begin && at + kPack <= to) {
+      add_pack(seen, *reinterpret_cast<const Pack*>(at));
+      continue;
+    }
+    const uint64_t first = at < begin ? begin : at;  // the ragged ends
+    const uint64_t last = at + kPack < to ? at + kPack : to;
+    for (uint64_t word = first; word < last; word += sizeof(Word)) {
+      seen.add_word(*reinterpret_cast<const Word*>(word));
+    }
+  }
+  return {seen.most(), seen.most_finite()};
+}
+
+// Which entry block `block` of a launch reads a chunk of.
+TORCHNAN_HOST_DEVICE uint32_t entry_of(const Table& table, uint32_t block) {
+  uint32_t low = 0;
+  uint32_t high = table.entries;
+  while (high - low > 1) {
+    const uint32_t middle = (low + high) / 2;
+    if (table.first_chunk[middle] <= block) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+// What thread `thread` of `threads` in the whole launch sees of an entry that is not contiguous.
+template <FloatEncoding kSpelling, bool kWantsFinite>
+TORCHNAN_HOST_DEVICE Found scan_strided(const StridedEntry& strided, uint64_t thread, uint64_t threads) {
+  using Word = typename Facts<kSpelling>::Word;
+  const Word* data = static_cast<const Word*>(strided.entry.data);
+  uint64_t all = strided.entry.words;
+  for (uint32_t d = 0; d < strided.dims; ++d) all *= strided.size[d];
+
+  Seen<kSpelling, kWantsFinite> seen;
+  for (uint64_t index = thread; index < all; index += threads) {
+    uint64_t rest = index / strided.entry.words;
+    int64_t offset = static_cast<int64_t>(index % strided.entry.words * strided.run_stride);
+    for (uint32_t d = 0; d < strided.dims; ++d) {
+      offset += static_cast<int64_t>(rest % strided.size[d]) * strided.stride[d];
+      rest /= strided.size[d];
+    }
+    seen.add_word(data[offset]);
+  }
+  return {seen.most(), seen.most_finite()};
+}
+
+// Work with the spelling and the wish of an entry as constants.
+template <FloatEncoding kSpelling, typename Work>
+TORCHNAN_HOST_DEVICE Found as(bool track_max_finite, const Work& work) {
+  return track_max_finite ? work.template run<kSpelling, true>() : work.template run<kSpelling, false>();
+}
+
+template <typename Work>
+TORCHNAN_HOST_DEVICE Found specialised(const Entry& entry, const Work& work) {
+  switch (entry.spelling) {
+    case FloatEncoding::kFloat16:
+      return as<FloatEncoding::kFloat16>(entry.track_max_finite, work);
+    case FloatEncoding::kBFloat16:
+      return as<FloatEncoding::kBFloat16>(entry.track_max_finite, work);
+    case FloatEncoding::kFloat32:
+      return as<FloatEncoding::kFloat32>(entry.track_max_finite, work);
+    case FloatEncoding::kFloat64:
+      return as<FloatEncoding::kFloat64>(entry.track_max_finite, work);
+    case FloatEncoding::kFloat8_e5m2:
+      return as<FloatEncoding::kFloat8_e5m2>(entry.track_max_finite, work);
+    case FloatEncoding::kFloat8_e4m3fn:
+      return as<FloatEncoding::kFloat8_e4m3fn>(entry.track_max_finite, work);
+    case FloatEncoding::kFloat8_fnuz:
+      return as<FloatEncoding::kFloat8_fnuz>(entry.track_max_finite, work);
+    default:
+      return as<FloatEncoding::kFloat8_e8m0fnu>(entry.track_max_finite, work);
+  }
+}
+
+struct ChunkWork {
+  const Entry& entry;
+  uint64_t chunk;
+  uint32_t thread;
+
+  template <FloatEncoding kSpelling, bool kWantsFinite>
+  TORCHNAN_HOST_DEVICE Found run() const {
+    return scan_chunk<kSpelling, kWantsFinite>(entry, chunk, thread);
+  }
+};
+
+struct StridedWork {
+  const StridedEntry& strided;
+  uint64_t thread;
+  uint64_t threads;
+
+  template <FloatEncoding kSpelling, bool kWantsFinite>
+  TORCHNAN_HOST_DEVICE Found run() const {
+    return scan_strided<kSpelling, kWantsFinite>(strided, thread, threads);
+  }
+};
+
+}  // namespace torchnan::cuda

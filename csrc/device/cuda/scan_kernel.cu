@@ -1,0 +1,216 @@
+// The scan on the device: one read of every word, one atomic for each 64 KiB, and no word to the host while all is
+// well.
+#include "device/cuda/scan_library.h"
+
+#include <cuda_runtime.h>
+
+#include <new>
+
+#include "device/cuda/scan_body.h"
+
+namespace torchnan::cuda {
+namespace {
+
+constexpr uint32_t kWarp = 32;
+constexpr uint32_t kStridedBlocks = 1024;
+
+// What the kernels write to.
+struct Board {
+  Slot* slots;                // on the device
+  unsigned long long* first;  // on the device: the lowest number that passed its limit
+  volatile uint64_t* alarm;   // in host memory: the same, for the host to see
+};
+
+__device__ uint64_t warp_max(uint64_t value) {
+  for (uint32_t lanes = kWarp / 2; lanes > 0; lanes /= 2) {
+    const uint64_t other = __shfl_xor_sync(0xffffffff, value, lanes);
+    value = value < other ? other : value;
+  }
+  return value;
+}
+
+// The largest of a block, in its first thread.
+__device__ uint64_t block_max(uint64_t value) {
+  __shared__ uint64_t warps[kThreads / kWarp];
+  value = warp_max(value);
+  __syncthreads();
+  if (threadIdx.x % kWarp == 0) warps[threadIdx.x / kWarp] = value;
+  __syncthreads();
+  if (threadIdx.x >= kWarp) return 0;
+  return warp_max(threadIdx.x < kThreads / kWarp ? warps[threadIdx.x] : 0);
+}
+
+// Blocks raise the alarm in any order, and the host must end up with the lowest number: whoever has written a number
+// looks whether a lower one has come meanwhile.
+__device__ void raise_alarm(const Board& board, uint64_t number) {
+  if (atomicMin(board.first, number) <= number) return;
+  uint64_t written;
+  do {
+    written = *static_cast<volatile unsigned long long*>(board.first);
+    *board.alarm = written;
+    __threadfence_system();
+  } while (*static_cast<volatile unsigned long long*>(board.first) < written);
+}
+
+__device__ void put(const Board& board, const Entry& entry, const Found& found, uint64_t first) {
+  const uint64_t most = block_max(found.most);
+  const uint64_t most_finite = entry.track_max_finite ? block_max(found.most_finite) : 0;
+  if (threadIdx.x != 0) return;
+  const uint64_t number = first + entry.event_offset;
+  auto* slot = reinterpret_cast<unsigned long long*>(&board.slots[number % kSlots]);
+  if (most != 0) atomicMax(&slot[0], most);
+  if (most_finite != 0) atomicMax(&slot[1], most_finite);
+  if (most > entry.limit) raise_alarm(board, number);
+}
+
+__global__ void __launch_bounds__(kThreads) scan(const __grid_constant__ Table table, Board board, uint64_t first) {
+  const uint32_t which = entry_of(table, blockIdx.x);
+  const Entry& entry = table.entry[which];
+  const ChunkWork work{entry, blockIdx.x - table.first_chunk[which], threadIdx.x};
+  put(board, entry, specialised(entry, work), first);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    scan_strided_entry(const __grid_constant__ StridedEntry strided, Board board, uint64_t number) {
+  const uint64_t threads = static_cast<uint64_t>(gridDim.x) * kThreads;
+  const StridedWork work{strided, static_cast<uint64_t>(blockIdx.x) * kThreads + threadIdx.x, threads};
+  put(board, strided.entry, specialised(strided.entry, work), number);
+}
+
+__global__ void reset_alarm(Board board) {
+  *board.first = kNoAlarm;
+  *board.alarm = kNoAlarm;
+}
+
+}  // namespace
+}  // namespace torchnan::cuda
+
+using torchnan::cuda::Board;
+using torchnan::cuda::kNoAlarm;
+using torchnan::cuda::kThreads;
+using torchnan::cuda::Slot;
+using torchnan::cuda::StridedEntry;
+using torchnan::cuda::Table;
+
+struct TorchnanScanner {
+  int device;
+  uint64_t* alarm;  // pinned and mapped
+  Board board;
+};
+
+namespace {
+
+// Makes a device current, and the one before it again.
+class On {
+ public:
+  explicit On(int device) {
+    error_ = cudaGetDevice(&before_);
+    if (error_ == cudaSuccess && before_ != device) error_ = cudaSetDevice(device);
+    moved_ = error_ == cudaSuccess && before_ != device;
+  }
+  ~On() {
+    if (moved_) cudaSetDevice(before_);
+  }
+  On(const On&) = delete;
+  On& operator=(const On&) = delete;
+  cudaError_t error() const { return error_; }
+
+ private:
+  int before_ = 0;
+  bool moved_ = false;
+  cudaError_t error_ = cudaSuccess;
+};
+
+cudaError_t allocate(TorchnanScanner& scanner) {
+  void* seen_by_device = nullptr;
+  cudaError_t error = cudaHostAlloc(reinterpret_cast<void**>(&scanner.alarm), sizeof(uint64_t), cudaHostAllocMapped);
+  if (error == cudaSuccess) error = cudaHostGetDevicePointer(&seen_by_device, scanner.alarm, 0);
+  if (error == cudaSuccess)
+    error = cudaMalloc(reinterpret_cast<void**>(&scanner.board.slots), torchnan::cuda::kSlots * sizeof(Slot));
+  if (error == cudaSuccess) error = cudaMalloc(reinterpret_cast<void**>(&scanner.board.first), sizeof(uint64_t));
+  if (error == cudaSuccess) error = cudaMemset(scanner.board.slots, 0, torchnan::cuda::kSlots * sizeof(Slot));
+  if (error == cudaSuccess) error = cudaMemset(scanner.board.first, 0xff, sizeof(uint64_t));
+  if (error != cudaSuccess) return error;
+  scanner.board.alarm = static_cast<volatile uint64_t*>(seen_by_device);
+  *scanner.alarm = kNoAlarm;
+  return cudaDeviceSynchronize();
+}
+
+}  // namespace
+
+int torchnan_cuda_abi() { return TORCHNAN_CUDA_ABI; }
+
+const char* torchnan_cuda_error_text(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
+
+int torchnan_scanner_make(int device, TorchnanScanner** made) {
+  const On on(device);
+  if (on.error() != cudaSuccess) return on.error();
+  auto* scanner = new (std::nothrow) TorchnanScanner{device, nullptr, {nullptr, nullptr, nullptr}};
+  if (scanner == nullptr) return cudaErrorMemoryAllocation;
+  const cudaError_t error = allocate(*scanner);
+  if (error != cudaSuccess) {
+    torchnan_scanner_free(scanner);
+    return error;
+  }
+  *made = scanner;
+  return cudaSuccess;
+}
+
+int torchnan_scanner_free(TorchnanScanner* scanner) {
+  const On on(scanner->device);
+  const cudaError_t error = on.error() == cudaSuccess ? cudaDeviceSynchronize() : on.error();
+  cudaFree(scanner->board.slots);
+  cudaFree(scanner->board.first);
+  cudaFreeHost(scanner->alarm);
+  delete scanner;
+  return error;
+}
+
+const volatile uint64_t* torchnan_scanner_alarm(const TorchnanScanner* scanner) { return scanner->alarm; }
+
+int torchnan_scan(TorchnanScanner* scanner, const Table* table, uint64_t first, void* stream) {
+  const On on(scanner->device);
+  if (on.error() != cudaSuccess) return on.error();
+  const uint32_t blocks = table->first_chunk[table->entries];
+  if (blocks == 0) return cudaSuccess;
+  torchnan::cuda::scan<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(*table, scanner->board, first);
+  return cudaGetLastError();
+}
+
+int torchnan_scan_strided(TorchnanScanner* scanner, const StridedEntry* strided, uint64_t number, void* stream) {
+  const On on(scanner->device);
+  if (on.error() != cudaSuccess) return on.error();
+  torchnan::cuda::
+      scan_strided_entry<<<torchnan::cuda::kStridedBlocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+          *strided, scanner->board, number);
+  return cudaGetLastError();
+}
+
+int torchnan_scanner_clear(TorchnanScanner* scanner, uint32_t first, uint32_t count, void* stream) {
+  const On on(scanner->device);
+  if (on.error() != cudaSuccess) return on.error();
+  return cudaMemsetAsync(scanner->board.slots + first, 0, count * sizeof(Slot), static_cast<cudaStream_t>(stream));
+}
+
+int torchnan_scanner_quieten(TorchnanScanner* scanner, void* stream) {
+  const On on(scanner->device);
+  if (on.error() != cudaSuccess) return on.error();
+  torchnan::cuda::reset_alarm<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(scanner->board);
+  return cudaGetLastError();
+}
+
+int torchnan_scanner_read(TorchnanScanner* scanner, uint32_t first, uint32_t count, Slot* slots, void* stream) {
+  const On on(scanner->device);
+  if (on.error() != cudaSuccess) return on.error();
+  const auto queue = static_cast<cudaStream_t>(stream);
+  const cudaError_t error =
+      cudaMemcpyAsync(slots, scanner->board.slots + first, count * sizeof(Slot), cudaMemcpyDeviceToHost, queue);
+  return error == cudaSuccess ? cudaStreamSynchronize(queue) : error;
+}
+
+int torchnan_is_capturing(void* stream, int* capturing) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  const cudaError_t error = cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status);
+  *capturing = status != cudaStreamCaptureStatusNone ? 1 : 0;
+  return error;
+}

@@ -1,0 +1,69 @@
+// What a launch of the scan is told, and what it tells. Plain data for the host, the device and C: no torch, no CUDA.
+#pragma once
+
+#include <stdint.h>
+
+#include "device/cuda/float_encoding.h"
+
+namespace torchnan::cuda {
+
+// What a site has been seen to hold since its slot was cleared.
+struct Slot {
+  uint64_t most;         // the largest magnitude; at least `infinity` if something is not finite
+  uint64_t most_finite;  // the largest that is finite; kept only for entries that ask for it
+};
+
+// Contiguous words.
+struct Entry {
+  const void* data;       // aligned to the word
+  uint64_t words;         // at least one
+  uint64_t limit;         // a magnitude above it raises the alarm
+  uint32_t event_offset;  // its number is that much more than the first of the launch
+  FloatEncoding spelling;
+  bool track_max_finite;  // and so most_finite
+};
+
+constexpr uint32_t kMaxEntries = 110;
+constexpr uint32_t kThreads = 256;
+constexpr uint64_t kChunkBytes = 65536;  // read by one block
+
+// A launch of many tensors, in the kernel's own arguments: nothing is copied to the device before it.
+struct Table {
+  uint32_t entries;
+  uint32_t first_chunk[kMaxEntries + 1];  // of each entry, and one past the last
+  Entry entry[kMaxEntries];
+};
+static_assert(sizeof(Table) <= 4096, "kernel arguments end there on every device");
+
+// Words at regular distances: any tensor that is not contiguous.
+constexpr uint32_t kMaxDims = 12;
+struct StridedEntry {
+  Entry entry;          // `words` of each run
+  uint64_t run_stride;  // between two words of a run, in words
+  uint32_t dims;
+  uint64_t size[kMaxDims];
+  int64_t stride[kMaxDims];  // between two runs, in words
+};
+
+// Entries have numbers, which grow in the order in which the host came by. Entry n writes to slot n % kSlots. The alarm
+// is the lowest number whose limit was passed; kNoAlarm if none was.
+constexpr uint64_t kNoAlarm = ~uint64_t{0};
+constexpr uint32_t kSlots = 1 << 16;  // of each scanner: 1 MiB on the device
+
+// 64 KiB pieces that begin where a 16-byte pack does: only the first and the last have ragged ends.
+inline uint64_t chunks_of(const Entry& entry) {
+  const uint64_t past_pack = reinterpret_cast<uintptr_t>(entry.data) % 16;
+  return (past_pack + entry.words * facts_of(entry.spelling).word_bytes + kChunkBytes - 1) / kChunkBytes;
+}
+
+// False, and nothing done, if the table is full, or has as many chunks as a launch can have blocks.
+inline bool add(Table& table, const Entry& entry) {
+  if (table.entries >= kMaxEntries) return false;
+  const uint64_t chunks = table.first_chunk[table.entries] + chunks_of(entry);
+  if (chunks > INT32_MAX) return false;
+  table.entry[table.entries++] = entry;
+  table.first_chunk[table.entries] = static_cast<uint32_t>(chunks);
+  return true;
+}
+
+}  // namespace torchnan::cuda

@@ -1,0 +1,214 @@
+#include "operators/op_plan.h"
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include <ATen/core/enum_tag.h>
+#include <ATen/core/function_schema.h>
+#include <ATen/core/jit_type.h>
+
+#include "operators/op_traits.h"
+#include "process/fork_safe_mutex.h"
+
+namespace torchnan {
+namespace {
+
+using Handling = OpPlan::Handling;
+
+const c10::Type& without_optional(const c10::Type& type) {
+  if (const auto optional = type.cast<c10::OptionalType>()) return without_optional(*optional->getElementType());
+  return type;
+}
+
+bool holds_tensors(const c10::Type& type) {
+  const c10::Type& inner = without_optional(type);
+  if (inner.kind() == c10::TypeKind::TensorType) return true;
+  const auto list = inner.cast<c10::ListType>();
+  return list && holds_tensors(*list->getElementType());
+}
+
+bool is_number(const c10::Type& type) {
+  const auto kind = without_optional(type).kind();
+  return kind == c10::TypeKind::NumberType || kind == c10::TypeKind::FloatType;
+}
+
+bool is_written(const c10::Argument& argument) {
+  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+}
+
+bool is_view_of_argument(const c10::Argument& returned) {
+  return returned.alias_info() != nullptr && !returned.alias_info()->isWrite();
+}
+
+bool is_decomposed(const c10::OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+         !op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) &&
+         !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) && !op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+}
+
+// Positions of `schema` that are tensors or lists of them, by role.
+void read_schema(const c10::FunctionSchema& schema, std::string_view base, OpPlan& plan) {
+  const bool old_values_ignored = overwrites_fully(base);
+  c10::SmallVector<bool, 8> returned(schema.arguments().size(), false);
+  for (size_t r = 0; r < schema.returns().size(); ++r) {
+    const c10::Argument& result = schema.returns()[r];
+    if (!holds_tensors(*result.type()) || is_saved_for_backward(base, r)) continue;
+    if (is_view_of_argument(result) && !is_constant_factory(base))
+      continue;  // lift_fresh: what torch.tensor() was given
+    plan.checked_returns.push_back(static_cast<uint16_t>(r));
+    if (!is_written(result)) continue;
+    for (size_t a = 0; a < schema.arguments().size(); ++a) {
+      const c10::Argument& argument = schema.arguments()[a];
+      if (is_written(argument) && argument.alias_info()->beforeSets() == result.alias_info()->beforeSets()) {
+        returned[a] = true;
+      }
+    }
+  }
+  for (size_t a = 0; a < schema.arguments().size(); ++a) {
+    const c10::Argument& argument = schema.arguments()[a];
+    const bool tensors = holds_tensors(*argument.type());
+    if (tensors || is_number(*argument.type())) plan.saved_arguments.push_back(static_cast<uint16_t>(a));
+    plan.argument_names.push_back(argument.name());
+    if (!tensors || !(is_written(argument) || mutates_undeclared_argument(base, argument.name()))) continue;
+    const auto kept = static_cast<uint16_t>(plan.saved_arguments.size() - 1);
+    const bool is_out = argument.kwarg_only();
+    plan.written.push_back({kept, !is_out && !old_values_ignored, returned[a]});
+  }
+}
+
+Handling course_of(const c10::OperatorHandle& op, const OpPlan& plan, std::string_view ns, std::string_view base) {
+  if (is_decomposed(op)) return Handling::kDecompose;
+  if (reads_scalar_to_host(base)) return Handling::kRead;
+  if (ns == "aten" && returns_uninitialized(base)) return Handling::kAllocate;
+  if (ns == "aten" && is_view_with_arithmetic_backward(base)) return Handling::kRecordCallSite;
+  if (plan.is_constant_factory) return Handling::kCheck;
+  if (ns == "profiler" || base == "_unsafe_view" || base == "_reshape_alias") return Handling::kPass;
+  const bool nothing_to_check = plan.checked_returns.empty() && plan.written.empty();
+  return nothing_to_check ? Handling::kPass : Handling::kCheck;
+}
+
+// A fixed table from operator to plan, filled as operators come by; reading takes no lock.
+class PlanTable {
+ public:
+  const OpPlan& of(const c10::OperatorHandle& op) {
+    const void* key = &op.operator_name();  // lives as long as the registration
+    for (size_t i = slot_of(key);; i = (i + 1) % kSlots) {
+      const void* held = slots_[i].key.load(std::memory_order_acquire);
+      if (held == key) return *slots_[i].plan.load(std::memory_order_acquire);
+      if (held == nullptr) return add(op, key);
+    }
+  }
+
+  void forget(const c10::OperatorHandle& op) {
+    const std::lock_guard lock(mutex_);
+    const void* key = &op.operator_name();
+    if (auto late = overflow_plans_.extract(key)) plans_.push_back(std::move(late.mapped()));
+    for (size_t i = slot_of(key);; i = (i + 1) % kSlots) {
+      const void* held = slots_[i].key.load(std::memory_order_relaxed);
+      if (held == nullptr) return;
+      if (held != key) continue;
+      // The address may serve another operator later.
+      slots_[i].key.store(&tombstone_, std::memory_order_release);
+      return;
+    }
+  }
+
+  void forget_name(std::string_view name) {
+    const std::lock_guard lock(mutex_);
+    for (Slot& slot : slots_) {
+      const OpPlan* plan = slot.plan.load(std::memory_order_relaxed);
+      if (plan != nullptr && without_underscore(plan->name) == name) slot.key.store(&tombstone_);
+    }
+    for (auto& [key, plan] : overflow_plans_) plans_.push_back(std::move(plan));
+    overflow_plans_.clear();
+  }
+
+ private:
+  static constexpr size_t kSlots = 2 * OpPlan::kMaxPlans;
+  struct Slot {
+    std::atomic<const void*> key{nullptr};
+    std::atomic<const OpPlan*> plan{nullptr};
+  };
+
+  static size_t slot_of(const void* key) { return (reinterpret_cast<uintptr_t>(key) * 0x9e3779b97f4a7c15ull) >> 50; }
+
+  const OpPlan& add(const c10::OperatorHandle& op, const void* key) {
+    const std::lock_guard lock(mutex_);
+    size_t i = slot_of(key);
+    for (; slots_[i].key.load(std::memory_order_relaxed) != nullptr; i = (i + 1) % kSlots) {
+      if (slots_[i].key.load(std::memory_order_relaxed) == key) return *slots_[i].plan.load();
+    }
+    // Of thousands of custom operators the late ones are looked up under the lock.
+    if (plans_.size() >= OpPlan::kMaxPlans) {
+      std::unique_ptr<OpPlan>& late = overflow_plans_[key];
+      if (late == nullptr) late = std::make_unique<OpPlan>(make_plan(op));
+      return *late;
+    }
+    plans_.push_back(std::make_unique<OpPlan>(make_plan(op)));
+    plans_.back()->index = static_cast<int>(plans_.size()) - 1;
+    slots_[i].plan.store(plans_.back().get(), std::memory_order_release);
+    slots_[i].key.store(key, std::memory_order_release);
+    return *plans_.back();
+  }
+
+  std::array<Slot, kSlots> slots_;
+  Mutex mutex_{Mutex::kPlans};
+  std::vector<std::unique_ptr<OpPlan>> plans_;  // never shrinks: a call under way may hold a forgotten plan
+  std::unordered_map<const void*, std::unique_ptr<OpPlan>> overflow_plans_;
+  const char tombstone_ = 0;
+};
+
+class DeregistrationListener final : public c10::OpRegistrationListener {
+ public:
+  explicit DeregistrationListener(PlanTable& table) : table_(table) {}
+  void onOperatorRegistered(const c10::OperatorHandle&) override {}
+  void onOperatorDeregistered(const c10::OperatorHandle& op) override { table_.forget(op); }
+
+ private:
+  PlanTable& table_;
+};
+
+// Never destroyed: operators run until the process ends.
+PlanTable& plan_table = *new PlanTable;
+[[maybe_unused]] const auto& registration = *new c10::RegistrationHandleRAII(
+    c10::Dispatcher::singleton().addRegistrationListener(std::make_unique<DeregistrationListener>(plan_table)));
+
+}  // namespace
+
+OpPlan make_plan(const c10::OperatorHandle& op) {
+  OpPlan plan;
+  plan.name = op.operator_name().name;
+  plan.overload = op.operator_name().overload_name;
+  const size_t colons = plan.name.find("::");
+  const std::string_view ns = std::string_view(plan.name).substr(0, colons);
+  const std::string_view base = std::string_view(plan.name).substr(colons + 2);
+  const c10::FunctionSchema& schema = op.schema();
+  plan.arguments = static_cast<uint16_t>(schema.arguments().size());
+  plan.returns = static_cast<uint16_t>(schema.returns().size());
+  plan.returns_allocation = returns_allocation(base);
+  plan.is_data_movement = is_data_movement(base);
+  plan.is_passthrough = is_passthrough(base);
+  plan.absorbs_negative_infinity = absorbs_negative_infinity(base);
+  plan.is_comparison = is_comparison(base);
+  plan.is_constant_factory = is_constant_factory(base);
+  plan.is_grad_scaler_check = is_grad_scaler_check(base);
+  plan.is_foreach_elementwise = is_foreach_elementwise(base);
+  plan.is_async_collective = is_async_collective(ns, base);
+  plan.pointwise = op.hasTag(at::Tag::pointwise) || base == "_to_copy";
+  plan.proves_nonnegative_input = proves_nonnegative_input(base);
+  plan.bounds = rule_of(plan.name);
+  plan.elementwise_in_self = is_elementwise_in_self(base);
+  read_schema(schema, base, plan);
+  plan.handling = course_of(op, plan, ns, base);
+  return plan;
+}
+
+const OpPlan& plan_of(const c10::OperatorHandle& op) { return plan_table.of(op); }
+
+void invalidate_plans(std::string_view name) { plan_table.forget_name(name); }
+
+}  // namespace torchnan

@@ -1,0 +1,190 @@
+#include "operators/op_traits.h"
+
+#include <algorithm>
+#include <array>
+
+namespace torchnan {
+namespace {
+
+template <size_t N>
+bool contains(const std::array<std::string_view, N>& names, std::string_view op) {
+  return std::find(names.begin(), names.end(), op) != names.end();
+}
+
+using namespace std::string_view_literals;
+
+constexpr std::array kUninitialized = {
+    "empty"sv,
+    "empty_like"sv,
+    "empty_strided"sv,
+    "empty_permuted"sv,
+    "empty_quantized"sv,
+    "new_empty"sv,
+    "resize_"sv,
+    "resize_as_"sv,
+    "resize"sv,
+    "resize_as"sv,
+    "_resize_output_"sv,
+    "set_"sv,
+    "_unsafe_set_"sv,
+    "_efficientzerotensor"sv,
+    "new_empty_strided"sv,
+    "_empty_affine_quantized"sv,
+    "_empty_per_channel_affine_quantized"sv,
+    "resize_as_sparse_"sv,
+    "sparse_resize_"sv,
+    "sparse_resize_and_clear_"sv,
+    "_pin_memory"sv,
+};
+
+constexpr std::array kIgnoresOld = {
+    "copy_"sv,       "fill_"sv,      "zero_"sv,          "normal_"sv,        "uniform_"sv,
+    "random_"sv,     "bernoulli_"sv, "exponential_"sv,   "cauchy_"sv,        "geometric_"sv,
+    "log_normal_"sv, "_copy_from"sv, "_foreach_copy_"sv, "_foreach_zero_"sv, "copy_sparse_to_sparse_"sv,
+    "eye"sv,
+};
+
+constexpr std::array kHandsOn = {
+    "lift"sv,       "lift_fresh"sv,       "lift_fresh_copy"sv, "clone"sv, "_to_copy"sv, "copy_"sv, "copy"sv,
+    "_copy_from"sv, "_foreach_copy_"sv,   "_unsafe_view"sv,    "zero_"sv, "fill_"sv,    "set_"sv,  "resize_"sv,
+    "index_put_"sv, "_index_put_impl_"sv,
+};
+
+constexpr std::array kAbsorbsNegativeInfinity = {
+    "exp"sv,  "exp2"sv,  "expm1"sv, "sigmoid"sv,  "softplus"sv,  "_softmax"sv,  "_safe_softmax"sv, "_log_softmax"sv,
+    "relu"sv, "relu_"sv, "exp_"sv,  "sigmoid_"sv, "logsumexp"sv, "logaddexp"sv, "logcumsumexp"sv,
+};
+
+constexpr std::array kCompares = {
+    "isnan"sv, "isinf"sv, "isposinf"sv, "isneginf"sv, "isfinite"sv, "isclose"sv, "allclose"sv, "equal"sv,
+    "eq"sv,    "ne"sv,    "lt"sv,       "le"sv,       "gt"sv,       "ge"sv,      "signbit"sv,  "measure"sv,
+};
+
+constexpr std::array kElementwiseInSelf = {
+    "addmm"sv, "addmm_"sv, "baddbmm"sv, "baddbmm_"sv, "addbmm"sv, "addmv"sv, "addr"sv, "_addmm_activation"sv,
+};
+
+constexpr std::array kMoves = {
+    "clone"sv,
+    "_to_copy"sv,
+    "copy_"sv,
+    "copy"sv,
+    "cat"sv,
+    "stack"sv,
+    "_cat"sv,
+    "index"sv,
+    "index_select"sv,
+    "gather"sv,
+    "take"sv,
+    "masked_select"sv,
+    "embedding"sv,
+    "repeat"sv,
+    "roll"sv,
+    "flip"sv,
+    "tril"sv,
+    "triu"sv,
+    "constant_pad_nd"sv,
+    "expand_copy"sv,
+    "view_copy"sv,
+    "select_copy"sv,
+    "slice_copy"sv,
+    "permute_copy"sv,
+    "t_copy"sv,
+    "transpose_copy"sv,
+    "_reshape_copy"sv,
+    "_unsafe_view"sv,
+    "lift_fresh"sv,
+    "lift"sv,
+    "lift_fresh_copy"sv,
+    "index_put_"sv,
+    "index_put"sv,
+    "_index_put_impl_"sv,
+    "masked_fill"sv,
+    "masked_fill_"sv,
+    "masked_scatter"sv,
+    "masked_scatter_"sv,
+    "where"sv,
+    "scatter"sv,
+    "scatter_"sv,
+    "index_copy"sv,
+    "index_copy_"sv,
+    "index_fill"sv,
+    "index_fill_"sv,
+    "fill"sv,
+    "fill_"sv,
+    "full"sv,
+    "full_like"sv,
+    "new_full"sv,
+    "scalar_tensor"sv,
+    "fill_diagonal_"sv,
+    "unbind_copy"sv,
+    "split_copy"sv,
+    "slice_scatter"sv,
+    "select_scatter"sv,
+    "diagonal_scatter"sv,
+    "as_strided_scatter"sv,
+    "select_backward"sv,
+    "slice_backward"sv,
+    "alias_copy"sv,
+    "detach_copy"sv,
+    "unfold_copy"sv,
+    "diagonal_copy"sv,
+    "_foreach_copy_"sv,
+    "put"sv,
+    "put_"sv,
+    "take_along_dim"sv,
+    "sort"sv,
+    "topk"sv,
+    "_pad_enum"sv,
+    "reflection_pad1d"sv,
+    "reflection_pad2d"sv,
+    "replication_pad1d"sv,
+    "replication_pad2d"sv,
+    "channel_shuffle"sv,
+    "pixel_shuffle"sv,
+    "pixel_unshuffle"sv,
+    "_to_dense"sv,
+    "complex"sv,
+    "rot90"sv,
+    "block_diag"sv,
+};
+
+constexpr std::array kConstants = {
+    "lift_fresh"sv, "scalar_tensor"sv, "full"sv, "full_like"sv, "new_full"sv, "fill_"sv, "fill"sv, "fill_diagonal_"sv,
+};
+
+// as_strided is left out: it is what every other view calls inside.
+constexpr std::array kArithmeticBackward = {"expand"sv, "unfold"sv};
+
+}  // namespace
+
+bool returns_uninitialized(std::string_view op) { return contains(kUninitialized, op); }
+bool returns_allocation(std::string_view op) {
+  return op.find("empty") != std::string_view::npos || op.find("resize") != std::string_view::npos;
+}
+bool overwrites_fully(std::string_view op) { return contains(kIgnoresOld, op); }
+bool is_data_movement(std::string_view op) { return contains(kMoves, op); }
+bool is_passthrough(std::string_view op) { return contains(kHandsOn, op); }
+bool absorbs_negative_infinity(std::string_view op) { return contains(kAbsorbsNegativeInfinity, op); }
+bool is_comparison(std::string_view op) { return contains(kCompares, op); }
+bool is_elementwise_in_self(std::string_view op) { return contains(kElementwiseInSelf, op); }
+bool mutates_undeclared_argument(std::string_view op, std::string_view argument) {
+  const bool is_batch_norm = op == "native_batch_norm" || op == "cudnn_batch_norm" || op == "miopen_batch_norm" ||
+                             op == "batch_norm_update_stats";
+  return is_batch_norm && (argument == "running_mean" || argument == "running_var");
+}
+bool is_constant_factory(std::string_view op) { return contains(kConstants, op); }
+bool is_view_with_arithmetic_backward(std::string_view op) { return contains(kArithmeticBackward, op); }
+bool is_saved_for_backward(std::string_view op, size_t output) { return op == "_ctc_loss" && output == 1; }
+bool proves_nonnegative_input(std::string_view op) { return op == "sqrt" || op == "_foreach_sqrt"; }
+bool reads_scalar_to_host(std::string_view op) { return op == "_local_scalar_dense"; }
+bool is_grad_scaler_check(std::string_view op) { return op == "_amp_foreach_non_finite_check_and_unscale_"; }
+bool is_foreach_elementwise(std::string_view op) {
+  const auto is = [&](std::string_view family) { return op.rfind(family, 0) == 0; };
+  return is("_foreach_") || is("_fused_ada") || is("_fused_sgd") || is_grad_scaler_check(op);
+}
+bool is_async_collective(std::string_view ns, std::string_view op) {
+  return ns == "c10d" || (ns == "_c10d_functional" && op != "wait_tensor");
+}
+
+}  // namespace torchnan

@@ -1,0 +1,19 @@
+// What is asked of the host for a report. A question that fails leaves its answer open; the report is made without it.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "host/host_runtime.h"
+#include "detection/session.h"
+
+namespace torchnan {
+
+Place query_site(const Site& site, const DetectionSession& session);
+std::vector<Place> query_sites(const std::vector<Site>& sites, const DetectionSession& session);
+bool ask_is_loss_scaling(const Site& site, const DetectionSession& session);
+std::optional<Owner> ask_owner(const c10::StorageImpl* storage, SiteId use, bool everywhere,
+                               const DetectionSession& session);
+std::vector<Held> ask_held(const std::vector<at::Tensor>& tensors, const DetectionSession& session);
+
+}  // namespace torchnan

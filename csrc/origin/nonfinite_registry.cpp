@@ -1,0 +1,246 @@
+#include "origin/nonfinite_registry.h"
+
+#include <algorithm>
+
+#include <torch/csrc/autograd/variable.h>
+
+#include "process/work_counters.h"
+#include "scan/tensor_scan.h"
+#include "host/host_runtime.h"
+
+namespace torchnan {
+namespace {
+
+const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
+  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  return impl->has_storage() ? impl->unsafe_storage().unsafeGetStorageImpl() : nullptr;
+}
+
+NonfiniteRegistry::ProvenancePtr both(const Provenance& a, const Provenance& b) {
+  std::vector<Cause> causes = a.causes();
+  causes.insert(causes.end(), b.causes().begin(), b.causes().end());
+  return std::make_shared<Provenance>(std::move(causes));
+}
+
+// A tensor as rows of memory: every `stride` elements, from `phase` on, `width` elements. No stride: one row.
+struct Rows {
+  int64_t stride = 0;
+  int64_t phase = 0;
+  int64_t width = 1;
+
+  Rows(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, int64_t offset) {
+    for (size_t d = 0; d < sizes.size(); ++d) {
+      if (sizes[d] > 1) stride = std::max(stride, strides[d]);
+    }
+    for (size_t d = 0; d < sizes.size(); ++d) {
+      if (strides[d] != stride) width += (sizes[d] - 1) * strides[d];
+    }
+    phase = stride > 0 ? offset % stride : offset;
+    if (phase + width > stride) *this = Rows(phase);  // from one row into the next: no pattern to tell
+  }
+
+ private:
+  explicit Rows(int64_t offset) : phase(offset) {}
+};
+
+NonfiniteRegistry& of_process = *new NonfiniteRegistry;  // never destroyed: threads may outlive static destructors
+
+}  // namespace
+
+// Columns of one table lie within each other's spans without having an element in common.
+bool NonfiniteRegistry::overlap(const Region& a, const Region& b) {
+  if (a.end <= b.begin || b.end <= a.begin) return false;
+  const Rows in_a(a.sizes, a.strides, a.offset);
+  const Rows in_b(b.sizes, b.strides, b.offset);
+  if (a.dtype != b.dtype || in_a.stride == 0 || in_a.stride != in_b.stride) return true;
+  return in_a.phase < in_b.phase + in_b.width && in_b.phase < in_a.phase + in_a.width;
+}
+
+// Nothing is forgotten, but of the two nobody can tell any more which is where.
+void NonfiniteRegistry::merge_last(std::vector<Region>& regions) {
+  const Region& last = regions.back();
+  Region merged = regions[regions.size() - 2];
+  merged.record = both(*merged.record, *last.record);
+  merged.begin = std::min(merged.begin, last.begin);
+  merged.end = std::max(merged.end, last.end);
+  const auto item = static_cast<int64_t>(c10::elementSize(merged.dtype));
+  merged.offset = merged.begin / item;
+  merged.sizes = {(merged.end - merged.begin) / item};
+  merged.strides = {1};
+  merged.dense = true;
+  regions.pop_back();
+  regions.back() = std::move(merged);
+}
+
+// Moves those that `is_gone` says to `overwritten`. If anything throws, it does so before the first is moved.
+template <typename IsGone>
+void NonfiniteRegistry::take(std::vector<Region>& regions, std::vector<Region>& overwritten, IsGone&& is_gone) {
+  std::vector<bool> gone;
+  for (const Region& region : regions) gone.push_back(is_gone(region));
+  overwritten.reserve(regions.size());
+  size_t kept = 0;
+  for (size_t i = 0; i < regions.size(); ++i) {
+    if (gone[i]) {
+      overwritten.push_back(std::move(regions[i]));
+    } else if (kept++ != i) {
+      regions[kept - 1] = std::move(regions[i]);
+    }
+  }
+  regions.erase(regions.begin() + static_cast<std::ptrdiff_t>(kept), regions.end());
+}
+
+NonfiniteRegistry::Region NonfiniteRegistry::region_of(const at::Tensor& tensor, ProvenancePtr record) {
+  Region region;
+  region.dtype = tensor.scalar_type();
+  region.keys = tensor.unsafeGetTensorImpl()->key_set();
+  region.sizes = tensor.sizes().vec();
+  region.strides = tensor.strides().vec();
+  region.offset = tensor.storage_offset();
+  int64_t span = 1;
+  for (size_t d = 0; d < region.sizes.size(); ++d) span += (region.sizes[d] - 1) * region.strides[d];
+  const int64_t item = static_cast<int64_t>(tensor.itemsize());
+  region.begin = region.offset * item;
+  region.end = region.begin + span * item;
+  region.dense = tensor.is_non_overlapping_and_dense();
+  region.record = std::move(record);
+  // For produced_by() alone: PyTorch refuses to swap a tensor that somebody refers to weakly.
+  if (!program().reports_backward_roots()) region.tensor = tensor.getIntrusivePtr();
+  return region;
+}
+
+at::Tensor NonfiniteRegistry::tensor_of(const Region& region, c10::intrusive_ptr<c10::StorageImpl> storage) {
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)), region.keys,
+                                                         c10::scalarTypeToTypeMeta(region.dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(region.sizes, region.strides, region.offset);
+  return tensor;
+}
+
+NonfiniteRegistry::ProvenancePtr NonfiniteRegistry::find(const at::Tensor& tensor) const {
+  const c10::StorageImpl* storage = storage_of(tensor);
+  if (storage == nullptr) return nullptr;
+  const Region wanted = region_of(tensor, nullptr);
+  const std::lock_guard lock(mutex_);
+  const auto entry = entries_.find(storage);
+  if (entry == entries_.end()) return nullptr;
+  ProvenancePtr found;
+  for (const Region& region : entry->second.regions) {
+    if (!overlap(region, wanted) || found == region.record) continue;
+    found = found == nullptr ? region.record : both(*found, *region.record);
+  }
+  return found;
+}
+
+bool NonfiniteRegistry::knows(const at::Tensor& tensor) const {
+  const c10::StorageImpl* storage = storage_of(tensor);
+  if (storage == nullptr) return false;
+  const std::lock_guard lock(mutex_);
+  return entries_.count(storage) != 0;
+}
+
+void NonfiniteRegistry::remember(const at::Tensor& tensor, ProvenancePtr record) {
+  const c10::StorageImpl* storage = storage_of(tensor);
+  if (storage == nullptr) return;
+  ++work_counters().remembered;
+  Region region = region_of(tensor, std::move(record));
+  c10::weak_intrusive_ptr<c10::StorageImpl> weak(tensor.storage().getWeakStorageImpl());
+  std::vector<Region> overwritten;  // released after the lock, as are the dead
+  std::vector<Entry> dead;
+  const std::lock_guard lock(mutex_);
+  dead = drain_expired();
+  auto& regions = entries_.try_emplace(storage, Entry{std::move(weak), {}}).first->second.regions;
+  size_ = entries_.size();
+  regions.reserve(regions.size() + 1);
+  take(regions, overwritten,
+       [&](const Region& old) { return region.dense && region.begin <= old.begin && old.end <= region.end; });
+  regions.push_back(std::move(region));
+  if (regions.size() > kMaxRegions) merge_last(regions);
+}
+
+void NonfiniteRegistry::settle(const at::Tensor& tensor) {
+  const c10::StorageImpl* storage = storage_of(tensor);
+  if (storage == nullptr || !knows(tensor)) return;
+  const Region written = region_of(tensor, nullptr);
+  std::vector<Region> overwritten;
+  const std::lock_guard lock(mutex_);
+  const auto entry = entries_.find(storage);
+  if (entry == entries_.end()) return;
+  auto& regions = entry->second.regions;
+  take(regions, overwritten, [&](const Region& old) {
+    if (!overlap(old, written)) return false;
+    if (written.dense && written.begin <= old.begin && old.end <= written.end) return true;
+    auto owner = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(const_cast<c10::StorageImpl*>(storage));
+    return !kinds_of(tensor_of(old, std::move(owner))).any();  // the caller holds the storage too
+  });
+  if (regions.empty()) entries_.erase(entry);
+  size_ = entries_.size();
+}
+
+std::vector<NonfiniteRegistry::Alive> NonfiniteRegistry::alive() const {
+  struct Candidate {
+    c10::intrusive_ptr<c10::StorageImpl> storage;
+    std::vector<Region> regions;
+  };
+  std::vector<Candidate> candidates;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [key, entry] : entries_) candidates.push_back({entry.storage.lock(), entry.regions});
+  }
+  std::vector<Alive> found;
+  for (Candidate& candidate : candidates) {
+    if (!candidate.storage) continue;
+    for (const Region& region : candidate.regions) {
+      at::Tensor tensor = tensor_of(region, candidate.storage);
+      if (kinds_of(tensor).any()) found.push_back({std::move(tensor), region.record});
+    }
+  }
+  std::sort(found.begin(), found.end(), [](const Alive& a, const Alive& b) {
+    return a.record->first().root->sequence < b.record->first().root->sequence;
+  });
+  return found;
+}
+
+std::vector<NonfiniteRegistry::Alive> NonfiniteRegistry::produced_by(const torch::autograd::Node& node) const {
+  std::vector<Alive> candidates;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [key, entry] : entries_) {
+      for (const Region& region : entry.regions) {
+        if (auto tensor = region.tensor.lock()) candidates.push_back({at::Tensor(std::move(tensor)), region.record});
+      }
+    }
+  }
+  std::vector<Alive> found;
+  for (Alive& candidate : candidates) {
+    // Not grad_fn(), which may compute the history of a view anew.
+    const auto* meta = torch::autograd::impl::get_autograd_meta(candidate.tensor);
+    if (meta != nullptr && meta->grad_fn_.get() == &node) found.push_back(std::move(candidate));
+  }
+  return found;
+}
+
+std::vector<NonfiniteRegistry::Entry> NonfiniteRegistry::drain_expired() {
+  std::vector<Entry> dead;
+  if (entries_.size() < look_at_size_) return dead;
+  dead.reserve(entries_.size());  // nothing fails half way
+  for (auto entry = entries_.begin(); entry != entries_.end();) {
+    if (entry->second.storage.expired()) {
+      dead.push_back(std::move(entry->second));
+      entry = entries_.erase(entry);
+    } else {
+      ++entry;
+    }
+  }
+  look_at_size_ = std::max(kFewEntries, 2 * entries_.size());
+  return dead;
+}
+
+void NonfiniteRegistry::clear() {
+  std::unordered_map<const c10::StorageImpl*, Entry> released;
+  const std::lock_guard lock(mutex_);
+  released.swap(entries_);
+  size_ = 0;
+}
+
+NonfiniteRegistry& nonfinite_registry() { return of_process; }
+
+}  // namespace torchnan

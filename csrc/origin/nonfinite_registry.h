@@ -1,0 +1,98 @@
+// Which tensors are non-finite right now, and why. Empty in a healthy run.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <torchnan/export.h>
+
+#include "origin/provenance.h"
+#include "process/fork_safe_mutex.h"
+
+namespace torch::autograd {
+struct Node;
+}
+
+namespace torchnan {
+
+// Non-finite values by the storage that holds them. Keeps no tensor alive: an entry ends soon after its storage, is
+// moved or dropped when an operation writes over it, and an address is never taken for another's.
+class TORCHNAN_API NonfiniteRegistry {
+ public:
+  using ProvenancePtr = std::shared_ptr<const Provenance>;
+
+  bool in_use() const noexcept { return size_.load(std::memory_order_relaxed) != 0; }
+  size_t size() const noexcept { return size_.load(std::memory_order_relaxed); }
+
+  // The record of the values of `tensor`, which the caller knows to be non-finite; null if nobody saw them made. It
+  // has the causes of everything that overlaps with the tensor.
+  ProvenancePtr find(const at::Tensor& tensor) const;
+
+  // Whether anything in the storage of `tensor` is remembered.
+  bool knows(const at::Tensor& tensor) const;
+
+  void remember(const at::Tensor& tensor, ProvenancePtr record);
+
+  // `tensor` has been written and is finite now: forgets what that overwrote.
+  void settle(const at::Tensor& tensor);
+
+  struct Alive {
+    at::Tensor tensor;
+    ProvenancePtr record;
+  };
+  // What is still alive and still non-finite.
+  std::vector<Alive> alive() const;
+
+  // The tensors that the program still has and that this backward node is the history of.
+  std::vector<Alive> produced_by(const torch::autograd::Node& node) const;
+
+  void clear();
+
+ private:
+  // A tensor as it was when it was remembered, without keeping its storage alive.
+  struct Region {
+    c10::ScalarType dtype;
+    c10::DispatchKeySet keys;
+    std::vector<int64_t> sizes;
+    std::vector<int64_t> strides;
+    int64_t offset = 0;  // elements
+    int64_t begin = 0;   // bytes: the span of its elements
+    int64_t end = 0;
+    bool dense = false;
+    ProvenancePtr record;
+    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor{at::Tensor().getIntrusivePtr()};
+  };
+  struct Entry {
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+    std::vector<Region> regions;
+  };
+
+  static Region region_of(const at::Tensor& tensor, ProvenancePtr record);
+  static at::Tensor tensor_of(const Region& region, c10::intrusive_ptr<c10::StorageImpl> storage);
+
+  static bool overlap(const Region& a, const Region& b);
+  static void merge_last(std::vector<Region>& regions);
+  template <typename IsGone>
+  static void take(std::vector<Region>& regions, std::vector<Region>& overwritten, IsGone&& is_gone);
+
+  // With the lock: takes out the entries whose storage has died, once there may be as many as living ones.
+  std::vector<Entry> drain_expired();
+
+  static constexpr size_t kMaxRegions = 64;   // of one storage; beyond it the last two become one
+  static constexpr size_t kFewEntries = 256;  // not worth a look for dead ones
+
+  mutable Mutex mutex_;  // never held while a Python object or a storage may be released
+  std::unordered_map<const c10::StorageImpl*, Entry> entries_;
+  std::atomic<size_t> size_{0};
+  size_t look_at_size_ = kFewEntries;  // for dead entries
+};
+
+// The process's lineage: tensors travel between threads and scopes.
+TORCHNAN_API NonfiniteRegistry& nonfinite_registry();
+
+}  // namespace torchnan

@@ -1,0 +1,34 @@
+#include "origin/provenance.h"
+
+#include <algorithm>
+
+namespace torchnan {
+
+void OriginRecord::enter(Entry entry) {
+  auto mine = std::make_unique<const Entry>(std::move(entry));
+  const Entry* nobodys = nullptr;
+  if (entry_.compare_exchange_strong(nobodys, mine.get(), std::memory_order_acq_rel)) mine.release();
+}
+
+Cause Cause::extended(Step step, bool is_data_movement, NonfiniteKinds kinds_there) const {
+  Cause next = *this;
+  next.kinds = kinds_there;
+  if (next.steps.size() == kKeptSteps) {
+    next.steps.back() = step;
+    ++next.omitted;
+  } else {
+    next.steps.push_back(step);
+  }
+  if (!first_computation && !is_data_movement) next.first_computation = step;
+  return next;
+}
+
+Provenance::Provenance(std::vector<Cause> causes, bool awaited) : causes_(std::move(causes)), awaited_(awaited) {
+  std::stable_sort(causes_.begin(), causes_.end(),
+                   [](const Cause& a, const Cause& b) { return a.root->takes_precedence_over(*b.root); });
+  const auto same_root = [](const Cause& a, const Cause& b) { return a.root == b.root; };
+  causes_.erase(std::unique(causes_.begin(), causes_.end(), same_root), causes_.end());
+  if (causes_.size() > kMaxCauses) causes_.erase(causes_.begin() + kMaxCauses, causes_.end());
+}
+
+}  // namespace torchnan

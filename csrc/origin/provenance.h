@@ -1,0 +1,126 @@
+// The life of a non-finite value: where it came from, and through which operations it went.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <torchnan/finding.h>
+
+#include "scan/nonfinite_kinds.h"
+#include "host/host_runtime.h"
+
+namespace torchnan {
+
+struct OpPlan;
+class DetectionSession;
+
+// How a value that no operation made came to be computed with: the first operation that did more than move it.
+struct Entry {
+  Finding facts;               // op, place, node, step
+  std::optional<Owner> owner;  // of the tensor it was read from
+};
+
+// Where non-finite values came from: one per cause.
+struct OriginRecord {
+  enum class Source : uint8_t {
+    kOperation,  // made by arithmetic
+    kConstant,   // written in the program: full(-inf), a mask, torch.tensor(nan)
+    kExternal,   // was there when first read: data, a weight, unwritten memory
+  };
+
+  uint64_t sequence = 0;  // order of birth in the process
+  Source source = Source::kOperation;
+  NonfiniteKinds kinds;
+  Finding facts;  // all that can be told at birth; the modules it names may be gone when harm is done
+  Site site;
+  std::weak_ptr<DetectionSession> session;  // the scope it was born in
+
+  bool scalar = false;         // without dimensions
+  std::optional<Owner> owner;  // external: of the tensor it was first seen in
+  bool parameter = false;      // external: a leaf that requires grad
+  bool unwritten = false;      // external: the memory came from empty() and nobody wrote it
+  bool foreign = false;        // external: the memory was finite before, or a compiled graph wrote it
+  Site allocation;             // of unwritten memory
+  std::string allocator;       // the op that gave it out
+  std::string collective;      // external: that brought it from another rank
+
+  OriginRecord() = default;
+  ~OriginRecord() { delete entry_.load(); }
+  OriginRecord(const OriginRecord&) = delete;
+  OriginRecord& operator=(const OriginRecord&) = delete;
+
+  // Set once, when the value enters computation; null until then.
+  void enter(Entry entry);
+  const Entry* entry() const { return entry_.load(std::memory_order_acquire); }
+
+  std::atomic<bool> used{false};      // an operation has read it
+  std::atomic<bool> computed{false};  // and done more than move or compare it
+  std::atomic<bool> spread{false};    // and has made more of it than -inf
+  std::atomic<bool> compared{false};  // the program has looked: isfinite(x), norm > limit
+  std::atomic<bool> reported{false};  // one alarm per cause
+  std::atomic<bool> scaled{false};    // a loss scaler has seen it, and leaves out the step
+  std::atomic<bool> excused{false};   // its maker is never judged
+
+  // May be there on purpose: any constant, and a mask that came in. Nobody masks with +inf, or in a weight.
+  bool is_intentional() const {
+    if (source == Source::kConstant) return true;
+    return source == Source::kExternal && kinds == NonfiniteKinds::of_neginf() && !unwritten && !parameter && !foreign;
+  }
+
+  // Of two causes that meet, the one to be told: an accident before a design, then the older.
+  bool takes_precedence_over(const OriginRecord& other) const {
+    if (is_intentional() != other.is_intentional()) return other.is_intentional();
+    return sequence < other.sequence;
+  }
+
+ private:
+  std::atomic<const Entry*> entry_{nullptr};
+};
+
+struct Step {
+  const OpPlan* plan = nullptr;
+  SiteId site = 0;
+};
+
+// A root, and the way from there.
+struct Cause {
+  static constexpr size_t kKeptSteps = 6;
+
+  std::shared_ptr<OriginRecord> root;
+  NonfiniteKinds kinds;                     // among the values at the end of the way
+  std::vector<Step> steps{};                // the first few after the origin, then the last
+  int64_t omitted = 0;                      // between the last two of steps
+  std::optional<Step> first_computation{};  // that did more than move them
+
+  // One step on. `kinds` are those among the values there.
+  Cause extended(Step step, bool is_data_movement, NonfiniteKinds kinds) const;
+};
+
+// How the values of one tensor came to be non-finite: by what causes, the one to be told first. Immutable; shared by
+// the tensors of one output.
+class Provenance {
+ public:
+  static constexpr size_t kMaxCauses = 4;
+
+  explicit Provenance(Cause cause) : Provenance(std::vector<Cause>{std::move(cause)}) {}
+  explicit Provenance(std::vector<Cause> causes, bool awaited = false);  // one at least
+
+  const Cause& first() const { return causes_.front(); }
+  const std::vector<Cause>& causes() const { return causes_; }
+  // The values are not there yet: a collective that is under way will put them there.
+  bool awaited() const { return awaited_; }
+  bool is_intentional() const {
+    return std::all_of(causes_.begin(), causes_.end(), [](const Cause& cause) { return cause.root->is_intentional(); });
+  }
+
+ private:
+  std::vector<Cause> causes_;
+  bool awaited_;
+};
+
+}  // namespace torchnan

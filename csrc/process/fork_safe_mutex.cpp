@@ -1,0 +1,66 @@
+#include "process/fork_safe_mutex.h"
+
+#include <pthread.h>
+
+#include <array>
+#include <new>
+
+namespace torchnan {
+namespace {
+
+// Constants: other files' statics may be made before this one's.
+constinit std::mutex all_mutexes;
+constinit std::array<Mutex*, Mutex::kRanks> first_of_rank{};
+constinit AtForkChild* first_in_child = nullptr;
+
+}  // namespace
+
+Mutex::Mutex(Rank rank) : rank_(rank) {
+  const std::lock_guard lock(all_mutexes);
+  next_ = first_of_rank[rank];
+  if (next_ != nullptr) next_->previous_ = this;
+  first_of_rank[rank] = this;
+}
+
+Mutex::~Mutex() {
+  const std::lock_guard lock(all_mutexes);
+  if (next_ != nullptr) next_->previous_ = previous_;
+  (previous_ != nullptr ? previous_->next_ : first_of_rank[rank_]) = next_;
+}
+
+// Whoever held it is no more, unless it is the thread that has forked, which gives it back itself.
+void Mutex::reset_in_child() {
+  if (holder_ != std::this_thread::get_id()) new (&mutex_) std::mutex;
+}
+
+AtForkChild::AtForkChild(void (*on_child)()) : on_child_(on_child), next_(first_in_child) { first_in_child = this; }
+
+class Fork {
+ public:
+  static void before() {
+    all_mutexes.lock();
+    for (int rank = Mutex::kSink + 1; rank < Mutex::kRanks; ++rank) {
+      for (Mutex* one = first_of_rank[rank]; one != nullptr; one = one->next_) one->lock();
+    }
+  }
+
+  static void after() {
+    for (int rank = Mutex::kRanks - 1; rank > Mutex::kSink; --rank) {
+      for (Mutex* one = first_of_rank[rank]; one != nullptr; one = one->next_) one->unlock();
+    }
+    all_mutexes.unlock();
+  }
+
+  static void in_child() {
+    for (Mutex* one = first_of_rank[Mutex::kSink]; one != nullptr; one = one->next_) one->reset_in_child();
+    after();
+    for (const AtForkChild* one = first_in_child; one != nullptr; one = one->next_) one->on_child_();
+  }
+};
+
+namespace {
+
+[[maybe_unused]] const int is_registered = pthread_atfork(&Fork::before, &Fork::after, &Fork::in_child);
+
+}  // namespace
+}  // namespace torchnan

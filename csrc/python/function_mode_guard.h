@@ -1,0 +1,36 @@
+// While torchnan's own Python runs inside the program's: it is no part of what the program compiles or overrides.
+#pragma once
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <pybind11/pybind11.h>
+
+namespace torchnan {
+
+// With the GIL. Dynamo's callback would compile our frames, which come in the middle of an operation, and a
+// TorchFunctionMode would be told of what we ask a tensor.
+class FunctionModeGuard {
+ public:
+  FunctionModeGuard()
+      : set_eval_frame_(pybind11::module_::import("torch._C._dynamo.eval_frame").attr("set_eval_frame")),
+        callback_(set_eval_frame_(pybind11::none())),
+        function_state_(State::get_disabled_state()) {
+    State::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
+  }
+  ~FunctionModeGuard() {
+    State::set_disabled_state(function_state_);
+    const auto ours = pybind11::reinterpret_steal<pybind11::object>(
+        PyObject_CallFunctionObjArgs(set_eval_frame_.ptr(), callback_.ptr(), nullptr));
+    if (!ours) PyErr_WriteUnraisable(set_eval_frame_.ptr());
+  }
+  FunctionModeGuard(const FunctionModeGuard&) = delete;
+  FunctionModeGuard& operator=(const FunctionModeGuard&) = delete;
+
+ private:
+  using State = at::impl::PythonTorchFunctionTLS;
+
+  const pybind11::object set_eval_frame_;
+  const pybind11::object callback_;
+  const at::impl::TorchFunctionDisabledState function_state_;
+};
+
+}  // namespace torchnan

@@ -1,0 +1,167 @@
+#include "python/stack_table.h"
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+
+#include "python/call_python.h"
+
+namespace py = pybind11;
+
+namespace torchnan {
+namespace {
+
+uint64_t mix(uint64_t h, uint64_t value) {
+  h = (h ^ value) * 0x9e3779b97f4a7c15ull;
+  return h ^ (h >> 29);
+}
+
+// Never destroyed: holds Python objects, and Python may be gone by then.
+StackTable& of_process = *new StackTable;
+
+// The module on a frame that has one, None if it is dead; read without the GIL, as the stacks are.
+PyObject* referred_to(const StackTable::Frame& frame) {
+  return reinterpret_cast<PyWeakReference*>(frame.module.ptr())->wr_object;
+}
+
+}  // namespace
+
+StackTable& StackTable::instance() { return of_process; }
+
+uint64_t StackTable::hash(const Stack& stack, size_t depth) const noexcept {
+  uint64_t h = depth;
+  for (size_t i = 0; i < depth; ++i) {
+    const RawFrame& frame = stack[i];
+    h = mix(h, reinterpret_cast<uintptr_t>(frame.code) + static_cast<uint64_t>(frame.instruction));
+    if (is_module_call(frame)) h = mix(h, reinterpret_cast<uintptr_t>(frame.first_local));
+  }
+  return h;
+}
+
+SiteId StackTable::capture() noexcept {
+  struct Slot {
+    uint64_t hash = 0;
+    uint64_t deaths = 0;
+    SiteId id = 0;
+  };
+  thread_local std::array<Slot, 1024> seen;
+  Stack stack;
+  const size_t depth = walk_frames(stack.data(), stack.size());
+  if (depth == 0) return 0;
+  const uint64_t h = hash(stack, depth);
+  Slot& slot = seen[h % seen.size()];
+  const uint64_t deaths = deaths_.load(std::memory_order_relaxed);
+  if (slot.hash != h || slot.deaths != deaths) slot = {h, deaths, intern(h, stack, depth)};
+  return slot.id;
+}
+
+SiteId StackTable::intern(uint64_t hash, const Stack& stack, size_t depth) noexcept {
+  try {
+    {
+      const std::lock_guard lock(mutex_);
+      const auto known = ids_.find(hash);
+      if (known != ids_.end() && has_modules_of(sites_[known->second], stack)) return known->second;
+    }
+    if (is_python_ending() || is_full()) return 0;
+    const py::gil_scoped_acquire gil;
+    const py::error_scope keep_error;
+    evict();
+    std::vector<Frame> frames;
+    frames.reserve(depth);
+    for (size_t i = 0; i < depth; ++i) {
+      auto code = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(stack[i].code));
+      auto module = is_module_call(stack[i]) ? refer_to(stack[i].first_local) : py::object();
+      frames.push_back({std::move(code), stack[i].instruction, std::move(module)});
+    }
+    const std::lock_guard lock(mutex_);
+    return ids_[hash] = add(std::move(frames));
+  } catch (...) {  // out of memory: the site stays unknown
+    return 0;
+  }
+}
+
+SiteId StackTable::add(std::vector<Frame>&& frames) {
+  std::vector<Frame>& added = sites_[newest_ + 1];
+  added.swap(frames);
+  known_ += added.size();
+  return ++newest_;
+}
+
+void StackTable::evict() {
+  if (known_ < look_at_known_) return;
+  const auto has_died = [](const Frame& frame) { return frame.module && referred_to(frame) == Py_None; };
+  std::vector<std::vector<Frame>> forgotten;  // until the lock is gone
+  const std::lock_guard lock(mutex_);
+  forgotten.reserve(sites_.size());  // nothing fails half way
+  deaths_swept_ = deaths_.load();
+  std::erase_if(sites_, [&](auto& site) {
+    if (std::none_of(site.second.begin(), site.second.end(), has_died)) return false;
+    known_ -= site.second.size();
+    forgotten.push_back(std::move(site.second));
+    return true;
+  });
+  const auto is_gone = [&](SiteId site) { return sites_.count(site) == 0; };
+  std::erase_if(ids_, [&](const auto& entry) { return is_gone(entry.second); });
+  std::erase_if(nested_, [&](const auto& entry) {
+    return is_gone(entry.second) || is_gone(static_cast<SiteId>(entry.first));  // the outer one
+  });
+  look_at_known_ = std::clamp(2 * known_, kFewFrames, kMaxFrames);
+}
+
+bool StackTable::has_modules_of(const std::vector<Frame>& site, const Stack& stack) const noexcept {
+  for (size_t i = 0; i < site.size(); ++i) {
+    if (site[i].module && referred_to(site[i]) != stack[i].first_local) return false;
+  }
+  return true;
+}
+
+// Null for something that cannot be referred to weakly.
+py::object StackTable::refer_to(PyObject* module) {
+  static PyMethodDef definition = {"note_death", &StackTable::note_death, METH_O, nullptr};
+  if (death_callback_ == nullptr) death_callback_ = PyCFunction_New(&definition, nullptr);
+  auto reference = py::reinterpret_steal<py::object>(PyWeakref_NewRef(module, death_callback_));
+  if (!reference) PyErr_Clear();
+  return reference;
+}
+
+PyObject* StackTable::note_death(PyObject*, PyObject*) noexcept {
+  ++instance().deaths_;
+  Py_RETURN_NONE;
+}
+
+SiteId StackTable::within(SiteId live, SiteId outer) noexcept {
+  try {
+    const uint64_t key = (uint64_t{live} << 32) | outer;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto known = nested_.find(key);
+      if (known != nested_.end()) return known->second;
+    }
+    if (is_python_ending() || is_full()) return live;
+    const py::gil_scoped_acquire gil;
+    evict();
+    std::vector<Frame> joined;
+    for (Frame& frame : frames(live)) {
+      if (frame.code.ptr() == reinterpret_cast<PyObject*>(engine_)) break;
+      joined.push_back(std::move(frame));
+    }
+    const bool nothing_inside = joined.empty();
+    if (!nothing_inside) {
+      for (Frame& frame : frames(outer)) joined.push_back(std::move(frame));
+    }
+    const std::lock_guard lock(mutex_);
+    const SiteId id = nothing_inside ? live : add(std::move(joined));
+    nested_.emplace(key, id);
+    return id;
+  } catch (...) {  // out of memory
+    return live;
+  }
+}
+
+std::vector<StackTable::Frame> StackTable::frames(SiteId site) {
+  const std::lock_guard lock(mutex_);
+  const auto known = sites_.find(site);
+  return known == sites_.end() ? std::vector<Frame>{} : known->second;
+}
+
+}  // namespace torchnan

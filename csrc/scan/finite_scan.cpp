@@ -1,0 +1,221 @@
+#include "scan/finite_scan.h"
+
+#include "scan/isa_dispatch.h"
+
+namespace torchnan {
+namespace {
+
+constexpr int64_t kLaneBytes = 256;     // accumulators: four AVX-512 registers
+constexpr int64_t kStepBytes = 64;      // of what is too short for them
+constexpr int64_t kBlockBytes = 65536;  // between two looks at the result
+constexpr int64_t kLineBytes = 64;      // of the cache; reading across two costs twice
+constexpr int64_t kLongBytes = 4096;    // from here on it pays to start at a line
+
+template <typename T>
+[[gnu::always_inline]] inline T smaller(T a, T b) {
+  return b < a ? b : a;
+}
+
+// The largest masked word. A maximum may see a word twice: what is left at the end is made a whole step with words
+// from before it. Word is signed where the mask clears the sign, as what is older than AVX-512 compares those faster.
+template <typename Word, Word kBias, Word kMask>
+struct Magnitude {
+  [[gnu::always_inline]] static void raise(Word& best, Word word) {
+    const Word w = static_cast<Word>(static_cast<Word>(word + kBias) & kMask);
+    best = best < w ? w : best;
+  }
+
+  [[gnu::always_inline]] static Word of_few(const Word* p, int64_t n) {
+    Word best = 0;
+    for (int64_t i = 0; i < n; ++i) raise(best, p[i]);
+    return best;
+  }
+
+  // At least one step.
+  [[gnu::always_inline]] static Word of_steps(const Word* p, int64_t n) {
+    constexpr int64_t kStep = kStepBytes / sizeof(Word);
+    const Word best = of_few(p, n / kStep * kStep);
+    const Word last = of_few(p + n - kStep, kStep);
+    return best < last ? last : best;
+  }
+
+  // At least one word for each lane. StreamQueue by lane, so that the compiler keeps them in registers.
+  [[gnu::always_inline]] static Word of_lanes(const Word* p, int64_t n) {
+    constexpr int64_t kLanes = kLaneBytes / sizeof(Word);
+    Word lanes[kLanes] = {};
+    for (int64_t i = 0; i + kLanes <= n; i += kLanes) {
+      for (int64_t lane = 0; lane < kLanes; ++lane) raise(lanes[lane], p[i + lane]);
+    }
+    for (int64_t lane = 0; lane < kLanes; ++lane) raise(lanes[lane], p[n - kLanes + lane]);
+    Word best = 0;
+    for (int64_t lane = 0; lane < kLanes; ++lane) best = best < lanes[lane] ? lanes[lane] : best;
+    return best;
+  }
+
+  [[gnu::always_inline]] static Word of_block(const Word* p, int64_t n) {
+    constexpr int64_t kBytes = sizeof(Word);
+    if (n >= kLaneBytes / kBytes) return of_lanes(p, n);
+    if (n >= kStepBytes / kBytes) return of_steps(p, n);
+    return of_few(p, n);
+  }
+};
+
+// The first block ends where a line does, if the data are long and do not start at one.
+[[gnu::always_inline]] inline int64_t first_block_bytes(const void* data, int64_t bytes) {
+  const int64_t past_line = reinterpret_cast<uintptr_t>(data) % kLineBytes;
+  return past_line == 0 || bytes < kLongBytes ? kBlockBytes : kLineBytes - past_line;
+}
+
+template <typename Word, Word kBias, Word kMask>
+[[gnu::always_inline]] inline uint64_t scan(const void* data, int64_t words, uint64_t infinity) {
+  constexpr int64_t kBytes = sizeof(Word);
+  const Word* p = static_cast<const Word*>(data);
+  int64_t block = first_block_bytes(data, words * kBytes) / kBytes;
+  Word best = 0;
+  for (int64_t i = 0; i < words; i += block, block = kBlockBytes / kBytes) {
+    const Word found = Magnitude<Word, kBias, kMask>::of_block(p + i, smaller(block, words - i));
+    best = best < found ? found : best;
+    if (static_cast<uint64_t>(best) >= infinity) break;
+  }
+  return static_cast<uint64_t>(best);
+}
+
+// A format in words of its own width.
+template <typename Word>
+struct FloatEncoding {
+  Word mask, bias, first_nan, posinf, neginf;
+
+  [[gnu::always_inline]] explicit FloatEncoding(const FloatFormat& format)
+      : mask(static_cast<Word>(format.mask)),
+        bias(static_cast<Word>(format.bias)),
+        first_nan(static_cast<Word>(format.first_nan)),
+        posinf(static_cast<Word>(format.infinity)),
+        neginf(static_cast<Word>(format.infinity | ~format.mask)) {}
+
+  [[gnu::always_inline]] bool is_nan(Word w) const {
+    return static_cast<Word>(static_cast<Word>(w + bias) & mask) >= first_nan;
+  }
+};
+
+// Three ORs a word.
+template <typename Word>
+[[gnu::always_inline]] inline NonfiniteKinds scan_kinds(const void* data, int64_t words, const FloatFormat& format) {
+  const Word* p = static_cast<const Word*>(data);
+  const FloatEncoding<Word> spelling(format);
+  Word any_nan = 0;
+  Word any_posinf = 0;
+  Word any_neginf = 0;
+  for (int64_t i = 0; i < words; ++i) {
+    const Word w = p[i];
+    any_nan |= static_cast<Word>(spelling.is_nan(w));
+    any_posinf |= static_cast<Word>(w == spelling.posinf);
+    any_neginf |= static_cast<Word>(w == spelling.neginf);
+  }
+  NonfiniteKinds kinds;
+  if (any_nan != 0) kinds |= NonfiniteKinds::of_nan();
+  if (!format.has_infinity()) return kinds;
+  if (any_posinf != 0) kinds |= NonfiniteKinds::of_posinf();
+  if (any_neginf != 0) kinds |= NonfiniteKinds::of_neginf();
+  return kinds;
+}
+
+template <typename Word>
+[[gnu::always_inline]] inline Counts count_kinds(const void* data, int64_t words, const FloatFormat& format) {
+  constexpr int64_t kBlock = kBlockBytes / sizeof(Word);
+  const FloatEncoding<Word> spelling(format);
+  Counts counts;
+  for (int64_t first = 0; first < words; first += kBlock) {
+    const Word* p = static_cast<const Word*>(data) + first;
+    const int64_t n = smaller(kBlock, words - first);
+    uint32_t nan = 0;
+    uint32_t pos = 0;
+    uint32_t neg = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      const Word w = p[i];
+      nan += spelling.is_nan(w);
+      pos += w == spelling.posinf;
+      neg += w == spelling.neginf;
+    }
+    counts += format.has_infinity() ? Counts{nan, pos, neg} : Counts{nan, 0, 0};
+  }
+  return counts;
+}
+
+template <typename Word>
+uint64_t max_finite(const void* data, int64_t words, const FloatFormat& format) {
+  const Word* p = static_cast<const Word*>(data);
+  const auto mask = static_cast<Word>(format.mask);
+  const auto infinity = static_cast<Word>(format.infinity);
+  Word largest = 0;
+  for (int64_t i = 0; i < words; ++i) {
+    const Word w = static_cast<Word>(p[i] & mask);
+    const Word finite = w < infinity ? w : Word{0};
+    largest = largest < finite ? finite : largest;
+  }
+  return largest;
+}
+
+template <typename Word, Word kBias, Word kMask>
+constexpr IsaDispatch<&scan<Word, kBias, kMask>> kScan;
+template <typename Word>
+constexpr IsaDispatch<&scan_kinds<Word>> kScanKinds;
+template <typename Word>
+constexpr IsaDispatch<&count_kinds<Word>> kCountKinds;
+
+}  // namespace
+
+uint64_t max_magnitude(const void* data, int64_t words, const FloatFormat& format) {
+  switch (format.word_bytes) {
+    case 2:
+      return kScan<int16_t, 0, 0x7fff>(data, words, format.infinity);
+    case 4:
+      return kScan<int32_t, 0, 0x7fffffff>(data, words, format.infinity);
+    case 8:
+      return kScan<int64_t, 0, 0x7fffffffffffffff>(data, words, format.infinity);
+    default:
+      if (format.bias != 0) return kScan<uint8_t, 0x7f, 0xff>(data, words, format.infinity);
+      if (format.mask == 0xff) return kScan<uint8_t, 0, 0xff>(data, words, format.infinity);
+      return kScan<uint8_t, 0, 0x7f>(data, words, format.infinity);
+  }
+}
+
+uint64_t max_finite_magnitude(const void* data, int64_t words, const FloatFormat& format) {
+  switch (format.word_bytes) {
+    case 2:
+      return max_finite<uint16_t>(data, words, format);
+    case 4:
+      return max_finite<uint32_t>(data, words, format);
+    case 8:
+      return max_finite<uint64_t>(data, words, format);
+    default:
+      return max_finite<uint8_t>(data, words, format);
+  }
+}
+
+NonfiniteKinds kinds_in(const void* data, int64_t words, const FloatFormat& format) {
+  switch (format.word_bytes) {
+    case 2:
+      return kScanKinds<uint16_t>(data, words, format);
+    case 4:
+      return kScanKinds<uint32_t>(data, words, format);
+    case 8:
+      return kScanKinds<uint64_t>(data, words, format);
+    default:
+      return kScanKinds<uint8_t>(data, words, format);
+  }
+}
+
+Counts count_words(const void* data, int64_t words, const FloatFormat& format) {
+  switch (format.word_bytes) {
+    case 2:
+      return kCountKinds<uint16_t>(data, words, format);
+    case 4:
+      return kCountKinds<uint32_t>(data, words, format);
+    case 8:
+      return kCountKinds<uint64_t>(data, words, format);
+    default:
+      return kCountKinds<uint8_t>(data, words, format);
+  }
+}
+
+}  // namespace torchnan

@@ -1,0 +1,55 @@
+// Which non-finite values a tensor holds, and how many.
+#pragma once
+
+#include <cstdint>
+
+#include "scan/strict_floats.h"
+
+namespace torchnan {
+
+// A small set.
+class NonfiniteKinds {
+ public:
+  constexpr NonfiniteKinds() = default;
+  static constexpr NonfiniteKinds of_nan() { return NonfiniteKinds(kNaN); }
+  static constexpr NonfiniteKinds of_posinf() { return NonfiniteKinds(kPosInf); }
+  static constexpr NonfiniteKinds of_neginf() { return NonfiniteKinds(kNegInf); }
+  static constexpr NonfiniteKinds of_inf() { return NonfiniteKinds(kPosInf | kNegInf); }
+
+  constexpr bool nan() const { return (bits_ & kNaN) != 0; }
+  constexpr bool posinf() const { return (bits_ & kPosInf) != 0; }
+  constexpr bool neginf() const { return (bits_ & kNegInf) != 0; }
+  constexpr bool inf() const { return posinf() || neginf(); }
+  constexpr bool any() const { return bits_ != 0; }
+
+  constexpr NonfiniteKinds operator|(NonfiniteKinds other) const { return NonfiniteKinds(bits_ | other.bits_); }
+  constexpr NonfiniteKinds operator&(NonfiniteKinds other) const { return NonfiniteKinds(bits_ & other.bits_); }
+  constexpr NonfiniteKinds without(NonfiniteKinds other) const { return NonfiniteKinds(bits_ & ~other.bits_); }
+  constexpr NonfiniteKinds& operator|=(NonfiniteKinds other) { return *this = *this | other; }
+  constexpr bool operator==(const NonfiniteKinds&) const = default;
+
+ private:
+  static constexpr int kNaN = 1;
+  static constexpr int kPosInf = 2;
+  static constexpr int kNegInf = 4;
+
+  constexpr explicit NonfiniteKinds(int bits) : bits_(static_cast<uint8_t>(bits)) {}
+  uint8_t bits_ = 0;
+};
+
+// How many words there are of each kind.
+struct Counts {
+  int64_t nan = 0;
+  int64_t posinf = 0;
+  int64_t neginf = 0;
+
+  int64_t all() const { return nan + posinf + neginf; }
+  Counts& operator+=(const Counts& other) {
+    nan += other.nan;
+    posinf += other.posinf;
+    neginf += other.neginf;
+    return *this;
+  }
+};
+
+}  // namespace torchnan

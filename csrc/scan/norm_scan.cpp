@@ -1,0 +1,238 @@
+#include "scan/norm_scan.h"
+
+#include <cmath>
+#include <limits>
+
+#include "scan/isa_dispatch.h"
+#include "scan/float_format.h"
+
+namespace torchnan {
+namespace {
+
+constexpr int64_t kLanes = 32;        // independent sums: four AVX-512 registers
+constexpr int64_t kLineBytes = 64;    // of the cache
+constexpr int64_t kNearBytes = 1024;  // ahead: in the first cache by now
+constexpr int64_t kFarBytes = 4096;   // in the second
+constexpr double kLarge = 0x1p480;    // 2^63 squares of this can be added up
+constexpr double kSmall = 0x1p-480;   // what is lost of squares below this one's is no part of a sum with it
+constexpr double kShrink = 0x1p-600;
+constexpr double kStretch = 0x1p600;
+
+[[gnu::always_inline]] inline int32_t smaller(int32_t a, int32_t b) { return b < a ? b : a; }
+[[gnu::always_inline]] inline float float_of(uint32_t bits) { return __builtin_bit_cast(float, bits); }
+
+// What the loops need to know of a dtype: how a word, or a pair of 16-bit words read at once, is turned into numbers
+// whose squares are exact in a double (but for float64's).
+struct Float64 {
+  using Word = int64_t;
+  static constexpr Word kMask = 0x7fffffffffffffff;
+  static constexpr int64_t kWords = 1;  // read at once
+  [[gnu::always_inline]] static Word read(const Word* p) { return *p; }
+  [[gnu::always_inline]] static double first(Word w) { return __builtin_bit_cast(double, w); }
+};
+
+struct ScaledDown : Float64 {
+  [[gnu::always_inline]] static double first(Word w) { return Float64::first(w) * kShrink; }
+};
+
+struct ScaledUp : Float64 {
+  [[gnu::always_inline]] static double first(Word w) { return Float64::first(w) * kStretch; }
+};
+
+struct Float32 {
+  using Word = int32_t;
+  static constexpr Word kMask = 0x7fffffff;
+  static constexpr int64_t kWords = 1;
+  [[gnu::always_inline]] static Word read(const Word* p) { return *p; }
+  [[gnu::always_inline]] static double first(Word w) { return __builtin_bit_cast(float, w); }
+};
+
+struct Pairs {
+  using Word = int16_t;
+  static constexpr Word kMask = 0x7fff;
+  static constexpr int64_t kWords = 2;
+  [[gnu::always_inline]] static uint32_t read(const Word* p) {
+    uint32_t pair;
+    __builtin_memcpy(&pair, p, sizeof(pair));
+    return pair;
+  }
+};
+
+struct Bfloat16 : Pairs {
+  [[gnu::always_inline]] static double first(uint32_t pair) { return float_of(pair << 16); }
+  [[gnu::always_inline]] static double second(uint32_t pair) { return float_of(pair & 0xffff0000); }
+};
+
+struct Float16 : Pairs {
+  // The magnitude, given its bits where a float's are. A subnormal comes out as 2^-15 (1 + f), and is 2^-14 f: twice as
+  // much, less 2^-14; for others that is no less. Not by way of a subnormal float: those are slow, and may be flushed.
+  [[gnu::always_inline]] static double magnitude(uint32_t bits) {
+    const float normal = float_of(bits + (112u << 23));
+    const float subnormal = 2 * normal - 0x1p-14f;
+    return float_of(smaller(__builtin_bit_cast(int32_t, normal), __builtin_bit_cast(int32_t, subnormal)));
+  }
+  [[gnu::always_inline]] static double first(uint32_t pair) { return magnitude((pair & 0x7fff) << 13); }
+  [[gnu::always_inline]] static double second(uint32_t pair) { return magnitude((pair >> 3) & (0x7fffu << 13)); }
+};
+
+template <typename Format>
+struct Lanes {
+  static constexpr int64_t kStep = kLanes * Format::kWords;
+  using Word = typename Format::Word;
+
+  double squares[Format::kWords][kLanes] = {};
+  Word most[kStep] = {};
+
+  [[gnu::always_inline]] void take_step(const Word* p) {
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      const double x = Format::first(Format::read(p + lane * Format::kWords));
+      squares[0][lane] += x * x;
+    }
+    if constexpr (Format::kWords == 2) {
+      for (int64_t lane = 0; lane < kLanes; ++lane) {
+        const double x = Format::second(Format::read(p + lane * Format::kWords));
+        squares[1][lane] += x * x;
+      }
+    }
+    for (int64_t lane = 0; lane < kStep; ++lane) {
+      const Word w = static_cast<Word>(p[lane] & Format::kMask);
+      most[lane] = most[lane] < w ? w : most[lane];
+    }
+  }
+};
+
+struct Sums {
+  double squares;
+  uint64_t most;  // a masked word
+};
+
+template <typename Format>
+[[gnu::always_inline]] inline Sums sum_up(const void* data, int64_t words) {
+  using Word = typename Format::Word;
+  constexpr int64_t kStep = Lanes<Format>::kStep;
+  const Word* p = static_cast<const Word*>(data);
+  Lanes<Format> lanes;
+  int64_t i = 0;
+  for (; i + kStep <= words; i += kStep) {
+    // Squares take so many instructions that the processor alone does not look far enough ahead.
+    const char* here = reinterpret_cast<const char*>(p + i);
+    for (size_t line = 0; line < kStep * sizeof(Word); line += kLineBytes) {
+      __builtin_prefetch(here + line + kNearBytes, 0, 3);
+      __builtin_prefetch(here + line + kFarBytes, 0, 2);
+    }
+    lanes.take_step(p + i);
+  }
+  if (i < words) {
+    Word rest[kStep] = {};
+    __builtin_memcpy(rest, p + i, static_cast<size_t>(words - i) * sizeof(Word));
+    lanes.take_step(rest);
+  }
+  Sums sums{0, 0};
+  for (const auto& part : lanes.squares) {
+    for (const double squares : part) sums.squares += squares;
+  }
+  Word most = 0;
+  for (const Word w : lanes.most) most = most < w ? w : most;
+  sums.most = static_cast<uint64_t>(most);
+  return sums;
+}
+
+template <typename Format>
+constexpr IsaDispatch<&sum_up<Format>> kSumUp;
+
+template <typename Format>
+NormAndMax extent_of(const Sums& sums, c10::ScalarType dtype) {
+  const FloatFormat format = *float_format(dtype);
+  if (sums.most >= format.first_nan) return {std::numeric_limits<double>::quiet_NaN(), 0};
+  if (sums.most >= format.infinity) return {std::numeric_limits<double>::infinity(), 0};
+  return {Format::first(static_cast<typename Format::Word>(sums.most)), sums.squares};
+}
+
+// Once more, in the cache, where squares do not fit.
+NormAndMax extent_of_float64(const void* data, int64_t words, c10::ScalarType dtype) {
+  const NormAndMax norm_and_max = extent_of<Float64>(kSumUp<Float64>(data, words), dtype);
+  const double most = norm_and_max.most();
+  if (most > kLarge && std::isfinite(most)) return NormAndMax::of_large(most, kSumUp<ScaledDown>(data, words).squares);
+  if (most < kSmall && most > 0) return NormAndMax::of_small(most, kSumUp<ScaledUp>(data, words).squares);
+  return norm_and_max;
+}
+
+// Of 256 different values.
+template <typename Float8>
+NormAndMax extent_of_bytes(const void* data, int64_t words) {
+  const auto* p = static_cast<const uint8_t*>(data);
+  int64_t counts[256] = {};
+  for (int64_t i = 0; i < words; ++i) ++counts[p[i]];
+  NormAndMax norm_and_max;
+  for (int byte = 0; byte < 256; ++byte) {
+    if (counts[byte] == 0) continue;
+    const double x = static_cast<float>(Float8(static_cast<uint8_t>(byte), Float8::from_bits()));
+    norm_and_max += NormAndMax(std::abs(x), x * x).times(counts[byte]);
+  }
+  return norm_and_max;
+}
+
+double larger_or_nan(double a, double b) { return std::isnan(a) || a > b ? a : b; }
+
+}  // namespace
+
+NormAndMax NormAndMax::of_large(double most, double squares) {
+  NormAndMax norm_and_max(most, 0);
+  norm_and_max.large_squares_ = squares;
+  return norm_and_max;
+}
+
+NormAndMax NormAndMax::of_small(double most, double squares) {
+  NormAndMax norm_and_max(most, 0);
+  norm_and_max.small_squares_ = squares;
+  return norm_and_max;
+}
+
+NormAndMax& NormAndMax::operator+=(const NormAndMax& other) {
+  most_ = larger_or_nan(most_, other.most_);
+  squares_ += other.squares_;
+  large_squares_ += other.large_squares_;
+  small_squares_ += other.small_squares_;
+  return *this;
+}
+
+NormAndMax NormAndMax::times(int64_t copies) const {
+  NormAndMax norm_and_max(most_, squares_ * static_cast<double>(copies));
+  norm_and_max.large_squares_ = large_squares_ * static_cast<double>(copies);
+  norm_and_max.small_squares_ = small_squares_ * static_cast<double>(copies);
+  return norm_and_max;
+}
+
+double NormAndMax::norm() const {
+  if (!std::isfinite(most_)) return most_;
+  if (large_squares_ > 0) return std::sqrt(large_squares_ + squares_ * kShrink * kShrink) / kShrink;
+  if (squares_ > 0) return std::sqrt(squares_ + small_squares_ * kShrink * kShrink);
+  return std::sqrt(small_squares_) / kStretch;
+}
+
+NormAndMax scan_extent(const void* data, int64_t words, c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::ScalarType::Double:
+    case c10::ScalarType::ComplexDouble:
+      return extent_of_float64(data, words, dtype);
+    case c10::ScalarType::BFloat16:
+      return extent_of<Bfloat16>(kSumUp<Bfloat16>(data, words), dtype);
+    case c10::ScalarType::Half:
+    case c10::ScalarType::ComplexHalf:
+      return extent_of<Float16>(kSumUp<Float16>(data, words), dtype);
+    case c10::ScalarType::Float8_e5m2:
+      return extent_of_bytes<c10::Float8_e5m2>(data, words);
+    case c10::ScalarType::Float8_e4m3fn:
+      return extent_of_bytes<c10::Float8_e4m3fn>(data, words);
+    case c10::ScalarType::Float8_e5m2fnuz:
+      return extent_of_bytes<c10::Float8_e5m2fnuz>(data, words);
+    case c10::ScalarType::Float8_e4m3fnuz:
+      return extent_of_bytes<c10::Float8_e4m3fnuz>(data, words);
+    case c10::ScalarType::Float8_e8m0fnu:
+      return extent_of_bytes<c10::Float8_e8m0fnu>(data, words);
+    default:
+      return extent_of<Float32>(kSumUp<Float32>(data, words), dtype);
+  }
+}
+
+}  // namespace torchnan

@@ -1,0 +1,373 @@
+#include "scan/tensor_scan.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include <ATen/NestedTensorImpl.h>
+#include <ATen/SparseCsrTensorImpl.h>
+#include <ATen/SparseTensorImpl.h>
+
+#include "process/work_counters.h"
+#include "scan/finite_scan.h"
+#include "scan/parallel_scan.h"
+#include "scan/float_format.h"
+#include "scan/strided_view.h"
+
+namespace torchnan {
+
+namespace {
+
+constexpr c10::DispatchKeySet kFunctorchKeys({
+    c10::DispatchKey::FuncTorchBatched,
+    c10::DispatchKey::FuncTorchGradWrapper,
+    c10::DispatchKey::Batched,
+    c10::DispatchKey::Functionalize,
+});
+constexpr c10::DispatchKeySet kWrapperKeys =
+    kFunctorchKeys | c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::ZeroTensor});
+
+// The reason to pass a strided tensor by before its memory is touched.
+Skip reason_to_skip_strided(const c10::TensorImpl& impl) {
+  const c10::DispatchKeySet keys = impl.key_set();
+  if (keys.has_any(kWrapperKeys)) {
+    if (keys.has_any(kFunctorchKeys)) return Skip::kFunctorch;
+    if (keys.has(c10::DispatchKey::ZeroTensor)) return Skip::kZeroTensor;
+    const bool fake = impl.has_storage() && impl.unsafe_storage().device().is_meta();
+    return fake ? Skip::kFake : Skip::kSubclass;
+  }
+  if (impl.is_meta()) return Skip::kMeta;
+  if (!impl.is_cpu()) return Skip::kDevice;
+  if (impl.layout() != c10::kStrided || !impl.has_storage()) return Skip::kOpaque;
+  return Skip::kNone;
+}
+
+// The dense tensor that holds the values of a sparse or nested one; the tensor itself otherwise.
+at::Tensor values_of(const at::Tensor& tensor) {
+  if (tensor.is_nested()) {
+    return static_cast<const at::native::NestedTensorImpl*>(tensor.unsafeGetTensorImpl())->get_buffer();
+  }
+  switch (tensor.layout()) {
+    case c10::kSparse:
+      return static_cast<const at::SparseTensorImpl*>(tensor.unsafeGetTensorImpl())->values();
+    case c10::kSparseCsr:
+    case c10::kSparseCsc:
+    case c10::kSparseBsr:
+    case c10::kSparseBsc:
+      return static_cast<at::SparseCsrTensorImpl*>(tensor.unsafeGetTensorImpl())->values();
+    default:
+      return tensor;
+  }
+}
+
+bool is_container(const at::Tensor& tensor) { return tensor.layout() != c10::kStrided || tensor.is_nested(); }
+
+// The tensor whose memory is to be read, or the reason why none is.
+struct ScanTarget {
+  Skip skip = Skip::kNone;
+  FloatFormat format;
+  at::Tensor values;  // defined only where it is not the tensor itself
+
+  explicit ScanTarget(const at::Tensor& tensor) {
+    const c10::ScalarType dtype = tensor.scalar_type();
+    const std::optional<FloatFormat> known = float_format(dtype);
+    if (!known) {
+      skip = c10::isQIntType(dtype) ? Skip::kQuantized : Skip::kNotFloating;
+      return;
+    }
+    format = *known;
+    const bool wrapped = tensor.unsafeGetTensorImpl()->key_set().has_any(kWrapperKeys);
+    if (!wrapped && is_container(tensor)) values = values_of(tensor);
+    const c10::TensorImpl& impl = *look_at(tensor).unsafeGetTensorImpl();
+    skip = reason_to_skip_strided(impl);
+    if (skip != Skip::kNone) return;
+    if (impl.numel() == 0) {
+      skip = Skip::kEmpty;
+    } else if (impl.unsafe_storage().data() == nullptr) {
+      skip = Skip::kUnallocated;
+    }
+  }
+
+  const at::Tensor& look_at(const at::Tensor& tensor) const { return values.defined() ? values : tensor; }
+};
+
+// Calls visit(first word, words) for runs of memory that hold every element of the tensor at least once; ends
+// early and returns false once visit does.
+template <typename Visit>
+bool for_each_span(const at::Tensor& tensor, const FloatFormat& format, Visit&& visit) {
+  const auto* base = static_cast<const char*>(tensor.const_data_ptr());
+  if (tensor.is_non_overlapping_and_dense()) {
+    return visit(base, tensor.numel() * format.words_per_element);
+  }
+  const StridedView view(tensor.sizes(), tensor.strides());
+  return view.for_each_run([&](int64_t offset) {
+    const char* run = base + offset * format.element_bytes();
+    if (view.inner_stride() == 1) return visit(run, view.run_length() * format.words_per_element);
+    for (int64_t i = 0; i < view.run_length(); ++i) {
+      if (!visit(run + i * view.inner_stride() * format.element_bytes(), int64_t{format.words_per_element})) {
+        return false;
+      }
+    }
+    return true;
+  });
+}
+
+// `offset` elements from the first.
+double value_at(const at::Tensor& tensor, int64_t offset) {
+  const void* base = tensor.const_data_ptr();
+  switch (tensor.scalar_type()) {
+    case c10::ScalarType::Float:
+      return static_cast<const float*>(base)[offset];
+    case c10::ScalarType::Double:
+      return static_cast<const double*>(base)[offset];
+    case c10::ScalarType::BFloat16:
+      return static_cast<const c10::BFloat16*>(base)[offset];
+    case c10::ScalarType::Half:
+      return static_cast<const c10::Half*>(base)[offset];
+    default:
+      return std::numeric_limits<double>::quiet_NaN();
+  }
+}
+
+// Takes one real component at a time.
+class StatsCollector {
+ public:
+  explicit StatsCollector(TensorStats& census) : census_(census) {}
+
+  // `parts` holds the one or two components of an element; true if the element is finite.
+  bool element(const double* parts, int count) {
+    bool nan = false;
+    int inf_sign = 0;
+    for (int i = 0; i < count; ++i) {
+      if (std::isnan(parts[i])) {
+        nan = true;
+      } else if (std::isinf(parts[i])) {
+        if (inf_sign == 0) inf_sign = parts[i] > 0 ? 1 : -1;
+      } else {
+        widen(parts[i]);
+      }
+    }
+    if (nan) {
+      ++census_.tally.nan;
+    } else if (inf_sign != 0) {
+      ++(inf_sign > 0 ? census_.tally.posinf : census_.tally.neginf);
+    }
+    return !nan && inf_sign == 0;
+  }
+
+ private:
+  void widen(double x) {
+    Tally& t = census_.tally;
+    if (!t.min || x < *t.min) t.min = x;
+    if (!t.max || x > *t.max) t.max = x;
+    if (!t.absmax || std::abs(x) > *t.absmax) t.absmax = std::abs(x);
+  }
+
+  TensorStats& census_;
+};
+
+template <typename Real>
+void take_strided_census(const at::Tensor& tensor, int parts, TensorStats& census) {
+  const auto* base = static_cast<const Real*>(tensor.const_data_ptr());
+  const auto sizes = tensor.sizes();
+  const auto strides = tensor.strides();
+  std::vector<int64_t> index(sizes.size(), 0);
+  StatsCollector taker(census);
+  int64_t offset = 0;
+  for (int64_t left = tensor.numel(); left > 0; --left) {
+    double components[2] = {};
+    for (int i = 0; i < parts; ++i) components[i] = static_cast<double>(base[offset * parts + i]);
+    const bool finite = taker.element(components, parts);
+    if (!finite && census.tally.nonfinite() == 1) census.first_index = index;
+    for (size_t d = sizes.size(); d-- > 0;) {
+      offset += strides[d];
+      if (++index[d] < sizes[d]) break;
+      offset -= strides[d] * sizes[d];
+      index[d] = 0;
+    }
+  }
+}
+
+}  // namespace
+
+const char* name_of(Skip skip) {
+  static constexpr std::array<const char*, static_cast<size_t>(Skip::kCount)> kNames = {
+      "none",      "not floating point", "empty",  "meta",        "fake",   "python subclass", "functorch",
+      "quantized", "zero tensor",        "opaque", "unallocated", "device", "in a collective",
+  };
+  return kNames[static_cast<size_t>(skip)];
+}
+
+at::Tensor scannable_values(const at::Tensor& tensor) {
+  const ScanTarget subject(tensor);
+  return subject.skip == Skip::kNone ? subject.look_at(tensor) : at::Tensor();
+}
+
+at::Tensor readable_on_device(const at::Tensor& tensor) {
+  const ScanTarget subject(tensor);
+  if (subject.skip != Skip::kDevice) return {};
+  const at::Tensor& values = subject.look_at(tensor);
+  const c10::TensorImpl& impl = *values.unsafeGetTensorImpl();
+  const bool has_memory = impl.layout() == c10::kStrided && impl.has_storage() && impl.numel() > 0 &&
+                          !impl.has_symbolic_sizes_strides() && impl.unsafe_storage().data() != nullptr;
+  return has_memory ? values : at::Tensor();
+}
+
+Skip reason_to_skip(const at::Tensor& tensor) { return ScanTarget(tensor).skip; }
+
+bool is_plain(const at::Tensor& tensor) {
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  const Skip skip = reason_to_skip_strided(impl);
+  const bool has_values =
+      skip == Skip::kNone || (skip == Skip::kDevice && impl.layout() == c10::kStrided && impl.has_storage());
+  return has_values && !tensor.is_nested() && !impl.has_symbolic_sizes_strides();
+}
+
+uint64_t encode_magnitude(double magnitude, c10::ScalarType dtype) {
+  const auto bits = std::bit_cast<uint32_t>(static_cast<float>(magnitude));
+  switch (dtype) {
+    case c10::ScalarType::Double:
+      return std::bit_cast<uint64_t>(magnitude);
+    case c10::ScalarType::BFloat16:
+      return bits >> 16;
+    case c10::ScalarType::Half:
+      return c10::Half(static_cast<float>(magnitude)).x;
+    default:
+      return bits;
+  }
+}
+
+double decode_magnitude(uint64_t word, c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::ScalarType::Float:
+      return std::bit_cast<float>(static_cast<uint32_t>(word));
+    case c10::ScalarType::Double:
+      return std::bit_cast<double>(word);
+    case c10::ScalarType::BFloat16:
+      return std::bit_cast<float>(static_cast<uint32_t>(word) << 16);
+    case c10::ScalarType::Half:
+      return c10::Half(static_cast<uint16_t>(word), c10::Half::from_bits());
+    default:
+      return std::numeric_limits<double>::infinity();
+  }
+}
+
+Verdict check_finite(const at::Tensor& tensor) {
+  const ScanTarget subject(tensor);
+  if (subject.skip != Skip::kNone) return {subject.skip};
+  const at::Tensor& values = subject.look_at(tensor);
+  uint64_t largest = 0;
+  const bool finite = for_each_span(values, subject.format, [&](const char* data, int64_t words) {
+    largest = std::max(largest, max_magnitude_shared(data, words, subject.format));
+    return largest < subject.format.infinity;
+  });
+  const int64_t bytes = values.numel() * subject.format.element_bytes();
+  return {Skip::kNone, finite, bytes, decode_magnitude(largest, tensor.scalar_type())};
+}
+
+double largest_finite(const at::Tensor& tensor) {
+  const ScanTarget subject(tensor);
+  if (subject.skip != Skip::kNone) return 0;
+  uint64_t largest = 0;
+  for_each_span(subject.look_at(tensor), subject.format, [&](const char* data, int64_t words) {
+    largest = std::max(largest, max_finite_magnitude(data, words, subject.format));
+    return true;
+  });
+  return decode_magnitude(largest, tensor.scalar_type());
+}
+
+std::optional<double> scalar_value(const at::Tensor& tensor) {
+  if (ScanTarget(tensor).skip != Skip::kNone) return std::nullopt;
+  const double value = value_at(tensor, 0);
+  return std::isfinite(value) ? std::optional(value) : std::nullopt;
+}
+
+std::optional<Smallest> smallest_of(const at::Tensor& tensor) {
+  if (ScanTarget(tensor).skip != Skip::kNone) return std::nullopt;
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  Smallest smallest{kInfinity, kInfinity};
+  const StridedView view(tensor.sizes(), tensor.strides());
+  const bool finite = view.for_each_run([&](int64_t offset) {
+    for (int64_t i = 0; i < view.run_length(); ++i) {
+      const double x = value_at(tensor, offset + i * view.inner_stride());
+      if (!std::isfinite(x)) return false;
+      smallest.value = std::min(smallest.value, x);
+      smallest.magnitude = std::min(smallest.magnitude, std::abs(x));
+    }
+    return true;
+  });
+  return finite ? std::optional(smallest) : std::nullopt;
+}
+
+NonfiniteKinds TensorStats::kinds() const {
+  NonfiniteKinds kinds;
+  if (tally.nan > 0) kinds |= NonfiniteKinds::of_nan();
+  if (tally.posinf > 0) kinds |= NonfiniteKinds::of_posinf();
+  if (tally.neginf > 0) kinds |= NonfiniteKinds::of_neginf();
+  return kinds;
+}
+
+NonfiniteKinds kinds_of(const at::Tensor& tensor) {
+  const ScanTarget subject(tensor);
+  NonfiniteKinds kinds;
+  if (subject.skip != Skip::kNone) return kinds;
+  for_each_span(subject.look_at(tensor), subject.format, [&](const char* data, int64_t words) {
+    kinds |= kinds_in(data, words, subject.format);
+    return true;
+  });
+  return kinds;
+}
+
+Counts counts_of(const at::Tensor& tensor) {
+  const ScanTarget subject(tensor);
+  Counts counts;
+  if (subject.skip != Skip::kNone) return counts;
+  for_each_span(subject.look_at(tensor), subject.format, [&](const char* data, int64_t words) {
+    counts += count_words(data, words, subject.format);
+    return true;
+  });
+  return counts;
+}
+
+TensorStats compute_stats(const at::Tensor& tensor) {
+  ++work_counters().censuses;
+  TensorStats census;
+  const ScanTarget subject(tensor);
+  if (subject.skip != Skip::kNone) return census;
+  const at::Tensor& values = subject.look_at(tensor);
+  const int parts = subject.format.words_per_element;
+  switch (values.scalar_type()) {
+    case c10::ScalarType::Half:
+    case c10::ScalarType::ComplexHalf:
+      take_strided_census<c10::Half>(values, parts, census);
+      break;
+    case c10::ScalarType::BFloat16:
+      take_strided_census<c10::BFloat16>(values, parts, census);
+      break;
+    case c10::ScalarType::Double:
+    case c10::ScalarType::ComplexDouble:
+      take_strided_census<double>(values, parts, census);
+      break;
+    case c10::ScalarType::Float8_e5m2:
+      take_strided_census<c10::Float8_e5m2>(values, parts, census);
+      break;
+    case c10::ScalarType::Float8_e4m3fn:
+      take_strided_census<c10::Float8_e4m3fn>(values, parts, census);
+      break;
+    case c10::ScalarType::Float8_e5m2fnuz:
+      take_strided_census<c10::Float8_e5m2fnuz>(values, parts, census);
+      break;
+    case c10::ScalarType::Float8_e4m3fnuz:
+      take_strided_census<c10::Float8_e4m3fnuz>(values, parts, census);
+      break;
+    case c10::ScalarType::Float8_e8m0fnu:
+      take_strided_census<c10::Float8_e8m0fnu>(values, parts, census);
+      break;
+    default:
+      take_strided_census<float>(values, parts, census);
+  }
+  return census;
+}
+
+}  // namespace torchnan

@@ -1,0 +1,165 @@
+#include "bounds/bound_cache.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/CPUAllocator.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+
+#include "operators/op_plan.h"
+
+namespace torchnan {
+namespace {
+
+using Known = BoundCache::Known;
+
+TEST(BoundCache, KnowsWhatItWasTold) {
+  BoundCache bound_cache;
+  const at::Tensor t = at::ones({4});
+  EXPECT_EQ(bound_cache.find(t).known, Known::kNothing);
+  bound_cache.note_read(t, {1});
+  EXPECT_EQ(bound_cache.find(t).known, Known::kFinite);
+  EXPECT_EQ(bound_cache.find(t.slice(0, 1, 3)).known, Known::kFinite);  // knowledge is of the storage
+  bound_cache.note_unwritten(t, 7, nullptr);
+  EXPECT_EQ(bound_cache.find(t).known, Known::kUninitialized);
+  EXPECT_EQ(bound_cache.find(t).site, 7u);
+  bound_cache.forget(t);
+  EXPECT_EQ(bound_cache.find(t).known, Known::kNothing);
+}
+
+TEST(BoundCache, LearnsNothingOfAStorageFromAPartOfIt) {
+  BoundCache bound_cache;
+  const at::Tensor t = at::empty({4});
+  bound_cache.note_unwritten(t, 1, nullptr);
+  bound_cache.note_read(t.slice(0, 0, 2), {1});
+  EXPECT_EQ(bound_cache.find(t).known, Known::kUninitialized);
+}
+
+// The allocator gives a freed StorageImpl's address to the next one; what was known of the old is not of the new.
+TEST(BoundCache, DoesNotTakeAnAddressForAnothers) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "under AddressSanitizer no address is used again";
+#endif
+  BoundCache bound_cache;
+  int reused = 0;
+  for (int i = 0; i < 100; ++i) {
+    std::optional<at::Tensor> first = at::ones({16});
+    bound_cache.note_read(*first, {1});
+    const void* address = first->storage().unsafeGetStorageImpl();
+    first.reset();
+    const at::Tensor second = at::ones({16});
+    if (second.storage().unsafeGetStorageImpl() != address) continue;
+    ++reused;
+    ASSERT_EQ(bound_cache.find(second).known, Known::kNothing);
+  }
+  EXPECT_GT(reused, 0) << "the test has not tested anything";
+}
+
+TEST(BoundCache, ForgetsAStorageThatWasGivenOtherMemory) {
+  BoundCache bound_cache;
+  const at::Tensor t = at::ones({4});
+  bound_cache.note_read(t, {1});
+  t.storage().unsafeGetStorageImpl()->set_data_ptr(c10::GetCPUAllocator()->allocate(16));
+  EXPECT_EQ(bound_cache.find(t).known, Known::kNothing);
+}
+
+TEST(BoundCache, KnowsNothingOfMemoryThatOthersMayWrite) {
+  BoundCache bound_cache;
+  float mine[4] = {};
+  const at::Tensor borrowed = at::from_blob(mine, {4});
+  bound_cache.note_read(borrowed, {1});
+  EXPECT_EQ(bound_cache.find(borrowed).known, Known::kNothing);
+}
+
+TEST(BoundCache, WidensAWholeByWhatIsWrittenToAPart) {
+  BoundCache bound_cache;
+  const at::Tensor t = at::ones({4});
+  bound_cache.note_written(t, {2, true}, nullptr);
+  bound_cache.note_written(t.slice(0, 0, 2), {5}, nullptr);
+  EXPECT_GE(bound_cache.find(t).bound.most, 5);
+  EXPECT_LT(bound_cache.find(t).bound.most, 5.001);
+  EXPECT_FALSE(bound_cache.find(t).bound.nonnegative);
+  bound_cache.note_written(t.slice(0, 0, 2), {1}, nullptr);
+  EXPECT_GE(bound_cache.find(t).bound.most, 5);  // of the other half
+}
+
+TEST(BoundCache, RoundsABoundUp) {
+  BoundCache bound_cache;
+  const at::Tensor t = at::ones({4}, at::kDouble);
+  for (const double most : {0.1, 1.0 / 3, 1e-300, 1e300}) {
+    bound_cache.note_written(t, {most}, nullptr);
+    EXPECT_GE(bound_cache.find(t).bound.most, most);
+    EXPECT_LE(bound_cache.find(t).bound.most, most * (1 + 1e-12));
+  }
+}
+
+TEST(BoundCache, TellsNothingOfMemorySeenAsAnotherDtype) {
+  BoundCache bound_cache;
+  const at::Tensor t = at::ones({4});
+  bound_cache.note_written(t, {1}, nullptr);
+  EXPECT_EQ(bound_cache.find(t.view(at::kBFloat16)).known, Known::kNothing);
+  EXPECT_EQ(bound_cache.find(t.view(at::kInt)).known, Known::kNothing);
+}
+
+TEST(BoundCache, NeverTakesExportedMemoryForFinite) {
+  BoundCache bound_cache;
+  const at::Tensor t = at::ones({4});
+  bound_cache.note_written(t, {1}, nullptr);
+  bound_cache.record_exported(t);
+  EXPECT_EQ(bound_cache.find(t).known, Known::kStale);
+  bound_cache.note_written(t, {1}, nullptr);
+  EXPECT_EQ(bound_cache.find(t).known, Known::kStale);
+  bound_cache.clear();  // pushed out
+  bound_cache.note_written(t, {1}, nullptr);
+  EXPECT_EQ(bound_cache.find(t).known, Known::kStale);
+}
+
+TEST(BoundCache, DoubtEndsWithTheNextWrite) {
+  BoundCache bound_cache;
+  const at::Tensor t = at::ones({4});
+  bound_cache.note_written(t, {1}, nullptr);
+  bound_cache.mark_stale(t);
+  EXPECT_EQ(bound_cache.find(t).known, Known::kStale);
+  bound_cache.note_written(t, {1}, nullptr);
+  EXPECT_EQ(bound_cache.find(t).known, Known::kFinite);
+}
+
+TEST(BoundCache, KnowsWhatACollectiveBringsUntilSomebodyElseWrites) {
+  BoundCache bound_cache;
+  const OpPlan collective;
+  const at::Tensor t = at::ones({4});
+  bound_cache.record_pending_collective(t, &collective);
+  EXPECT_EQ(bound_cache.find(t).known, Known::kNothing);
+  bound_cache.note_asked(t, bound_cache.pending_collective(t));
+  EXPECT_EQ(bound_cache.pending_collective(t), &collective);
+  const OpPlan other;
+  bound_cache.note_written(t, {1}, &other);
+  EXPECT_EQ(bound_cache.pending_collective(t), nullptr);
+  bound_cache.record_pending_collective(t, &collective);
+  bound_cache.forget(t);
+  EXPECT_EQ(bound_cache.pending_collective(t), nullptr);
+}
+
+TEST(BoundCache, ForgetsRatherThanGrows) {
+  BoundCache bound_cache;
+  std::vector<at::Tensor> many;
+  for (int i = 0; i < 100000; ++i) many.push_back(at::empty({1}));
+  for (const at::Tensor& t : many) bound_cache.note_read(t, {1});
+  int known = 0;
+  for (const at::Tensor& t : many) known += bound_cache.find(t).known == Known::kFinite ? 1 : 0;
+  EXPECT_GT(known, 20000);
+  EXPECT_LT(known, 100000);
+}
+
+TEST(BoundCache, KeepsNothingAlive) {
+  BoundCache bound_cache;
+  const at::Tensor t = at::ones({4});
+  const auto storage = t.storage().getWeakStorageImpl();
+  const auto before = storage.weak_use_count();
+  bound_cache.note_read(t, {1});
+  EXPECT_EQ(storage.weak_use_count(), before);
+  EXPECT_EQ(storage.use_count(), 1u);
+}
+
+}  // namespace
+}  // namespace torchnan

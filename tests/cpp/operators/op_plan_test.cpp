@@ -1,0 +1,94 @@
+#include "operators/op_plan.h"
+
+#include <gtest/gtest.h>
+#include <torch/library.h>
+
+namespace torchnan {
+namespace {
+
+using Handling = OpPlan::Handling;
+
+OpPlan plan_for(const char* name, const char* overload = "") {
+  return make_plan(c10::Dispatcher::singleton().findSchemaOrThrow(name, overload));
+}
+
+TEST(OpPlan, ChecksWhatComputes) {
+  const OpPlan plan = plan_for("aten::add", "Tensor");
+  EXPECT_EQ(plan.handling, Handling::kCheck);
+  EXPECT_EQ(plan.checked_returns.size(), 1u);
+  EXPECT_TRUE(plan.written.empty());
+}
+
+TEST(OpPlan, LeavesAloneWhatIsOnlyKeptForTheBackwardPass) {
+  EXPECT_EQ(plan_for("aten::_ctc_loss").checked_returns.size(), 1u);
+  EXPECT_EQ(plan_for("aten::_ctc_loss", "Tensor").checked_returns.size(), 1u);
+  EXPECT_EQ(plan_for("aten::var_mean", "correction").checked_returns.size(), 2u);
+}
+
+TEST(OpPlan, PassesViewsAndQuestions) {
+  for (const char* view : {"aten::t", "aten::detach", "aten::alias", "aten::squeeze"}) {
+    EXPECT_EQ(plan_for(view).handling, Handling::kPass) << view;
+  }
+  EXPECT_EQ(plan_for("aten::slice", "Tensor").handling, Handling::kPass);
+  EXPECT_EQ(plan_for("aten::equal").handling, Handling::kPass);
+}
+
+TEST(OpPlan, LetsCompositesDecompose) {
+  EXPECT_EQ(plan_for("aten::linear").handling, Handling::kDecompose);
+  EXPECT_EQ(plan_for("aten::item").handling, Handling::kDecompose);
+  EXPECT_EQ(plan_for("aten::silu_backward").handling, Handling::kCheck);  // has a kernel of its own too
+}
+
+TEST(OpPlan, KnowsWhereNothingHasBeenWritten) {
+  EXPECT_EQ(plan_for("aten::empty", "memory_format").handling, Handling::kAllocate);
+  EXPECT_TRUE(plan_for("aten::empty", "memory_format").returns_allocation);
+  EXPECT_TRUE(plan_for("aten::resize_").returns_allocation);  // what it has grown by
+  EXPECT_FALSE(plan_for("aten::set_", "source_Tensor").returns_allocation);
+}
+
+TEST(OpPlan, FindsWhatIsWrittenInPlace) {
+  const OpPlan add = plan_for("aten::add_", "Tensor");
+  ASSERT_EQ(add.written.size(), 1u);
+  EXPECT_TRUE(add.written[0].reads_previous_value);
+  EXPECT_TRUE(add.written[0].returned);
+  EXPECT_FALSE(plan_for("aten::copy_").written[0].reads_previous_value);
+  EXPECT_FALSE(plan_for("aten::add", "out").written[0].reads_previous_value);
+}
+
+TEST(OpPlan, FindsWhatIsWrittenAndNotReturned) {
+  const OpPlan fused = plan_for("aten::_fused_adamw_");
+  EXPECT_EQ(fused.returns, 0);
+  ASSERT_GE(fused.written.size(), 4u);  // parameters, gradients, both moments
+  for (const auto& written : fused.written) EXPECT_FALSE(written.returned);
+  EXPECT_EQ(plan_for("aten::_foreach_addcdiv_", "Scalar").written.size(), 1u);
+}
+
+// Every operator that PyTorch has gets a plan, and none that returns a fresh tensor is passed by unseen.
+TEST(OpPlan, CoversEveryOperator) {
+  c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+  int checked = 0;
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    const auto op = dispatcher.findSchema(name);
+    if (!op) continue;
+    const OpPlan plan = make_plan(*op);
+    checked += plan.handling == Handling::kCheck ? 1 : 0;
+    ASSERT_EQ(plan.arguments, op->schema().arguments().size());
+    for (const auto& written : plan.written) ASSERT_LT(written.kept, plan.saved_arguments.size());
+  }
+  EXPECT_GT(checked, 2000);
+}
+
+// A Python library may be torn down and set up again with another schema under the same name.
+TEST(OpPlan, IsMadeAnewForAnOperatorRegisteredAnew) {
+  const auto plan_of_mine = [](const char* schema) {
+    torch::Library library(torch::Library::FRAGMENT, "torchnan_test", std::nullopt, __FILE__, __LINE__);
+    library.def(schema);
+    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("torchnan_test::mine", "");
+    return plan_of(op).written.size();
+  };
+  EXPECT_EQ(plan_of_mine("mine(Tensor x) -> Tensor"), 0u);
+  EXPECT_EQ(plan_of_mine("mine(Tensor(a!) x) -> ()"), 1u);
+}
+
+}  // namespace
+}  // namespace torchnan

@@ -1,0 +1,61 @@
+"""torchnan names the operation that made a NaN or an Inf: forward, backward and in the optimizer."""
+
+from torchnan._load import _C as _C  # isort: skip - first: says why if the core cannot be loaded
+from typing import TYPE_CHECKING, Any
+
+from torchnan import startup
+from torchnan.detection import errors, introspection
+from torchnan.detection.bounds import Bound, register_bound
+from torchnan.detection.errors import NonFiniteError, NonFiniteWarning
+from torchnan.detection.finding import Finding
+from torchnan.detection.guard import guard
+from torchnan.detection.headroom import Headroom as Headroom
+from torchnan.detection.session import detect, set_detect
+
+if TYPE_CHECKING:
+    from torchnan.capture import load_capture
+    from torchnan.monitor import Monitor
+    from torchnan.recovery.nan_detector import NaNDetector
+    from torchnan.recovery.nan_detector import NaNState as NaNState
+    from torchnan.recovery.step_guard import StepGuard
+
+_C.set_host(introspection, errors)
+
+__all__ = [
+    "Bound",
+    "Finding",
+    "Monitor",
+    "NaNDetector",
+    "NonFiniteError",
+    "NonFiniteWarning",
+    "StepGuard",
+    "detect",
+    "guard",
+    "load_capture",
+    "register_bound",
+    "set_detect",
+]
+
+# What stands around a training step is loaded when it is first asked for: detection alone costs nothing of it.
+_LATER = {
+    "Monitor": "torchnan.monitor",
+    "NaNDetector": "torchnan.recovery.nan_detector",
+    "NaNState": "torchnan.recovery.nan_detector",
+    "StepGuard": "torchnan.recovery.step_guard",
+    "load_capture": "torchnan.capture",
+}
+_PACKAGES = ("capture", "diagnosis", "findings", "monitor", "recovery")
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name in _PACKAGES:
+        return importlib.import_module(f"torchnan.{name}")
+    if name not in _LATER:
+        raise AttributeError(f"module 'torchnan' has no attribute '{name}'")
+    return getattr(importlib.import_module(_LATER[name]), name)
+
+
+if startup.is_pending:
+    startup.switch_on()

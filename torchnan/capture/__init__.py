@@ -1,0 +1,6 @@
+"""What is kept on disk of a training step: a folder of JSON and safetensors files, never pickle."""
+
+from torchnan.capture.capture import Capture, load_capture
+from torchnan.storage.errors import CaptureError, UnkeepableError
+
+__all__ = ["Capture", "CaptureError", "UnkeepableError", "load_capture"]

@@ -1,0 +1,195 @@
+"""Reads a capture, and runs its step again."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchnan.capture.operation import Operation
+from torchnan.capture.step_replay import CapturedStep
+from torchnan.distributed import shards
+from torchnan.recovery.step.random_state import RandomState
+from torchnan.recovery.step.replay import Replay
+from torchnan.storage import atomic_folder
+from torchnan.storage.codec import decode
+from torchnan.storage.errors import CaptureError
+from torchnan.storage.schema_checks import entry, kind, wrong
+
+_WRAPPERS = ("module.", "_orig_mod.")  # DDP's and torch.compile's, which a replay may do without
+
+
+@dataclasses.dataclass(frozen=True)
+class Capture:
+    """A bad step, with all that it needs to run again.
+
+    Attributes:
+        path: its atomic_folder.
+        step: 1-based; ``rank`` of ``ranks`` processes.
+        event: what happened, as a line of the recovery log has it.
+        report: of the origin, as text.
+        weights: parameters by name, not yet touched by the step; of sharded ones this rank's parts.
+        buffers: as they were before the step, by name.
+        batches: the micro-batches of the step.
+        random: all random states as they were before it; ``batch_random``: before each micro-batch, ``None`` where it
+            went on from the one before.
+        in_eval: names of the modules that were in evaluation mode.
+        operation: the operation at the origin with its arguments, if it was met again in the replay.
+        versions: of PyTorch, Python and others, where it was written.
+    """
+
+    path: Path
+    step: int
+    rank: int
+    ranks: int
+    event: Mapping[str, Any]
+    report: str
+    weights: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor]
+    batches: list[Any]
+    random: RandomState
+    batch_random: list[RandomState | None]
+    operation: Operation | None
+    versions: dict[str, str]
+    in_eval: frozenset[str]
+
+    def restore(self, model: torch.nn.Module) -> None:
+        """Puts weights and buffers into a model, and its modules into training or evaluation mode.
+
+        Raises:
+            CaptureError: the model has other parameters, or of other shapes, than the one that was captured.
+        """
+        with torch.no_grad():
+            _fill(self.weights, dict(model.named_parameters(remove_duplicate=False)), "parameter", self.ranks)
+            _fill(self.buffers, dict(model.named_buffers()), "buffer", self.ranks)
+        for name, module in model.named_modules():
+            module.training = _bare(name) not in self.in_eval
+
+    def replay(
+        self,
+        model: torch.nn.Module,
+        step_fn: Callable[[torch.nn.Module, Any], Any],
+    ) -> Replay:
+        """Runs the step twice under ``detect()``.
+
+        Args:
+            model: one like the captured one; its weights and buffers are overwritten.
+            step_fn: as :class:`torchnan.StepGuard` takes it.
+
+        Returns:
+            verdict and finding.
+        """
+        return CapturedStep(self, model, step_fn).replay()
+
+
+def load_capture(
+    path: str | os.PathLike[str], *, types: tuple[type, ...] = (), device: torch.device | str | None = None
+) -> Capture:
+    """Reads a capture. Runs no code of it: it is JSON and safetensors.
+
+    Args:
+        path: its atomic_folder.
+        types: dataclasses, namedtuples and ``UserDict`` classes that are in its batches; those of modules that are
+            already imported are found without.
+        device: where its tensors go; if some were on an accelerator, then only those. Default: the CPU.
+
+    Raises:
+        CaptureError: it is not one, or it is damaged; says which file and where.
+    """
+    documents, tensors = atomic_folder.read(Path(path))
+    where = f"{os.fspath(path)}/capture.json"
+    if "capture" not in documents:
+        raise CaptureError(f"{os.fspath(path)} is not a capture: it has no capture.json.")
+    about = entry(documents, "capture", dict, where)
+    event = entry(about, "event", dict, where)
+    memory = entry(entry(about, "weights", dict, where), "memory", list, f"{where}['weights']")
+    spread = any(piece != {"device": "cpu"} for piece in memory)  # what was on the host was meant to be there
+
+    def part(name: str, expected: type) -> Any:
+        if name not in about or name not in tensors:
+            raise CaptureError(f"{os.fspath(path)} is not whole: it has no {name}.")
+        place = None if device is None or "random" in name else functools.partial(_place, device, spread)
+        return kind(decode(about[name], tensors[name], types=types, place=place), expected, f"{where}['{name}']")
+
+    in_eval = entry(about, "in_eval", list, where)
+
+    def random(states: Any) -> Any:
+        return _fields_of(RandomState, states, f"{where}['random']")
+
+    operation = part("operation", dict) if "operation" in about else None
+    return Capture(
+        path=Path(path),
+        step=entry(event, "step", int, f"{where}['event']"),
+        rank=entry(about, "rank", int, where),
+        ranks=entry(about, "ranks", int, where),
+        event=event,
+        report=entry(about, "report", str, where),
+        weights=_named_tensors(part("weights", dict), f"{where}['weights']"),
+        buffers=_named_tensors(part("buffers", dict), f"{where}['buffers']"),
+        batches=part("batches", list),
+        random=random(part("random", dict)),
+        batch_random=[None if one is None else random(one) for one in part("batch_random", list)],
+        operation=None if operation is None else _fields_of(Operation, operation, f"{where}['operation']"),
+        versions=_texts(entry(about, "versions", dict, where), f"{where}['versions']"),
+        in_eval=frozenset(_bare(kind(name, str, f"{where}['in_eval']")) for name in in_eval),
+    )
+
+
+_FIELDS: dict[type, dict[str, tuple[type, ...]]] = {
+    RandomState: {"cpu": (torch.Tensor,), "cuda": (tuple,), "numpy": (tuple, type(None)), "python": (tuple,)},
+    Operation: {"op": (str,), "overload": (str,), "args": (tuple,), "kwargs": (dict,)},
+}
+
+
+def _fields_of(cls: type, values: Any, where: str) -> Any:
+    """A dataclass made of what has the types of its fields."""
+    fields = _FIELDS[cls]
+    given = kind(values, dict, where)
+    if given.keys() != fields.keys() or not all(isinstance(given[name], fields[name]) for name in fields):
+        raise wrong(where, f"what a {cls.__name__} is made of", list(given))
+    return cls(**given)
+
+
+def _named_tensors(values: dict[Any, Any], where: str) -> dict[str, torch.Tensor]:
+    for name, tensor in values.items():
+        if type(name) is not str or not isinstance(tensor, torch.Tensor):
+            raise wrong(where, "tensors by name", list(values))
+    return values
+
+
+def _texts(values: dict[str, Any], where: str) -> dict[str, str]:
+    return {name: kind(text, str, f"{where}['{name}']") for name, text in values.items()}
+
+
+def _place(device: torch.device | str, spread: bool, was: str) -> torch.device | str:
+    return "cpu" if spread and was == "cpu" else device
+
+
+def _fill(kept: dict[str, torch.Tensor], live: dict[str, torch.Tensor], what: str, ranks: int) -> None:
+    kept = {_bare(name): tensor for name, tensor in kept.items()}
+    live = {_bare(name): tensor for name, tensor in live.items()}
+    missing, unknown = sorted(kept.keys() - live.keys()), sorted(live.keys() - kept.keys())
+    if missing or unknown:
+        raise CaptureError(
+            f"this is not the model that was captured: it has no {what} {', '.join(missing[:3]) or '-'}; the capture "
+            f"has no {', '.join(unknown[:3]) or '-'} ({len(missing)} and {len(unknown)} differ)."
+        )
+    for name, tensor in kept.items():
+        room = shards.local(live[name])
+        if room.shape != tensor.shape:
+            of_shards = f" It was one of {ranks} ranks: run as many for sharded weights." if ranks > 1 else ""
+            raise CaptureError(
+                f"{what} {name} is {tuple(room.shape)} here and {tuple(tensor.shape)} in the capture.{of_shards}"
+            )
+        room.detach().copy_(tensor)
+
+
+def _bare(name: str) -> str:
+    for wrapper in _WRAPPERS:
+        name = name.removeprefix(wrapper)
+    return name

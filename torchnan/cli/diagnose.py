@@ -1,0 +1,92 @@
+"""Walks the stability decision tree through a run, and says what is wrong with it, since when, why, and what to do.
+
+python -m torchnan diagnose run.jsonl
+python -m torchnan diagnose metrics.csv --html report.html --set spike_sigma=4
+python -m torchnan diagnose runs/gpt2 --json
+
+RUN is the log of torchnan.Monitor, a CSV file, TensorBoard's event files, Transformers' trainer_state.json, or a folder
+with one of these. Ends with 0 if the run is healthy, with 1 if anything is wrong with it, with 2 if it cannot be read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from torchnan.config.options import OptionError
+
+if TYPE_CHECKING:
+    from torchnan.diagnosis import Diagnosis, Run, Thresholds
+
+NAME = "diagnose"
+HELP = "say what is wrong with a run, from its log"
+
+HEALTHY, UNHEALTHY = 0, 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The run, what it is judged by, and what is written."""
+    parser.add_argument("run", metavar="RUN", help="log, table, event files, trainer state, or a folder")
+    parser.add_argument("--json", action="store_true", help="print the verdicts as JSON")
+    parser.add_argument("--html", metavar="FILE", help="write a page with pictures")
+    parser.add_argument("--post-mortem", metavar="FILE", help="write a post-mortem document (Markdown)")
+    parser.add_argument("--thresholds", metavar="FILE", help="TOML file of thresholds")
+    parser.add_argument(
+        "--set", metavar="NAME=VALUE", action="append", default=[], help="one threshold; repeat for more"
+    )
+
+
+def execute(given: argparse.Namespace) -> int:
+    """Prints the walk or JSON; 1 if anything is wrong with the run, 0 if it is healthy."""
+    try:
+        from torchnan.diagnosis import RunError, Thresholds, diagnose, read
+    except ImportError as error:
+        raise OptionError(str(error)) from None
+    base = Thresholds.from_toml(given.thresholds) if given.thresholds else Thresholds()
+    thresholds = base.with_texts(given.set)
+    try:
+        run = read(given.run)
+        found = diagnose(run, thresholds)
+        _write(given, run, found, thresholds)
+    except (RunError, ImportError) as error:
+        raise OptionError(str(error)) from None
+    return HEALTHY if found.verdicts[0].kind == "healthy" else UNHEALTHY
+
+
+def _write(given: argparse.Namespace, run: Run, found: Diagnosis, thresholds: Thresholds) -> None:
+    from torchnan.diagnosis.reports import page, post_mortem, terminal
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of modules may be of any alphabet
+    print(_json(run, found) if given.json else terminal.text(run, found))
+    if given.html:
+        _save(given.html, page.html(run, found, thresholds))
+    if given.post_mortem:
+        _save(given.post_mortem, post_mortem.markdown(run, found))
+
+
+def _json(run: Run, found: Diagnosis) -> str:
+    from torchnan.monitor.format import facts_of
+    from torchnan.monitor.row import as_line, named
+
+    facts = {
+        "verdicts": [facts_of(verdict) for verdict in found.verdicts],
+        "forecasts": [facts_of(forecast) for forecast in found.forecasts],
+        "walk": [vars(question) for question in found.walk],
+        "source": run.source,
+        "notes": run.notes,
+    }
+    return as_line(named(facts)).rstrip("\n")
+
+
+def _save(path: str, text: str) -> None:
+    """For its owner alone: it has names and numbers of the run."""
+    with open(path, "w", encoding="utf-8", errors="backslashreplace", opener=_for_owner) as file:
+        file.write(text.rstrip("\n") + "\n")
+
+
+def _for_owner(name: str, flags: int) -> int:
+    return os.open(name, flags, 0o600)

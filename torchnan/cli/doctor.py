@@ -1,0 +1,70 @@
+"""Says what torchnan was built for, what it runs with, and which switches are set."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+from typing import Any
+
+import torch
+
+from torchnan import _build, startup
+from torchnan._load import _C
+from torchnan.config import options as _options
+from torchnan.config.text import printable
+
+NAME = "doctor"
+HELP = "build, PyTorch, engine in use, switches"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """None."""
+
+
+def _told(options: dict[str, Any] | None) -> str:
+    if _C.is_disabled():
+        return "OFF by TORCHNAN=0: detect(), guard(), StepGuard and NaNDetector look at nothing, in every program"
+    return "off" if options is None else ", ".join(f"{name}={value}" for name, value in options.items())
+
+
+def _gpus() -> str:
+    if torch.version.cuda is None:
+        return "none: this PyTorch is for the CPU"
+    if not torch.cuda.is_available():
+        return "none that PyTorch could use"
+    why = _C.unscanned_reason("cuda")
+    return (
+        f"NOT LOOKED AT: {why}" if why else f"looked at: {torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+    )
+
+
+def execute(given: argparse.Namespace) -> int:
+    """Prints the table; 1 if detection could not be switched on here."""
+    healthy = True
+    rows = [
+        ("torchnan", f"{_build.version}, built for PyTorch {_build.torch_version}"),
+        ("PyTorch", f"{torch.__version__}, CUDA {torch.version.cuda or 'not built in'}"),
+        ("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
+        ("C++ package", f"CMAKE_PREFIX_PATH={os.path.dirname(_C.__file__)}"),
+    ]
+    try:
+        rows.append(("engine", f"boxed fallback on dispatch key {_C.interceptor_key_name()}"))
+    except RuntimeError as error:
+        rows.append(("engine", f"NONE: {error}"))
+        healthy = False
+    rows.append(("GPUs", _gpus()))
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1":
+        rows.append(("autoload", "on: TORCHNAN=raise works for any script"))
+    else:
+        rows.append(("autoload", "OFF by TORCH_DEVICE_BACKEND_AUTOLOAD: TORCHNAN=raise would do nothing"))
+        healthy = False
+    try:
+        options = startup.options_from(os.environ)
+        rows.append(("switches", _told(options)))
+    except _options.OptionError as error:
+        rows.append(("switches", f"REFUSED: {error}"))
+        healthy = False
+    for name, value in rows:
+        print(f"{name:<12} {printable(value, 2000)}")
+    return 0 if healthy else 1

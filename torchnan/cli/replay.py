@@ -1,0 +1,102 @@
+"""Runs a captured step again, twice, under detection, and says where its NaN comes from and whether it came again.
+
+python -m torchnan replay captures/rank-0-step-00000047 --step train:step --model train:build_model
+python -m torchnan replay captures/rank-0-step-00000047 --step train:make_step --device cuda
+
+--step names the function that a StepGuard was given, step(model, batch); --model then names one without arguments that
+builds the model. Or --step names a function without arguments that returns both: (model, step function).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchnan.capture import Capture, load_capture
+from torchnan.config.options import OptionError
+from torchnan.config.text import printable, type_name
+from torchnan.recovery.step.replay import Replay
+
+NAME = "replay"
+HELP = "run a captured step again, and name its origin"
+
+REPRODUCED, NOT_REPRODUCED = 1, 0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The capture, and how to run it."""
+    parser.add_argument("capture", help="folder of the capture")
+    parser.add_argument("--step", required=True, metavar="MODULE:FUNCTION", help="step(model, batch), or both of them")
+    parser.add_argument("--model", metavar="MODULE:FUNCTION", help="builds the model")
+    parser.add_argument("--device", help="where to run (default: cpu)", default="cpu")
+
+
+def execute(given: argparse.Namespace) -> int:
+    """Prints what came of it; 1 if it is bad again, 0 if it is finite."""
+    sys.path.insert(0, os.getcwd())  # as `python script.py` would have it
+    model, step_fn = _model_and_step(given.step, given.model)
+    capture = load_capture(given.capture, device=given.device)
+    replayed = capture.replay(model.to(given.device), step_fn)
+    print(_text(capture, replayed))
+    return NOT_REPRODUCED if replayed.verdict == "transient" else REPRODUCED
+
+
+def _model_and_step(step: str, model: str | None) -> tuple[torch.nn.Module, Callable[..., Any]]:
+    function = _named(step, "--step")
+    if model is not None:
+        return _named(model, "--model")(), function
+    wanted = [
+        p for p in inspect.signature(function).parameters.values() if p.default is p.empty and p.kind < p.VAR_POSITIONAL
+    ]
+    if wanted:
+        raise OptionError(
+            f"{step} takes {len(wanted)} arguments, so it is a step function: say with --model MODULE:FUNCTION what "
+            "builds the model, or give a --step function without arguments that returns (model, step function)."
+        )
+    returned = function()
+    if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], torch.nn.Module)):
+        raise OptionError(f"{step}() returned a {type_name(returned)}: it must return (model, step function).")
+    return returned
+
+
+def _named(text: str, option: str) -> Callable[..., Any]:
+    module, _, name = text.partition(":")
+    if not name:
+        raise OptionError(f"{option} {text} cannot be used: it takes MODULE:FUNCTION, such as train:step.")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:  # "..x" and "" are names of no module
+        raise OptionError(f"{option} {text} cannot be used: {error}.") from None
+    if not callable(found):
+        raise OptionError(f"{option} {text} cannot be used: it is a {type_name(found)}, not a function.")
+    return found  # type: ignore[no-any-return]
+
+
+def _text(capture: Capture, replayed: Replay) -> str:
+    seen = printable(str(capture.event.get("seen")), 1000)
+    head = f"torchnan: step {capture.step} of rank {capture.rank}, captured as: {seen}"
+    lines = [head, f"  replay    {_VERDICTS[replayed.verdict or 'transient']}"]
+    if replayed.verdict == "persistent":
+        lines.append(f"  bits      {'the same as' if replayed.same_bits else 'other than'} when it was captured")
+    torch_then = printable(str(capture.versions.get("torch")))
+    if torch_then != torch.__version__:
+        lines.append(f"  PyTorch   {torch.__version__} here, {torch_then} when it was captured")
+    if replayed.finding is not None:
+        lines.append(str(replayed.finding))
+    return "\n".join(lines)
+
+
+_VERDICTS = {
+    "persistent": "reproduced, twice, with the same origin",
+    "nondeterministic": "not the same each time it is run",
+    "transient": "NOT reproduced: finite both times here",
+}

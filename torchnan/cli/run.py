@@ -1,0 +1,54 @@
+"""Runs a program under detection, as TORCHNAN=raise in front of it would.
+
+python -m torchnan run train.py --lr 1e-3
+python -m torchnan run --action warn --log findings.jsonl train.py
+python -m torchnan run -m torch.distributed.run --nproc-per-node 2 train.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from torchnan import startup
+from torchnan.config import options
+
+NAME = "run"
+HELP = "run a program under detection"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Every option of a detection, and the program with its arguments."""
+    for name, option in options.TABLE.items():
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, metavar="VALUE", help=f"{option.accepts_text} (default: {_shown(option.default)})")
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, default=[], help="a module and its arguments")
+    parser.add_argument("script", nargs=argparse.REMAINDER, help="a script and its arguments")
+
+
+def _shown(default: object) -> str:
+    if isinstance(default, bool):
+        return str(int(default))
+    return str(default) if default else "none"
+
+
+def execute(given: argparse.Namespace) -> int:
+    """Becomes the program: same interpreter, same process, with the variables set."""
+    program = ["-m", *given.module] if given.module else given.script
+    if not program:
+        raise options.OptionError("nothing to run: give a script, or -m and a module.")
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
+        raise options.OptionError(
+            "TORCH_DEVICE_BACKEND_AUTOLOAD is off, so `import torch` would not switch detection on. Unset it, or call "
+            "torchnan.set_detect(True) in the program."
+        )
+    variables = {
+        f"TORCHNAN_{name.upper()}": value for name in options.TABLE if (value := getattr(given, name)) is not None
+    }
+    environment = {
+        name: value for name, value in os.environ.items() if name != "TORCHNAN" and not startup.is_of_detection(name)
+    }
+    environment.update(variables, TORCHNAN="1")
+    startup.options_from(environment)  # refused here rather than there
+    os.execve(sys.executable, [sys.executable, *program], environment)

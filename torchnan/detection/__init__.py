@@ -1,0 +1,1 @@
+"""The Python side of detection: sessions, findings, hooks and introspection."""

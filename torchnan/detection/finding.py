@@ -1,0 +1,179 @@
+"""What a finding says. The same fields, in the same order, as ``torchnan::Finding`` in C++ and as a line of the log."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from torchnan.config.text import printable
+
+
+@dataclasses.dataclass(frozen=True)
+class Frame:
+    """A source line: file as Python names it, line (1-based), qualified name of the function."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{printable(self.file)}:{self.line} {printable(self.function)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """One tensor argument of the operation.
+
+    Attributes:
+        name: of the argument in the operator's schema, ``"self"`` or ``"tensors[3]"``.
+        dtype: ``"float32"``.
+        shape: sizes.
+        min: smallest finite element, ``None`` if there is none (likewise ``max``, ``absmax``).
+        nan: how many elements are NaN (likewise ``posinf``, ``neginf``).
+        overwritten: the operation wrote over this argument, so it could not be looked at afterwards.
+        constant: where a non-finite constant in it was written, ``"train.py:12"``.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    min: float | None
+    max: float | None
+    absmax: float | None
+    nan: int
+    posinf: int
+    neginf: int
+    overwritten: bool = False
+    constant: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One operation on the way from the origin to the harm."""
+
+    op: str
+    file: str | None
+    line: int
+
+    def __str__(self) -> str:
+        op = printable(self.op)
+        return f"{op} ({printable(self.file)}:{self.line})" if self.file else op
+
+
+@dataclasses.dataclass(frozen=True)
+class Harm:
+    """What the value did.
+
+    Attributes:
+        kind: ``"backward"`` (backward() was called on it), ``"gradient"`` (an optimizer was about to use it),
+            ``"parameter"``, ``"optimizer_state"``, ``"read"`` (the program read it back), ``"guard"``, ``"alive"``
+            (still held when detection ended), ``"origin"`` (reported where it was made, ``when="origin"``),
+            ``"unused"`` (a warning: nobody used it) or ``"none"``.
+        name: of the parameter, the state entry or the guard.
+        file: where it happened, if a line of the program is to be named.
+        line: 1-based, 0 if unknown.
+        text: the same as a sentence.
+    """
+
+    kind: str
+    name: str | None
+    file: str | None
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One reported fact about a non-finite value. ``str(finding)`` is the one-screen report.
+
+    Attributes:
+        schema: version of this list of fields.
+        level: ``"error"`` did harm, ``"warning"`` was never used, ``"note"`` is for the record.
+        kind: what was first made at the origin.
+        origin: ``"op"`` an operation made it from finite inputs; ``"input"`` it came in with data; ``"parameter"``,
+            ``"buffer"`` a module held it; ``"uninit"`` memory that nobody wrote; ``"foreign"`` written outside
+            PyTorch's dispatcher.
+        phase: where the origin ran.
+        op: ``"aten::log"``; for ``"uninit"`` the allocating operation, for other external values the first reader.
+        overload: of the operator, often ``""``.
+        output: which of the tensors the operation wrote, lists counted through.
+        node: autograd node in the backward pass, ``"LogBackward0"``.
+        module: dotted path of the module, ``""`` for the root itself, ``None`` outside every module.
+        name: of the parameter or buffer at fault.
+        stack: the user's frame first; in the backward pass that of the forward call which made the node.
+        step: training step, 1-based.
+        rank: of the process in its job, if there is one.
+        thread: the operating system's number of the thread.
+        device, dtype, shape, strides: of the tensor that holds the value.
+        nan, posinf, neginf: how many elements of it are so.
+        first_index: of the first of them, in logical order.
+        inputs: the tensor arguments of the operation.
+        lineage: the operations after the origin, up to the harm; ``lineage_omitted`` of them are left out before
+            the last.
+        harm: what the value did.
+        hint: one factual sentence about the cause, or ``None``.
+        repeats: how many more times the same was found.
+    """
+
+    schema: int
+    level: Literal["error", "warning", "note"]
+    kind: Literal["nan", "inf"]
+    origin: Literal["op", "input", "parameter", "buffer", "uninit", "foreign"]
+    phase: Literal["forward", "backward", "optimizer"]
+    op: str
+    overload: str
+    output: int
+    node: str | None
+    module: str | None
+    name: str | None
+    stack: tuple[Frame, ...]
+    step: int | None
+    rank: int | None
+    thread: int
+    device: str
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    nan: int
+    posinf: int
+    neginf: int
+    first_index: tuple[int, ...]
+    inputs: tuple[Input, ...]
+    lineage: tuple[Step, ...]
+    lineage_omitted: int
+    harm: Harm
+    hint: str | None
+    repeats: int
+    _text: str = dataclasses.field(default="", repr=False, compare=False)
+    _json: str = dataclasses.field(default="", repr=False, compare=False)
+
+    def __str__(self) -> str:
+        return self._text
+
+    @property
+    def file(self) -> str | None:
+        """File of the user's source line, ``None`` if it is not known."""
+        return self.stack[0].file if self.stack else None
+
+    @property
+    def line(self) -> int | None:
+        """The user's source line, 1-based."""
+        return self.stack[0].line if self.stack else None
+
+    def to_json(self) -> str:
+        """One line of strict JSON, as in the log: non-finite numbers are strings."""
+        return self._json
+
+    @classmethod
+    def from_json(cls, line: str | bytes) -> Finding:
+        """The finding of such a line, from this process or from a log of another machine.
+
+        Raises:
+            ValueError: it is no line of this schema version; says which field, what it must be and what it is.
+        """
+        from torchnan._load import _C
+
+        return _C.finding_from_json(line.encode("utf-8", "surrogatepass") if isinstance(line, str) else line)

@@ -1,0 +1,238 @@
+"""The few places in PyTorch's Python where harm is done out of the dispatcher's sight. In place only while something
+is watched."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from torchnan._load import _C
+from torchnan.detection import introspection
+from torchnan.detection.containment import contained
+from torchnan.distributed import shards
+
+if TYPE_CHECKING:
+    from torchnan.detection.session import detect
+
+lock = threading.Lock()  # of what threads share here and in detect; quiet when the process forks
+_installed = 0
+_undo: list[Callable[[], None]] = []
+
+
+def install() -> None:
+    """Puts the hooks in place with the first of several scopes, which this thread has entered."""
+    global _installed
+    with lock:
+        _installed += 1
+        if _installed > 1:
+            return
+        with contained("letting higher-order operators pass"):
+            _let_higher_order_ops_pass()
+        for method, look, first, count in _looks():
+            with contained(f"the hook on {getattr(method, '__name__', method)}"):  # one that does not fit is left out
+                _undo.append(_C.hook_method(method, look, first, count))
+        _undo.append(register_optimizer_step_pre_hook(_before_step).remove)
+        _undo.append(register_optimizer_step_post_hook(_after_step).remove)
+
+
+def uninstall() -> None:
+    """Takes them away with the last."""
+    global _installed
+    with lock:
+        _installed -= 1
+        if _installed > 0:
+            return
+        while _undo:
+            with contained("taking a hook away"):
+                _undo.pop()()
+
+
+def _looks() -> list[tuple[Any, Callable[..., None], int, int]]:
+    """Methods that are written in C, what looks first, and at which arguments: from the first on, how many."""
+    tensor, engine = torch._C.TensorBase, type(torch.autograd.Variable._execution_engine)
+    return [
+        (engine.run_backward, _C.report_backward_roots, 1, 2),
+        # What runs inside a Function makes no node; has it only views in it, no operation tells where it was called.
+        (vars(torch._C._FunctionBase)["apply"], _C.record_call_site, 0, 0),
+        # Values read by the program; item() is an operation, these are not.
+        (tensor.tolist, _C.report_read, 0, 1),
+        (tensor.numpy, _C.report_read, 0, 1),
+        # Memory that others may write from here on: what is known of it ends. These keep it for as long as they like.
+        (tensor.numpy, _C.record_exported, 0, 1),
+        (torch._C._to_dlpack, _C.record_exported, 0, 1),
+        (torch._C._to_dlpack_versioned, _C.record_exported, 0, 1),
+        # Whoever takes the address writes there at once, if at all.
+        (tensor.data_ptr, _C.mark_stale, 0, 1),
+        (tensor.untyped_storage, _C.mark_stale, 0, 1),
+        # A compiled graph tells that it has written into its inputs.
+        (torch._C._increment_version, _C.mark_all_stale, 0, 1),
+    ]
+
+
+# -- optimizers
+
+
+def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+    if torch.compiler.is_compiling():
+        return None
+    with contained("judging gradients"):
+        if _uses_gradients_as_they_are(optimizer):
+            judge_gradients(optimizer)
+            return _with_judging_closure(optimizer, args, kwargs)
+    return None
+
+
+def _uses_gradients_as_they_are(optimizer: Optimizer) -> bool:
+    """Others may clean or refuse them first; then only what they write is judged."""
+    # Not the class that has it: PyTorch puts a wrapper into the first of several that is used, which tells whose it is.
+    module = str(type(optimizer).step.__module__)
+    return module.startswith("torch.optim.") and not optimizer._optimizer_step_pre_hooks
+
+
+def _with_judging_closure(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+    """step(closure): the gradients to judge are those that the closure leaves."""
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if not callable(closure):
+        return None
+
+    @functools.wraps(closure)
+    def judging(*inner: Any, **options: Any) -> Any:
+        loss = closure(*inner, **options)
+        with contained("judging gradients"):
+            judge_gradients(optimizer)
+        return loss
+
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": judging}
+    return (args[0], judging, *args[2:]), kwargs
+
+
+def judge_gradients(optimizer: Optimizer) -> None:
+    """An optimizer is about to use its gradients: a bad one does harm now, unless the scaler lets it skip the step."""
+    if not _C.has_nonfinite() or _scaler_skips(optimizer):
+        return
+    with torch._C.DisableTorchFunction():  # a look at a tensor is no call that the program has made
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        gradients = [shards.local(p.grad) for p in parameters]
+    _C.judge("gradient", gradients, lambda i: introspection.name(parameters[i]))
+
+
+def _scaler_skips(optimizer: Optimizer) -> bool:
+    """A fused optimizer is told by the scaler, on the device, that this step does not count."""
+    found = getattr(optimizer, "found_inf", None)
+    return isinstance(found, torch.Tensor) and bool(_C.scalar_value(found))
+
+
+def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if torch.compiler.is_compiling():
+        return
+    watch = _C.current_session()
+    if watch is None:
+        return
+    with contained("judging the state of an optimizer"):
+        if _C.has_nonfinite():
+            _judge_state(optimizer)
+    watch.count_step()
+
+
+def _judge_state(optimizer: Optimizer) -> None:
+    """Optimizers from elsewhere keep other things there than a dict for each parameter."""
+    states = optimizer.state.values() if isinstance(optimizer.state, Mapping) else ()
+    values = [item for state in states if isinstance(state, Mapping) for item in state.items()]
+    tensors = [(key, value) for key, value in values if isinstance(value, torch.Tensor)]
+    _C.judge("optimizer_state", [value for _, value in tensors], lambda i: str(tensors[i][0]))
+
+
+# -- higher-order operators know their dispatch keys one by one, and refuse those they do not know
+
+
+def _let_higher_order_ops_pass() -> None:
+    key = torch._C._parse_dispatch_key(_C.interceptor_key_name())
+    assert key is not None  # the core has registered on it
+    defaults = torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
+    if key not in defaults:
+        defaults.append(key)
+    for op in torch._ops._higher_order_ops.values():
+        op.fallthrough(key)  # type: ignore[no-untyped-call]
+
+
+# -- threads: the dispatch key belongs to one
+
+_undo_threads: Callable[[], None] | None = None
+
+
+def replace(holder: Any, name: str, wrap: Callable[[Any], Any]) -> Callable[[], None]:
+    """Puts a wrapper in the place of ``holder.name``; the function that is returned takes it away.
+
+    Others may do the same, and take theirs away in any order. Where theirs is on top it stays there, and ours below,
+    until they have put ours back: then the next wrapper replaces it.
+    """
+    own = name in vars(holder)
+    original = vars(holder)[name] if own else getattr(holder, name)
+    while (below := _left_below(original)) is not None:
+        original, own = below
+    wrapper = wrap(original)
+    setattr(holder, name, wrapper)
+
+    def undo() -> None:
+        if vars(holder).get(name) is not wrapper:
+            wrapper._torchnan_left = (wrapper, original, own)
+        elif own:
+            setattr(holder, name, original)
+        else:
+            delattr(holder, name)
+
+    return undo
+
+
+def _left_below(wrapper: Any) -> tuple[Any, bool] | None:
+    """What it wraps, and whether its holder had that itself, if it is ours and was to be taken away."""
+    mark = getattr(wrapper, "_torchnan_left", None)
+    return mark[1:] if mark is not None and mark[0] is wrapper else None  # functools.wraps() hands marks on
+
+
+@contextlib.contextmanager
+def watching_new_threads(scope: detect) -> Iterator[None]:
+    """Every thread that Python starts inside takes part in this detection."""
+    undo = replace(threading.Thread, "_bootstrap_inner", _watched_by(scope))
+    try:
+        yield
+    finally:
+        undo()
+
+
+def watch_new_threads(scope: detect | None) -> None:
+    """Every thread that Python starts from now on takes part in this detection; ``None`` ends that."""
+    global _undo_threads
+    with lock:
+        if _undo_threads is not None:
+            _undo_threads()
+        _undo_threads = None if scope is None else replace(threading.Thread, "_bootstrap_inner", _watched_by(scope))
+
+
+def _watched_by(scope: detect) -> Callable[[Any], Any]:
+    watch = scope._watch
+
+    def watched(run: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+        @functools.wraps(run)
+        def wrapper(self: threading.Thread) -> None:
+            with contained("taking a thread in"):
+                _C.enter_session(watch)
+            try:
+                run(self)
+            finally:
+                _C.leave_session(watch)
+
+        return wrapper
+
+    return watched

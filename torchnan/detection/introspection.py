@@ -1,0 +1,356 @@
+"""What the core asks about the Python program it watches: places, names, and what is still held.
+
+Every function here is called by the core, only when there is something to report.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import sys
+import sysconfig
+import traceback
+import weakref
+from collections.abc import Iterable, Iterator
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils.checkpoint
+
+import torchnan
+from torchnan._load import _C
+from torchnan.detection.containment import contained
+
+if TYPE_CHECKING:
+    from torchnan.detection.session import detect
+
+Line = tuple[str, int, str]  # file, line, function
+Names = dict[int, dict[int, str]]  # of modules, by model; both by id, and only as long as both are alive
+RawFrame = tuple[CodeType, int, "torch.nn.Module | None"]  # innermost first
+
+# Frames of these are how the user's code gets to an operation, not where it is called.
+_MACHINERY = tuple(
+    os.path.join(folder, "")
+    for folder in (
+        os.path.dirname(torch.__file__),
+        os.path.dirname(torchnan.__file__),
+        sysconfig.get_paths()["stdlib"],
+    )
+)
+_PACKAGES = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"])
+_LOOPS = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning")
+
+_ENGINE = torch.autograd.graph._engine_run_backward.__code__
+_FUNCTION_FILE = sys.modules["torch.autograd.function"].__file__
+_CHECKPOINT_FILE = sys.modules["torch.utils.checkpoint"].__file__
+_OPTIMIZER_FILE = sys.modules["torch.optim.optimizer"].__file__
+_SCALER_FILE = sys.modules["torch.amp.grad_scaler"].__file__
+
+_ASKING = "asking a module for its parts"
+
+# Attributes by which a wrapper holds the module it wraps: no part of a name that a user would know.
+_WRAPPER_PARTS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+
+scopes: weakref.WeakValueDictionary[int, detect] = weakref.WeakValueDictionary()  # by the id of their watch
+
+
+def module_call_code() -> CodeType:
+    """The code whose first argument is the module being called."""
+    return torch.nn.Module._wrapped_call_impl.__code__
+
+
+def engine_code() -> CodeType:
+    """The code that runs the autograd engine: what is called inside of it, backward nodes have called."""
+    return _ENGINE
+
+
+def is_loss_scaling(live: list[RawFrame]) -> bool:
+    """Whether an operation is a loss scaler's own, which deals with what it makes."""
+    return bool(live) and live[0][0].co_filename == _SCALER_FILE
+
+
+def place(
+    live: list[RawFrame], forward: list[RawFrame], node: str, grad_mode: bool, watch: int
+) -> tuple[list[Line], str | None, str]:
+    """The user's stack, the module path and the phase of an operation.
+
+    Args:
+        live: the stack when the operation ran.
+        forward: in the backward pass, the stack of the forward call that made the node.
+        node: name of the node, empty outside the backward pass.
+        grad_mode: whether gradients were being recorded.
+        watch: id of the watch that asks.
+    """
+    if not node:
+        return _lines(live), *_module_and_phase(live, grad_mode, watch, {})
+    inside = _inside_engine(live)
+    if any(code.co_filename == _CHECKPOINT_FILE for code, _, _ in inside):  # the forward pass, run again
+        return _lines(inside), _module_path(_modules(inside) + _modules(forward), watch, {}), "forward"
+    if inside and inside[-1][0].co_filename != _FUNCTION_FILE:  # a hook; Function.backward has its file last
+        return _lines(inside), _module_path(_modules(forward), watch, {}), "backward"
+    origin = _before_function_apply(forward) if inside else forward
+    return _lines(origin or live), _module_path(_modules(origin), watch, {}), "backward"
+
+
+def places(sites: list[tuple[list[RawFrame], bool]], watch: int) -> list[tuple[str | None, str]]:
+    """The module path and the phase of many operations outside the backward pass.
+
+    Args:
+        sites: of each its stack, and whether gradients were being recorded.
+        watch: id of the watch that asks.
+    """
+    names: Names = {}
+    return [_module_and_phase(live, grad_mode, watch, names) for live, grad_mode in sites]
+
+
+def owner(storage: int, use: list[RawFrame], everywhere: bool, watch: int) -> tuple[bool, str] | None:
+    """Whether a storage belongs to a buffer (else a parameter), and its name.
+
+    Args:
+        storage: address of the StorageImpl.
+        use: the stack of the operation that read it.
+        everywhere: look in modules that are not on the stack, too.
+        watch: id of the watch that asks.
+    """
+    roots = _roots(_modules(use), watch)
+    for root in itertools.chain(roots, _roots_of_program() if everywhere else ()):
+        with contained(_ASKING):
+            for name, parameter in _named(root, "_parameters"):
+                if storage == _C.storage_of(parameter):
+                    return False, clean(name)
+            for name, buffer in _named(root, "_buffers"):
+                if storage == _C.storage_of(buffer):
+                    return True, clean(name)
+    return None
+
+
+def raised_at(error: BaseException) -> Line | None:
+    """The user's line that an error came from."""
+    frames: list[RawFrame] = [(frame.f_code, line, None) for frame, line in traceback.walk_tb(error.__traceback__)]
+    return next(iter(_lines(frames[::-1])), None)
+
+
+def name(wanted: torch.nn.Parameter) -> str:
+    """The name of a parameter in whatever module of the program owns it, empty if none does."""
+    for root in _roots_of_program():
+        with contained(_ASKING):
+            for path, parameter in _named(root, "_parameters"):
+                if parameter is wanted:
+                    return clean(path)
+    return ""
+
+
+def _roots_of_program() -> list[torch.nn.Module]:
+    """Every module that is no other's child; models given to a detection come first."""
+    modules = _modules_of_program()
+    children = {id(child) for module in modules for _, child in _parts(module, "_modules")}
+    models = [scope.model for scope in scopes.values() if scope.model is not None]
+    return [unwrap(m) for m in models + [m for m in modules if id(m) not in children]]
+
+
+def _parts(module: torch.nn.Module, kind: str) -> list[tuple[str, Any]]:
+    """What is in ``_modules``, ``_parameters`` or ``_buffers`` of a module.
+
+    Read as it is: methods may be overridden by code that does anything, and what is left of a module that could not be
+    made has not even these.
+    """
+    with contained(_ASKING):
+        return [(name, part) for name, part in list(module.__dict__.get(kind, {}).items()) if part is not None]
+    return []
+
+
+def _within(
+    module: torch.nn.Module, path: str = "", above: tuple[torch.nn.Module, ...] = ()
+) -> Iterator[tuple[str, torch.nn.Module]]:
+    """A module and all that are in it, each by every name that it has."""
+    yield path, module
+    for name, child in _parts(module, "_modules"):
+        if not any(child is one for one in (*above, module)):
+            yield from _within(child, f"{path}.{name}" if path else name, (*above, module))
+
+
+def _named(root: torch.nn.Module, kind: str) -> Iterator[tuple[str, torch.Tensor]]:
+    for path, module in _within(root):
+        for name, tensor in _parts(module, kind):
+            yield f"{path}.{name}" if path else name, tensor
+
+
+def _modules_of_program() -> list[torch.nn.Module]:
+    return _C.instances_of(torch.nn.Module)
+
+
+def held(storages: list[int]) -> list[tuple[torch.Tensor, bool]]:
+    """The tensors that the program holds on these storages, and whether as the gradient of a leaf only."""
+    wanted = set(storages)
+    with torch._C.DisableTorchFunction():  # a look at a tensor is no call that the program has made
+        found = _held(wanted)
+        if found and gc.isenabled():
+            found.clear()
+            gc.collect()  # what only garbage refers to is not held
+            found = _held(wanted)
+    return found
+
+
+def _held(storages: set[int]) -> list[tuple[torch.Tensor, bool]]:
+    found: list[tuple[torch.Tensor, bool]] = []
+    tensors = _C.instances_of(torch.Tensor)
+    for tensor in tensors:
+        if _C.storage_of(tensor) not in storages:
+            continue
+        # Three references are the list's, this variable's and this call's; autograd has one to what it keeps itself.
+        if sys.getrefcount(tensor) - (tensor._use_count() > 1) > 3:
+            found.append((tensor, False))
+    for tensor in tensors:
+        gradient = _gradient_of(tensor)
+        if gradient is not None and _C.storage_of(gradient) in storages:
+            found.append((gradient, True))
+    return found
+
+
+def _gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Of a leaf; None of a class that does not tell."""
+    try:
+        return tensor.grad if tensor.is_leaf else None
+    except Exception:  # noqa: BLE001
+        return None
+
+
+def _modules(frames: Iterable[RawFrame]) -> list[torch.nn.Module]:
+    return [module for _, _, module in frames if module is not None]
+
+
+def _inside_engine(frames: list[RawFrame]) -> list[RawFrame]:
+    """The frames that the autograd engine has called: hooks, Function.backward, recomputation."""
+    for i, (code, _, _) in enumerate(frames):
+        if code is _ENGINE:
+            return frames[:i]
+    return frames  # on a thread of the engine's own
+
+
+def _before_function_apply(frames: list[RawFrame]) -> list[RawFrame]:
+    """The stack of the call to Function.apply, whose forward is on top of it."""
+    for i, (code, _, _) in enumerate(frames):
+        if code.co_filename == _FUNCTION_FILE and code.co_name == "apply":
+            return frames[i + 1 :]
+    return frames
+
+
+def _is_optimizer_step(frames: list[RawFrame], grad_mode: bool) -> bool:
+    """Whether the innermost thing going on is an optimizer's arithmetic, not a closure's forward pass."""
+    if grad_mode:
+        return False
+    for code, _, module in frames:
+        if module is not None:
+            return False
+        if code.co_filename == _OPTIMIZER_FILE and code.co_name == "wrapper":
+            return True
+    return False
+
+
+def _package_of(file: str) -> str | None:
+    for folder in _PACKAGES:
+        if file.startswith(folder + os.sep):
+            return file[len(folder) + 1 :].split(os.sep, 1)[0]
+    return None
+
+
+def _is_machinery(file: str) -> bool:
+    if file.startswith(("<frozen ", "<eval_with_key>")):  # the import system; code that torch.fx has written
+        return True
+    package = _package_of(file)
+    if package is not None and package not in ("torch", "torchnan"):
+        return package in _LOOPS
+    return file.startswith(_MACHINERY)
+
+
+def _lines(frames: list[RawFrame]) -> list[Line]:
+    """The user's lines, innermost first; all lines if there is no user's."""
+    everything = [(code.co_filename, line or 0, getattr(code, "co_qualname", code.co_name)) for code, line, _ in frames]
+    users = [line for line in everything if not _is_machinery(line[0])]
+    return users or everything
+
+
+def clean(path: str) -> str:
+    """A name without the parts that wrappers put into it."""
+    return ".".join(part for part in path.split(".") if part not in _WRAPPER_PARTS)
+
+
+def unwrap(module: torch.nn.Module) -> torch.nn.Module:
+    """The model inside of what makes it parallel."""
+    wrappers = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
+    while issubclass(type(module), wrappers):  # not isinstance(), which asks the module for its class
+        module = module.module  # type: ignore[assignment]
+    return module
+
+
+def _roots(modules: list[torch.nn.Module], watch: int) -> Iterator[torch.nn.Module]:
+    """Modules that names may start from: the watch's model, then the one that has the outermost on the stack in it."""
+    scope = scopes.get(watch)
+    if scope is not None and scope.model is not None:
+        yield unwrap(scope.model)
+    if modules:
+        yield _root_above(unwrap(modules[-1]))
+
+
+def _module_and_phase(live: list[RawFrame], grad_mode: bool, watch: int, names: Names) -> tuple[str | None, str]:
+    phase = "optimizer" if _is_optimizer_step(live, grad_mode) else "forward"
+    return _module_path(_modules(live), watch, names), phase
+
+
+_known_roots: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[torch.nn.Module]] = weakref.WeakKeyDictionary()
+
+
+def _root_above(module: torch.nn.Module) -> torch.nn.Module:
+    """The module in which this one is a child of children, though it may not have been called; else itself."""
+    known = _known_roots.get(module)
+    root = known() if known is not None else None
+    if root is None:
+        parents = {id(child): parent for parent in _modules_of_program() for _, child in _parts(parent, "_modules")}
+        root, seen = module, {id(module)}
+        while id(root) in parents and id(parents[id(root)]) not in seen:
+            root = parents[id(root)]
+            seen.add(id(root))
+        root = unwrap(root)
+        _known_roots[module] = weakref.ref(root)
+    return root
+
+
+def _module_path(modules: list[torch.nn.Module], watch: int, names: Names) -> str | None:
+    """Dotted path of the innermost module that is part of a model; ``None`` outside every model.
+
+    Args:
+        modules: those that are being called, innermost first.
+        watch: id of the watch that asks.
+        names: what has been found out for other operations of this moment.
+    """
+    with contained(_ASKING):
+        roots = list(_roots(modules, watch))
+        for called in map(unwrap, modules):
+            for root in roots:
+                name = _names_in(root, names).get(id(called))
+                if name or (name is not None and _is_model(called)):
+                    return clean(name)
+    return None
+
+
+def _names_in(root: torch.nn.Module, names: Names) -> dict[int, str]:
+    """Of all modules in a model the first name that they have; by ``id``, as some cannot be compared."""
+    if id(root) not in names:
+        names[id(root)] = {}
+        _name_parts(root, "", names[id(root)])
+    return names[id(root)]
+
+
+def _name_parts(module: torch.nn.Module, path: str, known: dict[int, str]) -> None:
+    known[id(module)] = path
+    for name, child in _parts(module, "_modules"):
+        if id(child) not in known:
+            _name_parts(child, f"{path}.{name}" if path else name, known)
+
+
+def _is_model(root: torch.nn.Module) -> bool:
+    """Not so one of PyTorch's loss functions or activations, called on its own."""
+    is_own_code = not type(root).__module__.startswith("torch.nn.")
+    return is_own_code or any(_parts(root, kind) for kind in ("_modules", "_parameters", "_buffers"))

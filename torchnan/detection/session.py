@@ -1,0 +1,291 @@
+"""Detection as a scope, and for the whole program."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import warnings
+from collections import Counter
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from torchnan import startup
+from torchnan._load import _C
+from torchnan.config import options as _options
+from torchnan.config.text import printable, shown
+from torchnan.detection import hooks, introspection
+from torchnan.detection.errors import DetectorWarning
+from torchnan.detection.finding import Finding
+from torchnan.detection.headroom import Headroom
+
+
+class detect(contextlib.ContextDecorator):
+    """Watches every operation, forward, backward and in the optimizer, and reports what made a NaN or an Inf.
+
+    A context manager and a decorator. Scopes nest: the innermost decides what a finding does, all keep it. The same
+    object may be entered again, also by other threads, which then take part in the same detection. Backward passes
+    started inside are watched on whatever thread they run.
+
+    With ``TORCHNAN=0`` in the environment nothing is watched: options are checked, and that is all.
+
+    Args:
+        action: what a finding of level ``"error"`` does: ``"raise"`` a :class:`torchnan.NonFiniteError` (default),
+            ``"warn"`` once per origin, ``"log"`` keep it, or a callable that is given the :class:`Finding`.
+        check_nan, check_inf: which kinds matter. Default both.
+        when: ``"harm"`` (default) reports a value where it does harm, so that what the program repairs or never
+            uses stays silent; ``"origin"`` reports it at once, at the operation that made it.
+        backward: watch the backward pass. Default ``True``.
+        stacks: keep the forward source line for the backward pass. Default ``True``.
+        model: names parameters and modules in reports; only needed where no module is on the call stack.
+        skip_ops: operator names or globs (``"aten::log"``, ``"_foreach_*"``) that are never judged.
+        exact: read every result, whether or not bounds prove it finite. Default False.
+        sample: N > 0 reads what bounds prove finite too, every result once in N steps: against faulty memory, and code
+            that writes into tensors where PyTorch cannot see it. Default 0: never.
+        headroom: keep the largest magnitude of each module's results, for :meth:`headroom`. Default False.
+        max_findings: how many findings are kept; the rest is counted. Default 100.
+        log: path of a file that gets one line of strict JSON per finding, readable by its owner only.
+
+    Raises:
+        OptionError: an option that cannot be used.
+        OSError: the log cannot be written.
+        RuntimeError: this PyTorch leaves no dispatch key to watch with.
+
+    Example::
+
+        with torchnan.detect() as watch:
+            loss = model(batch).loss
+            loss.backward()
+            optimizer.step()
+    """
+
+    def __init__(
+        self,
+        *,
+        action: Any = "raise",
+        check_nan: bool = True,
+        check_inf: bool = True,
+        when: str = "harm",
+        backward: bool = True,
+        stacks: bool = True,
+        model: torch.nn.Module | None = None,
+        skip_ops: Any = (),
+        exact: bool = False,
+        sample: int = 0,
+        headroom: bool = False,
+        max_findings: int = 100,
+        log: Any = None,
+    ) -> None:
+        given = dict(
+            action=action,
+            check_nan=check_nan,
+            check_inf=check_inf,
+            when=when,
+            backward=backward,
+            stacks=stacks,
+            skip_ops=skip_ops,
+            exact=exact,
+            sample=sample,
+            headroom=headroom,
+            max_findings=max_findings,
+            log=log,
+        )
+        options = _options.check(given)
+        if model is not None and not isinstance(model, torch.nn.Module):
+            raise _options.OptionError(f"model={shown(model)} cannot be used: model takes a torch.nn.Module or None.")
+        self.model = model
+        self._given = dict(given, model=model)
+        self._watch = _C.DetectionSession(options)
+        self._entries: Counter[int] = Counter()  # by thread
+        introspection.scopes[self._watch.id] = self
+
+    # -- as a scope
+
+    def __enter__(self) -> detect:
+        if _C.is_disabled():
+            return self
+        _require_cuda_if_asked_to()
+        _C.enter_session(self._watch)
+        with hooks.lock:
+            self._entries[threading.get_ident()] += 1
+        hooks.install()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._leave(judge=error is None)
+
+    def _leave(self, judge: bool) -> None:
+        if _C.is_disabled():
+            return
+        hooks.uninstall()
+        _C.leave_session(self._watch)
+        with hooks.lock:
+            self._entries[threading.get_ident()] -= 1  # below zero: another thread has entered
+            last = self._entries.total() <= 0
+        if last:
+            _C.end_session(self._watch, judge)
+            _tell_what_was_not_scanned(self.stats()["skipped"].get("device", 0))
+
+    def _recreate_cm(self) -> detect:  # a decorated function is a new detection at each call
+        return type(self)(**self._given)
+
+    # -- what it has found
+
+    @property
+    def findings(self) -> list[Finding]:
+        """All findings so far, oldest first."""
+        findings: list[Finding] = self._watch.findings()
+        return findings
+
+    @property
+    def first(self) -> Finding | None:
+        """The first finding of level ``"error"``, ``None`` if there is none."""
+        return next((finding for finding in self.findings if finding.level == "error"), None)
+
+    def report(self) -> str:
+        """All findings as text, the most serious first."""
+        text: str = self._watch.report()
+        return text
+
+    def stats(self) -> dict[str, Any]:
+        """Exact counts since the detection was made.
+
+        Returns:
+            ``ops`` intercepted, tensors ``checked`` and, of these, ``proved`` finite without a look; ``bytes`` read, of
+            these ``bytes_rescanned`` where a bound had left its range and ``bytes_scanned_unknown`` of arguments;
+            ``bytes_proved``; tensors found ``nonfinite``, ``findings`` kept,
+            ``repeats`` folded, ``dropped`` beyond ``max_findings``, ``log_failures`` that the log could not take,
+            ``call_sites`` noted for the backward pass, ``headroom_dropped`` results without room in :meth:`headroom`,
+            ``internal_errors``, and ``skipped``: tensors passed by, by reason.
+        """
+        stats: dict[str, Any] = self._watch.stats()
+        return stats
+
+    @property
+    def keeps_headroom(self) -> bool:
+        """Whether it was made with ``headroom=True``."""
+        return bool(self._given["headroom"])
+
+    def headroom(self) -> list[Headroom]:
+        """How near results of the forward pass have come to overflow, by module and dtype, since it was last asked.
+
+        Takes what detection knows anyway: the largest ``|x|`` of a result that was read, the bound of one that was not.
+        Needs the option of the same name. What was read comes first; in float16 that is what is near the end of the
+        range, for there bounds prove nothing. ``sample=N`` reads all of it once in ``N`` steps.
+
+        Returns:
+            one :class:`Headroom` per module and dtype, the least room first.
+
+        Raises:
+            RuntimeError: the detection was made without ``headroom=True``.
+        """
+        told: list[Headroom] = self._watch.headroom()
+        if self.stats()["headroom_dropped"]:
+            warnings.warn(
+                "torchnan: headroom() has no room for more call sites, and has left some out: "
+                "stats()['headroom_dropped'] counts their results. A new detection begins anew.",
+                DetectorWarning,
+                stacklevel=2,
+            )
+        return told
+
+    def mark_step(self, k: int) -> None:
+        """Says that training step ``k`` begins. Without it, steps are counted by the optimizer's."""
+        if not isinstance(k, int) or isinstance(k, bool) or not -(2**63) <= k < 2**63:
+            raise TypeError(f"mark_step({shown(k)}): a step is an integer of 64 bits")
+        self._watch.mark_step(k)
+
+
+def _require_cuda_if_asked_to() -> None:
+    why = _C.unscanned_reason("cuda") if startup.requires_cuda(os.environ) else ""
+    if why:
+        raise RuntimeError(
+            f"torchnan cannot look at tensors on GPUs, and {startup.REQUIRE_CUDA}=1: {printable(why, 1000)}."
+        )
+
+
+_told_not_scanned: set[str] = set()  # once in a process
+
+
+def _tell_what_was_not_scanned(results: int) -> None:
+    if results == 0:
+        return
+    for device, why in _C.unscanned_devices().items():
+        if device not in _told_not_scanned:
+            _told_not_scanned.add(device)
+            text = f"torchnan has not looked at results on {device} devices ({results} in this detection): "
+            warnings.warn(f"{text}{printable(why, 1000)}.", DetectorWarning, stacklevel=4)
+
+
+def _remain_alone() -> None:
+    """In a child of fork() the other threads are gone, and will not leave what they have entered."""
+    me = threading.get_ident()
+    for scope in list(introspection.scopes.values()):
+        scope._entries = Counter({me: scope._entries[me]})
+    hooks.lock.release()
+
+
+os.register_at_fork(before=hooks.lock.acquire, after_in_parent=hooks.lock.release, after_in_child=_remain_alone)
+
+_program_wide: detect | None = None
+
+
+def set_detect(mode: bool, **options: Any) -> detect | None:
+    """Turns detection on or off for the whole program.
+
+    Every thread that Python starts from now on takes part, and the thread that calls this. What is still held when
+    the program ends is reported then.
+
+    Args:
+        mode: ``True`` starts a detection, in place of one that this function started before; ``False`` ends it.
+        options: those of :class:`detect`.
+
+    Returns:
+        the detection that was started, or ``None``.
+
+    Raises:
+        as :class:`detect` does; and :class:`NonFiniteError` when ending it finds that harm was done.
+    """
+    if not isinstance(mode, bool):
+        raise TypeError(f"set_detect({shown(mode)}): mode is True or False")
+    started = detect(**options) if mode else None
+    end_program_wide(judge=True)
+    if started is not None:
+        started.__enter__()
+        if not _C.is_disabled():
+            hooks.watch_new_threads(started)
+        _end(_exchange(started), judge=True)  # another thread's, started meanwhile
+    return started
+
+
+def end_program_wide(*, judge: bool) -> None:
+    """Ends the detection that :func:`set_detect` started, if there is one."""
+    ended = _exchange(None)
+    if ended is not None:
+        hooks.watch_new_threads(None)
+    _end(ended, judge)
+
+
+def keeping_headroom() -> detect | None:
+    """Of the detections in force one that was made with ``headroom=True``: the innermost scope of this thread, else the
+    one of the whole program."""
+    watch = _C.current_session()
+    innermost = None if watch is None else introspection.scopes.get(watch.id)
+    return next((d for d in (innermost, _program_wide) if d is not None and d.keeps_headroom), None)
+
+
+def _exchange(started: detect | None) -> detect | None:
+    """Puts this one in the place of the one that is in force, and returns that."""
+    global _program_wide
+    with hooks.lock:
+        before, _program_wide = _program_wide, started
+    return before
+
+
+def _end(ended: detect | None, judge: bool) -> None:
+    if ended is not None:
+        ended._leave(judge)

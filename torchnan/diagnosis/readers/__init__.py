@@ -1,0 +1,6 @@
+"""Runs, read from what programs have left: ``read("run.jsonl")``."""
+
+from torchnan.diagnosis.readers.errors import RunError
+from torchnan.diagnosis.readers.source import read
+
+__all__ = ["RunError", "read"]

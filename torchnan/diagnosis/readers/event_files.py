@@ -1,0 +1,34 @@
+"""TensorBoard's event files, by TensorBoard's own reader."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torchnan.diagnosis.readers.column_names import columns_of
+from torchnan.diagnosis.readers.errors import RunError
+from torchnan.diagnosis.readers.run_builder import Gathered
+from torchnan.diagnosis.run import Run
+
+
+def read(path: Path) -> Run:
+    """The scalars of a file, or of all files of a folder.
+
+    Raises:
+        ImportError: TensorBoard is not installed.
+        RunError: there is no scalar that is known.
+    """
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    except ImportError:
+        raise ImportError("reading event files needs tensorboard: pip install torchnan[tensorboard]") from None
+    events = EventAccumulator(str(path), size_guidance={"scalars": 0}).Reload()
+    tags = events.Tags()["scalars"]
+    known = columns_of(tags)
+    if not known:
+        named = f"its scalars are {', '.join(tags[:10])}" if tags else "it has no scalars"
+        raise RunError(f"{path} has no loss, grad_norm, lr, loss_scale or weight_norm: {named}.")
+    gathered = Gathered(str(path))
+    scalars = {known[tag]: {event.step: event.value for event in events.Scalars(tag)} for tag in known}
+    steps = sorted(set().union(*scalars.values()))
+    gathered.add(steps, {column: [values.get(step) for step in steps] for column, values in scalars.items()})
+    return gathered.run()

@@ -1,0 +1,214 @@
+"""The log of torchnan.Monitor, with its older parts; and other files with a JSON object per line."""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from torchnan.config.text import printable
+from torchnan.diagnosis.readers.column_names import columns_of
+from torchnan.diagnosis.readers.errors import RunError
+from torchnan.diagnosis.readers.run_builder import Gathered, Values
+from torchnan.diagnosis.run import GROUPED, Run
+
+BLOCK = 2**20  # bytes read at a time
+LONGEST_LINE = 2**20  # bytes: no row has more
+EVENTS = frozenset(("torchnan", "finding", "rerun", "verdict", "forecast"))
+MOST_EVENTS = 10_000
+
+
+def read(path: Path) -> Run:
+    """All parts of it, the oldest first.
+
+    Raises:
+        RunError: no line is a JSON object.
+    """
+    reading = _Reading(str(path))
+    for part in _parts(path):
+        reading.read(part)
+    if not reading.objects:
+        raise RunError(f"{path} is no log: none of its {reading.lines:,} lines is a JSON object.")
+    return reading.finish()
+
+
+def _parts(path: Path) -> list[Path]:
+    """``run.jsonl.2``, ``run.jsonl.1``, ``run.jsonl``: a log that is full becomes part 1, and so on."""
+    numbered = {
+        int(number): part
+        for part in path.parent.glob(f"{_literal(path.name)}.*")
+        if (number := part.name[len(path.name) + 1 :]).isascii() and number.isdigit() and part.is_file()
+    }
+    return [*(numbered[i] for i in sorted(numbered, reverse=True)), path]
+
+
+def _literal(name: str) -> str:
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
+
+
+class _Reading:
+    """Lines become objects, objects rows."""
+
+    def __init__(self, source: str) -> None:
+        try:
+            import orjson
+        except ImportError:
+            raise ImportError("reading this log needs orjson: pip install torchnan[diagnose]") from None
+        self._loads = orjson.loads
+        self._gathered = Gathered(source)
+        self._groups: list[str] = []
+        self.lines = self.objects = 0
+        self._damaged: list[str] = []
+        self._many_damaged = 0
+
+    def read(self, part: Path) -> None:
+        """One file."""
+        with open(part, "rb") as file:
+            for lines, ended in _lines(file):
+                self._add(lines, ended, part.name)
+
+    def finish(self) -> Run:
+        """The run."""
+        if self._many_damaged:
+            many = f"{self._many_damaged:,} line{'s are' if self._many_damaged > 1 else ' is'} no JSON object"
+            self._gathered.note(f"{many}: {'; '.join(self._damaged)}.")
+        return self._gathered.run()
+
+    def _add(self, lines: list[bytes], ended: bool, part: str) -> None:
+        objects = self._at_once(lines)
+        if objects is None:
+            objects = self._one_by_one(lines, ended, part)
+        self.lines += len(lines)
+        rows: list[dict[str, Any]] = []
+        for found in objects:
+            if type(found) is not dict:
+                self._damage(f"a {type(found).__name__} where an object should be")
+            elif EVENTS.isdisjoint(found):
+                rows.append(found)
+            else:
+                self._add_rows(rows)
+                rows = []
+                self._event(found)
+        self.objects += len(objects)
+        self._add_rows(rows)
+
+    def _at_once(self, lines: list[bytes]) -> list[Any] | None:
+        """As elements of one array, which is twice as fast; ``None`` if any line may be no object of its own."""
+        if not all(line[:1] == b"{" and line[-1:] == b"}" for line in lines):
+            return None
+        try:
+            objects: list[Any] = self._loads(b"[" + b",".join(lines) + b"]")
+        except ValueError:
+            return None
+        return objects if len(objects) == len(lines) else None
+
+    def _one_by_one(self, lines: list[bytes], ended: bool, part: str) -> list[Any]:
+        objects: list[Any] = []
+        for number, line in enumerate(lines, self.lines + 1):
+            if not line or line.isspace():
+                continue
+            try:
+                objects.append(self._loads(line))
+            except ValueError as error:
+                if (found := self._other_json(line)) is not None:
+                    objects.append(found)
+                    continue
+                is_cut = not ended and number == self.lines + len(lines)
+                self._damage(f"the last line of {part} is not whole" if is_cut else f"line {number:,}: {error}")
+        return objects
+
+    def _damage(self, reason: str) -> None:
+        self._many_damaged += 1
+        self._damaged += [printable(reason, 100)][: 3 - len(self._damaged)]
+
+    def _other_json(self, line: bytes) -> Any:
+        """As Python's own module writes it, with NaN and Infinity."""
+        if b"NaN" not in line and b"Infinity" not in line:
+            return None
+        try:
+            return json.loads(line)
+        except (ValueError, RecursionError):
+            return None
+
+    def _event(self, found: dict[str, Any]) -> None:
+        gathered = self._gathered
+        if found.get("torchnan") == "run":
+            self._groups = [str(name) for name in found.get("groups") or [] if isinstance(name, str)]
+            dtype = found.get("dtype")
+            gathered.dtype = dtype if isinstance(dtype, str) else gathered.dtype
+            if not found.get("continued"):
+                gathered.start()
+        finding, rerun = found.get("finding"), found.get("rerun")
+        if isinstance(finding, dict) and isinstance(found.get("step"), int) and len(gathered.findings) < MOST_EVENTS:
+            gathered.findings.append({"step": found["step"], "finding": finding})
+        if isinstance(rerun, dict) and isinstance(rerun.get("step"), int) and len(gathered.reruns) < MOST_EVENTS:
+            gathered.reruns.append(rerun)
+
+    def _add_rows(self, rows: list[dict[str, Any]]) -> None:
+        if not rows:
+            return
+        known = columns_of(dict.fromkeys(name for row in (*rows[:100], *rows[-100:]) for name in row))
+        columns: dict[str, Any] = {column: _values(rows, name) for name, column in known.items()}
+        steps = columns.pop("step", None)
+        if steps is None:
+            self._damage(f"{len(rows):,} objects without a step")
+            return
+        for name in GROUPED:
+            if name in columns:
+                columns.update(self._of_groups(name, columns.pop(name)))
+        first = self._gathered.rows
+        self._gathered.add(steps, columns)
+        for i, row in enumerate(rows):
+            if "headroom" in row:
+                self._headroom(first + i, row["headroom"])
+
+    def _of_groups(self, name: str, values: list[Any]) -> dict[str, Values]:
+        """A list has a value per group."""
+        try:
+            numbers = np.array(values, dtype=np.float64)
+        except (ValueError, TypeError, OverflowError):
+            numbers = np.empty(0)
+        if numbers.ndim == 2 and not np.isnan(numbers).any():
+            return {f"{name}/{self._group(i)}": numbers[:, i] for i in range(numbers.shape[1])}
+        width = max((len(value) for value in values if type(value) is list), default=0)
+        if not width:
+            return {name: values}
+        padded = [[*value, *[None] * width][:width] if type(value) is list else [value] * width for value in values]
+        return {f"{name}/{self._group(i)}": [value[i] for value in padded] for i in range(width)}
+
+    def _group(self, number: int) -> str:
+        return self._groups[number] if number < len(self._groups) else str(number)
+
+    def _headroom(self, row: int, found: Any) -> None:
+        if not isinstance(found, dict):
+            return
+        for module, value in found.items():
+            if isinstance(value, list) and len(value) == 2 and isinstance(value[0], str):
+                largest = value[1]
+                if isinstance(largest, int | float):
+                    self._gathered.add_headroom(row, module, value[0], float(largest))
+
+
+def _values(rows: list[dict[str, Any]], name: str) -> list[Any]:
+    try:
+        return list(map(operator.itemgetter(name), rows))
+    except KeyError:
+        return [row.get(name) for row in rows]
+
+
+def _lines(file: Any) -> Iterator[tuple[list[bytes], bool]]:
+    """Blocks of lines, and whether the last of them has ended; one that is too long is cut to what is no object."""
+    rest = b""
+    while block := file.read(BLOCK):
+        rest += block
+        lines = rest.split(b"\n")
+        rest = lines.pop()
+        if len(rest) > LONGEST_LINE:
+            rest = rest[:1]
+        yield [line if len(line) <= LONGEST_LINE else line[:1] for line in lines], True
+    if rest:
+        yield [rest], False

@@ -1,0 +1,184 @@
+"""Columns, piece by piece, as a reader comes by them; in the end a run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchnan.config.text import printable, shown
+from torchnan.diagnosis.run import COLUMNS, GROUPED, Column, Digests, Headroom, Run
+
+Integers = NDArray[np.int64]
+Values = Sequence[Any] | NDArray[np.float64]
+
+LARGEST_STEP = 2**53  # up to which floating point numbers are exact
+SHUFFLED = 20  # a file in which more than one row in so many goes back has no order; otherwise the run went back
+MOST_NOTES = 20
+NOTHING = {"", "none", "null", "na", "n/a", "-"}
+
+
+@dataclasses.dataclass
+class Gathered:
+    """What has been read so far.
+
+    Attributes:
+        source: where it is read from.
+        dtype: as in :class:`Run`.
+        events: ``findings`` and ``reruns`` as in :class:`Run`.
+    """
+
+    source: str
+    dtype: str | None = None
+    findings: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    reruns: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    notes: list[str] = dataclasses.field(default_factory=list)
+    _steps: list[NDArray[np.float64]] = dataclasses.field(default_factory=list)
+    _columns: dict[str, dict[int, Column]] = dataclasses.field(default_factory=dict)
+    _digests: dict[int, Digests] = dataclasses.field(default_factory=dict)
+    _headroom: dict[tuple[str, str], list[tuple[int, float]]] = dataclasses.field(default_factory=dict)
+    _unread: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
+    _starts: list[int] = dataclasses.field(default_factory=list)
+    rows: int = 0
+
+    def note(self, text: str) -> None:
+        """Something that is to be known of the source."""
+        if len(self.notes) < MOST_NOTES:
+            self.notes.append(printable(text))
+
+    def start(self) -> None:
+        """The run was started, or started again, before the next row."""
+        self._starts.append(self.rows)
+
+    def add(self, step: Values, columns: Mapping[str, Values]) -> None:
+        """Some rows.
+
+        Args:
+            step: of each.
+            columns: values, in a column that no row has, none; ``"lr/<group>"`` is a column of a group.
+        """
+        piece = len(self._steps)
+        self._steps.append(self._numbers("step", step).values)
+        for name, values in columns.items():
+            if name == "batch_digest":
+                self._digests[piece] = Digests.of(values)
+            else:
+                self._columns.setdefault(name, {})[piece] = self._numbers(name, values)
+        self.rows += len(step)
+
+    def add_headroom(self, row: int, module: str, dtype: str, largest: float) -> None:
+        """One value, of the row with this number in the source."""
+        self._headroom.setdefault((module, dtype), []).append((row, largest))
+
+    def _numbers(self, name: str, values: Values) -> Column:
+        try:
+            of_text = len(values) and type(values[0]) is str
+            numbers = np.array(list(map(float, values)) if of_text else values, dtype=np.float64)
+            if numbers.ndim != 1:
+                raise ValueError
+        except (ValueError, TypeError, OverflowError):
+            return Column.of([self._number(name, value) for value in values])
+        given = np.ones(len(numbers), dtype=bool)
+        for i in np.flatnonzero(np.isnan(numbers)).tolist():
+            given[i] = values[i] is not None
+        return Column(numbers, given)
+
+    def _number(self, name: str, value: Any) -> float | None:
+        if value is None or (isinstance(value, str) and value.strip().lower() in NOTHING):
+            return None
+        try:
+            return float(value)
+        except (ValueError, TypeError, OverflowError):
+            self._unread.setdefault(name, []).append(shown(value))
+            return None
+
+    def run(self) -> Run:
+        """All of it; see :class:`Run`."""
+        steps = np.concatenate(self._steps) if self._steps else np.empty(0)
+        usable = np.isfinite(steps) & (np.abs(steps) <= LARGEST_STEP)
+        usable[usable] &= steps[usable] == np.round(steps[usable])
+        columns = {name: self._joined(name) for name in self._columns}
+        if columns or self._digests:
+            usable &= np.any([column.given for column in columns.values()] + [self._all_digests().given], axis=0)
+        whole: Integers = np.where(usable, steps, 0).astype(np.int64)
+        rows = self._in_order(whole, np.flatnonzero(usable))
+        for name, unread in self._unread.items():
+            self.note(f"{name}: {len(unread):,} values are no numbers, such as {unread[0]}.")
+        run = Run(
+            whole[rows],
+            {name: column[rows] for name, column in columns.items() if name in COLUMNS},
+            _by_group(columns, rows),
+            self._all_digests()[rows] if self._digests else None,
+            self._all_headroom(whole, rows),
+            dtype=self.dtype,
+            starts=self._all_starts(whole, rows),
+            source=self.source,
+            notes=self.notes,
+        )
+        run.findings, run.reruns = self.findings, self.reruns
+        if "lr" not in run.columns and run.groups.get("lr"):
+            run.columns["lr"] = _largest(list(run.groups["lr"].values()))
+        return run
+
+    def _joined(self, name: str) -> Column:
+        pieces = self._columns[name]
+        parts = [pieces.get(i) or Column.missing(len(step)) for i, step in enumerate(self._steps)]
+        return Column(np.concatenate([p.values for p in parts]), np.concatenate([p.given for p in parts]))
+
+    def _all_digests(self) -> Digests:
+        parts = [self._digests.get(i) or Digests.missing(len(step)) for i, step in enumerate(self._steps)]
+        return Digests(np.concatenate([p.values for p in parts]), np.concatenate([p.given for p in parts]))
+
+    def _in_order(self, steps: Integers, rows: Integers) -> Integers:
+        """With steps strictly increasing. A run that went back wrote the same steps again: the later ones hold."""
+        unusable = len(steps) - len(rows)
+        if unusable:
+            self.note(f"{unusable:,} rows have no step that is a whole number, or no value: left out.")
+        back = int((np.diff(steps[rows]) <= 0).sum())
+        if not back:
+            return rows
+        if back > max(1, len(rows) // SHUFFLED):
+            self.note(f"The rows are in no order ({back:,} go back): sorted; of rows with one step the last is taken.")
+            rows = rows[np.argsort(steps[rows], kind="stable")]
+            last: Integers = rows[np.append(np.diff(steps[rows]) > 0, True)]
+            return last
+        later = np.minimum.accumulate(steps[rows][::-1])[::-1]
+        kept = np.append(steps[rows][:-1] < later[1:], True)
+        times = "once" if back == 1 else f"{back:,} times"
+        self.note(f"The run went back {times}: {(~kept).sum():,} rows that were written again are left out.")
+        self._starts += (np.flatnonzero(np.diff(steps[rows]) <= 0) + 1).tolist()
+        held: Integers = rows[kept]
+        return held
+
+    def _all_starts(self, steps: Integers, rows: Integers) -> list[int]:
+        if not len(rows):
+            return []
+        at = np.searchsorted(np.sort(rows), [start for start in self._starts if start <= rows.max()])
+        return sorted({int(steps[rows[0]]), *(int(steps[rows[i]]) for i in at)})
+
+    def _all_headroom(self, steps: Integers, rows: Integers) -> list[Headroom]:
+        kept = set(rows.tolist()) if self._headroom else set()
+        found = []
+        for (module, dtype), values in self._headroom.items():
+            by_step = {int(steps[row]): largest for row, largest in values if row in kept}
+            step = np.array(sorted(by_step), dtype=np.int64)
+            found.append(Headroom(module, dtype, step, np.array([by_step[s] for s in step.tolist()], dtype=np.float64)))
+        return found
+
+
+def _by_group(columns: dict[str, Column], rows: NDArray[np.int64]) -> dict[str, dict[str, Column]]:
+    groups: dict[str, dict[str, Column]] = {}
+    for name, column in columns.items():
+        kind, _, group = name.partition("/")
+        if kind in GROUPED and (group or kind not in COLUMNS):
+            groups.setdefault(kind, {})[group or "all"] = column[rows]
+    return groups
+
+
+def _largest(columns: list[Column]) -> Column:
+    given = np.any([column.given for column in columns], axis=0)
+    values = np.max([np.where(column.given, column.values, -np.inf) for column in columns], axis=0)
+    return Column(np.where(given, values, np.nan), given)

@@ -1,0 +1,89 @@
+"""Which of the formats a path is in."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from torchnan.diagnosis.readers.errors import RunError
+from torchnan.diagnosis.run import Run
+
+FORMATS = (
+    "Readable are: the log of torchnan.Monitor, a CSV file with a header (step, loss, grad_norm, lr, loss_scale, "
+    "weight_norm, batch_digest; what is missing is not needed), TensorBoard event files or their folder, and the "
+    "trainer_state.json of Transformers."
+)
+
+
+def read(path: str | os.PathLike[str]) -> Run:
+    """Reads a run in whatever format it is. What is damaged is skipped, and told in the run's ``notes``.
+
+    Raises:
+        RunError: it is no run, or an empty one.
+        OSError: it cannot be opened.
+        ImportError: it needs a package that is not installed; the message names it.
+    """
+    found = _found(Path(path))
+    with _without_collection():
+        run = _read(found)
+    if not len(run):
+        raise RunError(f"{found} has no steps. {' '.join(run.notes)} {FORMATS}")
+    return run
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Rows by the million, none of which is part of a cycle: looking for some takes longer than reading."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _found(path: Path) -> Path:
+    """The file that a folder is meant to stand for; a folder of event files stands for itself."""
+    if not path.is_dir():
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise RunError(f"{path} is no regular file and no folder. {FORMATS}")
+        return path
+    if _events_in(path):
+        return path
+    logs = [path / "run.jsonl", path / "trainer_state.json", *sorted(path.glob("*.jsonl")), *sorted(path.glob("*.csv"))]
+    logs += sorted(path.glob("checkpoint-*/trainer_state.json"), key=lambda state: state.stat().st_mtime, reverse=True)
+    known = [log for log in logs if log.is_file()]
+    if not known:
+        raise RunError(f"there is no run in the folder {path}. {FORMATS}")
+    return known[0]
+
+
+def _events_in(path: Path) -> bool:
+    return any("tfevents" in name for name in os.listdir(path))
+
+
+def _read(path: Path) -> Run:
+    """Each reader is imported when it is needed: event files need a package of their own."""
+    if path.is_dir() or "tfevents" in path.name:
+        from torchnan.diagnosis.readers import event_files
+
+        return event_files.read(path)
+    with open(path, "rb") as file:
+        start = file.read(65536)
+    if not start.strip():
+        raise RunError(f"{path} is empty. {FORMATS}")
+    if start.lstrip()[:1] in b"{[":
+        from torchnan.diagnosis.readers import monitor_log, trainer_state
+
+        is_state = path.suffix == ".json" or b'"log_history"' in start
+        return trainer_state.read(path) if is_state else monitor_log.read(path)
+    if b"\0" in start:
+        raise RunError(f"{path} is a binary file of a kind that is not known. {FORMATS}")
+    from torchnan.diagnosis.readers import table
+
+    return table.read(path)

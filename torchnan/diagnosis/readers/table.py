@@ -1,0 +1,64 @@
+"""CSV: a header, and a row per step."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+from torchnan.config.text import printable, shown
+from torchnan.diagnosis.readers.column_names import ALSO, columns_of
+from torchnan.diagnosis.readers.errors import RunError
+from torchnan.diagnosis.readers.run_builder import Gathered
+from torchnan.diagnosis.run import Run
+
+CHUNK = 5_000  # rows converted at a time
+
+
+def read(path: Path) -> Run:
+    """Separated by commas, semicolons or tabs. Without a column of steps rows count from 0.
+
+    Raises:
+        RunError: the header has no column that is known.
+    """
+    gathered = Gathered(str(path))
+    with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
+        first = file.readline(2**16)
+        separator = max(",;\t", key=first.count)
+        header = next(csv.reader([first], delimiter=separator), [])
+        known = columns_of(header)
+        if not set(known.values()) - {"step"}:
+            raise RunError(
+                f"{path} is no run: its first line names no column that is known, but {shown(first[:100])}. Known are "
+                f"{', '.join(ALSO)}."
+            )
+        for chunk in _chunks(csv.reader(file, delimiter=separator), len(header), gathered):
+            found = dict(zip(header, zip(*chunk, strict=True), strict=True))
+            columns = {known[name]: values for name, values in found.items() if name in known}
+            counted = range(gathered.rows, gathered.rows + len(chunk))
+            gathered.add(columns.pop("step", counted), columns)
+    if "step" not in known.values():
+        gathered.note("There is no column of steps: rows are counted from 0.")
+    return gathered.run()
+
+
+def _chunks(lines: Iterator[list[str]], width: int, gathered: Gathered) -> Iterator[list[list[str]]]:
+    """Rows with as many fields as the header has."""
+    damaged, example, more = 0, "", True
+    while more:
+        chunk: list[list[str]] = []
+        try:
+            chunk.extend(itertools.islice(lines, CHUNK))
+            more = bool(chunk)
+        except csv.Error as error:  # a field of a hundred thousand letters; the rows before it are in the chunk
+            damaged += 1
+            example = example or str(error)
+        whole = [row for row in chunk if len(row) == width]
+        others = [row for row in chunk if row and len(row) != width] if len(whole) < len(chunk) else []
+        damaged += len(others)
+        example = example or (f"{len(others[0])} fields instead of {width}" if others else "")
+        if whole:
+            yield whole
+    if damaged:
+        gathered.note(f"{damaged:,} line{'s are' if damaged > 1 else ' is'} no row: {printable(example, 100)}.")

@@ -1,0 +1,39 @@
+"""The trainer_state.json that Transformers writes into its checkpoints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from torchnan.diagnosis.readers.errors import RunError
+from torchnan.diagnosis.readers.run_builder import Gathered
+from torchnan.diagnosis.run import Run
+
+NAMES = {"loss": "loss", "grad_norm": "grad_norm", "learning_rate": "lr"}
+LARGEST = 2**29  # bytes
+
+
+def read(path: Path) -> Run:
+    """Of the training's own entries; those of evaluations are no steps.
+
+    Raises:
+        RunError: it is something else.
+    """
+    if path.stat().st_size > LARGEST:
+        raise RunError(f"{path} is no trainer_state.json: it has more than {LARGEST:,} bytes.")
+    try:
+        state = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path} is no JSON: {error}.") from None
+    history = state.get("log_history") if isinstance(state, dict) else None
+    if not isinstance(history, list):
+        raise RunError(f"{path} is no trainer_state.json: it has no list named log_history.")
+    entries = [entry for entry in history if isinstance(entry, dict) and not NAMES.keys().isdisjoint(entry)]
+    gathered = Gathered(str(path))
+    columns = {column: [entry.get(name) for entry in entries] for name, column in NAMES.items()}
+    gathered.add([entry.get("step") for entry in entries], columns)
+    if len(entries) < len(history):
+        gathered.note(
+            f"{len(history) - len(entries):,} entries are not of the training, but of evaluations or its end."
+        )
+    return gathered.run()

@@ -1,0 +1,63 @@
+"""One page that needs nothing else: no script, no network, no font, no picture of another place."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from importlib.resources import files
+from typing import Any
+
+from torchnan.config.text import printable
+from torchnan.diagnosis.reports import terminal
+from torchnan.diagnosis.reports.panels import panels
+from torchnan.diagnosis.run import Run
+from torchnan.diagnosis.thresholds import Thresholds
+from torchnan.diagnosis.verdict import Diagnosis, words
+
+MOST_VERDICTS = 10
+MOST_QUESTIONS = 60
+
+
+def html(run: Run, found: Diagnosis, thresholds: Thresholds) -> str:
+    """The page. Its policy allows its own style alone, by its hash: a name of the run's cannot do anything."""
+    style = _resource("page.css")
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    page: str = template("page.html.j2", escape=True).render(
+        style=style,
+        style_hash=f"sha256-{digest}",
+        run=run,
+        found=found,
+        about=terminal.about(run),
+        headline=terminal.headline(found),
+        panels=panels(run, found, thresholds),
+        verdicts=found.verdicts[:MOST_VERDICTS],
+        more=len(found.verdicts) - MOST_VERDICTS,
+        questions=found.walk[:MOST_QUESTIONS],
+    )
+    return page
+
+
+def template(name: str, *, escape: bool) -> Any:
+    """One of Jinja's, whose texts are told in visible characters, and for HTML with its own escaped.
+
+    Raises:
+        ImportError: Jinja2 is not installed.
+    """
+    try:
+        import jinja2
+    except ImportError:
+        raise ImportError("this needs jinja2: pip install torchnan[diagnose]") from None
+    environment = jinja2.Environment(
+        autoescape=escape, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters.update(visible=lambda text: printable(str(text)), words=words, shown=shown)
+    return environment.from_string(_resource(name))
+
+
+def shown(value: Any) -> str:
+    """A piece of evidence."""
+    return f"{value:,.5g}" if isinstance(value, float) else printable(str(value))
+
+
+def _resource(name: str) -> str:
+    return (files("torchnan.diagnosis.reports") / name).read_text(encoding="utf-8")

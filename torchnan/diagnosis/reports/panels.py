@@ -1,0 +1,167 @@
+"""The panels of the page: what is drawn of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torchnan.diagnosis.headroom import RANGES
+from torchnan.diagnosis.reports import svg_chart
+from torchnan.diagnosis.run import Column, Run
+from torchnan.diagnosis.series import Series, outlook
+from torchnan.diagnosis.thresholds import Thresholds
+from torchnan.diagnosis.verdict import Diagnosis, words
+
+Numbers = NDArray[np.float64]
+
+UNNAMED = (["all"], ["0"])  # a group that is alone, and was given no name: of a table, of an optimizer
+MOST_LINES = 6  # of a panel: as many colours as can be told apart
+MOST_MARKS = 40
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One curve."""
+
+    name: str
+    path: str
+    colour: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """Where a verdict is: a shaded range with its beginning, or where a value was not finite."""
+
+    x: float
+    width: float
+    title: str
+
+
+@dataclasses.dataclass
+class Panel:
+    """A svg_chart, in pixels of its own picture."""
+
+    title: str
+    about: str
+    width: int
+    height: int
+    lines: list[Line] = dataclasses.field(default_factory=list)
+    band: str = ""
+    mean: str = ""
+    x_ticks: list[tuple[float, str]] = dataclasses.field(default_factory=list)
+    y_ticks: list[tuple[float, str]] = dataclasses.field(default_factory=list)
+    marks: list[Mark] = dataclasses.field(default_factory=list)
+    gone: list[Mark] = dataclasses.field(default_factory=list)
+
+    @property
+    def plot(self) -> tuple[float, float, float, float]:
+        """Left, top, right and bottom of the part with the curves."""
+        return svg_chart.LEFT, svg_chart.TOP, self.width - svg_chart.RIGHT, self.height - svg_chart.BOTTOM
+
+
+def panels(run: Run, found: Diagnosis, thresholds: Thresholds) -> list[Panel]:
+    """Those that there is something to show in, the loss first."""
+    drawn = [_loss(run, thresholds)]
+    drawn += [_of_columns(run, "gradient norm", "before clipping", {"": run.column("grad_norm")})]
+    rates = run.groups.get("lr") or {"": run.column("lr")}
+    drawn += [_of_columns(run, "learning rate", "", rates)]
+    drawn += [_of_columns(run, "loss scale", "", {"": run.column("loss_scale")})]
+    drawn += [_of_columns(run, "weight norm", "by parameter group", run.groups.get("weight_norm", {}))]
+    drawn += [
+        _of_columns(run, "update ratio", "update / weights, by parameter group", run.groups.get("update_ratio", {}))
+    ]
+    drawn += [_headroom(run)]
+    shown = [panel for panel in drawn if panel.lines]
+    for panel in shown:
+        _mark(panel, run, found)
+    return shown
+
+
+def _x_axis(run: Run, panel: Panel) -> svg_chart.Axis:
+    left, _, right, _ = panel.plot
+    first, last = float(run.step[0]), float(run.step[-1])
+    return svg_chart.Axis(first, last if last > first else first + 1, left, right)
+
+
+def _loss(run: Run, thresholds: Thresholds) -> Panel:
+    """With the mean and sigma of the window before each step."""
+    sigmas = f"{thresholds.spike_sigma:g}"
+    about = f"line: mean of the {thresholds.spike_window} steps before; band: up to {sigmas} sigma above"
+    panel = Panel("loss", about, 1000, 300)
+    loss = Series.of(run, "loss")
+    _draw(panel, run, {"": run.column("loss")})
+    seen = outlook(loss.values, loss.window(thresholds), np.ones(len(loss), dtype=bool))
+    told = np.flatnonzero(np.isfinite(seen.mean))
+    told = told[:: max(1, len(told) // svg_chart.POINTS)]
+    x_axis, y_axis = _x_axis(run, panel), _y_axis(panel, [run.column("loss")])
+    x = x_axis(loss.step[told].astype(np.float64))
+    mean, high = y_axis(seen.mean[told]), y_axis(seen.mean[told] + thresholds.spike_sigma * seen.sigma[told])
+    shown = np.isfinite(mean) & np.isfinite(high)
+    _, top, _, bottom = panel.plot
+    panel.mean = svg_chart.line(x[shown], np.clip(mean[shown], top, bottom))
+    panel.band = svg_chart.area(x[shown], np.clip(mean[shown], top, bottom), np.clip(high[shown], top, bottom))
+    return panel
+
+
+def _of_columns(run: Run, title: str, about: str, columns: dict[str, Column]) -> Panel:
+    panel = Panel(title, about, 490, 200)
+    _draw(panel, run, columns)
+    return panel
+
+
+def _y_axis(panel: Panel, columns: list[Column]) -> svg_chart.Axis:
+    _, top, _, bottom = panel.plot
+    values = [column.values[column.given & np.isfinite(column.values)] for column in columns]
+    return svg_chart.axis_of(np.concatenate(values) if values else np.empty(0), bottom, top)
+
+
+def _draw(panel: Panel, run: Run, columns: dict[str, Column]) -> None:
+    """The largest curves, and where they end as values are not finite."""
+    known = {name: column for name, column in columns.items() if column.given.any()}
+    if len(known) > MOST_LINES:
+        panel.about += f"; {MOST_LINES} of {len(known)}"
+        known = dict(sorted(known.items(), key=lambda item: -np.nanmax(item[1].values, initial=0))[:MOST_LINES])
+    if not known:
+        return
+    x_axis, y_axis = _x_axis(run, panel), _y_axis(panel, list(known.values()))
+    for i, (name, column) in enumerate(known.items()):
+        rows = column.given & np.isfinite(column.values)
+        with np.errstate(invalid="ignore"):
+            rows &= (column.values > 0) | (not y_axis.logarithmic)
+        x, y = svg_chart.thinned(x_axis(run.step[rows].astype(np.float64)), y_axis(column.values[rows]))
+        panel.lines.append(Line("" if [*known] in UNNAMED else name, svg_chart.line(x, y), i))
+        bad = run.step[column.bad][:MOST_MARKS]
+        panel.gone += [Mark(float(x_axis(np.array(step))), 0, f"not finite at step {step:,}") for step in bad.tolist()]
+    panel.x_ticks, panel.y_ticks = x_axis.ticks(), y_axis.ticks()
+
+
+def _headroom(run: Run) -> Panel:
+    """In percent of the range of each module's dtype."""
+    panel = Panel("headroom", "largest output in % of its dtype's range, by module", 490, 200)
+    known = [series for series in run.headroom if series.dtype in RANGES and len(series.step)]
+    known = sorted(known, key=lambda series: -float(series.largest[-1]) / RANGES[series.dtype][0])
+    if len(known) > MOST_LINES:
+        panel.about += f"; {MOST_LINES} of {len(known)}"
+    known = known[:MOST_LINES]
+    if not known:
+        return panel
+    shares = [100 * series.largest / RANGES[series.dtype][0] for series in known]
+    _, top, _, bottom = panel.plot
+    x_axis, y_axis = _x_axis(run, panel), svg_chart.axis_of(np.concatenate(shares), bottom, top)
+    for i, (series, share) in enumerate(zip(known, shares, strict=True)):
+        rows = np.isfinite(share) & (share > 0)
+        x, y = svg_chart.thinned(x_axis(series.step[rows].astype(np.float64)), y_axis(share[rows]))
+        panel.lines.append(Line(f"{series.module} ({series.dtype})", svg_chart.line(x, y), i))
+    panel.x_ticks, panel.y_ticks = x_axis.ticks(), y_axis.ticks()
+    return panel
+
+
+def _mark(panel: Panel, run: Run, found: Diagnosis) -> None:
+    x_axis = _x_axis(run, panel)
+    for number, verdict in enumerate(found.verdicts[:MOST_MARKS], 1):
+        if verdict.kind != "healthy":
+            first, last = x_axis(np.array([verdict.first_step, verdict.last_step], dtype=np.float64)).tolist()
+            title = f"{number}: {words(verdict.kind)}, steps {verdict.first_step:,} to {verdict.last_step:,}"
+            panel.marks.append(Mark(round(first, 1), round(max(1.0, last - first), 1), title))

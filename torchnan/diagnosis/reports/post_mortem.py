@@ -1,0 +1,31 @@
+"""A post-mortem document, filled in as far as a log can."""
+
+from __future__ import annotations
+
+import re
+
+from torchnan.config.text import printable
+from torchnan.diagnosis.reports import terminal
+from torchnan.diagnosis.reports.page import MOST_QUESTIONS, MOST_VERDICTS, template
+from torchnan.diagnosis.run import Run
+from torchnan.diagnosis.verdict import Diagnosis
+
+
+def markdown(run: Run, found: Diagnosis) -> str:
+    """Names of the program's are plain text in it."""
+    document = template("post_mortem.md.j2", escape=False)
+    text: str = document.render(
+        found=found,
+        about=plain(terminal.about(run)),
+        headline=terminal.headline(found),
+        verdicts=found.verdicts[:MOST_VERDICTS],
+        questions=found.walk[:MOST_QUESTIONS],
+        notes=run.notes,
+        plain=plain,
+    )
+    return re.sub(r"\n{3,}", "\n\n", text)
+
+
+def plain(text: object) -> str:
+    """Without what Markdown and HTML would obey."""
+    return re.sub(r"([\\`*_{}\[\]<>|#&!~$])", r"\\\1", printable(str(text)))

@@ -1,0 +1,82 @@
+"""The walk and what came of it, on one screen."""
+
+from __future__ import annotations
+
+from torchnan.config.text import printable
+from torchnan.diagnosis.run import Run
+from torchnan.diagnosis.verdict import Diagnosis, Question, Suspect, Verdict, words
+
+MOST_SHOWN = 3  # verdicts, forecasts; and answers to one question
+WIDTH = 118
+
+
+def text(run: Run, found: Diagnosis) -> str:
+    """For a terminal; names of the program's are told in visible characters."""
+    lines = [f"torchnan: {headline(found)}", f"  {about(run)}"]
+    lines += [_cut(f"  note: {printable(note)}") for note in run.notes[:MOST_SHOWN]]
+    lines += ["", *_walk(found.walk), ""]
+    for verdict in found.verdicts[:MOST_SHOWN]:
+        lines += [*_verdict(verdict), ""]
+    more = len(found.verdicts) - MOST_SHOWN
+    if more > 0:
+        lines += [f"and {more:,} more verdict{'s' if more > 1 else ''}: --json has all of them", ""]
+    lines += [_cut(f"headroom: {printable(str(forecast))}") for forecast in found.forecasts[:MOST_SHOWN]]
+    return "\n".join(lines).rstrip()
+
+
+def headline(found: Diagnosis) -> str:
+    """The worst verdict in a few words."""
+    worst = found.verdicts[0]
+    if worst.kind == "healthy":
+        return "the run is healthy"
+    cause = "" if worst.cause == "unknown" else f", {words(worst.cause)}"
+    return f"{words(worst.kind)} from step {worst.first_step:,} on{cause}"
+
+
+def about(run: Run) -> str:
+    """What was read."""
+    steps = f"steps {run.step[0]:,} to {run.step[-1]:,}, {len(run):,} rows"
+    restarts = len(run.starts) - 1
+    again = f", started again {restarts:,} time{'s' if restarts > 1 else ''}" if restarts > 0 else ""
+    return f"{printable(run.source, 200)}: {steps}, {printable(run.dtype or 'dtype not known')}{again}"
+
+
+def _walk(questions: list[Question]) -> list[str]:
+    lines, seen = [], dict[str, int]()
+    for asked in questions:
+        seen[asked.number] = seen.get(asked.number, 0) + 1
+        if seen[asked.number] <= MOST_SHOWN:
+            answer = f"{asked.answer} ({asked.evidence})" if asked.evidence else asked.answer
+            lines += _wrapped(asked.number, f"{asked.text}  {printable(answer, 300)}", 8)
+    hidden = sum(max(0, count - MOST_SHOWN) for count in seen.values())
+    return [*lines, f"  ... {hidden:,} more answers"] if hidden else lines
+
+
+def _verdict(verdict: Verdict) -> list[str]:
+    if verdict.kind == "healthy":
+        return []
+    lines = [
+        f"{words(verdict.kind).upper()}, steps {verdict.first_step:,} to {verdict.last_step:,}: {verdict.confidence}"
+    ]
+    rows = [(_role(i), _suspect(suspect)) for i, suspect in enumerate(verdict.suspects)]
+    rows += [("remedy", verdict.remedy), ("check", verdict.check), ("branch", verdict.branch)]
+    return [*lines, *(line for name, told in rows for line in _wrapped(name, told, 10))]
+
+
+def _role(i: int) -> str:
+    return "cause" if i == 0 else "or"
+
+
+def _suspect(suspect: Suspect) -> str:
+    return f"{words(suspect.cause)} ({suspect.confidence}): {printable(suspect.evidence, 300)}"
+
+
+def _wrapped(name: str, told: str, indent: int) -> list[str]:
+    import textwrap
+
+    first = f"  {name}".ljust(indent)
+    return textwrap.wrap(told, WIDTH, initial_indent=first, subsequent_indent=" " * indent)
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= WIDTH else line[: WIDTH - 3] + "..."

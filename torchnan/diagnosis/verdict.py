@@ -1,0 +1,143 @@
+"""What is said about a run."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+from torchnan.config.text import printable
+from torchnan.recovery.event import Instability
+
+Kind = Literal[Instability, "healthy"]
+
+Cause = Literal[
+    "log_zero",
+    "zero_by_zero",
+    "activation_overflow",
+    "gradient_overflow",
+    "scaler_off",
+    "structural",
+    "long_tail_batch",
+    "lr_discontinuity",
+    "duplicate_batch",
+    "corrupted_moments",
+    "lr_increasing",
+    "weight_norm",
+    "gradient_trend",
+    "data_changed",
+    "converged",
+    "none",
+    "unknown",
+]
+
+Confidence = Literal["certain", "likely", "possible"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """One question of the tree that was asked of the run.
+
+    Attributes:
+        number: ``"Q2.1"``.
+        text: the question.
+        answer: ``"yes"``, ``"no"``, or what is to be known.
+        evidence: the numbers that the answer was given from.
+    """
+
+    number: str
+    text: str
+    answer: str
+    evidence: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Suspect:
+    """A cause that may be the one, and what speaks for it."""
+
+    cause: Cause
+    confidence: Confidence
+    evidence: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """One thing that is wrong with a run, or that nothing is.
+
+    Attributes:
+        kind: what it is.
+        cause: where it comes from, as far as the log can tell; the first of ``suspects``.
+        first_step: where the trouble begins; ``last_step``: where it ends, or the last of the run.
+        evidence: numbers and words, by name.
+        confidence: ``"certain"``: the log says so; ``"likely"``: the rule's conditions hold, and chance has been
+            weighed; ``"possible"``: by exclusion, or some of what would show it is not in the log.
+        remedy: what to do about it; ``check``: how to find out whether the verdict is right.
+        branch: the path through the tree, ``"Q1.1 -> Q2.1 -> Q2.2 -> Q2.3"``.
+        suspects: causes that may be the one, the likeliest first.
+    """
+
+    kind: Kind
+    cause: Cause
+    first_step: int
+    last_step: int
+    evidence: dict[str, Any]
+    confidence: Confidence
+    remedy: str
+    branch: str
+    check: str
+    suspects: tuple[Suspect, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Forecast:
+    """An output that is about to leave the range of its dtype.
+
+    Attributes:
+        module: whose output.
+        dtype: the one it is computed in; ``enough``: one with the range for it.
+        step: of the newest value; ``largest``: that value; ``share``: of the dtype's range, 0 to 1.
+        doubling: steps in which it doubles; None if it does not grow.
+        overflow: step at which it is expected to leave the range; None if it does not grow.
+    """
+
+    module: str
+    dtype: str
+    enough: str
+    step: int
+    largest: float
+    share: float
+    doubling: float | None = None
+    overflow: int | None = None
+
+    def __str__(self) -> str:
+        grows = "does not grow"
+        if self.doubling is not None and self.overflow is not None:
+            grows = f"doubles every {self.doubling:,.0f} steps: overflow expected near step {self.overflow:,}"
+        short = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+        dtype = short.get(self.dtype) or printable(self.dtype)
+        told = f"{printable(self.module)} output reached {_percent(self.share)} of {dtype}'s range and {grows}"
+        return f"{told}; {self.enough} would do"
+
+
+def words(name: str) -> str:
+    """A kind or a cause, to be read."""
+    return name.replace("_", " ").replace("fp16", "float16").replace("lr ", "learning rate ")
+
+
+def _percent(share: float) -> str:
+    """Two digits of it, however small."""
+    return f"{share:.0%}" if share >= 0.1 else f"{100 * share:.2g}%"
+
+
+@dataclasses.dataclass
+class Diagnosis:
+    """What the walk through the tree has come to.
+
+    Attributes:
+        verdicts: the worst first; of a healthy run one, of kind ``"healthy"``.
+        walk: the questions in the order they were asked.
+        forecasts: outputs that come close to the end of their dtype's range.
+    """
+
+    verdicts: list[Verdict]
+    walk: list[Question]
+    forecasts: list[Forecast] = dataclasses.field(default_factory=list)

@@ -1,0 +1,190 @@
+"""All ranks act alike: what one of them has seen, all know before anyone acts."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+import os
+import socket
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from torchnan._load import _C
+from torchnan.config.text import printable
+from torchnan.recovery.step.gradients import Measured, unwatched
+
+_MICRO_BATCHES = 0xFFFF
+_RANKS = 0xFFFFFFFF
+
+
+class What(enum.IntEnum):
+    """What stopped a step, the earliest in a step first: of several, that is told."""
+
+    OUT_OF_MEMORY = 1
+    LOSS = 2
+    GRADIENT = 3
+    NORM = 4
+    SCALER = 5  # the loss scale was too large: the scaler deals with that
+    INSTABILITY = 6  # it is finite, and a monitor finds the run unstable
+
+    @property
+    def word(self) -> str:
+        """As logs and reports have it."""
+        return self.name.lower()
+
+
+@dataclasses.dataclass(frozen=True)
+class Sight:
+    """What one rank has seen.
+
+    Attributes:
+        what: kind of trouble.
+        text: what it saw, with values.
+        micro_batch: in which of the step's micro-batches, 0-based.
+        rank: of the process in its job, 0 where there is one process.
+    """
+
+    what: What
+    text: str
+    micro_batch: int = 0
+    rank: int = 0
+
+
+class AgreementError(RuntimeError):
+    """The ranks could not agree: one of them has died, hangs, or does something else."""
+
+
+class Agreement:
+    """Agrees over a process group; without one, every process is on its own.
+
+    Args:
+        group: a ``torch.distributed`` process group of any backend. Default ``None``: the default group, if there is
+            one when it is first needed.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.group = group
+
+    @property
+    def ranks(self) -> int:
+        """How many processes have to agree."""
+        if not (dist.is_available() and dist.is_initialized()):
+            return 1
+        return dist.get_world_size(self.group)
+
+    @property
+    def rank(self) -> int:
+        """This process in the group."""
+        return dist.get_rank(self.group) if self.ranks > 1 else 0
+
+    @property
+    def global_rank(self) -> int:
+        """This process in its job."""
+        return dist.get_rank() if dist.is_available() and dist.is_initialized() else _C.rank_from_environment() or 0
+
+    def agree(self, sight: Sight | None) -> Sight | None:
+        """The worst that any rank has seen, the same on every rank; ``None`` if none has seen anything.
+
+        One all-reduce of an int64. Only where there is trouble, the text is sent by the rank that saw it.
+        """
+        if self.ranks == 1:
+            return sight
+        word = self.largest(0 if sight is None else _encode(sight, self.rank))
+        return None if word == 0 else self._tell(word, sight)
+
+    def agree_with_norm(
+        self, gradients: Measured, sight: Sight | None, trip: Callable[[float], str | None]
+    ) -> tuple[Sight | None, float]:
+        """The same of a whole step, and the norm of its gradients, which may be what is wrong with it.
+
+        Where gradients are sharded, it is folded into the sum that their norm needs anyway: one all-reduce of two
+        float64 if nothing is wrong.
+
+        Args:
+            gradients: this rank's.
+            sight: what it has seen.
+            trip: what is wrong with a norm, ``None`` if nothing is.
+
+        Returns:
+            what :meth:`agree` does, and the norm: of the whole gradient where it is sharded, NaN if it is bad anywhere.
+        """
+        norm, all_is_well = gradients.norm, False
+        if gradients.sharded and self.ranks > 1:
+            norm = self._norm_over_shards(gradients.squares, sight)
+            all_is_well = not math.isnan(norm)
+        if sight is None and (spike := trip(norm)) is not None:
+            sight = Sight(What.NORM, spike, rank=self.global_rank)
+        return (None if all_is_well and sight is None else self.agree(sight)), norm
+
+    def largest(self, value: int) -> int:
+        """The largest of what the ranks have."""
+        return self.largest_of([value])[0]
+
+    def largest_of(self, values: list[int]) -> list[int]:
+        """The same for each of several values."""
+        if self.ranks == 1 or not values:
+            return values
+        return [int(n) for n in self._all_reduce(torch.tensor(values), dist.ReduceOp.MAX).tolist()]
+
+    def first_with_most(self, value: int) -> int:
+        """The lowest rank of the group that has the largest of what the ranks have."""
+        most = self.largest(value)
+        return self.ranks - 1 - self.largest(self.ranks - 1 - self.rank if value == most else 0)
+
+    def share(self, text: str, source: int) -> str:
+        """What the rank ``source`` of the group says, on every rank."""
+        if self.ranks == 1:
+            return text
+        mine = text.encode("utf-8", "surrogatepass") if self.rank == source else b""
+        length = self.largest(len(mine))
+        letters = torch.zeros(max(length, 1), dtype=torch.uint8)
+        letters[: len(mine)] = torch.frombuffer(bytearray(mine or b"\0"), dtype=torch.uint8)[: len(mine)]
+        return bytes(self._all_reduce(letters, dist.ReduceOp.MAX).tolist())[:length].decode("utf-8", "surrogatepass")
+
+    def _tell(self, word: int, mine: Sight | None) -> Sight:
+        what, micro_batch, rank = _decode(word)
+        text = self.share(mine.text if mine is not None else "", rank)
+        job_rank = dist.get_global_rank(self.group, rank) if self.group is not None else rank
+        return Sight(what, text, micro_batch, job_rank)
+
+    def _norm_over_shards(self, squares: float, sight: Sight | None) -> float:
+        """The same on every rank; NaN if one of them has seen anything."""
+        sums = torch.tensor([squares, 0.0 if sight is None else 1.0], dtype=torch.float64)
+        total, troubled = self._all_reduce(sums, dist.ReduceOp.SUM).tolist()
+        return math.nan if troubled else math.sqrt(total)
+
+    def _all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType) -> torch.Tensor:
+        device = self._device()
+        with unwatched():
+            moved = tensor.to(device)
+            try:
+                dist.all_reduce(moved, op, group=self.group)
+            except RuntimeError as error:  # the group's own timeout, or a connection that has gone
+                raise AgreementError(
+                    f"torchnan: the ranks could not agree on this step: a rank has died, hangs, or is not in its "
+                    f"step guard. This is rank {self.rank} of {self.ranks} (process {os.getpid()} on "
+                    f"{socket.gethostname()}); look at the log of the others. The process group said: "
+                    f"{printable(str(error).partition(chr(10))[0], 1000)}"
+                ) from error
+            return moved.cpu()
+
+    def _device(self) -> torch.device:
+        """Where the group's backend wants its tensors; the CPU if it takes those."""
+        backends = dist.get_backend_config(self.group)
+        devices = [pair.split(":")[0] for pair in backends.split(",")]
+        if "cpu" in devices:
+            return torch.device("cpu")
+        return torch.device(devices[0], torch.accelerator.current_device_index())
+
+
+def _encode(sight: Sight, rank: int) -> int:
+    """A larger word is the earlier trouble: kind, then micro-batch, then rank."""
+    kind = 16 - int(sight.what)
+    return kind << 48 | (_MICRO_BATCHES - min(sight.micro_batch, _MICRO_BATCHES)) << 32 | (_RANKS - rank)
+
+
+def _decode(word: int) -> tuple[What, int, int]:
+    return What(16 - (word >> 48)), _MICRO_BATCHES - (word >> 32 & _MICRO_BATCHES), _RANKS - (word & _RANKS)

@@ -1,0 +1,126 @@
+"""Logs of findings, read again: ``torchnan.findings.read("findings.jsonl").findings``.
+
+A log may be of a process that was killed, of a full disk, or of a stranger. What can be read of it is read, what cannot
+is skipped, counted and told. Nothing that a log names is opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from typing import BinaryIO, overload
+
+from torchnan.config.text import printable
+from torchnan.detection.finding import Finding
+
+LONGEST_LINE = 2**20  # bytes, without the line break: no finding has more
+MOST_TOLD = 100  # damaged lines
+_START = b'{"schema":'  # of every line, and of nothing in one: quotes in its texts are escaped
+
+
+@dataclasses.dataclass(frozen=True)
+class Damage:
+    """A line that is no finding: its number (1-based), and why."""
+
+    line: int
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Log:
+    """What a log holds.
+
+    Attributes:
+        findings: in the order of the log. Each is made when it is asked for, so that only the text is held.
+        damaged: the first 100 lines with something that is no finding; ``damaged_lines`` is how many there are.
+        ignored_bytes: of damaged lines and of the last one, if it is not whole.
+        truncated: the last line is not whole.
+    """
+
+    findings: Sequence[Finding]
+    damaged: tuple[Damage, ...]
+    damaged_lines: int
+    ignored_bytes: int
+    truncated: bool
+
+
+def read(path: str | os.PathLike[str]) -> Log:
+    """Reads a log, whatever it holds, in one pass and in no more memory than it has bytes.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    whole: list[bytes] = []
+    damaged: list[Damage] = []
+    damaged_lines = ignored = 0
+    truncated = False
+    with _opened(path) as file:
+        for number, (line, size, has_ended) in enumerate(_lines(file), 1):
+            start = line.rfind(_START)  # a writer that was killed may have left a beginning in front
+            reason = _refusal(line[start:], size) if start >= 0 else "it is no finding"
+            if reason:
+                start = size
+            else:
+                whole.append(line[start:])
+                reason = f"before its finding there are {start} bytes of another"
+            if start == size and not has_ended:
+                truncated = True
+            elif start > 0:
+                damaged_lines += 1
+                damaged += [Damage(number, reason)][: MOST_TOLD - len(damaged)]
+            ignored += start
+    return Log(_Findings(whole), tuple(damaged), damaged_lines, ignored, truncated)
+
+
+def _refusal(line: bytes, size: int) -> str:
+    """Why it is no finding; nothing if it is one."""
+    if len(line) > LONGEST_LINE:
+        return f"it has {size} bytes, and no finding has so many"
+    try:
+        Finding.from_json(line)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+class _Findings(Sequence[Finding]):
+    def __init__(self, lines: Sequence[bytes]) -> None:
+        self._lines = lines
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    @overload
+    def __getitem__(self, index: int) -> Finding: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Finding]: ...
+    def __getitem__(self, index: int | slice) -> Finding | Sequence[Finding]:
+        if isinstance(index, slice):
+            return _Findings(self._lines[index])
+        return Finding.from_json(self._lines[index])
+
+
+@contextlib.contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    with open(path, "rb", opener=_without_waiting) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, f"log '{printable(os.fspath(path))}' cannot be read: it is no regular file")
+        yield file
+
+
+def _without_waiting(name: str, flags: int) -> int:
+    """As one would for the writer of a pipe."""
+    return os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)
+
+
+def _lines(file: BinaryIO) -> Iterator[tuple[bytes, int, bool]]:
+    """Lines without their breaks, cut where longer than a finding can be; their bytes; whether they have ended."""
+    while line := file.readline(LONGEST_LINE + 2):
+        size, rest = len(line), line
+        while not rest.endswith(b"\n") and (rest := file.readline(LONGEST_LINE)):
+            size += len(rest)
+        yield line.removesuffix(b"\n"), size, rest.endswith(b"\n")

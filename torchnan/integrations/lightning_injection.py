@@ -1,0 +1,77 @@
+"""A captured step put into Lightning's own loop, so that the whole program runs it again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+
+from torchnan.capture import Capture
+from torchnan.storage import rank_folders
+
+
+def capture_of(inject: str | Path | None, dirpath: str | Path, rank: int) -> Path | None:
+    """The folder to inject: ``"auto"`` is the first of this rank in ``dirpath``, if there is one; of a folder that
+    another rank has written, this rank's of the same step goes first."""
+    if inject is None:
+        return None
+    if inject == "auto":
+        return next(iter(rank_folders.folders_of(Path(dirpath), rank)), None)
+    given = Path(inject)
+    of_this_rank = rank_folders.same_step_of(rank, given)
+    return of_this_rank if of_this_rank.is_dir() else given
+
+
+class Injection:
+    """The micro-batches of a capture in the place of the first that the data loader gives, with their ``batch_idx``;
+    hooks of the module and of other callbacks see no others.
+
+    They come in after the transfer to the device and its hooks, where they were captured.
+
+    Args:
+        trainer: into whose strategy they are put, until they are used up.
+        capture: whose weights and buffers go into the module now.
+
+    Raises:
+        CaptureError: it is of another model.
+    """
+
+    def __init__(self, trainer: Trainer, capture: Capture) -> None:
+        self._trainer = trainer
+        self._waiting: list[tuple[Any, ...]] = list(capture.batches)
+        self._now: tuple[Any, ...] = (object(),)
+        self._random = capture.random
+        capture.restore(trainer.lightning_module)
+        strategy: Any = trainer.strategy
+        self._transfer, self._step = strategy.batch_to_device, strategy.training_step
+        vars(strategy).update(batch_to_device=self._batch_to_device, training_step=self._training_step)
+
+    def arguments(self, batch: Any) -> tuple[Any, ...] | None:
+        """What ``training_step`` will get instead; ``None`` for a batch of the data loader."""
+        return self._now if batch is self._now[0] else None
+
+    def restore_random_states(self) -> None:
+        """As they were when the captured step began."""
+        self._random.restore()
+
+    def end(self) -> None:
+        """From here on the batches are the data loader's."""
+        for name in ("batch_to_device", "training_step"):
+            vars(self._trainer.strategy).pop(name, None)
+
+    def _batch_to_device(self, batch: Any, device: torch.device | None = None, dataloader_idx: int = 0) -> Any:
+        if not self._trainer.training:
+            return self._transfer(batch, device, dataloader_idx)
+        if not self._waiting:
+            self.end()
+            return self._transfer(batch, device, dataloader_idx)
+        captured, *rest = self._waiting.pop(0)
+        device = device or self._trainer.strategy.root_device
+        moved = self._trainer.lightning_module.transfer_batch_to_device(captured, device, dataloader_idx)
+        self._now = (moved, *rest)
+        return moved
+
+    def _training_step(self, batch: Any, *rest: Any) -> Any:
+        return self._step(*(self.arguments(batch) or (batch, *rest)))

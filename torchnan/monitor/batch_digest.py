@@ -1,0 +1,126 @@
+"""Which batch was it? A few digits, the same for the same data, in every process."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from torchnan.distributed import shards
+from torchnan.recovery.step.gradients import unwatched
+
+MOST_ELEMENTS = 4096  # read of one tensor: of a larger one every so many-th
+MOST_LEAVES = 256  # of a batch; the rest is counted
+DEEPEST = 16
+
+
+class BatchDigest:
+    """Of one batch: its structure, and dtype, shape and bytes of what is in it.
+
+    Of a tensor above 4,096 elements as many are read, evenly spread over all its dimensions. Mappings count by their
+    keys, not by the order of these. Objects other than tensors, arrays, texts and numbers count by their type alone.
+
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[bytes | str] = []  # a name stands for the bytes of a sample
+        self._samples: dict[str, torch.Tensor] = {}
+        self._seen = 0
+        self._has_content = False
+
+    def add(self, batch: Any) -> dict[str, torch.Tensor]:
+        """The batch, or one more of several micro-batches.
+
+        Args:
+            batch: nested mappings, sequences and dataclasses. It may be written to afterwards.
+
+        Returns:
+            samples of tensors on other devices, to be brought to the CPU and given to :meth:`text`.
+        """
+        self._samples = {}
+        with unwatched(), torch.no_grad():
+            for i, (where, leaf) in enumerate(_leaves(batch, "", 0)):
+                if i < MOST_LEAVES:
+                    self._add(where, leaf)
+                else:
+                    self._parts.append(b"|more")
+        return self._samples
+
+    def text(self, samples: Mapping[str, torch.Tensor]) -> str | None:
+        """16 hexadecimal digits; ``None`` for a batch with nothing in it that could be told from another.
+
+        Args:
+            samples: those that :meth:`add` has returned, on the CPU.
+        """
+        if not self._has_content:
+            return None
+        hashed = hashlib.sha256()
+        for part in self._parts:
+            hashed.update(_bytes_of(samples[part]) if isinstance(part, str) else part)
+        return hashed.hexdigest()[:16]
+
+    def _add(self, where: str, leaf: Any) -> None:
+        self._parts.append(f"|{where}:".encode(errors="surrogatepass"))
+        if isinstance(leaf, torch.Tensor):
+            self._add_tensor(shards.local(leaf.detach()))
+        elif type(leaf).__module__ == "numpy" and hasattr(leaf, "tobytes"):
+            flat = leaf.reshape(-1)
+            self._add_content(f"{leaf.dtype.str}{leaf.shape}", flat[:: _stride(flat.size)].tobytes())
+        elif isinstance(leaf, str | bytes | int | float | complex):
+            self._add_content(type(leaf).__name__, repr(leaf).encode(errors="surrogatepass"))
+        else:
+            self._parts.append(type(leaf).__qualname__.encode(errors="surrogatepass"))
+
+    def _add_content(self, about: str, content: bytes | str) -> None:
+        self._parts += [about.encode(), content]
+        self._has_content = True
+
+    def _add_tensor(self, tensor: torch.Tensor) -> None:
+        about = f"{tensor.dtype}{tuple(tensor.shape)}"
+        if tensor.layout != torch.strided or tensor.device.type == "meta" or tensor.numel() == 0:
+            self._parts.append(about.encode())
+            return
+        flat = tensor.reshape(-1)[:: _stride(tensor.numel())]
+        if tensor.is_cpu:
+            self._add_content(about, _bytes_of(flat))
+            return
+        self._seen += 1
+        name = str(self._seen)
+        self._samples[name] = flat
+        self._add_content(about, name)
+
+
+def _leaves(value: Any, where: str, depth: int) -> Iterator[tuple[str, Any]]:
+    if depth > DEEPEST:
+        return
+    if isinstance(value, Mapping):
+        for key in sorted(value, key=str):
+            yield from _leaves(value[key], f"{where}[{key!s}]", depth + 1)
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            yield from _leaves(item, f"{where}[{i}]", depth + 1)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from _leaves(getattr(value, field.name), f"{where}.{field.name}", depth + 1)
+    else:
+        yield where, value
+
+
+def _stride(elements: int) -> int:
+    """With no factor in common with the number of elements, and so with no dimension: rows that are mostly padding
+    are not looked at in the same few columns."""
+    stride = max(1, math.ceil(elements / MOST_ELEMENTS))
+    while math.gcd(stride, elements) > 1:
+        stride += 1
+    return stride
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    """Of a tensor on the CPU; a copy is read, as asking for the address of shared memory may write to it."""
+    copy = tensor.clone(memory_format=torch.contiguous_format)
+    return ctypes.string_at(copy.data_ptr(), copy.nbytes)

@@ -1,0 +1,114 @@
+"""What a Monitor is given: refused before anything is written."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from torchnan.config.options import OptionError, is_path, one_of, parse_bool
+from torchnan.config.settings import Settings, count, setting
+from torchnan.config.text import shown, type_name
+from torchnan.monitor.compute_dtype import REGIMES
+from torchnan.monitor.row import finite, named
+
+
+def _switch(default: bool) -> Any:
+    return setting(default, "true or false", lambda v: isinstance(v, bool), parse_bool)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MonitorOptions(Settings):
+    """The numbers and words of a Monitor; :class:`torchnan.Monitor` says what they are."""
+
+    TOPIC: ClassVar[str] = "the monitor"
+
+    log: str | Path | None = setting(None, "a path, or nothing", lambda v: v is None or is_path(v))
+    max_bytes: int = count(2**26, least=2**16)
+    parts: int = count(16, least=2)
+    all_ranks: bool = _switch(False)
+    weights_every: int = count(20)
+    headroom_every: int = count(50)
+    live: bool = _switch(True)
+    judge_every: int = count(10, least=1)
+    window: int = count(1000, least=50)
+    rerun_in_fp32: bool = _switch(True)
+    dtype: str | None = setting(
+        None, f"one of {', '.join(REGIMES)}, or nothing", lambda v: v is None or one_of(*REGIMES)(v)
+    )
+
+    def path_of(self, rank: int) -> str | None:
+        """The log of a rank, ``None`` if it writes none."""
+        if self.log is None or (rank > 0 and not self.all_ranks):
+            return None
+        path = Path(self.log)
+        return os.fspath(path.with_name(f"{path.stem}.rank-{rank}{path.suffix}") if rank > 0 else path)
+
+
+def refuse(callback: Any, on_instability: Any) -> None:
+    """Raises for what cannot be called."""
+    for name, function in (("callback", callback), ("on_instability", on_instability)):
+        if function is not None and not callable(function):
+            raise TypeError(f"{name} is a {type_name(function)}: it must be callable")
+
+
+def meta_of(meta: Any) -> dict[str, Any]:
+    """What the program says of its run, as JSON can have it.
+
+    Raises:
+        OptionError: JSON cannot.
+    """
+    if not isinstance(meta, Mapping):
+        raise OptionError(f"meta={shown(meta)} cannot be used: it takes a dict of texts and numbers.")
+    kept: dict[str, Any] = finite(named(dict(meta)))
+    try:
+        json.dumps(kept, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise OptionError(f"meta={shown(meta)} cannot be used: {error}.") from None
+    return kept
+
+
+def number_of(name: str, value: Any) -> float | torch.Tensor | None:
+    """A number, or a tensor that holds one.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if value is None or (isinstance(value, Real) and not isinstance(value, bool)):
+        return None if value is None else float(value)
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
+        return value.reshape(())
+    shape = f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
+    raise TypeError(f"{name} is a {type_name(value)}{shape}: it takes a number, or a tensor of one element")
+
+
+def numbers_of(name: str, value: Any) -> list[float | torch.Tensor]:
+    """One or several of these; nothing is none.
+
+    Raises:
+        TypeError: something else is among them.
+    """
+    several = value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value]
+    return [given for one in several if (given := number_of(name, one)) is not None]
+
+
+def refuse_parts(step: Any, model: Any, optimizer: Any, scaler: Any, skipped: Any) -> None:
+    """Raises for what a step cannot be made of."""
+    if step is not None and (not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 2**62):
+        raise TypeError(f"step={shown(step)} cannot be used: it takes the number of the step, 0 or above")
+    if skipped is not None and not isinstance(skipped, bool):
+        raise TypeError(f"skipped={shown(skipped)} cannot be used: it takes True or False")
+    parts: list[tuple[str, Any, type | tuple[type, ...], str]] = [
+        ("model", model, torch.nn.Module, "a torch.nn.Module"),
+        ("optimizer", optimizer, torch.optim.Optimizer, "a torch.optim.Optimizer"),
+        ("scaler", scaler, torch.amp.GradScaler, "a torch.amp.GradScaler"),
+    ]
+    for name, part, kind, wanted in parts:
+        if part is not None and not isinstance(part, kind):
+            raise TypeError(f"{name} is a {type_name(part)}: it takes {wanted}")

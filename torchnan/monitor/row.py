@@ -1,0 +1,97 @@
+"""One step as numbers, and how it is written down."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+from torchnan.config.text import storable
+
+VERSION = 1
+
+
+@dataclasses.dataclass(slots=True)
+class Row:
+    """One step. What is not known is ``None``.
+
+    Attributes:
+        step: its number.
+        loss: mean over the micro-batches.
+        grad_norm: 2-norm of all gradients before clipping.
+        lr: of each parameter group.
+        loss_scale: that the step was run with.
+        skipped: the optimizer did not apply the step.
+        weight_norm: 2-norm of each parameter group's weights; only every few steps.
+        update_ratio: of each group, how much the last update has changed, as a part of the weights' norm; estimated
+            from a sample of the weights, only every few steps.
+        batch_digest: 16 hexadecimal digits, the same for the same batch.
+        headroom: by module, dtype of its output and the largest absolute value there since the last time.
+    """
+
+    step: int
+    loss: float | None = None
+    grad_norm: float | None = None
+    lr: list[float] | None = None
+    loss_scale: float | None = None
+    skipped: bool | None = None
+    weight_norm: list[float] | None = None
+    update_ratio: list[float] | None = None
+    batch_digest: str | None = None
+    headroom: dict[str, tuple[str, float]] | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """What is known, by name."""
+        named = {name: getattr(self, name) for name in FIELDS}
+        return {name: value for name, value in named.items() if value is not None}
+
+    def scalars(self, groups: list[str]) -> dict[str, float]:
+        """What a tracker can show: finite numbers alone, those of groups under ``"lr/<group>"``.
+
+        Args:
+            groups: names of the parameter groups.
+        """
+        single = {"loss": self.loss, "grad_norm": self.grad_norm, "loss_scale": self.loss_scale}
+        found = {name: float(value) for name, value in single.items() if value is not None}
+        if self.skipped is not None:
+            found["skipped"] = float(self.skipped)
+        for name in ("lr", "weight_norm", "update_ratio"):
+            values = getattr(self, name) or ()
+            for i, value in enumerate(values):
+                group = groups[i] if i < len(groups) else str(i)
+                found[f"{name}/{group}" if len(values) > 1 else name] = float(value)
+        return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+FIELDS = tuple(field.name for field in dataclasses.fields(Row))
+
+
+def as_line(facts: dict[str, Any]) -> str:
+    """Strict JSON: non-finite numbers are ``"NaN"``, ``"Infinity"``, ``"-Infinity"``, and text is Unicode."""
+    try:
+        return json.dumps(facts, allow_nan=False) + "\n"
+    except ValueError:
+        return json.dumps(finite(facts), allow_nan=False) + "\n"
+
+
+def finite(value: Any) -> Any:
+    """With words for the numbers that JSON does not have."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
+def named(value: Any) -> Any:
+    """With names and texts of the program's as they may be stored."""
+    if isinstance(value, str):
+        return storable(value)
+    if isinstance(value, dict):
+        return {storable(str(key)): named(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [named(item) for item in value]
+    return value

@@ -1,0 +1,55 @@
+"""Where rows go besides the log: TensorBoard, and a function for any other tracker. Always finite numbers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torchnan.config.options import OptionError, is_path
+from torchnan.config.text import shown, type_name
+
+Callback = Callable[[int, dict[str, float]], Any]
+
+
+class TensorBoard:
+    """Writes event files.
+
+    Args:
+        given: a folder, or a ``SummaryWriter`` of the program's own, which it closes itself.
+
+    Raises:
+        ImportError: a folder is given, and tensorboard is not installed.
+        TypeError: it is neither.
+    """
+
+    def __init__(self, given: str | os.PathLike[str] | Any) -> None:
+        self._is_own = isinstance(given, str | Path)
+        if self._is_own:
+            if not is_path(given):
+                raise OptionError(f"tensorboard={shown(given)} cannot be used: it takes the path of a folder.")
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError as error:
+                raise ImportError("Monitor(tensorboard=...) needs tensorboard: pip install tensorboard") from error
+            given = SummaryWriter(given)
+        elif not callable(getattr(given, "add_scalar", None)):
+            raise TypeError(f"tensorboard is a {type_name(given)}: it takes a folder, or a SummaryWriter")
+        self._writer: Any = given
+
+    def scalars(self, step: int, values: dict[str, float]) -> None:
+        """Of one step."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def text(self, step: int, text: str) -> None:
+        """What has become true at a step."""
+        self._writer.add_text("torchnan", f"```\n{text}\n```", step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Writes what it holds."""
+        self._writer.flush()
+        if self._is_own:
+            self._writer.close()

@@ -1,0 +1,107 @@
+"""How large the weights are, and how much of them an update changes: rarely, and from a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torchnan.distributed import shards
+from torchnan.recovery.step.gradients import unwatched
+
+Measured = dict[str, Sequence[float | torch.Tensor]]
+
+SAMPLED = 1024  # elements of each parameter that are looked at for the update ratio
+
+
+class Weights:
+    """Measures the weights of each parameter group, every few steps. Nothing is waited for.
+
+    The norm reads all weights. The update ratio compares a sample of them, up to 1,024 of each parameter, evenly
+    spread, with what it was one step before.
+
+    Args:
+        every: steps. 0: never.
+    """
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._steps = 0
+        self._before: list[torch.Tensor] = []
+
+    def measure(self, model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None) -> Measured:
+        """Norms at the first step and at every ``every``-th after it, there with the ratios.
+
+        Args:
+            model, optimizer: groups are the optimizer's; without one, the model is one.
+
+        Returns:
+            ``"weight_norm"`` and ``"update_ratio"``, where they are known, with a tensor for each group.
+        """
+        due = self._every > 0 and self._steps % self._every == 0
+        due_next = self._every > 0 and (self._steps + 1) % self._every == 0
+        self._steps += 1
+        groups = parameters_of(model, optimizer) if due or due_next else []
+        found: Measured = {}
+        if not groups or not all(groups):
+            return found
+        with unwatched(), torch.no_grad():
+            local = [[shards.local(p.detach()) for p in group] for group in groups]
+            before, self._before = self._before, [_sample(group) for group in local] if due_next else []
+            if due:
+                found["weight_norm"] = [_norm(group) for group in local]
+                after = self._before or [_sample(group) for group in local]
+                if [a.shape for a in after] == [b.shape for b in before]:
+                    found["update_ratio"] = [_ratio(b, a) for b, a in zip(before, after, strict=True)]
+        return found
+
+
+def _norm(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """2-norm of all of them together, in float32 at least, on the device of the first."""
+    wide = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+    norms: list[torch.Tensor] = []
+    for kind in {(t.device, t.dtype) for t in tensors}:
+        alike = [t for t in tensors if (t.device, t.dtype) == kind]
+        norms += torch._foreach_norm(alike, 2, dtype=wide)
+    whole: torch.Tensor = torch.linalg.vector_norm(torch.stack([norm.to(tensors[0].device) for norm in norms]))
+    return whole
+
+
+def _sample(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """One vector, in which a parameter counts by its size."""
+    pieces = []
+    for tensor in tensors:
+        stride = max(1, tensor.numel() // SAMPLED) | 1  # odd: does not keep to a column of the usual widths
+        piece = tensor.reshape(-1)[::stride].to(tensors[0].device, torch.float32)
+        pieces.append(piece * (tensor.numel() / max(1, piece.numel())) ** 0.5)
+    return torch.cat(pieces)
+
+
+def _ratio(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    norm = torch.linalg.vector_norm(before).clamp(min=torch.finfo(before.dtype).tiny)
+    ratio: torch.Tensor = torch.linalg.vector_norm(after - before) / norm
+    return ratio
+
+
+def parameters_of(model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None) -> list[list[torch.Tensor]]:
+    """By group of the optimizer; without one, those of the model are one group."""
+    if optimizer is not None:
+        return [[p for p in group["params"] if _can_be_measured(p)] for group in optimizer.param_groups]
+    return [] if model is None else [[p for p in model.parameters() if _can_be_measured(p)]]
+
+
+def _can_be_measured(parameter: torch.Tensor) -> bool:
+    return parameter.is_floating_point() and parameter.layout == torch.strided and parameter.device.type != "meta"
+
+
+def names_of(groups: list[Mapping[str, Any]]) -> list[str]:
+    """``"0: decay"``, ``"1: weight_decay=0.1"`` or ``"0"``: by what a group of an optimizer is told from the others."""
+    decays = {group.get("weight_decay") for group in groups}
+
+    def name(i: int, group: Mapping[str, Any]) -> str:
+        if "name" in group:
+            return f"{i}: {group['name']}"
+        return f"{i}: weight_decay={group['weight_decay']:g}" if len(decays) > 1 else str(i)
+
+    return [name(i, group) for i, group in enumerate(groups)]

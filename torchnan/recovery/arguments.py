@@ -1,0 +1,75 @@
+"""What a StepGuard is given: refused before anything is switched on."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any
+
+import torch
+
+from torchnan.config.options import OptionError
+from torchnan.config.text import shown, type_name
+from torchnan.monitor import Monitor
+from torchnan.recovery.policy import Policy
+
+
+def policy_of(given: Policy | str | os.PathLike[str] | dict[str, Any] | None, options: dict[str, Any]) -> Policy:
+    """The policy given, with the keywords over it and the environment over all."""
+    if isinstance(given, Policy):
+        base = given
+    elif isinstance(given, dict):
+        base = Policy.from_dict(given)
+    else:
+        base = Policy() if given is None else Policy.from_toml(given)
+    changed = Policy.from_dict({**dataclasses.asdict(base), **options})
+    return changed.with_environment(os.environ)
+
+
+def without_files(policy: Policy) -> Policy:
+    """What is left of it with TORCHNAN=0: nothing is written, and gradients are reduced as they come."""
+    return dataclasses.replace(policy, captures=None, log=None, snapshot_every=0, out_of_memory="raise")
+
+
+def refuse(model: Any, optimizer: Any, step_fn: Any, policy: Policy, save: Any, load: Any, on_instability: Any) -> None:
+    """Raises for what cannot work."""
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model is a {type_name(model)}: StepGuard takes a torch.nn.Module")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer is a {type_name(optimizer)}: StepGuard takes a torch.optim.Optimizer")
+    for name, function in (("step_fn", step_fn), ("save", save), ("load", load), ("on_instability", on_instability)):
+        if function is not None and not callable(function):
+            raise TypeError(f"{name} is a {type_name(function)}: it must be callable")
+    if (save is None) != (load is None):
+        raise OptionError("save and load belong together: one of them is missing.")
+    if save is not None and policy.snapshot_folder is not None:
+        raise OptionError("save and snapshot_folder are two places for snapshots: give one of them.")
+    if policy.out_of_memory == "split" and hasattr(model, "set_requires_gradient_sync"):
+        raise OptionError(
+            "out_of_memory='split' cannot be used with FSDP: its forward pass waits for the other ranks, so a rank "
+            "that runs out of memory cannot go back alone."
+        )
+
+
+def refuse_monitor(monitor: Any, policy: Policy, *, can_roll_back: bool) -> None:
+    """Raises for a table of instabilities that could not be followed."""
+    if monitor is not None and not isinstance(monitor, Monitor):
+        raise TypeError(f"monitor is a {type_name(monitor)}: StepGuard takes a torchnan.Monitor")
+    if not policy.instability:
+        return
+    if monitor is None or not monitor.options.live:
+        raise OptionError(
+            f"instability={shown(dict(policy.instability))} cannot be used without a monitor that judges the run: give "
+            "monitor=torchnan.Monitor(...), with live=True."
+        )
+    if "rollback" in policy.instability.values() and policy.snapshot_every == 0 and not can_roll_back:
+        raise OptionError(
+            f"instability={shown(dict(policy.instability))} has a rollback, and there are no snapshots to go back to: "
+            "set snapshot_every."
+        )
+
+
+def without_wrappers(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The one that steps, inside those of Accelerate and Lightning: scalers and hooks know it alone."""
+    inner = getattr(optimizer, "optimizer", None)
+    return without_wrappers(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer

@@ -1,0 +1,227 @@
+"""NaNDetector: a few lines in a loop of one's own, after KempnerForge's class of that name."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torchnan._load import _C
+from torchnan.config.options import OptionError, count_from, one_of
+from torchnan.config.text import printable, shown
+from torchnan.distributed import shards
+from torchnan.distributed.agreement import Agreement, Sight, What
+from torchnan.recovery.errors import TrainingStopped
+from torchnan.recovery.policy import POSITIVE, is_positive
+from torchnan.recovery.step.gradients import Measured, describe_bad, gradients_of, measure, plain_norm, unwatched
+from torchnan.recovery.step.norm_limit import NormTripwire
+
+logger = logging.getLogger("torchnan")
+
+ACTIONS = ("warn", "skip", "raise")
+
+
+@dataclasses.dataclass
+class NaNState:
+    """What a detector has seen.
+
+    Attributes:
+        consecutive_nans: bad steps in a row; 0 after a good one.
+        total_nans: bad steps in the whole run.
+        last_good_loss: the last finite loss, infinity before the first.
+        last_good_step: its step.
+        nan_steps: the first ``max_history`` bad steps.
+    """
+
+    consecutive_nans: int = 0
+    total_nans: int = 0
+    last_good_loss: float = float("inf")
+    last_good_step: int = 0
+    nan_steps: list[int] = dataclasses.field(default_factory=list)
+
+
+class NaNDetector:
+    """Says of each step whether its loss and its gradients are finite, on all ranks alike, and counts.
+
+    Args:
+        action: ``"warn"`` (default) and ``"skip"`` log a warning and return False, for the caller to skip the step;
+            ``"raise"`` raises.
+        max_consecutive: bad steps in a row from which on :attr:`should_rollback` is True. Default 5.
+        max_history: how many bad steps ``state.nan_steps`` lists. Default 100.
+        group: process group to agree over. Default: the default group, if there is one.
+        norm_limit: a larger gradient norm is bad, too. Default ``None``: any is good.
+        norm_factor: so is one above this multiple of the mean of the last 100 good norms. Default ``None``.
+
+    With ``TORCHNAN=0`` in the environment, on all ranks alike, every step is good.
+
+    Raises:
+        OptionError: (a ``ValueError``) an action that is not one of the three, a number that cannot be used.
+
+    Example::
+
+        detector = torchnan.NaNDetector(action="skip")
+        for step, batch in enumerate(loader):
+            loss = model(batch)
+            loss.backward()
+            if detector.check_loss(loss, step) and detector.check_gradients(model, step):
+                optimizer.step()
+            optimizer.zero_grad()
+            if detector.should_rollback:
+                break
+    """
+
+    def __init__(
+        self,
+        action: str = "warn",
+        max_consecutive: int = 5,
+        max_history: int = 100,
+        *,
+        group: dist.ProcessGroup | None = None,
+        norm_limit: float | None = None,
+        norm_factor: float | None = None,
+    ) -> None:
+        if not one_of(*ACTIONS)(action):
+            raise OptionError(f"Invalid NaN action: {shown(action)} (expected warn/skip/raise)")
+        for name, value in (("max_consecutive", max_consecutive), ("max_history", max_history)):
+            if not count_from(1)(value):
+                raise OptionError(f"{name}={shown(value)} cannot be used: {name} takes an integer of at least 1.")
+        for name, limit in (("norm_limit", norm_limit), ("norm_factor", norm_factor)):
+            if not is_positive(limit):
+                raise OptionError(f"{name}={shown(limit)} cannot be used: {name} takes {POSITIVE}.")
+        self.action = action
+        self.max_consecutive = max_consecutive
+        self.max_history = max_history
+        self.state = NaNState()
+        self._agreement = Agreement(group)
+        self._tripwire = NormTripwire(norm_limit, norm_factor)
+        self._measured = Measured()
+        self._norm = 0.0
+
+    def check_loss(self, loss: float | torch.Tensor, step: int) -> bool:
+        """Whether a loss is finite, here and on every other rank.
+
+        Args:
+            loss: a number, or a tensor of one element.
+            step: its step.
+
+        Returns:
+            True if it is; False if it is not here or elsewhere, with action ``"warn"`` or ``"skip"``.
+
+        Raises:
+            TrainingStopped: (a ``RuntimeError``) it is not, and the action is ``"raise"``.
+            AgreementError: another rank has died or hangs.
+        """
+        if _C.is_disabled():
+            return True
+        value = _number(loss)
+        mine = (
+            None
+            if math.isfinite(abs(value))
+            else Sight(What.LOSS, f"loss is {value}", rank=self._agreement.global_rank)
+        )
+        worst = self._agreement.agree(mine)
+        state = self.state
+        if worst is None:
+            state.consecutive_nans = 0
+            state.last_good_loss, state.last_good_step = abs(value) if isinstance(value, complex) else value, step
+            return True
+        state.consecutive_nans += 1
+        state.total_nans += 1
+        if len(state.nan_steps) < self.max_history:
+            state.nan_steps.append(step)
+        return self._refuse(f"NaN/Inf loss at step {step}", worst, mine)
+
+    def check_gradients(self, model: torch.nn.Module, step: int | None = None) -> bool:
+        """Whether all gradients are finite and their norm is no spike, here and on every other rank; one scan of them.
+
+        Counts nothing: a step with a bad gradient is told to :meth:`check_loss` by its next loss, if it is applied.
+
+        Args:
+            model: whose parameters' gradients are looked at, before or after clipping.
+            step: for the message.
+
+        Returns:
+            True if they are.
+
+        Raises:
+            as :meth:`check_loss` does.
+        """
+        gradients = gradients_of(model.named_parameters())
+        if _C.is_disabled():
+            self._norm = plain_norm(gradients)
+            return True
+        self._measured = measure(gradients, ranks=self._agreement.ranks)
+        bad = self._measured.bad
+        rank = self._agreement.global_rank
+        mine = Sight(What.GRADIENT, f"in {describe_bad(gradients, bad)}", rank=rank) if bad else None
+        worst, self._norm = self._agreement.agree_with_norm(self._measured, mine, self._tripwire.trip)
+        if worst is None:
+            self._tripwire.note(self._norm)
+            return True
+        kind = "Gradient spike" if worst.what is What.NORM else "NaN/Inf gradient"
+        return self._refuse(kind if step is None else f"{kind} at step {step}", worst, mine)
+
+    @property
+    def gradient_norm(self) -> float:
+        """2-norm of all gradients, of the whole model where it is sharded, as the last :meth:`check_gradients` found
+        it: ``torch.nn.utils.clip_grads_with_norm_`` needs no second pass over them."""
+        return self._norm
+
+    @property
+    def gradient_absmax(self) -> float:
+        """The largest magnitude in them, on this rank; NaN or infinity if they are not finite."""
+        return self._measured.most
+
+    @property
+    def bad_parameters(self) -> tuple[str, ...]:
+        """Names of the parameters whose gradients were not finite on this rank."""
+        return self._measured.bad
+
+    @property
+    def should_rollback(self) -> bool:
+        """Whether so many steps in a row were bad that it is time to go back to an earlier checkpoint; not to the
+        newest, which was written just before."""
+        return self.state.consecutive_nans >= self.max_consecutive
+
+    def reset(self) -> None:
+        """Forgets what it has seen, as after a rollback."""
+        self.state = NaNState()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state, for a checkpoint."""
+        return {**dataclasses.asdict(self.state), "tripwire": self._tripwire.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from there."""
+        fields = {field.name: state[field.name] for field in dataclasses.fields(NaNState)}
+        self.state = NaNState(**{**fields, "nan_steps": list(fields["nan_steps"])})
+        self._tripwire.load_state_dict(state["tripwire"])
+
+    def _refuse(self, what: str, worst: Sight, mine: Sight | None) -> bool:
+        state = self.state
+        where = "" if self._agreement.ranks == 1 else f" on rank {worst.rank}"
+        if where and mine is None and worst.what is not What.NORM:
+            where = f" detected on another rank, rank {worst.rank}"
+        text = (
+            f"{what}{where}: {worst.text} (consecutive={state.consecutive_nans}, total={state.total_nans}, "
+            f"last_good_loss={state.last_good_loss:.4f} at step {state.last_good_step})"
+        )
+        text = printable(text, 1000)
+        if self.action == "raise":
+            raise TrainingStopped(text)
+        logger.warning("%s", f"{text}: skip the optimizer step" if self.action == "skip" else text)
+        return False
+
+
+def _number(loss: float | torch.Tensor) -> float | complex:
+    if not isinstance(loss, torch.Tensor):
+        return loss if isinstance(loss, complex) else float(loss)
+    if loss.numel() != 1:
+        raise ValueError(f"check_loss takes a number or a tensor of one element, not one of shape {tuple(loss.shape)}")
+    with unwatched():
+        value: float | complex = shards.local(loss.detach()).item()
+    return value

@@ -1,0 +1,182 @@
+"""What to do about bad steps: one table for keywords, TOML files and the environment."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from torchnan.config.options import Option, OptionError, is_path, nearest, one_of, parse_bool, parse_float, read
+from torchnan.config.settings import Settings, count, is_number, setting
+from torchnan.config.text import printable
+from torchnan.recovery.event import ACTIONS, ANSWERS, CAUSES, INSTABILITIES, Action
+from torchnan.startup import POLICY
+
+POSITIVE = "a number above 0, or nothing"
+
+
+def is_positive(value: Any) -> bool:
+    """A check: None, or a finite number above 0."""
+    return value is None or (is_number(value) and value > 0)
+
+
+def _positive() -> Any:
+    return setting(None, POSITIVE, is_positive, parse_float)
+
+
+def _one_of(*values: str) -> Any:
+    return setting(values[0], f"one of {', '.join(values)}", one_of(*values))
+
+
+def _path() -> Any:
+    return setting(None, "a path, or nothing", lambda v: v is None or is_path(v))
+
+
+def _switch(default: bool) -> Any:
+    return setting(default, "true or false", lambda v: isinstance(v, bool), parse_bool)
+
+
+def _pairs(text: str) -> dict[str, str]:
+    pairs = [tuple(part.strip(" ") for part in pair.split("=")) for pair in text.split(",")]
+    if len(dict(pairs)) < len(pairs):  # type: ignore[arg-type]
+        raise ValueError(text)
+    return dict(pairs)  # type: ignore[arg-type]
+
+
+_REMEDIES = f"actions ({', '.join(ACTIONS)}) by cause ({', '.join(CAUSES)})"
+
+
+_ANSWERS = f"actions ({', '.join(ANSWERS)}) by kind of verdict ({', '.join(INSTABILITIES)})"
+
+
+def _table(accepts: str, keys: tuple[str, ...], values: tuple[str, ...], example: str) -> Any:
+    """A field: a value for some of the keys."""
+
+    def is_one(given: Any) -> bool:
+        return isinstance(given, Mapping) and all(one_of(*keys)(k) and one_of(*values)(v) for k, v in given.items())
+
+    option = Option({}, accepts, is_one, _pairs, f"{accepts}, as {example}")
+    return dataclasses.field(default_factory=dict, metadata={"option": option})
+
+
+def _share(default: float) -> Any:
+    return setting(default, "a number above 0, at most 1", lambda v: is_number(v) and 0 < v <= 1, parse_float)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Policy(Settings):
+    """What is looked for, what is kept, and what is done. Every field can be set in TOML and in the environment.
+
+    Raises:
+        OptionError: a name or a value that cannot be used.
+
+    Attributes:
+        action: first answer to a bad step: ``"skip"`` it, ``"rollback"``, ``"raise"``.
+        max_consecutive: bad steps in a row that are skipped. The next is rolled back if there is a snapshot, else
+            training stops.
+        max_skips: bad steps skipped in the whole run; then training stops.
+        remedy: actions by cause, over the defaults of :data:`REMEDIES`: ``{"data": "skip", "norm": "rollback"}``.
+        instability: what is done, by kind, when a verdict of the ``monitor`` becomes true: ``{"spike": "skip",
+            "silent_divergence": "cut_lr", "persistent_elevation": "rollback"}``. ``"skip"``, ``"rollback"`` and
+            ``"raise"`` leave out the step at which it does; ``"cut_lr"`` multiplies learning rates with ``lr_factor``
+            and ``"lower_clip"`` the norm that gradients are clipped to with ``clip_factor``, from that step on.
+            Default: nothing is done.
+        retries: how often a step that was finite in the replay is run again for good.
+        max_norm: gradients are clipped to this 2-norm, with the norm that the check has found.
+        norm_limit: a step with a larger gradient norm is bad.
+        norm_factor: so is one above this multiple of the rolling mean of the last ``norm_window`` good steps.
+        max_scaler_skips: steps in a row that a loss scaler may skip in search of its scale; one more is a bad step.
+        replay: run a bad step again, twice, under ``detect()``, to learn its origin.
+        keep: batches are kept for that by ``"reference"`` (a step that writes to its batch cannot be replayed) or as a
+            ``"copy"``.
+        captures: folder for captures of bad steps; at most ``max_captures`` a rank, ``max_capture_bytes`` each.
+        snapshot_every: steps between snapshots of model, optimizer, scaler, scheduler, random states. 0: none.
+        snapshots: how many are kept.
+        snapshot_folder: on disk, in this folder, rather than in memory.
+        rollback_depth: 1 goes back to the newest snapshot, 2 to the one before it. A rollback that was not enough
+            is followed by one that goes further back.
+        max_rollbacks: then training stops.
+        rewind_data: a rollback moves the data back, too. Default: it goes on with new data.
+        lr_factor: learning rates are multiplied with this after a rollback or ``"cut_lr"``, and ramped back to 1 over
+            ``lr_ramp`` good steps.
+        clip_factor: ``"lower_clip"`` multiplies ``max_norm`` with this; without one, the mean of the last norms.
+        out_of_memory: ``"raise"``, or ``"split"``: micro-batches are halved, up to ``max_splits`` times, and the same
+            step is run again.
+        log: the recovery log, one line of JSON per decision.
+    """
+
+    TOPIC: ClassVar[str] = "recovery"
+
+    action: str = _one_of("skip", "rollback", "raise")
+    max_consecutive: int = count(5, least=1)
+    max_skips: int = count(100)
+    remedy: Mapping[str, Action] = _table(_REMEDIES, CAUSES, ACTIONS, "data=raise,norm=rollback")
+    instability: Mapping[str, Action] = _table(_ANSWERS, INSTABILITIES, ANSWERS, "spike=skip,silent_divergence=cut_lr")
+    retries: int = count(2)
+    max_norm: float | None = _positive()
+    norm_limit: float | None = _positive()
+    norm_factor: float | None = _positive()
+    norm_window: int = count(100, least=10)
+    max_scaler_skips: int = count(20, least=1)
+    replay: bool = _switch(True)
+    keep: str = _one_of("reference", "copy")
+    captures: str | Path | None = _path()
+    max_captures: int = count(3, least=1)
+    max_capture_bytes: int = count(2**35, least=1)
+    snapshot_every: int = count(0)
+    snapshots: int = count(2, least=1)
+    snapshot_folder: str | Path | None = _path()
+    rollback_depth: int = count(1, least=1)
+    max_rollbacks: int = count(3)
+    rewind_data: bool = _switch(False)
+    lr_factor: float = _share(0.5)
+    lr_ramp: int = count(100)
+    clip_factor: float = _share(0.5)
+    out_of_memory: str = _one_of("raise", "split")
+    max_splits: int = count(4, least=1)
+    log: str | Path | None = _path()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rollback_depth > self.snapshots:
+            raise OptionError(
+                f"rollback_depth={self.rollback_depth} cannot be used: only snapshots={self.snapshots} are kept."
+            )
+
+    def with_environment(self, environment: Mapping[str, str]) -> Policy:
+        """With what ``TORCHNAN_POLICY=file.toml`` and ``TORCHNAN_POLICY_<FIELD>=value`` say, which go first."""
+        base = self
+        if environment.get(POLICY):
+            base = Policy.from_toml(environment[POLICY])
+        return dataclasses.replace(base, **from_environment(environment))
+
+
+def options() -> dict[str, Option]:
+    """The table."""
+    return Policy.options()
+
+
+def variables() -> dict[str, str]:
+    """The environment's names for them."""
+    return {f"{POLICY}_{name.upper()}": name for name in options()}
+
+
+def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    """What the variables say, but for a file's.
+
+    Raises:
+        OptionError: a variable or a value that is not known.
+    """
+    known = variables()
+    given = {}
+    for variable, text in sorted(environment.items()):
+        if not variable.startswith(f"{POLICY}_"):
+            continue
+        if variable not in known:
+            raise OptionError(
+                f"there is no variable {printable(variable, 100)}.{nearest(variable, known)} Variables: {POLICY}, "
+                f"{', '.join(known)}."
+            )
+        given[known[variable]] = read(variable, options()[known[variable]], text)
+    return given

@@ -1,0 +1,63 @@
+"""A batch in parts, for a step that did not fit into memory."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from torchnan.config.text import printable
+from torchnan.recovery.step.step_inputs import tensors_in
+
+
+def rows_of(batch: Any) -> int:
+    """The length of the first dimension that the tensors of a batch have in common; 1 if they have none."""
+    lengths = {tensor.shape[0] for _, tensor in tensors_in(batch, "") if tensor.dim() > 0}
+    return lengths.pop() if len(lengths) == 1 else 1
+
+
+def split(batch: Any, parts: int) -> list[tuple[Any, float]]:
+    """Cuts every tensor along its first dimension.
+
+    Args:
+        batch: nested mappings, sequences and dataclasses of tensors with one row per example.
+        parts: into how many, of nearly the same size; fewer if there are fewer rows.
+
+    Returns:
+        each part with its share of the rows: losses that are means over rows, multiplied with these, add up to the
+        loss of the whole.
+
+    Raises:
+        ValueError: the tensors do not agree on the number of rows, or there is only one.
+    """
+    rows = rows_of(batch)
+    if rows < 2:
+        shapes = ", ".join(f"{where} {tuple(tensor.shape)}" for where, tensor in tensors_in(batch, "batch"))
+        raise ValueError(
+            f"this batch cannot be split: its tensors have no common first dimension above 1 ({printable(shapes)})"
+        )
+    edges = [round(rows * i / parts) for i in range(parts + 1)]
+    spans = [(a, b) for a, b in itertools.pairwise(edges) if b > a]
+    return [(_rows(batch, a, b), (b - a) / rows) for a, b in spans]
+
+
+def _rows(value: Any, first: int, last: int) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value[first:last] if value.dim() > 0 else value
+    if isinstance(value, Mapping):
+        cut = {key: _rows(item, first, last) for key, item in value.items()}
+        return cut if type(value) is dict else type(value)(cut)  # type: ignore[call-arg]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_rows(item, first, last) for item in value))
+    if isinstance(value, list | tuple):
+        return type(value)(_rows(item, first, last) for item in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        piece: Any = copy.copy(value)
+        for field in dataclasses.fields(value):
+            object.__setattr__(piece, field.name, _rows(getattr(value, field.name), first, last))
+        return piece
+    return value

@@ -1,0 +1,1 @@
+"""Safe files: atomic folders, and nested values as JSON and safetensors, never pickle."""

@@ -1,0 +1,377 @@
+"""A folder of documents and tensors that appears whole or not at all.
+
+It is written beside its place as ``.<name>.partial-<pid>``, brought to the disk, and renamed. ``contents.json`` has the
+version of the format and the size and CRC-32 of every other file, so that damage is found by reading.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import json
+import os
+import re
+import shutil
+import stat
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from torchnan.config.text import printable
+from torchnan.storage.errors import CaptureError
+from torchnan.storage.schema_checks import entry, wrong
+
+FORMAT = 1
+CONTENTS = "contents.json"
+LARGEST_DOCUMENT = 64 * 2**20  # bytes
+_STEM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_CHUNK = 2**22  # bytes
+
+
+def write(target: Path, documents: Mapping[str, Any], tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> int:
+    """Writes ``<stem>.json`` for each document and ``<stem>.safetensors`` for each dict of tensors.
+
+    The folder can be read by its owner alone (0700, files 0600). When this returns it is on the disk, whole.
+
+    Args:
+        target: the folder, which must not exist; its parent must.
+        documents: by stem; of what strict JSON has.
+        tensors: by stem, then by key; contiguous, not sharing memory, of dtypes safetensors can store, as
+            `tree.encode` gives them.
+
+    Returns:
+        How many bytes its files have.
+
+    Raises:
+        OSError: it cannot be written; the message says why and how many bytes were needed. Nothing is left behind.
+        ValueError: a document has a number or a text that JSON has not, or a stem is no file name.
+        TypeError: a document holds something that JSON has not.
+        CaptureError: a document is too large to be read again, or safetensors is not installed.
+    """
+    library = safetensors()
+    texts = {f"{_stem(stem)}.json": _text(stem, document) for stem, document in documents.items()}
+    needed = 4096 + sum(map(len, texts.values())) + sum(_estimate(_stem(stem), of) for stem, of in tensors.items())
+    partial = _partial(target)
+    with _saying(target, needed):
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, "it exists already")
+        _want_room(target.parent, needed)
+        shutil.rmtree(partial, ignore_errors=True)  # of an earlier process with our number
+        os.mkdir(partial, 0o700)
+        try:
+            written = _fill(partial, texts, tensors, library)
+            _sync(partial)
+            os.rename(partial, target)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        _sync(target.parent)
+    return written
+
+
+def make(path: Path) -> None:
+    """Makes a folder, and those above it that are missing, for their owner alone (0700); what is there stays as it is.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    missing = itertools.takewhile(lambda above: not above.is_dir(), [path, *path.parents])
+    for above in reversed(list(missing)):
+        above.mkdir(mode=0o700, exist_ok=True)
+
+
+def remove_partial(parent: Path, prefix: str) -> None:
+    """Removes what processes that were killed while they wrote have left in a folder.
+
+    That is every partial folder of a target whose name begins with the prefix, if the process that wrote it does not
+    run here or is this one. Processes are those of this machine: where several write into one folder, the prefix must
+    tell them apart. Nothing happens if the folder does not exist.
+
+    Raises:
+        OSError: a partial folder cannot be removed.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        for found in os.scandir(parent):
+            named = re.fullmatch(r"\.(.*)\.partial-(\d{1,10})", found.name, re.DOTALL)
+            if not named or not named[1].startswith(prefix) or not found.is_dir(follow_symlinks=False):
+                continue
+            if int(named[2]) == os.getpid() or not _runs(int(named[2])):
+                with contextlib.suppress(FileNotFoundError):  # another process removes it too
+                    shutil.rmtree(found.path)
+
+
+def remove(target: Path) -> None:
+    """Removes a folder that `write` made; whoever looks meanwhile finds it whole or not at all.
+
+    Raises:
+        OSError: it cannot be removed, or is not there.
+    """
+    partial = _partial(target)
+    shutil.rmtree(partial, ignore_errors=True)
+    os.rename(target, partial)
+    shutil.rmtree(partial)
+
+
+def read(target: Path) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]:
+    """The documents and the tensors of a folder, by stem, as they were given to `write`.
+
+    Sizes are compared with what was written, and documents with 64 MiB, before anything is loaded. The format of the
+    folder is checked, and that of each document that has a number under ``"format"``.
+
+    Raises:
+        CaptureError: the folder or a file of it is missing, damaged or truncated, it was made by a newer torchnan, or
+            safetensors is not installed.
+    """
+    library = safetensors()
+    documents: dict[str, Any] = {}
+    tensors: dict[str, dict[str, torch.Tensor]] = {}
+    if not target.is_dir():
+        raise CaptureError(f"{target} cannot be read: there is no such folder.")
+    for name, size, crc32 in _contents(target / CONTENTS):
+        path = target / name
+        if path.suffix == ".json":
+            documents[path.stem] = document = _document(path, _bytes(path, size, crc32))
+            if type(document) is dict and type(document.get("format")) is int:
+                _want_known(document["format"], path)
+        else:
+            _want_whole(path, size, crc32)
+            tensors[path.stem] = _loaded(path, library)
+    return documents, tensors
+
+
+def safetensors() -> ModuleType:
+    """The library for PyTorch's tensors in files.
+
+    Raises:
+        CaptureError: it is not installed.
+    """
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise CaptureError("captures need safetensors: pip install safetensors") from error
+    return safetensors.torch
+
+
+# -- writing
+
+
+def _partial(target: Path) -> Path:
+    return target.parent / f".{target.name}.partial-{os.getpid()}"
+
+
+def _stem(stem: str) -> str:
+    if not _STEM.fullmatch(stem) or f"{stem}.json" == CONTENTS:
+        raise ValueError(
+            f"{stem!r} cannot be the name of a file: letters, digits, '_', '-' and '.' can, 'contents' not."
+        )
+    return stem
+
+
+def _text(stem: str, document: Any) -> bytes:
+    text = json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
+    if b"\\ud" in text:  # a surrogate: one alone is none that strict JSON has
+        json.dumps(document, ensure_ascii=False).encode()
+    if len(text) > LARGEST_DOCUMENT:
+        raise CaptureError(
+            f"{stem}.json would have {len(text)} bytes, and no more than {LARGEST_DOCUMENT} can be read again: keep "
+            "long lists of numbers as tensors."
+        )
+    return text
+
+
+def _estimate(stem: str, tensors: Mapping[str, torch.Tensor]) -> int:
+    """Bytes of a safetensors file, at most."""
+    return 4096 + sum(tensor.numel() * tensor.dtype.itemsize + len(key) + 256 for key, tensor in tensors.items())
+
+
+@contextlib.contextmanager
+def _saying(target: Path, needed: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OSError(
+            error.errno, f"{printable(str(target))} cannot be written: {reason} ({needed} bytes are needed)"
+        ) from error
+
+
+def _want_room(parent: Path, needed: int) -> None:
+    disk = os.statvfs(parent)
+    free = disk.f_bavail * disk.f_frsize
+    if free < needed:
+        raise OSError(errno.ENOSPC, f"the disk has {free} bytes free")
+
+
+def _fill(
+    partial: Path, texts: Mapping[str, bytes], tensors: Mapping[str, Mapping[str, torch.Tensor]], library: ModuleType
+) -> int:
+    files = []
+    for stem, named in tensors.items():
+        path = partial / f"{stem}.safetensors"
+        _save(path, named, library)
+        os.chmod(path, 0o600)
+        _sync(path)
+        files.append({"name": path.name, "bytes": path.stat().st_size, "crc32": _crc32(path)})
+    for name, text in texts.items():
+        _put(partial / name, text)
+        files.append({"name": name, "bytes": len(text), "crc32": zlib.crc32(text)})
+    contents = json.dumps({"format": FORMAT, "files": files}, indent=1).encode()
+    _put(partial / CONTENTS, contents)
+    return len(contents) + sum(int(str(file["bytes"])) for file in files)
+
+
+def _save(path: Path, tensors: Mapping[str, torch.Tensor], library: ModuleType) -> None:
+    from safetensors import SafetensorError
+
+    try:
+        library.save_file(dict(tensors), path)
+    except SafetensorError as error:  # has the system's number in its text alone
+        number = re.search(r"(?:os error|code:) (\d+)", str(error))
+        raise OSError(int(number[1]) if number else errno.EIO, f"{path.name}: {printable(str(error))}") from error
+
+
+def _put(path: Path, text: bytes) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file, or what a folder has, is on the disk."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    except OSError as error:
+        if error.errno != errno.EINVAL or not path.is_dir():  # a file system without such a thing for folders
+            raise
+    finally:
+        os.close(number)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # of another user
+        return True
+    return True
+
+
+# -- reading
+
+
+def _contents(path: Path) -> list[tuple[str, int, int]]:
+    """Name, size in bytes and CRC-32 of every file."""
+    known: set[str] = set()
+    described = _document(path, _bytes(path))
+    where = str(path)
+    _want_known(entry(described, "format", int, where), path)
+    files: list[tuple[str, int, int]] = []
+    for i, file in enumerate(entry(described, "files", list, where)):
+        at = f"{where}['files'][{i}]"
+        name, size, crc32 = entry(file, "name", str, at), entry(file, "bytes", int, at), entry(file, "crc32", int, at)
+        stem, dot, suffix = name.rpartition(".")
+        is_one = dot and _STEM.fullmatch(stem) and suffix in ("json", "safetensors") and name != CONTENTS
+        if not is_one or name in known:
+            raise wrong(f"{at}['name']", "a file of its own, *.json or *.safetensors", name)
+        known.add(name)
+        files.append((name, size, crc32))
+    return files
+
+
+def _want_known(made: int, path: Path) -> None:
+    if made > FORMAT:
+        raise CaptureError(
+            f"{path.parent} was made by a newer torchnan: format {made}, this one reads {FORMAT}. Update torchnan."
+        )
+    if made != FORMAT:
+        raise wrong(f"{path}['format']", str(FORMAT), made)
+
+
+def _bytes(path: Path, size: int | None = None, crc32: int | None = None) -> bytes:
+    """A whole document, unless it is larger than one can be."""
+    with _opened(path, size) as file:
+        there = os.fstat(file.fileno()).st_size
+        if there > LARGEST_DOCUMENT:
+            raise CaptureError(f"{path} has {there} bytes, and no document has more than {LARGEST_DOCUMENT}.")
+        text: bytes = file.read(LARGEST_DOCUMENT + 1)
+    if crc32 is not None and zlib.crc32(text) != crc32:
+        raise _damaged(path)
+    return text
+
+
+@contextlib.contextmanager
+def _opened(path: Path, size: int | None) -> Iterator[Any]:
+    """A file that is one, of this size."""
+    try:
+        with open(path, "rb", opener=_neither_following_nor_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise CaptureError(f"{path} is not a file.")
+            there = os.fstat(file.fileno()).st_size
+            if size is not None and there != size:
+                raise CaptureError(f"{path} has {there} bytes and had {size} when it was written: it is damaged.")
+            yield file
+    except FileNotFoundError as error:
+        raise CaptureError(f"{path} is missing: what was kept is not whole.") from error
+    except OSError as error:
+        reason = "it is a link, and what was kept has none" if error.errno == errno.ELOOP else error.strerror
+        raise CaptureError(f"{path} cannot be read: {reason}.") from error
+
+
+def _neither_following_nor_waiting(name: str, flags: int) -> int:
+    """Through a link out of the folder, or for the writer of a pipe."""
+    return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
+
+
+def _damaged(path: Path) -> CaptureError:
+    return CaptureError(f"{path} is damaged: its bytes are not those that were written (CRC-32).")
+
+
+def _want_whole(path: Path, size: int, crc32: int) -> None:
+    if _crc32(path, size) != crc32:
+        raise _damaged(path)
+
+
+def _crc32(path: Path, size: int | None = None) -> int:
+    crc = 0
+    with _opened(path, size) as file:
+        while chunk := file.read(_CHUNK):
+            crc = zlib.crc32(chunk, crc)
+    return crc
+
+
+def _document(path: Path, text: bytes) -> Any:
+    try:
+        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
+    except RecursionError as error:
+        raise CaptureError(f"{path} is damaged: it is nested too deep.") from error
+    except ValueError as error:
+        raise CaptureError(f"{path} is damaged: it is not JSON ({error}).") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):  # which of them is meant depends on the reader
+        raise ValueError("a name is there twice in one object")
+    return made
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")
+
+
+def _loaded(path: Path, library: ModuleType) -> dict[str, torch.Tensor]:
+    from safetensors import SafetensorError
+
+    try:
+        loaded: dict[str, torch.Tensor] = library.load_file(path)
+    except (SafetensorError, OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+        raise CaptureError(f"{path} is damaged: {error}") from error
+    return loaded

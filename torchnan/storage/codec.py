@@ -1,0 +1,85 @@
+"""Nested values as a document of strict JSON and a dict of tensors, and back.
+
+A document is ``{"value": node, "tensors": [...], "memory": [...]}``. A node is null, a boolean, an integer below 2**53,
+a finite number, a string, a list of nodes, or an object with one key that says the kind: ``{"tuple": [...]}``,
+``{"tensor": 3}``. ``tensors`` says how each tensor lies in its memory (dtype, shape, strides, offset), and ``memory``
+from which device each piece of memory came. Tensors that share memory name the same piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from torchnan.storage import decode, encode
+from torchnan.storage import tensors as _memory
+from torchnan.storage.schema_checks import entry
+
+
+def encode(value: Any, *, name: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """The value as a document, with copies of its tensors.
+
+    Kept exactly, types included: None, bool, int, float, complex, str, bytes, list, tuple, namedtuple, dict with keys
+    of str, int, float, bool or None, OrderedDict with its attributes, subclasses of collections.UserDict by their
+    ``data``, dataclass instances by the fields that are compared or given to the constructor, torch.dtype,
+    torch.device, torch.layout, torch.memory_format, torch.Size, NumPy arrays (numbers and booleans; in C or Fortran
+    order) and NumPy scalars.
+
+    Of a tensor: every element bit for bit, dtype, shape, strides, device, requires_grad, whether it is a Parameter,
+    and what else shares its memory; not its gradient, its autograd history or attributes that were set on it. Tensors
+    that share memory are kept as the one stretch of memory from the first to the last element of any of them. A DTensor
+    is kept as its local tensor, with placements, mesh and global shape as text in the document.
+
+    Args:
+        value: anything of the above.
+        name: what to call it in messages: ``"batch"`` gives ``batch['images'][2]``.
+
+    Returns:
+        The document, and contiguous one-dimensional CPU tensors that share no memory with the value or each other.
+        They have dtypes that every version of safetensors can store; where it cannot, they are bytes (uint8).
+
+    Raises:
+        UnkeepableError: a part of the value is of another kind, holds itself, or lies more than 100 levels deep.
+        RuntimeError: of PyTorch, when there is no memory left for the copies.
+    """
+    walk = encode.Walk()
+    node = encode.node(value, name, walk)
+    tensors, memory, kept = _memory.pack(walk.tensors)
+    kept.update(encode.array_bytes(walk.arrays))
+    return {"value": node, "tensors": tensors, "memory": memory}, kept
+
+
+def check(value: Any, *, name: str) -> None:
+    """Refuses what `encode` would refuse, with the same error; copies and reads no element of a tensor or an array.
+
+    Raises:
+        UnkeepableError: as `encode`.
+    """
+    encode.node(value, name, encode.Walk())
+
+
+def decode(
+    document: Any,
+    tensors: Mapping[str, torch.Tensor],
+    *,
+    types: Iterable[type] = (),
+    place: Callable[[str], torch.device | str] | None = None,
+) -> Any:
+    """The value again, in memory of its own: what shared memory shares it, nothing is shared with ``tensors``.
+
+    Args:
+        document: from `encode`, or the same read from JSON.
+        tensors: by key, as `encode` gave them.
+        types: dataclasses, namedtuples and UserDicts that the value may hold. One whose module has another name than
+            it had is found here by its qualified name. What is not among them is looked up in modules that are
+            imported already; nothing is imported.
+        place: takes the device a tensor was on (``"cuda:0"``) and says where it shall be. Default: all on the CPU.
+
+    Raises:
+        CaptureError: the document is damaged, or names a class that is not known here.
+    """
+    node = entry(document, "value", object, "document")
+    held = _memory.unpack(document, tensors, place)
+    return decode.value(node, "document['value']", decode.Build(held, tensors, tuple(types)))

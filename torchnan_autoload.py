@@ -1,0 +1,14 @@
+"""What `import torch` calls in every program of an environment that has torchnan: it must cost nothing.
+
+A module of its own, so that a program which has not asked for torchnan imports no part of it.
+"""
+
+import os
+
+
+def switch_on_from_environment() -> None:
+    """Turns detection on if a TORCHNAN variable asks for it."""
+    if any(name.startswith("TORCHNAN") for name in os.environ):
+        from torchnan import startup
+
+        startup.switch_on()
