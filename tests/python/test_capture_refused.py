@@ -180,7 +180,7 @@ def test_a_hundred_levels_are_kept_and_one_more_is_refused():
 
 
 def test_what_shares_its_parts_exponentially_ends(monkeypatch):
-    from torchnan.storage import encode as _walk
+    from torchnan.storage import encoder as _walk
 
     monkeypatch.setattr(_walk, "MOST_PARTS", 10_000)
     value: list = []

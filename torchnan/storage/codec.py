@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torchnan.storage import decode, encode
+from torchnan.storage import decoder, encoder
 from torchnan.storage import tensors as _memory
 from torchnan.storage.schema_checks import entry
 
@@ -44,10 +44,10 @@ def encode(value: Any, *, name: str) -> tuple[dict[str, Any], dict[str, torch.Te
         UnkeepableError: a part of the value is of another kind, holds itself, or lies more than 100 levels deep.
         RuntimeError: of PyTorch, when there is no memory left for the copies.
     """
-    walk = encode.Walk()
-    node = encode.node(value, name, walk)
+    walk = encoder.Walk()
+    node = encoder.node(value, name, walk)
     tensors, memory, kept = _memory.pack(walk.tensors)
-    kept.update(encode.array_bytes(walk.arrays))
+    kept.update(encoder.array_bytes(walk.arrays))
     return {"value": node, "tensors": tensors, "memory": memory}, kept
 
 
@@ -57,7 +57,7 @@ def check(value: Any, *, name: str) -> None:
     Raises:
         UnkeepableError: as `encode`.
     """
-    encode.node(value, name, encode.Walk())
+    encoder.node(value, name, encoder.Walk())
 
 
 def decode(
@@ -82,4 +82,4 @@ def decode(
     """
     node = entry(document, "value", object, "document")
     held = _memory.unpack(document, tensors, place)
-    return decode.value(node, "document['value']", decode.Build(held, tensors, tuple(types)))
+    return decoder.value(node, "document['value']", decoder.Build(held, tensors, tuple(types)))

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from torchnan.storage import classes, encode
+from torchnan.storage import classes, encoder
 from torchnan.storage import tensors as _memory
 from torchnan.storage.errors import CaptureError
 from torchnan.storage.schema_checks import entry, index, kind, sizes, wrong
@@ -41,8 +41,8 @@ def value(node: Any, path: str, build: Build) -> Any:
         return node
     if type(node) is float:
         return _finite(node, path)
-    if build.depth > encode.DEEPEST + 1:  # a complex number is a level of its own
-        raise wrong(path, f"at most {encode.DEEPEST} levels deep", node)
+    if build.depth > encoder.DEEPEST + 1:  # a complex number is a level of its own
+        raise wrong(path, f"at most {encoder.DEEPEST} levels deep", node)
     build.depth += 1
     made = _made(node, path, build)
     build.depth -= 1
@@ -156,7 +156,7 @@ def _scalar(content: Any, path: str, build: Build) -> Any:
 def _array(content: Any, path: str, build: Build) -> Any:
     numpy, dtype = _numpy_dtype(content, path)
     shape, order = sizes(content, "shape", path), entry(content, "order", str, path)
-    key = encode.array_key(entry(content, "number", int, path))
+    key = encoder.array_key(entry(content, "number", int, path))
     held = _memory.stored_bytes(build.tensors, key, path)
     elements = math.prod(shape[:64])
     if len(shape) > 64 or order not in ("C", "F") or elements * dtype.itemsize != len(held):
