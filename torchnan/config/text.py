@@ -21,7 +21,7 @@ def printable(text: str, limit: int = 400) -> str:
 
 def storable(text: str, limit: int = 1000) -> str:
     """For JSON: the text itself, escapes for what is no Unicode; cut at ``limit`` bytes with ``...``."""
-    return str(_core().storable(text, limit))
+    return str(_core().to_valid_utf8(text, limit))
 
 
 class _Brief(reprlib.Repr):
