@@ -9,7 +9,7 @@ import torch
 
 from torchnan._load import _C
 from torchnan.config.options import OptionError
-from torchnan.distributed.agreement import Agreement, What
+from torchnan.distributed.agreement import Agreement, AnomalyKind
 from torchnan.recovery.step.forward_backward import Attempt, Passes, StepFunction
 from torchnan.recovery.step.norm_limit import NormTripwire
 from torchnan.recovery.step.replay import Replay, replay
@@ -59,4 +59,4 @@ class CapturedStep:
 def _norm_limit(capture: Capture) -> float | None:
     """A step that was bad for its norm is so again at about that norm."""
     norm: Any = capture.event.get("norm")
-    return 0.99 * float(norm) if capture.event.get("what") == What.NORM.word and norm is not None else None
+    return 0.99 * float(norm) if capture.event.get("what") == AnomalyKind.NORM.label and norm is not None else None

@@ -20,7 +20,7 @@ _MICRO_BATCHES = 0xFFFF
 _RANKS = 0xFFFFFFFF
 
 
-class What(enum.IntEnum):
+class AnomalyKind(enum.IntEnum):
     """What stopped a step, the earliest in a step first: of several, that is told."""
 
     OUT_OF_MEMORY = 1
@@ -31,23 +31,23 @@ class What(enum.IntEnum):
     INSTABILITY = 6  # it is finite, and a monitor finds the run unstable
 
     @property
-    def word(self) -> str:
+    def label(self) -> str:
         """As logs and reports have it."""
         return self.name.lower()
 
 
 @dataclasses.dataclass(frozen=True)
-class Sight:
+class Anomaly:
     """What one rank has seen.
 
     Attributes:
-        what: kind of trouble.
+        kind: what went wrong.
         text: what it saw, with values.
         micro_batch: in which of the step's micro-batches, 0-based.
         rank: of the process in its job, 0 where there is one process.
     """
 
-    what: What
+    kind: AnomalyKind
     text: str
     micro_batch: int = 0
     rank: int = 0
@@ -85,19 +85,19 @@ class Agreement:
         """This process in its job."""
         return dist.get_rank() if dist.is_available() and dist.is_initialized() else _C.rank_from_environment() or 0
 
-    def agree(self, sight: Sight | None) -> Sight | None:
+    def agree(self, anomaly: Anomaly | None) -> Anomaly | None:
         """The worst that any rank has seen, the same on every rank; ``None`` if none has seen anything.
 
         One all-reduce of an int64. Only where there is trouble, the text is sent by the rank that saw it.
         """
         if self.ranks == 1:
-            return sight
-        word = self.largest(0 if sight is None else _encode(sight, self.rank))
-        return None if word == 0 else self._tell(word, sight)
+            return anomaly
+        word = self.all_reduce_max(0 if anomaly is None else _encode(anomaly, self.rank))
+        return None if word == 0 else self._tell(word, anomaly)
 
     def agree_with_norm(
-        self, gradients: Measured, sight: Sight | None, trip: Callable[[float], str | None]
-    ) -> tuple[Sight | None, float]:
+        self, gradients: Measured, anomaly: Anomaly | None, trip: Callable[[float], str | None]
+    ) -> tuple[Anomaly | None, float]:
         """The same of a whole step, and the norm of its gradients, which may be what is wrong with it.
 
         Where gradients are sharded, it is folded into the sum that their norm needs anyway: one all-reduce of two
@@ -105,7 +105,7 @@ class Agreement:
 
         Args:
             gradients: this rank's.
-            sight: what it has seen.
+            anomaly: what it has seen.
             trip: what is wrong with a norm, ``None`` if nothing is.
 
         Returns:
@@ -113,46 +113,46 @@ class Agreement:
         """
         norm, all_is_well = gradients.norm, False
         if gradients.sharded and self.ranks > 1:
-            norm = self._norm_over_shards(gradients.squares, sight)
+            norm = self._norm_over_shards(gradients.squares, anomaly)
             all_is_well = not math.isnan(norm)
-        if sight is None and (spike := trip(norm)) is not None:
-            sight = Sight(What.NORM, spike, rank=self.global_rank)
-        return (None if all_is_well and sight is None else self.agree(sight)), norm
+        if anomaly is None and (spike := trip(norm)) is not None:
+            anomaly = Anomaly(AnomalyKind.NORM, spike, rank=self.global_rank)
+        return (None if all_is_well and anomaly is None else self.agree(anomaly)), norm
 
-    def largest(self, value: int) -> int:
+    def all_reduce_max(self, value: int) -> int:
         """The largest of what the ranks have."""
-        return self.largest_of([value])[0]
+        return self.all_reduce_max_of([value])[0]
 
-    def largest_of(self, values: list[int]) -> list[int]:
+    def all_reduce_max_of(self, values: list[int]) -> list[int]:
         """The same for each of several values."""
         if self.ranks == 1 or not values:
             return values
         return [int(n) for n in self._all_reduce(torch.tensor(values), dist.ReduceOp.MAX).tolist()]
 
-    def first_with_most(self, value: int) -> int:
+    def lowest_rank_with_max(self, value: int) -> int:
         """The lowest rank of the group that has the largest of what the ranks have."""
-        most = self.largest(value)
-        return self.ranks - 1 - self.largest(self.ranks - 1 - self.rank if value == most else 0)
+        most = self.all_reduce_max(value)
+        return self.ranks - 1 - self.all_reduce_max(self.ranks - 1 - self.rank if value == most else 0)
 
-    def share(self, text: str, source: int) -> str:
+    def broadcast_text(self, text: str, source: int) -> str:
         """What the rank ``source`` of the group says, on every rank."""
         if self.ranks == 1:
             return text
         mine = text.encode("utf-8", "surrogatepass") if self.rank == source else b""
-        length = self.largest(len(mine))
+        length = self.all_reduce_max(len(mine))
         letters = torch.zeros(max(length, 1), dtype=torch.uint8)
         letters[: len(mine)] = torch.frombuffer(bytearray(mine or b"\0"), dtype=torch.uint8)[: len(mine)]
         return bytes(self._all_reduce(letters, dist.ReduceOp.MAX).tolist())[:length].decode("utf-8", "surrogatepass")
 
-    def _tell(self, word: int, mine: Sight | None) -> Sight:
+    def _tell(self, word: int, mine: Anomaly | None) -> Anomaly:
         what, micro_batch, rank = _decode(word)
-        text = self.share(mine.text if mine is not None else "", rank)
+        text = self.broadcast_text(mine.text if mine is not None else "", rank)
         job_rank = dist.get_global_rank(self.group, rank) if self.group is not None else rank
-        return Sight(what, text, micro_batch, job_rank)
+        return Anomaly(what, text, micro_batch, job_rank)
 
-    def _norm_over_shards(self, squares: float, sight: Sight | None) -> float:
+    def _norm_over_shards(self, squares: float, anomaly: Anomaly | None) -> float:
         """The same on every rank; NaN if one of them has seen anything."""
-        sums = torch.tensor([squares, 0.0 if sight is None else 1.0], dtype=torch.float64)
+        sums = torch.tensor([squares, 0.0 if anomaly is None else 1.0], dtype=torch.float64)
         total, troubled = self._all_reduce(sums, dist.ReduceOp.SUM).tolist()
         return math.nan if troubled else math.sqrt(total)
 
@@ -180,11 +180,11 @@ class Agreement:
         return torch.device(devices[0], torch.accelerator.current_device_index())
 
 
-def _encode(sight: Sight, rank: int) -> int:
+def _encode(anomaly: Anomaly, rank: int) -> int:
     """A larger word is the earlier trouble: kind, then micro-batch, then rank."""
-    kind = 16 - int(sight.what)
-    return kind << 48 | (_MICRO_BATCHES - min(sight.micro_batch, _MICRO_BATCHES)) << 32 | (_RANKS - rank)
+    kind = 16 - int(anomaly.kind)
+    return kind << 48 | (_MICRO_BATCHES - min(anomaly.micro_batch, _MICRO_BATCHES)) << 32 | (_RANKS - rank)
 
 
-def _decode(word: int) -> tuple[What, int, int]:
-    return What(16 - (word >> 48)), _MICRO_BATCHES - (word >> 32 & _MICRO_BATCHES), _RANKS - (word & _RANKS)
+def _decode(word: int) -> tuple[AnomalyKind, int, int]:
+    return AnomalyKind(16 - (word >> 48)), _MICRO_BATCHES - (word >> 32 & _MICRO_BATCHES), _RANKS - (word & _RANKS)

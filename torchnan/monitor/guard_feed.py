@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from torchnan.distributed.agreement import Agreement, Sight, What
+from torchnan.distributed.agreement import Agreement, Anomaly, AnomalyKind
 from torchnan.monitor import compute_dtype
 from torchnan.monitor.monitor import Monitor, rates_of, scale_of
 from torchnan.monitor.pending_row import Draft
@@ -120,7 +120,7 @@ class InGuard:
                 self._regime = compute_dtype.of_loss(loss)
         return loss.detach()
 
-    def look(self, attempt: Attempt, norm: float, worst: Sight | None) -> Sight | None:
+    def look(self, attempt: Attempt, norm: float, worst: Anomaly | None) -> Anomaly | None:
         """The step has been run.
 
         Args:
@@ -132,14 +132,14 @@ class InGuard:
         self._hard = None
         with self._failures.contained("the monitor"):
             self._fill_in(attempt, norm, worst)
-        if worst is not None and worst.what is not What.SCALER:
+        if worst is not None and worst.kind is not AnomalyKind.SCALER:
             return worst
         text, rank = self._judge(norm)
-        return worst if self._hard is None else Sight(What.INSTABILITY, text, 0, rank)
+        return worst if self._hard is None else Anomaly(AnomalyKind.INSTABILITY, text, 0, rank)
 
     def after_replay(self, event: StepEvent) -> Action | None:
         """A bad step has been run again. Returns what the table has for it, if anything."""
-        if event.what == What.INSTABILITY.word:
+        if event.what == AnomalyKind.INSTABILITY.label:
             return self._hard
         if self._monitor is not None:
             with self._failures.contained("the monitor"):
@@ -155,7 +155,7 @@ class InGuard:
                 row.skipped = skipped
                 self._monitor.record.write(row)
 
-    def _fill_in(self, attempt: Attempt, norm: float, worst: Sight | None) -> None:
+    def _fill_in(self, attempt: Attempt, norm: float, worst: Anomaly | None) -> None:
         if self._draft is None or self._monitor is None:
             return
         record = self._monitor.record
@@ -165,7 +165,7 @@ class InGuard:
         rates = [rate * self._rate.factor for rate in rates_of(self._optimizer)]
         self._draft.add({}, {"lr": rates})
         row = self._row = self._draft.finish()
-        if worst is None or worst.what is not What.OUT_OF_MEMORY:
+        if worst is None or worst.kind is not AnomalyKind.OUT_OF_MEMORY:
             losses = [value.real for value in attempt.values]
             row.loss = self.habits.loss_of(statistics.fmean(losses), len(losses)) if losses else None
             row.grad_norm = self.habits.norm_of(norm)
@@ -182,11 +182,11 @@ class InGuard:
                 answer = self._table.get(verdict.kind)
                 if answer is not None and ANSWERS.index(answer) + 1 > wanted:
                     wanted, text = ANSWERS.index(answer) + 1, f"{verdict.kind} ({verdict.cause}): {verdict.branch}"
-        gravest = self._agreement.largest(wanted) if self._table else 0
+        gravest = self._agreement.all_reduce_max(wanted) if self._table else 0
         if gravest == 0:
             return "", 0
-        rank = self._agreement.first_with_most(wanted)
-        text = self._agreement.share(text, rank)
+        rank = self._agreement.lowest_rank_with_max(wanted)
+        text = self._agreement.broadcast_text(text, rank)
         self._hard = ANSWERS[gravest - 1]
         if self._hard in SOFT:
             self._soften(self._hard, text, rank, norm)
@@ -195,7 +195,7 @@ class InGuard:
 
     def _soften(self, answer: Action, text: str, rank: int, norm: float) -> None:
         """The step is as it would be, and the next ones are more careful."""
-        event = StepEvent(self._step, What.INSTABILITY.word, text, rank, cause="instability", action=answer)
+        event = StepEvent(self._step, AnomalyKind.INSTABILITY.label, text, rank, cause="instability", action=answer)
         event.reason = "the policy's answer to this instability"
         if answer == "cut_lr":
             event.lr_factor = self._rate.cut()

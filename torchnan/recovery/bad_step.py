@@ -10,7 +10,7 @@ from typing import Any
 from torchnan.capture.operation import Operation, record
 from torchnan.config.text import printable
 from torchnan.detection.finding import Finding
-from torchnan.distributed.agreement import Agreement, Sight, What
+from torchnan.distributed.agreement import Agreement, Anomaly, AnomalyKind
 from torchnan.recovery.captures import Captures
 from torchnan.recovery.errors import TrainingStopped
 from torchnan.recovery.event import Cause, StepEvent
@@ -63,19 +63,19 @@ class Explainer:
         Raises:
             TrainingStopped: this rank has run out of memory there.
         """
-        sight = attempt.sight
-        if sight is None or sight.what is not What.OUT_OF_MEMORY or not self._passes.waits_in_backward:
+        anomaly = attempt.anomaly
+        if anomaly is None or anomaly.kind is not AnomalyKind.OUT_OF_MEMORY or not self._passes.waits_in_backward:
             return
-        event = StepEvent(step, sight.what.word, sight.text, sight.rank)
+        event = StepEvent(step, anomaly.kind.label, anomaly.text, anomaly.rank)
         event.cause, event.action, event.reason = "out_of_memory", "raise", "out_of_memory='split' would go on"
         raise TrainingStopped(str(event), "out_of_memory", event)
 
-    def explain(self, step: int, attempt: Attempt, worst: Sight, norm: float, parts: int) -> StepEvent:
+    def explain(self, step: int, attempt: Attempt, worst: Anomaly, norm: float, parts: int) -> StepEvent:
         """Replays the step, names its cause, and captures it. Leaves random states as the step has left them."""
-        event = StepEvent(step, worst.what.word, worst.text, worst.rank, worst.micro_batch, norm=norm)
+        event = StepEvent(step, worst.kind.label, worst.text, worst.rank, worst.micro_batch, norm=norm)
         with unwatched():
             event.losses = tuple(loss.item() for loss in attempt.losses)
-        if worst.what is What.OUT_OF_MEMORY:
+        if worst.kind is AnomalyKind.OUT_OF_MEMORY:
             event.cause = "out_of_memory"
             return event
         after = RandomState.now()
@@ -87,7 +87,7 @@ class Explainer:
             bad = bad_among([*self._passes.model.named_parameters(), *self._start.buffers().items()])
         self._name_cause(event, worst, self._replay(event, worst, parts), bad)
         self._run_in_float32(event, worst, parts)
-        room = self._agreement.largest(int(self._captures.has_room)) > 0
+        room = self._agreement.all_reduce_max(int(self._captures.has_room)) > 0
         operation = None
         if room:
             with self._failures.contained("recording the operation"):
@@ -97,9 +97,9 @@ class Explainer:
         after.restore()
         return event
 
-    def _replay(self, event: StepEvent, worst: Sight, parts: int) -> Replay:
+    def _replay(self, event: StepEvent, worst: Anomaly, parts: int) -> Replay:
         reason = ""
-        if worst.what is What.INSTABILITY:
+        if worst.kind is AnomalyKind.INSTABILITY:
             reason = "everything in it is finite"
         elif not self._policy.replay:
             reason = "replay=False"
@@ -107,15 +107,15 @@ class Explainer:
             reason = "there is no step_fn to run it with"
         elif (written := self._start.written()) is not None:
             reason = f"the step has written to its {written}: keep='copy' keeps batches as they were"
-        if self._agreement.largest(int(bool(reason))) > 0:
+        if self._agreement.all_reduce_max(int(bool(reason))) > 0:
             return not_replayed(reason or ANOTHER_RANK)
         again = functools.partial(self._again, parts)
         return replay(again, self._passes, self._agreement, original=event.bits, step=event.step)
 
-    def _run_in_float32(self, event: StepEvent, worst: Sight, parts: int) -> None:
+    def _run_in_float32(self, event: StepEvent, worst: Anomaly, parts: int) -> None:
         """On all ranks, if the first wants to know."""
-        is_nonfinite = worst.what in (What.LOSS, What.GRADIENT, What.SCALER)
-        if event.verdict is None or not is_nonfinite or self._agreement.largest(int(self.wants_float32())) == 0:
+        is_nonfinite = worst.kind in (AnomalyKind.LOSS, AnomalyKind.GRADIENT, AnomalyKind.SCALER)
+        if event.verdict is None or not is_nonfinite or self._agreement.all_reduce_max(int(self.wants_float32())) == 0:
             return
         again = functools.partial(self._again, parts)
         with self._failures.contained("running the step in float32"):
@@ -131,29 +131,29 @@ class Explainer:
 
     def _operation(self, finding: Finding | None, parts: int) -> Operation | None:
         """If any rank has found one, all run the step, as it has collectives in it."""
-        if self._agreement.largest(int(finding is not None)) == 0:
+        if self._agreement.all_reduce_max(int(finding is not None)) == 0:
             return None
         if finding is None:
             self._again(parts)
             return None
         return record(lambda: self._again(parts), finding)
 
-    def _name_cause(self, event: StepEvent, worst: Sight, replayed: Replay, bad: tuple[str, ...]) -> None:
+    def _name_cause(self, event: StepEvent, worst: Anomaly, replayed: Replay, bad: tuple[str, ...]) -> None:
         event.verdict, event.finding = replayed.verdict, replayed.finding
         event.same_bits = replayed.same_bits if replayed.verdict is not None else None
         told = self._told(replayed.finding, worst)
         event.origin, event.rank = told.get("text", ""), int(told.get("rank", worst.rank))
-        everywhere_good = self._agreement.largest(len(bad)) == 0
+        everywhere_good = self._agreement.all_reduce_max(len(bad)) == 0
         event.cause = self._cause(replayed, worst, told.get("origin", ""), everywhere_good)
         if not everywhere_good:
-            where = self._agreement.first_with_most(int(bool(bad)))
-            event.model_note = self._agreement.share(self._when_it_went_bad(bad), where)
-        if not told and worst.what is What.GRADIENT and self._passes.averages_unseen:
+            where = self._agreement.lowest_rank_with_max(int(bool(bad)))
+            event.model_note = self._agreement.broadcast_text(self._when_it_went_bad(bad), where)
+        if not told and worst.kind is AnomalyKind.GRADIENT and self._passes.averages_unseen:
             event.notes.append("gradients were averaged before they were looked at: it may have been any rank's")
         if replayed.reason:
             event.notes.append(f"not replayed: {replayed.reason}")
 
-    def _told(self, finding: Finding | None, worst: Sight) -> dict[str, str]:
+    def _told(self, finding: Finding | None, worst: Anomaly) -> dict[str, str]:
         """What is told of the origin: by a rank that saw it made, rather than by one that it came to; of several, by
         the one that saw the trouble first."""
         here, ranks = self._agreement.rank, self._agreement.ranks
@@ -161,23 +161,23 @@ class Explainer:
         if finding is not None:
             saw_it_made = finding.origin not in ("input", "foreign")
             standing = 1 + (worst.rank == self._agreement.global_rank) + 2 * saw_it_made
-        best = self._agreement.largest(standing * ranks + ranks - 1 - here if standing else 0)
+        best = self._agreement.all_reduce_max(standing * ranks + ranks - 1 - here if standing else 0)
         if best == 0:
             return {}
         owner = ranks - 1 - best % ranks
         where = f", on rank {self._agreement.global_rank}" if ranks > 1 else ""
         mine = {} if finding is None else {"origin": finding.origin, "text": _in_one_line(finding) + where}
         mine["rank"] = str(self._agreement.global_rank)
-        told: dict[str, str] = json.loads(self._agreement.share(json.dumps(mine), owner))
+        told: dict[str, str] = json.loads(self._agreement.broadcast_text(json.dumps(mine), owner))
         return told
 
-    def _cause(self, replayed: Replay, worst: Sight, origin: str, model_is_good: bool) -> Cause:
+    def _cause(self, replayed: Replay, worst: Anomaly, origin: str, model_is_good: bool) -> Cause:
         if not model_is_good:
             return "model"
         if replayed.verdict in ("transient", "nondeterministic"):
             return replayed.verdict
-        if worst.what in (What.NORM, What.INSTABILITY):
-            return "norm" if worst.what is What.NORM else "instability"
+        if worst.kind in (AnomalyKind.NORM, AnomalyKind.INSTABILITY):
+            return "norm" if worst.kind is AnomalyKind.NORM else "instability"
         return _CAUSES.get(origin, "operation") if origin else "unknown"
 
     def _when_it_went_bad(self, bad: tuple[str, ...]) -> str:

@@ -42,5 +42,5 @@ class Wish:
             raise OptionError(
                 f"on_instability returned {shown(wanted)}: it returns None or one of {', '.join(ACTIONS)}."
             )
-        gravest = self._agreement.largest(0 if wanted is None else ACTIONS.index(wanted) + 1)
+        gravest = self._agreement.all_reduce_max(0 if wanted is None else ACTIONS.index(wanted) + 1)
         return None if gravest == 0 else ACTIONS[gravest - 1]

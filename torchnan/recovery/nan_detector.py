@@ -14,7 +14,7 @@ from torchnan._load import _C
 from torchnan.config.options import OptionError, count_from, one_of
 from torchnan.config.text import printable, shown
 from torchnan.distributed import shards
-from torchnan.distributed.agreement import Agreement, Sight, What
+from torchnan.distributed.agreement import Agreement, Anomaly, AnomalyKind
 from torchnan.recovery.errors import TrainingStopped
 from torchnan.recovery.policy import POSITIVE, is_positive
 from torchnan.recovery.step.gradients import Measured, describe_bad, gradients_of, measure, plain_norm, unwatched
@@ -121,7 +121,7 @@ class NaNDetector:
         mine = (
             None
             if math.isfinite(abs(value))
-            else Sight(What.LOSS, f"loss is {value}", rank=self._agreement.global_rank)
+            else Anomaly(AnomalyKind.LOSS, f"loss is {value}", rank=self._agreement.global_rank)
         )
         worst = self._agreement.agree(mine)
         state = self.state
@@ -157,12 +157,12 @@ class NaNDetector:
         self._measured = measure(gradients, ranks=self._agreement.ranks)
         bad = self._measured.bad
         rank = self._agreement.global_rank
-        mine = Sight(What.GRADIENT, f"in {describe_bad(gradients, bad)}", rank=rank) if bad else None
+        mine = Anomaly(AnomalyKind.GRADIENT, f"in {describe_bad(gradients, bad)}", rank=rank) if bad else None
         worst, self._norm = self._agreement.agree_with_norm(self._measured, mine, self._tripwire.trip)
         if worst is None:
             self._tripwire.note(self._norm)
             return True
-        kind = "Gradient spike" if worst.what is What.NORM else "NaN/Inf gradient"
+        kind = "Gradient spike" if worst.kind is AnomalyKind.NORM else "NaN/Inf gradient"
         return self._refuse(kind if step is None else f"{kind} at step {step}", worst, mine)
 
     @property
@@ -201,10 +201,10 @@ class NaNDetector:
         self.state = NaNState(**{**fields, "nan_steps": list(fields["nan_steps"])})
         self._tripwire.load_state_dict(state["tripwire"])
 
-    def _refuse(self, what: str, worst: Sight, mine: Sight | None) -> bool:
+    def _refuse(self, what: str, worst: Anomaly, mine: Anomaly | None) -> bool:
         state = self.state
         where = "" if self._agreement.ranks == 1 else f" on rank {worst.rank}"
-        if where and mine is None and worst.what is not What.NORM:
+        if where and mine is None and worst.kind is not AnomalyKind.NORM:
             where = f" detected on another rank, rank {worst.rank}"
         text = (
             f"{what}{where}: {worst.text} (consecutive={state.consecutive_nans}, total={state.total_nans}, "

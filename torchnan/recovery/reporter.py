@@ -35,8 +35,8 @@ class Announcer:
     def tell(self, event: StepEvent, device: torch.device) -> None:
         """Something has been done about it, on this device."""
         mine = event.rank == self._agreement.global_rank
-        source = self._agreement.first_with_most(int(mine))
-        event.host, event.device = self._agreement.share(place_of(device), source).rsplit(" ", 1)
+        source = self._agreement.lowest_rank_with_max(int(mine))
+        event.host, event.device = self._agreement.broadcast_text(place_of(device), source).rsplit(" ", 1)
         self.events = [*self.events, event][-MOST_EVENTS:]
         self._log.write(event)
         if self._agreement.rank == 0 or mine:

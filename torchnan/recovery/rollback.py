@@ -59,7 +59,7 @@ class Rollback:
     @property
     def possible(self) -> bool:
         """Every rank has one. All must ask."""
-        return self._agreement.largest(int(not self._snapshots.steps)) == 0
+        return self._agreement.all_reduce_max(int(not self._snapshots.steps)) == 0
 
     @property
     def bytes_in_memory(self) -> int:
@@ -86,7 +86,7 @@ class Rollback:
     def take(self, step: int) -> None:
         """Keeps the state, unless it is already bad: there is no use in going back to that."""
         bad = bad_among(self._training.model.named_parameters())
-        if self._agreement.largest(len(bad)) > 0:
+        if self._agreement.all_reduce_max(len(bad)) > 0:
             self._log.note("no_snapshot", step=step, reason=f"not finite: {', '.join(bad[:5]) or 'on another rank'}")
             return
         try:
@@ -103,7 +103,7 @@ class Rollback:
         if self._agreement.ranks == 1 or not isinstance(self._training.model, DistributedDataParallel):
             return False
         mine = int(digest_of(self._training.model.parameters()), 16) >> 2  # fits an int64
-        return self._agreement.largest(mine) != -self._agreement.largest(-mine)
+        return self._agreement.all_reduce_max(mine) != -self._agreement.all_reduce_max(-mine)
 
     def restore(self, further: int) -> int:
         """Goes back to the newest snapshot, or to one ``further`` before it, the oldest at most; past those that cannot
@@ -115,14 +115,14 @@ class Rollback:
         steps = self._snapshots.steps
         step = steps[max(0, len(steps) - 1 - further)]
         while True:
-            step = -self._agreement.largest(-step)  # a rank that was killed while it wrote may lack the newest
+            step = -self._agreement.all_reduce_max(-step)  # a rank that was killed while it wrote may lack the newest
             failed = 1
             with self._failures.contained("going back to a snapshot"):
                 self._snapshots.restore(step)
                 failed = 0
-            if self._agreement.largest(failed) == 0:
+            if self._agreement.all_reduce_max(failed) == 0:
                 return step
             older = [kept for kept in self._snapshots.steps if kept < step]
-            if self._agreement.largest(int(not older)) > 0:
+            if self._agreement.all_reduce_max(int(not older)) > 0:
                 raise TrainingStopped(f"no snapshot can be gone back to: that after step {step} failed", "model")
             step = older[-1]

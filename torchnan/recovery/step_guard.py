@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from torchnan._load import _C
-from torchnan.distributed.agreement import Agreement, Sight, What
+from torchnan.distributed.agreement import Agreement, Anomaly, AnomalyKind
 from torchnan.monitor import Monitor
 from torchnan.monitor.guard_feed import InGuard
 from torchnan.recovery.arguments import policy_of, refuse, refuse_monitor, without_files, without_wrappers
@@ -162,7 +162,7 @@ class StepGuard:
             worst = self.monitored.look(attempt, norm, worst)
             if worst is None:
                 return self._apply(attempt, norm, event)
-            if worst.what is What.SCALER and not self._decision.scaler_gives_up():
+            if worst.kind is AnomalyKind.SCALER and not self._decision.scaler_gives_up():
                 return self._let_scaler_skip(attempt, norm)
             event, answer = self._judge(attempt, worst, norm)
             if answer.action not in ("retry", "split"):
@@ -278,7 +278,7 @@ class StepGuard:
             self.monitored.end(skipped=False)
             self._note_good_step(norm)
             return True
-        if worst.what is What.SCALER and not self._decision.scaler_gives_up():
+        if worst.kind is AnomalyKind.SCALER and not self._decision.scaler_gives_up():
             self._scaled.mark_to_skip()
             self.monitored.end(skipped=True)
             return True  # scaler.step() will not step, and scaler.update() lowers the scale
@@ -306,7 +306,7 @@ class StepGuard:
 
     # -- a bad step
 
-    def _judge(self, attempt: Attempt, worst: Sight, norm: float) -> tuple[StepEvent, Answer]:
+    def _judge(self, attempt: Attempt, worst: Anomaly, norm: float) -> tuple[StepEvent, Answer]:
         """What it was, and what is to be done about it, the same on every rank."""
         event = self._explainer.explain(self.step_number, attempt, worst, norm, self._parts())
         event.consecutive = self._decision.spent.consecutive + 1
@@ -317,7 +317,7 @@ class StepGuard:
 
     def _can_run_again(self) -> bool:
         """Here and on every other rank."""
-        return not self._in_loop and self._agreement.largest(int(self._start.written() is not None)) == 0
+        return not self._in_loop and self._agreement.all_reduce_max(int(self._start.written() is not None)) == 0
 
     def _give_up_step(self, attempt: Attempt, norm: float, event: StepEvent, answer: Answer) -> StepResult:
         self.optimizer.zero_grad(set_to_none=True)

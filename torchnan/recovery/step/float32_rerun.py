@@ -32,14 +32,14 @@ def in_float32(again: Callable[[], Attempt], passes: Passes, agreement: Agreemen
         RuntimeError: it cannot be run so, here or on another rank; says why.
     """
     reason, attempt = _obstacle(passes.model), None
-    if agreement.largest(int(bool(reason))) > 0:
+    if agreement.all_reduce_max(int(bool(reason))) > 0:
         raise RuntimeError(reason or "another rank cannot")
     try:
         with _wide_weights(passes), torch.compiler.set_stance("force_eager"), _watched_quietly(), _Wide():  # type: ignore[no-untyped-call]
             attempt = again()
     except Exception as error:  # noqa: BLE001 - the other ranks are to hear of it before it is told
         reason = f"{type(error).__name__}: {error}"
-    if agreement.largest(int(attempt is None)) > 0 or attempt is None:
+    if agreement.all_reduce_max(int(attempt is None)) > 0 or attempt is None:
         raise RuntimeError(reason or "another rank failed")
     return passes.agree(attempt)[0] is None
 

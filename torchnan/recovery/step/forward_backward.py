@@ -15,7 +15,7 @@ from torchnan.config.text import printable, type_name
 from torchnan.detection.errors import NonFiniteError
 from torchnan.detection.introspection import clean, raised_at, unwrap
 from torchnan.distributed import shards
-from torchnan.distributed.agreement import Agreement, Sight, What
+from torchnan.distributed.agreement import Agreement, Anomaly, AnomalyKind
 from torchnan.recovery.step.gradients import Measured, describe_bad, gradients_of, measure, plain_norm, unwatched
 from torchnan.recovery.step.micro_batches import split
 from torchnan.recovery.step.norm_limit import NormTripwire
@@ -34,13 +34,13 @@ class Attempt:
 
     Attributes:
         losses: one for each micro-batch.
-        sight: what was wrong with it, ``None`` if nothing was.
+        anomaly: what was wrong with it, ``None`` if nothing was.
         measured: its gradients, this rank's.
         values: of the losses, as they have been looked at.
     """
 
     losses: tuple[torch.Tensor, ...]
-    sight: Sight | None
+    anomaly: Anomaly | None
     measured: Measured
     values: tuple[float, ...] = ()
 
@@ -86,7 +86,7 @@ class Passes:
             torch.Tensor.detach
         )  # of each loss, before backward
         self._parameters: list[tuple[str, torch.Tensor]] = []
-        self._brought: tuple[Sight | None] | None = None  # who brought bad gradients, where the ranks have said so
+        self._brought: tuple[Anomaly | None] | None = None  # who brought bad gradients, where the ranks have said so
 
     @property
     def averages_unseen(self) -> bool:
@@ -141,13 +141,13 @@ class Passes:
         if memory is None and self._reduces_itself:
             memory, micro_batch = self._reduce_gradients(), _AFTER_ALL
         elif memory is not None and self._reduces_itself:
-            self._agreement.largest(_NONE_TO_GIVE)
+            self._agreement.all_reduce_max(_NONE_TO_GIVE)
         if memory is not None:
             self.optimizer.zero_grad(set_to_none=True)
             if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 torch.cuda.empty_cache()
-            sight = Sight(What.OUT_OF_MEMORY, memory, micro_batch, self._agreement.global_rank)
-            return Attempt(tuple(losses), sight, Measured())
+            anomaly = Anomaly(AnomalyKind.OUT_OF_MEMORY, memory, micro_batch, self._agreement.global_rank)
+            return Attempt(tuple(losses), anomaly, Measured())
         return self.look(losses)
 
     def run_unguarded(self, batches: list[Any]) -> Attempt:
@@ -180,9 +180,9 @@ class Passes:
             parameters = [parameter for _, parameter in self.parameters]
             torch.nn.utils.clip_grads_with_norm_(parameters, most, torch.tensor(norm))
 
-    def agree(self, attempt: Attempt) -> tuple[Sight | None, float]:
+    def agree(self, attempt: Attempt) -> tuple[Anomaly | None, float]:
         """What all ranks know of it, and the norm of its gradients."""
-        return self._agreement.agree_with_norm(attempt.measured, attempt.sight, self._tripwire.trip)
+        return self._agreement.agree_with_norm(attempt.measured, attempt.anomaly, self._tripwire.trip)
 
     def _forward_backward(
         self, batches: list[Any], parts: int, randoms: Sequence[RandomState | None], losses: list[torch.Tensor]
@@ -213,13 +213,13 @@ class Passes:
         mean is bad everywhere."""
         mine = gradients_of(self.parameters)
         bad = measure(mine).bad
-        worst = self._agreement.largest(_BAD if bad else 0)
+        worst = self._agreement.all_reduce_max(_BAD if bad else 0)
         if worst == _NONE_TO_GIVE:
             return "another rank has run out of memory"
         self._brought = (self._bad_gradient(mine, bad),) if worst == _BAD else None
         with unwatched(), torch.no_grad():
             trained = [p for _, p in self.parameters if p.requires_grad]
-            used = self._agreement.largest_of([int(p.grad is not None) for p in trained])
+            used = self._agreement.all_reduce_max_of([int(p.grad is not None) for p in trained])
             trained = [p for p, anywhere in zip(trained, used, strict=True) if anywhere]
             for parameter in trained:
                 if parameter.grad is None:
@@ -238,18 +238,18 @@ class Passes:
         for gradient, piece in zip(gradients, pieces, strict=True):
             gradient.copy_(piece.view_as(gradient))
 
-    def _bad_loss(self, values: tuple[float, ...]) -> Sight | None:
+    def _bad_loss(self, values: tuple[float, ...]) -> Anomaly | None:
         for i, value in enumerate(values):
             if not math.isfinite(abs(value)):
-                return Sight(What.LOSS, f"loss is {value}", i, self._agreement.global_rank)
+                return Anomaly(AnomalyKind.LOSS, f"loss is {value}", i, self._agreement.global_rank)
         return None
 
-    def _bad_gradient(self, gradients: list[tuple[str, torch.Tensor]], bad: tuple[str, ...]) -> Sight | None:
+    def _bad_gradient(self, gradients: list[tuple[str, torch.Tensor]], bad: tuple[str, ...]) -> Anomaly | None:
         if not bad:
             return None
         text = f"{len(bad)} of {len(gradients)} gradients are not finite: {describe_bad(gradients, bad)}"
-        what = What.GRADIENT if self._scaler is None else What.SCALER
-        return Sight(what, text, 0, self._agreement.global_rank)
+        what = AnomalyKind.GRADIENT if self._scaler is None else AnomalyKind.SCALER
+        return Anomaly(what, text, 0, self._agreement.global_rank)
 
 
 def named_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]:

@@ -96,13 +96,13 @@ def replay(again: Again, passes: Passes, agreement: Agreement, *, original: str,
             failed = ""
         except Exception as error:  # noqa: BLE001 - the step would have been dealt with; its second run must not end it
             failed = f"it raised {type(error).__name__} when run again: {error}"
-        if agreement.largest(int(bool(failed))) > 0:
+        if agreement.all_reduce_max(int(bool(failed))) > 0:
             return not_replayed(failed or ANOTHER_RANK)
         findings.append(finding)
         tripped.append(passes.agree(attempt)[0] is not None)
         bits.append(digest(attempt.losses, passes.parameters))
-    alike = agreement.largest(int(bits[1] != bits[2] or not _same_origin(*findings))) == 0
-    same_bits = agreement.largest(int(not alike or bits[0] != bits[1])) == 0
+    alike = agreement.all_reduce_max(int(bits[1] != bits[2] or not _same_origin(*findings))) == 0
+    same_bits = agreement.all_reduce_max(int(not alike or bits[0] != bits[1])) == 0
     return Replay(_verdict(tripped, alike), next((f for f in findings if f is not None), None), same_bits)
 
 
