@@ -29,7 +29,7 @@ def microseconds(workload: Workload) -> float:
     spent = [0.0]
     for name in ("begin", "keep", "without_graph", "look", "end"):
         setattr(guard.monitored, name, _timed(getattr(guard.monitored, name), spent))
-    guard._passes.without_graph = guard.monitored.without_graph
+    guard._forward_backward.without_graph = guard.monitored.without_graph
     for _ in range(STEPS):
         guard.step(workload.batch)
     return 1e6 * spent[0] / STEPS

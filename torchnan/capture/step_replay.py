@@ -10,8 +10,8 @@ import torch
 from torchnan._load import _C
 from torchnan.config.options import OptionError
 from torchnan.distributed.agreement import Agreement, AnomalyKind
-from torchnan.recovery.step.forward_backward import Attempt, Passes, StepFunction
-from torchnan.recovery.step.norm_limit import NormTripwire
+from torchnan.recovery.step.forward_backward import ForwardBackward, StepFunction, StepRun
+from torchnan.recovery.step.norm_limit import NormLimit
 from torchnan.recovery.step.replay import Replay, replay
 
 if TYPE_CHECKING:
@@ -32,15 +32,17 @@ class CapturedStep:
         self._model = model
         self._agreement = Agreement()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # says which parameters there are; never steps
-        tripwire = NormTripwire(_norm_limit(capture))
-        self._passes = Passes(model, optimizer, step_fn, None, tripwire, self._agreement, survives_memory=False)
+        norm_limit = NormLimit(_norm_limit(capture))
+        self._forward_backward = ForwardBackward(
+            model, optimizer, step_fn, None, norm_limit, self._agreement, is_oom_recoverable=False
+        )
 
-    def run(self, after_backward: Callable[[], None] = lambda: None) -> Attempt:
+    def run(self, after_backward: Callable[[], None] = lambda: None) -> StepRun:
         """Restores everything and runs forward and backward."""
         self._capture.restore(self._model)
         self._capture.random.restore()
-        self._passes.optimizer.zero_grad(set_to_none=True)
-        return self._passes.run(
+        self._forward_backward.optimizer.zero_grad(set_to_none=True)
+        return self._forward_backward.run(
             self._capture.batches, randoms=self._capture.batch_random, after_backward=after_backward
         )
 
@@ -53,7 +55,7 @@ class CapturedStep:
         if _C.is_disabled():
             raise OptionError("TORCHNAN=0 is set, and a replay looks for what made a NaN: unset it.")
         original = str(self._capture.event.get("bits", ""))
-        return replay(self.run, self._passes, self._agreement, original=original, step=self._capture.step)
+        return replay(self.run, self._forward_backward, self._agreement, original=original, step=self._capture.step)
 
 
 def _norm_limit(capture: Capture) -> float | None:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from torchnan._load import _C
 from torchnan.config.text import printable
-from torchnan.recovery.step.gradients import Measured, unwatched
+from torchnan.recovery.step.gradients import GradientStats, unwatched
 
 _MICRO_BATCHES = 0xFFFF
 _RANKS = 0xFFFFFFFF
@@ -96,7 +96,7 @@ class Agreement:
         return None if word == 0 else self._tell(word, anomaly)
 
     def agree_with_norm(
-        self, gradients: Measured, anomaly: Anomaly | None, trip: Callable[[float], str | None]
+        self, gradients: GradientStats, anomaly: Anomaly | None, trip: Callable[[float], str | None]
     ) -> tuple[Anomaly | None, float]:
         """The same of a whole step, and the norm of its gradients, which may be what is wrong with it.
 

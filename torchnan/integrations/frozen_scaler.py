@@ -8,7 +8,7 @@ import torch
 from torch.amp.grad_scaler import OptState
 
 
-class HeldScaler:
+class FrozenScaler:
     """Keeps a loss scaler as it is over one ``scaler.step(optimizer)`` and ``scaler.update()``.
 
     Args:

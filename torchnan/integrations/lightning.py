@@ -15,10 +15,10 @@ except ImportError as error:
     raise ImportError("torchnan.integrations.lightning needs Lightning: pip install lightning") from error
 
 from torchnan.capture import load_capture
-from torchnan.integrations.frozen_scaler import HeldScaler
+from torchnan.integrations.frozen_scaler import FrozenScaler
 from torchnan.integrations.lightning_injection import Injection, capture_of
-from torchnan.integrations.lightning_step import Schedulers, TrainingStep, refuse
-from torchnan.monitor.guard_feed import Habits
+from torchnan.integrations.lightning_step import Schedulers, TrainingStep, validate
+from torchnan.monitor.guard_feed import StepDefaults
 from torchnan.recovery.event import StepEvent
 from torchnan.recovery.step_guard import StepGuard
 
@@ -80,7 +80,7 @@ class NaNCapture(Callback):
         self.guard: StepGuard | None = None
         self._guard: StepGuard  # the same, with _step and _held, from the start of training on
         self._step: TrainingStep
-        self._held: HeldScaler
+        self._held: FrozenScaler
         keep = {} if "policy" in policy_options or "keep" in policy_options else {"keep": "copy"}
         self._options = dict(captures=self.dirpath, replay=replay, **keep, **policy_options)
         self._loaded: dict[str, Any] | None = None
@@ -110,9 +110,9 @@ class NaNCapture(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Builds the guard, now that the strategy has its model and its optimizer."""
-        refuse(trainer, pl_module)
+        validate(trainer, pl_module)
         self._step = TrainingStep(trainer)
-        self._held = HeldScaler(self._step.scaler)
+        self._held = FrozenScaler(self._step.scaler)
         model: Any = trainer.model
         self.guard = self._guard = StepGuard(
             model,
@@ -122,7 +122,7 @@ class NaNCapture(Callback):
             scheduler=Schedulers(trainer) if trainer.lr_scheduler_configs else None,
             **self._options,
         )
-        self._guard.monitored.habits = Habits(
+        self._guard.monitored.habits = StepDefaults(
             batch_of=lambda arguments: arguments[0],  # without its index, which is another one for the same batch
             loss_of=lambda mean, parts: mean * parts,  # Lightning divides each by their number
             dtype=_DTYPES.get(str(trainer.precision)),

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torchnan.config.text import type_name
 
 
-def refuse(trainer: Trainer, module: LightningModule) -> None:
+def validate(trainer: Trainer, module: LightningModule) -> None:
     """What the step guard cannot work with.
 
     Raises:

@@ -16,11 +16,11 @@ except ImportError as error:
 from torchnan._load import _C
 from torchnan.config.options import OptionError
 from torchnan.config.text import type_name
-from torchnan.integrations.frozen_scaler import HeldScaler
-from torchnan.monitor.guard_feed import Habits
+from torchnan.integrations.frozen_scaler import FrozenScaler
+from torchnan.monitor.guard_feed import StepDefaults
 from torchnan.recovery.event import Action, StepEvent
 from torchnan.recovery.step.forward_backward import loss_of, named_parameters
-from torchnan.recovery.step.gradients import describe_bad, gradients_of, measure
+from torchnan.recovery.step.gradients import describe_nonfinite, gradients_of, measure
 from torchnan.recovery.step_guard import StepGuard
 
 
@@ -68,7 +68,7 @@ class NaNCallback(TrainerCallback):
         self._hooks: list[Any] = []
         self._in_replay = False
         self._bad_in_replay = ""
-        self._held = HeldScaler(None)
+        self._held = FrozenScaler(None)
         self._scaler: torch.amp.GradScaler | None = None
 
     @property
@@ -83,7 +83,7 @@ class NaNCallback(TrainerCallback):
         model, optimizer = kwargs["model"], kwargs["optimizer"]
         self._leave()
         self._losses, self._weight = [], None
-        _refuse(args)
+        _validate(args)
         self._scaler = scaler = getattr(optimizer, "scaler", None)
         options: dict[str, Any] = dict(on_instability=self._on_instability, **self._options)
         self.guard = self._guard = StepGuard(
@@ -96,14 +96,14 @@ class NaNCallback(TrainerCallback):
         )
         _refuse_norms_after_clipping(args, self._guard)
         self._guard.step_number = state.global_step  # the run may go on from a checkpoint
-        self._guard.monitored.habits = Habits(
+        self._guard.monitored.habits = StepDefaults(
             loss_of=self._loss_of_step,
             norm_of=_norm_before_clipping if args.max_grad_norm > 0 else lambda norm: norm,
             dtype="bfloat16" if args.bf16 else "float16" if args.fp16 else "float32",
         )
         if _C.is_disabled():  # no hooks, no steps to look at
             return
-        self._held = HeldScaler(scaler)
+        self._held = FrozenScaler(scaler)
         before: Any = self._before_forward
         after: Any = self._after_forward
         if args.torch_compile:  # the compiler is not to trace into them
@@ -197,7 +197,7 @@ class NaNCallback(TrainerCallback):
             self._in_replay = False
         gradients = gradients_of(named_parameters(model, self._guard.optimizer))
         bad = measure(gradients).bad
-        self._bad_in_replay = f"{len(bad)} of {len(gradients)}: {describe_bad(gradients, bad)}" if bad else "none"
+        self._bad_in_replay = f"{len(bad)} of {len(gradients)}: {describe_nonfinite(gradients, bad)}" if bad else "none"
         return loss.detach()
 
     def _loss_of_step(self, mean: float, parts: int) -> float:
@@ -236,7 +236,7 @@ def _norm_before_clipping(norm: float) -> float:
     return norm
 
 
-def _refuse(args: TrainingArguments) -> None:
+def _validate(args: TrainingArguments) -> None:
     if args.deepspeed:
         raise ValueError("NaNCallback cannot guard the steps of DeepSpeed, which takes them inside its engine.")
     if args.n_gpu > 1:

@@ -18,16 +18,16 @@ from torchnan.monitor.pending_row import Draft
 from torchnan.monitor.row import Row, named
 from torchnan.monitor.row_writer import groups_of
 from torchnan.recovery.clip import ClipThreshold
-from torchnan.recovery.event import ANSWERS, SOFT, Action, StepEvent
+from torchnan.recovery.event import INSTABILITY_ACTIONS, MITIGATIONS, Action, StepEvent
 from torchnan.recovery.failures import Failures
 from torchnan.recovery.learning_rate import LearningRateCut
 from torchnan.recovery.policy import Policy
-from torchnan.recovery.snapshots import Training
-from torchnan.recovery.step.forward_backward import Attempt
+from torchnan.recovery.snapshots import TrainingState
+from torchnan.recovery.step.forward_backward import StepRun
 
 
 @dataclasses.dataclass(frozen=True)
-class Habits:
+class StepDefaults:
     """What a framework's loop does in its own way.
 
     Attributes:
@@ -43,7 +43,7 @@ class Habits:
     dtype: str | None = None
 
 
-class InGuard:
+class MonitorFeed:
     """Feeds the Monitor, and says what the policy's table for instabilities has for what it finds.
 
     Weights are measured before the step, and the update ratio is that of the update before it: all of a row is known
@@ -65,7 +65,7 @@ class InGuard:
     def __init__(
         self,
         monitor: Monitor | None,
-        training: Training,
+        training: TrainingState,
         policy: Policy,
         agreement: Agreement,
         rate: LearningRateCut,
@@ -79,10 +79,10 @@ class InGuard:
         self._scaler: Any = training.parts.get("scaler")
         self._table = policy.instability
         self._agreement = agreement
-        self._rate, self._clip = rate, clip
+        self._lr_cut, self._clip = rate, clip
         self._tell = tell
         self._failures = failures
-        self.habits = Habits()
+        self.habits = StepDefaults()
         self._begun = False
         self._regime: str | None = None
         self._step = 0
@@ -120,7 +120,7 @@ class InGuard:
                 self._regime = compute_dtype.of_loss(loss)
         return loss.detach()
 
-    def look(self, attempt: Attempt, norm: float, worst: Anomaly | None) -> Anomaly | None:
+    def look(self, run: StepRun, norm: float, worst: Anomaly | None) -> Anomaly | None:
         """The step has been run.
 
         Args:
@@ -131,7 +131,7 @@ class InGuard:
         """
         self._hard = None
         with self._failures.contained("the monitor"):
-            self._fill_in(attempt, norm, worst)
+            self._fill_in(run, norm, worst)
         if worst is not None and worst.kind is not AnomalyKind.SCALER:
             return worst
         text, rank = self._judge(norm)
@@ -155,18 +155,18 @@ class InGuard:
                 row.skipped = skipped
                 self._monitor.record.write(row)
 
-    def _fill_in(self, attempt: Attempt, norm: float, worst: Anomaly | None) -> None:
+    def _fill_in(self, run: StepRun, norm: float, worst: Anomaly | None) -> None:
         if self._draft is None or self._monitor is None:
             return
         record = self._monitor.record
         if not self._begun or len(record.groups or ()) != len(groups_of(self._model, self._optimizer)):
             record.begin(self._model, self._optimizer, self._scaler, self._regime or self.habits.dtype)
             self._begun = True
-        rates = [rate * self._rate.factor for rate in rates_of(self._optimizer)]
+        rates = [rate * self._lr_cut.factor for rate in rates_of(self._optimizer)]
         self._draft.add({}, {"lr": rates})
         row = self._row = self._draft.finish()
         if worst is None or worst.kind is not AnomalyKind.OUT_OF_MEMORY:
-            losses = [value.real for value in attempt.values]
+            losses = [value.real for value in run.values]
             row.loss = self.habits.loss_of(statistics.fmean(losses), len(losses)) if losses else None
             row.grad_norm = self.habits.norm_of(norm)
 
@@ -180,15 +180,18 @@ class InGuard:
             record.tell(self._row.step, news)
             for verdict in news.verdicts if news is not None else ():
                 answer = self._table.get(verdict.kind)
-                if answer is not None and ANSWERS.index(answer) + 1 > wanted:
-                    wanted, text = ANSWERS.index(answer) + 1, f"{verdict.kind} ({verdict.cause}): {verdict.branch}"
+                if answer is not None and INSTABILITY_ACTIONS.index(answer) + 1 > wanted:
+                    wanted, text = (
+                        INSTABILITY_ACTIONS.index(answer) + 1,
+                        f"{verdict.kind} ({verdict.cause}): {verdict.branch}",
+                    )
         gravest = self._agreement.all_reduce_max(wanted) if self._table else 0
         if gravest == 0:
             return "", 0
         rank = self._agreement.lowest_rank_with_max(wanted)
         text = self._agreement.broadcast_text(text, rank)
-        self._hard = ANSWERS[gravest - 1]
-        if self._hard in SOFT:
+        self._hard = INSTABILITY_ACTIONS[gravest - 1]
+        if self._hard in MITIGATIONS:
             self._soften(self._hard, text, rank, norm)
             self._hard = None
         return text, rank
@@ -198,7 +201,7 @@ class InGuard:
         event = StepEvent(self._step, AnomalyKind.INSTABILITY.label, text, rank, cause="instability", action=answer)
         event.reason = "the policy's answer to this instability"
         if answer == "cut_lr":
-            event.lr_factor = self._rate.cut()
+            event.lr_factor = self._lr_cut.cut()
             event.notes.append(f"learning rates are multiplied with {event.lr_factor:.4g}")
         else:
             lowered = self._clip.lower(norm)

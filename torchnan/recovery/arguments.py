@@ -14,7 +14,7 @@ from torchnan.monitor import Monitor
 from torchnan.recovery.policy import Policy
 
 
-def policy_of(given: Policy | str | os.PathLike[str] | dict[str, Any] | None, options: dict[str, Any]) -> Policy:
+def resolve_policy(given: Policy | str | os.PathLike[str] | dict[str, Any] | None, options: dict[str, Any]) -> Policy:
     """The policy given, with the keywords over it and the environment over all."""
     if isinstance(given, Policy):
         base = given
@@ -26,12 +26,14 @@ def policy_of(given: Policy | str | os.PathLike[str] | dict[str, Any] | None, op
     return changed.with_environment(os.environ)
 
 
-def without_files(policy: Policy) -> Policy:
+def disabled_policy(policy: Policy) -> Policy:
     """What is left of it with TORCHNAN=0: nothing is written, and gradients are reduced as they come."""
     return dataclasses.replace(policy, captures=None, log=None, snapshot_every=0, out_of_memory="raise")
 
 
-def refuse(model: Any, optimizer: Any, step_fn: Any, policy: Policy, save: Any, load: Any, on_instability: Any) -> None:
+def validate(
+    model: Any, optimizer: Any, step_fn: Any, policy: Policy, save: Any, load: Any, on_instability: Any
+) -> None:
     """Raises for what cannot work."""
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model is a {type_name(model)}: StepGuard takes a torch.nn.Module")
@@ -51,7 +53,7 @@ def refuse(model: Any, optimizer: Any, step_fn: Any, policy: Policy, save: Any, 
         )
 
 
-def refuse_monitor(monitor: Any, policy: Policy, *, can_roll_back: bool) -> None:
+def validate_monitor(monitor: Any, policy: Policy, *, can_roll_back: bool) -> None:
     """Raises for a table of instabilities that could not be followed."""
     if monitor is not None and not isinstance(monitor, Monitor):
         raise TypeError(f"monitor is a {type_name(monitor)}: StepGuard takes a torchnan.Monitor")
@@ -69,7 +71,7 @@ def refuse_monitor(monitor: Any, policy: Policy, *, can_roll_back: bool) -> None
         )
 
 
-def without_wrappers(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+def unwrap_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """The one that steps, inside those of Accelerate and Lightning: scalers and hooks know it alone."""
     inner = getattr(optimizer, "optimizer", None)
-    return without_wrappers(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
+    return unwrap_optimizer(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer

@@ -17,31 +17,36 @@ from torchnan.recovery.event import Cause, StepEvent
 from torchnan.recovery.failures import Failures
 from torchnan.recovery.policy import Policy
 from torchnan.recovery.step import float32_rerun
-from torchnan.recovery.step.forward_backward import Attempt, Passes
-from torchnan.recovery.step.gradients import bad_among, unwatched
+from torchnan.recovery.step.forward_backward import ForwardBackward, StepRun
+from torchnan.recovery.step.gradients import nonfinite_among, unwatched
 from torchnan.recovery.step.random_state import RandomState
 from torchnan.recovery.step.replay import ANOTHER_RANK, Replay, digest, not_replayed, replay
-from torchnan.recovery.step.step_inputs import StepStart
+from torchnan.recovery.step.step_inputs import StepInputs
 
 _CAUSES: dict[str, Cause] = {"op": "operation", "parameter": "model", "buffer": "model", "input": "data"}
 
 
-class Explainer:
+class BadStepAnalyzer:
     """Turns a bad step into an event.
 
     Args:
         policy: whether to replay and to capture.
-        passes: knows what is trained, and runs the step again.
+        forward_backward: knows what is trained, and runs the step again.
         start: what it started from.
         agreement: with the other ranks.
         failures: told of what could not be found out, or kept.
     """
 
     def __init__(
-        self, policy: Policy, passes: Passes, start: StepStart, agreement: Agreement, failures: Failures
+        self,
+        policy: Policy,
+        forward_backward: ForwardBackward,
+        start: StepInputs,
+        agreement: Agreement,
+        failures: Failures,
     ) -> None:
         self._policy = policy
-        self._passes = passes
+        self._forward_backward = forward_backward
         self._start = start
         self._agreement = agreement
         self._failures = failures
@@ -49,42 +54,46 @@ class Explainer:
         self._last_good = 0
         self.wants_float32: Callable[[], bool] = lambda: False  # whether a bad step is to be run in float32, too
 
-    def note_good_step(self, step: int) -> None:
+    def record_good_step(self, step: int) -> None:
         """A step was applied."""
         self._last_good = step
 
-    def refuse_what_cannot_be_captured(self, batch: Any) -> None:
+    def validate_batch(self, batch: Any) -> None:
         """Before the step runs, not after it has failed."""
-        self._captures.refuse(batch)
+        self._captures.validate(batch)
 
-    def stop_alone(self, step: int, attempt: Attempt) -> None:
+    def raise_locally(self, step: int, run: StepRun) -> None:
         """The other ranks wait in their backward pass for gradients that will not come: there is no asking them.
 
         Raises:
             TrainingStopped: this rank has run out of memory there.
         """
-        anomaly = attempt.anomaly
-        if anomaly is None or anomaly.kind is not AnomalyKind.OUT_OF_MEMORY or not self._passes.waits_in_backward:
+        anomaly = run.anomaly
+        if (
+            anomaly is None
+            or anomaly.kind is not AnomalyKind.OUT_OF_MEMORY
+            or not self._forward_backward.waits_in_backward
+        ):
             return
         event = StepEvent(step, anomaly.kind.label, anomaly.text, anomaly.rank)
         event.cause, event.action, event.reason = "out_of_memory", "raise", "out_of_memory='split' would go on"
         raise TrainingStopped(str(event), "out_of_memory", event)
 
-    def explain(self, step: int, attempt: Attempt, worst: Anomaly, norm: float, parts: int) -> StepEvent:
+    def explain(self, step: int, run: StepRun, worst: Anomaly, norm: float, parts: int) -> StepEvent:
         """Replays the step, names its cause, and captures it. Leaves random states as the step has left them."""
         event = StepEvent(step, worst.kind.label, worst.text, worst.rank, worst.micro_batch, norm=norm)
         with unwatched():
-            event.losses = tuple(loss.item() for loss in attempt.losses)
+            event.losses = tuple(loss.item() for loss in run.losses)
         if worst.kind is AnomalyKind.OUT_OF_MEMORY:
             event.cause = "out_of_memory"
             return event
         after = RandomState.now()
         with self._failures.contained("taking a digest of the step"):
-            event.bits = digest(attempt.losses, self._passes.parameters)
+            event.bits = digest(run.losses, self._forward_backward.parameters)
         bad: tuple[str, ...] = ()
         with self._failures.contained("looking at the weights"):
             # Before the step: it has not written parameters, and of buffers there are copies.
-            bad = bad_among([*self._passes.model.named_parameters(), *self._start.buffers().items()])
+            bad = nonfinite_among([*self._forward_backward.model.named_parameters(), *self._start.buffers().items()])
         self._name_cause(event, worst, self._replay(event, worst, parts), bad)
         self._run_in_float32(event, worst, parts)
         room = self._agreement.all_reduce_max(int(self._captures.has_room)) > 0
@@ -92,7 +101,7 @@ class Explainer:
         if room:
             with self._failures.contained("recording the operation"):
                 operation = self._operation(event.finding, parts)
-        self._captures.keep(event, self._passes.model, self._start, operation)
+        self._captures.keep(event, self._forward_backward.model, self._start, operation)
         self._start.restore_buffers()
         after.restore()
         return event
@@ -103,14 +112,14 @@ class Explainer:
             reason = "everything in it is finite"
         elif not self._policy.replay:
             reason = "replay=False"
-        elif self._passes.step_fn is None:
+        elif self._forward_backward.step_fn is None:
             reason = "there is no step_fn to run it with"
         elif (written := self._start.written()) is not None:
             reason = f"the step has written to its {written}: keep='copy' keeps batches as they were"
         if self._agreement.all_reduce_max(int(bool(reason))) > 0:
             return not_replayed(reason or ANOTHER_RANK)
         again = functools.partial(self._again, parts)
-        return replay(again, self._passes, self._agreement, original=event.bits, step=event.step)
+        return replay(again, self._forward_backward, self._agreement, original=event.bits, step=event.step)
 
     def _run_in_float32(self, event: StepEvent, worst: Anomaly, parts: int) -> None:
         """On all ranks, if the first wants to know."""
@@ -119,15 +128,15 @@ class Explainer:
             return
         again = functools.partial(self._again, parts)
         with self._failures.contained("running the step in float32"):
-            event.finite_in_float32 = float32_rerun.in_float32(again, self._passes, self._agreement)
+            event.finite_in_float32 = float32_rerun.in_float32(again, self._forward_backward, self._agreement)
 
-    def _again(self, parts: int, after_backward: Callable[[], None] = lambda: None) -> Attempt:
+    def _again(self, parts: int, after_backward: Callable[[], None] = lambda: None) -> StepRun:
         """The step as it was: weights are as they were, as nothing has been applied."""
         self._start.restore()
-        self._passes.optimizer.zero_grad(set_to_none=True)
+        self._forward_backward.optimizer.zero_grad(set_to_none=True)
         batches = self._start.batches
         randoms = [batch.random for batch in batches]
-        return self._passes.run([batch.as_it_was() for batch in batches], parts, randoms, after_backward)
+        return self._forward_backward.run([batch.restored() for batch in batches], parts, randoms, after_backward)
 
     def _operation(self, finding: Finding | None, parts: int) -> Operation | None:
         """If any rank has found one, all run the step, as it has collectives in it."""
@@ -148,7 +157,7 @@ class Explainer:
         if not everywhere_good:
             where = self._agreement.lowest_rank_with_max(int(bool(bad)))
             event.model_note = self._agreement.broadcast_text(self._when_it_went_bad(bad), where)
-        if not told and worst.kind is AnomalyKind.GRADIENT and self._passes.averages_unseen:
+        if not told and worst.kind is AnomalyKind.GRADIENT and self._forward_backward.gradients_arrive_reduced:
             event.notes.append("gradients were averaged before they were looked at: it may have been any rank's")
         if replayed.reason:
             event.notes.append(f"not replayed: {replayed.reason}")

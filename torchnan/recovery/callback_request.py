@@ -11,7 +11,7 @@ from torchnan.recovery.event import ACTIONS, Action, StepEvent
 from torchnan.recovery.failures import Failures
 
 
-class Wish:
+class CallbackRequest:
     """Asks ``on_instability``.
 
     Args:

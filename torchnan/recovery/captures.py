@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from torchnan.recovery.event import StepEvent
     from torchnan.recovery.failures import Failures
     from torchnan.recovery.policy import Policy
-    from torchnan.recovery.step.step_inputs import StepStart
+    from torchnan.recovery.step.step_inputs import StepInputs
 
 
-class _NotWanted(Exception):
+class _LimitReached(Exception):
     """One more would be beyond a limit of the policy."""
 
 
@@ -68,20 +68,20 @@ class Captures:
     def _kept(self) -> list[Path]:
         return [] if self._where is None else rank_folders.folders_of(self._where, self._rank)
 
-    def refuse(self, batch: Any) -> None:
+    def validate(self, batch: Any) -> None:
         """Raises ``UnkeepableError`` for a batch that could not be written."""
         if self._where is not None:
             check(batch, name="batch")
 
-    def keep(self, event: StepEvent, model: torch.nn.Module, start: StepStart, operation: Operation | None) -> None:
+    def keep(self, event: StepEvent, model: torch.nn.Module, start: StepInputs, operation: Operation | None) -> None:
         """Writes one, and notes in the event where it is, or why there is none. Never raises."""
         if self._where is None:
             return
         target = rank_folders.folder_of(self._where, self._rank, event.step)
         try:
-            self._refuse_beyond_limit()
+            self._check_limit()
             self._write(target, event, model, start, operation)
-        except _NotWanted as limit:
+        except _LimitReached as limit:
             event.notes.append(f"not captured: {limit}")
         except Exception as error:  # noqa: BLE001 - a full disk, or a state that nothing can store
             event.notes.append(f"not captured: {text_of(error)}")
@@ -89,17 +89,17 @@ class Captures:
         else:
             event.capture = str(target)
 
-    def _refuse_beyond_limit(self) -> None:
+    def _check_limit(self) -> None:
         if not self.has_room:
-            raise _NotWanted(f"{self._where} holds {len(self._kept())} captures of this rank (max_captures)")
+            raise _LimitReached(f"{self._where} holds {len(self._kept())} captures of this rank (max_captures)")
 
     def _write(
-        self, target: Path, event: StepEvent, model: torch.nn.Module, start: StepStart, operation: Operation | None
+        self, target: Path, event: StepEvent, model: torch.nn.Module, start: StepInputs, operation: Operation | None
     ) -> None:
         contents = {
             "weights": dict(model.named_parameters(remove_duplicate=False)),
             "buffers": start.buffers(),
-            "batches": [batch.as_it_was() for batch in start.batches],
+            "batches": [batch.restored() for batch in start.batches],
             "random": dataclasses.asdict(start.random),
             "batch_random": [None if b.random is None else dataclasses.asdict(b.random) for b in start.batches],
         }
@@ -107,7 +107,7 @@ class Captures:
             contents["operation"] = dataclasses.asdict(operation)
         size = _bytes_of(contents)  # before anything is copied
         if size > self._policy.max_capture_bytes:
-            raise _NotWanted(f"{size} bytes are more than max_capture_bytes={self._policy.max_capture_bytes}")
+            raise _LimitReached(f"{size} bytes are more than max_capture_bytes={self._policy.max_capture_bytes}")
         encoded = {name: encode(value, name=name) for name, value in contents.items()}
         tensors = {name: stored for name, (_, stored) in encoded.items()}
         document = self._about(event, model)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from torchnan.recovery.step.norm_limit import NormTripwire
+from torchnan.recovery.step.norm_limit import NormLimit
 
 
 class ClipThreshold:
     """What the policy says, until it is lowered.
 
     Args:
-        tripwire: knows the norms of the last good steps.
+        norm_limit: knows the norms of the last good steps.
         most: the policy's ``max_norm``. ``None``: nothing is clipped.
         factor: by which it is lowered.
 
@@ -20,8 +20,8 @@ class ClipThreshold:
         most: as it is now.
     """
 
-    def __init__(self, tripwire: NormTripwire, most: float | None, factor: float) -> None:
-        self._tripwire = tripwire
+    def __init__(self, norm_limit: NormLimit, most: float | None, factor: float) -> None:
+        self._norm_limit = norm_limit
         self.most = most
         self._factor = factor
 
@@ -34,7 +34,7 @@ class ClipThreshold:
         Returns:
             what it is now; ``None`` if there is nothing to be lowered.
         """
-        usual = self._tripwire.mean or (norm if math.isfinite(norm) and norm > 0 else None)
+        usual = self._norm_limit.mean or (norm if math.isfinite(norm) and norm > 0 else None)
         now = usual if self.most is None else self.most
         if now is not None:
             self.most = self._factor * now

@@ -19,7 +19,7 @@ REMEDIES: dict[Cause, Action] = {
 
 
 @dataclasses.dataclass
-class Spent:
+class RetryBudget:
     """What of the budgets is used up."""
 
     consecutive: int = 0
@@ -50,9 +50,9 @@ class Decision:
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self.spent = Spent()
+        self.spent = RetryBudget()
 
-    def note_good_step(self) -> None:
+    def record_good_step(self) -> None:
         """A step was applied."""
         spent = self.spent
         spent.consecutive = spent.retries = spent.splits = spent.scaler_skips = 0
@@ -153,7 +153,7 @@ class Decision:
         elif answer.action == "split":
             spent.splits += 1
 
-    def further_back(self) -> int:
+    def snapshots_back(self) -> int:
         """How many snapshots before the newest this rollback goes: one more for each that was not enough."""
         return self._policy.rollback_depth - 1 + max(0, self.spent.rollbacks_in_a_row - 1)
 
@@ -163,4 +163,4 @@ class Decision:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from there."""
-        self.spent = Spent(**state)
+        self.spent = RetryBudget(**state)

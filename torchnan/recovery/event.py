@@ -22,8 +22,8 @@ Cause = Literal[
 
 ACTIONS: tuple[Action, ...] = ("retry", "split", "skip", "rollback", "raise")  # the graver, the later
 # What a step that is finite can be answered with, where a monitor finds the run unstable.
-ANSWERS: tuple[Action, ...] = ("lower_clip", "cut_lr", "skip", "rollback", "raise")
-SOFT: tuple[Action, ...] = ("lower_clip", "cut_lr")  # the step is applied
+INSTABILITY_ACTIONS: tuple[Action, ...] = ("lower_clip", "cut_lr", "skip", "rollback", "raise")
+MITIGATIONS: tuple[Action, ...] = ("lower_clip", "cut_lr")  # the step is applied
 Instability = Literal[  # the worst first
     "nonfinite",
     "fp16_overflow",
@@ -110,7 +110,7 @@ class StepEvent:
         """What :meth:`to_json` writes."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         fields["finding"] = None if self.finding is None else json.loads(self.finding.to_json())
-        return {"schema": SCHEMA, **strict(fields)}
+        return {"schema": SCHEMA, **to_json_value(fields)}
 
     def __str__(self) -> str:
         rows = [
@@ -124,7 +124,7 @@ class StepEvent:
             *(("note", note) for note in self.notes),
         ]
         lines = [f"torchnan: step {self.step} was not applied ({printable(self.what.replace('_', ' '))})"]
-        if self.action in SOFT:
+        if self.action in MITIGATIONS:
             lines = [f"torchnan: at step {self.step} the run is unstable"]
         if self.what == "replicas":
             lines = [f"torchnan: after step {self.step} the ranks have come apart"]
@@ -167,19 +167,19 @@ class StepResult:
     event: StepEvent | None = None
 
 
-def place_of(device: torch.device) -> str:
+def host_and_device(device: torch.device) -> str:
     """Where a model is trained: host and device."""
     return f"{socket.gethostname()} {device}"
 
 
-def strict(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """With strings for the numbers that JSON does not have, and without text that it does not have."""
     if isinstance(value, str):
         return storable(value)
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {key: strict(item) for key, item in value.items()}
+        return {key: to_json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [strict(item) for item in value]
+        return [to_json_value(item) for item in value]
     return value

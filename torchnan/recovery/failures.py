@@ -26,7 +26,7 @@ class Failures:
         if self.counts[part] == 1:
             with contextlib.suppress(Exception):  # a handler of the program's may fail, too
                 why = printable(text_of(error))
-                logger.warning("torchnan: %s failed: %s. Training goes on; this is said once.", part, why)
+                logger.warning("torchnan: %s failed: %s. TrainingState goes on; this is said once.", part, why)
 
     @contextlib.contextmanager
     def contained(self, part: str) -> Iterator[None]:

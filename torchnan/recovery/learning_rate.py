@@ -46,7 +46,7 @@ class LearningRateCut:
         self._hook()
         return self._from
 
-    def note_good_step(self) -> bool:
+    def record_good_step(self) -> bool:
         """One more; True if this one has ended the ramp."""
         if self._from == 1.0:
             return False

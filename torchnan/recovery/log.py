@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchnan._load import _C
-from torchnan.recovery.event import StepEvent, strict
+from torchnan.recovery.event import StepEvent, to_json_value
 from torchnan.recovery.failures import Failures
 from torchnan.storage import atomic_folder
 
@@ -41,7 +41,7 @@ class RecoveryLog:
     def note(self, kind: str, **facts: Any) -> None:
         """Something else that explains the run: a snapshot, the end of a ramp, a capture that could not be kept."""
         with self._failures.contained("writing to the recovery log"):
-            self._line({"kind": kind, **strict(facts)})
+            self._line({"kind": kind, **to_json_value(facts)})
 
     def _line(self, facts: dict[str, Any]) -> None:
         if self._path is not None:

@@ -17,8 +17,15 @@ from torchnan.distributed import shards
 from torchnan.distributed.agreement import Agreement, Anomaly, AnomalyKind
 from torchnan.recovery.errors import TrainingStopped
 from torchnan.recovery.policy import POSITIVE, is_positive
-from torchnan.recovery.step.gradients import Measured, describe_bad, gradients_of, measure, plain_norm, unwatched
-from torchnan.recovery.step.norm_limit import NormTripwire
+from torchnan.recovery.step.gradients import (
+    GradientStats,
+    describe_nonfinite,
+    gradients_of,
+    measure,
+    plain_norm,
+    unwatched,
+)
+from torchnan.recovery.step.norm_limit import NormLimit
 
 logger = logging.getLogger("torchnan")
 
@@ -97,8 +104,8 @@ class NaNDetector:
         self.max_history = max_history
         self.state = NaNState()
         self._agreement = Agreement(group)
-        self._tripwire = NormTripwire(norm_limit, norm_factor)
-        self._measured = Measured()
+        self._norm_limit = NormLimit(norm_limit, norm_factor)
+        self._measured = GradientStats()
         self._norm = 0.0
 
     def check_loss(self, loss: float | torch.Tensor, step: int) -> bool:
@@ -133,7 +140,7 @@ class NaNDetector:
         state.total_nans += 1
         if len(state.nan_steps) < self.max_history:
             state.nan_steps.append(step)
-        return self._refuse(f"NaN/Inf loss at step {step}", worst, mine)
+        return self._validate(f"NaN/Inf loss at step {step}", worst, mine)
 
     def check_gradients(self, model: torch.nn.Module, step: int | None = None) -> bool:
         """Whether all gradients are finite and their norm is no spike, here and on every other rank; one scan of them.
@@ -157,13 +164,13 @@ class NaNDetector:
         self._measured = measure(gradients, ranks=self._agreement.ranks)
         bad = self._measured.bad
         rank = self._agreement.global_rank
-        mine = Anomaly(AnomalyKind.GRADIENT, f"in {describe_bad(gradients, bad)}", rank=rank) if bad else None
-        worst, self._norm = self._agreement.agree_with_norm(self._measured, mine, self._tripwire.trip)
+        mine = Anomaly(AnomalyKind.GRADIENT, f"in {describe_nonfinite(gradients, bad)}", rank=rank) if bad else None
+        worst, self._norm = self._agreement.agree_with_norm(self._measured, mine, self._norm_limit.check)
         if worst is None:
-            self._tripwire.note(self._norm)
+            self._norm_limit.note(self._norm)
             return True
         kind = "Gradient spike" if worst.kind is AnomalyKind.NORM else "NaN/Inf gradient"
-        return self._refuse(kind if step is None else f"{kind} at step {step}", worst, mine)
+        return self._validate(kind if step is None else f"{kind} at step {step}", worst, mine)
 
     @property
     def gradient_norm(self) -> float:
@@ -193,15 +200,15 @@ class NaNDetector:
 
     def state_dict(self) -> dict[str, Any]:
         """The state, for a checkpoint."""
-        return {**dataclasses.asdict(self.state), "tripwire": self._tripwire.state_dict()}
+        return {**dataclasses.asdict(self.state), "tripwire": self._norm_limit.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from there."""
         fields = {field.name: state[field.name] for field in dataclasses.fields(NaNState)}
         self.state = NaNState(**{**fields, "nan_steps": list(fields["nan_steps"])})
-        self._tripwire.load_state_dict(state["tripwire"])
+        self._norm_limit.load_state_dict(state["tripwire"])
 
-    def _refuse(self, what: str, worst: Anomaly, mine: Anomaly | None) -> bool:
+    def _validate(self, what: str, worst: Anomaly, mine: Anomaly | None) -> bool:
         state = self.state
         where = "" if self._agreement.ranks == 1 else f" on rank {worst.rank}"
         if where and mine is None and worst.kind is not AnomalyKind.NORM:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from torchnan.config.options import Option, OptionError, is_path, nearest, one_of, parse_bool, parse_float, read
 from torchnan.config.settings import Settings, count, is_number, setting
 from torchnan.config.text import printable
-from torchnan.recovery.event import ACTIONS, ANSWERS, CAUSES, INSTABILITIES, Action
+from torchnan.recovery.event import ACTIONS, CAUSES, INSTABILITIES, INSTABILITY_ACTIONS, Action
 from torchnan.startup import POLICY
 
 POSITIVE = "a number above 0, or nothing"
@@ -47,7 +47,7 @@ def _pairs(text: str) -> dict[str, str]:
 _REMEDIES = f"actions ({', '.join(ACTIONS)}) by cause ({', '.join(CAUSES)})"
 
 
-_ANSWERS = f"actions ({', '.join(ANSWERS)}) by kind of verdict ({', '.join(INSTABILITIES)})"
+_ANSWERS = f"actions ({', '.join(INSTABILITY_ACTIONS)}) by kind of verdict ({', '.join(INSTABILITIES)})"
 
 
 def _table(accepts: str, keys: tuple[str, ...], values: tuple[str, ...], example: str) -> Any:
@@ -112,7 +112,9 @@ class Policy(Settings):
     max_consecutive: int = count(5, least=1)
     max_skips: int = count(100)
     remedy: Mapping[str, Action] = _table(_REMEDIES, CAUSES, ACTIONS, "data=raise,norm=rollback")
-    instability: Mapping[str, Action] = _table(_ANSWERS, INSTABILITIES, ANSWERS, "spike=skip,silent_divergence=cut_lr")
+    instability: Mapping[str, Action] = _table(
+        _ANSWERS, INSTABILITIES, INSTABILITY_ACTIONS, "spike=skip,silent_divergence=cut_lr"
+    )
     retries: int = count(2)
     max_norm: float | None = _positive()
     norm_limit: float | None = _positive()

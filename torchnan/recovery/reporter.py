@@ -8,15 +8,15 @@ import logging
 import torch
 
 from torchnan.distributed.agreement import Agreement
-from torchnan.recovery.event import StepEvent, place_of
+from torchnan.recovery.event import StepEvent, host_and_device
 from torchnan.recovery.log import RecoveryLog
 
 logger = logging.getLogger("torchnan")
 
-MOST_EVENTS = 100
+MAX_EVENTS = 100
 
 
-class Announcer:
+class Reporter:
     """Tells each event once, on the first rank and on the one that it is of.
 
     Args:
@@ -36,8 +36,8 @@ class Announcer:
         """Something has been done about it, on this device."""
         mine = event.rank == self._agreement.global_rank
         source = self._agreement.lowest_rank_with_max(int(mine))
-        event.host, event.device = self._agreement.broadcast_text(place_of(device), source).rsplit(" ", 1)
-        self.events = [*self.events, event][-MOST_EVENTS:]
+        event.host, event.device = self._agreement.broadcast_text(host_and_device(device), source).rsplit(" ", 1)
+        self.events = [*self.events, event][-MAX_EVENTS:]
         self._log.write(event)
         if self._agreement.rank == 0 or mine:
             with contextlib.suppress(Exception):  # a handler of the program's may fail

@@ -15,8 +15,8 @@ from torchnan.recovery.errors import TrainingStopped
 from torchnan.recovery.failures import Failures
 from torchnan.recovery.log import RecoveryLog
 from torchnan.recovery.policy import Policy
-from torchnan.recovery.snapshots import DiskSnapshots, MemorySnapshots, OwnSnapshots, Snapshots, Training
-from torchnan.recovery.step.gradients import bad_among
+from torchnan.recovery.snapshots import DiskSnapshots, MemorySnapshots, Snapshots, TrainingState, UserSnapshots
+from torchnan.recovery.step.gradients import nonfinite_among
 from torchnan.recovery.step.replay import digest_of
 
 
@@ -35,7 +35,7 @@ class Rollback:
     def __init__(
         self,
         policy: Policy,
-        training: Training,
+        training: TrainingState,
         agreement: Agreement,
         log: RecoveryLog,
         failures: Failures,
@@ -49,7 +49,7 @@ class Rollback:
         self._failures = failures
         self._snapshots: Snapshots
         if save is not None and load is not None:
-            self._snapshots = OwnSnapshots(save, load, policy.snapshots)
+            self._snapshots = UserSnapshots(save, load, policy.snapshots)
         elif policy.snapshot_folder is not None:
             where = Path(policy.snapshot_folder)
             self._snapshots = DiskSnapshots(training, policy.snapshots, where, agreement.global_rank)
@@ -66,7 +66,7 @@ class Rollback:
         """Of the snapshots that are kept there."""
         return self._snapshots.bytes_in_memory if isinstance(self._snapshots, MemorySnapshots) else 0
 
-    def refuse_leftovers(self) -> None:
+    def require_no_leftovers(self) -> None:
         """A run that does not go on from snapshots must not go back to them.
 
         Raises:
@@ -85,7 +85,7 @@ class Rollback:
 
     def take(self, step: int) -> None:
         """Keeps the state, unless it is already bad: there is no use in going back to that."""
-        bad = bad_among(self._training.model.named_parameters())
+        bad = nonfinite_among(self._training.model.named_parameters())
         if self._agreement.all_reduce_max(len(bad)) > 0:
             self._log.note("no_snapshot", step=step, reason=f"not finite: {', '.join(bad[:5]) or 'on another rank'}")
             return

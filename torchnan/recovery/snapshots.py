@@ -18,7 +18,7 @@ from torchnan.storage import atomic_folder, rank_folders
 from torchnan.storage.codec import decode, encode
 
 
-class HasState(Protocol):
+class Stateful(Protocol):
     """What can be gone back to: an optimizer, a scaler, a scheduler, a stateful data loader."""
 
     def state_dict(self) -> Any: ...
@@ -26,7 +26,7 @@ class HasState(Protocol):
 
 
 @dataclasses.dataclass
-class Training:
+class TrainingState:
     """Everything that a step changes.
 
     Attributes:
@@ -36,11 +36,11 @@ class Training:
     """
 
     model: torch.nn.Module
-    parts: dict[str, HasState]
-    data: HasState | None = None
+    parts: dict[str, Stateful]
+    data: Stateful | None = None
 
     @classmethod
-    def of(cls, model: torch.nn.Module, parts: dict[str, HasState | None], data: HasState | None) -> Training:
+    def of(cls, model: torch.nn.Module, parts: dict[str, Stateful | None], data: Stateful | None) -> TrainingState:
         """Of the parts that there are."""
         return cls(model, {name: part for name, part in parts.items() if part is not None}, data)
 
@@ -77,7 +77,7 @@ def _local(state: Any) -> Any:
     return tree_map_only(torch.Tensor, shards.local, state)
 
 
-def _restore_part(part: HasState, kept: Any) -> None:
+def _restore_part(part: Stateful, kept: Any) -> None:
     """Distributed tensors are filled where they are, since only the local part was kept; others are given as copies."""
     live, wanted = _tensors_of(part.state_dict()), _tensors_of(kept)
     is_alike = [shards.local(t).shape for t in live] == [t.shape for t in wanted]
@@ -113,7 +113,7 @@ class MemorySnapshots:
     Memory: ``keep`` times parameters, buffers and optimizer state; for AdamW in float32 12 bytes a parameter.
     """
 
-    def __init__(self, training: Training, keep: int) -> None:
+    def __init__(self, training: TrainingState, keep: int) -> None:
         self._training = training
         self._keep = keep
         self._kept: dict[int, Any] = {}
@@ -171,7 +171,7 @@ class DiskSnapshots:
         OSError: the folder cannot be made.
     """
 
-    def __init__(self, training: Training, keep: int, where: Path, rank: int) -> None:
+    def __init__(self, training: TrainingState, keep: int, where: Path, rank: int) -> None:
         self._training = training
         self._keep = keep
         self._where = where
@@ -203,7 +203,7 @@ class DiskSnapshots:
         return rank_folders.folder_of(self._where, self._rank, step)
 
 
-class OwnSnapshots:
+class UserSnapshots:
     """By functions of the user's: ``save(step)`` and ``load(step)``, as of torch.distributed.checkpoint."""
 
     def __init__(self, save: Callable[[int], Any], load: Callable[[int], Any], keep: int) -> None:

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torchnan._load import _C
 from torchnan.distributed.agreement import Agreement, Anomaly, AnomalyKind
 from torchnan.monitor import Monitor
-from torchnan.monitor.guard_feed import InGuard
-from torchnan.recovery.arguments import policy_of, refuse, refuse_monitor, without_files, without_wrappers
-from torchnan.recovery.bad_step import Explainer
-from torchnan.recovery.callback_request import Wish
+from torchnan.monitor.guard_feed import MonitorFeed
+from torchnan.recovery.arguments import disabled_policy, resolve_policy, unwrap_optimizer, validate, validate_monitor
+from torchnan.recovery.bad_step import BadStepAnalyzer
+from torchnan.recovery.callback_request import CallbackRequest
 from torchnan.recovery.clip import ClipThreshold
 from torchnan.recovery.decision import Answer, Decision
 from torchnan.recovery.errors import TrainingStopped
@@ -25,13 +25,13 @@ from torchnan.recovery.failures import Failures
 from torchnan.recovery.learning_rate import LearningRateCut
 from torchnan.recovery.log import RecoveryLog
 from torchnan.recovery.policy import Policy
-from torchnan.recovery.reporter import Announcer
+from torchnan.recovery.reporter import Reporter
 from torchnan.recovery.rollback import Rollback
-from torchnan.recovery.snapshots import HasState, Training
-from torchnan.recovery.step.forward_backward import Attempt, Passes, StepFunction
-from torchnan.recovery.step.norm_limit import NormTripwire
+from torchnan.recovery.snapshots import Stateful, TrainingState
+from torchnan.recovery.step.forward_backward import ForwardBackward, StepFunction, StepRun
+from torchnan.recovery.step.norm_limit import NormLimit
 from torchnan.recovery.step.scaled_step import ScaledStep
-from torchnan.recovery.step.step_inputs import StepStart
+from torchnan.recovery.step.step_inputs import StepInputs
 
 
 class StepGuard:
@@ -88,17 +88,17 @@ class StepGuard:
         scheduler: Any = None,
         policy: Policy | str | os.PathLike[str] | dict[str, Any] | None = None,
         group: dist.ProcessGroup | None = None,
-        data: HasState | None = None,
+        data: Stateful | None = None,
         save: Callable[[int], Any] | None = None,
         load: Callable[[int], Any] | None = None,
         on_instability: Callable[[StepEvent], Action | None] | None = None,
         monitor: Monitor | None = None,
         **options: Any,
     ) -> None:
-        self.policy = policy_of(policy, options)
-        refuse(model, optimizer, step_fn, self.policy, save, load, on_instability)
-        refuse_monitor(monitor, self.policy, can_roll_back=save is not None)
-        optimizer = without_wrappers(optimizer)
+        self.policy = resolve_policy(policy, options)
+        validate(model, optimizer, step_fn, self.policy, save, load, on_instability)
+        validate_monitor(monitor, self.policy, can_roll_back=save is not None)
+        optimizer = unwrap_optimizer(optimizer)
         self.model = model
         self.optimizer = optimizer
         self.step_number = 0
@@ -106,29 +106,31 @@ class StepGuard:
         self._scheduler = scheduler
         self._failures = Failures()
         self._agreement = Agreement(group)
-        self._wish = Wish(on_instability, self._agreement, self._failures)
+        self._callback_request = CallbackRequest(on_instability, self._agreement, self._failures)
         self._is_off = _C.is_disabled()
-        policy = without_files(self.policy) if self._is_off else self.policy
+        policy = disabled_policy(self.policy) if self._is_off else self.policy
         self._log = RecoveryLog(policy.log if self._agreement.rank == 0 else None, self._failures)
-        self._announcer = Announcer(self._agreement, self._log)
-        self._tripwire = NormTripwire(policy.norm_limit, policy.norm_factor, policy.norm_window)
+        self._reporter = Reporter(self._agreement, self._log)
+        self._norm_limit = NormLimit(policy.norm_limit, policy.norm_factor, policy.norm_window)
         survives = policy.out_of_memory == "split"
-        self._passes = Passes(model, optimizer, step_fn, self._scaled.scaler, self._tripwire, self._agreement, survives)
-        self._start = StepStart(model, policy.keep)  # type: ignore[arg-type]
-        self._decision = Decision(policy)
-        self._rate = LearningRateCut(optimizer, policy.lr_factor, policy.lr_ramp)
-        self._clip = ClipThreshold(self._tripwire, policy.max_norm, policy.clip_factor)
-        parts: dict[str, Any] = {"optimizer": optimizer, "scaler": self._scaled.scaler, "scheduler": scheduler}
-        training = Training.of(model, parts, data if policy.rewind_data else None)
-        self._rollback = Rollback(policy, training, self._agreement, self._log, self._failures, save, load)
-        self._explainer = Explainer(policy, self._passes, self._start, self._agreement, self._failures)
-        self.monitored = InGuard(
-            monitor, training, policy, self._agreement, self._rate, self._clip, self._tell, self._failures
+        self._forward_backward = ForwardBackward(
+            model, optimizer, step_fn, self._scaled.scaler, self._norm_limit, self._agreement, survives
         )
-        self._passes.without_graph = self.monitored.without_graph
-        self._explainer.wants_float32 = self.monitored.wants_float32
+        self._start = StepInputs(model, policy.keep)  # type: ignore[arg-type]
+        self._decision = Decision(policy)
+        self._lr_cut = LearningRateCut(optimizer, policy.lr_factor, policy.lr_ramp)
+        self._clip = ClipThreshold(self._norm_limit, policy.max_norm, policy.clip_factor)
+        parts: dict[str, Any] = {"optimizer": optimizer, "scaler": self._scaled.scaler, "scheduler": scheduler}
+        training = TrainingState.of(model, parts, data if policy.rewind_data else None)
+        self._rollback = Rollback(policy, training, self._agreement, self._log, self._failures, save, load)
+        self._analyzer = BadStepAnalyzer(policy, self._forward_backward, self._start, self._agreement, self._failures)
+        self.monitored = MonitorFeed(
+            monitor, training, policy, self._agreement, self._lr_cut, self._clip, self._tell, self._failures
+        )
+        self._forward_backward.without_graph = self.monitored.without_graph
+        self._analyzer.wants_float32 = self.monitored.wants_float32
         self._in_watch = False  # between watch() and ok_to_step()
-        self._in_loop = False  # of the program's own
+        self._is_manual_loop = False  # of the program's own
         self._begun = False
 
     # -- the whole step
@@ -156,26 +158,26 @@ class StepGuard:
             self._keep(batch)
         given, event = list(batches), None
         while True:
-            attempt = self._passes.run(given, self._parts())
-            self._explainer.stop_alone(self.step_number, attempt)
-            worst, norm = self._passes.agree(attempt)
-            worst = self.monitored.look(attempt, norm, worst)
+            run = self._forward_backward.run(given, self._parts())
+            self._analyzer.raise_locally(self.step_number, run)
+            worst, norm = self._forward_backward.agree(run)
+            worst = self.monitored.look(run, norm, worst)
             if worst is None:
-                return self._apply(attempt, norm, event)
+                return self._apply(run, norm, event)
             if worst.kind is AnomalyKind.SCALER and not self._decision.scaler_gives_up():
-                return self._let_scaler_skip(attempt, norm)
-            event, answer = self._judge(attempt, worst, norm)
+                return self._let_scaler_skip(run, norm)
+            event, answer = self._judge(run, worst, norm)
             if answer.action not in ("retry", "split"):
-                return self._give_up_step(attempt, norm, event, answer)
-            self._carry_out(event, answer)
-            given = [kept.as_it_was() for kept in self._start.batches]
+                return self._abandon_step(run, norm, event, answer)
+            self._apply_action(event, answer)
+            given = [kept.restored() for kept in self._start.batches]
             self._start.restore()
             self.optimizer.zero_grad(set_to_none=True)
 
     def _begin(self) -> None:
         self._take_snapshot_if_due()
         self.step_number += 1
-        self._in_loop = False
+        self._is_manual_loop = False
         self.optimizer.zero_grad(set_to_none=True)
         self._start.note()
         self.monitored.begin(self.step_number)
@@ -183,7 +185,7 @@ class StepGuard:
     def _take_snapshot_if_due(self) -> StepEvent | None:
         """Not among bad steps: it may be the weights that make them bad. Returns what was found instead."""
         if not self._begun:
-            self._rollback.refuse_leftovers()
+            self._rollback.require_no_leftovers()
             self._begun = True
         if self._decision.spent.consecutive > 0 or not self._rollback.due(self.step_number):
             return None
@@ -192,46 +194,46 @@ class StepGuard:
             return None
         event = StepEvent(self.step_number, "replicas", "the weights of the ranks differ", cause="model")
         answer = self._decision.answer(event, can_roll_back=self._rollback.possible)
-        self._carry_out(event, answer)
+        self._apply_action(event, answer)
         return event
 
     def _keep(self, batch: Any) -> None:
-        self._explainer.refuse_what_cannot_be_captured(batch)
-        self._start.add(batch, drawn_between=self._in_loop)
+        self._analyzer.validate_batch(batch)
+        self._start.add(batch, drawn_between=self._is_manual_loop)
         self.monitored.keep(batch)
 
     def _parts(self) -> int:
         return int(2**self._decision.spent.splits)
 
-    def _apply(self, attempt: Attempt, norm: float, event: StepEvent | None) -> StepResult:
+    def _apply(self, run: StepRun, norm: float, event: StepEvent | None) -> StepResult:
         self._update(norm)
         self.monitored.end(skipped=False)
         self._note_good_step(norm)
         step = self.step_number
         found = self._take_snapshot_if_due()  # now, and not with the next step: its batch is not drawn yet
-        return StepResult(step, True, attempt.loss, norm, found or event)
+        return StepResult(step, True, run.loss, norm, found or event)
 
     def _step_unguarded(self, batches: list[Any]) -> StepResult:
         """TORCHNAN=0: the step as it would be without a guard."""
         self.step_number += 1
         self.optimizer.zero_grad(set_to_none=True)
-        attempt = self._passes.run_unguarded(batches)
-        norm = attempt.measured.norm
+        run = self._forward_backward.run_unguarded(batches)
+        norm = run.measured.norm
         self._update(norm)
-        return StepResult(self.step_number, True, attempt.loss, norm)
+        return StepResult(self.step_number, True, run.loss, norm)
 
     def _update(self, norm: float) -> None:
-        self._passes.clip(norm, self._clip.most)
+        self._forward_backward.clip(norm, self._clip.most)
         self._scaled.take()
         if self._scheduler is not None:
             self._scheduler.step()
 
     def _note_good_step(self, norm: float) -> None:
         self._start.forget_batches()
-        self._tripwire.note(norm)
-        self._decision.note_good_step()
-        self._explainer.note_good_step(self.step_number)
-        if self._rate.note_good_step():
+        self._norm_limit.note(norm)
+        self._decision.record_good_step()
+        self._analyzer.record_good_step(self.step_number)
+        if self._lr_cut.record_good_step():
             self._log.note("learning_rate", step=self.step_number, lr_factor=1.0, reason="the ramp has ended")
 
     # -- a loop of the program's own
@@ -245,7 +247,7 @@ class StepGuard:
                 self._take_snapshot_if_due()
                 self._start.note()
             self.step_number += 1
-            self._in_watch = self._in_loop = True
+            self._in_watch = self._is_manual_loop = True
             self.monitored.begin(self.step_number)
         if not self._is_off:
             self._keep(batch)
@@ -268,13 +270,13 @@ class StepGuard:
             raise RuntimeError("ok_to_step() belongs after `with guard.watch(batch):`, once a step")
         self._in_watch = False
         if self._is_off:
-            self._passes.clip(self._passes.end_unguarded([]).measured.norm, self._clip.most)
+            self._forward_backward.clip(self._forward_backward.end_unguarded([]).measured.norm, self._clip.most)
             return True
-        attempt = self._passes.look([self.monitored.without_graph(loss) for loss in losses])
-        worst, norm = self._passes.agree(attempt)
-        worst = self.monitored.look(attempt, norm, worst)
+        run = self._forward_backward.look([self.monitored.without_graph(loss) for loss in losses])
+        worst, norm = self._forward_backward.agree(run)
+        worst = self.monitored.look(run, norm, worst)
         if worst is None:
-            self._passes.clip(norm, self._clip.most)
+            self._forward_backward.clip(norm, self._clip.most)
             self.monitored.end(skipped=False)
             self._note_good_step(norm)
             return True
@@ -282,7 +284,7 @@ class StepGuard:
             self._scaled.mark_to_skip()
             self.monitored.end(skipped=True)
             return True  # scaler.step() will not step, and scaler.update() lowers the scale
-        self._give_up_step(attempt, norm, *self._judge(attempt, worst, norm))
+        self._abandon_step(run, norm, *self._judge(run, worst, norm))
         return False
 
     @property
@@ -297,60 +299,60 @@ class StepGuard:
 
     # -- a loss scaler in search of its scale
 
-    def _let_scaler_skip(self, attempt: Attempt, norm: float) -> StepResult:
+    def _let_scaler_skip(self, run: StepRun, norm: float) -> StepResult:
         self._scaled.mark_to_skip()
         self._scaled.take()
         self._start.forget_batches()
         self.monitored.end(skipped=True)
-        return StepResult(self.step_number, False, attempt.loss, norm)
+        return StepResult(self.step_number, False, run.loss, norm)
 
     # -- a bad step
 
-    def _judge(self, attempt: Attempt, worst: Anomaly, norm: float) -> tuple[StepEvent, Answer]:
+    def _judge(self, run: StepRun, worst: Anomaly, norm: float) -> tuple[StepEvent, Answer]:
         """What it was, and what is to be done about it, the same on every rank."""
-        event = self._explainer.explain(self.step_number, attempt, worst, norm, self._parts())
+        event = self._analyzer.explain(self.step_number, run, worst, norm, self._parts())
         event.consecutive = self._decision.spent.consecutive + 1
         unstable = self.monitored.after_replay(event)
-        wanted = self._wish.about(event)
+        wanted = self._callback_request.about(event)
         possible = {"can_roll_back": self._rollback.possible, "can_run_again": self._can_run_again()}
         return event, self._decision.answer(event, **possible, wanted=wanted, instability=unstable)
 
     def _can_run_again(self) -> bool:
         """Here and on every other rank."""
-        return not self._in_loop and self._agreement.all_reduce_max(int(self._start.written() is not None)) == 0
+        return not self._is_manual_loop and self._agreement.all_reduce_max(int(self._start.written() is not None)) == 0
 
-    def _give_up_step(self, attempt: Attempt, norm: float, event: StepEvent, answer: Answer) -> StepResult:
+    def _abandon_step(self, run: StepRun, norm: float, event: StepEvent, answer: Answer) -> StepResult:
         self.optimizer.zero_grad(set_to_none=True)
         self._start.restore_buffers()
         self._scaled.forget()
         self._start.forget_batches()
         self.monitored.end(skipped=True)
-        self._carry_out(event, answer)
-        return StepResult(event.step, False, attempt.loss, norm, event)
+        self._apply_action(event, answer)
+        return StepResult(event.step, False, run.loss, norm, event)
 
-    def _carry_out(self, event: StepEvent, answer: Answer) -> None:
+    def _apply_action(self, event: StepEvent, answer: Answer) -> None:
         self._decision.note(answer)
         event.action, event.reason = answer.action, answer.reason
         if answer.action == "rollback":
             try:
-                event.snapshot = self.step_number = self._rollback.restore(self._decision.further_back())
+                event.snapshot = self.step_number = self._rollback.restore(self._decision.snapshots_back())
             except TrainingStopped as stopped:
                 event.action, event.reason = "raise", str(stopped)
                 self._tell(event)
                 raise TrainingStopped(str(event), stopped.reason, event) from stopped
-            event.lr_factor = self._rate.cut()
-            self._explainer.note_good_step(self.step_number)
+            event.lr_factor = self._lr_cut.cut()
+            self._analyzer.record_good_step(self.step_number)
         self._tell(event)
         if answer.action == "raise":
             raise TrainingStopped(str(event), answer.exit_reason, event)
 
     def _tell(self, event: StepEvent) -> None:
-        self._announcer.tell(event, self._passes.device)
+        self._reporter.tell(event, self._forward_backward.device)
 
     @property
     def events(self) -> list[StepEvent]:
         """The last 100 bad steps, and what was done about them."""
-        return list(self._announcer.events)
+        return list(self._reporter.events)
 
     @property
     def failures(self) -> dict[str, int]:
@@ -364,7 +366,7 @@ class StepGuard:
 
     def close(self) -> None:
         """Leaves the optimizer as it was: a learning rate that is still cut is so no longer."""
-        self._rate.close()
+        self._lr_cut.close()
 
     # -- across restarts of the program
 
@@ -385,8 +387,8 @@ class StepGuard:
         return {
             "step_number": self.step_number,
             "decision": self._decision.state_dict(),
-            "tripwire": self._tripwire.state_dict(),
-            "learning_rate": self._rate.state_dict(),
+            "tripwire": self._norm_limit.state_dict(),
+            "learning_rate": self._lr_cut.state_dict(),
             "clip": self._clip.state_dict(),
         }
 
@@ -394,6 +396,6 @@ class StepGuard:
         """Goes on from there."""
         self.step_number = state["step_number"]
         self._decision.load_state_dict(state["decision"])
-        self._tripwire.load_state_dict(state["tripwire"])
-        self._rate.load_state_dict(state["learning_rate"])
+        self._norm_limit.load_state_dict(state["tripwire"])
+        self._lr_cut.load_state_dict(state["learning_rate"])
         self._clip.load_state_dict(state["clip"])

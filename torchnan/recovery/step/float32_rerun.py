@@ -15,33 +15,33 @@ from torchnan.detection import hooks
 from torchnan.detection.session import detect
 from torchnan.distributed import shards
 from torchnan.distributed.agreement import Agreement
-from torchnan.recovery.step.forward_backward import Attempt, Passes
+from torchnan.recovery.step.forward_backward import ForwardBackward, StepRun
 
 NARROW = (torch.float16, torch.bfloat16)
 
 
-def in_float32(again: Callable[[], Attempt], passes: Passes, agreement: Agreement) -> bool:
+def in_float32(again: Callable[[], StepRun], forward_backward: ForwardBackward, agreement: Agreement) -> bool:
     """Whether the step is finite then. All ranks ask together. Weights, buffers and gradients are as before.
 
     Args:
         again: puts back what the step started from, and runs it: forward and backward, no update.
-        passes: knows the model, and what a bad step is.
+        forward_backward: knows the model, and what a bad step is.
         agreement: with the other ranks.
 
     Raises:
         RuntimeError: it cannot be run so, here or on another rank; says why.
     """
-    reason, attempt = _obstacle(passes.model), None
+    reason, run = _obstacle(forward_backward.model), None
     if agreement.all_reduce_max(int(bool(reason))) > 0:
         raise RuntimeError(reason or "another rank cannot")
     try:
-        with _wide_weights(passes), torch.compiler.set_stance("force_eager"), _watched_quietly(), _Wide():  # type: ignore[no-untyped-call]
-            attempt = again()
+        with _wide_weights(forward_backward), torch.compiler.set_stance("force_eager"), _watched_quietly(), _Wide():  # type: ignore[no-untyped-call]
+            run = again()
     except Exception as error:  # noqa: BLE001 - the other ranks are to hear of it before it is told
         reason = f"{type(error).__name__}: {error}"
-    if agreement.all_reduce_max(int(attempt is None)) > 0 or attempt is None:
+    if agreement.all_reduce_max(int(run is None)) > 0 or run is None:
         raise RuntimeError(reason or "another rank failed")
-    return passes.agree(attempt)[0] is None
+    return forward_backward.agree(run)[0] is None
 
 
 class _Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -61,9 +61,11 @@ class _Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextlib.contextmanager
-def _wide_weights(passes: Passes) -> Iterator[None]:
+def _wide_weights(forward_backward: ForwardBackward) -> Iterator[None]:
     """The parameters and buffers are the same objects, with other data for a while."""
-    tensors = [t for t in (*passes.model.parameters(), *passes.model.buffers()) if t.dtype in NARROW]
+    tensors = [
+        t for t in (*forward_backward.model.parameters(), *forward_backward.model.buffers()) if t.dtype in NARROW
+    ]
     kept = [(tensor, tensor.data) for tensor in tensors]
     torch.clear_autocast_cache()
     try:
@@ -72,7 +74,7 @@ def _wide_weights(passes: Passes) -> Iterator[None]:
             tensor.data = data.to(torch.float32)
         yield
     finally:
-        passes.optimizer.zero_grad(set_to_none=True)
+        forward_backward.optimizer.zero_grad(set_to_none=True)
         for tensor, data in kept:
             tensor.grad = None
             tensor.data = data

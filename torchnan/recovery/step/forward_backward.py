@@ -16,9 +16,16 @@ from torchnan.detection.errors import NonFiniteError
 from torchnan.detection.introspection import clean, raised_at, unwrap
 from torchnan.distributed import shards
 from torchnan.distributed.agreement import Agreement, Anomaly, AnomalyKind
-from torchnan.recovery.step.gradients import Measured, describe_bad, gradients_of, measure, plain_norm, unwatched
+from torchnan.recovery.step.gradients import (
+    GradientStats,
+    describe_nonfinite,
+    gradients_of,
+    measure,
+    plain_norm,
+    unwatched,
+)
 from torchnan.recovery.step.micro_batches import split
-from torchnan.recovery.step.norm_limit import NormTripwire
+from torchnan.recovery.step.norm_limit import NormLimit
 from torchnan.recovery.step.random_state import RandomState
 
 StepFunction = Callable[[torch.nn.Module, Any], Any]
@@ -29,7 +36,7 @@ _BAD, _NONE_TO_GIVE = 1, 2  # what a rank says of its gradients before they are 
 
 
 @dataclasses.dataclass(frozen=True)
-class Attempt:
+class StepRun:
     """One run of a step.
 
     Attributes:
@@ -41,7 +48,7 @@ class Attempt:
 
     losses: tuple[torch.Tensor, ...]
     anomaly: Anomaly | None
-    measured: Measured
+    measured: GradientStats
     values: tuple[float, ...] = ()
 
     @property
@@ -52,16 +59,16 @@ class Attempt:
         return torch.stack([loss.reshape(()) for loss in self.losses]).mean()
 
 
-class Passes:
+class ForwardBackward:
     """Runs a step up to the point where the optimizer would step.
 
     Args:
         model, optimizer: what is trained.
         step_fn: ``step_fn(model, batch)`` returns the loss; see :class:`torchnan.StepGuard`.
         scaler: a ``torch.amp.GradScaler`` that is enabled, or ``None``.
-        tripwire: for norms.
+        norm_limit: for norms.
         agreement: with the other ranks.
-        survives_memory: a rank that runs out of memory must not leave the others waiting, so gradients are reduced
+        is_oom_recoverable: a rank that runs out of memory must not leave the others waiting, so gradients are reduced
             only after all ranks have said that they have them.
     """
 
@@ -71,17 +78,17 @@ class Passes:
         optimizer: torch.optim.Optimizer,
         step_fn: StepFunction | None,
         scaler: torch.amp.GradScaler | None,
-        tripwire: NormTripwire,
+        norm_limit: NormLimit,
         agreement: Agreement,
-        survives_memory: bool,
+        is_oom_recoverable: bool,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.step_fn = step_fn
         self._scaler = scaler
-        self._tripwire = tripwire
+        self._norm_limit = norm_limit
         self._agreement = agreement
-        self._reduces_itself = survives_memory and agreement.ranks > 1 and hasattr(model, "no_sync")
+        self._reduces_itself = is_oom_recoverable and agreement.ranks > 1 and hasattr(model, "no_sync")
         self.without_graph: Callable[[torch.Tensor], torch.Tensor] = (
             torch.Tensor.detach
         )  # of each loss, before backward
@@ -89,7 +96,7 @@ class Passes:
         self._brought: tuple[Anomaly | None] | None = None  # who brought bad gradients, where the ranks have said so
 
     @property
-    def averages_unseen(self) -> bool:
+    def gradients_arrive_reduced(self) -> bool:
         """Gradients are those of all ranks together when they are first looked at."""
         return self._agreement.ranks > 1 and not self._reduces_itself
 
@@ -97,7 +104,7 @@ class Passes:
     def waits_in_backward(self) -> bool:
         """Ranks wait for one another there: DDP and FSDP, which reduce gradients as they come."""
         reduces = hasattr(self.model, "no_sync") or hasattr(self.model, "set_requires_gradient_sync")
-        return self.averages_unseen and reduces
+        return self.gradients_arrive_reduced and reduces
 
     @property
     def parameters(self) -> list[tuple[str, torch.Tensor]]:
@@ -117,7 +124,7 @@ class Passes:
         parts: int = 1,
         randoms: Sequence[RandomState | None] = (),
         after_backward: Callable[[], None] = lambda: None,
-    ) -> Attempt:
+    ) -> StepRun:
         """Forward, backward, and what is to be said of it, of this rank.
 
         Args:
@@ -130,7 +137,7 @@ class Passes:
         if self._scaler is not None:
             self._scaler._per_optimizer_states.pop(id(self.optimizer), None)  # of a run that came to nothing
         try:
-            self._forward_backward(batches, parts, randoms, losses)
+            self._run_micro_batches(batches, parts, randoms, losses)
             after_backward()
             memory, micro_batch = None, 0
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
@@ -147,22 +154,22 @@ class Passes:
             if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 torch.cuda.empty_cache()
             anomaly = Anomaly(AnomalyKind.OUT_OF_MEMORY, memory, micro_batch, self._agreement.global_rank)
-            return Attempt(tuple(losses), anomaly, Measured())
+            return StepRun(tuple(losses), anomaly, GradientStats())
         return self.look(losses)
 
-    def run_unguarded(self, batches: list[Any]) -> Attempt:
+    def run_unguarded(self, batches: list[Any]) -> StepRun:
         """Forward and backward, and whatever comes of it: with TORCHNAN=0."""
         losses: list[torch.Tensor] = []
-        self._forward_backward(batches, 1, (), losses)
+        self._run_micro_batches(batches, 1, (), losses)
         return self.end_unguarded(losses)
 
-    def end_unguarded(self, losses: list[torch.Tensor]) -> Attempt:
+    def end_unguarded(self, losses: list[torch.Tensor]) -> StepRun:
         """The norm, by PyTorch's own functions."""
         if self._scaler is not None:
             unscale_once(self._scaler, self.optimizer)
-        return Attempt(tuple(losses), None, Measured(norm=plain_norm(gradients_of(self.parameters))))
+        return StepRun(tuple(losses), None, GradientStats(norm=plain_norm(gradients_of(self.parameters))))
 
-    def look(self, losses: list[torch.Tensor]) -> Attempt:
+    def look(self, losses: list[torch.Tensor]) -> StepRun:
         """One scan over the gradients."""
         if self._scaler is not None:
             unscale_once(self._scaler, self.optimizer)
@@ -172,7 +179,7 @@ class Passes:
         bad_gradient = brought[0] if brought else self._bad_gradient(gradients, measured.bad)
         with unwatched():
             values = tuple(shards.local(loss).item() for loss in losses)
-        return Attempt(tuple(losses), self._bad_loss(values) or bad_gradient, measured, values)
+        return StepRun(tuple(losses), self._bad_loss(values) or bad_gradient, measured, values)
 
     def clip(self, norm: float, most: float | None) -> None:
         """Gradients whose norm is this one, as a whole."""
@@ -180,11 +187,11 @@ class Passes:
             parameters = [parameter for _, parameter in self.parameters]
             torch.nn.utils.clip_grads_with_norm_(parameters, most, torch.tensor(norm))
 
-    def agree(self, attempt: Attempt) -> tuple[Anomaly | None, float]:
+    def agree(self, run: StepRun) -> tuple[Anomaly | None, float]:
         """What all ranks know of it, and the norm of its gradients."""
-        return self._agreement.agree_with_norm(attempt.measured, attempt.anomaly, self._tripwire.trip)
+        return self._agreement.agree_with_norm(run.measured, run.anomaly, self._norm_limit.check)
 
-    def _forward_backward(
+    def _run_micro_batches(
         self, batches: list[Any], parts: int, randoms: Sequence[RandomState | None], losses: list[torch.Tensor]
     ) -> None:
         assert self.step_fn is not None
@@ -247,7 +254,7 @@ class Passes:
     def _bad_gradient(self, gradients: list[tuple[str, torch.Tensor]], bad: tuple[str, ...]) -> Anomaly | None:
         if not bad:
             return None
-        text = f"{len(bad)} of {len(gradients)} gradients are not finite: {describe_bad(gradients, bad)}"
+        text = f"{len(bad)} of {len(gradients)} gradients are not finite: {describe_nonfinite(gradients, bad)}"
         what = AnomalyKind.GRADIENT if self._scaler is None else AnomalyKind.SCALER
         return Anomaly(what, text, 0, self._agreement.global_rank)
 

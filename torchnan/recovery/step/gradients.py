@@ -14,7 +14,7 @@ from torchnan.distributed import shards
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
+class GradientStats:
     """What one scan over tensors says.
 
     Attributes:
@@ -50,7 +50,7 @@ def gradients_of(parameters: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[s
     return [(name, p.grad) for name, p in parameters if p.grad is not None]
 
 
-def measure(named: Sequence[tuple[str, torch.Tensor]], *, ranks: int = 1) -> Measured:
+def measure(named: Sequence[tuple[str, torch.Tensor]], *, ranks: int = 1) -> GradientStats:
     """Reads every tensor once. One synchronisation a device, none on the CPU.
 
     Args:
@@ -58,7 +58,7 @@ def measure(named: Sequence[tuple[str, torch.Tensor]], *, ranks: int = 1) -> Mea
         ranks: how many processes train together, for ``squares``.
     """
     if not named:
-        return Measured()
+        return GradientStats()
     with unwatched(), torch.no_grad():
         table = _table([shards.local(tensor) for _, tensor in named])
         norms, magnitudes = table.unbind(1)
@@ -66,10 +66,10 @@ def measure(named: Sequence[tuple[str, torch.Tensor]], *, ranks: int = 1) -> Mea
         good = torch.isfinite(magnitudes)
         squares = _squares(named, norms.where(good, 0.0), ranks) if ranks > 1 else 0.0
         bad = () if bool(good.all()) else tuple(named[int(i)][0] for i in (~good).nonzero())
-    return Measured(norm, most, bad, squares, any(shards.is_sharded(tensor) for _, tensor in named))
+    return GradientStats(norm, most, bad, squares, any(shards.is_sharded(tensor) for _, tensor in named))
 
 
-def bad_among(named: Iterable[tuple[str, torch.Tensor]]) -> tuple[str, ...]:
+def nonfinite_among(named: Iterable[tuple[str, torch.Tensor]]) -> tuple[str, ...]:
     """Names of the tensors that are not finite; those of integers always are."""
     return measure([(name, t.detach()) for name, t in named if t.is_floating_point() or t.is_complex()]).bad
 
@@ -97,7 +97,7 @@ def _table(tensors: list[torch.Tensor]) -> torch.Tensor:
     return table
 
 
-def describe_bad(named: Sequence[tuple[str, torch.Tensor]], bad: Sequence[str], *, most_names: int = 5) -> str:
+def describe_nonfinite(named: Sequence[tuple[str, torch.Tensor]], bad: Sequence[str], *, most_names: int = 5) -> str:
     """ "h.3.attn.c_attn.weight (nan 3), wte.weight (inf 1), 2 more"."""
     tensors = dict(named)
     with unwatched(), torch.no_grad():

@@ -5,10 +5,10 @@ from __future__ import annotations
 import collections
 from typing import Any
 
-WARM = 10  # norms; a mean of fewer says too little
+MIN_STEPS = 10  # norms; a mean of fewer says too little
 
 
-class NormTripwire:
+class NormLimit:
     """Trips on a norm above a limit, or above a multiple of the rolling mean of the steps that were good.
 
     Args:
@@ -27,12 +27,12 @@ class NormTripwire:
         """Of the last good steps; ``None`` before the first."""
         return sum(self._norms) / len(self._norms) if self._norms else None
 
-    def trip(self, norm: float) -> str | None:
+    def check(self, norm: float) -> str | None:
         """What is wrong with this norm, ``None`` if nothing is."""
         if self.limit is not None and norm > self.limit:
             return f"gradient norm {norm:.4g} is above the limit of {self.limit:.4g}"
         mean = self.mean
-        if self.factor is not None and mean and len(self._norms) >= WARM and norm > self.factor * mean:
+        if self.factor is not None and mean and len(self._norms) >= MIN_STEPS and norm > self.factor * mean:
             return (
                 f"gradient norm {norm:.4g} is {norm / mean:.3g} times the mean of the last {len(self._norms)} good "
                 f"steps, {mean:.4g} (limit: {self.factor:.4g} times)"

@@ -15,13 +15,13 @@ from torchnan.detection.finding import Finding
 from torchnan.detection.session import detect
 from torchnan.distributed import shards
 from torchnan.distributed.agreement import Agreement
-from torchnan.recovery.step.forward_backward import Attempt, Passes
+from torchnan.recovery.step.forward_backward import ForwardBackward, StepRun
 from torchnan.recovery.step.gradients import gradients_of, unwatched
 
 Verdict = Literal["persistent", "nondeterministic", "transient"]
 
 # Runs the step once more; given what to do after its backward pass.
-Again = Callable[[Callable[[], None]], Attempt]
+Again = Callable[[Callable[[], None]], StepRun]
 
 ANOTHER_RANK = "another rank cannot run it again"
 
@@ -77,12 +77,14 @@ def _bits(tensor: torch.Tensor) -> int:
     return int(torch.hash_tensor(words.view(_WORDS[words.element_size()])).view(torch.int64))
 
 
-def replay(again: Again, passes: Passes, agreement: Agreement, *, original: str, step: int) -> Replay:
+def replay(
+    again: Again, forward_backward: ForwardBackward, agreement: Agreement, *, original: str, step: int
+) -> Replay:
     """Runs a step twice under ``detect()`` and says what kind of trouble it is in. All ranks do so together.
 
     Args:
         again: puts back what the step started from, and runs it: forward and backward, no update.
-        passes: knows the model, and what a bad step is.
+        forward_backward: knows the model, and what a bad step is.
         agreement: with the other ranks.
         original: :func:`digest` of the step that went wrong.
         step: its number, for the findings.
@@ -92,15 +94,15 @@ def replay(again: Again, passes: Passes, agreement: Agreement, *, original: str,
     bits = [original]
     for _ in range(2):
         try:
-            attempt, finding = _watched(again, passes, step)
+            run, finding = _watched(again, forward_backward, step)
             failed = ""
         except Exception as error:  # noqa: BLE001 - the step would have been dealt with; its second run must not end it
             failed = f"it raised {type(error).__name__} when run again: {error}"
         if agreement.all_reduce_max(int(bool(failed))) > 0:
             return not_replayed(failed or ANOTHER_RANK)
         findings.append(finding)
-        tripped.append(passes.agree(attempt)[0] is not None)
-        bits.append(digest(attempt.losses, passes.parameters))
+        tripped.append(forward_backward.agree(run)[0] is not None)
+        bits.append(digest(run.losses, forward_backward.parameters))
     alike = agreement.all_reduce_max(int(bits[1] != bits[2] or not _same_origin(*findings))) == 0
     same_bits = agreement.all_reduce_max(int(not alike or bits[0] != bits[1])) == 0
     return Replay(_verdict(tripped, alike), next((f for f in findings if f is not None), None), same_bits)
@@ -112,12 +114,12 @@ def _verdict(tripped: list[bool], alike: bool) -> Verdict:
     return "persistent" if all(tripped) and alike else "nondeterministic"
 
 
-def _watched(again: Again, passes: Passes, step: int) -> tuple[Attempt, Finding | None]:
-    watch = detect(action="log", model=passes.model)
+def _watched(again: Again, forward_backward: ForwardBackward, step: int) -> tuple[StepRun, Finding | None]:
+    watch = detect(action="log", model=forward_backward.model)
     with watch, hooks.watching_new_threads(watch):
         watch.mark_step(step)
-        attempt = again(lambda: hooks.judge_gradients(passes.optimizer))  # it would be about to use them
-    return attempt, watch.first
+        run = again(lambda: hooks.judge_gradients(forward_backward.optimizer))  # it would be about to use them
+    return run, watch.first
 
 
 def _same_origin(a: Finding | None, b: Finding | None) -> bool:

@@ -31,7 +31,7 @@ def tensors_in(value: Any, where: str) -> Iterator[tuple[str, torch.Tensor]]:
             yield from tensors_in(getattr(value, field.name), f"{where}.{field.name}")
 
 
-class KeptBatch:
+class SavedBatch:
     """One micro-batch, by reference with the versions of its tensors, or as a copy made now.
 
     Attributes:
@@ -44,7 +44,7 @@ class KeptBatch:
         self._batch = copy.deepcopy(batch) if self._copied else batch
         self._versions = [] if self._copied else [(w, t, t._version) for w, t in tensors_in(batch, where) if _counts(t)]
 
-    def as_it_was(self) -> Any:
+    def restored(self) -> Any:
         """The batch, to run the step with once more."""
         return copy.deepcopy(self._batch) if self._copied else self._batch
 
@@ -103,7 +103,7 @@ def _room_for(kept: tuple[torch.Tensor, int] | None, buffer: torch.Tensor) -> to
     return kept[0] if kept is not None and _alike(kept[0], buffer) else torch.empty_like(buffer)
 
 
-class StepStart:
+class StepInputs:
     """The start of one step after another, in memory that is used again.
 
     Args:
@@ -116,7 +116,7 @@ class StepStart:
         self._keep = keep
         self._buffers = _BufferCopies()
         self.random = RandomState.now()
-        self.batches: list[KeptBatch] = []
+        self.batches: list[SavedBatch] = []
 
     def note(self) -> None:
         """A step begins now."""
@@ -128,7 +128,7 @@ class StepStart:
         """One of its micro-batches. ``drawn_between``: the program may have drawn random numbers since the last one."""
         where = f"batch {len(self.batches)}" if self.batches else "batch"
         random = RandomState.now() if drawn_between and self.batches else None
-        self.batches.append(KeptBatch(batch, self._keep, where, random))
+        self.batches.append(SavedBatch(batch, self._keep, where, random))
 
     def forget_batches(self) -> None:
         """The step is over: nothing of its data is held any longer."""
