@@ -78,13 +78,13 @@ test: test-cpp test-python ## everything that must hold, about twenty minutes on
 asan: ## tests under AddressSanitizer and UndefinedBehaviorSanitizer
 tsan: ## the C++ tests under ThreadSanitizer
 asan tsan: $(VENV)/.built $(VENV)/.test $(GTEST)
-	$(BIN)/python tests/guarantees/sanitized.py $@
+	$(BIN)/python -m tests.support.sanitizers $@
 
 soak: test-cpp $(VENV)/.built $(VENV)/.test browser ## the long forms of the tests, and the figures in docs/guarantees.md
 	$(BIN)/python -m pytest --soak -n 2 --dist worksteal
 
 suites: $(VENV)/.built $(VENV)/.test ## test suites of other packages with and without torchnan: no outcome may differ
-	$(BIN)/python tests/suites/run.py
+	$(BIN)/python -m tests.third_party_suites.run
 
 zoo: $(VENV)/.built ## the score on programs with a known origin
 	for zoo in tests/zoo/zoo_*.py; do echo "$$zoo"; \
@@ -107,7 +107,7 @@ lint: $(VENV)/.lint $(VENV)/.built ## formatting, types, clang-tidy, file sizes
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	find csrc tests/cpp examples -name '*.h' -o -name '*.cpp' | xargs $(BIN)/clang-format --dry-run --Werror
-	$(BIN)/python tests/house_rules.py
+	$(BIN)/python tests/lint_repo.py
 
 format: $(VENV)/.lint ## makes the sources look as lint wants them
 	$(BIN)/ruff format --quiet .

@@ -11,7 +11,7 @@ import torch
 
 from torchnan._load import _C
 
-FIGURES = Path(__file__).resolve().parent / "guarantees" / "figures.json"
+FIGURES = Path(__file__).resolve().parent / "guarantees" / "data" / "figures.json"
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,9 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     def runs(item) -> bool:
         is_long = item.get_closest_marker("slow") is not None
-        return is_long or item.get_closest_marker("bar") is not None if config.getoption("--soak") else not is_long
+        if config.getoption("--soak"):
+            return is_long or item.get_closest_marker("guarantee") is not None
+        return not is_long
 
     config.hook.pytest_deselected(items=[item for item in items if not runs(item)])
     # The longest first: none is left over for one core at the end.
@@ -52,7 +54,7 @@ def figure(request):
     The cases of a parametrised test share one sentence if it has counts, which are added up:
     ``figure("{forks:,} forks, 0 hangs", forks=10)``.
     """
-    marker = request.node.get_closest_marker("bar")
+    marker = request.node.get_closest_marker("guarantee")
 
     def tell(text: str, **counts: int) -> None:
         test = request.node.nodeid.split("[")[0] if counts else request.node.nodeid
@@ -72,18 +74,18 @@ class Figures:
     def pytest_runtest_logreport(self, report) -> None:
         for name, value in report.user_properties:
             if name == "figure" and report.when == "call" and report.passed:
-                bar, test, text, counts = value
+                number, test, text, counts = value
                 self.sums[test].update(counts)
-                self.told[test] = [bar, text.format(**self.sums[test]) if counts else text]
+                self.told[test] = [number, text.format(**self.sums[test]) if counts else text]
 
     def pytest_sessionfinish(self) -> None:
         if not self.told:
             return
         kept = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
         FIGURES.write_text(json.dumps({**kept, **self.told}, indent=1, sort_keys=True) + "\n")
-        import table
+        from tests.support import write_guarantees_page
 
-        table.write()
+        write_guarantees_page.write()
 
 
 def pytest_configure(config):

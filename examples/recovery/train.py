@@ -14,13 +14,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from faults import Faults
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import torchnan
-from faults import Faults
 
 WORDS, LENGTH = 64, 32  # of the language, of a sentence
 ROWS = 8  # sentences of a batch, on each rank

@@ -15,10 +15,10 @@ def machine():
     """What stands for the device: `synchronize()`, `count()`."""
     if NAME == "cuda":
         assert torch.cuda.is_available(), "TEST_DEVICE=cuda, and PyTorch sees no GPU here"
-        from cuda_device import Cuda
+        from tests.devices.cuda_device import Cuda
 
         return Cuda()
-    from lagging import Lagging
+    from tests.devices.lagging import Lagging
 
     return Lagging()
 

@@ -45,7 +45,7 @@ def training(device, steps, bad_step=-1, **options):
     return run
 
 
-@pytest.mark.bar(16)
+@pytest.mark.guarantee(16)
 def test_a_healthy_training_is_waited_for_as_often_as_without(machine, device, figure):
     training(device, 1)()  # whatever is made at first
     plain = machine.count(training(device, 30))

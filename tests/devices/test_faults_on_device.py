@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 import torchnan
-from faults import MODELS, fresh, is_named, planted, train
+from tests.support.planted_faults import MODELS, fresh, is_named, planted, train
 
 SEEDS = 4
 RUN_THERE = [name for name in MODELS if name != "mixtral"]  # the host has no histogram of integers to compute it with
 
 
-@pytest.mark.bar(16)
+@pytest.mark.guarantee(16)
 @pytest.mark.parametrize("name", RUN_THERE)
 def test_a_clean_run_is_silent_and_waited_for_as_often_as_without(name, machine, device):
     model, batch = fresh(name, device)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support import zoo_scores
+from tests.support.processes import zoo_scores
 
 HERE = Path(__file__).resolve().parent
 FILES = [

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "zoo")]
+sys.path.insert(0, str(HERE.parents[1]))
 
-import adapter  # noqa: E402
+from tests.zoo import adapter  # noqa: E402
 
 NAME = os.environ.get("TEST_DEVICE", "lagging")
 
@@ -29,7 +29,7 @@ def run(case, zoo):
 
 def go_there():
     if NAME == "lagging":
-        from lagging import Lagging
+        from tests.devices.lagging import Lagging
 
         Lagging()
     torch.set_default_device(f"{NAME}:0")

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 import torchnan
-from support import run
+from tests.support.processes import run
 
-pytestmark = pytest.mark.bar(14)
+pytestmark = pytest.mark.guarantee(14)
 
-PROGRAMS = Path(__file__).with_name("endless_programs.py")
+PROGRAMS = Path(__file__).with_name("programs") / "endless_programs.py"
 MB = 2**20
 LINE = 16 * 1024
 

@@ -1,7 +1,7 @@
 """Logs and captures that were cut or changed anywhere: what can be read of them, or one error; soon, in little memory.
 
-Documents of captures that were changed in their structure: ``tests/python/test_capture_damage.py``. Folders:
-``tests/python/test_capture_reading.py``.
+Documents of captures that were changed in their structure: ``tests/capture/test_damage.py``. Folders:
+``tests/capture/test_reading.py``.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import time
 
 import pytest
 
-from fuzz import capture as capture_fuzz
-from support import run_python
+from tests.guarantees.fuzz import capture as capture_fuzz
+from tests.support.processes import run_python
 from torchnan import Finding, findings
 from torchnan.capture import CaptureError, load_capture
 
-pytestmark = [pytest.mark.bar(12), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.guarantee(12), pytest.mark.filterwarnings("ignore")]
 
 LINES = capture_fuzz.CORPUS.with_name("finding")
 DEADLINE = 1200  # seconds; only a hang reaches it, and then all stacks are printed

@@ -12,9 +12,9 @@ from torch.testing._internal.common_modules import module_db
 from torch.testing._internal.common_optimizers import optim_db
 
 import torchnan
-from identity import Comparison, quick_and_loud
-from observe import Call
-from operators import LAYOUTS, OPS
+from tests.support.call_comparison import Comparison, quick_and_loud
+from tests.support.call_observation import Call
+from tests.support.cpu_operators import LAYOUTS, OPS
 from torchnan.detection.errors import DetectorWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what operators warn about is compared, not told
@@ -92,7 +92,7 @@ WAYS = {
 }
 
 
-@pytest.mark.bar(2)
+@pytest.mark.guarantee(2)
 @pytest.mark.parametrize(
     ("calls_of", "infos"),
     [(operator_calls, OPERATORS), (module_calls, MODULES), (optimizer_calls, OPTIMIZERS)],
@@ -161,7 +161,7 @@ def in_a_finally(harm):
         harm()
 
 
-@pytest.mark.bar(2)
+@pytest.mark.guarantee(2)
 @pytest.mark.parametrize("program", [in_the_open, in_a_hook, in_a_backward, in_a_finally])
 @pytest.mark.parametrize("action", ["raise", "warn", "log", fail])
 def test_the_programs_own_exception_arrives(program, action, unraisable):
@@ -189,7 +189,7 @@ def test_the_programs_own_exception_arrives(program, action, unraisable):
     assert len(watch.findings) == (action != "raise")
 
 
-@pytest.mark.bar(2)
+@pytest.mark.guarantee(2)
 def test_a_warning_that_is_an_error_ends_no_program(unraisable):
     """action="warn" never raises: the finding goes where Python tells of errors that nobody can take."""
     with warnings.catch_warnings():

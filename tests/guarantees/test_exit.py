@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from support import run, run_python
+from tests.support.processes import run, run_python
 
-pytestmark = pytest.mark.bar(15)
+pytestmark = pytest.mark.guarantee(15)
 
-EXITS = Path(__file__).with_name("exits.py")
+EXITS = Path(__file__).with_name("programs") / "exits.py"
 DEADLINE = 600  # seconds for all of them; only a hang reaches it
 
 

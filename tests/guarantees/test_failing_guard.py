@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import torchnan
-from guarded import NAN, Net, Training, assert_same, bad_batch, batch_of, step_of
+from tests.support.guarded_steps import NAN, Net, Training, assert_same, bad_batch, batch_of, step_of
 from torchnan.recovery import TrainingStopped
 
-pytestmark = pytest.mark.bar(10)
+pytestmark = pytest.mark.guarantee(10)
 
 
 @pytest.fixture(autouse=True, scope="module")

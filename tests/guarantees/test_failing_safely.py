@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import torchnan
-from bad_training import FINDINGS, Branch, Net, own_warnings, train
-from hostile_models import MODELS, HalfMade, Stranger
+from tests.support.bad_training import FINDINGS, Branch, Net, own_warnings, train
+from tests.support.hostile_models import MODELS, HalfMade, Stranger
 
-pytestmark = pytest.mark.bar(10)
+pytestmark = pytest.mark.guarantee(10)
 
 
 @pytest.fixture(scope="module")

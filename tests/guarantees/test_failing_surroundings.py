@@ -5,18 +5,16 @@ from __future__ import annotations
 import itertools
 import threading
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
 
 import torchnan
-from bad_training import FINDINGS, own_warnings, train
-from support import run_python
+from tests.support.bad_training import FINDINGS, own_warnings, train
+from tests.support.processes import REPOSITORY, run_python
 
-pytestmark = pytest.mark.bar(10)
+pytestmark = pytest.mark.guarantee(10)
 
-HERE = Path(__file__).parent
 
 # -- warnings that cannot be given
 
@@ -24,7 +22,7 @@ WARNING = """
 import os, sys, warnings
 sys.path[:0] = [sys.argv[1]]
 import torch, torchnan
-from bad_training import FINDINGS, train
+from tests.support.bad_training import FINDINGS, train
 expected = train()
 report = os.dup(1)
 
@@ -89,7 +87,7 @@ OTHER_WAYS = ("none", "no descriptor", "broken", "hook", "linecache", "no warnin
 def test_a_warning_that_cannot_be_given(way, tmp_path):
     """``action="warn"`` where warnings are errors, or stderr is gone. Ctrl-C while one is shown is the program's. Fails
     when ``Messenger::warn`` is noexcept, and when ``say`` keeps what is no error."""
-    ended = run_python(WARNING, str(HERE), way, str(tmp_path / "log"))
+    ended = run_python(WARNING, str(REPOSITORY), way, str(tmp_path / "log"))
     unflushed = 120  # as Python says at exit
     assert ended.returncode == (unflushed if way in ("full", "broken") else 0), ended.stderr
     errors = int(ended.stdout)

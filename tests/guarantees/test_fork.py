@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from support import REPOSITORY, run, run_python
+from tests.support.processes import REPOSITORY, run, run_python
 from torchnan._load import _C
 
-pytestmark = pytest.mark.bar(8)
+pytestmark = pytest.mark.guarantee(8)
 
-UNDER_LOAD = Path(__file__).with_name("fork_under_load.py")
+UNDER_LOAD = Path(__file__).with_name("programs") / "fork_under_load.py"
 
 
 def test_a_process_under_load_forks_at_random_moments(tmp_path, soak, figure):

@@ -18,13 +18,12 @@ import pytest
 import torch
 
 import torchnan
-from bad_training import own_warnings, train
-from support import run, run_python
+from tests.support.bad_training import own_warnings, train
+from tests.support.processes import REPOSITORY, run, run_python
 
-pytestmark = pytest.mark.bar(13)
+pytestmark = pytest.mark.guarantee(13)
 
-HERE = Path(__file__).parent
-PATHS = [str(HERE), str(HERE.parent / "python")]
+NATIVE = Path(__file__).with_name("native")
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +70,8 @@ import ctypes
 import torch
 
 import torchnan
-from bad_training import train
-from test_full_disk import check, watched, whole_lines
+from tests.support.bad_training import train
+from tests.guarantees.test_full_disk import check, watched, whole_lines
 
 log, library = Path(sys.argv[1]), ctypes.CDLL(sys.argv[2])
 expected = train()
@@ -104,7 +103,7 @@ def failing_writes(tmp_path_factory):
     if compiler is None:
         pytest.skip("no C compiler")
     built = tmp_path_factory.mktemp("preload") / "failing_write.so"
-    made = run([compiler, "-shared", "-fPIC", "-O1", "-o", str(built), str(HERE / "failing_write.c"), "-ldl"])
+    made = run([compiler, "-shared", "-fPIC", "-O1", "-o", str(built), str(NATIVE / "failing_write.c"), "-ldl"])
     assert made.returncode == 0, made.stderr
     return built
 
@@ -113,7 +112,7 @@ def test_every_write_of_a_log_fails_in_turn(failing_writes, tmp_path, figure):
     """Once and for ever, with nothing written and with a part of the line. Fails when ``LineFile::append`` does not
     take back the part that was written, or ``FindingLog`` does not count."""
     ended = run_python(
-        FAILING_WRITES, str(tmp_path / "log"), str(failing_writes), *PATHS, LD_PRELOAD=str(failing_writes)
+        FAILING_WRITES, str(tmp_path / "log"), str(failing_writes), str(REPOSITORY), LD_PRELOAD=str(failing_writes)
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     runs, failures = map(int, ended.stdout.split())
@@ -241,8 +240,8 @@ LIMITED = """
 import resource, signal, sys, warnings
 sys.path[:0] = sys.argv[3:]
 from pathlib import Path
-from bad_training import train
-from test_full_disk import check, watched, whole_lines
+from tests.support.bad_training import train
+from tests.guarantees.test_full_disk import check, watched, whole_lines
 
 if sys.argv[2] == "default":
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it
@@ -265,7 +264,7 @@ print(limits)
 @pytest.mark.parametrize("on_limit", [pytest.param("ignored", marks=pytest.mark.slow), "default"])
 def test_a_limit_on_the_size_of_files(on_limit, tmp_path, figure):
     """The signal for it ends a process that does not ignore it. Fails when ``LineFile`` does not ask for the limit."""
-    ended = run_python(LIMITED, str(tmp_path / "log"), on_limit, *PATHS)
+    ended = run_python(LIMITED, str(tmp_path / "log"), on_limit, str(REPOSITORY))
     assert ended.returncode == 0, (ended.returncode, ended.stderr)
     figure(f"{ended.stdout.strip()} limits on the size of files, SIGXFSZ {on_limit}: no line in parts, nobody killed")
 
@@ -291,7 +290,7 @@ DAEMON = """
 import os, sys
 sys.path[:0] = sys.argv[3:]
 from pathlib import Path
-from bad_training import train
+from tests.support.bad_training import train
 import torch
 
 import torchnan
@@ -313,7 +312,7 @@ print(len(read.read_text().splitlines()))
 
 def test_a_program_that_closes_every_descriptor(tmp_path):
     """And opens files of its own under the same numbers. Fails when the log keeps its descriptor."""
-    ended = run_python(DAEMON, "log", str(tmp_path / "own"), *PATHS, cwd=tmp_path)
+    ended = run_python(DAEMON, "log", str(tmp_path / "own"), str(REPOSITORY), cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert int(ended.stdout) == whole_lines(tmp_path / "log") > 5
 
@@ -340,9 +339,9 @@ def test_what_a_killed_process_has_left_of_a_line_is_not_added_to(tmp_path):
 
 
 def test_several_processes_write_whole_lines_to_one_file(tmp_path, soak, figure):
-    code = "import sys; sys.path[:0] = sys.argv[2:]; import torchnan; from bad_training import train\n"
+    code = "import sys; sys.path[:0] = sys.argv[2:]; import torchnan; from tests.support.bad_training import train\n"
     code += "for _ in range(4):\n  with torchnan.detect(action='log', log=sys.argv[1]) as w: train()\n"
-    arguments = [sys.executable, "-c", code, str(tmp_path / "log"), str(HERE)]
+    arguments = [sys.executable, "-c", code, str(tmp_path / "log"), str(REPOSITORY)]
     processes = 4 if soak else 2
     children = [subprocess.Popen(arguments) for _ in range(processes)]
     assert {child.wait(300) for child in children} == {0}

@@ -18,11 +18,11 @@ import pytest
 import torch
 
 import torchnan
-from fuzz import log_file
-from fuzz.log_file import is_for_a_terminal
-from support import REPOSITORY, run
+from tests.guarantees.fuzz import log_file
+from tests.guarantees.fuzz.log_file import is_for_a_terminal
+from tests.support.processes import REPOSITORY, run
 
-pytestmark = pytest.mark.bar(12)
+pytestmark = pytest.mark.guarantee(12)
 
 FUZZ = Path(__file__).with_name("fuzz")
 SECONDS = int(os.environ.get("FUZZ_SECONDS", "600"))
@@ -40,7 +40,7 @@ PAST = [pytest.param(reader, path, id=f"{reader}-{path.stem}") for reader in PYT
 @pytest.mark.parametrize(("reader", "path"), PAST)
 def test_a_past_finding_is_none_any_more(reader, path):
     """Fails when the fault that an input is named after comes back: seen with code as the name of an operator."""
-    importlib.import_module(f"fuzz.{reader}").one(path.read_bytes())
+    importlib.import_module(f"tests.guarantees.fuzz.{reader}").one(path.read_bytes())
 
 
 @pytest.mark.parametrize("path", corpus("finding"), ids=lambda path: path.stem)
@@ -72,6 +72,7 @@ def fuzz(command, reader, seeds, tmp_path):
     folders = [tmp_path / "new", tmp_path / "seeds", FUZZ / "corpus" / reader]
     ended = run(
         [*command, *map(str, folders), *limits.split(), "-print_final_stats=1", f"-artifact_prefix={tmp_path}/"],
+        cwd=REPOSITORY,
         deadline=SECONDS + SLACK,
         OMP_NUM_THREADS="1",
     )
@@ -83,8 +84,9 @@ def fuzz(command, reader, seeds, tmp_path):
 @pytest.mark.parametrize("reader", PYTHON)
 def test_a_fuzzer_of_a_python_reader_finds_nothing(reader, tmp_path, figure):
     pytest.importorskip("atheris")
-    seeds = importlib.import_module(f"fuzz.{reader}").seeds()
-    figure(f"{reader}: {fuzz([sys.executable, str(FUZZ), reader], reader, seeds, tmp_path)}")
+    seeds = importlib.import_module(f"tests.guarantees.fuzz.{reader}").seeds()
+    command = [sys.executable, "-m", "tests.guarantees.fuzz", reader]
+    figure(f"{reader}: {fuzz(command, reader, seeds, tmp_path)}")
 
 
 @pytest.fixture

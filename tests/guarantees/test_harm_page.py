@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import torchnan
-from support import REPOSITORY
+from tests.support.processes import REPOSITORY
 
-pytestmark = pytest.mark.bar(4)
+pytestmark = pytest.mark.guarantee(4)
 
 NAN, INF = float("nan"), float("inf")
 

@@ -22,15 +22,15 @@ from typing import Any
 import pytest
 
 import torchnan
-from hostile_programs import TAME, Bench
-from hostile_strings import HOSTILE
-from said import lines_of, stored
-from support import REPOSITORY, run
+from tests.support.captured_output import lines_of, stored
+from tests.support.hostile_programs import TAME, Bench
+from tests.support.hostile_strings import HOSTILE
+from tests.support.processes import REPOSITORY, run
 from torchnan._load import _C
 from torchnan.capture import CaptureError
 from torchnan.capture.reproducer import write_example
 
-pytestmark = pytest.mark.bar(17)
+pytestmark = pytest.mark.guarantee(17)
 
 LARGEST = 16 * 1024  # bytes of one text
 IN_REPLAY = "not replayed: it raised ValueError when run again: "
@@ -279,11 +279,11 @@ def test_what_is_told_last_is_no_exception(tmp_path, figure):
     program = tmp_path / "program.py"
     program.write_text(
         "import torch\n"
-        "from hostile_programs import hostile_model\n"
-        "from hostile_strings import HOSTILE\n"
+        "from tests.support.hostile_programs import hostile_model\n"
+        "from tests.support.hostile_strings import HOSTILE\n"
         "kept = [hostile_model(s)(torch.tensor([-1.0])) for s in HOSTILE.values()]\n"
     )
-    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    path = os.pathsep.join([str(REPOSITORY), *sys.path])
     for mode in ("raise", "warn"):
         ended = run([sys.executable, str(program)], TORCHNAN=mode, PYTHONPATH=path)
         assert "the program still held it" in ended.stderr

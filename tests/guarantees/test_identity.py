@@ -10,19 +10,18 @@ import gc
 import itertools
 import json
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch.testing._internal.common_optimizers import _get_optim_inputs_including_global_cliquey_kwargs, optim_db
 
-from identity import Comparison, modes, nobody, quick_and_loud, recorder
-from observe import Call
-from operators import OPS, dtypes, samples, two_dtypes, variants, varies
-from spies import SPIES
-from support import run
+from tests.support.call_comparison import Comparison, modes, nobody, quick_and_loud, recorder
+from tests.support.call_observation import Call
+from tests.support.cpu_operators import OPS, dtypes, samples, two_dtypes, variants, varies
+from tests.support.detection_sensitive_operators import SPIES
+from tests.support.processes import REPOSITORY, run
 
-HERE = Path(__file__).resolve().parent
+DIGESTS = [sys.executable, "-m", "tests.guarantees.programs.digests"]
 
 IN_FULL = 4  # samples of every dtype that are run in every variant; of float32 all are
 
@@ -57,7 +56,7 @@ def assert_the_same(op, dtype, variant, compared, which):
     assert not faults, f"{op.full_name}, {dtype}, {variant}, {which}: {faults}"
 
 
-@pytest.mark.bar(1)
+@pytest.mark.guarantee(1)
 @each_operator
 def test_an_operator_is_the_same(name, soak, figure, capfd):
     runs = finite = 0
@@ -74,7 +73,7 @@ def test_an_operator_is_the_same(name, soak, figure, capfd):
     )
 
 
-@pytest.mark.bar(6)
+@pytest.mark.guarantee(6)
 @each_operator
 def test_a_check_dispatches_nothing(name, soak, figure):
     op, runs = OPS[name], 0
@@ -117,7 +116,7 @@ def optimizer_calls(info):
             yield described.desc, Call(steps, (info.optim_cls, described.kwargs, scale, *parameters), {})
 
 
-@pytest.mark.bar(1)
+@pytest.mark.guarantee(1)
 @pytest.mark.parametrize("info", optim_db, ids=[info.optim_cls.__name__ for info in optim_db])
 def test_an_optimizer_is_the_same(info, soak, figure, capfd):
     runs = 0
@@ -132,12 +131,12 @@ def test_an_optimizer_is_the_same(info, soak, figure, capfd):
 # -- loaded but off
 
 
-@pytest.mark.bar(1)
+@pytest.mark.guarantee(1)
 def test_loaded_but_off_is_not_loaded(soak, figure, tmp_path):
     """The same digests in a process that never imports torchnan, in one that has, and in one that has used it."""
     told = {}
     for how in ("never", "imported", "used"):
-        ended = run([sys.executable, str(HERE / "digests.py"), how, *["thorough"] * soak], PYTHONHASHSEED="0")
+        ended = run([*DIGESTS, how, *["thorough"] * soak], cwd=REPOSITORY, PYTHONHASHSEED="0")
         assert ended.returncode == 0, ended.stderr[-3000:]
         told[how] = json.loads(ended.stdout)
     for how in ("imported", "used"):

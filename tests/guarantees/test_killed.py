@@ -1,6 +1,6 @@
 """What a process has logged survives its death by kill -9.
 
-Captures and snapshots, killed at every call by which files come and go: ``tests/python/test_step_captures.py``.
+Captures and snapshots, killed at every call by which files come and go: ``tests/recovery/test_step_captures.py``.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import json
 
 import pytest
 
-from support import run_python
+from tests.support.processes import run_python
 
-pytestmark = pytest.mark.bar(11)
+pytestmark = pytest.mark.guarantee(11)
 
 # A process that forks one after the other: children that find NaNs in four threads and tell by a pipe which guards have
 # returned. Each is killed after a number of them that the seed says, wherever its threads are by then.

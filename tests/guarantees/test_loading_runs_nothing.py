@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from fuzz import capture as capture_fuzz
-from support import REPOSITORY, run, run_python
+from tests.guarantees.fuzz import capture as capture_fuzz
+from tests.support.processes import REPOSITORY, run, run_python
 from torchnan import findings
 from torchnan.capture import CaptureError, load_capture
 from torchnan.capture.reproducer import write_example
 
-pytestmark = pytest.mark.bar(18)
+pytestmark = pytest.mark.guarantee(18)
 
 # -- the sources
 
@@ -255,7 +255,7 @@ import sys, tempfile, warnings
 from itertools import count
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-import capture, log_file, settings
+from tests.guarantees.fuzz import capture, log_file, settings
 from torchnan import findings
 from torchnan.capture import CaptureError, load_capture
 from torchnan.capture.reproducer import write_example
@@ -284,7 +284,7 @@ def load(data):
 
 warnings.simplefilter("ignore")  # PyTorch warns of some dtypes, and Python opens the source to show the line
 root, numbers = tempfile.TemporaryDirectory(), count()
-inputs = [path.read_bytes() for path in sorted(Path(sys.argv[1], "corpus").glob("*/*"))]
+inputs = [path.read_bytes() for path in sorted(capture.CORPUS.parent.glob("*/*"))]
 watching = False
 sys.addaudithook(look)
 for seed in [*capture.seeds(), *log_file.seeds(), *settings.seeds(), b"event\\n{}", b"action = 3"]:
@@ -299,7 +299,7 @@ print(len(inputs), events)
 
 def test_nothing_is_run_imported_or_opened_for_the_sake_of_an_input(figure):
     """By the events that Python itself tells of. Fails when a class is imported to be found: seen."""
-    ended = run_python(AUDITED, str(capture_fuzz.CORPUS.parents[1]))
+    ended = run_python(AUDITED, str(REPOSITORY))
     assert ended.returncode == 0, ended.stderr
     count, events = ended.stdout.strip().splitlines()[-1].split(maxsplit=1)
     assert events == "[]"

@@ -63,7 +63,7 @@ def rules(op, arguments, *, all_of_them):
         yield "test_aot_dispatch_dynamic"
 
 
-@pytest.mark.bar(6)
+@pytest.mark.guarantee(6)
 @pytest.mark.parametrize(("op", "make", "rest", "dtypes"), OPERATORS, ids=[str(op) for op, *_ in OPERATORS])
 def test_operators_pass_pytorchs_own_check(op, make, rest, dtypes, soak, figure):
     count = 0

@@ -15,17 +15,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_hostile_strings import strict_json
 from torch import nn
 
 import torchnan
-from guarded import Training, bad_batch, batch_of, step_of
-from support import REPOSITORY, run, run_python
+from tests.guarantees.test_hostile_strings import strict_json
+from tests.support.guarded_steps import Training, bad_batch, batch_of, step_of
+from tests.support.processes import REPOSITORY, run, run_python
 from torchnan.capture.reproducer import write_example
 from torchnan.recovery.failures import Failures
 from torchnan.recovery.log import RecoveryLog
 
-pytestmark = pytest.mark.bar(19)
+pytestmark = pytest.mark.guarantee(19)
 
 PROGRAM = """
 import logging, os, sys, warnings
@@ -310,8 +310,8 @@ def test_a_log_that_is_there_is_appended_to_and_keeps_its_rights(tmp_path):
 
 RENDER = """
 import json, os, sys, torch, torchnan
-from hostile_programs import renamed
-from said import printed
+from tests.support.hostile_programs import renamed
+from tests.support.captured_output import printed
 from torchnan import commands
 canary, folder = sys.argv[1:]
 opened = []
@@ -359,7 +359,7 @@ def test_a_report_opens_no_path_that_it_names(tmp_path, figure):
     canary.write_text("source-canary\n" * 100)
     script = tmp_path / "render.py"
     script.write_text(RENDER)
-    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    path = os.pathsep.join([str(REPOSITORY), *sys.path])
     ended = run([sys.executable, str(script), str(canary), str(tmp_path / "captures")], PYTHONPATH=path)
     assert ended.returncode == 0, ended.stderr
     opened = json.loads(ended.stdout)

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-import sanitized
+from tests.support import sanitizers
 
-pytestmark = [pytest.mark.bar(7), pytest.mark.slow]
+pytestmark = [pytest.mark.guarantee(7), pytest.mark.slow]
 
 REPORTS = re.compile("Sanitizer: |runtime error: ")
 
@@ -21,7 +21,7 @@ WRONG = [
 
 @pytest.fixture(scope="module", params=["asan", "tsan"])
 def kind(request) -> str:
-    sanitized.build(request.param)
+    sanitizers.build(request.param)
     return request.param
 
 
@@ -31,27 +31,27 @@ def count_of_tests(output: str) -> int:
 
 def test_the_sanitizer_is_awake(kind):
     """With the same flags and options as the tests run with, what is wrong is reported."""
-    program = sanitized.build_broken(kind)
-    assert sanitized.run([str(program), "right"]).returncode == 0
+    program = sanitizers.build_broken(kind)
+    assert sanitizers.run([str(program), "right"]).returncode == 0
     for sanitizer, way, words in WRONG:
         if sanitizer == kind:
-            told = sanitized.run([str(program), way])
-            assert told.returncode == sanitized.REPORT, told.stdout
+            told = sanitizers.run([str(program), way])
+            assert told.returncode == sanitizers.REPORT, told.stdout
             assert words in told.stdout
             assert REPORTS.search(told.stdout)
 
 
 def test_the_cpp_tests_are_clean(kind, figure):
-    done = sanitized.run_cpp_tests(kind)
+    done = sanitizers.run_cpp_tests(kind)
     assert done.returncode == 0, done.stdout
     assert not REPORTS.search(done.stdout), done.stdout
-    figure(f"{count_of_tests(done.stdout)} C++ tests under {sanitized.SANITIZERS[kind]} sanitizers, 0 reports")
+    figure(f"{count_of_tests(done.stdout)} C++ tests under {sanitizers.SANITIZERS[kind]} sanitizers, 0 reports")
 
 
 def test_the_python_tests_are_clean(kind, figure):
     if kind == "tsan":
         pytest.skip("under ThreadSanitizer all of Python and PyTorch would have to be built with it")
-    done = sanitized.run_python_tests()
+    done = sanitizers.run_python_tests()
     assert done.returncode == 0, done.stdout
     assert not REPORTS.search(done.stdout), done.stdout
-    figure(f"{count_of_tests(done.stdout)} Python tests under {sanitized.SANITIZERS[kind]} sanitizers, 0 reports")
+    figure(f"{count_of_tests(done.stdout)} Python tests under {sanitizers.SANITIZERS[kind]} sanitizers, 0 reports")

@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import torchnan
-from support import REPOSITORY, run
+from tests.support.processes import REPOSITORY, run
 
-pytestmark = pytest.mark.bar(5)
+pytestmark = pytest.mark.guarantee(5)
 
 ops = torch.ops.torchnan
 

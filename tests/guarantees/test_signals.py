@@ -8,9 +8,9 @@ import signal
 
 import pytest
 
-from support import run_python
+from tests.support.processes import run_python
 
-pytestmark = pytest.mark.bar(9)
+pytestmark = pytest.mark.guarantee(9)
 
 # What a process has set up that could interrupt it: as the kernel has it, as libc has it, as Python has it.
 SNAPSHOTS = """

@@ -10,11 +10,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import torchnan
-from clean_programs import COPIES, FACTORIES, FAMILIES, WRITERS, soiled_memory, trained, written
-from support import run
+from tests.support.clean_programs import COPIES, FACTORIES, FAMILIES, WRITERS, soiled_memory, trained, written
+from tests.support.processes import run
 
 pytestmark = [
-    pytest.mark.bar(4),
+    pytest.mark.guarantee(4),
     pytest.mark.filterwarnings("ignore:.*prototype", "ignore:.*deterministic", "ignore:The PyTorch API of nested"),
 ]
 

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from support import run, run_python
+from tests.support.processes import run, run_python
 
-pytestmark = pytest.mark.bar(20)
+pytestmark = pytest.mark.guarantee(20)
 
 SETUP = """
 import sys, threading, torch, torchnan

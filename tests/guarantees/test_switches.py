@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import torchnan
-from support import REPOSITORY, run_python
-from switch_values import (
+from tests.support.processes import REPOSITORY, run_python
+from tests.support.switch_values import (
     DETECTION,
     DETECTION_AS_TEXT,
     NO_COUNTS,
@@ -28,7 +28,7 @@ from torchnan.config import options as _options
 from torchnan.config.options import OptionError
 from torchnan.recovery import Policy, policy
 
-pytestmark = pytest.mark.bar(20)
+pytestmark = pytest.mark.guarantee(20)
 
 
 def is_taken(check: Any, *arguments: Any, **options: Any) -> bool:

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from support import run
+from tests.support.processes import run
 
-pytestmark = pytest.mark.bar(7)
+pytestmark = pytest.mark.guarantee(7)
 
-HERE = Path(__file__).parent
+PROGRAMS = Path(__file__).with_name("programs")
 MANY = 64
 
 
 def many_threads(threads: int, operations: int, repetitions: int) -> list[dict[str, int]]:
     arguments = [str(number) for number in (threads, operations, repetitions)]
-    ended = run([sys.executable, str(HERE / "many_threads.py"), *arguments], deadline=900, OMP_NUM_THREADS="1")
+    ended = run([sys.executable, str(PROGRAMS / "many_threads.py"), *arguments], deadline=900, OMP_NUM_THREADS="1")
     assert ended.returncode == 0, ended.stderr
     return [json.loads(line) for line in ended.stdout.splitlines()]
 
@@ -56,6 +56,6 @@ def test_the_ways_in_which_programs_come_to_have_threads(soak, figure):
     said beside the scenes."""
     repetitions = 10 if soak else 1
     for _ in range(repetitions):
-        ended = run([sys.executable, str(HERE / "thread_scenes.py")], OMP_NUM_THREADS="1")
+        ended = run([sys.executable, str(PROGRAMS / "thread_scenes.py")], OMP_NUM_THREADS="1")
         assert (ended.returncode, ended.stderr) == (0, ""), ended.stdout
     figure(f"{len(ended.stdout.split())} ways to have threads, {repetitions} times each")

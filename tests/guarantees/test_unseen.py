@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import torchnan
-from identity import modes, recorder
+from tests.support.call_comparison import modes, recorder
 
 NAN = float("nan")
 
@@ -120,7 +120,7 @@ def operations(program, observer, scope):
     return seen
 
 
-@pytest.mark.bar(6)
+@pytest.mark.guarantee(6)
 @pytest.mark.filterwarnings("ignore::torchnan.NonFiniteWarning", "ignore:Sparse CSR:UserWarning")
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -141,7 +141,7 @@ def test_a_finding_dispatches_nothing(name, options, figure):
     )
 
 
-@pytest.mark.bar(6)
+@pytest.mark.guarantee(6)
 def test_subclasses_and_modes_are_told_of_pytorchs_own_functions():
     """A table of overrides that was made before the detection still has its entries."""
     told = []

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from plan import PEAKS, Draw, Plan, Rate, Truth, batches, constant, cosine, instead
+from tests.runs.run_specs import PEAKS, Draw, Plan, Rate, Truth, batches, constant, cosine, instead
 
 # -- spikes
 

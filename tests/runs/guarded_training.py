@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torchnan
-from small_training import Setup, Training
+from tests.runs.small_training import Setup, Training
 
 
 class GuardedTraining(Training):

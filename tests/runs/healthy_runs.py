@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from plan import PEAKS, Draw, Plan, always, batches, constant, cosine, warmed_up
+from tests.runs.run_specs import PEAKS, Draw, Plan, always, batches, constant, cosine, warmed_up
 
 
 def usual(draw: Draw) -> Plan:

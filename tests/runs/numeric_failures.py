@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from plan import Draw, Plan, Truth, instead
-from small_training import next_token_loss
+from tests.runs.run_specs import Draw, Plan, Truth, instead
+from tests.runs.small_training import next_token_loss
 
 HALF = {"dtype": "float16", "layers": 1, "steps": 350}
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 from pathlib import Path
 
-from small_training import Row
+from tests.runs.small_training import Row
 
 COLUMNS = ("step", "loss", "grad_norm", "lr", "loss_scale", "weight_norm", "batch_digest")
 

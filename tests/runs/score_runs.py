@@ -1,6 +1,6 @@
 """How often ``python -m torchnan diagnose`` is right about small real trainings, and what it says where it is wrong.
 
-python tests/runs/score_runs.py [--failing 100:110] [--healthy 100:105] [--folder FOLDER] [--jobs 1] [--log]
+python -m tests.runs.score_runs [--failing 100:110] [--healthy 100:105] [--folder FOLDER] [--jobs 1] [--log]
 
 Trains what the folder does not have yet. The exit status is 0 if 95 % of the failing runs have the right verdict (kind,
 cause, first step) and no healthy run has any.
@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from made import Made, made_all, wanted
+from tests.runs.generated_runs import Made, made_all, wanted
 from torchnan.diagnosis import Verdict, diagnose, read
 
 LEAST_RIGHT = 0.95

@@ -1,4 +1,4 @@
-"""Fuzzes a reader that is written in Python: ``python tests/guarantees/fuzz log_file FOLDER -max_total_time=60``.
+"""Fuzzes a reader that is written in Python: ``python -m tests.guarantees.fuzz log_file FOLDER -max_total_time=60``.
 
 What follows the name goes to libFuzzer. An input that makes anything but the documented error is kept as
 ``crash-...``; once it is mended it goes into ``corpus/<reader>``, which `make test` runs over.
@@ -10,10 +10,11 @@ import importlib
 import sys
 
 import atheris
-import json_mutator
+
+from tests.guarantees.fuzz import json_mutator
 
 with atheris.instrument_imports(include=["torchnan", "tomllib"]):
-    reader = importlib.import_module(sys.argv[1])
+    reader = importlib.import_module(f"tests.guarantees.fuzz.{sys.argv[1]}")
 
 reader.seeds()  # what is made once is no input's doing
 atheris.Setup([sys.argv[0], *sys.argv[2:]], reader.one, custom_mutator=json_mutator.mutate)

@@ -1,0 +1,185 @@
+"""python -m torchnan diagnose."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+import stat
+import sys
+
+import numpy as np
+import pytest
+
+from tests.support.processes import REPOSITORY, run, run_python
+from tests.support.synthetic_runs import training, with_scaler
+from torchnan.config.options import OptionError
+from torchnan.diagnosis import Forecast, Headroom, Thresholds, diagnose, of_columns
+from torchnan.diagnosis.reports import post_mortem, terminal
+
+DIAGNOSE = [sys.executable, "-m", "torchnan", "diagnose"]
+NAMES = ("step", "loss", "grad_norm", "lr", "loss_scale", "weight_norm", "batch_digest")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two tables: of a run with a spike where the learning rate jumps, and of a healthy one."""
+    for name in ("healthy", "spiked"):
+        made = with_scaler(training(1), overflow_at=[0])
+        if name == "spiked":
+            made["lr"][399] *= 30
+            made.raise_loss(400, 1.0, until=410)
+        with (tmp_path / f"{name}.csv").open("w", newline="") as file:
+            lines = csv.writer(file)
+            lines.writerow(NAMES)
+            columns = [made.step, *(made[name] for name in NAMES[1:-1]), made.digests]
+            lines.writerows(zip(*columns, strict=True))
+    return tmp_path
+
+
+def test_the_walk_and_the_verdict_on_one_screen(folder):
+    ended = run([*DIAGNOSE, "spiked.csv"], cwd=folder)
+    assert (ended.returncode, ended.stderr) == (1, "")
+    lines = ended.stdout.splitlines()
+    assert lines[0] == "torchnan: spike from step 400 on, learning rate discontinuity"
+    assert lines[1] == "  spiked.csv: steps 0 to 599, 600 rows, dtype not known"
+    assert "Q2.3  What does it come from?  learning rate discontinuity (the learning rate jumps" in ended.stdout
+    for row in ("cause", "remedy", "check", "branch"):
+        assert f"\n  {row} " in ended.stdout
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= terminal.WIDTH
+
+
+def test_a_healthy_run_ends_with_0(folder):
+    ended = run([*DIAGNOSE, "healthy.csv"], cwd=folder)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("torchnan: the run is healthy\n")
+
+
+def test_json_has_what_was_promised(folder):
+    ended = run([*DIAGNOSE, "spiked.csv", "--json"], cwd=folder)
+    assert ended.returncode == 1
+    (line,) = ended.stdout.splitlines()
+    first = json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))["verdicts"][0]
+    assert (first["kind"], first["cause"], first["first_step"]) == ("spike", "lr_discontinuity", 400)
+    assert set(first) >= {"last_step", "evidence", "remedy", "branch", "confidence", "check", "suspects"}
+    assert first["branch"] == "Q1.1 -> Q2.1 -> Q2.2 -> Q2.3"
+
+
+def test_thresholds_are_set_in_words_and_in_a_file(folder):
+    assert run([*DIAGNOSE, "spiked.csv", "--set", "spike_sigma=100"], cwd=folder).returncode == 0
+    (folder / "limits.toml").write_text("recovery_steps = 5\n")
+    ended = run([*DIAGNOSE, "spiked.csv", "--thresholds", "limits.toml"], cwd=folder)
+    assert ended.stdout.startswith("torchnan: persistent elevation from step 400 on")
+    ended = run([*DIAGNOSE, "spiked.csv", "--thresholds", "limits.toml", "--set", "recovery_steps=50"], cwd=folder)
+    assert ended.stdout.startswith("torchnan: spike from step 400 on")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["none.csv"], "torchnan: none.csv: No such file or directory"),
+        (["."], "there is no run in the folder"),
+        (["healthy.csv", "--set", "spike_sigma"], "--set spike_sigma cannot be used: it takes NAME=VALUE."),
+        (["healthy.csv", "--set", "spike_sigma=0"], "spike_sigma=0 cannot be used: it takes a number above 0."),
+        (["healthy.csv", "--set", "sigma=3"], "there is no option 'sigma' of diagnosis."),
+        (["healthy.csv", "--thresholds", "healthy.csv"], "healthy.csv is not TOML"),
+        (["healthy.csv", "--html", "no/such/folder.html"], "torchnan: no/such/folder.html: No such file or directory"),
+    ],
+)
+def test_what_cannot_be_carried_out_ends_with_2(folder, arguments, said):
+    (folder / "empty").mkdir()
+    ended = run([*DIAGNOSE, *arguments], cwd=folder / "empty" if arguments == ["."] else folder)
+    assert ended.returncode == 2
+    assert said in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_every_threshold_is_checked():
+    for name, option in Thresholds.options().items():
+        for wrong in (-1, 0.0, True, "3", math.nan, math.inf, None):
+            with pytest.raises(
+                OptionError, match=f"{name}=.* cannot be used: {name} takes {re.escape(option.accepts)}"
+            ):
+                Thresholds(**{name: wrong})
+    assert Thresholds().with_texts(["spike_window=50", "grad_factor=1e1"]) == Thresholds(
+        spike_window=50, grad_factor=10.0
+    )
+
+
+def test_the_document_has_every_threshold_with_its_default():
+    text = (REPOSITORY / "docs" / "diagnose.md").read_text()
+    written = re.findall(r"^\| `(\w+)` \| ([\d.,]+) \|", text, re.MULTILINE)
+    assert written == [(name, f"{option.default:,}") for name, option in Thresholds.options().items()]
+
+
+def test_what_is_missing_is_named(tmp_path):
+    for package in ("numpy", "scipy", "orjson", "jinja2"):
+        ended = run_python(
+            f"import sys; sys.modules[{package!r}] = None\n"
+            "from torchnan.cli import main\n"
+            "open('run.jsonl', 'w').write('{\"step\": 1, \"loss\": 2}')\n"
+            "sys.exit(main(['diagnose', 'run.jsonl', '--html', 'page.html']))",
+            cwd=tmp_path,
+        )
+        assert ended.returncode == 2, package
+        assert f"needs {package}: pip install torchnan[diagnose]" in ended.stderr
+
+
+def test_the_post_mortem_is_filled_in_and_for_its_owner_alone(folder):
+    run([*DIAGNOSE, "spiked.csv", "--post-mortem", "it.md"], cwd=folder)
+    text = (folder / "it.md").read_text()
+    assert text.startswith("# Post-mortem: spike from step 400 on, learning rate discontinuity\n")
+    assert "**Fix.** Repair the schedule" in text
+    assert "| Q2.1 | Is a loss above the mean by 3 sigma" in text
+    assert stat.S_IMODE((folder / "it.md").stat().st_mode) == 0o600
+
+
+def test_hostile_names_do_nothing(tmp_path):
+    name = "\x1b[31m|<img src=x>[a](javascript:b)`\n# heading"
+    made = of_columns(range(3), {"loss": [1, 2, 3]}, source=name, dtype=name, notes=[name])
+    made.headroom = [Headroom(name, "float16", np.arange(3), np.full(3, 60000.0))]
+    found = diagnose(made)
+    shown = terminal.text(made, found)
+    assert all(line.isprintable() for line in shown.splitlines())
+    document = post_mortem.markdown(made, found)
+    assert "<img" not in document.replace("\\<img", "")
+    assert "\n# heading" not in document
+    assert all(line.isprintable() for line in document.splitlines())
+
+
+def headroom(factor, share=0.41, module="layers.11.mlp.down_proj", dtype="float16", steps=4800):
+    step = np.arange(0, steps + 1, 50)
+    growth = factor ** ((step - steps) / 300)
+    return of_columns(
+        step, {"loss": np.ones(len(step))}, headroom=[Headroom(module, dtype, step, share * 65504 * growth)]
+    )
+
+
+def test_headroom_is_told_before_it_is_gone():
+    (forecast,) = diagnose(headroom(2)).forecasts
+    assert str(forecast) == (
+        "layers.11.mlp.down_proj output reached 41% of fp16's range and doubles every 300 steps: overflow expected "
+        "near step 5,185; bfloat16 would do"
+    )
+    assert isinstance(forecast, Forecast)
+    assert "headroom: layers.11.mlp.down_proj" in terminal.text(headroom(2), diagnose(headroom(2)))
+
+
+def test_headroom_that_does_not_grow_is_told_above_half_of_the_range():
+    assert diagnose(headroom(1)).forecasts == []
+    (forecast,) = diagnose(headroom(1, share=0.6)).forecasts
+    assert (forecast.doubling, forecast.overflow) == (None, None)
+    assert "reached 60% of fp16's range and does not grow" in str(forecast)
+
+
+@pytest.mark.parametrize(("share", "said"), [(0.0429, "4.3%"), (0.098, "9.8%"), (0.41, "41%")])
+def test_a_share_of_the_range_is_told_in_two_digits(share, said):
+    (forecast,) = diagnose(headroom(2, share=share)).forecasts
+    assert f"reached {said} of fp16" in str(forecast)
+
+
+def test_headroom_is_foretold_no_further_ahead_than_was_seen_behind():
+    assert diagnose(headroom(2, share=0.001, steps=600)).forecasts == []
+    assert diagnose(headroom(2, dtype="float32")).forecasts == []

@@ -1,0 +1,269 @@
+"""No rule of bounds claims too little: PyTorch's own samples, and values that tempt a rule."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+import random
+import warnings
+
+import pytest
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+
+import torchnan
+from tests.support.bound_samples import DTYPES, VALUES, Claim, collecting, run
+from torchnan._load import _C
+from torchnan.detection.errors import DetectorWarning
+
+# -- the rules, by PyTorch's own samples and by values that tempt them
+
+
+def without_underscore(op: str) -> str:
+    return op.removeprefix("aten::").removeprefix("_foreach_").rstrip("_") or op
+
+
+# Those of PyTorch's list whose operators go by another name.
+OTHER_NAMES = [
+    "matmul",
+    "nn.functional.linear",
+    "nn.functional.bilinear",
+    "einsum",
+    "nn.functional.conv1d",
+    "nn.functional.conv2d",
+    "nn.functional.conv_transpose2d",
+    "nn.functional.conv3d",
+    "nn.functional.layer_norm",
+    "nn.functional.group_norm",
+    "nn.functional.batch_norm",
+    "native_batch_norm",
+    "nn.functional.instance_norm",
+    "nn.functional.scaled_dot_product_attention",
+    "softmax",
+    "log_softmax",
+    "nn.functional.cross_entropy",
+    "nn.functional.nll_loss",
+    "nn.functional.mse_loss",
+    "nn.functional.embedding",
+    "nn.functional.dropout",
+    "nn.functional.pad",
+    "nn.functional.interpolate",
+    "nn.functional.max_pool2d",
+    "nn.functional.max_pool3d",
+    "nn.functional.avg_pool2d",
+    "nn.functional.adaptive_avg_pool2d",
+    "nn.functional.unfold",
+    "to",
+    "float",
+    "half",
+    "bfloat16",
+    "double",
+    "contiguous",
+    "expand_copy",
+    "unfold",
+    "unfold_copy",
+    "__getitem__",
+    "square",
+    "__radd__",
+    "__rsub__",
+    "__rmul__",
+    "true_divide",
+    "norm",
+    "var_mean",
+    "std_mean",
+]
+
+
+def has_a_rule_of_its_own(op) -> bool:
+    rules = _C.operators_with_rules()
+    name = without_underscore(op.name.split(".")[-1].removeprefix("_foreach_"))
+    return op.name in OTHER_NAMES or name in rules
+
+
+def claims_about(op, samples: int) -> list[Claim]:
+    """What rules claim while `op` runs forward and backward, on its first samples in every dtype, with every kind of
+    value."""
+    claims: list[Claim] = []
+    with collecting(claims):
+        for dtype in DTYPES:
+            if dtype not in op.supported_dtypes("cpu"):
+                continue
+            differentiable = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
+            taken = zip(op.sample_inputs("cpu", dtype, requires_grad=differentiable), range(samples), strict=False)
+            for sample, _ in taken:
+                for kind in [None, *VALUES]:
+                    torch.manual_seed(0)
+                    run(op, (sample.input, *sample.args), sample.kwargs, kind, random.Random(0))
+    return claims
+
+
+OPS = {op.full_name: op for op in op_db if has_a_rule_of_its_own(op)}
+
+
+@functools.cache
+def first_claims(name: str) -> list[Claim]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return claims_about(OPS[name], samples=1)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_no_rule_claims_too_little(name):
+    assert [claim for claim in first_claims(name) if not claim.holds] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("op", op_db, ids=[op.full_name for op in op_db])
+def test_no_rule_claims_too_little_on_more_samples(op):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert [claim for claim in claims_about(op, samples=4) if not claim.holds] == []
+
+
+# Operators that no sample of PyTorch's list comes by.
+def _attention(q, k, v):
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)[0]
+
+
+def _group_norm(x, weight, bias):
+    return torch.nn.functional.group_norm(x, 2, weight, bias)
+
+
+def _batch_norm(x, weight, bias):
+    mean, var = torch.zeros(x.shape[1], dtype=x.dtype), torch.ones(x.shape[1], dtype=x.dtype)
+    evaluated = torch.nn.functional.batch_norm(x, mean, var, weight, bias, training=False)
+    return evaluated, torch.nn.functional.batch_norm(x, mean, var, weight, bias, training=True)
+
+
+def _adam(p, g, v):
+    p, v = p.detach(), v.detach().square()
+    v.mul_(0.999).addcmul_(g, g, value=0.001)
+    return p.lerp_(g, 0.1), v.sqrt(), v.sqrt() / 0.3 + 1e-8
+
+
+def _lists(x, y, z):
+    made = [torch._foreach_add([x], [y], alpha=2), torch._foreach_mul([x, y], [y, z]), torch._foreach_mul([x], 0.5)]
+    made += [torch._foreach_lerp([x], [y], 0.25), torch._foreach_addcmul([x], [y], [z], 3.0)]
+    return made, torch._foreach_div([x, y], [2.0, -4.0]), torch._foreach_sqrt(torch._foreach_abs([x]))
+
+
+def _mask(x):
+    mask = torch.full(x.shape[-2:], float("-inf"), dtype=x.dtype).triu(1)
+    return torch.ops.aten._safe_softmax(x + mask, -1)
+
+
+def _pools(x):
+    pools = torch.nn.functional
+    return pools.max_pool2d(x, 3, 1), pools.avg_pool2d(x, 2, 1), pools.adaptive_avg_pool2d(x, 3)
+
+
+def _pieces(x):
+    filled = [torch.rand_like(x), torch.ones_like(x), torch.zeros_like(x), x.new_full((3, 4), 7.0), x.new_ones(5)]
+    return (
+        filled,
+        x.clone().uniform_(-3, 2),
+        x.clone().bernoulli_(0.5),
+        torch.nn.functional.dropout(x, 0.3),
+        x.clone().fill_(2),
+    )
+
+
+def _copies(x):
+    aten = torch.ops.aten
+    copies = [torch.roll(x, 1), aten.select_copy(x, 0, 1), aten.slice_copy(x, 0, 1, 2), aten.detach_copy(x)]
+    copies += [aten.lift(x), aten.lift_fresh_copy(x), aten._reshape_copy(x, [-1]), torch.rand(40, 40, dtype=x.dtype)]
+    return copies, x.select(0, 1), x[1:], x[:, ::2], x[torch.tensor([3])], torch.tensor([5.0], dtype=x.dtype)
+
+
+def _hardtanh(x):
+    return torch.nn.functional.hardtanh(x, -1e4, 2e4)
+
+
+def _images(x):
+    functional = torch.nn.functional
+    scores, target = x.log_softmax(1), torch.zeros((x.shape[0], *x.shape[2:]), dtype=torch.long)
+    made = [functional.nll_loss(scores, target), functional.unfold(x, 2), functional.interpolate(x, scale_factor=2)]
+    return made, functional.pad(x, (1, 1, 1, 1), "reflect"), torch.native_dropout(x, 0.25, True)
+
+
+def _activation(c, x, y):
+    return torch._addmm_activation(c[0], x, y.t())
+
+
+def _powers(x):
+    """Of exponents that bfloat16 or float16 do not hold."""
+    return [x.abs().pow(p) for p in (0.9, 1.1, 1e-3, 1e-9)], x.pow(3), x.pow(2)
+
+
+SHAPES = {
+    _attention: [(2, 2, 5, 8)] * 3,
+    _group_norm: [(3, 4, 5, 6), (4,), (4,)],
+    _batch_norm: [(3, 4, 5, 6), (4,), (4,)],
+    _adam: [(40, 50)] * 3,
+    _lists: [(9, 11)] * 3,
+    _mask: [(2, 7, 7)],
+    _pools: [(2, 3, 8, 8)],
+    _pieces: [(17, 33)],
+    _copies: [(40, 50)],
+    _hardtanh: [(40, 50)],
+    _images: [(2, 3, 5, 6)],
+    _activation: [(9, 9), (9, 5), (9, 5)],
+    _powers: [(40, 50)],
+}
+
+
+@functools.cache
+def claims_of_program(program, dtype) -> list[Claim]:
+    claims: list[Claim] = []
+    with collecting(claims):
+        for kind, seed in itertools.product(VALUES, range(4)):
+            torch.manual_seed(seed)
+            inputs = [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in SHAPES[program]]
+            run(program, inputs, {}, kind, random.Random(seed))
+    return claims
+
+
+@pytest.mark.parametrize("program", SHAPES, ids=lambda program: program.__name__.strip("_"))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_no_rule_claims_too_little_in_a_program_of_its_own(program, dtype):
+    claims = claims_of_program(program, dtype)
+    assert claims
+    assert [claim for claim in claims if not claim.holds] == []
+
+
+# Where a claim is loose on purpose, or says zero, a rule cut in half is not noticed.
+LOOSE = {
+    "zero": "claims zero",
+    "zeros": "claims zero",
+    "zeros_like": "claims zero",
+    "new_zeros": "claims zero",
+    "sigmoid_backward": "of any y, not only of a sigmoid's",
+    "hardsigmoid_backward": "a slope of a sixth",
+    "_log_softmax_backward_data": "as if all of the gradient came together",
+    "_adaptive_avg_pool2d_backward": "as if every window held the element",
+    "avg_pool2d_backward": "as if no window shared its gradient out",
+    "max_pool3d_with_indices_backward": "as if every window chose the element",
+}
+
+
+def test_a_rule_cut_in_half_would_be_noticed():
+    """Somewhere in the tests above a result comes within a factor of two of what its rule claims."""
+    programs = (claims_of_program(*pair) for pair in itertools.product(SHAPES, DTYPES))
+    tightest: dict[str, float] = collections.defaultdict(float)
+    for claim in itertools.chain(*map(first_claims, OPS), *programs):
+        name = without_underscore(claim.op)
+        tightest[name] = max(tightest[name], claim.tightness)
+    loose = {name for name in _C.operators_with_rules() if tightest[name] < 0.5 and "::" not in name}
+    assert loose == set(LOOSE)
+
+
+def test_the_comparison_notices_a_rule_that_claims_too_little():
+    library = torch.library.Library("torchnan_tight", "DEF")
+    library.define("double(Tensor x) -> Tensor")
+    library.impl("double", lambda x: x * 2, "CPU")
+    torchnan.register_bound("torchnan_tight::double", lambda x: 1.9 * x.most)
+    claims: list[Claim] = []
+    with collecting(claims), pytest.warns(DetectorWarning, match=r"the bound of torchnan_tight::double was"):
+        torch.ops.torchnan_tight.double(torch.ones(5000))
+    assert [claim.holds for claim in claims if claim.op == "torchnan_tight::double"] == [False]

@@ -1,0 +1,338 @@
+"""Bounds: a program's own rules, no stale bound hides a value, and what is proved is as if it had been read."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+
+import numpy as np
+import pytest
+import torch
+
+import torchnan
+from tests.support.bound_samples import Claim, collecting, known
+from torchnan.detection.errors import DetectorWarning
+
+# -- rules of a program's own
+
+
+@pytest.fixture(scope="module")
+def scale():
+    library = torch.library.Library("torchnan_scale", "DEF")
+    library.define("scale(Tensor x, float factor, int[] dims, Tensor[] more) -> (Tensor, Tensor)")
+    library.impl("scale", lambda x, factor, dims, more: (x * factor, x + more[0]), "CPU")
+    seen: list[tuple] = []
+
+    def rule(*args):
+        seen.append(args)
+        x, factor, _, more = args
+        if factor == 13:
+            raise ZeroDivisionError("thirteen")
+        return x.most * abs(factor), None if factor == 7 else x.most + more.most
+
+    torchnan.register_bound("torchnan_scale::scale", rule)
+    yield torch.ops.torchnan_scale.scale, seen
+    library._destroy()
+
+
+def test_a_rule_of_a_program_is_believed(scale):
+    op, seen = scale
+    seen.clear()
+    with torchnan.detect() as watch:
+        x, y = torch.full((5000,), 3.0), torch.ones(5000)
+        before = watch.stats()["proved"]
+        op(x, -2.0, [1, 2], [y])
+        assert watch.stats()["proved"] == before + 2
+        op(x, 7.0, [], [y])
+        assert watch.stats()["proved"] == before + 3
+    (bound, factor, dims, more), *_ = seen
+    assert (bound, factor, dims) == (torchnan.Bound(bound.most, True, (5000,)), -2.0, [1, 2])
+    assert bound.most == pytest.approx(3, rel=1e-5)
+    assert more.most == pytest.approx(1, rel=1e-5)
+
+
+def test_a_rule_that_raises_is_counted_and_the_result_is_read(scale):
+    op, _ = scale
+    with torchnan.detect() as watch, pytest.warns(DetectorWarning, match="thirteen"):
+        x = torch.full((5000,), 3.0)
+        before = watch.stats()["bytes"]
+        op(x, 13.0, [], [x])
+        assert watch.stats()["bytes"] >= before + 40000
+        assert watch.stats()["internal_errors"] == 1
+
+
+@pytest.mark.parametrize(
+    ("op", "message"),
+    [
+        ("scale", "'scale' names no operator to bound"),
+        ("torchnan_scale::scale.Tensor", "names no operator to bound"),
+        ("torchnan_scale::scale", "'torchnan_scale::scale' has a bound rule already"),
+        ("aten::mul_", "'aten::mul_' has a bound rule already"),
+    ],
+)
+def test_a_rule_for_something_else_is_refused(scale, op, message):
+    with pytest.raises(ValueError, match=message):
+        torchnan.register_bound(op, lambda x: x.most)
+
+
+def test_a_rule_that_cannot_be_called_is_refused():
+    with pytest.raises(TypeError, match="rule=3 cannot be used: it takes a callable"):
+        torchnan.register_bound("mylib::op", 3)
+
+
+# -- a stale bound is a wrong answer
+
+N = 5000  # more than is read anyway
+
+
+def through_numpy(x):
+    x.numpy()[7] = np.nan
+
+
+def through_an_array_made_earlier(x):
+    array = x.numpy()
+    x.add_(1)
+    _ = x * 2
+    _ = x * 2
+    array[7] = np.nan
+
+
+def through_dlpack(x):
+    np.asarray(torch.from_dlpack(x))[3] = np.nan
+
+
+def through_its_address(x):
+    ctypes.memset(x.data_ptr(), 0xFF, 64)
+
+
+def through_its_storage(x):
+    x.untyped_storage().copy_(torch.full((N,), float("nan")).untyped_storage())
+
+
+def as_integers(x):
+    x.view(torch.int32)[5] = 0x7FC00000
+
+
+def as_all_integers(x):
+    x.view(torch.int32).fill_(0x7FC00000)
+
+
+def through_shared_memory(x):
+    x.share_memory_()
+    np.asarray(x)[1] = np.nan
+
+
+def by_another_storage(x):
+    x.data = torch.from_numpy(np.full(N, np.nan, dtype=np.float32))
+
+
+WRITERS = [
+    through_numpy,
+    through_an_array_made_earlier,
+    through_dlpack,
+    through_its_address,
+    through_its_storage,
+    as_integers,
+    as_all_integers,
+    through_shared_memory,
+    by_another_storage,
+]
+
+
+@pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
+def test_what_is_written_behind_the_dispatcher_is_found_where_it_is_read(write):
+    with torchnan.detect(action="log") as watch:
+        x = torch.ones(N) * 2
+        _ = x * 3  # its bound is known, and has been used
+        write(x)
+        y = x * 5
+        _ = y.sum().item()
+    assert [finding.op for finding in watch.findings] == ["aten::mul"]
+
+
+def test_memory_that_is_used_again_has_no_old_bound():
+    with torchnan.detect(action="log") as watch:
+        for i in range(300):
+            x = torch.ones(N)
+            del x
+            reused = torch.empty(N)
+            reused.numpy()[:] = np.nan if i == 150 else 1
+            _ = (reused * 2).sum().item()
+    assert len(watch.findings) == 1
+
+
+def test_an_operation_that_fails_halfway_leaves_no_bound():
+    with torchnan.detect() as watch:
+        x = torch.ones(N)
+        with pytest.raises(IndexError):
+            x.index_put_((torch.tensor([0, N]),), torch.tensor([3.0, 1.0]))
+        before = watch.stats()["bytes"]
+        _ = x * 2
+        assert watch.stats()["bytes"] - before >= 4 * N
+
+
+def test_a_part_that_is_written_widens_the_whole():
+    claims: list[Claim] = []
+    with collecting(claims):
+        x = torch.ones(N)
+        x[10:2000].mul_(1000)
+        _ = x * 1
+    assert claims[-1].most == 1000
+    assert claims[-1].bound >= 1000
+
+
+def test_nothing_is_known_after_a_pass_that_is_not_watched():
+    w = torch.ones(N, requires_grad=True)
+    with torchnan.detect(backward=False, action="log") as watch:
+        w.grad = torch.ones(N)
+        _ = w.grad * 2
+        (w * 1e38).sum().backward()  # adds in place, unseen
+        w.grad.add_(0)
+        before = watch.stats()["bytes"]
+        _ = w.grad * 1e30
+        assert watch.stats()["bytes"] - before >= 4 * N
+
+
+# -- all is as if everything were read
+
+
+def weird_training(seed: int, **options):
+    """A few steps of a small model with an absurd scale or learning rate somewhere; the findings."""
+    random_ = random.Random(seed)
+    torch.manual_seed(seed)
+    width = random_.choice([40, 64, 72])
+    layers: list[torch.nn.Module] = []
+    for _ in range(random_.randint(1, 4)):
+        layers.append(torch.nn.Linear(width, width))
+        layers.append(random_.choice([torch.nn.Tanh, torch.nn.GELU, torch.nn.ReLU, torch.nn.SiLU, torch.nn.Softplus])())
+        if random_.random() < 0.5:
+            layers.append(random_.choice([torch.nn.LayerNorm, torch.nn.BatchNorm1d])(width))
+    model = torch.nn.Sequential(*layers)
+    if random_.random() < 0.5:
+        with torch.no_grad():
+            random_.choice(list(model.parameters())).mul_(10.0 ** random_.randint(-30, 30))
+    kind = random_.choice([torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop])
+    optimizer = kind(model.parameters(), lr=10.0 ** random_.randint(-4, 25), foreach=random_.random() < 0.5)
+    batch = torch.randn(48, width) * 10.0 ** random_.randint(-3, 18)
+    loss_of = random_.choice(
+        [
+            lambda y: y.square().mean(),
+            lambda y: y.log_softmax(-1).mean(),
+            lambda y: (y @ y.T).softmax(-1).sum(),
+            lambda y: y.exp().sum().log(),
+            lambda y: (y / y.std(0)).abs().mean(),
+        ]
+    )
+    with torchnan.detect(action="log", **options) as watch:
+        for _ in range(random_.randint(2, 6)):
+            optimizer.zero_grad()
+            loss_of(model(batch)).backward()
+            optimizer.step()
+    facts = [
+        (f.kind, f.op, f.node, f.module, f.line, f.step, f.nan, f.posinf, f.neginf, f.harm.kind) for f in watch.findings
+    ]
+    return facts, watch.stats()
+
+
+def assert_the_same_as_reading_everything(seed: int) -> int:
+    found, stats = weird_training(seed)
+    exact, _ = weird_training(seed, exact=True)
+    assert found == exact, f"weird_training({seed})"
+    assert stats["internal_errors"] == 0, f"weird_training({seed})"
+    return len(found)
+
+
+def test_absurd_trainings_are_judged_as_if_everything_were_read():
+    with_findings = sum(assert_the_same_as_reading_everything(seed) > 0 for seed in range(40))
+    assert 5 < with_findings < 35
+
+
+def test_a_variance_below_zero_proves_nothing():
+    """Fails when the rule of native_batch_norm takes what is not known to be above zero for zero."""
+    norm = torch.nn.BatchNorm1d(64).eval()
+    norm.running_var[3] = -1.0
+    with torchnan.detect(action="log") as watch:
+        norm(torch.randn(128, 64)).sum().item()
+    assert watch.first.op == "aten::native_batch_norm"
+
+
+@pytest.mark.parametrize("sample", [0, 1])
+@pytest.mark.parametrize("compute", [torch.tanh, torch.sin, torch.clone, torch.sum, lambda x: x * 2, lambda x: x + x])
+def test_a_sparse_tensor_is_not_bounded_by_what_it_stores(compute, sample):
+    """Entries of one place add up. Fails without is_plain(): rules would ask for its size, which throws."""
+    twice = torch.sparse_coo_tensor([[0, 0]], [3e38, 3e38], (10000,), check_invariants=True)
+    with torchnan.detect(sample=sample) as watch:
+        compute(torch.eye(100).to_sparse())
+    assert watch.findings == []
+    assert watch.stats()["internal_errors"] == 0
+    with torchnan.detect(action="log", sample=sample) as watch:
+        twice.coalesce().to_dense().tolist()
+    assert watch.first.op == "aten::_coalesce"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(10))
+def test_hundreds_of_absurd_trainings_are_judged_as_if_everything_were_read(block):
+    for seed in range(1000 + 50 * block, 1050 + 50 * block):
+        assert_the_same_as_reading_everything(seed)
+
+
+# -- counts: they do not depend on the machine
+
+
+def bytes_of_a_step(name: str) -> dict[str, int]:
+    from benchmarks import workloads
+
+    torch.manual_seed(0)
+    workload = workloads.ALL[name]()
+    with torchnan.detect() as watch:
+        for _ in range(3):
+            workload.step()
+        before = watch.stats()
+        workload.step()
+        after = watch.stats()
+    assert after["internal_errors"] == 0
+    return {
+        key: after[key] - before[key] for key in ("bytes", "bytes_scanned_unknown", "bytes_proved", "checked", "proved")
+    }
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "resnet50"])
+def test_at_most_15_percent_of_what_a_step_writes_is_read(name):
+    counted = bytes_of_a_step(name)
+    written = counted["bytes"] - counted["bytes_scanned_unknown"] + counted["bytes_proved"]
+    assert counted["bytes"] <= 0.15 * written
+
+
+def test_a_sample_of_n_reads_every_result_once_in_n_steps():
+    x = torch.ones(100, 100)
+
+    def bytes_read(steps: int, **options) -> int:
+        with torchnan.detect(**options) as watch:
+            y = x * 1
+            y = x * 1
+            before = watch.stats()["bytes"]
+            for step in range(steps):
+                watch.mark_step(step)
+                for _ in range(10):
+                    y = y * 0.5
+            return watch.stats()["bytes"] - before
+
+    assert bytes_read(5) == 0
+    assert bytes_read(5, exact=True) == 5 * 10 * 40000
+    assert bytes_read(5, sample=5) == 10 * 40000
+    assert bytes_read(10, sample=5) == 20 * 40000
+
+
+def test_a_sample_finds_what_was_written_unseen():
+    """What no hook can see: memory that was handed out before detection began."""
+    x = torch.ones(N)
+    array = x.numpy()
+    with torchnan.detect(action="log", sample=2) as watch:
+        for step in range(4):
+            watch.mark_step(step)
+            x.mul_(1)
+            y = known(x) * 2
+            array[5] = np.nan
+            _ = (y * 2).sum().item()
+    assert len(watch.findings) == 1

@@ -1,0 +1,133 @@
+"""TORCHNAN=... python train.py: scripts that know nothing of torchnan."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from tests.support.processes import run, run_python
+
+TRAIN = """
+import torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    x = torch.ones(3, 2)
+    mask = torch.zeros(3, 1) if step == 2 else torch.ones(3, 1)
+    loss = (model(x) * mask).sum() / mask.sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+print("done", bool(torch.isnan(model.weight).any()))
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(TRAIN)
+    return path
+
+
+def test_unset_it_imports_nothing():
+    ended = run_python("import torch, sys; print([m for m in sys.modules if m.split('.')[0] == 'torchnan'])")
+    assert ended.stdout.strip() == "[]"
+    assert ended.stderr == ""
+
+
+def test_raise_stops_an_unmodified_script_at_the_harm(script):
+    ended = run([sys.executable, str(script)], TORCHNAN="raise")
+    assert ended.returncode == 1
+    assert "done" not in ended.stdout
+    assert "torchnan.NonFiniteError: torchnan: NaN at step 3" in ended.stderr
+    assert "made by   aten::div, output 0" in ended.stderr
+    assert f"{script.name}:8" in ended.stderr
+    assert "backward() was called on it" in ended.stderr
+
+
+def test_one_is_raise_and_zero_is_off(script):
+    assert run([sys.executable, str(script)], TORCHNAN="1").returncode == 1
+    off = run([sys.executable, str(script)], TORCHNAN="0")
+    assert (off.returncode, off.stdout.strip(), off.stderr) == (0, "done True", "")
+
+
+def test_warn_goes_on(script):
+    ended = run([sys.executable, str(script)], TORCHNAN="warn")
+    assert ended.returncode == 0
+    assert ended.stdout.strip() == "done True"
+    assert "NonFiniteWarning: torchnan: NaN at step 3" in ended.stderr
+
+
+def test_log_writes_one_line_per_finding(script, tmp_path):
+    log = tmp_path / "findings.jsonl"
+    ended = run([sys.executable, str(script)], TORCHNAN="log", TORCHNAN_LOG=str(log))
+    assert (ended.returncode, ended.stderr) == (0, "")
+    lines = log.read_text().splitlines()
+    finding = json.loads(lines[0], parse_constant=lambda name: pytest.fail(f"not strict JSON: {name}"))
+    assert (finding["op"], finding["step"], finding["harm"]["kind"]) == ("aten::div", 3, "backward")
+    assert log.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"TORCHNAN": "rasie"}, "torchnan: TORCHNAN=rasie cannot be used: it takes one of raise, warn, log, 1, 0.\n"),
+        ({"TORCHNAN": "1", "TORCHNAN_LOG": "/no/such/place"}, "torchnan: log '/no/such/place' cannot be opened"),
+        ({"TORCHNAN": "1", "TORCHNAN_WHN": "harm"}, "Did you mean 'TORCHNAN_WHEN'?"),
+    ],
+)
+def test_a_bad_variable_ends_the_program_with_one_line(script, variables, message):
+    ended = run([sys.executable, str(script)], **variables)
+    assert ended.returncode == 2
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert ended.stdout == ""
+
+
+@pytest.mark.parametrize("imports", ["import torch, torchnan", "import torchnan, torch"])
+def test_it_is_switched_on_once_in_either_order_of_imports(imports):
+    code = f"{imports}\nfrom torchnan._load import _C\nprint(_C.open_scopes())"
+    assert run_python(code, TORCHNAN="1").stdout.strip() == "1"
+    assert run_python(code).stdout.strip() == "0"
+
+
+def test_what_is_still_held_when_the_program_ends_is_told():
+    code = "import torch\nkept = torch.log(torch.tensor(-1.0))\nprint('done')"
+    ended = run_python(code, TORCHNAN="raise")
+    assert ended.stdout.strip() == "done"
+    assert "the program still held it" in ended.stderr
+
+
+def test_a_program_that_dies_of_its_own_error_tells_only_that():
+    code = "import torch\nkept = torch.log(torch.tensor(-1.0))\nraise ValueError('mine')"
+    ended = run_python(code, TORCHNAN="raise")
+    assert ended.stderr.rstrip().endswith("ValueError: mine")
+    assert "torchnan" not in ended.stderr
+
+
+def test_threads_of_the_program_are_watched_too():
+    code = (
+        "import torch, concurrent.futures as f\n"
+        "with f.ThreadPoolExecutor(2) as pool:\n"
+        "    print(type(pool.submit(lambda: torch.log(torch.tensor(-1.0)).item()).exception()).__name__)"
+    )
+    assert run_python(code, TORCHNAN="raise").stdout.strip() == "NonFiniteError"
+
+
+def test_data_loader_workers_start_and_end(tmp_path):
+    code = """
+import torch
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, i): return torch.full((3,), float(i)).log1p()
+if __name__ == "__main__":
+    for method in ("fork", "spawn"):
+        loader = torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=2, multiprocessing_context=method)
+        print(method, sum(batch.sum().item() for batch in loader) > 0)
+"""
+    script = tmp_path / "load.py"
+    script.write_text(code)
+    ended = run([sys.executable, str(script)], TORCHNAN="raise")
+    assert ended.stdout.split() == ["fork", "True", "spawn", "True"], ended.stderr

@@ -1,0 +1,42 @@
+"""Python's frames are read directly, and their layout is Python's own affair: tried under every version there is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import REPOSITORY, run
+
+NATIVE = Path(__file__).resolve().parent / "native"
+VERSIONS = ("3.10", "3.11", "3.12", "3.13")
+
+
+def interpreter(version: str) -> str | None:
+    """This Python for its own version; any other that is on the path, or pyenv's, and answers."""
+    if version == f"{sys.version_info.major}.{sys.version_info.minor}":
+        return sys.executable
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    candidates = [shutil.which(f"python{version}"), *map(str, pyenv.glob(f"versions/{version}.*/bin/python3"))]
+    return next((found for found in candidates if found and run([found, "--version"]).returncode == 0), None)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_stack_that_is_read_is_the_stack_that_python_shows(version, tmp_path):
+    python = interpreter(version)
+    if python is None:
+        pytest.skip(f"no Python {version} on this machine")
+    include = run([python, "-c", "import sysconfig; print(sysconfig.get_paths()['include'])"]).stdout.strip()
+    if not Path(include, "Python.h").exists():
+        pytest.skip(f"no headers of Python {version} on this machine")
+    compiler = shutil.which("c++") or shutil.which("g++")
+    assert compiler is not None
+    sources = [NATIVE / "frame_walk_module.cpp", REPOSITORY / "csrc" / "python" / "frame_walk.cpp"]
+    flags = ["-std=c++20", "-O2", "-fPIC", "-shared", f"-I{REPOSITORY / 'csrc'}", f"-I{include}"]
+    subprocess.run([compiler, *flags, *sources, "-o", tmp_path / "frame_walk_module.so"], check=True)
+    ended = run([python, str(NATIVE / "frame_walk_check.py"), str(tmp_path)])
+    assert ended.returncode == 0, ended.stderr

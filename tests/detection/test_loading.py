@@ -1,0 +1,120 @@
+"""Loading: the right PyTorch, a free dispatch key, and a sentence that helps where it cannot be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.support.processes import REPOSITORY, run_python
+from torchnan import _load
+
+
+def test_another_release_of_pytorch_is_refused_before_the_core_is_loaded():
+    with pytest.raises(ImportError) as raised:
+        _load.check("2.12.1", "2.13.0+cpu")
+    assert "torchnan was built for PyTorch 2.12.1, and this is PyTorch 2.13.0+cpu" in str(raised.value)
+    assert "pip install --no-build-isolation" in str(raised.value)
+
+
+def test_builds_of_one_release_are_accepted():
+    _load.check(torch.__version__, torch.__version__)
+    _load.check("2.13.0", "2.13.1+cu130")
+
+
+def test_the_source_folder_says_that_it_is_not_built():
+    ended = run_python("import torchnan", PYTHONPATH=str(REPOSITORY / "python"))
+    assert ended.returncode == 1
+    assert "torchnan has not been built: this is its source folder" in ended.stderr
+
+
+TAKEN = """
+import torch
+library = torch.library.Library("_", "IMPL")
+library.fallback(torch.library.fallthrough_kernel, "Fake")
+import torchnan
+try:
+    torchnan.detect()
+except RuntimeError as error:
+    print(error)
+print(torchnan.guard(torch.ones(2), "still works").tolist(), torch.ones(2).log().tolist())
+"""
+
+
+def test_a_dispatch_key_that_is_taken_is_said_with_the_way_out():
+    ended = run_python(TAKEN)
+    assert "dispatch key Fake already has a backend fallback" in ended.stdout
+    assert "Use a torchnan that was made for this PyTorch" in ended.stdout
+    assert ended.stdout.splitlines()[-1] == "[1.0, 1.0] [0.0, 0.0]"
+    doctor = run_python(TAKEN + "\nfrom torchnan.cli import main; print(main(['doctor']))")
+    assert "engine       NONE: torchnan cannot watch this PyTorch" in doctor.stdout
+    switched_on = run_python(TAKEN.replace("import torch\n", "import os, torch\n", 1), TORCHNAN="0")
+    assert switched_on.returncode == 0
+
+
+def test_importing_torchnan_after_torch_is_quick_and_changes_nothing():
+    code = """
+import signal, sys, threading, time
+import torch
+handlers = {s: signal.getsignal(s) for s in signal.valid_signals()}
+modules = set(sys.modules)
+start = time.perf_counter()
+import torchnan
+taken = time.perf_counter() - start
+assert handlers == {s: signal.getsignal(s) for s in signal.valid_signals()}
+assert threading.active_count() == 1
+assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+print(taken * 1000, sorted(m for m in set(sys.modules) - modules if not m.startswith("torchnan")))
+"""
+    ended = run_python(code)
+    assert ended.returncode == 0, ended.stderr
+    milliseconds, others = ended.stdout.split(" ", 1)
+    print(f"import torchnan after torch: {float(milliseconds):.1f} ms")
+    assert "numpy" not in others
+
+
+def test_what_stands_around_a_step_is_loaded_when_it_is_asked_for():
+    code = """
+import sys, torchnan
+later = ("torchnan.capture", "torchnan.recovery", "torchnan.recovery.step_guard")
+of_the_guard = [m for m in sys.modules if m.startswith(later)]
+assert not of_the_guard, of_the_guard
+for name in torchnan.__all__:
+    assert getattr(torchnan, name) is not None
+assert torchnan.recovery.EXIT_CODES["persistent"] == 80
+try:
+    torchnan.StepGuards
+except AttributeError as error:
+    print(error)
+"""
+    ended = run_python(code)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "module 'torchnan' has no attribute 'StepGuards'\n"
+
+
+CPU_ONLY = """
+import torch, torchnan
+with torchnan.detect(action="log") as watch:
+    torch.zeros(3).log().sum().item()
+print(watch.first.op, [line for line in open("/proc/self/maps") if "libcuda" in line or "torchnan_cuda" in line])
+"""
+
+
+def test_a_program_on_the_cpu_never_looks_for_cuda():
+    assert run_python(CPU_ONLY).stdout == "aten::log []\n"
+
+
+def test_detection_does_not_begin_where_gpus_are_required_and_cannot_be_looked_at():
+    ended = run_python("import torch", TORCHNAN="raise", TORCHNAN_REQUIRE_CUDA="1")
+    assert ended.returncode == 2
+    assert "torchnan cannot look at tensors on GPUs, and TORCHNAN_REQUIRE_CUDA=1: " in ended.stderr
+    assert run_python("import torch", TORCHNAN="raise", TORCHNAN_REQUIRE_CUDA="0").returncode == 0
+    ended = run_python("import torch", TORCHNAN="raise", TORCHNAN_REQUIRE_CUDA="yes")
+    assert ended.returncode == 2
+    assert "TORCHNAN_REQUIRE_CUDA=yes cannot be used: it takes 0 or 1." in ended.stderr
+
+
+def test_doctor_says_whether_gpus_are_looked_at():
+    ended = run_python("from torchnan.cli import main; main(['doctor'])")
+    line = next(line for line in ended.stdout.splitlines() if line.startswith("GPUs"))
+    expected = "none: this PyTorch is for the CPU" if torch.version.cuda is None else ("looked at", "NOT", "none that")
+    assert line[len("GPUs") :].strip().startswith(expected)

@@ -1,0 +1,139 @@
+"""The page of a diagnosis, in a real browser: it shows what it should, offline, and obeys nobody's names."""
+
+from __future__ import annotations
+
+import html
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+from tests.support.synthetic_runs import training, with_scaler
+from torchnan.diagnosis import Headroom, Thresholds, diagnose
+from torchnan.diagnosis.reports import page
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+HOSTILE = (
+    "</text></svg></style><script>document.title='taken'</script><img src=x onerror=document.title='taken'>\x1b\u202e"
+)
+
+
+def browser() -> str:
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    assert found, "this test needs a browser: sudo apt-get install chromium"
+    return found
+
+
+def in_browser(path, *options: str) -> subprocess.CompletedProcess[str]:
+    arguments = [browser(), "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0", *options]
+    return subprocess.run([*arguments, path.as_uri()], capture_output=True, text=True, timeout=120, check=True)
+
+
+def spiked():
+    made = with_scaler(training(1), overflow_at=[0, 1])
+    made["lr"][399] *= 30
+    made.raise_loss(400, 1.0, until=410)
+    made["grad_norm"][450] = np.inf
+    run = made.run()
+    run.source = "run.csv"
+    step = np.arange(0, 600, 10)
+    run.headroom = [Headroom("mlp", "float16", step, 20_000 * 2 ** (step / 600))]
+    return run
+
+
+def write(tmp_path, run):
+    path = tmp_path / "page.html"
+    path.write_text(page.html(run, diagnose(run), Thresholds()), encoding="utf-8")
+    return path
+
+
+def test_a_browser_shows_verdict_panels_and_walk(tmp_path):
+    path = write(tmp_path, spiked())
+    ended = in_browser(path, "--dump-dom")
+    shown = html.unescape(re.sub(r"<style.*?</style>|<[^>]+>", " ", ended.stdout, flags=re.DOTALL))
+    for words in ("spike from step 400 on", "learning rate discontinuity", "Repair the schedule", "Q4.1", "600 rows"):
+        assert words in shown
+    titles = re.findall(r'<section class="(?:wide|half) panel">\s*<div class="top"><h2>(.*?)</h2>', ended.stdout)
+    assert titles == ["loss", "gradient norm", "learning rate", "loss scale", "weight norm", "headroom"]
+    assert ended.stdout.count('class="curve k0"') == 6 + 1  # one in a legend
+    assert 'class="band"' in ended.stdout
+    assert 'class="mean"' in ended.stdout
+    assert "<title>not finite at step 450</title>" in ended.stdout
+    assert "Content Security Policy" not in ended.stderr  # nothing of the page itself is refused
+
+
+@pytest.mark.parametrize(("groups", "legends"), [(["0"], 0), (["all"], 0), (["0: decay"], 1), (["0", "1"], 1)])
+def test_a_group_that_is_alone_and_has_no_name_needs_no_legend(groups, legends):
+    run = training(1).run()
+    run.groups = {"weight_norm": dict.fromkeys(groups, run.columns["loss"])}
+    assert page.html(run, diagnose(run), Thresholds()).count('<ul class="legend">') == legends
+
+
+def test_the_style_is_used_and_the_page_is_not_blank(tmp_path):
+    path, shot = write(tmp_path, spiked()), tmp_path / "shot.png"
+    in_browser(path, f"--screenshot={shot}", "--window-size=1180,1500", "--hide-scrollbars")
+    from matplotlib.image import imread
+
+    picture = (imread(shot)[..., :3] * 255).round().astype(int)
+    assert picture.shape[:2] == (1500, 1180)
+    ground, card, curve = (0xF6, 0xF7, 0xF9), (0xFF, 0xFF, 0xFF), (0x24, 0x58, 0xC5)
+    share = {colour: (picture == colour).all(axis=-1).mean() for colour in (ground, card, curve)}
+    assert share[ground] > 0.05
+    assert share[card] > 0.4
+    assert share[curve] > 0.002
+
+
+def test_names_of_strangers_are_text(tmp_path):
+    run = spiked()
+    run.source = run.dtype = HOSTILE
+    run.notes = [HOSTILE]
+    run.headroom = [Headroom(HOSTILE, "float16", np.arange(3), np.full(3, 60_000.0))]
+    run.groups["weight_norm"] = {HOSTILE: run.groups["weight_norm"]["all"], **run.groups["lr"]}
+    run.findings = [{"step": 400, "finding": {"op": HOSTILE, "module": HOSTILE}}]
+    run.columns["loss"].values[400:] = np.nan
+    path = write(tmp_path, run)
+    ended = in_browser(path, "--dump-dom")
+    assert "taken" not in re.search(r"<title>(.*?)</title>", ended.stdout).group(1)
+    assert not re.search(r"<(script|img)\b", ended.stdout)
+    assert "&lt;script&gt;" in ended.stdout
+    assert "\x1b" not in path.read_text()
+    assert "\u202e" not in path.read_text()
+
+
+def test_even_a_script_in_the_page_would_not_run(tmp_path):
+    path = write(tmp_path, spiked())
+    path.write_text(path.read_text().replace("</main>", "<script>document.title = 'taken'</script></main>"))
+    ended = in_browser(path, "--dump-dom")
+    assert "<title>taken</title>" not in ended.stdout
+    assert "Content Security Policy" in ended.stderr
+
+
+def test_it_asks_nothing_of_any_other_place(tmp_path):
+    text = write(tmp_path, spiked()).read_text()
+    assert not re.search(r"https?://|\bsrc=|\bhref=|url\(|@import|style=", text)
+    assert "default-src 'none'" in text
+
+
+def test_a_million_rows_are_a_small_page(tmp_path):
+    made = training(2, steps=200_000, curve="converged")
+    made["loss"][123_457] = 9.0
+    run = made.run()
+    text = page.html(run, diagnose(run), Thresholds())
+    assert len(text) < 200_000
+    assert "123,457" in text
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 150])
+def test_short_runs_have_a_page_too(tmp_path, steps):
+    run = training(3, steps=steps).run()
+    assert "the run is healthy" in page.html(run, diagnose(run), Thresholds())
+
+
+def test_a_run_of_nothing_but_nan_has_a_page(tmp_path):
+    made = training(4)
+    for values in made.columns.values():
+        values[:] = np.nan
+    run = made.run()
+    assert "nonfinite" in page.html(run, diagnose(run), Thresholds())

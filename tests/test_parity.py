@@ -1,0 +1,20 @@
+"""tests/parity.md names tests that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+NAMED = re.findall(r"`([\w/]*test_\w+\.py)::(test_\w+)`", (TESTS / "parity.md").read_text())
+
+
+@pytest.mark.parametrize(("file", "test"), sorted(set(NAMED)))
+def test_a_test_that_is_named_exists(file, test):
+    assert f"def {test}(" in (TESTS / file).read_text()
+
+
+def test_there_are_some():
+    assert len(NAMED) > 40
