@@ -105,7 +105,7 @@ for _read in (
     lambda: t(-1.0).log().numpy(),
     lambda: print(t(-1.0).log(), file=sys.stderr),
     lambda: float(t(-1.0).log()),
-    lambda: math.isfinite(t(-1.0).log().item()),  # "Told, though some would rather not"
+    lambda: math.isfinite(t(-1.0).log().item()),  # "Reported even if you handle it yourself"
     lambda: np.asarray(t(-1.0).log()),
 ):
     told("read")(_read)
@@ -198,7 +198,7 @@ def a_scaler_skips():
     return x
 
 
-@silent("an optimizer step that the program skips")
+@silent("an optimizer step that user code skips")
 def the_program_skips():
     x = weight(0.0)
     optimizer = torch.optim.SGD([x], lr=1.0)
@@ -208,7 +208,7 @@ def the_program_skips():
     return x
 
 
-@silent("a weight that an initialiser cleans")
+@silent("a weight that an initializer cleans")
 def an_initialiser_cleans():
     x = weight(1.0, -1.0, 0.0)
     with torch.no_grad():
@@ -216,7 +216,7 @@ def an_initialiser_cleans():
     return x
 
 
-@silent("a mask made by `log(0)` that is kept")
+@silent("a mask made by `log(0)` that is still referenced")
 def a_kept_mask():
     mask = t(0, 1).log()
     weights = (t(1, 2) + mask).softmax(0)
