@@ -1,4 +1,4 @@
-"""Writes docs/guarantees.md, which leads from a guarantee to its tests and to the last figures.
+"""Writes docs/guarantees.md: each guarantee with its tests and their last figures.
 
 Run it by ``python -m tests.support.write_guarantees_page``.
 """
@@ -19,12 +19,11 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 DATA = REPOSITORY / "tests" / "guarantees" / "data"
 PAGE = REPOSITORY / "docs" / "guarantees.md"
 
-HEAD = """# What torchnan promises
+HEAD = """# Guarantees
 
-What each promise is, which tests hold to it, and what was measured last, by `make soak` on a machine with 2 cores
-(Debian 12, PyTorch 2.13, CPU). The short form of every test runs in `make test`. Beside a test stands what was removed
-when it was seen to fail; where nothing stands, nobody has tried. This page is written by
-`python -m tests.support.write_guarantees_page`.
+Each guarantee is listed with its limits, its tests, and the figures of the last `make soak` on a machine with 2 cores
+(Debian 12, PyTorch 2.13, CPU). `make test` runs a shorter form of every test. `python -m tests.support.write_guarantees_page`
+writes this page.
 """
 
 
@@ -49,7 +48,7 @@ def _section(guarantee: dict[str, Any], figures: dict[str, list[Any]]) -> str:
         lines.append("\nTests: " + ", ".join(f"[{Path(test).name}](../{test})" for test in guarantee["tests"]) + ".\n")
     told = [(test, said) for test, (number, said) in sorted(figures.items()) if number == guarantee["number"]]
     if told:
-        lines.append("\n| test | last figure |\n|---|---|\n")
+        lines.append("\n| test | last figures |\n|---|---|\n")
         lines.extend(f"| `{_name(test)}` | {said} |\n" for test, said in told)
     return "".join(lines)
 
@@ -60,7 +59,7 @@ def _name(test: str) -> str:
 
 def _not_guaranteed() -> str:
     said = tomllib.loads((DATA / "guarantees.toml").read_text())["not_guaranteed"]
-    return "\n## Not promised\n\n" + "".join(f"* {one}\n" for one in said)
+    return "\n## Not guaranteed\n\n" + "".join(f"* {one}\n" for one in said)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""docs/suites.md: what became of the tests of others under torchnan, at the last ``make suites``."""
+"""Writes docs/suites.md: the outcomes of other packages' tests under torchnan, at the last ``make suites``."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ else:
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parents[1] / "docs" / "suites.md"
 
-HEAD = """# Test suites of others
+HEAD = """# Test suites of other packages
 
-The tests of packages that nobody here wrote, run twice as they are and once with `TORCHNAN=log`, nothing else changed.
-`make suites` runs them and writes this page; it fails if a test has another outcome under torchnan, or a warning that
-it did not have. Versions, files and what is left out are in [suites.toml](../tests/third_party_suites/suites.toml).
+The test suites of these packages were run unmodified, twice without torchnan and once with `TORCHNAN=log`. `make suites`
+runs them and writes this page. It fails if a test has another outcome under torchnan, or an additional warning.
+Versions, test files and exclusions are in [suites.toml](../tests/third_party_suites/suites.toml).
 
-| package | version | tests | passed | vary by themselves | changed by torchnan | findings logged | time |
+| package | version | tests | passed | flaky without torchnan | changed by torchnan | findings | time |
 |---|---|---|---|---|---|---|---|
 """
 
 TAIL = """
-*Tests that fail* in the plain run fail under torchnan too: most of them expect another version of something. *Findings*
-are NaN and Inf that did harm: tests of numerical packages make them on purpose. *Time* is processor time under torchnan
-to that without, one thread, pytest and imports included.
+Tests that fail without torchnan fail under it too; most of them expect another version of a dependency. *Findings* are
+non-finite values that did harm, which tests of numerical packages make intentionally. *Time* is processor time under
+torchnan relative to that without, on one thread, pytest and imports included.
 
-## Left out
+## Excluded
 
 """
 
@@ -46,7 +46,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 def changes(row: dict[str, Any]) -> Iterator[str]:
-    """What torchnan changed, for whoever is to repair it."""
+    """Describes what torchnan changed, and what varies without it."""
     for test, change in row["changed"].items():
         yield f"  CHANGED {test}: {change['outcomes'][0]} -> {change['outcomes'][1]}\n{change['told']}"
     for test, category in row["warned"]:
@@ -61,4 +61,4 @@ def write(rows: list[dict[str, Any]]) -> None:
         for suite in suites()
         for test, reason in suite.get("deselect", {}).items()
     ]
-    PAGE.write_text(HEAD + "".join(f"{line(row)}\n" for row in rows) + TAIL + ("".join(left_out) or "Nothing.\n"))
+    PAGE.write_text(HEAD + "".join(f"{line(row)}\n" for row in rows) + TAIL + ("".join(left_out) or "None.\n"))
