@@ -22,8 +22,8 @@ PAGE = REPOSITORY / "docs" / "guarantees.md"
 HEAD = """# Guarantees
 
 Each guarantee is listed with its limits, its tests, and the figures of the last `make soak` on a machine with 2 cores
-(Debian 12, PyTorch 2.13, CPU). `make test` runs a shorter form of every test. `python -m tests.support.write_guarantees_page`
-writes this page.
+(Debian 12, PyTorch 2.13, CPU). `make test` runs a shorter form of every test. This page is written by
+`python -m tests.support.write_guarantees_page`.
 """
 
 
@@ -46,10 +46,10 @@ def _section(guarantee: dict[str, Any], figures: dict[str, list[Any]]) -> str:
         lines.append(f"\nLimits: {guarantee['limits'].strip()}\n")
     if guarantee["tests"]:
         lines.append("\nTests: " + ", ".join(f"[{Path(test).name}](../{test})" for test in guarantee["tests"]) + ".\n")
-    told = [(test, said) for test, (number, said) in sorted(figures.items()) if number == guarantee["number"]]
-    if told:
+    rows = [(test, figure) for test, (number, figure) in sorted(figures.items()) if number == guarantee["number"]]
+    if rows:
         lines.append("\n| test | last figures |\n|---|---|\n")
-        lines.extend(f"| `{_name(test)}` | {said} |\n" for test, said in told)
+        lines.extend(f"| `{_name(test)}` | {figure} |\n" for test, figure in rows)
     return "".join(lines)
 
 
@@ -58,8 +58,8 @@ def _name(test: str) -> str:
 
 
 def _not_guaranteed() -> str:
-    said = tomllib.loads((DATA / "guarantees.toml").read_text())["not_guaranteed"]
-    return "\n## Not guaranteed\n\n" + "".join(f"* {one}\n" for one in said)
+    exclusions = tomllib.loads((DATA / "guarantees.toml").read_text())["not_guaranteed"]
+    return "\n## Not guaranteed\n\n" + "".join(f"* {one}\n" for one in exclusions)
 
 
 if __name__ == "__main__":
