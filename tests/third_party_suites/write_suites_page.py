@@ -17,9 +17,9 @@ PAGE = HERE.parents[1] / "docs" / "suites.md"
 
 HEAD = """# Test suites of other packages
 
-The test suites of these packages were run unmodified, twice without torchnan and once with `TORCHNAN=log`. `make suites`
-runs them and writes this page. It fails if a test has another outcome under torchnan, or an additional warning.
-Versions, test files and exclusions are in [suites.toml](../tests/third_party_suites/suites.toml).
+The test suites of these packages were run unmodified, twice without torchnan and once with `TORCHNAN=log`. This page is
+written by `make suites`, which fails if a test has another outcome under torchnan, or an additional warning. Versions,
+test files and exclusions are in [suites.toml](../tests/third_party_suites/suites.toml).
 
 | package | version | tests | passed | flaky without torchnan | changed by torchnan | findings | time |
 |---|---|---|---|---|---|---|---|
