@@ -108,6 +108,7 @@ lint: $(VENV)/.lint $(VENV)/.built ## formatting, types, clang-tidy, file sizes
 	$(BIN)/mypy
 	find csrc tests/cpp examples -name '*.h' -o -name '*.cpp' | xargs $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/python tests/lint_repo.py
+	$(BIN)/python tests/folder_graph.py
 
 format: $(VENV)/.lint ## makes the sources look as lint wants them
 	$(BIN)/ruff format --quiet .

@@ -6,10 +6,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "api/harm_checks.h"
 #include "device/resolve.h"
 #include "host/environment.h"
+#include "intercept/install_interceptor.h"
 #include "operators/dispatch_key.h"
-#include "origin/harm.h"
 #include "bounds/bound_cache.h"
 #include "origin/nonfinite_registry.h"
 #include "detection/thread_state.h"
@@ -48,7 +49,7 @@ void leave_session(const std::shared_ptr<DetectionSession>& session) {
   if (thread.scopes().empty()) c10::impl::tls_set_dispatch_key_included(kInterceptorKey, false);
 }
 
-void end_session(const std::shared_ptr<DetectionSession>& session, bool judge) {
+void end_session(const std::shared_ptr<DetectionSession>& session, bool report_pending) {
   struct ForgetAtLast {
     ~ForgetAtLast() {
       if (open_scopes() > 0) return;
@@ -58,8 +59,8 @@ void end_session(const std::shared_ptr<DetectionSession>& session, bool judge) {
   } const forget_at_last;
   session->close();
   ThreadState::close(*session);
-  end_on_devices(*session, judge);
-  if (judge) report_at_end(*session);
+  end_on_devices(*session, report_pending);
+  if (report_pending) report_at_end(*session);
 }
 
 }  // namespace torchnan

@@ -18,8 +18,8 @@ TORCHNAN_API std::shared_ptr<DetectionSession> make_session(Options options);
 TORCHNAN_API void enter_session(std::shared_ptr<DetectionSession> session);
 TORCHNAN_API void leave_session(const std::shared_ptr<DetectionSession>& session);
 
-// Ends the session; the calling thread has left it. If `judge`, what is still alive is judged, which may throw as any
-// harm does. With the last session all that is remembered of tensors goes.
-TORCHNAN_API void end_session(const std::shared_ptr<DetectionSession>& session, bool judge);
+// Ends the session; the calling thread has left it. With `report_pending`, reports what is still alive, which may throw
+// as any harm does. With the last session all that is remembered of tensors goes.
+TORCHNAN_API void end_session(const std::shared_ptr<DetectionSession>& session, bool report_pending);
 
 }  // namespace torchnan

@@ -64,10 +64,10 @@ uint64_t pack(const BoundCache::Note& note, c10::ScalarType dtype) {
   return word | (is_bounded(note.known) ? packed(note.bound.most) : uint64_t{note.site} << 8);
 }
 
-BoundCache::Note unpack(uint64_t word, const OpPlan* maker, c10::ScalarType dtype) {
+BoundCache::Note unpack(uint64_t word, const std::string* op, c10::ScalarType dtype) {
   BoundCache::Note note;
   note.known = static_cast<Known>(word & kKnownBits);
-  note.maker = maker;
+  note.op = op;
   note.exported = (word & kExported) != 0;
   if (!is_bounded(note.known)) {
     note.site = static_cast<SiteId>(word >> 8);
@@ -97,16 +97,16 @@ BoundCache::Note BoundCache::find(const at::Tensor& tensor) const noexcept {
     if (bucket.keys[way].load(std::memory_order_acquire) != storage) continue;
     if (bucket.memory[way].load(std::memory_order_acquire) != storage->data_ptr().get()) return {};
     const uint64_t value = bucket.values[way].load(std::memory_order_acquire);
-    const OpPlan* maker = bucket.makers[way].load(std::memory_order_acquire);
+    const std::string* op = bucket.ops[way].load(std::memory_order_acquire);
     if (bucket.keys[way].load(std::memory_order_acquire) != storage) return {};  // given away meanwhile
-    return unpack(value, maker, tensor.scalar_type());
+    return unpack(value, op, tensor.scalar_type());
   }
   return {};
 }
 
-const OpPlan* BoundCache::pending_collective(const at::Tensor& tensor) const noexcept {
+const std::string* BoundCache::pending_collective(const at::Tensor& tensor) const noexcept {
   const Note note = find(tensor);
-  return note.known == Known::kNothing || note.known == Known::kRequested ? note.maker : nullptr;
+  return note.known == Known::kNothing || note.known == Known::kRequested ? note.op : nullptr;
 }
 
 void BoundCache::set(const at::Tensor& tensor, Note note) noexcept {
@@ -133,12 +133,12 @@ void BoundCache::set(const at::Tensor& tensor, Note note) noexcept {
   bucket.keys[way].store(nullptr, std::memory_order_release);
   bucket.memory[way].store(storage->data_ptr().get(), std::memory_order_release);
   bucket.values[way].store(pack(note, tensor.scalar_type()), std::memory_order_release);
-  bucket.makers[way].store(note.maker, std::memory_order_release);
+  bucket.ops[way].store(note.op, std::memory_order_release);
   bucket.keys[way].store(storage, std::memory_order_release);
   if (!was_marked) storage->set_received_cuda(true);
 }
 
-void BoundCache::note_written(const at::Tensor& tensor, Bound bound, const OpPlan* maker) noexcept {
+void BoundCache::note_written(const at::Tensor& tensor, Bound bound, const std::string* op) noexcept {
   const c10::StorageImpl* storage = storage_of(tensor);
   if (storage == nullptr) return;
   if (!covers(tensor, *storage)) {
@@ -146,7 +146,7 @@ void BoundCache::note_written(const at::Tensor& tensor, Bound bound, const OpPla
     if (!is_bounded(whole.known)) return;
     bound = bound.joined(whole.bound);
   }
-  set(tensor, {bound.masked ? Known::kFiniteOrMasked : Known::kFinite, bound, false, 0, maker});
+  set(tensor, {bound.masked ? Known::kFiniteOrMasked : Known::kFinite, bound, false, 0, op});
 }
 
 void BoundCache::note_read(const at::Tensor& tensor, Bound bound) noexcept {
@@ -163,20 +163,20 @@ void BoundCache::note_nonnegative(const at::Tensor& tensor) noexcept {
   set(tensor, note);
 }
 
-void BoundCache::note_asked(const at::Tensor& tensor, const OpPlan* collective) noexcept {
-  set(tensor, Note{.known = Known::kRequested, .maker = collective});
+void BoundCache::note_asked(const at::Tensor& tensor, const std::string* collective) noexcept {
+  set(tensor, Note{.known = Known::kRequested, .op = collective});
 }
 
-void BoundCache::record_pending_collective(const at::Tensor& tensor, const OpPlan* collective) noexcept {
-  set(tensor, Note{.maker = collective});
+void BoundCache::record_pending_collective(const at::Tensor& tensor, const std::string* collective) noexcept {
+  set(tensor, Note{.op = collective});
 }
 
-void BoundCache::note_unwritten(const at::Tensor& tensor, SiteId site, const OpPlan* maker) noexcept {
-  set(tensor, {Known::kUninitialized, {}, false, site, maker});
+void BoundCache::note_unwritten(const at::Tensor& tensor, SiteId site, const std::string* op) noexcept {
+  set(tensor, {Known::kUninitialized, {}, false, site, op});
 }
 
-void BoundCache::note_not_judged(const at::Tensor& tensor, const OpPlan* maker) noexcept {
-  set(tensor, {Known::kIgnored, {}, false, 0, maker});
+void BoundCache::note_not_judged(const at::Tensor& tensor, const std::string* op) noexcept {
+  set(tensor, {Known::kIgnored, {}, false, 0, op});
 }
 
 void BoundCache::forget(const at::Tensor& tensor) noexcept {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <unordered_map>
 
 #include <ATen/core/Tensor.h>
@@ -18,8 +19,6 @@
 
 namespace torchnan {
 
-struct OpPlan;
-
 // Whether what is known of the tensor is so of all of its storage.
 inline bool covers(const at::Tensor& tensor, const c10::StorageImpl& storage) {
   return tensor.nbytes() >= storage.nbytes() && tensor.is_non_overlapping_and_dense();
@@ -27,7 +26,8 @@ inline bool covers(const at::Tensor& tensor, const c10::StorageImpl& storage) {
 
 // A bounded cache from storage to knowledge. It forgets when it is full; what is not known is looked at. Takes no
 // lock, allocates nothing, and holds no reference: even a weak one would keep the small StorageImpl where it is, and
-// thousands of those in the heap keep it from giving large blocks out again.
+// thousands of those in the heap keep it from giving large blocks out again. Names of operators live as long as the
+// process.
 //
 // So how can an address be trusted? A StorageImpl has a flag, received_cuda, that PyTorch reads of CUDA storages only
 // and that every new StorageImpl has unset. Here it marks the CPU storages that are in the bound cache. A storage that
@@ -47,10 +47,11 @@ class TORCHNAN_API BoundCache {
   };
   struct Note {
     Known known = Known::kNothing;
-    Bound bound{};                  // kFinite, kFiniteOrMasked; infinite for dtypes that bounds say nothing of
-    bool exported = false;          // others can write there at any time: never kFinite
-    SiteId site = 0;                // kUninitialized: where it was given out
-    const OpPlan* maker = nullptr;  // the operator that wrote it, or gave it out; of what is not known, a collective
+    Bound bound{};          // kFinite, kFiniteOrMasked; infinite for dtypes that bounds say nothing of
+    bool exported = false;  // others can write there at any time: never kFinite
+    SiteId site = 0;        // kUninitialized: where it was given out
+    const std::string* op =
+        nullptr;  // name of the operator that wrote it, or gave it out; else of a pending collective
   };
 
   BoundCache();
@@ -60,20 +61,20 @@ class TORCHNAN_API BoundCache {
   // What was noted of a storage under another dtype says nothing: a float16 is no half of a float32.
   Note find(const at::Tensor& tensor) const noexcept;
   // The collective that was the last to write there; null if it was none.
-  const OpPlan* pending_collective(const at::Tensor& tensor) const noexcept;
+  const std::string* pending_collective(const at::Tensor& tensor) const noexcept;
 
   // `tensor` has been written and is within `bound`. Of a part of a storage: what was known of the whole is widened.
-  void note_written(const at::Tensor& tensor, Bound bound, const OpPlan* maker) noexcept;
+  void note_written(const at::Tensor& tensor, Bound bound, const std::string* op) noexcept;
   // No element of `tensor` is below zero: somebody has taken its square root.
   void note_nonnegative(const at::Tensor& tensor) noexcept;
   // `tensor` was read, and is within `bound`. Nothing is told of the rest of its storage.
   void note_read(const at::Tensor& tensor, Bound bound) noexcept;
 
-  void note_asked(const at::Tensor& tensor, const OpPlan* collective) noexcept;
+  void note_asked(const at::Tensor& tensor, const std::string* collective) noexcept;
   // A collective has been started that will write there.
-  void record_pending_collective(const at::Tensor& tensor, const OpPlan* collective) noexcept;
-  void note_unwritten(const at::Tensor& tensor, SiteId site, const OpPlan* maker) noexcept;
-  void note_not_judged(const at::Tensor& tensor, const OpPlan* maker) noexcept;
+  void record_pending_collective(const at::Tensor& tensor, const std::string* collective) noexcept;
+  void note_unwritten(const at::Tensor& tensor, SiteId site, const std::string* op) noexcept;
+  void note_not_judged(const at::Tensor& tensor, const std::string* op) noexcept;
   void forget(const at::Tensor& tensor) noexcept;
 
   // Somebody else may have written there just now.
@@ -88,13 +89,13 @@ class TORCHNAN_API BoundCache {
   static constexpr int kBucketBits = 13;
   static constexpr size_t kBuckets = size_t{1} << kBucketBits;
 
-  // MutatedArgument by whoever runs an operation on the storage; PyTorch allows one writer at a time. Readers that come
+  // Written by whoever runs an operation on the storage; PyTorch allows one writer at a time. Readers that come
   // in between see another key, or an older value, as they would have a moment earlier.
   struct alignas(64) Bucket {
     std::array<std::atomic<const c10::StorageImpl*>, kWays> keys{};
     std::array<std::atomic<const void*>, kWays> memory{};
     std::array<std::atomic<uint64_t>, kWays> values{};
-    std::array<std::atomic<const OpPlan*>, kWays> makers{};
+    std::array<std::atomic<const std::string*>, kWays> ops{};
   };
 
   Bucket& bucket_of(const c10::StorageImpl* storage) const noexcept;

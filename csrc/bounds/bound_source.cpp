@@ -36,7 +36,7 @@ Bound BoundSource::remembered(const at::Tensor& tensor) const {
     case BoundCache::Known::kStale:
       return note.exported ? Bound{} : anchored(tensor);
     case BoundCache::Known::kNothing:
-      bound_cache().note_asked(tensor, note.maker);
+      bound_cache().note_asked(tensor, note.op);
       return {};
     default:
       return {};
@@ -46,8 +46,8 @@ Bound BoundSource::remembered(const at::Tensor& tensor) const {
 Bound BoundSource::anchored(const at::Tensor& tensor) const {
   const Verdict verdict = check_finite(tensor);
   if (verdict.skip != Skip::kNone) return {};
-  counters_.bytes.add(verdict.bytes);
-  counters_.bytes_scanned_unknown.add(verdict.bytes);
+  bytes_.add(verdict.bytes);
+  bytes_scanned_unknown_.add(verdict.bytes);
   if (!verdict.finite) return {};
   const Bound bound{verdict.most};
   bound_cache().note_read(tensor, bound);

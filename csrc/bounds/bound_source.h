@@ -5,7 +5,7 @@
 
 #include <torchnan/bounds.h>
 
-#include "detection/counters.h"
+#include "process/counter.h"
 
 namespace torchnan {
 
@@ -22,7 +22,9 @@ class BoundSource {
  public:
   static constexpr int64_t kMaxQuickScanBytes = 256;  // as cheap to read as the bound cache
 
-  BoundSource(Counters& counters, const ExternalBounds* elsewhere) : counters_(counters), elsewhere_(elsewhere) {}
+  // Adds the bytes that it reads to both counters. `elsewhere` may be null: nothing is known of other memory.
+  BoundSource(Counter& bytes, Counter& bytes_scanned_unknown, const ExternalBounds* elsewhere)
+      : bytes_(bytes), bytes_scanned_unknown_(bytes_scanned_unknown), elsewhere_(elsewhere) {}
 
   // What is unknown and asked for a second time is read in full, so that it is not asked for in vain again: a weight
   // that no operation has been seen to write. What is asked for once, like a batch, is not worth it.
@@ -38,8 +40,9 @@ class BoundSource {
   Bound remembered(const at::Tensor& tensor) const;
   Bound anchored(const at::Tensor& tensor) const;
 
-  Counters& counters_;
-  const ExternalBounds* elsewhere_;  // null: nothing is known of them
+  Counter& bytes_;
+  Counter& bytes_scanned_unknown_;
+  const ExternalBounds* elsewhere_;
 };
 
 }  // namespace torchnan

@@ -7,7 +7,6 @@
 #include "bounds/dtype_range.h"
 #include "bounds/bound_cache.h"
 #include "bounds/operand.h"
-#include "operators/op_plan.h"
 
 namespace torchnan {
 namespace {
@@ -147,7 +146,7 @@ bool RuleArguments::produced_by(size_t i, std::string_view op) const {
   const at::Tensor* tensor = tensor_of(operand(i), element_);
   if (tensor == nullptr) return false;
   const BoundCache::Note note = bound_cache().find(*tensor);
-  return note.known == BoundCache::Known::kFinite && note.maker != nullptr && note.maker->name == op;
+  return note.known == BoundCache::Known::kFinite && note.op != nullptr && *note.op == op;
 }
 
 // A rounded sum of n values grows by less than (1 + epsilon)^n. And as adding b moves a rounded sum by at most 2b, one

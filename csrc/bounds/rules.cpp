@@ -5,7 +5,6 @@
 
 #include <fmt/format.h>
 
-#include "operators/op_plan.h"
 #include "process/fork_safe_mutex.h"
 #include "text/printable.h"
 
@@ -63,7 +62,7 @@ RuleOfOperator rule_of(std::string_view op) {
   return {find(rules_of_pytorch, base.substr(kForeach.size())), true};
 }
 
-void register_bound_rule(const std::string& op, BoundRule rule) {
+void add_rule(const std::string& op, BoundRule rule) {
   if (op.find("::") == std::string::npos || op.find('.') != std::string::npos) {
     throw std::invalid_argument(fmt::format(
         "'{}' names no operator to bound: give its namespace and name without overload, as in 'mylib::scale'",
@@ -76,7 +75,6 @@ void register_bound_rule(const std::string& op, BoundRule rule) {
     const std::lock_guard lock(registered.mutex);
     registered.table.emplace(name, std::move(rule));
   }
-  invalidate_plans(name);
 }
 
 std::vector<std::string> operators_with_rules() {

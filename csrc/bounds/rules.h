@@ -56,6 +56,10 @@ std::string_view without_underscore(std::string_view op);
 // "aten::add_", "mylib::gated_mul". What is returned lives as long as the process.
 RuleOfOperator rule_of(std::string_view op);
 
+// Adds the rule of an operator that is not PyTorch's. Throws std::invalid_argument if `op` is no name of an operator or
+// has a rule. Plans that were made before do not see it: see register_bound_rule().
+void add_rule(const std::string& op, BoundRule rule);
+
 // Every operator with a rule, without namespace for PyTorch's own.
 TORCHNAN_API std::vector<std::string> operators_with_rules();
 

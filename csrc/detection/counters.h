@@ -1,23 +1,13 @@
-// What one thread has counted for one session. MutatedArgument by that thread alone, read by any.
+// The counts of one thread for one session: written by that thread alone, read by any.
 #pragma once
 
 #include <array>
-#include <atomic>
-#include <cstdint>
+#include <cstddef>
 
+#include "process/counter.h"
 #include "scan/tensor_scan.h"
 
 namespace torchnan {
-
-// An exact count without a locked instruction: only one thread writes it.
-class Counter {
- public:
-  void add(int64_t n) noexcept { value_.store(value_.load(std::memory_order_relaxed) + n, std::memory_order_relaxed); }
-  int64_t value() const noexcept { return value_.load(std::memory_order_relaxed); }
-
- private:
-  std::atomic<int64_t> value_{0};
-};
 
 struct alignas(64) Counters {
   Counter ops;

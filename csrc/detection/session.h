@@ -22,6 +22,7 @@
 #include "host/host_runtime.h"
 #include "process/fork_safe_mutex.h"
 #include "report/finding_log.h"
+#include "scan/nonfinite_kinds.h"
 #include "detection/counters.h"
 #include "detection/headroom_table.h"
 
@@ -32,7 +33,10 @@ class TORCHNAN_API DetectionSession : public std::enable_shared_from_this<Detect
   explicit DetectionSession(Options options);  // the options are valid
 
   const Options& options() const { return options_; }
-  bool wants(Kind kind) const { return kind == Kind::kNaN ? options_.check_nan : options_.check_inf; }
+  // Whether values of any of these kinds are to be reported.
+  bool checks(NonfiniteKinds kinds) const {
+    return (kinds.nan() && options_.check_nan) || (kinds.inf() && options_.check_inf);
+  }
   // Whether skip_ops names this operator. `index` is that of its plan: the answer is worked out once.
   bool is_skipped_op(const std::string& op, int index) const {
     return !options_.skip_ops.empty() && is_skipped(op, index);

@@ -224,7 +224,7 @@ class Reading {
 
   void tell(const Event& event, const Provenance& record, HarmKind harm, NonfiniteKinds kinds, const std::string& name,
             DetectionSession& session) {
-    auto finding = report_harm(session, record, harm, kinds, event.site(), name);
+    auto finding = make_harm_finding(session, record, harm, kinds, event.site(), [&] { return name; });
     if (finding) findings_.emplace_back(session.shared_from_this(), std::move(*finding));
   }
 
@@ -318,8 +318,8 @@ void resolve() {
   deliver_findings(std::move(findings));
 }
 
-void judge_on_devices(DetectionSession& session, HarmKind harm, const OpPlan& reader,
-                      c10::ArrayRef<at::Tensor> tensors) {
+void report_on_devices(DetectionSession& session, HarmKind harm, const OpPlan& reader,
+                       c10::ArrayRef<at::Tensor> tensors) {
   if (!devices().in_use()) return;
   bool is_alarmed = false;
   {
@@ -360,11 +360,10 @@ std::vector<Finding> report_live_tensors(DetectionSession& session) {
     const OriginRecord& root = *found->second.record->first().root;
     if (root.session.lock().get() != &session || (held.as_gradient && root.compared)) continue;
     const HarmKind kind = is_parameter(held.tensor) ? HarmKind::kParameter : HarmKind::kAlive;
-    const auto owner = owner_of(tensor, true, session);
     Site here;
     here.live = program().capture();
-    auto finding =
-        report_harm(session, *found->second.record, kind, found->second.kinds, here, owner ? owner->name : "");
+    auto finding = make_harm_finding(session, *found->second.record, kind, found->second.kinds, here,
+                                     [&] { return parameter_name(session, tensor); });
     if (finding) findings.push_back(std::move(*finding));
   }
   return findings;
@@ -372,9 +371,9 @@ std::vector<Finding> report_live_tensors(DetectionSession& session) {
 
 }  // namespace
 
-void end_on_devices(DetectionSession& session, bool judge) {
+void end_on_devices(DetectionSession& session, bool report_pending) {
   if (!devices().in_use()) return;
-  if (judge) {
+  if (report_pending) {
     contain(session, "resolving what is under way on devices", [] { resolve(); });
     std::vector<Finding> findings;
     contain(session, "judging what is still held on devices", [&] { findings = report_live_tensors(session); });

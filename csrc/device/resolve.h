@@ -29,10 +29,11 @@ bool has_known_bad();
 TORCHNAN_API void resolve();
 
 // What tensors on devices hold does this harm, if it is not finite.
-void judge_on_devices(DetectionSession& session, HarmKind harm, const OpPlan& reader,
-                      c10::ArrayRef<at::Tensor> tensors);
+void report_on_devices(DetectionSession& session, HarmKind harm, const OpPlan& reader,
+                       c10::ArrayRef<at::Tensor> tensors);
 
-// Detection ends. `judge`: what has happened under this session is resolved, and what the program still holds is told.
-void end_on_devices(DetectionSession& session, bool judge);
+// Ends the session on devices. With `report_pending`, resolves what has happened under it and reports what user code
+// still references. With the last session, forgets all events.
+void end_on_devices(DetectionSession& session, bool report_pending);
 
 }  // namespace torchnan

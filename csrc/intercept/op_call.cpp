@@ -69,7 +69,7 @@ void OpCall::run_checked() {
   const bool is_prepared = contain(session_, "looking at arguments", [this] {
     save_arguments();
     inspect_arguments();
-    report_before(facts(), bad_arguments_);
+    report_arguments(facts(), bad_arguments_);
     inspect_operands();
   });
   if (!is_prepared) return run_untracked();
@@ -118,7 +118,7 @@ void OpCall::run_unchecked() {
 void OpCall::run_skipped() {
   if (!contain(session_, "keeping arguments", [this] { save_arguments(); })) return run_untracked();
   redispatch();
-  for_each_result([this](const at::Tensor& result, int64_t) { bound_cache().note_not_judged(result, &plan_); });
+  for_each_result([this](const at::Tensor& result, int64_t) { bound_cache().note_not_judged(result, &plan_.name); });
 }
 
 CallContext OpCall::facts() const { return {plan_, kept_, session_, thread_.id()}; }
@@ -192,7 +192,7 @@ void OpCall::check_results() {
   if (plan_.is_async_collective && !device_) {
     thread_.counters().skipped[static_cast<size_t>(Skip::kCollective)].add(1);
     for_each_result([this](const at::Tensor& result, int64_t) {
-      bound_cache().record_pending_collective(result, &plan_);
+      bound_cache().record_pending_collective(result, &plan_.name);
       expect(facts(), bad_arguments_, result, /*awaited=*/true);
     });
     return;
@@ -228,7 +228,7 @@ void OpCall::check_result(const at::Tensor& result, int64_t output) {
   if (device_ && device_->reads_devices()) check_.forget_bounds();
   if (plan_.handling == OpPlan::Handling::kAllocate) {
     if (plan_.returns_allocation) {
-      bound_cache().note_unwritten(result, program().capture(), &plan_);
+      bound_cache().note_unwritten(result, program().capture(), &plan_.name);
     } else {
       bound_cache().forget(result);
     }
@@ -268,7 +268,7 @@ void OpCall::record_mask_bounds() {
     if (bad.kinds != NonfiniteKinds::of_neginf() || range_of(bad.tensor.scalar_type()).limit == 0) continue;
     const auto record = nonfinite_registry().find(bad.tensor);
     if (record == nullptr || !record->is_intentional()) continue;
-    bound_cache().note_written(bad.tensor, {largest_finite(bad.tensor), false, true}, &plan_);
+    bound_cache().note_written(bad.tensor, {largest_finite(bad.tensor), false, true}, &plan_.name);
   }
 }
 

@@ -31,7 +31,7 @@ void record_backward(ThreadState& thread, DetectionSession& session) {
   const int pass = torch::autograd::get_current_graph_task_id();
   if (pass == thread.last_backward_pass) return;
   thread.last_backward_pass = pass;
-  if (pass != -1) judge_beginning_of_backward(session);
+  if (pass != -1) report_backward_start(session);
 }
 
 }  // namespace

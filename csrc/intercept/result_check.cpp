@@ -42,7 +42,8 @@ void ResultCheck::bound_results(c10::ArrayRef<Operand> arguments, const External
 }
 
 void ResultCheck::apply_rule(c10::ArrayRef<Operand> arguments, const ExternalBounds* elsewhere) {
-  const BoundSource source(thread_.counters(), elsewhere);
+  Counters& counters = thread_.counters();
+  const BoundSource source(counters.bytes, counters.bytes_scanned_unknown, elsewhere);
   const BoundRule& rule = *plan_.bounds.rule;
   if (!plan_.bounds.elementwise_in_lists) {
     bounds_.resize(std::max(kMostResults, plan_.checked_returns.size() + plan_.written.size()));
@@ -105,7 +106,7 @@ ResultCheck::Outcome ResultCheck::note_proved(const at::Tensor& result, const Bo
   thread_.counters().checked.add(1);
   thread_.counters().proved.add(1);
   thread_.counters().bytes_proved.add(static_cast<int64_t>(result.nbytes()));
-  bound_cache().note_written(result, proof, &plan_);
+  bound_cache().note_written(result, proof, &plan_.name);
   note_magnitude(result, proof.most, false);
   if (proof.masked) return Outcome::kFiniteOrMasked;
   if (nonfinite_registry().in_use() && plan_.writes_in_place()) nonfinite_registry().settle(result);
@@ -149,7 +150,7 @@ ResultCheck::Outcome ResultCheck::read(const at::Tensor& result, size_t place) {
         fmt::format("the bound of {}", plan_.name),
         fmt::format("the bound of {} was {}, and its result {}", plan_.name, bound.most, verdict.most));
   }
-  bound_cache().note_written(result, {verdict.most, bound.nonnegative}, &plan_);
+  bound_cache().note_written(result, {verdict.most, bound.nonnegative}, &plan_.name);
   note_magnitude(result, verdict.most, true);
   if (nonfinite_registry().in_use() && plan_.writes_in_place()) nonfinite_registry().settle(scannable_values(result));
   return Outcome::kFinite;

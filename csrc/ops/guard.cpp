@@ -12,7 +12,7 @@
 #include <torch/library.h>
 
 #include "host/environment.h"
-#include "origin/harm.h"
+#include "api/harm_checks.h"
 #include "detection/thread_state.h"
 
 namespace torchnan {

@@ -228,7 +228,7 @@ void attribute(const CallContext& call, c10::SmallVectorImpl<BadArgument>& bad_a
     }
     report_result(call, result, record);
   }
-  judge_use(call, bad_arguments);
+  report_weight_use(call, bad_arguments);
 }
 
 void expect(const CallContext& call, c10::ArrayRef<BadArgument> bad_arguments, const at::Tensor& result, bool awaited) {

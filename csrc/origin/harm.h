@@ -1,54 +1,45 @@
-// What a non-finite value does. Where it does damage or is seen, its cause is reported, once.
+// Decides where a non-finite value does harm or is seen, and reports its cause there, once.
 #pragma once
 
 #include <functional>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
 
-#include <torchnan/export.h>
-
+#include "detection/session.h"
 #include "origin/attribution.h"
 #include "origin/nonfinite_registry.h"
-#include "detection/session.h"
 
 namespace torchnan {
 
-// Before a call runs: does it read a bad value back?
-void report_before(const CallContext& call, c10::ArrayRef<BadArgument> bad_arguments);
+// Names what is harmed; called only when there is something to report.
+using HarmedName = std::function<std::string()>;
 
-// After a call: has it written into a parameter, or is every origin to be told at once?
+// Reports harm that is done where the calling thread is, unless its cause is harmless there or was reported before.
+// Throws if the session's options say so.
+void report_harm(DetectionSession& session, const Provenance& record, HarmKind kind, NonfiniteKinds kinds,
+                 const HarmedName& name = nullptr);
+
+// Returns the finding of harm that was done at `site` without delivering it; nothing if there is none to report.
+std::optional<Finding> make_harm_finding(DetectionSession& session, const Provenance& record, HarmKind kind,
+                                         NonfiniteKinds kinds, const Site& site, const HarmedName& name = nullptr);
+
+// Before a call runs: records that it uses its arguments, and reports those that it reads to the host.
+void report_arguments(const CallContext& call, c10::ArrayRef<BadArgument> bad_arguments);
+
+// After a call: reports its result if every origin is to be reported at once, or if it was written into a parameter.
 void report_result(const CallContext& call, const Result& result, const NonfiniteRegistry::ProvenancePtr& record);
 
-// After a call with bad results: has it used a weight that the program has made bad?
-void judge_use(const CallContext& call, c10::ArrayRef<BadArgument> bad_arguments);
+// After a call with bad results: reports the parameters it has used that user code has made non-finite.
+void report_weight_use(const CallContext& call, c10::ArrayRef<BadArgument> bad_arguments);
 
-// The first operation of a backward pass is about to run, in the node of one of its roots: is the root finite?
-void judge_beginning_of_backward(DetectionSession& session);
+// Before the first operation of a backward pass, which runs in the node of one of its roots: reports the root if it is
+// not finite.
+void report_backward_start(DetectionSession& session);
 
-// backward() is called on `roots`: are they finite, whether or not anybody saw them being made? gradients[i], if given,
-// is what the pass starts from: elements with a zero there play no part.
-TORCHNAN_API void report_backward_roots(DetectionSession& session, c10::ArrayRef<at::Tensor> roots,
-                                        c10::ArrayRef<at::Tensor> gradients);
-
-// Reports what is remembered as non-finite among `tensors` as harm of this kind; name_of(i) names tensors[i] in the
-// report. For gradients, optimizer state, values read by a host.
-TORCHNAN_API void report_tensors(DetectionSession& session, HarmKind kind, c10::ArrayRef<at::Tensor> tensors,
-                                 const std::function<std::string(size_t)>& name_of);
-
-// What is to be told of harm that was done where `site` was, if it is not told already: of a record that was made
-// since.
-std::optional<Finding> report_harm(DetectionSession& session, const Provenance& record, HarmKind kind,
-                                   NonfiniteKinds kinds, const Site& site, const std::string& name);
-
-// A guard: `tensor` must be finite, whether or not anybody saw it being made.
-void report_guard(DetectionSession& session, const at::Tensor& tensor, const std::string& name);
-
-// When detection ends: what the program still holds is an error, what nobody ever used a warning. All are kept
-// before the first error is acted upon.
-TORCHNAN_API void report_at_end(DetectionSession& session);
+// Returns the name of the parameter or buffer whose memory `tensor` is, empty if there is none.
+std::string parameter_name(const DetectionSession& session, const at::Tensor& tensor);
 
 }  // namespace torchnan

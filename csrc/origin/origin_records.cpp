@@ -73,8 +73,8 @@ void tell_constants(const CallContext& call, Finding& facts) {
 
 // That has brought the argument from another rank. gloo's end by copying from memory of their own to where the result
 // is awaited.
-const OpPlan* collective_of(const CallContext& call, const at::Tensor& argument) {
-  if (const OpPlan* collective = bound_cache().pending_collective(argument)) return collective;
+const std::string* collective_of(const CallContext& call, const at::Tensor& argument) {
+  if (const std::string* collective = bound_cache().pending_collective(argument)) return collective;
   const at::Tensor target = copy_destination(call);
   return target.defined() ? bound_cache().pending_collective(target) : nullptr;
 }
@@ -142,9 +142,9 @@ std::shared_ptr<OriginRecord> external_root(const CallContext& call, const at::T
   if (note.known == BoundCache::Known::kUninitialized) {
     root->unwritten = true;
     root->allocation.live = note.site;
-    root->allocator = note.maker->name;
+    root->allocator = *note.op;
   }
-  if (const OpPlan* collective = collective_of(call, argument)) root->collective = collective->name;
+  if (const std::string* collective = collective_of(call, argument)) root->collective = *collective;
   return root;
 }
 

@@ -5,8 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <optional>
-
-#include "operators/op_plan.h"
+#include <string>
 
 namespace torchnan {
 namespace {
@@ -126,13 +125,13 @@ TEST(BoundCache, DoubtEndsWithTheNextWrite) {
 
 TEST(BoundCache, KnowsWhatACollectiveBringsUntilSomebodyElseWrites) {
   BoundCache bound_cache;
-  const OpPlan collective;
+  const std::string collective = "c10d::allreduce_";
   const at::Tensor t = at::ones({4});
   bound_cache.record_pending_collective(t, &collective);
   EXPECT_EQ(bound_cache.find(t).known, Known::kNothing);
   bound_cache.note_asked(t, bound_cache.pending_collective(t));
   EXPECT_EQ(bound_cache.pending_collective(t), &collective);
-  const OpPlan other;
+  const std::string other = "aten::add_";
   bound_cache.note_written(t, {1}, &other);
   EXPECT_EQ(bound_cache.pending_collective(t), nullptr);
   bound_cache.record_pending_collective(t, &collective);

@@ -1,4 +1,4 @@
-#include "operators/dispatch_key.h"
+#include "intercept/install_interceptor.h"
 
 #include <memory>
 #include <mutex>
@@ -10,8 +10,9 @@
 #include <torch/headeronly/version.h>
 
 #include "intercept/fallback.h"
-#include "operators/op_plan.h"
 #include "intercept/typed_ops.h"
+#include "operators/dispatch_key.h"
+#include "operators/op_plan.h"
 #include "process/fork_safe_mutex.h"
 
 namespace torchnan {

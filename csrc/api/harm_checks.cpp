@@ -1,0 +1,135 @@
+#include "api/harm_checks.h"
+
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "bounds/bound_cache.h"
+#include "detection/delivery.h"
+#include "detection/error_containment.h"
+#include "detection/thread_state.h"
+#include "device/resolve.h"
+#include "operators/op_plan.h"
+#include "origin/elementwise_attribution.h"
+#include "origin/harm.h"
+#include "origin/host_queries.h"
+#include "origin/make_finding.h"
+#include "origin/origin_records.h"
+#include "origin/unused_results.h"
+#include "scan/tensor_scan.h"
+
+namespace torchnan {
+namespace {
+
+// Makes a plan that stands for a consumer that is no operator. Never destroyed: provenances point to it.
+const OpPlan& consumer_plan(const char* name) {
+  auto* plan = new OpPlan;
+  plan->name = name;
+  return *plan;
+}
+const OpPlan& backward_call = consumer_plan("autograd::backward");
+const OpPlan& guard_call = consumer_plan("torchnan::guard");
+const OpPlan& optimizer_step = consumer_plan("optimizer::step");
+
+CallContext context_of(const OpPlan& consumer, DetectionSession& session) {
+  return {consumer, {}, session, ThreadState::current().id()};
+}
+
+// The session ends by itself: no user code has harmed anything.
+Harm unattributed_harm() {
+  Harm harm;
+  harm.kind = HarmKind::kUnused;
+  return harm;
+}
+
+void report_backward_root(DetectionSession& session, const at::Tensor& given_root, const at::Tensor& given_gradient) {
+  const at::Tensor root = given_root.defined() ? scannable_values(given_root) : at::Tensor();
+  if (!root.defined() || check_finite(root).finite) return;
+  const at::Tensor gradient = given_gradient.defined() ? scannable_values(given_gradient) : at::Tensor();
+  const bool is_weighed = gradient.defined() && gradient.sizes() == root.sizes();
+  const NonfiniteKinds kinds = is_weighed ? kinds_where_nonzero(root, gradient) : kinds_of(root);
+  if (!kinds.any()) return;
+  const auto record = record_of_argument(context_of(backward_call, session), root, kinds);
+  report_harm(session, *record, HarmKind::kBackward, kinds);
+}
+
+// Returns, by age, the findings of what user code still references on the host.
+std::map<uint64_t, Finding> find_live_tensors(DetectionSession& session) {
+  std::map<uint64_t, Finding> errors;
+  std::vector<at::Tensor> alive;
+  for (NonfiniteRegistry::Alive& one : nonfinite_registry().alive()) alive.push_back(std::move(one.tensor));
+  for (const Held& held : ask_held(alive, session)) {
+    const at::Tensor tensor = scannable_values(held.tensor);
+    const NonfiniteKinds kinds = tensor.defined() ? kinds_of(tensor) : NonfiniteKinds();
+    const auto record = kinds.any() ? nonfinite_registry().find(tensor) : nullptr;
+    if (record == nullptr) continue;
+    const OriginRecord& root = *record->first().root;
+    if (root.session.lock().get() != &session || is_inherited(root)) continue;
+    if (held.as_gradient && root.compared) continue;  // user code has looked at the gradient and left out the step
+    const HarmKind kind = is_parameter(held.tensor) ? HarmKind::kParameter : HarmKind::kAlive;
+    Site here;
+    here.live = program().capture();
+    auto finding =
+        make_harm_finding(session, *record, kind, kinds, here, [&] { return parameter_name(session, tensor); });
+    if (finding) errors.emplace(root.sequence, std::move(*finding));
+  }
+  return errors;
+}
+
+}  // namespace
+
+void report_backward_roots(DetectionSession& session, c10::ArrayRef<at::Tensor> roots,
+                           c10::ArrayRef<at::Tensor> gradients) {
+  for (size_t i = 0; i < roots.size(); ++i) {
+    contain(session, "judging a root of backward",
+            [&] { report_backward_root(session, roots[i], i < gradients.size() ? gradients[i] : at::Tensor()); });
+  }
+  contain(session, "judging roots of backward on devices",
+          [&] { report_on_devices(session, HarmKind::kBackward, backward_call, roots); });
+}
+
+void report_tensors(DetectionSession& session, HarmKind kind, c10::ArrayRef<at::Tensor> tensors,
+                    const std::function<std::string(size_t)>& name_of) {
+  contain(session, "judging tensors on devices", [&] { report_on_devices(session, kind, optimizer_step, tensors); });
+  if (!nonfinite_registry().in_use()) return;
+  const auto report_tensor = [&](size_t i) {
+    const at::Tensor tensor = tensors[i].defined() ? scannable_values(tensors[i]) : at::Tensor();
+    if (!tensor.defined() || !nonfinite_registry().knows(tensor) || check_finite(tensor).finite) return;
+    const NonfiniteKinds kinds = kinds_of(tensor);
+    if (const auto record = nonfinite_registry().find(tensor))
+      report_harm(session, *record, kind, kinds, [&] { return name_of(i); });
+  };
+  for (size_t i = 0; i < tensors.size(); ++i) contain(session, "judging a tensor", [&] { report_tensor(i); });
+}
+
+void report_guard(DetectionSession& session, const at::Tensor& guarded, const std::string& name) {
+  contain(session, "judging what is guarded on a device",
+          [&] { report_on_devices(session, HarmKind::kGuard, guard_call, guarded); });
+  const at::Tensor tensor = scannable_values(guarded);
+  if (!tensor.defined() || check_finite(tensor).finite) return;
+  contain(session, "judging what is guarded", [&] {
+    const NonfiniteKinds kinds = kinds_of(tensor);
+    const CallContext guard = context_of(guard_call, session);
+    // Outside every session nothing is remembered: nobody would forget it again.
+    const auto record = open_scopes() > 0
+                            ? record_of_argument(guard, tensor, kinds)
+                            : std::make_shared<Provenance>(Cause{external_root(guard, tensor, kinds), kinds});
+    report_harm(session, *record, HarmKind::kGuard, kinds, [&] { return name; });
+  });
+}
+
+void report_at_end(DetectionSession& session) {
+  std::map<uint64_t, Finding> by_age;
+  std::vector<Finding> findings;
+  contain(session, "judging what is still held", [&] { by_age = find_live_tensors(session); });
+  contain(session, "telling what was never used", [&] {
+    for (auto& [age, finding] : by_age) findings.push_back(std::move(finding));
+    for (const NonfiniteRegistry::ProvenancePtr& record : drain_unused(session)) {
+      if (!session.checks(record->first().root->kinds) || is_inherited(*record->first().root)) continue;
+      findings.push_back(make_finding(record->first(), Level::kWarning, unattributed_harm(), session));
+    }
+  });
+  contain(session, "telling of findings", [&] { deliver_all(session, std::move(findings)); });
+}
+
+}  // namespace torchnan
