@@ -24,7 +24,7 @@ def microseconds(workload: Workload) -> float:
     for i in range(2, 1001):
         factor = 1.0 + 0.05 * math.sin(7.0 * i)
         row = Row(i, loss=loss * factor, grad_norm=first.norm * factor, lr=[1e-4], batch_digest=f"{i:016x}")
-        monitor.record.judge(row)
+        monitor.record.diagnose(row)
     guard.step_number = 1000
     spent = [0.0]
     for name in ("begin", "keep", "without_graph", "look", "end"):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.synthetic_runs import CURVES, NOISES, SCHEDULES, training, with_scaler
 from torchnan.diagnosis import Thresholds, diagnose
-from torchnan.diagnosis.extreme_value import beyond, highest
+from torchnan.diagnosis.extreme_value import max_quantile, outlier_threshold
 
 
 def healthy(seed, noise, curve):
@@ -156,16 +156,16 @@ def test_missing_rows_and_values_do_no_harm():
 def test_the_tail_is_continued_to_the_chance_that_is_allowed():
     rng = np.random.default_rng(0)
     exponential = rng.exponential(size=20_000)
-    level = highest(exponential, 1000, 0.01)
+    level = max_quantile(exponential, 1000, 0.01)
     assert np.exp(-level) * 1000 == pytest.approx(0.01, rel=0.95)  # the tail of an exponential distribution is known
-    assert highest(exponential, 1000, 0.001) > level
-    assert highest(rng.standard_t(3, 20_000), 1000, 0.01) > 2 * level
-    assert highest(np.ones(5), 1000, 0.01) == np.inf
+    assert max_quantile(exponential, 1000, 0.001) > level
+    assert max_quantile(rng.standard_t(3, 20_000), 1000, 0.01) > 2 * level
+    assert max_quantile(np.ones(5), 1000, 0.01) == np.inf
 
 
 def test_several_peaks_do_not_hide_each_other():
     ordinary = np.random.default_rng(1).normal(size=1000)
-    assert beyond(np.array([3.1, 30.0, 31.0, 32.0, 33.0]), ordinary, 1000, 0.001) < 30
+    assert outlier_threshold(np.array([3.1, 30.0, 31.0, 32.0, 33.0]), ordinary, 1000, 0.001) < 30
 
 
 def test_spikes_that_come_again_and_again_are_all_told():

@@ -119,9 +119,9 @@ TELLS = {
     "commands/diagnose.py execute": "diagnose",
     "commands/diagnose.py _write": "diagnose",
     "diagnosis/verdict.py Forecast.__str__": "the monitor",
-    "monitor/options.py meta_of": "monitor log",
-    "monitor/record.py Record._warn": "the monitor",
-    "monitor/row.py as_line": "monitor log",
+    "monitor/options.py validate_meta": "monitor log",
+    "monitor/row_writer.py RowWriter._warn": "the monitor",
+    "monitor/row.py to_json_line": "monitor log",
 }
 
 # What stands unescaped in the text of an error of Python's own kinds: numbers, words of ours, and what says so.

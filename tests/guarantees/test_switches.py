@@ -352,19 +352,19 @@ def test_nothing_is_clamped():
         ("recovery/decision.py", "max(0, self.spent.rollbacks_in_a_row - 1)"),  # the first goes no further
         ("recovery/rollback.py", "max(0, len(steps) - 1 - further)"),  # "the oldest at most"
         # a window has least_rows, "of a short run at most a third of it": docs/diagnose.md says so
-        ("diagnosis/series.py", "max(self.rows_of(thresholds.spike_window), thresholds.least_rows)"),
+        ("diagnosis/series.py", "max(self.to_rows(thresholds.spike_window), thresholds.least_rows)"),
         ("diagnosis/series.py", "max(thresholds.least_rows, len(self) // 3)"),
-        ("diagnosis/divergence.py", "max(loss.rows_of(thresholds.divergence_steps), thresholds.least_rows)"),
+        ("diagnosis/divergence.py", "max(loss.to_rows(thresholds.divergence_steps), thresholds.least_rows)"),
         # rows of the log, and of a block of them
-        ("diagnosis/divergence.py", "min(rate.before(found.first + thresholds.divergence_steps), len(rate) - 1)"),
+        ("diagnosis/divergence.py", "min(rate.row_at(found.first + thresholds.divergence_steps), len(rate) - 1)"),
         (
             "diagnosis/divergence.py",
-            "max(2, norm.rows_of(thresholds.divergence_steps) // BLOCKS, len(values) // MOST_BLOCKS)",
+            "max(2, norm.to_rows(thresholds.divergence_steps) // BLOCKS, len(values) // MAX_BLOCKS)",
         ),
         # chance may ask for more than spike_sigma; a forecast goes no further than was seen: docs/diagnose.md
         (
             "diagnosis/episodes.py",
-            "max(beyond(peaks, ordinary, looked_at, thresholds.false_alarm), UNLIKE_OTHERS * thresholds.spike_sigma)",
+            "max(outlier_threshold(peaks, ordinary, looked_at, thresholds.false_alarm), least)",
         ),
         ("diagnosis/headroom.py", "min(thresholds.headroom_steps, step[-1] - step[0])"),
     }

@@ -12,7 +12,7 @@ def digest_of(*batches, **samples):
     digest = BatchDigest()
     for batch in batches:
         assert digest.add(batch) == {}
-    return digest.text(samples)
+    return digest.hexdigest(samples)
 
 
 def test_a_digest_sees_what_makes_a_batch_another_one():
@@ -45,7 +45,7 @@ import torch
 from torchnan.monitor.batch_digest import BatchDigest
 digest = BatchDigest()
 digest.add({"x": torch.arange(10000) % 7, "name": "a", "half": torch.ones(3, dtype=torch.bfloat16)})
-print(digest.text({}))
+print(digest.hexdigest({}))
 """
     first, second = (run_python(code, PYTHONHASHSEED=seed) for seed in ("1", "2"))
     assert first.stdout == second.stdout

@@ -108,8 +108,8 @@ def test_live_is_what_the_log_says(path):
 
 def test_the_tree_is_walked_when_there_is_a_reason_or_every_few_rows(monkeypatch):
     walks = []
-    walk = online.Live.walk
-    monkeypatch.setattr(online.Live, "walk", lambda self: walks.append(len(self.window)) or walk(self))
+    walk = online.OnlineDiagnosis.diagnose
+    monkeypatch.setattr(online.OnlineDiagnosis, "diagnose", lambda self: walks.append(len(self.window)) or walk(self))
     monitor = torchnan.Monitor(judge_every=50)
     steady(monitor, [2.0 + 0.01 * (i % 2) for i in range(120)])
     assert walks == [50, 100]
@@ -122,7 +122,7 @@ def test_the_tree_is_walked_when_there_is_a_reason_or_every_few_rows(monkeypatch
 def test_the_window_is_bounded(path):
     monitor = torchnan.Monitor(log=path, window=50)
     steady(monitor, noisy(333), lr=0.1)
-    window = monitor.record._live.window
+    window = monitor.record._online.window
     run = window.run()
     assert run.step.tolist() == list(range(284, 334))
     assert run.columns["loss"].values.tolist() == noisy(333)[-50:]

@@ -170,13 +170,13 @@ def test_a_dtype_that_cannot_be_seen_is_not_known_and_can_be_said(path):
 # -- late
 
 
-class OnItsWay(async_copy.Arrival):
+class OnItsWay(async_copy.AsyncCopy):
     """What a GPU does: the numbers come when they are done."""
 
     done = False
 
     @property
-    def is_here(self):
+    def is_ready(self):
         return OnItsWay.done
 
 
@@ -189,7 +189,7 @@ class NoReads(TorchDispatchMode):
 
 
 def test_numbers_that_are_still_computed_are_not_waited_for(path, monkeypatch):
-    monkeypatch.setattr("torchnan.monitor.pending_row.Arrival", OnItsWay)
+    monkeypatch.setattr("torchnan.monitor.pending_row.AsyncCopy", OnItsWay)
     monkeypatch.setattr(OnItsWay, "done", False)
     monitor = torchnan.Monitor(log=path, weights_every=1)
     train_without_reads(monitor, 3)
@@ -214,7 +214,7 @@ def train_without_reads(monitor, steps):
 
 
 def test_so_many_rows_may_wait_and_the_end_waits_for_all(path, monkeypatch):
-    monkeypatch.setattr("torchnan.monitor.pending_row.Arrival", OnItsWay)
+    monkeypatch.setattr("torchnan.monitor.pending_row.AsyncCopy", OnItsWay)
     monkeypatch.setattr(OnItsWay, "done", False)
     monitor = torchnan.Monitor(log=path)
     for i in range(70):
@@ -226,7 +226,7 @@ def test_so_many_rows_may_wait_and_the_end_waits_for_all(path, monkeypatch):
 
 def test_a_value_is_that_of_its_step(path, monkeypatch):
     """The tensors are used again by the program before their numbers are read."""
-    monkeypatch.setattr("torchnan.monitor.pending_row.Arrival", Copying)
+    monkeypatch.setattr("torchnan.monitor.pending_row.AsyncCopy", Copying)
     monitor = torchnan.Monitor(log=path)
     loss = torch.tensor(1.0)
     monitor.step(loss=loss)
@@ -235,13 +235,13 @@ def test_a_value_is_that_of_its_step(path, monkeypatch):
     assert rows_of(path)[0]["loss"] == 1.0
 
 
-class Copying(async_copy.Arrival):
+class Copying(async_copy.AsyncCopy):
     """On its way from a device, of which there is none here: copied at once, as that stream would."""
 
     def __init__(self, tensors):
         super().__init__({name: tensor.clone() for name, tensor in tensors.items()})
 
-    is_here = False
+    is_ready = False
 
 
 # -- other trackers

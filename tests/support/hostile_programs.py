@@ -339,7 +339,7 @@ class Bench:
         with logged() as lines, torchnan.detect(headroom=True):
             for loss in (2.0, 2.0, math.nan):
                 model(LARGE)
-                monitor.record.note_finding(3, format.origin_of(self.watch.findings[0]))
+                monitor.record.record_finding(3, format.finding_summary(self.watch.findings[0]))
                 monitor.step(loss=loss, optimizer=optimizer)
         return path, lines
 

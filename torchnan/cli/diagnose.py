@@ -69,17 +69,17 @@ def _write(given: argparse.Namespace, run: Run, found: Diagnosis, thresholds: Th
 
 
 def _json(run: Run, found: Diagnosis) -> str:
-    from torchnan.monitor.format import facts_of
-    from torchnan.monitor.row import as_line, named
+    from torchnan.monitor.format import to_dict
+    from torchnan.monitor.row import sanitize_text, to_json_line
 
     facts = {
-        "verdicts": [facts_of(verdict) for verdict in found.verdicts],
-        "forecasts": [facts_of(forecast) for forecast in found.forecasts],
+        "verdicts": [to_dict(verdict) for verdict in found.verdicts],
+        "forecasts": [to_dict(forecast) for forecast in found.forecasts],
         "walk": [vars(question) for question in found.walk],
         "source": run.source,
         "notes": run.notes,
     }
-    return as_line(named(facts)).rstrip("\n")
+    return to_json_line(sanitize_text(facts)).rstrip("\n")
 
 
 def _save(path: str, text: str) -> None:

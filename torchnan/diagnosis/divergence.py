@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from numpy.typing import NDArray
 
-from torchnan.diagnosis.extreme_value import UNLIKE_OTHERS
+from torchnan.diagnosis.extreme_value import OUTLIER_MARGIN
 from torchnan.diagnosis.run import Run
 from torchnan.diagnosis.series import Numbers, Series
 from torchnan.diagnosis.thresholds import Thresholds
 
 BLOCKS = 10  # parts of the window that the loss must rise over
-MOST_BLOCKS = 400  # of a long run the last ones, and once more the whole in coarser ones
+MAX_BLOCKS = 400  # of a long run the last ones, and once more the whole in coarser ones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,17 +43,17 @@ class Rise:
         return (self.high - self.low) / self.noise
 
     @property
-    def is_unlike_earlier_ones(self) -> bool:
+    def exceeds_earlier_rises(self) -> bool:
         """Whether the run has not gone up so before."""
-        return self.high - self.low > UNLIKE_OTHERS * self.earlier
+        return self.high - self.low > OUTLIER_MARGIN * self.earlier
 
 
 def rise(loss: Series, thresholds: Thresholds) -> Rise | None:
     """The rise that the run ends with, if its level goes up for as many steps as asked for at all."""
-    window = max(loss.rows_of(thresholds.divergence_steps), thresholds.least_rows)
+    window = max(loss.to_rows(thresholds.divergence_steps), thresholds.least_rows)
     block = max(2, window // BLOCKS)
     found = _rise(loss, block, window)
-    coarse = -(-len(loss) // MOST_BLOCKS)
+    coarse = -(-len(loss) // MAX_BLOCKS)
     if coarse > block:
         slow = _rise(loss, coarse, window)
         found = max(filter(None, (found, slow)), key=lambda rise: rise.sigmas, default=None)
@@ -63,7 +62,7 @@ def rise(loss: Series, thresholds: Thresholds) -> Rise | None:
 
 def _rise(loss: Series, block: int, window: int) -> Rise | None:
     """Medians of blocks: a spike does not move them."""
-    count = min(len(loss) // block, MOST_BLOCKS)
+    count = min(len(loss) // block, MAX_BLOCKS)
     if count < BLOCKS + 2:
         return None
     values = loss.values[len(loss) - count * block :].reshape(count, block)
@@ -111,9 +110,9 @@ class Change:
 
 def rate_change(run: Run, found: Rise, thresholds: Thresholds) -> Change | None:
     """Of the learning rate from where the rise begins, over the window."""
-    rate = Series.of(run, "lr")
-    begin = rate.before(found.first)
-    end = min(rate.before(found.first + thresholds.divergence_steps), len(rate) - 1)
+    rate = Series.from_run(run, "lr")
+    begin = rate.row_at(found.first)
+    end = min(rate.row_at(found.first + thresholds.divergence_steps), len(rate) - 1)
     if begin >= end or rate.values[begin] <= 0:
         return None
     return Change(float(rate.values[end] / rate.values[begin]), int(rate.step[begin]), int(rate.step[end]))
@@ -145,9 +144,9 @@ class Trend:
 
 def gradient_trend(run: Run, found: Rise, thresholds: Thresholds) -> Trend | None:
     """Of medians of blocks, from where the rise begins."""
-    norm = Series.of(run, "grad_norm")
-    values = norm.values[norm.before(found.first) :]
-    block = max(2, norm.rows_of(thresholds.divergence_steps) // BLOCKS, len(values) // MOST_BLOCKS)
+    norm = Series.from_run(run, "grad_norm")
+    values = norm.values[norm.row_at(found.first) :]
+    block = max(2, norm.to_rows(thresholds.divergence_steps) // BLOCKS, len(values) // MAX_BLOCKS)
     count = len(values) // block
     if count < BLOCKS // 2:
         return None
@@ -157,9 +156,3 @@ def gradient_trend(run: Run, found: Rise, thresholds: Thresholds) -> Trend | Non
     tau = kendalltau(np.arange(count), level, alternative="greater")
     start = float(np.median(level[:3]))
     return Trend(float(np.median(level[-3:])) / start if start > 0 else np.inf, float(tau.pvalue))
-
-
-def steps_of(values: NDArray[np.int64]) -> str:
-    """A few steps, in words."""
-    shown = ", ".join(f"{step:,}" for step in values[:5].tolist())
-    return shown if len(values) <= 5 else f"{shown} and {len(values) - 5:,} more"

@@ -8,13 +8,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from torchnan.diagnosis.extreme_value import UNLIKE_OTHERS, beyond, highest
-from torchnan.diagnosis.series import Marks, Numbers, Outlook, Series, ahead, outlook
+from torchnan.diagnosis.extreme_value import OUTLIER_MARGIN, max_quantile, outlier_threshold
+from torchnan.diagnosis.series import Marks, Numbers, Prediction, Series, forward_mean, predict
 from torchnan.diagnosis.thresholds import Thresholds
 
-GAP = 2  # rows from one above the threshold to the next, in an episode
-REACH = 10  # steps that what causes a spike may come before it
-PASSES = 5  # found episodes no longer count to the windows, which may show others
+MAX_GAP = 2  # rows from one above the threshold to the next, in an episode
+CAUSE_STEPS = 10  # steps that what causes a spike may come before it
+MAX_PASSES = 5  # found episodes no longer count to the windows, which may show others
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,37 +53,37 @@ def episodes(loss: Series, unusual: Marks, places: NDArray[np.int64], thresholds
         thresholds: what counts as what.
     """
     found: list[Episode] = []
-    for _ in range(PASSES):
+    for _ in range(MAX_PASSES):
         unusual = unusual.copy()
         new = [
             e for e in _pass(loss, ~unusual, places, thresholds) if not any(f.step <= e.step <= f.last for f in found)
         ]
         found += new
         for episode in new:
-            unusual[loss.before(episode.step) : loss.before(episode.last + 1)] |= episode.state == "recovered"
+            unusual[loss.row_at(episode.step) : loss.row_at(episode.last + 1)] |= episode.state == "recovered"
         if not any(episode.state == "recovered" for episode in new):
             break
     return sorted(found, key=lambda episode: episode.step)
 
 
 def _pass(loss: Series, usual: Marks, places: NDArray[np.int64], thresholds: Thresholds) -> list[Episode]:
-    seen = outlook(loss.values, loss.window(thresholds), usual)
+    seen = predict(loss.values, loss.window_rows(thresholds), usual)
     with np.errstate(invalid="ignore"):
         high = loss.values > seen.mean + thresholds.spike_sigma * seen.sigma
     rows = np.flatnonzero(high)
     if not len(rows):
         return []
-    groups = np.split(rows, np.flatnonzero(np.diff(rows) > GAP) + 1)
-    starts, peaks = rows_and_peaks(rows, groups, seen.surprise)
+    groups = np.split(rows, np.flatnonzero(np.diff(rows) > MAX_GAP) + 1)
+    starts, peaks = _starts_and_peaks(rows, groups, seen.surprise)
     told = np.isfinite(seen.surprise)
     levels = _levels(loss, seen.surprise[told & usual & ~high], starts, peaks, int(told.sum()), places, thresholds)
     shifts = _shifts(loss, seen, thresholds)
-    lasting = _lasting(shifts, starts, loss, thresholds)
-    chosen = np.flatnonzero((peaks > levels) | lasting)
+    persistent = _is_persistent(shifts, starts, loss, thresholds)
+    chosen = np.flatnonzero((peaks > levels) | persistent)
     return _without_overlap([_episode(loss, seen, groups[i], levels[i], shifts, thresholds) for i in chosen])
 
 
-def rows_and_peaks(
+def _starts_and_peaks(
     rows: NDArray[np.int64], groups: list[NDArray[np.int64]], surprise: Numbers
 ) -> tuple[NDArray[np.int64], Numbers]:
     """First row and largest surprise of each group."""
@@ -102,41 +102,42 @@ def _levels(
     thresholds: Thresholds,
 ) -> Numbers:
     """What noise alone may reach. Near a place only the rows near places have been looked at."""
-    level = max(beyond(peaks, ordinary, looked_at, thresholds.false_alarm), UNLIKE_OTHERS * thresholds.spike_sigma)
+    least = OUTLIER_MARGIN * thresholds.spike_sigma
+    level = max(outlier_threshold(peaks, ordinary, looked_at, thresholds.false_alarm), least)
     levels = np.full(len(starts), level)
-    begin = np.searchsorted(places, loss.step[starts] - REACH)
-    near = begin < np.searchsorted(places, loss.step[starts] + REACH, side="right")
+    begin = np.searchsorted(places, loss.step[starts] - CAUSE_STEPS)
+    near = begin < np.searchsorted(places, loss.step[starts] + CAUSE_STEPS, side="right")
     if near.any():
-        rows_near = min(looked_at, len(places) * loss.rows_of(2 * REACH + 1))
-        levels[near] = np.minimum(levels[near], highest(ordinary, rows_near, thresholds.false_alarm))
+        rows_near = min(looked_at, len(places) * loss.to_rows(2 * CAUSE_STEPS + 1))
+        levels[near] = np.minimum(levels[near], max_quantile(ordinary, rows_near, thresholds.false_alarm))
     return levels
 
 
-def _shifts(loss: Series, seen: Outlook, thresholds: Thresholds) -> Numbers:
+def _shifts(loss: Series, seen: Prediction, thresholds: Thresholds) -> Numbers:
     with np.errstate(all="ignore"):
-        return (ahead(loss.values, loss.rows_of(thresholds.recovery_steps)) - seen.mean) / seen.noise
+        return (forward_mean(loss.values, loss.to_rows(thresholds.recovery_steps)) - seen.mean) / seen.noise
 
 
-def _lasting(shifts: Numbers, starts: NDArray[np.int64], loss: Series, thresholds: Thresholds) -> Marks:
+def _is_persistent(shifts: Numbers, starts: NDArray[np.int64], loss: Series, thresholds: Thresholds) -> Marks:
     """Whether the level is up after it as nowhere else in the run: noise that wanders has more than one such place."""
     marks = np.zeros(len(starts), dtype=bool)
     with np.errstate(invalid="ignore"):
         best = int(np.argmax(np.nan_to_num(shifts[starts], nan=-np.inf, posinf=0)))
-    row, rows = starts[best], loss.rows_of(thresholds.recovery_steps)
+    row, rows = starts[best], loss.to_rows(thresholds.recovery_steps)
     around = np.ones(len(shifts), dtype=bool)
-    around[max(0, row - rows) : row + loss.window(thresholds)] = False
+    around[max(0, row - rows) : row + loss.window_rows(thresholds)] = False
     others = shifts[around & np.isfinite(shifts)]
     if len(others) < rows:
         return marks
     usual = max(float(others.max()), thresholds.spike_sigma)
-    marks[best] = shifts[row] > UNLIKE_OTHERS * usual
+    marks[best] = shifts[row] > OUTLIER_MARGIN * usual
     return marks
 
 
 def _episode(
-    loss: Series, seen: Outlook, rows: NDArray[np.int64], level: float, shifts: Numbers, thresholds: Thresholds
+    loss: Series, seen: Prediction, rows: NDArray[np.int64], level: float, shifts: Numbers, thresholds: Thresholds
 ) -> Episode:
-    start, span = int(rows[0]), loss.rows_of(thresholds.recovery_steps)
+    start, span = int(rows[0]), loss.to_rows(thresholds.recovery_steps)
     mean, sigma = float(seen.mean[start]), float(seen.sigma[start])
     back = _comes_back(loss, start, span, mean + thresholds.recovery_sigma * sigma)
     peak = start + int(np.argmax(loss.values[start : min(back or len(loss), start + span) + 1]))
@@ -162,7 +163,7 @@ def _episode(
 def _comes_back(loss: Series, start: int, span: int, bound: float) -> int | None:
     """First row from which on a few are below the bound on average: one alone may be so by chance."""
     few = min(10, max(1, span // 5))
-    means = ahead(loss.values[start + 1 : start + span + few], few)[:span]
+    means = forward_mean(loss.values[start + 1 : start + span + few], few)[:span]
     with np.errstate(invalid="ignore"):
         below = np.flatnonzero(means <= bound)
     return start + 1 + int(below[0]) if len(below) else None

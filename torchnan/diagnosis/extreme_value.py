@@ -16,7 +16,7 @@ LEAST = 10  # of them
 PRIOR_SHAPE, PRIOR_WEIGHT = 0.15, 30
 
 
-def highest(ordinary: Numbers, looked_at: int, chance: float, *, exactly: bool = True) -> float:
+def max_quantile(ordinary: Numbers, looked_at: int, chance: float, *, exactly: bool = True) -> float:
     """The surprise that noise exceeds only with this chance among as many rows as were looked at.
 
     Peaks over a threshold follow a generalised Pareto distribution whatever the noise is (Pickands, Balkema, de Haan).
@@ -50,10 +50,10 @@ def _shape(excess: Numbers) -> float:
     return min(max(float(shape), 0.01), 0.5)
 
 
-UNLIKE_OTHERS = 2.0  # and a peak is that much higher than any that is taken for noise
+OUTLIER_MARGIN = 2.0  # and a peak is that much higher than any that is taken for noise
 
 
-def beyond(peaks: Numbers, ordinary: Numbers, looked_at: int, chance: float) -> float:
+def outlier_threshold(peaks: Numbers, ordinary: Numbers, looked_at: int, chance: float) -> float:
     """The level above which peaks are no chance. From the lowest on each is taken for noise until one cannot be, since
     several real ones would hide each other if all were.
 
@@ -64,11 +64,13 @@ def beyond(peaks: Numbers, ordinary: Numbers, looked_at: int, chance: float) -> 
         chance: 0 to 1, for all of them together.
     """
     ordinary = ordinary[np.isfinite(ordinary)]
-    level = highest(ordinary, looked_at, chance, exactly=False)
+    level = max_quantile(ordinary, looked_at, chance, exactly=False)
     suspects, noise = np.sort(peaks[peaks > level]), np.concatenate([ordinary, peaks[peaks <= level]])
     below = np.concatenate([[noise.max(initial=0.0)], suspects[:-1]])
-    for first in np.flatnonzero(suspects > UNLIKE_OTHERS * below).tolist():
-        level = max(highest(np.concatenate([noise, suspects[:first]]), looked_at, chance), UNLIKE_OTHERS * below[first])
+    for first in np.flatnonzero(suspects > OUTLIER_MARGIN * below).tolist():
+        level = max(
+            max_quantile(np.concatenate([noise, suspects[:first]]), looked_at, chance), OUTLIER_MARGIN * below[first]
+        )
         if suspects[first] > level:
             return float(level)
     return np.inf

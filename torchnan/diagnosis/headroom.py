@@ -17,8 +17,8 @@ RANGES = {
     "bfloat16": (3.3895313892515355e38, "float64"),
     "float32": (3.4028234663852886e38, "float64"),
 }
-NEWEST = 50  # values that the growth is read from
-FEWEST = 6
+MAX_VALUES = 50  # values that the growth is read from
+MIN_VALUES = 6
 
 
 def forecasts(run: Run, thresholds: Thresholds) -> list[Forecast]:
@@ -32,7 +32,7 @@ def _forecast(series: Headroom, thresholds: Thresholds) -> Forecast | None:
         return None
     limit, enough = RANGES[series.dtype]
     rows = np.isfinite(series.largest) & (series.largest > 0)
-    step, largest = series.step[rows][-NEWEST:], series.largest[rows][-NEWEST:]
+    step, largest = series.step[rows][-MAX_VALUES:], series.largest[rows][-MAX_VALUES:]
     if not len(step):
         return None
     share = float(largest[-1]) / limit
@@ -52,7 +52,7 @@ def _forecast(series: Headroom, thresholds: Thresholds) -> Forecast | None:
 
 def _growth(step: NDArray[np.int64], largest: NDArray[np.float64], thresholds: Thresholds) -> float | None:
     """Doublings per step, if it grows beyond doubt."""
-    if len(step) < FEWEST:
+    if len(step) < MIN_VALUES:
         return None
     from scipy.stats import theilslopes
 

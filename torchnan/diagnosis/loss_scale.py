@@ -7,13 +7,13 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from torchnan.diagnosis.episodes import REACH
+from torchnan.diagnosis.episodes import CAUSE_STEPS
 from torchnan.diagnosis.run import Run
 from torchnan.diagnosis.thresholds import Thresholds
 
 
 @dataclasses.dataclass(frozen=True)
-class Scaling:
+class ScaleHistory:
     """The loss scale of a run, and its overflows.
 
     Attributes:
@@ -21,7 +21,8 @@ class Scaling:
         overflows: steps with a non-finite gradient.
         changes: ``"unknown"``, ``"constant"`` or ``"dynamic"``.
         scale: the first and the smallest.
-        unprovoked: first step of the first row of overflows at scales that had been fine; how many, and until when.
+        without_known_trigger: first step, number and last step of the first overflows that the scaler's search for a
+            scale does not explain; ``None`` if it explains all.
         collapsed: step from which on the scale is below the floor, and the first step of the fall that led there.
     """
 
@@ -30,11 +31,11 @@ class Scaling:
     overflows: NDArray[np.int64]
     changes: str
     scale: tuple[float, float]
-    unprovoked: tuple[int, int, int] | None
+    without_known_trigger: tuple[int, int, int] | None
     collapsed: tuple[int, int] | None
 
 
-def scaling(run: Run, thresholds: Thresholds) -> Scaling:
+def scale_history(run: Run, thresholds: Thresholds) -> ScaleHistory:
     """Reads both columns once."""
     scale = run.column("loss_scale")
     known = scale.given & np.isfinite(scale.values)
@@ -43,15 +44,15 @@ def scaling(run: Run, thresholds: Thresholds) -> Scaling:
     overflow = _overflows(run)
     dtype = run.dtype or ("float16" if in_use else None)
     if not len(values):
-        return Scaling(dtype, run.dtype is None, run.step[overflow], "unknown", (np.nan, np.nan), None, None)
+        return ScaleHistory(dtype, run.dtype is None, run.step[overflow], "unknown", (np.nan, np.nan), None, None)
     changes = "dynamic" if (values != values[0]).any() else "constant"
-    return Scaling(
+    return ScaleHistory(
         dtype,
         run.dtype is None,
         run.step[overflow],
         changes,
         (float(values[0]), float(values.min())),
-        _unprovoked(run.step[known], values, overflow[known], thresholds),
+        _overflows_without_known_trigger(run.step[known], values, overflow[known], thresholds),
         _collapse(run.step[known], values, thresholds) if changes == "dynamic" else None,
     )
 
@@ -66,7 +67,7 @@ def _overflows(run: Run) -> NDArray[np.bool_]:
     return falls
 
 
-def _unprovoked(
+def _overflows_without_known_trigger(
     step: NDArray[np.int64], scale: NDArray[np.float64], overflow: NDArray[np.bool_], thresholds: Thresholds
 ) -> tuple[int, int, int] | None:
     """A scaler searches: it doubles until a step overflows, and at the start it halves until none does. So an overflow
@@ -91,7 +92,7 @@ def _unprovoked(
         if len(group) >= thresholds.overflow_steps:
             first = group[0]
             while (
-                first and step[bad[first]] - step[bad[first - 1]] <= REACH
+                first and step[bad[first]] - step[bad[first - 1]] <= CAUSE_STEPS
             ):  # the first may be at a scale just doubled
                 first -= 1
             return int(step[bad[first]]), len(group), int(step[bad[group[-1]]])

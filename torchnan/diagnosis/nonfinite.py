@@ -6,29 +6,36 @@ from typing import Any
 
 import numpy as np
 
-from torchnan.diagnosis.charts import Jumps
-from torchnan.diagnosis.episodes import REACH
-from torchnan.diagnosis.loss_scale import Scaling
+from torchnan.diagnosis.diagnosis_builder import DiagnosisBuilder
+from torchnan.diagnosis.episodes import CAUSE_STEPS
+from torchnan.diagnosis.formatting import display_name, format_number
+from torchnan.diagnosis.loss_scale import ScaleHistory
 from torchnan.diagnosis.run import Run
-from torchnan.diagnosis.run_context import Story, number
 from torchnan.diagnosis.series import Series
-from torchnan.diagnosis.verdict import Cause, Suspect, words
+from torchnan.diagnosis.signals import Jumps
+from torchnan.diagnosis.verdict import Cause, Suspect
 
 LOGARITHMS = {"log", "log2", "log10", "log1p", "xlogy", "special_xlog1py"}
 QUOTIENTS = {"div", "divide", "true_divide", "reciprocal", "mean", "nll_loss", "nll_loss_forward", "nll_loss2d_forward"}
 
 
-def walk(run: Run, scale: Scaling, jumped: Jumps, story: Story) -> None:
+def walk(run: Run, scale: ScaleHistory, jumped: Jumps, diagnosis: DiagnosisBuilder) -> None:
     """Q1.1 to Q1.4; in float16 §3 decides (Q3.3)."""
     bad = np.flatnonzero(run.column("loss").bad)
     if not len(bad):
-        story.ask("Q1.1", "Is the loss NaN or Inf at any step?", "no", f"{run.column('loss').given.sum():,} finite")
+        diagnosis.answer(
+            "Q1.1", "Is the loss NaN or Inf at any step?", "no", f"{run.column('loss').given.sum():,} finite"
+        )
         return
     first = int(run.step[bad[0]])
     value = str(run.column("loss").values[bad[0]])
-    story.ask("Q1.1", "Is the loss NaN or Inf at any step?", "yes", f"{value} at step {first:,}, {len(bad):,} in all")
+    diagnosis.answer(
+        "Q1.1", "Is the loss NaN or Inf at any step?", "yes", f"{value} at step {first:,}, {len(bad):,} in all"
+    )
     regime = scale.dtype or "unknown"
-    story.ask("Q1.2", "Which dtype regime?", regime, "by the loss scale" if scale.dtype and scale.inferred else "")
+    diagnosis.answer(
+        "Q1.2", "Which dtype regime?", regime, "by the loss scale" if scale.dtype and scale.inferred else ""
+    )
     origin = _origin(run, first)
     rerun = _rerun(run, first)
     gradient = _gradient_first(scale, first)
@@ -36,20 +43,20 @@ def walk(run: Run, scale: Scaling, jumped: Jumps, story: Story) -> None:
         "loss": value,
         "nonfinite_steps": len(bad),
         "dtype": regime,
-        "origin": None if origin is None else _in_words(origin),
+        "origin": None if origin is None else _describe_origin(origin),
         "finite_in_float32": rerun,
         "gradient_overflow_at": gradient,
     }
     steps = (min(first, gradient) if gradient is not None else first, _last(run, bad))
-    told = "not in the log" if origin is None else _in_words(origin)
-    story.ask("Q1.3", "Which operation made it?", "known" if origin else "unknown", told)
+    told = "not in the log" if origin is None else _describe_origin(origin)
+    diagnosis.answer("Q1.3", "Which operation made it?", "known" if origin else "unknown", told)
     if _is_overflow(scale, origin, rerun, gradient):
-        _overflow(scale, origin, rerun, steps, first, story, evidence)
+        _overflow(scale, origin, rerun, steps, first, diagnosis, evidence)
         return
     suspects = _suspects(run, value, first, origin, rerun, gradient, jumped, regime)
-    story.ask("Q1.4", "What makes it so?", words(suspects[0].cause), suspects[0].evidence)
+    diagnosis.answer("Q1.4", "What makes it so?", display_name(suspects[0].cause), suspects[0].evidence)
     branch = "Q1.1 -> Q1.2 -> Q1.3 -> Q1.4"
-    story.find("nonfinite", suspects, steps, branch, confidence="certain", **evidence)
+    diagnosis.add_verdict("nonfinite", suspects, steps, branch, confidence="certain", **evidence)
 
 
 def _last(run: Run, bad: np.ndarray[Any, np.dtype[np.int64]]) -> int:
@@ -60,31 +67,31 @@ def _last(run: Run, bad: np.ndarray[Any, np.dtype[np.int64]]) -> int:
 
 def _origin(run: Run, first: int) -> dict[str, Any] | None:
     """The finding of the step, as the guard's replay named it."""
-    near = [event for event in run.findings if first - REACH <= event["step"] <= first + REACH]
+    near = [event for event in run.findings if first - CAUSE_STEPS <= event["step"] <= first + CAUSE_STEPS]
     return min(near, key=lambda event: abs(event["step"] - first))["finding"] if near else None
 
 
-def _in_words(finding: dict[str, Any]) -> str:
+def _describe_origin(finding: dict[str, Any]) -> str:
     parts = [str(finding.get(name) or "") for name in ("op", "module", "dtype", "phase", "hint")]
     names = ("", "in ", "", "", "because ")
     return ", ".join(before + part for before, part in zip(names, parts, strict=True) if part)
 
 
 def _rerun(run: Run, first: int) -> bool | None:
-    near = [event for event in run.reruns if abs(event["step"] - first) <= REACH]
+    near = [event for event in run.reruns if abs(event["step"] - first) <= CAUSE_STEPS]
     return bool(near[0]["finite"]) if near else None
 
 
-def _gradient_first(scale: Scaling, first: int) -> int | None:
+def _gradient_first(scale: ScaleHistory, first: int) -> int | None:
     """Step of the first of the overflows that lead up to the loss."""
     before = scale.overflows[scale.overflows < first]
-    if not len(before) or first - before[-1] > REACH:
+    if not len(before) or first - before[-1] > CAUSE_STEPS:
         return None
-    pauses = np.flatnonzero(np.diff(before) > REACH)
+    pauses = np.flatnonzero(np.diff(before) > CAUSE_STEPS)
     return int(before[pauses[-1] + 1 if len(pauses) else 0])
 
 
-def _is_overflow(scale: Scaling, origin: dict[str, Any] | None, rerun: bool | None, gradient: int | None) -> bool:
+def _is_overflow(scale: ScaleHistory, origin: dict[str, Any] | None, rerun: bool | None, gradient: int | None) -> bool:
     """Q3.3: the rerun decides, then the origin, then the regime: in float16 it is an overflow; where the dtype is not
     known but a loss scale is, it is one if the gradient was the first to go."""
     if rerun is not None and scale.dtype not in ("float32", "bfloat16"):
@@ -102,38 +109,41 @@ def _operation(origin: dict[str, Any]) -> str:
 
 
 def _overflow(
-    scale: Scaling,
+    scale: ScaleHistory,
     origin: dict[str, Any] | None,
     rerun: bool | None,
     steps: tuple[int, int],
     first: int,
-    story: Story,
+    diagnosis: DiagnosisBuilder,
     evidence: dict[str, Any],
 ) -> None:
     cause: Cause = "activation_overflow" if steps[0] == first else "gradient_overflow"
     if origin is not None:
         cause = "gradient_overflow" if origin.get("phase") == "backward" else "activation_overflow"
     where = "the loss, in the forward pass" if cause == "activation_overflow" else "the gradient, before the loss"
-    story.ask("Q3.1", "Is a gradient norm Inf or NaN?", "yes" if len(scale.overflows) else "no", f"first in {where}")
-    story.ask("Q3.2", "What does the loss scale show?", scale.changes, in_words(scale))
+    diagnosis.answer(
+        "Q3.1", "Is a gradient norm Inf or NaN?", "yes" if len(scale.overflows) else "no", f"first in {where}"
+    )
+    diagnosis.answer("Q3.2", "What does the loss scale show?", scale.changes, describe_scale(scale))
     if rerun is not None:
-        story.ask("Q3.3", "Is the step finite in float32 with the same data?", "yes" if rerun else "no")
+        diagnosis.answer("Q3.3", "Is the step finite in float32 with the same data?", "yes" if rerun else "no")
     suspects = [Suspect(cause, "certain" if rerun else "likely", f"the first non-finite value is in {where}")]
     branch = "Q1.1 -> Q1.2 -> Q3.1 -> Q3.2"
     if scale.changes == "constant" and steps[0] < first:
-        off = Suspect("scaler_off", "likely", f"the loss scale is {number(scale.scale[0])} at every step")
-        story.find("loss_scale_constant", [off, *suspects], steps, branch, **evidence)
+        off = Suspect("scaler_off", "likely", f"the loss scale is {format_number(scale.scale[0])} at every step")
+        diagnosis.add_verdict("loss_scale_constant", [off, *suspects], steps, branch, **evidence)
     elif scale.collapsed and scale.collapsed[0] < first:
-        story.find("loss_scale_collapse", suspects, (scale.collapsed[1], steps[1]), branch, **evidence)
+        diagnosis.add_verdict("loss_scale_collapse", suspects, (scale.collapsed[1], steps[1]), branch, **evidence)
     else:
-        story.find("fp16_overflow", suspects, steps, branch + " -> Q3.3", **evidence)
+        diagnosis.add_verdict("fp16_overflow", suspects, steps, branch + " -> Q3.3", **evidence)
 
 
-def in_words(scale: Scaling) -> str:
+def describe_scale(scale: ScaleHistory) -> str:
     """What the loss scale did."""
     if scale.changes == "unknown":
         return "it is not in the log"
-    return f"first {number(scale.scale[0])}, smallest {number(scale.scale[1])}, {len(scale.overflows):,} overflows"
+    first, smallest = (format_number(value) for value in scale.scale)
+    return f"first {first}, smallest {smallest}, {len(scale.overflows):,} overflows"
 
 
 def _suspects(
@@ -153,10 +163,10 @@ def _suspects(
             **dict.fromkeys(QUOTIENTS, "zero_by_zero"),
         }
         cause = by_operation.get(_operation(origin), "structural")
-        found.append(Suspect(cause, "certain", f"the replay names {_in_words(origin)}"))
+        found.append(Suspect(cause, "certain", f"the replay names {_describe_origin(origin)}"))
     if rerun is False:
         found.append(Suspect("structural", "likely", "it is not finite in float32 either, with the same data"))
-    near = jumped.step[(jumped.step >= first - 5 * REACH) & (jumped.step <= first)]
+    near = jumped.step[(jumped.step >= first - 5 * CAUSE_STEPS) & (jumped.step <= first)]
     if len(near):
         found.append(Suspect("lr_discontinuity", "likely", f"the learning rate jumps at step {near[0]:,}"))
     if gradient is not None and origin is None:
@@ -170,7 +180,7 @@ def _suspects(
 
 def _explodes(run: Run, first: int) -> bool:
     """Whether the last losses before it are larger than any other of the run."""
-    values = Series.of(run, "loss", before=first).values
+    values = Series.from_run(run, "loss", before=first).values
     return len(values) > 10 and bool(values[-3:].max() > 2 * abs(np.median(values)) + values[:-3].max())
 
 

@@ -4,54 +4,60 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchnan.diagnosis.divergence import steps_of
-from torchnan.diagnosis.loss_scale import Scaling
-from torchnan.diagnosis.nonfinite import in_words
+from torchnan.diagnosis.diagnosis_builder import DiagnosisBuilder
+from torchnan.diagnosis.formatting import format_number, format_steps
+from torchnan.diagnosis.loss_scale import ScaleHistory
+from torchnan.diagnosis.nonfinite import describe_scale
 from torchnan.diagnosis.run import Run
-from torchnan.diagnosis.run_context import Story, number
 from torchnan.diagnosis.thresholds import Thresholds
 from torchnan.diagnosis.verdict import Suspect
 
 BRANCH = "Q1.1 -> Q2.1 -> Q3.1"
 
 
-def walk(run: Run, scale: Scaling, story: Story, thresholds: Thresholds) -> None:
+def walk(run: Run, scale: ScaleHistory, diagnosis: DiagnosisBuilder, thresholds: Thresholds) -> None:
     """Q3.1 to Q3.4."""
     many = len(scale.overflows)
-    overflowed = f"{many:,} steps: {steps_of(scale.overflows)}" if many else "0 steps"
-    story.ask("Q3.1", "Is a gradient norm Inf or NaN?", "yes" if many else "no", overflowed)
+    overflowed = f"{many:,} steps: {format_steps(scale.overflows)}" if many else "0 steps"
+    diagnosis.answer("Q3.1", "Is a gradient norm Inf or NaN?", "yes" if many else "no", overflowed)
     if not many:
         return
-    evidence: dict[str, Any] = {"dtype": scale.dtype or "unknown", "overflows": many, "loss_scale": in_words(scale)}
+    evidence: dict[str, Any] = {
+        "dtype": scale.dtype or "unknown",
+        "overflows": many,
+        "loss_scale": describe_scale(scale),
+    }
     gradient = Suspect("gradient_overflow", "likely", f"the gradient is not finite at {overflowed}")
     if scale.dtype in ("float32", "bfloat16") and scale.changes != "dynamic":
-        story.ask("Q3.2", "What does the loss scale show?", "there is none", f"the dtype is {scale.dtype}")
+        diagnosis.answer("Q3.2", "What does the loss scale show?", "there is none", f"the dtype is {scale.dtype}")
         steps = int(scale.overflows[0]), int(scale.overflows[-1])
-        story.find("nonfinite", [gradient], steps, "Q1.1 -> Q1.2 -> Q1.4", **evidence)
+        diagnosis.add_verdict("nonfinite", [gradient], steps, "Q1.1 -> Q1.2 -> Q1.4", **evidence)
         return
-    story.ask("Q3.2", "What does the loss scale show?", _answer(scale), in_words(scale))
+    diagnosis.answer("Q3.2", "What does the loss scale show?", _answer(scale), describe_scale(scale))
     if _is_constant(run, scale, thresholds):
-        off = Suspect("scaler_off", "likely", f"the loss scale is {number(scale.scale[0])} before and after overflows")
+        off = Suspect(
+            "scaler_off", "likely", f"the loss scale is {format_number(scale.scale[0])} before and after overflows"
+        )
         steps = int(scale.overflows[0]), int(scale.overflows[-1])
-        story.find("loss_scale_constant", [off, gradient], steps, f"{BRANCH} -> Q3.2", **evidence)
+        diagnosis.add_verdict("loss_scale_constant", [off, gradient], steps, f"{BRANCH} -> Q3.2", **evidence)
     elif scale.collapsed:
         steps = scale.collapsed[1], int(run.step[-1])
-        story.find("loss_scale_collapse", [gradient], steps, f"{BRANCH} -> Q3.2", **evidence)
-    elif scale.unprovoked:
-        first, count, last = scale.unprovoked
+        diagnosis.add_verdict("loss_scale_collapse", [gradient], steps, f"{BRANCH} -> Q3.2", **evidence)
+    elif scale.without_known_trigger:
+        first, count, last = scale.without_known_trigger
         told = f"{count} overflows from step {first:,} on at loss scales that had been fine"
-        story.ask("Q3.3", "Is that more than the scaler's search for a scale?", "yes", told)
+        diagnosis.answer("Q3.3", "Is that more than the scaler's search for a scale?", "yes", told)
         found = [Suspect("gradient_overflow", "likely", told)]
-        story.find("fp16_overflow", found, (first, last), f"{BRANCH} -> Q3.2 -> Q3.3", **evidence)
+        diagnosis.add_verdict("fp16_overflow", found, (first, last), f"{BRANCH} -> Q3.2 -> Q3.3", **evidence)
     else:
         told = "the scaler tries larger scales and goes back"
-        story.ask("Q3.3", "Is that more than the scaler's search for a scale?", "no", told)
+        diagnosis.answer("Q3.3", "Is that more than the scaler's search for a scale?", "no", told)
 
 
-def _answer(scale: Scaling) -> str:
+def _answer(scale: ScaleHistory) -> str:
     return f"collapsed at step {scale.collapsed[0]:,}" if scale.collapsed else scale.changes
 
 
-def _is_constant(run: Run, scale: Scaling, thresholds: Thresholds) -> bool:
+def _is_constant(run: Run, scale: ScaleHistory, thresholds: Thresholds) -> bool:
     """A dynamic scale halves in the row after an overflow; of one at the very end nobody knows."""
     return scale.changes == "constant" and bool(scale.overflows[0] < run.step[-1])

@@ -23,7 +23,7 @@ class Series:
     values: Numbers
 
     @classmethod
-    def of(cls, run: Run, column: str, before: int | None = None) -> Series:
+    def from_run(cls, run: Run, column: str, before: int | None = None) -> Series:
         """Of a column of a run, of the steps below ``before``."""
         values = run.column(column)
         rows = values.given & np.isfinite(values.values)
@@ -39,22 +39,22 @@ class Series:
         """Steps from one row to the next, usually."""
         return float(np.median(np.diff(self.step))) if len(self) > 1 else 1.0
 
-    def rows_of(self, steps: float) -> int:
+    def to_rows(self, steps: float) -> int:
         """How many rows as many steps have."""
         return max(1, round(steps / self.stride))
 
-    def window(self, thresholds: Thresholds) -> int:
+    def window_rows(self, thresholds: Thresholds) -> int:
         """Rows that the mean and deviation are taken from: a short run has shorter windows."""
-        wanted = max(self.rows_of(thresholds.spike_window), thresholds.least_rows)
+        wanted = max(self.to_rows(thresholds.spike_window), thresholds.least_rows)
         return min(wanted, max(thresholds.least_rows, len(self) // 3))
 
-    def before(self, step: int) -> int:
+    def row_at(self, step: int) -> int:
         """Number of rows below a step."""
         return int(np.searchsorted(self.step, step))
 
 
 @dataclasses.dataclass(frozen=True)
-class Outlook:
+class Prediction:
     """What the window before each row says of it; NaN for rows without a whole window before them.
 
     Attributes:
@@ -70,7 +70,7 @@ class Outlook:
     surprise: Numbers
 
 
-def outlook(values: Numbers, window: int, usual: Marks) -> Outlook:
+def predict(values: Numbers, window: int, usual: Marks) -> Prediction:
     """For each row from the ``window`` usual rows before it; what is not usual foretells nothing.
 
     Sums are convolutions, not differences of running sums: after a value of 1e8 those would stay wrong for good.
@@ -78,7 +78,7 @@ def outlook(values: Numbers, window: int, usual: Marks) -> Outlook:
     centre = float(np.median(values)) if len(values) else 0.0
     y = values[usual] - centre
     if len(y) < window:
-        return Outlook(*(np.full(len(values), np.nan) for _ in range(4)))
+        return Prediction(*(np.full(len(values), np.nan) for _ in range(4)))
     x = np.arange(window) - (window - 1) / 2
     with np.errstate(all="ignore"):  # a loss of 1e300 has no square; comparisons with what comes of it are false
         mean = np.convolve(y, np.full(window, 1 / window), "valid")
@@ -93,7 +93,7 @@ def outlook(values: Numbers, window: int, usual: Marks) -> Outlook:
         spread = [
             np.where(told, of[at], np.nan) for of in (centre + mean, np.sqrt(about_mean / window), noise, foretold)
         ]
-        return Outlook(spread[0], spread[1], spread[2], (values - spread[3]) / spread[2])
+        return Prediction(spread[0], spread[1], spread[2], (values - spread[3]) / spread[2])
 
 
 def _resolution(values: Numbers) -> float:
@@ -104,7 +104,7 @@ def _resolution(values: Numbers) -> float:
     return max(float(steps.min()) if len(steps) else 0.0, tiny)
 
 
-def ahead(values: Numbers, rows: int) -> Numbers:
+def forward_mean(values: Numbers, rows: int) -> Numbers:
     """Mean of each row and those after it, ``rows`` in all; NaN where the series ends before."""
     told = np.full(len(values), np.nan)
     if len(values) >= rows:

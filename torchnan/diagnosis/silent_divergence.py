@@ -6,40 +6,41 @@ from typing import Any
 
 import numpy as np
 
-from torchnan.diagnosis.charts import Jumps
+from torchnan.diagnosis.diagnosis_builder import DiagnosisBuilder
 from torchnan.diagnosis.divergence import Change, Rise, Trend, gradient_trend, rate_change, rise, weight_change
 from torchnan.diagnosis.episodes import Episode
-from torchnan.diagnosis.extreme_value import UNLIKE_OTHERS
+from torchnan.diagnosis.extreme_value import OUTLIER_MARGIN
+from torchnan.diagnosis.formatting import format_number
 from torchnan.diagnosis.run import Run
-from torchnan.diagnosis.run_context import Story, number
 from torchnan.diagnosis.series import Series
+from torchnan.diagnosis.signals import Jumps
 from torchnan.diagnosis.thresholds import Thresholds
 from torchnan.diagnosis.verdict import Suspect
 
-STEADY = 0.4  # Kendall's tau of a loss that goes up and then stays up is far from 1
-SURE = 0.01  # chance of a gradient norm to go up without a trend
-AT_ONCE = 0.5  # of the rise: a loss that went up so much in one episode has not risen slowly
+MIN_TAU = 0.4  # Kendall's tau of a loss that goes up and then stays up is far from 1
+MAX_P_VALUE = 0.01  # chance of a gradient norm to go up without a trend
+ABRUPT_SHARE = 0.5  # of the rise: a loss that went up so much in one episode has not risen slowly
 
 
 def find(run: Run, found: list[Episode], jumped: Jumps, thresholds: Thresholds) -> Rise | None:
     """The slow rise that the run ends with, unless it went up at once and the learning rate is not to blame. Where the
     learning rate goes up with it, or a weight norm, half of the height is enough: these have not been noise."""
-    up = rise(Series.of(run, "loss"), thresholds)
-    if up is None or up.steady < STEADY or up.chance > thresholds.false_alarm:
+    up = rise(Series.from_run(run, "loss"), thresholds)
+    if up is None or up.steady < MIN_TAU or up.chance > thresholds.false_alarm:
         return None
     increasing = _is_increasing(run, up, jumped, thresholds)
     explained = increasing or _is_changed(weight_change(run, up, thresholds), thresholds)
-    if up.sigmas < (thresholds.spike_sigma / UNLIKE_OTHERS if explained else thresholds.spike_sigma):
+    if up.sigmas < (thresholds.spike_sigma / OUTLIER_MARGIN if explained else thresholds.spike_sigma):
         return None
     return up if increasing or not _went_up_at_once(run, found, up, thresholds) else None
 
 
 def _went_up_at_once(run: Run, found: list[Episode], up: Rise, thresholds: Thresholds) -> bool:
-    loss = Series.of(run, "loss")
+    loss = Series.from_run(run, "loss")
     for episode in found:
-        at, span = loss.before(episode.step), loss.rows_of(thresholds.recovery_steps)
+        at, span = loss.row_at(episode.step), loss.to_rows(thresholds.recovery_steps)
         jump = float(np.median(loss.values[at : at + span])) - episode.mean
-        if episode.state != "recovered" and jump > AT_ONCE * (up.high - up.low):
+        if episode.state != "recovered" and jump > ABRUPT_SHARE * (up.high - up.low):
             return True
     return False
 
@@ -55,24 +56,29 @@ def _is_changed(weights: Change | None, thresholds: Thresholds) -> bool:
     return weights is not None and bool(abs(np.log(weights.factor)) > np.log(thresholds.weight_factor))
 
 
-def walk(run: Run, up: Rise | None, jumped: Jumps, symptoms: int, story: Story, thresholds: Thresholds) -> None:
+def walk(
+    run: Run, up: Rise | None, jumped: Jumps, symptoms: int, diagnosis: DiagnosisBuilder, thresholds: Thresholds
+) -> None:
     """Q4.1 to Q4.4."""
     asked = f"Has the loss increased over {thresholds.divergence_steps} steps, up to the end?"
     if up is None:
-        story.ask("Q4.1", asked, "no")
+        diagnosis.answer("Q4.1", asked, "no")
         return
-    told = f"from {number(up.low)} at step {up.first:,} to {number(up.high)}, {up.sigmas:.1f} times its noise"
-    story.ask("Q4.1", asked, "yes", told)
+    low, high = format_number(up.low), format_number(up.high)
+    told = f"from {low} at step {up.first:,} to {high}, {up.sigmas:.1f} times its noise"
+    diagnosis.answer("Q4.1", asked, "yes", told)
     rate, weights = rate_change(run, up, thresholds), weight_change(run, up, thresholds)
     gradient = gradient_trend(run, up, thresholds)
     increasing = _is_increasing(run, up, jumped, thresholds)
-    story.ask("Q4.2", "Has the learning rate increased over the same window?", _yes(rate, increasing), _factor(rate))
+    diagnosis.answer(
+        "Q4.2", "Has the learning rate increased over the same window?", _yes(rate, increasing), _factor(rate)
+    )
     changed = _is_changed(weights, thresholds)
     asked = f"Has a weight norm changed more than {thresholds.weight_factor:g}x in {thresholds.divergence_steps} steps?"
-    story.ask("Q4.3", asked, _yes(weights, changed), _factor(weights))
-    trending = gradient is not None and gradient.chance < SURE and gradient.factor > 1
+    diagnosis.answer("Q4.3", asked, _yes(weights, changed), _factor(weights))
+    trending = gradient is not None and gradient.chance < MAX_P_VALUE and gradient.factor > 1
     told = "" if gradient is None else f"x {gradient.factor:.2f} since step {up.first:,}"
-    story.ask("Q4.4", "Is the gradient norm trending up?", _yes(gradient, trending), told)
+    diagnosis.answer("Q4.4", "Is the gradient norm trending up?", _yes(gradient, trending), told)
     suspects: list[Suspect] = []
     if increasing:
         suspects.append(Suspect("lr_increasing", "likely", f"the learning rate goes {_factor(rate)}"))
@@ -80,11 +86,16 @@ def walk(run: Run, up: Rise | None, jumped: Jumps, symptoms: int, story: Story, 
         suspects.append(Suspect("weight_norm", "likely", f"the weight norm goes {_factor(weights)}"))
     if trending:
         suspects.append(Suspect("gradient_trend", "likely", f"the gradient norm goes {told}"))
-    _conclude(up, suspects, gradient, symptoms, story, thresholds)
+    _conclude(up, suspects, gradient, symptoms, diagnosis, thresholds)
 
 
 def _conclude(
-    up: Rise, suspects: list[Suspect], gradient: Trend | None, symptoms: int, story: Story, thresholds: Thresholds
+    up: Rise,
+    suspects: list[Suspect],
+    gradient: Trend | None,
+    symptoms: int,
+    diagnosis: DiagnosisBuilder,
+    thresholds: Thresholds,
 ) -> None:
     evidence: dict[str, Any] = {
         "loss_low": up.low,
@@ -98,13 +109,13 @@ def _conclude(
     )
     branch, steps = f"Q1.1 -> Q2.1 -> Q3.1 -> Q4.1 -> {branch}", (up.first, up.last)
     # Noise that wanders goes up for hundreds of steps, too: a rise that nothing explains must be larger than any other.
-    if not suspects and not up.is_unlike_earlier_ones:
+    if not suspects and not up.exceeds_earlier_rises:
         return
-    if suspects or (gradient is None and up.sigmas > UNLIKE_OTHERS * thresholds.spike_sigma):
-        story.find("silent_divergence", suspects, steps, branch, **evidence)
+    if suspects or (gradient is None and up.sigmas > OUTLIER_MARGIN * thresholds.spike_sigma):
+        diagnosis.add_verdict("silent_divergence", suspects, steps, branch, **evidence)
     elif gradient is not None:
         done = [Suspect("converged", "possible", "the loss does not fall any more, and nothing else moves")]
-        story.find("plateau", done, steps, branch, confidence="possible", **evidence)
+        diagnosis.add_verdict("plateau", done, steps, branch, confidence="possible", **evidence)
 
 
 def _yes(known: object, answer: bool) -> str:

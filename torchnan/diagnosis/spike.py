@@ -7,22 +7,23 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from torchnan.diagnosis.charts import Gradients, Jumps, Repeats
-from torchnan.diagnosis.episodes import REACH, Episode, episodes
+from torchnan.diagnosis.diagnosis_builder import DiagnosisBuilder
+from torchnan.diagnosis.episodes import CAUSE_STEPS, Episode, episodes
+from torchnan.diagnosis.formatting import display_name, format_number
 from torchnan.diagnosis.run import Run
-from torchnan.diagnosis.run_context import Story, number
 from torchnan.diagnosis.series import Series
+from torchnan.diagnosis.signals import Gradients, Jumps, Repeats
 from torchnan.diagnosis.thresholds import Thresholds
-from torchnan.diagnosis.verdict import Suspect, words
+from torchnan.diagnosis.verdict import Suspect
 
-COMMON = 0.05  # a repeat that is found beside a spike by chance more often than that says nothing
+MAX_REPEAT_CHANCE = 0.05  # a repeat that is found beside a spike by chance more often than that says nothing
 HALF = 0.5
-OUT_OF_TURN = 5.0  # surprise of a gradient norm that is large, if not as large as asked for
-FACTOR_OUT_OF_TURN = 10.0
+MIN_GRADIENT_SURPRISE = 5.0  # surprise of a gradient norm that is large, if not as large as asked for
+MIN_GRADIENT_RATIO = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Panels:
+class Signals:
     """What is looked at beside the loss."""
 
     jumps: Jumps
@@ -30,37 +31,40 @@ class Panels:
     gradients: Gradients
 
 
-def find(run: Run, panels: Panels, thresholds: Thresholds) -> list[Episode]:
+def find(run: Run, signals: Signals, thresholds: Thresholds) -> list[Episode]:
     """Where the loss went up at once, by more than chance."""
-    loss = Series.of(run, "loss")
+    loss = Series.from_run(run, "loss")
     repeated = (
-        np.isin(loss.step, panels.repeats.step) if panels.repeats.share < COMMON * 4 else np.zeros(len(loss), bool)
+        np.isin(loss.step, signals.repeats.step)
+        if signals.repeats.share < MAX_REPEAT_CHANCE * 4
+        else np.zeros(len(loss), bool)
     )
-    large = panels.gradients.step[panels.gradients.ratio > thresholds.grad_factor]
-    rare = panels.repeats.step if panels.repeats.share < COMMON else panels.repeats.step[:0]
-    places = np.unique(np.concatenate([panels.jumps.step, rare, large]))
+    large = signals.gradients.step[signals.gradients.ratio > thresholds.grad_factor]
+    rare = signals.repeats.step if signals.repeats.share < MAX_REPEAT_CHANCE else signals.repeats.step[:0]
+    places = np.unique(np.concatenate([signals.jumps.step, rare, large]))
     return episodes(loss, repeated, places, thresholds)
 
 
-def walk(run: Run, found: list[Episode], panels: Panels, story: Story, thresholds: Thresholds) -> None:
+def walk(run: Run, found: list[Episode], signals: Signals, diagnosis: DiagnosisBuilder, thresholds: Thresholds) -> None:
     """Q2.1 to Q2.4, for each episode."""
-    loss = Series.of(run, "loss")
+    loss = Series.from_run(run, "loss")
     asked = f"Is a loss above the mean by {thresholds.spike_sigma:g} sigma, and by more than chance?"
     if not found:
-        few = "" if len(loss) > loss.window(thresholds) else f"; {len(loss)} rows are too few to tell"
-        story.ask("Q2.1", asked, "no", f"over {thresholds.spike_window} steps{few}")
+        few = "" if len(loss) > loss.window_rows(thresholds) else f"; {len(loss)} rows are too few to tell"
+        diagnosis.answer("Q2.1", asked, "no", f"over {thresholds.spike_window} steps{few}")
         return
     for episode in found:
         above = (episode.loss - episode.mean) / episode.sigma if episode.sigma else np.inf
-        told = f"step {episode.step:,}: {number(episode.loss)} is mean {number(episode.mean)} + {above:.1f} sigma"
-        story.ask("Q2.1", asked, "yes", told)
+        peak, mean = format_number(episode.loss), format_number(episode.mean)
+        told = f"step {episode.step:,}: {peak} is mean {mean} + {above:.1f} sigma"
+        diagnosis.answer("Q2.1", asked, "yes", told)
         back = {"recovered": "yes", "persistent": "no", "open": "not known yet"}[episode.state]
         within = f"mean + {thresholds.recovery_sigma:g} sigma within {thresholds.recovery_steps} steps"
-        story.ask("Q2.2", f"Does it come back to {within}?", back, _came_back(episode))
+        diagnosis.answer("Q2.2", f"Does it come back to {within}?", back, _came_back(episode))
         kind, last = ("persistent_elevation", "Q2.4") if episode.state == "persistent" else ("spike", "Q2.3")
-        suspects = _suspects(run, loss, episode, panels, thresholds)
-        story.ask(last, "What does it come from?", words(suspects[0].cause), suspects[0].evidence)
-        story.find(
+        suspects = _suspects(run, loss, episode, signals, thresholds)
+        diagnosis.answer(last, "What does it come from?", display_name(suspects[0].cause), suspects[0].evidence)
+        diagnosis.add_verdict(
             kind,  # type: ignore[arg-type]
             suspects,
             (episode.step, episode.last),
@@ -83,12 +87,12 @@ def _came_back(episode: Episode) -> str:
     return f"it is {episode.shift:.1f} deviations up" if episode.state == "persistent" else "the log ends before"
 
 
-def _suspects(run: Run, loss: Series, episode: Episode, panels: Panels, thresholds: Thresholds) -> list[Suspect]:
+def _suspects(run: Run, loss: Series, episode: Episode, signals: Signals, thresholds: Thresholds) -> list[Suspect]:
     """The likeliest first: a schedule or a loader at fault is a fact, and explains a large gradient."""
-    found = [_jump(loss, episode, panels.jumps), _repeat(loss, episode, panels.repeats)]
-    found += [_gradient(loss, episode, panels.gradients, thresholds)]
+    found = [_jump(loss, episode, signals.jumps), _repeat(loss, episode, signals.repeats)]
+    found += [_gradient(loss, episode, signals.gradients, thresholds)]
     if episode.state == "persistent":
-        found += _of_a_lasting_one(run, loss, episode, thresholds)
+        found += _persistent_elevation(run, loss, episode, thresholds)
     elif episode.single and not any(found):
         told = "only that step's loss is high: the weights are fine, the batch is not like the others"
         found.append(Suspect("unknown", "possible", told))
@@ -98,7 +102,7 @@ def _suspects(run: Run, loss: Series, episode: Episode, panels: Panels, threshol
 
 def _near(loss: Series, episode: Episode) -> tuple[int, int]:
     """Steps in which the cause must be: rows may be far apart."""
-    reach = max(REACH, round(2 * loss.stride))
+    reach = max(CAUSE_STEPS, round(2 * loss.stride))
     return episode.step - reach, episode.step + round(loss.stride) - 1
 
 
@@ -108,16 +112,19 @@ def _jump(loss: Series, episode: Episode, jumps: Jumps) -> Suspect | None:
     if not len(near):
         return None
     i = near[np.argmax(jumps.new[near] - jumps.old[near])]
-    told = f"the learning rate jumps from {number(jumps.old[i])} to {number(jumps.new[i])} at step {jumps.step[i]:,}"
+    old, new = format_number(jumps.old[i]), format_number(jumps.new[i])
+    told = f"the learning rate jumps from {old} to {new} at step {jumps.step[i]:,}"
     return Suspect("lr_discontinuity", "likely", told)
 
 
 def _repeat(loss: Series, episode: Episode, repeats: Repeats) -> Suspect | None:
     """Also shortly after it: a batch that is served twice spikes at the first time, too."""
     first, last = _near(loss, episode)
-    near = np.flatnonzero((repeats.step >= first) & (repeats.step <= last + REACH))
+    near = np.flatnonzero((repeats.step >= first) & (repeats.step <= last + CAUSE_STEPS))
     others = (len(repeats.step) - len(near)) / max(1, len(loss))
-    if not len(near) or 1 - (1 - others) ** loss.rows_of(2 * REACH) > max(COMMON, _stuck(near, loss, others)):
+    if not len(near) or 1 - (1 - others) ** loss.to_rows(2 * CAUSE_STEPS) > max(
+        MAX_REPEAT_CHANCE, _stuck(near, loss, others)
+    ):
         return None
     i = near[0]
     told = f"the batch of step {repeats.step[i]:,} is that of step {repeats.earlier[i]:,}"
@@ -128,7 +135,7 @@ def _repeat(loss: Series, episode: Episode, repeats: Repeats) -> Suspect | None:
 def _stuck(near: NDArray[np.int64], loss: Series, others: float) -> float:
     """The chance that is allowed. A loader that is stuck makes its own share large: half of the rows beside the spike,
     and not of all, are enough."""
-    return 1.0 if len(near) >= loss.rows_of(REACH) / 2 and others < HALF else 0.0
+    return 1.0 if len(near) >= loss.to_rows(CAUSE_STEPS) / 2 and others < HALF else 0.0
 
 
 def _gradient(loss: Series, episode: Episode, gradients: Gradients, thresholds: Thresholds) -> Suspect | None:
@@ -141,19 +148,21 @@ def _gradient(loss: Series, episode: Episode, gradients: Gradients, thresholds: 
     if gradients.ratio[i] > thresholds.grad_factor:
         return Suspect("long_tail_batch", "likely", told)
     if (
-        gradients.surprise[i] > OUT_OF_TURN
-        and gradients.ratio[i] > FACTOR_OUT_OF_TURN
+        gradients.surprise[i] > MIN_GRADIENT_SURPRISE
+        and gradients.ratio[i] > MIN_GRADIENT_RATIO
         and episode.state != "persistent"
     ):
         return Suspect("long_tail_batch", "possible", f"{told}, less than {thresholds.grad_factor:g} but out of turn")
     return None
 
 
-def _of_a_lasting_one(run: Run, loss: Series, episode: Episode, thresholds: Thresholds) -> list[Suspect]:
+def _persistent_elevation(run: Run, loss: Series, episode: Episode, thresholds: Thresholds) -> list[Suspect]:
     """New data show in full at once and stay; damaged weights go up over some steps, and heal."""
-    row, span = loss.before(episode.step), loss.rows_of(thresholds.recovery_steps)
+    row, span = loss.row_at(episode.step), loss.to_rows(thresholds.recovery_steps)
     after = loss.values[row : row + span] - episode.mean
     start, later = float(np.median(after[: max(1, span // 10)])), float(np.median(after[span // 2 :]))
-    moments = Suspect("corrupted_moments", "possible", f"up by {number(start)} at once and by {number(later)} later")
-    data = Suspect("data_changed", "possible", f"up by {number(start)} at once, and it stays so")
+    moments = Suspect(
+        "corrupted_moments", "possible", f"up by {format_number(start)} at once and by {format_number(later)} later"
+    )
+    data = Suspect("data_changed", "possible", f"up by {format_number(start)} at once, and it stays so")
     return [data, moments] if abs(start - later) < max(0.3 * later, 2 * episode.sigma) else [moments, data]

@@ -118,11 +118,6 @@ class Forecast:
         return f"{told}; {self.enough} would do"
 
 
-def words(name: str) -> str:
-    """A kind or a cause, to be read."""
-    return name.replace("_", " ").replace("fp16", "float16").replace("lr ", "learning rate ")
-
-
 def _percent(share: float) -> str:
     """Two digits of it, however small."""
     return f"{share:.0%}" if share >= 0.1 else f"{100 * share:.2g}%"

@@ -10,7 +10,7 @@ from torchnan.distributed import shards
 from torchnan.recovery.step.gradients import unwatched
 
 
-class Arrival:
+class AsyncCopy:
     """Copies of tensors on their way to the CPU, to pinned memory, in the order of the stream that computes them.
     Nobody waits for them.
 
@@ -32,7 +32,7 @@ class Arrival:
             event.record()
 
     @property
-    def is_here(self) -> bool:
+    def is_ready(self) -> bool:
         """Whether reading them waits for nothing."""
         return all(event.query() for event in self._events)
 
@@ -43,7 +43,7 @@ class Arrival:
         return self._copies
 
 
-def number(tensor: torch.Tensor) -> float:
+def to_float(tensor: torch.Tensor) -> float:
     """The value of a tensor of one element, of the CPU."""
     with unwatched():
         return float(tensor.item())

@@ -14,9 +14,9 @@ import torch
 from torchnan.distributed import shards
 from torchnan.recovery.step.gradients import unwatched
 
-MOST_ELEMENTS = 4096  # read of one tensor: of a larger one every so many-th
-MOST_LEAVES = 256  # of a batch; the rest is counted
-DEEPEST = 16
+MAX_ELEMENTS = 4096  # read of one tensor: of a larger one every so many-th
+MAX_LEAVES = 256  # of a batch; the rest is counted
+MAX_DEPTH = 16
 
 
 class BatchDigest:
@@ -40,18 +40,18 @@ class BatchDigest:
             batch: nested mappings, sequences and dataclasses. It may be written to afterwards.
 
         Returns:
-            samples of tensors on other devices, to be brought to the CPU and given to :meth:`text`.
+            samples of tensors on other devices, to be brought to the CPU and given to :meth:`hexdigest`.
         """
         self._samples = {}
         with unwatched(), torch.no_grad():
             for i, (where, leaf) in enumerate(_leaves(batch, "", 0)):
-                if i < MOST_LEAVES:
+                if i < MAX_LEAVES:
                     self._add(where, leaf)
                 else:
                     self._parts.append(b"|more")
         return self._samples
 
-    def text(self, samples: Mapping[str, torch.Tensor]) -> str | None:
+    def hexdigest(self, samples: Mapping[str, torch.Tensor]) -> str | None:
         """16 hexadecimal digits; ``None`` for a batch with nothing in it that could be told from another.
 
         Args:
@@ -76,27 +76,27 @@ class BatchDigest:
         else:
             self._parts.append(type(leaf).__qualname__.encode(errors="surrogatepass"))
 
-    def _add_content(self, about: str, content: bytes | str) -> None:
-        self._parts += [about.encode(), content]
+    def _add_content(self, header: str, content: bytes | str) -> None:
+        self._parts += [header.encode(), content]
         self._has_content = True
 
     def _add_tensor(self, tensor: torch.Tensor) -> None:
-        about = f"{tensor.dtype}{tuple(tensor.shape)}"
+        header = f"{tensor.dtype}{tuple(tensor.shape)}"
         if tensor.layout != torch.strided or tensor.device.type == "meta" or tensor.numel() == 0:
-            self._parts.append(about.encode())
+            self._parts.append(header.encode())
             return
         flat = tensor.reshape(-1)[:: _stride(tensor.numel())]
         if tensor.is_cpu:
-            self._add_content(about, _bytes_of(flat))
+            self._add_content(header, _bytes_of(flat))
             return
         self._seen += 1
         name = str(self._seen)
         self._samples[name] = flat
-        self._add_content(about, name)
+        self._add_content(header, name)
 
 
 def _leaves(value: Any, where: str, depth: int) -> Iterator[tuple[str, Any]]:
-    if depth > DEEPEST:
+    if depth > MAX_DEPTH:
         return
     if isinstance(value, Mapping):
         for key in sorted(value, key=str):
@@ -114,7 +114,7 @@ def _leaves(value: Any, where: str, depth: int) -> Iterator[tuple[str, Any]]:
 def _stride(elements: int) -> int:
     """With no factor in common with the number of elements, and so with no dimension: rows that are mostly padding
     are not looked at in the same few columns."""
-    stride = max(1, math.ceil(elements / MOST_ELEMENTS))
+    stride = max(1, math.ceil(elements / MAX_ELEMENTS))
     while math.gcd(stride, elements) > 1:
         stride += 1
     return stride

@@ -7,18 +7,18 @@ from typing import Any
 
 import torch
 
-REGIMES = ("float32", "float16", "bfloat16")
-MOST_NODES = 20_000
+COMPUTE_DTYPES = ("float32", "float16", "bfloat16")
+MAX_NODES = 20_000
 
 _SHORT = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
-def of_loss(loss: torch.Tensor) -> str | None:
+def infer_from_loss(loss: torch.Tensor) -> str | None:
     """By the dtypes of the results in its graph, which autocast leaves there; ``None`` if it has no graph."""
     if loss.grad_fn is None:
         return None
     seen, waiting = {loss.grad_fn}, [loss.grad_fn]
-    while waiting and len(seen) < MOST_NODES:
+    while waiting and len(seen) < MAX_NODES:
         node: Any = waiting.pop()
         for result in node._input_metadata:
             if result.dtype in _SHORT:
@@ -29,7 +29,7 @@ def of_loss(loss: torch.Tensor) -> str | None:
     return "float32"
 
 
-def of_parameters(model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None) -> str | None:
+def infer_from_parameters(model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None) -> str | None:
     """By the parameters, if these are of 16 bits: others may compute in less, under autocast."""
     groups = [] if optimizer is None else [group["params"] for group in optimizer.param_groups]
     parameters = itertools.chain([] if model is None else model.parameters(), *groups)

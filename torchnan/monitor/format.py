@@ -8,16 +8,16 @@ from typing import Any
 from torchnan.config.text import printable
 from torchnan.detection.finding import Finding
 from torchnan.diagnosis import Forecast, Verdict
-from torchnan.diagnosis.verdict import words
-from torchnan.monitor.row import named
+from torchnan.diagnosis.formatting import display_name
+from torchnan.monitor.row import sanitize_text
 
 
-def text_of(verdict: Verdict) -> str:
+def verdict_text(verdict: Verdict) -> str:
     """What a person reads."""
     evidence = ", ".join(f"{name} {_shown(value)}" for name, value in verdict.evidence.items())
-    cause = "" if verdict.cause in ("none", "unknown") else f": {words(verdict.cause)}"
+    cause = "" if verdict.cause in ("none", "unknown") else f": {display_name(verdict.cause)}"
     rows = [("evidence", evidence), ("branch", verdict.branch), ("remedy", verdict.remedy), ("check", verdict.check)]
-    kind = words(verdict.kind)
+    kind = display_name(verdict.kind)
     lines = [f"torchnan: {kind} from step {verdict.first_step} on{cause} ({verdict.confidence})"]
     return "\n".join([*lines, *(f"  {name:<9} {printable(text, 1000)}" for name, text in rows if text)])
 
@@ -26,13 +26,13 @@ def _shown(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def facts_of(told: Verdict | Forecast) -> dict[str, Any]:
+def to_dict(told: Verdict | Forecast) -> dict[str, Any]:
     """As a line of the log has it."""
-    facts: dict[str, Any] = named(dataclasses.asdict(told))
+    facts: dict[str, Any] = sanitize_text(dataclasses.asdict(told))
     return facts
 
 
-def origin_of(finding: Finding) -> dict[str, Any]:
+def finding_summary(finding: Finding) -> dict[str, Any]:
     """A finding in short: where a non-finite value comes from, and what went in."""
     inputs = [
         {"name": i.name, "dtype": i.dtype, "shape": list(i.shape), "absmax": i.absmax, "min": i.min, "max": i.max}
@@ -41,5 +41,5 @@ def origin_of(finding: Finding) -> dict[str, Any]:
     ]
     facts = {name: getattr(finding, name) for name in ("kind", "origin", "op", "node", "module", "name", "phase")}
     facts.update(dtype=finding.dtype, hint=finding.hint, file=finding.file, line=finding.line, inputs=inputs)
-    short: dict[str, Any] = named(facts)
+    short: dict[str, Any] = sanitize_text(facts)
     return short

@@ -13,10 +13,10 @@ import torch
 
 from torchnan.distributed.agreement import Agreement, Anomaly, AnomalyKind
 from torchnan.monitor import compute_dtype
-from torchnan.monitor.monitor import Monitor, rates_of, scale_of
-from torchnan.monitor.pending_row import Draft
-from torchnan.monitor.row import Row, named
-from torchnan.monitor.row_writer import groups_of
+from torchnan.monitor.monitor import Monitor, current_loss_scale, learning_rates
+from torchnan.monitor.pending_row import PendingRow
+from torchnan.monitor.row import Row, sanitize_text
+from torchnan.monitor.row_writer import group_names
 from torchnan.recovery.clip import ClipThreshold
 from torchnan.recovery.event import INSTABILITY_ACTIONS, MITIGATIONS, Action, StepEvent
 from torchnan.recovery.failures import Failures
@@ -86,7 +86,7 @@ class MonitorFeed:
         self._begun = False
         self._regime: str | None = None
         self._step = 0
-        self._draft: Draft | None = None
+        self._draft: PendingRow | None = None
         self._row: Row | None = None
         self._hard: Action | None = None  # what the table has for the step that is being dealt with
 
@@ -103,9 +103,9 @@ class MonitorFeed:
             with self._failures.contained("the monitor"):
                 row = Row(step)
                 row.headroom = self._monitor.headroom.measure()
-                self._draft = Draft(row)
+                self._draft = PendingRow(row)
                 weights = self._monitor.weights.measure(self._model, self._optimizer)
-                self._draft.add({"loss_scale": scale_of(self._scaler)}, weights)
+                self._draft.add({"loss_scale": current_loss_scale(self._scaler)}, weights)
 
     def keep(self, batch: Any) -> None:
         """One of its micro-batches, before the step may write to it."""
@@ -117,7 +117,7 @@ class MonitorFeed:
         """A loss, detached; of the first the graph is looked at, which tells what the model computes in."""
         if self._monitor is not None and self._regime is None:
             with self._failures.contained("looking at the graph of the loss"):
-                self._regime = compute_dtype.of_loss(loss)
+                self._regime = compute_dtype.infer_from_loss(loss)
         return loss.detach()
 
     def look(self, run: StepRun, norm: float, worst: Anomaly | None) -> Anomaly | None:
@@ -159,10 +159,10 @@ class MonitorFeed:
         if self._draft is None or self._monitor is None:
             return
         record = self._monitor.record
-        if not self._begun or len(record.groups or ()) != len(groups_of(self._model, self._optimizer)):
-            record.begin(self._model, self._optimizer, self._scaler, self._regime or self.habits.dtype)
+        if not self._begun or len(record.groups or ()) != len(group_names(self._model, self._optimizer)):
+            record.begin_run(self._model, self._optimizer, self._scaler, self._regime or self.habits.dtype)
             self._begun = True
-        rates = [rate * self._lr_cut.factor for rate in rates_of(self._optimizer)]
+        rates = [rate * self._lr_cut.factor for rate in learning_rates(self._optimizer)]
         self._draft.add({}, {"lr": rates})
         row = self._row = self._draft.finish()
         if worst is None or worst.kind is not AnomalyKind.OUT_OF_MEMORY:
@@ -176,8 +176,8 @@ class MonitorFeed:
         wanted, text = 0, ""
         if self._monitor is not None and self._row is not None:
             record = self._monitor.record
-            news = record.judge(self._row)
-            record.tell(self._row.step, news)
+            news = record.diagnose(self._row)
+            record.report(self._row.step, news)
             for verdict in news.verdicts if news is not None else ():
                 answer = self._table.get(verdict.kind)
                 if answer is not None and INSTABILITY_ACTIONS.index(answer) + 1 > wanted:
@@ -213,8 +213,8 @@ class MonitorFeed:
         from torchnan.monitor import format
 
         if event.finding is not None:
-            monitor.record.note_finding(event.step, format.origin_of(event.finding))
+            monitor.record.record_finding(event.step, format.finding_summary(event.finding))
         elif event.origin:
-            monitor.record.note_finding(event.step, {"text": named(event.origin), "rank": event.rank})
+            monitor.record.record_finding(event.step, {"text": sanitize_text(event.origin), "rank": event.rank})
         if event.finite_in_float32 is not None:
-            monitor.record.note_rerun(event.step, "float32", event.finite_in_float32)
+            monitor.record.record_rerun(event.step, "float32", event.finite_in_float32)

@@ -7,9 +7,9 @@ from typing import Any
 from torchnan.config.options import OptionError
 from torchnan.config.text import type_name
 from torchnan.detection import session
-from torchnan.monitor.row import named
+from torchnan.monitor.row import sanitize_text
 
-MOST_MODULES = 32  # in one line: those nearest to the end of their range
+MAX_MODULES = 32  # in one line: those nearest to the end of their range
 
 
 class ModuleHeadroom:
@@ -45,6 +45,6 @@ class ModuleHeadroom:
             return None
         largest: dict[str, tuple[str, float]] = {}
         for one in watch.headroom():  # the least room first
-            if one.exact and len(largest) < MOST_MODULES:
+            if one.exact and len(largest) < MAX_MODULES:
                 largest.setdefault(one.module or one.op, (one.dtype, one.absmax))
-        return named(largest) or None
+        return sanitize_text(largest) or None

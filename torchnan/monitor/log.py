@@ -11,10 +11,10 @@ from typing import Any
 from torchnan._load import _C
 from torchnan.config.options import OptionError
 from torchnan.config.text import shown
-from torchnan.monitor.row import VERSION, as_line
+from torchnan.monitor.row import VERSION, to_json_line
 from torchnan.storage import atomic_folder
 
-BEGINNING = b'{"torchnan": "run"'
+LOG_HEADER = b'{"torchnan": "run"'
 
 
 class MonitorLog:
@@ -40,17 +40,17 @@ class MonitorLog:
         self._parts = parts
         self._header: dict[str, Any] = {}
         atomic_folder.make(self._path.parent)
-        self._refuse_another()
+        self._check_is_monitor_log()
         _C.append_line(os.fspath(self._path), "")
         self._bytes = self._path.stat().st_size
 
-    def _refuse_another(self) -> None:
+    def _check_is_monitor_log(self) -> None:
         """Raises for a file that does not begin as a log, if only in part: a program may be killed at any moment."""
         if self._path.is_symlink() or not self._path.is_file():
             return  # refused where it is opened, or new
         with open(self._path, "rb") as file:
-            begins = file.read(len(BEGINNING))
-        if not BEGINNING.startswith(begins):
+            begins = file.read(len(LOG_HEADER))
+        if not LOG_HEADER.startswith(begins):
             raise OptionError(
                 f"log={shown(self._path)} cannot be used: there is a file already, which is no log of a monitor. "
                 "Give it another name, or move the file away."
@@ -65,11 +65,11 @@ class MonitorLog:
         now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         self._header = {"torchnan": "run", "version": VERSION, "started": now, **about}
         cut = "\n" if self._ends_in_a_line() else ""  # of a program that was killed
-        self._append(cut + as_line(self._header))
+        self._append(cut + to_json_line(self._header))
 
     def write(self, facts: dict[str, Any]) -> None:
         """One more line."""
-        line = as_line(facts)
+        line = to_json_line(facts)
         if self._bytes + len(line) > self._max_bytes:
             self._rotate()
         self._append(line)
@@ -85,7 +85,7 @@ class MonitorLog:
             with contextlib.suppress(FileNotFoundError):
                 newer.replace(older)
         self._bytes = 0
-        self._append(as_line({**self._header, "continued": True}))
+        self._append(to_json_line({**self._header, "continued": True}))
 
     def _ends_in_a_line(self) -> bool:
         with open(self._path, "rb") as file:

@@ -18,19 +18,26 @@ from torchnan.distributed.agreement import Agreement
 from torchnan.monitor import compute_dtype
 from torchnan.monitor.headroom import ModuleHeadroom
 from torchnan.monitor.log import MonitorLog
-from torchnan.monitor.options import MonitorOptions, meta_of, number_of, numbers_of, refuse, refuse_parts
-from torchnan.monitor.pending_row import Draft, Given
+from torchnan.monitor.options import (
+    MonitorOptions,
+    as_scalar,
+    as_scalars,
+    validate_callbacks,
+    validate_meta,
+    validate_step,
+)
+from torchnan.monitor.pending_row import PendingRow, Scalar
 from torchnan.monitor.row import Row
-from torchnan.monitor.row_writer import Record, groups_of
+from torchnan.monitor.row_writer import RowWriter, group_names
 from torchnan.monitor.trackers import Callback, TensorBoard
-from torchnan.monitor.weights import Weights
+from torchnan.monitor.weights import WeightStatistics
 from torchnan.recovery.failures import Failures
 
 if TYPE_CHECKING:
     from torchnan.detection.session import detect
     from torchnan.diagnosis import Thresholds, Verdict
 
-MOST_WAITING = 64  # rows whose numbers are still being computed
+MAX_PENDING = 64  # rows whose numbers are still being computed
 
 _open: weakref.WeakSet[Monitor] = weakref.WeakSet()
 
@@ -96,28 +103,28 @@ class Monitor:
         **options: Any,
     ) -> None:
         self.options = MonitorOptions.from_dict({"log": log, **options})
-        refuse(callback, on_instability)
-        about = meta_of(meta or {})
+        validate_callbacks(callback, on_instability)
+        about = validate_meta(meta or {})
         rank = Agreement().global_rank
         self._is_off = _C.is_disabled() or (rank > 0 and not self.options.all_ranks)
         self._failures = Failures()
         path = None if self._is_off else self.options.path_of(rank)
-        shows = tensorboard is not None and not self._is_off and rank == 0
-        self.record = Record(
+        uses_tensorboard = tensorboard is not None and not self._is_off and rank == 0
+        self.record = RowWriter(
             self.options,
             rank,
             about,
             None if path is None else MonitorLog(path, self.options.max_bytes, self.options.parts),
-            TensorBoard(tensorboard) if shows else None,
+            TensorBoard(tensorboard) if uses_tensorboard else None,
             callback,
             on_instability,
-            thresholds_of(thresholds) if self.options.live and not self._is_off else None,
+            load_thresholds(thresholds) if self.options.live and not self._is_off else None,
             self._failures,
         )
-        self.weights = Weights(self.options.weights_every)
+        self.weights = WeightStatistics(self.options.weights_every)
         self.headroom = ModuleHeadroom(self.options.headroom_every, watch)
-        self._waiting: collections.deque[Draft] = collections.deque()
-        self._scale: Given | None = None
+        self._pending: collections.deque[PendingRow] = collections.deque()
+        self._scale: Scalar | None = None
         _open.add(self)
 
     def step(
@@ -153,28 +160,28 @@ class Monitor:
         """
         if self._is_off:
             return
-        refuse_parts(step, model, optimizer, scaler, skipped)
-        losses, norm, rates = numbers_of("loss", loss), number_of("grad_norm", grad_norm), numbers_of("lr", lr)
-        last = self._waiting[-1].row.step if self._waiting else self.record.last_step
+        validate_step(step, model, optimizer, scaler, skipped)
+        losses, norm, rates = as_scalars("loss", loss), as_scalar("grad_norm", grad_norm), as_scalars("lr", lr)
+        last = self._pending[-1].row.step if self._pending else self.record.last_step
         with self._failures.contained("the monitor"):
-            if self.record.groups is None or len(self.record.groups) != len(groups_of(model, optimizer)):
+            if self.record.groups is None or len(self.record.groups) != len(group_names(model, optimizer)):
                 self.flush()
-                graphs = (compute_dtype.of_loss(loss) for loss in losses if isinstance(loss, torch.Tensor))
-                self.record.begin(model, optimizer, scaler, next(graphs, None))
+                graphs = (compute_dtype.infer_from_loss(loss) for loss in losses if isinstance(loss, torch.Tensor))
+                self.record.begin_run(model, optimizer, scaler, next(graphs, None))
             row = Row(last + 1 if step is None else step, skipped=skipped)
-            draft = Draft(row)
-            self._waiting.append(draft)
+            pending = PendingRow(row)
+            self._pending.append(pending)
             single = {"grad_norm": norm, "loss_scale": self._scale_before(scaler), "next_scale": self._scale}
             several = self.weights.measure(model, optimizer)
             row.headroom = self.headroom.measure()
-            draft.add(single, {**several, "loss": losses, "lr": rates or rates_of(optimizer)})
+            pending.add(single, {**several, "loss": losses, "lr": rates or learning_rates(optimizer)})
             if batch is not None:
-                draft.add_batch(batch)
-        self._take_in(MOST_WAITING)
+                pending.add_batch(batch)
+        self._write_ready_rows(MAX_PENDING)
 
     def flush(self) -> None:
         """Writes the rows whose numbers were still being computed; waits for them."""
-        self._take_in(0)
+        self._write_ready_rows(0)
 
     def close(self) -> None:
         """The end of the run: as :meth:`flush`, and for TensorBoard. Called by itself when the program ends."""
@@ -201,24 +208,24 @@ class Monitor:
         """``TORCHNAN=0``, or a rank that leaves it to the first."""
         return self._is_off
 
-    def _take_in(self, most_waiting: int) -> None:
-        while self._waiting and (len(self._waiting) > most_waiting or self._waiting[0].is_ready):
+    def _write_ready_rows(self, max_pending: int) -> None:
+        while self._pending and (len(self._pending) > max_pending or self._pending[0].is_ready):
             with self._failures.contained("the monitor"):
-                row = self._waiting.popleft().finish()
-                news = self.record.judge(row)
+                row = self._pending.popleft().finish()
+                new = self.record.diagnose(row)
                 self.record.write(row)
-                self.record.tell(row.step, news)
+                self.record.report(row.step, new)
 
-    def _scale_before(self, scaler: torch.amp.GradScaler | None) -> Given | None:
+    def _scale_before(self, scaler: torch.amp.GradScaler | None) -> Scalar | None:
         """That of the step, which the scaler has changed since; notes what it is now."""
         before = self._scale
-        self._scale = scale_of(scaler)
+        self._scale = current_loss_scale(scaler)
         if before is None and scaler is not None:
             before = float(scaler._init_scale) if scaler.is_enabled() else 1.0
         return before
 
 
-def thresholds_of(given: Any) -> Thresholds:
+def load_thresholds(given: Any) -> Thresholds:
     """The table that is meant.
 
     Raises:
@@ -241,13 +248,13 @@ def thresholds_of(given: Any) -> Thresholds:
     raise OptionError(f"thresholds is a {type_name(given)}: it takes Thresholds, a dict, or the path of a TOML file.")
 
 
-def rates_of(optimizer: torch.optim.Optimizer | None) -> list[Given]:
+def learning_rates(optimizer: torch.optim.Optimizer | None) -> list[Scalar]:
     """Learning rates of the groups."""
     groups = [] if optimizer is None else optimizer.param_groups
-    return [number for group in groups if (number := number_of("lr", group.get("lr"))) is not None]
+    return [number for group in groups if (number := as_scalar("lr", group.get("lr"))) is not None]
 
 
-def scale_of(scaler: torch.amp.GradScaler | None) -> Given | None:
+def current_loss_scale(scaler: torch.amp.GradScaler | None) -> Scalar | None:
     """The loss scale, where it is; one, where the scaler is switched off."""
     if scaler is not None and not scaler.is_enabled():
         return 1.0

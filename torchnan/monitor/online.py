@@ -11,20 +11,20 @@ from torchnan.diagnosis import Diagnosis, Forecast, Thresholds, Verdict, diagnos
 from torchnan.monitor.row import Row
 from torchnan.monitor.window import Window
 
-MOST_TOLD = 200
-FEWEST = 10  # rows that a mean is taken of
-RENEWED = 256  # numbers from one exact sum to the next
+MAX_REPORTED = 200
+MIN_VALUES = 10  # rows that a mean is taken of
+RESUM_INTERVAL = 256  # numbers from one exact sum to the next
 
 
 @dataclasses.dataclass
-class News:
+class NewVerdicts:
     """What has become true with a row."""
 
     verdicts: list[Verdict] = dataclasses.field(default_factory=list)
     forecasts: list[Forecast] = dataclasses.field(default_factory=list)
 
 
-class Rolling:
+class RollingStats:
     """Mean and deviation of the last numbers that were finite. A number that it does not know yet is not above them.
 
     Args:
@@ -45,22 +45,22 @@ class Rolling:
         self._added += 1
         self._sum += number - gone
         self._squares += number * number - gone * gone
-        if self._added % RENEWED == 0:  # of what rounding has left
+        if self._added % RESUM_INTERVAL == 0:  # of what rounding has left
             self._sum, self._squares = math.fsum(self._numbers), math.fsum(n * n for n in self._numbers)
 
     @property
     def mean(self) -> float:
         """The largest number while there are too few: nothing is above it but infinity."""
-        return self._sum / len(self._numbers) if len(self._numbers) >= FEWEST else sys.float_info.max
+        return self._sum / len(self._numbers) if len(self._numbers) >= MIN_VALUES else sys.float_info.max
 
     @property
     def deviation(self) -> float:
         """0 while there are too few."""
         count = len(self._numbers)
-        return math.sqrt(max(0.0, self._squares / count - self.mean * self.mean)) if count >= FEWEST else 0.0
+        return math.sqrt(max(0.0, self._squares / count - self.mean * self.mean)) if count >= MIN_VALUES else 0.0
 
 
-class Live:
+class OnlineDiagnosis:
     """A cheap look at each row says whether the whole tree is to be walked now; without a reason it is walked every few
     rows.
 
@@ -74,61 +74,63 @@ class Live:
         self.window = window
         self._thresholds = thresholds
         self._every = every
-        self._since_walk = 0
-        self._losses, self._norms = Rolling(thresholds.spike_window), Rolling(thresholds.spike_window)
+        self._rows_since_diagnosis = 0
+        self._losses, self._grad_norms = RollingStats(thresholds.spike_window), RollingStats(thresholds.spike_window)
         self._lr = 0.0
-        self._reasons: frozenset[str] = frozenset()
-        self._told: list[tuple[str, int, int]] = []  # kind, first and last step
-        self._forecast: set[tuple[str, str]] = set()
+        self._triggers: frozenset[str] = frozenset()
+        self._reported: list[tuple[str, int, int]] = []  # kind, first and last step
+        self._reported_forecasts: set[tuple[str, str]] = set()
 
-    def add(self, row: Row) -> News:
+    def add(self, row: Row) -> NewVerdicts:
         """One more row, and what has become true with it."""
-        self._go_back(row.step)
+        self._rewind_to(row.step)
         self.window.add(row)
-        self._since_walk += 1
-        reasons = self._reasons_to_walk(row)
-        is_new, self._reasons = bool(reasons - self._reasons), reasons
-        return self.walk() if is_new or self._since_walk >= self._every else News()
+        self._rows_since_diagnosis += 1
+        triggers = self._find_triggers(row)
+        is_new, self._triggers = bool(triggers - self._triggers), triggers
+        return self.diagnose() if is_new or self._rows_since_diagnosis >= self._every else NewVerdicts()
 
-    def walk(self) -> News:
+    def diagnose(self) -> NewVerdicts:
         """What has become true since it was last asked."""
-        self._since_walk = 0
+        self._rows_since_diagnosis = 0
         found = diagnose(self.window.run(), self._thresholds)
-        return News([v for v in found.verdicts if v.kind != "healthy" and self._is_news(v)], self._new_forecasts(found))
+        return NewVerdicts(
+            [v for v in found.verdicts if v.kind != "healthy" and self._is_new(v)], self._new_forecasts(found)
+        )
 
-    def _reasons_to_walk(self, row: Row) -> frozenset[str]:
+    def _find_triggers(self, row: Row) -> frozenset[str]:
         loss, norm, limits = row.loss, row.grad_norm, self._thresholds
         mean, deviation = self._losses.mean, self._losses.deviation
         lr = max(row.lr, default=0.0) if row.lr else self._lr
-        reasons = {
+        triggers = {
             "loss": _exceeds(loss, mean + limits.spike_sigma * deviation),
-            "grad_norm": _exceeds(norm, limits.grad_factor * self._norms.mean),
+            "grad_norm": _exceeds(norm, limits.grad_factor * self._grad_norms.mean),
             "lr": not 1 / limits.lr_jump <= (lr / self._lr if self._lr > 0 else 1.0) <= limits.lr_jump,
             "loss_scale": row.loss_scale is not None and row.loss_scale < limits.scale_floor,
             "skipped": bool(row.skipped),
         }
         self._losses.add(loss)
-        self._norms.add(norm)
+        self._grad_norms.add(norm)
         self._lr = lr
-        return frozenset(name for name, holds in reasons.items() if holds)
+        return frozenset(name for name, holds in triggers.items() if holds)
 
-    def _is_news(self, verdict: Verdict) -> bool:
+    def _is_new(self, verdict: Verdict) -> bool:
         """Not one that was told, of steps that this one begins in or goes on from."""
         first, last = verdict.first_step, verdict.last_step
-        for i, (kind, from_, to) in enumerate(self._told):
+        for i, (kind, from_, to) in enumerate(self._reported):
             if kind == verdict.kind and first <= to + 1 and last >= from_:
-                self._told[i] = (kind, min(first, from_), max(last, to))
+                self._reported[i] = (kind, min(first, from_), max(last, to))
                 return False
-        self._told = [*self._told, (verdict.kind, first, last)][-MOST_TOLD:]
+        self._reported = [*self._reported, (verdict.kind, first, last)][-MAX_REPORTED:]
         return True
 
     def _new_forecasts(self, found: Diagnosis) -> list[Forecast]:
-        new = [f for f in found.forecasts if (f.module, f.dtype) not in self._forecast]
-        self._forecast |= {(f.module, f.dtype) for f in new}
+        new = [f for f in found.forecasts if (f.module, f.dtype) not in self._reported_forecasts]
+        self._reported_forecasts |= {(f.module, f.dtype) for f in new}
         return new
 
-    def _go_back(self, step: int) -> None:
-        self._told = [(kind, first, min(last, step - 1)) for kind, first, last in self._told if first < step]
+    def _rewind_to(self, step: int) -> None:
+        self._reported = [(kind, first, min(last, step - 1)) for kind, first, last in self._reported if first < step]
 
 
 def _exceeds(value: float | None, limit: float) -> bool:

@@ -15,8 +15,8 @@ import torch
 from torchnan.config.options import OptionError, is_path, one_of, parse_bool
 from torchnan.config.settings import Settings, count, setting
 from torchnan.config.text import shown, type_name
-from torchnan.monitor.compute_dtype import REGIMES
-from torchnan.monitor.row import finite, named
+from torchnan.monitor.compute_dtype import COMPUTE_DTYPES
+from torchnan.monitor.row import encode_nonfinite, sanitize_text
 
 
 def _switch(default: bool) -> Any:
@@ -40,7 +40,7 @@ class MonitorOptions(Settings):
     window: int = count(1000, least=50)
     rerun_in_fp32: bool = _switch(True)
     dtype: str | None = setting(
-        None, f"one of {', '.join(REGIMES)}, or nothing", lambda v: v is None or one_of(*REGIMES)(v)
+        None, f"one of {', '.join(COMPUTE_DTYPES)}, or nothing", lambda v: v is None or one_of(*COMPUTE_DTYPES)(v)
     )
 
     def path_of(self, rank: int) -> str | None:
@@ -51,14 +51,14 @@ class MonitorOptions(Settings):
         return os.fspath(path.with_name(f"{path.stem}.rank-{rank}{path.suffix}") if rank > 0 else path)
 
 
-def refuse(callback: Any, on_instability: Any) -> None:
+def validate_callbacks(callback: Any, on_instability: Any) -> None:
     """Raises for what cannot be called."""
     for name, function in (("callback", callback), ("on_instability", on_instability)):
         if function is not None and not callable(function):
             raise TypeError(f"{name} is a {type_name(function)}: it must be callable")
 
 
-def meta_of(meta: Any) -> dict[str, Any]:
+def validate_meta(meta: Any) -> dict[str, Any]:
     """What the program says of its run, as JSON can have it.
 
     Raises:
@@ -66,7 +66,7 @@ def meta_of(meta: Any) -> dict[str, Any]:
     """
     if not isinstance(meta, Mapping):
         raise OptionError(f"meta={shown(meta)} cannot be used: it takes a dict of texts and numbers.")
-    kept: dict[str, Any] = finite(named(dict(meta)))
+    kept: dict[str, Any] = encode_nonfinite(sanitize_text(dict(meta)))
     try:
         json.dumps(kept, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -74,7 +74,7 @@ def meta_of(meta: Any) -> dict[str, Any]:
     return kept
 
 
-def number_of(name: str, value: Any) -> float | torch.Tensor | None:
+def as_scalar(name: str, value: Any) -> float | torch.Tensor | None:
     """A number, or a tensor that holds one.
 
     Raises:
@@ -88,17 +88,17 @@ def number_of(name: str, value: Any) -> float | torch.Tensor | None:
     raise TypeError(f"{name} is a {type_name(value)}{shape}: it takes a number, or a tensor of one element")
 
 
-def numbers_of(name: str, value: Any) -> list[float | torch.Tensor]:
+def as_scalars(name: str, value: Any) -> list[float | torch.Tensor]:
     """One or several of these; nothing is none.
 
     Raises:
         TypeError: something else is among them.
     """
     several = value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value]
-    return [given for one in several if (given := number_of(name, one)) is not None]
+    return [given for one in several if (given := as_scalar(name, one)) is not None]
 
 
-def refuse_parts(step: Any, model: Any, optimizer: Any, scaler: Any, skipped: Any) -> None:
+def validate_step(step: Any, model: Any, optimizer: Any, scaler: Any, skipped: Any) -> None:
     """Raises for what a step cannot be made of."""
     if step is not None and (not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 2**62):
         raise TypeError(f"step={shown(step)} cannot be used: it takes the number of the step, 0 or above")

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from torchnan.monitor.async_copy import Arrival, number
+from torchnan.monitor.async_copy import AsyncCopy, to_float
 from torchnan.monitor.batch_digest import BatchDigest
 from torchnan.monitor.row import Row
 
-Given = float | torch.Tensor
+Scalar = float | torch.Tensor
 
 
-class Draft:
+class PendingRow:
     """Of one step.
 
     Args:
@@ -24,13 +24,13 @@ class Draft:
 
     def __init__(self, row: Row) -> None:
         self.row = row
-        self._known: dict[str, float] = {}
+        self._values: dict[str, float] = {}
         self._lists: dict[str, int] = {}
         self._digest: BatchDigest | None = None
-        self._arrivals: list[Arrival] = []
-        self._samples: list[Arrival] = []
+        self._copies: list[AsyncCopy] = []
+        self._samples: list[AsyncCopy] = []
 
-    def add(self, single: Mapping[str, Given | None], several: Mapping[str, Sequence[Given]]) -> None:
+    def add(self, single: Mapping[str, Scalar | None], several: Mapping[str, Sequence[Scalar]]) -> None:
         """Numbers that may still be tensors.
 
         Args:
@@ -40,12 +40,12 @@ class Draft:
                 group.
         """
         self._lists.update({name: len(values) for name, values in several.items() if values})
-        given: dict[str, Given] = {name: value for name, value in single.items() if value is not None}
+        given: dict[str, Scalar] = {name: value for name, value in single.items() if value is not None}
         given.update({f"{name}/{i}": value for name, values in several.items() for i, value in enumerate(values)})
-        self._known.update({name: value for name, value in given.items() if not isinstance(value, torch.Tensor)})
+        self._values.update({name: value for name, value in given.items() if not isinstance(value, torch.Tensor)})
         tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
         if tensors:
-            self._arrivals.append(Arrival(tensors))
+            self._copies.append(AsyncCopy(tensors))
 
     def add_batch(self, batch: Any) -> None:
         """A batch of the step, or one more of its micro-batches."""
@@ -53,29 +53,29 @@ class Draft:
             self._digest = BatchDigest()
         samples = self._digest.add(batch)
         if samples:
-            self._samples.append(Arrival(samples))
+            self._samples.append(AsyncCopy(samples))
 
     @property
     def is_ready(self) -> bool:
         """Whether :meth:`finish` waits for nothing."""
-        return all(arrival.is_here for arrival in (*self._arrivals, *self._samples))
+        return all(copy.is_ready for copy in (*self._copies, *self._samples))
 
     def finish(self) -> Row:
         """The row, with all that was added since this was last asked. Waits for what is not there yet."""
-        for arrival in self._arrivals:
-            self._known.update({name: number(tensor) for name, tensor in arrival.values().items()})
-        self._arrivals = []
-        row, known = self.row, self._known
-        lists = {name: [known[f"{name}/{i}"] for i in range(length)] for name, length in self._lists.items()}
+        for copy in self._copies:
+            self._values.update({name: to_float(tensor) for name, tensor in copy.values().items()})
+        self._copies = []
+        row, values = self.row, self._values
+        lists = {name: [values[f"{name}/{i}"] for i in range(length)] for name, length in self._lists.items()}
         if "loss" in lists:
             row.loss = statistics.fmean(lists.pop("loss"))
         for name, numbers in lists.items():
             setattr(row, name, numbers)
-        row.grad_norm = known.get("grad_norm", row.grad_norm)
-        row.loss_scale = known.get("loss_scale", row.loss_scale)
-        if row.skipped is None and row.loss_scale is not None and "next_scale" in known:
-            row.skipped = known["next_scale"] < row.loss_scale
+        row.grad_norm = values.get("grad_norm", row.grad_norm)
+        row.loss_scale = values.get("loss_scale", row.loss_scale)
+        if row.skipped is None and row.loss_scale is not None and "next_scale" in values:
+            row.skipped = values["next_scale"] < row.loss_scale
         if self._digest is not None:
-            brought = [arrival.values() for arrival in self._samples]
-            row.batch_digest = self._digest.text({name: t for values in brought for name, t in values.items()})
+            samples = [copy.values() for copy in self._samples]
+            row.batch_digest = self._digest.hexdigest({name: t for values in samples for name, t in values.items()})
         return row

@@ -41,7 +41,7 @@ class Row:
     batch_digest: str | None = None
     headroom: dict[str, tuple[str, float]] | None = None
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """What is known, by name."""
         named = {name: getattr(self, name) for name in FIELDS}
         return {name: value for name, value in named.items() if value is not None}
@@ -67,31 +67,31 @@ class Row:
 FIELDS = tuple(field.name for field in dataclasses.fields(Row))
 
 
-def as_line(facts: dict[str, Any]) -> str:
+def to_json_line(facts: dict[str, Any]) -> str:
     """Strict JSON: non-finite numbers are ``"NaN"``, ``"Infinity"``, ``"-Infinity"``, and text is Unicode."""
     try:
         return json.dumps(facts, allow_nan=False) + "\n"
     except ValueError:
-        return json.dumps(finite(facts), allow_nan=False) + "\n"
+        return json.dumps(encode_nonfinite(facts), allow_nan=False) + "\n"
 
 
-def finite(value: Any) -> Any:
+def encode_nonfinite(value: Any) -> Any:
     """With words for the numbers that JSON does not have."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
+        return {key: encode_nonfinite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
+        return [encode_nonfinite(item) for item in value]
     return value
 
 
-def named(value: Any) -> Any:
+def sanitize_text(value: Any) -> Any:
     """With names and texts of the program's as they may be stored."""
     if isinstance(value, str):
         return storable(value)
     if isinstance(value, dict):
-        return {storable(str(key)): named(item) for key, item in value.items()}
+        return {storable(str(key)): sanitize_text(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [named(item) for item in value]
+        return [sanitize_text(item) for item in value]
     return value

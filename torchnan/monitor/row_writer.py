@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 from torchnan.monitor import compute_dtype
 from torchnan.monitor.log import MonitorLog
 from torchnan.monitor.options import MonitorOptions
-from torchnan.monitor.row import Row, finite, named
+from torchnan.monitor.row import Row, encode_nonfinite, sanitize_text
 from torchnan.monitor.trackers import Callback, TensorBoard
 from torchnan.monitor.weights import names_of
 from torchnan.recovery.failures import Failures
 
 if TYPE_CHECKING:
     from torchnan.diagnosis import Thresholds, Verdict
-    from torchnan.monitor.online import Live, News
+    from torchnan.monitor.online import NewVerdicts, OnlineDiagnosis
 
 logger = logging.getLogger("torchnan")
 
-MOST_VERDICTS = 100
+MAX_VERDICTS = 100
 
 
-class Record:
+class RowWriter:
     """Of one run after another, of one process.
 
     Args:
@@ -63,9 +63,9 @@ class Record:
         self._on_instability = on_instability
         self._thresholds = thresholds
         self._failures = failures
-        self._live: Live | None = None
+        self._online: OnlineDiagnosis | None = None
 
-    def begin(self, model: Any, optimizer: Any, scaler: Any, graph: str | None) -> None:
+    def begin_run(self, model: Any, optimizer: Any, scaler: Any, graph: str | None) -> None:
         """A run begins, or goes on with other parameter groups.
 
         Args:
@@ -73,32 +73,36 @@ class Record:
         """
         scaled = "float16" if scaler is not None and scaler.is_enabled() else None
         self.dtype = (
-            self._options.dtype or scaled or compute_dtype.of_parameters(model, optimizer) or graph or self.dtype
+            self._options.dtype
+            or scaled
+            or compute_dtype.infer_from_parameters(model, optimizer)
+            or graph
+            or self.dtype
         )
-        self.groups = named(groups_of(model, optimizer))
+        self.groups = sanitize_text(group_names(model, optimizer))
         if self._log is not None:
             with self._failures.contained("writing to the monitor's log"):
                 self._log.start({"dtype": self.dtype, "groups": self.groups, **self._first_line})
         if self._thresholds is not None:
-            from torchnan.monitor.online import Live
+            from torchnan.monitor.online import OnlineDiagnosis
             from torchnan.monitor.window import Window
 
             window = Window(self._options.window, self.dtype, self.groups or [])
-            self._live = Live(window, self._thresholds, self._options.judge_every)
+            self._online = OnlineDiagnosis(window, self._thresholds, self._options.judge_every)
 
-    def judge(self, row: Row) -> News | None:
+    def diagnose(self, row: Row) -> NewVerdicts | None:
         """What becomes true with this row."""
         self.last_step = row.step
-        if self._live is not None:
+        if self._online is not None:
             with self._failures.contained("judging the run"):
-                return self._live.add(row)
+                return self._online.add(row)
         return None
 
     def write(self, row: Row) -> None:
         """The row is whole."""
-        if self._live is not None and row.skipped is not None:
-            self._live.window.set_skipped(row.skipped)
-        self._line(row.facts())
+        if self._online is not None and row.skipped is not None:
+            self._online.window.set_skipped(row.skipped)
+        self._log_line(row.to_dict())
         scalars = row.scalars(self.groups or []) if self._tensorboard or self._callback else {}
         if self._tensorboard is not None:
             with self._failures.contained("the monitor's TensorBoard"):
@@ -107,30 +111,30 @@ class Record:
             with self._failures.contained("the monitor's callback"):
                 self._callback(row.step, scalars)
 
-    def tell(self, step: int, news: News | None) -> None:
+    def report(self, step: int, new: NewVerdicts | None) -> None:
         """Warns, logs, and lets the program know, of what has become true."""
-        if news is None:
+        if new is None:
             return
         from torchnan.monitor import format
 
-        for forecast in news.forecasts:
-            self._line({"forecast": format.facts_of(forecast), "step": step})
+        for forecast in new.forecasts:
+            self._log_line({"forecast": format.to_dict(forecast), "step": step})
             self._warn(step, f"torchnan: {forecast}")
-        for verdict in news.verdicts:
-            self.verdicts = [*self.verdicts, verdict][-MOST_VERDICTS:]
-            self._line({"verdict": format.facts_of(verdict), "step": step})
-            self._warn(step, format.text_of(verdict))
+        for verdict in new.verdicts:
+            self.verdicts = [*self.verdicts, verdict][-MAX_VERDICTS:]
+            self._log_line({"verdict": format.to_dict(verdict), "step": step})
+            self._warn(step, format.verdict_text(verdict))
             if self._on_instability is not None:
                 with self._failures.contained("the monitor's on_instability"):
                     self._on_instability(verdict)
 
-    def note_finding(self, step: int, facts: dict[str, Any]) -> None:
+    def record_finding(self, step: int, facts: dict[str, Any]) -> None:
         """The origin of a non-finite value, as a replay has named it."""
-        self._note("findings", {"finding": facts, "step": step})
+        self._record("findings", {"finding": facts, "step": step})
 
-    def note_rerun(self, step: int, dtype: str, is_finite: bool) -> None:
+    def record_rerun(self, step: int, dtype: str, is_finite: bool) -> None:
         """What a bad step has come to in another dtype."""
-        self._note("reruns", {"rerun": {"step": step, "dtype": dtype, "finite": is_finite}})
+        self._record("reruns", {"rerun": {"step": step, "dtype": dtype, "finite": is_finite}})
 
     def close(self) -> None:
         """The end of the run."""
@@ -138,15 +142,15 @@ class Record:
             with self._failures.contained("the monitor's TensorBoard"):
                 self._tensorboard.close()
 
-    def _note(self, kind: str, line: dict[str, Any]) -> None:
-        if self._live is not None:
-            getattr(self._live.window, kind).append(line.get("rerun", line))
-        self._line(line)
+    def _record(self, kind: str, line: dict[str, Any]) -> None:
+        if self._online is not None:
+            getattr(self._online.window, kind).append(line.get("rerun", line))
+        self._log_line(line)
 
-    def _line(self, facts: dict[str, Any]) -> None:
+    def _log_line(self, facts: dict[str, Any]) -> None:
         if self._log is not None:
             with self._failures.contained("writing to the monitor's log"):
-                self._log.write(finite(facts))
+                self._log.write(encode_nonfinite(facts))
 
     def _warn(self, step: int, text: str) -> None:
         with self._failures.contained("a handler of the program's log"):
@@ -156,7 +160,7 @@ class Record:
                 self._tensorboard.text(step, text)
 
 
-def groups_of(model: Any, optimizer: Any) -> list[str]:
+def group_names(model: Any, optimizer: Any) -> list[str]:
     """Names of the groups that weights are measured in."""
     if optimizer is not None:
         return names_of(optimizer.param_groups)

@@ -10,12 +10,12 @@ import torch
 from torchnan.distributed import shards
 from torchnan.recovery.step.gradients import unwatched
 
-Measured = dict[str, Sequence[float | torch.Tensor]]
+GroupValues = dict[str, Sequence[float | torch.Tensor]]
 
-SAMPLED = 1024  # elements of each parameter that are looked at for the update ratio
+SAMPLE_SIZE = 1024  # elements of each parameter that are looked at for the update ratio
 
 
-class Weights:
+class WeightStatistics:
     """Measures the weights of each parameter group, every few steps. Nothing is waited for.
 
     The norm reads all weights. The update ratio compares a sample of them, up to 1,024 of each parameter, evenly
@@ -30,7 +30,7 @@ class Weights:
         self._steps = 0
         self._before: list[torch.Tensor] = []
 
-    def measure(self, model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None) -> Measured:
+    def measure(self, model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None) -> GroupValues:
         """Norms at the first step and at every ``every``-th after it, there with the ratios.
 
         Args:
@@ -42,8 +42,8 @@ class Weights:
         due = self._every > 0 and self._steps % self._every == 0
         due_next = self._every > 0 and (self._steps + 1) % self._every == 0
         self._steps += 1
-        groups = parameters_of(model, optimizer) if due or due_next else []
-        found: Measured = {}
+        groups = parameters_by_group(model, optimizer) if due or due_next else []
+        found: GroupValues = {}
         if not groups or not all(groups):
             return found
         with unwatched(), torch.no_grad():
@@ -72,7 +72,7 @@ def _sample(tensors: list[torch.Tensor]) -> torch.Tensor:
     """One vector, in which a parameter counts by its size."""
     pieces = []
     for tensor in tensors:
-        stride = max(1, tensor.numel() // SAMPLED) | 1  # odd: does not keep to a column of the usual widths
+        stride = max(1, tensor.numel() // SAMPLE_SIZE) | 1  # odd: does not keep to a column of the usual widths
         piece = tensor.reshape(-1)[::stride].to(tensors[0].device, torch.float32)
         pieces.append(piece * (tensor.numel() / max(1, piece.numel())) ** 0.5)
     return torch.cat(pieces)
@@ -84,7 +84,9 @@ def _ratio(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     return ratio
 
 
-def parameters_of(model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None) -> list[list[torch.Tensor]]:
+def parameters_by_group(
+    model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None
+) -> list[list[torch.Tensor]]:
     """By group of the optimizer; without one, those of the model are one group."""
     if optimizer is not None:
         return [[p for p in group["params"] if _can_be_measured(p)] for group in optimizer.param_groups]

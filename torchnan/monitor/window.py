@@ -48,7 +48,7 @@ class Window:
 
     def add(self, row: Row) -> None:
         """One more; rows from its step on are forgotten: the run has gone back."""
-        self.go_back(row.step)
+        self.rewind_to(row.step)
         if self._end == len(self._step):
             self._move_to_the_front()
         at = self._end
@@ -73,20 +73,20 @@ class Window:
         """What has become of the newest step."""
         self._put("skipped", self._end - 1, float(skipped))
 
-    def go_back(self, step: int) -> None:
+    def rewind_to(self, step: int) -> None:
         """Forgets the rows from this step on."""
         if len(self) == 0 or self._step[self._end - 1] < step:
             return
         while len(self) and self._step[self._end - 1] >= step:
             self._end -= 1
-        self._forget_beside(lambda seen: seen < step)
+        self._prune_side_tables(lambda seen: seen < step)
 
     def run(self) -> Run:
         """What a diagnosis is made of. Shares memory with the window: it is read at once."""
         rows = slice(self._first, self._end)
         columns = {name: Column(self._values[name][rows], self._given[name][rows]) for name in self._given}
         oldest = int(self._step[self._first]) if len(self) else 0
-        self._forget_beside(lambda seen: seen >= oldest)
+        self._prune_side_tables(lambda seen: seen >= oldest)
         return Run(
             self._step[rows],
             {name: columns[name] for name in _SINGLE if columns[name].given.any()},
@@ -116,7 +116,7 @@ class Window:
         by_name = {group: columns[f"{grouped}/{group}"] for group in self._groups}
         return {group: column for group, column in by_name.items() if column.given.any()}
 
-    def _forget_beside(self, is_kept: Callable[[int], bool]) -> None:
+    def _prune_side_tables(self, is_kept: Callable[[int], bool]) -> None:
         kept = {key: [at for at in values if is_kept(at[0])] for key, values in self._headroom.items()}
         self._headroom = {key: values for key, values in kept.items() if values}
         self.findings = [line for line in self.findings if is_kept(line["step"])]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from torchnan.diagnosis.run import GROUPED
 
 # The first that is there is taken.
-ALSO: dict[str, tuple[str, ...]] = {
+COLUMN_ALIASES: dict[str, tuple[str, ...]] = {
     "step": ("step", "global_step", "iteration", "iter", "_step", "train/global_step"),
     "loss": ("loss", "train/loss", "loss/train", "train_loss", "train_loss_step", "training_loss"),
     "grad_norm": ("grad_norm", "train/grad_norm", "gradient_norm", "total_norm"),
@@ -20,11 +20,11 @@ ALSO: dict[str, tuple[str, ...]] = {
 }
 
 
-def columns_of(names: Iterable[str]) -> dict[str, str]:
+def match_columns(names: Iterable[str]) -> dict[str, str]:
     """Which column each known name stands for: ``{"learning_rate": "lr", "weight_norm/0: decay": ...}``."""
     given = {name.strip().lower(): name for name in reversed(list(names))}
     found = {}
-    for column, also in ALSO.items():
+    for column, also in COLUMN_ALIASES.items():
         there = [given[name] for name in also if name in given]
         found.update(dict.fromkeys(there[:1], column))
     for lower, name in given.items():

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchnan.diagnosis.readers.column_names import columns_of
+from torchnan.diagnosis.readers.column_names import match_columns
 from torchnan.diagnosis.readers.errors import RunError
-from torchnan.diagnosis.readers.run_builder import Gathered
+from torchnan.diagnosis.readers.run_builder import RunBuilder
 from torchnan.diagnosis.run import Run
 
 
@@ -23,12 +23,12 @@ def read(path: Path) -> Run:
         raise ImportError("reading event files needs tensorboard: pip install torchnan[tensorboard]") from None
     events = EventAccumulator(str(path), size_guidance={"scalars": 0}).Reload()
     tags = events.Tags()["scalars"]
-    known = columns_of(tags)
+    known = match_columns(tags)
     if not known:
         named = f"its scalars are {', '.join(tags[:10])}" if tags else "it has no scalars"
         raise RunError(f"{path} has no loss, grad_norm, lr, loss_scale or weight_norm: {named}.")
-    gathered = Gathered(str(path))
+    builder = RunBuilder(str(path))
     scalars = {known[tag]: {event.step: event.value for event in events.Scalars(tag)} for tag in known}
     steps = sorted(set().union(*scalars.values()))
-    gathered.add(steps, {column: [values.get(step) for step in steps] for column, values in scalars.items()})
-    return gathered.run()
+    builder.add(steps, {column: [values.get(step) for step in steps] for column, values in scalars.items()})
+    return builder.build()

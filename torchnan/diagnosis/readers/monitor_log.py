@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 
 from torchnan.config.text import printable
-from torchnan.diagnosis.readers.column_names import columns_of
+from torchnan.diagnosis.readers.column_names import match_columns
 from torchnan.diagnosis.readers.errors import RunError
-from torchnan.diagnosis.readers.run_builder import Gathered, Values
+from torchnan.diagnosis.readers.run_builder import RunBuilder, Values
 from torchnan.diagnosis.run import GROUPED, Run
 
 BLOCK = 2**20  # bytes read at a time
-LONGEST_LINE = 2**20  # bytes: no row has more
+MAX_LINE_BYTES = 2**20  # bytes: no row has more
 EVENTS = frozenset(("torchnan", "finding", "rerun", "verdict", "forecast"))
-MOST_EVENTS = 10_000
+MAX_EVENTS = 10_000
 
 
 def read(path: Path) -> Run:
@@ -28,7 +28,7 @@ def read(path: Path) -> Run:
     Raises:
         RunError: no line is a JSON object.
     """
-    reading = _Reading(str(path))
+    reading = _LogReader(str(path))
     for part in _parts(path):
         reading.read(part)
     if not reading.objects:
@@ -50,7 +50,7 @@ def _literal(name: str) -> str:
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
 
 
-class _Reading:
+class _LogReader:
     """Lines become objects, objects rows."""
 
     def __init__(self, source: str) -> None:
@@ -59,7 +59,7 @@ class _Reading:
         except ImportError:
             raise ImportError("reading this log needs orjson: pip install torchnan[diagnose]") from None
         self._loads = orjson.loads
-        self._gathered = Gathered(source)
+        self._builder = RunBuilder(source)
         self._groups: list[str] = []
         self.lines = self.objects = 0
         self._damaged: list[str] = []
@@ -75,8 +75,8 @@ class _Reading:
         """The run."""
         if self._many_damaged:
             many = f"{self._many_damaged:,} line{'s are' if self._many_damaged > 1 else ' is'} no JSON object"
-            self._gathered.note(f"{many}: {'; '.join(self._damaged)}.")
-        return self._gathered.run()
+            self._builder.add_note(f"{many}: {'; '.join(self._damaged)}.")
+        return self._builder.build()
 
     def _add(self, lines: list[bytes], ended: bool, part: str) -> None:
         objects = self._at_once(lines)
@@ -135,23 +135,23 @@ class _Reading:
             return None
 
     def _event(self, found: dict[str, Any]) -> None:
-        gathered = self._gathered
+        builder = self._builder
         if found.get("torchnan") == "run":
             self._groups = [str(name) for name in found.get("groups") or [] if isinstance(name, str)]
             dtype = found.get("dtype")
-            gathered.dtype = dtype if isinstance(dtype, str) else gathered.dtype
+            builder.dtype = dtype if isinstance(dtype, str) else builder.dtype
             if not found.get("continued"):
-                gathered.start()
+                builder.add_start()
         finding, rerun = found.get("finding"), found.get("rerun")
-        if isinstance(finding, dict) and isinstance(found.get("step"), int) and len(gathered.findings) < MOST_EVENTS:
-            gathered.findings.append({"step": found["step"], "finding": finding})
-        if isinstance(rerun, dict) and isinstance(rerun.get("step"), int) and len(gathered.reruns) < MOST_EVENTS:
-            gathered.reruns.append(rerun)
+        if isinstance(finding, dict) and isinstance(found.get("step"), int) and len(builder.findings) < MAX_EVENTS:
+            builder.findings.append({"step": found["step"], "finding": finding})
+        if isinstance(rerun, dict) and isinstance(rerun.get("step"), int) and len(builder.reruns) < MAX_EVENTS:
+            builder.reruns.append(rerun)
 
     def _add_rows(self, rows: list[dict[str, Any]]) -> None:
         if not rows:
             return
-        known = columns_of(dict.fromkeys(name for row in (*rows[:100], *rows[-100:]) for name in row))
+        known = match_columns(dict.fromkeys(name for row in (*rows[:100], *rows[-100:]) for name in row))
         columns: dict[str, Any] = {column: _values(rows, name) for name, column in known.items()}
         steps = columns.pop("step", None)
         if steps is None:
@@ -160,8 +160,8 @@ class _Reading:
         for name in GROUPED:
             if name in columns:
                 columns.update(self._of_groups(name, columns.pop(name)))
-        first = self._gathered.rows
-        self._gathered.add(steps, columns)
+        first = self._builder.rows
+        self._builder.add(steps, columns)
         for i, row in enumerate(rows):
             if "headroom" in row:
                 self._headroom(first + i, row["headroom"])
@@ -190,7 +190,7 @@ class _Reading:
             if isinstance(value, list) and len(value) == 2 and isinstance(value[0], str):
                 largest = value[1]
                 if isinstance(largest, int | float):
-                    self._gathered.add_headroom(row, module, value[0], float(largest))
+                    self._builder.add_headroom(row, module, value[0], float(largest))
 
 
 def _values(rows: list[dict[str, Any]], name: str) -> list[Any]:
@@ -207,8 +207,8 @@ def _lines(file: Any) -> Iterator[tuple[list[bytes], bool]]:
         rest += block
         lines = rest.split(b"\n")
         rest = lines.pop()
-        if len(rest) > LONGEST_LINE:
+        if len(rest) > MAX_LINE_BYTES:
             rest = rest[:1]
-        yield [line if len(line) <= LONGEST_LINE else line[:1] for line in lines], True
+        yield [line if len(line) <= MAX_LINE_BYTES else line[:1] for line in lines], True
     if rest:
         yield [rest], False

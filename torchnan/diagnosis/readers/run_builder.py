@@ -15,14 +15,14 @@ from torchnan.diagnosis.run import COLUMNS, GROUPED, Column, Digests, Headroom, 
 Integers = NDArray[np.int64]
 Values = Sequence[Any] | NDArray[np.float64]
 
-LARGEST_STEP = 2**53  # up to which floating point numbers are exact
+MAX_STEP = 2**53  # up to which floating point numbers are exact
 SHUFFLED = 20  # a file in which more than one row in so many goes back has no order; otherwise the run went back
-MOST_NOTES = 20
-NOTHING = {"", "none", "null", "na", "n/a", "-"}
+MAX_NOTES = 20
+MISSING = {"", "none", "null", "na", "n/a", "-"}
 
 
 @dataclasses.dataclass
-class Gathered:
+class RunBuilder:
     """What has been read so far.
 
     Attributes:
@@ -44,12 +44,12 @@ class Gathered:
     _starts: list[int] = dataclasses.field(default_factory=list)
     rows: int = 0
 
-    def note(self, text: str) -> None:
+    def add_note(self, text: str) -> None:
         """Something that is to be known of the source."""
-        if len(self.notes) < MOST_NOTES:
+        if len(self.notes) < MAX_NOTES:
             self.notes.append(printable(text))
 
-    def start(self) -> None:
+    def add_start(self) -> None:
         """The run was started, or started again, before the next row."""
         self._starts.append(self.rows)
 
@@ -87,7 +87,7 @@ class Gathered:
         return Column(numbers, given)
 
     def _number(self, name: str, value: Any) -> float | None:
-        if value is None or (isinstance(value, str) and value.strip().lower() in NOTHING):
+        if value is None or (isinstance(value, str) and value.strip().lower() in MISSING):
             return None
         try:
             return float(value)
@@ -95,10 +95,10 @@ class Gathered:
             self._unread.setdefault(name, []).append(shown(value))
             return None
 
-    def run(self) -> Run:
+    def build(self) -> Run:
         """All of it; see :class:`Run`."""
         steps = np.concatenate(self._steps) if self._steps else np.empty(0)
-        usable = np.isfinite(steps) & (np.abs(steps) <= LARGEST_STEP)
+        usable = np.isfinite(steps) & (np.abs(steps) <= MAX_STEP)
         usable[usable] &= steps[usable] == np.round(steps[usable])
         columns = {name: self._joined(name) for name in self._columns}
         if columns or self._digests:
@@ -106,7 +106,7 @@ class Gathered:
         whole: Integers = np.where(usable, steps, 0).astype(np.int64)
         rows = self._in_order(whole, np.flatnonzero(usable))
         for name, unread in self._unread.items():
-            self.note(f"{name}: {len(unread):,} values are no numbers, such as {unread[0]}.")
+            self.add_note(f"{name}: {len(unread):,} values are no numbers, such as {unread[0]}.")
         run = Run(
             whole[rows],
             {name: column[rows] for name, column in columns.items() if name in COLUMNS},
@@ -136,19 +136,21 @@ class Gathered:
         """With steps strictly increasing. A run that went back wrote the same steps again: the later ones hold."""
         unusable = len(steps) - len(rows)
         if unusable:
-            self.note(f"{unusable:,} rows have no step that is a whole number, or no value: left out.")
+            self.add_note(f"{unusable:,} rows have no step that is a whole number, or no value: left out.")
         back = int((np.diff(steps[rows]) <= 0).sum())
         if not back:
             return rows
         if back > max(1, len(rows) // SHUFFLED):
-            self.note(f"The rows are in no order ({back:,} go back): sorted; of rows with one step the last is taken.")
+            self.add_note(
+                f"The rows are in no order ({back:,} go back): sorted; of rows with one step the last is taken."
+            )
             rows = rows[np.argsort(steps[rows], kind="stable")]
             last: Integers = rows[np.append(np.diff(steps[rows]) > 0, True)]
             return last
         later = np.minimum.accumulate(steps[rows][::-1])[::-1]
         kept = np.append(steps[rows][:-1] < later[1:], True)
         times = "once" if back == 1 else f"{back:,} times"
-        self.note(f"The run went back {times}: {(~kept).sum():,} rows that were written again are left out.")
+        self.add_note(f"The run went back {times}: {(~kept).sum():,} rows that were written again are left out.")
         self._starts += (np.flatnonzero(np.diff(steps[rows]) <= 0) + 1).tolist()
         held: Integers = rows[kept]
         return held

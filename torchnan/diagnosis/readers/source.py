@@ -28,7 +28,7 @@ def read(path: str | os.PathLike[str]) -> Run:
         ImportError: it needs a package that is not installed; the message names it.
     """
     found = _found(Path(path))
-    with _without_collection():
+    with _gc_paused():
         run = _read(found)
     if not len(run):
         raise RunError(f"{found} has no steps. {' '.join(run.notes)} {FORMATS}")
@@ -36,7 +36,7 @@ def read(path: str | os.PathLike[str]) -> Run:
 
 
 @contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
+def _gc_paused() -> Iterator[None]:
     """Rows by the million, none of which is part of a cycle: looking for some takes longer than reading."""
     was_on = gc.isenabled()
     gc.disable()

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from torchnan.config.text import printable, shown
-from torchnan.diagnosis.readers.column_names import ALSO, columns_of
+from torchnan.diagnosis.readers.column_names import COLUMN_ALIASES, match_columns
 from torchnan.diagnosis.readers.errors import RunError
-from torchnan.diagnosis.readers.run_builder import Gathered
+from torchnan.diagnosis.readers.run_builder import RunBuilder
 from torchnan.diagnosis.run import Run
 
 CHUNK = 5_000  # rows converted at a time
@@ -22,28 +22,28 @@ def read(path: Path) -> Run:
     Raises:
         RunError: the header has no column that is known.
     """
-    gathered = Gathered(str(path))
+    builder = RunBuilder(str(path))
     with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
         first = file.readline(2**16)
         separator = max(",;\t", key=first.count)
         header = next(csv.reader([first], delimiter=separator), [])
-        known = columns_of(header)
+        known = match_columns(header)
         if not set(known.values()) - {"step"}:
             raise RunError(
                 f"{path} is no run: its first line names no column that is known, but {shown(first[:100])}. Known are "
-                f"{', '.join(ALSO)}."
+                f"{', '.join(COLUMN_ALIASES)}."
             )
-        for chunk in _chunks(csv.reader(file, delimiter=separator), len(header), gathered):
+        for chunk in _chunks(csv.reader(file, delimiter=separator), len(header), builder):
             found = dict(zip(header, zip(*chunk, strict=True), strict=True))
             columns = {known[name]: values for name, values in found.items() if name in known}
-            counted = range(gathered.rows, gathered.rows + len(chunk))
-            gathered.add(columns.pop("step", counted), columns)
+            counted = range(builder.rows, builder.rows + len(chunk))
+            builder.add(columns.pop("step", counted), columns)
     if "step" not in known.values():
-        gathered.note("There is no column of steps: rows are counted from 0.")
-    return gathered.run()
+        builder.add_note("There is no column of steps: rows are counted from 0.")
+    return builder.build()
 
 
-def _chunks(lines: Iterator[list[str]], width: int, gathered: Gathered) -> Iterator[list[list[str]]]:
+def _chunks(lines: Iterator[list[str]], width: int, builder: RunBuilder) -> Iterator[list[list[str]]]:
     """Rows with as many fields as the header has."""
     damaged, example, more = 0, "", True
     while more:
@@ -61,4 +61,4 @@ def _chunks(lines: Iterator[list[str]], width: int, gathered: Gathered) -> Itera
         if whole:
             yield whole
     if damaged:
-        gathered.note(f"{damaged:,} line{'s are' if damaged > 1 else ' is'} no row: {printable(example, 100)}.")
+        builder.add_note(f"{damaged:,} line{'s are' if damaged > 1 else ' is'} no row: {printable(example, 100)}.")

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from torchnan.diagnosis.readers.errors import RunError
-from torchnan.diagnosis.readers.run_builder import Gathered
+from torchnan.diagnosis.readers.run_builder import RunBuilder
 from torchnan.diagnosis.run import Run
 
 NAMES = {"loss": "loss", "grad_norm": "grad_norm", "learning_rate": "lr"}
@@ -29,11 +29,11 @@ def read(path: Path) -> Run:
     if not isinstance(history, list):
         raise RunError(f"{path} is no trainer_state.json: it has no list named log_history.")
     entries = [entry for entry in history if isinstance(entry, dict) and not NAMES.keys().isdisjoint(entry)]
-    gathered = Gathered(str(path))
+    builder = RunBuilder(str(path))
     columns = {column: [entry.get(name) for entry in entries] for name, column in NAMES.items()}
-    gathered.add([entry.get("step") for entry in entries], columns)
+    builder.add([entry.get("step") for entry in entries], columns)
     if len(entries) < len(history):
-        gathered.note(
+        builder.add_note(
             f"{len(history) - len(entries):,} entries are not of the training, but of evaluations or its end."
         )
-    return gathered.run()
+    return builder.build()

@@ -8,14 +8,15 @@ from importlib.resources import files
 from typing import Any
 
 from torchnan.config.text import printable
+from torchnan.diagnosis.formatting import display_name
 from torchnan.diagnosis.reports import terminal
 from torchnan.diagnosis.reports.panels import panels
 from torchnan.diagnosis.run import Run
 from torchnan.diagnosis.thresholds import Thresholds
-from torchnan.diagnosis.verdict import Diagnosis, words
+from torchnan.diagnosis.verdict import Diagnosis
 
-MOST_VERDICTS = 10
-MOST_QUESTIONS = 60
+MAX_VERDICTS = 10
+MAX_QUESTIONS = 60
 
 
 def html(run: Run, found: Diagnosis, thresholds: Thresholds) -> str:
@@ -27,12 +28,12 @@ def html(run: Run, found: Diagnosis, thresholds: Thresholds) -> str:
         style_hash=f"sha256-{digest}",
         run=run,
         found=found,
-        about=terminal.about(run),
+        about=terminal.describe_run(run),
         headline=terminal.headline(found),
         panels=panels(run, found, thresholds),
-        verdicts=found.verdicts[:MOST_VERDICTS],
-        more=len(found.verdicts) - MOST_VERDICTS,
-        questions=found.walk[:MOST_QUESTIONS],
+        verdicts=found.verdicts[:MAX_VERDICTS],
+        more=len(found.verdicts) - MAX_VERDICTS,
+        questions=found.walk[:MAX_QUESTIONS],
     )
     return page
 
@@ -50,7 +51,7 @@ def template(name: str, *, escape: bool) -> Any:
     environment = jinja2.Environment(
         autoescape=escape, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters.update(visible=lambda text: printable(str(text)), words=words, shown=shown)
+    environment.filters.update(visible=lambda text: printable(str(text)), words=display_name, shown=shown)
     return environment.from_string(_resource(name))
 
 

@@ -7,18 +7,19 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
+from torchnan.diagnosis.formatting import display_name
 from torchnan.diagnosis.headroom import RANGES
 from torchnan.diagnosis.reports import svg_chart
 from torchnan.diagnosis.run import Column, Run
-from torchnan.diagnosis.series import Series, outlook
+from torchnan.diagnosis.series import Series, predict
 from torchnan.diagnosis.thresholds import Thresholds
-from torchnan.diagnosis.verdict import Diagnosis, words
+from torchnan.diagnosis.verdict import Diagnosis
 
 Numbers = NDArray[np.float64]
 
 UNNAMED = (["all"], ["0"])  # a group that is alone, and was given no name: of a table, of an optimizer
-MOST_LINES = 6  # of a panel: as many colours as can be told apart
-MOST_MARKS = 40
+MAX_LINES = 6  # of a panel: as many colours as can be told apart
+MAX_MARKS = 40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,9 +91,9 @@ def _loss(run: Run, thresholds: Thresholds) -> Panel:
     sigmas = f"{thresholds.spike_sigma:g}"
     about = f"line: mean of the {thresholds.spike_window} steps before; band: up to {sigmas} sigma above"
     panel = Panel("loss", about, 1000, 300)
-    loss = Series.of(run, "loss")
+    loss = Series.from_run(run, "loss")
     _draw(panel, run, {"": run.column("loss")})
-    seen = outlook(loss.values, loss.window(thresholds), np.ones(len(loss), dtype=bool))
+    seen = predict(loss.values, loss.window_rows(thresholds), np.ones(len(loss), dtype=bool))
     told = np.flatnonzero(np.isfinite(seen.mean))
     told = told[:: max(1, len(told) // svg_chart.POINTS)]
     x_axis, y_axis = _x_axis(run, panel), _y_axis(panel, [run.column("loss")])
@@ -120,9 +121,9 @@ def _y_axis(panel: Panel, columns: list[Column]) -> svg_chart.Axis:
 def _draw(panel: Panel, run: Run, columns: dict[str, Column]) -> None:
     """The largest curves, and where they end as values are not finite."""
     known = {name: column for name, column in columns.items() if column.given.any()}
-    if len(known) > MOST_LINES:
-        panel.about += f"; {MOST_LINES} of {len(known)}"
-        known = dict(sorted(known.items(), key=lambda item: -np.nanmax(item[1].values, initial=0))[:MOST_LINES])
+    if len(known) > MAX_LINES:
+        panel.about += f"; {MAX_LINES} of {len(known)}"
+        known = dict(sorted(known.items(), key=lambda item: -np.nanmax(item[1].values, initial=0))[:MAX_LINES])
     if not known:
         return
     x_axis, y_axis = _x_axis(run, panel), _y_axis(panel, list(known.values()))
@@ -130,9 +131,9 @@ def _draw(panel: Panel, run: Run, columns: dict[str, Column]) -> None:
         rows = column.given & np.isfinite(column.values)
         with np.errstate(invalid="ignore"):
             rows &= (column.values > 0) | (not y_axis.logarithmic)
-        x, y = svg_chart.thinned(x_axis(run.step[rows].astype(np.float64)), y_axis(column.values[rows]))
+        x, y = svg_chart.downsample(x_axis(run.step[rows].astype(np.float64)), y_axis(column.values[rows]))
         panel.lines.append(Line("" if [*known] in UNNAMED else name, svg_chart.line(x, y), i))
-        bad = run.step[column.bad][:MOST_MARKS]
+        bad = run.step[column.bad][:MAX_MARKS]
         panel.gone += [Mark(float(x_axis(np.array(step))), 0, f"not finite at step {step:,}") for step in bad.tolist()]
     panel.x_ticks, panel.y_ticks = x_axis.ticks(), y_axis.ticks()
 
@@ -142,9 +143,9 @@ def _headroom(run: Run) -> Panel:
     panel = Panel("headroom", "largest output in % of its dtype's range, by module", 490, 200)
     known = [series for series in run.headroom if series.dtype in RANGES and len(series.step)]
     known = sorted(known, key=lambda series: -float(series.largest[-1]) / RANGES[series.dtype][0])
-    if len(known) > MOST_LINES:
-        panel.about += f"; {MOST_LINES} of {len(known)}"
-    known = known[:MOST_LINES]
+    if len(known) > MAX_LINES:
+        panel.about += f"; {MAX_LINES} of {len(known)}"
+    known = known[:MAX_LINES]
     if not known:
         return panel
     shares = [100 * series.largest / RANGES[series.dtype][0] for series in known]
@@ -152,7 +153,7 @@ def _headroom(run: Run) -> Panel:
     x_axis, y_axis = _x_axis(run, panel), svg_chart.axis_of(np.concatenate(shares), bottom, top)
     for i, (series, share) in enumerate(zip(known, shares, strict=True)):
         rows = np.isfinite(share) & (share > 0)
-        x, y = svg_chart.thinned(x_axis(series.step[rows].astype(np.float64)), y_axis(share[rows]))
+        x, y = svg_chart.downsample(x_axis(series.step[rows].astype(np.float64)), y_axis(share[rows]))
         panel.lines.append(Line(f"{series.module} ({series.dtype})", svg_chart.line(x, y), i))
     panel.x_ticks, panel.y_ticks = x_axis.ticks(), y_axis.ticks()
     return panel
@@ -160,8 +161,8 @@ def _headroom(run: Run) -> Panel:
 
 def _mark(panel: Panel, run: Run, found: Diagnosis) -> None:
     x_axis = _x_axis(run, panel)
-    for number, verdict in enumerate(found.verdicts[:MOST_MARKS], 1):
+    for number, verdict in enumerate(found.verdicts[:MAX_MARKS], 1):
         if verdict.kind != "healthy":
             first, last = x_axis(np.array([verdict.first_step, verdict.last_step], dtype=np.float64)).tolist()
-            title = f"{number}: {words(verdict.kind)}, steps {verdict.first_step:,} to {verdict.last_step:,}"
+            title = f"{number}: {display_name(verdict.kind)}, steps {verdict.first_step:,} to {verdict.last_step:,}"
             panel.marks.append(Mark(round(first, 1), round(max(1.0, last - first), 1), title))

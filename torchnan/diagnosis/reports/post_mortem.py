@@ -6,7 +6,7 @@ import re
 
 from torchnan.config.text import printable
 from torchnan.diagnosis.reports import terminal
-from torchnan.diagnosis.reports.page import MOST_QUESTIONS, MOST_VERDICTS, template
+from torchnan.diagnosis.reports.page import MAX_QUESTIONS, MAX_VERDICTS, template
 from torchnan.diagnosis.run import Run
 from torchnan.diagnosis.verdict import Diagnosis
 
@@ -16,16 +16,16 @@ def markdown(run: Run, found: Diagnosis) -> str:
     document = template("post_mortem.md.j2", escape=False)
     text: str = document.render(
         found=found,
-        about=plain(terminal.about(run)),
+        about=escape_markdown(terminal.describe_run(run)),
         headline=terminal.headline(found),
-        verdicts=found.verdicts[:MOST_VERDICTS],
-        questions=found.walk[:MOST_QUESTIONS],
+        verdicts=found.verdicts[:MAX_VERDICTS],
+        questions=found.walk[:MAX_QUESTIONS],
         notes=run.notes,
-        plain=plain,
+        escape_markdown=escape_markdown,
     )
     return re.sub(r"\n{3,}", "\n\n", text)
 
 
-def plain(text: object) -> str:
+def escape_markdown(text: object) -> str:
     """Without what Markdown and HTML would obey."""
     return re.sub(r"([\\`*_{}\[\]<>|#&!~$])", r"\\\1", printable(str(text)))

@@ -71,7 +71,7 @@ def axis_of(values: Numbers, start: float, end: float) -> Axis:
     return Axis(low - room, high + room, start, end)
 
 
-def thinned(x: Numbers, y: Numbers) -> tuple[Numbers, Numbers]:
+def downsample(x: Numbers, y: Numbers) -> tuple[Numbers, Numbers]:
     """The lowest and the highest of each pixel, in the order they come in: no spike is lost."""
     if len(x) <= 2 * POINTS:
         return x, y

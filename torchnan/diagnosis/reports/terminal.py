@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from torchnan.config.text import printable
+from torchnan.diagnosis.formatting import display_name
 from torchnan.diagnosis.run import Run
-from torchnan.diagnosis.verdict import Diagnosis, Question, Suspect, Verdict, words
+from torchnan.diagnosis.verdict import Diagnosis, Question, Suspect, Verdict
 
-MOST_SHOWN = 3  # verdicts, forecasts; and answers to one question
+MAX_SHOWN = 3  # verdicts, forecasts; and answers to one question
 WIDTH = 118
 
 
 def text(run: Run, found: Diagnosis) -> str:
     """For a terminal; names of the program's are told in visible characters."""
-    lines = [f"torchnan: {headline(found)}", f"  {about(run)}"]
-    lines += [_cut(f"  note: {printable(note)}") for note in run.notes[:MOST_SHOWN]]
+    lines = [f"torchnan: {headline(found)}", f"  {describe_run(run)}"]
+    lines += [_cut(f"  note: {printable(note)}") for note in run.notes[:MAX_SHOWN]]
     lines += ["", *_walk(found.walk), ""]
-    for verdict in found.verdicts[:MOST_SHOWN]:
+    for verdict in found.verdicts[:MAX_SHOWN]:
         lines += [*_verdict(verdict), ""]
-    more = len(found.verdicts) - MOST_SHOWN
+    more = len(found.verdicts) - MAX_SHOWN
     if more > 0:
         lines += [f"and {more:,} more verdict{'s' if more > 1 else ''}: --json has all of them", ""]
-    lines += [_cut(f"headroom: {printable(str(forecast))}") for forecast in found.forecasts[:MOST_SHOWN]]
+    lines += [_cut(f"headroom: {printable(str(forecast))}") for forecast in found.forecasts[:MAX_SHOWN]]
     return "\n".join(lines).rstrip()
 
 
@@ -29,11 +30,11 @@ def headline(found: Diagnosis) -> str:
     worst = found.verdicts[0]
     if worst.kind == "healthy":
         return "the run is healthy"
-    cause = "" if worst.cause == "unknown" else f", {words(worst.cause)}"
-    return f"{words(worst.kind)} from step {worst.first_step:,} on{cause}"
+    cause = "" if worst.cause == "unknown" else f", {display_name(worst.cause)}"
+    return f"{display_name(worst.kind)} from step {worst.first_step:,} on{cause}"
 
 
-def about(run: Run) -> str:
+def describe_run(run: Run) -> str:
     """What was read."""
     steps = f"steps {run.step[0]:,} to {run.step[-1]:,}, {len(run):,} rows"
     restarts = len(run.starts) - 1
@@ -45,19 +46,18 @@ def _walk(questions: list[Question]) -> list[str]:
     lines, seen = [], dict[str, int]()
     for asked in questions:
         seen[asked.number] = seen.get(asked.number, 0) + 1
-        if seen[asked.number] <= MOST_SHOWN:
+        if seen[asked.number] <= MAX_SHOWN:
             answer = f"{asked.answer} ({asked.evidence})" if asked.evidence else asked.answer
             lines += _wrapped(asked.number, f"{asked.text}  {printable(answer, 300)}", 8)
-    hidden = sum(max(0, count - MOST_SHOWN) for count in seen.values())
+    hidden = sum(max(0, count - MAX_SHOWN) for count in seen.values())
     return [*lines, f"  ... {hidden:,} more answers"] if hidden else lines
 
 
 def _verdict(verdict: Verdict) -> list[str]:
     if verdict.kind == "healthy":
         return []
-    lines = [
-        f"{words(verdict.kind).upper()}, steps {verdict.first_step:,} to {verdict.last_step:,}: {verdict.confidence}"
-    ]
+    steps = f"steps {verdict.first_step:,} to {verdict.last_step:,}"
+    lines = [f"{display_name(verdict.kind).upper()}, {steps}: {verdict.confidence}"]
     rows = [(_role(i), _suspect(suspect)) for i, suspect in enumerate(verdict.suspects)]
     rows += [("remedy", verdict.remedy), ("check", verdict.check), ("branch", verdict.branch)]
     return [*lines, *(line for name, told in rows for line in _wrapped(name, told, 10))]
@@ -68,7 +68,7 @@ def _role(i: int) -> str:
 
 
 def _suspect(suspect: Suspect) -> str:
-    return f"{words(suspect.cause)} ({suspect.confidence}): {printable(suspect.evidence, 300)}"
+    return f"{display_name(suspect.cause)} ({suspect.confidence}): {printable(suspect.evidence, 300)}"
 
 
 def _wrapped(name: str, told: str, indent: int) -> list[str]:

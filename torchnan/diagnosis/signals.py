@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchnan.diagnosis.run import Run
-from torchnan.diagnosis.series import Numbers, Series, outlook
+from torchnan.diagnosis.series import Numbers, Series, predict
 from torchnan.diagnosis.thresholds import Thresholds
 
-MOST_JUMPS = 1000  # of a learning rate that does nothing but jump
+MAX_JUMPS = 1000  # of a learning rate that does nothing but jump
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,10 +25,10 @@ class Jumps:
 
 def jumps(run: Run, thresholds: Thresholds) -> Jumps:
     """A schedule may be steep: a jump is out of all proportion to the steps of the schedule around it."""
-    rate = Series.of(run, "lr")
+    rate = Series.from_run(run, "lr")
     change = np.diff(rate.values)
     up = np.flatnonzero(rate.values[1:] > thresholds.lr_jump * np.maximum(rate.values[:-1], 0))
-    up = up[np.argsort(-change[up], kind="stable")[:MOST_JUMPS]]
+    up = up[np.argsort(-change[up], kind="stable")[:MAX_JUMPS]]
     around = up[:, None] + np.concatenate([np.arange(-20, 0), np.arange(1, 21)])
     usual = np.where(
         (around >= 0) & (around < len(change)), np.abs(change)[around.clip(0, max(len(change) - 1, 0))], np.nan
@@ -72,11 +72,11 @@ class Gradients:
 
 def gradients(run: Run, thresholds: Thresholds) -> Gradients:
     """Of the finite norms. Surprise is measured on their logarithms, as norms differ by factors."""
-    norm = Series.of(run, "grad_norm")
-    window = norm.window(thresholds)
+    norm = Series.from_run(run, "grad_norm")
+    window = norm.window_rows(thresholds)
     everything = np.ones(len(norm), dtype=bool)
     with np.errstate(all="ignore"):
-        ratio = norm.values / outlook(norm.values, window, everything).mean
+        ratio = norm.values / predict(norm.values, window, everything).mean
         smallest = norm.values[norm.values > 0].min() if (norm.values > 0).any() else 1.0
-        surprise = outlook(np.log(np.maximum(norm.values, smallest)), window, everything).surprise
+        surprise = predict(np.log(np.maximum(norm.values, smallest)), window, everything).surprise
     return Gradients(norm.step, ratio, surprise)

@@ -10,17 +10,17 @@ from torchnan.diagnosis.verdict import Confidence, Kind, Question, Suspect, Verd
 
 
 @dataclasses.dataclass
-class Story:
+class DiagnosisBuilder:
     """Grows while the sections are walked."""
 
     questions: list[Question] = dataclasses.field(default_factory=list)
     verdicts: list[Verdict] = dataclasses.field(default_factory=list)
 
-    def ask(self, number: str, text: str, answer: str, evidence: str = "") -> None:
+    def answer(self, number: str, text: str, answer: str, evidence: str = "") -> None:
         """One question, and what the run answers."""
         self.questions.append(Question(number, text, answer, evidence))
 
-    def find(
+    def add_verdict(
         self,
         kind: Kind,
         suspects: list[Suspect],
@@ -35,8 +35,3 @@ class Story:
         remedy, check = remedy_and_check(kind, cause, steps[0])
         told = {name: value for name, value in evidence.items() if value is not None}
         self.verdicts.append(Verdict(kind, cause, *steps, told, confidence, remedy, branch, check, tuple(suspects)))
-
-
-def number(value: float) -> str:
-    """In four digits."""
-    return f"{value:,.4g}"
