@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
-from torchnan.config.options import Option, OptionError, count_from, nearest, parse_float, parse_int
+from torchnan.config.options import Option, OptionError, count_from, nearest, parse_bool, parse_float, parse_int
 from torchnan.config.text import printable, shown
 
 _Table = TypeVar("_Table", bound="Settings")
@@ -27,6 +27,11 @@ def count(default: int, *, least: int = 0) -> Any:
 def above(default: float, bound: float) -> Any:
     """A field: a finite number above ``bound``."""
     return setting(default, f"a number above {bound:g}", lambda v: is_number(v) and v > bound, parse_float)
+
+
+def switch(default: bool) -> Any:
+    """Returns a field: true or false."""
+    return setting(default, "true or false", lambda v: isinstance(v, bool), parse_bool)
 
 
 def is_number(value: Any) -> bool:

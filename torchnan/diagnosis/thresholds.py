@@ -11,7 +11,7 @@ from torchnan.config.settings import Settings, above, count, is_number, setting
 from torchnan.config.text import printable
 
 
-def _share(default: float) -> Any:
+def _fraction(default: float) -> Any:
     return setting(default, "a number above 0 and below 1", lambda v: is_number(v) and 0 < v < 1, parse_float)
 
 
@@ -53,8 +53,8 @@ class Thresholds(Settings):
     lr_factor: float = above(1.02, 1)
     scale_floor: float = above(1.0, 0)
     overflow_steps: int = count(2, least=1)
-    false_alarm: float = _share(0.001)
-    headroom_share: float = _share(0.5)
+    false_alarm: float = _fraction(0.001)
+    headroom_share: float = _fraction(0.5)
     headroom_steps: int = count(10_000)
     least_rows: int = count(20, least=8)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
+from torchnan.config.instability import Instability
 from torchnan.config.text import printable
-from torchnan.recovery.event import Instability
 
 Kind = Literal[Instability, "healthy"]
 

@@ -12,15 +12,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from torchnan.config.options import OptionError, is_path, one_of, parse_bool
-from torchnan.config.settings import Settings, count, setting
+from torchnan.config.options import OptionError, is_path, one_of
+from torchnan.config.settings import Settings, count, setting, switch
 from torchnan.config.text import shown, type_name
 from torchnan.monitor.compute_dtype import COMPUTE_DTYPES
 from torchnan.monitor.row import encode_nonfinite, sanitize_text
-
-
-def _switch(default: bool) -> Any:
-    return setting(default, "true or false", lambda v: isinstance(v, bool), parse_bool)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,13 +28,13 @@ class MonitorOptions(Settings):
     log: str | Path | None = setting(None, "a path, or nothing", lambda v: v is None or is_path(v))
     max_bytes: int = count(2**26, least=2**16)
     parts: int = count(16, least=2)
-    all_ranks: bool = _switch(False)
+    all_ranks: bool = switch(False)
     weights_every: int = count(20)
     headroom_every: int = count(50)
-    live: bool = _switch(True)
+    live: bool = switch(True)
     judge_every: int = count(10, least=1)
     window: int = count(1000, least=50)
-    rerun_in_fp32: bool = _switch(True)
+    rerun_in_fp32: bool = switch(True)
     dtype: str | None = setting(
         None, f"one of {', '.join(COMPUTE_DTYPES)}, or nothing", lambda v: v is None or one_of(*COMPUTE_DTYPES)(v)
     )

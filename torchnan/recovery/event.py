@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import socket
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 
@@ -24,17 +24,6 @@ ACTIONS: tuple[Action, ...] = ("retry", "split", "skip", "rollback", "raise")  #
 # What a step that is finite can be answered with, where a monitor finds the run unstable.
 INSTABILITY_ACTIONS: tuple[Action, ...] = ("lower_clip", "cut_lr", "skip", "rollback", "raise")
 MITIGATIONS: tuple[Action, ...] = ("lower_clip", "cut_lr")  # the step is applied
-Instability = Literal[  # the worst first
-    "nonfinite",
-    "fp16_overflow",
-    "loss_scale_collapse",
-    "loss_scale_constant",
-    "silent_divergence",
-    "persistent_elevation",
-    "spike",
-    "plateau",
-]
-INSTABILITIES: tuple[Instability, ...] = get_args(Instability)
 CAUSES: tuple[Cause, ...] = (
     "operation",
     "data",

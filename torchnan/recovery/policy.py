@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from torchnan.config.options import Option, OptionError, is_path, nearest, one_of, parse_bool, parse_float, read
-from torchnan.config.settings import Settings, count, is_number, setting
+from torchnan.config.instability import INSTABILITIES
+from torchnan.config.options import Option, OptionError, is_path, nearest, one_of, parse_float, read
+from torchnan.config.settings import Settings, count, is_number, setting, switch
 from torchnan.config.text import printable
-from torchnan.recovery.event import ACTIONS, CAUSES, INSTABILITIES, INSTABILITY_ACTIONS, Action
+from torchnan.recovery.event import ACTIONS, CAUSES, INSTABILITY_ACTIONS, Action
 from torchnan.startup import POLICY
 
 POSITIVE = "a number above 0, or nothing"
@@ -31,10 +32,6 @@ def _one_of(*values: str) -> Any:
 
 def _path() -> Any:
     return setting(None, "a path, or nothing", lambda v: v is None or is_path(v))
-
-
-def _switch(default: bool) -> Any:
-    return setting(default, "true or false", lambda v: isinstance(v, bool), parse_bool)
 
 
 def _pairs(text: str) -> dict[str, str]:
@@ -121,7 +118,7 @@ class Policy(Settings):
     norm_factor: float | None = _positive()
     norm_window: int = count(100, least=10)
     max_scaler_skips: int = count(20, least=1)
-    replay: bool = _switch(True)
+    replay: bool = switch(True)
     keep: str = _one_of("reference", "copy")
     captures: str | Path | None = _path()
     max_captures: int = count(3, least=1)
@@ -131,7 +128,7 @@ class Policy(Settings):
     snapshot_folder: str | Path | None = _path()
     rollback_depth: int = count(1, least=1)
     max_rollbacks: int = count(3)
-    rewind_data: bool = _switch(False)
+    rewind_data: bool = switch(False)
     lr_factor: float = _share(0.5)
     lr_ramp: int = count(100)
     clip_factor: float = _share(0.5)
