@@ -28,7 +28,7 @@ $(VENV)/.test: tests/requirements.txt | $(VENV)/.torch $(VENV)/.demo
 	touch $@
 
 $(VENV)/.lint: Makefile | $(VENV)/.torch
-	$(BIN)/pip install -qq --disable-pip-version-check ruff==0.17.5 mypy==2.4.1 clang-format==23.1.5 clang-tidy==23.1.4
+	$(BIN)/pip install -qq --disable-pip-version-check ruff==0.17.5 mypy==2.4.1 clang-format==23.1.5 clang-tidy==23.1.4 import-linter==2.16
 	$(BIN)/pip install -qq --disable-pip-version-check safetensors==0.8.0 orjson==3.13.0  # their types
 	touch $@
 
@@ -102,10 +102,11 @@ gpu: ## on a machine with a GPU: what only it can show, and its figures as $(GPU
 bench: $(VENV)/.built $(VENV)/.demo ## the price of whole training steps, beside every peer
 	$(BIN)/python -m benchmarks.steps
 
-lint: $(VENV)/.lint $(VENV)/.built ## formatting, types, clang-tidy, file sizes
+lint: $(VENV)/.lint $(VENV)/.built ## formatting, types, layers of imports, file sizes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --no-cache
 	find csrc tests/cpp examples -name '*.h' -o -name '*.cpp' | xargs $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/python tests/lint_repo.py
 	$(BIN)/python tests/folder_graph.py

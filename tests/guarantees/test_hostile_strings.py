@@ -107,7 +107,7 @@ TELLS = {
     "recovery/event.py StepEvent.to_json": "event.to_json()",
     "recovery/errors.py exit_codes": "TrainingStopped",
     "recovery/log.py RecoveryLog._line": "recovery log",
-    "recovery/failures.py Failures.note": "loggers",
+    "detection/containment.py Failures.record": "loggers",
     "capture/folder.py _text": "capture",
     "capture/folder.py _fill": "capture",
     "commands/__init__.py main": "commands",

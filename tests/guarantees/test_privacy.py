@@ -22,7 +22,7 @@ from tests.guarantees.test_hostile_strings import strict_json
 from tests.support.guarded_steps import Training, bad_batch, batch_of, step_of
 from tests.support.processes import REPOSITORY, run, run_python
 from torchnan.capture.reproducer import write_example
-from torchnan.recovery.failures import Failures
+from torchnan.detection.containment import Failures
 from torchnan.recovery.log import RecoveryLog
 
 pytestmark = pytest.mark.guarantee(19)

@@ -18,7 +18,7 @@ from tests.runs.score_runs import HEALTHY as HEALTHY_SEEDS
 from tests.runs.score_runs import LEAST_RIGHT, Scored, confusion, kinds, score
 from tests.runs.small_training import Training
 from torchnan.diagnosis import diagnose, read
-from torchnan.recovery.event import INSTABILITIES
+from torchnan.config.instability import INSTABILITIES
 
 pytest.importorskip("transformers")
 

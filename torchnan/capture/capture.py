@@ -11,11 +11,15 @@ from typing import Any
 
 import torch
 
-from torchnan.capture.operation import Operation
-from torchnan.capture.step_replay import CapturedStep
-from torchnan.distributed import shards
+from torchnan._load import _C
+from torchnan.config.options import OptionError
+from torchnan.detection import shards
+from torchnan.distributed.agreement import Agreement, AnomalyKind
+from torchnan.recovery.step.forward_backward import ForwardBackward, StepRun
+from torchnan.recovery.step.norm_limit import NormLimit
+from torchnan.recovery.step.operation import Operation
 from torchnan.recovery.step.random_state import RandomState
-from torchnan.recovery.step.replay import Replay
+from torchnan.recovery.step.replay import Replay, replay
 from torchnan.storage import atomic_folder
 from torchnan.storage.codec import decode
 from torchnan.storage.errors import CaptureError
@@ -83,8 +87,32 @@ class Capture:
 
         Returns:
             verdict and finding.
+
+        Raises:
+            OptionError: TORCHNAN=0 is set.
+            CaptureError: the model is not like the captured one.
         """
-        return CapturedStep(self, model, step_fn).replay()
+        if _C.is_disabled():
+            raise OptionError("TORCHNAN=0 is set, and a replay looks for what made a NaN: unset it.")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # says which parameters there are; never steps
+        agreement = Agreement()
+        forward_backward = ForwardBackward(
+            model, optimizer, step_fn, None, NormLimit(self._norm_limit()), agreement, is_oom_recoverable=False
+        )
+
+        def run(after_backward: Callable[[], None]) -> StepRun:
+            self.restore(model)
+            self.random.restore()
+            optimizer.zero_grad(set_to_none=True)
+            return forward_backward.run(self.batches, randoms=self.batch_random, after_backward=after_backward)
+
+        original = str(self.event.get("bits", ""))
+        return replay(run, forward_backward, agreement, original=original, step=self.step)
+
+    def _norm_limit(self) -> float | None:
+        """Returns a limit just below the norm that a step was bad for, so that it is bad again."""
+        norm = self.event.get("norm")
+        return 0.99 * float(norm) if self.event.get("what") == AnomalyKind.NORM.label and norm is not None else None
 
 
 def load_capture(

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from torchnan.capture.capture import Capture
-from torchnan.capture.operation import Operation
 from torchnan.config.text import printable, shown
+from torchnan.recovery.step.operation import Operation
 from torchnan.storage import atomic_folder
 from torchnan.storage.errors import CaptureError
 

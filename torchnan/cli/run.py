@@ -13,6 +13,7 @@ import sys
 
 from torchnan import startup
 from torchnan.config import options
+from torchnan.config.environment import is_of_detection
 
 NAME = "run"
 HELP = "run a program under detection"
@@ -47,7 +48,7 @@ def execute(given: argparse.Namespace) -> int:
         f"TORCHNAN_{name.upper()}": value for name in options.TABLE if (value := getattr(given, name)) is not None
     }
     environment = {
-        name: value for name, value in os.environ.items() if name != "TORCHNAN" and not startup.is_of_detection(name)
+        name: value for name, value in os.environ.items() if name != "TORCHNAN" and not is_of_detection(name)
     }
     environment.update(variables, TORCHNAN="1")
     startup.options_from(environment)  # refused here rather than there

@@ -132,7 +132,7 @@ def check(given: dict[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         if name not in TABLE:
             raise OptionError(
-                f"there is no option '{printable(name, 100)}'.{nearest(name, TABLE)} Options: {', '.join(TABLE)}."
+                f"there is no option '{printable(name, 100)}'.{suggest(name, TABLE)} Options: {', '.join(TABLE)}."
             )
         if not TABLE[name].check(value):
             raise OptionError(f"{name}={shown(value)} cannot be used: {name} takes {TABLE[name].accepts}.")
@@ -170,7 +170,7 @@ def message_of(error: Exception) -> str:
     return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
 
 
-def nearest(name: str, names: Any) -> str:
+def suggest(name: str, names: Any) -> str:
     import difflib
 
     lower = {known.lower(): known for known in names}

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
-from torchnan.config.options import Option, OptionError, count_from, nearest, parse_bool, parse_float, parse_int
+from torchnan.config.options import Option, OptionError, count_from, parse_bool, parse_float, parse_int, suggest
 from torchnan.config.text import printable, shown
 
 _Table = TypeVar("_Table", bound="Settings")
@@ -70,7 +70,7 @@ class Settings:
         """The one of that name."""
         table = cls.options()
         if name not in table:
-            known = f"{nearest(name, table)} Options: {', '.join(table)}."
+            known = f"{suggest(name, table)} Options: {', '.join(table)}."
             raise OptionError(f"there is no option '{printable(name, 100)}' of {cls.TOPIC}.{known}")
         return table[name]
 

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import reprlib
-import sys
 from typing import Any
+
+from torchnan import _load  # and not its _C: `import torch` may call startup before the core is loaded
 
 LONGEST_MESSAGE = 2000  # bytes of an error's text
 
 
-def _core() -> Any:
-    """There when something is to be told, and not when this is imported; reading a capture imports nothing."""
-    return sys.modules["torchnan._load"]._C
-
-
 def printable(text: str, limit: int = 400) -> str:
     """For a terminal, in one line: what is no visible character is an escape; cut at ``limit`` bytes with ``...``."""
-    return str(_core().printable(text, limit))
+    return str(_load._C.printable(text, limit))
 
 
 def storable(text: str, limit: int = 1000) -> str:
     """For JSON: the text itself, escapes for what is no Unicode; cut at ``limit`` bytes with ``...``."""
-    return str(_core().to_valid_utf8(text, limit))
+    return str(_load._C.to_valid_utf8(text, limit))
 
 
 class _Brief(reprlib.Repr):

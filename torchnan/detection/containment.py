@@ -1,28 +1,73 @@
-"""Failures of torchnan's own code in Python: they end here, and the program goes on. C++ has its like in contain.h."""
+"""Contains failures of torchnan's own Python code, so that user code goes on. C++ has error_containment.h."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 
 from torchnan._load import _C
+from torchnan.config.text import printable
 from torchnan.detection.errors import NonFiniteError
+
+logger = logging.getLogger("torchnan")
+
+ExceptionTypes = type[Exception] | tuple[type[Exception], ...]
+
+
+def _count_in_stats(part: str, error: Exception) -> None:
+    _C.record_failure(part, describe(error))
 
 
 @contextlib.contextmanager
-def contained(part: str) -> Iterator[None]:
-    """What fails inside is counted in ``stats()``, and warned about once for each part. Lets through what is meant for
-    the program: :class:`NonFiniteError`, Ctrl-C, ``SystemExit``."""
+def contained(
+    part: str,
+    record: Callable[[str, Exception], None] = _count_in_stats,
+    let_through: ExceptionTypes = NonFiniteError,
+) -> Iterator[None]:
+    """Ends failures of what is inside. Ctrl-C and ``SystemExit`` are none.
+
+    Args:
+        part: which part of the work it is.
+        record: called with the part and the error. Default: counts it in the ``stats()`` of detection sessions, which
+            warn once for each part.
+        let_through: errors that are meant for user code.
+    """
     try:
         yield
-    except NonFiniteError:
+    except let_through:
         raise
-    except Exception as error:  # noqa: BLE001 - it may come from any object of the program's
-        _C.record_failure(part, text_of(error))
+    except Exception as error:  # noqa: BLE001 - it may come from any object of user code
+        record(part, error)
 
 
-def text_of(error: BaseException) -> str:
-    """Its type and what it says, in one line, if it can say anything."""
+class Failures:
+    """Counts what a step guard or a monitor could not do, and logs it once for each part.
+
+    Args:
+        let_through: errors that are meant for user code.
+    """
+
+    def __init__(self, let_through: ExceptionTypes = ()) -> None:
+        self.counts: collections.Counter[str] = collections.Counter()
+        self._let_through = let_through
+
+    def record(self, part: str, error: BaseException) -> None:
+        """Counts a failure."""
+        self.counts[part] += 1
+        if self.counts[part] == 1:
+            with contextlib.suppress(Exception):  # a logging handler of the user's may fail, too
+                why = printable(describe(error))
+                logger.warning("torchnan: %s failed: %s. Training goes on; this is said once.", part, why)
+
+    def contained(self, part: str) -> contextlib.AbstractContextManager[None]:
+        """Ends and counts failures of what is inside."""
+        return contained(part, self.record, self._let_through)
+
+
+def describe(error: BaseException) -> str:
+    """Returns type and message of an error in one line, the type alone if it has no message to give."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001

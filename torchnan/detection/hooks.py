@@ -7,7 +7,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.optim.optimizer import (
@@ -17,12 +17,8 @@ from torch.optim.optimizer import (
 )
 
 from torchnan._load import _C
-from torchnan.detection import introspection
+from torchnan.detection import introspection, shards
 from torchnan.detection.containment import contained
-from torchnan.distributed import shards
-
-if TYPE_CHECKING:
-    from torchnan.detection.session import detect
 
 lock = threading.Lock()  # of what threads share here and in detect; quiet when the process forks
 _installed = 0
@@ -30,7 +26,7 @@ _undo: list[Callable[[], None]] = []
 
 
 def install() -> None:
-    """Puts the hooks in place with the first of several scopes, which this thread has entered."""
+    """Puts the hooks in place with the first of several sessions, which this thread has entered."""
     global _installed
     with lock:
         _installed += 1
@@ -136,13 +132,13 @@ def _scaler_skips(optimizer: Optimizer) -> bool:
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if torch.compiler.is_compiling():
         return
-    watch = _C.current_session()
-    if watch is None:
+    session = _C.current_session()
+    if session is None:
         return
     with contained("judging the state of an optimizer"):
         if _C.has_nonfinite():
             _judge_state(optimizer)
-    watch.count_step()
+    session.count_step()
 
 
 def _judge_state(optimizer: Optimizer) -> None:
@@ -202,36 +198,34 @@ def _left_below(wrapper: Any) -> tuple[Any, bool] | None:
 
 
 @contextlib.contextmanager
-def watching_new_threads(scope: detect) -> Iterator[None]:
+def watching_new_threads(session: _C.DetectionSession) -> Iterator[None]:
     """Every thread that Python starts inside takes part in this detection."""
-    undo = replace(threading.Thread, "_bootstrap_inner", _watched_by(scope))
+    undo = replace(threading.Thread, "_bootstrap_inner", _watched_by(session))
     try:
         yield
     finally:
         undo()
 
 
-def watch_new_threads(scope: detect | None) -> None:
+def watch_new_threads(session: _C.DetectionSession | None) -> None:
     """Every thread that Python starts from now on takes part in this detection; ``None`` ends that."""
     global _undo_threads
     with lock:
         if _undo_threads is not None:
             _undo_threads()
-        _undo_threads = None if scope is None else replace(threading.Thread, "_bootstrap_inner", _watched_by(scope))
+        _undo_threads = None if session is None else replace(threading.Thread, "_bootstrap_inner", _watched_by(session))
 
 
-def _watched_by(scope: detect) -> Callable[[Any], Any]:
-    watch = scope._watch
-
+def _watched_by(session: _C.DetectionSession) -> Callable[[Any], Any]:
     def watched(run: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
         @functools.wraps(run)
         def wrapper(self: threading.Thread) -> None:
             with contained("taking a thread in"):
-                _C.enter_session(watch)
+                _C.enter_session(session)
             try:
                 run(self)
             finally:
-                _C.leave_session(watch)
+                _C.leave_session(session)
 
         return wrapper
 

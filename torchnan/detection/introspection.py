@@ -14,17 +14,14 @@ import traceback
 import weakref
 from collections.abc import Iterable, Iterator
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.utils.checkpoint
 
-import torchnan
 from torchnan._load import _C
+from torchnan.detection import registry
 from torchnan.detection.containment import contained
-
-if TYPE_CHECKING:
-    from torchnan.detection.session import detect
 
 Line = tuple[str, int, str]  # file, line, function
 Names = dict[int, dict[int, str]]  # of modules, by model; both by id, and only as long as both are alive
@@ -35,7 +32,7 @@ _MACHINERY = tuple(
     os.path.join(folder, "")
     for folder in (
         os.path.dirname(torch.__file__),
-        os.path.dirname(torchnan.__file__),
+        os.path.dirname(os.path.dirname(__file__)),
         sysconfig.get_paths()["stdlib"],
     )
 )
@@ -52,8 +49,6 @@ _ASKING = "asking a module for its parts"
 
 # Attributes by which a wrapper holds the module it wraps: no part of a name that a user would know.
 _WRAPPER_PARTS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
-
-scopes: weakref.WeakValueDictionary[int, detect] = weakref.WeakValueDictionary()  # by the id of their watch
 
 
 def module_call_code() -> CodeType:
@@ -146,7 +141,7 @@ def _roots_of_program() -> list[torch.nn.Module]:
     """Every module that is no other's child; models given to a detection come first."""
     modules = _modules_of_program()
     children = {id(child) for module in modules for _, child in _parts(module, "_modules")}
-    models = [scope.model for scope in scopes.values() if scope.model is not None]
+    models = registry.models()
     return [unwrap(m) for m in models + [m for m in modules if id(m) not in children]]
 
 
@@ -287,9 +282,9 @@ def unwrap(module: torch.nn.Module) -> torch.nn.Module:
 
 def _roots(modules: list[torch.nn.Module], watch: int) -> Iterator[torch.nn.Module]:
     """Modules that names may start from: the watch's model, then the one that has the outermost on the stack in it."""
-    scope = scopes.get(watch)
-    if scope is not None and scope.model is not None:
-        yield unwrap(scope.model)
+    session = registry.sessions.get(watch)
+    if session is not None and session.model is not None:
+        yield unwrap(session.model)
     if modules:
         yield _root_above(unwrap(modules[-1]))
 

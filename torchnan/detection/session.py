@@ -1,4 +1,4 @@
-"""Detection as a scope, and for the whole program."""
+"""Detection in a scope, and in the whole program."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import os
 import threading
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
 import torch
 
-from torchnan import startup
 from torchnan._load import _C
+from torchnan.config import environment
 from torchnan.config import options as _options
 from torchnan.config.text import printable, shown
-from torchnan.detection import hooks, introspection
+from torchnan.detection import hooks, registry
 from torchnan.detection.errors import DetectorWarning
 from torchnan.detection.finding import Finding
 from torchnan.detection.headroom import Headroom
@@ -97,9 +98,9 @@ class detect(contextlib.ContextDecorator):
             raise _options.OptionError(f"model={shown(model)} cannot be used: model takes a torch.nn.Module or None.")
         self.model = model
         self._given = dict(given, model=model)
-        self._watch = _C.DetectionSession(options)
+        self._session = _C.DetectionSession(options)
         self._entries: Counter[int] = Counter()  # by thread
-        introspection.scopes[self._watch.id] = self
+        registry.sessions[self._session.id] = self
 
     # -- as a scope
 
@@ -107,7 +108,7 @@ class detect(contextlib.ContextDecorator):
         if _C.is_disabled():
             return self
         _require_cuda_if_asked_to()
-        _C.enter_session(self._watch)
+        _C.enter_session(self._session)
         with hooks.lock:
             self._entries[threading.get_ident()] += 1
         hooks.install()
@@ -116,19 +117,24 @@ class detect(contextlib.ContextDecorator):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._leave(judge=error is None)
+        self._leave(report_pending=error is None)
 
-    def _leave(self, judge: bool) -> None:
+    def _leave(self, report_pending: bool) -> None:
         if _C.is_disabled():
             return
         hooks.uninstall()
-        _C.leave_session(self._watch)
+        _C.leave_session(self._session)
         with hooks.lock:
             self._entries[threading.get_ident()] -= 1  # below zero: another thread has entered
             last = self._entries.total() <= 0
         if last:
-            _C.end_session(self._watch, judge)
-            _tell_what_was_not_scanned(self.stats()["skipped"].get("device", 0))
+            _C.end_session(self._session, report_pending)
+            _warn_unscanned(self.stats()["skipped"].get("device", 0))
+
+    def _forget_other_threads(self) -> None:
+        """Forgets that other threads have entered the session."""
+        me = threading.get_ident()
+        self._entries = Counter({me: self._entries[me]})
 
     def _recreate_cm(self) -> detect:  # a decorated function is a new detection at each call
         return type(self)(**self._given)
@@ -138,7 +144,7 @@ class detect(contextlib.ContextDecorator):
     @property
     def findings(self) -> list[Finding]:
         """All findings so far, oldest first."""
-        findings: list[Finding] = self._watch.findings()
+        findings: list[Finding] = self._session.findings()
         return findings
 
     @property
@@ -148,7 +154,7 @@ class detect(contextlib.ContextDecorator):
 
     def report(self) -> str:
         """All findings as text, the most serious first."""
-        text: str = self._watch.report()
+        text: str = self._session.report()
         return text
 
     def stats(self) -> dict[str, Any]:
@@ -162,7 +168,7 @@ class detect(contextlib.ContextDecorator):
             ``call_sites`` noted for the backward pass, ``headroom_dropped`` results without room in :meth:`headroom`,
             ``internal_errors``, and ``skipped``: tensors passed by, by reason.
         """
-        stats: dict[str, Any] = self._watch.stats()
+        stats: dict[str, Any] = self._session.stats()
         return stats
 
     @property
@@ -183,7 +189,7 @@ class detect(contextlib.ContextDecorator):
         Raises:
             RuntimeError: the detection was made without ``headroom=True``.
         """
-        told: list[Headroom] = self._watch.headroom()
+        headroom: list[Headroom] = self._session.headroom()
         if self.stats()["headroom_dropped"]:
             warnings.warn(
                 "torchnan: headroom() has no room for more call sites, and has left some out: "
@@ -191,45 +197,44 @@ class detect(contextlib.ContextDecorator):
                 DetectorWarning,
                 stacklevel=2,
             )
-        return told
+        return headroom
 
     def mark_step(self, k: int) -> None:
         """Says that training step ``k`` begins. Without it, steps are counted by the optimizer's."""
         if not isinstance(k, int) or isinstance(k, bool) or not -(2**63) <= k < 2**63:
             raise TypeError(f"mark_step({shown(k)}): a step is an integer of 64 bits")
-        self._watch.mark_step(k)
+        self._session.mark_step(k)
 
 
 def _require_cuda_if_asked_to() -> None:
-    why = _C.unscanned_reason("cuda") if startup.requires_cuda(os.environ) else ""
+    why = _C.unscanned_reason("cuda") if environment.requires_cuda(os.environ) else ""
     if why:
         raise RuntimeError(
-            f"torchnan cannot look at tensors on GPUs, and {startup.REQUIRE_CUDA}=1: {printable(why, 1000)}."
+            f"torchnan cannot look at tensors on GPUs, and {environment.REQUIRE_CUDA}=1: {printable(why, 1000)}."
         )
 
 
-_told_not_scanned: set[str] = set()  # once in a process
+_warned_unscanned: set[str] = set()  # once in a process
 
 
-def _tell_what_was_not_scanned(results: int) -> None:
+def _warn_unscanned(results: int) -> None:
     if results == 0:
         return
     for device, why in _C.unscanned_devices().items():
-        if device not in _told_not_scanned:
-            _told_not_scanned.add(device)
+        if device not in _warned_unscanned:
+            _warned_unscanned.add(device)
             text = f"torchnan has not looked at results on {device} devices ({results} in this detection): "
             warnings.warn(f"{text}{printable(why, 1000)}.", DetectorWarning, stacklevel=4)
 
 
-def _remain_alone() -> None:
-    """In a child of fork() the other threads are gone, and will not leave what they have entered."""
-    me = threading.get_ident()
-    for scope in list(introspection.scopes.values()):
-        scope._entries = Counter({me: scope._entries[me]})
+def _after_fork_in_child() -> None:
+    """Forgets the other threads: they are gone, and will not leave what they have entered."""
+    for session in list(registry.sessions.values()):
+        session._forget_other_threads()
     hooks.lock.release()
 
 
-os.register_at_fork(before=hooks.lock.acquire, after_in_parent=hooks.lock.release, after_in_child=_remain_alone)
+os.register_at_fork(before=hooks.lock.acquire, after_in_parent=hooks.lock.release, after_in_child=_after_fork_in_child)
 
 _program_wide: detect | None = None
 
@@ -253,32 +258,39 @@ def set_detect(mode: bool, **options: Any) -> detect | None:
     if not isinstance(mode, bool):
         raise TypeError(f"set_detect({shown(mode)}): mode is True or False")
     started = detect(**options) if mode else None
-    end_program_wide(judge=True)
+    end_program_wide(report_pending=True)
     if started is not None:
         started.__enter__()
         if not _C.is_disabled():
-            hooks.watch_new_threads(started)
-        _end(_exchange(started), judge=True)  # another thread's, started meanwhile
+            hooks.watch_new_threads(started._session)
+        _end(_swap_program_wide(started), report_pending=True)  # another thread's, started meanwhile
     return started
 
 
-def end_program_wide(*, judge: bool) -> None:
+def end_program_wide(*, report_pending: bool) -> None:
     """Ends the detection that :func:`set_detect` started, if there is one."""
-    ended = _exchange(None)
+    ended = _swap_program_wide(None)
     if ended is not None:
         hooks.watch_new_threads(None)
-    _end(ended, judge)
+    _end(ended, report_pending)
 
 
-def keeping_headroom() -> detect | None:
-    """Of the detections in force one that was made with ``headroom=True``: the innermost scope of this thread, else the
-    one of the whole program."""
-    watch = _C.current_session()
-    innermost = None if watch is None else introspection.scopes.get(watch.id)
-    return next((d for d in (innermost, _program_wide) if d is not None and d.keeps_headroom), None)
+def innermost_with_headroom() -> registry.Session | None:
+    """Returns the session in force that was made with ``headroom=True``: the innermost of this thread, else the one of
+    the whole program; ``None`` if there is none."""
+    current = _C.current_session()
+    innermost = None if current is None else registry.sessions.get(current.id)
+    return next((one for one in (innermost, _program_wide) if one is not None and one.keeps_headroom), None)
 
 
-def _exchange(started: detect | None) -> detect | None:
+@contextlib.contextmanager
+def entered_with_new_threads(session: detect) -> Iterator[None]:
+    """Enters a session on this thread and on every thread that Python starts inside."""
+    with session, hooks.watching_new_threads(session._session):
+        yield
+
+
+def _swap_program_wide(started: detect | None) -> detect | None:
     """Puts this one in the place of the one that is in force, and returns that."""
     global _program_wide
     with hooks.lock:
@@ -286,6 +298,6 @@ def _exchange(started: detect | None) -> detect | None:
     return before
 
 
-def _end(ended: detect | None, judge: bool) -> None:
+def _end(ended: detect | None, report_pending: bool) -> None:
     if ended is not None:
-        ended._leave(judge)
+        ended._leave(report_pending)

@@ -8,13 +8,14 @@ import math
 import os
 import socket
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
 from torchnan._load import _C
 from torchnan.config.text import printable
-from torchnan.recovery.step.gradients import GradientStats, unwatched
+from torchnan.detection.pause import detection_paused
 
 _MICRO_BATCHES = 0xFFFF
 _RANKS = 0xFFFFFFFF
@@ -57,6 +58,23 @@ class AgreementError(RuntimeError):
     """The ranks could not agree: one of them has died, hangs, or does something else."""
 
 
+class GradientNorm(Protocol):
+    """The norm of this rank's gradients, and what the norm over all ranks is computed from.
+
+    Attributes:
+        norm: 2-norm of this rank's parts.
+        squares: this rank's share of the squared norm over all ranks.
+        sharded: whether this rank may hold only a part of a gradient.
+    """
+
+    @property
+    def norm(self) -> float: ...
+    @property
+    def squares(self) -> float: ...
+    @property
+    def sharded(self) -> bool: ...
+
+
 class Agreement:
     """Agrees over a process group; without one, every process is on its own.
 
@@ -96,7 +114,7 @@ class Agreement:
         return None if word == 0 else self._tell(word, anomaly)
 
     def agree_with_norm(
-        self, gradients: GradientStats, anomaly: Anomaly | None, trip: Callable[[float], str | None]
+        self, gradients: GradientNorm, anomaly: Anomaly | None, trip: Callable[[float], str | None]
     ) -> tuple[Anomaly | None, float]:
         """The same of a whole step, and the norm of its gradients, which may be what is wrong with it.
 
@@ -158,7 +176,7 @@ class Agreement:
 
     def _all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType) -> torch.Tensor:
         device = self._device()
-        with unwatched():
+        with detection_paused():
             moved = tensor.to(device)
             try:
                 dist.all_reduce(moved, op, group=self.group)

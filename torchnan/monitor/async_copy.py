@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
-from torchnan.distributed import shards
-from torchnan.recovery.step.gradients import unwatched
+from torchnan.detection import shards
+from torchnan.detection.pause import detection_paused
 
 
 class AsyncCopy:
@@ -19,7 +19,7 @@ class AsyncCopy:
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        with unwatched(), torch.no_grad():
+        with detection_paused(), torch.no_grad():
             local = {name: shards.local(tensor.detach()) for name, tensor in tensors.items()}
             devices = {tensor.device for tensor in local.values() if not tensor.is_cpu}
             # What is on the CPU may be written to before the rest has come.
@@ -45,5 +45,5 @@ class AsyncCopy:
 
 def to_float(tensor: torch.Tensor) -> float:
     """The value of a tensor of one element, of the CPU."""
-    with unwatched():
+    with detection_paused():
         return float(tensor.item())

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from torchnan.distributed import shards
-from torchnan.recovery.step.gradients import unwatched
+from torchnan.detection import shards
+from torchnan.detection.pause import detection_paused
 
 MAX_ELEMENTS = 4096  # read of one tensor: of a larger one every so many-th
 MAX_LEAVES = 256  # of a batch; the rest is counted
@@ -43,7 +43,7 @@ class BatchDigest:
             samples of tensors on other devices, to be brought to the CPU and given to :meth:`hexdigest`.
         """
         self._samples = {}
-        with unwatched(), torch.no_grad():
+        with detection_paused(), torch.no_grad():
             for i, (where, leaf) in enumerate(_leaves(batch, "", 0)):
                 if i < MAX_LEAVES:
                     self._add(where, leaf)

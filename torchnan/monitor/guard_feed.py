@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from torchnan.detection.containment import Failures
 from torchnan.distributed.agreement import Agreement, Anomaly, AnomalyKind
 from torchnan.monitor import compute_dtype
 from torchnan.monitor.monitor import Monitor, current_loss_scale, learning_rates
@@ -19,7 +20,6 @@ from torchnan.monitor.row import Row, sanitize_text
 from torchnan.monitor.row_writer import group_names
 from torchnan.recovery.clip import ClipThreshold
 from torchnan.recovery.event import INSTABILITY_ACTIONS, MITIGATIONS, Action, StepEvent
-from torchnan.recovery.failures import Failures
 from torchnan.recovery.learning_rate import LearningRateCut
 from torchnan.recovery.policy import Policy
 from torchnan.recovery.snapshots import TrainingState

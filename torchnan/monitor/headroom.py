@@ -40,7 +40,7 @@ class ModuleHeadroom:
         self._steps += 1
         if self._every == 0 or self._steps % self._every:
             return None
-        watch = self._watch or session.keeping_headroom()
+        watch = self._watch or session.innermost_with_headroom()
         if watch is None:
             return None
         largest: dict[str, tuple[str, float]] = {}

@@ -14,7 +14,8 @@ import torch
 from torchnan._load import _C
 from torchnan.config.options import OptionError
 from torchnan.config.text import type_name
-from torchnan.distributed.agreement import Agreement
+from torchnan.detection.containment import Failures
+from torchnan.distributed.agreement import Agreement, AgreementError
 from torchnan.monitor import compute_dtype
 from torchnan.monitor.headroom import ModuleHeadroom
 from torchnan.monitor.log import MonitorLog
@@ -31,7 +32,6 @@ from torchnan.monitor.row import Row
 from torchnan.monitor.row_writer import RowWriter, group_names
 from torchnan.monitor.trackers import Callback, TensorBoard
 from torchnan.monitor.weights import WeightStatistics
-from torchnan.recovery.failures import Failures
 
 if TYPE_CHECKING:
     from torchnan.detection.session import detect
@@ -107,7 +107,7 @@ class Monitor:
         about = validate_meta(meta or {})
         rank = Agreement().global_rank
         self._is_off = _C.is_disabled() or (rank > 0 and not self.options.all_ranks)
-        self._failures = Failures()
+        self._failures = Failures(let_through=AgreementError)
         path = None if self._is_off else self.options.path_of(rank)
         uses_tensorboard = tensorboard is not None and not self._is_off and rank == 0
         self.record = RowWriter(

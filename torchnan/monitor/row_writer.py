@@ -6,13 +6,13 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from torchnan.detection.containment import Failures
 from torchnan.monitor import compute_dtype
 from torchnan.monitor.log import MonitorLog
 from torchnan.monitor.options import MonitorOptions
 from torchnan.monitor.row import Row, encode_nonfinite, sanitize_text
 from torchnan.monitor.trackers import Callback, TensorBoard
 from torchnan.monitor.weights import names_of
-from torchnan.recovery.failures import Failures
 
 if TYPE_CHECKING:
     from torchnan.diagnosis import Thresholds, Verdict

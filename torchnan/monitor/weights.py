@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from torchnan.distributed import shards
-from torchnan.recovery.step.gradients import unwatched
+from torchnan.detection import shards
+from torchnan.detection.pause import detection_paused
 
 GroupValues = dict[str, Sequence[float | torch.Tensor]]
 
@@ -46,7 +46,7 @@ class WeightStatistics:
         found: GroupValues = {}
         if not groups or not all(groups):
             return found
-        with unwatched(), torch.no_grad():
+        with detection_paused(), torch.no_grad():
             local = [[shards.local(p.detach()) for p in group] for group in groups]
             before, self._before = self._before, [_sample(group) for group in local] if due_next else []
             if due:

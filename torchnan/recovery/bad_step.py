@@ -7,18 +7,19 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from torchnan.capture.operation import Operation, record
 from torchnan.config.text import printable
+from torchnan.detection.containment import Failures
 from torchnan.detection.finding import Finding
+from torchnan.detection.pause import detection_paused
 from torchnan.distributed.agreement import Agreement, Anomaly, AnomalyKind
 from torchnan.recovery.captures import Captures
 from torchnan.recovery.errors import TrainingStopped
 from torchnan.recovery.event import Cause, StepEvent
-from torchnan.recovery.failures import Failures
 from torchnan.recovery.policy import Policy
 from torchnan.recovery.step import float32_rerun
 from torchnan.recovery.step.forward_backward import ForwardBackward, StepRun
-from torchnan.recovery.step.gradients import nonfinite_among, unwatched
+from torchnan.recovery.step.gradients import nonfinite_among
+from torchnan.recovery.step.operation import Operation, record
 from torchnan.recovery.step.random_state import RandomState
 from torchnan.recovery.step.replay import ANOTHER_RANK, Replay, digest, not_replayed, replay
 from torchnan.recovery.step.step_inputs import StepInputs
@@ -82,7 +83,7 @@ class BadStepAnalyzer:
     def explain(self, step: int, run: StepRun, worst: Anomaly, norm: float, parts: int) -> StepEvent:
         """Replays the step, names its cause, and captures it. Leaves random states as the step has left them."""
         event = StepEvent(step, worst.kind.label, worst.text, worst.rank, worst.micro_batch, norm=norm)
-        with unwatched():
+        with detection_paused():
             event.losses = tuple(loss.item() for loss in run.losses)
         if worst.kind is AnomalyKind.OUT_OF_MEMORY:
             event.cause = "out_of_memory"

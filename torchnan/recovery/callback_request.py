@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from torchnan.config.options import OptionError, one_of
 from torchnan.config.text import shown
+from torchnan.detection.containment import Failures
 from torchnan.distributed.agreement import Agreement
 from torchnan.recovery.event import ACTIONS, Action, StepEvent
-from torchnan.recovery.failures import Failures
 
 
 class CallbackRequest:

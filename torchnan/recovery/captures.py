@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchnan import _build
-from torchnan.capture.operation import Operation
 from torchnan.config.options import OptionError
-from torchnan.detection.containment import text_of
-from torchnan.distributed import shards
+from torchnan.detection import shards
+from torchnan.detection.containment import describe
+from torchnan.recovery.step.operation import Operation
 from torchnan.recovery.step.step_inputs import tensors_in
 from torchnan.storage import atomic_folder, rank_folders
 from torchnan.storage.codec import check, encode
 from torchnan.storage.errors import CaptureError
 
 if TYPE_CHECKING:
+    from torchnan.detection.containment import Failures
     from torchnan.recovery.event import StepEvent
-    from torchnan.recovery.failures import Failures
     from torchnan.recovery.policy import Policy
     from torchnan.recovery.step.step_inputs import StepInputs
 
@@ -84,8 +84,8 @@ class Captures:
         except _LimitReached as limit:
             event.notes.append(f"not captured: {limit}")
         except Exception as error:  # noqa: BLE001 - a full disk, or a state that nothing can store
-            event.notes.append(f"not captured: {text_of(error)}")
-            self._failures.note("writing a capture", error)
+            event.notes.append(f"not captured: {describe(error)}")
+            self._failures.record("writing a capture", error)
         else:
             event.capture = str(target)
 

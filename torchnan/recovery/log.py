@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from torchnan._load import _C
+from torchnan.detection.containment import Failures
 from torchnan.recovery.event import StepEvent, to_json_value
-from torchnan.recovery.failures import Failures
 from torchnan.storage import atomic_folder
 
 

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torchnan._load import _C
 from torchnan.config.options import OptionError, count_from, one_of
 from torchnan.config.text import printable, shown
-from torchnan.distributed import shards
+from torchnan.detection import shards
+from torchnan.detection.pause import detection_paused
 from torchnan.distributed.agreement import Agreement, Anomaly, AnomalyKind
 from torchnan.recovery.errors import TrainingStopped
 from torchnan.recovery.policy import POSITIVE, is_positive
@@ -23,7 +24,6 @@ from torchnan.recovery.step.gradients import (
     gradients_of,
     measure,
     plain_norm,
-    unwatched,
 )
 from torchnan.recovery.step.norm_limit import NormLimit
 
@@ -229,6 +229,6 @@ def _number(loss: float | torch.Tensor) -> float | complex:
         return loss if isinstance(loss, complex) else float(loss)
     if loss.numel() != 1:
         raise ValueError(f"check_loss takes a number or a tensor of one element, not one of shape {tuple(loss.shape)}")
-    with unwatched():
+    with detection_paused():
         value: float | complex = shards.local(loss.detach()).item()
     return value

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from torchnan.config.environment import POLICY
 from torchnan.config.instability import INSTABILITIES
-from torchnan.config.options import Option, OptionError, is_path, nearest, one_of, parse_float, read
+from torchnan.config.options import Option, OptionError, is_path, one_of, parse_float, read, suggest
 from torchnan.config.settings import Settings, count, is_number, setting, switch
 from torchnan.config.text import printable
 from torchnan.recovery.event import ACTIONS, CAUSES, INSTABILITY_ACTIONS, Action
-from torchnan.startup import POLICY
 
 POSITIVE = "a number above 0, or nothing"
 
@@ -174,7 +174,7 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
             continue
         if variable not in known:
             raise OptionError(
-                f"there is no variable {printable(variable, 100)}.{nearest(variable, known)} Variables: {POLICY}, "
+                f"there is no variable {printable(variable, 100)}.{suggest(variable, known)} Variables: {POLICY}, "
                 f"{', '.join(known)}."
             )
         given[known[variable]] = read(variable, options()[known[variable]], text)

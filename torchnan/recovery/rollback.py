@@ -9,10 +9,9 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 
 from torchnan.config.options import OptionError
-from torchnan.detection.containment import text_of
+from torchnan.detection.containment import Failures, describe
 from torchnan.distributed.agreement import Agreement
 from torchnan.recovery.errors import TrainingStopped
-from torchnan.recovery.failures import Failures
 from torchnan.recovery.log import RecoveryLog
 from torchnan.recovery.policy import Policy
 from torchnan.recovery.snapshots import DiskSnapshots, MemorySnapshots, Snapshots, TrainingState, UserSnapshots
@@ -92,8 +91,8 @@ class Rollback:
         try:
             self._snapshots.take(step)
         except Exception as error:  # noqa: BLE001 - the others have theirs: all go back to the newest that all have
-            self._log.note("no_snapshot", step=step, reason=text_of(error))
-            self._failures.note("taking a snapshot", error)
+            self._log.note("no_snapshot", step=step, reason=describe(error))
+            self._failures.record("taking a snapshot", error)
             return
         self._log.note("snapshot", step=step, kept=self._snapshots.steps)
 

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from torchnan.distributed import shards
-from torchnan.recovery.step.gradients import unwatched
+from torchnan.detection import shards
+from torchnan.detection.pause import detection_paused
 from torchnan.recovery.step.random_state import RandomState
 from torchnan.storage import atomic_folder, rank_folders
 from torchnan.storage.codec import decode, encode
@@ -53,7 +53,7 @@ class TrainingState:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Makes everything as it was then. ``state`` shares no memory with it afterwards."""
-        with unwatched(), torch.no_grad():
+        with detection_paused(), torch.no_grad():
             live = dict(_named_tensors(self.model))
             for name, kept in state["weights"].items():
                 shards.local(live[name].detach()).copy_(kept)
@@ -131,7 +131,7 @@ class MemorySnapshots:
         spare = self._kept.pop(step, None)
         while len(self._kept) >= self._keep:
             spare = self._kept.pop(next(iter(self._kept)))
-        with unwatched(), torch.no_grad():
+        with detection_paused(), torch.no_grad():
             self._kept[step] = _copied(self._training.state(), spare)
 
     def restore(self, step: int) -> None:

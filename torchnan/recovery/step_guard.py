@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 
 from torchnan._load import _C
-from torchnan.distributed.agreement import Agreement, Anomaly, AnomalyKind
+from torchnan.detection.containment import Failures
+from torchnan.distributed.agreement import Agreement, AgreementError, Anomaly, AnomalyKind
 from torchnan.monitor import Monitor
 from torchnan.monitor.guard_feed import MonitorFeed
 from torchnan.recovery.arguments import disabled_policy, resolve_policy, unwrap_optimizer, validate, validate_monitor
@@ -21,7 +22,6 @@ from torchnan.recovery.clip import ClipThreshold
 from torchnan.recovery.decision import Answer, Decision
 from torchnan.recovery.errors import TrainingStopped
 from torchnan.recovery.event import Action, StepEvent, StepResult
-from torchnan.recovery.failures import Failures
 from torchnan.recovery.learning_rate import LearningRateCut
 from torchnan.recovery.log import RecoveryLog
 from torchnan.recovery.policy import Policy
@@ -104,7 +104,7 @@ class StepGuard:
         self.step_number = 0
         self._scaled = ScaledStep(optimizer, scaler)
         self._scheduler = scheduler
-        self._failures = Failures()
+        self._failures = Failures(let_through=AgreementError)
         self._agreement = Agreement(group)
         self._callback_request = CallbackRequest(on_instability, self._agreement, self._failures)
         self._is_off = _C.is_disabled()

@@ -11,9 +11,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchnan.detection import hooks
-from torchnan.detection.session import detect
-from torchnan.distributed import shards
+from torchnan.detection import shards
+from torchnan.detection.session import detect, entered_with_new_threads
 from torchnan.distributed.agreement import Agreement
 from torchnan.recovery.step.forward_backward import ForwardBackward, StepRun
 
@@ -85,7 +84,7 @@ def _wide_weights(forward_backward: ForwardBackward) -> Iterator[None]:
 def _watched_quietly() -> Iterator[None]:
     """What a detection of the program's would make of it is not told."""
     watch = detect(action="log")
-    with watch, hooks.watching_new_threads(watch):
+    with entered_with_new_threads(watch):
         yield
 
 

@@ -12,9 +12,10 @@ import torch
 import torch.distributed as dist
 
 from torchnan.config.text import printable, type_name
+from torchnan.detection import shards
 from torchnan.detection.errors import NonFiniteError
 from torchnan.detection.introspection import clean, raised_at, unwrap
-from torchnan.distributed import shards
+from torchnan.detection.pause import detection_paused
 from torchnan.distributed.agreement import Agreement, Anomaly, AnomalyKind
 from torchnan.recovery.step.gradients import (
     GradientStats,
@@ -22,7 +23,6 @@ from torchnan.recovery.step.gradients import (
     gradients_of,
     measure,
     plain_norm,
-    unwatched,
 )
 from torchnan.recovery.step.micro_batches import split
 from torchnan.recovery.step.norm_limit import NormLimit
@@ -177,7 +177,7 @@ class ForwardBackward:
         measured = measure(gradients, ranks=self._agreement.ranks)
         brought, self._brought = self._brought, None
         bad_gradient = brought[0] if brought else self._bad_gradient(gradients, measured.bad)
-        with unwatched():
+        with detection_paused():
             values = tuple(shards.local(loss).item() for loss in losses)
         return StepRun(tuple(losses), self._bad_loss(values) or bad_gradient, measured, values)
 
@@ -224,7 +224,7 @@ class ForwardBackward:
         if worst == _NONE_TO_GIVE:
             return "another rank has run out of memory"
         self._brought = (self._bad_gradient(mine, bad),) if worst == _BAD else None
-        with unwatched(), torch.no_grad():
+        with detection_paused(), torch.no_grad():
             trained = [p for _, p in self.parameters if p.requires_grad]
             used = self._agreement.all_reduce_max_of([int(p.grad is not None) for p in trained])
             trained = [p for p, anywhere in zip(trained, used, strict=True) if anywhere]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
-from torchnan._load import _C
 from torchnan.config.text import printable
-from torchnan.distributed import shards
+from torchnan.detection import shards
+from torchnan.detection.pause import detection_paused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,18 +32,6 @@ class GradientStats:
     sharded: bool = False
 
 
-@contextlib.contextmanager
-def unwatched() -> Iterator[None]:
-    """What torchnan itself looks at is not the program's doing: no detection sees it."""
-    if _C.open_scopes() == 0:
-        yield
-        return
-    key = torch._C._parse_dispatch_key(_C.interceptor_key_name())
-    assert key is not None
-    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
-        yield
-
-
 def gradients_of(parameters: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
     """The gradients that there are, under the names of their parameters."""
     return [(name, p.grad) for name, p in parameters if p.grad is not None]
@@ -59,7 +46,7 @@ def measure(named: Sequence[tuple[str, torch.Tensor]], *, ranks: int = 1) -> Gra
     """
     if not named:
         return GradientStats()
-    with unwatched(), torch.no_grad():
+    with detection_paused(), torch.no_grad():
         table = _table([shards.local(tensor) for _, tensor in named])
         norms, magnitudes = table.unbind(1)
         norm, most = torch.linalg.vector_norm(norms).item(), magnitudes.max().item()
@@ -100,7 +87,7 @@ def _table(tensors: list[torch.Tensor]) -> torch.Tensor:
 def describe_nonfinite(named: Sequence[tuple[str, torch.Tensor]], bad: Sequence[str], *, most_names: int = 5) -> str:
     """ "h.3.attn.c_attn.weight (nan 3), wte.weight (inf 1), 2 more"."""
     tensors = dict(named)
-    with unwatched(), torch.no_grad():
+    with detection_paused(), torch.no_grad():
         said = [f"{printable(name, 200)} ({_counts(shards.local(tensors[name]))})" for name in bad[:most_names]]
     more = len(bad) - len(said)
     return ", ".join([*said, f"{more} more"] if more else said)

@@ -10,13 +10,13 @@ from typing import Literal
 
 import torch
 
-from torchnan.detection import hooks
+from torchnan.detection import hooks, shards
 from torchnan.detection.finding import Finding
-from torchnan.detection.session import detect
-from torchnan.distributed import shards
+from torchnan.detection.pause import detection_paused
+from torchnan.detection.session import detect, entered_with_new_threads
 from torchnan.distributed.agreement import Agreement
 from torchnan.recovery.step.forward_backward import ForwardBackward, StepRun
-from torchnan.recovery.step.gradients import gradients_of, unwatched
+from torchnan.recovery.step.gradients import gradients_of
 
 Verdict = Literal["persistent", "nondeterministic", "transient"]
 
@@ -59,7 +59,7 @@ def digest(losses: tuple[torch.Tensor, ...], parameters: list[tuple[str, torch.T
 
 def digest_of(tensors: Iterable[torch.Tensor]) -> str:
     """Of the bits of tensors, of sharded ones this rank's: 16 hexadecimal digits."""
-    with unwatched(), torch.no_grad():
+    with detection_paused(), torch.no_grad():
         bits = [_bits(shards.local(tensor.detach())) for tensor in tensors]
     return hashlib.sha256(repr(bits).encode()).hexdigest()[:16]
 
@@ -116,7 +116,7 @@ def _verdict(tripped: list[bool], alike: bool) -> Verdict:
 
 def _watched(again: Again, forward_backward: ForwardBackward, step: int) -> tuple[StepRun, Finding | None]:
     watch = detect(action="log", model=forward_backward.model)
-    with watch, hooks.watching_new_threads(watch):
+    with entered_with_new_threads(watch):
         watch.mark_step(step)
         run = again(lambda: hooks.judge_gradients(forward_backward.optimizer))  # it would be about to use them
     return run, watch.first

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import torch
 
-from torchnan.distributed import shards
-from torchnan.recovery.step.gradients import unwatched
+from torchnan.detection import shards
+from torchnan.detection.pause import detection_paused
 from torchnan.recovery.step.random_state import RandomState
 
 Keep = Literal["reference", "copy"]
@@ -68,14 +68,14 @@ class _BufferCopies:
         kept = {name: self._copies.get(name) for name in live}
         stale = {name: buffer for name, buffer in live.items() if not _is_current(kept[name], buffer)}
         rooms = {name: _room_for(kept[name], buffer) for name, buffer in stale.items()}
-        with unwatched(), torch.no_grad():
+        with detection_paused(), torch.no_grad():
             if stale:
                 torch._foreach_copy_(list(rooms.values()), list(stale.values()))
         fresh = {name: (rooms[name], _version(buffer)) for name, buffer in stale.items()}
         self._copies = {name: fresh.get(name) or self._copies[name] for name in live}
 
     def restore(self, model: torch.nn.Module) -> None:
-        with unwatched(), torch.no_grad():
+        with detection_paused(), torch.no_grad():
             for name, buffer in model.named_buffers():
                 kept = self._copies.get(name)
                 if kept is not None and _alike(kept[0], shards.local(buffer)):

@@ -1,0 +1,83 @@
+"""The ``TORCHNAN`` variables of the environment: which there are, and what they say about detection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torchnan.config import options as _options
+from torchnan.config.text import printable
+
+POLICY = "TORCHNAN_POLICY"  # recovery's variables begin with it
+REQUIRE_CUDA = "TORCHNAN_REQUIRE_CUDA"
+MODES = ("raise", "warn", "log", "1", "0")
+
+
+def detection_options(
+    environment: Mapping[str, str], policy_variables: Callable[[], Iterable[str]] = tuple
+) -> dict[str, Any] | None:
+    """Returns the options that the variables ask for, ``None`` if detection is to stay off.
+
+    ``TORCHNAN`` is one of raise, warn, log, 1 (the same as raise), 0 (off, whatever else is set, and whatever user code
+    asks for: the core reads that for itself, once); empty it is as unset. ``TORCHNAN_<NAME>`` sets the option of that
+    name.
+
+    Args:
+        environment: names and values.
+        policy_variables: returns the names of recovery's variables, which are suggested for one that is misspelt.
+
+    Raises:
+        OptionError: a variable or a value that is not known.
+    """
+    mode = environment.get("TORCHNAN", "")
+    if mode not in ("", *MODES):
+        raise _options.OptionError(
+            f"TORCHNAN={printable(mode, 200)} cannot be used: it takes one of {', '.join(MODES)}."
+        )
+    given = {
+        _name(variable): _value(variable, text, policy_variables)
+        for variable, text in sorted(environment.items())
+        if is_of_detection(variable)
+    }
+    if mode in _options.ACTIONS and given.setdefault("action", mode) != mode:
+        raise _options.OptionError(f"TORCHNAN={mode} and TORCHNAN_ACTION={given['action']} disagree: set one of them.")
+    requires_cuda(environment)  # refused now, and not by the first detection session
+    options = _options.check(given)
+    return None if mode in ("", "0") else options
+
+
+def is_of_detection(variable: str) -> bool:
+    """Returns whether a variable sets an option of detection."""
+    return variable.startswith("TORCHNAN_") and variable != REQUIRE_CUDA and not is_of_recovery(variable)
+
+
+def is_of_recovery(variable: str) -> bool:
+    """Returns whether a variable is one that a :class:`torchnan.StepGuard` reads."""
+    return variable == POLICY or variable.startswith(f"{POLICY}_")
+
+
+def requires_cuda(environment: Mapping[str, str]) -> bool:
+    """Returns whether ``TORCHNAN_REQUIRE_CUDA=1`` forbids detection where tensors on GPUs cannot be scanned.
+
+    Raises:
+        OptionError: a value that is neither 0, 1 nor empty.
+    """
+    given = environment.get(REQUIRE_CUDA, "")
+    if given not in ("", "0", "1"):
+        raise _options.OptionError(f"{REQUIRE_CUDA}={printable(given, 200)} cannot be used: it takes 0 or 1.")
+    return given == "1"
+
+
+def _name(variable: str) -> str:
+    return variable[len("TORCHNAN_") :].lower()
+
+
+def _value(variable: str, text: str, policy_variables: Callable[[], Iterable[str]]) -> Any:
+    known = [f"TORCHNAN_{option.upper()}" for option in _options.TABLE]
+    if variable not in known:
+        suggestion = _options.suggest(variable, [*known, POLICY, *policy_variables()])
+        raise _options.OptionError(
+            f"there is no variable {printable(variable, 100)}.{suggestion} Variables: TORCHNAN, {', '.join(known)}, "
+            f"{POLICY}, {POLICY}_<FIELD>."
+        )
+    return _options.read(variable, _options.TABLE[_name(variable)], text)
