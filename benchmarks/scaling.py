@@ -264,7 +264,7 @@ def draw(folder: Path, measured: dict[str, Measured]) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context({"font.size": 8, "svg.hashsalt": "torchnan"}):
+    with matplotlib.rc_context({"font.size": 8, "svg.fonttype": "none", "svg.hashsalt": "torchnan"}):
         figure = Figure(figsize=(11, 7.5), facecolor="white", layout="constrained")
         for axes, (key, curve) in zip(figure.subplots(2, 2).flat, CURVES.items(), strict=True):
             draw_panel(axes, curve, measured[key])

@@ -1,5 +1,7 @@
-"""A training loop of Accelerate with a step guard in it, on the CPU, in a few seconds. One batch is bad: none of its
-examples counts in the loss, which is then a mean over nothing. Its step is not applied, and training goes on.
+"""Trains with Accelerate and a step guard, on the CPU, in a few seconds.
+
+One batch is bad: none of its examples counts in the loss, which is then a mean over nothing. Its step is not applied,
+and training continues.
 
     pip install torchnan accelerate safetensors
     python accelerate_loop.py captures
@@ -15,12 +17,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import torchnan
 
-ROWS = 4  # of a micro-batch; two of them make a step
+ROWS = 4  # rows of a micro-batch; a step has two micro-batches
 BAD = slice(20, 24)  # the sixth micro-batch
 
 
 def examples():
-    """Inputs, targets, and how much each counts."""
+    """Returns inputs, targets and their weights."""
     x = torch.randn(48, 8, generator=torch.Generator().manual_seed(0))
     counts = torch.ones(48, 1)
     counts[BAD] = 0.0
@@ -28,13 +30,13 @@ def examples():
 
 
 def loss_of(model, batch):
-    """Mean over the examples that count."""
+    """Returns the mean loss over the examples that count."""
     x, y, counts = batch
     return ((model(x) - y).square() * counts).sum() / counts.sum()
 
 
 def train(captures):
-    """One epoch."""
+    """Trains for one epoch."""
     torch.manual_seed(0)
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
     model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Dropout(0.1), nn.Linear(32, 1))
@@ -62,8 +64,8 @@ def train(captures):
 
 
 def main(captures):
-    """Trains, and runs the bad step once more from its capture, as another program could."""
-    logging.getLogger("torchnan").setLevel(logging.ERROR)  # what it would warn of is printed above
+    """Trains, then replays the bad step from its capture, as another process could."""
+    logging.getLogger("torchnan").setLevel(logging.ERROR)  # its warnings are printed above
     model, guard = train(captures)
     for event in [event for event in guard.events if event.capture]:
         again = torchnan.load_capture(event.capture).replay(model, loss_of)

@@ -1,11 +1,11 @@
-"""A training goes wrong twice; torchnan.Monitor says so while it happens, and afterwards why.
+"""Trains a run that goes wrong twice: torchnan.Monitor reports it at once, and diagnose explains it afterwards.
 
 python examples/diagnose.py [--out FOLDER]
 
-Trains a small GPT-2 on made-up text, in half a minute. At step 240 it gets a batch of tokens that it has never seen;
-from step 420 on its schedule is wrong by a factor. The monitor warns at the steps where that becomes true. The log is
-then read by `python -m torchnan diagnose`, which prints its walk through the decision tree and writes a page and a
-post-mortem. The exit status is 0 if both were found.
+Trains a small GPT-2 on synthetic text, in half a minute. At step 240 it gets a batch of tokens that it has never seen,
+and from step 420 on its learning rate is too high by a factor. The monitor warns at these steps. `python -m torchnan
+diagnose` then reads the log, prints its path through the decision tree, and writes a page and a post-mortem. The exit
+status is 0 if both problems were found.
 """
 
 import argparse
@@ -28,7 +28,7 @@ FOUND = {("spike", "long_tail_batch"), ("persistent_elevation", "lr_discontinuit
 
 
 def batches():
-    """Text in which nearly every token has one successor; step 240 is of tokens that do not occur otherwise."""
+    """Yields text in which nearly every token has one successor. Step 240 has tokens that do not occur otherwise."""
     generator = torch.Generator().manual_seed(0)
     follows = torch.randperm(USUAL, generator=generator)
     for step in range(STEPS):
@@ -40,7 +40,7 @@ def batches():
 
 
 def rate(step):
-    """Warm-up, then constant; a unit is mixed up at step 420."""
+    """Returns the learning rate: warm-up, then constant, then 50 times too high from step 420 on."""
     return 0.2 if step >= WRONG_RATE else 0.004 * min(1.0, (step + 1) / 40)
 
 
@@ -68,7 +68,7 @@ def train(log):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="an empty folder for what is written (default: a new one)")
+    parser.add_argument("--out", type=Path, help="an empty folder for all output (default: a new one)")
     given = parser.parse_args()
     out = (given.out or Path(tempfile.mkdtemp(prefix="diagnose-"))).resolve()
     out.mkdir(parents=True, exist_ok=True)

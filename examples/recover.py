@@ -1,10 +1,10 @@
-"""A training of two ranks meets a bad batch, an Inf gradient, a flipped bit and an out of memory, and goes on.
+"""Trains on two ranks through a bad batch, an Inf gradient, a flipped bit and an out-of-memory error.
 
 python examples/recover.py [--out FOLDER]
 
-Trains a small GPT-2 from several seeds as it is, then once under torchnan.StepGuard with four faults in it. Prints what
-the recovery log says of each, and whether the loss ends where it ends without faults. The exit status is 0 if it does,
-if all four are in the log, and if both ranks have the same weights.
+Trains a small GPT-2 from several seeds without faults, then once under torchnan.StepGuard with four faults. Prints the
+recovery log's entry for each fault, and whether the final loss is within the noise of the runs without faults. The exit
+status is 0 if it is, if all four faults are in the log, and if both ranks have the same weights.
 """
 
 import argparse
@@ -25,11 +25,11 @@ from recovery.faults import STRUCK, planned
 
 HERE = Path(__file__).resolve().parent / "recovery"
 RANKS = 2
-LAST = 30  # steps that the training loss in the table is the mean of
+LAST = 30  # steps at the end, whose mean loss is in the table
 FLOOR = -sum(p * math.log(p) for p in (0.7, 0.1, 0.1, 0.1))  # entropy of the language in train.py
 
-# Of Student's distribution, by the number n of runs: one more of the same kind ends above mean + T * sqrt(1 + 1/n) *
-# deviation in 1 of 100 cases.
+# Quantiles of Student's t distribution by the number n of runs: another run of the same kind ends above
+# mean + T * sqrt(1 + 1/n) * deviation in 1 of 100 cases.
 T = {3: 6.965, 4: 4.541, 5: 3.747, 6: 3.365, 7: 3.143, 8: 2.998}
 
 
@@ -37,17 +37,17 @@ T = {3: 6.965, 4: 4.541, 5: 3.747, 6: 3.365, 7: 3.143, 8: 2.998}
 
 
 def train(out, steps, *arguments):
-    """Starts train.py on two ranks; its progress bar is ours."""
+    """Runs train.py on two ranks and shows its progress bar."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
     command = [*launch, str(HERE / "train.py"), "--out", str(out), "--steps", str(steps), *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}
     ended = subprocess.run(command, env=environment, check=False)
     if ended.returncode != 0:
-        sys.exit(f"The training has not survived: exit status {ended.returncode}. Its output is in {out}.")
+        sys.exit(f"The training failed: exit status {ended.returncode}. Its output is in {out}.")
 
 
 class Run:
-    """What both ranks of a training have written down."""
+    """Reads what both ranks of a training have written."""
 
     def __init__(self, folder):
         ranks = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(RANKS)]
@@ -62,12 +62,12 @@ class Run:
         return statistics.fmean(self.kept()[1][-LAST:])
 
     def kept(self):
-        """Steps and losses of what the weights in the end come from: not of what a rollback has thrown away."""
+        """Returns steps and losses that led to the final weights, without those that a rollback discarded."""
         kept = {step: loss for step, loss, applied in self.history if applied}
         return list(kept), list(kept.values())
 
-    def thrown_away(self):
-        """The same of what a rollback has thrown away."""
+    def discarded(self):
+        """Returns steps and losses that a rollback discarded."""
         steps = [step for step, _, _ in self.history]
         again = [i for i, step in enumerate(steps) if step in steps[i + 1 :] and self.history[i][2]]
         return [steps[i] for i in again], [self.history[i][1] for i in again]
@@ -82,7 +82,7 @@ def events_in(log):
 
 
 def row_of(event, names):
-    """A row of the table: event, step, rank, what was seen, origin, action."""
+    """Returns a row of the table: event, step, rank, what was seen, origin, action."""
     action = f"{event['action']}: {event['reason']}"
     if event["snapshot"] is not None:
         action = f"rollback to step {event['snapshot']}, learning rate x {event['lr_factor']}: {event['reason']}"
@@ -96,7 +96,7 @@ def without_folders(text):
 
 
 def print_table(header, rows, widths):
-    """With as many lines to a row as its longest cell takes."""
+    """Prints rows whose cells are wrapped to these widths."""
     rule = "  ".join("-" * width for width in widths)
     for i, row in enumerate([header, *rows]):
         cells = [textwrap.wrap(cell, width) for cell, width in zip(row, widths, strict=True)]
@@ -106,11 +106,11 @@ def print_table(header, rows, widths):
             print(rule)
 
 
-# -- is that the same loss?
+# -- is the final loss the same?
 
 
 def print_losses(clean, recovered):
-    """Both runs side by side, and how far the seeds are apart. Returns whether the recovered run is within that."""
+    """Compares both runs and the spread of the seeds. Returns whether the recovered run is within it."""
     seeds = f"clean, {len(clean)} seeds"
     print(f"\n{'final loss':<20}{'clean, same seed':>18}{'recovered':>11}{seeds:>20}{'noise ends at':>15}")
     within = True
@@ -134,7 +134,7 @@ def print_losses(clean, recovered):
 
 SHORT = {"skip": "skipped", "retry": "run again", "rollback": "rolled back", "split": "halved, run again"}
 PALE, GREY, BLUE, RED, INK = "#c4c4c4", "#6e6e6e", "#1f5a96", "#b5483a", "#333333"
-LABELS_AT = 2.35  # a loss that is above the curves at every event
+LABELS_AT = 2.35  # a loss above the curves at every event
 
 
 def smoothed(values, window=9):
@@ -143,11 +143,12 @@ def smoothed(values, window=9):
 
 
 def draw(out, clean, recovered, events, names):
-    """losses.svg and losses.png: the curves, and how far they are from the mean of the clean ones."""
+    """Draws the curves, and their distance from the mean of the clean runs, as losses.svg and losses.png."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context({"font.size": 9, "svg.hashsalt": "torchnan", "legend.edgecolor": "white"}):
+    style = {"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "torchnan", "legend.edgecolor": "white"}
+    with matplotlib.rc_context(style):
         figure = Figure(figsize=(9.5, 6), facecolor="white", layout="constrained")
         above, below = figure.subplots(2, 1, sharex=True, height_ratios=(2.4, 1))
         for number, event in enumerate(events, 1):
@@ -170,10 +171,10 @@ def draw_losses(axes, clean, recovered):
     axes.plot(steps, smoothed(losses), color=GREY, linewidth=1.1, label="clean, same seed")
     steps, losses = recovered.kept()
     axes.plot(steps, smoothed(losses), color=BLUE, linewidth=1.6, label="with four faults")
-    steps, losses = recovered.thrown_away()
-    axes.plot(steps, losses, color=RED, linewidth=1, label="thrown away by the rollback")
+    steps, losses = recovered.discarded()
+    axes.plot(steps, losses, color=RED, linewidth=1, label="discarded by the rollback")
     axes.axhline(FLOOR, color=INK, linewidth=0.8, linestyle="--")
-    axes.text(1, FLOOR - 0.04, "entropy of the language, the least that can be had", color=INK, va="top", fontsize=8)
+    axes.text(1, FLOOR - 0.04, "entropy of the language, the minimum", color=INK, va="top", fontsize=8)
     axes.set(ylabel="loss (mean of 9 steps)", ylim=(0.7, None))
     axes.legend(loc="upper right", framealpha=1)
 
@@ -193,7 +194,7 @@ def draw_differences(axes, clean, recovered):
 
 
 def mark(both_axes, number, event, names):
-    """A line through both panels, with its number, and what it was above the curve."""
+    """Draws a line through both panels at an event, with its number and its name."""
     step, action = event["step"], SHORT.get(event["action"], event["action"])
     for axes in both_axes:
         axes.axvline(step, color=INK, linewidth=0.6, alpha=0.4)
@@ -206,8 +207,8 @@ def mark(both_axes, number, event, names):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="an empty folder for everything that is written (default: a new one)")
-    parser.add_argument("--steps", type=int, default=240, help="of each training (default: 240; at least 48)")
+    parser.add_argument("--out", type=Path, help="an empty folder for all output (default: a new one)")
+    parser.add_argument("--steps", type=int, default=240, help="steps of each training (default: 240; at least 48)")
     parser.add_argument("--seeds", type=int, default=8, choices=T, help="how many clean trainings (default: 8)")
     given = parser.parse_args()
     out = (given.out or Path(tempfile.mkdtemp(prefix="recover-"))).resolve()

@@ -1,4 +1,4 @@
-"""The same training run three times: as it is, under PyTorch's anomaly mode, and under torchnan."""
+"""Runs the same training three times: plain, under PyTorch's anomaly mode, and under torchnan."""
 
 import os
 import subprocess
@@ -22,17 +22,17 @@ def show(title: str, command: str, arguments: list[str], **variables: str) -> No
 
 def main() -> None:
     show(
-        "1. The run as it is: the loss turns NaN, nothing says where, and it goes on to the end.",
+        "1. Plain: the loss turns NaN, nothing reports where, and training continues to the end.",
         "python train.py",
         ["train.py"],
     )
     show(
-        "2. torch.autograd.set_detect_anomaly(True): the last NaN of the forward pass, not the first.",
+        "2. torch.autograd.set_detect_anomaly(True): names the last NaN of the forward pass, not the first.",
         "python train.py   # with torch.autograd.set_detect_anomaly(True) in it",
         ["-c", ANOMALY, str(SCRIPT)],
     )
     show(
-        "3. torchnan: the operation that made it, its line, its module, its inputs.",
+        "3. torchnan: names the operation that made it, with line, module and inputs.",
         "TORCHNAN=raise python train.py",
         ["train.py"],
         TORCHNAN="raise",

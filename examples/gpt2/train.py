@@ -1,6 +1,6 @@
-"""Trains a small GPT-2 on the text of this repository, with a contrastive term on top: an ordinary training script.
+"""Trains a small GPT-2 on the text of this repository, with a contrastive loss term.
 
-It knows nothing of torchnan. It has a bug, as people really write it.
+An ordinary training script that does not use torchnan. It has a common bug.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ CONTEXT = 64
 
 
 class Text(Dataset):
-    """The bytes of every document and source file here, cut into pieces of CONTEXT."""
+    """The bytes of the documents and source files of this repository, in pieces of CONTEXT."""
 
     def __init__(self):
         files = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md"), *REPOSITORY.glob("torchnan/**/*.py")])

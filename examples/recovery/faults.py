@@ -1,17 +1,17 @@
-"""Four faults, each planted once, on a known step, on one of the ranks."""
+"""Injects four faults, each once, at a known step, on one rank."""
 
 import ctypes
 import math
 
 import torch
 
-STRUCK = 1  # the rank
+STRUCK = 1  # the rank that gets the faults
 ROOM = 4  # rows of a micro-batch that fit into memory, on the step that runs out of it
 EXPONENT_BIT = 30  # the highest of a float32: in a number from 1 to 2 it makes an Inf or a NaN
 
 
 def planned(steps):
-    """On which step of a run each of them comes."""
+    """Returns the step of each fault."""
     return {
         "bad batch": steps * 5 // 24,
         "Inf gradient": steps * 10 // 24,
@@ -21,7 +21,7 @@ def planned(steps):
 
 
 class Faults:
-    """What is still to come on this rank."""
+    """Injects the faults of this rank."""
 
     def __init__(self, model, steps, rank):
         self.model = model
@@ -35,7 +35,7 @@ class Faults:
         }
 
     def plant(self, step, batch):
-        """Before a step. One that comes a second time, after a rollback, is left alone."""
+        """Injects the faults of a step, before it runs. A step that is run again after a rollback gets none."""
         if self.hook is not None:
             self.hook.remove()
         for fault in [fault for fault, when in self.coming.items() if when == step]:
@@ -43,11 +43,11 @@ class Faults:
             self.ways[fault](batch)
 
     def count_no_token(self, batch):
-        """The loss of this batch is a mean over nothing."""
+        """Makes the loss of this batch a mean over nothing."""
         batch["counts"].zero_()
 
     def make_one_gradient_infinite(self, batch):
-        """Once: when the step is run again, it is as it should be."""
+        """Sets one element of a gradient to Inf, once: when the step is run again, the gradient is correct."""
         left = [math.inf]
 
         def strike(gradient):
@@ -59,14 +59,17 @@ class Faults:
         self.hook = self.model.get_parameter("transformer.h.0.mlp.c_fc.weight").register_hook(strike)
 
     def flip_a_bit(self, batch):
-        """In memory, behind PyTorch's back, as a cosmic ray would; of a layer norm, where weights are near 1."""
+        """Flips a bit of a weight in memory, outside the dispatcher, as a cosmic ray would.
+
+        The weight is that of a layer norm, where values are near 1.
+        """
         norms = [weight for name, weight in self.model.named_parameters() if ".ln_" in name]
         places = [(w, i) for w in norms for i, value in enumerate(w.tolist()) if 1 <= value < 2]
         weight, element = places[len(places) // 2]
         ctypes.c_uint32.from_address(weight.data_ptr() + 4 * element).value ^= 1 << EXPONENT_BIT
 
     def take_the_memory_away(self, batch):
-        """From all but small micro-batches, for as often as this step is tried."""
+        """Raises an out-of-memory error in this step for all but small micro-batches."""
 
         def strike(module, inputs, output):
             if len(inputs[0]) > ROOM:

@@ -22,17 +22,17 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import torchnan
 
-WORDS, LENGTH = 64, 32  # of the language, of a sentence
-ROWS = 8  # sentences of a batch, on each rank
-CHANCES = torch.tensor([0.7, 0.1, 0.1, 0.1])  # of the four words that may follow a word
-HELD_OUT = 10**6  # a seed that no training has
+WORDS, LENGTH = 64, 32  # words of the language, words of a sentence
+ROWS = 8  # sentences of a batch on each rank
+CHANCES = torch.tensor([0.7, 0.1, 0.1, 0.1])  # probabilities of the four words that may follow a word
+HELD_OUT = 10**6  # a seed that no training uses
 
 
 class Language:
-    """Each word may be followed by four others, as a rule by one of them.
+    """Generates sentences in which four words may follow each word, one of them mostly.
 
     Args:
-        seed: of its sentences; the language itself is always the same.
+        seed: seed of the sentences; the language itself is always the same.
     """
 
     def __init__(self, seed):
@@ -41,7 +41,7 @@ class Language:
         self.random = torch.Generator().manual_seed(seed)
 
     def sentences(self, rows):
-        """Tokens, and how much each of them counts in the loss: all the same."""
+        """Returns tokens and their weights in the loss, which are all one."""
         words = [torch.randint(WORDS, (rows,), generator=self.random)]
         while len(words) < LENGTH:
             choice = torch.multinomial(CHANCES, rows, replacement=True, generator=self.random)
@@ -55,7 +55,7 @@ def new_model():
 
 
 def loss_of(model, batch):
-    """Mean over the tokens that count."""
+    """Returns the mean loss over the tokens that count."""
     logits = model(input_ids=batch["tokens"]).logits[:, :-1]
     losses = F.cross_entropy(logits.flatten(0, 1), batch["tokens"][:, 1:].flatten(), reduction="none")
     counts = batch["counts"].flatten()
@@ -63,7 +63,7 @@ def loss_of(model, batch):
 
 
 def prepared(seed, steps):
-    """Model, optimizer, scheduler and data; only the sentences differ from rank to rank."""
+    """Returns model, optimizer, scheduler and data. Only the sentences differ from rank to rank."""
     torch.manual_seed(seed)
     model = DistributedDataParallel(new_model())
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
@@ -72,7 +72,7 @@ def prepared(seed, steps):
 
 
 def train_plainly(seed, steps, bar):
-    """Without torchnan, and without faults. Returns the model, and (step, loss, applied) of each step."""
+    """Trains without torchnan and without faults. Returns the model, and (step, loss, applied) of each step."""
     model, optimizer, scheduler, language = prepared(seed, steps)
     history = []
     for step in range(1, steps + 1):
@@ -87,7 +87,7 @@ def train_plainly(seed, steps, bar):
 
 
 def train_guarded(seed, steps, bar, folder):
-    """With faults, and with a guard that deals with them. Returns the same."""
+    """Trains with faults, under a step guard. Returns the same."""
     model, optimizer, scheduler, language = prepared(seed, steps)
     faults = Faults(model.module, steps, dist.get_rank())
     guard = torchnan.StepGuard(
@@ -102,41 +102,41 @@ def train_guarded(seed, steps, bar, folder):
         out_of_memory="split",
         log=folder / "recovery.jsonl",
     )
-    history, told = [], 0
+    history, reported = [], 0
     while guard.step_number < steps:
         batch = language.sentences(ROWS)
         faults.plant(guard.step_number + 1, batch)
         result = guard.step(batch)
         history.append((result.step, result.loss.item(), result.applied))
         show(bar, guard.step_number, result.loss)
-        for event in guard.events[told:]:
-            tell(bar, event)
-        told = len(guard.events)
+        for event in guard.events[reported:]:
+            report(bar, event)
+        reported = len(guard.events)
     return model, history
 
 
 def show(bar, step, loss):
-    """Where the training is; after a rollback, that is further back."""
+    """Shows the current step, which is lower after a rollback."""
     bar.update(step - bar.n)
     bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
 
 
-def tell(bar, event):
-    """Above the bar, in short; the whole report is in the log of the rank."""
+def report(bar, event):
+    """Prints a short line above the bar; the full report is in the log of the rank."""
     if not bar.disable:
         what = event.what.replace("_", " ")
         bar.write(f"step {event.step}, rank {event.rank}: {what}, {event.cause}: {event.action}")
 
 
 def write_reports_to(path):
-    """Rather than between the progress bars."""
+    """Redirects reports from the terminal, where the progress bars are, to a file."""
     log = logging.getLogger("torchnan")
     log.addHandler(logging.FileHandler(path))
     log.propagate = False
 
 
-def write_down(folder, model, history):
-    """What this rank has seen, and what its weights are in the end."""
+def write_results(folder, model, history):
+    """Writes the history of this rank and a digest of its final weights."""
     bits = hashlib.sha256()
     for weight in model.parameters():
         bits.update(weight.detach().numpy().tobytes())
@@ -149,7 +149,7 @@ def write_down(folder, model, history):
 
 
 def held_out_loss(model):
-    """Of sentences that no run is trained on, the same for all runs."""
+    """Returns the loss on sentences that no run is trained on."""
     model.eval()
     with torch.no_grad():
         return loss_of(model, Language(HELD_OUT).sentences(1000)).item()
@@ -173,7 +173,7 @@ def main():
                 model, history = train_guarded(seed, given.steps, bar, folder)
             else:
                 model, history = train_plainly(seed, given.steps, bar)
-        write_down(folder, model, history)
+        write_results(folder, model, history)
     # PyTorch 2.13 aborts now and then if gloo's thread is the one to let go of a Python object at exit.
     del model
     gc.collect()
