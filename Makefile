@@ -1,4 +1,4 @@
-# Everything torchnan's own commands do, each in one line of `make help`.
+# The commands of this repository; `make help` lists them.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,10 +7,10 @@ TORCH := torch==2.13.0
 .DEFAULT_GOAL := help
 .PHONY: help build demo test test-cpp test-python asan tsan soak suites zoo gpu lint format bench clean browser
 
-help: ## this list
+help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 
-# One stamp per environment: what is there is not installed twice, what has changed is built again.
+# A stamp per environment, so that nothing is installed or built twice.
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
@@ -38,12 +38,12 @@ $(VENV)/.built: $(SOURCES) CMakeLists.txt setup.py pyproject.toml | $(VENV)/.tor
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip install -qq --disable-pip-version-check --no-build-isolation --no-deps -e .
 	touch $@
 
-build: $(VENV)/.built ## a .venv with PyTorch and torchnan in it
+build: $(VENV)/.built ## a .venv with PyTorch and an editable build of torchnan
 
-demo: $(VENV)/.built $(VENV)/.demo ## a GPT-2 whose loss turns NaN: as it is, under anomaly mode, under torchnan
+demo: $(VENV)/.built $(VENV)/.demo ## a GPT-2 whose loss turns NaN: plain, under set_detect_anomaly, under torchnan
 	$(BIN)/python examples/gpt2/demo.py
 
-# GoogleTest is a system package; where it may not be installed, the message says what to install.
+# GoogleTest is a system package. Without the right to install it, the message says what to install.
 GTEST := /usr/include/gtest/gtest.h
 $(GTEST):
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -53,7 +53,7 @@ $(GTEST):
 	  echo "The C++ tests need GoogleTest: sudo apt-get install libgtest-dev (or its sources from"; \
 	  echo "github.com/google/googletest, installed with cmake, and GTEST=/path/to/gtest.h)."; exit 1; }
 
-# In the folder of the package's build: what is the same is compiled once.
+# Uses the build folder of the package, so that common sources are compiled once.
 test-cpp: BUILD = build/python$(shell $(BIN)/python -c "import sys; print('%d.%d' % sys.version_info[:2])")
 test-cpp: $(VENV)/.built $(GTEST) ## the C++ tests
 	$(BIN)/cmake -S . -B $(BUILD) -DTORCHNAN_TESTS=ON >/dev/null
@@ -62,7 +62,7 @@ test-cpp: $(VENV)/.built $(GTEST) ## the C++ tests
 	$(BUILD)/tests/cpp/torchnan_device_tests --gtest_brief=1
 	$(BUILD)/tests/cpp/torchnan_fault_tests --gtest_brief=1
 
-# So is the browser in which the page of `diagnose` is looked at; without one its tests say what to install.
+# The page of `diagnose` is tested in a browser; without one, its tests say what to install.
 BROWSER = command -v chromium || command -v chromium-browser || command -v google-chrome
 browser:
 	@if ! { $(BROWSER); } >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
@@ -83,26 +83,26 @@ asan tsan: $(VENV)/.built $(VENV)/.test $(GTEST)
 soak: test-cpp $(VENV)/.built $(VENV)/.test browser ## the long forms of the tests, and the figures in docs/guarantees.md
 	$(BIN)/python -m pytest --soak -n 2 --dist worksteal
 
-suites: $(VENV)/.built $(VENV)/.test ## test suites of other packages with and without torchnan: no outcome may differ
+suites: $(VENV)/.built $(VENV)/.test ## other packages' test suites with and without torchnan: no outcome may differ
 	$(BIN)/python -m tests.third_party_suites.run
 
-zoo: $(VENV)/.built ## the score on programs with a known origin
+zoo: $(VENV)/.built ## the score on programs whose origin is known
 	for zoo in tests/zoo/zoo_*.py; do echo "$$zoo"; \
 	  $(BIN)/python tests/zoo/score.py --adapter tests/zoo/adapter.py --zoo $$zoo || failed=1; done; test -z "$$failed"
 
-# With the Python whose PyTorch sees the GPU, in a folder of its own; nothing is installed there.
+# Builds for the Python whose PyTorch sees the GPU, into a folder; nothing is installed into that Python.
 GPU_PYTHON ?= python3
 GPU := build/gpu
-gpu: ## on a machine with a GPU: what only it can show, and its figures as $(GPU)/gpu.json
+gpu: ## on a machine with a GPU: its tests, and its figures as $(GPU)/gpu.json
 	$(GPU_PYTHON) -c "import torch; assert torch.cuda.is_available(), 'PyTorch sees no GPU here'"
 	$(GPU_PYTHON) -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps --upgrade --target $(GPU) .
 	PYTHONPATH=$(GPU) TEST_DEVICE=cuda TORCHNAN_REQUIRE_CUDA=1 $(GPU_PYTHON) -m pytest tests/devices tests/gpu
 	PYTHONPATH=$(GPU) TORCHNAN_REQUIRE_CUDA=1 $(GPU_PYTHON) -m benchmarks.gpu --json $(GPU)/gpu.json
 
-bench: $(VENV)/.built $(VENV)/.demo ## the price of whole training steps, beside every peer
+bench: $(VENV)/.built $(VENV)/.demo ## the time of training steps under torchnan and under its alternatives
 	$(BIN)/python -m benchmarks.steps
 
-lint: $(VENV)/.lint $(VENV)/.built ## formatting, types, layers of imports, file sizes
+lint: $(VENV)/.lint $(VENV)/.built ## formatting, types, layers, repository rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -111,10 +111,10 @@ lint: $(VENV)/.lint $(VENV)/.built ## formatting, types, layers of imports, file
 	$(BIN)/python tests/lint_repo.py
 	$(BIN)/python tests/folder_graph.py
 
-format: $(VENV)/.lint ## makes the sources look as lint wants them
+format: $(VENV)/.lint ## format all sources
 	$(BIN)/ruff format --quiet .
 	-$(BIN)/ruff check --fix --quiet .
 	find csrc tests/cpp examples -name '*.h' -o -name '*.cpp' | xargs $(BIN)/clang-format -i
 
-clean: ## everything that was made here
+clean: ## remove all build outputs and the .venv
 	rm -rf build $(VENV) *.egg-info
