@@ -8,9 +8,11 @@ import pytest
 import torch
 
 import torchnan
+from tests.support import write_options_table
 from torchnan import startup
 from torchnan._load import _C
-from torchnan.config import options as _options
+from torchnan.config.detection_options import DetectionOptions
+from torchnan.config.options import OptionError
 
 BAD_OPTIONS = [
     ({"action": "rais"}, "action='rais' cannot be used: action takes 'raise', 'warn', 'log' or a callable"),
@@ -81,8 +83,8 @@ def test_every_option_is_a_keyword_of_detect_and_has_the_same_default():
     import inspect
 
     keywords = inspect.signature(torchnan.detect).parameters
-    assert set(keywords) == {*_options.TABLE, "model"}
-    for name, option in _options.TABLE.items():
+    assert set(keywords) == {*DetectionOptions.options(), "model"}
+    for name, option in DetectionOptions.options().items():
         assert keywords[name].kind is inspect.Parameter.KEYWORD_ONLY
         assert keywords[name].default == option.default
 
@@ -110,7 +112,7 @@ GOOD_ENVIRONMENT = [
 @pytest.mark.parametrize(("environment", "expected"), GOOD_ENVIRONMENT, ids=[str(e) for e, _ in GOOD_ENVIRONMENT])
 def test_the_environment_says_the_same_as_keywords(environment, expected):
     options = startup.options_from(environment)
-    assert options == (None if expected is None else _options.check(expected))
+    assert options == (None if expected is None else DetectionOptions.from_dict(expected).as_keywords())
 
 
 BAD_ENVIRONMENT = [
@@ -138,6 +140,10 @@ BAD_ENVIRONMENT = [
 
 @pytest.mark.parametrize(("environment", "message"), BAD_ENVIRONMENT, ids=[str(e) for e, _ in BAD_ENVIRONMENT])
 def test_a_bad_variable_is_refused_with_what_to_do(environment, message):
-    with pytest.raises(_options.OptionError) as raised:
+    with pytest.raises(OptionError) as raised:
         startup.options_from(environment)
     assert message in str(raised.value)
+
+
+def test_the_documented_options_are_those_of_detect():
+    assert write_options_table.written() == write_options_table.table()

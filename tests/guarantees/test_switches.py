@@ -24,7 +24,7 @@ from tests.support.switch_values import (
 )
 from torchnan import cli, startup
 from torchnan._load import _C
-from torchnan.config import options as _options
+from torchnan.config.detection_options import DetectionOptions
 from torchnan.config.options import OptionError
 from torchnan.recovery import Policy, policy
 
@@ -41,7 +41,7 @@ def is_taken(check: Any, *arguments: Any, **options: Any) -> bool:
 
 
 def test_the_tables_are_whole(figure):
-    assert DETECTION.keys() == DETECTION_AS_TEXT.keys() == _options.TABLE.keys()
+    assert DETECTION.keys() == DETECTION_AS_TEXT.keys() == DetectionOptions.options().keys()
     assert RECOVERY.keys() == policy.options().keys()
     values = [
         (len(good), len(bad)) for table in (DETECTION, RECOVERY, DETECTION_AS_TEXT) for good, bad in table.values()
@@ -57,9 +57,9 @@ def test_detection_takes_what_it_says_and_nothing_else(name):
     """Fails when True counts as an integer, and when a path may hold a zero byte."""
     good, bad = DETECTION[name]
     for value in good:
-        assert is_taken(_options.check, {name: value}), value
+        assert is_taken(DetectionOptions.from_dict, {name: value}), value
     for value in bad:
-        assert not is_taken(_options.check, {name: value}), value
+        assert not is_taken(DetectionOptions.from_dict, {name: value}), value
         with pytest.raises(OptionError):
             torchnan.detect(**{name: value})
     assert _C.open_scopes() == 0
@@ -149,19 +149,19 @@ def test_cpp_has_the_same_options_with_the_same_defaults():
         name: () if name == "skip_ops" else words[text] if text in words else int(text)
         for name, text in header_options().items()
     }
-    assert list(defaults.items()) == [(name, option.default) for name, option in _options.TABLE.items()]
+    assert list(defaults.items()) == [(name, option.default) for name, option in DetectionOptions.options().items()]
 
 
 @pytest.mark.parametrize("name", DETECTION)
 def test_cpp_takes_the_same_values(name):
     """Of the types that C++ has for them: it cannot be given others."""
-    types = {"skip_ops": (tuple, list), "log": (str, Path)}.get(name, (type(_options.TABLE[name].default),))
+    types = {"skip_ops": (tuple, list), "log": (str, Path)}.get(name, (type(DetectionOptions.options()[name].default),))
     for value in [*DETECTION[name][0], *DETECTION[name][1]]:
         if not isinstance(value, types) or (name == "skip_ops" and not all(isinstance(v, str) for v in value)):
             continue
         if value in ("", "\ud800") or (isinstance(value, bool) and bool not in types):
             continue  # no log; what Python cannot make bytes of; an integer, in C++
-        assert _cpp_takes({name: value}) is is_taken(_options.check, {name: value}), value
+        assert _cpp_takes({name: value}) is is_taken(DetectionOptions.from_dict, {name: value}), value
 
 
 def test_cpp_takes_the_same_characters_and_combinations(figure):
@@ -173,12 +173,12 @@ def test_cpp_takes_the_same_characters_and_combinations(figure):
     characters = [{"skip_ops": (f"a{chr(c)}b",)} for c in range(1, 0x300)]
     paths = [{"log": text} for c in range(0x300) for text in (chr(c), f"a{chr(c)}")]
     for given in (*together, *characters, *paths):
-        assert _cpp_takes(given) is is_taken(_options.check, given), given
+        assert _cpp_takes(given) is is_taken(DetectionOptions.from_dict, given), given
     figure(f"{len(together) + len(characters) + len(paths)} combinations and characters, taken alike by C++ and Python")
 
 
 def _cpp_takes(given: dict[str, Any]) -> bool:
-    defaults = {name: option.default for name, option in _options.TABLE.items()}
+    defaults = {name: option.default for name, option in DetectionOptions.options().items()}
     if "log" in given:
         given = {"log": os.fspath(given["log"])}
     try:
@@ -196,7 +196,7 @@ def test_unknown_names_are_refused_with_the_nearest(tmp_path):
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     refused = {
-        "max_findings": lambda: _options.check({"max_finding": 1}),
+        "max_findings": lambda: DetectionOptions.from_dict({"max_finding": 1}),
         "TORCHNAN_MAX_FINDINGS": lambda: startup.options_from({"TORCHNAN_MAX_FINDING": "1"}),
         "TORCHNAN_WHEN": lambda: startup.options_from({"TORCHNAN_when": "harm"}),
         "TORCHNAN_POLICY_ACTION": lambda: startup.options_from({"TORCHNAN_POLICI_ACTION": "skip"}),
@@ -214,7 +214,9 @@ def test_unknown_names_are_refused_with_the_nearest(tmp_path):
             use()
         assert f"Did you mean '{nearest}'?" in str(error.value)
         known = (
-            policy.options() if "POLICY" not in str(error.value) and nearest not in _options.TABLE else _options.TABLE
+            policy.options()
+            if "POLICY" not in str(error.value) and nearest not in DetectionOptions.options()
+            else DetectionOptions.options()
         )
         if "there is no option" in str(error.value):
             assert str(error.value).endswith(f"Options: {', '.join(known)}.")
@@ -347,8 +349,8 @@ OPTIONS = re.compile(r"\b(?:thresholds|limits|options|_every)\b")
 def test_nothing_is_clamped():
     """What is asked for is what is used: no min() or max() between an option and its use, but those that are known."""
     known = {
-        ("step/agreement.py", "max(length, 1)"),  # a tensor has an element
-        ("step/agreement.py", "min(sight.micro_batch, _MICRO_BATCHES)"),  # of what is shown first
+        ("distributed/agreement.py", "max(length, 1)"),  # a tensor has an element
+        ("distributed/agreement.py", "min(anomaly.micro_batch, _MICRO_BATCHES)"),  # of what is shown first
         ("recovery/decision.py", "max(0, self.spent.rollbacks_in_a_row - 1)"),  # the first goes no further
         ("recovery/rollback.py", "max(0, len(steps) - 1 - further)"),  # "the oldest at most"
         # a window has least_rows, "of a short run at most a third of it": docs/diagnose.md says so

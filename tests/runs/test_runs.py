@@ -17,8 +17,8 @@ from tests.runs.score_runs import FAILING as FAILING_SEEDS
 from tests.runs.score_runs import HEALTHY as HEALTHY_SEEDS
 from tests.runs.score_runs import LEAST_RIGHT, Scored, confusion, kinds, score
 from tests.runs.small_training import Training
-from torchnan.diagnosis import diagnose, read
 from torchnan.config.instability import INSTABILITIES
+from torchnan.diagnosis import diagnose, read
 
 pytest.importorskip("transformers")
 

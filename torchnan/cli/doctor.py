@@ -11,7 +11,7 @@ import torch
 
 from torchnan import _build, startup
 from torchnan._load import _C
-from torchnan.config import options as _options
+from torchnan.config.options import OptionError
 from torchnan.config.text import printable
 
 NAME = "doctor"
@@ -62,7 +62,7 @@ def execute(given: argparse.Namespace) -> int:
     try:
         options = startup.options_from(os.environ)
         rows.append(("switches", _told(options)))
-    except _options.OptionError as error:
+    except OptionError as error:
         rows.append(("switches", f"REFUSED: {error}"))
         healthy = False
     for name, value in rows:

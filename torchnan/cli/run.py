@@ -12,8 +12,9 @@ import os
 import sys
 
 from torchnan import startup
-from torchnan.config import options
+from torchnan.config.detection_options import DetectionOptions
 from torchnan.config.environment import is_of_detection
+from torchnan.config.options import OptionError
 
 NAME = "run"
 HELP = "run a program under detection"
@@ -21,7 +22,7 @@ HELP = "run a program under detection"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Every option of a detection, and the program with its arguments."""
-    for name, option in options.TABLE.items():
+    for name, option in DetectionOptions.options().items():
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, metavar="VALUE", help=f"{option.accepts_text} (default: {_shown(option.default)})")
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, default=[], help="a module and its arguments")
@@ -38,14 +39,16 @@ def execute(given: argparse.Namespace) -> int:
     """Becomes the program: same interpreter, same process, with the variables set."""
     program = ["-m", *given.module] if given.module else given.script
     if not program:
-        raise options.OptionError("nothing to run: give a script, or -m and a module.")
+        raise OptionError("nothing to run: give a script, or -m and a module.")
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
-        raise options.OptionError(
+        raise OptionError(
             "TORCH_DEVICE_BACKEND_AUTOLOAD is off, so `import torch` would not switch detection on. Unset it, or call "
             "torchnan.set_detect(True) in the program."
         )
     variables = {
-        f"TORCHNAN_{name.upper()}": value for name in options.TABLE if (value := getattr(given, name)) is not None
+        f"TORCHNAN_{name.upper()}": value
+        for name in DetectionOptions.options()
+        if (value := getattr(given, name)) is not None
     }
     environment = {
         name: value for name, value in os.environ.items() if name != "TORCHNAN" and not is_of_detection(name)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from torchnan.config import options as _options
+from torchnan.config.detection_options import ACTIONS, DetectionOptions
+from torchnan.config.options import OptionError, read, suggest
 from torchnan.config.text import printable
 
 POLICY = "TORCHNAN_POLICY"  # recovery's variables begin with it
@@ -31,18 +32,16 @@ def detection_options(
     """
     mode = environment.get("TORCHNAN", "")
     if mode not in ("", *MODES):
-        raise _options.OptionError(
-            f"TORCHNAN={printable(mode, 200)} cannot be used: it takes one of {', '.join(MODES)}."
-        )
+        raise OptionError(f"TORCHNAN={printable(mode, 200)} cannot be used: it takes one of {', '.join(MODES)}.")
     given = {
         _name(variable): _value(variable, text, policy_variables)
         for variable, text in sorted(environment.items())
         if is_of_detection(variable)
     }
-    if mode in _options.ACTIONS and given.setdefault("action", mode) != mode:
-        raise _options.OptionError(f"TORCHNAN={mode} and TORCHNAN_ACTION={given['action']} disagree: set one of them.")
+    if mode in ACTIONS and given.setdefault("action", mode) != mode:
+        raise OptionError(f"TORCHNAN={mode} and TORCHNAN_ACTION={given['action']} disagree: set one of them.")
     requires_cuda(environment)  # refused now, and not by the first detection session
-    options = _options.check(given)
+    options = DetectionOptions.from_dict(given).as_keywords()
     return None if mode in ("", "0") else options
 
 
@@ -64,7 +63,7 @@ def requires_cuda(environment: Mapping[str, str]) -> bool:
     """
     given = environment.get(REQUIRE_CUDA, "")
     if given not in ("", "0", "1"):
-        raise _options.OptionError(f"{REQUIRE_CUDA}={printable(given, 200)} cannot be used: it takes 0 or 1.")
+        raise OptionError(f"{REQUIRE_CUDA}={printable(given, 200)} cannot be used: it takes 0 or 1.")
     return given == "1"
 
 
@@ -73,11 +72,11 @@ def _name(variable: str) -> str:
 
 
 def _value(variable: str, text: str, policy_variables: Callable[[], Iterable[str]]) -> Any:
-    known = [f"TORCHNAN_{option.upper()}" for option in _options.TABLE]
+    known = [f"TORCHNAN_{option.upper()}" for option in DetectionOptions.options()]
     if variable not in known:
-        suggestion = _options.suggest(variable, [*known, POLICY, *policy_variables()])
-        raise _options.OptionError(
+        suggestion = suggest(variable, [*known, POLICY, *policy_variables()])
+        raise OptionError(
             f"there is no variable {printable(variable, 100)}.{suggestion} Variables: TORCHNAN, {', '.join(known)}, "
             f"{POLICY}, {POLICY}_<FIELD>."
         )
-    return _options.read(variable, _options.TABLE[_name(variable)], text)
+    return read(variable, DetectionOptions.option(_name(variable)), text)

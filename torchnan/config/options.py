@@ -1,22 +1,22 @@
-"""The options of a detection: one table for keywords and environment. The C++ side has the same names."""
+"""Options that a user sets in keywords, a dictionary, TOML, the environment or as NAME=VALUE, and tables of them."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import re
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from torchnan.config.text import LONGEST_MESSAGE, printable, shown
 
-ACTIONS = ("raise", "warn", "log")
-WHENS = ("harm", "origin")
+_Table = TypeVar("_Table", bound="Settings")
 
 
 class OptionError(ValueError):
-    """An option that cannot be used. Nothing has been switched on."""
+    """An option cannot be used. Raised before anything takes effect."""
 
     def __init__(self, text: str) -> None:
         super().__init__(printable(text, LONGEST_MESSAGE))
@@ -24,46 +24,60 @@ class OptionError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """One option: its default, a check of the value, and how it is read from text."""
+    """Describes an option.
+
+    Attributes:
+        default: its value where none is given.
+        accepts: the values that it takes, in words.
+        check: whether it takes a value.
+        parse: reads a value from text; raises KeyError or ValueError for what stands for none.
+        accepts_text: the texts that it takes, in words.
+    """
 
     default: Any
     accepts: str
     check: Callable[[Any], bool]
     parse: Callable[[str], Any]
-    accepts_text: str = ""  # in the environment
+    accepts_text: str
 
 
 def parse_bool(text: str) -> bool:
+    """Returns True for ``1`` and ``true``, False for ``0`` and ``false``, in any case of letters."""
     values = {"1": True, "true": True, "0": False, "false": False}
     return values[text.lower()]
 
 
 def parse_int(text: str) -> int:
-    """ASCII digits alone: ``int()`` also takes spaces, underscores and the digits of every script."""
+    """Returns an integer of ASCII digits: ``int()`` also takes spaces, underscores and the digits of every script."""
     if not re.fullmatch("-?[0-9]+", text):
         raise ValueError(text)
     return int(text)
 
 
 def parse_float(text: str) -> float:
-    """The same for ``float()``, which also takes ``nan`` and ``inf``."""
+    """Returns a finite decimal number: ``float()`` also takes ``nan`` and ``inf``."""
     if not re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", text):
         raise ValueError(text)
     return float(text)
 
 
 def one_of(*values: str) -> Callable[[Any], bool]:
-    """A check: equal to one of these, and a string; what a comparison with anything else does, nobody knows."""
+    """Returns a check for one of these strings. Other types are not compared: their ``==`` may do anything."""
     return lambda value: isinstance(value, str) and value in values
 
 
-def count_from(least: int) -> Callable[[Any], bool]:
-    """A check: an integer that the core can hold, and not True or False."""
-    return lambda value: isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63
+def integer_from(minimum: int) -> Callable[[Any], bool]:
+    """Returns a check for integers of 64 bits from ``minimum`` on, but for True and False."""
+    return lambda value: isinstance(value, int) and not isinstance(value, bool) and minimum <= value < 2**63
+
+
+def is_number(value: Any) -> bool:
+    """Returns whether a value is a finite number, and not True or False."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def is_path(value: Any) -> bool:
-    """Whether it can be the path of a file."""
+    """Returns whether a value can be the path of a file."""
     if not isinstance(value, str | Path) or "\0" in str(value) or not str(value).strip(" \t\n\r\f\v"):
         return False
     try:
@@ -73,85 +87,16 @@ def is_path(value: Any) -> bool:
     return True
 
 
-def _is_pattern(value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_:*?\[\]!^-]+", value) is not None
-
-
-def _is_names(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str) and all(map(_is_pattern, value))
-
-
-_BOOL = ("True or False", lambda value: isinstance(value, bool), parse_bool, "1, 0, true or false")
-
-TABLE: dict[str, Option] = {
-    "action": Option(
-        "raise",
-        "'raise', 'warn', 'log' or a callable that takes a Finding",
-        lambda value: callable(value) or one_of(*ACTIONS)(value),
-        str,
-        "raise, warn or log",
-    ),
-    "check_nan": Option(True, *_BOOL),
-    "check_inf": Option(True, *_BOOL),
-    "when": Option("harm", "'harm' or 'origin'", one_of(*WHENS), str, "harm or origin"),
-    "backward": Option(True, *_BOOL),
-    "stacks": Option(True, *_BOOL),
-    "skip_ops": Option(
-        (),
-        "a sequence of operator names without overload, or globs, such as ('aten::log', '_foreach_*')",
-        _is_names,
-        lambda text: tuple(part.strip(" ") for part in text.split(",")),
-        "operator names without overload, or globs, with commas between them, such as aten::log,_foreach_*",
-    ),
-    "exact": Option(False, *_BOOL),
-    "sample": Option(
-        0,
-        "0, or a number of steps",
-        count_from(0),
-        parse_int,
-        "0, or a number of steps",
-    ),
-    "headroom": Option(False, *_BOOL),
-    "max_findings": Option(
-        100,
-        "an integer of at least 1",
-        count_from(1),
-        parse_int,
-        "an integer of at least 1",
-    ),
-    "log": Option(None, "a path, or None", lambda value: value is None or is_path(value), str, "a path"),
-}
-
-
-def check(given: dict[str, Any]) -> dict[str, Any]:
-    """The full set of options, with defaults filled in.
-
-    Raises:
-        OptionError: a name or a value that cannot be used.
-    """
-    for name, value in given.items():
-        if name not in TABLE:
-            raise OptionError(
-                f"there is no option '{printable(name, 100)}'.{suggest(name, TABLE)} Options: {', '.join(TABLE)}."
-            )
-        if not TABLE[name].check(value):
-            raise OptionError(f"{name}={shown(value)} cannot be used: {name} takes {TABLE[name].accepts}.")
-    options = {name: given.get(name, option.default) for name, option in TABLE.items()}
-    if not options["check_nan"] and not options["check_inf"]:
-        raise OptionError("check_nan and check_inf are both False: nothing would be looked for.")
-    if options["exact"] and options["sample"]:
-        raise OptionError("exact=True reads every result: there is nothing left for sample to add.")
-    options["skip_ops"] = tuple(options["skip_ops"])
-    if options["log"] is not None:
-        options["log"] = os.path.abspath(options["log"])
-    return options
-
-
 def read(variable: str, option: Option, text: str) -> Any:
-    """The value that an environment variable stands for.
+    """Returns the value that the text of a variable stands for.
+
+    Args:
+        variable: its name.
+        option: the option that it sets.
+        text: its text.
 
     Raises:
-        OptionError: it stands for none that the option takes.
+        OptionError: the text stands for no value that the option takes.
     """
     try:
         value = option.parse(text)
@@ -164,15 +109,120 @@ def read(variable: str, option: Option, text: str) -> Any:
 
 
 def message_of(error: Exception) -> str:
-    """What an error says, without the number that an OSError puts in front; with the file that it is about."""
+    """Returns the message of an error; of an OSError without its number, with the file that it is about."""
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
     return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
 
 
-def suggest(name: str, names: Any) -> str:
+def suggest(name: str, names: Iterable[str]) -> str:
+    """Returns a sentence with the name most like the given one, ``""`` if none is like it."""
     import difflib
 
     lower = {known.lower(): known for known in names}
     close = difflib.get_close_matches(name.lower(), lower, n=1)
     return f" Did you mean '{lower[close[0]]}'?" if close else ""
+
+
+def setting(
+    default: Any, accepts: str, check: Callable[[Any], bool], parse: Callable[[str], Any] = str, accepts_text: str = ""
+) -> Any:
+    """Returns a field; :class:`Option` says what the arguments are. ``accepts_text`` is ``accepts`` by default."""
+    option = Option(default, accepts, check, parse, accepts_text or accepts)
+    return dataclasses.field(default=default, metadata={"option": option})
+
+
+def nonnegative_int(default: int, *, minimum: int = 0) -> Any:
+    """Returns a field: an integer of at least ``minimum``."""
+    return setting(default, f"an integer of at least {minimum}", integer_from(minimum), parse_int)
+
+
+def greater_than(default: float, bound: float) -> Any:
+    """Returns a field: a finite number above ``bound``."""
+    return setting(default, f"a number above {bound:g}", lambda v: is_number(v) and v > bound, parse_float)
+
+
+def switch(default: bool) -> Any:
+    """Returns a field: true or false."""
+    return setting(default, "true or false", lambda v: isinstance(v, bool), parse_bool)
+
+
+class Settings:
+    """Base of a frozen dataclass whose fields are made by :func:`setting`.
+
+    Raises:
+        OptionError: a name or a value that cannot be used.
+    """
+
+    TOPIC: ClassVar[str] = ""  # the name of the table in errors
+
+    def __post_init__(self) -> None:
+        for name, option in self.options().items():
+            if not option.check(getattr(self, name)):
+                raise OptionError(f"{name}={shown(getattr(self, name))} cannot be used: {name} takes {option.accepts}.")
+
+    @classmethod
+    def options(cls) -> dict[str, Option]:
+        """Returns the options by name."""
+        return {field.name: field.metadata["option"] for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+
+    @classmethod
+    def from_dict(cls: type[_Table], given: Mapping[str, Any]) -> _Table:
+        """Returns settings from names and values.
+
+        Raises:
+            OptionError: a name or a value that cannot be used.
+        """
+        for name in given:
+            cls.option(str(name))
+        return cls(**given)
+
+    @classmethod
+    def option(cls, name: str) -> Option:
+        """Returns the option of that name.
+
+        Raises:
+            OptionError: there is none.
+        """
+        table = cls.options()
+        if name not in table:
+            known = f"{suggest(name, table)} Options: {', '.join(table)}."
+            topic = f" of {cls.TOPIC}" if cls.TOPIC else ""
+            raise OptionError(f"there is no option '{printable(name, 100)}'{topic}.{known}")
+        return table[name]
+
+    @classmethod
+    def from_toml(cls: type[_Table], path: str | os.PathLike[str], table: str = "") -> _Table:
+        """Returns settings from a TOML file.
+
+        Args:
+            path: the file.
+            table: which of its tables, ``"train.recovery"``. Default: the whole file.
+
+        Raises:
+            OptionError: the file is not TOML, or has a name or a value that cannot be used.
+            OSError: the file cannot be read.
+        """
+        given = _toml(path)
+        for part in filter(None, table.split(".")):
+            if not isinstance(given, dict) or part not in given:
+                raise OptionError(f"{os.fspath(path)} has no table '{table}'.")
+            given = given[part]
+        if not isinstance(given, dict):
+            raise OptionError(f"{os.fspath(path)} has no table '{table}'.")
+        try:
+            return cls.from_dict(given)
+        except OptionError as error:
+            raise OptionError(f"{os.fspath(path)}: {error}") from None
+
+
+def _toml(path: str | os.PathLike[str]) -> Any:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib  # type: ignore[import-not-found]
+    with open(path, "rb") as file:
+        try:
+            return tomllib.load(file)
+        except (ValueError, RecursionError) as error:  # no UTF-8, a number of 5,000 digits
+            raise OptionError(f"{os.fspath(path)} is not TOML: {error}.") from None

@@ -15,7 +15,8 @@ import torch
 
 from torchnan._load import _C
 from torchnan.config import environment
-from torchnan.config import options as _options
+from torchnan.config.detection_options import DetectionOptions
+from torchnan.config.options import OptionError
 from torchnan.config.text import printable, shown
 from torchnan.detection import hooks, registry
 from torchnan.detection.errors import DetectorWarning
@@ -24,35 +25,37 @@ from torchnan.detection.headroom import Headroom
 
 
 class detect(contextlib.ContextDecorator):
-    """Watches every operation, forward, backward and in the optimizer, and reports what made a NaN or an Inf.
+    """Checks every operation, forward, backward and in the optimizer, and reports what made a NaN or an Inf.
 
-    A context manager and a decorator. Scopes nest: the innermost decides what a finding does, all keep it. The same
-    object may be entered again, also by other threads, which then take part in the same detection. Backward passes
-    started inside are watched on whatever thread they run.
+    A context manager and a decorator. Sessions nest: the innermost decides what a finding does, all keep it. The same
+    object may be entered again, also by other threads, which then take part in the same session. Backward passes
+    started inside are checked on whatever thread they run.
 
-    With ``TORCHNAN=0`` in the environment nothing is watched: options are checked, and that is all.
+    With ``TORCHNAN=0`` in the environment nothing is checked: options are validated, and that is all.
 
     Args:
-        action: what a finding of level ``"error"`` does: ``"raise"`` a :class:`torchnan.NonFiniteError` (default),
-            ``"warn"`` once per origin, ``"log"`` keep it, or a callable that is given the :class:`Finding`.
-        check_nan, check_inf: which kinds matter. Default both.
-        when: ``"harm"`` (default) reports a value where it does harm, so that what the program repairs or never
-            uses stays silent; ``"origin"`` reports it at once, at the operation that made it.
-        backward: watch the backward pass. Default ``True``.
-        stacks: keep the forward source line for the backward pass. Default ``True``.
-        model: names parameters and modules in reports; only needed where no module is on the call stack.
-        skip_ops: operator names or globs (``"aten::log"``, ``"_foreach_*"``) that are never judged.
-        exact: read every result, whether or not bounds prove it finite. Default False.
-        sample: N > 0 reads what bounds prove finite too, every result once in N steps: against faulty memory, and code
-            that writes into tensors where PyTorch cannot see it. Default 0: never.
-        headroom: keep the largest magnitude of each module's results, for :meth:`headroom`. Default False.
-        max_findings: how many findings are kept; the rest is counted. Default 100.
+        action: what a finding of level ``"error"`` does: ``"raise"`` a :class:`torchnan.NonFiniteError`, ``"warn"``
+            once per origin, ``"log"`` only keeps it, or a callable that is given the :class:`Finding`.
+        check_nan: report NaN.
+        check_inf: report infinities.
+        when: ``"harm"`` reports a value where it does harm, so that what user code repairs or never uses stays silent;
+            ``"origin"`` reports it at once, at the operation that made it, which suits a debugger.
+        backward: check the backward pass.
+        stacks: record forward call sites, so that a finding in the backward pass has a source line.
+        model: a module whose parameters and submodules are named in reports; needed only where no module is on the call
+            stack.
+        skip_ops: operators that are never checked: names or globs, such as ``("aten::log", "_foreach_*")``.
+        exact: scan every result, even where a bound proves it finite.
+        sample: ``N`` also scans results that are proved finite, each of them once in ``N`` steps: against faulty
+            memory, and code that writes into tensors where PyTorch cannot see it.
+        headroom: record the largest magnitude of each module's results, for :meth:`headroom`.
+        max_findings: how many findings are kept; further ones are only counted.
         log: path of a file that gets one line of strict JSON per finding, readable by its owner only.
 
     Raises:
-        OptionError: an option that cannot be used.
+        OptionError: an option cannot be used.
         OSError: the log cannot be written.
-        RuntimeError: this PyTorch leaves no dispatch key to watch with.
+        RuntimeError: this PyTorch leaves no dispatch key to intercept operations with.
 
     Example::
 
@@ -79,26 +82,14 @@ class detect(contextlib.ContextDecorator):
         max_findings: int = 100,
         log: Any = None,
     ) -> None:
-        given = dict(
-            action=action,
-            check_nan=check_nan,
-            check_inf=check_inf,
-            when=when,
-            backward=backward,
-            stacks=stacks,
-            skip_ops=skip_ops,
-            exact=exact,
-            sample=sample,
-            headroom=headroom,
-            max_findings=max_findings,
-            log=log,
-        )
-        options = _options.check(given)
+        given = dict(locals())  # every keyword, under its name
+        del given["self"]
+        options = DetectionOptions.from_dict({name: given[name] for name in DetectionOptions.options()})
         if model is not None and not isinstance(model, torch.nn.Module):
-            raise _options.OptionError(f"model={shown(model)} cannot be used: model takes a torch.nn.Module or None.")
+            raise OptionError(f"model={shown(model)} cannot be used: model takes a torch.nn.Module or None.")
         self.model = model
-        self._given = dict(given, model=model)
-        self._session = _C.DetectionSession(options)
+        self._given = given
+        self._session = _C.DetectionSession(options.as_keywords())
         self._entries: Counter[int] = Counter()  # by thread
         registry.sessions[self._session.id] = self
 

@@ -6,8 +6,16 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from torchnan.config.options import OptionError, parse_float, read
-from torchnan.config.settings import Settings, above, count, is_number, setting
+from torchnan.config.options import (
+    OptionError,
+    Settings,
+    greater_than,
+    is_number,
+    nonnegative_int,
+    parse_float,
+    read,
+    setting,
+)
 from torchnan.config.text import printable
 
 
@@ -41,22 +49,22 @@ class Thresholds(Settings):
 
     TOPIC: ClassVar[str] = "diagnosis"
 
-    spike_window: int = count(100, least=2)
-    spike_sigma: float = above(3.0, 0)
-    recovery_steps: int = count(50, least=1)
-    recovery_sigma: float = above(0.5, 0)
-    grad_factor: float = above(30.0, 1)
-    lr_jump: float = above(2.0, 1)
-    duplicate_steps: int = count(100, least=1)
-    divergence_steps: int = count(200, least=10)
-    weight_factor: float = above(2.0, 1)
-    lr_factor: float = above(1.02, 1)
-    scale_floor: float = above(1.0, 0)
-    overflow_steps: int = count(2, least=1)
+    spike_window: int = nonnegative_int(100, minimum=2)
+    spike_sigma: float = greater_than(3.0, 0)
+    recovery_steps: int = nonnegative_int(50, minimum=1)
+    recovery_sigma: float = greater_than(0.5, 0)
+    grad_factor: float = greater_than(30.0, 1)
+    lr_jump: float = greater_than(2.0, 1)
+    duplicate_steps: int = nonnegative_int(100, minimum=1)
+    divergence_steps: int = nonnegative_int(200, minimum=10)
+    weight_factor: float = greater_than(2.0, 1)
+    lr_factor: float = greater_than(1.02, 1)
+    scale_floor: float = greater_than(1.0, 0)
+    overflow_steps: int = nonnegative_int(2, minimum=1)
     false_alarm: float = _fraction(0.001)
     headroom_share: float = _fraction(0.5)
-    headroom_steps: int = count(10_000)
-    least_rows: int = count(20, least=8)
+    headroom_steps: int = nonnegative_int(10_000)
+    least_rows: int = nonnegative_int(20, minimum=8)
 
     def with_texts(self, texts: Iterable[str]) -> Thresholds:
         """With what ``NAME=VALUE`` says, as on a command line.

@@ -12,8 +12,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from torchnan.config.options import OptionError, is_path, one_of
-from torchnan.config.settings import Settings, count, setting, switch
+from torchnan.config.options import OptionError, Settings, is_path, nonnegative_int, one_of, setting, switch
 from torchnan.config.text import shown, type_name
 from torchnan.monitor.compute_dtype import COMPUTE_DTYPES
 from torchnan.monitor.row import encode_nonfinite, sanitize_text
@@ -26,14 +25,14 @@ class MonitorOptions(Settings):
     TOPIC: ClassVar[str] = "the monitor"
 
     log: str | Path | None = setting(None, "a path, or nothing", lambda v: v is None or is_path(v))
-    max_bytes: int = count(2**26, least=2**16)
-    parts: int = count(16, least=2)
+    max_bytes: int = nonnegative_int(2**26, minimum=2**16)
+    parts: int = nonnegative_int(16, minimum=2)
     all_ranks: bool = switch(False)
-    weights_every: int = count(20)
-    headroom_every: int = count(50)
+    weights_every: int = nonnegative_int(20)
+    headroom_every: int = nonnegative_int(50)
     live: bool = switch(True)
-    judge_every: int = count(10, least=1)
-    window: int = count(1000, least=50)
+    judge_every: int = nonnegative_int(10, minimum=1)
+    window: int = nonnegative_int(1000, minimum=50)
     rerun_in_fp32: bool = switch(True)
     dtype: str | None = setting(
         None, f"one of {', '.join(COMPUTE_DTYPES)}, or nothing", lambda v: v is None or one_of(*COMPUTE_DTYPES)(v)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from torchnan._load import _C
-from torchnan.config.options import OptionError, count_from, one_of
+from torchnan.config.options import OptionError, integer_from, one_of
 from torchnan.config.text import printable, shown
 from torchnan.detection import shards
 from torchnan.detection.pause import detection_paused
@@ -94,7 +94,7 @@ class NaNDetector:
         if not one_of(*ACTIONS)(action):
             raise OptionError(f"Invalid NaN action: {shown(action)} (expected warn/skip/raise)")
         for name, value in (("max_consecutive", max_consecutive), ("max_history", max_history)):
-            if not count_from(1)(value):
+            if not integer_from(1)(value):
                 raise OptionError(f"{name}={shown(value)} cannot be used: {name} takes an integer of at least 1.")
         for name, limit in (("norm_limit", norm_limit), ("norm_factor", norm_factor)):
             if not is_positive(limit):

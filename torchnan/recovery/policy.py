@@ -9,8 +9,20 @@ from typing import Any, ClassVar
 
 from torchnan.config.environment import POLICY
 from torchnan.config.instability import INSTABILITIES
-from torchnan.config.options import Option, OptionError, is_path, one_of, parse_float, read, suggest
-from torchnan.config.settings import Settings, count, is_number, setting, switch
+from torchnan.config.options import (
+    Option,
+    OptionError,
+    Settings,
+    is_number,
+    is_path,
+    nonnegative_int,
+    one_of,
+    parse_float,
+    read,
+    setting,
+    suggest,
+    switch,
+)
 from torchnan.config.text import printable
 from torchnan.recovery.event import ACTIONS, CAUSES, INSTABILITY_ACTIONS, Action
 
@@ -106,34 +118,34 @@ class Policy(Settings):
     TOPIC: ClassVar[str] = "recovery"
 
     action: str = _one_of("skip", "rollback", "raise")
-    max_consecutive: int = count(5, least=1)
-    max_skips: int = count(100)
+    max_consecutive: int = nonnegative_int(5, minimum=1)
+    max_skips: int = nonnegative_int(100)
     remedy: Mapping[str, Action] = _table(_REMEDIES, CAUSES, ACTIONS, "data=raise,norm=rollback")
     instability: Mapping[str, Action] = _table(
         _ANSWERS, INSTABILITIES, INSTABILITY_ACTIONS, "spike=skip,silent_divergence=cut_lr"
     )
-    retries: int = count(2)
+    retries: int = nonnegative_int(2)
     max_norm: float | None = _positive()
     norm_limit: float | None = _positive()
     norm_factor: float | None = _positive()
-    norm_window: int = count(100, least=10)
-    max_scaler_skips: int = count(20, least=1)
+    norm_window: int = nonnegative_int(100, minimum=10)
+    max_scaler_skips: int = nonnegative_int(20, minimum=1)
     replay: bool = switch(True)
     keep: str = _one_of("reference", "copy")
     captures: str | Path | None = _path()
-    max_captures: int = count(3, least=1)
-    max_capture_bytes: int = count(2**35, least=1)
-    snapshot_every: int = count(0)
-    snapshots: int = count(2, least=1)
+    max_captures: int = nonnegative_int(3, minimum=1)
+    max_capture_bytes: int = nonnegative_int(2**35, minimum=1)
+    snapshot_every: int = nonnegative_int(0)
+    snapshots: int = nonnegative_int(2, minimum=1)
     snapshot_folder: str | Path | None = _path()
-    rollback_depth: int = count(1, least=1)
-    max_rollbacks: int = count(3)
+    rollback_depth: int = nonnegative_int(1, minimum=1)
+    max_rollbacks: int = nonnegative_int(3)
     rewind_data: bool = switch(False)
     lr_factor: float = _share(0.5)
-    lr_ramp: int = count(100)
+    lr_ramp: int = nonnegative_int(100)
     clip_factor: float = _share(0.5)
     out_of_memory: str = _one_of("raise", "split")
-    max_splits: int = count(4, least=1)
+    max_splits: int = nonnegative_int(4, minimum=1)
     log: str | Path | None = _path()
 
     def __post_init__(self) -> None:

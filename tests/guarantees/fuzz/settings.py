@@ -7,7 +7,7 @@ import json
 import tempfile
 
 from torchnan import startup
-from torchnan.config import options
+from torchnan.config.detection_options import DetectionOptions
 from torchnan.config.options import OptionError
 from torchnan.recovery import policy
 
@@ -17,7 +17,7 @@ def seeds() -> list[bytes]:
     defaults = {name: option.default for name, option in policy.options().items() if option.default}
     toml = "\n".join(f"{name} = {json.dumps(default)}" for name, default in defaults.items())
     variables = [f"_POLICY_{name.upper()}={option.default}" for name, option in policy.options().items()]
-    variables += [f"_{name.upper()}={option.default}" for name, option in options.TABLE.items()]
+    variables += [f"_{name.upper()}={option.default}" for name, option in DetectionOptions.options().items()]
     return [toml.encode(), "\n".join(variables).encode(), b"=raise\n_SKIP_OPS=aten::log,_foreach_*\n_MAX_FINDINGS=1"]
 
 
