@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
+
+# Several processes share few cores, and a thread that waits for another one must not take a core for that.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import torch
 
 from torchnan._load import _C
@@ -27,18 +33,46 @@ def clean_slate():
 
 def pytest_addoption(parser):
     parser.addoption("--soak", action="store_true", help="the long forms, alone; writes the guarantees' figures")
+    parser.addoption(
+        "--tier",
+        choices=["all", "sample", "rest"],
+        default="all",
+        help="sample: of tests with many cases, some that a fixed seed draws; rest: what the sample leaves out",
+    )
 
 
 def pytest_collection_modifyitems(config, items):
+    sampled = _sample(items)
+
     def runs(item) -> bool:
         is_long = item.get_closest_marker("slow") is not None
         if config.getoption("--soak"):
             return is_long or item.get_closest_marker("guarantee") is not None
-        return not is_long
+        return (
+            not is_long
+            and {"all": True, "sample": item in sampled, "rest": item not in sampled}[config.getoption("--tier")]
+        )
 
     config.hook.pytest_deselected(items=[item for item in items if not runs(item)])
     # The longest first: none is left over for one core at the end.
     items[:] = sorted((item for item in items if runs(item)), key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def _sample(items) -> set[pytest.Item]:
+    """Returns every test, but of those marked as breadth only as many cases as the marker says: always the same ones,
+    spread evenly over the parameters."""
+    sampled, cases = set(), defaultdict(list)
+    for item in items:
+        breadth = item.get_closest_marker("breadth")
+        if breadth is None:
+            sampled.add(item)
+        elif item.get_closest_marker("slow") is None:
+            cases[item.nodeid.split("[")[0], breadth.args[0]].append(item)
+    for (test, count), group in cases.items():
+        draw = random.Random(test)
+        slices = [group[i * len(group) // count : (i + 1) * len(group) // count] for i in range(count)]
+        sampled.update(draw.choice(part) for part in slices if part)
+    return sampled
 
 
 @pytest.fixture

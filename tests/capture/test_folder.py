@@ -11,6 +11,7 @@ import sys
 import pytest
 import torch
 
+from tests.support.privileges import permissions_enforced
 from tests.support.processes import run, run_python
 from torchnan.capture import CaptureError
 from torchnan.storage import atomic_folder
@@ -178,10 +179,10 @@ def test_a_file_that_may_not_grow_is_an_error_and_keeps_nothing(tmp_path):
     assert done.stdout.splitlines() == ["EFBIG True True", "EFBIG True True", "[]"], done.stderr
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_may_not_be_written_to_is_an_error(tmp_path):
     tmp_path.chmod(0o500)
-    with pytest.raises(PermissionError, match=r"step-1 cannot be written: Permission denied \(\d+ bytes are needed\)"):
+    refused = r"step-1 cannot be written: Permission denied \(\d+ bytes are needed\)"
+    with permissions_enforced(), pytest.raises(PermissionError, match=refused):
         written(tmp_path / "step-1")
 
 

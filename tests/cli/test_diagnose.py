@@ -76,6 +76,7 @@ def test_thresholds_are_set_in_words_and_in_a_file(folder):
     assert ended.stdout.startswith("torchnan: spike from step 400 on")
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -108,6 +108,7 @@ def first_claims(name: str) -> list[Claim]:
         return claims_about(OPS[name], samples=1)
 
 
+@pytest.mark.breadth(40)
 @pytest.mark.parametrize("name", OPS)
 def test_no_rule_claims_too_little(name):
     assert [claim for claim in first_claims(name) if not claim.holds] == []
@@ -224,6 +225,7 @@ def claims_of_program(program, dtype) -> list[Claim]:
     return claims
 
 
+@pytest.mark.breadth(13)
 @pytest.mark.parametrize("program", SHAPES, ids=lambda program: program.__name__.strip("_"))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_no_rule_claims_too_little_in_a_program_of_its_own(program, dtype):

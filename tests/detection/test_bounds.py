@@ -297,6 +297,7 @@ def bytes_of_a_step(name: str) -> dict[str, int]:
     }
 
 
+@pytest.mark.breadth(1)
 @pytest.mark.parametrize("name", ["gpt2", "bert", "resnet50"])
 def test_at_most_15_percent_of_what_a_step_writes_is_read(name):
     counted = bytes_of_a_step(name)

@@ -31,6 +31,7 @@ def train(model, x):
         model(x).backward()
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_a_healthy_compiled_step_is_silent_and_the_same(backend):
     x = torch.randn(3, 4)

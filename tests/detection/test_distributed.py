@@ -87,6 +87,7 @@ def run_machine(name, folder, mode):
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)], line
 
 
+@pytest.mark.breadth(1)
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_healthy_run_is_silent_on_every_rank(name, tmp_path):
     results, _ = run_machine(name, tmp_path, "healthy")
@@ -96,6 +97,7 @@ def test_a_healthy_run_is_silent_on_every_rank(name, tmp_path):
         assert result["ops"] > 20
 
 
+@pytest.mark.breadth(1)
 @pytest.mark.parametrize("name", MACHINES)
 def test_the_rank_that_made_it_names_the_operation(name, tmp_path):
     results, line = run_machine(name, tmp_path, "planted")
@@ -104,6 +106,7 @@ def test_the_rank_that_made_it_names_the_operation(name, tmp_path):
     assert (guilty["op"], guilty["rank"], guilty["line"]) == ("aten::log", 1, line)
 
 
+@pytest.mark.breadth(1)
 @pytest.mark.parametrize(("name", "collective"), BROUGHT.items())
 def test_another_rank_says_that_it_was_brought(name, collective, tmp_path):
     """By gloo's own copy, or by the one that is waited for."""

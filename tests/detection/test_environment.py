@@ -70,6 +70,7 @@ def test_log_writes_one_line_per_finding(script, tmp_path):
     assert log.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.breadth(1)
 @pytest.mark.parametrize(
     ("variables", "message"),
     [

@@ -62,6 +62,7 @@ HINTS = {
 }
 
 
+@pytest.mark.breadth(5)
 @pytest.mark.parametrize("name", HINTS)
 def test_the_hint_says_what_was_measured(name):
     run, hint = HINTS[name]

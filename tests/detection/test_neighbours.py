@@ -159,6 +159,7 @@ def test_a_healthy_run_is_checked_and_silent(name, figure):
     figure("{machines} machines of PyTorch: checked and silent", machines=1)
 
 
+@pytest.mark.breadth(8)
 @pytest.mark.guarantee(6)
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_what_is_planted_is_found(name, figure):

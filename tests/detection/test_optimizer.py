@@ -55,6 +55,7 @@ def test_a_class_made_of_pytorchs_own_is_as_good_before_that_has_been_used():
     assert raised.value.finding.harm.kind == "gradient"
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize(
     ("optimizer", "op"),
     [

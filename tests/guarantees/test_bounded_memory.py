@@ -63,6 +63,7 @@ CASES = {
 }
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize("program", CASES)
 def test_memory_is_flat(program, soak, tmp_path, figure):
     """Fails when Lineage::remember() does not take_dead(): 33 KB a step; when call site rings are calloc()ed: 70 MB of

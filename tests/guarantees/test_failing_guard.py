@@ -122,6 +122,7 @@ ERRORS = (
 FEW = [ERRORS[0], *(pytest.param(error, marks=pytest.mark.slow) for error in ERRORS[1:3]), ERRORS[3]]
 
 
+@pytest.mark.breadth(1)
 @pytest.mark.parametrize("error", FEW, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("for_ever", [False, True])
 def test_a_snapshot_that_fails(error, for_ever, expected, said, tmp_path):
@@ -172,6 +173,7 @@ def test_no_snapshot_that_can_be_gone_back_to_stops_the_training_and_says_so(sai
 # -- the callback
 
 
+@pytest.mark.breadth(1)
 @pytest.mark.parametrize("error", FEW, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("for_ever", [False, True])
 def test_a_callback_that_raises(error, for_ever, expected, said):

@@ -56,6 +56,7 @@ class Unspeakable(Exception):
 ERRORS = (ValueError("mine"), MemoryError(), Unspeakable(), StopIteration(), AssertionError("\x1b[31m\n"))
 
 
+@pytest.mark.breadth(1)
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_an_action_that_raises(error, expected, figure):
     """Once and for ever, at each finding in turn. Fails when ``act`` does not contain the action."""
@@ -100,6 +101,7 @@ def test_what_is_no_error_reaches_the_program(error, place):
 # -- questions about the program
 
 
+@pytest.mark.breadth(6)
 @pytest.mark.parametrize("is_given", [False, True], ids=["found", "given"])
 @pytest.mark.parametrize("make_model", MODELS, ids=lambda model: model.__name__)
 def test_a_model_that_cannot_be_asked(make_model, is_given, tmp_path):
@@ -212,6 +214,7 @@ def scale():
     library._destroy()
 
 
+@pytest.mark.breadth(4)
 @pytest.mark.parametrize("kind", ANSWERS)
 def test_a_bound_rule_that_raises_or_returns_nonsense(kind, scale, monkeypatch):
     """The result is read, and a NaN in it is found. Fails when ``bound_from`` takes any number."""

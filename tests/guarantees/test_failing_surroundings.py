@@ -83,6 +83,7 @@ WAYS = ("errors", "closed", "full", "interrupt")
 OTHER_WAYS = ("none", "no descriptor", "broken", "hook", "linecache", "no warnings")
 
 
+@pytest.mark.breadth(1)
 @pytest.mark.parametrize("way", [*WAYS, *(pytest.param(way, marks=pytest.mark.slow) for way in OTHER_WAYS)])
 def test_a_warning_that_cannot_be_given(way, tmp_path):
     """``action="warn"`` where warnings are errors, or stderr is gone. Ctrl-C while one is shown is the program's. Fails

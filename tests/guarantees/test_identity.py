@@ -56,6 +56,7 @@ def assert_the_same(op, dtype, variant, compared, which):
     assert not faults, f"{op.full_name}, {dtype}, {variant}, {which}: {faults}"
 
 
+@pytest.mark.breadth(120)
 @pytest.mark.guarantee(1)
 @each_operator
 def test_an_operator_is_the_same(name, soak, figure, capfd):
@@ -73,6 +74,7 @@ def test_an_operator_is_the_same(name, soak, figure, capfd):
     )
 
 
+@pytest.mark.breadth(120)
 @pytest.mark.guarantee(6)
 @each_operator
 def test_a_check_dispatches_nothing(name, soak, figure):
@@ -116,6 +118,7 @@ def optimizer_calls(info):
             yield described.desc, Call(steps, (info.optim_cls, described.kwargs, scale, *parameters), {})
 
 
+@pytest.mark.breadth(5)
 @pytest.mark.guarantee(1)
 @pytest.mark.parametrize("info", optim_db, ids=[info.optim_cls.__name__ for info in optim_db])
 def test_an_optimizer_is_the_same(info, soak, figure, capfd):

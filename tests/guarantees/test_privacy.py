@@ -210,6 +210,7 @@ def umask(request):
     os.umask(before)
 
 
+@pytest.mark.breadth(1)
 def test_files_are_their_owners_alone(tmp_path, umask, figure):
     """Also the folders that had to be made, those above the last one too. Fails when a mode is left out."""
     where = tmp_path / "made" / "for" / "it"

@@ -320,6 +320,7 @@ print(before == (_C.open_scopes(), watched()), before)
 """
 
 
+@pytest.mark.breadth(1)
 @pytest.mark.parametrize(
     ("at_start", "later", "told"),
     [

@@ -336,6 +336,7 @@ def structural(model, batch):
         return model(batch[0]).square().mean() * (batch[0].max() / batch[0].min().clamp(max=0).relu())
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize(
     ("step", "half_weights", "finite"),
     [(under_autocast, False, True), (in_half, True, True), (structural, False, False)],

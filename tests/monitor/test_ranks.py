@@ -32,6 +32,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.breadth(1)
 @pytest.mark.parametrize(("ranks", "names"), [("first", ["run.jsonl"]), ("all", ["run.jsonl", "run.rank-1.jsonl"])])
 def test_the_first_rank_writes_or_each_its_own_file(path, tmp_path, ranks, names):
     program = tmp_path / "program.py"
@@ -79,6 +80,7 @@ os._exit(0)  # PyTorch aborts now and then if gloo's thread is the last to let g
 """
 
 
+@pytest.mark.breadth(1)
 @pytest.mark.parametrize("unlike", [0, 1])
 def test_what_one_rank_finds_is_answered_on_all(path, tmp_path, unlike):
     program = tmp_path / "program.py"

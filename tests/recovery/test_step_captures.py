@@ -124,6 +124,7 @@ print(event.notes)
 """
 
 
+@pytest.mark.breadth(1)
 @pytest.mark.parametrize("room", [0, 100, 3000])
 def test_no_room_on_the_disk_is_told_and_training_goes_on(room, tmp_path):
     ended = run_python(FULL, str(tmp_path), str(REPOSITORY), str(room))
@@ -176,7 +177,8 @@ def look(folder):
     return len(captures)
 
 whole = []
-for moment in range(1, 10000):
+first, stride = map(int, sys.argv[3:])
+for moment in range(first, 10000, stride):
     countdown = moment
     folder = Path(sys.argv[1]) / str(moment)
     folder.mkdir()
@@ -192,12 +194,17 @@ print("moments", len(whole), "captures", set(whole))
 """
 
 
-def test_a_kill_leaves_whole_captures_and_snapshots_only(tmp_path):
+KILLED_IN_PARTS = 6
+
+
+@pytest.mark.breadth(1)
+@pytest.mark.parametrize("part", range(KILLED_IN_PARTS))
+def test_a_kill_leaves_whole_captures_and_snapshots_only(tmp_path, part):
     """At every one of the calls by which files come and go."""
-    ended = run_python(KILLED, str(tmp_path), str(REPOSITORY))
+    ended = run_python(KILLED, str(tmp_path), str(REPOSITORY), str(part + 1), str(KILLED_IN_PARTS))
     assert ended.returncode == 0, ended.stdout + ended.stderr[-2000:]
     _, moments, _, captures = ended.stdout.strip().split("\n")[-1].split(maxsplit=3)
-    assert int(moments) > 40
+    assert int(moments) * KILLED_IN_PARTS > 40
     assert captures == "{0, 1}"
 
 
@@ -303,6 +310,7 @@ def test_replay_on_the_command_line(tmp_path):
     assert "NOT reproduced" in ended.stdout
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

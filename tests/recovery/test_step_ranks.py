@@ -114,6 +114,7 @@ def expected(troubles, kind):
     return order[worst[0]], worst[1]
 
 
+@pytest.mark.breadth(1)
 @pytest.mark.parametrize("kind", ["ddp", "fully_shard"])
 @pytest.mark.parametrize(("world", "at_once"), [(2, 2), pytest.param(4, 4, marks=pytest.mark.slow)], ids=["2", "4"])
 def test_every_combination_of_who_sees_what(world, at_once, kind, tmp_path):
@@ -140,6 +141,7 @@ def test_every_combination_of_who_sees_what(world, at_once, kind, tmp_path):
     assert [line["rank"] for line in lines if line["kind"] == "step"] == [said_[1] for said_ in said[:-1]]
 
 
+@pytest.mark.breadth(1)
 @pytest.mark.parametrize("kind", ["ddp", "fully_shard"])
 def test_a_weight_gone_bad_on_one_rank_takes_all_back(kind, tmp_path):
     plan = [[None, None], [None, None], [None, "weight"], [None, None]]
@@ -158,6 +160,7 @@ def test_a_weight_that_differs_and_is_finite_takes_all_back_with_the_next_snapsh
     assert results[0]["weights"] == results[1]["weights"]
 
 
+@pytest.mark.breadth(1)
 @pytest.mark.parametrize("kind", ["ddp", "fully_shard"])
 def test_a_spike_of_the_norm_is_one_of_all_ranks(kind, tmp_path):
     """Fails where ranks do not agree on one that all see: each says that it was the one that saw it."""
@@ -207,6 +210,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.breadth(1)
 @pytest.mark.parametrize("world", [2, 4])
 def test_detectors_agree(world, tmp_path):
     program = tmp_path / "detect.py"
@@ -287,6 +291,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize(
     ("kind", "world"), [("ddp", 2), ("fully_shard", 1), ("fully_shard", 2), ("replicated shards", 4), ("dtensor", 2)]
 )

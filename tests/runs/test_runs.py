@@ -45,6 +45,7 @@ SHORT = (
 )
 
 
+@pytest.mark.breadth(6)
 @pytest.mark.parametrize("name", SHORT)
 def test_the_table_of_a_run_and_the_log_of_a_monitor_get_the_right_verdict(name, tmp_path):
     made = make(tmp_path, (name, 0))

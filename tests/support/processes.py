@@ -36,6 +36,7 @@ def run(
         stderr=subprocess.PIPE,
         text=True,
         errors="backslashreplace",
+        preexec_fn=_restore_ctrl_c if signal.getsignal(signal.SIGINT) == signal.SIG_IGN else None,
     ) as program:
         try:
             output, errors = program.communicate(timeout=deadline)
@@ -46,6 +47,11 @@ def run(
             _signal(_marked(mark), signal.SIGKILL)
             raise
     return subprocess.CompletedProcess(arguments, program.returncode, output, errors)
+
+
+def _restore_ctrl_c() -> None:
+    """A shell starts what it puts into the background with SIGINT ignored, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _last_words(program: subprocess.Popen[str], mark: str) -> str:

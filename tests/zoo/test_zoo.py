@@ -12,6 +12,7 @@ ZOO = REPOSITORY / "tests" / "zoo"
 FILES = ["zoo_open", "zoo_forward", "zoo_backward", "zoo_data", "zoo_clean"]
 
 
+@pytest.mark.breadth(1)
 @pytest.mark.guarantee(3)
 @pytest.mark.parametrize("file", FILES)
 def test_every_origin_is_exact_and_no_alarm_is_false(file, tmp_path, figure):
