@@ -122,7 +122,22 @@ class Figures:
         write_guarantees_page.write()
 
 
+class FailuresAtOnce:
+    """Prints a line for a failure when it happens; its traceback comes at the end, with the others."""
+
+    def __init__(self, config) -> None:
+        self.config = config
+
+    def pytest_runtest_logreport(self, report) -> None:
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            why = crash.message.splitlines()[0] if crash and crash.message else "see below"
+            self.config.get_terminal_writer().line(f"\nFAILED {report.nodeid} - {why}")
+
+
 def pytest_configure(config):
-    is_worker = hasattr(config, "workerinput")
-    if config.getoption("--soak") and not is_worker:
+    if hasattr(config, "workerinput"):
+        return
+    config.pluginmanager.register(FailuresAtOnce(config))
+    if config.getoption("--soak"):
         config.pluginmanager.register(Figures())

@@ -141,7 +141,7 @@ FULL = """
 import errno, os, resource, sys
 from pathlib import Path
 import torch
-from torchnan.capture import folder
+from torchnan.storage import atomic_folder
 atomic_folder._want_room = lambda parent, needed: None  # as if another process had taken the room since
 if sys.argv[2] == "limit":
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
@@ -199,7 +199,7 @@ KILLED = """
 import json, os, signal, sys
 from pathlib import Path
 import safetensors.torch, torch
-from torchnan.capture import folder
+from torchnan.storage import atomic_folder
 place, verb = Path(sys.argv[1]), sys.argv[2]
 target = place / "step-1"
 documents, tensors = {"capture": {"format": 1}}, {"batch": {"x": torch.arange(1000.0)}}
