@@ -121,7 +121,7 @@ TELLS = {
     "diagnosis/verdict.py Forecast.__str__": "the monitor",
     "monitor/options.py validate_meta": "monitor log",
     "monitor/row_writer.py RowWriter._warn": "the monitor",
-    "monitor/row.py to_json_line": "monitor log",
+    "storage/jsonl.py to_json_line": "monitor log",
 }
 
 # What stands unescaped in the text of an error of Python's own kinds: numbers, words of ours, and what says so.

@@ -70,7 +70,7 @@ def _write(given: argparse.Namespace, run: Run, found: Diagnosis, thresholds: Th
 
 def _json(run: Run, found: Diagnosis) -> str:
     from torchnan.monitor.format import to_dict
-    from torchnan.monitor.row import sanitize_text, to_json_line
+    from torchnan.storage.jsonl import CAMELCASE, sanitize_text, to_json_line
 
     facts = {
         "verdicts": [to_dict(verdict) for verdict in found.verdicts],
@@ -79,7 +79,7 @@ def _json(run: Run, found: Diagnosis) -> str:
         "source": run.source,
         "notes": run.notes,
     }
-    return to_json_line(sanitize_text(facts)).rstrip("\n")
+    return to_json_line(sanitize_text(facts), CAMELCASE).rstrip("\n")
 
 
 def _save(path: str, text: str) -> None:

@@ -9,7 +9,7 @@ from torchnan.config.text import printable
 from torchnan.detection.finding import Finding
 from torchnan.diagnosis import Forecast, Verdict
 from torchnan.diagnosis.formatting import display_name
-from torchnan.monitor.row import sanitize_text
+from torchnan.storage.jsonl import sanitize_text
 
 
 def verdict_text(verdict: Verdict) -> str:

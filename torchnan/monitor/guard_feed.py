@@ -16,7 +16,7 @@ from torchnan.distributed.agreement import Agreement, Anomaly, AnomalyKind
 from torchnan.monitor import compute_dtype
 from torchnan.monitor.monitor import Monitor, current_loss_scale, learning_rates
 from torchnan.monitor.pending_row import PendingRow
-from torchnan.monitor.row import Row, sanitize_text
+from torchnan.monitor.row import Row
 from torchnan.monitor.row_writer import group_names
 from torchnan.recovery.clip import ClipThreshold
 from torchnan.recovery.event import INSTABILITY_ACTIONS, MITIGATIONS, Action, StepEvent
@@ -24,6 +24,7 @@ from torchnan.recovery.learning_rate import LearningRateCut
 from torchnan.recovery.policy import Policy
 from torchnan.recovery.snapshots import TrainingState
 from torchnan.recovery.step.forward_backward import StepRun
+from torchnan.storage.jsonl import sanitize_text
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 from torchnan.config.options import OptionError
 from torchnan.config.text import type_name
 from torchnan.detection import session
-from torchnan.monitor.row import sanitize_text
+from torchnan.storage.jsonl import sanitize_text
 
 MAX_MODULES = 32  # in one line: those nearest to the end of their range
 

@@ -11,8 +11,9 @@ from typing import Any
 from torchnan._load import _C
 from torchnan.config.options import OptionError
 from torchnan.config.text import shown
-from torchnan.monitor.row import VERSION, to_json_line
+from torchnan.monitor.row import VERSION
 from torchnan.storage import atomic_folder
+from torchnan.storage.jsonl import CAMELCASE, to_json_line
 
 LOG_HEADER = b'{"torchnan": "run"'
 
@@ -65,11 +66,11 @@ class MonitorLog:
         now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         self._header = {"torchnan": "run", "version": VERSION, "started": now, **about}
         cut = "\n" if self._ends_in_a_line() else ""  # of a program that was killed
-        self._append(cut + to_json_line(self._header))
+        self._append(cut + to_json_line(self._header, CAMELCASE))
 
     def write(self, facts: dict[str, Any]) -> None:
         """One more line."""
-        line = to_json_line(facts)
+        line = to_json_line(facts, CAMELCASE)
         if self._bytes + len(line) > self._max_bytes:
             self._rotate()
         self._append(line)
@@ -85,7 +86,7 @@ class MonitorLog:
             with contextlib.suppress(FileNotFoundError):
                 newer.replace(older)
         self._bytes = 0
-        self._append(to_json_line({**self._header, "continued": True}))
+        self._append(to_json_line({**self._header, "continued": True}, CAMELCASE))
 
     def _ends_in_a_line(self) -> bool:
         with open(self._path, "rb") as file:

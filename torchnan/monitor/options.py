@@ -15,7 +15,7 @@ import torch
 from torchnan.config.options import OptionError, Settings, is_path, nonnegative_int, one_of, setting, switch
 from torchnan.config.text import shown, type_name
 from torchnan.monitor.compute_dtype import COMPUTE_DTYPES
-from torchnan.monitor.row import encode_nonfinite, sanitize_text
+from torchnan.storage.jsonl import CAMELCASE, encode_nonfinite, sanitize_text
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ def validate_meta(meta: Any) -> dict[str, Any]:
     """
     if not isinstance(meta, Mapping):
         raise OptionError(f"meta={shown(meta)} cannot be used: it takes a dict of texts and numbers.")
-    kept: dict[str, Any] = encode_nonfinite(sanitize_text(dict(meta)))
+    kept: dict[str, Any] = encode_nonfinite(sanitize_text(dict(meta)), CAMELCASE)
     try:
         json.dumps(kept, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

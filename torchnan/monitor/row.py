@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from typing import Any
-
-from torchnan.config.text import storable
 
 VERSION = 1
 
@@ -65,33 +62,3 @@ class Row:
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Row))
-
-
-def to_json_line(facts: dict[str, Any]) -> str:
-    """Strict JSON: non-finite numbers are ``"NaN"``, ``"Infinity"``, ``"-Infinity"``, and text is Unicode."""
-    try:
-        return json.dumps(facts, allow_nan=False) + "\n"
-    except ValueError:
-        return json.dumps(encode_nonfinite(facts), allow_nan=False) + "\n"
-
-
-def encode_nonfinite(value: Any) -> Any:
-    """With words for the numbers that JSON does not have."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, dict):
-        return {key: encode_nonfinite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [encode_nonfinite(item) for item in value]
-    return value
-
-
-def sanitize_text(value: Any) -> Any:
-    """With names and texts of the program's as they may be stored."""
-    if isinstance(value, str):
-        return storable(value)
-    if isinstance(value, dict):
-        return {storable(str(key)): sanitize_text(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [sanitize_text(item) for item in value]
-    return value

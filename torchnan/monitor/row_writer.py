@@ -10,9 +10,10 @@ from torchnan.detection.containment import Failures
 from torchnan.monitor import compute_dtype
 from torchnan.monitor.log import MonitorLog
 from torchnan.monitor.options import MonitorOptions
-from torchnan.monitor.row import Row, encode_nonfinite, sanitize_text
+from torchnan.monitor.row import Row
 from torchnan.monitor.trackers import Callback, TensorBoard
 from torchnan.monitor.weights import names_of
+from torchnan.storage.jsonl import CAMELCASE, encode_nonfinite, sanitize_text
 
 if TYPE_CHECKING:
     from torchnan.diagnosis import Thresholds, Verdict
@@ -150,7 +151,7 @@ class RowWriter:
     def _log_line(self, facts: dict[str, Any]) -> None:
         if self._log is not None:
             with self._failures.contained("writing to the monitor's log"):
-                self._log.write(encode_nonfinite(facts))
+                self._log.write(encode_nonfinite(facts, CAMELCASE))
 
     def _warn(self, step: int, text: str) -> None:
         with self._failures.contained("a handler of the program's log"):

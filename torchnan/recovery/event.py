@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import socket
 from typing import Any, Literal
 
 import torch
 
-from torchnan.config.text import printable, storable
+from torchnan.config.text import printable
 from torchnan.detection.finding import Finding
+from torchnan.storage.jsonl import LOWERCASE, encode_nonfinite, sanitize_text
 
 SCHEMA = 1
 
@@ -99,7 +99,7 @@ class StepEvent:
         """What :meth:`to_json` writes."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         fields["finding"] = None if self.finding is None else json.loads(self.finding.to_json())
-        return {"schema": SCHEMA, **to_json_value(fields)}
+        return {"schema": SCHEMA, **encode_nonfinite(sanitize_text(fields), LOWERCASE)}
 
     def __str__(self) -> str:
         rows = [
@@ -159,16 +159,3 @@ class StepResult:
 def host_and_device(device: torch.device) -> str:
     """Where a model is trained: host and device."""
     return f"{socket.gethostname()} {device}"
-
-
-def to_json_value(value: Any) -> Any:
-    """With strings for the numbers that JSON does not have, and without text that it does not have."""
-    if isinstance(value, str):
-        return storable(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {key: to_json_value(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [to_json_value(item) for item in value]
-    return value

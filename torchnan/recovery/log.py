@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
@@ -10,8 +9,9 @@ from typing import Any
 
 from torchnan._load import _C
 from torchnan.detection.containment import Failures
-from torchnan.recovery.event import StepEvent, to_json_value
+from torchnan.recovery.event import StepEvent
 from torchnan.storage import atomic_folder
+from torchnan.storage.jsonl import LOWERCASE, sanitize_text, to_json_line
 
 
 class RecoveryLog:
@@ -41,9 +41,9 @@ class RecoveryLog:
     def note(self, kind: str, **facts: Any) -> None:
         """Something else that explains the run: a snapshot, the end of a ramp, a capture that could not be kept."""
         with self._failures.contained("writing to the recovery log"):
-            self._line({"kind": kind, **to_json_value(facts)})
+            self._line({"kind": kind, **sanitize_text(facts)})
 
     def _line(self, facts: dict[str, Any]) -> None:
         if self._path is not None:
-            line = json.dumps({"time": round(time.time(), 3), **facts}, allow_nan=False)
-            _C.append_line(self._path, line + "\n")
+            line = to_json_line({"time": round(time.time(), 3), **facts}, LOWERCASE)
+            _C.append_line(self._path, line)
