@@ -367,7 +367,7 @@ def test_nothing_is_clamped():
         # chance may ask for more than spike_sigma; a forecast goes no further than was seen: docs/diagnose.md
         (
             "diagnosis/episodes.py",
-            "max(outlier_threshold(peaks, ordinary, looked_at, thresholds.false_alarm), least)",
+            "max(outlier_threshold(peaks, ordinary, tested, thresholds.false_alarm), least)",
         ),
         ("diagnosis/headroom.py", "min(thresholds.headroom_steps, step[-1] - step[0])"),
     }

@@ -334,7 +334,7 @@ monitor.step(loss=1.0)
 """
     ended = run_python(code)
     assert ended.returncode == 0, ended.stderr
-    assert "pip install torchnan[diagnose], or give live=False" in ended.stdout
+    assert "pip install torchnan[diagnose], or pass live=False" in ended.stdout
     assert len(rows_of(path)) == 1
 
 

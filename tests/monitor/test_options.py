@@ -28,7 +28,7 @@ WRONG = {
     "tensorboard": (3, TypeError, "tensorboard is a int: it takes a folder, or a SummaryWriter"),
     "callback": (3, TypeError, "callback is a int: it must be callable"),
     "on_instability": ("x", TypeError, "on_instability is a str: it must be callable"),
-    "meta": ([1], OptionError, "meta=[1] cannot be used: it takes a dict of texts and numbers"),
+    "meta": ([1], OptionError, "meta=[1] cannot be used: it takes a dict of strings and numbers"),
 }
 
 
@@ -94,6 +94,6 @@ def test_a_log_that_cannot_be_written_is_refused(tmp_path):
 @pytest.mark.parametrize("text", ["loss\n1.0\n", '{"step": 1}\n', '{"torchnan": "log"}'])
 def test_a_file_that_is_something_else_is_refused_and_left_as_it_is(tmp_path, text):
     (tmp_path / "mine").write_text(text)
-    with pytest.raises(OptionError, match=r"mine'.*is no log of a monitor. Give it another name"):
+    with pytest.raises(OptionError, match=r"mine'.*is not the log of a monitor. Use another name"):
         torchnan.Monitor(log=tmp_path / "mine")
     assert (tmp_path / "mine").read_text() == text

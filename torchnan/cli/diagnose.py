@@ -28,7 +28,7 @@ HEALTHY, UNHEALTHY = 0, 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The run, what it is judged by, and what is written."""
+    """Adds the run, the thresholds and the outputs."""
     parser.add_argument("run", metavar="RUN", help="log, table, event files, trainer state, or a folder")
     parser.add_argument("--json", action="store_true", help="print the verdicts as JSON")
     parser.add_argument("--html", metavar="FILE", help="write a page with pictures")
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(given: argparse.Namespace) -> int:
-    """Prints the walk or JSON; 1 if anything is wrong with the run, 0 if it is healthy."""
+    """Prints the diagnosis; returns 1 if anything is wrong with the run, 0 if it is healthy."""
     try:
         from torchnan.diagnosis import RunError, Thresholds, diagnose, read
     except ImportError as error:
@@ -83,7 +83,7 @@ def _json(run: Run, found: Diagnosis) -> str:
 
 
 def _save(path: str, text: str) -> None:
-    """For its owner alone: it has names and numbers of the run."""
+    """Writes a file that only its owner can read, because it contains names and numbers of the run."""
     with open(path, "w", encoding="utf-8", errors="backslashreplace", opener=_for_owner) as file:
         file.write(text.rstrip("\n") + "\n")
 

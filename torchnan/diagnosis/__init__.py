@@ -1,4 +1,4 @@
-"""What is wrong with a run of training: ``diagnose(read("run.jsonl")).verdicts``."""
+"""Diagnoses what is wrong with a training run: ``diagnose(read("run.jsonl")).verdicts``."""
 
 try:
     import numpy as _numpy  # noqa: F401

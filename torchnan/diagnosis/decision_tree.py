@@ -1,4 +1,4 @@
-"""The decision tree, from its first question to the verdicts."""
+"""Walks the decision tree through a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchnan.diagnosis.episodes import Episode
 from torchnan.diagnosis.headroom import forecasts
 from torchnan.diagnosis.loss_scale import scale_history
 from torchnan.diagnosis.run import Run
-from torchnan.diagnosis.signals import gradients, jumps, repeats
+from torchnan.diagnosis.signals import Signals
 from torchnan.diagnosis.thresholds import Thresholds
 from torchnan.diagnosis.verdict import Diagnosis, Kind, Suspect, Verdict
 
@@ -22,11 +22,11 @@ WORST_FIRST: tuple[Kind, ...] = get_args(Kind)
 
 
 def diagnose(run: Run, thresholds: Thresholds = Thresholds()) -> Diagnosis:  # noqa: B008 - it is frozen
-    """Walks the tree through a run.
+    """Diagnoses a run.
 
     Args:
-        run: at least one row.
-        thresholds: what counts as what.
+        run: a run of at least one row.
+        thresholds: limits of the decision tree.
 
     Raises:
         ValueError: the run has no rows.
@@ -35,33 +35,34 @@ def diagnose(run: Run, thresholds: Thresholds = Thresholds()) -> Diagnosis:  # n
         raise ValueError(f"there is nothing to diagnose: {printable(run.source or 'the run')} has no rows.")
     diagnosis = DiagnosisBuilder()
     scale = scale_history(run, thresholds)
-    jumped = jumps(run, thresholds)
-    panels = spike.Signals(jumped, repeats(run, thresholds), gradients(run, thresholds))
+    signals = Signals.from_run(run, thresholds)
 
-    nonfinite.walk(run, scale, jumped, diagnosis)
+    nonfinite.evaluate(run, scale, signals.jumps, diagnosis)
     decided = bool(diagnosis.verdicts)
 
-    found = spike.find(run, panels, thresholds)
-    up = silent_divergence.find(run, found, jumped, thresholds)
-    apart, symptoms = _split_off_symptoms(found, up, thresholds)
-    spike.walk(run, apart, panels, diagnosis, thresholds)
+    episodes = spike.find(run, signals, thresholds)
+    up = silent_divergence.find(run, episodes, signals.jumps, thresholds)
+    spikes, symptoms = _split_off_symptoms(episodes, up)
+    spike.evaluate(run, spikes, signals, diagnosis, thresholds)
 
-    if not decided:  # §1 has gone through §3 where the dtype asks for it
-        precision.walk(run, scale, diagnosis, thresholds)
-    silent_divergence.walk(run, up, jumped, symptoms, diagnosis, thresholds)
+    if not decided:  # section 1 covers section 3 where the dtype requires it
+        precision.evaluate(run, scale, diagnosis, thresholds)
+    silent_divergence.evaluate(run, up, signals.jumps, symptoms, diagnosis, thresholds)
 
     return Diagnosis(_ranked(diagnosis, run), diagnosis.questions, forecasts(run, thresholds))
 
 
-def _split_off_symptoms(found: list[Episode], up: Rise | None, thresholds: Thresholds) -> tuple[list[Episode], int]:
-    """Spikes of a loss that diverges are its symptoms."""
+def _split_off_symptoms(episodes: list[Episode], up: Rise | None) -> tuple[list[Episode], int]:
+    """Returns the spikes before a slow rise, and the number of those within it, which are its symptoms."""
     if up is None:
-        return found, 0
-    apart = [episode for episode in found if episode.last < up.first]
-    return apart, len(found) - len(apart)
+        return episodes, 0
+    spikes = [episode for episode in episodes if episode.last < up.first]
+    return spikes, len(episodes) - len(spikes)
 
 
 def _ranked(diagnosis: DiagnosisBuilder, run: Run) -> list[Verdict]:
+    """Returns the verdicts, the worst first; a healthy one if there are none."""
+
     def badness(verdict: Verdict) -> tuple[int, bool, float]:
         height = float(verdict.evidence.get("surprise", 0.0))
         return WORST_FIRST.index(verdict.kind), verdict.cause == "unknown", -height
@@ -71,10 +72,10 @@ def _ranked(diagnosis: DiagnosisBuilder, run: Run) -> list[Verdict]:
     steps = int(run.step[0]), int(run.step[-1])
     loss = run.column("loss")
     last = loss.values[loss.given][-100:]
-    told = [Suspect("none", "likely", "no question of the tree leads to trouble")]
+    suspects = [Suspect("none", "likely", "no question of the tree leads to trouble")]
     diagnosis.add_verdict(
         "healthy",
-        told,
+        suspects,
         steps,
         " -> ".join(dict.fromkeys(question.number for question in diagnosis.questions)),
         rows=len(run),

@@ -1,4 +1,4 @@
-"""The walk as it is written down: the questions, and the verdicts they lead to."""
+"""Collects the answers and verdicts of a diagnosis."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torchnan.diagnosis.verdict import Confidence, Kind, Question, Suspect, Verd
 
 @dataclasses.dataclass
 class DiagnosisBuilder:
-    """Grows while the sections are walked."""
+    """Answers and verdicts so far; each section of the tree adds its own."""
 
     questions: list[Question] = dataclasses.field(default_factory=list)
     verdicts: list[Verdict] = dataclasses.field(default_factory=list)
 
     def answer(self, number: str, text: str, answer: str, evidence: str = "") -> None:
-        """One question, and what the run answers."""
+        """Adds a question and the answer that the run gives to it."""
         self.questions.append(Question(number, text, answer, evidence))
 
     def add_verdict(
@@ -30,7 +30,7 @@ class DiagnosisBuilder:
         confidence: Confidence = "likely",
         **evidence: Any,
     ) -> None:
-        """One verdict, of which the first suspect is the cause."""
+        """Adds a verdict, whose cause is that of the first suspect."""
         cause = suspects[0].cause if suspects else "unknown"
         remedy, check = remedy_and_check(kind, cause, steps[0])
         told = {name: value for name, value in evidence.items() if value is not None}

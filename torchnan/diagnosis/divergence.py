@@ -1,4 +1,4 @@
-"""§4: silent divergence. The loss is not spiking, not NaN, just slowly going up."""
+"""Measures slow rises of the loss, and what else changed during them."""
 
 from __future__ import annotations
 
@@ -6,26 +6,27 @@ import dataclasses
 
 import numpy as np
 
+from torchnan.diagnosis.arrays import FloatArray
 from torchnan.diagnosis.extreme_value import OUTLIER_MARGIN
 from torchnan.diagnosis.run import Run
-from torchnan.diagnosis.series import Numbers, Series
+from torchnan.diagnosis.series import Series
 from torchnan.diagnosis.thresholds import Thresholds
 
-BLOCKS = 10  # parts of the window that the loss must rise over
-MAX_BLOCKS = 400  # of a long run the last ones, and once more the whole in coarser ones
+BLOCKS = 10  # per window
+MAX_BLOCKS = 400  # of a long run the last ones; the whole is tested in coarser ones
 
 
 @dataclasses.dataclass(frozen=True)
 class Rise:
-    """The loss has gone up, and has not come back.
+    """A rise of the loss that lasts to the end of the run.
 
     Attributes:
-        first: step at which it begins; ``last``: of the run.
-        low, high: level at the begin and at the end.
-        noise: of the loss about its level, per step, or of the level itself if that wanders more.
-        steady: Kendall's tau of level and time, from begin to end: 1 is monotonic.
-        chance: that it is so without a trend.
-        earlier: the largest rise before it, which has gone by.
+        first: step at which it begins; ``last``: last step of the run.
+        low, high: level at the beginning and at the end.
+        noise: deviation of the loss from its level, per step, or of the level itself if that varies more.
+        tau: Kendall's tau of level and time, from beginning to end: 1 is monotonic.
+        p_value: probability of such a tau without a trend.
+        largest_earlier: largest rise before this one.
     """
 
     first: int
@@ -33,9 +34,9 @@ class Rise:
     low: float
     high: float
     noise: float
-    steady: float
-    chance: float
-    earlier: float
+    tau: float
+    p_value: float
+    largest_earlier: float
 
     @property
     def sigmas(self) -> float:
@@ -44,12 +45,12 @@ class Rise:
 
     @property
     def exceeds_earlier_rises(self) -> bool:
-        """Whether the run has not gone up so before."""
-        return self.high - self.low > OUTLIER_MARGIN * self.earlier
+        """Whether it is clearly larger than any rise before."""
+        return self.high - self.low > OUTLIER_MARGIN * self.largest_earlier
 
 
 def rise(loss: Series, thresholds: Thresholds) -> Rise | None:
-    """The rise that the run ends with, if its level goes up for as many steps as asked for at all."""
+    """Returns the rise that the run ends with, if the level rises over ``divergence_steps``."""
     window = max(loss.to_rows(thresholds.divergence_steps), thresholds.least_rows)
     block = max(2, window // BLOCKS)
     found = _rise(loss, block, window)
@@ -61,7 +62,7 @@ def rise(loss: Series, thresholds: Thresholds) -> Rise | None:
 
 
 def _rise(loss: Series, block: int, window: int) -> Rise | None:
-    """Medians of blocks: a spike does not move them."""
+    """Finds a rise in the medians of blocks, which spikes do not affect."""
     count = min(len(loss) // block, MAX_BLOCKS)
     if count < BLOCKS + 2:
         return None
@@ -87,8 +88,8 @@ def _rise(loss: Series, block: int, window: int) -> Rise | None:
     return Rise(first, int(loss.step[-1]), low, high, noise, float(tau.statistic), float(tau.pvalue), earlier)
 
 
-def _hinge(level: Numbers) -> int:
-    """Where a level that is flat at first begins to rise: the corner of the best line with one."""
+def _hinge(level: FloatArray) -> int:
+    """Returns where a level that is flat at first begins to rise: the corner of the best line with one corner."""
     x = np.arange(len(level), dtype=float)
     errors = []
     for corner in range(max(1, len(level) - 3)):
@@ -100,7 +101,7 @@ def _hinge(level: Numbers) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """By which factor a value changed within the window, and between which steps; of which parameter group."""
+    """Factor by which a value changed between two steps, and the parameter group that it belongs to."""
 
     factor: float
     first: int
@@ -109,7 +110,7 @@ class Change:
 
 
 def rate_change(run: Run, found: Rise, thresholds: Thresholds) -> Change | None:
-    """Of the learning rate from where the rise begins, over the window."""
+    """Returns the change of the learning rate over ``divergence_steps`` from the beginning of the rise."""
     rate = Series.from_run(run, "lr")
     begin = rate.row_at(found.first)
     end = min(rate.row_at(found.first + thresholds.divergence_steps), len(rate) - 1)
@@ -119,8 +120,10 @@ def rate_change(run: Run, found: Rise, thresholds: Thresholds) -> Change | None:
 
 
 def weight_change(run: Run, found: Rise, thresholds: Thresholds) -> Change | None:
-    """The largest of any parameter group within a window that the rise has at least half of: norms double in the first
-    steps of many a training."""
+    """Returns the largest change of a group's weight norm over ``divergence_steps``.
+
+    At least half of them must lie in the rise, because norms often double in the first steps of a training.
+    """
     changes = []
     for name, column in run.groups.get("weight_norm", {}).items():
         rows = column.given & (column.values > 0) & np.isfinite(column.values)
@@ -136,14 +139,14 @@ def weight_change(run: Run, found: Rise, thresholds: Thresholds) -> Change | Non
 
 @dataclasses.dataclass(frozen=True)
 class Trend:
-    """Whether the gradient norm goes up with the loss: by which factor, and the chance of it without a trend."""
+    """Factor by which the gradient norm grew with the loss, and the probability of that without a trend."""
 
     factor: float
     chance: float
 
 
 def gradient_trend(run: Run, found: Rise, thresholds: Thresholds) -> Trend | None:
-    """Of medians of blocks, from where the rise begins."""
+    """Returns the trend of the gradient norm, by medians of blocks, from the beginning of the rise."""
     norm = Series.from_run(run, "grad_norm")
     values = norm.values[norm.row_at(found.first) :]
     block = max(2, norm.to_rows(thresholds.divergence_steps) // BLOCKS, len(values) // MAX_BLOCKS)

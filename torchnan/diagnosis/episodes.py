@@ -1,4 +1,4 @@
-"""Where the loss goes up at once: candidates by the 3-sigma rule, and which of them are no chance."""
+"""Finds sudden rises of the loss: candidates by the 3-sigma rule, kept if they exceed chance."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ import dataclasses
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from torchnan.diagnosis.arrays import BoolArray, FloatArray, IntArray
 from torchnan.diagnosis.extreme_value import OUTLIER_MARGIN, max_quantile, outlier_threshold
-from torchnan.diagnosis.series import Marks, Numbers, Prediction, Series, forward_mean, predict
+from torchnan.diagnosis.series import Prediction, Series, forward_mean, predict
 from torchnan.diagnosis.thresholds import Thresholds
 
-MAX_GAP = 2  # rows from one above the threshold to the next, in an episode
-CAUSE_STEPS = 10  # steps that what causes a spike may come before it
-MAX_PASSES = 5  # found episodes no longer count to the windows, which may show others
+MAX_GAP = 2  # rows between two of the same episode
+CAUSE_STEPS = 10  # maximum distance of a cause before its effect
+MAX_PASSES = 5  # each excludes the episodes found so far from the windows, which may reveal others
 
 
 @dataclasses.dataclass(frozen=True)
 class Episode:
-    """The loss above what it was.
+    """A stretch of losses above the mean before it.
 
     Attributes:
-        step: its first; ``last``: the last before it has come back, or of the run; ``peak``: of the largest loss.
-        loss: the largest; ``mean``, ``sigma``: of the window before it.
-        surprise: of the peak, in units of noise; ``level``: what noise alone may reach.
-        shift: by how many units of noise the mean loss of the steps after it is above the mean before.
+        step: first step; ``last``: last step before the loss is back, or of the run; ``peak``: step of the largest
+            loss.
+        loss: the largest loss; ``mean``, ``sigma``: of the window before it.
+        surprise: of the peak, in units of noise; ``level``: the surprise that noise alone may reach.
+        shift: mean loss of the steps after its start minus the mean before, in units of noise.
         state: ``"recovered"``, ``"persistent"``, or ``"open"``: the log ends too early to know.
-        single: whether the rows after the first are normal.
+        is_single: whether only its first row is high.
     """
 
     step: int
@@ -40,24 +41,23 @@ class Episode:
     level: float
     shift: float
     state: Literal["recovered", "persistent", "open"]
-    single: bool
+    is_single: bool
 
 
-def episodes(loss: Series, unusual: Marks, places: NDArray[np.int64], thresholds: Thresholds) -> list[Episode]:
-    """Those that are no chance.
+def episodes(loss: Series, unusual: BoolArray, signal_steps: IntArray, thresholds: Thresholds) -> list[Episode]:
+    """Returns the episodes that exceed chance, in order.
 
     Args:
         loss: finite values.
-        unusual: rows that say nothing of the level, such as those of repeated batches.
-        places: steps at which something else has happened; near them less is needed.
-        thresholds: what counts as what.
+        unusual: rows that do not represent the level, such as those of repeated batches.
+        signal_steps: steps of other signals; near them a lower surprise is sufficient.
+        thresholds: limits of the decision tree.
     """
     found: list[Episode] = []
     for _ in range(MAX_PASSES):
         unusual = unusual.copy()
-        new = [
-            e for e in _pass(loss, ~unusual, places, thresholds) if not any(f.step <= e.step <= f.last for f in found)
-        ]
+        candidates = _pass(loss, ~unusual, signal_steps, thresholds)
+        new = [e for e in candidates if not any(f.step <= e.step <= f.last for f in found)]
         found += new
         for episode in new:
             unusual[loss.row_at(episode.step) : loss.row_at(episode.last + 1)] |= episode.state == "recovered"
@@ -66,27 +66,26 @@ def episodes(loss: Series, unusual: Marks, places: NDArray[np.int64], thresholds
     return sorted(found, key=lambda episode: episode.step)
 
 
-def _pass(loss: Series, usual: Marks, places: NDArray[np.int64], thresholds: Thresholds) -> list[Episode]:
-    seen = predict(loss.values, loss.window_rows(thresholds), usual)
+def _pass(loss: Series, usual: BoolArray, signal_steps: IntArray, thresholds: Thresholds) -> list[Episode]:
+    prediction = predict(loss.values, loss.window_rows(thresholds), usual)
     with np.errstate(invalid="ignore"):
-        high = loss.values > seen.mean + thresholds.spike_sigma * seen.sigma
+        high = loss.values > prediction.mean + thresholds.spike_sigma * prediction.sigma
     rows = np.flatnonzero(high)
     if not len(rows):
         return []
     groups = np.split(rows, np.flatnonzero(np.diff(rows) > MAX_GAP) + 1)
-    starts, peaks = _starts_and_peaks(rows, groups, seen.surprise)
-    told = np.isfinite(seen.surprise)
-    levels = _levels(loss, seen.surprise[told & usual & ~high], starts, peaks, int(told.sum()), places, thresholds)
-    shifts = _shifts(loss, seen, thresholds)
+    starts, peaks = _starts_and_peaks(rows, groups, prediction.surprise)
+    known = np.isfinite(prediction.surprise)
+    ordinary = prediction.surprise[known & usual & ~high]
+    levels = _levels(loss, ordinary, starts, peaks, int(known.sum()), signal_steps, thresholds)
+    shifts = _shifts(loss, prediction, thresholds)
     persistent = _is_persistent(shifts, starts, loss, thresholds)
     chosen = np.flatnonzero((peaks > levels) | persistent)
-    return _without_overlap([_episode(loss, seen, groups[i], levels[i], shifts, thresholds) for i in chosen])
+    return _without_overlap([_episode(loss, prediction, groups[i], levels[i], shifts, thresholds) for i in chosen])
 
 
-def _starts_and_peaks(
-    rows: NDArray[np.int64], groups: list[NDArray[np.int64]], surprise: Numbers
-) -> tuple[NDArray[np.int64], Numbers]:
-    """First row and largest surprise of each group."""
+def _starts_and_peaks(rows: IntArray, groups: list[IntArray], surprise: FloatArray) -> tuple[IntArray, FloatArray]:
+    """Returns the first row and the largest surprise of each group of rows."""
     lengths = np.array([len(group) for group in groups])
     begins = np.cumsum(lengths) - lengths
     return rows[begins], np.maximum.reduceat(surprise[rows], begins)
@@ -94,32 +93,37 @@ def _starts_and_peaks(
 
 def _levels(
     loss: Series,
-    ordinary: Numbers,
-    starts: NDArray[np.int64],
-    peaks: Numbers,
-    looked_at: int,
-    places: NDArray[np.int64],
+    ordinary: FloatArray,
+    starts: IntArray,
+    peaks: FloatArray,
+    tested: int,
+    signal_steps: IntArray,
     thresholds: Thresholds,
-) -> Numbers:
-    """What noise alone may reach. Near a place only the rows near places have been looked at."""
+) -> FloatArray:
+    """Returns the surprise that noise alone may reach; lower near ``signal_steps``, because fewer rows are tested
+    there.
+    """
     least = OUTLIER_MARGIN * thresholds.spike_sigma
-    level = max(outlier_threshold(peaks, ordinary, looked_at, thresholds.false_alarm), least)
+    level = max(outlier_threshold(peaks, ordinary, tested, thresholds.false_alarm), least)
     levels = np.full(len(starts), level)
-    begin = np.searchsorted(places, loss.step[starts] - CAUSE_STEPS)
-    near = begin < np.searchsorted(places, loss.step[starts] + CAUSE_STEPS, side="right")
+    begin = np.searchsorted(signal_steps, loss.step[starts] - CAUSE_STEPS)
+    near = begin < np.searchsorted(signal_steps, loss.step[starts] + CAUSE_STEPS, side="right")
     if near.any():
-        rows_near = min(looked_at, len(places) * loss.to_rows(2 * CAUSE_STEPS + 1))
+        rows_near = min(tested, len(signal_steps) * loss.to_rows(2 * CAUSE_STEPS + 1))
         levels[near] = np.minimum(levels[near], max_quantile(ordinary, rows_near, thresholds.false_alarm))
     return levels
 
 
-def _shifts(loss: Series, seen: Prediction, thresholds: Thresholds) -> Numbers:
+def _shifts(loss: Series, prediction: Prediction, thresholds: Thresholds) -> FloatArray:
     with np.errstate(all="ignore"):
-        return (forward_mean(loss.values, loss.to_rows(thresholds.recovery_steps)) - seen.mean) / seen.noise
+        return (forward_mean(loss.values, loss.to_rows(thresholds.recovery_steps)) - prediction.mean) / prediction.noise
 
 
-def _is_persistent(shifts: Numbers, starts: NDArray[np.int64], loss: Series, thresholds: Thresholds) -> Marks:
-    """Whether the level is up after it as nowhere else in the run: noise that wanders has more than one such place."""
+def _is_persistent(shifts: FloatArray, starts: IntArray, loss: Series, thresholds: Thresholds) -> BoolArray:
+    """Returns whether the level after each start is shifted as nowhere else in the run.
+
+    Noise that wanders has more than one such shift, so at most one start is marked.
+    """
     marks = np.zeros(len(starts), dtype=bool)
     with np.errstate(invalid="ignore"):
         best = int(np.argmax(np.nan_to_num(shifts[starts], nan=-np.inf, posinf=0)))
@@ -135,10 +139,10 @@ def _is_persistent(shifts: Numbers, starts: NDArray[np.int64], loss: Series, thr
 
 
 def _episode(
-    loss: Series, seen: Prediction, rows: NDArray[np.int64], level: float, shifts: Numbers, thresholds: Thresholds
+    loss: Series, prediction: Prediction, rows: IntArray, level: float, shifts: FloatArray, thresholds: Thresholds
 ) -> Episode:
     start, span = int(rows[0]), loss.to_rows(thresholds.recovery_steps)
-    mean, sigma = float(seen.mean[start]), float(seen.sigma[start])
+    mean, sigma = float(prediction.mean[start]), float(prediction.sigma[start])
     back = _comes_back(loss, start, span, mean + thresholds.recovery_sigma * sigma)
     peak = start + int(np.argmax(loss.values[start : min(back or len(loss), start + span) + 1]))
     if back is not None:
@@ -152,16 +156,16 @@ def _episode(
         loss=float(loss.values[peak]),
         mean=mean,
         sigma=sigma,
-        surprise=float(seen.surprise[rows].max()),
+        surprise=float(prediction.surprise[rows].max()),
         level=float(level),
         shift=float(shifts[start]),
         state=state,  # type: ignore[arg-type]
-        single=back is not None and back == start + 1,
+        is_single=back is not None and back == start + 1,
     )
 
 
 def _comes_back(loss: Series, start: int, span: int, bound: float) -> int | None:
-    """First row from which on a few are below the bound on average: one alone may be so by chance."""
+    """Returns the first row from which the mean of a few rows is below the bound; a single row may be so by chance."""
     few = min(10, max(1, span // 5))
     means = forward_mean(loss.values[start + 1 : start + span + few], few)[:span]
     with np.errstate(invalid="ignore"):
@@ -178,5 +182,5 @@ def _without_overlap(found: list[Episode]) -> list[Episode]:
 
 
 def _higher(episode: Episode, earlier: Episode) -> bool:
-    """A second one on top of a first that has not come back."""
+    """Returns whether an episode stands on top of an earlier one that has not come back."""
     return episode.mean > earlier.loss

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from torchnan.diagnosis.arrays import IntArray
 
 MAX_STEPS = 5
 
@@ -18,7 +17,7 @@ def format_number(value: float) -> str:
     return f"{value:,.4g}"
 
 
-def format_steps(steps: NDArray[np.int64]) -> str:
+def format_steps(steps: IntArray) -> str:
     """Returns the first few steps, and how many more there are."""
     shown = ", ".join(f"{step:,}" for step in steps[:MAX_STEPS].tolist())
     return shown if len(steps) <= MAX_STEPS else f"{shown} and {len(steps) - MAX_STEPS:,} more"

@@ -1,10 +1,10 @@
-"""Which outputs come close to the end of their dtype's range, and when they will be there."""
+"""Forecasts which outputs will leave the range of their dtype, and when."""
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from torchnan.diagnosis.arrays import FloatArray, IntArray
 from torchnan.diagnosis.run import Headroom, Run
 from torchnan.diagnosis.thresholds import Thresholds
 from torchnan.diagnosis.verdict import Forecast
@@ -17,13 +17,13 @@ RANGES = {
     "bfloat16": (3.3895313892515355e38, "float64"),
     "float32": (3.4028234663852886e38, "float64"),
 }
-MAX_VALUES = 50  # values that the growth is read from
+MAX_VALUES = 50  # the newest, for the growth
 MIN_VALUES = 6
 
 
 def forecasts(run: Run, thresholds: Thresholds) -> list[Forecast]:
-    """Those that are to be told, the most urgent first."""
-    found = [told for series in run.headroom if (told := _forecast(series, thresholds)) is not None]
+    """Returns the forecasts, the most urgent first."""
+    found = [forecast for series in run.headroom if (forecast := _forecast(series, thresholds)) is not None]
     return sorted(found, key=lambda f: (f.overflow is None, f.overflow or 0, -f.share))
 
 
@@ -41,7 +41,7 @@ def _forecast(series: Headroom, thresholds: Thresholds) -> Forecast | None:
     if growth is None:
         return now if share > thresholds.headroom_share else None
     left = max(0.0, -np.log2(share)) / growth
-    # No further ahead than was seen behind: what grows in the first steps of a training does not go on so.
+    # No further ahead than the observed history: growth in the first steps of a training does not go on.
     if share <= thresholds.headroom_share and left > min(thresholds.headroom_steps, step[-1] - step[0]):
         return None
     overflow = int(step[-1] + left)
@@ -50,8 +50,8 @@ def _forecast(series: Headroom, thresholds: Thresholds) -> Forecast | None:
     )
 
 
-def _growth(step: NDArray[np.int64], largest: NDArray[np.float64], thresholds: Thresholds) -> float | None:
-    """Doublings per step, if it grows beyond doubt."""
+def _growth(step: IntArray, largest: FloatArray, thresholds: Thresholds) -> float | None:
+    """Returns the doublings per step, or ``None`` if the growth is not significant."""
     if len(step) < MIN_VALUES:
         return None
     from scipy.stats import theilslopes

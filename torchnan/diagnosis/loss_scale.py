@@ -1,12 +1,12 @@
-"""§3: mixed precision. What the loss scale did, and whether gradients overflow more than its search makes them."""
+"""Section 3 of the tree: how the loss scale behaved, and whether overflows exceed its search for a scale."""
 
 from __future__ import annotations
 
 import dataclasses
 
 import numpy as np
-from numpy.typing import NDArray
 
+from torchnan.diagnosis.arrays import BoolArray, FloatArray, IntArray
 from torchnan.diagnosis.episodes import CAUSE_STEPS
 from torchnan.diagnosis.run import Run
 from torchnan.diagnosis.thresholds import Thresholds
@@ -17,18 +17,18 @@ class ScaleHistory:
     """The loss scale of a run, and its overflows.
 
     Attributes:
-        dtype: the dtype regime; ``inferred`` if it is not in the log, but follows from the loss scale.
+        dtype: dtype that the run computes in; ``inferred`` if it is not in the log but follows from the loss scale.
         overflows: steps with a non-finite gradient.
         changes: ``"unknown"``, ``"constant"`` or ``"dynamic"``.
-        scale: the first and the smallest.
+        scale: the first and the smallest scale.
         without_known_trigger: first step, number and last step of the first overflows that the scaler's search for a
             scale does not explain; ``None`` if it explains all.
-        collapsed: step from which on the scale is below the floor, and the first step of the fall that led there.
+        collapsed: step from which the scale is below the floor, and first step of the fall that led there.
     """
 
     dtype: str | None
     inferred: bool
-    overflows: NDArray[np.int64]
+    overflows: IntArray
     changes: str
     scale: tuple[float, float]
     without_known_trigger: tuple[int, int, int] | None
@@ -36,7 +36,7 @@ class ScaleHistory:
 
 
 def scale_history(run: Run, thresholds: Thresholds) -> ScaleHistory:
-    """Reads both columns once."""
+    """Analyzes the loss scale and the gradient norm of a run."""
     scale = run.column("loss_scale")
     known = scale.given & np.isfinite(scale.values)
     values = scale.values[known]
@@ -57,8 +57,8 @@ def scale_history(run: Run, thresholds: Thresholds) -> ScaleHistory:
     )
 
 
-def _overflows(run: Run) -> NDArray[np.bool_]:
-    """Rows whose gradient is not finite; where norms are not logged, those after which the scale falls."""
+def _overflows(run: Run) -> BoolArray:
+    """Returns the rows with a non-finite gradient; without logged norms, those after which the scale falls."""
     if run.has("grad_norm"):
         return run.column("grad_norm").bad
     values = run.column("loss_scale").values
@@ -68,24 +68,27 @@ def _overflows(run: Run) -> NDArray[np.bool_]:
 
 
 def _overflows_without_known_trigger(
-    step: NDArray[np.int64], scale: NDArray[np.float64], overflow: NDArray[np.bool_], thresholds: Thresholds
+    step: IntArray, scale: FloatArray, overflow: BoolArray, thresholds: Thresholds
 ) -> tuple[int, int, int] | None:
-    """A scaler searches: it doubles until a step overflows, and at the start it halves until none does. So an overflow
-    tells something only at a scale at which, and above which, all the steps before it were fine."""
+    """Returns the first overflows at scales that had been fine.
+
+    A scaler searches: it doubles until a step overflows, and at the start it halves until none does. So an overflow
+    means something only at a scale at which, and above which, all steps before it were fine.
+    """
     good, bad = np.flatnonzero(~overflow), np.flatnonzero(overflow)
     if len(good) < thresholds.least_rows or not len(bad):
         return None
     from scipy.ndimage import minimum_filter1d
 
     rows = thresholds.spike_window
-    proved = minimum_filter1d(scale[good], rows, origin=(rows - 1) // 2, mode="nearest")  # of the good rows up to it
+    proved = minimum_filter1d(scale[good], rows, origin=(rows - 1) // 2, mode="nearest")  # at the good rows up to each
     before = np.searchsorted(good, bad)
-    told = before >= thresholds.least_rows
+    known_before = before >= thresholds.least_rows
     fine = np.full(len(bad), -np.inf)
-    # What had been fine when the row of overflows began, not in a respite between them.
+    # Scales that were fine before the stretch of overflows, not in a pause within it.
     first = np.concatenate([[True], np.diff(step[bad]) > thresholds.recovery_steps])
     started = np.maximum.accumulate(np.where(first, np.arange(len(bad)), 0))
-    fine[told] = proved[np.maximum(before[started[told]] - 1, 0)]
+    fine[known_before] = proved[np.maximum(before[started[known_before]] - 1, 0)]
     fine[before[started] < thresholds.least_rows] = -np.inf
     surprising = np.flatnonzero(scale[bad] <= fine)
     for group in np.split(surprising, np.flatnonzero(np.diff(started[surprising])) + 1):
@@ -93,13 +96,13 @@ def _overflows_without_known_trigger(
             first = group[0]
             while (
                 first and step[bad[first]] - step[bad[first - 1]] <= CAUSE_STEPS
-            ):  # the first may be at a scale just doubled
+            ):  # the first may be at a scale that was just doubled
                 first -= 1
             return int(step[bad[first]]), len(group), int(step[bad[group[-1]]])
     return None
 
 
-def _collapse(step: NDArray[np.int64], scale: NDArray[np.float64], thresholds: Thresholds) -> tuple[int, int] | None:
+def _collapse(step: IntArray, scale: FloatArray, thresholds: Thresholds) -> tuple[int, int] | None:
     below = np.flatnonzero(scale < thresholds.scale_floor)
     if not len(below) or not (scale[: below[0]] >= thresholds.scale_floor).any():
         return None

@@ -1,4 +1,4 @@
-"""§1: is the loss NaN or Inf? In which dtype, and what made it?"""
+"""Section 1 of the tree: is the loss NaN or Inf, in which dtype, and what caused it?"""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ from typing import Any
 
 import numpy as np
 
+from torchnan.diagnosis.arrays import IntArray
 from torchnan.diagnosis.diagnosis_builder import DiagnosisBuilder
 from torchnan.diagnosis.episodes import CAUSE_STEPS
 from torchnan.diagnosis.formatting import display_name, format_number
 from torchnan.diagnosis.loss_scale import ScaleHistory
 from torchnan.diagnosis.run import Run
 from torchnan.diagnosis.series import Series
-from torchnan.diagnosis.signals import Jumps
+from torchnan.diagnosis.signals import RateJumps
 from torchnan.diagnosis.verdict import Cause, Suspect
 
 LOGARITHMS = {"log", "log2", "log10", "log1p", "xlogy", "special_xlog1py"}
 QUOTIENTS = {"div", "divide", "true_divide", "reciprocal", "mean", "nll_loss", "nll_loss_forward", "nll_loss2d_forward"}
 
 
-def walk(run: Run, scale: ScaleHistory, jumped: Jumps, diagnosis: DiagnosisBuilder) -> None:
-    """Q1.1 to Q1.4; in float16 §3 decides (Q3.3)."""
+def evaluate(run: Run, scale: ScaleHistory, jumps: RateJumps, diagnosis: DiagnosisBuilder) -> None:
+    """Answers Q1.1 to Q1.4; in float16, section 3 decides (Q3.3)."""
     bad = np.flatnonzero(run.column("loss").bad)
     if not len(bad):
         diagnosis.answer(
@@ -53,20 +54,20 @@ def walk(run: Run, scale: ScaleHistory, jumped: Jumps, diagnosis: DiagnosisBuild
     if _is_overflow(scale, origin, rerun, gradient):
         _overflow(scale, origin, rerun, steps, first, diagnosis, evidence)
         return
-    suspects = _suspects(run, value, first, origin, rerun, gradient, jumped, regime)
+    suspects = _suspects(run, value, first, origin, rerun, gradient, jumps, regime)
     diagnosis.answer("Q1.4", "What makes it so?", display_name(suspects[0].cause), suspects[0].evidence)
     branch = "Q1.1 -> Q1.2 -> Q1.3 -> Q1.4"
     diagnosis.add_verdict("nonfinite", suspects, steps, branch, confidence="certain", **evidence)
 
 
-def _last(run: Run, bad: np.ndarray[Any, np.dtype[np.int64]]) -> int:
-    """Of the first row of non-finite losses that is not interrupted."""
+def _last(run: Run, bad: IntArray) -> int:
+    """Returns the last step of the first uninterrupted stretch of non-finite losses."""
     gaps = np.flatnonzero(np.diff(bad) > 1)
     return int(run.step[bad[gaps[0] if len(gaps) else -1]])
 
 
 def _origin(run: Run, first: int) -> dict[str, Any] | None:
-    """The finding of the step, as the guard's replay named it."""
+    """Returns the finding that the guard's replay recorded near a step."""
     near = [event for event in run.findings if first - CAUSE_STEPS <= event["step"] <= first + CAUSE_STEPS]
     return min(near, key=lambda event: abs(event["step"] - first))["finding"] if near else None
 
@@ -83,7 +84,7 @@ def _rerun(run: Run, first: int) -> bool | None:
 
 
 def _gradient_first(scale: ScaleHistory, first: int) -> int | None:
-    """Step of the first of the overflows that lead up to the loss."""
+    """Returns the first of the overflows that lead up to the loss."""
     before = scale.overflows[scale.overflows < first]
     if not len(before) or first - before[-1] > CAUSE_STEPS:
         return None
@@ -92,8 +93,11 @@ def _gradient_first(scale: ScaleHistory, first: int) -> int | None:
 
 
 def _is_overflow(scale: ScaleHistory, origin: dict[str, Any] | None, rerun: bool | None, gradient: int | None) -> bool:
-    """Q3.3: the rerun decides, then the origin, then the regime: in float16 it is an overflow; where the dtype is not
-    known but a loss scale is, it is one if the gradient was the first to go."""
+    """Answers Q3.3 from the rerun, else the origin, else the dtype.
+
+    In float16 it is an overflow. If the dtype is unknown but there is a loss scale, it is one if the gradient
+    overflowed first.
+    """
     if rerun is not None and scale.dtype not in ("float32", "bfloat16"):
         return rerun
     if origin is not None:
@@ -139,7 +143,7 @@ def _overflow(
 
 
 def describe_scale(scale: ScaleHistory) -> str:
-    """What the loss scale did."""
+    """Describes the loss scale in words."""
     if scale.changes == "unknown":
         return "it is not in the log"
     first, smallest = (format_number(value) for value in scale.scale)
@@ -153,7 +157,7 @@ def _suspects(
     origin: dict[str, Any] | None,
     rerun: bool | None,
     gradient: int | None,
-    jumped: Jumps,
+    jumps: RateJumps,
     regime: str,
 ) -> list[Suspect]:
     found: list[Suspect] = []
@@ -166,7 +170,7 @@ def _suspects(
         found.append(Suspect(cause, "certain", f"the replay names {_describe_origin(origin)}"))
     if rerun is False:
         found.append(Suspect("structural", "likely", "it is not finite in float32 either, with the same data"))
-    near = jumped.step[(jumped.step >= first - 5 * CAUSE_STEPS) & (jumped.step <= first)]
+    near = jumps.step[(jumps.step >= first - 5 * CAUSE_STEPS) & (jumps.step <= first)]
     if len(near):
         found.append(Suspect("lr_discontinuity", "likely", f"the learning rate jumps at step {near[0]:,}"))
     if gradient is not None and origin is None:
@@ -179,13 +183,13 @@ def _suspects(
 
 
 def _explodes(run: Run, first: int) -> bool:
-    """Whether the last losses before it are larger than any other of the run."""
+    """Returns whether the last losses before a step are larger than any other."""
     values = Series.from_run(run, "loss", before=first).values
     return len(values) > 10 and bool(values[-3:].max() > 2 * abs(np.median(values)) + values[:-3].max())
 
 
 def _by_value(value: str, regime: str) -> list[Suspect]:
-    """-log(0) is Inf and 0/0 is NaN, of a loss that was fine a step before."""
+    """Returns suspects for a loss that was fine one step before: -log(0) is Inf, and 0/0 is NaN."""
     zero = Suspect("log_zero", "possible", f"the loss is {value} at once, in {regime}: mostly log(0)")
     quotient = Suspect("zero_by_zero", "possible", f"the loss is {value} at once, in {regime}: mostly 0/0")
     return [zero, quotient] if "inf" in value else [quotient, zero]

@@ -1,4 +1,4 @@
-"""§3: float16 whose gradients overflow while the loss is finite."""
+"""Section 3 of the tree: gradients that overflow while the loss is finite."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torchnan.diagnosis.verdict import Suspect
 BRANCH = "Q1.1 -> Q2.1 -> Q3.1"
 
 
-def walk(run: Run, scale: ScaleHistory, diagnosis: DiagnosisBuilder, thresholds: Thresholds) -> None:
-    """Q3.1 to Q3.4."""
+def evaluate(run: Run, scale: ScaleHistory, diagnosis: DiagnosisBuilder, thresholds: Thresholds) -> None:
+    """Answers Q3.1 to Q3.3."""
     many = len(scale.overflows)
     overflowed = f"{many:,} steps: {format_steps(scale.overflows)}" if many else "0 steps"
     diagnosis.answer("Q3.1", "Is a gradient norm Inf or NaN?", "yes" if many else "no", overflowed)
@@ -59,5 +59,5 @@ def _answer(scale: ScaleHistory) -> str:
 
 
 def _is_constant(run: Run, scale: ScaleHistory, thresholds: Thresholds) -> bool:
-    """A dynamic scale halves in the row after an overflow; of one at the very end nobody knows."""
+    """Returns whether the scale ignores overflows; one in the last row would only halve it in the next."""
     return scale.changes == "constant" and bool(scale.overflows[0] < run.step[-1])

@@ -1,4 +1,4 @@
-"""What to do about each verdict, and how to find out whether it is right."""
+"""Says for each verdict what to do, and how to check it."""
 
 from __future__ import annotations
 
@@ -105,6 +105,6 @@ _BY_KIND: dict[Kind, tuple[str, str]] = {
 
 
 def remedy_and_check(kind: Kind, cause: Cause, step: int) -> tuple[str, str]:
-    """What to do, and how to check the verdict."""
+    """Returns what to do about a verdict, and how to check it."""
     remedy, check = _BY_CAUSE.get((kind, cause), _BY_KIND[kind])
     return remedy.format(step=f"{step:,}"), check.format(step=f"{step:,}")

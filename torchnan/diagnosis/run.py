@@ -1,4 +1,4 @@
-"""What a run is, as arrays, wherever it came from: a live window, a log, a table of somebody else's."""
+"""A run as arrays, whatever it was read from."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from torchnan.diagnosis.arrays import BoolArray, FloatArray, IntArray
+
 COLUMNS = ("loss", "grad_norm", "lr", "loss_scale", "skipped")
 GROUPED = ("lr", "weight_norm", "update_ratio")
 
@@ -20,44 +22,44 @@ class Column:
     """One number per row.
 
     Attributes:
-        values: NaN or Inf where the value is that; NaN where none is given.
-        given: whether there is a value in the row.
+        values: the numbers, including NaN and Inf; NaN where there is none.
+        given: whether the row has a number.
     """
 
-    values: NDArray[np.float64]
-    given: NDArray[np.bool_]
+    values: FloatArray
+    given: BoolArray
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Column:
-        """Of numbers, and None where there is none."""
+        """Returns a column of numbers; ``None`` where there is none."""
         listed = list(values)
         given = np.array([value is not None for value in listed], dtype=bool)
         return cls(np.array([np.nan if value is None else value for value in listed], dtype=np.float64), given)
 
     @classmethod
     def missing(cls, rows: int) -> Column:
-        """Without a value."""
+        """Returns a column without numbers."""
         return cls(np.full(rows, np.nan), np.zeros(rows, dtype=bool))
 
     def __getitem__(self, rows: Any) -> Column:
         return Column(self.values[rows], self.given[rows])
 
     @property
-    def bad(self) -> NDArray[np.bool_]:
-        """Where a NaN or an Inf was given."""
+    def bad(self) -> BoolArray:
+        """Rows with a NaN or an Inf."""
         return self.given & ~np.isfinite(self.values)
 
 
 @dataclasses.dataclass(frozen=True)
 class Digests:
-    """What tells one batch from another, as 64 bits; and where it is known."""
+    """64 bits that identify the batch of each row, and whether they are known."""
 
     values: NDArray[np.uint64]
-    given: NDArray[np.bool_]
+    given: BoolArray
 
     @classmethod
     def of(cls, texts: Iterable[object]) -> Digests:
-        """Of any text or number that two equal batches have in common; None or "" where there is none."""
+        """Returns digests of strings or numbers that identify a batch; ``None`` or ``""`` where there is none."""
         words = list(texts)
         if (read := _of_hexadecimal(words)) is not None:
             return cls(read, np.ones(len(words), dtype=bool))
@@ -67,7 +69,7 @@ class Digests:
 
     @classmethod
     def missing(cls, rows: int) -> Digests:
-        """Without a value."""
+        """Returns digests of unknown batches."""
         return cls(np.zeros(rows, dtype=np.uint64), np.zeros(rows, dtype=bool))
 
     def __getitem__(self, rows: Any) -> Digests:
@@ -75,7 +77,7 @@ class Digests:
 
 
 def _of_hexadecimal(words: list[Any]) -> NDArray[np.uint64] | None:
-    """All of them at once, if each has 16 digits, as in the log of a Monitor."""
+    """Parses all digests at once, if each has 16 digits, as in the log of a Monitor."""
     try:
         raw = bytes.fromhex("".join(words))
     except (TypeError, ValueError):
@@ -93,34 +95,34 @@ def _bits(text: str) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Headroom:
-    """The largest absolute values of a module's output, and the dtype whose range they must fit in ("float16")."""
+    """Largest absolute values of a module's output, and the dtype whose range they must fit in (``"float16"``)."""
 
     module: str
     dtype: str
-    step: NDArray[np.int64]
-    largest: NDArray[np.float64]
+    step: IntArray
+    largest: FloatArray
 
 
 @dataclasses.dataclass
 class Run:
-    """A run of training, one row per optimizer step that was logged.
+    """A training run, one row per optimizer step that was logged.
 
     Attributes:
         step: strictly increasing; restarts are resolved.
-        columns: of :data:`COLUMNS`, those that any row has. ``"lr"`` is the largest over the parameter groups;
+        columns: those of :data:`COLUMNS` that any row has. ``"lr"`` is the largest over the parameter groups;
             ``"skipped"`` is 1 where the optimizer did not apply the step.
         groups: ``"weight_norm"``, ``"update_ratio"`` and ``"lr"`` by name of the parameter group.
-        batch_digest: of each row's batch.
+        batch_digest: identifies each row's batch.
         headroom: by module.
         findings: origins of non-finite values, as ``{"step": ..., "finding": {...}}``.
-        reruns: bad steps run again in float32, ``{"step": ..., "dtype": ..., "finite": ...}``.
-        dtype: what the model computes in: ``"float32"``, ``"float16"``, ``"bfloat16"``; None if that is unknown.
-        starts: first steps of the run and of each time it was started again.
+        reruns: bad steps run again in float32, as ``{"step": ..., "dtype": ..., "finite": ...}``.
+        dtype: dtype that the model computes in: ``"float32"``, ``"float16"``, ``"bfloat16"``; ``None`` if unknown.
+        starts: first steps of the run and of each restart.
         source: where it was read from.
-        notes: what of the source was damaged, cut or ignored.
+        notes: what in the source was damaged, cut or ignored.
     """
 
-    step: NDArray[np.int64]
+    step: IntArray
     columns: dict[str, Column]
     groups: dict[str, dict[str, Column]] = dataclasses.field(default_factory=dict)
     batch_digest: Digests | None = None
@@ -136,11 +138,11 @@ class Run:
         return len(self.step)
 
     def column(self, name: str) -> Column:
-        """The column of that name; one without values if no row has it."""
+        """Returns the column of a name; one without numbers if no row has it."""
         return self.columns.get(name) or Column.missing(len(self))
 
     def has(self, name: str) -> bool:
-        """Whether any row has a value of it."""
+        """Returns whether any row has a number in a column."""
         return name in self.columns and bool(self.columns[name].given.any())
 
 
@@ -151,12 +153,13 @@ def of_columns(
     batch_digest: Iterable[object] = (),
     **rest: Any,
 ) -> Run:
-    """A run of plain lists, for tests and scripts: ``of_columns(range(3), {"loss": [1, 0.9, 0.8]}, dtype="float32")``.
+    """Returns a run made of plain lists: ``of_columns(range(3), {"loss": [1, 0.9, 0.8]}, dtype="float32")``.
 
     Args:
         step: strictly increasing.
-        columns: of :data:`COLUMNS`, or ``"weight_norm"``, ``"update_ratio"``: as of one group named ``"all"``.
-        batch_digest: any texts.
+        columns: those of :data:`COLUMNS`, or ``"weight_norm"`` and ``"update_ratio"`` of a single group named
+            ``"all"``.
+        batch_digest: strings that identify the batches.
         rest: the other attributes of :class:`Run`.
     """
     steps = np.array(list(step), dtype=np.int64)

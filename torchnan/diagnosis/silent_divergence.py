@@ -1,4 +1,4 @@
-"""§4, as it is told: why the loss goes slowly up."""
+"""Section 4 of the tree: does the loss rise slowly, and why?"""
 
 from __future__ import annotations
 
@@ -13,29 +13,33 @@ from torchnan.diagnosis.extreme_value import OUTLIER_MARGIN
 from torchnan.diagnosis.formatting import format_number
 from torchnan.diagnosis.run import Run
 from torchnan.diagnosis.series import Series
-from torchnan.diagnosis.signals import Jumps
+from torchnan.diagnosis.signals import RateJumps
 from torchnan.diagnosis.thresholds import Thresholds
 from torchnan.diagnosis.verdict import Suspect
 
-MIN_TAU = 0.4  # Kendall's tau of a loss that goes up and then stays up is far from 1
-MAX_P_VALUE = 0.01  # chance of a gradient norm to go up without a trend
-ABRUPT_SHARE = 0.5  # of the rise: a loss that went up so much in one episode has not risen slowly
+MIN_TAU = 0.4  # Kendall's tau of a loss that rises and then stays up is far below 1
+MAX_P_VALUE = 0.01  # of the trend of the gradient norm
+ABRUPT_SHARE = 0.5  # of the rise: if one episode has more, the rise is not slow
 
 
-def find(run: Run, found: list[Episode], jumped: Jumps, thresholds: Thresholds) -> Rise | None:
-    """The slow rise that the run ends with, unless it went up at once and the learning rate is not to blame. Where the
-    learning rate goes up with it, or a weight norm, half of the height is enough: these have not been noise."""
+def find(run: Run, found: list[Episode], jumps: RateJumps, thresholds: Thresholds) -> Rise | None:
+    """Returns the slow rise that the run ends with, unless it is mostly one sudden episode.
+
+    A rise together with the learning rate counts even if it is sudden. Together with the learning rate or a weight
+    norm, half of the height is sufficient, because that is not noise.
+    """
     up = rise(Series.from_run(run, "loss"), thresholds)
-    if up is None or up.steady < MIN_TAU or up.chance > thresholds.false_alarm:
+    if up is None or up.tau < MIN_TAU or up.p_value > thresholds.false_alarm:
         return None
-    increasing = _is_increasing(run, up, jumped, thresholds)
+    increasing = _is_increasing(run, up, jumps, thresholds)
     explained = increasing or _is_changed(weight_change(run, up, thresholds), thresholds)
     if up.sigmas < (thresholds.spike_sigma / OUTLIER_MARGIN if explained else thresholds.spike_sigma):
         return None
-    return up if increasing or not _went_up_at_once(run, found, up, thresholds) else None
+    return up if increasing or not _is_abrupt(run, found, up, thresholds) else None
 
 
-def _went_up_at_once(run: Run, found: list[Episode], up: Rise, thresholds: Thresholds) -> bool:
+def _is_abrupt(run: Run, found: list[Episode], up: Rise, thresholds: Thresholds) -> bool:
+    """Returns whether one episode makes up most of the rise."""
     loss = Series.from_run(run, "loss")
     for episode in found:
         at, span = loss.row_at(episode.step), loss.to_rows(thresholds.recovery_steps)
@@ -45,21 +49,21 @@ def _went_up_at_once(run: Run, found: list[Episode], up: Rise, thresholds: Thres
     return False
 
 
-def _is_increasing(run: Run, up: Rise, jumped: Jumps, thresholds: Thresholds) -> bool:
+def _is_increasing(run: Run, up: Rise, jumps: RateJumps, thresholds: Thresholds) -> bool:
     rate = rate_change(run, up, thresholds)
     if rate is None or rate.factor <= thresholds.lr_factor:
         return False
-    return not ((jumped.step > rate.first - thresholds.recovery_steps) & (jumped.step <= rate.last)).any()
+    return not ((jumps.step > rate.first - thresholds.recovery_steps) & (jumps.step <= rate.last)).any()
 
 
 def _is_changed(weights: Change | None, thresholds: Thresholds) -> bool:
     return weights is not None and bool(abs(np.log(weights.factor)) > np.log(thresholds.weight_factor))
 
 
-def walk(
-    run: Run, up: Rise | None, jumped: Jumps, symptoms: int, diagnosis: DiagnosisBuilder, thresholds: Thresholds
+def evaluate(
+    run: Run, up: Rise | None, jumps: RateJumps, symptoms: int, diagnosis: DiagnosisBuilder, thresholds: Thresholds
 ) -> None:
-    """Q4.1 to Q4.4."""
+    """Answers Q4.1 to Q4.4."""
     asked = f"Has the loss increased over {thresholds.divergence_steps} steps, up to the end?"
     if up is None:
         diagnosis.answer("Q4.1", asked, "no")
@@ -69,7 +73,7 @@ def walk(
     diagnosis.answer("Q4.1", asked, "yes", told)
     rate, weights = rate_change(run, up, thresholds), weight_change(run, up, thresholds)
     gradient = gradient_trend(run, up, thresholds)
-    increasing = _is_increasing(run, up, jumped, thresholds)
+    increasing = _is_increasing(run, up, jumps, thresholds)
     diagnosis.answer(
         "Q4.2", "Has the learning rate increased over the same window?", _yes(rate, increasing), _factor(rate)
     )
@@ -101,14 +105,14 @@ def _conclude(
         "loss_low": up.low,
         "loss_high": up.high,
         "rise_in_noise": round(up.sigmas, 2),
-        "steadiness": round(up.steady, 3),
+        "steadiness": round(up.tau, 3),
         "spikes_within": symptoms or None,
     }
     branch = {"lr_increasing": "Q4.2", "weight_norm": "Q4.2 -> Q4.3"}.get(
         suspects[0].cause if suspects else "", "Q4.2 -> Q4.3 -> Q4.4"
     )
     branch, steps = f"Q1.1 -> Q2.1 -> Q3.1 -> Q4.1 -> {branch}", (up.first, up.last)
-    # Noise that wanders goes up for hundreds of steps, too: a rise that nothing explains must be larger than any other.
+    # Noise that wanders rises for hundreds of steps, too: an unexplained rise must exceed all earlier ones.
     if not suspects and not up.exceeds_earlier_rises:
         return
     if suspects or (gradient is None and up.sigmas > OUTLIER_MARGIN * thresholds.spike_sigma):

@@ -1,38 +1,26 @@
-"""§2: loss spikes, recoverable or not, and what they come from."""
+"""Section 2 of the tree: does the loss spike, does it recover, and what is the cause?"""
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
-from numpy.typing import NDArray
 
+from torchnan.diagnosis.arrays import IntArray
 from torchnan.diagnosis.diagnosis_builder import DiagnosisBuilder
 from torchnan.diagnosis.episodes import CAUSE_STEPS, Episode, episodes
 from torchnan.diagnosis.formatting import display_name, format_number
 from torchnan.diagnosis.run import Run
 from torchnan.diagnosis.series import Series
-from torchnan.diagnosis.signals import Gradients, Jumps, Repeats
+from torchnan.diagnosis.signals import BatchRepeats, GradientNorms, RateJumps, Signals
 from torchnan.diagnosis.thresholds import Thresholds
 from torchnan.diagnosis.verdict import Suspect
 
-MAX_REPEAT_CHANCE = 0.05  # a repeat that is found beside a spike by chance more often than that says nothing
-HALF = 0.5
-MIN_GRADIENT_SURPRISE = 5.0  # surprise of a gradient norm that is large, if not as large as asked for
+MAX_REPEAT_CHANCE = 0.05  # of finding repeats near an episode by chance
+MIN_GRADIENT_SURPRISE = 5.0  # with MIN_GRADIENT_RATIO: sufficient below grad_factor
 MIN_GRADIENT_RATIO = 10.0
 
 
-@dataclasses.dataclass(frozen=True)
-class Signals:
-    """What is looked at beside the loss."""
-
-    jumps: Jumps
-    repeats: Repeats
-    gradients: Gradients
-
-
 def find(run: Run, signals: Signals, thresholds: Thresholds) -> list[Episode]:
-    """Where the loss went up at once, by more than chance."""
+    """Returns the sudden rises of the loss that exceed chance."""
     loss = Series.from_run(run, "loss")
     repeated = (
         np.isin(loss.step, signals.repeats.step)
@@ -41,12 +29,14 @@ def find(run: Run, signals: Signals, thresholds: Thresholds) -> list[Episode]:
     )
     large = signals.gradients.step[signals.gradients.ratio > thresholds.grad_factor]
     rare = signals.repeats.step if signals.repeats.share < MAX_REPEAT_CHANCE else signals.repeats.step[:0]
-    places = np.unique(np.concatenate([signals.jumps.step, rare, large]))
-    return episodes(loss, repeated, places, thresholds)
+    signal_steps = np.unique(np.concatenate([signals.jumps.step, rare, large]))
+    return episodes(loss, repeated, signal_steps, thresholds)
 
 
-def walk(run: Run, found: list[Episode], signals: Signals, diagnosis: DiagnosisBuilder, thresholds: Thresholds) -> None:
-    """Q2.1 to Q2.4, for each episode."""
+def evaluate(
+    run: Run, found: list[Episode], signals: Signals, diagnosis: DiagnosisBuilder, thresholds: Thresholds
+) -> None:
+    """Answers Q2.1 to Q2.4 for each episode."""
     loss = Series.from_run(run, "loss")
     asked = f"Is a loss above the mean by {thresholds.spike_sigma:g} sigma, and by more than chance?"
     if not found:
@@ -88,12 +78,14 @@ def _came_back(episode: Episode) -> str:
 
 
 def _suspects(run: Run, loss: Series, episode: Episode, signals: Signals, thresholds: Thresholds) -> list[Suspect]:
-    """The likeliest first: a schedule or a loader at fault is a fact, and explains a large gradient."""
+    """Returns the suspects, the likeliest first: a fault of the schedule or the loader is a fact, and explains a large
+    gradient.
+    """
     found = [_jump(loss, episode, signals.jumps), _repeat(loss, episode, signals.repeats)]
     found += [_gradient(loss, episode, signals.gradients, thresholds)]
     if episode.state == "persistent":
         found += _persistent_elevation(run, loss, episode, thresholds)
-    elif episode.single and not any(found):
+    elif episode.is_single and not any(found):
         told = "only that step's loss is high: the weights are fine, the batch is not like the others"
         found.append(Suspect("unknown", "possible", told))
     known = [suspect for suspect in found if suspect is not None]
@@ -101,12 +93,12 @@ def _suspects(run: Run, loss: Series, episode: Episode, signals: Signals, thresh
 
 
 def _near(loss: Series, episode: Episode) -> tuple[int, int]:
-    """Steps in which the cause must be: rows may be far apart."""
+    """Returns the range of steps that the cause must be in; rows may be far apart."""
     reach = max(CAUSE_STEPS, round(2 * loss.stride))
     return episode.step - reach, episode.step + round(loss.stride) - 1
 
 
-def _jump(loss: Series, episode: Episode, jumps: Jumps) -> Suspect | None:
+def _jump(loss: Series, episode: Episode, jumps: RateJumps) -> Suspect | None:
     first, last = _near(loss, episode)
     near = np.flatnonzero((jumps.step >= first) & (jumps.step <= last))
     if not len(near):
@@ -117,8 +109,8 @@ def _jump(loss: Series, episode: Episode, jumps: Jumps) -> Suspect | None:
     return Suspect("lr_discontinuity", "likely", told)
 
 
-def _repeat(loss: Series, episode: Episode, repeats: Repeats) -> Suspect | None:
-    """Also shortly after it: a batch that is served twice spikes at the first time, too."""
+def _repeat(loss: Series, episode: Episode, repeats: BatchRepeats) -> Suspect | None:
+    """Accepts repeats shortly after the episode, too: a batch that is served twice spikes at the first time already."""
     first, last = _near(loss, episode)
     near = np.flatnonzero((repeats.step >= first) & (repeats.step <= last + CAUSE_STEPS))
     others = (len(repeats.step) - len(near)) / max(1, len(loss))
@@ -132,13 +124,16 @@ def _repeat(loss: Series, episode: Episode, repeats: Repeats) -> Suspect | None:
     return Suspect("duplicate_batch", "likely", told)
 
 
-def _stuck(near: NDArray[np.int64], loss: Series, others: float) -> float:
-    """The chance that is allowed. A loader that is stuck makes its own share large: half of the rows beside the spike,
-    and not of all, are enough."""
-    return 1.0 if len(near) >= loss.to_rows(CAUSE_STEPS) / 2 and others < HALF else 0.0
+def _stuck(near: IntArray, loss: Series, others: float) -> float:
+    """Returns the accepted chance of repeats near the episode.
+
+    A loader that is stuck raises its own share: half of the rows near the episode are sufficient, unless all batches
+    repeat.
+    """
+    return 1.0 if len(near) >= loss.to_rows(CAUSE_STEPS) / 2 and others < 0.5 else 0.0
 
 
-def _gradient(loss: Series, episode: Episode, gradients: Gradients, thresholds: Thresholds) -> Suspect | None:
+def _gradient(loss: Series, episode: Episode, gradients: GradientNorms, thresholds: Thresholds) -> Suspect | None:
     at = np.arange(*np.searchsorted(gradients.step, [episode.step, episode.peak + 1]))
     if not len(at):
         return None
@@ -157,7 +152,7 @@ def _gradient(loss: Series, episode: Episode, gradients: Gradients, thresholds: 
 
 
 def _persistent_elevation(run: Run, loss: Series, episode: Episode, thresholds: Thresholds) -> list[Suspect]:
-    """New data show in full at once and stay; damaged weights go up over some steps, and heal."""
+    """Ranks two suspects by the shape: changed data show at once and stay, damaged weights rise over some steps."""
     row, span = loss.row_at(episode.step), loss.to_rows(thresholds.recovery_steps)
     after = loss.values[row : row + span] - episode.mean
     start, later = float(np.median(after[: max(1, span // 10)])), float(np.median(after[span // 2 :]))

@@ -1,4 +1,4 @@
-"""Every number that a verdict depends on, with its default."""
+"""The numbers that verdicts depend on, with their defaults."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ def _fraction(default: float) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Thresholds(Settings):
-    """What counts as what. Windows are in steps, whatever the distance between two rows of the log is.
+    """Limits of the decision tree. Windows are in steps, whatever the distance between two rows of the log.
 
     Attributes:
         spike_window: steps that the mean and deviation of the loss are taken from.
-        spike_sigma: a loss of more deviations than this above the mean may be a spike.
-        recovery_steps: a spike that has not come back after as many steps is a persistent elevation.
-        recovery_sigma: it has come back once the loss is within so many deviations of the mean before it.
-        grad_factor: a gradient norm of more than so many times its rolling mean tells of a batch unlike the others.
-        lr_jump: the learning rate is discontinuous where it changes by more than this factor in a step, and its
-            schedule does not do the same regularly.
-        duplicate_steps: a batch that was seen within so many steps before a spike is a duplicate.
-        divergence_steps: a loss that rises for as many steps diverges.
-        weight_factor: a weight norm that changes by more than this factor within ``divergence_steps``.
-        lr_factor: a learning rate that grows by more than this factor within them has increased.
+        spike_sigma: a loss of more than this many deviations above the mean may be a spike.
+        recovery_steps: a spike that has not come back after this many steps is a persistent elevation.
+        recovery_sigma: a spike has come back once the loss is within this many deviations of the mean before it.
+        grad_factor: a gradient norm above this multiple of its rolling mean indicates an unusual batch.
+        lr_jump: the learning rate is discontinuous where it changes by more than this factor in one step, unless its
+            schedule does so regularly.
+        duplicate_steps: a batch that was seen within this many steps before a spike is a duplicate.
+        divergence_steps: a loss that rises for this many steps diverges.
+        weight_factor: a weight norm has changed if it does so by more than this factor within ``divergence_steps``.
+        lr_factor: a learning rate has increased if it grows by more than this factor within ``divergence_steps``.
         scale_floor: a loss scale below this has collapsed.
-        overflow_steps: as many steps with a non-finite gradient, at loss scales that had been fine, are an overflow.
-        false_alarm: chance of a healthy run of any length to be called a spike, or diverging, by its noise alone.
-        headroom_share: an output above this share of its dtype's range is told.
-        headroom_steps: and one that will overflow within so many steps at the rate it grows.
-        least_rows: windows hold at least as many rows, if the log has a row only every few steps.
+        overflow_steps: this many steps with a non-finite gradient, at loss scales that had been fine, are an overflow.
+        false_alarm: probability that noise alone makes a healthy run of any length a spike or a divergence.
+        headroom_share: an output above this share of its dtype's range is reported.
+        headroom_steps: an output that will overflow within this many steps at its rate of growth is reported.
+        least_rows: minimum number of rows in a window, if the log has a row only every few steps.
     """
 
     TOPIC: ClassVar[str] = "diagnosis"
@@ -67,10 +67,10 @@ class Thresholds(Settings):
     least_rows: int = nonnegative_int(20, minimum=8)
 
     def with_texts(self, texts: Iterable[str]) -> Thresholds:
-        """With what ``NAME=VALUE`` says, as on a command line.
+        """Returns a copy changed by texts ``NAME=VALUE``, as on a command line.
 
         Raises:
-            OptionError: a name or a value that cannot be used.
+            OptionError: a name or a value cannot be used.
         """
         given = {}
         for text in texts:

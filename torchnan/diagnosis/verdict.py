@@ -1,4 +1,4 @@
-"""What is said about a run."""
+"""The result of a diagnosis."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ Confidence = Literal["certain", "likely", "possible"]
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """One question of the tree that was asked of the run.
+    """A question of the decision tree, and the run's answer.
 
     Attributes:
         number: ``"Q2.1"``.
         text: the question.
-        answer: ``"yes"``, ``"no"``, or what is to be known.
-        evidence: the numbers that the answer was given from.
+        answer: ``"yes"``, ``"no"``, or what was found.
+        evidence: the numbers behind the answer.
     """
 
     number: str
@@ -52,7 +52,7 @@ class Question:
 
 @dataclasses.dataclass(frozen=True)
 class Suspect:
-    """A cause that may be the one, and what speaks for it."""
+    """A possible cause, and the evidence for it."""
 
     cause: Cause
     confidence: Confidence
@@ -61,18 +61,18 @@ class Suspect:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """One thing that is wrong with a run, or that nothing is.
+    """Something that is wrong with a run, or that nothing is.
 
     Attributes:
-        kind: what it is.
-        cause: where it comes from, as far as the log can tell; the first of ``suspects``.
-        first_step: where the trouble begins; ``last_step``: where it ends, or the last of the run.
+        kind: what is wrong.
+        cause: why, as far as the log shows; that of the first of ``suspects``.
+        first_step: step at which it begins; ``last_step``: step at which it ends, or the last of the run.
         evidence: numbers and words, by name.
-        confidence: ``"certain"``: the log says so; ``"likely"``: the rule's conditions hold, and chance has been
-            weighed; ``"possible"``: by exclusion, or some of what would show it is not in the log.
-        remedy: what to do about it; ``check``: how to find out whether the verdict is right.
-        branch: the path through the tree, ``"Q1.1 -> Q2.1 -> Q2.2 -> Q2.3"``.
-        suspects: causes that may be the one, the likeliest first.
+        confidence: ``"certain"``: the log says so; ``"likely"``: the conditions of the rule hold, and chance was
+            excluded; ``"possible"``: by elimination, or some of the evidence is not in the log.
+        remedy: what to do; ``check``: how to verify the verdict.
+        branch: path through the tree, ``"Q1.1 -> Q2.1 -> Q2.2 -> Q2.3"``.
+        suspects: possible causes, the likeliest first.
     """
 
     kind: Kind
@@ -92,11 +92,11 @@ class Forecast:
     """An output that is about to leave the range of its dtype.
 
     Attributes:
-        module: whose output.
-        dtype: the one it is computed in; ``enough``: one with the range for it.
-        step: of the newest value; ``largest``: that value; ``share``: of the dtype's range, 0 to 1.
-        doubling: steps in which it doubles; None if it does not grow.
-        overflow: step at which it is expected to leave the range; None if it does not grow.
+        module: name of the module.
+        dtype: dtype of the output; ``enough``: a dtype with sufficient range.
+        step: step of the newest value; ``largest``: that value; ``share``: of the dtype's range, 0 to 1.
+        doubling: steps in which it doubles; ``None`` if it does not grow.
+        overflow: step at which it is expected to leave the range; ``None`` if it does not grow.
     """
 
     module: str
@@ -119,18 +119,18 @@ class Forecast:
 
 
 def _percent(share: float) -> str:
-    """Two digits of it, however small."""
+    """Formats a share with two significant digits, however small."""
     return f"{share:.0%}" if share >= 0.1 else f"{100 * share:.2g}%"
 
 
 @dataclasses.dataclass
 class Diagnosis:
-    """What the walk through the tree has come to.
+    """The result of walking the decision tree.
 
     Attributes:
-        verdicts: the worst first; of a healthy run one, of kind ``"healthy"``.
-        walk: the questions in the order they were asked.
-        forecasts: outputs that come close to the end of their dtype's range.
+        verdicts: the worst first; for a healthy run, one of kind ``"healthy"``.
+        walk: the questions, in the order they were asked.
+        forecasts: outputs near the limit of their dtype's range.
     """
 
     verdicts: list[Verdict]

@@ -1,4 +1,4 @@
-"""One row per training step: what a run looks like, written down, judged while it goes on."""
+"""Records one row of numbers per training step and diagnoses the run while it goes on."""
 
 from torchnan.monitor.monitor import Monitor
 from torchnan.monitor.row import Row

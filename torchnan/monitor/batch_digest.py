@@ -1,4 +1,4 @@
-"""Which batch was it? A few digits, the same for the same data, in every process."""
+"""Computes a short digest of a batch: the same for the same data, in every process."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ import torch
 from torchnan.detection import shards
 from torchnan.detection.pause import detection_paused
 
-MAX_ELEMENTS = 4096  # read of one tensor: of a larger one every so many-th
-MAX_LEAVES = 256  # of a batch; the rest is counted
+MAX_ELEMENTS = 4096  # read of one tensor, evenly spread
+MAX_LEAVES = 256  # of a batch; of further ones only the number counts
 MAX_DEPTH = 16
 
 
 class BatchDigest:
-    """Of one batch: its structure, and dtype, shape and bytes of what is in it.
+    """Digest of one batch: its structure, and the dtype, shape and bytes of its contents.
 
-    Of a tensor above 4,096 elements as many are read, evenly spread over all its dimensions. Mappings count by their
-    keys, not by the order of these. Objects other than tensors, arrays, texts and numbers count by their type alone.
-
+    Of a tensor with more than 4,096 elements, about that many are read, evenly spread over all dimensions. The keys of
+    a mapping count, their order does not. Of objects other than tensors, arrays, strings and numbers, only the type
+    counts.
     """
 
     def __init__(self) -> None:
-        self._parts: list[bytes | str] = []  # a name stands for the bytes of a sample
+        self._parts: list[bytes | str] = []  # a str is the name of a sample, for its bytes
         self._samples: dict[str, torch.Tensor] = {}
-        self._seen = 0
+        self._sampled = 0
         self._has_content = False
 
     def add(self, batch: Any) -> dict[str, torch.Tensor]:
-        """The batch, or one more of several micro-batches.
+        """Adds the batch, or one of several micro-batches.
 
         Args:
-            batch: nested mappings, sequences and dataclasses. It may be written to afterwards.
+            batch: nested mappings, sequences and dataclasses. It may be modified afterwards.
 
         Returns:
-            samples of tensors on other devices, to be brought to the CPU and given to :meth:`hexdigest`.
+            samples of tensors on other devices, to be copied to the CPU and passed to :meth:`hexdigest`.
         """
         self._samples = {}
         with detection_paused(), torch.no_grad():
-            for i, (where, leaf) in enumerate(_leaves(batch, "", 0)):
+            for i, (path, leaf) in enumerate(_leaves(batch, "", 0)):
                 if i < MAX_LEAVES:
-                    self._add(where, leaf)
+                    self._add(path, leaf)
                 else:
                     self._parts.append(b"|more")
         return self._samples
 
     def hexdigest(self, samples: Mapping[str, torch.Tensor]) -> str | None:
-        """16 hexadecimal digits; ``None`` for a batch with nothing in it that could be told from another.
+        """Returns 16 hexadecimal digits, or ``None`` if the batch has no contents to distinguish it by.
 
         Args:
-            samples: those that :meth:`add` has returned, on the CPU.
+            samples: those that :meth:`add` returned, on the CPU.
         """
         if not self._has_content:
             return None
@@ -64,8 +64,8 @@ class BatchDigest:
             hashed.update(_bytes_of(samples[part]) if isinstance(part, str) else part)
         return hashed.hexdigest()[:16]
 
-    def _add(self, where: str, leaf: Any) -> None:
-        self._parts.append(f"|{where}:".encode(errors="surrogatepass"))
+    def _add(self, path: str, leaf: Any) -> None:
+        self._parts.append(f"|{path}:".encode(errors="surrogatepass"))
         if isinstance(leaf, torch.Tensor):
             self._add_tensor(shards.local(leaf.detach()))
         elif type(leaf).__module__ == "numpy" and hasattr(leaf, "tobytes"):
@@ -89,31 +89,32 @@ class BatchDigest:
         if tensor.is_cpu:
             self._add_content(header, _bytes_of(flat))
             return
-        self._seen += 1
-        name = str(self._seen)
+        self._sampled += 1
+        name = str(self._sampled)
         self._samples[name] = flat
         self._add_content(header, name)
 
 
-def _leaves(value: Any, where: str, depth: int) -> Iterator[tuple[str, Any]]:
+def _leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
     if depth > MAX_DEPTH:
         return
     if isinstance(value, Mapping):
         for key in sorted(value, key=str):
-            yield from _leaves(value[key], f"{where}[{key!s}]", depth + 1)
+            yield from _leaves(value[key], f"{path}[{key!s}]", depth + 1)
     elif isinstance(value, list | tuple):
         for i, item in enumerate(value):
-            yield from _leaves(item, f"{where}[{i}]", depth + 1)
+            yield from _leaves(item, f"{path}[{i}]", depth + 1)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
-            yield from _leaves(getattr(value, field.name), f"{where}.{field.name}", depth + 1)
+            yield from _leaves(getattr(value, field.name), f"{path}.{field.name}", depth + 1)
     else:
-        yield where, value
+        yield path, value
 
 
 def _stride(elements: int) -> int:
-    """With no factor in common with the number of elements, and so with no dimension: rows that are mostly padding
-    are not looked at in the same few columns."""
+    """Returns a stride with no factor in common with the number of elements, hence with no dimension: rows that are
+    mostly padding are not sampled in the same few columns.
+    """
     stride = max(1, math.ceil(elements / MAX_ELEMENTS))
     while math.gcd(stride, elements) > 1:
         stride += 1
@@ -121,6 +122,6 @@ def _stride(elements: int) -> int:
 
 
 def _bytes_of(tensor: torch.Tensor) -> bytes:
-    """Of a tensor on the CPU; a copy is read, as asking for the address of shared memory may write to it."""
+    """Returns the bytes of a copy: asking a tensor of shared memory for its address may write to it."""
     copy = tensor.clone(memory_format=torch.contiguous_format)
     return ctypes.string_at(copy.data_ptr(), copy.nbytes)

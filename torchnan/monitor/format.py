@@ -1,4 +1,4 @@
-"""What is said of a run while it goes on, in words and as lines of the log."""
+"""Formats verdicts, forecasts and findings for warnings and for the log."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torchnan.storage.jsonl import sanitize_text
 
 
 def verdict_text(verdict: Verdict) -> str:
-    """What a person reads."""
-    evidence = ", ".join(f"{name} {_shown(value)}" for name, value in verdict.evidence.items())
+    """Returns a verdict as text for a person."""
+    evidence = ", ".join(f"{name} {_format_value(value)}" for name, value in verdict.evidence.items())
     cause = "" if verdict.cause in ("none", "unknown") else f": {display_name(verdict.cause)}"
     rows = [("evidence", evidence), ("branch", verdict.branch), ("remedy", verdict.remedy), ("check", verdict.check)]
     kind = display_name(verdict.kind)
@@ -22,24 +22,24 @@ def verdict_text(verdict: Verdict) -> str:
     return "\n".join([*lines, *(f"  {name:<9} {printable(text, 1000)}" for name, text in rows if text)])
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def to_dict(told: Verdict | Forecast) -> dict[str, Any]:
-    """As a line of the log has it."""
-    facts: dict[str, Any] = sanitize_text(dataclasses.asdict(told))
-    return facts
+def to_dict(result: Verdict | Forecast) -> dict[str, Any]:
+    """Returns a verdict or a forecast as it is written to the log."""
+    fields: dict[str, Any] = sanitize_text(dataclasses.asdict(result))
+    return fields
 
 
 def finding_summary(finding: Finding) -> dict[str, Any]:
-    """A finding in short: where a non-finite value comes from, and what went in."""
+    """Returns the origin of a non-finite value and its inputs, as they are written to the log."""
     inputs = [
         {"name": i.name, "dtype": i.dtype, "shape": list(i.shape), "absmax": i.absmax, "min": i.min, "max": i.max}
         | {"nan": i.nan, "inf": i.posinf + i.neginf}
         for i in finding.inputs[:4]
     ]
-    facts = {name: getattr(finding, name) for name in ("kind", "origin", "op", "node", "module", "name", "phase")}
-    facts.update(dtype=finding.dtype, hint=finding.hint, file=finding.file, line=finding.line, inputs=inputs)
-    short: dict[str, Any] = sanitize_text(facts)
+    fields = {name: getattr(finding, name) for name in ("kind", "origin", "op", "node", "module", "name", "phase")}
+    fields.update(dtype=finding.dtype, hint=finding.hint, file=finding.file, line=finding.line, inputs=inputs)
+    short: dict[str, Any] = sanitize_text(fields)
     return short

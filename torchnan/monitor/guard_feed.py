@@ -17,7 +17,7 @@ from torchnan.monitor import compute_dtype
 from torchnan.monitor.monitor import Monitor, current_loss_scale, learning_rates
 from torchnan.monitor.pending_row import PendingRow
 from torchnan.monitor.row import Row
-from torchnan.monitor.row_writer import group_names
+from torchnan.monitor.weights import group_names
 from torchnan.recovery.clip import ClipThreshold
 from torchnan.recovery.event import INSTABILITY_ACTIONS, MITIGATIONS, Action, StepEvent
 from torchnan.recovery.learning_rate import LearningRateCut

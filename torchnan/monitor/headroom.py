@@ -1,4 +1,4 @@
-"""How far the outputs of modules are from the end of their dtype's range, as a detection knows it."""
+"""Reads from a detection session how near the outputs of modules are to the limit of their dtype."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from torchnan.config.text import type_name
 from torchnan.detection import session
 from torchnan.storage.jsonl import sanitize_text
 
-MAX_MODULES = 32  # in one line: those nearest to the end of their range
+MAX_MODULES = 32  # per row: those nearest to the limit of their dtype
 
 
 class ModuleHeadroom:
-    """Asks a detection, every few steps.
+    """Queries a detection session every few steps.
 
     Args:
-        every: steps. 0: never.
-        watch: the detection that is asked, made with ``headroom=True``. ``None``: the one that is in force then; if it
-            keeps no headroom, nothing is known.
+        every: steps between two queries. 0: never.
+        watch: the :class:`torchnan.detect` to query, made with ``headroom=True``. ``None``: the one in force at the
+            time, if it was made so.
 
     Raises:
-        OptionError: ``watch`` is no detection, or keeps no headroom.
+        OptionError: ``watch`` is not a :class:`torchnan.detect`, or was made without ``headroom=True``.
     """
 
     def __init__(self, every: int, watch: Any) -> None:
@@ -34,8 +34,10 @@ class ModuleHeadroom:
         self._steps = 0
 
     def measure(self) -> dict[str, tuple[str, float]] | None:
-        """At every ``every``-th step, what was largest since the last time: dtype and value by module, or by operator
-        outside of modules. Not what only bounds are known of: they would look like a rise or a fall.
+        """Returns dtype and largest value since the last query, by module, or by operator outside of modules.
+
+        Returns ``None`` between two queries. Values that only a bound is known for are left out, because they would
+        look like growth or decay.
         """
         self._steps += 1
         if self._every == 0 or self._steps % self._every:
@@ -44,7 +46,7 @@ class ModuleHeadroom:
         if watch is None:
             return None
         largest: dict[str, tuple[str, float]] = {}
-        for one in watch.headroom():  # the least room first
-            if one.exact and len(largest) < MAX_MODULES:
-                largest.setdefault(one.module or one.op, (one.dtype, one.absmax))
+        for entry in watch.headroom():  # least room first
+            if entry.exact and len(largest) < MAX_MODULES:
+                largest.setdefault(entry.module or entry.op, (entry.dtype, entry.absmax))
         return sanitize_text(largest) or None

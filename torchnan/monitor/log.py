@@ -1,4 +1,4 @@
-"""The monitor's log: lines of strict JSON in files of a bounded size, of which the oldest goes."""
+"""Writes the monitor's log: strict JSON Lines in a rotating set of files."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ LOG_HEADER = b'{"torchnan": "run"'
 
 
 class MonitorLog:
-    """Appends lines to a file that its owner alone may read, never through a link. Each line is written as a whole, in
-    one call, when it is made: a program that is killed has lost none but the one it was just writing.
+    """Appends lines to a file that only its owner can read, never through a symbolic link.
 
-    A file that has reached its size becomes ``<path>.1``, what was ``<path>.1`` becomes ``<path>.2``, and so on; the
-    oldest of ``parts`` files is removed. Every file begins with a line that says what the run is.
+    Each line is written by one call, when it is made, so a program that is killed loses at most the line it was
+    writing.
+
+    A file that has reached its size becomes ``<path>.1``, the former ``<path>.1`` becomes ``<path>.2``, and so on; the
+    oldest of ``parts`` files is removed. Every file begins with a line that describes the run.
 
     Args:
         path: the newest file.
-        max_bytes: of one file.
-        parts: files, with the newest.
+        max_bytes: size limit of one file.
+        parts: number of files, including the newest.
 
     Raises:
-        OptionError: the file is something else; it is left as it is.
+        OptionError: the file exists and is not a monitor log; it is left unchanged.
         OSError: the file cannot be written.
     """
 
@@ -46,30 +48,30 @@ class MonitorLog:
         self._bytes = self._path.stat().st_size
 
     def _check_is_monitor_log(self) -> None:
-        """Raises for a file that does not begin as a log, if only in part: a program may be killed at any moment."""
+        """Raises if the file does not start like a log. A partial header is accepted: a program may be killed."""
         if self._path.is_symlink() or not self._path.is_file():
-            return  # refused where it is opened, or new
+            return  # new, or refused when it is opened
         with open(self._path, "rb") as file:
-            begins = file.read(len(LOG_HEADER))
-        if not LOG_HEADER.startswith(begins):
+            start = file.read(len(LOG_HEADER))
+        if not LOG_HEADER.startswith(start):
             raise OptionError(
-                f"log={shown(self._path)} cannot be used: there is a file already, which is no log of a monitor. "
-                "Give it another name, or move the file away."
+                f"log={shown(self._path)} cannot be used: the file exists and is not the log of a monitor. "
+                "Use another name, or move the file away."
             )
 
     def start(self, about: dict[str, Any]) -> None:
-        """The run begins, or goes on after a restart.
+        """Writes the first line of a run, or of its continuation after a restart.
 
         Args:
-            about: what it is: ``dtype``, ``groups``, ``meta``.
+            about: describes the run: ``dtype``, ``groups``, ``meta``.
         """
         now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         self._header = {"torchnan": "run", "version": VERSION, "started": now, **about}
-        cut = "\n" if self._ends_in_a_line() else ""  # of a program that was killed
+        cut = "\n" if self._ends_mid_line() else ""  # the line that a killed program was writing
         self._append(cut + to_json_line(self._header, CAMELCASE))
 
     def write(self, facts: dict[str, Any]) -> None:
-        """One more line."""
+        """Appends a line; rotates the files first if it does not fit."""
         line = to_json_line(facts, CAMELCASE)
         if self._bytes + len(line) > self._max_bytes:
             self._rotate()
@@ -80,7 +82,7 @@ class MonitorLog:
         self._bytes += len(line)
 
     def _rotate(self) -> None:
-        """From the oldest on: that one is overwritten."""
+        """Renames the files, from the oldest on, which is overwritten."""
         names = [self._path, *(Path(f"{self._path}.{i}") for i in range(1, self._parts))]
         for older, newer in zip(reversed(names), list(reversed(names))[1:], strict=False):
             with contextlib.suppress(FileNotFoundError):
@@ -88,7 +90,7 @@ class MonitorLog:
         self._bytes = 0
         self._append(to_json_line({**self._header, "continued": True}, CAMELCASE))
 
-    def _ends_in_a_line(self) -> bool:
+    def _ends_mid_line(self) -> bool:
         with open(self._path, "rb") as file:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(0, end - 1))

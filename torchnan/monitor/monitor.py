@@ -1,4 +1,4 @@
-"""Monitor: fed once per step, writes a row, and says when something goes wrong."""
+"""The Monitor: takes the numbers of each step, writes a row, and warns when the run becomes unstable."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from torchnan.monitor.options import (
 )
 from torchnan.monitor.pending_row import PendingRow, Scalar
 from torchnan.monitor.row import Row
-from torchnan.monitor.row_writer import RowWriter, group_names
+from torchnan.monitor.row_writer import RowWriter
 from torchnan.monitor.trackers import Callback, TensorBoard
-from torchnan.monitor.weights import WeightStatistics
+from torchnan.monitor.weights import WeightStatistics, group_names
 
 if TYPE_CHECKING:
     from torchnan.detection.session import detect
@@ -43,42 +43,41 @@ _open: weakref.WeakSet[Monitor] = weakref.WeakSet()
 
 
 class Monitor:
-    """Keeps a row of numbers per training step, and judges them as they come.
+    """Records a row of numbers per training step and diagnoses the run while it goes on.
 
-    Call :meth:`step` once per step, or give it to a :class:`torchnan.StepGuard` (``monitor=``) or to the callbacks for
-    Lightning and Transformers, which know most of what it wants without another look at the gradients.
+    Call :meth:`step` once per step, or pass the monitor to a :class:`torchnan.StepGuard` (``monitor=``) or to the
+    callbacks for Lightning and Transformers, which already have most of the numbers.
 
-    Nothing waits for a GPU: numbers that are computed there are copied as they come and read when they have arrived,
-    so that a row may be written a few steps late. With ``TORCHNAN=0`` in the environment nothing is done.
+    It never waits for a GPU: numbers computed there are copied asynchronously and read when they have arrived, so a row
+    may be written a few steps late. With ``TORCHNAN=0`` in the environment it does nothing.
 
     Args:
-        log: file for the rows, JSON lines; it is appended to. ``None``: none is written. One file may have
-            ``max_bytes`` (64 MiB); then it becomes ``<log>.1``, and so on, up to ``parts`` files (16), of which the
-            oldest goes.
-        thresholds: what counts as what: :class:`torchnan.diagnosis.Thresholds`, a dict of them, or a TOML file.
+        log: file that rows are appended to, as JSON Lines; ``None``: no file. A file that reaches ``max_bytes`` (64
+            MiB) becomes ``<log>.1``, and so on; of ``parts`` files (16) the oldest is removed.
+        thresholds: :class:`torchnan.diagnosis.Thresholds`, a dict of them, or a TOML file.
         tensorboard: a folder for event files, or a ``SummaryWriter``.
         callback: ``callback(step, scalars)`` gets the finite numbers of each row by name, for any other tracker.
         on_instability: called with each :class:`torchnan.diagnosis.Verdict`, once, when it becomes true.
-        meta: what is to be in the first line: names and numbers of the program's own.
-        watch: a :class:`torchnan.detect` made with ``headroom=True``, which tells how near the outputs of modules come
-            to the end of their range. ``None``: the one in force when a row is made, if it was made so.
-        options: ``live=True``: judge the run as it goes on, by its last ``window=1000`` rows, when a row is unlike
-            those before it and every ``judge_every=10`` rows. ``weights_every=20``, ``headroom_every=50``: steps from
-            one look at the weights, or one question for headroom, to the next, 0 for none. ``all_ranks=False``: the
-            first rank alone writes and judges; with True each does, to ``<log>.rank-<n>``. ``rerun_in_fp32=True``: a
-            bad step in float16 or bfloat16 is run once more in float32, where a step guard replays it.
-            ``dtype=None``: what the model computes in, where it cannot be seen.
+        meta: names and numbers for the first line of the log.
+        watch: a :class:`torchnan.detect` made with ``headroom=True``, which measures how near the outputs of modules
+            come to the limit of their dtype. ``None``: the one in force when a row is made, if it was made so.
+        options: ``live=True``: diagnose the run while it goes on, by its last ``window=1000`` rows, when a row is
+            unlike those before it and every ``judge_every=10`` rows. ``weights_every=20``, ``headroom_every=50``: steps
+            between two measurements of the weights, or two queries of headroom; 0 for none. ``all_ranks=False``: only
+            the first rank writes and diagnoses; with True each rank does, to ``<log>.rank-<n>``.
+            ``rerun_in_fp32=True``: a step guard that replays a bad step in float16 or bfloat16 runs it once more in
+            float32. ``dtype=None``: the dtype that the model computes in, where it cannot be inferred.
 
     Attributes:
-        options: as they are used.
-        record: where the rows go; :attr:`weights`, :attr:`headroom` measure. They are for what feeds a Monitor in
-            place of :meth:`step`.
+        options: the options in use.
+        record: writes the rows; :attr:`weights` and :attr:`headroom` measure. For integrations that feed a Monitor
+            without calling :meth:`step`.
 
     Raises:
-        OptionError: an option that cannot be used; ``log`` is a file that is something else.
-        TypeError: something that cannot be called, or no SummaryWriter.
+        OptionError: an option cannot be used, or ``log`` is a file of another kind.
+        TypeError: an argument is not callable, or is not a SummaryWriter.
         OSError: the log cannot be written.
-        ImportError: ``live`` needs NumPy and SciPy, ``tensorboard`` tensorboard.
+        ImportError: ``live`` needs NumPy and SciPy, ``tensorboard`` needs tensorboard.
 
     Example::
 
@@ -140,23 +139,25 @@ class Monitor:
         skipped: bool | None = None,
         step: int | None = None,
     ) -> None:
-        """One step has been taken: call it after ``optimizer.step()`` and ``scaler.update()``, before
-        ``scheduler.step()``. All is optional; what is not given is not known.
+        """Records one step. Call it after ``optimizer.step()`` and ``scaler.update()``, before ``scheduler.step()``.
+
+        Every argument is optional.
 
         Args:
-            loss: a number, or a tensor of one element; a list of them, of the micro-batches, is averaged.
-            model: whose weights are measured, if there is no optimizer.
-            optimizer: has the learning rates, and the parameters in groups.
-            scaler: its scale tells whether it has skipped the step.
-            batch: of which a digest is kept: nested mappings, sequences and dataclasses of tensors; a list of
+            loss: a number or a tensor of one element; a list of them, one per micro-batch, is averaged.
+            model: measured if there is no optimizer.
+            optimizer: provides the learning rates, and the parameters in groups.
+            scaler: provides the loss scale, which shows whether the step was skipped.
+            batch: data to compute a digest of: nested mappings, sequences and dataclasses of tensors; a list of
                 micro-batches.
-            grad_norm: of all gradients before clipping, as ``clip_grad_norm_`` returns it. There is no scan for it.
-            lr: learning rate, or those of the groups, in place of the optimizer's.
-            skipped: the step was not applied.
-            step: its number. Default: one more than the last. A lower one: the run has gone back.
+            grad_norm: norm of all gradients before clipping, as ``clip_grad_norm_`` returns it. It is not computed
+                here.
+            lr: learning rate, or those of the groups, instead of the optimizer's.
+            skipped: whether the step was not applied.
+            step: number of the step. Default: one more than the last. A lower number means that the run went back.
 
         Raises:
-            TypeError: an argument that cannot be used.
+            TypeError: an argument cannot be used.
         """
         if self._is_off:
             return
@@ -180,32 +181,32 @@ class Monitor:
         self._write_ready_rows(MAX_PENDING)
 
     def flush(self) -> None:
-        """Writes the rows whose numbers were still being computed; waits for them."""
+        """Waits for numbers that are still being computed, and writes their rows."""
         self._write_ready_rows(0)
 
     def close(self) -> None:
-        """The end of the run: as :meth:`flush`, and for TensorBoard. Called by itself when the program ends."""
+        """Writes all rows and closes TensorBoard's files. Called automatically when the program ends."""
         self.flush()
         self.record.close()
 
     @property
     def failures(self) -> dict[str, int]:
-        """Parts of the monitor's own work that could not be done, and how often; each was warned about once."""
+        """How often each part of the monitor's own work failed; each was warned about once."""
         return dict(self._failures.counts)
 
     @property
     def dtype(self) -> str | None:
-        """What the model computes in: ``"float32"``, ``"float16"``, ``"bfloat16"``; ``None`` if that is not known."""
+        """The dtype that the model computes in: ``"float32"``, ``"float16"``, ``"bfloat16"``; ``None`` if unknown."""
         return self.record.dtype
 
     @property
     def verdicts(self) -> list[Verdict]:
-        """Those that have become true, the last 100."""
+        """The last 100 verdicts."""
         return list(self.record.verdicts)
 
     @property
     def is_off(self) -> bool:
-        """``TORCHNAN=0``, or a rank that leaves it to the first."""
+        """Whether the monitor does nothing: ``TORCHNAN=0``, or a rank other than the first."""
         return self._is_off
 
     def _write_ready_rows(self, max_pending: int) -> None:
@@ -217,7 +218,9 @@ class Monitor:
                 self.record.report(row.step, new)
 
     def _scale_before(self, scaler: torch.amp.GradScaler | None) -> Scalar | None:
-        """That of the step, which the scaler has changed since; notes what it is now."""
+        """Returns the scale that the step ran with, and stores the current one, which the scaler may have changed
+        since.
+        """
         before = self._scale
         self._scale = current_loss_scale(scaler)
         if before is None and scaler is not None:
@@ -226,19 +229,16 @@ class Monitor:
 
 
 def load_thresholds(given: Any) -> Thresholds:
-    """The table that is meant.
+    """Returns the thresholds from an object, a dict or a TOML file.
 
     Raises:
-        ImportError: what judges by it is not installed.
-        OptionError: it cannot be used.
+        ImportError: NumPy or SciPy is not installed.
+        OptionError: the thresholds cannot be used.
     """
     try:
         from torchnan.diagnosis import Thresholds
     except ImportError as error:
-        raise ImportError(
-            f"Monitor judges a run with NumPy and SciPy ({error}): pip install torchnan[diagnose], or give live=False, "
-            "and the log is written all the same"
-        ) from error
+        raise ImportError(f"Monitor cannot diagnose the run: {error}, or pass live=False to write rows only") from error
     if given is None or isinstance(given, Thresholds):
         return given or Thresholds()
     if isinstance(given, Mapping):
@@ -249,13 +249,13 @@ def load_thresholds(given: Any) -> Thresholds:
 
 
 def learning_rates(optimizer: torch.optim.Optimizer | None) -> list[Scalar]:
-    """Learning rates of the groups."""
+    """Returns the learning rate of each parameter group."""
     groups = [] if optimizer is None else optimizer.param_groups
     return [number for group in groups if (number := as_scalar("lr", group.get("lr"))) is not None]
 
 
 def current_loss_scale(scaler: torch.amp.GradScaler | None) -> Scalar | None:
-    """The loss scale, where it is; one, where the scaler is switched off."""
+    """Returns the loss scale, on its device; 1 if the scaler is disabled."""
     if scaler is not None and not scaler.is_enabled():
         return 1.0
     scale: torch.Tensor | None = None if scaler is None else scaler._scale

@@ -1,4 +1,4 @@
-"""Judges a run while it goes on: each verdict is told once, when it becomes true."""
+"""Diagnoses a run while it goes on and reports each verdict once, when it becomes true."""
 
 from __future__ import annotations
 
@@ -12,62 +12,63 @@ from torchnan.monitor.row import Row
 from torchnan.monitor.window import Window
 
 MAX_REPORTED = 200
-MIN_VALUES = 10  # rows that a mean is taken of
-RESUM_INTERVAL = 256  # numbers from one exact sum to the next
+MIN_VALUES = 10  # fewer have no mean
+RESUM_INTERVAL = 256  # additions between two exact sums
 
 
 @dataclasses.dataclass
 class NewVerdicts:
-    """What has become true with a row."""
+    """Verdicts and forecasts that became true with a row."""
 
     verdicts: list[Verdict] = dataclasses.field(default_factory=list)
     forecasts: list[Forecast] = dataclasses.field(default_factory=list)
 
 
 class RollingStats:
-    """Mean and deviation of the last numbers that were finite. A number that it does not know yet is not above them.
+    """Mean and standard deviation of the last finite numbers.
 
     Args:
-        most: numbers.
+        size: number of values kept.
     """
 
-    def __init__(self, most: int) -> None:
-        self._numbers: collections.deque[float] = collections.deque(maxlen=most)
+    def __init__(self, size: int) -> None:
+        self._numbers: collections.deque[float] = collections.deque(maxlen=size)
         self._added = 0
         self._sum = self._squares = 0.0
 
     def add(self, number: float | None) -> None:
-        """One more; the oldest goes."""
+        """Adds a number and drops the oldest; ignores non-finite ones."""
         if number is None or not math.isfinite(number):
             return
-        gone = self._numbers[0] if len(self._numbers) == self._numbers.maxlen else 0.0
+        dropped = self._numbers[0] if len(self._numbers) == self._numbers.maxlen else 0.0
         self._numbers.append(number)
         self._added += 1
-        self._sum += number - gone
-        self._squares += number * number - gone * gone
-        if self._added % RESUM_INTERVAL == 0:  # of what rounding has left
+        self._sum += number - dropped
+        self._squares += number * number - dropped * dropped
+        if self._added % RESUM_INTERVAL == 0:  # removes accumulated rounding errors
             self._sum, self._squares = math.fsum(self._numbers), math.fsum(n * n for n in self._numbers)
 
     @property
     def mean(self) -> float:
-        """The largest number while there are too few: nothing is above it but infinity."""
+        """The mean; the largest float while there are too few numbers, so that only infinity exceeds it."""
         return self._sum / len(self._numbers) if len(self._numbers) >= MIN_VALUES else sys.float_info.max
 
     @property
     def deviation(self) -> float:
-        """0 while there are too few."""
+        """The standard deviation; 0 while there are too few numbers."""
         count = len(self._numbers)
         return math.sqrt(max(0.0, self._squares / count - self.mean * self.mean)) if count >= MIN_VALUES else 0.0
 
 
 class OnlineDiagnosis:
-    """A cheap look at each row says whether the whole tree is to be walked now; without a reason it is walked every few
-    rows.
+    """Diagnoses the last rows of a run.
+
+    A cheap test of each row decides whether to walk the decision tree now; otherwise it is walked every few rows.
 
     Args:
         window: the last rows.
-        thresholds: what counts as what.
-        every: rows between two walks, at most.
+        thresholds: limits of the decision tree.
+        every: maximum number of rows between two walks.
     """
 
     def __init__(self, window: Window, thresholds: Thresholds, every: int) -> None:
@@ -82,7 +83,7 @@ class OnlineDiagnosis:
         self._reported_forecasts: set[tuple[str, str]] = set()
 
     def add(self, row: Row) -> NewVerdicts:
-        """One more row, and what has become true with it."""
+        """Adds a row, and returns what became true with it."""
         self._rewind_to(row.step)
         self.window.add(row)
         self._rows_since_diagnosis += 1
@@ -91,7 +92,7 @@ class OnlineDiagnosis:
         return self.diagnose() if is_new or self._rows_since_diagnosis >= self._every else NewVerdicts()
 
     def diagnose(self) -> NewVerdicts:
-        """What has become true since it was last asked."""
+        """Walks the decision tree, and returns what became true since the last walk."""
         self._rows_since_diagnosis = 0
         found = diagnose(self.window.run(), self._thresholds)
         return NewVerdicts(
@@ -115,7 +116,7 @@ class OnlineDiagnosis:
         return frozenset(name for name, holds in triggers.items() if holds)
 
     def _is_new(self, verdict: Verdict) -> bool:
-        """Not one that was told, of steps that this one begins in or goes on from."""
+        """Returns whether no verdict of this kind was reported for steps that this one overlaps or continues."""
         first, last = verdict.first_step, verdict.last_step
         for i, (kind, from_, to) in enumerate(self._reported):
             if kind == verdict.kind and first <= to + 1 and last >= from_:
@@ -130,9 +131,10 @@ class OnlineDiagnosis:
         return new
 
     def _rewind_to(self, step: int) -> None:
+        """Forgets reports from a step on, because the run went back to it."""
         self._reported = [(kind, first, min(last, step - 1)) for kind, first, last in self._reported if first < step]
 
 
 def _exceeds(value: float | None, limit: float) -> bool:
-    """What is not finite exceeds all."""
+    """Returns whether a value is above the limit; a non-finite one always is."""
     return value is not None and (not math.isfinite(value) or value > limit)

@@ -1,4 +1,4 @@
-"""What a Monitor is given: refused before anything is written."""
+"""Validates the options and arguments of a Monitor before anything is written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torchnan.storage.jsonl import CAMELCASE, encode_nonfinite, sanitize_text
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MonitorOptions(Settings):
-    """The numbers and words of a Monitor; :class:`torchnan.Monitor` says what they are."""
+    """Options of a Monitor; :class:`torchnan.Monitor` documents them."""
 
     TOPIC: ClassVar[str] = "the monitor"
 
@@ -39,7 +39,7 @@ class MonitorOptions(Settings):
     )
 
     def path_of(self, rank: int) -> str | None:
-        """The log of a rank, ``None`` if it writes none."""
+        """Returns the log of a rank, or ``None`` if the rank writes none."""
         if self.log is None or (rank > 0 and not self.all_ranks):
             return None
         path = Path(self.log)
@@ -47,33 +47,33 @@ class MonitorOptions(Settings):
 
 
 def validate_callbacks(callback: Any, on_instability: Any) -> None:
-    """Raises for what cannot be called."""
+    """Raises for callbacks that are not callable."""
     for name, function in (("callback", callback), ("on_instability", on_instability)):
         if function is not None and not callable(function):
             raise TypeError(f"{name} is a {type_name(function)}: it must be callable")
 
 
 def validate_meta(meta: Any) -> dict[str, Any]:
-    """What the program says of its run, as JSON can have it.
+    """Returns the metadata of a run in a form that JSON can represent.
 
     Raises:
-        OptionError: JSON cannot.
+        OptionError: JSON cannot represent it.
     """
     if not isinstance(meta, Mapping):
-        raise OptionError(f"meta={shown(meta)} cannot be used: it takes a dict of texts and numbers.")
-    kept: dict[str, Any] = encode_nonfinite(sanitize_text(dict(meta)), CAMELCASE)
+        raise OptionError(f"meta={shown(meta)} cannot be used: it takes a dict of strings and numbers.")
+    values: dict[str, Any] = encode_nonfinite(sanitize_text(dict(meta)), CAMELCASE)
     try:
-        json.dumps(kept, allow_nan=False)
+        json.dumps(values, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise OptionError(f"meta={shown(meta)} cannot be used: {error}.") from None
-    return kept
+    return values
 
 
 def as_scalar(name: str, value: Any) -> float | torch.Tensor | None:
-    """A number, or a tensor that holds one.
+    """Returns a number, or a tensor of one element.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: the value is neither.
     """
     if value is None or (isinstance(value, Real) and not isinstance(value, bool)):
         return None if value is None else float(value)
@@ -84,17 +84,17 @@ def as_scalar(name: str, value: Any) -> float | torch.Tensor | None:
 
 
 def as_scalars(name: str, value: Any) -> list[float | torch.Tensor]:
-    """One or several of these; nothing is none.
+    """Returns one or several scalars as a list; ``None`` gives an empty one.
 
     Raises:
-        TypeError: something else is among them.
+        TypeError: a value is not a scalar.
     """
     several = value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value]
     return [given for one in several if (given := as_scalar(name, one)) is not None]
 
 
 def validate_step(step: Any, model: Any, optimizer: Any, scaler: Any, skipped: Any) -> None:
-    """Raises for what a step cannot be made of."""
+    """Raises for arguments of :meth:`Monitor.step` that have the wrong type."""
     if step is not None and (not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 2**62):
         raise TypeError(f"step={shown(step)} cannot be used: it takes the number of the step, 0 or above")
     if skipped is not None and not isinstance(skipped, bool):

@@ -1,4 +1,4 @@
-"""A row in the making: what is known at once, and what is still on its way."""
+"""A row that waits for numbers from a device."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Scalar = float | torch.Tensor
 
 
 class PendingRow:
-    """Of one step.
+    """A row that is still being filled.
 
     Args:
-        row: what is known.
+        row: the values that are known already.
     """
 
     def __init__(self, row: Row) -> None:
@@ -31,13 +31,12 @@ class PendingRow:
         self._samples: list[AsyncCopy] = []
 
     def add(self, single: Mapping[str, Scalar | None], several: Mapping[str, Sequence[Scalar]]) -> None:
-        """Numbers that may still be tensors.
+        """Adds numbers, which may still be tensors.
 
         Args:
-            single: ``grad_norm``, ``loss_scale``; and ``next_scale``, what that has become after the step, from which
-                is seen whether it was skipped.
-            several: with an index: ``loss`` of each micro-batch; ``lr``, ``weight_norm``, ``update_ratio`` of each
-                group.
+            single: ``grad_norm``, ``loss_scale``; and ``next_scale``, the loss scale after the step, which shows
+                whether the step was skipped.
+            several: ``loss`` of each micro-batch; ``lr``, ``weight_norm``, ``update_ratio`` of each parameter group.
         """
         self._lists.update({name: len(values) for name, values in several.items() if values})
         given: dict[str, Scalar] = {name: value for name, value in single.items() if value is not None}
@@ -48,7 +47,7 @@ class PendingRow:
             self._copies.append(AsyncCopy(tensors))
 
     def add_batch(self, batch: Any) -> None:
-        """A batch of the step, or one more of its micro-batches."""
+        """Adds the batch of the step, or one of its micro-batches."""
         if self._digest is None:
             self._digest = BatchDigest()
         samples = self._digest.add(batch)
@@ -57,11 +56,11 @@ class PendingRow:
 
     @property
     def is_ready(self) -> bool:
-        """Whether :meth:`finish` waits for nothing."""
+        """Whether :meth:`finish` returns without waiting."""
         return all(copy.is_ready for copy in (*self._copies, *self._samples))
 
     def finish(self) -> Row:
-        """The row, with all that was added since this was last asked. Waits for what is not there yet."""
+        """Returns the row with all numbers added so far; waits for those that have not arrived."""
         for copy in self._copies:
             self._values.update({name: to_float(tensor) for name, tensor in copy.values().items()})
         self._copies = []

@@ -1,4 +1,4 @@
-"""One step as numbers, and how it is written down."""
+"""The row of one step, and how it is written as JSON."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ VERSION = 1
 
 @dataclasses.dataclass(slots=True)
 class Row:
-    """One step. What is not known is ``None``.
+    """Numbers of one step; ``None`` where a number is not known.
 
     Attributes:
-        step: its number.
+        step: number of the step.
         loss: mean over the micro-batches.
         grad_norm: 2-norm of all gradients before clipping.
-        lr: of each parameter group.
-        loss_scale: that the step was run with.
-        skipped: the optimizer did not apply the step.
+        lr: learning rate of each parameter group.
+        loss_scale: scale that the step was run with.
+        skipped: whether the optimizer did not apply the step.
         weight_norm: 2-norm of each parameter group's weights; only every few steps.
-        update_ratio: of each group, how much the last update has changed, as a part of the weights' norm; estimated
-            from a sample of the weights, only every few steps.
+        update_ratio: size of the last update of each parameter group relative to the norm of its weights; estimated
+            from a sample, only every few steps.
         batch_digest: 16 hexadecimal digits, the same for the same batch.
-        headroom: by module, dtype of its output and the largest absolute value there since the last time.
+        headroom: dtype and largest absolute value of each module's output since the last measurement.
     """
 
     step: int
@@ -39,12 +39,12 @@ class Row:
     headroom: dict[str, tuple[str, float]] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """What is known, by name."""
+        """Returns the known values by name."""
         named = {name: getattr(self, name) for name in FIELDS}
         return {name: value for name, value in named.items() if value is not None}
 
     def scalars(self, groups: list[str]) -> dict[str, float]:
-        """What a tracker can show: finite numbers alone, those of groups under ``"lr/<group>"``.
+        """Returns the finite numbers for a tracker; those of parameter groups as ``"lr/<group>"``.
 
         Args:
             groups: names of the parameter groups.

@@ -1,4 +1,4 @@
-"""Where the rows of a run go: the log, trackers, the judgement of the run as it goes on."""
+"""Writes rows to the log and the trackers, and reports what their diagnosis finds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchnan.monitor.log import MonitorLog
 from torchnan.monitor.options import MonitorOptions
 from torchnan.monitor.row import Row
 from torchnan.monitor.trackers import Callback, TensorBoard
-from torchnan.monitor.weights import names_of
+from torchnan.monitor.weights import group_names
 from torchnan.storage.jsonl import CAMELCASE, encode_nonfinite, sanitize_text
 
 if TYPE_CHECKING:
@@ -25,21 +25,21 @@ MAX_VERDICTS = 100
 
 
 class RowWriter:
-    """Of one run after another, of one process.
+    """Writes the rows of one process, for one run after another.
 
     Args:
-        options: of the Monitor.
-        rank: of this process.
-        meta: for the first line.
-        log, tensorboard, callback, on_instability: where rows and verdicts go; ``None``: not there.
-        thresholds: what the run is judged by; ``None``: it is not judged.
-        failures: told of what could not be done.
+        options: the Monitor's options.
+        rank: rank of this process.
+        meta: metadata for the first line.
+        log, tensorboard, callback, on_instability: where rows and verdicts go; ``None``: nowhere.
+        thresholds: limits of the online diagnosis; ``None``: no diagnosis.
+        failures: counts what could not be done.
 
     Attributes:
-        dtype: what the model computes in, ``None`` if that is not known.
-        groups: names of the parameter groups of the run that has begun; ``None`` before the first.
-        last_step: of the newest row.
-        verdicts: those that have become true, the last 100.
+        dtype: dtype that the model computes in, ``None`` if unknown.
+        groups: names of the parameter groups of the current run; ``None`` before the first run.
+        last_step: number of the newest row.
+        verdicts: the last 100 verdicts.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class RowWriter:
         self._online: OnlineDiagnosis | None = None
 
     def begin_run(self, model: Any, optimizer: Any, scaler: Any, graph: str | None) -> None:
-        """A run begins, or goes on with other parameter groups.
+        """Starts a run, or continues it with other parameter groups.
 
         Args:
-            graph: what the model computes in, by the graph of its loss.
+            graph: dtype that was found in the graph of the loss.
         """
         scaled = "float16" if scaler is not None and scaler.is_enabled() else None
         self.dtype = (
@@ -92,15 +92,15 @@ class RowWriter:
             self._online = OnlineDiagnosis(window, self._thresholds, self._options.judge_every)
 
     def diagnose(self, row: Row) -> NewVerdicts | None:
-        """What becomes true with this row."""
+        """Adds a row to the online diagnosis, and returns what became true with it."""
         self.last_step = row.step
         if self._online is not None:
-            with self._failures.contained("judging the run"):
+            with self._failures.contained("the diagnosis of the run"):
                 return self._online.add(row)
         return None
 
     def write(self, row: Row) -> None:
-        """The row is whole."""
+        """Writes a finished row."""
         if self._online is not None and row.skipped is not None:
             self._online.window.set_skipped(row.skipped)
         self._log_line(row.to_dict())
@@ -113,7 +113,7 @@ class RowWriter:
                 self._callback(row.step, scalars)
 
     def report(self, step: int, new: NewVerdicts | None) -> None:
-        """Warns, logs, and lets the program know, of what has become true."""
+        """Reports verdicts and forecasts: a warning, a line of the log, TensorBoard, ``on_instability``."""
         if new is None:
             return
         from torchnan.monitor import format
@@ -129,16 +129,16 @@ class RowWriter:
                 with self._failures.contained("the monitor's on_instability"):
                     self._on_instability(verdict)
 
-    def record_finding(self, step: int, facts: dict[str, Any]) -> None:
-        """The origin of a non-finite value, as a replay has named it."""
-        self._record("findings", {"finding": facts, "step": step})
+    def record_finding(self, step: int, fields: dict[str, Any]) -> None:
+        """Records the origin of a non-finite value that a replay found."""
+        self._record("findings", {"finding": fields, "step": step})
 
     def record_rerun(self, step: int, dtype: str, is_finite: bool) -> None:
-        """What a bad step has come to in another dtype."""
+        """Records whether a bad step is finite in another dtype."""
         self._record("reruns", {"rerun": {"step": step, "dtype": dtype, "finite": is_finite}})
 
     def close(self) -> None:
-        """The end of the run."""
+        """Closes TensorBoard's files."""
         if self._tensorboard is not None:
             with self._failures.contained("the monitor's TensorBoard"):
                 self._tensorboard.close()
@@ -148,21 +148,14 @@ class RowWriter:
             getattr(self._online.window, kind).append(line.get("rerun", line))
         self._log_line(line)
 
-    def _log_line(self, facts: dict[str, Any]) -> None:
+    def _log_line(self, fields: dict[str, Any]) -> None:
         if self._log is not None:
             with self._failures.contained("writing to the monitor's log"):
-                self._log.write(encode_nonfinite(facts, CAMELCASE))
+                self._log.write(encode_nonfinite(fields, CAMELCASE))
 
     def _warn(self, step: int, text: str) -> None:
-        with self._failures.contained("a handler of the program's log"):
+        with self._failures.contained("a logging handler"):
             logger.warning("%s", text)
         if self._tensorboard is not None:
             with self._failures.contained("the monitor's TensorBoard"):
                 self._tensorboard.text(step, text)
-
-
-def group_names(model: Any, optimizer: Any) -> list[str]:
-    """Names of the groups that weights are measured in."""
-    if optimizer is not None:
-        return names_of(optimizer.param_groups)
-    return [] if model is None else ["model"]

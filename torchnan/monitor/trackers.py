@@ -1,4 +1,4 @@
-"""Where rows go besides the log: TensorBoard, and a function for any other tracker. Always finite numbers."""
+"""Passes rows to TensorBoard or to a function for another tracker; only finite numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TensorBoard:
     """Writes event files.
 
     Args:
-        given: a folder, or a ``SummaryWriter`` of the program's own, which it closes itself.
+        given: a folder, or a ``SummaryWriter`` that the caller closes.
 
     Raises:
         ImportError: a folder is given, and tensorboard is not installed.
@@ -39,17 +39,17 @@ class TensorBoard:
         self._writer: Any = given
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
-        """Of one step."""
+        """Writes the values of one step."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
     def text(self, step: int, text: str) -> None:
-        """What has become true at a step."""
+        """Writes a verdict or a forecast."""
         self._writer.add_text("torchnan", f"```\n{text}\n```", step)
         self._writer.flush()
 
     def close(self) -> None:
-        """Writes what it holds."""
+        """Flushes the event files, and closes a writer of its own."""
         self._writer.flush()
         if self._is_own:
             self._writer.close()

@@ -1,4 +1,4 @@
-"""How large the weights are, and how much of them an update changes: rarely, and from a sample."""
+"""Measures weight norms and the relative size of updates, every few steps and from a sample."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torchnan.detection.pause import detection_paused
 
 GroupValues = dict[str, Sequence[float | torch.Tensor]]
 
-SAMPLE_SIZE = 1024  # elements of each parameter that are looked at for the update ratio
+SAMPLE_SIZE = 1024  # elements of each parameter
 
 
 class WeightStatistics:
-    """Measures the weights of each parameter group, every few steps. Nothing is waited for.
+    """Measures the weights of each parameter group every few steps, without waiting for a device.
 
-    The norm reads all weights. The update ratio compares a sample of them, up to 1,024 of each parameter, evenly
-    spread, with what it was one step before.
+    The norm reads all weights. The update ratio compares a sample of up to 1,024 elements of each parameter, evenly
+    spread, with the same sample one step before.
 
     Args:
-        every: steps. 0: never.
+        every: steps between two measurements. 0: never.
     """
 
     def __init__(self, every: int) -> None:
@@ -31,13 +31,13 @@ class WeightStatistics:
         self._before: list[torch.Tensor] = []
 
     def measure(self, model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None) -> GroupValues:
-        """Norms at the first step and at every ``every``-th after it, there with the ratios.
+        """Measures at the first step and at every ``every``-th after it; ratios from the second measurement on.
 
         Args:
-            model, optimizer: groups are the optimizer's; without one, the model is one.
+            model, optimizer: groups are the optimizer's; without one, the model is one group.
 
         Returns:
-            ``"weight_norm"`` and ``"update_ratio"``, where they are known, with a tensor for each group.
+            ``"weight_norm"`` and ``"update_ratio"`` with a tensor for each group, where they were measured.
         """
         due = self._every > 0 and self._steps % self._every == 0
         due_next = self._every > 0 and (self._steps + 1) % self._every == 0
@@ -58,7 +58,7 @@ class WeightStatistics:
 
 
 def _norm(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """2-norm of all of them together, in float32 at least, on the device of the first."""
+    """Returns the 2-norm of all tensors together, in float32 at least, on the device of the first."""
     wide = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
     norms: list[torch.Tensor] = []
     for kind in {(t.device, t.dtype) for t in tensors}:
@@ -69,10 +69,10 @@ def _norm(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _sample(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """One vector, in which a parameter counts by its size."""
+    """Returns sampled elements as one vector, scaled so that each parameter counts by its size."""
     pieces = []
     for tensor in tensors:
-        stride = max(1, tensor.numel() // SAMPLE_SIZE) | 1  # odd: does not keep to a column of the usual widths
+        stride = max(1, tensor.numel() // SAMPLE_SIZE) | 1  # odd: does not stay in one column of the usual widths
         piece = tensor.reshape(-1)[::stride].to(tensors[0].device, torch.float32)
         pieces.append(piece * (tensor.numel() / max(1, piece.numel())) ** 0.5)
     return torch.cat(pieces)
@@ -87,7 +87,7 @@ def _ratio(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
 def parameters_by_group(
     model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None
 ) -> list[list[torch.Tensor]]:
-    """By group of the optimizer; without one, those of the model are one group."""
+    """Returns the parameters of each of the optimizer's groups; without one, the model's as one group."""
     if optimizer is not None:
         return [[p for p in group["params"] if _can_be_measured(p)] for group in optimizer.param_groups]
     return [] if model is None else [[p for p in model.parameters() if _can_be_measured(p)]]
@@ -97,13 +97,18 @@ def _can_be_measured(parameter: torch.Tensor) -> bool:
     return parameter.is_floating_point() and parameter.layout == torch.strided and parameter.device.type != "meta"
 
 
-def names_of(groups: list[Mapping[str, Any]]) -> list[str]:
-    """``"0: decay"``, ``"1: weight_decay=0.1"`` or ``"0"``: by what a group of an optimizer is told from the others."""
-    decays = {group.get("weight_decay") for group in groups}
+def group_names(model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None) -> list[str]:
+    """Returns a name for each measured group: ``"0: decay"``, ``"1: weight_decay=0.1"`` or ``"0"``.
+
+    The name says what distinguishes the group from the optimizer's other groups.
+    """
+    if optimizer is None:
+        return [] if model is None else ["model"]
+    decays = {group.get("weight_decay") for group in optimizer.param_groups}
 
     def name(i: int, group: Mapping[str, Any]) -> str:
         if "name" in group:
             return f"{i}: {group['name']}"
         return f"{i}: weight_decay={group['weight_decay']:g}" if len(decays) > 1 else str(i)
 
-    return [name(i, group) for i, group in enumerate(groups)]
+    return [name(i, group) for i, group in enumerate(optimizer.param_groups)]

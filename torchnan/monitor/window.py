@@ -1,4 +1,4 @@
-"""The last rows of a run, as the arrays that a diagnosis reads."""
+"""Keeps the last rows of a run in the arrays that a diagnosis reads."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _GROUPED = ("lr", "weight_norm", "update_ratio")
 
 
 class Window:
-    """A bounded number of rows. Adding one moves nothing but, once in as many rows, all of them.
+    """A bounded number of rows, in arrays twice as long: rows are moved to the front only once per window.
 
     Args:
-        rows: at most.
-        dtype: what the model computes in.
+        rows: maximum number of rows.
+        dtype: dtype that the model computes in.
         groups: names of the parameter groups.
     """
 
@@ -40,14 +40,14 @@ class Window:
         self._digest = np.zeros(room, dtype=np.uint64)
         self._digested = np.zeros(room, dtype=bool)
         self._headroom: dict[tuple[str, str], list[tuple[int, float]]] = {}
-        self.findings: list[dict[str, Any]] = []  # as a log's lines have them, with their steps
+        self.findings: list[dict[str, Any]] = []  # lines of the log, with their steps
         self.reruns: list[dict[str, Any]] = []
 
     def __len__(self) -> int:
         return self._end - self._first
 
     def add(self, row: Row) -> None:
-        """One more; rows from its step on are forgotten: the run has gone back."""
+        """Adds a row; drops rows from its step on, because the run went back."""
         self.rewind_to(row.step)
         if self._end == len(self._step):
             self._move_to_the_front()
@@ -70,11 +70,11 @@ class Window:
             self._headroom.setdefault((module, dtype), []).append((row.step, largest))
 
     def set_skipped(self, skipped: bool) -> None:
-        """What has become of the newest step."""
+        """Sets whether the newest step was skipped."""
         self._put("skipped", self._end - 1, float(skipped))
 
     def rewind_to(self, step: int) -> None:
-        """Forgets the rows from this step on."""
+        """Drops the rows from a step on."""
         if len(self) == 0 or self._step[self._end - 1] < step:
             return
         while len(self) and self._step[self._end - 1] >= step:
@@ -82,7 +82,7 @@ class Window:
         self._prune_side_tables(lambda seen: seen < step)
 
     def run(self) -> Run:
-        """What a diagnosis is made of. Shares memory with the window: it is read at once."""
+        """Returns the window as a :class:`Run`. It shares memory with the window: read it before adding rows."""
         rows = slice(self._first, self._end)
         columns = {name: Column(self._values[name][rows], self._given[name][rows]) for name in self._given}
         oldest = int(self._step[self._first]) if len(self) else 0

@@ -1,4 +1,4 @@
-"""Runs, read from what programs have left: ``read("run.jsonl")``."""
+"""Reads runs from logs, tables and event files: ``read("run.jsonl")``."""
 
 from torchnan.diagnosis.readers.errors import RunError
 from torchnan.diagnosis.readers.source import read

@@ -1,4 +1,4 @@
-"""What others call the columns."""
+"""Maps the column names of other tools to those of a run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torchnan.diagnosis.run import GROUPED
 
-# The first that is there is taken.
+# The first name that is present counts.
 COLUMN_ALIASES: dict[str, tuple[str, ...]] = {
     "step": ("step", "global_step", "iteration", "iter", "_step", "train/global_step"),
     "loss": ("loss", "train/loss", "loss/train", "train_loss", "train_loss_step", "training_loss"),
@@ -21,7 +21,7 @@ COLUMN_ALIASES: dict[str, tuple[str, ...]] = {
 
 
 def match_columns(names: Iterable[str]) -> dict[str, str]:
-    """Which column each known name stands for: ``{"learning_rate": "lr", "weight_norm/0: decay": ...}``."""
+    """Returns the column that each known name stands for: ``{"learning_rate": "lr", "weight_norm/0: decay": ...}``."""
     given = {name.strip().lower(): name for name in reversed(list(names))}
     found = {}
     for column, also in COLUMN_ALIASES.items():

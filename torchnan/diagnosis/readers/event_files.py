@@ -1,4 +1,4 @@
-"""TensorBoard's event files, by TensorBoard's own reader."""
+"""Reads TensorBoard's event files with TensorBoard's own reader."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torchnan.diagnosis.run import Run
 
 
 def read(path: Path) -> Run:
-    """The scalars of a file, or of all files of a folder.
+    """Returns the run in the scalars of an event file, or of all event files of a folder.
 
     Raises:
         ImportError: TensorBoard is not installed.
-        RunError: there is no scalar that is known.
+        RunError: no scalar has a known name.
     """
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -1,4 +1,4 @@
-"""The log of torchnan.Monitor, with its older parts; and other files with a JSON object per line."""
+"""Reads the log of torchnan.Monitor with its older parts, and other files with a JSON object per line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_EVENTS = 10_000
 
 
 def read(path: Path) -> Run:
-    """All parts of it, the oldest first.
+    """Returns the run in all parts of a log, the oldest first.
 
     Raises:
         RunError: no line is a JSON object.
@@ -37,7 +37,7 @@ def read(path: Path) -> Run:
 
 
 def _parts(path: Path) -> list[Path]:
-    """``run.jsonl.2``, ``run.jsonl.1``, ``run.jsonl``: a log that is full becomes part 1, and so on."""
+    """Returns ``run.jsonl.2``, ``run.jsonl.1``, ``run.jsonl``: the higher the number, the older the part."""
     numbered = {
         int(number): part
         for part in path.parent.glob(f"{_literal(path.name)}.*")
@@ -51,7 +51,7 @@ def _literal(name: str) -> str:
 
 
 class _LogReader:
-    """Lines become objects, objects rows."""
+    """Parses lines to objects, and adds them to a run as rows and events."""
 
     def __init__(self, source: str) -> None:
         try:
@@ -66,13 +66,13 @@ class _LogReader:
         self._many_damaged = 0
 
     def read(self, part: Path) -> None:
-        """One file."""
+        """Reads one part."""
         with open(part, "rb") as file:
             for lines, ended in _lines(file):
                 self._add(lines, ended, part.name)
 
     def finish(self) -> Run:
-        """The run."""
+        """Returns the run."""
         if self._many_damaged:
             many = f"{self._many_damaged:,} line{'s are' if self._many_damaged > 1 else ' is'} no JSON object"
             self._builder.add_note(f"{many}: {'; '.join(self._damaged)}.")
@@ -97,7 +97,7 @@ class _LogReader:
         self._add_rows(rows)
 
     def _at_once(self, lines: list[bytes]) -> list[Any] | None:
-        """As elements of one array, which is twice as fast; ``None`` if any line may be no object of its own."""
+        """Parses all lines as one array, which is twice as fast; ``None`` if a line may not be an object of its own."""
         if not all(line[:1] == b"{" and line[-1:] == b"}" for line in lines):
             return None
         try:
@@ -126,7 +126,7 @@ class _LogReader:
         self._damaged += [printable(reason, 100)][: 3 - len(self._damaged)]
 
     def _other_json(self, line: bytes) -> Any:
-        """As Python's own module writes it, with NaN and Infinity."""
+        """Parses what Python's own module writes, with NaN and Infinity."""
         if b"NaN" not in line and b"Infinity" not in line:
             return None
         try:
@@ -167,7 +167,7 @@ class _LogReader:
                 self._headroom(first + i, row["headroom"])
 
     def _of_groups(self, name: str, values: list[Any]) -> dict[str, Values]:
-        """A list has a value per group."""
+        """Splits lists of one value per parameter group into columns."""
         try:
             numbers = np.array(values, dtype=np.float64)
         except (ValueError, TypeError, OverflowError):
@@ -201,7 +201,7 @@ def _values(rows: list[dict[str, Any]], name: str) -> list[Any]:
 
 
 def _lines(file: Any) -> Iterator[tuple[list[bytes], bool]]:
-    """Blocks of lines, and whether the last of them has ended; one that is too long is cut to what is no object."""
+    """Yields blocks of lines, and whether the last line of the block is complete; truncates lines that are too long."""
     rest = b""
     while block := file.read(BLOCK):
         rest += block

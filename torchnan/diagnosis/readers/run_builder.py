@@ -1,4 +1,4 @@
-"""Columns, piece by piece, as a reader comes by them; in the end a run."""
+"""Assembles a run from columns that a reader adds piece by piece."""
 
 from __future__ import annotations
 
@@ -7,28 +7,27 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchnan.config.text import printable, shown
+from torchnan.diagnosis.arrays import FloatArray, IntArray
 from torchnan.diagnosis.run import COLUMNS, GROUPED, Column, Digests, Headroom, Run
 
-Integers = NDArray[np.int64]
-Values = Sequence[Any] | NDArray[np.float64]
+Values = Sequence[Any] | FloatArray
 
-MAX_STEP = 2**53  # up to which floating point numbers are exact
-SHUFFLED = 20  # a file in which more than one row in so many goes back has no order; otherwise the run went back
+MAX_STEP = 2**53  # integers up to here are exact in float64
+ROWS_PER_REVERSAL = 20  # with more reversals of the step, the file has no order; with fewer, the run went back
 MAX_NOTES = 20
 MISSING = {"", "none", "null", "na", "n/a", "-"}
 
 
 @dataclasses.dataclass
 class RunBuilder:
-    """What has been read so far.
+    """The pieces of a run that were read so far.
 
     Attributes:
-        source: where it is read from.
-        dtype: as in :class:`Run`.
-        events: ``findings`` and ``reruns`` as in :class:`Run`.
+        source: where they are read from.
+        dtype, findings, reruns, notes: as in :class:`Run`.
+        rows: number of rows so far.
     """
 
     source: str
@@ -36,7 +35,7 @@ class RunBuilder:
     findings: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     reruns: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
-    _steps: list[NDArray[np.float64]] = dataclasses.field(default_factory=list)
+    _steps: list[FloatArray] = dataclasses.field(default_factory=list)
     _columns: dict[str, dict[int, Column]] = dataclasses.field(default_factory=dict)
     _digests: dict[int, Digests] = dataclasses.field(default_factory=dict)
     _headroom: dict[tuple[str, str], list[tuple[int, float]]] = dataclasses.field(default_factory=dict)
@@ -45,20 +44,20 @@ class RunBuilder:
     rows: int = 0
 
     def add_note(self, text: str) -> None:
-        """Something that is to be known of the source."""
+        """Adds a note about the source."""
         if len(self.notes) < MAX_NOTES:
             self.notes.append(printable(text))
 
     def add_start(self) -> None:
-        """The run was started, or started again, before the next row."""
+        """Records that the run was started, or restarted, before the next row."""
         self._starts.append(self.rows)
 
     def add(self, step: Values, columns: Mapping[str, Values]) -> None:
-        """Some rows.
+        """Adds rows.
 
         Args:
-            step: of each.
-            columns: values, in a column that no row has, none; ``"lr/<group>"`` is a column of a group.
+            step: step of each row.
+            columns: values by column, ``None`` where there is none; ``"lr/<group>"`` is the column of a group.
         """
         piece = len(self._steps)
         self._steps.append(self._numbers("step", step).values)
@@ -70,7 +69,7 @@ class RunBuilder:
         self.rows += len(step)
 
     def add_headroom(self, row: int, module: str, dtype: str, largest: float) -> None:
-        """One value, of the row with this number in the source."""
+        """Adds a value to the row of a number."""
         self._headroom.setdefault((module, dtype), []).append((row, largest))
 
     def _numbers(self, name: str, values: Values) -> Column:
@@ -96,14 +95,14 @@ class RunBuilder:
             return None
 
     def build(self) -> Run:
-        """All of it; see :class:`Run`."""
+        """Returns the run."""
         steps = np.concatenate(self._steps) if self._steps else np.empty(0)
         usable = np.isfinite(steps) & (np.abs(steps) <= MAX_STEP)
         usable[usable] &= steps[usable] == np.round(steps[usable])
         columns = {name: self._joined(name) for name in self._columns}
         if columns or self._digests:
             usable &= np.any([column.given for column in columns.values()] + [self._all_digests().given], axis=0)
-        whole: Integers = np.where(usable, steps, 0).astype(np.int64)
+        whole: IntArray = np.where(usable, steps, 0).astype(np.int64)
         rows = self._in_order(whole, np.flatnonzero(usable))
         for name, unread in self._unread.items():
             self.add_note(f"{name}: {len(unread):,} values are no numbers, such as {unread[0]}.")
@@ -132,36 +131,38 @@ class RunBuilder:
         parts = [self._digests.get(i) or Digests.missing(len(step)) for i, step in enumerate(self._steps)]
         return Digests(np.concatenate([p.values for p in parts]), np.concatenate([p.given for p in parts]))
 
-    def _in_order(self, steps: Integers, rows: Integers) -> Integers:
-        """With steps strictly increasing. A run that went back wrote the same steps again: the later ones hold."""
+    def _in_order(self, steps: IntArray, rows: IntArray) -> IntArray:
+        """Returns the rows with strictly increasing steps. If the run went back, the later of two rows of a step
+        counts.
+        """
         unusable = len(steps) - len(rows)
         if unusable:
             self.add_note(f"{unusable:,} rows have no step that is a whole number, or no value: left out.")
         back = int((np.diff(steps[rows]) <= 0).sum())
         if not back:
             return rows
-        if back > max(1, len(rows) // SHUFFLED):
+        if back > max(1, len(rows) // ROWS_PER_REVERSAL):
             self.add_note(
                 f"The rows are in no order ({back:,} go back): sorted; of rows with one step the last is taken."
             )
             rows = rows[np.argsort(steps[rows], kind="stable")]
-            last: Integers = rows[np.append(np.diff(steps[rows]) > 0, True)]
+            last: IntArray = rows[np.append(np.diff(steps[rows]) > 0, True)]
             return last
         later = np.minimum.accumulate(steps[rows][::-1])[::-1]
         kept = np.append(steps[rows][:-1] < later[1:], True)
         times = "once" if back == 1 else f"{back:,} times"
         self.add_note(f"The run went back {times}: {(~kept).sum():,} rows that were written again are left out.")
         self._starts += (np.flatnonzero(np.diff(steps[rows]) <= 0) + 1).tolist()
-        held: Integers = rows[kept]
+        held: IntArray = rows[kept]
         return held
 
-    def _all_starts(self, steps: Integers, rows: Integers) -> list[int]:
+    def _all_starts(self, steps: IntArray, rows: IntArray) -> list[int]:
         if not len(rows):
             return []
         at = np.searchsorted(np.sort(rows), [start for start in self._starts if start <= rows.max()])
         return sorted({int(steps[rows[0]]), *(int(steps[rows[i]]) for i in at)})
 
-    def _all_headroom(self, steps: Integers, rows: Integers) -> list[Headroom]:
+    def _all_headroom(self, steps: IntArray, rows: IntArray) -> list[Headroom]:
         kept = set(rows.tolist()) if self._headroom else set()
         found = []
         for (module, dtype), values in self._headroom.items():
@@ -171,7 +172,7 @@ class RunBuilder:
         return found
 
 
-def _by_group(columns: dict[str, Column], rows: NDArray[np.int64]) -> dict[str, dict[str, Column]]:
+def _by_group(columns: dict[str, Column], rows: IntArray) -> dict[str, dict[str, Column]]:
     groups: dict[str, dict[str, Column]] = {}
     for name, column in columns.items():
         kind, _, group = name.partition("/")

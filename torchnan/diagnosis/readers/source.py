@@ -1,4 +1,4 @@
-"""Which of the formats a path is in."""
+"""Detects the format of a path and reads it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ FORMATS = (
 
 
 def read(path: str | os.PathLike[str]) -> Run:
-    """Reads a run in whatever format it is. What is damaged is skipped, and told in the run's ``notes``.
+    """Reads a run in any known format. Damaged parts are skipped and mentioned in the run's ``notes``.
 
     Raises:
-        RunError: it is no run, or an empty one.
+        RunError: it is not a run, or an empty one.
         OSError: it cannot be opened.
-        ImportError: it needs a package that is not installed; the message names it.
+        ImportError: a package is not installed; the message names it.
     """
-    found = _found(Path(path))
+    found = _resolve(Path(path))
     with _gc_paused():
         run = _read(found)
     if not len(run):
@@ -37,7 +37,9 @@ def read(path: str | os.PathLike[str]) -> Run:
 
 @contextlib.contextmanager
 def _gc_paused() -> Iterator[None]:
-    """Rows by the million, none of which is part of a cycle: looking for some takes longer than reading."""
+    """Pauses garbage collection, which would take longer than reading: there are millions of rows, none part of a
+    cycle.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -47,8 +49,8 @@ def _gc_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _found(path: Path) -> Path:
-    """The file that a folder is meant to stand for; a folder of event files stands for itself."""
+def _resolve(path: Path) -> Path:
+    """Returns the file that a folder stands for; a folder of event files stands for itself."""
     if not path.is_dir():
         if not stat.S_ISREG(path.stat().st_mode):
             raise RunError(f"{path} is no regular file and no folder. {FORMATS}")
@@ -68,7 +70,7 @@ def _events_in(path: Path) -> bool:
 
 
 def _read(path: Path) -> Run:
-    """Each reader is imported when it is needed: event files need a package of their own."""
+    """Calls the reader of the format; each is imported on use, because event files need another package."""
     if path.is_dir() or "tfevents" in path.name:
         from torchnan.diagnosis.readers import event_files
 

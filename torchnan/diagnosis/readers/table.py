@@ -1,4 +1,4 @@
-"""CSV: a header, and a row per step."""
+"""Reads CSV files: a header, and a row per step."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ CHUNK = 5_000  # rows converted at a time
 
 
 def read(path: Path) -> Run:
-    """Separated by commas, semicolons or tabs. Without a column of steps rows count from 0.
+    """Returns the run in a table separated by commas, semicolons or tabs. Without a step column, rows count from 0.
 
     Raises:
-        RunError: the header has no column that is known.
+        RunError: the header has no known column.
     """
     builder = RunBuilder(str(path))
     with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
@@ -44,7 +44,7 @@ def read(path: Path) -> Run:
 
 
 def _chunks(lines: Iterator[list[str]], width: int, builder: RunBuilder) -> Iterator[list[list[str]]]:
-    """Rows with as many fields as the header has."""
+    """Yields rows that have as many fields as the header."""
     damaged, example, more = 0, "", True
     while more:
         chunk: list[list[str]] = []

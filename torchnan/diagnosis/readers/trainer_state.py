@@ -1,4 +1,4 @@
-"""The trainer_state.json that Transformers writes into its checkpoints."""
+"""Reads the trainer_state.json that Transformers writes into its checkpoints."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torchnan.diagnosis.readers.run_builder import RunBuilder
 from torchnan.diagnosis.run import Run
 
 NAMES = {"loss": "loss", "grad_norm": "grad_norm", "learning_rate": "lr"}
-LARGEST = 2**29  # bytes
+MAX_BYTES = 2**29
 
 
 def read(path: Path) -> Run:
-    """Of the training's own entries; those of evaluations are no steps.
+    """Returns the run in the entries of the training; those of evaluations are skipped.
 
     Raises:
-        RunError: it is something else.
+        RunError: the file is something else.
     """
-    if path.stat().st_size > LARGEST:
-        raise RunError(f"{path} is no trainer_state.json: it has more than {LARGEST:,} bytes.")
+    if path.stat().st_size > MAX_BYTES:
+        raise RunError(f"{path} is no trainer_state.json: it has more than {MAX_BYTES:,} bytes.")
     try:
         state = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:

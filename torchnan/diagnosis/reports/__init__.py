@@ -1,1 +1,1 @@
-"""A diagnosis as others want it: on a terminal, as JSON, as a page, as a document to be filled in."""
+"""Presents a diagnosis: in a terminal, as a page, as a post-mortem."""

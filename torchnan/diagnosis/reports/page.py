@@ -1,4 +1,4 @@
-"""One page that needs nothing else: no script, no network, no font, no picture of another place."""
+"""Writes a self-contained HTML page: no script, no network, no font, no external image."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ MAX_QUESTIONS = 60
 
 
 def html(run: Run, found: Diagnosis, thresholds: Thresholds) -> str:
-    """The page. Its policy allows its own style alone, by its hash: a name of the run's cannot do anything."""
+    """Returns the page. Its content security policy allows only its own style, by hash, so that names cannot inject
+    any.
+    """
     style = _resource("page.css")
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     page: str = template("page.html.j2", escape=True).render(
@@ -39,7 +41,7 @@ def html(run: Run, found: Diagnosis, thresholds: Thresholds) -> str:
 
 
 def template(name: str, *, escape: bool) -> Any:
-    """One of Jinja's, whose texts are told in visible characters, and for HTML with its own escaped.
+    """Returns a Jinja template. Text is made printable, and escaped for HTML if ``escape``.
 
     Raises:
         ImportError: Jinja2 is not installed.
@@ -51,12 +53,14 @@ def template(name: str, *, escape: bool) -> Any:
     environment = jinja2.Environment(
         autoescape=escape, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters.update(visible=lambda text: printable(str(text)), words=display_name, shown=shown)
+    environment.filters.update(
+        visible=lambda text: printable(str(text)), display_name=display_name, format_evidence=format_evidence
+    )
     return environment.from_string(_resource(name))
 
 
-def shown(value: Any) -> str:
-    """A piece of evidence."""
+def format_evidence(value: Any) -> str:
+    """Formats a value of the evidence."""
     return f"{value:,.5g}" if isinstance(value, float) else printable(str(value))
 
 

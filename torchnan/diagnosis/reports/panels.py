@@ -1,11 +1,10 @@
-"""The panels of the page: what is drawn of a run."""
+"""Draws the panels of the page."""
 
 from __future__ import annotations
 
 import dataclasses
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torchnan.diagnosis.formatting import display_name
 from torchnan.diagnosis.headroom import RANGES
@@ -15,16 +14,14 @@ from torchnan.diagnosis.series import Series, predict
 from torchnan.diagnosis.thresholds import Thresholds
 from torchnan.diagnosis.verdict import Diagnosis
 
-Numbers = NDArray[np.float64]
-
-UNNAMED = (["all"], ["0"])  # a group that is alone, and was given no name: of a table, of an optimizer
-MAX_LINES = 6  # of a panel: as many colours as can be told apart
+UNNAMED = (["all"], ["0"])  # a single group of a table, or of an optimizer
+MAX_LINES = 6  # distinguishable colours
 MAX_MARKS = 40
 
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """One curve."""
+    """A curve."""
 
     name: str
     path: str
@@ -33,7 +30,7 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-    """Where a verdict is: a shaded range with its beginning, or where a value was not finite."""
+    """A shaded range of a verdict, or a step at which a value was not finite."""
 
     x: float
     width: float
@@ -42,7 +39,7 @@ class Mark:
 
 @dataclasses.dataclass
 class Panel:
-    """A svg_chart, in pixels of its own picture."""
+    """A chart, in pixels of its own picture."""
 
     title: str
     about: str
@@ -54,24 +51,24 @@ class Panel:
     x_ticks: list[tuple[float, str]] = dataclasses.field(default_factory=list)
     y_ticks: list[tuple[float, str]] = dataclasses.field(default_factory=list)
     marks: list[Mark] = dataclasses.field(default_factory=list)
-    gone: list[Mark] = dataclasses.field(default_factory=list)
+    nonfinite: list[Mark] = dataclasses.field(default_factory=list)
 
     @property
     def plot(self) -> tuple[float, float, float, float]:
-        """Left, top, right and bottom of the part with the curves."""
+        """Left, top, right and bottom of the plot area."""
         return svg_chart.LEFT, svg_chart.TOP, self.width - svg_chart.RIGHT, self.height - svg_chart.BOTTOM
 
 
 def panels(run: Run, found: Diagnosis, thresholds: Thresholds) -> list[Panel]:
-    """Those that there is something to show in, the loss first."""
+    """Returns the panels that have something to show, the loss first."""
     drawn = [_loss(run, thresholds)]
-    drawn += [_of_columns(run, "gradient norm", "before clipping", {"": run.column("grad_norm")})]
+    drawn += [_column_panel(run, "gradient norm", "before clipping", {"": run.column("grad_norm")})]
     rates = run.groups.get("lr") or {"": run.column("lr")}
-    drawn += [_of_columns(run, "learning rate", "", rates)]
-    drawn += [_of_columns(run, "loss scale", "", {"": run.column("loss_scale")})]
-    drawn += [_of_columns(run, "weight norm", "by parameter group", run.groups.get("weight_norm", {}))]
+    drawn += [_column_panel(run, "learning rate", "", rates)]
+    drawn += [_column_panel(run, "loss scale", "", {"": run.column("loss_scale")})]
+    drawn += [_column_panel(run, "weight norm", "by parameter group", run.groups.get("weight_norm", {}))]
     drawn += [
-        _of_columns(run, "update ratio", "update / weights, by parameter group", run.groups.get("update_ratio", {}))
+        _column_panel(run, "update ratio", "update / weights, by parameter group", run.groups.get("update_ratio", {}))
     ]
     drawn += [_headroom(run)]
     shown = [panel for panel in drawn if panel.lines]
@@ -87,18 +84,21 @@ def _x_axis(run: Run, panel: Panel) -> svg_chart.Axis:
 
 
 def _loss(run: Run, thresholds: Thresholds) -> Panel:
-    """With the mean and sigma of the window before each step."""
-    sigmas = f"{thresholds.spike_sigma:g}"
-    about = f"line: mean of the {thresholds.spike_window} steps before; band: up to {sigmas} sigma above"
+    """Draws the loss, with mean and sigma of the window before each step."""
+    about = f"line: mean of the {thresholds.spike_window} steps before; "
+    about += f"band: up to {thresholds.spike_sigma:g} sigma above"
     panel = Panel("loss", about, 1000, 300)
     loss = Series.from_run(run, "loss")
     _draw(panel, run, {"": run.column("loss")})
-    seen = predict(loss.values, loss.window_rows(thresholds), np.ones(len(loss), dtype=bool))
-    told = np.flatnonzero(np.isfinite(seen.mean))
-    told = told[:: max(1, len(told) // svg_chart.POINTS)]
+    prediction = predict(loss.values, loss.window_rows(thresholds), np.ones(len(loss), dtype=bool))
+    known = np.flatnonzero(np.isfinite(prediction.mean))
+    known = known[:: max(1, len(known) // svg_chart.POINTS)]
     x_axis, y_axis = _x_axis(run, panel), _y_axis(panel, [run.column("loss")])
-    x = x_axis(loss.step[told].astype(np.float64))
-    mean, high = y_axis(seen.mean[told]), y_axis(seen.mean[told] + thresholds.spike_sigma * seen.sigma[told])
+    x = x_axis(loss.step[known].astype(np.float64))
+    mean, high = (
+        y_axis(prediction.mean[known]),
+        y_axis(prediction.mean[known] + thresholds.spike_sigma * prediction.sigma[known]),
+    )
     shown = np.isfinite(mean) & np.isfinite(high)
     _, top, _, bottom = panel.plot
     panel.mean = svg_chart.line(x[shown], np.clip(mean[shown], top, bottom))
@@ -106,7 +106,7 @@ def _loss(run: Run, thresholds: Thresholds) -> Panel:
     return panel
 
 
-def _of_columns(run: Run, title: str, about: str, columns: dict[str, Column]) -> Panel:
+def _column_panel(run: Run, title: str, about: str, columns: dict[str, Column]) -> Panel:
     panel = Panel(title, about, 490, 200)
     _draw(panel, run, columns)
     return panel
@@ -119,7 +119,7 @@ def _y_axis(panel: Panel, columns: list[Column]) -> svg_chart.Axis:
 
 
 def _draw(panel: Panel, run: Run, columns: dict[str, Column]) -> None:
-    """The largest curves, and where they end as values are not finite."""
+    """Draws the largest curves, and marks where values are not finite."""
     known = {name: column for name, column in columns.items() if column.given.any()}
     if len(known) > MAX_LINES:
         panel.about += f"; {MAX_LINES} of {len(known)}"
@@ -134,12 +134,14 @@ def _draw(panel: Panel, run: Run, columns: dict[str, Column]) -> None:
         x, y = svg_chart.downsample(x_axis(run.step[rows].astype(np.float64)), y_axis(column.values[rows]))
         panel.lines.append(Line("" if [*known] in UNNAMED else name, svg_chart.line(x, y), i))
         bad = run.step[column.bad][:MAX_MARKS]
-        panel.gone += [Mark(float(x_axis(np.array(step))), 0, f"not finite at step {step:,}") for step in bad.tolist()]
+        panel.nonfinite += [
+            Mark(float(x_axis(np.array(step))), 0, f"not finite at step {step:,}") for step in bad.tolist()
+        ]
     panel.x_ticks, panel.y_ticks = x_axis.ticks(), y_axis.ticks()
 
 
 def _headroom(run: Run) -> Panel:
-    """In percent of the range of each module's dtype."""
+    """Draws the largest outputs in percent of the range of their dtype."""
     panel = Panel("headroom", "largest output in % of its dtype's range, by module", 490, 200)
     known = [series for series in run.headroom if series.dtype in RANGES and len(series.step)]
     known = sorted(known, key=lambda series: -float(series.largest[-1]) / RANGES[series.dtype][0])

@@ -1,4 +1,4 @@
-"""A post-mortem document, filled in as far as a log can."""
+"""Writes a post-mortem document in Markdown, filled in as far as a log allows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchnan.diagnosis.verdict import Diagnosis
 
 
 def markdown(run: Run, found: Diagnosis) -> str:
-    """Names of the program's are plain text in it."""
+    """Returns the document; names from the run are plain text in it."""
     document = template("post_mortem.md.j2", escape=False)
     text: str = document.render(
         found=found,
@@ -27,5 +27,5 @@ def markdown(run: Run, found: Diagnosis) -> str:
 
 
 def escape_markdown(text: object) -> str:
-    """Without what Markdown and HTML would obey."""
+    """Escapes characters that Markdown or HTML would interpret."""
     return re.sub(r"([\\`*_{}\[\]<>|#&!~$])", r"\\\1", printable(str(text)))

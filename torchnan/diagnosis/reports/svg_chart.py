@@ -1,4 +1,4 @@
-"""Lines, bands and marks as the geometry of an SVG: numbers in, strings of coordinates out."""
+"""Computes the geometry of SVG lines, areas and axes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ import itertools
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
-Numbers = NDArray[np.float64]
+from torchnan.diagnosis.arrays import FloatArray
 
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 10, 24  # margins
-POINTS = 700  # of a line: about one per pixel; of more, the highest and the lowest of each pixel are drawn
+POINTS = 700  # per line: about one per pixel
 TICKS = 5
 
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """From values to pixels, linear or logarithmic."""
+    """Maps values to pixels, linearly or logarithmically."""
 
     low: float
     high: float
@@ -26,14 +25,14 @@ class Axis:
     end: float
     logarithmic: bool = False
 
-    def __call__(self, values: Numbers) -> Numbers:
+    def __call__(self, values: FloatArray) -> FloatArray:
         with np.errstate(all="ignore"):
             shown = np.log10(values) if self.logarithmic else np.asarray(values, dtype=np.float64)
         low, high = (math.log10(self.low), math.log10(self.high)) if self.logarithmic else (self.low, self.high)
         return self.start + (shown - low) / (high - low) * (self.end - self.start)
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Round values, and where they are."""
+        """Returns round values and their positions."""
         if self.logarithmic:
             first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
             if last > first:
@@ -44,7 +43,7 @@ class Axis:
 
 
 def _round_values(low: float, high: float) -> list[float]:
-    """1, 2 or 5 times a power of ten apart."""
+    """Returns values that are 1, 2 or 5 times a power of ten apart."""
     rough = (high - low) / TICKS
     power = 10.0 ** math.floor(math.log10(rough))
     apart = next(m * power for m in (1, 2, 5, 10) if m * power >= rough * (1 - 1e-9))
@@ -53,14 +52,14 @@ def _round_values(low: float, high: float) -> list[float]:
 
 
 def label(value: float) -> str:
-    """A tick's."""
+    """Returns the label of a tick."""
     if value and not 1e-3 <= abs(value) < 1e5:
         return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
     return f"{value:,.6g}"
 
 
-def axis_of(values: Numbers, start: float, end: float) -> Axis:
-    """For all finite values: logarithmic where linear would show nothing but the largest."""
+def axis_of(values: FloatArray, start: float, end: float) -> Axis:
+    """Returns an axis for all finite values; logarithmic if a linear one would show only the largest."""
     finite = values[np.isfinite(values)]
     if not len(finite):
         return Axis(0, 1, start, end)
@@ -71,8 +70,8 @@ def axis_of(values: Numbers, start: float, end: float) -> Axis:
     return Axis(low - room, high + room, start, end)
 
 
-def downsample(x: Numbers, y: Numbers) -> tuple[Numbers, Numbers]:
-    """The lowest and the highest of each pixel, in the order they come in: no spike is lost."""
+def downsample(x: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Returns the lowest and the highest point of each pixel, in order, so that no spike is lost."""
     if len(x) <= 2 * POINTS:
         return x, y
     edges = np.linspace(0, len(x), POINTS + 1).astype(int)
@@ -83,14 +82,14 @@ def downsample(x: Numbers, y: Numbers) -> tuple[Numbers, Numbers]:
     return x[picked], y[picked]
 
 
-def line(x: Numbers, y: Numbers) -> str:
-    """As the ``d`` of a path."""
+def line(x: FloatArray, y: FloatArray) -> str:
+    """Returns the ``d`` attribute of a path."""
     if not len(x):
         return ""
     points = np.column_stack([np.round(x, 1), np.round(np.clip(y, -1e4, 1e4), 1)])
     return "M" + "L".join(f"{a:g} {b:g}" for a, b in points.tolist())
 
 
-def area(x: Numbers, low: Numbers, high: Numbers) -> str:
-    """Between two lines."""
+def area(x: FloatArray, low: FloatArray, high: FloatArray) -> str:
+    """Returns the ``d`` attribute of the area between two lines."""
     return line(np.concatenate([x, x[::-1]]), np.concatenate([high, low[::-1]])) + "Z" if len(x) else ""

@@ -1,4 +1,4 @@
-"""The walk and what came of it, on one screen."""
+"""Formats a diagnosis for a terminal."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torchnan.diagnosis.formatting import display_name
 from torchnan.diagnosis.run import Run
 from torchnan.diagnosis.verdict import Diagnosis, Question, Suspect, Verdict
 
-MAX_SHOWN = 3  # verdicts, forecasts; and answers to one question
+MAX_SHOWN = 3  # verdicts, forecasts, notes, and answers to one question
 WIDTH = 118
 
 
 def text(run: Run, found: Diagnosis) -> str:
-    """For a terminal; names of the program's are told in visible characters."""
+    """Returns the diagnosis as text; names from the run are made printable."""
     lines = [f"torchnan: {headline(found)}", f"  {describe_run(run)}"]
     lines += [_cut(f"  note: {printable(note)}") for note in run.notes[:MAX_SHOWN]]
     lines += ["", *_walk(found.walk), ""]
@@ -26,7 +26,7 @@ def text(run: Run, found: Diagnosis) -> str:
 
 
 def headline(found: Diagnosis) -> str:
-    """The worst verdict in a few words."""
+    """Returns the worst verdict in a few words."""
     worst = found.verdicts[0]
     if worst.kind == "healthy":
         return "the run is healthy"
@@ -35,7 +35,7 @@ def headline(found: Diagnosis) -> str:
 
 
 def describe_run(run: Run) -> str:
-    """What was read."""
+    """Describes what was read."""
     steps = f"steps {run.step[0]:,} to {run.step[-1]:,}, {len(run):,} rows"
     restarts = len(run.starts) - 1
     again = f", started again {restarts:,} time{'s' if restarts > 1 else ''}" if restarts > 0 else ""
@@ -60,7 +60,7 @@ def _verdict(verdict: Verdict) -> list[str]:
     lines = [f"{display_name(verdict.kind).upper()}, {steps}: {verdict.confidence}"]
     rows = [(_role(i), _suspect(suspect)) for i, suspect in enumerate(verdict.suspects)]
     rows += [("remedy", verdict.remedy), ("check", verdict.check), ("branch", verdict.branch)]
-    return [*lines, *(line for name, told in rows for line in _wrapped(name, told, 10))]
+    return [*lines, *(line for name, text in rows for line in _wrapped(name, text, 10))]
 
 
 def _role(i: int) -> str:
@@ -71,11 +71,11 @@ def _suspect(suspect: Suspect) -> str:
     return f"{display_name(suspect.cause)} ({suspect.confidence}): {printable(suspect.evidence, 300)}"
 
 
-def _wrapped(name: str, told: str, indent: int) -> list[str]:
+def _wrapped(name: str, text: str, indent: int) -> list[str]:
     import textwrap
 
     first = f"  {name}".ljust(indent)
-    return textwrap.wrap(told, WIDTH, initial_indent=first, subsequent_indent=" " * indent)
+    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=" " * indent)
 
 
 def _cut(line: str) -> str:
