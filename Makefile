@@ -87,8 +87,8 @@ suites: $(VENV)/.built $(VENV)/.test ## other packages' test suites with and wit
 	$(BIN)/python -m tests.third_party_suites.run
 
 zoo: $(VENV)/.built ## the score on programs whose origin is known
-	for zoo in tests/zoo/zoo_*.py; do echo "$$zoo"; \
-	  $(BIN)/python tests/zoo/score.py --adapter tests/zoo/adapter.py --zoo $$zoo || failed=1; done; test -z "$$failed"
+	for zoo in open forward backward data clean; do echo "$$zoo"; \
+	  $(BIN)/python tests/zoo/score.py --adapter tests/zoo/adapter.py --zoo tests/zoo/programs/$$zoo || failed=1; done; test -z "$$failed"
 
 # Builds for the Python whose PyTorch sees the GPU, into a folder; nothing is installed into that Python.
 GPU_PYTHON ?= python3

@@ -23,6 +23,7 @@ def test_a_clean_run_is_silent_and_waited_for_as_often_as_without(name, machine,
     assert watched == plain
 
 
+@pytest.mark.breadth(5)
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("name", RUN_THERE)
 def test_the_fault_is_named(name, seed, machine, device):

@@ -4,15 +4,10 @@ there, is told by a note."""
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
 import torch
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1]))
-
-from tests.zoo import adapter  # noqa: E402
+from tests.zoo import adapter
 
 NAME = os.environ.get("TEST_DEVICE", "lagging")
 

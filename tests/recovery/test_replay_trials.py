@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
-
 import pytest
 import torch
 
 import torchnan
 from tests.support.planted_faults import MODELS, SEEDS, planted
-from tests.support.processes import REPOSITORY, run
-
-ZOO = REPOSITORY / "tests" / "zoo"
+from tests.zoo.framework import PROGRAMS
+from tests.zoo.run_score import ZOO, score
 
 
 def train(model, batch, fault, step_of_fault):
@@ -48,9 +44,6 @@ def test_the_replay_names_the_fault(name, seed):
 
 @pytest.mark.slow
 def test_the_replay_names_the_origins_of_the_zoo(tmp_path):
-    scores = tmp_path / "scores.json"
-    score = [sys.executable, str(ZOO / "score.py"), "--adapter", str(ZOO / "replay_adapter.py")]
-    ended = run([*score, "--json", str(scores)])
-    rows = json.loads(scores.read_text())["rows"]
+    ended, rows = score(PROGRAMS / "open", ZOO / "replay_adapter.py", tmp_path)
     assert {row["id"]: row["verdict"] for row in rows if not row["exact"]} == {}, ended.stdout
     assert ended.returncode == 0

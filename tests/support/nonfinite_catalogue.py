@@ -111,7 +111,9 @@ POINTWISE = [
     Maker(lambda: torch.addcmul(t(1), t(1e30), t(1e30)), "addcmul", posinf=1),
     Maker(lambda: torch.hypot(t(3e38), t(3e38)), "hypot", posinf=1),
     Maker(lambda: torch.xlogy(t(1, 0), t(0, 0)), "xlogy", neginf=1),
+    Maker(lambda: torch.lerp(t(-3e38), t(3e38), 2.0), "lerp", posinf=1),
     Maker(lambda: torch.special.entr(t(-1, 1)), "special_entr", neginf=1),
+    Maker(lambda: torch.special.log_ndtr(t(0.0)) / t(0.0), "div", neginf=1),
     Maker(lambda: torch.float_power(t(-1.0), 0.5), "pow", nan=1),
     Maker(lambda: torch.floor_divide(t(1.0), t(0.0)), "floor_divide", posinf=1),
     Maker(lambda: torch.ldexp(t(1.0), t(200.0)), "ldexp", posinf=1),
@@ -178,6 +180,7 @@ ATTENTION = [
         "_scaled_dot_product_flash_attention_for_cpu",
         nan=2,
     ),
+    Maker(lambda: gradient(lambda x: F.gelu(x) * 3e38 * 9, t(9.0)), "mul", posinf=1),
 ]
 
 LINEAR_ALGEBRA = [
@@ -210,6 +213,7 @@ FFT = [
 
 DISTRIBUTIONS = [
     Maker(lambda: D.Normal(t(0.0), t(0.0), validate_args=False).log_prob(t(0.0)), "log", neginf=1),
+    Maker(lambda: D.Bernoulli(probs=t(0.0, 1.0)).log_prob(t(1.0, 1.0)) / t(0.0), "div", neginf=2),
     Maker(lambda: D.Exponential(t(0.0), validate_args=False).mean, "reciprocal", posinf=1),
     Maker(lambda: D.Gamma(t(0.0), t(1.0), validate_args=False).log_prob(t(0.0)), "xlogy", posinf=1),
     Maker(lambda: D.Uniform(t(1.0), t(1.0), validate_args=False).log_prob(t(1.0)), "log", neginf=1),
@@ -321,6 +325,7 @@ BACKWARD = [
     Maker(lambda: gradient(lambda x: x.acos(), t(1.0)), "rsqrt", posinf=1, node="AcosBackward0"),
     Maker(lambda: gradient(lambda x: x.asin(), t(1.0)), "rsqrt", posinf=1, node="AsinBackward0"),
     Maker(lambda: gradient(lambda x: x.acosh(), t(1.0)), "rsqrt", posinf=1, node="AcoshBackward0"),
+    Maker(lambda: gradient(lambda x: x.log1p() * 0, t(-1.0)), "log1p", neginf=1),
     Maker(lambda: gradient(lambda x: x * 1e30 * 1e30, t(0.0)), "mul", posinf=1, node="MulBackward0"),
     Maker(lambda: gradient(lambda x: x / 1e-30 / 1e-30, t(0.0)), "div", posinf=1, node="DivBackward0"),
     Maker(lambda: gradient(lambda x: (x.half() * 60000) * 2, t(0.0)), "mul", posinf=1, node="MulBackward0"),
@@ -361,6 +366,7 @@ BACKWARD = [
     Maker(lambda: gradient(lambda x: x.expand(2) * 2e38, t(0.0)), "sum", posinf=1, node="ExpandBackward0"),
     Maker(lambda: gradient(lambda x: torch.stack([x, x]) * 2e38, t(0.0)), "add", posinf=1, node="StackBackward0"),
     Maker(lambda: gradient(lambda x: x.cumsum(0) * 2e38, t(0, 0)), "cumsum", posinf=1, node="CumsumBackward0"),
+    Maker(lambda: gradient(lambda x: x.sinh(), t(89.5)), "sinh", posinf=1),
     Maker(
         lambda: gradient(lambda x: F.conv1d(x, torch.full((1, 1, 2), 2e38)), torch.zeros(1, 1, 3)),
         "convolution_backward",

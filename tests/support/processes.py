@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import signal
@@ -89,11 +88,3 @@ def run_python(
 ) -> subprocess.CompletedProcess[str]:
     """Runs Python code in a process of its own."""
     return run([sys.executable, "-c", code, *arguments], cwd=cwd, deadline=deadline, **variables)
-
-
-def zoo_scores(file, adapter, folder):
-    """A file of the zoo, scored as anybody would score it: how that ended, and a row for each program."""
-    zoo, scores = REPOSITORY / "tests" / "zoo", folder / "scores.json"
-    command = [sys.executable, str(zoo / "score.py"), "--adapter", str(adapter)]
-    ended = run([*command, "--zoo", str(zoo / f"{file}.py"), "--json", str(scores)])
-    return ended, json.loads(scores.read_text())["rows"]

@@ -4,9 +4,9 @@ Nothing is watched until the guard has seen what the program's user looks at; th
 """
 
 import torch
-from adapter import as_dict
 
 import torchnan
+from tests.zoo.adapter import as_dict
 from torchnan._load import _C
 
 

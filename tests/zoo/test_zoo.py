@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.processes import REPOSITORY, zoo_scores
+from tests.zoo.framework import PROGRAMS
+from tests.zoo.run_score import ZOO, score
 
-ZOO = REPOSITORY / "tests" / "zoo"
-
-
-FILES = ["zoo_open", "zoo_forward", "zoo_backward", "zoo_data", "zoo_clean"]
+THEMES = sorted(str(path.relative_to(PROGRAMS)) for path in PROGRAMS.glob("*/*.py") if path.name != "__init__.py")
 
 
-@pytest.mark.breadth(1)
+@pytest.mark.breadth(12)
 @pytest.mark.guarantee(3)
-@pytest.mark.parametrize("file", FILES)
-def test_every_origin_is_exact_and_no_alarm_is_false(file, tmp_path, figure):
-    ended, rows = zoo_scores(file, ZOO / "adapter.py", tmp_path)
-    debatable = {row["id"] for row in rows if row["apart"]} if file != "zoo_open" else set()
+@pytest.mark.parametrize("theme", THEMES)
+def test_every_origin_is_exact_and_no_alarm_is_false(theme, tmp_path, figure):
+    ended, rows = score(PROGRAMS / theme, ZOO / "adapter.py", tmp_path)
+    debatable = {row["id"] for row in rows if row["apart"]} if not theme.startswith("open/") else set()
     wrong = {row["id"]: row["verdict"] for row in rows if not row["exact"] and row["id"] not in debatable}
     assert wrong == {}, ended.stdout
-    assert ended.returncode == 0
+    assert ended.returncode == 0, ended.stdout + ended.stderr
     counted = [row["kind"] for row in rows if row["id"] not in debatable]
     clean = counted.count("clean")
     figure(
