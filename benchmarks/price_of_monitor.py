@@ -8,17 +8,23 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torchnan
 from benchmarks import modes
 from benchmarks.workloads import Workload
+from torchnan.detection.containment import Failures
 from torchnan.monitor.row import Row
+from torchnan.recovery.snapshots import TrainingState
+from torchnan.recovery.step_observer import StepMonitor, StepObserver
 
 STEPS = 40  # a multiple of what the Monitor counts by
+CALLS = ("begin_step", "add_batch", "add_loss", "add_run", "new_instabilities", "end_step")
 
 
 def microseconds(workload: Workload) -> float:
-    """Of one step, on average."""
+    """Returns the time per step, on average."""
     monitor = modes.monitor()
-    guard = modes.guard_of(workload, monitor=monitor)
+    timed = TimedMonitor(monitor)
+    guard = modes.guard_of(workload, monitor=timed)
     first = guard.step(workload.batch)
     loss = 0.0 if first.loss is None else first.loss.item()
     for i in range(2, 1001):
@@ -26,21 +32,39 @@ def microseconds(workload: Workload) -> float:
         row = Row(i, loss=loss * factor, grad_norm=first.norm * factor, lr=[1e-4], batch_digest=f"{i:016x}")
         monitor.record.diagnose(row)
     guard.step_number = 1000
-    spent = [0.0]
-    for name in ("begin", "keep", "without_graph", "look", "end"):
-        setattr(guard.monitored, name, _timed(getattr(guard.monitored, name), spent))
-    guard._forward_backward.without_graph = guard.monitored.without_graph
+    timed.seconds = 0.0
     for _ in range(STEPS):
         guard.step(workload.batch)
-    return 1e6 * spent[0] / STEPS
+    return 1e6 * timed.seconds / STEPS
 
 
-def _timed(function: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        start = time.thread_time()
-        try:
-            return function(*args, **kwargs)
-        finally:
-            spent[0] += time.thread_time() - start
+class TimedMonitor(StepMonitor):
+    """Times all calls of a Monitor's observer.
 
-    return timed
+    Attributes:
+        seconds: their CPU time.
+    """
+
+    def __init__(self, monitor: torchnan.Monitor) -> None:
+        self._monitor = monitor
+        self.seconds = 0.0
+
+    @property
+    def finds_instabilities(self) -> bool:
+        return self._monitor.finds_instabilities
+
+    def make_observer(self, training: TrainingState, failures: Failures) -> StepObserver:
+        observer = self._monitor.make_observer(training, failures)
+        for name in CALLS:
+            setattr(observer, name, self._timed(getattr(observer, name)))
+        return observer
+
+    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            start = time.thread_time()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.seconds += time.thread_time() - start
+
+        return timed

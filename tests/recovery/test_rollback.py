@@ -78,7 +78,7 @@ def test_a_snapshot_is_not_written_by_what_comes_after(tmp_path):
     first = training.state()
     training = Training(snapshot_every=3, snapshots=1)
     for rate in (1.0, 0.5):  # twice from the same snapshot
-        assert training.guard._lr_cut.factor == rate
+        assert training.guard._update.lr_cut.factor == rate
         training.guard.step(batch_of(0))
         if rate == 1.0:
             assert_same(training.state(), first)

@@ -1,4 +1,4 @@
-"""A captured step put into Lightning's own loop, so that the whole program runs it again."""
+"""Injects a captured step into Lightning's own loop, so that the whole program runs it again."""
 
 from __future__ import annotations
 
@@ -13,8 +13,14 @@ from torchnan.storage import rank_folders
 
 
 def capture_of(inject: str | Path | None, dirpath: str | Path, rank: int) -> Path | None:
-    """The folder to inject: ``"auto"`` is the first of this rank in ``dirpath``, if there is one; of a folder that
-    another rank has written, this rank's of the same step goes first."""
+    """Returns the folder of the capture to inject, or ``None``.
+
+    Args:
+        inject: a folder, or ``"auto"`` for the first one of this rank in ``dirpath``. Of another rank's folder, this
+            rank's capture of the same step is preferred, if there is one.
+        dirpath: parent folder of captures.
+        rank: rank of this process.
+    """
     if inject is None:
         return None
     if inject == "auto":
@@ -25,17 +31,17 @@ def capture_of(inject: str | Path | None, dirpath: str | Path, rank: int) -> Pat
 
 
 class Injection:
-    """The micro-batches of a capture in the place of the first that the data loader gives, with their ``batch_idx``;
-    hooks of the module and of other callbacks see no others.
+    """Replaces the first micro-batches of the data loader, and their ``batch_idx``, with those of a capture.
 
-    They come in after the transfer to the device and its hooks, where they were captured.
+    They are injected where they were captured: after the transfer to the device and its hooks. Hooks of the module and
+    of other callbacks see only the injected ones.
 
     Args:
-        trainer: into whose strategy they are put, until they are used up.
-        capture: whose weights and buffers go into the module now.
+        trainer: its strategy is patched until all micro-batches are used.
+        capture: its weights and buffers are loaded into the module.
 
     Raises:
-        CaptureError: it is of another model.
+        CaptureError: the capture belongs to another model.
     """
 
     def __init__(self, trainer: Trainer, capture: Capture) -> None:
@@ -49,15 +55,15 @@ class Injection:
         vars(strategy).update(batch_to_device=self._batch_to_device, training_step=self._training_step)
 
     def arguments(self, batch: Any) -> tuple[Any, ...] | None:
-        """What ``training_step`` will get instead; ``None`` for a batch of the data loader."""
+        """Returns the arguments of ``training_step`` for an injected batch; ``None`` for one of the data loader."""
         return self._now if batch is self._now[0] else None
 
     def restore_random_states(self) -> None:
-        """As they were when the captured step began."""
+        """Restores the random states from the begin of the captured step."""
         self._random.restore()
 
     def end(self) -> None:
-        """From here on the batches are the data loader's."""
+        """Removes the patch: further batches come from the data loader."""
         for name in ("batch_to_device", "training_step"):
             vars(self._trainer.strategy).pop(name, None)
 

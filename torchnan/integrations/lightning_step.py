@@ -1,4 +1,4 @@
-"""Lightning's training step, run again outside of its loop."""
+"""Runs Lightning's training step again, outside its loop."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torchnan.config.text import type_name
 
 
-def validate(trainer: Trainer, module: LightningModule) -> None:
-    """What the step guard cannot work with.
+def validate_trainer(trainer: Trainer, module: LightningModule) -> None:
+    """Validates that StepGuard supports a trainer and its module.
 
     Raises:
-        MisconfigurationException: says what it is, and what to do.
+        MisconfigurationException: it does not, with the reason and an alternative.
     """
     optimizers = [type_name(optimizer) for optimizer in trainer.optimizers]
     strategy = type_name(trainer.strategy)
@@ -48,11 +48,10 @@ def validate(trainer: Trainer, module: LightningModule) -> None:
 
 
 class TrainingStep:
-    """The step function of the guard: ``training_step`` and the backward pass as Lightning runs them, under its
-    precision plugin and through its wrapper of the model, without its hooks; what it logs is not logged again.
+    """The step function of the guard: runs ``training_step`` and backward as Lightning does, without hooks or logging.
 
     Args:
-        trainer: whose strategy, precision and accumulation are used.
+        trainer: its strategy, precision plugin and gradient accumulation are used.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -65,18 +64,18 @@ class TrainingStep:
 
     @property
     def scaler(self) -> torch.amp.GradScaler | None:
-        """Of the precision plugin, if it has one."""
+        """The scaler of the precision plugin, if it has one."""
         scaler: torch.amp.GradScaler | None = getattr(self._trainer.precision_plugin, "scaler", None)
         return scaler
 
     def arguments(self, batch: Any, batch_idx: int) -> tuple[Any, ...]:
-        """What ``training_step`` is called with, which is what is kept of a micro-batch."""
+        """Returns the arguments of ``training_step``, which are saved for each micro-batch."""
         return (batch, batch_idx) if self._takes_index else (batch,)
 
     def __call__(self, model: torch.nn.Module, arguments: tuple[Any, ...]) -> torch.Tensor:
-        """Forward and backward; returns the detached loss, which is a zero where ``training_step`` returned None."""
+        """Runs forward and backward. Returns the detached loss, or zero if ``training_step`` returned None."""
         trainer, module = self._trainer, self._module
-        with torch.enable_grad(), _not_logging(module):
+        with torch.enable_grad(), _logging_disabled(module):
             returned = trainer.strategy.training_step(*arguments)
             loss = returned.get("loss") if isinstance(returned, Mapping) else returned
             if loss is None:
@@ -89,7 +88,7 @@ class TrainingStep:
 
 
 @contextlib.contextmanager
-def _not_logging(module: LightningModule) -> Iterator[None]:
+def _logging_disabled(module: LightningModule) -> Iterator[None]:
     own = vars(module)
     own["log"] = lambda *args, **kwargs: None
     try:
@@ -99,7 +98,7 @@ def _not_logging(module: LightningModule) -> Iterator[None]:
 
 
 class Schedulers:
-    """All schedulers of a trainer, as the one that a snapshot has room for."""
+    """Combines all schedulers of a trainer into one stateful object."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
@@ -108,10 +107,10 @@ class Schedulers:
         return len(self._schedulers)
 
     def state_dict(self) -> dict[str, Any]:
-        """Of each, by its place."""
+        """Returns the states by index."""
         return {str(i): scheduler.state_dict() for i, scheduler in enumerate(self._schedulers)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from there."""
+        """Restores states returned by :meth:`state_dict`."""
         for i, scheduler in enumerate(self._schedulers):
             scheduler.load_state_dict(state[str(i)])

@@ -17,8 +17,10 @@ from torchnan.config.text import type_name
 from torchnan.detection.containment import Failures
 from torchnan.distributed.agreement import Agreement, AgreementError
 from torchnan.monitor import compute_dtype
+from torchnan.monitor.guard_feed import MonitorFeed, StepDefaults
 from torchnan.monitor.headroom import ModuleHeadroom
 from torchnan.monitor.log import MonitorLog
+from torchnan.monitor.optimizer_state import current_loss_scale, learning_rates
 from torchnan.monitor.options import (
     MonitorOptions,
     as_scalar,
@@ -32,6 +34,8 @@ from torchnan.monitor.row import Row
 from torchnan.monitor.row_writer import RowWriter
 from torchnan.monitor.trackers import Callback, TensorBoard
 from torchnan.monitor.weights import WeightStatistics, group_names
+from torchnan.recovery.snapshots import TrainingState
+from torchnan.recovery.step_observer import StepMonitor, StepObserver
 
 if TYPE_CHECKING:
     from torchnan.detection.session import detect
@@ -42,7 +46,7 @@ MAX_PENDING = 64  # rows whose numbers are still being computed
 _open: weakref.WeakSet[Monitor] = weakref.WeakSet()
 
 
-class Monitor:
+class Monitor(StepMonitor):
     """Records a row of numbers per training step and diagnoses the run while it goes on.
 
     Call :meth:`step` once per step, or pass the monitor to a :class:`torchnan.StepGuard` (``monitor=``) or to the
@@ -180,6 +184,26 @@ class Monitor:
                 pending.add_batch(batch)
         self._write_ready_rows(MAX_PENDING)
 
+    @property
+    def finds_instabilities(self) -> bool:
+        """Whether the run is diagnosed as it goes on: the option ``live``."""
+        return self.options.live
+
+    def make_observer(
+        self, training: TrainingState, failures: Failures, defaults: StepDefaults | None = None
+    ) -> StepObserver:
+        """Returns what feeds this Monitor from a :class:`torchnan.StepGuard`, in place of :meth:`step`.
+
+        Args:
+            training: the model, the optimizer and the scaler of the guard.
+            failures: counts what could not be done.
+            defaults: how a framework's training loop differs from the guard's own steps.
+        """
+        if self._is_off:
+            return StepObserver()
+        defaults = defaults or StepDefaults()
+        return MonitorFeed(self.record, self.weights, self.headroom, self.options, training, failures, defaults)
+
     def flush(self) -> None:
         """Waits for numbers that are still being computed, and writes their rows."""
         self._write_ready_rows(0)
@@ -246,20 +270,6 @@ def load_thresholds(given: Any) -> Thresholds:
     if isinstance(given, str | os.PathLike):
         return Thresholds.from_toml(given)
     raise OptionError(f"thresholds is a {type_name(given)}: it takes Thresholds, a dict, or the path of a TOML file.")
-
-
-def learning_rates(optimizer: torch.optim.Optimizer | None) -> list[Scalar]:
-    """Returns the learning rate of each parameter group."""
-    groups = [] if optimizer is None else optimizer.param_groups
-    return [number for group in groups if (number := as_scalar("lr", group.get("lr"))) is not None]
-
-
-def current_loss_scale(scaler: torch.amp.GradScaler | None) -> Scalar | None:
-    """Returns the loss scale, on its device; 1 if the scaler is disabled."""
-    if scaler is not None and not scaler.is_enabled():
-        return 1.0
-    scale: torch.Tensor | None = None if scaler is None else scaler._scale
-    return None if scale is None else scale.detach().clone()
 
 
 @atexit.register

@@ -1,4 +1,4 @@
-"""What a StepGuard is given: refused before anything is switched on."""
+"""Validates the arguments of StepGuard before anything takes effect."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 
 from torchnan.config.options import OptionError
 from torchnan.config.text import shown, type_name
-from torchnan.monitor import Monitor
 from torchnan.recovery.policy import Policy
+from torchnan.recovery.step_observer import StepMonitor
 
 
 def resolve_policy(given: Policy | str | os.PathLike[str] | dict[str, Any] | None, options: dict[str, Any]) -> Policy:
-    """The policy given, with the keywords over it and the environment over all."""
+    """Returns the given policy, overridden by keywords, overridden by the environment."""
     if isinstance(given, Policy):
         base = given
     elif isinstance(given, dict):
@@ -27,14 +27,14 @@ def resolve_policy(given: Policy | str | os.PathLike[str] | dict[str, Any] | Non
 
 
 def disabled_policy(policy: Policy) -> Policy:
-    """What is left of it with TORCHNAN=0: nothing is written, and gradients are reduced as they come."""
+    """Returns the policy under ``TORCHNAN=0``: no files are written, and gradients are reduced in backward."""
     return dataclasses.replace(policy, captures=None, log=None, snapshot_every=0, out_of_memory="raise")
 
 
 def validate(
     model: Any, optimizer: Any, step_fn: Any, policy: Policy, save: Any, load: Any, on_instability: Any
 ) -> None:
-    """Raises for what cannot work."""
+    """Raises for arguments that cannot be used."""
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model is a {type_name(model)}: StepGuard takes a torch.nn.Module")
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -54,12 +54,12 @@ def validate(
 
 
 def validate_monitor(monitor: Any, policy: Policy, *, can_roll_back: bool) -> None:
-    """Raises for a table of instabilities that could not be followed."""
-    if monitor is not None and not isinstance(monitor, Monitor):
+    """Raises for a monitor that cannot be used, and for an ``instability`` table that could not be applied."""
+    if monitor is not None and not isinstance(monitor, StepMonitor):
         raise TypeError(f"monitor is a {type_name(monitor)}: StepGuard takes a torchnan.Monitor")
     if not policy.instability:
         return
-    if monitor is None or not monitor.options.live:
+    if monitor is None or not monitor.finds_instabilities:
         raise OptionError(
             f"instability={shown(dict(policy.instability))} cannot be used without a monitor that judges the run: give "
             "monitor=torchnan.Monitor(...), with live=True."
@@ -72,6 +72,6 @@ def validate_monitor(monitor: Any, policy: Policy, *, can_roll_back: bool) -> No
 
 
 def unwrap_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The one that steps, inside those of Accelerate and Lightning: scalers and hooks know it alone."""
+    """Returns the optimizer inside the wrappers of Accelerate and Lightning, which scalers and hooks refer to."""
     inner = getattr(optimizer, "optimizer", None)
     return unwrap_optimizer(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer

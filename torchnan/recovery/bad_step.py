@@ -1,11 +1,10 @@
-"""What a bad step was: replayed, its cause named, captured; the same on every rank."""
+"""Analyzes a bad step: replays it, names its cause, and captures it, the same on every rank."""
 
 from __future__ import annotations
 
 import functools
 import json
 from collections.abc import Callable
-from typing import Any
 
 from torchnan.config.text import printable
 from torchnan.detection.containment import Failures
@@ -23,6 +22,7 @@ from torchnan.recovery.step.operation import Operation, record
 from torchnan.recovery.step.random_state import RandomState
 from torchnan.recovery.step.replay import ANOTHER_RANK, Replay, digest, not_replayed, replay
 from torchnan.recovery.step.step_inputs import StepInputs
+from torchnan.recovery.step_observer import StepObserver
 
 _CAUSES: dict[str, Cause] = {"op": "operation", "parameter": "model", "buffer": "model", "input": "data"}
 
@@ -32,177 +32,197 @@ class BadStepAnalyzer:
 
     Args:
         policy: whether to replay and to capture.
-        forward_backward: knows what is trained, and runs the step again.
-        start: what it started from.
-        agreement: with the other ranks.
-        failures: told of what could not be found out, or kept.
+        forward_backward: runs the step again.
+        inputs: the saved inputs of the step.
+        observer: may want the step run in float32, too.
+        agreement: agreement with the other ranks.
+        failures: counts parts of the analysis that failed.
     """
 
     def __init__(
         self,
         policy: Policy,
         forward_backward: ForwardBackward,
-        start: StepInputs,
+        inputs: StepInputs,
+        observer: StepObserver,
         agreement: Agreement,
         failures: Failures,
     ) -> None:
         self._policy = policy
         self._forward_backward = forward_backward
-        self._start = start
+        self._inputs = inputs
+        self._observer = observer
         self._agreement = agreement
         self._failures = failures
         self._captures = Captures(policy, agreement.global_rank, agreement.ranks, failures)
         self._last_good = 0
-        self.wants_float32: Callable[[], bool] = lambda: False  # whether a bad step is to be run in float32, too
 
     def record_good_step(self, step: int) -> None:
-        """A step was applied."""
+        """Records the last step at which the model is known to be good."""
         self._last_good = step
 
-    def validate_batch(self, batch: Any) -> None:
-        """Before the step runs, not after it has failed."""
+    def validate_batch(self, batch: object) -> None:
+        """Raises ``UnkeepableError`` for a batch that a capture could not store: before the step, not after."""
         self._captures.validate(batch)
 
     def raise_locally(self, step: int, run: StepRun) -> None:
-        """The other ranks wait in their backward pass for gradients that will not come: there is no asking them.
+        """Raises without agreement where the other ranks wait in backward for gradients that will not come.
 
         Raises:
             TrainingStopped: this rank has run out of memory there.
         """
         anomaly = run.anomaly
-        if (
-            anomaly is None
-            or anomaly.kind is not AnomalyKind.OUT_OF_MEMORY
-            or not self._forward_backward.waits_in_backward
-        ):
+        if anomaly is None or anomaly.kind is not AnomalyKind.OUT_OF_MEMORY:
+            return
+        if not self._forward_backward.waits_in_backward:
             return
         event = StepEvent(step, anomaly.kind.label, anomaly.text, anomaly.rank)
         event.cause, event.action, event.reason = "out_of_memory", "raise", "out_of_memory='split' would go on"
         raise TrainingStopped(str(event), "out_of_memory", event)
 
-    def explain(self, step: int, run: StepRun, worst: Anomaly, norm: float, parts: int) -> StepEvent:
-        """Replays the step, names its cause, and captures it. Leaves random states as the step has left them."""
-        event = StepEvent(step, worst.kind.label, worst.text, worst.rank, worst.micro_batch, norm=norm)
+    def analyze(self, step: int, run: StepRun, anomaly: Anomaly, norm: float, parts: int) -> StepEvent:
+        """Replays the step, names its cause, and captures it. Leaves random states as the step left them. Collective.
+
+        Args:
+            step: step number.
+            run: the run of the step that was bad.
+            anomaly: the worst anomaly of any rank.
+            norm: the gradient norm.
+            parts: number of parts that each micro-batch was split into.
+        """
+        event = StepEvent(step, anomaly.kind.label, anomaly.text, anomaly.rank, anomaly.micro_batch, norm=norm)
         with detection_paused():
             event.losses = tuple(loss.item() for loss in run.losses)
-        if worst.kind is AnomalyKind.OUT_OF_MEMORY:
+        if anomaly.kind is AnomalyKind.OUT_OF_MEMORY:
             event.cause = "out_of_memory"
             return event
         after = RandomState.now()
         with self._failures.contained("taking a digest of the step"):
             event.bits = digest(run.losses, self._forward_backward.parameters)
-        bad: tuple[str, ...] = ()
+        nonfinite: tuple[str, ...] = ()
         with self._failures.contained("looking at the weights"):
-            # Before the step: it has not written parameters, and of buffers there are copies.
-            bad = nonfinite_among([*self._forward_backward.model.named_parameters(), *self._start.buffers().items()])
-        self._name_cause(event, worst, self._replay(event, worst, parts), bad)
-        self._run_in_float32(event, worst, parts)
-        room = self._agreement.all_reduce_max(int(self._captures.has_room)) > 0
+            # As before the step: it has not changed parameters, and buffers were saved.
+            parameters = self._forward_backward.model.named_parameters()
+            nonfinite = nonfinite_among([*parameters, *self._inputs.buffers().items()])
+        self._name_cause(event, anomaly, self._replay(event, anomaly, parts), nonfinite)
+        self._rerun_in_float32(event, anomaly, parts)
         operation = None
-        if room:
+        if self._agreement.all_reduce_max(int(self._captures.has_room)) > 0:
             with self._failures.contained("recording the operation"):
                 operation = self._operation(event.finding, parts)
-        self._captures.keep(event, self._forward_backward.model, self._start, operation)
-        self._start.restore_buffers()
+        self._captures.save(event, self._forward_backward.model, self._inputs, operation)
+        self._inputs.restore_buffers()
         after.restore()
         return event
 
-    def _replay(self, event: StepEvent, worst: Anomaly, parts: int) -> Replay:
+    def _replay(self, event: StepEvent, anomaly: Anomaly, parts: int) -> Replay:
         reason = ""
-        if worst.kind is AnomalyKind.INSTABILITY:
+        if anomaly.kind is AnomalyKind.INSTABILITY:
             reason = "everything in it is finite"
         elif not self._policy.replay:
             reason = "replay=False"
         elif self._forward_backward.step_fn is None:
             reason = "there is no step_fn to run it with"
-        elif (written := self._start.written()) is not None:
-            reason = f"the step has written to its {written}: keep='copy' keeps batches as they were"
+        elif (mutated := self._inputs.mutated_tensor()) is not None:
+            reason = f"the step has written to its {mutated}: keep='copy' keeps batches as they were"
         if self._agreement.all_reduce_max(int(bool(reason))) > 0:
             return not_replayed(reason or ANOTHER_RANK)
-        again = functools.partial(self._again, parts)
-        return replay(again, self._forward_backward, self._agreement, original=event.bits, step=event.step)
+        rerun = functools.partial(self._rerun, parts)
+        return replay(rerun, self._forward_backward, self._agreement, original=event.bits, step=event.step)
 
-    def _run_in_float32(self, event: StepEvent, worst: Anomaly, parts: int) -> None:
-        """On all ranks, if the first wants to know."""
-        is_nonfinite = worst.kind in (AnomalyKind.LOSS, AnomalyKind.GRADIENT, AnomalyKind.SCALER)
-        if event.verdict is None or not is_nonfinite or self._agreement.all_reduce_max(int(self.wants_float32())) == 0:
+    def _rerun_in_float32(self, event: StepEvent, anomaly: Anomaly, parts: int) -> None:
+        """Runs a non-finite step in float32 on all ranks if the observer of any rank wants it."""
+        is_nonfinite = anomaly.kind in (AnomalyKind.LOSS, AnomalyKind.GRADIENT, AnomalyKind.SCALER)
+        if event.verdict is None or not is_nonfinite:
             return
-        again = functools.partial(self._again, parts)
+        if self._agreement.all_reduce_max(int(self._observer.wants_float32_rerun)) == 0:
+            return
+        rerun = functools.partial(self._rerun, parts)
         with self._failures.contained("running the step in float32"):
-            event.finite_in_float32 = float32_rerun.in_float32(again, self._forward_backward, self._agreement)
+            event.finite_in_float32 = float32_rerun.is_finite_in_float32(rerun, self._forward_backward, self._agreement)
 
-    def _again(self, parts: int, after_backward: Callable[[], None] = lambda: None) -> StepRun:
-        """The step as it was: weights are as they were, as nothing has been applied."""
-        self._start.restore()
+    def _rerun(self, parts: int, after_backward: Callable[[], None] = lambda: None) -> StepRun:
+        """Runs the step again from its saved inputs. The weights are unchanged, as nothing has been applied."""
+        self._inputs.restore()
         self._forward_backward.optimizer.zero_grad(set_to_none=True)
-        batches = self._start.batches
+        batches = self._inputs.batches
         randoms = [batch.random for batch in batches]
         return self._forward_backward.run([batch.restored() for batch in batches], parts, randoms, after_backward)
 
     def _operation(self, finding: Finding | None, parts: int) -> Operation | None:
-        """If any rank has found one, all run the step, as it has collectives in it."""
+        """Records the operation of a finding. All ranks run the step if any has one, because of its collectives."""
         if self._agreement.all_reduce_max(int(finding is not None)) == 0:
             return None
         if finding is None:
-            self._again(parts)
+            self._rerun(parts)
             return None
-        return record(lambda: self._again(parts), finding)
+        return record(lambda: self._rerun(parts), finding)
 
-    def _name_cause(self, event: StepEvent, worst: Anomaly, replayed: Replay, bad: tuple[str, ...]) -> None:
+    def _name_cause(self, event: StepEvent, anomaly: Anomaly, replayed: Replay, nonfinite: tuple[str, ...]) -> None:
+        """Fills in verdict, origin and cause.
+
+        Args:
+            event: the event to fill in.
+            anomaly: the worst anomaly of any rank.
+            replayed: the result of the replay.
+            nonfinite: names of this rank's parameters and buffers that were non-finite before the step.
+        """
         event.verdict, event.finding = replayed.verdict, replayed.finding
         event.same_bits = replayed.same_bits if replayed.verdict is not None else None
-        told = self._told(replayed.finding, worst)
-        event.origin, event.rank = told.get("text", ""), int(told.get("rank", worst.rank))
-        everywhere_good = self._agreement.all_reduce_max(len(bad)) == 0
-        event.cause = self._cause(replayed, worst, told.get("origin", ""), everywhere_good)
-        if not everywhere_good:
-            where = self._agreement.lowest_rank_with_max(int(bool(bad)))
-            event.model_note = self._agreement.broadcast_text(self._when_it_went_bad(bad), where)
-        if not told and worst.kind is AnomalyKind.GRADIENT and self._forward_backward.gradients_arrive_reduced:
+        origin = self._agreed_origin(replayed.finding, anomaly)
+        event.origin, event.rank = origin.get("text", ""), int(origin.get("rank", anomaly.rank))
+        is_model_good = self._agreement.all_reduce_max(len(nonfinite)) == 0
+        event.cause = self._cause(replayed, anomaly, origin.get("origin", ""), is_model_good)
+        if not is_model_good:
+            source = self._agreement.lowest_rank_with_max(int(bool(nonfinite)))
+            event.model_note = self._agreement.broadcast_text(self._describe_bad_model(nonfinite), source)
+        if not origin and anomaly.kind is AnomalyKind.GRADIENT and self._forward_backward.gradients_arrive_reduced:
             event.notes.append("gradients were averaged before they were looked at: it may have been any rank's")
         if replayed.reason:
             event.notes.append(f"not replayed: {replayed.reason}")
 
-    def _told(self, finding: Finding | None, worst: Anomaly) -> dict[str, str]:
-        """What is told of the origin: by a rank that saw it made, rather than by one that it came to; of several, by
-        the one that saw the trouble first."""
-        here, ranks = self._agreement.rank, self._agreement.ranks
-        standing = 0
+    def _agreed_origin(self, finding: Finding | None, anomaly: Anomaly) -> dict[str, str]:
+        """Returns the origin that all ranks report; empty if none has one.
+
+        Prefers ranks where the value was made to those that received it, and then the rank of the anomaly.
+        """
+        rank, ranks = self._agreement.rank, self._agreement.ranks
+        priority = 0
         if finding is not None:
-            saw_it_made = finding.origin not in ("input", "foreign")
-            standing = 1 + (worst.rank == self._agreement.global_rank) + 2 * saw_it_made
-        best = self._agreement.all_reduce_max(standing * ranks + ranks - 1 - here if standing else 0)
+            was_made_here = finding.origin not in ("input", "foreign")
+            priority = 1 + (anomaly.rank == self._agreement.global_rank) + 2 * was_made_here
+        best = self._agreement.all_reduce_max(priority * ranks + ranks - 1 - rank if priority else 0)
         if best == 0:
             return {}
         owner = ranks - 1 - best % ranks
-        where = f", on rank {self._agreement.global_rank}" if ranks > 1 else ""
-        mine = {} if finding is None else {"origin": finding.origin, "text": _in_one_line(finding) + where}
+        suffix = f", on rank {self._agreement.global_rank}" if ranks > 1 else ""
+        mine = {} if finding is None else {"origin": finding.origin, "text": _in_one_line(finding) + suffix}
         mine["rank"] = str(self._agreement.global_rank)
-        told: dict[str, str] = json.loads(self._agreement.broadcast_text(json.dumps(mine), owner))
-        return told
+        agreed: dict[str, str] = json.loads(self._agreement.broadcast_text(json.dumps(mine), owner))
+        return agreed
 
-    def _cause(self, replayed: Replay, worst: Anomaly, origin: str, model_is_good: bool) -> Cause:
-        if not model_is_good:
+    def _cause(self, replayed: Replay, anomaly: Anomaly, origin: str, is_model_good: bool) -> Cause:
+        if not is_model_good:
             return "model"
         if replayed.verdict in ("transient", "nondeterministic"):
             return replayed.verdict
-        if worst.kind in (AnomalyKind.NORM, AnomalyKind.INSTABILITY):
-            return "norm" if worst.kind is AnomalyKind.NORM else "instability"
+        if anomaly.kind in (AnomalyKind.NORM, AnomalyKind.INSTABILITY):
+            return "norm" if anomaly.kind is AnomalyKind.NORM else "instability"
         return _CAUSES.get(origin, "operation") if origin else "unknown"
 
-    def _when_it_went_bad(self, bad: tuple[str, ...]) -> str:
-        names = ", ".join(printable(name, 200) for name in bad[:5])
-        more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
+    def _describe_bad_model(self, nonfinite: tuple[str, ...]) -> str:
+        names = ", ".join(printable(name, 200) for name in nonfinite[:5])
+        more = f" and {len(nonfinite) - 5} more" if len(nonfinite) > 5 else ""
         since = f"after step {self._last_good}, the last good one" if self._last_good else "before the first good step"
         where = f"on rank {self._agreement.global_rank} " if self._agreement.ranks > 1 else ""
         return f"bad {where}before this step ran: {names}{more}; written {since}"
 
 
 def _in_one_line(finding: Finding) -> str:
-    place = f" at {finding.file}:{finding.line}" if finding.file else ""
+    site = f" at {finding.file}:{finding.line}" if finding.file else ""
     module = f" in {finding.module}" if finding.module else ""
     node = f" ({finding.node})" if finding.node else ""
     name = f" {finding.name}" if finding.name else ""
     kind = {"nan": "NaN", "inf": "Inf"}[finding.kind]
     because = f": {finding.hint}" if finding.hint else ""
-    return printable(f"{kind} of {finding.origin}{name}, {finding.op}{node}{module}{place}{because}", 1000)
+    return printable(f"{kind} of {finding.origin}{name}, {finding.op}{node}{module}{site}{because}", 1000)

@@ -1,4 +1,4 @@
-"""What the program itself wants done about a bad step."""
+"""Asks the user's ``on_instability`` callback for an action."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torchnan.recovery.event import ACTIONS, Action, StepEvent
 
 
 class CallbackRequest:
-    """Asks ``on_instability``.
+    """Calls ``on_instability`` and agrees with the other ranks on the action.
 
     Args:
-        on_instability: the program's function, if it has one.
-        agreement: with the other ranks, which have one too: the gravest that any of them wants is done on all.
-        failures: told of a function that raises. It has wanted nothing then.
+        on_instability: the user's callback, or ``None``.
+        agreement: agreement with the other ranks, which have a callback too: the gravest action of any rank is taken.
+        failures: counts exceptions of the callback, which then requests nothing.
     """
 
     def __init__(
@@ -27,20 +27,20 @@ class CallbackRequest:
         self._agreement = agreement
         self._failures = failures
 
-    def about(self, event: StepEvent) -> Action | None:
-        """What is wanted, ``None`` if nothing is.
+    def ask(self, event: StepEvent) -> Action | None:
+        """Returns the requested action, or ``None``. Collective.
 
         Raises:
-            OptionError: the function has returned something else.
+            OptionError: the callback returned something else.
         """
         if self._on_instability is None:
             return None
-        wanted = None
+        requested = None
         with self._failures.contained("on_instability"):
-            wanted = self._on_instability(event)
-        if wanted is not None and not one_of(*ACTIONS)(wanted):
+            requested = self._on_instability(event)
+        if requested is not None and not one_of(*ACTIONS)(requested):
             raise OptionError(
-                f"on_instability returned {shown(wanted)}: it returns None or one of {', '.join(ACTIONS)}."
+                f"on_instability returned {shown(requested)}: it returns None or one of {', '.join(ACTIONS)}."
             )
-        gravest = self._agreement.all_reduce_max(0 if wanted is None else ACTIONS.index(wanted) + 1)
+        gravest = self._agreement.all_reduce_max(0 if requested is None else ACTIONS.index(requested) + 1)
         return None if gravest == 0 else ACTIONS[gravest - 1]

@@ -1,4 +1,4 @@
-"""Writes a capture: all that a bad step needs to run again, on this machine or on another."""
+"""Writes captures: everything that a bad step needs to be replayed, on this machine or another."""
 
 from __future__ import annotations
 
@@ -7,42 +7,38 @@ import platform
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from torchnan import _build
 from torchnan.config.options import OptionError
 from torchnan.detection import shards
-from torchnan.detection.containment import describe
+from torchnan.detection.containment import Failures, describe
+from torchnan.recovery.event import StepEvent
+from torchnan.recovery.policy import Policy
 from torchnan.recovery.step.operation import Operation
-from torchnan.recovery.step.step_inputs import tensors_in
+from torchnan.recovery.step.step_inputs import StepInputs, tensors_in
 from torchnan.storage import atomic_folder, rank_folders
 from torchnan.storage.codec import check, encode
 from torchnan.storage.errors import CaptureError
 
-if TYPE_CHECKING:
-    from torchnan.detection.containment import Failures
-    from torchnan.recovery.event import StepEvent
-    from torchnan.recovery.policy import Policy
-    from torchnan.recovery.step.step_inputs import StepInputs
-
 
 class _LimitReached(Exception):
-    """One more would be beyond a limit of the policy."""
+    """A limit of the policy does not allow another capture."""
 
 
 class Captures:
     """The captures of one rank.
 
     Args:
-        policy: where, how many, how large.
-        rank, ranks: this process, of how many.
-        failures: told of captures that could not be written.
+        policy: folder, maximum number and maximum size.
+        rank, ranks: rank of this process, and number of ranks.
+        failures: counts captures that could not be written.
 
     Raises:
-        OptionError: safetensors, which they are written with, is not installed.
-        OSError: the folder cannot be made.
+        OptionError: safetensors is not installed.
+        OSError: the folder cannot be created.
     """
 
     def __init__(self, policy: Policy, rank: int, ranks: int, failures: Failures) -> None:
@@ -50,40 +46,40 @@ class Captures:
         self._rank = rank
         self._ranks = ranks
         self._failures = failures
-        self._where = None if policy.captures is None else Path(policy.captures)
-        if self._where is None:
+        self._folder = None if policy.captures is None else Path(policy.captures)
+        if self._folder is None:
             return
         try:
             atomic_folder.safetensors()
         except CaptureError as error:
             raise OptionError(f"{error}.") from None
-        atomic_folder.make(self._where)
-        rank_folders.remove_partial(self._where, rank)
+        atomic_folder.make(self._folder)
+        rank_folders.remove_partial(self._folder, rank)
 
     @property
     def has_room(self) -> bool:
-        """Whether one more is to be kept. Not the same on every rank."""
-        return self._where is not None and len(self._kept()) < self._policy.max_captures
+        """Whether another capture may be written. Ranks may differ."""
+        return self._folder is not None and len(self._existing()) < self._policy.max_captures
 
-    def _kept(self) -> list[Path]:
-        return [] if self._where is None else rank_folders.folders_of(self._where, self._rank)
+    def _existing(self) -> list[Path]:
+        return [] if self._folder is None else rank_folders.folders_of(self._folder, self._rank)
 
     def validate(self, batch: Any) -> None:
-        """Raises ``UnkeepableError`` for a batch that could not be written."""
-        if self._where is not None:
+        """Raises ``UnkeepableError`` for a batch that a capture could not store."""
+        if self._folder is not None:
             check(batch, name="batch")
 
-    def keep(self, event: StepEvent, model: torch.nn.Module, start: StepInputs, operation: Operation | None) -> None:
-        """Writes one, and notes in the event where it is, or why there is none. Never raises."""
-        if self._where is None:
+    def save(self, event: StepEvent, model: torch.nn.Module, inputs: StepInputs, operation: Operation | None) -> None:
+        """Writes a capture, and records its folder in the event, or why there is none. Never raises."""
+        if self._folder is None:
             return
-        target = rank_folders.folder_of(self._where, self._rank, event.step)
+        target = rank_folders.folder_of(self._folder, self._rank, event.step)
         try:
             self._check_limit()
-            self._write(target, event, model, start, operation)
+            self._write(target, event, model, inputs, operation)
         except _LimitReached as limit:
             event.notes.append(f"not captured: {limit}")
-        except Exception as error:  # noqa: BLE001 - a full disk, or a state that nothing can store
+        except Exception as error:  # noqa: BLE001 - such as a full disk, or a state that cannot be stored
             event.notes.append(f"not captured: {describe(error)}")
             self._failures.record("writing a capture", error)
         else:
@@ -91,17 +87,17 @@ class Captures:
 
     def _check_limit(self) -> None:
         if not self.has_room:
-            raise _LimitReached(f"{self._where} holds {len(self._kept())} captures of this rank (max_captures)")
+            raise _LimitReached(f"{self._folder} holds {len(self._existing())} captures of this rank (max_captures)")
 
     def _write(
-        self, target: Path, event: StepEvent, model: torch.nn.Module, start: StepInputs, operation: Operation | None
+        self, target: Path, event: StepEvent, model: torch.nn.Module, inputs: StepInputs, operation: Operation | None
     ) -> None:
         contents = {
             "weights": dict(model.named_parameters(remove_duplicate=False)),
-            "buffers": start.buffers(),
-            "batches": [batch.restored() for batch in start.batches],
-            "random": dataclasses.asdict(start.random),
-            "batch_random": [None if b.random is None else dataclasses.asdict(b.random) for b in start.batches],
+            "buffers": inputs.buffers(),
+            "batches": [batch.restored() for batch in inputs.batches],
+            "random": dataclasses.asdict(inputs.random),
+            "batch_random": [None if b.random is None else dataclasses.asdict(b.random) for b in inputs.batches],
         }
         if operation is not None:
             contents["operation"] = dataclasses.asdict(operation)
@@ -110,11 +106,11 @@ class Captures:
             raise _LimitReached(f"{size} bytes are more than max_capture_bytes={self._policy.max_capture_bytes}")
         encoded = {name: encode(value, name=name) for name, value in contents.items()}
         tensors = {name: stored for name, (_, stored) in encoded.items()}
-        document = self._about(event, model)
+        document = self._metadata(event, model)
         document.update({name: written for name, (written, _) in encoded.items()})
         atomic_folder.write(target, {"capture": document}, tensors)
 
-    def _about(self, event: StepEvent, model: torch.nn.Module) -> dict[str, Any]:
+    def _metadata(self, event: StepEvent, model: torch.nn.Module) -> dict[str, Any]:
         return {
             "format": atomic_folder.FORMAT,
             "event": event.facts(),
@@ -130,7 +126,7 @@ class Captures:
 
 
 def _bytes_of(contents: Any) -> int:
-    """Of its tensors; of those that share memory once."""
+    """Returns the size of all tensors, counting shared memory once."""
     tensors = {shards.local(t).data_ptr(): shards.local(t) for _, t in tensors_in(contents, "")}
     return sum(t.numel() * t.element_size() for t in tensors.values())
 

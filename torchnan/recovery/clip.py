@@ -1,4 +1,4 @@
-"""The norm that gradients are clipped to: lower, after an instability."""
+"""The norm that gradients are clipped to, which an instability may lower."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from torchnan.recovery.step.norm_limit import NormLimit
 
 
 class ClipThreshold:
-    """What the policy says, until it is lowered.
+    """The policy's ``max_norm``, until it is lowered.
 
     Args:
-        norm_limit: knows the norms of the last good steps.
-        most: the policy's ``max_norm``. ``None``: nothing is clipped.
-        factor: by which it is lowered.
+        norm_limit: has the mean norm of the last good steps.
+        max_norm: the policy's ``max_norm``. ``None``: gradients are not clipped.
+        factor: multiplies the threshold when it is lowered.
 
     Attributes:
-        most: as it is now.
+        max_norm: the current threshold.
     """
 
-    def __init__(self, norm_limit: NormLimit, most: float | None, factor: float) -> None:
+    def __init__(self, norm_limit: NormLimit, max_norm: float | None, factor: float) -> None:
         self._norm_limit = norm_limit
-        self.most = most
+        self.max_norm = max_norm
         self._factor = factor
 
     def lower(self, norm: float) -> float | None:
-        """From this step on. Where nothing has been clipped, the mean of the last good steps is lowered.
+        """Lowers the threshold from this step on; without one, starts from the mean norm of the last good steps.
 
         Args:
-            norm: of this step, for a run that has just begun.
+            norm: norm of this step, used where there is no mean yet.
 
         Returns:
-            what it is now; ``None`` if there is nothing to be lowered.
+            The new threshold; ``None`` if there is no norm to start from.
         """
         usual = self._norm_limit.mean or (norm if math.isfinite(norm) and norm > 0 else None)
-        now = usual if self.most is None else self.most
-        if now is not None:
-            self.most = self._factor * now
-        return self.most
+        current = usual if self.max_norm is None else self.max_norm
+        if current is not None:
+            self.max_norm = self._factor * current
+        return self.max_norm
 
     def state_dict(self) -> dict[str, Any]:
-        """What it is."""
-        return {"most": self.most}
+        """Returns the current threshold."""
+        return {"most": self.max_norm}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from there."""
-        self.most = state["most"]
+        """Restores a state returned by :meth:`state_dict`."""
+        self.max_norm = state["most"]

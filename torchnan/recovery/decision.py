@@ -1,4 +1,4 @@
-"""Which answer a bad step gets, by the policy and by what has been tried."""
+"""Chooses the action for a bad step, by the policy and by what has been tried."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 from torchnan.recovery.event import Action, Cause, StepEvent
 from torchnan.recovery.policy import Policy
 
-# What helps, by cause; other causes get the policy's `action`.
+# Default action by cause; other causes get the policy's `action`.
 REMEDIES: dict[Cause, Action] = {
-    "data": "skip",  # the next batch is another one
-    "model": "rollback",  # no batch helps weights that are bad
+    "data": "skip",  # the next batch is different
+    "model": "rollback",  # no batch makes bad weights good
     "transient": "retry",  # it was finite when run again
     "nondeterministic": "skip",
     "norm": "skip",
@@ -20,7 +20,7 @@ REMEDIES: dict[Cause, Action] = {
 
 @dataclasses.dataclass
 class RetryBudget:
-    """What of the budgets is used up."""
+    """What has been used of the policy's budgets, in the whole run and in a row."""
 
     consecutive: int = 0
     skips: int = 0
@@ -33,134 +33,143 @@ class RetryBudget:
 
 
 @dataclasses.dataclass(frozen=True)
-class Answer:
-    """An action and why. If it is to raise, ``exit_reason`` is one of the names of ``EXIT_CODES``."""
+class Decision:
+    """An action and its reason.
+
+    Attributes:
+        action: the action.
+        reason: why it was chosen.
+        exit_reason: a name of ``EXIT_CODES``, used if the action is ``"raise"``.
+    """
 
     action: Action
     reason: str
     exit_reason: str = "persistent"
 
 
-class Decision:
-    """Counts what has been tried and answers the next bad step.
+class Decider:
+    """Chooses actions for bad steps, and counts what they use of the budgets.
 
     Args:
-        policy: what is wanted.
+        policy: actions and limits.
+
+    Attributes:
+        budget: what has been used.
     """
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self.spent = RetryBudget()
+        self.budget = RetryBudget()
 
     def record_good_step(self) -> None:
-        """A step was applied."""
-        spent = self.spent
-        spent.consecutive = spent.retries = spent.splits = spent.scaler_skips = 0
-        spent.good_since_rollback += 1
-        if spent.good_since_rollback >= self._policy.lr_ramp:  # that rollback was enough
-            spent.rollbacks_in_a_row = 0
+        """Resets the counts of bad steps in a row: a step was applied."""
+        budget = self.budget
+        budget.consecutive = budget.retries = budget.splits = budget.scaler_skips = 0
+        budget.good_since_rollback += 1
+        if budget.good_since_rollback >= self._policy.lr_ramp:  # the last rollback was enough
+            budget.rollbacks_in_a_row = 0
 
-    def scaler_gives_up(self) -> bool:
-        """A loss scaler skips one more step in search of its scale. Whether that is too many in a row."""
-        self.spent.scaler_skips += 1
-        return self.spent.scaler_skips > self._policy.max_scaler_skips
+    def exceeds_scaler_skips(self) -> bool:
+        """Counts a step that a loss scaler skips to find its scale. Returns whether that is one too many in a row."""
+        self.budget.scaler_skips += 1
+        return self.budget.scaler_skips > self._policy.max_scaler_skips
 
-    def answer(
+    def decide(
         self,
         event: StepEvent,
         *,
         can_roll_back: bool,
         can_run_again: bool = True,
-        wanted: Action | None = None,
+        requested: Action | None = None,
         instability: Action | None = None,
-    ) -> Answer:
-        """What to do about a bad step.
+    ) -> Decision:
+        """Chooses the action for a bad step.
 
         Args:
-            event: what is known of it.
-            can_roll_back: there is a snapshot.
-            can_run_again: the very same step can be.
-            wanted: what ``on_instability`` has asked for; goes before the policy.
-            instability: what the policy's table for verdicts has for this one; goes before the remedy for its cause.
+            event: the bad step.
+            can_roll_back: whether there is a snapshot.
+            can_run_again: whether exactly the same step can be run again.
+            requested: action requested by ``on_instability``; takes precedence over the policy.
+            instability: action of the policy's ``instability`` table; takes precedence over the remedy for the cause.
         """
         if event.cause == "out_of_memory":
-            return self._memory_answer(can_run_again, wanted)
+            return self._decide_out_of_memory(can_run_again, requested)
         remedies = dict(REMEDIES)
         remedies.update(self._policy.remedy)  # type: ignore[arg-type]
         remedy: Action = remedies.get(event.cause) or self._policy.action  # type: ignore[assignment]
-        action = wanted or instability or remedy
+        action = requested or instability or remedy
         why = f"the remedy for cause '{event.cause}'"
-        if wanted or instability:
-            why = "on_instability asked for it" if wanted else "the policy's answer to this instability"
+        if requested or instability:
+            why = "on_instability asked for it" if requested else "the policy's answer to this instability"
         if action == "split":
-            return Answer("raise", f"split is for out_of_memory, not for '{event.cause}'")
+            return Decision("raise", f"split is for out_of_memory, not for '{event.cause}'")
         if action == "retry" and not can_run_again:
             action, why = "skip", "the step cannot be run again as it was"
-        if action == "retry" and self.spent.retries >= self._policy.retries:
-            action, why = "skip", f"run again {self.spent.retries} times, and bad each time"
+        if action == "retry" and self.budget.retries >= self._policy.retries:
+            action, why = "skip", f"run again {self.budget.retries} times, and bad each time"
         if action == "skip":
-            return self._skip_answer(why, can_roll_back)
+            return self._decide_skip(why, can_roll_back)
         if action == "rollback":
-            return self._rollback_answer(why, can_roll_back, event)
+            return self._decide_rollback(why, can_roll_back, event)
         exit_reason = "transient" if event.cause == "transient" else "persistent"
-        return Answer(action, why, exit_reason)
+        return Decision(action, why, exit_reason)
 
-    def _skip_answer(self, why: str, can_roll_back: bool) -> Answer:
-        policy, spent = self._policy, self.spent
-        if spent.consecutive >= policy.max_consecutive:
-            why = f"{spent.consecutive} bad steps in a row have been skipped (max_consecutive)"
-            return self._rollback_answer(why, can_roll_back)
-        if spent.skips >= policy.max_skips:
-            return Answer("raise", f"{spent.skips} bad steps have been skipped (max_skips)", "exhausted")
-        return Answer("skip", why)
+    def _decide_skip(self, why: str, can_roll_back: bool) -> Decision:
+        policy, budget = self._policy, self.budget
+        if budget.consecutive >= policy.max_consecutive:
+            why = f"{budget.consecutive} bad steps in a row have been skipped (max_consecutive)"
+            return self._decide_rollback(why, can_roll_back)
+        if budget.skips >= policy.max_skips:
+            return Decision("raise", f"{budget.skips} bad steps have been skipped (max_skips)", "exhausted")
+        return Decision("skip", why)
 
-    def _rollback_answer(self, why: str, can_roll_back: bool, event: StepEvent | None = None) -> Answer:
+    def _decide_rollback(self, why: str, can_roll_back: bool, event: StepEvent | None = None) -> Decision:
         if not can_roll_back:
             reason = "model" if event is not None and event.cause == "model" else "exhausted"
-            return Answer("raise", f"{why}, and there is no snapshot to go back to: set snapshot_every", reason)
-        if self.spent.rollbacks >= self._policy.max_rollbacks:
-            return Answer(
-                "raise", f"{why}, and {self.spent.rollbacks} rollbacks are spent (max_rollbacks)", "exhausted"
+            return Decision("raise", f"{why}, and there is no snapshot to go back to: set snapshot_every", reason)
+        if self.budget.rollbacks >= self._policy.max_rollbacks:
+            return Decision(
+                "raise", f"{why}, and {self.budget.rollbacks} rollbacks are spent (max_rollbacks)", "exhausted"
             )
-        return Answer("rollback", why)
+        return Decision("rollback", why)
 
-    def _memory_answer(self, can_run_again: bool, wanted: Action | None) -> Answer:
-        if (wanted or self._policy.out_of_memory) not in ("split", "skip"):
-            return Answer(
+    def _decide_out_of_memory(self, can_run_again: bool, requested: Action | None) -> Decision:
+        if (requested or self._policy.out_of_memory) not in ("split", "skip"):
+            return Decision(
                 "raise", "out of memory: out_of_memory='split' would halve the micro-batches", "out_of_memory"
             )
-        if wanted == "skip":
-            return self._skip_answer("on_instability asked for it", False)
+        if requested == "skip":
+            return self._decide_skip("on_instability asked for it", False)
         if not can_run_again:
-            return Answer("raise", "out of memory, and the step cannot be run again as it was", "out_of_memory")
-        if self.spent.splits >= self._policy.max_splits:
-            return Answer("raise", f"halved {self.spent.splits} times (max_splits)", "out_of_memory")
-        return Answer("split", f"micro-batches in {2 ** (self.spent.splits + 1)} parts")
+            return Decision("raise", "out of memory, and the step cannot be run again as it was", "out_of_memory")
+        if self.budget.splits >= self._policy.max_splits:
+            return Decision("raise", f"halved {self.budget.splits} times (max_splits)", "out_of_memory")
+        return Decision("split", f"micro-batches in {2 ** (self.budget.splits + 1)} parts")
 
-    def note(self, answer: Answer) -> None:
-        """The answer is carried out."""
-        spent = self.spent
-        if answer.action == "skip":
-            spent.consecutive += 1
-            spent.skips += 1
-            spent.retries = 0
-        elif answer.action == "rollback":
-            spent.rollbacks += 1
-            spent.rollbacks_in_a_row += 1
-            spent.consecutive = spent.retries = spent.good_since_rollback = 0
-        elif answer.action == "retry":
-            spent.retries += 1
-        elif answer.action == "split":
-            spent.splits += 1
+    def record(self, decision: Decision) -> None:
+        """Counts a decision that is being carried out."""
+        budget = self.budget
+        if decision.action == "skip":
+            budget.consecutive += 1
+            budget.skips += 1
+            budget.retries = 0
+        elif decision.action == "rollback":
+            budget.rollbacks += 1
+            budget.rollbacks_in_a_row += 1
+            budget.consecutive = budget.retries = budget.good_since_rollback = 0
+        elif decision.action == "retry":
+            budget.retries += 1
+        elif decision.action == "split":
+            budget.splits += 1
 
     def snapshots_back(self) -> int:
-        """How many snapshots before the newest this rollback goes: one more for each that was not enough."""
-        return self._policy.rollback_depth - 1 + max(0, self.spent.rollbacks_in_a_row - 1)
+        """Returns how many snapshots before the newest to go back: one more for each rollback that was not enough."""
+        return self._policy.rollback_depth - 1 + max(0, self.budget.rollbacks_in_a_row - 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """What is spent."""
-        return dataclasses.asdict(self.spent)
+        """Returns the counts."""
+        return dataclasses.asdict(self.budget)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from there."""
-        self.spent = RetryBudget(**state)
+        """Restores counts returned by :meth:`state_dict`."""
+        self.budget = RetryBudget(**state)

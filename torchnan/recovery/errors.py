@@ -1,4 +1,4 @@
-"""How a run ends that cannot go on, so that what started it can tell why."""
+"""TrainingStopped, and the exit codes that tell a scheduler why training stopped."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ if TYPE_CHECKING:
     from torchnan.detection.finding import Finding
     from torchnan.recovery.event import StepEvent
 
-# By what a scheduler should do about it. Above what shells, Python and signals use, below 128.
+# One per reaction that a scheduler should have. Above what shells, Python and signals use, and below 128.
 EXIT_CODES = {
-    "persistent": 80,  # the same step fails the same way: starting again does not help, mend the program or the data
-    "transient": 81,  # finite when run again: start again, on other hardware
-    "model": 82,  # the weights are bad and there is no snapshot: start again from an older checkpoint
-    "exhausted": 83,  # every budget is spent: look at the recovery log before starting again
-    "out_of_memory": 84,  # start again with less in a batch
+    "persistent": 80,  # the same step fails the same way: restarting does not help; fix the code or the data
+    "transient": 81,  # finite when run again: restart on other hardware
+    "model": 82,  # the weights are bad and there is no snapshot: restart from an older checkpoint
+    "exhausted": 83,  # all budgets are used up: read the recovery log before restarting
+    "out_of_memory": 84,  # restart with a smaller batch
 }
 
 
 class TrainingStopped(RuntimeError):
-    """A bad step that the policy has no answer to. Nothing of the step has been applied.
+    """Raised for a bad step that the policy cannot recover from. The step has not been applied.
 
     Attributes:
-        reason: one of the names of :data:`EXIT_CODES`.
-        exit_code: the code for it.
-        event: what happened; ``None`` from :class:`torchnan.NaNDetector`.
-        finding: the origin, if the replay has found it.
+        reason: a name of :data:`EXIT_CODES`.
+        exit_code: its exit code.
+        event: the bad step; ``None`` from :class:`torchnan.NaNDetector`.
+        finding: the origin, if the replay found it.
     """
 
     def __init__(self, text: str, reason: str = "persistent", event: StepEvent | None = None) -> None:
@@ -39,7 +39,7 @@ class TrainingStopped(RuntimeError):
 
     @property
     def finding(self) -> Finding | None:
-        """The origin, if the replay has found it."""
+        """The origin, if the replay found it."""
         return None if self.event is None else self.event.finding
 
     def __reduce__(self) -> tuple[type[TrainingStopped], tuple[str, str]]:
@@ -48,7 +48,7 @@ class TrainingStopped(RuntimeError):
 
 @contextlib.contextmanager
 def exit_codes() -> Iterator[None]:
-    """Ends the program with the code of :data:`EXIT_CODES` if training stops inside, its report on stderr.
+    """Exits with a code of :data:`EXIT_CODES` if training stops inside, with the report on stderr.
 
     Example::
 

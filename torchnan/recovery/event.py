@@ -1,4 +1,4 @@
-"""One bad step: what was seen, where it came from, and what was done about it."""
+"""StepEvent: one bad step, its cause, and the action taken."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Cause = Literal[
     "operation", "data", "model", "norm", "transient", "nondeterministic", "out_of_memory", "unknown", "instability"
 ]
 
-ACTIONS: tuple[Action, ...] = ("retry", "split", "skip", "rollback", "raise")  # the graver, the later
-# What a step that is finite can be answered with, where a monitor finds the run unstable.
+ACTIONS: tuple[Action, ...] = ("retry", "split", "skip", "rollback", "raise")  # from mildest to gravest
+# Actions for a finite step at which a monitor finds the run unstable, from mildest to gravest.
 INSTABILITY_ACTIONS: tuple[Action, ...] = ("lower_clip", "cut_lr", "skip", "rollback", "raise")
-MITIGATIONS: tuple[Action, ...] = ("lower_clip", "cut_lr")  # the step is applied
+MITIGATIONS: tuple[Action, ...] = ("lower_clip", "cut_lr")  # of these, the ones that leave the step applied
 CAUSES: tuple[Cause, ...] = (
     "operation",
     "data",
@@ -38,32 +38,32 @@ CAUSES: tuple[Cause, ...] = (
 
 @dataclasses.dataclass
 class StepEvent:
-    """A bad step. ``str(event)`` is what a person reads, :meth:`to_json` a line of the recovery log.
+    """A bad step. ``str(event)`` is a report for people, :meth:`to_json` a line of the recovery log.
 
     Attributes:
-        step: 1-based.
-        what: what stopped it: ``"loss"``, ``"gradient"``, ``"norm"``, ``"out_of_memory"`` or ``"scaler"``;
-            ``"instability"``: it is finite, and a monitor finds the run unstable; or ``"replicas"``: the step was good,
+        step: step number, 1-based.
+        what: why the step is bad: ``"loss"``, ``"gradient"``, ``"norm"``, ``"out_of_memory"`` or ``"scaler"``;
+            ``"instability"``: it is finite, but a monitor finds the run unstable; ``"replicas"``: the step was good,
             but after it the ranks of a DDP model have different weights.
-        seen: what was seen, with values.
-        rank: which rank saw it first; ``micro_batch``: in which of the step's, 0-based.
+        seen: description of the bad value.
+        rank: the rank where it occurred first; ``micro_batch``: the micro-batch where it did, 0-based.
         host, device: where this rank runs.
-        cause: ``"operation"`` an operation made it of finite values, ``"data"`` it came in with the batch, ``"model"``
-            a parameter or buffer was bad before the step, ``"norm"`` everything is finite but too large,
-            ``"transient"``, ``"nondeterministic"``, ``"out_of_memory"``, ``"unknown"`` (there was no replay),
-            ``"instability"``.
-        verdict: of the replay, ``None`` if there was none; ``same_bits``: whether it came out bit for bit alike.
-        finite_in_float32: whether the same step, run once more in float32, is finite; ``None`` if it was not.
+        cause: ``"operation"``: an operation made it from finite values; ``"data"``: it was in the batch; ``"model"``:
+            a parameter or buffer was bad before the step; ``"norm"``: everything is finite but too large;
+            ``"transient"``, ``"nondeterministic"``, ``"out_of_memory"``, ``"instability"``; ``"unknown"``: the step
+            was not replayed.
+        verdict: verdict of the replay, ``None`` without one; ``same_bits``: whether it gave the same bits.
+        finite_in_float32: whether the step is finite when run once more in float32; ``None`` if it was not run so.
         bits: a digest of the step's losses and gradients.
-        finding: the origin; ``origin``: the same in one line, as the rank said that found it.
-        losses: of the micro-batches; ``norm``: of the gradients.
-        model_note: what is known of when the model went bad.
-        action, reason: what was done, and why.
-        capture: folder that holds what the step needs to run again, ``None`` if none was written.
-        snapshot: step that was gone back to.
-        lr_factor: what the learning rate is multiplied with from now on.
-        consecutive: bad steps in a row, this one included.
-        notes: what else is to be known.
+        finding: the origin; ``origin``: the same in one line, from the rank that found it.
+        losses: losses of the micro-batches; ``norm``: gradient norm.
+        model_note: when the model went bad, as far as that is known.
+        action, reason: the action taken, and why.
+        capture: folder of the capture, ``None`` if none was written.
+        snapshot: step of the snapshot that was restored.
+        lr_factor: factor that multiplies the learning rate from now on.
+        consecutive: number of bad steps in a row, including this one.
+        notes: further remarks.
     """
 
     step: int
@@ -92,11 +92,11 @@ class StepEvent:
     notes: list[str] = dataclasses.field(default_factory=list)
 
     def to_json(self) -> str:
-        """One line of strict JSON; non-finite numbers are strings."""
+        """Returns one line of strict JSON, with non-finite numbers as strings."""
         return json.dumps(self.facts(), allow_nan=False)
 
     def facts(self) -> dict[str, Any]:
-        """What :meth:`to_json` writes."""
+        """Returns the content of :meth:`to_json` as a dict."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         fields["finding"] = None if self.finding is None else json.loads(self.finding.to_json())
         return {"schema": SCHEMA, **encode_nonfinite(sanitize_text(fields), LOWERCASE)}
@@ -106,7 +106,7 @@ class StepEvent:
             ("seen", f"{self.seen}   by rank {self.rank}"),
             ("replay", self._replay_text()),
             ("origin", self.origin),
-            ("float32", {True: _NARROW, False: _STRUCTURAL, None: ""}[self.finite_in_float32]),
+            ("float32", {True: _FINITE_IN_FLOAT32, False: _NONFINITE_IN_FLOAT32, None: ""}[self.finite_in_float32]),
             ("model", self.model_note),
             ("action", f"{self.action}: {self.reason}" if self.reason else ""),
             ("capture", self.capture or ""),
@@ -116,7 +116,7 @@ class StepEvent:
         if self.action in MITIGATIONS:
             lines = [f"torchnan: at step {self.step} the run is unstable"]
         if self.what == "replicas":
-            lines = [f"torchnan: after step {self.step} the ranks have come apart"]
+            lines = [f"torchnan: ranks diverged after step {self.step}"]
         lines += [f"  {name:<9} {printable(text, 1000)}" for name, text in rows if text]
         return "\n".join(lines)
 
@@ -132,21 +132,20 @@ class StepEvent:
         return meaning[self.verdict]
 
 
-_NARROW = "finite: the range of the narrower dtype is exceeded, the program is sound"
-_STRUCTURAL = "not finite either: it is not the range of the narrower dtype"
+_FINITE_IN_FLOAT32 = "finite: the range of the narrower dtype is exceeded, the program is sound"
+_NONFINITE_IN_FLOAT32 = "not finite either: it is not the range of the narrower dtype"
 
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """What has become of one step.
+    """The result of one step.
 
     Attributes:
-        step: its number, 1-based.
+        step: step number, 1-based.
         applied: whether the optimizer has stepped.
-        loss: mean of the micro-batches' losses on this rank, detached; ``None`` if there is none.
-        norm: 2-norm of all gradients before clipping; not finite if they are not.
-        event: what was wrong and what was done, in the end, if it was run again for good; ``None`` for a good step, and
-            where a loss scaler skipped it.
+        loss: mean loss of the micro-batches on this rank, detached; ``None`` if there is none.
+        norm: 2-norm of all gradients before clipping; non-finite if they are.
+        event: the last event of the step; ``None`` for a good step, and for one that a loss scaler skipped.
     """
 
     step: int
@@ -157,5 +156,5 @@ class StepResult:
 
 
 def host_and_device(device: torch.device) -> str:
-    """Where a model is trained: host and device."""
+    """Returns host name and device, separated by a space."""
     return f"{socket.gethostname()} {device}"

@@ -1,4 +1,4 @@
-"""After a rollback the learning rate is lower for a while."""
+"""Lowers the learning rate temporarily, as after a rollback."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _cuts: weakref.WeakKeyDictionary[torch.optim.Optimizer, LearningRateCut] = weakr
 
 
 class LearningRateCut:
-    """Multiplies the learning rates while the optimizer steps, and only then: schedulers never see it.
+    """Multiplies the learning rates only while the optimizer steps, so that schedulers do not see it.
 
     Args:
-        optimizer: whose ``param_groups`` have an ``"lr"``, as numbers or tensors.
-        factor: after a cut; a second cut multiplies once more.
-        ramp: good steps until the rate is whole again, linearly.
+        optimizer: its ``param_groups`` have an ``"lr"``, a number or a tensor.
+        factor: factor of one cut; a second cut multiplies again.
+        ramp: number of good steps until the rate is back to normal, linearly.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, factor: float, ramp: int) -> None:
@@ -25,29 +25,29 @@ class LearningRateCut:
         self._ramp = ramp
         self._from = 1.0
         self._good = 0
-        self._whole: list[Any] = []
+        self._uncut: list[Any] = []
         self._optimizer = optimizer
         self._hooks: list[RemovableHandle] = []  # only while there is something to multiply
         if optimizer in _cuts:
-            _cuts[optimizer].close()  # of an earlier guard
+            _cuts[optimizer].close()  # left by an earlier guard
         _cuts[optimizer] = self
 
     @property
     def factor(self) -> float:
-        """Of the next step."""
+        """The factor applied to the next step."""
         if self._from == 1.0 or self._good >= self._ramp:
             return 1.0
         return self._from + (1.0 - self._from) * self._good / self._ramp
 
     def cut(self) -> float:
-        """From the next step on; returns the factor."""
+        """Cuts the rates from the next step on. Returns the factor."""
         self._from, self._good = self.factor * self._factor, 0
-        self._whole = []  # a rollback inside of step(closure) has put its own rates in place
+        self._uncut = []  # a rollback inside step(closure) has restored its own rates
         self._hook()
         return self._from
 
     def record_good_step(self) -> bool:
-        """One more; True if this one has ended the ramp."""
+        """Counts a good step. Returns whether it has ended the ramp."""
         if self._from == 1.0:
             return False
         self._good += 1
@@ -58,7 +58,7 @@ class LearningRateCut:
         return True
 
     def close(self) -> None:
-        """The optimizer is as it was before."""
+        """Removes the hooks from the optimizer."""
         while self._hooks:
             self._hooks.pop().remove()
 
@@ -69,21 +69,21 @@ class LearningRateCut:
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         factor = self.factor
-        self._whole = [group["lr"] for group in optimizer.param_groups] if factor != 1.0 else []
-        for group in optimizer.param_groups if self._whole else ():
+        self._uncut = [group["lr"] for group in optimizer.param_groups] if factor != 1.0 else []
+        for group in optimizer.param_groups if self._uncut else ():
             group["lr"] = group["lr"] * factor
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        for group, whole in zip(optimizer.param_groups, self._whole, strict=False):
-            group["lr"] = whole
-        self._whole = []
+        for group, rate in zip(optimizer.param_groups, self._uncut, strict=False):
+            group["lr"] = rate
+        self._uncut = []
 
     def state_dict(self) -> dict[str, Any]:
-        """Where in its ramp it is."""
+        """Returns the position in the ramp."""
         return {"from": self._from, "good": self._good}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from there."""
+        """Restores a state returned by :meth:`state_dict`."""
         self._from, self._good = state["from"], state["good"]
         if self.factor != 1.0:
             self._hook()

@@ -1,4 +1,4 @@
-"""The recovery log: one line of strict JSON per decision, written by one rank."""
+"""The recovery log: one line of strict JSON per event, written by one rank."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from torchnan.storage.jsonl import LOWERCASE, sanitize_text, to_json_line
 
 
 class RecoveryLog:
-    """Appends lines to a file that its owner alone may read, never through a link; it is open for as long as a line
-    takes. A line is there as a whole or not at all; one that cannot be written is counted.
+    """Appends lines to a file that only its owner can read, never through a symbolic link.
+
+    The file is open only while a line is written. A line is written as a whole or not at all; failures are counted.
 
     Args:
-        path: the file. ``None``: nothing is written.
-        failures: told of the lines that could not be written.
+        path: path of the file; ``None`` writes nothing.
+        failures: counts lines that could not be written.
 
     Raises:
         OSError: the file cannot be written.
@@ -34,16 +35,16 @@ class RecoveryLog:
             _C.append_line(self._path, "")
 
     def write(self, event: StepEvent) -> None:
-        """A bad step and what was done about it."""
+        """Writes a bad step and the action taken."""
         with self._failures.contained("writing to the recovery log"):
-            self._line({"kind": "step", **event.facts()})
+            self._append({"kind": "step", **event.facts()})
 
-    def note(self, kind: str, **facts: Any) -> None:
-        """Something else that explains the run: a snapshot, the end of a ramp, a capture that could not be kept."""
+    def record(self, kind: str, **facts: Any) -> None:
+        """Writes another event of the run, such as a snapshot or the end of a learning rate ramp."""
         with self._failures.contained("writing to the recovery log"):
-            self._line({"kind": kind, **sanitize_text(facts)})
+            self._append({"kind": kind, **sanitize_text(facts)})
 
-    def _line(self, facts: dict[str, Any]) -> None:
+    def _append(self, facts: dict[str, Any]) -> None:
         if self._path is not None:
             line = to_json_line({"time": round(time.time(), 3), **facts}, LOWERCASE)
             _C.append_line(self._path, line)

@@ -1,10 +1,9 @@
-"""NaNDetector: a few lines in a loop of one's own, after KempnerForge's class of that name."""
+"""NaNDetector: checks losses and gradients in a training loop of your own, after KempnerForge's class of that name."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 from typing import Any
 
 import torch
@@ -18,14 +17,9 @@ from torchnan.detection.pause import detection_paused
 from torchnan.distributed.agreement import Agreement, Anomaly, AnomalyKind
 from torchnan.recovery.errors import TrainingStopped
 from torchnan.recovery.policy import POSITIVE, is_positive
-from torchnan.recovery.step.gradients import (
-    GradientStats,
-    describe_nonfinite,
-    gradients_of,
-    measure,
-    plain_norm,
-)
+from torchnan.recovery.step.gradients import GradientStats, gradients_of, measure, plain_norm
 from torchnan.recovery.step.norm_limit import NormLimit
+from torchnan.recovery.step.step_check import StepCheck
 
 logger = logging.getLogger("torchnan")
 
@@ -34,11 +28,11 @@ ACTIONS = ("warn", "skip", "raise")
 
 @dataclasses.dataclass
 class NaNState:
-    """What a detector has seen.
+    """The counts of a detector.
 
     Attributes:
-        consecutive_nans: bad steps in a row; 0 after a good one.
-        total_nans: bad steps in the whole run.
+        consecutive_nans: number of bad steps in a row; 0 after a good one.
+        total_nans: number of bad steps in the whole run.
         last_good_loss: the last finite loss, infinity before the first.
         last_good_step: its step.
         nan_steps: the first ``max_history`` bad steps.
@@ -52,21 +46,21 @@ class NaNState:
 
 
 class NaNDetector:
-    """Says of each step whether its loss and its gradients are finite, on all ranks alike, and counts.
+    """Checks for each step whether loss and gradients are finite, the same on all ranks, and counts bad steps.
+
+    With ``TORCHNAN=0`` in the environment of all ranks, every step is good.
 
     Args:
-        action: ``"warn"`` (default) and ``"skip"`` log a warning and return False, for the caller to skip the step;
-            ``"raise"`` raises.
-        max_consecutive: bad steps in a row from which on :attr:`should_rollback` is True. Default 5.
-        max_history: how many bad steps ``state.nan_steps`` lists. Default 100.
-        group: process group to agree over. Default: the default group, if there is one.
-        norm_limit: a larger gradient norm is bad, too. Default ``None``: any is good.
+        action: ``"warn"`` (default) and ``"skip"`` log a warning and return False, so that the caller can skip the
+            step; ``"raise"`` raises.
+        max_consecutive: number of bad steps in a row at which :attr:`should_rollback` becomes True. Default 5.
+        max_history: number of bad steps that ``state.nan_steps`` lists. Default 100.
+        group: process group of the ranks that have to agree. Default: the default group, if there is one.
+        norm_limit: a step with a larger gradient norm is bad. Default ``None``: no limit.
         norm_factor: so is one above this multiple of the mean of the last 100 good norms. Default ``None``.
 
-    With ``TORCHNAN=0`` in the environment, on all ranks alike, every step is good.
-
     Raises:
-        OptionError: (a ``ValueError``) an action that is not one of the three, a number that cannot be used.
+        OptionError: (a ``ValueError``) the action or a number cannot be used.
 
     Example::
 
@@ -105,18 +99,19 @@ class NaNDetector:
         self.state = NaNState()
         self._agreement = Agreement(group)
         self._norm_limit = NormLimit(norm_limit, norm_factor)
-        self._measured = GradientStats()
+        self._check = StepCheck(self._agreement, self._norm_limit)
+        self._gradients = GradientStats()
         self._norm = 0.0
 
     def check_loss(self, loss: float | torch.Tensor, step: int) -> bool:
-        """Whether a loss is finite, here and on every other rank.
+        """Checks whether a loss is finite on every rank, and counts a bad step.
 
         Args:
             loss: a number, or a tensor of one element.
             step: its step.
 
         Returns:
-            True if it is; False if it is not here or elsewhere, with action ``"warn"`` or ``"skip"``.
+            True if it is; False if it is not on any rank, with action ``"warn"`` or ``"skip"``.
 
         Raises:
             TrainingStopped: (a ``RuntimeError``) it is not, and the action is ``"raise"``.
@@ -125,12 +120,8 @@ class NaNDetector:
         if _C.is_disabled():
             return True
         value = _number(loss)
-        mine = (
-            None
-            if math.isfinite(abs(value))
-            else Anomaly(AnomalyKind.LOSS, f"loss is {value}", rank=self._agreement.global_rank)
-        )
-        worst = self._agreement.agree(mine)
+        local = self._check.loss_anomaly([value])
+        worst = self._agreement.agree(local)
         state = self.state
         if worst is None:
             state.consecutive_nans = 0
@@ -140,78 +131,77 @@ class NaNDetector:
         state.total_nans += 1
         if len(state.nan_steps) < self.max_history:
             state.nan_steps.append(step)
-        return self._validate(f"NaN/Inf loss at step {step}", worst, mine)
+        return self._reject(f"NaN/Inf loss at step {step}", worst, local)
 
     def check_gradients(self, model: torch.nn.Module, step: int | None = None) -> bool:
-        """Whether all gradients are finite and their norm is no spike, here and on every other rank; one scan of them.
+        """Checks in one scan whether all gradients are finite and their norm is within limits, on every rank.
 
-        Counts nothing: a step with a bad gradient is told to :meth:`check_loss` by its next loss, if it is applied.
+        Counts nothing: if a bad gradient is applied, the next loss is bad.
 
         Args:
-            model: whose parameters' gradients are looked at, before or after clipping.
-            step: for the message.
+            model: its parameters' gradients are checked, before or after clipping.
+            step: step for the message.
 
         Returns:
-            True if they are.
+            True if they are; False if they are not, with action ``"warn"`` or ``"skip"``.
 
         Raises:
-            as :meth:`check_loss` does.
+            TrainingStopped, AgreementError: as :meth:`check_loss` does.
         """
         gradients = gradients_of(model.named_parameters())
         if _C.is_disabled():
             self._norm = plain_norm(gradients)
             return True
-        self._measured = measure(gradients, ranks=self._agreement.ranks)
-        bad = self._measured.bad
-        rank = self._agreement.global_rank
-        mine = Anomaly(AnomalyKind.GRADIENT, f"in {describe_nonfinite(gradients, bad)}", rank=rank) if bad else None
-        worst, self._norm = self._agreement.agree_with_norm(self._measured, mine, self._norm_limit.check)
+        self._gradients = measure(gradients, ranks=self._agreement.ranks)
+        local = self._check.gradient_anomaly(gradients, self._gradients.nonfinite, prefix="in ")
+        worst, self._norm = self._check.agree(self._gradients, local)
         if worst is None:
-            self._norm_limit.note(self._norm)
+            self._norm_limit.record(self._norm)
             return True
         kind = "Gradient spike" if worst.kind is AnomalyKind.NORM else "NaN/Inf gradient"
-        return self._validate(kind if step is None else f"{kind} at step {step}", worst, mine)
+        return self._reject(kind if step is None else f"{kind} at step {step}", worst, local)
 
     @property
     def gradient_norm(self) -> float:
-        """2-norm of all gradients, of the whole model where it is sharded, as the last :meth:`check_gradients` found
-        it: ``torch.nn.utils.clip_grads_with_norm_`` needs no second pass over them."""
+        """2-norm of the whole model's gradients in the last :meth:`check_gradients`, for
+        ``torch.nn.utils.clip_grads_with_norm_``, which then needs no second pass over them."""
         return self._norm
 
     @property
     def gradient_absmax(self) -> float:
-        """The largest magnitude in them, on this rank; NaN or infinity if they are not finite."""
-        return self._measured.most
+        """The largest magnitude of the gradients on this rank; NaN or infinity if they are non-finite."""
+        return self._gradients.max_abs
 
     @property
     def bad_parameters(self) -> tuple[str, ...]:
-        """Names of the parameters whose gradients were not finite on this rank."""
-        return self._measured.bad
+        """Names of the parameters whose gradients were non-finite on this rank."""
+        return self._gradients.nonfinite
 
     @property
     def should_rollback(self) -> bool:
-        """Whether so many steps in a row were bad that it is time to go back to an earlier checkpoint; not to the
+        """Whether ``max_consecutive`` steps in a row were bad: time to restore an earlier checkpoint, but not the
         newest, which was written just before."""
         return self.state.consecutive_nans >= self.max_consecutive
 
     def reset(self) -> None:
-        """Forgets what it has seen, as after a rollback."""
+        """Resets all counts, as after a rollback."""
         self.state = NaNState()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state, for a checkpoint."""
+        """Returns the state for a checkpoint."""
         return {**dataclasses.asdict(self.state), "tripwire": self._norm_limit.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from there."""
+        """Restores a state returned by :meth:`state_dict`."""
         fields = {field.name: state[field.name] for field in dataclasses.fields(NaNState)}
         self.state = NaNState(**{**fields, "nan_steps": list(fields["nan_steps"])})
         self._norm_limit.load_state_dict(state["tripwire"])
 
-    def _validate(self, what: str, worst: Anomaly, mine: Anomaly | None) -> bool:
+    def _reject(self, what: str, worst: Anomaly, local: Anomaly | None) -> bool:
+        """Raises or logs a bad step, by the action. Returns False."""
         state = self.state
         where = "" if self._agreement.ranks == 1 else f" on rank {worst.rank}"
-        if where and mine is None and worst.kind is not AnomalyKind.NORM:
+        if where and local is None and worst.kind is not AnomalyKind.NORM:
             where = f" detected on another rank, rank {worst.rank}"
         text = (
             f"{what}{where}: {worst.text} (consecutive={state.consecutive_nans}, total={state.total_nans}, "

@@ -1,12 +1,14 @@
-"""Bad steps are told: to the program, to the recovery log, and to whoever reads along."""
+"""Reports bad steps to user code, to the recovery log and to Python's logging."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import os
 
 import torch
 
+from torchnan.detection.containment import Failures
 from torchnan.distributed.agreement import Agreement
 from torchnan.recovery.event import StepEvent, host_and_device
 from torchnan.recovery.log import RecoveryLog
@@ -17,28 +19,39 @@ MAX_EVENTS = 100
 
 
 class Reporter:
-    """Tells each event once, on the first rank and on the one that it is of.
+    """Reports each event once, on the first rank and on the rank where it happened.
 
     Args:
-        agreement: with the other ranks, which tell the same.
-        log: the recovery log.
+        model: the model whose device events name.
+        agreement: agreement with the other ranks, which report the same events.
+        path: path of the recovery log, which the first rank writes; ``None`` for none.
+        failures: counts lines that could not be written.
 
     Attributes:
-        events: the last 100.
+        log: the recovery log.
+        events: the last 100 events.
+
+    Raises:
+        OSError: the log cannot be written.
     """
 
-    def __init__(self, agreement: Agreement, log: RecoveryLog) -> None:
+    def __init__(
+        self, model: torch.nn.Module, agreement: Agreement, path: str | os.PathLike[str] | None, failures: Failures
+    ) -> None:
+        self.log = RecoveryLog(path if agreement.rank == 0 else None, failures)
         self.events: list[StepEvent] = []
+        self._model = model
         self._agreement = agreement
-        self._log = log
 
-    def tell(self, event: StepEvent, device: torch.device) -> None:
-        """Something has been done about it, on this device."""
+    def report(self, event: StepEvent) -> None:
+        """Reports an event once its action has been carried out. Collective."""
         mine = event.rank == self._agreement.global_rank
         source = self._agreement.lowest_rank_with_max(int(mine))
-        event.host, event.device = self._agreement.broadcast_text(host_and_device(device), source).rsplit(" ", 1)
+        device = next((parameter.device for parameter in self._model.parameters()), torch.device("cpu"))
+        location = self._agreement.broadcast_text(host_and_device(device), source)
+        event.host, event.device = location.rsplit(" ", 1)
         self.events = [*self.events, event][-MAX_EVENTS:]
-        self._log.write(event)
+        self.log.write(event)
         if self._agreement.rank == 0 or mine:
-            with contextlib.suppress(Exception):  # a handler of the program's may fail
+            with contextlib.suppress(Exception):  # a log handler of the user's may fail
                 logger.warning("%s", event)

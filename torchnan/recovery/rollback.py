@@ -1,4 +1,4 @@
-"""Going back: when snapshots are taken, and to which of them."""
+"""Takes snapshots, and rolls training back to one of them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Rollback:
     """The snapshots of a run.
 
     Args:
-        policy: how many, how often, where.
-        training: what they are of.
-        agreement: with the other ranks: all go back to the same step.
-        log: told of each.
-        failures: told of those that could not be taken.
-        save, load: the user's own.
+        policy: how many snapshots, how often, and where.
+        training: what is saved.
+        agreement: agreement with the other ranks: all go back to the same step.
+        log: records each snapshot.
+        failures: counts snapshots that could not be taken.
+        save, load: the user's own functions, in place of snapshots by torchnan.
     """
 
     def __init__(
@@ -50,23 +50,23 @@ class Rollback:
         if save is not None and load is not None:
             self._snapshots = UserSnapshots(save, load, policy.snapshots)
         elif policy.snapshot_folder is not None:
-            where = Path(policy.snapshot_folder)
-            self._snapshots = DiskSnapshots(training, policy.snapshots, where, agreement.global_rank)
+            folder = Path(policy.snapshot_folder)
+            self._snapshots = DiskSnapshots(training, policy.snapshots, folder, agreement.global_rank)
         else:
             self._snapshots = MemorySnapshots(training, policy.snapshots)
 
     @property
     def possible(self) -> bool:
-        """Every rank has one. All must ask."""
+        """Whether every rank has a snapshot. Collective."""
         return self._agreement.all_reduce_max(int(not self._snapshots.steps)) == 0
 
     @property
     def bytes_in_memory(self) -> int:
-        """Of the snapshots that are kept there."""
+        """CPU memory taken by snapshots."""
         return self._snapshots.bytes_in_memory if isinstance(self._snapshots, MemorySnapshots) else 0
 
     def require_no_leftovers(self) -> None:
-        """A run that does not go on from snapshots must not go back to them.
+        """Checks that a run that was not resumed cannot go back to snapshots of an earlier run.
 
         Raises:
             OptionError: there are snapshots of an earlier run.
@@ -79,40 +79,46 @@ class Rollback:
             )
 
     def due(self, step: int) -> bool:
-        """Whether one is to be taken before the step after this one."""
+        """Returns whether a snapshot is due after this step."""
         return self._every > 0 and step % self._every == 0 and step not in self._snapshots.steps[-1:]
 
     def take(self, step: int) -> None:
-        """Keeps the state, unless it is already bad: there is no use in going back to that."""
-        bad = nonfinite_among(self._training.model.named_parameters())
-        if self._agreement.all_reduce_max(len(bad)) > 0:
-            self._log.note("no_snapshot", step=step, reason=f"not finite: {', '.join(bad[:5]) or 'on another rank'}")
+        """Takes a snapshot, unless the weights are already bad."""
+        nonfinite = nonfinite_among(self._training.model.named_parameters())
+        if self._agreement.all_reduce_max(len(nonfinite)) > 0:
+            self._log.record(
+                "no_snapshot", step=step, reason=f"not finite: {', '.join(nonfinite[:5]) or 'on another rank'}"
+            )
             return
         try:
             self._snapshots.take(step)
-        except Exception as error:  # noqa: BLE001 - the others have theirs: all go back to the newest that all have
-            self._log.note("no_snapshot", step=step, reason=describe(error))
+        except Exception as error:  # noqa: BLE001 - ranks go back to the newest snapshot that all of them have
+            self._log.record("no_snapshot", step=step, reason=describe(error))
             self._failures.record("taking a snapshot", error)
             return
-        self._log.note("snapshot", step=step, kept=self._snapshots.steps)
+        self._log.record("snapshot", step=step, kept=self._snapshots.steps)
 
     def replicas_differ(self) -> bool:
-        """Whether ranks that ought to have the same weights do not: somebody has written to one of them. Asked with
-        every snapshot, of models in DDP."""
+        """Returns whether the ranks of a DDP model have different weights: one of them was modified. Collective."""
         if self._agreement.ranks == 1 or not isinstance(self._training.model, DistributedDataParallel):
             return False
         mine = int(digest_of(self._training.model.parameters()), 16) >> 2  # fits an int64
         return self._agreement.all_reduce_max(mine) != -self._agreement.all_reduce_max(-mine)
 
-    def restore(self, further: int) -> int:
-        """Goes back to the newest snapshot, or to one ``further`` before it, the oldest at most; past those that cannot
-        be gone back to. Returns its step.
+    def restore(self, back: int) -> int:
+        """Restores the newest snapshot, or an older one. Falls back to older ones if a restore fails. Collective.
+
+        Args:
+            back: how many snapshots older than the newest; limited to the oldest.
+
+        Returns:
+            The step after which the snapshot was taken.
 
         Raises:
-            TrainingStopped: there is none.
+            TrainingStopped: no snapshot can be restored.
         """
         steps = self._snapshots.steps
-        step = steps[max(0, len(steps) - 1 - further)]
+        step = steps[max(0, len(steps) - 1 - back)]
         while True:
             step = -self._agreement.all_reduce_max(-step)  # a rank that was killed while it wrote may lack the newest
             failed = 1
@@ -121,7 +127,7 @@ class Rollback:
                 failed = 0
             if self._agreement.all_reduce_max(failed) == 0:
                 return step
-            older = [kept for kept in self._snapshots.steps if kept < step]
+            older = [taken for taken in self._snapshots.steps if taken < step]
             if self._agreement.all_reduce_max(int(not older)) > 0:
                 raise TrainingStopped(f"no snapshot can be gone back to: that after step {step} failed", "model")
             step = older[-1]

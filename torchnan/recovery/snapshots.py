@@ -1,4 +1,4 @@
-"""Where training can go back to: copies of everything that a step changes."""
+"""Snapshots of everything that a step changes, which training can be rolled back to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchnan.storage.codec import decode, encode
 
 
 class Stateful(Protocol):
-    """What can be gone back to: an optimizer, a scaler, a scheduler, a stateful data loader."""
+    """An object with a state that can be restored: an optimizer, a scaler, a scheduler, a stateful data loader."""
 
     def state_dict(self) -> Any: ...
     def load_state_dict(self, state: Any) -> Any: ...
@@ -30,33 +30,28 @@ class TrainingState:
     """Everything that a step changes.
 
     Attributes:
-        model: parameters and buffers.
-        parts: the optimizer and whatever else has a state, by name.
-        data: the position in the data, if it is to be moved back too.
+        model: has parameters and buffers.
+        parts: the optimizer, and further stateful objects by name.
+        data: the position in the data, if a rollback is to restore it.
     """
 
     model: torch.nn.Module
     parts: dict[str, Stateful]
     data: Stateful | None = None
 
-    @classmethod
-    def of(cls, model: torch.nn.Module, parts: dict[str, Stateful | None], data: Stateful | None) -> TrainingState:
-        """Of the parts that there are."""
-        return cls(model, {name: part for name, part in parts.items() if part is not None}, data)
-
     def state(self) -> dict[str, Any]:
-        """The live state: tensors are the very ones, of distributed ones this rank's parts."""
+        """Returns the live state: the tensors themselves, and of distributed ones this rank's shards."""
         weights = {name: shards.local(t.detach()) for name, t in _named_tensors(self.model)}
         parts = {name: _local(part.state_dict()) for name, part in self.parts.items()}
         data = None if self.data is None else self.data.state_dict()
         return {"weights": weights, "parts": parts, "data": data, "random": dataclasses.asdict(RandomState.now())}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Makes everything as it was then. ``state`` shares no memory with it afterwards."""
+        """Restores everything. Shares no memory with ``state`` afterwards."""
         with detection_paused(), torch.no_grad():
             live = dict(_named_tensors(self.model))
-            for name, kept in state["weights"].items():
-                shards.local(live[name].detach()).copy_(kept)
+            for name, saved in state["weights"].items():
+                shards.local(live[name].detach()).copy_(saved)
             for name, part in self.parts.items():
                 _restore_part(part, state["parts"][name])
         if self.data is not None and state["data"] is not None:
@@ -69,7 +64,7 @@ def _named_tensors(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def _tensors_of(state: Any) -> list[torch.Tensor]:
-    """In the order in which `tree_map_only` meets them."""
+    """Returns the tensors of a state in the order in which `tree_map_only` visits them."""
     return [leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
 
 
@@ -77,139 +72,146 @@ def _local(state: Any) -> Any:
     return tree_map_only(torch.Tensor, shards.local, state)
 
 
-def _restore_part(part: Stateful, kept: Any) -> None:
-    """Distributed tensors are filled where they are, since only the local part was kept; others are given as copies."""
-    live, wanted = _tensors_of(part.state_dict()), _tensors_of(kept)
-    is_alike = [shards.local(t).shape for t in live] == [t.shape for t in wanted]
-    places = iter(live if is_alike else ())
+def _restore_part(part: Stateful, saved: Any) -> None:
+    """Restores distributed tensors in place, since only the local shard was saved, and others as copies."""
+    live, expected = _tensors_of(part.state_dict()), _tensors_of(saved)
+    has_same_shapes = [shards.local(t).shape for t in live] == [t.shape for t in expected]
+    targets = iter(live if has_same_shapes else ())
 
     def restored(tensor: torch.Tensor) -> torch.Tensor:
-        place = next(places, None)
-        if place is None or not shards.is_sharded(place):
+        target = next(targets, None)
+        if target is None or not shards.is_sharded(target):
             return tensor.clone()
-        shards.local(place).copy_(tensor)
-        return place
+        shards.local(target).copy_(tensor)
+        return target
 
-    part.load_state_dict(tree_map_only(torch.Tensor, restored, _without_other_references(kept)))
+    part.load_state_dict(tree_map_only(torch.Tensor, restored, _without_other_references(saved)))
 
 
 class Snapshots(Protocol):
-    """A few past states."""
+    """A bounded number of past states."""
 
     @property
     def steps(self) -> list[int]:
-        """Steps after which one was taken, oldest first."""
+        """Steps after which snapshots were taken, oldest first."""
 
     def take(self, step: int) -> None:
-        """Keeps the state as it is, and lets go of the oldest."""
+        """Saves the current state, and drops the oldest snapshot."""
 
     def restore(self, step: int) -> None:
-        """Goes back to one; later ones are let go of."""
+        """Restores a snapshot, and drops later ones."""
 
 
 class MemorySnapshots:
-    """In memory of the CPU. Copies from a GPU are asynchronous, to pinned memory that is used again.
+    """Snapshots in CPU memory. Copies from a GPU are asynchronous, to pinned memory that is reused.
 
-    Memory: ``keep`` times parameters, buffers and optimizer state; for AdamW in float32 12 bytes a parameter.
+    Takes ``count`` times the memory of parameters, buffers and optimizer state: 12 bytes per parameter for AdamW in
+    float32.
+
+    Args:
+        training: what is saved.
+        count: maximum number of snapshots.
     """
 
-    def __init__(self, training: TrainingState, keep: int) -> None:
+    def __init__(self, training: TrainingState, count: int) -> None:
         self._training = training
-        self._keep = keep
-        self._kept: dict[int, Any] = {}
+        self._count = count
+        self._saved: dict[int, Any] = {}
 
     @property
     def steps(self) -> list[int]:
-        return list(self._kept)
+        return list(self._saved)
 
     @property
     def bytes_in_memory(self) -> int:
-        """Of the tensors in them."""
-        return sum(tensor.nbytes for tensor in _tensors_of(self._kept))
+        """Memory taken by the tensors in them."""
+        return sum(tensor.nbytes for tensor in _tensors_of(self._saved))
 
     def take(self, step: int) -> None:
-        spare = self._kept.pop(step, None)
-        while len(self._kept) >= self._keep:
-            spare = self._kept.pop(next(iter(self._kept)))
+        spare = self._saved.pop(step, None)
+        while len(self._saved) >= self._count:
+            spare = self._saved.pop(next(iter(self._saved)))
         with detection_paused(), torch.no_grad():
-            self._kept[step] = _copied(self._training.state(), spare)
+            self._saved[step] = _copied(self._training.state(), spare)
 
     def restore(self, step: int) -> None:
         for device in {t.device for _, t in _named_tensors(self._training.model) if t.is_cuda}:
-            torch.cuda.synchronize(device)  # the copies have been made
-        self._training.restore(self._kept[step])
-        self._kept = {kept: state for kept, state in self._kept.items() if kept <= step}
+            torch.cuda.synchronize(device)  # wait for the copies
+        self._training.restore(self._saved[step])
+        self._saved = {taken: state for taken, state in self._saved.items() if taken <= step}
 
 
 def _copied(state: Any, spare: Any) -> Any:
-    """Into the memory of ``spare``, as far as it fits."""
-    places = iter(_tensors_of(spare))
+    """Copies a state, into the memory of ``spare`` where shapes and dtypes match."""
+    targets = iter(_tensors_of(spare))
 
     def copied(tensor: torch.Tensor) -> torch.Tensor:
-        room = next(places, None)
-        if room is None or room.shape != tensor.shape or room.dtype != tensor.dtype:
+        target = next(targets, None)
+        if target is None or target.shape != tensor.shape or target.dtype != tensor.dtype:
             pinned = tensor.is_cuda
-            room = torch.empty_like(tensor, device="cpu", pin_memory=pinned) if pinned else torch.empty_like(tensor)
-        return room.copy_(tensor, non_blocking=True)
+            target = torch.empty_like(tensor, device="cpu", pin_memory=pinned) if pinned else torch.empty_like(tensor)
+        return target.copy_(tensor, non_blocking=True)
 
     return tree_map_only(torch.Tensor, copied, _without_other_references(state))
 
 
 def _without_other_references(state: Any) -> Any:
-    """Numbers and lists that the program goes on changing are copied; tensors are left for the caller to copy."""
+    """Copies everything but tensors, which the caller copies."""
     return copy.deepcopy(state, {id(tensor): tensor for tensor in _tensors_of(state)})
 
 
 class DiskSnapshots:
-    """In folders of JSON and safetensors, each there as a whole or not at all.
+    """Snapshots in folders of JSON and safetensors, each written as a whole or not at all.
 
     Args:
-        where: a atomic_folder, for all ranks.
-        rank: of this process.
+        training: what is saved.
+        count: maximum number of snapshots.
+        folder: parent folder, the same for all ranks.
+        rank: rank of this process.
 
     Raises:
         OSError: the folder cannot be made.
     """
 
-    def __init__(self, training: TrainingState, keep: int, where: Path, rank: int) -> None:
+    def __init__(self, training: TrainingState, count: int, folder: Path, rank: int) -> None:
         self._training = training
-        self._keep = keep
-        self._where = where
+        self._count = count
+        self._folder = folder
         self._rank = rank
-        atomic_folder.make(where)
-        rank_folders.remove_partial(where, rank)
+        atomic_folder.make(folder)
+        rank_folders.remove_partial(folder, rank)
 
     @property
     def steps(self) -> list[int]:
-        return sorted(map(rank_folders.step_of, rank_folders.folders_of(self._where, self._rank)))
+        return sorted(map(rank_folders.step_of, rank_folders.folders_of(self._folder, self._rank)))
 
     def take(self, step: int) -> None:
         document, tensors = encode(self._training.state(), name="state")
         target = self._path(step)
         if target.exists():
             atomic_folder.remove(target)
-        about = {"format": atomic_folder.FORMAT, "step": step, "state": document}
-        atomic_folder.write(target, {"snapshot": about}, {"snapshot": tensors})
-        for old in self.steps[: -self._keep]:
+        metadata = {"format": atomic_folder.FORMAT, "step": step, "state": document}
+        atomic_folder.write(target, {"snapshot": metadata}, {"snapshot": tensors})
+        for old in self.steps[: -self._count]:
             atomic_folder.remove(self._path(old))
 
     def restore(self, step: int) -> None:
         documents, tensors = atomic_folder.read(self._path(step))
         self._training.restore(decode(documents["snapshot"]["state"], tensors["snapshot"]))
-        for later in [kept for kept in self.steps if kept > step]:
+        for later in [taken for taken in self.steps if taken > step]:
             atomic_folder.remove(self._path(later))
 
     def _path(self, step: int) -> Path:
-        return rank_folders.folder_of(self._where, self._rank, step)
+        return rank_folders.folder_of(self._folder, self._rank, step)
 
 
 class UserSnapshots:
-    """By functions of the user's: ``save(step)`` and ``load(step)``, as of torch.distributed.checkpoint."""
+    """Snapshots by the user's ``save(step)`` and ``load(step)``, such as of torch.distributed.checkpoint."""
 
-    def __init__(self, save: Callable[[int], Any], load: Callable[[int], Any], keep: int) -> None:
+    def __init__(self, save: Callable[[int], Any], load: Callable[[int], Any], count: int) -> None:
         self._save = save
         self._load = load
-        self._keep = keep
+        self._count = count
         self._steps: list[int] = []
 
     @property
@@ -218,9 +220,9 @@ class UserSnapshots:
 
     def take(self, step: int) -> None:
         self._save(step)
-        others = [kept for kept in self._steps if kept != step]
-        self._steps = [*others, step][-self._keep :]
+        others = [taken for taken in self._steps if taken != step]
+        self._steps = [*others, step][-self._count :]
 
     def restore(self, step: int) -> None:
         self._load(step)
-        self._steps = [kept for kept in self._steps if kept <= step]
+        self._steps = [taken for taken in self._steps if taken <= step]

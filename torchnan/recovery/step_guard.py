@@ -1,4 +1,4 @@
-"""StepGuard: a bad step is never applied, is kept, is run again, and the training goes on."""
+"""StepGuard: keeps bad training steps from being applied, captures and replays them, and recovers."""
 
 from __future__ import annotations
 
@@ -13,62 +13,58 @@ import torch.distributed as dist
 from torchnan._load import _C
 from torchnan.detection.containment import Failures
 from torchnan.distributed.agreement import Agreement, AgreementError, Anomaly, AnomalyKind
-from torchnan.monitor import Monitor
-from torchnan.monitor.guard_feed import MonitorFeed
 from torchnan.recovery.arguments import disabled_policy, resolve_policy, unwrap_optimizer, validate, validate_monitor
 from torchnan.recovery.bad_step import BadStepAnalyzer
-from torchnan.recovery.callback_request import CallbackRequest
-from torchnan.recovery.clip import ClipThreshold
-from torchnan.recovery.decision import Answer, Decision
-from torchnan.recovery.errors import TrainingStopped
+from torchnan.recovery.bad_step_handler import BadStepHandler
+from torchnan.recovery.decision import Decision
 from torchnan.recovery.event import Action, StepEvent, StepResult
-from torchnan.recovery.learning_rate import LearningRateCut
-from torchnan.recovery.log import RecoveryLog
+from torchnan.recovery.model_update import ModelUpdate
 from torchnan.recovery.policy import Policy
 from torchnan.recovery.reporter import Reporter
 from torchnan.recovery.rollback import Rollback
 from torchnan.recovery.snapshots import Stateful, TrainingState
 from torchnan.recovery.step.forward_backward import ForwardBackward, StepFunction, StepRun
-from torchnan.recovery.step.norm_limit import NormLimit
-from torchnan.recovery.step.scaled_step import ScaledStep
 from torchnan.recovery.step.step_inputs import StepInputs
+from torchnan.recovery.step_observer import StepMonitor, StepObserver
 
 
 class StepGuard:
     """Runs training steps so that a bad one leaves no trace.
 
-    :meth:`step` runs forward and backward, looks at the losses and, in one scan, at all gradients, lets the ranks
-    agree, and only then lets the optimizer (scaler, scheduler) step. A bad step is run again, twice, under
-    :func:`torchnan.detect`, which names its origin; it is captured, and skipped, retried, rolled back or raised,
-    as the policy says.
+    :meth:`step` runs forward and backward, checks the losses and, in one scan, all gradients, agrees with the other
+    ranks, and only then steps the optimizer (scaler, scheduler). A bad step is replayed twice under
+    :func:`torchnan.detect`, which names its origin; it is captured, and skipped, retried, rolled back or raised, as
+    the policy says.
 
-    For loops that cannot be turned inside out: ``with guard.watch(batch): ...`` and ``if guard.ok_to_step(loss): ...``.
+    For existing training loops: ``with guard.watch(batch): ...`` and ``if guard.ok_to_step(loss): ...``.
 
-    With ``TORCHNAN=0`` in the environment, on all ranks alike, steps are run, clipped and applied as without a guard.
+    With ``TORCHNAN=0`` in the environment of all ranks, steps are run, clipped and applied as without a guard.
 
     Args:
-        model: what is trained; may be wrapped by DDP or sharded by FSDP2.
-        optimizer: steps it.
-        step_fn: ``step_fn(model, batch)`` returns the loss: a tensor of one element, a mean over the examples;
-            something with ``.loss`` or ``["loss"]``, or a pair that begins with it, will do. It may run
-            ``backward()`` itself and return the detached loss. It runs again in a replay. ``None``: only
-            :meth:`watch` can be used, and nothing is replayed.
-        scaler: a ``torch.amp.GradScaler``; steps that it skips in search of its scale are not bad steps.
+        model: the model to train; may be wrapped by DDP or sharded by FSDP2.
+        optimizer: its optimizer.
+        step_fn: ``step_fn(model, batch)`` returns the loss: a tensor of one element, a mean over the examples; or an
+            object with ``.loss`` or ``["loss"]``, or a tuple that begins with it. It may run ``backward()`` itself
+            and return the detached loss. It runs again in a replay. ``None``: only :meth:`watch` can be used, and
+            nothing is replayed.
+        scaler: a ``torch.amp.GradScaler``; steps that it skips to find its scale are not bad steps.
         scheduler: stepped after each step that is applied.
-        policy: a :class:`torchnan.recovery.Policy`, a path of a TOML file, or a dict. Default: its defaults.
-        group: process group to agree over. Default: the default group, if there is one.
-        data: what has the position in the data: ``state_dict()`` and ``load_state_dict()``, as
-            ``torchdata.StatefulDataLoader`` has. Moved back with ``rewind_data=True``: exactly after the snapshot's
-            step, with :meth:`step`; one batch later for the snapshot before the first step, and with :meth:`watch`.
-        save, load: ``save(step)`` and ``load(step)`` of the user's own, in place of snapshots in memory.
-        on_instability: called with the :class:`torchnan.recovery.StepEvent` before it is acted upon; may return an
-            action (``"skip"``, ``"rollback"``, ``"raise"``, ``"retry"``, ``"split"``) that goes before the policy's.
-            The gravest that any rank wants is done on all. If it raises, that is told, and the policy answers.
-        monitor: a :class:`torchnan.Monitor`, which is fed with each step; one for each guard.
-        options: fields of the policy, over ``policy``: ``captures="captures", snapshot_every=50``.
+        policy: a :class:`torchnan.recovery.Policy`, the path of a TOML file, or a dict. Default: its defaults.
+        group: process group of the ranks that have to agree. Default: the default group, if there is one.
+        data: the position in the data, with ``state_dict()`` and ``load_state_dict()``, such as a
+            ``torchdata.StatefulDataLoader``. A rollback restores it if ``rewind_data=True``: exactly to the
+            snapshot's step with :meth:`step`; one batch later for the snapshot before the first step, and with
+            :meth:`watch`.
+        save, load: the user's own ``save(step)`` and ``load(step)``, in place of snapshots in memory.
+        on_instability: called with the :class:`torchnan.recovery.StepEvent` before the action is taken; may return an
+            action (``"skip"``, ``"rollback"``, ``"raise"``, ``"retry"``, ``"split"``) that overrides the policy's.
+            The gravest action that any rank returns is taken on all. If it raises, that is logged, and the policy's
+            action is taken.
+        monitor: a :class:`torchnan.Monitor`, which records each step; one for each guard.
+        options: fields of the policy that override ``policy``: ``captures="captures", snapshot_every=50``.
 
     Raises:
-        OptionError: an option, a TOML file or a ``TORCHNAN_POLICY_...`` variable that cannot be used.
+        OptionError: an option, a TOML file or a ``TORCHNAN_POLICY_...`` variable cannot be used.
         OSError: a folder or the log cannot be written.
 
     Example::
@@ -92,48 +88,54 @@ class StepGuard:
         save: Callable[[int], Any] | None = None,
         load: Callable[[int], Any] | None = None,
         on_instability: Callable[[StepEvent], Action | None] | None = None,
-        monitor: Monitor | None = None,
+        monitor: StepMonitor | None = None,
         **options: Any,
     ) -> None:
         self.policy = resolve_policy(policy, options)
         validate(model, optimizer, step_fn, self.policy, save, load, on_instability)
         validate_monitor(monitor, self.policy, can_roll_back=save is not None)
-        optimizer = unwrap_optimizer(optimizer)
+        self._is_disabled = _C.is_disabled()
+        policy = disabled_policy(self.policy) if self._is_disabled else self.policy
         self.model = model
-        self.optimizer = optimizer
+        self.optimizer = unwrap_optimizer(optimizer)
         self.step_number = 0
-        self._scaled = ScaledStep(optimizer, scaler)
-        self._scheduler = scheduler
-        self._failures = Failures(let_through=AgreementError)
         self._agreement = Agreement(group)
-        self._callback_request = CallbackRequest(on_instability, self._agreement, self._failures)
-        self._is_off = _C.is_disabled()
-        policy = disabled_policy(self.policy) if self._is_off else self.policy
-        self._log = RecoveryLog(policy.log if self._agreement.rank == 0 else None, self._failures)
-        self._reporter = Reporter(self._agreement, self._log)
-        self._norm_limit = NormLimit(policy.norm_limit, policy.norm_factor, policy.norm_window)
-        survives = policy.out_of_memory == "split"
+        self._failures = Failures(let_through=AgreementError)
+        self._reporter = Reporter(model, self._agreement, policy.log, self._failures)
+        self._inputs = StepInputs(model, policy.keep)  # type: ignore[arg-type]
+        self._update = ModelUpdate(self.optimizer, scaler, scheduler, policy)
+        training = TrainingState(model, self._update.stateful_parts, data if policy.rewind_data else None)
+        self._observer = StepObserver() if monitor is None else monitor.make_observer(training, self._failures)
         self._forward_backward = ForwardBackward(
-            model, optimizer, step_fn, self._scaled.scaler, self._norm_limit, self._agreement, survives
+            model,
+            self.optimizer,
+            step_fn,
+            self._update.scaled_step.scaler,
+            self._update.norm_limit,
+            self._agreement,
+            is_oom_recoverable=policy.out_of_memory == "split",
+            on_loss=self._observer.add_loss,
         )
-        self._start = StepInputs(model, policy.keep)  # type: ignore[arg-type]
-        self._decision = Decision(policy)
-        self._lr_cut = LearningRateCut(optimizer, policy.lr_factor, policy.lr_ramp)
-        self._clip = ClipThreshold(self._norm_limit, policy.max_norm, policy.clip_factor)
-        parts: dict[str, Any] = {"optimizer": optimizer, "scaler": self._scaled.scaler, "scheduler": scheduler}
-        training = TrainingState.of(model, parts, data if policy.rewind_data else None)
-        self._rollback = Rollback(policy, training, self._agreement, self._log, self._failures, save, load)
-        self._analyzer = BadStepAnalyzer(policy, self._forward_backward, self._start, self._agreement, self._failures)
-        self.monitored = MonitorFeed(
-            monitor, training, policy, self._agreement, self._lr_cut, self._clip, self._tell, self._failures
+        self._rollback = Rollback(policy, training, self._agreement, self._reporter.log, self._failures, save, load)
+        self._analyzer = BadStepAnalyzer(
+            policy, self._forward_backward, self._inputs, self._observer, self._agreement, self._failures
         )
-        self._forward_backward.without_graph = self.monitored.without_graph
-        self._analyzer.wants_float32 = self.monitored.wants_float32
+        self._handler = BadStepHandler(
+            policy,
+            self._analyzer,
+            self._observer,
+            self._update,
+            self._rollback,
+            self._reporter,
+            self._agreement,
+            self._failures,
+            on_instability,
+        )
         self._in_watch = False  # between watch() and ok_to_step()
-        self._is_manual_loop = False  # of the program's own
-        self._begun = False
+        self._is_manual_loop = False  # the current step belongs to a loop of the user's
+        self._has_started = False  # a step has begun, or the run was resumed
 
-    # -- the whole step
+    # -- whole steps
 
     def step(self, *batches: Any) -> StepResult:
         """Runs one training step.
@@ -142,260 +144,235 @@ class StepGuard:
             batches: the micro-batches of the step, usually one. Losses are averaged over them.
 
         Returns:
-            what has become of it.
+            The result of the step.
 
         Raises:
-            TrainingStopped: the policy has no answer to a bad step. Nothing of the step has been applied.
+            TrainingStopped: the policy cannot recover from a bad step. The step has not been applied.
             AgreementError: another rank has died or hangs.
-            UnkeepableError: a batch has something in it that a capture could not keep.
+            UnkeepableError: a batch contains an object that a capture cannot store.
         """
         if not batches:
             raise TypeError("step() needs a batch, or the micro-batches of the step one after another")
-        if self._is_off:
+        if self._is_disabled:
             return self._step_unguarded(list(batches))
-        self._begin()
+        self._begin_step()
         for batch in batches:
-            self._keep(batch)
-        given, event = list(batches), None
+            self._save(batch)
+        inputs, event = list(batches), None
         while True:
-            run = self._forward_backward.run(given, self._parts())
+            run = self._forward_backward.run(inputs, self._handler.parts)
             self._analyzer.raise_locally(self.step_number, run)
-            worst, norm = self._forward_backward.agree(run)
-            worst = self.monitored.look(run, norm, worst)
-            if worst is None:
+            anomaly, norm = self._agree(run)
+            if anomaly is None:
                 return self._apply(run, norm, event)
-            if worst.kind is AnomalyKind.SCALER and not self._decision.scaler_gives_up():
+            if self._is_left_to_scaler(anomaly):
                 return self._let_scaler_skip(run, norm)
-            event, answer = self._judge(run, worst, norm)
-            if answer.action not in ("retry", "split"):
-                return self._abandon_step(run, norm, event, answer)
-            self._apply_action(event, answer)
-            given = [kept.restored() for kept in self._start.batches]
-            self._start.restore()
+            event, decision = self._decide(run, anomaly, norm)
+            if decision.action not in ("retry", "split"):
+                return self._abandon_step(run, norm, event, decision)
+            self._carry_out(event, decision)
+            inputs = [batch.restored() for batch in self._inputs.batches]
+            self._inputs.restore()
             self.optimizer.zero_grad(set_to_none=True)
 
-    def _begin(self) -> None:
+    def _begin_step(self) -> None:
         self._take_snapshot_if_due()
         self.step_number += 1
         self._is_manual_loop = False
         self.optimizer.zero_grad(set_to_none=True)
-        self._start.note()
-        self.monitored.begin(self.step_number)
+        self._inputs.begin_step()
+        self._observer.begin_step(self.step_number)
 
     def _take_snapshot_if_due(self) -> StepEvent | None:
-        """Not among bad steps: it may be the weights that make them bad. Returns what was found instead."""
-        if not self._begun:
+        """Takes a snapshot if one is due. Returns an event instead if the ranks have diverged."""
+        if not self._has_started:
             self._rollback.require_no_leftovers()
-            self._begun = True
-        if self._decision.spent.consecutive > 0 or not self._rollback.due(self.step_number):
+            self._has_started = True
+        if not self._handler.is_snapshot_due(self.step_number):
             return None
-        if not self._rollback.replicas_differ():
+        diverged = self._handler.check_replicas(self.step_number)
+        if diverged is None:
             self._rollback.take(self.step_number)
             return None
-        event = StepEvent(self.step_number, "replicas", "the weights of the ranks differ", cause="model")
-        answer = self._decision.answer(event, can_roll_back=self._rollback.possible)
-        self._apply_action(event, answer)
+        event, decision = diverged
+        self._carry_out(event, decision)
         return event
 
-    def _keep(self, batch: Any) -> None:
+    def _save(self, batch: Any) -> None:
         self._analyzer.validate_batch(batch)
-        self._start.add(batch, drawn_between=self._is_manual_loop)
-        self.monitored.keep(batch)
+        self._inputs.add(batch, drawn_between=self._is_manual_loop)
+        self._observer.add_batch(batch)
 
-    def _parts(self) -> int:
-        return int(2**self._decision.spent.splits)
+    def _agree(self, run: StepRun) -> tuple[Anomaly | None, float]:
+        """Returns the worst anomaly of any rank, which may be an instability of the run, and the gradient norm."""
+        anomaly, norm = self._forward_backward.agree(run)
+        self._observer.add_run(run, norm, anomaly, self._update.lr_cut.factor)
+        if anomaly is None or anomaly.kind is AnomalyKind.SCALER:
+            anomaly = self._handler.find_instability(self.step_number, norm) or anomaly
+        return anomaly, norm
 
     def _apply(self, run: StepRun, norm: float, event: StepEvent | None) -> StepResult:
-        self._update(norm)
-        self.monitored.end(skipped=False)
-        self._note_good_step(norm)
+        self._update.apply(norm)
+        self._observer.end_step(skipped=False)
+        self._record_good_step(norm)
         step = self.step_number
-        found = self._take_snapshot_if_due()  # now, and not with the next step: its batch is not drawn yet
-        return StepResult(step, True, run.loss, norm, found or event)
+        # Not at the begin of the next step: its batch must not have been drawn yet.
+        diverged = self._take_snapshot_if_due()
+        return StepResult(step, True, run.loss, norm, diverged or event)
 
     def _step_unguarded(self, batches: list[Any]) -> StepResult:
-        """TORCHNAN=0: the step as it would be without a guard."""
         self.step_number += 1
         self.optimizer.zero_grad(set_to_none=True)
         run = self._forward_backward.run_unguarded(batches)
-        norm = run.measured.norm
-        self._update(norm)
-        return StepResult(self.step_number, True, run.loss, norm)
+        self._update.apply(run.gradients.norm)
+        return StepResult(self.step_number, True, run.loss, run.gradients.norm)
 
-    def _update(self, norm: float) -> None:
-        self._forward_backward.clip(norm, self._clip.most)
-        self._scaled.take()
-        if self._scheduler is not None:
-            self._scheduler.step()
+    def _record_good_step(self, norm: float) -> None:
+        self._inputs.forget_batches()
+        self._handler.record_good_step(self.step_number)
+        if self._update.record_good_step(norm):
+            self._reporter.log.record(
+                "learning_rate", step=self.step_number, lr_factor=1.0, reason="the ramp has ended"
+            )
 
-    def _note_good_step(self, norm: float) -> None:
-        self._start.forget_batches()
-        self._norm_limit.note(norm)
-        self._decision.record_good_step()
-        self._analyzer.record_good_step(self.step_number)
-        if self._lr_cut.record_good_step():
-            self._log.note("learning_rate", step=self.step_number, lr_factor=1.0, reason="the ramp has ended")
-
-    # -- a loop of the program's own
+    # -- steps of a loop of the user's
 
     @contextlib.contextmanager
     def watch(self, batch: Any) -> Iterator[None]:
-        """Around forward and backward of one micro-batch, in a loop of the program's own. The first one after
+        """Wraps forward and backward of one micro-batch in a training loop of your own. The first one after
         :meth:`ok_to_step` begins a step."""
         if not self._in_watch:
-            if not self._is_off:
+            if not self._is_disabled:
                 self._take_snapshot_if_due()
-                self._start.note()
+                self._inputs.begin_step()
             self.step_number += 1
             self._in_watch = self._is_manual_loop = True
-            self.monitored.begin(self.step_number)
-        if not self._is_off:
-            self._keep(batch)
+            self._observer.begin_step(self.step_number)
+        if not self._is_disabled:
+            self._save(batch)
         yield
 
     def ok_to_step(self, *losses: torch.Tensor) -> bool:
-        """Whether the optimizer may step; call it after backward, before clipping.
+        """Returns whether the optimizer may step; call it after backward, before clipping.
 
         Args:
-            losses: those of the micro-batches. Without them, only the gradients are looked at.
+            losses: the losses of the micro-batches. Without them, only the gradients are checked.
 
         Returns:
-            True: step (gradients are unscaled, and clipped if ``max_norm`` is set). False: the step is bad, gradients
-            are gone and buffers are as before; go on with the next batch.
+            True: step (gradients are unscaled, and clipped if ``max_norm`` is set). False: the step is bad, its
+            gradients are dropped and buffers restored; continue with the next batch.
 
         Raises:
-            as :meth:`step` does.
+            TrainingStopped, AgreementError, UnkeepableError: as :meth:`step` does.
         """
         if not self._in_watch:
             raise RuntimeError("ok_to_step() belongs after `with guard.watch(batch):`, once a step")
         self._in_watch = False
-        if self._is_off:
-            self._forward_backward.clip(self._forward_backward.end_unguarded([]).measured.norm, self._clip.most)
+        if self._is_disabled:
+            self._update.clip_gradients(self._forward_backward.end_unguarded([]).gradients.norm)
             return True
-        run = self._forward_backward.look([self.monitored.without_graph(loss) for loss in losses])
-        worst, norm = self._forward_backward.agree(run)
-        worst = self.monitored.look(run, norm, worst)
-        if worst is None:
-            self._forward_backward.clip(norm, self._clip.most)
-            self.monitored.end(skipped=False)
-            self._note_good_step(norm)
+        run = self._forward_backward.check_detached(losses)
+        anomaly, norm = self._agree(run)
+        if anomaly is None:
+            self._update.clip_gradients(norm)
+            self._observer.end_step(skipped=False)
+            self._record_good_step(norm)
             return True
-        if worst.kind is AnomalyKind.SCALER and not self._decision.scaler_gives_up():
-            self._scaled.mark_to_skip()
-            self.monitored.end(skipped=True)
+        if self._is_left_to_scaler(anomaly):
+            self._update.scaled_step.mark_to_skip()
+            self._observer.end_step(skipped=True)
             return True  # scaler.step() will not step, and scaler.update() lowers the scale
-        self._abandon_step(run, norm, *self._judge(run, worst, norm))
+        self._abandon_step(run, norm, *self._decide(run, anomaly, norm))
         return False
 
     @property
     def in_step(self) -> bool:
-        """Whether :meth:`watch` has begun a step that has not come to :meth:`ok_to_step`."""
+        """Whether :meth:`watch` has begun a step that has not reached :meth:`ok_to_step`."""
         return self._in_watch
 
     def abandon(self) -> None:
-        """Forgets a step that :meth:`watch` has begun and that will not come to :meth:`ok_to_step`."""
+        """Forgets a step that :meth:`watch` has begun and that will not reach :meth:`ok_to_step`."""
         self._in_watch = False
-        self._start.forget_batches()
+        self._inputs.forget_batches()
 
-    # -- a loss scaler in search of its scale
+    # -- steps that a loss scaler skips to find its scale
+
+    def _is_left_to_scaler(self, anomaly: Anomaly) -> bool:
+        return anomaly.kind is AnomalyKind.SCALER and not self._handler.exceeds_scaler_skips()
 
     def _let_scaler_skip(self, run: StepRun, norm: float) -> StepResult:
-        self._scaled.mark_to_skip()
-        self._scaled.take()
-        self._start.forget_batches()
-        self.monitored.end(skipped=True)
+        self._update.scaled_step.mark_to_skip()
+        self._update.scaled_step.step()
+        self._inputs.forget_batches()
+        self._observer.end_step(skipped=True)
         return StepResult(self.step_number, False, run.loss, norm)
 
-    # -- a bad step
+    # -- bad steps
 
-    def _judge(self, run: StepRun, worst: Anomaly, norm: float) -> tuple[StepEvent, Answer]:
-        """What it was, and what is to be done about it, the same on every rank."""
-        event = self._analyzer.explain(self.step_number, run, worst, norm, self._parts())
-        event.consecutive = self._decision.spent.consecutive + 1
-        unstable = self.monitored.after_replay(event)
-        wanted = self._callback_request.about(event)
-        possible = {"can_roll_back": self._rollback.possible, "can_run_again": self._can_run_again()}
-        return event, self._decision.answer(event, **possible, wanted=wanted, instability=unstable)
+    def _decide(self, run: StepRun, anomaly: Anomaly, norm: float) -> tuple[StepEvent, Decision]:
+        return self._handler.decide(self.step_number, run, anomaly, norm, can_run_again=self._can_run_again)
 
     def _can_run_again(self) -> bool:
-        """Here and on every other rank."""
-        return not self._is_manual_loop and self._agreement.all_reduce_max(int(self._start.written() is not None)) == 0
+        """Returns whether exactly this step can be run again on every rank."""
+        is_mutated = self._inputs.mutated_tensor() is not None
+        return not self._is_manual_loop and self._agreement.all_reduce_max(int(is_mutated)) == 0
 
-    def _abandon_step(self, run: StepRun, norm: float, event: StepEvent, answer: Answer) -> StepResult:
-        self.optimizer.zero_grad(set_to_none=True)
-        self._start.restore_buffers()
-        self._scaled.forget()
-        self._start.forget_batches()
-        self.monitored.end(skipped=True)
-        self._apply_action(event, answer)
+    def _abandon_step(self, run: StepRun, norm: float, event: StepEvent, decision: Decision) -> StepResult:
+        self._update.discard_gradients()
+        self._inputs.restore_buffers()
+        self._inputs.forget_batches()
+        self._observer.end_step(skipped=True)
+        self._carry_out(event, decision)
         return StepResult(event.step, False, run.loss, norm, event)
 
-    def _apply_action(self, event: StepEvent, answer: Answer) -> None:
-        self._decision.note(answer)
-        event.action, event.reason = answer.action, answer.reason
-        if answer.action == "rollback":
-            try:
-                event.snapshot = self.step_number = self._rollback.restore(self._decision.snapshots_back())
-            except TrainingStopped as stopped:
-                event.action, event.reason = "raise", str(stopped)
-                self._tell(event)
-                raise TrainingStopped(str(event), stopped.reason, event) from stopped
-            event.lr_factor = self._lr_cut.cut()
-            self._analyzer.record_good_step(self.step_number)
-        self._tell(event)
-        if answer.action == "raise":
-            raise TrainingStopped(str(event), answer.exit_reason, event)
-
-    def _tell(self, event: StepEvent) -> None:
-        self._reporter.tell(event, self._forward_backward.device)
+    def _carry_out(self, event: StepEvent, decision: Decision) -> None:
+        restored = self._handler.carry_out(event, decision)
+        if restored is not None:
+            self.step_number = restored
 
     @property
     def events(self) -> list[StepEvent]:
-        """The last 100 bad steps, and what was done about them."""
+        """The last 100 bad steps, with the actions taken."""
         return list(self._reporter.events)
 
     @property
     def failures(self) -> dict[str, int]:
-        """Parts of the guard's own work that could not be done, and how often; each was warned about once."""
+        """How often parts of the guard's own work failed; each part is warned about once."""
         return dict(self._failures.counts)
 
     def memory(self) -> dict[str, int]:
-        """Bytes held between steps: ``"buffers"``, copied for a replay, and ``"snapshots"``, of those in memory."""
-        buffers = sum(t.numel() * t.element_size() for t in self._start.buffers().values())
+        """Returns bytes used between steps: by ``"buffers"`` saved for a replay, and by ``"snapshots"`` in memory."""
+        buffers = sum(t.numel() * t.element_size() for t in self._inputs.buffers().values())
         return {"buffers": buffers, "snapshots": self._rollback.bytes_in_memory}
 
     def close(self) -> None:
-        """Leaves the optimizer as it was: a learning rate that is still cut is so no longer."""
-        self._lr_cut.close()
+        """Restores the optimizer: ends a reduction of the learning rate."""
+        self._update.lr_cut.close()
 
-    # -- across restarts of the program
+    # -- restarts
 
     def resume(self) -> int | None:
-        """Goes back to the newest snapshot in ``snapshot_folder``, as after a crash.
+        """Restores the newest snapshot in ``snapshot_folder``, as after a crash.
 
         Returns:
-            the step after which it was taken; ``None`` if there is none.
+            The step after which it was taken; ``None`` if there is none.
         """
-        self._begun = True
+        self._has_started = True
         if not self._rollback.possible:
             return None
         self.step_number = self._rollback.restore(0)
         return self.step_number
 
     def state_dict(self) -> dict[str, Any]:
-        """Counters, budgets, norms and the learning rate's ramp, for a checkpoint."""
+        """Returns counters, budgets, recent norms and the learning rate's ramp, for a checkpoint."""
         return {
             "step_number": self.step_number,
-            "decision": self._decision.state_dict(),
-            "tripwire": self._norm_limit.state_dict(),
-            "learning_rate": self._lr_cut.state_dict(),
-            "clip": self._clip.state_dict(),
+            "decision": self._handler.state_dict(),
+            **self._update.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from there."""
+        """Restores a state returned by :meth:`state_dict`."""
         self.step_number = state["step_number"]
-        self._decision.load_state_dict(state["decision"])
-        self._norm_limit.load_state_dict(state["tripwire"])
-        self._lr_cut.load_state_dict(state["learning_rate"])
-        self._clip.load_state_dict(state["clip"])
+        self._handler.load_state_dict(state["decision"])
+        self._update.load_state_dict(state)

@@ -1,1 +1,1 @@
-"""Around one training step: is it good, do all ranks say so, and what does it do when it runs again?"""
+"""One run of a training step: forward and backward, gradient statistics, saved inputs, and replays."""

@@ -1,4 +1,4 @@
-"""A bad step once more, in float32: is it the range of a narrower dtype, or the program?"""
+"""Runs a bad step once more in float32, to tell overflow of a narrower dtype from a structural fault."""
 
 from __future__ import annotations
 
@@ -19,77 +19,82 @@ from torchnan.recovery.step.forward_backward import ForwardBackward, StepRun
 NARROW = (torch.float16, torch.bfloat16)
 
 
-def in_float32(again: Callable[[], StepRun], forward_backward: ForwardBackward, agreement: Agreement) -> bool:
-    """Whether the step is finite then. All ranks ask together. Weights, buffers and gradients are as before.
+def is_finite_in_float32(rerun: Callable[[], StepRun], forward_backward: ForwardBackward, agreement: Agreement) -> bool:
+    """Returns whether the step is finite in float32. Collective. Restores weights and buffers, and drops gradients.
 
     Args:
-        again: puts back what the step started from, and runs it: forward and backward, no update.
-        forward_backward: knows the model, and what a bad step is.
-        agreement: with the other ranks.
+        rerun: restores the step's inputs and runs forward and backward, without an update.
+        forward_backward: runs and checks the step.
+        agreement: agreement with the other ranks.
 
     Raises:
-        RuntimeError: it cannot be run so, here or on another rank; says why.
+        RuntimeError: the step cannot be run in float32 on this or another rank, with the reason.
     """
-    reason, run = _obstacle(forward_backward.model), None
+    reason, run = _unsupported_reason(forward_backward.model), None
     if agreement.all_reduce_max(int(bool(reason))) > 0:
         raise RuntimeError(reason or "another rank cannot")
     try:
-        with _wide_weights(forward_backward), torch.compiler.set_stance("force_eager"), _watched_quietly(), _Wide():  # type: ignore[no-untyped-call]
-            run = again()
-    except Exception as error:  # noqa: BLE001 - the other ranks are to hear of it before it is told
+        with (
+            _float32_weights(forward_backward),
+            torch.compiler.set_stance("force_eager"),
+            _quiet_detection(),
+            _Float32Mode(),  # type: ignore[no-untyped-call]
+        ):
+            run = rerun()
+    except Exception as error:  # noqa: BLE001 - the other ranks must learn of it before it is raised
         reason = f"{type(error).__name__}: {error}"
     if agreement.all_reduce_max(int(run is None)) > 0 or run is None:
         raise RuntimeError(reason or "another rank failed")
     return forward_backward.agree(run)[0] is None
 
 
-class _Wide(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """No operation makes a tensor of 16 bits, whether autocast asks for it or the program."""
+class _Float32Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Replaces 16-bit dtypes with float32, whether autocast or user code asks for them."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not func._schema.is_mutable:
-            args = [self._widened(argument) for argument in args]
-        return func(*args, **{name: self._widened(value) for name, value in (kwargs or {}).items()})
+            args = [self._to_float32(argument) for argument in args]
+        return func(*args, **{name: self._to_float32(value) for name, value in (kwargs or {}).items()})
 
-    def _widened(self, value: Any) -> Any:
+    def _to_float32(self, value: Any) -> Any:
         if isinstance(value, torch.dtype):
             return torch.float32 if value in NARROW else value
         if isinstance(value, torch.Tensor) and value.dtype in NARROW:
             return value.to(torch.float32)
-        return [self._widened(item) for item in value] if isinstance(value, list) else value
+        return [self._to_float32(item) for item in value] if isinstance(value, list) else value
 
 
 @contextlib.contextmanager
-def _wide_weights(forward_backward: ForwardBackward) -> Iterator[None]:
-    """The parameters and buffers are the same objects, with other data for a while."""
+def _float32_weights(forward_backward: ForwardBackward) -> Iterator[None]:
+    """Gives 16-bit parameters and buffers float32 data temporarily, keeping the tensor objects."""
     tensors = [
         t for t in (*forward_backward.model.parameters(), *forward_backward.model.buffers()) if t.dtype in NARROW
     ]
-    kept = [(tensor, tensor.data) for tensor in tensors]
+    original = [(tensor, tensor.data) for tensor in tensors]
     torch.clear_autocast_cache()
     try:
-        for tensor, data in kept:
+        for tensor, data in original:
             tensor.grad = None
             tensor.data = data.to(torch.float32)
         yield
     finally:
         forward_backward.optimizer.zero_grad(set_to_none=True)
-        for tensor, data in kept:
+        for tensor, data in original:
             tensor.grad = None
             tensor.data = data
         torch.clear_autocast_cache()
 
 
 @contextlib.contextmanager
-def _watched_quietly() -> Iterator[None]:
-    """What a detection of the program's would make of it is not told."""
-    watch = detect(action="log")
-    with entered_with_new_threads(watch):
+def _quiet_detection() -> Iterator[None]:
+    """Covers a detection session of the user's with one that reports nothing."""
+    session = detect(action="log")
+    with entered_with_new_threads(session):
         yield
 
 
-def _obstacle(model: torch.nn.Module) -> str:
-    """Why a model cannot be run in another dtype; "" if it can."""
+def _unsupported_reason(model: torch.nn.Module) -> str:
+    """Returns why a model cannot be run in another dtype, or "" if it can."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     wrapper: Any = getattr(fsdp, "FullyShardedDataParallel", ())
     if any(map(shards.is_sharded, model.parameters())) or any(isinstance(m, wrapper) for m in model.modules()):

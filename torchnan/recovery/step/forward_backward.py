@@ -1,10 +1,9 @@
-"""Forward and backward of one step, over all its micro-batches, and one look at what came out."""
+"""Runs forward and backward of one step over all its micro-batches, and checks the result."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +18,6 @@ from torchnan.detection.pause import detection_paused
 from torchnan.distributed.agreement import Agreement, Anomaly, AnomalyKind
 from torchnan.recovery.step.gradients import (
     GradientStats,
-    describe_nonfinite,
     gradients_of,
     measure,
     plain_norm,
@@ -27,33 +25,34 @@ from torchnan.recovery.step.gradients import (
 from torchnan.recovery.step.micro_batches import split
 from torchnan.recovery.step.norm_limit import NormLimit
 from torchnan.recovery.step.random_state import RandomState
+from torchnan.recovery.step.step_check import StepCheck
 
 StepFunction = Callable[[torch.nn.Module, Any], Any]
 
 _NO_MEMORY = ("can't allocate memory", "not enough memory")
-_AFTER_ALL = 0xFFFF  # later than any micro-batch: the rank that ran out of memory itself is the one to be heard
-_BAD, _NONE_TO_GIVE = 1, 2  # what a rank says of its gradients before they are averaged
+_AFTER_ALL = 0xFFFF  # later than any micro-batch: the report of the rank that ran out of memory itself comes first
+_NONFINITE, _MISSING = 1, 2  # state of a rank's gradients before they are averaged
 
 
 @dataclasses.dataclass(frozen=True)
 class StepRun:
-    """One run of a step.
+    """The result of running a step on this rank.
 
     Attributes:
-        losses: one for each micro-batch.
-        anomaly: what was wrong with it, ``None`` if nothing was.
-        measured: its gradients, this rank's.
-        values: of the losses, as they have been looked at.
+        losses: the detached loss of each micro-batch.
+        anomaly: what is wrong with it, or ``None``.
+        gradients: statistics of its gradients.
+        loss_values: the losses as numbers.
     """
 
     losses: tuple[torch.Tensor, ...]
     anomaly: Anomaly | None
-    measured: GradientStats
-    values: tuple[float, ...] = ()
+    gradients: GradientStats
+    loss_values: tuple[float, ...] = ()
 
     @property
     def loss(self) -> torch.Tensor | None:
-        """Their mean."""
+        """Mean of the losses, or ``None`` if there are none."""
         if len(self.losses) < 2:
             return self.losses[0] if self.losses else None
         return torch.stack([loss.reshape(()) for loss in self.losses]).mean()
@@ -63,13 +62,14 @@ class ForwardBackward:
     """Runs a step up to the point where the optimizer would step.
 
     Args:
-        model, optimizer: what is trained.
+        model, optimizer: the model and its optimizer.
         step_fn: ``step_fn(model, batch)`` returns the loss; see :class:`torchnan.StepGuard`.
-        scaler: a ``torch.amp.GradScaler`` that is enabled, or ``None``.
-        norm_limit: for norms.
-        agreement: with the other ranks.
-        is_oom_recoverable: a rank that runs out of memory must not leave the others waiting, so gradients are reduced
-            only after all ranks have said that they have them.
+        scaler: an enabled ``torch.amp.GradScaler``, or ``None``.
+        norm_limit: limits on the gradient norm.
+        agreement: agreement with the other ranks.
+        is_oom_recoverable: reduce gradients only after all ranks have reported that they have them, so that a rank
+            that runs out of memory does not leave the others waiting.
+        on_loss: called with each loss before its backward pass.
     """
 
     def __init__(
@@ -80,43 +80,39 @@ class ForwardBackward:
         scaler: torch.amp.GradScaler | None,
         norm_limit: NormLimit,
         agreement: Agreement,
+        *,
         is_oom_recoverable: bool,
+        on_loss: Callable[[torch.Tensor], None] = lambda loss: None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.step_fn = step_fn
         self._scaler = scaler
-        self._norm_limit = norm_limit
         self._agreement = agreement
+        self._check = StepCheck(agreement, norm_limit)
         self._reduces_itself = is_oom_recoverable and agreement.ranks > 1 and hasattr(model, "no_sync")
-        self.without_graph: Callable[[torch.Tensor], torch.Tensor] = (
-            torch.Tensor.detach
-        )  # of each loss, before backward
+        self._on_loss = on_loss
         self._parameters: list[tuple[str, torch.Tensor]] = []
-        self._brought: tuple[Anomaly | None] | None = None  # who brought bad gradients, where the ranks have said so
+        self._is_checked_before_reduction = False
+        self._anomaly_before_reduction: Anomaly | None = None
 
     @property
     def gradients_arrive_reduced(self) -> bool:
-        """Gradients are those of all ranks together when they are first looked at."""
+        """Whether gradients have been averaged over the ranks before they are checked."""
         return self._agreement.ranks > 1 and not self._reduces_itself
 
     @property
     def waits_in_backward(self) -> bool:
-        """Ranks wait for one another there: DDP and FSDP, which reduce gradients as they come."""
+        """Whether ranks wait for one another in backward, as with DDP and FSDP, which reduce gradients there."""
         reduces = hasattr(self.model, "no_sync") or hasattr(self.model, "set_requires_gradient_sync")
         return self.gradients_arrive_reduced and reduces
 
     @property
     def parameters(self) -> list[tuple[str, torch.Tensor]]:
-        """What the optimizer changes, by name; groups may be added to it at any time."""
+        """The optimizer's parameters by name; kept up to date with groups that are added to it."""
         if len(self._parameters) != sum(len(group["params"]) for group in self.optimizer.param_groups):
             self._parameters = named_parameters(self.model, self.optimizer)
         return self._parameters
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model is."""
-        return next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
 
     def run(
         self,
@@ -125,17 +121,17 @@ class ForwardBackward:
         randoms: Sequence[RandomState | None] = (),
         after_backward: Callable[[], None] = lambda: None,
     ) -> StepRun:
-        """Forward, backward, and what is to be said of it, of this rank.
+        """Runs forward and backward, and checks the result on this rank.
 
         Args:
             batches: the micro-batches.
-            parts: into how many each is cut.
-            randoms: for each micro-batch the random states to run it from; ``None``: those that there are.
-            after_backward: called when all gradients are there, and a scaler has not touched them.
+            parts: number of parts that each micro-batch is split into.
+            randoms: random states to restore before each micro-batch; ``None`` leaves them as they are.
+            after_backward: called once all gradients are computed, before a scaler unscales them.
         """
         losses: list[torch.Tensor] = []
         if self._scaler is not None:
-            self._scaler._per_optimizer_states.pop(id(self.optimizer), None)  # of a run that came to nothing
+            self._scaler._per_optimizer_states.pop(id(self.optimizer), None)  # left by an earlier run of the step
         try:
             self._run_micro_batches(batches, parts, randoms, losses)
             after_backward()
@@ -144,68 +140,72 @@ class ForwardBackward:
             if not _is_out_of_memory(error):
                 raise
             micro_batch = len(losses)
-            memory = _told(error)  # and not the error: its traceback holds the step's tensors
+            memory = _describe(error)  # not the error itself: its traceback references the step's tensors
         if memory is None and self._reduces_itself:
             memory, micro_batch = self._reduce_gradients(), _AFTER_ALL
         elif memory is not None and self._reduces_itself:
-            self._agreement.all_reduce_max(_NONE_TO_GIVE)
+            self._agreement.all_reduce_max(_MISSING)
         if memory is not None:
             self.optimizer.zero_grad(set_to_none=True)
             if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 torch.cuda.empty_cache()
             anomaly = Anomaly(AnomalyKind.OUT_OF_MEMORY, memory, micro_batch, self._agreement.global_rank)
             return StepRun(tuple(losses), anomaly, GradientStats())
-        return self.look(losses)
+        return self.check(losses)
 
     def run_unguarded(self, batches: list[Any]) -> StepRun:
-        """Forward and backward, and whatever comes of it: with TORCHNAN=0."""
+        """Runs forward and backward without checks, for ``TORCHNAN=0``."""
         losses: list[torch.Tensor] = []
         self._run_micro_batches(batches, 1, (), losses)
         return self.end_unguarded(losses)
 
     def end_unguarded(self, losses: list[torch.Tensor]) -> StepRun:
-        """The norm, by PyTorch's own functions."""
+        """Unscales the gradients and computes their norm with PyTorch's own functions, for ``TORCHNAN=0``."""
         if self._scaler is not None:
             unscale_once(self._scaler, self.optimizer)
         return StepRun(tuple(losses), None, GradientStats(norm=plain_norm(gradients_of(self.parameters))))
 
-    def look(self, losses: list[torch.Tensor]) -> StepRun:
-        """One scan over the gradients."""
+    def check_detached(self, losses: Sequence[torch.Tensor]) -> StepRun:
+        """Checks a step that user code has run: reports its losses to ``on_loss``, then does as :meth:`check`."""
+        for loss in losses:
+            self._on_loss(loss)
+        return self.check([loss.detach() for loss in losses])
+
+    def check(self, losses: list[torch.Tensor]) -> StepRun:
+        """Checks detached losses, and the gradients in one scan."""
         if self._scaler is not None:
             unscale_once(self._scaler, self.optimizer)
         gradients = gradients_of(self.parameters)
-        measured = measure(gradients, ranks=self._agreement.ranks)
-        brought, self._brought = self._brought, None
-        bad_gradient = brought[0] if brought else self._bad_gradient(gradients, measured.bad)
+        stats = measure(gradients, ranks=self._agreement.ranks)
+        if self._is_checked_before_reduction:
+            gradient_anomaly = self._anomaly_before_reduction
+        else:
+            gradient_anomaly = self._gradient_anomaly(gradients, stats.nonfinite)
+        self._is_checked_before_reduction, self._anomaly_before_reduction = False, None
         with detection_paused():
             values = tuple(shards.local(loss).item() for loss in losses)
-        return StepRun(tuple(losses), self._bad_loss(values) or bad_gradient, measured, values)
-
-    def clip(self, norm: float, most: float | None) -> None:
-        """Gradients whose norm is this one, as a whole."""
-        if most is not None and norm > most:
-            parameters = [parameter for _, parameter in self.parameters]
-            torch.nn.utils.clip_grads_with_norm_(parameters, most, torch.tensor(norm))
+        return StepRun(tuple(losses), self._check.loss_anomaly(values) or gradient_anomaly, stats, values)
 
     def agree(self, run: StepRun) -> tuple[Anomaly | None, float]:
-        """What all ranks know of it, and the norm of its gradients."""
-        return self._agreement.agree_with_norm(run.measured, run.anomaly, self._norm_limit.check)
+        """Returns the worst anomaly of any rank and the gradient norm. Collective."""
+        return self._check.agree(run.gradients, run.anomaly)
 
     def _run_micro_batches(
         self, batches: list[Any], parts: int, randoms: Sequence[RandomState | None], losses: list[torch.Tensor]
     ) -> None:
         assert self.step_fn is not None
-        cut = [_in_parts(batch, parts) for batch in batches]
-        pieces = [(piece, share / len(batches)) for pieces in cut for piece, share in pieces]
-        begins = {sum(map(len, cut[:i])): random for i, random in enumerate(randoms)}
+        parts_of = [_split(batch, parts) for batch in batches]
+        pieces = [(piece, share / len(batches)) for pieces in parts_of for piece, share in pieces]
+        begins = {sum(map(len, parts_of[:i])): random for i, random in enumerate(randoms)}
         for i, (piece, share) in enumerate(pieces):
             random = begins.get(i)
             if random is not None:
                 random.restore()
-            waits = self._reduces_itself or i + 1 < len(pieces)
-            with self._without_reduction() if waits else contextlib.nullcontext():
+            defers_reduction = self._reduces_itself or i + 1 < len(pieces)
+            with self._without_reduction() if defers_reduction else contextlib.nullcontext():
                 loss = loss_of(self.step_fn(self.model, piece))
-                losses.append(self.without_graph(loss))
+                self._on_loss(loss)
+                losses.append(loss.detach())
                 if not loss.requires_grad:  # the step function has run backward itself
                     continue
                 scaled = loss if share == 1.0 else loss * share
@@ -216,14 +216,17 @@ class ForwardBackward:
         return no_sync() if callable(no_sync) else contextlib.nullcontext()
 
     def _reduce_gradients(self) -> str | None:
-        """The mean over the ranks; says so if another rank has none to give. Whose are bad must be known before: the
-        mean is bad everywhere."""
-        mine = gradients_of(self.parameters)
-        bad = measure(mine).bad
-        worst = self._agreement.all_reduce_max(_BAD if bad else 0)
-        if worst == _NONE_TO_GIVE:
+        """Averages the gradients over the ranks. Returns an error text if another rank has none.
+
+        Non-finite gradients are attributed to their ranks first: the mean is non-finite on all of them.
+        """
+        local = gradients_of(self.parameters)
+        nonfinite = measure(local).nonfinite
+        worst = self._agreement.all_reduce_max(_NONFINITE if nonfinite else 0)
+        if worst == _MISSING:
             return "another rank has run out of memory"
-        self._brought = (self._bad_gradient(mine, bad),) if worst == _BAD else None
+        self._is_checked_before_reduction = worst == _NONFINITE
+        self._anomaly_before_reduction = self._gradient_anomaly(local, nonfinite)
         with detection_paused(), torch.no_grad():
             trained = [p for _, p in self.parameters if p.requires_grad]
             used = self._agreement.all_reduce_max_of([int(p.grad is not None) for p in trained])
@@ -245,22 +248,16 @@ class ForwardBackward:
         for gradient, piece in zip(gradients, pieces, strict=True):
             gradient.copy_(piece.view_as(gradient))
 
-    def _bad_loss(self, values: tuple[float, ...]) -> Anomaly | None:
-        for i, value in enumerate(values):
-            if not math.isfinite(abs(value)):
-                return Anomaly(AnomalyKind.LOSS, f"loss is {value}", i, self._agreement.global_rank)
-        return None
-
-    def _bad_gradient(self, gradients: list[tuple[str, torch.Tensor]], bad: tuple[str, ...]) -> Anomaly | None:
-        if not bad:
-            return None
-        text = f"{len(bad)} of {len(gradients)} gradients are not finite: {describe_nonfinite(gradients, bad)}"
-        what = AnomalyKind.GRADIENT if self._scaler is None else AnomalyKind.SCALER
-        return Anomaly(what, text, 0, self._agreement.global_rank)
+    def _gradient_anomaly(
+        self, gradients: list[tuple[str, torch.Tensor]], nonfinite: tuple[str, ...]
+    ) -> Anomaly | None:
+        kind = AnomalyKind.GRADIENT if self._scaler is None else AnomalyKind.SCALER
+        prefix = f"{len(nonfinite)} of {len(gradients)} gradients are not finite: "
+        return self._check.gradient_anomaly(gradients, nonfinite, prefix=prefix, kind=kind)
 
 
 def named_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]:
-    """What the optimizer changes, under the names of the model where it has one for it."""
+    """Returns the optimizer's parameters, named as in the model where the model has them."""
     names = {id(parameter): clean(name) for name, parameter in unwrap(model).named_parameters()}
     return [
         (names.get(id(parameter), f"param_groups[{g}]['params'][{i}]"), parameter)
@@ -270,11 +267,11 @@ def named_parameters(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -
 
 
 def loss_of(returned: Any) -> torch.Tensor:
-    """The loss in what a step function returns: a tensor, something with ``.loss`` or ``["loss"]``, or a pair that
-    begins with it.
+    """Returns the loss from the result of a step function: the tensor itself, its ``.loss`` or ``["loss"]``, or the
+    first item of a tuple.
 
     Raises:
-        TypeError: there is none.
+        TypeError: the result has no loss.
     """
     loss = returned
     if isinstance(returned, Mapping) and "loss" in returned:
@@ -293,7 +290,7 @@ def loss_of(returned: Any) -> torch.Tensor:
 
 
 def unscale_once(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
-    """As clipping would; not again if the program has done so."""
+    """Unscales the gradients, unless user code has already done so in this step."""
     try:
         scaler.unscale_(optimizer)
     except RuntimeError as error:
@@ -301,7 +298,7 @@ def unscale_once(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer)
             raise
 
 
-def _in_parts(batch: Any, parts: int) -> list[tuple[Any, float]]:
+def _split(batch: Any, parts: int) -> list[tuple[Any, float]]:
     return [(batch, 1.0)] if parts == 1 else split(batch, parts)
 
 
@@ -311,8 +308,8 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(text in str(error) for text in _NO_MEMORY)
 
 
-def _told(error: BaseException) -> str:
-    """What it says, and where in the program it was raised."""
+def _describe(error: BaseException) -> str:
+    """Returns the error's first line and the line of user code that raised it."""
     line = raised_at(error)
-    place = f" (at {line[0]}:{line[1]})" if line else ""
-    return printable(f"{(str(error) or type(error).__name__).splitlines()[0]}{place}", 1000)
+    site = f" (at {line[0]}:{line[1]})" if line else ""
+    return printable(f"{(str(error) or type(error).__name__).splitlines()[0]}{site}", 1000)

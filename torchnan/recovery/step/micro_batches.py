@@ -1,4 +1,4 @@
-"""A batch in parts, for a step that did not fit into memory."""
+"""Splits a batch, for a step that did not fit into memory."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from torchnan.recovery.step.step_inputs import tensors_in
 
 
 def rows_of(batch: Any) -> int:
-    """The length of the first dimension that the tensors of a batch have in common; 1 if they have none."""
+    """Returns the length of the first dimension that all tensors of a batch share; 1 if they share none."""
     lengths = {tensor.shape[0] for _, tensor in tensors_in(batch, "") if tensor.dim() > 0}
     return lengths.pop() if len(lengths) == 1 else 1
 
 
 def split(batch: Any, parts: int) -> list[tuple[Any, float]]:
-    """Cuts every tensor along its first dimension.
+    """Splits every tensor of a batch along its first dimension.
 
     Args:
         batch: nested mappings, sequences and dataclasses of tensors with one row per example.
-        parts: into how many, of nearly the same size; fewer if there are fewer rows.
+        parts: number of parts, of nearly equal size; fewer if there are fewer rows.
 
     Returns:
-        each part with its share of the rows: losses that are means over rows, multiplied with these, add up to the
-        loss of the whole.
+        Each part with its fraction of the rows. Losses that are means over rows, weighted by these fractions, add up
+        to the loss of the whole batch.
 
     Raises:
-        ValueError: the tensors do not agree on the number of rows, or there is only one.
+        ValueError: the tensors differ in their number of rows, or there is only one row.
     """
     rows = rows_of(batch)
     if rows < 2:

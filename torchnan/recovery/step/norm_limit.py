@@ -1,20 +1,20 @@
-"""A gradient norm that is finite, and yet wrong."""
+"""Limits on the gradient norm: absolute, and relative to recent good steps."""
 
 from __future__ import annotations
 
 import collections
 from typing import Any
 
-MIN_STEPS = 10  # norms; a mean of fewer says too little
+MIN_STEPS = 10  # a rolling mean over fewer norms is too noisy
 
 
 class NormLimit:
-    """Trips on a norm above a limit, or above a multiple of the rolling mean of the steps that were good.
+    """Rejects a gradient norm above a limit, or above a multiple of the rolling mean over good steps.
 
     Args:
-        limit: largest norm that is let pass. Default ``None``: any.
-        factor: largest multiple of the rolling mean. Default ``None``: any.
-        window: steps in the rolling mean. Until 10 of them have been seen, ``factor`` is not applied.
+        limit: the largest accepted norm. Default ``None``: no limit.
+        factor: the largest accepted multiple of the rolling mean. Default ``None``: no limit.
+        window: number of steps in the rolling mean. ``factor`` applies once 10 norms have been recorded.
     """
 
     def __init__(self, limit: float | None = None, factor: float | None = None, window: int = 100) -> None:
@@ -24,11 +24,11 @@ class NormLimit:
 
     @property
     def mean(self) -> float | None:
-        """Of the last good steps; ``None`` before the first."""
+        """Mean norm of the last good steps, or ``None`` before the first."""
         return sum(self._norms) / len(self._norms) if self._norms else None
 
     def check(self, norm: float) -> str | None:
-        """What is wrong with this norm, ``None`` if nothing is."""
+        """Returns why this norm is rejected, or ``None`` if it is accepted."""
         if self.limit is not None and norm > self.limit:
             return f"gradient norm {norm:.4g} is above the limit of {self.limit:.4g}"
         mean = self.mean
@@ -39,15 +39,15 @@ class NormLimit:
             )
         return None
 
-    def note(self, norm: float) -> None:
-        """A good step had this norm."""
+    def record(self, norm: float) -> None:
+        """Records the norm of a good step."""
         self._norms.append(norm)
 
     def state_dict(self) -> dict[str, Any]:
-        """The norms that the mean is of."""
+        """Returns the norms of the rolling mean."""
         return {"norms": list(self._norms)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from there."""
+        """Restores a state returned by :meth:`state_dict`."""
         self._norms.clear()
         self._norms.extend(state["norms"])

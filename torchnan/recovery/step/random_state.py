@@ -1,4 +1,4 @@
-"""Every random state that a training step draws from."""
+"""Saves and restores the random states that a training step draws from."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True)
 class RandomState:
-    """The states of PyTorch's generators, NumPy's global one and Python's. Generators of a program's own are not in it.
+    """The states of PyTorch's default generators and of NumPy's and Python's global ones.
+
+    Generators that user code has made are not included.
 
     Attributes:
-        cpu: of PyTorch on the CPU, uint8.
-        cuda: of every CUDA device, in their order; empty if CUDA is not in use.
-        numpy: what ``numpy.random.get_state()`` returns; ``None`` if NumPy is not loaded.
-        python: what ``random.getstate()`` returns.
+        cpu: state of PyTorch's CPU generator, uint8.
+        cuda: states of all CUDA devices in order; empty if CUDA is not initialized.
+        numpy: the result of ``numpy.random.get_state()``; ``None`` if NumPy is not loaded.
+        python: the result of ``random.getstate()``.
     """
 
     cpu: Tensor
@@ -29,7 +31,7 @@ class RandomState:
 
     @classmethod
     def now(cls) -> RandomState:
-        """The states as they are."""
+        """Returns the current states."""
         numpy = sys.modules.get("numpy")
         return cls(
             torch.get_rng_state(),
@@ -41,7 +43,7 @@ class RandomState:
         )
 
     def restore(self) -> None:
-        """Sets them all again. States of CUDA devices that are not here are left out."""
+        """Restores all states. Ignores those of CUDA devices that this machine lacks."""
         torch.set_rng_state(self.cpu)
         if self.cuda and torch.cuda.is_available():
             torch.cuda.set_rng_state_all(self.cuda[: torch.cuda.device_count()])

@@ -1,4 +1,4 @@
-"""The same step twice more, under detection: where did it come from, and does it come again?"""
+"""Replays a bad step twice under detection, to find the origin and whether it is reproducible."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from torchnan.recovery.step.gradients import gradients_of
 
 Verdict = Literal["persistent", "nondeterministic", "transient"]
 
-# Runs the step once more; given what to do after its backward pass.
-Again = Callable[[Callable[[], None]], StepRun]
+# Runs the step once more; the argument is called after its backward pass.
+Rerun = Callable[[Callable[[], None]], StepRun]
 
 ANOTHER_RANK = "another rank cannot run it again"
 
@@ -30,14 +30,13 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclasses.dataclass(frozen=True)
 class Replay:
-    """What running the step again has shown.
+    """The result of replaying a step.
 
     Attributes:
-        verdict: ``"persistent"``: wrong both times, same origin, same bits. ``"transient"``: finite both times, so it
-            was not the program: suspect the hardware or a race. ``"nondeterministic"``: neither.
-            ``None``: the step could not be run again, see ``reason``.
-        finding: the origin, as this rank has seen it; ``None`` where nothing was wrong here.
-        same_bits: whether losses and gradients came out as in the step itself, bit for bit, both times.
+        verdict: ``"persistent"``: bad both times, with the same origin and the same bits. ``"transient"``: finite both
+            times; suspect the hardware or a race. ``"nondeterministic"``: neither. ``None``: not replayed.
+        finding: the origin found on this rank, or ``None``.
+        same_bits: whether losses and gradients matched the original step bit for bit, both times.
         reason: why there is no verdict.
     """
 
@@ -48,17 +47,17 @@ class Replay:
 
 
 def not_replayed(reason: str) -> Replay:
-    """There was no way to run it again."""
+    """Returns the result for a step that could not be replayed."""
     return Replay(None, reason=reason)
 
 
 def digest(losses: tuple[torch.Tensor, ...], parameters: list[tuple[str, torch.Tensor]]) -> str:
-    """Of the bits of losses and gradients: what differs in one bit differs here, but for the payload of a NaN."""
+    """Returns a digest of losses and gradients that changes with any bit except the payload of a NaN."""
     return digest_of([*losses, *(gradient for _, gradient in gradients_of(parameters))])
 
 
 def digest_of(tensors: Iterable[torch.Tensor]) -> str:
-    """Of the bits of tensors, of sharded ones this rank's: 16 hexadecimal digits."""
+    """Returns 16 hexadecimal digits over the bits of tensors; of sharded ones, this rank's shards."""
     with detection_paused(), torch.no_grad():
         bits = [_bits(shards.local(tensor.detach())) for tensor in tensors]
     return hashlib.sha256(repr(bits).encode()).hexdigest()[:16]
@@ -72,54 +71,56 @@ def _bits(tensor: torch.Tensor) -> int:
         words = torch.view_as_real(words)
     if words.numel() == 0:
         return 0
-    if words.is_floating_point() and words.element_size() > 1:  # which of its NaNs an addition hands on, nobody decides
+    if (
+        words.is_floating_point() and words.element_size() > 1
+    ):  # the payload that an addition of NaNs keeps is undefined
         words = words.masked_fill(words.isnan(), math.nan)
     return int(torch.hash_tensor(words.view(_WORDS[words.element_size()])).view(torch.int64))
 
 
 def replay(
-    again: Again, forward_backward: ForwardBackward, agreement: Agreement, *, original: str, step: int
+    rerun: Rerun, forward_backward: ForwardBackward, agreement: Agreement, *, original: str, step: int
 ) -> Replay:
-    """Runs a step twice under ``detect()`` and says what kind of trouble it is in. All ranks do so together.
+    """Runs a step twice under ``detect()`` and classifies the result. Collective.
 
     Args:
-        again: puts back what the step started from, and runs it: forward and backward, no update.
-        forward_backward: knows the model, and what a bad step is.
-        agreement: with the other ranks.
-        original: :func:`digest` of the step that went wrong.
-        step: its number, for the findings.
+        rerun: restores the step's inputs and runs forward and backward, without an update.
+        forward_backward: runs and checks the step.
+        agreement: agreement with the other ranks.
+        original: :func:`digest` of the original step.
+        step: step number for the findings.
     """
     findings: list[Finding | None] = []
-    tripped: list[bool] = []
+    was_bad: list[bool] = []
     bits = [original]
     for _ in range(2):
         try:
-            run, finding = _watched(again, forward_backward, step)
+            run, finding = _run_detected(rerun, forward_backward, step)
             failed = ""
-        except Exception as error:  # noqa: BLE001 - the step would have been dealt with; its second run must not end it
+        except Exception as error:  # noqa: BLE001 - a failing replay must not keep the bad step from being handled
             failed = f"it raised {type(error).__name__} when run again: {error}"
         if agreement.all_reduce_max(int(bool(failed))) > 0:
             return not_replayed(failed or ANOTHER_RANK)
         findings.append(finding)
-        tripped.append(forward_backward.agree(run)[0] is not None)
+        was_bad.append(forward_backward.agree(run)[0] is not None)
         bits.append(digest(run.losses, forward_backward.parameters))
     alike = agreement.all_reduce_max(int(bits[1] != bits[2] or not _same_origin(*findings))) == 0
     same_bits = agreement.all_reduce_max(int(not alike or bits[0] != bits[1])) == 0
-    return Replay(_verdict(tripped, alike), next((f for f in findings if f is not None), None), same_bits)
+    return Replay(_verdict(was_bad, alike), next((f for f in findings if f is not None), None), same_bits)
 
 
-def _verdict(tripped: list[bool], alike: bool) -> Verdict:
-    if not any(tripped):
+def _verdict(was_bad: list[bool], alike: bool) -> Verdict:
+    if not any(was_bad):
         return "transient"
-    return "persistent" if all(tripped) and alike else "nondeterministic"
+    return "persistent" if all(was_bad) and alike else "nondeterministic"
 
 
-def _watched(again: Again, forward_backward: ForwardBackward, step: int) -> tuple[StepRun, Finding | None]:
-    watch = detect(action="log", model=forward_backward.model)
-    with entered_with_new_threads(watch):
-        watch.mark_step(step)
-        run = again(lambda: hooks.judge_gradients(forward_backward.optimizer))  # it would be about to use them
-    return run, watch.first
+def _run_detected(rerun: Rerun, forward_backward: ForwardBackward, step: int) -> tuple[StepRun, Finding | None]:
+    session = detect(action="log", model=forward_backward.model)
+    with entered_with_new_threads(session):
+        session.mark_step(step)
+        run = rerun(lambda: hooks.judge_gradients(forward_backward.optimizer))  # the optimizer would use them next
+    return run, session.first
 
 
 def _same_origin(a: Finding | None, b: Finding | None) -> bool:

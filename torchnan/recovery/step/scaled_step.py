@@ -1,4 +1,4 @@
-"""The optimizer's step, through a loss scaler if there is one."""
+"""Steps an optimizer, through a loss scaler if there is one."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ import torch
 
 
 class ScaledStep:
-    """Steps an optimizer, and deals with what its scaler remembers of a step that is not taken.
+    """Steps an optimizer, and resets the scaler's state for steps that are not applied.
 
     Args:
-        optimizer: steps.
-        scaler: a ``torch.amp.GradScaler``; ``None`` or a disabled one: there is none.
+        optimizer: the optimizer to step.
+        scaler: a ``torch.amp.GradScaler``; ``None`` and a disabled one mean no scaler.
+
+    Attributes:
+        scaler: the enabled scaler, or ``None``.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None) -> None:
         self._optimizer = optimizer
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
 
-    def take(self) -> None:
-        """Steps."""
+    def step(self) -> None:
+        """Steps the optimizer and updates the scaler."""
         if self.scaler is None:
             self._optimizer.step()
             return
@@ -26,12 +29,12 @@ class ScaledStep:
         self.scaler.update()
 
     def mark_to_skip(self) -> None:
-        """The scaler will not step, and lower its scale; on every rank, so that the scales stay equal."""
+        """Makes the scaler skip this step and lower its scale; called on every rank, so that the scales stay equal."""
         assert self.scaler is not None
         for found in self.scaler._per_optimizer_states[id(self._optimizer)]["found_inf_per_device"].values():
             found.fill_(1.0)
 
-    def forget(self) -> None:
-        """A scaler that has unscaled gradients waits for update(); these gradients are gone."""
+    def reset(self) -> None:
+        """Clears the scaler's record of unscaled gradients: they have been discarded, and no update() will follow."""
         if self.scaler is not None:
             self.scaler._per_optimizer_states.clear()
