@@ -77,7 +77,7 @@ for i, troubles in enumerate(plan):
             seen=event.seen, origin=event.origin, mine=None if event.finding is None else event.finding.op,
             capture=event.capture),
         events=len(guard.events),
-        lr=guard._rate.factor,
+        lr=guard._update.lr_cut.factor,
         step=guard.step_number))
 weights = [p.full_tensor() if hasattr(p, "full_tensor") else p.detach() for p in model.parameters()]
 with open(f"{folder}/{rank}.json", "w") as file:
