@@ -20,7 +20,7 @@ accelerate = pytest.importorskip("accelerate")
 
 from accelerate.optimizer import AcceleratedOptimizer  # noqa: E402
 
-from torchnan.integrations.transformers import NaNCallback, _validate  # noqa: E402
+from torchnan.integrations.transformers import NaNCallback, _validate_arguments  # noqa: E402
 
 ROWS = 4
 BAD = 3  # the micro-batch that is bad, 0-based
@@ -366,7 +366,7 @@ def test_a_loss_scaler_does_not_know_of_a_bad_step(tmp_path):
 )
 def test_what_cannot_work_is_refused(arguments, text):
     with pytest.raises(ValueError, match=text):
-        _validate(types.SimpleNamespace(**arguments))
+        _validate_arguments(types.SimpleNamespace(**arguments))
 
 
 def test_norms_after_clipping_are_refused(tmp_path):
