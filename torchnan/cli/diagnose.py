@@ -1,11 +1,11 @@
-"""Walks the stability decision tree through a run, and says what is wrong with it, since when, why, and what to do.
+"""Diagnoses a training run with a decision tree: what is wrong with it, since when, why, and what to do.
 
 python -m torchnan diagnose run.jsonl
 python -m torchnan diagnose metrics.csv --html report.html --set spike_sigma=4
 python -m torchnan diagnose runs/gpt2 --json
 
 RUN is the log of torchnan.Monitor, a CSV file, TensorBoard's event files, Transformers' trainer_state.json, or a folder
-with one of these. Ends with 0 if the run is healthy, with 1 if anything is wrong with it, with 2 if it cannot be read.
+with one of these. The exit status is 0 if the run is healthy, 1 if anything is wrong with it, 2 if it cannot be read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torchnan.diagnosis import Diagnosis, Run, Thresholds
 
 NAME = "diagnose"
-HELP = "say what is wrong with a run, from its log"
+HELP = "diagnose a training run from its log"
 
 HEALTHY, UNHEALTHY = 0, 1
 
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the run, the thresholds and the outputs."""
     parser.add_argument("run", metavar="RUN", help="log, table, event files, trainer state, or a folder")
     parser.add_argument("--json", action="store_true", help="print the verdicts as JSON")
-    parser.add_argument("--html", metavar="FILE", help="write a page with pictures")
+    parser.add_argument("--html", metavar="FILE", help="write an HTML page with charts")
     parser.add_argument("--post-mortem", metavar="FILE", help="write a post-mortem document (Markdown)")
     parser.add_argument("--thresholds", metavar="FILE", help="TOML file of thresholds")
     parser.add_argument(

@@ -33,5 +33,5 @@ class DiagnosisBuilder:
         """Adds a verdict, whose cause is that of the first suspect."""
         cause = suspects[0].cause if suspects else "unknown"
         remedy, check = remedy_and_check(kind, cause, steps[0])
-        told = {name: value for name, value in evidence.items() if value is not None}
-        self.verdicts.append(Verdict(kind, cause, *steps, told, confidence, remedy, branch, check, tuple(suspects)))
+        known = {name: value for name, value in evidence.items() if value is not None}
+        self.verdicts.append(Verdict(kind, cause, *steps, known, confidence, remedy, branch, check, tuple(suspects)))

@@ -142,7 +142,7 @@ class Trend:
     """Factor by which the gradient norm grew with the loss, and the probability of that without a trend."""
 
     factor: float
-    chance: float
+    p_value: float
 
 
 def gradient_trend(run: Run, found: Rise, thresholds: Thresholds) -> Trend | None:

@@ -49,13 +49,13 @@ def evaluate(run: Run, scale: ScaleHistory, jumps: RateJumps, diagnosis: Diagnos
         "gradient_overflow_at": gradient,
     }
     steps = (min(first, gradient) if gradient is not None else first, _last(run, bad))
-    told = "not in the log" if origin is None else _describe_origin(origin)
-    diagnosis.answer("Q1.3", "Which operation made it?", "known" if origin else "unknown", told)
+    text = "not in the log" if origin is None else _describe_origin(origin)
+    diagnosis.answer("Q1.3", "Which operation made it?", "known" if origin else "unknown", text)
     if _is_overflow(scale, origin, rerun, gradient):
         _overflow(scale, origin, rerun, steps, first, diagnosis, evidence)
         return
     suspects = _suspects(run, value, first, origin, rerun, gradient, jumps, regime)
-    diagnosis.answer("Q1.4", "What makes it so?", display_name(suspects[0].cause), suspects[0].evidence)
+    diagnosis.answer("Q1.4", "What caused it?", display_name(suspects[0].cause), suspects[0].evidence)
     branch = "Q1.1 -> Q1.2 -> Q1.3 -> Q1.4"
     diagnosis.add_verdict("nonfinite", suspects, steps, branch, confidence="certain", **evidence)
 
@@ -179,7 +179,7 @@ def _suspects(
         )
     if origin is None and not len(near) and not _explodes(run, first):
         found += _by_value(value, regime)
-    return found or [Suspect("unknown", "possible", "the loss goes up before it; nothing in the log tells why")]
+    return found or [Suspect("unknown", "possible", "the loss goes up before it; nothing in the log explains it")]
 
 
 def _explodes(run: Run, first: int) -> bool:

@@ -45,13 +45,13 @@ def evaluate(run: Run, scale: ScaleHistory, diagnosis: DiagnosisBuilder, thresho
         diagnosis.add_verdict("loss_scale_collapse", [gradient], steps, f"{BRANCH} -> Q3.2", **evidence)
     elif scale.without_known_trigger:
         first, count, last = scale.without_known_trigger
-        told = f"{count} overflows from step {first:,} on at loss scales that had been fine"
-        diagnosis.answer("Q3.3", "Is that more than the scaler's search for a scale?", "yes", told)
-        found = [Suspect("gradient_overflow", "likely", told)]
+        text = f"{count} overflows from step {first:,} on at loss scales that had been fine"
+        diagnosis.answer("Q3.3", "Is that more than the scaler's search for a scale?", "yes", text)
+        found = [Suspect("gradient_overflow", "likely", text)]
         diagnosis.add_verdict("fp16_overflow", found, (first, last), f"{BRANCH} -> Q3.2 -> Q3.3", **evidence)
     else:
-        told = "the scaler tries larger scales and goes back"
-        diagnosis.answer("Q3.3", "Is that more than the scaler's search for a scale?", "no", told)
+        text = "the scaler tries larger scales and goes back"
+        diagnosis.answer("Q3.3", "Is that more than the scaler's search for a scale?", "no", text)
 
 
 def _answer(scale: ScaleHistory) -> str:

@@ -64,13 +64,13 @@ def evaluate(
     run: Run, up: Rise | None, jumps: RateJumps, symptoms: int, diagnosis: DiagnosisBuilder, thresholds: Thresholds
 ) -> None:
     """Answers Q4.1 to Q4.4."""
-    asked = f"Has the loss increased over {thresholds.divergence_steps} steps, up to the end?"
+    question = f"Has the loss increased over {thresholds.divergence_steps} steps, up to the end?"
     if up is None:
-        diagnosis.answer("Q4.1", asked, "no")
+        diagnosis.answer("Q4.1", question, "no")
         return
     low, high = format_number(up.low), format_number(up.high)
-    told = f"from {low} at step {up.first:,} to {high}, {up.sigmas:.1f} times its noise"
-    diagnosis.answer("Q4.1", asked, "yes", told)
+    text = f"from {low} at step {up.first:,} to {high}, {up.sigmas:.1f} times its noise"
+    diagnosis.answer("Q4.1", question, "yes", text)
     rate, weights = rate_change(run, up, thresholds), weight_change(run, up, thresholds)
     gradient = gradient_trend(run, up, thresholds)
     increasing = _is_increasing(run, up, jumps, thresholds)
@@ -78,18 +78,20 @@ def evaluate(
         "Q4.2", "Has the learning rate increased over the same window?", _yes(rate, increasing), _factor(rate)
     )
     changed = _is_changed(weights, thresholds)
-    asked = f"Has a weight norm changed more than {thresholds.weight_factor:g}x in {thresholds.divergence_steps} steps?"
-    diagnosis.answer("Q4.3", asked, _yes(weights, changed), _factor(weights))
-    trending = gradient is not None and gradient.chance < MAX_P_VALUE and gradient.factor > 1
-    told = "" if gradient is None else f"x {gradient.factor:.2f} since step {up.first:,}"
-    diagnosis.answer("Q4.4", "Is the gradient norm trending up?", _yes(gradient, trending), told)
+    question = (
+        f"Has a weight norm changed more than {thresholds.weight_factor:g}x in {thresholds.divergence_steps} steps?"
+    )
+    diagnosis.answer("Q4.3", question, _yes(weights, changed), _factor(weights))
+    trending = gradient is not None and gradient.p_value < MAX_P_VALUE and gradient.factor > 1
+    text = "" if gradient is None else f"x {gradient.factor:.2f} since step {up.first:,}"
+    diagnosis.answer("Q4.4", "Is the gradient norm trending up?", _yes(gradient, trending), text)
     suspects: list[Suspect] = []
     if increasing:
         suspects.append(Suspect("lr_increasing", "likely", f"the learning rate goes {_factor(rate)}"))
     if changed:
         suspects.append(Suspect("weight_norm", "likely", f"the weight norm goes {_factor(weights)}"))
     if trending:
-        suspects.append(Suspect("gradient_trend", "likely", f"the gradient norm goes {told}"))
+        suspects.append(Suspect("gradient_trend", "likely", f"the gradient norm goes {text}"))
     _conclude(up, suspects, gradient, symptoms, diagnosis, thresholds)
 
 

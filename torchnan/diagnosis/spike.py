@@ -38,16 +38,16 @@ def evaluate(
 ) -> None:
     """Answers Q2.1 to Q2.4 for each episode."""
     loss = Series.from_run(run, "loss")
-    asked = f"Is a loss above the mean by {thresholds.spike_sigma:g} sigma, and by more than chance?"
+    question = f"Is a loss above the mean by {thresholds.spike_sigma:g} sigma, and by more than chance?"
     if not found:
         few = "" if len(loss) > loss.window_rows(thresholds) else f"; {len(loss)} rows are too few to tell"
-        diagnosis.answer("Q2.1", asked, "no", f"over {thresholds.spike_window} steps{few}")
+        diagnosis.answer("Q2.1", question, "no", f"over {thresholds.spike_window} steps{few}")
         return
     for episode in found:
         above = (episode.loss - episode.mean) / episode.sigma if episode.sigma else np.inf
         peak, mean = format_number(episode.loss), format_number(episode.mean)
-        told = f"step {episode.step:,}: {peak} is mean {mean} + {above:.1f} sigma"
-        diagnosis.answer("Q2.1", asked, "yes", told)
+        text = f"step {episode.step:,}: {peak} is mean {mean} + {above:.1f} sigma"
+        diagnosis.answer("Q2.1", question, "yes", text)
         back = {"recovered": "yes", "persistent": "no", "open": "not known yet"}[episode.state]
         within = f"mean + {thresholds.recovery_sigma:g} sigma within {thresholds.recovery_steps} steps"
         diagnosis.answer("Q2.2", f"Does it come back to {within}?", back, _came_back(episode))
@@ -67,7 +67,7 @@ def evaluate(
             above_sigma=round(above, 2),
             surprise=round(episode.surprise, 2),
             surprise_by_chance=round(episode.level, 2),
-            recovered={"recovered": "yes", "persistent": "no", "open": "not known yet"}[episode.state],
+            recovered=back,
         )
 
 
@@ -86,8 +86,8 @@ def _suspects(run: Run, loss: Series, episode: Episode, signals: Signals, thresh
     if episode.state == "persistent":
         found += _persistent_elevation(run, loss, episode, thresholds)
     elif episode.is_single and not any(found):
-        told = "only that step's loss is high: the weights are fine, the batch is not like the others"
-        found.append(Suspect("unknown", "possible", told))
+        text = "only that step's loss is high: the weights are fine, the batch is not like the others"
+        found.append(Suspect("unknown", "possible", text))
     known = [suspect for suspect in found if suspect is not None]
     return known or [Suspect("unknown", "possible", "learning rate, batches and gradient norms show nothing")]
 
@@ -105,8 +105,8 @@ def _jump(loss: Series, episode: Episode, jumps: RateJumps) -> Suspect | None:
         return None
     i = near[np.argmax(jumps.new[near] - jumps.old[near])]
     old, new = format_number(jumps.old[i]), format_number(jumps.new[i])
-    told = f"the learning rate jumps from {old} to {new} at step {jumps.step[i]:,}"
-    return Suspect("lr_discontinuity", "likely", told)
+    text = f"the learning rate jumps from {old} to {new} at step {jumps.step[i]:,}"
+    return Suspect("lr_discontinuity", "likely", text)
 
 
 def _repeat(loss: Series, episode: Episode, repeats: BatchRepeats) -> Suspect | None:
@@ -119,9 +119,9 @@ def _repeat(loss: Series, episode: Episode, repeats: BatchRepeats) -> Suspect | 
     ):
         return None
     i = near[0]
-    told = f"the batch of step {repeats.step[i]:,} is that of step {repeats.earlier[i]:,}"
-    told += f"; repeats: {len(near)} so near the spike, {others:.2%} of all batches elsewhere"
-    return Suspect("duplicate_batch", "likely", told)
+    text = f"the batch of step {repeats.step[i]:,} is that of step {repeats.earlier[i]:,}"
+    text += f"; repeats: {len(near)} so near the spike, {others:.2%} of all batches elsewhere"
+    return Suspect("duplicate_batch", "likely", text)
 
 
 def _stuck(near: IntArray, loss: Series, others: float) -> float:
@@ -139,15 +139,15 @@ def _gradient(loss: Series, episode: Episode, gradients: GradientNorms, threshol
         return None
     with np.errstate(invalid="ignore"):
         i = at[np.argmax(np.nan_to_num(gradients.ratio[at], nan=0.0))]
-    told = f"the gradient norm of step {gradients.step[i]:,} is {gradients.ratio[i]:.1f} times its rolling mean"
+    text = f"the gradient norm of step {gradients.step[i]:,} is {gradients.ratio[i]:.1f} times its rolling mean"
     if gradients.ratio[i] > thresholds.grad_factor:
-        return Suspect("long_tail_batch", "likely", told)
+        return Suspect("long_tail_batch", "likely", text)
     if (
         gradients.surprise[i] > MIN_GRADIENT_SURPRISE
         and gradients.ratio[i] > MIN_GRADIENT_RATIO
         and episode.state != "persistent"
     ):
-        return Suspect("long_tail_batch", "possible", f"{told}, less than {thresholds.grad_factor:g} but out of turn")
+        return Suspect("long_tail_batch", "possible", f"{text}, less than {thresholds.grad_factor:g} but out of turn")
     return None
 
 

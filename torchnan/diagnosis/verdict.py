@@ -114,8 +114,8 @@ class Forecast:
             grows = f"doubles every {self.doubling:,.0f} steps: overflow expected near step {self.overflow:,}"
         short = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
         dtype = short.get(self.dtype) or printable(self.dtype)
-        told = f"{printable(self.module)} output reached {_percent(self.share)} of {dtype}'s range and {grows}"
-        return f"{told}; {self.enough} would do"
+        text = f"{printable(self.module)} output reached {_percent(self.share)} of {dtype}'s range and {grows}"
+        return f"{text}; {self.enough} would do"
 
 
 def _percent(share: float) -> str:
@@ -129,7 +129,7 @@ class Diagnosis:
 
     Attributes:
         verdicts: the worst first; for a healthy run, one of kind ``"healthy"``.
-        walk: the questions, in the order they were asked.
+        walk: the questions, in the order they were question.
         forecasts: outputs near the limit of their dtype's range.
     """
 
