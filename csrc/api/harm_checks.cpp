@@ -58,7 +58,7 @@ std::map<uint64_t, Finding> find_live_tensors(DetectionSession& session) {
   std::map<uint64_t, Finding> errors;
   std::vector<at::Tensor> alive;
   for (NonfiniteRegistry::Alive& one : nonfinite_registry().alive()) alive.push_back(std::move(one.tensor));
-  for (const Held& held : ask_held(alive, session)) {
+  for (const ReachableTensor& held : query_reachable_tensors(alive, session)) {
     const at::Tensor tensor = scannable_values(held.tensor);
     const NonfiniteKinds kinds = tensor.defined() ? kinds_of(tensor) : NonfiniteKinds();
     const auto record = kinds.any() ? nonfinite_registry().find(tensor) : nullptr;
@@ -68,7 +68,7 @@ std::map<uint64_t, Finding> find_live_tensors(DetectionSession& session) {
     if (held.as_gradient && root.compared) continue;  // user code has looked at the gradient and left out the step
     const HarmKind kind = is_parameter(held.tensor) ? HarmKind::kParameter : HarmKind::kAlive;
     Site here;
-    here.live = program().capture();
+    here.live = host_runtime().current_stack_id();
     auto finding =
         make_harm_finding(session, *record, kind, kinds, here, [&] { return parameter_name(session, tensor); });
     if (finding) errors.emplace(root.sequence, std::move(*finding));

@@ -52,7 +52,7 @@ Headroom headroom_of(const std::optional<std::string>& module, c10::ScalarType d
   return told;
 }
 
-std::vector<Place> places_of(const std::vector<Entry>& entries, const DetectionSession& session) {
+std::vector<ResolvedSite> places_of(const std::vector<Entry>& entries, const DetectionSession& session) {
   std::vector<Site> sites(entries.size());
   for (size_t i = 0; i < entries.size(); ++i) {
     sites[i].live = entries[i].maker.site;
@@ -71,7 +71,7 @@ std::vector<Headroom> take_headroom(const DetectionSession& session) {
   }
   if (session.headroom() == nullptr) return {};  // switched off
   const std::vector<Entry> entries = session.headroom()->take();
-  const std::vector<Place> places = places_of(entries, session);
+  const std::vector<ResolvedSite> places = places_of(entries, session);
   std::map<std::tuple<std::optional<std::string>, std::string, c10::ScalarType>, Row> rows;
   for (size_t i = 0; i < entries.size(); ++i) {
     if (places[i].phase != Phase::kForward) continue;  // an optimizer's arithmetic

@@ -15,11 +15,11 @@ namespace torchnan {
 struct BoundSample {
   std::string op;
   int64_t output = 0;
-  double bound = 0;  // rounding included
-  double most = 0;   // of the result; infinite if something in it is not finite
-  double limit = 0;  // of its dtype: a bound above it claims nothing
+  double bound = 0;    // rounding included
+  double max_abs = 0;  // of the result; infinite if something in it is not finite
+  double limit = 0;    // of its dtype: a bound above it claims nothing
   bool nonnegative = false;
-  double least = 0;
+  double min_value = 0;
 };
 
 // Of the process. Keeps nothing until it is told to.
@@ -32,7 +32,7 @@ class TORCHNAN_API BoundAudit {
 
  private:
   std::atomic<bool> wanted_{false};
-  Mutex mutex_;
+  ForkSafeMutex mutex_;
   std::vector<BoundSample> claims_;
 };
 

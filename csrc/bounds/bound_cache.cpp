@@ -6,15 +6,12 @@
 
 #include <c10/core/CPUAllocator.h>
 
+#include "scan/storage_of.h"
+
 namespace torchnan {
 namespace {
 
-using Known = BoundCache::Known;
-
-// Null for tensors without one.
-c10::StorageImpl* storage_of(const at::Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
-}
+using State = BoundCache::State;
 
 // Whether only operations write there.
 bool owned_by_pytorch_allocator(const c10::StorageImpl& storage) {
@@ -26,9 +23,9 @@ bool owned_by_pytorch_allocator(const c10::StorageImpl& storage) {
 
 bool is_marked(const c10::StorageImpl& storage) { return const_cast<c10::StorageImpl&>(storage).received_cuda(); }
 
-bool is_bounded(Known known) { return known == Known::kFinite || known == Known::kFiniteOrMasked; }
+bool is_bounded(State state) { return state == State::kFinite || state == State::kFiniteOrMasked; }
 
-// A note in a word: what is known, of which dtype, and above that the site or the bound.
+// An entry packed into a word: its state, its dtype, and above that the site or the bound.
 constexpr uint64_t kKnownBits = 0x7;
 constexpr uint64_t kNonnegative = 0x8;
 constexpr int kDtypeShift = 4;
@@ -52,30 +49,31 @@ uint64_t code_of(c10::ScalarType dtype) {
 }
 
 // The low bits make room; what is lost there is rounded up.
-uint64_t packed(double most) {
-  return most == RuleArguments::kUnknown ? std::bit_cast<uint64_t>(most)
-                                         : (std::bit_cast<uint64_t>(most) + kLow) & ~kLow;
+uint64_t packed(double max_abs) {
+  return max_abs == RuleArguments::kUnknown ? std::bit_cast<uint64_t>(max_abs)
+                                            : (std::bit_cast<uint64_t>(max_abs) + kLow) & ~kLow;
 }
 
-uint64_t pack(const BoundCache::Note& note, c10::ScalarType dtype) {
-  uint64_t word = static_cast<uint64_t>(note.known) | (code_of(dtype) << kDtypeShift);
-  if (note.bound.nonnegative) word |= kNonnegative;
-  if (note.exported) word |= kExported;
-  return word | (is_bounded(note.known) ? packed(note.bound.most) : uint64_t{note.site} << 8);
+uint64_t pack(const BoundCache::Entry& entry, c10::ScalarType dtype) {
+  uint64_t word = static_cast<uint64_t>(entry.state) | (code_of(dtype) << kDtypeShift);
+  if (entry.bound.nonnegative) word |= kNonnegative;
+  if (entry.exported) word |= kExported;
+  return word | (is_bounded(entry.state) ? packed(entry.bound.max_abs) : uint64_t{entry.site} << 8);
 }
 
-BoundCache::Note unpack(uint64_t word, const std::string* op, c10::ScalarType dtype) {
-  BoundCache::Note note;
-  note.known = static_cast<Known>(word & kKnownBits);
-  note.op = op;
-  note.exported = (word & kExported) != 0;
-  if (!is_bounded(note.known)) {
-    note.site = static_cast<SiteId>(word >> 8);
-    return note;
+BoundCache::Entry unpack(uint64_t word, const std::string* op, c10::ScalarType dtype) {
+  BoundCache::Entry entry;
+  entry.state = static_cast<State>(word & kKnownBits);
+  entry.op = op;
+  entry.exported = (word & kExported) != 0;
+  if (!is_bounded(entry.state)) {
+    entry.site = static_cast<SiteId>(word >> 8);
+    return entry;
   }
   if (((word >> kDtypeShift) & kDtypeBits) != code_of(dtype)) return {};
-  note.bound = {std::bit_cast<double>(word & ~kLow), (word & kNonnegative) != 0, note.known == Known::kFiniteOrMasked};
-  return note;
+  entry.bound = {std::bit_cast<double>(word & ~kLow), (word & kNonnegative) != 0,
+                 entry.state == State::kFiniteOrMasked};
+  return entry;
 }
 
 BoundCache& of_process = *new BoundCache;  // never destroyed: threads may outlive static destructors
@@ -89,7 +87,7 @@ BoundCache::Bucket& BoundCache::bucket_of(const c10::StorageImpl* storage) const
   return buckets_[hash >> (64 - kBucketBits)];
 }
 
-BoundCache::Note BoundCache::find(const at::Tensor& tensor) const noexcept {
+BoundCache::Entry BoundCache::find(const at::Tensor& tensor) const noexcept {
   const c10::StorageImpl* storage = storage_of(tensor);
   if (storage == nullptr || !is_marked(*storage)) return {};
   const Bucket& bucket = bucket_of(storage);
@@ -105,11 +103,11 @@ BoundCache::Note BoundCache::find(const at::Tensor& tensor) const noexcept {
 }
 
 const std::string* BoundCache::pending_collective(const at::Tensor& tensor) const noexcept {
-  const Note note = find(tensor);
-  return note.known == Known::kNothing || note.known == Known::kRequested ? note.op : nullptr;
+  const Entry entry = find(tensor);
+  return entry.state == State::kUnknown || entry.state == State::kRequested ? entry.op : nullptr;
 }
 
-void BoundCache::set(const at::Tensor& tensor, Note note) noexcept {
+void BoundCache::set(const at::Tensor& tensor, Entry entry) noexcept {
   c10::StorageImpl* storage = storage_of(tensor);
   if (storage == nullptr || !owned_by_pytorch_allocator(*storage)) return;
   const bool was_marked = is_marked(*storage);
@@ -123,60 +121,60 @@ void BoundCache::set(const at::Tensor& tensor, Note note) noexcept {
   size_t way = fits(storage);
   if (was_marked) {  // or else what is here is about a dead one
     const bool is_here = way < kWays;
-    note.exported =
+    entry.exported =
         is_here ? (bucket.values[way].load(std::memory_order_acquire) & kExported) != 0 : is_exported(storage);
   }
-  if (note.exported && is_bounded(note.known)) note.known = Known::kStale;
+  if (entry.exported && is_bounded(entry.state)) entry.state = State::kStale;
   if (way == kWays) way = fits(nullptr);
   // Full: the low bits of the address choose, which are as good as random.
   if (way == kWays) way = (reinterpret_cast<uintptr_t>(storage) >> 4) % kWays;
   bucket.keys[way].store(nullptr, std::memory_order_release);
   bucket.memory[way].store(storage->data_ptr().get(), std::memory_order_release);
-  bucket.values[way].store(pack(note, tensor.scalar_type()), std::memory_order_release);
-  bucket.ops[way].store(note.op, std::memory_order_release);
+  bucket.values[way].store(pack(entry, tensor.scalar_type()), std::memory_order_release);
+  bucket.ops[way].store(entry.op, std::memory_order_release);
   bucket.keys[way].store(storage, std::memory_order_release);
   if (!was_marked) storage->set_received_cuda(true);
 }
 
-void BoundCache::note_written(const at::Tensor& tensor, Bound bound, const std::string* op) noexcept {
+void BoundCache::record_written(const at::Tensor& tensor, Bound bound, const std::string* op) noexcept {
   const c10::StorageImpl* storage = storage_of(tensor);
   if (storage == nullptr) return;
-  if (!covers(tensor, *storage)) {
-    const Note whole = find(tensor);
-    if (!is_bounded(whole.known)) return;
+  if (!covers_whole_storage(tensor, *storage)) {
+    const Entry whole = find(tensor);
+    if (!is_bounded(whole.state)) return;
     bound = bound.joined(whole.bound);
   }
-  set(tensor, {bound.masked ? Known::kFiniteOrMasked : Known::kFinite, bound, false, 0, op});
+  set(tensor, {bound.masked ? State::kFiniteOrMasked : State::kFinite, bound, false, 0, op});
 }
 
-void BoundCache::note_read(const at::Tensor& tensor, Bound bound) noexcept {
+void BoundCache::record_read(const at::Tensor& tensor, Bound bound) noexcept {
   const c10::StorageImpl* storage = storage_of(tensor);
-  if (storage != nullptr && covers(tensor, *storage)) set(tensor, {Known::kFinite, bound});
+  if (storage != nullptr && covers_whole_storage(tensor, *storage)) set(tensor, {State::kFinite, bound});
 }
 
-void BoundCache::note_nonnegative(const at::Tensor& tensor) noexcept {
+void BoundCache::record_nonnegative(const at::Tensor& tensor) noexcept {
   const c10::StorageImpl* storage = storage_of(tensor);
-  if (storage == nullptr || !covers(tensor, *storage)) return;
-  Note note = find(tensor);
-  if (note.known != Known::kFinite || note.bound.nonnegative) return;
-  note.bound.nonnegative = true;
-  set(tensor, note);
+  if (storage == nullptr || !covers_whole_storage(tensor, *storage)) return;
+  Entry entry = find(tensor);
+  if (entry.state != State::kFinite || entry.bound.nonnegative) return;
+  entry.bound.nonnegative = true;
+  set(tensor, entry);
 }
 
-void BoundCache::note_asked(const at::Tensor& tensor, const std::string* collective) noexcept {
-  set(tensor, Note{.known = Known::kRequested, .op = collective});
+void BoundCache::record_requested(const at::Tensor& tensor, const std::string* collective) noexcept {
+  set(tensor, Entry{.state = State::kRequested, .op = collective});
 }
 
 void BoundCache::record_pending_collective(const at::Tensor& tensor, const std::string* collective) noexcept {
-  set(tensor, Note{.op = collective});
+  set(tensor, Entry{.op = collective});
 }
 
-void BoundCache::note_unwritten(const at::Tensor& tensor, SiteId site, const std::string* op) noexcept {
-  set(tensor, {Known::kUninitialized, {}, false, site, op});
+void BoundCache::record_uninitialized(const at::Tensor& tensor, SiteId site, const std::string* op) noexcept {
+  set(tensor, {State::kUninitialized, {}, false, site, op});
 }
 
-void BoundCache::note_not_judged(const at::Tensor& tensor, const std::string* op) noexcept {
-  set(tensor, {Known::kIgnored, {}, false, 0, op});
+void BoundCache::record_ignored(const at::Tensor& tensor, const std::string* op) noexcept {
+  set(tensor, {State::kIgnored, {}, false, 0, op});
 }
 
 void BoundCache::forget(const at::Tensor& tensor) noexcept {
@@ -185,25 +183,25 @@ void BoundCache::forget(const at::Tensor& tensor) noexcept {
 }
 
 void BoundCache::mark_stale(const at::Tensor& tensor) noexcept {
-  if (is_bounded(find(tensor).known)) set(tensor, Note{.known = Known::kStale});
+  if (is_bounded(find(tensor).state)) set(tensor, Entry{.state = State::kStale});
 }
 
 void BoundCache::record_exported(const at::Tensor& tensor) {
   c10::StorageImpl* storage = storage_of(tensor);
   if (storage == nullptr || !owned_by_pytorch_allocator(*storage)) return;
-  const Note note = find(tensor);
+  const Entry entry = find(tensor);
   drop(storage);
   {
     const std::lock_guard lock(mutex_);
     if (exported_.size() >= purge_at_) {
-      std::erase_if(exported_, [](const auto& entry) { return entry.second.expired(); });
+      std::erase_if(exported_, [](const auto& exported) { return exported.second.expired(); });
       purge_at_ = std::max<size_t>(64, 2 * exported_.size());
     }
     exported_.insert_or_assign(storage, tensor.storage().getWeakStorageImpl());
     exported_count_ = exported_.size();
   }
   storage->set_received_cuda(true);
-  set(tensor, note);
+  set(tensor, entry);
 }
 
 // So that what is noted next asks whether it is exported.

@@ -20,7 +20,7 @@
 namespace torchnan {
 
 // Whether what is known of the tensor is so of all of its storage.
-inline bool covers(const at::Tensor& tensor, const c10::StorageImpl& storage) {
+inline bool covers_whole_storage(const at::Tensor& tensor, const c10::StorageImpl& storage) {
   return tensor.nbytes() >= storage.nbytes() && tensor.is_non_overlapping_and_dense();
 }
 
@@ -36,8 +36,8 @@ inline bool covers(const at::Tensor& tensor, const c10::StorageImpl& storage) {
 // that was handed to others (numpy(), DLPack), may be written by them at any time; nothing is known of it, ever.
 class TORCHNAN_API BoundCache {
  public:
-  enum class Known : uint8_t {
-    kNothing,
+  enum class State : uint8_t {
+    kUnknown,
     kRequested,       // nothing, and its bound has been asked for
     kFinite,          // every element is finite and within the bound: looked at, or proved
     kFiniteOrMasked,  // the same, but some may be -inf, on purpose
@@ -45,8 +45,8 @@ class TORCHNAN_API BoundCache {
     kUninitialized,   // given out by empty(): what has not been written since is garbage
     kIgnored,         // written by an operation that is never to be judged
   };
-  struct Note {
-    Known known = Known::kNothing;
+  struct Entry {
+    State state = State::kUnknown;
     Bound bound{};          // kFinite, kFiniteOrMasked; infinite for dtypes that bounds say nothing of
     bool exported = false;  // others can write there at any time: never kFinite
     SiteId site = 0;        // kUninitialized: where it was given out
@@ -59,22 +59,22 @@ class TORCHNAN_API BoundCache {
   BoundCache& operator=(const BoundCache&) = delete;
 
   // What was noted of a storage under another dtype says nothing: a float16 is no half of a float32.
-  Note find(const at::Tensor& tensor) const noexcept;
+  Entry find(const at::Tensor& tensor) const noexcept;
   // The collective that was the last to write there; null if it was none.
   const std::string* pending_collective(const at::Tensor& tensor) const noexcept;
 
   // `tensor` has been written and is within `bound`. Of a part of a storage: what was known of the whole is widened.
-  void note_written(const at::Tensor& tensor, Bound bound, const std::string* op) noexcept;
+  void record_written(const at::Tensor& tensor, Bound bound, const std::string* op) noexcept;
   // No element of `tensor` is below zero: somebody has taken its square root.
-  void note_nonnegative(const at::Tensor& tensor) noexcept;
+  void record_nonnegative(const at::Tensor& tensor) noexcept;
   // `tensor` was read, and is within `bound`. Nothing is told of the rest of its storage.
-  void note_read(const at::Tensor& tensor, Bound bound) noexcept;
+  void record_read(const at::Tensor& tensor, Bound bound) noexcept;
 
-  void note_asked(const at::Tensor& tensor, const std::string* collective) noexcept;
+  void record_requested(const at::Tensor& tensor, const std::string* collective) noexcept;
   // A collective has been started that will write there.
   void record_pending_collective(const at::Tensor& tensor, const std::string* collective) noexcept;
-  void note_unwritten(const at::Tensor& tensor, SiteId site, const std::string* op) noexcept;
-  void note_not_judged(const at::Tensor& tensor, const std::string* op) noexcept;
+  void record_uninitialized(const at::Tensor& tensor, SiteId site, const std::string* op) noexcept;
+  void record_ignored(const at::Tensor& tensor, const std::string* op) noexcept;
   void forget(const at::Tensor& tensor) noexcept;
 
   // Somebody else may have written there just now.
@@ -99,14 +99,14 @@ class TORCHNAN_API BoundCache {
   };
 
   Bucket& bucket_of(const c10::StorageImpl* storage) const noexcept;
-  void set(const at::Tensor& tensor, Note note) noexcept;
+  void set(const at::Tensor& tensor, Entry entry) noexcept;
   void drop(const c10::StorageImpl* storage) noexcept;
   bool is_exported(const c10::StorageImpl* storage) const noexcept;
 
   std::unique_ptr<Bucket[]> buckets_;
 
   // Few, and looked up only for storages that are marked and were evicted: so with references, under a lock.
-  mutable Mutex mutex_;
+  mutable ForkSafeMutex mutex_;
   std::unordered_map<const c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>> exported_;
   std::atomic<size_t> exported_count_{0};
   size_t purge_at_ = 64;

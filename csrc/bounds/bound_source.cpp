@@ -17,51 +17,51 @@ Bound BoundSource::of(const at::Tensor& tensor) const {
   }
   if (impl.numel() == 0) return {0, true};
   if (!impl.is_cpu()) return elsewhere_ == nullptr ? Bound{} : elsewhere_->bound_of(tensor);
-  if (static_cast<int64_t>(tensor.nbytes()) > kMaxQuickScanBytes) return remembered(tensor);
+  if (static_cast<int64_t>(tensor.nbytes()) > kMaxQuickScanBytes) return cached_bound(tensor);
   if (impl.numel() == 1) {
     const auto value = scalar_value(tensor);
-    return value ? Bound{std::abs(*value), *value >= 0} : remembered(tensor);
+    return value ? Bound{std::abs(*value), *value >= 0} : cached_bound(tensor);
   }
-  const Verdict verdict = check_finite(tensor);
-  return verdict.skip == Skip::kNone && verdict.finite ? Bound{verdict.most} : remembered(tensor);
+  const ScanResult verdict = check_finite(tensor);
+  return verdict.skip == Skip::kNone && verdict.finite ? Bound{verdict.max_abs} : cached_bound(tensor);
 }
 
-Bound BoundSource::remembered(const at::Tensor& tensor) const {
-  const BoundCache::Note note = bound_cache().find(tensor);
-  switch (note.known) {
-    case BoundCache::Known::kFinite:
-    case BoundCache::Known::kFiniteOrMasked:
-      return note.bound;
-    case BoundCache::Known::kRequested:
-    case BoundCache::Known::kStale:
-      return note.exported ? Bound{} : anchored(tensor);
-    case BoundCache::Known::kNothing:
-      bound_cache().note_asked(tensor, note.op);
+Bound BoundSource::cached_bound(const at::Tensor& tensor) const {
+  const BoundCache::Entry entry = bound_cache().find(tensor);
+  switch (entry.state) {
+    case BoundCache::State::kFinite:
+    case BoundCache::State::kFiniteOrMasked:
+      return entry.bound;
+    case BoundCache::State::kRequested:
+    case BoundCache::State::kStale:
+      return entry.exported ? Bound{} : scanned_bound(tensor);
+    case BoundCache::State::kUnknown:
+      bound_cache().record_requested(tensor, entry.op);
       return {};
     default:
       return {};
   }
 }
 
-Bound BoundSource::anchored(const at::Tensor& tensor) const {
-  const Verdict verdict = check_finite(tensor);
+Bound BoundSource::scanned_bound(const at::Tensor& tensor) const {
+  const ScanResult verdict = check_finite(tensor);
   if (verdict.skip != Skip::kNone) return {};
   bytes_.add(verdict.bytes);
   bytes_scanned_unknown_.add(verdict.bytes);
   if (!verdict.finite) return {};
-  const Bound bound{verdict.most};
-  bound_cache().note_read(tensor, bound);
+  const Bound bound{verdict.max_abs};
+  bound_cache().record_read(tensor, bound);
   return bound;
 }
 
-double BoundSource::least_of(const at::Tensor& tensor) const {
-  if (static_cast<int64_t>(tensor.nbytes()) > kLeastBytes) return 0;
+double BoundSource::min_value_of(const at::Tensor& tensor) const {
+  if (static_cast<int64_t>(tensor.nbytes()) > kMaxScannedForMinimum) return 0;
   const auto extremes = smallest_of(tensor);
   return extremes && extremes->value > 0 ? extremes->value : 0;
 }
 
-double BoundSource::least_magnitude_of(const at::Tensor& tensor) const {
-  if (static_cast<int64_t>(tensor.nbytes()) > kLeastBytes) return 0;
+double BoundSource::min_abs_of(const at::Tensor& tensor) const {
+  if (static_cast<int64_t>(tensor.nbytes()) > kMaxScannedForMinimum) return 0;
   const auto extremes = smallest_of(tensor);
   return extremes ? extremes->magnitude : 0;
 }

@@ -31,14 +31,14 @@ class BoundSource {
   Bound of(const at::Tensor& tensor) const;
 
   // The smallest x and the smallest |x| of a small tensor; 0 if it is not small.
-  double least_of(const at::Tensor& tensor) const;
-  double least_magnitude_of(const at::Tensor& tensor) const;
+  double min_value_of(const at::Tensor& tensor) const;
+  double min_abs_of(const at::Tensor& tensor) const;
 
  private:
-  static constexpr int64_t kLeastBytes = 16384;
+  static constexpr int64_t kMaxScannedForMinimum = 16384;  // bytes
 
-  Bound remembered(const at::Tensor& tensor) const;
-  Bound anchored(const at::Tensor& tensor) const;
+  Bound cached_bound(const at::Tensor& tensor) const;
+  Bound scanned_bound(const at::Tensor& tensor) const;
 
   Counter& bytes_;
   Counter& bytes_scanned_unknown_;

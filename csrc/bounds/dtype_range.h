@@ -36,8 +36,8 @@ inline DtypeRange range_of(c10::ScalarType dtype) {
 }
 
 // A computed result may be a few roundings above the exact one.
-inline double with_rounding_margin(double most, const DtypeRange& range) {
-  return most * (1 + 16 * range.unit) + range.tiny;
+inline double with_rounding_margin(double max_abs, const DtypeRange& range) {
+  return max_abs * (1 + 16 * range.unit) + range.tiny;
 }
 
 // The largest |x| of an integer dtype; 0 for others.

@@ -39,18 +39,18 @@ double number_of(const Operand* from, size_t element) {
 
 const Operand* RuleArguments::operand(size_t i) const { return i < operands_.size() ? &operands_[i] : nullptr; }
 
-bool RuleArguments::given(size_t i) const { return operand(i) != nullptr && operand(i)->kind != Form::kNothing; }
+bool RuleArguments::has_value(size_t i) const { return operand(i) != nullptr && operand(i)->kind != Form::kNothing; }
 
 Bound RuleArguments::bound(size_t i) const {
-  if (!given(i)) return {0, true};
+  if (!has_value(i)) return {0, true};
   if (const at::Tensor* tensor = tensor_of(operand(i), element_)) return source_.of(*tensor);
   const double number = number_of(operand(i), element_);
   return std::isfinite(number) ? Bound{std::abs(number), number >= 0} : Bound{};
 }
 
-double RuleArguments::most(size_t i) const {
+double RuleArguments::max_abs(size_t i) const {
   const Bound b = bound(i);
-  return b.masked ? kUnknown : b.most;
+  return b.masked ? kUnknown : b.max_abs;
 }
 
 bool RuleArguments::nonnegative(size_t i) const {
@@ -70,25 +70,25 @@ Bound RuleArguments::bound_of_all(size_t i) const {
   return all;
 }
 
-double RuleArguments::least(size_t i) const {
-  if (const at::Tensor* tensor = tensor_of(operand(i), element_)) return source_.least_of(*tensor);
+double RuleArguments::min_value(size_t i) const {
+  if (const at::Tensor* tensor = tensor_of(operand(i), element_)) return source_.min_value_of(*tensor);
   const double number = number_of(operand(i), element_);
   return number > 0 && std::isfinite(number) ? number : 0;
 }
 
-double RuleArguments::least_magnitude(size_t i) const {
-  if (const at::Tensor* tensor = tensor_of(operand(i), element_)) return source_.least_magnitude_of(*tensor);
+double RuleArguments::min_abs(size_t i) const {
+  if (const at::Tensor* tensor = tensor_of(operand(i), element_)) return source_.min_abs_of(*tensor);
   const double number = number_of(operand(i), element_);
   return std::isfinite(number) ? std::abs(number) : 0;
 }
 
 // A NaN that was passed is handed on, as is what is no number: it makes the bound unknown.
-double RuleArguments::number(size_t i, double otherwise) const {
-  return given(i) ? number_of(operand(i), element_) : otherwise;
+double RuleArguments::number(size_t i, double default_value) const {
+  return has_value(i) ? number_of(operand(i), element_) : default_value;
 }
 
-int64_t RuleArguments::integer(size_t i, int64_t otherwise) const {
-  return given(i) && operand(i)->kind == Form::kInteger ? operand(i)->integer : otherwise;
+int64_t RuleArguments::integer(size_t i, int64_t default_value) const {
+  return has_value(i) && operand(i)->kind == Form::kInteger ? operand(i)->integer : default_value;
 }
 
 bool RuleArguments::flag(size_t i) const { return integer(i, 0) != 0; }
@@ -145,16 +145,16 @@ bool RuleArguments::same(size_t i, size_t j) const {
 bool RuleArguments::produced_by(size_t i, std::string_view op) const {
   const at::Tensor* tensor = tensor_of(operand(i), element_);
   if (tensor == nullptr) return false;
-  const BoundCache::Note note = bound_cache().find(*tensor);
-  return note.known == BoundCache::Known::kFinite && note.op != nullptr && *note.op == op;
+  const BoundCache::Entry entry = bound_cache().find(*tensor);
+  return entry.state == BoundCache::State::kFinite && entry.op != nullptr && *entry.op == op;
 }
 
 // A rounded sum of n values grows by less than (1 + epsilon)^n. And as adding b moves a rounded sum by at most 2b, one
 // running sum cannot more than double, nor sums of sums more than double again; a fifth part is for trees of them.
 double RuleArguments::sum_of(double terms, double each) const {
-  constexpr double kMostGrowth = 5;
+  constexpr double kMaxGrowth = 5;
   const bool is_narrow = unit_roundoff() > epsilon();  // sums may be kept in 16 bits
-  return terms * each * (is_narrow ? kMostGrowth : std::min(std::exp(terms * epsilon()), kMostGrowth));
+  return terms * each * (is_narrow ? kMaxGrowth : std::min(std::exp(terms * epsilon()), kMaxGrowth));
 }
 
 double RuleArguments::epsilon() const {

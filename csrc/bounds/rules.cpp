@@ -20,8 +20,8 @@ RuleTable* make_rules_of_pytorch() {
   add_convolution_rules(*made);
   add_loss_rules(*made);
   add_matmul_rules(*made);
-  add_moving_rules(*made);
-  add_normalisation_rules(*made);
+  add_data_movement_rules(*made);
+  add_normalization_rules(*made);
   add_pointwise_rules(*made);
   add_reduction_rules(*made);
   add_softmax_rules(*made);
@@ -30,7 +30,7 @@ RuleTable* make_rules_of_pytorch() {
 
 // Those that programs have registered, by full name. A rule stays where it is.
 struct RegisteredRules {
-  Mutex mutex{Mutex::kRules};
+  ForkSafeMutex mutex{ForkSafeMutex::kRules};
   RuleTable table;
 };
 

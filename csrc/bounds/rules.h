@@ -22,7 +22,7 @@ using Results = std::span<Bound>;
 inline constexpr double kRoundedFactors = 1.02;
 
 // |f(x)| <= |x|, with f(x) >= 0 where x >= 0: elements of the first argument, means and extremes of them.
-inline void same_bound(const RuleArguments& a, Results out) { out[0] = {a.most(0), a.nonnegative(0)}; }
+inline void same_bound(const RuleArguments& a, Results out) { out[0] = {a.max_abs(0), a.nonnegative(0)}; }
 
 // How many elements a tensor has for each index of one dimension.
 inline double elements_per(const RuleArguments& a, size_t i, int64_t dim) {
@@ -39,8 +39,8 @@ void add_attention_rules(RuleTable& table);
 void add_convolution_rules(RuleTable& table);
 void add_loss_rules(RuleTable& table);
 void add_matmul_rules(RuleTable& table);
-void add_moving_rules(RuleTable& table);
-void add_normalisation_rules(RuleTable& table);
+void add_data_movement_rules(RuleTable& table);
+void add_normalization_rules(RuleTable& table);
 void add_pointwise_rules(RuleTable& table);
 void add_reduction_rules(RuleTable& table);
 void add_softmax_rules(RuleTable& table);

@@ -53,7 +53,7 @@ class CallSiteRing::RingRegistry {
  private:
   static constexpr size_t kKeptAfterEnd = 16;
 
-  Mutex mutex_;
+  ForkSafeMutex mutex_;
   std::unordered_map<uint64_t, std::unique_ptr<CallSiteRing>> rings_;
   std::array<uint64_t, kKeptAfterEnd> ended_{};  // 0 is no thread
   size_t next_ended_ = 0;
@@ -100,11 +100,11 @@ SiteId CallSiteRing::find(const torch::autograd::Node& node) {
 }
 
 SiteId record_node_site(uint64_t sequence, ThreadState& thread) {
-  SiteId site = program().capture();
+  SiteId site = host_runtime().current_stack_id();
   // Made inside another node's run: by recomputation, or for a second derivative.
   if (torch::autograd::get_current_graph_task_id() != -1) {
     if (const auto outer = torch::autograd::get_current_node()) {
-      site = program().within(site, CallSiteRing::find(*outer));
+      site = host_runtime().nest_stack(site, CallSiteRing::find(*outer));
     }
   }
   CallSiteRing::here().note(sequence, site);

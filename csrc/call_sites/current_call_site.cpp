@@ -17,7 +17,7 @@ uint64_t execution_id(const torch::autograd::Node& node) {
 
 Site current_call_site(const DetectionSession& session, uint64_t thread) {
   Site site;
-  site.live = program().capture();
+  site.live = host_runtime().current_stack_id();
   site.grad_mode = c10::GradMode::is_enabled();
   site.thread = thread;
   site.step = session.step();

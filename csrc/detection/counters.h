@@ -4,39 +4,37 @@
 #include <array>
 #include <cstddef>
 
+#include <torchnan/stats.h>
+
 #include "process/counter.h"
 #include "scan/tensor_scan.h"
 
 namespace torchnan {
 
 struct alignas(64) Counters {
-  Counter ops;
-  Counter checked;
-  Counter proved;
-  Counter bytes;
-  Counter bytes_proved;
-  Counter bytes_rescanned;
-  Counter bytes_scanned_unknown;
-  Counter nonfinite;
-  Counter call_sites;
+#define TORCHNAN_DECLARE_COUNTER(name) Counter name;
+  TORCHNAN_THREAD_COUNTS(TORCHNAN_DECLARE_COUNTER)
+#undef TORCHNAN_DECLARE_COUNTER
   std::array<Counter, static_cast<size_t>(Skip::kCount)> skipped;
 
-  // By a thread that may write both.
+  // Called by a thread that may write both.
   Counters& operator+=(const Counters& other) {
-    static constexpr Counter Counters::* kCounts[] = {
-        &Counters::ops,
-        &Counters::checked,
-        &Counters::proved,
-        &Counters::bytes,
-        &Counters::bytes_proved,
-        &Counters::bytes_rescanned,
-        &Counters::bytes_scanned_unknown,
-        &Counters::nonfinite,
-        &Counters::call_sites,
-    };
-    for (const auto count : kCounts) (this->*count).add((other.*count).value());
+#define TORCHNAN_ADD_COUNTER(name) name.add(other.name.value());
+    TORCHNAN_THREAD_COUNTS(TORCHNAN_ADD_COUNTER)
+#undef TORCHNAN_ADD_COUNTER
     for (size_t reason = 0; reason < skipped.size(); ++reason) skipped[reason].add(other.skipped[reason].value());
     return *this;
+  }
+
+  // Adds these counts to those of the session.
+  void add_to(Stats& stats) const {
+#define TORCHNAN_ADD_COUNT(name) stats.name += name.value();
+    TORCHNAN_THREAD_COUNTS(TORCHNAN_ADD_COUNT)
+#undef TORCHNAN_ADD_COUNT
+    for (size_t reason = 1; reason < skipped.size(); ++reason) {
+      const int64_t count = skipped[reason].value();
+      if (count > 0) stats.skipped[name_of(static_cast<Skip>(reason))] += count;
+    }
   }
 };
 

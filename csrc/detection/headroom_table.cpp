@@ -13,9 +13,9 @@ constexpr int kOpAt = 3;
 constexpr int kSiteAt = 32;
 static_assert(OpPlan::kMaxPlans <= uint64_t{1} << (kSiteAt - kOpAt));
 
-void raise(std::atomic<double>& largest, double most) noexcept {
+void raise(std::atomic<double>& largest, double max_abs) noexcept {
   double seen = largest.load(std::memory_order_relaxed);
-  while (most > seen && !largest.compare_exchange_weak(seen, most, std::memory_order_relaxed)) {
+  while (max_abs > seen && !largest.compare_exchange_weak(seen, max_abs, std::memory_order_relaxed)) {
   }
 }
 
@@ -53,13 +53,13 @@ HeadroomTable::Place* HeadroomTable::place_of(const Maker& maker) noexcept {
   return nullptr;
 }
 
-void HeadroomTable::note(const Maker& maker, double most, bool is_measured) noexcept {
+void HeadroomTable::note(const Maker& maker, double max_abs, bool is_measured) noexcept {
   Place* const place = place_of(maker);
   if (place == nullptr) {
     missed_.fetch_add(1, std::memory_order_relaxed);
     return;
   }
-  raise(is_measured ? place->measured : place->proved, most);
+  raise(is_measured ? place->measured : place->proved, max_abs);
 }
 
 std::vector<HeadroomTable::Entry> HeadroomTable::take() {

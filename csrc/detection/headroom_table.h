@@ -41,7 +41,7 @@ class TORCHNAN_API HeadroomTable {
   static bool knows(c10::ScalarType dtype) noexcept { return code_of(dtype) != 0; }
 
   // `maker` has made something within `most`, which is the largest |x| in it if it `is_measured`.
-  void note(const Maker& maker, double most, bool is_measured) noexcept;
+  void note(const Maker& maker, double max_abs, bool is_measured) noexcept;
 
   // What has been noted since the last time, each once.
   std::vector<Entry> take();

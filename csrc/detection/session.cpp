@@ -63,21 +63,7 @@ Stats DetectionSession::stats() const {
   Stats stats;
   {
     const std::lock_guard lock(mutex_);
-    for (const auto& [thread, c] : counters_) {
-      stats.ops += c.ops.value();
-      stats.checked += c.checked.value();
-      stats.proved += c.proved.value();
-      stats.bytes += c.bytes.value();
-      stats.bytes_rescanned += c.bytes_rescanned.value();
-      stats.bytes_scanned_unknown += c.bytes_scanned_unknown.value();
-      stats.bytes_proved += c.bytes_proved.value();
-      stats.nonfinite += c.nonfinite.value();
-      stats.call_sites += c.call_sites.value();
-      for (size_t reason = 1; reason < c.skipped.size(); ++reason) {
-        const int64_t count = c.skipped[reason].value();
-        if (count > 0) stats.skipped[name_of(static_cast<Skip>(reason))] += count;
-      }
-    }
+    for (const auto& [thread, counters] : counters_) counters.add_to(stats);
   }
   stats.findings = static_cast<int64_t>(log_.findings().size());
   stats.repeats = log_.repeats();

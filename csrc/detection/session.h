@@ -92,7 +92,7 @@ class TORCHNAN_API DetectionSession : public std::enable_shared_from_this<Detect
   std::atomic<int64_t> step_{1};
   std::atomic<bool> step_marked_{false};
   mutable std::atomic<int64_t> internal_errors_{0};
-  mutable Mutex mutex_;
+  mutable ForkSafeMutex mutex_;
   std::map<uint64_t, Counters> counters_;  // by thread; a node of a map stays where it is. At 0 those that have left
   std::unordered_map<const c10::StorageImpl*, NamedStorage> named_;
   mutable std::set<std::string, std::less<>> warned_;  // parts that have failed

@@ -15,7 +15,7 @@ namespace {
 
 // The scopes that are open anywhere, oldest first.
 struct OpenScopes {
-  Mutex mutex;
+  ForkSafeMutex mutex;
   std::vector<std::shared_ptr<DetectionSession>> scopes;
   std::atomic<uint64_t> generation{1};  // changes with every entry and exit
   std::atomic<int64_t> count{0};

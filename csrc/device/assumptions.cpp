@@ -17,9 +17,9 @@ uint64_t Assumptions::place_of(const Event& event) {
   return c10::get_hash(event.plan, event.live, event.forward, event.node, event.output, event.tensor.dtype);
 }
 
-void Assumptions::raise(const Event& event, double most) {
+void Assumptions::raise(const Event& event, double max_abs) {
   if (raised_.size() == kMostPlaces) raised_.clear();
-  const double assumed = most * kMargin;
+  const double assumed = max_abs * kMargin;
   const bool is_of_use = assumed < range_of(event.tensor.dtype).limit;
   raised_[place_of(event)] = is_of_use ? assumed : std::numeric_limits<double>::infinity();
 }

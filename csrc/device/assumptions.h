@@ -30,7 +30,7 @@ class Assumptions {
   }
 
   // What the event has written was found to be as large as `most`.
-  void raise(const Event& event, double most);
+  void raise(const Event& event, double max_abs);
 
   size_t raised() const { return raised_.size(); }
 

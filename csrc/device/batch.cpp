@@ -4,7 +4,7 @@
 #include <iterator>
 #include <stdexcept>
 
-#include "device/cuda/dtype_encoding.h"
+#include "scan/float_format.h"
 
 namespace torchnan {
 namespace {
@@ -15,7 +15,7 @@ cuda::Entry entry_of(const at::Tensor& tensor, uint64_t limit, bool track_max_fi
   entry.data = tensor.const_data_ptr();
   entry.words = static_cast<uint64_t>(tensor.numel()) * format.words_per_element;
   entry.limit = limit;
-  entry.spelling = *cuda::spelling_of(tensor.scalar_type());
+  entry.encoding = *encoding_of(tensor.scalar_type());
   entry.track_max_finite = track_max_finite;
   return entry;
 }

@@ -137,7 +137,7 @@ void DeviceCheck::judge(Devices::Turn& turn, Event& event, const at::Tensor& ten
   } else {
     const bool has_bound = range_of(event.tensor.dtype).limit > 0 && !event.meant.any();
     if (has_bound && !is_captured && !session_.options().exact) event.assumed = turn.assumptions().of(event);
-    event.bound.most = event.assumed;
+    event.bound.max_abs = event.assumed;
     thread_.counters().bytes.add(bytes);
     turn.scan(event, tensor);
   }

@@ -63,8 +63,8 @@ InputSummary summary_of(const EventInput& input, const Event& reader, MostOf mos
   const at::Tensor tensor = input.overwritten ? at::Tensor() : is_alive(*event);
   if (tensor.defined()) {
     summary.tally = compute_stats(on_host(tensor)).tally;
-  } else if (const auto most = most_of(*event)) {
-    const double magnitude = decode_magnitude(*most, event->tensor.dtype);
+  } else if (const auto max_abs = most_of(*event)) {
+    const double magnitude = decode_magnitude(*max_abs, event->tensor.dtype);
     if (std::isfinite(magnitude)) summary.tally.absmax = magnitude;
   }
   return summary;

@@ -87,7 +87,7 @@ Event& Devices::Turn::add(Event::What what, const at::Tensor& tensor, const OpPl
   event.plan = &plan;
   event.session = session.weak_from_this();
   event.tensor = TensorSnapshot(tensor);
-  event.live = program().capture();
+  event.live = host_runtime().current_stack_id();
   event.grad_mode = c10::GradMode::is_enabled();
   event.thread = thread;
   event.step = session.step();
@@ -96,7 +96,7 @@ Event& Devices::Turn::add(Event::What what, const at::Tensor& tensor, const OpPl
     event.node_execution_id = execution_id(*node);
     event.forward = CallSiteRing::find(*node);
   }
-  event.covers = covers(tensor, *event.tensor.storage);
+  event.covers = covers_whole_storage(tensor, *event.tensor.storage);
   if (!event.covers) event.carried = journal().last_event(tensor);
   return event;
 }

@@ -88,7 +88,8 @@ class TORCHNAN_API Devices {
  private:
   void clear_slots_after(EventNumber number);
 
-  Mutex mutex_{Mutex::kDevices};  // held while work is given to a device, which waits for the device at most
+  ForkSafeMutex mutex_{
+      ForkSafeMutex::kDevices};  // held while work is given to a device, which waits for the device at most
   std::atomic<bool> in_use_{false};
   std::unique_ptr<Journal> journal_;  // made when it is first needed
   std::vector<std::unique_ptr<StreamQueue>> lanes_;

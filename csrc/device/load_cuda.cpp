@@ -52,7 +52,7 @@ ScanFunctions functions_of(void* library) {
   find(library, "torchnan_scan", found.scan);
   find(library, "torchnan_scan_strided", found.scan_strided);
   find(library, "torchnan_scanner_clear", found.clear);
-  find(library, "torchnan_scanner_quieten", found.reset_alarm);
+  find(library, "torchnan_scanner_reset_alarm", found.reset_alarm);
   find(library, "torchnan_scanner_read", found.read);
   find(library, "torchnan_is_capturing", found.is_capturing);
   return found;

@@ -23,7 +23,7 @@ namespace torchnan {
 namespace {
 
 struct Known {
-  Mutex mutex;
+  ForkSafeMutex mutex;
   std::unordered_map<EventNumber, BadEvent> bad;  // of what may still be there
   std::atomic<EventNumber> resolved_until{1};
   std::atomic<bool> in_trouble{false};
@@ -353,7 +353,7 @@ std::vector<Finding> report_live_tensors(DetectionSession& session) {
     }
   }
   std::vector<Finding> findings;
-  for (const Held& held : ask_held(alive, session)) {
+  for (const ReachableTensor& held : query_reachable_tensors(alive, session)) {
     const at::Tensor tensor = scannable(held.tensor);
     const auto found = tensor.defined() ? by_storage.find(tensor.storage().unsafeGetStorageImpl()) : by_storage.end();
     if (found == by_storage.end()) continue;
@@ -361,7 +361,7 @@ std::vector<Finding> report_live_tensors(DetectionSession& session) {
     if (root.session.lock().get() != &session || (held.as_gradient && root.compared)) continue;
     const HarmKind kind = is_parameter(held.tensor) ? HarmKind::kParameter : HarmKind::kAlive;
     Site here;
-    here.live = program().capture();
+    here.live = host_runtime().current_stack_id();
     auto finding = make_harm_finding(session, *found->second.record, kind, found->second.kinds, here,
                                      [&] { return parameter_name(session, tensor); });
     if (finding) findings.push_back(std::move(*finding));

@@ -19,7 +19,7 @@ constexpr int kDevices = 64;  // of a type
 
 // Never destroyed: threads may outlive static destructors, and a driver may be gone before them.
 struct Scanners {
-  Mutex mutex{Mutex::kInstallation};
+  ForkSafeMutex mutex{ForkSafeMutex::kInstallation};
   std::array<const ScanFunctions*, kTypes> functions{};
   std::array<std::string, kTypes> unavailable_reason;
   std::array<std::atomic<bool>, kTypes> has_none{};
@@ -101,7 +101,7 @@ void Scanner::clear(uint32_t first_slot, uint32_t slots, void* stream) const {
   want(functions_.clear(scanner_, first_slot, slots, stream), "clear slots");
 }
 
-void Scanner::reset_alarm(void* stream) const { want(functions_.reset_alarm(scanner_, stream), "quieten the alarm"); }
+void Scanner::reset_alarm(void* stream) const { want(functions_.reset_alarm(scanner_, stream), "reset the alarm"); }
 
 void Scanner::read(uint32_t first_slot, uint32_t slots, cuda::Slot* into, void* stream) const {
   want(functions_.read(scanner_, first_slot, slots, into, stream), "read slots");

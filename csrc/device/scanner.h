@@ -23,7 +23,7 @@ struct ScanFunctions {
   decltype(&torchnan_scan) scan;
   decltype(&torchnan_scan_strided) scan_strided;
   decltype(&torchnan_scanner_clear) clear;
-  decltype(&torchnan_scanner_quieten) reset_alarm;
+  decltype(&torchnan_scanner_reset_alarm) reset_alarm;
   decltype(&torchnan_scanner_read) read;
   decltype(&torchnan_is_capturing) is_capturing;
 };

@@ -23,8 +23,8 @@ void Found::reset(bool has_captured) const {
 }
 
 bool Found::exceeds_assumption(const Event& event) const {
-  const uint64_t most = most_of(event);
-  return most > event.limit() && most <= event.max_intended();
+  const uint64_t max_magnitude = most_of(event);
+  return max_magnitude > event.limit() && max_magnitude <= event.max_intended();
 }
 
 bool Found::holds_infinity(const Event& event) const {
@@ -33,9 +33,9 @@ bool Found::holds_infinity(const Event& event) const {
 }
 
 std::optional<NonfiniteKinds> Found::kinds_of(const Event& event) const {
-  const uint64_t most = most_of(event);
+  const uint64_t max_magnitude = most_of(event);
   const bool is_alarm = event.number == alarm && alarm >= Journal::kFirstCaptured;  // of a replay before the last
-  if (!is_alarm && most <= event.max_intended()) return std::nullopt;
+  if (!is_alarm && max_magnitude <= event.max_intended()) return std::nullopt;
   return holds_infinity(event) ? NonfiniteKinds::of_inf() : NonfiniteKinds::of_nan();
 }
 

@@ -25,7 +25,7 @@ struct Found {
   // For what is replayed, and for what comes next.
   void reset(bool has_captured) const;
 
-  uint64_t most_of(const Event& event) const { return slots[event.number % cuda::kSlots].most; }
+  uint64_t most_of(const Event& event) const { return slots[event.number % cuda::kSlots].max_magnitude; }
 
   // It is finite, and larger than was assumed.
   bool exceeds_assumption(const Event& event) const;

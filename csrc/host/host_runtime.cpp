@@ -5,36 +5,36 @@
 namespace torchnan {
 namespace {
 
-class NullHost final : public Program {
+class NullRuntime final : public HostRuntime {
  public:
-  SiteId capture() noexcept override { return 0; }
-  SiteId within(SiteId live, SiteId) noexcept override { return live; }
+  SiteId current_stack_id() noexcept override { return 0; }
+  SiteId nest_stack(SiteId live, SiteId) noexcept override { return live; }
   bool reports_backward_roots() const noexcept override { return false; }
-  Place place(const Site& site, const DetectionSession&) override {
-    Place place;
-    if (!site.node.empty()) place.phase = Phase::kBackward;
-    return place;
+  ResolvedSite resolve_site(const Site& site, const DetectionSession&) override {
+    ResolvedSite resolved;
+    if (!site.node.empty()) resolved.phase = Phase::kBackward;
+    return resolved;
   }
-  std::vector<Place> places(const std::vector<Site>& sites, const DetectionSession&) override {
-    return std::vector<Place>(sites.size());
+  std::vector<ResolvedSite> resolve_sites(const std::vector<Site>& sites, const DetectionSession&) override {
+    return std::vector<ResolvedSite>(sites.size());
   }
   bool is_loss_scaling(const Site&, const DetectionSession&) override { return false; }
-  std::optional<Owner> owner(const c10::StorageImpl*, SiteId, bool, const DetectionSession&) override {
+  std::optional<Owner> owner_of_storage(const c10::StorageImpl*, SiteId, bool, const DetectionSession&) override {
     return std::nullopt;
   }
-  std::vector<Held> held(const std::vector<at::Tensor>& tensors) override {
-    std::vector<Held> all;
+  std::vector<ReachableTensor> reachable_tensors(const std::vector<at::Tensor>& tensors) override {
+    std::vector<ReachableTensor> all;
     for (const at::Tensor& tensor : tensors) all.push_back({tensor});
     return all;
   }
 };
 
-NullHost unknown;
-std::atomic<Program*> host_is_set{&unknown};
+NullRuntime unknown;
+std::atomic<HostRuntime*> host_is_set{&unknown};
 
 }  // namespace
 
-Program& program() { return *host_is_set.load(std::memory_order_acquire); }
-void set_host(Program* host) { host_is_set.store(host, std::memory_order_release); }
+HostRuntime& host_runtime() { return *host_is_set.load(std::memory_order_acquire); }
+void set_host(HostRuntime* host) { host_is_set.store(host, std::memory_order_release); }
 
 }  // namespace torchnan

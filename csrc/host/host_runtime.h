@@ -32,7 +32,7 @@ struct Site {
 };
 
 // A site in the words of the report.
-struct Place {
+struct ResolvedSite {
   std::vector<Frame> stack;
   std::optional<std::string> module;
   Phase phase = Phase::kForward;
@@ -43,22 +43,22 @@ struct Owner {
   std::string name;
 };
 
-struct Held {
+struct ReachableTensor {
   at::Tensor tensor;
   bool as_gradient = false;  // by being the gradient of a leaf only
 };
 
-class TORCHNAN_API Program {
+class TORCHNAN_API HostRuntime {
  public:
-  virtual ~Program() = default;
+  virtual ~HostRuntime() = default;
 
   // The stack of this thread. Called for every operation that makes a backward node: takes no lock and allocates
   // nothing for a stack it has seen before.
-  virtual SiteId capture() noexcept = 0;
+  virtual SiteId current_stack_id() noexcept = 0;
 
   // The same stack, inside the run of a backward node whose forward call was at `outer`: what is recomputed there
   // belongs where the node was made.
-  virtual SiteId within(SiteId live, SiteId outer) noexcept = 0;
+  virtual SiteId nest_stack(SiteId live, SiteId outer) noexcept = 0;
 
   // Whether the host tells of the tensors that backward() is called on (report_tensors()), so that nobody has to guess.
   virtual bool reports_backward_roots() const noexcept = 0;
@@ -68,21 +68,21 @@ class TORCHNAN_API Program {
 
   // Whether the operation at `site` is a loss scaler's own arithmetic.
   virtual bool is_loss_scaling(const Site& site, const DetectionSession& session) = 0;
-  virtual Place place(const Site& site, const DetectionSession& session) = 0;
+  virtual ResolvedSite resolve_site(const Site& site, const DetectionSession& session) = 0;
   // Of many operations outside the backward pass, without their stacks.
-  virtual std::vector<Place> places(const std::vector<Site>& sites, const DetectionSession& session) = 0;
+  virtual std::vector<ResolvedSite> resolve_sites(const std::vector<Site>& sites, const DetectionSession& session) = 0;
 
   // The module parameter or buffer with this storage: of the session's model, of the model that a module on the stack
-  // of `use` is part of, or else, if `everywhere`, of any.
-  virtual std::optional<Owner> owner(const c10::StorageImpl* storage, SiteId use, bool everywhere,
-                                     const DetectionSession& session) = 0;
+  // of `use` is part of, or else, if `search_all_modules`, of any.
+  virtual std::optional<Owner> owner_of_storage(const c10::StorageImpl* storage, SiteId use, bool search_all_modules,
+                                                const DetectionSession& session) = 0;
 
   // What the program itself still holds, rather than a backward graph, of the storages of these tensors.
-  virtual std::vector<Held> held(const std::vector<at::Tensor>& tensors) = 0;
+  virtual std::vector<ReachableTensor> reachable_tensors(const std::vector<at::Tensor>& tensors) = 0;
 };
 
 // The host's program; without a host one of which nothing is known.
-TORCHNAN_API Program& program();
-TORCHNAN_API void set_host(Program* host);  // must live until the process ends
+TORCHNAN_API HostRuntime& host_runtime();
+TORCHNAN_API void set_host(HostRuntime* host);  // must live until the process ends
 
 }  // namespace torchnan

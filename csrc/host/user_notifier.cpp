@@ -14,14 +14,14 @@ class RaisedError final : public NonFiniteError, public UserFacingException {
   using NonFiniteError::NonFiniteError;
 };
 
-class NativeMessenger final : public UserNotifier {
+class NativeNotifier final : public UserNotifier {
  public:
   void raise(const Finding& finding) override { throw RaisedError(finding); }
   void warn(const Finding& finding) override { warn(to_text(finding)); }
   void warn(const std::string& text) override { TORCH_WARN(text); }
 };
 
-NativeMessenger native;
+NativeNotifier native;
 std::atomic<UserNotifier*> host_is_set{&native};
 
 }  // namespace

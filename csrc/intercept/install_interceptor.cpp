@@ -19,7 +19,7 @@ namespace torchnan {
 namespace {
 
 struct Installation {
-  Mutex mutex{Mutex::kInstallation};
+  ForkSafeMutex mutex{ForkSafeMutex::kInstallation};
   bool done = false;
   std::vector<std::unique_ptr<torch::Library>> libraries;
 };

@@ -118,7 +118,7 @@ void OpCall::run_unchecked() {
 void OpCall::run_skipped() {
   if (!contain(session_, "keeping arguments", [this] { save_arguments(); })) return run_untracked();
   redispatch();
-  for_each_result([this](const at::Tensor& result, int64_t) { bound_cache().note_not_judged(result, &plan_.name); });
+  for_each_result([this](const at::Tensor& result, int64_t) { bound_cache().record_ignored(result, &plan_.name); });
 }
 
 CallContext OpCall::facts() const { return {plan_, kept_, session_, thread_.id()}; }
@@ -148,10 +148,10 @@ void OpCall::look_at_argument(const at::Tensor& argument, size_t kept, int64_t e
   const bool known = nonfinite_registry().in_use() && nonfinite_registry().knows(tensor);
   const bool is_last_chance = overwritten || plan_.handling == OpPlan::Handling::kRead;
   if (!known && !is_last_chance) return;
-  const BoundCache::Known note = bound_cache().find(tensor).known;
-  if (!known && note == BoundCache::Known::kFinite) return;
+  const BoundCache::State note = bound_cache().find(tensor).state;
+  if (!known && note == BoundCache::State::kFinite) return;
   const NonfiniteKinds kinds =
-      note == BoundCache::Known::kFiniteOrMasked ? NonfiniteKinds::of_neginf() : kinds_of(tensor);
+      note == BoundCache::State::kFiniteOrMasked ? NonfiniteKinds::of_neginf() : kinds_of(tensor);
   if (kinds.any()) {
     const std::string& name = plan_.argument_names[plan_.saved_arguments[kept]];
     bad_arguments_.push_back(bad_argument(facts(), tensor, name, element, kinds, overwritten));
@@ -228,7 +228,7 @@ void OpCall::check_result(const at::Tensor& result, int64_t output) {
   if (device_ && device_->reads_devices()) check_.forget_bounds();
   if (plan_.handling == OpPlan::Handling::kAllocate) {
     if (plan_.returns_allocation) {
-      bound_cache().note_unwritten(result, program().capture(), &plan_.name);
+      bound_cache().record_uninitialized(result, host_runtime().current_stack_id(), &plan_.name);
     } else {
       bound_cache().forget(result);
     }
@@ -258,7 +258,7 @@ void OpCall::record_bad_result(const at::Tensor& result, int64_t output) {
 // A finite square root says that nothing was below zero.
 void OpCall::prove_nonnegative_argument(int64_t output) {
   for_each_tensor(kept_[0], [&](const at::Tensor& argument, int64_t place) {
-    if (place == output) bound_cache().note_nonnegative(argument);
+    if (place == output) bound_cache().record_nonnegative(argument);
   });
 }
 
@@ -268,7 +268,7 @@ void OpCall::record_mask_bounds() {
     if (bad.kinds != NonfiniteKinds::of_neginf() || range_of(bad.tensor.scalar_type()).limit == 0) continue;
     const auto record = nonfinite_registry().find(bad.tensor);
     if (record == nullptr || !record->is_intentional()) continue;
-    bound_cache().note_written(bad.tensor, {largest_finite(bad.tensor), false, true}, &plan_.name);
+    bound_cache().record_written(bad.tensor, {largest_finite(bad.tensor), false, true}, &plan_.name);
   }
 }
 

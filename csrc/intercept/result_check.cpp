@@ -78,7 +78,7 @@ ResultCheck::Outcome ResultCheck::judge(const at::Tensor& result, int64_t output
 std::optional<Bound> ResultCheck::proof_of(const at::Tensor& result, int64_t output) {
   const Bound bound = bound_at(static_cast<size_t>(output));
   if (!is_proved(result, bound) || is_sampled()) return std::nullopt;
-  return Bound{with_rounding_margin(bound.most, range_of(result.scalar_type())), bound.nonnegative, bound.masked};
+  return Bound{with_rounding_margin(bound.max_abs, range_of(result.scalar_type())), bound.nonnegative, bound.masked};
 }
 
 ResultCheck::Outcome ResultCheck::skip(const at::Tensor& result, Skip reason) {
@@ -91,7 +91,7 @@ Bound ResultCheck::bound_at(size_t place) const { return place < bounds_.size() 
 
 bool ResultCheck::is_proved(const at::Tensor& result, const Bound& bound) const {
   const DtypeRange range = range_of(result.scalar_type());
-  return with_rounding_margin(bound.most, range) <= range.limit && is_plain(result) && result.numel() > kSmall;
+  return with_rounding_margin(bound.max_abs, range) <= range.limit && is_plain(result) && result.numel() > kSmall;
 }
 
 // In N steps, every proved result once.
@@ -106,33 +106,33 @@ ResultCheck::Outcome ResultCheck::note_proved(const at::Tensor& result, const Bo
   thread_.counters().checked.add(1);
   thread_.counters().proved.add(1);
   thread_.counters().bytes_proved.add(static_cast<int64_t>(result.nbytes()));
-  bound_cache().note_written(result, proof, &plan_.name);
-  note_magnitude(result, proof.most, false);
+  bound_cache().record_written(result, proof, &plan_.name);
+  note_magnitude(result, proof.max_abs, false);
   if (proof.masked) return Outcome::kFiniteOrMasked;
   if (nonfinite_registry().in_use() && plan_.writes_in_place()) nonfinite_registry().settle(result);
   return Outcome::kFinite;
 }
 
 // Of what the forward pass makes. A node of the backward pass has its site from there, and its own scale: gradients.
-void ResultCheck::note_headroom(const at::Tensor& result, double most, bool is_measured) {
+void ResultCheck::note_headroom(const at::Tensor& result, double max_abs, bool is_measured) {
   if (!HeadroomTable::knows(result.scalar_type()) || torch::autograd::get_current_graph_task_id() != -1) return;
-  if (site_ == 0) site_ = program().capture();
-  session_.headroom()->note({&plan_, site_, result.scalar_type(), c10::GradMode::is_enabled()}, most, is_measured);
+  if (site_ == 0) site_ = host_runtime().current_stack_id();
+  session_.headroom()->note({&plan_, site_, result.scalar_type(), c10::GradMode::is_enabled()}, max_abs, is_measured);
 }
 
-void ResultCheck::record_claim(const at::Tensor& result, size_t place, const Verdict& verdict) const {
+void ResultCheck::record_claim(const at::Tensor& result, size_t place, const ScanResult& verdict) const {
   const Bound& bound = bounds_[place];
   if (bound.masked) return;
   const DtypeRange range = range_of(result.scalar_type());
   const auto smallest = smallest_of(result);
-  bound_audit().add({plan_.name, static_cast<int64_t>(place), with_rounding_margin(bound.most, range),
-                     verdict.finite ? verdict.most : RuleArguments::kUnknown, range.limit, bound.nonnegative,
+  bound_audit().add({plan_.name, static_cast<int64_t>(place), with_rounding_margin(bound.max_abs, range),
+                     verdict.finite ? verdict.max_abs : RuleArguments::kUnknown, range.limit, bound.nonnegative,
                      smallest ? smallest->value : -RuleArguments::kUnknown});
 }
 
 ResultCheck::Outcome ResultCheck::read(const at::Tensor& result, size_t place) {
   const Bound bound = bound_at(place);
-  const Verdict verdict = check_finite(result);
+  const ScanResult verdict = check_finite(result);
   if (verdict.skip != Skip::kNone) return skip(result, verdict.skip);
   thread_.counters().checked.add(1);
   thread_.counters().bytes.add(verdict.bytes);
@@ -145,13 +145,13 @@ ResultCheck::Outcome ResultCheck::read(const at::Tensor& result, size_t place) {
     return Outcome::kNonFinite;
   }
   const DtypeRange range = range_of(result.scalar_type());
-  if (range.limit > 0 && verdict.most > with_rounding_margin(bound.most, range)) {
+  if (range.limit > 0 && verdict.max_abs > with_rounding_margin(bound.max_abs, range)) {
     session_.count_internal_error(
         fmt::format("the bound of {}", plan_.name),
-        fmt::format("the bound of {} was {}, and its result {}", plan_.name, bound.most, verdict.most));
+        fmt::format("the bound of {} was {}, and its result {}", plan_.name, bound.max_abs, verdict.max_abs));
   }
-  bound_cache().note_written(result, {verdict.most, bound.nonnegative}, &plan_.name);
-  note_magnitude(result, verdict.most, true);
+  bound_cache().record_written(result, {verdict.max_abs, bound.nonnegative}, &plan_.name);
+  note_magnitude(result, verdict.max_abs, true);
   if (nonfinite_registry().in_use() && plan_.writes_in_place()) nonfinite_registry().settle(scannable_values(result));
   return Outcome::kFinite;
 }

@@ -58,11 +58,11 @@ class ResultCheck {
   Outcome skip(const at::Tensor& result, Skip reason);
   Outcome note_proved(const at::Tensor& result, const Bound& proof);
   Outcome read(const at::Tensor& result, size_t place);
-  void note_magnitude(const at::Tensor& result, double most, bool is_measured) {
-    if (session_.headroom() != nullptr) note_headroom(result, most, is_measured);
+  void note_magnitude(const at::Tensor& result, double max_abs, bool is_measured) {
+    if (session_.headroom() != nullptr) note_headroom(result, max_abs, is_measured);
   }
-  void note_headroom(const at::Tensor& result, double most, bool is_measured);
-  void record_claim(const at::Tensor& result, size_t place, const Verdict& verdict) const;
+  void note_headroom(const at::Tensor& result, double max_abs, bool is_measured);
+  void record_claim(const at::Tensor& result, size_t place, const ScanResult& verdict) const;
 
   const OpPlan& plan_;
   ThreadState& thread_;

@@ -28,7 +28,7 @@ bool UnboxedCall::begins(const OpPlan& plan, c10::ArrayRef<Operand> arguments, c
     const Operand& argument = arguments[plan_->saved_arguments[written.kept]];
     if (!written.reads_previous_value || argument.kind != Operand::Kind::kTensor) continue;
     if (!argument.tensor->is_cpu()) continue;
-    if (bound_cache().find(*argument.tensor).known != BoundCache::Known::kFinite) return false;
+    if (bound_cache().find(*argument.tensor).state != BoundCache::State::kFinite) return false;
   }
   check_.emplace(*plan_, thread_, *session_);
   contain(*session_, "noting an operation", [this] { check_->note_site(record_op_entry(thread_, *session_)); });
@@ -59,7 +59,7 @@ bool UnboxedCall::ends_well(c10::ArrayRef<const at::Tensor*> results, const at::
   }
   if (device_) contain(*session_, "looking at what devices have found", [this] { device_->finish(); });
   if (all_is_well && plan_->proves_nonnegative_input && first_argument != nullptr)
-    bound_cache().note_nonnegative(*first_argument);
+    bound_cache().record_nonnegative(*first_argument);
   return all_is_well;
 }
 

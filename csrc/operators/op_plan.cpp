@@ -156,7 +156,7 @@ class PlanTable {
   }
 
   std::array<Slot, kSlots> slots_;
-  Mutex mutex_{Mutex::kPlans};
+  ForkSafeMutex mutex_{ForkSafeMutex::kPlans};
   std::vector<std::unique_ptr<OpPlan>> plans_;  // never shrinks: a call under way may hold a forgotten plan
   std::unordered_map<const void*, std::unique_ptr<OpPlan>> overflow_plans_;
   const char tombstone_ = 0;

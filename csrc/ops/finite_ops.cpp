@@ -1,4 +1,4 @@
-// torchnan::all_finite, count_nonfinite, stats: the scan as operators.
+// Operators: torchnan::all_finite, torchnan::count_nonfinite and torchnan::stats.
 #include <algorithm>
 
 #include <ATen/Functions.h>
@@ -50,22 +50,14 @@ at::Tensor count_nonfinite_list_meta(at::TensorList xs) {
   return at::empty({static_cast<int64_t>(xs.size()), 3}, at::TensorOptions(at::kLong).device(at::kMeta));
 }
 
-// The counts of the session that the calling thread works for; empty where nothing is watched.
+// Returns the counts of the session that is active on this thread; empty without one.
 c10::Dict<std::string, int64_t> stats() {
   c10::Dict<std::string, int64_t> counts;
   const auto session = ThreadState::current().shared_session();
   if (session == nullptr) return counts;
-  const Stats s = session->stats();
-  counts.insert("ops", s.ops);
-  counts.insert("checked", s.checked);
-  counts.insert("bytes", s.bytes);
-  counts.insert("nonfinite", s.nonfinite);
-  counts.insert("findings", s.findings);
-  counts.insert("repeats", s.repeats);
-  counts.insert("dropped", s.dropped);
-  counts.insert("call_sites", s.call_sites);
-  counts.insert("internal_errors", s.internal_errors);
-  for (const auto& [reason, count] : s.skipped) counts.insert("skipped: " + reason, count);
+  const Stats stats = session->stats();
+  for_each_count(stats, [&](const char* name, int64_t count) { counts.insert(name, count); });
+  for (const auto& [reason, count] : stats.skipped) counts.insert("skipped: " + reason, count);
   return counts;
 }
 
@@ -93,7 +85,7 @@ TORCH_LIBRARY_IMPL(torchnan, Meta, m) {
   m.impl("count_nonfinite.list", &count_nonfinite_list_meta);
 }
 
-// Their results are counts and verdicts: there is nothing to differentiate.
+// The results are counts and booleans: there is nothing to differentiate.
 TORCH_LIBRARY_IMPL(torchnan, Autograd, m) {
   m.impl("all_finite", torch::autograd::autogradNotImplementedFallback());
   m.impl("all_finite.list", torch::autograd::autogradNotImplementedFallback());

@@ -47,12 +47,12 @@ at::Tensor measure_in_memory(at::TensorList xs) {
     const bool has_memory = x.numel() == 0 || x.storage().data() != nullptr;
     TORCH_CHECK(has_memory, "torchnan::measure: the memory of a tensor of shape ", x.sizes(), " has been freed");
   }
-  const std::vector<NormAndMax> extents = extents_of(xs);
+  const std::vector<NormAndMax> extents = norms_of(xs);
   at::Tensor result = at::empty({static_cast<int64_t>(xs.size()), 2}, kResultDtype);
   auto* row = result.mutable_data_ptr<double>();
   for (const NormAndMax& norm_and_max : extents) {
     *row++ = norm_and_max.norm();
-    *row++ = norm_and_max.most();
+    *row++ = norm_and_max.max_abs();
   }
   return result;
 }
@@ -64,8 +64,8 @@ at::Tensor computable(const at::Tensor& x) {
 }
 
 // Where a square may not fit into a double.
-at::Tensor norm_of_scaled(const at::Tensor& x, const at::Tensor& most) {
-  const at::Tensor scale = at::where(most.isfinite().logical_and_(most.gt(0)), most, 1.0);
+at::Tensor norm_of_scaled(const at::Tensor& x, const at::Tensor& max_abs) {
+  const at::Tensor scale = at::where(max_abs.isfinite().logical_and_(max_abs.gt(0)), max_abs, 1.0);
   return at::linalg_vector_norm(x.div(scale)).mul(scale);
 }
 

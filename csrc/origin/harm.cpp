@@ -45,7 +45,7 @@ Harm harm_at(const Site& site, HarmKind kind, const HarmedName& name, const Dete
   Harm harm;
   harm.kind = kind;
   contain(session, "naming what is harmed", [&] { harm.name = name ? name() : ""; });
-  const Place place = query_site(site, session);
+  const ResolvedSite place = query_site(site, session);
   if (!place.stack.empty()) {
     harm.file = place.stack.front().file;
     harm.line = place.stack.front().line;
@@ -76,7 +76,7 @@ void report_harm(DetectionSession& session, const Provenance& record, HarmKind k
   const Cause* cause = claim_cause(session, record, kind, kinds);
   if (cause == nullptr) return;
   Site here;
-  here.live = program().capture();
+  here.live = host_runtime().current_stack_id();
   try {
     deliver(session, make_finding(*cause, Level::kError, harm_at(here, kind, name, session), session));
   } catch (const UserFacingException&) {
@@ -139,7 +139,7 @@ void report_weight_use(const CallContext& call, c10::ArrayRef<BadArgument> bad_a
 
 // A root that is a view of a scalar has no operation in its own node; the scalar stands for it.
 void report_backward_start(DetectionSession& session) {
-  if (program().reports_backward_roots()) return;
+  if (host_runtime().reports_backward_roots()) return;
   const auto node = torch::autograd::get_current_node();
   const auto* inner = torch::autograd::get_current_graph_task_nodes_in_graph();
   if (node == nullptr || inner == nullptr) return;

@@ -4,35 +4,37 @@
 
 namespace torchnan {
 
-Place query_site(const Site& site, const DetectionSession& session) {
-  Place place;
-  if (!site.node.empty()) place.phase = Phase::kBackward;
-  contain(session, "telling where an operation ran", [&] { place = program().place(site, session); });
-  return place;
+ResolvedSite query_site(const Site& site, const DetectionSession& session) {
+  ResolvedSite resolved;
+  if (!site.node.empty()) resolved.phase = Phase::kBackward;
+  contain(session, "telling where an operation ran", [&] { resolved = host_runtime().resolve_site(site, session); });
+  return resolved;
 }
 
-std::vector<Place> query_sites(const std::vector<Site>& sites, const DetectionSession& session) {
-  std::vector<Place> places(sites.size());
-  contain(session, "telling where operations ran", [&] { places = program().places(sites, session); });
+std::vector<ResolvedSite> query_sites(const std::vector<Site>& sites, const DetectionSession& session) {
+  std::vector<ResolvedSite> places(sites.size());
+  contain(session, "telling where operations ran", [&] { places = host_runtime().resolve_sites(sites, session); });
   return places;
 }
 
 bool ask_is_loss_scaling(const Site& site, const DetectionSession& session) {
   bool answer = false;
-  contain(session, "telling a loss scaler", [&] { answer = program().is_loss_scaling(site, session); });
+  contain(session, "telling a loss scaler", [&] { answer = host_runtime().is_loss_scaling(site, session); });
   return answer;
 }
 
-std::optional<Owner> ask_owner(const c10::StorageImpl* storage, SiteId use, bool everywhere,
-                               const DetectionSession& session) {
+std::optional<Owner> query_owner(const c10::StorageImpl* storage, SiteId use, bool search_all_modules,
+                                 const DetectionSession& session) {
   std::optional<Owner> owner;
-  contain(session, "telling whose a tensor is", [&] { owner = program().owner(storage, use, everywhere, session); });
+  contain(session, "telling whose a tensor is",
+          [&] { owner = host_runtime().owner_of_storage(storage, use, search_all_modules, session); });
   return owner;
 }
 
-std::vector<Held> ask_held(const std::vector<at::Tensor>& tensors, const DetectionSession& session) {
-  std::vector<Held> held;
-  contain(session, "telling what is still held", [&] { held = program().held(tensors); });
+std::vector<ReachableTensor> query_reachable_tensors(const std::vector<at::Tensor>& tensors,
+                                                     const DetectionSession& session) {
+  std::vector<ReachableTensor> held;
+  contain(session, "telling what is still held", [&] { held = host_runtime().reachable_tensors(tensors); });
   return held;
 }
 

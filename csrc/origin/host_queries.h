@@ -9,11 +9,12 @@
 
 namespace torchnan {
 
-Place query_site(const Site& site, const DetectionSession& session);
-std::vector<Place> query_sites(const std::vector<Site>& sites, const DetectionSession& session);
+ResolvedSite query_site(const Site& site, const DetectionSession& session);
+std::vector<ResolvedSite> query_sites(const std::vector<Site>& sites, const DetectionSession& session);
 bool ask_is_loss_scaling(const Site& site, const DetectionSession& session);
-std::optional<Owner> ask_owner(const c10::StorageImpl* storage, SiteId use, bool everywhere,
-                               const DetectionSession& session);
-std::vector<Held> ask_held(const std::vector<at::Tensor>& tensors, const DetectionSession& session);
+std::optional<Owner> query_owner(const c10::StorageImpl* storage, SiteId use, bool search_all_modules,
+                                 const DetectionSession& session);
+std::vector<ReachableTensor> query_reachable_tensors(const std::vector<at::Tensor>& tensors,
+                                                     const DetectionSession& session);
 
 }  // namespace torchnan

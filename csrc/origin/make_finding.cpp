@@ -64,12 +64,12 @@ void fill_external_kind(const Cause& cause, const DetectionSession& session, Fin
 Frame frame_of(SiteId id, const DetectionSession& session) {
   Site site;
   site.live = id;
-  const Place place = query_site(site, session);
+  const ResolvedSite place = query_site(site, session);
   return place.stack.empty() ? Frame{} : place.stack.front();
 }
 
 void fill_location(const Site& site, const DetectionSession& session, Finding& finding) {
-  Place place = query_site(site, session);
+  ResolvedSite place = query_site(site, session);
   finding.stack = std::move(place.stack);
   finding.module = std::move(place.module);
   finding.phase = place.phase;

@@ -5,16 +5,12 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "process/work_counters.h"
+#include "scan/storage_of.h"
 #include "scan/tensor_scan.h"
 #include "host/host_runtime.h"
 
 namespace torchnan {
 namespace {
-
-const c10::StorageImpl* storage_of(const at::Tensor& tensor) {
-  const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-  return impl->has_storage() ? impl->unsafe_storage().unsafeGetStorageImpl() : nullptr;
-}
 
 NonfiniteRegistry::ProvenancePtr both(const Provenance& a, const Provenance& b) {
   std::vector<Cause> causes = a.causes();
@@ -104,7 +100,7 @@ NonfiniteRegistry::Region NonfiniteRegistry::region_of(const at::Tensor& tensor,
   region.dense = tensor.is_non_overlapping_and_dense();
   region.record = std::move(record);
   // For produced_by() alone: PyTorch refuses to swap a tensor that somebody refers to weakly.
-  if (!program().reports_backward_roots()) region.tensor = tensor.getIntrusivePtr();
+  if (!host_runtime().reports_backward_roots()) region.tensor = tensor.getIntrusivePtr();
   return region;
 }
 

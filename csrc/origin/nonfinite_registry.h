@@ -86,7 +86,7 @@ class TORCHNAN_API NonfiniteRegistry {
   static constexpr size_t kMaxRegions = 64;   // of one storage; beyond it the last two become one
   static constexpr size_t kFewEntries = 256;  // not worth a look for dead ones
 
-  mutable Mutex mutex_;  // never held while a Python object or a storage may be released
+  mutable ForkSafeMutex mutex_;  // never held while a Python object or a storage may be released
   std::unordered_map<const c10::StorageImpl*, Entry> entries_;
   std::atomic<size_t> size_{0};
   size_t look_at_size_ = kFewEntries;  // for dead entries

@@ -102,14 +102,15 @@ std::shared_ptr<OriginRecord> new_root(OriginRecord::Source source, const OpPlan
 
 bool is_inherited(const OriginRecord& root) { return root.sequence < first_of_process; }
 
-std::optional<Owner> owner_of(const at::Tensor& tensor, bool everywhere, const DetectionSession& session) {
-  return owner_of(tensor.storage().unsafeGetStorageImpl(), program().capture(), everywhere, session);
+std::optional<Owner> owner_of(const at::Tensor& tensor, bool search_all_modules, const DetectionSession& session) {
+  return owner_of(tensor.storage().unsafeGetStorageImpl(), host_runtime().current_stack_id(), search_all_modules,
+                  session);
 }
 
-std::optional<Owner> owner_of(const c10::StorageImpl* storage, SiteId use, bool everywhere,
+std::optional<Owner> owner_of(const c10::StorageImpl* storage, SiteId use, bool search_all_modules,
                               const DetectionSession& session) {
   if (auto named = session.named_owner(storage)) return named;
-  return ask_owner(storage, use, everywhere, session);
+  return query_owner(storage, use, search_all_modules, session);
 }
 
 std::shared_ptr<OriginRecord> operation_root(const CallContext& call, const at::Tensor& result, int64_t output,
@@ -133,13 +134,13 @@ std::shared_ptr<OriginRecord> external_root(const CallContext& call, const at::T
   auto root = make_root(call, OriginRecord::Source::kExternal, argument);
   root->kinds = kinds;
   fill_location(root->site, call.session, root->facts);
-  const BoundCache::Note note = bound_cache().find(argument);
-  const bool was_finite = note.known == BoundCache::Known::kFinite || note.known == BoundCache::Known::kStale;
+  const BoundCache::Entry note = bound_cache().find(argument);
+  const bool was_finite = note.state == BoundCache::State::kFinite || note.state == BoundCache::State::kStale;
   root->foreign = was_finite || is_from_compiled_graph(argument);
-  root->excused = note.known == BoundCache::Known::kIgnored;
+  root->excused = note.state == BoundCache::State::kIgnored;
   root->parameter = is_parameter(argument);
   if (root->parameter || kinds.nan()) root->owner = owner_of(argument, root->parameter, call.session);
-  if (note.known == BoundCache::Known::kUninitialized) {
+  if (note.state == BoundCache::State::kUninitialized) {
     root->unwritten = true;
     root->allocation.live = note.site;
     root->allocator = *note.op;

@@ -39,10 +39,10 @@ std::shared_ptr<OriginRecord> external_root(const CallContext& call, const at::T
 bool is_inherited(const OriginRecord& root);
 
 // The module parameter or buffer whose memory `tensor` is: of the session's model, of a module on this thread's stack,
-// or else, if `everywhere`, of any.
-std::optional<Owner> owner_of(const at::Tensor& tensor, bool everywhere, const DetectionSession& session);
+// or else, if `search_all_modules`, of any.
+std::optional<Owner> owner_of(const at::Tensor& tensor, bool search_all_modules, const DetectionSession& session);
 // The same by its storage, as used at `use`.
-std::optional<Owner> owner_of(const c10::StorageImpl* storage, SiteId use, bool everywhere,
+std::optional<Owner> owner_of(const c10::StorageImpl* storage, SiteId use, bool search_all_modules,
                               const DetectionSession& session);
 
 // MutatedArgument into memory by copy_() or fill_(), and no more.

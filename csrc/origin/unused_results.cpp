@@ -12,7 +12,7 @@ namespace {
 using CallSite = std::tuple<std::string, SiteId, SiteId>;  // operator, stack, forward stack
 
 struct Registry {
-  Mutex mutex;
+  ForkSafeMutex mutex;
   std::map<const DetectionSession*, std::map<CallSite, NonfiniteRegistry::ProvenancePtr>> by_watch;
 };
 

@@ -10,26 +10,26 @@ namespace {
 
 // Constants: other files' statics may be made before this one's.
 constinit std::mutex all_mutexes;
-constinit std::array<Mutex*, Mutex::kRanks> first_of_rank{};
+constinit std::array<ForkSafeMutex*, ForkSafeMutex::kRanks> first_of_rank{};
 constinit AtForkChild* first_in_child = nullptr;
 
 }  // namespace
 
-Mutex::Mutex(Rank rank) : rank_(rank) {
+ForkSafeMutex::ForkSafeMutex(Rank rank) : rank_(rank) {
   const std::lock_guard lock(all_mutexes);
   next_ = first_of_rank[rank];
   if (next_ != nullptr) next_->previous_ = this;
   first_of_rank[rank] = this;
 }
 
-Mutex::~Mutex() {
+ForkSafeMutex::~ForkSafeMutex() {
   const std::lock_guard lock(all_mutexes);
   if (next_ != nullptr) next_->previous_ = previous_;
   (previous_ != nullptr ? previous_->next_ : first_of_rank[rank_]) = next_;
 }
 
 // Whoever held it is no more, unless it is the thread that has forked, which gives it back itself.
-void Mutex::reset_in_child() {
+void ForkSafeMutex::reset_in_child() {
   if (holder_ != std::this_thread::get_id()) new (&mutex_) std::mutex;
 }
 
@@ -39,20 +39,21 @@ class Fork {
  public:
   static void before() {
     all_mutexes.lock();
-    for (int rank = Mutex::kSink + 1; rank < Mutex::kRanks; ++rank) {
-      for (Mutex* one = first_of_rank[rank]; one != nullptr; one = one->next_) one->lock();
+    for (int rank = ForkSafeMutex::kSink + 1; rank < ForkSafeMutex::kRanks; ++rank) {
+      for (ForkSafeMutex* one = first_of_rank[rank]; one != nullptr; one = one->next_) one->lock();
     }
   }
 
   static void after() {
-    for (int rank = Mutex::kRanks - 1; rank > Mutex::kSink; --rank) {
-      for (Mutex* one = first_of_rank[rank]; one != nullptr; one = one->next_) one->unlock();
+    for (int rank = ForkSafeMutex::kRanks - 1; rank > ForkSafeMutex::kSink; --rank) {
+      for (ForkSafeMutex* one = first_of_rank[rank]; one != nullptr; one = one->next_) one->unlock();
     }
     all_mutexes.unlock();
   }
 
   static void in_child() {
-    for (Mutex* one = first_of_rank[Mutex::kSink]; one != nullptr; one = one->next_) one->reset_in_child();
+    for (ForkSafeMutex* one = first_of_rank[ForkSafeMutex::kSink]; one != nullptr; one = one->next_)
+      one->reset_in_child();
     after();
     for (const AtForkChild* one = first_in_child; one != nullptr; one = one->next_) one->on_child_();
   }

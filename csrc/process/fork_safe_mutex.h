@@ -14,11 +14,12 @@ namespace torchnan {
 // before a fork the thread that forks takes them all, and afterwards both sides give them back.
 //
 // It waits for them, and may have the GIL meanwhile. So whoever holds one waits for nothing but a lock of a later rank:
-// not for the GIL, not for a file, not for a callback; and makes and destroys no Mutex, hence no DetectionSession.
+// not for the GIL, not for a file, not for a callback; and makes and destroys no ForkSafeMutex, hence no
+// DetectionSession.
 //
 // The first call of a function with a static in it takes a lock too, the compiler's own. What is static in torchnan is
 // made when the library is loaded.
-class TORCHNAN_API Mutex {
+class TORCHNAN_API ForkSafeMutex {
  public:
   // In the order in which they may be held together. Of one rank, one at a time.
   enum Rank {
@@ -31,10 +32,10 @@ class TORCHNAN_API Mutex {
     kRanks,
   };
 
-  explicit Mutex(Rank rank = kInnermost);
-  ~Mutex();
-  Mutex(const Mutex&) = delete;
-  Mutex& operator=(const Mutex&) = delete;
+  explicit ForkSafeMutex(Rank rank = kInnermost);
+  ~ForkSafeMutex();
+  ForkSafeMutex(const ForkSafeMutex&) = delete;
+  ForkSafeMutex& operator=(const ForkSafeMutex&) = delete;
 
   void lock() {
     mutex_.lock();
@@ -52,8 +53,8 @@ class TORCHNAN_API Mutex {
   std::mutex mutex_;
   std::atomic<std::thread::id> holder_;
   const Rank rank_;
-  Mutex* previous_ = nullptr;  // among those of its rank
-  Mutex* next_ = nullptr;
+  ForkSafeMutex* previous_ = nullptr;  // among those of its rank
+  ForkSafeMutex* next_ = nullptr;
 };
 
 // What else has to be put right in a child: runs there in its only thread, when the locks have been given back. One

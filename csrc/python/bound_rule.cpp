@@ -28,24 +28,24 @@ py::object argument(const RuleArguments& arguments, size_t i, const py::object& 
   if (is_list && !arguments.integers(i).empty()) return py::cast(c10::IntArrayRef(arguments.integers(i)).vec());
   if (!is_list && operand.kind != Operand::Kind::kTensor) return py::none();
   const Bound bound = arguments.bound_of_all(i);
-  const double most = bound.masked ? RuleArguments::kUnknown : bound.most;
-  return bound_class(most, bound.nonnegative, py::tuple(py::cast(arguments.sizes(i).vec())));
+  const double max_abs = bound.masked ? RuleArguments::kUnknown : bound.max_abs;
+  return bound_class(max_abs, bound.nonnegative, py::tuple(py::cast(arguments.sizes(i).vec())));
 }
 
 double bound_from(const py::handle& answer) {
-  const double most = answer.cast<double>();
-  if (!(most >= 0)) throw std::invalid_argument("it returned " + std::to_string(most) + ", and no |x| is that");
-  return most;
+  const double max_abs = answer.cast<double>();
+  if (!(max_abs >= 0)) throw std::invalid_argument("it returned " + std::to_string(max_abs) + ", and no |x| is that");
+  return max_abs;
 }
 
 void take_answer(const py::object& answer, std::span<Bound> results) {
   if (!py::isinstance<py::sequence>(answer)) {
-    if (!answer.is_none()) results[0].most = bound_from(answer);
+    if (!answer.is_none()) results[0].max_abs = bound_from(answer);
     return;
   }
   size_t place = 0;
   for (const py::handle one : answer) {
-    if (place < results.size() && !one.is_none()) results[place].most = bound_from(one);
+    if (place < results.size() && !one.is_none()) results[place].max_abs = bound_from(one);
     ++place;
   }
 }

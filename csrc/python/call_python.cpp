@@ -33,7 +33,7 @@ void raise_in_caller() {
 }
 
 void throw_from_python(py::error_already_set& raised) {
-  if (raised.matches(PyExc_Exception)) throw std::runtime_error(told(raised));
+  if (raised.matches(PyExc_Exception)) throw std::runtime_error(error_message(raised));
   raised.restore();
   raise_in_caller();
 }

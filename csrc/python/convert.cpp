@@ -3,8 +3,11 @@
 #include <pybind11/stl.h>
 
 #include <stdexcept>
+#include <type_traits>
 
+#include "detection/option_fields.h"
 #include "python/call_python.h"
+#include "report/finding_fields.h"
 #include "text/printable.h"
 
 namespace py = pybind11;
@@ -16,29 +19,58 @@ py::object finding_class(const char* name) { return py::module_::import("torchna
 
 py::object or_none(const std::string& text) { return text.empty() ? py::object(py::none()) : to_py_str(text); }
 
-py::object to_python(const Frame& frame) {
-  return finding_class("Frame")(to_py_str(frame.file), frame.line, to_py_str(frame.function));
-}
+// The fields as keyword arguments: a visitor of for_each_field().
+class KeywordArguments {
+ public:
+  template <typename Field>
+  void operator()(const char* name, const Field& field) {
+    keywords[name] = convert(field);
+  }
 
-py::object to_python(const InputSummary& input) {
-  const Tally& t = input.tally;
-  return finding_class("Input")(input.name, input.dtype, py::tuple(py::cast(input.shape)), t.min, t.max, t.absmax,
-                                t.nan, t.posinf, t.neginf, input.overwritten, or_none(input.constant));
-}
+  py::dict keywords;
 
-py::object to_python(const LineageStep& step) { return finding_class("Step")(step.op, or_none(step.file), step.line); }
+ private:
+  static py::object convert(const std::string& text) { return to_py_str(text); }
+  static py::object convert(const OptionalText<const std::string>& text) { return or_none(text.value); }
+  static py::object convert(const std::optional<std::string>& text) {
+    return text ? py::object(to_py_str(*text)) : py::none();
+  }
+  static py::object convert(const Count<const int64_t>& count) { return py::int_(count.value); }
+  static py::object convert(const std::vector<int64_t>& numbers) { return py::tuple(py::cast(numbers)); }
+  static py::object convert(const Harm& harm) {
+    KeywordArguments fields;
+    for_each_field(harm, fields);
+    fields.keywords["text"] = describe(harm);
+    return finding_class("Harm")(**fields.keywords);
+  }
+  static py::object convert(const Frame& frame) { return make("Frame", frame); }
+  static py::object convert(const InputSummary& input) { return make("Input", input); }
+  static py::object convert(const LineageStep& step) { return make("Step", step); }
 
-py::object to_python(const Harm& harm) {
-  return finding_class("Harm")(name_of(harm.kind), or_none(harm.name), or_none(harm.file), harm.line, describe(harm));
-}
+  // By way of a list: a tuple that another thread has seen through gc.get_objects() cannot be filled any more.
+  template <typename Part>
+  static py::object convert(const std::vector<Part>& parts) {
+    py::list made;
+    for (const Part& part : parts) made.append(convert(part));
+    return py::tuple(made);
+  }
 
-// By way of a list: a tuple that another thread has seen through gc.get_objects() cannot be filled any more.
-template <typename T>
-py::tuple tuple_of(const std::vector<T>& items) {
-  py::list made;
-  for (const T& item : items) made.append(to_python(item));
-  return py::tuple(made);
-}
+  template <typename Scalar>
+  static py::object convert(const Scalar& value) {
+    if constexpr (std::is_enum_v<Scalar>) {
+      return py::str(name_of(value));
+    } else {
+      return py::cast(value);
+    }
+  }
+
+  template <typename Part>
+  static py::object make(const char* class_name, const Part& part) {
+    KeywordArguments fields;
+    for_each_field(part, fields);
+    return finding_class(class_name)(**fields.keywords);
+  }
+};
 
 py::bytes encoded(const py::handle& text, const char* how) {
   PyObject* bytes = PyUnicode_AsEncodedString(text.ptr(), "utf-8", how);
@@ -46,23 +78,53 @@ py::bytes encoded(const py::handle& text, const char* how) {
   return py::reinterpret_steal<py::bytes>(bytes);
 }
 
-Action action_from(const std::string& name) {
-  if (name == "raise") return Action::kRaise;
-  if (name == "warn") return Action::kWarn;
-  if (name == "log") return Action::kLog;
-  throw std::invalid_argument("no such action: " + printable(name));
-}
+// Sets the options that are given as keywords: a visitor of for_each_option().
+class OptionReader {
+ public:
+  explicit OptionReader(const py::dict& keywords) : keywords_(keywords) {}
 
-When when_from(const std::string& name) {
-  if (name == "harm") return When::kHarm;
-  if (name == "origin") return When::kOrigin;
-  throw std::invalid_argument("no such time: " + printable(name));
-}
+  template <typename Field>
+  void operator()(const char* name, Field& field) {
+    read(keywords_[name], field);
+  }
+
+ private:
+  static void read(const py::handle& value, bool& flag) { flag = value.cast<bool>(); }
+  static void read(const py::handle& value, int64_t& number) { number = value.cast<int64_t>(); }
+  static void read(const py::handle& value, std::string& text) {
+    if (!value.is_none()) text = from_py_str(value);
+  }
+  static void read(const py::handle& value, std::vector<std::string>& texts) {
+    for (const py::handle text : value) texts.push_back(from_py_str(text));
+  }
+  static void read(const py::handle& value, Action& action) {
+    if (!py::isinstance<py::str>(value)) return;  // a callable, which is the callback
+    const std::string name = from_py_str(value);
+    if (name == "raise") {
+      action = Action::kRaise;
+    } else if (name == "warn") {
+      action = Action::kWarn;
+    } else if (name == "log") {
+      action = Action::kLog;
+    } else {
+      throw std::invalid_argument("action must be 'raise', 'warn', 'log' or a callable, not " + printable(name));
+    }
+  }
+  static void read(const py::handle& value, When& when) {
+    const std::string name = from_py_str(value);
+    if (name != "harm" && name != "origin") {
+      throw std::invalid_argument("when must be 'harm' or 'origin', not " + printable(name));
+    }
+    when = name == "harm" ? When::kHarm : When::kOrigin;
+  }
+
+  const py::dict& keywords_;
+};
 
 }  // namespace
 
 std::string from_py_str(const py::handle& text) {
-  if (!PyUnicode_Check(text.ptr())) throw py::type_error("not a text");
+  if (!PyUnicode_Check(text.ptr())) throw py::type_error("expected a str");
   try {
     return encoded(text, "surrogateescape");
   } catch (const py::error_already_set&) {  // a surrogate that stands for no byte
@@ -76,66 +138,25 @@ py::str to_py_str(const std::string& text) {
   return py::reinterpret_steal<py::str>(made);
 }
 
-std::string told(const py::error_already_set& error) {
+std::string error_message(const py::error_already_set& error) {
   const std::string_view what = error.what();
   return std::string(what.substr(0, what.find("\n\nAt:\n")));
 }
 
-py::object to_python(const Finding& f) {
-  py::dict fields;
-  fields["schema"] = Finding::kSchemaVersion;
-  fields["level"] = name_of(f.level);
-  fields["kind"] = name_of(f.kind);
-  fields["origin"] = name_of(f.origin);
-  fields["phase"] = name_of(f.phase);
-  fields["op"] = f.op;
-  fields["overload"] = f.overload;
-  fields["output"] = f.output;
-  fields["node"] = or_none(f.node);
-  fields["module"] = f.module ? py::object(to_py_str(*f.module)) : py::none();
-  fields["name"] = or_none(f.name);
-  fields["stack"] = tuple_of(f.stack);
-  fields["step"] = f.step;
-  fields["rank"] = f.rank;
-  fields["thread"] = f.thread;
-  fields["device"] = f.device;
-  fields["dtype"] = f.dtype;
-  fields["shape"] = py::tuple(py::cast(f.shape));
-  fields["strides"] = py::tuple(py::cast(f.strides));
-  fields["nan"] = f.nan;
-  fields["posinf"] = f.posinf;
-  fields["neginf"] = f.neginf;
-  fields["first_index"] = py::tuple(py::cast(f.first_index));
-  fields["inputs"] = tuple_of(f.inputs);
-  fields["lineage"] = tuple_of(f.lineage);
-  fields["lineage_omitted"] = f.lineage_omitted;
-  fields["harm"] = to_python(f.harm);
-  fields["hint"] = or_none(f.hint);
-  fields["repeats"] = f.repeats;
-  fields["_text"] = to_text(f);
-  fields["_json"] = to_json(f);
-  return finding_class("Finding")(**fields);
+py::object to_python(const Finding& finding) {
+  KeywordArguments fields;
+  for_each_field(finding, fields);
+  fields.keywords["schema"] = Finding::kSchemaVersion;
+  fields.keywords["_text"] = to_text(finding);
+  fields.keywords["_json"] = to_json(finding);
+  return finding_class("Finding")(**fields.keywords);
 }
 
 py::dict to_python(const Stats& stats) {
-  py::dict d;
-  d["ops"] = stats.ops;
-  d["checked"] = stats.checked;
-  d["proved"] = stats.proved;
-  d["bytes"] = stats.bytes;
-  d["bytes_rescanned"] = stats.bytes_rescanned;
-  d["bytes_scanned_unknown"] = stats.bytes_scanned_unknown;
-  d["bytes_proved"] = stats.bytes_proved;
-  d["nonfinite"] = stats.nonfinite;
-  d["findings"] = stats.findings;
-  d["repeats"] = stats.repeats;
-  d["dropped"] = stats.dropped;
-  d["unlogged"] = stats.log_failures;
-  d["call_sites"] = stats.call_sites;
-  d["headroom_dropped"] = stats.headroom_dropped;
-  d["internal_errors"] = stats.internal_errors;
-  d["skipped"] = stats.skipped;
-  return d;
+  py::dict counts;
+  for_each_count(stats, [&](const char* name, int64_t count) { counts[name] = count; });
+  counts["skipped"] = stats.skipped;
+  return counts;
 }
 
 py::object to_python(const Headroom& h) {
@@ -144,43 +165,16 @@ py::object to_python(const Headroom& h) {
       .attr("Headroom")(module, to_py_str(h.op), h.dtype, h.absmax, h.exact, h.bound, h.limit);
 }
 
-Phase phase_from(const std::string& name) {
-  for (const Phase phase : {Phase::kForward, Phase::kBackward, Phase::kOptimizer}) {
-    if (name == name_of(phase)) return phase;
-  }
-  throw std::invalid_argument("no such phase: " + name);
-}
-
-HarmKind harm_kind_from(const std::string& name) {
-  for (const HarmKind kind : {HarmKind::kBackward, HarmKind::kGradient, HarmKind::kParameter, HarmKind::kOptimizerState,
-                              HarmKind::kRead, HarmKind::kGuard}) {
-    if (name == name_of(kind)) return kind;
-  }
-  throw std::invalid_argument("no such harm: " + name);
-}
-
 Options options_from(const py::dict& keywords) {
   Options options;
+  for_each_option(options, OptionReader(keywords));
   const py::object action = keywords["action"];
-  if (py::isinstance<py::str>(action)) {
-    options.action = action_from(from_py_str(action));
-  } else {
-    // Called, and let go of, by any thread.
+  if (!py::isinstance<py::str>(action)) {
+    // Any thread may call it, and may drop the last reference.
     options.callback = [callable = reachable_from_threads(action)](const Finding& finding) {
       with_gil([&] { (*callable)(to_python(finding)); });
     };
   }
-  options.check_nan = keywords["check_nan"].cast<bool>();
-  options.check_inf = keywords["check_inf"].cast<bool>();
-  options.when = when_from(from_py_str(keywords["when"]));
-  options.backward = keywords["backward"].cast<bool>();
-  options.stacks = keywords["stacks"].cast<bool>();
-  for (const py::handle name : keywords["skip_ops"]) options.skip_ops.push_back(from_py_str(name));
-  options.exact = keywords["exact"].cast<bool>();
-  options.sample = keywords["sample"].cast<int64_t>();
-  options.headroom = keywords["headroom"].cast<bool>();
-  options.max_findings = keywords["max_findings"].cast<int64_t>();
-  if (!keywords["log"].is_none()) options.log = from_py_str(keywords["log"]);
   return options;
 }
 

@@ -1,6 +1,7 @@
-// Findings and options between C++ and Python.
+// Conversion of findings, options and text between C++ and Python.
 #pragma once
 
+#include <stdexcept>
 #include <string>
 
 #include <pybind11/pybind11.h>
@@ -10,27 +11,33 @@
 #include <torchnan/options.h>
 #include <torchnan/stats.h>
 
+#include "report/enum_names.h"
+
 namespace torchnan {
 
-// A torchnan.Finding.
+// Returns a torchnan.Finding.
 pybind11::object to_python(const Finding& finding);
 pybind11::dict to_python(const Stats& stats);
-// A torchnan.Headroom.
+// Returns a torchnan.Headroom.
 pybind11::object to_python(const Headroom& headroom);
 
-Phase phase_from(const std::string& name);
-HarmKind harm_kind_from(const std::string& name);
+// Returns the value of an enumeration of <torchnan/finding.h>. Throws std::invalid_argument for an unknown name.
+template <typename Enum>
+Enum parse_enum(const std::string& name) {
+  if (const auto value = enum_from_name<Enum>(name)) return *value;
+  throw std::invalid_argument("unknown name: " + name);
+}
 
-// From the keywords of torchnan.detect(), whose types Python has checked. Throws std::invalid_argument for a word that
-// is no action or no time.
+// Converts the keywords of torchnan.detect(), whose types Python has checked. Throws std::invalid_argument for an
+// unknown action or time.
 Options options_from(const pybind11::dict& keywords);
 
-// Text of the program's. What Python has of it may be no Unicode (surrogates, as in names of files that are no UTF-8);
-// what the core has of it may be no UTF-8. It comes back as it went.
+// Text of user code need not be Unicode in Python (it may hold surrogates, as in file names that are not UTF-8), nor
+// UTF-8 in the core. A round trip through both returns the same text.
 std::string from_py_str(const pybind11::handle& text);
 pybind11::str to_py_str(const std::string& text);
 
-// What an error says, without its traceback.
-std::string told(const pybind11::error_already_set& error);
+// Returns the message of an error, without its traceback.
+std::string error_message(const pybind11::error_already_set& error);
 
 }  // namespace torchnan

@@ -11,6 +11,7 @@
 #include "bounds/bound_cache.h"
 #include "bounds/rules.h"
 #include "process/work_counters.h"
+#include "scan/storage_of.h"
 #include "scan/tensor_scan.h"
 #include "device/devices.h"
 #include "host/environment.h"
@@ -41,10 +42,10 @@ namespace {
 // The session that this thread works for; null when nothing sessions.
 std::shared_ptr<DetectionSession> current_session() { return ThreadState::current().shared_session(); }
 
-void judge(const std::string& harm, const std::vector<at::Tensor>& tensors, const py::function& name_of) {
+void report_harm_of(const std::string& harm, const std::vector<at::Tensor>& tensors, const py::function& name_of) {
   const auto session = current_session();
   if (session == nullptr) return;
-  report_tensors(*session, harm_kind_from(harm), tensors,
+  report_tensors(*session, parse_enum<HarmKind>(harm), tensors,
                  [&](size_t i) { return with_gil([&] { return from_py_str(name_of(i)); }); });
 }
 
@@ -90,13 +91,13 @@ void report_read(const py::handle& tensor) {
 }
 
 // Of its values, where it is sparse or nested; 0 where it has no memory that could hold a NaN, or does not tell.
-uintptr_t storage_of(const py::handle& tensor) {
+uintptr_t storage_address(const py::handle& tensor) {
   if (!THPVariable_Check(tensor.ptr())) return 0;
   try {
     const at::Tensor& given = THPVariable_Unpack(tensor.ptr());
     const at::Tensor on_host = scannable_values(given);
     const at::Tensor values = on_host.defined() ? on_host : scannable(given);
-    return values.defined() ? reinterpret_cast<uintptr_t>(values.storage().unsafeGetStorageImpl()) : 0;
+    return values.defined() ? reinterpret_cast<uintptr_t>(storage_of(values)) : 0;
   } catch (const std::exception&) {
     return 0;
   }
@@ -183,11 +184,11 @@ void bind_session(py::module_& m) {
   const auto without_gil = py::call_guard<py::gil_scoped_release>();
   m.def("enter_session", &enter_session);
   m.def("leave_session", &leave_session);
-  m.def("end_session", &end_session, py::arg("session"), py::arg("judge"), without_gil);
+  m.def("end_session", &end_session, py::arg("session"), py::arg("report_pending"), without_gil);
   m.def("current_session", &current_session);
   m.def("open_scopes", &open_scopes);
   m.def("has_nonfinite", [] { return nonfinite_registry().in_use(); });
-  m.def("judge", &judge, py::arg("harm"), py::arg("tensors"), py::arg("name_of"), without_gil);
+  m.def("report_tensors", &report_harm_of, py::arg("harm"), py::arg("tensors"), py::arg("name_of"), without_gil);
   m.def("report_backward_roots", &judge_backward, py::arg("roots"), py::arg("gradients"));
   m.def("report_read", &report_read);
   m.def("mark_all_stale", &mark_all_stale);
@@ -195,7 +196,7 @@ void bind_session(py::module_& m) {
   m.def("mark_stale", mark_stale);
   m.def("unscanned_reason", &unscanned_reason, py::arg("type"));
   m.def("unscanned_devices", &Scanner::unavailable_devices);
-  m.def("storage_of", &storage_of);
+  m.def("storage_of", &storage_address);
   m.def("scalar_value", &scalar_value);
   m.def("record_failure", &record_failure, py::arg("part"), py::arg("why"));
   m.def("record_call_site", &record_next_node_site);
@@ -207,7 +208,7 @@ void bind_session(py::module_& m) {
   m.def("drain_bound_audit", [] {
     py::list taken;
     for (const BoundSample& c : bound_audit().take()) {
-      taken.append(py::make_tuple(c.op, c.output, c.bound, c.most, c.limit, c.nonnegative, c.least));
+      taken.append(py::make_tuple(c.op, c.output, c.bound, c.max_abs, c.limit, c.nonnegative, c.min_value));
     }
     return taken;
   });

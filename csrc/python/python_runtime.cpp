@@ -15,7 +15,7 @@ namespace py = pybind11;
 namespace torchnan {
 namespace {
 
-// (code, line, module or None) per frame.
+// Returns (code, line, module or None) for each frame.
 py::list frames_of(SiteId site) {
   py::list frames;
   for (const StackTable::Frame& frame : StackTable::instance().frames(site)) {
@@ -25,12 +25,14 @@ py::list frames_of(SiteId site) {
   return frames;
 }
 
-class PythonProgram final : public Program {
+class PythonRuntime final : public HostRuntime {
  public:
-  explicit PythonProgram(py::object module) : module_(std::move(module)) {}
+  explicit PythonRuntime(py::object module) : module_(std::move(module)) {}
 
-  SiteId capture() noexcept override { return StackTable::instance().capture(); }
-  SiteId within(SiteId live, SiteId outer) noexcept override { return StackTable::instance().within(live, outer); }
+  SiteId current_stack_id() noexcept override { return StackTable::instance().current_stack_id(); }
+  SiteId nest_stack(SiteId live, SiteId outer) noexcept override {
+    return StackTable::instance().nest_stack(live, outer);
+  }
   bool reports_backward_roots() const noexcept override { return true; }
 
   bool is_loss_scaling(const Site& site, const DetectionSession&) override {
@@ -39,44 +41,45 @@ class PythonProgram final : public Program {
     return answer;
   }
 
-  Place place(const Site& site, const DetectionSession& session) override {
-    Place place;
-    if (!site.node.empty()) place.phase = Phase::kBackward;
+  ResolvedSite resolve_site(const Site& site, const DetectionSession& session) override {
+    ResolvedSite resolved;
+    if (!site.node.empty()) resolved.phase = Phase::kBackward;
     ++work_counters().resolved;
     with_gil([&] {
-      const py::tuple answer = module_.attr("place")(frames_of(site.live), frames_of(site.forward), site.node,
-                                                     site.grad_mode, reinterpret_cast<uintptr_t>(&session));
+      const py::tuple answer = module_.attr("resolve_site")(frames_of(site.live), frames_of(site.forward), site.node,
+                                                            site.grad_mode, reinterpret_cast<uintptr_t>(&session));
       for (const py::handle frame : answer[0]) {
         const auto [file, line, function] = frame.cast<std::tuple<py::str, int64_t, py::str>>();
-        place.stack.push_back({from_py_str(file), line, from_py_str(function)});
+        resolved.stack.push_back({from_py_str(file), line, from_py_str(function)});
       }
-      if (!answer[1].is_none()) place.module = from_py_str(answer[1]);
-      place.phase = phase_from(from_py_str(answer[2]));
+      if (!answer[1].is_none()) resolved.module = from_py_str(answer[1]);
+      resolved.phase = parse_enum<Phase>(from_py_str(answer[2]));
     });
-    return place;
+    return resolved;
   }
 
-  std::vector<Place> places(const std::vector<Site>& sites, const DetectionSession& session) override {
-    std::vector<Place> places(sites.size());
+  std::vector<ResolvedSite> resolve_sites(const std::vector<Site>& sites, const DetectionSession& session) override {
+    std::vector<ResolvedSite> resolved(sites.size());
     with_gil([&] {
       py::list asked;
       for (const Site& site : sites) asked.append(py::make_tuple(frames_of(site.live), site.grad_mode));
       size_t i = 0;
-      for (const py::handle answer : module_.attr("places")(asked, reinterpret_cast<uintptr_t>(&session))) {
+      for (const py::handle answer : module_.attr("resolve_sites")(asked, reinterpret_cast<uintptr_t>(&session))) {
         const auto [module, phase] = answer.cast<std::tuple<py::object, py::str>>();
-        if (!module.is_none()) places.at(i).module = from_py_str(module);
-        places.at(i++).phase = phase_from(from_py_str(phase));
+        if (!module.is_none()) resolved.at(i).module = from_py_str(module);
+        resolved.at(i++).phase = parse_enum<Phase>(from_py_str(phase));
       }
     });
-    return places;
+    return resolved;
   }
 
-  std::optional<Owner> owner(const c10::StorageImpl* storage, SiteId use, bool everywhere,
-                             const DetectionSession& session) override {
+  std::optional<Owner> owner_of_storage(const c10::StorageImpl* storage, SiteId use, bool search_all_modules,
+                                        const DetectionSession& session) override {
     std::optional<Owner> owner;
     with_gil([&] {
-      const py::object answer = module_.attr("owner")(reinterpret_cast<uintptr_t>(storage), frames_of(use), everywhere,
-                                                      reinterpret_cast<uintptr_t>(&session));
+      const py::object answer =
+          module_.attr("owner_of_storage")(reinterpret_cast<uintptr_t>(storage), frames_of(use), search_all_modules,
+                                           reinterpret_cast<uintptr_t>(&session));
       if (answer.is_none()) return;
       const auto [is_buffer, name] = answer.cast<std::tuple<bool, py::str>>();
       owner = Owner{is_buffer, from_py_str(name)};
@@ -84,15 +87,15 @@ class PythonProgram final : public Program {
     return owner;
   }
 
-  std::vector<Held> held(const std::vector<at::Tensor>& tensors) override {
+  std::vector<ReachableTensor> reachable_tensors(const std::vector<at::Tensor>& tensors) override {
     if (tensors.empty()) return {};
     std::vector<uintptr_t> storages;
     for (const at::Tensor& tensor : tensors) {
       storages.push_back(reinterpret_cast<uintptr_t>(tensor.storage().unsafeGetStorageImpl()));
     }
-    std::vector<Held> held;
+    std::vector<ReachableTensor> held;
     with_gil([&] {
-      for (const py::handle one : module_.attr("held")(storages)) {
+      for (const py::handle one : module_.attr("reachable_tensors")(storages)) {
         const auto [tensor, as_gradient] = one.cast<std::tuple<at::Tensor, bool>>();
         held.push_back({tensor, as_gradient});
       }
@@ -104,9 +107,9 @@ class PythonProgram final : public Program {
   py::object module_;
 };
 
-class PythonMessenger final : public UserNotifier {
+class PythonNotifier final : public UserNotifier {
  public:
-  explicit PythonMessenger(py::object module) : module_(std::move(module)) {}
+  explicit PythonNotifier(py::object module) : module_(std::move(module)) {}
 
   void raise(const Finding& finding) override {
     with_gil([&] {
@@ -118,19 +121,19 @@ class PythonMessenger final : public UserNotifier {
   }
 
   void warn(const Finding& finding) override {
-    say([&] { module_.attr("warn")(to_python(finding), to_text(finding)); });
+    warn_or_throw([&] { module_.attr("warn")(to_python(finding), to_text(finding)); });
   }
   void warn(const std::string& text) override {
-    say([&] { module_.attr("warn_of_detector")(text); });
+    warn_or_throw([&] { module_.attr("warn_of_detector")(text); });
   }
 
  private:
-  // A program that makes errors of warnings gets one here too, and there is nobody to take it but sys.unraisablehook.
-  template <typename Words>
-  void say(Words&& words) {
+  // Where warnings are errors, a warning raises. No caller could handle it, so it goes to sys.unraisablehook.
+  template <typename Warn>
+  void warn_or_throw(Warn&& warn) {
     with_gil([&] {
       try {
-        words();
+        warn();
       } catch (py::error_already_set& raised) {
         if (!raised.matches(PyExc_Exception)) throw;
         raised.discard_as_unraisable("torchnan");
@@ -149,8 +152,8 @@ void plug_in_python(py::object program_module, py::object errors_module) {
       reinterpret_cast<PyCodeObject*>(program_module.attr("engine_code")().release().ptr()));
   StackTable::instance().set_module_call(
       reinterpret_cast<PyCodeObject*>(program_module.attr("module_call_code")().release().ptr()));
-  set_host(static_cast<Program*>(new PythonProgram(std::move(program_module))));
-  set_host(static_cast<UserNotifier*>(new PythonMessenger(std::move(errors_module))));
+  set_host(static_cast<HostRuntime*>(new PythonRuntime(std::move(program_module))));
+  set_host(static_cast<UserNotifier*>(new PythonNotifier(std::move(errors_module))));
 }
 
 }  // namespace torchnan

@@ -38,7 +38,7 @@ uint64_t StackTable::hash(const Stack& stack, size_t depth) const noexcept {
   return h;
 }
 
-SiteId StackTable::capture() noexcept {
+SiteId StackTable::current_stack_id() noexcept {
   struct Slot {
     uint64_t hash = 0;
     uint64_t deaths = 0;
@@ -129,7 +129,7 @@ PyObject* StackTable::note_death(PyObject*, PyObject*) noexcept {
   Py_RETURN_NONE;
 }
 
-SiteId StackTable::within(SiteId live, SiteId outer) noexcept {
+SiteId StackTable::nest_stack(SiteId live, SiteId outer) noexcept {
   try {
     const uint64_t key = (uint64_t{live} << 32) | outer;
     {

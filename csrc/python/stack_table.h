@@ -32,10 +32,10 @@ class StackTable {
   // Frames that run this code have a module as their first argument.
   void set_module_call(PyCodeObject* code) { module_call_ = code; }
 
-  SiteId capture() noexcept;
+  SiteId current_stack_id() noexcept;
 
   // The frames of `live` that this code has called, and then those of `outer`; `live` if there are none.
-  SiteId within(SiteId live, SiteId outer) noexcept;
+  SiteId nest_stack(SiteId live, SiteId outer) noexcept;
   void set_engine(PyCodeObject* code) { engine_ = code; }
 
   // With the GIL. The frames of a site, innermost first; empty for 0.
@@ -67,7 +67,7 @@ class StackTable {
   PyCodeObject* engine_ = nullptr;
   PyObject* death_callback_ = nullptr;
   std::atomic<uint64_t> deaths_{0};  // of modules; what was looked up before the last one is looked up again
-  Mutex mutex_;                      // never held while the GIL is awaited, or a last reference is let go of
+  ForkSafeMutex mutex_;              // never held while the GIL is awaited, or a last reference is let go of
   std::unordered_map<uint64_t, SiteId> ids_;
   std::unordered_map<uint64_t, SiteId> nested_;  // by both halves
   std::unordered_map<SiteId, std::vector<Frame>> sites_;

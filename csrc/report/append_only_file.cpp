@@ -16,7 +16,7 @@
 namespace torchnan {
 namespace {
 
-constexpr time_t kLongestWrite = 1;  // seconds
+constexpr time_t kMaxWriteSeconds = 1;  // seconds
 
 constexpr int kAppend = O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
 
@@ -67,7 +67,7 @@ bool AppendOnlyFile::ends_without_newline() const {
   const struct stat file = about(fd_);
   char last = '\n';
   if (!is_regular_ || file.st_size == 0 || pread(fd_, &last, 1, file.st_size - 1) != 1 || last == '\n') return false;
-  return time(nullptr) - file.st_mtime > kLongestWrite;
+  return time(nullptr) - file.st_mtime > kMaxWriteSeconds;
 }
 
 // Writing beyond the limit on the size of files kills a program that does not ignore SIGXFSZ.

@@ -1,126 +1,109 @@
-// One finding as one line of strict JSON.
+// Writes a finding as one line of strict JSON.
 #include <torchnan/finding.h>
 
 #include <cmath>
-#include <initializer_list>
-#include <utility>
+#include <string_view>
+#include <type_traits>
 
-#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "report/finding_fields.h"
+#include "report/truncate.h"
 #include "scan/strict_floats.h"
 #include "text/printable.h"
-#include "report/truncate.h"
 
 namespace torchnan {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 constexpr size_t kLineBytes = 16384;  // any line is shorter than this, its end included
 
-// A number, a string, null. No tree of values is made: taking one down asks for memory, in a destructor.
-std::string leaf(const Json& value) { return value.dump(-1, ' ', true, Json::error_handler_t::replace); }
-
-std::string text(const std::string& given) {
-  return leaf(to_valid_utf8(given, std::string::npos));
-}  // shorten() has cut it
-
-std::string object(std::initializer_list<std::pair<const char*, std::string>> fields) {
-  std::string all;
-  for (const auto& [name, value] : fields) all += fmt::format("{}\"{}\":{}", all.empty() ? "{" : ",", name, value);
-  return all + "}";
-}
-
-template <typename T, typename Convert>
-std::string list(const std::vector<T>& items, Convert&& convert) {
-  std::string all = "[";
-  for (const T& item : items) {
-    if (all.size() > 1) all += ',';
-    all += convert(item);
+// Writes text as it goes. A tree of values would be shorter code, but destroying one allocates memory, and a failed
+// allocation in a destructor ends the process.
+class JsonWriter {
+ public:
+  template <typename Field>
+  void operator()(const char* name, const Field& field) {
+    begin_item();
+    text_ += '"';
+    text_ += name;
+    text_ += "\":";
+    append(field);
   }
-  all += ']';
-  return all;
-}
 
-std::string integers(const std::vector<int64_t>& items) {
-  return list(items, [](int64_t n) { return std::to_string(n); });
-}
+  template <typename Part>
+  void append_object(const Part& part) {
+    text_ += '{';
+    for_each_field(part, *this);
+    text_ += '}';
+  }
 
-// JSON has no NaN and no Infinity.
-std::string number_or_null(const std::optional<double>& x) {
-  if (!x) return "null";
-  if (std::isnan(*x)) return leaf("nan");
-  if (std::isinf(*x)) return leaf(*x > 0 ? "inf" : "-inf");
-  return leaf(*x);
-}
+  void append_finding(const Finding& finding) {
+    text_ += '{';
+    (*this)("schema", int64_t{Finding::kSchemaVersion});
+    for_each_field(finding, *this);
+    text_ += '}';
+  }
 
-template <typename T>
-std::string or_null(const std::optional<T>& value) {
-  return value ? leaf(*value) : "null";
-}
+  std::string take() { return std::move(text_); }
 
-std::string text_or_null(const std::string& given) { return given.empty() ? "null" : text(given); }
+ private:
+  using Json = nlohmann::ordered_json;
 
-std::string frame(const Frame& f) {
-  return object({{"file", text(f.file)}, {"line", leaf(f.line)}, {"function", text(f.function)}});
-}
+  void begin_item() {
+    if (text_.back() != '{' && text_.back() != '[') text_ += ',';
+  }
 
-std::string input(const InputSummary& in) {
-  return object({{"name", text(in.name)},
-                 {"dtype", text(in.dtype)},
-                 {"shape", integers(in.shape)},
-                 {"min", number_or_null(in.tally.min)},
-                 {"max", number_or_null(in.tally.max)},
-                 {"absmax", number_or_null(in.tally.absmax)},
-                 {"nan", leaf(in.tally.nan)},
-                 {"posinf", leaf(in.tally.posinf)},
-                 {"neginf", leaf(in.tally.neginf)},
-                 {"overwritten", leaf(in.overwritten)},
-                 {"constant", text_or_null(in.constant)}});
-}
+  // A number, a string, a boolean or null.
+  void append_scalar(const Json& value) { text_ += value.dump(-1, ' ', true, Json::error_handler_t::replace); }
 
-std::string step(const LineageStep& s) {
-  return object({{"op", text(s.op)}, {"file", text_or_null(s.file)}, {"line", leaf(s.line)}});
-}
+  void append(const std::string& text) { append_scalar(to_valid_utf8(text, std::string::npos)); }  // truncate() cut it
+  void append(const OptionalText<const std::string>& text) {
+    if (text.value.empty()) return append_scalar(nullptr);
+    append(text.value);
+  }
+  void append(const Count<const int64_t>& count) { append_scalar(count.value); }
 
-std::string harm(const Harm& h) {
-  return object({{"kind", leaf(name_of(h.kind))},
-                 {"name", text_or_null(h.name)},
-                 {"file", text_or_null(h.file)},
-                 {"line", leaf(h.line)}});
-}
+  // JSON has no NaN and no Infinity.
+  void append(double x) {
+    if (std::isnan(x)) return append_scalar("nan");
+    if (std::isinf(x)) return append_scalar(x > 0 ? "inf" : "-inf");
+    append_scalar(x);
+  }
 
-std::string dump(const Finding& f) {
-  return object({{"schema", leaf(Finding::kSchemaVersion)},
-                 {"level", leaf(name_of(f.level))},
-                 {"kind", leaf(name_of(f.kind))},
-                 {"origin", leaf(name_of(f.origin))},
-                 {"phase", leaf(name_of(f.phase))},
-                 {"op", text(f.op)},
-                 {"overload", text(f.overload)},
-                 {"output", leaf(f.output)},
-                 {"node", text_or_null(f.node)},
-                 {"module", f.module ? text(*f.module) : "null"},
-                 {"name", text_or_null(f.name)},
-                 {"stack", list(f.stack, frame)},
-                 {"step", or_null(f.step)},
-                 {"rank", or_null(f.rank)},
-                 {"thread", leaf(f.thread)},
-                 {"device", text(f.device)},
-                 {"dtype", text(f.dtype)},
-                 {"shape", integers(f.shape)},
-                 {"strides", integers(f.strides)},
-                 {"nan", leaf(f.nan)},
-                 {"posinf", leaf(f.posinf)},
-                 {"neginf", leaf(f.neginf)},
-                 {"first_index", integers(f.first_index)},
-                 {"inputs", list(f.inputs, input)},
-                 {"lineage", list(f.lineage, step)},
-                 {"lineage_omitted", leaf(f.lineage_omitted)},
-                 {"harm", harm(f.harm)},
-                 {"hint", text_or_null(f.hint)},
-                 {"repeats", leaf(f.repeats)}});
+  template <typename T>
+  void append(const std::optional<T>& value) {
+    if (!value) return append_scalar(nullptr);
+    append(*value);
+  }
+
+  template <typename T>
+  void append(const std::vector<T>& items) {
+    text_ += '[';
+    for (const T& item : items) {
+      begin_item();
+      append(item);
+    }
+    text_ += ']';
+  }
+
+  template <typename T>
+  void append(const T& value) {
+    if constexpr (std::is_enum_v<T>) {
+      append_scalar(name_of(value));
+    } else if constexpr (std::is_class_v<T>) {
+      append_object(value);
+    } else {
+      append_scalar(value);
+    }
+  }
+
+  std::string text_;
+};
+
+std::string dump(const Finding& finding) {
+  JsonWriter writer;
+  writer.append_finding(finding);
+  return writer.take();
 }
 
 }  // namespace

@@ -1,14 +1,18 @@
-// One line of a log as a finding again. Lines may come from anywhere: what is not as to_json() writes it is refused.
+// Reads one line of a log as a finding. Lines may come from anywhere: a line that to_json() does not write is refused.
 #include <torchnan/finding.h>
 
 #include <limits>
 #include <set>
 #include <stdexcept>
+#include <type_traits>
 #include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "report/enum_names.h"
+#include "report/finding_fields.h"
 #include "scan/strict_floats.h"
 #include "text/printable.h"
 
@@ -17,8 +21,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr size_t kLongestLine = size_t{1} << 20;
-constexpr size_t kDeepest = 4;  // a finding, its inputs, one of them, its shape
+constexpr size_t kMaxLineBytes = size_t{1} << 20;
+constexpr size_t kMaxDepth = 4;  // a finding, its inputs, one of them, its shape
 constexpr size_t kShown = 80;
 
 std::invalid_argument wrong(const std::string& where, const std::string& expected, const Json& found) {
@@ -26,8 +30,8 @@ std::invalid_argument wrong(const std::string& where, const std::string& expecte
   return std::invalid_argument(fmt::format("{} must be {} but is {}", where, expected, printable(text, kShown)));
 }
 
-// Refuses what the parser would let pass: two entries of one name, and nesting without end. (The parser's own callback
-// looks at all elements of a list when one of them ends.)
+// Refuses what the parser accepts: two entries of one name, and unlimited nesting. (The parser's own callback visits
+// all elements of a list each time one of them ends.)
 class Strictness final : public nlohmann::json_sax<Json> {
  public:
   bool null() override { return true; }
@@ -41,7 +45,7 @@ class Strictness final : public nlohmann::json_sax<Json> {
   bool start_array(size_t) override { return enter(); }
   bool end_object() override { return leave(); }
   bool end_array() override { return leave(); }
-  bool parse_error(size_t, const std::string&, const Json::exception&) override { return false; }  // the parser tells
+  bool parse_error(size_t, const std::string&, const Json::exception&) override { return false; }  // parse() reports it
 
   bool key(std::string& name) override {
     if (names_.back().insert(name).second) return true;
@@ -50,8 +54,8 @@ class Strictness final : public nlohmann::json_sax<Json> {
 
  private:
   bool enter() {
-    if (names_.size() == kDeepest) {
-      throw std::invalid_argument(fmt::format("it is nested deeper than {} levels", kDeepest));
+    if (names_.size() == kMaxDepth) {
+      throw std::invalid_argument(fmt::format("it is nested deeper than {} levels", kMaxDepth));
     }
     names_.emplace_back();
     return true;
@@ -62,13 +66,13 @@ class Strictness final : public nlohmann::json_sax<Json> {
     return true;
   }
 
-  std::vector<std::set<std::string>> names_;  // of the objects around
+  std::vector<std::set<std::string>> names_;  // of the enclosing objects
 };
 
 Json parsed(std::string_view line) {
-  if (line.size() > kLongestLine) {
+  if (line.size() > kMaxLineBytes) {
     throw std::invalid_argument(
-        fmt::format("it has {} bytes, and no finding has more than {}", line.size(), kLongestLine));
+        fmt::format("it has {} bytes, and no finding has more than {}", line.size(), kMaxLineBytes));
   }
   Strictness strictness;
   Json::sax_parse(line, &strictness);
@@ -79,82 +83,26 @@ Json parsed(std::string_view line) {
   }
 }
 
-// The entries of an object. Each must be there, and no other.
-class Entries {
+// Reads the fields of an object into a part of a finding: a visitor of for_each_field(). Every field must be there, and
+// no other.
+class ObjectReader {
  public:
-  Entries(const Json& object, std::string where) : object_(object), where_(std::move(where)) {
+  ObjectReader(const Json& object, std::string where) : object_(object), where_(std::move(where)) {
     if (!object.is_object()) throw wrong(where_.empty() ? "a finding" : where_, "an object", object);
   }
 
-  std::string text(const std::string& name) {
-    const Json& value = at(name);
-    if (!value.is_string()) throw wrong(path(name), "a string", value);
-    return value.get<std::string>();
+  template <typename Field>
+  void operator()(const char* name, Field&& field) {
+    read(at(name), path(name), field);
   }
 
-  std::optional<std::string> text_or_null(const std::string& name) {
-    const Json& value = at(name);
-    if (value.is_null()) return std::nullopt;
-    if (!value.is_string()) throw wrong(path(name), "a string or null", value);
-    return value.get<std::string>();
-  }
-
-  bool flag(const std::string& name) {
-    const Json& value = at(name);
-    if (!value.is_boolean()) throw wrong(path(name), "true or false", value);
-    return value.get<bool>();
-  }
-
-  template <typename Number = int64_t>
-  Number integer(const std::string& name, Number least = std::numeric_limits<Number>::min()) {
-    return whole<Number>(at(name), path(name), least);
-  }
-
-  int64_t count(const std::string& name) { return integer<int64_t>(name, 0); }
-
-  std::optional<int64_t> integer_or_null(const std::string& name) {
-    const Json& value = at(name);
-    return value.is_null() ? std::nullopt : std::optional(integer(name));
-  }
-
-  std::vector<int64_t> counts(const std::string& name) {
-    std::vector<int64_t> made;
-    each(name, [&](const Json& value, const std::string& where) { made.push_back(whole<int64_t>(value, where, 0)); });
-    return made;
-  }
-
-  // Numbers that JSON does not have are words.
-  std::optional<double> number_or_null(const std::string& name) {
-    const Json& value = at(name);
-    if (value.is_null()) return std::nullopt;
-    if (value.is_number()) return value.get<double>();
-    if (value == "nan") return std::numeric_limits<double>::quiet_NaN();
-    if (value == "inf") return std::numeric_limits<double>::infinity();
-    if (value == "-inf") return -std::numeric_limits<double>::infinity();
-    throw wrong(path(name), "a number, 'nan', 'inf', '-inf' or null", value);
-  }
-
-  template <typename Word>
-  Word word(const std::string& name) {
-    const Json& value = at(name);
-    std::string known;
-    for (int i = 0; *name_of(static_cast<Word>(i)) != '\0'; ++i) {
-      if (value == name_of(static_cast<Word>(i))) return static_cast<Word>(i);
-      known += fmt::format("{}{}", i == 0 ? "" : ", ", name_of(static_cast<Word>(i)));
-    }
-    throw wrong(path(name), fmt::format("one of {}", known), value);
-  }
-
-  template <typename Read>
-  auto object(const std::string& name, Read&& read) {
-    return whole_object(at(name), path(name), read);
-  }
-
-  template <typename Read>
-  auto objects(const std::string& name, Read&& read) {
-    std::vector<decltype(read(*this))> made;
-    each(name, [&](const Json& value, const std::string& where) { made.push_back(whole_object(value, where, read)); });
-    return made;
+  void expect_schema() {
+    int64_t schema = 0;
+    (*this)("schema", schema);
+    if (schema == Finding::kSchemaVersion) return;
+    throw std::invalid_argument(fmt::format("schema is {}, and this torchnan reads {}{}", schema,
+                                            Finding::kSchemaVersion,
+                                            schema > Finding::kSchemaVersion ? ": update torchnan" : ""));
   }
 
   void expect_end() const {
@@ -175,30 +123,108 @@ class Entries {
     return *found;
   }
 
+  static void read(const Json& value, const std::string& where, std::string& text) {
+    if (!value.is_string()) throw wrong(where, "a string", value);
+    text = value.get<std::string>();
+  }
+
+  static void read(const Json& value, const std::string& where, std::optional<std::string>& text) {
+    if (value.is_null()) return text.reset();
+    if (!value.is_string()) throw wrong(where, "a string or null", value);
+    text = value.get<std::string>();
+  }
+
+  static void read(const Json& value, const std::string& where, OptionalText<std::string>& field) {
+    std::optional<std::string> text;
+    read(value, where, text);
+    field.value = std::move(text).value_or("");
+  }
+
+  static void read(const Json& value, const std::string& where, bool& flag) {
+    if (!value.is_boolean()) throw wrong(where, "true or false", value);
+    flag = value.get<bool>();
+  }
+
+  static void read(const Json& value, const std::string& where, int64_t& number) { read_integer(value, where, number); }
+  static void read(const Json& value, const std::string& where, uint64_t& number) {
+    read_integer(value, where, number);
+  }
+  static void read(const Json& value, const std::string& where, Count<int64_t>& count) {
+    read_integer(value, where, count.value, int64_t{0});
+  }
+
+  static void read(const Json& value, const std::string& where, std::optional<int64_t>& number) {
+    if (value.is_null()) return number.reset();
+    read_integer(value, where, number.emplace());
+  }
+
+  static void read(const Json& value, const std::string& where, std::vector<int64_t>& counts) {
+    read_list(value, where, counts, [](const Json& item, const std::string& at, int64_t& count) {
+      read_integer(item, at, count, int64_t{0});
+    });
+  }
+
+  // Numbers that JSON lacks are strings.
+  static void read(const Json& value, const std::string& where, std::optional<double>& number) {
+    if (value.is_null()) {
+      number.reset();
+    } else if (value.is_number()) {
+      number = value.get<double>();
+    } else if (value == "nan") {
+      number = std::numeric_limits<double>::quiet_NaN();
+    } else if (value == "inf") {
+      number = std::numeric_limits<double>::infinity();
+    } else if (value == "-inf") {
+      number = -std::numeric_limits<double>::infinity();
+    } else {
+      throw wrong(where, "a number, 'nan', 'inf', '-inf' or null", value);
+    }
+  }
+
+  template <typename Part>
+  static void read(const Json& value, const std::string& where, std::vector<Part>& parts) {
+    read_list(value, where, parts, [](const Json& item, const std::string& at, Part& part) { read(item, at, part); });
+  }
+
+  template <typename T>
+  static void read(const Json& value, const std::string& where, T& field) {
+    if constexpr (std::is_enum_v<T>) {
+      const auto found = value.is_string() ? enum_from_name<T>(value.get_ref<const std::string&>()) : std::nullopt;
+      if (!found) throw wrong(where, "one of " + names_of<T>(), value);
+      field = *found;
+    } else {
+      ObjectReader reader(value, where);
+      for_each_field(field, reader);
+      reader.expect_end();
+    }
+  }
+
+  template <typename Enum>
+  static std::string names_of() {
+    std::vector<std::string_view> names;
+    for (int i = 0; *name_of(static_cast<Enum>(i)) != '\0'; ++i) names.emplace_back(name_of(static_cast<Enum>(i)));
+    return fmt::format("{}", fmt::join(names, ", "));
+  }
+
   template <typename Number>
-  static Number whole(const Json& value, const std::string& where, Number least) {
-    const auto fits = [&](auto x) { return std::in_range<Number>(x) && std::cmp_greater_equal(x, least); };
+  static void read_integer(const Json& value, const std::string& where, Number& number,
+                           Number min = std::numeric_limits<Number>::min()) {
+    const auto fits = [&](auto x) { return std::in_range<Number>(x) && std::cmp_greater_equal(x, min); };
     const bool is_one = value.is_number_unsigned() ? fits(value.get<uint64_t>())
                                                    : value.is_number_integer() && fits(value.get<int64_t>());
     if (!is_one) {
-      throw wrong(where, fmt::format("a whole number from {} to {}", least, std::numeric_limits<Number>::max()), value);
+      throw wrong(where, fmt::format("a whole number from {} to {}", min, std::numeric_limits<Number>::max()), value);
     }
-    return value.get<Number>();
+    number = value.get<Number>();
   }
 
-  template <typename Take>
-  void each(const std::string& name, Take&& take) {
-    const Json& list = at(name);
-    if (!list.is_array()) throw wrong(path(name), "a list", list);
-    for (size_t i = 0; i < list.size(); ++i) take(list[i], fmt::format("{}[{}]", path(name), i));
-  }
-
-  template <typename Read>
-  static auto whole_object(const Json& value, const std::string& where, Read&& read) {
-    Entries entries(value, where);
-    auto made = read(entries);
-    entries.expect_end();
-    return made;
+  template <typename T, typename ReadItem>
+  static void read_list(const Json& value, const std::string& where, std::vector<T>& items, ReadItem&& read_item) {
+    if (!value.is_array()) throw wrong(where, "a list", value);
+    items.clear();
+    for (size_t i = 0; i < value.size(); ++i) {
+      read_item(value[i], fmt::format("{}[{}]", where, i), items.emplace_back());
+    }
   }
 
   const Json& object_;
@@ -206,77 +232,16 @@ class Entries {
   std::set<std::string> taken_;
 };
 
-void expect_schema(Entries& in) {
-  const int64_t schema = in.integer("schema");
-  if (schema == Finding::kSchemaVersion) return;
-  throw std::invalid_argument(fmt::format("schema is {}, and this torchnan reads {}{}", schema, Finding::kSchemaVersion,
-                                          schema > Finding::kSchemaVersion ? ": update torchnan" : ""));
-}
-
-Frame frame(Entries& in) { return {in.text("file"), in.integer("line"), in.text("function")}; }
-
-LineageStep lineage_step(Entries& in) {
-  return {in.text("op"), in.text_or_null("file").value_or(""), in.integer("line")};
-}
-
-Harm harm(Entries& in) {
-  return {in.word<HarmKind>("kind"), in.text_or_null("name").value_or(""), in.text_or_null("file").value_or(""),
-          in.integer("line")};
-}
-
-InputSummary input(Entries& in) {
-  InputSummary made;
-  made.name = in.text("name");
-  made.dtype = in.text("dtype");
-  made.shape = in.counts("shape");
-  made.tally.min = in.number_or_null("min");
-  made.tally.max = in.number_or_null("max");
-  made.tally.absmax = in.number_or_null("absmax");
-  made.tally.nan = in.count("nan");
-  made.tally.posinf = in.count("posinf");
-  made.tally.neginf = in.count("neginf");
-  made.overwritten = in.flag("overwritten");
-  made.constant = in.text_or_null("constant").value_or("");
-  return made;
-}
-
 }  // namespace
 
 Finding finding_from_json(std::string_view line) {
   const Json json = parsed(line);
-  Entries in(json, "");
-  expect_schema(in);
-  Finding f;
-  f.level = in.word<Level>("level");
-  f.kind = in.word<Kind>("kind");
-  f.origin = in.word<Origin>("origin");
-  f.phase = in.word<Phase>("phase");
-  f.op = in.text("op");
-  f.overload = in.text("overload");
-  f.output = in.count("output");
-  f.node = in.text_or_null("node").value_or("");
-  f.module = in.text_or_null("module");
-  f.name = in.text_or_null("name").value_or("");
-  f.stack = in.objects("stack", frame);
-  f.step = in.integer_or_null("step");
-  f.rank = in.integer_or_null("rank");
-  f.thread = in.integer<uint64_t>("thread");
-  f.device = in.text("device");
-  f.dtype = in.text("dtype");
-  f.shape = in.counts("shape");
-  f.strides = in.counts("strides");
-  f.nan = in.count("nan");
-  f.posinf = in.count("posinf");
-  f.neginf = in.count("neginf");
-  f.first_index = in.counts("first_index");
-  f.inputs = in.objects("inputs", input);
-  f.lineage = in.objects("lineage", lineage_step);
-  f.lineage_omitted = in.count("lineage_omitted");
-  f.harm = in.object("harm", harm);
-  f.hint = in.text_or_null("hint").value_or("");
-  f.repeats = in.count("repeats");
-  in.expect_end();
-  return f;
+  ObjectReader reader(json, "");
+  reader.expect_schema();
+  Finding finding;
+  for_each_field(finding, reader);
+  reader.expect_end();
+  return finding;
 }
 
 }  // namespace torchnan

@@ -36,7 +36,7 @@ bool FindingLog::add(const Finding& finding) {
     try {
       sink.emit(finding);
     } catch (...) {
-      ++unlogged_;
+      ++log_failures_;
       throw;
     }
   });
@@ -87,10 +87,6 @@ void FindingLog::add_sink(std::unique_ptr<Sink> sink) {
   const std::lock_guard lock(sink_mutex_);
   const std::lock_guard no_fork_in_between(mutex_);
   sinks_.push_back(std::move(sink));
-}
-
-void FindingLog::flush() {
-  for_each_sink([](Sink& sink) { sink.flush(); });
 }
 
 std::vector<Finding> FindingLog::findings() const {

@@ -1,4 +1,4 @@
-// The findings of one session: bounded, repeats folded, handed on to sinks.
+// The findings of one session: bounded in number, repeats folded, and passed to the sinks.
 #pragma once
 
 #include <atomic>
@@ -22,34 +22,33 @@ class TORCHNAN_API FindingLog {
  public:
   FindingLog(int64_t max_findings, std::function<void(const std::exception_ptr&)> on_sink_error);
 
-  // Keeps the finding, or counts it as a repeat of one with the same origin. True if it is new. Throws if it cannot be
-  // kept.
+  // Keeps the finding, or counts it as a repeat of one with the same origin. Returns whether it is new. Throws if it
+  // cannot be kept.
   bool add(const Finding& finding);
 
   void add_sink(std::unique_ptr<Sink> sink);
-  void flush();
 
   std::vector<Finding> findings() const;
   int64_t repeats() const;
   int64_t dropped() const;
-  int64_t log_failures() const { return unlogged_; }  // that a sink could not take
+  int64_t log_failures() const { return log_failures_; }  // that a sink could not take
 
  private:
   bool keep(const Finding& finding);
-  // Calls use(sink) for each, and then tells of those that failed: no lock is held while the program is warned.
+  // Calls use(sink) for each, and reports those that failed afterwards: no lock is held while the user is warned.
   template <typename Use>
   void for_each_sink(Use&& use);
 
   const int64_t max_findings_;
   const std::function<void(const std::exception_ptr&)> on_sink_error_;
-  mutable Mutex mutex_;  // the list
+  mutable ForkSafeMutex mutex_;  // the list
   std::vector<Finding> findings_;
   std::unordered_map<std::string, size_t> index_;  // by what makes two findings the same
   int64_t repeats_ = 0;
   int64_t dropped_ = 0;
-  std::atomic<int64_t> unlogged_{0};
-  Mutex sink_mutex_{Mutex::kSink};            // one emit at a time; taken after the list's is given back
-  std::vector<std::unique_ptr<Sink>> sinks_;  // changed with both
+  std::atomic<int64_t> log_failures_{0};
+  ForkSafeMutex sink_mutex_{ForkSafeMutex::kSink};  // one emit at a time; taken after the list's is given back
+  std::vector<std::unique_ptr<Sink>> sinks_;        // changed with both
 };
 
 }  // namespace torchnan

@@ -2,61 +2,68 @@
 
 #include <string_view>
 
+#include "report/finding_fields.h"
+
 namespace torchnan {
 namespace {
 
 constexpr std::string_view kMark = "...";
 
-bool is_inside_of_character(char byte) { return (static_cast<unsigned char>(byte) & 0xc0) == 0x80; }
+bool is_continuation_byte(char byte) { return (static_cast<unsigned char>(byte) & 0xc0) == 0x80; }
 
-// The end of a path says more than its beginning.
-void cut(std::string& text, size_t most) {
-  if (text.size() <= most) return;
-  size_t head = (most - kMark.size()) / 3;
-  size_t tail = text.size() - (most - kMark.size() - head);
-  while (head > 0 && is_inside_of_character(text[head])) --head;
-  while (tail < text.size() && is_inside_of_character(text[tail])) ++tail;
+// Keeps more of the end than of the beginning: the end of a path says more.
+void cut(std::string& text, size_t limit) {
+  if (text.size() <= limit) return;
+  size_t head = (limit - kMark.size()) / 3;
+  size_t tail = text.size() - (limit - kMark.size() - head);
+  while (head > 0 && is_continuation_byte(text[head])) --head;
+  while (tail < text.size() && is_continuation_byte(text[tail])) ++tail;
   text.replace(head, tail - head, kMark);
 }
 
 template <typename T>
-void keep_first(std::vector<T>& items, size_t most) {
-  if (items.size() > most) items.resize(most);
+void keep_first(std::vector<T>& items, size_t limit) {
+  if (items.size() > limit) items.resize(limit);
 }
 
-void shorten_lineage(Finding& finding, const Length& most) {
+// Keeps the first steps and the last one.
+void truncate_lineage(Finding& finding, const Length& limit) {
   std::vector<LineageStep>& steps = finding.lineage;
-  if (steps.size() > most.items) {
-    finding.lineage_omitted += static_cast<int64_t>(steps.size() - most.items);
-    steps[most.items - 1] = std::move(steps.back());
-    steps.resize(most.items);
-  }
-  for (LineageStep& step : steps) {
-    cut(step.op, most.bytes);
-    cut(step.file, most.bytes);
-  }
+  if (steps.size() <= limit.items) return;
+  finding.lineage_omitted += static_cast<int64_t>(steps.size() - limit.items);
+  steps[limit.items - 1] = std::move(steps.back());
+  steps.resize(limit.items);
 }
+
+// A visitor of for_each_field().
+class Truncation {
+ public:
+  explicit Truncation(const Length& limit) : limit_(limit) {}
+
+  void operator()(const char*, std::string& text) { cut(text, limit_.bytes); }
+  void operator()(const char*, OptionalText<std::string> text) { cut(text.value, limit_.bytes); }
+  void operator()(const char*, std::optional<std::string>& text) {
+    if (text) cut(*text, limit_.bytes);
+  }
+  void operator()(const char*, std::vector<int64_t>& numbers) { keep_first(numbers, kKeptLength.items); }
+  void operator()(const char*, Harm& harm) { for_each_field(harm, *this); }
+  template <typename Part>
+  void operator()(const char*, std::vector<Part>& parts) {
+    keep_first(parts, limit_.items);
+    for (Part& part : parts) for_each_field(part, *this);
+  }
+  template <typename Number>
+  void operator()(const char*, const Number&) {}
+
+ private:
+  const Length& limit_;
+};
 
 }  // namespace
 
-void truncate(Finding& f, const Length& most) {
-  for (std::string* text :
-       {&f.op, &f.overload, &f.node, &f.name, &f.device, &f.dtype, &f.hint, &f.harm.name, &f.harm.file}) {
-    cut(*text, most.bytes);
-  }
-  if (f.module) cut(*f.module, most.bytes);
-  for (std::vector<int64_t>* numbers : {&f.shape, &f.strides, &f.first_index}) keep_first(*numbers, kKeptLength.items);
-  keep_first(f.stack, most.items);
-  for (Frame& frame : f.stack) {
-    cut(frame.file, most.bytes);
-    cut(frame.function, most.bytes);
-  }
-  keep_first(f.inputs, most.items);
-  for (InputSummary& input : f.inputs) {
-    for (std::string* text : {&input.name, &input.dtype, &input.constant}) cut(*text, most.bytes);
-    keep_first(input.shape, kKeptLength.items);
-  }
-  shorten_lineage(f, most);
+void truncate(Finding& finding, const Length& limit) {
+  truncate_lineage(finding, limit);
+  for_each_field(finding, Truncation(limit));
 }
 
 }  // namespace torchnan

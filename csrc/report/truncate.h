@@ -1,4 +1,4 @@
-// Names come from the program and may be of any length: a finding is kept, and written, with what fits.
+// Limits the length of a finding: names come from user code and may be of any length.
 #pragma once
 
 #include <cstddef>
@@ -8,12 +8,12 @@
 namespace torchnan {
 
 struct Length {
-  size_t bytes;  // of a string; what is longer loses its middle, with a mark
-  size_t items;  // of a list, of which the first are kept; of the lineage the last, too
+  size_t bytes;  // of a string; a longer one loses its middle, which a mark replaces
+  size_t items;  // of a list, of which the first are kept; of the lineage also the last
 };
 
 inline constexpr Length kKeptLength{1000, 64};
 
-void truncate(Finding& finding, const Length& most);
+void truncate(Finding& finding, const Length& limit);
 
 }  // namespace torchnan

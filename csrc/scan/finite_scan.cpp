@@ -18,8 +18,11 @@ template <typename T>
 
 // The largest masked word. A maximum may see a word twice: what is left at the end is made a whole step with words
 // from before it. Word is signed where the mask clears the sign, as what is older than AVX-512 compares those faster.
-template <typename Word, Word kBias, Word kMask>
+template <typename Word, FloatEncoding kEncoding>
 struct Magnitude {
+  static constexpr Word kBias = static_cast<Word>(Encoding<kEncoding>::kBias);
+  static constexpr Word kMask = static_cast<Word>(Encoding<kEncoding>::kMask);
+
   [[gnu::always_inline]] static void raise(Word& best, Word word) {
     const Word w = static_cast<Word>(static_cast<Word>(word + kBias) & kMask);
     best = best < w ? w : best;
@@ -66,14 +69,14 @@ struct Magnitude {
   return past_line == 0 || bytes < kLongBytes ? kBlockBytes : kLineBytes - past_line;
 }
 
-template <typename Word, Word kBias, Word kMask>
+template <typename Word, FloatEncoding kEncoding>
 [[gnu::always_inline]] inline uint64_t scan(const void* data, int64_t words, uint64_t infinity) {
   constexpr int64_t kBytes = sizeof(Word);
   const Word* p = static_cast<const Word*>(data);
   int64_t block = first_block_bytes(data, words * kBytes) / kBytes;
   Word best = 0;
   for (int64_t i = 0; i < words; i += block, block = kBlockBytes / kBytes) {
-    const Word found = Magnitude<Word, kBias, kMask>::of_block(p + i, smaller(block, words - i));
+    const Word found = Magnitude<Word, kEncoding>::of_block(p + i, smaller(block, words - i));
     best = best < found ? found : best;
     if (static_cast<uint64_t>(best) >= infinity) break;
   }
@@ -82,10 +85,10 @@ template <typename Word, Word kBias, Word kMask>
 
 // A format in words of its own width.
 template <typename Word>
-struct FloatEncoding {
+struct Encoded {
   Word mask, bias, first_nan, posinf, neginf;
 
-  [[gnu::always_inline]] explicit FloatEncoding(const FloatFormat& format)
+  [[gnu::always_inline]] explicit Encoded(const FloatFormat& format)
       : mask(static_cast<Word>(format.mask)),
         bias(static_cast<Word>(format.bias)),
         first_nan(static_cast<Word>(format.first_nan)),
@@ -101,15 +104,15 @@ struct FloatEncoding {
 template <typename Word>
 [[gnu::always_inline]] inline NonfiniteKinds scan_kinds(const void* data, int64_t words, const FloatFormat& format) {
   const Word* p = static_cast<const Word*>(data);
-  const FloatEncoding<Word> spelling(format);
+  const Encoded<Word> encoded(format);
   Word any_nan = 0;
   Word any_posinf = 0;
   Word any_neginf = 0;
   for (int64_t i = 0; i < words; ++i) {
     const Word w = p[i];
-    any_nan |= static_cast<Word>(spelling.is_nan(w));
-    any_posinf |= static_cast<Word>(w == spelling.posinf);
-    any_neginf |= static_cast<Word>(w == spelling.neginf);
+    any_nan |= static_cast<Word>(encoded.is_nan(w));
+    any_posinf |= static_cast<Word>(w == encoded.posinf);
+    any_neginf |= static_cast<Word>(w == encoded.neginf);
   }
   NonfiniteKinds kinds;
   if (any_nan != 0) kinds |= NonfiniteKinds::of_nan();
@@ -122,7 +125,7 @@ template <typename Word>
 template <typename Word>
 [[gnu::always_inline]] inline Counts count_kinds(const void* data, int64_t words, const FloatFormat& format) {
   constexpr int64_t kBlock = kBlockBytes / sizeof(Word);
-  const FloatEncoding<Word> spelling(format);
+  const Encoded<Word> encoded(format);
   Counts counts;
   for (int64_t first = 0; first < words; first += kBlock) {
     const Word* p = static_cast<const Word*>(data) + first;
@@ -132,9 +135,9 @@ template <typename Word>
     uint32_t neg = 0;
     for (int64_t i = 0; i < n; ++i) {
       const Word w = p[i];
-      nan += spelling.is_nan(w);
-      pos += w == spelling.posinf;
-      neg += w == spelling.neginf;
+      nan += encoded.is_nan(w);
+      pos += w == encoded.posinf;
+      neg += w == encoded.neginf;
     }
     counts += format.has_infinity() ? Counts{nan, pos, neg} : Counts{nan, 0, 0};
   }
@@ -155,8 +158,8 @@ uint64_t max_finite(const void* data, int64_t words, const FloatFormat& format) 
   return largest;
 }
 
-template <typename Word, Word kBias, Word kMask>
-constexpr IsaDispatch<&scan<Word, kBias, kMask>> kScan;
+template <typename Word, FloatEncoding kEncoding>
+constexpr IsaDispatch<&scan<Word, kEncoding>> kScan;
 template <typename Word>
 constexpr IsaDispatch<&scan_kinds<Word>> kScanKinds;
 template <typename Word>
@@ -164,18 +167,19 @@ constexpr IsaDispatch<&count_kinds<Word>> kCountKinds;
 
 }  // namespace
 
+// Encodings of one width, bias and mask share a loop: they differ in `infinity` alone.
 uint64_t max_magnitude(const void* data, int64_t words, const FloatFormat& format) {
   switch (format.word_bytes) {
     case 2:
-      return kScan<int16_t, 0, 0x7fff>(data, words, format.infinity);
+      return kScan<int16_t, FloatEncoding::kFloat16>(data, words, format.infinity);
     case 4:
-      return kScan<int32_t, 0, 0x7fffffff>(data, words, format.infinity);
+      return kScan<int32_t, FloatEncoding::kFloat32>(data, words, format.infinity);
     case 8:
-      return kScan<int64_t, 0, 0x7fffffffffffffff>(data, words, format.infinity);
+      return kScan<int64_t, FloatEncoding::kFloat64>(data, words, format.infinity);
     default:
-      if (format.bias != 0) return kScan<uint8_t, 0x7f, 0xff>(data, words, format.infinity);
-      if (format.mask == 0xff) return kScan<uint8_t, 0, 0xff>(data, words, format.infinity);
-      return kScan<uint8_t, 0, 0x7f>(data, words, format.infinity);
+      if (format.bias != 0) return kScan<uint8_t, FloatEncoding::kFloat8_fnuz>(data, words, format.infinity);
+      if (format.mask == 0xff) return kScan<uint8_t, FloatEncoding::kFloat8_e8m0fnu>(data, words, format.infinity);
+      return kScan<uint8_t, FloatEncoding::kFloat8_e4m3fn>(data, words, format.infinity);
   }
 }
 

@@ -1,4 +1,4 @@
-// How each floating-point dtype spells its non-finite values.
+// The encoding of each floating-point dtype.
 #pragma once
 
 #include <cstdint>
@@ -6,54 +6,51 @@
 
 #include <c10/core/ScalarType.h>
 
+#include "scan/float_encoding.h"
 #include "scan/strict_floats.h"
 
 namespace torchnan {
 
-// A word w is non-finite if and only if ((w + bias) & mask) >= infinity, unsigned and in the word's width.
-// The mask drops the sign, so the largest masked word of a tensor is also its largest magnitude.
-// The bias serves the "fnuz" formats, whose only NaN is the bit pattern of minus zero.
-struct FloatFormat {
-  int word_bytes = 0;
+// Returns nothing for dtypes that cannot hold a NaN or an Inf (integers, bool, quantized, float4).
+inline std::optional<FloatEncoding> encoding_of(c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::ScalarType::Half:
+    case c10::ScalarType::ComplexHalf:
+      return FloatEncoding::kFloat16;
+    case c10::ScalarType::BFloat16:
+      return FloatEncoding::kBFloat16;
+    case c10::ScalarType::Float:
+    case c10::ScalarType::ComplexFloat:
+      return FloatEncoding::kFloat32;
+    case c10::ScalarType::Double:
+    case c10::ScalarType::ComplexDouble:
+      return FloatEncoding::kFloat64;
+    case c10::ScalarType::Float8_e5m2:
+      return FloatEncoding::kFloat8_e5m2;
+    case c10::ScalarType::Float8_e4m3fn:
+      return FloatEncoding::kFloat8_e4m3fn;
+    case c10::ScalarType::Float8_e4m3fnuz:
+    case c10::ScalarType::Float8_e5m2fnuz:
+      return FloatEncoding::kFloat8_fnuz;
+    case c10::ScalarType::Float8_e8m0fnu:
+      return FloatEncoding::kFloat8_e8m0fnu;
+    default:
+      return std::nullopt;
+  }
+}
+
+struct FloatFormat : EncodingTraits {
   int words_per_element = 1;  // 2 for complex
-  uint64_t bias = 0;
-  uint64_t mask = 0;
-  uint64_t infinity = 0;   // the first masked word that is not finite
-  uint64_t first_nan = 0;  // the first masked word that is a NaN; equal to infinity where there is no Inf
 
   bool has_infinity() const { return first_nan != infinity; }
   int element_bytes() const { return word_bytes * words_per_element; }
 };
 
-// Absent for dtypes that cannot hold a NaN or an Inf (integers, bool, quantized, float4).
+// Returns nothing where encoding_of() does.
 inline std::optional<FloatFormat> float_format(c10::ScalarType dtype) {
-  switch (dtype) {
-    case c10::ScalarType::Half:
-      return FloatFormat{2, 1, 0, 0x7fff, 0x7c00, 0x7c01};
-    case c10::ScalarType::BFloat16:
-      return FloatFormat{2, 1, 0, 0x7fff, 0x7f80, 0x7f81};
-    case c10::ScalarType::Float:
-      return FloatFormat{4, 1, 0, 0x7fffffff, 0x7f800000, 0x7f800001};
-    case c10::ScalarType::Double:
-      return FloatFormat{8, 1, 0, 0x7fffffffffffffff, 0x7ff0000000000000, 0x7ff0000000000001};
-    case c10::ScalarType::ComplexHalf:
-      return FloatFormat{2, 2, 0, 0x7fff, 0x7c00, 0x7c01};
-    case c10::ScalarType::ComplexFloat:
-      return FloatFormat{4, 2, 0, 0x7fffffff, 0x7f800000, 0x7f800001};
-    case c10::ScalarType::ComplexDouble:
-      return FloatFormat{8, 2, 0, 0x7fffffffffffffff, 0x7ff0000000000000, 0x7ff0000000000001};
-    case c10::ScalarType::Float8_e5m2:
-      return FloatFormat{1, 1, 0, 0x7f, 0x7c, 0x7d};
-    case c10::ScalarType::Float8_e4m3fn:  // finite only up to 448, one NaN, no Inf
-      return FloatFormat{1, 1, 0, 0x7f, 0x7f, 0x7f};
-    case c10::ScalarType::Float8_e4m3fnuz:
-    case c10::ScalarType::Float8_e5m2fnuz:
-      return FloatFormat{1, 1, 0x7f, 0xff, 0xff, 0xff};
-    case c10::ScalarType::Float8_e8m0fnu:  // an exponent without sign
-      return FloatFormat{1, 1, 0, 0xff, 0xff, 0xff};
-    default:
-      return std::nullopt;
-  }
+  const auto encoding = encoding_of(dtype);
+  if (!encoding) return std::nullopt;
+  return FloatFormat{traits_of(*encoding), c10::isComplexType(dtype) ? 2 : 1};
 }
 
 }  // namespace torchnan

@@ -25,7 +25,7 @@ constexpr double kStretch = 0x1p600;
 // whose squares are exact in a double (but for float64's).
 struct Float64 {
   using Word = int64_t;
-  static constexpr Word kMask = 0x7fffffffffffffff;
+  static constexpr Word kMask = Encoding<FloatEncoding::kFloat64>::kMask;
   static constexpr int64_t kWords = 1;  // read at once
   [[gnu::always_inline]] static Word read(const Word* p) { return *p; }
   [[gnu::always_inline]] static double first(Word w) { return __builtin_bit_cast(double, w); }
@@ -41,7 +41,7 @@ struct ScaledUp : Float64 {
 
 struct Float32 {
   using Word = int32_t;
-  static constexpr Word kMask = 0x7fffffff;
+  static constexpr Word kMask = Encoding<FloatEncoding::kFloat32>::kMask;
   static constexpr int64_t kWords = 1;
   [[gnu::always_inline]] static Word read(const Word* p) { return *p; }
   [[gnu::always_inline]] static double first(Word w) { return __builtin_bit_cast(float, w); }
@@ -49,7 +49,7 @@ struct Float32 {
 
 struct Pairs {
   using Word = int16_t;
-  static constexpr Word kMask = 0x7fff;
+  static constexpr Word kMask = Encoding<FloatEncoding::kFloat16>::kMask;  // and of bfloat16
   static constexpr int64_t kWords = 2;
   [[gnu::always_inline]] static uint32_t read(const Word* p) {
     uint32_t pair;
@@ -81,7 +81,7 @@ struct Lanes {
   using Word = typename Format::Word;
 
   double squares[Format::kWords][kLanes] = {};
-  Word most[kStep] = {};
+  Word max_abs[kStep] = {};
 
   [[gnu::always_inline]] void take_step(const Word* p) {
     for (int64_t lane = 0; lane < kLanes; ++lane) {
@@ -96,14 +96,14 @@ struct Lanes {
     }
     for (int64_t lane = 0; lane < kStep; ++lane) {
       const Word w = static_cast<Word>(p[lane] & Format::kMask);
-      most[lane] = most[lane] < w ? w : most[lane];
+      max_abs[lane] = max_abs[lane] < w ? w : max_abs[lane];
     }
   }
 };
 
 struct Sums {
   double squares;
-  uint64_t most;  // a masked word
+  uint64_t max_abs;  // a masked word
 };
 
 template <typename Format>
@@ -131,9 +131,9 @@ template <typename Format>
   for (const auto& part : lanes.squares) {
     for (const double squares : part) sums.squares += squares;
   }
-  Word most = 0;
-  for (const Word w : lanes.most) most = most < w ? w : most;
-  sums.most = static_cast<uint64_t>(most);
+  Word max_abs = 0;
+  for (const Word w : lanes.max_abs) max_abs = max_abs < w ? w : max_abs;
+  sums.max_abs = static_cast<uint64_t>(max_abs);
   return sums;
 }
 
@@ -141,25 +141,26 @@ template <typename Format>
 constexpr IsaDispatch<&sum_up<Format>> kSumUp;
 
 template <typename Format>
-NormAndMax extent_of(const Sums& sums, c10::ScalarType dtype) {
+NormAndMax norm_of(const Sums& sums, c10::ScalarType dtype) {
   const FloatFormat format = *float_format(dtype);
-  if (sums.most >= format.first_nan) return {std::numeric_limits<double>::quiet_NaN(), 0};
-  if (sums.most >= format.infinity) return {std::numeric_limits<double>::infinity(), 0};
-  return {Format::first(static_cast<typename Format::Word>(sums.most)), sums.squares};
+  if (sums.max_abs >= format.first_nan) return {std::numeric_limits<double>::quiet_NaN(), 0};
+  if (sums.max_abs >= format.infinity) return {std::numeric_limits<double>::infinity(), 0};
+  return {Format::first(static_cast<typename Format::Word>(sums.max_abs)), sums.squares};
 }
 
 // Once more, in the cache, where squares do not fit.
-NormAndMax extent_of_float64(const void* data, int64_t words, c10::ScalarType dtype) {
-  const NormAndMax norm_and_max = extent_of<Float64>(kSumUp<Float64>(data, words), dtype);
-  const double most = norm_and_max.most();
-  if (most > kLarge && std::isfinite(most)) return NormAndMax::of_large(most, kSumUp<ScaledDown>(data, words).squares);
-  if (most < kSmall && most > 0) return NormAndMax::of_small(most, kSumUp<ScaledUp>(data, words).squares);
+NormAndMax norm_of_float64(const void* data, int64_t words, c10::ScalarType dtype) {
+  const NormAndMax norm_and_max = norm_of<Float64>(kSumUp<Float64>(data, words), dtype);
+  const double max_abs = norm_and_max.max_abs();
+  if (max_abs > kLarge && std::isfinite(max_abs))
+    return NormAndMax::from_large(max_abs, kSumUp<ScaledDown>(data, words).squares);
+  if (max_abs < kSmall && max_abs > 0) return NormAndMax::from_small(max_abs, kSumUp<ScaledUp>(data, words).squares);
   return norm_and_max;
 }
 
 // Of 256 different values.
 template <typename Float8>
-NormAndMax extent_of_bytes(const void* data, int64_t words) {
+NormAndMax norm_of_bytes(const void* data, int64_t words) {
   const auto* p = static_cast<const uint8_t*>(data);
   int64_t counts[256] = {};
   for (int64_t i = 0; i < words; ++i) ++counts[p[i]];
@@ -176,20 +177,20 @@ double larger_or_nan(double a, double b) { return std::isnan(a) || a > b ? a : b
 
 }  // namespace
 
-NormAndMax NormAndMax::of_large(double most, double squares) {
-  NormAndMax norm_and_max(most, 0);
+NormAndMax NormAndMax::from_large(double max_abs, double squares) {
+  NormAndMax norm_and_max(max_abs, 0);
   norm_and_max.large_squares_ = squares;
   return norm_and_max;
 }
 
-NormAndMax NormAndMax::of_small(double most, double squares) {
-  NormAndMax norm_and_max(most, 0);
+NormAndMax NormAndMax::from_small(double max_abs, double squares) {
+  NormAndMax norm_and_max(max_abs, 0);
   norm_and_max.small_squares_ = squares;
   return norm_and_max;
 }
 
 NormAndMax& NormAndMax::operator+=(const NormAndMax& other) {
-  most_ = larger_or_nan(most_, other.most_);
+  max_abs_ = larger_or_nan(max_abs_, other.max_abs_);
   squares_ += other.squares_;
   large_squares_ += other.large_squares_;
   small_squares_ += other.small_squares_;
@@ -197,41 +198,41 @@ NormAndMax& NormAndMax::operator+=(const NormAndMax& other) {
 }
 
 NormAndMax NormAndMax::times(int64_t copies) const {
-  NormAndMax norm_and_max(most_, squares_ * static_cast<double>(copies));
+  NormAndMax norm_and_max(max_abs_, squares_ * static_cast<double>(copies));
   norm_and_max.large_squares_ = large_squares_ * static_cast<double>(copies);
   norm_and_max.small_squares_ = small_squares_ * static_cast<double>(copies);
   return norm_and_max;
 }
 
 double NormAndMax::norm() const {
-  if (!std::isfinite(most_)) return most_;
+  if (!std::isfinite(max_abs_)) return max_abs_;
   if (large_squares_ > 0) return std::sqrt(large_squares_ + squares_ * kShrink * kShrink) / kShrink;
   if (squares_ > 0) return std::sqrt(squares_ + small_squares_ * kShrink * kShrink);
   return std::sqrt(small_squares_) / kStretch;
 }
 
-NormAndMax scan_extent(const void* data, int64_t words, c10::ScalarType dtype) {
+NormAndMax scan_norm(const void* data, int64_t words, c10::ScalarType dtype) {
   switch (dtype) {
     case c10::ScalarType::Double:
     case c10::ScalarType::ComplexDouble:
-      return extent_of_float64(data, words, dtype);
+      return norm_of_float64(data, words, dtype);
     case c10::ScalarType::BFloat16:
-      return extent_of<Bfloat16>(kSumUp<Bfloat16>(data, words), dtype);
+      return norm_of<Bfloat16>(kSumUp<Bfloat16>(data, words), dtype);
     case c10::ScalarType::Half:
     case c10::ScalarType::ComplexHalf:
-      return extent_of<Float16>(kSumUp<Float16>(data, words), dtype);
+      return norm_of<Float16>(kSumUp<Float16>(data, words), dtype);
     case c10::ScalarType::Float8_e5m2:
-      return extent_of_bytes<c10::Float8_e5m2>(data, words);
+      return norm_of_bytes<c10::Float8_e5m2>(data, words);
     case c10::ScalarType::Float8_e4m3fn:
-      return extent_of_bytes<c10::Float8_e4m3fn>(data, words);
+      return norm_of_bytes<c10::Float8_e4m3fn>(data, words);
     case c10::ScalarType::Float8_e5m2fnuz:
-      return extent_of_bytes<c10::Float8_e5m2fnuz>(data, words);
+      return norm_of_bytes<c10::Float8_e5m2fnuz>(data, words);
     case c10::ScalarType::Float8_e4m3fnuz:
-      return extent_of_bytes<c10::Float8_e4m3fnuz>(data, words);
+      return norm_of_bytes<c10::Float8_e4m3fnuz>(data, words);
     case c10::ScalarType::Float8_e8m0fnu:
-      return extent_of_bytes<c10::Float8_e8m0fnu>(data, words);
+      return norm_of_bytes<c10::Float8_e8m0fnu>(data, words);
     default:
-      return extent_of<Float32>(kSumUp<Float32>(data, words), dtype);
+      return norm_of<Float32>(kSumUp<Float32>(data, words), dtype);
   }
 }
 

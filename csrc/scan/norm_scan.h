@@ -12,13 +12,13 @@ namespace torchnan {
 class NormAndMax {
  public:
   NormAndMax() = default;
-  NormAndMax(double most, double squares) : most_(most), squares_(squares) {}
+  NormAndMax(double max_abs, double squares) : max_abs_(max_abs), squares_(squares) {}
   // Of values too large or too small to be squared: `squares` is of the values times 2^-600 or 2^600.
-  static NormAndMax of_large(double most, double squares);
-  static NormAndMax of_small(double most, double squares);
+  static NormAndMax from_large(double max_abs, double squares);
+  static NormAndMax from_small(double max_abs, double squares);
 
   // The largest |x|, of complex numbers the largest part's; NaN if there is a NaN, else infinite if there is an Inf.
-  double most() const { return most_; }
+  double max_abs() const { return max_abs_; }
   // likewise NaN or infinite
   double norm() const;
 
@@ -27,7 +27,7 @@ class NormAndMax {
   NormAndMax times(int64_t copies) const;
 
  private:
-  double most_ = 0;
+  double max_abs_ = 0;
   double squares_ = 0;
   double large_squares_ = 0;
   double small_squares_ = 0;
@@ -35,6 +35,6 @@ class NormAndMax {
 
 // Of `words` words at `data`, which need only be aligned to the word; a complex element has two. Squares are added up
 // in double precision, in an order that depends on nothing but their number. `dtype` must have a FloatFormat.
-NormAndMax scan_extent(const void* data, int64_t words, c10::ScalarType dtype);
+NormAndMax scan_norm(const void* data, int64_t words, c10::ScalarType dtype);
 
 }  // namespace torchnan

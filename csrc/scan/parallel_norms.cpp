@@ -50,9 +50,9 @@ class Source {
     }
     NormAndMax norm_and_max;
     alignas(64) char gathered[kGatherBytes];
-    const int64_t most = kGatherBytes / element_bytes();
-    for (int64_t i = 0; i < count; i += most) {
-      const int64_t n = std::min(most, count - i);
+    const int64_t max_elements = kGatherBytes / element_bytes();
+    for (int64_t i = 0; i < count; i += max_elements) {
+      const int64_t n = std::min(max_elements, count - i);
       gather_elements(first + i, n, gathered);
       norm_and_max += scan_elements(gathered, n);
     }
@@ -61,7 +61,7 @@ class Source {
 
  private:
   NormAndMax scan_elements(const char* data, int64_t count) const {
-    return scan_extent(data, count * format_.words_per_element, dtype_);
+    return scan_norm(data, count * format_.words_per_element, dtype_);
   }
 
   void gather_elements(int64_t first, int64_t count, char* out) const {
@@ -117,9 +117,9 @@ class Plan {
 
  private:
   void add(const Source& source, size_t tensor) {
-    const int64_t most = kChunkBytes / source.element_bytes();
-    for (int64_t first = 0; first < source.elements(); first += most) {
-      const int64_t elements = std::min(most, source.elements() - first);
+    const int64_t max_elements = kChunkBytes / source.element_bytes();
+    for (int64_t first = 0; first < source.elements(); first += max_elements) {
+      const int64_t elements = std::min(max_elements, source.elements() - first);
       chunks_.push_back({&source, tensor, first, elements, bytes_});
       bytes_ += elements * source.element_bytes();
     }
@@ -132,7 +132,7 @@ class Plan {
 
 }  // namespace
 
-std::vector<NormAndMax> extents_of(c10::ArrayRef<at::Tensor> tensors) {
+std::vector<NormAndMax> norms_of(c10::ArrayRef<at::Tensor> tensors) {
   const Plan plan(tensors);
   const std::vector<Chunk>& chunks = plan.chunks();
   std::vector<NormAndMax> of_chunks(chunks.size());

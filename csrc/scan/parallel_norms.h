@@ -12,6 +12,6 @@ namespace torchnan {
 
 // Of each tensor, which must be strided, on the CPU and of a dtype that has a FloatFormat. An element that several
 // places of the tensor show counts once for each. The same to the last bit for any number of threads.
-std::vector<NormAndMax> extents_of(c10::ArrayRef<at::Tensor> tensors);
+std::vector<NormAndMax> norms_of(c10::ArrayRef<at::Tensor> tensors);
 
 }  // namespace torchnan

@@ -253,7 +253,7 @@ double decode_magnitude(uint64_t word, c10::ScalarType dtype) {
   }
 }
 
-Verdict check_finite(const at::Tensor& tensor) {
+ScanResult check_finite(const at::Tensor& tensor) {
   const ScanTarget subject(tensor);
   if (subject.skip != Skip::kNone) return {subject.skip};
   const at::Tensor& values = subject.look_at(tensor);

@@ -34,11 +34,11 @@ enum class Skip : uint8_t {
 };
 const char* name_of(Skip skip);
 
-struct Verdict {
+struct ScanResult {
   Skip skip = Skip::kNone;
   bool finite = true;
-  int64_t bytes = 0;  // looked at
-  double most = 0;    // the largest |x|, if all are finite; infinite for dtypes that bounds say nothing of
+  int64_t bytes = 0;   // looked at
+  double max_abs = 0;  // the largest |x|, if all are finite; infinite for dtypes that bounds say nothing of
 };
 
 // The tensor whose memory tells about `tensor`: itself, or the values of a sparse or nested one. Undefined if the
@@ -56,7 +56,7 @@ Skip reason_to_skip(const at::Tensor& tensor);
 bool is_plain(const at::Tensor& tensor);
 
 // Sparse and nested tensors are judged by their values.
-Verdict check_finite(const at::Tensor& tensor);
+ScanResult check_finite(const at::Tensor& tensor);
 
 // The masked word (scan/float_format.h) of a number of at least zero, rounded down; only for dtypes with bounds.
 uint64_t encode_magnitude(double magnitude, c10::ScalarType dtype);

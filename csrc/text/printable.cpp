@@ -57,7 +57,7 @@ constexpr Range kCombining[] = {
     {0x0e31, 0x0e31}, {0x0e34, 0x0e3a}, {0x0e47, 0x0e4e}, {0x0f71, 0x0f84}, {0x1ab0, 0x1aff},
     {0x1dc0, 0x1dff}, {0x20d0, 0x20ff}, {0xfe00, 0xfe0f}, {0xfe20, 0xfe2f},
 };
-constexpr int kMostMarks = 3;  // on one character: as many as languages use
+constexpr int kMaxMarks = 3;  // on one character: as many as languages use
 
 template <size_t n>
 bool is_in(const Range (&ranges)[n], uint32_t c) {
@@ -92,10 +92,10 @@ std::string rewritten(std::string_view text, size_t limit, AsItIs&& may_stay) {
 }  // namespace
 
 std::string printable(std::string_view text, size_t limit) {
-  int marks = kMostMarks;  // at the start there is nothing to stand on
+  int marks = kMaxMarks;  // at the start there is nothing to stand on
   return rewritten(text, limit, [&](uint32_t c) {
     marks = is_in(kCombining, c) ? marks + 1 : 0;
-    return marks <= kMostMarks && !is_in(kInvisible, c);
+    return marks <= kMaxMarks && !is_in(kInvisible, c);
   });
 }
 

@@ -120,7 +120,7 @@ def judge_gradients(optimizer: Optimizer) -> None:
     with torch._C.DisableTorchFunction():  # a look at a tensor is no call that the program has made
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         gradients = [shards.local(p.grad) for p in parameters]
-    _C.judge("gradient", gradients, lambda i: introspection.name(parameters[i]))
+    _C.report_tensors("gradient", gradients, lambda i: introspection.name_of_parameter(parameters[i]))
 
 
 def _scaler_skips(optimizer: Optimizer) -> bool:
@@ -146,7 +146,7 @@ def _judge_state(optimizer: Optimizer) -> None:
     states = optimizer.state.values() if isinstance(optimizer.state, Mapping) else ()
     values = [item for state in states if isinstance(state, Mapping) for item in state.items()]
     tensors = [(key, value) for key, value in values if isinstance(value, torch.Tensor)]
-    _C.judge("optimizer_state", [value for _, value in tensors], lambda i: str(tensors[i][0]))
+    _C.report_tensors("optimizer_state", [value for _, value in tensors], lambda i: str(tensors[i][0]))
 
 
 # -- higher-order operators know their dispatch keys one by one, and refuse those they do not know

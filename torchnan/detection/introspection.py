@@ -1,6 +1,6 @@
-"""What the core asks about the Python program it watches: places, names, and what is still held.
+"""Answers the questions of the C++ core about the Python program: call sites, names, and reachable tensors.
 
-Every function here is called by the core, only when there is something to report.
+The core calls these functions only when there is something to report.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Line = tuple[str, int, str]  # file, line, function
 Names = dict[int, dict[int, str]]  # of modules, by model; both by id, and only as long as both are alive
 RawFrame = tuple[CodeType, int, "torch.nn.Module | None"]  # innermost first
 
-# Frames of these are how the user's code gets to an operation, not where it is called.
-_MACHINERY = tuple(
+# Frames of files under these are how user code gets to an operation, not where it calls one.
+_INTERNAL_PREFIXES = tuple(
     os.path.join(folder, "")
     for folder in (
         os.path.dirname(torch.__file__),
@@ -45,38 +45,38 @@ _CHECKPOINT_FILE = sys.modules["torch.utils.checkpoint"].__file__
 _OPTIMIZER_FILE = sys.modules["torch.optim.optimizer"].__file__
 _SCALER_FILE = sys.modules["torch.amp.grad_scaler"].__file__
 
-_ASKING = "asking a module for its parts"
+_IN_QUERY = "asking a module for its parts"
 
-# Attributes by which a wrapper holds the module it wraps: no part of a name that a user would know.
+# Attributes under which a wrapper keeps the module it wraps: not part of a name that a user would know.
 _WRAPPER_PARTS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 
 
 def module_call_code() -> CodeType:
-    """The code whose first argument is the module being called."""
+    """Returns the code whose first argument is the module being called."""
     return torch.nn.Module._wrapped_call_impl.__code__
 
 
 def engine_code() -> CodeType:
-    """The code that runs the autograd engine: what is called inside of it, backward nodes have called."""
+    """Returns the code that runs the autograd engine; frames inside it were called by backward nodes."""
     return _ENGINE
 
 
 def is_loss_scaling(live: list[RawFrame]) -> bool:
-    """Whether an operation is a loss scaler's own, which deals with what it makes."""
+    """Whether an operation belongs to a loss scaler, which handles its own non-finite values."""
     return bool(live) and live[0][0].co_filename == _SCALER_FILE
 
 
-def place(
+def resolve_site(
     live: list[RawFrame], forward: list[RawFrame], node: str, grad_mode: bool, watch: int
 ) -> tuple[list[Line], str | None, str]:
-    """The user's stack, the module path and the phase of an operation.
+    """Returns the user's stack, the module path and the phase of an operation.
 
     Args:
         live: the stack when the operation ran.
         forward: in the backward pass, the stack of the forward call that made the node.
         node: name of the node, empty outside the backward pass.
         grad_mode: whether gradients were being recorded.
-        watch: id of the watch that asks.
+        watch: id of the detection session.
     """
     if not node:
         return _lines(live), *_module_and_phase(live, grad_mode, watch, {})
@@ -89,29 +89,31 @@ def place(
     return _lines(origin or live), _module_path(_modules(origin), watch, {}), "backward"
 
 
-def places(sites: list[tuple[list[RawFrame], bool]], watch: int) -> list[tuple[str | None, str]]:
-    """The module path and the phase of many operations outside the backward pass.
+def resolve_sites(sites: list[tuple[list[RawFrame], bool]], watch: int) -> list[tuple[str | None, str]]:
+    """Returns the module path and the phase of many operations outside the backward pass.
 
     Args:
-        sites: of each its stack, and whether gradients were being recorded.
-        watch: id of the watch that asks.
+        sites: the stack of each, and whether gradients were being recorded.
+        watch: id of the detection session.
     """
     names: Names = {}
     return [_module_and_phase(live, grad_mode, watch, names) for live, grad_mode in sites]
 
 
-def owner(storage: int, use: list[RawFrame], everywhere: bool, watch: int) -> tuple[bool, str] | None:
-    """Whether a storage belongs to a buffer (else a parameter), and its name.
+def owner_of_storage(
+    storage: int, use: list[RawFrame], search_all_modules: bool, watch: int
+) -> tuple[bool, str] | None:
+    """Returns whether a storage belongs to a buffer (else a parameter), and its name.
 
     Args:
         storage: address of the StorageImpl.
         use: the stack of the operation that read it.
-        everywhere: look in modules that are not on the stack, too.
-        watch: id of the watch that asks.
+        search_all_modules: search modules that are not on the stack, too.
+        watch: id of the detection session.
     """
     roots = _roots(_modules(use), watch)
-    for root in itertools.chain(roots, _roots_of_program() if everywhere else ()):
-        with contained(_ASKING):
+    for root in itertools.chain(roots, _roots_of_program() if search_all_modules else ()):
+        with contained(_IN_QUERY):
             for name, parameter in _named(root, "_parameters"):
                 if storage == _C.storage_of(parameter):
                     return False, clean(name)
@@ -122,15 +124,15 @@ def owner(storage: int, use: list[RawFrame], everywhere: bool, watch: int) -> tu
 
 
 def raised_at(error: BaseException) -> Line | None:
-    """The user's line that an error came from."""
+    """Returns the user's line that raised an error."""
     frames: list[RawFrame] = [(frame.f_code, line, None) for frame, line in traceback.walk_tb(error.__traceback__)]
     return next(iter(_lines(frames[::-1])), None)
 
 
-def name(wanted: torch.nn.Parameter) -> str:
-    """The name of a parameter in whatever module of the program owns it, empty if none does."""
+def name_of_parameter(wanted: torch.nn.Parameter) -> str:
+    """Returns the name of a parameter in whichever module owns it, empty if none does."""
     for root in _roots_of_program():
-        with contained(_ASKING):
+        with contained(_IN_QUERY):
             for path, parameter in _named(root, "_parameters"):
                 if parameter is wanted:
                     return clean(path)
@@ -138,7 +140,7 @@ def name(wanted: torch.nn.Parameter) -> str:
 
 
 def _roots_of_program() -> list[torch.nn.Module]:
-    """Every module that is no other's child; models given to a detection come first."""
+    """Returns every module that is not a child of another; models given to ``detect()`` come first."""
     modules = _modules_of_program()
     children = {id(child) for module in modules for _, child in _parts(module, "_modules")}
     models = registry.models()
@@ -146,12 +148,12 @@ def _roots_of_program() -> list[torch.nn.Module]:
 
 
 def _parts(module: torch.nn.Module, kind: str) -> list[tuple[str, Any]]:
-    """What is in ``_modules``, ``_parameters`` or ``_buffers`` of a module.
+    """Returns the entries of ``_modules``, ``_parameters`` or ``_buffers`` of a module.
 
-    Read as it is: methods may be overridden by code that does anything, and what is left of a module that could not be
-    made has not even these.
+    Reads ``__dict__``: methods may be overridden by arbitrary code, and a module whose constructor failed may lack
+    even these attributes.
     """
-    with contained(_ASKING):
+    with contained(_IN_QUERY):
         return [(name, part) for name, part in list(module.__dict__.get(kind, {}).items()) if part is not None]
     return []
 
@@ -159,7 +161,7 @@ def _parts(module: torch.nn.Module, kind: str) -> list[tuple[str, Any]]:
 def _within(
     module: torch.nn.Module, path: str = "", above: tuple[torch.nn.Module, ...] = ()
 ) -> Iterator[tuple[str, torch.nn.Module]]:
-    """A module and all that are in it, each by every name that it has."""
+    """Yields a module and all modules inside it, each under every name that it has."""
     yield path, module
     for name, child in _parts(module, "_modules"):
         if not any(child is one for one in (*above, module)):
@@ -176,25 +178,25 @@ def _modules_of_program() -> list[torch.nn.Module]:
     return _C.instances_of(torch.nn.Module)
 
 
-def held(storages: list[int]) -> list[tuple[torch.Tensor, bool]]:
-    """The tensors that the program holds on these storages, and whether as the gradient of a leaf only."""
+def reachable_tensors(storages: list[int]) -> list[tuple[torch.Tensor, bool]]:
+    """Returns the tensors on these storages that user code can reach, and whether only as the gradient of a leaf."""
     wanted = set(storages)
-    with torch._C.DisableTorchFunction():  # a look at a tensor is no call that the program has made
-        found = _held(wanted)
+    with torch._C.DisableTorchFunction():  # inspecting a tensor is not a call by user code
+        found = _tensors_on(wanted)
         if found and gc.isenabled():
             found.clear()
-            gc.collect()  # what only garbage refers to is not held
-            found = _held(wanted)
+            gc.collect()  # a tensor that only garbage refers to is not reachable
+            found = _tensors_on(wanted)
     return found
 
 
-def _held(storages: set[int]) -> list[tuple[torch.Tensor, bool]]:
+def _tensors_on(storages: set[int]) -> list[tuple[torch.Tensor, bool]]:
     found: list[tuple[torch.Tensor, bool]] = []
     tensors = _C.instances_of(torch.Tensor)
     for tensor in tensors:
         if _C.storage_of(tensor) not in storages:
             continue
-        # Three references are the list's, this variable's and this call's; autograd has one to what it keeps itself.
+        # Three references belong to the list, this variable and this call; autograd has one to a tensor it saved.
         if sys.getrefcount(tensor) - (tensor._use_count() > 1) > 3:
             found.append((tensor, False))
     for tensor in tensors:
@@ -205,7 +207,7 @@ def _held(storages: set[int]) -> list[tuple[torch.Tensor, bool]]:
 
 
 def _gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Of a leaf; None of a class that does not tell."""
+    """Returns the gradient of a leaf; None for a class that refuses to give it."""
     try:
         return tensor.grad if tensor.is_leaf else None
     except Exception:  # noqa: BLE001
@@ -217,7 +219,7 @@ def _modules(frames: Iterable[RawFrame]) -> list[torch.nn.Module]:
 
 
 def _inside_engine(frames: list[RawFrame]) -> list[RawFrame]:
-    """The frames that the autograd engine has called: hooks, Function.backward, recomputation."""
+    """Returns the frames that the autograd engine has called: hooks, Function.backward, recomputation."""
     for i, (code, _, _) in enumerate(frames):
         if code is _ENGINE:
             return frames[:i]
@@ -225,7 +227,7 @@ def _inside_engine(frames: list[RawFrame]) -> list[RawFrame]:
 
 
 def _before_function_apply(frames: list[RawFrame]) -> list[RawFrame]:
-    """The stack of the call to Function.apply, whose forward is on top of it."""
+    """Returns the stack of the call to Function.apply, without the frames of its forward."""
     for i, (code, _, _) in enumerate(frames):
         if code.co_filename == _FUNCTION_FILE and code.co_name == "apply":
             return frames[i + 1 :]
@@ -233,7 +235,7 @@ def _before_function_apply(frames: list[RawFrame]) -> list[RawFrame]:
 
 
 def _is_optimizer_step(frames: list[RawFrame], grad_mode: bool) -> bool:
-    """Whether the innermost thing going on is an optimizer's arithmetic, not a closure's forward pass."""
+    """Whether the innermost activity is an optimizer's arithmetic, not a closure's forward pass."""
     if grad_mode:
         return False
     for code, _, module in frames:
@@ -251,29 +253,29 @@ def _package_of(file: str) -> str | None:
     return None
 
 
-def _is_machinery(file: str) -> bool:
+def _is_internal(file: str) -> bool:
     if file.startswith(("<frozen ", "<eval_with_key>")):  # the import system; code that torch.fx has written
         return True
     package = _package_of(file)
     if package is not None and package not in ("torch", "torchnan"):
         return package in _LOOPS
-    return file.startswith(_MACHINERY)
+    return file.startswith(_INTERNAL_PREFIXES)
 
 
 def _lines(frames: list[RawFrame]) -> list[Line]:
-    """The user's lines, innermost first; all lines if there is no user's."""
+    """Returns the user's lines, innermost first; all lines if none is the user's."""
     everything = [(code.co_filename, line or 0, getattr(code, "co_qualname", code.co_name)) for code, line, _ in frames]
-    users = [line for line in everything if not _is_machinery(line[0])]
+    users = [line for line in everything if not _is_internal(line[0])]
     return users or everything
 
 
 def clean(path: str) -> str:
-    """A name without the parts that wrappers put into it."""
+    """Removes the parts that wrappers put into a name."""
     return ".".join(part for part in path.split(".") if part not in _WRAPPER_PARTS)
 
 
 def unwrap(module: torch.nn.Module) -> torch.nn.Module:
-    """The model inside of what makes it parallel."""
+    """Returns the model inside a parallel wrapper."""
     wrappers = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
     while issubclass(type(module), wrappers):  # not isinstance(), which asks the module for its class
         module = module.module  # type: ignore[assignment]
@@ -281,7 +283,7 @@ def unwrap(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _roots(modules: list[torch.nn.Module], watch: int) -> Iterator[torch.nn.Module]:
-    """Modules that names may start from: the watch's model, then the one that has the outermost on the stack in it."""
+    """Yields the modules that names start from: the session's model, then the root above the outermost on the stack."""
     session = registry.sessions.get(watch)
     if session is not None and session.model is not None:
         yield unwrap(session.model)
@@ -298,7 +300,7 @@ _known_roots: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[torch.nn.Mo
 
 
 def _root_above(module: torch.nn.Module) -> torch.nn.Module:
-    """The module in which this one is a child of children, though it may not have been called; else itself."""
+    """Returns the outermost ancestor of a module, though it may not have been called; else the module itself."""
     known = _known_roots.get(module)
     root = known() if known is not None else None
     if root is None:
@@ -313,14 +315,14 @@ def _root_above(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def _module_path(modules: list[torch.nn.Module], watch: int, names: Names) -> str | None:
-    """Dotted path of the innermost module that is part of a model; ``None`` outside every model.
+    """Returns the dotted path of the innermost module that is part of a model; ``None`` outside every model.
 
     Args:
         modules: those that are being called, innermost first.
-        watch: id of the watch that asks.
-        names: what has been found out for other operations of this moment.
+        watch: id of the detection session.
+        names: cache of the names found for other operations of the same query.
     """
-    with contained(_ASKING):
+    with contained(_IN_QUERY):
         roots = list(_roots(modules, watch))
         for called in map(unwrap, modules):
             for root in roots:
@@ -331,7 +333,7 @@ def _module_path(modules: list[torch.nn.Module], watch: int, names: Names) -> st
 
 
 def _names_in(root: torch.nn.Module, names: Names) -> dict[int, str]:
-    """Of all modules in a model the first name that they have; by ``id``, as some cannot be compared."""
+    """Returns the first name of every module in a model, by ``id``: some modules cannot be compared."""
     if id(root) not in names:
         names[id(root)] = {}
         _name_parts(root, "", names[id(root)])
@@ -346,6 +348,6 @@ def _name_parts(module: torch.nn.Module, path: str, known: dict[int, str]) -> No
 
 
 def _is_model(root: torch.nn.Module) -> bool:
-    """Not so one of PyTorch's loss functions or activations, called on its own."""
+    """Whether a module is a model, rather than a loss function or activation of PyTorch called on its own."""
     is_own_code = not type(root).__module__.startswith("torch.nn.")
     return is_own_code or any(_parts(root, kind) for kind in ("_modules", "_parameters", "_buffers"))

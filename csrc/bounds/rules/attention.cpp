@@ -17,17 +17,17 @@ double scale_of(A a, size_t scale, size_t query) {
 }
 
 // |q k scale| over E elements.
-double most_score(A a, size_t query, size_t key, size_t scale) {
-  const double products = a.sum_of(static_cast<double>(a.size(query, -1)), a.most(query) * a.most(key));
+double max_score(A a, size_t query, size_t key, size_t scale) {
+  const double products = a.sum_of(static_cast<double>(a.size(query, -1)), a.max_abs(query) * a.max_abs(key));
   return kRoundedFactors * products * std::max(1.0, scale_of(a, scale, query));
 }
 
 // (query, key, value, dropout_p, is_causal, attn_mask, scale): a mean of values, weighted by a softmax of finite
 // scores; and the log of the sum of their exponentials.
 void flash_attention(A a, Results out) {
-  const double score = most_score(a, 0, 1, 6) + a.most(5);
+  const double score = max_score(a, 0, 1, 6) + a.max_abs(5);
   if (!(score < a.limit()) || a.size(1, -2) == 0) return;
-  out[0] = {a.sum_of(2, a.most(2))};
+  out[0] = {a.sum_of(2, a.max_abs(2))};
   out[1] = {score + std::log(static_cast<double>(a.size(1, -2)) + 1)};
 }
 
@@ -36,13 +36,13 @@ void flash_attention(A a, Results out) {
 // ds key and ds query, with the scale.
 void flash_attention_backward(A a, Results out) {
   if (!a.produced_by(4, kForward) || !a.produced_by(5, kForward)) return;
-  if (!(most_score(a, 1, 2, 9) + a.most(8) < a.limit())) return;
-  const double g = a.most(0);
+  if (!(max_score(a, 1, 2, 9) + a.max_abs(8) < a.limit())) return;
+  const double g = a.max_abs(0);
   const double queries = static_cast<double>(a.size(1, -2));
-  const double per_score = a.sum_of(static_cast<double>(a.size(1, -1)), g * (a.most(3) + a.most(4)));
+  const double per_score = a.sum_of(static_cast<double>(a.size(1, -1)), g * (a.max_abs(3) + a.max_abs(4)));
   const double scale = scale_of(a, 9, 1);
-  out[0] = {a.sum_of(2, per_score * a.most(2)) * std::max(1.0, scale)};
-  out[1] = {a.sum_of(queries, per_score * a.most(1)) * std::max(1.0, scale)};
+  out[0] = {a.sum_of(2, per_score * a.max_abs(2)) * std::max(1.0, scale)};
+  out[1] = {a.sum_of(queries, per_score * a.max_abs(1)) * std::max(1.0, scale)};
   out[2] = {a.sum_of(queries, g)};
 }
 

@@ -10,10 +10,12 @@ namespace {
 using A = const RuleArguments&;
 
 // Fast algorithms (Winograd) add up multiples of their inputs on the way, some 2^16 times the result.
-constexpr double kMostOnTheWay = 0x1p80;
+constexpr double kMaxIntermediate = 0x1p80;
 constexpr double kFastAlgorithms = 2;
 
-double bounded(double most) { return most < kMostOnTheWay ? kFastAlgorithms * most : RuleArguments::kUnknown; }
+double bounded(double max_abs) {
+  return max_abs < kMaxIntermediate ? kFastAlgorithms * max_abs : RuleArguments::kUnknown;
+}
 
 // oneDNN, in 16 bits, now and then reads memory that nobody has written (PyTorch 2.13): no bound holds.
 bool is_reliable(A a) { return a.unit_roundoff() <= 0x1p-24; }
@@ -23,19 +25,19 @@ bool is_reliable(A a) { return a.unit_roundoff() <= 0x1p-24; }
 void convolution(A a, Results out) {
   if (!is_reliable(a)) return;
   const double terms = elements_per(a, 1, a.flag(6) ? 1 : 0);
-  out[0] = {bounded(a.sum_of(terms, a.most(0) * a.most(1))) + a.most(2)};
+  out[0] = {bounded(a.sum_of(terms, a.max_abs(0) * a.max_abs(1))) + a.max_abs(2)};
 }
 
 // convolution_backward(g, x, weight, ...): to x through the weights of one channel; to a weight from every position of
 // g, transposed of x; to the bias from every position of g.
 void convolution_backward(A a, Results out) {
   if (!is_reliable(a)) return;
-  const double g = a.most(0);
+  const double g = a.max_abs(0);
   const double through = std::max(elements_per(a, 2, 0), elements_per(a, 2, 1));
   const double positions = elements_per(a, 0, 1);
   const double shared = std::max(positions, elements_per(a, 1, 1));
-  out[0] = {bounded(a.sum_of(through, g * a.most(2)))};
-  out[1] = {bounded(a.sum_of(shared, g * a.most(1)))};
+  out[0] = {bounded(a.sum_of(through, g * a.max_abs(2)))};
+  out[1] = {bounded(a.sum_of(shared, g * a.max_abs(1)))};
   out[2] = {a.sum_of(positions, g)};
 }
 
@@ -48,23 +50,23 @@ double window(A a, size_t kernel_size, int64_t dims) {
 // avg_pool2d(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor): a mean; with a divisor of the
 // program's own, a sum over it.
 void avg_pool(A a, Results out) {
-  if (!a.given(6)) out[0] = {a.most(0), a.nonnegative(0)};
+  if (!a.has_value(6)) out[0] = {a.max_abs(0), a.nonnegative(0)};
 }
 
 // Each gradient goes to one element of its window (max), or a part of it to each (mean).
 template <int64_t kDims>
 void pool_backward(A a, Results out) {
-  out[0] = {a.sum_of(window(a, 2, kDims), a.most(0))};
+  out[0] = {a.sum_of(window(a, 2, kDims), a.max_abs(0))};
 }
 
 // avg_pool2d_backward(..., 7: divisor)
 void avg_pool_backward(A a, Results out) {
-  if (!a.given(7)) pool_backward<2>(a, out);
+  if (!a.has_value(7)) pool_backward<2>(a, out);
 }
 
 // _adaptive_avg_pool2d_backward(g, x): an element may lie in every window of its plane, and gets a part of each.
 void adaptive_pool_backward(A a, Results out) {
-  out[0] = {a.sum_of(static_cast<double>(a.size(0, -1) * a.size(0, -2)), a.most(0))};
+  out[0] = {a.sum_of(static_cast<double>(a.size(0, -1) * a.size(0, -2)), a.max_abs(0))};
 }
 
 }  // namespace

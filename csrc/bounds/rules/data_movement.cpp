@@ -23,7 +23,7 @@ void of_either(A a, Results out) {
 void of_list(A a, Results out) { out[0] = a.bound_of_all(0); }
 
 // constant_pad_nd(x, pad, value=0)
-void constant_pad(A a, Results out) { out[0] = a.given(2) ? a.bound(0).joined(a.bound(2)) : a.bound(0); }
+void constant_pad(A a, Results out) { out[0] = a.has_value(2) ? a.bound(0).joined(a.bound(2)) : a.bound(0); }
 
 // index_put(x, indices, values, accumulate): elements of x and of values; if accumulated, any number of them on one.
 void index_put(A a, Results out) {
@@ -32,20 +32,22 @@ void index_put(A a, Results out) {
     out[0] = put;
     return;
   }
-  out[0] = {a.most(0) + a.sum_of(a.combinations(1), a.most(2))};
+  out[0] = {a.max_abs(0) + a.sum_of(a.combinations(1), a.max_abs(2))};
 }
 
 // scatter(x, dim, index, source or value) without a reduction: one of both.
 void scatter(A a, Results out) {
-  if (!a.given(4)) out[0] = a.bound(0).joined(a.bound(3));
+  if (!a.has_value(4)) out[0] = a.bound(0).joined(a.bound(3));
 }
 
 // scatter_add(x, dim, index, source): every source element may land on one.
-void scatter_add(A a, Results out) { out[0] = {a.most(0) + a.sum_of(static_cast<double>(a.numel(2)), a.most(3))}; }
+void scatter_add(A a, Results out) {
+  out[0] = {a.max_abs(0) + a.sum_of(static_cast<double>(a.numel(2)), a.max_abs(3))};
+}
 
 // index_add(x, dim, index, source, alpha=1): as many as there are indices may land on one.
 void index_add(A a, Results out) {
-  out[0] = {a.most(0) + a.sum_of(static_cast<double>(a.numel(2)) + 1, std::abs(a.number(4, 1)) * a.most(3))};
+  out[0] = {a.max_abs(0) + a.sum_of(static_cast<double>(a.numel(2)) + 1, std::abs(a.number(4, 1)) * a.max_abs(3))};
 }
 
 // Zero, or between zero and one.
@@ -58,23 +60,23 @@ void uniform(A a, Results out) { out[0] = {std::max(std::abs(a.number(1, 0)), st
 // native_dropout(x, p, train): x / (1 - p) or 0; the second result is the mask.
 void native_dropout(A a, Results out) {
   const double p = a.number(1, NAN);
-  if (p < 1) out[0] = {a.most(0) / (1 - p)};
+  if (p < 1) out[0] = {a.max_abs(0) / (1 - p)};
 }
 
 // native_dropout_backward(g, mask, scale)
-void native_dropout_backward(A a, Results out) { out[0] = {a.most(0) * std::abs(a.number(2, NAN))}; }
+void native_dropout_backward(A a, Results out) { out[0] = {a.max_abs(0) * std::abs(a.number(2, NAN))}; }
 
 // embedding_dense_backward(g, indices, ...): every gradient row may land on one; frequencies only divide.
-void embedding_dense_backward(A a, Results out) { out[0] = {a.sum_of(static_cast<double>(a.numel(1)), a.most(0))}; }
+void embedding_dense_backward(A a, Results out) { out[0] = {a.sum_of(static_cast<double>(a.numel(1)), a.max_abs(0))}; }
 
 // unfold_backward(g, input_sizes, dim, size, step): an element lies in at most `size` windows.
 void unfold_backward(A a, Results out) {
-  out[0] = {a.sum_of(static_cast<double>(a.integer(3, a.numel(0))), a.most(0))};
+  out[0] = {a.sum_of(static_cast<double>(a.integer(3, a.numel(0))), a.max_abs(0))};
 }
 
 }  // namespace
 
-void add_moving_rules(RuleTable& table) {
+void add_data_movement_rules(RuleTable& table) {
   for (const char* name : {"clone",
                            "_to_copy",
                            "lift",

@@ -11,16 +11,16 @@ constexpr int64_t kMean = 1;
 
 // nll_loss_backward(g, x, target, weight, reduction, ignore_index, total_weight): -weight g, of a mean over the total.
 void nll_loss_backward(A a, Results out) {
-  const double each = a.most(0) * (a.given(3) ? a.most(3) : 1);
+  const double each = a.max_abs(0) * (a.has_value(3) ? a.max_abs(3) : 1);
   if (a.integer(4, kMean) != kMean) {
     out[0] = {each};
-  } else if (a.least(6) > 0) {
-    out[0] = {each / a.least(6)};
+  } else if (a.min_value(6) > 0) {
+    out[0] = {each / a.min_value(6)};
   }
 }
 
 // mse_loss_backward(g, x, target, reduction): 2 (x - target) g, over n for a mean.
-void mse_loss_backward(A a, Results out) { out[0] = {2 * (a.most(1) + a.most(2)) * a.most(0)}; }
+void mse_loss_backward(A a, Results out) { out[0] = {2 * (a.max_abs(1) + a.max_abs(2)) * a.max_abs(0)}; }
 
 }  // namespace
 

@@ -24,13 +24,13 @@ double normalised(A a, double n, double x, double most_r) {
   return 1.1 * std::sqrt(n) + rounding_of_mean(n) * a.epsilon() * x * most_r;
 }
 
-double weight_of(A a, size_t i) { return a.given(i) ? a.most(i) : 1; }
+double weight_of(A a, size_t i) { return a.has_value(i) ? a.max_abs(i) : 1; }
 
 double one_over_root(double eps) { return eps > 0 ? 1 / std::sqrt(eps) : RuleArguments::kUnknown; }
 
 // y, mean, r of n elements each.
 void normalise(A a, double n, double weight, double bias, double eps, Results out) {
-  const double x = a.most(0);
+  const double x = a.max_abs(0);
   if (!(x < kMaySquare && x < a.limit())) return;
   const double r = one_over_root(eps);
   out[0] = {normalised(a, n, x, r) * weight + bias};
@@ -61,7 +61,7 @@ Statistics recomputed(A a, double n, double x, double mean, double r, bool of_x)
 // kernels do it, that takes sums of g w x and the third power of r on the way, and terms of g w x^2 r^3 cancel but for
 // their rounding.
 void normalise_backward(A a, const Statistics& s, Results out) {
-  const double g = a.most(0);
+  const double g = a.max_abs(0);
   const double gw = g * s.weight;
   const double cube = s.r * s.r * s.r;
   const double cancels = gw * s.r * s.apart * s.apart;
@@ -75,14 +75,14 @@ void normalise_backward(A a, const Statistics& s, Results out) {
 
 // native_layer_norm(x, shape, weight, bias, eps)
 void layer_norm(A a, Results out) {
-  normalise(a, product(a.integers(1)), weight_of(a, 2), a.most(3), a.number(4, 0), out);
+  normalise(a, product(a.integers(1)), weight_of(a, 2), a.max_abs(3), a.number(4, 0), out);
 }
 
 // native_layer_norm_backward(g, x, shape, mean, r, weight, bias, mask)
 void layer_norm_backward(A a, Results out) {
   const double n = product(a.integers(2));
   const bool of_x = a.produced_by(3, "aten::native_layer_norm") && a.produced_by(4, "aten::native_layer_norm");
-  Statistics s = recomputed(a, n, a.most(1), a.most(3), a.most(4), of_x);
+  Statistics s = recomputed(a, n, a.max_abs(1), a.max_abs(3), a.max_abs(4), of_x);
   s.weight = weight_of(a, 5);
   s.rows = static_cast<double>(a.numel(1)) / std::max(n, 1.0);
   normalise_backward(a, s, out);
@@ -91,14 +91,14 @@ void layer_norm_backward(A a, Results out) {
 // native_group_norm(x, weight, bias, N, C, HxW, group, eps)
 void group_norm(A a, Results out) {
   const double n = static_cast<double>(a.numel(0)) / static_cast<double>(a.integer(3, 1) * a.integer(6, 1));
-  normalise(a, n, weight_of(a, 1), a.most(2), a.number(7, 0), out);
+  normalise(a, n, weight_of(a, 1), a.max_abs(2), a.number(7, 0), out);
 }
 
 // native_group_norm_backward(g, x, mean, r, weight, N, C, HxW, group, mask)
 void group_norm_backward(A a, Results out) {
   const double n = static_cast<double>(a.numel(1)) / static_cast<double>(a.integer(5, 1) * a.integer(8, 1));
   const bool of_x = a.produced_by(2, "aten::native_group_norm") && a.produced_by(3, "aten::native_group_norm");
-  Statistics s = recomputed(a, n, a.most(1), a.most(2), a.most(3), of_x);
+  Statistics s = recomputed(a, n, a.max_abs(1), a.max_abs(2), a.max_abs(3), of_x);
   s.weight = weight_of(a, 4);
   s.rows = static_cast<double>(a.integer(5, 1) * a.integer(7, 1));
   normalise_backward(a, s, out);
@@ -108,14 +108,14 @@ void group_norm_backward(A a, Results out) {
 // running statistics.
 void batch_norm(A a, Results out) {
   if (a.flag(5)) {
-    normalise(a, elements_per(a, 0, 1), weight_of(a, 1), a.most(2), a.number(7, 0), out);
+    normalise(a, elements_per(a, 0, 1), weight_of(a, 1), a.max_abs(2), a.number(7, 0), out);
     return;
   }
-  if (!a.given(3) || !a.given(4)) return;
-  const double variance = a.least(4);
+  if (!a.has_value(3) || !a.has_value(4)) return;
+  const double variance = a.min_value(4);
   if (!(variance > 0)) return;  // not known, or below zero, of which the root is NaN
   const double r = one_over_root(variance + std::max(0.0, a.number(7, 0)));
-  out[0] = {a.sum_of(1, (a.most(0) + a.most(3)) * r * weight_of(a, 1)) + a.most(2)};
+  out[0] = {a.sum_of(1, (a.max_abs(0) + a.max_abs(3)) * r * weight_of(a, 1)) + a.max_abs(2)};
 }
 
 // native_batch_norm_backward(g, x, weight, running_mean, running_var, mean, r, train, eps, mask)
@@ -123,7 +123,7 @@ void batch_norm_backward(A a, Results out) {
   if (!a.flag(7)) return;
   const bool of_x = a.produced_by(5, "aten::native_batch_norm") && a.produced_by(6, "aten::native_batch_norm");
   const double n = elements_per(a, 1, 1);
-  Statistics s = recomputed(a, n, a.most(1), a.most(5), a.most(6), of_x);
+  Statistics s = recomputed(a, n, a.max_abs(1), a.max_abs(5), a.max_abs(6), of_x);
   s.weight = weight_of(a, 2);
   s.rows = n;
   normalise_backward(a, s, out);
@@ -131,7 +131,7 @@ void batch_norm_backward(A a, Results out) {
 
 }  // namespace
 
-void add_normalisation_rules(RuleTable& table) {
+void add_normalization_rules(RuleTable& table) {
   table["native_layer_norm"] = layer_norm;
   table["native_layer_norm_backward"] = layer_norm_backward;
   table["native_group_norm"] = group_norm;

@@ -20,56 +20,59 @@ void add(A a, Results out) {
   const Bound y = a.bound(1);
   const double alpha = a.number(2, 1);
   if ((x.masked && y.masked) || (y.masked && !(alpha > 0))) return;
-  out[0] = {x.most + std::abs(alpha) * y.most, x.nonnegative && y.nonnegative && alpha >= 0, x.masked || y.masked};
+  out[0] = {x.max_abs + std::abs(alpha) * y.max_abs, x.nonnegative && y.nonnegative && alpha >= 0,
+            x.masked || y.masked};
 }
 
 // |x - alpha y| <= |x| + |alpha| |y|
-void sub(A a, Results out) { out[0] = {a.most(0) + std::abs(a.number(2, 1)) * a.most(1)}; }
+void sub(A a, Results out) { out[0] = {a.max_abs(0) + std::abs(a.number(2, 1)) * a.max_abs(1)}; }
 
 // |y - alpha x| <= |alpha| |x| + |y|
-void rsub(A a, Results out) { out[0] = {std::abs(a.number(2, 1)) * a.most(0) + a.most(1)}; }
+void rsub(A a, Results out) { out[0] = {std::abs(a.number(2, 1)) * a.max_abs(0) + a.max_abs(1)}; }
 
 // |x y| = |x| |y|; a square is not negative.
-void mul(A a, Results out) { out[0] = {a.most(0) * a.most(1), a.same(0, 1) || (a.nonnegative(0) && a.nonnegative(1))}; }
+void mul(A a, Results out) {
+  out[0] = {a.max_abs(0) * a.max_abs(1), a.same(0, 1) || (a.nonnegative(0) && a.nonnegative(1))};
+}
 
 // |x / y| <= |x| / least |y|; rounded to an integer, at most one more.
 void div(A a, Results out) {
-  const double least = a.least_magnitude(1);
-  if (least > 0) out[0] = {a.most(0) / least + (a.given(2) ? 1 : 0), a.nonnegative(0) && a.least(1) > 0};
+  const double min_abs = a.min_abs(1);
+  if (min_abs > 0) out[0] = {a.max_abs(0) / min_abs + (a.has_value(2) ? 1 : 0), a.nonnegative(0) && a.min_value(1) > 0};
 }
 
 // |-x| = |x|
-void neg(A a, Results out) { out[0] = {a.most(0)}; }
+void neg(A a, Results out) { out[0] = {a.max_abs(0)}; }
 
 // |x| >= 0
-void abs(A a, Results out) { out[0] = {a.most(0), true}; }
+void abs(A a, Results out) { out[0] = {a.max_abs(0), true}; }
 
 // 0 <= max(x, 0) <= |x|, also for -inf
-void relu(A a, Results out) { out[0] = {a.bound(0).most, true}; }
+void relu(A a, Results out) { out[0] = {a.bound(0).max_abs, true}; }
 
 // Either x, or one of the limits.
 void clamp(A a, Results out) {
-  const bool nonnegative = (a.nonnegative(0) || (a.given(1) && a.nonnegative(1))) && a.nonnegative(2);
-  out[0] = {std::max({a.most(0), a.most(1), a.most(2)}), nonnegative};
+  const bool nonnegative = (a.nonnegative(0) || (a.has_value(1) && a.nonnegative(1))) && a.nonnegative(2);
+  out[0] = {std::max({a.max_abs(0), a.max_abs(1), a.max_abs(2)}), nonnegative};
 }
 
 // hardtanh(x, min=-1, max=1): as clamp.
 void hardtanh(A a, Results out) {
-  out[0] = {std::max({a.most(0), std::abs(a.number(1, -1)), std::abs(a.number(2, 1))})};
+  out[0] = {std::max({a.max_abs(0), std::abs(a.number(1, -1)), std::abs(a.number(2, 1))})};
 }
 
 // threshold(x, threshold, value): x or the value.
-void threshold(A a, Results out) { out[0] = {std::max(a.most(0), a.most(2))}; }
+void threshold(A a, Results out) { out[0] = {std::max(a.max_abs(0), a.max_abs(2))}; }
 
 // |x| or |slope x|
-void leaky_relu(A a, Results out) { out[0] = {a.most(0) * std::max(1.0, std::abs(a.number(1, 0.01)))}; }
+void leaky_relu(A a, Results out) { out[0] = {a.max_abs(0) * std::max(1.0, std::abs(a.number(1, 0.01)))}; }
 
 // g or slope g
-void leaky_relu_backward(A a, Results out) { out[0] = {a.most(0) * std::max(1.0, std::abs(a.number(2, 0.01)))}; }
+void leaky_relu_backward(A a, Results out) { out[0] = {a.max_abs(0) * std::max(1.0, std::abs(a.number(2, 0.01)))}; }
 
 // |tanh|, |sin|, |cos|, |erf| <= 1 for every finite x
 void at_most_one(A a, Results out) {
-  if (a.most(0) < RuleArguments::kUnknown) out[0] = {1};
+  if (a.max_abs(0) < RuleArguments::kUnknown) out[0] = {1};
 }
 
 // 0 <= sigmoid <= 1, also of -inf
@@ -78,11 +81,11 @@ void sigmoid(A a, Results out) {
 }
 
 // 0 < exp(x) <= exp(|x|), and exp(-inf) = 0
-void exp(A a, Results out) { out[0] = {std::exp(a.bound(0).most), true}; }
+void exp(A a, Results out) { out[0] = {std::exp(a.bound(0).max_abs), true}; }
 
 // sqrt is monotone; of what may be negative nothing is known.
 void sqrt(A a, Results out) {
-  if (a.nonnegative(0)) out[0] = {std::sqrt(a.most(0)), true};
+  if (a.nonnegative(0)) out[0] = {std::sqrt(a.max_abs(0)), true};
 }
 
 // Kernels round p to the dtype of x: to bfloat16 at worst, of which 8 bits are left.
@@ -98,24 +101,28 @@ void pow(A a, Results out) {
   const double p = a.number(1, NAN);
   const bool is_whole = p == std::floor(p);
   if (!(p > 0x1p-14) || (!is_whole && !a.nonnegative(0))) return;
-  out[0] = {largest_power(a.most(0), p), a.nonnegative(0) || (is_whole && std::fmod(p, 2) == 0)};
+  out[0] = {largest_power(a.max_abs(0), p), a.nonnegative(0) || (is_whole && std::fmod(p, 2) == 0)};
 }
 
 // One of the two. (max(-inf, y) is y, min is -inf: left to a look.)
-void one_of_two(A a, Results out) { out[0] = {std::max(a.most(0), a.most(1)), a.nonnegative(0) && a.nonnegative(1)}; }
+void one_of_two(A a, Results out) {
+  out[0] = {std::max(a.max_abs(0), a.max_abs(1)), a.nonnegative(0) && a.nonnegative(1)};
+}
 
 // where(condition, x, y): x or y.
-void where(A a, Results out) { out[0] = {std::max(a.most(1), a.most(2)), a.nonnegative(1) && a.nonnegative(2)}; }
+void where(A a, Results out) { out[0] = {std::max(a.max_abs(1), a.max_abs(2)), a.nonnegative(1) && a.nonnegative(2)}; }
 
 // masked_fill(x, mask, value): x or the value.
-void masked_fill(A a, Results out) { out[0] = {std::max(a.most(0), a.most(2)), a.nonnegative(0) && a.nonnegative(2)}; }
+void masked_fill(A a, Results out) {
+  out[0] = {std::max(a.max_abs(0), a.max_abs(2)), a.nonnegative(0) && a.nonnegative(2)};
+}
 
 // x + w (y - x), 0 <= w <= 1: between x and y, |.| <= (1 - w) |x| + w |y|. Rounding y - x is relative to both.
 void lerp(A a, Results out) {
   const double w = a.number(2, NAN);
   if (!(w >= 0 && w <= 1)) return;
-  const double x = a.most(0);
-  const double y = a.most(1);
+  const double x = a.max_abs(0);
+  const double y = a.max_abs(1);
   out[0] = {(1 - w) * x + w * y + 4 * a.unit_roundoff() * (x + y), a.nonnegative(0) && a.nonnegative(1)};
 }
 
@@ -123,40 +130,40 @@ void lerp(A a, Results out) {
 void addcmul(A a, Results out) {
   const double v = a.number(3, 1);
   const bool adds = v >= 0 && (a.same(1, 2) || (a.nonnegative(1) && a.nonnegative(2)));
-  out[0] = {a.most(0) + std::abs(v) * a.most(1) * a.most(2), a.nonnegative(0) && adds};
+  out[0] = {a.max_abs(0) + std::abs(v) * a.max_abs(1) * a.max_abs(2), a.nonnegative(0) && adds};
 }
 
 // softplus(x, beta=1, threshold=20) <= |x| + ln 2 / beta, and not negative; takes the exponential of the threshold.
 void softplus(A a, Results out) {
   const double beta = a.number(1, 1);
   const double threshold = a.number(2, 20);
-  if (beta > 0 && threshold >= 0 && threshold <= 80) out[0] = {a.most(0) + 0.7 / beta, true};
+  if (beta > 0 && threshold >= 0 && threshold <= 80) out[0] = {a.max_abs(0) + 0.7 / beta, true};
 }
 
 // |elu(x, alpha=1, scale=1, input_scale=1)| <= |scale| max(|x|, |alpha|) for input_scale >= 0: its e^x is of x < 0
 void elu(A a, Results out) {
   if (!(a.number(3, 1) >= 0)) return;
-  out[0] = {std::abs(a.number(2, 1)) * std::max(a.most(0), std::abs(a.number(1, 1)))};
+  out[0] = {std::abs(a.number(2, 1)) * std::max(a.max_abs(0), std::abs(a.number(1, 1)))};
 }
 
 // A factor between 0 and 1, or one of 0 and 1, times the gradient.
-void gradient_or_less(A a, Results out) { out[0] = {a.most(0)}; }
+void gradient_or_less(A a, Results out) { out[0] = {a.max_abs(0)}; }
 
 // The slope of gelu is within 1.13, of silu within 1.1; the formula takes x to the third power.
 void gradient_of_smooth(A a, Results out) {
-  if (a.most(1) < kMayCube) out[0] = {1.2 * a.most(0)};
+  if (a.max_abs(1) < kMayCube) out[0] = {1.2 * a.max_abs(0)};
 }
 
 // g (1 - y^2)
 void tanh_backward(A a, Results out) {
-  const double y = a.most(1);
-  out[0] = {a.most(0) * std::max(1.0, y * y)};
+  const double y = a.max_abs(1);
+  out[0] = {a.max_abs(0) * std::max(1.0, y * y)};
 }
 
 // g y (1 - y)
 void sigmoid_backward(A a, Results out) {
-  const double y = a.most(1);
-  out[0] = {a.most(0) * y * (1 + y)};
+  const double y = a.max_abs(1);
+  out[0] = {a.max_abs(0) * y * (1 + y)};
 }
 
 }  // namespace

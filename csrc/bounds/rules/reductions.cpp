@@ -12,19 +12,19 @@ void sum(A a, Results out) {
   const auto dims = a.size() < 4 ? c10::SmallVector<int64_t, 5>() : a.integers(1);
   for (const int64_t dim : dims) terms *= static_cast<double>(a.size(0, dim));
   if (dims.empty()) terms = static_cast<double>(a.numel(0));
-  out[0] = {a.sum_of(terms, a.most(0)), a.nonnegative(0)};
+  out[0] = {a.sum_of(terms, a.max_abs(0)), a.nonnegative(0)};
 }
 
 // A mean is within what it is taken of; its sum comes first. Of nothing it is NaN.
 void mean(A a, Results out) {
   if (a.numel(0) == 0) return;
-  const double total = a.sum_of(static_cast<double>(a.numel(0)), a.most(0));
-  if (total < a.limit()) out[0] = {a.sum_of(1, a.most(0)), a.nonnegative(0)};
+  const double total = a.sum_of(static_cast<double>(a.numel(0)), a.max_abs(0));
+  if (total < a.limit()) out[0] = {a.sum_of(1, a.max_abs(0)), a.nonnegative(0)};
 }
 
 // cumsum(x, dim)
 void cumsum(A a, Results out) {
-  out[0] = {a.sum_of(static_cast<double>(a.size(0, a.integer(1, 0))), a.most(0)), a.nonnegative(0)};
+  out[0] = {a.sum_of(static_cast<double>(a.size(0, a.integer(1, 0))), a.max_abs(0)), a.nonnegative(0)};
 }
 
 }  // namespace

@@ -9,7 +9,7 @@ namespace {
 using A = const RuleArguments&;
 
 // x - max x, which is taken first, may be twice as large as x.
-bool can_be_shifted(A a) { return a.bound(0).most < a.limit(); }
+bool can_be_shifted(A a) { return a.bound(0).max_abs < a.limit(); }
 
 // 0 <= softmax <= 1; of -inf alone it is NaN.
 void softmax(A a, Results out) {
@@ -23,13 +23,13 @@ void safe_softmax(A a, Results out) {
 
 // |x - max x - log sum| <= 2 |x| + log n
 void log_softmax(A a, Results out) {
-  if (can_be_shifted(a)) out[0] = {2 * a.most(0) + std::log(static_cast<double>(a.size(0, a.integer(1, 0))) + 1)};
+  if (can_be_shifted(a)) out[0] = {2 * a.max_abs(0) + std::log(static_cast<double>(a.size(0, a.integer(1, 0))) + 1)};
 }
 
 // y (g - sum g y): with y from softmax its sum is 1, and |.| <= 2 |g|; otherwise the sum is n |g| |y| at most.
 void softmax_backward(A a, Results out) {
-  const double g = a.most(0);
-  const double y = a.most(1);
+  const double g = a.max_abs(0);
+  const double y = a.max_abs(1);
   const bool sums_to_one = a.produced_by(1, "aten::_softmax") || a.produced_by(1, "aten::_safe_softmax");
   const double n = static_cast<double>(a.size(1, a.integer(2, 0)));
   out[0] = {sums_to_one ? a.sum_of(2, g) * a.sum_of(1, 1) : y * (g + a.sum_of(n, g * y))};
@@ -38,7 +38,7 @@ void softmax_backward(A a, Results out) {
 // g - e^y sum g, with y <= 0 from log_softmax.
 void log_softmax_backward(A a, Results out) {
   if (!a.produced_by(1, "aten::_log_softmax")) return;
-  out[0] = {a.sum_of(static_cast<double>(a.size(0, a.integer(2, 0))) + 1, a.most(0))};
+  out[0] = {a.sum_of(static_cast<double>(a.size(0, a.integer(2, 0))) + 1, a.max_abs(0))};
 }
 
 }  // namespace

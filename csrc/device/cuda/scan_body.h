@@ -3,7 +3,7 @@
 
 #include <stdint.h>
 
-#include "device/cuda/float_encoding.h"
+#include "scan/float_encoding.h"
 #include "device/cuda/scan_table.h"
 
 #ifdef __CUDACC__
@@ -25,7 +25,7 @@ struct Packed<uint64_t> {
 };
 
 template <typename Word, typename Register, typename Of>
-TORCHNAN_HOST_DEVICE Register word_by_word(Register a, Register b, Of of) {
+TORCHNAN_HOST_DEVICE Register for_each_word(Register a, Register b, Of of) {
   constexpr int kBits = 8 * sizeof(Word);
   Register all = 0;
   for (int at = 0; at < 8 * static_cast<int>(sizeof(Register)); at += kBits) {
@@ -42,7 +42,7 @@ TORCHNAN_HOST_DEVICE typename Packed<Word>::Register packed_max(typename Packed<
   if constexpr (sizeof(Word) == 2) return __vmaxu2(a, b);
   if constexpr (sizeof(Word) >= 4) return a < b ? b : a;
 #else
-  return word_by_word<Word>(a, b, [](Word x, Word y) { return x < y ? y : x; });
+  return for_each_word<Word>(a, b, [](Word x, Word y) { return x < y ? y : x; });
 #endif
 }
 
@@ -54,7 +54,7 @@ TORCHNAN_HOST_DEVICE typename Packed<Word>::Register packed_add(typename Packed<
   if constexpr (sizeof(Word) == 2) return __vadd2(a, b);
   if constexpr (sizeof(Word) >= 4) return a + b;
 #else
-  return word_by_word<Word>(a, b, [](Word x, Word y) { return static_cast<Word>(x + y); });
+  return for_each_word<Word>(a, b, [](Word x, Word y) { return static_cast<Word>(x + y); });
 #endif
 }
 
@@ -67,13 +67,13 @@ TORCHNAN_HOST_DEVICE typename Packed<Word>::Register packed_below(typename Packe
   if constexpr (sizeof(Word) == 2) return a & __vcmpltu2(a, b);
   if constexpr (sizeof(Word) >= 4) return a < b ? a : 0;
 #else
-  return word_by_word<Word>(a, b, [](Word x, Word y) { return x < y ? x : Word{0}; });
+  return for_each_word<Word>(a, b, [](Word x, Word y) { return x < y ? x : Word{0}; });
 #endif
 }
 
 // The same word in every place of a register.
 template <typename Word>
-TORCHNAN_HOST_DEVICE constexpr typename Packed<Word>::Register spread(Word word) {
+TORCHNAN_HOST_DEVICE constexpr typename Packed<Word>::Register broadcast(Word word) {
   using Register = typename Packed<Word>::Register;
   Register all = 0;
   for (unsigned at = 0; at < 8 * sizeof(Register); at += 8 * sizeof(Word)) all |= static_cast<Register>(word) << at;
@@ -81,28 +81,29 @@ TORCHNAN_HOST_DEVICE constexpr typename Packed<Word>::Register spread(Word word)
 }
 
 // The largest magnitudes that one thread has met.
-template <FloatEncoding kSpelling, bool kWantsFinite>
-class Seen {
+template <FloatEncoding kEncoding, bool kTrackMaxFinite>
+class MaxAccumulator {
  public:
-  using Word = typename Facts<kSpelling>::Word;
+  using Word = typename Encoding<kEncoding>::Word;
   using Register = typename Packed<Word>::Register;
 
   TORCHNAN_HOST_DEVICE void add(Register words) {
-    constexpr Register kMask = spread<Word>(Facts<kSpelling>::kMask);
-    if constexpr (Facts<kSpelling>::kBias != 0) words = packed_add<Word>(words, spread<Word>(Facts<kSpelling>::kBias));
+    constexpr Register kMask = broadcast<Word>(Encoding<kEncoding>::kMask);
+    if constexpr (Encoding<kEncoding>::kBias != 0)
+      words = packed_add<Word>(words, broadcast<Word>(Encoding<kEncoding>::kBias));
     const Register magnitudes = words & kMask;
-    most_ = packed_max<Word>(most_, magnitudes);
-    if constexpr (kWantsFinite) {
-      constexpr Register kInfinity = spread<Word>(Facts<kSpelling>::kInfinity);
-      most_finite_ = packed_max<Word>(most_finite_, packed_below<Word>(magnitudes, kInfinity));
+    max_magnitude_ = packed_max<Word>(max_magnitude_, magnitudes);
+    if constexpr (kTrackMaxFinite) {
+      constexpr Register kInfinity = broadcast<Word>(Encoding<kEncoding>::kInfinity);
+      max_finite_ = packed_max<Word>(max_finite_, packed_below<Word>(magnitudes, kInfinity));
     }
   }
 
   // One word; the rest of the register is like it, so that a bias does no harm there.
-  TORCHNAN_HOST_DEVICE void add_word(Word word) { add(spread<Word>(word)); }
+  TORCHNAN_HOST_DEVICE void add_word(Word word) { add(broadcast<Word>(word)); }
 
-  TORCHNAN_HOST_DEVICE uint64_t most() const { return largest(most_); }
-  TORCHNAN_HOST_DEVICE uint64_t most_finite() const { return largest(most_finite_); }
+  TORCHNAN_HOST_DEVICE uint64_t max_magnitude() const { return largest(max_magnitude_); }
+  TORCHNAN_HOST_DEVICE uint64_t max_finite() const { return largest(max_finite_); }
 
  private:
   static TORCHNAN_HOST_DEVICE uint64_t largest(Register words) {
@@ -114,13 +115,13 @@ class Seen {
     return best;
   }
 
-  Register most_ = 0;
-  Register most_finite_ = 0;
+  Register max_magnitude_ = 0;
+  Register max_finite_ = 0;
 };
 
-struct Found {
-  uint64_t most = 0;
-  uint64_t most_finite = 0;
+struct ScanMaxima {
+  uint64_t max_magnitude = 0;
+  uint64_t max_finite = 0;
 };
 
 // A 16-byte load.
@@ -128,39 +129,39 @@ struct alignas(16) Pack {
   uint32_t part[4];
 };
 
-template <FloatEncoding kSpelling, bool kWantsFinite>
-TORCHNAN_HOST_DEVICE void add_pack(Seen<kSpelling, kWantsFinite>& seen, const Pack& pack) {
-  if constexpr (sizeof(typename Facts<kSpelling>::Word) == 8) {
-    seen.add(pack.part[0] | static_cast<uint64_t>(pack.part[1]) << 32);
-    seen.add(pack.part[2] | static_cast<uint64_t>(pack.part[3]) << 32);
+template <FloatEncoding kEncoding, bool kTrackMaxFinite>
+TORCHNAN_HOST_DEVICE void add_pack(MaxAccumulator<kEncoding, kTrackMaxFinite>& maxima, const Pack& pack) {
+  if constexpr (sizeof(typename Encoding<kEncoding>::Word) == 8) {
+    maxima.add(pack.part[0] | static_cast<uint64_t>(pack.part[1]) << 32);
+    maxima.add(pack.part[2] | static_cast<uint64_t>(pack.part[3]) << 32);
   } else {
-    for (uint32_t part : pack.part) seen.add(part);
+    for (uint32_t part : pack.part) maxima.add(part);
   }
 }
 
 // What thread `thread` of kThreads sees of a chunk of an entry.
-template <FloatEncoding kSpelling, bool kWantsFinite>
-TORCHNAN_HOST_DEVICE Found scan_chunk(const Entry& entry, uint64_t chunk, uint32_t thread) {
-  using Word = typename Facts<kSpelling>::Word;
+template <FloatEncoding kEncoding, bool kTrackMaxFinite>
+TORCHNAN_HOST_DEVICE ScanMaxima scan_chunk(const Entry& entry, uint64_t chunk, uint32_t thread) {
+  using Word = typename Encoding<kEncoding>::Word;
   constexpr uint64_t kPack = sizeof(Pack);
   const uint64_t begin = reinterpret_cast<uintptr_t>(entry.data);
   const uint64_t end = begin + entry.words * sizeof(Word);
   const uint64_t from = begin / kPack * kPack + chunk * kChunkBytes;
   const uint64_t to = from + kChunkBytes < end ? from + kChunkBytes : end;
 
-  Seen<kSpelling, kWantsFinite> seen;
+  MaxAccumulator<kEncoding, kTrackMaxFinite> maxima;
   for (uint64_t at = from + thread * kPack; at < to; at += kThreads * kPack) {
     if (at >= begin && at + kPack <= to) {
-      add_pack(seen, *reinterpret_cast<const Pack*>(at));
+      add_pack(maxima, *reinterpret_cast<const Pack*>(at));
       continue;
     }
     const uint64_t first = at < begin ? begin : at;  // the ragged ends
     const uint64_t last = at + kPack < to ? at + kPack : to;
     for (uint64_t word = first; word < last; word += sizeof(Word)) {
-      seen.add_word(*reinterpret_cast<const Word*>(word));
+      maxima.add_word(*reinterpret_cast<const Word*>(word));
     }
   }
-  return {seen.most(), seen.most_finite()};
+  return {maxima.max_magnitude(), maxima.max_finite()};
 }
 
 // Which entry block `block` of a launch reads a chunk of.
@@ -179,14 +180,14 @@ TORCHNAN_HOST_DEVICE uint32_t entry_of(const Table& table, uint32_t block) {
 }
 
 // What thread `thread` of `threads` in the whole launch sees of an entry that is not contiguous.
-template <FloatEncoding kSpelling, bool kWantsFinite>
-TORCHNAN_HOST_DEVICE Found scan_strided(const StridedEntry& strided, uint64_t thread, uint64_t threads) {
-  using Word = typename Facts<kSpelling>::Word;
+template <FloatEncoding kEncoding, bool kTrackMaxFinite>
+TORCHNAN_HOST_DEVICE ScanMaxima scan_strided(const StridedEntry& strided, uint64_t thread, uint64_t threads) {
+  using Word = typename Encoding<kEncoding>::Word;
   const Word* data = static_cast<const Word*>(strided.entry.data);
   uint64_t all = strided.entry.words;
   for (uint32_t d = 0; d < strided.dims; ++d) all *= strided.size[d];
 
-  Seen<kSpelling, kWantsFinite> seen;
+  MaxAccumulator<kEncoding, kTrackMaxFinite> maxima;
   for (uint64_t index = thread; index < all; index += threads) {
     uint64_t rest = index / strided.entry.words;
     int64_t offset = static_cast<int64_t>(index % strided.entry.words * strided.run_stride);
@@ -194,36 +195,36 @@ TORCHNAN_HOST_DEVICE Found scan_strided(const StridedEntry& strided, uint64_t th
       offset += static_cast<int64_t>(rest % strided.size[d]) * strided.stride[d];
       rest /= strided.size[d];
     }
-    seen.add_word(data[offset]);
+    maxima.add_word(data[offset]);
   }
-  return {seen.most(), seen.most_finite()};
+  return {maxima.max_magnitude(), maxima.max_finite()};
 }
 
-// Work with the spelling and the wish of an entry as constants.
-template <FloatEncoding kSpelling, typename Work>
-TORCHNAN_HOST_DEVICE Found as(bool track_max_finite, const Work& work) {
-  return track_max_finite ? work.template run<kSpelling, true>() : work.template run<kSpelling, false>();
+// Work with the encoding and the wish of an entry as constants.
+template <FloatEncoding kEncoding, typename Work>
+TORCHNAN_HOST_DEVICE ScanMaxima dispatch_tracking(bool track_max_finite, const Work& work) {
+  return track_max_finite ? work.template run<kEncoding, true>() : work.template run<kEncoding, false>();
 }
 
 template <typename Work>
-TORCHNAN_HOST_DEVICE Found specialised(const Entry& entry, const Work& work) {
-  switch (entry.spelling) {
+TORCHNAN_HOST_DEVICE ScanMaxima dispatch_encoding(const Entry& entry, const Work& work) {
+  switch (entry.encoding) {
     case FloatEncoding::kFloat16:
-      return as<FloatEncoding::kFloat16>(entry.track_max_finite, work);
+      return dispatch_tracking<FloatEncoding::kFloat16>(entry.track_max_finite, work);
     case FloatEncoding::kBFloat16:
-      return as<FloatEncoding::kBFloat16>(entry.track_max_finite, work);
+      return dispatch_tracking<FloatEncoding::kBFloat16>(entry.track_max_finite, work);
     case FloatEncoding::kFloat32:
-      return as<FloatEncoding::kFloat32>(entry.track_max_finite, work);
+      return dispatch_tracking<FloatEncoding::kFloat32>(entry.track_max_finite, work);
     case FloatEncoding::kFloat64:
-      return as<FloatEncoding::kFloat64>(entry.track_max_finite, work);
+      return dispatch_tracking<FloatEncoding::kFloat64>(entry.track_max_finite, work);
     case FloatEncoding::kFloat8_e5m2:
-      return as<FloatEncoding::kFloat8_e5m2>(entry.track_max_finite, work);
+      return dispatch_tracking<FloatEncoding::kFloat8_e5m2>(entry.track_max_finite, work);
     case FloatEncoding::kFloat8_e4m3fn:
-      return as<FloatEncoding::kFloat8_e4m3fn>(entry.track_max_finite, work);
+      return dispatch_tracking<FloatEncoding::kFloat8_e4m3fn>(entry.track_max_finite, work);
     case FloatEncoding::kFloat8_fnuz:
-      return as<FloatEncoding::kFloat8_fnuz>(entry.track_max_finite, work);
+      return dispatch_tracking<FloatEncoding::kFloat8_fnuz>(entry.track_max_finite, work);
     default:
-      return as<FloatEncoding::kFloat8_e8m0fnu>(entry.track_max_finite, work);
+      return dispatch_tracking<FloatEncoding::kFloat8_e8m0fnu>(entry.track_max_finite, work);
   }
 }
 
@@ -232,9 +233,9 @@ struct ChunkWork {
   uint64_t chunk;
   uint32_t thread;
 
-  template <FloatEncoding kSpelling, bool kWantsFinite>
-  TORCHNAN_HOST_DEVICE Found run() const {
-    return scan_chunk<kSpelling, kWantsFinite>(entry, chunk, thread);
+  template <FloatEncoding kEncoding, bool kTrackMaxFinite>
+  TORCHNAN_HOST_DEVICE ScanMaxima run() const {
+    return scan_chunk<kEncoding, kTrackMaxFinite>(entry, chunk, thread);
   }
 };
 
@@ -243,9 +244,9 @@ struct StridedWork {
   uint64_t thread;
   uint64_t threads;
 
-  template <FloatEncoding kSpelling, bool kWantsFinite>
-  TORCHNAN_HOST_DEVICE Found run() const {
-    return scan_strided<kSpelling, kWantsFinite>(strided, thread, threads);
+  template <FloatEncoding kEncoding, bool kTrackMaxFinite>
+  TORCHNAN_HOST_DEVICE ScanMaxima run() const {
+    return scan_strided<kEncoding, kTrackMaxFinite>(strided, thread, threads);
   }
 };
 

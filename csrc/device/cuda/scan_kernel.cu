@@ -15,7 +15,7 @@ constexpr uint32_t kWarp = 32;
 constexpr uint32_t kStridedBlocks = 1024;
 
 // What the kernels write to.
-struct Board {
+struct ScannerState {
   Slot* slots;                // on the device
   unsigned long long* first;  // on the device: the lowest number that passed its limit
   volatile uint64_t* alarm;   // in host memory: the same, for the host to see
@@ -42,52 +42,53 @@ __device__ uint64_t block_max(uint64_t value) {
 
 // Blocks raise the alarm in any order, and the host must end up with the lowest number: whoever has written a number
 // looks whether a lower one has come meanwhile.
-__device__ void raise_alarm(const Board& board, uint64_t number) {
-  if (atomicMin(board.first, number) <= number) return;
+__device__ void raise_alarm(const ScannerState& state, uint64_t number) {
+  if (atomicMin(state.first, number) <= number) return;
   uint64_t written;
   do {
-    written = *static_cast<volatile unsigned long long*>(board.first);
-    *board.alarm = written;
+    written = *static_cast<volatile unsigned long long*>(state.first);
+    *state.alarm = written;
     __threadfence_system();
-  } while (*static_cast<volatile unsigned long long*>(board.first) < written);
+  } while (*static_cast<volatile unsigned long long*>(state.first) < written);
 }
 
-__device__ void put(const Board& board, const Entry& entry, const Found& found, uint64_t first) {
-  const uint64_t most = block_max(found.most);
-  const uint64_t most_finite = entry.track_max_finite ? block_max(found.most_finite) : 0;
+__device__ void publish(const ScannerState& state, const Entry& entry, const ScanMaxima& maxima, uint64_t first) {
+  const uint64_t max_magnitude = block_max(maxima.max_magnitude);
+  const uint64_t max_finite = entry.track_max_finite ? block_max(maxima.max_finite) : 0;
   if (threadIdx.x != 0) return;
   const uint64_t number = first + entry.event_offset;
-  auto* slot = reinterpret_cast<unsigned long long*>(&board.slots[number % kSlots]);
-  if (most != 0) atomicMax(&slot[0], most);
-  if (most_finite != 0) atomicMax(&slot[1], most_finite);
-  if (most > entry.limit) raise_alarm(board, number);
-}
-
-__global__ void __launch_bounds__(kThreads) scan(const __grid_constant__ Table table, Board board, uint64_t first) {
-  const uint32_t which = entry_of(table, blockIdx.x);
-  const Entry& entry = table.entry[which];
-  const ChunkWork work{entry, blockIdx.x - table.first_chunk[which], threadIdx.x};
-  put(board, entry, specialised(entry, work), first);
+  auto* slot = reinterpret_cast<unsigned long long*>(&state.slots[number % kSlots]);
+  if (max_magnitude != 0) atomicMax(&slot[0], max_magnitude);
+  if (max_finite != 0) atomicMax(&slot[1], max_finite);
+  if (max_magnitude > entry.limit) raise_alarm(state, number);
 }
 
 __global__ void __launch_bounds__(kThreads)
-    scan_strided_entry(const __grid_constant__ StridedEntry strided, Board board, uint64_t number) {
-  const uint64_t threads = static_cast<uint64_t>(gridDim.x) * kThreads;
-  const StridedWork work{strided, static_cast<uint64_t>(blockIdx.x) * kThreads + threadIdx.x, threads};
-  put(board, strided.entry, specialised(strided.entry, work), number);
+    scan(const __grid_constant__ Table table, ScannerState state, uint64_t first) {
+  const uint32_t which = entry_of(table, blockIdx.x);
+  const Entry& entry = table.entry[which];
+  const ChunkWork work{entry, blockIdx.x - table.first_chunk[which], threadIdx.x};
+  publish(state, entry, dispatch_encoding(entry, work), first);
 }
 
-__global__ void reset_alarm(Board board) {
-  *board.first = kNoAlarm;
-  *board.alarm = kNoAlarm;
+__global__ void __launch_bounds__(kThreads)
+    scan_strided_entry(const __grid_constant__ StridedEntry strided, ScannerState state, uint64_t number) {
+  const uint64_t threads = static_cast<uint64_t>(gridDim.x) * kThreads;
+  const StridedWork work{strided, static_cast<uint64_t>(blockIdx.x) * kThreads + threadIdx.x, threads};
+  publish(state, strided.entry, dispatch_encoding(strided.entry, work), number);
+}
+
+__global__ void reset_alarm(ScannerState state) {
+  *state.first = kNoAlarm;
+  *state.alarm = kNoAlarm;
 }
 
 }  // namespace
 }  // namespace torchnan::cuda
 
-using torchnan::cuda::Board;
 using torchnan::cuda::kNoAlarm;
 using torchnan::cuda::kThreads;
+using torchnan::cuda::ScannerState;
 using torchnan::cuda::Slot;
 using torchnan::cuda::StridedEntry;
 using torchnan::cuda::Table;
@@ -95,24 +96,24 @@ using torchnan::cuda::Table;
 struct TorchnanScanner {
   int device;
   uint64_t* alarm;  // pinned and mapped
-  Board board;
+  ScannerState state;
 };
 
 namespace {
 
 // Makes a device current, and the one before it again.
-class On {
+class DeviceGuard {
  public:
-  explicit On(int device) {
+  explicit DeviceGuard(int device) {
     error_ = cudaGetDevice(&before_);
     if (error_ == cudaSuccess && before_ != device) error_ = cudaSetDevice(device);
     moved_ = error_ == cudaSuccess && before_ != device;
   }
-  ~On() {
+  ~DeviceGuard() {
     if (moved_) cudaSetDevice(before_);
   }
-  On(const On&) = delete;
-  On& operator=(const On&) = delete;
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
   cudaError_t error() const { return error_; }
 
  private:
@@ -126,12 +127,12 @@ cudaError_t allocate(TorchnanScanner& scanner) {
   cudaError_t error = cudaHostAlloc(reinterpret_cast<void**>(&scanner.alarm), sizeof(uint64_t), cudaHostAllocMapped);
   if (error == cudaSuccess) error = cudaHostGetDevicePointer(&seen_by_device, scanner.alarm, 0);
   if (error == cudaSuccess)
-    error = cudaMalloc(reinterpret_cast<void**>(&scanner.board.slots), torchnan::cuda::kSlots * sizeof(Slot));
-  if (error == cudaSuccess) error = cudaMalloc(reinterpret_cast<void**>(&scanner.board.first), sizeof(uint64_t));
-  if (error == cudaSuccess) error = cudaMemset(scanner.board.slots, 0, torchnan::cuda::kSlots * sizeof(Slot));
-  if (error == cudaSuccess) error = cudaMemset(scanner.board.first, 0xff, sizeof(uint64_t));
+    error = cudaMalloc(reinterpret_cast<void**>(&scanner.state.slots), torchnan::cuda::kSlots * sizeof(Slot));
+  if (error == cudaSuccess) error = cudaMalloc(reinterpret_cast<void**>(&scanner.state.first), sizeof(uint64_t));
+  if (error == cudaSuccess) error = cudaMemset(scanner.state.slots, 0, torchnan::cuda::kSlots * sizeof(Slot));
+  if (error == cudaSuccess) error = cudaMemset(scanner.state.first, 0xff, sizeof(uint64_t));
   if (error != cudaSuccess) return error;
-  scanner.board.alarm = static_cast<volatile uint64_t*>(seen_by_device);
+  scanner.state.alarm = static_cast<volatile uint64_t*>(seen_by_device);
   *scanner.alarm = kNoAlarm;
   return cudaDeviceSynchronize();
 }
@@ -143,8 +144,8 @@ int torchnan_cuda_abi() { return TORCHNAN_CUDA_ABI; }
 const char* torchnan_cuda_error_text(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
 
 int torchnan_scanner_make(int device, TorchnanScanner** made) {
-  const On on(device);
-  if (on.error() != cudaSuccess) return on.error();
+  const DeviceGuard guard(device);
+  if (guard.error() != cudaSuccess) return guard.error();
   auto* scanner = new (std::nothrow) TorchnanScanner{device, nullptr, {nullptr, nullptr, nullptr}};
   if (scanner == nullptr) return cudaErrorMemoryAllocation;
   const cudaError_t error = allocate(*scanner);
@@ -157,10 +158,10 @@ int torchnan_scanner_make(int device, TorchnanScanner** made) {
 }
 
 int torchnan_scanner_free(TorchnanScanner* scanner) {
-  const On on(scanner->device);
-  const cudaError_t error = on.error() == cudaSuccess ? cudaDeviceSynchronize() : on.error();
-  cudaFree(scanner->board.slots);
-  cudaFree(scanner->board.first);
+  const DeviceGuard guard(scanner->device);
+  const cudaError_t error = guard.error() == cudaSuccess ? cudaDeviceSynchronize() : guard.error();
+  cudaFree(scanner->state.slots);
+  cudaFree(scanner->state.first);
   cudaFreeHost(scanner->alarm);
   delete scanner;
   return error;
@@ -169,42 +170,42 @@ int torchnan_scanner_free(TorchnanScanner* scanner) {
 const volatile uint64_t* torchnan_scanner_alarm(const TorchnanScanner* scanner) { return scanner->alarm; }
 
 int torchnan_scan(TorchnanScanner* scanner, const Table* table, uint64_t first, void* stream) {
-  const On on(scanner->device);
-  if (on.error() != cudaSuccess) return on.error();
+  const DeviceGuard guard(scanner->device);
+  if (guard.error() != cudaSuccess) return guard.error();
   const uint32_t blocks = table->first_chunk[table->entries];
   if (blocks == 0) return cudaSuccess;
-  torchnan::cuda::scan<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(*table, scanner->board, first);
+  torchnan::cuda::scan<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(*table, scanner->state, first);
   return cudaGetLastError();
 }
 
 int torchnan_scan_strided(TorchnanScanner* scanner, const StridedEntry* strided, uint64_t number, void* stream) {
-  const On on(scanner->device);
-  if (on.error() != cudaSuccess) return on.error();
+  const DeviceGuard guard(scanner->device);
+  if (guard.error() != cudaSuccess) return guard.error();
   torchnan::cuda::
       scan_strided_entry<<<torchnan::cuda::kStridedBlocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-          *strided, scanner->board, number);
+          *strided, scanner->state, number);
   return cudaGetLastError();
 }
 
 int torchnan_scanner_clear(TorchnanScanner* scanner, uint32_t first, uint32_t count, void* stream) {
-  const On on(scanner->device);
-  if (on.error() != cudaSuccess) return on.error();
-  return cudaMemsetAsync(scanner->board.slots + first, 0, count * sizeof(Slot), static_cast<cudaStream_t>(stream));
+  const DeviceGuard guard(scanner->device);
+  if (guard.error() != cudaSuccess) return guard.error();
+  return cudaMemsetAsync(scanner->state.slots + first, 0, count * sizeof(Slot), static_cast<cudaStream_t>(stream));
 }
 
-int torchnan_scanner_quieten(TorchnanScanner* scanner, void* stream) {
-  const On on(scanner->device);
-  if (on.error() != cudaSuccess) return on.error();
-  torchnan::cuda::reset_alarm<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(scanner->board);
+int torchnan_scanner_reset_alarm(TorchnanScanner* scanner, void* stream) {
+  const DeviceGuard guard(scanner->device);
+  if (guard.error() != cudaSuccess) return guard.error();
+  torchnan::cuda::reset_alarm<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(scanner->state);
   return cudaGetLastError();
 }
 
 int torchnan_scanner_read(TorchnanScanner* scanner, uint32_t first, uint32_t count, Slot* slots, void* stream) {
-  const On on(scanner->device);
-  if (on.error() != cudaSuccess) return on.error();
+  const DeviceGuard guard(scanner->device);
+  if (guard.error() != cudaSuccess) return guard.error();
   const auto queue = static_cast<cudaStream_t>(stream);
   const cudaError_t error =
-      cudaMemcpyAsync(slots, scanner->board.slots + first, count * sizeof(Slot), cudaMemcpyDeviceToHost, queue);
+      cudaMemcpyAsync(slots, scanner->state.slots + first, count * sizeof(Slot), cudaMemcpyDeviceToHost, queue);
   return error == cudaSuccess ? cudaStreamSynchronize(queue) : error;
 }
 

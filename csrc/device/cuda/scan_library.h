@@ -37,7 +37,7 @@ TORCHNAN_API int torchnan_scan_strided(TorchnanScanner* scanner, const torchnan:
 
 // Queues the clearing of slots, and of the alarm.
 TORCHNAN_API int torchnan_scanner_clear(TorchnanScanner* scanner, uint32_t first, uint32_t count, void* stream);
-TORCHNAN_API int torchnan_scanner_quieten(TorchnanScanner* scanner, void* stream);
+TORCHNAN_API int torchnan_scanner_reset_alarm(TorchnanScanner* scanner, void* stream);
 
 // Copies slots to the host, when the stream has come here, and waits for that. Of no slots: only waits.
 TORCHNAN_API int torchnan_scanner_read(TorchnanScanner* scanner, uint32_t first, uint32_t count,

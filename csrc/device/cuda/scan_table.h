@@ -3,14 +3,14 @@
 
 #include <stdint.h>
 
-#include "device/cuda/float_encoding.h"
+#include "scan/float_encoding.h"
 
 namespace torchnan::cuda {
 
-// What a site has been seen to hold since its slot was cleared.
+// What a site has been maxima to hold since its slot was cleared.
 struct Slot {
-  uint64_t most;         // the largest magnitude; at least `infinity` if something is not finite
-  uint64_t most_finite;  // the largest that is finite; kept only for entries that ask for it
+  uint64_t max_magnitude;  // the largest magnitude; at least `infinity` if something is not finite
+  uint64_t max_finite;     // the largest that is finite; kept only for entries that ask for it
 };
 
 // Contiguous words.
@@ -19,8 +19,8 @@ struct Entry {
   uint64_t words;         // at least one
   uint64_t limit;         // a magnitude above it raises the alarm
   uint32_t event_offset;  // its number is that much more than the first of the launch
-  FloatEncoding spelling;
-  bool track_max_finite;  // and so most_finite
+  FloatEncoding encoding;
+  bool track_max_finite;  // and so max_finite
 };
 
 constexpr uint32_t kMaxEntries = 110;
@@ -53,7 +53,7 @@ constexpr uint32_t kSlots = 1 << 16;  // of each scanner: 1 MiB on the device
 // 64 KiB pieces that begin where a 16-byte pack does: only the first and the last have ragged ends.
 inline uint64_t chunks_of(const Entry& entry) {
   const uint64_t past_pack = reinterpret_cast<uintptr_t>(entry.data) % 16;
-  return (past_pack + entry.words * facts_of(entry.spelling).word_bytes + kChunkBytes - 1) / kChunkBytes;
+  return (past_pack + entry.words * traits_of(entry.encoding).word_bytes + kChunkBytes - 1) / kChunkBytes;
 }
 
 // False, and nothing done, if the table is full, or has as many chunks as a launch can have blocks.

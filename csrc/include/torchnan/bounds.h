@@ -31,15 +31,15 @@ class BoundSource;
 
 // What is known of the values of a tensor.
 struct Bound {
-  double most = std::numeric_limits<double>::infinity();  // no |x| is above it; infinity: nothing is known
-  bool nonnegative = false;                               // no x is below zero
+  double max_abs = std::numeric_limits<double>::infinity();  // no |x| is above it; infinity: nothing is known
+  bool nonnegative = false;                                  // no x is below zero
   bool masked = false;  // x may also be -inf, on purpose: a mask. All else is within `most`
 
-  bool known() const { return most < std::numeric_limits<double>::infinity(); }
+  bool known() const { return max_abs < std::numeric_limits<double>::infinity(); }
 
   // Of what may be from either.
   Bound joined(const Bound& other) const {
-    return {std::max(most, other.most), nonnegative && other.nonnegative, masked || other.masked};
+    return {std::max(max_abs, other.max_abs), nonnegative && other.nonnegative, masked || other.masked};
   }
 };
 
@@ -54,22 +54,22 @@ class TORCHNAN_API RuleArguments {
 
   size_t size() const { return operands_.size(); }
   const Operand* operand(size_t i) const;  // the library's own view of it; null beyond the last
-  bool given(size_t i) const;              // there is such an argument, and it is not None
+  bool has_value(size_t i) const;          // there is such an argument, and it is not None
 
   // Of a tensor, or a number. most() of what may be -inf, and of what is not given, is kUnknown and 0.
   Bound bound(size_t i) const;
-  double most(size_t i) const;
+  double max_abs(size_t i) const;
   bool nonnegative(size_t i) const;
 
   // The largest of a list of tensors, kept lists (_foreach_*) aside; nonnegative and masked if all and any are.
   Bound bound_of_all(size_t i) const;
 
   // Of a number or a small tensor: the smallest x, and the smallest |x|; 0 if it is below zero or not known.
-  double least(size_t i) const;
-  double least_magnitude(size_t i) const;
+  double min_value(size_t i) const;
+  double min_abs(size_t i) const;
 
-  double number(size_t i, double otherwise) const;
-  int64_t integer(size_t i, int64_t otherwise) const;
+  double number(size_t i, double default_value) const;
+  int64_t integer(size_t i, int64_t default_value) const;
   bool flag(size_t i) const;
   c10::SmallVector<int64_t, 5> integers(size_t i) const;  // empty if not given
 

@@ -1,4 +1,4 @@
-// What a detector has counted.
+// The counts of a detection.
 #pragma once
 
 #include <cstdint>
@@ -7,24 +7,42 @@
 
 namespace torchnan {
 
-// Counts since the detector was made. Exact, not sampled.
+// The one list of counts: X(name) for each, first those that every thread keeps for itself, then those of the session.
+#define TORCHNAN_THREAD_COUNTS(X)                                                              \
+  X(ops)                   /* operations that were intercepted */                              \
+  X(checked)               /* tensors checked */                                               \
+  X(proved)                /* of these: proved finite by a bound, not scanned */               \
+  X(bytes)                 /* bytes scanned */                                                 \
+  X(bytes_rescanned)       /* of these: results whose bound had left their dtype's range */    \
+  X(bytes_scanned_unknown) /* of these: arguments scanned because their bound was not known */ \
+  X(bytes_proved)          /* bytes of the tensors that were proved finite */                  \
+  X(nonfinite)             /* tensors found to hold a NaN or an Inf */                         \
+  X(call_sites)            /* call sites recorded for the backward pass */
+
+#define TORCHNAN_SESSION_COUNTS(X)                                                      \
+  X(findings)         /* findings, repeats not counted */                               \
+  X(repeats)          /* findings folded into an earlier one */                         \
+  X(dropped)          /* findings beyond max_findings, or without memory */             \
+  X(log_failures)     /* findings that the log file, or another sink, could not take */ \
+  X(headroom_dropped) /* results at call sites beyond the capacity of headroom */       \
+  X(internal_errors)  /* failures of the detector itself, each warned about once */
+
+// Counts since the detection began. Exact, not sampled.
 struct Stats {
-  int64_t ops = 0;                         // operations that passed the interceptor
-  int64_t checked = 0;                     // tensors judged
-  int64_t proved = 0;                      // of these: known to be finite from bounds, not read
-  int64_t bytes = 0;                       // bytes read
-  int64_t bytes_rescanned = 0;             // of these: results whose bound had left their dtype's range
-  int64_t bytes_scanned_unknown = 0;       // of these: arguments read for a bound of theirs
-  int64_t bytes_proved = 0;                // bytes of what was proved
-  int64_t nonfinite = 0;                   // tensors found to hold a NaN or an Inf
-  int64_t findings = 0;                    // findings, folded repeats not counted
-  int64_t repeats = 0;                     // findings folded into an earlier one
-  int64_t dropped = 0;                     // findings beyond max_findings, or without memory
-  int64_t log_failures = 0;                // findings that the log file, or another sink, could not take
-  int64_t call_sites = 0;                  // call sites noted for the backward pass
-  int64_t headroom_dropped = 0;            // results at call sites beyond those that headroom has room for
-  int64_t internal_errors = 0;             // failures of the detector itself, each warned about once
-  std::map<std::string, int64_t> skipped;  // tensors passed by, by reason
+#define TORCHNAN_DECLARE_COUNT(name) int64_t name = 0;
+  TORCHNAN_THREAD_COUNTS(TORCHNAN_DECLARE_COUNT)
+  TORCHNAN_SESSION_COUNTS(TORCHNAN_DECLARE_COUNT)
+#undef TORCHNAN_DECLARE_COUNT
+  std::map<std::string, int64_t> skipped;  // tensors that were not checked, by reason
 };
+
+// Calls visit(name, count) for every count of `stats` but `skipped`.
+template <typename Visitor>
+void for_each_count(const Stats& stats, Visitor&& visit) {
+#define TORCHNAN_VISIT_COUNT(name) visit(#name, stats.name);
+  TORCHNAN_THREAD_COUNTS(TORCHNAN_VISIT_COUNT)
+  TORCHNAN_SESSION_COUNTS(TORCHNAN_VISIT_COUNT)
+#undef TORCHNAN_VISIT_COUNT
+}
 
 }  // namespace torchnan

@@ -10,28 +10,28 @@
 namespace torchnan {
 namespace {
 
-using Known = BoundCache::Known;
+using State = BoundCache::State;
 
 TEST(BoundCache, KnowsWhatItWasTold) {
   BoundCache bound_cache;
   const at::Tensor t = at::ones({4});
-  EXPECT_EQ(bound_cache.find(t).known, Known::kNothing);
-  bound_cache.note_read(t, {1});
-  EXPECT_EQ(bound_cache.find(t).known, Known::kFinite);
-  EXPECT_EQ(bound_cache.find(t.slice(0, 1, 3)).known, Known::kFinite);  // knowledge is of the storage
-  bound_cache.note_unwritten(t, 7, nullptr);
-  EXPECT_EQ(bound_cache.find(t).known, Known::kUninitialized);
+  EXPECT_EQ(bound_cache.find(t).state, State::kUnknown);
+  bound_cache.record_read(t, {1});
+  EXPECT_EQ(bound_cache.find(t).state, State::kFinite);
+  EXPECT_EQ(bound_cache.find(t.slice(0, 1, 3)).state, State::kFinite);  // knowledge is of the storage
+  bound_cache.record_uninitialized(t, 7, nullptr);
+  EXPECT_EQ(bound_cache.find(t).state, State::kUninitialized);
   EXPECT_EQ(bound_cache.find(t).site, 7u);
   bound_cache.forget(t);
-  EXPECT_EQ(bound_cache.find(t).known, Known::kNothing);
+  EXPECT_EQ(bound_cache.find(t).state, State::kUnknown);
 }
 
 TEST(BoundCache, LearnsNothingOfAStorageFromAPartOfIt) {
   BoundCache bound_cache;
   const at::Tensor t = at::empty({4});
-  bound_cache.note_unwritten(t, 1, nullptr);
-  bound_cache.note_read(t.slice(0, 0, 2), {1});
-  EXPECT_EQ(bound_cache.find(t).known, Known::kUninitialized);
+  bound_cache.record_uninitialized(t, 1, nullptr);
+  bound_cache.record_read(t.slice(0, 0, 2), {1});
+  EXPECT_EQ(bound_cache.find(t).state, State::kUninitialized);
 }
 
 // The allocator gives a freed StorageImpl's address to the next one; what was known of the old is not of the new.
@@ -43,13 +43,13 @@ TEST(BoundCache, DoesNotTakeAnAddressForAnothers) {
   int reused = 0;
   for (int i = 0; i < 100; ++i) {
     std::optional<at::Tensor> first = at::ones({16});
-    bound_cache.note_read(*first, {1});
+    bound_cache.record_read(*first, {1});
     const void* address = first->storage().unsafeGetStorageImpl();
     first.reset();
     const at::Tensor second = at::ones({16});
     if (second.storage().unsafeGetStorageImpl() != address) continue;
     ++reused;
-    ASSERT_EQ(bound_cache.find(second).known, Known::kNothing);
+    ASSERT_EQ(bound_cache.find(second).state, State::kUnknown);
   }
   EXPECT_GT(reused, 0) << "the test has not tested anything";
 }
@@ -57,70 +57,70 @@ TEST(BoundCache, DoesNotTakeAnAddressForAnothers) {
 TEST(BoundCache, ForgetsAStorageThatWasGivenOtherMemory) {
   BoundCache bound_cache;
   const at::Tensor t = at::ones({4});
-  bound_cache.note_read(t, {1});
+  bound_cache.record_read(t, {1});
   t.storage().unsafeGetStorageImpl()->set_data_ptr(c10::GetCPUAllocator()->allocate(16));
-  EXPECT_EQ(bound_cache.find(t).known, Known::kNothing);
+  EXPECT_EQ(bound_cache.find(t).state, State::kUnknown);
 }
 
 TEST(BoundCache, KnowsNothingOfMemoryThatOthersMayWrite) {
   BoundCache bound_cache;
   float mine[4] = {};
   const at::Tensor borrowed = at::from_blob(mine, {4});
-  bound_cache.note_read(borrowed, {1});
-  EXPECT_EQ(bound_cache.find(borrowed).known, Known::kNothing);
+  bound_cache.record_read(borrowed, {1});
+  EXPECT_EQ(bound_cache.find(borrowed).state, State::kUnknown);
 }
 
 TEST(BoundCache, WidensAWholeByWhatIsWrittenToAPart) {
   BoundCache bound_cache;
   const at::Tensor t = at::ones({4});
-  bound_cache.note_written(t, {2, true}, nullptr);
-  bound_cache.note_written(t.slice(0, 0, 2), {5}, nullptr);
-  EXPECT_GE(bound_cache.find(t).bound.most, 5);
-  EXPECT_LT(bound_cache.find(t).bound.most, 5.001);
+  bound_cache.record_written(t, {2, true}, nullptr);
+  bound_cache.record_written(t.slice(0, 0, 2), {5}, nullptr);
+  EXPECT_GE(bound_cache.find(t).bound.max_abs, 5);
+  EXPECT_LT(bound_cache.find(t).bound.max_abs, 5.001);
   EXPECT_FALSE(bound_cache.find(t).bound.nonnegative);
-  bound_cache.note_written(t.slice(0, 0, 2), {1}, nullptr);
-  EXPECT_GE(bound_cache.find(t).bound.most, 5);  // of the other half
+  bound_cache.record_written(t.slice(0, 0, 2), {1}, nullptr);
+  EXPECT_GE(bound_cache.find(t).bound.max_abs, 5);  // of the other half
 }
 
 TEST(BoundCache, RoundsABoundUp) {
   BoundCache bound_cache;
   const at::Tensor t = at::ones({4}, at::kDouble);
-  for (const double most : {0.1, 1.0 / 3, 1e-300, 1e300}) {
-    bound_cache.note_written(t, {most}, nullptr);
-    EXPECT_GE(bound_cache.find(t).bound.most, most);
-    EXPECT_LE(bound_cache.find(t).bound.most, most * (1 + 1e-12));
+  for (const double max_abs : {0.1, 1.0 / 3, 1e-300, 1e300}) {
+    bound_cache.record_written(t, {max_abs}, nullptr);
+    EXPECT_GE(bound_cache.find(t).bound.max_abs, max_abs);
+    EXPECT_LE(bound_cache.find(t).bound.max_abs, max_abs * (1 + 1e-12));
   }
 }
 
 TEST(BoundCache, TellsNothingOfMemorySeenAsAnotherDtype) {
   BoundCache bound_cache;
   const at::Tensor t = at::ones({4});
-  bound_cache.note_written(t, {1}, nullptr);
-  EXPECT_EQ(bound_cache.find(t.view(at::kBFloat16)).known, Known::kNothing);
-  EXPECT_EQ(bound_cache.find(t.view(at::kInt)).known, Known::kNothing);
+  bound_cache.record_written(t, {1}, nullptr);
+  EXPECT_EQ(bound_cache.find(t.view(at::kBFloat16)).state, State::kUnknown);
+  EXPECT_EQ(bound_cache.find(t.view(at::kInt)).state, State::kUnknown);
 }
 
 TEST(BoundCache, NeverTakesExportedMemoryForFinite) {
   BoundCache bound_cache;
   const at::Tensor t = at::ones({4});
-  bound_cache.note_written(t, {1}, nullptr);
+  bound_cache.record_written(t, {1}, nullptr);
   bound_cache.record_exported(t);
-  EXPECT_EQ(bound_cache.find(t).known, Known::kStale);
-  bound_cache.note_written(t, {1}, nullptr);
-  EXPECT_EQ(bound_cache.find(t).known, Known::kStale);
+  EXPECT_EQ(bound_cache.find(t).state, State::kStale);
+  bound_cache.record_written(t, {1}, nullptr);
+  EXPECT_EQ(bound_cache.find(t).state, State::kStale);
   bound_cache.clear();  // pushed out
-  bound_cache.note_written(t, {1}, nullptr);
-  EXPECT_EQ(bound_cache.find(t).known, Known::kStale);
+  bound_cache.record_written(t, {1}, nullptr);
+  EXPECT_EQ(bound_cache.find(t).state, State::kStale);
 }
 
 TEST(BoundCache, DoubtEndsWithTheNextWrite) {
   BoundCache bound_cache;
   const at::Tensor t = at::ones({4});
-  bound_cache.note_written(t, {1}, nullptr);
+  bound_cache.record_written(t, {1}, nullptr);
   bound_cache.mark_stale(t);
-  EXPECT_EQ(bound_cache.find(t).known, Known::kStale);
-  bound_cache.note_written(t, {1}, nullptr);
-  EXPECT_EQ(bound_cache.find(t).known, Known::kFinite);
+  EXPECT_EQ(bound_cache.find(t).state, State::kStale);
+  bound_cache.record_written(t, {1}, nullptr);
+  EXPECT_EQ(bound_cache.find(t).state, State::kFinite);
 }
 
 TEST(BoundCache, KnowsWhatACollectiveBringsUntilSomebodyElseWrites) {
@@ -128,11 +128,11 @@ TEST(BoundCache, KnowsWhatACollectiveBringsUntilSomebodyElseWrites) {
   const std::string collective = "c10d::allreduce_";
   const at::Tensor t = at::ones({4});
   bound_cache.record_pending_collective(t, &collective);
-  EXPECT_EQ(bound_cache.find(t).known, Known::kNothing);
-  bound_cache.note_asked(t, bound_cache.pending_collective(t));
+  EXPECT_EQ(bound_cache.find(t).state, State::kUnknown);
+  bound_cache.record_requested(t, bound_cache.pending_collective(t));
   EXPECT_EQ(bound_cache.pending_collective(t), &collective);
   const std::string other = "aten::add_";
-  bound_cache.note_written(t, {1}, &other);
+  bound_cache.record_written(t, {1}, &other);
   EXPECT_EQ(bound_cache.pending_collective(t), nullptr);
   bound_cache.record_pending_collective(t, &collective);
   bound_cache.forget(t);
@@ -143,9 +143,9 @@ TEST(BoundCache, ForgetsRatherThanGrows) {
   BoundCache bound_cache;
   std::vector<at::Tensor> many;
   for (int i = 0; i < 100000; ++i) many.push_back(at::empty({1}));
-  for (const at::Tensor& t : many) bound_cache.note_read(t, {1});
+  for (const at::Tensor& t : many) bound_cache.record_read(t, {1});
   int known = 0;
-  for (const at::Tensor& t : many) known += bound_cache.find(t).known == Known::kFinite ? 1 : 0;
+  for (const at::Tensor& t : many) known += bound_cache.find(t).state == State::kFinite ? 1 : 0;
   EXPECT_GT(known, 20000);
   EXPECT_LT(known, 100000);
 }
@@ -155,7 +155,7 @@ TEST(BoundCache, KeepsNothingAlive) {
   const at::Tensor t = at::ones({4});
   const auto storage = t.storage().getWeakStorageImpl();
   const auto before = storage.weak_use_count();
-  bound_cache.note_read(t, {1});
+  bound_cache.record_read(t, {1});
   EXPECT_EQ(storage.weak_use_count(), before);
   EXPECT_EQ(storage.use_count(), 1u);
 }

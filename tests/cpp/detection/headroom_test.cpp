@@ -41,22 +41,22 @@ std::vector<Entry> sorted(std::vector<Entry> entries) {
 // -- what is known when
 
 // A program of which every stack is asked for, and counted.
-class CountingProgram final : public Program {
+class CountingRuntime final : public HostRuntime {
  public:
-  SiteId capture() noexcept override { return ++captures, 7; }
-  SiteId within(SiteId live, SiteId) noexcept override { return live; }
+  SiteId current_stack_id() noexcept override { return ++captures, 7; }
+  SiteId nest_stack(SiteId live, SiteId) noexcept override { return live; }
   bool reports_backward_roots() const noexcept override { return true; }
   bool is_loss_scaling(const Site&, const DetectionSession&) override { return false; }
-  Place place(const Site&, const DetectionSession&) override { return {}; }
-  std::vector<Place> places(const std::vector<Site>& sites, const DetectionSession&) override {
-    std::vector<Place> places(sites.size());
+  ResolvedSite resolve_site(const Site&, const DetectionSession&) override { return {}; }
+  std::vector<ResolvedSite> resolve_sites(const std::vector<Site>& sites, const DetectionSession&) override {
+    std::vector<ResolvedSite> places(sites.size());
     for (size_t i = 0; i < sites.size(); ++i) places[i].module = sites[i].live == 7 ? "seven" : "unknown";
     return places;
   }
-  std::optional<Owner> owner(const c10::StorageImpl*, SiteId, bool, const DetectionSession&) override {
+  std::optional<Owner> owner_of_storage(const c10::StorageImpl*, SiteId, bool, const DetectionSession&) override {
     return std::nullopt;
   }
-  std::vector<Held> held(const std::vector<at::Tensor>&) override { return {}; }
+  std::vector<ReachableTensor> reachable_tensors(const std::vector<at::Tensor>&) override { return {}; }
 
   int captures = 0;
 };
@@ -75,8 +75,8 @@ class HeadroomOfSites : public testing::Test {
     return counting_.captures;
   }
 
-  Program* const before_ = &program();
-  CountingProgram counting_;
+  HostRuntime* const before_ = &host_runtime();
+  CountingRuntime counting_;
 };
 
 // The stack that autograd's node needs is there already when the magnitude is known.
@@ -88,7 +88,7 @@ TEST_F(HeadroomOfSites, CostNoStackWhereANodeIsMade) {
   EXPECT_EQ(captures(keeping_headroom(), forward), 2);
 }
 
-// Fails when: note_headroom() does without capture().
+// Fails when: note_headroom() does without current_stack_id().
 TEST_F(HeadroomOfSites, CostOneStackAnOperationWhereNoneIs) {
   const at::NoGradGuard no_grad;
   const at::Tensor x = at::rand({100, 100});
@@ -124,7 +124,7 @@ TEST_F(HeadroomOfSites, IsToldByModule) {
 // Fails when: raise() stores what is smaller, and when take() does not exchange.
 TEST(HeadroomTable, KeepsTheLargestUntilItIsTaken) {
   HeadroomTable table;
-  for (const double most : {3.0, 7.0, 5.0}) table.note(maker_at(1), most, true);
+  for (const double max_abs : {3.0, 7.0, 5.0}) table.note(maker_at(1), max_abs, true);
   table.note(maker_at(1), 90, false);
   table.note(maker_at(2), 0, true);
   const auto taken = sorted(table.take());

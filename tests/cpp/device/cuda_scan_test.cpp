@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "device/cuda/dtype_encoding.h"
+#include "scan/float_format.h"
 #include "support/float_dtypes.h"
 
 namespace torchnan::cuda {
@@ -22,12 +22,12 @@ struct Launched {
   std::vector<Slot> slots;
   uint64_t alarm = kNoAlarm;
 
-  void put(const Entry& entry, const Found& found, uint64_t first) {
+  void put(const Entry& entry, const ScanMaxima& found, uint64_t first) {
     const uint64_t number = first + entry.event_offset;
     Slot& slot = slots[number % slots.size()];
-    slot.most = std::max(slot.most, found.most);
-    slot.most_finite = std::max(slot.most_finite, found.most_finite);
-    if (found.most > entry.limit) alarm = std::min(alarm, number);
+    slot.max_magnitude = std::max(slot.max_magnitude, found.max_magnitude);
+    slot.max_finite = std::max(slot.max_finite, found.max_finite);
+    if (found.max_magnitude > entry.limit) alarm = std::min(alarm, number);
   }
 };
 
@@ -37,7 +37,7 @@ Launched launch(const Table& table, uint64_t first = 0) {
     const uint32_t which = entry_of(table, block);
     const Entry& entry = table.entry[which];
     for (uint32_t thread = 0; thread < kThreads; ++thread) {
-      launched.put(entry, specialised(entry, ChunkWork{entry, block - table.first_chunk[which], thread}), first);
+      launched.put(entry, dispatch_encoding(entry, ChunkWork{entry, block - table.first_chunk[which], thread}), first);
     }
   }
   return launched;
@@ -46,7 +46,7 @@ Launched launch(const Table& table, uint64_t first = 0) {
 Launched launch(const StridedEntry& strided, uint64_t threads) {
   Launched launched{std::vector<Slot>(1)};
   for (uint64_t thread = 0; thread < threads; ++thread) {
-    launched.put(strided.entry, specialised(strided.entry, StridedWork{strided, thread, threads}), 0);
+    launched.put(strided.entry, dispatch_encoding(strided.entry, StridedWork{strided, thread, threads}), 0);
   }
   return launched;
 }
@@ -61,11 +61,11 @@ class CudaScan : public testing::TestWithParam<c10::ScalarType> {
  protected:
   const c10::ScalarType dtype = GetParam();
   const FloatFormat format = *float_format(dtype);
-  const FloatEncoding spelling = *spelling_of(dtype);
+  const FloatEncoding encoding = *encoding_of(dtype);
   const int64_t word = format.word_bytes;
 
   Entry entry(const uint8_t* data, uint64_t words, bool track_max_finite = true) const {
-    return {data, words, format.infinity - 1, 0, spelling, track_max_finite};
+    return {data, words, format.infinity - 1, 0, encoding, track_max_finite};
   }
 
   void put(std::vector<uint8_t>& buffer, int64_t byte, uint64_t bits) const {
@@ -82,11 +82,11 @@ class CudaScan : public testing::TestWithParam<c10::ScalarType> {
   void expect_slot(const Slot& slot, const std::vector<uint64_t>& magnitudes) const {
     Slot expected{};
     for (const uint64_t magnitude : magnitudes) {
-      expected.most = std::max(expected.most, magnitude);
-      if (magnitude < format.infinity) expected.most_finite = std::max(expected.most_finite, magnitude);
+      expected.max_magnitude = std::max(expected.max_magnitude, magnitude);
+      if (magnitude < format.infinity) expected.max_finite = std::max(expected.max_finite, magnitude);
     }
-    ASSERT_EQ(slot.most, expected.most);
-    ASSERT_EQ(slot.most_finite, expected.most_finite);
+    ASSERT_EQ(slot.max_magnitude, expected.max_magnitude);
+    ASSERT_EQ(slot.max_finite, expected.max_finite);
   }
 
   std::vector<uint64_t> magnitudes(const uint8_t* data, uint64_t words) const {
@@ -104,11 +104,11 @@ class CudaScan : public testing::TestWithParam<c10::ScalarType> {
 };
 
 TEST_P(CudaScan, SpellsWordsAsTheHostDoes) {
-  const EncodingTraits facts = facts_of(spelling);
-  EXPECT_EQ(facts.word_bytes, format.word_bytes);
-  EXPECT_EQ(facts.bias, format.bias);
-  EXPECT_EQ(facts.mask, format.mask);
-  EXPECT_EQ(facts.infinity, format.infinity);
+  const EncodingTraits traits = traits_of(encoding);
+  EXPECT_EQ(traits.word_bytes, format.word_bytes);
+  EXPECT_EQ(traits.bias, format.bias);
+  EXPECT_EQ(traits.mask, format.mask);
+  EXPECT_EQ(traits.infinity, format.infinity);
 }
 
 TEST_P(CudaScan, EqualsTheDefinitionForEverySizeAndAlignment) {
@@ -136,7 +136,7 @@ TEST_P(CudaScan, FindsOneBadWordAtEveryPositionAroundTheEndsOfChunks) {
         put(buffer, byte, format.infinity - format.bias);
         const Launched launched = launch(table_of({entry(buffer.data() + offset, words, false)}), 7 * kMaxEntries);
         ASSERT_EQ(launched.alarm, 7u * kMaxEntries) << "offset " << offset << ", byte " << byte;
-        ASSERT_EQ(launched.slots[0].most, format.infinity);
+        ASSERT_EQ(launched.slots[0].max_magnitude, format.infinity);
         put(buffer, byte, 0);
       }
     }
@@ -259,7 +259,7 @@ TEST_P(CudaScan, CountsBeyondTwoToTheThirtyTwoWords) {
   EXPECT_EQ(last, bytes / kChunkBytes);
   uint64_t most = 0;
   for (uint32_t thread = 0; thread < kThreads; ++thread) {
-    most = std::max(most, specialised(table.entry[0], ChunkWork{table.entry[0], last, thread}).most);
+    most = std::max(most, dispatch_encoding(table.entry[0], ChunkWork{table.entry[0], last, thread}).max_magnitude);
   }
   EXPECT_EQ(most, format.infinity);
   munmap(pages, bytes);

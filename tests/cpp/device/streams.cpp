@@ -39,8 +39,8 @@ Queue& queue_of(c10::DeviceIndex device, c10::StreamId stream) {
 
 Queue& queue_of(c10::Stream stream) { return queue_of(stream.device_index(), stream.id()); }
 
-void run(Queue& queue, int64_t most) {
-  for (int64_t i = 0; i < most && !queue.work.empty(); ++i) {
+void run(Queue& queue, int64_t max_items) {
+  for (int64_t i = 0; i < max_items && !queue.work.empty(); ++i) {
     const Work work = std::move(queue.work.front());
     queue.work.pop_front();
     work();
@@ -138,7 +138,7 @@ void wait_for(void* of_stream) {
   run(queue, kAll);
 }
 
-void run(c10::Stream stream, int64_t most) { run(queue_of(stream), most); }
+void run(c10::Stream stream, int64_t max_items) { run(queue_of(stream), max_items); }
 
 void run_all() {
   for (int index = 0; index < kDevices; ++index) {

@@ -23,19 +23,21 @@ struct NoStdException {};
 }
 
 // Fails every question, or answers with nothing.
-class FailingProgram final : public Program {
+class FailingRuntime final : public HostRuntime {
  public:
-  explicit FailingProgram(bool with_std) : with_std_(with_std) {}
-  SiteId capture() noexcept override { return 0; }
-  SiteId within(SiteId live, SiteId) noexcept override { return live; }
+  explicit FailingRuntime(bool with_std) : with_std_(with_std) {}
+  SiteId current_stack_id() noexcept override { return 0; }
+  SiteId nest_stack(SiteId live, SiteId) noexcept override { return live; }
   bool reports_backward_roots() const noexcept override { return false; }
   bool is_loss_scaling(const Site&, const DetectionSession&) override { fail(with_std_); }
-  Place place(const Site&, const DetectionSession&) override { fail(with_std_); }
-  std::vector<Place> places(const std::vector<Site>&, const DetectionSession&) override { fail(with_std_); }
-  std::optional<Owner> owner(const c10::StorageImpl*, SiteId, bool, const DetectionSession&) override {
+  ResolvedSite resolve_site(const Site&, const DetectionSession&) override { fail(with_std_); }
+  std::vector<ResolvedSite> resolve_sites(const std::vector<Site>&, const DetectionSession&) override {
     fail(with_std_);
   }
-  std::vector<Held> held(const std::vector<at::Tensor>&) override { fail(with_std_); }
+  std::optional<Owner> owner_of_storage(const c10::StorageImpl*, SiteId, bool, const DetectionSession&) override {
+    fail(with_std_);
+  }
+  std::vector<ReachableTensor> reachable_tensors(const std::vector<at::Tensor>&) override { fail(with_std_); }
 
  private:
   bool with_std_;
@@ -99,20 +101,20 @@ Options logging() {
 }
 
 struct Plugged {
-  explicit Plugged(Program* host) { set_host(host); }
+  explicit Plugged(HostRuntime* host) { set_host(host); }
   explicit Plugged(UserNotifier* host) { set_host(host); }
   ~Plugged() {
     set_host(program_before);
     set_host(messenger_before);
   }
-  Program* program_before = &program();
+  HostRuntime* program_before = &host_runtime();
   UserNotifier* messenger_before = &user_notifier();
 };
 
 // Fails when: ask.cpp does without contain().
 TEST(FailingHost, ThatCannotAnswerLeavesAReportWithoutPlaces) {
   for (const bool with_std : {true, false}) {
-    FailingProgram host(with_std);
+    FailingRuntime host(with_std);
     const Plugged plugged(&host);
     Warnings warnings;
     Detector detector(logging());
@@ -218,7 +220,7 @@ TEST(FailingMessenger, MayBeAHandlerThatThrows) {
 
 // The program's own error arrives as it is, whatever is wrong with torchnan.
 TEST(FailingHost, DoesNotTouchTheProgramsOwnErrors) {
-  FailingProgram host(true);
+  FailingRuntime host(true);
   const Plugged plugged(&host);
   Warnings warnings;
   Options options;

@@ -60,8 +60,9 @@ bool finds_its_own() {
 
 // Fails when Fork::before() takes no locks: the child waits for ever, or sees one half.
 TEST(Fork, WaitsForASectionThatHasBegun) {
-  for (const Mutex::Rank rank : {Mutex::kInstallation, Mutex::kPlans, Mutex::kRules, Mutex::kInnermost}) {
-    Mutex mutex(rank);
+  for (const ForkSafeMutex::Rank rank :
+       {ForkSafeMutex::kInstallation, ForkSafeMutex::kPlans, ForkSafeMutex::kRules, ForkSafeMutex::kInnermost}) {
+    ForkSafeMutex mutex(rank);
     int first_half = 0;
     int second_half = 0;
     std::promise<void> is_inside;
@@ -93,7 +94,7 @@ struct StuckSink final : Sink {
   std::promise<void> let_go;
 };
 
-// Fails when Mutex::reset_in_child() does nothing: the child waits for ever.
+// Fails when ForkSafeMutex::reset_in_child() does nothing: the child waits for ever.
 TEST(Fork, WaitsForNoSink) {
   Detector detector(logging());
   auto sink = std::make_unique<StuckSink>();

@@ -94,7 +94,7 @@ bool shows_each_element_once(const at::Tensor& tensor) {
 
 void expect_all(const at::Tensor& tensor) {
   const Reference reference = walk(tensor);
-  const Verdict verdict = check_finite(tensor);
+  const ScanResult verdict = check_finite(tensor);
   EXPECT_EQ(verdict.skip, tensor.numel() == 0 ? Skip::kEmpty : Skip::kNone);
   EXPECT_EQ(verdict.finite, !reference.kinds.any());
   EXPECT_EQ(kinds_of(tensor), reference.kinds);
@@ -109,9 +109,9 @@ void expect_all(const at::Tensor& tensor) {
   }
   if (tensor.numel() == 0) return;
   EXPECT_EQ(*kinds_by_element(tensor), reference.by_element);
-  const bool has_bounds = std::isfinite(verdict.most);
+  const bool has_bounds = std::isfinite(verdict.max_abs);
   if (verdict.finite && has_bounds) {
-    EXPECT_EQ(verdict.most, reference.census.tally.absmax);
+    EXPECT_EQ(verdict.max_abs, reference.census.tally.absmax);
   }
   if (const auto smallest = smallest_of(tensor)) {
     EXPECT_EQ(smallest->value, reference.census.tally.min);

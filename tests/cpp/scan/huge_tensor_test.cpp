@@ -48,7 +48,7 @@ TEST_P(LongHugeTensor, IsBadByItsLastElement) {
   ASSERT_NE(memory.data(), MAP_FAILED);
   EXPECT_TRUE(check_finite(tensor).finite);
   spoil(kElements - 1);
-  const Verdict verdict = check_finite(tensor);
+  const ScanResult verdict = check_finite(tensor);
   EXPECT_FALSE(verdict.finite);
   EXPECT_EQ(verdict.bytes, kElements * word);
   EXPECT_TRUE(kinds_of(tensor).nan());
@@ -62,7 +62,7 @@ TEST_P(LongHugeTensor, IsBadByItsLastElement) {
 TEST_P(LongHugeTensor, HasTheNormOfItsLastElement) {
   if (word == 1) GTEST_SKIP() << "bytes are counted, with no instruction set of their own";
   spoil(kElements - 1);
-  EXPECT_TRUE(std::isnan(extents_of(tensor)[0].most()));
+  EXPECT_TRUE(std::isnan(norms_of(tensor)[0].max_abs()));
 }
 
 INSTANTIATE_TEST_SUITE_P(Long, LongHugeTensor, every_dtype_and_isa(), dtype_and_isa);
@@ -81,7 +81,7 @@ TEST(LongHugeCensus, CountsBeyondAnInt32) {
   const at::Tensor tensor = at::full({}, kNaN).expand({kElements});
   EXPECT_EQ(compute_stats(tensor).tally.nan, kElements);
   EXPECT_FALSE(check_finite(tensor).finite);
-  EXPECT_EQ(extents_of(at::ones({}).expand({kElements}))[0].norm(), std::sqrt(static_cast<double>(kElements)));
+  EXPECT_EQ(norms_of(at::ones({}).expand({kElements}))[0].norm(), std::sqrt(static_cast<double>(kElements)));
 }
 
 TEST(LongHugeCensus, IsOfTheElementsThatAStridedViewShows) {
@@ -93,7 +93,7 @@ TEST(LongHugeCensus, IsOfTheElementsThatAStridedViewShows) {
   EXPECT_EQ(counts_of(with_it).nan, 1);
   EXPECT_EQ(compute_stats(with_it).first_index, std::vector<int64_t>{(kElements - 1) / 1024});
   EXPECT_TRUE(check_finite(tensor.slice(0, 1, kElements, 1024)).finite);
-  EXPECT_TRUE(std::isnan(extents_of(tensor)[0].norm()));
+  EXPECT_TRUE(std::isnan(norms_of(tensor)[0].norm()));
 }
 
 }  // namespace

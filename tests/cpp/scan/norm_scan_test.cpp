@@ -28,7 +28,7 @@ struct Reference {
 };
 
 void expect_close(const NormAndMax& norm_and_max, const Reference& reference) {
-  ASSERT_EQ(norm_and_max.most(), reference.most);
+  ASSERT_EQ(norm_and_max.max_abs(), reference.most);
   ASSERT_NEAR(norm_and_max.norm(), reference.norm(), 1e-14 * reference.norm());
 }
 
@@ -45,7 +45,7 @@ class ExtentScan : public WithIsa {
   }
 
   NormAndMax scan(const std::vector<uint8_t>& buffer, int64_t words) const {
-    return scan_extent(buffer.data(), words, dtype);
+    return scan_norm(buffer.data(), words, dtype);
   }
 };
 
@@ -67,7 +67,7 @@ TEST_P(ExtentScan, EqualsTheDefinitionForEverySizeAndAlignment) {
     Reference reference;
     for (int64_t words = 0; words <= most; ++words) {
       SCOPED_TRACE(testing::Message() << "offset " << offset << ", words " << words);
-      expect_close(scan_extent(buffer.data() + offset, words, dtype), reference);
+      expect_close(scan_norm(buffer.data() + offset, words, dtype), reference);
       if (HasFatalFailure() || words == most) break;
       reference.add(value_at(buffer, offset + words * word));
     }
@@ -80,13 +80,13 @@ TEST_P(ExtentScan, TellsOneBadWordAtEveryPosition) {
   const double before = scan(buffer, words).norm();  // float8_e8m0fnu has no zero
   for (int64_t i = 0; i < words; ++i) {
     put(buffer, i * word, format.first_nan - format.bias);
-    ASSERT_TRUE(std::isnan(scan(buffer, words).most())) << "at " << i;
+    ASSERT_TRUE(std::isnan(scan(buffer, words).max_abs())) << "at " << i;
     ASSERT_TRUE(std::isnan(scan(buffer, words).norm())) << "at " << i;
     if (format.has_infinity()) {
       put(buffer, (i + 1) % words * word, format.infinity);
-      ASSERT_TRUE(std::isnan(scan(buffer, words).most())) << "beside an Inf, at " << i;
+      ASSERT_TRUE(std::isnan(scan(buffer, words).max_abs())) << "beside an Inf, at " << i;
       put(buffer, i * word, format.infinity | ~format.mask);
-      ASSERT_EQ(scan(buffer, words).most(), kInf) << "at " << i;
+      ASSERT_EQ(scan(buffer, words).max_abs(), kInf) << "at " << i;
       ASSERT_EQ(scan(buffer, words).norm(), kInf) << "at " << i;
       put(buffer, (i + 1) % words * word, 0);
     }
@@ -111,10 +111,10 @@ TEST_P(ExtentScan, IsTheMagnitudeOfEachPatternAlone) {
     const double magnitude = std::abs(value_at(buffer, 0));
     const NormAndMax norm_and_max = scan(buffer, 1);
     if (std::isnan(magnitude)) {
-      ASSERT_TRUE(std::isnan(norm_and_max.most()) && std::isnan(norm_and_max.norm())) << std::hex << p;
+      ASSERT_TRUE(std::isnan(norm_and_max.max_abs()) && std::isnan(norm_and_max.norm())) << std::hex << p;
       continue;
     }
-    ASSERT_EQ(norm_and_max.most(), magnitude) << std::hex << p;
+    ASSERT_EQ(norm_and_max.max_abs(), magnitude) << std::hex << p;
     if (word < 8) {
       ASSERT_EQ(norm_and_max.norm(), magnitude) << std::hex << p;
     } else {
@@ -137,9 +137,9 @@ TEST(ExtentOfDoubles, IsRightWhereSquaresAreNot) {
       Reference reference;
       for (const double x : pair) reference.add(x);
       if (!std::isfinite(reference.norm())) continue;  // nor is it a double
-      expect_close(scan_extent(pair, 2, c10::ScalarType::Double), reference);
-      NormAndMax norm_and_max = scan_extent(pair, 1, c10::ScalarType::Double);
-      norm_and_max += scan_extent(pair + 1, 1, c10::ScalarType::Double);
+      expect_close(scan_norm(pair, 2, c10::ScalarType::Double), reference);
+      NormAndMax norm_and_max = scan_norm(pair, 1, c10::ScalarType::Double);
+      norm_and_max += scan_norm(pair + 1, 1, c10::ScalarType::Double);
       expect_close(norm_and_max, reference);
     }
   }
@@ -148,7 +148,7 @@ TEST(ExtentOfDoubles, IsRightWhereSquaresAreNot) {
 TEST(ExtentOfDoubles, IsRightForManyExtremeOnes) {
   for (const double x : {1e-310, 1e-300, 1e300}) {
     const std::vector<double> many(10000, x);
-    const NormAndMax norm_and_max = scan_extent(many.data(), 10000, c10::ScalarType::Double);
+    const NormAndMax norm_and_max = scan_norm(many.data(), 10000, c10::ScalarType::Double);
     EXPECT_NEAR(norm_and_max.norm() / x, 100, 1e-11) << x;
     EXPECT_NEAR(norm_and_max.times(4).norm() / x, 200, 1e-11) << x;
   }
@@ -156,30 +156,30 @@ TEST(ExtentOfDoubles, IsRightForManyExtremeOnes) {
 
 TEST(ExtentOfDoubles, IsInfiniteWhereTheNormIsNoDouble) {
   const double pair[] = {1.7e308, 1.7e308};
-  const NormAndMax norm_and_max = scan_extent(pair, 2, c10::ScalarType::Double);
+  const NormAndMax norm_and_max = scan_norm(pair, 2, c10::ScalarType::Double);
   EXPECT_EQ(norm_and_max.norm(), kInf);
-  EXPECT_EQ(norm_and_max.most(), 1.7e308);
+  EXPECT_EQ(norm_and_max.max_abs(), 1.7e308);
 }
 
 TEST(ExtentOfNothing, IsZero) {
   for (const auto dtype : kRealDtypes) {
-    EXPECT_EQ(scan_extent(nullptr, 0, dtype).norm(), 0) << c10::toString(dtype);
-    EXPECT_EQ(scan_extent(nullptr, 0, dtype).most(), 0) << c10::toString(dtype);
+    EXPECT_EQ(scan_norm(nullptr, 0, dtype).norm(), 0) << c10::toString(dtype);
+    EXPECT_EQ(scan_norm(nullptr, 0, dtype).max_abs(), 0) << c10::toString(dtype);
   }
 }
 
 TEST(ExtentOfParts, KeepsANaNAndAnInfinity) {
   const float values[] = {3.0f, std::numeric_limits<float>::quiet_NaN(), static_cast<float>(kInf)};
-  const auto of = [&](int i) { return scan_extent(values + i, 1, c10::ScalarType::Float); };
+  const auto of = [&](int i) { return scan_norm(values + i, 1, c10::ScalarType::Float); };
   for (const auto& order : {std::vector{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}}) {
     NormAndMax norm_and_max;
     for (const int i : order) norm_and_max += of(i);
-    EXPECT_TRUE(std::isnan(norm_and_max.most()));
+    EXPECT_TRUE(std::isnan(norm_and_max.max_abs()));
     EXPECT_TRUE(std::isnan(norm_and_max.norm()));
   }
   NormAndMax norm_and_max = of(2);
   norm_and_max += of(0);
-  EXPECT_EQ(norm_and_max.most(), kInf);
+  EXPECT_EQ(norm_and_max.max_abs(), kInf);
   EXPECT_EQ(norm_and_max.norm(), kInf);
 }
 

@@ -16,11 +16,11 @@ void expect_extent(const at::Tensor& tensor, const NormAndMax& norm_and_max) {
   const at::Tensor values = (dense.is_complex() ? at::view_as_real(dense) : dense).to(at::kDouble);
   const double norm = at::linalg_vector_norm(values).item<double>();
   EXPECT_NEAR(norm_and_max.norm(), norm, 1e-12 * norm);
-  EXPECT_EQ(norm_and_max.most(), values.numel() == 0 ? 0.0 : values.abs().max().item<double>());
+  EXPECT_EQ(norm_and_max.max_abs(), values.numel() == 0 ? 0.0 : values.abs().max().item<double>());
 }
 
 void expect_extents(const std::vector<at::Tensor>& tensors) {
-  const std::vector<NormAndMax> extents = extents_of(tensors);
+  const std::vector<NormAndMax> extents = norms_of(tensors);
   ASSERT_EQ(extents.size(), tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
     SCOPED_TRACE(testing::Message() << "tensor " << i << ", " << tensors[i].toString() << tensors[i].sizes()
@@ -72,7 +72,7 @@ TEST(SharedExtents, AreThoseOfTheTensorsInTheirOrder) {
     tensors.push_back((random({i % 7 == 0 ? 40000 + i : i % 50}, at::kFloat) * (i + 1)).to(dtype));
   }
   expect_extents(tensors);
-  EXPECT_TRUE(extents_of({}).empty());
+  EXPECT_TRUE(norms_of({}).empty());
 }
 
 TEST(SharedExtents, KeepABadElementInItsTensor) {
@@ -80,9 +80,9 @@ TEST(SharedExtents, KeepABadElementInItsTensor) {
     std::vector<at::Tensor> tensors;
     for (int i = 0; i < 5; ++i) tensors.push_back(at::ones({100000}));
     tensors[2][99999] = bad;
-    const std::vector<NormAndMax> extents = extents_of(tensors);
+    const std::vector<NormAndMax> extents = norms_of(tensors);
     for (size_t i = 0; i < 5; ++i) EXPECT_EQ(std::isfinite(extents[i].norm()), i != 2);
-    EXPECT_EQ(std::isnan(extents[2].most()), std::isnan(bad));
+    EXPECT_EQ(std::isnan(extents[2].max_abs()), std::isnan(bad));
   }
 }
 
@@ -94,13 +94,13 @@ TEST(SharedExtents, AreTheSameForAnyNumberOfThreads) {
   for (int i = 0; i < 100; ++i) tensors.push_back(at::randn({i * i}));
   const int threads = at::get_num_threads();
   at::set_num_threads(1);
-  const std::vector<NormAndMax> alone = extents_of(tensors);
+  const std::vector<NormAndMax> alone = norms_of(tensors);
   for (const int several : {2, 3, 8}) {
     at::set_num_threads(several);
-    const std::vector<NormAndMax> shared = extents_of(tensors);
+    const std::vector<NormAndMax> shared = norms_of(tensors);
     for (size_t i = 0; i < tensors.size(); ++i) {
       EXPECT_EQ(bits_of(shared[i].norm()), bits_of(alone[i].norm())) << "tensor " << i << ", threads " << several;
-      EXPECT_EQ(bits_of(shared[i].most()), bits_of(alone[i].most())) << "tensor " << i << ", threads " << several;
+      EXPECT_EQ(bits_of(shared[i].max_abs()), bits_of(alone[i].max_abs())) << "tensor " << i << ", threads " << several;
     }
   }
   at::set_num_threads(threads);

@@ -1,0 +1,26 @@
+// The fields of Options: the one list, by the names of the keywords of torchnan.detect(). `callback` has no keyword of
+// its own: in Python it is an action that is a callable.
+#pragma once
+
+#include <torchnan/options.h>
+
+namespace torchnan {
+
+// Calls visit(name, field) for each field.
+template <typename Visitor>
+void for_each_option(Options& options, Visitor&& visit) {
+  visit("action", options.action);
+  visit("check_nan", options.check_nan);
+  visit("check_inf", options.check_inf);
+  visit("when", options.when);
+  visit("backward", options.backward);
+  visit("stacks", options.stacks);
+  visit("skip_ops", options.skip_ops);
+  visit("exact", options.exact);
+  visit("sample", options.sample);
+  visit("headroom", options.headroom);
+  visit("max_findings", options.max_findings);
+  visit("log", options.log);
+}
+
+}  // namespace torchnan
