@@ -249,6 +249,7 @@ LOOSE = {
 }
 
 
+@pytest.mark.breadth(0)  # of all operators
 def test_a_rule_cut_in_half_would_be_noticed():
     """Somewhere in the tests above a result comes within a factor of two of what its rule claims."""
     programs = (claims_of_program(*pair) for pair in itertools.product(SHAPES, DTYPES))

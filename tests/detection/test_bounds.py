@@ -242,9 +242,11 @@ def assert_the_same_as_reading_everything(seed: int) -> int:
     return len(found)
 
 
-def test_absurd_trainings_are_judged_as_if_everything_were_read():
-    with_findings = sum(assert_the_same_as_reading_everything(seed) > 0 for seed in range(40))
-    assert 5 < with_findings < 35
+@pytest.mark.breadth(1)
+@pytest.mark.parametrize("block", range(4))
+def test_absurd_trainings_are_judged_as_if_everything_were_read(block):
+    with_findings = sum(assert_the_same_as_reading_everything(seed) > 0 for seed in range(10 * block, 10 * block + 10))
+    assert 1 < with_findings < 9
 
 
 def test_a_variance_below_zero_proves_nothing():

@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.processes import REPOSITORY, run
 
+pytestmark = pytest.mark.breadth(0)  # a demonstration of what tests/recovery tests part by part
+
 EXAMPLES = REPOSITORY / "examples"
 STEPS, SEEDS = 96, 4
 
