@@ -13,7 +13,7 @@ namespace {
 
 using State = BoundCache::State;
 
-// Whether only operations write there.
+// Whether only operations write to this memory.
 bool owned_by_pytorch_allocator(const c10::StorageImpl& storage) {
   static std::atomic<c10::DeleterFnPtr> known{nullptr};
   c10::DeleterFnPtr deleter = known.load(std::memory_order_relaxed);
@@ -48,7 +48,7 @@ uint64_t code_of(c10::ScalarType dtype) {
   }
 }
 
-// The low bits make room; what is lost there is rounded up.
+// Clears the low bits for the state, rounding up.
 uint64_t packed(double max_abs) {
   return max_abs == RuleArguments::kUnknown ? std::bit_cast<uint64_t>(max_abs)
                                             : (std::bit_cast<uint64_t>(max_abs) + kLow) & ~kLow;
@@ -96,7 +96,7 @@ BoundCache::Entry BoundCache::find(const at::Tensor& tensor) const noexcept {
     if (bucket.memory[way].load(std::memory_order_acquire) != storage->data_ptr().get()) return {};
     const uint64_t value = bucket.values[way].load(std::memory_order_acquire);
     const std::string* op = bucket.ops[way].load(std::memory_order_acquire);
-    if (bucket.keys[way].load(std::memory_order_acquire) != storage) return {};  // given away meanwhile
+    if (bucket.keys[way].load(std::memory_order_acquire) != storage) return {};  // evicted meanwhile
     return unpack(value, op, tensor.scalar_type());
   }
   return {};
@@ -119,7 +119,7 @@ void BoundCache::set(const at::Tensor& tensor, Entry entry) noexcept {
     return kWays;
   };
   size_t way = fits(storage);
-  if (was_marked) {  // or else what is here is about a dead one
+  if (was_marked) {  // otherwise an entry here belongs to a dead storage
     const bool is_here = way < kWays;
     entry.exported =
         is_here ? (bucket.values[way].load(std::memory_order_acquire) & kExported) != 0 : is_exported(storage);
@@ -204,7 +204,7 @@ void BoundCache::record_exported(const at::Tensor& tensor) {
   set(tensor, entry);
 }
 
-// So that what is noted next asks whether it is exported.
+// Makes the next entry look up whether the storage is exported.
 void BoundCache::drop(const c10::StorageImpl* storage) noexcept {
   for (auto& key : bucket_of(storage).keys) {
     if (key.load(std::memory_order_acquire) == storage) key.store(nullptr, std::memory_order_release);

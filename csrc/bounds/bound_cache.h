@@ -1,4 +1,4 @@
-// What is known of the memory of tensors that are not known to be bad.
+// The bounds of tensors that are not known to be non-finite, by storage.
 #pragma once
 
 #include <array>
@@ -19,67 +19,67 @@
 
 namespace torchnan {
 
-// Whether what is known of the tensor is so of all of its storage.
+// Whether a bound of the tensor holds for all of its storage.
 inline bool covers_whole_storage(const at::Tensor& tensor, const c10::StorageImpl& storage) {
   return tensor.nbytes() >= storage.nbytes() && tensor.is_non_overlapping_and_dense();
 }
 
-// A bounded cache from storage to knowledge. It forgets when it is full; what is not known is looked at. Takes no
-// lock, allocates nothing, and holds no reference: even a weak one would keep the small StorageImpl where it is, and
-// thousands of those in the heap keep it from giving large blocks out again. Names of operators live as long as the
-// process.
+// A cache of limited size, by the address of the storage. When it is full it evicts entries; a tensor without an entry
+// is scanned. It takes no lock, allocates nothing, and holds no reference: even a weak one would keep the small
+// StorageImpl in place, and thousands of those fragment the heap, so that large blocks cannot be reused. Names of
+// operators live as long as the process.
 //
-// So how can an address be trusted? A StorageImpl has a flag, received_cuda, that PyTorch reads of CUDA storages only
-// and that every new StorageImpl has unset. Here it marks the CPU storages that are in the bound cache. A storage that
-// took a dead one's address without passing by here does not have the mark, and one that was given other memory
-// (resize_, set_, share_memory_) has another data pointer. Memory that PyTorch's own allocator did not give out, or
-// that was handed to others (numpy(), DLPack), may be written by them at any time; nothing is known of it, ever.
+// Why an address can be trusted without a reference: a StorageImpl has a flag, received_cuda, that PyTorch reads for
+// CUDA storages only and that is unset in every new StorageImpl. Here it marks the CPU storages that are in the cache.
+// A storage that was allocated at the address of a dead one is not marked, and one that got other memory (resize_,
+// set_, share_memory_) has another data pointer. Memory that does not come from PyTorch's own allocator, or that was
+// exported (numpy(), DLPack), can be written by others at any time, so it never has a bound.
 class TORCHNAN_API BoundCache {
  public:
   enum class State : uint8_t {
     kUnknown,
-    kRequested,       // nothing, and its bound has been asked for
-    kFinite,          // every element is finite and within the bound: looked at, or proved
-    kFiniteOrMasked,  // the same, but some may be -inf, on purpose
-    kStale,           // and may have been written since, by others
-    kUninitialized,   // given out by empty(): what has not been written since is garbage
-    kIgnored,         // written by an operation that is never to be judged
+    kRequested,       // unknown, and its bound has been requested once
+    kFinite,          // every element is finite and within the bound: scanned or proved
+    kFiniteOrMasked,  // the same, but some elements may be an intentional -inf
+    kStale,           // was finite, but others may have written to it since
+    kUninitialized,   // allocated by empty(); elements not written since are garbage
+    kIgnored,         // written by an operation that is never checked (skip_ops)
   };
   struct Entry {
     State state = State::kUnknown;
-    Bound bound{};          // kFinite, kFiniteOrMasked; infinite for dtypes that bounds say nothing of
-    bool exported = false;  // others can write there at any time: never kFinite
-    SiteId site = 0;        // kUninitialized: where it was given out
-    const std::string* op =
-        nullptr;  // name of the operator that wrote it, or gave it out; else of a pending collective
+    Bound bound{};          // kFinite, kFiniteOrMasked; infinite for dtypes without bounds
+    bool exported = false;  // others can write to it at any time: never kFinite
+    SiteId site = 0;        // kUninitialized: where it was allocated
+    // Name of the operator that wrote or allocated it; for an unknown one, of the pending collective.
+    const std::string* op = nullptr;
   };
 
   BoundCache();
   BoundCache(const BoundCache&) = delete;
   BoundCache& operator=(const BoundCache&) = delete;
 
-  // What was noted of a storage under another dtype says nothing: a float16 is no half of a float32.
+  // Returns the entry of the storage. An entry recorded under another dtype does not count.
   Entry find(const at::Tensor& tensor) const noexcept;
-  // The collective that was the last to write there; null if it was none.
+  // Returns the collective that was the last to write there; null if it was none.
   const std::string* pending_collective(const at::Tensor& tensor) const noexcept;
 
-  // `tensor` has been written and is within `bound`. Of a part of a storage: what was known of the whole is widened.
+  // Records that `tensor` was written and is within `bound`. A part of a storage widens the bound of the whole.
   void record_written(const at::Tensor& tensor, Bound bound, const std::string* op) noexcept;
-  // No element of `tensor` is below zero: somebody has taken its square root.
+  // Records that no element of `tensor` is negative, as its square root turned out finite.
   void record_nonnegative(const at::Tensor& tensor) noexcept;
-  // `tensor` was read, and is within `bound`. Nothing is told of the rest of its storage.
+  // Records that `tensor` was scanned and is within `bound`. Says nothing about the rest of its storage.
   void record_read(const at::Tensor& tensor, Bound bound) noexcept;
 
   void record_requested(const at::Tensor& tensor, const std::string* collective) noexcept;
-  // A collective has been started that will write there.
+  // Records that a collective was started that will write there.
   void record_pending_collective(const at::Tensor& tensor, const std::string* collective) noexcept;
   void record_uninitialized(const at::Tensor& tensor, SiteId site, const std::string* op) noexcept;
   void record_ignored(const at::Tensor& tensor, const std::string* op) noexcept;
   void forget(const at::Tensor& tensor) noexcept;
 
-  // Somebody else may have written there just now.
+  // Records that others may have written there just now.
   void mark_stale(const at::Tensor& tensor) noexcept;
-  // Others can write there from now on, for as long as the storage lives. Takes a lock.
+  // Records that others can write there for as long as the storage lives. Takes a lock.
   void record_exported(const at::Tensor& tensor);
 
   void clear() noexcept;
@@ -89,8 +89,8 @@ class TORCHNAN_API BoundCache {
   static constexpr int kBucketBits = 13;
   static constexpr size_t kBuckets = size_t{1} << kBucketBits;
 
-  // Written by whoever runs an operation on the storage; PyTorch allows one writer at a time. Readers that come
-  // in between see another key, or an older value, as they would have a moment earlier.
+  // Written by the thread that runs an operation on the storage; PyTorch allows one writer at a time. A concurrent
+  // reader sees another key, or the previous value.
   struct alignas(64) Bucket {
     std::array<std::atomic<const c10::StorageImpl*>, kWays> keys{};
     std::array<std::atomic<const void*>, kWays> memory{};
@@ -105,14 +105,14 @@ class TORCHNAN_API BoundCache {
 
   std::unique_ptr<Bucket[]> buckets_;
 
-  // Few, and looked up only for storages that are marked and were evicted: so with references, under a lock.
+  // Few, and searched only for storages that are marked and were evicted: so with references, under a lock.
   mutable ForkSafeMutex mutex_;
   std::unordered_map<const c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>> exported_;
   std::atomic<size_t> exported_count_{0};
   size_t purge_at_ = 64;
 };
 
-// The process's bound cache.
+// Returns the bound cache of the process.
 TORCHNAN_API BoundCache& bound_cache();
 
 }  // namespace torchnan

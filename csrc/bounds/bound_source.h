@@ -1,4 +1,4 @@
-// Where the bound of a tensor comes from: its dtype, a glance if it is small, the bound cache, or a scan.
+// Finds the bound of a tensor: from its dtype, a quick scan if it is small, the bound cache, or a full scan.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,7 +9,7 @@
 
 namespace torchnan {
 
-// What is known of tensors whose memory the host cannot read.
+// The bounds of tensors whose memory the host cannot read.
 class ExternalBounds {
  public:
   virtual Bound bound_of(const at::Tensor& tensor) const = 0;
@@ -20,17 +20,18 @@ class ExternalBounds {
 
 class BoundSource {
  public:
-  static constexpr int64_t kMaxQuickScanBytes = 256;  // as cheap to read as the bound cache
+  static constexpr int64_t kMaxQuickScanBytes = 256;  // as cheap to scan as to look up
 
-  // Adds the bytes that it reads to both counters. `elsewhere` may be null: nothing is known of other memory.
+  // Counts the bytes that it scans in both counters. `elsewhere` may be null: then other memory has no bounds.
   BoundSource(Counter& bytes, Counter& bytes_scanned_unknown, const ExternalBounds* elsewhere)
       : bytes_(bytes), bytes_scanned_unknown_(bytes_scanned_unknown), elsewhere_(elsewhere) {}
 
-  // What is unknown and asked for a second time is read in full, so that it is not asked for in vain again: a weight
-  // that no operation has been seen to write. What is asked for once, like a batch, is not worth it.
+  // Returns the bound of a tensor. An unknown bound that is requested for the second time is found by a full scan, as
+  // for a weight that no operation was seen to write. For a tensor that is used once, like a batch, a scan is not worth
+  // it.
   Bound of(const at::Tensor& tensor) const;
 
-  // The smallest x and the smallest |x| of a small tensor; 0 if it is not small.
+  // Return the smallest x and the smallest |x| of a small tensor; 0 if it is not small, or negative.
   double min_value_of(const at::Tensor& tensor) const;
   double min_abs_of(const at::Tensor& tensor) const;
 

@@ -1,4 +1,4 @@
-// What each dtype can hold, and how far a computed value may be from the exact one.
+// The range of each dtype, and how far a computed value may be from the exact one.
 #pragma once
 
 #include <cfloat>
@@ -13,13 +13,13 @@
 namespace torchnan {
 
 struct DtypeRange {
-  double limit = 0;    // a result whose bound is at most this is finite; 0: bounds say nothing of this dtype
+  double limit = 0;    // a result within this bound is finite; 0 for dtypes without bounds
   double unit = 0;     // unit roundoff
-  double tiny = 0;     // absolute: where relative rounding ends
-  double epsilon = 0;  // unit roundoff of what sums are accumulated in
+  double tiny = 0;     // absolute error where the relative one ends
+  double epsilon = 0;  // unit roundoff of the type that sums are accumulated in
 };
 
-// A quarter of the range is kept free for what a kernel adds up on its way to a smaller result.
+// Reserves three quarters of the range for intermediate sums that are larger than the result.
 inline DtypeRange range_of(c10::ScalarType dtype) {
   switch (dtype) {
     case c10::ScalarType::Float:
@@ -35,12 +35,12 @@ inline DtypeRange range_of(c10::ScalarType dtype) {
   }
 }
 
-// A computed result may be a few roundings above the exact one.
+// Widens a bound by the few roundings that a computed result may be above the exact one.
 inline double with_rounding_margin(double max_abs, const DtypeRange& range) {
   return max_abs * (1 + 16 * range.unit) + range.tiny;
 }
 
-// The largest |x| of an integer dtype; 0 for others.
+// Returns the largest |x| of an integer dtype; 0 for others.
 inline double largest_integer(c10::ScalarType dtype) {
   switch (dtype) {
     case c10::ScalarType::Bool:

@@ -1,4 +1,4 @@
-// One argument of a call, boxed or typed, without owning it.
+// One argument of a call, boxed or unboxed. Does not own it.
 #pragma once
 
 #include <cstdint>
@@ -83,7 +83,7 @@ inline Operand operand(c10::SymIntArrayRef integers) {
 
 inline Operand operand(at::OptionalIntArrayRef integers) { return integers ? operand(*integers) : Operand(); }
 
-// Dtypes, layouts, generators, names: nothing that a rule asks for.
+// Dtypes, layouts, generators, names: no rule asks for them.
 template <typename T>
 Operand operand(const T&) {
   return unsupported_operand();

@@ -1,4 +1,4 @@
-// The rules by operator. One file in rules/ per family; a rule is found by its operator's name.
+// The bound rules, by the name of their operator. There is one file per family in rules/.
 #pragma once
 
 #include <algorithm>
@@ -18,13 +18,14 @@ namespace torchnan {
 using RuleTable = std::map<std::string, BoundRule, std::less<>>;
 using Results = std::span<Bound>;
 
-// A product may be computed with its factors rounded to bfloat16 (set_float32_matmul_precision).
+// Factors of a product may be rounded to bfloat16 (set_float32_matmul_precision).
 inline constexpr double kRoundedFactors = 1.02;
 
-// |f(x)| <= |x|, with f(x) >= 0 where x >= 0: elements of the first argument, means and extremes of them.
+// For operators with |f(x)| <= |x| and f(x) >= 0 where x >= 0: elements of the first argument, their means and
+// extremes.
 inline void same_bound(const RuleArguments& a, Results out) { out[0] = {a.max_abs(0), a.nonnegative(0)}; }
 
-// How many elements a tensor has for each index of one dimension.
+// Returns the number of elements of a tensor for each index of one dimension.
 inline double elements_per(const RuleArguments& a, size_t i, int64_t dim) {
   return static_cast<double>(a.numel(i)) / static_cast<double>(std::max<int64_t>(1, a.size(i, dim)));
 }
@@ -46,11 +47,11 @@ void add_reduction_rules(RuleTable& table);
 void add_softmax_rules(RuleTable& table);
 
 struct RuleOfOperator {
-  const BoundRule* rule = nullptr;    // null: results are looked at
-  bool elementwise_in_lists = false;  // _foreach_*: the rule is for one element of each list
+  const BoundRule* rule = nullptr;    // null: results are scanned
+  bool elementwise_in_lists = false;  // _foreach_*: the rule applies to one element of each list
 };
 
-// The name of what the operator does: "aten::add" for "aten::add_".
+// Returns the name without the underscore of in-place forms: "aten::add" for "aten::add_".
 std::string_view without_underscore(std::string_view op);
 
 // "aten::add_", "mylib::gated_mul". What is returned lives as long as the process.
@@ -60,7 +61,7 @@ RuleOfOperator rule_of(std::string_view op);
 // has a rule. Plans that were made before do not see it: see register_bound_rule().
 void add_rule(const std::string& op, BoundRule rule);
 
-// Every operator with a rule, without namespace for PyTorch's own.
+// Returns every operator with a rule; without namespace for PyTorch's own.
 TORCHNAN_API std::vector<std::string> operators_with_rules();
 
 }  // namespace torchnan

@@ -1,4 +1,4 @@
-// What the core itself reads from the environment.
+// The environment variables that the core reads.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +8,10 @@
 
 namespace torchnan {
 
-// TORCHNAN=0: nothing is watched, whatever the program asks for. Read once, when it is first asked.
+// Whether TORCHNAN=0 disables detection, whatever user code asks for. Read once, at the first call.
 TORCHNAN_API bool is_disabled() noexcept;
 
-// RANK, as launchers set it for each process; nothing if it is not set, or is not a number.
+// Returns RANK, which launchers set for each process; nothing if it is unset or not a number.
 TORCHNAN_API std::optional<int64_t> rank_from_environment() noexcept;
 
 }  // namespace torchnan

@@ -1,5 +1,5 @@
-// What is known of the program that is being watched: where it is, what belongs to which module, what it still holds.
-// The core knows nothing of languages; a host (Python) plugs in.
+// The host runtime (Python) of user code: answers where an operation was called, which module owns a tensor, and which
+// tensors user code can still reach. The core depends on no language; a host sets its implementation.
 #pragma once
 
 #include <cstdint>
@@ -17,21 +17,21 @@ namespace torchnan {
 
 class DetectionSession;
 
-// A call stack, interned: equal stacks have equal ids. 0 stands for "not known".
+// The id of an interned call stack: equal stacks have equal ids. 0 means unknown.
 using SiteId = uint32_t;
 
-// Where an operation ran, as far as it is known without resolving anything.
+// Where an operation ran, as far as known without resolving the stack.
 struct Site {
-  SiteId live = 0;                 // the stack at the moment of the operation
+  SiteId live = 0;                 // the stack when the operation ran
   SiteId forward = 0;              // in the backward pass: the stack of the forward operation that made the node
   std::string node;                // "LogBackward0", empty outside the backward pass
-  uint64_t node_execution_id = 0;  // which execution of it; 0 outside the backward pass
+  uint64_t node_execution_id = 0;  // the execution of the node; 0 outside the backward pass
   bool grad_mode = false;
   uint64_t thread = 0;
   int64_t step = 0;
 };
 
-// A site in the words of the report.
+// A site as the report shows it.
 struct ResolvedSite {
   std::vector<Frame> stack;
   std::optional<std::string> module;
@@ -45,43 +45,43 @@ struct Owner {
 
 struct ReachableTensor {
   at::Tensor tensor;
-  bool as_gradient = false;  // by being the gradient of a leaf only
+  bool as_gradient = false;  // reachable only as the gradient of a leaf
 };
 
 class TORCHNAN_API HostRuntime {
  public:
   virtual ~HostRuntime() = default;
 
-  // The stack of this thread. Called for every operation that makes a backward node: takes no lock and allocates
-  // nothing for a stack it has seen before.
+  // Returns the stack of this thread. Called for every operation that creates a backward node: takes no lock and
+  // allocates nothing for a known stack.
   virtual SiteId current_stack_id() noexcept = 0;
 
-  // The same stack, inside the run of a backward node whose forward call was at `outer`: what is recomputed there
-  // belongs where the node was made.
+  // Returns the stack `live` nested in `outer`, for operations in a backward node whose forward call was at `outer`:
+  // recomputation belongs to the site where the node was created.
   virtual SiteId nest_stack(SiteId live, SiteId outer) noexcept = 0;
 
-  // Whether the host tells of the tensors that backward() is called on (report_tensors()), so that nobody has to guess.
+  // Whether the host reports the tensors that backward() is called on, so that the core need not guess them.
   virtual bool reports_backward_roots() const noexcept = 0;
 
-  // The rest is called only when there is something to report. A question that throws leaves its answer open
+  // The following are called only when there is something to report. If one throws, its answer stays unknown
   // (origin/host_queries.h).
 
-  // Whether the operation at `site` is a loss scaler's own arithmetic.
+  // Returns whether the operation at `site` belongs to a loss scaler.
   virtual bool is_loss_scaling(const Site& site, const DetectionSession& session) = 0;
   virtual ResolvedSite resolve_site(const Site& site, const DetectionSession& session) = 0;
-  // Of many operations outside the backward pass, without their stacks.
+  // Resolves many operations outside the backward pass, without their stacks.
   virtual std::vector<ResolvedSite> resolve_sites(const std::vector<Site>& sites, const DetectionSession& session) = 0;
 
-  // The module parameter or buffer with this storage: of the session's model, of the model that a module on the stack
+  // Returns the parameter or buffer with this storage: of the session's model, of the model that a module on the stack
   // of `use` is part of, or else, if `search_all_modules`, of any.
   virtual std::optional<Owner> owner_of_storage(const c10::StorageImpl* storage, SiteId use, bool search_all_modules,
                                                 const DetectionSession& session) = 0;
 
-  // What the program itself still holds, rather than a backward graph, of the storages of these tensors.
+  // Returns the tensors on the storages of `tensors` that user code can reach; a backward graph does not count.
   virtual std::vector<ReachableTensor> reachable_tensors(const std::vector<at::Tensor>& tensors) = 0;
 };
 
-// The host's program; without a host one of which nothing is known.
+// Returns the host runtime; without a host one that knows nothing.
 TORCHNAN_API HostRuntime& host_runtime();
 TORCHNAN_API void set_host(HostRuntime* host);  // must live until the process ends
 

@@ -1,4 +1,4 @@
-// torchnan::guard: a place where values and gradients must be finite.
+// The operator torchnan::guard, behind which values and gradients must be finite.
 #include <torchnan/guard.h>
 
 #include <string_view>
@@ -23,7 +23,7 @@ namespace autograd = torch::autograd;
 const auto& standalone =
     *new std::shared_ptr<DetectionSession>(std::make_shared<DetectionSession>(Options{}));  // never destroyed
 
-// The session of the calling thread; where nothing is watched, one of the guards' own that raises.
+// Returns the session of the current thread; without one, a session for guards alone, which raises.
 std::shared_ptr<DetectionSession> watch_of_guards() {
   if (auto session = ThreadState::current().shared_session()) return session;
   return standalone;
@@ -40,7 +40,7 @@ at::Tensor call_guard_copy(const at::Tensor& x, const std::string& name) {
       .call(x, name);
 }
 
-// Checks the gradient and hands it on.
+// Checks the gradient and passes it through.
 class GuardBackward final : public autograd::Node {
  public:
   GuardBackward(std::string name, bool in_graph) : name_(std::move(name)), in_graph_(in_graph) {}
@@ -55,10 +55,10 @@ class GuardBackward final : public autograd::Node {
 
  private:
   const std::string name_;
-  const bool in_graph_;  // the gradient may be traced too: check it by an operation
+  const bool in_graph_;  // the gradient may be traced too, so an operation has to check it
 };
 
-// Nodes are counted intrusively from PyTorch 2.13 on.
+// Nodes have intrusive reference counts from PyTorch 2.13 on.
 template <typename Node, typename Base = autograd::Node, typename... Args>
 auto make_node(Args&&... args) {
   if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, Base>) {
@@ -69,7 +69,7 @@ auto make_node(Args&&... args) {
   }
 }
 
-// Whether a tensor stands for another, or for none: being traced, vmapped, differentiated by functorch.
+// Whether a tensor is a stand-in: traced, vmapped, or differentiated by functorch.
 bool is_wrapped(const at::Tensor& x) {
   static constexpr c10::DispatchKeySet kWrappers({
       c10::DispatchKey::Python,
@@ -80,7 +80,7 @@ bool is_wrapped(const at::Tensor& x) {
   return x.key_set().has_any(kWrappers) || x.is_meta();
 }
 
-// A view, as the program asked for, with a node of our own in front of the view's.
+// Returns a view, as documented, with a node of torchnan in front of the node of the view.
 at::Tensor guard_view(const at::Tensor& x, const std::string& name) {
   check(x, name);
   at::Tensor out = at::alias(x);
@@ -91,7 +91,7 @@ at::Tensor guard_view(const at::Tensor& x, const std::string& name) {
   return out;
 }
 
-// The form that a graph can hold: an operator that returns its argument could not be compiled, so it copies.
+// The form for compiled graphs: an operator that returns its argument cannot be compiled, so it copies.
 at::Tensor guard_copy_kernel(const at::Tensor& x, std::string_view name) {
   check(x, std::string(name));
   return x.clone();

@@ -1,4 +1,4 @@
-// torchnan::measure: how large many tensors are, in one pass over all of them.
+// The operator torchnan::measure: norms and largest magnitudes of many tensors, in one pass.
 #include "ops/measure.h"
 
 #include <limits>
@@ -26,7 +26,7 @@ void require_measurable(at::TensorList xs) {
   }
 }
 
-// A dense tensor that holds what is not zero in a sparse one; the tensor itself otherwise.
+// Returns a dense tensor with the nonzero values of a sparse one; else the tensor itself.
 at::Tensor strided(const at::Tensor& x) {
   switch (x.layout()) {
     case c10::kSparse:
@@ -57,13 +57,13 @@ at::Tensor measure_in_memory(at::TensorList xs) {
   return result;
 }
 
-// Real, of a dtype that norms are computed of.
+// Converts to a real dtype for which norms can be computed.
 at::Tensor computable(const at::Tensor& x) {
   if (x.is_complex()) return at::view_as_real(x);
   return c10::isFloat8Type(x.scalar_type()) ? x.to(at::kFloat) : x;
 }
 
-// Where a square may not fit into a double.
+// For values whose squares may not fit into a double.
 at::Tensor norm_of_scaled(const at::Tensor& x, const at::Tensor& max_abs) {
   const at::Tensor scale = at::where(max_abs.isfinite().logical_and_(max_abs.gt(0)), max_abs, 1.0);
   return at::linalg_vector_norm(x.div(scale)).mul(scale);

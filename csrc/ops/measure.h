@@ -5,8 +5,8 @@
 
 namespace torchnan {
 
-// By PyTorch's own operations, none of which makes the host wait: for devices whose memory cannot be read from here.
-// `xs` is not empty, and its tensors are strided.
+// Measures by operations of PyTorch that do not synchronize: for devices whose memory the host cannot read. `xs` must
+// not be empty, and its tensors must be strided.
 at::Tensor measure_by_operations(at::TensorList xs);
 
 }  // namespace torchnan

@@ -8,7 +8,7 @@
 namespace torchnan {
 namespace {
 
-// Constants: other files' statics may be made before this one's.
+// Constant-initialized: static objects of other files may be created earlier.
 constinit std::mutex all_mutexes;
 constinit std::array<ForkSafeMutex*, ForkSafeMutex::kRanks> first_of_rank{};
 constinit AtForkChild* first_in_child = nullptr;
@@ -28,7 +28,7 @@ ForkSafeMutex::~ForkSafeMutex() {
   (previous_ != nullptr ? previous_->next_ : first_of_rank[rank_]) = next_;
 }
 
-// Whoever held it is no more, unless it is the thread that has forked, which gives it back itself.
+// The owner does not exist in the child, unless it is the forking thread, which unlocks the mutex itself.
 void ForkSafeMutex::reset_in_child() {
   if (holder_ != std::this_thread::get_id()) new (&mutex_) std::mutex;
 }

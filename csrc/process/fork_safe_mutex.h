@@ -1,4 +1,4 @@
-// Locks, and what becomes of them when the process forks.
+// Locks that survive a fork of the process.
 #pragma once
 
 #include <atomic>
@@ -9,21 +9,21 @@
 
 namespace torchnan {
 
-// fork() copies the memory of all threads, and one of the threads. A lock that another thread holds at that moment
-// stays locked in the child, for ever, over data that may be half written. So every lock in torchnan is one of these:
-// before a fork the thread that forks takes them all, and afterwards both sides give them back.
+// fork() copies the memory of all threads, but only one of the threads. A lock that another thread holds at that moment
+// stays locked in the child forever, over data that may be half written. So every lock in torchnan is a ForkSafeMutex:
+// before a fork, the forking thread locks all of them, and afterwards both processes unlock them.
 //
 // It waits for them, and may have the GIL meanwhile. So whoever holds one waits for nothing but a lock of a later rank:
 // not for the GIL, not for a file, not for a callback; and makes and destroys no ForkSafeMutex, hence no
 // DetectionSession.
 //
-// The first call of a function with a static in it takes a lock too, the compiler's own. What is static in torchnan is
-// made when the library is loaded.
+// The first call of a function with a static variable takes a lock too, the compiler's own. So static objects of
+// torchnan are created when the library is loaded.
 class TORCHNAN_API ForkSafeMutex {
  public:
-  // In the order in which they may be held together. Of one rank, one at a time.
+  // The order in which locks may be held together; only one of each rank.
   enum Rank {
-    kSink,  // held while a sink writes, for as long as that takes: no fork waits for it, and it is free in the child
+    kSink,  // held while a sink writes, which may take long: no fork waits for it, and it is unlocked in the child
     kInstallation,
     kPlans,
     kRules,
@@ -53,12 +53,12 @@ class TORCHNAN_API ForkSafeMutex {
   std::mutex mutex_;
   std::atomic<std::thread::id> holder_;
   const Rank rank_;
-  ForkSafeMutex* previous_ = nullptr;  // among those of its rank
+  ForkSafeMutex* previous_ = nullptr;  // of the same rank
   ForkSafeMutex* next_ = nullptr;
 };
 
-// What else has to be put right in a child: runs there in its only thread, when the locks have been given back. One
-// static object for each.
+// Registers a function to run in a child process, in its only thread, after the locks were unlocked. To be used for
+// static objects.
 class TORCHNAN_API AtForkChild {
  public:
   explicit AtForkChild(void (*on_child)());

@@ -1,4 +1,4 @@
-// What explaining has cost: nothing, as long as everything is finite. Counted so that a test can say so.
+// Counts the work of attribution, so that tests can assert that there is none while everything is finite.
 #pragma once
 
 #include <atomic>
@@ -9,12 +9,12 @@
 namespace torchnan {
 
 struct WorkCounters {
-  std::atomic<int64_t> remembered{0};  // entries made in the lineage
-  std::atomic<int64_t> resolved{0};    // stacks turned into files and lines
-  std::atomic<int64_t> censuses{0};    // tensors counted through for a report
+  std::atomic<int64_t> remembered{0};  // entries of the registry of non-finite tensors
+  std::atomic<int64_t> resolved{0};    // stacks resolved to files and lines
+  std::atomic<int64_t> censuses{0};    // statistics computed for a report
 };
 
-// Of the process, since it started.
+// Returns the counts of the process since its start.
 TORCHNAN_API WorkCounters& work_counters();
 
 }  // namespace torchnan

@@ -1,4 +1,4 @@
-// The calling thread's Python stack, read without the GIL and without creating a Python object.
+// Reads the Python stack of the calling thread, without the GIL and without creating Python objects.
 #pragma once
 
 #include <Python.h>
@@ -13,9 +13,9 @@ struct RawFrame {
   PyObject* first_local;  // borrowed: the first argument, or null
 };
 
-// Writes at most `capacity` frames, the innermost first, and returns how many. A thread that Python does not know
-// has none. Only the frames of the calling thread are touched, and only that thread can change them, so no lock is
-// needed. The layout of frames is CPython's own affair; every version has its own few lines here.
+// Writes at most `capacity` frames, the innermost first, and returns their number. A thread unknown to Python has none.
+// Only the frames of the calling thread are read, and only that thread can change them, so no lock is needed. The
+// layout of frames is internal to CPython; every version has its own few lines here.
 size_t walk_frames(RawFrame* frames, size_t capacity) noexcept;
 
 }  // namespace torchnan

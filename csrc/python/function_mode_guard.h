@@ -1,4 +1,4 @@
-// While torchnan's own Python runs inside the program's: it is no part of what the program compiles or overrides.
+// Keeps torchnan's own Python code out of what user code compiles or overrides.
 #pragma once
 
 #include <ATen/PythonTorchFunctionTLS.h>
@@ -6,8 +6,8 @@
 
 namespace torchnan {
 
-// With the GIL. Dynamo's callback would compile our frames, which come in the middle of an operation, and a
-// TorchFunctionMode would be told of what we ask a tensor.
+// Requires the GIL. Otherwise Dynamo would compile torchnan's frames, which run inside an operation, and a
+// TorchFunctionMode would see torchnan's accesses to tensors.
 class FunctionModeGuard {
  public:
   FunctionModeGuard()

@@ -1,11 +1,11 @@
-// What of a kind there is in the program.
+// Finds the instances of a type.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
 namespace torchnan {
 
-// The objects of this type that Python's garbage collector knows of.
+// Returns the objects of this type that Python's garbage collector tracks.
 pybind11::list instances_of(const pybind11::type& type);
 
 }  // namespace torchnan

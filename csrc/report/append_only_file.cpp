@@ -16,7 +16,7 @@
 namespace torchnan {
 namespace {
 
-constexpr time_t kMaxWriteSeconds = 1;  // seconds
+constexpr time_t kMaxWriteSeconds = 1;
 
 constexpr int kAppend = O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
 
@@ -47,7 +47,7 @@ void AppendOnlyFile::append(std::string line) {
   if (error == 0) return;
   const bool nobody_came_after = size() == end + static_cast<off_t>(written);
   if (is_regular_ && written > 0 && nobody_came_after && ftruncate(fd_, end) != 0) {
-    // A part stays, and the next line will end it.
+    // A partial line remains, and the next line will end it.
   }
   throw std::system_error(error, std::generic_category(), fmt::format("log '{}' cannot be written", printable(path_)));
 }
@@ -62,7 +62,7 @@ void AppendOnlyFile::refuse(int error) const {
 
 off_t AppendOnlyFile::size() const { return about(fd_).st_size; }
 
-// For good, as a killed process has left it: not where another is just writing, whose line may be seen growing.
+// Whether a killed process has left a partial line, rather than another process being about to complete it.
 bool AppendOnlyFile::ends_without_newline() const {
   const struct stat file = about(fd_);
   char last = '\n';
@@ -70,14 +70,14 @@ bool AppendOnlyFile::ends_without_newline() const {
   return time(nullptr) - file.st_mtime > kMaxWriteSeconds;
 }
 
-// Writing beyond the limit on the size of files kills a program that does not ignore SIGXFSZ.
+// Writing beyond the limit on file sizes kills a process that does not ignore SIGXFSZ.
 bool AppendOnlyFile::exceeds_limit(size_t bytes) const {
   rlimit limit{};
   if (!is_regular_ || getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return false;
   return static_cast<rlim_t>(size()) + bytes > limit.rlim_cur;
 }
 
-// 0, or why not all of it is written.
+// Returns 0, or the error number if not everything was written.
 int AppendOnlyFile::write_all(const std::string& line, size_t& written) const {
   while (written < line.size()) {
     if (exceeds_limit(line.size() - written)) return EFBIG;

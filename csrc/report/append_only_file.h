@@ -1,4 +1,4 @@
-// A file that lines are appended to: of a log.
+// A log file to which lines are appended.
 #pragma once
 
 #include <sys/types.h>
@@ -9,19 +9,19 @@
 
 namespace torchnan {
 
-// Open for as long as a line takes. Lines are rare, and a descriptor that is kept for days may be closed by a program
-// that becomes a daemon, and then be a file of the program's own; or lead to a file that somebody has moved away.
+// Open only while a line is written. Lines are rare, and a descriptor that stays open for days may be closed by a
+// process that becomes a daemon, and then refer to another file; or it may refer to a file that was renamed.
 class TORCHNAN_API AppendOnlyFile {
  public:
-  // Created for its owner only, never through a link; appended to if it is there. Waits for nobody: a pipe is refused.
-  // Throws std::system_error.
+  // Opens the file, or creates it readable by its owner only. Does not follow a symbolic link, and refuses a pipe,
+  // which could block. Throws std::system_error.
   explicit AppendOnlyFile(const std::string& path);
   ~AppendOnlyFile();
   AppendOnlyFile(const AppendOnlyFile&) = delete;
   AppendOnlyFile& operator=(const AppendOnlyFile&) = delete;
 
-  // The line, which ends with a line break, as a whole, or nothing of it if that can be had. What a killed process has
-  // left of one is not added to. Throws std::system_error.
+  // Appends a line, which ends with a line break: all of it, or none where that is possible. Does not continue a
+  // partial line that a killed process has left. Throws std::system_error.
   void append(std::string line);
 
  private:

@@ -1,4 +1,4 @@
-// The spelling of every enumeration, the same in the report, the log and Python; empty for what is no value of it.
+// The names of the values of every enumeration, in the report, the log and Python; empty for other numbers.
 #include <torchnan/finding.h>
 
 namespace torchnan {

@@ -1,4 +1,4 @@
-// The names of enumerations, read back.
+// Reads the names of enumerations.
 #pragma once
 
 #include <optional>

@@ -58,7 +58,7 @@ bool FindingLog::keep(const Finding& finding) {
   const auto entry = index_.emplace(std::move(id), findings_.size()).first;
   try {
     findings_.push_back(finding);
-  } catch (...) {  // there is no memory for it
+  } catch (...) {  // out of memory
     index_.erase(entry);
     throw;
   }

@@ -31,7 +31,7 @@ class TORCHNAN_API FindingLog {
   std::vector<Finding> findings() const;
   int64_t repeats() const;
   int64_t dropped() const;
-  int64_t log_failures() const { return log_failures_; }  // that a sink could not take
+  int64_t log_failures() const { return log_failures_; }  // findings that a sink failed to take
 
  private:
   bool keep(const Finding& finding);
@@ -43,12 +43,12 @@ class TORCHNAN_API FindingLog {
   const std::function<void(const std::exception_ptr&)> on_sink_error_;
   mutable ForkSafeMutex mutex_;  // the list
   std::vector<Finding> findings_;
-  std::unordered_map<std::string, size_t> index_;  // by what makes two findings the same
+  std::unordered_map<std::string, size_t> index_;  // by identity()
   int64_t repeats_ = 0;
   int64_t dropped_ = 0;
   std::atomic<int64_t> log_failures_{0};
-  ForkSafeMutex sink_mutex_{ForkSafeMutex::kSink};  // one emit at a time; taken after the list's is given back
-  std::vector<std::unique_ptr<Sink>> sinks_;        // changed with both
+  ForkSafeMutex sink_mutex_{ForkSafeMutex::kSink};  // one emit at a time; locked after the other was unlocked
+  std::vector<std::unique_ptr<Sink>> sinks_;        // changed with both locked
 };
 
 }  // namespace torchnan

@@ -1,4 +1,4 @@
-// Why it happened, in one factual sentence, by rules over what was measured. No rule fits: no sentence.
+// Hints: the likely cause in one factual sentence, by rules over the statistics of a finding.
 #pragma once
 
 #include <string>
@@ -7,9 +7,10 @@
 
 namespace torchnan {
 
+// Returns the hint, or an empty string if no rule applies.
 std::string hint_for(const Finding& finding);
 
-// Of a value that came from another rank.
+// Returns the hint for a value received from another rank.
 std::string hint_for_collective(const std::string& collective);
 
 }  // namespace torchnan

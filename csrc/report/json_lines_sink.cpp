@@ -1,4 +1,4 @@
-// The log file: one line a finding, one write a line, readable after the process was killed.
+// The log file: one line per finding, one write per line, so that it is readable after the process was killed.
 #include <torchnan/sink.h>
 
 #include <unistd.h>
@@ -21,7 +21,7 @@ class JsonLinesSink final : public Sink {
   void emit(const Finding& finding) override { AppendOnlyFile(path_here()).append(to_json(finding) + "\n"); }
 
  private:
-  // After fork() the parent's file is the parent's.
+  // A forked child writes to a file of its own.
   std::string path_here() const { return pid_ == getpid() ? path_ : fmt::format("{}.{}", path_, getpid()); }
 
   const std::string path_;

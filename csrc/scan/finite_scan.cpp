@@ -6,9 +6,9 @@ namespace torchnan {
 namespace {
 
 constexpr int64_t kLaneBytes = 256;     // accumulators: four AVX-512 registers
-constexpr int64_t kStepBytes = 64;      // of what is too short for them
-constexpr int64_t kBlockBytes = 65536;  // between two looks at the result
-constexpr int64_t kLineBytes = 64;      // of the cache; reading across two costs twice
+constexpr int64_t kStepBytes = 64;      // for memory too short for them
+constexpr int64_t kBlockBytes = 65536;  // between two checks of the result
+constexpr int64_t kLineBytes = 64;      // of the cache; a read across two lines costs twice
 constexpr int64_t kLongBytes = 4096;    // from here on it pays to start at a line
 
 template <typename T>
@@ -16,8 +16,9 @@ template <typename T>
   return b < a ? b : a;
 }
 
-// The largest masked word. A maximum may see a word twice: what is left at the end is made a whole step with words
-// from before it. Word is signed where the mask clears the sign, as what is older than AVX-512 compares those faster.
+// Computes the largest magnitude. A maximum may see a word twice, so the rest at the end is extended to a whole step by
+// the words before it. Word is signed where the mask clears the sign: before AVX-512, processors compare signed words
+// faster.
 template <typename Word, FloatEncoding kEncoding>
 struct Magnitude {
   static constexpr Word kBias = static_cast<Word>(Encoding<kEncoding>::kBias);
@@ -34,7 +35,7 @@ struct Magnitude {
     return best;
   }
 
-  // At least one step.
+  // Takes at least one step.
   [[gnu::always_inline]] static Word of_steps(const Word* p, int64_t n) {
     constexpr int64_t kStep = kStepBytes / sizeof(Word);
     const Word best = of_few(p, n / kStep * kStep);
@@ -42,7 +43,7 @@ struct Magnitude {
     return best < last ? last : best;
   }
 
-  // At least one word for each lane. StreamQueue by lane, so that the compiler keeps them in registers.
+  // Takes at least one word for each lane. Loops over lanes, so that the compiler keeps them in registers.
   [[gnu::always_inline]] static Word of_lanes(const Word* p, int64_t n) {
     constexpr int64_t kLanes = kLaneBytes / sizeof(Word);
     Word lanes[kLanes] = {};
@@ -63,7 +64,7 @@ struct Magnitude {
   }
 };
 
-// The first block ends where a line does, if the data are long and do not start at one.
+// Ends the first block where a cache line does, if the data are long and do not start at one.
 [[gnu::always_inline]] inline int64_t first_block_bytes(const void* data, int64_t bytes) {
   const int64_t past_line = reinterpret_cast<uintptr_t>(data) % kLineBytes;
   return past_line == 0 || bytes < kLongBytes ? kBlockBytes : kLineBytes - past_line;
@@ -83,7 +84,7 @@ template <typename Word, FloatEncoding kEncoding>
   return static_cast<uint64_t>(best);
 }
 
-// A format in words of its own width.
+// The traits of a format in words of its own width.
 template <typename Word>
 struct Encoded {
   Word mask, bias, first_nan, posinf, neginf;
@@ -100,7 +101,7 @@ struct Encoded {
   }
 };
 
-// Three ORs a word.
+// Takes three ORs per word.
 template <typename Word>
 [[gnu::always_inline]] inline NonfiniteKinds scan_kinds(const void* data, int64_t words, const FloatFormat& format) {
   const Word* p = static_cast<const Word*>(data);

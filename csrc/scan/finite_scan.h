@@ -1,4 +1,4 @@
-// One pass over contiguous memory: is everything in it finite, and if not, what is there?
+// Scans contiguous memory for non-finite values, in one pass.
 #pragma once
 
 #include <cstdint>
@@ -8,18 +8,18 @@
 
 namespace torchnan {
 
-// The largest masked word among `words` words at `data` (see FloatFormat); 0 if there are none. Stops early
-// once it has met a non-finite word, so a result >= format.infinity says that there is one, not which is largest.
-// `data` need only be aligned to the word.
+// Returns the largest magnitude (see EncodingTraits) among `words` words at `data`; 0 if there are none. Stops early at
+// a non-finite word, so a result >= format.infinity says that there is one, not which is largest. `data` need only be
+// aligned to the word.
 uint64_t max_magnitude(const void* data, int64_t words, const FloatFormat& format);
 
-// The largest masked word that is finite, of the formats without bias. Reads everything.
+// Returns the largest finite magnitude, for formats without bias. Reads everything.
 uint64_t max_finite_magnitude(const void* data, int64_t words, const FloatFormat& format);
 
-// Which non-finite words there are. Reads everything.
+// Returns the kinds of non-finite words. Reads everything.
 NonfiniteKinds kinds_in(const void* data, int64_t words, const FloatFormat& format);
 
-// How many there are of each kind. Reads everything.
+// Returns the number of words of each kind. Reads everything.
 Counts count_words(const void* data, int64_t words, const FloatFormat& format);
 
 inline bool all_finite(const void* data, int64_t words, const FloatFormat& format) {

@@ -28,6 +28,6 @@ bool is_available(Isa isa) {
   return isa == Isa::kBaseline;
 }
 
-Isa active_isa = best_available();  // until then the baseline, as a zero is
+Isa active_isa = best_available();  // before static initialization: zero, the baseline
 
 }  // namespace torchnan

@@ -1,10 +1,10 @@
-// Loops in plain C++, compiled once per instruction set; the best that the machine has is used.
+// Dynamic dispatch: loops in plain C++, compiled once per instruction set; the best one that the machine has is used.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-// "arch=x86-64-v4" asks what the processor can do; the name of a processor there would match that very model only.
+// "arch=x86-64-v4" tests for features; the name of a processor would match that very model only.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define TORCHNAN_AVX2 __attribute__((target("avx2")))
 #if __GNUC__ >= 12
@@ -18,9 +18,9 @@ enum class Isa : uint8_t { kBaseline, kAvx2, kAvx512 };
 inline constexpr Isa kEveryIsa[] = {Isa::kBaseline, Isa::kAvx2, Isa::kAvx512};
 
 const char* name_of(Isa isa);
-// Whether this build has loops for it, and this machine runs them.
+// Whether this build has loops for an instruction set, and this machine can run them.
 bool is_available(Isa isa);
-extern Isa active_isa;  // the best one available; a test sets others that are
+extern Isa active_isa;  // the best one available; tests set other available ones
 
 // A loop as a function object. The loop and what it calls must be always_inline, as nothing of std:: is: GCC inlines
 // nothing else into a function for another instruction set.

@@ -1,4 +1,4 @@
-// Which non-finite values a tensor holds, and how many.
+// The kinds of non-finite values, and their counts.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace torchnan {
 
-// A small set.
+// A set of kinds.
 class NonfiniteKinds {
  public:
   constexpr NonfiniteKinds() = default;
@@ -37,7 +37,7 @@ class NonfiniteKinds {
   uint8_t bits_ = 0;
 };
 
-// How many words there are of each kind.
+// The number of words of each kind.
 struct Counts {
   int64_t nan = 0;
   int64_t posinf = 0;

@@ -11,18 +11,18 @@ namespace {
 
 constexpr int64_t kLanes = 32;        // independent sums: four AVX-512 registers
 constexpr int64_t kLineBytes = 64;    // of the cache
-constexpr int64_t kNearBytes = 1024;  // ahead: in the first cache by now
-constexpr int64_t kFarBytes = 4096;   // in the second
-constexpr double kLarge = 0x1p480;    // 2^63 squares of this can be added up
-constexpr double kSmall = 0x1p-480;   // what is lost of squares below this one's is no part of a sum with it
+constexpr int64_t kNearBytes = 1024;  // prefetched this far ahead into the first-level cache
+constexpr int64_t kFarBytes = 4096;   // and into the second-level cache
+constexpr double kLarge = 0x1p480;    // the sum of 2^63 squares of this fits
+constexpr double kSmall = 0x1p-480;   // rounding errors of smaller squares do not change a sum with the square of this
 constexpr double kShrink = 0x1p-600;
 constexpr double kStretch = 0x1p600;
 
 [[gnu::always_inline]] inline int32_t smaller(int32_t a, int32_t b) { return b < a ? b : a; }
 [[gnu::always_inline]] inline float float_of(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 
-// What the loops need to know of a dtype: how a word, or a pair of 16-bit words read at once, is turned into numbers
-// whose squares are exact in a double (but for float64's).
+// How the loops convert a word, or a pair of 16-bit words read at once, to numbers whose squares are exact in a double
+// (except for float64).
 struct Float64 {
   using Word = int64_t;
   static constexpr Word kMask = Encoding<FloatEncoding::kFloat64>::kMask;
@@ -64,8 +64,9 @@ struct Bfloat16 : Pairs {
 };
 
 struct Float16 : Pairs {
-  // The magnitude, given its bits where a float's are. A subnormal comes out as 2^-15 (1 + f), and is 2^-14 f: twice as
-  // much, less 2^-14; for others that is no less. Not by way of a subnormal float: those are slow, and may be flushed.
+  // Returns the magnitude, given its bits at the position of a float's. A subnormal comes out as 2^-15 (1 + f) instead
+  // of 2^-14 f, so it is doubled and reduced by 2^-14; for normal numbers that is no less. Avoids subnormal floats,
+  // which are slow and may be flushed to zero.
   [[gnu::always_inline]] static double magnitude(uint32_t bits) {
     const float normal = float_of(bits + (112u << 23));
     const float subnormal = 2 * normal - 0x1p-14f;
@@ -103,7 +104,7 @@ struct Lanes {
 
 struct Sums {
   double squares;
-  uint64_t max_abs;  // a masked word
+  uint64_t max_abs;  // a magnitude
 };
 
 template <typename Format>
@@ -114,7 +115,7 @@ template <typename Format>
   Lanes<Format> lanes;
   int64_t i = 0;
   for (; i + kStep <= words; i += kStep) {
-    // Squares take so many instructions that the processor alone does not look far enough ahead.
+    // The loop has too many instructions for the hardware prefetcher to run far enough ahead.
     const char* here = reinterpret_cast<const char*>(p + i);
     for (size_t line = 0; line < kStep * sizeof(Word); line += kLineBytes) {
       __builtin_prefetch(here + line + kNearBytes, 0, 3);
@@ -148,7 +149,7 @@ NormAndMax norm_of(const Sums& sums, c10::ScalarType dtype) {
   return {Format::first(static_cast<typename Format::Word>(sums.max_abs)), sums.squares};
 }
 
-// Once more, in the cache, where squares do not fit.
+// Repeats the loop with scaled values, which are in the cache by now, if squares do not fit.
 NormAndMax norm_of_float64(const void* data, int64_t words, c10::ScalarType dtype) {
   const NormAndMax norm_and_max = norm_of<Float64>(kSumUp<Float64>(data, words), dtype);
   const double max_abs = norm_and_max.max_abs();
@@ -158,7 +159,7 @@ NormAndMax norm_of_float64(const void* data, int64_t words, c10::ScalarType dtyp
   return norm_and_max;
 }
 
-// Of 256 different values.
+// Counts each of the 256 values.
 template <typename Float8>
 NormAndMax norm_of_bytes(const void* data, int64_t words) {
   const auto* p = static_cast<const uint8_t*>(data);

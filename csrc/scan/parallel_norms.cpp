@@ -11,9 +11,9 @@
 namespace torchnan {
 namespace {
 
-constexpr int64_t kChunkBytes = int64_t{1} << 17;    // added up by one thread
-constexpr int64_t kGatherBytes = int64_t{1} << 14;   // of what is not contiguous: stays in the cache
-constexpr int64_t kWorthSharing = int64_t{1} << 20;  // for each thread
+constexpr int64_t kChunkBytes = int64_t{1} << 17;    // per task
+constexpr int64_t kGatherBytes = int64_t{1} << 14;   // for memory that is not contiguous: stays in the cache
+constexpr int64_t kWorthSharing = int64_t{1} << 20;  // per thread
 
 template <int64_t kBytes>
 void gather(const char* base, const StridedView& view, int64_t first, int64_t count, char* out) {
@@ -29,7 +29,7 @@ void gather(const char* base, const StridedView& view, int64_t first, int64_t co
   }
 }
 
-// What is to be read of a tensor: every element that its memory holds for it, in the order of its view.
+// The elements of a tensor in memory, in the order of its view.
 class Source {
  public:
   explicit Source(const at::Tensor& tensor)
@@ -42,7 +42,7 @@ class Source {
 
   int64_t elements() const { return elements_; }
   int64_t element_bytes() const { return format_.element_bytes(); }
-  int64_t copies() const { return copies_; }  // of each element: expanded
+  int64_t copies() const { return copies_; }  // of each element, if the tensor is expanded
 
   NormAndMax norm_and_max(int64_t first, int64_t count) const {
     if (view_.inner_stride() == 1 && view_.run_length() == elements_) {
@@ -87,7 +87,7 @@ class Source {
   int64_t copies_;
 };
 
-// A part of a source that one thread adds up. Where it begins and ends depends on the source alone.
+// A part of a source that one thread scans. Its limits depend on the source alone.
 struct Chunk {
   const Source* source;
   size_t tensor;
@@ -109,7 +109,7 @@ class Plan {
   int64_t bytes() const { return bytes_; }
   const std::vector<Chunk>& chunks() const { return chunks_; }
 
-  // The first chunk that begins at this byte of all or later.
+  // Returns the first chunk that begins at this byte or later.
   size_t chunk_from(int64_t byte) const {
     const auto begins_before = [](const Chunk& chunk, int64_t at) { return chunk.bytes_before < at; };
     return static_cast<size_t>(std::lower_bound(chunks_.begin(), chunks_.end(), byte, begins_before) - chunks_.begin());

@@ -1,4 +1,4 @@
-// The extents of many tensors at once, by as many threads as PyTorch may use.
+// Computes the norms of many tensors at once, on as many threads as PyTorch may use.
 #pragma once
 
 #include <vector>
@@ -10,8 +10,9 @@
 
 namespace torchnan {
 
-// Of each tensor, which must be strided, on the CPU and of a dtype that has a FloatFormat. An element that several
-// places of the tensor show counts once for each. The same to the last bit for any number of threads.
+// Returns norm and largest magnitude of each tensor. Tensors must be strided, on the CPU, and of a dtype with a
+// FloatFormat. An element of memory that appears several times in the tensor counts as often. The result is the same to
+// the last bit for any number of threads.
 std::vector<NormAndMax> norms_of(c10::ArrayRef<at::Tensor> tensors);
 
 }  // namespace torchnan

@@ -10,7 +10,7 @@
 namespace torchnan {
 namespace {
 
-// Waking the others costs about as much as reading this much alone.
+// Bytes whose scan takes about as long as waking the other threads.
 constexpr int64_t kWorthSharing = int64_t{1} << 20;
 
 void raise_to(std::atomic<uint64_t>& largest, uint64_t value) {

@@ -1,4 +1,4 @@
-// A scan by as many threads as PyTorch may use.
+// A scan on as many threads as PyTorch may use.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace torchnan {
 
-// max_magnitude(), by PyTorch's own threads where there is enough to share.
+// Computes max_magnitude() on PyTorch's own threads if the memory is large enough.
 uint64_t max_magnitude_shared(const void* data, int64_t words, const FloatFormat& format);
 
 }  // namespace torchnan

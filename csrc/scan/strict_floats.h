@@ -1,4 +1,4 @@
-// A compiler that may take every number for finite drops the checks for those that are not, and says nothing.
+// Refuses -ffinite-math-only, under which the compiler silently drops the checks for non-finite values.
 #pragma once
 
 #if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)

@@ -8,9 +8,9 @@
 
 namespace torchnan {
 
-// Sizes and strides in elements, reduced to what must be walked to see every element at least once:
-// dimensions of size one and stride zero are dropped, the rest sorted by stride and merged where they are dense.
-// The order of the elements is lost.
+// Sizes and strides in elements, reduced to what must be visited to see every element at least once: dimensions of size
+// one and stride zero are dropped, the others sorted by stride and merged where they are dense. The order of the
+// elements is lost.
 class StridedView {
  public:
   StridedView(c10::IntArrayRef sizes, c10::IntArrayRef strides);
@@ -18,10 +18,10 @@ class StridedView {
   int64_t run_length() const { return run_length_; }  // elements in one run, inner_stride() apart
   int64_t inner_stride() const { return inner_stride_; }
   int64_t runs() const;
-  int64_t offset_of_run(int64_t run) const;  // of its first element, in the order of for_each_run()
+  int64_t offset_of_run(int64_t run) const;  // of the first element, in the order of for_each_run()
 
-  // Calls visit(offset) for each run, with its first element's offset from the tensor's first; ends early and
-  // returns false once visit returns false.
+  // Calls visit(offset) for each run, with the offset of its first element from that of the tensor; stops and returns
+  // false once visit returns false.
   template <typename Visit>
   bool for_each_run(Visit&& visit) const {
     c10::SmallVector<int64_t, 5> index(outer_.size(), 0);

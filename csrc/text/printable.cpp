@@ -40,8 +40,8 @@ struct Range {
   uint32_t last;
 };
 
-// What is not seen, moves what is, or breaks a line: categories Cc, Cf, Zl and Zp of Unicode, what a font may leave
-// out ("default ignorable"), and noncharacters. In order.
+// Characters that are invisible, move other characters, or break a line: categories Cc, Cf, Zl and Zp of Unicode, those
+// that a font may leave out ("default ignorable"), and noncharacters. Sorted.
 constexpr Range kInvisible[] = {
     {0x0000, 0x001f},   {0x007f, 0x009f},   {0x00ad, 0x00ad},   {0x034f, 0x034f},   {0x0600, 0x0605},
     {0x061c, 0x061c},   {0x06dd, 0x06dd},   {0x070f, 0x070f},   {0x0890, 0x0891},   {0x08e2, 0x08e2},
@@ -51,13 +51,13 @@ constexpr Range kInvisible[] = {
     {0x1d173, 0x1d17a}, {0xe0000, 0xe0fff},
 };
 
-// Marks that are drawn over the character before them, in the scripts where many of them in a row climb over lines.
+// Marks that are drawn over the character before them, in scripts where long runs of them would cover other lines.
 constexpr Range kCombining[] = {
     {0x0300, 0x036f}, {0x0483, 0x0489}, {0x0591, 0x05bd}, {0x0610, 0x061a}, {0x064b, 0x065f},
     {0x0e31, 0x0e31}, {0x0e34, 0x0e3a}, {0x0e47, 0x0e4e}, {0x0f71, 0x0f84}, {0x1ab0, 0x1aff},
     {0x1dc0, 0x1dff}, {0x20d0, 0x20ff}, {0xfe00, 0xfe0f}, {0xfe20, 0xfe2f},
 };
-constexpr int kMaxMarks = 3;  // on one character: as many as languages use
+constexpr int kMaxMarks = 3;  // on one character: as many as languages need
 
 template <size_t n>
 bool is_in(const Range (&ranges)[n], uint32_t c) {
@@ -70,7 +70,7 @@ std::string escaped(uint32_t c) {
   return c < 0x10000 ? fmt::format("\\u{:04x}", c) : fmt::format("\\U{:08x}", c);
 }
 
-// The text with an escape for each byte that is no UTF-8 and each character that is not as it should be.
+// Returns the text with an escape for each byte that is not UTF-8 and each character that is not accepted.
 template <typename AsItIs>
 std::string rewritten(std::string_view text, size_t limit, AsItIs&& may_stay) {
   std::string made;
@@ -92,7 +92,7 @@ std::string rewritten(std::string_view text, size_t limit, AsItIs&& may_stay) {
 }  // namespace
 
 std::string printable(std::string_view text, size_t limit) {
-  int marks = kMaxMarks;  // at the start there is nothing to stand on
+  int marks = kMaxMarks;  // at the start there is no character to combine with
   return rewritten(text, limit, [&](uint32_t c) {
     marks = is_in(kCombining, c) ? marks + 1 : 0;
     return marks <= kMaxMarks && !is_in(kInvisible, c);

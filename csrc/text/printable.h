@@ -1,4 +1,4 @@
-// Text that is safe to show or to store: names in a finding come from the program and may hold anything.
+// Makes text safe to print or to store: names in a finding come from user code and may hold anything.
 #pragma once
 
 #include <string>
@@ -8,15 +8,15 @@
 
 namespace torchnan {
 
-// For a terminal, in one line: control and format characters (bidirectional ones, those without width), line
-// separators, floods of combining marks and broken UTF-8 are written as escapes; cut at `limit` bytes with "...".
+// Returns one line for a terminal. Control and format characters (bidirectional ones, those without width), line
+// separators, long runs of combining marks and broken UTF-8 become escapes. Cut at `limit` bytes with "...".
 TORCHNAN_API std::string printable(std::string_view text, size_t limit = 400);
 
-// For JSON: the text itself, with broken UTF-8 written as escapes; cut at `limit` bytes with "...".
+// Returns the text for JSON, with escapes for broken UTF-8. Cut at `limit` bytes with "...".
 TORCHNAN_API std::string to_valid_utf8(std::string_view text, size_t limit = 1000);
 
-// A file name as short as it is clear: from the package on for installed code, relative to the working directory for
-// the program's own.
+// Shortens a file name: to the part from the package on for installed code, relative to the working directory for other
+// files.
 std::string short_path(const std::string& path);
 
 }  // namespace torchnan

@@ -1,4 +1,4 @@
-// What one thread of the scan does. Compiled for the device and, to be tested where there is none, for the host.
+// The work of one thread of the scan. Compiled for the device and, for tests without one, for the host.
 #pragma once
 
 #include <stdint.h>
@@ -14,7 +14,7 @@
 
 namespace torchnan::cuda {
 
-// Words side by side in a register. The device has instructions for these; here is what they mean.
+// Words packed in a register. The device has instructions for them; on the host they are emulated.
 template <typename Word>
 struct Packed {
   using Register = uint32_t;
@@ -58,7 +58,7 @@ TORCHNAN_HOST_DEVICE typename Packed<Word>::Register packed_add(typename Packed<
 #endif
 }
 
-// `a` where it is below `b`, else zero.
+// Returns `a` where it is below `b`, else zero.
 template <typename Word>
 TORCHNAN_HOST_DEVICE typename Packed<Word>::Register packed_below(typename Packed<Word>::Register a,
                                                                   typename Packed<Word>::Register b) {
@@ -71,7 +71,7 @@ TORCHNAN_HOST_DEVICE typename Packed<Word>::Register packed_below(typename Packe
 #endif
 }
 
-// The same word in every place of a register.
+// Returns a register with the same word at every position.
 template <typename Word>
 TORCHNAN_HOST_DEVICE constexpr typename Packed<Word>::Register broadcast(Word word) {
   using Register = typename Packed<Word>::Register;
@@ -80,7 +80,7 @@ TORCHNAN_HOST_DEVICE constexpr typename Packed<Word>::Register broadcast(Word wo
   return all;
 }
 
-// The largest magnitudes that one thread has met.
+// The largest magnitudes that one thread has read.
 template <FloatEncoding kEncoding, bool kTrackMaxFinite>
 class MaxAccumulator {
  public:
@@ -99,7 +99,7 @@ class MaxAccumulator {
     }
   }
 
-  // One word; the rest of the register is like it, so that a bias does no harm there.
+  // Adds one word, broadcast to the whole register, so that a bias applies to every position alike.
   TORCHNAN_HOST_DEVICE void add_word(Word word) { add(broadcast<Word>(word)); }
 
   TORCHNAN_HOST_DEVICE uint64_t max_magnitude() const { return largest(max_magnitude_); }
@@ -124,7 +124,7 @@ struct ScanMaxima {
   uint64_t max_finite = 0;
 };
 
-// A 16-byte load.
+// The unit of a 16-byte load.
 struct alignas(16) Pack {
   uint32_t part[4];
 };
@@ -139,7 +139,7 @@ TORCHNAN_HOST_DEVICE void add_pack(MaxAccumulator<kEncoding, kTrackMaxFinite>& m
   }
 }
 
-// What thread `thread` of kThreads sees of a chunk of an entry.
+// Scans the share of thread `thread` of kThreads in a chunk of an entry.
 template <FloatEncoding kEncoding, bool kTrackMaxFinite>
 TORCHNAN_HOST_DEVICE ScanMaxima scan_chunk(const Entry& entry, uint64_t chunk, uint32_t thread) {
   using Word = typename Encoding<kEncoding>::Word;
@@ -155,7 +155,7 @@ TORCHNAN_HOST_DEVICE ScanMaxima scan_chunk(const Entry& entry, uint64_t chunk, u
       add_pack(maxima, *reinterpret_cast<const Pack*>(at));
       continue;
     }
-    const uint64_t first = at < begin ? begin : at;  // the ragged ends
+    const uint64_t first = at < begin ? begin : at;  // the partial ends
     const uint64_t last = at + kPack < to ? at + kPack : to;
     for (uint64_t word = first; word < last; word += sizeof(Word)) {
       maxima.add_word(*reinterpret_cast<const Word*>(word));
@@ -164,7 +164,7 @@ TORCHNAN_HOST_DEVICE ScanMaxima scan_chunk(const Entry& entry, uint64_t chunk, u
   return {maxima.max_magnitude(), maxima.max_finite()};
 }
 
-// Which entry block `block` of a launch reads a chunk of.
+// Returns the entry of which block `block` of a launch reads a chunk.
 TORCHNAN_HOST_DEVICE uint32_t entry_of(const Table& table, uint32_t block) {
   uint32_t low = 0;
   uint32_t high = table.entries;
@@ -179,7 +179,7 @@ TORCHNAN_HOST_DEVICE uint32_t entry_of(const Table& table, uint32_t block) {
   return low;
 }
 
-// What thread `thread` of `threads` in the whole launch sees of an entry that is not contiguous.
+// Scans the share of thread `thread` of `threads` in the launch for an entry that is not contiguous.
 template <FloatEncoding kEncoding, bool kTrackMaxFinite>
 TORCHNAN_HOST_DEVICE ScanMaxima scan_strided(const StridedEntry& strided, uint64_t thread, uint64_t threads) {
   using Word = typename Encoding<kEncoding>::Word;
@@ -200,7 +200,7 @@ TORCHNAN_HOST_DEVICE ScanMaxima scan_strided(const StridedEntry& strided, uint64
   return {maxima.max_magnitude(), maxima.max_finite()};
 }
 
-// Work with the encoding and the wish of an entry as constants.
+// Run work with the encoding and track_max_finite of an entry as constants.
 template <FloatEncoding kEncoding, typename Work>
 TORCHNAN_HOST_DEVICE ScanMaxima dispatch_tracking(bool track_max_finite, const Work& work) {
   return track_max_finite ? work.template run<kEncoding, true>() : work.template run<kEncoding, false>();

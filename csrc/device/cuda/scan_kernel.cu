@@ -1,5 +1,5 @@
-// The scan on the device: one read of every word, one atomic for each 64 KiB, and no word to the host while all is
-// well.
+// The scan on the device: one read of every word, one atomic per 64 KiB, and no communication with the host while
+// everything is finite.
 #include "device/cuda/scan_library.h"
 
 #include <cuda_runtime.h>
@@ -14,11 +14,11 @@ namespace {
 constexpr uint32_t kWarp = 32;
 constexpr uint32_t kStridedBlocks = 1024;
 
-// What the kernels write to.
+// The memory that the kernels write to.
 struct ScannerState {
   Slot* slots;                // on the device
-  unsigned long long* first;  // on the device: the lowest number that passed its limit
-  volatile uint64_t* alarm;   // in host memory: the same, for the host to see
+  unsigned long long* first;  // on the device: the lowest number whose limit was exceeded
+  volatile uint64_t* alarm;   // in host memory: the same, for the host
 };
 
 __device__ uint64_t warp_max(uint64_t value) {
@@ -29,7 +29,7 @@ __device__ uint64_t warp_max(uint64_t value) {
   return value;
 }
 
-// The largest of a block, in its first thread.
+// Returns the largest value of a block to its first thread.
 __device__ uint64_t block_max(uint64_t value) {
   __shared__ uint64_t warps[kThreads / kWarp];
   value = warp_max(value);
@@ -40,8 +40,8 @@ __device__ uint64_t block_max(uint64_t value) {
   return warp_max(threadIdx.x < kThreads / kWarp ? warps[threadIdx.x] : 0);
 }
 
-// Blocks raise the alarm in any order, and the host must end up with the lowest number: whoever has written a number
-// looks whether a lower one has come meanwhile.
+// Blocks raise the alarm in any order, but the host must end up with the lowest number: after writing a number, a
+// thread checks whether a lower one has arrived meanwhile.
 __device__ void raise_alarm(const ScannerState& state, uint64_t number) {
   if (atomicMin(state.first, number) <= number) return;
   uint64_t written;
@@ -101,7 +101,7 @@ struct TorchnanScanner {
 
 namespace {
 
-// Makes a device current, and the one before it again.
+// Makes a device current until destruction, as c10::DeviceGuard does.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device) {

@@ -1,4 +1,4 @@
-// What a launch of the scan is told, and what it tells. Plain data for the host, the device and C: no torch, no CUDA.
+// The input and the output of a launch of the scan: plain data for the host, the device and C, without torch and CUDA.
 #pragma once
 
 #include <stdint.h>
@@ -7,27 +7,27 @@
 
 namespace torchnan::cuda {
 
-// What a site has been maxima to hold since its slot was cleared.
+// The maxima that the scan has found for an entry since its slot was cleared.
 struct Slot {
   uint64_t max_magnitude;  // the largest magnitude; at least `infinity` if something is not finite
-  uint64_t max_finite;     // the largest that is finite; kept only for entries that ask for it
+  uint64_t max_finite;     // the largest finite one; only for entries with track_max_finite
 };
 
-// Contiguous words.
+// A tensor of contiguous words.
 struct Entry {
   const void* data;       // aligned to the word
   uint64_t words;         // at least one
   uint64_t limit;         // a magnitude above it raises the alarm
-  uint32_t event_offset;  // its number is that much more than the first of the launch
+  uint32_t event_offset;  // the number of the entry is this much above the first of the launch
   FloatEncoding encoding;
-  bool track_max_finite;  // and so max_finite
+  bool track_max_finite;  // also compute Slot::max_finite
 };
 
 constexpr uint32_t kMaxEntries = 110;
 constexpr uint32_t kThreads = 256;
 constexpr uint64_t kChunkBytes = 65536;  // read by one block
 
-// A launch of many tensors, in the kernel's own arguments: nothing is copied to the device before it.
+// A launch for many tensors. It fits into the arguments of the kernel, so nothing is copied to the device before.
 struct Table {
   uint32_t entries;
   uint32_t first_chunk[kMaxEntries + 1];  // of each entry, and one past the last
@@ -35,7 +35,7 @@ struct Table {
 };
 static_assert(sizeof(Table) <= 4096, "kernel arguments end there on every device");
 
-// Words at regular distances: any tensor that is not contiguous.
+// A tensor that is not contiguous.
 constexpr uint32_t kMaxDims = 12;
 struct StridedEntry {
   Entry entry;          // `words` of each run
@@ -45,18 +45,18 @@ struct StridedEntry {
   int64_t stride[kMaxDims];  // between two runs, in words
 };
 
-// Entries have numbers, which grow in the order in which the host came by. Entry n writes to slot n % kSlots. The alarm
-// is the lowest number whose limit was passed; kNoAlarm if none was.
+// Entries have numbers, increasing in the order of the operations. Entry n writes to slot n % kSlots. The alarm is the
+// lowest number whose limit was exceeded; kNoAlarm if none was.
 constexpr uint64_t kNoAlarm = ~uint64_t{0};
 constexpr uint32_t kSlots = 1 << 16;  // of each scanner: 1 MiB on the device
 
-// 64 KiB pieces that begin where a 16-byte pack does: only the first and the last have ragged ends.
+// Returns the number of 64 KiB chunks that begin at a 16-byte pack: only the first and the last are partial.
 inline uint64_t chunks_of(const Entry& entry) {
   const uint64_t past_pack = reinterpret_cast<uintptr_t>(entry.data) % 16;
   return (past_pack + entry.words * traits_of(entry.encoding).word_bytes + kChunkBytes - 1) / kChunkBytes;
 }
 
-// False, and nothing done, if the table is full, or has as many chunks as a launch can have blocks.
+// Adds an entry. Returns false if the table is full, or would have more chunks than a launch can have blocks.
 inline bool add(Table& table, const Entry& entry) {
   if (table.entries >= kMaxEntries) return false;
   const uint64_t chunks = table.first_chunk[table.entries] + chunks_of(entry);

@@ -1,4 +1,4 @@
-// Detection as a scope.
+// Detection in C++: from the construction of a Detector to its end.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ namespace torchnan {
 
 class DetectionSession;
 
-// Thrown where a non-finite value did harm. what() is the report.
+// Thrown where a non-finite value does harm. what() is the report.
 class TORCHNAN_API NonFiniteError : public std::runtime_error {
  public:
   explicit NonFiniteError(Finding finding);
@@ -30,30 +30,31 @@ class TORCHNAN_API NonFiniteError : public std::runtime_error {
   std::shared_ptr<const Finding> finding_;
 };
 
-// Watches every operation of the thread that made it, and the backward passes that thread starts, until
-// close() or destruction. Scopes nest; the innermost one decides what a finding does.
-// Throws std::invalid_argument if the options cannot be used, std::runtime_error if this PyTorch has no
-// dispatch key left to session with.
+// Checks every operation of the thread that constructed it, and of the backward passes that this thread starts, until
+// close() or destruction. Detectors nest; the innermost one decides what a finding does. The constructor throws
+// std::invalid_argument for invalid options, and std::runtime_error if this PyTorch has no free dispatch key.
 class TORCHNAN_API Detector {
  public:
   explicit Detector(Options options = {});
-  ~Detector();  // like close(), but never throws: what it would have thrown is in findings()
+  ~Detector();  // like close(), but never throws
   Detector(const Detector&) = delete;
   Detector& operator=(const Detector&) = delete;
 
-  // Ends detection and judges what is still alive; throws NonFiniteError as any other harm would.
+  // Ends detection and reports the non-finite tensors that are still alive; throws NonFiniteError as for any other
+  // harm.
   void close();
 
   std::vector<Finding> findings() const;
   std::string report() const;
   Stats stats() const;
-  // Since it was last asked for; needs the option. What was read comes first, and what is nearest the end of its range.
+  // Returns the headroom since the last call; needs Options::headroom. Measured values come before bounds, and the
+  // nearest to the end of their range before others.
   std::vector<Headroom> headroom();
 
-  // Training step k begins. Findings carry the number.
+  // Marks the begin of training step k. Findings carry the number.
   void mark_step(int64_t k);
 
-  // Names tensors for the report ("encoder.weight"); nothing is kept alive.
+  // Name tensors for the report ("encoder.weight"). They are not kept alive.
   void name_parameter(const std::string& name, const at::Tensor& tensor);
   void name_buffer(const std::string& name, const at::Tensor& tensor);
 
@@ -66,7 +67,7 @@ class TORCHNAN_API Detector {
   bool open_ = false;
 };
 
-// Lets another thread take part in a detection.
+// Makes the current thread take part in the detection of another thread, until destruction.
 class TORCHNAN_API ThreadScope {
  public:
   explicit ThreadScope(const Detector& detector);

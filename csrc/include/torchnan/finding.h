@@ -1,4 +1,4 @@
-// A finding: one reported fact about a non-finite value, as the log, the report and the exception carry it.
+// A finding: one reported fact about a non-finite value, as contained in the log, the report and the exception.
 #pragma once
 
 #include <cstdint>
@@ -11,32 +11,32 @@
 
 namespace torchnan {
 
-// How serious: an error did harm, a warning was never used, a note is for the record.
+// An error did harm, a warning was never used, a note is for information.
 enum class Level { kError, kWarning, kNote };
 
-// What was first made at the origin. An output that holds both counts as a NaN.
+// What the origin made first. An output that holds both counts as NaN.
 enum class Kind { kNaN, kInf };
 
 // Where the value came from.
 enum class Origin {
   kOp,         // an operation made it from finite inputs
-  kInput,      // it came in with data that no watched operation has written
+  kInput,      // it came with external data, which no checked operation has written
   kParameter,  // a parameter of a module held it
   kBuffer,     // a buffer of a module held it
-  kUninit,     // memory that an empty() gave out and nobody wrote
+  kUninit,     // memory that an empty() allocated and nothing wrote
   kForeign,    // written outside the dispatcher: NumPy view, Triton kernel, C extension
 };
 
 enum class Phase { kForward, kBackward, kOptimizer };
 
-// A source line. File names are as the program has them.
+// A source line. File names are as user code has them.
 struct Frame {
   std::string file;
   int64_t line = 0;
   std::string function;
 };
 
-// What a tensor held: counts of elements, and the range of its finite ones (absent if there are none).
+// Counts of the elements of a tensor, and the range of its finite ones (absent if there are none).
 struct Tally {
   int64_t nan = 0;
   int64_t posinf = 0;
@@ -54,8 +54,8 @@ struct InputSummary {
   std::string dtype;
   std::vector<int64_t> shape;
   Tally tally;
-  bool overwritten = false;  // the operation wrote over it: the tally could not be taken
-  std::string constant;      // where a non-finite constant in it was written: "train.py:12"
+  bool overwritten = false;  // the operation wrote over it, so there is no tally
+  std::string constant;      // where user code wrote a non-finite constant into it: "train.py:12"
 };
 
 // One operation on the way from the origin to the harm.
@@ -65,23 +65,23 @@ struct LineageStep {
   int64_t line = 0;
 };
 
-// What the value did.
+// How the value did harm.
 enum class HarmKind {
-  kNone,            // a warning or a note: it did none
+  kNone,            // a warning or a note: no harm
   kOrigin,          // when="origin": reported where it was made
   kBackward,        // backward() or grad() was called on it
   kGradient,        // the gradient of a leaf, about to be used by an optimizer
   kParameter,       // written into a parameter
   kOptimizerState,  // written into the state of an optimizer
-  kRead,            // read back by the program
+  kRead,            // read by user code
   kGuard,           // reached a guard
   kAlive,           // still alive when detection ended
-  kUnused,          // nobody ever used it
+  kUnused,          // never used
 };
 
 struct Harm {
   HarmKind kind = HarmKind::kNone;
-  std::string name;  // of the parameter, state entry or guard, if it has one
+  std::string name;  // of the parameter, state entry or guard, if there is one
   std::string file;
   int64_t line = 0;
 };
@@ -96,11 +96,11 @@ struct Finding {
 
   std::string op;        // "aten::log"; the allocating op for kUninit; the first reader for other external values
   std::string overload;  // "Tensor"
-  int64_t output = 0;    // which of its outputs
+  int64_t output = 0;    // index of the output
   std::string node;      // "LogBackward0" in the backward pass, else empty
   std::optional<std::string> module;  // dotted path, "" is the root, absent outside every module
   std::string name;                   // of the parameter or buffer
-  std::vector<Frame> stack;           // the user's frame first; in backward that of the forward call
+  std::vector<Frame> stack;           // user code first; in the backward pass the stack of the forward call
 
   std::optional<int64_t> step;
   std::optional<int64_t> rank;
@@ -119,7 +119,7 @@ struct Finding {
   int64_t lineage_omitted = 0;  // steps left out before the last one
   Harm harm;
   std::string hint;     // one factual sentence, or empty
-  int64_t repeats = 0;  // how many more times the same was found
+  int64_t repeats = 0;  // further findings of the same
 };
 
 TORCHNAN_API const char* name_of(Level level);
@@ -128,19 +128,19 @@ TORCHNAN_API const char* name_of(Origin origin);
 TORCHNAN_API const char* name_of(Phase phase);
 TORCHNAN_API const char* name_of(HarmKind kind);
 
-// "backward() was called on it (train.py:88)".
+// Returns a clause such as "backward() was called on it (train.py:88)".
 TORCHNAN_API std::string describe(const Harm& harm);
 
-// The one-screen report: no control characters, nothing but what the finding holds.
+// Returns the report, which fits on one screen and holds no control characters.
 TORCHNAN_API std::string to_text(const Finding& finding);
 
-// One line of strict JSON, without the line break: non-finite numbers are strings. Shorter than 16 KiB: where names are
-// too long for that, they lose their middle ("..."), and lists their end.
+// Returns one line of strict JSON, without the line break. Non-finite numbers are strings. The line is shorter than 16
+// KiB: if necessary, names lose their middle ("...") and lists their end.
 TORCHNAN_API std::string to_json(const Finding& finding);
 
-// The finding of such a line: to_json() of it is the line again. Throws std::invalid_argument, with the field, what it
-// must be and what it is, for a line that to_json() of this schema version does not write: longer than 1 MiB, not
-// UTF-8, an entry missing, unknown or there twice.
+// Reads such a line: to_json() of the result is the line again. Throws std::invalid_argument, which names the field,
+// what it must be and what it is, for a line that to_json() of this schema version does not write: longer than 1 MiB,
+// not UTF-8, with an entry that is missing, unknown or repeated.
 TORCHNAN_API Finding finding_from_json(std::string_view line);
 
 }  // namespace torchnan

@@ -1,4 +1,4 @@
-// A place in the program where values must be finite.
+// Guards: points in user code where values must be finite.
 #pragma once
 
 #include <string>
@@ -9,9 +9,8 @@
 
 namespace torchnan {
 
-// Returns a view of x. The value is checked here and now, the gradient when it passes here in the backward
-// pass; either being non-finite is harm, reported under this name. Works with and without a Detector: without
-// one it throws NonFiniteError.
+// Checks x at once, and its gradient when the backward pass arrives here; returns a view of x. A non-finite value or
+// gradient is harm, reported under this name. Without a Detector it throws NonFiniteError.
 TORCHNAN_API at::Tensor guard(const at::Tensor& x, const std::string& name);
 
 }  // namespace torchnan

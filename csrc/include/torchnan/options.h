@@ -1,4 +1,4 @@
-// What to look for, and what to do about it. The names are those of the Python keywords.
+// The options of a detection. They have the names of the Python keywords.
 #pragma once
 
 #include <cstdint>
@@ -11,17 +11,17 @@
 
 namespace torchnan {
 
-// What a finding of level error does.
+// What happens on a finding of level error.
 enum class Action {
   kRaise,  // throw NonFiniteError
-  kWarn,   // print the report once per origin, go on
-  kLog,    // keep it (and write it to the log file, if there is one), go on
+  kWarn,   // print the report once per origin, continue
+  kLog,    // keep it (and write it to the log file, if there is one), continue
 };
 
-// When a non-finite value is judged.
+// When a non-finite value is reported.
 enum class When {
-  kHarm,    // where it does harm: no false alarm
-  kOrigin,  // at once, at the operation that made it: for a debugger
+  kHarm,    // where it does harm: no false alarms
+  kOrigin,  // at once, at the operation that made it: for use with a debugger
 };
 
 struct TORCHNAN_API Options {
@@ -30,16 +30,16 @@ struct TORCHNAN_API Options {
   bool check_nan = true;
   bool check_inf = true;
   When when = When::kHarm;
-  bool backward = true;               // session the backward pass
-  bool stacks = true;                 // keep the forward source line for the backward pass
-  std::vector<std::string> skip_ops;  // "aten::log", "log" or globs such as "aten::_foreach_*": never judged
-  bool exact = false;                 // read every result, whether or not it is known to be finite
-  int64_t sample = 0;                 // N > 0: read what is known to be finite too, every result once in N steps
-  bool headroom = false;              // keep the largest |x| of each call site, for Detector::headroom()
-  int64_t max_findings = 100;         // kept; the rest is counted
-  std::string log;                    // path of a JSON-lines file, created owner-only; empty: none
+  bool backward = true;               // check the backward pass
+  bool stacks = true;                 // record the forward source line for the backward pass
+  std::vector<std::string> skip_ops;  // "aten::log", "log" or globs such as "aten::_foreach_*": never checked
+  bool exact = false;                 // scan every result, also those proved finite
+  int64_t sample = 0;                 // N > 0: scan also the results proved finite, each once in N steps
+  bool headroom = false;              // record the largest |x| of each call site, for Detector::headroom()
+  int64_t max_findings = 100;         // that are kept; further ones are only counted
+  std::string log;                    // path of a JSON Lines file, readable by its owner only; empty: none
 
-  // One message for each value that cannot be used; empty if all is well.
+  // Returns one message for each invalid value.
   std::vector<std::string> validate() const;
 };
 

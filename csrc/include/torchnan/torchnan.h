@@ -6,7 +6,7 @@
 //   torchnan::Detector detector(options);      // on, for this thread and its backward passes
 //   auto loss = model.forward(batch);
 //   loss.backward();                           // throws torchnan::NonFiniteError, with .finding()
-//   detector.close();                          // judges what is still alive; may throw too
+//   detector.close();                          // reports what is still alive; may throw too
 //
 // CMake: find_package(torchnan) gives the target torchnan::torchnan.
 #pragma once
