@@ -1,4 +1,4 @@
-"""What `import torch` calls in every program of an environment that has torchnan: it must cost nothing.
+"""Called by `import torch` in every program of an environment that has torchnan: it must cost nothing.
 
 A module of its own, so that a program which has not asked for torchnan imports no part of it.
 """

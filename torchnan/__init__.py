@@ -36,8 +36,8 @@ __all__ = [
     "set_detect",
 ]
 
-# What stands around a training step is loaded when it is first asked for: detection alone costs nothing of it.
-_LATER = {
+# Imported when first used: detection alone needs none of it.
+_LAZY = {
     "Monitor": "torchnan.monitor",
     "NaNDetector": "torchnan.recovery.nan_detector",
     "NaNState": "torchnan.recovery.nan_detector",
@@ -52,9 +52,9 @@ def __getattr__(name: str) -> Any:
 
     if name in _PACKAGES:
         return importlib.import_module(f"torchnan.{name}")
-    if name not in _LATER:
+    if name not in _LAZY:
         raise AttributeError(f"module 'torchnan' has no attribute '{name}'")
-    return getattr(importlib.import_module(_LATER[name]), name)
+    return getattr(importlib.import_module(_LAZY[name]), name)
 
 
 if startup.is_pending:

@@ -1,7 +1,7 @@
 """Logs of findings, read again: ``torchnan.findings.read("findings.jsonl").findings``.
 
-A log may be of a process that was killed, of a full disk, or of a stranger. What can be read of it is read, what cannot
-is skipped, counted and told. Nothing that a log names is opened.
+A log may be of a process that was killed, of a full disk, or untrusted. What can be read of it is read, what
+cannot be is skipped and counted. Nothing that a log names is opened.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import BinaryIO, overload
 from torchnan.config.text import printable
 from torchnan.detection.finding import Finding
 
-LONGEST_LINE = 2**20  # bytes, without the line break: no finding has more
-MOST_TOLD = 100  # damaged lines
+MAX_LINE_BYTES = 2**20  # bytes, without the line break: no finding has more
+MAX_REPORTED_LINES = 100  # damaged lines
 _START = b'{"schema":'  # of every line, and of nothing in one: quotes in its texts are escaped
 
 
 @dataclasses.dataclass(frozen=True)
-class Damage:
-    """A line that is no finding: its number (1-based), and why."""
+class UnreadableLine:
+    """A line that is no finding: its number (1-based), and the reason."""
 
     line: int
     reason: str
@@ -32,7 +32,7 @@ class Damage:
 
 @dataclasses.dataclass(frozen=True)
 class Log:
-    """What a log holds.
+    """The contents of a log.
 
     Attributes:
         findings: in the order of the log. Each is made when it is asked for, so that only the text is held.
@@ -42,7 +42,7 @@ class Log:
     """
 
     findings: Sequence[Finding]
-    damaged: tuple[Damage, ...]
+    damaged: tuple[UnreadableLine, ...]
     damaged_lines: int
     ignored_bytes: int
     truncated: bool
@@ -55,7 +55,7 @@ def read(path: str | os.PathLike[str]) -> Log:
         OSError: it cannot be opened, or is no regular file.
     """
     whole: list[bytes] = []
-    damaged: list[Damage] = []
+    damaged: list[UnreadableLine] = []
     damaged_lines = ignored = 0
     truncated = False
     with _opened(path) as file:
@@ -71,14 +71,14 @@ def read(path: str | os.PathLike[str]) -> Log:
                 truncated = True
             elif start > 0:
                 damaged_lines += 1
-                damaged += [Damage(number, reason)][: MOST_TOLD - len(damaged)]
+                damaged += [UnreadableLine(number, reason)][: MAX_REPORTED_LINES - len(damaged)]
             ignored += start
     return Log(_Findings(whole), tuple(damaged), damaged_lines, ignored, truncated)
 
 
 def _refusal(line: bytes, size: int) -> str:
-    """Why it is no finding; nothing if it is one."""
-    if len(line) > LONGEST_LINE:
+    """Returns why a line is no finding; ``""`` if it is one."""
+    if len(line) > MAX_LINE_BYTES:
         return f"it has {size} bytes, and no finding has so many"
     try:
         Finding.from_json(line)
@@ -113,14 +113,14 @@ def _opened(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def _without_waiting(name: str, flags: int) -> int:
-    """As one would for the writer of a pipe."""
+    """Opens a file without waiting for the writer of a pipe."""
     return os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[bytes, int, bool]]:
     """Lines without their breaks, cut where longer than a finding can be; their bytes; whether they have ended."""
-    while line := file.readline(LONGEST_LINE + 2):
+    while line := file.readline(MAX_LINE_BYTES + 2):
         size, rest = len(line), line
-        while not rest.endswith(b"\n") and (rest := file.readline(LONGEST_LINE)):
+        while not rest.endswith(b"\n") and (rest := file.readline(MAX_LINE_BYTES)):
             size += len(rest)
         yield line.removesuffix(b"\n"), size, rest.endswith(b"\n")

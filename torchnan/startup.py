@@ -12,7 +12,7 @@ from typing import Any
 from torchnan import _load
 from torchnan.config import environment as _environment
 from torchnan.config.options import OptionError, message_of
-from torchnan.config.text import LONGEST_MESSAGE, printable
+from torchnan.config.text import MAX_MESSAGE_BYTES, printable
 
 is_pending = False  # asked for while torchnan was being imported, which does it at its end
 
@@ -57,7 +57,7 @@ def switch_on() -> None:
             session.set_detect(True, **options)
             atexit.register(_at_exit)
     except (OptionError, OSError, RuntimeError) as error:
-        print(f"torchnan: {printable(message_of(error), LONGEST_MESSAGE)}", file=sys.stderr)
+        print(f"torchnan: {printable(message_of(error), MAX_MESSAGE_BYTES)}", file=sys.stderr)
         raise SystemExit(2) from None
 
 

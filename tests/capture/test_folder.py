@@ -118,7 +118,7 @@ def test_what_is_not_strict_json_is_refused(tmp_path, document):
 
 
 def test_a_document_that_could_not_be_read_again_is_not_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(atomic_folder, "LARGEST_DOCUMENT", 100)
+    monkeypatch.setattr(atomic_folder, "MAX_DOCUMENT_BYTES", 100)
     with pytest.raises(CaptureError, match=r"a\.json would have 102 bytes, and no more than 100 can be read again"):
         atomic_folder.write(tmp_path / "x", {"a": "x" * 100}, {})
     assert os.listdir(tmp_path) == []
@@ -142,7 +142,7 @@ import errno, os, resource, sys
 from pathlib import Path
 import torch
 from torchnan.storage import atomic_folder
-atomic_folder._want_room = lambda parent, needed: None  # as if another process had taken the room since
+atomic_folder._check_free_space = lambda parent, needed: None  # as if another process had taken the room since
 if sys.argv[2] == "limit":
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 for documents, tensors in (({}, {"a": {"x": torch.zeros(100_000)}}), ({"a": "x" * 400_000}, {})):

@@ -90,10 +90,10 @@ REFUSED = {
     "function": (lambda: [len], "batch[0] is a builtin_function_or_method, which cannot be kept"),
     "set": (lambda: {"a": {1}}, "batch['a'] is a set, which cannot be kept"),
     "module": (lambda: torch.nn.ReLU(), "batch is a torch.nn.modules.activation.ReLU, which cannot be kept"),
-    "enum": (lambda: Colour.RED, "batch is a test_capture_refused.Colour, which"),
+    "enum": (lambda: Colour.RED, f"batch is a {__name__}.Colour, which"),
     "defaultdict": (lambda: collections.defaultdict(int), "batch is a collections.defaultdict, which"),
     "key": (lambda: {"a": {(1, 2): 0}}, "batch['a'] has the key (1, 2), a tuple, which cannot be kept: keys can be "),
-    "enum_key": (lambda: {Colour.RED: 0}, "a test_capture_refused.Colour, which cannot be kept: keys can be"),
+    "enum_key": (lambda: {Colour.RED: 0}, f"a {__name__}.Colour, which cannot be kept: keys can be"),
     "sparse": (lambda: torch.eye(2).to_sparse(), "batch is a sparse tensor, which cannot be kept: keep its to_dense()"),
     "csr": (lambda: torch.eye(2).to_sparse_csr(), "batch is a sparse tensor, which cannot be kept"),
     "mkldnn": (lambda: torch.eye(2).to_mkldnn(), "batch is a torch._mkldnn tensor, which cannot be kept"),
@@ -108,7 +108,7 @@ REFUSED = {
     ),
     "meta": (lambda: [torch.ones(2, device="meta")], "batch[0] is a meta tensor, which cannot be kept: it has no"),
     "fake": (fake, "batch is a torch._subclasses.fake_tensor.FakeTensor, a kind of tensor that cannot be kept"),
-    "subclass": (lambda: torch.ones(2).as_subclass(Tagged), "batch is a test_capture_refused.Tagged, a kind of tensor"),
+    "subclass": (lambda: torch.ones(2).as_subclass(Tagged), f"batch is a {__name__}.Tagged, a kind of tensor"),
     "zero": (lambda: torch._efficientzerotensor([3]), "batch is a zero tensor, which cannot be kept"),
     "freed": (freed, "batch is a tensor whose memory was taken away (0 of 16 bytes are there)"),
     "objects": (lambda: np.array([{}]), "batch is a NumPy array of dtype object, which cannot be kept: only numbers"),
@@ -119,8 +119,8 @@ REFUSED = {
     "masked": (lambda: np.ma.masked_array([1.0]), "batch is a numpy.ma.MaskedArray, which cannot be kept: make it"),
     "dataclass_of_more": (lambda: Scaled(1, 2.0), "from what it holds (missing a required argument: 'scale')"),
     "dataclass_list": (lambda: Listed(), "a dataclass that holds more than its fields, which cannot be kept"),
-    "dataclass_module": (lambda: Module(), "test_capture_refused.Module, a dataclass that holds more than its fields"),
-    "dataclass_unset": (without_its_field, "batch is a test_capture_refused.Slotted without its field 'value', which"),
+    "dataclass_module": (lambda: Module(), f"{__name__}.Module, a dataclass that holds more than its fields"),
+    "dataclass_unset": (without_its_field, f"batch is a {__name__}.Slotted without its field 'value', which"),
     "userdict_of_more": (lambda: NeedsTwo({}, 1), "from what it holds (missing a required argument: 'more')"),
     "userdict_of_other": (lambda: Odd(), "batch.data is a collections.OrderedDict, which cannot be kept"),
 }  # fmt: skip
@@ -182,7 +182,7 @@ def test_a_hundred_levels_are_kept_and_one_more_is_refused():
 def test_what_shares_its_parts_exponentially_ends(monkeypatch):
     from torchnan.storage import encoder as _walk
 
-    monkeypatch.setattr(_walk, "MOST_PARTS", 10_000)
+    monkeypatch.setattr(_walk, "MAX_PARTS", 10_000)
     value: list = []
     for _ in range(60):
         value = [value, value]

@@ -140,7 +140,7 @@ def test_a_finding_after_a_line_that_was_cut_is_not_lost(path):
     log = findings.read(path)
     assert [f.op for f in log.findings] == ["aten::div", "aten::div"]
     assert (log.damaged_lines, log.ignored_bytes, log.truncated) == (1, 50, False)
-    assert log.damaged[0] == findings.Damage(2, "before its finding there are 50 bytes of another")
+    assert log.damaged[0] == findings.UnreadableLine(2, "before its finding there are 50 bytes of another")
 
 
 def test_an_empty_log_has_none(tmp_path):
@@ -162,11 +162,11 @@ def test_what_is_no_file_is_refused_at_once(tmp_path):
 
 OPENED = """
 import sys, torchnan.findings
-from torchnan import commands
-commands.main(["show", sys.argv[1]])  # what a first time imports
+from torchnan import cli
+cli.main(["show", sys.argv[1]])  # what a first time imports
 opened = []
 sys.addaudithook(lambda event, arguments: opened.append(arguments[0]) if event == "open" else None)
-commands.main(["show", sys.argv[1]])
+cli.main(["show", sys.argv[1]])
 print(set(opened))
 """
 

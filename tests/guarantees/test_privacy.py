@@ -313,7 +313,7 @@ RENDER = """
 import json, os, sys, torch, torchnan
 from tests.support.hostile_programs import renamed
 from tests.support.captured_output import printed
-from torchnan import commands
+from torchnan import cli
 canary, folder = sys.argv[1:]
 opened = []
 
@@ -346,8 +346,8 @@ if __name__ == "__main__":
     capture = guard.events[0].capture
     told += str(torchnan.load_capture(capture))
     told += "".join(printed(
-        lambda: commands.main(["extract", capture, "--out", folder + "/out"]),
-        lambda: commands.main(["replay", capture, "--step", "__main__:step", "--model", "__main__:build"]),
+        lambda: cli.main(["extract", capture, "--out", folder + "/out"]),
+        lambda: cli.main(["replay", capture, "--step", "__main__:step", "--model", "__main__:build"]),
     ))
     assert canary in told
     print(json.dumps(opened))

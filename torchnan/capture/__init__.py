@@ -1,4 +1,4 @@
-"""What is kept on disk of a training step: a folder of JSON and safetensors files, never pickle."""
+"""Captures of bad training steps: folders of JSON and safetensors files, never pickle."""
 
 from torchnan.capture.capture import Capture, load_capture
 from torchnan.storage.errors import CaptureError, UnkeepableError

@@ -23,7 +23,7 @@ from torchnan.recovery.step.replay import Replay, replay
 from torchnan.storage import atomic_folder
 from torchnan.storage.codec import decode
 from torchnan.storage.errors import CaptureError
-from torchnan.storage.schema_checks import entry, kind, wrong
+from torchnan.storage.schema_checks import damaged, require_key, require_type
 
 _WRAPPERS = ("module.", "_orig_mod.")  # DDP's and torch.compile's, which a replay may do without
 
@@ -33,7 +33,7 @@ class Capture:
     """A bad step, with all that it needs to run again.
 
     Attributes:
-        path: its atomic_folder.
+        path: its folder.
         step: 1-based; ``rank`` of ``ranks`` processes.
         event: what happened, as a line of the recovery log has it.
         report: of the origin, as text.
@@ -118,10 +118,10 @@ class Capture:
 def load_capture(
     path: str | os.PathLike[str], *, types: tuple[type, ...] = (), device: torch.device | str | None = None
 ) -> Capture:
-    """Reads a capture. Runs no code of it: it is JSON and safetensors.
+    """Reads a capture, which is JSON and safetensors: no code of it is run.
 
     Args:
-        path: its atomic_folder.
+        path: its folder.
         types: dataclasses, namedtuples and ``UserDict`` classes that are in its batches; those of modules that are
             already imported are found without.
         device: where its tensors go; if some were on an accelerator, then only those. Default: the CPU.
@@ -133,18 +133,20 @@ def load_capture(
     where = f"{os.fspath(path)}/capture.json"
     if "capture" not in documents:
         raise CaptureError(f"{os.fspath(path)} is not a capture: it has no capture.json.")
-    about = entry(documents, "capture", dict, where)
-    event = entry(about, "event", dict, where)
-    memory = entry(entry(about, "weights", dict, where), "memory", list, f"{where}['weights']")
+    about = require_key(documents, "capture", dict, where)
+    event = require_key(about, "event", dict, where)
+    memory = require_key(require_key(about, "weights", dict, where), "memory", list, f"{where}['weights']")
     spread = any(piece != {"device": "cpu"} for piece in memory)  # what was on the host was meant to be there
 
     def part(name: str, expected: type) -> Any:
         if name not in about or name not in tensors:
             raise CaptureError(f"{os.fspath(path)} is not whole: it has no {name}.")
         place = None if device is None or "random" in name else functools.partial(_place, device, spread)
-        return kind(decode(about[name], tensors[name], types=types, place=place), expected, f"{where}['{name}']")
+        return require_type(
+            decode(about[name], tensors[name], types=types, place=place), expected, f"{where}['{name}']"
+        )
 
-    in_eval = entry(about, "in_eval", list, where)
+    in_eval = require_key(about, "in_eval", list, where)
 
     def random(states: Any) -> Any:
         return _fields_of(RandomState, states, f"{where}['random']")
@@ -152,19 +154,19 @@ def load_capture(
     operation = part("operation", dict) if "operation" in about else None
     return Capture(
         path=Path(path),
-        step=entry(event, "step", int, f"{where}['event']"),
-        rank=entry(about, "rank", int, where),
-        ranks=entry(about, "ranks", int, where),
+        step=require_key(event, "step", int, f"{where}['event']"),
+        rank=require_key(about, "rank", int, where),
+        ranks=require_key(about, "ranks", int, where),
         event=event,
-        report=entry(about, "report", str, where),
+        report=require_key(about, "report", str, where),
         weights=_named_tensors(part("weights", dict), f"{where}['weights']"),
         buffers=_named_tensors(part("buffers", dict), f"{where}['buffers']"),
         batches=part("batches", list),
         random=random(part("random", dict)),
         batch_random=[None if one is None else random(one) for one in part("batch_random", list)],
         operation=None if operation is None else _fields_of(Operation, operation, f"{where}['operation']"),
-        versions=_texts(entry(about, "versions", dict, where), f"{where}['versions']"),
-        in_eval=frozenset(_bare(kind(name, str, f"{where}['in_eval']")) for name in in_eval),
+        versions=_texts(require_key(about, "versions", dict, where), f"{where}['versions']"),
+        in_eval=frozenset(_bare(require_type(name, str, f"{where}['in_eval']")) for name in in_eval),
     )
 
 
@@ -175,23 +177,23 @@ _FIELDS: dict[type, dict[str, tuple[type, ...]]] = {
 
 
 def _fields_of(cls: type, values: Any, where: str) -> Any:
-    """A dataclass made of what has the types of its fields."""
+    """Returns a dataclass made of values that have the types of its fields."""
     fields = _FIELDS[cls]
-    given = kind(values, dict, where)
+    given = require_type(values, dict, where)
     if given.keys() != fields.keys() or not all(isinstance(given[name], fields[name]) for name in fields):
-        raise wrong(where, f"what a {cls.__name__} is made of", list(given))
+        raise damaged(where, f"what a {cls.__name__} is made of", list(given))
     return cls(**given)
 
 
 def _named_tensors(values: dict[Any, Any], where: str) -> dict[str, torch.Tensor]:
     for name, tensor in values.items():
         if type(name) is not str or not isinstance(tensor, torch.Tensor):
-            raise wrong(where, "tensors by name", list(values))
+            raise damaged(where, "tensors by name", list(values))
     return values
 
 
 def _texts(values: dict[str, Any], where: str) -> dict[str, str]:
-    return {name: kind(text, str, f"{where}['{name}']") for name, text in values.items()}
+    return {name: require_type(text, str, f"{where}['{name}']") for name, text in values.items()}
 
 
 def _place(device: torch.device | str, spread: bool, was: str) -> torch.device | str:

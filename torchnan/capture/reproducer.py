@@ -1,4 +1,4 @@
-"""The bad operation alone: a Python file that needs nothing but PyTorch and safetensors."""
+"""Reproducers: the operation at the origin as a Python file that needs nothing but PyTorch and safetensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from torchnan.capture.capture import Capture
-from torchnan.config.text import printable, shown
+from torchnan.config.text import brief, printable
 from torchnan.recovery.step.operation import Operation
 from torchnan.storage import atomic_folder
 from torchnan.storage.errors import CaptureError
@@ -86,20 +86,20 @@ def _operator(operation: Operation) -> tuple[str, str, str]:
     is_one = all(_is_name(part) for part in (*parts, *operation.kwargs))
     if not is_one or not isinstance(getattr(torch.ops, namespace), torch._ops._OpNamespace):  # torch.ops.load_library
         raise CaptureError(
-            f"the operation of the capture, {shown(operation.op)} with overload {shown(operation.overload)} and "
-            f"arguments {shown(list(operation.kwargs))}, is no operator of PyTorch's: the capture is damaged."
+            f"the operation of the capture, {brief(operation.op)} with overload {brief(operation.overload)} and "
+            f"arguments {brief(list(operation.kwargs))}, is no operator of PyTorch's: the capture is damaged."
         )
     return parts
 
 
 def _is_name(text: object) -> bool:
-    """Not of Python's own attributes, by which anything can be reached."""
+    """Returns whether text is an identifier, and none of Python's own attributes, by which anything can be reached."""
     is_one = isinstance(text, str) and re.fullmatch("(?!__)[A-Za-z_][A-Za-z0-9_]*", text)
     return bool(is_one) and not keyword.iskeyword(str(text))
 
 
 def _named_arguments(operation: Operation) -> list[tuple[str, Any]]:
-    """With the names of the schema, where the operator is known here."""
+    """Returns arguments with their names in the schema, where the operator is known here."""
     namespace, name, overload = _operator(operation)
     known = getattr(getattr(getattr(torch.ops, namespace), name, None), overload, None)
     names = [argument.name for argument in known._schema.arguments] if isinstance(known, torch._ops.OpOverload) else []
@@ -118,7 +118,7 @@ class _Rendering:
         self.layout: list[str] = []  # lines that put back what safetensors does not keep
 
     def of(self, value: Any, name: str) -> str:
-        """The expression for one argument."""
+        """Returns the expression for an argument."""
         if isinstance(value, torch.Tensor):
             return self._tensor(value, name)
         if isinstance(value, list | tuple):

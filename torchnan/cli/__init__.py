@@ -1,4 +1,4 @@
-"""The command line: a file per verb. One place turns errors into exit codes."""
+"""The command line: a module per command. One place turns errors into exit codes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any, NoReturn
 from torchnan.capture import CaptureError
 from torchnan.cli import diagnose, doctor, extract, replay, run, show
 from torchnan.config.options import OptionError, message_of
-from torchnan.config.text import LONGEST_MESSAGE, printable
+from torchnan.config.text import MAX_MESSAGE_BYTES, printable
 
 
 class _Parser(argparse.ArgumentParser):
-    """Its errors quote what was typed; and half a name is no name."""
+    """A parser that escapes what its errors quote, and accepts no abbreviations."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        super().error(printable(message, LONGEST_MESSAGE))
+        super().error(printable(message, MAX_MESSAGE_BYTES))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,6 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status: int = given.execute(given)
     except (OptionError, CaptureError, OSError) as error:
-        print(f"torchnan: {printable(message_of(error), LONGEST_MESSAGE)}", file=sys.stderr)
+        print(f"torchnan: {printable(message_of(error), MAX_MESSAGE_BYTES)}", file=sys.stderr)
         return 2
     return status

@@ -1,4 +1,4 @@
-"""Says what torchnan was built for, what it runs with, and which switches are set."""
+"""Prints what torchnan was built for, what it runs with, and which options the environment sets."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ HELP = "build, PyTorch, engine in use, switches"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """None."""
+    """Adds nothing."""
 
 
-def _told(options: dict[str, Any] | None) -> str:
+def _format_options(options: dict[str, Any] | None) -> str:
     if _C.is_disabled():
         return "OFF by TORCHNAN=0: detect(), guard(), StepGuard and NaNDetector look at nothing, in every program"
     return "off" if options is None else ", ".join(f"{name}={value}" for name, value in options.items())
@@ -61,7 +61,7 @@ def execute(given: argparse.Namespace) -> int:
         healthy = False
     try:
         options = startup.options_from(os.environ)
-        rows.append(("switches", _told(options)))
+        rows.append(("switches", _format_options(options)))
     except OptionError as error:
         rows.append(("switches", f"REFUSED: {error}"))
         healthy = False

@@ -31,7 +31,7 @@ REPRODUCED, NOT_REPRODUCED = 1, 0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The capture, and how to run it."""
+    """Adds the capture, and how to run it."""
     parser.add_argument("capture", help="folder of the capture")
     parser.add_argument("--step", required=True, metavar="MODULE:FUNCTION", help="step(model, batch), or both of them")
     parser.add_argument("--model", metavar="MODULE:FUNCTION", help="builds the model")

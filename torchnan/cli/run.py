@@ -21,15 +21,17 @@ HELP = "run a program under detection"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Every option of a detection, and the program with its arguments."""
+    """Adds every option of detection, and the program with its arguments."""
     for name, option in DetectionOptions.options().items():
         flag = "--" + name.replace("_", "-")
-        parser.add_argument(flag, metavar="VALUE", help=f"{option.accepts_text} (default: {_shown(option.default)})")
+        parser.add_argument(
+            flag, metavar="VALUE", help=f"{option.accepts_text} (default: {_format_default(option.default)})"
+        )
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, default=[], help="a module and its arguments")
     parser.add_argument("script", nargs=argparse.REMAINDER, help="a script and its arguments")
 
 
-def _shown(default: object) -> str:
+def _format_default(default: object) -> str:
     if isinstance(default, bool):
         return str(int(default))
     return str(default) if default else "none"

@@ -21,7 +21,7 @@ _LEVELS = ("error", "warning", "note")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The log, and how to print it."""
+    """Adds the log, and how to print it."""
     parser.add_argument("log", help="what the option log has written")
     parser.add_argument("--json", action="store_true", help="as the lines of the log, without what cannot be read")
 
@@ -48,7 +48,7 @@ def execute(given: argparse.Namespace) -> int:
 
 
 def _identity(f: Finding) -> tuple[object, ...]:
-    """What makes two findings the same, as in a running detection."""
+    """Returns what two findings that count as the same have in common, as in a running session."""
     return (f.level, f.kind, f.origin, f.op, f.node, f.module, f.name, f.file, f.line, f.harm.name)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from torchnan.config.text import LONGEST_MESSAGE, printable, shown
+from torchnan.config.text import MAX_MESSAGE_BYTES, brief, printable
 
 _Table = TypeVar("_Table", bound="Settings")
 
@@ -19,7 +19,7 @@ class OptionError(ValueError):
     """An option cannot be used. Raised before anything takes effect."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(printable(text, LONGEST_MESSAGE))
+        super().__init__(printable(text, MAX_MESSAGE_BYTES))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Settings:
     def __post_init__(self) -> None:
         for name, option in self.options().items():
             if not option.check(getattr(self, name)):
-                raise OptionError(f"{name}={shown(getattr(self, name))} cannot be used: {name} takes {option.accepts}.")
+                raise OptionError(f"{name}={brief(getattr(self, name))} cannot be used: {name} takes {option.accepts}.")
 
     @classmethod
     def options(cls) -> dict[str, Option]:

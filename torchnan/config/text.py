@@ -1,4 +1,4 @@
-"""Words of the program's (names, paths, values, messages of its errors) as they may be shown or stored."""
+"""Text from user code (names, paths, values, error messages), made safe to show and to store."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 from torchnan import _load  # and not its _C: `import torch` may call startup before the core is loaded
 
-LONGEST_MESSAGE = 2000  # bytes of an error's text
+MAX_MESSAGE_BYTES = 2000  # bytes of an error's text
 
 
 def printable(text: str, limit: int = 400) -> str:
-    """For a terminal, in one line: what is no visible character is an escape; cut at ``limit`` bytes with ``...``."""
+    """Returns a line for a terminal: escapes for invisible characters, cut at ``limit`` bytes with ``...``."""
     return str(_load._C.printable(text, limit))
 
 
-def storable(text: str, limit: int = 1000) -> str:
-    """For JSON: the text itself, escapes for what is no Unicode; cut at ``limit`` bytes with ``...``."""
+def to_valid_utf8(text: str, limit: int = 1000) -> str:
+    """Returns text for JSON: escapes for what is no Unicode, cut at ``limit`` bytes with ``...``."""
     return str(_load._C.to_valid_utf8(text, limit))
 
 
@@ -32,11 +32,11 @@ class _Brief(reprlib.Repr):
 _brief = _Brief()
 
 
-def shown(value: Any) -> str:
-    """Any value, in a few words, in a message that says it cannot be used."""
+def brief(value: Any) -> str:
+    """Returns the ``repr()`` of any value, cut, as a message about the value quotes it."""
     return printable(_brief.repr(value), 200)
 
 
 def type_name(value: Any) -> str:
-    """What a value is."""
+    """Returns the name of a value's type."""
     return printable(type(value).__name__, 200)

@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from torchnan._load import _C
-from torchnan.config.text import shown
+from torchnan.config.text import brief
 
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
-    """What is known of a tensor argument without reading it.
+    """A bound on the elements of a tensor argument, known without scanning it.
 
     Attributes:
         most: no ``|x|`` is above it; ``inf`` if nothing is known.
@@ -48,5 +48,5 @@ def register_bound(op: str, rule: Rule) -> None:
         >>> torchnan.register_bound("mylib::scale", lambda x, factor: x.most * abs(factor))
     """
     if not callable(rule):
-        raise TypeError(f"rule={shown(rule)} cannot be used: it takes a callable.")
+        raise TypeError(f"rule={brief(rule)} cannot be used: it takes a callable.")
     _C.register_bound(op, rule, Bound)

@@ -1,4 +1,4 @@
-"""What torchnan raises and warns with."""
+"""The errors and warnings of detection."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchnan.detection.finding import Finding
 
 
 class NonFiniteError(RuntimeError):
-    """A non-finite value did harm. The message is the report; ``finding`` holds it in pieces."""
+    """Raised where a non-finite value does harm. The message is the report; ``finding`` has its fields."""
 
     finding: Finding
 
@@ -22,11 +22,11 @@ class NonFiniteError(RuntimeError):
 
 
 class NonFiniteWarning(UserWarning):
-    """A non-finite value did harm (``action="warn"``), or nobody ever used it."""
+    """Warns of a non-finite value that did harm (``action="warn"``), or that nothing ever used."""
 
 
 class DetectorWarning(RuntimeWarning):
-    """A part of torchnan itself failed. The program that is being watched goes on."""
+    """Warns that a part of torchnan itself failed. User code goes on."""
 
 
 for _public in (NonFiniteError, NonFiniteWarning):

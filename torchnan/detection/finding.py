@@ -1,4 +1,4 @@
-"""What a finding says. The same fields, in the same order, as ``torchnan::Finding`` in C++ and as a line of the log."""
+"""Findings: the same fields, in the same order, as ``torchnan::Finding`` in C++ and as a line of the log."""
 
 from __future__ import annotations
 
@@ -164,12 +164,12 @@ class Finding:
         return self.stack[0].line if self.stack else None
 
     def to_json(self) -> str:
-        """One line of strict JSON, as in the log: non-finite numbers are strings."""
+        """Returns a line of strict JSON, as in the log: non-finite numbers are strings."""
         return self._json
 
     @classmethod
     def from_json(cls, line: str | bytes) -> Finding:
-        """The finding of such a line, from this process or from a log of another machine.
+        """Returns the finding of such a line, from this process or from a log of another machine.
 
         Raises:
             ValueError: it is no line of this schema version; says which field, what it must be and what it is.

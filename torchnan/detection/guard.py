@@ -1,4 +1,4 @@
-"""A place in the program where values must be finite."""
+"""Guards: points in user code at which values must be finite."""
 
 from __future__ import annotations
 

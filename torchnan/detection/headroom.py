@@ -9,7 +9,7 @@ from torchnan.config.text import printable
 
 @dataclasses.dataclass(frozen=True)
 class Headroom:
-    """Of the forward operations of one module in one dtype; of one operator where no module is known.
+    """The largest forward result of one module in one dtype; of one operator where no module is known.
 
     Attributes:
         module: dotted path of the module, ``""`` for the root itself, ``None`` outside every module.

@@ -1,5 +1,4 @@
-"""The few places in PyTorch's Python where harm is done out of the dispatcher's sight. In place only while something
-is watched."""
+"""Hooks on functions of PyTorch that do harm without a dispatched operation, installed while a session is open."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ _undo: list[Callable[[], None]] = []
 
 
 def install() -> None:
-    """Puts the hooks in place with the first of several sessions, which this thread has entered."""
+    """Installs the hooks with the first of several sessions, which this thread has entered."""
     global _installed
     with lock:
         _installed += 1
@@ -34,7 +33,7 @@ def install() -> None:
             return
         with contained("letting higher-order operators pass"):
             _let_higher_order_ops_pass()
-        for method, look, first, count in _looks():
+        for method, look, first, count in _callbacks():
             with contained(f"the hook on {getattr(method, '__name__', method)}"):  # one that does not fit is left out
                 _undo.append(_C.hook_method(method, look, first, count))
         _undo.append(register_optimizer_step_pre_hook(_before_step).remove)
@@ -42,7 +41,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Takes them away with the last."""
+    """Removes the hooks with the last session."""
     global _installed
     with lock:
         _installed -= 1
@@ -53,7 +52,7 @@ def uninstall() -> None:
                 _undo.pop()()
 
 
-def _looks() -> list[tuple[Any, Callable[..., None], int, int]]:
+def _callbacks() -> list[tuple[Any, Callable[..., None], int, int]]:
     """Methods that are written in C, what looks first, and at which arguments: from the first on, how many."""
     tensor, engine = torch._C.TensorBase, type(torch.autograd.Variable._execution_engine)
     return [
@@ -114,7 +113,7 @@ def _with_judging_closure(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
 
 
 def judge_gradients(optimizer: Optimizer) -> None:
-    """An optimizer is about to use its gradients: a bad one does harm now, unless the scaler lets it skip the step."""
+    """Reports non-finite gradients that an optimizer is about to use, unless the loss scaler lets it skip the step."""
     if not _C.has_nonfinite() or _scaler_skips(optimizer):
         return
     with torch._C.DisableTorchFunction():  # a look at a tensor is no call that the program has made
@@ -124,7 +123,7 @@ def judge_gradients(optimizer: Optimizer) -> None:
 
 
 def _scaler_skips(optimizer: Optimizer) -> bool:
-    """A fused optimizer is told by the scaler, on the device, that this step does not count."""
+    """Returns whether the loss scaler has marked, on the device, that a fused optimizer skips the step."""
     found = getattr(optimizer, "found_inf", None)
     return isinstance(found, torch.Tensor) and bool(_C.scalar_value(found))
 
@@ -175,14 +174,14 @@ def replace(holder: Any, name: str, wrap: Callable[[Any], Any]) -> Callable[[], 
     """
     own = name in vars(holder)
     original = vars(holder)[name] if own else getattr(holder, name)
-    while (below := _left_below(original)) is not None:
+    while (below := _wrapped_original(original)) is not None:
         original, own = below
     wrapper = wrap(original)
     setattr(holder, name, wrapper)
 
     def undo() -> None:
         if vars(holder).get(name) is not wrapper:
-            wrapper._torchnan_left = (wrapper, original, own)
+            wrapper._torchnan_removed = (wrapper, original, own)
         elif own:
             setattr(holder, name, original)
         else:
@@ -191,15 +190,15 @@ def replace(holder: Any, name: str, wrap: Callable[[Any], Any]) -> Callable[[], 
     return undo
 
 
-def _left_below(wrapper: Any) -> tuple[Any, bool] | None:
-    """What it wraps, and whether its holder had that itself, if it is ours and was to be taken away."""
-    mark = getattr(wrapper, "_torchnan_left", None)
+def _wrapped_original(wrapper: Any) -> tuple[Any, bool] | None:
+    """Returns what a wrapper of ours that should have been removed wraps, and whether its holder had that itself."""
+    mark = getattr(wrapper, "_torchnan_removed", None)
     return mark[1:] if mark is not None and mark[0] is wrapper else None  # functools.wraps() hands marks on
 
 
 @contextlib.contextmanager
 def watching_new_threads(session: _C.DetectionSession) -> Iterator[None]:
-    """Every thread that Python starts inside takes part in this detection."""
+    """Lets every thread that Python starts inside take part in a session."""
     undo = replace(threading.Thread, "_bootstrap_inner", _watched_by(session))
     try:
         yield
@@ -208,7 +207,7 @@ def watching_new_threads(session: _C.DetectionSession) -> Iterator[None]:
 
 
 def watch_new_threads(session: _C.DetectionSession | None) -> None:
-    """Every thread that Python starts from now on takes part in this detection; ``None`` ends that."""
+    """Lets every thread that Python starts from now on take part in a session; ``None`` ends that."""
     global _undo_threads
     with lock:
         if _undo_threads is not None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Session(Protocol):
-    """What the rest of torchnan asks a :class:`torchnan.detect`."""
+    """A :class:`torchnan.detect`, as names in reports, headroom and fork need it."""
 
     model: torch.nn.Module | None
 

@@ -17,7 +17,7 @@ from torchnan._load import _C
 from torchnan.config import environment
 from torchnan.config.detection_options import DetectionOptions
 from torchnan.config.options import OptionError
-from torchnan.config.text import printable, shown
+from torchnan.config.text import brief, printable
 from torchnan.detection import hooks, registry
 from torchnan.detection.errors import DetectorWarning
 from torchnan.detection.finding import Finding
@@ -86,7 +86,7 @@ class detect(contextlib.ContextDecorator):
         del given["self"]
         options = DetectionOptions.from_dict({name: given[name] for name in DetectionOptions.options()})
         if model is not None and not isinstance(model, torch.nn.Module):
-            raise OptionError(f"model={shown(model)} cannot be used: model takes a torch.nn.Module or None.")
+            raise OptionError(f"model={brief(model)} cannot be used: model takes a torch.nn.Module or None.")
         self.model = model
         self._given = given
         self._session = _C.DetectionSession(options.as_keywords())
@@ -134,7 +134,7 @@ class detect(contextlib.ContextDecorator):
 
     @property
     def findings(self) -> list[Finding]:
-        """All findings so far, oldest first."""
+        """The findings so far, oldest first."""
         findings: list[Finding] = self._session.findings()
         return findings
 
@@ -144,7 +144,7 @@ class detect(contextlib.ContextDecorator):
         return next((finding for finding in self.findings if finding.level == "error"), None)
 
     def report(self) -> str:
-        """All findings as text, the most serious first."""
+        """Returns all findings as text, the most serious first."""
         text: str = self._session.report()
         return text
 
@@ -164,11 +164,11 @@ class detect(contextlib.ContextDecorator):
 
     @property
     def keeps_headroom(self) -> bool:
-        """Whether it was made with ``headroom=True``."""
+        """Whether the session was made with ``headroom=True``."""
         return bool(self._given["headroom"])
 
     def headroom(self) -> list[Headroom]:
-        """How near results of the forward pass have come to overflow, by module and dtype, since it was last asked.
+        """Returns how near forward results have come to overflow, by module and dtype, since the last call.
 
         Takes what detection knows anyway: the largest ``|x|`` of a result that was read, the bound of one that was not.
         Needs the option of the same name. What was read comes first; in float16 that is what is near the end of the
@@ -191,9 +191,9 @@ class detect(contextlib.ContextDecorator):
         return headroom
 
     def mark_step(self, k: int) -> None:
-        """Says that training step ``k`` begins. Without it, steps are counted by the optimizer's."""
+        """Sets the step number that findings carry. Without it, optimizer steps are counted."""
         if not isinstance(k, int) or isinstance(k, bool) or not -(2**63) <= k < 2**63:
-            raise TypeError(f"mark_step({shown(k)}): a step is an integer of 64 bits")
+            raise TypeError(f"mark_step({brief(k)}): a step is an integer of 64 bits")
         self._session.mark_step(k)
 
 
@@ -247,7 +247,7 @@ def set_detect(mode: bool, **options: Any) -> detect | None:
         as :class:`detect` does; and :class:`NonFiniteError` when ending it finds that harm was done.
     """
     if not isinstance(mode, bool):
-        raise TypeError(f"set_detect({shown(mode)}): mode is True or False")
+        raise TypeError(f"set_detect({brief(mode)}): mode is True or False")
     started = detect(**options) if mode else None
     end_program_wide(report_pending=True)
     if started is not None:

@@ -1,4 +1,4 @@
-"""What of a distributed tensor is on this rank."""
+"""The part of a distributed tensor that is on this rank."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ def _as_dtensor(tensor: torch.Tensor) -> DTensor | None:
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether this rank may hold only a part of it."""
+    """Returns whether this rank may have only a part of a tensor."""
     return _as_dtensor(tensor) is not None
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part, sharing memory with it; the tensor itself if it is not distributed."""
+    """Returns this rank's part, which shares its memory; the tensor itself if it is not distributed."""
     distributed = _as_dtensor(tensor)
     return tensor if distributed is None else distributed._local_tensor
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """All of it, on every rank; the tensor itself if it is not distributed. All ranks must ask."""
+    """Returns the full tensor on every rank; the tensor itself if it is not distributed. All ranks must call it."""
     distributed = _as_dtensor(tensor)
     return tensor if distributed is None else distributed.full_tensor()
 
 
 def replicas(tensor: torch.Tensor, ranks: int) -> int:
-    """How many of ``ranks`` ranks hold the same part of it: all, if it is not distributed."""
+    """Returns how many of ``ranks`` ranks have the same part of a tensor: all, if it is not distributed."""
     distributed = _as_dtensor(tensor)
     if distributed is None:
         return ranks

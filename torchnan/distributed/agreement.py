@@ -1,4 +1,4 @@
-"""All ranks act alike: what one of them has seen, all know before anyone acts."""
+"""Agreement between ranks: before any of them acts, all know what one of them has seen."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RANKS = 0xFFFFFFFF
 
 
 class AnomalyKind(enum.IntEnum):
-    """What stopped a step, the earliest in a step first: of several, that is told."""
+    """Kinds of anomaly that stop a step, the earliest in a step first: of several, that is reported."""
 
     OUT_OF_MEMORY = 1
     LOSS = 2
@@ -33,13 +33,13 @@ class AnomalyKind(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """As logs and reports have it."""
+        """The name in logs and reports."""
         return self.name.lower()
 
 
 @dataclasses.dataclass(frozen=True)
 class Anomaly:
-    """What one rank has seen.
+    """An anomaly that one rank has seen.
 
     Attributes:
         kind: what went wrong.
@@ -55,7 +55,7 @@ class Anomaly:
 
 
 class AgreementError(RuntimeError):
-    """The ranks could not agree: one of them has died, hangs, or does something else."""
+    """Raised where ranks cannot agree: one of them has died, hangs, or does something else."""
 
 
 class GradientNorm(Protocol):
@@ -88,7 +88,7 @@ class Agreement:
 
     @property
     def ranks(self) -> int:
-        """How many processes have to agree."""
+        """The number of processes that have to agree."""
         if not (dist.is_available() and dist.is_initialized()):
             return 1
         return dist.get_world_size(self.group)
@@ -104,7 +104,7 @@ class Agreement:
         return dist.get_rank() if dist.is_available() and dist.is_initialized() else _C.rank_from_environment() or 0
 
     def agree(self, anomaly: Anomaly | None) -> Anomaly | None:
-        """The worst that any rank has seen, the same on every rank; ``None`` if none has seen anything.
+        """Returns the worst anomaly of any rank, the same on every rank; ``None`` if there is none.
 
         One all-reduce of an int64. Only where there is trouble, the text is sent by the rank that saw it.
         """
@@ -116,7 +116,7 @@ class Agreement:
     def agree_with_norm(
         self, gradients: GradientNorm, anomaly: Anomaly | None, trip: Callable[[float], str | None]
     ) -> tuple[Anomaly | None, float]:
-        """The same of a whole step, and the norm of its gradients, which may be what is wrong with it.
+        """Returns the worst anomaly of a whole step, and the norm of its gradients, which may be the anomaly.
 
         Where gradients are sharded, it is folded into the sum that their norm needs anyway: one all-reduce of two
         float64 if nothing is wrong.
@@ -138,22 +138,22 @@ class Agreement:
         return (None if all_is_well and anomaly is None else self.agree(anomaly)), norm
 
     def all_reduce_max(self, value: int) -> int:
-        """The largest of what the ranks have."""
+        """Returns the largest value of any rank."""
         return self.all_reduce_max_of([value])[0]
 
     def all_reduce_max_of(self, values: list[int]) -> list[int]:
-        """The same for each of several values."""
+        """Returns the largest value of any rank, for each of several values."""
         if self.ranks == 1 or not values:
             return values
         return [int(n) for n in self._all_reduce(torch.tensor(values), dist.ReduceOp.MAX).tolist()]
 
     def lowest_rank_with_max(self, value: int) -> int:
-        """The lowest rank of the group that has the largest of what the ranks have."""
+        """Returns the lowest rank of the group that has the largest value."""
         most = self.all_reduce_max(value)
         return self.ranks - 1 - self.all_reduce_max(self.ranks - 1 - self.rank if value == most else 0)
 
     def broadcast_text(self, text: str, source: int) -> str:
-        """What the rank ``source`` of the group says, on every rank."""
+        """Returns the text of the rank ``source`` of the group, on every rank."""
         if self.ranks == 1:
             return text
         mine = text.encode("utf-8", "surrogatepass") if self.rank == source else b""
@@ -169,7 +169,7 @@ class Agreement:
         return Anomaly(what, text, micro_batch, job_rank)
 
     def _norm_over_shards(self, squares: float, anomaly: Anomaly | None) -> float:
-        """The same on every rank; NaN if one of them has seen anything."""
+        """Returns the norm over all ranks; NaN if any of them has an anomaly."""
         sums = torch.tensor([squares, 0.0 if anomaly is None else 1.0], dtype=torch.float64)
         total, troubled = self._all_reduce(sums, dist.ReduceOp.SUM).tolist()
         return math.nan if troubled else math.sqrt(total)
@@ -190,7 +190,7 @@ class Agreement:
             return moved.cpu()
 
     def _device(self) -> torch.device:
-        """Where the group's backend wants its tensors; the CPU if it takes those."""
+        """Returns the device on which the group's backend takes tensors; the CPU if it takes those."""
         backends = dist.get_backend_config(self.group)
         devices = [pair.split(":")[0] for pair in backends.split(",")]
         if "cpu" in devices:
@@ -199,7 +199,7 @@ class Agreement:
 
 
 def _encode(anomaly: Anomaly, rank: int) -> int:
-    """A larger word is the earlier trouble: kind, then micro-batch, then rank."""
+    """Encodes an anomaly so that the largest of several is the earliest: by kind, then micro-batch, then rank."""
     kind = 16 - int(anomaly.kind)
     return kind << 48 | (_MICRO_BATCHES - min(anomaly.micro_batch, _MICRO_BATCHES)) << 32 | (_RANKS - rank)
 

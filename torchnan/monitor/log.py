@@ -10,7 +10,7 @@ from typing import Any
 
 from torchnan._load import _C
 from torchnan.config.options import OptionError
-from torchnan.config.text import shown
+from torchnan.config.text import brief
 from torchnan.monitor.row import VERSION
 from torchnan.storage import atomic_folder
 from torchnan.storage.jsonl import CAMELCASE, to_json_line
@@ -55,7 +55,7 @@ class MonitorLog:
             start = file.read(len(LOG_HEADER))
         if not LOG_HEADER.startswith(start):
             raise OptionError(
-                f"log={shown(self._path)} cannot be used: the file exists and is not the log of a monitor. "
+                f"log={brief(self._path)} cannot be used: the file exists and is not the log of a monitor. "
                 "Use another name, or move the file away."
             )
 

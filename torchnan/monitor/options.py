@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 
 from torchnan.config.options import OptionError, Settings, is_path, nonnegative_int, one_of, setting, switch
-from torchnan.config.text import shown, type_name
+from torchnan.config.text import brief, type_name
 from torchnan.monitor.compute_dtype import COMPUTE_DTYPES
 from torchnan.storage.jsonl import CAMELCASE, encode_nonfinite, sanitize_text
 
@@ -60,12 +60,12 @@ def validate_meta(meta: Any) -> dict[str, Any]:
         OptionError: JSON cannot represent it.
     """
     if not isinstance(meta, Mapping):
-        raise OptionError(f"meta={shown(meta)} cannot be used: it takes a dict of strings and numbers.")
+        raise OptionError(f"meta={brief(meta)} cannot be used: it takes a dict of strings and numbers.")
     values: dict[str, Any] = encode_nonfinite(sanitize_text(dict(meta)), CAMELCASE)
     try:
         json.dumps(values, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise OptionError(f"meta={shown(meta)} cannot be used: {error}.") from None
+        raise OptionError(f"meta={brief(meta)} cannot be used: {error}.") from None
     return values
 
 
@@ -96,9 +96,9 @@ def as_scalars(name: str, value: Any) -> list[float | torch.Tensor]:
 def validate_step(step: Any, model: Any, optimizer: Any, scaler: Any, skipped: Any) -> None:
     """Raises for arguments of :meth:`Monitor.step` that have the wrong type."""
     if step is not None and (not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < 2**62):
-        raise TypeError(f"step={shown(step)} cannot be used: it takes the number of the step, 0 or above")
+        raise TypeError(f"step={brief(step)} cannot be used: it takes the number of the step, 0 or above")
     if skipped is not None and not isinstance(skipped, bool):
-        raise TypeError(f"skipped={shown(skipped)} cannot be used: it takes True or False")
+        raise TypeError(f"skipped={brief(skipped)} cannot be used: it takes True or False")
     parts: list[tuple[str, Any, type | tuple[type, ...], str]] = [
         ("model", model, torch.nn.Module, "a torch.nn.Module"),
         ("optimizer", optimizer, torch.optim.Optimizer, "a torch.optim.Optimizer"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torchnan.config.options import OptionError, is_path
-from torchnan.config.text import shown, type_name
+from torchnan.config.text import brief, type_name
 
 Callback = Callable[[int, dict[str, float]], Any]
 
@@ -28,7 +28,7 @@ class TensorBoard:
         self._is_own = isinstance(given, str | Path)
         if self._is_own:
             if not is_path(given):
-                raise OptionError(f"tensorboard={shown(given)} cannot be used: it takes the path of a folder.")
+                raise OptionError(f"tensorboard={brief(given)} cannot be used: it takes the path of a folder.")
             try:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError as error:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torchnan.config.options import OptionError
-from torchnan.config.text import shown, type_name
+from torchnan.config.text import brief, type_name
 from torchnan.recovery.policy import Policy
 from torchnan.recovery.step_observer import StepMonitor
 
@@ -61,12 +61,12 @@ def validate_monitor(monitor: Any, policy: Policy, *, can_roll_back: bool) -> No
         return
     if monitor is None or not monitor.finds_instabilities:
         raise OptionError(
-            f"instability={shown(dict(policy.instability))} cannot be used without a monitor that judges the run: give "
+            f"instability={brief(dict(policy.instability))} cannot be used without a monitor that judges the run: give "
             "monitor=torchnan.Monitor(...), with live=True."
         )
     if "rollback" in policy.instability.values() and policy.snapshot_every == 0 and not can_roll_back:
         raise OptionError(
-            f"instability={shown(dict(policy.instability))} has a rollback, and there are no snapshots to go back to: "
+            f"instability={brief(dict(policy.instability))} has a rollback, and there are no snapshots to go back to: "
             "set snapshot_every."
         )
 

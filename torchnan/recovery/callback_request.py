@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torchnan.config.options import OptionError, one_of
-from torchnan.config.text import shown
+from torchnan.config.text import brief
 from torchnan.detection.containment import Failures
 from torchnan.distributed.agreement import Agreement
 from torchnan.recovery.event import ACTIONS, Action, StepEvent
@@ -40,7 +40,7 @@ class CallbackRequest:
             requested = self._on_instability(event)
         if requested is not None and not one_of(*ACTIONS)(requested):
             raise OptionError(
-                f"on_instability returned {shown(requested)}: it returns None or one of {', '.join(ACTIONS)}."
+                f"on_instability returned {brief(requested)}: it returns None or one of {', '.join(ACTIONS)}."
             )
         gravest = self._agreement.all_reduce_max(0 if requested is None else ACTIONS.index(requested) + 1)
         return None if gravest == 0 else ACTIONS[gravest - 1]

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from torchnan._load import _C
 from torchnan.config.options import OptionError, integer_from, one_of
-from torchnan.config.text import printable, shown
+from torchnan.config.text import brief, printable
 from torchnan.detection import shards
 from torchnan.detection.pause import detection_paused
 from torchnan.distributed.agreement import Agreement, Anomaly, AnomalyKind
@@ -86,13 +86,13 @@ class NaNDetector:
         norm_factor: float | None = None,
     ) -> None:
         if not one_of(*ACTIONS)(action):
-            raise OptionError(f"Invalid NaN action: {shown(action)} (expected warn/skip/raise)")
+            raise OptionError(f"Invalid NaN action: {brief(action)} (expected warn/skip/raise)")
         for name, value in (("max_consecutive", max_consecutive), ("max_history", max_history)):
             if not integer_from(1)(value):
-                raise OptionError(f"{name}={shown(value)} cannot be used: {name} takes an integer of at least 1.")
+                raise OptionError(f"{name}={brief(value)} cannot be used: {name} takes an integer of at least 1.")
         for name, limit in (("norm_limit", norm_limit), ("norm_factor", norm_factor)):
             if not is_positive(limit):
-                raise OptionError(f"{name}={shown(limit)} cannot be used: {name} takes {POSITIVE}.")
+                raise OptionError(f"{name}={brief(limit)} cannot be used: {name} takes {POSITIVE}.")
         self.action = action
         self.max_consecutive = max_consecutive
         self.max_history = max_history

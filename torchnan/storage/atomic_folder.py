@@ -24,11 +24,11 @@ import torch
 
 from torchnan.config.text import printable
 from torchnan.storage.errors import CaptureError
-from torchnan.storage.schema_checks import entry, wrong
+from torchnan.storage.schema_checks import damaged, require_key
 
 FORMAT = 1
 CONTENTS = "contents.json"
-LARGEST_DOCUMENT = 64 * 2**20  # bytes
+MAX_DOCUMENT_BYTES = 64 * 2**20  # bytes
 _STEM = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _CHUNK = 2**22  # bytes
 
@@ -54,17 +54,19 @@ def write(target: Path, documents: Mapping[str, Any], tensors: Mapping[str, Mapp
         CaptureError: a document is too large to be read again, or safetensors is not installed.
     """
     library = safetensors()
-    texts = {f"{_stem(stem)}.json": _text(stem, document) for stem, document in documents.items()}
-    needed = 4096 + sum(map(len, texts.values())) + sum(_estimate(_stem(stem), of) for stem, of in tensors.items())
+    texts = {f"{_check_stem(stem)}.json": _to_json(stem, document) for stem, document in documents.items()}
+    for stem in tensors:
+        _check_stem(stem)
+    needed = 4096 + sum(map(len, texts.values())) + sum(map(_max_bytes, tensors.values()))
     partial = _partial(target)
-    with _saying(target, needed):
+    with _describing_errors(target, needed):
         if os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, "it exists already")
-        _want_room(target.parent, needed)
+        _check_free_space(target.parent, needed)
         shutil.rmtree(partial, ignore_errors=True)  # of an earlier process with our number
         os.mkdir(partial, 0o700)
         try:
-            written = _fill(partial, texts, tensors, library)
+            written = _write_files(partial, texts, tensors, library)
             _sync(partial)
             os.rename(partial, target)
         except BaseException:
@@ -100,7 +102,7 @@ def remove_partial(parent: Path, prefix: str) -> None:
             named = re.fullmatch(r"\.(.*)\.partial-(\d{1,10})", found.name, re.DOTALL)
             if not named or not named[1].startswith(prefix) or not found.is_dir(follow_symlinks=False):
                 continue
-            if int(named[2]) == os.getpid() or not _runs(int(named[2])):
+            if int(named[2]) == os.getpid() or not _process_exists(int(named[2])):
                 with contextlib.suppress(FileNotFoundError):  # another process removes it too
                     shutil.rmtree(found.path)
 
@@ -118,7 +120,7 @@ def remove(target: Path) -> None:
 
 
 def read(target: Path) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]:
-    """The documents and the tensors of a folder, by stem, as they were given to `write`.
+    """Returns the documents and the tensors of a folder, by stem, as they were given to `write`.
 
     Sizes are compared with what was written, and documents with 64 MiB, before anything is loaded. The format of the
     folder is checked, and that of each document that has a number under ``"format"``.
@@ -132,20 +134,20 @@ def read(target: Path) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor
     tensors: dict[str, dict[str, torch.Tensor]] = {}
     if not target.is_dir():
         raise CaptureError(f"{target} cannot be read: there is no such folder.")
-    for name, size, crc32 in _contents(target / CONTENTS):
+    for name, size, crc32 in _read_contents(target / CONTENTS):
         path = target / name
         if path.suffix == ".json":
-            documents[path.stem] = document = _document(path, _bytes(path, size, crc32))
+            documents[path.stem] = document = _parse_document(path, _read_document(path, size, crc32))
             if type(document) is dict and type(document.get("format")) is int:
-                _want_known(document["format"], path)
+                _check_format(document["format"], path)
         else:
-            _want_whole(path, size, crc32)
-            tensors[path.stem] = _loaded(path, library)
+            _check_crc32(path, size, crc32)
+            tensors[path.stem] = _load_tensors(path, library)
     return documents, tensors
 
 
 def safetensors() -> ModuleType:
-    """The library for PyTorch's tensors in files.
+    """Imports safetensors' functions for PyTorch.
 
     Raises:
         CaptureError: it is not installed.
@@ -164,7 +166,7 @@ def _partial(target: Path) -> Path:
     return target.parent / f".{target.name}.partial-{os.getpid()}"
 
 
-def _stem(stem: str) -> str:
+def _check_stem(stem: str) -> str:
     if not _STEM.fullmatch(stem) or f"{stem}.json" == CONTENTS:
         raise ValueError(
             f"{stem!r} cannot be the name of a file: letters, digits, '_', '-' and '.' can, 'contents' not."
@@ -172,25 +174,25 @@ def _stem(stem: str) -> str:
     return stem
 
 
-def _text(stem: str, document: Any) -> bytes:
+def _to_json(stem: str, document: Any) -> bytes:
     text = json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
     if b"\\ud" in text:  # a surrogate: one alone is none that strict JSON has
         json.dumps(document, ensure_ascii=False).encode()
-    if len(text) > LARGEST_DOCUMENT:
+    if len(text) > MAX_DOCUMENT_BYTES:
         raise CaptureError(
-            f"{stem}.json would have {len(text)} bytes, and no more than {LARGEST_DOCUMENT} can be read again: keep "
+            f"{stem}.json would have {len(text)} bytes, and no more than {MAX_DOCUMENT_BYTES} can be read again: keep "
             "long lists of numbers as tensors."
         )
     return text
 
 
-def _estimate(stem: str, tensors: Mapping[str, torch.Tensor]) -> int:
-    """Bytes of a safetensors file, at most."""
+def _max_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
+    """Returns an upper limit of the bytes of a safetensors file."""
     return 4096 + sum(tensor.numel() * tensor.dtype.itemsize + len(key) + 256 for key, tensor in tensors.items())
 
 
 @contextlib.contextmanager
-def _saying(target: Path, needed: int) -> Iterator[None]:
+def _describing_errors(target: Path, needed: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -200,32 +202,32 @@ def _saying(target: Path, needed: int) -> Iterator[None]:
         ) from error
 
 
-def _want_room(parent: Path, needed: int) -> None:
+def _check_free_space(parent: Path, needed: int) -> None:
     disk = os.statvfs(parent)
     free = disk.f_bavail * disk.f_frsize
     if free < needed:
         raise OSError(errno.ENOSPC, f"the disk has {free} bytes free")
 
 
-def _fill(
+def _write_files(
     partial: Path, texts: Mapping[str, bytes], tensors: Mapping[str, Mapping[str, torch.Tensor]], library: ModuleType
 ) -> int:
     files = []
     for stem, named in tensors.items():
         path = partial / f"{stem}.safetensors"
-        _save(path, named, library)
+        _write_tensors(path, named, library)
         os.chmod(path, 0o600)
         _sync(path)
         files.append({"name": path.name, "bytes": path.stat().st_size, "crc32": _crc32(path)})
     for name, text in texts.items():
-        _put(partial / name, text)
+        _write_synced(partial / name, text)
         files.append({"name": name, "bytes": len(text), "crc32": zlib.crc32(text)})
     contents = json.dumps({"format": FORMAT, "files": files}, indent=1).encode()
-    _put(partial / CONTENTS, contents)
+    _write_synced(partial / CONTENTS, contents)
     return len(contents) + sum(int(str(file["bytes"])) for file in files)
 
 
-def _save(path: Path, tensors: Mapping[str, torch.Tensor], library: ModuleType) -> None:
+def _write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], library: ModuleType) -> None:
     from safetensors import SafetensorError
 
     try:
@@ -235,7 +237,7 @@ def _save(path: Path, tensors: Mapping[str, torch.Tensor], library: ModuleType) 
         raise OSError(int(number[1]) if number else errno.EIO, f"{path.name}: {printable(str(error))}") from error
 
 
-def _put(path: Path, text: bytes) -> None:
+def _write_synced(path: Path, text: bytes) -> None:
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(text)
         file.flush()
@@ -254,7 +256,7 @@ def _sync(path: Path) -> None:
         os.close(number)
 
 
-def _runs(pid: int) -> bool:
+def _process_exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -267,51 +269,52 @@ def _runs(pid: int) -> bool:
 # -- reading
 
 
-def _contents(path: Path) -> list[tuple[str, int, int]]:
-    """Name, size in bytes and CRC-32 of every file."""
+def _read_contents(path: Path) -> list[tuple[str, int, int]]:
+    """Returns name, size in bytes and CRC-32 of every file."""
     known: set[str] = set()
-    described = _document(path, _bytes(path))
+    described = _parse_document(path, _read_document(path))
     where = str(path)
-    _want_known(entry(described, "format", int, where), path)
+    _check_format(require_key(described, "format", int, where), path)
     files: list[tuple[str, int, int]] = []
-    for i, file in enumerate(entry(described, "files", list, where)):
+    for i, file in enumerate(require_key(described, "files", list, where)):
         at = f"{where}['files'][{i}]"
-        name, size, crc32 = entry(file, "name", str, at), entry(file, "bytes", int, at), entry(file, "crc32", int, at)
+        name = require_key(file, "name", str, at)
+        size, crc32 = require_key(file, "bytes", int, at), require_key(file, "crc32", int, at)
         stem, dot, suffix = name.rpartition(".")
         is_one = dot and _STEM.fullmatch(stem) and suffix in ("json", "safetensors") and name != CONTENTS
         if not is_one or name in known:
-            raise wrong(f"{at}['name']", "a file of its own, *.json or *.safetensors", name)
+            raise damaged(f"{at}['name']", "a file of its own, *.json or *.safetensors", name)
         known.add(name)
         files.append((name, size, crc32))
     return files
 
 
-def _want_known(made: int, path: Path) -> None:
+def _check_format(made: int, path: Path) -> None:
     if made > FORMAT:
         raise CaptureError(
             f"{path.parent} was made by a newer torchnan: format {made}, this one reads {FORMAT}. Update torchnan."
         )
     if made != FORMAT:
-        raise wrong(f"{path}['format']", str(FORMAT), made)
+        raise damaged(f"{path}['format']", str(FORMAT), made)
 
 
-def _bytes(path: Path, size: int | None = None, crc32: int | None = None) -> bytes:
-    """A whole document, unless it is larger than one can be."""
-    with _opened(path, size) as file:
+def _read_document(path: Path, size: int | None = None, crc32: int | None = None) -> bytes:
+    """Reads a document."""
+    with _open_regular(path, size) as file:
         there = os.fstat(file.fileno()).st_size
-        if there > LARGEST_DOCUMENT:
-            raise CaptureError(f"{path} has {there} bytes, and no document has more than {LARGEST_DOCUMENT}.")
-        text: bytes = file.read(LARGEST_DOCUMENT + 1)
+        if there > MAX_DOCUMENT_BYTES:
+            raise CaptureError(f"{path} has {there} bytes, and no document has more than {MAX_DOCUMENT_BYTES}.")
+        text: bytes = file.read(MAX_DOCUMENT_BYTES + 1)
     if crc32 is not None and zlib.crc32(text) != crc32:
-        raise _damaged(path)
+        raise _crc_error(path)
     return text
 
 
 @contextlib.contextmanager
-def _opened(path: Path, size: int | None) -> Iterator[Any]:
-    """A file that is one, of this size."""
+def _open_regular(path: Path, size: int | None) -> Iterator[Any]:
+    """Opens a regular file of this size."""
     try:
-        with open(path, "rb", opener=_neither_following_nor_waiting) as file:
+        with open(path, "rb", opener=_open_without_following_links) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise CaptureError(f"{path} is not a file.")
             there = os.fstat(file.fileno()).st_size
@@ -325,49 +328,49 @@ def _opened(path: Path, size: int | None) -> Iterator[Any]:
         raise CaptureError(f"{path} cannot be read: {reason}.") from error
 
 
-def _neither_following_nor_waiting(name: str, flags: int) -> int:
-    """Through a link out of the folder, or for the writer of a pipe."""
+def _open_without_following_links(name: str, flags: int) -> int:
+    """Opens a file, following no link out of the folder and waiting for no writer of a pipe."""
     return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
 
 
-def _damaged(path: Path) -> CaptureError:
+def _crc_error(path: Path) -> CaptureError:
     return CaptureError(f"{path} is damaged: its bytes are not those that were written (CRC-32).")
 
 
-def _want_whole(path: Path, size: int, crc32: int) -> None:
+def _check_crc32(path: Path, size: int, crc32: int) -> None:
     if _crc32(path, size) != crc32:
-        raise _damaged(path)
+        raise _crc_error(path)
 
 
 def _crc32(path: Path, size: int | None = None) -> int:
     crc = 0
-    with _opened(path, size) as file:
+    with _open_regular(path, size) as file:
         while chunk := file.read(_CHUNK):
             crc = zlib.crc32(chunk, crc)
     return crc
 
 
-def _document(path: Path, text: bytes) -> Any:
+def _parse_document(path: Path, text: bytes) -> Any:
     try:
-        return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
+        return json.loads(text, parse_constant=_reject_constant, object_pairs_hook=_object_of_distinct_names)
     except RecursionError as error:
         raise CaptureError(f"{path} is damaged: it is nested too deep.") from error
     except ValueError as error:
         raise CaptureError(f"{path} is damaged: it is not JSON ({error}).") from error
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object_of_distinct_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):  # which of them is meant depends on the reader
         raise ValueError("a name is there twice in one object")
     return made
 
 
-def _refuse_constant(name: str) -> None:
+def _reject_constant(name: str) -> None:
     raise ValueError(f"{name} is no number")
 
 
-def _loaded(path: Path, library: ModuleType) -> dict[str, torch.Tensor]:
+def _load_tensors(path: Path, library: ModuleType) -> dict[str, torch.Tensor]:
     from safetensors import SafetensorError
 
     try:

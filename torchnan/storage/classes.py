@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from torchnan.storage.errors import CaptureError
-from torchnan.storage.schema_checks import entry
+from torchnan.storage.schema_checks import require_key
 
 
 def is_dataclass(cls: type) -> bool:
@@ -44,7 +44,7 @@ def find(node: Any, kind: str, known: Iterable[type], path: str) -> type:
     Raises:
         CaptureError: there is none of this name, or it is not of this kind.
     """
-    module, qualname = entry(node, "module", str, path), entry(node, "qualname", str, path)
+    module, qualname = require_key(node, "module", str, path), require_key(node, "qualname", str, path)
     found = _among(known, module, qualname) or _imported(module, qualname)
     if found is None:
         raise CaptureError(

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from torchnan.storage import decoder, encoder
-from torchnan.storage import tensors as _memory
-from torchnan.storage.schema_checks import entry
+from torchnan.storage import tensors as _tensors
+from torchnan.storage.schema_checks import require_key
 
 
 def encode(value: Any, *, name: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """The value as a document, with copies of its tensors.
+    """Returns a value as a document, with copies of its tensors.
 
     Kept exactly, types included: None, bool, int, float, complex, str, bytes, list, tuple, namedtuple, dict with keys
     of str, int, float, bool or None, OrderedDict with its attributes, subclasses of collections.UserDict by their
@@ -46,13 +46,13 @@ def encode(value: Any, *, name: str) -> tuple[dict[str, Any], dict[str, torch.Te
     """
     walk = encoder.Walk()
     node = encoder.node(value, name, walk)
-    tensors, memory, kept = _memory.pack(walk.tensors)
+    tensors, memory, kept = _tensors.pack(walk.tensors)
     kept.update(encoder.array_bytes(walk.arrays))
     return {"value": node, "tensors": tensors, "memory": memory}, kept
 
 
 def check(value: Any, *, name: str) -> None:
-    """Refuses what `encode` would refuse, with the same error; copies and reads no element of a tensor or an array.
+    """Raises the error that `encode` would raise; copies and reads no element of a tensor or an array.
 
     Raises:
         UnkeepableError: as `encode`.
@@ -67,7 +67,7 @@ def decode(
     types: Iterable[type] = (),
     place: Callable[[str], torch.device | str] | None = None,
 ) -> Any:
-    """The value again, in memory of its own: what shared memory shares it, nothing is shared with ``tensors``.
+    """Returns the value in memory of its own: what shared memory shares it, nothing is shared with ``tensors``.
 
     Args:
         document: from `encode`, or the same read from JSON.
@@ -80,6 +80,6 @@ def decode(
     Raises:
         CaptureError: the document is damaged, or names a class that is not known here.
     """
-    node = entry(document, "value", object, "document")
-    held = _memory.unpack(document, tensors, place)
+    node = require_key(document, "value", object, "document")
+    held = _tensors.unpack(document, tensors, place)
     return decoder.value(node, "document['value']", decoder.Build(held, tensors, tuple(types)))

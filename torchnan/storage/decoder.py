@@ -15,14 +15,14 @@ from typing import Any
 import torch
 
 from torchnan.storage import classes, encoder
-from torchnan.storage import tensors as _memory
+from torchnan.storage import tensors as _tensors
 from torchnan.storage.errors import CaptureError
-from torchnan.storage.schema_checks import entry, index, kind, sizes, wrong
+from torchnan.storage.schema_checks import damaged, require_index, require_key, require_sizes, require_type
 
 
 @dataclasses.dataclass
 class Build:
-    """What nodes refer to."""
+    """The tensors, classes and arrays that nodes refer to."""
 
     held: list[torch.Tensor]
     tensors: Mapping[str, torch.Tensor]
@@ -32,7 +32,7 @@ class Build:
 
 
 def value(node: Any, path: str, build: Build) -> Any:
-    """What a node stands for.
+    """Returns the value that a node stands for.
 
     Raises:
         CaptureError: it stands for nothing.
@@ -41,8 +41,8 @@ def value(node: Any, path: str, build: Build) -> Any:
         return node
     if type(node) is float:
         return _finite(node, path)
-    if build.depth > encoder.DEEPEST + 1:  # a complex number is a level of its own
-        raise wrong(path, f"at most {encoder.DEEPEST} levels deep", node)
+    if build.depth > encoder.MAX_DEPTH + 1:  # a complex number is a level of its own
+        raise damaged(path, f"at most {encoder.MAX_DEPTH} levels deep", node)
     build.depth += 1
     made = _made(node, path, build)
     build.depth -= 1
@@ -53,13 +53,13 @@ def _made(node: Any, path: str, build: Build) -> Any:
     if type(node) is list:
         return _listed(node, path, build)
     if type(node) is not dict or len(node) != 1 or next(iter(node)) not in MAKERS:
-        raise wrong(path, f"a value, a list, or an object with one of {', '.join(MAKERS)}", node)
+        raise damaged(path, f"a value, a list, or an object with one of {', '.join(MAKERS)}", node)
     name, content = next(iter(node.items()))
     return MAKERS[name](content, f"{path}['{name}']", build)
 
 
 def _listed(nodes: Any, path: str, build: Build) -> list[Any]:
-    return [value(node, f"{path}[{i}]", build) for i, node in enumerate(kind(nodes, list, path))]
+    return [value(node, f"{path}[{i}]", build) for i, node in enumerate(require_type(nodes, list, path))]
 
 
 # -- single values
@@ -67,13 +67,13 @@ def _listed(nodes: Any, path: str, build: Build) -> list[Any]:
 
 def _finite(node: float, path: str) -> float:
     if not math.isfinite(node):  # 1e999
-        raise wrong(path, "a finite number", node)
+        raise damaged(path, "a finite number", node)
     return node
 
 
 def _integer(content: Any, path: str, build: Build) -> int:
-    if not re.fullmatch("-?0x[0-9a-f]+", kind(content, str, path)):
-        raise wrong(path, "a hexadecimal number such as '0x1f'", content)
+    if not re.fullmatch("-?0x[0-9a-f]+", require_type(content, str, path)):
+        raise damaged(path, "a hexadecimal number such as '0x1f'", content)
     return int(content, 16)
 
 
@@ -85,8 +85,8 @@ def _float(content: Any, path: str, build: Build) -> float:
 
 
 def _bytes_of_hex(content: Any, path: str, length: int | None = None) -> bytes:
-    if not re.fullmatch("([0-9a-f]{2})*", kind(content, str, path)) or length not in (None, len(content) // 2):
-        raise wrong(path, "bytes in hexadecimal" + (f", {length} of them" if length is not None else ""), content)
+    if not re.fullmatch("([0-9a-f]{2})*", require_type(content, str, path)) or length not in (None, len(content) // 2):
+        raise damaged(path, "bytes in hexadecimal" + (f", {length} of them" if length is not None else ""), content)
     return bytes.fromhex(content)
 
 
@@ -94,52 +94,52 @@ def _text(content: Any, path: str, build: Build) -> str:
     try:
         return _bytes_of_hex(content, path).decode("utf-8", "surrogatepass")
     except UnicodeDecodeError as error:
-        raise wrong(path, "a text", content) from error
+        raise damaged(path, "a text", content) from error
 
 
 def _bytes(content: Any, path: str, build: Build) -> bytes:
     try:
-        return base64.b64decode(kind(content, str, path), validate=True)
+        return base64.b64decode(require_type(content, str, path), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise wrong(path, "bytes in base64", content) from error
+        raise damaged(path, "bytes in base64", content) from error
 
 
 def _complex(content: Any, path: str, build: Build) -> complex:
     parts = _listed(content, path, build)
     if len(parts) != 2 or any(type(part) is not float for part in parts):
-        raise wrong(path, "two floating-point numbers", content)
+        raise damaged(path, "two floating-point numbers", content)
     return complex(*parts)
 
 
 def _constant(content: Any, path: str, build: Build) -> Any:
-    made = vars(torch).get(kind(content, str, path))
+    made = vars(torch).get(require_type(content, str, path))
     if type(made) not in (torch.dtype, torch.layout, torch.memory_format):
-        raise wrong(path, "the name of a torch.dtype, torch.layout or torch.memory_format", content)
+        raise damaged(path, "the name of a torch.dtype, torch.layout or torch.memory_format", content)
     return made
 
 
 def _device(content: Any, path: str, build: Build) -> torch.device:
     try:
-        return torch.device(kind(content, str, path))
+        return torch.device(require_type(content, str, path))
     except RuntimeError as error:
-        raise wrong(path, "the name of a torch.device", content) from error
+        raise damaged(path, "the name of a torch.device", content) from error
 
 
 def _size(content: Any, path: str, build: Build) -> torch.Size:
-    return torch.Size(sizes({"size": content}, "size", path))
+    return torch.Size(require_sizes({"size": content}, "size", path))
 
 
 def _tensor(content: Any, path: str, build: Build) -> torch.Tensor:
-    return build.held[index(content, len(build.held), path)]
+    return build.held[require_index(content, len(build.held), path)]
 
 
 def _numpy_dtype(node: Any, path: str) -> tuple[Any, Any]:
-    name = entry(node, "dtype", str, path)
+    name = require_key(node, "dtype", str, path)
     try:
         import numpy
 
         if not re.fullmatch(r"[<>|][biufc]\d{1,2}", name):
-            raise wrong(f"{path}['dtype']", "the name of a NumPy dtype of numbers", name)
+            raise damaged(f"{path}['dtype']", "the name of a NumPy dtype of numbers", name)
         return numpy, numpy.dtype(name)
     except ImportError as error:
         raise CaptureError(f"{path} is a NumPy value, and NumPy is not installed: pip install numpy") from error
@@ -149,27 +149,27 @@ def _numpy_dtype(node: Any, path: str) -> tuple[Any, Any]:
 
 def _scalar(content: Any, path: str, build: Build) -> Any:
     numpy, dtype = _numpy_dtype(content, path)
-    held = _bytes_of_hex(entry(content, "bytes", str, path), f"{path}['bytes']", dtype.itemsize)
+    held = _bytes_of_hex(require_key(content, "bytes", str, path), f"{path}['bytes']", dtype.itemsize)
     return numpy.frombuffer(held, dtype=dtype)[0]
 
 
 def _array(content: Any, path: str, build: Build) -> Any:
     numpy, dtype = _numpy_dtype(content, path)
-    shape, order = sizes(content, "shape", path), entry(content, "order", str, path)
-    key = encoder.array_key(entry(content, "number", int, path))
-    held = _memory.stored_bytes(build.tensors, key, path)
+    shape, order = require_sizes(content, "shape", path), require_key(content, "order", str, path)
+    key = encoder.array_key(require_key(content, "number", int, path))
+    held = _tensors.stored_bytes(build.tensors, key, path)
     elements = math.prod(shape[:64])
     if len(shape) > 64 or order not in ("C", "F") or elements * dtype.itemsize != len(held):
-        raise wrong(path, f"an array of {len(held)} bytes in order C or F", content)
+        raise damaged(path, f"an array of {len(held)} bytes in order C or F", content)
     told = (dtype.str, shape, order)
     if key not in build.arrays:
         try:
             flat = numpy.frombuffer(bytearray(held.numpy()), dtype=dtype) if elements else numpy.empty(0, dtype)
             build.arrays[key] = told, flat.reshape(shape, order=order)
         except ValueError as error:  # more dimensions than NumPy has
-            raise wrong(f"{path}['shape']", "the shape of an array", shape) from error
+            raise damaged(f"{path}['shape']", "the shape of an array", shape) from error
     if build.arrays[key][0] != told:
-        raise wrong(path, f"what it was where array {key} was first met", told)
+        raise damaged(path, f"what it was where array {key} was first met", told)
     return build.arrays[key][1]  # places that hold the same array hold the same again
 
 
@@ -186,30 +186,30 @@ def _dict(content: Any, path: str, build: Build) -> dict[Any, Any]:
         where = f"{path}[{i}]"
         made_key = value(key, f"{where}[0]", build)
         if type(made_key) not in (str, int, float, bool, type(None)) or made_key in made:
-            raise wrong(f"{where}[0]", "a key of its own: str, int, float, bool or None", key)
+            raise damaged(f"{where}[0]", "a key of its own: str, int, float, bool or None", key)
         made[made_key] = value(held, f"{where}[1]", build)
     return made
 
 
 def _pairs(content: Any, path: str) -> list[Any]:
-    for i, pair in enumerate(kind(content, list, path)):
+    for i, pair in enumerate(require_type(content, list, path)):
         if type(pair) is not list or len(pair) != 2:
-            raise wrong(f"{path}[{i}]", "a list of two", pair)
+            raise damaged(f"{path}[{i}]", "a list of two", pair)
     return list(content)
 
 
 def _ordered(content: Any, path: str, build: Build) -> collections.OrderedDict[Any, Any]:
-    made = collections.OrderedDict(_dict(entry(content, "items", list, path), f"{path}['items']", build))
-    for name, node in entry(content, "attributes", dict, path).items():
+    made = collections.OrderedDict(_dict(require_key(content, "items", list, path), f"{path}['items']", build))
+    for name, node in require_key(content, "attributes", dict, path).items():
         vars(made)[name] = value(node, f"{path}['attributes']['{name}']", build)
     return made
 
 
 def _namedtuple(content: Any, path: str, build: Build) -> Any:
     cls: Any = _class(content, "namedtuple", path, build)
-    values = _listed(entry(content, "values", list, path), f"{path}['values']", build)
+    values = _listed(require_key(content, "values", list, path), f"{path}['values']", build)
     if len(values) != len(cls._fields):
-        raise wrong(f"{path}['values']", f"as long as the fields of {classes.title(cls)}, {len(cls._fields)}", values)
+        raise damaged(f"{path}['values']", f"as long as the fields of {classes.title(cls)}, {len(cls._fields)}", values)
     return tuple.__new__(cls, values)
 
 
@@ -217,7 +217,7 @@ def _dataclass(content: Any, path: str, build: Build) -> Any:
     cls: Any = _class(content, "dataclass", path, build)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     given = {}
-    for i, (name, node) in enumerate(_pairs(entry(content, "fields", list, path), f"{path}['fields']")):
+    for i, (name, node) in enumerate(_pairs(require_key(content, "fields", list, path), f"{path}['fields']")):
         where = f"{path}['fields'][{i}]"
         if type(name) is not str or name not in fields:
             raise CaptureError(f"{where}: {classes.title(cls)} has no field {name!r}; it has {', '.join(fields)}.")
@@ -227,12 +227,12 @@ def _dataclass(content: Any, path: str, build: Build) -> Any:
 
 def _userdict(content: Any, path: str, build: Build) -> Any:
     cls = _class(content, "userdict", path, build)
-    items = _dict(entry(content, "items", list, path), f"{path}['items']", build)
+    items = _dict(require_key(content, "items", list, path), f"{path}['items']", build)
     return _constructed(cls, path, {"data": items}, dict(items))
 
 
 def _class(content: Any, kind_of_class: str, path: str, build: Build) -> type:
-    return classes.find(entry(content, "class", dict, path), kind_of_class, build.types, f"{path}['class']")
+    return classes.find(require_key(content, "class", dict, path), kind_of_class, build.types, f"{path}['class']")
 
 
 def _constructed(cls: Any, path: str, attributes: dict[str, Any], /, *args: Any, **kwargs: Any) -> Any:

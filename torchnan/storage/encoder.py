@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from torchnan.storage import classes
-from torchnan.storage import tensors as _memory
+from torchnan.storage import tensors as _tensors
 from torchnan.storage.errors import UnkeepableError
 
-DEEPEST = 100  # containers in each other
-MOST_PARTS = 2**22  # of a value: what a document of 64 MiB can hold; ends what shares its parts exponentially
-KEEPABLE = (
+MAX_DEPTH = 100  # containers in each other
+MAX_PARTS = 2**22  # of a value: what a document of 64 MiB can hold; ends what shares its parts exponentially
+SUPPORTED = (
     "what can is None, bool, int, float, complex, str, bytes, list, tuple, namedtuple, dict, OrderedDict, UserDict, "
     "dataclasses, torch.Tensor, dtype, device, layout, memory_format and Size, and NumPy arrays and scalars of numbers"
 )
@@ -29,9 +29,9 @@ KEEPABLE = (
 
 @dataclasses.dataclass
 class Walk:
-    """What has been met so far; tensors and arrays once each, by the number that nodes have for them."""
+    """The state of one encoding: tensors and arrays met so far, once each, by the number that nodes have for them."""
 
-    tensors: list[_memory.Held] = dataclasses.field(default_factory=list)
+    tensors: list[_tensors.StoredTensor] = dataclasses.field(default_factory=list)
     arrays: list[Any] = dataclasses.field(default_factory=list)
     numbers: dict[int, int] = dataclasses.field(default_factory=dict)
     met: list[Any] = dataclasses.field(default_factory=list)  # so that an id stays that of one object
@@ -40,22 +40,22 @@ class Walk:
 
 
 def node(value: Any, path: str, walk: Walk) -> Any:
-    """What stands for the value in a document.
+    """Returns the node that stands for a value.
 
     Raises:
         UnkeepableError: it cannot be kept.
     """
     walk.parts += 1
-    if walk.parts > MOST_PARTS:
+    if walk.parts > MAX_PARTS:
         raise UnkeepableError(
-            f"{path} is part {MOST_PARTS + 1:,} of its value, and no more than {MOST_PARTS:,} can be kept: make "
+            f"{path} is part {MAX_PARTS + 1:,} of its value, and no more than {MAX_PARTS:,} can be kept: make "
             "tensors of long lists of numbers."
         )
     plain = PLAIN.get(type(value))
     if plain is not None:
         return plain(value)
     if isinstance(value, torch.Tensor):
-        return {"tensor": _number(value, walk.tensors, lambda: _memory.hold(value, path), walk)}
+        return {"tensor": _number(value, walk.tensors, lambda: _tensors.describe_tensor(value, path), walk)}
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.generic | numpy.ndarray):
         return _numpy(value, path, walk, numpy)
@@ -75,8 +75,8 @@ def _number(value: Any, held: list[Any], hold: Callable[[], Any], walk: Walk) ->
 def _inside(value: Any, path: str, walk: Walk) -> Iterator[None]:
     if id(value) in walk.inside:
         raise UnkeepableError(f"{path} holds itself (a {classes.title(type(value))}), which cannot be kept.")
-    if len(walk.inside) >= DEEPEST:
-        raise UnkeepableError(f"{path} lies more than {DEEPEST} levels deep, which cannot be kept.")
+    if len(walk.inside) >= MAX_DEPTH:
+        raise UnkeepableError(f"{path} lies more than {MAX_DEPTH} levels deep, which cannot be kept.")
     walk.inside.add(id(value))
     yield
     walk.inside.discard(id(value))
@@ -138,7 +138,7 @@ def _numpy(value: Any, path: str, walk: Walk, numpy: Any) -> Any:
 
 
 def array_bytes(arrays: list[Any]) -> dict[str, torch.Tensor]:
-    """The elements of NumPy arrays, in the order that their nodes name."""
+    """Returns the elements of NumPy arrays, in the order that their nodes name."""
     kept = {}
     for i, array in enumerate(arrays):
         held = bytearray(array.tobytes(order="A"))
@@ -171,7 +171,7 @@ def _container(value: Any, path: str, walk: Walk) -> Any:
         return {"namedtuple": {"class": classes.describe(cls), "values": _named(value, path, walk)}}
     if classes.is_userdict(cls):
         return {"userdict": {"class": classes.describe(cls), "items": _userdict(value, path, walk)}}
-    raise UnkeepableError(f"{path} is a {classes.title(cls)}, which cannot be kept: {KEEPABLE}.")
+    raise UnkeepableError(f"{path} is a {classes.title(cls)}, which cannot be kept: {SUPPORTED}.")
 
 
 def _listed(values: Iterable[Any], path: str, walk: Walk) -> list[Any]:
@@ -199,13 +199,13 @@ def _fields(value: Any, path: str, walk: Walk) -> list[list[Any]]:
     if issubclass(cls, NOT_BY_FIELDS) or (issubclass(cls, dict) and not _holds_its_fields(value)):
         raise UnkeepableError(
             f"{path} is a {classes.title(cls)}, a dataclass that holds more than its fields, which cannot be kept: "
-            f"{KEEPABLE}."
+            f"{SUPPORTED}."
         )
     kept = [field for field in dataclasses.fields(value) if field.init or field.compare]
     missing = next((field.name for field in kept if not hasattr(value, field.name)), None)
     if missing is not None:
         raise UnkeepableError(f"{path} is a {classes.title(cls)} without its field '{missing}', which cannot be kept.")
-    _can_be_made(cls, path, **{field.name: None for field in kept if field.init})
+    _check_constructible(cls, path, **{field.name: None for field in kept if field.init})
     return [[field.name, node(getattr(value, field.name), f"{path}.{field.name}", walk)] for field in kept]
 
 
@@ -213,7 +213,7 @@ NOT_BY_FIELDS = (list, tuple, set, frozenset, str, bytes, int, float, complex, c
 
 
 def _holds_its_fields(value: Any) -> bool:
-    """As the outputs of transformers do: a dict of those fields that are not None."""
+    """Returns whether a dict has just its fields that are not None, as the outputs of transformers do."""
     names = {field.name for field in dataclasses.fields(value)}
     return all(key in names and getattr(value, key) is held for key, held in dict.items(value))
 
@@ -224,11 +224,11 @@ def _userdict(value: Any, path: str, walk: Walk) -> list[list[Any]]:
             f"{path}.data is a {classes.title(type(value.data))}, which cannot be kept: that of a UserDict must be a "
             "dict."
         )
-    _can_be_made(type(value), path, {})
+    _check_constructible(type(value), path, {})
     return _pairs(value.data, path, walk)
 
 
-def _can_be_made(cls: type, path: str, *args: Any, **kwargs: Any) -> None:
+def _check_constructible(cls: type, path: str, *args: Any, **kwargs: Any) -> None:
     try:
         inspect.signature(cls).bind(*args, **kwargs)
     except (TypeError, ValueError) as error:

@@ -1,22 +1,22 @@
-"""What keeping a value and reading it back can raise."""
+"""The errors of storing a value and reading it back."""
 
 from __future__ import annotations
 
-from torchnan.config.text import LONGEST_MESSAGE, printable
+from torchnan.config.text import MAX_MESSAGE_BYTES, printable
 
 
 class UnkeepableError(TypeError):
-    """A value of a kind that cannot be kept. The message names its place, ``batch['images'][2]``, and what can be."""
+    """Raised for a value that cannot be stored. The message names its path, ``batch['images'][2]``, and what can be."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(printable(text, LONGEST_MESSAGE))
+        super().__init__(printable(text, MAX_MESSAGE_BYTES))
 
 
 class CaptureError(ValueError):
-    """A folder or a document that cannot be read: missing, damaged, made by a newer torchnan, or of unknown classes."""
+    """Raised for a folder or a document that is missing, damaged, of a newer torchnan, or of unknown classes."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(printable(text, LONGEST_MESSAGE))
+        super().__init__(printable(text, MAX_MESSAGE_BYTES))
 
 
 for _public in (UnkeepableError, CaptureError):

@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any, NamedTuple
 
-from torchnan.config.text import storable
+from torchnan.config.text import to_valid_utf8
 
 
 class NonfiniteNames(NamedTuple):
@@ -47,9 +47,9 @@ def encode_nonfinite(value: Any, names: NonfiniteNames) -> Any:
 def sanitize_text(value: Any) -> Any:
     """Returns a nested value whose names and texts, which may be user code's, are valid Unicode of a bounded length."""
     if isinstance(value, str):
-        return storable(value)
+        return to_valid_utf8(value)
     if isinstance(value, dict):
-        return {storable(str(key)): sanitize_text(item) for key, item in value.items()}
+        return {to_valid_utf8(str(key)): sanitize_text(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [sanitize_text(item) for item in value]
     return value

@@ -1,4 +1,4 @@
-"""A folder for a rank and a step, beside those of other steps and of ranks that write to the same place."""
+"""Names of folders by rank and step, beside those of other ranks that write to the same place."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from torchnan.storage import atomic_folder
 
 def folder_of(where: Path, rank: int, step: int) -> Path:
     """``where/rank-0-step-00000047``."""
-    return where / f"{_of(rank)}step-{step:08d}"
+    return where / f"{_prefix(rank)}step-{step:08d}"
 
 
 def folders_of(where: Path, rank: int) -> list[Path]:
-    """Those of a rank that there are, by step."""
-    return sorted(where.glob(f"{_of(rank)}step-*"))
+    """Returns the folders of a rank that exist, by step."""
+    return sorted(where.glob(f"{_prefix(rank)}step-*"))
 
 
 def step_of(path: Path) -> int:
-    """The step of such a atomic_folder."""
+    """Returns the step of such a folder."""
     return int(path.name.rsplit("-", 1)[1])
 
 
 def same_step_of(rank: int, path: Path) -> Path:
-    """The folder that this rank has beside another's, whether it is there or not."""
-    return path.with_name(re.sub(r"^rank-\d+-", _of(rank), path.name))
+    """Returns the folder of a rank for the same step as another rank's, whether it exists or not."""
+    return path.with_name(re.sub(r"^rank-\d+-", _prefix(rank), path.name))
 
 
 def remove_partial(where: Path, rank: int) -> None:
-    """As :func:`torchnan.storage.atomic_folder.remove_partial`, of this rank alone.
+    """Removes partial folders of this rank, as :func:`torchnan.storage.atomic_folder.remove_partial` does.
 
     Raises:
         OSError: a partial folder cannot be removed.
     """
-    atomic_folder.remove_partial(where, _of(rank))
+    atomic_folder.remove_partial(where, _prefix(rank))
 
 
-def _of(rank: int) -> str:
+def _prefix(rank: int) -> str:
     return f"rank-{rank}-"

@@ -11,7 +11,7 @@ import torch
 
 from torchnan.storage.classes import title
 from torchnan.storage.errors import CaptureError, UnkeepableError
-from torchnan.storage.schema_checks import entry, index, kind, sizes, wrong
+from torchnan.storage.schema_checks import damaged, require_index, require_key, require_sizes, require_type
 
 ALIGNMENT = 64  # bytes: a tensor lies as it lay modulo this, so that vectorised kernels do the same again
 
@@ -23,8 +23,8 @@ STORABLE = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
-    """A tensor, the bytes of its storage from the first to past the last that it has, and what the document says."""
+class StoredTensor:
+    """A tensor, the range of bytes that it has in its storage, and its entry in the document."""
 
     tensor: torch.Tensor
     storage: torch.UntypedStorage
@@ -33,8 +33,8 @@ class Held:
     note: dict[str, Any]
 
 
-def hold(value: torch.Tensor, path: str) -> Held:
-    """What is to be known of a tensor; reads none of its elements.
+def describe_tensor(value: torch.Tensor, path: str) -> StoredTensor:
+    """Returns layout and memory range of a tensor; reads none of its elements.
 
     Raises:
         UnkeepableError: it is not a strided tensor with memory.
@@ -60,7 +60,7 @@ def hold(value: torch.Tensor, path: str) -> Held:
         conj=local.is_conj(),
         neg=local.is_neg(),
     )
-    return Held(local, storage, low * size, high * size, note)
+    return StoredTensor(local, storage, low * size, high * size, note)
 
 
 def _local(value: Any, note: dict[str, Any]) -> Any:
@@ -96,9 +96,9 @@ def _refuse(value: Any, path: str) -> None:
             raise UnkeepableError(f"{path} is a {what} tensor, which cannot be kept: {advice}.")
 
 
-def pack(held: list[Held]) -> tuple[list[dict[str, Any]], list[dict[str, str]], dict[str, torch.Tensor]]:
-    """What the document says of tensors and memory, and the memory: copies on the CPU, a piece per storage."""
-    sharing: dict[tuple[str, int], list[Held]] = {}
+def pack(held: list[StoredTensor]) -> tuple[list[dict[str, Any]], list[dict[str, str]], dict[str, torch.Tensor]]:
+    """Returns the entries for tensors and memory, and the memory: copies on the CPU, a piece per storage."""
+    sharing: dict[tuple[str, int], list[StoredTensor]] = {}
     for one in held:
         address = one.storage.data_ptr() if one.high else id(one)  # nothing is shared by what has no elements
         sharing.setdefault((f"{one.storage.device} {one.high > 0}", address), []).append(one)
@@ -133,23 +133,23 @@ def _copied(storage: torch.UntypedStorage, low: int, high: int) -> torch.Tensor:
 def unpack(
     document: Any, tensors: Mapping[str, torch.Tensor], place: Callable[[str], torch.device | str] | None
 ) -> list[torch.Tensor]:
-    """The tensors of a document, each checked against the memory that is there.
+    """Returns the tensors of a document, each checked against the memory that is there.
 
     Raises:
         CaptureError: the document is damaged, or not of these tensors.
     """
     pieces = []
-    for i, node in enumerate(entry(document, "memory", list, "document")):
-        device = entry(node, "device", str, f"document['memory'][{i}]")
+    for i, node in enumerate(require_key(document, "memory", list, "document")):
+        device = require_key(node, "device", str, f"document['memory'][{i}]")
         stored = stored_bytes(tensors, memory_key(i), f"document['memory'][{i}]")
         piece = torch.empty(len(stored), dtype=torch.uint8, device=place(device) if place else "cpu")
         pieces.append(piece.copy_(stored))
-    listed = entry(document, "tensors", list, "document")
+    listed = require_key(document, "tensors", list, "document")
     return [_tensor(node, pieces, f"document['tensors'][{i}]") for i, node in enumerate(listed)]
 
 
 def stored_bytes(tensors: Mapping[str, torch.Tensor], key: str, path: str) -> torch.Tensor:
-    """A stored tensor as bytes, one-dimensional and contiguous."""
+    """Returns a stored tensor as bytes, one-dimensional and contiguous."""
     stored = tensors.get(key)
     if not isinstance(stored, torch.Tensor):
         raise CaptureError(
@@ -159,13 +159,13 @@ def stored_bytes(tensors: Mapping[str, torch.Tensor], key: str, path: str) -> to
 
 
 def _tensor(node: Any, pieces: list[torch.Tensor], path: str) -> torch.Tensor:
-    piece = pieces[index(entry(node, "memory", int, path), len(pieces), f"{path}['memory']")]
-    dtype = dtype_of(entry(node, "dtype", str, path), f"{path}['dtype']")
-    shape, strides = sizes(node, "shape", path), sizes(node, "strides", path)
-    offset = entry(node, "offset", int, path)
-    flags = {name: entry(node, name, bool, path) for name in ("conj", "neg", "requires_grad", "parameter")}
+    piece = pieces[require_index(require_key(node, "memory", int, path), len(pieces), f"{path}['memory']")]
+    dtype = dtype_of(require_key(node, "dtype", str, path), f"{path}['dtype']")
+    shape, strides = require_sizes(node, "shape", path), require_sizes(node, "strides", path)
+    offset = require_key(node, "offset", int, path)
+    flags = {name: require_key(node, name, bool, path) for name in ("conj", "neg", "requires_grad", "parameter")}
     if len(shape) != len(strides):
-        raise wrong(f"{path}['strides']", f"{len(shape)} numbers", strides)
+        raise damaged(f"{path}['strides']", f"{len(shape)} numbers", strides)
     last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
     if offset < 0 or (0 not in shape and (last + 1) * dtype.itemsize > len(piece)):
         raise CaptureError(
@@ -188,7 +188,7 @@ def _tensor(node: Any, pieces: list[torch.Tensor], path: str) -> torch.Tensor:
 
 def dtype_of(name: Any, path: str) -> torch.dtype:
     """``"float32"`` as torch.float32; not the quantized ones, whose tensors need more than memory."""
-    dtype = vars(torch).get(kind(name, str, path))
+    dtype = vars(torch).get(require_type(name, str, path))
     if not isinstance(dtype, torch.dtype) or name.startswith("q"):
-        raise wrong(path, "the name of a torch.dtype", name)
+        raise damaged(path, "the name of a torch.dtype", name)
     return dtype

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from torchnan.config.text import printable, shown
+from torchnan.config.text import brief, printable
 from torchnan.diagnosis.arrays import FloatArray, IntArray
 from torchnan.diagnosis.run import COLUMNS, GROUPED, Column, Digests, Headroom, Run
 
@@ -91,7 +91,7 @@ class RunBuilder:
         try:
             return float(value)
         except (ValueError, TypeError, OverflowError):
-            self._unread.setdefault(name, []).append(shown(value))
+            self._unread.setdefault(name, []).append(brief(value))
             return None
 
     def build(self) -> Run:

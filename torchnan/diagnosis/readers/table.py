@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
-from torchnan.config.text import printable, shown
+from torchnan.config.text import brief, printable
 from torchnan.diagnosis.readers.column_names import COLUMN_ALIASES, match_columns
 from torchnan.diagnosis.readers.errors import RunError
 from torchnan.diagnosis.readers.run_builder import RunBuilder
@@ -30,7 +30,7 @@ def read(path: Path) -> Run:
         known = match_columns(header)
         if not set(known.values()) - {"step"}:
             raise RunError(
-                f"{path} is no run: its first line names no column that is known, but {shown(first[:100])}. Known are "
+                f"{path} is no run: its first line names no column that is known, but {brief(first[:100])}. Known are "
                 f"{', '.join(COLUMN_ALIASES)}."
             )
         for chunk in _chunks(csv.reader(file, delimiter=separator), len(header), builder):
