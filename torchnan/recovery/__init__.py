@@ -1,4 +1,4 @@
-"""What a training run does about a bad step: skip, retry, roll back, stop; and what it writes down of it."""
+"""Recovers training from bad steps: skips, retries, rolls back or stops, and logs each action."""
 
 from torchnan.recovery.errors import EXIT_CODES, TrainingStopped, exit_codes
 from torchnan.recovery.event import StepEvent

@@ -1,4 +1,4 @@
-"""What to do about bad steps: one table for keywords, TOML files and the environment."""
+"""Policy: what to do about bad steps, set by keywords, a TOML file or the environment."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ POSITIVE = "a number above 0, or nothing"
 
 
 def is_positive(value: Any) -> bool:
-    """A check: None, or a finite number above 0."""
+    """Returns whether a value is None or a finite number above 0."""
     return value is None or (is_number(value) and value > 0)
 
 
@@ -56,11 +56,11 @@ def _pairs(text: str) -> dict[str, str]:
 _REMEDIES = f"actions ({', '.join(ACTIONS)}) by cause ({', '.join(CAUSES)})"
 
 
-_ANSWERS = f"actions ({', '.join(INSTABILITY_ACTIONS)}) by kind of verdict ({', '.join(INSTABILITIES)})"
+_INSTABILITY_ACTIONS = f"actions ({', '.join(INSTABILITY_ACTIONS)}) by kind of verdict ({', '.join(INSTABILITIES)})"
 
 
 def _table(accepts: str, keys: tuple[str, ...], values: tuple[str, ...], example: str) -> Any:
-    """A field: a value for some of the keys."""
+    """Returns a field that maps some of the keys to values."""
 
     def is_one(given: Any) -> bool:
         return isinstance(given, Mapping) and all(one_of(*keys)(k) and one_of(*values)(v) for k, v in given.items())
@@ -75,44 +75,45 @@ def _share(default: float) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Policy(Settings):
-    """What is looked for, what is kept, and what is done. Every field can be set in TOML and in the environment.
+    """What a StepGuard checks, saves and does. Every field can be set in TOML and in the environment.
 
     Raises:
         OptionError: a name or a value that cannot be used.
 
     Attributes:
-        action: first answer to a bad step: ``"skip"`` it, ``"rollback"``, ``"raise"``.
-        max_consecutive: bad steps in a row that are skipped. The next is rolled back if there is a snapshot, else
-            training stops.
-        max_skips: bad steps skipped in the whole run; then training stops.
+        action: default action for a bad step: ``"skip"``, ``"rollback"``, ``"raise"``.
+        max_consecutive: maximum number of bad steps skipped in a row. The next one is rolled back if there is a
+            snapshot; otherwise training stops.
+        max_skips: maximum number of bad steps skipped in the whole run; then training stops.
         remedy: actions by cause, over the defaults of :data:`REMEDIES`: ``{"data": "skip", "norm": "rollback"}``.
-        instability: what is done, by kind, when a verdict of the ``monitor`` becomes true: ``{"spike": "skip",
-            "silent_divergence": "cut_lr", "persistent_elevation": "rollback"}``. ``"skip"``, ``"rollback"`` and
-            ``"raise"`` leave out the step at which it does; ``"cut_lr"`` multiplies learning rates with ``lr_factor``
-            and ``"lower_clip"`` the norm that gradients are clipped to with ``clip_factor``, from that step on.
-            Default: nothing is done.
-        retries: how often a step that was finite in the replay is run again for good.
-        max_norm: gradients are clipped to this 2-norm, with the norm that the check has found.
+        instability: actions by kind of verdict, taken when a verdict of the ``monitor`` becomes true: ``{"spike":
+            "skip", "silent_divergence": "cut_lr", "persistent_elevation": "rollback"}``. ``"skip"``, ``"rollback"``
+            and ``"raise"`` do not apply the step; from that step on, ``"cut_lr"`` multiplies learning rates with
+            ``lr_factor``, and ``"lower_clip"`` multiplies the clipping norm with ``clip_factor``. Default: none.
+        retries: how often a step that was finite in the replay is run again.
+        max_norm: gradients are clipped to this 2-norm.
         norm_limit: a step with a larger gradient norm is bad.
-        norm_factor: so is one above this multiple of the rolling mean of the last ``norm_window`` good steps.
-        max_scaler_skips: steps in a row that a loss scaler may skip in search of its scale; one more is a bad step.
-        replay: run a bad step again, twice, under ``detect()``, to learn its origin.
-        keep: batches are kept for that by ``"reference"`` (a step that writes to its batch cannot be replayed) or as a
-            ``"copy"``.
-        captures: folder for captures of bad steps; at most ``max_captures`` a rank, ``max_capture_bytes`` each.
-        snapshot_every: steps between snapshots of model, optimizer, scaler, scheduler, random states. 0: none.
-        snapshots: how many are kept.
-        snapshot_folder: on disk, in this folder, rather than in memory.
-        rollback_depth: 1 goes back to the newest snapshot, 2 to the one before it. A rollback that was not enough
-            is followed by one that goes further back.
-        max_rollbacks: then training stops.
-        rewind_data: a rollback moves the data back, too. Default: it goes on with new data.
-        lr_factor: learning rates are multiplied with this after a rollback or ``"cut_lr"``, and ramped back to 1 over
-            ``lr_ramp`` good steps.
+        norm_factor: so is one above this multiple of the mean norm of the last ``norm_window`` good steps.
+        max_scaler_skips: steps in a row that a loss scaler may skip to find its scale; one more is a bad step.
+        replay: replay a bad step twice under ``detect()``, to find its origin.
+        keep: how batches are saved for the replay: by ``"reference"`` (a step that mutates its batch cannot be
+            replayed) or as a ``"copy"``.
+        captures: folder for captures of bad steps; at most ``max_captures`` per rank, ``max_capture_bytes`` each.
+        snapshot_every: number of steps between snapshots of model, optimizer, scaler, scheduler and random states. 0:
+            no snapshots.
+        snapshots: maximum number of snapshots.
+        snapshot_folder: folder for snapshots on disk, in place of memory.
+        rollback_depth: 1 restores the newest snapshot, 2 the one before it. Each rollback that was not enough is
+            followed by one that goes further back.
+        max_rollbacks: maximum number of rollbacks; then training stops.
+        rewind_data: whether a rollback restores the position in the data, too. Default: training continues with new
+            data.
+        lr_factor: multiplies learning rates after a rollback or ``"cut_lr"``; they are ramped back over ``lr_ramp``
+            good steps.
         clip_factor: ``"lower_clip"`` multiplies ``max_norm`` with this; without one, the mean of the last norms.
         out_of_memory: ``"raise"``, or ``"split"``: micro-batches are halved, up to ``max_splits`` times, and the same
             step is run again.
-        log: the recovery log, one line of JSON per decision.
+        log: path of the recovery log, with one line of JSON per event.
     """
 
     TOPIC: ClassVar[str] = "recovery"
@@ -122,7 +123,7 @@ class Policy(Settings):
     max_skips: int = nonnegative_int(100)
     remedy: Mapping[str, Action] = _table(_REMEDIES, CAUSES, ACTIONS, "data=raise,norm=rollback")
     instability: Mapping[str, Action] = _table(
-        _ANSWERS, INSTABILITIES, INSTABILITY_ACTIONS, "spike=skip,silent_divergence=cut_lr"
+        _INSTABILITY_ACTIONS, INSTABILITIES, INSTABILITY_ACTIONS, "spike=skip,silent_divergence=cut_lr"
     )
     retries: int = nonnegative_int(2)
     max_norm: float | None = _positive()
@@ -156,7 +157,7 @@ class Policy(Settings):
             )
 
     def with_environment(self, environment: Mapping[str, str]) -> Policy:
-        """With what ``TORCHNAN_POLICY=file.toml`` and ``TORCHNAN_POLICY_<FIELD>=value`` say, which go first."""
+        """Returns this policy, overridden by ``TORCHNAN_POLICY=file.toml`` and ``TORCHNAN_POLICY_<FIELD>=value``."""
         base = self
         if environment.get(POLICY):
             base = Policy.from_toml(environment[POLICY])
@@ -164,17 +165,17 @@ class Policy(Settings):
 
 
 def options() -> dict[str, Option]:
-    """The table."""
+    """Returns the options by name."""
     return Policy.options()
 
 
 def variables() -> dict[str, str]:
-    """The environment's names for them."""
+    """Returns the field of each environment variable."""
     return {f"{POLICY}_{name.upper()}": name for name in options()}
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """What the variables say, but for a file's.
+    """Returns the fields set by environment variables, without those of a TOML file.
 
     Raises:
         OptionError: a variable or a value that is not known.
