@@ -97,12 +97,12 @@ TELLS = {
     "detection/errors.py warn_of_detector": "warnings of the detector",
     "startup.py switch_on": "errors of the environment",
     "startup.py _at_exit": "NonFiniteError",
-    "recovery/nan_detector.py NaNDetector._validate": "loggers",
+    "recovery/nan_detector.py NaNDetector._reject": "loggers",
     "detection/headroom.py Headroom.__str__": "str(headroom)",
     "detection/session.py detect.headroom": "warnings of the detector",  # that it has no room
     "detection/session.py _warn_unscanned": "warnings of the detector",
-    "recovery/reporter.py Reporter.tell": "loggers",
-    "recovery/bad_step.py BadStepAnalyzer._told": "str(event)",  # from rank to rank
+    "recovery/reporter.py Reporter.report": "loggers",
+    "recovery/bad_step.py BadStepAnalyzer._agreed_origin": "str(event)",  # from rank to rank
     "recovery/event.py StepEvent.__str__": "str(event)",
     "recovery/event.py StepEvent.to_json": "event.to_json()",
     "recovery/errors.py exit_codes": "TrainingStopped",
