@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 
@@ -21,8 +23,18 @@ def test_builds_of_one_release_are_accepted():
     _load.check("2.13.0", "2.13.1+cu130")
 
 
-def test_the_source_folder_says_that_it_is_not_built():
-    ended = run_python("import torchnan", PYTHONPATH=str(REPOSITORY / "python"))
+# An editable installation finds on its own what a package folder lacks.
+WITHOUT_OTHER_FINDERS = """
+import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if finder.__module__.startswith("_frozen_importlib")]
+import torchnan
+"""
+
+
+def test_the_source_folder_says_that_it_is_not_built(tmp_path):
+    built = shutil.ignore_patterns("_C.*.so", "_build.py", "lib", "include", "share", "__pycache__")
+    shutil.copytree(REPOSITORY / "torchnan", tmp_path / "torchnan", ignore=built)
+    ended = run_python(WITHOUT_OTHER_FINDERS, cwd=tmp_path, PYTHONPATH=str(tmp_path), TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert ended.returncode == 1
     assert "torchnan has not been built: this is its source folder" in ended.stderr
 

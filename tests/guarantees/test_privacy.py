@@ -301,7 +301,7 @@ def test_a_log_that_is_there_is_appended_to_and_keeps_its_rights(tmp_path):
     path.chmod(0o640)
     with torchnan.detect(action="log", log=path):
         torch.log(torch.tensor(-1.0)).item()
-    RecoveryLog(path, Failures()).note("snapshot", step=1)
+    RecoveryLog(path, Failures()).record("snapshot", step=1)
     assert path.read_text().startswith("before\n{")
     assert len(path.read_text().splitlines()) == 3
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
@@ -378,7 +378,7 @@ def test_the_core_opens_one_kind_of_file():
     found = {(path.name, header) for path in sources for header in opens.findall(path.read_text())}
     others = {("call_site_ring.cpp", "sys/mman.h"), ("json_lines_sink.cpp", "filesystem")}
     others |= {("load_cuda.cpp", "filesystem"), ("load_cuda.cpp", "dlfcn.h")}  # a library of its own, beside it
-    assert found == {("line_file.cpp", "fcntl.h"), *others}
+    assert found == {("append_only_file.cpp", "fcntl.h"), *others}
 
 
 def test_step_values_are_those_that_are_documented():
