@@ -50,10 +50,10 @@ $(GTEST):
 	  echo "github.com/google/googletest, installed with cmake, and GTEST=/path/to/gtest.h)."; exit 1
 
 # Uses the build folder of the package, so that common sources are compiled once.
-test-cpp: BUILD = build/python$(shell $(BIN)/python -c "import sys; print('%d.%d' % sys.version_info[:2])")
+test-cpp test-python test-rest: BUILD = build/python$(shell $(BIN)/python -c "import sys; print('%d.%d' % sys.version_info[:2])")
 test-cpp: $(VENV)/.built $(GTEST) ## the C++ tests
 	$(BIN)/cmake -S . -B $(BUILD) -DTORCHNAN_TESTS=ON >/dev/null
-	$(BIN)/cmake --build $(BUILD) --target torchnan_tests torchnan_device_tests torchnan_fault_tests lagging
+	$(BIN)/cmake --build $(BUILD) --target torchnan_tests torchnan_device_tests torchnan_fault_tests lagging _testing
 	$(BUILD)/tests/cpp/torchnan_tests --gtest_brief=1 --gtest_filter=-Long*
 	$(BUILD)/tests/cpp/torchnan_device_tests --gtest_brief=1
 	$(BUILD)/tests/cpp/torchnan_fault_tests --gtest_brief=1
@@ -64,12 +64,14 @@ PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal --durations=10 -ra
 test-python test-rest: $(VENV)/.built $(VENV)/.test
 test-python: export OMP_NUM_THREADS = 1
 test-python: ## the Python tests, of many cases a sample; those of devices after `make test-cpp` has made one
+	$(BIN)/cmake --build $(BUILD) --target _testing
 	$(PYTEST) --tier=sample
 	$(PYTEST) --tier=sample tests/devices
 
 test: test-cpp test-python ## every behaviour once, about eight minutes on 2 cores
 
 test-rest: ## the cases that are not in the sample of `make test`
+	$(BIN)/cmake --build $(BUILD) --target _testing
 	$(PYTEST) --tier=rest
 	$(PYTEST) --tier=rest tests/devices
 

@@ -6,26 +6,26 @@
 namespace torchnan {
 namespace {
 
-BoundAudit& of_process = *new BoundAudit;  // never destroyed: operators run until the process ends
+BoundAudit& process_audit = *new BoundAudit;  // never destroyed: operators run until the process ends
 
 }  // namespace
 
-void BoundAudit::want(bool wanted) {
+void BoundAudit::enable(bool enabled) {
   const std::lock_guard lock(mutex_);
-  wanted_ = wanted;
-  claims_.clear();
+  enabled_ = enabled;
+  samples_.clear();
 }
 
-void BoundAudit::add(BoundSample claim) {
+void BoundAudit::add(BoundSample sample) {
   const std::lock_guard lock(mutex_);
-  claims_.push_back(std::move(claim));
+  samples_.push_back(std::move(sample));
 }
 
-std::vector<BoundSample> BoundAudit::take() {
+std::vector<BoundSample> BoundAudit::drain() {
   const std::lock_guard lock(mutex_);
-  return std::exchange(claims_, {});
+  return std::exchange(samples_, {});
 }
 
-BoundAudit& bound_audit() { return of_process; }
+BoundAudit& bound_audit() { return process_audit; }
 
 }  // namespace torchnan

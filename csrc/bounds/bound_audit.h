@@ -1,4 +1,4 @@
-// What rules have claimed, beside what came out: for the tests that hold every rule to its word.
+// Records the bounds that rules gave beside the actual results, so that tests can check every rule.
 #pragma once
 
 #include <atomic>
@@ -15,25 +15,25 @@ namespace torchnan {
 struct BoundSample {
   std::string op;
   int64_t output = 0;
-  double bound = 0;    // rounding included
-  double max_abs = 0;  // of the result; infinite if something in it is not finite
-  double limit = 0;    // of its dtype: a bound above it claims nothing
+  double bound = 0;    // including the rounding margin
+  double max_abs = 0;  // of the result; infinite if it is not finite
+  double limit = 0;    // of its dtype: a bound above it proves nothing
   bool nonnegative = false;
   double min_value = 0;
 };
 
-// Of the process. Keeps nothing until it is told to.
+// Process-wide; disabled by default.
 class TORCHNAN_API BoundAudit {
  public:
-  bool wanted() const noexcept { return wanted_.load(std::memory_order_relaxed); }
-  void want(bool wanted);
-  void add(BoundSample claim);
-  std::vector<BoundSample> take();
+  bool enabled() const noexcept { return enabled_.load(std::memory_order_relaxed); }
+  void enable(bool enabled);
+  void add(BoundSample sample);
+  std::vector<BoundSample> drain();
 
  private:
-  std::atomic<bool> wanted_{false};
+  std::atomic<bool> enabled_{false};
   ForkSafeMutex mutex_;
-  std::vector<BoundSample> claims_;
+  std::vector<BoundSample> samples_;
 };
 
 TORCHNAN_API BoundAudit& bound_audit();

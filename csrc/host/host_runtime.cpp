@@ -29,12 +29,12 @@ class NullRuntime final : public HostRuntime {
   }
 };
 
-NullRuntime unknown;
-std::atomic<HostRuntime*> host_is_set{&unknown};
+NullRuntime null_runtime;
+std::atomic<HostRuntime*> current_runtime{&null_runtime};
 
 }  // namespace
 
-HostRuntime& host_runtime() { return *host_is_set.load(std::memory_order_acquire); }
-void set_host(HostRuntime* host) { host_is_set.store(host, std::memory_order_release); }
+HostRuntime& host_runtime() { return *current_runtime.load(std::memory_order_acquire); }
+void set_host(HostRuntime* host) { current_runtime.store(host, std::memory_order_release); }
 
 }  // namespace torchnan

@@ -21,14 +21,14 @@ class NativeNotifier final : public UserNotifier {
   void warn(const std::string& text) override { TORCH_WARN(text); }
 };
 
-NativeNotifier native;
-std::atomic<UserNotifier*> host_is_set{&native};
+NativeNotifier native_notifier;
+std::atomic<UserNotifier*> current_notifier{&native_notifier};
 
 }  // namespace
 
 UserFacingException::~UserFacingException() = default;
 
-UserNotifier& user_notifier() { return *host_is_set.load(std::memory_order_acquire); }
-void set_host(UserNotifier* host) { host_is_set.store(host, std::memory_order_release); }
+UserNotifier& user_notifier() { return *current_notifier.load(std::memory_order_acquire); }
+void set_host(UserNotifier* host) { current_notifier.store(host, std::memory_order_release); }
 
 }  // namespace torchnan

@@ -136,7 +136,7 @@ ResultCheck::Outcome ResultCheck::read(const at::Tensor& result, size_t place) {
   if (verdict.skip != Skip::kNone) return skip(result, verdict.skip);
   thread_.counters().checked.add(1);
   thread_.counters().bytes.add(verdict.bytes);
-  if (bound_audit().wanted() && place < bounds_.size()) record_claim(result, place, verdict);
+  if (bound_audit().enabled() && place < bounds_.size()) record_claim(result, place, verdict);
   if (!bounds_.empty()) thread_.counters().bytes_rescanned.add(verdict.bytes);
   if (!verdict.finite) {
     thread_.counters().nonfinite.add(1);

@@ -3,8 +3,8 @@
 namespace torchnan {
 
 WorkCounters& work_counters() {
-  static WorkCounters spent;
-  return spent;
+  static WorkCounters counters;
+  return counters;
 }
 
 }  // namespace torchnan

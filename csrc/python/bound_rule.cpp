@@ -19,7 +19,7 @@ namespace py = pybind11;
 namespace torchnan {
 namespace {
 
-// An argument as a rule in Python sees it.
+// Converts an argument for a rule in Python.
 py::object argument(const RuleArguments& arguments, size_t i, const py::object& bound_class) {
   const Operand& operand = *arguments.operand(i);
   const bool is_list = operand.kind == Operand::Kind::kIntegers || operand.kind == Operand::Kind::kValues;
@@ -38,26 +38,26 @@ double bound_from(const py::handle& answer) {
   return max_abs;
 }
 
-void take_answer(const py::object& answer, std::span<Bound> results) {
+void read_bounds(const py::object& answer, std::span<Bound> results) {
   if (!py::isinstance<py::sequence>(answer)) {
     if (!answer.is_none()) results[0].max_abs = bound_from(answer);
     return;
   }
-  size_t place = 0;
+  size_t index = 0;
   for (const py::handle one : answer) {
-    if (place < results.size() && !one.is_none()) results[place].max_abs = bound_from(one);
-    ++place;
+    if (index < results.size() && !one.is_none()) results[index].max_abs = bound_from(one);
+    ++index;
   }
 }
 
 BoundRule rule_in_python(const py::function& rule, const py::object& bound_class) {
-  // Never released: operators run until the process ends, and so may the rule.
+  // Never destroyed: operators, and so the rule, may run until the process ends.
   auto* held = new std::pair<py::function, py::object>(rule, bound_class);
   return [held](const RuleArguments& arguments, std::span<Bound> results) {
     with_gil([&] {
-      py::list values;  // no tuple, which cannot be filled any more once another thread has seen it
+      py::list values;  // not a tuple, which cannot be filled any more once another thread refers to it
       for (size_t i = 0; i < arguments.size(); ++i) values.append(argument(arguments, i, held->second));
-      take_answer(held->first(*values), results);
+      read_bounds(held->first(*values), results);
     });
   };
 }

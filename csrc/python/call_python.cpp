@@ -39,16 +39,16 @@ void throw_from_python(py::error_already_set& raised) {
 }
 
 std::shared_ptr<py::object> reachable_from_threads(py::object object) {
-  const auto let_go = [](py::object* held) {
+  const auto release = [](py::object* last) {
     if (is_python_ending()) {
-      held->release();
-      delete held;
+      last->release();
+      delete last;
       return;
     }
     const py::gil_scoped_acquire gil;
-    delete held;
+    delete last;
   };
-  return {new py::object(std::move(object)), let_go};
+  return {new py::object(std::move(object)), release};
 }
 
 }  // namespace torchnan

@@ -1,4 +1,4 @@
-// Python code, called by the core.
+// Calls Python code from the core.
 #pragma once
 
 #include <memory>
@@ -10,31 +10,32 @@
 
 namespace torchnan {
 
-// Python is ending, or has ended: to wait for the GIL would be to wait for ever.
+// Whether Python is ending or has ended: waiting for the GIL would never return.
 bool is_python_ending();
 
-// With the GIL: throws what Python has raised. The core counts an error as a failure of its own; Ctrl-C and SystemExit,
-// which are no errors, are meant for the program.
+// Requires the GIL. Throws a C++ exception for an error raised in Python. The core counts it as an internal error,
+// except for Ctrl-C and SystemExit, which are passed on to user code.
 [[noreturn]] void throw_from_python(pybind11::error_already_set& raised);
 
-// With the GIL, and what Python has raised set: throws it at the program. torch carries a python_error through the
-// dispatcher and through the autograd engine as it is.
+// Requires the GIL and a set Python error, which is raised in user code: torch passes a python_error unchanged through
+// the dispatcher and the autograd engine.
 [[noreturn]] void raise_in_caller();
 
+// Runs code with the GIL, outside Dynamo and __torch_function__ modes.
 template <typename Code>
 auto with_gil(Code&& code) {
   if (is_python_ending()) throw std::runtime_error("Python is ending");
   const pybind11::gil_scoped_acquire gil;
   const pybind11::error_scope keep_error;
   try {
-    const FunctionModeGuard aside;
+    const FunctionModeGuard guard;
     return code();
   } catch (pybind11::error_already_set& raised) {
     throw_from_python(raised);
   }
 }
 
-// An object that any thread may let go of last.
+// Returns a reference that any thread may release last.
 std::shared_ptr<pybind11::object> reachable_from_threads(pybind11::object object);
 
 }  // namespace torchnan

@@ -13,16 +13,16 @@ namespace {
 struct Hook {
   PyMethodDef* definition = nullptr;  // null: free
   PyCFunction original = nullptr;
-  PyObject* look = nullptr;  // owned; null: the call is passed on
+  PyObject* callback = nullptr;  // owned; null: only the original is called
   size_t first = 0;
   size_t count = 0;
 };
 
-// Touched with the GIL only. A C function has no state of its own: each hook has one that knows its place.
+// Accessed with the GIL only. A C function has no state of its own, so each slot has functions of its own.
 constexpr size_t kHooks = 16;
 std::array<Hook, kHooks> hooks;
 
-// As many as there are.
+// Returns the selected arguments; fewer if the call has fewer.
 py::list arguments_of(const Hook& hook, PyObject* self, PyObject* args) {
   py::list all;
   if (!PyModule_Check(self)) all.append(py::handle(self));
@@ -35,13 +35,13 @@ py::list arguments_of(const Hook& hook, PyObject* self, PyObject* args) {
       all[py::slice(static_cast<py::ssize_t>(hook.first), static_cast<py::ssize_t>(hook.first + hook.count), 1)]);
 }
 
-// False with what was raised.
-bool look_first(const Hook& hook, PyObject* self, PyObject* args) noexcept {
-  if (hook.look == nullptr) return true;
+// Returns false with the Python error set if the callback raised.
+bool call_callback(const Hook& hook, PyObject* self, PyObject* args) noexcept {
+  if (hook.callback == nullptr) return true;
   try {
-    const auto look = py::reinterpret_borrow<py::object>(hook.look);  // it may be taken away meanwhile
+    const auto callback = py::reinterpret_borrow<py::object>(hook.callback);  // the hook may be removed meanwhile
     const py::list arguments = arguments_of(hook, self, args);
-    if (arguments.size() == hook.count) look(*arguments);
+    if (arguments.size() == hook.count) callback(*arguments);
     return true;
   } catch (py::error_already_set& error) {
     error.restore();
@@ -51,23 +51,23 @@ bool look_first(const Hook& hook, PyObject* self, PyObject* args) noexcept {
   return false;
 }
 
-template <size_t kPlace>
+template <size_t kSlot>
 PyObject* call(PyObject* self, PyObject* args) {
-  const PyCFunction original = hooks[kPlace].original;
-  return look_first(hooks[kPlace], self, args) ? original(self, args) : nullptr;
+  const PyCFunction original = hooks[kSlot].original;
+  return call_callback(hooks[kSlot], self, args) ? original(self, args) : nullptr;
 }
 
-template <size_t kPlace>
+template <size_t kSlot>
 PyObject* call_with_keywords(PyObject* self, PyObject* args, PyObject* keywords) {
-  const auto original = reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(hooks[kPlace].original));
-  return look_first(hooks[kPlace], self, args) ? original(self, args, keywords) : nullptr;
+  const auto original = reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(hooks[kSlot].original));
+  return call_callback(hooks[kSlot], self, args) ? original(self, args, keywords) : nullptr;
 }
 
 template <size_t... kCapacity>
-PyCFunction function_at(size_t place, bool keywords, std::index_sequence<kCapacity...>) {
+PyCFunction function_at(size_t slot, bool keywords, std::index_sequence<kCapacity...>) {
   static const std::array plain = {&call<kCapacity>...};
   static const std::array keyed = {&call_with_keywords<kCapacity>...};
-  return keywords ? reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(keyed[place])) : plain[place];
+  return keywords ? reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(keyed[slot])) : plain[slot];
 }
 
 PyMethodDef* definition_of(const py::handle& method) {
@@ -79,16 +79,16 @@ PyMethodDef* definition_of(const py::handle& method) {
   throw py::type_error("hook_method() takes a method that is written in C");
 }
 
-// Who has exchanged the pointer after us still calls us.
-void remove(size_t place, PyCFunction ours) {
-  Hook& hook = hooks[place];
-  const auto look = py::reinterpret_steal<py::object>(std::exchange(hook.look, nullptr));
+// If the pointer was replaced by someone else after us, the hook stays, without a callback.
+void remove(size_t slot, PyCFunction ours) {
+  Hook& hook = hooks[slot];
+  const auto callback = py::reinterpret_steal<py::object>(std::exchange(hook.callback, nullptr));
   if (hook.definition->ml_meth != ours) return;
   hook.definition->ml_meth = hook.original;
   hook = {};
 }
 
-py::cpp_function hook_method(const py::handle& method, const py::object& look, size_t first, size_t count) {
+py::cpp_function hook_method(const py::handle& method, const py::object& callback, size_t first, size_t count) {
   PyMethodDef* definition = definition_of(method);
   const int convention = definition->ml_flags & ~(METH_CLASS | METH_STATIC | METH_COEXIST);
   const bool keywords = convention == (METH_VARARGS | METH_KEYWORDS);
@@ -96,17 +96,17 @@ py::cpp_function hook_method(const py::handle& method, const py::object& look, s
     throw py::type_error("hook_method() does not know how this method is called");
   }
   const auto free = std::find_if(hooks.begin(), hooks.end(), [](const Hook& hook) { return !hook.definition; });
-  if (free == hooks.end()) throw std::length_error("hook_method() has no place left");
-  const auto place = static_cast<size_t>(free - hooks.begin());
-  const PyCFunction ours = function_at(place, keywords, std::make_index_sequence<kHooks>());
-  *free = {definition, std::exchange(definition->ml_meth, ours), py::object(look).release().ptr(), first, count};
-  return py::cpp_function([place, ours] { remove(place, ours); });
+  if (free == hooks.end()) throw std::length_error("hook_method() has no slot left");
+  const auto slot = static_cast<size_t>(free - hooks.begin());
+  const PyCFunction ours = function_at(slot, keywords, std::make_index_sequence<kHooks>());
+  *free = {definition, std::exchange(definition->ml_meth, ours), py::object(callback).release().ptr(), first, count};
+  return py::cpp_function([slot, ours] { remove(slot, ours); });
 }
 
 }  // namespace
 
 void bind_call_before(py::module_& m) {
-  m.def("hook_method", &hook_method, py::arg("method"), py::arg("look"), py::arg("first"), py::arg("count"));
+  m.def("hook_method", &hook_method, py::arg("method"), py::arg("callback"), py::arg("first"), py::arg("count"));
 }
 
 }  // namespace torchnan

@@ -7,10 +7,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "call_sites/call_site_ring.h"
-#include "bounds/bound_audit.h"
 #include "bounds/bound_cache.h"
-#include "bounds/rules.h"
-#include "process/work_counters.h"
 #include "scan/storage_of.h"
 #include "scan/tensor_scan.h"
 #include "device/devices.h"
@@ -203,19 +200,6 @@ void bind_session(py::module_& m) {
   m.def("instances_of", &instances_of);
   bind_bound_rules(m);
   bind_call_before(m);
-  m.def("operators_with_rules", &operators_with_rules);
-  m.def("enable_bound_audit", [](bool wanted) { bound_audit().want(wanted); });
-  m.def("drain_bound_audit", [] {
-    py::list taken;
-    for (const BoundSample& c : bound_audit().take()) {
-      taken.append(py::make_tuple(c.op, c.output, c.bound, c.max_abs, c.limit, c.nonnegative, c.min_value));
-    }
-    return taken;
-  });
-  m.def("work_counters", [] {
-    return py::make_tuple(work_counters().remembered.load(), work_counters().resolved.load(),
-                          work_counters().censuses.load());
-  });
   m.def("interceptor_key_name", [] {
     install_interceptor();
     return std::string(c10::toString(kInterceptorKey));
@@ -229,7 +213,6 @@ py::str stored(const py::str& text, size_t limit) { return to_py_str(to_valid_ut
 void bind_words(py::module_& m) {
   m.def("printable", &shown, py::arg("text"), py::arg("limit") = 400);
   m.def("to_valid_utf8", &stored, py::arg("text"), py::arg("limit") = 1000);
-  m.def("validate", [](const py::dict& keywords) { return options_from(keywords).validate(); });
   m.def("rank_from_environment", &rank_from_environment);
   m.def("is_disabled", &is_disabled);
 }
@@ -238,7 +221,7 @@ void bind_words(py::module_& m) {
 
 PYBIND11_MODULE(_C, m) {
   is_disabled();  // as the environment is now: what the program makes of it later changes nothing
-  m.def("set_host", &plug_in_python);
+  m.def("set_host", &set_python_host);
   m.def("finding_from_json", [](std::string_view line) { return to_python(finding_from_json(line)); });
   m.def("append_line", &append_line, py::arg("path"), py::arg("line"));
   bind_words(m);

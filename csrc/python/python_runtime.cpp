@@ -137,7 +137,7 @@ class PythonNotifier final : public UserNotifier {
       } catch (py::error_already_set& raised) {
         if (!raised.matches(PyExc_Exception)) throw;
         raised.discard_as_unraisable("torchnan");
-        throw std::runtime_error("nobody could be warned");
+        throw std::runtime_error("the warning could not be shown");
       }
     });
   }
@@ -147,12 +147,12 @@ class PythonNotifier final : public UserNotifier {
 
 }  // namespace
 
-void plug_in_python(py::object program_module, py::object errors_module) {
+void set_python_host(py::object introspection_module, py::object errors_module) {
   StackTable::instance().set_engine(
-      reinterpret_cast<PyCodeObject*>(program_module.attr("engine_code")().release().ptr()));
+      reinterpret_cast<PyCodeObject*>(introspection_module.attr("engine_code")().release().ptr()));
   StackTable::instance().set_module_call(
-      reinterpret_cast<PyCodeObject*>(program_module.attr("module_call_code")().release().ptr()));
-  set_host(static_cast<HostRuntime*>(new PythonRuntime(std::move(program_module))));
+      reinterpret_cast<PyCodeObject*>(introspection_module.attr("module_call_code")().release().ptr()));
+  set_host(static_cast<HostRuntime*>(new PythonRuntime(std::move(introspection_module))));
   set_host(static_cast<UserNotifier*>(new PythonNotifier(std::move(errors_module))));
 }
 

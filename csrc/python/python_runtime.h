@@ -1,5 +1,5 @@
-// The Python program that is being watched. What it takes judgement to tell (which frame is the user's, what a module
-// is called) is told by the Python package; this only carries the question there.
+// The host runtime for Python. Forwards the questions of the core to torchnan.detection.introspection, which knows how
+// to find the user's frames and the names of modules.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -9,8 +9,7 @@
 
 namespace torchnan {
 
-// Plugs Python in as the host. `place`, `owner`, `held`, `error` and `warn` are the functions of
-// torchnan.detection.introspection and torchnan.detection.errors that answer for it.
-void plug_in_python(pybind11::object program_module, pybind11::object errors_module);
+// Makes Python the host, with the modules torchnan.detection.introspection and torchnan.detection.errors.
+void set_python_host(pybind11::object introspection_module, pybind11::object errors_module);
 
 }  // namespace torchnan

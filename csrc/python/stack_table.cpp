@@ -88,7 +88,7 @@ SiteId StackTable::add(std::vector<Frame>&& frames) {
 }
 
 void StackTable::evict() {
-  if (known_ < look_at_known_) return;
+  if (known_ < evict_at_) return;
   const auto has_died = [](const Frame& frame) { return frame.module && referred_to(frame) == Py_None; };
   std::vector<std::vector<Frame>> forgotten;  // until the lock is gone
   const std::lock_guard lock(mutex_);
@@ -105,7 +105,7 @@ void StackTable::evict() {
   std::erase_if(nested_, [&](const auto& entry) {
     return is_gone(entry.second) || is_gone(static_cast<SiteId>(entry.first));  // the outer one
   });
-  look_at_known_ = std::clamp(2 * known_, kFewFrames, kMaxFrames);
+  evict_at_ = std::clamp(2 * known_, kFewFrames, kMaxFrames);
 }
 
 bool StackTable::has_modules_of(const std::vector<Frame>& site, const Stack& stack) const noexcept {
@@ -117,14 +117,14 @@ bool StackTable::has_modules_of(const std::vector<Frame>& site, const Stack& sta
 
 // Null for something that cannot be referred to weakly.
 py::object StackTable::refer_to(PyObject* module) {
-  static PyMethodDef definition = {"note_death", &StackTable::note_death, METH_O, nullptr};
+  static PyMethodDef definition = {"on_module_death", &StackTable::on_module_death, METH_O, nullptr};
   if (death_callback_ == nullptr) death_callback_ = PyCFunction_New(&definition, nullptr);
   auto reference = py::reinterpret_steal<py::object>(PyWeakref_NewRef(module, death_callback_));
   if (!reference) PyErr_Clear();
   return reference;
 }
 
-PyObject* StackTable::note_death(PyObject*, PyObject*) noexcept {
+PyObject* StackTable::on_module_death(PyObject*, PyObject*) noexcept {
   ++instance().deaths_;
   Py_RETURN_NONE;
 }

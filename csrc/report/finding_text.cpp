@@ -1,4 +1,4 @@
-// The one-screen report.
+// Formats the report of a finding.
 #include <torchnan/finding.h>
 
 #include <algorithm>
@@ -29,16 +29,16 @@ std::string type_of(const std::string& dtype, const std::vector<int64_t>& shape)
   return fmt::format("{}[{}]", printable(short_dtype(dtype)), fmt::join(shape, ","));
 }
 
-std::string place(const std::string& file, int64_t line) {
+std::string location(const std::string& file, int64_t line) {
   return fmt::format("{}:{}", printable(short_path(file)), line);
 }
 
-// In a row of several, the file's own name does.
-std::string brief_place(const std::string& file, int64_t line) {
+// Shorter, for several in a row: the name of the file without its folder.
+std::string brief_location(const std::string& file, int64_t line) {
   return fmt::format("{}:{}", printable(file.substr(file.rfind('/') + 1)), line);
 }
 
-// A count is told only if there is something to count.
+// Returns the counts that are not zero.
 std::string counts(int64_t nan, int64_t posinf, int64_t neginf) {
   std::string text;
   if (nan > 0) text += fmt::format("  nan {}", nan);
@@ -78,7 +78,7 @@ std::string produced_by(const Finding& f) {
         what = "not known";
         break;
       }
-      what = fmt::format("a tensor that came in, first read by {}", printable(f.op));
+      what = fmt::format("an external tensor, first used by {}", printable(f.op));
       break;
     case Origin::kUninit:
       what = fmt::format("memory from {} that nothing has written", printable(f.op));
@@ -88,7 +88,7 @@ std::string produced_by(const Finding& f) {
       break;
   }
   if (f.module) what += fmt::format("   in {}", f.module->empty() ? "the root module" : printable(*f.module));
-  if (!f.stack.empty()) what += fmt::format("   at {}", place(f.stack.front().file, f.stack.front().line));
+  if (!f.stack.empty()) what += fmt::format("   at {}", location(f.stack.front().file, f.stack.front().line));
   return what;
 }
 
@@ -103,7 +103,7 @@ std::string format_input(const InputSummary& input) {
   if (input.overwritten) return text + "  (overwritten by the operation)";
   if (input.tally.min && input.tally.max) {
     text += fmt::format("  min {:.6g}  max {:.6g}", *input.tally.min, *input.tally.max);
-  } else if (input.tally.absmax) {  // of what was on a device no more is left
+  } else if (input.tally.absmax) {  // for a tensor on a device nothing else is known
     text += fmt::format("  absmax {:.6g}", *input.tally.absmax);
   }
   text += counts(input.tally.nan, input.tally.posinf, input.tally.neginf);
@@ -124,7 +124,7 @@ std::string format_lineage(const Finding& f) {
     }
     const LineageStep& step = f.lineage[i];
     steps.push_back(step.file.empty() ? bare(step.op)
-                                      : fmt::format("{} ({})", bare(step.op), brief_place(step.file, step.line)));
+                                      : fmt::format("{} ({})", bare(step.op), brief_location(step.file, step.line)));
   }
   return fmt::format("{}", fmt::join(steps, " -> "));
 }
@@ -159,17 +159,17 @@ std::string describe(const Harm& harm) {
       text = fmt::format("it is in {}", named("optimizer state"));
       break;
     case HarmKind::kRead:
-      text = "the program read it back";
+      text = "user code read it";
       break;
     case HarmKind::kGuard:
       text = fmt::format("it reached {}", named("guard"));
       break;
     case HarmKind::kAlive:
-      return "the program still held it when detection ended";
+      return "it was still referenced when detection ended";
     case HarmKind::kUnused:
       return "nothing ever used it";
   }
-  if (!harm.file.empty()) text += fmt::format(" ({})", brief_place(harm.file, harm.line));
+  if (!harm.file.empty()) text += fmt::format(" ({})", brief_location(harm.file, harm.line));
   return text;
 }
 
@@ -189,7 +189,7 @@ std::string to_text(const Finding& f) {
   for (size_t i = 0; i < std::min(f.stack.size(), kFramesShown); ++i) {
     const Frame& frame = f.stack[i];
     const char* label = i > 0 ? "" : f.phase == Phase::kBackward && !f.node.empty() ? "forward" : "stack";
-    add_row(text, label, fmt::format("{} {}", place(frame.file, frame.line), printable(frame.function)));
+    add_row(text, label, fmt::format("{} {}", location(frame.file, frame.line), printable(frame.function)));
   }
   if (f.repeats > 0) add_row(text, "repeats", fmt::format("{} more times", f.repeats));
   return text;

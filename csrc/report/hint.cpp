@@ -29,7 +29,7 @@ const InputSummary* input(const Finding& f, size_t i) {
   return i < f.inputs.size() && !f.inputs[i].overwritten ? &f.inputs[i] : nullptr;
 }
 
-std::string of_logarithm(const Finding& f) {
+std::string hint_for_logarithm(const Finding& f) {
   const InputSummary* x = input(f, 0);
   if (x == nullptr || !x->tally.min) return "";
   if (f.kind == Kind::kNaN && *x->tally.min < 0) {
@@ -39,7 +39,7 @@ std::string of_logarithm(const Finding& f) {
   return "";
 }
 
-std::string of_square_root(const Finding& f) {
+std::string hint_for_square_root(const Finding& f) {
   const InputSummary* x = input(f, 0);
   if (x == nullptr || !x->tally.min) return "";
   if (f.kind == Kind::kNaN && *x->tally.min < 0) {
@@ -49,7 +49,7 @@ std::string of_square_root(const Finding& f) {
   return "";
 }
 
-std::string of_division(const Finding& f) {
+std::string hint_for_division(const Finding& f) {
   const InputSummary* divisor = input(f, 1);
   if (divisor == nullptr || !divisor->tally.min) return "";
   if (*divisor->tally.min > 0 || *divisor->tally.max < 0) return "";
@@ -60,7 +60,7 @@ std::string of_division(const Finding& f) {
 }
 
 // A softmax of finite numbers and -inf is NaN only where there was nothing but -inf.
-std::string of_softmax(const Finding& f) {
+std::string hint_for_softmax(const Finding& f) {
   const InputSummary* x = input(f, 0);
   if (f.kind != Kind::kNaN || x == nullptr || x->tally.neginf == 0) return "";
   if (x->tally.nan > 0 || x->tally.posinf > 0) return "";
@@ -68,7 +68,7 @@ std::string of_softmax(const Finding& f) {
                      fmt::join(f.first_index, ","));
 }
 
-std::string of_exponential(const Finding& f) {
+std::string hint_for_exponential(const Finding& f) {
   const InputSummary* x = input(f, 0);
   if (f.kind != Kind::kInf || x == nullptr || !x->tally.max) return "";
   return fmt::format("exp of {:.6g} is more than {} can hold", *x->tally.max, f.dtype);
@@ -78,15 +78,15 @@ int64_t elements(const std::vector<int64_t>& shape) {
   return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
 }
 
-std::string of_variance(const Finding& f) {
+std::string hint_for_variance(const Finding& f) {
   const InputSummary* x = input(f, 0);
   if (f.kind != Kind::kNaN || x == nullptr || x->tally.nonfinite() > 0) return "";
-  if (elements(x->shape) > elements(f.shape)) return "";  // of several elements
+  if (elements(x->shape) > elements(f.shape)) return "";  // variance of several elements
   return fmt::format("the variance of a single element of {}: the unbiased estimate divides by n - 1 = 0", x->name);
 }
 
-// Finite numbers, and the result does not fit.
-std::string of_half_range(const Finding& f) {
+// For finite inputs whose result does not fit into float16.
+std::string hint_for_half_range(const Finding& f) {
   if (f.kind != Kind::kInf || f.dtype != "float16" || f.inputs.empty()) return "";
   double largest = 0;
   for (const InputSummary& x : f.inputs) {
@@ -104,8 +104,8 @@ bool holds_zero(const Finding& f) {
                      [](const InputSummary& x) { return x.tally.min && *x.tally.min <= 0 && *x.tally.max >= 0; });
 }
 
-// What is known of a node's formula.
-std::string of_node(const Finding& f) {
+// Derives a hint from the formula of a backward node.
+std::string hint_for_node(const Finding& f) {
   const std::string_view node = f.node;
   const auto is = [&](std::string_view name) { return node.rfind(name, 0) == 0; };
   if (is("LinalgEigh")) return "two eigenvalues are equal: the gradient of eigenvectors divides by their difference";
@@ -120,46 +120,46 @@ std::string of_node(const Finding& f) {
   return "";
 }
 
-std::string of_input(const Finding& f) {
+std::string hint_for_input(const Finding& f) {
   if (f.op == "torchnan::guard" || f.op == "autograd::backward") {
-    return "nothing that was watched has made it: run it under torchnan.detect() to see which operation does";
+    return "no checked operation made it: run it under torchnan.detect() to see which operation does";
   }
   if (f.first_index.size() < 2) return "";
-  return fmt::format("row {} of {} is the first with a bad value ({} in all)", f.first_index[0], f.shape[0],
+  return fmt::format("row {} of {} is the first with a non-finite value ({} in all)", f.first_index[0], f.shape[0],
                      bad_elements(f));
 }
 
-std::string of_operation(const Finding& f) {
+std::string hint_for_operation(const Finding& f) {
   const std::string_view op = bare(f.op);
-  if (is_one_of(op, {"log", "log2", "log10"})) return of_logarithm(f);
-  if (is_one_of(op, {"sqrt", "rsqrt"})) return of_square_root(f);
-  if (is_one_of(op, {"div", "true_divide", "divide"})) return of_division(f);
-  if (is_one_of(op, {"_softmax", "_log_softmax", "softmax", "log_softmax"})) return of_softmax(f);
-  if (is_one_of(op, {"exp"})) return of_exponential(f);
-  if (is_one_of(op, {"var", "std", "var_mean", "std_mean"})) return of_variance(f);
+  if (is_one_of(op, {"log", "log2", "log10"})) return hint_for_logarithm(f);
+  if (is_one_of(op, {"sqrt", "rsqrt"})) return hint_for_square_root(f);
+  if (is_one_of(op, {"div", "true_divide", "divide"})) return hint_for_division(f);
+  if (is_one_of(op, {"_softmax", "_log_softmax", "softmax", "log_softmax"})) return hint_for_softmax(f);
+  if (is_one_of(op, {"exp"})) return hint_for_exponential(f);
+  if (is_one_of(op, {"var", "std", "var_mean", "std_mean"})) return hint_for_variance(f);
   return "";
 }
 
 }  // namespace
 
 std::string hint_for_collective(const std::string& collective) {
-  return fmt::format("{} brought it from another rank: the report of that rank tells what made it", bare(collective));
+  return fmt::format("{} received it from another rank: see the report of that rank for its origin", bare(collective));
 }
 
 std::string hint_for(const Finding& f) {
   switch (f.origin) {
     case Origin::kInput:
-      return of_input(f);
+      return hint_for_input(f);
     case Origin::kUninit:
-      return "nobody has written to this memory: empty() hands out whatever was there";
+      return "nothing has written to this memory: empty() does not initialize it";
     case Origin::kOp:
       break;
     default:
       return "";
   }
-  std::string hint = f.node.empty() ? "" : of_node(f);
-  if (hint.empty()) hint = of_operation(f);
-  return hint.empty() ? of_half_range(f) : hint;
+  std::string hint = f.node.empty() ? "" : hint_for_node(f);
+  if (hint.empty()) hint = hint_for_operation(f);
+  return hint.empty() ? hint_for_half_range(f) : hint;
 }
 
 }  // namespace torchnan

@@ -28,7 +28,7 @@ constexpr c10::DispatchKeySet kFunctorchKeys({
 constexpr c10::DispatchKeySet kWrapperKeys =
     kFunctorchKeys | c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::ZeroTensor});
 
-// The reason to pass a strided tensor by before its memory is touched.
+// Returns the reason to skip a strided tensor before its memory is touched.
 Skip reason_to_skip_strided(const c10::TensorImpl& impl) {
   const c10::DispatchKeySet keys = impl.key_set();
   if (keys.has_any(kWrapperKeys)) {
@@ -43,7 +43,7 @@ Skip reason_to_skip_strided(const c10::TensorImpl& impl) {
   return Skip::kNone;
 }
 
-// The dense tensor that holds the values of a sparse or nested one; the tensor itself otherwise.
+// Returns the dense tensor with the values of a sparse or nested one; else the tensor itself.
 at::Tensor values_of(const at::Tensor& tensor) {
   if (tensor.is_nested()) {
     return static_cast<const at::native::NestedTensorImpl*>(tensor.unsafeGetTensorImpl())->get_buffer();
@@ -63,7 +63,7 @@ at::Tensor values_of(const at::Tensor& tensor) {
 
 bool is_container(const at::Tensor& tensor) { return tensor.layout() != c10::kStrided || tensor.is_nested(); }
 
-// The tensor whose memory is to be read, or the reason why none is.
+// The tensor whose memory is scanned, or the reason to skip it.
 struct ScanTarget {
   Skip skip = Skip::kNone;
   FloatFormat format;
@@ -79,7 +79,7 @@ struct ScanTarget {
     format = *known;
     const bool wrapped = tensor.unsafeGetTensorImpl()->key_set().has_any(kWrapperKeys);
     if (!wrapped && is_container(tensor)) values = values_of(tensor);
-    const c10::TensorImpl& impl = *look_at(tensor).unsafeGetTensorImpl();
+    const c10::TensorImpl& impl = *select(tensor).unsafeGetTensorImpl();
     skip = reason_to_skip_strided(impl);
     if (skip != Skip::kNone) return;
     if (impl.numel() == 0) {
@@ -89,7 +89,7 @@ struct ScanTarget {
     }
   }
 
-  const at::Tensor& look_at(const at::Tensor& tensor) const { return values.defined() ? values : tensor; }
+  const at::Tensor& select(const at::Tensor& tensor) const { return values.defined() ? values : tensor; }
 };
 
 // Calls visit(first word, words) for runs of memory that hold every element of the tensor at least once; ends
@@ -113,7 +113,7 @@ bool for_each_span(const at::Tensor& tensor, const FloatFormat& format, Visit&& 
   });
 }
 
-// `offset` elements from the first.
+// Returns the value `offset` elements after the first.
 double value_at(const at::Tensor& tensor, int64_t offset) {
   const void* base = tensor.const_data_ptr();
   switch (tensor.scalar_type()) {
@@ -130,12 +130,12 @@ double value_at(const at::Tensor& tensor, int64_t offset) {
   }
 }
 
-// Takes one real component at a time.
+// Accumulates statistics, one element at a time.
 class StatsCollector {
  public:
-  explicit StatsCollector(TensorStats& census) : census_(census) {}
+  explicit StatsCollector(TensorStats& stats) : stats_(stats) {}
 
-  // `parts` holds the one or two components of an element; true if the element is finite.
+  // Adds an element, whose one or two components are `parts`. Returns whether it is finite.
   bool element(const double* parts, int count) {
     bool nan = false;
     int inf_sign = 0;
@@ -149,37 +149,37 @@ class StatsCollector {
       }
     }
     if (nan) {
-      ++census_.tally.nan;
+      ++stats_.tally.nan;
     } else if (inf_sign != 0) {
-      ++(inf_sign > 0 ? census_.tally.posinf : census_.tally.neginf);
+      ++(inf_sign > 0 ? stats_.tally.posinf : stats_.tally.neginf);
     }
     return !nan && inf_sign == 0;
   }
 
  private:
   void widen(double x) {
-    Tally& t = census_.tally;
+    Tally& t = stats_.tally;
     if (!t.min || x < *t.min) t.min = x;
     if (!t.max || x > *t.max) t.max = x;
     if (!t.absmax || std::abs(x) > *t.absmax) t.absmax = std::abs(x);
   }
 
-  TensorStats& census_;
+  TensorStats& stats_;
 };
 
 template <typename Real>
-void take_strided_census(const at::Tensor& tensor, int parts, TensorStats& census) {
+void collect_strided(const at::Tensor& tensor, int parts, TensorStats& stats) {
   const auto* base = static_cast<const Real*>(tensor.const_data_ptr());
   const auto sizes = tensor.sizes();
   const auto strides = tensor.strides();
   std::vector<int64_t> index(sizes.size(), 0);
-  StatsCollector taker(census);
+  StatsCollector collector(stats);
   int64_t offset = 0;
   for (int64_t left = tensor.numel(); left > 0; --left) {
     double components[2] = {};
     for (int i = 0; i < parts; ++i) components[i] = static_cast<double>(base[offset * parts + i]);
-    const bool finite = taker.element(components, parts);
-    if (!finite && census.tally.nonfinite() == 1) census.first_index = index;
+    const bool finite = collector.element(components, parts);
+    if (!finite && stats.tally.nonfinite() == 1) stats.first_index = index;
     for (size_t d = sizes.size(); d-- > 0;) {
       offset += strides[d];
       if (++index[d] < sizes[d]) break;
@@ -200,14 +200,14 @@ const char* name_of(Skip skip) {
 }
 
 at::Tensor scannable_values(const at::Tensor& tensor) {
-  const ScanTarget subject(tensor);
-  return subject.skip == Skip::kNone ? subject.look_at(tensor) : at::Tensor();
+  const ScanTarget target(tensor);
+  return target.skip == Skip::kNone ? target.select(tensor) : at::Tensor();
 }
 
 at::Tensor readable_on_device(const at::Tensor& tensor) {
-  const ScanTarget subject(tensor);
-  if (subject.skip != Skip::kDevice) return {};
-  const at::Tensor& values = subject.look_at(tensor);
+  const ScanTarget target(tensor);
+  if (target.skip != Skip::kDevice) return {};
+  const at::Tensor& values = target.select(tensor);
   const c10::TensorImpl& impl = *values.unsafeGetTensorImpl();
   const bool has_memory = impl.layout() == c10::kStrided && impl.has_storage() && impl.numel() > 0 &&
                           !impl.has_symbolic_sizes_strides() && impl.unsafe_storage().data() != nullptr;
@@ -254,24 +254,24 @@ double decode_magnitude(uint64_t word, c10::ScalarType dtype) {
 }
 
 ScanResult check_finite(const at::Tensor& tensor) {
-  const ScanTarget subject(tensor);
-  if (subject.skip != Skip::kNone) return {subject.skip};
-  const at::Tensor& values = subject.look_at(tensor);
+  const ScanTarget target(tensor);
+  if (target.skip != Skip::kNone) return {target.skip};
+  const at::Tensor& values = target.select(tensor);
   uint64_t largest = 0;
-  const bool finite = for_each_span(values, subject.format, [&](const char* data, int64_t words) {
-    largest = std::max(largest, max_magnitude_shared(data, words, subject.format));
-    return largest < subject.format.infinity;
+  const bool finite = for_each_span(values, target.format, [&](const char* data, int64_t words) {
+    largest = std::max(largest, max_magnitude_shared(data, words, target.format));
+    return largest < target.format.infinity;
   });
-  const int64_t bytes = values.numel() * subject.format.element_bytes();
+  const int64_t bytes = values.numel() * target.format.element_bytes();
   return {Skip::kNone, finite, bytes, decode_magnitude(largest, tensor.scalar_type())};
 }
 
 double largest_finite(const at::Tensor& tensor) {
-  const ScanTarget subject(tensor);
-  if (subject.skip != Skip::kNone) return 0;
+  const ScanTarget target(tensor);
+  if (target.skip != Skip::kNone) return 0;
   uint64_t largest = 0;
-  for_each_span(subject.look_at(tensor), subject.format, [&](const char* data, int64_t words) {
-    largest = std::max(largest, max_finite_magnitude(data, words, subject.format));
+  for_each_span(target.select(tensor), target.format, [&](const char* data, int64_t words) {
+    largest = std::max(largest, max_finite_magnitude(data, words, target.format));
     return true;
   });
   return decode_magnitude(largest, tensor.scalar_type());
@@ -309,22 +309,22 @@ NonfiniteKinds TensorStats::kinds() const {
 }
 
 NonfiniteKinds kinds_of(const at::Tensor& tensor) {
-  const ScanTarget subject(tensor);
+  const ScanTarget target(tensor);
   NonfiniteKinds kinds;
-  if (subject.skip != Skip::kNone) return kinds;
-  for_each_span(subject.look_at(tensor), subject.format, [&](const char* data, int64_t words) {
-    kinds |= kinds_in(data, words, subject.format);
+  if (target.skip != Skip::kNone) return kinds;
+  for_each_span(target.select(tensor), target.format, [&](const char* data, int64_t words) {
+    kinds |= kinds_in(data, words, target.format);
     return true;
   });
   return kinds;
 }
 
 Counts counts_of(const at::Tensor& tensor) {
-  const ScanTarget subject(tensor);
+  const ScanTarget target(tensor);
   Counts counts;
-  if (subject.skip != Skip::kNone) return counts;
-  for_each_span(subject.look_at(tensor), subject.format, [&](const char* data, int64_t words) {
-    counts += count_words(data, words, subject.format);
+  if (target.skip != Skip::kNone) return counts;
+  for_each_span(target.select(tensor), target.format, [&](const char* data, int64_t words) {
+    counts += count_words(data, words, target.format);
     return true;
   });
   return counts;
@@ -332,42 +332,42 @@ Counts counts_of(const at::Tensor& tensor) {
 
 TensorStats compute_stats(const at::Tensor& tensor) {
   ++work_counters().censuses;
-  TensorStats census;
-  const ScanTarget subject(tensor);
-  if (subject.skip != Skip::kNone) return census;
-  const at::Tensor& values = subject.look_at(tensor);
-  const int parts = subject.format.words_per_element;
+  TensorStats stats;
+  const ScanTarget target(tensor);
+  if (target.skip != Skip::kNone) return stats;
+  const at::Tensor& values = target.select(tensor);
+  const int parts = target.format.words_per_element;
   switch (values.scalar_type()) {
     case c10::ScalarType::Half:
     case c10::ScalarType::ComplexHalf:
-      take_strided_census<c10::Half>(values, parts, census);
+      collect_strided<c10::Half>(values, parts, stats);
       break;
     case c10::ScalarType::BFloat16:
-      take_strided_census<c10::BFloat16>(values, parts, census);
+      collect_strided<c10::BFloat16>(values, parts, stats);
       break;
     case c10::ScalarType::Double:
     case c10::ScalarType::ComplexDouble:
-      take_strided_census<double>(values, parts, census);
+      collect_strided<double>(values, parts, stats);
       break;
     case c10::ScalarType::Float8_e5m2:
-      take_strided_census<c10::Float8_e5m2>(values, parts, census);
+      collect_strided<c10::Float8_e5m2>(values, parts, stats);
       break;
     case c10::ScalarType::Float8_e4m3fn:
-      take_strided_census<c10::Float8_e4m3fn>(values, parts, census);
+      collect_strided<c10::Float8_e4m3fn>(values, parts, stats);
       break;
     case c10::ScalarType::Float8_e5m2fnuz:
-      take_strided_census<c10::Float8_e5m2fnuz>(values, parts, census);
+      collect_strided<c10::Float8_e5m2fnuz>(values, parts, stats);
       break;
     case c10::ScalarType::Float8_e4m3fnuz:
-      take_strided_census<c10::Float8_e4m3fnuz>(values, parts, census);
+      collect_strided<c10::Float8_e4m3fnuz>(values, parts, stats);
       break;
     case c10::ScalarType::Float8_e8m0fnu:
-      take_strided_census<c10::Float8_e8m0fnu>(values, parts, census);
+      collect_strided<c10::Float8_e8m0fnu>(values, parts, stats);
       break;
     default:
-      take_strided_census<float>(values, parts, census);
+      collect_strided<float>(values, parts, stats);
   }
-  return census;
+  return stats;
 }
 
 }  // namespace torchnan

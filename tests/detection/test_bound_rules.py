@@ -14,7 +14,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 
 import torchnan
 from tests.support.bound_samples import DTYPES, VALUES, Claim, collecting, run
-from torchnan._load import _C
+from tests.support.testing_extension import _testing
 from torchnan.detection.errors import DetectorWarning
 
 # -- the rules, by PyTorch's own samples and by values that tempt them
@@ -76,7 +76,7 @@ OTHER_NAMES = [
 
 
 def has_a_rule_of_its_own(op) -> bool:
-    rules = _C.operators_with_rules()
+    rules = _testing.operators_with_rules()
     name = without_underscore(op.name.split(".")[-1].removeprefix("_foreach_"))
     return op.name in OTHER_NAMES or name in rules
 
@@ -257,7 +257,7 @@ def test_a_rule_cut_in_half_would_be_noticed():
     for claim in itertools.chain(*map(first_claims, OPS), *programs):
         name = without_underscore(claim.op)
         tightest[name] = max(tightest[name], claim.tightness)
-    loose = {name for name in _C.operators_with_rules() if tightest[name] < 0.5 and "::" not in name}
+    loose = {name for name in _testing.operators_with_rules() if tightest[name] < 0.5 and "::" not in name}
     assert loose == set(LOOSE)
 
 

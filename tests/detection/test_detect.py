@@ -185,7 +185,7 @@ def test_what_nobody_used_is_one_warning():
 
 
 def test_what_is_still_held_at_the_end_is_an_error():
-    with pytest.raises(torchnan.NonFiniteError, match="still held"):
+    with pytest.raises(torchnan.NonFiniteError, match="still referenced"):
         with torchnan.detect():
             held = make_nan()
     assert held is not None
@@ -316,3 +316,12 @@ class TestSetDetect:
     def test_takes_a_bool(self):
         with pytest.raises(TypeError, match="True or False"):
             torchnan.set_detect("raise")
+
+
+def test_the_operator_stats_has_every_count():
+    """Fails when a count is in stats() of the detection alone."""
+    with torchnan.detect(action="log") as watch:
+        torch.ones(2).exp()
+        counted = torch.ops.torchnan.stats()
+        assert set(watch.stats()) - {"skipped"} <= set(counted)
+        assert counted["ops"] >= 2

@@ -112,4 +112,4 @@ def test_another_rank_says_that_it_was_brought(name, collective, tmp_path):
     """By gloo's own copy, or by the one that is waited for."""
     told = run_machine(name, tmp_path, "planted")[0][0]["first"]
     assert (told["origin"], told["rank"]) == ("input", 0)
-    assert told["hint"] == f"{collective} brought it from another rank: the report of that rank tells what made it"
+    assert told["hint"] == f"{collective} received it from another rank: see the report of that rank for its origin"

@@ -7,7 +7,7 @@ import torch
 
 import torchnan
 from tests.support.planted_faults import MODELS, SEEDS, fresh, is_named, planted, train
-from torchnan._load import _C
+from tests.support.testing_extension import _testing
 
 TRIALS = "{harmful} faults in six models named exactly, one error each; silent on {harmless} that did no harm"
 
@@ -24,18 +24,18 @@ def test_a_clean_run_is_silent(name):
 @pytest.mark.parametrize(("name", "spent"), [("vit", (0, 0, 0)), ("mamba", (0, 0, 0)), ("gpt2", (12, 0, 0))])
 def test_a_healthy_run_explains_nothing(name, spent):
     model, batch = fresh(name)
-    before = _C.work_counters()
+    before = _testing.work_counters()
     with torchnan.detect(action="log") as watch:
         train(model, batch, watch)
     assert watch.stats()["checked"] > 100
-    assert tuple(now - then for now, then in zip(_C.work_counters(), before, strict=True)) == spent
+    assert tuple(now - then for now, then in zip(_testing.work_counters(), before, strict=True)) == spent
 
 
 def test_an_alarm_is_explained_once():
-    before = _C.work_counters()
+    before = _testing.work_counters()
     with torchnan.detect(action="log") as watch:
         held = torch.zeros(1).log()
-    remembered, resolved, censuses = (now - then for now, then in zip(_C.work_counters(), before, strict=True))
+    remembered, resolved, censuses = (now - then for now, then in zip(_testing.work_counters(), before, strict=True))
     assert len(watch.findings) == 1
     assert remembered > 0
     assert resolved > 0

@@ -57,7 +57,7 @@ HINTS = {
     ),
     "bad row": (
         lambda: torch.tensor([[1.0, 2.0], [3.0, 4.0], [NAN, NAN]]) @ torch.ones(2, 1),
-        "row 2 of 3 is the first with a bad value (2 in all)",
+        "row 2 of 3 is the first with a non-finite value (2 in all)",
     ),
 }
 
@@ -80,7 +80,7 @@ def test_unwritten_memory_is_called_that():
         held = fresh * 2
     assert watch.first is not None
     assert watch.first.origin == "uninit"
-    assert watch.first.hint == "nobody has written to this memory: empty() hands out whatever was there"
+    assert watch.first.hint == "nothing has written to this memory: empty() does not initialize it"
     del held
 
 

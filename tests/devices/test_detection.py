@@ -243,7 +243,7 @@ def test_what_another_rank_has_sent_is_told_as_such(machine, device, two_ranks):
         machine.put(x, NAN)
         held = x * 2
     assert [(finding.kind, finding.origin) for finding in watch.findings] == [("nan", "input")]
-    assert watch.first.hint.startswith("allreduce_ brought it from another rank: ")
+    assert watch.first.hint.startswith("allreduce_ received it from another rank: ")
     del held
 
 

@@ -135,7 +135,7 @@ def test_objects_that_cannot_be_asked(expected):
     held = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        with pytest.raises(torchnan.NonFiniteError, match="still held"):
+        with pytest.raises(torchnan.NonFiniteError, match="still referenced"):
             with torchnan.detect() as watch:
                 held.append(torch.log(torch.tensor([-1.0])))
     assert [finding.harm.kind for finding in watch.findings] == ["alive"]

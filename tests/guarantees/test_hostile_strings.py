@@ -289,7 +289,7 @@ def test_what_is_told_last_is_no_exception(tmp_path, figure):
     path = os.pathsep.join([str(REPOSITORY), *sys.path])
     for mode in ("raise", "warn"):
         ended = run([sys.executable, str(program)], TORCHNAN=mode, PYTHONPATH=path)
-        assert "the program still held it" in ended.stderr
+        assert "it was still referenced" in ended.stderr
         assert not {character for character in ended.stderr if character != "\n" and _acts(character)}
         labels = {line.split()[0] for line in ended.stderr.splitlines() if line.startswith("  ") and line[2] != " "}
         assert labels <= {"made", "output", "inputs", "harm", "stack", "because"}, labels

@@ -22,6 +22,7 @@ from tests.support.switch_values import (
     NO_TEXT_OF,
     RECOVERY,
 )
+from tests.support.testing_extension import _testing
 from torchnan import cli, startup
 from torchnan._load import _C
 from torchnan.config.detection_options import DetectionOptions
@@ -182,7 +183,7 @@ def _cpp_takes(given: dict[str, Any]) -> bool:
     if "log" in given:
         given = {"log": os.fspath(given["log"])}
     try:
-        return _C.validate({**defaults, **given}) == []
+        return _testing.validate_options({**defaults, **given}) == []
     except (ValueError, TypeError, RuntimeError):  # a word that is none, an integer that is no int64
         return False
 

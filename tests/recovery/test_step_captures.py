@@ -304,7 +304,7 @@ def test_replay_on_the_command_line(tmp_path):
         assert "torchnan: step 3 of rank 0, captured as: loss is nan" in ended.stdout
         assert "reproduced, twice, with the same origin" in ended.stdout
         assert "the same as when it was captured" in ended.stdout
-        assert "a tensor that came in, first read by aten::addmm" in ended.stdout
+        assert "an external tensor, first used by aten::addmm" in ended.stdout
     ended = torchnan_command("replay", event.capture, "--step", "program:mended", folder=tmp_path)
     assert ended.returncode == 0
     assert "NOT reproduced" in ended.stdout

@@ -13,7 +13,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 import torchnan
-from torchnan._load import _C
+from tests.support.testing_extension import _testing
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -48,13 +48,13 @@ class Claim:
 @contextlib.contextmanager
 def collecting(claims: list[Claim]) -> Iterator[None]:
     """Every operation inside is bounded by its rule and then read; what was claimed goes to the list."""
-    _C.enable_bound_audit(True)
+    _testing.enable_bound_audit(True)
     try:
         with torchnan.detect(action="log", sample=1):
             yield
-            claims += [Claim(*claim) for claim in _C.drain_bound_audit()]
+            claims += [Claim(*claim) for claim in _testing.drain_bound_audit()]
     finally:
-        _C.enable_bound_audit(False)
+        _testing.enable_bound_audit(False)
 
 
 def known(values: Any) -> Any:

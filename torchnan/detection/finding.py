@@ -66,8 +66,8 @@ class Harm:
 
     Attributes:
         kind: ``"backward"`` (backward() was called on it), ``"gradient"`` (an optimizer was about to use it),
-            ``"parameter"``, ``"optimizer_state"``, ``"read"`` (the program read it back), ``"guard"``, ``"alive"``
-            (still held when detection ended), ``"origin"`` (reported where it was made, ``when="origin"``),
+            ``"parameter"``, ``"optimizer_state"``, ``"read"`` (user code read it), ``"guard"``, ``"alive"``
+            (still referenced when detection ended), ``"origin"`` (reported where it was made, ``when="origin"``),
             ``"unused"`` (a warning: nobody used it) or ``"none"``.
         name: of the parameter, the state entry or the guard.
         file: where it happened, if a line of the program is to be named.

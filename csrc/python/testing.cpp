@@ -1,0 +1,31 @@
+// torchnan._testing: what only tests ask for. Linked to the same library as torchnan._C, so it sees the same state;
+// built on request and never installed.
+#include <torch/csrc/utils/pybind.h>
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "bounds/bound_audit.h"
+#include "bounds/rules.h"
+#include "process/work_counters.h"
+#include "python/convert.h"
+
+namespace py = pybind11;
+using namespace torchnan;
+
+PYBIND11_MODULE(_testing, m) {
+  m.def("operators_with_rules", &operators_with_rules);
+  m.def("enable_bound_audit", [](bool enabled) { bound_audit().enable(enabled); });
+  m.def("drain_bound_audit", [] {
+    py::list samples;
+    for (const BoundSample& s : bound_audit().drain()) {
+      samples.append(py::make_tuple(s.op, s.output, s.bound, s.max_abs, s.limit, s.nonnegative, s.min_value));
+    }
+    return samples;
+  });
+  m.def("work_counters", [] {
+    const WorkCounters& counters = work_counters();
+    return py::make_tuple(counters.remembered.load(), counters.resolved.load(), counters.censuses.load());
+  });
+  m.def("validate_options", [](const py::dict& keywords) { return options_from(keywords).validate(); });
+}
