@@ -20,6 +20,7 @@
 #include "origin/nonfinite_registry.h"
 #include "python/function_mode_guard.h"
 #include "python/bound_rule.h"
+#include "python/compiled_regions.h"
 #include "python/method_hook.h"
 #include "python/call_python.h"
 #include "python/convert.h"
@@ -199,6 +200,7 @@ void bind_session(py::module_& m) {
   m.def("record_call_site", &record_next_node_site);
   m.def("instances_of", &instances_of);
   bind_bound_rules(m);
+  bind_compiled_regions(m);
   bind_call_before(m);
   m.def("interceptor_key_name", [] {
     install_interceptor();

@@ -13,10 +13,8 @@
 namespace py = pybind11;
 
 namespace torchnan {
-namespace {
 
-// Returns (code, line, module or None) for each frame.
-py::list frames_of(SiteId site) {
+py::list stack_frames(SiteId site) {
   py::list frames;
   for (const StackTable::Frame& frame : StackTable::instance().frames(site)) {
     const int line = PyCode_Addr2Line(reinterpret_cast<PyCodeObject*>(frame.code.ptr()), frame.instruction);
@@ -24,6 +22,8 @@ py::list frames_of(SiteId site) {
   }
   return frames;
 }
+
+namespace {
 
 class PythonRuntime final : public HostRuntime {
  public:
@@ -37,7 +37,7 @@ class PythonRuntime final : public HostRuntime {
 
   bool is_loss_scaling(const Site& site, const DetectionSession&) override {
     bool answer = false;
-    with_gil([&] { answer = module_.attr("is_loss_scaling")(frames_of(site.live)).cast<bool>(); });
+    with_gil([&] { answer = module_.attr("is_loss_scaling")(stack_frames(site.live)).cast<bool>(); });
     return answer;
   }
 
@@ -46,8 +46,9 @@ class PythonRuntime final : public HostRuntime {
     if (!site.node.empty()) resolved.phase = Phase::kBackward;
     ++work_counters().resolved;
     with_gil([&] {
-      const py::tuple answer = module_.attr("resolve_site")(frames_of(site.live), frames_of(site.forward), site.node,
-                                                            site.grad_mode, reinterpret_cast<uintptr_t>(&session));
+      const py::tuple answer =
+          module_.attr("resolve_site")(stack_frames(site.live), stack_frames(site.forward), site.node, site.grad_mode,
+                                       reinterpret_cast<uintptr_t>(&session));
       for (const py::handle frame : answer[0]) {
         const auto [file, line, function] = frame.cast<std::tuple<py::str, int64_t, py::str>>();
         resolved.stack.push_back({from_py_str(file), line, from_py_str(function)});
@@ -62,7 +63,7 @@ class PythonRuntime final : public HostRuntime {
     std::vector<ResolvedSite> resolved(sites.size());
     with_gil([&] {
       py::list asked;
-      for (const Site& site : sites) asked.append(py::make_tuple(frames_of(site.live), site.grad_mode));
+      for (const Site& site : sites) asked.append(py::make_tuple(stack_frames(site.live), site.grad_mode));
       size_t i = 0;
       for (const py::handle answer : module_.attr("resolve_sites")(asked, reinterpret_cast<uintptr_t>(&session))) {
         const auto [module, phase] = answer.cast<std::tuple<py::object, py::str>>();
@@ -78,7 +79,7 @@ class PythonRuntime final : public HostRuntime {
     std::optional<Owner> owner;
     with_gil([&] {
       const py::object answer =
-          module_.attr("owner_of_storage")(reinterpret_cast<uintptr_t>(storage), frames_of(use), search_all_modules,
+          module_.attr("owner_of_storage")(reinterpret_cast<uintptr_t>(storage), stack_frames(use), search_all_modules,
                                            reinterpret_cast<uintptr_t>(&session));
       if (answer.is_none()) return;
       const auto [is_buffer, name] = answer.cast<std::tuple<bool, py::str>>();
@@ -152,6 +153,8 @@ void set_python_host(py::object introspection_module, py::object errors_module) 
       reinterpret_cast<PyCodeObject*>(introspection_module.attr("engine_code")().release().ptr()));
   StackTable::instance().set_module_call(
       reinterpret_cast<PyCodeObject*>(introspection_module.attr("module_call_code")().release().ptr()));
+  StackTable::instance().set_replayed_module_call(
+      reinterpret_cast<PyCodeObject*>(introspection_module.attr("replayed_module_call_code")().release().ptr()));
   set_host(static_cast<HostRuntime*>(new PythonRuntime(std::move(introspection_module))));
   set_host(static_cast<UserNotifier*>(new PythonNotifier(std::move(errors_module))));
 }

@@ -9,6 +9,9 @@
 
 namespace torchnan {
 
+// Returns the frames of an interned stack, innermost first: (code, line, module or None) of each.
+pybind11::list stack_frames(SiteId site);
+
 // Makes Python the host, with the modules torchnan.detection.introspection and torchnan.detection.errors.
 void set_python_host(pybind11::object introspection_module, pybind11::object errors_module);
 

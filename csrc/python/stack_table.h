@@ -30,6 +30,8 @@ class StackTable {
 
   // Sets the code whose frames have a module as their first argument.
   void set_module_call(PyCodeObject* code) { module_call_ = code; }
+  // The same for the code that stands for it when a compiled region is replayed.
+  void set_replayed_module_call(PyCodeObject* code) { replayed_module_call_ = code; }
 
   SiteId current_stack_id() noexcept;
 
@@ -60,9 +62,12 @@ class StackTable {
   bool has_modules_of(const std::vector<Frame>& site, const Stack& stack) const noexcept;
   static PyObject* on_module_death(PyObject* self, PyObject* reference) noexcept;
   pybind11::object refer_to(PyObject* module);
-  bool is_module_call(const RawFrame& frame) const noexcept { return frame.code == module_call_; }
+  bool is_module_call(const RawFrame& frame) const noexcept {
+    return frame.code == module_call_ || frame.code == replayed_module_call_;
+  }
 
   PyCodeObject* module_call_ = nullptr;
+  PyCodeObject* replayed_module_call_ = nullptr;
   PyCodeObject* engine_ = nullptr;
   PyObject* death_callback_ = nullptr;
   std::atomic<uint64_t> deaths_{0};  // of modules; earlier lookups of a thread are repeated

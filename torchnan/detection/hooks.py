@@ -17,6 +17,7 @@ from torch.optim.optimizer import (
 
 from torchnan._load import _C
 from torchnan.detection import introspection, shards
+from torchnan.detection.compiled import backend as compiled_backend
 from torchnan.detection.containment import contained
 
 lock = threading.Lock()  # of what threads share here and in detect; quiet when the process forks
@@ -36,6 +37,8 @@ def install() -> None:
         for method, look, first, count in _callbacks():
             with contained(f"the hook on {getattr(method, '__name__', method)}"):  # one that does not fit is left out
                 _undo.append(_C.hook_method(method, look, first, count))
+        with contained("following compiled regions"):
+            _undo.append(replace(compiled_backend.inductor(), "__call__", compiled_backend.recording))
         _undo.append(register_optimizer_step_pre_hook(_before_step).remove)
         _undo.append(register_optimizer_step_post_hook(_after_step).remove)
 

@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import traceback
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import CodeType
 from typing import Any
 
@@ -54,6 +54,16 @@ _WRAPPER_PARTS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_modu
 def module_call_code() -> CodeType:
     """Returns the code whose first argument is the module being called."""
     return torch.nn.Module._wrapped_call_impl.__code__
+
+
+def call_in_module(module: torch.nn.Module, call: Callable[[], Any]) -> Any:
+    """Stands for the call of a module on the stack of a replayed compiled region."""
+    return call()
+
+
+def replayed_module_call_code() -> CodeType:
+    """The code of :func:`call_in_module`, whose first argument is the module."""
+    return call_in_module.__code__
 
 
 def engine_code() -> CodeType:

@@ -1,0 +1,163 @@
+"""Inside torch.compile: the origin is that of the uncompiled program; the compiled one runs as without detection."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import torchnan
+from tests.support.compiled_programs import CASES, CLEAN
+from torchnan.detection.compiled import region
+from torchnan.detection.compiled.graph import has_collectives
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.breadth(3)
+@pytest.mark.parametrize("name", CASES)
+def test_the_origin_inside_a_compiled_region_is_named(name):
+    truth = CASES[name]
+    with torchnan.detect(action="log") as session:
+        truth.run()
+    finding = session.first
+    assert finding is not None
+    assert (finding.origin, finding.phase) == ("op", truth.phase)
+    assert finding.op in truth.ops
+    assert truth.line is None or (finding.line, finding.file) == (truth.line, truth.run.__code__.co_filename)
+    assert truth.module is None or finding.module == truth.module
+    assert session.stats()["internal_errors"] == 0
+
+
+@pytest.mark.breadth(1)
+@pytest.mark.parametrize("name", CLEAN)
+def test_a_clean_compiled_program_is_silent(name):
+    with torchnan.detect(action="log") as session:
+        CLEAN[name]()
+    assert session.findings == []
+    assert session.stats()["internal_errors"] == 0
+
+
+def logarithm(x, w):
+    return torch.log(x * w).sum()
+
+
+def test_an_error_is_raised_where_the_value_does_harm():
+    compiled = torch.compile(logarithm)
+    w = torch.zeros(4, requires_grad=True)
+    with pytest.raises(torchnan.NonFiniteError) as raised, torchnan.detect():
+        compiled(torch.ones(4), w).backward()
+    assert raised.value.finding.op == "aten::log"
+    assert raised.value.finding.harm.kind == "backward"
+
+
+def test_at_the_origin_an_error_is_raised_by_the_call_of_the_region():
+    compiled = torch.compile(logarithm)
+    with pytest.raises(torchnan.NonFiniteError) as raised, torchnan.detect(when="origin"):
+        compiled(torch.ones(4), torch.zeros(4))
+    assert (raised.value.finding.op, raised.value.finding.harm.kind) == ("aten::log", "origin")
+
+
+def test_an_input_that_was_bad_before_keeps_its_origin():
+    compiled = torch.compile(lambda x: (x * 2).relu())
+    with torchnan.detect(action="log") as session:
+        bad = torch.zeros(4).log() * 0  # HERE
+        compiled(bad).sum().item()
+    assert [finding.op for finding in session.findings] == ["aten::log"]
+
+
+def test_a_region_that_was_compiled_before_detection_is_followed():
+    """Dynamo's guards on tensors hold their dispatch keys: under detection it compiles the region anew."""
+    compiled = torch.compile(logarithm)
+    compiled(torch.ones(4), torch.ones(4, requires_grad=True))
+    with torchnan.detect(action="log") as session:
+        compiled(torch.ones(4), torch.zeros(4, requires_grad=True)).backward()
+    assert [(finding.origin, finding.op) for finding in session.findings] == [("op", "aten::log")]
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.GELU(), nn.Dropout(0.2), nn.Linear(16, 1))
+
+    def forward(self, x):
+        return self.layers(x).square().mean()
+
+
+def trained(net, batches):
+    """Trains a compiled net; returns what the run leaves: weights, buffers, generator, graphs and recompilations."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    torch.manual_seed(0)
+    compiled = torch.compile(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for batch in batches:
+        optimizer.zero_grad()
+        compiled(batch).backward()
+        optimizer.step()
+    counters = {name: dict(torch._dynamo.utils.counters[name]) for name in ("stats", "graph_break", "frames")}
+    return net.state_dict(), torch.get_rng_state(), counters
+
+
+def test_bits_generator_and_graphs_are_as_without_detection():
+    batches = [torch.randn(6, 8) for _ in range(4)]
+    net = Net()
+    plain = trained(copy.deepcopy(net), batches)
+    with torchnan.detect() as session:
+        checked = trained(copy.deepcopy(net), batches)
+    assert session.findings == []
+    assert all(torch.equal(a, b) for a, b in zip(plain[0].values(), checked[0].values(), strict=True))
+    assert torch.equal(plain[1], checked[1])
+    assert plain[2] == checked[2]
+
+
+def test_inputs_are_held_no_longer_than_the_backward_pass():
+    compiled = torch.compile(lambda x, w: (x * w).sin().sum())
+    w = torch.randn(64, requires_grad=True)
+    with torchnan.detect():
+        x = torch.randn(64)
+        held = weakref.ref(x)
+        loss = compiled(x, w)
+        loss.backward()
+        del x
+        gc.collect()
+        assert held() is None
+        assert loss.isfinite()
+
+
+def test_an_argument_that_is_too_large_to_copy_is_reported_at_the_border(monkeypatch):
+    monkeypatch.setattr(region, "MAX_COPIED", 8)
+
+    @torch.compile
+    def overwrite(x, w):
+        x.sub_(1).log_()
+        return (x * w).sum()
+
+    with torchnan.detect(action="log") as session:
+        overwrite(torch.ones(4), torch.ones(4, requires_grad=True)).backward()
+    assert session.first is not None
+    assert session.first.origin == "foreign"
+
+
+def test_a_graph_that_waits_for_other_ranks_is_not_replayed():
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output(graph.call_function(torch.ops._c10d_functional.all_reduce.default, (x, "sum", "0")))
+    assert has_collectives(torch.fx.GraphModule({}, graph))
+    assert not has_collectives(torch.fx.symbolic_trace(lambda x: x * 2))
+
+
+def test_without_detection_inductor_is_as_it_was():
+    original = torch._TorchCompileInductorWrapper.__call__
+    with torchnan.detect():
+        assert torch._TorchCompileInductorWrapper.__call__ is not original
+    assert torch._TorchCompileInductorWrapper.__call__ is original

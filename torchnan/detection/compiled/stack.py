@@ -1,0 +1,92 @@
+"""Stacks for replayed operations: frames with the user's files, lines and functions, and the calls of modules."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import os
+import re
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+import torch
+
+import torchnan
+from torchnan._load import _C
+from torchnan.detection.introspection import call_in_module
+
+_FRAME = re.compile(r'File "(.*?)", line (\d+), in (.*)')
+_OWN = os.path.join(os.path.dirname(torchnan.__file__), "")
+_CALL = (lambda call: call()).__code__
+
+
+class Line(NamedTuple):
+    """A source line that a replayed operation is to be seen under."""
+
+    file: str
+    line: int
+    function: str
+
+
+Entry = Line | torch.nn.Module  # a frame, or the call of a module; outermost first
+
+
+def traced_lines(node: torch.fx.Node) -> list[Line]:
+    """Returns the lines that Dynamo recorded for a node, outermost first."""
+    return [Line(file, int(line), name) for file, line, name in _FRAME.findall(node.stack_trace or "")]
+
+
+def modules_of(graph: torch.fx.Graph) -> dict[str, weakref.ref[torch.nn.Module]]:
+    """Returns the modules that a graph's nodes were traced in, by their key in ``nn_module_stack``.
+
+    Dynamo's keys begin with the ``id()`` of the module, which is alive while its graph is compiled.
+    """
+    keys = {key for node in graph.nodes for key in node.meta.get("nn_module_stack") or ()}
+    if not keys:
+        return {}
+    alive = {id(module): module for module in _C.instances_of(torch.nn.Module)}
+    found = {key: alive.get(int(digits[0])) for key in keys if (digits := re.match(r"\d+", key))}
+    return {key: weakref.ref(module) for key, module in found.items() if module is not None}
+
+
+def calling_stack(frames: Sequence[tuple[CodeType, int, torch.nn.Module | None]]) -> list[Entry]:
+    """Returns the stack on which a region was called, outermost first, without torchnan's own frames.
+
+    Args:
+        frames: as the core interned them, innermost first.
+    """
+    entries: list[Entry] = []
+    for code, line, module in reversed(frames):
+        if module is not None:
+            entries.append(module)
+        elif not code.co_filename.startswith(_OWN):
+            entries.append(Line(code.co_filename, line or code.co_firstlineno, code.co_name))
+    return entries
+
+
+def joined(callers: list[Entry], traced: list[Line]) -> list[Entry]:
+    """Joins the stack of the call and that of a node: the function that was compiled is in both."""
+    if traced:
+        for i in range(len(callers) - 1, -1, -1):
+            entry = callers[i]
+            if isinstance(entry, Line) and (entry.file, entry.function) == (traced[0].file, traced[0].function):
+                callers = callers[:i]
+                break
+    return [*callers, *traced]
+
+
+def call_under(stack: Sequence[Entry], call: Callable[[], Any]) -> Any:
+    """Calls ``call`` on a stack that shows these entries, the last of them innermost."""
+    for entry in reversed(stack):
+        if isinstance(entry, torch.nn.Module):
+            call = functools.partial(call_in_module, entry, call)
+        else:
+            names: dict[str, Any] = {"co_name": entry.function.rpartition(".")[2]}
+            if sys.version_info >= (3, 11):
+                names["co_qualname"] = entry.function
+            code = _CALL.replace(co_filename=entry.file, co_firstlineno=max(entry.line, 1), **names)
+            call = functools.partial(FunctionType(code, {"__builtins__": builtins}), call)
+    return call()
