@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 
 from torchnan.diagnosis import Column, Digests, Headroom, Run
+from torchnan.diagnosis.run import COLUMNS, GROUPED
 from torchnan.monitor.row import Row
-
-_SINGLE = ("loss", "grad_norm", "lr", "loss_scale", "skipped")
-_GROUPED = ("lr", "weight_norm", "update_ratio")
 
 
 class Window:
@@ -31,9 +29,9 @@ class Window:
         self._first = self._end = 0
         room = 2 * rows
         self._step = np.zeros(room, dtype=np.int64)
-        self._values = {name: np.full(room, np.nan) for name in _SINGLE}
-        self._given = {name: np.zeros(room, dtype=bool) for name in _SINGLE}
-        for grouped in _GROUPED:
+        self._values = {name: np.full(room, np.nan) for name in COLUMNS}
+        self._given = {name: np.zeros(room, dtype=bool) for name in COLUMNS}
+        for grouped in GROUPED:
             for group in groups:
                 self._values[f"{grouped}/{group}"] = np.full(room, np.nan)
                 self._given[f"{grouped}/{group}"] = np.zeros(room, dtype=bool)
@@ -55,12 +53,12 @@ class Window:
         self._end += 1
         self._first = max(self._first, self._end - self._rows)
         self._step[at] = row.step
-        self._put("loss", at, row.loss)
-        self._put("grad_norm", at, row.grad_norm)
-        self._put("lr", at, max(row.lr) if row.lr else None)
-        self._put("loss_scale", at, row.loss_scale)
-        self._put("skipped", at, None if row.skipped is None else float(row.skipped))
-        for grouped in _GROUPED:
+        for name in COLUMNS:
+            value = getattr(row, name)
+            if isinstance(value, list | tuple):  # of the parameter groups
+                value = max(value, default=None)
+            self._put(name, at, None if value is None else float(value))
+        for grouped in GROUPED:
             values = getattr(row, grouped)
             for i, group in enumerate(self._groups):
                 self._put(f"{grouped}/{group}", at, values[i] if values and i < len(values) else None)
@@ -89,8 +87,8 @@ class Window:
         self._prune_side_tables(lambda seen: seen >= oldest)
         return Run(
             self._step[rows],
-            {name: columns[name] for name in _SINGLE if columns[name].given.any()},
-            {grouped: self._by_group(columns, grouped) for grouped in _GROUPED},
+            {name: columns[name] for name in COLUMNS if columns[name].given.any()},
+            {grouped: self._by_group(columns, grouped) for grouped in GROUPED},
             Digests(self._digest[rows], self._digested[rows]),
             [
                 Headroom(module, dtype, np.array([s for s, _ in seen], np.int64), np.array([v for _, v in seen]))

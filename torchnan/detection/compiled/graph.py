@@ -13,6 +13,8 @@ from torch import fx
 from torchnan.detection.compiled import random_numbers
 from torchnan.detection.compiled.stack import Entry, call_under, joined, traced_lines
 
+Modules = dict[str, weakref.ref[torch.nn.Module]]  # by their key in nn_module_stack
+
 _KEPT_META = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack")
 
 
@@ -70,9 +72,7 @@ def run(module: fx.GraphModule, *inputs: Any) -> Any:
     return interpreter.run(*inputs)
 
 
-def framed(
-    module: fx.GraphModule, callers: list[Entry], modules: dict[str, weakref.ref[torch.nn.Module]]
-) -> fx.GraphModule:
+def framed(module: fx.GraphModule, callers: list[Entry], modules: Modules) -> fx.GraphModule:
     """Changes a graph so that each of its operations runs on the stack of the user's program, whoever runs the graph.
 
     Args:
@@ -123,7 +123,7 @@ def _has_body(module: fx.GraphModule, node: fx.Node) -> bool:
     return any(isinstance(body, fx.GraphModule) for body in bodies)
 
 
-def stack_of(node: fx.Node, callers: list[Entry], modules: dict[str, weakref.ref[torch.nn.Module]]) -> list[Entry]:
+def stack_of(node: fx.Node, callers: list[Entry], modules: Modules) -> list[Entry]:
     """Returns the stack of a node's operation, as it would be in a program that is not compiled; outermost first."""
     traced = traced_lines(node)
     keys = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}

@@ -61,7 +61,7 @@ class Region:
         known = {i: self._known[key] for i, key in keys.items() if key in self._known}
         if len(known) == len(bad) and all(count >= MAX_REPLAYS for count, _ in known.values()):
             return {i: provenance for i, (_, provenance) in known.items() if provenance is not None}
-        found = replay.find(call, bad, tangents)
+        found = replay.find(call.recorded(), bad, tangents)
         for i, key in keys.items():
             count = self._known.get(key, (0, None))[0]
             self._known[key] = (count + 1, found.get(i))
@@ -83,6 +83,21 @@ class Call:
         self.random_state = torch.get_rng_state() if region.is_random is not False else None
         self.modes = replay.Modes.current()
         self.stack = 0
+
+    def recorded(self) -> replay.RecordedCall:
+        """Returns what a replay needs."""
+        region = self.region
+        return replay.RecordedCall(
+            graph=region.graph,
+            own=list(region.tensors),
+            modules=region.modules,
+            is_random=bool(region.is_random),
+            args=self.args,
+            before=self.before or {},
+            random_state=self.random_state,
+            modes=self.modes,
+            stack=self.stack,
+        )
 
     def _copies_of_mutated(self) -> dict[int, torch.Tensor] | None:
         mutated = [i for i in self.region.mutated if i < len(self.args) and isinstance(self.args[i], torch.Tensor)]

@@ -8,18 +8,15 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from torchnan._load import _C
 from torchnan.detection.compiled import random_numbers
-from torchnan.detection.compiled.graph import copy_graph, framed, stack_of, with_tensors
+from torchnan.detection.compiled.graph import Modules, copy_graph, framed, stack_of, with_tensors
 from torchnan.detection.compiled.graph import run as interpret
 from torchnan.detection.compiled.stack import Entry, call_under, calling_stack
-
-if TYPE_CHECKING:
-    from torchnan.detection.compiled.region import Call
 
 Tangents = list[tuple[int, torch.Tensor]]  # index among the graph's outputs, and the gradient of that output
 _thread_state = threading.local()
@@ -56,7 +53,34 @@ class Modes:
             yield
 
 
-def find(call: Call, bad: list[int], tangents: Tangents | None) -> dict[int, Any]:
+@dataclasses.dataclass(frozen=True)
+class RecordedCall:
+    """A call of a region, with all that running it again needs.
+
+    Attributes:
+        graph: the graph that Dynamo traced.
+        own: names of the graph's own tensors, which come first in ``args``.
+        modules: those that nodes were traced in, by their key in ``nn_module_stack``.
+        is_random: whether the call drew random numbers.
+        args: the graph's own tensors and the arguments.
+        before: what arguments held that the call has overwritten, by index in ``args``.
+        random_state: of the CPU's generator, before the call.
+        modes: of the thread that made the call.
+        stack: id of the stack that it was made on.
+    """
+
+    graph: torch.fx.GraphModule
+    own: list[str]
+    modules: Modules
+    is_random: bool
+    args: tuple[Any, ...]
+    before: dict[int, torch.Tensor]
+    random_state: torch.Tensor | None
+    modes: Modes
+    stack: int
+
+
+def find(call: RecordedCall, bad: list[int], tangents: Tangents | None) -> dict[int, Any]:
     """Finds the provenance of non-finite results of a call.
 
     The replay runs on a thread of its own: what is on the stack of this one (a backward pass, the compiled code) is no
@@ -73,7 +97,7 @@ def find(call: Call, bad: list[int], tangents: Tangents | None) -> dict[int, Any
     session = _C.current_session()
     callers = calling_stack(_C.stack_frames(call.stack))
     replays: list[Callable[..., dict[int, Any]]] = [_as_traced, _as_lowered, _in_inductors_arithmetic]
-    if call.region.is_random:
+    if call.is_random:
         replays.remove(_as_traced)  # other random numbers would be drawn
     found: dict[int, Any] = {}
     for run in replays:
@@ -107,39 +131,36 @@ def _on_own_thread(session: Any, run: Callable[[], dict[int, Any]]) -> dict[int,
     return found
 
 
-def _under_states(call: Call, run: Callable[..., dict[int, Any]], *how: Any) -> dict[int, Any]:
+def _under_states(call: RecordedCall, run: Callable[..., dict[int, Any]], *how: Any) -> dict[int, Any]:
     with torch.random.fork_rng([]), call.modes.restored():
         if call.random_state is not None:
             torch.set_rng_state(call.random_state)
         return run(call, *how)
 
 
-def _inputs(call: Call) -> list[Any]:
+def _inputs(call: RecordedCall) -> list[Any]:
     """Returns the region's inputs as they were: leaves of their own, in the same memory where nothing was written."""
-    before = call.before or {}
     made: list[Any] = []
     for i, value in enumerate(call.args):
         fresh = value
         if isinstance(value, torch.Tensor):
-            fresh = before[i].clone() if i in before else value.detach()
+            fresh = call.before[i].clone() if i in call.before else value.detach()
             if value.requires_grad:
                 fresh.requires_grad_()
         made.append(fresh)
     return made
 
 
-def _as_traced(call: Call, callers: list[Entry], bad: list[int], tangents: Tangents | None) -> dict[int, Any]:
-    region, made = call.region, _inputs(call)
-    names = list(region.tensors)
-    module = with_tensors(region.graph, dict(zip(names, made, strict=False)))
-    before = call.before or {}
+def _as_traced(call: RecordedCall, callers: list[Entry], bad: list[int], tangents: Tangents | None) -> dict[int, Any]:
+    made, own = _inputs(call), len(call.own)
+    module = with_tensors(call.graph, dict(zip(call.own, made, strict=False)))
     args = [
-        value.clone() if isinstance(value, torch.Tensor) and value.requires_grad and i in before else value
+        value.clone() if isinstance(value, torch.Tensor) and value.requires_grad and i in call.before else value
         for i, value in enumerate(made)
-    ][len(names) :]  # a leaf cannot be written in place
-    outputs = interpret(framed(module, callers, region.modules), *args)
+    ][own:]  # a leaf cannot be written in place
+    outputs = interpret(framed(module, callers, call.modules), *args)
     if tangents is None:
-        return _provenances([*_as_list(outputs), *([*made[: len(names)], *args][i] for i in before)], bad)
+        return _provenances([*_as_list(outputs), *([*made[:own], *args][i] for i in call.before)], bad)
     return _provenances(_gradients(outputs, made, tangents), bad)
 
 
@@ -164,7 +185,7 @@ class _Lowered:
     random_state: torch.Tensor
 
 
-def _lower(call: Call, tangents: Tangents | None) -> _Lowered:
+def _lower(call: RecordedCall, tangents: Tangents | None) -> _Lowered:
     from torch._functorch import config
     from torch._inductor.compile_fx import compile_fx
 
@@ -180,28 +201,28 @@ def _lower(call: Call, tangents: Tangents | None) -> _Lowered:
         return run
 
     made = _inputs(call)
-    names = list(call.region.tensors)
-    module = with_tensors(call.region.graph, dict(zip(names, made, strict=False)))
+    own = len(call.own)
+    module = with_tensors(call.graph, dict(zip(call.own, made, strict=False)))
     with config.patch(enable_autograd_cache=False):
-        lowered: Any = compile_fx(module, made[len(names) :], inner_compile=keep)
-        outputs = lowered(*made[len(names) :])
+        lowered: Any = compile_fx(module, made[own:], inner_compile=keep)
+        outputs = lowered(*made[own:])
     if tangents is not None:
         _gradients(outputs, made, tangents)
     return runs[0 if tangents is None else -1]
 
 
-def _as_lowered(call: Call, callers: list[Entry], bad: list[int], tangents: Tangents | None) -> dict[int, Any]:
+def _as_lowered(call: RecordedCall, callers: list[Entry], bad: list[int], tangents: Tangents | None) -> dict[int, Any]:
     """Runs the graph that Inductor gets, with the random numbers that generated code draws."""
     lowered = _lower(call, tangents)
     torch.set_rng_state(lowered.random_state)
-    module = framed(copy_graph(lowered.module), callers, call.region.modules)
+    module = framed(copy_graph(lowered.module), callers, call.modules)
     with torch.no_grad():
         results = _as_list(interpret(module, *lowered.inputs))
     return _first_for_all(_provenances(results, list(range(len(results)))), bad)
 
 
 def _in_inductors_arithmetic(
-    call: Call, callers: list[Entry], bad: list[int], tangents: Tangents | None
+    call: RecordedCall, callers: list[Entry], bad: list[int], tangents: Tangents | None
 ) -> dict[int, Any]:
     """Lets Inductor compute every node as an output, and runs the first that is non-finite on what it was given.
 
@@ -225,7 +246,7 @@ def _in_inductors_arithmetic(
         with torch.no_grad():
             target: Any = node.target
             run = functools.partial(target, *args, **options)
-            result = call_under(stack_of(node, callers, call.region.modules), run)
+            result = call_under(stack_of(node, callers, call.modules), run)
         return _first_for_all(_provenances([result], [0]), bad)
     return {}
 

@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-import torchnan
 from torchnan._load import _C
 from torchnan.detection.introspection import call_in_module
 
 _FRAME = re.compile(r'File "(.*?)", line (\d+), in (.*)')
-_OWN = os.path.join(os.path.dirname(torchnan.__file__), "")
+_OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "")
 _CALL = (lambda call: call()).__code__
 
 
