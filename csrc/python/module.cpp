@@ -37,7 +37,7 @@ using namespace torchnan;
 
 namespace {
 
-// The session that this thread works for; null when nothing sessions.
+// The session that this thread works for; null when it works for none.
 std::shared_ptr<DetectionSession> current_session() { return ThreadState::current().shared_session(); }
 
 void report_harm_of(const std::string& harm, const std::vector<at::Tensor>& tensors, const py::function& name_of) {

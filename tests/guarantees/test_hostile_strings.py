@@ -374,7 +374,7 @@ def test_the_core_tells_through_the_same_few_places():
     for header in sorted((REPOSITORY / "csrc" / "include").rglob("*.h")):
         public |= set(re.findall(r"std::string (\w+)\(", header.read_text()))
     assert public == {"describe", "to_text", "to_json", "report"}
-    tells = re.compile(r"TORCH_WARN|messenger\(\)\.\w+|std::c(?:err|out)|\bprintf|fputs|\bwrite\(")
+    tells = re.compile(r"TORCH_WARN|user_notifier\(\)\.\w+|std::c(?:err|out)|\bprintf|fputs|\bwrite\(")
     places = {
         (str(path.relative_to(REPOSITORY / "csrc")), place)
         for path in sorted((REPOSITORY / "csrc").rglob("*.cpp"))
@@ -382,8 +382,8 @@ def test_the_core_tells_through_the_same_few_places():
     }
     assert places == {
         ("host/user_notifier.cpp", "TORCH_WARN"),
-        ("detection/delivery.cpp", "messenger().raise"),
-        ("detection/delivery.cpp", "messenger().warn"),
+        ("detection/delivery.cpp", "user_notifier().raise"),
+        ("detection/delivery.cpp", "user_notifier().warn"),
         ("report/append_only_file.cpp", "write("),
-        ("detection/session.cpp", "messenger().warn"),
+        ("detection/session.cpp", "user_notifier().warn"),
     }

@@ -38,8 +38,8 @@ ALLOWED = {
     ("_load.py", "ctypes"),  # asks Python itself for the number of its interpreter
     ("monitor/batch_digest.py", "ctypes"),  # reads the bytes of a copy of its own
     ("__init__.py", "importlib.import_module"),  # of modules in a table of its own
-    ("commands/replay.py", "importlib.import_module"),  # of what the command line names
-    ("commands/run.py", "os.execve"),  # becomes the program that the command line names
+    ("cli/replay.py", "importlib.import_module"),  # of what the command line names
+    ("cli/run.py", "os.execve"),  # becomes the program that the command line names
 }
 
 

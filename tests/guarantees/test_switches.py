@@ -353,8 +353,8 @@ def test_nothing_is_clamped():
     known = {
         ("distributed/agreement.py", "max(length, 1)"),  # a tensor has an element
         ("distributed/agreement.py", "min(anomaly.micro_batch, _MICRO_BATCHES)"),  # of what is shown first
-        ("recovery/decision.py", "max(0, self.spent.rollbacks_in_a_row - 1)"),  # the first goes no further
-        ("recovery/rollback.py", "max(0, len(steps) - 1 - further)"),  # "the oldest at most"
+        ("recovery/decision.py", "max(0, self.budget.rollbacks_in_a_row - 1)"),  # the first goes no further
+        ("recovery/rollback.py", "max(0, len(steps) - 1 - back)"),  # "the oldest at most"
         # a window has least_rows, "of a short run at most a third of it": docs/diagnose.md says so
         ("diagnosis/series.py", "max(self.to_rows(thresholds.spike_window), thresholds.least_rows)"),
         ("diagnosis/series.py", "max(thresholds.least_rows, len(self) // 3)"),
