@@ -1,6 +1,9 @@
 #include "api/harm_checks.h"
 
 #include <map>
+#include <memory>
+#include <optional>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -8,6 +11,7 @@
 #include "detection/delivery.h"
 #include "detection/error_containment.h"
 #include "detection/thread_state.h"
+#include "device/devices.h"
 #include "device/resolve.h"
 #include "operators/op_plan.h"
 #include "origin/elementwise_attribution.h"
@@ -53,27 +57,64 @@ void report_backward_root(DetectionSession& session, const at::Tensor& given_roo
   report_harm(session, *record, HarmKind::kBackward, kinds);
 }
 
-// Returns, by age, the findings of what user code still references on the host.
-std::map<uint64_t, Finding> find_live_tensors(DetectionSession& session) {
+// A tensor that user code references, if it is not finite.
+struct LiveTensor {
+  at::Tensor values;
+  NonfiniteKinds kinds;
+  std::shared_ptr<const Provenance> provenance;
+};
+
+// Returns, by age, the findings of those tensors in `alive` that user code still references. find(tensor) tells what is
+// known of one.
+std::map<uint64_t, Finding> find_live_tensors(DetectionSession& session, const std::vector<at::Tensor>& alive,
+                                              c10::function_ref<std::optional<LiveTensor>(const at::Tensor&)> find) {
   std::map<uint64_t, Finding> errors;
-  std::vector<at::Tensor> alive;
-  for (NonfiniteRegistry::Alive& one : nonfinite_registry().alive()) alive.push_back(std::move(one.tensor));
   for (const ReachableTensor& held : query_reachable_tensors(alive, session)) {
-    const at::Tensor tensor = scannable_values(held.tensor);
-    const NonfiniteKinds kinds = tensor.defined() ? kinds_of(tensor) : NonfiniteKinds();
-    const auto record = kinds.any() ? nonfinite_registry().find(tensor) : nullptr;
-    if (record == nullptr) continue;
-    const OriginRecord& root = *record->first().root;
+    const auto live = find(held.tensor);
+    if (!live) continue;
+    const OriginRecord& root = *live->provenance->first().root;
     if (root.session.lock().get() != &session || is_inherited(root)) continue;
     if (held.as_gradient && root.compared) continue;  // user code has looked at the gradient and left out the step
     const HarmKind kind = is_parameter(held.tensor) ? HarmKind::kParameter : HarmKind::kAlive;
     Site here;
     here.live = host_runtime().current_stack_id();
-    auto finding =
-        make_harm_finding(session, *record, kind, kinds, here, [&] { return parameter_name(session, tensor); });
+    auto finding = make_harm_finding(session, *live->provenance, kind, live->kinds, here,
+                                     [&] { return parameter_name(session, live->values); });
     if (finding) errors.emplace(root.sequence, std::move(*finding));
   }
   return errors;
+}
+
+std::map<uint64_t, Finding> find_live_on_host(DetectionSession& session) {
+  std::vector<at::Tensor> alive;
+  for (NonfiniteRegistry::Alive& one : nonfinite_registry().alive()) alive.push_back(std::move(one.tensor));
+  return find_live_tensors(session, alive, [](const at::Tensor& tensor) -> std::optional<LiveTensor> {
+    const at::Tensor values = scannable_values(tensor);
+    const NonfiniteKinds kinds = values.defined() ? kinds_of(values) : NonfiniteKinds();
+    const auto record = kinds.any() ? nonfinite_registry().find(values) : nullptr;
+    return record == nullptr ? std::nullopt : std::optional(LiveTensor{values, kinds, record});
+  });
+}
+
+std::map<uint64_t, Finding> find_live_on_devices(DetectionSession& session) {
+  std::unordered_map<const c10::StorageImpl*, BadEvent> by_storage;
+  std::vector<at::Tensor> alive;
+  for (LiveBadTensor& one : live_bad_tensors()) {
+    by_storage.emplace(one.tensor.storage().unsafeGetStorageImpl(), one.bad);
+    alive.push_back(std::move(one.tensor));
+  }
+  return find_live_tensors(session, alive, [&](const at::Tensor& tensor) -> std::optional<LiveTensor> {
+    const at::Tensor values = scannable(tensor);
+    const auto bad = values.defined() ? by_storage.find(values.storage().unsafeGetStorageImpl()) : by_storage.end();
+    if (bad == by_storage.end()) return std::nullopt;
+    return LiveTensor{values, bad->second.kinds, bad->second.provenance};
+  });
+}
+
+std::vector<Finding> in_order(std::map<uint64_t, Finding> by_age) {
+  std::vector<Finding> findings;
+  for (auto& [age, finding] : by_age) findings.push_back(std::move(finding));
+  return findings;
 }
 
 }  // namespace
@@ -118,12 +159,19 @@ void report_guard(DetectionSession& session, const at::Tensor& guarded, const st
   });
 }
 
-void report_at_end(DetectionSession& session) {
-  std::map<uint64_t, Finding> by_age;
+void report_at_end_on_devices(DetectionSession& session) {
+  if (!devices().in_use()) return;
   std::vector<Finding> findings;
-  contain(session, "judging what is still held", [&] { by_age = find_live_tensors(session); });
+  contain(session, "resolving what is under way on devices", [] { resolve(); });
+  contain(session, "judging what is still held on devices",
+          [&] { findings = in_order(find_live_on_devices(session)); });
+  contain(session, "telling of findings", [&] { deliver_all(session, std::move(findings)); });
+}
+
+void report_at_end_on_host(DetectionSession& session) {
+  std::vector<Finding> findings;
+  contain(session, "judging what is still held", [&] { findings = in_order(find_live_on_host(session)); });
   contain(session, "telling what was never used", [&] {
-    for (auto& [age, finding] : by_age) findings.push_back(std::move(finding));
     for (const NonfiniteRegistry::ProvenancePtr& record : drain_unused(session)) {
       if (!session.checks(record->first().root->kinds) || is_inherited(*record->first().root)) continue;
       findings.push_back(make_finding(record->first(), Level::kWarning, unattributed_harm(), session));

@@ -28,8 +28,11 @@ TORCHNAN_API void report_tensors(DetectionSession& session, HarmKind kind, c10::
 // Reports `tensor` if it is not finite, whether or not it was seen being made.
 void report_guard(DetectionSession& session, const at::Tensor& tensor, const std::string& name);
 
-// Reports, when a session ends, what user code still references as errors and what was never used as warnings. All are
-// kept before the first error is acted upon.
-TORCHNAN_API void report_at_end(DetectionSession& session);
+// Reports, when a session ends, what has happened on devices and what user code still references there.
+void report_at_end_on_devices(DetectionSession& session);
+
+// Reports, when a session ends, what user code still references on the host as errors and what was never used as
+// warnings. All are kept before the first error is acted upon.
+void report_at_end_on_host(DetectionSession& session);
 
 }  // namespace torchnan

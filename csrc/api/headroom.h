@@ -1,4 +1,4 @@
-// What headroom() tells: the magnitudes of call sites, by module.
+// The rows of headroom(): the magnitudes of call sites, by module.
 #pragma once
 
 #include <vector>
@@ -9,8 +9,8 @@
 
 namespace torchnan {
 
-// Since it was last asked for. What was read comes first, then what was bounded; each from the least headroom to the
-// most. Throws std::logic_error if the session was made without the option.
+// Returns the rows since the last call. What was read comes first, then what was bounded; each from the least headroom
+// to the most. Throws std::logic_error if the session was made without the option.
 TORCHNAN_API std::vector<Headroom> take_headroom(const DetectionSession& session);
 
 }  // namespace torchnan

@@ -59,8 +59,9 @@ void end_session(const std::shared_ptr<DetectionSession>& session, bool report_p
   } const forget_at_last;
   session->close();
   ThreadState::close(*session);
-  end_on_devices(*session, report_pending);
-  if (report_pending) report_at_end(*session);
+  if (report_pending) report_at_end_on_devices(*session);
+  if (open_scopes() == 0) forget_all_events();
+  if (report_pending) report_at_end_on_host(*session);
 }
 
 }  // namespace torchnan

@@ -1,4 +1,4 @@
-// Turning detection on and off: what Detector and the Python face do.
+// Turns detection on and off, for Detector and for Python.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,7 @@ namespace torchnan {
 // std::system_error for a log file that cannot be opened, std::runtime_error if no dispatch key is free.
 TORCHNAN_API std::shared_ptr<DetectionSession> make_session(Options options);
 
-// The calling thread takes part from here on, until it leaves.
+// Has the calling thread take part in the session until it leaves.
 TORCHNAN_API void enter_session(std::shared_ptr<DetectionSession> session);
 TORCHNAN_API void leave_session(const std::shared_ptr<DetectionSession>& session);
 

@@ -22,13 +22,13 @@ class CallSiteRing {
   CallSiteRing(const CallSiteRing&) = delete;
   CallSiteRing& operator=(const CallSiteRing&) = delete;
 
-  // The ring of the calling thread.
+  // Returns the ring of the calling thread.
   static CallSiteRing& here();
 
   void note(uint64_t sequence, SiteId site) noexcept;
 
-  // The call site of `node`, whichever thread made it; 0 if it is not known. A view has no entry of its own: the
-  // operation that came after it on its thread stands for it.
+  // Returns the call site of `node`, whichever thread made it; 0 if it is not known. A view has no entry of its own:
+  // the operation that came after it on its thread stands for it.
   static SiteId find(const torch::autograd::Node& node);
 
  private:
@@ -43,7 +43,7 @@ class CallSiteRing {
   Entry* entries_;
 };
 
-// Notes where this thread is as the call site of its node number `sequence`, and returns it.
+// Records where this thread is as the call site of its node number `sequence`, and returns it.
 SiteId record_node_site(uint64_t sequence, ThreadState& thread);
 
 // The same for the node that this thread makes next, before it is made.

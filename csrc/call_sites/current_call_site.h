@@ -11,7 +11,7 @@ struct Node;
 
 namespace torchnan {
 
-// Which execution of a node this is.
+// Returns a number for this execution of a node.
 uint64_t execution_id(const torch::autograd::Node& node);
 
 Site current_call_site(const DetectionSession& session, uint64_t thread);

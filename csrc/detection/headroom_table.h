@@ -1,4 +1,4 @@
-// The largest |x| of each call site since it was last asked for.
+// The largest |x| of each call site since the table was last drained.
 #pragma once
 
 #include <array>
@@ -37,16 +37,16 @@ class TORCHNAN_API HeadroomTable {
   };
   static constexpr double kNone = -1;
 
-  // Of which dtypes it keeps anything.
+  // Whether it records results of this dtype.
   static bool knows(c10::ScalarType dtype) noexcept { return code_of(dtype) != 0; }
 
   // `maker` has made something within `most`, which is the largest |x| in it if it `is_measured`.
   void note(const Maker& maker, double max_abs, bool is_measured) noexcept;
 
-  // What has been noted since the last time, each once.
+  // Returns what has been recorded since the last time, and forgets it.
   std::vector<Entry> take();
 
-  // Results without a place.
+  // Returns how many results found no room.
   int64_t missed() const noexcept { return missed_.load(std::memory_order_relaxed); }
 
  private:

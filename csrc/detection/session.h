@@ -1,4 +1,4 @@
-// One detection: its options, its counts, its findings. Shared by every thread that takes part.
+// A detection session: its options, counters and findings. Shared by every thread that takes part.
 #pragma once
 
 #include <atomic>
@@ -44,10 +44,10 @@ class TORCHNAN_API DetectionSession : public std::enable_shared_from_this<Detect
 
   // The block of counters that only the thread with this id writes.
   Counters& counters_of(uint64_t thread);
-  // Called by that thread: its counts are kept, its block is not.
+  // Called by that thread when it ends or leaves: its counts are kept, its block is not.
   void on_thread_exit(uint64_t thread);
   Stats stats() const;
-  // A part of torchnan's own work has failed. Warns once for each part.
+  // Counts a failure of a part of torchnan's own work. Warns once for each part.
   void count_internal_error(std::string_view part, std::string_view text) const;
   void count_unreported_error() const { ++internal_errors_; }
 
@@ -60,7 +60,7 @@ class TORCHNAN_API DetectionSession : public std::enable_shared_from_this<Detect
   void close() { open_ = false; }
 
   void mark_step(int64_t k);
-  // An optimizer step has ended. Counts only while nobody marks the steps.
+  // Counts an optimizer step that has ended, unless user code marks the steps.
   void count_step();
   int64_t step() const { return step_; }  // 1-based
 
@@ -68,7 +68,7 @@ class TORCHNAN_API DetectionSession : public std::enable_shared_from_this<Detect
   std::optional<Owner> named_owner(const c10::StorageImpl* storage) const;
 
   void add_sink(std::unique_ptr<Sink> sink) { log_.add_sink(std::move(sink)); }
-  // All findings as text, most serious first.
+  // Returns all findings as text, most serious first.
   std::string report() const;
   FindingLog& log() { return log_; }
   const FindingLog& log() const { return log_; }

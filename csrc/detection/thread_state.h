@@ -1,4 +1,4 @@
-// Which session a thread works for. The dispatch key travels with autograd's and jit's own threads; this follows it.
+// The session that a thread works for. The dispatch key travels with autograd's and jit's own threads; this follows it.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ class TORCHNAN_API ThreadState {
  public:
   static ThreadState& current();
 
-  // The innermost session entered by this thread; for a thread that entered none but runs on behalf of one that did,
-  // the one entered last in the process. Null if there is none: the key is a leftover.
+  // Returns the innermost session entered by this thread; for a thread that entered none but runs on behalf of one that
+  // did, the one entered last in the process. Null if there is none: the key is a leftover.
   DetectionSession* session();
   std::shared_ptr<DetectionSession> shared_session();
   Counters& counters() { return *counters_; }  // of session(), which is not null
@@ -29,18 +29,18 @@ class TORCHNAN_API ThreadState {
 
   uint64_t id() const { return id_; }
 
-  // The session is over, for threads that have not left it as well; these drop it when they come or go next.
+  // Ends the session for threads that have not left it as well; these drop it when they enter or leave one next.
   static void close(const DetectionSession& session);
   void remove_closed_sessions();
 
-  // In a child of fork(): the other threads are gone, and with them their scopes.
+  // Called in a child of fork(): the other threads are gone, and with them their sessions.
   static void reset_after_fork();
 
   // The autograd sequence number that the last operation saw (see call_sites/call_site_ring.h).
   uint64_t last_sequence = 0;
   uint64_t last_sequence_inside = 0;  // without grad mode
 
-  // How many results this thread has judged in the step under way.
+  // Returns how many results this thread has checked before in the step under way.
   int64_t next_result_index(int64_t step) {
     if (step != step_) place_ = 0;
     step_ = step;
@@ -65,7 +65,7 @@ class TORCHNAN_API ThreadState {
   int64_t place_ = 0;
 };
 
-// How many scopes are open in the process.
+// Returns how many sessions are open in the process.
 TORCHNAN_API int64_t open_scopes();
 
 }  // namespace torchnan

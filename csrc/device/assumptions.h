@@ -1,8 +1,8 @@
-// How large results on devices are taken to be, until one is found to be larger.
+// Assumed bounds of results on devices, until a result is found to be larger.
 //
 // A scan on a device tells the host nothing while all is well, so that there is nothing to make bounds of. They are
 // made of assumptions, which the scan checks: it raises the alarm at the first value above the assumed one. What had
-// been proved from it since is then void, and what comes from that place again is assumed to be larger.
+// been proved from it since is then void, and what comes from that call site again is assumed to be larger.
 #pragma once
 
 #include <cstdint>
@@ -22,14 +22,14 @@ class Assumptions {
   static constexpr double kWide = 0x1p20;
   static constexpr double kHalf = 0x1p10;
 
-  // Infinite where nothing is assumed.
+  // Returns the assumed bound of an event's result; infinite where nothing is assumed.
   double of(const Event& event) const {
     const auto raised = raised_.find(place_of(event));
     if (raised != raised_.end()) return raised->second;
     return event.tensor.dtype == c10::ScalarType::Half ? kHalf : kWide;
   }
 
-  // What the event has written was found to be as large as `most`.
+  // Records that a result of the event was found to be as large as `most`.
   void raise(const Event& event, double max_abs);
 
   size_t raised() const { return raised_.size(); }

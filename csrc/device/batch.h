@@ -11,11 +11,11 @@
 
 namespace torchnan {
 
-// What is put here is kept until its scan has been launched, and no longer: after that the order of the stream sees to
-// it that the memory is read before anybody else gets it.
+// Keeps tensors alive until their scans have been launched, and no longer: after that the order of the stream sees to
+// it that the memory is read before it is reused.
 class Batch {
  public:
-  static constexpr int64_t kMostBytes = int64_t{64} << 20;  // keeps that much from being given out again, at most
+  static constexpr int64_t kMaxBytes = int64_t{64} << 20;  // keeps that much from being given out again, at most
 
   using Kept = std::vector<at::Tensor>;
 
@@ -25,17 +25,18 @@ class Batch {
   void continue_on(void* stream) { stream_ = stream; }  // when it is empty
   bool is_empty() const { return table_.entries == 0; }
 
-  // Numbers grow. False, and nothing is done, if the tensor cannot be scanned: it has too many dimensions, or the
-  // batch is full.
+  // Adds a scan; numbers grow. Returns false, and does nothing, if the tensor cannot be scanned: it has too many
+  // dimensions, or the batch is full.
   bool add(const at::Tensor& tensor, EventNumber number, uint64_t limit, bool track_max_finite);
 
   // Whether it is time to launch: there is no room for more, or too much is being kept.
-  bool is_full() const { return table_.entries == cuda::kMaxEntries || bytes_ >= kMostBytes; }
+  bool is_full() const { return table_.entries == cuda::kMaxEntries || bytes_ >= kMaxBytes; }
 
-  // Whether a scan of this storage is waiting: whoever is about to write there has to launch it first.
+  // Whether a scan of this storage is waiting, which has to be launched before the storage is written.
   bool holds(const c10::StorageImpl* storage) const;
 
-  // Queues the scans on the stream. What it kept is added to `kept`, the caller's to let go of: that may need the GIL.
+  // Queues the scans on the stream. Moves what it kept alive to `kept` for the caller to release, which may need the
+  // GIL.
   void launch(Kept& kept);
 
  private:

@@ -1,4 +1,4 @@
-// What one call reads and writes on devices: noted, and given to be scanned. Nothing waits for the device.
+// Records what one call reads and writes on devices, and gives it to be scanned. Nothing waits for the device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,8 +18,8 @@ namespace torchnan {
 // Lives on the stack of the call. In a healthy call it allocates nothing, and takes one lock a few times.
 class DeviceCheck final : public ExternalBounds {
  public:
-  // Whether a tensor of a call with these keys may be on a device that can have a scanner. All that a program without
-  // one pays.
+  // Whether a tensor of a call with these keys may be on a device that can have a scanner. This is all that a program
+  // without such a device pays.
   static bool concerns(c10::DispatchKeySet keys) {
     constexpr c10::DispatchKeySet kBackends({c10::BackendComponent::CUDABit, c10::BackendComponent::PrivateUse1Bit});
     return keys.has_any(kBackends);
@@ -28,31 +28,32 @@ class DeviceCheck final : public ExternalBounds {
   DeviceCheck(const OpPlan& plan, ThreadState& thread, DetectionSession& session)
       : plan_(plan), thread_(thread), session_(session) {}
 
-  // While the arguments are as they are passed: what nobody has seen is scanned, and so is, at last, what the call is
-  // about to overwrite.
-  void before(c10::ArrayRef<Operand> arguments);
+  // Records the arguments while they are as they were passed: scans those that nobody has seen, and launches the scans
+  // of those that the call is about to overwrite.
+  void record_arguments(c10::ArrayRef<Operand> arguments);
 
-  // Of an argument.
+  // Returns the bound of an argument.
   Bound bound_of(const at::Tensor& tensor) const override;
 
-  // Whether an argument is on a device. What comes to the host from there is looked at here: what is known of it may
+  // Whether an argument is on a device. What comes to the host from there has to be scanned on the host: its bound may
   // be no more than assumed.
   bool reads_devices() const { return !inputs_.empty(); }
 
-  // A tensor that the call has written, and what is known of it without looking. False if it is none of a device.
-  bool after(const at::Tensor& result, int64_t output, const std::optional<Bound>& proof);
+  // Records a tensor that the call has written, and scans it unless there is a proof that it is finite. Returns false
+  // if it is on no device with a scanner.
+  bool record_result(const at::Tensor& result, int64_t output, const std::optional<Bound>& proof);
 
-  // The call has failed: what it was to write is not known.
+  // Forgets a tensor that a failed call may have written.
   void forget(const at::Tensor& written);
 
-  // All results have been told. If devices have raised the alarm, says why; throws if a session wants that.
+  // Ends the call, all of whose results are recorded. Reports why devices have raised the alarm, if they have; throws
+  // if a session wants that.
   void finish();
 
-  // The call has brought something to the host that is not finite: of the arguments on devices, those that it may have
-  // come from. Waits for the devices.
+  // Adds the arguments on devices that a non-finite result on the host may have come from. Waits for the devices.
   void find_bad_arguments(c10::SmallVectorImpl<BadArgument>& bad_arguments);
 
-  // Whether what is on the host now may not be there yet.
+  // Whether the results on the host may not be written yet.
   bool is_copying_in_background() const { return non_blocking_ && !inputs_.empty(); }
 
  private:
@@ -62,27 +63,27 @@ class DeviceCheck final : public ExternalBounds {
   };
   static constexpr int64_t kAll = -1;
 
-  void launch_what_is_overwritten(Devices::Turn& turn, c10::ArrayRef<Operand> arguments) const;
-  void look_at(Devices::Turn& turn, const at::Tensor& argument, uint16_t place, int32_t element);
-  EventNumber event_of(Devices::Turn& turn, const at::Tensor& tensor);
-  void look_at_number(double number);
-  c10::SmallVector<EventInput, Event::kMostInputs> inputs_of(int64_t output) const;
-  // Adds an event that has read what this call reads for one of its outputs, or for all.
-  Event& add_reader(Devices::Turn& turn, Event::What what, const at::Tensor& tensor, int64_t output);
-  void judge(Devices::Turn& turn, Event& event, const at::Tensor& tensor, const std::optional<Bound>& proof);
-  void note_use(Devices::Turn& turn);
+  void launch_scans_of_mutated(Devices::Lock& locked, c10::ArrayRef<Operand> arguments) const;
+  void record_argument(Devices::Lock& locked, const at::Tensor& argument, uint16_t place, int32_t element);
+  EventNumber event_of(Devices::Lock& locked, const at::Tensor& tensor);
+  void record_number(double number);
+  c10::SmallVector<EventInput, Event::kMaxInputs> inputs_of(int64_t output) const;
+  // Adds an event whose inputs are those of one output of this call, or of all.
+  Event& add_reader(Devices::Lock& locked, EventType type, const at::Tensor& tensor, int64_t output);
+  void check(Devices::Lock& locked, Event& event, const at::Tensor& tensor, const std::optional<Bound>& proof);
+  void record_use(Devices::Lock& locked);
 
   const OpPlan& plan_;
   ThreadState& thread_;
   DetectionSession& session_;
-  c10::SmallVector<Input, Event::kMostInputs> inputs_;
+  c10::SmallVector<Input, Event::kMaxInputs> inputs_;
   c10::SmallVector<size_t, 16> first_inputs_;  // by place in the schema
   int64_t list_size_ = 1;
   std::shared_ptr<const Provenance> given_;
   NonfiniteKinds numbers_;
-  NonfiniteKinds meant_;  // of inputs
+  NonfiniteKinds intended_;  // of inputs
   bool non_blocking_ = false;
-  bool is_noted_ = false;  // as an event
+  bool is_recorded_ = false;  // by an event
 };
 
 }  // namespace torchnan

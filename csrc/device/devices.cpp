@@ -40,7 +40,7 @@ at::Tensor scannable(const at::Tensor& tensor) {
   return values.defined() && Scanner::of(values.device()) != nullptr ? values : at::Tensor();
 }
 
-Devices::Turn::Turn(Devices& devices) : devices_(devices) {
+Devices::Lock::Lock(Devices& devices) : devices_(devices) {
   devices_.mutex_.lock();
   try {
     if (devices_.journal_ == nullptr) devices_.journal_ = std::make_unique<Journal>();
@@ -52,7 +52,7 @@ Devices::Turn::Turn(Devices& devices) : devices_(devices) {
 }
 
 // What a tensor's end runs may come here again.
-Devices::Turn::~Turn() {
+Devices::Lock::~Lock() {
   devices_.mutex_.unlock();
   if (to_be_released.empty()) return;
   Batch::Kept released;
@@ -61,29 +61,29 @@ Devices::Turn::~Turn() {
   if (to_be_released.capacity() < released.capacity()) to_be_released.swap(released);
 }
 
-StreamQueue& Devices::Turn::lane_of(Scanner& scanner) {
+StreamQueue& Devices::Lock::queue_of(Scanner& scanner) {
   void* const stream = scanner.current_stream();
-  for (auto& lane : devices_.lanes_) {
-    if (&lane->scanner != &scanner) continue;
-    if (lane->batch.stream() != stream) {
-      launch(*lane);
-      lane->continue_on(stream);
+  for (auto& queue : devices_.queues_) {
+    if (&queue->scanner != &scanner) continue;
+    if (queue->batch.stream() != stream) {
+      launch(*queue);
+      queue->continue_on(stream);
     }
-    return *lane;
+    return *queue;
   }
-  devices_.lanes_.push_back(std::make_unique<StreamQueue>(scanner, stream));
-  return *devices_.lanes_.back();
+  devices_.queues_.push_back(std::make_unique<StreamQueue>(scanner, stream));
+  return *devices_.queues_.back();
 }
 
 // As current_call_site() does, but for every operation: nothing is allocated.
-Event& Devices::Turn::add(Event::What what, const at::Tensor& tensor, const OpPlan& plan, DetectionSession& session,
+Event& Devices::Lock::add(EventType type, const at::Tensor& tensor, const OpPlan& plan, DetectionSession& session,
                           uint64_t thread) {
   Scanner& scanner = *Scanner::of(tensor.device());
-  StreamQueue& lane = lane_of(scanner);
-  Event* captured = scanner.is_capturing(lane.batch.stream()) ? journal().add_captured() : nullptr;
+  StreamQueue& queue = queue_of(scanner);
+  Event* captured = scanner.is_capturing(queue.batch.stream()) ? journal().add_captured() : nullptr;
   Event& event = captured != nullptr ? *captured : journal().add();
   if (captured == nullptr) devices_.clear_slots_after(event.number);
-  event.what = what;
+  event.type = type;
   event.plan = &plan;
   event.session = session.weak_from_this();
   event.tensor = TensorSnapshot(tensor);
@@ -97,21 +97,21 @@ Event& Devices::Turn::add(Event::What what, const at::Tensor& tensor, const OpPl
     event.forward = CallSiteRing::find(*node);
   }
   event.covers = covers_whole_storage(tensor, *event.tensor.storage);
-  if (!event.covers) event.carried = journal().last_event(tensor);
+  if (!event.covers) event.previous = journal().last_event(tensor);
   return event;
 }
 
-void Devices::Turn::scan(Event& event, const at::Tensor& tensor) {
-  StreamQueue& lane = lane_of(*Scanner::of(tensor.device()));
-  if (!lane.batch.add(tensor, event.number, event.limit(), false)) return;
-  event.scanner = &lane.scanner;
-  if (lane.batch.is_full() || event.number >= Journal::kFirstCaptured) launch(lane);
+void Devices::Lock::scan(Event& event, const at::Tensor& tensor) {
+  StreamQueue& queue = queue_of(*Scanner::of(tensor.device()));
+  if (!queue.batch.add(tensor, event.number, event.limit(), false)) return;
+  event.scanner = &queue.scanner;
+  if (queue.batch.is_full() || event.number >= Journal::kFirstCaptured) launch(queue);
 }
 
-void Devices::Turn::note_harm(HarmKind harm, const at::Tensor& tensor, const OpPlan& reader, DetectionSession& session,
-                              uint64_t thread) {
+void Devices::Lock::record_harm(HarmKind harm, const at::Tensor& tensor, const OpPlan& reader,
+                                DetectionSession& session, uint64_t thread) {
   const EventNumber last = journal().last_event(tensor);
-  Event& event = add(Event::What::kHarm, tensor, reader, session, thread);
+  Event& event = add(EventType::kHarm, tensor, reader, session, thread);
   event.harm = harm;
   event.input[event.inputs++] = {last, tensor.storage().unsafeGetStorageImpl()};
   const Event* written = journal().find(last);
@@ -120,36 +120,36 @@ void Devices::Turn::note_harm(HarmKind harm, const at::Tensor& tensor, const OpP
   if (!is_seen(written) || !written->covers || written->scanner == nullptr) scan(event, tensor);
 }
 
-void Devices::Turn::launch_scans_of(const at::Tensor& tensor) {
+void Devices::Lock::launch_scans_of(const at::Tensor& tensor) {
   const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
-  for (auto& lane : devices_.lanes_) {
-    if (lane->batch.holds(storage)) launch(*lane);
+  for (auto& queue : devices_.queues_) {
+    if (queue->batch.holds(storage)) launch(*queue);
   }
 }
 
-void Devices::Turn::launch(StreamQueue& lane) { lane.batch.launch(to_be_released); }
+void Devices::Lock::launch(StreamQueue& queue) { queue.batch.launch(to_be_released); }
 
-void Devices::Turn::launch_all() {
-  for (auto& lane : devices_.lanes_) launch(*lane);
+void Devices::Lock::launch_all() {
+  for (auto& queue : devices_.queues_) launch(*queue);
 }
 
-void Devices::Turn::wait_for_all() {
+void Devices::Lock::wait_for_all() {
   if (is_capturing()) return;
-  for (const auto& lane : devices_.lanes_) {
-    for (void* stream : lane->streams) lane->scanner.read(0, 0, nullptr, stream);
+  for (const auto& queue : devices_.queues_) {
+    for (void* stream : queue->streams) queue->scanner.read(0, 0, nullptr, stream);
   }
 }
 
-bool Devices::Turn::is_alarmed() const {
-  for (const auto& lane : devices_.lanes_) {
-    if (lane->scanner.alarm() != cuda::kNoAlarm) return true;
+bool Devices::Lock::is_alarmed() const {
+  for (const auto& queue : devices_.queues_) {
+    if (queue->scanner.alarm() != cuda::kNoAlarm) return true;
   }
   return false;
 }
 
-bool Devices::Turn::is_capturing() const {
-  for (const auto& lane : devices_.lanes_) {
-    if (lane->scanner.is_capturing(lane->scanner.current_stream())) return true;
+bool Devices::Lock::is_capturing() const {
+  for (const auto& queue : devices_.queues_) {
+    if (queue->scanner.is_capturing(queue->scanner.current_stream())) return true;
   }
   return false;
 }
@@ -159,8 +159,8 @@ void Devices::clear_slots_after(EventNumber number) {
   const uint64_t slot = number % cuda::kSlots;
   if (slot % kSlotsAtOnce != 0) return;
   const uint64_t part = (slot / kSlotsAtOnce + 2) % kParts;
-  for (auto& lane : lanes_) {
-    lane->scanner.clear(static_cast<uint32_t>(part * kSlotsAtOnce), kSlotsAtOnce, lane->batch.stream());
+  for (auto& queue : queues_) {
+    queue->scanner.clear(static_cast<uint32_t>(part * kSlotsAtOnce), kSlotsAtOnce, queue->batch.stream());
   }
 }
 

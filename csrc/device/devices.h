@@ -1,4 +1,4 @@
-// What is under way on devices: the journal of all of them, and the scans of each that wait to be launched.
+// The work under way on devices: one journal for all, and for each the scans that wait to be launched.
 #pragma once
 
 #include <atomic>
@@ -20,7 +20,8 @@
 
 namespace torchnan {
 
-// The tensor whose memory on a device tells about `tensor`, if there is a scanner for that device; else undefined.
+// Returns the tensor whose memory on a device has the values of `tensor` if there is a scanner for that device, else an
+// undefined one.
 TORCHNAN_API at::Tensor scannable(const at::Tensor& tensor);
 
 // The scans of one device.
@@ -35,16 +36,16 @@ struct StreamQueue {
 
 class TORCHNAN_API Devices {
  public:
-  // Whether anything has ever been noted: false in a program that uses no device.
+  // Whether anything has ever been recorded: false in a program that uses no device.
   bool in_use() const noexcept { return in_use_.load(std::memory_order_relaxed); }
 
-  // Holds the lock. What is let go of meanwhile is released after it: that may need the GIL.
-  class Turn {
+  // Holds the lock. Tensors that are dropped meanwhile are released after it, as that may need the GIL.
+  class Lock {
    public:
-    explicit Turn(Devices& devices);
-    ~Turn();
-    Turn(const Turn&) = delete;
-    Turn& operator=(const Turn&) = delete;
+    explicit Lock(Devices& devices);
+    ~Lock();
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
 
     Journal& journal() { return devices_.journal(); }
     Assumptions& assumptions() { return devices_.assumptions_; }
@@ -53,25 +54,25 @@ class TORCHNAN_API Devices {
       return event == nullptr ? std::nullopt : std::optional<Event>(*event);
     }
 
-    // The lane of a device on the stream that is current for the calling thread. What waits for another stream is
-    // launched there first.
-    StreamQueue& lane_of(Scanner& scanner);
+    // Returns the queue of a device on the stream that is current for the calling thread. What waits for another stream
+    // is launched there first.
+    StreamQueue& queue_of(Scanner& scanner);
 
-    // A new event, with the place where the calling thread is.
-    Event& add(Event::What what, const at::Tensor& tensor, const OpPlan& plan, DetectionSession& session,
+    // Adds an event with the call site of the calling thread.
+    Event& add(EventType type, const at::Tensor& tensor, const OpPlan& plan, DetectionSession& session,
                uint64_t thread);
 
-    // Scans the tensor of the event for magnitudes that it is not meant to hold, or above its bound. On a stream that
+    // Scans the tensor of the event for magnitudes that are not intended, or above its bound. On a stream that
     // is being captured the scan is launched at once: nobody says when the capture ends.
     void scan(Event& event, const at::Tensor& tensor);
 
-    // If what the tensor holds is not finite, it does harm now.
-    void note_harm(HarmKind harm, const at::Tensor& tensor, const OpPlan& reader, DetectionSession& session,
-                   uint64_t thread);
+    // Records that the tensor does harm now if it is not finite.
+    void record_harm(HarmKind harm, const at::Tensor& tensor, const OpPlan& reader, DetectionSession& session,
+                     uint64_t thread);
 
-    // Whoever is about to write to the memory of this tensor has the scans of it launched first.
+    // Launches the scans of this tensor's memory, which is about to be written.
     void launch_scans_of(const at::Tensor& tensor);
-    void launch(StreamQueue& lane);
+    void launch(StreamQueue& queue);
     void launch_all();
     void wait_for_all();
 
@@ -82,7 +83,7 @@ class TORCHNAN_API Devices {
     Devices& devices_;
   };
 
-  std::vector<std::unique_ptr<StreamQueue>>& lanes() { return lanes_; }
+  std::vector<std::unique_ptr<StreamQueue>>& queues() { return queues_; }
   Journal& journal() { return *journal_; }
 
  private:
@@ -92,12 +93,12 @@ class TORCHNAN_API Devices {
       ForkSafeMutex::kDevices};  // held while work is given to a device, which waits for the device at most
   std::atomic<bool> in_use_{false};
   std::unique_ptr<Journal> journal_;  // made when it is first needed
-  std::vector<std::unique_ptr<StreamQueue>> lanes_;
+  std::vector<std::unique_ptr<StreamQueue>> queues_;
   NodeNames node_names_;
   Assumptions assumptions_;
 };
 
-// Of the process.
+// Returns the devices of the process.
 TORCHNAN_API Devices& devices();
 
 }  // namespace torchnan

@@ -1,4 +1,4 @@
-// What has happened to memory on a device, in the order in which the host has asked for it.
+// What happened to memory on a device, in the order in which the host asked for it.
 #pragma once
 
 #include <array>
@@ -24,9 +24,9 @@ class Scanner;
 // Numbers of events begin at 1 and grow with every event of the process; 0 stands for none.
 using EventNumber = uint64_t;
 
-// A tensor as it was then, without a hold on its memory.
+// A tensor as it was then, without keeping its memory alive.
 struct TensorSnapshot {
-  static constexpr size_t kMostDims = 8;  // of tensors with more the shape is not told
+  static constexpr size_t kMaxDims = 8;  // of tensors with more the shape is not kept
 
   const c10::StorageImpl* storage = nullptr;
   c10::DispatchKeySet keys;
@@ -36,8 +36,8 @@ struct TensorSnapshot {
   bool has_shape = false;
   uint8_t dims = 0;
   int64_t offset = 0;  // elements
-  std::array<int64_t, kMostDims> sizes{};
-  std::array<int64_t, kMostDims> strides{};
+  std::array<int64_t, kMaxDims> sizes{};
+  std::array<int64_t, kMaxDims> strides{};
 
   TensorSnapshot() = default;
   explicit TensorSnapshot(const at::Tensor& tensor);
@@ -45,7 +45,7 @@ struct TensorSnapshot {
   std::vector<int64_t> shape() const { return {sizes.begin(), sizes.begin() + dims}; }
 };
 
-// What an operation has read.
+// A tensor that an operation has read.
 struct EventInput {
   EventNumber event = 0;
   const c10::StorageImpl* storage = nullptr;
@@ -55,20 +55,21 @@ struct EventInput {
   bool is_parameter = false;
 };
 
+enum class EventType : uint8_t {
+  kResult,        // an operation has written it
+  kArgument,      // an operation reads it, and nobody has been seen writing it
+  kAllocated,     // memory that nobody has written yet
+  kPending,       // a collective has been started that will write it
+  kUse,           // an operation reads it, and writes nothing that could be scanned
+  kHarm,          // it does harm here if what the input holds is not finite
+  kContinuation,  // inputs that an event had no room for
+};
+
 struct Event {
-  enum class What : uint8_t {
-    kResult,        // an operation has written it
-    kArgument,      // an operation reads it, and nobody has been seen writing it
-    kAllocated,     // memory that nobody has written yet
-    kAwaited,       // a collective has been started that will write it
-    kUse,           // an operation reads it, and writes nothing that could be scanned
-    kHarm,          // if what the input holds is not finite, it does harm here
-    kContinuation,  // inputs that an event had no room for
-  };
-  static constexpr size_t kMostInputs = 8;  // in one event; those of longer lists are in events of their own
+  static constexpr size_t kMaxInputs = 8;  // in one event; those of longer lists are in events of their own
 
   EventNumber number = 0;
-  What what = What::kResult;
+  EventType type = EventType::kResult;
   HarmKind harm = HarmKind::kNone;
   const OpPlan* plan = nullptr;
   std::weak_ptr<DetectionSession> session;
@@ -76,10 +77,10 @@ struct Event {
   int64_t output = 0;
   TensorSnapshot tensor;
 
-  // Infinite numbers that it was given, or that a mask among its inputs was made of: what it holds of these is meant.
-  NonfiniteKinds meant;
-  NonfiniteKinds
-      intended_of_inputs;  // of its inputs and numbers, whatever it makes of them; NaN if one of the numbers is
+  // Infinities that are there on purpose: numbers that it was given, or values of a mask among its inputs.
+  NonfiniteKinds intended;
+  // The same of its inputs and numbers, whatever it makes of them; NaN if one of the numbers is.
+  NonfiniteKinds intended_of_inputs;
 
   double assumed = std::numeric_limits<double>::infinity();  // that nothing it has written is above; the scan checks it
   Bound bound;                                               // proved or assumed, of all that its memory holds
@@ -93,25 +94,25 @@ struct Event {
   uint64_t thread = 0;
   int64_t step = 0;
 
-  bool covers = true;       // all of the storage; what it has not written or read is as before
-  EventNumber carried = 0;  // the one before it, where that matters: whose values the rest of the storage holds, or who
-                            // handed it out
+  bool covers = true;        // all of the storage; what it has not written or read is as before
+  EventNumber previous = 0;  // the one before it, where that matters: whose values the rest of the storage holds, or
+                             // which handed it out
   uint8_t inputs = 0;
-  std::array<EventInput, kMostInputs> input{};
+  std::array<EventInput, kMaxInputs> input{};
   EventNumber more = 0;                     // of kind kContinuation, and so on
   std::shared_ptr<const Provenance> given;  // of what it was given on the host
 
   Site site() const;
 
-  // Magnitudes above these words: are not meant to be there, and raise the alarm.
+  // Masked words: the largest magnitude that is intended, and the largest that does not raise the alarm.
   uint64_t max_intended() const;
   uint64_t limit() const;
 };
 
 // Whether the values are there once the event has happened, and somebody looks at them.
 inline bool is_seen(const Event* event) {
-  return event != nullptr && event->what != Event::What::kAllocated && event->what != Event::What::kAwaited &&
-         event->what != Event::What::kContinuation;
+  return event != nullptr && event->type != EventType::kAllocated && event->type != EventType::kPending &&
+         event->type != EventType::kContinuation;
 }
 
 }  // namespace torchnan

@@ -19,7 +19,7 @@ TensorSnapshot::TensorSnapshot(const at::Tensor& of)
       dtype(of.scalar_type()),
       is_parameter(torchnan::is_parameter(of)),
       offset(of.storage_offset()) {
-  has_shape = static_cast<size_t>(of.dim()) <= kMostDims;
+  has_shape = static_cast<size_t>(of.dim()) <= kMaxDims;
   if (!has_shape) return;
   dims = static_cast<uint8_t>(of.dim());
   std::copy(of.sizes().begin(), of.sizes().end(), sizes.begin());
@@ -42,7 +42,7 @@ Site Event::site() const {
 
 uint64_t Event::max_intended() const {
   const FloatFormat format = *float_format(tensor.dtype);
-  return (meant.inf() ? format.first_nan : format.infinity) - 1;
+  return (intended.inf() ? format.first_nan : format.infinity) - 1;
 }
 
 uint64_t Event::limit() const {
@@ -102,10 +102,10 @@ EventNumber Journal::last_event(const c10::StorageImpl* storage) const {
   return entry == nullptr ? 0 : entry->last;
 }
 
-bool Journal::is_there(const Event& event) const {
+bool Journal::is_live(const Event& event) const {
   const Entry* entry = find_entry(event.tensor.storage);
   if (entry == nullptr || entry->storage.expired()) return false;
-  for (const Event* last = find(entry->last); last != nullptr; last = find(last->carried)) {
+  for (const Event* last = find(entry->last); last != nullptr; last = find(last->previous)) {
     if (last->number == event.number) return true;
   }
   return false;
@@ -122,32 +122,32 @@ void Journal::set_last_event(const at::Tensor& tensor, EventNumber number) {
     *entry = Entry{tensor.storage().getWeakStorageImpl(), storage};
   }
   entry->last = number;
-  entry->doubtful = entry->exported;
+  entry->stale = entry->exported;
 }
 
 Bound Journal::bound_of(const at::Tensor& tensor) const {
   const Entry* entry = find_entry(tensor.storage().unsafeGetStorageImpl());
-  const Event* event = entry == nullptr || entry->doubtful ? nullptr : find(entry->last);
+  const Event* event = entry == nullptr || entry->stale ? nullptr : find(entry->last);
   return event == nullptr || event->tensor.dtype != tensor.scalar_type() ? Bound{} : event->bound;
 }
 
 void Journal::mark_stale(const at::Tensor& tensor) {
-  if (Entry* entry = find_entry(tensor.storage().unsafeGetStorageImpl())) entry->doubtful = true;
+  if (Entry* entry = find_entry(tensor.storage().unsafeGetStorageImpl())) entry->stale = true;
 }
 
 void Journal::record_exported(const at::Tensor& tensor) {
   if (find_entry(tensor.storage().unsafeGetStorageImpl()) == nullptr) set_last_event(tensor, 0);
   Entry* entry = find_entry(tensor.storage().unsafeGetStorageImpl());
-  entry->doubtful = entry->exported = true;
+  entry->stale = entry->exported = true;
 }
 
 bool Journal::reports_every(const at::Tensor& tensor) const {
   const Entry* entry = find_entry(tensor.storage().unsafeGetStorageImpl());
-  if (entry == nullptr || entry->doubtful) return false;
+  if (entry == nullptr || entry->stale) return false;
   const Event* event = find(entry->last);
   for (size_t parts = 1; is_seen(event) && !event->covers; ++parts) {
-    if (event->carried == 0 || parts == kMostParts) return false;
-    event = find(event->carried);
+    if (event->previous == 0 || parts == kMaxParts) return false;
+    event = find(event->previous);
   }
   return is_seen(event);
 }

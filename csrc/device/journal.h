@@ -1,4 +1,4 @@
-// The last events on devices, and which of them each storage holds the values of.
+// The last events on devices, and for each storage the event whose values it holds.
 #pragma once
 
 #include <cstddef>
@@ -28,31 +28,31 @@ class TORCHNAN_API Journal {
 
   Journal();
 
-  // The number of the next event. Its place in the ring is its number's.
+  // Returns the number of the next event, which gives its slot in the ring.
   EventNumber next() const { return next_; }
   EventNumber oldest() const;  // that is not forgotten
   Event& add();
 
-  // Null if there is no more room.
+  // Returns null if there is no more room.
   Event* add_captured();
   const std::vector<Event>& captured() const { return captured_; }
 
-  // Null if it is forgotten, or has not been.
+  // Returns null if the event is forgotten, or has not happened.
   const Event* find(EventNumber number) const;
 
-  // The event whose values this storage holds; 0 if nobody has seen it.
+  // Returns the event whose values this storage holds; 0 if nobody has seen it.
   EventNumber last_event(const at::Tensor& tensor) const;
   EventNumber last_event(const c10::StorageImpl* storage) const;  // also if the storage is gone
   void set_last_event(const at::Tensor& tensor, EventNumber number);
   void forget(const at::Tensor& tensor);
   void forget_all();
 
-  // What is known of the values in the memory of a tensor; nothing, if they were written as another dtype.
+  // Returns the bound of the values in the memory of a tensor; none if they were written as another dtype.
   Bound bound_of(const at::Tensor& tensor) const;
 
-  // Others may have written there since.
+  // Records that others may have written there since.
   void mark_stale(const at::Tensor& tensor);
-  // And may do so at any time from now on.
+  // Records that others may write there at any time from now on.
   void record_exported(const at::Tensor& tensor);
   // Whether the events of a tensor's memory tell of all that is there: somebody has written it, or looked at it.
   bool reports_every(const at::Tensor& tensor) const;
@@ -60,20 +60,20 @@ class TORCHNAN_API Journal {
   Event* find(EventNumber number);
 
   // Whether the storage of the event is still there, and holds values of it.
-  bool is_there(const Event& event) const;
+  bool is_live(const Event& event) const;
 
-  // The tensor of an event, if the program still has its memory and nobody has written there since; else undefined.
+  // Returns the tensor of an event if its memory is alive and nobody has written there since, else an undefined one.
   at::Tensor tensor_of(const Event& event) const;
 
  private:
   static constexpr size_t kWays = 4;
-  static constexpr size_t kMostParts = 8;  // that a memory is written in, to be known without a look
+  static constexpr size_t kMaxParts = 8;  // that a memory is written in, to be known without a look
 
   struct Entry {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage{c10::intrusive_ptr<c10::StorageImpl>()};
     const c10::StorageImpl* key = nullptr;
     EventNumber last = 0;
-    bool doubtful = false;
+    bool stale = false;
     bool exported = false;
   };
   using Bucket = std::array<Entry, kWays>;

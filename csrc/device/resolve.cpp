@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "scan/tensor_scan.h"
-#include "device/device_roots.h"
 #include "device/devices.h"
 #include "device/window.h"
 #include "origin/host_queries.h"
@@ -22,51 +21,47 @@
 namespace torchnan {
 namespace {
 
-struct Known {
+struct BadEvents {
   ForkSafeMutex mutex;
   std::unordered_map<EventNumber, BadEvent> bad;  // of what may still be there
   std::atomic<EventNumber> resolved_until{1};
-  std::atomic<bool> in_trouble{false};
+  std::atomic<bool> has_bad{false};
   std::atomic<bool> is_resolving{false};
 };
-Known& known = *new Known;  // never destroyed: threads may outlive static destructors
+BadEvents& known = *new BadEvents;  // never destroyed: threads may outlive static destructors
 
-// Why the events of a window are bad.
-class Reading {
+// Attributes the bad events of a window.
+class WindowAttribution {
  public:
-  explicit Reading(const Window& window) : window_(window) {
+  explicit WindowAttribution(const Window& window) : window_(window) {
     for (const Event& event : window.captured) captured_.emplace(event.number, &event);
   }
 
   void run() {
-    for (const Event& event : window_.events) take(event);
-    for (const Event& event : window_.captured) take_captured(event);
+    for (const Event& event : window_.events) attribute_event(event);
+    for (const Event& event : window_.captured) attribute_captured(event);
   }
 
   bool has_found_something() const { return has_found_something_; }
-  std::vector<std::pair<std::shared_ptr<DetectionSession>, Finding>> take_findings() { return std::move(findings_); }
+  std::vector<std::pair<std::shared_ptr<DetectionSession>, Finding>> drain_findings() { return std::move(findings_); }
 
  private:
-  struct BadInput {
-    EventInput input;
-    BadEvent bad;
-  };
   using BadInputs = c10::SmallVector<BadInput, 4>;
 
   // What it reads from outside of the graph was written again since; what it writes, others may have asked for already.
-  void take_captured(const Event& event) {
-    if (!taken_.insert(event.number).second) return;
-    take(event);
+  void attribute_captured(const Event& event) {
+    if (!visited_.insert(event.number).second) return;
+    attribute_event(event);
   }
 
   std::optional<BadEvent> bad_input(const Event& reader, const EventInput& input) {
     EventNumber number = input.event;
     const bool reader_is_captured = reader.number >= Journal::kFirstCaptured;
     const bool input_is_captured = number >= Journal::kFirstCaptured;
-    if (reader_is_captured && !input_is_captured) number = Devices::Turn(devices()).journal().last_event(input.storage);
+    if (reader_is_captured && !input_is_captured) number = Devices::Lock(devices()).journal().last_event(input.storage);
     if (input_is_captured) {
       const auto captured = captured_.find(number);
-      if (captured != captured_.end()) take_captured(*captured->second);
+      if (captured != captured_.end()) attribute_captured(*captured->second);
     }
     return bad_event(number);
   }
@@ -76,13 +71,13 @@ class Reading {
     const auto add = [&](const Event& one) {
       for (size_t i = 0; i < one.inputs; ++i) {
         auto bad = bad_input(event, one.input[i]);
-        if (bad && one.input[i].is_parameter) bad = of_parameter(event, one.input[i], *bad);
+        if (bad && one.input[i].is_parameter) bad = attribute_to_parameter(event, one.input[i], *bad);
         if (bad) bad_inputs.push_back({one.input[i], *bad});
       }
     };
     add(event);
     for (EventNumber number = event.more; number != 0;) {
-      const auto more = Devices::Turn(devices()).copy_of(number);
+      const auto more = Devices::Lock(devices()).copy_of(number);
       if (!more) break;
       add(*more);
       number = more->more;
@@ -90,152 +85,120 @@ class Reading {
     return bad_inputs;
   }
 
-  // As record_of_argument() has it: what a program has put into a parameter is the parameter's.
-  BadEvent of_parameter(const Event& reader, const EventInput& input, const BadEvent& put) {
-    if (put.record->first().root->parameter || !is_constant_write(*put.record)) return put;
+  // What user code has put into a parameter is the parameter's, as on the host.
+  BadEvent attribute_to_parameter(const Event& reader, const EventInput& input, const BadEvent& put) {
+    if (put.provenance->first().root->parameter || !is_constant_write(*put.provenance)) return put;
     const auto session = reader.session.lock();
-    const auto written = Devices::Turn(devices()).copy_of(input.event);
+    const auto written = Devices::Lock(devices()).copy_of(input.event);
     if (session == nullptr || !written) return put;
     Event read = reader;
-    read.what = Event::What::kArgument;
+    read.type = EventType::kArgument;
     read.number = input.event;
-    read.carried = 0;
+    read.previous = 0;
     read.tensor = written->tensor;
     read.tensor.is_parameter = true;
-    BadEvent bad{put.kinds, std::make_shared<Provenance>(Cause{own_root(read, put.kinds, *session), put.kinds})};
+    BadEvent bad{put.kinds, std::make_shared<Provenance>(Cause{new_origin(read, put.kinds, *session), put.kinds})};
     const std::lock_guard lock(known.mutex);
     known.bad[input.event] = bad;
     return bad;
   }
 
-  void take(const Event& event) {
+  void attribute_event(const Event& event) {
     const auto session = event.session.lock();
-    if (session == nullptr || event.what == Event::What::kContinuation) return;
+    if (session == nullptr || event.type == EventType::kContinuation) return;
     const auto bad_inputs = bad_inputs_of(event);
-    note_use(event, bad_inputs);
+    record_uses(event, bad_inputs);
     const auto found = kinds_of(event, !bad_inputs.empty());
-    if (event.what == Event::What::kHarm) return judge_harm(event, bad_inputs, found, *session);
+    if (event.type == EventType::kHarm) return report_harm_event(event, bad_inputs, found, *session);
     if (!found && !is_expected(event, bad_inputs)) return;
     NonfiniteKinds kinds = found.value_or(NonfiniteKinds());
     if (!found) {
       for (const BadInput& input : bad_inputs) kinds |= input.bad.kinds;
     }
-    const auto before = event.what == Event::What::kArgument ? bad_event(event.carried) : std::nullopt;
-    remember(event, before ? before->record : record_of(event, bad_inputs, kinds, *session), kinds, *session);
-    if (found) judge_parameter(event, *bad_event(event.number)->record, kinds, *session);
+    const auto before = event.type == EventType::kArgument ? bad_event(event.previous) : std::nullopt;
+    remember(event, before ? before->provenance : provenance_of(event, bad_inputs, kinds, *session), kinds, *session);
+    if (found) report_parameter(event, *bad_event(event.number)->provenance, kinds, *session);
   }
 
   // Nobody has looked at what came of something bad: it was not there yet, or was proved finite when that was not known
   // to be bad, and is gone. Who looks at what comes of it will tell.
   static bool is_expected(const Event& event, c10::ArrayRef<BadInput> bad_inputs) {
-    const bool was_proved = event.what == Event::What::kResult && event.scanner == nullptr;
-    return (was_proved || event.what == Event::What::kAwaited) && !bad_inputs.empty();
+    const bool was_proved = event.type == EventType::kResult && event.scanner == nullptr;
+    return (was_proved || event.type == EventType::kPending) && !bad_inputs.empty();
   }
 
   // An infinity that may be meant is none where something bad was given.
   std::optional<NonfiniteKinds> kinds_of(const Event& event, bool is_given_bad) const {
-    const Found* found = window_.found_of(event);
+    const DeviceScans* found = window_.scans_of(event);
     if (found == nullptr) return std::nullopt;
     return is_given_bad && found->holds_infinity(event) ? NonfiniteKinds::of_inf() : found->kinds_of(event);
   }
 
-  // As report_before() has it.
-  static void note_use(const Event& event, c10::ArrayRef<BadInput> bad_inputs) {
-    if (event.what == Event::What::kHarm) return;
-    for (const BadInput& input : bad_inputs) {
-      for (const Cause& cause : input.bad.record->causes()) {
-        cause.root->used = true;
-        if (event.plan->is_grad_scaler_check) cause.root->scaled = true;
-        if (event.plan->is_comparison) cause.root->compared = true;
-        if (!event.plan->is_comparison && !event.plan->is_data_movement) cause.root->computed = true;
-      }
-    }
+  static void record_uses(const Event& event, c10::ArrayRef<BadInput> bad_inputs) {
+    if (event.type == EventType::kHarm) return;
+    for (const BadInput& input : bad_inputs) record_use(*input.bad.provenance, *event.plan);
   }
 
-  std::shared_ptr<const Provenance> record_of(const Event& event, c10::ArrayRef<BadInput> bad_inputs,
-                                              NonfiniteKinds kinds, DetectionSession& session) {
-    std::vector<Cause> causes;
-    NonfiniteKinds given = event.meant;
-    for (const BadInput& input : bad_inputs) {
-      given |= input.bad.kinds;
-      for (const Cause& cause : input.bad.record->causes())
-        causes.push_back(extended(cause, event, &input.input, kinds));
-    }
-    if (event.given != nullptr) {
-      for (const Cause& cause : event.given->causes()) {
-        given |= cause.kinds;
-        causes.push_back(extended(cause, event, nullptr, kinds));
-      }
-    }
-    if (causes.empty()) return std::make_shared<Provenance>(Cause{own_root(event, kinds, session), kinds});
-    auto record = std::make_shared<Provenance>(std::move(causes));
-    const bool is_explained = !kinds.nan() || given.nan();
-    if (!record->is_intentional() || is_explained) return record;
-    return std::make_shared<Provenance>(Cause{own_root(event, kinds, session), kinds});
+  std::shared_ptr<const Provenance> provenance_of(const Event& event, c10::ArrayRef<BadInput> bad_inputs,
+                                                  NonfiniteKinds kinds, DetectionSession& session) {
+    const auto largest_word = [this](const Event& input) { return largest_word_of(input); };
+    DeviceEvidence evidence(event, bad_inputs, session, largest_word);
+    return attribute(evidence, kinds);
   }
 
-  // `input` is null for what came from the host.
-  static Cause extended(const Cause& cause, const Event& event, const EventInput* input, NonfiniteKinds kinds) {
-    OriginRecord& root = *cause.root;
-    mark_factor(root, event.node_execution_id, *event.plan, kinds);
-    if (!event.plan->is_data_movement && kinds.nan()) root.spread = true;
-    if (root.source != OriginRecord::Source::kOperation && !cause.first_computation)
-      record_first_use(event, input, root);
-    return cause.extended({event.plan, event.live}, event.plan->is_data_movement, kinds);
+  std::optional<uint64_t> largest_word_of(const Event& event) const {
+    const DeviceScans* scans = window_.scans_of(event);
+    return scans == nullptr ? std::nullopt : std::optional(scans->largest_word_of(event));
   }
 
-  std::shared_ptr<OriginRecord> own_root(const Event& event, NonfiniteKinds kinds, DetectionSession& session) {
-    const auto most_of = [this](const Event& input) -> std::optional<uint64_t> {
-      const Found* found = window_.found_of(input);
-      return found == nullptr ? std::nullopt : std::optional(found->most_of(input));
-    };
-    return device_root(event, kinds, session, most_of);
+  std::shared_ptr<OriginRecord> new_origin(const Event& event, NonfiniteKinds kinds, DetectionSession& session) {
+    return device_origin(event, kinds, session, [this](const Event& input) { return largest_word_of(input); });
   }
 
   void remember(const Event& event, std::shared_ptr<const Provenance> record, NonfiniteKinds kinds,
                 DetectionSession& session) {
     has_found_something_ = true;
-    const bool is_new = record->first().steps.empty() && !record->is_intentional();
+    const bool is_new = is_new_accident(*record);
     if (is_new) record_unused(session, record);
-    if (is_new && session.options().when == When::kOrigin) tell(event, *record, HarmKind::kOrigin, kinds, "", session);
+    if (is_new && session.options().when == When::kOrigin)
+      report(event, *record, HarmKind::kOrigin, kinds, "", session);
     BadEvent bad{kinds, std::move(record)};
     const std::lock_guard lock(known.mutex);
     known.bad[event.number] = std::move(bad);
   }
 
-  // As report_result() has it.
-  void judge_parameter(const Event& event, const Provenance& record, NonfiniteKinds kinds, DetectionSession& session) {
-    if (event.what != Event::What::kResult || !event.tensor.is_parameter || record.first().root->reported) return;
-    if (query_site(event.site(), session).phase != Phase::kOptimizer) return;
-    tell(event, record, HarmKind::kParameter, kinds, owner_name(event, session), session);
+  void report_parameter(const Event& event, const Provenance& record, NonfiniteKinds kinds, DetectionSession& session) {
+    const bool is_written = event.type == EventType::kResult && event.tensor.is_parameter;
+    if (!is_parameter_harmed(record, is_written, [&] { return event.site(); }, session)) return;
+    report(event, record, HarmKind::kParameter, kinds, owner_name(event, session), session);
   }
 
-  void judge_harm(const Event& event, c10::ArrayRef<BadInput> bad_inputs, std::optional<NonfiniteKinds> found,
-                  DetectionSession& session) {
+  void report_harm_event(const Event& event, c10::ArrayRef<BadInput> bad_inputs, std::optional<NonfiniteKinds> found,
+                         DetectionSession& session) {
     if (event.scanner != nullptr && !found) return;  // a part of the memory that is all right
     if (bad_inputs.empty() && !found) return;
     if (!bad_inputs.empty()) {
       const BadEvent& bad = bad_inputs[0].bad;
-      return tell(event, *bad.record, event.harm, found.value_or(bad.kinds), "", session);
+      return report(event, *bad.provenance, event.harm, found.value_or(bad.kinds), "", session);
     }
-    const Provenance record(Cause{own_root(event, *found, session), *found});
-    tell(event, record, event.harm, *found, "", session);
+    const Provenance record(Cause{new_origin(event, *found, session), *found});
+    report(event, record, event.harm, *found, "", session);
   }
 
-  void tell(const Event& event, const Provenance& record, HarmKind harm, NonfiniteKinds kinds, const std::string& name,
-            DetectionSession& session) {
+  void report(const Event& event, const Provenance& record, HarmKind harm, NonfiniteKinds kinds,
+              const std::string& name, DetectionSession& session) {
     auto finding = make_harm_finding(session, record, harm, kinds, event.site(), [&] { return name; });
     if (finding) findings_.emplace_back(session.shared_from_this(), std::move(*finding));
   }
 
   const Window& window_;
   std::unordered_map<EventNumber, const Event*> captured_;
-  std::set<EventNumber> taken_;
+  std::set<EventNumber> visited_;
   std::vector<std::pair<std::shared_ptr<DetectionSession>, Finding>> findings_;
   bool has_found_something_ = false;
 };
 
-// What has been overwritten, or is gone, is no trouble any more.
+// Forgets bad events whose values are gone or overwritten. Returns whether there are others that are not intentional.
 bool prune_dead() {
   std::vector<EventNumber> numbers;
   {
@@ -244,13 +207,13 @@ bool prune_dead() {
   }
   std::vector<EventNumber> gone;
   {
-    Devices::Turn turn(devices());
+    Devices::Lock locked(devices());
     for (const EventNumber number : numbers) {
-      const Event* event = turn.journal().find(number);
-      if (event == nullptr || !turn.journal().is_there(*event)) gone.push_back(number);
+      const Event* event = locked.journal().find(number);
+      if (event == nullptr || !locked.journal().is_live(*event)) gone.push_back(number);
     }
   }
-  bool is_trouble = false;
+  bool is_bad = false;
   std::vector<BadEvent> released;
   const std::lock_guard lock(known.mutex);
   for (const EventNumber number : gone) {
@@ -259,8 +222,8 @@ bool prune_dead() {
     released.push_back(std::move(entry->second));
     known.bad.erase(entry);
   }
-  for (const auto& [number, bad] : known.bad) is_trouble |= !bad.record->is_intentional();
-  return is_trouble;
+  for (const auto& [number, bad] : known.bad) is_bad |= !bad.provenance->is_intentional();
+  return is_bad;
 }
 
 void deliver_findings(std::vector<std::pair<std::shared_ptr<DetectionSession>, Finding>> findings) {
@@ -280,11 +243,11 @@ void deliver_findings(std::vector<std::pair<std::shared_ptr<DetectionSession>, F
 std::optional<BadEvent> bad_event(EventNumber number) {
   std::vector<EventNumber> chain;  // whatever its memory may still hold
   {
-    Devices::Turn turn(devices());
-    for (EventNumber n = number; n != 0 && chain.size() < Event::kMostInputs;) {
+    Devices::Lock locked(devices());
+    for (EventNumber n = number; n != 0 && chain.size() < Event::kMaxInputs;) {
       chain.push_back(n);
-      const Event* event = turn.journal().find(n);
-      n = event == nullptr ? 0 : event->carried;
+      const Event* event = locked.journal().find(n);
+      n = event == nullptr ? 0 : event->previous;
     }
   }
   const std::lock_guard lock(known.mutex);
@@ -295,10 +258,10 @@ std::optional<BadEvent> bad_event(EventNumber number) {
   return std::nullopt;
 }
 
-bool has_known_bad() { return known.in_trouble.load(std::memory_order_relaxed); }
+bool has_known_bad() { return known.has_bad.load(std::memory_order_relaxed); }
 
 void resolve() {
-  if (!devices().in_use() || Devices::Turn(devices()).is_capturing()) return;
+  if (!devices().in_use() || Devices::Lock(devices()).is_capturing()) return;
   if (known.is_resolving.exchange(true)) return;  // another thread is at it, or this one further out
   struct EndAtLast {
     ~EndAtLast() { known.is_resolving = false; }
@@ -307,13 +270,13 @@ void resolve() {
   {
     const EndAtLast end_at_last;
     const Window window = read_window(known.resolved_until);
-    Reading reading(window);
-    reading.run();
+    WindowAttribution attribution(window);
+    attribution.run();
     known.resolved_until = window.end;
-    for (const Found& found : window.found) found.reset(!window.captured.empty());
-    const bool is_trouble = prune_dead();
-    known.in_trouble = is_trouble || reading.has_found_something();  // then what comes next is read once more
-    findings = reading.take_findings();
+    for (const DeviceScans& found : window.found) found.reset(!window.captured.empty());
+    const bool is_bad = prune_dead();
+    known.has_bad = is_bad || attribution.has_found_something();  // then what comes next is read once more
+    findings = attribution.drain_findings();
   }
   deliver_findings(std::move(findings));
 }
@@ -323,73 +286,42 @@ void report_on_devices(DetectionSession& session, HarmKind harm, const OpPlan& r
   if (!devices().in_use()) return;
   bool is_alarmed = false;
   {
-    Devices::Turn turn(devices());
+    Devices::Lock locked(devices());
     for (const at::Tensor& given : tensors) {
       const at::Tensor tensor = given.defined() ? scannable(given) : at::Tensor();
-      if (tensor.defined()) turn.note_harm(harm, tensor, reader, session, ThreadState::current().id());
+      if (tensor.defined()) locked.record_harm(harm, tensor, reader, session, ThreadState::current().id());
     }
-    turn.launch_all();                                 // a step is about to end, or its backward pass to begin
-    if (harm == HarmKind::kRead) turn.wait_for_all();  // as the reader will
-    is_alarmed = turn.is_alarmed();
+    locked.launch_all();                                 // a step is about to end, or its backward pass to begin
+    if (harm == HarmKind::kRead) locked.wait_for_all();  // as the reader will
+    is_alarmed = locked.is_alarmed();
   }
   if (is_alarmed || has_known_bad() || session.options().when == When::kOrigin) resolve();
 }
 
-namespace {
-
-// As report_live_tensors() has it.
-std::vector<Finding> report_live_tensors(DetectionSession& session) {
-  std::unordered_map<const c10::StorageImpl*, BadEvent> by_storage;
-  std::vector<at::Tensor> alive;
-  {
-    Devices::Turn turn(devices());
-    const std::lock_guard lock(known.mutex);
-    for (const auto& [number, bad] : known.bad) {
-      const Event* event = turn.journal().find(number);
-      at::Tensor tensor = event == nullptr ? at::Tensor() : turn.journal().tensor_of(*event);
-      if (!tensor.defined()) continue;
-      by_storage.emplace(event->tensor.storage, bad);
-      alive.push_back(std::move(tensor));
-    }
+std::vector<LiveBadTensor> live_bad_tensors() {
+  std::vector<LiveBadTensor> alive;
+  Devices::Lock locked(devices());
+  const std::lock_guard lock(known.mutex);
+  for (const auto& [number, bad] : known.bad) {
+    const Event* event = locked.journal().find(number);
+    at::Tensor tensor = event == nullptr ? at::Tensor() : locked.journal().tensor_of(*event);
+    if (tensor.defined()) alive.push_back({std::move(tensor), bad});
   }
-  std::vector<Finding> findings;
-  for (const ReachableTensor& held : query_reachable_tensors(alive, session)) {
-    const at::Tensor tensor = scannable(held.tensor);
-    const auto found = tensor.defined() ? by_storage.find(tensor.storage().unsafeGetStorageImpl()) : by_storage.end();
-    if (found == by_storage.end()) continue;
-    const OriginRecord& root = *found->second.record->first().root;
-    if (root.session.lock().get() != &session || (held.as_gradient && root.compared)) continue;
-    const HarmKind kind = is_parameter(held.tensor) ? HarmKind::kParameter : HarmKind::kAlive;
-    Site here;
-    here.live = host_runtime().current_stack_id();
-    auto finding = make_harm_finding(session, *found->second.record, kind, found->second.kinds, here,
-                                     [&] { return parameter_name(session, tensor); });
-    if (finding) findings.push_back(std::move(*finding));
-  }
-  return findings;
+  return alive;
 }
 
-}  // namespace
-
-void end_on_devices(DetectionSession& session, bool report_pending) {
+void forget_all_events() {
   if (!devices().in_use()) return;
-  if (report_pending) {
-    contain(session, "resolving what is under way on devices", [] { resolve(); });
-    std::vector<Finding> findings;
-    contain(session, "judging what is still held on devices", [&] { findings = report_live_tensors(session); });
-    contain(session, "telling of findings", [&] { deliver_all(session, std::move(findings)); });
-  }
-  if (open_scopes() > 0) return;
   std::unordered_map<EventNumber, BadEvent> released;
   {
     const std::lock_guard lock(known.mutex);
     released.swap(known.bad);
-    known.in_trouble = false;
+    known.has_bad = false;
   }
-  Devices::Turn turn(devices());
-  turn.launch_all();
-  turn.journal().forget_all();
-  known.resolved_until = turn.journal().next();
+  Devices::Lock locked(devices());
+  locked.launch_all();
+  locked.journal().forget_all();
+  known.resolved_until = locked.journal().next();
 }
 
 }  // namespace torchnan

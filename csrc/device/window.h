@@ -1,4 +1,4 @@
-// What devices have done since the last time somebody looked, and what the scans of it have found.
+// The events of devices since the journal was last read, and what the scans of them have found.
 #pragma once
 
 #include <optional>
@@ -12,8 +12,8 @@
 
 namespace torchnan {
 
-// What the scans of one device have found.
-struct Found {
+// The results of the scans of one device.
+struct DeviceScans {
   Scanner* scanner;
   c10::SmallVector<void*, 4> streams;
   std::vector<cuda::Slot> slots;
@@ -22,32 +22,33 @@ struct Found {
   // Waits until every stream that has scans has come here.
   void read();
 
-  // For what is replayed, and for what comes next.
+  // Resets the alarm and the slots of captured events, for what is replayed and for what comes next.
   void reset(bool has_captured) const;
 
-  uint64_t most_of(const Event& event) const { return slots[event.number % cuda::kSlots].max_magnitude; }
+  uint64_t largest_word_of(const Event& event) const { return slots[event.number % cuda::kSlots].max_magnitude; }
 
-  // It is finite, and larger than was assumed.
+  // Whether the result of an event is finite and larger than was assumed.
   bool exceeds_assumption(const Event& event) const;
 
   bool holds_infinity(const Event& event) const;
 
-  // Nothing, if all that the event has written is meant to be there.
+  // Returns the kinds of an event's result; nothing if all that it has written is intended.
   std::optional<NonfiniteKinds> kinds_of(const Event& event) const;
 };
 
 struct Window {
   std::vector<Event> events;    // in the order of the host
   std::vector<Event> captured;  // once more with every replay
-  std::vector<Found> found;
+  std::vector<DeviceScans> found;
   EventNumber end = 0;
 
-  // Null if nobody has looked at it.
-  const Found* found_of(const Event& event) const;
+  // Returns the scans of the device of an event; null if the event was not scanned.
+  const DeviceScans* scans_of(const Event& event) const;
 };
 
-// From event `first` on, if it is not forgotten. Waits for the devices. Where a result was larger than it was assumed
-// to be, what had been proved since is void: what is left of it has been scanned, and nothing is known of the rest.
+// Reads the journal from event `first` on, if it is not forgotten. Waits for the devices. Where a result was larger
+// than it was assumed to be, what had been proved since is void: what is left of it has been scanned, and nothing is
+// known of the rest.
 Window read_window(EventNumber first);
 
 }  // namespace torchnan

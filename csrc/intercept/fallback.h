@@ -1,4 +1,4 @@
-// The boxed fallback: every operation of a watched thread comes by here.
+// The boxed fallback, which intercepts every operation of a thread that takes part in a session.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -3,7 +3,9 @@
 #include "bounds/dtype_range.h"
 #include "bounds/bound_cache.h"
 #include "bounds/operand.h"
+#include "operators/for_each_tensor.h"
 #include "scan/tensor_scan.h"
+#include "intercept/device_results.h"
 #include "intercept/op_entry.h"
 #include "origin/harm.h"
 #include "origin/nonfinite_registry.h"
@@ -13,88 +15,69 @@
 namespace torchnan {
 namespace {
 
-// Calls visit(tensor, place) for each tensor in a tensor, an optional tensor or a list of either. What is left out
-// keeps its place.
-template <typename Visit>
-void for_each_tensor(const c10::IValue& value, int64_t& place, Visit&& visit) {
-  if (value.isList()) {
-    for (const c10::IValue& element : value.toListRef()) {
-      if (element.isTensor() && element.toTensor().defined()) visit(element.toTensor(), place);
-      ++place;
-    }
-    return;
-  }
-  if (value.isTensor() && value.toTensor().defined()) visit(value.toTensor(), place);
-  ++place;
-}
-
-template <typename Visit>
-void for_each_tensor(const c10::IValue& value, Visit&& visit) {
-  int64_t place = 0;
-  for_each_tensor(value, place, visit);
-}
+void forget_bound(const at::Tensor& tensor) { bound_cache().forget(tensor); }
 
 }  // namespace
 
 OpCall::OpCall(const c10::OperatorHandle& op, const OpPlan& plan, c10::DispatchKeySet below, torch::jit::Stack* stack,
                ThreadState& thread, DetectionSession& session)
-    : op_(op),
-      plan_(plan),
-      below_(below),
-      stack_(stack),
-      thread_(thread),
-      session_(session),
-      check_(plan, thread, session) {}
+    : op_(op), plan_(plan), below_(below), stack_(stack), thread_(thread), session_(session) {}
 
 void forget_all(c10::ArrayRef<c10::IValue> arguments) noexcept {
   for (const c10::IValue& argument : arguments) {
-    for_each_tensor(argument, [](const at::Tensor& tensor, int64_t) { bound_cache().forget(tensor); });
+    for_each_tensor(argument, [](const at::Tensor& tensor, int64_t) { forget_bound(tensor); });
   }
 }
 
 void OpCall::run() {
-  contain(session_, "noting an operation", [this] { check_.note_site(record_op_entry(thread_, session_)); });
+  SiteId site = 0;
+  contain(session_, "noting an operation", [&] {
+    site = record_op_entry(thread_, session_);
+    check_backward_start(thread_, session_);
+  });
   if (plan_.handling == OpPlan::Handling::kRecordCallSite) {
-    redispatch();
+    redispatch(forget_bound);
   } else if (!is_active_in_backward(session_)) {
     run_unchecked();
   } else if (session_.is_skipped_op(plan_.name, plan_.index)) {
     run_skipped();
+  } else if (DeviceResults::concerns(below_)) {
+    run_checked(DeviceResults(plan_, thread_, session_, site));
   } else {
-    run_checked();
+    run_checked(HostResults(plan_, thread_, session_, site));
   }
 }
 
-void OpCall::run_checked() {
-  const bool is_prepared = contain(session_, "looking at arguments", [this] {
+template <typename Results>
+void OpCall::run_checked(Results results) {
+  const bool is_prepared = contain(session_, "looking at arguments", [&] {
     save_arguments();
     inspect_arguments();
-    report_arguments(facts(), bad_arguments_);
-    inspect_operands();
+    report_arguments(context(), bad_arguments_);
+    prepare(results);
   });
   if (!is_prepared) return run_untracked();
-  redispatch();
-  const bool is_judged = contain(session_, "looking at results", [this] {
-    check_results();
-    if (device_ && !bad_results_.empty()) device_->find_bad_arguments(bad_arguments_);
+  redispatch([&](const at::Tensor& tensor) { results.forget(tensor); });
+  const bool is_checked = contain(session_, "looking at results", [&] {
+    check_results(results);
+    if (!bad_results_.empty()) results.find_bad_arguments(bad_arguments_);
     attribute_bad_results();
-    if (device_) device_->finish();
+    results.finish();
   });
-  if (!is_judged) forget_results();
+  if (!is_checked) forget_results();
 }
 
-// Not even its arguments could be kept.
+// Not even the arguments could be saved: forgets all that the call may write.
 void OpCall::run_untracked() {
   const size_t first = stack_->size() - plan_.arguments;
   for (const OpPlan::MutatedArgument& written : plan_.written) {
     forget_all((*stack_)[first + plan_.saved_arguments[written.kept]]);
   }
-  kept_.clear();
-  redispatch();
+  saved_.clear();
+  redispatch(forget_bound);
 }
 
-// The call has run, its results have been judged, and something in them is not finite.
-void OpCall::explain(torch::jit::Stack& results) {
+void OpCall::attribute_results(torch::jit::Stack& results) {
   save_arguments();
   stack_ = &results;
   for_each_result([this](const at::Tensor& result, int64_t output) { record_bad_result(result, output); });
@@ -103,150 +86,142 @@ void OpCall::explain(torch::jit::Stack& results) {
 
 void OpCall::attribute_bad_results() {
   if (bad_results_.empty()) return;
-  attribute(facts(), bad_arguments_, bad_results_);
+  attribute(context(), bad_arguments_, bad_results_);
   record_mask_bounds();
 }
 
-// What the call writes is not looked at, so nothing is known of it any more.
+// Forgets what the call writes, as nobody checks it.
 void OpCall::run_unchecked() {
   if (!contain(session_, "keeping arguments", [this] { save_arguments(); })) return run_untracked();
-  redispatch();
+  redispatch(forget_bound);
   forget_results();
 }
 
-// What the call writes is taken as it comes, and remembered as such: nothing it leads to is an alarm.
+// Takes what the call writes as intended, and remembers that: nothing it leads to is an alarm.
 void OpCall::run_skipped() {
   if (!contain(session_, "keeping arguments", [this] { save_arguments(); })) return run_untracked();
-  redispatch();
+  redispatch(forget_bound);
   for_each_result([this](const at::Tensor& result, int64_t) { bound_cache().record_ignored(result, &plan_.name); });
 }
 
-CallContext OpCall::facts() const { return {plan_, kept_, session_, thread_.id()}; }
+CallContext OpCall::context() const { return {plan_, saved_, session_, thread_.id()}; }
 
 void OpCall::save_arguments() {
   const size_t first = stack_->size() - plan_.arguments;
-  for (const uint16_t argument : plan_.saved_arguments) kept_.push_back((*stack_)[first + argument]);
+  for (const uint16_t argument : plan_.saved_arguments) saved_.push_back((*stack_)[first + argument]);
 }
 
-// Arguments that are known to be bad, and those about to be overwritten that nobody knows: afterwards it is too
-// late to ask.
+// Finds arguments that are known to be bad, and scans unknown ones that are about to be overwritten: afterwards it is
+// too late.
 void OpCall::inspect_arguments() {
   const bool something_is_bad = nonfinite_registry().in_use() || plan_.handling == OpPlan::Handling::kRead;
   if (!something_is_bad && !plan_.writes_in_place()) return;
-  for (size_t k = 0; k < kept_.size(); ++k) {
+  for (size_t k = 0; k < saved_.size(); ++k) {
     const OpPlan::MutatedArgument* written = plan_.mutated_argument_at(k);
     if (written == nullptr ? !something_is_bad : !written->reads_previous_value) continue;
-    for_each_tensor(kept_[k], [&](const at::Tensor& tensor, int64_t place) {
-      look_at_argument(tensor, k, kept_[k].isList() ? place : -1, written != nullptr);
+    for_each_tensor(saved_[k], [&](const at::Tensor& tensor, int64_t element) {
+      inspect_argument(tensor, k, element, written != nullptr);
     });
   }
 }
 
-void OpCall::look_at_argument(const at::Tensor& argument, size_t kept, int64_t element, bool overwritten) {
+void OpCall::inspect_argument(const at::Tensor& argument, size_t saved, int64_t element, bool overwritten) {
   const at::Tensor tensor = scannable_values(argument);
   if (!tensor.defined()) return;
   const bool known = nonfinite_registry().in_use() && nonfinite_registry().knows(tensor);
   const bool is_last_chance = overwritten || plan_.handling == OpPlan::Handling::kRead;
   if (!known && !is_last_chance) return;
-  const BoundCache::State note = bound_cache().find(tensor).state;
-  if (!known && note == BoundCache::State::kFinite) return;
+  const BoundCache::State state = bound_cache().find(tensor).state;
+  if (!known && state == BoundCache::State::kFinite) return;
   const NonfiniteKinds kinds =
-      note == BoundCache::State::kFiniteOrMasked ? NonfiniteKinds::of_neginf() : kinds_of(tensor);
+      state == BoundCache::State::kFiniteOrMasked ? NonfiniteKinds::of_neginf() : kinds_of(tensor);
   if (kinds.any()) {
-    const std::string& name = plan_.argument_names[plan_.saved_arguments[kept]];
-    bad_arguments_.push_back(bad_argument(facts(), tensor, name, element, kinds, overwritten));
+    const std::string& name = plan_.argument_names[plan_.saved_arguments[saved]];
+    bad_arguments_.push_back(bad_argument(context(), tensor, name, element, kinds, overwritten));
   }
 }
 
-void OpCall::inspect_operands() {
-  const bool concerns_device = DeviceCheck::concerns(below_);
-  if (plan_.bounds.rule == nullptr && !concerns_device) return;
+template <typename Results>
+void OpCall::prepare(Results& results) {
+  if (!results.needs_arguments()) return;
   c10::SmallVector<Operand, 12> operands;
   for (const c10::IValue& argument : torch::jit::last(*stack_, plan_.arguments)) operands.push_back(operand(argument));
-  if (concerns_device) device_.emplace(plan_, thread_, session_).before(operands);
-  check_.bound_results(operands, device_ ? &*device_ : nullptr);
+  results.prepare(operands);
 }
 
 // A call that fails may have written a part.
-void OpCall::redispatch() {
+template <typename Forget>
+void OpCall::redispatch(Forget&& forget) {
   try {
     op_.redispatchBoxed(below_, stack_);
   } catch (...) {
     for (const OpPlan::MutatedArgument& written : plan_.written) {
-      if (written.kept < kept_.size()) {
-        for_each_tensor(kept_[written.kept], [this](const at::Tensor& tensor, int64_t) {
-          bound_cache().forget(tensor);
-          if (device_) device_->forget(tensor);
-        });
-      }
+      if (written.kept >= saved_.size()) continue;
+      for_each_tensor(saved_[written.kept], [&](const at::Tensor& tensor, int64_t) { forget(tensor); });
     }
     throw;
   }
 }
 
 void OpCall::forget_results() {
-  for_each_result([](const at::Tensor& result, int64_t) { bound_cache().forget(result); });
+  for_each_result([](const at::Tensor& result, int64_t) { forget_bound(result); });
 }
 
-void OpCall::check_results() {
-  if (plan_.is_async_collective && !device_) {
+template <typename Results>
+void OpCall::check_results(Results& results) {
+  if (plan_.is_async_collective && !Results::kOnDevices) {
     thread_.counters().skipped[static_cast<size_t>(Skip::kCollective)].add(1);
     for_each_result([this](const at::Tensor& result, int64_t) {
       bound_cache().record_pending_collective(result, &plan_.name);
-      expect(facts(), bad_arguments_, result, /*awaited=*/true);
+      propagate_unscanned(context(), bad_arguments_, result, /*is_pending=*/true);
     });
     return;
   }
-  for_each_result([this](const at::Tensor& result, int64_t output) { check_result(result, output); });
+  for_each_result([&](const at::Tensor& result, int64_t output) { check_result(results, result, output); });
 }
 
-// Tensors that the call has written, lists counted through.
+// Visits the tensors that the call has written, lists counted through.
 template <typename Visit>
 void OpCall::for_each_result(Visit&& visit) {
   const size_t first = stack_->size() - plan_.returns;
   int64_t output = 0;
-  for (const uint16_t r : plan_.checked_returns) for_each_tensor((*stack_)[first + r], output, visit);
+  for (const uint16_t r : plan_.checked_returns) output = for_each_output((*stack_)[first + r], output, visit);
   for (const OpPlan::MutatedArgument& written : plan_.written) {
-    if (!written.returned) for_each_tensor(kept_[written.kept], output, visit);
+    if (!written.returned) output = for_each_output(saved_[written.kept], output, visit);
   }
 }
 
-// Who copies to a device is not told of it by the keys of the call.
-bool OpCall::is_on_device(const at::Tensor& result, int64_t output) {
-  if (result.is_cpu() || (!device_ && !scannable(result).defined())) return false;
-  if (!device_) {
-    c10::SmallVector<Operand, 12> operands(plan_.arguments);
-    for (size_t k = 0; k < kept_.size(); ++k) operands[plan_.saved_arguments[k]] = operand(kept_[k]);
-    device_.emplace(plan_, thread_, session_).before(operands);
+template <typename Results>
+void OpCall::check_result(Results& results, const at::Tensor& result, int64_t output) {
+  if constexpr (!Results::kOnDevices) {
+    if (!result.is_cpu() && record_copy_to_device(results, result, output)) return;
   }
-  return device_->after(result, output, check_.proof_of(result, output));
-}
-
-void OpCall::check_result(const at::Tensor& result, int64_t output) {
-  if (is_on_device(result, output)) return;
-  if (device_ && device_->is_copying_in_background()) return bound_cache().forget(result);
-  if (device_ && device_->reads_devices()) check_.forget_bounds();
-  if (plan_.handling == OpPlan::Handling::kAllocate) {
-    if (plan_.returns_allocation) {
-      bound_cache().record_uninitialized(result, host_runtime().current_stack_id(), &plan_.name);
-    } else {
-      bound_cache().forget(result);
-    }
-    return;
-  }
-  switch (check_.judge(result, output, !bad_arguments_.empty())) {
-    case ResultCheck::Outcome::kNonFinite:
+  switch (results.check(result, output, !bad_arguments_.empty())) {
+    case Outcome::kNonFinite:
       record_bad_result(result, output);
       break;
-    case ResultCheck::Outcome::kFiniteOrMasked:
-      expect(facts(), bad_arguments_, result, /*awaited=*/false);
+    case Outcome::kFiniteOrMasked:
+      propagate_unscanned(context(), bad_arguments_, result, /*is_pending=*/false);
       break;
-    case ResultCheck::Outcome::kFinite:
+    case Outcome::kFinite:
       if (plan_.proves_nonnegative_input) prove_nonnegative_argument(output);
       break;
-    case ResultCheck::Outcome::kSkipped:
+    case Outcome::kSkipped:
+    case Outcome::kDeferred:
       break;
   }
+}
+
+// The keys of a call do not tell that it copies to a device. Returns false if it does not.
+bool OpCall::record_copy_to_device(HostResults& results, const at::Tensor& result, int64_t output) {
+  if (!scannable(result).defined()) return false;
+  c10::SmallVector<Operand, 12> operands(plan_.arguments);
+  for (size_t k = 0; k < saved_.size(); ++k) operands[plan_.saved_arguments[k]] = operand(saved_[k]);
+  DeviceCheck device(plan_, thread_, session_);
+  device.record_arguments(operands);
+  if (!device.record_result(result, output, results.proof_of(result, output))) return false;
+  device.finish();
+  return true;
 }
 
 void OpCall::record_bad_result(const at::Tensor& result, int64_t output) {
@@ -255,10 +230,10 @@ void OpCall::record_bad_result(const at::Tensor& result, int64_t output) {
   if (kinds.any()) bad_results_.push_back({tensor, kinds, output});
 }
 
-// A finite square root says that nothing was below zero.
+// A finite square root proves that nothing was below zero.
 void OpCall::prove_nonnegative_argument(int64_t output) {
-  for_each_tensor(kept_[0], [&](const at::Tensor& argument, int64_t place) {
-    if (place == output) bound_cache().record_nonnegative(argument);
+  for_each_output(saved_[0], 0, [&](const at::Tensor& argument, int64_t index) {
+    if (index == output) bound_cache().record_nonnegative(argument);
   });
 }
 

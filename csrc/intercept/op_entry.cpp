@@ -27,20 +27,20 @@ SiteId record_call_site(ThreadState& thread, const DetectionSession& session) {
   return record_node_site(sequence - 1, thread);
 }
 
-void record_backward(ThreadState& thread, DetectionSession& session) {
-  const int pass = torch::autograd::get_current_graph_task_id();
-  if (pass == thread.last_backward_pass) return;
-  thread.last_backward_pass = pass;
-  if (pass != -1) report_backward_start(session);
-}
-
 }  // namespace
 
 SiteId record_op_entry(ThreadState& thread, DetectionSession& session) {
   thread.counters().ops.add(1);
-  const SiteId site = record_call_site(thread, session);
-  if (nonfinite_registry().in_use()) record_backward(thread, session);
-  return site;
+  return record_call_site(thread, session);
+}
+
+// While nothing is non-finite there is nothing to check, nor a pass to remember.
+void check_backward_start(ThreadState& thread, DetectionSession& session) {
+  if (!nonfinite_registry().in_use()) return;
+  const int pass = torch::autograd::get_current_graph_task_id();
+  if (pass == thread.last_backward_pass) return;
+  thread.last_backward_pass = pass;
+  if (pass != -1) report_backward_start(session);
 }
 
 bool is_active_in_backward(const DetectionSession& session) {

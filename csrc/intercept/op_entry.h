@@ -1,4 +1,4 @@
-// What every intercepted call begins with, whatever becomes of it.
+// The start of every intercepted call, before it is decided what becomes of it.
 #pragma once
 
 #include "host/host_runtime.h"
@@ -6,11 +6,14 @@
 
 namespace torchnan {
 
-// Counts the call, notes where the node that it belongs to was made, and judges the roots of a backward pass that
-// begins with it. Returns the call site, if it had to be looked up.
+// Counts the call, and records its call site if it belongs to a backward node that was made since the last call.
+// Returns the call site, 0 if it did not have to be looked up.
 SiteId record_op_entry(ThreadState& thread, DetectionSession& session);
 
-// Whether calls of the backward pass, if this is one, are judged.
+// Checks the root of a backward pass if the call is its first one. Throws if the session's options say so.
+void check_backward_start(ThreadState& thread, DetectionSession& session);
+
+// Whether calls of the backward pass, if this is one, are to be checked.
 bool is_active_in_backward(const DetectionSession& session);
 
 }  // namespace torchnan

@@ -19,7 +19,7 @@ bool is_known_to_be_bad(const Operand& argument) {
 
 }  // namespace
 
-bool UnboxedCall::begins(const OpPlan& plan, c10::ArrayRef<Operand> arguments, c10::DispatchKeySet keys) {
+bool UnboxedCall::try_start(const OpPlan& plan, c10::ArrayRef<Operand> arguments, c10::DispatchKeySet keys) {
   plan_ = &plan;
   if (!session_->options().skip_ops.empty() || !is_active_in_backward(*session_)) return false;
   if (nonfinite_registry().in_use() && std::any_of(arguments.begin(), arguments.end(), is_known_to_be_bad))
@@ -30,36 +30,39 @@ bool UnboxedCall::begins(const OpPlan& plan, c10::ArrayRef<Operand> arguments, c
     if (!argument.tensor->is_cpu()) continue;
     if (bound_cache().find(*argument.tensor).state != BoundCache::State::kFinite) return false;
   }
-  check_.emplace(*plan_, thread_, *session_);
-  contain(*session_, "noting an operation", [this] { check_->note_site(record_op_entry(thread_, *session_)); });
-  if (DeviceCheck::concerns(keys)) {
-    contain(*session_, "looking at what is on a device",
-            [&] { device_.emplace(plan, thread_, *session_).before(arguments); });
+  SiteId site = 0;
+  contain(*session_, "noting an operation", [&] {
+    site = record_op_entry(thread_, *session_);
+    check_backward_start(thread_, *session_);
+  });
+  if (!DeviceResults::concerns(keys)) {
+    on_host_.emplace(plan, thread_, *session_, site).prepare(arguments);
+    return true;
   }
-  check_->bound_results(arguments, device_ ? &*device_ : nullptr);
+  on_device_.emplace(plan, thread_, *session_, site);
+  contain(*session_, "looking at what is on a device", [&] { on_device_->prepare(arguments); });
   return true;
 }
 
-bool UnboxedCall::is_on_device(const at::Tensor& result, int64_t output) {
-  if (!result.is_cpu()) return device_->after(result, output, check_->proof_of(result, output));
-  if (device_->reads_devices()) check_->forget_bounds();
-  return false;
+bool UnboxedCall::check_results(c10::ArrayRef<const at::Tensor*> results, const at::Tensor* first_argument) {
+  const bool all_is_well = on_device_ ? check_each(*on_device_, results) : check_each(*on_host_, results);
+  if (on_device_) contain(*session_, "looking at what devices have found", [this] { on_device_->finish(); });
+  if (all_is_well && plan_->proves_nonnegative_input && first_argument != nullptr)
+    bound_cache().record_nonnegative(*first_argument);
+  return all_is_well;
 }
 
-bool UnboxedCall::ends_well(c10::ArrayRef<const at::Tensor*> results, const at::Tensor* first_argument) {
+template <typename Results>
+bool UnboxedCall::check_each(Results& checks, c10::ArrayRef<const at::Tensor*> results) {
   bool all_is_well = true;
   for (size_t output = 0; output < results.size(); ++output) {
     if (!results[output]->defined()) continue;
-    const bool is_judged = contain(*session_, "looking at results", [&] {
-      if (device_ && is_on_device(*results[output], static_cast<int64_t>(output))) return;
-      const auto outcome = check_->judge(*results[output], static_cast<int64_t>(output), false);
-      all_is_well &= outcome != ResultCheck::Outcome::kNonFinite;
+    const bool is_checked = contain(*session_, "looking at results", [&] {
+      const Outcome outcome = checks.check(*results[output], static_cast<int64_t>(output), false);
+      all_is_well &= outcome != Outcome::kNonFinite;
     });
-    if (!is_judged) bound_cache().forget(*results[output]);
+    if (!is_checked) bound_cache().forget(*results[output]);
   }
-  if (device_) contain(*session_, "looking at what devices have found", [this] { device_->finish(); });
-  if (all_is_well && plan_->proves_nonnegative_input && first_argument != nullptr)
-    bound_cache().record_nonnegative(*first_argument);
   return all_is_well;
 }
 
@@ -67,7 +70,7 @@ void UnboxedCall::forget(c10::ArrayRef<Operand> arguments) noexcept {
   const auto forget_tensor = [this](const Operand& argument) {
     if (argument.kind != Operand::Kind::kTensor) return;
     bound_cache().forget(*argument.tensor);
-    if (device_) device_->forget(*argument.tensor);
+    if (on_device_) on_device_->forget(*argument.tensor);
   };
   if (plan_ == nullptr) {
     std::for_each(arguments.begin(), arguments.end(), forget_tensor);
@@ -78,10 +81,10 @@ void UnboxedCall::forget(c10::ArrayRef<Operand> arguments) noexcept {
   }
 }
 
-void UnboxedCall::explain(const c10::OperatorHandle& op, Box box) {
+void UnboxedCall::attribute_results(const c10::OperatorHandle& op, Box box) {
   contain(*session_, "explaining a result", [&] {
     auto [arguments, results] = box();
-    OpCall(op, *plan_, {}, &arguments, thread_, *session_).explain(results);
+    OpCall(op, *plan_, {}, &arguments, thread_, *session_).attribute_results(results);
   });
 }
 

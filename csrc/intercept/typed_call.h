@@ -1,8 +1,7 @@
-// An intercepted call without boxing: for the operators that a launch-bound program spends its time on.
+// An intercepted call without boxing: for the operators that a program of many small operations spends its time on.
 //
 // Boxing turns every argument into an IValue and back, twice; that is most of what interception costs. Here arguments
-// stay what they are. As soon as there is anything to explain, the call is boxed after all and goes the one way that
-// knows how.
+// stay what they are. As soon as there is anything to attribute, the call is boxed after all and becomes an OpCall.
 #pragma once
 
 #include <array>
@@ -19,11 +18,11 @@
 #include <c10/util/FunctionRef.h>
 
 #include "bounds/operand.h"
-#include "device/device_check.h"
 #include "operators/dispatch_key.h"
 #include "intercept/fallback.h"
 #include "operators/op_plan.h"
-#include "intercept/result_check.h"
+#include "intercept/device_results.h"
+#include "intercept/host_results.h"
 #include "detection/error_containment.h"
 
 namespace torchnan {
@@ -35,27 +34,29 @@ class UnboxedCall {
 
   const DetectionSession* session() const { return session_; }
 
-  // Whether there is nothing to explain: no argument is known to be bad, and what is overwritten is known not to be.
-  bool begins(const OpPlan& plan, c10::ArrayRef<Operand> arguments, c10::DispatchKeySet keys);
+  // Starts the call unless it has to be boxed: an argument is known to be bad, or what is overwritten is not known to
+  // be finite. Returns whether it did.
+  bool try_start(const OpPlan& plan, c10::ArrayRef<Operand> arguments, c10::DispatchKeySet keys);
 
-  // Judges the results, tensors in the order of the schema; false if something is not finite.
-  bool ends_well(c10::ArrayRef<const at::Tensor*> results, const at::Tensor* first_argument);
+  // Checks the results, tensors in the order of the schema. Returns false if something is not finite.
+  bool check_results(c10::ArrayRef<const at::Tensor*> results, const at::Tensor* first_argument);
 
-  // It has failed, or is not looked at: what it writes is not known.
+  // Forgets what the call writes: it has failed, or is not checked.
   void forget(c10::ArrayRef<Operand> arguments) noexcept;
 
-  // Explains what the call has written; `box` gives its arguments and results.
+  // Attributes what the call has written; `box` gives its arguments and results.
   using Box = c10::function_ref<std::pair<torch::jit::Stack, torch::jit::Stack>()>;
-  void explain(const c10::OperatorHandle& op, Box box);
+  void attribute_results(const c10::OperatorHandle& op, Box box);
 
  private:
-  bool is_on_device(const at::Tensor& result, int64_t output);
+  template <typename Results>
+  bool check_each(Results& checks, c10::ArrayRef<const at::Tensor*> results);
 
   ThreadState& thread_;
   DetectionSession* const session_;
-  const OpPlan* plan_ = nullptr;  // until it begins
-  std::optional<ResultCheck> check_;
-  std::optional<DeviceCheck> device_;
+  const OpPlan* plan_ = nullptr;        // until it has started
+  std::optional<HostResults> on_host_;  // one of these is chosen at the start
+  std::optional<DeviceResults> on_device_;
 };
 
 // `Op` is one of PyTorch's own: at::_ops::mm.
@@ -77,11 +78,12 @@ struct TypedCall<Op, Result(Arguments...)> {
 
     const std::array<Operand, sizeof...(Arguments)> operands = {operand(arguments)...};
     const OpPlan* const plan = find_plan(*call.session());
-    if (plan == nullptr || !call.begins(*plan, operands, keys))
+    if (plan == nullptr || !call.try_start(*plan, operands, keys))
       return run_boxed(call, operands, plan, keys, arguments...);
     Result result = redispatch(call, operands, below, arguments...);
-    if (!call.ends_well(tensors_of(result), first_tensor(operands))) {
-      call.explain(*op, [&] { return std::pair(c10::impl::boxArgs<Arguments...>(arguments...), box_results(result)); });
+    if (!call.check_results(tensors_of(result), first_tensor(operands))) {
+      call.attribute_results(
+          *op, [&] { return std::pair(c10::impl::boxArgs<Arguments...>(arguments...), box_results(result)); });
     }
     return result;
   }

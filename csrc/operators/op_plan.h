@@ -15,17 +15,17 @@ struct OpPlan {
   static constexpr size_t kMaxPlans = 1 << 13;  // PyTorch has 3,500 operators
 
   enum class Handling : uint8_t {
-    kDecompose,       // composite: its parts come by on their own
-    kPass,            // a view or a question about metadata: nothing is computed
-    kRecordCallSite,  // a view too, but its call site is worth noting
-    kAllocate,        // gives out unwritten memory
-    kRead,            // hands a value to the program
-    kCheck,           // computes: look at what it wrote
+    kDecompose,       // composite: its parts are intercepted on their own
+    kPass,            // a view or a query of metadata: nothing is computed
+    kRecordCallSite,  // a view too, but its call site is worth recording
+    kAllocate,        // returns unwritten memory
+    kRead,            // returns a value to user code
+    kCheck,           // computes: its results are checked
   };
 
-  // A tensor argument that is written to.
+  // A tensor argument that the call writes.
   struct MutatedArgument {
-    uint16_t kept;              // its place in saved_arguments
+    uint16_t kept;              // its index in saved_arguments
     bool reads_previous_value;  // false for out= and copy_
     bool returned;              // also one of the returns
   };
@@ -37,14 +37,15 @@ struct OpPlan {
   uint16_t arguments = 0;
   uint16_t returns = 0;
 
-  c10::SmallVector<uint16_t, 6> saved_arguments;  // tensors, tensor lists, numbers: kept until the call is judged
-  c10::SmallVector<uint16_t, 4> checked_returns;  // freshly made, or the tensor written to
+  c10::SmallVector<uint16_t, 6>
+      saved_arguments;  // tensors, tensor lists, numbers: kept until the call has been checked
+  c10::SmallVector<uint16_t, 4> checked_returns;  // newly made, or a mutated argument
   c10::SmallVector<MutatedArgument, 4> written;
   c10::SmallVector<std::string, 6> argument_names;
 
-  bool returns_allocation = false;  // of the kAllocate ones: a new tensor
+  bool returns_allocation = false;  // with kAllocate: of a new tensor
   bool is_data_movement = false;
-  bool is_passthrough = false;  // without anybody having read them
+  bool is_passthrough = false;  // which is no use of the values yet
   bool absorbs_negative_infinity = false;
   bool is_comparison = false;
   bool is_constant_factory = false;
@@ -52,15 +53,14 @@ struct OpPlan {
   bool is_async_collective = false;
   bool pointwise = false;
   bool elementwise_in_self = false;
-  bool is_foreach_elementwise =
-      false;  // what it writes at a place of a list depends on what lists hold at that place alone
+  bool is_foreach_elementwise = false;  // what it writes at an index depends on that index of its lists alone
 
   RuleOfOperator bounds;
   bool proves_nonnegative_input = false;
 
   bool writes_in_place() const { return !written.empty(); }
 
-  // How the kept argument at this place is written; null if it is not.
+  // Returns how the saved argument with this index is written; null if it is not.
   const MutatedArgument* mutated_argument_at(size_t kept) const {
     for (const MutatedArgument& one : written) {
       if (one.kept == kept) return &one;
@@ -68,7 +68,7 @@ struct OpPlan {
     return nullptr;
   }
 
-  // The same by its place in the schema.
+  // The same by its index in the schema.
   const MutatedArgument* mutated_schema_argument(size_t place) const {
     for (const MutatedArgument& one : written) {
       if (saved_arguments[one.kept] == place) return &one;
@@ -79,11 +79,11 @@ struct OpPlan {
 
 OpPlan make_plan(const c10::OperatorHandle& op);
 
-// The plan of an operator; lives as long as the process. Lock-free once made. An operator that is registered
-// anew under an old name gets a new plan.
+// Returns the plan of an operator, which lives as long as the process. Takes no lock once it is made. An operator that
+// is registered anew under an old name gets a new plan.
 const OpPlan& plan_of(const c10::OperatorHandle& op);
 
-// The operators of this name, overloads and in-place forms, are planned anew when they come by next.
+// Has the operators of this name, overloads and in-place forms, planned anew at their next call.
 void invalidate_plans(std::string_view name);
 
 }  // namespace torchnan

@@ -1,4 +1,4 @@
-// The arguments of a call, as attribution sees them.
+// The arguments of a call, for attribution.
 #pragma once
 
 #include <string>
@@ -28,26 +28,27 @@ struct CallContext {
 struct TensorArgument {
   at::Tensor tensor;
   std::string name;          // "self", "tensors[3]"
-  bool overwritten = false;  // by this call: what it held before is gone
+  bool overwritten = false;  // by this call: its previous values are gone
   int64_t element = -1;      // of a list
 };
 
-// Those that the call reads; out= arguments are none.
+// Returns the tensors that the call reads, so no out= arguments.
 std::vector<TensorArgument> tensor_arguments(const CallContext& call);
 
-// Where a call that only moves values puts them; undefined if it does more than that.
+// Returns the tensor that a call which only moves values writes to; undefined if it does more than that.
 at::Tensor copy_destination(const CallContext& call);
 
-// The kinds among the numbers that were passed: full(-inf), masked_fill(mask, -inf).
+// Returns the kinds among the numbers that were passed: full(-inf), masked_fill(mask, -inf).
 NonfiniteKinds kinds_of_numbers(const CallContext& call);
 
-// For the report; at most sixteen.
+// Describes the inputs for the report, at most sixteen.
 std::vector<InputSummary> summarise_inputs(const CallContext& call);
 
-// A leaf that is trained, or a view of one. Without grad mode, as inside a node, every view looks like a leaf.
+// Whether it is a leaf that is trained, or a view of one. Without grad mode, as inside a node, every view looks like a
+// leaf.
 bool is_parameter(const at::Tensor& tensor);
 
-// As Python spells it: "float32".
+// Returns the name that Python has for it: "float32".
 std::string dtype_name(const at::Tensor& tensor);
 
 }  // namespace torchnan

@@ -1,5 +1,4 @@
-// Who made it? Decides, for a call whose result is not finite, whether the call is the origin or only hands on what
-// it was given.
+// Attributes the non-finite results of a call on the host: to the call itself, or to what it was given.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +29,7 @@ struct BadArgument {
   std::shared_ptr<const ElementKinds> before{};  // and kept for those that overwrite it
 };
 
-// Before the call, if it overwrites the argument.
+// Returns what attribution has to know of an argument; before the call, if that overwrites it.
 BadArgument bad_argument(const CallContext& call, const at::Tensor& tensor, std::string_view name, int64_t element,
                          NonfiniteKinds kinds, bool overwritten);
 
@@ -41,13 +40,14 @@ struct Result {
   int64_t output = 0;  // which of the tensors it wrote, lists counted through
 };
 
-// Finds the cause of each result and remembers it in the lineage, and judges what harm the call itself has done.
-// `bad_arguments` holds those that were known before the call; the others are found here.
+// Finds the cause of each result, remembers it in the registry, and reports the harm that the call itself has done.
+// `bad_arguments` has those that were known before the call; adds the others.
 void attribute(const CallContext& call, c10::SmallVectorImpl<BadArgument>& bad_arguments,
                c10::ArrayRef<Result> results);
 
-// The same for a result that is not looked at, but will be as bad as what was given: behind a mask, or, `awaited`, of a
-// collective that the call has only started.
-void expect(const CallContext& call, c10::ArrayRef<BadArgument> bad_arguments, const at::Tensor& result, bool awaited);
+// Remembers a result that is not scanned as being as bad as what was given: it is behind a mask, or, if `is_pending`,
+// a collective that the call has started will write it.
+void propagate_unscanned(const CallContext& call, c10::ArrayRef<BadArgument> bad_arguments, const at::Tensor& result,
+                         bool is_pending);
 
 }  // namespace torchnan

@@ -65,10 +65,6 @@ const Cause* claim_cause(const DetectionSession& session, const Provenance& reco
   return nullptr;
 }
 
-bool is_optimizer_step(const CallContext& call) {
-  return query_site(current_call_site(call.session, call.thread), call.session).phase == Phase::kOptimizer;
-}
-
 }  // namespace
 
 void report_harm(DetectionSession& session, const Provenance& record, HarmKind kind, NonfiniteKinds kinds,
@@ -101,26 +97,39 @@ std::string parameter_name(const DetectionSession& session, const at::Tensor& te
   return owner ? owner->name : "";
 }
 
+void record_use(const Provenance& record, const OpPlan& plan) {
+  for (const Cause& cause : record.causes()) {
+    cause.root->used = true;
+    if (plan.is_grad_scaler_check) cause.root->scaled = true;
+    if (plan.is_comparison) cause.root->compared = true;
+    if (!plan.is_comparison && !plan.is_data_movement) cause.root->computed = true;
+  }
+}
+
 void report_arguments(const CallContext& call, c10::ArrayRef<BadArgument> bad_arguments) {
   for (const BadArgument& argument : bad_arguments) {
-    for (const Cause& cause : argument.record->causes()) {
-      cause.root->used = true;
-      if (call.plan.is_grad_scaler_check) cause.root->scaled = true;
-      if (call.plan.is_comparison) cause.root->compared = true;
-      if (!call.plan.is_comparison && !call.plan.is_data_movement) cause.root->computed = true;
-    }
+    record_use(*argument.record, call.plan);
     if (call.plan.handling == OpPlan::Handling::kRead)
       report_harm(call.session, *argument.record, HarmKind::kRead, argument.kinds);
   }
 }
 
+bool is_new_accident(const Provenance& record) {
+  return record.first().steps.empty() && !record.first().root->is_intentional();
+}
+
+bool is_parameter_harmed(const Provenance& record, bool is_parameter, c10::function_ref<Site()> site,
+                         const DetectionSession& session) {
+  if (!is_parameter || record.first().root->reported) return false;
+  return query_site(site(), session).phase == Phase::kOptimizer;
+}
+
 void report_result(const CallContext& call, const Result& result, const NonfiniteRegistry::ProvenancePtr& record) {
-  const Cause& first = record->first();
-  if (call.session.options().when == When::kOrigin && first.steps.empty() && !first.root->is_intentional()) {
+  if (call.session.options().when == When::kOrigin && is_new_accident(*record)) {
     report_harm(call.session, *record, HarmKind::kOrigin, result.kinds);
   }
-  // Who else writes into a weight may still clean it: an initialiser, a loader. Its use will tell, or its end.
-  if (is_parameter(result.tensor) && !first.root->reported && is_optimizer_step(call)) {
+  const auto site = [&] { return current_call_site(call.session, call.thread); };
+  if (is_parameter_harmed(*record, is_parameter(result.tensor), site, call.session)) {
     report_harm(call.session, *record, HarmKind::kParameter, result.kinds,
                 [&] { return parameter_name(call.session, result.tensor); });
   }

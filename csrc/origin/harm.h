@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
+#include <c10/util/FunctionRef.h>
 
 #include "detection/session.h"
 #include "origin/attribution.h"
@@ -26,8 +27,19 @@ void report_harm(DetectionSession& session, const Provenance& record, HarmKind k
 std::optional<Finding> make_harm_finding(DetectionSession& session, const Provenance& record, HarmKind kind,
                                          NonfiniteKinds kinds, const Site& site, const HarmedName& name = nullptr);
 
+// Records that an operation reads values of this provenance.
+void record_use(const Provenance& record, const OpPlan& plan);
+
 // Before a call runs: records that it uses its arguments, and reports those that it reads to the host.
 void report_arguments(const CallContext& call, c10::ArrayRef<BadArgument> bad_arguments);
+
+// Whether an operation made the values itself, and not on purpose.
+bool is_new_accident(const Provenance& record);
+
+// Whether the optimizer has written a result into a parameter. Who else writes there, like an initialiser or a loader,
+// may still clean it: its use will tell, or the end.
+bool is_parameter_harmed(const Provenance& record, bool is_parameter, c10::function_ref<Site()> site,
+                         const DetectionSession& session);
 
 // After a call: reports its result if every origin is to be reported at once, or if it was written into a parameter.
 void report_result(const CallContext& call, const Result& result, const NonfiniteRegistry::ProvenancePtr& record);

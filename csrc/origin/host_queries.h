@@ -1,4 +1,4 @@
-// What is asked of the host for a report. A question that fails leaves its answer open; the report is made without it.
+// Queries of the host for a report. One that fails leaves its answer open; the report is made without it.
 #pragma once
 
 #include <optional>

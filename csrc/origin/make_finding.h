@@ -1,4 +1,4 @@
-// From what is remembered of a value to what is told about it.
+// Makes the finding of a cause.
 #pragma once
 
 #include <torchnan/finding.h>
@@ -8,10 +8,10 @@
 
 namespace torchnan {
 
-// Fills in where `site` is: stack, module, phase, node.
+// Fills in the stack, module, phase and node of `site`.
 void fill_location(const Site& site, const DetectionSession& session, Finding& finding);
 
-// The user's line of a site.
+// Returns the line of user code of a site.
 Frame frame_of(SiteId id, const DetectionSession& session);
 
 Finding make_finding(const Cause& cause, Level level, Harm harm, const DetectionSession& session);

@@ -29,7 +29,7 @@ class TORCHNAN_API NonfiniteRegistry {
   bool in_use() const noexcept { return size_.load(std::memory_order_relaxed) != 0; }
   size_t size() const noexcept { return size_.load(std::memory_order_relaxed); }
 
-  // The record of the values of `tensor`, which the caller knows to be non-finite; null if nobody saw them made. It
+  // Returns the provenance of `tensor`, which the caller knows to be non-finite; null if nobody saw its values made. It
   // has the causes of everything that overlaps with the tensor.
   ProvenancePtr find(const at::Tensor& tensor) const;
 
@@ -38,17 +38,17 @@ class TORCHNAN_API NonfiniteRegistry {
 
   void remember(const at::Tensor& tensor, ProvenancePtr record);
 
-  // `tensor` has been written and is finite now: forgets what that overwrote.
+  // Forgets what a write to `tensor`, which is finite now, has overwritten.
   void settle(const at::Tensor& tensor);
 
   struct Alive {
     at::Tensor tensor;
     ProvenancePtr record;
   };
-  // What is still alive and still non-finite.
+  // Returns the tensors that are still alive and still non-finite.
   std::vector<Alive> alive() const;
 
-  // The tensors that the program still has and that this backward node is the history of.
+  // Returns the tensors that are still alive and that this backward node is the history of.
   std::vector<Alive> produced_by(const torch::autograd::Node& node) const;
 
   void clear();
@@ -80,19 +80,19 @@ class TORCHNAN_API NonfiniteRegistry {
   template <typename IsGone>
   static void take(std::vector<Region>& regions, std::vector<Region>& overwritten, IsGone&& is_gone);
 
-  // With the lock: takes out the entries whose storage has died, once there may be as many as living ones.
+  // With the lock: removes the expired entries and returns them, once there may be as many as live ones.
   std::vector<Entry> drain_expired();
 
   static constexpr size_t kMaxRegions = 64;   // of one storage; beyond it the last two become one
-  static constexpr size_t kFewEntries = 256;  // not worth a look for dead ones
+  static constexpr size_t kFewEntries = 256;  // not worth a search for expired ones
 
   mutable ForkSafeMutex mutex_;  // never held while a Python object or a storage may be released
   std::unordered_map<const c10::StorageImpl*, Entry> entries_;
   std::atomic<size_t> size_{0};
-  size_t look_at_size_ = kFewEntries;  // for dead entries
+  size_t look_at_size_ = kFewEntries;  // for expired entries
 };
 
-// The process's lineage: tensors travel between threads and scopes.
+// Returns the registry of the process: tensors travel between threads and sessions.
 TORCHNAN_API NonfiniteRegistry& nonfinite_registry();
 
 }  // namespace torchnan

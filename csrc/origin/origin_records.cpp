@@ -166,15 +166,15 @@ NonfiniteRegistry::ProvenancePtr record_of_argument(const CallContext& call, con
   return record;
 }
 
-void record_entry(const CallContext& call, const at::Tensor& argument, OriginRecord& root) {
-  if (call.plan.is_passthrough || root.entry() != nullptr) return;
-  const Site site = current_call_site(call.session, call.thread);
+void record_first_use(OriginRecord& root, const OpPlan& plan, const Site& site, const DetectionSession& session,
+                      c10::function_ref<std::optional<Owner>()> owner_of_argument) {
+  if (plan.is_passthrough || root.entry() != nullptr) return;
   Entry entry;
-  entry.facts.op = call.plan.name;
-  entry.facts.overload = call.plan.overload;
+  entry.facts.op = plan.name;
+  entry.facts.overload = plan.overload;
   entry.facts.step = site.step;
-  fill_location(site, call.session, entry.facts);
-  entry.owner = owner_of(argument, is_parameter(argument), call.session);
+  fill_location(site, session, entry.facts);
+  entry.owner = owner_of_argument();
   if (!entry.owner) entry.owner = root.owner;
   root.enter(std::move(entry));
 }

@@ -23,7 +23,8 @@ Cause Cause::extended(Step step, bool is_data_movement, NonfiniteKinds kinds_the
   return next;
 }
 
-Provenance::Provenance(std::vector<Cause> causes, bool awaited) : causes_(std::move(causes)), awaited_(awaited) {
+Provenance::Provenance(std::vector<Cause> causes, bool is_pending)
+    : causes_(std::move(causes)), is_pending_(is_pending) {
   std::stable_sort(causes_.begin(), causes_.end(),
                    [](const Cause& a, const Cause& b) { return a.root->takes_precedence_over(*b.root); });
   const auto same_root = [](const Cause& a, const Cause& b) { return a.root == b.root; };

@@ -108,19 +108,19 @@ class Provenance {
   static constexpr size_t kMaxCauses = 4;
 
   explicit Provenance(Cause cause) : Provenance(std::vector<Cause>{std::move(cause)}) {}
-  explicit Provenance(std::vector<Cause> causes, bool awaited = false);  // one at least
+  explicit Provenance(std::vector<Cause> causes, bool is_pending = false);  // one at least
 
   const Cause& first() const { return causes_.front(); }
   const std::vector<Cause>& causes() const { return causes_; }
   // The values are not there yet: a collective that is under way will put them there.
-  bool awaited() const { return awaited_; }
+  bool pending() const { return is_pending_; }
   bool is_intentional() const {
     return std::all_of(causes_.begin(), causes_.end(), [](const Cause& cause) { return cause.root->is_intentional(); });
   }
 
  private:
   std::vector<Cause> causes_;
-  bool awaited_;
+  bool is_pending_;
 };
 
 }  // namespace torchnan

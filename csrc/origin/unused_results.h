@@ -8,10 +8,10 @@
 
 namespace torchnan {
 
-// Remembers an origin until it is used; of one call site only one. Bounded by the session's max_findings.
+// Remembers an origin until it is used, one per call site. Bounded by the session's max_findings.
 void record_unused(DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& record);
 
-// The origins of this session that were never read nor reported, oldest first. They are forgotten.
+// Returns the origins of this session that were never read nor reported, oldest first, and forgets them.
 std::vector<NonfiniteRegistry::ProvenancePtr> drain_unused(const DetectionSession& session);
 
 }  // namespace torchnan

@@ -109,7 +109,7 @@ void notify_write(const py::handle& tensor) {
     const at::Tensor& given = THPVariable_Unpack(tensor.ptr());
     (bound_cache().*kTell)(given);
     const at::Tensor there = devices().in_use() ? scannable(given) : at::Tensor();
-    if (there.defined()) (Devices::Turn(devices()).journal().*kTellJournal)(there);
+    if (there.defined()) (Devices::Lock(devices()).journal().*kTellJournal)(there);
   } catch (...) {
     if (const auto session = current_session()) count_failure(*session, "noting that memory is shared");
   }

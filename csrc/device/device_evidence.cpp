@@ -1,4 +1,4 @@
-#include "device/device_roots.h"
+#include "device/device_evidence.h"
 
 #include <cmath>
 
@@ -22,9 +22,9 @@ constexpr c10::DispatchKeySet kAbove =
     c10::autograd_dispatch_keyset_with_ADInplaceOrView |
     c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, kInterceptorKey});
 
-at::Tensor is_alive(const Event& event) {
-  Devices::Turn turn(devices());
-  return turn.journal().tensor_of(event);
+at::Tensor live_tensor(const Event& event) {
+  Devices::Lock locked(devices());
+  return locked.journal().tensor_of(event);
 }
 
 // By PyTorch's own copy, of which nobody above is told.
@@ -33,53 +33,53 @@ at::Tensor on_host(const at::Tensor& tensor) {
   return tensor.to(c10::DeviceType::CPU);
 }
 
-void tell_tensor(const Event& event, const DetectionSession& session, Finding& facts) {
+void fill_tensor(const Event& event, const DetectionSession& session, Finding& facts) {
   const TensorSnapshot& then = event.tensor;
   facts.device = then.device.str();
   facts.dtype = std::string(c10::getDtypeNames(then.dtype).first);
   facts.shape = then.shape();
   facts.strides.assign(then.strides.begin(), then.strides.begin() + then.dims);
   contain(session, "counting what is on a device", [&] {
-    const at::Tensor tensor = is_alive(event);
+    const at::Tensor tensor = live_tensor(event);
     if (!tensor.defined()) return;
-    const TensorStats census = compute_stats(on_host(tensor));
-    facts.nan = census.tally.nan;
-    facts.posinf = census.tally.posinf;
-    facts.neginf = census.tally.neginf;
-    facts.first_index = census.first_index;
+    const TensorStats stats = compute_stats(on_host(tensor));
+    facts.nan = stats.tally.nan;
+    facts.posinf = stats.tally.posinf;
+    facts.neginf = stats.tally.neginf;
+    facts.first_index = stats.first_index;
   });
 }
 
 // Of values that are gone only the largest magnitude was kept.
-InputSummary summary_of(const EventInput& input, const Event& reader, MostOf most_of) {
+InputSummary summary_of(const EventInput& input, const Event& reader, LargestWordOf largest_word_of) {
   InputSummary summary;
   summary.name = reader.plan->argument_names[input.argument];
   if (input.element >= 0) summary.name += fmt::format("[{}]", input.element);
   summary.overwritten = input.overwritten;
-  const auto event = Devices::Turn(devices()).copy_of(input.event);
+  const auto event = Devices::Lock(devices()).copy_of(input.event);
   if (!event) return summary;
   summary.dtype = std::string(c10::getDtypeNames(event->tensor.dtype).first);
   summary.shape = event->tensor.shape();
-  const at::Tensor tensor = input.overwritten ? at::Tensor() : is_alive(*event);
+  const at::Tensor tensor = input.overwritten ? at::Tensor() : live_tensor(*event);
   if (tensor.defined()) {
     summary.tally = compute_stats(on_host(tensor)).tally;
-  } else if (const auto max_abs = most_of(*event)) {
-    const double magnitude = decode_magnitude(*max_abs, event->tensor.dtype);
+  } else if (const auto most = largest_word_of(*event)) {
+    const double magnitude = decode_magnitude(*most, event->tensor.dtype);
     if (std::isfinite(magnitude)) summary.tally.absmax = magnitude;
   }
   return summary;
 }
 
-void fill_first_use(const Event& event, const DetectionSession& session, OriginRecord& root) {
+void fill_external_origin(const Event& event, const DetectionSession& session, OriginRecord& root) {
   root.parameter = event.tensor.is_parameter;
   if (root.parameter || root.kinds.nan()) {
     root.owner = owner_of(event.tensor.storage, event.live, root.parameter, session);
   }
-  Devices::Turn turn(devices());
-  const Event* before = turn.journal().find(event.carried);
-  while (is_seen(before)) before = turn.journal().find(before->carried);
+  Devices::Lock locked(devices());
+  const Event* before = locked.journal().find(event.previous);
+  while (is_seen(before)) before = locked.journal().find(before->previous);
   if (before == nullptr) return;
-  if (before->what == Event::What::kAwaited) {
+  if (before->type == EventType::kPending) {
     root.collective = before->plan->name;
     return;
   }
@@ -90,9 +90,35 @@ void fill_first_use(const Event& event, const DetectionSession& session, OriginR
 
 }  // namespace
 
-std::shared_ptr<OriginRecord> device_root(const Event& event, NonfiniteKinds kinds, DetectionSession& session,
-                                          MostOf most_of) {
-  const bool is_result = event.what == Event::What::kResult;
+DeviceEvidence::DeviceEvidence(const Event& event, c10::ArrayRef<BadInput> bad_inputs, DetectionSession& session,
+                               LargestWordOf largest_word_of)
+    : event_(event),
+      bad_inputs_(bad_inputs),
+      session_(session),
+      largest_word_of_(largest_word_of),
+      site_(event.site()) {
+  for (const BadInput& input : bad_inputs) arguments_.push_back({input.bad.kinds, input.bad.provenance});
+  if (event.given == nullptr) return;
+  NonfiniteKinds kinds;
+  for (const Cause& cause : event.given->causes()) kinds |= cause.kinds;
+  arguments_.push_back({kinds, event.given});
+}
+
+std::shared_ptr<OriginRecord> DeviceEvidence::new_origin(NonfiniteKinds kinds) {
+  return device_origin(event_, kinds, session_, largest_word_of_);
+}
+
+void DeviceEvidence::record_first_use(size_t argument, OriginRecord& root) {
+  torchnan::record_first_use(root, *event_.plan, site_, session_, [&]() -> std::optional<Owner> {
+    if (is_given_by_host(argument)) return std::nullopt;
+    const EventInput& input = bad_inputs_[argument].input;
+    return owner_of(input.storage, event_.live, input.is_parameter, session_);
+  });
+}
+
+std::shared_ptr<OriginRecord> device_origin(const Event& event, NonfiniteKinds kinds, DetectionSession& session,
+                                            LargestWordOf largest_word_of) {
+  const bool is_result = event.type == EventType::kResult;
   const bool is_mask = event.intended_of_inputs.inf() && !kinds.nan();  // or a sum of masks
   const bool is_put_there = event.intended_of_inputs.nan() && event.plan->is_data_movement;
   const bool is_made = is_result && !event.plan->is_constant_factory && !is_mask && !is_put_there;
@@ -104,29 +130,16 @@ std::shared_ptr<OriginRecord> device_root(const Event& event, NonfiniteKinds kin
   root->scalar = event.tensor.has_shape && event.tensor.dims == 0;
   root->facts.kind = dominant_kind(kinds);
   root->facts.output = event.output;
-  tell_tensor(event, session, root->facts);
+  fill_tensor(event, session, root->facts);
   fill_location(root->site, session, root->facts);
   if (is_made) {
-    for (size_t i = 0; i < event.inputs; ++i) root->facts.inputs.push_back(summary_of(event.input[i], event, most_of));
+    for (size_t i = 0; i < event.inputs; ++i)
+      root->facts.inputs.push_back(summary_of(event.input[i], event, largest_word_of));
     root->excused = ask_is_loss_scaling(root->site, session);
   } else if (!is_result) {
-    fill_first_use(event, session, *root);
+    fill_external_origin(event, session, *root);
   }
   return root;
-}
-
-// As record_entry() has it.
-void record_first_use(const Event& event, const EventInput* input, OriginRecord& root) {
-  const auto session = event.session.lock();
-  if (session == nullptr || event.plan->is_passthrough || root.entry() != nullptr) return;
-  Entry entry;
-  entry.facts.op = event.plan->name;
-  entry.facts.overload = event.plan->overload;
-  entry.facts.step = event.step;
-  fill_location(event.site(), *session, entry.facts);
-  if (input != nullptr) entry.owner = owner_of(input->storage, event.live, input->is_parameter, *session);
-  if (!entry.owner) entry.owner = root.owner;
-  root.enter(std::move(entry));
 }
 
 std::string owner_name(const Event& event, const DetectionSession& session) {

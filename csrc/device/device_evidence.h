@@ -1,0 +1,70 @@
+// What the journal tells of an operation on a device whose result is not finite.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <c10/util/ArrayRef.h>
+#include <c10/util/FunctionRef.h>
+#include <c10/util/SmallVector.h>
+
+#include "device/event.h"
+#include "detection/session.h"
+#include "origin/evidence.h"
+
+namespace torchnan {
+
+// An event whose values are not finite, or not what they are intended to be.
+struct BadEvent {
+  NonfiniteKinds kinds;
+  std::shared_ptr<const Provenance> provenance;
+};
+
+// An input of an event that holds the values of a bad one.
+struct BadInput {
+  EventInput input;
+  BadEvent bad;
+};
+
+// Returns the largest magnitude that an event was seen to hold, as a masked word; nothing if it was not scanned.
+using LargestWordOf = c10::function_ref<std::optional<uint64_t>(const Event&)>;
+
+class DeviceEvidence final : public Evidence {
+ public:
+  DeviceEvidence(const Event& event, c10::ArrayRef<BadInput> bad_inputs, DetectionSession& session,
+                 LargestWordOf largest_word_of);
+
+  const OpPlan& plan() const override { return *event_.plan; }
+  const Site& site() override { return site_; }
+  bool has_all_kinds() const override { return false; }
+  c10::ArrayRef<Argument> arguments() const override { return arguments_; }
+  NonfiniteKinds constants() const override { return event_.intended; }
+  std::optional<Blame> attribute_elements(NonfiniteKinds) override { return std::nullopt; }
+  std::shared_ptr<OriginRecord> new_origin(NonfiniteKinds kinds) override;
+  std::shared_ptr<OriginRecord> new_origin_without_arguments(NonfiniteKinds kinds) override {
+    return new_origin(kinds);
+  }
+  void record_first_use(size_t argument, OriginRecord& root) override;
+
+ private:
+  bool is_given_by_host(size_t argument) const { return argument == bad_inputs_.size(); }
+
+  const Event& event_;
+  const c10::ArrayRef<BadInput> bad_inputs_;
+  DetectionSession& session_;
+  const LargestWordOf largest_word_of_;
+  const Site site_;
+  c10::SmallVector<Argument, 4> arguments_;  // the bad inputs, then what was given on the host
+};
+
+// Returns the origin of an event whose values its inputs do not explain: its operation has made them, or they came in.
+// Counts them if they are still there; waits for the device.
+std::shared_ptr<OriginRecord> device_origin(const Event& event, NonfiniteKinds kinds, DetectionSession& session,
+                                            LargestWordOf largest_word_of);
+
+// Returns the name of the module parameter or buffer whose memory this is; empty if it is none.
+std::string owner_name(const Event& event, const DetectionSession& session);
+
+}  // namespace torchnan

@@ -1,0 +1,91 @@
+// Decides which results of a call on the host are finite: bounds them before it runs, proves or reads them afterwards.
+#pragma once
+
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
+#include <c10/util/SmallVector.h>
+
+#include <torchnan/bounds.h>
+
+#include "bounds/bound_cache.h"
+#include "bounds/bound_source.h"
+#include "bounds/operand.h"
+#include "scan/tensor_scan.h"
+#include "host/host_runtime.h"
+#include "operators/op_plan.h"
+#include "detection/thread_state.h"
+#include "origin/attribution.h"
+
+namespace torchnan {
+
+// How a result was checked.
+enum class Outcome : uint8_t {
+  kSkipped,   // integers, subclasses, meta tensors, unwritten memory: there is nothing to check
+  kDeferred,  // on a device, which has not computed it yet
+  kFinite,
+  kFiniteOrMasked,  // finite, or -inf where a mask has put it; not read
+  kNonFinite,
+};
+
+// The results of a call that involves no device. A call chooses between this and DeviceResults, which has the same
+// interface, once. In a healthy call it allocates nothing and takes no lock.
+class HostResults {
+ public:
+  static constexpr bool kOnDevices = false;
+
+  // `site` is where the call is, 0 if that has not been looked up.
+  HostResults(const OpPlan& plan, ThreadState& thread, DetectionSession& session, SiteId site)
+      : plan_(plan), thread_(thread), session_(session), site_(site) {}
+
+  // Whether prepare() has a use for the arguments.
+  bool needs_arguments() const { return plan_.bounds.rule != nullptr; }
+
+  // Bounds the results by the arguments, while they are as they were passed.
+  void prepare(c10::ArrayRef<Operand> arguments) { bound_results(arguments, nullptr); }
+  void bound_results(c10::ArrayRef<Operand> arguments, const ExternalBounds* elsewhere);
+
+  // Returns the bound of output number `output` if that proves it finite without a scan.
+  std::optional<Bound> proof_of(const at::Tensor& result, int64_t output);
+
+  void forget_bounds() { bounds_.clear(); }
+
+  // Checks output number `output` and remembers its bound. `masks_are_known`: the arguments' -inf have a provenance.
+  Outcome check(const at::Tensor& result, int64_t output, bool masks_are_known);
+
+  // Forgets a tensor that a failed call may have written.
+  void forget(const at::Tensor& tensor) { bound_cache().forget(tensor); }
+
+  // Adds arguments that only devices know to be bad: there are none.
+  void find_bad_arguments(c10::SmallVectorImpl<BadArgument>&) {}
+
+  // Ends the call.
+  void finish() {}
+
+ private:
+  static constexpr size_t kMaxResults = 4;  // of a rule, lists aside
+
+  bool is_worth_bounding(c10::ArrayRef<Operand> arguments) const;
+  void apply_rule(c10::ArrayRef<Operand> arguments, const ExternalBounds* elsewhere);
+  Bound bound_at(size_t output) const;
+  bool is_sampled();
+  bool is_proved(const at::Tensor& result, const Bound& bound) const;
+  Outcome skip(const at::Tensor& result, Skip reason);
+  Outcome record_allocation(const at::Tensor& result);
+  Outcome record_proved(const at::Tensor& result, const Bound& proof);
+  Outcome scan(const at::Tensor& result, size_t output);
+  void record_magnitude(const at::Tensor& result, double max_abs, bool is_measured) {
+    if (session_.headroom() != nullptr) record_headroom(result, max_abs, is_measured);
+  }
+  void record_headroom(const at::Tensor& result, double max_abs, bool is_measured);
+  void record_bound_sample(const at::Tensor& result, size_t output, const ScanResult& verdict) const;
+
+  const OpPlan& plan_;
+  ThreadState& thread_;
+  DetectionSession& session_;
+  SiteId site_;
+  c10::SmallVector<Bound, kMaxResults> bounds_;
+};
+
+}  // namespace torchnan

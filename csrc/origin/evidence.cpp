@@ -1,0 +1,108 @@
+#include "origin/evidence.h"
+
+#include <utility>
+#include <vector>
+
+#include "origin/origin_records.h"
+
+namespace torchnan {
+namespace {
+
+// The kinds that an operation can make of values of these kinds.
+NonfiniteKinds possible_kinds(NonfiniteKinds given, const OpPlan& plan) {
+  if (plan.is_data_movement) return given;
+  return given.inf() ? NonfiniteKinds::of_nan() | NonfiniteKinds::of_inf() : given;
+}
+
+// Collects the causes of one result.
+class Attribution {
+ public:
+  Attribution(Evidence& evidence, NonfiniteKinds kinds) : evidence_(evidence), plan_(evidence.plan()), kinds_(kinds) {
+    for (const Evidence::Argument& argument : evidence.arguments()) inherited_ |= argument.kinds;
+  }
+
+  std::vector<Cause> causes() {
+    const auto blame = evidence_.attribute_elements(kinds_);
+    if (blame) {
+      add_by_element(*blame);
+    }
+    if (causes_.empty()) add_all([this](size_t i) { add_possible_causes(i, kinds_); });
+    if (causes_.empty()) add_all([this](size_t i) { add_causes(i, kinds_); });
+    return std::move(causes_);
+  }
+
+  // Whether kinds like these were among what the operation was given.
+  bool is_explained() const {
+    const NonfiniteKinds given = inherited_ | evidence_.constants();
+    if (kinds_.nan() && !given.nan()) return false;
+    return !evidence_.has_all_kinds() || !kinds_.inf() || given.inf();
+  }
+
+ private:
+  template <typename Add>
+  void add_all(Add&& add) {
+    for (size_t i = 0; i < evidence_.arguments().size(); ++i) add(i);
+  }
+
+  void add_by_element(const Blame& blame) {
+    add_all([&](size_t i) {
+      if (blame.inherited[i].any()) add_possible_causes(i, blame.inherited[i]);
+    });
+    if (blame.own.any()) causes_.push_back({evidence_.new_origin(blame.own), blame.own});
+  }
+
+  // Adds the causes of an argument that can have led to these kinds.
+  void add_possible_causes(size_t argument, NonfiniteKinds there) {
+    if (!evidence_.has_all_kinds()) return add_causes(argument, there);
+    for (const Cause& cause : evidence_.arguments()[argument].provenance->causes()) {
+      const NonfiniteKinds kinds = possible_kinds(cause.kinds, plan_) & there;
+      if (kinds.any() && !is_absorbed(cause)) causes_.push_back(extended(argument, cause, kinds));
+    }
+  }
+
+  void add_causes(size_t argument, NonfiniteKinds there) {
+    for (const Cause& cause : evidence_.arguments()[argument].provenance->causes()) {
+      causes_.push_back(extended(argument, cause, there));
+    }
+  }
+
+  // exp(-inf) is 0: if there is anything else, that has done it.
+  bool is_absorbed(const Cause& cause) const {
+    return plan_.absorbs_negative_infinity && cause.kinds == NonfiniteKinds::of_neginf() &&
+           inherited_.without(NonfiniteKinds::of_neginf()).any();
+  }
+
+  bool may_be_mask(NonfiniteKinds kinds) const {
+    return evidence_.has_all_kinds() ? kinds == NonfiniteKinds::of_neginf() : !kinds.nan();
+  }
+
+  Cause extended(size_t argument, const Cause& cause, NonfiniteKinds kinds) {
+    OriginRecord& root = *cause.root;
+    mark_factor(root, evidence_.site().node_execution_id, plan_, kinds);
+    if (!plan_.is_data_movement && !may_be_mask(kinds)) root.spread = true;
+    if (root.source != OriginRecord::Source::kOperation && !cause.first_computation)
+      evidence_.record_first_use(argument, root);
+    return cause.extended({&plan_, evidence_.site().live}, plan_.is_data_movement, kinds);
+  }
+
+  Evidence& evidence_;
+  const OpPlan& plan_;
+  const NonfiniteKinds kinds_;  // of the result
+  NonfiniteKinds inherited_;    // of the arguments
+  std::vector<Cause> causes_;
+};
+
+}  // namespace
+
+std::shared_ptr<const Provenance> attribute(Evidence& evidence, NonfiniteKinds kinds) {
+  if (evidence.arguments().empty()) {
+    return std::make_shared<Provenance>(Cause{evidence.new_origin_without_arguments(kinds), kinds});
+  }
+  Attribution attribution(evidence, kinds);
+  auto provenance = std::make_shared<Provenance>(attribution.causes());
+  // What is new has to be the operation's own doing; if nothing is, then all that was given is at fault.
+  if (!provenance->is_intentional() || attribution.is_explained()) return provenance;
+  return std::make_shared<Provenance>(Cause{evidence.new_origin(kinds), kinds});
+}
+
+}  // namespace torchnan

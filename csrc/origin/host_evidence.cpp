@@ -1,0 +1,137 @@
+#include "origin/host_evidence.h"
+
+#include <algorithm>
+#include <set>
+
+#include "call_sites/current_call_site.h"
+#include "origin/origin_records.h"
+#include "scan/tensor_scan.h"
+
+namespace torchnan {
+namespace {
+
+int64_t broadcast_factor(const at::Tensor& argument, const at::Tensor& result) {
+  return argument.numel() == 0 ? 0 : result.numel() / argument.numel();
+}
+
+}  // namespace
+
+HostEvidence::HostEvidence(const CallContext& call, c10::SmallVectorImpl<BadArgument>& bad_arguments)
+    : call_(call), bad_arguments_(bad_arguments), constants_(kinds_of_numbers(call)) {
+  if (!call.plan.is_constant_factory) find_external_arguments();
+  for (const c10::IValue& value : call.kept) {
+    if (value.isList()) list_size_ = std::max<int64_t>(list_size_, static_cast<int64_t>(value.toListRef().size()));
+  }
+}
+
+// Where lists are gone through together, a result is made of their elements at its index.
+void HostEvidence::select(const Result& result) {
+  result_ = &result;
+  relevant_.clear();
+  arguments_.clear();
+  inherited_ = {};
+  for (const BadArgument& argument : bad_arguments_) {
+    const bool is_elsewhere = argument.element >= 0 && argument.element != result.output % list_size_;
+    if (call_.plan.is_foreach_elementwise && is_elsewhere) continue;
+    relevant_.push_back(&argument);
+    arguments_.push_back({argument.kinds, argument.record});
+    inherited_ |= argument.kinds;
+  }
+}
+
+const Site& HostEvidence::site() {
+  if (!site_) site_ = current_call_site(call_.session, call_.thread);
+  return *site_;
+}
+
+std::optional<Blame> HostEvidence::attribute_elements(NonfiniteKinds kinds) {
+  if (!needs_elementwise_attribution(kinds)) return std::nullopt;
+  std::vector<Candidate> candidates;
+  for (const BadArgument* argument : relevant_) {
+    candidates.push_back({argument->tensor, argument->before, !argument->record->first().root->is_intentional()});
+  }
+  Blame found = blame(result_->tensor, candidates);
+  // Numbers like masked_fill's value are put where nothing bad was.
+  if (constants_.any() && !computes_with_nan()) found.own = {};
+  return found;
+}
+
+// Whether each bad element of the result has to be asked for its cause: where several causes meet, where there is
+// something that was not given, or more than the intended ones.
+bool HostEvidence::needs_elementwise_attribution(NonfiniteKinds kinds) const {
+  if (!is_elementwise() || result_->tensor.numel() == 0) return false;
+  std::set<const OriginRecord*> causes;
+  for (const BadArgument* argument : relevant_) {
+    if (argument->overwritten && argument->before == nullptr) return false;
+    for (const Cause& cause : argument->record->causes()) causes.insert(cause.root.get());
+  }
+  if (causes.size() > 1) return true;
+  const OriginRecord& only = **causes.begin();
+  const bool is_new = kinds.without(inherited_ | constants_ | NonfiniteKinds::of_nan()).any();
+  if (!only.is_intentional()) return is_new;
+  return is_new || kinds.nan() || (!constants_.any() && has_more_than_was_given());
+}
+
+bool HostEvidence::is_elementwise() const {
+  if (call_.plan.pointwise) return true;
+  return call_.plan.elementwise_in_self && relevant_.size() == 1 && relevant_[0]->name == "self";
+}
+
+bool HostEvidence::has_more_than_was_given() const {
+  int64_t given = 0;
+  for (const BadArgument* argument : relevant_) {
+    given += argument->count * broadcast_factor(argument->tensor, result_->tensor);
+  }
+  return counts_of(result_->tensor).all() > given;
+}
+
+std::shared_ptr<OriginRecord> HostEvidence::new_origin(NonfiniteKinds kinds) {
+  if (made_ == nullptr) made_ = operation_root(call_, result_->tensor, result_->output, kinds);
+  return made_;
+}
+
+// The result is of finite tensors, or of numbers. An infinite number may be a mask; who computes with a NaN makes one.
+std::shared_ptr<OriginRecord> HostEvidence::new_origin_without_arguments(NonfiniteKinds kinds) {
+  const bool is_given = (!kinds.nan() || constants_.nan()) && (!kinds.inf() || constants_.inf());
+  const bool is_constant = call_.plan.is_constant_factory || (is_given && !computes_with_nan());
+  return is_constant ? constant_root(call_, result_->tensor) : new_origin(kinds);
+}
+
+void HostEvidence::record_first_use(size_t argument, OriginRecord& root) {
+  if (!root.kinds.nan() && root.is_intentional()) return;
+  const at::Tensor& tensor = relevant_[argument]->tensor;
+  torchnan::record_first_use(root, call_.plan, site(), call_.session,
+                             [&] { return owner_of(tensor, is_parameter(tensor), call_.session); });
+}
+
+// Bad arguments that nobody saw being made.
+void HostEvidence::find_external_arguments() {
+  for (const TensorArgument& argument : tensor_arguments(call_)) {
+    if (argument.overwritten) continue;  // scanned before the call
+    const at::Tensor tensor = scannable_values(argument.tensor);
+    if (!tensor.defined() || is_known(tensor)) continue;
+    const NonfiniteKinds kinds = kinds_of(tensor);
+    if (!kinds.any()) continue;
+    if (const auto pending = pending_provenance(); pending != nullptr && !nonfinite_registry().knows(tensor)) {
+      bad_arguments_.push_back({tensor, argument.name, argument.element, kinds, pending});
+    } else {
+      bad_arguments_.push_back(bad_argument(call_, tensor, argument.name, argument.element, kinds, false));
+    }
+  }
+}
+
+// A collective of gloo's ends by copying from memory of its own to where its result is awaited.
+NonfiniteRegistry::ProvenancePtr HostEvidence::pending_provenance() const {
+  const at::Tensor target = copy_destination(call_);
+  const auto record = target.defined() ? nonfinite_registry().find(target) : nullptr;
+  return record != nullptr && record->pending() ? record : nullptr;
+}
+
+bool HostEvidence::is_known(const at::Tensor& tensor) const {
+  for (const BadArgument& argument : bad_arguments_) {
+    if (argument.tensor.unsafeGetTensorImpl() == tensor.unsafeGetTensorImpl()) return true;
+  }
+  return false;
+}
+
+}  // namespace torchnan

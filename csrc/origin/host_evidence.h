@@ -1,0 +1,55 @@
+// What memory tells of a call on the host whose result is not finite.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include <c10/util/SmallVector.h>
+
+#include "origin/attribution.h"
+#include "origin/evidence.h"
+
+namespace torchnan {
+
+class HostEvidence final : public Evidence {
+ public:
+  // Adds to `bad_arguments`, which has those that were known before the call, the others.
+  HostEvidence(const CallContext& call, c10::SmallVectorImpl<BadArgument>& bad_arguments);
+
+  // Chooses the result that is to be attributed next.
+  void select(const Result& result);
+
+  const OpPlan& plan() const override { return call_.plan; }
+  const Site& site() override;
+  bool has_all_kinds() const override { return true; }
+  c10::ArrayRef<Argument> arguments() const override { return arguments_; }
+  NonfiniteKinds constants() const override { return constants_; }
+  std::optional<Blame> attribute_elements(NonfiniteKinds kinds) override;
+  std::shared_ptr<OriginRecord> new_origin(NonfiniteKinds kinds) override;
+  std::shared_ptr<OriginRecord> new_origin_without_arguments(NonfiniteKinds kinds) override;
+  void record_first_use(size_t argument, OriginRecord& root) override;
+
+ private:
+  bool computes_with_nan() const { return constants_.nan() && !call_.plan.is_data_movement; }
+  bool needs_elementwise_attribution(NonfiniteKinds kinds) const;
+  bool is_elementwise() const;
+  bool has_more_than_was_given() const;
+  void find_external_arguments();
+  NonfiniteRegistry::ProvenancePtr pending_provenance() const;
+  bool is_known(const at::Tensor& tensor) const;
+
+  const CallContext& call_;
+  c10::SmallVectorImpl<BadArgument>& bad_arguments_;
+  int64_t list_size_ = 1;
+  const NonfiniteKinds constants_;
+  std::shared_ptr<OriginRecord> made_;  // shared by all outputs
+  std::optional<Site> site_;
+
+  const Result* result_ = nullptr;                    // that is selected
+  c10::SmallVector<const BadArgument*, 4> relevant_;  // that it is made of
+  c10::SmallVector<Argument, 4> arguments_;           // the same
+  NonfiniteKinds inherited_;                          // from them
+};
+
+}  // namespace torchnan
