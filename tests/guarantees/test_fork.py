@@ -36,12 +36,12 @@ def test_a_process_under_load_forks_at_random_moments(tmp_path, soak, figure):
 STRETCHED = """
 import os, threading
 import torch, torchnan
-from torchnan import _hooks
+from torchnan.detection import hooks
 
 is_held, is_forking, shared = threading.Event(), threading.Event(), torchnan.detect(action="log")
 
 def hold():
-    with shared, _hooks.lock:
+    with shared, hooks.lock:
         is_held.set()
         is_forking.wait()
         threading.Event().wait(0.3)
@@ -63,7 +63,8 @@ assert status == 0, status
 
 
 def test_a_fork_waits_for_a_section_that_another_thread_is_in():
-    """Fails without register_at_fork in _detect.py: the child waits for the lock for ever. And without _remain_alone():
+    """Fails without register_at_fork in session.py: the child waits for the lock for ever. And without the function that
+    it names for the child:
     the parent's thread does not leave the scope in the child, which then never judges what is left at the end."""
     ended = run_python(STRETCHED, deadline=120)
     assert ended.returncode == 0, ended.stderr
@@ -168,7 +169,7 @@ def test_every_lock_is_one_that_a_fork_waits_for():
 
 
 # Asked before anything is watched, once, and it waits for nothing.
-MADE_LATE = {"everything_is_off", "is_switched_off"}
+MADE_LATE = {"everything_is_off", "is_disabled"}
 
 
 def test_nothing_is_made_by_a_first_call():

@@ -80,7 +80,7 @@ def preprocessed(source: Path, *flags: str):
 
 def test_a_compiler_that_takes_every_number_for_finite_is_refused():
     """Fails when scan/strict_floats.h has no #error."""
-    finite_scan = REPOSITORY / "csrc" / "check" / "finite_scan.cpp"
+    finite_scan = REPOSITORY / "csrc" / "scan" / "finite_scan.cpp"
     for flag in ("-ffast-math", "-Ofast", "-ffinite-math-only"):
         refused = preprocessed(finite_scan, flag)
         assert refused.returncode != 0
@@ -90,12 +90,14 @@ def test_a_compiler_that_takes_every_number_for_finite_is_refused():
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
 def test_so_is_it_by_every_source_that_asks_for_nan(source):
-    """Fails when a source that asks for NaN does not come by check/strict_floats.h."""
+    """Fails when a source that asks for NaN does not include scan/strict_floats.h."""
     assert REFUSED in preprocessed(source, "-ffast-math").stderr
 
 
 def test_the_sources_that_ask_for_nan_are_known():
-    assert {"finite_scan.cpp", "extent_scan.cpp", "tensor_check.cpp", "blame.cpp"} <= {path.name for path in SOURCES}
+    assert {"finite_scan.cpp", "norm_scan.cpp", "tensor_scan.cpp", "elementwise_attribution.cpp"} <= {
+        path.name for path in SOURCES
+    }
 
 
 # -- the operators, and a detection, against NumPy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import functools
 import os
 import re
@@ -86,6 +85,6 @@ def call_under(stack: Sequence[Entry], call: Callable[[], Any]) -> Any:
             names: dict[str, Any] = {"co_name": entry.function.rpartition(".")[2]}
             if sys.version_info >= (3, 11):
                 names["co_qualname"] = entry.function
-            code = _CALL.replace(co_filename=entry.file, co_firstlineno=max(entry.line, 1), **names)
-            call = functools.partial(FunctionType(code, {"__builtins__": builtins}), call)
+            code = _CALL.replace(co_filename=entry.file, co_firstlineno=entry.line, **names)
+            call = functools.partial(FunctionType(code, globals()), call)
     return call()
