@@ -108,7 +108,7 @@ def first_claims(name: str) -> list[Claim]:
         return claims_about(OPS[name], samples=1)
 
 
-@pytest.mark.breadth(40)
+@pytest.mark.breadth(20)
 @pytest.mark.parametrize("name", OPS)
 def test_no_rule_claims_too_little(name):
     assert [claim for claim in first_claims(name) if not claim.holds] == []

@@ -40,7 +40,7 @@ def said(finding: torchnan.Finding) -> dict[str, object]:
     }
 
 
-@pytest.mark.breadth(50)
+@pytest.mark.breadth(25)
 @pytest.mark.parametrize("maker", MAKERS)
 def test_maker(maker, figure):
     with torchnan.detect(action="log") as watch:

@@ -23,7 +23,7 @@ def fresh_compiler():
     torch._dynamo.reset()
 
 
-@pytest.mark.breadth(3)
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize("name", CASES)
 def test_the_origin_inside_a_compiled_region_is_named(name):
     truth = CASES[name]

@@ -43,7 +43,7 @@ def test_an_alarm_is_explained_once():
     del held
 
 
-@pytest.mark.breadth(24)
+@pytest.mark.breadth(6)
 @pytest.mark.guarantee(3)
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("name", MODELS)

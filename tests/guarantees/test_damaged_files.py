@@ -203,6 +203,7 @@ LARGE_LOGS = {
 }  # fmt: skip
 
 
+@pytest.mark.breadth(0)
 def test_a_log_takes_little_more_memory_than_it_has_bytes(log, tmp_path, figure):
     """Fails when findings are kept as objects: seen for lists and stacks."""
     (tmp_path / "small").write_bytes(log)

@@ -93,7 +93,7 @@ WAYS = {
 
 
 @pytest.mark.guarantee(2)
-@pytest.mark.breadth(3)
+@pytest.mark.breadth(1)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     ("calls_of", "infos"),

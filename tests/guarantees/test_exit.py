@@ -44,6 +44,7 @@ WAYS = (
 )
 
 
+@pytest.mark.breadth(0)
 def test_an_end_is_what_it_is_without_torchnan(tmp_path, soak, figure):
     """The same exit status, the same words on stderr.
 

@@ -63,9 +63,8 @@ assert status == 0, status
 
 
 def test_a_fork_waits_for_a_section_that_another_thread_is_in():
-    """Fails without register_at_fork in session.py: the child waits for the lock for ever. And without the function that
-    it names for the child:
-    the parent's thread does not leave the scope in the child, which then never judges what is left at the end."""
+    """Fails without register_at_fork in session.py: the child waits for the lock for ever. Fails without the function
+    that forgets other threads in the child: it does not report what is left at the end."""
     ended = run_python(STRETCHED, deadline=120)
     assert ended.returncode == 0, ended.stderr
 

@@ -109,6 +109,7 @@ def failing_writes(tmp_path_factory):
     return built
 
 
+@pytest.mark.breadth(0)
 def test_every_write_of_a_log_fails_in_turn(failing_writes, tmp_path, figure):
     """Once and for ever, with nothing written and with a part of the line. Fails when ``LineFile::append`` does not
     take back the part that was written, or ``FindingLog`` does not count."""

@@ -277,6 +277,7 @@ def test_every_character_of_unicode(figure):
     figure(f"{shown + seen:,} characters of Unicode, {seen:,} of them written as escapes")
 
 
+@pytest.mark.breadth(0)
 def test_what_is_told_last_is_no_exception(tmp_path, figure):
     """At the end of a program, on its standard error: by TORCHNAN=raise and TORCHNAN=warn."""
     program = tmp_path / "program.py"

@@ -56,7 +56,7 @@ def assert_the_same(op, dtype, variant, compared, which):
     assert not faults, f"{op.full_name}, {dtype}, {variant}, {which}: {faults}"
 
 
-@pytest.mark.breadth(120)
+@pytest.mark.breadth(60)
 @pytest.mark.guarantee(1)
 @each_operator
 def test_an_operator_is_the_same(name, soak, figure, capfd):
@@ -74,7 +74,7 @@ def test_an_operator_is_the_same(name, soak, figure, capfd):
     )
 
 
-@pytest.mark.breadth(120)
+@pytest.mark.breadth(60)
 @pytest.mark.guarantee(6)
 @each_operator
 def test_a_check_dispatches_nothing(name, soak, figure):
@@ -134,6 +134,7 @@ def test_an_optimizer_is_the_same(info, soak, figure, capfd):
 # -- loaded but off
 
 
+@pytest.mark.breadth(0)
 @pytest.mark.guarantee(1)
 def test_loaded_but_off_is_not_loaded(soak, figure, tmp_path):
     """The same digests in a process that never imports torchnan, in one that has, and in one that has used it."""

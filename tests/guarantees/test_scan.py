@@ -186,6 +186,7 @@ def test_the_operators_say_what_numpy_says(soak, figure):
     figure(f"{tried} tensors of {len(dtypes)} dtypes and {len(LAYOUTS)} layouts: the operators count as NumPy does")
 
 
+@pytest.mark.breadth(0)
 def test_a_detection_says_what_numpy_says(soak, figure):
     """Fails when a census begins to count behind the first element."""
     tried = 0

@@ -31,7 +31,7 @@ def tensors_in(held: object) -> list[torch.Tensor]:
     return list(itertools.chain(*map(tensors_in, held))) if isinstance(held, list | tuple) else []
 
 
-@pytest.mark.breadth(12)
+@pytest.mark.breadth(6)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_that_is_all_right_is_met_with_silence(program):
     with soiled_memory(), torchnan.detect() as watch:

@@ -51,6 +51,7 @@ def test_many_threads_again_and_again(figure):
     figure(f"{len(done)} new processes of {MANY} threads, {len(done)} ended")
 
 
+@pytest.mark.breadth(0)
 def test_the_ways_in_which_programs_come_to_have_threads(soak, figure):
     """Fails when ThreadState::watch() takes on no open scope: inter-op threads find nothing. What else makes it fail is
     said beside the scenes."""

@@ -120,7 +120,7 @@ def operations(program, observer, scope):
     return seen
 
 
-@pytest.mark.breadth(15)
+@pytest.mark.breadth(8)
 @pytest.mark.guarantee(6)
 @pytest.mark.filterwarnings("ignore::torchnan.NonFiniteWarning", "ignore:Sparse CSR:UserWarning")
 @pytest.mark.parametrize("options", OPTIONS)

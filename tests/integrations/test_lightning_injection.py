@@ -92,6 +92,7 @@ distributed.destroy_process_group()
 """
 
 
+@pytest.mark.breadth(0)
 def test_two_ranks_stop_together_and_meet_it_again_together(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(DISTRIBUTED)

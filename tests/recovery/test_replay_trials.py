@@ -26,7 +26,7 @@ def train(model, batch, fault, step_of_fault):
     return guard.events[0] if guard.events else None
 
 
-@pytest.mark.breadth(12)
+@pytest.mark.breadth(4)
 @pytest.mark.parametrize("seed", range(SEEDS))
 @pytest.mark.parametrize("name", MODELS)
 def test_the_replay_names_the_fault(name, seed):

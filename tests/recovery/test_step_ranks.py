@@ -172,6 +172,7 @@ def test_a_spike_of_the_norm_is_one_of_all_ranks(kind, tmp_path):
     assert results[0]["weights"] == results[1]["weights"]
 
 
+@pytest.mark.breadth(0)
 def test_one_rank_without_memory_makes_all_split(tmp_path):
     results = ranks(tmp_path, 2, "ddp", [[None, None], [None, "memory"], ["memory", "memory"], [None, None]])
     said = alike(results, "applied", "events", "norm")

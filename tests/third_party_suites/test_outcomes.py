@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+import pytest
+
 from tests.support.processes import REPOSITORY, run
 
 SUITES = REPOSITORY / "tests" / "third_party_suites"
@@ -54,6 +56,7 @@ def outcomes_of(folder, name, **variables):
     return outcomes.read(out, seconds=0)
 
 
+@pytest.mark.breadth(0)
 def test_every_way_to_change_an_outcome_is_named(tmp_path):
     (tmp_path / "test_planted.py").write_text(PLANTED)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")

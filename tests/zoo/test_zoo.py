@@ -10,7 +10,7 @@ from tests.zoo.run_score import ZOO, score
 THEMES = sorted(str(path.relative_to(PROGRAMS)) for path in PROGRAMS.glob("*/*.py") if path.name != "__init__.py")
 
 
-@pytest.mark.breadth(12)
+@pytest.mark.breadth(5)
 @pytest.mark.guarantee(3)
 @pytest.mark.parametrize("theme", THEMES)
 def test_every_origin_is_exact_and_no_alarm_is_false(theme, tmp_path, figure):
