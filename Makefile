@@ -68,14 +68,14 @@ test-python: ## the Python tests, of many cases a sample; those of devices after
 	$(PYTEST) --tier=sample
 	$(PYTEST) --tier=sample tests/devices
 
-test: test-cpp test-python ## every behaviour once, about eight minutes on 2 cores
+test: test-cpp test-python ## every behaviour once; of many cases a sample
 
 test-rest: ## the cases that are not in the sample of `make test`
 	$(BIN)/cmake --build $(BUILD) --target _testing
 	$(PYTEST) --tier=rest
 	$(PYTEST) --tier=rest tests/devices
 
-test-all: test test-rest ## every case of every test, about twenty minutes on 2 cores
+test-all: test test-rest ## every case of every test
 
 asan: ## tests under AddressSanitizer and UndefinedBehaviorSanitizer
 tsan: ## the C++ tests under ThreadSanitizer
