@@ -39,8 +39,8 @@ def copy_graph(module: fx.GraphModule, keep: tuple[str, ...] = ()) -> fx.GraphMo
 
 def tensors_of(module: fx.GraphModule) -> dict[str, torch.Tensor]:
     """Returns the parameters and buffers of a graph by name: a compiled optimizer has its state there."""
-    named = {**dict(module.named_parameters(remove_duplicate=False))}
-    return {**named, **dict(module.named_buffers(remove_duplicate=False))}
+    parameters, buffers = module.named_parameters, module.named_buffers
+    return {**dict(parameters(remove_duplicate=False)), **dict(buffers(remove_duplicate=False))}
 
 
 def has_collectives(module: fx.GraphModule) -> bool:

@@ -115,9 +115,10 @@ class Call:
             values = [*outputs, *written]
             if not all_finite(values):
                 self.stack = _C.capture_stack()
-                self._explain(values, None, range(len(outputs)))
+                self._explain(values, None)
                 return
-            self._follow_into_backward(outputs)
+            if self.is_replayable:  # else nothing would be done with what is held
+                self._follow_into_backward(outputs)
 
     def _follow_into_backward(self, outputs: list[Any]) -> None:
         nodes = [value.grad_fn if isinstance(value, torch.Tensor) else None for value in outputs]
@@ -138,13 +139,13 @@ class Call:
                 untouched = (i in before or v == _version(self.args[i]) for i, v in enumerate(self.versions))
                 self.is_replayable = self.is_replayable and all(untouched)
                 pairs = [(i, tangents[number]) for i, number in self.outputs if tangents[number] is not None]
-                self._explain(gradients, pairs, range(len(gradients)))
+                self._explain(gradients, pairs)
             self.args, self.before = (), None  # held no longer than the backward pass
 
-    def _explain(self, values: Sequence[Any], tangents: Any, among: range) -> None:
-        bad = [i for i, value in enumerate(values) if not all_finite([value])]
+    def _explain(self, values: Sequence[Any], tangents: Any) -> None:
         if not self.is_replayable:
             return
+        bad = [i for i, value in enumerate(values) if not all_finite([value])]
         for i, provenance in self.region.provenances(self, values, bad, tangents).items():
             for plain in _plain(values[i]):
                 if not all_finite([plain]):

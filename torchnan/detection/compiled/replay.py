@@ -168,7 +168,6 @@ def _gradients(outputs: Any, inputs: list[Any], tangents: Tangents) -> list[Any]
     pairs = [(outputs[i], tangent) for i, tangent in tangents if outputs[i].requires_grad]
     leaves = [i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor) and value.requires_grad]
     roots, weights = [root for root, _ in pairs], [weight for _, weight in pairs]
-    # Not torch.autograd.grad(): a gradient of the outputs is no root of the program's.
     made = torch.autograd.grad(roots, [inputs[i] for i in leaves], weights, allow_unused=True)
     gradients: list[Any] = [None] * len(inputs)
     for i, gradient in zip(leaves, made, strict=True):
