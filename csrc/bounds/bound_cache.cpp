@@ -25,13 +25,16 @@ bool is_marked(const c10::StorageImpl& storage) { return const_cast<c10::Storage
 
 bool is_bounded(State state) { return state == State::kFinite || state == State::kFiniteOrMasked; }
 
-// An entry packed into a word: its state, its dtype, and above that the site or the bound.
+// An entry packed into a word: its state, its dtype, and above that the site, or the version of the tensor and the
+// bound.
 constexpr uint64_t kKnownBits = 0x7;
 constexpr uint64_t kNonnegative = 0x8;
 constexpr int kDtypeShift = 4;
 constexpr uint64_t kDtypeBits = 0x7;
 constexpr uint64_t kExported = 0x80;
-constexpr uint64_t kLow = 0xff;
+constexpr int kVersionShift = 8;
+constexpr uint64_t kVersionBits = 0xffff;
+constexpr uint64_t kLow = 0xffffff;  // below the bound
 
 uint64_t code_of(c10::ScalarType dtype) {
   switch (dtype) {
@@ -43,6 +46,12 @@ uint64_t code_of(c10::ScalarType dtype) {
       return 3;
     case c10::ScalarType::Half:
       return 4;
+    case c10::ScalarType::ComplexFloat:
+      return 5;
+    case c10::ScalarType::ComplexDouble:
+      return 6;
+    case c10::ScalarType::ComplexHalf:
+      return 7;
     default:
       return 0;
   }
@@ -54,23 +63,36 @@ uint64_t packed(double max_abs) {
                                             : (std::bit_cast<uint64_t>(max_abs) + kLow) & ~kLow;
 }
 
-uint64_t pack(const BoundCache::Entry& entry, c10::ScalarType dtype) {
-  uint64_t word = static_cast<uint64_t>(entry.state) | (code_of(dtype) << kDtypeShift);
-  if (entry.bound.nonnegative) word |= kNonnegative;
-  if (entry.exported) word |= kExported;
-  return word | (is_bounded(entry.state) ? packed(entry.bound.max_abs) : uint64_t{entry.site} << 8);
+// Inference tensors have no version, and nobody writes to them in place elsewhere.
+uint64_t version_of(const at::Tensor& tensor) {
+  const c10::VariableVersion& version = tensor.unsafeGetTensorImpl()->version_counter();
+  return version.enabled() ? version.current_version() : 0;
 }
 
-BoundCache::Entry unpack(uint64_t word, const std::string* op, c10::ScalarType dtype) {
+State state_of(uint64_t word) { return static_cast<State>(word & kKnownBits); }
+
+uint64_t pack(const BoundCache::Entry& entry, const at::Tensor& tensor, int pending_bumps) {
+  uint64_t word = static_cast<uint64_t>(entry.state) | (code_of(tensor.scalar_type()) << kDtypeShift);
+  if (entry.bound.nonnegative) word |= kNonnegative;
+  if (entry.exported) word |= kExported;
+  if (!is_bounded(entry.state)) return word | uint64_t{entry.site} << 8;
+  const uint64_t version = (version_of(tensor) + static_cast<uint64_t>(pending_bumps)) & kVersionBits;
+  return word | version << kVersionShift | packed(entry.bound.max_abs);
+}
+
+BoundCache::Entry unpack(uint64_t word, const std::string* op, const at::Tensor& tensor) {
   BoundCache::Entry entry;
-  entry.state = static_cast<State>(word & kKnownBits);
+  entry.state = state_of(word);
   entry.op = op;
   entry.exported = (word & kExported) != 0;
   if (!is_bounded(entry.state)) {
     entry.site = static_cast<SiteId>(word >> 8);
     return entry;
   }
-  if (((word >> kDtypeShift) & kDtypeBits) != code_of(dtype)) return {};
+  if (((word >> kDtypeShift) & kDtypeBits) != code_of(tensor.scalar_type())) return {};
+  if (((word >> kVersionShift) & kVersionBits) != (version_of(tensor) & kVersionBits)) {
+    return {.state = State::kStale, .exported = entry.exported};
+  }
   entry.bound = {std::bit_cast<double>(word & ~kLow), (word & kNonnegative) != 0,
                  entry.state == State::kFiniteOrMasked};
   return entry;
@@ -87,19 +109,24 @@ BoundCache::Bucket& BoundCache::bucket_of(const c10::StorageImpl* storage) const
   return buckets_[hash >> (64 - kBucketBits)];
 }
 
-BoundCache::Entry BoundCache::find(const at::Tensor& tensor) const noexcept {
+BoundCache::Packed BoundCache::load(const at::Tensor& tensor) const noexcept {
   const c10::StorageImpl* storage = storage_of(tensor);
   if (storage == nullptr || !is_marked(*storage)) return {};
   const Bucket& bucket = bucket_of(storage);
   for (size_t way = 0; way < kWays; ++way) {
     if (bucket.keys[way].load(std::memory_order_acquire) != storage) continue;
     if (bucket.memory[way].load(std::memory_order_acquire) != storage->data_ptr().get()) return {};
-    const uint64_t value = bucket.values[way].load(std::memory_order_acquire);
-    const std::string* op = bucket.ops[way].load(std::memory_order_acquire);
+    const Packed found{bucket.values[way].load(std::memory_order_acquire),
+                       bucket.ops[way].load(std::memory_order_acquire)};
     if (bucket.keys[way].load(std::memory_order_acquire) != storage) return {};  // evicted meanwhile
-    return unpack(value, op, tensor.scalar_type());
+    return found;
   }
   return {};
+}
+
+BoundCache::Entry BoundCache::find(const at::Tensor& tensor) const noexcept {
+  const Packed found = load(tensor);
+  return unpack(found.word, found.op, tensor);
 }
 
 const std::string* BoundCache::pending_collective(const at::Tensor& tensor) const noexcept {
@@ -107,7 +134,7 @@ const std::string* BoundCache::pending_collective(const at::Tensor& tensor) cons
   return entry.state == State::kUnknown || entry.state == State::kRequested ? entry.op : nullptr;
 }
 
-void BoundCache::set(const at::Tensor& tensor, Entry entry) noexcept {
+void BoundCache::set(const at::Tensor& tensor, Entry entry, int pending_bumps) noexcept {
   c10::StorageImpl* storage = storage_of(tensor);
   if (storage == nullptr || !owned_by_pytorch_allocator(*storage)) return;
   const bool was_marked = is_marked(*storage);
@@ -130,21 +157,22 @@ void BoundCache::set(const at::Tensor& tensor, Entry entry) noexcept {
   if (way == kWays) way = (reinterpret_cast<uintptr_t>(storage) >> 4) % kWays;
   bucket.keys[way].store(nullptr, std::memory_order_release);
   bucket.memory[way].store(storage->data_ptr().get(), std::memory_order_release);
-  bucket.values[way].store(pack(entry, tensor.scalar_type()), std::memory_order_release);
+  bucket.values[way].store(pack(entry, tensor, pending_bumps), std::memory_order_release);
   bucket.ops[way].store(entry.op, std::memory_order_release);
   bucket.keys[way].store(storage, std::memory_order_release);
   if (!was_marked) storage->set_received_cuda(true);
 }
 
-void BoundCache::record_written(const at::Tensor& tensor, Bound bound, const std::string* op) noexcept {
+void BoundCache::record_written(const at::Tensor& tensor, Bound bound, const std::string* op,
+                                int pending_bumps) noexcept {
   const c10::StorageImpl* storage = storage_of(tensor);
   if (storage == nullptr) return;
   if (!covers_whole_storage(tensor, *storage)) {
     const Entry whole = find(tensor);
-    if (!is_bounded(whole.state)) return;
+    if (!is_bounded(whole.state)) return mark_stale(tensor);
     bound = bound.joined(whole.bound);
   }
-  set(tensor, {bound.masked ? State::kFiniteOrMasked : State::kFinite, bound, false, 0, op});
+  set(tensor, {bound.masked ? State::kFiniteOrMasked : State::kFinite, bound, false, 0, op}, pending_bumps);
 }
 
 void BoundCache::record_read(const at::Tensor& tensor, Bound bound) noexcept {
@@ -183,7 +211,7 @@ void BoundCache::forget(const at::Tensor& tensor) noexcept {
 }
 
 void BoundCache::mark_stale(const at::Tensor& tensor) noexcept {
-  if (is_bounded(find(tensor).state)) set(tensor, Entry{.state = State::kStale});
+  if (is_bounded(state_of(load(tensor).word))) set(tensor, Entry{.state = State::kStale});
 }
 
 void BoundCache::record_exported(const at::Tensor& tensor) {

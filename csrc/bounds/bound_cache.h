@@ -33,7 +33,8 @@ inline bool covers_whole_storage(const at::Tensor& tensor, const c10::StorageImp
 // CUDA storages only and that is unset in every new StorageImpl. Here it marks the CPU storages that are in the cache.
 // A storage that was allocated at the address of a dead one is not marked, and one that got other memory (resize_,
 // set_, share_memory_) has another data pointer. Memory that does not come from PyTorch's own allocator, or that was
-// exported (numpy(), DLPack), can be written by others at any time, so it never has a bound.
+// exported (numpy(), DLPack), can be written by others at any time, so it never has a bound. Nor is a bound believed
+// for a tensor whose version is not the one that it was recorded at: threads that take part in no session write too.
 class TORCHNAN_API BoundCache {
  public:
   enum class State : uint8_t {
@@ -63,8 +64,10 @@ class TORCHNAN_API BoundCache {
   // Returns the collective that was the last to write there; null if it was none.
   const std::string* pending_collective(const at::Tensor& tensor) const noexcept;
 
-  // Records that `tensor` was written and is within `bound`. A part of a storage widens the bound of the whole.
-  void record_written(const at::Tensor& tensor, Bound bound, const std::string* op) noexcept;
+  // Records that `tensor` was written and is within `bound`. A part of a storage widens the bound of the whole, if that
+  // is known in the same dtype; otherwise it ends. `pending_bumps`: by how much PyTorch will increase the version of
+  // the tensor for this write.
+  void record_written(const at::Tensor& tensor, Bound bound, const std::string* op, int pending_bumps = 0) noexcept;
   // Records that no element of `tensor` is negative, as its square root turned out finite.
   void record_nonnegative(const at::Tensor& tensor) noexcept;
   // Records that `tensor` was scanned and is within `bound`. Says nothing about the rest of its storage.
@@ -98,8 +101,15 @@ class TORCHNAN_API BoundCache {
     std::array<std::atomic<const std::string*>, kWays> ops{};
   };
 
+  // A bucket's words for a storage; a word of 0 if it has none.
+  struct Packed {
+    uint64_t word = 0;
+    const std::string* op = nullptr;
+  };
+
   Bucket& bucket_of(const c10::StorageImpl* storage) const noexcept;
-  void set(const at::Tensor& tensor, Entry entry) noexcept;
+  Packed load(const at::Tensor& tensor) const noexcept;
+  void set(const at::Tensor& tensor, Entry entry, int pending_bumps = 0) noexcept;
   void drop(const c10::StorageImpl* storage) noexcept;
   bool is_exported(const c10::StorageImpl* storage) const noexcept;
 

@@ -1,19 +1,35 @@
 #include "bounds/bound_source.h"
 
+#include <algorithm>
 #include <cmath>
+#include <optional>
+
+#include <c10/core/DynamicCast.h>
 
 #include "bounds/dtype_range.h"
 #include "bounds/bound_cache.h"
 #include "scan/tensor_scan.h"
 
 namespace torchnan {
+namespace {
+
+// The value of an integer tensor of one element, such as a Python number.
+std::optional<double> integer_value(const at::Tensor& tensor) {
+  const bool is_readable = tensor.numel() == 1 && tensor.is_cpu() && is_plain(tensor);
+  if (!is_readable || !c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true)) return std::nullopt;
+  return c10::fetch_and_cast<double>(tensor.scalar_type(), tensor.const_data_ptr());
+}
+
+}  // namespace
 
 Bound BoundSource::of(const at::Tensor& tensor) const {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   const c10::ScalarType dtype = tensor.scalar_type();
   if (range_of(dtype).limit == 0) {
     const double largest = largest_integer(dtype);
-    return largest == 0 ? Bound{} : Bound{largest, dtype == c10::ScalarType::Bool};
+    if (largest == 0) return {};
+    const auto value = integer_value(tensor);
+    return value ? Bound{std::abs(*value), *value >= 0} : Bound{largest, dtype == c10::ScalarType::Bool};
   }
   if (impl.numel() == 0) return {0, true};
   if (!impl.is_cpu()) return elsewhere_ == nullptr ? Bound{} : elsewhere_->bound_of(tensor);
@@ -56,12 +72,14 @@ Bound BoundSource::scanned_bound(const at::Tensor& tensor) const {
 
 double BoundSource::min_value_of(const at::Tensor& tensor) const {
   if (static_cast<int64_t>(tensor.nbytes()) > kMaxScannedForMinimum) return 0;
+  if (const auto value = integer_value(tensor)) return std::max(*value, 0.0);
   const auto extremes = smallest_of(tensor);
   return extremes && extremes->value > 0 ? extremes->value : 0;
 }
 
 double BoundSource::min_abs_of(const at::Tensor& tensor) const {
   if (static_cast<int64_t>(tensor.nbytes()) > kMaxScannedForMinimum) return 0;
+  if (const auto value = integer_value(tensor)) return std::abs(*value);
   const auto extremes = smallest_of(tensor);
   return extremes ? extremes->magnitude : 0;
 }

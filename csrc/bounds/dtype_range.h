@@ -1,8 +1,10 @@
 // The range of each dtype, and how far a computed value may be from the exact one.
 #pragma once
 
+#include <algorithm>
 #include <cfloat>
 #include <cstdint>
+#include <limits>
 
 #include <c10/core/ScalarType.h>
 #include <c10/util/BFloat16.h>
@@ -35,9 +37,29 @@ inline DtypeRange range_of(c10::ScalarType dtype) {
   }
 }
 
+// Returns what holds for a result that is computed in one dtype and stored in another.
+inline DtypeRange narrower(const DtypeRange& a, const DtypeRange& b) {
+  return {std::min(a.limit, b.limit), std::max(a.unit, b.unit), std::max(a.tiny, b.tiny),
+          std::max(a.epsilon, b.epsilon)};
+}
+
 // Widens a bound by the few roundings that a computed result may be above the exact one.
 inline double with_rounding_margin(double max_abs, const DtypeRange& range) {
   return max_abs * (1 + 16 * range.unit) + range.tiny;
+}
+
+// Returns the largest finite number of a dtype with bounds narrower than a double; infinity for others.
+inline double largest_number(c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::ScalarType::Float:
+      return FLT_MAX;
+    case c10::ScalarType::BFloat16:
+      return 0x1.fep127;
+    case c10::ScalarType::Half:
+      return 65504;
+    default:
+      return std::numeric_limits<double>::infinity();
+  }
 }
 
 // Returns the largest |x| of an integer dtype; 0 for others.

@@ -96,4 +96,7 @@ Operand operand(const std::optional<T>& value) {
 
 Operand operand(const c10::IValue& value);
 
+// Returns the tensor of an operand: itself, or of a list the one at index `element`; null if it is none.
+const at::Tensor* tensor_of(const Operand* operand, size_t element);
+
 }  // namespace torchnan

@@ -6,6 +6,7 @@
 #include "bounds/bound_source.h"
 #include "bounds/dtype_range.h"
 #include "bounds/bound_cache.h"
+#include "bounds/computation_dtype.h"
 #include "bounds/operand.h"
 
 namespace torchnan {
@@ -15,16 +16,7 @@ using Form = Operand::Kind;
 
 const c10::IValue& value_of(const Operand& list, size_t i) { return static_cast<const c10::IValue*>(list.first)[i]; }
 
-// The tensor of an operand: itself, or of a list the element under way.
-const at::Tensor* tensor_of(const Operand* from, size_t element) {
-  if (from == nullptr) return nullptr;
-  if (from->kind == Form::kTensor) return from->tensor;
-  if (from->kind != Form::kValues || element >= from->count) return nullptr;
-  const c10::IValue& value = value_of(*from, element);
-  return value.isTensor() && value.toTensor().defined() ? &value.toTensor() : nullptr;
-}
-
-// The number of an operand, likewise; NaN if it is none.
+// The number of an operand, or of a list the one at index `element`; NaN if it is none.
 double number_of(const Operand* from, size_t element) {
   if (from == nullptr) return NAN;
   if (from->kind == Form::kNumber) return from->number;
@@ -37,15 +29,27 @@ double number_of(const Operand* from, size_t element) {
 
 }  // namespace
 
+RuleArguments::RuleArguments(c10::ArrayRef<Operand> operands, const BoundSource& source, size_t element)
+    : operands_(operands), source_(source), element_(element), dtype_(computation_dtype(operands, element)) {}
+
 const Operand* RuleArguments::operand(size_t i) const { return i < operands_.size() ? &operands_[i] : nullptr; }
 
 bool RuleArguments::has_value(size_t i) const { return operand(i) != nullptr && operand(i)->kind != Form::kNothing; }
 
 Bound RuleArguments::bound(size_t i) const {
   if (!has_value(i)) return {0, true};
-  if (const at::Tensor* tensor = tensor_of(operand(i), element_)) return source_.of(*tensor);
-  const double number = number_of(operand(i), element_);
-  return std::isfinite(number) ? Bound{std::abs(number), number >= 0} : Bound{};
+  const at::Tensor* tensor = tensor_of(operand(i), element_);
+  if (tensor == nullptr) {
+    const double number = number_of(operand(i), element_);
+    return {kernel_number(number, dtype_).max_abs, number >= 0};
+  }
+  Bound bound = source_.of(*tensor);
+  if (tensor->scalar_type() != dtype_) bound.max_abs = kernel_number(bound.max_abs, dtype_).max_abs;
+  return bound;
+}
+
+double RuleArguments::magnitude(size_t i, double default_value) const {
+  return has_value(i) ? max_abs(i) : default_value;
 }
 
 double RuleArguments::max_abs(size_t i) const {
@@ -71,15 +75,15 @@ Bound RuleArguments::bound_of_all(size_t i) const {
 }
 
 double RuleArguments::min_value(size_t i) const {
-  if (const at::Tensor* tensor = tensor_of(operand(i), element_)) return source_.min_value_of(*tensor);
-  const double number = number_of(operand(i), element_);
-  return number > 0 && std::isfinite(number) ? number : 0;
+  const at::Tensor* tensor = tensor_of(operand(i), element_);
+  const double least = tensor != nullptr ? source_.min_value_of(*tensor) : number_of(operand(i), element_);
+  return least > 0 ? kernel_number(least, dtype_).min_abs : 0;
 }
 
 double RuleArguments::min_abs(size_t i) const {
-  if (const at::Tensor* tensor = tensor_of(operand(i), element_)) return source_.min_abs_of(*tensor);
-  const double number = number_of(operand(i), element_);
-  return std::isfinite(number) ? std::abs(number) : 0;
+  const at::Tensor* tensor = tensor_of(operand(i), element_);
+  const double least = tensor != nullptr ? source_.min_abs_of(*tensor) : number_of(operand(i), element_);
+  return kernel_number(least, dtype_).min_abs;
 }
 
 // A NaN that was passed is handed on, as is what is no number: it makes the bound unknown.

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
+#include <initializer_list>
 #include <map>
 #include <string>
 #include <string_view>
@@ -21,8 +23,30 @@ using Results = std::span<Bound>;
 // Factors of a product may be rounded to bfloat16 (set_float32_matmul_precision).
 inline constexpr double kRoundedFactors = 1.02;
 
-// For operators with |f(x)| <= |x| and f(x) >= 0 where x >= 0: elements of the first argument, their means and
-// extremes.
+// Returns the largest of several magnitudes. NaN, which std::max() loses, is unknown.
+inline double largest(std::initializer_list<double> magnitudes) {
+  double largest = 0;
+  for (const double magnitude : magnitudes) {
+    if (std::isnan(magnitude)) return RuleArguments::kUnknown;
+    largest = std::max(largest, magnitude);
+  }
+  return largest;
+}
+
+// Returns a bound of results of which larger values are computed on the way.
+inline Bound by_way_of(double max_intermediate, Bound bound) {
+  bound.max_intermediate = max_intermediate;
+  return bound;
+}
+
+// Returns a bound of a mean of n numbers of magnitude up to `each`. Their sum comes first, and its rounding stays: n
+// equal numbers have a mean above them.
+inline Bound mean_of(const RuleArguments& a, double n, double each, bool nonnegative = false) {
+  const double total = a.sum_of(n, each);
+  return by_way_of(total, {total / std::max(n, 1.0), nonnegative});
+}
+
+// For operators with |f(x)| <= |x| and f(x) >= 0 where x >= 0: elements of the first argument and their extremes.
 inline void same_bound(const RuleArguments& a, Results out) { out[0] = {a.max_abs(0), a.nonnegative(0)}; }
 
 // Returns the number of elements of a tensor for each index of one dimension.

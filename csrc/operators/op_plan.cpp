@@ -36,6 +36,11 @@ bool is_number(const c10::Type& type) {
   return kind == c10::TypeKind::NumberType || kind == c10::TypeKind::FloatType;
 }
 
+// What says why a result is not finite, though it is neither tensor nor number.
+bool is_shown_in_reports(const c10::Argument& argument) {
+  return argument.name() == "ignore_index" || argument.name() == "training";
+}
+
 bool is_written(const c10::Argument& argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
@@ -53,6 +58,7 @@ bool is_decomposed(const c10::OperatorHandle& op) {
 // Positions of `schema` that are tensors or lists of them, by role.
 void read_schema(const c10::FunctionSchema& schema, std::string_view base, OpPlan& plan) {
   const bool old_values_ignored = overwrites_fully(base);
+  plan.returns_arguments_only = true;
   c10::SmallVector<bool, 8> returned(schema.arguments().size(), false);
   for (size_t r = 0; r < schema.returns().size(); ++r) {
     const c10::Argument& result = schema.returns()[r];
@@ -60,6 +66,7 @@ void read_schema(const c10::FunctionSchema& schema, std::string_view base, OpPla
     if (is_view_of_argument(result) && !is_constant_factory(base))
       continue;  // lift_fresh: what torch.tensor() was given
     plan.checked_returns.push_back(static_cast<uint16_t>(r));
+    plan.returns_arguments_only &= is_written(result);
     if (!is_written(result)) continue;
     for (size_t a = 0; a < schema.arguments().size(); ++a) {
       const c10::Argument& argument = schema.arguments()[a];
@@ -71,12 +78,16 @@ void read_schema(const c10::FunctionSchema& schema, std::string_view base, OpPla
   for (size_t a = 0; a < schema.arguments().size(); ++a) {
     const c10::Argument& argument = schema.arguments()[a];
     const bool tensors = holds_tensors(*argument.type());
-    if (tensors || is_number(*argument.type())) plan.saved_arguments.push_back(static_cast<uint16_t>(a));
+    const bool is_read = a > 0 || !reads_metadata_of_first(base);
+    const bool is_kept = tensors || is_number(*argument.type()) || is_shown_in_reports(argument);
+    if (is_read && is_kept) plan.saved_arguments.push_back(static_cast<uint16_t>(a));
     plan.argument_names.push_back(argument.name());
     if (!tensors || !(is_written(argument) || mutates_undeclared_argument(base, argument.name()))) continue;
     const auto kept = static_cast<uint16_t>(plan.saved_arguments.size() - 1);
     const bool is_out = argument.kwarg_only();
-    plan.written.push_back({kept, !is_out && !old_values_ignored, returned[a]});
+    if (is_out) ++plan.out_arguments;
+    plan.returns_arguments_only &= is_written(argument);
+    plan.mutated_arguments.push_back({kept, !is_out && !old_values_ignored, returned[a]});
   }
 }
 
@@ -87,7 +98,8 @@ Handling course_of(const c10::OperatorHandle& op, const OpPlan& plan, std::strin
   if (ns == "aten" && is_view_with_arithmetic_backward(base)) return Handling::kRecordCallSite;
   if (plan.is_constant_factory) return Handling::kCheck;
   if (ns == "profiler" || base == "_unsafe_view" || base == "_reshape_alias") return Handling::kPass;
-  const bool nothing_to_check = plan.checked_returns.empty() && plan.written.empty();
+  const bool nothing_to_check =
+      plan.checked_returns.empty() && plan.mutated_arguments.empty() && !plan.is_async_collective;
   return nothing_to_check ? Handling::kPass : Handling::kCheck;
 }
 

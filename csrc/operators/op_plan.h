@@ -5,6 +5,7 @@
 #include <string>
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
 
 #include "bounds/rules.h"
@@ -25,7 +26,7 @@ struct OpPlan {
 
   // A tensor argument that the call writes.
   struct MutatedArgument {
-    uint16_t kept;              // its index in saved_arguments
+    uint16_t saved_index;       // its index in saved_arguments
     bool reads_previous_value;  // false for out= and copy_
     bool returned;              // also one of the returns
   };
@@ -36,11 +37,12 @@ struct OpPlan {
   int index = -1;        // among all plans; -1 for one beyond the table
   uint16_t arguments = 0;
   uint16_t returns = 0;
+  uint16_t out_arguments = 0;  // the last ones of the schema
 
   c10::SmallVector<uint16_t, 6>
       saved_arguments;  // tensors, tensor lists, numbers: kept until the call has been checked
   c10::SmallVector<uint16_t, 4> checked_returns;  // newly made, or a mutated argument
-  c10::SmallVector<MutatedArgument, 4> written;
+  c10::SmallVector<MutatedArgument, 4> mutated_arguments;
   c10::SmallVector<std::string, 6> argument_names;
 
   bool returns_allocation = false;  // with kAllocate: of a new tensor
@@ -58,20 +60,29 @@ struct OpPlan {
   RuleOfOperator bounds;
   bool proves_nonnegative_input = false;
 
-  bool writes_in_place() const { return !written.empty(); }
+  bool returns_arguments_only = false;  // all that it writes are arguments that the schema declares as mutated
+
+  bool writes_in_place() const { return !mutated_arguments.empty(); }
+
+  // Returns by how much PyTorch will increase the versions of what this call writes: its ADInplaceOrView kernel, if the
+  // call comes from there, does so when the call has returned.
+  int pending_version_bumps() const {
+    if (!writes_in_place() || !returns_arguments_only) return 0;
+    return c10::impl::tls_local_dispatch_key_set().excluded_.has(c10::DispatchKey::ADInplaceOrView) ? 1 : 0;
+  }
 
   // Returns how the saved argument with this index is written; null if it is not.
-  const MutatedArgument* mutated_argument_at(size_t kept) const {
-    for (const MutatedArgument& one : written) {
-      if (one.kept == kept) return &one;
+  const MutatedArgument* mutated_argument_at(size_t saved_index) const {
+    for (const MutatedArgument& one : mutated_arguments) {
+      if (one.saved_index == saved_index) return &one;
     }
     return nullptr;
   }
 
   // The same by its index in the schema.
   const MutatedArgument* mutated_schema_argument(size_t place) const {
-    for (const MutatedArgument& one : written) {
-      if (saved_arguments[one.kept] == place) return &one;
+    for (const MutatedArgument& one : mutated_arguments) {
+      if (saved_arguments[one.saved_index] == place) return &one;
     }
     return nullptr;
   }

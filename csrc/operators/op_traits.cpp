@@ -153,6 +153,18 @@ constexpr std::array kConstants = {
     "lift_fresh"sv, "scalar_tensor"sv, "full"sv, "full_like"sv, "new_full"sv, "fill_"sv, "fill"sv, "fill_diagonal_"sv,
 };
 
+// Whose second output is the logarithm of a sum for each row, padded with +inf to a multiple of 32 rows.
+constexpr std::array kAttentionWithPaddedLogSumExp = {
+    "_scaled_dot_product_efficient_attention"sv,
+    "_scaled_dot_product_flash_attention"sv,
+    "_scaled_dot_product_cudnn_attention"sv,
+    "_efficient_attention_forward"sv,
+    "_flash_attention_forward"sv,
+};
+
+// What backward functions call such an output.
+constexpr std::array kSavedArguments = {"logsumexp"sv, "log_alpha"sv, "softmax_lse"sv};
+
 // as_strided is left out: it is what every other view calls inside.
 constexpr std::array kArithmeticBackward = {"expand"sv, "unfold"sv};
 
@@ -163,6 +175,9 @@ bool returns_allocation(std::string_view op) {
   return op.find("empty") != std::string_view::npos || op.find("resize") != std::string_view::npos;
 }
 bool overwrites_fully(std::string_view op) { return contains(kIgnoresOld, op); }
+bool reads_metadata_of_first(std::string_view op) {
+  return op.ends_with("_like") || op.starts_with("new_") || op == "fill" || op == "copy";
+}
 bool is_data_movement(std::string_view op) { return contains(kMoves, op); }
 bool is_passthrough(std::string_view op) { return contains(kHandsOn, op); }
 bool absorbs_negative_infinity(std::string_view op) { return contains(kAbsorbsNegativeInfinity, op); }
@@ -175,7 +190,29 @@ bool mutates_undeclared_argument(std::string_view op, std::string_view argument)
 }
 bool is_constant_factory(std::string_view op) { return contains(kConstants, op); }
 bool is_view_with_arithmetic_backward(std::string_view op) { return contains(kArithmeticBackward, op); }
-bool is_saved_for_backward(std::string_view op, size_t output) { return op == "_ctc_loss" && output == 1; }
+bool is_saved_for_backward(std::string_view op, size_t output) {
+  return output == 1 && (op == "_ctc_loss" || contains(kAttentionWithPaddedLogSumExp, op));
+}
+bool is_unscanned_argument(std::string_view name, std::string_view argument) {
+  if (contains(kSavedArguments, argument)) return true;
+  if (name == "fsdp::all_gather_copy_in") return argument == "all_gather_output";
+  if (name.rfind("c10d::", 0) != 0) return false;
+  const std::string_view op = name.substr(6);
+  const bool writes_every_tensor = op.rfind("recv", 0) == 0 || op.rfind("broadcast", 0) == 0;
+  return argument.rfind("output", 0) == 0 || (writes_every_tensor && argument == "tensors");
+}
+bool is_written_by_collective(std::string_view name, std::string_view argument) {
+  if (name.rfind("c10d::", 0) != 0) return false;
+  const bool only_reads = name == "c10d::send" || name == "c10d::barrier" || name == "c10d::monitored_barrier_" ||
+                          name == "c10d::check_for_nan";
+  return !only_reads && argument.rfind("input", 0) != 0 && argument != "sparse_indices";
+}
+bool is_unwritten_output(std::string_view name, size_t output) {
+  return name == "fsdp::all_gather_copy_in" && output == 1;
+}
+std::string_view producer_of_saved_argument(std::string_view op, std::string_view argument) {
+  return op == "aten::_ctc_loss_backward" && argument == "log_alpha" ? "aten::_ctc_loss" : "";
+}
 bool proves_nonnegative_input(std::string_view op) { return op == "sqrt" || op == "_foreach_sqrt"; }
 bool reads_scalar_to_host(std::string_view op) { return op == "_local_scalar_dense"; }
 bool is_grad_scaler_check(std::string_view op) { return op == "_amp_foreach_non_finite_check_and_unscale_"; }

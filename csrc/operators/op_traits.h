@@ -1,4 +1,4 @@
-// Traits of an operator that its schema does not tell, by its name. Data only; a new fact is a new line in the .cpp.
+// Traits of an operator that its schema does not state, by its name. Data only; a new fact is a new line in the .cpp.
 // Names are without namespace and overload.
 #pragma once
 
@@ -15,6 +15,9 @@ bool returns_allocation(std::string_view op);
 
 // Whether it works in place without reading the previous values: copy_, fill_, normal_.
 bool overwrites_fully(std::string_view op);
+
+// Whether it takes the shape and dtype of its first argument alone: zeros_like, new_full, full_like.
+bool reads_metadata_of_first(std::string_view op);
 
 // Whether it moves values without computing: clone, cat, index.
 bool is_data_movement(std::string_view op);
@@ -37,6 +40,20 @@ bool mutates_undeclared_argument(std::string_view op, std::string_view argument)
 
 // Whether an output is no result, but saved for the backward pass: ctc_loss's table of log-probabilities.
 bool is_saved_for_backward(std::string_view op, size_t output);
+
+// Whether the old values of an argument are not to be scanned: it is such an output, or a collective will write it,
+// which finds it as it was allocated. `name` has its namespace here and below.
+bool is_unscanned_argument(std::string_view name, std::string_view argument);
+
+// Whether a collective writes to an argument, which its schema does not declare.
+bool is_written_by_collective(std::string_view name, std::string_view argument);
+
+// Whether an output is memory that is written later, by the collective that the operation prepares.
+bool is_unwritten_output(std::string_view name, size_t output);
+
+// Returns the operator whose output, saved for the backward pass, a backward operator is given as this argument; empty
+// for others. Nothing checks such an output where it is made.
+std::string_view producer_of_saved_argument(std::string_view op, std::string_view argument);
 
 // Whether it makes NaN of what is below zero, so that a finite result proves that nothing was.
 bool proves_nonnegative_input(std::string_view op);

@@ -39,20 +39,20 @@ class Fork {
  public:
   static void before() {
     all_mutexes.lock();
-    for (int rank = ForkSafeMutex::kSink + 1; rank < ForkSafeMutex::kRanks; ++rank) {
+    for (int rank = ForkSafeMutex::kSlow + 1; rank < ForkSafeMutex::kRanks; ++rank) {
       for (ForkSafeMutex* one = first_of_rank[rank]; one != nullptr; one = one->next_) one->lock();
     }
   }
 
   static void after() {
-    for (int rank = ForkSafeMutex::kRanks - 1; rank > ForkSafeMutex::kSink; --rank) {
+    for (int rank = ForkSafeMutex::kRanks - 1; rank > ForkSafeMutex::kSlow; --rank) {
       for (ForkSafeMutex* one = first_of_rank[rank]; one != nullptr; one = one->next_) one->unlock();
     }
     all_mutexes.unlock();
   }
 
   static void in_child() {
-    for (ForkSafeMutex* one = first_of_rank[ForkSafeMutex::kSink]; one != nullptr; one = one->next_)
+    for (ForkSafeMutex* one = first_of_rank[ForkSafeMutex::kSlow]; one != nullptr; one = one->next_)
       one->reset_in_child();
     after();
     for (const AtForkChild* one = first_in_child; one != nullptr; one = one->next_) one->on_child_();

@@ -23,7 +23,7 @@ class TORCHNAN_API ForkSafeMutex {
  public:
   // The order in which locks may be held together; only one of each rank.
   enum Rank {
-    kSink,  // held while a sink writes, which may take long: no fork waits for it, and it is unlocked in the child
+    kSlow,  // held while a sink writes or a device is waited for: no fork waits for it, and it is unlocked in the child
     kInstallation,
     kPlans,
     kRules,

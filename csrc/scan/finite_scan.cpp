@@ -116,10 +116,10 @@ template <typename Word>
     any_neginf |= static_cast<Word>(w == encoded.neginf);
   }
   NonfiniteKinds kinds;
-  if (any_nan != 0) kinds |= NonfiniteKinds::of_nan();
+  if (any_nan != 0) kinds |= NonfiniteKinds::only_nan();
   if (!format.has_infinity()) return kinds;
-  if (any_posinf != 0) kinds |= NonfiniteKinds::of_posinf();
-  if (any_neginf != 0) kinds |= NonfiniteKinds::of_neginf();
+  if (any_posinf != 0) kinds |= NonfiniteKinds::only_posinf();
+  if (any_neginf != 0) kinds |= NonfiniteKinds::only_neginf();
   return kinds;
 }
 

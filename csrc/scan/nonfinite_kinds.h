@@ -11,10 +11,10 @@ namespace torchnan {
 class NonfiniteKinds {
  public:
   constexpr NonfiniteKinds() = default;
-  static constexpr NonfiniteKinds of_nan() { return NonfiniteKinds(kNaN); }
-  static constexpr NonfiniteKinds of_posinf() { return NonfiniteKinds(kPosInf); }
-  static constexpr NonfiniteKinds of_neginf() { return NonfiniteKinds(kNegInf); }
-  static constexpr NonfiniteKinds of_inf() { return NonfiniteKinds(kPosInf | kNegInf); }
+  static constexpr NonfiniteKinds only_nan() { return NonfiniteKinds(kNaN); }
+  static constexpr NonfiniteKinds only_posinf() { return NonfiniteKinds(kPosInf); }
+  static constexpr NonfiniteKinds only_neginf() { return NonfiniteKinds(kNegInf); }
+  static constexpr NonfiniteKinds only_inf() { return NonfiniteKinds(kPosInf | kNegInf); }
 
   constexpr bool nan() const { return (bits_ & kNaN) != 0; }
   constexpr bool posinf() const { return (bits_ & kPosInf) != 0; }

@@ -159,6 +159,11 @@ class StatsCollector {
  private:
   void widen(double x) {
     Tally& t = stats_.tally;
+    if (x == 0) {
+      ++t.zeros;
+    } else if (!t.min_abs || std::abs(x) < *t.min_abs) {
+      t.min_abs = std::abs(x);
+    }
     if (!t.min || x < *t.min) t.min = x;
     if (!t.max || x > *t.max) t.max = x;
     if (!t.absmax || std::abs(x) > *t.absmax) t.absmax = std::abs(x);
@@ -302,9 +307,9 @@ std::optional<Smallest> smallest_of(const at::Tensor& tensor) {
 
 NonfiniteKinds TensorStats::kinds() const {
   NonfiniteKinds kinds;
-  if (tally.nan > 0) kinds |= NonfiniteKinds::of_nan();
-  if (tally.posinf > 0) kinds |= NonfiniteKinds::of_posinf();
-  if (tally.neginf > 0) kinds |= NonfiniteKinds::of_neginf();
+  if (tally.nan > 0) kinds |= NonfiniteKinds::only_nan();
+  if (tally.posinf > 0) kinds |= NonfiniteKinds::only_posinf();
+  if (tally.neginf > 0) kinds |= NonfiniteKinds::only_neginf();
   return kinds;
 }
 
@@ -331,7 +336,7 @@ Counts counts_of(const at::Tensor& tensor) {
 }
 
 TensorStats compute_stats(const at::Tensor& tensor) {
-  ++work_counters().censuses;
+  ++work_counters().stats;
   TensorStats stats;
   const ScanTarget target(tensor);
   if (target.skip != Skip::kNone) return stats;
@@ -368,6 +373,41 @@ TensorStats compute_stats(const at::Tensor& tensor) {
       collect_strided<float>(values, parts, stats);
   }
   return stats;
+}
+
+Tally integer_range(const at::Tensor& tensor) {
+  TensorStats stats;
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  const bool is_readable = reason_to_skip_strided(impl) == Skip::kNone && is_plain(tensor) && impl.numel() > 0 &&
+                           impl.unsafe_storage().data() != nullptr;
+  if (!is_readable) return {};
+  switch (tensor.scalar_type()) {
+    case c10::ScalarType::Bool:
+    case c10::ScalarType::Byte:
+      collect_strided<uint8_t>(tensor, 1, stats);
+      break;
+    case c10::ScalarType::Char:
+      collect_strided<int8_t>(tensor, 1, stats);
+      break;
+    case c10::ScalarType::Short:
+      collect_strided<int16_t>(tensor, 1, stats);
+      break;
+    case c10::ScalarType::Int:
+      collect_strided<int32_t>(tensor, 1, stats);
+      break;
+    case c10::ScalarType::Long:
+      collect_strided<int64_t>(tensor, 1, stats);
+      break;
+    default:
+      return {};
+  }
+  return stats.tally;
+}
+
+Tally tally_of(double number) {
+  TensorStats stats;
+  StatsCollector(stats).element(&number, 1);
+  return stats.tally;
 }
 
 }  // namespace torchnan

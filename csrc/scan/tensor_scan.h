@@ -78,7 +78,7 @@ struct Smallest {
 std::optional<Smallest> smallest_of(const at::Tensor& tensor);
 
 // Returns the kinds that a tensor holds; none for a tensor that check_finite() would skip.
-NonfiniteKinds kinds_of(const at::Tensor& tensor);
+TORCHNAN_API NonfiniteKinds kinds_of(const at::Tensor& tensor);
 
 // Returns the number of words of each kind; a complex element has two. None for a tensor that check_finite() would
 // skip.
@@ -93,5 +93,11 @@ struct TensorStats {
   NonfiniteKinds kinds() const;
 };
 TensorStats compute_stats(const at::Tensor& tensor);
+
+// Returns the range of a tensor of integers or booleans; empty for any other, and for one without memory on the host.
+Tally integer_range(const at::Tensor& tensor);
+
+// Returns the tally of a number.
+Tally tally_of(double number);
 
 }  // namespace torchnan

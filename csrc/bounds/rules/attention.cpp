@@ -13,21 +13,22 @@ constexpr const char* kForward = "aten::_scaled_dot_product_flash_attention_for_
 
 double scale_of(A a, size_t scale, size_t query) {
   const double usual = 1 / std::sqrt(std::max<double>(1, static_cast<double>(a.size(query, -1))));
-  return std::abs(a.number(scale, usual));
+  return a.magnitude(scale, usual);
 }
 
 // |q k scale| over E elements.
 double max_score(A a, size_t query, size_t key, size_t scale) {
   const double products = a.sum_of(static_cast<double>(a.size(query, -1)), a.max_abs(query) * a.max_abs(key));
-  return kRoundedFactors * products * std::max(1.0, scale_of(a, scale, query));
+  return kRoundedFactors * products * largest({1, scale_of(a, scale, query)});
 }
 
 // (query, key, value, dropout_p, is_causal, attn_mask, scale): a mean of values, weighted by a softmax of finite
-// scores; and the log of the sum of their exponentials.
+// scores, which is divided by its sum last; and the log of the sum of their exponentials.
 void flash_attention(A a, Results out) {
   const double score = max_score(a, 0, 1, 6) + a.max_abs(5);
   if (!(score < a.limit()) || a.size(1, -2) == 0) return;
-  out[0] = {a.sum_of(2, a.max_abs(2))};
+  const double weighted = a.sum_of(static_cast<double>(a.size(1, -2)), a.max_abs(2));
+  out[0] = by_way_of(weighted, {a.sum_of(2, a.max_abs(2))});
   out[1] = {score + std::log(static_cast<double>(a.size(1, -2)) + 1)};
 }
 
@@ -40,9 +41,9 @@ void flash_attention_backward(A a, Results out) {
   const double g = a.max_abs(0);
   const double queries = static_cast<double>(a.size(1, -2));
   const double per_score = a.sum_of(static_cast<double>(a.size(1, -1)), g * (a.max_abs(3) + a.max_abs(4)));
-  const double scale = scale_of(a, 9, 1);
-  out[0] = {a.sum_of(2, per_score * a.max_abs(2)) * std::max(1.0, scale)};
-  out[1] = {a.sum_of(queries, per_score * a.max_abs(1)) * std::max(1.0, scale)};
+  const double scale = largest({1, scale_of(a, 9, 1)});
+  out[0] = by_way_of(per_score * scale, {a.sum_of(2, per_score * a.max_abs(2)) * scale});
+  out[1] = by_way_of(per_score * scale, {a.sum_of(queries, per_score * a.max_abs(1)) * scale});
   out[2] = {a.sum_of(queries, g)};
 }
 

@@ -33,9 +33,9 @@ void convolution(A a, Results out) {
 void convolution_backward(A a, Results out) {
   if (!is_reliable(a)) return;
   const double g = a.max_abs(0);
-  const double through = std::max(elements_per(a, 2, 0), elements_per(a, 2, 1));
+  const double through = largest({elements_per(a, 2, 0), elements_per(a, 2, 1)});
   const double positions = elements_per(a, 0, 1);
-  const double shared = std::max(positions, elements_per(a, 1, 1));
+  const double shared = largest({positions, elements_per(a, 1, 1)});
   out[0] = {bounded(a.sum_of(through, g * a.max_abs(2)))};
   out[1] = {bounded(a.sum_of(shared, g * a.max_abs(1)))};
   out[2] = {a.sum_of(positions, g)};
@@ -50,7 +50,12 @@ double window(A a, size_t kernel_size, int64_t dims) {
 // avg_pool2d(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor): a mean; with a divisor of the
 // program's own, a sum over it.
 void avg_pool(A a, Results out) {
-  if (!a.has_value(6)) out[0] = {a.max_abs(0), a.nonnegative(0)};
+  if (!a.has_value(6)) out[0] = mean_of(a, window(a, 1, 2), a.max_abs(0), a.nonnegative(0));
+}
+
+// _adaptive_avg_pool2d(x, output_size): means of windows, each of the plane at most.
+void adaptive_pool(A a, Results out) {
+  out[0] = mean_of(a, static_cast<double>(a.size(0, -1) * a.size(0, -2)), a.max_abs(0), a.nonnegative(0));
 }
 
 // Each gradient goes to one element of its window (max), or a part of it to each (mean).
@@ -74,9 +79,8 @@ void adaptive_pool_backward(A a, Results out) {
 void add_convolution_rules(RuleTable& table) {
   table["convolution"] = convolution;
   table["convolution_backward"] = convolution_backward;
-  for (const char* name : {"max_pool2d_with_indices", "max_pool3d_with_indices", "_adaptive_avg_pool2d"}) {
-    table[name] = same_bound;
-  }
+  for (const char* name : {"max_pool2d_with_indices", "max_pool3d_with_indices"}) table[name] = same_bound;
+  table["_adaptive_avg_pool2d"] = adaptive_pool;
   table["avg_pool2d"] = avg_pool;
   table["max_pool2d_with_indices_backward"] = pool_backward<2>;
   table["max_pool3d_with_indices_backward"] = pool_backward<3>;

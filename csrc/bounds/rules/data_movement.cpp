@@ -47,7 +47,7 @@ void scatter_add(A a, Results out) {
 
 // index_add(x, dim, index, source, alpha=1): as many as there are indices may land on one.
 void index_add(A a, Results out) {
-  out[0] = {a.max_abs(0) + a.sum_of(static_cast<double>(a.numel(2)) + 1, std::abs(a.number(4, 1)) * a.max_abs(3))};
+  out[0] = {a.max_abs(0) + a.sum_of(static_cast<double>(a.numel(2)) + 1, a.magnitude(4, 1) * a.max_abs(3))};
 }
 
 // Zero, or between zero and one.
@@ -55,7 +55,7 @@ void zeros(A, Results out) { out[0] = {0, true}; }
 void at_most_one(A, Results out) { out[0] = {1, true}; }
 
 // uniform_(x, from=0, to=1)
-void uniform(A a, Results out) { out[0] = {std::max(std::abs(a.number(1, 0)), std::abs(a.number(2, 1)))}; }
+void uniform(A a, Results out) { out[0] = {largest({a.magnitude(1, 0), a.magnitude(2, 1)})}; }
 
 // native_dropout(x, p, train): x / (1 - p) or 0; the second result is the mask.
 void native_dropout(A a, Results out) {
@@ -64,7 +64,7 @@ void native_dropout(A a, Results out) {
 }
 
 // native_dropout_backward(g, mask, scale)
-void native_dropout_backward(A a, Results out) { out[0] = {a.max_abs(0) * std::abs(a.number(2, NAN))}; }
+void native_dropout_backward(A a, Results out) { out[0] = {a.max_abs(0) * a.max_abs(2)}; }
 
 // embedding_dense_backward(g, indices, ...): every gradient row may land on one; frequencies only divide.
 void embedding_dense_backward(A a, Results out) { out[0] = {a.sum_of(static_cast<double>(a.numel(1)), a.max_abs(0))}; }

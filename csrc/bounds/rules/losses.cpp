@@ -15,12 +15,15 @@ void nll_loss_backward(A a, Results out) {
   if (a.integer(4, kMean) != kMean) {
     out[0] = {each};
   } else if (a.min_value(6) > 0) {
-    out[0] = {each / a.min_value(6)};
+    out[0] = by_way_of(largest({each, a.max_abs(0) / a.min_value(6)}), {each / a.min_value(6)});
   }
 }
 
 // mse_loss_backward(g, x, target, reduction): 2 (x - target) g, over n for a mean.
-void mse_loss_backward(A a, Results out) { out[0] = {2 * (a.max_abs(1) + a.max_abs(2)) * a.max_abs(0)}; }
+void mse_loss_backward(A a, Results out) {
+  const double apart = 2 * (a.max_abs(1) + a.max_abs(2));
+  out[0] = by_way_of(apart, {apart * a.max_abs(0)});
+}
 
 }  // namespace
 

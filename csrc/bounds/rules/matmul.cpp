@@ -16,22 +16,22 @@ double sum_of_products(A a, size_t x, size_t y, int64_t terms) {
 // mm, bmm: K is the last dimension of the first.
 void mm(A a, Results out) { out[0] = {sum_of_products(a, 0, 1, a.size(0, -1))}; }
 
-// addmm(c, x, y, beta=1, alpha=1): beta c + alpha x y
-void addmm(A a, Results out) {
-  const double alpha = std::abs(a.number(4, 1));
-  out[0] = {std::abs(a.number(3, 1)) * a.max_abs(0) + alpha * sum_of_products(a, 1, 2, a.size(1, -1))};
+// beta c + alpha x y. What is multiplied by alpha differs from kernel to kernel: a factor, or the sum.
+Bound scaled_sum(A a, int64_t terms) {
+  const double alpha = a.magnitude(4, 1);
+  const double sum = sum_of_products(a, 1, 2, terms);
+  const double on_the_way = largest({sum, alpha * a.max_abs(1), alpha * a.max_abs(2)});
+  return by_way_of(on_the_way, {a.magnitude(3, 1) * a.max_abs(0) + alpha * sum});
 }
+
+// addmm(c, x, y, beta=1, alpha=1)
+void addmm(A a, Results out) { out[0] = scaled_sum(a, a.size(1, -1)); }
 
 // addbmm: the batch is summed too.
-void addbmm(A a, Results out) {
-  const double alpha = std::abs(a.number(4, 1));
-  out[0] = {std::abs(a.number(3, 1)) * a.max_abs(0) + alpha * sum_of_products(a, 1, 2, a.size(1, 0) * a.size(1, -1))};
-}
+void addbmm(A a, Results out) { out[0] = scaled_sum(a, a.size(1, 0) * a.size(1, -1)); }
 
 // addr(c, x, y, beta=1, alpha=1): an outer product.
-void addr(A a, Results out) {
-  out[0] = {std::abs(a.number(3, 1)) * a.max_abs(0) + std::abs(a.number(4, 1)) * a.max_abs(1) * a.max_abs(2)};
-}
+void addr(A a, Results out) { out[0] = scaled_sum(a, 1); }
 
 }  // namespace
 

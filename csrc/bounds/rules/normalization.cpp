@@ -4,6 +4,7 @@
 // group have squares that add up to n at most. But the mean is rounded: off by some e |x|, and if the true deviations
 // are smaller than that, then r can be as large as 1 / sqrt(eps), and y as e |x| / sqrt(eps).
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 
 #include "bounds/rules.h"
@@ -24,17 +25,27 @@ double normalised(A a, double n, double x, double most_r) {
   return 1.1 * std::sqrt(n) + rounding_of_mean(n) * a.epsilon() * x * most_r;
 }
 
+// The range of what they compute in: 16 bits are widened.
+double range_of_sums(A a) { return a.dtype() == c10::ScalarType::Double ? DBL_MAX / 4 : FLT_MAX / 4; }
+
 double weight_of(A a, size_t i) { return a.has_value(i) ? a.max_abs(i) : 1; }
 
 double one_over_root(double eps) { return eps > 0 ? 1 / std::sqrt(eps) : RuleArguments::kUnknown; }
+
+// What (x - mean) r weight + bias takes on the way: kernels multiply r and the weight first, and x by either; r is kept
+// in the dtype of x.
+bool can_be_scaled(A a, double x, double r, double weight) {
+  const double factor = r * largest({1, weight});
+  return factor < a.limit() && (1 + 2 * x) * factor < range_of_sums(a);
+}
 
 // y, mean, r of n elements each.
 void normalise(A a, double n, double weight, double bias, double eps, Results out) {
   const double x = a.max_abs(0);
   if (!(x < kMaySquare && x < a.limit())) return;
   const double r = one_over_root(eps);
-  out[0] = {normalised(a, n, x, r) * weight + bias};
-  out[1] = {x};
+  if (can_be_scaled(a, x, r, weight)) out[0] = {normalised(a, n, x, r) * weight + bias};
+  out[1] = mean_of(a, n, x);
   out[2] = {r, true};
 }
 
@@ -65,7 +76,7 @@ void normalise_backward(A a, const Statistics& s, Results out) {
   const double gw = g * s.weight;
   const double cube = s.r * s.r * s.r;
   const double cancels = gw * s.r * s.apart * s.apart;
-  const double intermediate = std::max({cube, (s.rows + s.n * (1 + cube)) * std::max(g, gw) * (1 + s.x), cancels});
+  const double intermediate = largest({cube, (s.rows + s.n * (1 + cube)) * largest({g, gw}) * (1 + s.x), cancels});
   if (!(intermediate < a.limit())) return;
   const double rounding = rounding_of_mean(s.n) * a.epsilon() * cancels;
   out[0] = {a.sum_of(1, s.r * gw * (2 + s.y * s.mean_y) + rounding)};
@@ -115,6 +126,7 @@ void batch_norm(A a, Results out) {
   const double variance = a.min_value(4);
   if (!(variance > 0)) return;  // not known, or below zero, of which the root is NaN
   const double r = one_over_root(variance + std::max(0.0, a.number(7, 0)));
+  if (!can_be_scaled(a, a.max_abs(0) + a.max_abs(3), r, weight_of(a, 1))) return;
   out[0] = {a.sum_of(1, (a.max_abs(0) + a.max_abs(3)) * r * weight_of(a, 1)) + a.max_abs(2)};
 }
 

@@ -25,10 +25,10 @@ void add(A a, Results out) {
 }
 
 // |x - alpha y| <= |x| + |alpha| |y|
-void sub(A a, Results out) { out[0] = {a.max_abs(0) + std::abs(a.number(2, 1)) * a.max_abs(1)}; }
+void sub(A a, Results out) { out[0] = {a.max_abs(0) + a.magnitude(2, 1) * a.max_abs(1)}; }
 
 // |y - alpha x| <= |alpha| |x| + |y|
-void rsub(A a, Results out) { out[0] = {std::abs(a.number(2, 1)) * a.max_abs(0) + a.max_abs(1)}; }
+void rsub(A a, Results out) { out[0] = {a.magnitude(2, 1) * a.max_abs(0) + a.max_abs(1)}; }
 
 // |x y| = |x| |y|; a square is not negative.
 void mul(A a, Results out) {
@@ -53,22 +53,20 @@ void relu(A a, Results out) { out[0] = {a.bound(0).max_abs, true}; }
 // Either x, or one of the limits.
 void clamp(A a, Results out) {
   const bool nonnegative = (a.nonnegative(0) || (a.has_value(1) && a.nonnegative(1))) && a.nonnegative(2);
-  out[0] = {std::max({a.max_abs(0), a.max_abs(1), a.max_abs(2)}), nonnegative};
+  out[0] = {largest({a.max_abs(0), a.max_abs(1), a.max_abs(2)}), nonnegative};
 }
 
 // hardtanh(x, min=-1, max=1): as clamp.
-void hardtanh(A a, Results out) {
-  out[0] = {std::max({a.max_abs(0), std::abs(a.number(1, -1)), std::abs(a.number(2, 1))})};
-}
+void hardtanh(A a, Results out) { out[0] = {largest({a.max_abs(0), a.magnitude(1, 1), a.magnitude(2, 1)})}; }
 
 // threshold(x, threshold, value): x or the value.
-void threshold(A a, Results out) { out[0] = {std::max(a.max_abs(0), a.max_abs(2))}; }
+void threshold(A a, Results out) { out[0] = {largest({a.max_abs(0), a.max_abs(2)})}; }
 
 // |x| or |slope x|
-void leaky_relu(A a, Results out) { out[0] = {a.max_abs(0) * std::max(1.0, std::abs(a.number(1, 0.01)))}; }
+void leaky_relu(A a, Results out) { out[0] = {a.max_abs(0) * largest({1, a.magnitude(1, 0.01)})}; }
 
 // g or slope g
-void leaky_relu_backward(A a, Results out) { out[0] = {a.max_abs(0) * std::max(1.0, std::abs(a.number(2, 0.01)))}; }
+void leaky_relu_backward(A a, Results out) { out[0] = {a.max_abs(0) * largest({1, a.magnitude(2, 0.01)})}; }
 
 // |tanh|, |sin|, |cos|, |erf| <= 1 for every finite x
 void at_most_one(A a, Results out) {
@@ -92,7 +90,7 @@ void sqrt(A a, Results out) {
 double largest_power(double x, double p) {
   const bool is_exact = p == static_cast<double>(static_cast<c10::BFloat16>(static_cast<float>(p)));
   if (is_exact) return std::pow(x, p);
-  return std::max(std::pow(x, p * (1 - 0x1p-8)), std::pow(x, p * (1 + 0x1p-8)));
+  return largest({std::pow(x, p * (1 - 0x1p-8)), std::pow(x, p * (1 + 0x1p-8))});
 }
 
 // |x|^p is monotone in |x| for p > 0, unless float16 makes zero of p; a negative x has a power only if p is whole, and
@@ -106,15 +104,15 @@ void pow(A a, Results out) {
 
 // One of the two. (max(-inf, y) is y, min is -inf: left to a look.)
 void one_of_two(A a, Results out) {
-  out[0] = {std::max(a.max_abs(0), a.max_abs(1)), a.nonnegative(0) && a.nonnegative(1)};
+  out[0] = {largest({a.max_abs(0), a.max_abs(1)}), a.nonnegative(0) && a.nonnegative(1)};
 }
 
 // where(condition, x, y): x or y.
-void where(A a, Results out) { out[0] = {std::max(a.max_abs(1), a.max_abs(2)), a.nonnegative(1) && a.nonnegative(2)}; }
+void where(A a, Results out) { out[0] = {largest({a.max_abs(1), a.max_abs(2)}), a.nonnegative(1) && a.nonnegative(2)}; }
 
 // masked_fill(x, mask, value): x or the value.
 void masked_fill(A a, Results out) {
-  out[0] = {std::max(a.max_abs(0), a.max_abs(2)), a.nonnegative(0) && a.nonnegative(2)};
+  out[0] = {largest({a.max_abs(0), a.max_abs(2)}), a.nonnegative(0) && a.nonnegative(2)};
 }
 
 // x + w (y - x), 0 <= w <= 1: between x and y, |.| <= (1 - w) |x| + w |y|. Rounding y - x is relative to both.
@@ -123,14 +121,17 @@ void lerp(A a, Results out) {
   if (!(w >= 0 && w <= 1)) return;
   const double x = a.max_abs(0);
   const double y = a.max_abs(1);
-  out[0] = {(1 - w) * x + w * y + 4 * a.unit_roundoff() * (x + y), a.nonnegative(0) && a.nonnegative(1)};
+  const Bound between{(1 - w) * x + w * y + 4 * a.unit_roundoff() * (x + y), a.nonnegative(0) && a.nonnegative(1)};
+  out[0] = by_way_of(x + y, between);
 }
 
 // |x + v s t| <= |x| + |v| |s| |t|; with s = t and v >= 0, what is added is not negative.
 void addcmul(A a, Results out) {
   const double v = a.number(3, 1);
   const bool adds = v >= 0 && (a.same(1, 2) || (a.nonnegative(1) && a.nonnegative(2)));
-  out[0] = {a.max_abs(0) + std::abs(v) * a.max_abs(1) * a.max_abs(2), a.nonnegative(0) && adds};
+  const double vs = a.magnitude(3, 1) * a.max_abs(1);
+  const double on_the_way = largest({vs, a.max_abs(1) * a.max_abs(2)});
+  out[0] = by_way_of(on_the_way, {a.max_abs(0) + vs * a.max_abs(2), a.nonnegative(0) && adds});
 }
 
 // softplus(x, beta=1, threshold=20) <= |x| + ln 2 / beta, and not negative; takes the exponential of the threshold.
@@ -143,7 +144,7 @@ void softplus(A a, Results out) {
 // |elu(x, alpha=1, scale=1, input_scale=1)| <= |scale| max(|x|, |alpha|) for input_scale >= 0: its e^x is of x < 0
 void elu(A a, Results out) {
   if (!(a.number(3, 1) >= 0)) return;
-  out[0] = {std::abs(a.number(2, 1)) * std::max(a.max_abs(0), std::abs(a.number(1, 1)))};
+  out[0] = {a.magnitude(2, 1) * largest({a.max_abs(0), a.magnitude(1, 1)})};
 }
 
 // A factor between 0 and 1, or one of 0 and 1, times the gradient.
@@ -157,13 +158,14 @@ void gradient_of_smooth(A a, Results out) {
 // g (1 - y^2)
 void tanh_backward(A a, Results out) {
   const double y = a.max_abs(1);
-  out[0] = {a.max_abs(0) * std::max(1.0, y * y)};
+  out[0] = by_way_of(y * y, {a.max_abs(0) * largest({1, y * y})});
 }
 
-// g y (1 - y)
+// g y (1 - y), in any order
 void sigmoid_backward(A a, Results out) {
   const double y = a.max_abs(1);
-  out[0] = {a.max_abs(0) * y * (1 + y)};
+  const double g = a.max_abs(0);
+  out[0] = by_way_of(largest({g, y}) * (1 + y), {g * y * (1 + y)});
 }
 
 }  // namespace

@@ -32,7 +32,8 @@ void softmax_backward(A a, Results out) {
   const double y = a.max_abs(1);
   const bool sums_to_one = a.produced_by(1, "aten::_softmax") || a.produced_by(1, "aten::_safe_softmax");
   const double n = static_cast<double>(a.size(1, a.integer(2, 0)));
-  out[0] = {sums_to_one ? a.sum_of(2, g) * a.sum_of(1, 1) : y * (g + a.sum_of(n, g * y))};
+  const double apart = g + a.sum_of(n, g * y);
+  out[0] = sums_to_one ? Bound{a.sum_of(2, g) * a.sum_of(1, 1)} : by_way_of(apart, {y * apart});
 }
 
 // g - e^y sum g, with y <= 0 from log_softmax.

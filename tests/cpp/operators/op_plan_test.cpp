@@ -16,7 +16,7 @@ TEST(OpPlan, ChecksWhatComputes) {
   const OpPlan plan = plan_for("aten::add", "Tensor");
   EXPECT_EQ(plan.handling, Handling::kCheck);
   EXPECT_EQ(plan.checked_returns.size(), 1u);
-  EXPECT_TRUE(plan.written.empty());
+  EXPECT_TRUE(plan.mutated_arguments.empty());
 }
 
 TEST(OpPlan, LeavesAloneWhatIsOnlyKeptForTheBackwardPass) {
@@ -48,19 +48,19 @@ TEST(OpPlan, KnowsWhereNothingHasBeenWritten) {
 
 TEST(OpPlan, FindsWhatIsWrittenInPlace) {
   const OpPlan add = plan_for("aten::add_", "Tensor");
-  ASSERT_EQ(add.written.size(), 1u);
-  EXPECT_TRUE(add.written[0].reads_previous_value);
-  EXPECT_TRUE(add.written[0].returned);
-  EXPECT_FALSE(plan_for("aten::copy_").written[0].reads_previous_value);
-  EXPECT_FALSE(plan_for("aten::add", "out").written[0].reads_previous_value);
+  ASSERT_EQ(add.mutated_arguments.size(), 1u);
+  EXPECT_TRUE(add.mutated_arguments[0].reads_previous_value);
+  EXPECT_TRUE(add.mutated_arguments[0].returned);
+  EXPECT_FALSE(plan_for("aten::copy_").mutated_arguments[0].reads_previous_value);
+  EXPECT_FALSE(plan_for("aten::add", "out").mutated_arguments[0].reads_previous_value);
 }
 
 TEST(OpPlan, FindsWhatIsWrittenAndNotReturned) {
   const OpPlan fused = plan_for("aten::_fused_adamw_");
   EXPECT_EQ(fused.returns, 0);
-  ASSERT_GE(fused.written.size(), 4u);  // parameters, gradients, both moments
-  for (const auto& written : fused.written) EXPECT_FALSE(written.returned);
-  EXPECT_EQ(plan_for("aten::_foreach_addcdiv_", "Scalar").written.size(), 1u);
+  ASSERT_GE(fused.mutated_arguments.size(), 4u);  // parameters, gradients, both moments
+  for (const auto& mutated : fused.mutated_arguments) EXPECT_FALSE(mutated.returned);
+  EXPECT_EQ(plan_for("aten::_foreach_addcdiv_", "Scalar").mutated_arguments.size(), 1u);
 }
 
 // Every operator that PyTorch has gets a plan, and none that returns a fresh tensor is passed by unseen.
@@ -73,7 +73,7 @@ TEST(OpPlan, CoversEveryOperator) {
     const OpPlan plan = make_plan(*op);
     checked += plan.handling == Handling::kCheck ? 1 : 0;
     ASSERT_EQ(plan.arguments, op->schema().arguments().size());
-    for (const auto& written : plan.written) ASSERT_LT(written.kept, plan.saved_arguments.size());
+    for (const auto& mutated : plan.mutated_arguments) ASSERT_LT(mutated.saved_index, plan.saved_arguments.size());
   }
   EXPECT_GT(checked, 2000);
 }
@@ -84,7 +84,7 @@ TEST(OpPlan, IsMadeAnewForAnOperatorRegisteredAnew) {
     torch::Library library(torch::Library::FRAGMENT, "torchnan_test", std::nullopt, __FILE__, __LINE__);
     library.def(schema);
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("torchnan_test::mine", "");
-    return plan_of(op).written.size();
+    return plan_of(op).mutated_arguments.size();
   };
   EXPECT_EQ(plan_of_mine("mine(Tensor x) -> Tensor"), 0u);
   EXPECT_EQ(plan_of_mine("mine(Tensor(a!) x) -> ()"), 1u);

@@ -22,20 +22,20 @@ constexpr c10::ScalarType kDtypes[] = {
 
 // What a scalar loop says of a tensor.
 struct Reference {
-  TensorStats census;
+  TensorStats stats;
   NonfiniteKinds kinds;
   Counts words;
   std::vector<NonfiniteKinds> by_element;
 };
 
 void take(double part, Reference& reference, NonfiniteKinds& of_element) {
-  Tally& tally = reference.census.tally;
+  Tally& tally = reference.stats.tally;
   if (std::isnan(part)) {
     ++reference.words.nan;
-    of_element |= NonfiniteKinds::of_nan();
+    of_element |= NonfiniteKinds::only_nan();
   } else if (std::isinf(part)) {
     ++(part > 0 ? reference.words.posinf : reference.words.neginf);
-    of_element |= part > 0 ? NonfiniteKinds::of_posinf() : NonfiniteKinds::of_neginf();
+    of_element |= part > 0 ? NonfiniteKinds::only_posinf() : NonfiniteKinds::only_neginf();
   } else {
     tally.min = std::min(tally.min.value_or(part), part);
     tally.max = std::max(tally.max.value_or(part), part);
@@ -45,9 +45,9 @@ void take(double part, Reference& reference, NonfiniteKinds& of_element) {
 
 // With the sign of the first part that is infinite.
 void count_element(const double* parts, NonfiniteKinds kinds, const std::vector<int64_t>& index, Reference& reference) {
-  Tally& tally = reference.census.tally;
+  Tally& tally = reference.stats.tally;
   if (!kinds.any()) return;
-  if (tally.nonfinite() == 0) reference.census.first_index = index;
+  if (tally.nonfinite() == 0) reference.stats.first_index = index;
   if (kinds.nan()) {
     ++tally.nan;
   } else {
@@ -98,9 +98,9 @@ void expect_all(const at::Tensor& tensor) {
   EXPECT_EQ(verdict.skip, tensor.numel() == 0 ? Skip::kEmpty : Skip::kNone);
   EXPECT_EQ(verdict.finite, !reference.kinds.any());
   EXPECT_EQ(kinds_of(tensor), reference.kinds);
-  const TensorStats census = compute_stats(tensor);
-  expect_equal(census.tally, reference.census.tally);
-  EXPECT_EQ(census.first_index, reference.census.first_index);
+  const TensorStats stats = compute_stats(tensor);
+  expect_equal(stats.tally, reference.stats.tally);
+  EXPECT_EQ(stats.first_index, reference.stats.first_index);
   if (shows_each_element_once(tensor)) {
     const Counts words = counts_of(tensor);
     EXPECT_EQ(words.nan, reference.words.nan);
@@ -111,10 +111,10 @@ void expect_all(const at::Tensor& tensor) {
   EXPECT_EQ(*kinds_by_element(tensor), reference.by_element);
   const bool has_bounds = std::isfinite(verdict.max_abs);
   if (verdict.finite && has_bounds) {
-    EXPECT_EQ(verdict.max_abs, reference.census.tally.absmax);
+    EXPECT_EQ(verdict.max_abs, reference.stats.tally.absmax);
   }
   if (const auto smallest = smallest_of(tensor)) {
-    EXPECT_EQ(smallest->value, reference.census.tally.min);
+    EXPECT_EQ(smallest->value, reference.stats.tally.min);
   }
 }
 

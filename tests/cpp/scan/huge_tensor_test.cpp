@@ -68,23 +68,23 @@ TEST_P(LongHugeTensor, HasTheNormOfItsLastElement) {
 INSTANTIATE_TEST_SUITE_P(Long, LongHugeTensor, every_dtype_and_isa(), dtype_and_isa);
 
 // The walk for the report, which is the same for every instruction set.
-TEST(LongHugeCensus, TellsTheLastElementByItsIndex) {
+TEST(LongHugeTensor, ReportsTheLastElementByItsIndex) {
   const Zeros memory(static_cast<size_t>(kElements));
   const at::Tensor tensor = at::from_blob(memory.data(), {kElements}, at::TensorOptions(at::kFloat8_e4m3fn));
   static_cast<uint8_t*>(memory.data())[kElements - 1] = 0x7f;
-  const TensorStats census = compute_stats(tensor);
-  EXPECT_EQ(census.tally.nan, 1);
-  EXPECT_EQ(census.first_index, std::vector<int64_t>{kElements - 1});
+  const TensorStats stats = compute_stats(tensor);
+  EXPECT_EQ(stats.tally.nan, 1);
+  EXPECT_EQ(stats.first_index, std::vector<int64_t>{kElements - 1});
 }
 
-TEST(LongHugeCensus, CountsBeyondAnInt32) {
+TEST(LongHugeTensor, CountsBeyondAnInt32) {
   const at::Tensor tensor = at::full({}, kNaN).expand({kElements});
   EXPECT_EQ(compute_stats(tensor).tally.nan, kElements);
   EXPECT_FALSE(check_finite(tensor).finite);
   EXPECT_EQ(norms_of(at::ones({}).expand({kElements}))[0].norm(), std::sqrt(static_cast<double>(kElements)));
 }
 
-TEST(LongHugeCensus, IsOfTheElementsThatAStridedViewShows) {
+TEST(LongHugeTensor, IsOfTheElementsThatAStridedViewShows) {
   const Zeros memory(static_cast<size_t>(kElements));
   const at::Tensor tensor = at::from_blob(memory.data(), {kElements}, at::TensorOptions(at::kFloat8_e5m2));
   static_cast<uint8_t*>(memory.data())[kElements - 1] = 0x7f;

@@ -52,33 +52,33 @@ TEST_P(EveryLayout, ShowsExactlyWhatItShows) {
 INSTANTIATE_TEST_SUITE_P(Layouts, EveryLayout, testing::ValuesIn(kLayouts),
                          [](const auto& test) { return test.param.name; });
 
-TEST(TensorStats, TellsCountsRangeAndTheFirstIndexInLogicalOrder) {
+TEST(TensorStats, HasCountsRangeAndTheFirstIndexInLogicalOrder) {
   at::Tensor t = at::arange(12, at::kFloat).view({3, 4}).clone();
   with(t, {1, 2}, kInf);
   with(t, {2, 0}, kNaN);
   with(t, {2, 3}, -kInf);
-  const TensorStats census = compute_stats(t.t());  // logical order is that of the transposed
-  EXPECT_EQ(census.tally.nan, 1);
-  EXPECT_EQ(census.tally.posinf, 1);
-  EXPECT_EQ(census.tally.neginf, 1);
-  EXPECT_EQ(census.first_index, (std::vector<int64_t>{0, 2}));
-  EXPECT_EQ(census.tally.min, 0.0);
-  EXPECT_EQ(census.tally.max, 10.0);
-  EXPECT_EQ(census.tally.absmax, 10.0);
+  const TensorStats stats = compute_stats(t.t());  // logical order is that of the transposed
+  EXPECT_EQ(stats.tally.nan, 1);
+  EXPECT_EQ(stats.tally.posinf, 1);
+  EXPECT_EQ(stats.tally.neginf, 1);
+  EXPECT_EQ(stats.first_index, (std::vector<int64_t>{0, 2}));
+  EXPECT_EQ(stats.tally.min, 0.0);
+  EXPECT_EQ(stats.tally.max, 10.0);
+  EXPECT_EQ(stats.tally.absmax, 10.0);
 }
 
 TEST(TensorStats, HasNoRangeWhereNothingIsFinite) {
-  const TensorStats census = compute_stats(at::full({3}, kNaN));
-  EXPECT_EQ(census.tally.nan, 3);
-  EXPECT_FALSE(census.tally.min.has_value());
+  const TensorStats stats = compute_stats(at::full({3}, kNaN));
+  EXPECT_EQ(stats.tally.nan, 3);
+  EXPECT_FALSE(stats.tally.min.has_value());
 }
 
 TEST(TensorStats, CountsAComplexElementOnce) {
   const at::Tensor t = at::complex(at::tensor({1.0, kNaN, kInf}), at::tensor({-kInf, kInf, 2.0}));
-  const TensorStats census = compute_stats(t);
-  EXPECT_EQ(census.tally.nan, 1);
-  EXPECT_EQ(census.tally.posinf, 1);
-  EXPECT_EQ(census.tally.neginf, 1);
+  const TensorStats stats = compute_stats(t);
+  EXPECT_EQ(stats.tally.nan, 1);
+  EXPECT_EQ(stats.tally.posinf, 1);
+  EXPECT_EQ(stats.tally.neginf, 1);
 }
 
 TEST(CheckFinite, LooksAtScalarsAndPassesEmptyTensorsBy) {
@@ -86,7 +86,7 @@ TEST(CheckFinite, LooksAtScalarsAndPassesEmptyTensorsBy) {
   EXPECT_EQ(check_finite(at::empty({0, 3})).skip, Skip::kEmpty);
 }
 
-TEST(CheckFinite, JudgesSparseTensorsByTheirValues) {
+TEST(CheckFinite, ChecksSparseTensorsByTheirValues) {
   const at::Tensor indices = at::tensor({0, 1, 1, 0}, at::kLong).view({2, 2});
   const at::Tensor coo = at::sparse_coo_tensor(indices, at::tensor({1.0, kNaN}), {2, 2});
   EXPECT_FALSE(check_finite(coo).finite);
@@ -96,7 +96,7 @@ TEST(CheckFinite, JudgesSparseTensorsByTheirValues) {
   EXPECT_TRUE(check_finite(at::eye(3).to_sparse_csr()).finite);
 }
 
-TEST(CheckFinite, JudgesNestedTensorsByTheirBuffer) {
+TEST(CheckFinite, ChecksNestedTensorsByTheirBuffer) {
   const at::Tensor nested = at::_nested_tensor_from_tensor_list({at::ones({2}), at::full({3}, kNaN)});
   EXPECT_FALSE(check_finite(nested).finite);
 }

@@ -1,0 +1,60 @@
+#include "bounds/written_spans.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "scan/storage_of.h"
+
+namespace torchnan {
+namespace {
+
+struct Span {
+  const void* memory = nullptr;
+  uintptr_t begin = 0;
+  uintptr_t end = 0;
+};
+
+// The memory of a tensor; all of its storage if it lies there with gaps.
+Span span_of(const at::Tensor& tensor) {
+  const c10::StorageImpl* storage = storage_of(tensor);
+  if (storage == nullptr) return {};
+  const void* memory = storage->data_ptr().get();
+  const auto start = reinterpret_cast<uintptr_t>(memory);
+  if (!tensor.is_non_overlapping_and_dense()) return {memory, start, start + storage->nbytes()};
+  const uintptr_t begin = start + static_cast<uintptr_t>(tensor.storage_offset()) * tensor.itemsize();
+  return {memory, begin, begin + tensor.nbytes()};
+}
+
+}  // namespace
+
+void WrittenSpans::begin(size_t count) {
+  ++call_;
+  if (slots_.size() < 2 * count) slots_.assign(std::bit_ceil(2 * count), {});
+}
+
+void WrittenSpans::add(const at::Tensor& tensor) noexcept {
+  const Span span = span_of(tensor);
+  if (span.memory == nullptr) return;
+  Slot& slot = slots_[slot_of(span.memory)];
+  const bool is_first = slot.call != call_;
+  slot = {call_, span.memory, is_first ? span.begin : std::min(slot.begin, span.begin),
+          is_first ? span.end : std::max(slot.end, span.end)};
+}
+
+bool WrittenSpans::may_overlap(const at::Tensor& tensor) const noexcept {
+  const Span span = span_of(tensor);
+  if (span.memory == nullptr) return false;
+  const Slot& slot = slots_[slot_of(span.memory)];
+  return slot.call == call_ && span.begin < slot.end && slot.begin < span.end;
+}
+
+// Returns where the memory is, or would be; there is always a free slot.
+size_t WrittenSpans::slot_of(const void* memory) const noexcept {
+  const uint64_t hash = reinterpret_cast<uintptr_t>(memory) * 0x9e3779b97f4a7c15ull;
+  const size_t last = slots_.size() - 1;
+  size_t i = static_cast<size_t>(hash >> 32) & last;
+  while (slots_[i].call == call_ && slots_[i].memory != memory) i = (i + 1) & last;
+  return i;
+}
+
+}  // namespace torchnan
