@@ -1,9 +1,14 @@
 #include "origin/arguments.h"
 
+#include <algorithm>
 #include <cmath>
+#include <optional>
+#include <unordered_set>
 
 #include <fmt/format.h>
 
+#include "operators/for_each_tensor.h"
+#include "scan/storage_of.h"
 #include "scan/tensor_scan.h"
 
 namespace torchnan {
@@ -12,28 +17,94 @@ namespace {
 constexpr size_t kMaxReportedInputs = 16;
 
 NonfiniteKinds kinds_of_number(double x) {
-  if (std::isnan(x)) return NonfiniteKinds::of_nan();
+  if (std::isnan(x)) return NonfiniteKinds::only_nan();
   if (!std::isinf(x)) return {};
-  return x > 0 ? NonfiniteKinds::of_posinf() : NonfiniteKinds::of_neginf();
+  return x > 0 ? NonfiniteKinds::only_posinf() : NonfiniteKinds::only_neginf();
+}
+
+// The storages that the call has written.
+std::unordered_set<const c10::StorageImpl*> overwritten_storages(const CallContext& call) {
+  std::unordered_set<const c10::StorageImpl*> storages;
+  for (const OpPlan::MutatedArgument& mutated : call.plan.mutated_arguments) {
+    for_each_tensor(call.saved[mutated.saved_index], [&](const at::Tensor& tensor, int64_t) {
+      if (storage_of(tensor) != nullptr) storages.insert(storage_of(tensor));
+    });
+  }
+  return storages;
+}
+
+// A normalization writes its running statistics in training only.
+bool is_evaluation(const CallContext& call) {
+  for (size_t k = 0; k < call.saved.size(); ++k) {
+    if (call.saved[k].isBool() && call.plan.argument_names[call.plan.saved_arguments[k]] == "training") {
+      return !call.saved[k].toBool();
+    }
+  }
+  return false;
+}
+
+InputSummary summarise(const CallContext& call, const TensorArgument& argument) {
+  InputSummary input;
+  input.name = argument.name;
+  input.dtype = dtype_name(argument.tensor);
+  input.overwritten = argument.overwritten && !is_evaluation(call);
+  const at::Tensor tensor = scannable_values(argument.tensor);
+  const at::Tensor& shaped = tensor.defined() ? tensor : argument.tensor;
+  if (!shaped.is_nested()) input.shape = shaped.sizes().vec();
+  if (input.overwritten) return input;
+  input.tally = tensor.defined() ? compute_stats(tensor).tally : integer_range(argument.tensor);
+  return input;
+}
+
+// Factors of 1 say nothing: alpha, beta and value are that unless user code passes another.
+bool is_neutral(const std::string& name, double number) {
+  return number == 1 && (name == "alpha" || name == "beta" || name == "value");
+}
+
+// Of a number, also of one that was made a tensor of: x / 0. Nothing for what is none.
+std::optional<Tally> tally_of_number(const c10::IValue& value) {
+  if (value.isDouble()) return tally_of(value.toDouble());
+  if (value.isInt()) return tally_of(static_cast<double>(value.toInt()));
+  if (!value.isTensor() || !value.toTensor().defined()) return std::nullopt;
+  const at::Tensor& tensor = value.toTensor();
+  if (!tensor.unsafeGetTensorImpl()->is_wrapped_number()) return std::nullopt;
+  return scannable_values(tensor).defined() ? compute_stats(tensor).tally : integer_range(tensor);
+}
+
+void add_numbers(const CallContext& call, std::vector<InputSummary>& inputs) {
+  for (size_t k = 0; k < call.saved.size(); ++k) {
+    const std::optional<Tally> tally = tally_of_number(call.saved[k]);
+    if (!tally) continue;
+    InputSummary input;
+    input.name = call.plan.argument_names[call.plan.saved_arguments[k]];
+    if (is_neutral(input.name, tally->min.value_or(0))) continue;
+    input.dtype = InputSummary::kNumber;
+    input.tally = *tally;
+    inputs.push_back(std::move(input));
+  }
 }
 
 }  // namespace
 
 std::vector<TensorArgument> tensor_arguments(const CallContext& call) {
+  const std::unordered_set<const c10::StorageImpl*> overwritten = overwritten_storages(call);
+  const auto is_overwritten = [&](const at::Tensor& tensor) { return overwritten.count(storage_of(tensor)) != 0; };
   std::vector<TensorArgument> found;
-  for (size_t k = 0; k < call.kept.size(); ++k) {
+  for (size_t k = 0; k < call.saved.size(); ++k) {
     const std::string& name = call.plan.argument_names[call.plan.saved_arguments[k]];
     const OpPlan::MutatedArgument* written = call.plan.mutated_argument_at(k);
     if (written != nullptr && !written->reads_previous_value) continue;
-    const bool overwritten = written != nullptr;
-    const c10::IValue& value = call.kept[k];
+    const c10::IValue& value = call.saved[k];
     if (value.isTensor() && value.toTensor().defined()) {
-      found.push_back({value.toTensor(), name, overwritten});
+      if (value.toTensor().unsafeGetTensorImpl()->is_wrapped_number()) continue;
+      found.push_back({value.toTensor(), name, written != nullptr || is_overwritten(value.toTensor())});
     } else if (value.isList()) {
       const auto elements = value.toListRef();
       for (size_t i = 0; i < elements.size(); ++i) {
         if (!elements[i].isTensor() || !elements[i].toTensor().defined()) continue;
-        found.push_back({elements[i].toTensor(), fmt::format("{}[{}]", name, i), overwritten, static_cast<int64_t>(i)});
+        const at::Tensor& tensor = elements[i].toTensor();
+        found.push_back({tensor, fmt::format("{}[{}]", name, i), written != nullptr || is_overwritten(tensor),
+                         static_cast<int64_t>(i)});
       }
     }
   }
@@ -42,45 +113,51 @@ std::vector<TensorArgument> tensor_arguments(const CallContext& call) {
 
 at::Tensor copy_destination(const CallContext& call) {
   if (!call.plan.is_data_movement) return {};
-  for (const OpPlan::MutatedArgument& written : call.plan.written) {
-    const c10::IValue& target = call.kept[written.kept];
-    if (!written.reads_previous_value && target.isTensor()) return scannable_values(target.toTensor());
+  for (const OpPlan::MutatedArgument& mutated : call.plan.mutated_arguments) {
+    const c10::IValue& target = call.saved[mutated.saved_index];
+    if (!mutated.reads_previous_value && target.isTensor()) return scannable_values(target.toTensor());
   }
   return {};
 }
 
 NonfiniteKinds kinds_of_numbers(const CallContext& call) {
   NonfiniteKinds kinds;
-  for (const c10::IValue& value : call.kept) {
+  for (const c10::IValue& value : call.saved) {
     if (value.isDouble()) {
       kinds |= kinds_of_number(value.toDouble());
     } else if (value.isComplexDouble()) {
       const c10::complex<double> z = value.toComplexDouble();
       kinds |= kinds_of_number(z.real()) | kinds_of_number(z.imag());
+    } else if (value.isTensor() && value.toTensor().defined() &&
+               value.toTensor().unsafeGetTensorImpl()->is_wrapped_number()) {
+      kinds |= kinds_of(value.toTensor());
     }
   }
   return kinds;
 }
 
-std::vector<InputSummary> summarise_inputs(const CallContext& call) {
+std::vector<InputSummary> summarise_inputs(const CallContext& call, int64_t output) {
+  const int64_t size = list_size(call);
   std::vector<InputSummary> inputs;
   for (const TensorArgument& argument : tensor_arguments(call)) {
     if (inputs.size() == kMaxReportedInputs) break;
-    InputSummary input;
-    input.name = argument.name;
-    input.dtype = dtype_name(argument.tensor);
-    input.overwritten = argument.overwritten;
-    const at::Tensor tensor = scannable_values(argument.tensor);
-    const at::Tensor& shaped = tensor.defined() ? tensor : argument.tensor;
-    if (!shaped.is_nested()) input.shape = shaped.sizes().vec();
-    if (tensor.defined() && !argument.overwritten) input.tally = compute_stats(tensor).tally;
-    inputs.push_back(std::move(input));
+    if (is_made_of(call.plan, argument.element, output, size)) inputs.push_back(summarise(call, argument));
   }
+  add_numbers(call, inputs);
   return inputs;
 }
 
+int64_t list_size(const CallContext& call) {
+  int64_t size = 1;
+  for (const c10::IValue& value : call.saved) {
+    if (value.isList()) size = std::max<int64_t>(size, static_cast<int64_t>(value.toListRef().size()));
+  }
+  return size;
+}
+
+// Copies nothing: that may need the GIL.
 bool is_parameter(const at::Tensor& tensor) {
-  const at::TensorBase whole = tensor.is_view() ? tensor._base() : tensor;
+  const at::TensorBase& whole = tensor.is_view() ? tensor._base() : static_cast<const at::TensorBase&>(tensor);
   return whole.requires_grad() && whole.is_leaf();
 }
 

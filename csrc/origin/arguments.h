@@ -19,7 +19,7 @@ namespace torchnan {
 // A call, as far as attribution needs to know it.
 struct CallContext {
   const OpPlan& plan;
-  c10::ArrayRef<c10::IValue> kept;  // the plan's saved_arguments, as they were passed
+  c10::ArrayRef<c10::IValue> saved;  // the plan's saved_arguments, as they were passed
   DetectionSession& session;
   uint64_t thread;
 };
@@ -28,21 +28,31 @@ struct CallContext {
 struct TensorArgument {
   at::Tensor tensor;
   std::string name;          // "self", "tensors[3]"
-  bool overwritten = false;  // by this call: its previous values are gone
+  bool overwritten = false;  // by this call, itself or what it shares memory with: its previous values are gone
   int64_t element = -1;      // of a list
 };
 
-// Returns the tensors that the call reads, so no out= arguments.
+// Returns the tensors that the call reads, so no out= arguments, and no numbers that PyTorch has wrapped.
 std::vector<TensorArgument> tensor_arguments(const CallContext& call);
 
 // Returns the tensor that a call which only moves values writes to; undefined if it does more than that.
 at::Tensor copy_destination(const CallContext& call);
 
-// Returns the kinds among the numbers that were passed: full(-inf), masked_fill(mask, -inf).
+// Returns the kinds among the numbers that were passed, wrapped as tensors or not: full(-inf), x * inf,
+// masked_fill(mask, -inf).
 NonfiniteKinds kinds_of_numbers(const CallContext& call);
 
-// Describes the inputs for the report, at most sixteen.
-std::vector<InputSummary> summarise_inputs(const CallContext& call);
+// Describes for the report what result number `output` was made of: at most sixteen tensors, then the numbers.
+std::vector<InputSummary> summarise_inputs(const CallContext& call, int64_t output);
+
+// Whether a result is made of the argument at this index of a list, -1 if it is in none: where lists are gone through
+// together, of the elements at its own index. `list_size` is that of list_size().
+inline bool is_made_of(const OpPlan& plan, int64_t element, int64_t output, int64_t list_size) {
+  return !plan.is_foreach_elementwise || element < 0 || element == output % list_size;
+}
+
+// Returns the length of the longest list among the arguments; 1 if there is none.
+int64_t list_size(const CallContext& call);
 
 // Whether it is a leaf that is trained, or a view of one. Without grad mode, as inside a node, every view looks like a
 // leaf.

@@ -26,14 +26,14 @@ void attribute(const CallContext& call, c10::SmallVectorImpl<BadArgument>& bad_a
                c10::ArrayRef<Result> results) {
   HostEvidence evidence(call, bad_arguments);
   for (const BadArgument& argument : bad_arguments) {  // those found just now have not been recorded as used
-    for (const Cause& cause : argument.record->causes()) cause.root->used = true;
+    for (const Cause& cause : argument.record->causes()) cause.origin->used = true;
   }
   for (const Result& result : results) {
     evidence.select(result);
     const NonfiniteRegistry::ProvenancePtr record = attribute(evidence, result.kinds);
     nonfinite_registry().remember(result.tensor, record);
     for (const Cause& cause : record->causes()) {
-      if (cause.steps.empty() && !cause.root->is_intentional()) record_unused(call.session, record);
+      if (cause.steps.empty() && !cause.origin->is_intentional()) record_unused(call.session, record);
     }
     report_result(call, result, record);
   }

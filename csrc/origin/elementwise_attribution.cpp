@@ -41,9 +41,9 @@ class Walker {
     for (int part = 0; part < format_.words_per_element; ++part) {
       const uint64_t magnitude = (word(part) + format_.bias) & format_.mask;
       if (magnitude >= format_.first_nan) {
-        kinds |= NonfiniteKinds::of_nan();
+        kinds |= NonfiniteKinds::only_nan();
       } else if (magnitude >= format_.infinity) {
-        kinds |= word(part) == format_.infinity ? NonfiniteKinds::of_posinf() : NonfiniteKinds::of_neginf();
+        kinds |= word(part) == format_.infinity ? NonfiniteKinds::only_posinf() : NonfiniteKinds::only_neginf();
       }
     }
     return kinds;
@@ -89,7 +89,7 @@ bool broadcasts_to(const at::Tensor& tensor, c10::IntArrayRef sizes) {
 
 // What one bad element of the result owes to the arguments; those left out have no walker.
 void attribute_element(NonfiniteKinds result, c10::ArrayRef<Candidate> arguments, c10::ArrayRef<const Walker*> walkers,
-                       Blame& verdict) {
+                       ElementAttribution& verdict) {
   NonfiniteKinds given;
   bool any_accident = false;
   for (size_t i = 0; i < walkers.size(); ++i) {
@@ -117,9 +117,9 @@ std::shared_ptr<const ElementKinds> kinds_by_element(const at::Tensor& tensor) {
   return kinds;
 }
 
-Blame blame(const at::Tensor& result, c10::ArrayRef<Candidate> arguments) {
+ElementAttribution attribute_by_element(const at::Tensor& result, c10::ArrayRef<Candidate> arguments) {
   const auto sizes = result.sizes();
-  Blame verdict;
+  ElementAttribution verdict;
   verdict.inherited.resize(arguments.size());
   Walker result_walker(result, nullptr, sizes);
   std::vector<Walker> storage;

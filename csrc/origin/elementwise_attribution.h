@@ -22,7 +22,7 @@ struct Candidate {
   bool by_accident;                            // what is bad in it is not there on purpose
 };
 
-struct Blame {
+struct ElementAttribution {
   // Among the elements that are bad by this operation: every argument is finite there, or a NaN was made there of an
   // Inf that is on purpose.
   NonfiniteKinds own;
@@ -31,7 +31,7 @@ struct Blame {
 };
 
 // Dense, readable CPU tensors; arguments that do not broadcast to the result are left out of account.
-Blame blame(const at::Tensor& result, c10::ArrayRef<Candidate> arguments);
+ElementAttribution attribute_by_element(const at::Tensor& result, c10::ArrayRef<Candidate> arguments);
 
 // The kinds in `tensor` where `weight`, of the same shape, is not zero.
 NonfiniteKinds kinds_where_nonzero(const at::Tensor& tensor, const at::Tensor& weight);

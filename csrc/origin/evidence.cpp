@@ -11,7 +11,20 @@ namespace {
 // The kinds that an operation can make of values of these kinds.
 NonfiniteKinds possible_kinds(NonfiniteKinds given, const OpPlan& plan) {
   if (plan.is_data_movement) return given;
-  return given.inf() ? NonfiniteKinds::of_nan() | NonfiniteKinds::of_inf() : given;
+  return given.inf() ? NonfiniteKinds::only_nan() | NonfiniteKinds::only_inf() : given;
+}
+
+// Records which backward node has computed the values of a cause. Accumulation hands them on: its hooks look at them.
+void mark_node(Evidence& evidence, Cause& cause) {
+  const Site& site = evidence.site();
+  const bool accumulates = site.node == "torch::autograd::AccumulateGrad" && cause.node_execution_id != 0;
+  if (site.node_execution_id != 0 && !accumulates) cause.node_execution_id = site.node_execution_id;
+}
+
+Cause new_cause(Evidence& evidence, std::shared_ptr<OriginRecord> origin, NonfiniteKinds kinds) {
+  Cause cause{std::move(origin), kinds};
+  mark_node(evidence, cause);
+  return cause;
 }
 
 // Collects the causes of one result.
@@ -44,11 +57,11 @@ class Attribution {
     for (size_t i = 0; i < evidence_.arguments().size(); ++i) add(i);
   }
 
-  void add_by_element(const Blame& blame) {
+  void add_by_element(const ElementAttribution& blame) {
     add_all([&](size_t i) {
       if (blame.inherited[i].any()) add_possible_causes(i, blame.inherited[i]);
     });
-    if (blame.own.any()) causes_.push_back({evidence_.new_origin(blame.own), blame.own});
+    if (blame.own.any()) causes_.push_back(new_cause(evidence_, evidence_.new_origin(blame.own), blame.own));
   }
 
   // Adds the causes of an argument that can have led to these kinds.
@@ -68,21 +81,23 @@ class Attribution {
 
   // exp(-inf) is 0: if there is anything else, that has done it.
   bool is_absorbed(const Cause& cause) const {
-    return plan_.absorbs_negative_infinity && cause.kinds == NonfiniteKinds::of_neginf() &&
-           inherited_.without(NonfiniteKinds::of_neginf()).any();
+    return plan_.absorbs_negative_infinity && cause.kinds == NonfiniteKinds::only_neginf() &&
+           inherited_.without(NonfiniteKinds::only_neginf()).any();
   }
 
   bool may_be_mask(NonfiniteKinds kinds) const {
-    return evidence_.has_all_kinds() ? kinds == NonfiniteKinds::of_neginf() : !kinds.nan();
+    return evidence_.has_all_kinds() ? kinds == NonfiniteKinds::only_neginf() : !kinds.nan();
   }
 
   Cause extended(size_t argument, const Cause& cause, NonfiniteKinds kinds) {
-    OriginRecord& root = *cause.root;
-    mark_factor(root, evidence_.site().node_execution_id, plan_, kinds);
-    if (!plan_.is_data_movement && !may_be_mask(kinds)) root.spread = true;
-    if (root.source != OriginRecord::Source::kOperation && !cause.first_computation)
-      evidence_.record_first_use(argument, root);
-    return cause.extended({&plan_, evidence_.site().live}, plan_.is_data_movement, kinds);
+    OriginRecord& origin = *cause.origin;
+    mark_factor(origin, evidence_.site().node_execution_id, plan_, kinds);
+    if (!plan_.is_data_movement && !may_be_mask(kinds)) origin.propagated = true;
+    if (origin.source != OriginRecord::Source::kOperation && !cause.first_computation)
+      evidence_.record_first_use(argument, origin);
+    Cause next = cause.extended({&plan_, evidence_.site().live}, plan_.is_data_movement, kinds);
+    mark_node(evidence_, next);
+    return next;
   }
 
   Evidence& evidence_;
@@ -96,13 +111,13 @@ class Attribution {
 
 std::shared_ptr<const Provenance> attribute(Evidence& evidence, NonfiniteKinds kinds) {
   if (evidence.arguments().empty()) {
-    return std::make_shared<Provenance>(Cause{evidence.new_origin_without_arguments(kinds), kinds});
+    return std::make_shared<Provenance>(new_cause(evidence, evidence.new_origin_without_arguments(kinds), kinds));
   }
   Attribution attribution(evidence, kinds);
   auto provenance = std::make_shared<Provenance>(attribution.causes());
   // What is new has to be the operation's own doing; if nothing is, then all that was given is at fault.
   if (!provenance->is_intentional() || attribution.is_explained()) return provenance;
-  return std::make_shared<Provenance>(Cause{evidence.new_origin(kinds), kinds});
+  return std::make_shared<Provenance>(new_cause(evidence, evidence.new_origin(kinds), kinds));
 }
 
 }  // namespace torchnan

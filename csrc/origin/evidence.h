@@ -36,8 +36,8 @@ class Evidence {
   virtual NonfiniteKinds constants() const = 0;
 
   // Attributes each bad element to arguments, in the order of arguments(); nothing where that is not possible or would
-  // tell no more.
-  virtual std::optional<Blame> attribute_elements(NonfiniteKinds kinds) = 0;
+  // add nothing.
+  virtual std::optional<ElementAttribution> attribute_elements(NonfiniteKinds kinds) = 0;
 
   // Returns the origin of values that none of the arguments explains.
   virtual std::shared_ptr<OriginRecord> new_origin(NonfiniteKinds kinds) = 0;
@@ -46,7 +46,7 @@ class Evidence {
   virtual std::shared_ptr<OriginRecord> new_origin_without_arguments(NonfiniteKinds kinds) = 0;
 
   // Records that the operation may be the first to compute with values of arguments()[argument] that no operation made.
-  virtual void record_first_use(size_t argument, OriginRecord& root) = 0;
+  virtual void record_first_use(size_t argument, OriginRecord& origin) = 0;
 
  protected:
   ~Evidence() = default;

@@ -1,13 +1,18 @@
 #include "origin/harm.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/csrc/autograd/graph_task.h>
-#include <torch/csrc/autograd/node.h>
+#include <torch/csrc/autograd/function.h>
 
 #include "scan/tensor_scan.h"
 #include "operators/op_plan.h"
 #include "origin/host_queries.h"
 #include "origin/make_finding.h"
 #include "origin/origin_records.h"
+#include "origin/replayed_region.h"
+#include "origin/reported_causes.h"
+#include "report/own_frame.h"
 #include "call_sites/current_call_site.h"
 #include "host/user_notifier.h"
 #include "detection/delivery.h"
@@ -18,37 +23,45 @@ namespace {
 
 // What was computed with values like these was finite, or they have not been computed with.
 bool is_mask(const Cause& cause) {
-  const OriginRecord& root = *cause.root;
-  if (root.source == OriginRecord::Source::kOperation) {
-    const bool is_gradient = !root.site.node.empty();
-    const bool served = root.computed && !root.spread && !cause.first_computation;
-    return served && !is_gradient && root.kinds == NonfiniteKinds::of_neginf();
+  const OriginRecord& origin = *cause.origin;
+  if (origin.source == OriginRecord::Source::kOperation) {
+    const bool is_gradient = !origin.site.node.empty();
+    const bool served = origin.computed && !origin.propagated && !cause.first_computation;
+    return served && !is_gradient && origin.kinds == NonfiniteKinds::only_neginf();
   }
-  if (root.unwritten || root.foreign || root.parameter) return false;
+  if (origin.unwritten || origin.foreign || origin.parameter) return false;
   return !cause.kinds.nan() || !cause.first_computation;
 }
 
 // A mask does no harm by being held or looked at.
 bool is_harmless(const Cause& cause, HarmKind kind) {
   if (kind == HarmKind::kAlive) return is_mask(cause);
-  if (cause.root->source == OriginRecord::Source::kOperation) return false;
+  if (cause.origin->source == OriginRecord::Source::kOperation) return false;
   return (kind == HarmKind::kRead || kind == HarmKind::kOptimizerState) && is_mask(cause);
 }
 
 // A loss scaler leaves out the step; what is in the weights nevertheless is another matter.
-bool is_excused(const OriginRecord& root, HarmKind kind) {
-  if (root.excused) return true;
-  return root.scaled && kind != HarmKind::kParameter && kind != HarmKind::kOptimizerState;
+bool is_exempt(const OriginRecord& origin, HarmKind kind) {
+  if (origin.exempt) return true;
+  return origin.seen_by_scaler && kind != HarmKind::kParameter && kind != HarmKind::kOptimizerState;
+}
+
+// What becomes of a step whose gradient is reported before it; unknown if a callback decides.
+std::optional<bool> goes_on(const Options& options) {
+  return options.callback ? std::nullopt : std::optional(options.action != Action::kRaise);
 }
 
 Harm harm_at(const Site& site, HarmKind kind, const HarmedName& name, const DetectionSession& session) {
   Harm harm;
   harm.kind = kind;
-  contain(session, "naming what is harmed", [&] { harm.name = name ? name() : ""; });
+  if (kind == HarmKind::kGradient) harm.applied = goes_on(session.options());
+  contain(session, "naming a harmed tensor", [&] { harm.name = name ? name() : ""; });
   const ResolvedSite place = query_site(site, session);
   if (!place.stack.empty()) {
-    harm.file = place.stack.front().file;
-    harm.line = place.stack.front().line;
+    const Frame* own = own_frame(place.stack);
+    const Frame& shown = own != nullptr ? *own : place.stack.front();
+    harm.file = shown.file;
+    harm.line = shown.line;
   }
   return harm;
 }
@@ -59,7 +72,9 @@ const Cause* claim_cause(const DetectionSession& session, const Provenance& reco
   if (!session.checks(kinds)) return nullptr;
   for (const Cause& cause : record.causes()) {
     if (is_harmless(cause, kind)) continue;
-    if (is_excused(*cause.root, kind) || cause.root->reported.exchange(true)) return nullptr;
+    if (is_exempt(*cause.origin, kind) || cause.origin->reported.exchange(true)) return nullptr;
+    if (kind != HarmKind::kOrigin && is_reported_in_forward_pass(session, *cause.origin)) return nullptr;
+    record_reported(session, *cause.origin);
     return &cause;
   }
   return nullptr;
@@ -78,7 +93,7 @@ void report_harm(DetectionSession& session, const Provenance& record, HarmKind k
   } catch (const UserFacingException&) {
     throw;
   } catch (...) {  // nothing has been reported: its next harm will be
-    cause->root->reported = false;
+    cause->origin->reported = false;
     throw;
   }
 }
@@ -89,7 +104,9 @@ std::optional<Finding> make_harm_finding(DetectionSession& session, const Proven
   if (cause == nullptr) return std::nullopt;
   Site live;
   live.live = site.live;
-  return make_finding(*cause, Level::kError, harm_at(live, kind, name, session), session);
+  Harm harm = harm_at(live, kind, name, session);
+  if (harm.applied == false) harm.applied.reset();  // it is delivered later: the step may be over by then
+  return make_finding(*cause, Level::kError, std::move(harm), session);
 }
 
 std::string parameter_name(const DetectionSession& session, const at::Tensor& tensor) {
@@ -97,30 +114,42 @@ std::string parameter_name(const DetectionSession& session, const at::Tensor& te
   return owner ? owner->name : "";
 }
 
-void record_use(const Provenance& record, const OpPlan& plan) {
+std::string parameter_name_or_shape(const DetectionSession& session, const at::Tensor& tensor) {
+  std::string name = parameter_name(session, tensor);
+  if (!name.empty()) return name;
+  return fmt::format("{}of shape [{}] that no module owns", kNamelessParameter, fmt::join(tensor.sizes(), ","));
+}
+
+// User code looks at a gradient after the backward pass, or in a hook, between the nodes. What a node compares in its
+// formula it has computed itself, or it was there before the pass.
+void record_use(const Provenance& record, const OpPlan& plan, uint64_t node_execution_id) {
   for (const Cause& cause : record.causes()) {
-    cause.root->used = true;
-    if (plan.is_grad_scaler_check) cause.root->scaled = true;
-    if (plan.is_comparison) cause.root->compared = true;
-    if (!plan.is_comparison && !plan.is_data_movement) cause.root->computed = true;
+    cause.origin->used = true;
+    if (plan.is_grad_scaler_check) cause.origin->seen_by_scaler = true;
+    const bool is_gradient = cause.node_execution_id != 0 && cause.node_execution_id != node_execution_id;
+    if (plan.is_comparison && is_gradient) cause.origin->compared = true;
+    if (!plan.is_comparison && !plan.is_data_movement) cause.origin->computed = true;
   }
 }
 
 void report_arguments(const CallContext& call, c10::ArrayRef<BadArgument> bad_arguments) {
+  if (bad_arguments.empty()) return;
+  const auto node = torch::autograd::get_current_node();
+  const uint64_t node_execution_id = node == nullptr ? 0 : execution_id(*node);
   for (const BadArgument& argument : bad_arguments) {
-    record_use(*argument.record, call.plan);
+    record_use(*argument.record, call.plan, node_execution_id);
     if (call.plan.handling == OpPlan::Handling::kRead)
       report_harm(call.session, *argument.record, HarmKind::kRead, argument.kinds);
   }
 }
 
 bool is_new_accident(const Provenance& record) {
-  return record.first().steps.empty() && !record.first().root->is_intentional();
+  return record.first().steps.empty() && !record.first().origin->is_intentional();
 }
 
 bool is_parameter_harmed(const Provenance& record, bool is_parameter, c10::function_ref<Site()> site,
                          const DetectionSession& session) {
-  if (!is_parameter || record.first().root->reported) return false;
+  if (!is_parameter || record.first().origin->reported) return false;
   return query_site(site(), session).phase == Phase::kOptimizer;
 }
 
@@ -128,20 +157,21 @@ void report_result(const CallContext& call, const Result& result, const Nonfinit
   if (call.session.options().when == When::kOrigin && is_new_accident(*record)) {
     report_harm(call.session, *record, HarmKind::kOrigin, result.kinds);
   }
+  if (replayed_region() != nullptr) return;  // it writes copies; harm is done by what the region itself has written
   const auto site = [&] { return current_call_site(call.session, call.thread); };
   if (is_parameter_harmed(*record, is_parameter(result.tensor), site, call.session)) {
     report_harm(call.session, *record, HarmKind::kParameter, result.kinds,
-                [&] { return parameter_name(call.session, result.tensor); });
+                [&] { return parameter_name_or_shape(call.session, result.tensor); });
   }
 }
 
 void report_weight_use(const CallContext& call, c10::ArrayRef<BadArgument> bad_arguments) {
   for (const BadArgument& argument : bad_arguments) {
-    const bool was_made = argument.record->first().root->source == OriginRecord::Source::kOperation;
+    const bool was_made = argument.record->first().origin->source == OriginRecord::Source::kOperation;
     if (!was_made || argument.overwritten || !is_parameter(argument.tensor)) continue;
-    if (argument.record->first().root->reported) continue;
+    if (argument.record->first().origin->reported) continue;
     const std::string name = parameter_name(call.session, argument.tensor);
-    if (name.empty()) continue;  // a leaf of the program's own, no weight: what becomes of it will tell
+    if (name.empty()) continue;  // a leaf of user code, no weight: reported if what becomes of it does harm
     report_harm(call.session, *argument.record, HarmKind::kParameter, argument.kinds, [&] { return name; });
   }
 }

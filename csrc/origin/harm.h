@@ -27,8 +27,8 @@ void report_harm(DetectionSession& session, const Provenance& record, HarmKind k
 std::optional<Finding> make_harm_finding(DetectionSession& session, const Provenance& record, HarmKind kind,
                                          NonfiniteKinds kinds, const Site& site, const HarmedName& name = nullptr);
 
-// Records that an operation reads values of this provenance.
-void record_use(const Provenance& record, const OpPlan& plan);
+// Records that an operation reads values of this provenance, in this execution of a backward node, or 0.
+void record_use(const Provenance& record, const OpPlan& plan, uint64_t node_execution_id = 0);
 
 // Before a call runs: records that it uses its arguments, and reports those that it reads to the host.
 void report_arguments(const CallContext& call, c10::ArrayRef<BadArgument> bad_arguments);
@@ -37,7 +37,7 @@ void report_arguments(const CallContext& call, c10::ArrayRef<BadArgument> bad_ar
 bool is_new_accident(const Provenance& record);
 
 // Whether the optimizer has written a result into a parameter. Who else writes there, like an initialiser or a loader,
-// may still clean it: its use will tell, or the end.
+// may still clean it: reported at its use, or at the end.
 bool is_parameter_harmed(const Provenance& record, bool is_parameter, c10::function_ref<Site()> site,
                          const DetectionSession& session);
 
@@ -53,5 +53,8 @@ void report_backward_start(DetectionSession& session);
 
 // Returns the name of the parameter or buffer whose memory `tensor` is, empty if there is none.
 std::string parameter_name(const DetectionSession& session, const at::Tensor& tensor);
+
+// Returns the name of a parameter; of one that no module owns its shape in words, which begin with kNamelessParameter.
+std::string parameter_name_or_shape(const DetectionSession& session, const at::Tensor& tensor);
 
 }  // namespace torchnan

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "call_sites/current_call_site.h"
+#include "operators/op_traits.h"
 #include "origin/origin_records.h"
 #include "scan/tensor_scan.h"
 
@@ -17,11 +18,9 @@ int64_t broadcast_factor(const at::Tensor& argument, const at::Tensor& result) {
 }  // namespace
 
 HostEvidence::HostEvidence(const CallContext& call, c10::SmallVectorImpl<BadArgument>& bad_arguments)
-    : call_(call), bad_arguments_(bad_arguments), constants_(kinds_of_numbers(call)) {
+    : call_(call), bad_arguments_(bad_arguments) {
   if (!call.plan.is_constant_factory) find_external_arguments();
-  for (const c10::IValue& value : call.kept) {
-    if (value.isList()) list_size_ = std::max<int64_t>(list_size_, static_cast<int64_t>(value.toListRef().size()));
-  }
+  list_size_ = list_size(call);
 }
 
 // Where lists are gone through together, a result is made of their elements at its index.
@@ -30,13 +29,26 @@ void HostEvidence::select(const Result& result) {
   relevant_.clear();
   arguments_.clear();
   inherited_ = {};
+  constants_ = kinds_of_numbers(call_);
   for (const BadArgument& argument : bad_arguments_) {
-    const bool is_elsewhere = argument.element >= 0 && argument.element != result.output % list_size_;
-    if (call_.plan.is_foreach_elementwise && is_elsewhere) continue;
+    if (!is_made_of(call_.plan, argument.element, result.output, list_size_)) continue;
+    if (is_written_number(argument)) {
+      constants_ |= argument.kinds;
+      continue;
+    }
     relevant_.push_back(&argument);
     arguments_.push_back({argument.kinds, argument.record});
     inherited_ |= argument.kinds;
   }
+}
+
+// Whether the argument is a number that user code writes into a tensor: x[i, j] = nan, where(condition, nan, x).
+bool HostEvidence::is_written_number(const BadArgument& argument) const {
+  const bool is_spread = result_->tensor.storage().nbytes() > result_->tensor.itemsize();
+  const auto& causes = argument.record->causes();
+  return call_.plan.is_data_movement && is_spread && std::all_of(causes.begin(), causes.end(), [](const Cause& cause) {
+           return cause.origin->source == OriginRecord::Source::kConstant && cause.origin->scalar;
+         });
 }
 
 const Site& HostEvidence::site() {
@@ -44,15 +56,17 @@ const Site& HostEvidence::site() {
   return *site_;
 }
 
-std::optional<Blame> HostEvidence::attribute_elements(NonfiniteKinds kinds) {
+std::optional<ElementAttribution> HostEvidence::attribute_elements(NonfiniteKinds kinds) {
   if (!needs_elementwise_attribution(kinds)) return std::nullopt;
   std::vector<Candidate> candidates;
   for (const BadArgument* argument : relevant_) {
-    candidates.push_back({argument->tensor, argument->before, !argument->record->first().root->is_intentional()});
+    const bool is_accident = !argument->record->first().origin->is_intentional();
+    candidates.push_back({argument->tensor, argument->before, is_accident && !call_.plan.is_data_movement});
   }
-  Blame found = blame(result_->tensor, candidates);
-  // Numbers like masked_fill's value are put where nothing bad was.
-  if (constants_.any() && !computes_with_nan()) found.own = {};
+  ElementAttribution found = attribute_by_element(result_->tensor, candidates);
+  // Numbers like masked_fill's value are put where nothing bad was. A mask needs no cause, a NaN does.
+  if (constants_.any() && !computes_with_nan())
+    found.own = writes_nan() ? found.own & NonfiniteKinds::only_nan() : NonfiniteKinds();
   return found;
 }
 
@@ -63,11 +77,11 @@ bool HostEvidence::needs_elementwise_attribution(NonfiniteKinds kinds) const {
   std::set<const OriginRecord*> causes;
   for (const BadArgument* argument : relevant_) {
     if (argument->overwritten && argument->before == nullptr) return false;
-    for (const Cause& cause : argument->record->causes()) causes.insert(cause.root.get());
+    for (const Cause& cause : argument->record->causes()) causes.insert(cause.origin.get());
   }
-  if (causes.size() > 1) return true;
+  if (causes.size() > 1 || (writes_nan() && kinds.nan())) return true;
   const OriginRecord& only = **causes.begin();
-  const bool is_new = kinds.without(inherited_ | constants_ | NonfiniteKinds::of_nan()).any();
+  const bool is_new = kinds.without(inherited_ | constants_ | NonfiniteKinds::only_nan()).any();
   if (!only.is_intentional()) return is_new;
   return is_new || kinds.nan() || (!constants_.any() && has_more_than_was_given());
 }
@@ -86,7 +100,8 @@ bool HostEvidence::has_more_than_was_given() const {
 }
 
 std::shared_ptr<OriginRecord> HostEvidence::new_origin(NonfiniteKinds kinds) {
-  if (made_ == nullptr) made_ = operation_root(call_, result_->tensor, result_->output, kinds);
+  if (writes_nan()) return constant_origin(call_, result_->tensor);
+  if (made_ == nullptr) made_ = operation_origin(call_, result_->tensor, result_->output, kinds);
   return made_;
 }
 
@@ -94,13 +109,13 @@ std::shared_ptr<OriginRecord> HostEvidence::new_origin(NonfiniteKinds kinds) {
 std::shared_ptr<OriginRecord> HostEvidence::new_origin_without_arguments(NonfiniteKinds kinds) {
   const bool is_given = (!kinds.nan() || constants_.nan()) && (!kinds.inf() || constants_.inf());
   const bool is_constant = call_.plan.is_constant_factory || (is_given && !computes_with_nan());
-  return is_constant ? constant_root(call_, result_->tensor) : new_origin(kinds);
+  return is_constant ? constant_origin(call_, result_->tensor) : new_origin(kinds);
 }
 
-void HostEvidence::record_first_use(size_t argument, OriginRecord& root) {
-  if (!root.kinds.nan() && root.is_intentional()) return;
+void HostEvidence::record_first_use(size_t argument, OriginRecord& origin) {
+  if (!origin.kinds.nan() && origin.is_intentional()) return;
   const at::Tensor& tensor = relevant_[argument]->tensor;
-  torchnan::record_first_use(root, call_.plan, site(), call_.session,
+  torchnan::record_first_use(origin, call_.plan, site(), call_.session,
                              [&] { return owner_of(tensor, is_parameter(tensor), call_.session); });
 }
 
@@ -112,8 +127,13 @@ void HostEvidence::find_external_arguments() {
     if (!tensor.defined() || is_known(tensor)) continue;
     const NonfiniteKinds kinds = kinds_of(tensor);
     if (!kinds.any()) continue;
-    if (const auto pending = pending_provenance(); pending != nullptr && !nonfinite_registry().knows(tensor)) {
+    if (const auto pending = pending_provenance(); pending != nullptr && !nonfinite_registry().contains(tensor)) {
       bad_arguments_.push_back({tensor, argument.name, argument.element, kinds, pending});
+    } else if (const auto producer = producer_of_saved_argument(call_.plan.name, argument.name); !producer.empty()) {
+      if (!kinds.nan()) continue;  // its table is full of -inf
+      auto record = std::make_shared<Provenance>(Cause{saved_argument_origin(call_, tensor, kinds, producer), kinds});
+      nonfinite_registry().remember(tensor, record);
+      bad_arguments_.push_back({tensor, argument.name, argument.element, kinds, std::move(record)});
     } else {
       bad_arguments_.push_back(bad_argument(call_, tensor, argument.name, argument.element, kinds, false));
     }

@@ -1,4 +1,4 @@
-// What memory tells of a call on the host whose result is not finite.
+// The evidence of a call on the host whose result is not finite, from memory.
 #pragma once
 
 #include <cstdint>
@@ -25,24 +25,26 @@ class HostEvidence final : public Evidence {
   bool has_all_kinds() const override { return true; }
   c10::ArrayRef<Argument> arguments() const override { return arguments_; }
   NonfiniteKinds constants() const override { return constants_; }
-  std::optional<Blame> attribute_elements(NonfiniteKinds kinds) override;
+  std::optional<ElementAttribution> attribute_elements(NonfiniteKinds kinds) override;
   std::shared_ptr<OriginRecord> new_origin(NonfiniteKinds kinds) override;
   std::shared_ptr<OriginRecord> new_origin_without_arguments(NonfiniteKinds kinds) override;
-  void record_first_use(size_t argument, OriginRecord& root) override;
+  void record_first_use(size_t argument, OriginRecord& origin) override;
 
  private:
+  bool writes_nan() const { return constants_.nan() && call_.plan.is_data_movement; }
   bool computes_with_nan() const { return constants_.nan() && !call_.plan.is_data_movement; }
   bool needs_elementwise_attribution(NonfiniteKinds kinds) const;
   bool is_elementwise() const;
   bool has_more_than_was_given() const;
   void find_external_arguments();
   NonfiniteRegistry::ProvenancePtr pending_provenance() const;
+  bool is_written_number(const BadArgument& argument) const;
   bool is_known(const at::Tensor& tensor) const;
 
   const CallContext& call_;
   c10::SmallVectorImpl<BadArgument>& bad_arguments_;
   int64_t list_size_ = 1;
-  const NonfiniteKinds constants_;
+  NonfiniteKinds constants_;            // for the selected result
   std::shared_ptr<OriginRecord> made_;  // shared by all outputs
   std::optional<Site> site_;
 

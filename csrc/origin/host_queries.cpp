@@ -7,26 +7,26 @@ namespace torchnan {
 ResolvedSite query_site(const Site& site, const DetectionSession& session) {
   ResolvedSite resolved;
   if (!site.node.empty()) resolved.phase = Phase::kBackward;
-  contain(session, "telling where an operation ran", [&] { resolved = host_runtime().resolve_site(site, session); });
+  contain(session, "resolving a call site", [&] { resolved = host_runtime().resolve_site(site, session); });
   return resolved;
 }
 
 std::vector<ResolvedSite> query_sites(const std::vector<Site>& sites, const DetectionSession& session) {
   std::vector<ResolvedSite> places(sites.size());
-  contain(session, "telling where operations ran", [&] { places = host_runtime().resolve_sites(sites, session); });
+  contain(session, "resolving call sites", [&] { places = host_runtime().resolve_sites(sites, session); });
   return places;
 }
 
 bool ask_is_loss_scaling(const Site& site, const DetectionSession& session) {
   bool answer = false;
-  contain(session, "telling a loss scaler", [&] { answer = host_runtime().is_loss_scaling(site, session); });
+  contain(session, "recognizing a loss scaler", [&] { answer = host_runtime().is_loss_scaling(site, session); });
   return answer;
 }
 
 std::optional<Owner> query_owner(const c10::StorageImpl* storage, SiteId use, bool search_all_modules,
                                  const DetectionSession& session) {
   std::optional<Owner> owner;
-  contain(session, "telling whose a tensor is",
+  contain(session, "finding the owner of a tensor",
           [&] { owner = host_runtime().owner_of_storage(storage, use, search_all_modules, session); });
   return owner;
 }
@@ -34,7 +34,7 @@ std::optional<Owner> query_owner(const c10::StorageImpl* storage, SiteId use, bo
 std::vector<ReachableTensor> query_reachable_tensors(const std::vector<at::Tensor>& tensors,
                                                      const DetectionSession& session) {
   std::vector<ReachableTensor> held;
-  contain(session, "telling what is still held", [&] { held = host_runtime().reachable_tensors(tensors); });
+  contain(session, "finding reachable tensors", [&] { held = host_runtime().reachable_tensors(tensors); });
   return held;
 }
 

@@ -1,8 +1,12 @@
 #include "origin/make_finding.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "host/environment.h"
 #include "operators/op_plan.h"
 #include "origin/host_queries.h"
+#include "origin/replayed_region.h"
 #include "report/hint.h"
 
 namespace torchnan {
@@ -18,6 +22,7 @@ void fill_entry(const Entry& entry, Finding& finding) {
   finding.overload = entry.facts.overload;
   finding.output = 0;
   finding.stack = entry.facts.stack;
+  finding.backward_stack = entry.facts.backward_stack;
   finding.module = entry.facts.module;
   finding.phase = entry.facts.phase;
   finding.node = entry.facts.node;
@@ -29,34 +34,57 @@ void fill_computation(const Cause& cause, const DetectionSession& session, Findi
   if (!cause.first_computation) return;
   finding.op = cause.first_computation->plan->name;
   finding.overload = cause.first_computation->plan->overload;
-  Site site = cause.root->site;
+  Site site = cause.origin->site;
   site.live = cause.first_computation->site;
   fill_location(site, session, finding);
 }
 
 // A value that no operation made: whose memory is it?
 void fill_external_kind(const Cause& cause, const DetectionSession& session, Finding& finding) {
-  const OriginRecord& root = *cause.root;
-  const Entry* entry = root.entry();
-  if (entry != nullptr) fill_entry(*entry, finding);
+  const OriginRecord& origin = *cause.origin;
+  if (origin.border) {
+    finding.origin = Origin::kCompiled;
+    return;
+  }
+  const Entry* entry = origin.entry();
+  const bool has_its_line = origin.written_into_data && origin.kinds.nan();
+  if (entry != nullptr && (entry->owner || !has_its_line)) fill_entry(*entry, finding);
   if (entry != nullptr && entry->owner) {
     finding.origin = entry->owner->is_buffer ? Origin::kBuffer : Origin::kParameter;
     finding.name = entry->owner->name;
-  } else if (root.parameter) {
+  } else if (origin.parameter) {
     finding.origin = Origin::kParameter;
-    if (root.owner) finding.name = root.owner->name;
-  } else if (root.unwritten) {
+    if (origin.owner) finding.name = origin.owner->name;
+  } else if (origin.unwritten) {
     finding.origin = Origin::kUninit;
-    finding.op = root.allocator;  // and the line that asked for it; the module stays that of the reader
+    finding.op = origin.allocator;  // and the line that asked for it; the module stays that of the reader
     finding.overload.clear();
-    finding.stack = query_site(root.allocation, session).stack;
-  } else if (root.foreign) {
+    finding.stack = query_site(origin.allocation, session).stack;
+  } else if (origin.foreign) {
     finding.origin = Origin::kForeign;
-  } else if (root.source == OriginRecord::Source::kExternal || (root.kinds.nan() && !root.scalar)) {
+  } else if (origin.source == OriginRecord::Source::kExternal || (origin.kinds.nan() && !origin.scalar)) {
     finding.origin = Origin::kInput;
   } else {
     fill_computation(cause, session, finding);
   }
+}
+
+void fill_region(const Cause& cause, Finding& finding) {
+  const OriginRecord& origin = *cause.origin;
+  const auto& region = origin.region != nullptr ? origin.region : cause.region_of_computation;
+  const bool is_computed = origin.source == OriginRecord::Source::kOperation || origin.border;
+  if (region == nullptr || (is_computed && origin.region == nullptr)) return;
+  finding.compiled = region->facts;
+  finding.compiled->kernel = kernel_of(*region, finding.op, origin.kinds);
+}
+
+// Puts the argument that the hint is about first.
+void add_hint(Finding& finding) {
+  Hint hint = hint_for(finding);
+  finding.hint = std::move(hint.text);
+  if (!hint.suspect) return;
+  const auto suspect = finding.inputs.begin() + static_cast<int64_t>(*hint.suspect);
+  std::rotate(finding.inputs.begin(), suspect, suspect + 1);
 }
 
 }  // namespace
@@ -71,25 +99,31 @@ Frame frame_of(SiteId id, const DetectionSession& session) {
 void fill_location(const Site& site, const DetectionSession& session, Finding& finding) {
   ResolvedSite place = query_site(site, session);
   finding.stack = std::move(place.stack);
+  finding.backward_stack = std::move(place.backward_stack);
   finding.module = std::move(place.module);
   finding.phase = place.phase;
   finding.node = site.node;
 }
 
 Finding make_finding(const Cause& cause, Level level, Harm harm, const DetectionSession& session) {
-  const OriginRecord& root = *cause.root;
-  Finding finding = root.facts;
+  const OriginRecord& origin = *cause.origin;
+  Finding finding = origin.facts;
   finding.level = level;
   finding.harm = std::move(harm);
-  finding.step = root.site.step;
-  finding.thread = root.site.thread;
+  finding.step = origin.site.step;
+  finding.thread = origin.site.thread;
   finding.rank = rank_from_environment();
-  if (root.source == OriginRecord::Source::kConstant) fill_location(root.site, session, finding);
-  if (root.source != OriginRecord::Source::kOperation) fill_external_kind(cause, session, finding);
+  if (origin.source == OriginRecord::Source::kConstant) fill_location(origin.site, session, finding);
+  if (origin.source != OriginRecord::Source::kOperation) fill_external_kind(cause, session, finding);
+  fill_region(cause, finding);
   for (const Step& step : cause.steps) finding.lineage.push_back(fill_step(step, session));
   finding.lineage_omitted = cause.omitted;
-  const bool is_brought = finding.origin == Origin::kInput && !root.collective.empty();
-  finding.hint = is_brought ? hint_for_collective(root.collective) : hint_for(finding);
+  const bool is_brought = finding.origin == Origin::kInput && !origin.collective.empty();
+  if (is_brought && finding.hint.empty()) {
+    finding.hint = hint_for_collective(origin.collective);
+  } else if (finding.hint.empty()) {
+    add_hint(finding);
+  }
   return finding;
 }
 

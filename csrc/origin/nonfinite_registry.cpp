@@ -1,10 +1,12 @@
 #include "origin/nonfinite_registry.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <torch/csrc/autograd/variable.h>
 
 #include "process/work_counters.h"
+#include "origin/elementwise_attribution.h"
 #include "scan/storage_of.h"
 #include "scan/tensor_scan.h"
 #include "host/host_runtime.h"
@@ -32,14 +34,46 @@ struct Rows {
       if (strides[d] != stride) width += (sizes[d] - 1) * strides[d];
     }
     phase = stride > 0 ? offset % stride : offset;
-    if (phase + width > stride) *this = Rows(phase);  // from one row into the next: no pattern to tell
+    if (phase + width > stride) *this = Rows(phase);  // from one row into the next: no pattern
   }
 
  private:
   explicit Rows(int64_t offset) : phase(offset) {}
 };
 
+// Finds elements in a tensor whose larger strides are multiples of what lies between the smaller ones: a slice, a
+// transposed matrix. Of others it may miss some.
+class NestedStrides {
+ public:
+  NestedStrides(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, int64_t offset)
+      : offset_(offset) {
+    for (size_t d = 0; d < sizes.size(); ++d) {
+      if (sizes[d] > 1 && strides[d] > 0) steps_.emplace_back(strides[d], sizes[d]);
+    }
+    std::sort(steps_.rbegin(), steps_.rend());
+  }
+
+  bool contains(int64_t element) const {
+    int64_t rest = element - offset_;
+    if (rest < 0) return false;
+    for (const auto& [stride, size] : steps_) rest -= std::min(rest / stride, size - 1) * stride;
+    return rest == 0;
+  }
+
+ private:
+  int64_t offset_;
+  std::vector<std::pair<int64_t, int64_t>> steps_;  // stride and size, the largest stride first
+};
+
 NonfiniteRegistry& of_process = *new NonfiniteRegistry;  // never destroyed: threads may outlive static destructors
+
+// What nobody has read by now is gone unread.
+template <typename Regions>
+void mark_overwritten(const Regions& regions) {
+  for (const auto& region : regions) {
+    for (const Cause& cause : region.record->causes()) cause.origin->overwritten = true;
+  }
+}
 
 }  // namespace
 
@@ -52,7 +86,36 @@ bool NonfiniteRegistry::overlap(const Region& a, const Region& b) {
   return in_a.phase < in_b.phase + in_b.width && in_b.phase < in_a.phase + in_a.width;
 }
 
-// Nothing is forgotten, but of the two nobody can tell any more which is where.
+bool NonfiniteRegistry::covers(const Region& region, const Region& other) {
+  if (region.merged) return false;
+  if (region.dense && region.begin <= other.begin && other.end <= region.end) return true;
+  return region.dtype == other.dtype && region.offset == other.offset && region.sizes == other.sizes &&
+         region.strides == other.strides;
+}
+
+// Whether there is a non-finite value of the older region that the newer write has not replaced.
+bool NonfiniteRegistry::has_values_outside(const Region& old, const Region& written, const c10::StorageImpl* storage) {
+  auto owner = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(const_cast<c10::StorageImpl*>(storage));
+  const at::Tensor values = tensor_of(old, std::move(owner));  // the caller holds the storage too
+  if (!kinds_of(values).any()) return false;
+  if (old.dtype != written.dtype) return true;
+  const auto kinds = kinds_by_element(values);
+  const NestedStrides replaced(written.sizes, written.strides, written.offset);
+  std::vector<int64_t> index(old.sizes.size(), 0);
+  int64_t element = old.offset;
+  for (const NonfiniteKinds at_element : *kinds) {
+    if (at_element.any() && !replaced.contains(element)) return true;
+    for (size_t d = index.size(); d-- > 0;) {
+      element += old.strides[d];
+      if (++index[d] < old.sizes[d]) break;
+      element -= old.strides[d] * old.sizes[d];
+      index[d] = 0;
+    }
+  }
+  return false;
+}
+
+// Nothing is forgotten, but which of the two is where is no longer known.
 void NonfiniteRegistry::merge_last(std::vector<Region>& regions) {
   const Region& last = regions.back();
   Region merged = regions[regions.size() - 2];
@@ -64,6 +127,7 @@ void NonfiniteRegistry::merge_last(std::vector<Region>& regions) {
   merged.sizes = {(merged.end - merged.begin) / item};
   merged.strides = {1};
   merged.dense = true;
+  merged.merged = true;
   regions.pop_back();
   regions.back() = std::move(merged);
 }
@@ -119,14 +183,16 @@ NonfiniteRegistry::ProvenancePtr NonfiniteRegistry::find(const at::Tensor& tenso
   const auto entry = entries_.find(storage);
   if (entry == entries_.end()) return nullptr;
   ProvenancePtr found;
-  for (const Region& region : entry->second.regions) {
-    if (!overlap(region, wanted) || found == region.record) continue;
-    found = found == nullptr ? region.record : both(*found, *region.record);
+  const auto& regions = entry->second.regions;
+  for (auto region = regions.rbegin(); region != regions.rend(); ++region) {  // what was written last is on top
+    if (!overlap(*region, wanted)) continue;
+    if (found != region->record) found = found == nullptr ? region->record : both(*found, *region->record);
+    if (covers(*region, wanted)) break;
   }
   return found;
 }
 
-bool NonfiniteRegistry::knows(const at::Tensor& tensor) const {
+bool NonfiniteRegistry::contains(const at::Tensor& tensor) const {
   const c10::StorageImpl* storage = storage_of(tensor);
   if (storage == nullptr) return false;
   const std::lock_guard lock(mutex_);
@@ -146,15 +212,20 @@ void NonfiniteRegistry::remember(const at::Tensor& tensor, ProvenancePtr record)
   auto& regions = entries_.try_emplace(storage, Entry{std::move(weak), {}}).first->second.regions;
   size_ = entries_.size();
   regions.reserve(regions.size() + 1);
-  take(regions, overwritten,
-       [&](const Region& old) { return region.dense && region.begin <= old.begin && old.end <= region.end; });
+  const bool is_intentional = region.record->is_intentional();
+  take(regions, overwritten, [&](const Region& old) {
+    if (covers(region, old)) return true;
+    if (is_intentional && old.record->is_intentional()) return false;  // a mask, made row by row
+    return overlap(old, region) && !has_values_outside(old, region, storage);
+  });
+  mark_overwritten(overwritten);
   regions.push_back(std::move(region));
   if (regions.size() > kMaxRegions) merge_last(regions);
 }
 
 void NonfiniteRegistry::settle(const at::Tensor& tensor) {
   const c10::StorageImpl* storage = storage_of(tensor);
-  if (storage == nullptr || !knows(tensor)) return;
+  if (storage == nullptr || !contains(tensor)) return;
   const Region written = region_of(tensor, nullptr);
   std::vector<Region> overwritten;
   const std::lock_guard lock(mutex_);
@@ -163,12 +234,42 @@ void NonfiniteRegistry::settle(const at::Tensor& tensor) {
   auto& regions = entry->second.regions;
   take(regions, overwritten, [&](const Region& old) {
     if (!overlap(old, written)) return false;
-    if (written.dense && written.begin <= old.begin && old.end <= written.end) return true;
+    if (covers(written, old)) return true;
     auto owner = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(const_cast<c10::StorageImpl*>(storage));
     return !kinds_of(tensor_of(old, std::move(owner))).any();  // the caller holds the storage too
   });
+  mark_overwritten(overwritten);
   if (regions.empty()) entries_.erase(entry);
   size_ = entries_.size();
+}
+
+void NonfiniteRegistry::remember_copy(const at::Tensor& original, const at::Tensor& copy) {
+  const c10::StorageImpl* from = storage_of(original);
+  const c10::StorageImpl* to = storage_of(copy);
+  if (from == nullptr || to == nullptr || from == to) return;
+  const Region read = region_of(original, nullptr);
+  const Region written = region_of(copy, nullptr);
+  const int64_t shift = written.begin - read.begin;
+  c10::weak_intrusive_ptr<c10::StorageImpl> weak(copy.storage().getWeakStorageImpl());
+  const std::lock_guard lock(mutex_);
+  const auto known = entries_.find(from);
+  if (known == entries_.end()) return;
+  std::vector<Region> copied;
+  for (const Region& region : known->second.regions) {
+    const auto item = static_cast<int64_t>(c10::elementSize(region.dtype));
+    if (region.begin < read.begin || region.end > read.end || shift % item != 0) continue;
+    Region moved = region;
+    moved.offset += shift / item;
+    moved.begin += shift;
+    moved.end += shift;
+    moved.tensor = decltype(moved.tensor)(at::Tensor().getIntrusivePtr());
+    copied.push_back(std::move(moved));
+  }
+  if (copied.empty()) return;
+  auto& regions = entries_.try_emplace(to, Entry{std::move(weak), {}}).first->second.regions;
+  size_ = entries_.size();
+  for (Region& region : copied) regions.push_back(std::move(region));
+  while (regions.size() > kMaxRegions) merge_last(regions);
 }
 
 std::vector<NonfiniteRegistry::Alive> NonfiniteRegistry::alive() const {
@@ -190,7 +291,7 @@ std::vector<NonfiniteRegistry::Alive> NonfiniteRegistry::alive() const {
     }
   }
   std::sort(found.begin(), found.end(), [](const Alive& a, const Alive& b) {
-    return a.record->first().root->sequence < b.record->first().root->sequence;
+    return a.record->first().origin->sequence < b.record->first().origin->sequence;
   });
   return found;
 }

@@ -34,9 +34,12 @@ class TORCHNAN_API NonfiniteRegistry {
   ProvenancePtr find(const at::Tensor& tensor) const;
 
   // Whether anything in the storage of `tensor` is remembered.
-  bool knows(const at::Tensor& tensor) const;
+  bool contains(const at::Tensor& tensor) const;
 
   void remember(const at::Tensor& tensor, ProvenancePtr record);
+
+  // Remembers of the bytes of `copy` what is remembered of those of `original`. Both are contiguous and of one size.
+  void remember_copy(const at::Tensor& original, const at::Tensor& copy);
 
   // Forgets what a write to `tensor`, which is finite now, has overwritten.
   void settle(const at::Tensor& tensor);
@@ -64,6 +67,7 @@ class TORCHNAN_API NonfiniteRegistry {
     int64_t begin = 0;   // bytes: the span of its elements
     int64_t end = 0;
     bool dense = false;
+    bool merged = false;  // the hull of several
     ProvenancePtr record;
     c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor{at::Tensor().getIntrusivePtr()};
   };
@@ -76,6 +80,8 @@ class TORCHNAN_API NonfiniteRegistry {
   static at::Tensor tensor_of(const Region& region, c10::intrusive_ptr<c10::StorageImpl> storage);
 
   static bool overlap(const Region& a, const Region& b);
+  static bool covers(const Region& region, const Region& other);
+  static bool has_values_outside(const Region& old, const Region& written, const c10::StorageImpl* storage);
   static void merge_last(std::vector<Region>& regions);
   template <typename IsGone>
   static void take(std::vector<Region>& regions, std::vector<Region>& overwritten, IsGone&& is_gone);

@@ -1,14 +1,17 @@
 #include "origin/origin_records.h"
 
+#include <algorithm>
 #include <atomic>
 
 #include <fmt/format.h>
-#include <torch/csrc/autograd/node.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include "scan/tensor_scan.h"
 #include "bounds/bound_cache.h"
 #include "origin/host_queries.h"
 #include "origin/make_finding.h"
+#include "origin/reported_causes.h"
 #include "call_sites/current_call_site.h"
 #include "process/fork_safe_mutex.h"
 
@@ -19,37 +22,67 @@ std::atomic<uint64_t> next_sequence{1};
 std::atomic<uint64_t> first_of_process{1};
 const AtForkChild begin_here([] { first_of_process = next_sequence.load(); });
 
-void tell_tensor(const at::Tensor& tensor, const TensorStats& census, Finding& facts) {
+void fill_tensor_stats(const at::Tensor& tensor, const TensorStats& stats, Finding& facts) {
   facts.device = tensor.device().str();
   facts.dtype = dtype_name(tensor);
   facts.shape = tensor.sizes().vec();
   facts.strides = tensor.strides().vec();
-  facts.nan = census.tally.nan;
-  facts.posinf = census.tally.posinf;
-  facts.neginf = census.tally.neginf;
-  facts.first_index = census.first_index;
+  facts.nan = stats.tally.nan;
+  facts.posinf = stats.tally.posinf;
+  facts.neginf = stats.tally.neginf;
+  facts.first_index = stats.first_index;
 }
 
-// Masks are made all the time: what is told of one costs no more than counting.
-TensorStats census_of_constant(const at::Tensor& tensor) {
+// Masks are made all the time: their statistics cost no more than counting.
+TensorStats constant_stats(const at::Tensor& tensor) {
   const Counts counts = counts_of(tensor);
   if (counts.nan > 0) return compute_stats(tensor);  // data more likely
-  TensorStats census;
-  census.tally.posinf = counts.posinf;
-  census.tally.neginf = counts.neginf;
-  return census;
+  TensorStats stats;
+  stats.tally.posinf = counts.posinf;
+  stats.tally.neginf = counts.neginf;
+  return stats;
 }
 
-std::shared_ptr<OriginRecord> make_root(const CallContext& call, OriginRecord::Source source,
-                                        const at::Tensor& tensor) {
-  auto root = new_root(source, call.plan, current_call_site(call.session, call.thread), call.session);
-  root->scalar = tensor.dim() == 0;
-  const TensorStats census =
-      source == OriginRecord::Source::kConstant ? census_of_constant(tensor) : compute_stats(tensor);
-  root->kinds = census.kinds();
-  root->facts.kind = dominant_kind(root->kinds);
-  tell_tensor(tensor, census, root->facts);
-  return root;
+std::shared_ptr<OriginRecord> make_origin(const CallContext& call, OriginRecord::Source source,
+                                          const at::Tensor& tensor) {
+  auto origin = new_origin_record(source, call.plan, current_call_site(call.session, call.thread), call.session);
+  origin->scalar = tensor.dim() == 0 && tensor.storage().nbytes() <= tensor.itemsize();
+  const TensorStats stats = source == OriginRecord::Source::kConstant ? constant_stats(tensor) : compute_stats(tensor);
+  origin->kinds = stats.kinds();
+  origin->facts.kind = dominant_kind(origin->kinds);
+  fill_tensor_stats(tensor, stats, origin->facts);
+  return origin;
+}
+
+// Returns the parameter whose gradient the current node hands to AccumulateGrad, or accumulates itself.
+at::Tensor parameter_of_node() {
+  const auto node = torch::autograd::get_current_node();
+  if (node == nullptr) return {};
+  const auto variable_of = [](const torch::autograd::Node& one) {
+    const auto* accumulation = dynamic_cast<const torch::autograd::AccumulateGrad*>(&one);
+    return accumulation == nullptr ? at::Tensor() : at::Tensor(accumulation->variable);
+  };
+  at::Tensor found = variable_of(*node);
+  for (const torch::autograd::Edge& edge : node->next_edges()) {
+    if (!edge.is_valid()) continue;
+    if (found.defined()) return {};  // of several
+    found = variable_of(*edge.function);
+    if (!found.defined()) return {};
+  }
+  return found;
+}
+
+// An operation of the backward pass with no line of its own in the forward pass has the parameter's name and its
+// module.
+void name_parameter_of_node(const Site& site, const DetectionSession& session, Finding& facts) {
+  if (site.node.empty() || site.forward != 0) return;
+  const at::Tensor parameter = parameter_of_node();
+  if (!parameter.defined() || !parameter.has_storage()) return;
+  const auto owner = owner_of(parameter, true, session);
+  if (!owner || owner->name.empty()) return;
+  facts.name = owner->name;
+  const size_t dot = owner->name.rfind('.');
+  if (!facts.module) facts.module = dot == std::string::npos ? "" : owner->name.substr(0, dot);
 }
 
 // What a compiled graph computes passes no dispatcher; its results say who made them.
@@ -59,20 +92,22 @@ bool is_from_compiled_graph(const at::Tensor& tensor) {
 }
 
 // Where the constants among the arguments were written.
-void tell_constants(const CallContext& call, Finding& facts) {
-  const std::vector<TensorArgument> arguments = tensor_arguments(call);
-  for (size_t i = 0; i < facts.inputs.size(); ++i) {
-    const at::Tensor tensor = scannable_values(arguments[i].tensor);
-    if (!tensor.defined() || !nonfinite_registry().knows(tensor)) continue;
+void fill_constant_lines(const CallContext& call, Finding& facts) {
+  for (const TensorArgument& argument : tensor_arguments(call)) {
+    const auto input = std::find_if(facts.inputs.begin(), facts.inputs.end(),
+                                    [&](const InputSummary& one) { return one.name == argument.name; });
+    if (input == facts.inputs.end()) continue;
+    const at::Tensor tensor = scannable_values(argument.tensor);
+    if (!tensor.defined() || !nonfinite_registry().contains(tensor)) continue;
     const auto record = nonfinite_registry().find(tensor);
-    if (record == nullptr || record->first().root->source != OriginRecord::Source::kConstant) continue;
-    const Frame frame = frame_of(record->first().root->site.live, call.session);
-    if (!frame.file.empty()) facts.inputs[i].constant = fmt::format("{}:{}", frame.file, frame.line);
+    if (record == nullptr || record->first().origin->source != OriginRecord::Source::kConstant) continue;
+    const Frame frame = frame_of(record->first().origin->site.live, call.session);
+    if (!frame.file.empty()) input->constant = fmt::format("{}:{}", frame.file, frame.line);
   }
 }
 
-// That has brought the argument from another rank. gloo's end by copying from memory of their own to where the result
-// is awaited.
+// Returns the collective that received the argument from another rank. gloo's end by copying from memory of their own
+// to where the result is pending.
 const std::string* collective_of(const CallContext& call, const at::Tensor& argument) {
   if (const std::string* collective = bound_cache().pending_collective(argument)) return collective;
   const at::Tensor target = copy_destination(call);
@@ -81,26 +116,29 @@ const std::string* collective_of(const CallContext& call, const at::Tensor& argu
 
 }  // namespace
 
-void mark_factor(OriginRecord& root, uint64_t node_execution_id, const OpPlan& plan, NonfiniteKinds kinds) {
-  const bool same_run = root.site.node_execution_id != 0 && root.site.node_execution_id == node_execution_id;
-  if (same_run && plan.pointwise && kinds.nan() && !root.kinds.nan()) root.facts.kind = Kind::kNaN;
+void mark_factor(OriginRecord& origin, uint64_t node_execution_id, const OpPlan& plan, NonfiniteKinds kinds) {
+  const bool is_of_user = !origin.facts.backward_stack.empty();
+  const bool same_run = origin.site.node_execution_id != 0 && origin.site.node_execution_id == node_execution_id;
+  if (!is_of_user && same_run && plan.pointwise && kinds.nan() && !origin.kinds.nan()) {
+    origin.facts.kind = Kind::kNaN;
+  }
 }
 
 Kind dominant_kind(NonfiniteKinds kinds) { return kinds.nan() ? Kind::kNaN : Kind::kInf; }
 
-std::shared_ptr<OriginRecord> new_root(OriginRecord::Source source, const OpPlan& plan, Site site,
-                                       DetectionSession& session) {
-  auto root = std::make_shared<OriginRecord>();
-  root->sequence = next_sequence++;
-  root->source = source;
-  root->site = std::move(site);
-  root->session = session.weak_from_this();
-  root->facts.op = plan.name;
-  root->facts.overload = plan.overload;
-  return root;
+std::shared_ptr<OriginRecord> new_origin_record(OriginRecord::Source source, const OpPlan& plan, Site site,
+                                                DetectionSession& session) {
+  auto origin = std::make_shared<OriginRecord>();
+  origin->sequence = next_sequence++;
+  origin->source = source;
+  origin->site = std::move(site);
+  origin->session = session.weak_from_this();
+  origin->facts.op = plan.name;
+  origin->facts.overload = plan.overload;
+  return origin;
 }
 
-bool is_inherited(const OriginRecord& root) { return root.sequence < first_of_process; }
+bool is_inherited(const OriginRecord& origin) { return origin.sequence < first_of_process; }
 
 std::optional<Owner> owner_of(const at::Tensor& tensor, bool search_all_modules, const DetectionSession& session) {
   return owner_of(tensor.storage().unsafeGetStorageImpl(), host_runtime().current_stack_id(), search_all_modules,
@@ -113,70 +151,103 @@ std::optional<Owner> owner_of(const c10::StorageImpl* storage, SiteId use, bool 
   return query_owner(storage, use, search_all_modules, session);
 }
 
-std::shared_ptr<OriginRecord> operation_root(const CallContext& call, const at::Tensor& result, int64_t output,
-                                             NonfiniteKinds kinds) {
-  auto root = make_root(call, OriginRecord::Source::kOperation, result);
-  root->kinds = kinds;
-  root->facts.kind = dominant_kind(kinds);
-  root->facts.output = output;
-  root->facts.inputs = summarise_inputs(call);
-  tell_constants(call, root->facts);
-  fill_location(root->site, call.session, root->facts);
-  root->excused = ask_is_loss_scaling(root->site, call.session);
-  return root;
+std::shared_ptr<OriginRecord> operation_origin(const CallContext& call, const at::Tensor& result, int64_t output,
+                                               NonfiniteKinds kinds) {
+  auto origin = make_origin(call, OriginRecord::Source::kOperation, result);
+  origin->kinds = kinds;
+  origin->facts.kind = dominant_kind(kinds);
+  origin->facts.output = output;
+  origin->facts.inputs = summarise_inputs(call, output);
+  fill_constant_lines(call, origin->facts);
+  fill_location(origin->site, call.session, origin->facts);
+  name_parameter_of_node(origin->site, call.session, origin->facts);
+  origin->exempt = ask_is_loss_scaling(origin->site, call.session);
+  origin->region = replayed_region();
+  if (origin->region != nullptr && origin->region->is_backward) origin->facts.phase = Phase::kBackward;
+  return origin;
 }
 
-std::shared_ptr<OriginRecord> constant_root(const CallContext& call, const at::Tensor& result) {
-  return make_root(call, OriginRecord::Source::kConstant, result);
+std::shared_ptr<OriginRecord> border_origin(const CallContext& call, const at::Tensor& result, int64_t output,
+                                            NonfiniteKinds kinds, const ReplayedRegion& region) {
+  auto origin = make_origin(call, OriginRecord::Source::kExternal, result);
+  origin->kinds = kinds;
+  origin->facts.output = output;
+  fill_location(origin->site, call.session, origin->facts);
+  origin->foreign = true;
+  origin->border = true;
+  origin->region = std::make_shared<ReplayedRegion>(region);
+  return origin;
 }
 
-std::shared_ptr<OriginRecord> external_root(const CallContext& call, const at::Tensor& argument, NonfiniteKinds kinds) {
-  auto root = make_root(call, OriginRecord::Source::kExternal, argument);
-  root->kinds = kinds;
-  fill_location(root->site, call.session, root->facts);
+std::shared_ptr<OriginRecord> constant_origin(const CallContext& call, const at::Tensor& result) {
+  auto origin = make_origin(call, OriginRecord::Source::kConstant, result);
+  origin->written_into_data =
+      call.plan.writes_in_place() || (call.plan.is_data_movement && !call.plan.is_constant_factory);
+  return origin;
+}
+
+std::shared_ptr<OriginRecord> saved_argument_origin(const CallContext& call, const at::Tensor& argument,
+                                                    NonfiniteKinds kinds, std::string_view op) {
+  auto origin = make_origin(call, OriginRecord::Source::kOperation, argument);
+  origin->kinds = kinds;
+  origin->facts.op = op;
+  origin->facts.overload.clear();
+  if (origin->site.forward != 0) origin->site.live = origin->site.forward;
+  origin->site.forward = 0;
+  origin->site.node.clear();
+  origin->site.node_execution_id = 0;
+  fill_location(origin->site, call.session, origin->facts);
+  return origin;
+}
+
+std::shared_ptr<OriginRecord> external_origin(const CallContext& call, const at::Tensor& argument,
+                                              NonfiniteKinds kinds) {
+  auto origin = make_origin(call, OriginRecord::Source::kExternal, argument);
+  origin->kinds = kinds;
+  fill_location(origin->site, call.session, origin->facts);
   const BoundCache::Entry note = bound_cache().find(argument);
   const bool was_finite = note.state == BoundCache::State::kFinite || note.state == BoundCache::State::kStale;
-  root->foreign = was_finite || is_from_compiled_graph(argument);
-  root->excused = note.state == BoundCache::State::kIgnored;
-  root->parameter = is_parameter(argument);
-  if (root->parameter || kinds.nan()) root->owner = owner_of(argument, root->parameter, call.session);
+  origin->foreign = was_finite || is_from_compiled_graph(argument);
+  origin->exempt = note.state == BoundCache::State::kIgnored;
+  origin->parameter = is_parameter(argument);
+  if (origin->parameter || kinds.nan()) origin->owner = owner_of(argument, origin->parameter, call.session);
   if (note.state == BoundCache::State::kUninitialized) {
-    root->unwritten = true;
-    root->allocation.live = note.site;
-    root->allocator = *note.op;
+    origin->unwritten = true;
+    origin->allocation.live = note.site;
+    origin->allocator = *note.op;
   }
-  if (const std::string* collective = collective_of(call, argument)) root->collective = *collective;
-  return root;
+  const std::string* collective = collective_of(call, argument);
+  if (collective == nullptr) return origin;
+  origin->collective = *collective;
+  return origin_of_collective(call.session, std::move(origin));
 }
 
 bool is_constant_write(const Provenance& record) {
   const Cause& cause = record.first();
-  return cause.root->source != OriginRecord::Source::kOperation && !cause.first_computation &&
-         cause.root->entry() == nullptr;
+  return cause.origin->source != OriginRecord::Source::kOperation && !cause.first_computation &&
+         cause.origin->entry() == nullptr;
 }
 
 NonfiniteRegistry::ProvenancePtr record_of_argument(const CallContext& call, const at::Tensor& argument,
                                                     NonfiniteKinds kinds) {
   const auto known = nonfinite_registry().find(argument);
   if (known != nullptr && !(is_constant_write(*known) && is_parameter(argument))) return known;
-  const bool is_number = argument.unsafeGetTensorImpl()->is_wrapped_number();  // of the program's: x * inf
-  auto root = is_number ? constant_root(call, argument) : external_root(call, argument, kinds);
-  auto record = std::make_shared<Provenance>(Cause{std::move(root), kinds});
-  if (!is_number) nonfinite_registry().remember(argument, record);
+  auto record = std::make_shared<Provenance>(Cause{external_origin(call, argument, kinds), kinds});
+  nonfinite_registry().remember(argument, record);
   return record;
 }
 
-void record_first_use(OriginRecord& root, const OpPlan& plan, const Site& site, const DetectionSession& session,
+void record_first_use(OriginRecord& origin, const OpPlan& plan, const Site& site, const DetectionSession& session,
                       c10::function_ref<std::optional<Owner>()> owner_of_argument) {
-  if (plan.is_passthrough || root.entry() != nullptr) return;
+  if (plan.is_passthrough || origin.entry() != nullptr) return;
   Entry entry;
   entry.facts.op = plan.name;
   entry.facts.overload = plan.overload;
   entry.facts.step = site.step;
   fill_location(site, session, entry.facts);
   entry.owner = owner_of_argument();
-  if (!entry.owner) entry.owner = root.owner;
-  root.enter(std::move(entry));
+  if (!entry.owner) entry.owner = origin.owner;
+  origin.enter(std::move(entry));
 }
 
 }  // namespace torchnan

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <optional>
+#include <string_view>
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/FunctionRef.h>
@@ -10,34 +11,45 @@
 #include "scan/nonfinite_kinds.h"
 #include "origin/arguments.h"
 #include "origin/nonfinite_registry.h"
+#include "origin/replayed_region.h"
 
 namespace torchnan {
 
 // Makes a record with what every origin has; the caller adds what it knows of the values.
-std::shared_ptr<OriginRecord> new_root(OriginRecord::Source source, const OpPlan& plan, Site site,
-                                       DetectionSession& session);
+std::shared_ptr<OriginRecord> new_origin_record(OriginRecord::Source source, const OpPlan& plan, Site site,
+                                                DetectionSession& session);
 
-// The formula of a node is often gradient times slope. A slope that is infinite where the gradient is zero makes a NaN
-// of it, and that is what the node makes: the slope is no gradient yet. `kinds` are those of a result of `plan` in this
-// run of a node.
-void mark_factor(OriginRecord& root, uint64_t node_execution_id, const OpPlan& plan, NonfiniteKinds kinds);
+// The formula of PyTorch's own node is often gradient times slope. A slope that is infinite where the gradient is zero
+// makes a NaN of it, and that is what the node makes: the slope is no gradient yet. `kinds` are those of a result of
+// `plan` in this run of a node. What user code runs in a node is its own: there an Inf is an Inf.
+void mark_factor(OriginRecord& origin, uint64_t node_execution_id, const OpPlan& plan, NonfiniteKinds kinds);
 
 // Returns the one of several kinds that is reported.
 Kind dominant_kind(NonfiniteKinds kinds);
 
 // Records that the call has made values of these kinds in `result`, which is output number `output`.
-std::shared_ptr<OriginRecord> operation_root(const CallContext& call, const at::Tensor& result, int64_t output,
-                                             NonfiniteKinds kinds);
+std::shared_ptr<OriginRecord> operation_origin(const CallContext& call, const at::Tensor& result, int64_t output,
+                                               NonfiniteKinds kinds);
 
 // Records that the call has written, or is about to use, a non-finite number of user code.
-std::shared_ptr<OriginRecord> constant_root(const CallContext& call, const at::Tensor& result);
+std::shared_ptr<OriginRecord> constant_origin(const CallContext& call, const at::Tensor& result);
+
+// Records that the forward operation `op` has made what is in `argument`, which it saved for this call of its backward
+// node.
+std::shared_ptr<OriginRecord> saved_argument_origin(const CallContext& call, const at::Tensor& argument,
+                                                    NonfiniteKinds kinds, std::string_view op);
 
 // Records that nobody was seen making what is in `argument`, and that this call is its first reader.
-std::shared_ptr<OriginRecord> external_root(const CallContext& call, const at::Tensor& argument, NonfiniteKinds kinds);
+std::shared_ptr<OriginRecord> external_origin(const CallContext& call, const at::Tensor& argument,
+                                              NonfiniteKinds kinds);
+
+// Records that the values came out of a compiled region that could not be followed, as its result number `output`.
+std::shared_ptr<OriginRecord> border_origin(const CallContext& call, const at::Tensor& result, int64_t output,
+                                            NonfiniteKinds kinds, const ReplayedRegion& region);
 
 // Whether it was made before this process was forked off another. Harm that it does here is reported here; that it is
 // left over is for the parent to report.
-bool is_inherited(const OriginRecord& root);
+bool is_inherited(const OriginRecord& origin);
 
 // Returns the module parameter or buffer whose memory `tensor` is: of the session's model, of a module on this thread's
 // stack, or else, if `search_all_modules`, of any.
@@ -56,7 +68,7 @@ NonfiniteRegistry::ProvenancePtr record_of_argument(const CallContext& call, con
 
 // Records an operation that may be the first to compute with values that no operation made, or to read them as a
 // module's own.
-void record_first_use(OriginRecord& root, const OpPlan& plan, const Site& site, const DetectionSession& session,
+void record_first_use(OriginRecord& origin, const OpPlan& plan, const Site& site, const DetectionSession& session,
                       c10::function_ref<std::optional<Owner>()> owner_of_argument);
 
 }  // namespace torchnan

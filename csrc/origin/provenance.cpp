@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "origin/replayed_region.h"
+
 namespace torchnan {
 
 void OriginRecord::enter(Entry entry) {
@@ -19,16 +21,19 @@ Cause Cause::extended(Step step, bool is_data_movement, NonfiniteKinds kinds_the
   } else {
     next.steps.push_back(step);
   }
-  if (!first_computation && !is_data_movement) next.first_computation = step;
+  if (!first_computation && !is_data_movement) {
+    next.first_computation = step;
+    next.region_of_computation = replayed_region();
+  }
   return next;
 }
 
 Provenance::Provenance(std::vector<Cause> causes, bool is_pending)
     : causes_(std::move(causes)), is_pending_(is_pending) {
   std::stable_sort(causes_.begin(), causes_.end(),
-                   [](const Cause& a, const Cause& b) { return a.root->takes_precedence_over(*b.root); });
-  const auto same_root = [](const Cause& a, const Cause& b) { return a.root == b.root; };
-  causes_.erase(std::unique(causes_.begin(), causes_.end(), same_root), causes_.end());
+                   [](const Cause& a, const Cause& b) { return a.origin->takes_precedence_over(*b.origin); });
+  const auto same_origin = [](const Cause& a, const Cause& b) { return a.origin == b.origin; };
+  causes_.erase(std::unique(causes_.begin(), causes_.end(), same_origin), causes_.end());
   if (causes_.size() > kMaxCauses) causes_.erase(causes_.begin() + kMaxCauses, causes_.end());
 }
 

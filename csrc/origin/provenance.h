@@ -17,6 +17,7 @@
 namespace torchnan {
 
 struct OpPlan;
+struct ReplayedRegion;
 class DetectionSession;
 
 // How a value that no operation made came to be computed with: the first operation that did more than move it.
@@ -36,18 +37,21 @@ struct OriginRecord {
   uint64_t sequence = 0;  // order of birth in the process
   Source source = Source::kOperation;
   NonfiniteKinds kinds;
-  Finding facts;  // all that can be told at birth; the modules it names may be gone when harm is done
+  Finding facts;  // all that is known at birth; the modules it names may be gone when harm is done
   Site site;
   std::weak_ptr<DetectionSession> session;  // the scope it was born in
 
-  bool scalar = false;         // without dimensions
-  std::optional<Owner> owner;  // external: of the tensor it was first seen in
-  bool parameter = false;      // external: a leaf that requires grad
-  bool unwritten = false;      // external: the memory came from empty() and nobody wrote it
-  bool foreign = false;        // external: the memory was finite before, or a compiled graph wrote it
-  Site allocation;             // of unwritten memory
-  std::string allocator;       // the op that gave it out
-  std::string collective;      // external: that brought it from another rank
+  bool scalar = false;             // without dimensions
+  bool written_into_data = false;  // constant: put beside other values, by fill_(), masked_fill(), x[i] = v
+  std::optional<Owner> owner;      // external: of the tensor it was first seen in
+  bool parameter = false;          // external: a leaf that requires grad
+  bool unwritten = false;          // external: the memory came from empty() and nobody wrote it
+  bool foreign = false;            // external: the memory was finite before, or a compiled graph wrote it
+  bool border = false;             // external: came out of a compiled region that could not be followed
+  std::shared_ptr<const ReplayedRegion> region;  // the compiled region that made it; null outside of all
+  Site allocation;                               // of unwritten memory
+  std::string allocator;                         // the op that allocated it
+  std::string collective;                        // external: that received it from another rank
 
   OriginRecord() = default;
   ~OriginRecord() { delete entry_.load(); }
@@ -58,21 +62,23 @@ struct OriginRecord {
   void enter(Entry entry);
   const Entry* entry() const { return entry_.load(std::memory_order_acquire); }
 
-  std::atomic<bool> used{false};      // an operation has read it
-  std::atomic<bool> computed{false};  // and done more than move or compare it
-  std::atomic<bool> spread{false};    // and has made more of it than -inf
-  std::atomic<bool> compared{false};  // the program has looked: isfinite(x), norm > limit
-  std::atomic<bool> reported{false};  // one alarm per cause
-  std::atomic<bool> scaled{false};    // a loss scaler has seen it, and leaves out the step
-  std::atomic<bool> excused{false};   // its maker is never judged
+  std::atomic<bool> used{false};            // an operation has read it
+  std::atomic<bool> computed{false};        // and done more than move or compare it
+  std::atomic<bool> propagated{false};      // and has made more of it than -inf
+  std::atomic<bool> compared{false};        // user code has looked at a gradient: isfinite(x), norm > limit
+  std::atomic<bool> overwritten{false};     // somewhere; if it is not used, nobody has seen it
+  std::atomic<bool> reported{false};        // one alarm per cause
+  std::atomic<bool> seen_by_scaler{false};  // a loss scaler has seen it, and leaves out the step
+  std::atomic<bool> exempt{false};          // never reported: what its producer makes is not checked
 
   // May be there on purpose: any constant, and a mask that came in. Nobody masks with +inf, or in a weight.
   bool is_intentional() const {
     if (source == Source::kConstant) return true;
-    return source == Source::kExternal && kinds == NonfiniteKinds::of_neginf() && !unwritten && !parameter && !foreign;
+    return source == Source::kExternal && kinds == NonfiniteKinds::only_neginf() && !unwritten && !parameter &&
+           !foreign;
   }
 
-  // Of two causes that meet, the one to be told: an accident before a design, then the older.
+  // Of two causes that meet, the one to report: an accident before a design, then the older.
   bool takes_precedence_over(const OriginRecord& other) const {
     if (is_intentional() != other.is_intentional()) return other.is_intentional();
     return sequence < other.sequence;
@@ -87,21 +93,23 @@ struct Step {
   SiteId site = 0;
 };
 
-// A root, and the way from there.
+// An origin, and the operations on the way from there.
 struct Cause {
   static constexpr size_t kKeptSteps = 6;
 
-  std::shared_ptr<OriginRecord> root;
+  std::shared_ptr<OriginRecord> origin;
   NonfiniteKinds kinds;                     // among the values at the end of the way
   std::vector<Step> steps{};                // the first few after the origin, then the last
   int64_t omitted = 0;                      // between the last two of steps
   std::optional<Step> first_computation{};  // that did more than move them
+  uint64_t node_execution_id = 0;           // of the backward node that computed them last; 0 if none did
+  std::shared_ptr<const ReplayedRegion> region_of_computation{};
 
   // One step on. `kinds` are those among the values there.
   Cause extended(Step step, bool is_data_movement, NonfiniteKinds kinds) const;
 };
 
-// How the values of one tensor came to be non-finite: by what causes, the one to be told first. Immutable; shared by
+// How the values of one tensor came to be non-finite: by what causes, the one to report first. Immutable; shared by
 // the tensors of one output.
 class Provenance {
  public:
@@ -115,7 +123,8 @@ class Provenance {
   // The values are not there yet: a collective that is under way will put them there.
   bool pending() const { return is_pending_; }
   bool is_intentional() const {
-    return std::all_of(causes_.begin(), causes_.end(), [](const Cause& cause) { return cause.root->is_intentional(); });
+    return std::all_of(causes_.begin(), causes_.end(),
+                       [](const Cause& cause) { return cause.origin->is_intentional(); });
   }
 
  private:

@@ -18,20 +18,22 @@ struct Registry {
 
 Registry& registry = *new Registry;  // never destroyed: threads may outlive static destructors
 
-bool is_unused(const OriginRecord& root) { return !root.used && !root.reported && !root.excused && !root.scaled; }
+bool is_unused(const OriginRecord& origin) {
+  return !origin.used && !origin.overwritten && !origin.reported && !origin.exempt && !origin.seen_by_scaler;
+}
 
 }  // namespace
 
 void record_unused(DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& record) {
-  const OriginRecord& root = *record->first().root;
+  const OriginRecord& origin = *record->first().origin;
   NonfiniteRegistry::ProvenancePtr released;  // after the lock
   const std::lock_guard lock(registry.mutex);
   auto& candidates = registry.by_watch[&session];
-  const CallSite key{root.facts.op, root.site.live, root.site.forward};
+  const CallSite key{origin.facts.op, origin.site.live, origin.site.forward};
   const auto known = candidates.find(key);
   if (known == candidates.end()) {
     if (static_cast<int64_t>(candidates.size()) < session.options().max_findings) candidates.emplace(key, record);
-  } else if (!is_unused(*known->second->first().root)) {
+  } else if (!is_unused(*known->second->first().origin)) {
     released = std::exchange(known->second, record);
   }
 }
@@ -47,10 +49,10 @@ std::vector<NonfiniteRegistry::ProvenancePtr> drain_unused(const DetectionSessio
   }
   std::vector<NonfiniteRegistry::ProvenancePtr> unused;
   for (const auto& [site, record] : candidates) {
-    if (is_unused(*record->first().root)) unused.push_back(record);
+    if (is_unused(*record->first().origin)) unused.push_back(record);
   }
   std::sort(unused.begin(), unused.end(),
-            [](const auto& a, const auto& b) { return a->first().root->sequence < b->first().root->sequence; });
+            [](const auto& a, const auto& b) { return a->first().origin->sequence < b->first().origin->sequence; });
   return unused;
 }
 

@@ -39,6 +39,8 @@ const char* name_of(Origin origin) {
       return "uninit";
     case Origin::kForeign:
       return "foreign";
+    case Origin::kCompiled:
+      return "compiled";
   }
   return "";
 }
@@ -51,6 +53,20 @@ const char* name_of(Phase phase) {
       return "backward";
     case Phase::kOptimizer:
       return "optimizer";
+  }
+  return "";
+}
+
+const char* name_of(Replay replay) {
+  switch (replay) {
+    case Replay::kTraced:
+      return "traced";
+    case Replay::kLowered:
+      return "lowered";
+    case Replay::kFused:
+      return "fused";
+    case Replay::kNone:
+      return "none";
   }
   return "";
 }

@@ -61,12 +61,23 @@ void for_each_field(S& step, Visitor&& visit) {
   visit("line", step.line);
 }
 
+template <MaybeConst<CompiledRegion> C, typename Visitor>
+void for_each_field(C& compiled, Visitor&& visit) {
+  visit("region", compiled.region);
+  visit("file", OptionalText{compiled.file});
+  visit("line", compiled.line);
+  visit("kernel", OptionalText{compiled.kernel});
+  visit("replay", compiled.replay);
+  visit("obstacle", OptionalText{compiled.obstacle});
+}
+
 template <MaybeConst<Harm> H, typename Visitor>
 void for_each_field(H& harm, Visitor&& visit) {
   visit("kind", harm.kind);
   visit("name", OptionalText{harm.name});
   visit("file", OptionalText{harm.file});
   visit("line", harm.line);
+  visit("applied", harm.applied);
 }
 
 template <MaybeConst<Finding> F, typename Visitor>
@@ -82,6 +93,7 @@ void for_each_field(F& finding, Visitor&& visit) {
   visit("module", finding.module);
   visit("name", OptionalText{finding.name});
   visit("stack", finding.stack);
+  visit("backward_stack", finding.backward_stack);
   visit("step", finding.step);
   visit("rank", finding.rank);
   visit("thread", finding.thread);
@@ -94,6 +106,7 @@ void for_each_field(F& finding, Visitor&& visit) {
   visit("neginf", Count{finding.neginf});
   visit("first_index", finding.first_index);
   visit("inputs", finding.inputs);
+  visit("compiled", finding.compiled);
   visit("lineage", finding.lineage);
   visit("lineage_omitted", Count{finding.lineage_omitted});
   visit("harm", finding.harm);

@@ -145,6 +145,12 @@ class ObjectReader {
     flag = value.get<bool>();
   }
 
+  static void read(const Json& value, const std::string& where, std::optional<bool>& flag) {
+    if (value.is_null()) return flag.reset();
+    if (!value.is_boolean()) throw wrong(where, "true, false or null", value);
+    flag = value.get<bool>();
+  }
+
   static void read(const Json& value, const std::string& where, int64_t& number) { read_integer(value, where, number); }
   static void read(const Json& value, const std::string& where, uint64_t& number) {
     read_integer(value, where, number);
@@ -179,6 +185,12 @@ class ObjectReader {
     } else {
       throw wrong(where, "a number, 'nan', 'inf', '-inf' or null", value);
     }
+  }
+
+  template <typename Part>
+  static void read(const Json& value, const std::string& where, std::optional<Part>& part) {
+    if (value.is_null()) return part.reset();
+    read(value, where, part.emplace());
   }
 
   template <typename Part>

@@ -9,14 +9,19 @@
 #include <c10/util/SmallVector.h>
 #include <fmt/format.h>
 
+#include "report/own_frame.h"
+
 namespace torchnan {
 namespace {
 
-// Two findings are the same if the same operation at the same line made the same kind in the same way.
+// Two findings are the same if the same operation at the same line, called from the same line of the user's own, made
+// the same kind in the same way.
 std::string identity(const Finding& f) {
   const Frame where = f.stack.empty() ? Frame{} : f.stack.front();
-  return fmt::format("{}|{}|{}|{}|{}|{}|{}|{}|{}|{}", name_of(f.level), name_of(f.kind), name_of(f.origin), f.op,
-                     f.node, f.module.value_or("-"), f.name, where.file, where.line, f.harm.name);
+  const Frame* found = own_frame(f.stack);
+  const Frame own = found == nullptr ? Frame{} : *found;
+  return fmt::format("{}|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}|{}", name_of(f.level), name_of(f.kind), name_of(f.origin), f.op,
+                     f.node, f.module.value_or("-"), f.name, where.file, where.line, own.file, own.line, f.harm.name);
 }
 
 }  // namespace

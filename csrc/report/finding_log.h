@@ -47,7 +47,7 @@ class TORCHNAN_API FindingLog {
   int64_t repeats_ = 0;
   int64_t dropped_ = 0;
   std::atomic<int64_t> log_failures_{0};
-  ForkSafeMutex sink_mutex_{ForkSafeMutex::kSink};  // one emit at a time; locked after the other was unlocked
+  ForkSafeMutex sink_mutex_{ForkSafeMutex::kSlow};  // one emit at a time; locked after the other was unlocked
   std::vector<std::unique_ptr<Sink>> sinks_;        // changed with both locked
 };
 

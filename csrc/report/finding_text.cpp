@@ -6,12 +6,15 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "report/number_text.h"
+#include "report/own_frame.h"
 #include "text/printable.h"
 
 namespace torchnan {
 namespace {
 
 constexpr size_t kFramesShown = 5;
+constexpr size_t kBackwardFramesShown = 2;
 constexpr size_t kInputsShown = 4;
 
 // "float32" -> "f32", "bfloat16" -> "bf16".
@@ -29,13 +32,9 @@ std::string type_of(const std::string& dtype, const std::vector<int64_t>& shape)
   return fmt::format("{}[{}]", printable(short_dtype(dtype)), fmt::join(shape, ","));
 }
 
+// The one form of a place, which editors open.
 std::string location(const std::string& file, int64_t line) {
   return fmt::format("{}:{}", printable(short_path(file)), line);
-}
-
-// Shorter, for several in a row: the name of the file without its folder.
-std::string brief_location(const std::string& file, int64_t line) {
-  return fmt::format("{}:{}", printable(file.substr(file.rfind('/') + 1)), line);
 }
 
 // Returns the counts that are not zero.
@@ -55,6 +54,28 @@ std::string headline(const Finding& f) {
   if (f.phase == Phase::kBackward) text += ", in the backward pass";
   if (f.phase == Phase::kOptimizer) text += ", in the optimizer";
   if (f.level == Level::kWarning) text += " - a warning: nothing used it";
+  return text;
+}
+
+bool is_hook(const Finding& f) {
+  const auto same_line = [](const Frame& a, const Frame& b) { return a.file == b.file && a.line == b.line; };
+  return !f.backward_stack.empty() && f.backward_stack.size() <= f.stack.size() &&
+         std::equal(f.backward_stack.begin(), f.backward_stack.end(), f.stack.begin(), same_line);
+}
+
+// The frames of the forward call.
+std::vector<Frame> forward_frames(const Finding& f) {
+  const auto own = static_cast<int64_t>(is_hook(f) ? f.backward_stack.size() : 0);
+  return {f.stack.begin() + own, f.stack.end()};
+}
+
+std::string place_of(const Finding& f) {
+  const std::vector<Frame> forward = forward_frames(f);
+  if (f.backward_stack.empty()) {
+    return forward.empty() ? "" : fmt::format("   at {}", location(forward.front().file, forward.front().line));
+  }
+  std::string text = fmt::format("   at {}", location(f.backward_stack.front().file, f.backward_stack.front().line));
+  if (!forward.empty()) text += fmt::format(", forward {}", location(forward.front().file, forward.front().line));
   return text;
 }
 
@@ -83,13 +104,18 @@ std::string produced_by(const Finding& f) {
     case Origin::kUninit:
       what = fmt::format("memory from {} that nothing has written", printable(f.op));
       break;
+    case Origin::kCompiled:
+      what = fmt::format("something inside a compiled region, first seen in {} {}",
+                         f.phase == Phase::kBackward ? "gradient" : "output", f.output);
+      break;
     case Origin::kForeign:
       what = fmt::format("something outside PyTorch's dispatcher, first read by {}", printable(f.op));
       break;
   }
+  if (f.origin == Origin::kCompiled) return what;  // its place is that of the region
+  if (f.origin == Origin::kOp && !f.name.empty()) what += fmt::format("   for parameter {}", printable(f.name));
   if (f.module) what += fmt::format("   in {}", f.module->empty() ? "the root module" : printable(*f.module));
-  if (!f.stack.empty()) what += fmt::format("   at {}", location(f.stack.front().file, f.stack.front().line));
-  return what;
+  return what + place_of(f);
 }
 
 std::string format_output(const Finding& f) {
@@ -102,13 +128,67 @@ std::string format_input(const InputSummary& input) {
   std::string text = fmt::format("{} {}", printable(input.name), type_of(input.dtype, input.shape));
   if (input.overwritten) return text + "  (overwritten by the operation)";
   if (input.tally.min && input.tally.max) {
-    text += fmt::format("  min {:.6g}  max {:.6g}", *input.tally.min, *input.tally.max);
+    text += fmt::format("  min {}  max {}", format_number(*input.tally.min, input.dtype),
+                        format_number(*input.tally.max, input.dtype));
   } else if (input.tally.absmax) {  // for a tensor on a device nothing else is known
-    text += fmt::format("  absmax {:.6g}", *input.tally.absmax);
+    text += fmt::format("  absmax {}", format_number(*input.tally.absmax, input.dtype));
   }
   text += counts(input.tally.nan, input.tally.posinf, input.tally.neginf);
   if (!input.constant.empty()) text += fmt::format("  constant from {}", printable(short_path(input.constant)));
   return text;
+}
+
+std::string format_compiled(const CompiledRegion& compiled) {
+  std::string text = printable(compiled.region);
+  if (!compiled.file.empty()) text += fmt::format(" ({})", location(compiled.file, compiled.line));
+  if (!compiled.kernel.empty()) text += fmt::format(", kernel {}", printable(compiled.kernel));
+  switch (compiled.replay) {
+    case Replay::kTraced:
+      break;
+    case Replay::kLowered:
+      text += ", as the compiler decomposed it";
+      break;
+    case Replay::kFused:
+      text += ", in fused arithmetic only: finite when run operation by operation";
+      break;
+    case Replay::kNone:
+      text += fmt::format(", not followed: {}", printable(compiled.obstacle));
+      break;
+  }
+  return text;
+}
+
+bool is_number(const InputSummary& input) { return input.dtype == InputSummary::kNumber; }
+
+std::string format_argument(const InputSummary& number) {
+  const Tally& tally = number.tally;
+  const std::string value = tally.nan > 0      ? "nan"
+                            : tally.posinf > 0 ? "inf"
+                            : tally.neginf > 0 ? "-inf"
+                                               : format_number(tally.min.value_or(0), "float64");
+  return fmt::format("{} {}", printable(number.name), value);
+}
+
+// A row for each tensor, the first few of them; the numbers share one, which comes first if it is the first of them
+// that the hint is about.
+std::vector<std::string> format_inputs(const Finding& f) {
+  std::vector<std::string> rows;
+  std::vector<std::string> numbers;
+  size_t more = 0;
+  for (const InputSummary& input : f.inputs) {
+    if (is_number(input)) {
+      numbers.push_back(format_argument(input));
+    } else if (rows.size() < kInputsShown) {
+      rows.push_back(format_input(input));
+    } else {
+      ++more;
+    }
+  }
+  if (more > 0) rows.push_back(fmt::format("... {} more", more));
+  if (numbers.empty()) return rows;
+  const bool is_suspect = is_number(f.inputs.front());
+  rows.insert(is_suspect ? rows.begin() : rows.end(), fmt::format("{}", fmt::join(numbers, "  ")));
+  return rows;
 }
 
 std::string format_lineage(const Finding& f) {
@@ -124,13 +204,36 @@ std::string format_lineage(const Finding& f) {
     }
     const LineageStep& step = f.lineage[i];
     steps.push_back(step.file.empty() ? bare(step.op)
-                                      : fmt::format("{} ({})", bare(step.op), brief_location(step.file, step.line)));
+                                      : fmt::format("{} ({})", bare(step.op), location(step.file, step.line)));
   }
   return fmt::format("{}", fmt::join(steps, " -> "));
 }
 
 void add_row(std::string& text, const char* label, const std::string& value) {
   text += fmt::format("\n  {:<9} {}", label, value);
+}
+
+std::string as_parameter(const std::string& name) {
+  return fmt::format("{} {}", name.starts_with(kNamelessParameter) ? "a" : "parameter", printable(name));
+}
+
+std::string describe_gradient(const Harm& harm) {
+  const std::string what = harm.name.empty() ? "a gradient" : fmt::format("the gradient of {}", printable(harm.name));
+  if (harm.applied == true) return fmt::format("an optimizer used it as {}; the step was applied", what);
+  return fmt::format("an optimizer was about to use it as {}{}", what,
+                     harm.applied == false ? "; the step was not applied" : "");
+}
+
+// The innermost frames; in place of the last of them the user's own, if that lies further out.
+void add_stack(std::string& text, const char* label, const std::vector<Frame>& frames, size_t shown) {
+  const auto row = [](const Frame& f) { return fmt::format("{} {}", location(f.file, f.line), printable(f.function)); };
+  const Frame* own = own_frame(frames);
+  const size_t depth = own == nullptr ? 0 : static_cast<size_t>(own - frames.data());
+  const size_t inner = std::min(frames.size(), depth < shown ? shown : shown - 1);
+  for (size_t i = 0; i < inner; ++i) add_row(text, i == 0 ? label : "", row(frames[i]));
+  if (depth < shown) return;
+  if (depth > inner) add_row(text, "", fmt::format("... {} more", depth - inner));
+  add_row(text, "", row(*own));
 }
 
 }  // namespace
@@ -150,10 +253,10 @@ std::string describe(const Harm& harm) {
       text = "backward() was called on it";
       break;
     case HarmKind::kGradient:
-      text = fmt::format("an optimizer was about to use it as {}; the step was not applied", named("the gradient of"));
+      text = describe_gradient(harm);
       break;
     case HarmKind::kParameter:
-      text = fmt::format("it is in {}", named("parameter"));
+      text = harm.name.empty() ? "it is in a parameter" : fmt::format("it is in {}", as_parameter(harm.name));
       break;
     case HarmKind::kOptimizerState:
       text = fmt::format("it is in {}", named("optimizer state"));
@@ -169,7 +272,7 @@ std::string describe(const Harm& harm) {
     case HarmKind::kUnused:
       return "nothing ever used it";
   }
-  if (!harm.file.empty()) text += fmt::format(" ({})", brief_location(harm.file, harm.line));
+  if (!harm.file.empty()) text += fmt::format(" ({})", location(harm.file, harm.line));
   return text;
 }
 
@@ -177,20 +280,15 @@ std::string to_text(const Finding& f) {
   std::string text = headline(f);
   add_row(text, "made by", produced_by(f));
   add_row(text, "output", format_output(f));
-  for (size_t i = 0; i < std::min(f.inputs.size(), kInputsShown); ++i) {
-    add_row(text, i == 0 ? "inputs" : "", format_input(f.inputs[i]));
-  }
-  if (f.inputs.size() > kInputsShown) {
-    add_row(text, "", fmt::format("... {} more", f.inputs.size() - kInputsShown));
-  }
+  const std::vector<std::string> inputs = format_inputs(f);
+  for (size_t i = 0; i < inputs.size(); ++i) add_row(text, i == 0 ? "inputs" : "", inputs[i]);
   if (!f.hint.empty()) add_row(text, "because", printable(f.hint));
+  if (f.compiled) add_row(text, "compiled", format_compiled(*f.compiled));
   if (!f.lineage.empty()) add_row(text, "lineage", format_lineage(f));
   add_row(text, "harm", describe(f.harm));
-  for (size_t i = 0; i < std::min(f.stack.size(), kFramesShown); ++i) {
-    const Frame& frame = f.stack[i];
-    const char* label = i > 0 ? "" : f.phase == Phase::kBackward && !f.node.empty() ? "forward" : "stack";
-    add_row(text, label, fmt::format("{} {}", location(frame.file, frame.line), printable(frame.function)));
-  }
+  add_stack(text, "backward", f.backward_stack, kBackwardFramesShown);
+  add_stack(text, f.phase == Phase::kBackward && !f.node.empty() ? "forward" : "stack", forward_frames(f),
+            kFramesShown);
   if (f.repeats > 0) add_row(text, "repeats", fmt::format("{} more times", f.repeats));
   return text;
 }

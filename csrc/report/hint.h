@@ -1,16 +1,26 @@
 // Hints: the likely cause in one factual sentence, by rules over the statistics of a finding.
 #pragma once
 
+#include <cstddef>
+#include <optional>
 #include <string>
 
 #include <torchnan/finding.h>
 
 namespace torchnan {
 
-// Returns the hint, or an empty string if no rule applies.
-std::string hint_for(const Finding& finding);
+struct Hint {
+  std::string text;                 // empty if no rule fits
+  std::optional<size_t> suspect{};  // which of the inputs it is about
+};
 
-// Returns the hint for a value received from another rank.
+// Returns a hint, empty if no rule fits.
+Hint hint_for(const Finding& finding);
+
+// Returns the hint for a value that a collective ("c10d::allreduce_") has brought from another rank.
 std::string hint_for_collective(const std::string& collective);
+
+// For a value whose origin is older than the operations on devices that are on record.
+std::string hint_for_evicted_origin();
 
 }  // namespace torchnan

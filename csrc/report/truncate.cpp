@@ -47,6 +47,9 @@ class Truncation {
   }
   void operator()(const char*, std::vector<int64_t>& numbers) { keep_first(numbers, kKeptLength.items); }
   void operator()(const char*, Harm& harm) { for_each_field(harm, *this); }
+  void operator()(const char*, std::optional<CompiledRegion>& compiled) {
+    if (compiled) for_each_field(*compiled, *this);
+  }
   template <typename Part>
   void operator()(const char*, std::vector<Part>& parts) {
     keep_first(parts, limit_.items);

@@ -11,7 +11,7 @@ namespace {
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 Cause cause(OriginRecord::Source source = OriginRecord::Source::kOperation,
-            NonfiniteKinds kinds = NonfiniteKinds::of_nan()) {
+            NonfiniteKinds kinds = NonfiniteKinds::only_nan()) {
   static uint64_t sequence = 0;
   auto root = std::make_shared<OriginRecord>();
   root->sequence = ++sequence;
@@ -25,7 +25,7 @@ NonfiniteRegistry::ProvenancePtr record(OriginRecord::Source source = OriginReco
 
 std::vector<const OriginRecord*> roots(const NonfiniteRegistry::ProvenancePtr& record) {
   std::vector<const OriginRecord*> found;
-  for (const Cause& cause : record->causes()) found.push_back(cause.root.get());
+  for (const Cause& cause : record->causes()) found.push_back(cause.origin.get());
   return found;
 }
 
@@ -40,7 +40,7 @@ TEST(NonfiniteRegistry, RemembersAStorageThroughItsViews) {
   EXPECT_EQ(lineage.find(at::full({4, 4}, kNaN)), nullptr);
 }
 
-TEST(NonfiniteRegistry, TellsPartsOfAStorageApart) {
+TEST(NonfiniteRegistry, SeparatesPartsOfAStorage) {
   NonfiniteRegistry lineage;
   const at::Tensor t = at::zeros({4, 4});
   const auto first = record();
@@ -49,9 +49,50 @@ TEST(NonfiniteRegistry, TellsPartsOfAStorageApart) {
   lineage.remember(t.select(0, 3).fill_(kNaN), last);
   EXPECT_EQ(lineage.find(t.select(0, 0)), first);
   EXPECT_EQ(lineage.find(t.select(0, 3)), last);
-  const std::vector<const OriginRecord*> both{first->first().root.get(), last->first().root.get()};
+  const std::vector<const OriginRecord*> both{first->first().origin.get(), last->first().origin.get()};
   EXPECT_EQ(roots(lineage.find(t)), both);
   EXPECT_EQ(lineage.find(t.select(0, 1)), nullptr);
+}
+
+TEST(NonfiniteRegistry, ForgetsAValueThatAnotherHasReplaced) {
+  NonfiniteRegistry lineage;
+  const at::Tensor t = at::zeros({4, 4});
+  const auto first = record();
+  const auto second = record();
+  t.select(1, 2).fill_(kNaN);
+  lineage.remember(t, first);
+  lineage.remember(t.select(1, 2), second);
+  EXPECT_EQ(lineage.find(t), second);
+  EXPECT_TRUE(first->first().origin->overwritten);
+}
+
+TEST(NonfiniteRegistry, KeepsAValueThatAnotherHasReplacedInPart) {
+  NonfiniteRegistry lineage;
+  const at::Tensor t = at::full({4}, kNaN);
+  const auto first = record();
+  const auto second = record();
+  lineage.remember(t, first);
+  lineage.remember(t.slice(0, 0, 2), second);
+  EXPECT_EQ(lineage.find(t.slice(0, 0, 2)), second);
+  EXPECT_EQ(lineage.find(t.slice(0, 0, 1)), second);
+  EXPECT_EQ(lineage.find(t.slice(0, 2, 4)), first);
+  EXPECT_EQ(roots(lineage.find(t)).size(), 2u);
+}
+
+TEST(NonfiniteRegistry, RemembersACopyOfBytes) {
+  NonfiniteRegistry lineage;
+  const at::Tensor t = at::zeros({8});
+  const auto known = record();
+  lineage.remember(t.slice(0, 4, 6).fill_(kNaN), known);
+  const at::Tensor whole = t.clone();
+  lineage.remember_copy(t.view(at::kByte), whole.view(at::kByte));
+  EXPECT_EQ(lineage.find(whole.slice(0, 5, 6)), known);
+  EXPECT_EQ(lineage.find(whole.slice(0, 0, 4)), nullptr);
+  const at::Tensor half = t.slice(0, 4, 8).clone();
+  lineage.remember_copy(t.slice(0, 4, 8).view(at::kByte), half.view(at::kByte));
+  EXPECT_EQ(lineage.find(half.slice(0, 0, 1)), known);
+  EXPECT_EQ(lineage.find(half.slice(0, 2, 4)), nullptr);
+  EXPECT_EQ(lineage.alive().size(), 3u);
 }
 
 TEST(NonfiniteRegistry, PrefersAnAccidentToADesign) {
@@ -61,10 +102,10 @@ TEST(NonfiniteRegistry, PrefersAnAccidentToADesign) {
   const auto accident = record();
   lineage.remember(t.select(0, 0), design);
   lineage.remember(t.select(0, 1), accident);
-  EXPECT_EQ(lineage.find(t)->first().root, accident->first().root);
+  EXPECT_EQ(lineage.find(t)->first().origin, accident->first().origin);
 }
 
-TEST(NonfiniteRegistry, TellsColumnsApart) {
+TEST(NonfiniteRegistry, SeparatesColumns) {
   NonfiniteRegistry lineage;
   const at::Tensor t = at::zeros({5, 4});
   const auto second = record();
@@ -84,7 +125,7 @@ TEST(NonfiniteRegistry, ForgetsNoCauseOfAStorageInManyPieces) {
   for (int64_t i = 1; i < 1000; ++i) lineage.remember(t[i], record());
   EXPECT_EQ(lineage.find(t[0]), oldest);
   EXPECT_NE(lineage.find(t[999]), nullptr);
-  EXPECT_EQ(lineage.find(t)->first().root, oldest->first().root);
+  EXPECT_EQ(lineage.find(t)->first().origin, oldest->first().origin);
 }
 
 TEST(NonfiniteRegistry, ForgetsWhatIsOverwritten) {
@@ -165,22 +206,22 @@ TEST(Cause, KeepsTheFirstStepsAndTheLast) {
 }
 
 TEST(Cause, KnowsTheFirstComputationFromMoves) {
-  const NonfiniteKinds inf = NonfiniteKinds::of_inf();
+  const NonfiniteKinds inf = NonfiniteKinds::only_inf();
   Cause current = cause(OriginRecord::Source::kConstant).extended({nullptr, 1}, true, inf);
   EXPECT_FALSE(current.first_computation.has_value());
   current = current.extended({nullptr, 2}, false, inf).extended({nullptr, 3}, false, inf);
   EXPECT_EQ(current.first_computation->site, 2u);
 }
 
-TEST(Provenance, TellsAccidentsFirstAndEachRootOnce) {
+TEST(Provenance, PutsAccidentsFirstAndEachOriginOnce) {
   const Cause design = cause(OriginRecord::Source::kConstant);
   const Cause older = cause();
   const Cause younger = cause();
-  const Provenance both({younger, design, older, younger.extended({}, false, NonfiniteKinds::of_nan())});
+  const Provenance both({younger, design, older, younger.extended({}, false, NonfiniteKinds::only_nan())});
   ASSERT_EQ(both.causes().size(), 3u);
-  EXPECT_EQ(both.causes()[0].root, older.root);
-  EXPECT_EQ(both.causes()[1].root, younger.root);
-  EXPECT_EQ(both.causes()[2].root, design.root);
+  EXPECT_EQ(both.causes()[0].origin, older.origin);
+  EXPECT_EQ(both.causes()[1].origin, younger.origin);
+  EXPECT_EQ(both.causes()[2].origin, design.origin);
 }
 
 }  // namespace

@@ -37,6 +37,7 @@ Finding full() {
   f.inputs = {{"self", "float64", {2}, {1, 2, 3, -0.0, 5e-324, 1.7976931348623157e308}, true, "train.py:1"}, {}};
   f.inputs[1].tally.min = -std::numeric_limits<double>::infinity();
   f.inputs[1].tally.max = std::numeric_limits<double>::quiet_NaN();
+  f.compiled = {"forward", "net.py", 3, "cpp_fused_log_0", Replay::kFused, "none"};
   f.lineage = {{"aten::mul", "train.py", 4}, {"aten::sum", "", 0}};
   f.lineage_omitted = 412;
   f.harm = {HarmKind::kUnused, "loss", "train.py", 9};
@@ -55,6 +56,10 @@ TEST(ReadJson, GivesTheLineAgain) {
 
 TEST(ReadJson, KnowsEveryWord) {
   Finding f;
+  for (int i = 0; i <= static_cast<int>(Replay::kNone); ++i) {
+    f.compiled.emplace().replay = static_cast<Replay>(i);
+    EXPECT_EQ(finding_from_json(to_json(f)).compiled->replay, f.compiled->replay);
+  }
   for (int i = 0; i <= static_cast<int>(HarmKind::kUnused); ++i) {
     f.harm.kind = static_cast<HarmKind>(i);
     EXPECT_EQ(finding_from_json(to_json(f)).harm.kind, f.harm.kind);

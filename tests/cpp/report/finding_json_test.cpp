@@ -51,6 +51,7 @@ Finding endless(size_t bytes, size_t items) {
   f.module = name;
   f.shape = f.strides = f.first_index = numbers;
   f.stack.assign(items, Frame{name, 1, name});
+  f.compiled = {name, name, 1, name, Replay::kNone, name};
   f.lineage.assign(items, LineageStep{name, name, 1});
   f.lineage.back().op = "last";
   InputSummary input;

@@ -42,7 +42,7 @@ TEST(FindingLog, CountsWhatItDoesNotKeep) {
   EXPECT_EQ(log.dropped(), 3);
 }
 
-TEST(FindingLog, TellsEverySinkOnceEvenIfOneFails) {
+TEST(FindingLog, CallsEverySinkOnceEvenIfOneFails) {
   int emitted = 0;
   std::vector<std::exception_ptr> errors;
   FindingLog log(10, [&](const std::exception_ptr& error) { errors.push_back(error); });

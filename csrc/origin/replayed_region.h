@@ -1,0 +1,36 @@
+// The compiled region that a thread replays: what an origin that is found in the replay is told to be a part of.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <torchnan/export.h>
+#include <torchnan/finding.h>
+
+#include "scan/nonfinite_kinds.h"
+
+namespace torchnan {
+
+// A kernel of the generated code that wrote non-finite values, and their kinds.
+struct BadKernel {
+  std::string name;
+  NonfiniteKinds kinds;
+};
+
+struct ReplayedRegion {
+  CompiledRegion facts;              // without the kernel
+  std::vector<BadKernel> kernels{};  // in the order that they ran in
+  bool is_backward = false;          // it is a backward pass, though no autograd engine runs it
+};
+
+// Returns the region that this thread replays; null if it replays none.
+TORCHNAN_API const std::shared_ptr<const ReplayedRegion>& replayed_region() noexcept;
+TORCHNAN_API void set_replayed_region(std::shared_ptr<const ReplayedRegion> region) noexcept;
+
+// Returns the kernel that is likely to have made values of these kinds by this operation: the first that has it in its
+// name, and among these one that wrote such values; empty if none wrote non-finite values.
+std::string kernel_of(const ReplayedRegion& region, std::string_view op, NonfiniteKinds kinds);
+
+}  // namespace torchnan

@@ -1,0 +1,85 @@
+#include "origin/reported_causes.h"
+
+#include <cctype>
+#include <map>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "process/fork_safe_mutex.h"
+#include "report/operator_name.h"
+
+namespace torchnan {
+namespace {
+
+constexpr size_t kMaxCalls = 1 << 12;  // of one session
+
+struct Reported {
+  std::map<std::pair<SiteId, std::string>, int64_t> calls;  // of the forward pass: the last step
+  std::shared_ptr<OriginRecord> brought;                    // by a collective, in the last step that had one
+};
+
+struct Registry {
+  ForkSafeMutex mutex;
+  std::map<const DetectionSession*, Reported> by_session;
+};
+
+Registry& registry = *new Registry;  // never destroyed: threads may outlive static destructors
+
+// "aten::_log_softmax_" and "LogSoftmaxBackward0" -> "logsoftmax".
+std::string letters_of(std::string_view name) {
+  std::string letters;
+  for (const char c : name) {
+    if (c != '_') letters += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  }
+  return letters;
+}
+
+std::string letters_of_operator(std::string_view op) { return letters_of(without_namespace(op)); }
+
+std::string letters_of_node(std::string_view node) { return letters_of(node.substr(0, node.rfind("Backward"))); }
+
+bool is_operation(const OriginRecord& origin) { return origin.source == OriginRecord::Source::kOperation; }
+
+}  // namespace
+
+void record_reported(const DetectionSession& session, const OriginRecord& origin) {
+  if (!is_operation(origin) || !origin.site.node.empty() || origin.site.live == 0) return;
+  const std::lock_guard lock(registry.mutex);
+  auto& calls = registry.by_session[&session].calls;
+  if (calls.size() >= kMaxCalls) calls.clear();
+  calls[{origin.site.live, letters_of_operator(origin.facts.op)}] = origin.site.step;
+}
+
+bool is_reported_in_forward_pass(const DetectionSession& session, const OriginRecord& origin) {
+  if (!is_operation(origin) || origin.site.node.empty() || origin.site.forward == 0) return false;
+  const std::lock_guard lock(registry.mutex);
+  const auto found = registry.by_session.find(&session);
+  if (found == registry.by_session.end()) return false;
+  const auto call = found->second.calls.find({origin.site.forward, letters_of_node(origin.site.node)});
+  return call != found->second.calls.end() && call->second == origin.site.step;
+}
+
+std::shared_ptr<OriginRecord> origin_of_collective(const DetectionSession& session,
+                                                   std::shared_ptr<OriginRecord> origin) {
+  std::shared_ptr<OriginRecord> released;  // after the lock
+  const std::lock_guard lock(registry.mutex);
+  auto& brought = registry.by_session[&session].brought;
+  const bool is_same =
+      brought != nullptr && brought->collective == origin->collective && brought->site.step == origin->site.step;
+  if (is_same) return brought;
+  released = std::exchange(brought, origin);
+  return origin;
+}
+
+void forget_reported(const DetectionSession& session) {
+  Reported released;  // after the lock
+  const std::lock_guard lock(registry.mutex);
+  const auto found = registry.by_session.find(&session);
+  if (found == registry.by_session.end()) return;
+  released = std::move(found->second);
+  registry.by_session.erase(found);
+}
+
+}  // namespace torchnan
