@@ -7,8 +7,8 @@
 namespace torchnan {
 namespace {
 
-constexpr double kMargin = 0x1p6;        // for what grows from step to step
-constexpr size_t kMostPlaces = 1 << 14;  // of programs that make new code as they go
+constexpr double kMargin = 0x1p6;       // for what grows from step to step
+constexpr size_t kMaxPlaces = 1 << 14;  // of programs that make new code as they go
 
 }  // namespace
 
@@ -18,7 +18,7 @@ uint64_t Assumptions::place_of(const Event& event) {
 }
 
 void Assumptions::raise(const Event& event, double max_abs) {
-  if (raised_.size() == kMostPlaces) raised_.clear();
+  if (raised_.size() == kMaxPlaces) raised_.clear();
   const double assumed = max_abs * kMargin;
   const bool is_of_use = assumed < range_of(event.tensor.dtype).limit;
   raised_[place_of(event)] = is_of_use ? assumed : std::numeric_limits<double>::infinity();

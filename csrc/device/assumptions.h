@@ -1,8 +1,8 @@
 // Assumed bounds of results on devices, until a result is found to be larger.
 //
-// A scan on a device tells the host nothing while all is well, so that there is nothing to make bounds of. They are
-// made of assumptions, which the scan checks: it raises the alarm at the first value above the assumed one. What had
-// been proved from it since is then void, and what comes from that call site again is assumed to be larger.
+// A scan on a device reports nothing to the host while all is well, so that there is nothing to make bounds of. They
+// are made of assumptions, which the scan checks: it raises the alarm at the first value above the assumed one. What
+// had been proved from it since is then void, and what comes from that call site again is assumed to be larger.
 #pragma once
 
 #include <cstdint>

@@ -2,57 +2,86 @@
 
 #include <algorithm>
 #include <iterator>
-#include <stdexcept>
 
 #include "scan/float_format.h"
 
 namespace torchnan {
 namespace {
 
-cuda::Entry entry_of(const at::Tensor& tensor, uint64_t limit, bool track_max_finite) {
+cuda::Entry entry_of(const at::Tensor& tensor, uint64_t limit) {
   const FloatFormat format = *float_format(tensor.scalar_type());
   cuda::Entry entry{};
   entry.data = tensor.const_data_ptr();
   entry.words = static_cast<uint64_t>(tensor.numel()) * format.words_per_element;
   entry.limit = limit;
   entry.encoding = *encoding_of(tensor.scalar_type());
-  entry.track_max_finite = track_max_finite;
   return entry;
 }
 
-// Runs are the two words of a complex element, or else the last dimension.
+// Runs are the two words of a complex element, or else the last dimension. What is repeated is read once, and
+// dimensions that follow each other in memory are one.
 bool fill(cuda::StridedEntry& strided, const at::Tensor& tensor) {
   const int words = float_format(tensor.scalar_type())->words_per_element;
-  const int64_t last = tensor.dim() - 1;
-  const bool runs_along_last = words == 1;
-  strided.entry.words = static_cast<uint64_t>(runs_along_last ? tensor.size(last) : words);
-  strided.run_stride = static_cast<uint64_t>(runs_along_last ? tensor.stride(last) : 1);
-  strided.dims = 0;
-  for (int64_t d = 0; d < (runs_along_last ? last : last + 1); ++d) {
-    if (tensor.size(d) == 1) continue;
-    if (strided.dims == cuda::kMaxDims) return false;
-    strided.size[strided.dims] = static_cast<uint64_t>(tensor.size(d));
-    strided.stride[strided.dims++] = tensor.stride(d) * words;
+  c10::SmallVector<int64_t, 8> sizes;
+  c10::SmallVector<int64_t, 8> strides;
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.size(d) == 1 || tensor.stride(d) == 0) continue;
+    if (!sizes.empty() && strides.back() == tensor.size(d) * tensor.stride(d)) {
+      sizes.back() *= tensor.size(d);
+      strides.back() = tensor.stride(d);
+      continue;
+    }
+    sizes.push_back(tensor.size(d));
+    strides.push_back(tensor.stride(d));
+  }
+  strided.entry.words = static_cast<uint64_t>(words);
+  strided.run_stride = 1;
+  if (words == 1 && !sizes.empty()) {
+    strided.entry.words = static_cast<uint64_t>(sizes.pop_back_val());
+    strided.run_stride = static_cast<uint64_t>(strides.pop_back_val());
+  }
+  if (sizes.size() > cuda::kMaxDims) return false;
+  strided.dims = static_cast<uint32_t>(sizes.size());
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    strided.size[d] = static_cast<uint64_t>(sizes[d]);
+    strided.stride[d] = strides[d] * words;
   }
   return true;
 }
 
 }  // namespace
 
-bool Batch::add(const at::Tensor& tensor, EventNumber number, uint64_t limit, bool track_max_finite) {
-  cuda::Entry entry = entry_of(tensor, limit, track_max_finite);
+bool ScanList::add(const at::Tensor& tensor, EventNumber number, uint64_t limit) {
+  const cuda::Entry entry = entry_of(tensor, limit);
   if (!tensor.is_non_overlapping_and_dense()) {
     cuda::StridedEntry strided{};
     strided.entry = entry;
-    if (!fill(strided, tensor)) return false;
-    scanner_.scan(strided, number, stream_);
+    if (strided_.size() == kMaxStrided || !fill(strided, tensor)) return false;
+    strided_.push_back({strided, number});
     return true;
   }
-  if (is_empty()) first_ = number;
-  entry.event_offset = static_cast<uint32_t>(number - first_);
+  if (table_.entries == 0) first_ = number;
   if (!cuda::add(table_, entry)) return false;
-  kept_.push_back(tensor);
+  table_.entry[table_.entries - 1].event_offset = static_cast<uint32_t>(number - first_);
+  return true;
+}
+
+void ScanList::launch(const Scanner& scanner, void* stream) {
+  struct ClearAtLast {
+    ScanList& list;
+    ~ClearAtLast() { list.clear(); }
+  } const clear_at_last{*this};
+  if (table_.entries > 0) scanner.scan(table_, first_, stream);
+  for (const StridedScan& one : strided_) scanner.scan(one.entry, one.number, stream);
+}
+
+bool Batch::add(at::Tensor&& tensor, EventNumber number, uint64_t limit) {
+  kept_.reserve(cuda::kMaxEntries);
+  memory_.reserve(cuda::kMaxEntries);
+  if (!scans_.add(tensor, number, limit)) return false;
+  memory_.push_back(tensor.storage().data());
   bytes_ += static_cast<int64_t>(tensor.storage().nbytes());
+  kept_.push_back(std::move(tensor));
   return true;
 }
 
@@ -61,20 +90,16 @@ bool Batch::holds(const c10::StorageImpl* storage) const {
                      [&](const at::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl() == storage; });
 }
 
-void Batch::launch(Kept& kept) {
-  if (is_empty()) return;
-  struct EmptyAtLast {
-    cuda::Table& table;
-    ~EmptyAtLast() { table.entries = 0; }
-  } const empty_at_last{table_};
+void Batch::take(ScanList& scans, Kept& kept) {
+  scans_.move_to(scans, [this](uint32_t i) { return kept_[i].storage().data() == memory_[i]; });
+  memory_.clear();
+  bytes_ = 0;
   if (kept.empty()) {
     kept.swap(kept_);  // and its memory
   } else {
     std::move(kept_.begin(), kept_.end(), std::back_inserter(kept));
     kept_.clear();
   }
-  bytes_ = 0;
-  scanner_.scan(table_, first_, stream_);
 }
 
 }  // namespace torchnan

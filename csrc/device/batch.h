@@ -1,50 +1,89 @@
-// Scans that wait to be launched together on one stream.
+// Scans that are launched together.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
 
 #include "device/event.h"
 #include "device/scanner.h"
 
 namespace torchnan {
 
-// Keeps tensors alive until their scans have been launched, and no longer: after that the order of the stream sees to
-// it that the memory is read before it is reused.
+// Scans for one launch on one device. Keeps no tensor alive.
+class ScanList {
+ public:
+  ScanList() { clear(); }
+  ScanList(const ScanList&) = delete;
+  ScanList& operator=(const ScanList&) = delete;
+
+  bool is_empty() const { return table_.entries == 0 && strided_.empty(); }
+  bool is_full() const { return table_.entries == cuda::kMaxEntries || strided_.size() == kMaxStrided; }
+  void clear() {
+    table_.entries = 0;
+    table_.first_chunk[0] = 0;
+    strided_.clear();
+  }
+
+  // Adds a scan; numbers grow. Returns false, and does nothing, if the tensor cannot be scanned: it has too many
+  // dimensions, or the list is full.
+  bool add(const at::Tensor& tensor, EventNumber number, uint64_t limit);
+
+  // Moves the contiguous tensors for whose index `is_wanted` returns true to an empty list.
+  template <typename IsWanted>
+  void move_to(ScanList& other, IsWanted&& is_wanted) {
+    other.first_ = first_;
+    for (uint32_t i = 0; i < table_.entries; ++i) {
+      if (is_wanted(i)) cuda::add(other.table_, table_.entry[i]);
+    }
+    clear();
+  }
+
+  // Queues the scans on the stream, and is empty afterwards. Throws std::runtime_error if the device refuses.
+  void launch(const Scanner& scanner, void* stream);
+
+ private:
+  static constexpr size_t kMaxStrided = 8;
+
+  struct StridedScan {
+    cuda::StridedEntry entry;
+    EventNumber number;
+  };
+
+  EventNumber first_ = 0;
+  cuda::Table table_;  // of 4 KiB, not initialized for every operation
+  c10::SmallVector<StridedScan, 1> strided_;
+};
+
+// Scans of new tensors on the default stream of a device, which wait to be launched together. Keeps the tensors alive
+// until then, and no longer: after that the order of the stream sees to it that the memory is read before it is reused.
 class Batch {
  public:
   static constexpr int64_t kMaxBytes = int64_t{64} << 20;  // keeps that much from being given out again, at most
 
   using Kept = std::vector<at::Tensor>;
 
-  Batch(const Scanner& scanner, void* stream) : scanner_(scanner), stream_(stream) {}
+  bool is_empty() const { return kept_.empty(); }
 
-  void* stream() const { return stream_; }
-  void continue_on(void* stream) { stream_ = stream; }  // when it is empty
-  bool is_empty() const { return table_.entries == 0; }
-
-  // Adds a scan; numbers grow. Returns false, and does nothing, if the tensor cannot be scanned: it has too many
-  // dimensions, or the batch is full.
-  bool add(const at::Tensor& tensor, EventNumber number, uint64_t limit, bool track_max_finite);
+  // Adds a scan of a contiguous tensor; numbers grow. Returns false, and does nothing, if there is no room.
+  bool add(at::Tensor&& tensor, EventNumber number, uint64_t limit);
 
   // Whether it is time to launch: there is no room for more, or too much is being kept.
-  bool is_full() const { return table_.entries == cuda::kMaxEntries || bytes_ >= kMaxBytes; }
+  bool is_full() const { return scans_.is_full() || bytes_ >= kMaxBytes; }
 
-  // Whether a scan of this storage is waiting, which has to be launched before the storage is written.
+  // Whether a scan of this storage is waiting.
   bool holds(const c10::StorageImpl* storage) const;
 
-  // Queues the scans on the stream. Moves what it kept alive to `kept` for the caller to release, which may need the
-  // GIL.
-  void launch(Kept& kept);
+  // Moves the scans to an empty list, but for those whose memory has been given back, and what was kept alive to
+  // `kept`, for the caller to release without a lock: that may need the GIL.
+  void take(ScanList& scans, Kept& kept);
 
  private:
-  const Scanner& scanner_;
-  void* stream_;
-  EventNumber first_ = 0;
-  cuda::Table table_{};
+  ScanList scans_;
   Kept kept_;
+  std::vector<const void*> memory_;  // of each that is kept, when it was added
   int64_t bytes_ = 0;
 };
 

@@ -4,19 +4,31 @@
 #include <cmath>
 
 #include "bounds/dtype_range.h"
-#include "scan/tensor_scan.h"
+#include "detection/delivery.h"
+#include "device/harm_recorder.h"
 #include "device/resolve.h"
 #include "operators/for_each_tensor.h"
+#include "operators/op_traits.h"
 #include "origin/nonfinite_registry.h"
+#include "scan/tensor_scan.h"
 
 namespace torchnan {
+
+// Launches what has to run on another stream.
+void DeviceCheck::set_stream(c10::Device device) {
+  Scanner* const scanner = Scanner::of(device);
+  if (scanner == stream_.scanner) return;
+  if (!scans_.is_empty()) launch();
+  stream_ = scanner->current_stream();
+}
+
 void DeviceCheck::record_arguments(c10::ArrayRef<Operand> arguments) {
-  Devices::Lock locked(devices());
+  context_ = EventContext(plan_, session_, thread_.id());
   for (size_t place = 0; place < arguments.size(); ++place) {
     const Operand& argument = arguments[place];
     first_inputs_.push_back(inputs_.size());
     for_each_tensor(argument, [&](const at::Tensor& tensor, int64_t element) {
-      record_argument(locked, tensor, static_cast<uint16_t>(place), static_cast<int32_t>(element));
+      record_argument(tensor, static_cast<uint16_t>(place), static_cast<int32_t>(element));
       list_size_ = std::max<int64_t>(list_size_, element + 1);
     });
     if (argument.kind == Operand::Kind::kNumber) record_number(argument.number);
@@ -24,101 +36,173 @@ void DeviceCheck::record_arguments(c10::ArrayRef<Operand> arguments) {
       non_blocking_ = argument.integer != 0;
     }
   }
-  launch_scans_of_mutated(locked, arguments);
-  if (plan_.handling == OpPlan::Handling::kRead) {
-    for (const Input& input : inputs_) locked.record_harm(HarmKind::kRead, input.tensor, plan_, session_, thread_.id());
-    locked.launch_all();
+  launch();
+  launch_scans_of_mutated(arguments);
+  for (size_t place = 0; plan_.is_async_collective && place < arguments.size(); ++place) {
+    if (is_written_by_collective(plan_.name, plan_.argument_names[place])) record_pending(arguments[place]);
   }
+  if (plan_.handling == OpPlan::Handling::kRead) record_read(arguments);
 }
 
-// With arguments that have only now been given to be scanned. Collectives do not say what they write.
-void DeviceCheck::launch_scans_of_mutated(Devices::Lock& locked, c10::ArrayRef<Operand> arguments) const {
+// Collectives do not declare what they write.
+void DeviceCheck::launch_scans_of_mutated(c10::ArrayRef<Operand> arguments) const {
+  if (plan_.mutated_arguments.empty() && !plan_.is_async_collective) return;
   for (size_t place = 0; place < arguments.size(); ++place) {
     if (plan_.mutated_schema_argument(place) == nullptr && !plan_.is_async_collective) continue;
     for_each_tensor(arguments[place], [&](const at::Tensor& tensor, int64_t) {
-      if (!tensor.is_cpu() && tensor.has_storage()) locked.launch_scans_of(tensor);
+      if (!tensor.is_cpu() && tensor.has_storage())
+        devices().launch_scans_of(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
     });
   }
 }
 
-void DeviceCheck::record_argument(Devices::Lock& locked, const at::Tensor& argument, uint16_t place, int32_t element) {
-  const OpPlan::MutatedArgument* written = plan_.mutated_schema_argument(place);
-  const at::Tensor tensor = scannable(argument);
-  if (!tensor.defined()) {
-    const at::Tensor on_host = nonfinite_registry().in_use() ? scannable_values(argument) : at::Tensor();
-    if (on_host.defined() && nonfinite_registry().knows(on_host)) given_ = nonfinite_registry().find(on_host);
-    return;
+// Recorded before the call, which may have consumed its arguments afterwards.
+void DeviceCheck::record_pending(const Operand& argument) {
+  for_each_tensor(argument, [&](const at::Tensor& given, int64_t) {
+    const auto tensor = scannable(given);
+    if (!tensor->defined()) return;
+    set_stream(tensor->device());
+    const TensorSnapshot snapshot(*tensor);
+    Devices::Lock locked(devices());
+    const Event* const event = add_reader(locked, EventType::kPending, snapshot, kAll);
+    if (event != nullptr) locked.journal().set_last_event(*tensor, event->number);
+    is_recorded_ = true;
+  });
+  if (argument.kind != Operand::Kind::kValues) return;
+  const c10::ArrayRef<c10::IValue> values(static_cast<const c10::IValue*>(argument.first), argument.count);
+  for (const c10::IValue& list : values) {
+    if (list.isList()) record_pending(operand(list));  // of all_gather(): a list for each device
   }
-  if ((written != nullptr && !written->reads_previous_value) || plan_.is_constant_factory) return;
-  const EventNumber event = event_of(locked, tensor);
-  if (const Event* known = locked.journal().find(event)) intended_ |= known->intended;
-  inputs_.push_back(
-      {tensor,
-       {event, tensor.storage().unsafeGetStorageImpl(), place, element, written != nullptr, is_parameter(tensor)}});
 }
 
+void DeviceCheck::record_read(c10::ArrayRef<Operand> arguments) {
+  HarmRecorder harm(HarmKind::kRead, context_);
+  for (const Operand& argument : arguments) {
+    for_each_tensor(argument, [&](const at::Tensor& tensor, int64_t) { harm.add(tensor); });
+  }
+  harm.finish();
+  devices().launch_all();
+}
+
+void DeviceCheck::record_argument(const at::Tensor& argument, uint16_t place, int32_t element) {
+  const auto values = scannable(argument);
+  if (!values->defined()) {
+    const at::Tensor on_host = nonfinite_registry().in_use() ? scannable_values(argument) : at::Tensor();
+    if (on_host.defined() && nonfinite_registry().contains(on_host)) given_ = nonfinite_registry().find(on_host);
+    return;
+  }
+  const at::Tensor& tensor = *values;
+  set_stream(tensor.device());
+  const OpPlan::MutatedArgument* mutated = plan_.mutated_schema_argument(place);
+  if ((mutated != nullptr && !mutated->reads_previous_value) || plan_.is_constant_factory) return;
+  if (scans_.is_full()) launch();
+  const TensorSnapshot snapshot(tensor);
+  Devices::Lock locked(devices());
+  const EventNumber event =
+      event_of(locked, tensor, snapshot, is_unscanned_argument(plan_.name, plan_.argument_names[place]));
+  if (const Event* known = locked.journal().find(event)) intended_ |= known->intended;
+  inputs_.push_back({{event, snapshot.storage, place, element, mutated != nullptr, snapshot.is_parameter},
+                     locked.journal().bound_of(tensor),
+                     &argument});
+}
+
+// A list is gone through with a lock for each of its elements.
 Bound DeviceCheck::bound_of(const at::Tensor& tensor) const {
-  const at::Tensor values = scannable(tensor);
-  return values.defined() ? Devices::Lock(devices()).journal().bound_of(values) : Bound();
+  if (inputs_.size() <= kMaxSearched) {
+    for (const Input& input : inputs_) {
+      if (input.tensor == &tensor || input.tensor->is_same(tensor)) return input.bound;
+    }
+  }
+  const auto values = scannable(tensor);
+  return values->defined() ? Devices::Lock(devices()).journal().bound_of(*values) : Bound();
 }
 
 // The event that has written it; if nobody has been seen doing that, a new one.
-EventNumber DeviceCheck::event_of(Devices::Lock& locked, const at::Tensor& tensor) {
-  const EventNumber last = locked.journal().last_event(tensor);
-  if (locked.journal().reports_every(tensor)) return last;
-  Event& event = locked.add(EventType::kArgument, tensor, plan_, session_, thread_.id());
-  const EventNumber number = event.number;
-  if (event.previous == 0) {
-    event.previous = last;  // whoever handed out the memory, or has written there before others could
-    locked.journal().set_last_event(tensor, number);
+EventNumber DeviceCheck::event_of(Devices::Lock& locked, const at::Tensor& tensor, const TensorSnapshot& snapshot,
+                                  bool is_unscanned) {
+  Journal& journal = locked.journal();
+  const EventNumber last = journal.last_event(snapshot.storage);
+  if (journal.reports_every(tensor)) return last;
+  if (is_unscanned && !is_seen(journal.find(last))) return last;
+  Event* const event = locked.add(EventType::kArgument, snapshot, context_, stream_);
+  if (event == nullptr) {
+    skip(Skip::kDevice);
+    return last;
   }
-  check(locked, event, tensor, std::nullopt);
+  if (event->previous == 0) {
+    event->previous = last;  // whoever handed out the memory, or has written there before others could
+    journal.set_last_event(tensor, event->number);
+  }
+  const EventNumber number = event->number;
+  fill_bound(locked, *event, tensor, std::nullopt);
+  scan(locked, *event, tensor, nullptr);
   return number;
 }
 
 void DeviceCheck::record_number(double number) {
-  if (std::isnan(number)) numbers_ |= NonfiniteKinds::of_nan();
-  if (std::isinf(number)) numbers_ |= number > 0 ? NonfiniteKinds::of_posinf() : NonfiniteKinds::of_neginf();
+  if (std::isnan(number)) numbers_ |= NonfiniteKinds::only_nan();
+  if (std::isinf(number)) numbers_ |= number > 0 ? NonfiniteKinds::only_posinf() : NonfiniteKinds::only_neginf();
+}
+
+EventType DeviceCheck::type_of_result(int64_t output) const {
+  if (plan_.handling == OpPlan::Handling::kAllocate || is_unwritten_output(plan_.name, static_cast<size_t>(output)))
+    return EventType::kAllocated;
+  return plan_.is_async_collective ? EventType::kPending : EventType::kResult;
 }
 
 bool DeviceCheck::record_result(const at::Tensor& result, int64_t output, const std::optional<Bound>& proof) {
-  const at::Tensor tensor = scannable(result);
-  if (!tensor.defined()) {
+  const auto values = scannable(result);
+  if (!values->defined()) {
     if (!result.is_cpu() && plan_.writes_in_place() && result.has_storage())
       Devices::Lock(devices()).journal().mark_stale(result);  // as integers, say
     return false;
   }
+  const at::Tensor& tensor = *values;
+  set_stream(tensor.device());
+  if (scans_.is_full()) launch();
+  const EventType type = type_of_result(output);
+  const TensorSnapshot snapshot(tensor);
+  const bool may_wait = type == EventType::kResult && !proof && is_new(snapshot.storage) && stream_.is_default &&
+                        !stream_.is_capturing && tensor.is_non_overlapping_and_dense();
+  at::Tensor kept = may_wait ? tensor : at::Tensor();  // copied and dropped without the lock
   Devices::Lock locked(devices());
-  const bool is_allocation = plan_.handling == OpPlan::Handling::kAllocate;
-  if (is_allocation && !plan_.returns_allocation) {
+  const bool is_unknown =
+      type == EventType::kAllocated && plan_.handling == OpPlan::Handling::kAllocate && !plan_.returns_allocation;
+  Event* const event = is_unknown ? nullptr : add_reader(locked, type, snapshot, output);
+  if (event == nullptr) {
     locked.journal().forget(tensor);
+    if (!is_unknown) skip(Skip::kDevice);
     return true;
   }
-  const auto type = is_allocation               ? EventType::kAllocated
-                    : plan_.is_async_collective ? EventType::kPending
-                                                : EventType::kResult;
-  Event& event = add_reader(locked, type, tensor, output);
-  event.output = output;
-  event.intended = numbers_.without(NonfiniteKinds::of_nan());
-  event.intended_of_inputs = numbers_ | intended_;
+  event->output = output;
+  event->intended = numbers_.without(NonfiniteKinds::only_nan());
+  event->intended_of_inputs = numbers_ | intended_;
   const bool keeps_masks = plan_.is_data_movement || (plan_.pointwise && !plan_.absorbs_negative_infinity);
-  if (keeps_masks) event.intended |= intended_;
+  if (keeps_masks) event->intended |= intended_;
   is_recorded_ = true;
-  locked.journal().set_last_event(tensor, event.number);
+  locked.journal().set_last_event(tensor, event->number);
   if (type != EventType::kResult) return true;
   thread_.counters().checked.add(1);
-  check(locked, event, tensor, proof);
+  fill_bound(locked, *event, tensor, proof);
+  if (!event->is_proved) scan(locked, *event, tensor, may_wait ? &kept : nullptr);
   return true;
 }
 
+bool DeviceCheck::is_new(const c10::StorageImpl* storage) const {
+  if (plan_.writes_in_place()) return false;
+  return std::none_of(inputs_.begin(), inputs_.end(),
+                      [&](const Input& input) { return input.seen.storage == storage; });
+}
+
 // A graph is replayed whatever has become of what it was proved from: there everything is scanned.
-void DeviceCheck::check(Devices::Lock& locked, Event& event, const at::Tensor& tensor,
-                        const std::optional<Bound>& proof) {
+void DeviceCheck::fill_bound(Devices::Lock& locked, Event& event, const at::Tensor& tensor,
+                             const std::optional<Bound>& proof) {
   const bool is_captured = event.number >= Journal::kFirstCaptured;
   const auto bytes = static_cast<int64_t>(tensor.nbytes());
-  if (proof && !is_captured) {
+  event.is_proved = proof && !is_captured;
+  if (event.is_proved) {
     event.bound = *proof;
-    if (proof->masked) event.intended |= NonfiniteKinds::of_neginf();
+    if (proof->masked) event.intended |= NonfiniteKinds::only_neginf();
     thread_.counters().proved.add(1);
     thread_.counters().bytes_proved.add(bytes);
   } else {
@@ -126,10 +210,20 @@ void DeviceCheck::check(Devices::Lock& locked, Event& event, const at::Tensor& t
     if (has_bound && !is_captured && !session_.options().exact) event.assumed = locked.assumptions().of(event);
     event.bound.max_abs = event.assumed;
     thread_.counters().bytes.add(bytes);
-    locked.scan(event, tensor);
   }
   if (const Event* rest = locked.journal().find(event.previous)) event.bound = event.bound.joined(rest->bound);
 }
+
+// `kept` is the tensor if its scan may wait.
+void DeviceCheck::scan(Devices::Lock& locked, Event& event, const at::Tensor& tensor, at::Tensor* kept) {
+  const bool waits = kept != nullptr && locked.add_to_batch(stream_, std::move(*kept), event);
+  if (!waits && !scans_.add(tensor, event.number, event.limit())) return skip(Skip::kDevice);
+  event.scanner = stream_.scanner;
+}
+
+void DeviceCheck::skip(Skip reason) { thread_.counters().skipped[static_cast<size_t>(reason)].add(1); }
+
+void DeviceCheck::launch() { devices().launch(scans_, stream_); }
 
 // What an output is made of: all that was read, or, where lists are gone through together, their elements at its place.
 c10::SmallVector<EventInput, Event::kMaxInputs> DeviceCheck::inputs_of(int64_t output) const {
@@ -150,60 +244,52 @@ c10::SmallVector<EventInput, Event::kMaxInputs> DeviceCheck::inputs_of(int64_t o
   return read;
 }
 
-Event& DeviceCheck::add_reader(Devices::Lock& locked, EventType type, const at::Tensor& tensor, int64_t output) {
+Event* DeviceCheck::add_reader(Devices::Lock& locked, EventType type, const TensorSnapshot& snapshot, int64_t output) {
   const auto read = inputs_of(output);
-  // The first ones stay with the event: they are what is told of it.
-  EventNumber more = 0;
-  size_t left = read.size();
-  while (left > Event::kMaxInputs) {
-    const size_t here = std::min(Event::kMaxInputs, left - Event::kMaxInputs);
-    Event& rest = locked.add(EventType::kContinuation, tensor, plan_, session_, thread_.id());
-    left -= here;
-    rest.inputs = static_cast<uint8_t>(here);
-    std::copy_n(read.begin() + left, here, rest.input.begin());
-    rest.more = more;
-    more = rest.number;
-  }
-  Event& event = locked.add(type, tensor, plan_, session_, thread_.id());
-  event.given = given_;
-  event.inputs = static_cast<uint8_t>(left);
-  std::copy_n(read.begin(), left, event.input.begin());
-  event.more = more;
+  Event* const event = locked.add_reader(type, snapshot, context_, stream_, read);
+  if (event != nullptr) event->given = given_;
   return event;
 }
 
 void DeviceCheck::forget(const at::Tensor& written) {
-  const at::Tensor tensor = scannable(written);
-  if (!tensor.defined()) return;
-  Devices::Lock locked(devices());
-  locked.journal().forget(tensor);
+  const auto tensor = scannable(written);
+  if (tensor->defined()) Devices::Lock(devices()).journal().forget(*tensor);
 }
 
 void DeviceCheck::finish() {
-  bool is_alarmed = false;
-  {
-    Devices::Lock locked(devices());
-    if (!is_recorded_ && !inputs_.empty()) record_use(locked);
-    is_alarmed = locked.is_alarmed();
-    if (session_.options().when == When::kOrigin) locked.launch_all();
+  if (stream_.scanner != nullptr) {
+    if (!is_recorded_ && !inputs_.empty()) record_use();
+    launch();
+    devices().launch_full_batch(*stream_.scanner);
   }
-  const bool is_harm = plan_.handling == OpPlan::Handling::kRead && has_known_bad();
-  if (session_.options().when == When::kOrigin || is_harm || (is_alarmed && !has_known_bad())) resolve();
+  const bool is_read = plan_.handling == OpPlan::Handling::kRead;
+  if (session_.options().when == When::kOrigin) {
+    devices().launch_all();
+    return resolve(Delivery::kNow);
+  }
+  const bool is_harm = is_read && has_known_bad();
+  if (is_harm || (devices().is_alarmed() && !has_known_bad())) resolve(is_read ? Delivery::kNow : Delivery::kDeferred);
+  if (is_read) raise_deferred(session_);
 }
 
-// isfinite(x), argmax(x): a cause may have been looked at, or used, by them.
-void DeviceCheck::record_use(Devices::Lock& locked) {
-  add_reader(locked, EventType::kUse, inputs_.front().tensor, kAll);
+// isfinite(x), argmax(x): a cause may have been scanned, or used, by them.
+void DeviceCheck::record_use() {
+  Devices::Lock locked(devices());
+  const Event* const first = locked.journal().find(inputs_.front().seen.event);
+  TensorSnapshot snapshot = first != nullptr ? first->tensor : TensorSnapshot();
+  snapshot.covers = true;
+  add_reader(locked, EventType::kUse, snapshot, kAll);
 }
 
-void DeviceCheck::find_bad_arguments(c10::SmallVectorImpl<BadArgument>& bad_arguments) {
+void DeviceCheck::find_bad_arguments(TensorAt tensor_at, c10::SmallVectorImpl<BadArgument>& bad_arguments) {
   if (inputs_.empty()) return;
-  resolve();
+  resolve(Delivery::kNow);
   for (const Input& input : inputs_) {
     const auto bad = bad_event(input.seen.event);
     if (!bad) continue;
     const std::string& name = plan_.argument_names[input.seen.argument];
-    bad_arguments.push_back({input.tensor, name, input.seen.element, bad->kinds, bad->provenance});
+    const at::Tensor tensor = tensor_at(input.seen.argument, input.seen.element);
+    bad_arguments.push_back({tensor, name, input.seen.element, bad->kinds, bad->provenance});
     bad_arguments.back().overwritten = input.seen.overwritten;
   }
 }

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/util/ArrayRef.h>
+#include <c10/util/FunctionRef.h>
 #include <c10/util/SmallVector.h>
 
 #include "bounds/bound_source.h"
@@ -16,9 +17,13 @@
 namespace torchnan {
 
 // Lives on the stack of the call. In a healthy call it allocates nothing, and takes one lock a few times.
+//
+// Scans are launched before user code has control again, so that every event that it records comes after them: then
+// memory that it frees or hands to another stream has been read. Only results that are new, on the default stream of a
+// device, wait to be launched together.
 class DeviceCheck final : public ExternalBounds {
  public:
-  // Whether a tensor of a call with these keys may be on a device that can have a scanner. This is all that a program
+  // Whether a tensor of a call with these keys may be on a device that can have a scanner. This is all that a process
   // without such a device pays.
   static bool concerns(c10::DispatchKeySet keys) {
     constexpr c10::DispatchKeySet kBackends({c10::BackendComponent::CUDABit, c10::BackendComponent::PrivateUse1Bit});
@@ -46,36 +51,52 @@ class DeviceCheck final : public ExternalBounds {
   // Forgets a tensor that a failed call may have written.
   void forget(const at::Tensor& written);
 
-  // Ends the call, all of whose results are recorded. Reports why devices have raised the alarm, if they have; throws
-  // if a session wants that.
+  // Ends the call, all of whose results are recorded, and launches its scans. Reports why devices have raised the
+  // alarm, if they have; throws if a session wants that, and the call reads a value.
   void finish();
 
-  // Adds the arguments on devices that a non-finite result on the host may have come from. Waits for the devices.
-  void find_bad_arguments(c10::SmallVectorImpl<BadArgument>& bad_arguments);
+  // Adds the arguments on devices that a non-finite result on the host may have come from; `tensor_at` returns an
+  // argument by its index in the schema and in its list. Waits for the devices.
+  using TensorAt = c10::function_ref<at::Tensor(size_t argument, int64_t element)>;
+  void find_bad_arguments(TensorAt tensor_at, c10::SmallVectorImpl<BadArgument>& bad_arguments);
 
   // Whether the results on the host may not be written yet.
   bool is_copying_in_background() const { return non_blocking_ && !inputs_.empty(); }
 
  private:
   struct Input {
-    at::Tensor tensor;
     EventInput seen;
+    Bound bound;
+    const at::Tensor* tensor;
   };
   static constexpr int64_t kAll = -1;
+  static constexpr size_t kMaxSearched = 16;
 
-  void launch_scans_of_mutated(Devices::Lock& locked, c10::ArrayRef<Operand> arguments) const;
-  void record_argument(Devices::Lock& locked, const at::Tensor& argument, uint16_t place, int32_t element);
-  EventNumber event_of(Devices::Lock& locked, const at::Tensor& tensor);
+  void set_stream(c10::Device device);
+  void record_argument(const at::Tensor& argument, uint16_t place, int32_t element);
+  EventNumber event_of(Devices::Lock& locked, const at::Tensor& tensor, const TensorSnapshot& snapshot,
+                       bool is_unscanned);
+  void record_pending(const Operand& argument);
+  void record_read(c10::ArrayRef<Operand> arguments);
+  void launch_scans_of_mutated(c10::ArrayRef<Operand> arguments) const;
   void record_number(double number);
+  bool is_new(const c10::StorageImpl* storage) const;
+  EventType type_of_result(int64_t output) const;
   c10::SmallVector<EventInput, Event::kMaxInputs> inputs_of(int64_t output) const;
-  // Adds an event whose inputs are those of one output of this call, or of all.
-  Event& add_reader(Devices::Lock& locked, EventType type, const at::Tensor& tensor, int64_t output);
-  void check(Devices::Lock& locked, Event& event, const at::Tensor& tensor, const std::optional<Bound>& proof);
-  void record_use(Devices::Lock& locked);
+  // Adds an event whose inputs are those of one output of this call, or of all. Returns null as Devices::Lock::add().
+  Event* add_reader(Devices::Lock& locked, EventType type, const TensorSnapshot& snapshot, int64_t output);
+  void fill_bound(Devices::Lock& locked, Event& event, const at::Tensor& tensor, const std::optional<Bound>& proof);
+  void scan(Devices::Lock& locked, Event& event, const at::Tensor& tensor, at::Tensor* kept);
+  void skip(Skip reason);
+  void launch();
+  void record_use();
 
   const OpPlan& plan_;
   ThreadState& thread_;
   DetectionSession& session_;
+  EventContext context_;
+  CurrentStream stream_;
+  ScanList scans_;  // to be launched on stream_ before the call ends
   c10::SmallVector<Input, Event::kMaxInputs> inputs_;
   c10::SmallVector<size_t, 16> first_inputs_;  // by place in the schema
   int64_t list_size_ = 1;

@@ -13,6 +13,7 @@
 #include "origin/host_queries.h"
 #include "origin/make_finding.h"
 #include "origin/origin_records.h"
+#include "report/hint.h"
 #include "detection/error_containment.h"
 
 namespace torchnan {
@@ -23,11 +24,15 @@ constexpr c10::DispatchKeySet kAbove =
     c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, kInterceptorKey});
 
 at::Tensor live_tensor(const Event& event) {
-  Devices::Lock locked(devices());
-  return locked.journal().tensor_of(event);
+  WeakTensor tensor;
+  {
+    Devices::Lock locked(devices());
+    tensor = locked.journal().find_tensor(event);
+  }
+  return tensor.lock();
 }
 
-// By PyTorch's own copy, of which nobody above is told.
+// By PyTorch's own copy, which is not intercepted.
 at::Tensor on_host(const at::Tensor& tensor) {
   const c10::impl::ExcludeDispatchKeyGuard unseen(kAbove);
   return tensor.to(c10::DeviceType::CPU);
@@ -39,7 +44,7 @@ void fill_tensor(const Event& event, const DetectionSession& session, Finding& f
   facts.dtype = std::string(c10::getDtypeNames(then.dtype).first);
   facts.shape = then.shape();
   facts.strides.assign(then.strides.begin(), then.strides.begin() + then.dims);
-  contain(session, "counting what is on a device", [&] {
+  contain(session, "counting non-finite values on a device", [&] {
     const at::Tensor tensor = live_tensor(event);
     if (!tensor.defined()) return;
     const TensorStats stats = compute_stats(on_host(tensor));
@@ -70,22 +75,28 @@ InputSummary summary_of(const EventInput& input, const Event& reader, LargestWor
   return summary;
 }
 
-void fill_external_origin(const Event& event, const DetectionSession& session, OriginRecord& root) {
-  root.parameter = event.tensor.is_parameter;
-  if (root.parameter || root.kinds.nan()) {
-    root.owner = owner_of(event.tensor.storage, event.live, root.parameter, session);
+void fill_external_origin(const Event& event, const DetectionSession& session, OriginRecord& origin) {
+  origin.parameter = event.tensor.is_parameter;
+  if (origin.parameter || origin.kinds.nan()) {
+    origin.owner = owner_of(event.tensor.storage, event.live, origin.parameter, session);
   }
   Devices::Lock locked(devices());
   const Event* before = locked.journal().find(event.previous);
-  while (is_seen(before)) before = locked.journal().find(before->previous);
+  bool is_evicted = false;
+  while (is_seen(before)) {
+    is_evicted |= locked.journal().is_evicted(before->previous);
+    before = locked.journal().find(before->previous);
+  }
+  is_evicted |= before == nullptr && locked.journal().is_evicted(event.previous);
+  if (is_evicted) origin.facts.hint = hint_for_evicted_origin();
   if (before == nullptr) return;
   if (before->type == EventType::kPending) {
-    root.collective = before->plan->name;
+    origin.collective = before->plan->name;
     return;
   }
-  root.unwritten = true;
-  root.allocation.live = before->live;
-  root.allocator = before->plan->name;
+  origin.unwritten = true;
+  origin.allocation.live = before->live;
+  origin.allocator = before->plan->name;
 }
 
 }  // namespace
@@ -108,8 +119,8 @@ std::shared_ptr<OriginRecord> DeviceEvidence::new_origin(NonfiniteKinds kinds) {
   return device_origin(event_, kinds, session_, largest_word_of_);
 }
 
-void DeviceEvidence::record_first_use(size_t argument, OriginRecord& root) {
-  torchnan::record_first_use(root, *event_.plan, site_, session_, [&]() -> std::optional<Owner> {
+void DeviceEvidence::record_first_use(size_t argument, OriginRecord& origin) {
+  torchnan::record_first_use(origin, *event_.plan, site_, session_, [&]() -> std::optional<Owner> {
     if (is_given_by_host(argument)) return std::nullopt;
     const EventInput& input = bad_inputs_[argument].input;
     return owner_of(input.storage, event_.live, input.is_parameter, session_);
@@ -125,21 +136,21 @@ std::shared_ptr<OriginRecord> device_origin(const Event& event, NonfiniteKinds k
   const auto source = is_made     ? OriginRecord::Source::kOperation
                       : is_result ? OriginRecord::Source::kConstant
                                   : OriginRecord::Source::kExternal;
-  auto root = new_root(source, *event.plan, event.site(), session);
-  root->kinds = kinds;
-  root->scalar = event.tensor.has_shape && event.tensor.dims == 0;
-  root->facts.kind = dominant_kind(kinds);
-  root->facts.output = event.output;
-  fill_tensor(event, session, root->facts);
-  fill_location(root->site, session, root->facts);
+  auto origin = new_origin_record(source, *event.plan, event.site(), session);
+  origin->kinds = kinds;
+  origin->scalar = event.tensor.has_shape && event.tensor.dims == 0;
+  origin->facts.kind = dominant_kind(kinds);
+  origin->facts.output = event.output;
+  fill_tensor(event, session, origin->facts);
+  fill_location(origin->site, session, origin->facts);
   if (is_made) {
     for (size_t i = 0; i < event.inputs; ++i)
-      root->facts.inputs.push_back(summary_of(event.input[i], event, largest_word_of));
-    root->excused = ask_is_loss_scaling(root->site, session);
+      origin->facts.inputs.push_back(summary_of(event.input[i], event, largest_word_of));
+    origin->exempt = ask_is_loss_scaling(origin->site, session);
   } else if (!is_result) {
-    fill_external_origin(event, session, *root);
+    fill_external_origin(event, session, *origin);
   }
-  return root;
+  return origin;
 }
 
 std::string owner_name(const Event& event, const DetectionSession& session) {

@@ -1,4 +1,4 @@
-// What the journal tells of an operation on a device whose result is not finite.
+// The evidence of an operation on a device whose result is not finite, from its journal.
 #pragma once
 
 #include <cstdint>
@@ -41,12 +41,12 @@ class DeviceEvidence final : public Evidence {
   bool has_all_kinds() const override { return false; }
   c10::ArrayRef<Argument> arguments() const override { return arguments_; }
   NonfiniteKinds constants() const override { return event_.intended; }
-  std::optional<Blame> attribute_elements(NonfiniteKinds) override { return std::nullopt; }
+  std::optional<ElementAttribution> attribute_elements(NonfiniteKinds) override { return std::nullopt; }
   std::shared_ptr<OriginRecord> new_origin(NonfiniteKinds kinds) override;
   std::shared_ptr<OriginRecord> new_origin_without_arguments(NonfiniteKinds kinds) override {
     return new_origin(kinds);
   }
-  void record_first_use(size_t argument, OriginRecord& root) override;
+  void record_first_use(size_t argument, OriginRecord& origin) override;
 
  private:
   bool is_given_by_host(size_t argument) const { return argument == bad_inputs_.size(); }

@@ -1,17 +1,10 @@
 #include "device/devices.h"
 
 #include <algorithm>
+#include <mutex>
+#include <utility>
 
-#include <ATen/core/grad_mode.h>
-#include <torch/csrc/autograd/graph_task.h>
-#include <torch/csrc/autograd/node.h>
-
-#include "call_sites/call_site_ring.h"
-#include "bounds/bound_cache.h"
-#include "scan/float_format.h"
 #include "scan/tensor_scan.h"
-#include "call_sites/current_call_site.h"
-#include "detection/session.h"
 
 namespace torchnan {
 namespace {
@@ -19,149 +12,253 @@ namespace {
 constexpr uint64_t kSlotsAtOnce = 8192;  // are cleared
 constexpr uint64_t kParts = Journal::kRotatingSlots / kSlotsAtOnce;
 
+constinit thread_local bool is_held_here = false;
+
 Devices& of_process = *new Devices;  // never destroyed: threads may outlive static destructors
 
-// What waits to be released by this thread. Keeps its memory, so that nothing is allocated in the long run.
-thread_local Batch::Kept to_be_released;
+const AtForkChild at_fork_child([] { of_process.forget_after_fork(); });
 
 }  // namespace
 
-StreamQueue::StreamQueue(Scanner& of, void* stream) : scanner(of), batch(of, stream), streams{stream} {}
-
-void StreamQueue::continue_on(void* stream) {
-  batch.continue_on(stream);
-  if (std::find(streams.begin(), streams.end(), stream) == streams.end()) streams.push_back(stream);
-}
-
 Devices& devices() { return of_process; }
 
-at::Tensor scannable(const at::Tensor& tensor) {
-  const at::Tensor values = readable_on_device(tensor);
-  return values.defined() && Scanner::of(values.device()) != nullptr ? values : at::Tensor();
+bool Devices::is_locked_here() { return is_held_here; }
+
+namespace {
+
+bool is_readable_on_device(const at::Tensor& tensor) {
+  if (reason_to_skip(tensor) != Skip::kDevice || !is_plain(tensor)) return false;
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  return impl.numel() > 0 && impl.unsafe_storage().data() != nullptr;
+}
+
+}  // namespace
+
+c10::MaybeOwned<at::Tensor> scannable(const at::Tensor& tensor) {
+  using Values = c10::MaybeOwned<at::Tensor>;
+  const bool is_container = tensor.layout() != c10::kStrided || tensor.is_nested();
+  Values values = is_container ? Values::owned(readable_on_device(tensor)) : Values::borrowed(tensor);
+  const bool is_readable = is_container ? values->defined() : is_readable_on_device(tensor);
+  return is_readable && Scanner::of(values->device()) != nullptr ? std::move(values) : Values::owned(at::Tensor());
 }
 
 Devices::Lock::Lock(Devices& devices) : devices_(devices) {
-  devices_.mutex_.lock();
+  lock();
+  if (devices_.journal_ != nullptr) return;
   try {
-    if (devices_.journal_ == nullptr) devices_.journal_ = std::make_unique<Journal>();
+    devices_.journal_ = std::make_unique<Journal>();
     devices_.in_use_ = true;
   } catch (...) {
-    devices_.mutex_.unlock();
+    unlock();
     throw;
   }
 }
 
-// What a tensor's end runs may come here again.
-Devices::Lock::~Lock() {
+void Devices::Lock::lock() {
+  devices_.mutex_.lock();
+  is_held_ = is_held_here = true;
+}
+
+void Devices::Lock::unlock() {
+  if (!is_held_) return;
+  is_held_ = is_held_here = false;
   devices_.mutex_.unlock();
-  if (to_be_released.empty()) return;
-  Batch::Kept released;
-  released.swap(to_be_released);
-  released.clear();
-  if (to_be_released.capacity() < released.capacity()) to_be_released.swap(released);
 }
 
-StreamQueue& Devices::Lock::queue_of(Scanner& scanner) {
-  void* const stream = scanner.current_stream();
-  for (auto& queue : devices_.queues_) {
-    if (&queue->scanner != &scanner) continue;
-    if (queue->batch.stream() != stream) {
-      launch(*queue);
-      queue->continue_on(stream);
-    }
-    return *queue;
+// Slots are cleared two parts ahead: scans of other streams that are still to come write nowhere near.
+Event* Devices::Lock::add(EventType type, const TensorSnapshot& tensor, const EventContext& context,
+                          const CurrentStream& stream) {
+  Event* event = stream.is_capturing ? journal().add_captured() : &journal().add();
+  if (event == nullptr) return nullptr;
+  const uint64_t slot = event->number % cuda::kSlots;
+  if (!stream.is_capturing && slot % kSlotsAtOnce == 0) {
+    devices_.part_to_clear_ = static_cast<int32_t>((slot / kSlotsAtOnce + 2) % kParts);
   }
-  devices_.queues_.push_back(std::make_unique<StreamQueue>(scanner, stream));
-  return *devices_.queues_.back();
-}
-
-// As current_call_site() does, but for every operation: nothing is allocated.
-Event& Devices::Lock::add(EventType type, const at::Tensor& tensor, const OpPlan& plan, DetectionSession& session,
-                          uint64_t thread) {
-  Scanner& scanner = *Scanner::of(tensor.device());
-  StreamQueue& queue = queue_of(scanner);
-  Event* captured = scanner.is_capturing(queue.batch.stream()) ? journal().add_captured() : nullptr;
-  Event& event = captured != nullptr ? *captured : journal().add();
-  if (captured == nullptr) devices_.clear_slots_after(event.number);
-  event.type = type;
-  event.plan = &plan;
-  event.session = session.weak_from_this();
-  event.tensor = TensorSnapshot(tensor);
-  event.live = host_runtime().current_stack_id();
-  event.grad_mode = c10::GradMode::is_enabled();
-  event.thread = thread;
-  event.step = session.step();
-  if (const auto node = torch::autograd::get_current_node()) {
-    event.node = devices_.node_names_.of(*node);
-    event.node_execution_id = execution_id(*node);
-    event.forward = CallSiteRing::find(*node);
-  }
-  event.covers = covers_whole_storage(tensor, *event.tensor.storage);
-  if (!event.covers) event.previous = journal().last_event(tensor);
+  static_cast<EventContext&>(*event) = context;
+  event->type = type;
+  event->tensor = tensor;
+  if (!tensor.covers) event->previous = journal().last_event(tensor.storage);
   return event;
 }
 
-void Devices::Lock::scan(Event& event, const at::Tensor& tensor) {
-  StreamQueue& queue = queue_of(*Scanner::of(tensor.device()));
-  if (!queue.batch.add(tensor, event.number, event.limit(), false)) return;
-  event.scanner = &queue.scanner;
-  if (queue.batch.is_full() || event.number >= Journal::kFirstCaptured) launch(queue);
+// The first ones stay with the event: they are what a report says of it.
+Event* Devices::Lock::add_reader(EventType type, const TensorSnapshot& tensor, const EventContext& context,
+                                 const CurrentStream& stream, c10::ArrayRef<EventInput> inputs) {
+  EventNumber more = 0;
+  while (inputs.size() > Event::kMaxInputs) {
+    const size_t here = std::min(Event::kMaxInputs, inputs.size() - Event::kMaxInputs);
+    Event* const rest = add(EventType::kContinuation, tensor, context, stream);
+    if (rest == nullptr) return nullptr;
+    rest->inputs = static_cast<uint8_t>(here);
+    std::copy_n(inputs.end() - here, here, rest->input.begin());
+    rest->more = more;
+    more = rest->number;
+    inputs = inputs.slice(0, inputs.size() - here);
+  }
+  Event* const event = add(type, tensor, context, stream);
+  if (event == nullptr) return nullptr;
+  event->inputs = static_cast<uint8_t>(inputs.size());
+  std::copy(inputs.begin(), inputs.end(), event->input.begin());
+  event->more = more;
+  return event;
 }
 
-void Devices::Lock::record_harm(HarmKind harm, const at::Tensor& tensor, const OpPlan& reader,
-                                DetectionSession& session, uint64_t thread) {
-  const EventNumber last = journal().last_event(tensor);
-  Event& event = add(EventType::kHarm, tensor, reader, session, thread);
-  event.harm = harm;
-  event.input[event.inputs++] = {last, tensor.storage().unsafeGetStorageImpl()};
-  const Event* written = journal().find(last);
-  // A part of its memory may hold something else than the rest; and what was proved may have been so from something
-  // that nobody knew to be bad.
-  if (!is_seen(written) || !written->covers || written->scanner == nullptr) scan(event, tensor);
+bool Devices::Lock::add_to_batch(const CurrentStream& stream, at::Tensor&& kept, const Event& event) {
+  Lane& lane = devices_.lane_of(*stream.scanner);
+  lane.waits = true;
+  return lane.batch.add(std::move(kept), event.number, event.limit());
 }
 
-void Devices::Lock::launch_scans_of(const at::Tensor& tensor) {
-  const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
-  for (auto& queue : devices_.queues_) {
-    if (queue->batch.holds(storage)) launch(*queue);
+// With the lock.
+Lane& Devices::lane_of(Scanner& scanner) {
+  size_t place = 0;
+  for (; place + 1 < kMaxLanes; ++place) {
+    Lane* lane = lanes_[place];
+    if (lane == nullptr) break;
+    if (&lane->scanner == &scanner) return *lane;
+  }
+  auto* const made = new Lane{scanner, launch_mutexes_[place]};
+  lanes_[place] = made;
+  return *made;
+}
+
+c10::SmallVector<Lane*, 4> Devices::lanes() const {
+  c10::SmallVector<Lane*, 4> found;
+  for (const std::atomic<Lane*>& place : lanes_) {
+    Lane* const lane = place.load(std::memory_order_acquire);
+    if (lane == nullptr) break;
+    found.push_back(lane);
+  }
+  return found;
+}
+
+void Devices::launch(ScanList& scans, const CurrentStream& stream) {
+  clear_slots(stream);
+  if (scans.is_empty()) return;
+  Lane* lane = nullptr;
+  {
+    const Lock locked(*this);
+    lane = &lane_of(*stream.scanner);
+  }
+  const std::lock_guard launching(lane->launching);
+  scans.launch(*stream.scanner, stream.handle);
+  if (!stream.is_capturing) record_mark(*lane, stream.handle);
+}
+
+void Devices::launch_full_batch(Scanner& scanner) {
+  Lane* lane = nullptr;
+  {
+    const Lock locked(*this);
+    lane = &lane_of(scanner);
+    if (!lane->batch.is_full()) return;
+  }
+  launch_batch(*lane);
+}
+
+// Whoever finds nothing of a storage waiting must not go on before another thread has launched what it has taken.
+void Devices::launch_scans_of(const c10::StorageImpl* storage) {
+  for (Lane* lane : lanes()) {
+    if (!lane->waits) continue;
+    {
+      const std::lock_guard launching(lane->launching);
+      const Lock locked(*this);
+      if (!lane->batch.holds(storage)) continue;
+    }
+    launch_batch(*lane);
   }
 }
 
-void Devices::Lock::launch(StreamQueue& queue) { queue.batch.launch(to_be_released); }
-
-void Devices::Lock::launch_all() {
-  for (auto& queue : devices_.queues_) launch(*queue);
+void Devices::launch_all() {
+  for (Lane* lane : lanes()) {
+    if (lane->waits) launch_batch(*lane);
+  }
 }
 
-void Devices::Lock::wait_for_all() {
+void Devices::launch_batch(Lane& lane) {
+  const CurrentStream stream = lane.scanner.default_stream();
+  if (stream.is_capturing) return;
+  Batch::Kept kept;  // dropped last, without a lock
+  const std::lock_guard launching(lane.launching);
+  ScanList scans;
+  {
+    const Lock locked(*this);
+    lane.batch.take(scans, kept);
+  }
+  if (!scans.is_empty()) {
+    scans.launch(lane.scanner, stream.handle);
+    record_mark(lane, stream.handle);
+  }
+  const Lock locked(*this);
+  lane.waits = !lane.batch.is_empty();
+}
+
+// With `launching`.
+void Devices::record_mark(Lane& lane, void* stream) {
+  const auto known =
+      std::find_if(lane.marks.begin(), lane.marks.end(), [&](const StreamMark& mark) { return mark.stream == stream; });
+  StreamMark& mark = known == lane.marks.end() ? lane.marks.emplace_back(StreamMark{stream, nullptr}) : *known;
+  lane.scanner.record_mark(stream, &mark.mark);
+}
+
+// With `launching`.
+void Devices::follow_marks(Lane& lane) {
+  for (const StreamMark& mark : lane.marks) {
+    if (mark.mark != nullptr) lane.scanner.follow(mark.mark);
+  }
+}
+
+// In the order of the stream whose events have come so far.
+void Devices::clear_slots(const CurrentStream& stream) {
+  if (part_to_clear_.load(std::memory_order_relaxed) < 0) return;
+  const int32_t part = part_to_clear_.exchange(-1);
+  if (part < 0) return;
+  for (Lane* lane : lanes()) {
+    const bool is_here = &lane->scanner == stream.scanner && !stream.is_capturing;
+    const CurrentStream where = is_here ? stream : lane->scanner.default_stream();
+    if (where.is_capturing) continue;
+    const std::lock_guard launching(lane->launching);
+    lane->scanner.clear(static_cast<uint32_t>(part * kSlotsAtOnce), kSlotsAtOnce, where.handle);
+  }
+}
+
+// A graph may have been replayed on a stream on which nothing was launched: most often the current one.
+void Devices::read(Lane& lane, uint32_t first_slot, uint32_t slots, cuda::Slot* into) {
+  {
+    const std::lock_guard launching(lane.launching);
+    const CurrentStream stream = lane.scanner.current_stream();
+    if (!stream.is_capturing) record_mark(lane, stream.handle);
+    follow_marks(lane);
+  }
+  lane.scanner.read(first_slot, slots, into);
+}
+
+void Devices::wait_for_all() {
   if (is_capturing()) return;
-  for (const auto& queue : devices_.queues_) {
-    for (void* stream : queue->streams) queue->scanner.read(0, 0, nullptr, stream);
-  }
+  for (Lane* lane : lanes()) read(*lane, 0, 0, nullptr);
 }
 
-bool Devices::Lock::is_alarmed() const {
-  for (const auto& queue : devices_.queues_) {
-    if (queue->scanner.alarm() != cuda::kNoAlarm) return true;
+bool Devices::is_alarmed() const {
+  for (const std::atomic<Lane*>& place : lanes_) {
+    const Lane* const lane = place.load(std::memory_order_acquire);
+    if (lane == nullptr) return false;
+    if (lane->scanner.alarm() != cuda::kNoAlarm) return true;
   }
   return false;
 }
 
-bool Devices::Lock::is_capturing() const {
-  for (const auto& queue : devices_.queues_) {
-    if (queue->scanner.is_capturing(queue->scanner.current_stream())) return true;
-  }
-  return false;
+bool Devices::is_capturing() const {
+  const auto all = lanes();
+  return std::any_of(all.begin(), all.end(),
+                     [](const Lane* lane) { return lane->scanner.current_stream().is_capturing; });
 }
 
-// Two parts ahead: scans of other streams that are still to come write nowhere near.
-void Devices::clear_slots_after(EventNumber number) {
-  const uint64_t slot = number % cuda::kSlots;
-  if (slot % kSlotsAtOnce != 0) return;
-  const uint64_t part = (slot / kSlotsAtOnce + 2) % kParts;
-  for (auto& queue : queues_) {
-    queue->scanner.clear(static_cast<uint32_t>(part * kSlotsAtOnce), kSlotsAtOnce, queue->batch.stream());
-  }
+// Nothing is freed: that would ask a driver which the child must not use.
+void Devices::forget_after_fork() {
+  for (std::atomic<Lane*>& place : lanes_) place = nullptr;
+  part_to_clear_ = -1;
+  in_use_ = false;
+  static_cast<void>(journal_.release());
+  Scanner::forget_after_fork();
 }
 
 }  // namespace torchnan

@@ -1,12 +1,15 @@
 // The work under way on devices: one journal for all, and for each the scans that wait to be launched.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/MaybeOwned.h>
 #include <c10/util/SmallVector.h>
 
 #include <torchnan/export.h>
@@ -14,87 +17,118 @@
 #include "device/assumptions.h"
 #include "device/batch.h"
 #include "device/journal.h"
-#include "device/node_names.h"
 #include "device/scanner.h"
 #include "process/fork_safe_mutex.h"
 
 namespace torchnan {
 
-// Returns the tensor whose memory on a device has the values of `tensor` if there is a scanner for that device, else an
-// undefined one.
-TORCHNAN_API at::Tensor scannable(const at::Tensor& tensor);
+// Returns the tensor whose memory on a device has the values of `tensor`, itself where it is not sparse or nested, if
+// there is a scanner for that device; else an undefined one. Nothing is copied: that may need the GIL.
+TORCHNAN_API c10::MaybeOwned<at::Tensor> scannable(const at::Tensor& tensor);
 
-// The scans of one device.
-struct StreamQueue {
+// How far a stream has come with scans.
+struct StreamMark {
+  void* stream;
+  void* mark;
+};
+
+// Held while a device is waited for: no fork waits for that.
+struct LaunchMutex : ForkSafeMutex {
+  LaunchMutex() : ForkSafeMutex(kSlow) {}
+};
+
+// One device.
+struct Lane {
   Scanner& scanner;
-  Batch batch;
-  c10::SmallVector<void*, 4> streams;  // on which there have been scans
-
-  StreamQueue(Scanner& scanner, void* stream);
-  void continue_on(void* stream);
+  // Held while work is given to the device, which may have to wait for it. Taken before the lock of Devices.
+  ForkSafeMutex& launching;
+  Batch batch{};                    // guarded by the lock of Devices
+  std::atomic<bool> waits{false};   // whether scans of the batch have not been launched
+  std::vector<StreamMark> marks{};  // guarded by `launching`
 };
 
 class TORCHNAN_API Devices {
  public:
-  // Whether anything has ever been recorded: false in a program that uses no device.
+  static constexpr size_t kMaxLanes = 32;
+
+  // Whether anything has ever been recorded: false in a process that uses no device.
   bool in_use() const noexcept { return in_use_.load(std::memory_order_relaxed); }
 
-  // Holds the lock. Tensors that are dropped meanwhile are released after it, as that may need the GIL.
+  // Holds the lock. Nothing may be done meanwhile that may need the GIL or wait for a device: no tensor may be copied
+  // or dropped, no scan launched.
   class Lock {
    public:
     explicit Lock(Devices& devices);
-    ~Lock();
+    ~Lock() { unlock(); }
     Lock(const Lock&) = delete;
     Lock& operator=(const Lock&) = delete;
 
-    Journal& journal() { return devices_.journal(); }
+    void lock();
+    void unlock();
+
+    Journal& journal() { return *devices_.journal_; }
     Assumptions& assumptions() { return devices_.assumptions_; }
     std::optional<Event> copy_of(EventNumber number) {
       const Event* event = journal().find(number);
       return event == nullptr ? std::nullopt : std::optional<Event>(*event);
     }
 
-    // Returns the queue of a device on the stream that is current for the calling thread. What waits for another stream
-    // is launched there first.
-    StreamQueue& queue_of(Scanner& scanner);
+    // Adds an event of an operation on `stream`. Returns null where a graph is being captured, and there is no more
+    // room for events of graphs.
+    Event* add(EventType type, const TensorSnapshot& tensor, const EventContext& context, const CurrentStream& stream);
 
-    // Adds an event with the call site of the calling thread.
-    Event& add(EventType type, const at::Tensor& tensor, const OpPlan& plan, DetectionSession& session,
-               uint64_t thread);
+    // The same with what the operation has read: the inputs that have no room are in events of their own.
+    Event* add_reader(EventType type, const TensorSnapshot& tensor, const EventContext& context,
+                      const CurrentStream& stream, c10::ArrayRef<EventInput> inputs);
 
-    // Scans the tensor of the event for magnitudes that are not intended, or above its bound. On a stream that
-    // is being captured the scan is launched at once: nobody says when the capture ends.
-    void scan(Event& event, const at::Tensor& tensor);
-
-    // Records that the tensor does harm now if it is not finite.
-    void record_harm(HarmKind harm, const at::Tensor& tensor, const OpPlan& reader, DetectionSession& session,
-                     uint64_t thread);
-
-    // Launches the scans of this tensor's memory, which is about to be written.
-    void launch_scans_of(const at::Tensor& tensor);
-    void launch(StreamQueue& queue);
-    void launch_all();
-    void wait_for_all();
-
-    bool is_alarmed() const;
-    bool is_capturing() const;
+    // Lets the scan of a new tensor, which `kept` is moved from, wait in the batch of its device. Returns false if
+    // there is no room.
+    bool add_to_batch(const CurrentStream& stream, at::Tensor&& kept, const Event& event);
 
    private:
     Devices& devices_;
+    bool is_held_ = false;
   };
 
-  std::vector<std::unique_ptr<StreamQueue>>& queues() { return queues_; }
-  Journal& journal() { return *journal_; }
+  // Whether the calling thread holds the lock, and so must not wait for the GIL.
+  static bool is_locked_here();
+
+  // None of the following may be called with the lock.
+
+  // Launches scans on a stream.
+  void launch(ScanList& scans, const CurrentStream& stream);
+
+  // Launch scans that wait: of a device if they are many, of a storage, of all devices. A stream that is being captured
+  // holds them up.
+  void launch_full_batch(Scanner& scanner);
+  void launch_scans_of(const c10::StorageImpl* storage);
+  void launch_all();
+
+  // Waits for the scans of a device that have been launched, and reads slots.
+  void read(Lane& lane, uint32_t first_slot, uint32_t slots, cuda::Slot* into);
+  void wait_for_all();
+
+  bool is_alarmed() const;
+  // Whether a stream that is current for the calling thread is being captured.
+  bool is_capturing() const;
+  c10::SmallVector<Lane*, 4> lanes() const;
+
+  // Called in a child of fork(), where no device can be used: forgets all of them.
+  void forget_after_fork();
 
  private:
-  void clear_slots_after(EventNumber number);
+  Lane& lane_of(Scanner& scanner);
+  void launch_batch(Lane& lane);
+  void record_mark(Lane& lane, void* stream);
+  void follow_marks(Lane& lane);
+  void clear_slots(const CurrentStream& stream);
 
-  ForkSafeMutex mutex_{
-      ForkSafeMutex::kDevices};  // held while work is given to a device, which waits for the device at most
+  ForkSafeMutex mutex_{ForkSafeMutex::kDevices};
   std::atomic<bool> in_use_{false};
   std::unique_ptr<Journal> journal_;  // made when it is first needed
-  std::vector<std::unique_ptr<StreamQueue>> queues_;
-  NodeNames node_names_;
+  std::array<std::atomic<Lane*>, kMaxLanes> lanes_{};
+  std::array<LaunchMutex, kMaxLanes> launch_mutexes_{};
+  std::atomic<int32_t> part_to_clear_{-1};  // of the slots
   Assumptions assumptions_;
 };
 

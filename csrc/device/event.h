@@ -34,8 +34,10 @@ struct TensorSnapshot {
   c10::ScalarType dtype = c10::ScalarType::Undefined;
   bool is_parameter = false;
   bool has_shape = false;
+  bool covers = true;  // all of the storage
   uint8_t dims = 0;
-  int64_t offset = 0;  // elements
+  const void* memory = nullptr;  // of the storage
+  int64_t offset = 0;            // elements
   std::array<int64_t, kMaxDims> sizes{};
   std::array<int64_t, kMaxDims> strides{};
 
@@ -55,6 +57,26 @@ struct EventInput {
   bool is_parameter = false;
 };
 
+// Where and for whom an operation runs: the same for all events of a call. Made without a lock, as a new call site and
+// the name of a node of Python's need the GIL.
+struct EventContext {
+  const OpPlan* plan = nullptr;
+  std::weak_ptr<DetectionSession> session;
+
+  // As in Site.
+  SiteId live = 0;
+  SiteId forward = 0;
+  const std::string* node = nullptr;  // never freed; null outside the backward pass
+  uint64_t node_execution_id = 0;
+  bool grad_mode = false;
+  uint64_t thread = 0;
+  int64_t step = 0;
+
+  EventContext() = default;
+  // Describes where the calling thread is.
+  EventContext(const OpPlan& plan, DetectionSession& session, uint64_t thread);
+};
+
 enum class EventType : uint8_t {
   kResult,        // an operation has written it
   kArgument,      // an operation reads it, and nobody has been seen writing it
@@ -65,15 +87,14 @@ enum class EventType : uint8_t {
   kContinuation,  // inputs that an event had no room for
 };
 
-struct Event {
+struct Event : EventContext {
   static constexpr size_t kMaxInputs = 8;  // in one event; those of longer lists are in events of their own
 
   EventNumber number = 0;
   EventType type = EventType::kResult;
   HarmKind harm = HarmKind::kNone;
-  const OpPlan* plan = nullptr;
-  std::weak_ptr<DetectionSession> session;
-  Scanner* scanner = nullptr;  // which has been told to look at it; null if nobody has
+  Scanner* scanner = nullptr;  // which scans it; null if none does
+  bool is_proved = false;      // finite, by a bound
   int64_t output = 0;
   TensorSnapshot tensor;
 
@@ -85,18 +106,8 @@ struct Event {
   double assumed = std::numeric_limits<double>::infinity();  // that nothing it has written is above; the scan checks it
   Bound bound;                                               // proved or assumed, of all that its memory holds
 
-  // As in Site.
-  SiteId live = 0;
-  SiteId forward = 0;
-  const std::string* node = nullptr;  // never freed; null outside the backward pass
-  uint64_t node_execution_id = 0;
-  bool grad_mode = false;
-  uint64_t thread = 0;
-  int64_t step = 0;
-
-  bool covers = true;        // all of the storage; what it has not written or read is as before
-  EventNumber previous = 0;  // the one before it, where that matters: whose values the rest of the storage holds, or
-                             // which handed it out
+  EventNumber previous = 0;  // the one before it, where that matters: whose values the rest of the storage holds, if it
+                             // does not cover that, or which handed it out
   uint8_t inputs = 0;
   std::array<EventInput, kMaxInputs> input{};
   EventNumber more = 0;                     // of kind kContinuation, and so on

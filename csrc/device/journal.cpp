@@ -1,57 +1,18 @@
 #include "device/journal.h"
 
 #include <algorithm>
-#include <cmath>
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 
-#include "scan/float_format.h"
-#include "scan/tensor_scan.h"
-#include "origin/arguments.h"
-
 namespace torchnan {
-
-TensorSnapshot::TensorSnapshot(const at::Tensor& of)
-    : storage(of.storage().unsafeGetStorageImpl()),
-      keys(of.key_set()),
-      device(of.device()),
-      dtype(of.scalar_type()),
-      is_parameter(torchnan::is_parameter(of)),
-      offset(of.storage_offset()) {
-  has_shape = static_cast<size_t>(of.dim()) <= kMaxDims;
-  if (!has_shape) return;
-  dims = static_cast<uint8_t>(of.dim());
-  std::copy(of.sizes().begin(), of.sizes().end(), sizes.begin());
-  std::copy(of.strides().begin(), of.strides().end(), strides.begin());
-}
 
 Journal::Journal() : events_(new Event[kEvents]), buckets_(new Bucket[kStorages / kWays]) {}
 
-Site Event::site() const {
-  Site site;
-  site.live = live;
-  site.forward = forward;
-  if (node != nullptr) site.node = *node;
-  site.node_execution_id = node_execution_id;
-  site.grad_mode = grad_mode;
-  site.thread = thread;
-  site.step = step;
-  return site;
-}
-
-uint64_t Event::max_intended() const {
-  const FloatFormat format = *float_format(tensor.dtype);
-  return (intended.inf() ? format.first_nan : format.infinity) - 1;
-}
-
-uint64_t Event::limit() const {
-  return std::isfinite(assumed) ? std::min(max_intended(), encode_magnitude(assumed, tensor.dtype)) : max_intended();
-}
-
 Event& Journal::add() {
   if (next_ % cuda::kSlots == kRotatingSlots) next_ += kCaptured;
-  Event& event = events_[next_ % kEvents];
+  Event& event = events_[ordinal_of(next_) % kEvents];
   event = Event();
   event.number = next_++;
   return event;
@@ -65,8 +26,10 @@ Event* Journal::add_captured() {
 }
 
 EventNumber Journal::oldest() const {
-  const EventNumber beyond = kEvents + kCaptured;  // numbers that are left out count
-  return next_ > beyond ? next_ - beyond : 1;
+  const uint64_t next = ordinal_of(next_);
+  if (next <= kEvents) return 1;
+  const uint64_t oldest = next - kEvents;
+  return oldest / kRotatingSlots * cuda::kSlots + oldest % kRotatingSlots;
 }
 
 const Event* Journal::find(EventNumber number) const {
@@ -74,7 +37,7 @@ const Event* Journal::find(EventNumber number) const {
     const size_t place = number - kFirstCaptured;
     return place < captured_.size() ? &captured_[place] : nullptr;
   }
-  const Event& event = events_[number % kEvents];
+  const Event& event = events_[ordinal_of(number) % kEvents];
   return number != 0 && event.number == number ? &event : nullptr;
 }
 
@@ -145,7 +108,7 @@ bool Journal::reports_every(const at::Tensor& tensor) const {
   const Entry* entry = find_entry(tensor.storage().unsafeGetStorageImpl());
   if (entry == nullptr || entry->stale) return false;
   const Event* event = find(entry->last);
-  for (size_t parts = 1; is_seen(event) && !event->covers; ++parts) {
+  for (size_t parts = 1; is_seen(event) && !event->tensor.covers; ++parts) {
     if (event->previous == 0 || parts == kMaxParts) return false;
     event = find(event->previous);
   }
@@ -162,17 +125,24 @@ void Journal::forget_all() {
   for (size_t i = 0; i < kStorages / kWays; ++i) buckets_[i] = Bucket();
 }
 
-at::Tensor Journal::tensor_of(const Event& event) const {
-  const TensorSnapshot& then = event.tensor;
-  const Entry* entry = find_entry(then.storage);
-  if (entry == nullptr || entry->last != event.number || !then.has_shape) return {};
-  auto storage = entry->storage.lock();
-  if (!storage) return {};
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)), then.keys,
-                                                         c10::scalarTypeToTypeMeta(then.dtype));
-  const auto dims = static_cast<size_t>(then.dims);
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides({then.sizes.data(), dims}, {then.strides.data(), dims},
-                                                      then.offset);
+WeakTensor Journal::find_tensor(const Event& event) const {
+  const Entry* entry = find_entry(event.tensor.storage);
+  if (entry == nullptr || entry->last != event.number || !event.tensor.has_shape) return {};
+  return {entry->storage, event.tensor};
+}
+
+// A storage may have been emptied, or have grown, meanwhile: its memory is somebody else's then.
+at::Tensor WeakTensor::lock() const {
+  auto storage = storage_.lock();
+  if (!storage || storage->data() != snapshot_.memory || storage->data() == nullptr) return {};
+  const auto dims = static_cast<size_t>(snapshot_.dims);
+  const c10::IntArrayRef sizes(snapshot_.sizes.data(), dims);
+  const c10::IntArrayRef strides(snapshot_.strides.data(), dims);
+  const caffe2::TypeMeta dtype = c10::scalarTypeToTypeMeta(snapshot_.dtype);
+  const size_t end = at::detail::computeStorageNbytes(sizes, strides, dtype.itemsize(), snapshot_.offset);
+  if (end > storage->nbytes()) return {};
+  auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)), snapshot_.keys, dtype);
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides, snapshot_.offset);
   return tensor;
 }
 

@@ -14,13 +14,29 @@
 
 namespace torchnan {
 
+// A tensor as it was recorded, whose memory may be given back at any time.
+class WeakTensor {
+ public:
+  WeakTensor() = default;
+  WeakTensor(c10::weak_intrusive_ptr<c10::StorageImpl> storage, const TensorSnapshot& snapshot)
+      : storage_(std::move(storage)), snapshot_(snapshot) {}
+
+  // Returns the tensor if its memory is still there, and where it was; else an undefined one. Needs the GIL where
+  // Python references the storage, so no lock may be held.
+  at::Tensor lock() const;
+
+ private:
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage_{c10::intrusive_ptr<c10::StorageImpl>()};
+  TensorSnapshot snapshot_;
+};
+
 // Bounded: the oldest events are forgotten. Not for several threads at once.
 //
 // Events of a capture happen again with every replay of the graph: they have numbers of their own, above all others,
 // and are kept. Their slots are the last quarter of a scanner's.
 class TORCHNAN_API Journal {
  public:
-  static constexpr size_t kEvents = 1 << 14;
+  static constexpr size_t kEvents = 3 << 13;  // their slots have not been cleared yet
   static constexpr size_t kCaptured = 1 << 14;
   static constexpr uint64_t kRotatingSlots = cuda::kSlots - kCaptured;
   static constexpr EventNumber kFirstCaptured = (EventNumber{1} << 62) + kRotatingSlots;
@@ -36,6 +52,9 @@ class TORCHNAN_API Journal {
   // Returns null if there is no more room.
   Event* add_captured();
   const std::vector<Event>& captured() const { return captured_; }
+
+  // Whether an event has happened, and is forgotten.
+  bool is_evicted(EventNumber number) const { return number != 0 && number < oldest(); }
 
   // Returns null if the event is forgotten, or has not happened.
   const Event* find(EventNumber number) const;
@@ -54,7 +73,7 @@ class TORCHNAN_API Journal {
   void mark_stale(const at::Tensor& tensor);
   // Records that others may write there at any time from now on.
   void record_exported(const at::Tensor& tensor);
-  // Whether the events of a tensor's memory tell of all that is there: somebody has written it, or looked at it.
+  // Whether the events of a tensor's memory cover all that is there: it was written, or scanned.
   bool reports_every(const at::Tensor& tensor) const;
 
   Event* find(EventNumber number);
@@ -62,8 +81,8 @@ class TORCHNAN_API Journal {
   // Whether the storage of the event is still there, and holds values of it.
   bool is_live(const Event& event) const;
 
-  // Returns the tensor of an event if its memory is alive and nobody has written there since, else an undefined one.
-  at::Tensor tensor_of(const Event& event) const;
+  // Returns the tensor of an event if nobody has written to its memory since, else one that is gone.
+  WeakTensor find_tensor(const Event& event) const;
 
  private:
   static constexpr size_t kWays = 4;
@@ -77,6 +96,11 @@ class TORCHNAN_API Journal {
     bool exported = false;
   };
   using Bucket = std::array<Entry, kWays>;
+
+  // Events in their order, without the numbers that are left out.
+  static constexpr uint64_t ordinal_of(EventNumber number) {
+    return number / cuda::kSlots * kRotatingSlots + number % cuda::kSlots;
+  }
 
   Bucket& bucket_of(const c10::StorageImpl* storage) const;
   Entry* find_entry(const c10::StorageImpl* storage) const;

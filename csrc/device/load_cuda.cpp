@@ -48,9 +48,11 @@ ScanFunctions functions_of(void* library) {
   find(library, "torchnan_cuda_error_text", found.error_text);
   find(library, "torchnan_scanner_make", found.make);
   find(library, "torchnan_scanner_free", found.free);
-  find(library, "torchnan_scanner_alarm", found.alarm);
+  find(library, "torchnan_scanner_words", found.words);
   find(library, "torchnan_scan", found.scan);
   find(library, "torchnan_scan_strided", found.scan_strided);
+  find(library, "torchnan_record_mark", found.record_mark);
+  find(library, "torchnan_follow_mark", found.follow_mark);
   find(library, "torchnan_scanner_clear", found.clear);
   find(library, "torchnan_scanner_reset_alarm", found.reset_alarm);
   find(library, "torchnan_scanner_read", found.read);

@@ -6,20 +6,22 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "process/fork_safe_mutex.h"
+
 namespace torch::autograd {
 struct Node;
 }
 
 namespace torchnan {
 
-// Not for several threads at once. Names are never freed: there are as many as there are kinds of nodes.
+// Names are never freed: there are as many as there are kinds of nodes.
 class NodeNames {
  public:
+  // May need the GIL: no lock may be held.
   const std::string* of(const torch::autograd::Node& node);
 
  private:
-  const std::string* interned(std::string name);
-
+  ForkSafeMutex mutex_;
   std::unordered_map<const std::type_info*, const std::string*> by_type_;  // null for types whose nodes differ in name
   std::unordered_set<std::string> names_;
 };

@@ -6,8 +6,10 @@
 #include <utility>
 #include <vector>
 
+#include "scan/float_format.h"
 #include "scan/tensor_scan.h"
 #include "device/devices.h"
+#include "device/harm_recorder.h"
 #include "device/window.h"
 #include "origin/host_queries.h"
 #include "origin/harm.h"
@@ -87,7 +89,7 @@ class WindowAttribution {
 
   // What user code has put into a parameter is the parameter's, as on the host.
   BadEvent attribute_to_parameter(const Event& reader, const EventInput& input, const BadEvent& put) {
-    if (put.provenance->first().root->parameter || !is_constant_write(*put.provenance)) return put;
+    if (put.provenance->first().origin->parameter || !is_constant_write(*put.provenance)) return put;
     const auto session = reader.session.lock();
     const auto written = Devices::Lock(devices()).copy_of(input.event);
     if (session == nullptr || !written) return put;
@@ -121,17 +123,17 @@ class WindowAttribution {
   }
 
   // Nobody has looked at what came of something bad: it was not there yet, or was proved finite when that was not known
-  // to be bad, and is gone. Who looks at what comes of it will tell.
+  // to be bad, and is gone. The check of what is computed from it reports it.
   static bool is_expected(const Event& event, c10::ArrayRef<BadInput> bad_inputs) {
-    const bool was_proved = event.type == EventType::kResult && event.scanner == nullptr;
+    const bool was_proved = event.type == EventType::kResult && event.scanner == nullptr && event.is_proved;
     return (was_proved || event.type == EventType::kPending) && !bad_inputs.empty();
   }
 
-  // An infinity that may be meant is none where something bad was given.
+  // An infinity is not intentional where an argument was bad.
   std::optional<NonfiniteKinds> kinds_of(const Event& event, bool is_given_bad) const {
     const DeviceScans* found = window_.scans_of(event);
     if (found == nullptr) return std::nullopt;
-    return is_given_bad && found->holds_infinity(event) ? NonfiniteKinds::of_inf() : found->kinds_of(event);
+    return is_given_bad && found->holds_infinity(event) ? NonfiniteKinds::only_inf() : found->kinds_of(event);
   }
 
   static void record_uses(const Event& event, c10::ArrayRef<BadInput> bad_inputs) {
@@ -177,10 +179,10 @@ class WindowAttribution {
                          DetectionSession& session) {
     if (event.scanner != nullptr && !found) return;  // a part of the memory that is all right
     if (bad_inputs.empty() && !found) return;
-    if (!bad_inputs.empty()) {
-      const BadEvent& bad = bad_inputs[0].bad;
-      return report(event, *bad.provenance, event.harm, found.value_or(bad.kinds), "", session);
+    for (const BadInput& input : bad_inputs) {
+      report(event, *input.bad.provenance, event.harm, found.value_or(input.bad.kinds), "", session);
     }
+    if (!bad_inputs.empty()) return;
     const Provenance record(Cause{new_origin(event, *found, session), *found});
     report(event, record, event.harm, *found, "", session);
   }
@@ -226,7 +228,7 @@ bool prune_dead() {
   return is_bad;
 }
 
-void deliver_findings(std::vector<std::pair<std::shared_ptr<DetectionSession>, Finding>> findings) {
+void deliver_findings(std::vector<std::pair<std::shared_ptr<DetectionSession>, Finding>> findings, Delivery delivery) {
   while (!findings.empty()) {
     const auto session = findings.front().first;
     std::vector<Finding> its;
@@ -234,7 +236,11 @@ void deliver_findings(std::vector<std::pair<std::shared_ptr<DetectionSession>, F
       if (whose == session) its.push_back(std::move(finding));
     }
     std::erase_if(findings, [&](const auto& one) { return one.first == session; });
-    deliver_all(*session, std::move(its));
+    if (delivery == Delivery::kNow) {
+      deliver_all(*session, std::move(its));
+    } else {
+      deliver_deferred(*session, std::move(its));
+    }
   }
 }
 
@@ -260,8 +266,8 @@ std::optional<BadEvent> bad_event(EventNumber number) {
 
 bool has_known_bad() { return known.has_bad.load(std::memory_order_relaxed); }
 
-void resolve() {
-  if (!devices().in_use() || Devices::Lock(devices()).is_capturing()) return;
+void resolve(Delivery delivery) {
+  if (!devices().in_use() || devices().is_capturing()) return;
   if (known.is_resolving.exchange(true)) return;  // another thread is at it, or this one further out
   struct EndAtLast {
     ~EndAtLast() { known.is_resolving = false; }
@@ -278,36 +284,87 @@ void resolve() {
     known.has_bad = is_bad || attribution.has_found_something();  // then what comes next is read once more
     findings = attribution.drain_findings();
   }
-  deliver_findings(std::move(findings));
+  deliver_findings(std::move(findings), delivery);
 }
 
 void report_on_devices(DetectionSession& session, HarmKind harm, const OpPlan& reader,
                        c10::ArrayRef<at::Tensor> tensors) {
   if (!devices().in_use()) return;
-  bool is_alarmed = false;
-  {
-    Devices::Lock locked(devices());
-    for (const at::Tensor& given : tensors) {
-      const at::Tensor tensor = given.defined() ? scannable(given) : at::Tensor();
-      if (tensor.defined()) locked.record_harm(harm, tensor, reader, session, ThreadState::current().id());
-    }
-    locked.launch_all();                                 // a step is about to end, or its backward pass to begin
-    if (harm == HarmKind::kRead) locked.wait_for_all();  // as the reader will
-    is_alarmed = locked.is_alarmed();
+  const EventContext context(reader, session, ThreadState::current().id());
+  HarmRecorder recorder(harm, context);
+  for (const at::Tensor& tensor : tensors) recorder.add(tensor);
+  recorder.finish();
+  devices().launch_all();                                 // a step is about to end, or its backward pass to begin
+  if (harm == HarmKind::kRead) devices().wait_for_all();  // as the reader will
+  if (devices().is_alarmed() || has_known_bad() || session.options().when == When::kOrigin) {
+    resolve(Delivery::kNow);
   }
-  if (is_alarmed || has_known_bad() || session.options().when == When::kOrigin) resolve();
+  raise_deferred(session);
 }
 
-std::vector<LiveBadTensor> live_bad_tensors() {
-  std::vector<LiveBadTensor> alive;
-  Devices::Lock locked(devices());
-  const std::lock_guard lock(known.mutex);
-  for (const auto& [number, bad] : known.bad) {
-    const Event* event = locked.journal().find(number);
-    at::Tensor tensor = event == nullptr ? at::Tensor() : locked.journal().tensor_of(*event);
-    if (tensor.defined()) alive.push_back({std::move(tensor), bad});
+namespace {
+
+const OpPlan& rescan = *new OpPlan;  // stands for no operation
+
+// Returns the magnitudes of tensors as they are now, by scans that raise no alarm; nothing of one that cannot be
+// scanned. Waits for the devices.
+std::vector<std::optional<uint64_t>> scan_again(const std::vector<LiveBadTensor>& tensors, DetectionSession& session) {
+  const EventContext context(rescan, session, ThreadState::current().id());
+  std::vector<std::pair<EventNumber, Scanner*>> scanned;
+  for (const LiveBadTensor& one : tensors) {
+    Scanner* const scanner = Scanner::of(one.tensor.device());
+    const CurrentStream stream = scanner->current_stream();
+    ScanList scans;
+    scanned.emplace_back(0, scanner);
+    {
+      Devices::Lock locked(devices());
+      const Event* const event = locked.add(EventType::kContinuation, TensorSnapshot(one.tensor), context, stream);
+      if (event == nullptr || !scans.add(one.tensor, event->number, cuda::kNoAlarm)) continue;
+      scanned.back().first = event->number;
+    }
+    devices().launch(scans, stream);
   }
-  return alive;
+  std::vector<std::optional<uint64_t>> words(tensors.size());
+  for (Lane* lane : devices().lanes()) {
+    DeviceScans found{lane};
+    found.read();
+    for (size_t i = 0; i < scanned.size(); ++i) {
+      const auto [number, scanner] = scanned[i];
+      if (number != 0 && scanner == &lane->scanner) words[i] = found.slots[number % cuda::kSlots].max_magnitude;
+    }
+  }
+  return words;
+}
+
+}  // namespace
+
+std::vector<LiveBadTensor> live_bad_tensors(DetectionSession& session) {
+  std::vector<std::pair<EventNumber, BadEvent>> bad;
+  {
+    const std::lock_guard lock(known.mutex);
+    bad.assign(known.bad.begin(), known.bad.end());
+  }
+  std::vector<WeakTensor> tensors;
+  {
+    Devices::Lock locked(devices());
+    for (const auto& [number, event] : bad) {
+      const Event* found = locked.journal().find(number);
+      tensors.push_back(found == nullptr ? WeakTensor() : locked.journal().find_tensor(*found));
+    }
+  }
+  std::vector<LiveBadTensor> alive;
+  for (size_t i = 0; i < bad.size(); ++i) {
+    at::Tensor tensor = tensors[i].lock();
+    if (tensor.defined()) alive.push_back({std::move(tensor), std::move(bad[i].second)});
+  }
+  if (alive.empty() || devices().is_capturing()) return alive;
+  const auto words = scan_again(alive, session);
+  std::vector<LiveBadTensor> still_bad;
+  for (size_t i = 0; i < alive.size(); ++i) {
+    const bool is_finite = words[i] && *words[i] < float_format(alive[i].tensor.scalar_type())->infinity;
+    if (!is_finite) still_bad.push_back(std::move(alive[i]));
+  }
+  return still_bad;
 }
 
 void forget_all_events() {
@@ -318,8 +375,8 @@ void forget_all_events() {
     released.swap(known.bad);
     known.has_bad = false;
   }
+  devices().launch_all();
   Devices::Lock locked(devices());
-  locked.launch_all();
   locked.journal().forget_all();
   known.resolved_until = locked.journal().next();
 }

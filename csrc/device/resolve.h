@@ -16,13 +16,16 @@
 namespace torchnan {
 
 // Returns what is known of an event, or of one before it whose values its memory still holds.
-std::optional<BadEvent> bad_event(EventNumber number);
+TORCHNAN_API std::optional<BadEvent> bad_event(EventNumber number);
 
 // Whether something on a device has been found to be bad, and is not known to be gone: harm then waits for the device.
-bool has_known_bad();
+TORCHNAN_API bool has_known_bad();
+
+// Whether an error is raised now, or at the next harm: never between two operations of an optimizer's step.
+enum class Delivery : uint8_t { kNow, kDeferred };
 
 // Waits for the devices, finds causes, and reports the harm that has been recorded. Throws if a session wants that.
-TORCHNAN_API void resolve();
+TORCHNAN_API void resolve(Delivery delivery);
 
 // Reports harm of this kind by tensors on devices that are not finite.
 void report_on_devices(DetectionSession& session, HarmKind harm, const OpPlan& consumer,
@@ -33,7 +36,8 @@ struct LiveBadTensor {
   at::Tensor tensor;
   BadEvent bad;
 };
-std::vector<LiveBadTensor> live_bad_tensors();
+// Scans them once more: others than the operations that were intercepted may have written there.
+std::vector<LiveBadTensor> live_bad_tensors(DetectionSession& session);
 
 // Forgets all that has happened on devices, when no session is left.
 void forget_all_events();

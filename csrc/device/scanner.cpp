@@ -3,7 +3,9 @@
 #include <array>
 #include <mutex>
 #include <stdexcept>
+#include <utility>
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/Stream.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <fmt/format.h>
@@ -17,94 +19,145 @@ namespace {
 constexpr int kTypes = static_cast<int>(c10::COMPILE_TIME_MAX_DEVICE_TYPES);
 constexpr int kDevices = 64;  // of a type
 
+bool is_before(c10::Device a, c10::Device b) { return std::pair(a.type(), a.index()) < std::pair(b.type(), b.index()); }
+
 // Never destroyed: threads may outlive static destructors, and a driver may be gone before them.
 struct Scanners {
   ForkSafeMutex mutex{ForkSafeMutex::kInstallation};
   std::array<const ScanFunctions*, kTypes> functions{};
-  std::array<std::string, kTypes> unavailable_reason;
-  std::array<std::atomic<bool>, kTypes> has_none{};
   std::array<std::array<std::atomic<Scanner*>, kDevices>, kTypes> made{};
+  std::array<std::array<std::atomic<bool>, kDevices>, kTypes> has_none{};
+  std::map<c10::Device, std::string, decltype(&is_before)> reasons{&is_before};  // why there is none
 };
 Scanners& scanners = *new Scanners;
 
+c10::Device with_index(c10::Device device) { return device.has_index() ? device : c10::Device(device.type(), 0); }
+
+bool is_capturing(c10::Device device, const ScanFunctions& functions) {
+  const auto* guard = c10::impl::getDeviceGuardImpl(device.type());
+  int is_capturing = 0;
+  functions.is_capturing(guard->getStreamNativeHandle(guard->getStream(device)), &is_capturing);
+  return is_capturing != 0;
+}
+
 }  // namespace
 
-Scanner* Scanner::of(c10::Device device) {
+Scanner* Scanner::of(c10::Device given) {
+  const c10::Device device = with_index(given);
   const auto type = static_cast<size_t>(device.type());
-  const int index = device.has_index() ? device.index() : 0;
+  const int index = device.index();
   if (index >= kDevices) return nullptr;
   std::atomic<Scanner*>& place = scanners.made[type][index];
   if (Scanner* made = place.load(std::memory_order_acquire)) return made;
-  if (scanners.has_none[type].load(std::memory_order_relaxed)) return nullptr;
+  if (scanners.has_none[type][index].load(std::memory_order_relaxed)) return nullptr;
   const std::lock_guard lock(scanners.mutex);
   if (Scanner* made = place.load(std::memory_order_acquire)) return made;
   try {
     if (device.is_cuda() && scanners.functions[type] == nullptr) scanners.functions[type] = &load_cuda();
-    if (scanners.functions[type] == nullptr) throw std::runtime_error("nobody has told how to scan there");
-    place = new Scanner(c10::Device(device.type(), static_cast<c10::DeviceIndex>(index)), *scanners.functions[type]);
+    if (scanners.functions[type] == nullptr) throw std::runtime_error("no scanner is registered for this device type");
+    place = new Scanner(device, *scanners.functions[type]);
+    scanners.reasons.erase(device);
   } catch (const std::exception& error) {
-    scanners.unavailable_reason[type] = error.what();
-    scanners.has_none[type] = true;
+    scanners.reasons[device] = error.what();
+    const bool may_succeed_later =
+        scanners.functions[type] != nullptr && is_capturing(device, *scanners.functions[type]);
+    if (!may_succeed_later) scanners.has_none[type][index] = true;
   }
   return place;
 }
 
-std::string Scanner::unavailable_reason(c10::DeviceType type) {
+std::string Scanner::unavailable_reason(c10::Device device) {
   const std::lock_guard lock(scanners.mutex);
-  return scanners.unavailable_reason[static_cast<size_t>(type)];
+  const auto reason = scanners.reasons.find(with_index(device));
+  return reason == scanners.reasons.end() ? "" : reason->second;
 }
 
 std::map<std::string, std::string> Scanner::unavailable_devices() {
   const std::lock_guard lock(scanners.mutex);
   std::map<std::string, std::string> found;
-  for (size_t type = 0; type < kTypes; ++type) {
-    if (!scanners.has_none[type]) continue;
-    found[c10::DeviceTypeName(static_cast<c10::DeviceType>(type), /*lower_case=*/true)] =
-        scanners.unavailable_reason[type];
+  for (const auto& [device, reason] : scanners.reasons) {
+    found[c10::DeviceTypeName(device.type(), /*lower_case=*/true)] = reason;
   }
   return found;
+}
+
+void Scanner::forget_after_fork() {
+  for (size_t type = 0; type < kTypes; ++type) {
+    for (int index = 0; index < kDevices; ++index) {
+      if (scanners.made[type][index].exchange(nullptr) == nullptr) continue;
+      scanners.has_none[type][index] = true;
+      const c10::Device device(static_cast<c10::DeviceType>(type), static_cast<c10::DeviceIndex>(index));
+      scanners.reasons[device] = "the process was forked from one that has used it";
+    }
+  }
 }
 
 void Scanner::set_host(c10::DeviceType type, const ScanFunctions* functions) {
   const std::lock_guard lock(scanners.mutex);
   scanners.functions[static_cast<size_t>(type)] = functions;
-  scanners.has_none[static_cast<size_t>(type)] = false;
+  for (std::atomic<bool>& has_none : scanners.has_none[static_cast<size_t>(type)]) has_none = false;
+  std::erase_if(scanners.reasons, [type](const auto& entry) { return entry.first.type() == type; });
 }
 
 Scanner::Scanner(c10::Device device, const ScanFunctions& functions) : device_(device), functions_(functions) {
+  const c10::DeviceGuard guard(device_);
+  const auto* impl = c10::impl::getDeviceGuardImpl(device_.type());
+  default_handle_ = impl->getStreamNativeHandle(impl->getDefaultStream(device_));
   want(functions_.make(device_.index(), &scanner_), "make a scanner");
-  alarm_ = functions_.alarm(scanner_);
+  words_ = functions_.words(scanner_);
 }
 
-Scanner::~Scanner() { functions_.free(scanner_); }
+Scanner::~Scanner() {
+  const c10::DeviceGuard guard(device_);
+  functions_.free(scanner_);
+}
 
-void* Scanner::current_stream() const {
+void* Scanner::current_handle() const {
   const auto* guard = c10::impl::getDeviceGuardImpl(device_.type());
   return guard->getStreamNativeHandle(guard->getStream(device_));
 }
 
-bool Scanner::is_capturing(void* stream) const {
-  int capturing = 0;
-  want(functions_.is_capturing(stream, &capturing), "ask whether a stream is being captured");
-  return capturing != 0;
+CurrentStream Scanner::describe(void* stream) const {
+  int is_capturing = 0;
+  want(functions_.is_capturing(stream, &is_capturing), "ask whether a stream is being captured");
+  return {const_cast<Scanner*>(this), stream, is_capturing != 0, stream == default_handle_};
 }
 
+// The guard restores the device that was current only if it has a context: cudaSetDevice() would make one.
 void Scanner::scan(const cuda::Table& table, uint64_t first, void* stream) const {
+  const c10::DeviceGuard guard(device_);
   want(functions_.scan(scanner_, &table, first, stream), "scan");
 }
 
 void Scanner::scan(const cuda::StridedEntry& strided, uint64_t number, void* stream) const {
+  const c10::DeviceGuard guard(device_);
   want(functions_.scan_strided(scanner_, &strided, number, stream), "scan with strides");
 }
 
+void Scanner::record_mark(void* stream, void** mark) const {
+  const c10::DeviceGuard guard(device_);
+  want(functions_.record_mark(scanner_, stream, mark), "record how far a stream has come");
+}
+
+void Scanner::follow(void* mark) const {
+  const c10::DeviceGuard guard(device_);
+  want(functions_.follow_mark(scanner_, mark), "wait for a stream on another one");
+}
+
 void Scanner::clear(uint32_t first_slot, uint32_t slots, void* stream) const {
+  const c10::DeviceGuard guard(device_);
   want(functions_.clear(scanner_, first_slot, slots, stream), "clear slots");
 }
 
-void Scanner::reset_alarm(void* stream) const { want(functions_.reset_alarm(scanner_, stream), "reset the alarm"); }
+void Scanner::reset_alarm(uint64_t handled) {
+  const c10::DeviceGuard guard(device_);
+  ++resets_;
+  want(functions_.reset_alarm(scanner_, handled), "reset the alarm");
+}
 
-void Scanner::read(uint32_t first_slot, uint32_t slots, cuda::Slot* into, void* stream) const {
-  want(functions_.read(scanner_, first_slot, slots, into, stream), "read slots");
+void Scanner::read(uint32_t first_slot, uint32_t slots, cuda::Slot* into) const {
+  const c10::DeviceGuard guard(device_);
+  want(functions_.read(scanner_, first_slot, slots, into), "read slots");
 }
 
 void Scanner::want(int error, const char* what) const {

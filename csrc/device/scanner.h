@@ -1,6 +1,7 @@
 // The scan on one device whose memory the host cannot read. Nothing here waits for the device but read().
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -19,27 +20,42 @@ struct ScanFunctions {
   decltype(&torchnan_cuda_error_text) error_text;
   decltype(&torchnan_scanner_make) make;
   decltype(&torchnan_scanner_free) free;
-  decltype(&torchnan_scanner_alarm) alarm;
+  decltype(&torchnan_scanner_words) words;
   decltype(&torchnan_scan) scan;
   decltype(&torchnan_scan_strided) scan_strided;
+  decltype(&torchnan_record_mark) record_mark;
+  decltype(&torchnan_follow_mark) follow_mark;
   decltype(&torchnan_scanner_clear) clear;
   decltype(&torchnan_scanner_reset_alarm) reset_alarm;
   decltype(&torchnan_scanner_read) read;
   decltype(&torchnan_is_capturing) is_capturing;
 };
 
+class Scanner;
+
+// A stream of a device.
+struct CurrentStream {
+  Scanner* scanner = nullptr;
+  void* handle = nullptr;
+  bool is_capturing = false;
+  bool is_default = false;
+};
+
 class TORCHNAN_API Scanner {
  public:
-  // The scanner of a device, made when it is first asked for; null if there is none, and then unavailable_reason()
-  // tells.
+  // Returns the scanner of a device, made when it is first asked for; null if there is none: unavailable_reason() says
+  // why. While the calling thread captures a graph, failing to make one is not for good.
   static Scanner* of(c10::Device device);
-  static std::string unavailable_reason(c10::DeviceType type);
+  static std::string unavailable_reason(c10::Device device);
 
-  // The types of devices that have been asked for in vain, and why.
+  // Returns the devices for which there is no scanner, and why.
   static std::map<std::string, std::string> unavailable_devices();
 
-  // Who has devices of a type tells how they scan. The functions live as long as the process. CUDA's are found without
-  // this.
+  // Forgets all scanners, in a child of fork() that can use no device its parent has used.
+  static void forget_after_fork();
+
+  // Whoever has devices of a type registers how they scan. The functions live as long as the process. CUDA's are found
+  // without this.
   static void set_host(c10::DeviceType type, const ScanFunctions* functions);
 
   Scanner(c10::Device device, const ScanFunctions& functions);  // throws std::runtime_error
@@ -49,28 +65,41 @@ class TORCHNAN_API Scanner {
 
   c10::Device device() const { return device_; }
 
-  // The stream on which the calling thread's next operation on the device runs.
-  void* current_stream() const;
-  bool is_capturing(void* stream) const;
+  // Returns the stream on which the calling thread's next operation on the device runs.
+  CurrentStream current_stream() const { return describe(current_handle()); }
+  CurrentStream default_stream() const { return describe(default_handle_); }
 
   void scan(const cuda::Table& table, uint64_t first, void* stream) const;
   void scan(const cuda::StridedEntry& strided, uint64_t number, void* stream) const;
+
+  // Records how far a stream has come, in a mark that is made if `*mark` is null.
+  void record_mark(void* stream, void** mark) const;
+
   void clear(uint32_t first_slot, uint32_t slots, void* stream) const;
-  void reset_alarm(void* stream) const;
 
-  // The lowest number that passed its limit; cuda::kNoAlarm if none has, as far as the host has heard.
-  uint64_t alarm() const { return *alarm_; }
+  // These are done on a stream of the scanner's own, which follow() lets wait for a mark.
+  void follow(void* mark) const;
+  void reset_alarm(uint64_t handled);
+  void read(uint32_t first_slot, uint32_t slots, cuda::Slot* into) const;  // waits
 
-  // Waits until the stream has come here.
-  void read(uint32_t first_slot, uint32_t slots, cuda::Slot* into, void* stream) const;
+  // Returns the lowest number that passed its limit; cuda::kNoAlarm if none has, as far as the host has heard, or while
+  // the last one that was handled is being reset.
+  uint64_t alarm() const {
+    return words_->resets == resets_.load(std::memory_order_relaxed) ? words_->alarm : cuda::kNoAlarm;
+  }
 
  private:
   void want(int error, const char* what) const;  // throws std::runtime_error if it is one
 
+  void* current_handle() const;
+  CurrentStream describe(void* stream) const;
+
   const c10::Device device_;
   const ScanFunctions& functions_;
+  void* default_handle_ = nullptr;
   TorchnanScanner* scanner_ = nullptr;
-  const volatile uint64_t* alarm_ = nullptr;
+  const volatile cuda::HostWords* words_ = nullptr;
+  std::atomic<uint64_t> resets_{0};
 };
 
 }  // namespace torchnan

@@ -7,16 +7,14 @@
 #include <c10/util/SmallVector.h>
 
 #include "scan/nonfinite_kinds.h"
-#include "device/event.h"
-#include "device/scanner.h"
+#include "device/devices.h"
 
 namespace torchnan {
 
 // The results of the scans of one device.
 struct DeviceScans {
-  Scanner* scanner;
-  c10::SmallVector<void*, 4> streams;
-  std::vector<cuda::Slot> slots;
+  Lane* lane;
+  std::vector<cuda::Slot> slots{};
   uint64_t alarm = cuda::kNoAlarm;
 
   // Waits until every stream that has scans has come here.

@@ -34,6 +34,7 @@ struct Site {
 // A site as the report shows it.
 struct ResolvedSite {
   std::vector<Frame> stack;
+  std::vector<Frame> backward_stack;  // as in a finding
   std::optional<std::string> module;
   Phase phase = Phase::kForward;
 };

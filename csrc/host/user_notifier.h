@@ -8,7 +8,7 @@
 
 namespace torchnan {
 
-// Base of the exceptions that are meant for user code: NonFiniteError, Ctrl-C. Any other exception inside torchnan is
+// Base of the exceptions for user code: NonFiniteError, Ctrl-C. Any other exception inside torchnan is
 // an internal error and ends there (detection/error_containment.h).
 class TORCHNAN_API UserFacingException {
  public:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -25,6 +26,16 @@ class Cuda:
             ctypes.c_uint64(tensor.data_ptr()), ctypes.byref(host), ctypes.c_size_t(ctypes.sizeof(host))
         )
         assert not failed, f"CUDA error {failed}"
+
+    @contextlib.contextmanager
+    def capture(self, stream: torch.Stream) -> Iterator[torch.cuda.CUDAGraph]:
+        """Captures what is asked of a stream."""
+        graph = torch.cuda.CUDAGraph()
+        own = torch.cuda.Stream(
+            stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
+        )
+        with torch.cuda.graph(graph, stream=own):
+            yield graph
 
     def count(self, program: Callable[[], object]) -> tuple[int, int]:
         """How often the host waits for the device while the program runs, and copies from it, as CUPTI tells. What

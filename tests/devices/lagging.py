@@ -3,12 +3,13 @@ somebody waits for it. Built by `make test-cpp`."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import subprocess
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -35,6 +36,8 @@ class Lagging:
         module.manual_seed_all = lambda seed: None  # type: ignore[attr-defined]
         module.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]  # type: ignore[attr-defined]
         torch._register_device_module("lagging", module)
+        for name in ("waits", "copies_back", "stale_reads", "scan_launches", "end_capture"):
+            getattr(self._library, f"lagging_{name}").restype = ctypes.c_int64
         self._library.lagging_plug_into_torchnan()
 
     def synchronize(self) -> None:
@@ -49,6 +52,51 @@ class Lagging:
     def count(self, program: Callable[[], object]) -> tuple[int, int]:
         """How often the host waits for the device while the program runs, and copies from it."""
         self.synchronize()
-        self._library.lagging_forget_counts()
+        self._library.lagging_reset_counts()
         program()
         return self._library.lagging_waits(), self._library.lagging_copies_back()
+
+    # What a GPU does too, but cannot be asked for.
+
+    def run(self, stream: torch.Stream, items: int) -> None:
+        """Lets a stream do the first things that it has been asked for."""
+        self._library.lagging_run(*_numbers(stream), ctypes.c_int64(items))
+
+    def stale_reads(self) -> int:
+        """Returns how many scans have read memory that had been given back, since the last count()."""
+        self.synchronize()
+        return int(self._library.lagging_stale_reads())
+
+    def scan_launches(self) -> int:
+        return int(self._library.lagging_scan_launches())
+
+    def reset_counts(self) -> None:
+        self._library.lagging_reset_counts()
+
+    @contextlib.contextmanager
+    def capture(self, stream: torch.Stream) -> Iterator[Graph]:
+        """Captures what is asked of a stream. On a GPU this cannot be the default one."""
+        self._library.lagging_begin_capture(*_numbers(stream))
+        graph = Graph(self._library)
+        try:
+            yield graph
+        finally:
+            graph.number = self._library.lagging_end_capture(*_numbers(stream))
+
+    def fail_next_scanner(self) -> None:
+        self._library.lagging_fail_next_scanner()
+
+
+class Graph:
+    """What was captured."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        self.number = -1
+
+    def replay(self) -> None:
+        self._library.lagging_replay(ctypes.c_int64(self.number))
+
+
+def _numbers(stream: torch.Stream) -> tuple[ctypes.c_int64, ctypes.c_int64]:
+    return ctypes.c_int64(stream.device_index), ctypes.c_int64(stream.stream_id)

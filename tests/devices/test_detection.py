@@ -118,7 +118,7 @@ def test_one_element_of_many_is_found(device, dtype, place):
     [lambda x: x.t(), lambda x: x[:, 3:], lambda x: x[::2], lambda x: x[5], lambda x: x.unfold(1, 2, 3)],
     ids=["t", "columns", "rows", "row", "windows"],
 )
-def test_what_lies_beside_a_view_is_not_told(device, view):
+def test_what_lies_beside_a_view_is_not_reported(device, view):
     x = torch.ones(40, 41)
     view(x).fill_(2)
     x[x == 1] = NAN
@@ -236,7 +236,7 @@ def two_ranks(device):
     torch.distributed.destroy_process_group()
 
 
-def test_what_another_rank_has_sent_is_told_as_such(machine, device, two_ranks):
+def test_what_another_rank_has_sent_is_reported_as_such(machine, device, two_ranks):
     x = torch.ones(4, device=device)
     with torchnan.detect(action="log") as watch:
         torch.distributed.all_reduce(x)

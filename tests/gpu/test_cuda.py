@@ -82,7 +82,7 @@ def test_each_stream_is_scanned_in_its_own_order():
     assert errors(watch) == ["aten::div"]
 
 
-def test_a_replay_of_a_graph_is_told_with_the_operation_that_was_captured():
+def test_a_replay_of_a_graph_is_reported_with_the_operation_that_was_captured():
     given = torch.ones(64, device="cuda")
     with torchnan.detect(action="log") as watch:
         warm = torch.cuda.Stream()

@@ -18,7 +18,7 @@ constexpr uint32_t kStridedBlocks = 1024;
 struct ScannerState {
   Slot* slots;                // on the device
   unsigned long long* first;  // on the device: the lowest number whose limit was exceeded
-  volatile uint64_t* alarm;   // in host memory: the same, for the host
+  volatile HostWords* words;  // in host memory: the same, for the host
 };
 
 __device__ uint64_t warp_max(uint64_t value) {
@@ -40,16 +40,21 @@ __device__ uint64_t block_max(uint64_t value) {
   return warp_max(threadIdx.x < kThreads / kWarp ? warps[threadIdx.x] : 0);
 }
 
-// Blocks raise the alarm in any order, but the host must end up with the lowest number: after writing a number, a
-// thread checks whether a lower one has arrived meanwhile.
-__device__ void raise_alarm(const ScannerState& state, uint64_t number) {
-  if (atomicMin(state.first, number) <= number) return;
+// The host must end up with the number that the device has: after writing one, a thread checks whether another has
+// arrived meanwhile.
+__device__ void publish_alarm(const ScannerState& state) {
+  __threadfence();
   uint64_t written;
   do {
     written = *static_cast<volatile unsigned long long*>(state.first);
-    *state.alarm = written;
+    state.words->alarm = written;
     __threadfence_system();
-  } while (*static_cast<volatile unsigned long long*>(state.first) < written);
+  } while (*static_cast<volatile unsigned long long*>(state.first) != written);
+}
+
+// Blocks raise the alarm in any order: the lowest number stays.
+__device__ void raise_alarm(const ScannerState& state, uint64_t number) {
+  if (atomicMin(state.first, number) > number) publish_alarm(state);
 }
 
 __device__ void publish(const ScannerState& state, const Entry& entry, const ScanMaxima& maxima, uint64_t first) {
@@ -78,14 +83,17 @@ __global__ void __launch_bounds__(kThreads)
   publish(state, strided.entry, dispatch_encoding(strided.entry, work), number);
 }
 
-__global__ void reset_alarm(ScannerState state) {
-  *state.first = kNoAlarm;
-  *state.alarm = kNoAlarm;
+// A lower number that has arrived since is an alarm of its own.
+__global__ void reset_alarm(ScannerState state, unsigned long long handled) {
+  atomicCAS(state.first, handled, kNoAlarm);
+  publish_alarm(state);
+  state.words->resets = state.words->resets + 1;
 }
 
 }  // namespace
 }  // namespace torchnan::cuda
 
+using torchnan::cuda::HostWords;
 using torchnan::cuda::kNoAlarm;
 using torchnan::cuda::kThreads;
 using torchnan::cuda::ScannerState;
@@ -94,47 +102,52 @@ using torchnan::cuda::StridedEntry;
 using torchnan::cuda::Table;
 
 struct TorchnanScanner {
-  int device;
-  uint64_t* alarm;  // pinned and mapped
-  ScannerState state;
+  HostWords* words = nullptr;  // pinned and mapped
+  ScannerState state{};
+  cudaStream_t stream = nullptr;  // does not wait for the default one
 };
 
 namespace {
 
-// Makes a device current until destruction, as c10::DeviceGuard does.
-class DeviceGuard {
+// Lets this thread allocate while streams are being captured, by it or by others.
+class CaptureModeGuard {
  public:
-  explicit DeviceGuard(int device) {
-    error_ = cudaGetDevice(&before_);
-    if (error_ == cudaSuccess && before_ != device) error_ = cudaSetDevice(device);
-    moved_ = error_ == cudaSuccess && before_ != device;
-  }
-  ~DeviceGuard() {
-    if (moved_) cudaSetDevice(before_);
-  }
-  DeviceGuard(const DeviceGuard&) = delete;
-  DeviceGuard& operator=(const DeviceGuard&) = delete;
-  cudaError_t error() const { return error_; }
+  CaptureModeGuard() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~CaptureModeGuard() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  CaptureModeGuard(const CaptureModeGuard&) = delete;
+  CaptureModeGuard& operator=(const CaptureModeGuard&) = delete;
 
  private:
-  int before_ = 0;
-  bool moved_ = false;
-  cudaError_t error_ = cudaSuccess;
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
+// Loads the kernels: the first launch of one may wait for the device. Fails if they have no code for it.
+cudaError_t load_kernels() {
+  cudaFuncAttributes attributes;
+  cudaError_t error = cudaFuncGetAttributes(&attributes, torchnan::cuda::scan);
+  if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, torchnan::cuda::scan_strided_entry);
+  if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, torchnan::cuda::reset_alarm);
+  return error;
+}
+
 cudaError_t allocate(TorchnanScanner& scanner) {
+  ScannerState& state = scanner.state;
   void* seen_by_device = nullptr;
-  cudaError_t error = cudaHostAlloc(reinterpret_cast<void**>(&scanner.alarm), sizeof(uint64_t), cudaHostAllocMapped);
-  if (error == cudaSuccess) error = cudaHostGetDevicePointer(&seen_by_device, scanner.alarm, 0);
+  cudaError_t error = cudaStreamCreateWithFlags(&scanner.stream, cudaStreamNonBlocking);
   if (error == cudaSuccess)
-    error = cudaMalloc(reinterpret_cast<void**>(&scanner.state.slots), torchnan::cuda::kSlots * sizeof(Slot));
-  if (error == cudaSuccess) error = cudaMalloc(reinterpret_cast<void**>(&scanner.state.first), sizeof(uint64_t));
-  if (error == cudaSuccess) error = cudaMemset(scanner.state.slots, 0, torchnan::cuda::kSlots * sizeof(Slot));
-  if (error == cudaSuccess) error = cudaMemset(scanner.state.first, 0xff, sizeof(uint64_t));
+    error = cudaHostAlloc(reinterpret_cast<void**>(&scanner.words), sizeof(HostWords), cudaHostAllocMapped);
+  if (error == cudaSuccess) error = cudaHostGetDevicePointer(&seen_by_device, scanner.words, 0);
+  if (error == cudaSuccess)
+    error = cudaMalloc(reinterpret_cast<void**>(&state.slots), torchnan::cuda::kSlots * sizeof(Slot));
+  if (error == cudaSuccess) error = cudaMalloc(reinterpret_cast<void**>(&state.first), sizeof(uint64_t));
+  if (error == cudaSuccess)
+    error = cudaMemsetAsync(state.slots, 0, torchnan::cuda::kSlots * sizeof(Slot), scanner.stream);
+  if (error == cudaSuccess) error = cudaMemsetAsync(state.first, 0xff, sizeof(uint64_t), scanner.stream);
   if (error != cudaSuccess) return error;
-  scanner.state.alarm = static_cast<volatile uint64_t*>(seen_by_device);
-  *scanner.alarm = kNoAlarm;
-  return cudaDeviceSynchronize();
+  state.words = static_cast<volatile HostWords*>(seen_by_device);
+  scanner.words->alarm = kNoAlarm;
+  scanner.words->resets = 0;
+  return cudaStreamSynchronize(scanner.stream);
 }
 
 }  // namespace
@@ -143,12 +156,13 @@ int torchnan_cuda_abi() { return TORCHNAN_CUDA_ABI; }
 
 const char* torchnan_cuda_error_text(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
 
-int torchnan_scanner_make(int device, TorchnanScanner** made) {
-  const DeviceGuard guard(device);
-  if (guard.error() != cudaSuccess) return guard.error();
-  auto* scanner = new (std::nothrow) TorchnanScanner{device, nullptr, {nullptr, nullptr, nullptr}};
+int torchnan_scanner_make(int, TorchnanScanner** made) {
+  const CaptureModeGuard captures_go_on;
+  cudaError_t error = load_kernels();
+  if (error != cudaSuccess) return error;
+  auto* scanner = new (std::nothrow) TorchnanScanner;
   if (scanner == nullptr) return cudaErrorMemoryAllocation;
-  const cudaError_t error = allocate(*scanner);
+  error = allocate(*scanner);
   if (error != cudaSuccess) {
     torchnan_scanner_free(scanner);
     return error;
@@ -158,20 +172,18 @@ int torchnan_scanner_make(int device, TorchnanScanner** made) {
 }
 
 int torchnan_scanner_free(TorchnanScanner* scanner) {
-  const DeviceGuard guard(scanner->device);
-  const cudaError_t error = guard.error() == cudaSuccess ? cudaDeviceSynchronize() : guard.error();
+  const cudaError_t error = cudaDeviceSynchronize();
   cudaFree(scanner->state.slots);
   cudaFree(scanner->state.first);
-  cudaFreeHost(scanner->alarm);
+  cudaFreeHost(scanner->words);
+  if (scanner->stream != nullptr) cudaStreamDestroy(scanner->stream);
   delete scanner;
   return error;
 }
 
-const volatile uint64_t* torchnan_scanner_alarm(const TorchnanScanner* scanner) { return scanner->alarm; }
+const volatile HostWords* torchnan_scanner_words(const TorchnanScanner* scanner) { return scanner->words; }
 
 int torchnan_scan(TorchnanScanner* scanner, const Table* table, uint64_t first, void* stream) {
-  const DeviceGuard guard(scanner->device);
-  if (guard.error() != cudaSuccess) return guard.error();
   const uint32_t blocks = table->first_chunk[table->entries];
   if (blocks == 0) return cudaSuccess;
   torchnan::cuda::scan<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(*table, scanner->state, first);
@@ -179,34 +191,42 @@ int torchnan_scan(TorchnanScanner* scanner, const Table* table, uint64_t first, 
 }
 
 int torchnan_scan_strided(TorchnanScanner* scanner, const StridedEntry* strided, uint64_t number, void* stream) {
-  const DeviceGuard guard(scanner->device);
-  if (guard.error() != cudaSuccess) return guard.error();
   torchnan::cuda::
       scan_strided_entry<<<torchnan::cuda::kStridedBlocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
           *strided, scanner->state, number);
   return cudaGetLastError();
 }
 
+int torchnan_record_mark(TorchnanScanner*, void* stream, void** mark) {
+  auto* event = static_cast<cudaEvent_t>(*mark);
+  if (event == nullptr) {
+    const cudaError_t error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+    if (error != cudaSuccess) return error;
+    *mark = event;
+  }
+  return cudaEventRecord(event, static_cast<cudaStream_t>(stream));
+}
+
+int torchnan_follow_mark(TorchnanScanner* scanner, void* mark) {
+  return cudaStreamWaitEvent(scanner->stream, static_cast<cudaEvent_t>(mark), 0);
+}
+
 int torchnan_scanner_clear(TorchnanScanner* scanner, uint32_t first, uint32_t count, void* stream) {
-  const DeviceGuard guard(scanner->device);
-  if (guard.error() != cudaSuccess) return guard.error();
   return cudaMemsetAsync(scanner->state.slots + first, 0, count * sizeof(Slot), static_cast<cudaStream_t>(stream));
 }
 
-int torchnan_scanner_reset_alarm(TorchnanScanner* scanner, void* stream) {
-  const DeviceGuard guard(scanner->device);
-  if (guard.error() != cudaSuccess) return guard.error();
-  torchnan::cuda::reset_alarm<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(scanner->state);
+int torchnan_scanner_reset_alarm(TorchnanScanner* scanner, uint64_t handled) {
+  torchnan::cuda::reset_alarm<<<1, 1, 0, scanner->stream>>>(scanner->state, handled);
   return cudaGetLastError();
 }
 
-int torchnan_scanner_read(TorchnanScanner* scanner, uint32_t first, uint32_t count, Slot* slots, void* stream) {
-  const DeviceGuard guard(scanner->device);
-  if (guard.error() != cudaSuccess) return guard.error();
-  const auto queue = static_cast<cudaStream_t>(stream);
-  const cudaError_t error =
-      cudaMemcpyAsync(slots, scanner->state.slots + first, count * sizeof(Slot), cudaMemcpyDeviceToHost, queue);
-  return error == cudaSuccess ? cudaStreamSynchronize(queue) : error;
+int torchnan_scanner_read(TorchnanScanner* scanner, uint32_t first, uint32_t count, Slot* slots) {
+  cudaError_t error = cudaSuccess;
+  if (count > 0) {
+    error = cudaMemcpyAsync(slots, scanner->state.slots + first, count * sizeof(Slot), cudaMemcpyDeviceToHost,
+                            scanner->stream);
+  }
+  return error == cudaSuccess ? cudaStreamSynchronize(scanner->stream) : error;
 }
 
 int torchnan_is_capturing(void* stream, int* capturing) {

@@ -1,8 +1,8 @@
 // The interface of the kernel library, which nvcc builds and which is loaded at run time. It needs a driver only when
 // used.
 //
-// A scanner belongs to one device. Nothing here waits for the device except scanner_read() and scanner_free(). All
-// functions return 0, or an error that error_text() explains.
+// A scanner belongs to one device, which the caller makes current, and has a stream of its own. Nothing here waits for
+// the device except scanner_read() and scanner_free(). All functions return 0, or an error that error_text() explains.
 #pragma once
 
 #include <stdint.h>
@@ -11,7 +11,7 @@
 
 #include "device/cuda/scan_table.h"
 
-#define TORCHNAN_CUDA_ABI 1
+#define TORCHNAN_CUDA_ABI 2
 
 extern "C" {
 
@@ -21,13 +21,14 @@ struct TorchnanScanner;
 TORCHNAN_API int torchnan_cuda_abi();
 TORCHNAN_API const char* torchnan_cuda_error_text(int error);
 
-// Allocates kSlots slots on the device, cleared, and one word of host memory that the device can write to.
+// Allocates kSlots slots on the device, cleared, and two words of host memory that the device can write to. May be
+// called while streams are being captured. Fails where the kernels have no code for the device.
 TORCHNAN_API int torchnan_scanner_make(int device, TorchnanScanner** made);
 // Waits for the launched kernels.
 TORCHNAN_API int torchnan_scanner_free(TorchnanScanner* scanner);
 
-// Returns the alarm (see kNoAlarm). Reading it is one load; the value lags as far as the device is behind the host.
-TORCHNAN_API const volatile uint64_t* torchnan_scanner_alarm(const TorchnanScanner* scanner);
+// Returns the words that the host polls. Reading them is one load; they lag as far as the device is behind the host.
+TORCHNAN_API const volatile torchnan::cuda::HostWords* torchnan_scanner_words(const TorchnanScanner* scanner);
 
 // Queues scans on a stream of the device; may be captured. The tensors must live until the stream has executed it. The
 // first entry of the launch has number `first`.
@@ -36,13 +37,20 @@ TORCHNAN_API int torchnan_scan(TorchnanScanner* scanner, const torchnan::cuda::T
 TORCHNAN_API int torchnan_scan_strided(TorchnanScanner* scanner, const torchnan::cuda::StridedEntry* strided,
                                        uint64_t number, void* stream);
 
-// Queue the clearing of slots, and of the alarm.
-TORCHNAN_API int torchnan_scanner_clear(TorchnanScanner* scanner, uint32_t first, uint32_t count, void* stream);
-TORCHNAN_API int torchnan_scanner_reset_alarm(TorchnanScanner* scanner, void* stream);
+// Records how far a stream has come, in a mark that is made if `*mark` is null and lives as long as the process. The
+// stream may not be captured.
+TORCHNAN_API int torchnan_record_mark(TorchnanScanner* scanner, void* stream, void** mark);
 
-// Copies slots to the host in stream order, and waits for the copy. Without slots it only waits.
+// Queues the clearing of slots on a stream, which may not be captured.
+TORCHNAN_API int torchnan_scanner_clear(TorchnanScanner* scanner, uint32_t first, uint32_t count, void* stream);
+
+// What follows is done on the scanner's own stream, which follow_mark() lets wait for a stream to come to a mark.
+TORCHNAN_API int torchnan_follow_mark(TorchnanScanner* scanner, void* mark);
+// Resets the alarm if it is still `handled`, and counts that in either case.
+TORCHNAN_API int torchnan_scanner_reset_alarm(TorchnanScanner* scanner, uint64_t handled);
+// Copies slots to the host, and waits for the copy.
 TORCHNAN_API int torchnan_scanner_read(TorchnanScanner* scanner, uint32_t first, uint32_t count,
-                                       torchnan::cuda::Slot* slots, void* stream);
+                                       torchnan::cuda::Slot* slots);
 
 // Whether the stream is being captured into a graph.
 TORCHNAN_API int torchnan_is_capturing(void* stream, int* capturing);

@@ -50,6 +50,12 @@ struct StridedEntry {
 constexpr uint64_t kNoAlarm = ~uint64_t{0};
 constexpr uint32_t kSlots = 1 << 16;  // of each scanner: 1 MiB on the device
 
+// What the device writes to host memory.
+struct HostWords {
+  uint64_t alarm;
+  uint64_t resets;  // of the alarm, that have been done
+};
+
 // Returns the number of 64 KiB chunks that begin at a 16-byte pack: only the first and the last are partial.
 inline uint64_t chunks_of(const Entry& entry) {
   const uint64_t past_pack = reinterpret_cast<uintptr_t>(entry.data) % 16;

@@ -1,6 +1,4 @@
-// Memory and operations of the lagging device.
-#include <cstring>
-#include <map>
+// Operations of the lagging device.
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -11,7 +9,6 @@
 #include <ATen/ops/view_as_complex_native.h>
 #include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
-#include <c10/core/Allocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
@@ -21,52 +18,16 @@
 namespace torchnan::lagging {
 namespace {
 
-// -- memory
-
-// Last given back, first given out.
-class Memory final : public c10::Allocator {
- public:
-  c10::DataPtr allocate(size_t bytes) override {
-    const c10::Device here{kType, c10::impl::getDeviceGuardImpl(kType)->getDevice().index()};
-    if (bytes == 0) return {nullptr, here};
-    auto& free = free_[bytes];
-    void* block = free.empty() ? std::malloc(bytes) : free.back();
-    if (!free.empty()) free.pop_back();
-    bytes_[block] = bytes;
-    return {block, block, &give_back, here};
-  }
-  void copy_data(void* to, const void* from, size_t bytes) const override { std::memcpy(to, from, bytes); }
-
- private:
-  static void give_back(void* block);
-
-  std::map<size_t, std::vector<void*>> free_;
-  std::map<void*, size_t> bytes_;
-};
-
-Memory& memory = *new Memory;
-
-void Memory::give_back(void* block) {
-  const size_t bytes = memory.bytes_.at(block);
-  memory.free_[bytes].push_back(block);
-  enqueue(c10::impl::getDeviceGuardImpl(kType)->getDevice(), [=] { std::memset(block, 0xff, bytes); });
-}
-
-const bool is_registered = [] {
-  c10::SetAllocator(kType, &memory);
-  return true;
-}();
-
 constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
 
 at::Tensor empty(c10::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
                  std::optional<at::Device>, std::optional<bool>, std::optional<at::MemoryFormat> format) {
-  return at::detail::empty_generic(size, &memory, kKeys, c10::dtype_or_default(dtype), format);
+  return at::detail::empty_generic(size, &allocator(), kKeys, c10::dtype_or_default(dtype), format);
 }
 
 at::Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::optional<at::ScalarType> dtype,
                          std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>) {
-  return at::detail::empty_strided_generic(size, stride, &memory, kKeys, c10::dtype_or_default(dtype));
+  return at::detail::empty_strided_generic(size, stride, &allocator(), kKeys, c10::dtype_or_default(dtype));
 }
 
 // -- operations
@@ -144,12 +105,8 @@ std::optional<at::Tensor> mutated_schema_argument(const c10::OperatorHandle& op,
 // An `out` argument takes the shape of the result.
 void fit(const at::Tensor& out, const at::Tensor& shape) {
   if (out.sizes() == shape.sizes()) return;
-  c10::StorageImpl& storage = *out.storage().unsafeGetStorageImpl();
   const size_t bytes = shape.numel() * shape.element_size();
-  if (storage.nbytes() < bytes) {
-    storage.set_data_ptr(memory.allocate(bytes));
-    storage.set_nbytes(bytes);
-  }
+  if (out.storage().nbytes() < bytes) resize(out.storage(), bytes);
   out.unsafeGetTensorImpl()->set_sizes_and_strides(shape.sizes(), shape.strides());
 }
 
@@ -182,7 +139,7 @@ std::vector<at::Tensor> results_of(const c10::OperatorHandle& op, const torch::j
 void run_now(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const size_t arguments = op.schema().arguments().size();
   const torch::jit::Stack given(stack->end() - static_cast<int64_t>(arguments), stack->end());
-  c10::Device device{kType, c10::impl::getDeviceGuardImpl(kType)->getDevice().index()};
+  c10::Device device = current_device();
   torch::jit::Stack on_host;
   for (const c10::IValue& argument : given) {
     on_host.push_back(replaced(argument, [&](const at::Tensor& tensor) -> c10::IValue {
@@ -229,8 +186,7 @@ void run_later(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     op.callBoxed(&stack);
     for (const auto& [r, result] : written) result.on_host().copy_(stack[r].toTensor());
   };
-  const c10::Device device =
-      written.empty() ? c10::impl::getDeviceGuardImpl(kType)->getDevice() : results[written.front().first].device();
+  const c10::Device device = written.empty() ? current_device() : results[written.front().first].device();
   enqueue(device, compute);
   torch::jit::drop(*stack, arguments.size());
   for (const at::Tensor& result : results) stack->emplace_back(result);
@@ -255,9 +211,18 @@ void convolve_back_later(const c10::OperatorHandle&, torch::jit::Stack* stack) {
 
 // -- to the host and back
 
-at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
+// All memory of the host counts as pinned: a copy that does not block is made when the stream comes to it.
+at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
+  if (to.device().type() != kType && non_blocking) {
+    enqueue(from.device(), [source = Shape(from), to] {
+      const c10::impl::ExcludeDispatchKeyGuard below(kAbove);
+      at::Tensor target = to;
+      target.copy_(source.on_host());
+    });
+    return to;
+  }
   if (to.device().type() != kType) {
-    note_copy_back();
+    ++counts().copies_back;
     wait_for(queue_of_current_stream(from.device()));
     to.copy_(Shape(from).on_host());
     return to;
@@ -271,7 +236,7 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
 }
 
 at::Scalar value_of(const at::Tensor& tensor) {
-  note_copy_back();
+  ++counts().copies_back;
   wait_for(queue_of_current_stream(tensor.device()));
   return Shape(tensor).on_host().item();
 }

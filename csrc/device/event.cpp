@@ -1,0 +1,78 @@
+#include "device/event.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/function.h>
+
+#include "bounds/bound_cache.h"
+#include "call_sites/call_site_ring.h"
+#include "call_sites/current_call_site.h"
+#include "detection/session.h"
+#include "device/node_names.h"
+#include "origin/arguments.h"
+#include "scan/float_format.h"
+#include "scan/tensor_scan.h"
+
+namespace torchnan {
+namespace {
+
+NodeNames& node_names = *new NodeNames;  // never destroyed: threads may outlive static destructors
+
+}  // namespace
+
+TensorSnapshot::TensorSnapshot(const at::Tensor& of)
+    : storage(of.storage().unsafeGetStorageImpl()),
+      keys(of.key_set()),
+      device(of.device()),
+      dtype(of.scalar_type()),
+      is_parameter(torchnan::is_parameter(of)),
+      memory(storage->data()),
+      offset(of.storage_offset()) {
+  covers = covers_whole_storage(of, *storage);
+  has_shape = static_cast<size_t>(of.dim()) <= kMaxDims;
+  if (!has_shape) return;
+  dims = static_cast<uint8_t>(of.dim());
+  std::copy(of.sizes().begin(), of.sizes().end(), sizes.begin());
+  std::copy(of.strides().begin(), of.strides().end(), strides.begin());
+}
+
+// As current_call_site() does, but for every operation: nothing is allocated.
+EventContext::EventContext(const OpPlan& plan, DetectionSession& session, uint64_t thread)
+    : plan(&plan),
+      session(session.weak_from_this()),
+      live(host_runtime().current_stack_id()),
+      grad_mode(c10::GradMode::is_enabled()),
+      thread(thread),
+      step(session.step()) {
+  if (const auto current = torch::autograd::get_current_node()) {
+    node = node_names.of(*current);
+    node_execution_id = execution_id(*current);
+    forward = CallSiteRing::find(*current);
+  }
+}
+
+Site Event::site() const {
+  Site site;
+  site.live = live;
+  site.forward = forward;
+  if (node != nullptr) site.node = *node;
+  site.node_execution_id = node_execution_id;
+  site.grad_mode = grad_mode;
+  site.thread = thread;
+  site.step = step;
+  return site;
+}
+
+uint64_t Event::max_intended() const {
+  const FloatFormat format = *float_format(tensor.dtype);
+  return (intended.inf() ? format.first_nan : format.infinity) - 1;
+}
+
+uint64_t Event::limit() const {
+  return std::isfinite(assumed) ? std::min(max_intended(), encode_magnitude(assumed, tensor.dtype)) : max_intended();
+}
+
+}  // namespace torchnan
