@@ -33,7 +33,7 @@ void Detector::close() {
 std::vector<Finding> Detector::findings() const { return session_->log().findings(); }
 std::string Detector::report() const { return session_->report(); }
 Stats Detector::stats() const { return session_->stats(); }
-std::vector<Headroom> Detector::headroom() { return take_headroom(*session_); }
+std::vector<Headroom> Detector::headroom() { return drain_headroom(*session_); }
 void Detector::mark_step(int64_t k) { session_->mark_step(k); }
 
 void Detector::name_parameter(const std::string& name, const at::Tensor& tensor) {

@@ -57,6 +57,10 @@ void report_backward_root(DetectionSession& session, const at::Tensor& given_roo
   report_harm(session, *record, HarmKind::kBackward, kinds);
 }
 
+std::string name_of_held(const DetectionSession& session, const at::Tensor& held, HarmKind kind) {
+  return kind == HarmKind::kParameter ? parameter_name_or_shape(session, held) : parameter_name(session, held);
+}
+
 // A tensor that user code references, if it is not finite.
 struct LiveTensor {
   at::Tensor values;
@@ -64,23 +68,23 @@ struct LiveTensor {
   std::shared_ptr<const Provenance> provenance;
 };
 
-// Returns, by age, the findings of those tensors in `alive` that user code still references. find(tensor) tells what is
-// known of one.
+// Returns, by age, the findings of those tensors in `alive` that user code still references. find(tensor) returns what
+// is known of one.
 std::map<uint64_t, Finding> find_live_tensors(DetectionSession& session, const std::vector<at::Tensor>& alive,
                                               c10::function_ref<std::optional<LiveTensor>(const at::Tensor&)> find) {
   std::map<uint64_t, Finding> errors;
   for (const ReachableTensor& held : query_reachable_tensors(alive, session)) {
     const auto live = find(held.tensor);
     if (!live) continue;
-    const OriginRecord& root = *live->provenance->first().root;
-    if (root.session.lock().get() != &session || is_inherited(root)) continue;
-    if (held.as_gradient && root.compared) continue;  // user code has looked at the gradient and left out the step
+    const OriginRecord& origin = *live->provenance->first().origin;
+    if (origin.session.lock().get() != &session || is_inherited(origin)) continue;
+    if (held.as_gradient && origin.compared) continue;  // user code has looked at the gradient and left out the step
     const HarmKind kind = is_parameter(held.tensor) ? HarmKind::kParameter : HarmKind::kAlive;
     Site here;
     here.live = host_runtime().current_stack_id();
     auto finding = make_harm_finding(session, *live->provenance, kind, live->kinds, here,
-                                     [&] { return parameter_name(session, live->values); });
-    if (finding) errors.emplace(root.sequence, std::move(*finding));
+                                     [&] { return name_of_held(session, live->values, kind); });
+    if (finding) errors.emplace(origin.sequence, std::move(*finding));
   }
   return errors;
 }
@@ -99,12 +103,12 @@ std::map<uint64_t, Finding> find_live_on_host(DetectionSession& session) {
 std::map<uint64_t, Finding> find_live_on_devices(DetectionSession& session) {
   std::unordered_map<const c10::StorageImpl*, BadEvent> by_storage;
   std::vector<at::Tensor> alive;
-  for (LiveBadTensor& one : live_bad_tensors()) {
+  for (LiveBadTensor& one : live_bad_tensors(session)) {
     by_storage.emplace(one.tensor.storage().unsafeGetStorageImpl(), one.bad);
     alive.push_back(std::move(one.tensor));
   }
   return find_live_tensors(session, alive, [&](const at::Tensor& tensor) -> std::optional<LiveTensor> {
-    const at::Tensor values = scannable(tensor);
+    const at::Tensor values = *scannable(tensor);
     const auto bad = values.defined() ? by_storage.find(values.storage().unsafeGetStorageImpl()) : by_storage.end();
     if (bad == by_storage.end()) return std::nullopt;
     return LiveTensor{values, bad->second.kinds, bad->second.provenance};
@@ -122,39 +126,39 @@ std::vector<Finding> in_order(std::map<uint64_t, Finding> by_age) {
 void report_backward_roots(DetectionSession& session, c10::ArrayRef<at::Tensor> roots,
                            c10::ArrayRef<at::Tensor> gradients) {
   for (size_t i = 0; i < roots.size(); ++i) {
-    contain(session, "judging a root of backward",
+    contain(session, "checking a root of backward",
             [&] { report_backward_root(session, roots[i], i < gradients.size() ? gradients[i] : at::Tensor()); });
   }
-  contain(session, "judging roots of backward on devices",
+  contain(session, "checking roots of backward on devices",
           [&] { report_on_devices(session, HarmKind::kBackward, backward_call, roots); });
 }
 
 void report_tensors(DetectionSession& session, HarmKind kind, c10::ArrayRef<at::Tensor> tensors,
                     const std::function<std::string(size_t)>& name_of) {
-  contain(session, "judging tensors on devices", [&] { report_on_devices(session, kind, optimizer_step, tensors); });
+  contain(session, "checking tensors on devices", [&] { report_on_devices(session, kind, optimizer_step, tensors); });
   if (!nonfinite_registry().in_use()) return;
   const auto report_tensor = [&](size_t i) {
     const at::Tensor tensor = tensors[i].defined() ? scannable_values(tensors[i]) : at::Tensor();
-    if (!tensor.defined() || !nonfinite_registry().knows(tensor) || check_finite(tensor).finite) return;
+    if (!tensor.defined() || !nonfinite_registry().contains(tensor) || check_finite(tensor).finite) return;
     const NonfiniteKinds kinds = kinds_of(tensor);
     if (const auto record = nonfinite_registry().find(tensor))
       report_harm(session, *record, kind, kinds, [&] { return name_of(i); });
   };
-  for (size_t i = 0; i < tensors.size(); ++i) contain(session, "judging a tensor", [&] { report_tensor(i); });
+  for (size_t i = 0; i < tensors.size(); ++i) contain(session, "checking a tensor", [&] { report_tensor(i); });
 }
 
 void report_guard(DetectionSession& session, const at::Tensor& guarded, const std::string& name) {
-  contain(session, "judging what is guarded on a device",
+  contain(session, "checking guarded tensors on a device",
           [&] { report_on_devices(session, HarmKind::kGuard, guard_call, guarded); });
   const at::Tensor tensor = scannable_values(guarded);
   if (!tensor.defined() || check_finite(tensor).finite) return;
-  contain(session, "judging what is guarded", [&] {
+  contain(session, "checking guarded tensors", [&] {
     const NonfiniteKinds kinds = kinds_of(tensor);
     const CallContext guard = context_of(guard_call, session);
     // Outside every session nothing is remembered: nobody would forget it again.
     const auto record = open_scopes() > 0
                             ? record_of_argument(guard, tensor, kinds)
-                            : std::make_shared<Provenance>(Cause{external_root(guard, tensor, kinds), kinds});
+                            : std::make_shared<Provenance>(Cause{external_origin(guard, tensor, kinds), kinds});
     report_harm(session, *record, HarmKind::kGuard, kinds, [&] { return name; });
   });
 }
@@ -162,22 +166,24 @@ void report_guard(DetectionSession& session, const at::Tensor& guarded, const st
 void report_at_end_on_devices(DetectionSession& session) {
   if (!devices().in_use()) return;
   std::vector<Finding> findings;
-  contain(session, "resolving what is under way on devices", [] { resolve(); });
-  contain(session, "judging what is still held on devices",
-          [&] { findings = in_order(find_live_on_devices(session)); });
-  contain(session, "telling of findings", [&] { deliver_all(session, std::move(findings)); });
+  contain(session, "resolving pending checks on devices", [] { resolve(Delivery::kNow); });
+  contain(session, "checking live tensors on devices", [&] { findings = in_order(find_live_on_devices(session)); });
+  contain(session, "delivering findings", [&] {
+    deliver_all(session, std::move(findings));
+    raise_deferred(session);
+  });
 }
 
 void report_at_end_on_host(DetectionSession& session) {
   std::vector<Finding> findings;
-  contain(session, "judging what is still held", [&] { findings = in_order(find_live_on_host(session)); });
-  contain(session, "telling what was never used", [&] {
+  contain(session, "checking live tensors", [&] { findings = in_order(find_live_on_host(session)); });
+  contain(session, "reporting unused results", [&] {
     for (const NonfiniteRegistry::ProvenancePtr& record : drain_unused(session)) {
-      if (!session.checks(record->first().root->kinds) || is_inherited(*record->first().root)) continue;
+      if (!session.checks(record->first().origin->kinds) || is_inherited(*record->first().origin)) continue;
       findings.push_back(make_finding(record->first(), Level::kWarning, unattributed_harm(), session));
     }
   });
-  contain(session, "telling of findings", [&] { deliver_all(session, std::move(findings)); });
+  contain(session, "delivering findings", [&] { deliver_all(session, std::move(findings)); });
 }
 
 }  // namespace torchnan

@@ -11,6 +11,6 @@ namespace torchnan {
 
 // Returns the rows since the last call. What was read comes first, then what was bounded; each from the least headroom
 // to the most. Throws std::logic_error if the session was made without the option.
-TORCHNAN_API std::vector<Headroom> take_headroom(const DetectionSession& session);
+TORCHNAN_API std::vector<Headroom> drain_headroom(const DetectionSession& session);
 
 }  // namespace torchnan

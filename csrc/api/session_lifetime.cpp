@@ -13,6 +13,7 @@
 #include "operators/dispatch_key.h"
 #include "bounds/bound_cache.h"
 #include "origin/nonfinite_registry.h"
+#include "origin/reported_causes.h"
 #include "detection/thread_state.h"
 
 namespace torchnan {
@@ -62,6 +63,7 @@ void end_session(const std::shared_ptr<DetectionSession>& session, bool report_p
   if (report_pending) report_at_end_on_devices(*session);
   if (open_scopes() == 0) forget_all_events();
   if (report_pending) report_at_end_on_host(*session);
+  forget_reported(*session);
 }
 
 }  // namespace torchnan

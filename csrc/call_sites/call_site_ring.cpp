@@ -12,6 +12,7 @@
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
+#include <torch/csrc/autograd/functions/tensor.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "process/fork_safe_mutex.h"
@@ -95,7 +96,10 @@ SiteId CallSiteRing::look_up(uint64_t sequence) const noexcept {
   return 0;
 }
 
+// The node of an operation that wrote into a view is made before the operation runs, and wrapped afterwards.
 SiteId CallSiteRing::find(const torch::autograd::Node& node) {
+  const auto* slices = dynamic_cast<const torch::autograd::CopySlices*>(&node);
+  if (slices != nullptr && slices->fn) return find(*slices->fn);
   return RingRegistry::of_process.find(node.thread_id(), node.sequence_nr());
 }
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include <torch/csrc/autograd/node.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <torchnan/export.h>
 
@@ -14,7 +14,7 @@ namespace torchnan {
 class ThreadState;
 
 // Autograd numbers the nodes that a thread makes. An operation below autograd runs just after its node was made, so
-// the thread's current number tells which node is its own. Ring buffers, one per thread, map the number to the call
+// the thread's current number identifies its node. Ring buffers, one per thread, map the number to the call
 // site; nothing is attached to the node. Old entries are overwritten, and then simply not found.
 class CallSiteRing {
  public:

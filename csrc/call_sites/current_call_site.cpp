@@ -2,7 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/graph_task.h>
-#include <torch/csrc/autograd/node.h>
+#include <torch/csrc/autograd/function.h>
 
 #include "call_sites/call_site_ring.h"
 #include "detection/session.h"

@@ -1,8 +1,13 @@
 #include "detection/delivery.h"
 
+#include <atomic>
+#include <map>
+#include <mutex>
+#include <optional>
 #include <utility>
 
 #include "host/user_notifier.h"
+#include "process/fork_safe_mutex.h"
 #include "report/truncate.h"
 #include "detection/error_containment.h"
 #include "detection/thread_state.h"
@@ -36,11 +41,28 @@ void warn(const DetectionSession& session, const Finding& finding) {
   }
 }
 
+// The first error of each session that is left to raise_deferred(). Never destroyed: threads may outlive static
+// destructors.
+ForkSafeMutex& deferred_mutex = *new ForkSafeMutex;
+auto& deferred = *new std::map<const DetectionSession*, Finding>;
+std::atomic<bool> has_deferred{false};
+
+void defer(const DetectionSession& session, Finding finding) {
+  const std::lock_guard lock(deferred_mutex);
+  deferred.emplace(&session, std::move(finding));
+  has_deferred = true;
+}
+
+bool raises(const DetectionSession& session, const Finding& finding) {
+  const Options& options = session.options();
+  return !options.callback && options.action == Action::kRaise && finding.level == Level::kError;
+}
+
 void act(DetectionSession& session, const Finding& finding, bool is_new) {
   const Options& options = session.options();
   if (options.callback) {
     contain(session, "the action of a finding", [&] { options.callback(finding); });
-  } else if (options.action == Action::kRaise && finding.level == Level::kError) {
+  } else if (raises(session, finding)) {
     user_notifier().raise(finding);
   } else if (options.action != Action::kLog && is_new) {
     warn(session, finding);
@@ -55,6 +77,32 @@ void deliver(DetectionSession& session, Finding finding) {
   act(session, finding, is_new);
 }
 
+void deliver_deferred(DetectionSession& session, std::vector<Finding> findings) {
+  for (Finding& finding : findings) {
+    truncate(finding, kKeptLength);
+    const bool is_new = keep(session, finding);
+    contain(session, "delivering a finding", [&] {
+      if (raises(session, finding)) {
+        defer(session, std::move(finding));
+      } else {
+        act(session, finding, is_new);
+      }
+    });
+  }
+}
+
+void raise_deferred(DetectionSession& session) {
+  if (!has_deferred) return;
+  std::optional<Finding> finding;
+  {
+    const std::lock_guard lock(deferred_mutex);
+    auto found = deferred.extract(&session);
+    if (!found.empty()) finding = std::move(found.mapped());
+    has_deferred = !deferred.empty();
+  }
+  if (finding) user_notifier().raise(*finding);
+}
+
 void deliver_all(DetectionSession& session, std::vector<Finding> findings) {
   std::vector<bool> is_new;
   is_new.reserve(findings.size());
@@ -65,7 +113,7 @@ void deliver_all(DetectionSession& session, std::vector<Finding> findings) {
   const auto act_on = [&](bool errors) {
     for (size_t i = 0; i < findings.size(); ++i) {
       if ((findings[i].level == Level::kError) != errors) continue;
-      contain(session, "telling of a finding", [&] { act(session, findings[i], is_new[i]); });
+      contain(session, "delivering a finding", [&] { act(session, findings[i], is_new[i]); });
     }
   };
   act_on(false);  // what is only said comes first: an error ends the loop

@@ -16,4 +16,10 @@ void deliver(DetectionSession& session, Finding finding);
 // The same for several that are found at once: all are kept before one is acted upon.
 void deliver_all(DetectionSession& session, std::vector<Finding> findings);
 
+// The same, but an error that would be raised is left to raise_deferred().
+void deliver_deferred(DetectionSession& session, std::vector<Finding> findings);
+
+// Raises the first error that was left to this; called where harm is done.
+void raise_deferred(DetectionSession& session);
+
 }  // namespace torchnan

@@ -8,7 +8,7 @@
 
 namespace torchnan {
 
-// In a catch block: throws on what is not torchnan's to keep, an exception that is meant for the program or the end of
+// In a catch block: throws on what is not torchnan's to keep, an exception for user code or the end of
 // the thread.
 void rethrow_if_user_facing();
 
@@ -16,7 +16,7 @@ void rethrow_if_user_facing();
 TORCHNAN_API void count_failure(const DetectionSession& session, std::string_view part);
 void count_failure(const std::exception_ptr& error, const DetectionSession& session, std::string_view part);
 
-// Does a part of torchnan's own work. False if it has failed, which has been counted then; throws only what is meant
+// Does a part of torchnan's own work. False if it has failed, which has been counted then; throws only what is
 // for the program.
 template <typename Work>
 bool contain(const DetectionSession& session, std::string_view part, Work&& work) {

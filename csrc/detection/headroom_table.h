@@ -18,42 +18,42 @@ namespace torchnan {
 
 struct OpPlan;
 
-// A fixed table. Takes no lock and allocates nothing; what finds no room is counted. A place is never given to another
-// call site, so nobody who writes can be told under a wrong one; sites are never used again either (site_table.h).
+// A fixed table. Takes no lock and allocates nothing; results without a free slot are counted. A slot is never given to
+// another call site, so that no writer is reported under a wrong one; ids of call sites are never used again either.
 class TORCHNAN_API HeadroomTable {
  public:
   static constexpr size_t kCapacity = 1 << 14;
 
-  struct Maker {
+  struct Producer {
     const OpPlan* op = nullptr;
     SiteId site = 0;
     c10::ScalarType dtype = c10::ScalarType::Undefined;
     bool grad_mode = false;
   };
   struct Entry {
-    Maker maker;
+    Producer producer;
     double measured = kNone;  // the largest that was read
     double proved = kNone;    // the largest bound of what was not
   };
   static constexpr double kNone = -1;
 
   // Whether it records results of this dtype.
-  static bool knows(c10::ScalarType dtype) noexcept { return code_of(dtype) != 0; }
+  static bool covers(c10::ScalarType dtype) noexcept { return code_of(dtype) != 0; }
 
-  // `maker` has made something within `most`, which is the largest |x| in it if it `is_measured`.
-  void note(const Maker& maker, double max_abs, bool is_measured) noexcept;
+  // Records that no |x| of a result of `producer` exceeds `max_abs`; one has that value if it `is_measured`.
+  void record(const Producer& producer, double max_abs, bool is_measured) noexcept;
 
   // Returns what has been recorded since the last time, and forgets it.
-  std::vector<Entry> take();
+  std::vector<Entry> drain();
 
-  // Returns how many results found no room.
-  int64_t missed() const noexcept { return missed_.load(std::memory_order_relaxed); }
+  // Returns the number of results that found no free slot.
+  int64_t dropped() const noexcept { return dropped_.load(std::memory_order_relaxed); }
 
  private:
-  static constexpr size_t kLongestSearch = 16;
+  static constexpr size_t kMaxProbes = 16;
   static constexpr std::array kDtypes = {c10::ScalarType::Half, c10::ScalarType::BFloat16, c10::ScalarType::Float};
 
-  struct Place {
+  struct Slot {
     std::atomic<uint64_t> key{0};  // 0: free
     std::atomic<const OpPlan*> op{nullptr};
     std::atomic<double> measured{kNone};
@@ -62,12 +62,12 @@ class TORCHNAN_API HeadroomTable {
 
   // From 1; 0 for the others.
   static uint64_t code_of(c10::ScalarType dtype) noexcept;
-  static uint64_t key_of(const Maker& maker) noexcept;
-  static Maker maker_of(uint64_t key, const OpPlan* op) noexcept;
-  Place* place_of(const Maker& maker) noexcept;
+  static uint64_t key_of(const Producer& producer) noexcept;
+  static Producer producer_of(uint64_t key, const OpPlan* op) noexcept;
+  Slot* find_slot(const Producer& producer) noexcept;
 
-  std::unique_ptr<Place[]> places_{new Place[kCapacity]};
-  std::atomic<int64_t> missed_{0};
+  std::unique_ptr<Slot[]> slots_{new Slot[kCapacity]};
+  std::atomic<int64_t> dropped_{0};
 };
 
 }  // namespace torchnan

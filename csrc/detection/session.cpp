@@ -16,7 +16,7 @@
 namespace torchnan {
 namespace {
 
-// A pattern without namespace is meant for the bare name: "log", "_foreach_*".
+// A pattern without namespace matches the bare name: "log", "_foreach_*".
 bool matches_any(const std::vector<std::string>& patterns, const std::string& op) {
   const size_t colons = op.find("::");
   const std::string bare = colons == std::string::npos ? op : op.substr(colons + 2);
@@ -69,7 +69,7 @@ Stats DetectionSession::stats() const {
   stats.repeats = log_.repeats();
   stats.dropped = log_.dropped();
   stats.log_failures = log_.log_failures();
-  stats.headroom_dropped = headroom_ == nullptr ? 0 : headroom_->missed();
+  stats.headroom_dropped = headroom_ == nullptr ? 0 : headroom_->dropped();
   stats.internal_errors = internal_errors_;
   return stats;
 }
@@ -78,7 +78,7 @@ void DetectionSession::count_internal_error(std::string_view part, std::string_v
   ++internal_errors_;
   try {
     const std::string shown = printable(text.substr(0, text.find('\n')));  // the rest is a traceback
-    const std::string warning = fmt::format("torchnan: {}. Detection goes on; this is said once.", shown);
+    const std::string warning = fmt::format("torchnan: {}. Detection goes on; later ones are only counted.", shown);
     {
       const std::lock_guard lock(mutex_);
       if (!warned_.emplace(part).second) return;

@@ -7,6 +7,7 @@
 
 #include <torchnan/export.h>
 
+#include "bounds/written_spans.h"
 #include "detection/session.h"
 
 namespace torchnan {
@@ -46,6 +47,8 @@ class TORCHNAN_API ThreadState {
     step_ = step;
     return place_++;
   }
+
+  WrittenSpans written_spans;
 
   // The backward pass that the last operation belonged to, -1 for none. Kept up only while something is non-finite.
   int last_backward_pass = -1;

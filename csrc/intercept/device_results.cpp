@@ -25,8 +25,8 @@ void DeviceResults::forget(const at::Tensor& tensor) {
   on_device_.forget(tensor);
 }
 
-void DeviceResults::find_bad_arguments(c10::SmallVectorImpl<BadArgument>& bad_arguments) {
-  on_device_.find_bad_arguments(bad_arguments);
+void DeviceResults::find_bad_arguments(TensorAt tensor_at, c10::SmallVectorImpl<BadArgument>& bad_arguments) {
+  on_device_.find_bad_arguments(tensor_at, bad_arguments);
 }
 
 }  // namespace torchnan

@@ -27,7 +27,8 @@ class DeviceResults {
   void prepare(c10::ArrayRef<Operand> arguments);
   Outcome check(const at::Tensor& result, int64_t output, bool masks_are_known);
   void forget(const at::Tensor& tensor);
-  void find_bad_arguments(c10::SmallVectorImpl<BadArgument>& bad_arguments);
+  using TensorAt = DeviceCheck::TensorAt;
+  void find_bad_arguments(TensorAt tensor_at, c10::SmallVectorImpl<BadArgument>& bad_arguments);
   void finish() { on_device_.finish(); }
 
  private:

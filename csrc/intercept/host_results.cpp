@@ -8,6 +8,7 @@
 
 #include "bounds/bound_audit.h"
 #include "bounds/dtype_range.h"
+#include "bounds/written_spans.h"
 #include "operators/for_each_tensor.h"
 #include "scan/tensor_scan.h"
 #include "origin/nonfinite_registry.h"
@@ -17,6 +18,15 @@ namespace torchnan {
 namespace {
 
 constexpr int64_t kSmall = 4096;  // elements: as cheap to scan as to bound
+
+// Whether an element of the lists reads what the call has written into an earlier one by then. If so, nothing is known
+// of either.
+bool reads_written(const WrittenSpans& written, c10::ArrayRef<Operand> lists, size_t element) {
+  return std::any_of(lists.begin(), lists.end(), [&](const Operand& list) {
+    const at::Tensor* tensor = tensor_of(&list, element);
+    return tensor != nullptr && written.may_overlap(*tensor);
+  });
+}
 
 }  // namespace
 
@@ -35,29 +45,50 @@ void HostResults::apply_rule(c10::ArrayRef<Operand> arguments, const ExternalBou
   Counters& counters = thread_.counters();
   const BoundSource source(counters.bytes, counters.bytes_scanned_unknown, elsewhere);
   const BoundRule& rule = *plan_.bounds.rule;
+  arguments = arguments.slice(0, arguments.size() - plan_.out_arguments);
   if (!plan_.bounds.elementwise_in_lists) {
-    bounds_.resize(std::max(kMaxResults, plan_.checked_returns.size() + plan_.written.size()));
-    rule(RuleArguments(arguments, source), bounds_);
+    const RuleArguments call(arguments, source);
+    bounds_.resize(std::max(kMaxResults, plan_.checked_returns.size() + plan_.mutated_arguments.size()));
+    dtypes_.push_back(call.dtype());
+    rule(call, bounds_);
     return;
   }
   bounds_.resize(arguments.empty() ? 0 : arguments[0].count);
+  WrittenSpans& written = thread_.written_spans;
+  if (plan_.writes_in_place()) written.begin(bounds_.size());
   for (size_t element = 0; element < bounds_.size(); ++element) {
-    rule(RuleArguments(arguments, source, element), {&bounds_[element], 1});
+    const at::Tensor* self = tensor_of(arguments.data(), element);
+    if (plan_.writes_in_place() && reads_written(written, arguments, element)) return forget_bounds();
+    if (self != nullptr && !is_large(*self)) {
+      dtypes_.push_back(self->scalar_type());
+    } else {
+      const RuleArguments call(arguments, source, element);
+      dtypes_.push_back(call.dtype());
+      rule(call, {&bounds_[element], 1});
+    }
+    if (plan_.writes_in_place() && self != nullptr) written.add(*self);
   }
 }
 
-// Where all is small a scan is cheaper, unless every bound is to be sampled. Rules are for plain tensors: the sizes of
-// others do not describe what is in memory.
+// Small tensors are cheaper to scan than to bound, unless every bound is to be sampled.
+bool HostResults::is_large(const at::Tensor& tensor) const {
+  return tensor.numel() > kSmall || session_.options().sample > 0;
+}
+
+// Rules are for plain tensors: the sizes of others do not describe what is in memory.
 bool HostResults::is_worth_bounding(c10::ArrayRef<Operand> arguments) const {
-  bool is_worth = session_.options().sample > 0;
   bool all_are_plain = true;
+  bool any_is_large = session_.options().sample > 0;
   for (const Operand& argument : arguments) {
-    for_each_tensor(argument, [&](const at::Tensor& tensor, int64_t) { all_are_plain &= is_plain(tensor); });
+    for_each_tensor(argument, [&](const at::Tensor& tensor, int64_t) {
+      all_are_plain = all_are_plain && is_plain(tensor);
+      any_is_large = any_is_large || (all_are_plain && is_large(tensor));
+    });
     if (!all_are_plain) return false;
-    is_worth |= argument.kind == Operand::Kind::kValues ||
-                (argument.kind == Operand::Kind::kTensor && argument.tensor->numel() > kSmall);
+    any_is_large |=
+        argument.kind == Operand::Kind::kValues && !plan_.bounds.elementwise_in_lists;  // small parts add up
   }
-  return is_worth;
+  return any_is_large;
 }
 
 Outcome HostResults::check(const at::Tensor& result, int64_t output, bool masks_are_known) {
@@ -70,8 +101,12 @@ Outcome HostResults::check(const at::Tensor& result, int64_t output, bool masks_
 
 std::optional<Bound> HostResults::proof_of(const at::Tensor& result, int64_t output) {
   const Bound bound = bound_at(static_cast<size_t>(output));
-  if (!is_proved(result, bound) || is_sampled()) return std::nullopt;
-  return Bound{with_rounding_margin(bound.max_abs, range_of(result.scalar_type())), bound.nonnegative, bound.masked};
+  const DtypeRange range = range_at(result, static_cast<size_t>(output));
+  const double max_abs = with_rounding_margin(bound.max_abs, range);
+  const bool is_within_range = max_abs <= range.limit && bound.max_intermediate <= range.limit;
+  const bool is_proved = is_within_range && is_plain(result) && result.numel() > kSmall;
+  if (!is_proved || is_sampled()) return std::nullopt;
+  return Bound{max_abs, bound.nonnegative, bound.masked};
 }
 
 Outcome HostResults::skip(const at::Tensor& result, Skip reason) {
@@ -91,9 +126,12 @@ Outcome HostResults::record_allocation(const at::Tensor& result) {
 
 Bound HostResults::bound_at(size_t output) const { return output < bounds_.size() ? bounds_[output] : Bound(); }
 
-bool HostResults::is_proved(const at::Tensor& result, const Bound& bound) const {
-  const DtypeRange range = range_of(result.scalar_type());
-  return with_rounding_margin(bound.max_abs, range) <= range.limit && is_plain(result) && result.numel() > kSmall;
+// What is computed in one dtype and stored in another has to fit into both.
+DtypeRange HostResults::range_at(const at::Tensor& result, size_t output) const {
+  const c10::ScalarType stored = result.scalar_type();
+  if (dtypes_.empty()) return range_of(stored);
+  const c10::ScalarType computed = dtypes_[std::min(output, dtypes_.size() - 1)];
+  return computed == stored ? range_of(stored) : narrower(range_of(computed), range_of(stored));
 }
 
 // Every proved result is scanned once in N steps.
@@ -108,7 +146,7 @@ Outcome HostResults::record_proved(const at::Tensor& result, const Bound& proof)
   thread_.counters().checked.add(1);
   thread_.counters().proved.add(1);
   thread_.counters().bytes_proved.add(static_cast<int64_t>(result.nbytes()));
-  bound_cache().record_written(result, proof, &plan_.name);
+  bound_cache().record_written(result, proof, &plan_.name, plan_.pending_version_bumps());
   record_magnitude(result, proof.max_abs, false);
   if (proof.masked) return Outcome::kFiniteOrMasked;
   if (nonfinite_registry().in_use() && plan_.writes_in_place()) nonfinite_registry().settle(result);
@@ -118,17 +156,19 @@ Outcome HostResults::record_proved(const at::Tensor& result, const Bound& proof)
 // Records results of the forward pass only: a backward node has its site from there, and gradients a scale of their
 // own.
 void HostResults::record_headroom(const at::Tensor& result, double max_abs, bool is_measured) {
-  if (!HeadroomTable::knows(result.scalar_type()) || torch::autograd::get_current_graph_task_id() != -1) return;
+  if (!HeadroomTable::covers(result.scalar_type()) || torch::autograd::get_current_graph_task_id() != -1) return;
   if (site_ == 0) site_ = host_runtime().current_stack_id();
-  session_.headroom()->note({&plan_, site_, result.scalar_type(), c10::GradMode::is_enabled()}, max_abs, is_measured);
+  session_.headroom()->record({&plan_, site_, result.scalar_type(), c10::GradMode::is_enabled()}, max_abs, is_measured);
 }
 
 void HostResults::record_bound_sample(const at::Tensor& result, size_t output, const ScanResult& verdict) const {
   const Bound& bound = bounds_[output];
   if (bound.masked) return;
-  const DtypeRange range = range_of(result.scalar_type());
+  const DtypeRange range = range_at(result, output);
+  const bool is_claim = bound.max_intermediate <= range.limit;
   const auto smallest = smallest_of(result);
-  bound_audit().add({plan_.name, static_cast<int64_t>(output), with_rounding_margin(bound.max_abs, range),
+  bound_audit().add({plan_.name, static_cast<int64_t>(output),
+                     is_claim ? with_rounding_margin(bound.max_abs, range) : RuleArguments::kUnknown,
                      verdict.finite ? verdict.max_abs : RuleArguments::kUnknown, range.limit, bound.nonnegative,
                      smallest ? smallest->value : -RuleArguments::kUnknown});
 }
@@ -147,13 +187,14 @@ Outcome HostResults::scan(const at::Tensor& result, size_t output) {
       bound_cache().forget(scannable_values(result));
     return Outcome::kNonFinite;
   }
-  const DtypeRange range = range_of(result.scalar_type());
+  const DtypeRange range = range_at(result, output);
   if (range.limit > 0 && verdict.max_abs > with_rounding_margin(bound.max_abs, range)) {
     session_.count_internal_error(
         fmt::format("the bound of {}", plan_.name),
         fmt::format("the bound of {} was {}, and its result {}", plan_.name, bound.max_abs, verdict.max_abs));
   }
-  bound_cache().record_written(result, {verdict.max_abs, bound.nonnegative}, &plan_.name);
+  bound_cache().record_written(result, {verdict.max_abs, bound.nonnegative}, &plan_.name,
+                               plan_.pending_version_bumps());
   record_magnitude(result, verdict.max_abs, true);
   if (nonfinite_registry().in_use() && plan_.writes_in_place()) nonfinite_registry().settle(scannable_values(result));
   return Outcome::kFinite;

@@ -5,12 +5,14 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
+#include <c10/util/FunctionRef.h>
 #include <c10/util/SmallVector.h>
 
 #include <torchnan/bounds.h>
 
 #include "bounds/bound_cache.h"
 #include "bounds/bound_source.h"
+#include "bounds/dtype_range.h"
 #include "bounds/operand.h"
 #include "scan/tensor_scan.h"
 #include "host/host_runtime.h"
@@ -49,7 +51,10 @@ class HostResults {
   // Returns the bound of output number `output` if that proves it finite without a scan.
   std::optional<Bound> proof_of(const at::Tensor& result, int64_t output);
 
-  void forget_bounds() { bounds_.clear(); }
+  void forget_bounds() {
+    bounds_.clear();
+    dtypes_.clear();
+  }
 
   // Checks output number `output` and remembers its bound. `masks_are_known`: the arguments' -inf have a provenance.
   Outcome check(const at::Tensor& result, int64_t output, bool masks_are_known);
@@ -58,7 +63,8 @@ class HostResults {
   void forget(const at::Tensor& tensor) { bound_cache().forget(tensor); }
 
   // Adds arguments that only devices know to be bad: there are none.
-  void find_bad_arguments(c10::SmallVectorImpl<BadArgument>&) {}
+  using TensorAt = c10::function_ref<at::Tensor(size_t argument, int64_t element)>;
+  void find_bad_arguments(TensorAt, c10::SmallVectorImpl<BadArgument>&) {}
 
   // Ends the call.
   void finish() {}
@@ -66,11 +72,12 @@ class HostResults {
  private:
   static constexpr size_t kMaxResults = 4;  // of a rule, lists aside
 
+  bool is_large(const at::Tensor& tensor) const;
   bool is_worth_bounding(c10::ArrayRef<Operand> arguments) const;
   void apply_rule(c10::ArrayRef<Operand> arguments, const ExternalBounds* elsewhere);
   Bound bound_at(size_t output) const;
   bool is_sampled();
-  bool is_proved(const at::Tensor& result, const Bound& bound) const;
+  DtypeRange range_at(const at::Tensor& result, size_t output) const;
   Outcome skip(const at::Tensor& result, Skip reason);
   Outcome record_allocation(const at::Tensor& result);
   Outcome record_proved(const at::Tensor& result, const Bound& proof);
@@ -86,6 +93,8 @@ class HostResults {
   DetectionSession& session_;
   SiteId site_;
   c10::SmallVector<Bound, kMaxResults> bounds_;
+  // That the operation computes in: one for all results, or one for each element of the lists.
+  c10::SmallVector<c10::ScalarType, 64> dtypes_;
 };
 
 }  // namespace torchnan

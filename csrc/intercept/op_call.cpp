@@ -1,9 +1,12 @@
 #include "intercept/op_call.h"
 
+#include <algorithm>
+
 #include "bounds/dtype_range.h"
 #include "bounds/bound_cache.h"
 #include "bounds/operand.h"
 #include "operators/for_each_tensor.h"
+#include "scan/storage_of.h"
 #include "scan/tensor_scan.h"
 #include "intercept/device_results.h"
 #include "intercept/op_entry.h"
@@ -31,7 +34,7 @@ void forget_all(c10::ArrayRef<c10::IValue> arguments) noexcept {
 
 void OpCall::run() {
   SiteId site = 0;
-  contain(session_, "noting an operation", [&] {
+  contain(session_, "recording a call site", [&] {
     site = record_op_entry(thread_, session_);
     check_backward_start(thread_, session_);
   });
@@ -50,7 +53,7 @@ void OpCall::run() {
 
 template <typename Results>
 void OpCall::run_checked(Results results) {
-  const bool is_prepared = contain(session_, "looking at arguments", [&] {
+  const bool is_prepared = contain(session_, "checking arguments", [&] {
     save_arguments();
     inspect_arguments();
     report_arguments(context(), bad_arguments_);
@@ -58,9 +61,10 @@ void OpCall::run_checked(Results results) {
   });
   if (!is_prepared) return run_untracked();
   redispatch([&](const at::Tensor& tensor) { results.forget(tensor); });
-  const bool is_checked = contain(session_, "looking at results", [&] {
+  const bool is_checked = contain(session_, "checking results", [&] {
     check_results(results);
-    if (!bad_results_.empty()) results.find_bad_arguments(bad_arguments_);
+    const auto tensor_at = [this](size_t argument, int64_t element) { return saved_tensor(argument, element); };
+    if (!bad_results_.empty()) results.find_bad_arguments(tensor_at, bad_arguments_);
     attribute_bad_results();
     results.finish();
   });
@@ -70,8 +74,8 @@ void OpCall::run_checked(Results results) {
 // Not even the arguments could be saved: forgets all that the call may write.
 void OpCall::run_untracked() {
   const size_t first = stack_->size() - plan_.arguments;
-  for (const OpPlan::MutatedArgument& written : plan_.written) {
-    forget_all((*stack_)[first + plan_.saved_arguments[written.kept]]);
+  for (const OpPlan::MutatedArgument& mutated : plan_.mutated_arguments) {
+    forget_all((*stack_)[first + plan_.saved_arguments[mutated.saved_index]]);
   }
   saved_.clear();
   redispatch(forget_bound);
@@ -92,14 +96,14 @@ void OpCall::attribute_bad_results() {
 
 // Forgets what the call writes, as nobody checks it.
 void OpCall::run_unchecked() {
-  if (!contain(session_, "keeping arguments", [this] { save_arguments(); })) return run_untracked();
+  if (!contain(session_, "saving arguments", [this] { save_arguments(); })) return run_untracked();
   redispatch(forget_bound);
   forget_results();
 }
 
 // Takes what the call writes as intended, and remembers that: nothing it leads to is an alarm.
 void OpCall::run_skipped() {
-  if (!contain(session_, "keeping arguments", [this] { save_arguments(); })) return run_untracked();
+  if (!contain(session_, "saving arguments", [this] { save_arguments(); })) return run_untracked();
   redispatch(forget_bound);
   for_each_result([this](const at::Tensor& result, int64_t) { bound_cache().record_ignored(result, &plan_.name); });
 }
@@ -111,30 +115,58 @@ void OpCall::save_arguments() {
   for (const uint16_t argument : plan_.saved_arguments) saved_.push_back((*stack_)[first + argument]);
 }
 
+at::Tensor OpCall::saved_tensor(size_t argument, int64_t element) const {
+  at::Tensor found;
+  for (size_t k = 0; k < saved_.size(); ++k) {
+    if (plan_.saved_arguments[k] != argument) continue;
+    for_each_tensor(saved_[k], [&](const at::Tensor& tensor, int64_t index) {
+      if (index == element) found = tensor;
+    });
+  }
+  return found;
+}
+
 // Finds arguments that are known to be bad, and scans unknown ones that are about to be overwritten: afterwards it is
-// too late.
+// too late. What is read may lie in the same memory as what is written: x.mul_(x), sqrt(x, out=x).
 void OpCall::inspect_arguments() {
   const bool something_is_bad = nonfinite_registry().in_use() || plan_.handling == OpPlan::Handling::kRead;
   if (!something_is_bad && !plan_.writes_in_place()) return;
+  const Storages overwritten = find_overwritten_storages(something_is_bad);
+  if (!something_is_bad && overwritten.empty()) return;
   for (size_t k = 0; k < saved_.size(); ++k) {
-    const OpPlan::MutatedArgument* written = plan_.mutated_argument_at(k);
-    if (written == nullptr ? !something_is_bad : !written->reads_previous_value) continue;
+    const OpPlan::MutatedArgument* mutated = plan_.mutated_argument_at(k);
+    if (mutated != nullptr && !mutated->reads_previous_value) continue;
     for_each_tensor(saved_[k], [&](const at::Tensor& tensor, int64_t element) {
-      inspect_argument(tensor, k, element, written != nullptr);
+      const bool shares_memory = std::binary_search(overwritten.begin(), overwritten.end(), storage_of(tensor));
+      inspect_argument(tensor, k, element, mutated != nullptr || shares_memory);
     });
   }
 }
 
+// Returns the storages on the host that the call writes, sorted; if not `all`, those that are not known to be finite.
+OpCall::Storages OpCall::find_overwritten_storages(bool all) const {
+  Storages storages;
+  for (const OpPlan::MutatedArgument& mutated : plan_.mutated_arguments) {
+    for_each_tensor(saved_[mutated.saved_index], [&](const at::Tensor& tensor, int64_t) {
+      if (!tensor.is_cpu()) return;
+      if (all || bound_cache().find(tensor).state != BoundCache::State::kFinite) storages.push_back(storage_of(tensor));
+    });
+  }
+  std::sort(storages.begin(), storages.end());
+  return storages;
+}
+
 void OpCall::inspect_argument(const at::Tensor& argument, size_t saved, int64_t element, bool overwritten) {
+  if (argument.unsafeGetTensorImpl()->is_wrapped_number()) return;  // a number, and no value that was made
   const at::Tensor tensor = scannable_values(argument);
   if (!tensor.defined()) return;
-  const bool known = nonfinite_registry().in_use() && nonfinite_registry().knows(tensor);
+  const bool known = nonfinite_registry().in_use() && nonfinite_registry().contains(tensor);
   const bool is_last_chance = overwritten || plan_.handling == OpPlan::Handling::kRead;
   if (!known && !is_last_chance) return;
   const BoundCache::State state = bound_cache().find(tensor).state;
   if (!known && state == BoundCache::State::kFinite) return;
   const NonfiniteKinds kinds =
-      state == BoundCache::State::kFiniteOrMasked ? NonfiniteKinds::of_neginf() : kinds_of(tensor);
+      state == BoundCache::State::kFiniteOrMasked ? NonfiniteKinds::only_neginf() : kinds_of(tensor);
   if (kinds.any()) {
     const std::string& name = plan_.argument_names[plan_.saved_arguments[saved]];
     bad_arguments_.push_back(bad_argument(context(), tensor, name, element, kinds, overwritten));
@@ -155,9 +187,9 @@ void OpCall::redispatch(Forget&& forget) {
   try {
     op_.redispatchBoxed(below_, stack_);
   } catch (...) {
-    for (const OpPlan::MutatedArgument& written : plan_.written) {
-      if (written.kept >= saved_.size()) continue;
-      for_each_tensor(saved_[written.kept], [&](const at::Tensor& tensor, int64_t) { forget(tensor); });
+    for (const OpPlan::MutatedArgument& mutated : plan_.mutated_arguments) {
+      if (mutated.saved_index >= saved_.size()) continue;
+      for_each_tensor(saved_[mutated.saved_index], [&](const at::Tensor& tensor, int64_t) { forget(tensor); });
     }
     throw;
   }
@@ -186,8 +218,8 @@ void OpCall::for_each_result(Visit&& visit) {
   const size_t first = stack_->size() - plan_.returns;
   int64_t output = 0;
   for (const uint16_t r : plan_.checked_returns) output = for_each_output((*stack_)[first + r], output, visit);
-  for (const OpPlan::MutatedArgument& written : plan_.written) {
-    if (!written.returned) output = for_each_output(saved_[written.kept], output, visit);
+  for (const OpPlan::MutatedArgument& mutated : plan_.mutated_arguments) {
+    if (!mutated.returned) output = for_each_output(saved_[mutated.saved_index], output, visit);
   }
 }
 
@@ -207,14 +239,26 @@ void OpCall::check_result(Results& results, const at::Tensor& result, int64_t ou
       if (plan_.proves_nonnegative_input) prove_nonnegative_argument(output);
       break;
     case Outcome::kSkipped:
+      if (plan_.is_passthrough && nonfinite_registry().in_use()) remember_copied_bytes(result);
+      break;
     case Outcome::kDeferred:
       break;
   }
 }
 
-// The keys of a call do not tell that it copies to a device. Returns false if it does not.
+// A copy of memory as bytes, as copy.deepcopy() makes it, holds what its original holds.
+void OpCall::remember_copied_bytes(const at::Tensor& copy) {
+  for (size_t k = 0; k < saved_.size(); ++k) {
+    if (plan_.mutated_argument_at(k) != nullptr || !saved_[k].isTensor()) continue;
+    const at::Tensor& original = saved_[k].toTensor();
+    const bool is_same = original.scalar_type() == copy.scalar_type() && original.nbytes() == copy.nbytes();
+    if (is_same && original.is_contiguous() && copy.is_contiguous()) nonfinite_registry().remember_copy(original, copy);
+  }
+}
+
+// The keys of a call do not show that it copies to a device. Returns false if it does not.
 bool OpCall::record_copy_to_device(HostResults& results, const at::Tensor& result, int64_t output) {
-  if (!scannable(result).defined()) return false;
+  if (!scannable(result)->defined()) return false;
   c10::SmallVector<Operand, 12> operands(plan_.arguments);
   for (size_t k = 0; k < saved_.size(); ++k) operands[plan_.saved_arguments[k]] = operand(saved_[k]);
   DeviceCheck device(plan_, thread_, session_);
@@ -240,10 +284,11 @@ void OpCall::prove_nonnegative_argument(int64_t output) {
 // What is -inf on purpose and otherwise finite can be bounded too.
 void OpCall::record_mask_bounds() {
   for (const Result& bad : bad_results_) {
-    if (bad.kinds != NonfiniteKinds::of_neginf() || range_of(bad.tensor.scalar_type()).limit == 0) continue;
+    if (bad.kinds != NonfiniteKinds::only_neginf() || range_of(bad.tensor.scalar_type()).limit == 0) continue;
     const auto record = nonfinite_registry().find(bad.tensor);
     if (record == nullptr || !record->is_intentional()) continue;
-    bound_cache().record_written(bad.tensor, {largest_finite(bad.tensor), false, true}, &plan_.name);
+    bound_cache().record_written(bad.tensor, {largest_finite(bad.tensor), false, true}, &plan_.name,
+                                 plan_.pending_version_bumps());
   }
 }
 

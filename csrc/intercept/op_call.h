@@ -37,7 +37,11 @@ class OpCall {
 
   CallContext context() const;
   void save_arguments();
+  at::Tensor saved_tensor(size_t argument, int64_t element) const;
+  using Storages = c10::SmallVector<const c10::StorageImpl*, 4>;
+
   void inspect_arguments();
+  Storages find_overwritten_storages(bool all) const;
   void inspect_argument(const at::Tensor& argument, size_t saved, int64_t element, bool overwritten);
   template <typename Results>
   void prepare(Results& results);
@@ -50,6 +54,7 @@ class OpCall {
   void for_each_result(Visit&& visit);
   template <typename Results>
   void check_result(Results& results, const at::Tensor& result, int64_t output);
+  void remember_copied_bytes(const at::Tensor& copy);
   bool record_copy_to_device(HostResults& results, const at::Tensor& result, int64_t output);
   void record_bad_result(const at::Tensor& result, int64_t output);  // if it is one
   void prove_nonnegative_argument(int64_t output);

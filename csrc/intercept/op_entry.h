@@ -1,6 +1,8 @@
 // The start of every intercepted call, before it is decided what becomes of it.
 #pragma once
 
+#include <torchnan/export.h>
+
 #include "host/host_runtime.h"
 #include "detection/thread_state.h"
 
@@ -14,6 +16,6 @@ SiteId record_op_entry(ThreadState& thread, DetectionSession& session);
 void check_backward_start(ThreadState& thread, DetectionSession& session);
 
 // Whether calls of the backward pass, if this is one, are to be checked.
-bool is_active_in_backward(const DetectionSession& session);
+TORCHNAN_API bool is_active_in_backward(const DetectionSession& session);
 
 }  // namespace torchnan

@@ -7,6 +7,7 @@
 #include "intercept/op_call.h"
 #include "origin/nonfinite_registry.h"
 #include "detection/error_containment.h"
+#include "scan/storage_of.h"
 
 namespace torchnan {
 
@@ -14,7 +15,15 @@ namespace {
 
 bool is_known_to_be_bad(const Operand& argument) {
   return argument.kind == Operand::Kind::kTensor && argument.tensor->has_storage() &&
-         nonfinite_registry().knows(*argument.tensor);
+         nonfinite_registry().contains(*argument.tensor);
+}
+
+// Whether another argument lies in the same storage.
+bool shares_memory(const Operand& argument, c10::ArrayRef<Operand> arguments) {
+  return std::any_of(arguments.begin(), arguments.end(), [&](const Operand& other) {
+    return &other != &argument && other.kind == Operand::Kind::kTensor &&
+           storage_of(*other.tensor) == storage_of(*argument.tensor);
+  });
 }
 
 }  // namespace
@@ -24,14 +33,14 @@ bool UnboxedCall::try_start(const OpPlan& plan, c10::ArrayRef<Operand> arguments
   if (!session_->options().skip_ops.empty() || !is_active_in_backward(*session_)) return false;
   if (nonfinite_registry().in_use() && std::any_of(arguments.begin(), arguments.end(), is_known_to_be_bad))
     return false;
-  for (const OpPlan::MutatedArgument& written : plan_->written) {
-    const Operand& argument = arguments[plan_->saved_arguments[written.kept]];
-    if (!written.reads_previous_value || argument.kind != Operand::Kind::kTensor) continue;
-    if (!argument.tensor->is_cpu()) continue;
+  for (const OpPlan::MutatedArgument& mutated : plan_->mutated_arguments) {
+    const Operand& argument = arguments[plan_->saved_arguments[mutated.saved_index]];
+    if (argument.kind != Operand::Kind::kTensor || !argument.tensor->is_cpu()) continue;
+    if (!mutated.reads_previous_value && !shares_memory(argument, arguments)) continue;
     if (bound_cache().find(*argument.tensor).state != BoundCache::State::kFinite) return false;
   }
   SiteId site = 0;
-  contain(*session_, "noting an operation", [&] {
+  contain(*session_, "recording a call site", [&] {
     site = record_op_entry(thread_, *session_);
     check_backward_start(thread_, *session_);
   });
@@ -40,13 +49,13 @@ bool UnboxedCall::try_start(const OpPlan& plan, c10::ArrayRef<Operand> arguments
     return true;
   }
   on_device_.emplace(plan, thread_, *session_, site);
-  contain(*session_, "looking at what is on a device", [&] { on_device_->prepare(arguments); });
+  contain(*session_, "checking arguments on a device", [&] { on_device_->prepare(arguments); });
   return true;
 }
 
 bool UnboxedCall::check_results(c10::ArrayRef<const at::Tensor*> results, const at::Tensor* first_argument) {
   const bool all_is_well = on_device_ ? check_each(*on_device_, results) : check_each(*on_host_, results);
-  if (on_device_) contain(*session_, "looking at what devices have found", [this] { on_device_->finish(); });
+  if (on_device_) contain(*session_, "resolving device results", [this] { on_device_->finish(); });
   if (all_is_well && plan_->proves_nonnegative_input && first_argument != nullptr)
     bound_cache().record_nonnegative(*first_argument);
   return all_is_well;
@@ -57,7 +66,7 @@ bool UnboxedCall::check_each(Results& checks, c10::ArrayRef<const at::Tensor*> r
   bool all_is_well = true;
   for (size_t output = 0; output < results.size(); ++output) {
     if (!results[output]->defined()) continue;
-    const bool is_checked = contain(*session_, "looking at results", [&] {
+    const bool is_checked = contain(*session_, "checking results", [&] {
       const Outcome outcome = checks.check(*results[output], static_cast<int64_t>(output), false);
       all_is_well &= outcome != Outcome::kNonFinite;
     });
@@ -76,13 +85,13 @@ void UnboxedCall::forget(c10::ArrayRef<Operand> arguments) noexcept {
     std::for_each(arguments.begin(), arguments.end(), forget_tensor);
     return;
   }
-  for (const OpPlan::MutatedArgument& written : plan_->written) {
-    forget_tensor(arguments[plan_->saved_arguments[written.kept]]);
+  for (const OpPlan::MutatedArgument& mutated : plan_->mutated_arguments) {
+    forget_tensor(arguments[plan_->saved_arguments[mutated.saved_index]]);
   }
 }
 
 void UnboxedCall::attribute_results(const c10::OperatorHandle& op, Box box) {
-  contain(*session_, "explaining a result", [&] {
+  contain(*session_, "attributing a result", [&] {
     auto [arguments, results] = box();
     OpCall(op, *plan_, {}, &arguments, thread_, *session_).attribute_results(results);
   });

@@ -1,11 +1,12 @@
-// What the replay of a compiled region needs of the core: stacks, and the provenance of replayed values.
+// The border of a compiled region: records what a replay of a call needs, checks what the call returns, and takes over
+// what the replay finds.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
 namespace torchnan {
 
-// Binds `capture_stack()`, `stack_frames(stack)`, `provenance_of(tensor)` and `set_provenance(tensor, provenance)`.
+// Binds `RegionBorder`, `RegionCall`, and the functions that a replay uses.
 void bind_compiled_regions(pybind11::module_& m);
 
 }  // namespace torchnan

@@ -43,6 +43,9 @@ class KeywordArguments {
     fields.keywords["text"] = describe(harm);
     return finding_class("Harm")(**fields.keywords);
   }
+  static py::object convert(const std::optional<CompiledRegion>& compiled) {
+    return compiled ? make("CompiledRegion", *compiled) : py::none();
+  }
   static py::object convert(const Frame& frame) { return make("Frame", frame); }
   static py::object convert(const InputSummary& input) { return make("Input", input); }
   static py::object convert(const LineageStep& step) { return make("Step", step); }

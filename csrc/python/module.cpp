@@ -1,6 +1,7 @@
 // torchnan._C: the core as Python sees it.
 #include <torch/csrc/utils/pybind.h>  // first: tensors to and from Python
 
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -11,6 +12,7 @@
 #include "scan/storage_of.h"
 #include "scan/tensor_scan.h"
 #include "device/devices.h"
+#include "device/resolve.h"
 #include "host/environment.h"
 #include "intercept/install_interceptor.h"
 #include "operators/dispatch_key.h"
@@ -68,10 +70,10 @@ Roots roots_from(const py::handle& roots, const py::handle& gradients) {
   return found;
 }
 
-void judge_backward(const py::handle& roots, const py::handle& gradients) {
+void check_backward_roots(const py::handle& roots, const py::handle& gradients) {
   const auto session = current_session();
   if (session == nullptr || !PyTuple_Check(roots.ptr()) || !PyTuple_Check(gradients.ptr())) return;
-  contain(*session, "judging the roots of backward", [&] {
+  contain(*session, "checking the roots of backward", [&] {
     const Roots given = roots_from(roots, gradients);
     const py::gil_scoped_release no_gil;
     report_backward_roots(*session, given.tensors, given.gradients);
@@ -88,28 +90,32 @@ void report_read(const py::handle& tensor) {
   report_tensors(*session, HarmKind::kRead, read, [](size_t) { return std::string(); });
 }
 
-// Of its values, where it is sparse or nested; 0 where it has no memory that could hold a NaN, or does not tell.
+// Of its values, where it is sparse or nested; 0 where it has no memory that could hold a NaN, or does not expose it.
 uintptr_t storage_address(const py::handle& tensor) {
   if (!THPVariable_Check(tensor.ptr())) return 0;
   try {
     const at::Tensor& given = THPVariable_Unpack(tensor.ptr());
     const at::Tensor on_host = scannable_values(given);
-    const at::Tensor values = on_host.defined() ? on_host : scannable(given);
+    const at::Tensor values = on_host.defined() ? on_host : *scannable(given);
     return values.defined() ? reinterpret_cast<uintptr_t>(storage_of(values)) : 0;
   } catch (const std::exception&) {
     return 0;
   }
 }
 
-// What the bound cache is told of a tensor, by code of PyTorch's that must not fail for it.
+// Reports of PyTorch's code to the bound cache about a tensor; that code must not fail for it.
 template <void (BoundCache::*kTell)(const at::Tensor&), void (Journal::*kTellJournal)(const at::Tensor&)>
 void notify_write(const py::handle& tensor) {
   if (!THPVariable_Check(tensor.ptr())) return;
   try {
     const at::Tensor& given = THPVariable_Unpack(tensor.ptr());
     (bound_cache().*kTell)(given);
-    const at::Tensor there = devices().in_use() ? scannable(given) : at::Tensor();
-    if (there.defined()) (Devices::Lock(devices()).journal().*kTellJournal)(there);
+    if (!devices().in_use() || given.is_cpu() || !given.has_storage()) return;
+    const at::Tensor kept = given;
+    const py::gil_scoped_release no_gil;  // a launch may wait for the device
+    devices().launch_scans_of(kept.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+    if (const auto there = scannable(kept); there->defined())
+      (Devices::Lock(devices()).journal().*kTellJournal)(*there);
   } catch (...) {
     if (const auto session = current_session()) count_failure(*session, "noting that memory is shared");
   }
@@ -124,10 +130,11 @@ void mark_all_stale(const py::handle& tensors) {
   for (const py::handle tensor : tensors) mark_stale(tensor);
 }
 
-// Empty if tensors on devices of this type are looked at. Makes the scanner of the first of them, if there is none.
+// Empty if tensors on devices of this type are scanned. Makes the scanner of the one that is current, if there is none.
 std::string unscanned_reason(const std::string& type) {
-  const c10::Device device(type);
-  return Scanner::of({device.type(), 0}) != nullptr ? "" : Scanner::unavailable_reason(device.type());
+  c10::Device device(c10::Device(type).type(), 0);
+  if (c10::impl::hasDeviceGuardImpl(device.type())) device = c10::impl::getDeviceGuardImpl(device.type())->getDevice();
+  return Scanner::of(device) != nullptr ? "" : Scanner::unavailable_reason(device);
 }
 
 // A part of torchnan that is written in Python has failed.
@@ -170,9 +177,9 @@ void bind_watch(py::module_& m) {
       .def("stats", [](const DetectionSession& session) { return to_python(session.stats()); })
       .def("headroom",
            [](const DetectionSession& session) {
-             py::list told;
-             for (const Headroom& headroom : take_headroom(session)) told.append(to_python(headroom));
-             return told;
+             py::list rows;
+             for (const Headroom& headroom : drain_headroom(session)) rows.append(to_python(headroom));
+             return rows;
            })
       .def("mark_step", &DetectionSession::mark_step)
       .def("count_step", &DetectionSession::count_step);
@@ -185,9 +192,12 @@ void bind_session(py::module_& m) {
   m.def("end_session", &end_session, py::arg("session"), py::arg("report_pending"), without_gil);
   m.def("current_session", &current_session);
   m.def("open_scopes", &open_scopes);
-  m.def("has_nonfinite", [] { return nonfinite_registry().in_use(); });
+  m.def("has_nonfinite", [] { return nonfinite_registry().in_use() || (devices().in_use() && has_known_bad()); });
+  m.def("uses_devices", [] { return devices().in_use(); });
+  m.def("is_alarmed", [] { return devices().in_use() && devices().is_alarmed(); });
+  m.def("launch_scans", [] { devices().launch_all(); }, without_gil);
   m.def("report_tensors", &report_harm_of, py::arg("harm"), py::arg("tensors"), py::arg("name_of"), without_gil);
-  m.def("report_backward_roots", &judge_backward, py::arg("roots"), py::arg("gradients"));
+  m.def("report_backward_roots", &check_backward_roots, py::arg("roots"), py::arg("gradients"));
   m.def("report_read", &report_read);
   m.def("mark_all_stale", &mark_all_stale);
   m.def("record_exported", record_exported);

@@ -18,12 +18,21 @@ py::list stack_frames(SiteId site) {
   py::list frames;
   for (const StackTable::Frame& frame : StackTable::instance().frames(site)) {
     const int line = PyCode_Addr2Line(reinterpret_cast<PyCodeObject*>(frame.code.ptr()), frame.instruction);
-    frames.append(py::make_tuple(frame.code, line, frame.module ? frame.module() : py::none()));
+    frames.append(py::make_tuple(frame.code, line, frame.module ? frame.module() : py::none(), frame.instruction));
   }
   return frames;
 }
 
 namespace {
+
+std::vector<Frame> frames_of(const py::handle& lines) {
+  std::vector<Frame> frames;
+  for (const py::handle frame : lines) {
+    const auto [file, line, function] = frame.cast<std::tuple<py::str, int64_t, py::str>>();
+    frames.push_back({from_py_str(file), line, from_py_str(function)});
+  }
+  return frames;
+}
 
 class PythonRuntime final : public HostRuntime {
  public:
@@ -49,10 +58,8 @@ class PythonRuntime final : public HostRuntime {
       const py::tuple answer =
           module_.attr("resolve_site")(stack_frames(site.live), stack_frames(site.forward), site.node, site.grad_mode,
                                        reinterpret_cast<uintptr_t>(&session));
-      for (const py::handle frame : answer[0]) {
-        const auto [file, line, function] = frame.cast<std::tuple<py::str, int64_t, py::str>>();
-        resolved.stack.push_back({from_py_str(file), line, from_py_str(function)});
-      }
+      resolved.stack = frames_of(answer[0]);
+      resolved.backward_stack = frames_of(answer[3]);
       if (!answer[1].is_none()) resolved.module = from_py_str(answer[1]);
       resolved.phase = parse_enum<Phase>(from_py_str(answer[2]));
     });

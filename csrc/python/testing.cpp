@@ -9,6 +9,7 @@
 #include "bounds/rules.h"
 #include "process/work_counters.h"
 #include "python/convert.h"
+#include "python/lock_discipline.h"
 
 namespace py = pybind11;
 using namespace torchnan;
@@ -23,9 +24,11 @@ PYBIND11_MODULE(_testing, m) {
     }
     return samples;
   });
+  m.def("check_lock_discipline", &check_lock_discipline);
+  m.def("gil_waits_under_lock", &gil_waits_under_lock);
   m.def("work_counters", [] {
     const WorkCounters& counters = work_counters();
-    return py::make_tuple(counters.remembered.load(), counters.resolved.load(), counters.censuses.load());
+    return py::make_tuple(counters.remembered.load(), counters.resolved.load(), counters.stats.load());
   });
   m.def("validate_options", [](const py::dict& keywords) { return options_from(keywords).validate(); });
 }

@@ -1,4 +1,4 @@
-"""Bounds for the operators of a program: what torchnan is told of them need not be read."""
+"""Bounds for custom operators: results that a bound proves finite are not read."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def contained(
         part: which part of the work it is.
         record: called with the part and the error. Default: counts it in the ``stats()`` of detection sessions, which
             warn once for each part.
-        let_through: errors that are meant for user code.
+        let_through: errors for user code.
     """
     try:
         yield
@@ -46,7 +46,7 @@ class Failures:
     """Counts what a step guard or a monitor could not do, and logs it once for each part.
 
     Args:
-        let_through: errors that are meant for user code.
+        let_through: errors for user code.
     """
 
     def __init__(self, let_through: ExceptionTypes = ()) -> None:
@@ -59,7 +59,7 @@ class Failures:
         if self.counts[part] == 1:
             with contextlib.suppress(Exception):  # a logging handler of the user's may fail, too
                 why = printable(describe(error))
-                logger.warning("torchnan: %s failed: %s. Training goes on; this is said once.", part, why)
+                logger.warning("torchnan: %s failed: %s. Training goes on; later ones are only counted.", part, why)
 
     def contained(self, part: str) -> contextlib.AbstractContextManager[None]:
         """Ends and counts failures of what is inside."""

@@ -32,6 +32,8 @@ class Input:
         nan: how many elements are NaN (likewise ``posinf``, ``neginf``).
         overwritten: the operation wrote over this argument, so it could not be looked at afterwards.
         constant: where a non-finite constant in it was written, ``"train.py:12"``.
+
+    A number that was passed is one too, with dtype ``"number"`` and no shape.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Harm:
         name: of the parameter, the state entry or the guard.
         file: where it happened, if a line of the program is to be named.
         line: 1-based, 0 if unknown.
+        applied: of ``"gradient"``, whether the optimizer's step went on; ``None`` where that is not known.
         text: the same as a sentence.
     """
 
@@ -79,10 +82,33 @@ class Harm:
     name: str | None
     file: str | None
     line: int
+    applied: bool | None
     text: str
 
     def __str__(self) -> str:
         return self.text
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledRegion:
+    """The compiled region that an origin is inside of.
+
+    Attributes:
+        region: the function that was compiled.
+        file, line: where it begins; after a graph break, where it goes on.
+        kernel: the first of the generated code that wrote the value, ``None`` if that is not known.
+        replay: how the origin was found: ``"traced"`` in the graph that was traced; ``"lowered"`` in the graph that the
+            compiler had made of it; ``"fused"`` in the arithmetic of the generated code alone, which makes a value that
+            is finite when the operations run one by one; ``"none"`` not at all.
+        obstacle: why it was not found.
+    """
+
+    region: str
+    file: str | None
+    line: int
+    kernel: str | None
+    replay: Literal["traced", "lowered", "fused", "none"]
+    obstacle: str | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,22 +121,26 @@ class Finding:
         kind: what was first made at the origin.
         origin: ``"op"`` an operation made it from finite inputs; ``"input"`` it came in with data; ``"parameter"``,
             ``"buffer"`` a module held it; ``"uninit"`` memory that nobody wrote; ``"foreign"`` written outside
-            PyTorch's dispatcher.
+            PyTorch's dispatcher; ``"compiled"`` inside a compiled region that could not be followed.
         phase: where the origin ran.
         op: ``"aten::log"``; for ``"uninit"`` the allocating operation, for other external values the first reader.
         overload: of the operator, often ``""``.
         output: which of the tensors the operation wrote, lists counted through.
         node: autograd node in the backward pass, ``"LogBackward0"``.
         module: dotted path of the module, ``""`` for the root itself, ``None`` outside every module.
-        name: of the parameter or buffer at fault.
+        name: of the parameter or buffer at fault; of the parameter whose gradient an operation of the backward pass
+            computes, if it has no line of its own in the forward pass.
         stack: the user's frame first; in the backward pass that of the forward call which made the node.
+        backward_stack: in the backward pass, where Python ran the operation: in the ``backward`` of an
+            ``autograd.Function``, or in a hook, whose frames are the first of ``stack`` too.
         step: training step, 1-based.
         rank: of the process in its job, if there is one.
         thread: the operating system's number of the thread.
         device, dtype, shape, strides: of the tensor that holds the value.
         nan, posinf, neginf: how many elements of it are so.
         first_index: of the first of them, in logical order.
-        inputs: the tensor arguments of the operation.
+        inputs: the tensors and numbers that the operation was given, the one that ``hint`` is about first.
+        compiled: the compiled region that it was made inside of, ``None`` outside of all.
         lineage: the operations after the origin, up to the harm; ``lineage_omitted`` of them are left out before
             the last.
         harm: what the value did.
@@ -121,7 +151,7 @@ class Finding:
     schema: int
     level: Literal["error", "warning", "note"]
     kind: Literal["nan", "inf"]
-    origin: Literal["op", "input", "parameter", "buffer", "uninit", "foreign"]
+    origin: Literal["op", "input", "parameter", "buffer", "uninit", "foreign", "compiled"]
     phase: Literal["forward", "backward", "optimizer"]
     op: str
     overload: str
@@ -130,6 +160,7 @@ class Finding:
     module: str | None
     name: str | None
     stack: tuple[Frame, ...]
+    backward_stack: tuple[Frame, ...]
     step: int | None
     rank: int | None
     thread: int
@@ -142,6 +173,7 @@ class Finding:
     neginf: int
     first_index: tuple[int, ...]
     inputs: tuple[Input, ...]
+    compiled: CompiledRegion | None
     lineage: tuple[Step, ...]
     lineage_omitted: int
     harm: Harm

@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
+from typing import TypeVar, cast
+
 import torch
 
 from torchnan._load import _C  # noqa: F401 - registers torch.ops.torchnan
+from torchnan.config.text import brief
+from torchnan.nested import map_tensors, tensors_in
+
+_Values = TypeVar("_Values")
 
 
-def guard(x: torch.Tensor, name: str = "") -> torch.Tensor:
+def guard(x: _Values, name: str = "") -> _Values:
     """Marks a place: the value is checked here and now, the gradient when it passes here in the backward pass.
 
     Works with and without a detection: without one, a non-finite value raises. ``TORCHNAN=0`` turns it off.
 
     Args:
-        x: any tensor, of any shape, dtype and device.
-        name: what to call the place in the report.
+        x: any tensor, of any shape, dtype and device; or dicts, lists, tuples and dataclasses with tensors in them,
+            such as a batch or the output of a model.
+        name: what to call the place in the report; the path of the tensor in ``x`` is added to it.
 
     Returns:
-        a view of ``x``; under ``torch.compile`` and functorch transforms a copy.
+        a view of ``x``; under ``torch.compile`` and functorch transforms a copy. What holds several tensors is of the
+        same class as ``x``, with views of them.
 
     Raises:
         NonFiniteError: the value, or later the gradient, is not finite.
+        TypeError: there is no tensor in ``x``.
 
     Example::
 
         logits = torchnan.guard(logits, "logits")
     """
-    out: torch.Tensor = torch.ops.torchnan.guard(x, name)
-    return out
+    if isinstance(x, torch.Tensor):
+        return cast(_Values, torch.ops.torchnan.guard(x, name))
+    if next(tensors_in(x, ""), None) is None:
+        raise TypeError(
+            f"guard({brief(x)}): there is no tensor in it. guard() takes a tensor, or dicts, lists, tuples and "
+            "dataclasses with tensors in them."
+        )
+    return cast(_Values, map_tensors(x, lambda path, tensor: torch.ops.torchnan.guard(tensor, f"{name}{path}")))

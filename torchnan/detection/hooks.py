@@ -18,6 +18,7 @@ from torch.optim.optimizer import (
 from torchnan._load import _C
 from torchnan.detection import introspection, shards
 from torchnan.detection.compiled import backend as compiled_backend
+from torchnan.detection.compiled import torch_internals
 from torchnan.detection.containment import contained
 
 lock = threading.Lock()  # of what threads share here and in detect; quiet when the process forks
@@ -32,13 +33,13 @@ def install() -> None:
         _installed += 1
         if _installed > 1:
             return
-        with contained("letting higher-order operators pass"):
+        with contained("registering higher-order operators"):
             _let_higher_order_ops_pass()
         for method, look, first, count in _callbacks():
             with contained(f"the hook on {getattr(method, '__name__', method)}"):  # one that does not fit is left out
                 _undo.append(_C.hook_method(method, look, first, count))
         with contained("following compiled regions"):
-            _undo.append(replace(compiled_backend.inductor(), "__call__", compiled_backend.recording))
+            _undo.append(replace(torch_internals.inductor(), "__call__", compiled_backend.recording))
         _undo.append(register_optimizer_step_pre_hook(_before_step).remove)
         _undo.append(register_optimizer_step_post_hook(_after_step).remove)
 
@@ -51,7 +52,7 @@ def uninstall() -> None:
         if _installed > 0:
             return
         while _undo:
-            with contained("taking a hook away"):
+            with contained("removing a hook"):
                 _undo.pop()()
 
 
@@ -60,7 +61,7 @@ def _callbacks() -> list[tuple[Any, Callable[..., None], int, int]]:
     tensor, engine = torch._C.TensorBase, type(torch.autograd.Variable._execution_engine)
     return [
         (engine.run_backward, _C.report_backward_roots, 1, 2),
-        # What runs inside a Function makes no node; has it only views in it, no operation tells where it was called.
+        # What runs inside a Function makes no node; where it has only views, no operation records its call site.
         (vars(torch._C._FunctionBase)["apply"], _C.record_call_site, 0, 0),
         # Values read by the program; item() is an operation, these are not.
         (tensor.tolist, _C.report_read, 0, 1),
@@ -72,7 +73,7 @@ def _callbacks() -> list[tuple[Any, Callable[..., None], int, int]]:
         # Whoever takes the address writes there at once, if at all.
         (tensor.data_ptr, _C.mark_stale, 0, 1),
         (tensor.untyped_storage, _C.mark_stale, 0, 1),
-        # A compiled graph tells that it has written into its inputs.
+        # A compiled graph reports that it has written into its inputs.
         (torch._C._increment_version, _C.mark_all_stale, 0, 1),
     ]
 
@@ -83,46 +84,54 @@ def _callbacks() -> list[tuple[Any, Callable[..., None], int, int]]:
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     if torch.compiler.is_compiling():
         return None
-    with contained("judging gradients"):
+    with contained("checking gradients"):
         if _uses_gradients_as_they_are(optimizer):
-            judge_gradients(optimizer)
-            return _with_judging_closure(optimizer, args, kwargs)
+            check_gradients(optimizer)
+            return _with_checking_closure(optimizer, args, kwargs)
     return None
 
 
 def _uses_gradients_as_they_are(optimizer: Optimizer) -> bool:
-    """Others may clean or refuse them first; then only what they write is judged."""
-    # Not the class that has it: PyTorch puts a wrapper into the first of several that is used, which tells whose it is.
+    """Others may clean or refuse them first; then only what they write is checked."""
+    # PyTorch wraps step() of the first class that is used: the wrapper knows its class, the attribute may be inherited.
     module = str(type(optimizer).step.__module__)
     return module.startswith("torch.optim.") and not optimizer._optimizer_step_pre_hooks
 
 
-def _with_judging_closure(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-    """step(closure): the gradients to judge are those that the closure leaves."""
+def _with_checking_closure(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+    """step(closure): the gradients to check are those that the closure leaves."""
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if not callable(closure):
         return None
 
     @functools.wraps(closure)
-    def judging(*inner: Any, **options: Any) -> Any:
+    def checking(*inner: Any, **options: Any) -> Any:
         loss = closure(*inner, **options)
-        with contained("judging gradients"):
-            judge_gradients(optimizer)
+        with contained("checking gradients"):
+            check_gradients(optimizer)
         return loss
 
     if "closure" in kwargs:
-        return args, {**kwargs, "closure": judging}
-    return (args[0], judging, *args[2:]), kwargs
+        return args, {**kwargs, "closure": checking}
+    return (args[0], checking, *args[2:]), kwargs
 
 
-def judge_gradients(optimizer: Optimizer) -> None:
+def check_gradients(optimizer: Optimizer) -> None:
     """Reports non-finite gradients that an optimizer is about to use, unless the loss scaler lets it skip the step."""
-    if not _C.has_nonfinite() or _scaler_skips(optimizer):
+    if not (_C.has_nonfinite() or _C.uses_devices()) or _scaler_skips(optimizer):
         return
     with torch._C.DisableTorchFunction():  # a look at a tensor is no call that the program has made
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        gradients = [shards.local(p.grad) for p in parameters]
-    _C.report_tensors("gradient", gradients, lambda i: introspection.name_of_parameter(parameters[i]))
+        groups = [group["params"] for group in optimizer.param_groups]
+        places = [(g, i) for g, group in enumerate(groups) for i, p in enumerate(group) if p.grad is not None]
+        gradients = [shards.local(groups[g][i].grad) for g, i in places]
+
+    def name(position: int) -> str:
+        group, i = places[position]
+        parameter = groups[group][i]
+        place = f"parameter {i} of group {group}, shape {list(parameter.shape)}"
+        return introspection.name_of_parameter(parameter) or place
+
+    _C.report_tensors("gradient", gradients, name)
 
 
 def _scaler_skips(optimizer: Optimizer) -> bool:
@@ -137,13 +146,15 @@ def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     session = _C.current_session()
     if session is None:
         return
-    with contained("judging the state of an optimizer"):
-        if _C.has_nonfinite():
-            _judge_state(optimizer)
+    with contained("checking the state of an optimizer"):
+        if _C.has_nonfinite() or _C.is_alarmed():
+            _check_state(optimizer)
+        elif _C.uses_devices():
+            _C.launch_scans()  # of what the step has written, so that it is known before a checkpoint keeps it
     session.count_step()
 
 
-def _judge_state(optimizer: Optimizer) -> None:
+def _check_state(optimizer: Optimizer) -> None:
     """Optimizers from elsewhere keep other things there than a dict for each parameter."""
     states = optimizer.state.values() if isinstance(optimizer.state, Mapping) else ()
     values = [item for state in states if isinstance(state, Mapping) for item in state.items()]
@@ -222,7 +233,7 @@ def _watched_by(session: _C.DetectionSession) -> Callable[[Any], Any]:
     def watched(run: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
         @functools.wraps(run)
         def wrapper(self: threading.Thread) -> None:
-            with contained("taking a thread in"):
+            with contained("adding a thread"):
                 _C.enter_session(session)
             try:
                 run(self)

@@ -25,7 +25,7 @@ from torchnan.detection.containment import contained
 
 Line = tuple[str, int, str]  # file, line, function
 Names = dict[int, dict[int, str]]  # of modules, by model; both by id, and only as long as both are alive
-RawFrame = tuple[CodeType, int, "torch.nn.Module | None"]  # innermost first
+RawFrame = tuple[CodeType, int, "torch.nn.Module | None", int]  # code, line, module, instruction; innermost first
 
 # Frames of files under these are how user code gets to an operation, not where it calls one.
 _INTERNAL_PREFIXES = tuple(
@@ -78,8 +78,9 @@ def is_loss_scaling(live: list[RawFrame]) -> bool:
 
 def resolve_site(
     live: list[RawFrame], forward: list[RawFrame], node: str, grad_mode: bool, watch: int
-) -> tuple[list[Line], str | None, str]:
-    """Returns the user's stack, the module path and the phase of an operation.
+) -> tuple[list[Line], str | None, str, list[Line]]:
+    """Returns the user's stack, the module path and the phase of an operation, and the lines of Python's own in the
+    backward pass: of a Function's backward or of a hook.
 
     Args:
         live: the stack when the operation ran.
@@ -89,14 +90,15 @@ def resolve_site(
         watch: id of the detection session.
     """
     if not node:
-        return _lines(live), *_module_and_phase(live, grad_mode, watch, {})
+        return _lines(live), *_module_and_phase(live, grad_mode, watch, {}), []
     inside = _inside_engine(live)
-    if any(code.co_filename == _CHECKPOINT_FILE for code, _, _ in inside):  # the forward pass, run again
-        return _lines(inside), _module_path(_modules(inside) + _modules(forward), watch, {}), "forward"
+    if any(code.co_filename == _CHECKPOINT_FILE for code, *_ in inside):  # the forward pass, run again
+        return _lines(inside), _module_path(_modules(inside) + _modules(forward), watch, {}), "forward", []
     if inside and inside[-1][0].co_filename != _FUNCTION_FILE:  # a hook; Function.backward has its file last
-        return _lines(inside), _module_path(_modules(forward), watch, {}), "backward"
+        hook = _lines(inside)
+        return [*hook, *_users(forward)], _module_path(_modules(forward), watch, {}), "backward", hook
     origin = _before_function_apply(forward) if inside else forward
-    return _lines(origin or live), _module_path(_modules(origin), watch, {}), "backward"
+    return _lines(origin or live), _module_path(_modules(origin), watch, {}), "backward", _users(inside)
 
 
 def resolve_sites(sites: list[tuple[list[RawFrame], bool]], watch: int) -> list[tuple[str | None, str]]:
@@ -135,7 +137,7 @@ def owner_of_storage(
 
 def raised_at(error: BaseException) -> Line | None:
     """Returns the user's line that raised an error."""
-    frames: list[RawFrame] = [(frame.f_code, line, None) for frame, line in traceback.walk_tb(error.__traceback__)]
+    frames: list[RawFrame] = [(frame.f_code, line, None, -1) for frame, line in traceback.walk_tb(error.__traceback__)]
     return next(iter(_lines(frames[::-1])), None)
 
 
@@ -225,12 +227,12 @@ def _gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _modules(frames: Iterable[RawFrame]) -> list[torch.nn.Module]:
-    return [module for _, _, module in frames if module is not None]
+    return [module for _, _, module, _ in frames if module is not None]
 
 
 def _inside_engine(frames: list[RawFrame]) -> list[RawFrame]:
     """Returns the frames that the autograd engine has called: hooks, Function.backward, recomputation."""
-    for i, (code, _, _) in enumerate(frames):
+    for i, (code, *_) in enumerate(frames):
         if code is _ENGINE:
             return frames[:i]
     return frames  # on a thread of the engine's own
@@ -238,7 +240,7 @@ def _inside_engine(frames: list[RawFrame]) -> list[RawFrame]:
 
 def _before_function_apply(frames: list[RawFrame]) -> list[RawFrame]:
     """Returns the stack of the call to Function.apply, without the frames of its forward."""
-    for i, (code, _, _) in enumerate(frames):
+    for i, (code, *_) in enumerate(frames):
         if code.co_filename == _FUNCTION_FILE and code.co_name == "apply":
             return frames[i + 1 :]
     return frames
@@ -248,7 +250,7 @@ def _is_optimizer_step(frames: list[RawFrame], grad_mode: bool) -> bool:
     """Whether the innermost activity is an optimizer's arithmetic, not a closure's forward pass."""
     if grad_mode:
         return False
-    for code, _, module in frames:
+    for code, _, module, _ in frames:
         if module is not None:
             return False
         if code.co_filename == _OPTIMIZER_FILE and code.co_name == "wrapper":
@@ -263,7 +265,8 @@ def _package_of(file: str) -> str | None:
     return None
 
 
-def _is_internal(file: str) -> bool:
+def is_internal(file: str) -> bool:
+    """Whether a file is part of how user code gets to an operation."""
     if file.startswith(("<frozen ", "<eval_with_key>")):  # the import system; code that torch.fx has written
         return True
     package = _package_of(file)
@@ -274,9 +277,50 @@ def _is_internal(file: str) -> bool:
 
 def _lines(frames: list[RawFrame]) -> list[Line]:
     """Returns the user's lines, innermost first; all lines if none is the user's."""
-    everything = [(code.co_filename, line or 0, getattr(code, "co_qualname", code.co_name)) for code, line, _ in frames]
-    users = [line for line in everything if not _is_internal(line[0])]
-    return users or everything
+    return _users(frames) or _all_lines(frames)
+
+
+def _users(frames: list[RawFrame]) -> list[Line]:
+    everything = _all_lines(frames)
+    users = [i for i, line in enumerate(everything) if not is_internal(line[0])]
+    if users:
+        _note_columns(everything[users[0]], frames[users[0]])
+    return [everything[i] for i in users]
+
+
+def _all_lines(frames: list[RawFrame]) -> list[Line]:
+    return [(code.co_filename, line or 0, getattr(code, "co_qualname", code.co_name)) for code, line, *_ in frames]
+
+
+_columns: dict[Line, tuple[int, int] | None] = {}  # of the lines resolved last
+_MAX_COLUMNS = 1000
+
+
+def _note_columns(line: Line, frame: RawFrame) -> None:
+    """Notes where in its line an operation was called.
+
+    Of several operations in a line the origin is the innermost: the others have its result among their arguments.
+    """
+    code, number, _, instruction = frame
+    if instruction < 0 or sys.version_info < (3, 11):
+        return
+    first, last, start, end = next(itertools.islice(code.co_positions(), instruction // 2, None), (None,) * 4)
+    if start is None or end is None or (first, last) != (number, number):
+        return
+    if len(_columns) >= _MAX_COLUMNS:
+        _columns.clear()
+    known = _columns.setdefault(line, (start, end))
+    if known is not None:
+        is_inside, is_around = known[0] <= start and end <= known[1], start <= known[0] and known[1] <= end
+        _columns[line] = (start, end) if is_inside else known if is_around else None  # side by side: not known
+
+
+def columns_of(line: Line) -> tuple[int, int] | None:
+    """Returns where in a user's source line the operation was called, in bytes; ``None`` if that is not known.
+
+    Known in the process that made the finding alone, and with Python 3.11 or newer.
+    """
+    return _columns.get(line)
 
 
 def clean(path: str) -> str:

@@ -3,25 +3,46 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
+import functools
 import os
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 
 from torchnan._load import _C
 from torchnan.config import environment
 from torchnan.config.detection_options import DetectionOptions
-from torchnan.config.options import OptionError
+from torchnan.config.options import OptionError, suggest
 from torchnan.config.text import brief, printable
 from torchnan.detection import hooks, registry
 from torchnan.detection.errors import DetectorWarning
 from torchnan.detection.finding import Finding
 from torchnan.detection.headroom import Headroom
+
+_Init = TypeVar("_Init", bound=Callable[..., None])
+
+
+def _guesses_misspelt_options(init: _Init) -> _Init:
+    """Has a keyword that is none refused with the one that is most like it. Its signature stays what it is."""
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **given: Any) -> None:
+        for name in given:
+            if name == "model":
+                continue
+            try:
+                DetectionOptions.option(name)
+            except OptionError as error:
+                raise TypeError(str(error)) from None  # as for any keyword that a function does not have
+        init(self, *args, **given)
+
+    return cast(_Init, checked)
 
 
 class detect(contextlib.ContextDecorator):
@@ -35,7 +56,8 @@ class detect(contextlib.ContextDecorator):
 
     Args:
         action: what a finding of level ``"error"`` does: ``"raise"`` a :class:`torchnan.NonFiniteError`, ``"warn"``
-            once per origin, ``"log"`` only keeps it, or a callable that is given the :class:`Finding`.
+            once per origin, ``"log"`` only keeps it, ``"breakpoint"`` opens the debugger in the user's frame (with
+            ``when="origin"`` where the value was made), or a callable that is given the :class:`Finding`.
         check_nan: report NaN.
         check_inf: report infinities.
         when: ``"harm"`` reports a value where it does harm, so that what user code repairs or never uses stays silent;
@@ -65,6 +87,7 @@ class detect(contextlib.ContextDecorator):
             optimizer.step()
     """
 
+    @_guesses_misspelt_options
     def __init__(
         self,
         *,
@@ -87,11 +110,24 @@ class detect(contextlib.ContextDecorator):
         options = DetectionOptions.from_dict({name: given[name] for name in DetectionOptions.options()})
         if model is not None and not isinstance(model, torch.nn.Module):
             raise OptionError(f"model={brief(model)} cannot be used: model takes a torch.nn.Module or None.")
+        _require_operators(options.skip_ops)
         self.model = model
         self._given = given
-        self._session = _C.DetectionSession(options.as_keywords())
+        keywords = options.as_keywords()
+        if options.action == "breakpoint":
+            keywords["action"] = _stop_in_debugger
+        self._session = _C.DetectionSession(keywords)
         self._entries: Counter[int] = Counter()  # by thread
         registry.sessions[self._session.id] = self
+
+    def __repr__(self) -> str:
+        findings, stats = self.findings, self.stats()
+        errors = sum(finding.level == "error" for finding in findings)
+        state = "open" if self._entries.total() > 0 else "closed"
+        return (
+            f"<torchnan.detect(action={brief(self._given['action'])}), {state}: {len(findings)} findings, {errors} of "
+            f"them errors; {stats['ops']:,} operations, {stats['checked']:,} results checked>"
+        )
 
     # -- as a scope
 
@@ -103,6 +139,10 @@ class detect(contextlib.ContextDecorator):
         with hooks.lock:
             self._entries[threading.get_ident()] += 1
         hooks.install()
+        if os.isatty(2) or os.environ.get("FORCE_COLOR"):
+            from torchnan.detection import terminal  # not imported where nobody looks
+
+            terminal.install_excepthook()
         return self
 
     def __exit__(
@@ -197,8 +237,30 @@ class detect(contextlib.ContextDecorator):
         self._session.mark_step(k)
 
 
+def _require_operators(patterns: Sequence[str]) -> None:
+    """Raises OptionError for a pattern that matches no operator; those of an unknown namespace may come later."""
+    if not patterns:
+        return
+    names = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names()}
+    bare = {name.rpartition("::")[2] for name in names}
+    for pattern in patterns:
+        namespace, is_qualified, _ = pattern.partition("::")
+        known = names if is_qualified else bare
+        if is_qualified and not any(name.startswith(f"{namespace}::") for name in names):
+            continue
+        if not any(fnmatch.fnmatchcase(name, pattern.replace("[^", "[!")) for name in known):
+            raise OptionError(
+                f"skip_ops={brief(tuple(patterns))} cannot be used: no operator is called "
+                f"'{printable(pattern, 100)}'.{suggest(pattern, known)}"
+            )
+
+
 def _require_cuda_if_asked_to() -> None:
-    why = _C.unscanned_reason("cuda") if environment.requires_cuda(os.environ) else ""
+    if not environment.requires_cuda(os.environ):
+        return
+    if torch.cuda.is_available():
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # the scanner is made for the device that is current
+    why = _C.unscanned_reason("cuda")
     if why:
         raise RuntimeError(
             f"torchnan cannot look at tensors on GPUs, and {environment.REQUIRE_CUDA}=1: {printable(why, 1000)}."
@@ -227,7 +289,19 @@ def _after_fork_in_child() -> None:
 
 os.register_at_fork(before=hooks.lock.acquire, after_in_parent=hooks.lock.release, after_in_child=_after_fork_in_child)
 
+
+def _stop_in_debugger(finding: Finding) -> None:
+    from torchnan.detection import debugger
+
+    debugger.stop(finding)
+
+
 _program_wide: detect | None = None
+
+
+def is_program_wide() -> bool:
+    """Whether a detection of the whole program is on."""
+    return _program_wide is not None
 
 
 def set_detect(mode: bool, **options: Any) -> detect | None:

@@ -19,6 +19,7 @@
 #include <string_view>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 #include <c10/util/ArrayRef.h>
 #include <c10/util/SmallVector.h>
 
@@ -34,12 +35,16 @@ struct Bound {
   double max_abs = std::numeric_limits<double>::infinity();  // no |x| is larger; infinity: unknown
   bool nonnegative = false;                                  // no x is negative
   bool masked = false;  // x may also be an intentional -inf, as in a mask; all other x are within max_abs
+  // Of a result: no |x| that the kernel computes on the way to it is larger than this or max_abs. A sum of products is
+  // finite only if the products are.
+  double max_intermediate = 0;
 
   bool known() const { return max_abs < std::numeric_limits<double>::infinity(); }
 
   // Returns a bound that holds for values from either.
   Bound joined(const Bound& other) const {
-    return {std::max(max_abs, other.max_abs), nonnegative && other.nonnegative, masked || other.masked};
+    return {std::max(max_abs, other.max_abs), nonnegative && other.nonnegative, masked || other.masked,
+            std::max(max_intermediate, other.max_intermediate)};
   }
 };
 
@@ -49,18 +54,23 @@ class TORCHNAN_API RuleArguments {
  public:
   static constexpr double kUnknown = std::numeric_limits<double>::infinity();
 
-  RuleArguments(c10::ArrayRef<Operand> operands, const BoundSource& source, size_t element = 0)
-      : operands_(operands), source_(source), element_(element) {}
+  RuleArguments(c10::ArrayRef<Operand> operands, const BoundSource& source, size_t element = 0);
+
+  // The dtype that the operation computes in: numbers, and tensors of other dtypes, are rounded to it.
+  c10::ScalarType dtype() const { return dtype_; }
 
   size_t size() const { return operands_.size(); }
   const Operand* operand(size_t i) const;  // internal representation; null beyond the last argument
   bool has_value(size_t i) const;          // whether the argument exists and is not None
 
-  // Return the bound of a tensor or a number. max_abs() is kUnknown for a tensor that may hold -inf, and 0 for an
-  // argument without a value.
+  // Return the bound of a tensor or a number. max_abs() is kUnknown for a tensor that may hold -inf, for a number that
+  // is NaN or beyond dtype(), and 0 for an argument without a value.
   Bound bound(size_t i) const;
   double max_abs(size_t i) const;
   bool nonnegative(size_t i) const;
+
+  // Returns max_abs(), or the default for an argument without a value.
+  double magnitude(size_t i, double default_value) const;
 
   // Returns a bound for all tensors of a list: the largest max_abs; nonnegative if all are, masked if any is. Not for
   // the lists of _foreach_ operators.
@@ -70,6 +80,7 @@ class TORCHNAN_API RuleArguments {
   double min_value(size_t i) const;
   double min_abs(size_t i) const;
 
+  // Returns the number as it was passed, to compare it; to compute with it, use magnitude().
   double number(size_t i, double default_value) const;
   int64_t integer(size_t i, int64_t default_value) const;
   bool flag(size_t i) const;
@@ -98,6 +109,7 @@ class TORCHNAN_API RuleArguments {
   c10::ArrayRef<Operand> operands_;
   const BoundSource& source_;
   size_t element_;
+  c10::ScalarType dtype_;
 };
 
 // Sets the bounds of the results, in the order in which the operator returns them, followed by the mutated arguments

@@ -25,6 +25,7 @@ enum class Origin {
   kBuffer,     // a buffer of a module held it
   kUninit,     // memory that an empty() allocated and nothing wrote
   kForeign,    // written outside the dispatcher: NumPy view, Triton kernel, C extension
+  kCompiled,   // inside a compiled region that could not be followed
 };
 
 enum class Phase { kForward, kBackward, kOptimizer };
@@ -36,7 +37,8 @@ struct Frame {
   std::string function;
 };
 
-// Counts of the elements of a tensor, and the range of its finite ones (absent if there are none).
+// Counts of the elements of a tensor, and the range of its finite ones (absent if there are none). Of a number the same
+// as of a tensor that holds it.
 struct Tally {
   int64_t nan = 0;
   int64_t posinf = 0;
@@ -44,14 +46,18 @@ struct Tally {
   std::optional<double> min;
   std::optional<double> max;
   std::optional<double> absmax;
+  int64_t zeros = 0;              // for the hint alone: not in the log
+  std::optional<double> min_abs;  // of those that are not zero; likewise
 
   int64_t nonfinite() const { return nan + posinf + neginf; }
 };
 
-// One tensor argument of the operation, by its name in the schema ("self", "tensors[3]").
+// One tensor argument of the operation, by its name in the schema ("self", "tensors[3]"), or one number.
 struct InputSummary {
+  static constexpr const char* kNumber = "number";
+
   std::string name;
-  std::string dtype;
+  std::string dtype;  // kNumber for a number, which has no shape
   std::vector<int64_t> shape;
   Tally tally;
   bool overwritten = false;  // the operation wrote over it, so there is no tally
@@ -63,6 +69,24 @@ struct LineageStep {
   std::string op;
   std::string file;
   int64_t line = 0;
+};
+
+// How the inside of a compiled region was followed.
+enum class Replay {
+  kTraced,   // the graph that was traced made the value, operation by operation
+  kLowered,  // the graph that the compiler had made of it did
+  kFused,    // only the arithmetic of the generated code does
+  kNone,     // it was not followed
+};
+
+// The compiled region that the origin is inside of.
+struct CompiledRegion {
+  std::string region;  // the function that was compiled
+  std::string file;
+  int64_t line = 0;
+  std::string kernel;  // the first of the generated code that wrote the value; empty if that is not known
+  Replay replay = Replay::kNone;
+  std::string obstacle;  // why it was not followed
 };
 
 // How the value did harm.
@@ -79,11 +103,15 @@ enum class HarmKind {
   kUnused,          // never used
 };
 
+// The name of a harmed parameter that has none begins so, and says its place or shape.
+inline constexpr std::string_view kNamelessParameter = "parameter ";
+
 struct Harm {
   HarmKind kind = HarmKind::kNone;
   std::string name;  // of the parameter, state entry or guard, if there is one
   std::string file;
   int64_t line = 0;
+  std::optional<bool> applied;  // kGradient: whether the optimizer's step went on; absent if that is not known
 };
 
 struct Finding {
@@ -101,6 +129,9 @@ struct Finding {
   std::optional<std::string> module;  // dotted path, "" is the root, absent outside every module
   std::string name;                   // of the parameter or buffer
   std::vector<Frame> stack;           // user code first; in the backward pass the stack of the forward call
+  // In the backward pass: where Python ran the operation, in a Function's backward or in a hook. A hook's are the first
+  // of `stack` too.
+  std::vector<Frame> backward_stack;
 
   std::optional<int64_t> step;
   std::optional<int64_t> rank;
@@ -115,6 +146,7 @@ struct Finding {
   std::vector<int64_t> first_index;  // of the first non-finite element, in logical order
 
   std::vector<InputSummary> inputs;
+  std::optional<CompiledRegion> compiled;
   std::vector<LineageStep> lineage;
   int64_t lineage_omitted = 0;  // steps left out before the last one
   Harm harm;
@@ -127,6 +159,7 @@ TORCHNAN_API const char* name_of(Kind kind);
 TORCHNAN_API const char* name_of(Origin origin);
 TORCHNAN_API const char* name_of(Phase phase);
 TORCHNAN_API const char* name_of(HarmKind kind);
+TORCHNAN_API const char* name_of(Replay replay);
 
 // Returns a clause such as "backward() was called on it (train.py:88)".
 TORCHNAN_API std::string describe(const Harm& harm);

@@ -29,12 +29,13 @@ Options keeping_headroom() {
 
 const OpPlan& plan_of_mm() { return plan_of(c10::Dispatcher::singleton().findSchemaOrThrow("aten::mm", "")); }
 
-HeadroomTable::Maker maker_at(SiteId site, c10::ScalarType dtype = at::kHalf, bool grad_mode = true) {
+HeadroomTable::Producer producer_at(SiteId site, c10::ScalarType dtype = at::kHalf, bool grad_mode = true) {
   return {&plan_of_mm(), site, dtype, grad_mode};
 }
 
 std::vector<Entry> sorted(std::vector<Entry> entries) {
-  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.maker.site < b.maker.site; });
+  std::sort(entries.begin(), entries.end(),
+            [](const Entry& a, const Entry& b) { return a.producer.site < b.producer.site; });
   return entries;
 }
 
@@ -88,7 +89,7 @@ TEST_F(HeadroomOfSites, CostNoStackWhereANodeIsMade) {
   EXPECT_EQ(captures(keeping_headroom(), forward), 2);
 }
 
-// Fails when: note_headroom() does without current_stack_id().
+// Fails when: record_headroom() does without current_stack_id().
 TEST_F(HeadroomOfSites, CostOneStackAnOperationWhereNoneIs) {
   const at::NoGradGuard no_grad;
   const at::Tensor x = at::rand({100, 100});
@@ -97,7 +98,7 @@ TEST_F(HeadroomOfSites, CostOneStackAnOperationWhereNoneIs) {
   EXPECT_EQ(captures(keeping_headroom(), forward), 2);
 }
 
-// Fails when: note_headroom() does not ask for the graph task, and when it does not ask knows().
+// Fails when: record_headroom() does not ask for the graph task, and when it does not ask covers().
 TEST_F(HeadroomOfSites, CostNothingInTheBackwardPassNorForOtherDtypes) {
   const at::Tensor x = at::rand({100, 100}).requires_grad_();
   const at::Tensor one = at::ones({});
@@ -107,8 +108,8 @@ TEST_F(HeadroomOfSites, CostNothingInTheBackwardPassNorForOtherDtypes) {
   EXPECT_EQ(captures(keeping_headroom(), [&] { wide.mul(2).to(at::kLong).add(1); }), 0);
 }
 
-// Fails when: note_headroom() forgets the site of the arrival, or take_headroom() the module.
-TEST_F(HeadroomOfSites, IsToldByModule) {
+// Fails when: record_headroom() forgets the site of the arrival, or drain_headroom() the module.
+TEST_F(HeadroomOfSites, IsReportedByModule) {
   const at::Tensor x = at::full({2, 2}, 3.0).requires_grad_();
   Detector detector(keeping_headroom());
   x.mul(-4);
@@ -122,57 +123,57 @@ TEST_F(HeadroomOfSites, IsToldByModule) {
 // -- the table
 
 // Fails when: raise() stores what is smaller, and when take() does not exchange.
-TEST(HeadroomTable, KeepsTheLargestUntilItIsTaken) {
+TEST(HeadroomTable, KeepsTheLargestUntilItIsDrained) {
   HeadroomTable table;
-  for (const double max_abs : {3.0, 7.0, 5.0}) table.note(maker_at(1), max_abs, true);
-  table.note(maker_at(1), 90, false);
-  table.note(maker_at(2), 0, true);
-  const auto taken = sorted(table.take());
+  for (const double max_abs : {3.0, 7.0, 5.0}) table.record(producer_at(1), max_abs, true);
+  table.record(producer_at(1), 90, false);
+  table.record(producer_at(2), 0, true);
+  const auto taken = sorted(table.drain());
   ASSERT_EQ(taken.size(), 2u);
-  EXPECT_EQ(taken[0].maker.op, &plan_of_mm());
+  EXPECT_EQ(taken[0].producer.op, &plan_of_mm());
   EXPECT_EQ(taken[0].measured, 7);
   EXPECT_EQ(taken[0].proved, 90);
   EXPECT_EQ(taken[1].measured, 0);
   EXPECT_EQ(taken[1].proved, HeadroomTable::kNone);
-  EXPECT_TRUE(table.take().empty());
-  table.note(maker_at(2), 1, true);
-  EXPECT_EQ(table.take().size(), 1u);
+  EXPECT_TRUE(table.drain().empty());
+  table.record(producer_at(2), 1, true);
+  EXPECT_EQ(table.drain().size(), 1u);
 }
 
 // Fails when: a part of the key is left out, or read back from other bits.
-TEST(HeadroomTable, TellsMakersApart) {
+TEST(HeadroomTable, SeparatesProducers) {
   HeadroomTable table;
   const OpPlan& add = plan_of(c10::Dispatcher::singleton().findSchemaOrThrow("aten::add", "Tensor"));
-  std::vector<HeadroomTable::Maker> makers;
+  std::vector<HeadroomTable::Producer> producers;
   for (const OpPlan* op : {&plan_of_mm(), &add}) {
     for (const SiteId site : {0u, 1u, ~0u}) {
       for (const auto dtype : {at::kHalf, at::kBFloat16, at::kFloat}) {
-        for (const bool grad_mode : {false, true}) makers.push_back({op, site, dtype, grad_mode});
+        for (const bool grad_mode : {false, true}) producers.push_back({op, site, dtype, grad_mode});
       }
     }
   }
-  for (size_t i = 0; i < makers.size(); ++i) table.note(makers[i], static_cast<double>(i), true);
-  const auto taken = table.take();
-  ASSERT_EQ(taken.size(), makers.size());
+  for (size_t i = 0; i < producers.size(); ++i) table.record(producers[i], static_cast<double>(i), true);
+  const auto taken = table.drain();
+  ASSERT_EQ(taken.size(), producers.size());
   for (const Entry& entry : taken) {
-    const HeadroomTable::Maker& expected = makers[static_cast<size_t>(entry.measured)];
-    EXPECT_EQ(entry.maker.op, expected.op);
-    EXPECT_EQ(entry.maker.site, expected.site);
-    EXPECT_EQ(entry.maker.dtype, expected.dtype);
-    EXPECT_EQ(entry.maker.grad_mode, expected.grad_mode);
+    const HeadroomTable::Producer& expected = producers[static_cast<size_t>(entry.measured)];
+    EXPECT_EQ(entry.producer.op, expected.op);
+    EXPECT_EQ(entry.producer.site, expected.site);
+    EXPECT_EQ(entry.producer.dtype, expected.dtype);
+    EXPECT_EQ(entry.producer.grad_mode, expected.grad_mode);
   }
 }
 
-// Fails when: note() does not count, and when a search that finds no room takes the last place.
-TEST(HeadroomTable, CountsWhatFindsNoRoom) {
+// Fails when: record() does not count, and when a search that finds no free slot takes the last one.
+TEST(HeadroomTable, CountsResultsWithoutASlot) {
   HeadroomTable table;
   constexpr SiteId kSites = 2 * HeadroomTable::kCapacity;
-  for (SiteId site = 0; site < kSites; ++site) table.note(maker_at(site), site, true);
-  const auto taken = table.take();
+  for (SiteId site = 0; site < kSites; ++site) table.record(producer_at(site), site, true);
+  const auto taken = table.drain();
   EXPECT_LE(taken.size(), HeadroomTable::kCapacity);
   EXPECT_GT(taken.size(), HeadroomTable::kCapacity * 9 / 10);
-  EXPECT_EQ(static_cast<int64_t>(taken.size()) + table.missed(), kSites);
-  for (const Entry& entry : taken) EXPECT_EQ(entry.measured, entry.maker.site);
+  EXPECT_EQ(static_cast<int64_t>(taken.size()) + table.dropped(), kSites);
+  for (const Entry& entry : taken) EXPECT_EQ(entry.measured, entry.producer.site);
 }
 
 // In every round each thread notes another magnitude at the same places, and the largest is there in the end.
@@ -184,14 +185,14 @@ TEST(HeadroomTable, LosesNothingToThreads) {
   constexpr SiteId kSites = 64;
   int lost = 0;
   const auto end_round = [&]() noexcept {
-    for (const Entry& entry : table.take()) lost += entry.measured != kThreads - 1;
+    for (const Entry& entry : table.drain()) lost += entry.measured != kThreads - 1;
   };
   std::barrier round(kThreads, end_round);
   std::vector<std::thread> threads;
   for (int thread = 0; thread < kThreads; ++thread) {
     threads.emplace_back([&, thread] {
       for (int i = 0; i < kRounds; ++i) {
-        for (SiteId site = 0; site < kSites; ++site) table.note(maker_at(site), thread, true);
+        for (SiteId site = 0; site < kSites; ++site) table.record(producer_at(site), thread, true);
         round.arrive_and_wait();
       }
     });
@@ -209,7 +210,7 @@ TEST(HeadroomTable, LosesNothingToWhoeverAsks) {
   std::atomic<int> told{0};
   std::thread writer([&] {
     for (int round = 1; round <= kRounds; ++round) {
-      table.note(maker_at(1), round, true);
+      table.record(producer_at(1), round, true);
       noted = round;
       while (told != round) std::this_thread::yield();
     }
@@ -219,7 +220,7 @@ TEST(HeadroomTable, LosesNothingToWhoeverAsks) {
     double largest = 0;
     for (bool is_last = false; !is_last;) {
       is_last = noted == round;
-      for (const Entry& entry : table.take()) largest = std::max(largest, entry.measured);
+      for (const Entry& entry : table.drain()) largest = std::max(largest, entry.measured);
     }
     lost += largest != round;
     told = round;
@@ -253,7 +254,7 @@ TEST(Headroom, IsExactWhereResultsWereRead) {
   EXPECT_TRUE(detector.headroom().empty());
 }
 
-// Fails when: take_headroom() does not ask for the option.
+// Fails when: drain_headroom() does not ask for the option.
 TEST(Headroom, HasToBeAskedForFromTheStart) {
   Detector detector;
   EXPECT_THROW(detector.headroom(), std::logic_error);

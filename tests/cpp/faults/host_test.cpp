@@ -128,7 +128,7 @@ TEST(FailingHost, ThatCannotAnswerLeavesAReportWithoutPlaces) {
     EXPECT_TRUE(detector.findings()[0].stack.empty());
     EXPECT_EQ(detector.findings().back().level, Level::kWarning);  // nobody knows whether it is held
     EXPECT_GT(detector.stats().internal_errors, kFindings);
-    EXPECT_EQ(warnings.said.size(), 3u);  // where, whether of a scaler, what is held
+    EXPECT_EQ(warnings.said.size(), 4u);  // where, whether of a scaler, whose the gradient is, what is held
   }
 }
 

@@ -86,7 +86,8 @@ TEST(TypedCall, ExplainsAsTheBoxedOneDoes) {
   EXPECT_EQ(finding.op, "aten::div");
   EXPECT_EQ(finding.nan, 2500);
   ASSERT_EQ(finding.inputs.size(), 2u);
-  EXPECT_EQ(finding.inputs[1].name, "other");
+  EXPECT_EQ(finding.inputs[0].name, "other");  // the hint is about it
+  EXPECT_EQ(finding.inputs[1].name, "self");
 }
 
 }  // namespace

@@ -9,12 +9,8 @@ from typing import Any
 
 import torch
 
+from torchnan._load import _C
 from torchnan.detection.containment import contained
-
-
-def inductor() -> Any:
-    """Returns the class whose call compiles a graph with Inductor (``torch/__init__.py``)."""
-    return torch._TorchCompileInductorWrapper
 
 
 def recording(compile_graph: Callable[..., Any]) -> Callable[..., Any]:
@@ -23,29 +19,26 @@ def recording(compile_graph: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(compile_graph)
     def compile_and_keep(self: Any, model_: Any, inputs_: Any, *args: Any, **options: Any) -> Any:
         kept = None
-        with contained("keeping the graph of a compiled region"):
-            from torchnan.detection.compiled import graph, replay
+        with contained("storing the graph of a compiled region"):
+            from torchnan.detection.compiled import graph, torch_internals
 
-            if isinstance(model_, torch.fx.GraphModule) and not replay.is_running():
-                kept = graph.copy_graph(model_), graph.tensors_of(model_)
+            if isinstance(model_, torch.fx.GraphModule) and not _C.is_replaying():
+                place = torch_internals.place_of_traced_function()
+                kept = graph.copy_graph(model_), graph.tensors_of(model_), place
         compiled = compile_graph(self, model_, inputs_, *args, **options)
         if kept is None or not isinstance(compiled, types.FunctionType):  # AOTInductor returns a file
             return compiled
-        with contained("keeping the graph of a compiled region"):
-            return _checked(kept, compiled)
+        with contained("storing the graph of a compiled region"):
+            return _checked(*kept, compiled)
         return compiled
 
     return compile_and_keep
 
 
-def _checked(kept: tuple[Any, dict[str, torch.Tensor]], compiled: types.FunctionType) -> Any:
+def _checked(graph: Any, tensors: dict[str, torch.Tensor], place: Any, compiled: types.FunctionType) -> Any:
     from torchnan.detection.compiled.region import Region
 
-    region = Region(*kept, compiled)
-
-    def call(*args: Any) -> Any:  # Dynamo wants a function
-        return region(*args)
-
+    call = Region(graph, tensors, compiled, place).checked()  # a function, as Dynamo wants
     public = {name: value for name, value in vars(compiled).items() if not name.startswith("_")}
     call.__dict__.update(public)
     return call

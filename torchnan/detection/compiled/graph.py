@@ -72,6 +72,11 @@ def run(module: fx.GraphModule, *inputs: Any) -> Any:
     return interpreter.run(*inputs)
 
 
+def as_list(results: Any) -> list[Any]:
+    """Returns what a graph returned as a list: it may be one value, or several in a list or tuple."""
+    return list(results) if isinstance(results, list | tuple) else [results]
+
+
 def framed(module: fx.GraphModule, callers: list[Entry], modules: Modules) -> fx.GraphModule:
     """Changes a graph so that each of its operations runs on the stack of the user's program, whoever runs the graph.
 

@@ -2,183 +2,201 @@
 
 from __future__ import annotations
 
-import gc
-import types
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
-from torch._inductor.output_code import CompiledFxGraph
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torchnan._load import _C
-from torchnan.detection import shards
-from torchnan.detection.compiled import replay
-from torchnan.detection.compiled.graph import has_collectives
-from torchnan.detection.compiled.stack import modules_of
+from torchnan.detection import introspection, shards
+from torchnan.detection.compiled import replay, torch_internals
+from torchnan.detection.compiled.graph import as_list, has_collectives
+from torchnan.detection.compiled.stack import Line, modules_of
 from torchnan.detection.containment import contained
 
 MAX_COPIED = 64 << 20  # bytes of arguments that a region overwrites, copied before each call
-MAX_REPLAYS = 3  # of one region for outputs of the same kinds; later ones have the provenance that was found first
+MAX_REPLAYS = 3  # of one region for results of the same kinds; later ones have the provenance that was found first
 _RECORD = "torchnan"  # of a call, in the metadata of the autograd node that it made
+
+Bad = list[tuple[int, int]]  # index of a non-finite value among those that were checked, and the bits of its kinds
 
 
 class Region:
     """What Inductor made of one graph of Dynamo's.
 
     Args:
-        graph: a copy of the graph, see :func:`graph.copy_graph`.
+        graph: a copy of the graph, see :func:`graph.copy_graph`; ``None`` if it is not known.
         tensors: the graph's own parameters and buffers by name.
         compiled: runs the region.
+        place: the function that was compiled.
+        obstacle: why no call can be replayed; empty if they can.
     """
 
-    def __init__(self, graph: fx.GraphModule, tensors: dict[str, torch.Tensor], compiled: Any) -> None:
+    def __init__(
+        self,
+        graph: fx.GraphModule | None,
+        tensors: dict[str, torch.Tensor],
+        compiled: Callable[..., Any],
+        place: Line,
+        obstacle: str = "",
+    ) -> None:
         self.graph = graph
-        self.tensors = tensors
+        self.own = list(tensors)
         self.compiled = compiled
-        self.modules = modules_of(graph.graph)
-        self.has_collectives = has_collectives(graph)
-        self.is_random: bool | None = None  # not known before the first call
-        self.mutated = sorted({i for made in _reachable(compiled, CompiledFxGraph) for i in _mutated_by_forward(made)})
-        self._known: dict[tuple[bool, int, tuple[bool, ...]], tuple[int, Any]] = {}
+        self.place = place
+        self.modules = {} if graph is None else modules_of(graph.graph)
+        if graph is not None and has_collectives(graph):
+            obstacle = "operations in it wait for other ranks"
+        mutated = sorted({i for one in torch_internals.compiled_graphs(compiled) for i in _mutated_by_forward(one)})
+        self.border = _C.RegionBorder(
+            mutated, tuple(tensors.values()), MAX_COPIED, obstacle, _plain, shards.is_sharded, _follower(self)
+        )
+        self._known: dict[tuple[bool, int, int], tuple[int, Any]] = {}
 
-    def __call__(self, *args: Any) -> Any:
-        if replay.is_running() or _C.current_session() is None:
-            return self.compiled(*args)
-        call = None
-        with contained("preparing the call of a compiled region"):
-            call = Call(self, args)
-        results = self.compiled(*args)
-        if call is not None:
-            call.check_results(results)
-        return results
+    def checked(self) -> Callable[..., Any]:
+        """Returns the function that runs the region and checks its results."""
+        run, compiled, explain = self.border.run, self.compiled, self._explain_results
 
-    def provenances(self, call: Call, values: Sequence[Any], bad: list[int], tangents: Any) -> dict[int, Any]:
-        """Finds the provenance of non-finite results, by a replay or from an earlier one; by index in ``values``."""
-        is_backward = tangents is not None
-        keys = {i: (is_backward, i, _kinds(values[i])) for i in bad}
+        def call(*args: Any) -> Any:
+            return run(compiled, explain, args)
+
+        call.__torchnan_region__ = self  # type: ignore[attr-defined]
+        return call
+
+    def _explain_results(self, call: Any, bad: Bad, results: Any) -> None:
+        with contained("following a compiled region"):
+            self._explain(call, bad, [*as_list(results), *call.written], None)
+            _report_written(call.written)
+        call.release()
+
+    def explain_gradients(self, call: Any, bad: Bad, gradients: Sequence[Any], tangents: Sequence[Any]) -> None:
+        """Finds the provenance of the non-finite gradients of a call."""
+        with contained("following a compiled region into its backward pass"):
+            if call.provenance is not None:  # what the call returned was not finite either
+                for i, _ in bad:
+                    _set_provenance(gradients[i], call.provenance)
+            else:
+                pairs = [(i, tangents[number]) for i, number in call.outputs if tangents[number] is not None]
+                self._explain(call, bad, gradients, pairs)
+
+    def _explain(self, call: Any, bad: Bad, values: Sequence[Any], tangents: replay.Tangents | None) -> None:
+        keys = {i: (tangents is not None, i, kinds) for i, kinds in bad}
         known = {i: self._known[key] for i, key in keys.items() if key in self._known}
         if len(known) == len(bad) and all(count >= MAX_REPLAYS for count, _ in known.values()):
-            return {i: provenance for i, (_, provenance) in known.items() if provenance is not None}
-        found = replay.find(call.recorded(), bad, tangents)
-        for i, key in keys.items():
-            count = self._known.get(key, (0, None))[0]
-            self._known[key] = (count + 1, found.get(i))
-        return found
+            found = {i: provenance for i, (_, provenance) in known.items()}
+        else:
+            found = self._find(call, [i for i, _ in bad], values, tangents)
+            for i, key in keys.items():
+                count, first = self._known.get(key, (0, None))
+                self._known[key] = (count + 1, first or found.get(i))
+        for i, provenance in found.items():
+            _set_provenance(values[i], provenance)
+            if tangents is None:
+                call.provenance = provenance
 
+    def _find(
+        self, call: Any, bad: list[int], values: Sequence[Any], tangents: replay.Tangents | None
+    ) -> dict[int, Any]:
+        outcome = replay.Outcome({}, [], call.obstacle)
+        if not call.obstacle:
+            outcome = replay.find(self._recorded(call), bad, tangents)
+        missing = [i for i in bad if i not in outcome.found]
+        given = call.given
+        if missing and given is None:
+            given = _first_given([*call.arguments, *(tangent for _, tangent in tangents or ())])
+        for i in missing:
+            if given is not None:
+                outcome.found[i] = given
+                continue
+            for part in _plain(values[i]):
+                _C.record_border(part, i, *self._name(), outcome.obstacle, outcome.kernels)
+                provenance = _C.provenance_of(part)
+                if provenance is not None:
+                    outcome.found[i] = provenance
+        return outcome.found
 
-class Call:
-    """One call of a region: what its replay needs, until its results are known to be good."""
+    def _name(self) -> tuple[str, str, int]:
+        return self.place.function, self.place.file, self.place.line
 
-    def __init__(self, region: Region, args: tuple[Any, ...]) -> None:
-        self.region = region
-        is_boxed = len(args) == 1 and type(args[0]) is list  # compiled autograd empties such a list
-        self.args = (*region.tensors.values(), *(args[0] if is_boxed else args))
-        self.before = {} if is_boxed else self._copies_of_mutated()
-        waits = region.has_collectives or any(map(shards.is_sharded, _tensors(self.args)))
-        self.is_replayable = not waits and (is_boxed or self.before is not None)
-        self.versions: list[int | None] = []
-        self.outputs: list[tuple[int, int]] = []  # index in the graph's outputs, and of the autograd node
-        self.random_state = torch.get_rng_state() if region.is_random is not False else None
-        self.modes = replay.Modes.current()
-        self.stack = 0
-
-    def recorded(self) -> replay.RecordedCall:
-        """Returns what a replay needs."""
-        region = self.region
+    def _recorded(self, call: Any) -> replay.RecordedCall:
+        assert self.graph is not None  # else no call is replayed
         return replay.RecordedCall(
-            graph=region.graph,
-            own=list(region.tensors),
-            modules=region.modules,
-            is_random=bool(region.is_random),
-            args=self.args,
-            before=self.before or {},
-            random_state=self.random_state,
-            modes=self.modes,
-            stack=self.stack,
+            graph=self.graph,
+            compiled=self.compiled,
+            own=self.own,
+            modules=self.modules,
+            is_random=bool(self.border.is_random),
+            args=call.arguments,
+            before=call.before,
+            random_state=call.random_state,
+            modes=call.modes,
+            stack=call.stack,
+            is_boxed=call.is_boxed,
+            region=self._name(),
         )
 
-    def _copies_of_mutated(self) -> dict[int, torch.Tensor] | None:
-        mutated = [i for i in self.region.mutated if i < len(self.args) and isinstance(self.args[i], torch.Tensor)]
-        if sum(self.args[i].nbytes for i in mutated) > MAX_COPIED:
-            return None
-        return {i: self.args[i].detach().clone() for i in mutated}
 
-    def check_results(self, results: Any) -> None:
-        """Checks what the region returned and the arguments that it wrote."""
-        with contained("checking the results of a compiled region"):
-            if self.region.is_random is None and self.random_state is not None:
-                self.region.is_random = not torch.equal(self.random_state, torch.get_rng_state())
-            outputs = list(results) if isinstance(results, list | tuple) else [results]
-            written = [self.args[i] for i in self.before or ()]
-            values = [*outputs, *written]
-            if not all_finite(values):
-                self.stack = _C.capture_stack()
-                self._explain(values, None)
-                return
-            if self.is_replayable:  # else nothing would be done with what is held
-                self._follow_into_backward(outputs)
+def _follower(region: Region) -> Callable[[Any], None]:
+    reference = weakref.ref(region)  # the core holds the follower, out of the garbage collector's sight
 
-    def _follow_into_backward(self, outputs: list[Any]) -> None:
-        nodes = [value.grad_fn if isinstance(value, torch.Tensor) else None for value in outputs]
-        node: Any = next((n for n in nodes if type(n).__name__ == "CompiledFunctionBackward"), None)
-        if node is None:
-            return
-        self.outputs = [(i, outputs[i].output_nr) for i, n in enumerate(nodes) if n is node]
-        self.versions = [_version(value) for value in self.args]
-        self.stack = _C.capture_stack()
-        node.metadata[_RECORD] = self
-        _check_in_backward(type(node)._forward_cls)
+    def follow(node: Any) -> None:
+        alive = reference()
+        if alive is not None:
+            _check_in_backward(node, alive)
 
-    def check_gradients(self, gradients: Sequence[Any], tangents: Sequence[Any]) -> None:
-        """Checks what the region's backward pass returned."""
-        with contained("checking the gradients of a compiled region"):
-            if self.args and not all_finite(gradients):
-                before = self.before or {}
-                untouched = (i in before or v == _version(self.args[i]) for i, v in enumerate(self.versions))
-                self.is_replayable = self.is_replayable and all(untouched)
-                pairs = [(i, tangents[number]) for i, number in self.outputs if tangents[number] is not None]
-                self._explain(gradients, pairs)
-            self.args, self.before = (), None  # held no longer than the backward pass
-
-    def _explain(self, values: Sequence[Any], tangents: Any) -> None:
-        if not self.is_replayable:
-            return
-        bad = [i for i, value in enumerate(values) if not all_finite([value])]
-        for i, provenance in self.region.provenances(self, values, bad, tangents).items():
-            for plain in _plain(values[i]):
-                if not all_finite([plain]):
-                    _C.set_provenance(plain, provenance)
+    return follow
 
 
-def _check_in_backward(function: Any) -> None:
+def _check_in_backward(node: Any, region: Region) -> None:
     """Lets ``CompiledFunction.backward`` check what it returns; compiled autograd would trace a hook on the node."""
+    function = torch_internals.function_class(node)
     backward = vars(function)["backward"].__func__
     if hasattr(backward, "_torchnan_checks"):
         return
 
     def checked(ctx: Any, *grads: Any) -> Any:
-        tangents = list(grads[0]) if len(grads) == 1 and type(grads[0]) is list else grads  # boxed from 2.13 on
-        gradients = backward(ctx, *grads)
         call = ctx.metadata.get(_RECORD)
-        if call is not None and _C.current_session() is not None and not replay.is_running():
-            call.check_gradients(gradients if isinstance(gradients, list | tuple) else [gradients], tangents)
+        if call is None:
+            return backward(ctx, *grads)
+        tangents = list(grads[0]) if len(grads) == 1 and type(grads[0]) is list else grads  # boxed from 2.13 on
+        gradients = call.run(backward, (ctx, *grads))
+        bad = call.check_gradients(gradients)
+        if bad:
+            region.explain_gradients(call, bad, as_list(gradients), tangents)
+        call.release()
         return gradients
 
     checked._torchnan_checks = True  # type: ignore[attr-defined]
     function.backward = staticmethod(checked)
 
 
-def all_finite(values: Sequence[Any]) -> bool:
-    """Whether all floating-point and complex tensors among these are finite."""
-    tensors = [p.detach() for v in values for p in _plain(v) if p.is_floating_point() or p.is_complex()]
-    return not tensors or bool(torch.ops.torchnan.all_finite.list(tensors))
+def _report_written(values: Sequence[torch.Tensor]) -> None:
+    """Reports the parameters that a compiled optimizer has written non-finite values into."""
+    parameters = [value for value in values if isinstance(value, torch.nn.Parameter)]
+    found = [(parameter, _C.provenance_of(parameter.detach())) for parameter in parameters]
+    harmed = [parameter for parameter, made in found if made is not None and made.phase == "optimizer"]
+    if harmed:
+        names = [introspection.name_of_parameter(parameter) for parameter in harmed]
+        _C.report_tensors("parameter", [parameter.detach() for parameter in harmed], names.__getitem__)
 
 
-def _kinds(value: Any) -> tuple[bool, ...]:
-    counts = torch.ops.torchnan.count_nonfinite.list([p.detach() for p in _plain(value)]).sum(0)
-    return tuple(count > 0 for count in counts.tolist())
+def _set_provenance(value: Any, provenance: Any) -> None:
+    for part in _plain(value):
+        if _C.kinds_of(part):
+            _C.set_provenance(part, provenance)
+
+
+def _first_given(values: Sequence[Any]) -> Any:
+    """Returns the provenance of the first value that is not finite: what a region was given, it hands on."""
+    for value in values:
+        for part in _plain(value):
+            provenance = _C.input_provenance(part)
+            if provenance is not None:
+                return provenance
+    return None
 
 
 def _plain(value: Any) -> list[torch.Tensor]:
@@ -189,31 +207,5 @@ def _plain(value: Any) -> list[torch.Tensor]:
     return [value] if isinstance(value, torch.Tensor) else []
 
 
-def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
-    return [value for value in values if isinstance(value, torch.Tensor)]
-
-
-def _version(value: Any) -> int | None:
-    return value._version if isinstance(value, torch.Tensor) and not value.is_inference() else None
-
-
 def _mutated_by_forward(made: Any) -> Sequence[int]:
     return () if made.fx_kwargs.get("is_backward") else made.mutated_input_idxs
-
-
-def _reachable(root: Any, kind: type, limit: int = 20_000) -> list[Any]:
-    """Finds the objects of a class behind a callable: PyTorch hands out no reference to them."""
-    seen: set[int] = {id(root)}
-    pending: list[Any] = [root]
-    found: list[Any] = []
-    while pending and len(seen) < limit:
-        for item in gc.get_referents(pending.pop(0)):
-            if id(item) in seen or isinstance(item, types.ModuleType | torch.Tensor | fx.Graph | str | int):
-                continue
-            if isinstance(item, type) and item.__name__ != "CompiledFunction":
-                continue
-            if isinstance(item, dict) and "__builtins__" in item:
-                continue
-            seen.add(id(item))
-            (found if isinstance(item, kind) else pending).append(item)
-    return found

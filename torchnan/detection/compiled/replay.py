@@ -6,51 +6,21 @@ import _thread
 import contextlib
 import dataclasses
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from torchnan._load import _C
-from torchnan.detection.compiled import random_numbers
-from torchnan.detection.compiled.graph import Modules, copy_graph, framed, stack_of, with_tensors
+from torchnan.config.text import printable
+from torchnan.detection.compiled import kernels, random_numbers, torch_internals
+from torchnan.detection.compiled.graph import Modules, as_list, copy_graph, framed, stack_of, with_tensors
 from torchnan.detection.compiled.graph import run as interpret
 from torchnan.detection.compiled.stack import Entry, call_under, calling_stack
+from torchnan.detection.containment import describe
+from torchnan.detection.errors import NonFiniteError
 
 Tangents = list[tuple[int, torch.Tensor]]  # index among the graph's outputs, and the gradient of that output
-_thread_state = threading.local()
-
-
-def is_running() -> bool:
-    """Whether this thread replays a region: regions inside of it are not checked."""
-    return getattr(_thread_state, "running", False)
-
-
-@dataclasses.dataclass(frozen=True)
-class Modes:
-    """The modes of a thread that change what operations do."""
-
-    grad: bool
-    inference: bool
-    autocast: tuple[tuple[str, torch.dtype], ...]
-
-    @classmethod
-    def current(cls) -> Modes:
-        """Returns those of this thread."""
-        devices = ("cpu", "cuda")
-        autocast = tuple((d, torch.get_autocast_dtype(d)) for d in devices if torch.is_autocast_enabled(d))
-        return cls(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast)
-
-    @contextlib.contextmanager
-    def restored(self) -> Iterator[None]:
-        """Makes them those of this thread for a while."""
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.inference_mode(self.inference))
-            stack.enter_context(torch.set_grad_enabled(self.grad))
-            for device, dtype in self.autocast:
-                stack.enter_context(torch.autocast(device, dtype))
-            yield
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,28 +29,49 @@ class RecordedCall:
 
     Attributes:
         graph: the graph that Dynamo traced.
+        compiled: runs the region.
         own: names of the graph's own tensors, which come first in ``args``.
         modules: those that nodes were traced in, by their key in ``nn_module_stack``.
         is_random: whether the call drew random numbers.
-        args: the graph's own tensors and the arguments.
-        before: what arguments held that the call has overwritten, by index in ``args``.
+        args: the graph's own tensors and the arguments; copies of those that the call has overwritten.
+        before: the indices of these copies.
         random_state: of the CPU's generator, before the call.
         modes: of the thread that made the call.
         stack: id of the stack that it was made on.
+        is_boxed: whether the arguments came in one list, which the region empties.
+        region: name, file and line of the function that was compiled.
     """
 
     graph: torch.fx.GraphModule
+    compiled: Callable[..., Any]
     own: list[str]
     modules: Modules
     is_random: bool
-    args: tuple[Any, ...]
-    before: dict[int, torch.Tensor]
+    args: list[Any]
+    before: list[int]
     random_state: torch.Tensor | None
-    modes: Modes
+    modes: Any
     stack: int
+    is_boxed: bool
+    region: tuple[str, str, int]
 
 
-def find(call: RecordedCall, bad: list[int], tangents: Tangents | None) -> dict[int, Any]:
+@dataclasses.dataclass
+class Outcome:
+    """What a replay found.
+
+    Attributes:
+        found: by index, the provenance of each result that was non-finite in the replay, too.
+        kernels: the kernels of the generated code that wrote non-finite values.
+        obstacle: why nothing was found, if nothing was.
+    """
+
+    found: dict[int, Any]
+    kernels: kernels.Kernels
+    obstacle: str
+
+
+def find(call: RecordedCall, bad: list[int], tangents: Tangents | None) -> Outcome:
     """Finds the provenance of non-finite results of a call.
 
     The replay runs on a thread of its own: what is on the stack of this one (a backward pass, the compiled code) is no
@@ -90,89 +81,32 @@ def find(call: RecordedCall, bad: list[int], tangents: Tangents | None) -> dict[
         call: the call.
         bad: indices of the results: of the graph's outputs followed by the arguments it wrote, or of its gradients.
         tangents: gradients of the outputs, if the results are gradients.
-
-    Returns:
-        for each index that the replay found non-finite too, its provenance.
     """
     session = _C.current_session()
-    callers = calling_stack(_C.stack_frames(call.stack))
-    replays: list[Callable[..., dict[int, Any]]] = [_as_traced, _as_lowered, _in_inductors_arithmetic]
-    if call.is_random:
-        replays.remove(_as_traced)  # other random numbers would be drawn
-    found: dict[int, Any] = {}
-    for run in replays:
-        found = _on_own_thread(session, functools.partial(_under_states, call, run, callers, bad, tangents))
-        if found:
-            break
-    return found
+    passing = calling_stack(_C.stack_frames(_C.capture_stack()))
+    return _on_own_thread(_Replay(call, bad, tangents, session, passing).run)
 
 
-def _on_own_thread(session: Any, run: Callable[[], dict[int, Any]]) -> dict[int, Any]:
-    done = threading.Lock()
+def _on_own_thread(run: Callable[[], Outcome]) -> Outcome:
+    done = _thread.allocate_lock()
     done.acquire()
-    outcome: list[Any] = [{}, None]
+    outcomes: list[Outcome] = []
+    errors: list[BaseException] = []
 
     def body() -> None:
-        _thread_state.running = True
-        _C.enter_session(session)
+        _C.set_replaying(True)
         try:
-            outcome[0] = run()
+            outcomes.append(run())
         except BaseException as error:  # noqa: BLE001 - raised again by the thread that asked
-            outcome[1] = error
+            errors.append(error)
         finally:
-            _C.leave_session(session)
             done.release()
 
     _thread.start_new_thread(body, ())
     done.acquire()
-    if outcome[1] is not None:
-        raise outcome[1]
-    found: dict[int, Any] = outcome[0]
-    return found
-
-
-def _under_states(call: RecordedCall, run: Callable[..., dict[int, Any]], *how: Any) -> dict[int, Any]:
-    with torch.random.fork_rng([]), call.modes.restored():
-        if call.random_state is not None:
-            torch.set_rng_state(call.random_state)
-        return run(call, *how)
-
-
-def _inputs(call: RecordedCall) -> list[Any]:
-    """Returns the region's inputs as they were: leaves of their own, in the same memory where nothing was written."""
-    made: list[Any] = []
-    for i, value in enumerate(call.args):
-        fresh = value
-        if isinstance(value, torch.Tensor):
-            fresh = call.before[i].clone() if i in call.before else value.detach()
-            if value.requires_grad:
-                fresh.requires_grad_()
-        made.append(fresh)
-    return made
-
-
-def _as_traced(call: RecordedCall, callers: list[Entry], bad: list[int], tangents: Tangents | None) -> dict[int, Any]:
-    made, own = _inputs(call), len(call.own)
-    module = with_tensors(call.graph, dict(zip(call.own, made, strict=False)))
-    args = [
-        value.clone() if isinstance(value, torch.Tensor) and value.requires_grad and i in call.before else value
-        for i, value in enumerate(made)
-    ][own:]  # a leaf cannot be written in place
-    outputs = interpret(framed(module, callers, call.modules), *args)
-    if tangents is None:
-        return _provenances([*_as_list(outputs), *([*made[:own], *args][i] for i in call.before)], bad)
-    return _provenances(_gradients(outputs, made, tangents), bad)
-
-
-def _gradients(outputs: Any, inputs: list[Any], tangents: Tangents) -> list[Any]:
-    pairs = [(outputs[i], tangent) for i, tangent in tangents if outputs[i].requires_grad]
-    leaves = [i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor) and value.requires_grad]
-    roots, weights = [root for root, _ in pairs], [weight for _, weight in pairs]
-    made = torch.autograd.grad(roots, [inputs[i] for i in leaves], weights, allow_unused=True)
-    gradients: list[Any] = [None] * len(inputs)
-    for i, gradient in zip(leaves, made, strict=True):
-        gradients[i] = gradient
-    return gradients
+    if errors:
+        raise errors[0]
+    return outcomes[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,79 +118,203 @@ class _Lowered:
     random_state: torch.Tensor
 
 
-def _lower(call: RecordedCall, tangents: Tangents | None) -> _Lowered:
-    from torch._functorch import config
-    from torch._inductor.compile_fx import compile_fx
+class _Replay:
+    def __init__(
+        self, call: RecordedCall, bad: list[int], tangents: Tangents | None, session: Any, passing: list[Entry]
+    ) -> None:
+        self.passing = passing  # the stack on which the results were found bad: that of the backward pass
+        self.call, self.bad, self.tangents, self.session = call, bad, tangents, session
+        self.callers: list[Entry] = calling_stack(_C.stack_frames(call.stack))
+        self._lowered_once: _Lowered | None = None
 
-    runs: list[_Lowered] = []
+    def run(self) -> Outcome:
+        outcome = Outcome({}, [], "")
+        with contextlib.suppress(Exception), self._states():  # only the name of the kernel would be missing
+            outcome.kernels = self._kernels()
+        ways: list[tuple[str, Callable[[], dict[int, Any]]]] = [
+            ("traced", self._as_traced),
+            ("lowered", self._as_lowered),
+            ("fused", self._in_inductors_arithmetic),
+        ]
+        errors = []
+        for name, way in ways[1:] if self.call.is_random else ways:  # other random numbers would be drawn
+            self._watched = functools.partial(self._watching, name, outcome.kernels)
+            try:
+                with self._states():
+                    outcome.found = way()
+            except NonFiniteError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the next way may succeed
+                errors.append(printable(describe(error), 200))
+            if outcome.found:
+                return outcome
+        outcome.obstacle = f"its replay failed: {errors[0]}" if errors else "its replay gave finite values"
+        return outcome
 
-    def keep(module: torch.fx.GraphModule, example_inputs: Any, **options: Any) -> Any:
-        def run(inputs: list[Any]) -> Any:
-            copies = [value.clone() if isinstance(value, torch.Tensor) else value for value in inputs]
-            runs.append(_Lowered(module, copies, torch.get_rng_state()))
-            return interpret(module, *inputs)
+    @contextlib.contextmanager
+    def _watching(self, way: str, bad_kernels: kernels.Kernels) -> Iterator[None]:
+        """Lets the session see what runs inside as a part of the region."""
+        _C.begin_replay(*self.call.region, way, bad_kernels, self.call.is_boxed)
+        _C.enter_session(self.session)
+        try:
+            yield
+        finally:
+            _C.leave_session(self.session)
+            _C.end_replay()
 
-        run._boxed_call = True  # type: ignore[attr-defined]
-        return run
+    @contextlib.contextmanager
+    def _states(self) -> Iterator[None]:
+        """Makes random numbers and modes those of the call for a while."""
+        modes = self.call.modes
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng([]))
+            stack.enter_context(torch.inference_mode(modes.inference))
+            stack.enter_context(torch.set_grad_enabled(modes.grad))
+            for device, dtype in modes.autocast:
+                stack.enter_context(torch.autocast(device, dtype))
+            if self.call.random_state is not None:
+                torch.set_rng_state(self.call.random_state)
+            yield
 
-    made = _inputs(call)
-    own = len(call.own)
-    module = with_tensors(call.graph, dict(zip(call.own, made, strict=False)))
-    with config.patch(enable_autograd_cache=False):
-        lowered: Any = compile_fx(module, made[own:], inner_compile=keep)
-        outputs = lowered(*made[own:])
-    if tangents is not None:
-        _gradients(outputs, made, tangents)
-    return runs[0 if tangents is None else -1]
+    def _inputs(self) -> list[Any]:
+        """Returns the inputs as they were: leaves of their own, in the same memory where nothing was written."""
+        made: list[Any] = []
+        for i, value in enumerate(self.call.args):
+            fresh = value
+            if isinstance(value, torch.Tensor):
+                fresh = value.detach()
+                if i in self.call.before:
+                    fresh = fresh.clone()
+                    provenance = _C.provenance_of(value.detach())
+                    if provenance is not None:
+                        _C.set_provenance(fresh, provenance)
+                if value.requires_grad:
+                    fresh.requires_grad_()
+            made.append(fresh)
+        return made
 
+    def _writable(self, made: list[Any]) -> list[Any]:
+        """Returns the arguments, those that are written as no leaves: a leaf cannot be written in place."""
+        return [
+            value.clone()
+            if isinstance(value, torch.Tensor) and value.requires_grad and i in self.call.before
+            else value
+            for i, value in enumerate(made)
+        ][len(self.call.own) :]
 
-def _as_lowered(call: RecordedCall, callers: list[Entry], bad: list[int], tangents: Tangents | None) -> dict[int, Any]:
-    """Runs the graph that Inductor gets, with the random numbers that generated code draws."""
-    lowered = _lower(call, tangents)
-    torch.set_rng_state(lowered.random_state)
-    module = framed(copy_graph(lowered.module), callers, call.modules)
-    with torch.no_grad():
-        results = _as_list(interpret(module, *lowered.inputs))
-    return _first_for_all(_provenances(results, list(range(len(results)))), bad)
+    def _prepared(self) -> tuple[torch.fx.GraphModule, list[Any], list[Any], list[Any]]:
+        """Returns the graph with its own tensors, its inputs, the arguments among them, and these as passed."""
+        made = self._inputs()
+        module = with_tensors(self.call.graph, dict(zip(self.call.own, made, strict=False)))
+        args = self._writable(made)
+        return module, made, args, [args] if self.call.is_boxed else args
 
+    def _kernels(self) -> kernels.Kernels:
+        """Runs the generated code on the inputs of the call."""
+        made = self._inputs()
+        with kernels.recorded(self.tangents is not None) as found:
+            if any(i < len(self.call.own) for i in self.call.before):  # the region itself would write the program's
+                kernels.run_alone(self.call.compiled, made)
+            else:
+                args = self._writable(made)
+                outputs = self.call.compiled(args) if self.call.is_boxed else self.call.compiled(*args)
+                if self.tangents is not None:
+                    _gradients(as_list(outputs), made, self.tangents)
+        return found
 
-def _in_inductors_arithmetic(
-    call: RecordedCall, callers: list[Entry], bad: list[int], tangents: Tangents | None
-) -> dict[int, Any]:
-    """Lets Inductor compute every node as an output, and runs the first that is non-finite on what it was given.
+    def _as_traced(self) -> dict[int, Any]:
+        module, made, args, given = self._prepared()
+        module = framed(module, self.callers, self.call.modules)
+        with self._watched():
+            outputs = as_list(interpret(module, *given))
+            if self.tangents is None:
+                own = made[: len(self.call.own)]
+                return _provenances([*outputs, *([*own, *args][i] for i in self.call.before)], self.bad)
+            run = functools.partial(_gradients, outputs, made, self.tangents)
+            return _provenances(call_under(self.passing, run), self.bad)
 
-    For values that are finite when operations run one by one: fused kernels round, and contract, otherwise.
-    """
-    lowered = _lower(call, tangents)
-    graph = copy_graph(lowered.module, keep=("val",)).graph
-    module = torch.fx.GraphModule(lowered.module, graph)
-    nodes = [n for n in graph.nodes if n.op == "call_function" and isinstance(n.meta.get("val"), torch.Tensor)]
-    graph.output_node().args = (tuple(nodes),)
-    module.recompile()
-    torch.set_rng_state(lowered.random_state)
-    with torch.no_grad():
-        results = random_numbers.compile_alone(module, lowered.inputs)(list(lowered.inputs))
-    values = dict(zip(nodes, results, strict=True))
-    values.update(zip((n for n in graph.nodes if n.op == "placeholder"), lowered.inputs, strict=True))
-    for node in nodes:
-        if torch.ops.torchnan.all_finite(values[node]) or not all(n in values for n in node.all_input_nodes):
-            continue
-        args, options = torch.fx.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
+    def _as_lowered(self) -> dict[int, Any]:
+        """Runs the graph that Inductor gets, with the random numbers that generated code draws."""
+        lowered = self._lowered()
+        torch.set_rng_state(lowered.random_state)
+        module = framed(copy_graph(lowered.module), self.callers, self.call.modules)
+        inputs = _copies(lowered.inputs)
+        with torch.no_grad(), self._watched():
+            results = as_list(interpret(module, *inputs))
+        return _first_for_all(_provenances(results, list(range(len(results)))), self.bad)
+
+    def _in_inductors_arithmetic(self) -> dict[int, Any]:
+        """Lets Inductor compute every node as an output, and runs the first that is non-finite on what it was given.
+
+        For values that are finite when operations run one by one: fused kernels round, and contract, otherwise.
+        """
+        lowered = self._lowered()
+        graph = copy_graph(lowered.module, keep=("val",)).graph
+        module = torch.fx.GraphModule(lowered.module, graph)
+        nodes = [n for n in graph.nodes if n.op == "call_function" and isinstance(n.meta.get("val"), torch.Tensor)]
+        graph.output_node().args = (tuple(nodes),)
+        module.recompile()
+        torch.set_rng_state(lowered.random_state)
+        inputs = _copies(lowered.inputs)
         with torch.no_grad():
-            target: Any = node.target
-            run = functools.partial(target, *args, **options)
-            result = call_under(stack_of(node, callers, call.modules), run)
-        return _first_for_all(_provenances([result], [0]), bad)
-    return {}
+            results = random_numbers.compile_alone(module, inputs)(list(inputs))
+        values = dict(zip(nodes, results, strict=True))
+        values.update(zip((n for n in graph.nodes if n.op == "placeholder"), inputs, strict=True))
+        for node in nodes:
+            if not _C.kinds_of(values[node]) or not all(n in values for n in node.all_input_nodes):
+                continue
+            args, options = torch.fx.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
+            with torch.no_grad(), self._watched():
+                target: Any = node.target
+                run = functools.partial(target, *args, **options)
+                result = call_under(stack_of(node, self.callers, self.call.modules), run)
+            return _first_for_all(_provenances([result], [0]), self.bad)
+        return {}
+
+    def _lowered(self) -> _Lowered:
+        if self._lowered_once is None:
+            self._lowered_once = self._lower()
+        return self._lowered_once
+
+    def _lower(self) -> _Lowered:
+        from torch._functorch import config
+
+        runs: list[_Lowered] = []
+
+        def keep(module: torch.fx.GraphModule, example_inputs: Any, **options: Any) -> Any:
+            def run(inputs: list[Any]) -> Any:
+                runs.append(_Lowered(module, _copies(inputs), torch.get_rng_state()))
+                return interpret(module, *inputs)
+
+            run._boxed_call = True  # type: ignore[attr-defined]
+            return run
+
+        module, made, _, given = self._prepared()
+        with config.patch(enable_autograd_cache=False):
+            outputs = torch_internals.compile_graph(module, given, keep)(*given)
+        if self.tangents is not None:
+            _gradients(as_list(outputs), made, self.tangents)
+        return runs[0 if self.tangents is None else -1]
+
+
+def _gradients(outputs: list[Any], inputs: list[Any], tangents: Tangents) -> list[Any]:
+    pairs = [(outputs[i], tangent) for i, tangent in tangents if outputs[i].requires_grad]
+    leaves = [i for i, value in enumerate(inputs) if isinstance(value, torch.Tensor) and value.requires_grad]
+    roots, weights = [root for root, _ in pairs], [weight for _, weight in pairs]
+    made = torch.autograd.grad(roots, [inputs[i] for i in leaves], weights, allow_unused=True)
+    gradients: list[Any] = [None] * len(inputs)
+    for i, gradient in zip(leaves, made, strict=True):
+        gradients[i] = gradient
+    return gradients
+
+
+def _copies(values: list[Any]) -> list[Any]:
+    return [value.clone() if isinstance(value, torch.Tensor) else value for value in values]
 
 
 def _first_for_all(found: dict[int, Any], bad: list[int]) -> dict[int, Any]:
     """Outputs of a lowered graph are in another order, with values for the backward pass among them."""
     return dict.fromkeys(bad, next(iter(found.values()))) if found else {}
-
-
-def _as_list(results: Any) -> list[Any]:
-    return list(results) if isinstance(results, list | tuple) else [results]
 
 
 def _provenances(values: list[Any], bad: list[int]) -> dict[int, Any]:

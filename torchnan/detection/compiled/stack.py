@@ -8,13 +8,13 @@ import re
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
 
 from torchnan._load import _C
-from torchnan.detection.introspection import call_in_module
+from torchnan.detection.introspection import RawFrame, call_in_module
 
 _FRAME = re.compile(r'File "(.*?)", line (\d+), in (.*)')
 _OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "")
@@ -50,14 +50,14 @@ def modules_of(graph: torch.fx.Graph) -> dict[str, weakref.ref[torch.nn.Module]]
     return {key: weakref.ref(module) for key, module in found.items() if module is not None}
 
 
-def calling_stack(frames: Sequence[tuple[CodeType, int, torch.nn.Module | None]]) -> list[Entry]:
+def calling_stack(frames: Sequence[RawFrame]) -> list[Entry]:
     """Returns the stack on which a region was called, outermost first, without torchnan's own frames.
 
     Args:
         frames: as the core interned them, innermost first.
     """
     entries: list[Entry] = []
-    for code, line, module in reversed(frames):
+    for code, line, module, _ in reversed(frames):
         if module is not None:
             entries.append(module)
         elif not code.co_filename.startswith(_OWN):

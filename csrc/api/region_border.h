@@ -1,0 +1,32 @@
+// The border of a compiled region: its results are checked, and where the region cannot be followed they are origins
+// of their own.
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+
+#include <torchnan/export.h>
+
+#include "detection/session.h"
+#include "detection/thread_state.h"
+#include "origin/nonfinite_registry.h"
+#include "origin/replayed_region.h"
+#include "scan/nonfinite_kinds.h"
+
+namespace torchnan {
+
+// Checks a plain tensor that a region has returned or written, on the session's thread; returns the kinds in it.
+// `is_unwritten`: what is known of its memory still holds.
+TORCHNAN_API NonfiniteKinds check_region_result(const at::Tensor& tensor, bool is_unwritten, ThreadState& thread);
+
+// Records that the values were first seen in result number `output` of `region`, which is being called. With
+// when="origin" it is reported.
+TORCHNAN_API void record_border_origin(DetectionSession& session, const at::Tensor& result, int64_t output,
+                                       const ReplayedRegion& region);
+
+// Returns the provenance of an argument of a region that is not followed inside; null if the argument is finite.
+TORCHNAN_API NonfiniteRegistry::ProvenancePtr record_region_input(DetectionSession& session,
+                                                                  const at::Tensor& argument);
+
+}  // namespace torchnan

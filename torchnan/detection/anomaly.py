@@ -1,0 +1,78 @@
+"""PyTorch's anomaly mode, answered by torchnan: the signatures of ``torch.autograd.set_detect_anomaly`` and
+``detect_anomaly``, the errors of :class:`torchnan.detect`.
+
+Like PyTorch's they are for NaN alone. Inf that turns into NaN is named as its origin all the same.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from torchnan.detection import session
+
+_own: session.detect | None = None  # the detection that stands for anomaly mode
+
+
+def _is_on() -> bool:
+    return _own is not None
+
+
+def _switch(on: bool) -> None:
+    """Starts or ends the detection of the whole program. One that user code or the environment has started stays."""
+    global _own
+    if on == _is_on() or (on and session.is_program_wide()):
+        return
+    if on:
+        _own = session.set_detect(True, check_inf=False)
+    else:
+        _own = None
+        session.end_program_wide(report_pending=False)
+
+
+class set_detect_anomaly:
+    """Switches detection of NaN in the whole program on or off, at once; as a context manager until its end.
+
+    Args:
+        mode: ``True`` to switch it on.
+        check_nan: ``False`` checks nothing, because torchnan names the forward line of a NaN alone.
+
+    Example::
+
+        torchnan.set_detect_anomaly(True)
+    """
+
+    def __init__(self, mode: bool, check_nan: bool = True) -> None:
+        self._before = _is_on()
+        _switch(bool(mode and check_nan))
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        _switch(self._before)
+
+
+class detect_anomaly:
+    """Detects NaN inside a ``with`` block.
+
+    Args:
+        check_nan: ``False`` checks nothing.
+    """
+
+    def __init__(self, check_nan: bool = True) -> None:
+        self._check_nan = check_nan
+        self._before = False
+
+    def __enter__(self) -> None:
+        self._before = _is_on()
+        _switch(self._check_nan)
+
+    def __exit__(self, *error: object) -> None:
+        _switch(self._before)
+
+
+def replace_anomaly_mode() -> None:
+    """Puts these in the place of PyTorch's, for programs as they are: ``Trainer(detect_anomaly=True)``."""
+    for holder in (torch.autograd, torch.autograd.anomaly_mode):
+        for replacement in (set_detect_anomaly, detect_anomaly):
+            setattr(holder, replacement.__name__, replacement)

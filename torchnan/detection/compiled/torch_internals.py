@@ -1,0 +1,101 @@
+"""The private names of PyTorch that following compiled regions leans on."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import re
+import types
+from typing import Any
+
+import torch
+
+from torchnan.detection.compiled.stack import Line
+
+_NAMES = (
+    "torch._TorchCompileInductorWrapper.__call__",
+    "torch._inductor.compile_fx.compile_fx",
+    "torch._inductor.compile_fx.compile_fx_inner",
+    "torch._inductor.output_code.CompiledFxGraph.__call__",
+    "torch._functorch.config.enable_autograd_cache",
+    "torch._guards.TracingContext.try_get",
+    "torch.utils._python_dispatch._disable_current_modes",
+    "torch.utils._python_dispatch.is_traceable_wrapper_subclass",
+)
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)$")
+
+
+def missing() -> list[str]:
+    """Returns those of the private names that this PyTorch lacks. Imports Inductor."""
+    return [name for name in _NAMES if not _exists(name)]
+
+
+def _exists(name: str) -> bool:
+    parts = name.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:length]))
+        except ImportError:
+            continue
+        for attribute in parts[length:]:
+            if not hasattr(found, attribute):
+                return False
+            found = getattr(found, attribute)
+        return True
+    return False
+
+
+def inductor() -> Any:
+    """Returns the class whose call compiles a graph with Inductor (``torch/__init__.py``)."""
+    return torch._TorchCompileInductorWrapper
+
+
+def compiled_graph_class() -> Any:
+    """Returns the class of what Inductor makes of a graph, forward or backward."""
+    from torch._inductor.output_code import CompiledFxGraph
+
+    return CompiledFxGraph
+
+
+def function_class(node: Any) -> Any:
+    """Returns the ``autograd.Function`` of a node in Python."""
+    return type(node)._forward_cls
+
+
+def place_of_traced_function() -> Line:
+    """Returns the function that Dynamo compiles on this thread at present."""
+    context = torch._guards.TracingContext.try_get()
+    environment = getattr(getattr(context, "fake_mode", None), "shape_env", None)
+    fields = getattr(environment, "co_fields", None)
+    if not fields:
+        return Line("", 0, "")
+    name, line = str(fields["co_name"]), int(fields["co_firstlineno"])
+    if resumed := _RESUMED.match(name):
+        name, line = resumed[1], int(resumed[2])
+    return Line(str(fields["co_filename"]), line, name)
+
+
+def compile_graph(module: torch.fx.GraphModule, inputs: list[Any], inner_compile: Any) -> Any:
+    """Lowers a graph of Dynamo's for its inputs as Inductor does, with a compiler of one's own for what is lowered."""
+    from torch._inductor.compile_fx import compile_fx
+
+    return compile_fx(module, inputs, inner_compile=inner_compile)
+
+
+def compiled_graphs(root: Any, limit: int = 20_000) -> list[Any]:
+    """Finds what Inductor made of the graphs behind a callable: PyTorch hands out no reference to it."""
+    kind = compiled_graph_class()
+    seen: set[int] = {id(root)}
+    pending: list[Any] = [root]
+    found: list[Any] = []
+    while pending and len(seen) < limit:
+        for item in gc.get_referents(pending.pop(0)):
+            if id(item) in seen or isinstance(item, types.ModuleType | torch.Tensor | torch.fx.Graph | str | int):
+                continue
+            if isinstance(item, type) and item.__name__ != "CompiledFunction":
+                continue
+            if isinstance(item, dict) and "__builtins__" in item:
+                continue
+            seen.add(id(item))
+            (found if isinstance(item, kind) else pending).append(item)
+    return found

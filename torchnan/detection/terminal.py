@@ -1,0 +1,138 @@
+"""Findings on a terminal: in colour, wrapped at its width, with the user's source line.
+
+What is written to files and pipes is plain: ``str(finding)``. This is the same text, laid out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import linecache
+import os
+import re
+import shutil
+import sys
+import textwrap
+import traceback
+from types import TracebackType
+from typing import TextIO
+
+from torchnan.config.text import printable
+from torchnan.detection import introspection
+from torchnan.detection.errors import NonFiniteError
+from torchnan.detection.finding import Finding
+
+_ROW = re.compile(r"  (?P<label>[a-z ]{9}) (?P<value>.*)")
+_INDENT = " " * 12  # of values, under their label
+_NARROWEST = 40
+_MAX_SOURCE = 400  # bytes of a source line
+
+_RESET, _BOLD, _DIM = "\x1b[0m", "\x1b[1m", "\x1b[2m"
+_TITLES = {"error": "\x1b[1;31m", "warning": "\x1b[1;33m", "note": "\x1b[1m"}
+_VALUES = {"made by": _BOLD, "because": "\x1b[33m", "stack": _DIM, "forward": _DIM}
+
+
+def wants_color(stream: TextIO | None) -> bool:
+    """Whether a stream has colours: a terminal that is not dumb, unless NO_COLOR or FORCE_COLOR says otherwise."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR", "") not in ("", "0"):
+        return True
+    try:
+        return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
+    except ValueError:  # closed
+        return False
+
+
+def width() -> int:
+    """Returns the number of columns: of the terminal, or COLUMNS."""
+    return max(_NARROWEST, shutil.get_terminal_size().columns)
+
+
+def layout(finding: Finding, *, columns: int, with_source: bool) -> str:
+    """Returns the report of a finding in colour.
+
+    Args:
+        columns: width that no line exceeds, but for a word that is longer.
+        with_source: show the source line that made the value. Only for a finding of this process: a log may name any
+            file.
+    """
+    title, *rows = str(finding).split("\n")
+    lines = [_paint(title, _TITLES[finding.level])]
+    label = ""
+    for row in rows:
+        match = _ROW.fullmatch(row)
+        text = match["value"] if match else row.strip()
+        label = match["label"].strip() or label if match else label
+        shown = match["label"] if match else " " * 9
+        wrapped = textwrap.wrap(text, columns - len(_INDENT), break_long_words=False, break_on_hyphens=False) or [""]
+        for i, part in enumerate(wrapped):
+            left = f"  {_paint(shown, _DIM)} " if i == 0 else _INDENT
+            lines.append(left + _paint(part, _VALUES.get(label, "")))
+        if label == "made by" and with_source:
+            lines += _source(finding, columns)
+    return "\n".join(lines)
+
+
+def _source(finding: Finding, columns: int) -> list[str]:
+    """Returns the user's source line with the call underlined, as far as they are known."""
+    if finding.file is None or finding.line is None:
+        return []
+    try:
+        raw = linecache.getline(finding.file, finding.line).rstrip()
+    except ValueError:  # a name that no file can have
+        return []
+    text = printable(raw.lstrip(), _MAX_SOURCE)
+    if not text:
+        return []
+    gutter = f"{_INDENT}{_paint(f'{finding.line} |', _DIM)} "
+    room = columns - len(_INDENT) - len(f"{finding.line} | ")
+    lines = [gutter + text[:room]]
+    span = introspection.columns_of(dataclasses.astuple(finding.stack[0]))
+    if span is not None and raw.isascii() and text == raw.lstrip():  # columns are bytes of the line as it is
+        start, end = (column - (len(raw) - len(text)) for column in span)
+        underline = (" " * start + "^" * (end - start))[:room]
+        lines.append(
+            f"{_INDENT}{' ' * len(str(finding.line))} {_paint('|', _DIM)} {_paint(underline, _TITLES['error'])}"
+        )
+    return lines
+
+
+def _paint(text: str, style: str) -> str:
+    return f"{style}{text}{_RESET}" if style and text else text
+
+
+# -- an error that nothing caught
+
+
+def install_excepthook() -> None:
+    """Shows an uncaught :class:`NonFiniteError` laid out, where standard error has colours and nobody else shows it."""
+    if sys.excepthook is sys.__excepthook__ and wants_color(sys.stderr):
+        sys.excepthook = _show_uncaught
+
+
+def _show_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    is_own = isinstance(error, NonFiniteError) and error.__cause__ is None and error.__context__ is None
+    if not is_own or not wants_color(sys.stderr):
+        sys.__excepthook__(kind, error, trace)
+        return
+    try:
+        text = f"{_folded(trace)}{layout(error.finding, columns=width(), with_source=True)}\n"  # type: ignore[attr-defined]
+    except Exception:  # noqa: BLE001 - the plain one is better than none
+        sys.__excepthook__(kind, error, trace)
+        return
+    sys.stderr.write(text)
+
+
+def _folded(trace: TracebackType | None) -> str:
+    """Returns the traceback without PyTorch's machinery."""
+    lines = ["Traceback (most recent call last):\n"]
+    for internal, group in itertools.groupby(
+        traceback.extract_tb(trace), lambda f: introspection.is_internal(f.filename)
+    ):
+        frames = list(group)
+        if internal:
+            lines.append(_paint(f"  ... {len(frames)} of PyTorch", _DIM) + "\n")
+        else:
+            lines += traceback.format_list(frames)
+    return "".join(lines)
