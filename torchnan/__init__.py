@@ -3,7 +3,7 @@
 from torchnan._load import _C as _C  # isort: skip - first: says why if the core cannot be loaded
 from typing import TYPE_CHECKING, Any
 
-from torchnan import startup
+from torchnan import _build, startup
 from torchnan.detection import errors, introspection
 from torchnan.detection.bounds import Bound, register_bound
 from torchnan.detection.errors import NonFiniteError, NonFiniteWarning
@@ -14,10 +14,14 @@ from torchnan.detection.session import detect, set_detect
 
 if TYPE_CHECKING:
     from torchnan.capture import load_capture
+    from torchnan.detection.anomaly import detect_anomaly as detect_anomaly
+    from torchnan.detection.anomaly import set_detect_anomaly as set_detect_anomaly
     from torchnan.monitor import Monitor
     from torchnan.recovery.nan_detector import NaNDetector
     from torchnan.recovery.nan_detector import NaNState as NaNState
     from torchnan.recovery.step_guard import StepGuard
+
+__version__ = _build.version
 
 _C.set_host(introspection, errors)
 
@@ -42,7 +46,9 @@ _LAZY = {
     "NaNDetector": "torchnan.recovery.nan_detector",
     "NaNState": "torchnan.recovery.nan_detector",
     "StepGuard": "torchnan.recovery.step_guard",
+    "detect_anomaly": "torchnan.detection.anomaly",
     "load_capture": "torchnan.capture",
+    "set_detect_anomaly": "torchnan.detection.anomaly",
 }
 _PACKAGES = ("capture", "diagnosis", "findings", "monitor", "recovery")
 

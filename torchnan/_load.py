@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 
 
 def check_interpreter(number: int) -> None:
@@ -25,11 +26,19 @@ check_interpreter(_api.PyInterpreterState_GetID(ctypes.c_void_p(_api.PyInterpret
 
 import torch  # noqa: E402 - crashes in a subinterpreter
 
-REMEDY = "Make it again for this one: pip install --no-build-isolation --force-reinstall --no-deps torchnan"
-
 
 def _release(version: str) -> str:
     return ".".join(version.split("+")[0].split(".")[:2])
+
+
+def _remedy(running: str) -> str:
+    """Returns what to install for a PyTorch. By file: an index may have something else under the name."""
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    wheel = f"torchnan-{_build.version}+torch{_release(running)}-{python}-{python}-*.whl"
+    return (
+        f"Install {wheel}, or build torchnan for this PyTorch, in the folder of its sources: "
+        "pip install --force-reinstall --no-deps ."
+    )
 
 
 def check(built_for: str, running: str) -> None:
@@ -41,7 +50,7 @@ def check(built_for: str, running: str) -> None:
     if _release(built_for) != _release(running):
         raise ImportError(
             f"torchnan was built for PyTorch {built_for}, and this is PyTorch {running}. Its core uses PyTorch's C++ "
-            f"internals, which change with every release. {REMEDY}"
+            f"internals, which change with every release. {_remedy(running)}"
         )
 
 
@@ -49,8 +58,8 @@ try:
     from torchnan import _build
 except ImportError:
     raise ImportError(
-        "torchnan has not been built: this is its source folder. Install it (make build, or pip install "
-        "--no-build-isolation .) and run Python from another folder, or without this one in PYTHONPATH."
+        "torchnan has not been built: this is its source folder. Install it (make build, or pip install .) "
+        "and run Python from another folder, or without this one in PYTHONPATH."
     ) from None
 
 check(_build.torch_version, torch.__version__)
@@ -59,5 +68,5 @@ try:
     from torchnan import _C as _C
 except ImportError as error:
     raise ImportError(
-        f"torchnan's core could not be loaded beside PyTorch {torch.__version__}: {error}. {REMEDY}"
+        f"torchnan's core could not be loaded beside PyTorch {torch.__version__}: {error}. {_remedy(torch.__version__)}"
     ) from error

@@ -14,6 +14,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO, overload
 
+from torchnan.config import log_kind
 from torchnan.config.text import printable
 from torchnan.detection.finding import Finding
 
@@ -74,6 +75,16 @@ def read(path: str | os.PathLike[str]) -> Log:
                 damaged += [UnreadableLine(number, reason)][: MAX_REPORTED_LINES - len(damaged)]
             ignored += start
     return Log(_Findings(whole), tuple(damaged), damaged_lines, ignored, truncated)
+
+
+def kind_of(path: str | os.PathLike[str]) -> log_kind.LogKind | None:
+    """Returns which of torchnan's logs a file is by its beginning, ``None`` if it is none.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    with _opened(path) as file:
+        return log_kind.of(file.read(256))
 
 
 def _refusal(line: bytes, size: int) -> str:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import multiprocessing
 import os
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchnan import _load
 from torchnan.config import environment as _environment
 from torchnan.config.options import OptionError, message_of
 from torchnan.config.text import MAX_MESSAGE_BYTES, printable
+
+if TYPE_CHECKING:
+    from torchnan.detection.finding import Finding
 
 is_pending = False  # asked for while torchnan was being imported, which does it at its end
 
@@ -53,15 +58,46 @@ def switch_on() -> None:
 
     try:
         options = options_from(os.environ)
+        _say_that_nothing_is_on(_environment.ignored_variables(os.environ))
+        if _environment.replaces_anomaly(os.environ):
+            from torchnan.detection import anomaly
+
+            anomaly.replace_anomaly_mode()
         if options is not None:
-            session.set_detect(True, **options)
-            atexit.register(_at_exit)
+            path = _default_log() if options["action"] == "log" and options["log"] is None else None
+            session.set_detect(True, **options | ({"log": path} if path else {}))
+            atexit.register(_at_exit, path, os.getpid())
     except (OptionError, OSError, RuntimeError) as error:
         print(f"torchnan: {printable(message_of(error), MAX_MESSAGE_BYTES)}", file=sys.stderr)
         raise SystemExit(2) from None
 
 
-def _at_exit() -> None:
+def _say_that_nothing_is_on(ignored: list[str]) -> None:
+    """Options alone switch nothing on: who set them believes otherwise."""
+    if ignored and multiprocessing.parent_process() is None and sys.stderr is not None:
+        names, are = " and ".join(ignored[:3]), "are" if len(ignored) > 1 else "is"
+        text = f"torchnan: {names} {are} set, TORCHNAN is not, so nothing is checked: set TORCHNAN=raise, warn or log."
+        with contextlib.suppress(OSError, ValueError):
+            print(printable(text, MAX_MESSAGE_BYTES), file=sys.stderr)
+
+
+def _default_log() -> str:
+    """Returns the path of the log where TORCHNAN=log is set without one: in the working directory if possible."""
+    folder = os.getcwd() if os.access(os.curdir, os.W_OK) else tempfile.gettempdir()
+    return os.path.join(folder, f"torchnan-{os.getpid()}.jsonl")
+
+
+def _say_where_the_log_is(path: str) -> None:
+    """Removes the log if there is nothing in it."""
+    with contextlib.suppress(OSError, ValueError):
+        if os.path.getsize(path) == 0:
+            os.remove(path)
+        elif sys.stderr is not None:
+            shown = printable(path, MAX_MESSAGE_BYTES)
+            print(f"torchnan: findings are in {shown}: python -m torchnan show {shown}", file=sys.stderr)
+
+
+def _at_exit(default_log: str | None, process: int) -> None:
     """Reports what is still referenced when the program ends; there is nobody left to raise to."""
     from torchnan.detection import errors, session
 
@@ -71,4 +107,14 @@ def _at_exit() -> None:
     except errors.NonFiniteError as error:
         with contextlib.suppress(OSError, ValueError):  # closed, or a pipe that nobody reads
             if sys.stderr is not None:
-                print(error, file=sys.stderr)
+                print(_laid_out(error.finding), file=sys.stderr)
+    if default_log is not None and os.getpid() == process:
+        _say_where_the_log_is(default_log)
+
+
+def _laid_out(finding: Finding) -> str:
+    from torchnan.detection import terminal
+
+    if not terminal.wants_color(sys.stderr):
+        return str(finding)
+    return terminal.layout(finding, columns=terminal.width(), with_source=True)

@@ -136,7 +136,7 @@ def load_capture(
     about = require_key(documents, "capture", dict, where)
     event = require_key(about, "event", dict, where)
     memory = require_key(require_key(about, "weights", dict, where), "memory", list, f"{where}['weights']")
-    spread = any(piece != {"device": "cpu"} for piece in memory)  # what was on the host was meant to be there
+    spread = any(piece != {"device": "cpu"} for piece in memory)  # what was on the host belongs there
 
     def part(name: str, expected: type) -> Any:
         if name not in about or name not in tensors:

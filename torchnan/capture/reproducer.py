@@ -65,7 +65,7 @@ def write_example(capture: Capture, where: Path) -> Path:
         op=f"{namespace}.{name}.{overload}",
         arguments="\n".join(arguments),
     )
-    if where.is_symlink():  # a capture of a stranger's may have brought it
+    if where.is_symlink():  # it may come from somebody else's capture
         raise FileExistsError(f"{printable(str(where))} is a link: give another folder")
     atomic_folder.make(where)
     _write(where / "operation.py", program.encode())
@@ -75,6 +75,8 @@ def write_example(capture: Capture, where: Path) -> Path:
 
 def _title(capture: Capture) -> str:
     origin = capture.event.get("origin") or "an operation"
+    if capture.event.get("cause") in ("data", "model"):
+        origin = f"{origin}. It came in: the operation only read it, so this shows no more than the values"
     title = f"{origin}. Step {capture.step}, rank {capture.rank}, PyTorch {capture.versions.get('torch')}."
     return re.sub(r"[^ -~]", "?", title).replace("\\", "/").replace('"', "'")
 

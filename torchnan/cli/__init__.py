@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from torchnan.capture import CaptureError
 from torchnan.cli import diagnose, doctor, extract, replay, run, show
-from torchnan.config.options import OptionError, message_of
+from torchnan.config.options import OptionError, message_of, suggest
 from torchnan.config.text import MAX_MESSAGE_BYTES, printable
 
 
@@ -23,9 +23,17 @@ class _Parser(argparse.ArgumentParser):
         super().error(printable(message, MAX_MESSAGE_BYTES))
 
 
+def _refuse(parser: argparse.ArgumentParser, argument: str) -> NoReturn:
+    """Ends with the options that a command has, the most similar one first."""
+    name = argument.partition("=")[0]
+    options = [text for text in parser._option_string_actions if text.startswith("--")]
+    parser.error(f"there is no argument '{name}'.{suggest(name, options)} Options: {', '.join(options)}.")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; 0 is success, 1 a fault that was found, 2 a command that cannot be carried out."""
-    parser = _Parser(prog="python -m torchnan", description="Names the operation that made the NaN.")
+    parser = _Parser(prog="torchnan", description="Names the operation that made the NaN.")
+    parser.add_argument("--version", action="version", version=f"torchnan {doctor.build()}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="command")
     for command in (run, show, diagnose, replay, extract, doctor):
         verb = verbs.add_parser(
@@ -36,7 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         command.add_arguments(verb)
         verb.set_defaults(execute=command.execute)
-    given = parser.parse_args(arguments)
+    given, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        _refuse(verbs.choices[given.verb], unknown[0])
     try:
         status: int = given.execute(given)
     except (OptionError, CaptureError, OSError) as error:

@@ -13,6 +13,7 @@ from torchnan import _build, startup
 from torchnan._load import _C
 from torchnan.config.options import OptionError
 from torchnan.config.text import printable
+from torchnan.detection.compiled import torch_internals
 
 NAME = "doctor"
 HELP = "build, PyTorch, engine in use, switches"
@@ -20,6 +21,11 @@ HELP = "build, PyTorch, engine in use, switches"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds nothing."""
+
+
+def build() -> str:
+    """Returns the version, and the PyTorch that it was built for."""
+    return f"{_build.version}, built for PyTorch {_build.torch_version}"
 
 
 def _format_options(options: dict[str, Any] | None) -> str:
@@ -39,11 +45,18 @@ def _gpus() -> str:
     )
 
 
+def _compile() -> str:
+    missing = torch_internals.missing()
+    if missing:
+        return f"NOT FOLLOWED: this PyTorch has no {', '.join(missing)}; compiled regions are checked at their border"
+    return "regions that Inductor compiled are followed"
+
+
 def execute(given: argparse.Namespace) -> int:
     """Prints the table; 1 if detection could not be switched on here."""
     healthy = True
     rows = [
-        ("torchnan", f"{_build.version}, built for PyTorch {_build.torch_version}"),
+        ("torchnan", build()),
         ("PyTorch", f"{torch.__version__}, CUDA {torch.version.cuda or 'not built in'}"),
         ("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
         ("C++ package", f"CMAKE_PREFIX_PATH={os.path.dirname(_C.__file__)}"),
@@ -53,6 +66,7 @@ def execute(given: argparse.Namespace) -> int:
     except RuntimeError as error:
         rows.append(("engine", f"NONE: {error}"))
         healthy = False
+    rows.append(("compile", _compile()))
     rows.append(("GPUs", _gpus()))
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "1":
         rows.append(("autoload", "on: TORCHNAN=raise works for any script"))

@@ -22,6 +22,7 @@ import torch
 from torchnan.capture import Capture, load_capture
 from torchnan.config.options import OptionError
 from torchnan.config.text import printable, type_name
+from torchnan.recovery.event import SUSPECTS_OF_TRANSIENT
 from torchnan.recovery.step.replay import Replay
 
 NAME = "replay"
@@ -40,12 +41,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(given: argparse.Namespace) -> int:
     """Prints what came of it; 1 if it is bad again, 0 if it is finite."""
+    _require_device(given.device)
     sys.path.insert(0, os.getcwd())  # as `python script.py` would have it
     model, step_fn = _model_and_step(given.step, given.model)
     capture = load_capture(given.capture, device=given.device)
     replayed = capture.replay(model.to(given.device), step_fn)
     print(_text(capture, replayed))
     return NOT_REPRODUCED if replayed.verdict == "transient" else REPRODUCED
+
+
+def _require_device(name: str) -> None:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:  # as PyTorch says that it has no CUDA
+        raise OptionError(f"--device {name} cannot be used: {str(error).splitlines()[0]}") from None
 
 
 def _model_and_step(step: str, model: str | None) -> tuple[torch.nn.Module, Callable[..., Any]]:
@@ -98,5 +107,5 @@ def _text(capture: Capture, replayed: Replay) -> str:
 _VERDICTS = {
     "persistent": "reproduced, twice, with the same origin",
     "nondeterministic": "not the same each time it is run",
-    "transient": "NOT reproduced: finite both times here",
+    "transient": f"NOT reproduced: finite both times here; {SUSPECTS_OF_TRANSIENT}",
 }

@@ -21,7 +21,7 @@ from torchnan.config.options import (
     setting,
 )
 
-ACTIONS = ("raise", "warn", "log")
+ACTIONS = ("raise", "warn", "log", "breakpoint")
 WHENS = ("harm", "origin")
 
 
@@ -47,9 +47,9 @@ class DetectionOptions(Settings):
 
     action: Any = setting(
         "raise",
-        "'raise', 'warn', 'log' or a callable that takes a Finding",
+        "'raise', 'warn', 'log', 'breakpoint' or a callable that takes a Finding",
         lambda value: callable(value) or one_of(*ACTIONS)(value),
-        accepts_text="raise, warn or log",
+        accepts_text="raise, warn, log or breakpoint",
     )
     check_nan: bool = _bool(True)
     check_inf: bool = _bool(True)

@@ -11,7 +11,8 @@ from torchnan.config.text import printable
 
 POLICY = "TORCHNAN_POLICY"  # recovery's variables begin with it
 REQUIRE_CUDA = "TORCHNAN_REQUIRE_CUDA"
-MODES = ("raise", "warn", "log", "1", "0")
+REPLACE_ANOMALY = "TORCHNAN_REPLACE_ANOMALY"
+MODES = (*ACTIONS, "1", "0")
 
 
 def detection_options(
@@ -19,9 +20,9 @@ def detection_options(
 ) -> dict[str, Any] | None:
     """Returns the options that the variables ask for, ``None`` if detection is to stay off.
 
-    ``TORCHNAN`` is one of raise, warn, log, 1 (the same as raise), 0 (off, whatever else is set, and whatever user code
-    asks for: the core reads that for itself, once); empty it is as unset. ``TORCHNAN_<NAME>`` sets the option of that
-    name.
+    ``TORCHNAN`` is one of raise, warn, log, breakpoint, 1 (the same as raise), 0 (off, whatever else is set, and
+    whatever user code asks for: the core reads that for itself, once); empty it is as unset. ``TORCHNAN_<NAME>`` sets
+    the option of that name.
 
     Args:
         environment: names and values.
@@ -41,13 +42,20 @@ def detection_options(
     if mode in ACTIONS and given.setdefault("action", mode) != mode:
         raise OptionError(f"TORCHNAN={mode} and TORCHNAN_ACTION={given['action']} disagree: set one of them.")
     requires_cuda(environment)  # refused now, and not by the first detection session
+    replaces_anomaly(environment)
     options = DetectionOptions.from_dict(given).as_keywords()
     return None if mode in ("", "0") else options
 
 
+def ignored_variables(environment: Mapping[str, str]) -> list[str]:
+    """Returns the variables that set an option of a detection that ``TORCHNAN`` does not switch on."""
+    return [] if environment.get("TORCHNAN") else sorted(filter(is_of_detection, environment))
+
+
 def is_of_detection(variable: str) -> bool:
     """Returns whether a variable sets an option of detection."""
-    return variable.startswith("TORCHNAN_") and variable != REQUIRE_CUDA and not is_of_recovery(variable)
+    is_other = variable in (REQUIRE_CUDA, REPLACE_ANOMALY) or is_of_recovery(variable)
+    return variable.startswith("TORCHNAN_") and not is_other
 
 
 def is_of_recovery(variable: str) -> bool:
@@ -61,9 +69,22 @@ def requires_cuda(environment: Mapping[str, str]) -> bool:
     Raises:
         OptionError: a value that is neither 0, 1 nor empty.
     """
-    given = environment.get(REQUIRE_CUDA, "")
+    return _flag(environment, REQUIRE_CUDA)
+
+
+def replaces_anomaly(environment: Mapping[str, str]) -> bool:
+    """Returns whether ``TORCHNAN_REPLACE_ANOMALY=1`` puts torchnan in the place of PyTorch's anomaly mode.
+
+    Raises:
+        OptionError: a value that is neither 0, 1 nor empty.
+    """
+    return _flag(environment, REPLACE_ANOMALY)
+
+
+def _flag(environment: Mapping[str, str], name: str) -> bool:
+    given = environment.get(name, "")
     if given not in ("", "0", "1"):
-        raise OptionError(f"{REQUIRE_CUDA}={printable(given, 200)} cannot be used: it takes 0 or 1.")
+        raise OptionError(f"{name}={printable(given, 200)} cannot be used: it takes 0 or 1.")
     return given == "1"
 
 
@@ -74,7 +95,7 @@ def _name(variable: str) -> str:
 def _value(variable: str, text: str, policy_variables: Callable[[], Iterable[str]]) -> Any:
     known = [f"TORCHNAN_{option.upper()}" for option in DetectionOptions.options()]
     if variable not in known:
-        suggestion = suggest(variable, [*known, POLICY, *policy_variables()])
+        suggestion = suggest(variable, [*known, REPLACE_ANOMALY, REQUIRE_CUDA, POLICY, *policy_variables()])
         raise OptionError(
             f"there is no variable {printable(variable, 100)}.{suggestion} Variables: TORCHNAN, {', '.join(known)}, "
             f"{POLICY}, {POLICY}_<FIELD>."

@@ -32,6 +32,6 @@ class DiagnosisBuilder:
     ) -> None:
         """Adds a verdict, whose cause is that of the first suspect."""
         cause = suspects[0].cause if suspects else "unknown"
-        remedy, check = remedy_and_check(kind, cause, steps[0])
+        remedy, check = remedy_and_check(kind, cause, steps[0], evidence.get("origin"), evidence.get("place"))
         known = {name: value for name, value in evidence.items() if value is not None}
         self.verdicts.append(Verdict(kind, cause, *steps, known, confidence, remedy, branch, check, tuple(suspects)))

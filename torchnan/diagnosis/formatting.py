@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torchnan.diagnosis.arrays import IntArray
+from torchnan.diagnosis.verdict import Verdict
 
 MAX_STEPS = 5
 
@@ -10,6 +11,12 @@ MAX_STEPS = 5
 def display_name(name: str) -> str:
     """Returns a kind or a cause in readable words: ``"lr_increasing"`` becomes ``"learning rate increasing"``."""
     return name.replace("_", " ").replace("fp16", "float16").replace("lr ", "learning rate ")
+
+
+def describe_confidence(verdict: Verdict) -> str:
+    """Returns how sure a verdict is, and how sure its cause if that differs."""
+    of_cause = verdict.suspects[0].confidence if verdict.suspects else verdict.confidence
+    return verdict.confidence if of_cause == verdict.confidence else f"{verdict.confidence}, its cause {of_cause}"
 
 
 def format_number(value: float) -> str:

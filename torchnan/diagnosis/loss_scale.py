@@ -11,6 +11,8 @@ from torchnan.diagnosis.episodes import CAUSE_STEPS
 from torchnan.diagnosis.run import Run
 from torchnan.diagnosis.thresholds import Thresholds
 
+HALVINGS = 3  # below the floor, from a scale that began there
+
 
 @dataclasses.dataclass(frozen=True)
 class ScaleHistory:
@@ -103,9 +105,13 @@ def _overflows_without_known_trigger(
 
 
 def _collapse(step: IntArray, scale: FloatArray, thresholds: Thresholds) -> tuple[int, int] | None:
+    """Returns the first step below the floor, and that of the first fall: from above it, or again and again below."""
     below = np.flatnonzero(scale < thresholds.scale_floor)
-    if not len(below) or not (scale[: below[0]] >= thresholds.scale_floor).any():
+    if not len(below):
         return None
+    if below[0] == 0:
+        halved = np.flatnonzero((np.diff(scale) < 0) & (scale[1:] < thresholds.scale_floor))
+        return (int(step[halved[0] + 1]), int(step[halved[0]])) if len(halved) >= HALVINGS else None
     falls = np.flatnonzero(np.diff(scale[: below[0] + 1]) < 0)  # the last row at the higher scale
     pauses = np.flatnonzero(np.diff(step[falls]) > thresholds.recovery_steps)
     return int(step[below[0]]), int(step[falls[pauses[-1] + 1 if len(pauses) else 0]])

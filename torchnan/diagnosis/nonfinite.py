@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -18,38 +19,65 @@ from torchnan.diagnosis.verdict import Cause, Suspect
 
 LOGARITHMS = {"log", "log2", "log10", "log1p", "xlogy", "special_xlog1py"}
 QUOTIENTS = {"div", "divide", "true_divide", "reciprocal", "mean", "nll_loss", "nll_loss_forward", "nll_loss2d_forward"}
+MAX_CAUSES = 20  # that get a verdict of their own
+
+# The cause of a value that no operation made, by the origin of its finding.
+CAUSE_OF_ORIGIN: dict[str, Cause] = {
+    "input": "data",
+    "parameter": "parameter",
+    "buffer": "parameter",
+    "uninit": "uninitialised",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Failure:
+    """Rows with a non-finite loss of one cause, and its finding; ``last`` ends the first uninterrupted stretch."""
+
+    rows: IntArray
+    last: int
+    finding: dict[str, Any] | None
 
 
 def evaluate(run: Run, scale: ScaleHistory, jumps: RateJumps, diagnosis: DiagnosisBuilder) -> None:
-    """Answers Q1.1 to Q1.4; in float16, section 3 decides (Q3.3)."""
-    bad = np.flatnonzero(run.column("loss").bad)
+    """Answers Q1.1 to Q1.4 for each cause; in float16, section 3 decides (Q3.3)."""
+    loss = run.column("loss")
+    bad = np.flatnonzero(loss.bad)
+    question = "Is the loss NaN or Inf at any step?"
     if not len(bad):
-        diagnosis.answer(
-            "Q1.1", "Is the loss NaN or Inf at any step?", "no", f"{run.column('loss').given.sum():,} finite"
-        )
+        diagnosis.answer("Q1.1", question, "no", f"{loss.given.sum():,} finite")
         return
-    first = int(run.step[bad[0]])
-    value = str(run.column("loss").values[bad[0]])
+    first = f"{loss.values[bad[0]]} at step {run.step[bad[0]]:,}"
+    diagnosis.answer("Q1.1", question, "yes", f"{first}, {len(bad):,} in all")
     diagnosis.answer(
-        "Q1.1", "Is the loss NaN or Inf at any step?", "yes", f"{value} at step {first:,}, {len(bad):,} in all"
+        "Q1.2",
+        "Which dtype regime?",
+        scale.dtype or "unknown",
+        "by the loss scale" if scale.dtype and scale.inferred else "",
     )
-    regime = scale.dtype or "unknown"
-    diagnosis.answer(
-        "Q1.2", "Which dtype regime?", regime, "by the loss scale" if scale.dtype and scale.inferred else ""
-    )
-    origin = _origin(run, first)
+    for failure in _failures(run, bad)[:MAX_CAUSES]:
+        _evaluate_failure(run, failure, scale, jumps, diagnosis)
+
+
+def _evaluate_failure(
+    run: Run, failure: _Failure, scale: ScaleHistory, jumps: RateJumps, diagnosis: DiagnosisBuilder
+) -> None:
+    first, origin = int(run.step[failure.rows[0]]), failure.finding
+    value = str(run.column("loss").values[failure.rows[0]])
     rerun = _rerun(run, first)
     gradient = _gradient_first(scale, first)
+    regime = scale.dtype or "unknown"
     evidence: dict[str, Any] = {
         "loss": value,
-        "nonfinite_steps": len(bad),
+        "nonfinite_steps": len(failure.rows),
         "dtype": regime,
-        "origin": None if origin is None else _describe_origin(origin),
+        "origin": None if origin is None else describe_origin(origin),
+        "place": None if origin is None else _place(origin),
         "finite_in_float32": rerun,
         "gradient_overflow_at": gradient,
     }
-    steps = (min(first, gradient) if gradient is not None else first, _last(run, bad))
-    text = "not in the log" if origin is None else _describe_origin(origin)
+    steps = (min(first, gradient) if gradient is not None else first, int(run.step[failure.last]))
+    text = "not in the log" if origin is None else describe_origin(origin)
     diagnosis.answer("Q1.3", "Which operation made it?", "known" if origin else "unknown", text)
     if _is_overflow(scale, origin, rerun, gradient):
         _overflow(scale, origin, rerun, steps, first, diagnosis, evidence)
@@ -60,22 +88,71 @@ def evaluate(run: Run, scale: ScaleHistory, jumps: RateJumps, diagnosis: Diagnos
     diagnosis.add_verdict("nonfinite", suspects, steps, branch, confidence="certain", **evidence)
 
 
-def _last(run: Run, bad: IntArray) -> int:
-    """Returns the last step of the first uninterrupted stretch of non-finite losses."""
-    gaps = np.flatnonzero(np.diff(bad) > 1)
-    return int(run.step[bad[gaps[0] if len(gaps) else -1]])
+def _failures(run: Run, bad: IntArray) -> list[_Failure]:
+    """Returns the non-finite rows by cause, the earliest first. A stretch of rows without a gap has one cause, unless
+    there are findings of others within it."""
+    own = _findings_by_step(run)
+    starts = np.diff(bad) > 1
+    starts |= np.array([int(step) in own for step in run.step[bad[1:]]], dtype=bool)
+    by_cause: dict[object, list[tuple[IntArray, dict[str, Any] | None]]] = {}
+    for rows in np.split(bad, np.flatnonzero(starts) + 1):
+        finding = own.get(int(run.step[rows[0]])) or _near(run, int(run.step[rows[0]]), bad)
+        by_cause.setdefault(_identity(finding), []).append((rows, finding))
+    failures = []
+    for stretches in by_cause.values():
+        rows = np.concatenate([rows for rows, _ in stretches])
+        gaps = np.flatnonzero(np.diff(rows) > 1)
+        failures.append(_Failure(rows, int(rows[gaps[0] if len(gaps) else -1]), stretches[0][1]))
+    return failures
 
 
-def _origin(run: Run, first: int) -> dict[str, Any] | None:
-    """Returns the finding that the guard's replay recorded near a step."""
-    near = [event for event in run.findings if first - CAUSE_STEPS <= event["step"] <= first + CAUSE_STEPS]
-    return min(near, key=lambda event: abs(event["step"] - first))["finding"] if near else None
+def _findings_by_step(run: Run) -> dict[int, dict[str, Any]]:
+    found: dict[int, dict[str, Any]] = {}
+    for event in run.findings:
+        found.setdefault(event["step"], event["finding"])
+    return found
 
 
-def _describe_origin(finding: dict[str, Any]) -> str:
-    parts = [str(finding.get(name) or "") for name in ("op", "module", "dtype", "phase", "hint")]
-    names = ("", "in ", "", "", "because ")
-    return ", ".join(before + part for before, part in zip(names, parts, strict=True) if part)
+def _near(run: Run, step: int, bad: IntArray) -> dict[str, Any] | None:
+    """Returns the nearest finding within a few steps that is not that of another non-finite loss."""
+    others = set(run.step[bad].tolist())
+    near = [event for event in run.findings if abs(event["step"] - step) <= CAUSE_STEPS and event["step"] not in others]
+    return min(near, key=lambda event: abs(event["step"] - step))["finding"] if near else None
+
+
+def _identity(finding: dict[str, Any] | None) -> object:
+    if finding is None:
+        return None
+    names = ("origin", "op", "node", "module", "name", "file", "line", "text")
+    return tuple(str(finding.get(name)) for name in names)
+
+
+def describe_origin(finding: dict[str, Any]) -> str:
+    """Returns what a finding says of the origin: what made it, where, and why."""
+    if "op" not in finding:  # of another rank, in a line
+        return str(finding.get("text") or "")
+    place = _place(finding)
+    parts = [_maker(finding), finding.get("module"), place, finding.get("dtype"), finding.get("phase")]
+    names = ("", "in ", "at ", "", "")
+    text = ", ".join(before + str(part) for before, part in zip(names, parts, strict=True) if part)
+    return f"{text}, because {finding['hint']}" if finding.get("hint") else text
+
+
+def _maker(finding: dict[str, Any]) -> str:
+    op, name = str(finding.get("op") or ""), str(finding.get("name") or "")
+    kind = str(finding.get("origin") or "op")
+    if kind in ("parameter", "buffer"):
+        return f"{kind} {name}, first read by {op}" if name else f"a {kind}, first read by {op}"
+    return {
+        "input": f"an external tensor, first used by {op}",
+        "uninit": f"memory from {op} that nothing has written",
+        "foreign": f"something outside PyTorch's dispatcher, first read by {op}",
+    }.get(kind, op)
+
+
+def _place(finding: dict[str, Any]) -> str | None:
+    file, line = finding.get("file"), finding.get("line")
+    return f"{file}:{line}" if file and line else None
 
 
 def _rerun(run: Run, first: int) -> bool | None:
@@ -93,11 +170,13 @@ def _gradient_first(scale: ScaleHistory, first: int) -> int | None:
 
 
 def _is_overflow(scale: ScaleHistory, origin: dict[str, Any] | None, rerun: bool | None, gradient: int | None) -> bool:
-    """Answers Q3.3 from the rerun, else the origin, else the dtype.
+    """Answers Q3.3 from the origin where no operation made the value, from the rerun, else the origin, else the dtype.
 
     In float16 it is an overflow. If the dtype is unknown but there is a loss scale, it is one if the gradient
     overflowed first.
     """
+    if origin is not None and str(origin.get("origin")) in CAUSE_OF_ORIGIN:
+        return False
     if rerun is not None and scale.dtype not in ("float32", "bfloat16"):
         return rerun
     if origin is not None:
@@ -162,12 +241,7 @@ def _suspects(
 ) -> list[Suspect]:
     found: list[Suspect] = []
     if origin is not None:
-        by_operation: dict[str, Cause] = {
-            **dict.fromkeys(LOGARITHMS, "log_zero"),
-            **dict.fromkeys(QUOTIENTS, "zero_by_zero"),
-        }
-        cause = by_operation.get(_operation(origin), "structural")
-        found.append(Suspect(cause, "certain", f"the replay names {_describe_origin(origin)}"))
+        found.append(_of_origin(origin))
     if rerun is False:
         found.append(Suspect("structural", "likely", "it is not finite in float32 either, with the same data"))
     near = jumps.step[(jumps.step >= first - 5 * CAUSE_STEPS) & (jumps.step <= first)]
@@ -180,6 +254,19 @@ def _suspects(
     if origin is None and not len(near) and not _explodes(run, first):
         found += _by_value(value, regime)
     return found or [Suspect("unknown", "possible", "the loss goes up before it; nothing in the log explains it")]
+
+
+def _of_origin(origin: dict[str, Any]) -> Suspect:
+    """Returns the suspect that a finding names. What it saw is certain; what its operation alone suggests is likely."""
+    text = f"the finding names {describe_origin(origin)}"
+    if (external := CAUSE_OF_ORIGIN.get(str(origin.get("origin")))) is not None:
+        return Suspect(external, "certain", text)
+    by_operation: dict[str, Cause] = {
+        **dict.fromkeys(LOGARITHMS, "log_zero"),
+        **dict.fromkeys(QUOTIENTS, "zero_by_zero"),
+    }
+    cause = by_operation.get(_operation(origin), "structural")
+    return Suspect(cause, "certain" if cause == "structural" or origin.get("hint") else "likely", text)
 
 
 def _explodes(run: Run, first: int) -> bool:

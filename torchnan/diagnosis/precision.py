@@ -20,21 +20,22 @@ def evaluate(run: Run, scale: ScaleHistory, diagnosis: DiagnosisBuilder, thresho
     many = len(scale.overflows)
     overflowed = f"{many:,} steps: {format_steps(scale.overflows)}" if many else "0 steps"
     diagnosis.answer("Q3.1", "Is a gradient norm Inf or NaN?", "yes" if many else "no", overflowed)
-    if not many:
+    if not many and not scale.collapsed:
         return
     evidence: dict[str, Any] = {
         "dtype": scale.dtype or "unknown",
         "overflows": many,
         "loss_scale": describe_scale(scale),
     }
-    gradient = Suspect("gradient_overflow", "likely", f"the gradient is not finite at {overflowed}")
+    seen = f"the gradient is not finite at {overflowed}" if many else f"the loss scale halves: {describe_scale(scale)}"
+    gradient = Suspect("gradient_overflow", "likely", seen)
     if scale.dtype in ("float32", "bfloat16") and scale.changes != "dynamic":
         diagnosis.answer("Q3.2", "What does the loss scale show?", "there is none", f"the dtype is {scale.dtype}")
         steps = int(scale.overflows[0]), int(scale.overflows[-1])
         diagnosis.add_verdict("nonfinite", [gradient], steps, "Q1.1 -> Q1.2 -> Q1.4", **evidence)
         return
     diagnosis.answer("Q3.2", "What does the loss scale show?", _answer(scale), describe_scale(scale))
-    if _is_constant(run, scale, thresholds):
+    if many and _is_constant(run, scale, thresholds):
         off = Suspect(
             "scaler_off", "likely", f"the loss scale is {format_number(scale.scale[0])} before and after overflows"
         )

@@ -13,11 +13,23 @@ RERUN = "Run step {step} in float32 with the same data: finite there, it is an o
 _BY_CAUSE: dict[tuple[Kind, Cause], tuple[str, str]] = {
     ("nonfinite", "log_zero"): (
         "Use log_softmax (or cross_entropy on logits) instead of log(softmax(x)), or add an epsilon inside the log.",
-        "Run step {step} again under torchnan.detect(): the origin is the log, and what went in has a 0.",
+        "Print the argument of the logarithm{place} in step {step}: it holds a zero or a negative number.",
     ),
     ("nonfinite", "zero_by_zero"): (
-        "Guard the reduction of the loss: divide by max(count, 1), and skip batches in which everything is masked.",
-        "Count the unmasked targets of the batch at step {step}: it has none.",
+        "Keep the divisor from being zero: divide by max(count, 1), add an epsilon, or skip a batch for which it is 0.",
+        "Print the divisor{place} in step {step}.",
+    ),
+    ("nonfinite", "data"): (
+        "Repair the data, or drop such rows in the data loader: the values were not finite before the model used them.",
+        "Look for NaN and Inf in the batch of step {step}, row by row: torch.isfinite(x).",
+    ),
+    ("nonfinite", "parameter"): (
+        RELOAD + ": a weight or a buffer was not finite before the step began.",
+        "Find the step that wrote it: start from that checkpoint with TORCHNAN=raise in front of the command.",
+    ),
+    ("nonfinite", "uninitialised"): (
+        "Write the memory before it is read: zeros() in place of empty().",
+        "Look at the line that allocated the memory{place}.",
     ),
     ("nonfinite", "lr_discontinuity"): (
         RELOAD + " and repair the schedule: the update after the jump of the learning rate was destructive.",
@@ -25,10 +37,10 @@ _BY_CAUSE: dict[tuple[Kind, Cause], tuple[str, str]] = {
     ),
     ("nonfinite", "gradient_overflow"): (
         "Clip gradients by value (at 100) in addition to clipping by norm.",
-        "Run step {step} again under torchnan.detect(): the origin is in the backward pass.",
+        "Run step {step} again with TORCHNAN=raise in front of the command: it names the operation.",
     ),
     ("spike", "long_tail_batch"): (
-        "Stratify the batches, so that rare tokens do not come together; write a post-mortem of the batch.",
+        "Stratify the batches, so that rare samples do not come together; write a post-mortem of the batch.",
         "Look at the batch of step {step}: its loss is high under the weights of the step before, too.",
     ),
     ("spike", "lr_discontinuity"): (
@@ -66,7 +78,7 @@ _BY_KIND: dict[Kind, tuple[str, str]] = {
     "nonfinite": (
         "Reload the last checkpoint without a NaN, find the first operation that makes one of finite values, and "
         "repair it. If it comes again, it is structural: go through the architecture.",
-        "Run step {step} again under torchnan.detect() or a StepGuard: it names the operation.",
+        "Print what goes into the operation{place} in step {step}.",
     ),
     "fp16_overflow": (
         "Use dynamic loss scaling (torch.amp.GradScaler), or switch from float16 to bfloat16. If a module's outputs "
@@ -104,7 +116,24 @@ _BY_KIND: dict[Kind, tuple[str, str]] = {
 }
 
 
-def remedy_and_check(kind: Kind, cause: Cause, step: int) -> tuple[str, str]:
-    """Returns what to do about a verdict, and how to check it."""
+NAME_THE_ORIGIN = (
+    "Run it again with TORCHNAN=raise in front of the command: it stops where the value does harm, and names the "
+    "operation that made it, its line and its inputs."
+)
+
+
+def remedy_and_check(
+    kind: Kind, cause: Cause, step: int, origin: str | None = None, place: str | None = None
+) -> tuple[str, str]:
+    """Returns what to do about a verdict, and how to check it.
+
+    Args:
+        kind, cause, step: of the verdict.
+        origin: what a finding says of the origin of a non-finite value; ``None`` if there is none.
+        place: its file and line.
+    """
     remedy, check = _BY_CAUSE.get((kind, cause), _BY_KIND[kind])
-    return remedy.format(step=f"{step:,}"), check.format(step=f"{step:,}")
+    if kind == "nonfinite" and origin is None:
+        check = NAME_THE_ORIGIN
+    found = {"step": f"{step:,}", "place": f" at {place}" if place else ""}
+    return remedy.format(**found), check.format(**found)

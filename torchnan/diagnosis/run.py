@@ -120,6 +120,7 @@ class Run:
         starts: first steps of the run and of each restart.
         source: where it was read from.
         notes: what in the source was damaged, cut or ignored.
+        actions: what a step guard did about bad steps, as ``{"step": ..., "action": "rollback"}``.
     """
 
     step: IntArray
@@ -133,6 +134,7 @@ class Run:
     starts: list[int] = dataclasses.field(default_factory=list)
     source: str = ""
     notes: list[str] = dataclasses.field(default_factory=list)
+    actions: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.step)

@@ -17,6 +17,9 @@ Cause = Literal[
     "gradient_overflow",
     "scaler_off",
     "structural",
+    "data",
+    "parameter",
+    "uninitialised",
     "long_tail_batch",
     "lr_discontinuity",
     "duplicate_batch",
@@ -68,8 +71,9 @@ class Verdict:
         cause: why, as far as the log shows; that of the first of ``suspects``.
         first_step: step at which it begins; ``last_step``: step at which it ends, or the last of the run.
         evidence: numbers and words, by name.
-        confidence: ``"certain"``: the log says so; ``"likely"``: the conditions of the rule hold, and chance was
-            excluded; ``"possible"``: by elimination, or some of the evidence is not in the log.
+        confidence: of the kind, not of its cause. ``"certain"``: the log says so; ``"likely"``: the conditions of the
+            rule hold, and chance was excluded; ``"possible"``: by elimination, or some of the evidence is not in the
+            log.
         remedy: what to do; ``check``: how to verify the verdict.
         branch: path through the tree, ``"Q1.1 -> Q2.1 -> Q2.2 -> Q2.3"``.
         suspects: possible causes, the likeliest first.

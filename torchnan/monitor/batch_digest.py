@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
@@ -13,6 +12,7 @@ import torch
 
 from torchnan.detection import shards
 from torchnan.detection.pause import detection_paused
+from torchnan.nested import items_of
 
 MAX_ELEMENTS = 4096  # read of one tensor, evenly spread
 MAX_LEAVES = 256  # of a batch; of further ones only the number counts
@@ -98,17 +98,14 @@ class BatchDigest:
 def _leaves(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
     if depth > MAX_DEPTH:
         return
-    if isinstance(value, Mapping):
-        for key in sorted(value, key=str):
-            yield from _leaves(value[key], f"{path}[{key!s}]", depth + 1)
-    elif isinstance(value, list | tuple):
-        for i, item in enumerate(value):
-            yield from _leaves(item, f"{path}[{i}]", depth + 1)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from _leaves(getattr(value, field.name), f"{path}.{field.name}", depth + 1)
-    else:
+    items = items_of(value)
+    if items is None:
         yield path, value
+        return
+    if isinstance(value, Mapping):
+        items.sort(key=lambda item: item[0])  # the order of the keys does not count
+    for part, item in items:
+        yield from _leaves(item, f"{path}{part}", depth + 1)
 
 
 def _stride(elements: int) -> int:

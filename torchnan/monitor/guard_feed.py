@@ -106,7 +106,7 @@ class MonitorFeed(StepObserver):
     def add_loss(self, loss: torch.Tensor) -> None:
         """Finds the dtype that the model computes in, from the graph of the first loss."""
         if self._compute_dtype is None:
-            with self._failures.contained("looking at the graph of the loss"):
+            with self._failures.contained("reading the graph of the loss"):
                 self._compute_dtype = compute_dtype.infer_from_loss(loss)
 
     def add_run(self, run: StepRun, norm: float, anomaly: Anomaly | None, lr_factor: float) -> None:
@@ -139,6 +139,8 @@ class MonitorFeed(StepObserver):
                 self._writer.record_finding(event.step, format.finding_summary(event.finding))
             elif event.origin:
                 self._writer.record_finding(event.step, {"text": sanitize_text(event.origin), "rank": event.rank})
+            if event.action == "rollback":
+                self._writer.record_action(event.step, event.action)
             if event.finite_in_float32 is not None:
                 self._writer.record_rerun(event.step, "float32", event.finite_in_float32)
 

@@ -42,7 +42,7 @@ class MonitorLog:
         self._max_bytes = max_bytes
         self._parts = parts
         self._header: dict[str, Any] = {}
-        atomic_folder.make(self._path.parent)
+        atomic_folder.make_for("log", self._path.parent)
         self._check_is_monitor_log()
         _C.append_line(os.fspath(self._path), "")
         self._bytes = self._path.stat().st_size

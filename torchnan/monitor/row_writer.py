@@ -137,6 +137,10 @@ class RowWriter:
         """Records whether a bad step is finite in another dtype."""
         self._record("reruns", {"rerun": {"step": step, "dtype": dtype, "finite": is_finite}})
 
+    def record_action(self, step: int, action: str) -> None:
+        """Records what a step guard did about a bad step."""
+        self._log_line({"guard_action": action, "step": step})
+
     def close(self) -> None:
         """Closes TensorBoard's files."""
         if self._tensorboard is not None:

@@ -61,8 +61,8 @@ def validate_monitor(monitor: Any, policy: Policy, *, can_roll_back: bool) -> No
         return
     if monitor is None or not monitor.finds_instabilities:
         raise OptionError(
-            f"instability={brief(dict(policy.instability))} cannot be used without a monitor that judges the run: give "
-            "monitor=torchnan.Monitor(...), with live=True."
+            f"instability={brief(dict(policy.instability))} cannot be used without a monitor that diagnoses the run: "
+            "give monitor=torchnan.Monitor(...), with live=True."
         )
     if "rollback" in policy.instability.values() and policy.snapshot_every == 0 and not can_roll_back:
         raise OptionError(

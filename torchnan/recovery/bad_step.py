@@ -100,7 +100,7 @@ class BadStepAnalyzer:
         with self._failures.contained("taking a digest of the step"):
             event.bits = digest(run.losses, self._forward_backward.parameters)
         nonfinite: tuple[str, ...] = ()
-        with self._failures.contained("looking at the weights"):
+        with self._failures.contained("checking the weights"):
             # As before the step: it has not changed parameters, and buffers were saved.
             parameters = self._forward_backward.model.named_parameters()
             nonfinite = nonfinite_among([*parameters, *self._inputs.buffers().items()])

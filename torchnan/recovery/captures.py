@@ -15,10 +15,11 @@ from torchnan import _build
 from torchnan.config.options import OptionError
 from torchnan.detection import shards
 from torchnan.detection.containment import Failures, describe
+from torchnan.nested import tensors_in
 from torchnan.recovery.event import StepEvent
 from torchnan.recovery.policy import Policy
 from torchnan.recovery.step.operation import Operation
-from torchnan.recovery.step.step_inputs import StepInputs, tensors_in
+from torchnan.recovery.step.step_inputs import StepInputs
 from torchnan.storage import atomic_folder, rank_folders
 from torchnan.storage.codec import check, encode
 from torchnan.storage.errors import CaptureError
@@ -53,7 +54,7 @@ class Captures:
             atomic_folder.safetensors()
         except CaptureError as error:
             raise OptionError(f"{error}.") from None
-        atomic_folder.make(self._folder)
+        atomic_folder.make_for("captures", self._folder)
         rank_folders.remove_partial(self._folder, rank)
 
     @property

@@ -1,4 +1,4 @@
-"""TrainingStopped, and the exit codes that tell a scheduler why training stopped."""
+"""TrainingStopped, and the exit codes from which a scheduler knows why training stopped."""
 
 from __future__ import annotations
 

@@ -127,9 +127,34 @@ class StepEvent:
         meaning = {
             "persistent": f"persistent: wrong again, same origin, {bits}",
             "nondeterministic": "nondeterministic: not the same each time it is run",
-            "transient": f"transient: finite when run again; suspect hardware or a race on {self.host} ({self.device})",
+            "transient": f"transient: finite when run again; {SUSPECTS_OF_TRANSIENT} on {self.host} ({self.device})",
         }
         return meaning[self.verdict]
+
+
+# Why a bad step is finite when it is run again, the likeliest first.
+SUSPECTS_OF_TRANSIENT = (
+    "suspect state of your own code that a replay does not restore (a counter, a schedule), then nondeterminism (a "
+    "race, an unseeded draw), then hardware"
+)
+
+
+def text_of_log_line(line: bytes) -> str | None:
+    """Returns a line of the recovery log as text for people; ``None`` if it is none."""
+    try:
+        facts = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(facts, dict) or not isinstance(facts.get("kind"), str):
+        return None
+    if facts["kind"] != "step":
+        rest = ", ".join(f"{name} {value}" for name, value in facts.items() if name not in ("time", "kind"))
+        return printable(f"torchnan: {facts['kind'].replace('_', ' ')} ({rest})", 1000)
+    known = {field.name for field in dataclasses.fields(StepEvent)} - {"finding"}
+    try:
+        return str(StepEvent(**{name: value for name, value in facts.items() if name in known}))
+    except (TypeError, KeyError, AttributeError):  # damaged
+        return None
 
 
 _FINITE_IN_FLOAT32 = "finite: the range of the narrower dtype is exceeded, the program is sound"

@@ -31,7 +31,7 @@ class RecoveryLog:
         self._path = None if path is None else os.path.abspath(path)
         self._failures = failures
         if self._path is not None:
-            atomic_folder.make(Path(self._path).parent)
+            atomic_folder.make_for("log", Path(self._path).parent)
             _C.append_line(self._path, "")
 
     def write(self, event: StepEvent) -> None:

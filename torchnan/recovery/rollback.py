@@ -122,7 +122,7 @@ class Rollback:
         while True:
             step = -self._agreement.all_reduce_max(-step)  # a rank that was killed while it wrote may lack the newest
             failed = 1
-            with self._failures.contained("going back to a snapshot"):
+            with self._failures.contained("restoring a snapshot"):
                 self._snapshots.restore(step)
                 failed = 0
             if self._agreement.all_reduce_max(failed) == 0:

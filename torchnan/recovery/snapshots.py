@@ -178,7 +178,7 @@ class DiskSnapshots:
         self._count = count
         self._folder = folder
         self._rank = rank
-        atomic_folder.make(folder)
+        atomic_folder.make_for("snapshot_folder", folder)
         rank_folders.remove_partial(folder, rank)
 
     @property

@@ -57,7 +57,7 @@ class StepObserver:
         """Is called when a bad step has been analyzed."""
 
     def new_instabilities(self) -> list[ObservedInstability]:
-        """Returns the instabilities that the step has brought to light on this rank."""
+        """Returns the instabilities that the step has shown on this rank."""
         return []
 
     def end_step(self, *, skipped: bool) -> None:

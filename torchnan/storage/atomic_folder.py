@@ -1,6 +1,6 @@
 """A folder of documents and tensors that appears whole or not at all.
 
-It is written beside its place as ``.<name>.partial-<pid>``, brought to the disk, and renamed. ``contents.json`` has the
+It is written beside its place as ``.<name>.partial-<pid>``, synced to the disk, and renamed. ``contents.json`` has the
 version of the format and the size and CRC-32 of every other file, so that damage is found by reading.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from torchnan.config.text import printable
+from torchnan.config.text import brief, printable
 from torchnan.storage.errors import CaptureError
 from torchnan.storage.schema_checks import damaged, require_key
 
@@ -85,6 +85,18 @@ def make(path: Path) -> None:
     missing = itertools.takewhile(lambda above: not above.is_dir(), [path, *path.parents])
     for above in reversed(list(missing)):
         above.mkdir(mode=0o700, exist_ok=True)
+
+
+def make_for(option: str, path: Path) -> None:
+    """Makes a folder that an option names, as :func:`make` does.
+
+    Raises:
+        OSError: it cannot be made; names the option.
+    """
+    try:
+        make(path)
+    except OSError as error:
+        raise OSError(error.errno, f"{option}={brief(str(path))} cannot be used: {error.strerror}") from None
 
 
 def remove_partial(parent: Path, prefix: str) -> None:
@@ -361,7 +373,7 @@ def _parse_document(path: Path, text: bytes) -> Any:
 
 def _object_of_distinct_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
-    if len(made) < len(pairs):  # which of them is meant depends on the reader
+    if len(made) < len(pairs):  # readers disagree on which of them counts
         raise ValueError("a name is there twice in one object")
     return made
 

@@ -27,7 +27,7 @@ class Build:
     held: list[torch.Tensor]
     tensors: Mapping[str, torch.Tensor]
     types: tuple[type, ...]
-    arrays: dict[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict)  # how they are told, and they
+    arrays: dict[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict)  # their layouts, and they
     depth: int = 0
 
 
@@ -161,15 +161,15 @@ def _array(content: Any, path: str, build: Build) -> Any:
     elements = math.prod(shape[:64])
     if len(shape) > 64 or order not in ("C", "F") or elements * dtype.itemsize != len(held):
         raise damaged(path, f"an array of {len(held)} bytes in order C or F", content)
-    told = (dtype.str, shape, order)
+    layout = (dtype.str, shape, order)
     if key not in build.arrays:
         try:
             flat = numpy.frombuffer(bytearray(held.numpy()), dtype=dtype) if elements else numpy.empty(0, dtype)
-            build.arrays[key] = told, flat.reshape(shape, order=order)
+            build.arrays[key] = layout, flat.reshape(shape, order=order)
         except ValueError as error:  # more dimensions than NumPy has
             raise damaged(f"{path}['shape']", "the shape of an array", shape) from error
-    if build.arrays[key][0] != told:
-        raise damaged(path, f"what it was where array {key} was first met", told)
+    if build.arrays[key][0] != layout:
+        raise damaged(path, f"what it was where array {key} was first met", layout)
     return build.arrays[key][1]  # places that hold the same array hold the same again
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from torchnan.diagnosis.run import GROUPED
 
@@ -20,11 +21,19 @@ COLUMN_ALIASES: dict[str, tuple[str, ...]] = {
 }
 
 
-def match_columns(names: Iterable[str]) -> dict[str, str]:
-    """Returns the column that each known name stands for: ``{"learning_rate": "lr", "weight_norm/0: decay": ...}``."""
-    given = {name.strip().lower(): name for name in reversed(list(names))}
-    found = {}
+def match_columns(names: Iterable[str], named: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+    """Returns the column that each known name stands for: ``{"learning_rate": "lr", "weight_norm/0: decay": ...}``.
+
+    Args:
+        names: those of a table, in which Weights & Biases puts the name of the run before that of the column.
+        named: the name that the user gives for a column; the others are not looked at for it.
+    """
+    listed = list(names)
+    given = {name.strip().lower().rpartition(" - ")[2]: name for name in reversed(listed)}
+    found = {name: column for column, name in named.items() if name in listed}
     for column, also in COLUMN_ALIASES.items():
+        if column in named:
+            continue
         there = [given[name] for name in also if name in given]
         found.update(dict.fromkeys(there[:1], column))
     for lower, name in given.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,21 @@ from torchnan.diagnosis.run import GROUPED, Run
 
 BLOCK = 2**20  # bytes read at a time
 MAX_LINE_BYTES = 2**20  # bytes: no row has more
-EVENTS = frozenset(("torchnan", "finding", "rerun", "verdict", "forecast"))
+EVENTS = frozenset(("torchnan", "finding", "rerun", "guard_action", "verdict", "forecast"))
 MAX_EVENTS = 10_000
 
 
-def read(path: Path) -> Run:
+def read(path: Path, columns: Mapping[str, str]) -> Run:
     """Returns the run in all parts of a log, the oldest first.
+
+    Args:
+        path: the newest part.
+        columns: names in it that the user gives for columns of a run.
 
     Raises:
         RunError: no line is a JSON object.
     """
-    reading = _LogReader(str(path))
+    reading = _LogReader(str(path), columns)
     for part in _parts(path):
         reading.read(part)
     if not reading.objects:
@@ -53,13 +57,14 @@ def _literal(name: str) -> str:
 class _LogReader:
     """Parses lines to objects, and adds them to a run as rows and events."""
 
-    def __init__(self, source: str) -> None:
+    def __init__(self, source: str, columns: Mapping[str, str]) -> None:
         try:
             import orjson
         except ImportError:
             raise ImportError("reading this log needs orjson: pip install torchnan[diagnose]") from None
         self._loads = orjson.loads
         self._builder = RunBuilder(source)
+        self._named = columns
         self._groups: list[str] = []
         self.lines = self.objects = 0
         self._damaged: list[str] = []
@@ -145,13 +150,16 @@ class _LogReader:
         finding, rerun = found.get("finding"), found.get("rerun")
         if isinstance(finding, dict) and isinstance(found.get("step"), int) and len(builder.findings) < MAX_EVENTS:
             builder.findings.append({"step": found["step"], "finding": finding})
+        is_action = isinstance(found.get("guard_action"), str) and isinstance(found.get("step"), int)
+        if is_action and len(builder.actions) < MAX_EVENTS:
+            builder.actions.append({"step": found["step"], "action": found["guard_action"]})
         if isinstance(rerun, dict) and isinstance(rerun.get("step"), int) and len(builder.reruns) < MAX_EVENTS:
             builder.reruns.append(rerun)
 
     def _add_rows(self, rows: list[dict[str, Any]]) -> None:
         if not rows:
             return
-        known = match_columns(dict.fromkeys(name for row in (*rows[:100], *rows[-100:]) for name in row))
+        known = match_columns(dict.fromkeys(name for row in (*rows[:100], *rows[-100:]) for name in row), self._named)
         columns: dict[str, Any] = {column: _values(rows, name) for name, column in known.items()}
         steps = columns.pop("step", None)
         if steps is None:

@@ -26,7 +26,7 @@ class RunBuilder:
 
     Attributes:
         source: where they are read from.
-        dtype, findings, reruns, notes: as in :class:`Run`.
+        dtype, findings, reruns, actions, notes: as in :class:`Run`.
         rows: number of rows so far.
     """
 
@@ -34,6 +34,7 @@ class RunBuilder:
     dtype: str | None = None
     findings: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     reruns: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    actions: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     notes: list[str] = dataclasses.field(default_factory=list)
     _steps: list[FloatArray] = dataclasses.field(default_factory=list)
     _columns: dict[str, dict[int, Column]] = dataclasses.field(default_factory=dict)
@@ -117,7 +118,7 @@ class RunBuilder:
             source=self.source,
             notes=self.notes,
         )
-        run.findings, run.reruns = self.findings, self.reruns
+        run.findings, run.reruns, run.actions = self.findings, self.reruns, self.actions
         if "lr" not in run.columns and run.groups.get("lr"):
             run.columns["lr"] = _largest(list(run.groups["lr"].values()))
         return run

@@ -6,9 +6,11 @@ import contextlib
 import gc
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
+from torchnan.config import log_kind
 from torchnan.diagnosis.readers.errors import RunError
 from torchnan.diagnosis.run import Run
 
@@ -19,8 +21,12 @@ FORMATS = (
 )
 
 
-def read(path: str | os.PathLike[str]) -> Run:
+def read(path: str | os.PathLike[str], columns: Mapping[str, str] = MappingProxyType({})) -> Run:
     """Reads a run in any known format. Damaged parts are skipped and mentioned in the run's ``notes``.
+
+    Args:
+        path: a file, or a folder with one.
+        columns: names in the file for columns of a run, ``{"loss": "train/total_loss"}``, where they are not known.
 
     Raises:
         RunError: it is not a run, or an empty one.
@@ -29,7 +35,7 @@ def read(path: str | os.PathLike[str]) -> Run:
     """
     found = _resolve(Path(path))
     with _gc_paused():
-        run = _read(found)
+        run = _read(found, columns)
     if not len(run):
         raise RunError(f"{found} has no steps. {' '.join(run.notes)} {FORMATS}")
     return run
@@ -69,23 +75,31 @@ def _events_in(path: Path) -> bool:
     return any("tfevents" in name for name in os.listdir(path))
 
 
-def _read(path: Path) -> Run:
+def _read(path: Path, columns: Mapping[str, str]) -> Run:
     """Calls the reader of the format; each is imported on use, because event files need another package."""
     if path.is_dir() or "tfevents" in path.name:
         from torchnan.diagnosis.readers import event_files
 
-        return event_files.read(path)
+        return event_files.read(path, columns)
     with open(path, "rb") as file:
         start = file.read(65536)
     if not start.strip():
         raise RunError(f"{path} is empty. {FORMATS}")
+    refuse_other_log(path, start)
     if start.lstrip()[:1] in b"{[":
         from torchnan.diagnosis.readers import monitor_log, trainer_state
 
         is_state = path.suffix == ".json" or b'"log_history"' in start
-        return trainer_state.read(path) if is_state else monitor_log.read(path)
+        return trainer_state.read(path) if is_state else monitor_log.read(path, columns)
     if b"\0" in start:
         raise RunError(f"{path} is a binary file of a kind that is not known. {FORMATS}")
     from torchnan.diagnosis.readers import table
 
-    return table.read(path)
+    return table.read(path, columns)
+
+
+def refuse_other_log(path: Path, start: bytes) -> None:
+    """Raises RunError for a log of torchnan's that holds findings or bad steps, and no run."""
+    kind = log_kind.of(start)
+    if kind in ("findings", "recovery"):
+        raise RunError(f"{path} is {log_kind.NAMES[kind]}, and no run: use `python -m torchnan show {path}`.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from torchnan.config.text import brief, printable
@@ -16,8 +16,12 @@ from torchnan.diagnosis.run import Run
 CHUNK = 5_000  # rows converted at a time
 
 
-def read(path: Path) -> Run:
+def read(path: Path, columns: Mapping[str, str]) -> Run:
     """Returns the run in a table separated by commas, semicolons or tabs. Without a step column, rows count from 0.
+
+    Args:
+        path: the file.
+        columns: names in it that the user gives for columns of a run.
 
     Raises:
         RunError: the header has no known column.
@@ -27,17 +31,17 @@ def read(path: Path) -> Run:
         first = file.readline(2**16)
         separator = max(",;\t", key=first.count)
         header = next(csv.reader([first], delimiter=separator), [])
-        known = match_columns(header)
+        known = match_columns(header, columns)
         if not set(known.values()) - {"step"}:
             raise RunError(
                 f"{path} is no run: its first line names no column that is known, but {brief(first[:100])}. Known are "
-                f"{', '.join(COLUMN_ALIASES)}."
+                f"{', '.join(COLUMN_ALIASES)}; --column loss=NAME says which column is the loss."
             )
         for chunk in _chunks(csv.reader(file, delimiter=separator), len(header), builder):
             found = dict(zip(header, zip(*chunk, strict=True), strict=True))
-            columns = {known[name]: values for name, values in found.items() if name in known}
+            values = {known[name]: column for name, column in found.items() if name in known}
             counted = range(builder.rows, builder.rows + len(chunk))
-            builder.add(columns.pop("step", counted), columns)
+            builder.add(values.pop("step", counted), values)
     if "step" not in known.values():
         builder.add_note("There is no column of steps: rows are counted from 0.")
     return builder.build()

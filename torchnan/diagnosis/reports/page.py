@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Any
 
 from torchnan.config.text import printable
-from torchnan.diagnosis.formatting import display_name
+from torchnan.diagnosis.formatting import describe_confidence, display_name
 from torchnan.diagnosis.reports import terminal
 from torchnan.diagnosis.reports.panels import panels
 from torchnan.diagnosis.run import Run
@@ -54,7 +54,10 @@ def template(name: str, *, escape: bool) -> Any:
         autoescape=escape, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(
-        visible=lambda text: printable(str(text)), display_name=display_name, format_evidence=format_evidence
+        visible=lambda text: printable(str(text)),
+        display_name=display_name,
+        describe_confidence=describe_confidence,
+        format_evidence=format_evidence,
     )
     return environment.from_string(_resource(name))
 

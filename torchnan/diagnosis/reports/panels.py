@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 
+from torchnan.diagnosis.arrays import BoolArray
 from torchnan.diagnosis.formatting import display_name
 from torchnan.diagnosis.headroom import RANGES
 from torchnan.diagnosis.reports import svg_chart
@@ -52,6 +53,7 @@ class Panel:
     y_ticks: list[tuple[float, str]] = dataclasses.field(default_factory=list)
     marks: list[Mark] = dataclasses.field(default_factory=list)
     nonfinite: list[Mark] = dataclasses.field(default_factory=list)
+    events: list[Mark] = dataclasses.field(default_factory=list)
 
     @property
     def plot(self) -> tuple[float, float, float, float]:
@@ -61,7 +63,7 @@ class Panel:
 
 def panels(run: Run, found: Diagnosis, thresholds: Thresholds) -> list[Panel]:
     """Returns the panels that have something to show, the loss first."""
-    drawn = [_loss(run, thresholds)]
+    drawn = [_loss(run, found, thresholds)]
     drawn += [_column_panel(run, "gradient norm", "before clipping", {"": run.column("grad_norm")})]
     rates = run.groups.get("lr") or {"": run.column("lr")}
     drawn += [_column_panel(run, "learning rate", "", rates)]
@@ -83,14 +85,14 @@ def _x_axis(run: Run, panel: Panel) -> svg_chart.Axis:
     return svg_chart.Axis(first, last if last > first else first + 1, left, right)
 
 
-def _loss(run: Run, thresholds: Thresholds) -> Panel:
-    """Draws the loss, with mean and sigma of the window before each step."""
+def _loss(run: Run, found: Diagnosis, thresholds: Thresholds) -> Panel:
+    """Draws the loss, with mean and sigma of the window before each step; spikes do not count for them."""
     about = f"line: mean of the {thresholds.spike_window} steps before; "
     about += f"band: up to {thresholds.spike_sigma:g} sigma above"
     panel = Panel("loss", about, 1000, 300)
     loss = Series.from_run(run, "loss")
     _draw(panel, run, {"": run.column("loss")})
-    prediction = predict(loss.values, loss.window_rows(thresholds), np.ones(len(loss), dtype=bool))
+    prediction = predict(loss.values, loss.window_rows(thresholds), usual_rows(loss, found))
     known = np.flatnonzero(np.isfinite(prediction.mean))
     known = known[:: max(1, len(known) // svg_chart.POINTS)]
     x_axis, y_axis = _x_axis(run, panel), _y_axis(panel, [run.column("loss")])
@@ -104,6 +106,15 @@ def _loss(run: Run, thresholds: Thresholds) -> Panel:
     panel.mean = svg_chart.line(x[shown], np.clip(mean[shown], top, bottom))
     panel.band = svg_chart.area(x[shown], np.clip(mean[shown], top, bottom), np.clip(high[shown], top, bottom))
     return panel
+
+
+def usual_rows(loss: Series, found: Diagnosis) -> BoolArray:
+    """Returns the rows that represent the level of the loss: those outside of spikes."""
+    usual = np.ones(len(loss), dtype=bool)
+    for verdict in found.verdicts:
+        if verdict.kind == "spike":
+            usual &= (loss.step < verdict.first_step) | (loss.step > verdict.last_step)
+    return usual
 
 
 def _column_panel(run: Run, title: str, about: str, columns: dict[str, Column]) -> Panel:
@@ -163,8 +174,28 @@ def _headroom(run: Run) -> Panel:
 
 def _mark(panel: Panel, run: Run, found: Diagnosis) -> None:
     x_axis = _x_axis(run, panel)
+    events = [*_skipped(run), *_restarts(run), *_actions(run)][:MAX_MARKS]
+    panel.events = [Mark(float(x_axis(np.array(float(step)))), 0, f"{text} at step {step:,}") for step, text in events]
     for number, verdict in enumerate(found.verdicts[:MAX_MARKS], 1):
         if verdict.kind != "healthy":
             first, last = x_axis(np.array([verdict.first_step, verdict.last_step], dtype=np.float64)).tolist()
             title = f"{number}: {display_name(verdict.kind)}, steps {verdict.first_step:,} to {verdict.last_step:,}"
             panel.marks.append(Mark(round(first, 1), round(max(1.0, last - first), 1), title))
+
+
+def _skipped(run: Run) -> list[tuple[int, str]]:
+    column = run.column("skipped")
+    return [(step, "skipped") for step in run.step[column.given & (column.values != 0)].tolist()]
+
+
+def _restarts(run: Run) -> list[tuple[int, str]]:
+    return [(step, "started again") for step in run.starts[1:] if run.step[0] <= step <= run.step[-1]]
+
+
+def _actions(run: Run) -> list[tuple[int, str]]:
+    """Returns what a step guard did, where that is more than to skip the step."""
+    return [
+        (action["step"], str(action["action"]).replace("_", " "))
+        for action in run.actions
+        if run.step[0] <= action["step"] <= run.step[-1]
+    ]

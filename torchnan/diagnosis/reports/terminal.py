@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchnan.config.text import printable
-from torchnan.diagnosis.formatting import display_name
+from torchnan.diagnosis.formatting import describe_confidence, display_name
 from torchnan.diagnosis.run import Run
 from torchnan.diagnosis.verdict import Diagnosis, Question, Suspect, Verdict
 
@@ -30,7 +30,8 @@ def headline(found: Diagnosis) -> str:
     worst = found.verdicts[0]
     if worst.kind == "healthy":
         return "the run is healthy"
-    cause = "" if worst.cause == "unknown" else f", {display_name(worst.cause)}"
+    is_guess = worst.suspects and worst.suspects[0].confidence == "possible"
+    cause = "" if worst.cause == "unknown" else f", {'possibly ' if is_guess else ''}{display_name(worst.cause)}"
     return f"{display_name(worst.kind)} from step {worst.first_step:,} on{cause}"
 
 
@@ -57,9 +58,9 @@ def _verdict(verdict: Verdict) -> list[str]:
     if verdict.kind == "healthy":
         return []
     steps = f"steps {verdict.first_step:,} to {verdict.last_step:,}"
-    lines = [f"{display_name(verdict.kind).upper()}, {steps}: {verdict.confidence}"]
+    lines = [f"{display_name(verdict.kind).upper()}, {steps}: {describe_confidence(verdict)}"]
     rows = [(_role(i), _suspect(suspect)) for i, suspect in enumerate(verdict.suspects)]
-    rows += [("remedy", verdict.remedy), ("check", verdict.check), ("branch", verdict.branch)]
+    rows += [("remedy", verdict.remedy), ("check", printable(verdict.check, 1000)), ("branch", verdict.branch)]
     return [*lines, *(line for name, text in rows for line in _wrapped(name, text, 10))]
 
 

@@ -1,4 +1,4 @@
-"""Runs a bad step once more in float32, to tell overflow of a narrower dtype from a structural fault."""
+"""Runs a bad step once more in float32, to distinguish overflow of a narrower dtype from a structural fault."""
 
 from __future__ import annotations
 

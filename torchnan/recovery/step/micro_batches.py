@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import itertools
-from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from torchnan.config.text import printable
-from torchnan.recovery.step.step_inputs import tensors_in
+from torchnan.nested import map_tensors, tensors_in
 
 
 def rows_of(batch: Any) -> int:
@@ -45,19 +40,5 @@ def split(batch: Any, parts: int) -> list[tuple[Any, float]]:
     return [(_rows(batch, a, b), (b - a) / rows) for a, b in spans]
 
 
-def _rows(value: Any, first: int, last: int) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value[first:last] if value.dim() > 0 else value
-    if isinstance(value, Mapping):
-        cut = {key: _rows(item, first, last) for key, item in value.items()}
-        return cut if type(value) is dict else type(value)(cut)  # type: ignore[call-arg]
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_rows(item, first, last) for item in value))
-    if isinstance(value, list | tuple):
-        return type(value)(_rows(item, first, last) for item in value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        piece: Any = copy.copy(value)
-        for field in dataclasses.fields(value):
-            object.__setattr__(piece, field.name, _rows(getattr(value, field.name), first, last))
-        return piece
-    return value
+def _rows(batch: Any, first: int, last: int) -> Any:
+    return map_tensors(batch, lambda _, tensor: tensor[first:last] if tensor.dim() > 0 else tensor)

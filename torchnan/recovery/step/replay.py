@@ -119,7 +119,7 @@ def _run_detected(rerun: Rerun, forward_backward: ForwardBackward, step: int) ->
     session = detect(action="log", model=forward_backward.model)
     with entered_with_new_threads(session):
         session.mark_step(step)
-        run = rerun(lambda: hooks.judge_gradients(forward_backward.optimizer))  # the optimizer would use them next
+        run = rerun(lambda: hooks.check_gradients(forward_backward.optimizer))  # the optimizer would use them next
     return run, session.first
 
 

@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
-from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import torch
 
 from torchnan.detection import shards
 from torchnan.detection.pause import detection_paused
+from torchnan.nested import tensors_in
 from torchnan.recovery.step.random_state import RandomState
 
 Keep = Literal["reference", "copy"]
-
-
-def tensors_in(value: Any, where: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the tensors in nested mappings, sequences and dataclasses, with paths such as ``batch['labels']``."""
-    if isinstance(value, torch.Tensor):
-        yield where, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from tensors_in(item, f"{where}[{key!r}]")
-    elif isinstance(value, list | tuple):
-        for i, item in enumerate(value):
-            yield from tensors_in(item, f"{where}[{i}]")
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from tensors_in(getattr(value, field.name), f"{where}.{field.name}")
 
 
 class SavedBatch:

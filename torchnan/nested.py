@@ -1,0 +1,66 @@
+"""Walks nested batches and model outputs: mappings, sequences and dataclasses of tensors, in any mixture."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+import torch
+
+
+def items_of(value: Any) -> list[tuple[str, Any]] | None:
+    """Returns the parts of a value, each with what leads to it (``"['labels']"``, ``"[0]"``, ``".loss"``); ``None`` for
+    a value without parts. PyTorch's own pytree takes a dataclass for a leaf.
+    """
+    if isinstance(value, Mapping):
+        return [(f"[{key!r}]", item) for key, item in value.items()]
+    if isinstance(value, list | tuple):
+        return [(f"[{i}]", item) for i, item in enumerate(value)]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(f".{field.name}", getattr(value, field.name)) for field in dataclasses.fields(value)]
+    return None
+
+
+def tensors_in(value: Any, where: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the tensors in a value, with paths such as ``batch['labels']``."""
+    if isinstance(value, torch.Tensor):
+        yield where, value
+        return
+    for part, item in items_of(value) or ():
+        yield from tensors_in(item, f"{where}{part}")
+
+
+def map_tensors(value: Any, change: Callable[[str, torch.Tensor], Any], where: str = "") -> Any:
+    """Returns a copy of a value with every tensor in it changed, ``change(path, tensor)``; of the same classes, with
+    everything else as it is. The value stays as it is.
+    """
+    if isinstance(value, torch.Tensor):
+        return change(where, value)
+    items = items_of(value)
+    if items is None:
+        return value
+    changed = [map_tensors(item, change, f"{where}{part}") for part, item in items]
+    if isinstance(value, Mapping):
+        return _mapping_like(value, dict(zip(value, changed, strict=True)))
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*changed)
+    if isinstance(value, list | tuple):
+        return type(value)(changed)
+    made: Any = copy.copy(value)
+    for field, item in zip(dataclasses.fields(value), changed, strict=True):
+        object.__setattr__(made, field.name, item)  # it may be frozen
+    return made
+
+
+def _mapping_like(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """Returns a mapping with other items. Model outputs have attributes of the same names, which assignment keeps."""
+    if type(value) is dict:
+        return items
+    if not isinstance(value, MutableMapping):
+        return type(value)(items)  # type: ignore[call-arg]
+    made = copy.copy(value)
+    for key, item in items.items():
+        made[key] = item
+    return made
