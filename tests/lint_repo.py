@@ -37,7 +37,8 @@ def main() -> int:
             faults.append(f"{name}: a name that says nothing")
         text = path.read_text()
         for pattern, what in FORBIDDEN.items():
-            if (name, what) in ALLOWED or (path.suffix == ".md" and "path" not in what):
+            is_generated = name.startswith("tests/fuzz/") and "path" not in what  # programs are text there
+            if (name, what) in ALLOWED or is_generated or (path.suffix == ".md" and "path" not in what):
                 continue
             for match in re.finditer(pattern, text):
                 line = text.count("\n", 0, match.start()) + 1

@@ -127,7 +127,7 @@ DAMAGE = [
 @pytest.mark.parametrize(
     ("path", "replacement", "message"), DAMAGE, ids=[f"{p[-1]}-{i}" for i, (p, _, _) in enumerate(DAMAGE)]
 )
-def test_damage_is_said_with_its_place(path, replacement, message):
+def test_damage_is_reported_with_its_place(path, replacement, message):
     document, holder = copy_to_damage(path)
     holder[path[-1]] = replacement
     with pytest.raises(CaptureError) as raised:

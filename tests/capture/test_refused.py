@@ -259,7 +259,7 @@ def test_no_other_class_or_function_is_called(module, qualname, kind):
         decode({"value": {kind: content}, "tensors": [], "memory": []}, {})
 
 
-def test_a_class_that_has_changed_since_is_said_by_name():
+def test_a_class_that_has_changed_since_is_named():
     document, tensors = encode(Plain(3), name="x")
     other = dataclasses.make_dataclass("Plain", ["number"])
     with pytest.raises(CaptureError, match=r"Plain has no field 'value'; it has number\."):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
+import pytest
+
 from tests.support.processes import run
+from torchnan import cli
+from torchnan.recovery.event import StepEvent
 
 MODULE = [sys.executable, "-m", "torchnan"]
 
@@ -42,6 +47,16 @@ def test_run_refuses_what_it_cannot_do(tmp_path):
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD is off" in off.stderr
 
 
+def test_version_is_that_of_the_package_and_names_its_pytorch(capsys):
+    import torchnan
+    from torchnan.cli import main
+
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith(f"torchnan {torchnan.__version__}, built for PyTorch ")
+
+
 def test_doctor_prints_what_is_installed():
     import torch
 
@@ -56,3 +71,44 @@ def test_doctor_finds_a_switch_that_cannot_work():
     ended = run([*MODULE, "doctor"], TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert ended.returncode == 1
     assert "OFF by TORCH_DEVICE_BACKEND_AUTOLOAD" in ended.stdout
+
+
+def test_each_kind_of_log_is_sent_to_its_command(tmp_path, capsys):
+    run_log, script = tmp_path / "run.jsonl", tmp_path / "train.py"
+    run_log.write_text('{"torchnan": "run", "version": 1}\n{"step": 1, "loss": 2}\n')
+    script.write_text("import torch\n")
+    assert cli.main(["show", str(run_log)]) == 2
+    assert f"is the log of a Monitor: use `python -m torchnan diagnose {run_log}`" in capsys.readouterr().err
+    assert cli.main(["show", str(script)]) == 2
+    assert "is no log of findings: none of its lines is one" in capsys.readouterr().err
+
+
+def test_the_bad_steps_of_a_step_guard_are_shown(tmp_path, capsys):
+    log = tmp_path / "recovery.jsonl"
+    event = StepEvent(101, "loss", "loss is nan", cause="data", origin="NaN of input", reason="the remedy for data")
+    lines = [{"time": 1.5, "kind": "step", **event.facts()}, {"time": 2.5, "kind": "rollback", "snapshot": 90}]
+    log.write_text("".join(f"{json.dumps(line)}\n" for line in lines) + "damaged\n")
+    assert cli.main(["show", str(log)]) == 0
+    shown = capsys.readouterr().out
+    assert "torchnan: step 101 was not applied (loss)" in shown
+    assert "action    skip: the remedy for data" in shown
+    assert "torchnan: rollback (snapshot 90)" in shown
+    assert shown.endswith(f"{log}: 2 events, 1 line ignored\n")
+
+
+def test_a_misspelt_argument_is_refused_with_the_one_that_is_meant(capsys):
+    for arguments, name in ((["run", "--acton", "warn", "x.py"], "--action"), (["diagnose", "x", "--jsn"], "--json")):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(arguments)
+        assert ended.value.code == 2
+        assert f"Did you mean '{name}'? Options: --" in capsys.readouterr().err
+
+
+def test_a_device_that_is_not_there_is_refused_by_name(tmp_path, capsys):
+    assert cli.main(["replay", str(tmp_path), "--step", "a:b", "--device", "nonsense"]) == 2
+    assert "--device nonsense cannot be used: " in capsys.readouterr().err
+
+
+def test_a_column_that_is_none_is_refused(tmp_path, capsys):
+    assert cli.main(["diagnose", str(tmp_path), "--column", "los=x"]) == 2
+    assert "--column los=x cannot be used: it takes COLUMN=NAME. Did you mean 'loss'?" in capsys.readouterr().err

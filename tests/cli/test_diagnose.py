@@ -158,7 +158,7 @@ def headroom(factor, share=0.41, module="layers.11.mlp.down_proj", dtype="float1
     )
 
 
-def test_headroom_is_told_before_it_is_gone():
+def test_headroom_is_reported_before_it_is_gone():
     (forecast,) = diagnose(headroom(2)).forecasts
     assert str(forecast) == (
         "layers.11.mlp.down_proj output reached 41% of fp16's range and doubles every 300 steps: overflow expected "
@@ -168,7 +168,7 @@ def test_headroom_is_told_before_it_is_gone():
     assert "headroom: layers.11.mlp.down_proj" in terminal.text(headroom(2), diagnose(headroom(2)))
 
 
-def test_headroom_that_does_not_grow_is_told_above_half_of_the_range():
+def test_headroom_that_does_not_grow_is_reported_above_half_of_the_range():
     assert diagnose(headroom(1)).forecasts == []
     (forecast,) = diagnose(headroom(1, share=0.6)).forecasts
     assert (forecast.doubling, forecast.overflow) == (None, None)
@@ -176,7 +176,7 @@ def test_headroom_that_does_not_grow_is_told_above_half_of_the_range():
 
 
 @pytest.mark.parametrize(("share", "said"), [(0.0429, "4.3%"), (0.098, "9.8%"), (0.41, "41%")])
-def test_a_share_of_the_range_is_told_in_two_digits(share, said):
+def test_a_share_of_the_range_is_reported_in_two_digits(share, said):
     (forecast,) = diagnose(headroom(2, share=share)).forecasts
     assert f"reached {said} of fp16" in str(forecast)
 

@@ -118,7 +118,7 @@ def test_checkpointed_backward_is_blamed_on_the_line_that_was_run_again(reentran
     assert finding.module == "head.distance"
 
 
-def test_autograd_grad_returns_what_is_judged():
+def test_autograd_grad_returns_what_is_checked():
     x = torch.zeros(2, requires_grad=True)
     finding = find(lambda: torch.autograd.grad(x.sqrt().sum(), x))
     assert finding.node == "SqrtBackward0"
@@ -137,7 +137,7 @@ def test_double_backward_is_seen():
     assert finding.kind == "inf"
 
 
-def test_a_root_that_is_not_finite_is_told_before_the_backward_pass_begins():
+def test_a_root_that_is_not_finite_is_reported_before_the_backward_pass_begins():
     x = torch.zeros(1, requires_grad=True)
     with torchnan.detect():
         loss = x.log().sum()

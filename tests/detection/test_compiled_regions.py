@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import threading
 import weakref
 
 import pytest
@@ -11,8 +12,10 @@ import torch
 from torch import nn
 
 import torchnan
+from tests.support.compiled_issues import PROGRAMS
 from tests.support.compiled_programs import CASES, CLEAN
-from torchnan.detection.compiled import region
+from tests.support.compiled_ways import WAYS
+from torchnan.detection.compiled import region, torch_internals
 from torchnan.detection.compiled.graph import has_collectives
 
 
@@ -35,7 +38,74 @@ def test_the_origin_inside_a_compiled_region_is_named(name):
     assert finding.op in truth.ops
     assert truth.line is None or (finding.line, finding.file) == (truth.line, truth.run.__code__.co_filename)
     assert truth.module is None or finding.module == truth.module
+    compiled = finding.compiled
+    assert (compiled.replay, compiled.obstacle) == (truth.replay, None)
+    assert truth.region is None or (compiled.region, compiled.file) == (truth.region, finding.file)
+    assert truth.kernel in compiled.kernel
     assert session.stats()["internal_errors"] == 0
+
+
+@pytest.mark.breadth(2)
+@pytest.mark.parametrize("name", WAYS)
+def test_the_origin_is_named_however_a_region_is_compiled(name):
+    truth = WAYS[name]
+    with torchnan.detect(action="log") as session:
+        truth.run()
+    (finding,) = session.findings
+    assert (finding.origin, finding.phase, finding.line) == ("op", truth.phase, truth.line)
+    assert finding.op in truth.ops
+    assert finding.compiled.replay == "traced"
+    assert session.stats()["internal_errors"] == 0
+
+
+@pytest.mark.breadth(2)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_origin_in_programs_of_public_reports_is_named(name):
+    truth = PROGRAMS[name]
+    with torchnan.detect(action="log") as session:
+        truth.run()
+    finding = session.first
+    assert (finding.origin, finding.phase, finding.line) == ("op", truth.phase, truth.line)
+    assert finding.op in truth.ops
+    assert finding.compiled.region == name
+    assert session.stats()["internal_errors"] == 0
+
+
+def test_each_thread_that_takes_part_is_followed():
+    compiled = torch.compile(lambda x: torch.log(x).sum())
+    compiled(torch.ones(4))
+    found = []
+
+    def work():
+        with torchnan.detect(action="log") as session, torch.no_grad():
+            compiled(torch.zeros(4)).item()
+        found.extend(session.findings)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [finding.op for finding in found] == ["aten::log"] * 2
+
+
+def test_an_input_of_a_region_that_is_not_followed_is_the_cause(monkeypatch):
+    monkeypatch.setattr(region, "MAX_COPIED", 8)
+
+    @torch.compile
+    def overwrite(x):
+        x.mul_(2)
+        return x.sum()
+
+    with torchnan.detect(action="log") as session, torch.no_grad():
+        overwrite(torch.zeros(4).log() * 0).item()
+    assert [finding.op for finding in session.findings] == ["aten::log"]
+
+
+def test_doctor_reports_private_names_that_are_missing(monkeypatch):
+    assert torch_internals.missing() == []
+    monkeypatch.delattr(torch._inductor.compile_fx, "compile_fx_inner")
+    assert torch_internals.missing() == ["torch._inductor.compile_fx.compile_fx_inner"]
 
 
 @pytest.mark.breadth(1)
@@ -144,8 +214,13 @@ def test_an_argument_that_is_too_large_to_copy_is_reported_at_the_border(monkeyp
 
     with torchnan.detect(action="log") as session:
         overwrite(torch.ones(4), torch.ones(4, requires_grad=True)).backward()
-    assert session.first is not None
-    assert session.first.origin == "foreign"
+    (finding,) = session.findings
+    assert (finding.origin, finding.output, finding.file) == ("compiled", 0, __file__)
+    assert (finding.compiled.region, finding.compiled.replay) == ("overwrite", "none")
+    assert finding.compiled.obstacle == "it overwrites 16 bytes of arguments, and at most 8 are copied"
+    assert "something inside a compiled region, first seen in output 0" in str(finding)
+    assert "compiled  overwrite (" in str(finding)
+    assert torchnan.Finding.from_json(finding.to_json()) == finding
 
 
 def test_a_graph_that_waits_for_other_ranks_is_not_replayed():

@@ -77,7 +77,7 @@ def test_kernels_inside_kernels_are_not_seen():
     assert watch.stats()["ops"] == 2  # randn, native_layer_norm: none of the empties and views inside
 
 
-def test_the_sequence_number_tells_the_node_of_a_forward_op():
+def test_the_sequence_number_identifies_the_node_of_a_forward_op():
     with torchnan.detect() as watch:
         w = torch.ones(3, requires_grad=True)
         (w * 2).exp().sum().backward()

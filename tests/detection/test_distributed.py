@@ -108,7 +108,7 @@ def test_the_rank_that_made_it_names_the_operation(name, tmp_path):
 
 @pytest.mark.breadth(1)
 @pytest.mark.parametrize(("name", "collective"), BROUGHT.items())
-def test_another_rank_says_that_it_was_brought(name, collective, tmp_path):
+def test_another_rank_reports_that_it_was_received(name, collective, tmp_path):
     """By gloo's own copy, or by the one that is waited for."""
     told = run_machine(name, tmp_path, "planted")[0][0]["first"]
     assert (told["origin"], told["rank"]) == ("input", 0)

@@ -74,7 +74,10 @@ def test_log_writes_one_line_per_finding(script, tmp_path):
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"TORCHNAN": "rasie"}, "torchnan: TORCHNAN=rasie cannot be used: it takes one of raise, warn, log, 1, 0.\n"),
+        (
+            {"TORCHNAN": "rasie"},
+            "torchnan: TORCHNAN=rasie cannot be used: it takes one of raise, warn, log, breakpoint, 1, 0.\n",
+        ),
         ({"TORCHNAN": "1", "TORCHNAN_LOG": "/no/such/place"}, "torchnan: log '/no/such/place' cannot be opened"),
         ({"TORCHNAN": "1", "TORCHNAN_WHN": "harm"}, "Did you mean 'TORCHNAN_WHEN'?"),
     ],
@@ -94,14 +97,14 @@ def test_it_is_switched_on_once_in_either_order_of_imports(imports):
     assert run_python(code).stdout.strip() == "0"
 
 
-def test_what_is_still_held_when_the_program_ends_is_told():
+def test_what_is_still_held_when_the_program_ends_is_reported():
     code = "import torch\nkept = torch.log(torch.tensor(-1.0))\nprint('done')"
     ended = run_python(code, TORCHNAN="raise")
     assert ended.stdout.strip() == "done"
     assert "it was still referenced" in ended.stderr
 
 
-def test_a_program_that_dies_of_its_own_error_tells_only_that():
+def test_a_program_that_dies_of_its_own_error_reports_only_that():
     code = "import torch\nkept = torch.log(torch.tensor(-1.0))\nraise ValueError('mine')"
     ended = run_python(code, TORCHNAN="raise")
     assert ended.stderr.rstrip().endswith("ValueError: mine")
@@ -132,3 +135,24 @@ if __name__ == "__main__":
     script.write_text(code)
     ended = run([sys.executable, str(script)], TORCHNAN="raise")
     assert ended.stdout.split() == ["fork", "True", "spawn", "True"], ended.stderr
+
+
+def test_options_alone_say_that_nothing_is_on():
+    ended = run_python("import torch; print('done')", TORCHNAN_ACTION="warn", TORCHNAN_WHEN="origin")
+    assert ended.stdout.strip() == "done"
+    assert ended.stderr == (
+        "torchnan: TORCHNAN_ACTION and TORCHNAN_WHEN are set, TORCHNAN is not, so nothing is checked: set "
+        "TORCHNAN=raise, warn or log.\n"
+    )
+
+
+def test_log_without_a_file_writes_one_and_says_where(script, tmp_path):
+    ended = run([sys.executable, str(script)], cwd=tmp_path, TORCHNAN="log")
+    (log,) = tmp_path.glob("torchnan-*.jsonl")
+    assert ended.stderr == f"torchnan: findings are in {log}: python -m torchnan show {log}\n"
+    assert json.loads(log.read_text().splitlines()[0])["op"] == "aten::div"
+
+
+def test_a_default_log_with_nothing_in_it_is_removed(tmp_path):
+    ended = run_python("import torch; torch.ones(2).log()", cwd=tmp_path, TORCHNAN="log")
+    assert (ended.returncode, ended.stderr, list(tmp_path.iterdir())) == (0, "", [])

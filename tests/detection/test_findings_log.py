@@ -104,7 +104,7 @@ def test_only_the_line_break_may_be_missing(path):
     assert (len(log.findings), log.ignored_bytes, log.truncated) == (3, 0, False)
 
 
-def test_damaged_lines_are_skipped_counted_and_told(path):
+def test_damaged_lines_are_skipped_counted_and_reported(path):
     whole = lines_of(path)
     wrong = whole[1].replace(b'"kind":"nan"', b'"kind":"inv"')
     path.write_bytes(b"".join([whole[0], b'{"schema":}\n', b"\n", wrong, bytes(9), b"\n", whole[2]]))
@@ -119,7 +119,7 @@ def test_damaged_lines_are_skipped_counted_and_told(path):
     assert (log.damaged_lines, log.ignored_bytes) == (4, 12 + 1 + len(whole[1]) + 10)
 
 
-def test_what_is_told_of_damage_is_bounded(path):
+def test_what_is_reported_of_damage_is_bounded(path):
     path.write_bytes(b"x\n" * 1000 + path.read_bytes())
     log = findings.read(path)
     assert (len(log.findings), len(log.damaged), log.damaged_lines) == (3, 100, 1000)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
+
 import pytest
 import torch
 
@@ -100,3 +103,37 @@ def test_one_variable_turns_everything_off():
     code = "import torch, torchnan; print(torchnan.guard(torch.tensor(float('nan')), 'off').item())"
     assert run_python(code, TORCHNAN="0").stdout.strip() == "nan"
     assert run_python(code).returncode == 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    loss: torch.Tensor
+    logits: list[torch.Tensor]
+    name: str = "out"
+
+
+def test_what_holds_tensors_is_guarded_tensor_by_tensor():
+    pair = collections.namedtuple("Pair", "a b")
+    given = {"out": Output(torch.ones(1), [torch.ones(2)]), "pair": pair(torch.ones(3), 4), "n": 1}
+    guarded = torchnan.guard(given, "batch")
+    assert type(guarded["out"]) is Output
+    assert type(guarded["pair"]) is pair
+    assert (guarded["n"], guarded["pair"].b, guarded["out"].name) == (1, 4, "out")
+    assert guarded["out"].logits[0].data_ptr() == given["out"].logits[0].data_ptr()
+    bad = Output(torch.ones(1), [torch.full((2,), float("nan"))])
+    with pytest.raises(torchnan.NonFiniteError) as raised:
+        torchnan.guard({"out": bad}, "batch")
+    assert raised.value.finding.harm.name == "batch['out'].logits[0]"
+
+
+def test_the_gradients_of_what_is_in_a_batch_are_guarded():
+    x = torch.zeros(2, requires_grad=True)
+    batch = torchnan.guard({"x": x * 1}, "batch")
+    with pytest.raises(torchnan.NonFiniteError, match="batch"):
+        batch["x"].sqrt().sum().backward()
+
+
+@pytest.mark.parametrize("value", [3, {"a": 1}, [], None])
+def test_what_holds_no_tensor_is_refused(value):
+    with pytest.raises(TypeError, match="there is no tensor in it"):
+        torchnan.guard(value)

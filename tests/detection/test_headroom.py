@@ -62,7 +62,7 @@ def only(told: list[torchnan.Headroom], module: str | None) -> torchnan.Headroom
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("options", [{}, {"stacks": False}, {"backward": False}, {"exact": True}], ids=str)
-def test_what_was_read_is_told_exactly_and_under_its_module(dtype, grad, options):
+def test_what_was_read_is_reported_exactly_and_under_its_module(dtype, grad, options):
     """Fails when the site of the operation before is taken, or a bound for a measure."""
     model, x = Model().to(dtype), torch.randn(8, 16).to(dtype)
     expected = outputs(model, x)
@@ -93,7 +93,7 @@ def test_in_float16_what_is_near_the_end_is_measured():
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_what_was_proved_is_told_by_its_bound(dtype):
+def test_what_was_proved_is_reported_by_its_bound(dtype):
     """Fails when note_proved() notes nothing, and when bounds come before what was read."""
     x = torch.rand(100, 100).to(dtype)
     with torchnan.detect(headroom=True) as watch:
@@ -149,7 +149,7 @@ def test_growth_is_seen_and_each_answer_is_of_what_is_since():
             watch.headroom()
 
 
-def test_only_the_forward_pass_is_told():
+def test_only_the_forward_pass_is_reported():
     """Neither gradients nor an optimizer's arithmetic. Fails when optimizer places are kept, or the graph task is not
     asked for."""
     model, x = Model(), torch.randn(8, 16)
@@ -169,7 +169,7 @@ def test_only_the_forward_pass_is_told():
         assert [h.op for h in told if h.module is None] == ["aten::sum"]
 
 
-def test_a_checkpoint_is_told_once():
+def test_a_checkpoint_is_reported_once():
     """What is run again in the backward pass was told in the forward pass."""
     model, x = Model(), torch.randn(8, 16, requires_grad=True)
     with torchnan.detect(headroom=True) as watch:
@@ -189,7 +189,7 @@ def test_what_is_not_finite_is_a_finding_and_no_headroom():
     assert max(h.absmax for h in told) == 60000
 
 
-def test_threads_are_told_together():
+def test_threads_are_reported_together():
     """Each runs a model of its own. Fails when call sites are not told apart."""
     models = [Model().half() for _ in range(4)]
     inputs = [torch.randn(8, 16).half() * (i + 1) for i in range(4)]
@@ -233,7 +233,7 @@ def test_the_dead_lend_their_names_to_nobody():
     assert len(addresses) < 20
 
 
-def test_a_full_table_is_counted_and_told():
+def test_a_full_table_is_counted_and_reported():
     """Fails when the results that find no room are not counted."""
 
     class Neg(nn.Module):

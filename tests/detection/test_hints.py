@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import torchnan
-from tests.support.nonfinite_catalogue import INF, NAN, gradient, half, t
+from tests.support.nonfinite_catalogue import FAMILIES, INF, NAN, gradient, half, t
 
 HINTS = {
     "masked row": (
@@ -32,7 +32,7 @@ HINTS = {
     ),
     "half product": (
         lambda: half(300, 2) * half(300, 2),
-        "the result is beyond 65504, the largest that float16 can hold (largest input 300)",
+        "the result is beyond 65504, the largest that float16 can hold (self up to 300, other up to 300)",
     ),
     "variance of one": (
         lambda: torch.ones(3, 1).var(1),
@@ -54,6 +54,80 @@ HINTS = {
     "singular values": (
         lambda: gradient(lambda x: torch.linalg.svd(x)[0], torch.eye(2)),
         "two singular values are equal: the gradient of the vectors divides by their difference",
+    ),
+    "all targets ignored": (
+        lambda: F.cross_entropy(torch.zeros(4, 2), torch.full((4,), -100)),
+        "all 4 targets are ignore_index (-100): a mean over nothing is 0/0",
+    ),
+    "no targets": (
+        lambda: F.nll_loss(torch.zeros(0, 3), torch.zeros(0, dtype=torch.long)),
+        "there are no targets: a mean over nothing is 0/0",
+    ),
+    "a number for a divisor": (lambda: t(1, 2) / 0, "other is 0: x/0 is inf, 2 times"),
+    "integers": (
+        lambda: torch.tensor(0) / torch.tensor(0),
+        "other is 0, once where the dividend is zero too: 0/0 is NaN",
+    ),
+    "x/0 and 0/0": (lambda: t(1, 0) / 0, "other is 0: x/0 is inf, and NaN where self is zero too"),
+    "a divisor that is too small": (
+        lambda: t(1e20) / t(1e-30),
+        "self up to 1e+20 divided by other as small as 1e-30 is beyond 3.40282e+38, the largest that float32 can hold",
+    ),
+    "a last digit outside": (
+        lambda: torch.acos(t(1.0000001)),
+        "self holds values outside [-1, 1] (up to 1.0000001): acos of them is NaN",
+    ),
+    "negative base": (
+        lambda: t(-1, 4).pow(0.5),
+        "self holds negative values (down to -1): a negative base to the power 0.5 is NaN",
+    ),
+    "negative power of zero": (lambda: t(0, 4).pow(-0.5), "self holds zeros: 0 to the power -0.5 is inf"),
+    "overflowing power": (lambda: t(1e20) ** 2, "1e+20 to the power 2 is more than float32 can hold"),
+    "reciprocal": (lambda: t(0, 2).reciprocal(), "self holds zeros: 1/0 is inf"),
+    "addcdiv": (
+        lambda: torch.addcdiv(t(1), t(1), t(0)),
+        "tensor2 holds zeros: tensor1 / tensor2 is inf, once",
+    ),
+    "addcdiv in a list": (
+        lambda: torch._foreach_addcdiv([t(1), t(2)], [t(1), t(0)], [t(1), t(0)]),
+        "tensor2[1] holds zeros, once where tensor1[1] is zero too: 0/0 is NaN",
+    ),
+    "mean of nothing": (lambda: t(1, 2)[t(1, 2) > 5].mean(), "self has no elements: a mean over nothing is 0/0"),
+    "loss of nothing": (
+        lambda: F.mse_loss(torch.empty(0), torch.empty(0)),
+        "self has no elements: a mean over nothing is 0/0",
+    ),
+    "overflowing product": (
+        lambda: torch.full((2, 2), 1e22) @ torch.full((2, 2), 2e21),
+        "the result is beyond 3.40282e+38, the largest that float32 can hold (self up to 1e+22, mat2 up to 2e+21)",
+    ),
+    "overflowing norm": (
+        lambda: t(2e30, 1e30).norm(),
+        "the result is beyond 3.40282e+38, the largest that float32 can hold (self up to 2e+30, ord 2)",
+    ),
+    "singular": (
+        lambda: torch.linalg.inv_ex(torch.zeros(2, 2))[0],
+        "A is singular, or so nearly that its inverse is beyond float32",
+    ),
+    "atanh": (lambda: torch.atanh(t(1.0)), "self holds 1 or -1: atanh of them is infinite"),
+    "logit": (lambda: torch.logit(t(1.0)), "self holds 0 or 1: logit of them is infinite"),
+    "lgamma": (lambda: torch.lgamma(t(0.0)), "self holds zeros or negative integers, the poles of lgamma"),
+    "digamma": (lambda: torch.digamma(t(0.0)), "self holds zeros or negative integers, the poles of digamma"),
+    "log1p": (lambda: torch.log1p(t(-1.0)), "self holds -1: log1p(-1) is -inf"),
+    "remainder": (lambda: t(1).remainder(0), "other is 0: remainder by 0 is NaN, once"),
+    "in place": (lambda: t(1, 0).log_(), "self held zeros: log(0) is -inf"),
+    "alignment": (
+        lambda: F.ctc_loss(torch.zeros(3, 1, 5).log_softmax(-1), torch.tensor([[1, 2, 3, 4]]), (3,), (4,)),
+        "an input is too short for its target, counting a blank between equal neighbours: no alignment exists",
+    ),
+    "infinite times zero": (
+        lambda: torch.zeros(2) * t(-INF, -INF),
+        "other holds infinities where self is zero: 0 * inf is NaN",
+    ),
+    "inf - inf": (lambda: t(INF) - t(INF), "self and other hold infinities: inf - inf is NaN"),
+    "eps of zero": (
+        lambda: F.layer_norm(torch.ones(1, 2), (2,), eps=0.0),
+        "eps is 0, and the variance of a row of input is 0: 0/0 is NaN",
     ),
     "bad row": (
         lambda: torch.tensor([[1.0, 2.0], [3.0, 4.0], [NAN, NAN]]) @ torch.ones(2, 1),
@@ -84,20 +158,26 @@ def test_unwritten_memory_is_called_that():
     del held
 
 
-@pytest.mark.parametrize(
-    "run",
-    [
-        lambda: t(3e38) * 10,
-        lambda: F.cross_entropy(torch.zeros(1, 2), torch.tensor([-100])),
-        lambda: t(1e30).view(1, 1) @ t(1e30).view(1, 1),
-        lambda: torch.ones(0).mean(),
-    ],
-)
-def test_no_rule_no_hint(run):
+def test_no_rule_no_hint():
     with torchnan.detect(action="log") as watch:
-        held = run()
+        held = torch.special.erfcx(t(-30.0))
     assert watch.first is not None
     assert not watch.first.hint
+    del held
+
+
+# Operators of the catalogue without a hint, and why.
+WITHOUT_HINT: dict[str, str] = {}
+
+
+@pytest.mark.breadth(40)
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom", "ignore:Sparse CSR")
+@pytest.mark.parametrize("maker", [maker for makers in FAMILIES.values() for maker in makers], ids=str)
+def test_every_operator_of_the_catalogue_has_a_hint_or_a_reason(maker):
+    with torchnan.detect(action="log") as watch:
+        held = maker.run()
+    assert watch.first is not None
+    assert bool(watch.first.hint) != ((maker.node or maker.op) in WITHOUT_HINT), watch.first
     del held
 
 

@@ -159,7 +159,7 @@ def test_to_measure_a_gradient_is_to_look_at_it():
     assert not leave_out_the_step(look=True)
 
 
-def test_what_becomes_of_a_measured_norm_is_told_with_its_origin():
+def test_what_becomes_of_a_measured_norm_is_reported_with_its_origin():
     with torchnan.detect(action="log") as watch:
         norm = ops.measure([torch.zeros(3).log()])[0, 0]
         norm.item()

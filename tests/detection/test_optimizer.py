@@ -176,7 +176,7 @@ def test_a_step_that_the_program_skips_is_silent():
     assert watch.findings == []
 
 
-def test_clip_grad_norm_spreads_it_and_the_origin_is_still_told():
+def test_clip_grad_norm_spreads_it_and_the_origin_is_still_reported():
     model = linear()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with torchnan.detect(action="log") as watch:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 import torch
 
 import torchnan
 from tests.support import write_options_table
+from tests.support.processes import REPOSITORY
 from torchnan import startup
 from torchnan._load import _C
+from torchnan.config import environment
 from torchnan.config.detection_options import DetectionOptions
 from torchnan.config.options import OptionError
+from torchnan.recovery import policy
 
 BAD_OPTIONS = [
-    ({"action": "rais"}, "action='rais' cannot be used: action takes 'raise', 'warn', 'log' or a callable"),
+    (
+        {"action": "rais"},
+        "action='rais' cannot be used: action takes 'raise', 'warn', 'log', 'breakpoint' or a callable",
+    ),
     ({"action": None}, "action=None cannot be used"),
     ({"check_nan": 1}, "check_nan=1 cannot be used: check_nan takes True or False"),
     ({"check_inf": "yes"}, "check_inf='yes' cannot be used"),
@@ -51,8 +58,34 @@ def test_a_bad_option_is_refused_with_what_to_do(options, message):
 
 
 def test_an_unknown_option_is_a_type_error_as_in_python():
-    with pytest.raises(TypeError, match="acton"):
-        torchnan.detect(acton="raise")
+    for face in (torchnan.detect, lambda **options: torchnan.set_detect(True, **options)):
+        with pytest.raises(TypeError, match=r"there is no option 'acton'\. Did you mean 'action'\? Options: action, "):
+            face(acton="raise")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("aten::lgo", "no operator is called 'aten::lgo'. Did you mean 'aten::log'?"),
+        ("_foreach_lgo*", "no operator is called '_foreach_lgo*'."),
+    ],
+)
+def test_a_pattern_that_matches_no_operator_is_refused(pattern, message):
+    with pytest.raises(OptionError) as raised:
+        torchnan.detect(skip_ops=("aten::log", pattern))
+    assert message in str(raised.value)
+
+
+def test_patterns_that_match_or_may_match_later_are_taken():
+    torchnan.detect(skip_ops=("log", "aten::[!a-k]*", "aten::_foreach_*", "library_to_come::*"))
+
+
+def test_the_repr_of_a_detection_says_what_it_has_found():
+    watch = torchnan.detect(action="log")
+    assert repr(watch).startswith("<torchnan.detect(action='log'), closed: 0 findings, 0 of them errors; 0 operations")
+    with watch:
+        torch.log(torch.tensor(-1.0)).item()
+        assert "open: 1 findings, 1 of them errors; " in repr(watch)
 
 
 @pytest.mark.parametrize("options", [{"action": "rais"}, {"log": "/no/such/folder/log"}])
@@ -116,8 +149,8 @@ def test_the_environment_says_the_same_as_keywords(environment, expected):
 
 
 BAD_ENVIRONMENT = [
-    ({"TORCHNAN": "rasie"}, "TORCHNAN=rasie cannot be used: it takes one of raise, warn, log, 1, 0"),
-    ({"TORCHNAN": "true"}, "it takes one of raise, warn, log, 1, 0"),
+    ({"TORCHNAN": "rasie"}, "TORCHNAN=rasie cannot be used: it takes one of raise, warn, log, breakpoint, 1, 0"),
+    ({"TORCHNAN": "true"}, "it takes one of raise, warn, log, breakpoint, 1, 0"),
     ({"TORCHNAN": "1", "TORCHNAN_CHEK_NAN": "1"}, "no variable TORCHNAN_CHEK_NAN. Did you mean 'TORCHNAN_CHECK_NAN'?"),
     ({"TORCHNAN": "1", "TORCHNAN_MODEL": "x"}, "there is no variable TORCHNAN_MODEL"),
     ({"TORCHNAN_": "1"}, "there is no variable TORCHNAN_"),
@@ -130,7 +163,7 @@ BAD_ENVIRONMENT = [
     ({"TORCHNAN": "1", "TORCHNAN_SKIP_OPS": "a,,b"}, "TORCHNAN_SKIP_OPS=a,,b cannot be used"),
     (
         {"TORCHNAN": "1", "TORCHNAN_ACTION": "print"},
-        "TORCHNAN_ACTION=print cannot be used: it takes raise, warn or log",
+        "TORCHNAN_ACTION=print cannot be used: it takes raise, warn, log or breakpoint",
     ),
     ({"TORCHNAN": "warn", "TORCHNAN_ACTION": "log"}, "TORCHNAN=warn and TORCHNAN_ACTION=log disagree"),
     ({"TORCHNAN": "1", "TORCHNAN_LOG": ""}, "TORCHNAN_LOG= cannot be used: it takes a path"),
@@ -147,3 +180,12 @@ def test_a_bad_variable_is_refused_with_what_to_do(environment, message):
 
 def test_the_documented_options_are_those_of_detect():
     assert write_options_table.written() == write_options_table.table()
+
+
+def test_every_variable_that_the_documents_name_exists():
+    known = {f"TORCHNAN_{name.upper()}" for name in DetectionOptions.options()}
+    known |= {environment.REQUIRE_CUDA, environment.REPLACE_ANOMALY}
+    known |= {environment.POLICY, *policy.variables(), "TORCHNAN_"}  # the last: TORCHNAN_<OPTION>
+    for page in [*(REPOSITORY / "docs").glob("*.md"), *REPOSITORY.glob("*.md")]:
+        named = set(re.findall(r"(?<![-\w])TORCHNAN_[A-Z_]*", page.read_text()))
+        assert named <= {*known, f"{environment.POLICY}_"}, page.name

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
+import math
 import re
+import sys
+import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -49,8 +55,8 @@ def test_a_forward_finding(monkeypatch):
         "  output    f32[2,2]  nan 2  first at [1,0]",
         "  inputs    self f32[2,2]  min 1  max 1  -inf 3  constant from tests/detection/test_report.py:N",
         "  because   the row of self at [1,0] is -inf everywhere: softmax of a fully masked row is 0/0",
-        "  lineage   _softmax -> mul (test_report.py:N) -> sum (test_report.py:N)",
-        "  harm      backward() was called on it (test_report.py:N)",
+        "  lineage   _softmax -> mul (tests/detection/test_report.py:N) -> sum (tests/detection/test_report.py:N)",
+        "  harm      backward() was called on it (tests/detection/test_report.py:N)",
         "  stack     tests/detection/test_report.py:N Attention.forward",
         "            tests/detection/test_report.py:N Block.forward",
     ]
@@ -67,7 +73,7 @@ def test_a_backward_finding():
     text = anonymous(str(found(step)))
     assert "torchnan: Inf at step 4711 (cpu), in the backward pass" in text
     assert "made by   aten::div in SqrtBackward0, output 0   at tests/detection/test_report.py:N" in text
-    assert "harm      it is in parameter" in text
+    assert "harm      it is in a parameter of shape [3] that no module owns" in text
     assert "\n  forward   tests/detection/test_report.py:N" in text
 
 
@@ -94,13 +100,27 @@ def test_json_is_strict_and_says_the_same():
 
 # A field that is added unseen might hold what nobody meant to log.
 GOLDEN_FIELDS = {
-    *("schema", "level", "kind", "origin", "phase", "op", "overload", "output", "node", "module", "name", "stack"),
+    *(
+        "schema",
+        "level",
+        "kind",
+        "origin",
+        "phase",
+        "op",
+        "overload",
+        "output",
+        "node",
+        "module",
+        "name",
+        "stack",
+        "backward_stack",
+    ),
     *("step", "rank", "thread", "device", "dtype", "shape", "strides", "nan", "posinf", "neginf", "first_index"),
-    *("inputs", "lineage", "lineage_omitted", "harm", "hint", "repeats"),
+    *("inputs", "compiled", "lineage", "lineage_omitted", "harm", "hint", "repeats"),
 }
 
 
-def test_no_value_of_a_tensor_is_told_beyond_the_range():
+def test_no_value_of_a_tensor_is_reported_beyond_the_range():
     secret = torch.tensor([-1234.5, 3.25, 77.125, 0.0])
     text = found(lambda: secret.log().sum().item()).to_json()
     assert "3.25" not in text
@@ -143,3 +163,212 @@ def test_places_are_known_after_many_models():
     assert watch.first.file == __file__
     assert watch.first.module is None
     del held
+
+
+# -- what happened to the step
+
+
+def bad_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.zeros(2, 1)).sqrt().sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("action", ["raise", "warn", "log", "callable"])
+def test_the_harm_of_a_gradient_says_whether_the_step_went_on(action):
+    model = nn.Linear(1, 1, bias=False)
+    before = model.weight.item()
+    seen: list[torchnan.Finding] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with contextlib.suppress(torchnan.NonFiniteError):
+            with torchnan.detect(action=seen.append if action == "callable" else action) as watch:
+                bad_step(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    was_applied = math.isnan(model.weight.item())
+    assert was_applied == (action != "raise")
+    assert before == before  # it was finite
+    harm = watch.findings[0].harm
+    about = "an optimizer was about to use it as the gradient of weight"
+    texts = {"raise": f"{about}; the step was not applied", "callable": about}
+    texts["warn"] = texts["log"] = "an optimizer used it as the gradient of weight; the step was applied"
+    assert harm.text.startswith(f"{texts[action]} (")
+    assert harm.applied == {"raise": False, "callable": None}.get(action, True)
+    assert torchnan.Finding.from_json(watch.findings[0].to_json()).harm == harm
+
+
+def test_a_gradient_without_a_name_has_its_place_and_shape():
+    bare = [torch.ones(3, requires_grad=True), torch.zeros(2, requires_grad=True)]
+    optimizer = torch.optim.SGD(bare, lr=0.1)
+
+    def step():
+        (bare[0].sum() + bare[1].sqrt().sum()).backward()
+        optimizer.step()
+
+    text = found(step).harm.text
+    assert text.startswith("an optimizer used it as the gradient of parameter 1 of group 0, shape [2]; the step was")
+
+
+# -- lines
+
+
+class Swish(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        e = torch.exp(x * 60)  # overflows
+        return gradient * (1 - e) / e
+
+
+def line_with(text: str) -> int:
+    lines = Path(__file__).read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if text in line and "line_with" not in line)
+
+
+def test_what_python_runs_in_a_backward_pass_has_both_lines_and_its_own_kind():
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        Swish.apply(model(torch.full((2, 1), 1e3))).sum().backward()  # the forward call
+        optimizer.step()
+
+    with torch.no_grad():
+        model.weight.fill_(1)
+    finding = found(step)
+    own, forward = line_with("# overflows"), line_with("# the forward call")
+    assert (finding.op, finding.node, finding.kind) == ("aten::exp", "SwishBackward", "inf")
+    assert finding.hint.startswith("exp of 6")
+    assert finding.line == forward
+    assert finding.backward_stack[0].line == own
+    text = str(finding)
+    assert "torchnan: Inf at step" in text
+    here = "tests/detection/test_report.py"
+    assert f"in SwishBackward, output 0   at {here}:{own}, forward {here}:{forward}" in text
+    assert f"\n  backward  {here}:{own} Swish.backward\n  forward   {here}:{forward}" in text
+
+
+def test_a_hook_has_its_own_line_and_that_of_the_forward_call():
+    x = torch.zeros(2, requires_grad=True)
+
+    def step():
+        y = x * 2  # made here
+        y.register_hook(lambda gradient: gradient / (gradient - 1))  # the hook
+        y.sum().backward()
+        x.grad.sum().item()
+
+    finding = found(step)
+    assert [finding.line, finding.backward_stack[0].line] == [line_with("# the hook")] * 2
+    text = str(finding)
+    here = "tests/detection/test_report.py"
+    assert f"at {here}:{line_with('# the hook')}, forward {here}:{line_with('# made here')}" in text
+
+
+def test_accumulation_of_a_gradient_has_the_parameters_name_and_module():
+    model = nn.Sequential(nn.Linear(1, 1, bias=False)).half()
+
+    def step():
+        for _ in range(2):
+            (model(torch.full((1, 1), 40000.0).half()) * 1).sum().backward()
+        model[0].weight.grad.sum().item()
+
+    with torch.no_grad():
+        model[0].weight.fill_(0)
+    finding = found(step)
+    assert (finding.name, finding.module) == ("0.weight", "0")
+    assert "for parameter 0.weight   in 0" in str(finding)
+
+
+def test_the_users_own_frame_is_shown_however_deep_the_operation_stands(tmp_path):
+    package = tmp_path / "site-packages" / "deep"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("def go(n, f):\n    return go(n - 1, f) if n else f()\n")
+    sys.path.insert(0, str(package.parent))
+    try:
+        import deep
+
+        finding = found(lambda: deep.go(9, torch.tensor(-1.0).log).item())
+    finally:
+        sys.path.remove(str(package.parent))
+    rows = str(finding).splitlines()
+    assert any(row.strip().startswith("... ") and row.strip().endswith(" more") for row in rows)
+    assert "tests/detection/test_report.py" in rows[-1]
+    assert "tests/detection/test_report.py" in finding.harm.text
+
+
+# -- one cause, one error; two causes are two
+
+
+@pytest.mark.parametrize("divide", [lambda p: p / p.sum(-1, keepdim=True), lambda p: p.sum().log() * p])
+def test_a_forward_value_is_not_reported_again_by_its_own_backward_node(divide):
+    p = nn.Parameter(torch.zeros(2, 3))
+    optimizer = torch.optim.SGD([p], lr=0.1)
+    with torchnan.detect(action="log") as watch:
+        divide(p).sum().backward()
+        optimizer.step()
+    assert [finding.phase for finding in watch.findings] == ["forward"]
+
+
+def test_another_step_and_another_operation_are_reported_all_the_same():
+    p = nn.Parameter(torch.zeros(2, 3))
+    with torchnan.detect(action="log") as watch:
+        optimizer = torch.optim.SGD([p], lr=0.0)
+        (p / p.sum(-1, keepdim=True)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        p.sqrt().sum().backward()
+        optimizer.step()
+    assert [(finding.op, finding.node) for finding in watch.findings][:1] == [("aten::div", None)]
+
+
+def library_line(tmp_path, monkeypatch):
+    package = tmp_path / "site-packages" / "metric"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("def share(x):\n    return x / x.sum()\n")
+    monkeypatch.syspath_prepend(str(package.parent))
+    return importlib.import_module("metric").share
+
+
+def test_one_library_line_under_two_lines_of_the_user_is_two_findings(tmp_path, monkeypatch):
+    share = library_line(tmp_path, monkeypatch)
+    with torchnan.detect(action="log") as watch:
+        for _ in range(3):
+            share(torch.zeros(2)).sum().item()
+        share(torch.zeros(2)).sum().item()
+    assert [finding.repeats for finding in watch.findings] == [2, 0]
+
+
+class Share(nn.Module):
+    def forward(self, x):
+        return x / x.sum(-1, keepdim=True)
+
+
+def test_two_modules_of_one_class_are_two_findings():
+    net = nn.ModuleDict({"left": Share(), "right": Share()})
+    p = torch.zeros(2, 3, requires_grad=True)
+    with torchnan.detect(action="log") as watch:
+        for name in ("left", "right"):
+            net[name](p).sum().backward()
+    assert [finding.module for finding in watch.findings] == ["left", "right"]
+
+
+# -- inputs
+
+
+def test_a_digit_that_decides_is_shown_and_numbers_have_their_values():
+    text = str(found(lambda: torch.acos(torch.tensor([1.0000001])).item()))
+    assert "inputs    self f32[1]  min 1.0000001  max 1.0000001" in text
+    text = str(found(lambda: torch.tensor([-1.0]).pow(0.5).item()))
+    assert "\n            exponent 0.5" in text
+
+
+def test_the_argument_that_the_hint_is_about_is_first():
+    norm = nn.BatchNorm1d(2).eval()
+    norm.running_var[0] = -1
+    finding = found(lambda: norm(torch.ones(3, 2)).sum().item())
+    assert finding.inputs[0].name == "running_var"
+    assert finding.hint == "running_var holds negative values (down to -1): their square root is NaN"
+    assert "  inputs    running_var f32[2]  min -1  max 1" in str(finding)

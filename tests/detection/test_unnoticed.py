@@ -93,7 +93,7 @@ def test_dynamo_compiles_a_method_as_it_would(name):
         assert graphs() == plain
 
 
-def test_a_function_mode_is_told_of_pytorchs_own_methods():
+def test_a_function_mode_sees_pytorchs_own_methods():
     class Listing(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, function, types, args=(), kwargs=None):
             seen.append(function)
@@ -106,7 +106,7 @@ def test_a_function_mode_is_told_of_pytorchs_own_methods():
     assert {torch._C.TensorBase.numpy, torch._C.TensorBase.tolist, torch._C.TensorBase.data_ptr} <= set(seen)
 
 
-def test_what_calls_the_engine_itself_is_judged_too():
+def test_what_calls_the_engine_itself_is_checked_too():
     x = torch.ones(2, requires_grad=True)
     with torchnan.detect(action="log") as watch:
         loss = (x * 0).log().sum()

@@ -124,7 +124,7 @@ def test_less_is_needed_where_the_learning_rate_jumps():
 
 
 @pytest.mark.parametrize("every", [2, 5, 10])
-def test_rows_of_every_few_steps_are_judged_in_steps(every):
+def test_rows_of_every_few_steps_are_checked_in_steps(every):
     made = training(43, steps=1000 * every, curve="converged")
     at = 600 * every
     made.raise_loss(at, 1.0, until=at + 1)
@@ -134,7 +134,7 @@ def test_rows_of_every_few_steps_are_judged_in_steps(every):
     assert diagnose(made.run(every)).verdicts[0].kind == "persistent_elevation"
 
 
-def test_few_steps_are_too_few_to_tell():
+def test_few_steps_are_too_few_to_judge():
     for steps in (1, 2, 5, 20, 40):
         found = diagnose(training(44, steps=steps).run())
         assert found.verdicts[0].kind == "healthy"
@@ -168,7 +168,7 @@ def test_several_peaks_do_not_hide_each_other():
     assert outlier_threshold(np.array([3.1, 30.0, 31.0, 32.0, 33.0]), ordinary, 1000, 0.001) < 30
 
 
-def test_spikes_that_come_again_and_again_are_all_told():
+def test_spikes_that_come_again_and_again_are_all_reported():
     made = training(48, steps=6000, curve="converged")
     made["loss"][500::250] += 1.0
     assert sorted(v.first_step for v in diagnose(made.run()).verdicts) == list(range(500, 6000, 250))

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from tests.support.synthetic_runs import training, with_scaler
-from torchnan.diagnosis import Headroom, Thresholds, diagnose
-from torchnan.diagnosis.reports import page
+from torchnan.diagnosis import Column, Headroom, Thresholds, diagnose
+from torchnan.diagnosis.reports import page, panels
+from torchnan.diagnosis.series import Series
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 HOSTILE = (
@@ -137,3 +138,22 @@ def test_a_run_of_nothing_but_nan_has_a_page(tmp_path):
         values[:] = np.nan
     run = made.run()
     assert "nonfinite" in page.html(run, diagnose(run), Thresholds())
+
+
+def test_skipped_steps_restarts_and_rollbacks_are_marked():
+    run = training(1).run()
+    run.columns["skipped"] = Column.of([1.0 if step == 200 else 0.0 for step in run.step.tolist()])
+    run.starts = [0, 300]
+    run.actions = [{"step": 400, "action": "rollback"}]
+    text = page.html(run, diagnose(run), Thresholds())
+    for title in ("skipped at step 200", "started again at step 300", "rollback at step 400"):
+        assert f"<title>{title}</title>" in text
+
+
+def test_a_spike_does_not_widen_the_band():
+    made = training(2, curve="converged")
+    made["loss"][300] = 1e4
+    run = made.run()
+    found = diagnose(run)
+    assert [verdict.kind for verdict in found.verdicts] == ["spike"]
+    assert np.flatnonzero(~panels.usual_rows(Series.from_run(run, "loss"), found)).tolist() == [300]

@@ -85,7 +85,7 @@ def test_a_file_in_no_order_is_sorted(tmp_path):
     assert run.notes[0].startswith("The rows are in no order (")
 
 
-def test_a_cut_last_line_is_ignored_and_told(tmp_path):
+def test_a_cut_last_line_is_ignored_and_reported(tmp_path):
     run = read(log(tmp_path, HEADER, *rows(5), '{"step": 5, "lo', end=""))
     assert len(run) == 5
     assert run.notes == ["1 line is no JSON object: the last line of run.jsonl is not whole."]
@@ -188,7 +188,7 @@ def test_tables_of_others(tmp_path, text):
     assert losses(read(table(tmp_path, text))) == {0: 3.0, 1: 2.0, 2: 1.0}
 
 
-def test_rows_that_are_none_are_told(tmp_path):
+def test_rows_that_are_none_are_reported(tmp_path):
     run = read(table(tmp_path, f"step,loss\n0,3\n1,2,9\n2\n3,{'9' * 200_000}\n4,x\n5,1\n"))
     assert losses(run)[5] == 1.0
     assert any("3 lines are no row: field larger" in note for note in run.notes), run.notes
@@ -285,3 +285,39 @@ def test_hostile_names_do_nothing_to_a_message(tmp_path):
     with pytest.raises(RunError) as refused:
         read(path)
     assert str(refused.value).isprintable()
+
+
+# -- whose log it is, and names of others
+
+
+def test_an_export_of_weights_and_biases_is_read(tmp_path):
+    path = tmp_path / "wandb.csv"
+    names = '"Step","run-7 - train/loss","run-7 - train/loss__MIN","run-7 - train/loss__MAX"'
+    path.write_text(f"{names}\n" + "".join(f"{i},{3 - i / 10},0,9\n" for i in range(4)))
+    assert losses(read(path)) == {0: 3.0, 1: 2.9, 2: 2.8, 3: 2.7}
+
+
+def test_the_user_may_name_a_column(tmp_path):
+    path = tmp_path / "run.csv"
+    path.write_text("when,loss,objective\n5,1,2\n6,1,3\n")
+    assert losses(read(path, {"loss": "objective", "step": "when"})) == {5: 2.0, 6: 3.0}
+    lines = log(tmp_path, {"step": 1, "objective": 2.0}, {"step": 2, "objective": 3.0})
+    assert losses(read(lines, {"loss": "objective"})) == {1: 2.0, 2: 3.0}
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ('{"schema":1,"level":"error","kind":"nan"}', "a log of findings"),
+        ('{"time": 1.5, "kind": "step", "step": 3}', "the log of a StepGuard"),
+    ],
+)
+def test_other_logs_are_sent_to_their_command(tmp_path, line, kind):
+    path = log(tmp_path, line)
+    with pytest.raises(RunError, match=f"is {kind}, and no run: use `python -m torchnan show "):
+        read(path)
+
+
+def test_what_a_guard_did_is_read(tmp_path):
+    run = read(log(tmp_path, HEADER, *rows(), {"guard_action": "rollback", "step": 3}))
+    assert run.actions == [{"step": 3, "action": "rollback"}]

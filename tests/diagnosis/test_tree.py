@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.synthetic_runs import training, with_scaler
 from torchnan.diagnosis import Thresholds, diagnose
+from torchnan.diagnosis.reports import page, post_mortem, terminal
 
 
 def worst(made, thresholds=None, **more):
@@ -58,7 +59,7 @@ def test_q1_2_in_float16_the_activations_have_overflowed():
     assert verdict.branch == "Q1.1 -> Q1.2 -> Q3.1 -> Q3.2 -> Q3.3"
 
 
-def test_q1_2_bfloat16_is_told_as_float32_with_the_gradient_that_went_first():
+def test_q1_2_bfloat16_is_reported_as_float32_with_the_gradient_that_went_first():
     made = training(4, dtype="bfloat16")
     made["grad_norm"][299:], made["loss"][300:] = np.inf, np.nan
     verdict = worst(made)
@@ -76,6 +77,74 @@ def test_q1_3_the_replay_names_the_operation(op, cause):
     )
     assert (verdict.kind, verdict.cause, verdict.suspects[0].confidence) == ("nonfinite", cause, "certain")
     assert verdict.evidence["origin"] == f"{op}, in head, float32, forward, because x has a 0"
+
+
+@pytest.mark.parametrize(
+    ("origin", "cause", "says"),
+    [
+        ("input", "data", "an external tensor, first used by aten::addmm, in a, at train.py:7, float32"),
+        ("parameter", "parameter", "parameter a.weight, first read by aten::addmm"),
+        ("buffer", "parameter", "buffer a.weight, first read by aten::addmm"),
+        ("uninit", "uninitialised", "memory from aten::addmm that nothing has written"),
+    ],
+)
+def test_q1_3_what_no_operation_made_is_called_that(origin, cause, says):
+    made = training(5)
+    made["loss"][300:] = np.nan
+    found = {"origin": origin, "op": "aten::addmm", "module": "a", "name": "a.weight", "dtype": "float32"}
+    verdict = worst(made, findings=finding(300, **found, file="train.py", line=7, hint="row 3 of 16 is bad"))
+    assert (verdict.kind, verdict.cause, verdict.suspects[0].confidence) == ("nonfinite", cause, "certain")
+    assert says in verdict.suspects[0].evidence
+    assert verdict.evidence["place"] == "train.py:7"
+    assert "structural" not in verdict.remedy
+
+
+def test_q1_3_an_operation_without_a_hint_only_suggests_its_cause():
+    made = training(5)
+    made["loss"][300:] = np.nan
+    verdict = worst(made, findings=finding(300, op="aten::div", file="norm.py", line=3))
+    assert (verdict.cause, verdict.suspects[0].confidence) == ("zero_by_zero", "likely")
+    assert "masked" not in verdict.remedy + verdict.check
+    assert "Print the divisor at norm.py:3 in step 300." in verdict.check
+
+
+def test_q1_3_several_causes_are_several_verdicts():
+    made = training(5)
+    made["loss"][[100, 200, 204, 300]] = np.nan
+    found = [
+        *finding(100, origin="op", op="aten::div", file="train.py", line=7, hint="other holds zeros"),
+        *finding(200, origin="input", op="aten::addmm", file="train.py", line=9),
+        *finding(204, origin="op", op="aten::div", file="train.py", line=7, hint="other holds zeros"),
+    ]
+    run = made.run()
+    run.findings = found
+    verdicts = diagnose(run).verdicts
+    assert [(v.cause, v.first_step, v.evidence["nonfinite_steps"]) for v in verdicts] == [
+        ("zero_by_zero", 100, 2),
+        ("data", 200, 1),
+        ("zero_by_zero", 300, 1),
+    ]
+    assert verdicts[2].suspects[0].confidence == "possible"  # of that step the log has no finding
+
+
+def test_q1_4_where_there_is_no_finding_the_next_step_is_to_get_one():
+    made = training(5)
+    made["loss"][300:] = np.nan
+    verdict = worst(made)
+    assert "TORCHNAN=raise" in verdict.check
+    shown = terminal.text(made.run(), diagnose(made.run()))
+    assert "NONFINITE, steps 300 to 599: certain, its cause possible" in shown
+    assert shown.startswith("torchnan: nonfinite from step 300 on, possibly zero by zero\n")
+
+
+def test_q1_3_file_and_line_are_in_every_report():
+    made = training(5)
+    made["loss"][300:] = np.nan
+    run = made.run()
+    run.findings = finding(300, origin="op", op="aten::log", file="/src/train.py", line=7, hint="self holds zeros")
+    found = diagnose(run)
+    for text in (terminal.text(run, found), page.html(run, found, Thresholds()), post_mortem.markdown(run, found)):
+        assert "/src/train.py:7" in text
 
 
 def test_q1_4_a_loss_that_explodes_after_a_jump_of_the_rate_is_the_schedules_fault():
@@ -213,7 +282,7 @@ def test_q3_1_a_scaler_that_searches_is_healthy():
     assert answers(made, "Q3.3") == ["no"]
 
 
-def test_q3_1_in_float32_an_infinite_gradient_is_told_as_such():
+def test_q3_1_in_float32_an_infinite_gradient_is_reported_as_such():
     made = training(19)
     made["grad_norm"][400] = np.inf
     verdict = worst(made)
@@ -236,6 +305,16 @@ def test_q3_2_a_scale_below_1_has_collapsed():
     assert "halve the learning rate" in verdict.remedy
 
 
+def test_q3_2_a_scale_that_halves_below_1_has_collapsed_whatever_the_norms_say():
+    made = with_scaler(training(21), overflow_at=range(300, 330))
+    made["grad_norm"][:] = 1.0
+    assert (worst(made).kind, worst(made).first_step) == ("loss_scale_collapse", 300)
+    started_below = with_scaler(training(21))
+    started_below["grad_norm"][:] = 1.0
+    started_below.columns["loss_scale"][:] = 2.0 ** -np.minimum(np.arange(600) // 10, 40) / 2
+    assert worst(started_below).kind == "loss_scale_collapse"
+
+
 def test_q3_3_the_signature_the_gradient_goes_first_in_float16_and_the_loss_in_float32():
     half = with_scaler(training(22), overflow_at=range(298, 600))
     half["loss"][301:] = np.nan
@@ -246,7 +325,7 @@ def test_q3_3_the_signature_the_gradient_goes_first_in_float16_and_the_loss_in_f
 
 
 @pytest.mark.parametrize(("finite", "kind"), [(True, "fp16_overflow"), (False, "nonfinite")])
-def test_q3_3_the_rerun_in_float32_tells_overflow_from_structure(finite, kind):
+def test_q3_3_the_rerun_in_float32_distinguishes_overflow_from_structure(finite, kind):
     made = with_scaler(training(23))
     made["loss"][300:] = np.nan
     verdict = worst(made, reruns=[{"step": 300, "dtype": "float32", "finite": finite}])

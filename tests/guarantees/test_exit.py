@@ -105,7 +105,7 @@ print(getattr(told, "formatted", told))
 
 
 @pytest.mark.parametrize("before", ["nothing", "torch"])
-def test_a_subinterpreter_is_told_that_pytorch_does_not_work_there(before):
+def test_a_subinterpreter_is_reported_that_pytorch_does_not_work_there(before):
     """Fails without check_interpreter(): PyTorch crashes there, or waits for ever."""
     ended = run_python(SUBINTERPRETER, before, deadline=120)
     assert (ended.returncode, ended.stderr) == (0, "")

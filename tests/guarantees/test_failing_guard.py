@@ -35,7 +35,7 @@ def said():
 
     class Keep(logging.Handler):
         def emit(self, record):
-            if "this is said once" in record.getMessage():
+            if "later ones are only counted" in record.getMessage():
                 kept.append(record.getMessage())
 
     handler = Keep()
@@ -150,7 +150,7 @@ def test_a_snapshot_that_cannot_be_gone_back_to_makes_way_for_an_older_one(said,
     training.model.a.weight.data.fill_(NAN)
     event = training.guard.step(batch_of(3)).event
     assert (event.action, event.snapshot) == ("rollback", 2)
-    assert training.guard.failures == {"going back to a snapshot": 1}
+    assert training.guard.failures == {"restoring a snapshot": 1}
     assert len(said) == 1
     assert training.guard.step(batch_of(2)).applied
 
@@ -166,7 +166,7 @@ def test_no_snapshot_that_can_be_gone_back_to_stops_the_training_and_says_so(sai
         training.guard.step(batch_of(3))
     assert (stopped.value.reason, stopped.value.exit_code) == ("model", 82)
     assert json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])["cause"] == "model"
-    assert training.guard.failures == {"going back to a snapshot": 2}
+    assert training.guard.failures == {"restoring a snapshot": 2}
     assert len(said) == 1
 
 
@@ -224,7 +224,7 @@ def test_a_recovery_log_that_cannot_be_written(expected, said, tmp_path):
     assert "No space left on device" in said[0]
 
 
-def test_a_replay_that_fails_is_told_and_the_step_is_skipped(expected):
+def test_a_replay_that_fails_is_reported_and_the_step_is_skipped(expected):
     """The step function runs once and then never again as it did."""
     runs = {"n": 0}
 

@@ -126,7 +126,7 @@ class NoGroups(torch.optim.SGD):
 
 
 def test_an_optimizer_with_another_kind_of_state():
-    """Fails when ``_judge_state`` takes every state for a dict."""
+    """Fails when ``_check_state`` takes every state for a dict."""
     weight = torch.ones(3, requires_grad=True)
     with torchnan.detect(action="log") as watch:
         bad = torch.log(torch.tensor(-1.0))

@@ -234,6 +234,15 @@ for _constant in (
     silent("masks and constants: `full(-inf)`, `masked_fill(..., -inf)`, `torch.tensor(inf)`")(_constant)
 
 
+for _overwritten in (lambda x: x.__setitem__(0, 0.0), lambda x: x.fill_(0), lambda x: torch.add(t(1, 1), 1, out=x)):
+
+    @silent("a value that is overwritten before it is read (`x[0] = 0`, `fill_`, `out=`)")
+    def overwritten_unread(write=_overwritten):
+        x = t(0, 1).log()
+        write(x)
+        return x.sum().item()
+
+
 @silent("`empty` memory that is written before it is read")
 def written_first():
     return torch.empty(3).fill_(1.0) * 2
@@ -277,7 +286,7 @@ def findings_of(program: Callable[[], object]) -> list[torchnan.Finding]:
 
 @pytest.mark.filterwarnings("ignore:.*nothing used it")
 @pytest.mark.parametrize(("kind", "program"), programs(TOLD))
-def test_what_the_page_calls_harm_is_told_once(kind, program):
+def test_what_the_page_calls_harm_is_reported_once(kind, program):
     assert [finding.harm.kind for finding in findings_of(program)] == [kind]
 
 

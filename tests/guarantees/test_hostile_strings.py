@@ -29,6 +29,7 @@ from tests.support.processes import REPOSITORY, run
 from torchnan._load import _C
 from torchnan.capture import CaptureError
 from torchnan.capture.reproducer import write_example
+from torchnan.detection import terminal
 
 pytestmark = pytest.mark.guarantee(17)
 
@@ -44,6 +45,12 @@ def _told_in_pieces(bench: Bench) -> Said:
     findings = bench.watch.findings
     pieces = [piece for f in findings for piece in (*f.stack, *f.lineage, f.harm)]
     return [str(told) for told in (*findings, *pieces)]
+
+
+def _laid_out(bench: Bench) -> Said:
+    """Findings as a terminal shows them, without the colours: these are ours."""
+    laid_out = [terminal.layout(f, columns=10**6, with_source=True) for f in bench.watch.findings]
+    return [re.sub(r"\x1b\[[0-9;]*m", "", text) for text in laid_out]
 
 
 def _loggers(bench: Bench) -> Said:
@@ -73,6 +80,7 @@ TERMINAL: dict[str, Callable[[Bench], Said]] = {
     "the monitor": lambda bench: bench.monitored[1],
     "diagnose": Bench.diagnosed,
     "errors of runs": Bench.refused_runs,
+    "a terminal": _laid_out,
 }
 JSON: dict[str, Callable[[Bench], Said]] = {
     "finding.to_json()": lambda bench: [finding.to_json() for finding in bench.watch.findings],
@@ -92,11 +100,16 @@ TELLS = {
     "detection/finding.py Harm.__str__": "str(finding)",
     "detection/finding.py Finding.__str__": "str(finding)",
     "detection/finding.py Finding.to_json": "finding.to_json()",
+    "detection/debugger.py stop": "str(finding)",
+    "detection/terminal.py _show_uncaught": "a terminal",
     "detection/session.py detect.report": "watch.report()",
+    "detection/session.py detect.__repr__": "watch.report()",  # numbers, and the action
     "detection/errors.py warn": "warnings",
     "detection/errors.py warn_of_detector": "warnings of the detector",
     "startup.py switch_on": "errors of the environment",
     "startup.py _at_exit": "NonFiniteError",
+    "startup.py _say_that_nothing_is_on": "errors of the environment",
+    "startup.py _say_where_the_log_is": "errors of the environment",
     "recovery/nan_detector.py NaNDetector._reject": "loggers",
     "detection/headroom.py Headroom.__str__": "str(headroom)",
     "detection/session.py detect.headroom": "warnings of the detector",  # that it has no room
@@ -115,6 +128,8 @@ TELLS = {
     "cli/replay.py execute": "replay",
     "cli/run.py execute": "commands",
     "cli/show.py execute": "show",
+    "cli/show.py _show_findings": "show",
+    "cli/show.py _show_bad_steps": "show",
     "cli/diagnose.py execute": "diagnose",
     "cli/diagnose.py _write": "diagnose",
     "diagnosis/verdict.py Forecast.__str__": "the monitor",
@@ -129,12 +144,28 @@ NO_MESSAGES = {"diagnosis/series.py Series.to_rows", "monitor/async_copy.py to_f
 
 # What stands unescaped in the text of an error of Python's own kinds: numbers, words of ours, and what says so.
 PLAIN = {
-    "_load.py": {"built_for", "running", "REMEDY", "number", "torch.__version__", "error"},  # there is no core yet
+    "_load.py": {
+        "built_for",
+        "running",
+        "_remedy(running)",
+        "_remedy(torch.__version__)",
+        "number",
+        "torch.__version__",
+        "error",
+    },  # there is no core yet
     "__init__.py": {"name"},  # as Python says it of other modules
     "detection/session.py": {"environment.REQUIRE_CUDA"},
     "recovery/arguments.py": {"name"},  # of an argument
     "recovery/nan_detector.py": {"tuple(loss.shape)"},
-    "storage/atomic_folder.py": {"free", "reason", "needed", "path.name", "name"},  # of files with names of ours
+    "storage/atomic_folder.py": {  # of files with names of ours
+        "free",
+        "reason",
+        "needed",
+        "path.name",
+        "name",
+        "option",
+        "error.strerror",
+    },
     "integrations/lightning_step.py": {"len(optimizers)", "', '.join(optimizers) or 'none'", "strategy"},  # type_name
     "integrations/transformers.py": {"args.n_gpu", "state.global_step + 1", "_NO_LOSS"},
     "diagnosis/__init__.py": {"error.name"},  # of a package
@@ -278,7 +309,7 @@ def test_every_character_of_unicode(figure):
 
 
 @pytest.mark.breadth(0)
-def test_what_is_told_last_is_no_exception(tmp_path, figure):
+def test_what_is_reported_last_is_no_exception(tmp_path, figure):
     """At the end of a program, on its standard error: by TORCHNAN=raise and TORCHNAN=warn."""
     program = tmp_path / "program.py"
     program.write_text(
@@ -336,7 +367,7 @@ def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.AST]]:
         yield from functions(node, f"{name}." if named else prefix)
 
 
-def test_everything_that_tells_is_in_the_list(figure):
+def test_everything_that_reports_is_in_the_list(figure):
     found = {
         f"{file} {name}"
         for file, tree in sources()
@@ -370,7 +401,7 @@ def test_every_error_escapes_what_it_quotes():
     assert {file: plain for file, plain in found.items() if plain} == PLAIN
 
 
-def test_the_core_tells_through_the_same_few_places():
+def test_the_core_reports_through_the_same_few_places():
     public = set()
     for header in sorted((REPOSITORY / "csrc" / "include").rglob("*.h")):
         public |= set(re.findall(r"std::string (\w+)\(", header.read_text()))

@@ -116,9 +116,10 @@ def test_nothing_of_the_program_but_names_and_ranges(tmp_path, figure):
 
 FRAME = {"file", "line", "function"}
 FINDING = {
-    "schema", "level", "kind", "origin", "phase", "op", "overload", "output", "node", "module", "name", "stack", "step",
+    "schema", "level", "kind", "origin", "phase", "op", "overload", "output", "node", "module", "name", "stack",
+    "backward_stack", "step",
     "rank", "thread", "device", "dtype", "shape", "strides", "nan", "posinf", "neginf", "first_index", "inputs",
-    "lineage", "lineage_omitted", "harm", "hint", "repeats",
+    "compiled", "lineage", "lineage_omitted", "harm", "hint", "repeats",
 }  # fmt: skip
 INPUT = {
     "name", "dtype", "shape", "min", "max", "absmax", "nan", "posinf", "neginf", "overwritten", "constant",
@@ -147,7 +148,7 @@ def check_finding(line: dict) -> None:
     assert all(frame.keys() == FRAME for frame in line["stack"])
     assert all(one.keys() == INPUT for one in line["inputs"])
     assert all(step.keys() == {"op", "file", "line"} for step in line["lineage"])
-    assert line["harm"].keys() == {"kind", "name", "file", "line"}
+    assert line["harm"].keys() == {"kind", "name", "file", "line", "applied"}
 
 
 def check_step(line: dict) -> None:

@@ -169,7 +169,7 @@ with scope:
 """
 
 
-def test_faulthandler_tells_the_same():
+def test_faulthandler_reports_the_same():
     def told(watched: str) -> tuple[int, str]:
         done = run_python(CRASH, watched, OMP_NUM_THREADS="1")
         return done.returncode, re.sub("0x[0-9a-f]+", "0x", done.stderr)

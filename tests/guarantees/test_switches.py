@@ -351,6 +351,7 @@ OPTIONS = re.compile(r"\b(?:thresholds|limits|options|_every)\b")
 def test_nothing_is_clamped():
     """What is asked for is what is used: no min() or max() between an option and its use, but those that are known."""
     known = {
+        ("detection/terminal.py", "max(_NARROWEST, shutil.get_terminal_size().columns)"),  # labels alone take 12
         ("distributed/agreement.py", "max(length, 1)"),  # a tensor has an element
         ("distributed/agreement.py", "min(anomaly.micro_batch, _MICRO_BATCHES)"),  # of what is shown first
         ("recovery/decision.py", "max(0, self.budget.rollbacks_in_a_row - 1)"),  # the first goes no further
@@ -371,6 +372,10 @@ def test_nothing_is_clamped():
             "max(outlier_threshold(peaks, ordinary, tested, thresholds.false_alarm), least)",
         ),
         ("diagnosis/headroom.py", "min(thresholds.headroom_steps, step[-1] - step[0])"),
+        (
+            "detection/compiled/kernels.py",
+            "max(run.sources, key=lambda source: (source.kinds & _NAN, source.kinds & _POSITIVE))",
+        ),
     }
     package = REPOSITORY / "torchnan"
     found = {

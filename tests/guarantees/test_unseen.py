@@ -143,7 +143,7 @@ def test_a_finding_dispatches_nothing(name, options, figure):
 
 
 @pytest.mark.guarantee(6)
-def test_subclasses_and_modes_are_told_of_pytorchs_own_functions():
+def test_subclasses_and_modes_see_pytorchs_own_functions():
     """A table of overrides that was made before the detection still has its entries."""
     told = []
 

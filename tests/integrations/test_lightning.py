@@ -129,7 +129,7 @@ def test_a_scaler_in_search_of_its_scale_is_no_bad_step(tmp_path):
     assert trainer.precision_plugin.scaler.get_scale() < 2.0**127
 
 
-def test_losses_are_told_as_they_were_before_scaling(tmp_path):
+def test_losses_are_reported_as_they_were_before_scaling(tmp_path):
     plain, scaled = (NaNCapture(tmp_path, replay=False, norm_limit=1e-6) for _ in range(2))
     fit(plain, rows=data(bad=None))
     fit(scaled, rows=data(bad=None), plugins=loss_scaling(256.0))

@@ -142,7 +142,7 @@ def test_a_healthy_run_is_the_same_bit_for_bit(tmp_path, options):
     assert callback.guard.step_number > 0
 
 
-def test_names_that_clipping_has_spoilt_are_told_as_they_were(tmp_path):
+def test_names_that_clipping_has_spoilt_are_reported_as_they_were(tmp_path):
     callback = NaNCallback()
     train(tmp_path, callback)
     (event,) = callback.events
@@ -305,7 +305,7 @@ def test_a_loss_that_is_not_used_is_refused(tmp_path):
         train(tmp_path, NaNCallback(), trainer=Own)
 
 
-def test_what_is_added_to_the_models_loss_is_said_to_be_missing(tmp_path):
+def test_what_is_added_to_the_models_loss_is_reported_as_missing(tmp_path):
     class Adding(InOrder):
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
             outputs = model(**inputs)

@@ -33,7 +33,7 @@ def test_a_digest_of_large_tensors_sees_rows_that_are_mostly_padding():
     assert digest_of(batches[0]) != digest_of(batches[1])
 
 
-def test_a_batch_that_cannot_be_told_from_another_has_no_digest():
+def test_a_batch_that_cannot_be_distinguished_has_no_digest():
     assert digest_of(object()) is None
     assert digest_of({"x": torch.empty(0)}) is None
     assert digest_of(torch.empty(2, device="meta")) is None

@@ -36,7 +36,7 @@ def warned():
 # -- told once
 
 
-def test_a_healthy_run_is_told_nothing(path, warned):
+def test_a_healthy_run_gets_no_verdict(path, warned):
     monitor = torchnan.Monitor(log=path)
     steady(monitor, noisy(400), grad_norm=1.0, lr=1e-3)
     assert monitor.verdicts == []
@@ -44,7 +44,7 @@ def test_a_healthy_run_is_told_nothing(path, warned):
     assert monitor.failures == {}
 
 
-def test_a_spike_is_told_once_everywhere(path, warned):
+def test_a_spike_is_reported_once_everywhere(path, warned):
     asked = []
     monitor = torchnan.Monitor(log=path, on_instability=asked.append)
     losses = noisy(200)
@@ -62,7 +62,7 @@ def test_a_spike_is_told_once_everywhere(path, warned):
     assert "remedy" in said
 
 
-def test_another_spike_is_told_too(path):
+def test_another_spike_is_reported_too(path):
     monitor = torchnan.Monitor(log=path)
     losses = noisy(400)
     losses[150], losses[300] = 6.0, 7.0
@@ -70,14 +70,14 @@ def test_another_spike_is_told_too(path):
     assert [v.first_step for v in monitor.verdicts if v.kind == "spike"] == [151, 301]
 
 
-def test_a_nan_is_told_at_its_step(path):
+def test_a_nan_is_reported_at_its_step(path):
     monitor = torchnan.Monitor(log=path)
     steady(monitor, [*noisy(20), float("nan"), *noisy(30, seed=1)])
     assert [(v.kind, v.first_step) for v in monitor.verdicts] == [("nonfinite", 21)]
     assert [line["step"] for line in lines_of(path) if "verdict" in line] == [21]
 
 
-def test_a_run_that_goes_back_is_told_anew(path):
+def test_a_run_that_goes_back_is_reported_anew(path):
     monitor = torchnan.Monitor(log=path)
     for i, loss in enumerate([*noisy(20), float("nan")], 1):
         monitor.step(step=i, loss=loss)
@@ -283,10 +283,10 @@ def test_the_table_in_toml_and_in_the_environment(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"instability": {"spike": "skip"}}, "cannot be used without a monitor that judges the run"),
+        ({"instability": {"spike": "skip"}}, "cannot be used without a monitor that diagnoses the run"),
         (
             {"instability": {"spike": "skip"}, "monitor": dict(live=False)},
-            "cannot be used without a monitor that judges the run",
+            "cannot be used without a monitor that diagnoses the run",
         ),
         (
             {"instability": {"spike": "rollback"}, "monitor": {}},

@@ -99,7 +99,7 @@ def test_a_sample_of_large_weights_counts_by_their_size(path):
     assert rows_of(path)[-1]["update_ratio"] == [pytest.approx(wanted, rel=1e-3)]
 
 
-def test_groups_are_named_by_what_tells_them_apart(path):
+def test_groups_are_named_by_what_distinguishes_them(path):
     model = nn.Linear(4, 2)
     groups = [
         {"params": [model.weight], "weight_decay": 0.1},
@@ -120,7 +120,7 @@ def test_another_parameter_group_begins_another_run(path):
     assert [line["groups"] for line in lines_of(path) if "torchnan" in line] == [["0"], ["0", "1"]]
 
 
-def test_a_scaler_tells_its_scale_and_what_it_skips(path):
+def test_a_scaler_reports_its_scale_and_what_it_skips(path):
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
@@ -161,7 +161,7 @@ def test_the_dtype_is_seen_in_the_graph_of_the_first_loss(path, kind, dtype):
     assert lines_of(path)[0]["dtype"] == dtype
 
 
-def test_a_dtype_that_cannot_be_seen_is_not_known_and_can_be_said(path):
+def test_a_dtype_that_cannot_be_seen_is_unknown_and_can_be_given(path):
     torchnan.Monitor(log=path).step(loss=1.0, model=nn.Linear(1, 1))
     torchnan.Monitor(log=path, dtype="float16").step(loss=1.0)
     assert [line["dtype"] for line in lines_of(path) if "torchnan" in line] == [None, "float16"]
@@ -266,7 +266,7 @@ def test_tensorboard_reads_what_was_written(tmp_path):
     assert run.columns["loss"].values.tolist() == [3.0, 2.0, 1.0]
 
 
-def test_a_tracker_that_fails_is_told_once_and_the_training_goes_on(path, caplog):
+def test_a_tracker_that_fails_is_reported_once_and_the_training_goes_on(path, caplog):
     def fail(step, scalars):
         raise RuntimeError("no network")
 

@@ -190,7 +190,7 @@ def test_snapshots_of_an_earlier_run_are_not_gone_back_to_unasked(tmp_path):
     assert again.guard.step(batch_of(0)).applied
 
 
-def test_a_snapshot_that_cannot_be_written_is_told_and_training_goes_on(tmp_path):
+def test_a_snapshot_that_cannot_be_written_is_reported_and_training_goes_on(tmp_path):
     training = Training(snapshot_every=1, snapshot_folder=tmp_path / "snapshots", log=tmp_path / "log.jsonl")
     training.guard.step(batch_of(0))
     shutil.rmtree(tmp_path / "snapshots")
@@ -198,7 +198,7 @@ def test_a_snapshot_that_cannot_be_written_is_told_and_training_goes_on(tmp_path
     assert lines_of(tmp_path / "log.jsonl")[-1]["kind"] == "no_snapshot"
 
 
-def test_the_memory_that_is_held_is_told():
+def test_the_memory_that_is_held_is_reported():
     training = Training(snapshot_every=1, snapshots=2)
     training.guard.step(batch_of(0))
     training.guard.step(batch_of(1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import stat
 import sys
 from typing import NamedTuple
@@ -126,7 +127,7 @@ print(event.notes)
 
 @pytest.mark.breadth(1)
 @pytest.mark.parametrize("room", [0, 100, 3000])
-def test_no_room_on_the_disk_is_told_and_training_goes_on(room, tmp_path):
+def test_no_room_on_the_disk_is_reported_and_training_goes_on(room, tmp_path):
     ended = run_python(FULL, str(tmp_path), str(REPOSITORY), str(room))
     assert ended.returncode == 0, ended.stderr
     assert "not captured: " in ended.stdout
@@ -354,3 +355,13 @@ def test_extract_says_why_it_cannot(tmp_path):
     ended = torchnan_command("extract", event.capture, folder=tmp_path)
     assert ended.returncode == 2
     assert "has no operation in it: its replay found no single one to blame (cause 'norm')" in ended.stderr
+
+
+@pytest.mark.parametrize("option", ["captures", "snapshot_folder", "log"])
+def test_a_folder_that_cannot_be_made_is_refused_with_its_option(tmp_path, option):
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" / "below"
+    value = folder / "log.jsonl" if option == "log" else folder
+    more = {"snapshot_every": 1} if option == "snapshot_folder" else {}
+    with pytest.raises(OSError, match=re.escape(f"{option}='{folder}' cannot be used: ")):
+        Training(**{option: value}, **more)

@@ -124,7 +124,7 @@ def test_the_event_says_what_where_and_why():
     assert (line["schema"], line["losses"], line["finding"]["origin"]) == (1, ["nan"], "input")
 
 
-def test_a_gradient_is_told_with_its_parameter():
+def test_a_gradient_is_reported_with_its_parameter():
     def step(model, batch):
         loss = step_of(model, batch)
         return loss + (model.b.bias - model.b.bias.detach()).abs().sqrt().sum()  # slope of sqrt at 0
@@ -136,7 +136,7 @@ def test_a_gradient_is_told_with_its_parameter():
     assert event.cause == "operation"
 
 
-def test_of_micro_batches_the_first_bad_one_is_told():
+def test_of_micro_batches_the_first_bad_one_is_reported():
     event = Training().guard.step(batch_of(0), bad_batch(), bad_batch(1)).event
     assert event.micro_batch == 1
     assert event.losses[0] == event.losses[0]
@@ -154,7 +154,7 @@ def test_spikes_of_the_norm_trip():
     assert (event.verdict, event.same_bits) == ("persistent", True)
 
 
-def test_a_weight_that_was_bad_before_is_told_as_that():
+def test_a_weight_that_was_bad_before_is_reported_as_that():
     training = Training(action="raise")
     training.guard.step(batch_of(0))
     training.model.b.weight.data[0, 3] = math.inf
@@ -184,7 +184,7 @@ def test_what_is_finite_when_run_again_is_transient_and_is_retried():
     assert result.applied
     event = training.guard.events[0]
     assert (event.verdict, event.cause, event.action) == ("transient", "transient", "retry")
-    assert "suspect hardware or a race" in str(event)
+    assert "suspect state of your own code that a replay does not restore" in str(event)
     assert_same(training.state(), plain.state())
 
 

@@ -246,7 +246,7 @@ except torchnan.distributed.agreement.AgreementError as error:
 """
 
 
-def test_a_rank_that_has_died_is_told(tmp_path):
+def test_a_rank_that_has_died_is_reported(tmp_path):
     program = tmp_path / "die.py"
     program.write_text(DYING)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

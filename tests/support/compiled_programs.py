@@ -26,6 +26,9 @@ class Planted:
         ops: the operations that are right.
         line: the line at fault; ``None`` where it is in a package.
         module: its module; ``None`` where it does not matter.
+        region: the function that was compiled; ``None`` where it does not matter.
+        kernel: a part of the name of the kernel that wrote it first.
+        replay: how the origin is found.
     """
 
     run: Callable[[], None]
@@ -33,17 +36,20 @@ class Planted:
     ops: tuple[str, ...]
     line: int | None
     module: str | None
+    region: str | None
+    kernel: str
+    replay: str
 
 
 CASES: dict[str, Planted] = {}
 CLEAN: dict[str, Callable[[], None]] = {}
 
 
-def case(phase, *ops, module=None):
+def case(phase, *ops, module=None, region=None, kernel="", replay="traced", into=CASES):
     def add(fn):
         lines, first = inspect.getsourcelines(fn)
         bug = next((first + i for i, line in enumerate(lines) if line.rstrip().endswith("# BUG")), None)
-        CASES[fn.__name__] = Planted(fn, phase, ops, bug, module)
+        into[fn.__name__] = Planted(fn, phase, ops, bug, module, region, kernel, replay)
         return fn
 
     return add
@@ -62,7 +68,7 @@ def train(model, batches, lr=0.1, loss_of=lambda out: out.sum()):
         optimizer.step()
 
 
-@case("forward", "aten::log", module="")
+@case("forward", "aten::log", module="", kernel="log", region="forward")
 def fwd_log_zero():
     class Net(nn.Module):
         def __init__(self):
@@ -78,7 +84,7 @@ def fwd_log_zero():
     train(torch.compile(Net()), [torch.randn(8, 16)])
 
 
-@case("forward", "aten::div", module="norm")
+@case("forward", "aten::div", module="norm", kernel="div", region="forward")
 def fwd_zero_over_zero():
     class Norm(nn.Module):
         def forward(self, x, mask):
@@ -101,7 +107,7 @@ def fwd_zero_over_zero():
     train(torch.compile(Net()), [(torch.randn(8, 16), mask) for mask in masks])
 
 
-@case("forward", "aten::exp")
+@case("forward", "aten::exp", kernel="exp", region="loss")
 def fwd_exp_overflow():
     @torch.compile
     def loss(x, w):
@@ -115,7 +121,7 @@ def fwd_exp_overflow():
     loss(torch.randn(8, 32), w).backward()
 
 
-@case("forward", "aten::_softmax", "aten::softmax", module="attn")
+@case("forward", "aten::_softmax", "aten::softmax", module="attn", kernel="_softmax", region="forward")
 def fwd_masked_softmax():
     class Attention(nn.Module):
         def __init__(self):
@@ -142,7 +148,7 @@ def fwd_masked_softmax():
     train(torch.compile(Net()), [(torch.randn(4, 6, 16), keep)])
 
 
-@case("forward", "aten::mul", "aten::pow")
+@case("forward", "aten::mul", "aten::pow", kernel="pow", region="loss")
 def fwd_fp16_overflow():
     @torch.compile
     def loss(x, scale):
@@ -155,7 +161,7 @@ def fwd_fp16_overflow():
     loss(x, scale).backward()
 
 
-@case("forward", "aten::div")
+@case("forward", "aten::div", kernel="native_dropout", region="loss", replay="lowered")
 def fwd_after_dropout():
     """Only the mask that was drawn makes it: one of 64 rows of 2 is dropped altogether."""
 
@@ -174,7 +180,7 @@ def fwd_after_dropout():
             break
 
 
-@case("backward", "aten::div", "aten::mul")
+@case("backward", "aten::div", "aten::mul", kernel="div", region="loss")
 def bwd_sqrt_zero():
     @torch.compile
     def loss(a, b):
@@ -190,7 +196,7 @@ def bwd_sqrt_zero():
     torch.optim.SGD([a], lr=0.1).step()
 
 
-@case("backward", "aten::mul", "aten::div")
+@case("backward", "aten::mul", "aten::div", kernel="div", region="forward")
 def bwd_where_trap():
     class Safe(nn.Module):
         def __init__(self):
@@ -204,7 +210,7 @@ def bwd_where_trap():
     train(torch.compile(Safe()), [torch.ones(3)])
 
 
-@case("backward", "aten::div", "aten::mul", "aten::pow")
+@case("backward", "aten::div", "aten::mul", "aten::pow", kernel="pow", region="forward")
 def bwd_norm_of_zero():
     class Normalize(nn.Module):
         def __init__(self):
@@ -219,7 +225,7 @@ def bwd_norm_of_zero():
     train(torch.compile(Normalize()), [torch.ones(4)])
 
 
-@case("forward", "aten::div", "aten::mean", module="")
+@case("forward", "aten::div", "aten::mean", module="", kernel="div", region="forward")
 def dynamic_shapes():
     class Pool(nn.Module):
         def __init__(self):
@@ -237,7 +243,14 @@ def dynamic_shapes():
     train(torch.compile(model, dynamic=True), [torch.randn(n, 8) for n in (7, 9, 12, 4)], lr=0.001)
 
 
-@case("forward", "aten::native_layer_norm", "aten::mul", module="transformer.h.1.ln_2")
+@case(
+    "forward",
+    "aten::native_layer_norm",
+    "aten::mul",
+    module="transformer.h.1.ln_2",
+    kernel="native_layer_norm",
+    replay="lowered",
+)
 def gpt2():
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -253,7 +266,7 @@ def gpt2():
     optimizer.step()
 
 
-@case("forward", "aten::log")
+@case("forward", "aten::log", kernel="log", region="loss")
 def graph_break_second():
     @torch.compile
     def loss(x, w):
@@ -266,7 +279,7 @@ def graph_break_second():
     loss(torch.randn(32), torch.ones(32, requires_grad=True)).backward()
 
 
-@case("forward", "aten::sqrt")
+@case("forward", "aten::sqrt", kernel="sqrt", region="loss")
 def graph_break_first():
     """Made in the first graph, used in the second."""
 
@@ -280,7 +293,7 @@ def graph_break_first():
     loss(torch.rand(32), torch.ones(32, requires_grad=True)).backward()
 
 
-@case("backward", "aten::div", "aten::mul")
+@case("backward", "aten::div", "aten::mul", kernel="div", region="loss")
 def graph_break_backward():
     """Made in the backward of the first of two graphs."""
 
@@ -296,7 +309,7 @@ def graph_break_backward():
     torch.optim.SGD([w], 0.1).step()
 
 
-@case("forward", "aten::div")
+@case("forward", "aten::div", kernel="div", region="forward")
 def mutated_buffer():
     """The graph writes the buffer that it divides by."""
 
@@ -317,7 +330,7 @@ def mutated_buffer():
     train(torch.compile(Ema()), [good, zero, good])
 
 
-@case("forward", "aten::log_", "aten::log")
+@case("forward", "aten::log_", "aten::log", kernel="log", region="normalise")
 def mutated_input():
     @torch.compile
     def normalise(x):
@@ -330,7 +343,7 @@ def mutated_input():
     normalise(torch.randn(100)).item()
 
 
-@case("forward", "aten::rsqrt", module="block.1")
+@case("forward", "aten::rsqrt", module="block.1", kernel="rsqrt", region="forward")
 def at_step_five():
     class Block(nn.Module):
         def __init__(self):
@@ -367,7 +380,15 @@ def at_step_five():
         optimizer.step()
 
 
-@case("optimizer", "aten::addcdiv_", "aten::_foreach_addcdiv_", "aten::div", "aten::addcdiv", "aten::_foreach_addcdiv")
+@case(
+    "optimizer",
+    "aten::addcdiv_",
+    "aten::_foreach_addcdiv_",
+    "aten::div",
+    "aten::addcdiv",
+    "aten::_foreach_addcdiv",
+    kernel="addcdiv",
+)
 def compiled_optimizer():
     torch.manual_seed(0)
     model = nn.Linear(4, 4)
@@ -385,7 +406,7 @@ def compiled_optimizer():
         step()
 
 
-@case("forward", "aten::acos", "aten::div", "aten::mul")
+@case("forward", "aten::acos", "aten::div", "aten::mul", kernel="acos", region="forward")
 def regional_blocks():
     """Each block compiled on its own, as torchtitan and diffusers do."""
 
@@ -405,7 +426,7 @@ def regional_blocks():
     train(blocks, [torch.randn(64, 8)])
 
 
-@case("backward", "aten::div", "aten::mul")
+@case("backward", "aten::div", "aten::mul", kernel="div", region="forward")
 def checkpointed():
     from torch.utils.checkpoint import checkpoint
 
@@ -426,7 +447,7 @@ def checkpointed():
     train(torch.compile(model), [torch.zeros(4, 8)])
 
 
-@case("forward", "aten::log")
+@case("forward", "aten::log", kernel="log", region="loss")
 def autograd_function():
     class Entropy(torch.autograd.Function):
         @staticmethod
@@ -447,7 +468,7 @@ def autograd_function():
     loss(torch.randn(16, requires_grad=True)).backward()
 
 
-@case("forward", "aten::log")
+@case("forward", "aten::log", kernel="log", region="score")
 def inference_nan():
     @torch.compile
     def score(x):
@@ -459,7 +480,7 @@ def inference_nan():
         score(torch.randn(16)).item()
 
 
-@case("forward", "aten::log")
+@case("forward", "aten::log", kernel="log", region="score")
 def inference_neginf():
     @torch.compile
     def score(x):
@@ -471,7 +492,7 @@ def inference_neginf():
         score(torch.randn(16)).item()
 
 
-@case("forward", "aten::mul", "aten::pow", "aten::square")
+@case("forward", "aten::mul", "aten::pow", "aten::square", kernel="mul", region="forward")
 def autocast_bf16():
     class Net(nn.Module):
         def __init__(self):
@@ -490,7 +511,7 @@ def autocast_bf16():
     loss.backward()
 
 
-@case("forward", "aten::sqrt")
+@case("forward", "aten::sqrt", kernel="sqrt", region="residue", replay="fused")
 def compiled_only():
     """Finite without torch.compile: sin^2 + cos^2 rounds otherwise in vectorised code."""
 

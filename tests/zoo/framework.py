@@ -86,6 +86,16 @@ def dirty(t):
     return t
 
 
+class Inapplicable(Exception):
+    """Raised by an adapter: a case cannot be run in its way."""
+
+
+def is_finite(symptoms):
+    """Whether all of a case's symptoms are."""
+    tensors = [leaf for leaf in tree_flatten(symptoms)[0] if isinstance(leaf, torch.Tensor)]
+    return all(bool(torch.isfinite(t.detach()).all()) for t in tensors)
+
+
 # --------------------------------------------------------------------------- registry
 @dataclasses.dataclass
 class Case:

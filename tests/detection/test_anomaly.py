@@ -1,0 +1,101 @@
+"""In the place of PyTorch's anomaly mode: its signatures and the way it is switched, torchnan's errors."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import torchnan
+from tests.support.processes import run_python
+from torchnan.detection import session
+
+
+def backward_of_a_root():
+    x = torch.zeros(2, requires_grad=True)
+    (x.sqrt() * 0).sum().backward()  # 0 * inf
+    torch.optim.SGD([x], 0.1).step()
+
+
+@pytest.mark.parametrize("name", ["set_detect_anomaly", "detect_anomaly"])
+def test_the_signatures_are_pytorchs(name):
+    ours, theirs = (inspect.signature(getattr(holder, name)) for holder in (torchnan, torch.autograd))
+    assert [(p.name, p.default) for p in ours.parameters.values()] == [
+        (p.name, p.default) for p in theirs.parameters.values()
+    ]
+
+
+def test_it_is_switched_on_and_off_like_a_function():
+    torchnan.set_detect_anomaly(True)
+    try:
+        with pytest.raises(torchnan.NonFiniteError) as raised:
+            backward_of_a_root()
+        assert raised.value.finding.node == "SqrtBackward0"
+        assert raised.value.finding.stack[0].function.endswith("backward_of_a_root")
+    finally:
+        torchnan.set_detect_anomaly(False)
+    backward_of_a_root()
+    assert not session.is_program_wide()
+
+
+def test_as_context_managers_they_restore_what_was():
+    with torchnan.set_detect_anomaly(True):
+        with torchnan.detect_anomaly(), torchnan.set_detect_anomaly(False):
+            assert not session.is_program_wide()
+        assert session.is_program_wide()
+    assert not session.is_program_wide()
+    with torchnan.detect_anomaly(check_nan=False):
+        backward_of_a_root()
+
+
+def test_an_infinity_is_no_anomaly_and_leaving_raises_nothing():
+    with torchnan.detect_anomaly():
+        assert torch.ones(1).div(0).item() == float("inf")
+        kept = torch.zeros(1).log() * 0
+    assert kept.isnan().item()
+
+
+def test_a_detection_that_is_on_already_stays_as_it_is():
+    watch = torchnan.set_detect(True, action="log")
+    try:
+        with torchnan.detect_anomaly():
+            torch.zeros(1).log().item()
+        assert session.is_program_wide()
+        assert watch.first.op == "aten::log"
+    finally:
+        torchnan.set_detect(False)
+
+
+SCRIPT = """
+import torch
+torch.autograd.set_detect_anomaly(True)
+x = torch.zeros(2, requires_grad=True)
+(x.sqrt() * 0).sum().backward()
+torch.optim.SGD([x], 0.1).step()
+"""
+
+
+def test_a_variable_replaces_pytorchs_in_scripts_as_they_are():
+    ended = run_python(SCRIPT, TORCHNAN_REPLACE_ANOMALY="1")
+    assert "made by   aten::div in SqrtBackward0" in ended.stderr or "in SqrtBackward0, output 0" in ended.stderr
+    assert "Anomaly" not in ended.stderr
+    refused = run_python("import torch", TORCHNAN_REPLACE_ANOMALY="yes")
+    assert refused.returncode == 2
+    assert "TORCHNAN_REPLACE_ANOMALY=yes cannot be used: it takes 0 or 1." in refused.stderr
+
+
+def test_breakpoint_opens_the_debugger_in_the_users_frame(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import torch\ndef loss(x):\n    y = x.log()\n    return y.sum()\nloss(torch.tensor([-2.0]))\n")
+    variables = {"TORCHNAN": "breakpoint", "TORCHNAN_WHEN": "origin", "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run(
+        [sys.executable, script], input="p x\nc\n", env=os.environ | variables, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "made by   aten::log, output 0" in ended.stdout
+    assert f"torchnan: the debugger is at {script}:3" in ended.stdout
+    assert "tensor([-2.])" in ended.stdout

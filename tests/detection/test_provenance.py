@@ -1,0 +1,226 @@
+"""Which origin a value has after it was overwritten, copied, looked at, or written as a constant."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+
+import pytest
+import torch
+from torch import nn
+
+import torchnan
+
+NAN, INF = float("nan"), float("inf")
+
+
+def findings_of(program, *arguments):
+    with torchnan.detect(action="log") as watch:
+        kept = program(*arguments)
+    del kept
+    return watch.findings
+
+
+def operations(findings):
+    return [(f.level, f.op, f.origin) for f in findings]
+
+
+def line_of(function, offset: int) -> int:
+    return inspect.getsourcelines(function)[1] + offset
+
+
+# -- overwritten
+
+
+def replaced_by_another():
+    a = torch.tensor([-1.0, 1.0]).log()
+    a[0] = torch.tensor(-1.0).sqrt()
+    return a
+
+
+def replaced_in_a_column():
+    a = torch.ones(3, 2)
+    a[:, 0].sub_(2).log_()
+    a[:, 0] = torch.full((3,), -1.0).sqrt()
+    return a
+
+
+@pytest.mark.parametrize("program", [replaced_by_another, replaced_in_a_column], ids=lambda p: p.__name__)
+def test_a_nan_that_replaces_another_is_the_one_reported(program):
+    assert operations(findings_of(program)) == [("error", "aten::sqrt", "op")]
+
+
+def test_of_two_values_in_one_tensor_each_keeps_its_origin():
+    def program():
+        a = torch.tensor([-1.0, -1.0, 1.0]).log()
+        a[0] = torch.tensor(-1.0).sqrt()
+        return a[0].item(), a[1].item()
+
+    assert [f.op for f in findings_of(program)] == ["aten::sqrt", "aten::log"]
+
+
+OVERWRITTEN = {
+    "an element": lambda x: x.__setitem__(0, 0.0),
+    "all": lambda x: x.fill_(0),
+    "all by a copy": lambda x: x.copy_(torch.ones(2)),
+    "all by out=": lambda x: torch.add(torch.ones(2), 1, out=x),
+}
+
+
+@pytest.mark.parametrize("write", OVERWRITTEN.values(), ids=OVERWRITTEN)
+def test_what_is_overwritten_before_anybody_reads_it_is_silent(write):
+    def program():
+        x = torch.tensor([0.0, 1.0]).log()
+        write(x)
+        return x.sum().item()
+
+    assert findings_of(program) == []
+
+
+# -- constants
+
+
+CONSTANTS = {
+    "full_like": lambda x, value: torch.full_like(x, value),
+    "new_full": lambda x, value: x.new_full((3,), value),
+    "fill_": lambda x, value: torch.empty_like(x).fill_(value),
+    "fill": lambda x, value: torch.fill(x, value),
+}
+
+
+@pytest.mark.parametrize("make", CONSTANTS.values(), ids=CONSTANTS)
+def test_a_constant_takes_nothing_from_the_tensor_whose_shape_it_has(make):
+    def program(value):
+        x = torch.zeros(3) / torch.zeros(3)
+        if not torch.isfinite(x).all():
+            x = make(x, value)
+        return x.tolist()
+
+    assert findings_of(program, NAN) == findings_of(program, -INF) == []  # as torch.full() is
+
+
+def written_element(x):
+    x[1, 4] = NAN
+    return x
+
+
+def written_row(x):
+    x[1].fill_(NAN)
+    return x
+
+
+def chosen(x):
+    return torch.where(x > 0.5, NAN, x)
+
+
+def filled(x):
+    return x.masked_fill(x > 0.5, NAN)
+
+
+def filled_where_an_inf_was(x):
+    return (x / 0).masked_fill(x > 0.5, NAN)
+
+
+@pytest.mark.parametrize("write", [written_element, written_row, chosen, filled], ids=lambda p: p.__name__)
+def test_a_nan_written_into_data_is_no_doing_of_who_reads_it_first(write):
+    def program():
+        return (write(torch.ones(3, 15)) - torch.rand(3, 15)).sum().item()
+
+    (finding,) = findings_of(program)
+    assert finding.origin == "input"
+    assert finding.line == inspect.getsourcelines(write)[1] + 1
+
+
+def test_a_nan_that_is_filled_in_is_not_the_offspring_of_the_inf_beside_it():
+    (finding,) = findings_of(lambda: filled_where_an_inf_was(torch.ones(3)).sum().item())
+    assert finding.origin == "input"
+
+
+# -- copies of bytes
+
+
+def test_a_deep_copy_holds_what_its_original_holds():
+    def program(read):
+        a = torch.full((5000,), -1.0).log()
+        b = copy.deepcopy(a)
+        del a
+        return b.sum().item() if read else b
+
+    for read in (False, True):
+        assert operations(findings_of(program, read)) == [("error", "aten::log", "op")]
+
+
+# -- looked at
+
+
+def forward_value_compared(p):
+    y = p.sqrt()
+    return torch.where(y.isnan(), torch.zeros(2), y)
+
+
+def repaired(p):
+    return torch.nan_to_num(p.sqrt())  # its backward formula calls isfinite
+
+
+def angle(p):
+    return torch.nan_to_num(torch.atan2(p.sqrt(), p))  # its backward formula compares with zero
+
+
+@pytest.mark.parametrize("program", [forward_value_compared, repaired, angle], ids=lambda p: p.__name__)
+def test_a_held_gradient_is_reported_unless_the_gradient_was_looked_at(program):
+    def held(look):
+        p = torch.tensor([-1.0, 4.0], requires_grad=True)
+        program(p).sum().backward()
+        assert p.grad.isnan().any() if look else p.grad is not None
+        return p
+
+    assert [f.harm.kind for f in findings_of(held, False) if f.level == "error"] == ["alive"]
+    assert [f.harm.kind for f in findings_of(held, True) if f.level == "error"] == []
+
+
+@pytest.mark.parametrize("accumulated", [False, True])
+def test_a_hook_that_looks_at_the_gradient_counts(accumulated):
+    looks = []
+
+    def look(p):
+        looks.append(torch.isfinite(p.grad).all())
+
+    def held():
+        p = nn.Parameter(torch.zeros(2))
+        p.register_post_accumulate_grad_hook(look)
+        for _ in range(1 + accumulated):
+            p.sqrt().sum().backward()
+        return p
+
+    assert findings_of(held) == []
+
+
+# -- the line of an operation that wrote into a view
+
+
+def test_an_operation_in_place_on_a_view_keeps_its_line_in_the_backward_pass():
+    def program(x):
+        v = x.clone()
+        v[3:7].sqrt_()
+        unrelated = v * 2
+        torch.nan_to_num(unrelated).sum().backward()
+        return x
+
+    (finding,) = findings_of(program, torch.zeros(100, requires_grad=True))
+    assert finding.phase == "backward"
+    assert finding.line == line_of(program, 2)
+
+
+def test_a_nan_in_the_table_that_ctc_loss_saves_is_its_own():
+    """The table is no result and holds -inf by right, so nobody reads it before the backward pass computes with it."""
+    scores = torch.randn(50, 2, 20).log_softmax(-1)
+    targets, lengths, ended = torch.randint(1, 20, (2, 10)), [50, 50], [10, 10]
+    loss, table = torch._ctc_loss(scores, targets, lengths, ended)
+
+    def program(table):
+        arguments = (torch.ones(2), scores, targets, lengths, ended, loss, table, 0)
+        return torch.ops.aten._ctc_loss_backward(*arguments).sum().item()
+
+    assert findings_of(program, table) == []
+    table[0, 20] = NAN
+    assert operations(findings_of(program, table)) == [("error", "aten::_ctc_loss", "op")]

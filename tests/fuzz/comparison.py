@@ -1,0 +1,150 @@
+"""Compares the runs of one program: bits and errors with a plain run, findings with exact=True and with the truth."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from tests.fuzz.program import Fact, Program, Run, run, tensors
+from tests.fuzz.truth import Origin, Truth, may_hold_nonfinite
+
+
+@dataclasses.dataclass(frozen=True)
+class Disagreement:
+    """One thing that two runs of a program do not agree on."""
+
+    program: Program
+    kind: str
+    detail: Any
+
+    def __str__(self) -> str:
+        replay = f"python -m tests.fuzz {self.program.generator} {self.program.seed}"
+        return f"{self.kind}: {replay}\n    {self.detail}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Modes:
+    """What a generator's programs are compared with, besides a plain run."""
+
+    exact: bool = True
+    truth: bool = True
+    sample: bool = False
+
+
+def disagreements(program: Program, modes: Modes) -> list[Disagreement]:
+    """Returns everything that differs."""
+    found: list[tuple[str, Any]] = []
+    watched = run(program, "watched")
+    facts, stats = watched.facts, watched.watch.stats()
+    found += bits(program, watched)
+    if watched.internal_errors:
+        found.append(("internal error", watched.internal_errors))
+    watched.variables = {}
+    if modes.exact and stats["proved"]:
+        found += other_options(program, facts, exact=True)
+    if modes.sample:
+        found += other_options(program, facts, sample=1)
+    if modes.truth:
+        found += against_truth(run(program, "truth"), facts, program)
+    return [Disagreement(program, kind, detail) for kind, detail in found]
+
+
+def bits(program: Program, watched: Run) -> list[tuple[str, Any]]:
+    """A difference counts if two more plain runs agree with the first, and another watched one with its like."""
+    plain = run(program, "plain")
+    expected, got = (plain.digest, plain.error), (watched.digest, watched.error)
+    if expected == got:
+        return []
+    again = [(r.digest, r.error) for r in (run(program, mode) for mode in ("plain", "plain", "watched"))]
+    return [("bits", (expected, got))] if again == [expected, expected, got] else []
+
+
+def other_options(program: Program, facts: list[Fact], **options: Any) -> list[tuple[str, Any]]:
+    name = ", ".join(f"{key}={value}" for key, value in options.items())
+    other = run(program, "watched", **options)
+    found: list[tuple[str, Any]] = []
+    if other.internal_errors:
+        found.append((f"internal error with {name}", other.internal_errors))
+    if plainly(other.facts) != plainly(facts):
+        found.append((name, {"default": facts, name: other.facts}))
+    return found
+
+
+def plainly(facts: list[Fact]) -> list[Fact]:
+    """What nobody has proved before is a value that came in, and not one that was written outside."""
+    return [tuple("input" if value == "foreign" else value for value in fact) for fact in facts]
+
+
+def against_truth(result: Run, facts: list[Fact], program: Program) -> list[tuple[str, Any]]:
+    truth = result.truth
+    assert truth is not None
+    if not truth.nonfinite_operations and not truth.origins:
+        return [("false alarm", facts)] if facts else []
+    errors = [fact for fact in facts if fact[0] == "error"]
+    held = held_values(truth, result.variables)
+    masks = held_masks(held, result.variables)
+    sure = {
+        name: own for name, own in held.items() if name not in masks and all(origin.source == "op" for origin in own)
+    }
+    found: list[tuple[str, Any]] = []
+    if sure and not errors and result.error is None:
+        found.append(("missed", {"held": sure, "found": facts}))
+    found += [complaint for fact in errors for complaint in wrong_origin(fact, truth, program)]
+    alive = [fact for fact in errors if fact[6] == "alive"]
+    if alive and not held and result.error is None:
+        found.append(("held by nobody", alive))
+    is_known = bool(errors) and not _is_unknown_line(errors[0][5], truth, program)
+    if len(errors) == 1 and errors == alive and errors[0][2] == "op" and held and is_known:
+        lines = {origin.line for own in held.values() for origin in own}
+        if errors[0][4] not in lines:
+            found.append(("an origin that is gone", {"finding": errors[0], "held": held}))
+    if len(errors) > len(truth.origins):
+        found.append(("reported twice", {"errors": errors, "truth": truth.origins[:8]}))
+    return found
+
+
+def held_values(truth: Truth, variables: dict[str, Any]) -> dict[str, list[Origin]]:
+    """Returns, by variable, the origins of what it holds at the end."""
+    held = {}
+    for name, value in (variables or {}).items():
+        for found in tensors(value):
+            x = found.detach()
+            if not may_hold_nonfinite(x) or x.is_complex():
+                continue
+            origins = [truth.origins[i] for i in sorted(truth.origins_of(x) - {-1})]
+            if origins:
+                held[name] = origins
+    return held
+
+
+def held_masks(held: dict[str, list[Origin]], variables: dict[str, Any]) -> set[str]:
+    """Returns the variables that hold no non-finite value but -inf."""
+
+    def is_mask(x: torch.Tensor) -> bool:
+        return not may_hold_nonfinite(x) or not bool(torch.isnan(x).any() | (x == float("inf")).any())
+
+    return {name for name in held if all(is_mask(found.detach()) for found in tensors(variables[name]))}
+
+
+def _is_unknown_line(phase: str, truth: Truth, program: Program) -> bool:
+    """Whether the truth cannot know the lines of a backward pass: of lists, and of writes into views."""
+    slices = any(origin.node is not None and origin.node.endswith("CopySlices") for origin in truth.origins)
+    return phase == "backward" and (slices or "_foreach" in program.source)
+
+
+def wrong_origin(fact: Fact, truth: Truth, program: Program) -> list[tuple[str, Any]]:
+    _, _, origin, op, place, phase, *_ = fact
+    detail = {"finding": fact, "truth": truth.origins[:8]}
+    sources = {known.source for known in truth.origins}
+    if origin == "op" and not _is_unknown_line(phase, truth, program):
+        places = {(known.op.rstrip("_"), known.line) for known in truth.origins}
+        if (op.rstrip("_"), place) not in places:
+            return [("wrong operation" if place in {known.line for known in truth.origins} else "wrong line", detail)]
+    allocates = any(word in program.source for word in ("empty", "resize", "set_("))
+    if (origin == "uninit" and not allocates) or (origin == "foreign" and "external" not in sources):
+        return [(f"wrong origin {origin}", detail)]
+    if origin == "input" and not sources & {"external", "constant"}:
+        return [("wrong origin input", detail)]
+    return []

@@ -1,0 +1,18 @@
+"""Each module makes programs of one sort: ``generate(seed)`` returns source text, or None for a seed without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.fuzz.comparison import Modes
+from tests.fuzz.generators import chain, graph, operators, sparse, storage, subclasses, threads
+
+GENERATORS: dict[str, tuple[Callable[[int], str | None], Modes]] = {
+    "graph": (graph.generate, Modes()),
+    "operators": (operators.generate, Modes(sample=True)),
+    "storage": (storage.generate, Modes()),
+    "chain": (chain.generate, Modes(truth=False)),
+    "subclasses": (subclasses.generate, Modes(truth=False)),
+    "sparse": (sparse.generate, Modes(truth=False)),
+    "threads": (threads.generate, Modes(truth=False)),
+}

@@ -1,0 +1,143 @@
+"""One program: source text with ``make()``, whose tensors are there before detection, and ``program(*made)``."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import ctypes
+import dataclasses
+import hashlib
+import io
+import math
+import os
+import pickle
+import threading
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+import torchnan
+from tests.fuzz.truth import Truth
+from tests.fuzz.values import tensor
+
+Fact = tuple[Any, ...]
+
+NAMES: dict[str, Any] = {
+    "torch": torch,
+    "F": F,
+    "np": np,
+    "T": tensor,
+    "copy": copy,
+    "io": io,
+    "ctypes": ctypes,
+    "pickle": pickle,
+    "threading": threading,
+    "math": math,
+    "contextlib": contextlib,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "BF": torch.bfloat16,
+    "HF": torch.float16,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A generated program, or one that was kept."""
+
+    generator: str
+    seed: int
+    source: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.generator}_{self.seed}.py"
+
+    def scope(self) -> dict[str, Any]:
+        names = dict(NAMES)
+        exec(compile(self.source, self.name, "exec"), names)
+        return names
+
+
+@dataclasses.dataclass
+class Run:
+    """What came of a program: its variables, its error, and what was reported of it."""
+
+    variables: dict[str, Any]
+    error: tuple[str, str] | None
+    watch: Any = None
+    truth: Truth | None = None
+
+    @property
+    def digest(self) -> str:
+        return digest(self.variables)
+
+    @property
+    def facts(self) -> list[Fact]:
+        return [fact(finding) for finding in self.watch.findings]
+
+    @property
+    def internal_errors(self) -> int:
+        return int(self.watch.stats()["internal_errors"])
+
+
+def run(program: Program, mode: str, **options: Any) -> Run:
+    """Runs it; `mode` is plain, watched, or truth."""
+    names = program.scope()
+    torch.manual_seed(program.seed)
+    made = names["make"]() if "make" in names else ()
+    torch.manual_seed(program.seed + 1)
+    result = Run({}, None)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        if mode == "watched":
+            result.watch = stack.enter_context(torchnan.detect(action="log", **options))
+        if mode == "truth":
+            result.truth = stack.enter_context(Truth())
+        try:
+            result.variables = names["program"](*made)
+        except Exception as error:  # noqa: BLE001 (a program may fail in any way, as long as it always does)
+            result.error = (type(error).__name__, str(error)[:150])
+    return result
+
+
+def fact(finding: Any) -> Fact:
+    """What two runs of a program have to agree on."""
+    place = (os.path.basename(finding.file or "?"), finding.line)
+    harm = finding.harm.kind
+    return (finding.level, finding.kind, finding.origin, finding.op, place, finding.phase, harm, finding.step)
+
+
+def tensors(value: Any, depth: int = 0) -> list[torch.Tensor]:
+    """Returns the tensors that a variable holds, with their gradients."""
+    if isinstance(value, torch.Tensor):
+        return [value, *([value.grad] if value.is_leaf and value.grad is not None else [])]
+    if depth > 4:
+        return []
+    held: list[Any] = []
+    if isinstance(value, dict):
+        held = list(value.values())
+    elif isinstance(value, (list, tuple, set)):
+        held = list(value)
+    elif isinstance(value, torch.nn.Module):
+        held = [*value.parameters(), *value.buffers()]
+    elif isinstance(value, torch.optim.Optimizer):
+        held = [dict(state) for state in value.state.values()]
+    return [found for one in held for found in tensors(one, depth + 1)]
+
+
+def digest(variables: dict[str, Any]) -> str:
+    """Returns a hash of all bits of all tensors, their shapes, dtypes and versions."""
+    total = hashlib.sha1()
+    for name in sorted(variables):
+        for found in tensors(variables[name]):
+            with contextlib.suppress(RuntimeError):  # of other layouts, or without memory
+                total.update(repr((name, str(found.dtype), found._version, tuple(found.shape))).encode())
+                plain = found.detach().resolve_conj().resolve_neg().contiguous()
+                bits = plain if plain.dtype == torch.bool else plain.flatten().view(torch.uint8)
+                total.update(bits.numpy().tobytes())
+    return total.hexdigest()

@@ -1,0 +1,80 @@
+"""Programs on which torchnan once disagreed with itself or with the truth, and a search for new ones."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz import harm
+from tests.fuzz.__main__ import ALL, of_seed
+from tests.fuzz.comparison import Modes, against_truth, disagreements
+from tests.fuzz.program import Program, run
+from tests.support.processes import REPOSITORY
+from tests.support.processes import run as run_process
+
+KEPT = sorted(Path(__file__).with_name("kept").glob("*.py"))
+SECONDS = int(os.environ.get("FUZZ_SECONDS", "600"))
+SLACK = 300  # seconds to begin and to end in; only a hang reaches it
+
+NAN_ON_LINE_3 = """def make(): return ()
+def program():
+    y = torch.tensor([-1.0]).log()
+    z = y * 2
+    return dict(z=z)
+"""
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
+def test_a_program_that_was_kept_is_agreed_upon(path):
+    program = Program("kept", 0, path.read_text())
+    assert [str(found) for found in disagreements(program, Modes(sample=True))] == []
+
+
+@pytest.mark.parametrize(
+    ("fact", "kinds"),
+    [
+        (("error", "nan", "op", "aten::log", ("kept_0.py", 3), "forward", "alive", 0), []),
+        (
+            ("error", "nan", "op", "aten::mul", ("kept_0.py", 4), "forward", "alive", 0),
+            ["wrong line", "an origin that is gone"],
+        ),
+        (("error", "nan", "op", "aten::sqrt", ("kept_0.py", 3), "forward", "alive", 0), ["wrong operation"]),
+        (("error", "nan", "foreign", "aten::mul", ("kept_0.py", 4), "forward", "alive", 0), ["wrong origin foreign"]),
+    ],
+)
+def test_the_truth_notices_a_wrong_report(fact, kinds):
+    program = Program("kept", 0, NAN_ON_LINE_3)
+    assert [kind for kind, _ in against_truth(run(program, "truth"), [fact], program)] == kinds
+
+
+def test_the_truth_notices_a_missing_report():
+    program = Program("kept", 0, NAN_ON_LINE_3)
+    assert [kind for kind, _ in against_truth(run(program, "truth"), [], program)] == ["missed"]
+
+
+@pytest.mark.parametrize("generator", ALL)
+def test_a_seed_always_gives_the_same_program(generator):
+    first, count, found = of_seed(generator, 3)
+    assert first is not None
+    assert of_seed(generator, 3) == (first, count, found)
+    assert found == []
+
+
+def test_a_harm_program_is_held_to_its_page():
+    program, expected = harm.generate(0)
+    assert expected.report in ("error", "silent", "warning")
+    assert len(program.source.splitlines()) >= expected.line
+
+
+@pytest.mark.slow
+def test_a_search_finds_nothing():
+    ended = run_process(
+        [sys.executable, "-m", "tests.fuzz", "--seconds", str(SECONDS)],
+        cwd=REPOSITORY,
+        deadline=SECONDS + SLACK,
+        OMP_NUM_THREADS="1",
+    )
+    assert ended.returncode == 0, ended.stdout[-8000:] + ended.stderr[-8000:]

@@ -1,0 +1,84 @@
+"""``pytest --torchnan``: tests run by pytest itself, with the plugin and without it."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.support.processes import REPOSITORY, run_python
+
+pytest_plugins = ["pytester"]
+
+TESTS = """
+import pytest, torch, torchnan
+
+def divide(x):
+    return (x / x.sum()).sum().item()
+
+def test_good():
+    divide(torch.ones(2))
+
+def test_bad():
+    divide(torch.zeros(2))
+
+@pytest.mark.torchnan(False)
+def test_left_out():
+    divide(torch.zeros(2))
+
+@pytest.mark.torchnan(action="log")
+def test_own_options():
+    divide(torch.zeros(2))
+
+def test_session(torchnan_session):
+    divide(torch.zeros(2))
+    assert torchnan_session.first.op == "aten::div"
+"""
+
+
+def run(pytester, *options):
+    pytester.makepyfile(TESTS)
+    return pytester.runpytest_inprocess("-p", "torchnan_pytest", "-p", "no:cacheprovider", *options)
+
+
+def test_without_the_option_nothing_is_checked(pytester):
+    run(pytester).assert_outcomes(passed=5)
+
+
+def test_a_finding_fails_its_test_with_the_report(pytester):
+    result = run(pytester, "--torchnan")
+    result.assert_outcomes(passed=4, failed=1)
+    result.stdout.fnmatch_lines(["*_ test_bad _*", "E*made by   aten::div, output 0*:4", "*.py:4: NonFiniteError"])
+
+
+def test_a_finding_is_a_warning_of_its_test(pytester):
+    result = run(pytester, "--torchnan=warn")
+    result.assert_outcomes(passed=5, warnings=1)
+    result.stdout.fnmatch_lines(["*::test_bad", "*NonFiniteWarning: torchnan: NaN*"])
+
+
+def test_a_marker_switches_one_test_on(pytester):
+    pytester.makepyfile(
+        "import pytest, torch\n"
+        "@pytest.mark.torchnan\ndef test_on():\n    torch.zeros(1).log().item()\n"
+        "def test_off():\n    torch.zeros(1).log().item()\n"
+    )
+    pytester.runpytest_inprocess("-p", "torchnan_pytest").assert_outcomes(passed=1, failed=1)
+
+
+def test_what_a_marker_cannot_take_is_refused(pytester):
+    pytester.makepyfile("import pytest\n@pytest.mark.torchnan('warn')\ndef test_it(): pass\n")
+    result = pytester.runpytest_inprocess("-p", "torchnan_pytest")
+    result.stdout.fnmatch_lines(
+        ["*marker torchnan takes the options of torchnan.detect() as keywords, or False alone*"]
+    )
+
+
+def test_it_works_under_xdist(pytester, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", ":".join([str(REPOSITORY), *sys.path]))
+    result = run(pytester, "--torchnan", "-n", "1")
+    result.assert_outcomes(passed=4, failed=1)
+
+
+def test_the_plugin_imports_no_torch():
+    assert run_python(
+        "import sys, torchnan_pytest; print('torch' in sys.modules, 'torchnan' in sys.modules)"
+    ).stdout == ("False False\n")

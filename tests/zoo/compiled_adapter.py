@@ -1,0 +1,36 @@
+"""torchnan on the programs of the zoo with all their functions and modules compiled by Inductor."""
+
+import dataclasses
+import functools
+
+import torch
+import torch._inductor.compile_fx  # before the scorer forks
+
+from tests.zoo import adapter
+from tests.zoo.framework import Inapplicable, is_finite
+
+torch._inductor.config.compile_threads = 1  # no pool of processes for each program
+
+
+def run(case, zoo):
+    """Runs one case compiled and returns its findings, oldest first."""
+    compiled = dataclasses.replace(case, fn=_compiled(case.fn))
+    hooks = zoo.HOOKS["model"]
+    hooks.append(lambda module: module.compile())
+    try:
+        symptoms = compiled.run()
+    except Exception as error:
+        raise Inapplicable(f"cannot be compiled: {type(error).__name__}") from error
+    if case.kind != "clean" and is_finite(symptoms):
+        raise Inapplicable("finite when compiled")
+    del symptoms
+    torch._dynamo.reset()
+    return adapter.run(compiled, zoo)
+
+
+def _compiled(program):
+    @functools.wraps(program)
+    def run_compiled():
+        return torch.compile(program)()
+
+    return run_compiled
