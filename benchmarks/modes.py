@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import torchnan
-from benchmarks.workloads import Workload
+from benchmarks.workloads import Workload, compiled
 
 Mode = Callable[[Workload], AbstractContextManager[None]]
 
@@ -68,6 +68,22 @@ def forward_hooks(workload: Workload) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+_asserted: dict[str, Workload] = {}
+
+
+@contextlib.contextmanager
+def nan_asserts(workload: Workload) -> Iterator[None]:
+    """Inductor's own assertions: the step of a model that was compiled with them."""
+    if workload.name not in _asserted:
+        assert workload.eager is not None
+        _asserted[workload.name] = compiled(workload.eager, nan_asserts=True)()
+    plain, workload.step = workload.step, _asserted[workload.name].step
+    try:
+        yield
+    finally:
+        workload.step = plain
 
 
 class _CheckEverything(TorchDispatchMode):
@@ -131,4 +147,9 @@ ALL: dict[str, Mode] = {
     "set_detect_anomaly": anomaly_mode,
     "forward hooks": forward_hooks,
     "Python dispatch mode": dispatch_mode,
+}
+COMPILED: dict[str, Mode] = {
+    "detect()": detect,
+    "set_detect_anomaly": anomaly_mode,
+    "Inductor's nan_asserts": nan_asserts,
 }

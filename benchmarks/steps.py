@@ -44,7 +44,8 @@ def timers(key: str, workload: workloads.Workload, names: list[str], threads: in
 
         return timer
 
-    made: dict[str, Callable[[], float]] = {name: under(modes.ALL[name]) for name in names}
+    known = modes.ALL if workload.eager is None else modes.COMPILED
+    made: dict[str, Callable[[], float]] = {name: under(mode) for name, mode in known.items() if name in names}
     made[OFF] = made[OFF_AGAIN] = under(modes.off)
     for name in (PLAIN, PLAIN_AGAIN):
         made[name] = PlainProcess(key, threads).time_once
@@ -96,8 +97,8 @@ def print_table(workload: workloads.Workload, times: dict[str, list[float]], cou
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--steps", default="mlp,gpt2,resnet50")
-    parser.add_argument("--modes", default=",".join(modes.ALL))
+    parser.add_argument("--steps", default="mlp,gpt2,resnet50,mlp-compiled,gpt2-compiled")
+    parser.add_argument("--modes", default=",".join({**modes.ALL, **modes.COMPILED}))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", metavar="OUT")
     given = parser.parse_args()

@@ -19,6 +19,7 @@ class Workload:
         model: its model, for the peers that hang hooks on modules.
         repeat: steps per timing, so that one timing is not too short to be measured.
         optimizer, loss_of, batch: what the step is made of, for what runs it itself.
+        eager: makes the same step without its compilation; ``None`` if it is not compiled.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Workload:
     optimizer: torch.optim.Optimizer
     loss_of: Callable[[], torch.Tensor]
     batch: Any
+    eager: Callable[[], Workload] | None = None
 
 
 def training(
@@ -95,4 +97,16 @@ def resnet50() -> Workload:
     )
 
 
-ALL = {"mlp": mlp, "gpt2": gpt2, "bert": bert, "resnet50": resnet50}
+def compiled(make: Callable[[], Workload], **options: Any) -> Callable[[], Workload]:
+    """The same step with its model compiled by Inductor, with these of its options."""
+
+    def make_compiled() -> Workload:
+        workload = make()
+        workload.model.compile(options=options or None)
+        return dataclasses.replace(workload, name=f"{workload.name}, compiled", eager=make)
+
+    return make_compiled
+
+
+_EAGER = {"mlp": mlp, "gpt2": gpt2, "bert": bert, "resnet50": resnet50}
+ALL = {**_EAGER, **{f"{key}-compiled": compiled(make) for key, make in _EAGER.items()}}

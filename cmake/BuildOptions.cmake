@@ -17,6 +17,11 @@ target_compile_options(torchnan_build_options INTERFACE
   -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Wno-unused-parameter
   $<$<BOOL:${TORCHNAN_WERROR}>:-Werror>
 )
+if(TORCHNAN_PYTHON AND NOT TORCHNAN_EDITABLE)  # a wheel names no path of the machine that built it
+  target_compile_options(torchnan_build_options INTERFACE
+    -ffile-prefix-map=${PROJECT_SOURCE_DIR}/=
+    -ffile-prefix-map=${TORCHNAN_TORCH_DIR}/=torch/)
+endif()
 if(TORCHNAN_SANITIZERS)
   target_compile_options(torchnan_build_options INTERFACE
     -fsanitize=${TORCHNAN_SANITIZERS} -fno-omit-frame-pointer -g)
@@ -25,7 +30,8 @@ endif()
 
 find_program(CCACHE ccache)
 if(CCACHE)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE})
-  # A precompiled header carries a time stamp that would defeat the cache.
-  set(ENV{CCACHE_SLOPPINESS} pch_defines,time_macros)
+  # A precompiled header carries a time stamp that would defeat the cache, and must be seen by ccache's preprocessor.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
+    CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${CCACHE})
+  target_compile_options(torchnan_build_options INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fpch-preprocess>)
 endif()

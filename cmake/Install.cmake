@@ -6,9 +6,11 @@ if(TORCHNAN_PYTHON)
   set(lib_dir lib)
   set(include_dir include)
   set(config_dir share/cmake/torchnan)
+  set(fixed_torch_dir "")  # a wheel goes to other machines: PyTorch is beside it
   set(torch_rpath "$ORIGIN/../../torch/lib")  # site-packages/torchnan/lib to site-packages/torch/lib
   if(TORCHNAN_EDITABLE)
-    set(torch_rpath ${TORCHNAN_TORCH_DIR}/lib)  # the package stays in its source folder
+    set(fixed_torch_dir ${TORCHNAN_TORCH_DIR})  # the package stays in its source folder
+    set(torch_rpath ${TORCHNAN_TORCH_DIR}/lib)
   endif()
   install(TARGETS _C LIBRARY DESTINATION .)
   configure_file(cmake/_build.py.in ${PROJECT_BINARY_DIR}/_build.py @ONLY)
@@ -18,6 +20,7 @@ else()
   set(lib_dir ${CMAKE_INSTALL_LIBDIR})
   set(include_dir ${CMAKE_INSTALL_INCLUDEDIR})
   set(config_dir ${CMAKE_INSTALL_DATADIR}/cmake/torchnan)
+  set(fixed_torch_dir ${TORCHNAN_TORCH_DIR})
   set(torch_rpath ${TORCHNAN_TORCH_DIR}/lib)
 endif()
 set_target_properties(torchnan PROPERTIES INSTALL_RPATH "${torch_rpath}")

@@ -14,8 +14,19 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 """
 
 
+NEXT = """
+What to try next
+  TORCHNAN=raise python train.py              on a training script of yours, as it is
+  pytest --torchnan                           on its tests
+  TORCHNAN=breakpoint TORCHNAN_WHEN=origin    the debugger where the value is made
+  docs/harm.md                                what is reported, and what is not
+"""
+
+
 def show(title: str, command: str, arguments: list[str], **variables: str) -> None:
-    print(f"\n\033[1m{title}\033[0m\n$ {command}\n", flush=True)
+    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        title = f"\033[1m{title}\033[0m"
+    print(f"\n{title}\n$ {command}\n", flush=True)
     environment = {**os.environ, "TRANSFORMERS_VERBOSITY": "error", **variables}
     subprocess.run([sys.executable, *arguments], env=environment, cwd=HERE, check=False)
 
@@ -37,6 +48,7 @@ def main() -> None:
         ["train.py"],
         TORCHNAN="raise",
     )
+    print(NEXT)
 
 
 if __name__ == "__main__":
