@@ -64,7 +64,7 @@ test-cpp: $(VENV)/.built $(GTEST) ## the C++ tests
 
 # Threads that wait for each other's turn on few cores cost more than they compute. The tests of devices take a place in
 # PyTorch that a process has once.
-PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal --durations=10 -ra
+PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal --durations=10 -ra $(PYTEST_OPTIONS)
 test-python test-rest: $(VENV)/.built $(VENV)/.test
 test-python: export OMP_NUM_THREADS = 1
 test-python: ## the Python tests, of many cases a sample; those of devices after `make test-cpp` has made one
