@@ -31,7 +31,8 @@ endif()
 find_program(CCACHE ccache)
 if(CCACHE)
   # A precompiled header carries a time stamp that would defeat the cache, and must be seen by ccache's preprocessor.
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
+  # Another clone finds what this one has compiled: paths within a clone are relative.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
     CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${CCACHE})
   target_compile_options(torchnan_build_options INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fpch-preprocess>)
 endif()
