@@ -10,8 +10,10 @@ import contextlib
 import dataclasses
 import errno
 import os
+import re
 import stat
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import BinaryIO, overload
 
 from torchnan.config import log_kind
@@ -20,6 +22,7 @@ from torchnan.detection.finding import Finding
 
 MAX_LINE_BYTES = 2**20  # bytes, without the line break: no finding has more
 MAX_REPORTED_LINES = 100  # damaged lines
+_RANK = re.compile(r"rank-?(\d{1,9})(?!\d)")  # in the name of a log
 _START = b'{"schema":'  # of every line, and of nothing in one: quotes in its texts are escaped
 
 
@@ -85,6 +88,32 @@ def kind_of(path: str | os.PathLike[str]) -> log_kind.LogKind | None:
     """
     with _opened(path) as file:
         return log_kind.of(file.read(256))
+
+
+def logs_at(path: str | os.PathLike[str]) -> list[Path]:
+    """Returns the logs that belong together with this one, by rank.
+
+    Args:
+        path: a log. If its name has ``rank-3`` in it, those of the other ranks beside it belong to it. Or a folder, and
+            with it all logs of findings that are in it.
+
+    Raises:
+        OSError: a folder cannot be read.
+    """
+    given = Path(path)
+    if given.is_dir():
+        found = [one for one in given.glob("*.jsonl") if one.is_file() and kind_of(one) == "findings"]
+    elif _RANK.search(given.name):
+        pattern = re.compile(r"\d+".join(map(re.escape, _split_at_rank(given.name))))
+        found = [one for one in given.parent.iterdir() if pattern.fullmatch(one.name)] if given.exists() else [given]
+    else:
+        found = [given]
+    return sorted(found, key=lambda one: (int(match[1]) if (match := _RANK.search(one.name)) else -1, one.name))
+
+
+def _split_at_rank(name: str) -> tuple[str, str]:
+    start, end = _RANK.search(name).span(1)  # type: ignore[union-attr]
+    return name[:start], name[end:]
 
 
 def _refusal(line: bytes, size: int) -> str:

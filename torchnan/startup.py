@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib.util
 import multiprocessing
 import os
 import sys
@@ -18,6 +19,7 @@ from torchnan.config.text import MAX_MESSAGE_BYTES, printable
 
 if TYPE_CHECKING:
     from torchnan.detection.finding import Finding
+    from torchnan.detection.session import detect
 
 is_pending = False  # asked for while torchnan was being imported, which does it at its end
 
@@ -65,8 +67,9 @@ def switch_on() -> None:
             anomaly.replace_anomaly_mode()
         if options is not None:
             path = _default_log() if options["action"] == "log" and options["log"] is None else None
-            session.set_detect(True, **options | ({"log": path} if path else {}))
-            atexit.register(_at_exit, path, os.getpid())
+            page = page_path()
+            watch = session.set_detect(True, **options | ({"log": path} if path else {}))
+            atexit.register(_at_exit, watch, path, page, os.getpid())
     except (OptionError, OSError, RuntimeError) as error:
         print(f"torchnan: {printable(message_of(error), MAX_MESSAGE_BYTES)}", file=sys.stderr)
         raise SystemExit(2) from None
@@ -74,11 +77,9 @@ def switch_on() -> None:
 
 def _say_that_nothing_is_on(ignored: list[str]) -> None:
     """Options alone switch nothing on: who set them believes otherwise."""
-    if ignored and multiprocessing.parent_process() is None and sys.stderr is not None:
+    if ignored and multiprocessing.parent_process() is None:
         names, are = " and ".join(ignored[:3]), "are" if len(ignored) > 1 else "is"
-        text = f"torchnan: {names} {are} set, TORCHNAN is not, so nothing is checked: set TORCHNAN=raise, warn or log."
-        with contextlib.suppress(OSError, ValueError):
-            print(printable(text, MAX_MESSAGE_BYTES), file=sys.stderr)
+        _say(f"{names} {are} set, TORCHNAN is not, so nothing is checked: set TORCHNAN=raise, warn or log.")
 
 
 def _default_log() -> str:
@@ -87,17 +88,61 @@ def _default_log() -> str:
     return os.path.join(folder, f"torchnan-{os.getpid()}.jsonl")
 
 
+def page_path() -> str | None:
+    """Returns the path of the page that the environment asks for.
+
+    Raises:
+        OptionError: no page can be made, or not there.
+    """
+    path = _environment.page(os.environ)
+    if path is None:
+        return None
+    missing = [name for name in ("jinja2", "numpy") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise OptionError(f"{_environment.PAGE} needs {missing[0]}: pip install torchnan[diagnose]")
+    if os.path.isdir(path) or not os.access(os.path.dirname(path), os.W_OK):
+        raise OptionError(f"{_environment.PAGE}={path} cannot be used: no file can be written there.")
+    if multiprocessing.parent_process() is None:
+        return path
+    stem, suffix = os.path.splitext(path)  # that of the parent is another
+    return f"{stem}-{os.getpid()}{suffix}"
+
+
+def _write_page(watch: detect, path: str) -> None:
+    """Writes the page of what was found, if anything was, and says where. A failure is said, and is none of the
+    program's."""
+    findings = watch.findings
+    if not findings:
+        return
+    try:
+        from torchnan.pages import findings_page
+        from torchnan.storage import private_file
+
+        dropped = watch.stats()["dropped"]
+        notes = [f"{dropped:,} more findings were counted, not kept (max_findings)"] if dropped else []
+        private_file.write_text(path, findings_page.html(findings, [f"process {os.getpid()}"], notes))
+        text = f"the page of the findings is {path}"
+    except Exception as error:  # noqa: BLE001 - the program is over: nothing may change how it ends
+        text = f"there is no page of the findings: {message_of(error) or type(error).__name__}"
+    _say(text)
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # closed, or a pipe that nobody reads
+        if sys.stderr is not None:
+            print(f"torchnan: {printable(text, MAX_MESSAGE_BYTES)}", file=sys.stderr)
+
+
 def _say_where_the_log_is(path: str) -> None:
     """Removes the log if there is nothing in it."""
     with contextlib.suppress(OSError, ValueError):
         if os.path.getsize(path) == 0:
             os.remove(path)
-        elif sys.stderr is not None:
-            shown = printable(path, MAX_MESSAGE_BYTES)
-            print(f"torchnan: findings are in {shown}: python -m torchnan show {shown}", file=sys.stderr)
+        else:
+            _say(f"findings are in {path}: python -m torchnan show {path}")
 
 
-def _at_exit(default_log: str | None, process: int) -> None:
+def _at_exit(watch: detect | None, default_log: str | None, page: str | None, process: int) -> None:
     """Reports what is still referenced when the program ends; there is nobody left to raise to."""
     from torchnan.detection import errors, session
 
@@ -108,8 +153,12 @@ def _at_exit(default_log: str | None, process: int) -> None:
         with contextlib.suppress(OSError, ValueError):  # closed, or a pipe that nobody reads
             if sys.stderr is not None:
                 print(_laid_out(error.finding), file=sys.stderr)
-    if default_log is not None and os.getpid() == process:
+    if os.getpid() != process:  # a child that has forked: its log and the page are the parent's
+        return
+    if default_log is not None:
         _say_where_the_log_is(default_log)
+    if watch is not None and page is not None:
+        _write_page(watch, page)
 
 
 def _laid_out(finding: Finding) -> str:

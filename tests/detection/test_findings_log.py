@@ -212,7 +212,7 @@ def test_show_of_nothing_says_so(tmp_path):
     assert (ended.returncode, ended.stdout) == (0, f"{tmp_path}/log: no findings\n")
     ended = run([*MODULE, "show", str(tmp_path)])
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr == f"torchnan: {tmp_path}: Is a directory\n"
+    assert ended.stderr == f"torchnan: {tmp_path} has no log of findings in it: these are called *.jsonl.\n"
 
 
 def test_show_as_json_is_the_log_without_what_cannot_be_read(path):

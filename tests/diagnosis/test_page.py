@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import html
 import re
-import shutil
-import subprocess
 
 import numpy as np
 import pytest
 
+from tests.support.browser import (
+    HOSTILE,
+    assert_hostile_names_are_text,
+    assert_scripts_are_refused,
+    assert_self_contained,
+    colour_shares,
+    in_browser,
+    visible_text,
+)
 from tests.support.synthetic_runs import training, with_scaler
 from torchnan.diagnosis import Column, Headroom, Thresholds, diagnose
 from torchnan.diagnosis.reports import page, panels
 from torchnan.diagnosis.series import Series
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-HOSTILE = (
-    "</text></svg></style><script>document.title='taken'</script><img src=x onerror=document.title='taken'>\x1b\u202e"
-)
-
-
-def browser() -> str:
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    assert found, "this test needs a browser: sudo apt-get install chromium"
-    return found
-
-
-def in_browser(path, *options: str) -> subprocess.CompletedProcess[str]:
-    arguments = [browser(), "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0", *options]
-    return subprocess.run([*arguments, path.as_uri()], capture_output=True, text=True, timeout=120, check=True)
 
 
 def spiked():
@@ -53,7 +43,7 @@ def write(tmp_path, run):
 def test_a_browser_shows_verdict_panels_and_walk(tmp_path):
     path = write(tmp_path, spiked())
     ended = in_browser(path, "--dump-dom")
-    shown = html.unescape(re.sub(r"<style.*?</style>|<[^>]+>", " ", ended.stdout, flags=re.DOTALL))
+    shown = visible_text(ended.stdout)
     for words in ("spike from step 400 on", "learning rate discontinuity", "Repair the schedule", "Q4.1", "600 rows"):
         assert words in shown
     titles = re.findall(r'<section class="(?:wide|half) panel">\s*<div class="top"><h2>(.*?)</h2>', ended.stdout)
@@ -73,14 +63,8 @@ def test_a_group_that_is_alone_and_has_no_name_needs_no_legend(groups, legends):
 
 
 def test_the_style_is_used_and_the_page_is_not_blank(tmp_path):
-    path, shot = write(tmp_path, spiked()), tmp_path / "shot.png"
-    in_browser(path, f"--screenshot={shot}", "--window-size=1180,1500", "--hide-scrollbars")
-    from matplotlib.image import imread
-
-    picture = (imread(shot)[..., :3] * 255).round().astype(int)
-    assert picture.shape[:2] == (1500, 1180)
     ground, card, curve = (0xF6, 0xF7, 0xF9), (0xFF, 0xFF, 0xFF), (0x24, 0x58, 0xC5)
-    share = {colour: (picture == colour).all(axis=-1).mean() for colour in (ground, card, curve)}
+    share = colour_shares(write(tmp_path, spiked()), height=1500)
     assert share[ground] > 0.05
     assert share[card] > 0.4
     assert share[curve] > 0.002
@@ -94,27 +78,15 @@ def test_names_of_strangers_are_text(tmp_path):
     run.groups["weight_norm"] = {HOSTILE: run.groups["weight_norm"]["all"], **run.groups["lr"]}
     run.findings = [{"step": 400, "finding": {"op": HOSTILE, "module": HOSTILE}}]
     run.columns["loss"].values[400:] = np.nan
-    path = write(tmp_path, run)
-    ended = in_browser(path, "--dump-dom")
-    assert "taken" not in re.search(r"<title>(.*?)</title>", ended.stdout).group(1)
-    assert not re.search(r"<(script|img)\b", ended.stdout)
-    assert "&lt;script&gt;" in ended.stdout
-    assert "\x1b" not in path.read_text()
-    assert "\u202e" not in path.read_text()
+    assert_hostile_names_are_text(write(tmp_path, run))
 
 
 def test_even_a_script_in_the_page_would_not_run(tmp_path):
-    path = write(tmp_path, spiked())
-    path.write_text(path.read_text().replace("</main>", "<script>document.title = 'taken'</script></main>"))
-    ended = in_browser(path, "--dump-dom")
-    assert "<title>taken</title>" not in ended.stdout
-    assert "Content Security Policy" in ended.stderr
+    assert_scripts_are_refused(write(tmp_path, spiked()))
 
 
 def test_it_asks_nothing_of_any_other_place(tmp_path):
-    text = write(tmp_path, spiked()).read_text()
-    assert not re.search(r"https?://|\bsrc=|\bhref=|url\(|@import|style=", text)
-    assert "default-src 'none'" in text
+    assert_self_contained(write(tmp_path, spiked()).read_text())
 
 
 def test_a_million_rows_are_a_small_page(tmp_path):

@@ -384,8 +384,8 @@ def test_nothing_is_clamped():
         for text in re.findall(r"\b(?:min|max|clamp)\((?!one\.|\()[^()]*(?:\([^()]*\)[^()]*)*\)", path.read_text())
         if "magnitudes.max" not in text and text not in ("max()",)
     }
-    # What judges runs is arithmetic: there, where an option stands in it.
-    arithmetic = ("diagnosis/", "monitor/")
+    # What judges runs and draws is arithmetic: there, where an option stands in it.
+    arithmetic = ("diagnosis/", "monitor/", "pages/")
     found = {(file, text) for file, text in found if not file.startswith(arithmetic) or OPTIONS.search(text)}
     assert found == known
     core = {path: path.read_text() for path in (REPOSITORY / "csrc").rglob("*.cpp")}

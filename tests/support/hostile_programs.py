@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 import os
+import re
 import types
 import warnings
 from collections.abc import Callable
@@ -318,6 +319,12 @@ class Bench:
             lambda: cli.main(["show", str(self.folder / "findings.jsonl")]),
             lambda: cli.main(["show", str(self.folder / file_name(self.string))]),
         )
+
+    def page(self) -> list[str]:
+        """What is said of the page of the log, and its lines. Modules are a line each: a name with dots makes more."""
+        page = self.folder / file_name(self.string)
+        said = printed(lambda: cli.main(["html", str(self.folder / "findings.jsonl"), "-o", str(page)]))
+        return [*said, *re.sub(r"(?<=</li>)\n(?=<li)", "", page.read_text()).split("\n")]
 
     def extracted(self) -> list[str]:
         return printed(lambda: cli.main(["extract", str(self.capture), "--out", str(self.folder / "out")]))

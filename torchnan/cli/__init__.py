@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from torchnan.capture import CaptureError
-from torchnan.cli import diagnose, doctor, extract, replay, run, show
+from torchnan.cli import diagnose, doctor, extract, html, replay, run, show
 from torchnan.config.options import OptionError, message_of, suggest
 from torchnan.config.text import MAX_MESSAGE_BYTES, printable
 
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _Parser(prog="torchnan", description="Names the operation that made the NaN.")
     parser.add_argument("--version", action="version", version=f"torchnan {doctor.build()}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="command")
-    for command in (run, show, diagnose, replay, extract, doctor):
+    for command in (run, show, html, diagnose, replay, extract, doctor):
         verb = verbs.add_parser(
             command.NAME,
             help=command.HELP,

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -83,14 +82,15 @@ def _columns(texts: list[str]) -> dict[str, str]:
 
 def _write(given: argparse.Namespace, run: Run, found: Diagnosis, thresholds: Thresholds) -> None:
     from torchnan.diagnosis.reports import page, post_mortem, terminal
+    from torchnan.storage.private_file import write_text
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of modules may be of any alphabet
     print(_json(run, found) if given.json else terminal.text(run, found))
     if given.html:
-        _save(given.html, page.html(run, found, thresholds))
+        write_text(given.html, page.html(run, found, thresholds))
     if given.post_mortem:
-        _save(given.post_mortem, post_mortem.markdown(run, found))
+        write_text(given.post_mortem, post_mortem.markdown(run, found))
 
 
 def _json(run: Run, found: Diagnosis) -> str:
@@ -105,13 +105,3 @@ def _json(run: Run, found: Diagnosis) -> str:
         "notes": run.notes,
     }
     return to_json_line(sanitize_text(facts), CAMELCASE).rstrip("\n")
-
-
-def _save(path: str, text: str) -> None:
-    """Writes a file that only its owner can read, because it contains names and numbers of the run."""
-    with open(path, "w", encoding="utf-8", errors="backslashreplace", opener=_for_owner) as file:
-        file.write(text.rstrip("\n") + "\n")
-
-
-def _for_owner(name: str, flags: int) -> int:
-    return os.open(name, flags, 0o600)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torchnan.config.detection_options import ACTIONS, DetectionOptions
-from torchnan.config.options import OptionError, read, suggest
+from torchnan.config.options import Option, OptionError, is_path, read, suggest
 from torchnan.config.text import printable
 
 POLICY = "TORCHNAN_POLICY"  # recovery's variables begin with it
 REQUIRE_CUDA = "TORCHNAN_REQUIRE_CUDA"
 REPLACE_ANOMALY = "TORCHNAN_REPLACE_ANOMALY"
+PAGE = "TORCHNAN_HTML"
 MODES = (*ACTIONS, "1", "0")
 
 
@@ -43,18 +45,20 @@ def detection_options(
         raise OptionError(f"TORCHNAN={mode} and TORCHNAN_ACTION={given['action']} disagree: set one of them.")
     requires_cuda(environment)  # refused now, and not by the first detection session
     replaces_anomaly(environment)
+    page(environment)
     options = DetectionOptions.from_dict(given).as_keywords()
     return None if mode in ("", "0") else options
 
 
 def ignored_variables(environment: Mapping[str, str]) -> list[str]:
     """Returns the variables that set an option of a detection that ``TORCHNAN`` does not switch on."""
-    return [] if environment.get("TORCHNAN") else sorted(filter(is_of_detection, environment))
+    needs_it = [variable for variable in environment if variable == PAGE or is_of_detection(variable)]
+    return [] if environment.get("TORCHNAN") else sorted(needs_it)
 
 
 def is_of_detection(variable: str) -> bool:
     """Returns whether a variable sets an option of detection."""
-    is_other = variable in (REQUIRE_CUDA, REPLACE_ANOMALY) or is_of_recovery(variable)
+    is_other = variable in (REQUIRE_CUDA, REPLACE_ANOMALY, PAGE) or is_of_recovery(variable)
     return variable.startswith("TORCHNAN_") and not is_other
 
 
@@ -81,6 +85,18 @@ def replaces_anomaly(environment: Mapping[str, str]) -> bool:
     return _flag(environment, REPLACE_ANOMALY)
 
 
+def page(environment: Mapping[str, str]) -> str | None:
+    """Returns the absolute path that ``TORCHNAN_HTML`` gives for a page of the findings, ``None`` if it is not set.
+
+    Raises:
+        OptionError: a value that can be no path.
+    """
+    if PAGE not in environment:
+        return None
+    path: str = read(PAGE, Option(None, "a path", is_path, str, "a path"), environment[PAGE])
+    return os.path.abspath(path)
+
+
 def _flag(environment: Mapping[str, str], name: str) -> bool:
     given = environment.get(name, "")
     if given not in ("", "0", "1"):
@@ -95,9 +111,9 @@ def _name(variable: str) -> str:
 def _value(variable: str, text: str, policy_variables: Callable[[], Iterable[str]]) -> Any:
     known = [f"TORCHNAN_{option.upper()}" for option in DetectionOptions.options()]
     if variable not in known:
-        suggestion = suggest(variable, [*known, REPLACE_ANOMALY, REQUIRE_CUDA, POLICY, *policy_variables()])
+        suggestion = suggest(variable, [*known, PAGE, REPLACE_ANOMALY, REQUIRE_CUDA, POLICY, *policy_variables()])
         raise OptionError(
             f"there is no variable {printable(variable, 100)}.{suggestion} Variables: TORCHNAN, {', '.join(known)}, "
-            f"{POLICY}, {POLICY}_<FIELD>."
+            f"{PAGE}, {POLICY}, {POLICY}_<FIELD>."
         )
     return read(variable, DetectionOptions.option(_name(variable)), text)

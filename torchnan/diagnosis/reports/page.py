@@ -1,10 +1,7 @@
-"""Writes a self-contained HTML page: no script, no network, no font, no external image."""
+"""Writes the page of a diagnosis."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from importlib.resources import files
 from typing import Any
 
 from torchnan.config.text import printable
@@ -14,20 +11,23 @@ from torchnan.diagnosis.reports.panels import panels
 from torchnan.diagnosis.run import Run
 from torchnan.diagnosis.thresholds import Thresholds
 from torchnan.diagnosis.verdict import Diagnosis
+from torchnan.pages.template import Filters, render_page
 
+PACKAGE = "torchnan.diagnosis.reports"
 MAX_VERDICTS = 10
 MAX_QUESTIONS = 60
 
 
 def html(run: Run, found: Diagnosis, thresholds: Thresholds) -> str:
-    """Returns the page. Its content security policy allows only its own style, by hash, so that names cannot inject
-    any.
+    """Returns the page.
+
+    Raises:
+        ImportError: Jinja2 is not installed.
     """
-    style = _resource("page.css")
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    page: str = template("page.html.j2", escape=True).render(
-        style=style,
-        style_hash=f"sha256-{digest}",
+    return render_page(
+        PACKAGE,
+        "diagnosis.html.j2",
+        filters=FILTERS,
         run=run,
         found=found,
         about=terminal.describe_run(run),
@@ -37,29 +37,6 @@ def html(run: Run, found: Diagnosis, thresholds: Thresholds) -> str:
         more=len(found.verdicts) - MAX_VERDICTS,
         questions=found.walk[:MAX_QUESTIONS],
     )
-    return page
-
-
-def template(name: str, *, escape: bool) -> Any:
-    """Returns a Jinja template. Text is made printable, and escaped for HTML if ``escape``.
-
-    Raises:
-        ImportError: Jinja2 is not installed.
-    """
-    try:
-        import jinja2
-    except ImportError:
-        raise ImportError("this needs jinja2: pip install torchnan[diagnose]") from None
-    environment = jinja2.Environment(
-        autoescape=escape, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters.update(
-        visible=lambda text: printable(str(text)),
-        display_name=display_name,
-        describe_confidence=describe_confidence,
-        format_evidence=format_evidence,
-    )
-    return environment.from_string(_resource(name))
 
 
 def format_evidence(value: Any) -> str:
@@ -67,5 +44,8 @@ def format_evidence(value: Any) -> str:
     return f"{value:,.5g}" if isinstance(value, float) else printable(str(value))
 
 
-def _resource(name: str) -> str:
-    return (files("torchnan.diagnosis.reports") / name).read_text(encoding="utf-8")
+FILTERS: Filters = {
+    "display_name": display_name,
+    "describe_confidence": describe_confidence,
+    "format_evidence": format_evidence,
+}

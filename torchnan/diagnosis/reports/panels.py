@@ -9,11 +9,11 @@ import numpy as np
 from torchnan.diagnosis.arrays import BoolArray
 from torchnan.diagnosis.formatting import display_name
 from torchnan.diagnosis.headroom import RANGES
-from torchnan.diagnosis.reports import svg_chart
 from torchnan.diagnosis.run import Column, Run
 from torchnan.diagnosis.series import Series, predict
 from torchnan.diagnosis.thresholds import Thresholds
 from torchnan.diagnosis.verdict import Diagnosis
+from torchnan.pages import svg_chart
 
 UNNAMED = (["all"], ["0"])  # a single group of a table, or of an optimizer
 MAX_LINES = 6  # distinguishable colours

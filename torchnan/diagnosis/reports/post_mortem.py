@@ -6,14 +6,15 @@ import re
 
 from torchnan.config.text import printable
 from torchnan.diagnosis.reports import terminal
-from torchnan.diagnosis.reports.page import MAX_QUESTIONS, MAX_VERDICTS, template
+from torchnan.diagnosis.reports.page import FILTERS, MAX_QUESTIONS, MAX_VERDICTS, PACKAGE
 from torchnan.diagnosis.run import Run
 from torchnan.diagnosis.verdict import Diagnosis
+from torchnan.pages.template import template
 
 
 def markdown(run: Run, found: Diagnosis) -> str:
     """Returns the document; names from the run are plain text in it."""
-    document = template("post_mortem.md.j2", escape=False)
+    document = template(PACKAGE, "post_mortem.md.j2", escape=False, filters=FILTERS)
     text: str = document.render(
         found=found,
         about=escape_markdown(terminal.describe_run(run)),

@@ -7,9 +7,9 @@ import itertools
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
-from torchnan.diagnosis.arrays import FloatArray
-
+FloatArray = NDArray[np.float64]
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 10, 24  # margins
 POINTS = 700  # per line: about one per pixel
 TICKS = 5

@@ -1,0 +1,76 @@
+"""Findings of several logs as one story."""
+
+from __future__ import annotations
+
+from tests.support.finding_logs import finding_of, masked_row, received, write_log
+from torchnan import cli, findings
+from torchnan.story import Sighting, incidents, name_ranks
+
+
+def story_of(*fields):
+    return incidents(map(finding_of, fields))
+
+
+def test_what_one_rank_made_and_others_received_is_one_incident():
+    (incident,) = story_of(*[received(rank=r, name=f"p{i}") for r in (0, 2, 3) for i in range(9)], masked_row(rank=1))
+    assert (incident.first.op, incident.first.rank, incident.count) == ("aten::_softmax", 1, 1)
+    assert len(incident.received) == 27
+    assert incident.elsewhere == "received by ranks 0, 2, 3 through allreduce_"
+
+
+def test_what_several_ranks_made_is_told_of_the_first():
+    (incident,) = story_of(
+        masked_row(rank=2, step=9), masked_row(rank=0, step=9), masked_row(rank=1, step=8, repeats=3)
+    )
+    assert (incident.first.rank, incident.first.step, incident.count) == (1, 8, 6)
+    assert incident.again == [Sighting(2, 9), Sighting(0, 9)]
+    assert incident.elsewhere == "made by ranks 0, 2, too"
+
+
+def test_a_received_value_belongs_to_its_own_step_or_the_last_before():
+    first, second = story_of(
+        received(rank=0, step=20),
+        received(rank=0, step=35),
+        masked_row(rank=1, step=20),
+        masked_row(rank=1, step=30, op="aten::log"),
+    )
+    assert [one.step for one in first.received] == [20]
+    assert [one.step for one in second.received] == [35]
+
+
+def test_what_nobody_tells_the_maker_of_is_an_incident_of_its_own():
+    incident, later = story_of(received(rank=0, step=3), received(rank=2, step=3), masked_row(rank=1, step=9))
+    assert (incident.first.op, len(incident.received), later.first.step) == ("c10d::allreduce_", 1, 9)
+
+
+def test_errors_come_first_then_the_earliest():
+    story = story_of(masked_row(level="warning", step=1), masked_row(op="a::b", step=5), masked_row(op="a::c", step=4))
+    assert [(one.first.level, one.first.step) for one in story] == [("error", 4), ("error", 5), ("warning", 1)]
+
+
+def test_ranks_in_words():
+    assert name_ranks([3, 0, 1, 2, 7]) == "ranks 0 to 3, 7"
+    assert name_ranks([4]) == "rank 4"
+    assert name_ranks([None]) == "another process"
+
+
+def test_the_logs_of_other_ranks_are_found_by_their_names(tmp_path):
+    for rank in (0, 2, 10):
+        write_log(tmp_path / f"a-rank-{rank}.jsonl", masked_row(rank=rank))
+    write_log(tmp_path / "b-rank-1.jsonl", masked_row(rank=1))
+    (tmp_path / "note.jsonl").write_text("{}\n")
+    names = [path.name for path in findings.logs_at(tmp_path / "a-rank-2.jsonl")]
+    assert names == ["a-rank-0.jsonl", "a-rank-2.jsonl", "a-rank-10.jsonl"]
+    names = [path.name for path in findings.logs_at(tmp_path)]
+    assert names == ["a-rank-0.jsonl", "b-rank-1.jsonl", "a-rank-2.jsonl", "a-rank-10.jsonl"]
+
+
+def test_show_merges_the_logs_of_ranks(tmp_path, capsys):
+    write_log(tmp_path / "rank-0.jsonl", received(rank=0))
+    write_log(tmp_path / "rank-1.jsonl", masked_row(rank=1)).open("a").write("damaged\n")
+    assert cli.main(["show", str(tmp_path / "rank-0.jsonl")]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("torchnan: NaN at step 17") == 1
+    assert "\n  ranks     received by rank 0 through allreduce_\n" in shown
+    assert f"2 logs, {tmp_path}/rank-0.jsonl to {tmp_path}/rank-1.jsonl: 2 findings, 1 different\n" in shown
+    assert shown.endswith(f"{tmp_path}/rank-1.jsonl:\nignored: 8 bytes\n  line 2: it is no finding\n")

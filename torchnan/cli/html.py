@@ -1,0 +1,47 @@
+"""Writes a page of findings that one can show: causes, lineage as a graph, time line, modules.
+
+Logs of several ranks are one story. The page is one file, without scripts, and asks nothing of any other place.
+
+python -m torchnan html findings.jsonl
+python -m torchnan html rank-0.jsonl -o report.html
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from torchnan.cli import finding_logs
+from torchnan.config.options import OptionError
+from torchnan.config.text import printable
+
+NAME = "html"
+HELP = "write a page of the findings of logs"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the logs, and the page."""
+    finding_logs.add_argument(parser)
+    parser.add_argument("-o", "--output", metavar="FILE", help="the page (default: named after the first log, .html)")
+
+
+def execute(given: argparse.Namespace) -> int:
+    """Writes the page.
+
+    Raises:
+        OptionError: a file is no log of findings, or the page cannot be made.
+    """
+    from torchnan.storage.private_file import write_text
+
+    logs = finding_logs.read(given.logs)
+    try:
+        from torchnan.pages import findings_page
+
+        page = findings_page.html(list(logs), list(logs.logs), logs.notes)
+    except ImportError as error:
+        raise OptionError(str(error)) from None
+    output = given.output or f"{Path(os.path.abspath(given.logs[0])).stem}.html"
+    write_text(output, page)
+    print(f"torchnan: the page is {printable(output)}")
+    return 0

@@ -1,0 +1,6 @@
+"""Web pages that hold everything they need: no script, no network, no font, no external image."""
+
+try:
+    import numpy as _numpy  # noqa: F401
+except ImportError:
+    raise ImportError("torchnan.pages needs numpy: pip install torchnan[diagnose]") from None

@@ -1,0 +1,73 @@
+"""Writes the page of a log of findings, or of the logs of several ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from torchnan.config.text import printable
+from torchnan.detection import report_rows
+from torchnan.detection.finding import Finding
+from torchnan.pages.lineage_graph import fit, graph
+from torchnan.pages.module_tree import module_tree
+from torchnan.pages.template import render_page
+from torchnan.pages.timeline import timeline
+from torchnan.story import Incident, incidents, name_ranks
+
+MAX_IN_FULL = 20
+MAX_IN_A_LINE = 500
+
+
+def html(findings: Sequence[Finding], sources: Sequence[str], notes: Sequence[str] = ()) -> str:
+    """Returns the page. Nothing that a finding names is opened.
+
+    Args:
+        findings: of all ranks, in any order.
+        sources: where they are from, as the page says it.
+        notes: what of the sources could not be read.
+
+    Raises:
+        ImportError: Jinja2 or NumPy is not installed.
+    """
+    story = incidents(findings)
+    return render_page(
+        "torchnan.pages",
+        "findings.html.j2",
+        style="findings.css",
+        filters={"fit": fit, "title_of": report_rows.title, "rows_of": report_rows.rows, "graph_of": graph},
+        headline=_headline(story),
+        about=_about(findings, story, sources),
+        story=story,
+        in_full=story[:MAX_IN_FULL],
+        in_a_line=[report_rows.summary(one.first) for one in story[MAX_IN_FULL : MAX_IN_FULL + MAX_IN_A_LINE]],
+        left_out=len(story) - MAX_IN_FULL - MAX_IN_A_LINE,
+        timeline=timeline(story),
+        modules=module_tree(story),
+        notes=[printable(note) for note in notes],
+    )
+
+
+def _headline(story: Sequence[Incident]) -> str:
+    if not story:
+        return "no findings"
+    first = story[0].first
+    kind = "NaN" if first.kind == "nan" else "Inf"
+    when = "" if first.step is None else f" at step {first.step:,}"
+    module = f" in {printable(first.module)}" if first.module else ""
+    return f"{kind}{when}: {_origin(first)}{module}"
+
+
+def _origin(first: Finding) -> str:
+    if first.origin == "op":
+        return printable(first.op)
+    return report_rows.value_of(first, "made by").partition("   ")[0]
+
+
+def _about(findings: Sequence[Finding], story: Sequence[Incident], sources: Sequence[str]) -> str:
+    ranks = {finding.rank for finding in findings} - {None}
+    parts = [f"{len(findings):,} findings" if len(findings) != 1 else "1 finding"]
+    parts += [f"{len(story):,} causes"] if len(story) > 1 else []
+    parts += [name_ranks(ranks)] if ranks else []
+    named = [printable(os.path.basename(source)) for source in sources[:4]]
+    parts += [", ".join(named) + (f" and {len(sources) - 4} more logs" if len(sources) > 4 else "")]
+    return " · ".join(parts)

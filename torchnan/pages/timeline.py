@@ -1,0 +1,93 @@
+"""Places incidents on the time line of a run: steps from left to right, a lane for each rank."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from torchnan.detection.finding import Finding
+from torchnan.pages import svg_chart
+from torchnan.story import Incident, Sighting
+
+WIDTH = 760  # pixels of the picture, as of all below
+LEFT, RIGHT, TOP, LANE, BOTTOM = 74, 20, 6, 28, 24
+MAX_LANES = 24
+MAX_MARKS = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """An incident on a rank at a step; ``kind`` is its level, or ``"received"``."""
+
+    x: float
+    y: float
+    number: int
+    kind: str
+    tooltip: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Timeline:
+    """A picture.
+
+    Attributes:
+        lanes: name and height of the line of each rank.
+        marks: of incidents.
+        x_ticks: positions and names of steps.
+        height: pixels.
+        left_out: ranks for which there was no room.
+        width: pixels, of which ``left`` are for the names of the lanes.
+    """
+
+    lanes: list[tuple[str, float]]
+    marks: list[Mark]
+    x_ticks: list[tuple[float, str]]
+    height: float
+    left_out: int
+    width: int = WIDTH
+    left: int = LEFT
+
+
+def timeline(story: Sequence[Incident]) -> Timeline | None:
+    """Returns the time line, ``None`` where no finding knows its step."""
+    events = [
+        (number, incident.first, kind, sighting)
+        for number, incident in enumerate(story, 1)
+        for kind, sighting in _sightings(incident)
+    ]
+    steps = [one.step for *_, one in events if one.step is not None]
+    if not steps:
+        return None
+    ranks = sorted({_lane(one) for *_, one in events})
+    lanes = {rank: TOP + LANE * (i + 0.5) for i, rank in enumerate(ranks[:MAX_LANES])}
+    axis = svg_chart.Axis(min(1, *steps), max(2, *steps), LEFT, WIDTH - RIGHT)
+    marks = [
+        Mark(_x(axis, one.step), lanes[_lane(one)], number, kind, _describe(number, first, kind, one))
+        for number, first, kind, one in events
+        if one.step is not None and _lane(one) in lanes
+    ]
+    names = [("run" if rank < 0 else f"rank {rank}", y) for rank, y in lanes.items()]
+    ticks = [(x, name) for x, name in axis.ticks() if "." not in name]
+    return Timeline(names, marks[:MAX_MARKS][::-1], ticks, TOP + LANE * len(lanes) + BOTTOM, len(ranks) - len(lanes))
+
+
+def _sightings(incident: Incident) -> list[tuple[str, Sighting]]:
+    first = incident.first
+    made = [Sighting(first.rank, first.step), *incident.again]
+    return [(first.level, one) for one in made] + [("received", one) for one in dict.fromkeys(incident.received)]
+
+
+def _lane(sighting: Sighting) -> int:
+    return -1 if sighting.rank is None else sighting.rank
+
+
+def _x(axis: svg_chart.Axis, step: int) -> float:
+    return round(float(axis(np.array(float(step)))), 1)
+
+
+def _describe(number: int, first: Finding, kind: str, sighting: Sighting) -> str:
+    what = "received" if kind == "received" else "NaN" if first.kind == "nan" else "Inf"
+    rank = "" if sighting.rank is None else f" on rank {sighting.rank}"
+    return f"{number}: {what} at step {sighting.step:,}{rank}"
