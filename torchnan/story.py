@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from torchnan.detection.finding import Finding
+from torchnan.detection.finding import LEVELS, Finding
 
-LEVELS = ("error", "warning", "note")
 _RECEIVED = " received it from another rank"  # of the hint, by csrc/report/hint.cpp
 
 

@@ -173,7 +173,6 @@ void bind_watch(py::module_& m) {
              for (const Finding& finding : session.log().findings()) findings.append(to_python(finding));
              return findings;
            })
-      .def("report", &DetectionSession::report)
       .def("stats", [](const DetectionSession& session) { return to_python(session.stats()); })
       .def("headroom",
            [](const DetectionSession& session) {

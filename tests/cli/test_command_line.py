@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 import pytest
@@ -112,3 +113,59 @@ def test_a_device_that_is_not_there_is_refused_by_name(tmp_path, capsys):
 def test_a_column_that_is_none_is_refused(tmp_path, capsys):
     assert cli.main(["diagnose", str(tmp_path), "--column", "los=x"]) == 2
     assert "--column los=x cannot be used: it takes COLUMN=NAME. Did you mean 'loss'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [module.NAME for module in cli.COMMANDS])
+def test_the_help_of_each_command_has_an_example(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([command, "-h"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert re.search(rf"^(\w+=\S+ )?(python -m )?torchnan {command}\b", shown, re.MULTILINE), shown
+
+
+COMPLETE = """
+source {script}
+complete_words() {{
+  COMP_WORDS=(torchnan "$@"); COMP_CWORD=$#; COMPREPLY=()
+  _shtab_torchnan torchnan "${{@: -1}}" "${{COMP_WORDS[$#-1]}}"
+  echo "${{COMPREPLY[@]}}"
+}}
+complete_words ""
+complete_words show --j
+complete_words html find
+complete_words run --act
+complete_words completion ""
+"""
+
+
+def test_bash_completes_commands_options_and_files(tmp_path, capsys):
+    assert cli.main(["completion", "bash"]) == 0
+    (tmp_path / "torchnan.bash").write_text(capsys.readouterr().out)
+    (tmp_path / "findings.jsonl").touch()
+    ended = run(["bash", "-c", COMPLETE.format(script="torchnan.bash")], cwd=tmp_path)
+    commands = " ".join(module.NAME for module in cli.COMMANDS)
+    assert ended.stdout.splitlines() == [commands, "--json", "findings.jsonl", "--action", "bash zsh fish"], (
+        ended.stderr
+    )
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_are_given_every_command_and_option(shell, capsys):
+    assert cli.main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    for word in (*(module.NAME for module in cli.COMMANDS), "skip-ops", "post-mortem"):
+        assert word in script
+
+
+def test_completions_without_shtab_say_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert cli.main(["completion", "zsh"]) == 2
+    assert capsys.readouterr().err == "torchnan: completions need shtab: pip install torchnan[completion]\n"
+
+
+def test_run_leaves_a_page_if_it_is_asked_to(tmp_path):
+    (tmp_path / "bad.py").write_text("import torch\ntorch.log(torch.tensor(-1.0)).item()\n")
+    ended = run([*MODULE, "run", "--html", "page.html", "bad.py"], cwd=tmp_path)
+    assert ended.returncode == 1
+    assert "aten::log" in (tmp_path / "page.html").read_text()

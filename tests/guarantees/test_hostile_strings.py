@@ -82,6 +82,7 @@ TERMINAL: dict[str, Callable[[Bench], Said]] = {
     "diagnose": Bench.diagnosed,
     "errors of runs": Bench.refused_runs,
     "a terminal": _laid_out,
+    "a notebook": lambda bench: [one._repr_html_() for one in (*bench.watch.findings, bench.watch)],
 }
 JSON: dict[str, Callable[[Bench], Said]] = {
     "finding.to_json()": lambda bench: [finding.to_json() for finding in bench.watch.findings],
@@ -127,6 +128,7 @@ TELLS = {
     "cli/extract.py execute": "extract",
     "cli/replay.py execute": "replay",
     "cli/html.py execute": "html",
+    "cli/completion.py execute": "commands",  # of names of ours
     "cli/run.py execute": "commands",
     "cli/show.py execute": "show",
     "cli/show.py _show_findings": "show",

@@ -8,9 +8,17 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from torchnan.capture import CaptureError
-from torchnan.cli import diagnose, doctor, extract, html, replay, run, show
+from torchnan.cli import completion, diagnose, doctor, extract, html, replay, run, show
 from torchnan.config.options import OptionError, message_of, suggest
 from torchnan.config.text import MAX_MESSAGE_BYTES, printable
+
+COMMANDS = (run, show, html, diagnose, replay, extract, doctor, completion)
+
+_EXAMPLES = """\
+torchnan run train.py --lr 1e-3    end train.py where a NaN does harm, and say what made it
+torchnan html findings.jsonl       write a page of the findings of a log
+torchnan COMMAND -h                what a command takes, with an example
+"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -32,10 +40,15 @@ def _refuse(parser: argparse.ArgumentParser, argument: str) -> NoReturn:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; 0 is success, 1 a fault that was found, 2 a command that cannot be carried out."""
-    parser = _Parser(prog="torchnan", description="Names the operation that made the NaN.")
+    parser = _Parser(
+        prog="torchnan",
+        description="Names the operation that made the NaN.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"torchnan {doctor.build()}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="command")
-    for command in (run, show, html, diagnose, replay, extract, doctor):
+    for command in COMMANDS:
         verb = verbs.add_parser(
             command.NAME,
             help=command.HELP,
@@ -43,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         command.add_arguments(verb)
-        verb.set_defaults(execute=command.execute)
+        verb.set_defaults(execute=command.execute, parser=parser)
     given, unknown = parser.parse_known_args(arguments)
     if unknown:
         _refuse(verbs.choices[given.verb], unknown[0])

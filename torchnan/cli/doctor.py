@@ -1,4 +1,8 @@
-"""Prints what torchnan was built for, what it runs with, and which options the environment sets."""
+"""Prints what torchnan was built for, what it runs with, and which options the environment sets.
+
+python -m torchnan doctor
+TORCHNAN=raise python -m torchnan doctor
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import sys
 
 from torchnan import startup
 from torchnan.config.detection_options import DetectionOptions
-from torchnan.config.environment import is_of_detection
+from torchnan.config.environment import PAGE, is_of_detection
 from torchnan.config.options import OptionError
 
 NAME = "run"
@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             flag, metavar="VALUE", help=f"{option.accepts_text} (default: {_format_default(option.default)})"
         )
+    parser.add_argument("--html", metavar="FILE", help="write a page of the findings when the program ends")
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, default=[], help="a module and its arguments")
     parser.add_argument("script", nargs=argparse.REMAINDER, help="a script and its arguments")
 
@@ -52,6 +53,8 @@ def execute(given: argparse.Namespace) -> int:
         for name in DetectionOptions.options()
         if (value := getattr(given, name)) is not None
     }
+    if given.html is not None:
+        variables[PAGE] = given.html
     environment = {
         name: value for name, value in os.environ.items() if name != "TORCHNAN" and not is_of_detection(name)
     }

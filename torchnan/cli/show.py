@@ -19,7 +19,8 @@ from torchnan import findings
 from torchnan.cli import finding_logs
 from torchnan.config.text import printable
 from torchnan.detection import terminal
-from torchnan.story import LEVELS, Incident, incidents
+from torchnan.detection.finding import LEVELS
+from torchnan.story import Incident, incidents
 
 NAME = "show"
 HELP = "print logs of findings, or of a StepGuard"

@@ -7,6 +7,8 @@ from typing import Literal
 
 from torchnan.config.text import printable
 
+LEVELS = ("error", "warning", "note")  # of a finding, the most serious first
+
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
@@ -184,6 +186,11 @@ class Finding:
 
     def __str__(self) -> str:
         return self._text
+
+    def _repr_html_(self) -> str:
+        from torchnan.detection import notebook  # which runs nowhere else
+
+        return notebook.html_of_report(str(self))
 
     @property
     def file(self) -> str | None:

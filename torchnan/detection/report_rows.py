@@ -1,11 +1,9 @@
-"""The report of a finding in rows: what terminals, pages and notebooks lay out, each in its way."""
+"""The text of a report in rows: what terminals, pages and notebooks lay out, each in its way."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-
-from torchnan.detection.finding import Finding
 
 _ROW = re.compile(r"  (?P<label>[a-z ]{9}) (?P<value>.*)")
 _PREFIX = "torchnan: "
@@ -19,23 +17,24 @@ class Row:
     value: str
 
 
-def title(finding: Finding) -> str:
-    """Returns the first line of the report, without the name of the package: ``NaN at step 3 (cpu)``."""
-    return str(finding).partition("\n")[0].removeprefix(_PREFIX)
+def title(report: str) -> str:
+    """Returns the first line, without the name of the package: ``NaN at step 3 (cpu)``."""
+    return report.partition("\n")[0].removeprefix(_PREFIX)
 
 
-def rows(finding: Finding) -> list[Row]:
-    """Returns the other lines of the report."""
-    matches = map(_ROW.fullmatch, str(finding).split("\n")[1:])
+def rows(report: str) -> list[Row]:
+    """Returns the other lines."""
+    matches = map(_ROW.fullmatch, report.split("\n")[1:])
     return [Row(match["label"].strip(), match["value"]) for match in matches if match is not None]
 
 
-def value_of(finding: Finding, label: str) -> str:
+def value_of(report: str, label: str) -> str:
     """Returns the first line under a label, ``""`` where the report has none."""
-    return next((row.value for row in rows(finding) if row.label == label), "")
+    return next((row.value for row in rows(report) if row.label == label), "")
 
 
-def summary(finding: Finding) -> str:
-    """Returns a finding in one line: when, what made it and where, what it did."""
-    made_by = re.sub(r" {2,}", " ", value_of(finding, "made by"))
-    return f"{title(finding)}: {made_by}; {value_of(finding, 'harm')}"
+def summary(report: str) -> str:
+    """Returns a report in one line: when, what made the value, in which module, at which line, how many times."""
+    made_by = re.sub(r", output \d+$|, output \d+(?= )| (?= +)", "", value_of(report, "made by"))
+    repeats = value_of(report, "repeats")
+    return f"{title(report)}: {made_by}{f'; {repeats}' if repeats else ''}"

@@ -20,9 +20,9 @@ from torchnan.config import environment
 from torchnan.config.detection_options import DetectionOptions
 from torchnan.config.options import OptionError, suggest
 from torchnan.config.text import brief, printable
-from torchnan.detection import hooks, registry
+from torchnan.detection import hooks, registry, report_rows
 from torchnan.detection.errors import DetectorWarning
-from torchnan.detection.finding import Finding
+from torchnan.detection.finding import LEVELS, Finding
 from torchnan.detection.headroom import Headroom
 
 _Init = TypeVar("_Init", bound=Callable[..., None])
@@ -184,9 +184,24 @@ class detect(contextlib.ContextDecorator):
         return next((finding for finding in self.findings if finding.level == "error"), None)
 
     def report(self) -> str:
-        """Returns all findings as text, the most serious first."""
-        text: str = self._session.report()
-        return text
+        """Returns all findings as text, the most serious first: the first in full, the others a line each."""
+        first, *others = self._reports() or ["torchnan: nothing non-finite has done harm"]
+        parts = [first]
+        if others:
+            lines = (f"  {report_rows.summary(report)}" for report in others)
+            parts.append("\n".join([f"torchnan: {len(others)} more", *lines]))
+        if dropped := self.stats()["dropped"]:
+            kept = self._given["max_findings"]
+            parts.append(f"torchnan: {dropped} more findings were counted, not kept (max_findings={kept})")
+        return "\n\n".join(parts)
+
+    def _reports(self) -> list[str]:
+        return [str(finding) for level in LEVELS for finding in self.findings if finding.level == level]
+
+    def _repr_html_(self) -> str:
+        from torchnan.detection import notebook  # which runs nowhere else
+
+        return notebook.html_of_session(repr(self), self._reports())
 
     def stats(self) -> dict[str, Any]:
         """Exact counts since the detection was made.

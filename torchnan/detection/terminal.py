@@ -9,7 +9,6 @@ import dataclasses
 import itertools
 import linecache
 import os
-import re
 import shutil
 import sys
 import textwrap
@@ -18,11 +17,10 @@ from types import TracebackType
 from typing import TextIO
 
 from torchnan.config.text import printable
-from torchnan.detection import introspection
+from torchnan.detection import introspection, report_rows
 from torchnan.detection.errors import NonFiniteError
 from torchnan.detection.finding import Finding
 
-_ROW = re.compile(r"  (?P<label>[a-z ]{9}) (?P<value>.*)")
 _INDENT = " " * 12  # of values, under their label
 _NARROWEST = 40
 _MAX_SOURCE = 400  # bytes of a source line
@@ -57,17 +55,14 @@ def layout(finding: Finding, *, columns: int, with_source: bool) -> str:
         with_source: show the source line that made the value. Only for a finding of this process: a log may name any
             file.
     """
-    title, *rows = str(finding).split("\n")
-    lines = [_paint(title, _TITLES[finding.level])]
+    report = str(finding)
+    lines = [_paint(report.partition("\n")[0], _TITLES[finding.level])]
     label = ""
-    for row in rows:
-        match = _ROW.fullmatch(row)
-        text = match["value"] if match else row.strip()
-        label = match["label"].strip() or label if match else label
-        shown = match["label"] if match else " " * 9
-        wrapped = textwrap.wrap(text, columns - len(_INDENT), break_long_words=False, break_on_hyphens=False) or [""]
-        for i, part in enumerate(wrapped):
-            left = f"  {_paint(shown, _DIM)} " if i == 0 else _INDENT
+    for row in report_rows.rows(report):
+        label = row.label or label
+        wrapped = textwrap.wrap(row.value, columns - len(_INDENT), break_long_words=False, break_on_hyphens=False)
+        for i, part in enumerate(wrapped or [""]):
+            left = f"  {_paint(f'{row.label:<9}', _DIM)} " if i == 0 else _INDENT
             lines.append(left + _paint(part, _VALUES.get(label, "")))
         if label == "made by" and with_source:
             lines += _source(finding, columns)

@@ -39,7 +39,7 @@ def html(findings: Sequence[Finding], sources: Sequence[str], notes: Sequence[st
         about=_about(findings, story, sources),
         story=story,
         in_full=story[:MAX_IN_FULL],
-        in_a_line=[report_rows.summary(one.first) for one in story[MAX_IN_FULL : MAX_IN_FULL + MAX_IN_A_LINE]],
+        in_a_line=[report_rows.summary(str(one.first)) for one in story[MAX_IN_FULL : MAX_IN_FULL + MAX_IN_A_LINE]],
         left_out=len(story) - MAX_IN_FULL - MAX_IN_A_LINE,
         timeline=timeline(story),
         modules=module_tree(story),
@@ -60,7 +60,7 @@ def _headline(story: Sequence[Incident]) -> str:
 def _origin(first: Finding) -> str:
     if first.origin == "op":
         return printable(first.op)
-    return report_rows.value_of(first, "made by").partition("   ")[0]
+    return report_rows.value_of(str(first), "made by").partition("   ")[0]
 
 
 def _about(findings: Sequence[Finding], story: Sequence[Incident], sources: Sequence[str]) -> str:

@@ -111,10 +111,10 @@ def _position(value: float, dtype: str) -> float:
 
 
 def _origin(f: Finding) -> Node:
-    made_by = report_rows.value_of(f, "made by")
+    made_by = report_rows.value_of(str(f), "made by")
     what, _, place = made_by.rpartition("   at ")
     what, place = (what, place) if what else (made_by, "")
-    output = report_rows.value_of(f, "output")
+    output = report_rows.value_of(str(f), "output")
     counts = output.partition("  ")[2].partition("  first at")[0].replace("  ", ", ")
     type_ = f"{printable(f.dtype)}{list(f.shape)}"
     name = printable(f.op) if f.origin == "op" else what.partition(",")[0]
@@ -133,7 +133,7 @@ def _steps(f: Finding) -> list[Node]:
 
 
 def _harm(f: Finding) -> Node:
-    text = report_rows.value_of(f, "harm")
+    text = report_rows.value_of(str(f), "harm")
     what, _, place = text.partition(" (")
     return Node("harm", [what, _basename(place.partition(")")[0])], text)
 
