@@ -4,13 +4,14 @@ from torchnan._load import _C as _C  # isort: skip - first: says why if the core
 from typing import TYPE_CHECKING, Any
 
 from torchnan import _build, startup
-from torchnan.detection import errors, introspection
+from torchnan.detection import introspection
 from torchnan.detection.bounds import Bound, register_bound
 from torchnan.detection.errors import NonFiniteError, NonFiniteWarning
 from torchnan.detection.finding import Finding
 from torchnan.detection.guard import guard
 from torchnan.detection.headroom import Headroom as Headroom
 from torchnan.detection.session import detect, set_detect
+from torchnan.distributed import delivery
 
 if TYPE_CHECKING:
     from torchnan.capture import load_capture
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 __version__ = _build.version
 
-_C.set_host(introspection, errors)
+_C.set_host(introspection, delivery)
 
 __all__ = [
     "Bound",

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import importlib.util
 import multiprocessing
 import os
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from torchnan import _load
+from torchnan import _load, program_end
 from torchnan.config import environment as _environment
 from torchnan.config.options import OptionError, message_of
 from torchnan.config.text import MAX_MESSAGE_BYTES, printable
-
-if TYPE_CHECKING:
-    from torchnan.detection.finding import Finding
-    from torchnan.detection.session import detect
 
 is_pending = False  # asked for while torchnan was being imported, which does it at its end
 
@@ -57,6 +52,7 @@ def switch_on() -> None:
         is_pending = True
         return
     from torchnan.detection import session
+    from torchnan.distributed import job as jobs
 
     try:
         options = options_from(os.environ)
@@ -66,10 +62,11 @@ def switch_on() -> None:
 
             anomaly.replace_anomaly_mode()
         if options is not None:
+            jobs.current()  # now: later each rank may be in a folder of its own
             path = _default_log() if options["action"] == "log" and options["log"] is None else None
             page = page_path()
             watch = session.set_detect(True, **options | ({"log": path} if path else {}))
-            atexit.register(_at_exit, watch, path, page, os.getpid())
+            atexit.register(program_end.finish, watch, path, page, os.getpid())
     except (OptionError, OSError, RuntimeError) as error:
         print(f"torchnan: {printable(message_of(error), MAX_MESSAGE_BYTES)}", file=sys.stderr)
         raise SystemExit(2) from None
@@ -79,11 +76,18 @@ def _say_that_nothing_is_on(ignored: list[str]) -> None:
     """Options alone switch nothing on: who set them believes otherwise."""
     if ignored and multiprocessing.parent_process() is None:
         names, are = " and ".join(ignored[:3]), "are" if len(ignored) > 1 else "is"
-        _say(f"{names} {are} set, TORCHNAN is not, so nothing is checked: set TORCHNAN=raise, warn or log.")
+        program_end.say(f"{names} {are} set, TORCHNAN is not, so nothing is checked: set TORCHNAN=raise, warn or log.")
 
 
 def _default_log() -> str:
-    """Returns the path of the log where TORCHNAN=log is set without one: in the working directory if possible."""
+    """Returns the path of the log where TORCHNAN=log is set without one: that of a rank is in the folder of its job,
+    others in the working directory if possible."""
+    from torchnan.distributed import job as jobs
+
+    job = jobs.current()
+    if job is not None:
+        job.make_folder()
+        return str(job.log)
     folder = os.getcwd() if os.access(os.curdir, os.W_OK) else tempfile.gettempdir()
     return os.path.join(folder, f"torchnan-{os.getpid()}.jsonl")
 
@@ -106,64 +110,3 @@ def page_path() -> str | None:
         return path
     stem, suffix = os.path.splitext(path)  # that of the parent is another
     return f"{stem}-{os.getpid()}{suffix}"
-
-
-def _write_page(watch: detect, path: str) -> None:
-    """Writes the page of what was found, if anything was, and says where. A failure is said, and is none of the
-    program's."""
-    findings = watch.findings
-    if not findings:
-        return
-    try:
-        from torchnan.pages import findings_page
-        from torchnan.storage import private_file
-
-        dropped = watch.stats()["dropped"]
-        notes = [f"{dropped:,} more findings were counted, not kept (max_findings)"] if dropped else []
-        private_file.write_text(path, findings_page.html(findings, [f"process {os.getpid()}"], notes))
-        text = f"the page of the findings is {path}"
-    except Exception as error:  # noqa: BLE001 - the program is over: nothing may change how it ends
-        text = f"there is no page of the findings: {message_of(error) or type(error).__name__}"
-    _say(text)
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # closed, or a pipe that nobody reads
-        if sys.stderr is not None:
-            print(f"torchnan: {printable(text, MAX_MESSAGE_BYTES)}", file=sys.stderr)
-
-
-def _say_where_the_log_is(path: str) -> None:
-    """Removes the log if there is nothing in it."""
-    with contextlib.suppress(OSError, ValueError):
-        if os.path.getsize(path) == 0:
-            os.remove(path)
-        else:
-            _say(f"findings are in {path}: python -m torchnan show {path}")
-
-
-def _at_exit(watch: detect | None, default_log: str | None, page: str | None, process: int) -> None:
-    """Reports what is still referenced when the program ends; there is nobody left to raise to."""
-    from torchnan.detection import errors, session
-
-    failed = getattr(sys, "last_value", None) is not None  # the program has died of something: that is its news
-    try:
-        session.end_program_wide(report_pending=not failed)
-    except errors.NonFiniteError as error:
-        with contextlib.suppress(OSError, ValueError):  # closed, or a pipe that nobody reads
-            if sys.stderr is not None:
-                print(_laid_out(error.finding), file=sys.stderr)
-    if os.getpid() != process:  # a child that has forked: its log and the page are the parent's
-        return
-    if default_log is not None:
-        _say_where_the_log_is(default_log)
-    if watch is not None and page is not None:
-        _write_page(watch, page)
-
-
-def _laid_out(finding: Finding) -> str:
-    from torchnan.detection import terminal
-
-    if not terminal.wants_color(sys.stderr):
-        return str(finding)
-    return terminal.layout(finding, columns=terminal.width(), with_source=True)

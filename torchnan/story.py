@@ -104,7 +104,8 @@ def _add(incident: Incident, finding: Finding) -> None:
 
 
 def _cause_of(received: Finding, story: Sequence[Incident]) -> Incident | None:
-    earlier = [one for one in story if (one.first.step or 0) <= (received.step or 0)]
+    alike = [one for one in story if one.first.level == received.level]  # what did no harm was passed on to nobody
+    earlier = [one for one in alike if (one.first.step or 0) <= (received.step or 0)]
     at_step = [one for one in earlier if one.first.step == received.step and one.first.rank != received.rank]
     return next(iter(at_step or earlier[::-1]), None)
 

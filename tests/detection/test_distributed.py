@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 import pytest
 
+from tests.support.finding_logs import finding_of, masked_row, received
 from tests.support.processes import run
+from torchnan.distributed import delivery
+from torchnan.distributed.job import Job, current
 
 PREAMBLE = """
 import json, os, sys
@@ -113,3 +117,128 @@ def test_another_rank_reports_that_it_was_received(name, collective, tmp_path):
     told = run_machine(name, tmp_path, "planted")[0][0]["first"]
     assert (told["origin"], told["rank"]) == ("input", 0)
     assert told["hint"] == f"{collective} received it from another rank: see the report of that rank for its origin"
+
+
+# -- one story
+
+STORY = """
+import torch, torch.distributed as dist
+from torch import nn
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.parallel.DistributedDataParallel(nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))))
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(4):
+    result = model(torch.randn(5, 8))
+    if step == 1:
+        (result.detach() * 0).log().mean().item()  # on both ranks
+    if step == 2 and dist.get_rank() == 1:
+        result = result + (result.detach() * 0 - 1).log()  # PLANTED
+    loss = result.square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+import gc
+del model, optimizer, loss
+gc.collect()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_of_several_ranks_one_reports_each_cause_and_the_end_says_what_the_others_saw(tmp_path):
+    (tmp_path / "train.py").write_text(STORY)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    ended = run(launch, cwd=tmp_path, TORCHNAN="warn", TORCHNAN_HTML="report.html", OMP_NUM_THREADS="1")
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert ended.stderr.count("  made by   aten::log") == 2, ended.stderr  # one of each cause
+    assert ended.stderr.count("  made by ") == 2, ended.stderr
+    (folder,) = tmp_path.glob("torchnan-job-*")
+    assert sorted(path.name for path in folder.iterdir()) == ["rank-0.jsonl", "rank-1.jsonl", "told"]
+    (end,) = [line for line in ended.stderr.splitlines() if line.startswith("torchnan: ") and "All ranks" in line]
+    cause = r"torchnan: Inf at step 2, rank [01] \(cpu\): aten::log at train\.py:11; made by rank [01], too"
+    assert re.fullmatch(rf"{cause}, and 1 more cause. All ranks: python -m torchnan show {re.escape(str(folder))}", end)
+    assert ended.stderr.count("torchnan: the page of the findings is ") == 1
+    page = (tmp_path / "report.html").read_text()
+    assert "received by rank 0 through allreduce_" in page
+    assert "rank 0</text>" in page
+    assert "rank 1</text>" in page
+
+
+@pytest.fixture
+def ranks(tmp_path):
+    return [Job(tmp_path / "job", rank) for rank in range(4)]
+
+
+def test_the_first_rank_to_come_with_a_cause_reports_it(ranks):
+    for job in (ranks[2], ranks[0]):
+        finding = finding_of(masked_row(rank=job.rank))
+        text, is_needed = job.text_of(finding, str(finding))
+        if job is ranks[2]:
+            assert (text, is_needed) == (str(finding), True)
+        else:
+            assert not is_needed
+            assert text.startswith("torchnan: NaN at step 17, rank 0 (cpu): aten::_softmax in layers.0 at ")
+            assert text.endswith(f"; another rank reports it. All ranks: python -m torchnan show {job.folder}")
+    other = finding_of(masked_row(rank=0, op="aten::log"))
+    assert ranks[0].text_of(other, str(other)) == (str(other), True)
+
+
+def test_a_rank_that_received_a_value_says_so_in_a_line(ranks):
+    brought = finding_of(received(rank=0))
+    text, is_needed = ranks[0].text_of(brought, str(brought))
+    assert is_needed  # for nobody else has said anything
+    assert "NaN at step 17, rank 0 (cpu): allreduce_ received it from another rank" in text
+    made = finding_of(masked_row(rank=1))
+    assert ranks[1].text_of(made, str(made)) == (str(made), True)
+    later = finding_of(received(rank=3))
+    text, is_needed = ranks[3].text_of(later, str(later))
+    assert not is_needed
+    assert "rank 3 (cpu): received from rank 1, which reports it. All ranks: " in text
+    (words,) = filter(None, [job.last_words() for job in ranks])
+    assert "received by ranks 0, 3 through allreduce_. All ranks: python -m torchnan show " in words
+
+
+def test_a_log_has_a_finding_once_and_nobody_else_can_read_it(ranks):
+    finding = finding_of(masked_row(rank=0))
+    ranks[0].keep([finding, finding])
+    ranks[0].keep([finding])
+    assert len(ranks[0].log.read_text().splitlines()) == 1
+    assert [path.stat().st_mode & 0o777 for path in (ranks[0].folder, ranks[0].log)] == [0o700, 0o600]
+
+
+def test_a_folder_that_cannot_be_used_silences_nobody(ranks, monkeypatch):
+    ranks[0].folder.write_text("no folder")
+    monkeypatch.setattr("torchnan.distributed.job.current", lambda: ranks[0])
+    finding = finding_of(masked_row(rank=0))
+    assert str(delivery.NonFiniteError(finding, str(finding))) == str(finding)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"RANK": "0", "WORLD_SIZE": "2"},  # a launcher that is not known to end with the job
+        {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "a"},
+        {"RANK": "x", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "a"},
+        {},
+    ],
+)
+def test_without_other_ranks_there_is_no_job(variables, monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert current.__wrapped__() is None
+
+
+def test_each_attempt_of_torchrun_is_a_job(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"RANK": "3", "WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "none"}.items():
+        monkeypatch.setenv(name, value)
+    first = current.__wrapped__()
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    second = current.__wrapped__()
+    assert first.rank == 3
+    assert second.folder.name == f"{first.folder.name}-1"
+    assert first.log == tmp_path / first.folder.name / "rank-3.jsonl"
+    assert list(tmp_path.iterdir()) == []  # nothing is made before something is found

@@ -38,6 +38,11 @@ def test_a_received_value_belongs_to_its_own_step_or_the_last_before():
     assert [one.step for one in second.received] == [35]
 
 
+def test_what_did_no_harm_was_not_received_by_others():
+    error, warning = story_of(masked_row(level="warning", rank=0), received(rank=2), masked_row(rank=1, op="a::b"))
+    assert [(one.first.op, len(one.received)) for one in (error, warning)] == [("a::b", 1), ("aten::_softmax", 0)]
+
+
 def test_what_nobody_tells_the_maker_of_is_an_incident_of_its_own():
     incident, later = story_of(received(rank=0, step=3), received(rank=2, step=3), masked_row(rank=1, step=9))
     assert (incident.first.op, len(incident.received), later.first.step) == ("c10d::allreduce_", 1, 9)

@@ -77,11 +77,13 @@ TERMINAL: dict[str, Callable[[Bench], Said]] = {
     "doctor": Bench.doctor,
     "show": Bench.shown,
     "html": Bench.page,
+    "annotations": Bench.annotations,
     "str(headroom)": Bench.headroom,
     "the monitor": lambda bench: bench.monitored[1],
     "diagnose": Bench.diagnosed,
     "errors of runs": Bench.refused_runs,
     "a terminal": _laid_out,
+    "what ranks say": Bench.among_ranks,
     "a notebook": lambda bench: [one._repr_html_() for one in (*bench.watch.findings, bench.watch)],
 }
 JSON: dict[str, Callable[[Bench], Said]] = {
@@ -108,9 +110,11 @@ TELLS = {
     "detection/session.py detect.__repr__": "watch.report()",  # numbers, and the action
     "detection/errors.py warn": "warnings",
     "detection/errors.py warn_of_detector": "warnings of the detector",
+    "distributed/delivery.py _say_last_words": "what ranks say",
+    "distributed/delivery.py _say_last_words.at_exit": "what ranks say",
     "startup.py switch_on": "errors of the environment",
-    "startup.py _at_exit": "NonFiniteError",
-    "startup.py _say": "errors of the environment",
+    "program_end.py finish": "NonFiniteError",
+    "program_end.py say": "errors of the environment",
     "recovery/nan_detector.py NaNDetector._reject": "loggers",
     "detection/headroom.py Headroom.__str__": "str(headroom)",
     "detection/session.py detect.headroom": "warnings of the detector",  # that it has no room
@@ -132,6 +136,8 @@ TELLS = {
     "cli/run.py execute": "commands",
     "cli/show.py execute": "show",
     "cli/show.py _show_findings": "show",
+    "cli/show.py _show_annotations": "annotations",
+    "cli/code_host.py sarif": "annotations",
     "cli/show.py _show_bad_steps": "show",
     "cli/diagnose.py execute": "diagnose",
     "cli/diagnose.py _write": "diagnose",

@@ -19,6 +19,7 @@ from torch import nn
 import torchnan
 from tests.support.captured_output import as_shown, logged, printed, refusals
 from torchnan import cli, startup
+from torchnan.distributed.job import Job
 from torchnan.monitor import format
 from torchnan.recovery import Policy, TrainingStopped
 from torchnan.storage import atomic_folder as capture_folder
@@ -325,6 +326,18 @@ class Bench:
         page = self.folder / file_name(self.string)
         said = printed(lambda: cli.main(["html", str(self.folder / "findings.jsonl"), "-o", str(page)]))
         return [*said, *re.sub(r"(?<=</li>)\n(?=<li)", "", page.read_text()).split("\n")]
+
+    def annotations(self) -> list[str]:
+        """The lines of what code hosts are given."""
+        log = str(self.folder / "findings.jsonl")
+        forms = (functools.partial(cli.main, ["show", f"--format={form}", log]) for form in ("github", "sarif"))
+        return [line for text in printed(*forms) for line in text.split("\n")]
+
+    def among_ranks(self) -> list[str]:
+        """What the second rank of a job says of what the first has reported, and what is said at the end."""
+        first, second = (Job(self.folder / "job", rank) for rank in (0, 1))
+        said = [job.text_of(f, str(f))[0] for job in (first, second) for f in self.watch.findings[:3]]
+        return [*said, first.last_words()]
 
     def extracted(self) -> list[str]:
         return printed(lambda: cli.main(["extract", str(self.capture), "--out", str(self.folder / "out")]))

@@ -6,6 +6,8 @@ read is counted.
 python -m torchnan show findings.jsonl
 python -m torchnan show rank-0.jsonl
 python -m torchnan show findings.jsonl --json | head -1
+python -m torchnan show findings.jsonl --format=github
+python -m torchnan show findings.jsonl --format=sarif > findings.sarif
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import os
 import sys
 
 from torchnan import findings
-from torchnan.cli import finding_logs
+from torchnan.cli import code_host, finding_logs
 from torchnan.config.text import printable
 from torchnan.detection import terminal
 from torchnan.detection.finding import LEVELS
@@ -25,11 +27,15 @@ from torchnan.story import Incident, incidents
 NAME = "show"
 HELP = "print logs of findings, or of a StepGuard"
 
+FORMATS = ("github", "sarif")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the logs, and how to print them."""
     finding_logs.add_argument(parser)
-    parser.add_argument("--json", action="store_true", help="as the lines of the log, without what cannot be read")
+    forms = parser.add_mutually_exclusive_group()
+    forms.add_argument("--json", action="store_true", help="as the lines of the log, without what cannot be read")
+    forms.add_argument("--format", choices=FORMATS, help="annotations of GitHub Actions, or a SARIF document")
 
 
 def execute(given: argparse.Namespace) -> int:
@@ -43,7 +49,8 @@ def execute(given: argparse.Namespace) -> int:
     first = given.logs[0]
     if len(given.logs) == 1 and not os.path.isdir(first) and findings.kind_of(first) == "recovery":
         return _show_bad_steps(first, as_json=given.json)
-    return _show_findings(finding_logs.read(given.logs), as_json=given.json)
+    logs = finding_logs.read(given.logs)
+    return _show_annotations(logs, given.format) if given.format else _show_findings(logs, as_json=given.json)
 
 
 def _show_bad_steps(log: str, *, as_json: bool) -> int:
@@ -81,6 +88,16 @@ def _show_findings(logs: finding_logs.FindingLogs, *, as_json: bool) -> int:
             print(f"  {'ranks':<9} {incident.elsewhere}")
         print()
     print(_summary(logs, story), file=sys.stderr if as_json else sys.stdout)
+    return 0
+
+
+def _show_annotations(logs: finding_logs.FindingLogs, form: str) -> int:
+    """Prints the incidents for a code host."""
+    story = incidents(logs)
+    text = code_host.github(story) if form == "github" else code_host.sarif(story)
+    if text:
+        print(text)
+    print(_summary(logs, story), file=sys.stderr)
     return 0
 
 

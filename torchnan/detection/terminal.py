@@ -107,7 +107,8 @@ def install_excepthook() -> None:
 
 
 def _show_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    is_own = isinstance(error, NonFiniteError) and error.__cause__ is None and error.__context__ is None
+    is_report = isinstance(error, NonFiniteError) and str(error) == str(error.finding)  # of a rank it may be a line
+    is_own = is_report and error.__cause__ is None and error.__context__ is None
     if not is_own or not wants_color(sys.stderr):
         sys.__excepthook__(kind, error, trace)
         return

@@ -1,0 +1,62 @@
+"""How findings reach the user: what the core calls to raise and to warn. Of several ranks the first to find a cause
+reports it in full, the others say it in a line or not at all; what they raise is raised all the same."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from torchnan.config.text import MAX_MESSAGE_BYTES, printable
+from torchnan.detection import errors
+from torchnan.detection.errors import warn_of_detector as warn_of_detector
+from torchnan.detection.finding import Finding
+
+if TYPE_CHECKING:
+    from torchnan.distributed.job import Job
+
+_has_spoken = False
+
+
+def NonFiniteError(finding: Finding, report: str) -> errors.NonFiniteError:
+    """Returns the error to raise, by the name that the core knows."""
+    return errors.NonFiniteError(finding, _among_ranks(finding, report)[0])
+
+
+def warn(finding: Finding, report: str) -> None:
+    """Warns at the user's source line, unless another rank does."""
+    text, is_needed = _among_ranks(finding, report)
+    if is_needed:
+        errors.warn(finding, text)
+
+
+def _among_ranks(finding: Finding, report: str) -> tuple[str, bool]:
+    """Returns the text for this rank, and whether it is to be said."""
+    from torchnan.distributed import job as jobs  # not needed before something is found
+
+    job = jobs.current()
+    if job is None:
+        return report, True
+    try:
+        text = job.text_of(finding, report)
+    except Exception:  # noqa: BLE001 - whatever the folder holds: said twice is better than never
+        return report, True
+    _say_last_words(job)
+    return text
+
+
+def _say_last_words(job: Job) -> None:
+    """Has the rank say at the end of its program what the others have seen."""
+    global _has_spoken
+    if _has_spoken:
+        return
+    _has_spoken = True
+    process = os.getpid()
+
+    @atexit.register
+    def at_exit() -> None:
+        with contextlib.suppress(OSError, ValueError, LookupError):  # a folder that is gone; a closed stream
+            if os.getpid() == process and sys.stderr is not None and (text := job.last_words()):
+                print(f"torchnan: {printable(text, MAX_MESSAGE_BYTES)}", file=sys.stderr)

@@ -1,0 +1,107 @@
+"""The end of a program that the environment has switched detection on for: what is still referenced, the log, the page.
+
+None of it changes how the program ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from torchnan.config.options import message_of
+from torchnan.config.text import MAX_MESSAGE_BYTES, printable
+
+if TYPE_CHECKING:
+    from torchnan.detection.errors import NonFiniteError
+    from torchnan.detection.session import detect
+
+
+def finish(watch: detect | None, default_log: str | None, page: str | None, process: int) -> None:
+    """Reports what is still referenced when the program ends; there is nobody left to raise to."""
+    from torchnan.detection import errors, session
+
+    failed = getattr(sys, "last_value", None) is not None  # the program has died of something: that is its news
+    try:
+        session.end_program_wide(report_pending=not failed)
+    except errors.NonFiniteError as error:
+        with contextlib.suppress(OSError, ValueError):  # closed, or a pipe that nobody reads
+            if sys.stderr is not None:
+                print(_laid_out(error), file=sys.stderr)
+    if os.getpid() != process:  # a child that has forked: its log and the page are the parent's
+        return
+    if default_log is not None:
+        _say_where_the_log_is(default_log)
+    if watch is not None and page is not None:
+        _write_page(watch, page, is_logged=default_log is not None)
+
+
+def _laid_out(error: NonFiniteError) -> str:
+    from torchnan.detection import terminal
+
+    if str(error) != str(error.finding) or not terminal.wants_color(sys.stderr):
+        return str(error)
+    return terminal.layout(error.finding, columns=terminal.width(), with_source=True)
+
+
+def _say_where_the_log_is(path: str) -> None:
+    """Removes the log if there is nothing in it."""
+    with contextlib.suppress(OSError, ValueError):
+        from torchnan.distributed import job as jobs
+
+        job = jobs.current()
+        if os.path.getsize(path) == 0:
+            os.remove(path)
+            if job is not None:
+                job.folder.rmdir()  # fails as long as another rank has a log in it
+        elif job is None:
+            say(f"findings are in {path}: python -m torchnan show {path}")
+        elif text := job.last_words():
+            say(text)
+
+
+def _write_page(watch: detect, path: str, is_logged: bool) -> None:
+    """Writes the page of what was found, if anything was, and says where. A failure is said, and is none of the
+    program's.
+
+    Args:
+        is_logged: whether the log of this rank has what it has found.
+    """
+    if not watch.findings:
+        return
+    try:
+        text = f"the page of the findings is {path}" if _made_page(watch, path, is_logged) else ""
+    except Exception as error:  # noqa: BLE001 - the program is over: nothing may change how it ends
+        text = f"there is no page of the findings: {message_of(error) or type(error).__name__}"
+    if text:
+        say(text)
+
+
+def _made_page(watch: detect, path: str, is_logged: bool) -> bool:
+    """Writes the page; of several ranks each does, and the last to end has seen the logs of all.
+
+    Returns:
+        whether it is to be said: by one rank.
+    """
+    from torchnan.distributed import job as jobs
+    from torchnan.pages import findings_page
+    from torchnan.storage import private_file
+
+    dropped, job = watch.stats()["dropped"], jobs.current()
+    notes = [f"{dropped:,} more findings were counted, not kept (max_findings)"] if dropped else []
+    if job is None:
+        private_file.write_text(path, findings_page.html(watch.findings, [f"process {os.getpid()}"], notes))
+        return True
+    if not is_logged:
+        job.keep(watch.findings)
+    size = -1
+    while size != (size := job.size()):  # another rank may have written meanwhile, and its page be older than this one
+        private_file.write_text(path, findings_page.html(job.findings(), [str(job.folder)], notes))
+    return job.is_first("page")
+
+
+def say(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # closed, or a pipe that nobody reads
+        if sys.stderr is not None:
+            print(f"torchnan: {printable(text, MAX_MESSAGE_BYTES)}", file=sys.stderr)
