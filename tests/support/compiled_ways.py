@@ -6,6 +6,7 @@ import functools
 
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 
 from tests.support import compiled_programs
 from tests.support.compiled_programs import Planted
@@ -113,6 +114,32 @@ def conditional():
 
     with torch.no_grad():
         loss(zeros()).item()
+
+
+@case("forward", "aten::bmm")
+def attention_operator():
+    @torch.compile
+    def loss(q, k):
+        def biased(score, batch, head, i, j):
+            return score + i
+
+        return flex_attention(q * 1e30, k * 1e30, k, score_mod=biased).sum()  # BUG
+
+    with torch.no_grad():
+        loss(*torch.randn(2, 1, 2, 16, 8)).item()
+
+
+@case("forward", "aten::mul")
+def attention_score():
+    @torch.compile
+    def loss(q, k):
+        def scaled(score, batch, head, i, j):
+            return score * 3e38  # BUG
+
+        return flex_attention(q, k, k, score_mod=scaled).sum()
+
+    with torch.no_grad():
+        loss(*torch.full((2, 1, 2, 16, 8), 4.0)).item()
 
 
 @case("forward", "aten::log")

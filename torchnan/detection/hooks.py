@@ -18,7 +18,7 @@ from torch.optim.optimizer import (
 from torchnan._load import _C
 from torchnan.detection import introspection, shards
 from torchnan.detection.compiled import backend as compiled_backend
-from torchnan.detection.compiled import torch_internals
+from torchnan.detection.compiled import package, torch_internals
 from torchnan.detection.containment import contained
 
 lock = threading.Lock()  # of what threads share here and in detect; quiet when the process forks
@@ -40,6 +40,10 @@ def install() -> None:
                 _undo.append(_C.hook_method(method, look, first, count))
         with contained("following compiled regions"):
             _undo.append(replace(torch_internals.inductor(), "__call__", compiled_backend.recording))
+        with contained("following AOTInductor packages"):
+            loader = torch_internals.package_loader_class()
+            _undo.append(replace(loader, "__init__", package.naming))
+            _undo.append(replace(loader, "boxed_run", package.checking))
         _undo.append(register_optimizer_step_pre_hook(_before_step).remove)
         _undo.append(register_optimizer_step_post_hook(_after_step).remove)
 

@@ -169,6 +169,7 @@ class BadStepAnalyzer:
         """
         event.verdict, event.finding = replayed.verdict, replayed.finding
         event.same_bits = replayed.same_bits if replayed.verdict is not None else None
+        event.finite_in_eager = replayed.finite_in_eager
         origin = self._agreed_origin(replayed.finding, anomaly)
         event.origin, event.rank = origin.get("text", ""), int(origin.get("rank", anomaly.rank))
         is_model_good = self._agreement.all_reduce_max(len(nonfinite)) == 0

@@ -53,6 +53,8 @@ class StepEvent:
             ``"transient"``, ``"nondeterministic"``, ``"out_of_memory"``, ``"instability"``; ``"unknown"``: the step
             was not replayed.
         verdict: verdict of the replay, ``None`` without one; ``same_bits``: whether it gave the same bits.
+        finite_in_eager: whether a step whose origin is in a compiled region is finite without ``torch.compile``;
+            ``None`` if it was not run so.
         finite_in_float32: whether the step is finite when run once more in float32; ``None`` if it was not run so.
         bits: a digest of the step's losses and gradients.
         finding: the origin; ``origin``: the same in one line, from the rank that found it.
@@ -76,6 +78,7 @@ class StepEvent:
     cause: Cause = "unknown"
     verdict: str | None = None
     same_bits: bool | None = None
+    finite_in_eager: bool | None = None
     finite_in_float32: bool | None = None
     bits: str = ""
     finding: Finding | None = None
@@ -106,6 +109,7 @@ class StepEvent:
             ("seen", f"{self.seen}   by rank {self.rank}"),
             ("replay", self._replay_text()),
             ("origin", self.origin),
+            ("eager", "" if self.finite_in_eager is None else EAGER[self.finite_in_eager]),
             ("float32", {True: _FINITE_IN_FLOAT32, False: _NONFINITE_IN_FLOAT32, None: ""}[self.finite_in_float32]),
             ("model", self.model_note),
             ("action", f"{self.action}: {self.reason}" if self.reason else ""),
@@ -137,6 +141,13 @@ SUSPECTS_OF_TRANSIENT = (
     "suspect state of your own code that a replay does not restore (a counter, a schedule), then nondeterminism (a "
     "race, an unseeded draw), then hardware"
 )
+
+
+# What it says of a step that is bad when it is compiled whether it is finite when it is not.
+EAGER = {
+    True: "finite without torch.compile: the arithmetic of compiled code makes it, or the random numbers that it draws",
+    False: "not finite without torch.compile either: it is not the compiler",
+}
 
 
 def text_of_log_line(line: bytes) -> str | None:

@@ -88,7 +88,7 @@ def framed(module: fx.GraphModule, callers: list[Entry], modules: Modules) -> fx
     for node in module.graph.nodes:
         if node.op == "call_method":
             node.op, node.target = "call_function", _method(node.target)
-        if node.op != "call_function" or _has_body(module, node):
+        if node.op != "call_function" or (_has_body(module, node) and not _computes_itself(node)):
             continue
         if node.target in random_numbers.OPERATORS:
             node.target = _drawn(node.target)
@@ -126,6 +126,11 @@ def _has_body(module: fx.GraphModule, node: fx.Node) -> bool:
     """Whether it is a higher-order operator: the operations in its body have the whole stack themselves."""
     bodies = (getattr(module, str(n.target), None) for n in node.all_input_nodes if n.op == "get_attr")
     return any(isinstance(body, fx.GraphModule) for body in bodies)
+
+
+def _computes_itself(node: fx.Node) -> bool:
+    """Whether it is a higher-order operator with operations of its own around its bodies."""
+    return str(node.target).startswith("flex_attention")
 
 
 def stack_of(node: fx.Node, callers: list[Entry], modules: Modules) -> list[Entry]:

@@ -18,9 +18,11 @@ from torchnan.detection.compiled.stack import Line, modules_of
 from torchnan.detection.containment import contained
 
 MAX_COPIED = 64 << 20  # bytes of arguments that a region overwrites, copied before each call
-MAX_REPLAYS = 3  # of one region for results of the same kinds; later ones have the provenance that was found first
+MAX_REPLAYS = 3  # of a region in a session for results of the same kinds; later ones have what was found first
 _RECORD = "torchnan"  # of a call, in the metadata of the autograd node that it made
 
+# Whether it is a gradient, its index and its kinds: how often it was replayed, and the provenance found first.
+_Known = dict[tuple[bool, int, int], tuple[int, Any]]
 Bad = list[tuple[int, int]]  # index of a non-finite value among those that were checked, and the bits of its kinds
 
 
@@ -50,11 +52,12 @@ class Region:
         self.modules = {} if graph is None else modules_of(graph.graph)
         if graph is not None and has_collectives(graph):
             obstacle = "operations in it wait for other ranks"
-        mutated = sorted({i for one in torch_internals.compiled_graphs(compiled) for i in _mutated_by_forward(one)})
+        made = [] if graph is None else torch_internals.compiled_graphs(compiled)
+        mutated = sorted({i for one in made for i in _mutated_by_forward(one)})
         self.border = _C.RegionBorder(
             mutated, tuple(tensors.values()), MAX_COPIED, obstacle, _plain, shards.is_sharded, _follower(self)
         )
-        self._known: dict[tuple[bool, int, int], tuple[int, Any]] = {}
+        self._known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()  # by session
 
     def checked(self) -> Callable[..., Any]:
         """Returns the function that runs the region and checks its results."""
@@ -84,14 +87,15 @@ class Region:
 
     def _explain(self, call: Any, bad: Bad, values: Sequence[Any], tangents: replay.Tangents | None) -> None:
         keys = {i: (tangents is not None, i, kinds) for i, kinds in bad}
-        known = {i: self._known[key] for i, key in keys.items() if key in self._known}
+        of_session = self._known.setdefault(_C.current_session(), {})
+        known = {i: of_session[key] for i, key in keys.items() if key in of_session}
         if len(known) == len(bad) and all(count >= MAX_REPLAYS for count, _ in known.values()):
             found = {i: provenance for i, (_, provenance) in known.items()}
         else:
             found = self._find(call, [i for i, _ in bad], values, tangents)
             for i, key in keys.items():
-                count, first = self._known.get(key, (0, None))
-                self._known[key] = (count + 1, first or found.get(i))
+                count, first = of_session.get(key, (0, None))
+                of_session[key] = (count + 1, first or found.get(i))
         for i, provenance in found.items():
             _set_provenance(values[i], provenance)
             if tangents is None:

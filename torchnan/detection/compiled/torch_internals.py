@@ -18,6 +18,7 @@ _NAMES = (
     "torch._inductor.compile_fx.compile_fx_inner",
     "torch._inductor.output_code.CompiledFxGraph.__call__",
     "torch._functorch.config.enable_autograd_cache",
+    "torch._C._aoti.AOTIModelPackageLoader.boxed_run",
     "torch._guards.TracingContext.try_get",
     "torch.utils._python_dispatch._disable_current_modes",
     "torch.utils._python_dispatch.is_traceable_wrapper_subclass",
@@ -48,6 +49,11 @@ def _exists(name: str) -> bool:
 def inductor() -> Any:
     """Returns the class whose call compiles a graph with Inductor (``torch/__init__.py``)."""
     return torch._TorchCompileInductorWrapper
+
+
+def package_loader_class() -> Any:
+    """Returns the class that loads and runs AOTInductor packages; it is written in C++."""
+    return torch._C._aoti.AOTIModelPackageLoader
 
 
 def compiled_graph_class() -> Any:

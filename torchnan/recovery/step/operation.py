@@ -31,9 +31,12 @@ class Operation:
 
 def record(run: Callable[[], Any], finding: Finding) -> Operation | None:
     """Runs a step and returns the first call of the finding's operator that has its bad tensor in it; ``None`` if
-    there was none, as where the operation is a part of a compiled graph."""
+    there was none.
+
+    What is compiled runs as it is written: a compiled region does not show its operations, and Dynamo would never
+    compile a function again that it has met under a mode."""
     recorder = _Recorder(finding)
-    with recorder:
+    with torch.compiler.set_stance("force_eager"), recorder:
         run()
     return recorder.found
 

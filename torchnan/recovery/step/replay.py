@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import math
@@ -37,12 +38,15 @@ class Replay:
             times; suspect the hardware or a race. ``"nondeterministic"``: neither. ``None``: not replayed.
         finding: the origin found on this rank, or ``None``.
         same_bits: whether losses and gradients matched the original step bit for bit, both times.
+        finite_in_eager: whether a step whose origin is in a compiled region is finite without ``torch.compile``;
+            ``None`` if it was not run so.
         reason: why there is no verdict.
     """
 
     verdict: Verdict | None
     finding: Finding | None = None
     same_bits: bool = False
+    finite_in_eager: bool | None = None
     reason: str = ""
 
 
@@ -83,6 +87,8 @@ def replay(
 ) -> Replay:
     """Runs a step twice under ``detect()`` and classifies the result. Collective.
 
+    A step whose origin is in a compiled region is run once more without ``torch.compile``.
+
     Args:
         rerun: restores the step's inputs and runs forward and backward, without an update.
         forward_backward: runs and checks the step.
@@ -106,7 +112,25 @@ def replay(
         bits.append(digest(run.losses, forward_backward.parameters))
     alike = agreement.all_reduce_max(int(bits[1] != bits[2] or not _same_origin(*findings))) == 0
     same_bits = agreement.all_reduce_max(int(not alike or bits[0] != bits[1])) == 0
-    return Replay(_verdict(was_bad, alike), next((f for f in findings if f is not None), None), same_bits)
+    finding, finite_in_eager = next((f for f in findings if f is not None), None), None
+    is_compiled = finding is not None and finding.compiled is not None
+    if all(was_bad) and agreement.all_reduce_max(int(is_compiled)) > 0:
+        finite_in_eager, eager = _run_in_eager(rerun, forward_backward, agreement, step)
+        if finding is not None and finding.origin == "compiled" and eager is not None:
+            finding = eager  # it names the operation
+    return Replay(_verdict(was_bad, alike), finding, same_bits, finite_in_eager)
+
+
+def _run_in_eager(
+    rerun: Rerun, forward_backward: ForwardBackward, agreement: Agreement, step: int
+) -> tuple[bool | None, Finding | None]:
+    """Returns whether the step is finite without ``torch.compile``, and its origin if it is not. Collective."""
+    run, finding = None, None
+    with contextlib.suppress(Exception), torch.compiler.set_stance("force_eager"):
+        run, finding = _run_detected(rerun, forward_backward, step)
+    if agreement.all_reduce_max(int(run is None)) > 0 or run is None:
+        return None, None
+    return forward_backward.agree(run)[0] is None, finding
 
 
 def _verdict(was_bad: list[bool], alike: bool) -> Verdict:
