@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch._inductor.inductor_prims  # registers torch.ops.prims.inductor_*
 from torch import fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
-_PRIMS = torch.ops.prims
+_ATEN, _PRIMS = torch.ops.aten, torch.ops.prims
 _SEEDS = _PRIMS.inductor_seeds.default
 OPERATORS = (_SEEDS, _PRIMS.inductor_random.default, _PRIMS.inductor_randint.default)
 _kernels: dict[tuple[Any, str, torch.device], Any] = {}
@@ -34,6 +37,65 @@ def draw(operator: Any, *args: Any) -> torch.Tensor:
         _kernels[key] = compile_alone(fx.GraphModule({}, graph), [seed])
     result: torch.Tensor = _kernels[key]([seed])[0]
     return result
+
+
+class AsGenerated(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Lets operations draw the random numbers that generated code draws in their place: a seed for each of them.
+
+    The state of the generator has to be that before the region. What Inductor leaves to the operation itself draws as
+    it does, from a generator that is then not where it was in generated code.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = kwargs or {}
+        drawn = _DRAWN.get(func) if options.get("generator") is None else None
+        return func(*args, **options) if drawn is None else drawn(*args, **options)
+
+
+def _numbers(distribution: str, size: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+    """The number of an element depends on its place alone: one kernel serves for many sizes."""
+    seed = draw(_SEEDS, 1, torch.device("cpu"))[0]
+    count = math.prod(size)
+    room = 1 << max(count - 1, 0).bit_length()
+    numbers = draw(_PRIMS.inductor_random.default, [room], seed, distribution)[:count].reshape(tuple(size))
+    return numbers.to(dtype or torch.get_default_dtype())
+
+
+def _new(distribution: str) -> Callable[..., torch.Tensor]:
+    def draw_new(size: Sequence[int], dtype: torch.dtype | None = None, **options: Any) -> torch.Tensor:
+        return _numbers(distribution, size, dtype)
+
+    return draw_new
+
+
+def _like(distribution: str) -> Callable[..., torch.Tensor]:
+    def draw_like(x: torch.Tensor, dtype: torch.dtype | None = None, **options: Any) -> torch.Tensor:
+        made = torch.empty_like(x, dtype=dtype)
+        return made.copy_(_numbers(distribution, x.shape, made.dtype))
+
+    return draw_like
+
+
+def _integers(low: int, high: int, size: Sequence[int], dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
+    seed = draw(_SEEDS, 1, torch.device("cpu"))[0]
+    return draw(_PRIMS.inductor_randint.default, low, high, list(size), seed).to(dtype or torch.int64)
+
+
+def _keep(mask: torch.Tensor, probability: float = 0.5, **options: Any) -> torch.Tensor:
+    """The mask of a dropout: generated code drops what is not above the other probability."""
+    return mask.copy_(_numbers("rand", mask.shape, torch.float32) > 1 - probability)
+
+
+_DRAWN: dict[Any, Callable[..., torch.Tensor]] = {
+    _ATEN.rand.default: _new("rand"),
+    _ATEN.randn.default: _new("randn"),
+    _ATEN.rand_like.default: _like("rand"),
+    _ATEN.randn_like.default: _like("randn"),
+    _ATEN.randint.low: _integers,
+    _ATEN.randint.default: lambda high, size, **options: _integers(0, high, size, **options),
+    _ATEN.bernoulli.default: lambda p, **options: (_numbers("rand", p.shape, torch.float32) < p).to(p.dtype),
+    _ATEN.bernoulli_.float: _keep,
+}
 
 
 def compile_alone(module: fx.GraphModule, inputs: list[Any]) -> Any:

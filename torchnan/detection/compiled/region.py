@@ -49,7 +49,7 @@ class Region:
         self.own = list(tensors)
         self.compiled = compiled
         self.place = place
-        self.modules = {} if graph is None else modules_of(graph.graph)
+        self.modules = {} if graph is None else modules_of(graph)
         if graph is not None and has_collectives(graph):
             obstacle = "operations in it wait for other ranks"
         made = [] if graph is None else torch_internals.compiled_graphs(compiled)

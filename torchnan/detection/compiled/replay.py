@@ -137,7 +137,7 @@ class _Replay:
             ("fused", self._in_inductors_arithmetic),
         ]
         errors = []
-        for name, way in ways[1:] if self.call.is_random else ways:  # other random numbers would be drawn
+        for name, way in ways:
             self._watched = functools.partial(self._watching, name, outcome.kernels)
             try:
                 with self._states():
@@ -225,8 +225,10 @@ class _Replay:
     def _as_traced(self) -> dict[int, Any]:
         module, made, args, given = self._prepared()
         module = framed(module, self.callers, self.call.modules)
+        drawing = random_numbers.AsGenerated() if self.call.is_random else contextlib.nullcontext()
         with self._watched():
-            outputs = as_list(interpret(module, *given))
+            with drawing:
+                outputs = as_list(interpret(module, *given))
             if self.tangents is None:
                 own = made[: len(self.call.own)]
                 return _provenances([*outputs, *([*own, *args][i] for i in self.call.before)], self.bad)

@@ -37,12 +37,14 @@ def traced_lines(node: torch.fx.Node) -> list[Line]:
     return [Line(file, int(line), name) for file, line, name in _FRAME.findall(node.stack_trace or "")]
 
 
-def modules_of(graph: torch.fx.Graph) -> dict[str, weakref.ref[torch.nn.Module]]:
-    """Returns the modules that a graph's nodes were traced in, by their key in ``nn_module_stack``.
+def modules_of(traced: torch.fx.GraphModule) -> dict[str, weakref.ref[torch.nn.Module]]:
+    """Returns the modules that the nodes of a graph and of the bodies in it were traced in, by their key in
+    ``nn_module_stack``.
 
     Dynamo's keys begin with the ``id()`` of the module, which is alive while its graph is compiled.
     """
-    keys = {key for node in graph.nodes for key in node.meta.get("nn_module_stack") or ()}
+    graphs = [module.graph for module in traced.modules() if isinstance(module, torch.fx.GraphModule)]
+    keys = {key for graph in graphs for node in graph.nodes for key in node.meta.get("nn_module_stack") or ()}
     if not keys:
         return {}
     alive = {id(module): module for module in _C.instances_of(torch.nn.Module)}
