@@ -1,5 +1,7 @@
 #include "call_sites/current_call_site.h"
 
+#include <utility>
+
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/function.h>
@@ -8,6 +10,11 @@
 #include "detection/session.h"
 
 namespace torchnan {
+namespace {
+
+thread_local std::optional<NodeSite> replayed_node;
+
+}  // namespace
 
 // A node runs once in a backward pass.
 uint64_t execution_id(const torch::autograd::Node& node) {
@@ -15,16 +22,24 @@ uint64_t execution_id(const torch::autograd::Node& node) {
   return (pass << 40) ^ (node.sequence_nr() << 1) ^ (node.thread_id() << 32) ^ 1;
 }
 
+std::optional<NodeSite> current_node_site() {
+  const auto node = torch::autograd::get_current_node();
+  if (node == nullptr) return replayed_node;
+  return NodeSite{node->name(), execution_id(*node), CallSiteRing::find(*node)};
+}
+
+void set_replayed_node(std::optional<NodeSite> site) { replayed_node = std::move(site); }
+
 Site current_call_site(const DetectionSession& session, uint64_t thread) {
   Site site;
   site.live = host_runtime().current_stack_id();
   site.grad_mode = c10::GradMode::is_enabled();
   site.thread = thread;
   site.step = session.step();
-  if (const auto node = torch::autograd::get_current_node()) {
-    site.node = node->name();
-    site.node_execution_id = execution_id(*node);
-    site.forward = CallSiteRing::find(*node);
+  if (auto inside = current_node_site()) {
+    site.node = std::move(inside->node);
+    site.node_execution_id = inside->execution_id;
+    site.forward = inside->forward;
   }
   return site;
 }

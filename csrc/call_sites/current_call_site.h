@@ -2,6 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <string>
+
+#include <torchnan/export.h>
 
 #include "host/host_runtime.h"
 
@@ -13,6 +17,19 @@ namespace torchnan {
 
 // Returns a number for this execution of a node.
 uint64_t execution_id(const torch::autograd::Node& node);
+
+// A node of the backward pass that is running: what is called inside it belongs to that pass.
+struct NodeSite {
+  std::string node;
+  uint64_t execution_id = 0;
+  SiteId forward = 0;
+};
+
+// Returns the node that this thread runs, if it runs one.
+TORCHNAN_API std::optional<NodeSite> current_node_site();
+
+// Makes `site` the node that this thread runs while the engine runs none on it: what was called there is replayed.
+TORCHNAN_API void set_replayed_node(std::optional<NodeSite> site);
 
 Site current_call_site(const DetectionSession& session, uint64_t thread);
 

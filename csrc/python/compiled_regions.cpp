@@ -12,6 +12,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
@@ -19,8 +20,10 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/PyInterpreter.h>
 
 #include "api/region_border.h"
+#include "call_sites/current_call_site.h"
 #include "detection/error_containment.h"
 #include "detection/thread_state.h"
 #include "intercept/op_entry.h"
@@ -139,6 +142,14 @@ struct Modes {
   }
 };
 
+// The hooks that pack and unpack what operations save for their backward passes: None if there are none.
+py::object saved_tensors_hooks() {
+  const auto hooks = at::SavedTensorDefaultHooks::get_hooks();
+  if (!hooks) return py::none();
+  return py::make_tuple(py::handle(hooks->first.ptr(getPyInterpreter())),
+                        py::handle(hooks->second.ptr(getPyInterpreter())));
+}
+
 // One call of a region. Holds what its replay needs until its results, or those of its backward pass, have been
 // checked.
 class RegionCall : public std::enable_shared_from_this<RegionCall> {
@@ -204,6 +215,7 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
     before_.clear();
     written_.clear();
     random_state_.reset();
+    hooks = py::none();
     is_released_ = true;
   }
 
@@ -213,8 +225,11 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   const std::vector<size_t>& before() const { return before_; }
   const std::vector<std::pair<size_t, int64_t>>& outputs() const { return outputs_; }
   const std::string& obstacle() const { return obstacle_; }
+  bool is_inside_node() const { return inside_.has_value(); }
+  void enter_node() const { set_replayed_node(inside_); }
   const Modes& modes() const { return modes_; }
   bool is_boxed() const { return is_boxed_; }
+  py::object hooks = saved_tensors_hooks();
   py::object given = py::none();       // the provenance of a non-finite argument that is overwritten and not copied
   py::object provenance = py::none();  // of what the region returned, once it has been found
   SiteId stack() const { return stack_; }
@@ -371,7 +386,8 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   std::vector<std::pair<size_t, int64_t>> outputs_;  // index of a result, and its number among the node's
   at::Tensor random_state_;
   Modes modes_;
-  std::string obstacle_;  // why the call cannot be replayed; empty if it can
+  std::optional<NodeSite> inside_ = current_node_site();  // a hook of it, or its function, makes the call
+  std::string obstacle_;                                  // why the call cannot be replayed; empty if it can
   SiteId stack_ = 0;
   bool is_on_device_ = false;
   bool is_boxed_ = false;
@@ -463,6 +479,9 @@ void bind_compiled_regions(py::module_& m) {
       .def_property_readonly("obstacle", &RegionCall::obstacle)
       .def_property_readonly("modes", &RegionCall::modes)
       .def_property_readonly("is_boxed", &RegionCall::is_boxed)
+      .def_property_readonly("is_inside_node", &RegionCall::is_inside_node)
+      .def("enter_node", &RegionCall::enter_node)
+      .def_readonly("hooks", &RegionCall::hooks)
       .def_readonly("given", &RegionCall::given)
       .def_readwrite("provenance", &RegionCall::provenance)
       .def_property_readonly("stack", &RegionCall::stack);

@@ -54,6 +54,8 @@ def test_the_origin_is_named_however_a_region_is_compiled(name):
     (finding,) = session.findings
     assert (finding.origin, finding.phase, finding.line) == ("op", truth.phase, truth.line)
     assert finding.op in truth.ops
+    assert truth.module is None or finding.module == truth.module
+    assert truth.node is None or finding.node == truth.node
     assert finding.compiled.replay == "traced"
     assert session.stats()["internal_errors"] == 0
 
@@ -229,6 +231,37 @@ def test_a_graph_that_waits_for_other_ranks_is_not_replayed():
     graph.output(graph.call_function(torch.ops._c10d_functional.all_reduce.default, (x, "sum", "0")))
     assert has_collectives(torch.fx.GraphModule({}, graph))
     assert not has_collectives(torch.fx.symbolic_trace(lambda x: x * 2))
+
+
+def test_a_function_that_dynamo_resumes_is_one_line_of_the_stack():
+    def loss(x):
+        y = x * 2
+        print(end="")  # the graph breaks here
+        z = y + 1
+        print(end="")
+        return torch.log(z * 0).sum()
+
+    with torchnan.detect(action="log") as session, torch.no_grad():
+        torch.compile(loss)(torch.ones(4)).item()
+    functions = [frame.function for frame in session.first.stack]
+    assert functions[:2] == ["loss", "test_a_function_that_dynamo_resumes_is_one_line_of_the_stack"]
+
+
+def test_a_parameter_has_the_name_in_its_model_and_not_in_a_graph():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with torchnan.detect(action="log") as session:
+        model(torch.full((2, 4), 3e38)).sum().backward()
+        torch.compile(optimizer.step)()
+    assert [finding.harm.name for finding in session.findings if finding.harm.kind == "parameter"] == ["weight"]
+
+
+def test_regions_are_replayed_again_in_another_session():
+    compiled = torch.compile(lambda x: torch.log(x).sum())
+    for _ in range(region.MAX_REPLAYS + 2):
+        with torchnan.detect(action="log") as session, torch.no_grad():
+            compiled(torch.zeros(4)).item()
+        assert [finding.op for finding in session.findings] == ["aten::log"]
 
 
 def test_without_detection_inductor_is_as_it_was():

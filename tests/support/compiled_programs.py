@@ -29,6 +29,7 @@ class Planted:
         region: the function that was compiled; ``None`` where it does not matter.
         kernel: a part of the name of the kernel that wrote it first.
         replay: how the origin is found.
+        node: the node of the backward pass; ``None`` where it does not matter.
     """
 
     run: Callable[[], None]
@@ -39,17 +40,18 @@ class Planted:
     region: str | None
     kernel: str
     replay: str
+    node: str | None
 
 
 CASES: dict[str, Planted] = {}
 CLEAN: dict[str, Callable[[], None]] = {}
 
 
-def case(phase, *ops, module=None, region=None, kernel="", replay="traced", into=CASES):
+def case(phase, *ops, module=None, region=None, kernel="", replay="traced", node=None, into=CASES):
     def add(fn):
         lines, first = inspect.getsourcelines(fn)
         bug = next((first + i for i, line in enumerate(lines) if line.rstrip().endswith("# BUG")), None)
-        into[fn.__name__] = Planted(fn, phase, ops, bug, module, region, kernel, replay)
+        into[fn.__name__] = Planted(fn, phase, ops, bug, module, region, kernel, replay, node)
         return fn
 
     return add

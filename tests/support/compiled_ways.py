@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
+from torch.utils.checkpoint import checkpoint
 
 from tests.support import compiled_programs
 from tests.support.compiled_programs import Planted
@@ -140,6 +142,134 @@ def attention_score():
 
     with torch.no_grad():
         loss(*torch.full((2, 1, 2, 16, 8), 4.0)).item()
+
+
+@case("backward", "aten::pow", "aten::mul", module="norm", node="RsqrtBackward0")
+def random_numbers():
+    class Norm(nn.Module):
+        def forward(self, x):
+            return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-30)  # BUG
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.shift, self.norm = nn.Parameter(torch.zeros(3)), Norm()
+
+        def forward(self):
+            return (self.norm(self.shift * torch.randn(2, 3)) * torch.randn(3)).sum()
+
+    model = Net()
+    torch.compile(model)().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+@case("forward", "aten::div")
+def dropout_as_in_generated_code():
+    """At a place that generated code drops and eager code would keep."""
+
+    def seeded(function, x):
+        torch.manual_seed(5)
+        return function(x)
+
+    x = torch.ones(64, requires_grad=True)
+    is_dropped = [seeded(drop, x) == 0 for drop in (F.dropout, torch.compile(F.dropout))]
+    place = int((is_dropped[1] & ~is_dropped[0]).nonzero()[0])
+
+    @torch.compile
+    def loss(x):
+        kept = F.dropout(x)
+        return kept[place] / kept[place]  # BUG
+
+    seeded(loss, x).backward()
+
+
+@case("backward", "aten::div", "aten::mul", module="layers.1.pool", node="DivBackward0")
+def checkpointed_method():
+    class Pool(nn.Module):
+        def forward(self, x, mask):
+            mean = (x * mask).sum(1) / mask.sum(1)  # BUG
+            return torch.where(mask.sum(1) > 0, mean, torch.zeros_like(mean))
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.pool = nn.Linear(2, 2), Pool()
+
+        def forward(self, x, mask):
+            h = self.fc(x)
+            return h + self.pool(h, mask)[:, None]
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([Layer(), Layer()])
+
+        def forward(self, x, mask):
+            x = self.layers[0](x, torch.ones_like(mask))
+            return checkpoint(self.layers[1].forward, x, mask, use_reentrant=False).pow(2).mean()
+
+    model = Net()
+    mask = torch.ones(2, 3, 1)
+    mask[1] = 0
+    torch.compile(model)(torch.randn(2, 3, 2), mask).backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+@case("backward", "aten::div", module="gate", node="LogAbsBackward")
+def autograd_function():
+    class LogAbs(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return torch.log(x.abs().clamp(min=1e-8))
+
+        @staticmethod
+        def backward(ctx, g):
+            (x,) = ctx.saved_tensors
+            return (x.abs() > 1e-8) * g / x
+
+    class Gate(nn.Module):
+        def forward(self, x):
+            return LogAbs.apply(x * 2) + 1  # BUG
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.x, self.gate = nn.Parameter(torch.tensor([0.0, 0.5])), Gate()
+
+        def forward(self):
+            return self.gate(self.x).sum()
+
+    model = Net()
+    torch.compile(model)().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+@case("backward", "aten::div", module="fc", node="BackwardHookFunctionBackward")
+def hook_in_backward():
+    @torch.compile
+    def rescale(module, grad_in, grad_out):
+        return (grad_in[0] / grad_in[0].abs().max(),)  # BUG
+
+    model = nn.Sequential()
+    model.add_module("emb", nn.Linear(2, 2))
+    model.add_module("fc", nn.Linear(2, 2))
+    nn.init.zeros_(model.fc.weight)
+    model.fc.register_full_backward_hook(rescale)
+    model(torch.randn(3, 2)).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+@case("backward", "aten::div", node="LogBackward0")
+def hooks_on_what_is_saved():
+    def loss(w):
+        return torch.log(w * 1.0).sum()  # BUG
+
+    w = torch.tensor([1e-9, 0.5], requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.half(), lambda t: t.float()):
+        y = torch.compile(loss)(w)
+    y.backward()
+    torch.optim.SGD([w], lr=0.1).step()
 
 
 @case("forward", "aten::log")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import re
 import sys
 import sysconfig
 import traceback
@@ -58,6 +59,11 @@ def module_call_code() -> CodeType:
 
 def call_in_module(module: torch.nn.Module, call: Callable[[], Any]) -> Any:
     """Stands for the call of a module on the stack of a replayed compiled region."""
+    return call()
+
+
+def call_in_engine(call: Callable[[], Any]) -> Any:
+    """Stands for the autograd engine on the stack of a compiled region that is replayed as part of a backward pass."""
     return call()
 
 
@@ -152,11 +158,13 @@ def name_of_parameter(wanted: torch.nn.Parameter) -> str:
 
 
 def _roots_of_program() -> list[torch.nn.Module]:
-    """Returns every module that is not a child of another; models given to ``detect()`` come first."""
+    """Returns every module that is not a child of another; models given to ``detect()`` come first, and what a tracer
+    has made of others last."""
     modules = _modules_of_program()
     children = {id(child) for module in modules for _, child in _parts(module, "_modules")}
-    models = registry.models()
-    return [unwrap(m) for m in models + [m for m in modules if id(m) not in children]]
+    roots = [m for m in modules if id(m) not in children]
+    roots.sort(key=lambda module: issubclass(type(module), torch.fx.GraphModule))
+    return [unwrap(m) for m in registry.models() + roots]
 
 
 def _parts(module: torch.nn.Module, kind: str) -> list[tuple[str, Any]]:
@@ -233,7 +241,7 @@ def _modules(frames: Iterable[RawFrame]) -> list[torch.nn.Module]:
 def _inside_engine(frames: list[RawFrame]) -> list[RawFrame]:
     """Returns the frames that the autograd engine has called: hooks, Function.backward, recomputation."""
     for i, (code, *_) in enumerate(frames):
-        if code is _ENGINE:
+        if code is _ENGINE or code is call_in_engine.__code__:
             return frames[:i]
     return frames  # on a thread of the engine's own
 
@@ -277,7 +285,7 @@ def is_internal(file: str) -> bool:
 
 def _lines(frames: list[RawFrame]) -> list[Line]:
     """Returns the user's lines, innermost first; all lines if none is the user's."""
-    return _users(frames) or _all_lines(frames)
+    return _users(frames) or _without_resumptions(_all_lines(frames))
 
 
 def _users(frames: list[RawFrame]) -> list[Line]:
@@ -285,12 +293,29 @@ def _users(frames: list[RawFrame]) -> list[Line]:
     users = [i for i, line in enumerate(everything) if not is_internal(line[0])]
     if users:
         _note_columns(everything[users[0]], frames[users[0]])
-    return [everything[i] for i in users]
+    return _without_resumptions([everything[i] for i in users])
+
+
+def _without_resumptions(lines: list[Line]) -> list[Line]:
+    """After a graph break Dynamo goes on in a function of its own, called by the one before: one line of the user's."""
+    kept: list[Line] = []
+    resumed = ("", "")
+    for file, line, name in lines:
+        own = _RESUMED.fullmatch(name.rpartition(".")[2])
+        plain = own[1] if own else name.rpartition(".")[2]
+        if (file, plain) != resumed:
+            kept.append((file, line, plain if own else name))
+        elif not own:
+            kept[-1] = (*kept[-1][:2], name)
+        resumed = (file, plain) if own else ("", "")
+    return kept
 
 
 def _all_lines(frames: list[RawFrame]) -> list[Line]:
     return [(code.co_filename, line or 0, getattr(code, "co_qualname", code.co_name)) for code, line, *_ in frames]
 
+
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
 
 _columns: dict[Line, tuple[int, int] | None] = {}  # of the lines resolved last
 _MAX_COLUMNS = 1000

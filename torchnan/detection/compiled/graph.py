@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from torchnan.detection.compiled import random_numbers
-from torchnan.detection.compiled.stack import Entry, call_under, joined, traced_lines
+from torchnan.detection.compiled import functions, random_numbers
+from torchnan.detection.compiled.stack import Entry, Line, call_under, joined, traced_lines
 
 Modules = dict[str, weakref.ref[torch.nn.Module]]  # by their key in nn_module_stack
 
@@ -77,26 +77,37 @@ def as_list(results: Any) -> list[Any]:
     return list(results) if isinstance(results, list | tuple) else [results]
 
 
-def framed(module: fx.GraphModule, callers: list[Entry], modules: Modules) -> fx.GraphModule:
+def framed(
+    module: fx.GraphModule, callers: list[Entry], modules: Modules, outside: Sequence[Line] = ()
+) -> fx.GraphModule:
     """Changes a graph so that each of its operations runs on the stack of the user's program, whoever runs the graph.
 
     Args:
         module: the graph, with the bodies of its higher-order operators.
         callers: the stack on which the region was called, outermost first.
         modules: those that nodes were traced in, by their key in ``nn_module_stack``.
+        outside: lines that lead to where the graph is called, which are not on its stack: it runs in a backward pass.
     """
+    backward = set()
     for node in module.graph.nodes:
         if node.op == "call_method":
             node.op, node.target = "call_function", _method(node.target)
-        if node.op != "call_function" or (_has_body(module, node) and not _computes_itself(node)):
+        if node.op != "call_function":
+            continue
+        bodies = _bodies(module, node)
+        if functions.is_function(node):
+            backward.add(bodies[1])
+            framed(bodies[1], [], {}, traced_lines(node))
+            node.target = functions.applied(node, bodies, run)
+        elif bodies and not _computes_itself(node):
             continue
         if node.target in random_numbers.OPERATORS:
             node.target = _drawn(node.target)
         else:
-            node.target = _framed(stack_of(node, callers, modules), node.target)
+            node.target = _framed(stack_of(node, callers, modules, outside), node.target)
     for child in module.children():
-        if isinstance(child, fx.GraphModule):
-            framed(child, callers, modules)
+        if isinstance(child, fx.GraphModule) and child not in backward:
+            framed(child, callers, modules, outside)
     module.forward = functools.partial(run, module)
     return module
 
@@ -122,10 +133,10 @@ def _framed(stack: list[Entry], target: Any) -> Callable[..., Any]:
     return call_framed
 
 
-def _has_body(module: fx.GraphModule, node: fx.Node) -> bool:
-    """Whether it is a higher-order operator: the operations in its body have the whole stack themselves."""
-    bodies = (getattr(module, str(n.target), None) for n in node.all_input_nodes if n.op == "get_attr")
-    return any(isinstance(body, fx.GraphModule) for body in bodies)
+def _bodies(module: fx.GraphModule, node: fx.Node) -> list[fx.GraphModule]:
+    """Returns the graphs that a higher-order operator is given: operations in them have the whole stack themselves."""
+    given = (getattr(module, str(n.target), None) for n in node.all_input_nodes if n.op == "get_attr")
+    return [body for body in given if isinstance(body, fx.GraphModule)]
 
 
 def _computes_itself(node: fx.Node) -> bool:
@@ -133,11 +144,13 @@ def _computes_itself(node: fx.Node) -> bool:
     return str(node.target).startswith("flex_attention")
 
 
-def stack_of(node: fx.Node, callers: list[Entry], modules: Modules) -> list[Entry]:
+def stack_of(node: fx.Node, callers: list[Entry], modules: Modules, outside: Sequence[Line] = ()) -> list[Entry]:
     """Returns the stack of a node's operation, as it would be in a program that is not compiled; outermost first."""
     traced = traced_lines(node)
+    if outside and traced[: len(outside)] == list(outside):
+        traced = traced[len(outside) :]
     keys = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     alive = (modules[key]() for key in keys if key in modules)
     joint = joined(callers, traced)
-    outside = len(joint) - len(traced)
-    return [*joint[:outside], *(module for module in alive if module is not None), *joint[outside:]]
+    length = len(joint) - len(traced)
+    return [*joint[:length], *(module for module in alive if module is not None), *joint[length:]]

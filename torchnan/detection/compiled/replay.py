@@ -37,6 +37,9 @@ class RecordedCall:
         before: the indices of these copies.
         random_state: of the CPU's generator, before the call.
         modes: of the thread that made the call.
+        hooks: those that pack and unpack what operations save for their backward passes.
+        is_inside_node: whether a node of a backward pass made the call.
+        enter_node: makes that node the one that this thread runs.
         stack: id of the stack that it was made on.
         is_boxed: whether the arguments came in one list, which the region empties.
         region: name, file and line of the function that was compiled.
@@ -51,6 +54,9 @@ class RecordedCall:
     before: list[int]
     random_state: torch.Tensor | None
     modes: Any
+    hooks: Any
+    is_inside_node: bool
+    enter_node: Callable[[], None]
     stack: int
     is_boxed: bool
     region: tuple[str, str, int]
@@ -124,7 +130,7 @@ class _Replay:
     ) -> None:
         self.passing = passing  # the stack on which the results were found bad: that of the backward pass
         self.call, self.bad, self.tangents, self.session = call, bad, tangents, session
-        self.callers: list[Entry] = calling_stack(_C.stack_frames(call.stack))
+        self.callers: list[Entry] = calling_stack(_C.stack_frames(call.stack), call.is_inside_node)
         self._lowered_once: _Lowered | None = None
 
     def run(self) -> Outcome:
@@ -156,6 +162,7 @@ class _Replay:
         """Lets the session see what runs inside as a part of the region."""
         _C.begin_replay(*self.call.region, way, bad_kernels, self.call.is_boxed)
         _C.enter_session(self.session)
+        self.call.enter_node()
         try:
             yield
         finally:
@@ -170,6 +177,8 @@ class _Replay:
             stack.enter_context(torch.random.fork_rng([]))
             stack.enter_context(torch.inference_mode(modes.inference))
             stack.enter_context(torch.set_grad_enabled(modes.grad))
+            if self.call.hooks is not None:
+                stack.enter_context(torch.autograd.graph.saved_tensors_hooks(*self.call.hooks))
             for device, dtype in modes.autocast:
                 stack.enter_context(torch.autocast(device, dtype))
             if self.call.random_state is not None:
@@ -225,7 +234,7 @@ class _Replay:
     def _as_traced(self) -> dict[int, Any]:
         module, made, args, given = self._prepared()
         module = framed(module, self.callers, self.call.modules)
-        drawing = random_numbers.AsGenerated() if self.call.is_random else contextlib.nullcontext()
+        drawing: Any = random_numbers.AsGenerated() if self.call.is_random else contextlib.nullcontext()  # type: ignore[no-untyped-call]
         with self._watched():
             with drawing:
                 outputs = as_list(interpret(module, *given))

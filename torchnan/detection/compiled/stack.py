@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchnan._load import _C
-from torchnan.detection.introspection import RawFrame, call_in_module
+from torchnan.detection.introspection import RawFrame, call_in_engine, call_in_module, engine_code
 
 _FRAME = re.compile(r'File "(.*?)", line (\d+), in (.*)')
 _OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "")
@@ -29,7 +29,11 @@ class Line(NamedTuple):
     function: str
 
 
-Entry = Line | torch.nn.Module  # a frame, or the call of a module; outermost first
+class Engine:
+    """Stands for the autograd engine on a stack: what is inside of it was called by a node."""
+
+
+Entry = Line | torch.nn.Module | Engine  # a frame, the call of a module, or the engine; outermost first
 
 
 def traced_lines(node: torch.fx.Node) -> list[Line]:
@@ -52,15 +56,18 @@ def modules_of(traced: torch.fx.GraphModule) -> dict[str, weakref.ref[torch.nn.M
     return {key: weakref.ref(module) for key, module in found.items() if module is not None}
 
 
-def calling_stack(frames: Sequence[RawFrame]) -> list[Entry]:
+def calling_stack(frames: Sequence[RawFrame], is_inside_node: bool = False) -> list[Entry]:
     """Returns the stack on which a region was called, outermost first, without torchnan's own frames.
 
     Args:
         frames: as the core interned them, innermost first.
+        is_inside_node: whether it was called by a node of a backward pass. Then the stack begins with the engine.
     """
     entries: list[Entry] = []
     for code, line, module, _ in reversed(frames):
-        if module is not None:
+        if is_inside_node and code is engine_code():
+            entries = [Engine()]
+        elif module is not None:
             entries.append(module)
         elif not code.co_filename.startswith(_OWN):
             entries.append(Line(code.co_filename, line or code.co_firstlineno, code.co_name))
@@ -83,6 +90,8 @@ def call_under(stack: Sequence[Entry], call: Callable[[], Any]) -> Any:
     for entry in reversed(stack):
         if isinstance(entry, torch.nn.Module):
             call = functools.partial(call_in_module, entry, call)
+        elif isinstance(entry, Engine):
+            call = functools.partial(call_in_engine, call)
         else:
             names: dict[str, Any] = {"co_name": entry.function.rpartition(".")[2]}
             if sys.version_info >= (3, 11):

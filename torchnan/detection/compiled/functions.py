@@ -1,0 +1,69 @@
+"""A ``torch.autograd.Function`` that Dynamo traced: its node in a replay has the name that the class gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import fx
+
+from torchnan.detection.compiled.stack import Line, traced_lines
+
+Run = Callable[..., Any]
+
+
+def is_function(node: fx.Node) -> bool:
+    """Whether a node calls an ``autograd.Function``."""
+    return str(node.target) == "autograd_function_apply"
+
+
+def applied(node: fx.Node, bodies: Sequence[fx.GraphModule], run: Run) -> Run:
+    """Returns what a node calls that :func:`is_function`.
+
+    Args:
+        node: the node.
+        bodies: the graphs of its forward and its backward function.
+        run: runs one of them.
+    """
+    lines = [line for body in bodies for inner in body.graph.nodes for line in traced_lines(inner)]
+    name = next(_classes_at(lines), "Function")
+
+    def apply(fwd: fx.GraphModule, bwd: fx.GraphModule, *args: Any, **options: Any) -> Any:
+        saved: list[Any] = []
+
+        def forward(ctx: Any, *args: Any) -> Any:
+            output, kept = run(fwd, *args)
+            saved.extend(kept)
+            outputs = output if isinstance(output, tuple | list) else [output]
+            ctx.mark_dirty(*(outputs[i] for i in options.get("dirty_idx", ())))
+            ctx.mark_non_differentiable(*(outputs[i] for i in options.get("non_differentiable_idx", ())))
+            return output
+
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            return run(bwd, *gradients, *saved)
+
+        members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+        meta: Any = type(torch.autograd.Function)
+        return meta(name, (torch.autograd.Function,), members).apply(*args)
+
+    return apply
+
+
+def _classes_at(lines: list[Line]) -> Iterator[str]:
+    """The names of the functions that have one of these lines in their ``forward`` or ``backward``."""
+    pending: list[Any] = [torch.autograd.Function]
+    while pending:
+        kind = pending.pop()
+        pending.extend(kind.__subclasses__())
+        for method in ("forward", "backward"):
+            code = getattr(getattr(kind, method), "__code__", None)
+            if code is not None and any(_is_in(code, line) for line in lines):
+                yield kind.__name__
+
+
+def _is_in(code: CodeType, line: Line) -> bool:
+    if (code.co_filename, code.co_name) != (line.file, line.function.rpartition(".")[2]):
+        return False
+    return code.co_firstlineno <= line.line <= max(number or 0 for _, _, number in code.co_lines())
