@@ -163,7 +163,7 @@ def fwd_fp16_overflow():
     loss(x, scale).backward()
 
 
-@case("forward", "aten::div", kernel="native_dropout", region="loss", replay="lowered")
+@case("forward", "aten::div", kernel="native_dropout", region="loss")
 def fwd_after_dropout():
     """Only the mask that was drawn makes it: one of 64 rows of 2 is dropped altogether."""
 
@@ -248,10 +248,8 @@ def dynamic_shapes():
 @case(
     "forward",
     "aten::native_layer_norm",
-    "aten::mul",
     module="transformer.h.1.ln_2",
     kernel="native_layer_norm",
-    replay="lowered",
 )
 def gpt2():
     from transformers import GPT2Config, GPT2LMHeadModel
