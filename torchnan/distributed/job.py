@@ -53,8 +53,8 @@ class Job:
         self.make_folder()
         for finding in found:
             if (key := identity(finding)) not in self._logged:
-                self._logged.add(key)
                 _C.append_line(str(self.log), f"{finding.to_json()}\n")
+                self._logged.add(key)
 
     def make_folder(self) -> None:
         """Makes the folder, for its owner only.
