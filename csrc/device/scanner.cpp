@@ -34,6 +34,7 @@ Scanners& scanners = *new Scanners;
 c10::Device with_index(c10::Device device) { return device.has_index() ? device : c10::Device(device.type(), 0); }
 
 bool is_capturing(c10::Device device, const ScanFunctions& functions) {
+  if (!c10::impl::hasDeviceGuardImpl(device.type())) return false;  // a PyTorch without support for such devices
   const auto* guard = c10::impl::getDeviceGuardImpl(device.type());
   int is_capturing = 0;
   functions.is_capturing(guard->getStreamNativeHandle(guard->getStream(device)), &is_capturing);

@@ -35,7 +35,7 @@ def run(
         stderr=subprocess.PIPE,
         text=True,
         errors="backslashreplace",
-        preexec_fn=_restore_ctrl_c if signal.getsignal(signal.SIGINT) == signal.SIG_IGN else None,
+        preexec_fn=restore_ctrl_c if signal.getsignal(signal.SIGINT) == signal.SIG_IGN else None,
     ) as program:
         try:
             output, errors = program.communicate(timeout=deadline)
@@ -48,7 +48,7 @@ def run(
     return subprocess.CompletedProcess(arguments, program.returncode, output, errors)
 
 
-def _restore_ctrl_c() -> None:
+def restore_ctrl_c() -> None:
     """A shell starts what it puts into the background with SIGINT ignored, and children inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
