@@ -47,7 +47,7 @@ struct Tally {
   std::optional<double> max;
   std::optional<double> absmax;
   int64_t zeros = 0;              // for the hint alone: not in the log
-  std::optional<double> min_abs;  // of those that are not zero; likewise
+  std::optional<double> min_abs{};  // of those that are not zero; likewise
 
   int64_t nonfinite() const { return nan + posinf + neginf; }
 };
@@ -111,7 +111,7 @@ struct Harm {
   std::string name;  // of the parameter, state entry or guard, if there is one
   std::string file;
   int64_t line = 0;
-  std::optional<bool> applied;  // kGradient: whether the optimizer's step went on; absent if that is not known
+  std::optional<bool> applied{};  // kGradient: whether the optimizer's step went on; absent if that is not known
 };
 
 struct Finding {

@@ -245,7 +245,7 @@ Work end_capture(c10::Stream stream) {
   const std::lock_guard lock(mutex);
   queue.capturing = false;
   return [&queue, graph = std::move(queue.captured)] {
-    const std::lock_guard lock(mutex);
+    const std::lock_guard replay_lock(mutex);
     queue.work.insert(queue.work.end(), graph.begin(), graph.end());
   };
 }

@@ -57,7 +57,7 @@ TEST(Report, HoldsNoControlCharacterOfTheProgram) {
   f.op = f.node = f.name = f.hint = f.device = f.dtype = "\x1b]0;title\x07";
   f.module = f.op;
   f.stack.push_back({f.op, 1, f.op});
-  f.harm = {HarmKind::kGuard, f.op, f.op, 2, {}};
+  f.harm = {HarmKind::kGuard, f.op, f.op, 2};
   for (const char c : to_text(f)) EXPECT_TRUE(c == '\n' || static_cast<unsigned char>(c) >= 0x20);
 }
 
