@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -56,6 +57,12 @@ def pytest_collection_modifyitems(config, items):
     config.hook.pytest_deselected(items=[item for item in items if not runs(item)])
     # The longest first: none is left over for one core at the end.
     items[:] = sorted((item for item in items if runs(item)), key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def pytest_collection_finish():
+    """What thousands of tests and their libraries consist of is no garbage: no collection looks at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def _sample(items) -> set[pytest.Item]:

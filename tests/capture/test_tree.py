@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import torchnan
-from tests.support.processes import run_python
+from tests.support.forked_python import run_forked
 from torchnan.storage.codec import check, decode, encode
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
@@ -367,7 +367,7 @@ back = decode(document, tensors)
 print(type(back[0]).__name__, back[0] is back[1], back[0].tolist())
 dist.destroy_process_group()
 """
-    done = run_python(code)
+    done = run_forked(code)
     assert done.stdout.splitlines() == [
         "{'placements': '(Replicate(),)', 'mesh': '(1,)', 'shape': '(2, 3)'} 1",
         "Parameter True [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]",

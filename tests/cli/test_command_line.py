@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.support.forked_python import run_forked_command
 from tests.support.processes import run
 from torchnan import cli
 from torchnan.recovery.event import StepEvent
@@ -40,7 +41,7 @@ def test_run_refuses_what_it_cannot_do(tmp_path):
         (["run", "--action", "shout", "x.py"], "TORCHNAN_ACTION=shout cannot be used"),
         (["run", "--log", "/no/such/place", str(script)], "cannot be opened"),
     ]:
-        ended = run([*MODULE, *arguments])
+        ended = run_forked_command(*arguments)
         assert ended.returncode == 2, arguments
         assert message in ended.stderr
     off = run([*MODULE, "run", "x.py"], TORCH_DEVICE_BACKEND_AUTOLOAD="0")
@@ -61,7 +62,7 @@ def test_version_is_that_of_the_package_and_names_its_pytorch(capsys):
 def test_doctor_prints_what_is_installed():
     import torch
 
-    ended = run([*MODULE, "doctor"])
+    ended = run_forked_command("doctor")
     assert ended.returncode == 0
     assert f"PyTorch      {torch.__version__}" in ended.stdout
     assert "dispatch key Fake" in ended.stdout

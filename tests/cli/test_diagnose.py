@@ -12,7 +12,8 @@ import sys
 import numpy as np
 import pytest
 
-from tests.support.processes import REPOSITORY, run, run_python
+from tests.support.forked_python import run_forked_command
+from tests.support.processes import REPOSITORY, run_python
 from tests.support.synthetic_runs import training, with_scaler
 from torchnan.config.options import OptionError
 from torchnan.diagnosis import Forecast, Headroom, Thresholds, diagnose, of_columns
@@ -39,7 +40,7 @@ def folder(tmp_path):
 
 
 def test_the_walk_and_the_verdict_on_one_screen(folder):
-    ended = run([*DIAGNOSE, "spiked.csv"], cwd=folder)
+    ended = run_forked_command("diagnose", "spiked.csv", cwd=folder)
     assert (ended.returncode, ended.stderr) == (1, "")
     lines = ended.stdout.splitlines()
     assert lines[0] == "torchnan: spike from step 400 on, learning rate discontinuity"
@@ -52,13 +53,13 @@ def test_the_walk_and_the_verdict_on_one_screen(folder):
 
 
 def test_a_healthy_run_ends_with_0(folder):
-    ended = run([*DIAGNOSE, "healthy.csv"], cwd=folder)
+    ended = run_forked_command("diagnose", "healthy.csv", cwd=folder)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.startswith("torchnan: the run is healthy\n")
 
 
 def test_json_has_what_was_promised(folder):
-    ended = run([*DIAGNOSE, "spiked.csv", "--json"], cwd=folder)
+    ended = run_forked_command("diagnose", "spiked.csv", "--json", cwd=folder)
     assert ended.returncode == 1
     (line,) = ended.stdout.splitlines()
     first = json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))["verdicts"][0]
@@ -68,11 +69,13 @@ def test_json_has_what_was_promised(folder):
 
 
 def test_thresholds_are_set_in_words_and_in_a_file(folder):
-    assert run([*DIAGNOSE, "spiked.csv", "--set", "spike_sigma=100"], cwd=folder).returncode == 0
+    assert run_forked_command("diagnose", "spiked.csv", "--set", "spike_sigma=100", cwd=folder).returncode == 0
     (folder / "limits.toml").write_text("recovery_steps = 5\n")
-    ended = run([*DIAGNOSE, "spiked.csv", "--thresholds", "limits.toml"], cwd=folder)
+    ended = run_forked_command("diagnose", "spiked.csv", "--thresholds", "limits.toml", cwd=folder)
     assert ended.stdout.startswith("torchnan: persistent elevation from step 400 on")
-    ended = run([*DIAGNOSE, "spiked.csv", "--thresholds", "limits.toml", "--set", "recovery_steps=50"], cwd=folder)
+    ended = run_forked_command(
+        "diagnose", "spiked.csv", "--thresholds", "limits.toml", "--set", "recovery_steps=50", cwd=folder
+    )
     assert ended.stdout.startswith("torchnan: spike from step 400 on")
 
 
@@ -91,7 +94,7 @@ def test_thresholds_are_set_in_words_and_in_a_file(folder):
 )
 def test_what_cannot_be_carried_out_ends_with_2(folder, arguments, said):
     (folder / "empty").mkdir()
-    ended = run([*DIAGNOSE, *arguments], cwd=folder / "empty" if arguments == ["."] else folder)
+    ended = run_forked_command("diagnose", *arguments, cwd=folder / "empty" if arguments == ["."] else folder)
     assert ended.returncode == 2
     assert said in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -129,7 +132,7 @@ def test_what_is_missing_is_named(tmp_path):
 
 
 def test_the_post_mortem_is_filled_in_and_for_its_owner_alone(folder):
-    run([*DIAGNOSE, "spiked.csv", "--post-mortem", "it.md"], cwd=folder)
+    run_forked_command("diagnose", "spiked.csv", "--post-mortem", "it.md", cwd=folder)
     text = (folder / "it.md").read_text()
     assert text.startswith("# Post-mortem: spike from step 400 on, learning rate discontinuity\n")
     assert "**Fix.** Repair the schedule" in text

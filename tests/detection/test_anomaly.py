@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import torchnan
-from tests.support.processes import run_python
+from tests.support.forked_python import run_forked
 from torchnan.detection import session
 
 
@@ -80,10 +80,10 @@ torch.optim.SGD([x], 0.1).step()
 
 
 def test_a_variable_replaces_pytorchs_in_scripts_as_they_are():
-    ended = run_python(SCRIPT, TORCHNAN_REPLACE_ANOMALY="1")
+    ended = run_forked(SCRIPT, TORCHNAN_REPLACE_ANOMALY="1")
     assert "made by   aten::div in SqrtBackward0" in ended.stderr or "in SqrtBackward0, output 0" in ended.stderr
     assert "Anomaly" not in ended.stderr
-    refused = run_python("import torch", TORCHNAN_REPLACE_ANOMALY="yes")
+    refused = run_forked("import torch", TORCHNAN_REPLACE_ANOMALY="yes")
     assert refused.returncode == 2
     assert "TORCHNAN_REPLACE_ANOMALY=yes cannot be used: it takes 0 or 1." in refused.stderr
 

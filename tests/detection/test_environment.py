@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests.support.forked_python import run_forked, run_forked_file
 from tests.support.processes import run, run_python
 
 TRAIN = """
@@ -48,13 +49,13 @@ def test_raise_stops_an_unmodified_script_at_the_harm(script):
 
 
 def test_one_is_raise_and_zero_is_off(script):
-    assert run([sys.executable, str(script)], TORCHNAN="1").returncode == 1
-    off = run([sys.executable, str(script)], TORCHNAN="0")
+    assert run_forked_file(script, TORCHNAN="1").returncode == 1
+    off = run_forked_file(script, TORCHNAN="0")
     assert (off.returncode, off.stdout.strip(), off.stderr) == (0, "done True", "")
 
 
 def test_warn_goes_on(script):
-    ended = run([sys.executable, str(script)], TORCHNAN="warn")
+    ended = run_forked_file(script, TORCHNAN="warn")
     assert ended.returncode == 0
     assert ended.stdout.strip() == "done True"
     assert "NonFiniteWarning: torchnan: NaN at step 3" in ended.stderr
@@ -62,7 +63,7 @@ def test_warn_goes_on(script):
 
 def test_log_writes_one_line_per_finding(script, tmp_path):
     log = tmp_path / "findings.jsonl"
-    ended = run([sys.executable, str(script)], TORCHNAN="log", TORCHNAN_LOG=str(log))
+    ended = run_forked_file(script, TORCHNAN="log", TORCHNAN_LOG=str(log))
     assert (ended.returncode, ended.stderr) == (0, "")
     lines = log.read_text().splitlines()
     finding = json.loads(lines[0], parse_constant=lambda name: pytest.fail(f"not strict JSON: {name}"))
@@ -83,7 +84,7 @@ def test_log_writes_one_line_per_finding(script, tmp_path):
     ],
 )
 def test_a_bad_variable_ends_the_program_with_one_line(script, variables, message):
-    ended = run([sys.executable, str(script)], **variables)
+    ended = run_forked_file(script, **variables)
     assert ended.returncode == 2
     assert message in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -99,14 +100,14 @@ def test_it_is_switched_on_once_in_either_order_of_imports(imports):
 
 def test_what_is_still_held_when_the_program_ends_is_reported():
     code = "import torch\nkept = torch.log(torch.tensor(-1.0))\nprint('done')"
-    ended = run_python(code, TORCHNAN="raise")
+    ended = run_forked(code, TORCHNAN="raise")
     assert ended.stdout.strip() == "done"
     assert "it was still referenced" in ended.stderr
 
 
 def test_a_program_that_dies_of_its_own_error_reports_only_that():
     code = "import torch\nkept = torch.log(torch.tensor(-1.0))\nraise ValueError('mine')"
-    ended = run_python(code, TORCHNAN="raise")
+    ended = run_forked(code, TORCHNAN="raise")
     assert ended.stderr.rstrip().endswith("ValueError: mine")
     assert "torchnan" not in ended.stderr
 
@@ -117,7 +118,7 @@ def test_threads_of_the_program_are_watched_too():
         "with f.ThreadPoolExecutor(2) as pool:\n"
         "    print(type(pool.submit(lambda: torch.log(torch.tensor(-1.0)).item()).exception()).__name__)"
     )
-    assert run_python(code, TORCHNAN="raise").stdout.strip() == "NonFiniteError"
+    assert run_forked(code, TORCHNAN="raise").stdout.strip() == "NonFiniteError"
 
 
 def test_data_loader_workers_start_and_end(tmp_path):
@@ -138,7 +139,7 @@ if __name__ == "__main__":
 
 
 def test_options_alone_say_that_nothing_is_on():
-    ended = run_python("import torch; print('done')", TORCHNAN_ACTION="warn", TORCHNAN_WHEN="origin")
+    ended = run_forked("import torch; print('done')", TORCHNAN_ACTION="warn", TORCHNAN_WHEN="origin")
     assert ended.stdout.strip() == "done"
     assert ended.stderr == (
         "torchnan: TORCHNAN_ACTION and TORCHNAN_WHEN are set, TORCHNAN is not, so nothing is checked: set "
@@ -147,12 +148,12 @@ def test_options_alone_say_that_nothing_is_on():
 
 
 def test_log_without_a_file_writes_one_and_says_where(script, tmp_path):
-    ended = run([sys.executable, str(script)], cwd=tmp_path, TORCHNAN="log")
+    ended = run_forked_file(script, cwd=tmp_path, TORCHNAN="log")
     (log,) = tmp_path.glob("torchnan-*.jsonl")
     assert ended.stderr == f"torchnan: findings are in {log}: python -m torchnan show {log}\n"
     assert json.loads(log.read_text().splitlines()[0])["op"] == "aten::div"
 
 
 def test_a_default_log_with_nothing_in_it_is_removed(tmp_path):
-    ended = run_python("import torch; torch.ones(2).log()", cwd=tmp_path, TORCHNAN="log")
+    ended = run_forked("import torch; torch.ones(2).log()", cwd=tmp_path, TORCHNAN="log")
     assert (ended.returncode, ended.stderr, list(tmp_path.iterdir())) == (0, "", [])

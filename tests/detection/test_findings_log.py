@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import torchnan
-from tests.support.processes import run, run_python
+from tests.support.forked_python import run_forked, run_forked_command
+from tests.support.processes import run
 from torchnan import findings
 
 MODULE = [sys.executable, "-m", "torchnan"]
@@ -176,7 +177,7 @@ def test_no_path_that_a_log_names_is_opened(path):
     line["stack"] = [{"file": __file__, "line": 1, "function": "f"}]
     line["harm"]["file"] = line["inputs"][0]["constant"] = "/etc/passwd"
     path.write_text(json.dumps(line) + "\n")
-    ended = run_python(OPENED, str(path))
+    ended = run_forked(OPENED, str(path))
     assert ended.stdout.splitlines()[-1] == str({str(path)}), ended.stdout + ended.stderr
 
 
@@ -185,7 +186,7 @@ def test_no_path_that_a_log_names_is_opened(path):
 
 def test_show_prints_the_most_serious_first_and_folds_repeats(path):
     path.write_bytes(b"".join([lines_of(path)[1], *lines_of(path)]))
-    ended = run([*MODULE, "show", str(path)])
+    ended = run_forked_command("show", str(path))
     assert (ended.returncode, ended.stderr) == (0, "")
     error, warning, summary = ended.stdout.split("\n\n")
     assert error.startswith("torchnan: NaN at step 7 (cpu)\n  made by   aten::div")
@@ -197,7 +198,7 @@ def test_show_prints_the_most_serious_first_and_folds_repeats(path):
 
 def test_show_says_what_it_ignored(path):
     path.write_bytes(b"\x1b[31m\n" * 102 + path.read_bytes()[:-9])
-    ended = run([*MODULE, "show", str(path)])
+    ended = run_forked_command("show", str(path))
     assert ended.returncode == 0
     assert f"{path}: 2 findings, 2 different\nignored: " in ended.stdout
     assert "\n  line 1: it is no finding\n" in ended.stdout
@@ -208,9 +209,9 @@ def test_show_says_what_it_ignored(path):
 
 def test_show_of_nothing_says_so(tmp_path):
     (tmp_path / "log").touch()
-    ended = run([*MODULE, "show", str(tmp_path / "log")])
+    ended = run_forked_command("show", str(tmp_path / "log"))
     assert (ended.returncode, ended.stdout) == (0, f"{tmp_path}/log: no findings\n")
-    ended = run([*MODULE, "show", str(tmp_path)])
+    ended = run_forked_command("show", str(tmp_path))
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == f"torchnan: {tmp_path} has no log of findings in it: these are called *.jsonl.\n"
 
@@ -218,7 +219,7 @@ def test_show_of_nothing_says_so(tmp_path):
 def test_show_as_json_is_the_log_without_what_cannot_be_read(path):
     whole = lines_of(path)
     path.write_bytes(whole[1] + b"damage\n" + whole[0])
-    ended = run([*MODULE, "show", "--json", str(path)])
+    ended = run_forked_command("show", "--json", str(path))
     assert ended.stdout.encode() == whole[0] + whole[1]
     assert "2 findings, 2 different\nignored: 7 bytes\n  line 2: it is no finding" in ended.stderr
 

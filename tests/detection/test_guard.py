@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import torchnan
-from tests.support.processes import run_python
+from tests.support.forked_python import run_forked
 
 ops = torch.ops.torchnan
 
@@ -101,8 +101,8 @@ def test_operators_work_in_torchscript():
 
 def test_one_variable_turns_everything_off():
     code = "import torch, torchnan; print(torchnan.guard(torch.tensor(float('nan')), 'off').item())"
-    assert run_python(code, TORCHNAN="0").stdout.strip() == "nan"
-    assert run_python(code).returncode == 1
+    assert run_forked(code, TORCHNAN="0").stdout.strip() == "nan"
+    assert run_forked(code).returncode == 1
 
 
 @dataclasses.dataclass(frozen=True)

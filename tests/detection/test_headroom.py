@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import torchnan
-from tests.support.processes import run_python
+from tests.support.forked_python import run_forked
 from torchnan.detection.errors import DetectorWarning
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
@@ -274,7 +274,7 @@ with torchnan.detect(headroom=True) as watch:
     torch.ones(4) * 2
 print(watch.headroom())
 """
-    ended = run_python(code, TORCHNAN="0")
+    ended = run_forked(code, TORCHNAN="0")
     assert ended.stdout == "[]\n", ended.stderr
 
 
@@ -285,5 +285,5 @@ import torch, torchnan
 torch.ones(4) * 2
 print(torchnan.detection.session._program_wide.headroom()[0].absmax)
 """
-    ended = run_python(code, TORCHNAN="raise", TORCHNAN_HEADROOM="1")
+    ended = run_forked(code, TORCHNAN="raise", TORCHNAN_HEADROOM="1")
     assert ended.stdout == "2.0\n", ended.stderr

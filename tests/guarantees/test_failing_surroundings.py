@@ -11,7 +11,8 @@ import torch
 
 import torchnan
 from tests.support.bad_training import FINDINGS, own_warnings, train
-from tests.support.processes import REPOSITORY, run_python
+from tests.support.forked_python import run_forked
+from tests.support.processes import REPOSITORY
 
 pytestmark = pytest.mark.guarantee(10)
 
@@ -88,7 +89,7 @@ OTHER_WAYS = ("none", "no descriptor", "broken", "hook", "linecache", "no warnin
 def test_a_warning_that_cannot_be_given(way, tmp_path):
     """``action="warn"`` where warnings are errors, or stderr is gone. Ctrl-C while one is shown is the program's. Fails
     when ``Messenger::warn`` is noexcept, and when ``say`` keeps what is no error."""
-    ended = run_python(WARNING, str(REPOSITORY), way, str(tmp_path / "log"))
+    ended = run_forked(WARNING, str(REPOSITORY), way, str(tmp_path / "log"))
     unflushed = 120  # as Python says at exit
     assert ended.returncode == (unflushed if way in ("full", "broken") else 0), ended.stderr
     errors = int(ended.stdout)
@@ -99,7 +100,7 @@ def test_a_warning_that_cannot_be_given(way, tmp_path):
 
 def test_a_program_wide_detection_ends_without_a_stderr(tmp_path):
     code = "import sys; sys.stderr = None\nimport torch; held = torch.log(torch.tensor(-1.0))"
-    ended = run_python(code, TORCHNAN="log", TORCHNAN_LOG=str(tmp_path / "log"))
+    ended = run_forked(code, TORCHNAN="log", TORCHNAN_LOG=str(tmp_path / "log"))
     assert (ended.returncode, ended.stdout) == (0, "")
     assert len((tmp_path / "log").read_text().splitlines()) == 1
 

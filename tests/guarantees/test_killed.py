@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from tests.support.processes import run_python
+from tests.support.forked_python import run_forked
 
 pytestmark = pytest.mark.guarantee(11)
 
@@ -77,7 +77,7 @@ print(json.dumps(sums))
 
 def test_every_finding_that_was_delivered_is_in_the_log(tmp_path, soak, figure):
     """Fails when the sink keeps lines back: seen with a buffer of 64 KiB in front of its write()."""
-    ended = run_python(KILLED, str(tmp_path), "200" if soak else "10")
+    ended = run_forked(KILLED, str(tmp_path), "200" if soak else "10")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     sums = json.loads(ended.stdout)
     assert sums["acknowledged"] > 0

@@ -19,8 +19,9 @@ from torch import nn
 
 import torchnan
 from tests.guarantees.test_hostile_strings import strict_json
+from tests.support.forked_python import run_forked
 from tests.support.guarded_steps import Training, bad_batch, batch_of, step_of
-from tests.support.processes import REPOSITORY, run, run_python
+from tests.support.processes import REPOSITORY, run
 from torchnan.capture.reproducer import write_example
 from torchnan.detection.containment import Failures
 from torchnan.recovery.log import RecoveryLog
@@ -264,7 +265,7 @@ with torchnan.detect(action="log", log={str(tmp_path / "log")!r}) as watch:
         os._exit(0)
     os.wait()
 """
-    ended = run_python(code)
+    ended = run_forked(code)
     assert ended.stdout.strip() == "1"
     assert "give a path that is not a link" in ended.stderr
 

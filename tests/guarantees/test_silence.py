@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import torchnan
 from tests.support.clean_programs import COPIES, FACTORIES, FAMILIES, WRITERS, soiled_memory, trained, written
-from tests.support.processes import run
+from tests.support.forked_python import run_forked_ranks
 
 pytestmark = [
     pytest.mark.guarantee(4),
@@ -161,7 +160,6 @@ def test_buffers_of_collectives(tmp_path):
     """Two ranks; what one receives into was full of NaN, and what is no rank's to read is left alone."""
     script = tmp_path / "ranks.py"
     script.write_text(RANKS)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    ended = run(launch, OMP_NUM_THREADS="1")
+    ended = run_forked_ranks(script, 2)
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert ended.stdout.count("silent: 10") == 2

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
-from tests.support.processes import run, run_python
+from tests.support.forked_python import run_forked, run_forked_command, run_forked_file
+from tests.support.processes import run_python
 
 pytestmark = pytest.mark.guarantee(20)
 
@@ -28,8 +27,8 @@ def nothing_is_on():
 """
 
 
-def off(code: str, **variables: str) -> str:
-    ended = run_python(SETUP + code + "\nnothing_is_on()\nprint('done')", TORCHNAN="0", **variables)
+def off(code: str, start=run_forked, **variables: str) -> str:
+    ended = start(SETUP + code + "\nnothing_is_on()\nprint('done')", TORCHNAN="0", **variables)
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stderr
     assert ended.stdout.endswith("done\n")
     return ended.stdout
@@ -174,18 +173,17 @@ refused(lambda: torchnan.StepGuard(model, model), "optimizer is a Linear")
 refused(lambda: torchnan.NaNDetector(action="stop"), "'stop'")
 """)
     for variable in ("TORCHNAN_WHN", "TORCHNAN_POLICY_MAX_SKIP", "TORCHNAN_WHEN"):
-        ended = run_python("import torch", TORCHNAN="0", **{variable: "nonsense"})
+        ended = run_forked("import torch", TORCHNAN="0", **{variable: "nonsense"})
         assert ended.returncode == 2, variable
 
 
 def test_commands_say_so(tmp_path):
-    module = [sys.executable, "-m", "torchnan"]
-    ended = run([*module, "doctor"], TORCHNAN="0")
+    ended = run_forked_command("doctor", TORCHNAN="0")
     assert "switches     OFF by TORCHNAN=0" in ended.stdout
     assert ended.returncode == 0
     script = tmp_path / "train.py"
     script.write_text("import torch\ntorch.log(torch.tensor(-1.0)).item()\n")
-    ended = run([*module, "run", str(script)], TORCHNAN="0")
+    ended = run_forked_command("run", str(script), TORCHNAN="0")
     assert "made by   aten::log" in ended.stderr  # a command that asks for detection sets the variable itself
 
 
@@ -206,10 +204,10 @@ if __name__ == "__main__":
 def test_a_replay_does_not_say_that_all_is_well(tmp_path):
     """With nothing to look with, "finite both times" would be a lie."""
     (tmp_path / "train.py").write_text(REPLAY)
-    capture = run([sys.executable, "train.py", "captures"], cwd=tmp_path).stdout.strip()
-    command = [sys.executable, "-m", "torchnan", "replay", capture, "--step", "train:step", "--model", "train:build"]
-    assert run(command, cwd=tmp_path).returncode == 1
-    ended = run(command, cwd=tmp_path, TORCHNAN="0")
+    capture = run_forked_file(tmp_path / "train.py", "captures", cwd=tmp_path).stdout.strip()
+    command = ["replay", capture, "--step", "train:step", "--model", "train:build"]
+    assert run_forked_command(*command, cwd=tmp_path).returncode == 1
+    ended = run_forked_command(*command, cwd=tmp_path, TORCHNAN="0")
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == "torchnan: TORCHNAN=0 is set, and a replay looks for what made a NaN: unset it.\n"
 
@@ -217,5 +215,6 @@ def test_a_replay_does_not_say_that_all_is_well(tmp_path):
 def test_it_is_off_without_autoload_too():
     off(
         "with torchnan.detect():\n    torch.log(torch.tensor(-1.0)).item()",
+        start=run_python,
         TORCH_DEVICE_BACKEND_AUTOLOAD="0",
     )

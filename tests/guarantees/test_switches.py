@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 import torchnan
-from tests.support.processes import REPOSITORY, run_python
+from tests.support.forked_python import run_forked
+from tests.support.processes import REPOSITORY
 from tests.support.switch_values import (
     DETECTION,
     DETECTION_AS_TEXT,
@@ -333,7 +334,7 @@ print(before == (_C.open_scopes(), watched()), before)
 )
 def test_variables_are_read_once(at_start, later, told):
     """Fails when is_switched_off() is not static: what os.environ is given later reaches getenv()."""
-    ended = run_python(READ_ONCE.format(value=later), **at_start)
+    ended = run_forked(READ_ONCE.format(value=later), **at_start)
     assert ended.stdout.strip() == f"True {told}", ended.stderr
 
 

@@ -12,8 +12,8 @@ import sys
 import pytest
 
 import torchnan
+from tests.support.forked_python import run_forked
 from tests.support.monitored_training import lines_of, rows_of
-from tests.support.processes import run_python
 from torchnan.diagnosis import read
 
 SMALL = 2**16
@@ -84,7 +84,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_killed_program_has_lost_nothing(path):
-    ended = run_python(KILLED, str(path))
+    ended = run_forked(KILLED, str(path))
     assert ended.returncode == -signal.SIGKILL
     assert [row["step"] for row in rows_of(path)] == list(range(1, 51))
 
@@ -155,7 +155,7 @@ for i in range(100):
     monitor.step(loss=1.0)
 print(monitor.failures)
 """
-    ended = run_python(code)
+    ended = run_forked(code)
     assert ended.returncode == 0, ended.stderr
     lost = int(ended.stdout.rpartition(" ")[2].strip("}\n"))
     assert ended.stderr.count("writing to the monitor's log failed") == 1

@@ -11,9 +11,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchnan
+from tests.support.forked_python import run_forked
 from tests.support.guarded_steps import batch_of
 from tests.support.monitored_training import lines_of, rows_of, train
-from tests.support.processes import run_python
 from torchnan.diagnosis import read
 from torchnan.monitor import async_copy
 
@@ -315,7 +315,7 @@ print(guard.step(torch.ones(1, 1)).applied)
 monitor.close()
 print("torchnan.diagnosis" in sys.modules)
 """
-    ended = run_python(code, str(tmp_path), TORCHNAN="0")
+    ended = run_forked(code, str(tmp_path), TORCHNAN="0")
     assert (ended.returncode, ended.stdout) == (0, "True\nFalse\n"), ended.stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -332,7 +332,7 @@ except ImportError as error:
 monitor = torchnan.Monitor(log={str(path)!r}, live=False)
 monitor.step(loss=1.0)
 """
-    ended = run_python(code)
+    ended = run_forked(code)
     assert ended.returncode == 0, ended.stderr
     assert "pip install torchnan[diagnose], or pass live=False" in ended.stdout
     assert len(rows_of(path)) == 1
@@ -345,7 +345,7 @@ import sys, torchnan
 monitor = torchnan.Monitor(tensorboard=sys.argv[1])
 monitor.step(loss=1.0)
 """
-    assert run_python(code, str(tmp_path)).returncode == 0
+    assert run_forked(code, str(tmp_path)).returncode == 0
     assert read(tmp_path).step.tolist() == [1]
 
 

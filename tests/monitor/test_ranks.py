@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
+from tests.support.forked_python import run_forked_ranks
 from tests.support.monitored_training import rows_of
-from tests.support.processes import run
 
 
 @pytest.fixture
@@ -16,8 +14,7 @@ def path(tmp_path):
 
 
 def launched(program, *arguments):
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return run([*launch, str(program), *arguments], OMP_NUM_THREADS="1")
+    return run_forked_ranks(program, 2, *arguments)
 
 
 RANKS = """

@@ -15,8 +15,9 @@ import torch
 from torch import nn
 
 import torchnan
+from tests.support.forked_python import run_forked, run_forked_command
 from tests.support.guarded_steps import Net, Training, bad_batch, batch_of, step_of
-from tests.support.processes import REPOSITORY, run, run_python
+from tests.support.processes import REPOSITORY, run
 from torchnan.capture import CaptureError, UnkeepableError
 from torchnan.config.options import OptionError
 
@@ -128,7 +129,7 @@ print(event.notes)
 @pytest.mark.breadth(1)
 @pytest.mark.parametrize("room", [0, 100, 3000])
 def test_no_room_on_the_disk_is_reported_and_training_goes_on(room, tmp_path):
-    ended = run_python(FULL, str(tmp_path), str(REPOSITORY), str(room))
+    ended = run_forked(FULL, str(tmp_path), str(REPOSITORY), str(room))
     assert ended.returncode == 0, ended.stderr
     assert "not captured: " in ended.stdout
     assert "cannot be written" in ended.stdout
@@ -202,7 +203,7 @@ KILLED_IN_PARTS = 6
 @pytest.mark.parametrize("part", range(KILLED_IN_PARTS))
 def test_a_kill_leaves_whole_captures_and_snapshots_only(tmp_path, part):
     """At every one of the calls by which files come and go."""
-    ended = run_python(KILLED, str(tmp_path), str(REPOSITORY), str(part + 1), str(KILLED_IN_PARTS))
+    ended = run_forked(KILLED, str(tmp_path), str(REPOSITORY), str(part + 1), str(KILLED_IN_PARTS))
     assert ended.returncode == 0, ended.stdout + ended.stderr[-2000:]
     _, moments, _, captures = ended.stdout.strip().split("\n")[-1].split(maxsplit=3)
     assert int(moments) * KILLED_IN_PARTS > 40
@@ -291,7 +292,7 @@ def mended():
 def torchnan_command(*arguments, folder):
     (folder / "program.py").write_text(PROGRAM)
     path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
-    return run([sys.executable, "-m", "torchnan", *arguments], cwd=folder, PYTHONPATH=path)
+    return run_forked_command(*arguments, cwd=folder, PYTHONPATH=path)
 
 
 def test_replay_on_the_command_line(tmp_path):

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.support.forked_python import run_forked_ranks
 from tests.support.processes import run
 
 PROGRAM = """
@@ -94,8 +95,7 @@ def ranks(folder, world, kind, plan):
     """Runs the plan: for each step, what goes wrong on each rank. Returns what each rank has said of each step."""
     program = folder / "train.py"
     program.write_text(PROGRAM)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
-    ended = run([*launch, str(program), str(folder), kind, json.dumps(plan)], OMP_NUM_THREADS="1")
+    ended = run_forked_ranks(program, world, str(folder), kind, json.dumps(plan))
     assert ended.returncode == 0, ended.stderr[-3000:]
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
 
@@ -216,8 +216,7 @@ dist.destroy_process_group()
 def test_detectors_agree(world, tmp_path):
     program = tmp_path / "detect.py"
     program.write_text(DETECTORS)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
-    ended = run([*launch, str(program), str(tmp_path)], OMP_NUM_THREADS="1")
+    ended = run_forked_ranks(program, world, str(tmp_path))
     assert ended.returncode == 0, ended.stderr[-3000:]
     results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(world)]
     for rank, result in enumerate(results):
@@ -299,8 +298,7 @@ dist.destroy_process_group()
 def test_the_norm_is_that_of_the_whole_gradient(kind, world, tmp_path):
     program = tmp_path / "norms.py"
     program.write_text(NORMS)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
-    ended = run([*launch, str(program), str(tmp_path), kind], OMP_NUM_THREADS="1")
+    ended = run_forked_ranks(program, world, str(tmp_path), kind)
     assert ended.returncode == 0, ended.stderr[-3000:]
     for rank in range(world):
         truth, norm = json.loads((tmp_path / f"{rank}.json").read_text())
