@@ -51,7 +51,7 @@ _LAZY = {
     "load_capture": "torchnan.capture",
     "set_detect_anomaly": "torchnan.detection.anomaly",
 }
-_PACKAGES = ("capture", "diagnosis", "findings", "monitor", "recovery")
+_PACKAGES = ("capture", "diagnosis", "findings", "health", "monitor", "recovery")
 
 
 def __getattr__(name: str) -> Any:

@@ -104,6 +104,7 @@ RECOVERY: dict[str, tuple[list[Any], list[Any]]] = {
     "snapshot_folder": ([None, "x", Path("x")], [*NO_PATHS, 1, b"x"]),
     "rollback_depth": ([1, 2], [*NO_COUNTS, 0]),
     "max_rollbacks": ([0], NO_COUNTS),
+    "health": ([True, False], NO_BOOLS),
     "rewind_data": ([True, False], NO_BOOLS),
     "lr_factor": ([1, 0.5, 1e-9], [*NO_POSITIVE, 1.5, 2, None]),
     "lr_ramp": ([0], NO_COUNTS),

@@ -2,6 +2,8 @@
 
 python -m torchnan doctor
 TORCHNAN=raise python -m torchnan doctor
+python -m torchnan doctor --health
+torchrun --nproc-per-node 8 -m torchnan doctor --health
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any
 
 import torch
 
-from torchnan import _build, startup
+from torchnan import _build, health, startup
 from torchnan._load import _C
 from torchnan.config.options import OptionError
 from torchnan.config.text import printable
@@ -24,7 +26,10 @@ HELP = "build, PyTorch, engine in use, switches"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds nothing."""
+    """Adds the check of ranks and devices."""
+    parser.add_argument(
+        "--health", action="store_true", help="check this machine's device, and under torchrun all ranks, instead"
+    )
 
 
 def build() -> str:
@@ -56,8 +61,25 @@ def _compile() -> str:
     return "regions that Inductor compiled are followed"
 
 
+def _print_health() -> int:
+    """Checks the device of this process, and under torchrun those of all ranks; the first rank prints."""
+    is_job = "RANK" in os.environ and "MASTER_ADDR" in os.environ
+    if is_job:
+        if torch.accelerator.is_available():
+            torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", "0")))
+        torch.distributed.init_process_group()
+    report = health.check()
+    if report.rank == 0:
+        print(report)
+    if is_job and report.ok:
+        torch.distributed.destroy_process_group()
+    return 0 if report.ok else 1
+
+
 def execute(given: argparse.Namespace) -> int:
-    """Prints the table; 1 if detection could not be switched on here."""
+    """Prints the table, or the health of the ranks; 1 if detection could not be switched on here, or one is ill."""
+    if given.health:
+        return _print_health()
     healthy = True
     rows = [
         ("torchnan", build()),

@@ -106,6 +106,8 @@ class Policy(Settings):
         rollback_depth: 1 restores the newest snapshot, 2 the one before it. Each rollback that was not enough is
             followed by one that goes further back.
         max_rollbacks: maximum number of rollbacks; then training stops.
+        health: check ranks and devices before a rollback, by :func:`torchnan.health.check`; training stops if one of
+            them is gone or computes wrong.
         rewind_data: whether a rollback restores the position in the data, too. Default: training continues with new
             data.
         lr_factor: multiplies learning rates after a rollback or ``"cut_lr"``; they are ramped back over ``lr_ramp``
@@ -141,6 +143,7 @@ class Policy(Settings):
     snapshot_folder: str | Path | None = _path()
     rollback_depth: int = nonnegative_int(1, minimum=1)
     max_rollbacks: int = nonnegative_int(3)
+    health: bool = switch(True)
     rewind_data: bool = switch(False)
     lr_factor: float = _share(0.5)
     lr_ramp: int = nonnegative_int(100)

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
+from torchnan import health
 from torchnan.config.options import OptionError
 from torchnan.detection.containment import Failures, describe
 from torchnan.distributed.agreement import Agreement
@@ -42,6 +43,7 @@ class Rollback:
         load: Callable[[int], Any] | None,
     ) -> None:
         self._every = policy.snapshot_every
+        self._checks_health = policy.health
         self._training = training
         self._agreement = agreement
         self._log = log
@@ -115,8 +117,9 @@ class Rollback:
             The step after which the snapshot was taken.
 
         Raises:
-            TrainingStopped: no snapshot can be restored.
+            TrainingStopped: no snapshot can be restored, or a rank or its device is not healthy.
         """
+        self._require_health()
         steps = self._snapshots.steps
         step = steps[max(0, len(steps) - 1 - back)]
         while True:
@@ -131,3 +134,15 @@ class Rollback:
             if self._agreement.all_reduce_max(int(not older)) > 0:
                 raise TrainingStopped(f"no snapshot can be gone back to: that after step {step} failed", "model")
             step = older[-1]
+
+    def _require_health(self) -> None:
+        """Checks ranks and devices: on one that computes wrong, the steps after a rollback would be bad as well."""
+        if not self._checks_health:
+            return
+        report = health.check(self._agreement.group)
+        self._log.record("health", ok=report.ok, troubles=[str(trouble) for trouble in report.troubles])
+        if not report.ok:
+            seen = "; ".join(str(trouble) for trouble in report.troubles)
+            raise TrainingStopped(
+                f"no snapshot is gone back to, as the next steps would be bad too: {seen}", "transient"
+            )

@@ -1,0 +1,56 @@
+"""What a health check has found."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from torchnan.config.text import printable
+
+
+@dataclasses.dataclass(frozen=True)
+class Trouble:
+    """One thing that is wrong with one rank.
+
+    Attributes:
+        rank: of the process in its group; ``None`` if the check cannot tell which it is.
+        kind: ``"missing"`` (no answer in time), ``"hangs"`` (it answered, and the all-reduce did not end), ``"sum"``
+            (the all-reduce gave a wrong sum), ``"product"`` (the device multiplies wrong), ``"differs"`` (the device
+            computes other bits than the like devices of most ranks) or ``"device"`` (the driver reports errors).
+        text: what was seen, with values.
+    """
+
+    rank: int | None
+    kind: str
+    text: str
+
+    def __str__(self) -> str:
+        who = "a rank" if self.rank is None else f"rank {self.rank}"
+        return f"{who}: {printable(self.text, 1000)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class HealthReport:
+    """The outcome of a health check, on one rank.
+
+    Attributes:
+        rank: of this process in its group.
+        ranks: number of processes in the group.
+        troubles: what is wrong, by rank; empty if all is well.
+        notes: what was not checked, and why; what the driver reports that is no error.
+    """
+
+    rank: int
+    ranks: int
+    troubles: tuple[Trouble, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.troubles
+
+    def __str__(self) -> str:
+        of = f"{self.ranks} ranks" if self.ranks > 1 else "this process"
+        lines = [f"torchnan: {of}: {'healthy' if self.ok else 'NOT healthy'}"]
+        lines += [f"  {trouble}" for trouble in self.troubles]
+        return "\n".join(lines + [f"  note: {printable(note, 1000)}" for note in self.notes])
