@@ -28,7 +28,9 @@ class Group:
     """
 
     def __init__(self, group: dist.ProcessGroup | None, timeout: float) -> None:
-        self.group = group if group is not None else dist.group.WORLD
+        default = dist.group.WORLD
+        assert default is not None
+        self.group = default if group is None else group
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self._timeout = timeout
         name = self.group.group_name
@@ -44,7 +46,7 @@ class Group:
         answers: dict[int, Any] = {}
 
         def ask() -> None:
-            store = dist.PrefixStore(f"{self._prefix}/{question}", self.group.get_group_store())
+            store = dist.distributed_c10d.PrefixStore(f"{self._prefix}/{question}", self.group.get_group_store())
             store.set(str(self.rank), json.dumps(mine))
             deadline = time.monotonic() + self._timeout
             while len(answers) < self.ranks and time.monotonic() < deadline:
