@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
+from typing import NamedTuple
 
-_ROW = re.compile(r"  (?P<label>[a-z ]{9}) (?P<value>.*)")
 _PREFIX = "torchnan: "
+_LABEL, _VALUE = slice(2, 11), slice(12, None)  # of a line
 
 
-@dataclasses.dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """A line of a report: ``made by``, ``output``, ...; the label of a line that continues the one above is empty."""
 
     label: str
@@ -24,8 +23,7 @@ def title(report: str) -> str:
 
 def rows(report: str) -> list[Row]:
     """Returns the other lines."""
-    matches = map(_ROW.fullmatch, report.split("\n")[1:])
-    return [Row(match["label"].strip(), match["value"]) for match in matches if match is not None]
+    return [Row(line[_LABEL].strip(), line[_VALUE]) for line in report.split("\n")[1:]]
 
 
 def value_of(report: str, label: str) -> str:
