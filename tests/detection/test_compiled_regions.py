@@ -26,8 +26,13 @@ def fresh_compiler():
     torch._dynamo.reset()
 
 
+SLOW_TO_COMPILE = ("gpt2",)
+
+
 @pytest.mark.breadth(2)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.breadth(0)] * (name in SLOW_TO_COMPILE)) for name in CASES]
+)
 def test_the_origin_inside_a_compiled_region_is_named(name):
     truth = CASES[name]
     with torchnan.detect(action="log") as session:

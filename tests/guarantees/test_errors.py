@@ -97,8 +97,11 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     ("calls_of", "infos"),
-    [(operator_calls, OPERATORS), (module_calls, MODULES), (optimizer_calls, OPTIMIZERS)],
-    ids=["operators", "modules", "optimizers"],
+    [
+        pytest.param(operator_calls, OPERATORS, id="operators", marks=pytest.mark.breadth(0)),  # most of a minute
+        pytest.param(module_calls, MODULES, id="modules"),
+        pytest.param(optimizer_calls, OPTIMIZERS, id="optimizers"),
+    ],
 )
 def test_errors_are_the_same(calls_of, infos, way, figure, capfd):
     kind, runs, quiet = calls_of.__name__.partition("_")[0], 0, 0
