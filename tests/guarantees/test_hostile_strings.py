@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import gc
 import json
 import os
 import re
@@ -30,6 +29,7 @@ from torchnan._load import _C
 from torchnan.capture import CaptureError
 from torchnan.capture.reproducer import write_example
 from torchnan.detection import terminal
+from torchnan.health import HealthReport, Trouble
 
 pytestmark = pytest.mark.guarantee(17)
 
@@ -84,6 +84,9 @@ TERMINAL: dict[str, Callable[[Bench], Said]] = {
     "errors of runs": Bench.refused_runs,
     "a terminal": _laid_out,
     "what ranks say": Bench.among_ranks,
+    "the health of ranks": lambda bench: [
+        str(HealthReport(0, 2, (Trouble(1, "hangs", bench.string),), (bench.string,)))
+    ],
     "a notebook": lambda bench: [one._repr_html_() for one in (*bench.watch.findings, bench.watch)],
 }
 JSON: dict[str, Callable[[Bench], Said]] = {
@@ -112,6 +115,11 @@ TELLS = {
     "detection/errors.py warn_of_detector": "warnings of the detector",
     "distributed/delivery.py _say_last_words": "what ranks say",
     "distributed/delivery.py _say_last_words.at_exit": "what ranks say",
+    "health/report.py Trouble.__str__": "the health of ranks",
+    "health/report.py HealthReport.__str__": "the health of ranks",
+    "health/group.py Group.exchange": "the health of ranks",  # to the other ranks
+    "health/group.py Group.exchange.ask": "the health of ranks",
+    "cli/doctor.py _print_health": "the health of ranks",
     "startup.py switch_on": "errors of the environment",
     "program_end.py finish": "NonFiniteError",
     "program_end.py say": "errors of the environment",
@@ -182,6 +190,7 @@ PLAIN = {
     "monitor/options.py": {"name", "wanted", "shape"},
     "distributed/agreement.py": {"self.rank", "self.ranks", "os.getpid()", "socket.gethostname()"},
     "recovery/step/forward_backward.py": {"shape"},
+    "health/group.py": {"otherwise", "seconds", "failure[0]"},  # the text of a trouble, which is escaped as a whole
 }
 ESCAPES = ("printable(", "brief(", "type_name(")
 ESCAPED = {
@@ -196,12 +205,9 @@ ESCAPED = {
 
 
 @pytest.fixture(scope="module")
-def benches(tmp_path_factory) -> Iterator[dict[str, Bench]]:
+def benches(tmp_path_factory) -> dict[str, Bench]:
     folder = tmp_path_factory.mktemp("hostile")
-    gc.collect()
-    gc.freeze()  # a report asks the collector who holds what: not for all that a test run has loaded, each time
-    yield {name: Bench(string, folder / str(i)) for i, (name, string) in enumerate({TAME: TAME, **HOSTILE}.items())}
-    gc.unfreeze()
+    return {name: Bench(string, folder / str(i)) for i, (name, string) in enumerate({TAME: TAME, **HOSTILE}.items())}
 
 
 @pytest.mark.parametrize("renderer", TERMINAL)
