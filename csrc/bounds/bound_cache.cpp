@@ -34,7 +34,8 @@ constexpr uint64_t kDtypeBits = 0x7;
 constexpr uint64_t kExported = 0x80;
 constexpr int kVersionShift = 8;
 constexpr uint64_t kVersionBits = 0xffff;
-constexpr uint64_t kLow = 0xffffff;  // below the bound
+constexpr uint64_t kLow = 0xffffff;               // below the bound
+constexpr uint64_t kStamped = uint64_t{1} << 63;  // in place of the bound's sign
 
 uint64_t code_of(c10::ScalarType dtype) {
   switch (dtype) {
@@ -71,31 +72,38 @@ uint64_t version_of(const at::Tensor& tensor) {
 
 State state_of(uint64_t word) { return static_cast<State>(word & kKnownBits); }
 
-uint64_t pack(const BoundCache::Entry& entry, const at::Tensor& tensor, int pending_bumps) {
-  uint64_t word = static_cast<uint64_t>(entry.state) | (code_of(tensor.scalar_type()) << kDtypeShift);
-  if (entry.bound.nonnegative) word |= kNonnegative;
-  if (entry.exported) word |= kExported;
-  if (!is_bounded(entry.state)) return word | uint64_t{entry.site} << 8;
+uint64_t pack_bound(const Bound& bound, const at::Tensor& tensor, int pending_bumps) {
   const uint64_t version = (version_of(tensor) + static_cast<uint64_t>(pending_bumps)) & kVersionBits;
-  return word | version << kVersionShift | packed(entry.bound.max_abs);
+  const State state = bound.masked ? State::kFiniteOrMasked : State::kFinite;
+  return static_cast<uint64_t>(state) | (bound.nonnegative ? kNonnegative : 0) |
+         (code_of(tensor.scalar_type()) << kDtypeShift) | version << kVersionShift | packed(bound.max_abs);
 }
 
-BoundCache::Entry unpack(uint64_t word, const std::string* op, const at::Tensor& tensor) {
-  BoundCache::Entry entry;
-  entry.state = state_of(word);
-  entry.op = op;
-  entry.exported = (word & kExported) != 0;
-  if (!is_bounded(entry.state)) {
-    entry.site = static_cast<SiteId>(word >> 8);
-    return entry;
-  }
+uint64_t pack(const BoundCache::Entry& entry, const at::Tensor& tensor) {
+  if (is_bounded(entry.state)) return pack_bound(entry.bound, tensor, 0);
+  return static_cast<uint64_t>(entry.state) | (code_of(tensor.scalar_type()) << kDtypeShift) |
+         uint64_t{entry.site} << 8;
+}
+
+// The same of memory that others can write to.
+uint64_t pack_exported(uint64_t word) {
+  const uint64_t known = is_bounded(state_of(word)) ? static_cast<uint64_t>(State::kStale) : word & ~kExported;
+  return known | kExported;
+}
+
+BoundCache::Entry unpack(uint64_t word, uintptr_t writer, const at::Tensor& tensor) {
+  const State state = state_of(word);
+  const bool exported = (word & kExported) != 0;
+  const auto* op = reinterpret_cast<const std::string*>(writer);
+  if (!is_bounded(state)) return {state, {}, exported, static_cast<SiteId>(word >> 8), op};
   if (((word >> kDtypeShift) & kDtypeBits) != code_of(tensor.scalar_type())) return {};
   if (((word >> kVersionShift) & kVersionBits) != (version_of(tensor) & kVersionBits)) {
-    return {.state = State::kStale, .exported = entry.exported};
+    return {.state = State::kStale, .exported = exported};
   }
-  entry.bound = {std::bit_cast<double>(word & ~kLow), (word & kNonnegative) != 0,
-                 entry.state == State::kFiniteOrMasked};
-  return entry;
+  const bool stamped = (word & kStamped) != 0;
+  const double max_abs = std::bit_cast<double>(word & ~(kLow | kStamped));
+  const Bound bound{max_abs, (word & kNonnegative) != 0, state == State::kFiniteOrMasked};
+  return {state, bound, exported, 0, stamped ? nullptr : op, stamped ? writer : 0};
 }
 
 BoundCache& of_process = *new BoundCache;  // never destroyed: threads may outlive static destructors
@@ -117,7 +125,7 @@ BoundCache::Packed BoundCache::load(const at::Tensor& tensor) const noexcept {
     if (bucket.keys[way].load(std::memory_order_acquire) != storage) continue;
     if (bucket.memory[way].load(std::memory_order_acquire) != storage->data_ptr().get()) return {};
     const Packed found{bucket.values[way].load(std::memory_order_acquire),
-                       bucket.ops[way].load(std::memory_order_acquire)};
+                       bucket.writers[way].load(std::memory_order_acquire)};
     if (bucket.keys[way].load(std::memory_order_acquire) != storage) return {};  // evicted meanwhile
     return found;
   }
@@ -126,7 +134,7 @@ BoundCache::Packed BoundCache::load(const at::Tensor& tensor) const noexcept {
 
 BoundCache::Entry BoundCache::find(const at::Tensor& tensor) const noexcept {
   const Packed found = load(tensor);
-  return unpack(found.word, found.op, tensor);
+  return unpack(found.word, found.writer, tensor);
 }
 
 const std::string* BoundCache::pending_collective(const at::Tensor& tensor) const noexcept {
@@ -134,45 +142,65 @@ const std::string* BoundCache::pending_collective(const at::Tensor& tensor) cons
   return entry.state == State::kUnknown || entry.state == State::kRequested ? entry.op : nullptr;
 }
 
-void BoundCache::set(const at::Tensor& tensor, Entry entry, int pending_bumps) noexcept {
+void BoundCache::set(const at::Tensor& tensor, const Entry& entry) noexcept {
   c10::StorageImpl* storage = storage_of(tensor);
   if (storage == nullptr || !owned_by_pytorch_allocator(*storage)) return;
-  const bool was_marked = is_marked(*storage);
+  store(storage, pack(entry, tensor), reinterpret_cast<uintptr_t>(entry.op));
+}
+
+void BoundCache::store(c10::StorageImpl* storage, uint64_t word, uintptr_t writer) noexcept {
   Bucket& bucket = bucket_of(storage);
-  const auto fits = [&](const c10::StorageImpl* key) {
-    for (size_t way = 0; way < kWays; ++way) {
-      if (bucket.keys[way].load(std::memory_order_acquire) == key) return way;
-    }
-    return kWays;
-  };
-  size_t way = fits(storage);
-  if (was_marked) {  // otherwise an entry here belongs to a dead storage
-    const bool is_here = way < kWays;
-    entry.exported =
-        is_here ? (bucket.values[way].load(std::memory_order_acquire) & kExported) != 0 : is_exported(storage);
+  size_t way = kWays;
+  size_t unused = kWays;
+  for (size_t w = 0; w < kWays; ++w) {
+    const c10::StorageImpl* key = bucket.keys[w].load(std::memory_order_acquire);
+    if (key == storage) way = w;
+    if (key == nullptr) unused = w;
   }
-  if (entry.exported && is_bounded(entry.state)) entry.state = State::kStale;
-  if (way == kWays) way = fits(nullptr);
+  const bool was_marked = is_marked(*storage);
+  if (was_marked) {  // otherwise an entry here belongs to a dead storage
+    const bool exported =
+        way < kWays ? (bucket.values[way].load(std::memory_order_acquire) & kExported) != 0 : is_exported(storage);
+    if (exported) word = pack_exported(word);
+  }
+  if (way == kWays) way = unused;
   // Full: the low bits of the address choose, which are as good as random.
   if (way == kWays) way = (reinterpret_cast<uintptr_t>(storage) >> 4) % kWays;
   bucket.keys[way].store(nullptr, std::memory_order_release);
   bucket.memory[way].store(storage->data_ptr().get(), std::memory_order_release);
-  bucket.values[way].store(pack(entry, tensor, pending_bumps), std::memory_order_release);
-  bucket.ops[way].store(entry.op, std::memory_order_release);
+  bucket.values[way].store(word, std::memory_order_release);
+  bucket.writers[way].store(writer, std::memory_order_release);
   bucket.keys[way].store(storage, std::memory_order_release);
   if (!was_marked) storage->set_received_cuda(true);
 }
 
-void BoundCache::record_written(const at::Tensor& tensor, Bound bound, const std::string* op,
+void BoundCache::record_written(const at::Tensor& tensor, const Bound& bound, const std::string* op,
                                 int pending_bumps) noexcept {
-  const c10::StorageImpl* storage = storage_of(tensor);
+  c10::StorageImpl* storage = storage_of(tensor);
   if (storage == nullptr) return;
   if (!covers_whole_storage(tensor, *storage)) {
     const Entry whole = find(tensor);
     if (!is_bounded(whole.state)) return mark_stale(tensor);
-    bound = bound.joined(whole.bound);
+    const Bound joined = bound.joined(whole.bound);
+    store(storage, pack_bound(joined, tensor, pending_bumps), reinterpret_cast<uintptr_t>(op));
+  } else if (owned_by_pytorch_allocator(*storage)) {
+    store(storage, pack_bound(bound, tensor, pending_bumps), reinterpret_cast<uintptr_t>(op));
   }
-  set(tensor, {bound.masked ? State::kFiniteOrMasked : State::kFinite, bound, false, 0, op}, pending_bumps);
+}
+
+void BoundCache::stamp(const at::Tensor& tensor, uint64_t stamp) noexcept {
+  const c10::StorageImpl* storage = storage_of(tensor);
+  if (storage == nullptr || !is_marked(*storage)) return;
+  Bucket& bucket = bucket_of(storage);
+  for (size_t way = 0; way < kWays; ++way) {
+    if (bucket.keys[way].load(std::memory_order_acquire) != storage) continue;
+    const uint64_t word = bucket.values[way].load(std::memory_order_acquire);
+    if (state_of(word) != State::kFinite) return;
+    bucket.keys[way].store(nullptr, std::memory_order_release);  // readers see both, or neither
+    bucket.writers[way].store(stamp, std::memory_order_release);
+    bucket.values[way].store(word | kStamped, std::memory_order_release);
+    bucket.keys[way].store(storage, std::memory_order_release);
+  }
 }
 
 void BoundCache::record_read(const at::Tensor& tensor, Bound bound) noexcept {
@@ -186,6 +214,13 @@ void BoundCache::record_nonnegative(const at::Tensor& tensor) noexcept {
   Entry entry = find(tensor);
   if (entry.state != State::kFinite || entry.bound.nonnegative) return;
   entry.bound.nonnegative = true;
+  set(tensor, entry);
+}
+
+void BoundCache::record_tightened(const at::Tensor& tensor, double max_abs) noexcept {
+  Entry entry = find(tensor);
+  if (entry.state != State::kFinite) return;
+  entry.bound.max_abs = max_abs;
   set(tensor, entry);
 }
 

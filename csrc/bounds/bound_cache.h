@@ -21,7 +21,9 @@ namespace torchnan {
 
 // Whether a bound of the tensor holds for all of its storage.
 inline bool covers_whole_storage(const at::Tensor& tensor, const c10::StorageImpl& storage) {
-  return tensor.nbytes() >= storage.nbytes() && tensor.is_non_overlapping_and_dense();
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  const auto bytes = static_cast<size_t>(impl.numel()) * impl.itemsize();
+  return bytes >= storage.nbytes() && impl.is_non_overlapping_and_dense();
 }
 
 // A cache of limited size, by the address of the storage. When it is full it evicts entries; a tensor without an entry
@@ -51,8 +53,10 @@ class TORCHNAN_API BoundCache {
     Bound bound{};          // kFinite, kFiniteOrMasked; infinite for dtypes without bounds
     bool exported = false;  // others can write to it at any time: never kFinite
     SiteId site = 0;        // kUninitialized: where it was allocated
-    // Name of the operator that wrote or allocated it; for an unknown one, of the pending collective.
+    // Name of the operator that wrote or allocated it; for an unknown one, of the pending collective. Null with a
+    // stamp.
     const std::string* op = nullptr;
+    uint64_t stamp = 0;  // kFinite: what stamp() has put on it since it was written; 0 for none
   };
 
   BoundCache();
@@ -67,11 +71,18 @@ class TORCHNAN_API BoundCache {
   // Records that `tensor` was written and is within `bound`. A part of a storage widens the bound of the whole, if that
   // is known in the same dtype; otherwise it ends. `pending_bumps`: by how much PyTorch will increase the version of
   // the tensor for this write.
-  void record_written(const at::Tensor& tensor, Bound bound, const std::string* op, int pending_bumps = 0) noexcept;
+  void record_written(const at::Tensor& tensor, const Bound& bound, const std::string* op,
+                      int pending_bumps = 0) noexcept;
   // Records that no element of `tensor` is negative, as its square root turned out finite.
   void record_nonnegative(const at::Tensor& tensor) noexcept;
+  // Marks the storage, if it is known to be finite, until the next write: by what only the caller gives a stamp, which
+  // is not 0.
+  void stamp(const at::Tensor& tensor, uint64_t stamp) noexcept;
   // Records that `tensor` was scanned and is within `bound`. Says nothing about the rest of its storage.
   void record_read(const at::Tensor& tensor, Bound bound) noexcept;
+
+  // Records a better bound of a tensor that is known to be finite.
+  void record_tightened(const at::Tensor& tensor, double max_abs) noexcept;
 
   void record_requested(const at::Tensor& tensor, const std::string* collective) noexcept;
   // Records that a collective was started that will write there.
@@ -98,18 +109,19 @@ class TORCHNAN_API BoundCache {
     std::array<std::atomic<const c10::StorageImpl*>, kWays> keys{};
     std::array<std::atomic<const void*>, kWays> memory{};
     std::array<std::atomic<uint64_t>, kWays> values{};
-    std::array<std::atomic<const std::string*>, kWays> ops{};
+    std::array<std::atomic<uintptr_t>, kWays> writers{};  // the name of the operator, or a stamp
   };
 
   // A bucket's words for a storage; a word of 0 if it has none.
   struct Packed {
     uint64_t word = 0;
-    const std::string* op = nullptr;
+    uintptr_t writer = 0;
   };
 
   Bucket& bucket_of(const c10::StorageImpl* storage) const noexcept;
   Packed load(const at::Tensor& tensor) const noexcept;
-  void set(const at::Tensor& tensor, Entry entry, int pending_bumps = 0) noexcept;
+  void set(const at::Tensor& tensor, const Entry& entry) noexcept;
+  void store(c10::StorageImpl* storage, uint64_t word, uintptr_t writer) noexcept;
   void drop(const c10::StorageImpl* storage) noexcept;
   bool is_exported(const c10::StorageImpl* storage) const noexcept;
 

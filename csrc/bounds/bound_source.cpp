@@ -8,6 +8,7 @@
 
 #include "bounds/dtype_range.h"
 #include "bounds/bound_cache.h"
+#include "scan/storage_of.h"
 #include "scan/tensor_scan.h"
 
 namespace torchnan {
@@ -68,6 +69,22 @@ Bound BoundSource::scanned_bound(const at::Tensor& tensor) const {
   const Bound bound{verdict.max_abs};
   bound_cache().record_read(tensor, bound);
   return bound;
+}
+
+bool BoundSource::may_tighten(const at::Tensor& tensor, double useful) {
+  const bool is_looked_up = tensor.is_cpu() && static_cast<int64_t>(tensor.nbytes()) > kMaxQuickScanBytes;
+  if (!is_looked_up || !covers_whole_storage(tensor, *storage_of(tensor))) return false;
+  const BoundCache::Entry entry = bound_cache().find(tensor);
+  return entry.state == BoundCache::State::kFinite && entry.bound.max_abs > useful && entry.bound.known();
+}
+
+bool BoundSource::tighten(const at::Tensor& tensor) const {
+  const ScanResult verdict = check_finite(tensor);
+  bytes_.add(verdict.bytes);
+  bytes_scanned_unknown_.add(verdict.bytes);
+  if (verdict.skip != Skip::kNone || !verdict.finite) return false;
+  bound_cache().record_tightened(tensor, verdict.max_abs);
+  return true;
 }
 
 double BoundSource::min_value_of(const at::Tensor& tensor) const {

@@ -5,6 +5,7 @@
 
 #include <torchnan/bounds.h>
 
+#include "bounds/moments.h"
 #include "process/counter.h"
 
 namespace torchnan {
@@ -23,17 +24,25 @@ class BoundSource {
   static constexpr int64_t kMaxQuickScanBytes = 256;  // as cheap to scan as to look up
 
   // Counts the bytes that it scans in both counters. `elsewhere` may be null: then other memory has no bounds.
-  BoundSource(Counter& bytes, Counter& bytes_scanned_unknown, const ExternalBounds* elsewhere)
-      : bytes_(bytes), bytes_scanned_unknown_(bytes_scanned_unknown), elsewhere_(elsewhere) {}
+  BoundSource(Counter& bytes, Counter& bytes_scanned_unknown, const Moments& moments, const ExternalBounds* elsewhere)
+      : bytes_(bytes), bytes_scanned_unknown_(bytes_scanned_unknown), moments_(moments), elsewhere_(elsewhere) {}
 
   // Returns the bound of a tensor. An unknown bound that is requested for the second time is found by a full scan, as
   // for a weight that no operation was seen to write. For a tensor that is used once, like a batch, a scan is not worth
   // it.
   Bound of(const at::Tensor& tensor) const;
 
+  // Whether tighten() would find a better bound than this tensor's, which is larger than `useful`.
+  static bool may_tighten(const at::Tensor& tensor, double useful);
+  // Scans a tensor for its exact bound. False if it is not finite.
+  bool tighten(const at::Tensor& tensor) const;
+
   // Return the smallest x and the smallest |x| of a small tensor; 0 if it is not small, or negative.
   double min_value_of(const at::Tensor& tensor) const;
   double min_abs_of(const at::Tensor& tensor) const;
+
+  // Returns a bound of |x / y| from their common history.
+  double quotient_of(const at::Tensor& x, const at::Tensor& y) const { return moments_.quotient(x, y); }
 
  private:
   static constexpr int64_t kMaxScannedForMinimum = 16384;  // bytes
@@ -43,6 +52,7 @@ class BoundSource {
 
   Counter& bytes_;
   Counter& bytes_scanned_unknown_;
+  const Moments& moments_;
   const ExternalBounds* elsewhere_;
 };
 

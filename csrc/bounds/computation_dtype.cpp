@@ -13,16 +13,8 @@ namespace {
 
 using c10::ScalarType;
 
-template <typename Takes>
-ScalarType promoted(c10::ArrayRef<Operand> operands, size_t element, Takes&& takes) {
-  auto dtype = ScalarType::Undefined;
-  for (const Operand& operand : operands) {
-    const at::Tensor* tensor = tensor_of(&operand, element);
-    if (tensor == nullptr || !c10::isFloatingType(tensor->scalar_type()) || !takes(*tensor)) continue;
-    const ScalarType own = tensor->scalar_type();
-    if (dtype != own) dtype = dtype == ScalarType::Undefined ? own : c10::promoteTypes(dtype, own);
-  }
-  return dtype;
+void promote(ScalarType& dtype, ScalarType own) {
+  dtype = dtype == ScalarType::Undefined ? own : c10::promoteTypes(dtype, own);
 }
 
 double rounded(double number, ScalarType dtype) {
@@ -42,13 +34,21 @@ double rounded(double number, ScalarType dtype) {
 }  // namespace
 
 ScalarType computation_dtype(c10::ArrayRef<Operand> operands, size_t element) {
-  ScalarType dtype = promoted(operands, element, [](const at::Tensor& tensor) { return tensor.dim() > 0; });
-  if (dtype != ScalarType::Undefined) return dtype;
-  const auto is_of_its_own = [](const at::Tensor& tensor) {
-    return !tensor.unsafeGetTensorImpl()->is_wrapped_number();
-  };
-  dtype = promoted(operands, element, is_of_its_own);
-  return dtype != ScalarType::Undefined ? dtype : c10::get_default_dtype_as_scalartype();
+  auto with_dimensions = ScalarType::Undefined;
+  auto without = ScalarType::Undefined;
+  for (const Operand& operand : operands) {
+    const at::Tensor* tensor = tensor_of(&operand, element);
+    if (tensor == nullptr) continue;
+    const ScalarType own = tensor->scalar_type();
+    if (own == with_dimensions || !c10::isFloatingType(own)) continue;
+    if (tensor->dim() > 0) {
+      promote(with_dimensions, own);
+    } else if (!tensor->unsafeGetTensorImpl()->is_wrapped_number()) {
+      promote(without, own);
+    }
+  }
+  if (with_dimensions != ScalarType::Undefined) return with_dimensions;
+  return without != ScalarType::Undefined ? without : c10::get_default_dtype_as_scalartype();
 }
 
 KernelNumber kernel_number(double number, ScalarType dtype) {

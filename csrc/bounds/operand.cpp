@@ -16,11 +16,9 @@ Operand operand(const c10::IValue& value) {
   return made;
 }
 
-const at::Tensor* tensor_of(const Operand* operand, size_t element) {
-  if (operand == nullptr) return nullptr;
-  if (operand->kind == Operand::Kind::kTensor) return operand->tensor;
-  if (operand->kind != Operand::Kind::kValues || element >= operand->count) return nullptr;
-  const c10::IValue& value = static_cast<const c10::IValue*>(operand->first)[element];
+const at::Tensor* tensor_in_list(const Operand& list, size_t element) {
+  if (element >= list.count) return nullptr;
+  const c10::IValue& value = static_cast<const c10::IValue*>(list.first)[element];
   return value.isTensor() && value.toTensor().defined() ? &value.toTensor() : nullptr;
 }
 

@@ -97,6 +97,11 @@ Operand operand(const std::optional<T>& value) {
 Operand operand(const c10::IValue& value);
 
 // Returns the tensor of an operand: itself, or of a list the one at index `element`; null if it is none.
-const at::Tensor* tensor_of(const Operand* operand, size_t element);
+const at::Tensor* tensor_in_list(const Operand& list, size_t element);
+inline const at::Tensor* tensor_of(const Operand* operand, size_t element) {
+  if (operand == nullptr) return nullptr;
+  if (operand->kind == Operand::Kind::kTensor) return operand->tensor;
+  return operand->kind == Operand::Kind::kValues ? tensor_in_list(*operand, element) : nullptr;
+}
 
 }  // namespace torchnan

@@ -34,11 +34,13 @@ RuleArguments::RuleArguments(c10::ArrayRef<Operand> operands, const BoundSource&
 
 const Operand* RuleArguments::operand(size_t i) const { return i < operands_.size() ? &operands_[i] : nullptr; }
 
+const at::Tensor* RuleArguments::tensor(size_t i) const { return tensor_of(operand(i), element_); }
+
 bool RuleArguments::has_value(size_t i) const { return operand(i) != nullptr && operand(i)->kind != Form::kNothing; }
 
 Bound RuleArguments::bound(size_t i) const {
   if (!has_value(i)) return {0, true};
-  const at::Tensor* tensor = tensor_of(operand(i), element_);
+  const at::Tensor* tensor = this->tensor(i);
   if (tensor == nullptr) {
     const double number = number_of(operand(i), element_);
     return {kernel_number(number, dtype_).max_abs, number >= 0};
@@ -75,15 +77,23 @@ Bound RuleArguments::bound_of_all(size_t i) const {
 }
 
 double RuleArguments::min_value(size_t i) const {
-  const at::Tensor* tensor = tensor_of(operand(i), element_);
+  const at::Tensor* tensor = this->tensor(i);
   const double least = tensor != nullptr ? source_.min_value_of(*tensor) : number_of(operand(i), element_);
   return least > 0 ? kernel_number(least, dtype_).min_abs : 0;
 }
 
 double RuleArguments::min_abs(size_t i) const {
-  const at::Tensor* tensor = tensor_of(operand(i), element_);
+  const at::Tensor* tensor = this->tensor(i);
   const double least = tensor != nullptr ? source_.min_abs_of(*tensor) : number_of(operand(i), element_);
   return kernel_number(least, dtype_).min_abs;
+}
+
+double RuleArguments::quotient(size_t i, size_t j) const {
+  const double least = min_abs(j);
+  const double direct = least > 0 ? max_abs(i) / least : kUnknown;
+  const at::Tensor* x = tensor(i);
+  const at::Tensor* y = tensor(j);
+  return x == nullptr || y == nullptr ? direct : std::min(direct, source_.quotient_of(*x, *y));
 }
 
 // A NaN that was passed is handed on, as is what is no number: it makes the bound unknown.
@@ -110,12 +120,12 @@ c10::SmallVector<int64_t, 5> RuleArguments::integers(size_t i) const {
 }
 
 c10::IntArrayRef RuleArguments::sizes(size_t i) const {
-  const at::Tensor* tensor = tensor_of(operand(i), element_);
+  const at::Tensor* tensor = this->tensor(i);
   return tensor == nullptr ? c10::IntArrayRef() : tensor->sizes();
 }
 
 int64_t RuleArguments::numel(size_t i) const {
-  const at::Tensor* tensor = tensor_of(operand(i), element_);
+  const at::Tensor* tensor = this->tensor(i);
   return tensor == nullptr ? 0 : tensor->numel();
 }
 
@@ -138,8 +148,8 @@ double RuleArguments::combinations(size_t i) const {
 }
 
 bool RuleArguments::same(size_t i, size_t j) const {
-  const at::Tensor* a = tensor_of(operand(i), element_);
-  const at::Tensor* b = tensor_of(operand(j), element_);
+  const at::Tensor* a = tensor(i);
+  const at::Tensor* b = tensor(j);
   if (a == nullptr || b == nullptr || a->scalar_type() != b->scalar_type()) return false;
   if (a->is_same(*b)) return true;
   return a->is_cpu() && b->is_cpu() && a->const_data_ptr() == b->const_data_ptr() && a->sizes() == b->sizes() &&
@@ -147,7 +157,7 @@ bool RuleArguments::same(size_t i, size_t j) const {
 }
 
 bool RuleArguments::produced_by(size_t i, std::string_view op) const {
-  const at::Tensor* tensor = tensor_of(operand(i), element_);
+  const at::Tensor* tensor = this->tensor(i);
   if (tensor == nullptr) return false;
   const BoundCache::Entry entry = bound_cache().find(*tensor);
   return entry.state == BoundCache::State::kFinite && entry.op != nullptr && *entry.op == op;

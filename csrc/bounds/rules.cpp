@@ -23,6 +23,7 @@ RuleTable* make_rules_of_pytorch() {
   add_data_movement_rules(*made);
   add_normalization_rules(*made);
   add_pointwise_rules(*made);
+  add_recurrent_rules(*made);
   add_reduction_rules(*made);
   add_softmax_rules(*made);
   return made;
@@ -58,8 +59,9 @@ RuleOfOperator rule_of(std::string_view op) {
   }
   if (name.substr(0, kAten.size()) != kAten) return {};
   const std::string_view base = name.substr(kAten.size());
-  if (base.substr(0, kForeach.size()) != kForeach) return {find(rules_of_pytorch, base), false};
-  return {find(rules_of_pytorch, base.substr(kForeach.size())), true};
+  const bool is_on_lists = base.substr(0, kForeach.size()) == kForeach;
+  const std::string_view of_element = is_on_lists ? base.substr(kForeach.size()) : base;
+  return {find(rules_of_pytorch, of_element), is_on_lists, moment_step_of(of_element)};
 }
 
 void add_rule(const std::string& op, BoundRule rule) {

@@ -11,6 +11,7 @@
 
 #include <torchnan/bounds.h>
 
+#include "bounds/moments.h"
 #include "scan/strict_floats.h"
 
 namespace torchnan {
@@ -67,12 +68,14 @@ void add_matmul_rules(RuleTable& table);
 void add_data_movement_rules(RuleTable& table);
 void add_normalization_rules(RuleTable& table);
 void add_pointwise_rules(RuleTable& table);
+void add_recurrent_rules(RuleTable& table);
 void add_reduction_rules(RuleTable& table);
 void add_softmax_rules(RuleTable& table);
 
 struct RuleOfOperator {
   const BoundRule* rule = nullptr;    // null: results are scanned
   bool elementwise_in_lists = false;  // _foreach_*: the rule applies to one element of each list
+  MomentStep moment_step = MomentStep::kNone;
 };
 
 // Returns the name without the underscore of in-place forms: "aten::add" for "aten::add_".

@@ -7,6 +7,7 @@
 
 #include <torchnan/export.h>
 
+#include "bounds/moments.h"
 #include "bounds/written_spans.h"
 #include "detection/session.h"
 
@@ -49,6 +50,7 @@ class TORCHNAN_API ThreadState {
   }
 
   WrittenSpans written_spans;
+  Moments& moments() { return moments_; }
 
   // The backward pass that the last operation belonged to, -1 for none. Kept up only while something is non-finite.
   int last_backward_pass = -1;
@@ -66,6 +68,7 @@ class TORCHNAN_API ThreadState {
   uint64_t id_ = 0;
   int64_t step_ = 0;
   int64_t place_ = 0;
+  Moments moments_;
 };
 
 // Returns how many sessions are open in the process.

@@ -10,6 +10,7 @@
 #include "bounds/dtype_range.h"
 #include "bounds/written_spans.h"
 #include "operators/for_each_tensor.h"
+#include "scan/storage_of.h"
 #include "scan/tensor_scan.h"
 #include "origin/nonfinite_registry.h"
 #include "detection/error_containment.h"
@@ -17,7 +18,18 @@
 namespace torchnan {
 namespace {
 
-constexpr int64_t kSmall = 4096;  // elements: as cheap to scan as to bound
+constexpr int64_t kSmall = 4096;    // elements: as cheap to scan as to bound
+constexpr double kUseful = 0x1p20;  // a bound that is tight enough
+constexpr size_t kMuchLarger = 4;   // a result this many times as large as arguments: to read these pays
+
+bool takes_a_number(MomentStep step) {
+  return step == MomentStep::kMultiply || step == MomentStep::kDivide || step == MomentStep::kAdd;
+}
+
+// Whether the values of a tensor that has any lie in memory of the host.
+bool is_in_memory(const at::Tensor& tensor) {
+  return is_dense_on_host(*tensor.unsafeGetTensorImpl()) && storage_of(tensor)->data() != nullptr;
+}
 
 // Whether an element of the lists reads what the call has written into an earlier one by then. If so, nothing is known
 // of either.
@@ -43,7 +55,7 @@ void HostResults::bound_results(c10::ArrayRef<Operand> arguments, const External
 
 void HostResults::apply_rule(c10::ArrayRef<Operand> arguments, const ExternalBounds* elsewhere) {
   Counters& counters = thread_.counters();
-  const BoundSource source(counters.bytes, counters.bytes_scanned_unknown, elsewhere);
+  const BoundSource source(counters.bytes, counters.bytes_scanned_unknown, thread_.moments(), elsewhere);
   const BoundRule& rule = *plan_.bounds.rule;
   arguments = arguments.slice(0, arguments.size() - plan_.out_arguments);
   if (!plan_.bounds.elementwise_in_lists) {
@@ -51,6 +63,7 @@ void HostResults::apply_rule(c10::ArrayRef<Operand> arguments, const ExternalBou
     bounds_.resize(std::max(kMaxResults, plan_.checked_returns.size() + plan_.mutated_arguments.size()));
     dtypes_.push_back(call.dtype());
     rule(call, bounds_);
+    follow_moments(call, bounds_[0]);
     return;
   }
   bounds_.resize(arguments.empty() ? 0 : arguments[0].count);
@@ -65,9 +78,56 @@ void HostResults::apply_rule(c10::ArrayRef<Operand> arguments, const ExternalBou
       const RuleArguments call(arguments, source, element);
       dtypes_.push_back(call.dtype());
       rule(call, {&bounds_[element], 1});
+      follow_moments(call, bounds_[element]);
     }
     if (plan_.writes_in_place() && self != nullptr) written.add(*self);
   }
+}
+
+// Claims are in the order of the dtypes.
+void HostResults::follow_moments(const RuleArguments& call, Bound& bound) {
+  const MomentStep step = plan_.bounds.moment_step;
+  const bool is_of_two_tensors = takes_a_number(step) && call.numel(1) > 1;
+  if (step == MomentStep::kNone || is_of_two_tensors) return;
+  if (step != MomentStep::kQuotient) {
+    claims_.resize(dtypes_.size());
+    claims_.back() = thread_.moments().follow(step, call);
+  } else if (plan_.writes_in_place() && bound.known()) {
+    if (thread_.moments().has_drifted(*call.tensor(0), call.max_abs(0), bound.max_abs)) bound = Bound();
+  }
+}
+
+// Whether a bound is so large that little can be computed from the result without leaving the range.
+bool HostResults::is_loose(const at::Tensor& result, size_t output) const {
+  const DtypeRange range = range_at(result, output);
+  const double most = std::max(bounds_[output].max_abs, bounds_[output].max_intermediate);
+  return range.limit > 0 && !(most * most <= range.limit);
+}
+
+void HostResults::tighten(c10::ArrayRef<Operand> arguments, c10::ArrayRef<const at::Tensor*> results) {
+  if (bounds_.empty() || plan_.writes_in_place() || session_.options().sample > 0) return;
+  size_t written = 0;
+  for (size_t i = 0; i < std::min(results.size(), bounds_.size()); ++i) {
+    const bool is_scanned_anyway = !results[i]->defined() || results[i]->numel() <= kSmall;
+    if (!is_scanned_anyway && is_loose(*results[i], i)) written += results[i]->nbytes();
+  }
+  if (written == 0) return;
+  size_t to_read = 0;
+  c10::SmallVector<const at::Tensor*, 4> loose;
+  for (const Operand& argument : arguments) {
+    const bool is_tensor = argument.kind == Operand::Kind::kTensor;
+    if (!is_tensor || !BoundSource::may_tighten(*argument.tensor, kUseful)) continue;
+    loose.push_back(argument.tensor);
+    to_read += argument.tensor->nbytes();
+  }
+  if (loose.empty() || kMuchLarger * to_read > written) return;
+  forget_bounds();
+  Counters& counters = thread_.counters();
+  const BoundSource source(counters.bytes, counters.bytes_scanned_unknown, thread_.moments(), nullptr);
+  for (const at::Tensor* argument : loose) {
+    if (!source.tighten(*argument)) return;  // then the result is read
+  }
+  bound_results(arguments, nullptr);
 }
 
 // Small tensors are cheaper to scan than to bound, unless every bound is to be sampled.
@@ -93,10 +153,11 @@ bool HostResults::is_worth_bounding(c10::ArrayRef<Operand> arguments) const {
 
 Outcome HostResults::check(const at::Tensor& result, int64_t output, bool masks_are_known) {
   if (plan_.handling == OpPlan::Handling::kAllocate) return record_allocation(result);
-  const auto proof = proof_of(result, output);
+  const auto proof = bounds_.empty() ? std::nullopt : proof_of(result, output);
   if (!proof || (proof->masked && !masks_are_known)) return scan(result, static_cast<size_t>(output));
-  const Skip skip = reason_to_skip(result);
-  return skip == Skip::kNone ? record_proved(result, *proof) : this->skip(result, skip);
+  const Skip skip = is_in_memory(result) ? Skip::kNone : reason_to_skip(result);
+  if (skip != Skip::kNone) return this->skip(result, skip);
+  return record_proved(result, static_cast<size_t>(output), *proof);
 }
 
 std::optional<Bound> HostResults::proof_of(const at::Tensor& result, int64_t output) {
@@ -142,15 +203,21 @@ bool HostResults::is_sampled() {
   return (thread_.next_result_index(step) + step) % n == 0;
 }
 
-Outcome HostResults::record_proved(const at::Tensor& result, const Bound& proof) {
-  thread_.counters().checked.add(1);
-  thread_.counters().proved.add(1);
-  thread_.counters().bytes_proved.add(static_cast<int64_t>(result.nbytes()));
-  bound_cache().record_written(result, proof, &plan_.name, plan_.pending_version_bumps());
+Outcome HostResults::record_proved(const at::Tensor& result, size_t output, const Bound& proof) {
+  Counters& counters = thread_.counters();
+  counters.checked.add(1);
+  counters.proved.add(1);
+  counters.bytes_proved.add(static_cast<int64_t>(result.nbytes()));
+  record_finite(result, output, proof);
   record_magnitude(result, proof.max_abs, false);
   if (proof.masked) return Outcome::kFiniteOrMasked;
   if (nonfinite_registry().in_use() && plan_.writes_in_place()) nonfinite_registry().settle(result);
   return Outcome::kFinite;
+}
+
+void HostResults::record_finite(const at::Tensor& result, size_t output, const Bound& bound) {
+  bound_cache().record_written(result, bound, &plan_.name, plan_.pending_version_bumps());
+  if (output < claims_.size()) thread_.moments().record(result, claims_[output]);
 }
 
 // Records results of the forward pass only: a backward node has its site from there, and gradients a scale of their
@@ -173,28 +240,31 @@ void HostResults::record_bound_sample(const at::Tensor& result, size_t output, c
                      smallest ? smallest->value : -RuleArguments::kUnknown});
 }
 
+void HostResults::compare_with_bound(const at::Tensor& result, size_t output, double max_abs) const {
+  const DtypeRange range = range_at(result, output);
+  if (range.limit == 0 || max_abs <= with_rounding_margin(bounds_[output].max_abs, range)) return;
+  session_.count_internal_error(
+      fmt::format("the bound of {}", plan_.name),
+      fmt::format("the bound of {} was {}, and its result {}", plan_.name, bounds_[output].max_abs, max_abs));
+}
+
 Outcome HostResults::scan(const at::Tensor& result, size_t output) {
-  const Bound bound = bound_at(output);
   const ScanResult verdict = check_finite(result);
   if (verdict.skip != Skip::kNone) return skip(result, verdict.skip);
-  thread_.counters().checked.add(1);
-  thread_.counters().bytes.add(verdict.bytes);
+  Counters& counters = thread_.counters();
+  counters.checked.add(1);
+  counters.bytes.add(verdict.bytes);
+  if (!bounds_.empty()) counters.bytes_rescanned.add(verdict.bytes);
   if (bound_audit().enabled() && output < bounds_.size()) record_bound_sample(result, output, verdict);
-  if (!bounds_.empty()) thread_.counters().bytes_rescanned.add(verdict.bytes);
   if (!verdict.finite) {
-    thread_.counters().nonfinite.add(1);
+    counters.nonfinite.add(1);
     if (bound_cache().pending_collective(scannable_values(result)) == nullptr)
       bound_cache().forget(scannable_values(result));
     return Outcome::kNonFinite;
   }
-  const DtypeRange range = range_at(result, output);
-  if (range.limit > 0 && verdict.max_abs > with_rounding_margin(bound.max_abs, range)) {
-    session_.count_internal_error(
-        fmt::format("the bound of {}", plan_.name),
-        fmt::format("the bound of {} was {}, and its result {}", plan_.name, bound.max_abs, verdict.max_abs));
-  }
-  bound_cache().record_written(result, {verdict.max_abs, bound.nonnegative}, &plan_.name,
-                               plan_.pending_version_bumps());
+  const Bound bound = bound_at(output);
+  if (bound.known()) compare_with_bound(result, output, verdict.max_abs);
+  record_finite(result, output, {verdict.max_abs, bound.nonnegative});
   record_magnitude(result, verdict.max_abs, true);
   if (nonfinite_registry().in_use() && plan_.writes_in_place()) nonfinite_registry().settle(scannable_values(result));
   return Outcome::kFinite;

@@ -48,12 +48,17 @@ class HostResults {
   void prepare(c10::ArrayRef<Operand> arguments) { bound_results(arguments, nullptr); }
   void bound_results(c10::ArrayRef<Operand> arguments, const ExternalBounds* elsewhere);
 
+  // Bounds the results of a call that has run once more, if their bounds are of little use and arguments that are much
+  // smaller can be read in their place.
+  void tighten(c10::ArrayRef<Operand> arguments, c10::ArrayRef<const at::Tensor*> results);
+
   // Returns the bound of output number `output` if that proves it finite without a scan.
   std::optional<Bound> proof_of(const at::Tensor& result, int64_t output);
 
   void forget_bounds() {
     bounds_.clear();
     dtypes_.clear();
+    claims_.clear();
   }
 
   // Checks output number `output` and remembers its bound. `masks_are_known`: the arguments' -inf have a provenance.
@@ -75,12 +80,16 @@ class HostResults {
   bool is_large(const at::Tensor& tensor) const;
   bool is_worth_bounding(c10::ArrayRef<Operand> arguments) const;
   void apply_rule(c10::ArrayRef<Operand> arguments, const ExternalBounds* elsewhere);
+  void follow_moments(const RuleArguments& call, Bound& bound);
+  void record_finite(const at::Tensor& result, size_t output, const Bound& bound);
   Bound bound_at(size_t output) const;
   bool is_sampled();
   DtypeRange range_at(const at::Tensor& result, size_t output) const;
   Outcome skip(const at::Tensor& result, Skip reason);
   Outcome record_allocation(const at::Tensor& result);
-  Outcome record_proved(const at::Tensor& result, const Bound& proof);
+  Outcome record_proved(const at::Tensor& result, size_t output, const Bound& proof);
+  bool is_loose(const at::Tensor& result, size_t output) const;
+  void compare_with_bound(const at::Tensor& result, size_t output, double max_abs) const;
   Outcome scan(const at::Tensor& result, size_t output);
   void record_magnitude(const at::Tensor& result, double max_abs, bool is_measured) {
     if (session_.headroom() != nullptr) record_headroom(result, max_abs, is_measured);
@@ -95,6 +104,7 @@ class HostResults {
   c10::SmallVector<Bound, kMaxResults> bounds_;
   // That the operation computes in: one for all results, or one for each element of the lists.
   c10::SmallVector<c10::ScalarType, 64> dtypes_;
+  c10::SmallVector<Moments::Claim, 1> claims_;  // about the results, if the operator takes part in such a history
 };
 
 }  // namespace torchnan

@@ -53,11 +53,12 @@ bool UnboxedCall::try_start(const OpPlan& plan, c10::ArrayRef<Operand> arguments
   return true;
 }
 
-bool UnboxedCall::check_results(c10::ArrayRef<const at::Tensor*> results, const at::Tensor* first_argument) {
+bool UnboxedCall::check_results(c10::ArrayRef<const at::Tensor*> results, c10::ArrayRef<Operand> arguments) {
+  if (on_host_) contain(*session_, "tightening bounds", [&] { on_host_->tighten(arguments, results); });
   const bool all_is_well = on_device_ ? check_each(*on_device_, results) : check_each(*on_host_, results);
   if (on_device_) contain(*session_, "resolving device results", [this] { on_device_->finish(); });
-  if (all_is_well && plan_->proves_nonnegative_input && first_argument != nullptr)
-    bound_cache().record_nonnegative(*first_argument);
+  if (all_is_well && plan_->proves_nonnegative_input && arguments[0].kind == Operand::Kind::kTensor)
+    bound_cache().record_nonnegative(*arguments[0].tensor);
   return all_is_well;
 }
 

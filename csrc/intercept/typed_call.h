@@ -39,7 +39,7 @@ class UnboxedCall {
   bool try_start(const OpPlan& plan, c10::ArrayRef<Operand> arguments, c10::DispatchKeySet keys);
 
   // Checks the results, tensors in the order of the schema. Returns false if something is not finite.
-  bool check_results(c10::ArrayRef<const at::Tensor*> results, const at::Tensor* first_argument);
+  bool check_results(c10::ArrayRef<const at::Tensor*> results, c10::ArrayRef<Operand> arguments);
 
   // Forgets what the call writes: it has failed, or is not checked.
   void forget(c10::ArrayRef<Operand> arguments) noexcept;
@@ -81,7 +81,7 @@ struct TypedCall<Op, Result(Arguments...)> {
     if (plan == nullptr || !call.try_start(*plan, operands, keys))
       return run_boxed(call, operands, plan, keys, arguments...);
     Result result = redispatch(call, operands, below, arguments...);
-    if (!call.check_results(tensors_of(result), first_tensor(operands))) {
+    if (!call.check_results(tensors_of(result), operands)) {
       call.attribute_results(
           *op, [&] { return std::pair(c10::impl::boxArgs<Arguments...>(arguments...), box_results(result)); });
     }
@@ -135,10 +135,6 @@ struct TypedCall<Op, Result(Arguments...)> {
   template <typename... Tensors>
   static torch::jit::Stack box_results(const std::tuple<Tensors...>& results) {
     return std::apply([](const auto&... result) { return torch::jit::Stack{result...}; }, results);
-  }
-
-  static const at::Tensor* first_tensor(c10::ArrayRef<Operand> operands) {
-    return operands[0].kind == Operand::Kind::kTensor ? operands[0].tensor : nullptr;
   }
 };
 

@@ -16,6 +16,7 @@
 #include <ATen/ops/convolution_ops.h>
 #include <ATen/ops/copy_ops.h>
 #include <ATen/ops/div_ops.h>
+#include <ATen/ops/embedding_dense_backward_ops.h>
 #include <ATen/ops/embedding_ops.h>
 #include <ATen/ops/exp_ops.h>
 #include <ATen/ops/gelu_backward_ops.h>
@@ -63,10 +64,12 @@ void intercept_typed(torch::Library& aten) {
 // Those that whole training steps of small models call most often; the rest is not worth its compile time.
 void intercept_hot_operators_typed(torch::Library& aten) {
   namespace ops = at::_ops;
-  intercept_typed<ops::mm, ops::addmm, ops::bmm, ops::convolution, ops::convolution_backward, ops::embedding>(aten);
+  intercept_typed<ops::mm, ops::addmm, ops::bmm, ops::convolution, ops::convolution_backward, ops::embedding,
+                  ops::embedding_dense_backward>(aten);
   intercept_typed<ops::add_Tensor, ops::add__Tensor, ops::sub_Tensor, ops::sub__Tensor, ops::mul_Tensor,
-                  ops::mul__Tensor, ops::mul_Scalar, ops::div_Tensor, ops::div__Tensor, ops::div_Scalar,
-                  ops::div__Scalar, ops::neg, ops::exp, ops::pow_Tensor_Scalar, ops::sqrt, ops::rsqrt>(aten);
+                  ops::mul__Tensor, ops::mul_Scalar, ops::mul__Scalar, ops::div_Tensor, ops::div__Tensor,
+                  ops::div_Scalar, ops::div__Scalar, ops::neg, ops::exp, ops::pow_Tensor_Scalar, ops::sqrt, ops::rsqrt>(
+      aten);
   intercept_typed<ops::sum, ops::sum_dim_IntList, ops::mean, ops::mean_dim, ops::clone, ops::copy_>(aten);
   intercept_typed<ops::tanh, ops::tanh_backward, ops::sigmoid, ops::sigmoid_backward, ops::relu,
                   ops::threshold_backward, ops::gelu, ops::gelu_backward, ops::silu, ops::silu_backward>(aten);

@@ -17,7 +17,7 @@ constexpr auto kResultDtype = c10::ScalarType::Double;
 
 void require_measurable(at::TensorList xs) {
   for (size_t i = 0; i < xs.size(); ++i) {
-    TORCH_CHECK(float_format(xs[i].scalar_type()).has_value(),
+    TORCH_CHECK(float_format(xs[i].scalar_type()) != nullptr,
                 "torchnan::measure: floating-point or complex tensors have a norm; tensor ", i, " of ", xs.size(),
                 " is of dtype ", xs[i].scalar_type());
     TORCH_CHECK(xs[i].device() == xs[0].device(), "torchnan::measure: the tensors of one call must be on one device; ",

@@ -39,6 +39,7 @@ struct Magnitude {
   [[gnu::always_inline]] static Word of_steps(const Word* p, int64_t n) {
     constexpr int64_t kStep = kStepBytes / sizeof(Word);
     const Word best = of_few(p, n / kStep * kStep);
+    if (n % kStep == 0) return best;
     const Word last = of_few(p + n - kStep, kStep);
     return best < last ? last : best;
   }

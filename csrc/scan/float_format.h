@@ -1,6 +1,7 @@
 // The encoding of each floating-point dtype.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 
@@ -12,7 +13,7 @@
 namespace torchnan {
 
 // Returns nothing for dtypes that cannot hold a NaN or an Inf (integers, bool, quantized, float4).
-inline std::optional<FloatEncoding> encoding_of(c10::ScalarType dtype) {
+constexpr std::optional<FloatEncoding> encoding_of(c10::ScalarType dtype) {
   switch (dtype) {
     case c10::ScalarType::Half:
     case c10::ScalarType::ComplexHalf:
@@ -46,11 +47,25 @@ struct FloatFormat : EncodingTraits {
   int element_bytes() const { return word_bytes * words_per_element; }
 };
 
-// Returns nothing where encoding_of() does.
-inline std::optional<FloatFormat> float_format(c10::ScalarType dtype) {
-  const auto encoding = encoding_of(dtype);
-  if (!encoding) return std::nullopt;
-  return FloatFormat{traits_of(*encoding), c10::isComplexType(dtype) ? 2 : 1};
+// Null where encoding_of() returns nothing.
+inline const FloatFormat* float_format(c10::ScalarType dtype) {
+  struct Row {
+    bool is_known = false;
+    FloatFormat format;
+  };
+  static constexpr auto kRows = [] {
+    std::array<Row, static_cast<size_t>(c10::ScalarType::NumOptions)> rows{};
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const auto type = static_cast<c10::ScalarType>(i);
+      const auto encoding = encoding_of(type);
+      const bool is_complex = type == c10::ScalarType::ComplexHalf || type == c10::ScalarType::ComplexFloat ||
+                              type == c10::ScalarType::ComplexDouble;
+      if (encoding) rows[i] = {true, {traits_of(*encoding), is_complex ? 2 : 1}};
+    }
+    return rows;
+  }();
+  const Row& row = kRows[static_cast<size_t>(dtype)];
+  return row.is_known ? &row.format : nullptr;
 }
 
 }  // namespace torchnan

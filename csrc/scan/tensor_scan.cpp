@@ -19,15 +19,6 @@ namespace torchnan {
 
 namespace {
 
-constexpr c10::DispatchKeySet kFunctorchKeys({
-    c10::DispatchKey::FuncTorchBatched,
-    c10::DispatchKey::FuncTorchGradWrapper,
-    c10::DispatchKey::Batched,
-    c10::DispatchKey::Functionalize,
-});
-constexpr c10::DispatchKeySet kWrapperKeys =
-    kFunctorchKeys | c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::ZeroTensor});
-
 // Returns the reason to skip a strided tensor before its memory is touched.
 Skip reason_to_skip_strided(const c10::TensorImpl& impl) {
   const c10::DispatchKeySet keys = impl.key_set();
@@ -71,8 +62,8 @@ struct ScanTarget {
 
   explicit ScanTarget(const at::Tensor& tensor) {
     const c10::ScalarType dtype = tensor.scalar_type();
-    const std::optional<FloatFormat> known = float_format(dtype);
-    if (!known) {
+    const FloatFormat* known = float_format(dtype);
+    if (known == nullptr) {
       skip = c10::isQIntType(dtype) ? Skip::kQuantized : Skip::kNotFloating;
       return;
     }
@@ -221,7 +212,7 @@ at::Tensor readable_on_device(const at::Tensor& tensor) {
 
 Skip reason_to_skip(const at::Tensor& tensor) { return ScanTarget(tensor).skip; }
 
-bool is_plain(const at::Tensor& tensor) {
+bool is_plain_elsewhere(const at::Tensor& tensor) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   const Skip skip = reason_to_skip_strided(impl);
   const bool has_values =
@@ -258,7 +249,24 @@ double decode_magnitude(uint64_t word, c10::ScalarType dtype) {
   }
 }
 
+// Of a tensor without gaps in memory.
+static ScanResult check_dense(const c10::TensorImpl& impl, const FloatFormat& format) {
+  const int64_t elements = impl.numel();
+  if (elements == 0) return {Skip::kEmpty};
+  const void* memory = impl.unsafe_storage().data();
+  if (memory == nullptr) return {Skip::kUnallocated};
+  const char* data = static_cast<const char*>(memory) + impl.storage_offset() * format.element_bytes();
+  const uint64_t largest = max_magnitude_shared(data, elements * format.words_per_element, format);
+  return {Skip::kNone, largest < format.infinity, elements * format.element_bytes(),
+          decode_magnitude(largest, c10::typeMetaToScalarType(impl.dtype()))};
+}
+
 ScanResult check_finite(const at::Tensor& tensor) {
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  const FloatFormat* format = float_format(tensor.scalar_type());
+  if (format != nullptr && is_dense_on_host(impl) && impl.is_non_overlapping_and_dense()) {
+    return check_dense(impl, *format);
+  }
   const ScanTarget target(tensor);
   if (target.skip != Skip::kNone) return {target.skip};
   const at::Tensor& values = target.select(tensor);

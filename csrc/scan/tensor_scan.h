@@ -51,9 +51,29 @@ at::Tensor readable_on_device(const at::Tensor& tensor);
 // Returns why check_finite() would skip a tensor; kNone if it would not. Touches no memory.
 Skip reason_to_skip(const at::Tensor& tensor);
 
+// The keys of tensors that hold no values of their own.
+inline constexpr c10::DispatchKeySet kFunctorchKeys({
+    c10::DispatchKey::FuncTorchBatched,
+    c10::DispatchKey::FuncTorchGradWrapper,
+    c10::DispatchKey::Batched,
+    c10::DispatchKey::Functionalize,
+});
+inline constexpr c10::DispatchKeySet kWrapperKeys =
+    kFunctorchKeys | c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::ZeroTensor});
+
+// Whether a tensor is strided, in memory of the host: by its keys, as nearly all are.
+inline bool is_dense_on_host(const c10::TensorImpl& impl) {
+  const c10::DispatchKeySet keys = impl.key_set();
+  return keys.has_all(c10::DispatchKeySet(c10::DispatchKey::CPU)) && !keys.has_any(kWrapperKeys) &&
+         impl.unsafe_storage().unsafeGetStorageImpl() != nullptr && !impl.has_symbolic_sizes_strides();
+}
+
 // Whether the values lie in memory of the host or a device as the sizes say, and the sizes are numbers. Touches no
 // memory.
-bool is_plain(const at::Tensor& tensor);
+bool is_plain_elsewhere(const at::Tensor& tensor);  // the rest of is_plain()
+inline bool is_plain(const at::Tensor& tensor) {
+  return is_dense_on_host(*tensor.unsafeGetTensorImpl()) || is_plain_elsewhere(tensor);
+}
 
 // Scans a tensor; of a sparse or nested one the values.
 ScanResult check_finite(const at::Tensor& tensor);

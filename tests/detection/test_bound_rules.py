@@ -46,6 +46,7 @@ OTHER_NAMES = [
     "nn.functional.nll_loss",
     "nn.functional.mse_loss",
     "nn.functional.embedding",
+    "nn.functional.embedding_bag",
     "nn.functional.dropout",
     "nn.functional.pad",
     "nn.functional.interpolate",
@@ -197,6 +198,23 @@ def _powers(x):
     return [x.abs().pow(p) for p in (0.9, 1.1, 1e-3, 1e-9)], x.pow(3), x.pow(2)
 
 
+def _lstm(x, h, c, w_x, w_h, b_x, b_h):
+    return torch.lstm(x, (h, c), (w_x, w_h, b_x, b_h), True, 1, 0.0, True, False, False)
+
+
+def _saturated_lstm(x, h, c, w_x, w_h, b_x, b_h):
+    """Every gate and cell at one, as long as weights are positive."""
+    ones = (torch.ones_like(w_x), torch.ones_like(w_h), torch.ones_like(b_x) * 90, torch.ones_like(b_h))
+    return torch.lstm(x.clamp(-1, 1), (h.clamp(-1, 1), c), ones, True, 1, 0.0, False, False, False)
+
+
+def _bags(weight):
+    """One bag, of one row."""
+    bags, functional = torch.zeros(1, 3, dtype=torch.long), torch.nn.functional
+    made = [functional.embedding_bag(bags, weight, mode=mode) for mode in ("sum", "mean", "max")]
+    return made, functional.embedding_bag(bags, weight.detach(), mode="sum")
+
+
 SHAPES = {
     _attention: [(2, 2, 5, 8)] * 3,
     _group_norm: [(3, 4, 5, 6), (4,), (4,)],
@@ -211,6 +229,9 @@ SHAPES = {
     _images: [(2, 3, 5, 6)],
     _activation: [(9, 9), (9, 5), (9, 5)],
     _powers: [(40, 50)],
+    _lstm: [(6, 3, 5), (1, 3, 7), (1, 3, 7), (28, 5), (28, 7), (28,), (28,)],
+    _saturated_lstm: [(6, 3, 5), (1, 3, 7), (1, 3, 7), (28, 5), (28, 7), (28,), (28,)],
+    _bags: [(10, 6)],
 }
 
 

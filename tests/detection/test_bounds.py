@@ -360,10 +360,10 @@ def bytes_of_a_step(name: str) -> dict[str, int]:
 
 @pytest.mark.breadth(1)
 @pytest.mark.parametrize("name", ["gpt2", "bert", "resnet50"])
-def test_at_most_15_percent_of_what_a_step_writes_is_read(name):
+def test_a_twentieth_of_what_a_step_writes_is_read(name):
     counted = bytes_of_a_step(name)
     written = counted["bytes"] - counted["bytes_scanned_unknown"] + counted["bytes_proved"]
-    assert counted["bytes"] <= 0.15 * written
+    assert counted["bytes"] <= 0.055 * written
 
 
 def test_a_sample_of_n_reads_every_result_once_in_n_steps():
@@ -409,3 +409,38 @@ def test_small_elements_of_a_list_are_scanned_without_a_bound():
         torch._foreach_mul_([*small, large], 0.5)
         large.mul_(0.5)
     assert watch.stats()["proved"] >= 1
+
+
+def loosely_bounded(columns: int) -> torch.Tensor:
+    """Zeros, of which nothing better is known than that the terms of a difference are large."""
+    large = torch.randn(512, columns) * 1e20
+    return large - large
+
+
+def test_much_smaller_arguments_are_read_in_place_of_a_result():
+    with torchnan.detect() as watch:
+        x, loose = torch.ones(16, 2048), loosely_bounded(16)
+        before = watch.stats()
+        product = loose @ x
+        product = product * product
+        after = watch.stats()
+    assert after["bytes"] - before["bytes"] == loose.nbytes
+    assert after["proved"] - before["proved"] == 2
+
+
+def test_arguments_that_are_not_much_smaller_are_left_alone():
+    with torchnan.detect() as watch:
+        x, loose = torch.ones(512, 512), loosely_bounded(512)
+        before = watch.stats()["bytes"]
+        assert (loose @ x).shape == (512, 512)
+        assert watch.stats()["bytes"] == before
+
+
+def test_a_value_that_an_argument_was_given_unseen_is_found_when_it_is_read_in_place_of_the_result():
+    x = torch.ones(512, 16)
+    array = x.numpy()
+    with torchnan.detect(action="log") as watch:
+        x.copy_(loosely_bounded(16))
+        array[0, 0] = np.nan
+        assert (x @ torch.ones(16, 2048)).isnan().any()
+    assert len(watch.findings) == 1

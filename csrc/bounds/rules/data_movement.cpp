@@ -69,6 +69,25 @@ void native_dropout_backward(A a, Results out) { out[0] = {a.max_abs(0) * a.max_
 // embedding_dense_backward(g, indices, ...): every gradient row may land on one; frequencies only divide.
 void embedding_dense_backward(A a, Results out) { out[0] = {a.sum_of(static_cast<double>(a.numel(1)), a.max_abs(0))}; }
 
+// embedding_bag(weight, indices, offsets, by_frequency, mode, sparse, factors): sums, means or maxima of rows.
+void embedding_bag(A a, Results out) {
+  constexpr int64_t kMean = 1;
+  constexpr int64_t kMax = 2;
+  const auto n = static_cast<double>(a.numel(1));
+  const double each = a.max_abs(0) * a.magnitude(6, 1);
+  if (a.integer(4, 0) == kMax) {
+    out[0] = {a.max_abs(0)};
+  } else {
+    out[0] = a.integer(4, 0) == kMean ? mean_of(a, n, each) : Bound{a.sum_of(n, each)};
+  }
+}
+
+// embedding_bag_backward(g, indices, offsets, bag of each, bag sizes, maxima, rows, by_frequency, mode, sparse,
+// factors): every gradient row may land on one; frequencies and sizes only divide.
+void embedding_bag_backward(A a, Results out) {
+  out[0] = {a.sum_of(static_cast<double>(std::max(a.numel(1), a.size(0, 0))), a.max_abs(0) * a.magnitude(10, 1))};
+}
+
 // unfold_backward(g, input_sizes, dim, size, step): an element lies in at most `size` windows.
 void unfold_backward(A a, Results out) {
   out[0] = {a.sum_of(static_cast<double>(a.integer(3, a.numel(0))), a.max_abs(0))};
@@ -142,6 +161,9 @@ void add_data_movement_rules(RuleTable& table) {
   table["native_dropout"] = native_dropout;
   table["native_dropout_backward"] = native_dropout_backward;
   table["embedding_dense_backward"] = embedding_dense_backward;
+  table["_embedding_bag"] = embedding_bag;
+  table["_embedding_bag_forward_only"] = embedding_bag;
+  table["_embedding_bag_backward"] = embedding_bag_backward;
   table["unfold_backward"] = unfold_backward;
 }
 

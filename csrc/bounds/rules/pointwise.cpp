@@ -134,6 +134,12 @@ void addcmul(A a, Results out) {
   out[0] = by_way_of(on_the_way, {a.max_abs(0) + vs * a.max_abs(2), a.nonnegative(0) && adds});
 }
 
+// |x + v s / t| <= |x| + |v| |s / t|, where kernels multiply first.
+void addcdiv(A a, Results out) {
+  const double v = a.magnitude(3, 1);
+  out[0] = by_way_of(largest({v, 1}) * a.max_abs(1), {a.max_abs(0) + v * a.quotient(1, 2)});
+}
+
 // softplus(x, beta=1, threshold=20) <= |x| + ln 2 / beta, and not negative; takes the exponential of the threshold.
 void softplus(A a, Results out) {
   const double beta = a.number(1, 1);
@@ -199,6 +205,7 @@ void add_pointwise_rules(RuleTable& table) {
   table["masked_fill"] = masked_fill;
   table["lerp"] = lerp;
   table["addcmul"] = addcmul;
+  table["addcdiv"] = addcdiv;
   table["softplus"] = softplus;
   table["elu"] = elu;
   table["threshold_backward"] = gradient_or_less;

@@ -60,8 +60,9 @@ class TORCHNAN_API RuleArguments {
   c10::ScalarType dtype() const { return dtype_; }
 
   size_t size() const { return operands_.size(); }
-  const Operand* operand(size_t i) const;  // internal representation; null beyond the last argument
-  bool has_value(size_t i) const;          // whether the argument exists and is not None
+  const Operand* operand(size_t i) const;    // internal representation; null beyond the last argument
+  const at::Tensor* tensor(size_t i) const;  // null if it is none
+  bool has_value(size_t i) const;            // whether the argument exists and is not None
 
   // Return the bound of a tensor or a number. max_abs() is kUnknown for a tensor that may hold -inf, for a number that
   // is NaN or beyond dtype(), and 0 for an argument without a value.
@@ -85,6 +86,10 @@ class TORCHNAN_API RuleArguments {
   int64_t integer(size_t i, int64_t default_value) const;
   bool flag(size_t i) const;
   c10::SmallVector<int64_t, 5> integers(size_t i) const;  // empty without a value
+
+  // Returns a bound of |x / y| over the elements of two tensors: by the least |y|, or because both have one history, as
+  // the moments of an optimizer have. kUnknown if neither gives one.
+  double quotient(size_t i, size_t j) const;
 
   // Only for arguments that are tensors:
   c10::IntArrayRef sizes(size_t i) const;

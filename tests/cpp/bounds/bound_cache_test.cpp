@@ -176,6 +176,28 @@ TEST(BoundCache, KnowsWhatACollectiveBringsUntilSomebodyElseWrites) {
   EXPECT_EQ(bound_cache.pending_collective(t), nullptr);
 }
 
+TEST(BoundCache, AStampEndsWithTheNextWriteAndChangesNoBound) {
+  BoundCache bound_cache;
+  const std::string op = "aten::add_";
+  const at::Tensor t = at::ones({4});
+  bound_cache.stamp(t, 5);
+  EXPECT_EQ(bound_cache.find(t).stamp, 0u) << "nothing is known of it";
+  bound_cache.record_written(t, {2, true}, &op);
+  bound_cache.stamp(t, uint64_t{7} << 50);
+  EXPECT_EQ(bound_cache.find(t).stamp, uint64_t{7} << 50);
+  EXPECT_EQ(bound_cache.find(t).bound.max_abs, 2);
+  EXPECT_TRUE(bound_cache.find(t).bound.nonnegative);
+  t.add_(1);
+  EXPECT_EQ(bound_cache.find(t).stamp, 0u) << "another version of the tensor";
+  bound_cache.record_written(t, {3}, &op);
+  EXPECT_EQ(bound_cache.find(t).stamp, 0u);
+  EXPECT_EQ(bound_cache.find(t).op, &op);
+  bound_cache.record_uninitialized(t, 7, &op);
+  bound_cache.stamp(t, 9);
+  EXPECT_EQ(bound_cache.find(t).stamp, 0u);
+  EXPECT_EQ(bound_cache.find(t).op, &op);
+}
+
 TEST(BoundCache, ForgetsRatherThanGrows) {
   BoundCache bound_cache;
   std::vector<at::Tensor> many;

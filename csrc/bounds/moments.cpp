@@ -1,0 +1,251 @@
+#include "bounds/moments.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <initializer_list>
+#include <string_view>
+
+#include "bounds/bound_cache.h"
+#include "bounds/dtype_range.h"
+#include "scan/storage_of.h"
+
+namespace torchnan {
+namespace {
+
+using Claim = Moments::Claim;
+using Form = Moments::Form;
+
+// Stamps are unique in the process; those of a thread start at a number of its own.
+uint64_t first_stamp() {
+  static std::atomic<uint64_t> threads{0};
+  return ++threads << 40;
+}
+
+// Whether elements at the same place in memory belong together, in storages that are theirs alone.
+bool match(std::initializer_list<const at::Tensor*> tensors) {
+  const at::Tensor* first = *tensors.begin();
+  return std::all_of(tensors.begin(), tensors.end(), [first](const at::Tensor* tensor) {
+    if (tensor == nullptr || !tensor->is_cpu() || !tensor->is_contiguous()) return false;
+    const c10::StorageImpl* storage = storage_of(*tensor);
+    return storage != nullptr && covers_whole_storage(*tensor, *storage) && tensor->sizes() == first->sizes() &&
+           tensor->scalar_type() == first->scalar_type() && (tensor == first || storage != storage_of(*first));
+  });
+}
+
+bool is_number(const RuleArguments& a, size_t i) { return a.has_value(i) && a.numel(i) <= 1; }
+
+// A factor for what a few roundings take away, or add.
+double rounded_down(const RuleArguments& a) { return 1 - 8 * a.unit_roundoff(); }
+double rounded_up(const RuleArguments& a) { return 1 + 8 * a.unit_roundoff(); }
+
+// More than the few results of one operation that are flushed to zero.
+double flushed(const at::Tensor& tensor) { return 8 * range_of(tensor.scalar_type()).tiny; }
+
+}  // namespace
+
+MomentStep moment_step_of(std::string_view op) {
+  if (op == "lerp") return MomentStep::kAverage;
+  if (op == "addcmul") return MomentStep::kAddSquare;
+  if (op == "mul") return MomentStep::kMultiply;
+  if (op == "div") return MomentStep::kDivide;
+  if (op == "sqrt") return MomentStep::kRoot;
+  if (op == "add") return MomentStep::kAdd;
+  if (op == "maximum") return MomentStep::kLargest;
+  return op == "addcdiv" ? MomentStep::kQuotient : MomentStep::kNone;
+}
+
+Moments::Moments() : next_stamp_(first_stamp()) {}
+
+Moments::Slot* Moments::find(const c10::StorageImpl* owner) const {
+  if (slots_.empty()) return nullptr;
+  const size_t first = (reinterpret_cast<uintptr_t>(owner) * 0x9e3779b97f4a7c15ull) >> 32;
+  for (size_t i = 0; i < kProbes; ++i) {
+    Slot& slot = slots_[(first + i) % kSlots];
+    if (slot.owner == owner) return &slot;
+  }
+  return nullptr;
+}
+
+// Of four places for a storage, the one that has been idle for longest is given to it.
+Moments::Slot& Moments::make(const c10::StorageImpl* owner) {
+  if (slots_.empty()) slots_.resize(kSlots);
+  if (Slot* found = find(owner)) return *found;
+  const size_t first = (reinterpret_cast<uintptr_t>(owner) * 0x9e3779b97f4a7c15ull) >> 32;
+  Slot* oldest = &slots_[first % kSlots];
+  for (size_t i = 1; i < kProbes; ++i) {
+    Slot& slot = slots_[(first + i) % kSlots];
+    if (slot.stamp < oldest->stamp) oldest = &slot;
+  }
+  *oldest = {owner, next_stamp_, {}};
+  return *oldest;
+}
+
+uint64_t Moments::stamp_of(const at::Tensor& tensor) const { return bound_cache().find(tensor).stamp; }
+
+// Null if the tensor was written by anything else since.
+const Claim* Moments::valid(const at::Tensor* tensor, Form form) const {
+  if (tensor == nullptr || slots_.empty()) return nullptr;
+  const uint64_t stamp = stamp_of(*tensor);
+  if (stamp == 0) return nullptr;
+  const Slot* slot = find(storage_of(*tensor));
+  return slot != nullptr && slot->stamp == stamp && slot->claim.form == form ? &slot->claim : nullptr;
+}
+
+// A gradient keeps its stamp from the mean of gradients to that of squares.
+uint64_t Moments::stamp_gradient(const at::Tensor& gradient) {
+  if (valid(&gradient, Form::kGradient) != nullptr) return stamp_of(gradient);
+  if (bound_cache().find(gradient).state != BoundCache::State::kFinite) return 0;
+  record(gradient, {.form = Form::kGradient});
+  return stamp_of(gradient);
+}
+
+void Moments::record(const at::Tensor& result, const Claim& claim) {
+  if (claim.form == Form::kNothing || !match({&result})) return;
+  Slot& slot = make(storage_of(result));
+  slot = {storage_of(result), ++next_stamp_, claim};
+  bound_cache().stamp(result, slot.stamp);
+}
+
+Claim Moments::follow(MomentStep step, const RuleArguments& a) {
+  switch (step) {
+    case MomentStep::kAverage:
+      return after_average(a);
+    case MomentStep::kAddSquare:
+      return after_square(a);
+    case MomentStep::kMultiply:
+      if (slots_.empty() || !is_number(a, 1) || !a.nonnegative(1)) return {};
+      return after_scaling(a, a.min_abs(1), a.max_abs(1));
+    case MomentStep::kDivide:
+      if (slots_.empty() || !is_number(a, 1) || !a.nonnegative(1) || a.has_value(2)) return {};
+      return after_scaling(a, 1 / a.max_abs(1), 1 / a.min_abs(1));
+    case MomentStep::kRoot:
+      return after_root(a);
+    case MomentStep::kAdd:
+      return after_adding(a);
+    case MomentStep::kLargest:
+      return after_largest(a);
+    default:
+      return {};
+  }
+}
+
+// lerp(m, g, w): a rounding is relative to |m| + |g|.
+Claim Moments::after_average(const RuleArguments& a) {
+  const at::Tensor* m = a.tensor(0);
+  const at::Tensor* g = a.tensor(1);
+  const double w = a.number(2, NAN);
+  if (!(w > 0 && w < 1) || !match({m, g})) return {};
+  const double zero = 2 * range_of(m->scalar_type()).tiny;
+  const uint64_t previous = a.max_abs(0) <= zero ? kFromZero : stamp_of(*m);
+  const uint64_t gradient = previous == 0 ? 0 : stamp_gradient(*g);
+  if (gradient == 0) return {};
+  find(storage_of(*g))->claim.mean_of = storage_of(*m);
+  const double rounding = 8 * a.unit_roundoff();
+  return {
+      .form = Form::kMean, .previous = previous, .gradient = gradient, .kept = 1 - w + rounding, .taken = w + rounding};
+}
+
+// addcmul(v, g, g, c)
+Claim Moments::after_square(const RuleArguments& a) {
+  const at::Tensor* v = a.tensor(0);
+  const at::Tensor* g = a.tensor(1);
+  const double c = a.number(3, 1);
+  if (!(c > 0 && c <= 1) || !a.same(1, 2) || !match({v, g}) || !a.nonnegative(0)) return {};
+  const uint64_t stamp = stamp_gradient(*g);
+  if (stamp == 0) return {};
+  const Claim* square = valid(v, Form::kSquare);
+  const double taken = c * rounded_down(a);
+  const double before = std::max(square == nullptr ? 0 : square->slack, flushed(*v));
+  Claim after{.form = Form::kSquare, .slack = before + flushed(*v)};
+  after.of_gradient = {stamp, 1 / std::sqrt(taken)};
+  after.mean = mean_of_gradient(stamp, valid(g, Form::kGradient), square, rounded_down(a), taken);
+  return after;
+}
+
+// The k' of the mean that the gradient went into, if the mean before is what the squares before were a claim about. Of
+// zeros and what was flushed to them any claim holds that has some slack.
+Moments::Numerator Moments::mean_of_gradient(uint64_t gradient_stamp, const Claim* gradient, const Claim* square,
+                                             double keeps, double takes) const {
+  if (gradient == nullptr || gradient->mean_of == nullptr) return {};
+  const Slot* slot = find(gradient->mean_of);
+  if (slot == nullptr || slot->claim.form != Form::kMean || slot->claim.gradient != gradient_stamp) return {};
+  const Claim& mean = slot->claim;
+  constexpr double kAnything = 0x1p-60;
+  const bool is_known = square != nullptr && square->mean.stamp == mean.previous;
+  if (mean.previous != kFromZero && !is_known) return {};
+  const double ratio = mean.previous == kFromZero ? kAnything : square->mean.ratio;
+  const double next = std::sqrt(mean.kept * mean.kept * ratio * ratio / keeps + mean.taken * mean.taken / takes);
+  return {slot->stamp, next + 1e-12};  // with what the mean has lost by flushing
+}
+
+// By a number between least and most: x' >= b x, less what is flushed. The root of b for squares.
+Claim Moments::after_scaling(const RuleArguments& a, double least, double most) const {
+  if (!(least > 0x1p-60 && most < 0x1p60) || !match({a.tensor(0)})) return {};
+  const Claim* square = valid(a.tensor(0), Form::kSquare);
+  const Claim* known = square != nullptr ? square : valid(a.tensor(0), Form::kRoot);
+  if (known == nullptr) return {};
+  Claim after = *known;
+  const double b = least * rounded_down(a);
+  const double divisor = square != nullptr ? std::sqrt(b) : b;
+  after.mean.ratio /= divisor;
+  after.of_gradient.ratio /= divisor;
+  after.slack = known->slack * most + flushed(*a.tensor(0));
+  after.floor = std::max(0.0, known->floor * b - flushed(*a.tensor(0)));
+  return after;
+}
+
+// sqrt(v + slack) <= sqrt(v) + sqrt(slack)
+Claim Moments::after_root(const RuleArguments& a) const {
+  const Claim* square = valid(a.tensor(0), Form::kSquare);
+  if (square == nullptr || !match({a.tensor(0)})) return {};
+  Claim after = *square;
+  after.form = Form::kRoot;
+  after.mean.ratio *= rounded_up(a);
+  after.of_gradient.ratio *= rounded_up(a);
+  after.slack = std::sqrt(square->slack) + std::sqrt(flushed(*a.tensor(0)));
+  return after;
+}
+
+// s + eps: neither is negative.
+Claim Moments::after_adding(const RuleArguments& a) const {
+  if (slots_.empty() || !is_number(a, 1) || !a.nonnegative(1) || a.number(2, 1) != 1) return {};
+  const Claim* root = valid(a.tensor(0), Form::kRoot);
+  if (root == nullptr || !match({a.tensor(0)})) return {};
+  Claim after = *root;
+  after.mean.ratio *= rounded_up(a);
+  after.of_gradient.ratio *= rounded_up(a);
+  after.slack += flushed(*a.tensor(0));
+  after.floor = std::max(0.0, (root->floor + a.min_abs(1)) * rounded_down(a) - flushed(*a.tensor(0)));
+  return after;
+}
+
+// maximum(x, v): no less than v.
+Claim Moments::after_largest(const RuleArguments& a) const {
+  if (!match({a.tensor(0), a.tensor(1)})) return {};
+  const Claim* square = valid(a.tensor(1), Form::kSquare);
+  if (square == nullptr) square = valid(a.tensor(0), Form::kSquare);
+  return square == nullptr ? Claim{} : *square;
+}
+
+double Moments::quotient(const at::Tensor& numerator, const at::Tensor& denominator) const {
+  const Claim* root = valid(&denominator, Form::kRoot);
+  if (root == nullptr || !(root->floor > 0) || !match({&numerator, &denominator})) return RuleArguments::kUnknown;
+  const uint64_t stamp = stamp_of(numerator);
+  if (stamp == 0) return RuleArguments::kUnknown;
+  for (const Numerator& known : {root->mean, root->of_gradient}) {
+    if (known.stamp == stamp) return known.ratio * (1 + root->slack / root->floor);
+  }
+  return RuleArguments::kUnknown;
+}
+
+bool Moments::has_drifted(const at::Tensor& weight, double before, double after) {
+  constexpr double kTooMuch = 1.5;
+  Claim& known = make(storage_of(weight)).claim;
+  if (known.form != Form::kWeight) known = {.form = Form::kWeight, .floor = before};
+  if (after <= kTooMuch * known.floor) return false;
+  known.form = Form::kNothing;
+  return true;
+}
+
+}  // namespace torchnan

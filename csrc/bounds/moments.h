@@ -1,0 +1,108 @@
+// Bounds of the quotients that Adam and its relatives take: a mean of gradients by the root of a mean of their squares.
+//
+// The root may be close to zero, so that its own bound says nothing. But both have the same history. With
+//   m' = (1 - w) m + w g    and    v' = b v + c g^2,
+// and if |m| <= k sqrt(v), then by the inequality of Cauchy and Schwarz
+//   |m'| <= (1 - w) k / sqrt(b) * sqrt(b v) + w / sqrt(c) * sqrt(c g^2) <= k' sqrt(v'),
+//   k'^2 = (1 - w)^2 k^2 / b + w^2 / c.
+// From zeros on, k stays below w / sqrt(c) / sqrt(1 - (1 - w)^2 / b): 7.3 for 0.1, 0.999 and 0.001. Of g alone,
+// |g| <= sqrt(v') / sqrt(c). A larger v', as amsgrad takes it, keeps both.
+//
+// Roundings make a factor worse by a few units of roundoff. Each operation may flush to zero what is below the smallest
+// normal number; so that much is added to the slack of a claim:
+//   of squares  |n| <= k sqrt(v + slack),    of their root  |n| <= k (s + slack)  and  s >= floor,
+// from which |n / s| <= k (1 + slack / floor). Tests: tests/detection/test_optimizer_bounds.py.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/StorageImpl.h>
+
+#include <torchnan/bounds.h>
+
+namespace torchnan {
+
+// What an operation does to such a history.
+enum class MomentStep : uint8_t {
+  kNone,
+  kAverage,    // lerp: m' from m and g
+  kAddSquare,  // addcmul: v' from v and g
+  kMultiply,   // by a number
+  kDivide,     // by a number
+  kRoot,
+  kAdd,      // of a number
+  kLargest,  // maximum
+  kQuotient  // addcdiv
+};
+MomentStep moment_step_of(std::string_view op);  // without namespace and underscore
+
+// The histories that one thread follows. They are told apart by stamps in the bound cache, which every other write to a
+// tensor removes. Allocates once.
+class Moments {
+ public:
+  // n, as it was when it got the stamp, and k.
+  struct Numerator {
+    uint64_t stamp = 0;
+    double ratio = RuleArguments::kUnknown;
+  };
+  enum class Form : uint8_t { kNothing, kGradient, kMean, kSquare, kRoot, kWeight };
+  struct Claim {
+    Form form = Form::kNothing;
+    const c10::StorageImpl* mean_of = nullptr;  // kGradient: the mean it went into last
+    uint64_t previous = 0;                      // kMean: the m before; kFromZero
+    uint64_t gradient = 0;                      // kMean: g
+    double kept = 0;                            // kMean: |m'| <= kept |m| + taken |g|
+    double taken = 0;
+    Numerator mean{};  // kSquare, kRoot
+    Numerator of_gradient{};
+    double slack = 0;
+    double floor = 0;  // kRoot; kWeight: its bound when it was last read
+  };
+
+  Moments();
+
+  // Returns what holds for the result of an operation that has not run yet, by what is known of its arguments.
+  Claim follow(MomentStep step, const RuleArguments& a);
+
+  // Records that the operation has run, and its result has been recorded as finite.
+  void record(const at::Tensor& result, const Claim& claim);
+
+  // Returns a bound of |numerator / denominator|.
+  double quotient(const at::Tensor& numerator, const at::Tensor& denominator) const;
+
+  // Whether the bound of a weight has grown so much by steps that reading the weight pays: later bounds build on it.
+  bool has_drifted(const at::Tensor& weight, double before, double after);
+
+ private:
+  static constexpr uint64_t kFromZero = 1;
+  static constexpr size_t kSlots = 1 << 13;
+  static constexpr size_t kProbes = 4;
+
+  struct Slot {
+    const c10::StorageImpl* owner = nullptr;
+    uint64_t stamp = 0;
+    Claim claim;
+  };
+
+  Slot* find(const c10::StorageImpl* owner) const;
+  Slot& make(const c10::StorageImpl* owner);
+  const Claim* valid(const at::Tensor* tensor, Form form) const;
+  uint64_t stamp_of(const at::Tensor& tensor) const;
+  uint64_t stamp_gradient(const at::Tensor& gradient);
+
+  Claim after_average(const RuleArguments& a);
+  Claim after_square(const RuleArguments& a);
+  Claim after_scaling(const RuleArguments& a, double least, double most) const;
+  Claim after_root(const RuleArguments& a) const;
+  Claim after_adding(const RuleArguments& a) const;
+  Claim after_largest(const RuleArguments& a) const;
+  Numerator mean_of_gradient(uint64_t gradient_stamp, const Claim* gradient, const Claim* square, double keeps,
+                             double takes) const;
+
+  mutable std::vector<Slot> slots_;
+  uint64_t next_stamp_;
+};
+
+}  // namespace torchnan
