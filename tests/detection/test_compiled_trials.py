@@ -21,7 +21,7 @@ def fresh_compiler():
     torch._dynamo.reset()
 
 
-@pytest.mark.breadth(1)
+@pytest.mark.breadth(0)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_clean_run_of_a_compiled_model_is_silent(name):
     model, batch = fresh(name)

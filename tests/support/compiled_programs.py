@@ -575,3 +575,12 @@ def clean_scaler():
         scaler.scale(compiled(torch.randn(4, 8)).square().mean()).backward()
         scaler.step(optimizer)
         scaler.update()
+
+
+@clean
+def clean_where_the_compiler_computes_less():
+    """Without torch.compile these are infinite: Inductor takes x * 0 for 0, and keeps half precision in float32."""
+    annulled = torch.compile(lambda x: torch.sum(x) * 0)
+    assert annulled(torch.full((1000,), 3e38)).item() == 0
+    cancelled = torch.compile(lambda x: (x * 300 - x * 300).sum())
+    assert cancelled(torch.tensor([300.0, 2.0], dtype=torch.float16)).item() == 0
