@@ -262,8 +262,8 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   void record(const py::tuple& args) {
     is_boxed_ = args.size() == 1 && PyList_CheckExact(args[0].ptr());
     for (const py::handle tensor : border_->own) arguments_.push_back(py::reinterpret_borrow<py::object>(tensor));
-    for (const py::handle given : is_boxed_ ? py::handle(args[0]) : py::handle(args)) {
-      arguments_.push_back(py::reinterpret_borrow<py::object>(given));
+    for (const py::handle argument : is_boxed_ ? py::handle(args[0]) : py::handle(args)) {
+      arguments_.push_back(py::reinterpret_borrow<py::object>(argument));
     }
     obstacle_ = border_->obstacle;
     for (const py::object& argument : arguments_) {

@@ -46,7 +46,7 @@ struct Tally {
   std::optional<double> min;
   std::optional<double> max;
   std::optional<double> absmax;
-  int64_t zeros = 0;              // for the hint alone: not in the log
+  int64_t zeros = 0;                // for the hint alone: not in the log
   std::optional<double> min_abs{};  // of those that are not zero; likewise
 
   int64_t nonfinite() const { return nan + posinf + neginf; }
