@@ -34,7 +34,7 @@ def test_a_clean_run_of_a_compiled_model_is_silent(name):
 
 @pytest.mark.breadth(0)
 @pytest.mark.guarantee(3)
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, SEEDS))])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_fault_is_named_in_a_compiled_model(name, seed, figure):
     model, batch, fault, step = planted(name, seed)
