@@ -281,9 +281,9 @@ def lstm_nan_time_step():
     origin="input",
     name="reward",
     module=None,
-    step=3,
+    step=1,
     also=[alt("forward", ["add", "mul"])],
-    notes="stored at step 1, first computed with at step 3",
+    notes="first used when it is stored, before step 1 ends; computed with at step 3",
 )
 def nan_reward_replay():
     class Replay:
