@@ -180,7 +180,7 @@ def test_no_rollback_on_a_device_that_computes_wrong(tmp_path):
     ended = run_forked(GUARDED.format(health=True, wrong=COMPUTES_WRONG), str(log))
     assert ended.stdout.startswith("STOPPED 81 "), ended.stderr
     assert "no snapshot is gone back to, as the next steps would be bad too: rank 0: cpu computes wrong" in ended.stdout
-    assert '"kind":"health"' in log.read_text().replace(" ", "")
+    assert "cpu computes wrong" in log.read_text()
 
 
 @pytest.mark.parametrize(("health", "wrong"), [(True, ""), (False, COMPUTES_WRONG)], ids=["healthy", "off"])

@@ -41,6 +41,7 @@ WRONG = {
     "snapshot_folder": 3,
     "rollback_depth": 0,
     "max_rollbacks": None,
+    "health": "no",
     "rewind_data": "yes",
     "lr_factor": 1.5,
     "lr_ramp": -1,

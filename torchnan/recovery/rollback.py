@@ -140,7 +140,6 @@ class Rollback:
         if not self._checks_health:
             return
         report = health.check(self._agreement.group)
-        self._log.record("health", ok=report.ok, troubles=[str(trouble) for trouble in report.troubles])
         if not report.ok:
             seen = "; ".join(str(trouble) for trouble in report.troubles)
             raise TrainingStopped(
