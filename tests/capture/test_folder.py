@@ -13,7 +13,7 @@ import torch
 
 from tests.support.forked_python import run_forked
 from tests.support.privileges import permissions_enforced
-from tests.support.processes import run
+from tests.support.processes import run, run_python
 from torchnan.capture import CaptureError
 from torchnan.storage import atomic_folder
 from torchnan.storage.codec import decode, encode
@@ -171,12 +171,12 @@ def small_disk(tmp_path):
 
 
 def test_a_disk_that_fills_while_it_is_written_to_keeps_nothing(small_disk):
-    done = run_forked(FULL, str(small_disk), "disk")
+    done = run_python(FULL, str(small_disk), "disk")
     assert done.stdout.splitlines() == ["ENOSPC True True", "ENOSPC True True", "[]"], done.stderr
 
 
 def test_a_file_that_may_not_grow_is_an_error_and_keeps_nothing(tmp_path):
-    done = run_forked(FULL, str(tmp_path), "limit")
+    done = run_python(FULL, str(tmp_path), "limit")
     assert done.stdout.splitlines() == ["EFBIG True True", "EFBIG True True", "[]"], done.stderr
 
 

@@ -17,7 +17,7 @@ from torch import nn
 import torchnan
 from tests.support.forked_python import run_forked, run_forked_command
 from tests.support.guarded_steps import Net, Training, bad_batch, batch_of, step_of
-from tests.support.processes import REPOSITORY, run
+from tests.support.processes import REPOSITORY, run, run_python
 from torchnan.capture import CaptureError, UnkeepableError
 from torchnan.config.options import OptionError
 
@@ -129,7 +129,7 @@ print(event.notes)
 @pytest.mark.breadth(1)
 @pytest.mark.parametrize("room", [0, 100, 3000])
 def test_no_room_on_the_disk_is_reported_and_training_goes_on(room, tmp_path):
-    ended = run_forked(FULL, str(tmp_path), str(REPOSITORY), str(room))
+    ended = run_python(FULL, str(tmp_path), str(REPOSITORY), str(room))
     assert ended.returncode == 0, ended.stderr
     assert "not captured: " in ended.stdout
     assert "cannot be written" in ended.stdout
