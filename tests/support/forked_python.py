@@ -78,7 +78,8 @@ def run_forked(
 ) -> subprocess.CompletedProcess[str]:
     """Runs Python code in a fork that has imported PyTorch, with no TORCHNAN variables but the given ones.
 
-    What it prints goes to files, so that no limit on the size of files may be set in it. Past the deadline it is ended, and the test fails with what it has written and the stacks of its threads.
+    What it prints goes to files: no limit on the size of files may be set in it. Past the deadline it is ended, and the
+    test fails with what it has written and the stacks of its threads.
     """
     return _finished([_start(code, ["-c", *arguments], cwd, variables)], deadline)
 
