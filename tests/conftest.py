@@ -15,6 +15,7 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
+import torch._dynamo  # as the first optimizer would, in the middle of a test
 
 from torchnan._load import _C
 
@@ -30,6 +31,14 @@ def clean_slate():
     assert _C.open_scopes() == 0
     assert not _C.has_nonfinite()
     assert not torch._C._dispatch_tls_local_include_set().has(key)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def young_heap():
+    """What the tests before and their libraries have left is no garbage: no collection, and no search of a report for
+    who holds a tensor, looks at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_addoption(parser):
@@ -57,12 +66,6 @@ def pytest_collection_modifyitems(config, items):
     config.hook.pytest_deselected(items=[item for item in items if not runs(item)])
     # The longest first: none is left over for one core at the end.
     items[:] = sorted((item for item in items if runs(item)), key=lambda item: item.get_closest_marker("slow") is None)
-
-
-def pytest_collection_finish():
-    """What thousands of tests and their libraries consist of is no garbage: no collection looks at it again."""
-    gc.collect()
-    gc.freeze()
 
 
 def _sample(items) -> set[pytest.Item]:
