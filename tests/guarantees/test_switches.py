@@ -373,6 +373,9 @@ def test_nothing_is_clamped():
             "max(outlier_threshold(peaks, ordinary, tested, thresholds.false_alarm), least)",
         ),
         ("diagnosis/headroom.py", "min(thresholds.headroom_steps, step[-1] - step[0])"),
+        # no option stands in these: the last line of a function, numbers drawn after the first
+        ("detection/compiled/functions.py", "max(number or 0 for _, _, number in code.co_lines())"),
+        ("detection/compiled/random_numbers.py", "max(count - 1, 0)"),
         (
             "detection/compiled/kernels.py",
             "max(run.sources, key=lambda source: (source.kinds & _NAN, source.kinds & _POSITIVE))",
