@@ -81,8 +81,9 @@ void name_parameter_of_node(const Site& site, const DetectionSession& session, F
   const auto owner = owner_of(parameter, true, session);
   if (!owner || owner->name.empty()) return;
   facts.name = owner->name;
+  if (facts.module || !facts.backward_stack.empty()) return;  // a hook is no part of a module
   const size_t dot = owner->name.rfind('.');
-  if (!facts.module) facts.module = dot == std::string::npos ? "" : owner->name.substr(0, dot);
+  facts.module = dot == std::string::npos ? "" : owner->name.substr(0, dot);
 }
 
 // What a compiled graph computes passes no dispatcher; its results say who made them.
