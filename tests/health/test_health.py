@@ -125,6 +125,12 @@ def test_alone_it_checks_the_device_and_disturbs_nothing():
     assert watch.stats()["ops"] == 0
 
 
+@pytest.mark.parametrize("mode", [lambda: torch.device("meta"), lambda: torch.autocast("cpu", dtype=torch.bfloat16)])
+def test_modes_of_the_program_do_not_reach_it(mode):
+    with mode():
+        assert torchnan.health.check().ok
+
+
 def test_a_timeout_that_is_none_is_refused():
     for timeout in (0, -1, float("nan"), "30", None):
         with pytest.raises(OptionError, match="it takes a number of seconds above 0"):

@@ -75,6 +75,11 @@ class GradientNorm(Protocol):
     def sharded(self) -> bool: ...
 
 
+def backend_devices(group: dist.ProcessGroup | None) -> list[str]:
+    """Returns the types of device on which the backends of a group take tensors."""
+    return [pair.split(":")[0] for pair in dist.get_backend_config(group).split(",")]
+
+
 class Agreement:
     """Agrees over a process group; without one, every process is on its own.
 
@@ -191,8 +196,7 @@ class Agreement:
 
     def _device(self) -> torch.device:
         """Returns the device on which the group's backend takes tensors; the CPU if it takes those."""
-        backends = dist.get_backend_config(self.group)
-        devices = [pair.split(":")[0] for pair in backends.split(",")]
+        devices = backend_devices(self.group)
         if "cpu" in devices:
             return torch.device("cpu")
         return torch.device(devices[0], torch.accelerator.current_device_index())

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from torchnan.config.options import OptionError, is_number
 from torchnan.detection.pause import detection_paused
+from torchnan.distributed.agreement import backend_devices
 from torchnan.health.devices import device_facts
 from torchnan.health.group import Group
 from torchnan.health.product import digest_of_product, wrong_product
@@ -42,8 +43,8 @@ def check(group: dist.ProcessGroup | None = None, *, timeout: float = 30.0) -> H
     """
     if not is_number(timeout) or not timeout > 0:
         raise OptionError(f"timeout={timeout!r} cannot be used: it takes a number of seconds above 0.")
-    with detection_paused(), torch.no_grad(), torch.autocast("cpu", enabled=False):
-        device = _device()
+    device = _device()
+    with detection_paused(), torch.no_grad(), torch.autocast(device.type, enabled=False):
         mine = _own_answer(device)
         if not dist.is_available() or not dist.is_initialized() or dist.get_world_size(group) == 1:
             return HealthReport(0, 1, tuple(_troubles_of(0, mine)), tuple(mine["notes"]))
@@ -120,7 +121,7 @@ def _different(answers: dict[int, dict[str, Any]]) -> list[Trouble]:
 
 def _check_sum(ranks: Group) -> list[Trouble]:
     """All-reduces integers that every sum of float32 is exact for, and exchanges what each rank found."""
-    pattern = torch.arange(_VALUES) % 7 + 1
+    pattern = torch.arange(_VALUES, device="cpu") % 7 + 1
     shares = [rank % 64 + 1 for rank in range(ranks.ranks)]
     values = (pattern * shares[ranks.rank]).float().to(_device_of(ranks.group))
     why = ranks.all_reduce(values)
@@ -149,5 +150,5 @@ def _check_sum(ranks: Group) -> list[Trouble]:
 
 def _device_of(group: dist.ProcessGroup) -> torch.device:
     """Returns the device on which the group's backend takes tensors; the accelerator if it takes those."""
-    devices = [pair.split(":")[0] for pair in dist.get_backend_config(group).split(",")]
-    return next((device for device in [_device()] if device.type in devices), torch.device("cpu"))
+    device = _device()
+    return device if device.type in backend_devices(group) else torch.device("cpu")

@@ -38,5 +38,5 @@ def digest_of_product(device: torch.device) -> str:
 
 def _integers(modulus: int, seed: int) -> torch.Tensor:
     """Returns a ``[256, 256]`` int64 matrix without the user's random numbers; between ``-modulus / 2`` and that."""
-    rows, columns = torch.arange(_SIZE)[:, None], torch.arange(_SIZE)
+    rows, columns = torch.arange(_SIZE, device="cpu").view(-1, 1), torch.arange(_SIZE, device="cpu")
     return (rows * rows * 31 + columns * (7 + seed) + rows * columns * 3) % modulus - modulus // 2

@@ -139,8 +139,10 @@ class Rollback:
         """Checks ranks and devices: on one that computes wrong, the steps after a rollback would be bad as well."""
         if not self._checks_health:
             return
-        report = health.check(self._agreement.group)
-        if not report.ok:
+        report = None
+        with self._failures.contained("checking the health of ranks and devices"):
+            report = health.check(self._agreement.group)
+        if report is not None and not report.ok:
             seen = "; ".join(str(trouble) for trouble in report.troubles)
             raise TrainingStopped(
                 f"no snapshot is gone back to, as the next steps would be bad too: {seen}", "transient"
