@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from torchnan.config.options import message_of
-from torchnan.config.text import MAX_MESSAGE_BYTES, printable
+from torchnan.config.text import say
 
 if TYPE_CHECKING:
     from torchnan.detection.errors import NonFiniteError
@@ -99,9 +99,3 @@ def _made_page(watch: detect, path: str, is_logged: bool) -> bool:
     while size != (size := job.size()):  # another rank may have written meanwhile, and its page be older than this one
         private_file.write_text(path, findings_page.html(job.findings(), [str(job.folder)], notes))
     return job.is_first("page")
-
-
-def say(text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # closed, or a pipe that nobody reads
-        if sys.stderr is not None:
-            print(f"torchnan: {printable(text, MAX_MESSAGE_BYTES)}", file=sys.stderr)

@@ -14,7 +14,7 @@ from typing import Any
 from torchnan import _load, program_end
 from torchnan.config import environment as _environment
 from torchnan.config.options import OptionError, message_of
-from torchnan.config.text import MAX_MESSAGE_BYTES, printable
+from torchnan.config.text import MAX_MESSAGE_BYTES, printable, say
 
 is_pending = False  # asked for while torchnan was being imported, which does it at its end
 
@@ -76,7 +76,7 @@ def _say_that_nothing_is_on(ignored: list[str]) -> None:
     """Options alone switch nothing on: who set them believes otherwise."""
     if ignored and multiprocessing.parent_process() is None:
         names, are = " and ".join(ignored[:3]), "are" if len(ignored) > 1 else "is"
-        program_end.say(f"{names} {are} set, TORCHNAN is not, so nothing is checked: set TORCHNAN=raise, warn or log.")
+        say(f"{names} {are} set, TORCHNAN is not, so nothing is checked: set TORCHNAN=raise, warn or log.")
 
 
 def _default_log() -> str:

@@ -113,8 +113,6 @@ TELLS = {
     "detection/session.py detect.__repr__": "watch.report()",  # numbers, and the action
     "detection/errors.py warn": "warnings",
     "detection/errors.py warn_of_detector": "warnings of the detector",
-    "distributed/delivery.py _say_last_words": "what ranks say",
-    "distributed/delivery.py _say_last_words.at_exit": "what ranks say",
     "health/report.py Trouble.__str__": "the health of ranks",
     "health/report.py HealthReport.__str__": "the health of ranks",
     "health/group.py Group.exchange": "the health of ranks",  # to the other ranks
@@ -122,7 +120,7 @@ TELLS = {
     "cli/doctor.py _print_health": "the health of ranks",
     "startup.py switch_on": "errors of the environment",
     "program_end.py finish": "NonFiniteError",
-    "program_end.py say": "errors of the environment",
+    "config/text.py say": "what ranks say",
     "recovery/nan_detector.py NaNDetector._reject": "loggers",
     "detection/headroom.py Headroom.__str__": "str(headroom)",
     "detection/session.py detect.headroom": "warnings of the detector",  # that it has no room

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import reprlib
+import sys
 from typing import Any
 
 from torchnan import _load  # and not its _C: `import torch` may call startup before the core is loaded
@@ -13,6 +15,13 @@ MAX_MESSAGE_BYTES = 2000  # bytes of an error's text
 def printable(text: str, limit: int = 400) -> str:
     """Returns a line for a terminal: escapes for invisible characters, cut at ``limit`` bytes with ``...``."""
     return str(_load._C.printable(text, limit))
+
+
+def say(text: str) -> None:
+    """Prints a line of torchnan's own to stderr, if there is anybody to read it."""
+    with contextlib.suppress(OSError, ValueError):  # closed, or a pipe that nobody reads
+        if sys.stderr is not None:
+            print(f"torchnan: {printable(text, MAX_MESSAGE_BYTES)}", file=sys.stderr)
 
 
 def to_valid_utf8(text: str, limit: int = 1000) -> str:

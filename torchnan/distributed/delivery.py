@@ -6,10 +6,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import sys
 from typing import TYPE_CHECKING
 
-from torchnan.config.text import MAX_MESSAGE_BYTES, printable
+from torchnan.config.text import say
 from torchnan.detection import errors
 from torchnan.detection.errors import warn_of_detector as warn_of_detector
 from torchnan.detection.finding import Finding
@@ -57,6 +56,6 @@ def _say_last_words(job: Job) -> None:
 
     @atexit.register
     def at_exit() -> None:
-        with contextlib.suppress(OSError, ValueError, LookupError):  # a folder that is gone; a closed stream
-            if os.getpid() == process and sys.stderr is not None and (text := job.last_words()):
-                print(f"torchnan: {printable(text, MAX_MESSAGE_BYTES)}", file=sys.stderr)
+        with contextlib.suppress(OSError, ValueError, LookupError):  # a folder that is gone, a log that was damaged
+            if os.getpid() == process and (text := job.last_words()):
+                say(text)
