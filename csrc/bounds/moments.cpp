@@ -42,6 +42,11 @@ double rounded_up(const RuleArguments& a) { return 1 + 8 * a.unit_roundoff(); }
 // More than the few results of one operation that are flushed to zero.
 double flushed(const at::Tensor& tensor) { return 8 * range_of(tensor.scalar_type()).tiny; }
 
+// Where the places for a storage begin.
+size_t first_place_of(const c10::StorageImpl* owner) {
+  return (reinterpret_cast<uintptr_t>(owner) * 0x9e3779b97f4a7c15ull) >> 32;
+}
+
 }  // namespace
 
 MomentStep moment_step_of(std::string_view op) {
@@ -59,7 +64,7 @@ Moments::Moments() : next_stamp_(first_stamp()) {}
 
 Moments::Slot* Moments::find(const c10::StorageImpl* owner) const {
   if (slots_.empty()) return nullptr;
-  const size_t first = (reinterpret_cast<uintptr_t>(owner) * 0x9e3779b97f4a7c15ull) >> 32;
+  const size_t first = first_place_of(owner);
   for (size_t i = 0; i < kProbes; ++i) {
     Slot& slot = slots_[(first + i) % kSlots];
     if (slot.owner == owner) return &slot;
@@ -71,7 +76,7 @@ Moments::Slot* Moments::find(const c10::StorageImpl* owner) const {
 Moments::Slot& Moments::make(const c10::StorageImpl* owner) {
   if (slots_.empty()) slots_.resize(kSlots);
   if (Slot* found = find(owner)) return *found;
-  const size_t first = (reinterpret_cast<uintptr_t>(owner) * 0x9e3779b97f4a7c15ull) >> 32;
+  const size_t first = first_place_of(owner);
   Slot* oldest = &slots_[first % kSlots];
   for (size_t i = 1; i < kProbes; ++i) {
     Slot& slot = slots_[(first + i) % kSlots];
