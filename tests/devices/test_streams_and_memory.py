@@ -40,6 +40,17 @@ def assert_silent_and_as_often(machine, step):
     del held
 
 
+def assert_silent_and_nothing_stale_is_read(machine, step):
+    """A correct step is silent under detection and waits no more often; no scan reads memory that was given back."""
+    plain = machine.count(step)
+    with torchnan.detect(action="log") as watch:
+        step()
+        watched = machine.count(step)
+        assert machine.stale_reads() == 0
+    assert watched == plain
+    assert watch.findings == []
+
+
 @pytest.fixture
 def ints(device, machine):
     """Integers that are NaN if they are read as bfloat16 or float32."""
@@ -71,13 +82,7 @@ def test_memory_that_a_storage_gives_back_is_not_read_by_a_scan_that_waits(machi
         other.copy_(ints)
         return y.float().sum().item()
 
-    plain = machine.count(step)
-    with torchnan.detect(action="log") as watch:
-        step()
-        watched = machine.count(step)
-        assert machine.stale_reads() == 0
-    assert watched == plain
-    assert watch.findings == []
+    assert_silent_and_nothing_stale_is_read(machine, step)
 
 
 def test_memory_that_is_given_back_is_not_scanned_when_an_assumption_fails(machine, device):
@@ -141,13 +146,7 @@ def test_memory_of_another_stream_is_read_before_the_event_that_frees_it(machine
         machine.run(gather, 100)  # at the same time as what the main stream has left
         return y.float().sum().item()
 
-    plain = machine.count(step)
-    with torchnan.detect(action="log") as watch:
-        step()
-        watched = machine.count(step)
-        assert machine.stale_reads() == 0
-    assert watched == plain
-    assert watch.findings == []
+    assert_silent_and_nothing_stale_is_read(machine, step)
 
 
 @pytest.mark.parametrize(

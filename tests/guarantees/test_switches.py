@@ -332,9 +332,9 @@ print(before == (_C.open_scopes(), watched()), before)
         ({"TORCHNAN": "log"}, "0", "(1, 1)"),
     ],
 )
-def test_variables_are_read_once(at_start, later, told):
+def test_variables_are_read_once(at_start, later, told, tmp_path):
     """Fails when is_switched_off() is not static: what os.environ is given later reaches getenv()."""
-    ended = run_forked(READ_ONCE.format(value=later), **at_start)
+    ended = run_forked(READ_ONCE.format(value=later), cwd=tmp_path, **at_start)
     assert ended.stdout.strip() == f"True {told}", ended.stderr
 
 

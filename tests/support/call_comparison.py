@@ -70,20 +70,15 @@ def nobody(seen: list[Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quick_and_loud() -> Iterator[None]:
-    """One thread; what warns once warns always; what has been loaded is not searched when something is found; and what
-    is garbage is not finalised in the midst of a run.
-    """
+    """One thread; what warns once warns always; what is garbage is not finalised in the midst of a run."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.set_warn_always(True)
-    gc.collect()
-    gc.freeze()
     gc.disable()
     try:
         yield
     finally:
         gc.enable()
-        gc.unfreeze()
         torch.set_warn_always(False)
         torch.set_num_threads(threads)
 
