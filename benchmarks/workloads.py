@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -30,6 +31,16 @@ class Workload:
     loss_of: Callable[[], torch.Tensor]
     batch: Any
     eager: Callable[[], Workload] | None = None
+
+    def under(self, context: Callable[[], AbstractContextManager[Any]], name: str) -> Workload:
+        """Returns the same step with its loss computed in a context, such as autocast."""
+        plain = self.loss_of
+
+        def loss_of() -> torch.Tensor:
+            with context():
+                return plain()
+
+        return training(name, self.model, self.batch, loss_of, self.repeat)
 
 
 def training(
@@ -61,6 +72,11 @@ def gpt2() -> Workload:
     )
     model, ids = GPT2LMHeadModel(config), torch.randint(0, 8192, (4, 256))
     return training("GPT-2 256x4, 4x256", model, {"input_ids": ids}, lambda: model(input_ids=ids, labels=ids).loss, 1)
+
+
+def gpt2_bf16() -> Workload:
+    """The same under autocast to bfloat16."""
+    return gpt2().under(lambda: torch.autocast("cpu", torch.bfloat16), "GPT-2 256x4, 4x256, bf16")
 
 
 def bert() -> Workload:
@@ -97,6 +113,55 @@ def resnet50() -> Workload:
     )
 
 
+def t5() -> Workload:
+    """A small T5: 3 + 3 layers of 256, 4 x 128 tokens."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(
+        num_layers=3, d_model=256, d_kv=32, num_heads=8, d_ff=1024, vocab_size=4096, decoder_start_token_id=0
+    )
+    model, ids = T5ForConditionalGeneration(config), torch.randint(0, 4096, (4, 128))
+    return training("T5 256x3+3, 4x128", model, {"input_ids": ids}, lambda: model(input_ids=ids, labels=ids).loss, 1)
+
+
+def vit() -> Workload:
+    """A small ViT: 6 layers of 192, 8 images of 128 x 128."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        num_hidden_layers=6, hidden_size=192, num_attention_heads=6, intermediate_size=768, image_size=128
+    )
+    model = ViTForImageClassification(config)
+    pixels, labels = torch.randn(8, 3, 128, 128), torch.randint(0, 2, (8,))
+    return training(
+        "ViT 192x6, 8x128²",
+        model,
+        {"pixel_values": pixels, "labels": labels},
+        lambda: model(pixel_values=pixels, labels=labels).loss,
+        1,
+    )
+
+
+def lstm() -> Workload:
+    """A language model of two LSTM layers of 256, 16 x 64 tokens."""
+    words, layers = torch.nn.Embedding(4096, 256), torch.nn.LSTM(256, 256, num_layers=2, batch_first=True)
+    out, ids = torch.nn.Linear(256, 4096), torch.randint(0, 4096, (16, 64))
+
+    def loss_of() -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(out(layers(words(ids))[0]).flatten(0, 1), ids.flatten())
+
+    return training("LSTM 256x2, 16x64", torch.nn.ModuleList([words, layers, out]), ids, loss_of, 1)
+
+
+def mamba() -> Workload:
+    """A small Mamba: 4 layers of 128, 4 x 64 tokens, its scan a loop of small operations."""
+    from transformers import MambaConfig, MambaForCausalLM
+
+    config = MambaConfig(num_hidden_layers=4, hidden_size=128, state_size=16, vocab_size=2048)
+    model, ids = MambaForCausalLM(config), torch.randint(0, 2048, (4, 64))
+    return training("Mamba 128x4, 4x64", model, {"input_ids": ids}, lambda: model(input_ids=ids, labels=ids).loss, 1)
+
+
 def compiled(make: Callable[[], Workload], **options: Any) -> Callable[[], Workload]:
     """The same step with its model compiled by Inductor, with these of its options."""
 
@@ -108,5 +173,16 @@ def compiled(make: Callable[[], Workload], **options: Any) -> Callable[[], Workl
     return make_compiled
 
 
-_EAGER = {"mlp": mlp, "gpt2": gpt2, "bert": bert, "resnet50": resnet50}
-ALL = {**_EAGER, **{f"{key}-compiled": compiled(make) for key, make in _EAGER.items()}}
+EAGER = {
+    "mlp": mlp,
+    "gpt2": gpt2,
+    "gpt2-bf16": gpt2_bf16,
+    "bert": bert,
+    "resnet50": resnet50,
+    "t5": t5,
+    "vit": vit,
+    "lstm": lstm,
+    "mamba": mamba,
+}
+COMPILED = {f"{key}-compiled": compiled(EAGER[key]) for key in ("mlp", "gpt2", "bert", "resnet50")}
+ALL = {**EAGER, **COMPILED}

@@ -1,0 +1,87 @@
+"""The tables that `make bench` writes, and the line that says where they are from."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import re
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from benchmarks.steps import Result
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+BETWEEN_MARKS = re.compile(r"(?<=<!-- make bench -->\n).*?(?=<!-- end -->)", re.DOTALL)
+ROWS = {
+    "loaded, off": "off",
+    "off again (A/A)": "off again (A/A)",
+    "detect()": "`detect()`",
+    "StepGuard": "`StepGuard`",
+    "set_detect_anomaly": "`set_detect_anomaly`",
+    "Inductor's nan_asserts": "`nan_asserts`",
+}
+
+
+def machine(threads: int) -> str:
+    """Where and when a table was measured."""
+    return f"{_commit()}, {datetime.date.today()}, PyTorch {torch.__version__}, {threads} threads, {_processor()}"
+
+
+def write(results: Mapping[str, Result], threads: int) -> None:
+    """Writes the tables in README and in docs/performance.md."""
+    _write(REPOSITORY / "README.md", short_table(results))
+    _write(REPOSITORY / "docs" / "performance.md", f"{long_table(results)}\nMeasured at {machine(threads)}.\n")
+
+
+def short_table(results: Mapping[str, Result]) -> str:
+    """A column for each workload: anomaly mode, detect(), and detect() of the compiled step."""
+    columns = [key for key in results if not key.endswith("-compiled")]
+    compiled = {key: results[f"{key}-compiled"] for key in columns if f"{key}-compiled" in results}
+    rows = {
+        "`set_detect_anomaly`": [_cell(results[key], "set_detect_anomaly") for key in columns],
+        "`detect()`": [_cell(results[key], "detect()") for key in columns],
+        "`detect()`, compiled": [_cell(compiled[key], "detect()") if key in compiled else "" for key in columns],
+    }
+    heads = [results[key].name.partition(",")[0].partition(" 2")[0].partition(" 1")[0] for key in columns]
+    heads = [f"{head}, bf16" if key.endswith("-bf16") else head for key, head in zip(columns, heads, strict=True)]
+    lines = [_row("time of a step", heads), _row("---", ["---"] * len(columns))]
+    return "".join(lines + [_row(name, cells) for name, cells in rows.items()])
+
+
+def long_table(results: Mapping[str, Result]) -> str:
+    """A row for each workload."""
+    lines = [_row("step", list(ROWS.values())), _row("---", ["---"] * len(ROWS))]
+    return "".join(lines + [_row(result.name, [_cell(result, mode) for mode in ROWS]) for result in results.values()])
+
+
+def _cell(result: Result, mode: str) -> str:
+    """The median; with its interval where that is wider than a percent to each side."""
+    if mode not in result.ratios:
+        return ""
+    ratio = result.ratios[mode]
+    wide = "" if ratio.is_within_a_percent else f" ({ratio.low:.2f}-{ratio.high:.2f})"
+    return f"{ratio.median:.3f}{wide}"
+
+
+def _row(head: str, cells: list[str]) -> str:
+    return f"| {head} | {' | '.join(cells)} |\n"
+
+
+def _write(page: Path, table: str) -> None:
+    page.write_text(BETWEEN_MARKS.sub(lambda _: table, page.read_text()))
+
+
+def _commit() -> str:
+    git = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty", "--exclude", "*"]
+    return subprocess.run(git, capture_output=True, text=True).stdout.strip() or "no commit"
+
+
+def _processor() -> str:
+    found = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    return found[1] if found else platform.machine()
