@@ -67,7 +67,7 @@ class RegionCall:
     outputs: list[tuple[int, int]]
     obstacle: str
     modes: ThreadModes
-    is_boxed: bool
+    boxed: int
     hooks: tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]] | None
     given: Provenance | None
     provenance: Provenance | None

@@ -228,7 +228,7 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   bool is_inside_node() const { return inside_.has_value(); }
   void enter_node() const { set_replayed_node(inside_); }
   const Modes& modes() const { return modes_; }
-  bool is_boxed() const { return is_boxed_; }
+  size_t boxed() const { return boxed_; }
   py::object hooks = saved_tensors_hooks();
   py::object given = py::none();       // the provenance of a non-finite argument that is overwritten and not copied
   py::object provenance = py::none();  // of what the region returned, once it has been found
@@ -258,12 +258,16 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
     return items;
   }
 
-  // Compiled autograd passes one list, which the call empties.
+  // Compiled autograd passes a list first, which the call empties.
   void record(const py::tuple& args) {
-    is_boxed_ = args.size() == 1 && PyList_CheckExact(args[0].ptr());
     for (const py::handle tensor : border_->own) arguments_.push_back(py::reinterpret_borrow<py::object>(tensor));
-    for (const py::handle argument : is_boxed_ ? py::handle(args[0]) : py::handle(args)) {
-      arguments_.push_back(py::reinterpret_borrow<py::object>(argument));
+    for (const py::handle argument : args) {
+      if (!PyList_CheckExact(argument.ptr()) || !argument.is(args[0])) {
+        arguments_.push_back(py::reinterpret_borrow<py::object>(argument));
+        continue;
+      }
+      for (const py::handle item : argument) arguments_.push_back(py::reinterpret_borrow<py::object>(item));
+      boxed_ = arguments_.size() - border_->own.size();
     }
     obstacle_ = border_->obstacle;
     for (const py::object& argument : arguments_) {
@@ -273,7 +277,7 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
           border_->is_distributed(argument).cast<bool>())
         obstacle_ = "an argument is a distributed tensor: other ranks would have to take part";
     }
-    if (!is_boxed_) record_mutated();
+    record_mutated();
     if (obstacle_.empty() && border_->is_random.value_or(true)) random_state_ = torchnan::random_state();
   }
 
@@ -389,8 +393,8 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   std::optional<NodeSite> inside_ = current_node_site();  // a hook of it, or its function, makes the call
   std::string obstacle_;                                  // why the call cannot be replayed; empty if it can
   SiteId stack_ = 0;
+  size_t boxed_ = 0;  // arguments that came in a list, which the call empties
   bool is_on_device_ = false;
-  bool is_boxed_ = false;
   bool is_released_ = false;
 };
 
@@ -478,7 +482,7 @@ void bind_compiled_regions(py::module_& m) {
       .def_property_readonly("outputs", &RegionCall::outputs)
       .def_property_readonly("obstacle", &RegionCall::obstacle)
       .def_property_readonly("modes", &RegionCall::modes)
-      .def_property_readonly("is_boxed", &RegionCall::is_boxed)
+      .def_property_readonly("boxed", &RegionCall::boxed)
       .def_property_readonly("is_inside_node", &RegionCall::is_inside_node)
       .def("enter_node", &RegionCall::enter_node)
       .def_readonly("hooks", &RegionCall::hooks)

@@ -228,6 +228,65 @@ def test_an_argument_that_is_too_large_to_copy_is_reported_at_the_border(monkeyp
     assert torchnan.Finding.from_json(finding.to_json()) == finding
 
 
+def overwritten_for_a_gradient():
+    """Inductor's code does not write what gradients are needed of: it is copied back around it."""
+
+    def scale(x, w):
+        x.mul_(w)
+        return torch.log(x).sum()
+
+    x = torch.ones(4)
+    torch.compile(scale)(x, torch.full((4,), -2.0, requires_grad=True)).item()
+    return (x,)
+
+
+def accumulated_in_compiled_autograd():
+    a, b = torch.zeros(4, requires_grad=True), torch.zeros(4, requires_grad=True)
+    a.grad, b.grad = torch.ones(4), torch.ones(4)
+    with torch._dynamo.compiled_autograd._enable(torch.compile):
+        (torch.sqrt(a).sum() + b.sum()).backward()
+    return a.grad, b.grad
+
+
+@pytest.mark.parametrize(
+    ("program", "op"), [(overwritten_for_a_gradient, "log"), (accumulated_in_compiled_autograd, "div")]
+)
+def test_a_replay_writes_nothing_that_the_program_has(program, op):
+    plain = program()
+    torch._dynamo.reset()
+    with torchnan.detect(action="log") as session:
+        checked = program()
+    assert all(map(torch.equal, plain, checked))
+    assert [(finding.op, finding.compiled.replay) for finding in session.findings] == [(f"aten::{op}", "traced")]
+
+
+def test_arguments_that_share_memory_and_are_overwritten_are_no_input_of_a_replay():
+    @torch.compile
+    def overwrite(x, y, w):
+        x.sub_(1)
+        return (torch.log(x) * y * w).sum()
+
+    base = torch.ones(4)
+    with torchnan.detect(action="log") as session:
+        overwrite(base[:3], base[1:], torch.ones(3, requires_grad=True)).item()
+    assert base.tolist() == [0, 0, 0, 1]
+    assert session.first.compiled.obstacle == "it is not known which of its arguments it overwrites"
+
+
+def test_weights_that_were_made_in_inference_mode_are_no_obstacle():
+    with torch.inference_mode():
+        layer = nn.Linear(4, 1)
+
+    @torch.compile
+    def score(x):
+        with torch.inference_mode():
+            return torch.log(torch.relu(layer(x) - 9))
+
+    with torchnan.detect(action="log") as session:
+        score(torch.zeros(4)).item()
+    assert [finding.op for finding in session.findings] == ["aten::log"]
+
+
 def test_a_graph_that_waits_for_other_ranks_is_not_replayed():
     graph = torch.fx.Graph()
     x = graph.placeholder("x")

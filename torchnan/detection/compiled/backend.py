@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from torchnan._load import _C
 from torchnan.detection.containment import contained
@@ -24,21 +25,24 @@ def recording(compile_graph: Callable[..., Any]) -> Callable[..., Any]:
 
             if isinstance(model_, torch.fx.GraphModule) and not _C.is_replaying():
                 place = torch_internals.place_of_traced_function()
-                kept = graph.copy_graph(model_), graph.tensors_of(model_), place
+                arguments = len(tree_leaves(inputs_))
+                kept = functools.partial(_checked, graph.copy_graph(model_), graph.tensors_of(model_), place, arguments)
         compiled = compile_graph(self, model_, inputs_, *args, **options)
         if kept is None or not isinstance(compiled, types.FunctionType):  # AOTInductor returns a file
             return compiled
         with contained("storing the graph of a compiled region"):
-            return _checked(*kept, compiled)
+            return kept(compiled)
         return compiled
 
     return compile_and_keep
 
 
-def _checked(graph: Any, tensors: dict[str, torch.Tensor], place: Any, compiled: types.FunctionType) -> Any:
+def _checked(
+    graph: Any, tensors: dict[str, torch.Tensor], place: Any, arguments: int, compiled: types.FunctionType
+) -> Any:
     from torchnan.detection.compiled.region import Region
 
-    call = Region(graph, tensors, compiled, place).checked()  # a function, as Dynamo wants
+    call = Region(graph, tensors, compiled, place, arguments).checked()  # a function, as Dynamo wants
     public = {name: value for name, value in vars(compiled).items() if not name.startswith("_")}
     call.__dict__.update(public)
     return call

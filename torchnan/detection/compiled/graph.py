@@ -15,7 +15,7 @@ from torchnan.detection.compiled.stack import Entry, Line, call_under, joined, t
 
 Modules = dict[str, weakref.ref[torch.nn.Module]]  # by their key in nn_module_stack
 
-_KEPT_META = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack")
+_KEPT_META = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack", "steal_arg")
 
 
 def copy_graph(module: fx.GraphModule, keep: tuple[str, ...] = ()) -> fx.GraphModule:

@@ -55,5 +55,5 @@ def _checked(loader: Any, run: Callable[..., Any]) -> Callable[..., Any]:
             return run(known(), inputs)
 
         name = " ".join(["AOTInductor package", *_paths.get(loader, "").splitlines()])
-        _calls[loader] = Region(None, {}, run_alive, Line("", 0, name), OBSTACLE).checked()
+        _calls[loader] = Region(None, {}, run_alive, Line("", 0, name), obstacle=OBSTACLE).checked()
     return _calls[loader]

@@ -34,6 +34,7 @@ class Region:
         tensors: the graph's own parameters and buffers by name.
         compiled: runs the region.
         place: the function that was compiled.
+        arguments: how many there are in a call, those in a list counted one by one.
         obstacle: why no call can be replayed; empty if they can.
     """
 
@@ -43,6 +44,7 @@ class Region:
         tensors: dict[str, torch.Tensor],
         compiled: Callable[..., Any],
         place: Line,
+        arguments: int = 0,
         obstacle: str = "",
     ) -> None:
         self.graph = graph
@@ -52,10 +54,11 @@ class Region:
         self.modules = {} if graph is None else modules_of(graph)
         if graph is not None and has_collectives(graph):
             obstacle = "operations in it wait for other ranks"
-        made = [] if graph is None else torch_internals.compiled_graphs(compiled)
-        mutated = sorted({i for one in made for i in _mutated_by_forward(one)})
+        mutated = [] if graph is None else torch_internals.overwritten_inputs(compiled, len(tensors) + arguments)
+        if mutated is None:
+            obstacle = "it is not known which of its arguments it overwrites"
         self.border = _C.RegionBorder(
-            mutated, tuple(tensors.values()), MAX_COPIED, obstacle, _plain, shards.is_sharded, _follower(self)
+            mutated or [], tuple(tensors.values()), MAX_COPIED, obstacle, _plain, shards.is_sharded, _follower(self)
         )
         self._known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()  # by session
 
@@ -141,7 +144,7 @@ class Region:
             is_inside_node=call.is_inside_node,
             enter_node=call.enter_node,
             stack=call.stack,
-            is_boxed=call.is_boxed,
+            boxed=call.boxed,
             region=self._name(),
         )
 
@@ -212,7 +215,3 @@ def _plain(value: Any) -> list[torch.Tensor]:
         names, _ = value.__tensor_flatten__()
         return [plain for name in names for plain in _plain(getattr(value, name))]
     return [value] if isinstance(value, torch.Tensor) else []
-
-
-def _mutated_by_forward(made: Any) -> Sequence[int]:
-    return () if made.fx_kwargs.get("is_backward") else made.mutated_input_idxs

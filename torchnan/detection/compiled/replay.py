@@ -41,7 +41,7 @@ class RecordedCall:
         is_inside_node: whether a node of a backward pass made the call.
         enter_node: makes that node the one that this thread runs.
         stack: id of the stack that it was made on.
-        is_boxed: whether the arguments came in one list, which the region empties.
+        boxed: how many of the arguments came in a list, which the region empties.
         region: name, file and line of the function that was compiled.
     """
 
@@ -58,7 +58,7 @@ class RecordedCall:
     is_inside_node: bool
     enter_node: Callable[[], None]
     stack: int
-    is_boxed: bool
+    boxed: int
     region: tuple[str, str, int]
 
 
@@ -160,7 +160,7 @@ class _Replay:
     @contextlib.contextmanager
     def _watching(self, way: str, bad_kernels: kernels.Kernels) -> Iterator[None]:
         """Lets the session see what runs inside as a part of the region."""
-        _C.begin_replay(*self.call.region, way, bad_kernels, self.call.is_boxed)
+        _C.begin_replay(*self.call.region, way, bad_kernels, self.call.boxed > 0)
         _C.enter_session(self.session)
         self.call.enter_node()
         try:
@@ -197,7 +197,7 @@ class _Replay:
                     provenance = _C.provenance_of(value.detach())
                     if provenance is not None:
                         _C.set_provenance(fresh, provenance)
-                if value.requires_grad:
+                if value.requires_grad and (torch.is_inference_mode_enabled() or not fresh.is_inference()):
                     fresh.requires_grad_()
             made.append(fresh)
         return made
@@ -216,7 +216,11 @@ class _Replay:
         made = self._inputs()
         module = with_tensors(self.call.graph, dict(zip(self.call.own, made, strict=False)))
         args = self._writable(made)
-        return module, made, args, [args] if self.call.is_boxed else args
+        return module, made, args, self._passed(args)
+
+    def _passed(self, args: list[Any]) -> list[Any]:
+        boxed = self.call.boxed
+        return [args[:boxed], *args[boxed:]] if boxed else args
 
     def _kernels(self) -> kernels.Kernels:
         """Runs the generated code on the inputs of the call."""
@@ -226,7 +230,7 @@ class _Replay:
                 kernels.run_alone(self.call.compiled, made)
             else:
                 args = self._writable(made)
-                outputs = self.call.compiled(args) if self.call.is_boxed else self.call.compiled(*args)
+                outputs = self.call.compiled(*self._passed(args))
                 if self.tangents is not None:
                     _gradients(as_list(outputs), made, self.tangents)
         return found

@@ -18,11 +18,13 @@ _NAMES = (
     "torch._inductor.compile_fx.compile_fx_inner",
     "torch._inductor.output_code.CompiledFxGraph.__call__",
     "torch._functorch.config.enable_autograd_cache",
+    "torch._functorch._aot_autograd.schemas.ViewAndMutationMeta",
     "torch._C._aoti.AOTIModelPackageLoader.boxed_run",
     "torch._guards.TracingContext.try_get",
     "torch.utils._python_dispatch._disable_current_modes",
     "torch.utils._python_dispatch.is_traceable_wrapper_subclass",
 )
+_UNPACKED = re.compile(r"^ *(\S.*) = args$", re.MULTILINE)
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)$")
 
 
@@ -88,9 +90,45 @@ def compile_graph(module: torch.fx.GraphModule, inputs: list[Any], inner_compile
     return compile_fx(module, inputs, inner_compile=inner_compile)
 
 
-def compiled_graphs(root: Any, limit: int = 20_000) -> list[Any]:
-    """Finds what Inductor made of the graphs behind a callable: PyTorch hands out no reference to it."""
-    kind = compiled_graph_class()
+def compiled_graphs(root: Any) -> list[Any]:
+    """Finds what Inductor made of the graphs behind a callable."""
+    return _behind(root, compiled_graph_class())
+
+
+def overwritten_inputs(root: Any, count: int) -> list[int] | None:
+    """Returns the indices of the inputs that what is behind a callable overwrites; ``None`` if it is not known which.
+
+    Where gradients are needed, what is overwritten is copied back outside of the code that Inductor generated, which
+    then knows nothing of it. Inputs that share memory have become one: an index is then that of another input.
+
+    Args:
+        root: the callable, as Inductor made it of a graph.
+        count: of the graph's inputs: its own tensors and the arguments.
+    """
+    from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
+
+    made = [graph for graph in compiled_graphs(root) if not graph.fx_kwargs.get("is_backward")]
+    found = [(_count_of_inputs(graph), graph.mutated_input_idxs) for graph in made]
+    if described := [one.input_info for one in _behind(root, ViewAndMutationMeta)]:
+        found = [(len(inputs), _overwritten(inputs)) for inputs in described]
+    overwritten = next((indices for length, indices in found if length == count), None)
+    if overwritten is None and any(indices for _, indices in found):
+        return None
+    return sorted(overwritten or ())
+
+
+def _overwritten(inputs: list[Any]) -> list[int]:
+    return [i for i, one in enumerate(inputs) if one.mutates_data or one.mutates_metadata]
+
+
+def _count_of_inputs(made: Any) -> int | None:
+    """Returns how many inputs generated code unpacks: code in C++ does not tell."""
+    unpacked = _UNPACKED.search(str(made.source_code))
+    return unpacked and len(unpacked[1].strip(",").split(","))
+
+
+def _behind(root: Any, kind: type, limit: int = 20_000) -> list[Any]:
+    """Finds the instances of a class behind a callable: PyTorch hands out no reference to them."""
     seen: set[int] = {id(root)}
     pending: list[Any] = [root]
     found: list[Any] = []
