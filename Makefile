@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-cpp test-python test-rest test-all asan tsan soak fuzz suites zoo zoo-compiled gpu lint format bench bench-against wheels matrix clean
+.PHONY: help build demo test test-cpp test-python test-rest test-all asan tsan soak fuzz suites zoo zoo-compiled gpu lint format bench bench-against wheels matrix docs clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -30,7 +30,7 @@ $(VENV)/.test: tests/requirements.txt | $(VENV)/.torch $(VENV)/.demo
 	touch $@
 
 $(VENV)/.lint: Makefile | $(VENV)/.torch
-	$(BIN)/pip install -qq --disable-pip-version-check ruff==0.17.5 mypy==2.4.1 clang-format==23.1.5 clang-tidy==23.1.4 import-linter==2.16
+	$(BIN)/pip install -qq --disable-pip-version-check ruff==0.17.5 mypy==2.4.1 clang-format==23.1.5 clang-tidy==23.1.4 import-linter==2.16 check-jsonschema==0.39.0
 	$(BIN)/pip install -qq --disable-pip-version-check safetensors==0.8.0 orjson==3.13.0 pytest==9.2.0  # their types
 	touch $@
 
@@ -139,12 +139,21 @@ wheels: $(VENV)/.wheels ## dist/: the sources, and a manylinux wheel for this Py
 matrix: $(VENV)/.wheels ## builds and quick tests for each Python and PyTorch, and the table of them in README
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m tests.versions.run $(PAIRS)
 
+$(VENV)/.docs: docs/site/requirements.txt | $(VENV)/.torch
+	$(BIN)/pip install -qq --disable-pip-version-check -r docs/site/requirements.txt
+	touch $@
+
+docs: $(VENV)/.built $(VENV)/.docs ## build/docs/index.html: the documentation as a site; a broken link fails
+	$(BIN)/sphinx-build -c docs/site -W --keep-going -q -d build/doctrees docs build/docs
+	@echo build/docs/index.html
+
 lint: $(VENV)/.lint $(VENV)/.built ## formatting, types, layers, repository rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo --no-cache
 	find csrc tests/cpp examples -name '*.h' -o -name '*.cpp' | xargs $(BIN)/clang-format --dry-run --Werror
+	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/python tests/lint_repo.py
 	$(BIN)/python tests/folder_graph.py
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from pydantic_sarif.model import StaticAnalysisResultsFormatSarifVersion210JsonSchema as Schema
 
 from tests.support.browser import HOSTILE
 from tests.support.finding_logs import LINE, finding_of, masked_row, received, write_log
@@ -53,6 +54,14 @@ def test_sarif_has_a_result_with_the_flow_of_the_value(log, capsys):
     assert lines[0] == LINE
     assert len(lines) == 5  # of the origin, three operations, the harm
     assert flow["locations"][1]["location"]["message"] == {"text": "aten::mul"}
+
+
+@pytest.mark.parametrize("line", [masked_row(), received(rank=0), masked_row(level="warning", stack=[])])
+def test_sarif_fits_its_schema(line, tmp_path, capsys):
+    log = write_log(tmp_path / "findings.jsonl", line)
+    assert cli.main(["show", "--format=sarif", str(log)]) == 0
+    (run,) = Schema.model_validate_json(capsys.readouterr().out).runs
+    assert len(run.results) == 1
 
 
 def test_names_of_strangers_end_no_command(log):

@@ -38,7 +38,10 @@ _INTERNAL_PREFIXES = tuple(
     )
 )
 _PACKAGES = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"])
-_LOOPS = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning")
+_CALLERS = {  # packages that call what a user has written
+    *("accelerate", "lightning", "lightning_fabric", "pytorch_lightning"),
+    *("IPython", "ipykernel", "ipykernel_launcher.py", "tornado", "traitlets"),
+}
 
 _ENGINE = torch.autograd.graph._engine_run_backward.__code__
 _FUNCTION_FILE = sys.modules["torch.autograd.function"].__file__
@@ -279,7 +282,7 @@ def is_internal(file: str) -> bool:
         return True
     package = _package_of(file)
     if package is not None and package not in ("torch", "torchnan"):
-        return package in _LOOPS
+        return package in _CALLERS
     return file.startswith(_INTERNAL_PREFIXES)
 
 

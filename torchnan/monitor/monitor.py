@@ -74,7 +74,7 @@ class Monitor(StepMonitor):
 
     Attributes:
         options: the options in use.
-        record: writes the rows; :attr:`weights` and :attr:`headroom` measure. For integrations that feed a Monitor
+        record: writes the rows; ``weights`` and ``headroom`` measure. For integrations that feed a Monitor
             without calling :meth:`step`.
 
     Raises:

@@ -1,0 +1,45 @@
+"""A notebook, run by the kernel that Jupyter starts: what its cells show."""
+
+from __future__ import annotations
+
+import re
+
+import nbclient
+import nbformat
+
+from tests.support.processes import REPOSITORY
+
+FINDING = """
+import torch, torchnan
+
+with torchnan.detect(action="log") as watch:
+    (torch.zeros(2) / torch.zeros(2)).sum().item()
+
+watch
+"""
+ERROR = """
+def normalized(x):
+    return x / x.sum()
+
+with torchnan.detect():
+    normalized(torch.zeros(2)).sum().item()
+"""
+
+
+def test_a_cell_shows_a_session_as_a_table_and_an_error_with_the_report(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    cells = [nbformat.v4.new_code_cell(source) for source in (FINDING, ERROR)]
+    notebook = nbclient.execute(nbformat.v4.new_notebook(cells=cells), allow_errors=True, timeout=300)
+
+    (shown,) = notebook.cells[0].outputs
+    assert shown.output_type == "execute_result"
+    assert "1 findings" in shown.data["text/plain"]
+    assert "<b>torchnan: NaN at step 1 (cpu)</b>" in shown.data["text/html"]
+    assert "<b>aten::div, output 0   at Cell In[1]:4</b>" in shown.data["text/html"]
+    assert "user code read it (Cell In[1]:4)" in shown.data["text/html"]
+
+    (error,) = notebook.cells[1].outputs
+    traceback = re.sub(r"\x1b\[[\d;]*m", "", "\n".join(error.traceback))
+    assert error.ename == "NonFiniteError"
+    assert "\n  made by   aten::div, output 0   at " in traceback
+    assert re.search(r"\n  stack     \S+:2 normalized\n            \S+:5 <module>$", traceback)

@@ -1,0 +1,25 @@
+"""The pages of docs/ that are read first: each program in them runs, and each command prints what the page shows."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.support.document_examples import run_examples
+from tests.support.processes import REPOSITORY
+
+
+@pytest.mark.breadth(1)
+@pytest.mark.parametrize("page", ["start", "reports", "debugging", "recipes"])
+def test_the_examples_print_what_the_page_shows(page, tmp_path):
+    """To write what a command prints into the page: python -m tests.support.document_examples docs/PAGE.md."""
+    examples = run_examples(REPOSITORY / "docs" / f"{page}.md", tmp_path)
+    assert examples
+    for example in examples:
+        assert example.is_as_shown(), f"$ {example.command}\n{example.printed}"
+
+
+def test_the_first_page_has_the_report_of_the_readme():
+    _, report = re.findall(r"```(?:python)?\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)[:2]
+    assert report in (REPOSITORY / "docs" / "index.md").read_text()
