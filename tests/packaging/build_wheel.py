@@ -20,7 +20,7 @@ WORK = REPOSITORY / "build" / "wheels"
 DIST = REPOSITORY / "dist"
 LARGEST = 5_000_000  # bytes
 # Of PyTorch's package, which the wheel requires: a second copy of them beside it would be another PyTorch.
-FROM_PYTORCH = ["libtorch*", "libc10*", "libgomp*"]
+FROM_PYTORCH = ["libtorch.so", "libtorch_*", "libc10*", "libgomp*"]
 FIRST_FINDING = """
 import torch, torchnan
 with torchnan.detect():

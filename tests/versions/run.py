@@ -69,17 +69,24 @@ class Pair:
 
         Under one path for all Pythons, so that ccache compiles what knows no Python once for each PyTorch.
         """
-        torch = WORK / f"torch{self.torch_release}"
-        torch.unlink(missing_ok=True)
-        torch.symlink_to(self._printed("import torch; print(torch.__path__[0])"))
+        torch = self._linked("torch", f"torch{self.torch_release}")
+        json = self._linked("nlohmann_json", "nlohmann_json") / "include"
         shutil.rmtree(self.folder / "source", ignore_errors=True)
         source = build_wheel.unpack(sdist, self.folder / "source")
         options = ["--no-build-isolation", "--no-deps", "--force-reinstall", "--no-cache-dir", "-q"]
-        cmake = f"-DTORCHNAN_TORCH_DIR={torch} -DTORCHNAN_CUDA=OFF"  # which knows no PyTorch, and takes long
-        self._call(self.python, "-m", "pip", "install", *options, source, CMAKE_ARGS=cmake)
+        cmake = [f"-DTORCHNAN_TORCH_DIR={torch}", f"-DTORCHNAN_JSON_INCLUDE={json}"]
+        cmake.append("-DTORCHNAN_CUDA=OFF")  # which knows no PyTorch, and takes long
+        self._call(self.python, "-m", "pip", "install", *options, source, CMAKE_ARGS=" ".join(cmake))
         (build,) = (source / "build").glob("python*-torch*")
         self._call("cmake", "--build", build, "--target", "_testing")
         (self._testing,) = (build / "csrc" / "python").glob("_testing*.so")
+
+    def _linked(self, package: str, name: str) -> Path:
+        """Returns a link to the folder of a package of the environment, of the same name for every environment."""
+        link = WORK / name
+        link.unlink(missing_ok=True)
+        link.symlink_to(self._printed(f"import {package}; print({package}.__path__[0])"))
+        return link
 
     def _test(self) -> dict[str, str]:
         """Runs the quick tests, and the programs with a known origin."""
