@@ -41,6 +41,7 @@ _PACKAGES = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"])
 _CALLERS = {  # packages that call what a user has written
     *("accelerate", "lightning", "lightning_fabric", "pytorch_lightning"),
     *("IPython", "ipykernel", "ipykernel_launcher.py", "tornado", "traitlets"),
+    *("_pytest", "pluggy", "pytest", "xdist", "execnet"),
 }
 
 _ENGINE = torch.autograd.graph._engine_run_backward.__code__
