@@ -273,6 +273,16 @@ def test_arguments_that_share_memory_and_are_overwritten_are_no_input_of_a_repla
     assert session.first.compiled.obstacle == "it is not known which of its arguments it overwrites"
 
 
+def test_an_argument_that_was_bad_before_it_was_overwritten_keeps_its_origin():
+    @torch.compile
+    def clear_diagonal(x):
+        return x.fill_diagonal_(0).sum()
+
+    with torchnan.detect(action="log") as session:
+        clear_diagonal(torch.zeros(2, 2, requires_grad=True).log()).item()
+    assert [finding.op for finding in session.findings] == ["aten::log"]
+
+
 def test_weights_that_were_made_in_inference_mode_are_no_obstacle():
     with torch.inference_mode():
         layer = nn.Linear(4, 1)

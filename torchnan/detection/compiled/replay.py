@@ -193,10 +193,7 @@ class _Replay:
             if isinstance(value, torch.Tensor):
                 fresh = value.detach()
                 if i in self.call.before:
-                    fresh = fresh.clone()
-                    provenance = _C.provenance_of(value.detach())
-                    if provenance is not None:
-                        _C.set_provenance(fresh, provenance)
+                    fresh = _clone(fresh)
                 if value.requires_grad and (torch.is_inference_mode_enabled() or not fresh.is_inference()):
                     fresh.requires_grad_()
             made.append(fresh)
@@ -205,7 +202,7 @@ class _Replay:
     def _writable(self, made: list[Any]) -> list[Any]:
         """Returns the arguments, those that are written as no leaves: a leaf cannot be written in place."""
         return [
-            value.clone()
+            _clone(value)
             if isinstance(value, torch.Tensor) and value.requires_grad and i in self.call.before
             else value
             for i, value in enumerate(made)
@@ -321,6 +318,14 @@ def _gradients(outputs: list[Any], inputs: list[Any], tangents: Tangents) -> lis
     for i, gradient in zip(leaves, made, strict=True):
         gradients[i] = gradient
     return gradients
+
+
+def _clone(value: torch.Tensor) -> torch.Tensor:
+    """Clones a tensor; where the values came from is known of the clone, too."""
+    clone, provenance = value.clone(), _C.provenance_of(value.detach())
+    if provenance is not None:
+        _C.set_provenance(clone.detach(), provenance)
+    return clone
 
 
 def _copies(values: list[Any]) -> list[Any]:
