@@ -92,7 +92,7 @@ class Pair:
         """Runs the quick tests, and the programs with a known origin."""
         place = self.folder / "run"
         shutil.rmtree(place, ignore_errors=True)
-        for folder in ("tests", "benchmarks", "examples"):
+        for folder in ("tests", "benchmarks", "docs", "examples"):
             shutil.copytree(REPOSITORY / folder, place / folder, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(REPOSITORY / "pyproject.toml", place)
         tests = [self.python, "-m", "pytest", "--tier=sample", "-p", "no:cacheprovider", "-n", "2", *QUICK]
