@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-cpp test-python test-rest test-all asan tsan soak fuzz suites zoo zoo-compiled gpu lint format bench bench-against wheels matrix docs clean
+.PHONY: help build demo test test-cpp test-python test-rest test-all asan tsan soak fuzz suites libraries zoo zoo-compiled gpu lint format bench bench-against wheels matrix docs clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -96,6 +96,9 @@ fuzz: $(VENV)/.built $(VENV)/.test ## ten minutes of random programs, each compa
 
 suites: $(VENV)/.built $(VENV)/.test ## other packages' test suites with and without torchnan: no outcome may differ
 	$(BIN)/python -m tests.third_party_suites.run
+
+libraries: $(VENV)/.built $(VENV)/.test ## programs of real libraries: silent as they are, named with a bug
+	$(BIN)/python -m tests.libraries.run
 
 zoo: $(VENV)/.built ## the score on programs whose origin is known
 	for zoo in open forward backward data clean; do echo "$$zoo"; \

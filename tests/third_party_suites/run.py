@@ -13,18 +13,17 @@ import os
 import resource
 import subprocess
 import sys
-import sysconfig
 import tarfile
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from tests.support import environments
 from tests.third_party_suites import write_suites_page as page
 from tests.third_party_suites.outcomes import Run, read
 
 HERE = Path(__file__).resolve().parent
 WORK = HERE.parents[1] / "build" / "suites"
-PYTHON = WORK / "venv" / "bin" / "python"
+PYTHON = environments.python_of(WORK)
 DEADLINE = 3600  # seconds a run; only a hang reaches it
 
 # One thread and fixed seeds (in outcomes.py): two runs are to be the same.
@@ -37,7 +36,8 @@ def main() -> int:
     parser.add_argument("--action", default="log", help="the value of TORCHNAN (default: log)")
     given = parser.parse_args()
     suites = page.suites()
-    make_environment(suites)
+    needed = [f"{suite['package']}=={suite['version']}" for suite in suites]
+    environments.install(WORK, [*needed, *(one for suite in suites for one in suite.get("install", []))])
     rows = []
     for suite in suites:
         if not given.packages or suite["package"] in given.packages:
@@ -46,23 +46,6 @@ def main() -> int:
     if not given.packages and given.action == "log":
         page.write(rows)
     return 1 if any(row["changed"] or row["warned"] for row in rows) else 0
-
-
-def make_environment(suites: list[dict[str, Any]]) -> None:
-    """A virtual environment that sees this one's packages, torchnan among them, and has the suites' beside them."""
-    if not PYTHON.exists():
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", WORK / "venv"], check=True)
-        theirs = next((WORK / "venv" / "lib").glob("python*/site-packages"))
-        (theirs / "parent.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-    needed = [f"{suite['package']}=={suite['version']}" for suite in suites]
-    needed += [one for suite in suites for one in suite.get("install", [])]
-    stamp = WORK / "venv" / "installed.json"
-    if stamp.exists() and json.loads(stamp.read_text()) == needed:
-        return
-    kept = [f"{name}=={metadata.version(name).split('+')[0]}\n" for name in ("torch", "numpy", "scipy", "pytest")]
-    (WORK / "constraints.txt").write_text("".join(kept))
-    subprocess.run([PYTHON, "-m", "pip", "install", "-q", "-c", WORK / "constraints.txt", *needed], check=True)
-    stamp.write_text(json.dumps(needed))
 
 
 def sources(suite: dict[str, Any]) -> Path:
