@@ -1,9 +1,9 @@
 """Programs that use real libraries as people do, under TORCHNAN=raise: as they are, and with a bug planted.
 
 ``python -m tests.libraries.run [LIBRARY ...]``. A program prints what it computes; with ``--bug`` it has the bug that
-its docstring tells of, and the line with the comment ``expect: OPERATOR`` is where that makes a NaN or Inf. Exits with 1
-if a program without a bug is reported, or computes anything else than without torchnan, or if a report does not name that
-operator and that line. A run of all libraries writes docs/libraries.md.
+its docstring tells of, and the line with the comment ``expect: OPERATOR`` is where that makes a NaN or Inf. Exits with
+1 if a program without a bug is reported, or computes anything else than without torchnan, or if a report does not name
+that operator and that line. A run of all libraries writes docs/libraries.md.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ DEADLINE = 1800  # seconds a program; only a hang reaches it
 
 HEAD = """# Real libraries under torchnan
 
-Each program uses a library as its users do, under `TORCHNAN=raise`. *As it is*: it ends without a report and prints the same
-numbers as without torchnan. *With a bug* planted, the report has to name the operator and the line that make the NaN or
-Inf. `make libraries` runs the [programs](../tests/libraries/programs) and writes this table.
+Each program uses a library as its users do, under `TORCHNAN=raise`. *As it is*, it has to end without a report and to
+print the same numbers as without torchnan. *With the bug*, the report has to name the operator and the line that make
+the NaN or Inf. `make libraries` runs the [programs](../tests/libraries/programs) and writes this table.
 
 | library | version | what the program does | as it is | bug | with the bug |
 |---|---|---|---|---|---|
@@ -68,7 +68,7 @@ class Program:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCHNAN")}
         environment |= {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
         if log is not None:
-            log.unlink(missing_ok=True)
+            log.write_text("")
             environment |= {"TORCHNAN": "raise", "TORCHNAN_LOG": str(log)}
         command = [environments.python_of(WORK), "-W", "ignore", self.path, *arguments]
         return subprocess.run(command, cwd=WORK, env=environment, capture_output=True, text=True, timeout=DEADLINE)
@@ -79,7 +79,7 @@ class Program:
         plain, watched = self.run(), self.run(log=log)
         if plain.returncode != 0:
             return f"fails without torchnan: {plain.stderr[-300:]}"
-        if log.exists() or watched.returncode != 0:
+        if log.read_text() or watched.returncode != 0:
             return f"REPORTED: {watched.stderr[-900:]}"
         return "silent" if watched.stdout == plain.stdout else "PRINTS OTHER NUMBERS"
 
@@ -87,9 +87,10 @@ class Program:
         """Returns "operator at line", or what is wrong."""
         log = WORK / f"{self.library}.bug.jsonl"
         ended = self.run("--bug", log=log)
-        if not log.exists():
+        findings = log.read_text().splitlines()
+        if not findings:
             return f"MISSED: {ended.stderr[-300:]}"
-        finding = json.loads(log.read_text().splitlines()[0])
+        finding = json.loads(findings[0])
         operator, line = self.expected()
         frames = [(Path(frame["file"]).name, frame["line"]) for frame in finding["stack"]]
         if finding["op"] != operator or (self.path.name, line) not in frames:

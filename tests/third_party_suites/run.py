@@ -8,7 +8,6 @@ an outcome or made a test warn; a run of all suites writes docs/suites.md.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import subprocess

@@ -9,8 +9,28 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 HAS_BUG = "--bug" in sys.argv
-ARCHITECTURES = """gpt2 gpt_neo gpt_neox gptj opt bloom llama mistral qwen2 qwen3 gemma gemma2 phi phi3 falcon stablelm
-                   olmo2 granite mamba codegen""".split()
+ARCHITECTURES = [
+    "gpt2",
+    "gpt_neo",
+    "gpt_neox",
+    "gptj",
+    "opt",
+    "bloom",
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "gemma2",
+    "phi",
+    "phi3",
+    "falcon",
+    "stablelm",
+    "olmo2",
+    "granite",
+    "mamba",
+    "codegen",
+]
 SMALL = {
     "vocab_size": 64,
     "hidden_size": 32,
