@@ -22,6 +22,10 @@ class TORCHNAN_API ThreadState {
   DetectionSession* session();
   std::shared_ptr<DetectionSession> shared_session();
   Counters& counters() { return *counters_; }  // of session(), which is not null
+  // Adds one to a count of session(), if there is one.
+  void count(Counter Counters::* which) {
+    if (session() != nullptr) (counters().*which).add(1);
+  }
 
   // All scopes of this thread, innermost last.
   const std::vector<std::shared_ptr<DetectionSession>>& scopes() const { return scopes_; }

@@ -210,6 +210,7 @@ void DeviceCheck::fill_bound(Devices::Lock& locked, Event& event, const at::Tens
     if (has_bound && !is_captured && !session_.options().exact) event.assumed = locked.assumptions().of(event);
     event.bound.max_abs = event.assumed;
     thread_.counters().bytes.add(bytes);
+    thread_.counters().device_bytes.add(bytes);
   }
   if (const Event* rest = locked.journal().find(event.previous)) event.bound = event.bound.joined(rest->bound);
 }

@@ -275,6 +275,7 @@ void resolve(Delivery delivery) {
   std::vector<std::pair<std::shared_ptr<DetectionSession>, Finding>> findings;
   {
     const EndAtLast end_at_last;
+    ThreadState::current().count(&Counters::device_resolves);
     const Window window = read_window(known.resolved_until);
     WindowAttribution attribution(window);
     attribution.run();

@@ -7,10 +7,12 @@
 #include "scan/float_format.h"
 #include "scan/tensor_scan.h"
 #include "device/devices.h"
+#include "detection/thread_state.h"
 
 namespace torchnan {
 
 void DeviceScans::read() {
+  ThreadState::current().count(&Counters::device_waits);
   slots.resize(cuda::kSlots);
   devices().read(*lane, 0, cuda::kSlots, slots.data());
   alarm = lane->scanner.alarm();
@@ -18,6 +20,7 @@ void DeviceScans::read() {
 
 void DeviceScans::reset(bool has_captured) const {
   if (alarm == cuda::kNoAlarm) return;
+  ThreadState::current().count(&Counters::device_alarms);
   if (has_captured) {
     lane->scanner.clear(Journal::kRotatingSlots, Journal::kCaptured, lane->scanner.current_stream().handle);
   }

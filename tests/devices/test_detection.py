@@ -141,6 +141,22 @@ def test_what_is_masked_repaired_or_never_used_is_no_error(device):
     del held
 
 
+def test_counts_of_alarms_and_waits(device):
+    """A healthy step waits for no device; an alarm is handled once, and what is printed is waited for."""
+    x = torch.rand(64, 64).to(device) + 1
+    with torchnan.detect(action="log") as watch:
+        y = (x @ x).log()
+        healthy = watch.stats()
+        assert healthy["device_bytes"] > 0
+        assert [healthy[f"device_{what}"] for what in ("alarms", "resolves", "waits")] == [0, 0, 0]
+        bad = (y - y).log().sum()
+        assert bad.item() == -INF
+        alarmed = watch.stats()
+    assert alarmed["device_alarms"] == 1
+    assert alarmed["device_waits"] >= alarmed["device_resolves"] >= 1
+    assert [finding.op for finding in watch.findings] == ["aten::log"]
+
+
 def test_bounds_spare_most_of_the_scan(device):
     """Fails if BoundsElsewhere is not asked: nothing is proved then."""
     x = torch.randn(256, 256).to(device)

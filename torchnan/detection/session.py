@@ -209,7 +209,8 @@ class detect(contextlib.ContextDecorator):
         Returns:
             ``ops`` intercepted, tensors ``checked`` and, of these, ``proved`` finite without a look; ``bytes`` read, of
             these ``bytes_rescanned`` where a bound had left its range and ``bytes_scanned_unknown`` of arguments;
-            ``bytes_proved``; tensors found ``nonfinite``, ``findings`` kept,
+            ``bytes_proved``; tensors found ``nonfinite``; ``device_bytes`` read on devices, ``device_alarms`` handled,
+            ``device_resolves`` and ``device_waits`` because of these or of harm; ``findings`` kept,
             ``repeats`` folded, ``dropped`` beyond ``max_findings``, ``log_failures`` that the log could not take,
             ``call_sites`` noted for the backward pass, ``headroom_dropped`` results without room in :meth:`headroom`,
             ``internal_errors``, and ``skipped``: tensors passed by, by reason.

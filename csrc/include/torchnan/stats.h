@@ -17,6 +17,10 @@ namespace torchnan {
   X(bytes_scanned_unknown) /* of these: arguments scanned because their bound was not known */ \
   X(bytes_proved)          /* bytes of the tensors that were proved finite */                  \
   X(nonfinite)             /* tensors found to hold a NaN or an Inf */                         \
+  X(device_bytes)          /* of the scanned bytes: those on devices */                        \
+  X(device_alarms)         /* alarms of devices that this thread has handled */                \
+  X(device_resolves)       /* how often it has read what the scans of the devices found */     \
+  X(device_waits)          /* how often it has waited for a device to be read */               \
   X(call_sites)            /* call sites recorded for the backward pass */
 
 #define TORCHNAN_SESSION_COUNTS(X)                                                      \

@@ -5,11 +5,13 @@ Bug: attributions are scaled to their sum, which is zero for an input that is it
 
 import sys
 
+import numpy
 import torch
 from captum.attr import DeepLift, FeatureAblation, GradientShap, IntegratedGradients, KernelShap, Saliency
 
 HAS_BUG = "--bug" in sys.argv
 torch.manual_seed(0)
+numpy.random.seed(0)  # GradientShap draws from it
 net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
 x = torch.randn(4, 6)
 if HAS_BUG:
