@@ -48,8 +48,7 @@ def short_table(results: Mapping[str, Result]) -> str:
         "`detect()`": [_cell(results[key], "detect()") for key in columns],
         "`detect()`, compiled": [_cell(compiled[key], "detect()") if key in compiled else "" for key in columns],
     }
-    heads = [results[key].name.partition(",")[0].partition(" 2")[0].partition(" 1")[0] for key in columns]
-    heads = [f"{head}, bf16" if key.endswith("-bf16") else head for key, head in zip(columns, heads, strict=True)]
+    heads = [results[key].name.split()[0].rstrip(",") + (", bf16" if key.endswith("-bf16") else "") for key in columns]
     lines = [_row("time of a step", heads), _row("---", ["---"] * len(columns))]
     return "".join(lines + [_row(name, cells) for name, cells in rows.items()])
 

@@ -10,9 +10,10 @@ from monai.losses import DiceCELoss, FocalLoss
 from monai.metrics import DiceMetric
 from monai.networks.nets import UNet
 from monai.transforms import Compose, NormalizeIntensity, RandFlip, RandGaussianNoise
+from monai.utils import set_determinism
 
 HAS_BUG = "--bug" in sys.argv
-torch.manual_seed(0)
+set_determinism(0)
 model = UNet(spatial_dims=3, in_channels=1, out_channels=2, channels=(4, 8, 16), strides=(2, 2), num_res_units=1)
 transform = Compose([NormalizeIntensity(), RandFlip(0.5), RandGaussianNoise(0.5)])
 losses = (DiceCELoss(to_onehot_y=True, softmax=True), FocalLoss(to_onehot_y=True))
