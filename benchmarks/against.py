@@ -18,7 +18,7 @@ from benchmarks import tables, workloads
 from benchmarks.other_process import OtherProcess
 from benchmarks.timing import Times, measure_until, ratio
 
-OFF, DETECT = "loaded, off", "detect()"
+OFF, DETECT = "off", "detect()"
 HERE, THERE = "here", "there"
 
 

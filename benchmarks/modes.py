@@ -138,7 +138,7 @@ def _step(guard: torchnan.StepGuard, workload: Workload) -> None:
 
 
 ALL: dict[str, Mode] = {
-    "loaded, off": off,
+    "off": off,
     "StepGuard": _guarded("StepGuard"),
     "StepGuard + captures": _guarded("StepGuard + captures", lambda: {"captures": tempfile.mkdtemp(), "keep": "copy"}),
     "StepGuard + Monitor": _guarded("StepGuard + Monitor", lambda: {"monitor": monitor()}),

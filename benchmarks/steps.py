@@ -4,9 +4,9 @@
 
 Every mode runs once a round, in random order; a ratio is taken within a round, so that what the machine does to a
 round it does to both. Rounds are added until the row that times the same thing twice ("off again (A/A)") and detect()
-are known within a percent, or the time is over; then the table says that the machine was too busy to tell. "Loaded,
-off" is this process, with torchnan in it and detection off, against one that has never heard of it; all other modes are
-ratios to "loaded, off". Counts are exact and do not depend on the machine.
+are known within a percent, or the time is over; then the table says that the machine was too busy to tell. "Off" is
+this process, with torchnan in it and detection off, against one that has never heard of it; all other modes are ratios
+to "off". Counts are exact and do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks import clock, modes, price_of_monitor, tables, workloads
 from benchmarks.other_process import OtherProcess
 from benchmarks.timing import Ratio, Times, measure_until, ratio, time_once
 
-PLAIN, OFF, OFF_AGAIN, DETECT = "plain", "loaded, off", "off again (A/A)", "detect()"
+PLAIN, OFF, OFF_AGAIN, DETECT = "plain", "off", "off again (A/A)", "detect()"
 MOST_SECONDS = 1e4  # a step that takes more is counted in cycles
 MODES = [OFF, DETECT, "StepGuard", "set_detect_anomaly", "Inductor's nan_asserts"]
 

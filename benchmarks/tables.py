@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parents[1]
 BETWEEN_MARKS = re.compile(r"(?<=<!-- make bench -->\n).*?(?=<!-- end -->)", re.DOTALL)
 ROWS = {
-    "loaded, off": "off",
+    "off": "off",
     "off again (A/A)": "off again (A/A)",
     "detect()": "`detect()`",
     "StepGuard": "`StepGuard`",
