@@ -52,7 +52,7 @@ def measure(timers: dict[str, Callable[[], float]], rounds: int) -> Times:
 
 
 def measure_until(
-    timers: dict[str, Callable[[], float]], is_precise: Callable[[Times], bool], seconds: float, fewest: int = 9
+    timers: dict[str, Callable[[], float]], is_precise: Callable[[Times], bool], seconds: float, fewest: int = 6
 ) -> Times:
     """Adds rounds until the ratios are precise, or the time is over; there are at least ``fewest``."""
     end = time.perf_counter() + seconds
@@ -68,7 +68,7 @@ def add_round(times: Times, timers: dict[str, Callable[[], float]]) -> None:
 
 
 def ratio(times: list[float], base: list[float]) -> Ratio:
-    """Compares two rows of the same rounds; nine or more."""
+    """Compares two rows of the same rounds; six or more."""
     ratios = sorted(t / b for t, b in zip(times, base, strict=True))
     count = len(ratios)
     outside = max(0, math.floor(count / 2 - 0.98 * math.sqrt(count)))  # the binomial's, by its normal approximation
