@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 BETWEEN_MARKS = re.compile(r"(?<=<!-- make bench -->\n).*?(?=<!-- end -->)", re.DOTALL)
+ROUGH = 0.1
 ROWS = {
     "off": "off",
     "off again (A/A)": "off again (A/A)",
@@ -44,9 +45,9 @@ def short_table(results: Mapping[str, Result]) -> str:
     columns = [key for key in results if not key.endswith("-compiled")]
     compiled = {key: results[f"{key}-compiled"] for key in columns if f"{key}-compiled" in results}
     rows = {
-        "`set_detect_anomaly`": [_cell(results[key], "set_detect_anomaly") for key in columns],
-        "`detect()`": [_cell(results[key], "detect()") for key in columns],
-        "`detect()`, compiled": [_cell(compiled[key], "detect()") if key in compiled else "" for key in columns],
+        "`set_detect_anomaly`": [_short_cell(results[key], "set_detect_anomaly") for key in columns],
+        "`detect()`": [_short_cell(results[key], "detect()") for key in columns],
+        "`detect()`, compiled": [_short_cell(compiled[key], "detect()") if key in compiled else "" for key in columns],
     }
     heads = [results[key].name.split()[0].rstrip(",") + (", bf16" if key.endswith("-bf16") else "") for key in columns]
     lines = [_row("time of a step", heads), _row("---", ["---"] * len(columns))]
@@ -57,6 +58,12 @@ def long_table(results: Mapping[str, Result]) -> str:
     """A row for each workload."""
     lines = [_row("step", list(ROWS.values())), _row("---", ["---"] * len(ROWS))]
     return "".join(lines + [_row(result.name, [_cell(result, mode) for mode in ROWS]) for result in results.values()])
+
+
+def _short_cell(result: Result, mode: str) -> str:
+    """The median; with a tilde if its interval is wider than five percent to each side."""
+    ratio = result.ratios[mode]
+    return f"{'~' if ratio.high - ratio.low > ROUGH * ratio.median else ''}{ratio.median:.2f}"
 
 
 def _cell(result: Result, mode: str) -> str:
