@@ -56,8 +56,9 @@ def short_table(results: Mapping[str, Result]) -> str:
 
 def long_table(results: Mapping[str, Result]) -> str:
     """A row for each workload."""
-    lines = [_row("step", list(ROWS.values())), _row("---", ["---"] * len(ROWS))]
-    return "".join(lines + [_row(result.name, [_cell(result, mode) for mode in ROWS]) for result in results.values()])
+    modes = [mode for mode in ROWS if any(mode in result.ratios for result in results.values())]
+    lines = [_row("step", [ROWS[mode] for mode in modes]), _row("---", ["---"] * len(modes))]
+    return "".join(lines + [_row(result.name, [_cell(result, mode) for mode in modes]) for result in results.values()])
 
 
 def _short_cell(result: Result, mode: str) -> str:
