@@ -64,6 +64,13 @@ void record_border_origin(DetectionSession& session, const at::Tensor& result, i
   if (session.options().when == When::kOrigin) report_harm(session, *provenance, HarmKind::kOrigin, kinds);
 }
 
+void record_region_use(const at::Tensor& argument) {
+  const at::Tensor values = scannable_values(argument);
+  if (!values.defined()) return;
+  const auto record = nonfinite_registry().find(values);
+  if (record != nullptr && kinds_of(values).any()) record_use(*record, region_call);
+}
+
 NonfiniteRegistry::ProvenancePtr record_region_input(DetectionSession& session, const at::Tensor& argument) {
   const NonfiniteKinds kinds = kinds_of(argument);
   if (!kinds.any()) return nullptr;

@@ -25,6 +25,9 @@ TORCHNAN_API NonfiniteKinds check_region_result(const at::Tensor& tensor, bool i
 TORCHNAN_API void record_border_origin(DetectionSession& session, const at::Tensor& result, int64_t output,
                                        const ReplayedRegion& region);
 
+// Records that a region is about to compute with an argument, if that is known to be non-finite.
+TORCHNAN_API void record_region_use(const at::Tensor& argument);
+
 // Returns the provenance of an argument of a region that is not followed inside; null if the argument is finite.
 TORCHNAN_API NonfiniteRegistry::ProvenancePtr record_region_input(DetectionSession& session,
                                                                   const at::Tensor& argument);

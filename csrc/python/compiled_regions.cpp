@@ -276,6 +276,7 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
       if (obstacle_.empty() && tensor != nullptr && is_subclass(*tensor) &&
           border_->is_distributed(argument).cast<bool>())
         obstacle_ = "an argument is a distributed tensor: other ranks would have to take part";
+      if (tensor != nullptr && nonfinite_registry().in_use()) record_region_use(*tensor);
     }
     record_mutated();
     if (obstacle_.empty() && border_->is_random.value_or(true)) random_state_ = torchnan::random_state();

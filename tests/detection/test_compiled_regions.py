@@ -150,6 +150,18 @@ def test_an_input_that_was_bad_before_keeps_its_origin():
     assert [finding.op for finding in session.findings] == ["aten::log"]
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_mask_that_a_region_has_used_up_is_silent(is_kept):
+    """As without compilation: log(0) that a softmax takes for a mask has done no harm, still referenced or not."""
+    with torchnan.detect(action="log") as watch:
+        mask = torch.tril(torch.ones(4, 4)).log()
+        attend = torch.compile(lambda x: (x @ x.t() + mask).softmax(-1) @ x)
+        assert attend(torch.randn(4, 3)).isfinite().all()
+        if not is_kept:
+            del mask, attend
+    assert watch.findings == []
+
+
 def test_a_region_that_was_compiled_before_detection_is_followed():
     """Dynamo's guards on tensors hold their dispatch keys: under detection it compiles the region anew."""
     compiled = torch.compile(logarithm)
