@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import argparse
 import functools
+import statistics
 from pathlib import Path
 
 import torch
 
 from benchmarks import tables, workloads
 from benchmarks.other_process import OtherProcess
+from benchmarks.steps import DETECT, OFF
 from benchmarks.timing import Times, measure_until, ratio
 
-OFF, DETECT = "off", "detect()"
 HERE, THERE = "here", "there"
 
 
@@ -45,10 +46,9 @@ def compare(key: str, folder: Path, threads: int, seconds: float) -> str:
     }
     times = measure_until(timers, is_precise, seconds)
     both = prices(times)
-    ones = [1.0] * len(both[HERE])
-    here, there, change = ratio(both[HERE], ones), ratio(both[THERE], ones), ratio(both[HERE], both[THERE])
+    here, there, change = statistics.median(both[HERE]), statistics.median(both[THERE]), ratio(both[HERE], both[THERE])
     interval = f"{change.low:>9.3f}-{change.high:.3f}{'' if change.is_within_a_percent else '  too busy to tell'}"
-    return f"{key:<12}{there.median:>8.3f}{here.median:>8.3f}{change.median:>9.3f}{interval}"
+    return f"{key:<12}{there:>8.3f}{here:>8.3f}{change.median:>9.3f}{interval}"
 
 
 def main() -> None:

@@ -56,6 +56,12 @@ def training(
     return Workload(name, step, model, repeat, optimizer, loss_of, batch)
 
 
+def training_on_images(name: str, model: torch.nn.Module, count: int, size: int) -> Workload:
+    """A classifier of Transformers, on so many square images of that size."""
+    batch = {"pixel_values": torch.randn(count, 3, size, size), "labels": torch.randint(0, 2, (count,))}
+    return training(name, model, batch, lambda: model(**batch).loss, 1)
+
+
 def mlp() -> Workload:
     """Launch-bound: 8 layers of 64, batch 16."""
     layers = [layer for _ in range(8) for layer in (torch.nn.Linear(64, 64), torch.nn.Tanh())]
@@ -105,14 +111,7 @@ def resnet50() -> Workload:
     from transformers import ResNetConfig, ResNetForImageClassification
 
     model = ResNetForImageClassification(ResNetConfig())
-    pixels, labels = torch.randn(4, 3, 224, 224), torch.randint(0, 2, (4,))
-    return training(
-        "ResNet-50, 4x224²",
-        model,
-        {"pixel_values": pixels, "labels": labels},
-        lambda: model(pixel_values=pixels, labels=labels).loss,
-        1,
-    )
+    return training_on_images("ResNet-50, 4x224²", model, 4, 224)
 
 
 def t5() -> Workload:
@@ -133,15 +132,7 @@ def vit() -> Workload:
     config = ViTConfig(
         num_hidden_layers=6, hidden_size=192, num_attention_heads=6, intermediate_size=768, image_size=128
     )
-    model = ViTForImageClassification(config)
-    pixels, labels = torch.randn(8, 3, 128, 128), torch.randint(0, 2, (8,))
-    return training(
-        "ViT 192x6, 8x128²",
-        model,
-        {"pixel_values": pixels, "labels": labels},
-        lambda: model(pixel_values=pixels, labels=labels).loss,
-        1,
-    )
+    return training_on_images("ViT 192x6, 8x128²", ViTForImageClassification(config), 8, 128)
 
 
 def lstm() -> Workload:
