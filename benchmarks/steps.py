@@ -26,7 +26,6 @@ from benchmarks.other_process import OtherProcess
 from benchmarks.timing import Ratio, Times, measure_until, ratio, time_once
 
 PLAIN, OFF, OFF_AGAIN, DETECT = "plain", "off", "off again (A/A)", "detect()"
-MOST_SECONDS = 1e4  # a step that takes more is counted in cycles
 MODES = [OFF, DETECT, "StepGuard", "set_detect_anomaly", "Inductor's nan_asserts"]
 
 
@@ -39,12 +38,14 @@ class Result:
         times: by row.
         ratios: by row, to what the row is compared with.
         counts: of one step; exact.
+        is_in_cycles: whether the times are cycles, and not seconds.
         microseconds_of_monitor: what a Monitor takes of a guarded step.
     """
 
     name: str
     times: Times
     counts: dict[str, int]
+    is_in_cycles: bool = False
     microseconds_of_monitor: float | None = None
 
     @property
@@ -109,8 +110,8 @@ def run(key: str, names: list[str], threads: int, seconds: float, read_clock: Ca
     workload = workloads.ALL[key]()
     counts = {**count(workload), **memory_of_guard(workload)}
     times = measure_until(timers(key, workload, names, threads, read_clock), is_precise, seconds)
-    result = Result(workload.name, times, counts)
-    if "StepGuard" in times and "StepGuard + Monitor" in names:
+    result = Result(workload.name, times, counts, is_in_cycles=read_clock is not clock.seconds)
+    if "StepGuard" in times and "StepGuard + Monitor" in names and not result.is_in_cycles:
         result.microseconds_of_monitor = price_of_monitor.microseconds(workload)
     return result
 
@@ -118,7 +119,7 @@ def run(key: str, names: list[str], threads: int, seconds: float, read_clock: Ca
 def print_result(result: Result) -> None:
     """A row per mode."""
     counts, off = result.counts, statistics.median(result.times[OFF])
-    step = f"{off * 1e3:.2f} ms" if off < MOST_SECONDS else f"{off / 1e6:.2f} million cycles"
+    step = f"{off / 1e6:.2f} million cycles" if result.is_in_cycles else f"{off * 1e3:.2f} ms"
     print(
         f"\n{result.name}: {step}, {len(result.times[OFF])} rounds. In one step detect() sees "
         f"{counts['ops']} operations, looks at {counts['checked']} tensors and {counts['bytes'] / 1e6:.1f} MB, and "
