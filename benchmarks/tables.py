@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tests.support import marked_tables
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from benchmarks.steps import Result
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-BETWEEN_MARKS = re.compile(r"(?<=<!-- make bench -->\n).*?(?=<!-- end -->)", re.DOTALL)
 ROUGH = 0.1
 ROWS = {
     "off": "off",
@@ -36,8 +37,9 @@ def machine(threads: int) -> str:
 
 def write(results: Mapping[str, Result], threads: int) -> None:
     """Writes the tables in README and in docs/performance.md."""
-    _write(REPOSITORY / "README.md", short_table(results))
-    _write(REPOSITORY / "docs" / "performance.md", f"{long_table(results)}\nMeasured at {machine(threads)}.\n")
+    marked_tables.write(REPOSITORY / "README.md", "make bench", short_table(results))
+    long = f"{long_table(results)}\nMeasured at {machine(threads)}.\n"
+    marked_tables.write(REPOSITORY / "docs" / "performance.md", "make bench", long)
 
 
 def short_table(results: Mapping[str, Result]) -> str:
@@ -78,10 +80,6 @@ def _cell(result: Result, mode: str) -> str:
 
 def _row(head: str, cells: list[str]) -> str:
     return f"| {head} | {' | '.join(cells)} |\n"
-
-
-def _write(page: Path, table: str) -> None:
-    page.write_text(BETWEEN_MARKS.sub(lambda _: table, page.read_text()))
 
 
 def _commit() -> str:

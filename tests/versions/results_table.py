@@ -6,10 +6,11 @@ import json
 import re
 from pathlib import Path
 
+from tests.support import marked_tables
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).resolve().parent / "results.json"
 README = REPOSITORY / "README.md"
-TABLE = re.compile(r"(?<=<!-- make matrix -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
 def results() -> dict[str, dict[str, str]]:
@@ -21,7 +22,7 @@ def results() -> dict[str, dict[str, str]]:
 def record(pair: str, row: dict[str, str]) -> None:
     """Keeps the result of a pair, and writes the table anew."""
     RESULTS.write_text(json.dumps({**results(), pair: row}, indent=1, sort_keys=True) + "\n")
-    README.write_text(TABLE.sub(lambda _: table(), README.read_text()))
+    marked_tables.write(README, "make matrix", table())
 
 
 def is_good(row: dict[str, str]) -> bool:
