@@ -37,7 +37,7 @@ constexpr uint64_t kVersionBits = 0xffff;
 constexpr uint64_t kLow = 0xffffff;               // below the bound
 constexpr uint64_t kStamped = uint64_t{1} << 63;  // in place of the bound's sign
 
-uint64_t code_of(c10::ScalarType dtype) {
+constexpr uint64_t code_of(c10::ScalarType dtype) {
   switch (dtype) {
     case c10::ScalarType::Float:
       return 1;
@@ -72,11 +72,16 @@ uint64_t version_of(const at::Tensor& tensor) {
 
 State state_of(uint64_t word) { return static_cast<State>(word & kKnownBits); }
 
-uint64_t pack_bound(const Bound& bound, const at::Tensor& tensor, int pending_bumps) {
+// What a bound holds for: this dtype, at this version.
+uint64_t pack_validity(const at::Tensor& tensor, int pending_bumps) {
   const uint64_t version = (version_of(tensor) + static_cast<uint64_t>(pending_bumps)) & kVersionBits;
+  return (code_of(tensor.scalar_type()) << kDtypeShift) | version << kVersionShift;
+}
+
+uint64_t pack_bound(const Bound& bound, const at::Tensor& tensor, int pending_bumps) {
   const State state = bound.masked ? State::kFiniteOrMasked : State::kFinite;
-  return static_cast<uint64_t>(state) | (bound.nonnegative ? kNonnegative : 0) |
-         (code_of(tensor.scalar_type()) << kDtypeShift) | version << kVersionShift | packed(bound.max_abs);
+  return static_cast<uint64_t>(state) | (bound.nonnegative ? kNonnegative : 0) | pack_validity(tensor, pending_bumps) |
+         packed(bound.max_abs);
 }
 
 uint64_t pack(const BoundCache::Entry& entry, const at::Tensor& tensor) {
@@ -117,24 +122,33 @@ BoundCache::Bucket& BoundCache::bucket_of(const c10::StorageImpl* storage) const
   return buckets_[hash >> (64 - kBucketBits)];
 }
 
+// Null if it has none.
+BoundCache::Slot* BoundCache::slot_of(const c10::StorageImpl* storage) const noexcept {
+  for (Slot& slot : bucket_of(storage).slots) {
+    if (slot.key.load(std::memory_order_acquire) == storage) return &slot;
+  }
+  return nullptr;
+}
+
 BoundCache::Packed BoundCache::load(const at::Tensor& tensor) const noexcept {
   const c10::StorageImpl* storage = storage_of(tensor);
   if (storage == nullptr || !is_marked(*storage)) return {};
-  const Bucket& bucket = bucket_of(storage);
-  for (size_t way = 0; way < kWays; ++way) {
-    if (bucket.keys[way].load(std::memory_order_acquire) != storage) continue;
-    if (bucket.memory[way].load(std::memory_order_acquire) != storage->data_ptr().get()) return {};
-    const Packed found{bucket.values[way].load(std::memory_order_acquire),
-                       bucket.writers[way].load(std::memory_order_acquire)};
-    if (bucket.keys[way].load(std::memory_order_acquire) != storage) return {};  // evicted meanwhile
-    return found;
-  }
-  return {};
+  const Slot* slot = slot_of(storage);
+  if (slot == nullptr || slot->memory.load(std::memory_order_acquire) != storage->data_ptr().get()) return {};
+  const Packed found{slot->word.load(std::memory_order_acquire), slot->writer.load(std::memory_order_acquire)};
+  if (slot->key.load(std::memory_order_acquire) != storage) return {};  // evicted meanwhile
+  return found;
 }
 
 BoundCache::Entry BoundCache::find(const at::Tensor& tensor) const noexcept {
   const Packed found = load(tensor);
   return unpack(found.word, found.writer, tensor);
+}
+
+bool BoundCache::is_finite(const at::Tensor& tensor) const noexcept {
+  constexpr uint64_t kCompared = kKnownBits | kDtypeBits << kDtypeShift | kVersionBits << kVersionShift;
+  const uint64_t expected = static_cast<uint64_t>(State::kFinite) | pack_validity(tensor, 0);
+  return (load(tensor).word & kCompared) == expected;
 }
 
 const std::string* BoundCache::pending_collective(const at::Tensor& tensor) const noexcept {
@@ -148,29 +162,28 @@ void BoundCache::set(const at::Tensor& tensor, const Entry& entry) noexcept {
   store(storage, pack(entry, tensor), reinterpret_cast<uintptr_t>(entry.op));
 }
 
-void BoundCache::store(c10::StorageImpl* storage, uint64_t word, uintptr_t writer) noexcept {
-  Bucket& bucket = bucket_of(storage);
-  size_t way = kWays;
-  size_t unused = kWays;
-  for (size_t w = 0; w < kWays; ++w) {
-    const c10::StorageImpl* key = bucket.keys[w].load(std::memory_order_acquire);
-    if (key == storage) way = w;
-    if (key == nullptr) unused = w;
+BoundCache::Slot& BoundCache::choose_slot(const c10::StorageImpl* storage) noexcept {
+  if (Slot* const own = slot_of(storage)) return *own;
+  auto& slots = bucket_of(storage).slots;
+  for (Slot& slot : slots) {
+    if (slot.key.load(std::memory_order_acquire) == nullptr) return slot;
   }
+  return slots[(reinterpret_cast<uintptr_t>(storage) >> 4) % kWays];  // full: bits that are as good as random
+}
+
+void BoundCache::store(c10::StorageImpl* storage, uint64_t word, uintptr_t writer) noexcept {
+  Slot& slot = choose_slot(storage);
   const bool was_marked = is_marked(*storage);
   if (was_marked) {  // otherwise an entry here belongs to a dead storage
-    const bool exported =
-        way < kWays ? (bucket.values[way].load(std::memory_order_acquire) & kExported) != 0 : is_exported(storage);
+    const bool is_own = slot.key.load(std::memory_order_acquire) == storage;
+    const bool exported = is_own ? (slot.word.load(std::memory_order_acquire) & kExported) != 0 : is_exported(storage);
     if (exported) word = pack_exported(word);
   }
-  if (way == kWays) way = unused;
-  // Full: the low bits of the address choose, which are as good as random.
-  if (way == kWays) way = (reinterpret_cast<uintptr_t>(storage) >> 4) % kWays;
-  bucket.keys[way].store(nullptr, std::memory_order_release);
-  bucket.memory[way].store(storage->data_ptr().get(), std::memory_order_release);
-  bucket.values[way].store(word, std::memory_order_release);
-  bucket.writers[way].store(writer, std::memory_order_release);
-  bucket.keys[way].store(storage, std::memory_order_release);
+  slot.key.store(nullptr, std::memory_order_release);  // readers see all of it, or nothing
+  slot.memory.store(storage->data_ptr().get(), std::memory_order_release);
+  slot.word.store(word, std::memory_order_release);
+  slot.writer.store(writer, std::memory_order_release);
+  slot.key.store(storage, std::memory_order_release);
   if (!was_marked) storage->set_received_cuda(true);
 }
 
@@ -191,16 +204,14 @@ void BoundCache::record_written(const at::Tensor& tensor, const Bound& bound, co
 void BoundCache::stamp(const at::Tensor& tensor, uint64_t stamp) noexcept {
   const c10::StorageImpl* storage = storage_of(tensor);
   if (storage == nullptr || !is_marked(*storage)) return;
-  Bucket& bucket = bucket_of(storage);
-  for (size_t way = 0; way < kWays; ++way) {
-    if (bucket.keys[way].load(std::memory_order_acquire) != storage) continue;
-    const uint64_t word = bucket.values[way].load(std::memory_order_acquire);
-    if (state_of(word) != State::kFinite) return;
-    bucket.keys[way].store(nullptr, std::memory_order_release);  // readers see both, or neither
-    bucket.writers[way].store(stamp, std::memory_order_release);
-    bucket.values[way].store(word | kStamped, std::memory_order_release);
-    bucket.keys[way].store(storage, std::memory_order_release);
-  }
+  Slot* const slot = slot_of(storage);
+  if (slot == nullptr) return;
+  const uint64_t word = slot->word.load(std::memory_order_acquire);
+  if (state_of(word) != State::kFinite) return;
+  slot->key.store(nullptr, std::memory_order_release);  // readers see both, or neither
+  slot->writer.store(stamp, std::memory_order_release);
+  slot->word.store(word | kStamped, std::memory_order_release);
+  slot->key.store(storage, std::memory_order_release);
 }
 
 void BoundCache::record_read(const at::Tensor& tensor, Bound bound) noexcept {
@@ -269,9 +280,7 @@ void BoundCache::record_exported(const at::Tensor& tensor) {
 
 // Makes the next entry look up whether the storage is exported.
 void BoundCache::drop(const c10::StorageImpl* storage) noexcept {
-  for (auto& key : bucket_of(storage).keys) {
-    if (key.load(std::memory_order_acquire) == storage) key.store(nullptr, std::memory_order_release);
-  }
+  if (Slot* const slot = slot_of(storage)) slot->key.store(nullptr, std::memory_order_release);
 }
 
 bool BoundCache::is_exported(const c10::StorageImpl* storage) const noexcept {
@@ -283,7 +292,7 @@ bool BoundCache::is_exported(const c10::StorageImpl* storage) const noexcept {
 
 void BoundCache::clear() noexcept {
   for (size_t b = 0; b < kBuckets; ++b) {
-    for (auto& key : buckets_[b].keys) key.store(nullptr, std::memory_order_release);
+    for (Slot& slot : buckets_[b].slots) slot.key.store(nullptr, std::memory_order_release);
   }
 }
 

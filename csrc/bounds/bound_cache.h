@@ -65,6 +65,8 @@ class TORCHNAN_API BoundCache {
 
   // Returns the entry of the storage. An entry recorded under another dtype does not count.
   Entry find(const at::Tensor& tensor) const noexcept;
+  // Whether find() returns a finite entry.
+  bool is_finite(const at::Tensor& tensor) const noexcept;
   // Returns the collective that was the last to write there; null if it was none.
   const std::string* pending_collective(const at::Tensor& tensor) const noexcept;
 
@@ -105,20 +107,26 @@ class TORCHNAN_API BoundCache {
 
   // Written by the thread that runs an operation on the storage; PyTorch allows one writer at a time. A concurrent
   // reader sees another key, or the previous value.
+  struct Slot {
+    std::atomic<const c10::StorageImpl*> key{};
+    std::atomic<const void*> memory{};
+    std::atomic<uint64_t> word{};
+    std::atomic<uintptr_t> writer{};  // the name of the operator, or a stamp
+  };
+  // A storage has one slot at most. Most are in the first, which needs one line of the processor's cache.
   struct alignas(64) Bucket {
-    std::array<std::atomic<const c10::StorageImpl*>, kWays> keys{};
-    std::array<std::atomic<const void*>, kWays> memory{};
-    std::array<std::atomic<uint64_t>, kWays> values{};
-    std::array<std::atomic<uintptr_t>, kWays> writers{};  // the name of the operator, or a stamp
+    std::array<Slot, kWays> slots{};
   };
 
-  // A bucket's words for a storage; a word of 0 if it has none.
+  // A slot's words for a storage; a word of 0 if it has none.
   struct Packed {
     uint64_t word = 0;
     uintptr_t writer = 0;
   };
 
   Bucket& bucket_of(const c10::StorageImpl* storage) const noexcept;
+  Slot* slot_of(const c10::StorageImpl* storage) const noexcept;
+  Slot& choose_slot(const c10::StorageImpl* storage) noexcept;
   Packed load(const at::Tensor& tensor) const noexcept;
   void set(const at::Tensor& tensor, const Entry& entry) noexcept;
   void store(c10::StorageImpl* storage, uint64_t word, uintptr_t writer) noexcept;

@@ -149,7 +149,7 @@ OpCall::Storages OpCall::find_overwritten_storages(bool all) const {
   for (const OpPlan::MutatedArgument& mutated : plan_.mutated_arguments) {
     for_each_tensor(saved_[mutated.saved_index], [&](const at::Tensor& tensor, int64_t) {
       if (!tensor.is_cpu()) return;
-      if (all || bound_cache().find(tensor).state != BoundCache::State::kFinite) storages.push_back(storage_of(tensor));
+      if (all || !bound_cache().is_finite(tensor)) storages.push_back(storage_of(tensor));
     });
   }
   std::sort(storages.begin(), storages.end());

@@ -26,6 +26,30 @@ TEST(BoundCache, ReturnsWhatWasRecorded) {
   EXPECT_EQ(bound_cache.find(t).state, State::kUnknown);
 }
 
+TEST(BoundCache, AgreesWithItselfOnWhatIsFinite) {
+  BoundCache bound_cache;
+  const at::Tensor t = at::ones({4}), as_integers = t.view(at::kInt), as_doubles = t.view(at::kDouble);
+  const auto expect_agreement = [&] {
+    for (const at::Tensor& view : {t, as_integers, as_doubles, t.slice(0, 1, 3)})
+      EXPECT_EQ(bound_cache.is_finite(view), bound_cache.find(view).state == State::kFinite);
+  };
+  expect_agreement();
+  bound_cache.record_read(t, {1, true});
+  EXPECT_TRUE(bound_cache.is_finite(t));
+  EXPECT_FALSE(bound_cache.is_finite(as_doubles));
+  expect_agreement();
+  t.add_(1);  // unseen: the version says so
+  EXPECT_FALSE(bound_cache.is_finite(t));
+  expect_agreement();
+  bound_cache.record_written(t, {1, false, true}, nullptr);
+  EXPECT_FALSE(bound_cache.is_finite(t));  // some may be -inf
+  expect_agreement();
+  bound_cache.record_exported(t);
+  bound_cache.record_read(t, {1});
+  EXPECT_FALSE(bound_cache.is_finite(t));
+  expect_agreement();
+}
+
 TEST(BoundCache, LearnsNothingOfAStorageFromAPartOfIt) {
   BoundCache bound_cache;
   const at::Tensor t = at::empty({4});
