@@ -30,6 +30,8 @@ bool matches_any(const std::vector<std::string>& patterns, const std::string& op
 
 DetectionSession::DetectionSession(Options options)
     : options_(std::move(options)),
+      asks_for_finiteness_alone_(options_.backward && options_.skip_ops.empty() && options_.sample == 0 &&
+                                 !options_.headroom),
       skipped_(options_.skip_ops.empty() ? nullptr : new std::atomic<Answer>[kMaxIndex] {}),
       headroom_(options_.headroom && !is_disabled() ? new HeadroomTable : nullptr),
       log_(options_.max_findings,

@@ -37,6 +37,8 @@ class TORCHNAN_API DetectionSession : public std::enable_shared_from_this<Detect
   bool checks(NonfiniteKinds kinds) const {
     return (kinds.nan() && options_.check_nan) || (kinds.inf() && options_.check_inf);
   }
+  // Whether no option asks for more of a result than whether it is finite.
+  bool asks_for_finiteness_alone() const { return asks_for_finiteness_alone_; }
   // Whether skip_ops names this operator. `index` is that of its plan: the answer is worked out once.
   bool is_skipped_op(const std::string& op, int index) const {
     return !options_.skip_ops.empty() && is_skipped(op, index);
@@ -85,6 +87,7 @@ class TORCHNAN_API DetectionSession : public std::enable_shared_from_this<Detect
   static constexpr size_t kMaxIndex = 1 << 13;
 
   const Options options_;
+  const bool asks_for_finiteness_alone_;
   const std::unique_ptr<std::atomic<Answer>[]> skipped_;  // by index; null without skip_ops
   const std::unique_ptr<HeadroomTable> headroom_;
   FindingLog log_;

@@ -18,7 +18,6 @@
 namespace torchnan {
 namespace {
 
-constexpr int64_t kSmall = 4096;    // elements: as cheap to scan as to bound
 constexpr double kUseful = 0x1p20;  // a bound that is tight enough
 constexpr size_t kMuchLarger = 4;   // a result this many times as large as arguments: to read these pays
 

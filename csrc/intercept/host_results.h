@@ -22,6 +22,8 @@
 
 namespace torchnan {
 
+constexpr int64_t kSmall = 4096;  // elements of a tensor that is as cheap to scan as to bound
+
 // How a result was checked.
 enum class Outcome : uint8_t {
   kSkipped,   // integers, subclasses, meta tensors, unwritten memory: there is nothing to check

@@ -8,6 +8,7 @@
 #include "origin/nonfinite_registry.h"
 #include "detection/error_containment.h"
 #include "scan/storage_of.h"
+#include "scan/tensor_scan.h"
 
 namespace torchnan {
 
@@ -16,6 +17,13 @@ namespace {
 bool is_known_to_be_bad(const Operand& argument) {
   return argument.kind == Operand::Kind::kTensor && argument.tensor->has_storage() &&
          nonfinite_registry().contains(*argument.tensor);
+}
+
+// Whether a value that user code reads is a number; on a device it is the device's to check.
+bool is_read_finite(const Operand& argument) {
+  if (argument.kind != Operand::Kind::kTensor) return true;
+  const ScanResult read = check_finite(*argument.tensor);
+  return read.skip != Skip::kNone || read.finite;
 }
 
 // Whether another argument lies in the same storage.
@@ -30,44 +38,51 @@ bool shares_memory(const Operand& argument, c10::ArrayRef<Operand> arguments) {
 
 bool UnboxedCall::try_start(const OpPlan& plan, c10::ArrayRef<Operand> arguments, c10::DispatchKeySet keys) {
   plan_ = &plan;
-  if (!session_->options().skip_ops.empty() || !is_active_in_backward(*session_)) return false;
+  if (!session_.options().skip_ops.empty() || !is_active_in_backward(session_)) return false;
   if (nonfinite_registry().in_use() && std::any_of(arguments.begin(), arguments.end(), is_known_to_be_bad))
     return false;
+  if (plan_->handling == OpPlan::Handling::kRead && !is_read_finite(arguments[0])) return false;
   for (const OpPlan::MutatedArgument& mutated : plan_->mutated_arguments) {
     const Operand& argument = arguments[plan_->saved_arguments[mutated.saved_index]];
     if (argument.kind != Operand::Kind::kTensor || !argument.tensor->is_cpu()) continue;
     if (!mutated.reads_previous_value && !shares_memory(argument, arguments)) continue;
-    if (bound_cache().find(*argument.tensor).state != BoundCache::State::kFinite) return false;
+    if (!bound_cache().is_finite(*argument.tensor)) return false;
   }
   SiteId site = 0;
-  contain(*session_, "recording a call site", [&] {
-    site = record_op_entry(thread_, *session_);
-    check_backward_start(thread_, *session_);
+  contain(session_, "recording a call site", [&] {
+    site = record_op_entry(thread_, session_);
+    check_backward_start(thread_, session_);
   });
   if (!DeviceResults::concerns(keys)) {
-    on_host_.emplace(plan, thread_, *session_, site).prepare(arguments);
+    on_host_.emplace(plan, thread_, session_, site).prepare(arguments);
     return true;
   }
-  on_device_.emplace(plan, thread_, *session_, site);
-  contain(*session_, "checking arguments on a device", [&] { on_device_->prepare(arguments); });
+  on_device_.emplace(plan, thread_, session_, site);
+  contain(session_, "checking arguments on a device", [&] { on_device_->prepare(arguments); });
   return true;
 }
 
-bool UnboxedCall::check_results(c10::ArrayRef<const at::Tensor*> results, c10::ArrayRef<Operand> arguments) {
-  if (on_host_) contain(*session_, "tightening bounds", [&] { on_host_->tighten(arguments, results); });
-  const bool all_is_well = on_device_ ? check_each(*on_device_, results) : check_each(*on_host_, results);
-  if (on_device_) contain(*session_, "resolving device results", [this] { on_device_->finish(); });
+void UnboxedCall::take_over(const OpPlan& plan) {
+  plan_ = &plan;
+  on_host_.emplace(plan, thread_, session_, 0);
+}
+
+bool UnboxedCall::check_results(c10::ArrayRef<const at::Tensor*> results, c10::ArrayRef<Operand> arguments,
+                                size_t first) {
+  if (on_host_) contain(session_, "tightening bounds", [&] { on_host_->tighten(arguments, results); });
+  const bool all_is_well = on_device_ ? check_each(*on_device_, results, first) : check_each(*on_host_, results, first);
+  if (on_device_) contain(session_, "resolving device results", [this] { on_device_->finish(); });
   if (all_is_well && plan_->proves_nonnegative_input && arguments[0].kind == Operand::Kind::kTensor)
     bound_cache().record_nonnegative(*arguments[0].tensor);
   return all_is_well;
 }
 
 template <typename Results>
-bool UnboxedCall::check_each(Results& checks, c10::ArrayRef<const at::Tensor*> results) {
+bool UnboxedCall::check_each(Results& checks, c10::ArrayRef<const at::Tensor*> results, size_t first) {
   bool all_is_well = true;
-  for (size_t output = 0; output < results.size(); ++output) {
+  for (size_t output = first; output < results.size(); ++output) {
     if (!results[output]->defined()) continue;
-    const bool is_checked = contain(*session_, "checking results", [&] {
+    const bool is_checked = contain(session_, "checking results", [&] {
       const Outcome outcome = checks.check(*results[output], static_cast<int64_t>(output), false);
       all_is_well &= outcome != Outcome::kNonFinite;
     });
@@ -92,9 +107,9 @@ void UnboxedCall::forget(c10::ArrayRef<Operand> arguments) noexcept {
 }
 
 void UnboxedCall::attribute_results(const c10::OperatorHandle& op, Box box) {
-  contain(*session_, "attributing a result", [&] {
+  contain(session_, "attributing a result", [&] {
     auto [arguments, results] = box();
-    OpCall(op, *plan_, {}, &arguments, thread_, *session_).attribute_results(results);
+    OpCall(op, *plan_, {}, &arguments, thread_, session_).attribute_results(results);
   });
 }
 

@@ -23,6 +23,7 @@
 #include "operators/op_plan.h"
 #include "intercept/device_results.h"
 #include "intercept/host_results.h"
+#include "intercept/small_call.h"
 #include "detection/error_containment.h"
 
 namespace torchnan {
@@ -30,16 +31,20 @@ namespace torchnan {
 // The part that does not depend on the operator's type. Lives on the stack of the call.
 class UnboxedCall {
  public:
-  UnboxedCall() : thread_(ThreadState::current()), session_(thread_.session()) {}
+  explicit UnboxedCall(DetectionSession& session) : thread_(ThreadState::current()), session_(session) {}
 
-  const DetectionSession* session() const { return session_; }
+  const DetectionSession& session() const { return session_; }
 
-  // Starts the call unless it has to be boxed: an argument is known to be bad, or what is overwritten is not known to
-  // be finite. Returns whether it did.
+  // Starts the call unless it has to be boxed: an argument is known to be bad, or what is overwritten or read by user
+  // code is not known to be finite. Returns whether it did.
   bool try_start(const OpPlan& plan, c10::ArrayRef<Operand> arguments, c10::DispatchKeySet keys);
 
-  // Checks the results, tensors in the order of the schema. Returns false if something is not finite.
-  bool check_results(c10::ArrayRef<const at::Tensor*> results, c10::ArrayRef<Operand> arguments);
+  // Continues a SmallCall that has run, and could not check everything.
+  void take_over(const OpPlan& plan);
+
+  // Checks the results, tensors in the order of the schema, from number `first` on. Returns false if something is not
+  // finite.
+  bool check_results(c10::ArrayRef<const at::Tensor*> results, c10::ArrayRef<Operand> arguments, size_t first = 0);
 
   // Forgets what the call writes: it has failed, or is not checked.
   void forget(c10::ArrayRef<Operand> arguments) noexcept;
@@ -50,10 +55,10 @@ class UnboxedCall {
 
  private:
   template <typename Results>
-  bool check_each(Results& checks, c10::ArrayRef<const at::Tensor*> results);
+  bool check_each(Results& checks, c10::ArrayRef<const at::Tensor*> results, size_t first);
 
   ThreadState& thread_;
-  DetectionSession* const session_;
+  DetectionSession& session_;
   const OpPlan* plan_ = nullptr;        // until it has started
   std::optional<HostResults> on_host_;  // one of these is chosen at the start
   std::optional<DeviceResults> on_device_;
@@ -71,20 +76,17 @@ struct TypedCall<Op, Result(Arguments...)> {
   }
 
   static Result run(c10::DispatchKeySet keys, Arguments... arguments) {
-    const c10::DispatchKeySet below = below_interceptor(keys);
     const c10::impl::ExcludeDispatchKeyGuard no_nested_calls(kInterceptorKey);
-    UnboxedCall call;
-    if (call.session() == nullptr) return Op::redispatch(below, std::forward<Arguments>(arguments)...);
-
-    const std::array<Operand, sizeof...(Arguments)> operands = {operand(arguments)...};
-    const OpPlan* const plan = find_plan(*call.session());
-    if (plan == nullptr || !call.try_start(*plan, operands, keys))
-      return run_boxed(call, operands, plan, keys, arguments...);
-    Result result = redispatch(call, operands, below, arguments...);
-    if (!call.check_results(tensors_of(result), operands)) {
-      call.attribute_results(
-          *op, [&] { return std::pair(c10::impl::boxArgs<Arguments...>(arguments...), box_results(result)); });
-    }
+    SmallCall call;
+    const OpPlan* const plan = call.session() == nullptr ? nullptr : find_plan(*call.session());
+    const bool is_small = plan != nullptr && (SmallCall::is_small(arguments) && ...);
+    const at::Tensor& first = std::get<0>(std::tie(arguments...));
+    if (!is_small || !call.try_start(*plan, first, keys)) return run_any(call.session(), plan, keys, arguments...);
+    Result result = redispatch([&]() noexcept { call.forget(); }, below_interceptor(keys), arguments...);
+    const auto results = tensors_of(result);
+    const size_t checked = call.check(results);
+    if (checked < results.size()) [[unlikely]]
+      check_rest(*call.session(), *plan, result, checked, arguments...);
     return result;
   }
 
@@ -99,13 +101,43 @@ struct TypedCall<Op, Result(Arguments...)> {
     return plan;
   }
 
+  // A call of any kind.
+  [[gnu::noinline]] static Result run_any(DetectionSession* session, const OpPlan* plan, c10::DispatchKeySet keys,
+                                          Arguments... arguments) {
+    const c10::DispatchKeySet below = below_interceptor(keys);
+    if (session == nullptr) return Op::redispatch(below, std::forward<Arguments>(arguments)...);
+    UnboxedCall call(*session);
+    const std::array<Operand, sizeof...(Arguments)> operands = {operand(arguments)...};
+    if (plan == nullptr || !call.try_start(*plan, operands, keys))
+      return run_boxed(call, operands, plan, keys, arguments...);
+    Result result = redispatch([&]() noexcept { call.forget(operands); }, below, arguments...);
+    check(call, result, operands, 0, arguments...);
+    return result;
+  }
+
+  // The results of a small call from number `first` on.
+  [[gnu::noinline]] static void check_rest(DetectionSession& session, const OpPlan& plan, const Result& result,
+                                           size_t first, Arguments... arguments) {
+    UnboxedCall call(session);
+    call.take_over(plan);
+    const std::array<Operand, sizeof...(Arguments)> operands = {operand(arguments)...};
+    check(call, result, operands, first, arguments...);
+  }
+
+  static void check(UnboxedCall& call, const Result& result, c10::ArrayRef<Operand> operands, size_t first,
+                    Arguments... arguments) {
+    if (call.check_results(tensors_of(result), operands, first)) return;
+    call.attribute_results(
+        *op, [&] { return std::pair(c10::impl::boxArgs<Arguments...>(arguments...), box_results(result)); });
+  }
+
   static Result run_boxed(UnboxedCall& call, c10::ArrayRef<Operand> operands, const OpPlan* plan,
                           c10::DispatchKeySet keys, Arguments... arguments) {
     torch::jit::Stack stack;
     const auto box = [&] { stack = c10::impl::boxArgs<Arguments...>(arguments...); };
-    if (plan == nullptr || !contain(*call.session(), "boxing a call", box)) {
+    if (plan == nullptr || !contain(call.session(), "boxing a call", box)) {
       call.forget(operands);
-      return redispatch(call, operands, below_interceptor(keys), arguments...);
+      return redispatch([&]() noexcept { call.forget(operands); }, below_interceptor(keys), arguments...);
     }
     intercept(*op, keys, &stack);
     if constexpr (std::is_reference_v<Result>) {
@@ -115,23 +147,25 @@ struct TypedCall<Op, Result(Arguments...)> {
     }
   }
 
-  static Result redispatch(UnboxedCall& call, c10::ArrayRef<Operand> operands, c10::DispatchKeySet below,
-                           Arguments... arguments) {
+  template <typename Forget>
+  static Result redispatch(Forget forget, c10::DispatchKeySet below, Arguments... arguments) {
     try {
       return Op::redispatch(below, std::forward<Arguments>(arguments)...);
     } catch (...) {
-      call.forget(operands);
+      forget();
       throw;
     }
   }
 
   static std::array<const at::Tensor*, 1> tensors_of(const at::Tensor& result) { return {&result}; }
+  static c10::ArrayRef<const at::Tensor*> tensors_of(const at::Scalar&) { return {}; }
   template <typename... Tensors>
   static std::array<const at::Tensor*, sizeof...(Tensors)> tensors_of(const std::tuple<Tensors...>& results) {
     return std::apply([](const auto&... result) { return std::array{&result...}; }, results);
   }
 
   static torch::jit::Stack box_results(const at::Tensor& result) { return {result}; }
+  static torch::jit::Stack box_results(const at::Scalar& result) { return {result}; }
   template <typename... Tensors>
   static torch::jit::Stack box_results(const std::tuple<Tensors...>& results) {
     return std::apply([](const auto&... result) { return torch::jit::Stack{result...}; }, results);

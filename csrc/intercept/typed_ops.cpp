@@ -2,6 +2,7 @@
 
 #include <string>
 
+#include <ATen/ops/_local_scalar_dense_ops.h>
 #include <ATen/ops/_log_softmax_backward_data_ops.h>
 #include <ATen/ops/_log_softmax_ops.h>
 #include <ATen/ops/_softmax_backward_data_ops.h>
@@ -10,6 +11,7 @@
 #include <ATen/ops/addcdiv_ops.h>
 #include <ATen/ops/addcmul_ops.h>
 #include <ATen/ops/addmm_ops.h>
+#include <ATen/ops/bernoulli_ops.h>
 #include <ATen/ops/bmm_ops.h>
 #include <ATen/ops/clone_ops.h>
 #include <ATen/ops/convolution_backward_ops.h>
@@ -18,6 +20,7 @@
 #include <ATen/ops/div_ops.h>
 #include <ATen/ops/embedding_dense_backward_ops.h>
 #include <ATen/ops/embedding_ops.h>
+#include <ATen/ops/empty_like_ops.h>
 #include <ATen/ops/exp_ops.h>
 #include <ATen/ops/gelu_backward_ops.h>
 #include <ATen/ops/gelu_ops.h>
@@ -32,6 +35,7 @@
 #include <ATen/ops/pow_ops.h>
 #include <ATen/ops/relu_ops.h>
 #include <ATen/ops/rsqrt_ops.h>
+#include <ATen/ops/select_backward_ops.h>
 #include <ATen/ops/sigmoid_backward_ops.h>
 #include <ATen/ops/sigmoid_ops.h>
 #include <ATen/ops/silu_backward_ops.h>
@@ -70,7 +74,8 @@ void intercept_hot_operators_typed(torch::Library& aten) {
                   ops::mul__Tensor, ops::mul_Scalar, ops::mul__Scalar, ops::div_Tensor, ops::div__Tensor,
                   ops::div_Scalar, ops::div__Scalar, ops::neg, ops::exp, ops::pow_Tensor_Scalar, ops::sqrt, ops::rsqrt>(
       aten);
-  intercept_typed<ops::sum, ops::sum_dim_IntList, ops::mean, ops::mean_dim, ops::clone, ops::copy_>(aten);
+  intercept_typed<ops::sum, ops::sum_dim_IntList, ops::mean, ops::mean_dim, ops::clone, ops::copy_,
+                  ops::select_backward, ops::_local_scalar_dense, ops::empty_like, ops::bernoulli__float>(aten);
   intercept_typed<ops::tanh, ops::tanh_backward, ops::sigmoid, ops::sigmoid_backward, ops::relu,
                   ops::threshold_backward, ops::gelu, ops::gelu_backward, ops::silu, ops::silu_backward>(aten);
   intercept_typed<ops::_softmax, ops::_softmax_backward_data, ops::_log_softmax, ops::_log_softmax_backward_data>(aten);

@@ -1,0 +1,53 @@
+#include "intercept/small_call.h"
+
+#include "bounds/bound_cache.h"
+#include "detection/error_containment.h"
+#include "intercept/op_entry.h"
+#include "intercept/device_results.h"
+#include "origin/nonfinite_registry.h"
+
+namespace torchnan {
+namespace {
+
+bool is_finite(const at::Tensor& read) {
+  const ScanResult verdict = check_finite(read);
+  return verdict.skip == Skip::kNone && verdict.finite;
+}
+
+}  // namespace
+
+bool SmallCall::try_start(const OpPlan& plan, const at::Tensor& first, c10::DispatchKeySet keys) {
+  if (!session_->asks_for_finiteness_alone() || nonfinite_registry().in_use() || DeviceResults::concerns(keys))
+    return false;
+  if (plan.handling == OpPlan::Handling::kRead ? !is_finite(first) : plan.handling != OpPlan::Handling::kCheck)
+    return false;
+  if (plan.writes_in_place() && !bound_cache().is_finite(first)) return false;
+  plan_ = &plan;
+  first_ = &first;
+  contain(*session_, "recording a call site", [&] { record_op_entry(thread_, *session_); });
+  return true;
+}
+
+size_t SmallCall::check(c10::ArrayRef<const at::Tensor*> results) {
+  Counters& counters = thread_.counters();
+  size_t checked = 0;
+  contain(*session_, "checking results", [&] {
+    for (; checked < results.size(); ++checked) {
+      const at::Tensor& result = *results[checked];
+      if (!result.defined()) continue;
+      const ScanResult verdict = check_finite(result);
+      if (verdict.skip != Skip::kNone || !verdict.finite) return;
+      counters.checked.add(1);
+      counters.bytes.add(verdict.bytes);
+      bound_cache().record_written(result, {verdict.max_abs}, &plan_->name, plan_->pending_version_bumps());
+    }
+    if (plan_->proves_nonnegative_input) bound_cache().record_nonnegative(*first_);
+  });
+  return checked;
+}
+
+void SmallCall::forget() const noexcept {
+  if (plan_->writes_in_place()) bound_cache().forget(*first_);
+}
+
+}  // namespace torchnan
