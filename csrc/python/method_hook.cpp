@@ -20,35 +20,49 @@ struct Hook {
 
 // Accessed with the GIL only. A C function has no state of its own, so each slot has functions of its own.
 constexpr size_t kHooks = 16;
+constexpr size_t kMostSelected = 2;
 std::array<Hook, kHooks> hooks;
 
-// Returns the selected arguments; fewer if the call has fewer.
-py::list arguments_of(const Hook& hook, PyObject* self, PyObject* args) {
-  py::list all;
-  if (!PyModule_Check(self)) all.append(py::handle(self));
-  if ((hook.definition->ml_flags & METH_O) != 0) {
-    all.append(py::handle(args));
-  } else if (args != nullptr) {
-    for (const py::handle argument : py::reinterpret_borrow<py::tuple>(args)) all.append(argument);
+// The arguments that a callback is called with, borrowed from the call.
+class Selection {
+ public:
+  Selection(const Hook& hook, PyObject* self, PyObject* args) : skip_(hook.first), most_(hook.count) {
+    if (!PyModule_Check(self)) offer(self);
+    if ((hook.definition->ml_flags & METH_O) != 0) {
+      offer(args);
+    } else if (args != nullptr) {
+      for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); ++i) offer(PyTuple_GET_ITEM(args, i));
+    }
   }
-  return py::list(
-      all[py::slice(static_cast<py::ssize_t>(hook.first), static_cast<py::ssize_t>(hook.first + hook.count), 1)]);
-}
+
+  bool is_complete() const { return count_ == most_; }  // the call may have fewer arguments
+  PyObject* const* data() const { return selected_.data(); }
+  size_t size() const { return count_; }
+
+ private:
+  void offer(PyObject* argument) {
+    if (skip_ > 0) {
+      --skip_;
+    } else if (count_ < most_) {
+      selected_[count_++] = argument;
+    }
+  }
+
+  size_t skip_;
+  const size_t most_;
+  size_t count_ = 0;
+  std::array<PyObject*, kMostSelected> selected_;
+};
 
 // Returns false with the Python error set if the callback raised.
-bool call_callback(const Hook& hook, PyObject* self, PyObject* args) noexcept {
+bool call_callback(const Hook& hook, PyObject* self, PyObject* args) {
   if (hook.callback == nullptr) return true;
-  try {
-    const auto callback = py::reinterpret_borrow<py::object>(hook.callback);  // the hook may be removed meanwhile
-    const py::list arguments = arguments_of(hook, self, args);
-    if (arguments.size() == hook.count) callback(*arguments);
-    return true;
-  } catch (py::error_already_set& error) {
-    error.restore();
-  } catch (const std::exception& error) {
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-  return false;
+  const Selection selection(hook, self, args);
+  if (!selection.is_complete()) return true;
+  const auto callback = py::reinterpret_borrow<py::object>(hook.callback);  // the hook may be removed meanwhile
+  PyObject* const answer = PyObject_Vectorcall(callback.ptr(), selection.data(), selection.size(), nullptr);
+  Py_XDECREF(answer);
+  return answer != nullptr;
 }
 
 template <size_t kSlot>
@@ -95,6 +109,7 @@ py::cpp_function hook_method(const py::handle& method, const py::object& callbac
   if (!keywords && convention != METH_VARARGS && convention != METH_NOARGS && convention != METH_O) {
     throw py::type_error("hook_method() does not know how this method is called");
   }
+  if (count > kMostSelected) throw std::length_error("hook_method() passes on two arguments at most");
   const auto free = std::find_if(hooks.begin(), hooks.end(), [](const Hook& hook) { return !hook.definition; });
   if (free == hooks.end()) throw std::length_error("hook_method() has no slot left");
   const auto slot = static_cast<size_t>(free - hooks.begin());

@@ -7,9 +7,9 @@
 namespace torchnan {
 
 // Adds hook_method(method, callback, first, count) to the module. It makes each call of `method` first call `callback`
-// with `count` positional arguments, beginning with number `first`; `self` is number 0. A call without these positional
-// arguments is not hooked. An exception of the callback is raised instead of the call. Returns a function that removes
-// the hook.
+// with `count` positional arguments, two at most, beginning with number `first`; `self` is number 0. A call without
+// these positional arguments is not hooked. An exception of the callback is raised instead of the call. Returns a
+// function that removes the hook.
 void bind_call_before(pybind11::module_& m);
 
 }  // namespace torchnan

@@ -180,8 +180,7 @@ void bind_watch(py::module_& m) {
              for (const Headroom& headroom : drain_headroom(session)) rows.append(to_python(headroom));
              return rows;
            })
-      .def("mark_step", &DetectionSession::mark_step)
-      .def("count_step", &DetectionSession::count_step);
+      .def("mark_step", &DetectionSession::mark_step);
 }
 
 void bind_session(py::module_& m) {
@@ -191,6 +190,9 @@ void bind_session(py::module_& m) {
   m.def("end_session", &end_session, py::arg("session"), py::arg("report_pending"), without_gil);
   m.def("current_session", &current_session);
   m.def("open_scopes", &open_scopes);
+  m.def("count_step", [] {
+    if (DetectionSession* const session = ThreadState::current().session()) session->count_step();
+  });
   m.def("has_nonfinite", [] { return nonfinite_registry().in_use() || (devices().in_use() && has_known_bad()); });
   m.def("uses_devices", [] { return devices().in_use(); });
   m.def("is_alarmed", [] { return devices().in_use() && devices().is_alarmed(); });

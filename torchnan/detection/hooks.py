@@ -88,11 +88,19 @@ def _callbacks() -> list[tuple[Any, Callable[..., None], int, int]]:
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     if torch.compiler.is_compiling():
         return None
+    has_closure = len(args) > 1 or kwargs  # which may make what is to be checked
+    if not has_closure and not _may_hold_nonfinite():
+        return None
     with contained("checking gradients"):
         if _uses_gradients_as_they_are(optimizer):
             check_gradients(optimizer)
             return _with_checking_closure(optimizer, args, kwargs)
     return None
+
+
+def _may_hold_nonfinite() -> bool:
+    """Most steps end here: there is nothing to check."""
+    return _C.has_nonfinite() or _C.uses_devices()
 
 
 def _uses_gradients_as_they_are(optimizer: Optimizer) -> bool:
@@ -122,7 +130,7 @@ def _with_checking_closure(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
 
 def check_gradients(optimizer: Optimizer) -> None:
     """Reports non-finite gradients that an optimizer is about to use, unless the loss scaler lets it skip the step."""
-    if not (_C.has_nonfinite() or _C.uses_devices()) or _scaler_skips(optimizer):
+    if not _may_hold_nonfinite() or _scaler_skips(optimizer):
         return
     with torch._C.DisableTorchFunction():  # a look at a tensor is no call that the program has made
         groups = [group["params"] for group in optimizer.param_groups]
@@ -147,15 +155,13 @@ def _scaler_skips(optimizer: Optimizer) -> bool:
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if torch.compiler.is_compiling():
         return
-    session = _C.current_session()
-    if session is None:
-        return
-    with contained("checking the state of an optimizer"):
-        if _C.has_nonfinite() or _C.is_alarmed():
-            _check_state(optimizer)
-        elif _C.uses_devices():
-            _C.launch_scans()  # of what the step has written, so that it is known before a checkpoint keeps it
-    session.count_step()
+    if _may_hold_nonfinite() and _C.current_session() is not None:
+        with contained("checking the state of an optimizer"):
+            if _C.has_nonfinite() or _C.is_alarmed():
+                _check_state(optimizer)
+            else:
+                _C.launch_scans()  # of what the step has written, so that it is known before a checkpoint keeps it
+    _C.count_step()
 
 
 def _check_state(optimizer: Optimizer) -> None:
