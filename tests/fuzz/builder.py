@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tests.fuzz.program import NAMES
+from tests.fuzz.program import NAMES, keeping_dispatch_state
 from tests.fuzz.values import KINDS
 
 SHAPES = [
@@ -115,11 +115,9 @@ class Builder:
     def add(self, line: str, name: str | None = None) -> bool:
         """Adds a statement if it runs, and if what it assigns to `name` is a tensor of modest size."""
         torch.manual_seed(self.seed + 1)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                exec(line, self.scope)
-        except FAILURES:
+        with keeping_dispatch_state():
+            runs = self._runs(line)
+        if not runs:
             return False
         if name is not None:
             value = self.scope.get(name)
@@ -128,6 +126,15 @@ class Builder:
             if name not in self.names:
                 self.names.append(name)
         self._lines.append(line)
+        return True
+
+    def _runs(self, line: str) -> bool:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                exec(line, self.scope)
+        except FAILURES:
+            return False
         return True
 
     def recent(self, count: int = 4) -> list[str]:

@@ -13,6 +13,7 @@ import os
 import pickle
 import threading
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,18 @@ class Run:
         return int(self.watch.stats()["internal_errors"])
 
 
+@contextlib.contextmanager
+def keeping_dispatch_state() -> Iterator[None]:
+    """Restores the thread's dispatch keys once the error of a failed call is gone.
+
+    Some calls of PyTorch leave keys of theirs excluded when they fail, as ``torch.cat([wrapped], out=plain)`` does;
+    every later program would run without them.
+    """
+    included, excluded = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    with torch._C._ForceDispatchKeyGuard(included, excluded):
+        yield
+
+
 def run(program: Program, mode: str, **options: Any) -> Run:
     """Runs it; `mode` is plain, watched, or truth."""
     names = program.scope()
@@ -92,6 +105,7 @@ def run(program: Program, mode: str, **options: Any) -> Run:
     torch.manual_seed(program.seed + 1)
     result = Run({}, None)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(keeping_dispatch_state())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         if mode == "watched":

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.fuzz import harm
 from tests.fuzz.__main__ import ALL, of_seed
@@ -61,6 +62,13 @@ def test_a_seed_always_gives_the_same_program(generator):
     assert first is not None
     assert of_seed(generator, 3) == (first, count, found)
     assert found == []
+
+
+def test_a_failing_call_leaves_nothing_behind_for_later_programs():
+    """Fails without keeping_dispatch_state(): keys are excluded from then on, and the truth sees other operations."""
+    before = torch._C._dispatch_tls_local_exclude_set()
+    of_seed("subclasses", 92000001)  # torch.cat([wrapped], out=plain) is tried, and fails
+    assert torch._C._dispatch_tls_local_exclude_set() == before
 
 
 def test_a_harm_program_is_held_to_its_page():
