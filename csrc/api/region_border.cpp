@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "bounds/bound_cache.h"
+#include "call_sites/current_call_site.h"
 #include "operators/op_plan.h"
 #include "origin/harm.h"
 #include "origin/origin_records.h"
@@ -12,14 +13,15 @@
 namespace torchnan {
 namespace {
 
-// Stands for the region, as an operation.
-const OpPlan& make_region_call() {
+// Stands for the region, as an operation. Never destroyed: threads may outlive static destructors.
+const OpPlan& region_plan(bool is_comparison) {
   auto* plan = new OpPlan;
   plan->name = "inductor::compiled_region";
+  plan->is_comparison = is_comparison;
   return *plan;
 }
-
-const OpPlan& region_call = make_region_call();  // never destroyed: threads may outlive static destructors
+const OpPlan& region_call = region_plan(false);
+const OpPlan& comparison_in_region = region_plan(true);
 
 CallContext context_of_region(DetectionSession& session) {
   return {region_call, {}, session, ThreadState::current().id()};
@@ -64,11 +66,31 @@ void record_border_origin(DetectionSession& session, const at::Tensor& result, i
   if (session.options().when == When::kOrigin) report_harm(session, *provenance, HarmKind::kOrigin, kinds);
 }
 
-void record_region_use(const at::Tensor& argument) {
+void record_region_use(const at::Tensor& argument, bool is_compared) {
   const at::Tensor values = scannable_values(argument);
   if (!values.defined()) return;
   const auto record = nonfinite_registry().find(values);
-  if (record != nullptr && kinds_of(values).any()) record_use(*record, region_call);
+  if (record == nullptr || !kinds_of(values).any()) return;
+  record_use(*record, region_call);
+  const auto node = current_node_site();
+  const uint64_t node_execution_id = node ? node->execution_id : 0;
+  if (is_compared) record_use(*record, comparison_in_region, node_execution_id);
+}
+
+void record_region_allocation(const at::Tensor& result, SiteId site, const std::string& op) {
+  bound_cache().record_uninitialized(result, site, &op);
+}
+
+void record_copy(const at::Tensor& tensor, const at::Tensor& copy) {
+  const at::Tensor values = scannable_values(tensor);
+  const at::Tensor copied = scannable_values(copy);
+  if (!values.defined() || !copied.defined()) return;
+  const BoundCache::Entry known = bound_cache().find(values);
+  if (known.state == BoundCache::State::kUninitialized) {
+    bound_cache().record_uninitialized(copied, known.site, known.op);
+  }
+  if (!nonfinite_registry().in_use()) return;
+  if (auto provenance = nonfinite_registry().find(values)) nonfinite_registry().remember(copied, std::move(provenance));
 }
 
 NonfiniteRegistry::ProvenancePtr record_region_input(DetectionSession& session, const at::Tensor& argument) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include <ATen/core/Tensor.h>
 
@@ -10,6 +11,7 @@
 
 #include "detection/session.h"
 #include "detection/thread_state.h"
+#include "host/host_runtime.h"
 #include "origin/nonfinite_registry.h"
 #include "origin/replayed_region.h"
 #include "scan/nonfinite_kinds.h"
@@ -25,8 +27,16 @@ TORCHNAN_API NonfiniteKinds check_region_result(const at::Tensor& tensor, bool i
 TORCHNAN_API void record_border_origin(DetectionSession& session, const at::Tensor& result, int64_t output,
                                        const ReplayedRegion& region);
 
-// Records that a region is about to compute with an argument, if that is known to be non-finite.
-TORCHNAN_API void record_region_use(const at::Tensor& argument);
+// Records that a region is about to compute with an argument, if that is known to be non-finite. `is_compared`: a
+// comparison in the region depends on it.
+TORCHNAN_API void record_region_use(const at::Tensor& argument, bool is_compared);
+
+// Records that a region has returned memory that it has allocated and not written: at `site`, by `op`, which outlives
+// all records.
+TORCHNAN_API void record_region_allocation(const at::Tensor& result, SiteId site, const std::string& op);
+
+// What is known of a tensor that is not finite, or that nobody has written, is known of a copy of it, too.
+TORCHNAN_API void record_copy(const at::Tensor& tensor, const at::Tensor& copy);
 
 // Returns the provenance of an argument of a region that is not followed inside; null if the argument is finite.
 TORCHNAN_API NonfiniteRegistry::ProvenancePtr record_region_input(DetectionSession& session,

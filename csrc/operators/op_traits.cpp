@@ -174,6 +174,7 @@ bool returns_uninitialized(std::string_view op) { return contains(kUninitialized
 bool returns_allocation(std::string_view op) {
   return op.find("empty") != std::string_view::npos || op.find("resize") != std::string_view::npos;
 }
+bool allocates(std::string_view op) { return returns_uninitialized(op) && op.find("empty") != std::string_view::npos; }
 bool overwrites_fully(std::string_view op) { return contains(kIgnoresOld, op); }
 bool reads_metadata_of_first(std::string_view op) {
   return op.ends_with("_like") || op.starts_with("new_") || op == "fill" || op == "copy";

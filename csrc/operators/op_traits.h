@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <string_view>
 
+#include <torchnan/export.h>
+
 namespace torchnan {
 
 // Whether its result is memory that nobody has written.
@@ -12,6 +14,9 @@ bool returns_uninitialized(std::string_view op);
 
 // Whether that memory is newly allocated: empty and its kin, resize_; but not set_.
 bool returns_allocation(std::string_view op);
+
+// Whether it returns such memory and nothing else: empty and its kin.
+TORCHNAN_API bool allocates(std::string_view op);
 
 // Whether it works in place without reading the previous values: copy_, fill_, normal_.
 bool overwrites_fully(std::string_view op);
@@ -30,7 +35,7 @@ bool is_passthrough(std::string_view op);
 bool absorbs_negative_infinity(std::string_view op);
 
 // Whether it compares values without computing with them: isnan, lt, torchnan's own measure.
-bool is_comparison(std::string_view op);
+TORCHNAN_API bool is_comparison(std::string_view op);
 
 // Whether it is elementwise in its first argument: addmm and its kin.
 bool is_elementwise_in_self(std::string_view op);

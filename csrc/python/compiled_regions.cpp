@@ -6,7 +6,9 @@
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -28,6 +30,7 @@
 #include "detection/thread_state.h"
 #include "intercept/op_entry.h"
 #include "operators/dispatch_key.h"
+#include "operators/op_traits.h"
 #include "origin/nonfinite_registry.h"
 #include "origin/replayed_region.h"
 #include "python/convert.h"
@@ -99,9 +102,7 @@ at::Tensor copied(const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
   at::Tensor copy = at::clone(tensor.detach());
   if (tensor.requires_grad()) copy.requires_grad_();
-  if (nonfinite_registry().in_use()) {
-    if (const auto provenance = provenance_of(tensor)) set_provenance(copy, *provenance);
-  }
+  record_copy(tensor, copy);
   return copy;
 }
 
@@ -116,6 +117,9 @@ struct RegionBorder {
   std::string obstacle;             // why no call can be replayed; empty if they can
   py::function parts;               // returns the plain tensors that a wrapper subclass consists of
   py::function is_distributed;      // returns whether a tensor is
+  std::vector<size_t> compared;     // indices of the arguments that comparisons depend on
+  std::vector<size_t> unwritten;    // indices of the results that are memory which nobody has written
+  py::function note_unwritten;      // records of a call's results where they were allocated
   py::function follow;              // lets the class of a backward node check what its nodes return
   std::optional<bool> is_random{};  // not known before the first call
   PyTypeObject* followed = nullptr;
@@ -123,9 +127,12 @@ struct RegionBorder {
 
 std::shared_ptr<RegionBorder> make_border(std::vector<size_t> mutated, const py::tuple& own, int64_t max_copied,
                                           std::string obstacle, const py::function& parts,
-                                          const py::function& is_distributed, const py::function& follow) {
-  return std::make_shared<RegionBorder>(
-      RegionBorder{std::move(mutated), own, max_copied, std::move(obstacle), parts, is_distributed, follow});
+                                          const py::function& is_distributed, std::vector<size_t> compared,
+                                          std::vector<size_t> unwritten, const py::function& note_unwritten,
+                                          const py::function& follow) {
+  return std::make_shared<RegionBorder>(RegionBorder{std::move(mutated), own, max_copied, std::move(obstacle), parts,
+                                                     is_distributed, std::move(compared), std::move(unwritten),
+                                                     note_unwritten, follow});
 }
 
 // The modes of a thread that change what operations do.
@@ -170,10 +177,11 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
       contain(*session, "checking the results of a compiled region", [&] {
         note_randomness();
         const Objects outputs = items_of(results);
-        bad = check_all(outputs, thread);
+        bad = check_all(outputs, thread, border_->unwritten);
         if (!bad.empty() || is_differentiable(outputs)) stack_ = StackTable::instance().current_stack_id();
         follow_into_backward(outputs);
       });
+      if (!border_->unwritten.empty()) border_->note_unwritten(results);
     }
     if (!bad.empty()) return bad;
     written_.clear();
@@ -188,7 +196,7 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
     if (session == nullptr || is_replaying || !is_active_in_backward(*session)) return {};
     BadValues bad;
     contain(*session, "checking the gradients of a compiled region", [&] {
-      bad = check_all(items_of(gradients), thread);
+      bad = check_all(items_of(gradients), thread, {});
       if (bad.empty() || !obstacle_.empty()) return;
       if (is_released_) {
         obstacle_ = "its backward pass has run before";
@@ -270,13 +278,15 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
       boxed_ = arguments_.size() - border_->own.size();
     }
     obstacle_ = border_->obstacle;
-    for (const py::object& argument : arguments_) {
+    for (size_t i = 0; i < arguments_.size(); ++i) {
+      const py::object& argument = arguments_[i];
       const at::Tensor* tensor = tensor_in(argument);
       is_on_device_ |= tensor != nullptr && !tensor->is_cpu();
       if (obstacle_.empty() && tensor != nullptr && is_subclass(*tensor) &&
           border_->is_distributed(argument).cast<bool>())
         obstacle_ = "an argument is a distributed tensor: other ranks would have to take part";
-      if (tensor != nullptr && nonfinite_registry().in_use()) record_region_use(*tensor);
+      if (tensor != nullptr && nonfinite_registry().in_use())
+        record_region_use(*tensor, boxed_ == 0 && contains(border_->compared, i));
     }
     record_mutated();
     if (obstacle_.empty() && border_->is_random.value_or(true)) random_state_ = torchnan::random_state();
@@ -316,7 +326,8 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   }
 
   // Arguments that were written come first: what is known of the memory of a result that shares theirs is then true.
-  BadValues check_all(const Objects& values, ThreadState& thread) {
+  // `unwritten`: indices of those that are not to be read yet.
+  BadValues check_all(const Objects& values, ThreadState& thread, const std::vector<size_t>& unwritten) {
     struct Part {
       size_t index;
       at::Tensor tensor;
@@ -330,7 +341,9 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
     };
     for (size_t k = 0; k < written_.size(); ++k) add(values.size() + k, written_[k]);
     const size_t first_result = parts.size();
-    for (size_t i = 0; i < values.size(); ++i) add(i, values[i]);
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (!contains(unwritten, i)) add(i, values[i]);
+    }
     BadValues bad;
     const py::gil_scoped_release no_gil;
     for (size_t p = 0; p < parts.size(); ++p) {
@@ -343,6 +356,10 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
       }
     }
     return bad;
+  }
+
+  static bool contains(const std::vector<size_t>& indices, size_t i) {
+    return std::find(indices.begin(), indices.end(), i) != indices.end();
   }
 
   static bool is_differentiable(const Objects& outputs) {
@@ -449,6 +466,12 @@ void record_border(const at::Tensor& result, int64_t output, const py::str& name
   record_border_origin(*session, result, output, region);
 }
 
+// Notes keep the address of the name.
+void record_allocation(const at::Tensor& result, SiteId site, const std::string& op) {
+  static auto& names = *new std::set<std::string>;  // under the GIL
+  record_region_allocation(result, site, *names.insert(op).first);
+}
+
 // Returns the provenance of a non-finite argument of a region that cannot be followed; nothing if it is finite.
 std::optional<ProvenanceHandle> input_provenance(const at::Tensor& tensor) {
   const auto session = ThreadState::current().shared_session();
@@ -469,7 +492,8 @@ void bind_compiled_regions(py::module_& m) {
       .def_readonly("autocast", &Modes::autocast);
   py::class_<RegionBorder, std::shared_ptr<RegionBorder>>(m, "RegionBorder")
       .def(py::init(&make_border), py::arg("mutated"), py::arg("own"), py::arg("max_copied"), py::arg("obstacle"),
-           py::arg("parts"), py::arg("is_distributed"), py::arg("follow"))
+           py::arg("parts"), py::arg("is_distributed"), py::arg("compared"), py::arg("unwritten"),
+           py::arg("note_unwritten"), py::arg("follow"))
       .def_readonly("is_random", &RegionBorder::is_random)
       .def("run", &run_region, py::arg("compiled"), py::arg("explain"), py::arg("args"));
   py::class_<RegionCall, std::shared_ptr<RegionCall>>(m, "RegionCall")
@@ -501,6 +525,10 @@ void bind_compiled_regions(py::module_& m) {
   m.def("stack_frames", &stack_frames, py::arg("stack"));
   m.def("provenance_of", &provenance_of, py::arg("tensor"));
   m.def("set_provenance", &set_provenance, py::arg("tensor"), py::arg("provenance"));
+  m.def("record_copy", &record_copy, py::arg("tensor"), py::arg("copy"));
+  m.def("record_allocation", &record_allocation, py::arg("result"), py::arg("site"), py::arg("op"));
+  m.def("is_comparison", [](std::string_view op) { return is_comparison(op); });
+  m.def("allocates", [](std::string_view op) { return allocates(op); });
   m.def("input_provenance", &input_provenance, py::arg("tensor"));
   m.def("kinds_of", [](const at::Tensor& tensor) { return bits_of(kinds_of(tensor)); });
 }

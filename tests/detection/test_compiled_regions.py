@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import gc
+import inspect
+import math
+import sys
 import threading
 import weakref
 
@@ -15,6 +19,7 @@ import torchnan
 from tests.support.compiled_issues import PROGRAMS
 from tests.support.compiled_programs import CASES, CLEAN
 from tests.support.compiled_ways import WAYS
+from torchnan._load import _C
 from torchnan.detection.compiled import region, torch_internals
 from torchnan.detection.compiled.graph import has_collectives
 
@@ -27,6 +32,11 @@ def fresh_compiler():
 
 
 SLOW_TO_COMPILE = ("gpt2",)
+
+
+def line_of(mark):
+    lines = inspect.getsource(sys.modules[__name__]).splitlines()
+    return next(i for i, line in enumerate(lines, 1) if line.endswith(f"# {mark}"))
 
 
 def session_of(truth):
@@ -160,6 +170,80 @@ def test_a_mask_that_a_region_has_used_up_is_silent(is_kept):
         if not is_kept:
             del mask, attend
     assert watch.findings == []
+
+
+@pytest.mark.parametrize("is_good", [torch.isfinite, lambda g: g.norm() < 10])
+def test_a_gradient_that_a_region_compares_is_no_harm(is_good):
+    w = torch.zeros(3, requires_grad=True)
+
+    @torch.compile
+    def step(w, g):
+        with torch.no_grad():
+            w.add_(torch.where(is_good(g), g, 0.0), alpha=-0.1)
+
+    with torchnan.detect(action="log") as session:
+        w.square().sum().sqrt().backward()
+        step(w, w.grad)
+    assert w.grad.isnan().all()
+    assert session.findings == []
+
+
+def recycle(memory):
+    """Fills memory with NaN by no operation, as if it were handed out again; a replay has other memory."""
+    if not _C.is_replaying():
+        ctypes.memset(memory.data_ptr(), 0xFF, memory.nbytes)
+
+
+@torch.library.custom_op("torchnan_tests::recycled", mutates_args=())
+def recycled(memory: torch.Tensor) -> torch.Tensor:
+    recycle(memory)
+    return torch.zeros(())
+
+
+recycled.register_fake(lambda memory: torch.empty(()))
+
+
+def test_memory_that_a_region_returns_unwritten_is_the_origin_of_what_is_read_there():
+    @torch.compile
+    def allocate(x):
+        return x.new_empty(4, 4)  # ALLOCATED
+
+    @torch.compile
+    def read(cache, x):
+        cache[1:] = x
+        return (cache @ x).sum()
+
+    with torchnan.detect(action="log") as session, torch.no_grad():
+        cache = allocate(torch.ones(4))
+        recycle(cache)
+        read(cache, torch.ones(4)).item()
+    finding = session.first
+    assert (finding.origin, finding.op, finding.file) == ("uninit", "aten::new_empty", __file__)
+    assert finding.line == line_of("ALLOCATED")
+    assert finding.compiled.region == "read"
+
+
+def test_memory_that_a_region_reads_unwritten_is_the_origin():
+    @torch.compile
+    def loss(x):
+        memory = torch.empty(4, 4)  # READ
+        memory[1:] = x
+        return (memory @ x).sum() + recycled(memory)
+
+    with torchnan.detect(action="log") as session, torch.no_grad():
+        value = loss(torch.ones(4)).item()
+    assert math.isnan(value)
+    finding = session.first
+    assert (finding.origin, finding.op, finding.line) == ("uninit", "aten::empty", line_of("READ"))
+
+
+def test_memory_that_a_region_returns_unwritten_and_user_code_writes_is_silent():
+    allocate = torch.compile(lambda x: torch.empty_like(x))
+    with torchnan.detect(action="log") as session, torch.no_grad():
+        memory = allocate(torch.ones(4))
+        recycle(memory)
+        memory.copy_(torch.ones(4)).sum().item()
+    assert session.findings == []
 
 
 def test_a_region_that_was_compiled_before_detection_is_followed():

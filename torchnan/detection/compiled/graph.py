@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import weakref
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from torchnan._load import _C
 from torchnan.detection.compiled import functions, random_numbers
 from torchnan.detection.compiled.stack import Entry, Line, call_under, joined, traced_lines
 
@@ -53,6 +55,55 @@ def _is_distributed(target: Any) -> bool:
     return str(getattr(target, "__module__", "")).startswith("torch.distributed")
 
 
+def compared_inputs(module: fx.GraphModule, own: Sequence[str]) -> list[int]:
+    """Returns the indices of the inputs that comparisons in a graph depend on.
+
+    Args:
+        module: the graph.
+        own: names of its own tensors, which come before its arguments.
+    """
+    pending = [node for node in module.graph.nodes if _compares(module, node)]
+    reached: set[fx.Node] = set()
+    while pending:
+        node = pending.pop()
+        if node not in reached:
+            reached.add(node)
+            pending.extend(node.all_input_nodes)
+    names = {str(node.target) for node in reached if node.op == "get_attr"}
+    arguments = [node in reached for node in module.graph.nodes if node.op == "placeholder"]
+    return [i for i, is_compared in enumerate([*(name in names for name in own), *arguments]) if is_compared]
+
+
+def _compares(module: fx.GraphModule, node: fx.Node) -> bool:
+    inside = (inner for body in _bodies(module, node) for inner in body.graph.nodes if _compares(body, inner))
+    return _C.is_comparison(_operator_name(node)) or next(inside, None) is not None
+
+
+def unwritten_outputs(module: fx.GraphModule) -> dict[int, fx.Node]:
+    """Returns the outputs of a graph that are memory which it allocates and nothing in it writes or reads."""
+    output = module.graph.output_node()
+    nodes = as_list(output.args[0])
+    alone = {n for n in nodes if isinstance(n, fx.Node) and list(n.users) == [output] and allocates(n)}
+    return {i: node for i, node in enumerate(nodes) if node in alone}
+
+
+def allocates(node: fx.Node) -> bool:
+    """Whether a node returns memory that nobody has written."""
+    return _C.allocates(_operator_name(node))
+
+
+def allocator_of(node: fx.Node) -> str:
+    """Returns the operator of a node that :func:`allocates`."""
+    return f"aten::{_operator_name(node)}"
+
+
+def _operator_name(node: fx.Node) -> str:
+    if node.op not in ("call_function", "call_method"):
+        return ""
+    name = node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", ""))
+    return name.partition(".")[0].strip("_")
+
+
 def with_tensors(module: fx.GraphModule, tensors: dict[str, torch.Tensor]) -> fx.GraphModule:
     """Returns a copy of the graph that has these tensors in place of its own."""
     made = copy_graph(module)
@@ -78,7 +129,11 @@ def as_list(results: Any) -> list[Any]:
 
 
 def framed(
-    module: fx.GraphModule, callers: list[Entry], modules: Modules, outside: Sequence[Line] = ()
+    module: fx.GraphModule,
+    callers: list[Entry],
+    modules: Modules,
+    outside: Sequence[Line] = (),
+    unwritten_is_nan: bool = False,
 ) -> fx.GraphModule:
     """Changes a graph so that each of its operations runs on the stack of the user's program, whoever runs the graph.
 
@@ -87,9 +142,11 @@ def framed(
         callers: the stack on which the region was called, outermost first.
         modules: those that nodes were traced in, by their key in ``nn_module_stack``.
         outside: lines that lead to where the graph is called, which are not on its stack: it runs in a backward pass.
+        unwritten_is_nan: whether memory that nobody has written is to hold NaN: it may, as it may anything else.
     """
     backward = set()
     for node in module.graph.nodes:
+        is_unwritten = unwritten_is_nan and allocates(node)
         if node.op == "call_method":
             node.op, node.target = "call_function", _method(node.target)
         if node.op != "call_function":
@@ -97,17 +154,19 @@ def framed(
         bodies = _bodies(module, node)
         if functions.is_function(node):
             backward.add(bodies[1])
-            framed(bodies[1], [], {}, traced_lines(node))
+            framed(bodies[1], [], {}, traced_lines(node), unwritten_is_nan)
             node.target = functions.applied(node, bodies, run)
         elif bodies and not _computes_itself(node):
             continue
         if node.target in random_numbers.OPERATORS:
             node.target = _drawn(node.target)
         else:
+            if is_unwritten:
+                node.target = _filled(node.target)
             node.target = _framed(stack_of(node, callers, modules, outside), node.target)
     for child in module.children():
         if isinstance(child, fx.GraphModule) and child not in backward:
-            framed(child, callers, modules, outside)
+            framed(child, callers, modules, outside, unwritten_is_nan)
     module.forward = functools.partial(run, module)
     return module
 
@@ -117,6 +176,17 @@ def _method(name: str) -> Callable[..., Any]:
         return getattr(owner, name)(*args, **options)
 
     return call_method
+
+
+def _filled(allocate: Callable[..., Any]) -> Callable[..., Any]:
+    def allocate_filled(*args: Any, **options: Any) -> Any:
+        made = allocate(*args, **options)
+        if isinstance(made, torch.Tensor) and (made.is_floating_point() or made.is_complex()):
+            storage = made.untyped_storage()  # by no operation: it stays memory that nobody has written
+            ctypes.memset(storage.data_ptr(), 0xFF, storage.nbytes())
+        return made
+
+    return allocate_filled
 
 
 def _drawn(operator: Any) -> Callable[..., Any]:

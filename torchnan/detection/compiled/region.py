@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,8 +14,15 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torchnan._load import _C
 from torchnan.detection import introspection, shards
 from torchnan.detection.compiled import replay, torch_internals
-from torchnan.detection.compiled.graph import as_list, has_collectives
-from torchnan.detection.compiled.stack import Line, modules_of
+from torchnan.detection.compiled.graph import (
+    allocator_of,
+    as_list,
+    compared_inputs,
+    has_collectives,
+    stack_of,
+    unwritten_outputs,
+)
+from torchnan.detection.compiled.stack import Line, call_under, calling_stack, modules_of
 from torchnan.detection.containment import contained
 
 MAX_COPIED = 64 << 20  # bytes of arguments that a region overwrites, copied before each call
@@ -57,9 +65,20 @@ class Region:
         mutated = [] if graph is None else torch_internals.overwritten_inputs(compiled, len(tensors) + arguments)
         if mutated is None:
             obstacle = "it is not known which of its arguments it overwrites"
+        self.unwritten = {} if graph is None else unwritten_outputs(graph)
         self.border = _C.RegionBorder(
-            mutated or [], tuple(tensors.values()), MAX_COPIED, obstacle, _plain, shards.is_sharded, _follower(self)
+            mutated=mutated or [],
+            own=tuple(tensors.values()),
+            max_copied=MAX_COPIED,
+            obstacle=obstacle,
+            parts=_plain,
+            is_distributed=shards.is_sharded,
+            compared=[] if graph is None else compared_inputs(graph, self.own),
+            unwritten=list(self.unwritten),
+            note_unwritten=_weakly(self, Region._note_unwritten),
+            follow=_weakly(self, _check_in_backward),
         )
+        self._allocations: dict[int, list[int]] = {}  # by the stack of a call, those of what `unwritten` has
         self._known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()  # by session
 
     def checked(self) -> Callable[..., Any]:
@@ -71,6 +90,18 @@ class Region:
 
         call.__torchnan_region__ = self  # type: ignore[attr-defined]
         return call
+
+    def _note_unwritten(self, results: Any) -> None:
+        with contained("recording memory that a compiled region has not written"):
+            values, here = as_list(results), _C.capture_stack()
+            if here not in self._allocations:
+                callers = calling_stack(_C.stack_frames(here))
+                stacks = [stack_of(node, callers, self.modules) for node in self.unwritten.values()]
+                capture = [functools.partial(call_under, stack, _C.capture_stack) for stack in stacks]
+                self._allocations[here] = replay.on_own_thread(lambda: [run() for run in capture])
+            for (i, node), stack in zip(self.unwritten.items(), self._allocations[here], strict=True):
+                for part in _plain(values[i]):
+                    _C.record_allocation(part, stack, allocator_of(node))
 
     def _explain_results(self, call: Any, bad: Bad, results: Any) -> None:
         with contained("following a compiled region"):
@@ -149,18 +180,18 @@ class Region:
         )
 
 
-def _follower(region: Region) -> Callable[[Any], None]:
-    reference = weakref.ref(region)  # the core holds the follower, out of the garbage collector's sight
+def _weakly(region: Region, call: Callable[[Region, Any], None]) -> Callable[[Any], None]:
+    reference = weakref.ref(region)  # the core holds what is called, out of the garbage collector's sight
 
-    def follow(node: Any) -> None:
+    def call_of_alive(given: Any) -> None:
         alive = reference()
         if alive is not None:
-            _check_in_backward(node, alive)
+            call(alive, given)
 
-    return follow
+    return call_of_alive
 
 
-def _check_in_backward(node: Any, region: Region) -> None:
+def _check_in_backward(region: Region, node: Any) -> None:
     """Lets ``CompiledFunction.backward`` check what it returns; compiled autograd would trace a hook on the node."""
     function = torch_internals.function_class(node)
     backward = vars(function)["backward"].__func__

@@ -7,19 +7,20 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from torchnan._load import _C
 from torchnan.config.text import printable
 from torchnan.detection.compiled import kernels, random_numbers, torch_internals
-from torchnan.detection.compiled.graph import Modules, as_list, copy_graph, framed, stack_of, with_tensors
+from torchnan.detection.compiled.graph import Modules, allocates, as_list, copy_graph, framed, stack_of, with_tensors
 from torchnan.detection.compiled.graph import run as interpret
 from torchnan.detection.compiled.stack import Entry, call_under, calling_stack
 from torchnan.detection.containment import describe
 from torchnan.detection.errors import NonFiniteError
 
+T = TypeVar("T")
 Tangents = list[tuple[int, torch.Tensor]]  # index among the graph's outputs, and the gradient of that output
 
 
@@ -90,13 +91,14 @@ def find(call: RecordedCall, bad: list[int], tangents: Tangents | None) -> Outco
     """
     session = _C.current_session()
     passing = calling_stack(_C.stack_frames(_C.capture_stack()))
-    return _on_own_thread(_Replay(call, bad, tangents, session, passing).run)
+    return on_own_thread(_Replay(call, bad, tangents, session, passing).run)
 
 
-def _on_own_thread(run: Callable[[], Outcome]) -> Outcome:
+def on_own_thread(run: Callable[[], T]) -> T:
+    """Runs a function on a thread of its own, which nobody watches."""
     done = _thread.allocate_lock()
     done.acquire()
-    outcomes: list[Outcome] = []
+    outcomes: list[T] = []
     errors: list[BaseException] = []
 
     def body() -> None:
@@ -139,6 +141,7 @@ class _Replay:
             outcome.kernels = self._kernels()
         ways: list[tuple[str, Callable[[], dict[int, Any]]]] = [
             ("traced", self._as_traced),
+            ("traced", self._with_nan_in_unwritten_memory),
             ("lowered", self._as_lowered),
             ("fused", self._in_inductors_arithmetic),
         ]
@@ -232,9 +235,15 @@ class _Replay:
                     _gradients(as_list(outputs), made, self.tangents)
         return found
 
-    def _as_traced(self) -> dict[int, Any]:
+    def _with_nan_in_unwritten_memory(self) -> dict[int, Any]:
+        graphs = (module.graph for module in self.call.graph.modules() if isinstance(module, torch.fx.GraphModule))
+        if not any(allocates(node) for graph in graphs for node in graph.nodes):
+            return {}
+        return self._as_traced(unwritten_is_nan=True)
+
+    def _as_traced(self, unwritten_is_nan: bool = False) -> dict[int, Any]:
         module, made, args, given = self._prepared()
-        module = framed(module, self.callers, self.call.modules)
+        module = framed(module, self.callers, self.call.modules, unwritten_is_nan=unwritten_is_nan)
         drawing: Any = random_numbers.AsGenerated() if self.call.is_random else contextlib.nullcontext()  # type: ignore[no-untyped-call]
         with self._watched():
             with drawing:
@@ -322,9 +331,8 @@ def _gradients(outputs: list[Any], inputs: list[Any], tangents: Tangents) -> lis
 
 def _clone(value: torch.Tensor) -> torch.Tensor:
     """Clones a tensor; where the values came from is known of the clone, too."""
-    clone, provenance = value.clone(), _C.provenance_of(value.detach())
-    if provenance is not None:
-        _C.set_provenance(clone.detach(), provenance)
+    clone = value.clone()
+    _C.record_copy(value.detach(), clone.detach())
     return clone
 
 
