@@ -66,6 +66,14 @@ Harm harm_at(const Site& site, HarmKind kind, const HarmedName& name, const Dete
   return harm;
 }
 
+// User code looks at a gradient after the backward pass, or in a hook, between the nodes. What a node compares in its
+// formula it has computed itself, or it was there before the pass. Compiled autograd is one region, without nodes.
+bool is_gradient(const Cause& cause, uint64_t node_execution_id) {
+  if (cause.node_execution_id != 0) return cause.node_execution_id != node_execution_id;
+  const auto& region = cause.origin->region;
+  return region != nullptr && region->is_backward && region != replayed_region();
+}
+
 // Returns the cause to report and marks it as reported, so that there is one alarm per cause; null if there is none.
 const Cause* claim_cause(const DetectionSession& session, const Provenance& record, HarmKind kind,
                          NonfiniteKinds kinds) {
@@ -120,14 +128,11 @@ std::string parameter_name_or_shape(const DetectionSession& session, const at::T
   return fmt::format("{}of shape [{}] that no module owns", kNamelessParameter, fmt::join(tensor.sizes(), ","));
 }
 
-// User code looks at a gradient after the backward pass, or in a hook, between the nodes. What a node compares in its
-// formula it has computed itself, or it was there before the pass.
 void record_use(const Provenance& record, const OpPlan& plan, uint64_t node_execution_id) {
   for (const Cause& cause : record.causes()) {
     cause.origin->used = true;
     if (plan.is_grad_scaler_check) cause.origin->seen_by_scaler = true;
-    const bool is_gradient = cause.node_execution_id != 0 && cause.node_execution_id != node_execution_id;
-    if (plan.is_comparison && is_gradient) cause.origin->compared = true;
+    if (plan.is_comparison && is_gradient(cause, node_execution_id)) cause.origin->compared = true;
     if (!plan.is_comparison && !plan.is_data_movement) cause.origin->computed = true;
   }
 }

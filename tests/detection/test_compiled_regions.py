@@ -188,6 +188,22 @@ def test_a_gradient_that_a_region_compares_is_no_harm(is_good):
     assert session.findings == []
 
 
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_a_gradient_of_compiled_autograd_that_is_compared_is_no_harm(is_compiled):
+    w = torch.zeros(3, requires_grad=True)
+
+    def step(w, g):
+        with torch.no_grad():
+            w.add_(torch.where(torch.isfinite(g), g, 0.0), alpha=-0.1)
+
+    with torchnan.detect(action="log") as session:
+        with torch._dynamo.compiled_autograd._enable(torch.compile):
+            w.square().sum().sqrt().backward()
+        (torch.compile(step) if is_compiled else step)(w, w.grad)
+    assert w.grad.isnan().all()
+    assert session.findings == []
+
+
 def recycle(memory):
     """Fills memory with NaN by no operation, as if it were handed out again; a replay has other memory."""
     if not _C.is_replaying():

@@ -16,7 +16,7 @@ from torch._dynamo.utils import counters
 
 from tests.support.call_comparison import Comparison, quick_and_loud
 from tests.support.call_observation import Call
-from tests.support.cpu_operators import OPS, samples, varies
+from tests.support.cpu_operators import OPS, dtypes, samples, varies
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the compiler warns once in a process
 
@@ -55,14 +55,16 @@ def counted() -> dict[str, dict[str, int]]:
 @pytest.mark.parametrize("name", [name if name in SOME else pytest.param(name, marks=pytest.mark.slow) for name in OPS])
 def test_a_compiled_operator_is_the_same(name, figure):
     op = OPS[name]
+    dtype = dtypes(op)[0]
     runs = finite = 0
-    for sample in samples(op, torch.float32, 1):
+    for sample in samples(op, dtype, 1):
         call = Call(compiled_afresh(op.op), (sample.input, *sample.args), sample.kwargs)
         compared = Comparison(call, twice=False, printed=counted, warned="ignore")
         missed = counters["inductor"]["fxgraph_cache_miss"]
-        faults = compared.faults(lambda facet: varies(op, torch.float32, "plain", facet))
+        faults = compared.faults(lambda facet: varies(op, dtype, "plain", facet))
         assert not faults, f"{name}: {faults}"
-        assert missed == 0, f"{name}: compiled again under detection"
+        is_compiled = "error" not in compared.off.noticed  # what could not be compiled is in no cache
+        assert missed == 0 or not is_compiled, f"{name}: compiled again under detection"
         runs += 1
         finite += compared.finite
     figure(
