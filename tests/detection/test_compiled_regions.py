@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import ctypes
 import gc
@@ -305,6 +306,27 @@ def test_bits_generator_and_graphs_are_as_without_detection():
     assert all(torch.equal(a, b) for a, b in zip(plain[0].values(), checked[0].values(), strict=True))
     assert torch.equal(plain[1], checked[1])
     assert plain[2] == checked[2]
+
+
+@pytest.mark.parametrize("start", [1.0, 0.0])
+def test_dynamo_does_not_trace_the_checks_of_a_backward_pass(start):
+    def breaks(scope):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        w = torch.full((4,), start, requires_grad=True)
+        loss = torch.compile(lambda w: (w * 2).square().sum().sqrt())
+
+        def step(w):
+            loss(w).backward()
+            return w + 1
+
+        with scope:
+            torch.compile(step)(w)
+        return sorted(torch._dynamo.utils.counters["graph_break"])
+
+    watch = torchnan.detect(action="log")
+    assert breaks(watch) == breaks(contextlib.nullcontext())
+    assert watch.stats()["internal_errors"] == 0
 
 
 def test_inputs_are_held_no_longer_than_the_backward_pass():

@@ -206,10 +206,12 @@ def _check_in_backward(region: Region, node: Any) -> None:
         gradients = call.run(backward, (ctx, *grads))
         bad = call.check_gradients(gradients)
         if bad:
-            region.explain_gradients(call, bad, as_list(gradients), tangents)
+            explain: Any = torch.compiler.disable(region.explain_gradients)  # type: ignore[no-untyped-call]
+            explain(call, bad, as_list(gradients), tangents)
         call.release()
         return gradients
 
+    torch_internals.skip_in_dynamo(checked)  # like the function that it stands for
     checked._torchnan_checks = True  # type: ignore[attr-defined]
     function.backward = staticmethod(checked)
 

@@ -20,6 +20,7 @@ _NAMES = (
     "torch._functorch.config.enable_autograd_cache",
     "torch._functorch._aot_autograd.schemas.ViewAndMutationMeta",
     "torch._C._aoti.AOTIModelPackageLoader.boxed_run",
+    "torch._dynamo.eval_frame.skip_code",
     "torch._guards.TracingContext.try_get",
     "torch.utils._python_dispatch._disable_current_modes",
     "torch.utils._python_dispatch.is_traceable_wrapper_subclass",
@@ -68,6 +69,13 @@ def compiled_graph_class() -> Any:
 def function_class(node: Any) -> Any:
     """Returns the ``autograd.Function`` of a node in Python."""
     return type(node)._forward_cls
+
+
+def skip_in_dynamo(function: Any) -> None:
+    """Keeps Dynamo from tracing a function where a program that is compiled calls it; what it calls may be traced."""
+    from torch._dynamo.eval_frame import skip_code
+
+    skip_code(function.__code__)
 
 
 def place_of_traced_function() -> Line:
