@@ -7,7 +7,10 @@
 #include <utility>
 #include <vector>
 
+#include <torchnan/scope.h>
+
 #include "bounds/bound_cache.h"
+#include "call_sites/current_call_site.h"
 #include "detection/delivery.h"
 #include "detection/error_containment.h"
 #include "detection/thread_state.h"
@@ -80,9 +83,7 @@ std::map<uint64_t, Finding> find_live_tensors(DetectionSession& session, const s
     if (origin.session.lock().get() != &session || is_inherited(origin)) continue;
     if (held.as_gradient && origin.compared) continue;  // user code has looked at the gradient and left out the step
     const HarmKind kind = is_parameter(held.tensor) ? HarmKind::kParameter : HarmKind::kAlive;
-    Site here;
-    here.live = host_runtime().current_stack_id();
-    auto finding = make_harm_finding(session, *live->provenance, kind, live->kinds, here,
+    auto finding = make_harm_finding(session, *live->provenance, kind, live->kinds, current_place(),
                                      [&] { return name_of_held(session, live->values, kind); });
     if (finding) errors.emplace(origin.sequence, std::move(*finding));
   }
@@ -147,12 +148,15 @@ void report_tensors(DetectionSession& session, HarmKind kind, c10::ArrayRef<at::
   for (size_t i = 0; i < tensors.size(); ++i) contain(session, "checking a tensor", [&] { report_tensor(i); });
 }
 
-void report_guard(DetectionSession& session, const at::Tensor& guarded, const std::string& name) {
+void report_guard(DetectionSession& session, const at::Tensor& guarded, const std::string& name,
+                  const std::source_location* where) {
   contain(session, "checking guarded tensors on a device",
           [&] { report_on_devices(session, HarmKind::kGuard, guard_call, guarded); });
   const at::Tensor tensor = scannable_values(guarded);
   if (!tensor.defined() || check_finite(tensor).finite) return;
   contain(session, "checking guarded tensors", [&] {
+    std::optional<Scope> here;
+    if (where != nullptr) here.emplace(name, *where);
     const NonfiniteKinds kinds = kinds_of(tensor);
     const CallContext guard = context_of(guard_call, session);
     // Outside every session nothing is remembered: nobody would forget it again.

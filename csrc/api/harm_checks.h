@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <source_location>
 #include <string>
 
 #include <ATen/core/Tensor.h>
@@ -26,7 +27,8 @@ TORCHNAN_API void report_tensors(DetectionSession& session, HarmKind kind, c10::
                                  const std::function<std::string(size_t)>& name_of);
 
 // Reports `tensor` if it is not finite, whether or not it was seen being made.
-void report_guard(DetectionSession& session, const at::Tensor& tensor, const std::string& name);
+void report_guard(DetectionSession& session, const at::Tensor& tensor, const std::string& name,
+                  const std::source_location* where = nullptr);
 
 // Reports, when a session ends, what has happened on devices and what user code still references there.
 void report_at_end_on_devices(DetectionSession& session);

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
+
+#include <c10/util/SmallVector.h>
 
 #include "scan/storage_of.h"
 
@@ -55,6 +58,21 @@ size_t WrittenSpans::slot_of(const void* memory) const noexcept {
   size_t i = static_cast<size_t>(hash >> 32) & last;
   while (slots_[i].call == call_ && slots_[i].memory != memory) i = (i + 1) & last;
   return i;
+}
+
+bool may_overlap_itself(const at::Tensor& tensor) {
+  if (tensor.is_non_overlapping_and_dense()) return false;
+  c10::SmallVector<std::pair<int64_t, int64_t>, 5> steps;  // stride and size
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.size(d) > 1) steps.emplace_back(tensor.stride(d), tensor.size(d));
+  }
+  std::sort(steps.begin(), steps.end());
+  int64_t span = 1;
+  for (const auto& [stride, size] : steps) {
+    if (stride < span) return true;
+    span += (size - 1) * stride;
+  }
+  return false;
 }
 
 }  // namespace torchnan

@@ -38,4 +38,8 @@ class TORCHNAN_API WrittenSpans {
   uint64_t call_ = 0;
 };
 
+// Whether elements of a tensor may share memory with each other. An expanded one, which PyTorch refuses to write, and
+// unfold() with a step below its size are such; slices and transposed tensors are not.
+TORCHNAN_API bool may_overlap_itself(const at::Tensor& tensor);
+
 }  // namespace torchnan

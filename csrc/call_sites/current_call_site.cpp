@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include "call_sites/call_site_ring.h"
+#include "call_sites/inner_frames.h"
 #include "detection/session.h"
 
 namespace torchnan {
@@ -30,6 +31,13 @@ std::optional<NodeSite> current_node_site() {
 
 void set_replayed_node(std::optional<NodeSite> site) { replayed_node = std::move(site); }
 
+Site current_place() {
+  Site site;
+  site.live = host_runtime().current_stack_id();
+  site.inner = current_inner_frames();
+  return site;
+}
+
 Site current_call_site(const DetectionSession& session, uint64_t thread) {
   Site site;
   site.live = host_runtime().current_stack_id();
@@ -40,6 +48,8 @@ Site current_call_site(const DetectionSession& session, uint64_t thread) {
     site.node = std::move(inside->node);
     site.node_execution_id = inside->execution_id;
     site.forward = inside->forward;
+  } else {
+    site.inner = current_inner_frames();  // the backward pass has lines of the forward pass
   }
   return site;
 }

@@ -31,6 +31,10 @@ TORCHNAN_API std::optional<NodeSite> current_node_site();
 // Makes `site` the node that this thread runs while the engine runs none on it: what was called there is replayed.
 TORCHNAN_API void set_replayed_node(std::optional<NodeSite> site);
 
+// Returns where this thread is, whatever it runs there.
+Site current_place();
+
+// The same with all that a report says of an operation.
 Site current_call_site(const DetectionSession& session, uint64_t thread);
 
 }  // namespace torchnan

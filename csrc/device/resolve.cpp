@@ -161,7 +161,7 @@ class WindowAttribution {
                 DetectionSession& session) {
     has_found_something_ = true;
     const bool is_new = is_new_accident(*record);
-    if (is_new) record_unused(session, record);
+    if (is_new && !event.plan->returns_info) record_unused(session, record);
     if (is_new && session.options().when == When::kOrigin)
       report(event, *record, HarmKind::kOrigin, kinds, "", session);
     BadEvent bad{kinds, std::move(record)};

@@ -2,17 +2,21 @@
 
 #include <atomic>
 
+#include "host/scope_table.h"
+
 namespace torchnan {
 namespace {
 
 class NullRuntime final : public HostRuntime {
  public:
-  SiteId current_stack_id() noexcept override { return 0; }
+  SiteId current_stack_id() noexcept override { return current_scope(); }
   SiteId nest_stack(SiteId live, SiteId) noexcept override { return live; }
+  bool has_scopes_in_stacks() const noexcept override { return true; }
   bool reports_backward_roots() const noexcept override { return false; }
   ResolvedSite resolve_site(const Site& site, const DetectionSession&) override {
     ResolvedSite resolved;
     if (!site.node.empty()) resolved.phase = Phase::kBackward;
+    resolved.stack = frames_of_scope(site.node.empty() ? site.live : site.forward);
     return resolved;
   }
   std::vector<ResolvedSite> resolve_sites(const std::vector<Site>& sites, const DetectionSession&) override {
@@ -22,6 +26,8 @@ class NullRuntime final : public HostRuntime {
   std::optional<Owner> owner_of_storage(const c10::StorageImpl*, SiteId, bool, const DetectionSession&) override {
     return std::nullopt;
   }
+  std::optional<InitialMagnitude> initial_magnitude(const c10::StorageImpl*) override { return std::nullopt; }
+  std::string dataset_item(const at::Tensor&) override { return ""; }
   std::vector<ReachableTensor> reachable_tensors(const std::vector<at::Tensor>& tensors) override {
     std::vector<ReachableTensor> all;
     for (const at::Tensor& tensor : tensors) all.push_back({tensor});

@@ -29,6 +29,7 @@ struct Site {
   bool grad_mode = false;
   uint64_t thread = 0;
   int64_t step = 0;
+  std::vector<Frame> inner{};  // lines inside of what the host has called: of TorchScript, of scopes in C++
 };
 
 // A site as the report shows it.
@@ -42,6 +43,12 @@ struct ResolvedSite {
 struct Owner {
   bool is_buffer = false;
   std::string name;
+};
+
+// The largest |x| of a parameter before the first step of its optimizer.
+struct InitialMagnitude {
+  double absmax = 0;
+  int64_t step = 0;
 };
 
 struct ReachableTensor {
@@ -61,6 +68,9 @@ class TORCHNAN_API HostRuntime {
   // recomputation belongs to the site where the node was created.
   virtual SiteId nest_stack(SiteId live, SiteId outer) noexcept = 0;
 
+  // Whether the host's stacks hold the scopes that C++ code has opened (torchnan/scope.h).
+  virtual bool has_scopes_in_stacks() const noexcept = 0;
+
   // Whether the host reports the tensors that backward() is called on, so that the core need not guess them.
   virtual bool reports_backward_roots() const noexcept = 0;
 
@@ -77,6 +87,13 @@ class TORCHNAN_API HostRuntime {
   // of `use` is part of, or else, if `search_all_modules`, of any.
   virtual std::optional<Owner> owner_of_storage(const c10::StorageImpl* storage, SiteId use, bool search_all_modules,
                                                 const DetectionSession& session) = 0;
+
+  // Returns what is known of a parameter with this storage.
+  virtual std::optional<InitialMagnitude> initial_magnitude(const c10::StorageImpl* storage) = 0;
+
+  // Returns the index in the dataset that this thread is reading, as text: of the sample that is being made, or that
+  // `value` is part of; empty if it reads none.
+  virtual std::string dataset_item(const at::Tensor& value) = 0;
 
   // Returns the tensors on the storages of `tensors` that user code can reach; a backward graph does not count.
   virtual std::vector<ReachableTensor> reachable_tensors(const std::vector<at::Tensor>& tensors) = 0;

@@ -41,6 +41,15 @@ bool reads_written(const WrittenSpans& written, c10::ArrayRef<Operand> lists, si
 
 }  // namespace
 
+// Whether the call writes an element of memory more than once, and so may read what it has written.
+bool HostResults::writes_twice(c10::ArrayRef<Operand> arguments) const {
+  return std::any_of(plan_.mutated_arguments.begin(), plan_.mutated_arguments.end(), [&](const auto& mutated) {
+    const size_t place = plan_.saved_arguments[mutated.saved_index];
+    const at::Tensor* tensor = place < arguments.size() ? tensor_of(&arguments[place], 0) : nullptr;
+    return tensor != nullptr && may_overlap_itself(*tensor);
+  });
+}
+
 void HostResults::bound_results(c10::ArrayRef<Operand> arguments, const ExternalBounds* elsewhere) {
   if (plan_.bounds.rule == nullptr || session_.options().exact || !is_worth_bounding(arguments)) return;
   try {
@@ -56,8 +65,10 @@ void HostResults::apply_rule(c10::ArrayRef<Operand> arguments, const ExternalBou
   Counters& counters = thread_.counters();
   const BoundSource source(counters.bytes, counters.bytes_scanned_unknown, thread_.moments(), elsewhere);
   const BoundRule& rule = *plan_.bounds.rule;
+  const c10::ArrayRef<Operand> written_arguments = arguments;
   arguments = arguments.slice(0, arguments.size() - plan_.out_arguments);
   if (!plan_.bounds.elementwise_in_lists) {
+    if (plan_.writes_in_place() && writes_twice(written_arguments)) return;
     const RuleArguments call(arguments, source);
     bounds_.resize(std::max(kMaxResults, plan_.checked_returns.size() + plan_.mutated_arguments.size()));
     dtypes_.push_back(call.dtype());

@@ -81,6 +81,7 @@ class HostResults {
 
   bool is_large(const at::Tensor& tensor) const;
   bool is_worth_bounding(c10::ArrayRef<Operand> arguments) const;
+  bool writes_twice(c10::ArrayRef<Operand> arguments) const;
   void apply_rule(c10::ArrayRef<Operand> arguments, const ExternalBounds* elsewhere);
   void follow_moments(const RuleArguments& call, Bound& bound);
   void record_finite(const at::Tensor& result, size_t output, const Bound& bound);

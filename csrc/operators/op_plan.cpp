@@ -1,5 +1,6 @@
 #include "operators/op_plan.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <memory>
@@ -214,6 +215,8 @@ OpPlan make_plan(const c10::OperatorHandle& op) {
   plan.proves_nonnegative_input = proves_nonnegative_input(base);
   plan.bounds = rule_of(plan.name);
   plan.elementwise_in_self = is_elementwise_in_self(base);
+  plan.returns_info = std::any_of(schema.returns().begin(), schema.returns().end(),
+                                  [](const c10::Argument& returned) { return returned.name() == "info"; });
   read_schema(schema, base, plan);
   plan.handling = course_of(op, plan, ns, base);
   return plan;

@@ -51,6 +51,7 @@ struct OpPlan {
   bool absorbs_negative_infinity = false;
   bool is_comparison = false;
   bool is_constant_factory = false;
+  bool returns_info = false;  // an error code beside its results, for the caller to look at
   bool is_grad_scaler_check = false;
   bool is_async_collective = false;
   bool pointwise = false;

@@ -29,8 +29,8 @@ std::shared_ptr<DetectionSession> watch_of_guards() {
   return standalone;
 }
 
-void check(const at::Tensor& x, const std::string& name) {
-  if (!is_disabled()) report_guard(*watch_of_guards(), x, name);
+void check(const at::Tensor& x, const std::string& name, const std::source_location* where = nullptr) {
+  if (!is_disabled()) report_guard(*watch_of_guards(), x, name, where);
 }
 
 at::Tensor call_guard_copy(const at::Tensor& x, const std::string& name) {
@@ -81,8 +81,8 @@ bool is_wrapped(const at::Tensor& x) {
 }
 
 // Returns a view, as documented, with a node of torchnan in front of the node of the view.
-at::Tensor guard_view(const at::Tensor& x, const std::string& name) {
-  check(x, name);
+at::Tensor guard_view(const at::Tensor& x, const std::string& name, const std::source_location* where) {
+  check(x, name, where);
   at::Tensor out = at::alias(x);
   if (!out.requires_grad()) return out;
   auto node = make_node<GuardBackward>(name, false);
@@ -120,19 +120,24 @@ at::Tensor guard_copy_batched(const at::Tensor& x, std::string_view name) {
                                     batched->level());
 }
 
-at::Tensor guard_op(const at::Tensor& x, std::string_view name) { return guard(x, std::string(name)); }
+// `where` is a line of C++; null for a call of the operator.
+at::Tensor guard_at(const at::Tensor& x, const std::string& name, const std::source_location* where) {
+  if (is_disabled()) return x;
+  return is_wrapped(x) ? call_guard_copy(x, name) : guard_view(x, name, where);
+}
+
+at::Tensor guard_op(const at::Tensor& x, std::string_view name) { return guard_at(x, std::string(name), nullptr); }
 
 std::vector<at::Tensor> guard_list_op(at::TensorList xs, std::string_view name) {
   std::vector<at::Tensor> out;
-  for (const at::Tensor& x : xs) out.push_back(guard(x, std::string(name)));
+  for (const at::Tensor& x : xs) out.push_back(guard_op(x, name));
   return out;
 }
 
 }  // namespace
 
-at::Tensor guard(const at::Tensor& x, const std::string& name) {
-  if (is_disabled()) return x;
-  return is_wrapped(x) ? call_guard_copy(x, name) : guard_view(x, name);
+at::Tensor guard(const at::Tensor& x, const std::string& name, const std::source_location& where) {
+  return guard_at(x, name, &where);
 }
 
 TORCH_LIBRARY_FRAGMENT(torchnan, m) {

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "operators/for_each_tensor.h"
+#include "origin/host_queries.h"
 #include "scan/storage_of.h"
 #include "scan/tensor_scan.h"
 
@@ -43,6 +44,13 @@ bool is_evaluation(const CallContext& call) {
   return false;
 }
 
+void add_initial_magnitude(const CallContext& call, const at::Tensor& parameter, InputSummary& input) {
+  const auto initial = query_initial_magnitude(storage_of(parameter), call.session);
+  if (!initial) return;
+  input.initial_absmax = initial->absmax;
+  input.initial_step = initial->step;
+}
+
 InputSummary summarise(const CallContext& call, const TensorArgument& argument) {
   InputSummary input;
   input.name = argument.name;
@@ -51,6 +59,7 @@ InputSummary summarise(const CallContext& call, const TensorArgument& argument) 
   const at::Tensor tensor = scannable_values(argument.tensor);
   const at::Tensor& shaped = tensor.defined() ? tensor : argument.tensor;
   if (!shaped.is_nested()) input.shape = shaped.sizes().vec();
+  if (tensor.defined() && is_parameter(tensor)) add_initial_magnitude(call, tensor, input);
   if (input.overwritten) return input;
   input.tally = tensor.defined() ? compute_stats(tensor).tally : integer_range(argument.tensor);
   return input;

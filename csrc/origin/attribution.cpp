@@ -33,7 +33,8 @@ void attribute(const CallContext& call, c10::SmallVectorImpl<BadArgument>& bad_a
     const NonfiniteRegistry::ProvenancePtr record = attribute(evidence, result.kinds);
     nonfinite_registry().remember(result.tensor, record);
     for (const Cause& cause : record->causes()) {
-      if (cause.steps.empty() && !cause.origin->is_intentional()) record_unused(call.session, record);
+      if (cause.steps.empty() && !cause.origin->is_intentional() && !call.plan.returns_info)
+        record_unused(call.session, record);
     }
     report_result(call, result, record);
   }

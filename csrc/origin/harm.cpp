@@ -94,10 +94,8 @@ void report_harm(DetectionSession& session, const Provenance& record, HarmKind k
                  const HarmedName& name) {
   const Cause* cause = claim_cause(session, record, kind, kinds);
   if (cause == nullptr) return;
-  Site here;
-  here.live = host_runtime().current_stack_id();
   try {
-    deliver(session, make_finding(*cause, Level::kError, harm_at(here, kind, name, session), session));
+    deliver(session, make_finding(*cause, Level::kError, harm_at(current_place(), kind, name, session), session));
   } catch (const UserFacingException&) {
     throw;
   } catch (...) {  // nothing has been reported: its next harm will be
@@ -112,6 +110,7 @@ std::optional<Finding> make_harm_finding(DetectionSession& session, const Proven
   if (cause == nullptr) return std::nullopt;
   Site live;
   live.live = site.live;
+  live.inner = site.inner;
   Harm harm = harm_at(live, kind, name, session);
   if (harm.applied == false) harm.applied.reset();  // it is delivered later: the step may be over by then
   return make_finding(*cause, Level::kError, std::move(harm), session);

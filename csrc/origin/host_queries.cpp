@@ -8,6 +8,7 @@ ResolvedSite query_site(const Site& site, const DetectionSession& session) {
   ResolvedSite resolved;
   if (!site.node.empty()) resolved.phase = Phase::kBackward;
   contain(session, "resolving a call site", [&] { resolved = host_runtime().resolve_site(site, session); });
+  resolved.stack.insert(resolved.stack.begin(), site.inner.begin(), site.inner.end());
   return resolved;
 }
 
@@ -29,6 +30,19 @@ std::optional<Owner> query_owner(const c10::StorageImpl* storage, SiteId use, bo
   contain(session, "finding the owner of a tensor",
           [&] { owner = host_runtime().owner_of_storage(storage, use, search_all_modules, session); });
   return owner;
+}
+
+std::optional<InitialMagnitude> query_initial_magnitude(const c10::StorageImpl* storage,
+                                                        const DetectionSession& session) {
+  std::optional<InitialMagnitude> known;
+  contain(session, "looking up an initial weight", [&] { known = host_runtime().initial_magnitude(storage); });
+  return known;
+}
+
+std::string query_dataset_item(const at::Tensor& value, const DetectionSession& session) {
+  std::string item;
+  contain(session, "finding an item of a dataset", [&] { item = host_runtime().dataset_item(value); });
+  return item;
 }
 
 std::vector<ReachableTensor> query_reachable_tensors(const std::vector<at::Tensor>& tensors,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "host/host_runtime.h"
@@ -14,6 +15,9 @@ std::vector<ResolvedSite> query_sites(const std::vector<Site>& sites, const Dete
 bool ask_is_loss_scaling(const Site& site, const DetectionSession& session);
 std::optional<Owner> query_owner(const c10::StorageImpl* storage, SiteId use, bool search_all_modules,
                                  const DetectionSession& session);
+std::optional<InitialMagnitude> query_initial_magnitude(const c10::StorageImpl* storage,
+                                                        const DetectionSession& session);
+std::string query_dataset_item(const at::Tensor& value, const DetectionSession& session);
 std::vector<ReachableTensor> query_reachable_tensors(const std::vector<at::Tensor>& tensors,
                                                      const DetectionSession& session);
 

@@ -113,8 +113,13 @@ Finding make_finding(const Cause& cause, Level level, Harm harm, const Detection
   finding.step = origin.site.step;
   finding.thread = origin.site.thread;
   finding.rank = rank_from_environment();
-  if (origin.source == OriginRecord::Source::kConstant) fill_location(origin.site, session, finding);
-  if (origin.source != OriginRecord::Source::kOperation) fill_external_kind(cause, session, finding);
+  if (origin.received) {
+    if (const Entry* entry = origin.entry()) fill_entry(*entry, finding);
+    if (finding.op.empty()) finding.op = "torch::multiprocessing";  // it did harm as it came
+  } else {
+    if (origin.source == OriginRecord::Source::kConstant) fill_location(origin.site, session, finding);
+    if (origin.source != OriginRecord::Source::kOperation) fill_external_kind(cause, session, finding);
+  }
   fill_region(cause, finding);
   for (const Step& step : cause.steps) finding.lineage.push_back(fill_step(step, session));
   finding.lineage_omitted = cause.omitted;

@@ -162,9 +162,26 @@ std::shared_ptr<OriginRecord> operation_origin(const CallContext& call, const at
   fill_constant_lines(call, origin->facts);
   fill_location(origin->site, call.session, origin->facts);
   name_parameter_of_node(origin->site, call.session, origin->facts);
+  origin->facts.item = query_dataset_item(result, call.session);
   origin->exempt = ask_is_loss_scaling(origin->site, call.session);
   origin->region = replayed_region();
   if (origin->region != nullptr && origin->region->is_backward) origin->facts.phase = Phase::kBackward;
+  return origin;
+}
+
+std::shared_ptr<OriginRecord> received_origin(const at::Tensor& tensor, OriginRecord::Source source,
+                                              NonfiniteKinds kinds, Finding facts, DetectionSession& session) {
+  auto origin = std::make_shared<OriginRecord>();
+  origin->sequence = next_sequence++;
+  origin->source = source;
+  origin->kinds = kinds;
+  origin->session = session.weak_from_this();
+  origin->received = true;
+  origin->site.step = session.step();
+  origin->site.thread = facts.thread;
+  const bool is_placed = !facts.op.empty();
+  origin->facts = std::move(facts);
+  if (!is_placed) fill_tensor_stats(tensor, compute_stats(tensor), origin->facts);
   return origin;
 }
 
@@ -206,6 +223,7 @@ std::shared_ptr<OriginRecord> external_origin(const CallContext& call, const at:
   auto origin = make_origin(call, OriginRecord::Source::kExternal, argument);
   origin->kinds = kinds;
   fill_location(origin->site, call.session, origin->facts);
+  origin->facts.item = query_dataset_item(argument, call.session);
   const BoundCache::Entry note = bound_cache().find(argument);
   const bool was_finite = note.state == BoundCache::State::kFinite || note.state == BoundCache::State::kStale;
   origin->foreign = was_finite || is_from_compiled_graph(argument);
@@ -240,7 +258,8 @@ NonfiniteRegistry::ProvenancePtr record_of_argument(const CallContext& call, con
 
 void record_first_use(OriginRecord& origin, const OpPlan& plan, const Site& site, const DetectionSession& session,
                       c10::function_ref<std::optional<Owner>()> owner_of_argument) {
-  if (plan.is_passthrough || origin.entry() != nullptr) return;
+  const bool has_place = origin.received && !origin.facts.op.empty();
+  if (plan.is_passthrough || origin.entry() != nullptr || has_place) return;
   Entry entry;
   entry.facts.op = plan.name;
   entry.facts.overload = plan.overload;

@@ -43,6 +43,11 @@ std::shared_ptr<OriginRecord> saved_argument_origin(const CallContext& call, con
 std::shared_ptr<OriginRecord> external_origin(const CallContext& call, const at::Tensor& argument,
                                               NonfiniteKinds kinds);
 
+// Records that another process has made values of these kinds, which came here in `tensor`. `facts` are those that it
+// found; without an operation, if it has seen none that did more than move them: then the first one here does.
+std::shared_ptr<OriginRecord> received_origin(const at::Tensor& tensor, OriginRecord::Source source,
+                                              NonfiniteKinds kinds, Finding facts, DetectionSession& session);
+
 // Records that the values came out of a compiled region that could not be followed, as its result number `output`.
 std::shared_ptr<OriginRecord> border_origin(const CallContext& call, const at::Tensor& result, int64_t output,
                                             NonfiniteKinds kinds, const ReplayedRegion& region);

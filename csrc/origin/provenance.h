@@ -52,6 +52,7 @@ struct OriginRecord {
   Site allocation;                               // of unwritten memory
   std::string allocator;                         // the op that allocated it
   std::string collective;                        // external: that received it from another rank
+  bool received = false;                         // from another process, which made it
 
   OriginRecord() = default;
   ~OriginRecord() { delete entry_.load(); }

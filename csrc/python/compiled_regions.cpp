@@ -466,10 +466,11 @@ void record_border(const at::Tensor& result, int64_t output, const py::str& name
   record_border_origin(*session, result, output, region);
 }
 
-// Notes keep the address of the name.
+// Of operators that allocate, under the GIL. Never destroyed: the bound cache keeps their addresses.
+std::set<std::string>& allocating_operators = *new std::set<std::string>;
+
 void record_allocation(const at::Tensor& result, SiteId site, const std::string& op) {
-  static auto& names = *new std::set<std::string>;  // under the GIL
-  record_region_allocation(result, site, *names.insert(op).first);
+  record_region_allocation(result, site, *allocating_operators.insert(op).first);
 }
 
 // Returns the provenance of a non-finite argument of a region that cannot be followed; nothing if it is finite.

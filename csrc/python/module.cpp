@@ -3,6 +3,10 @@
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <array>
+#include <cmath>
+#include <tuple>
+
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -16,6 +20,7 @@
 #include "host/environment.h"
 #include "intercept/install_interceptor.h"
 #include "operators/dispatch_key.h"
+#include "api/handover.h"
 #include "api/harm_checks.h"
 #include "api/session_lifetime.h"
 #include "api/headroom.h"
@@ -180,7 +185,47 @@ void bind_watch(py::module_& m) {
              for (const Headroom& headroom : drain_headroom(session)) rows.append(to_python(headroom));
              return rows;
            })
-      .def("mark_step", &DetectionSession::mark_step);
+      .def("mark_step", &DetectionSession::mark_step)
+      .def_property_readonly("step", &DetectionSession::step);
+}
+
+// Each cause as (source, whether it holds NaN, +Inf, -Inf, line of JSON).
+using ToldCause = std::tuple<int, std::array<bool, 3>, std::string>;
+
+std::vector<ToldCause> causes_for_others(const at::Tensor& tensor, const std::string& process) {
+  std::vector<ToldCause> told;
+  for (const HandedOver& cause : describe_for_others(tensor, process)) {
+    const std::array<bool, 3> kinds{cause.kinds.nan(), cause.kinds.posinf(), cause.kinds.neginf()};
+    told.emplace_back(static_cast<int>(cause.source), kinds, to_json(cause.facts));
+  }
+  return told;
+}
+
+void receive_causes(const at::Tensor& tensor, const std::vector<ToldCause>& told) {
+  const auto session = current_session();
+  if (session == nullptr) return;
+  std::vector<HandedOver> causes;
+  for (const auto& [source, kinds, facts] : told) {
+    HandedOver cause{static_cast<OriginRecord::Source>(source), {}, finding_from_json(facts)};
+    if (kinds[0]) cause.kinds |= NonfiniteKinds::only_nan();
+    if (kinds[1]) cause.kinds |= NonfiniteKinds::only_posinf();
+    if (kinds[2]) cause.kinds |= NonfiniteKinds::only_neginf();
+    causes.push_back(std::move(cause));
+  }
+  record_received(*session, tensor, std::move(causes));
+}
+
+// The largest |x| of each tensor; nothing for one that is not finite, or has no bounds.
+std::vector<std::optional<double>> magnitudes(const std::vector<at::Tensor>& tensors) {
+  std::vector<std::optional<double>> found;
+  for (const at::Tensor& tensor : tensors) {
+    const at::Tensor values = scannable_values(tensor);
+    const ScanResult scanned = values.defined() ? check_finite(values) : ScanResult{};
+    const bool is_known =
+        values.defined() && scanned.skip == Skip::kNone && scanned.finite && scanned.max_abs < INFINITY;
+    found.push_back(is_known ? std::optional(scanned.max_abs) : std::nullopt);
+  }
+  return found;
 }
 
 void bind_session(py::module_& m) {
@@ -193,6 +238,9 @@ void bind_session(py::module_& m) {
   m.def("count_step", [] {
     if (DetectionSession* const session = ThreadState::current().session()) session->count_step();
   });
+  m.def("causes_for_others", &causes_for_others, py::arg("tensor"), py::arg("process"), without_gil);
+  m.def("receive_causes", &receive_causes, py::arg("tensor"), py::arg("causes"), without_gil);
+  m.def("magnitudes", &magnitudes, py::arg("tensors"), without_gil);
   m.def("has_nonfinite", [] { return nonfinite_registry().in_use() || (devices().in_use() && has_known_bad()); });
   m.def("uses_devices", [] { return devices().in_use(); });
   m.def("is_alarmed", [] { return devices().in_use() && devices().is_alarmed(); });

@@ -42,6 +42,7 @@ class PythonRuntime final : public HostRuntime {
   SiteId nest_stack(SiteId live, SiteId outer) noexcept override {
     return StackTable::instance().nest_stack(live, outer);
   }
+  bool has_scopes_in_stacks() const noexcept override { return false; }
   bool reports_backward_roots() const noexcept override { return true; }
 
   bool is_loss_scaling(const Site& site, const DetectionSession&) override {
@@ -93,6 +94,27 @@ class PythonRuntime final : public HostRuntime {
       owner = Owner{is_buffer, from_py_str(name)};
     });
     return owner;
+  }
+
+  std::optional<InitialMagnitude> initial_magnitude(const c10::StorageImpl* storage) override {
+    std::optional<InitialMagnitude> known;
+    with_gil([&] {
+      const py::object answer = module_.attr("initial_magnitude")(reinterpret_cast<uintptr_t>(storage));
+      if (answer.is_none()) return;
+      const auto [absmax, step] = answer.cast<std::tuple<double, int64_t>>();
+      known = InitialMagnitude{absmax, step};
+    });
+    return known;
+  }
+
+  std::string dataset_item(const at::Tensor& value) override {
+    std::string item;
+    with_gil([&] {
+      const auto storage = reinterpret_cast<uintptr_t>(value.storage().unsafeGetStorageImpl());
+      const auto address = value.is_cpu() ? reinterpret_cast<uintptr_t>(value.const_data_ptr()) : uintptr_t{0};
+      item = from_py_str(module_.attr("dataset_item")(storage, address));
+    });
+    return item;
   }
 
   std::vector<ReachableTensor> reachable_tensors(const std::vector<at::Tensor>& tensors) override {

@@ -97,6 +97,8 @@ void for_each_field(F& finding, Visitor&& visit) {
   visit("step", finding.step);
   visit("rank", finding.rank);
   visit("thread", finding.thread);
+  visit("process", OptionalText{finding.process});
+  visit("item", OptionalText{finding.item});
   visit("device", finding.device);
   visit("dtype", finding.dtype);
   visit("shape", finding.shape);

@@ -283,6 +283,8 @@ std::string to_text(const Finding& f) {
   const std::vector<std::string> inputs = format_inputs(f);
   for (size_t i = 0; i < inputs.size(); ++i) add_row(text, i == 0 ? "inputs" : "", inputs[i]);
   if (!f.hint.empty()) add_row(text, "because", printable(f.hint));
+  if (!f.item.empty()) add_row(text, "data", fmt::format("item {} of the dataset", printable(f.item)));
+  if (!f.process.empty()) add_row(text, "process", printable(f.process));
   if (f.compiled) add_row(text, "compiled", format_compiled(*f.compiled));
   if (!f.lineage.empty()) add_row(text, "lineage", format_lineage(f));
   add_row(text, "harm", describe(f.harm));

@@ -6,6 +6,7 @@
 #include <functional>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -573,6 +574,23 @@ std::string describe_operands(const std::vector<Argument>& operands) {
   return parts.empty() ? "" : fmt::format(" ({})", fmt::join(parts, ", "));
 }
 
+// A weight that is this many times as large as before the first step has diverged.
+constexpr double kGrown = 100;
+
+// "; mat2 has grown from 0.3 at step 1", of the first weight that has.
+std::string describe_growth(const Operation& op) {
+  for (const Argument& x : op.arguments()) {
+    const std::optional<double>& before = x.input->initial_absmax;
+    if (!before) continue;
+    if (x.is_overwritten()) {
+      return fmt::format("; {} was up to {} at step {}", x.input->name, x.quote(*before), x.input->initial_step);
+    }
+    if (!x.tally().absmax || *x.tally().absmax < kGrown * *before) continue;
+    return fmt::format("; {} has grown from {} at step {}", x.input->name, x.quote(*before), x.input->initial_step);
+  }
+  return "";
+}
+
 // For finite inputs whose result does not fit into the dtype of the result.
 Hint hint_for_range(const Operation& op) {
   const bool is_known = is_arithmetic(op.name());
@@ -597,6 +615,7 @@ Hint hint_for_range(const Operation& op) {
   std::string text = fmt::format("{} is beyond {}, the largest that {} can hold{}", what, op.limit(), op.dtype(),
                                  describe_operands(operands));
   if (op.made_nan()) text += ": inf - inf is NaN";
+  text += describe_growth(op);
   return operands.empty() ? Hint{std::move(text)} : about(operands[0], std::move(text));
 }
 

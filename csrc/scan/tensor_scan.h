@@ -76,7 +76,7 @@ inline bool is_plain(const at::Tensor& tensor) {
 }
 
 // Scans a tensor; of a sparse or nested one the values.
-ScanResult check_finite(const at::Tensor& tensor);
+TORCHNAN_API ScanResult check_finite(const at::Tensor& tensor);
 
 // Returns the magnitude (scan/float_encoding.h) of a nonnegative number, rounded down; only for dtypes with bounds.
 uint64_t encode_magnitude(double magnitude, c10::ScalarType dtype);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ import torch.nn.functional as F
 
 import torchnan
 from tests.support.nonfinite_catalogue import FAMILIES, INF, NAN, gradient, half, t
+from torchnan._load import _C
+from torchnan.detection import initial_weights
 
 HINTS = {
     "masked row": (
@@ -164,6 +167,46 @@ def test_no_rule_no_hint():
     assert watch.first is not None
     assert not watch.first.hint
     del held
+
+
+def test_weights_that_have_diverged_are_named_with_their_first_size():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e4)
+    size = f"{model[1].weight.abs().max().item():g}"
+    x = torch.randn(16, 4)
+    with torchnan.detect(action="log") as watch:
+        for _ in range(12):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    hints = [finding.hint or "" for finding in watch.findings]
+    assert any(hint.endswith(f"; mat2 has grown from {size} at step 1") for hint in hints), hints
+
+
+def test_weights_that_have_not_grown_are_no_cause():
+    weight = torch.nn.Parameter(torch.full((2, 2), 1e30))
+    optimizer = torch.optim.SGD([weight], lr=1e-3)
+    with torchnan.detect(action="log") as watch:
+        (torch.ones(2, 2) @ weight).mean().backward()
+        optimizer.step()
+        held = torch.full((2, 2), 1e30) @ weight
+    assert watch.first is not None
+    assert "at step" not in watch.first.hint
+    del held
+
+
+def test_weights_are_read_once_for_each_optimizer():
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with torchnan.detect():
+        for _ in range(3):
+            model(torch.ones(1, 64)).sum().backward()
+            optimizer.step()
+    assert initial_weights.find(_C.storage_of(model.weight))[1] == 1
+    del optimizer
+    gc.collect()
+    assert initial_weights.find(_C.storage_of(model.weight)) is None
 
 
 # Operators of the catalogue without a hint, and why.

@@ -115,7 +115,21 @@ GOLDEN_FIELDS = {
         "stack",
         "backward_stack",
     ),
-    *("step", "rank", "thread", "device", "dtype", "shape", "strides", "nan", "posinf", "neginf", "first_index"),
+    *(
+        "step",
+        "rank",
+        "thread",
+        "process",
+        "item",
+        "device",
+        "dtype",
+        "shape",
+        "strides",
+        "nan",
+        "posinf",
+        "neginf",
+        "first_index",
+    ),
     *("inputs", "compiled", "lineage", "lineage_omitted", "harm", "hint", "repeats"),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import sys
@@ -241,6 +242,15 @@ for _overwritten in (lambda x: x.__setitem__(0, 0.0), lambda x: x.fill_(0), lamb
         x = t(0, 1).log()
         write(x)
         return x.sum().item()
+
+
+@silent(
+    "an operation that returns `info`, such as `linalg.inv_ex` in `linalg.inv`, and whose result nothing uses",
+)
+def an_inverse_that_is_refused():
+    with contextlib.suppress(torch.linalg.LinAlgError):
+        torch.linalg.inv(torch.zeros(2, 2))
+    torch.linalg.inv_ex(torch.zeros(2, 2))
 
 
 @silent("`empty` memory that is written before it is read")

@@ -119,7 +119,8 @@ FRAME = {"file", "line", "function"}
 FINDING = {
     "schema", "level", "kind", "origin", "phase", "op", "overload", "output", "node", "module", "name", "stack",
     "backward_stack", "step",
-    "rank", "thread", "device", "dtype", "shape", "strides", "nan", "posinf", "neginf", "first_index", "inputs",
+    "rank", "thread", "process", "item", "device", "dtype", "shape", "strides", "nan", "posinf", "neginf",
+    "first_index", "inputs",
     "compiled", "lineage", "lineage_omitted", "harm", "hint", "repeats",
 }  # fmt: skip
 INPUT = {

@@ -138,6 +138,8 @@ class Finding:
         step: training step, 1-based.
         rank: of the process in its job, if there is one.
         thread: the operating system's number of the thread.
+        process: that made it, if it was another than the one that reports it: ``"DataLoader worker 1"``.
+        item: the index in the dataset that a ``DataLoader`` was reading, as text: ``"13"``.
         device, dtype, shape, strides: of the tensor that holds the value.
         nan, posinf, neginf: how many elements of it are so.
         first_index: of the first of them, in logical order.
@@ -166,6 +168,8 @@ class Finding:
     step: int | None
     rank: int | None
     thread: int
+    process: str | None
+    item: str | None
     device: str
     dtype: str
     shape: tuple[int, ...]

@@ -16,7 +16,7 @@ from torch.optim.optimizer import (
 )
 
 from torchnan._load import _C
-from torchnan.detection import introspection, shards
+from torchnan.detection import handover, initial_weights, introspection, shards
 from torchnan.detection.compiled import backend as compiled_backend
 from torchnan.detection.compiled import package, torch_internals
 from torchnan.detection.containment import contained
@@ -44,6 +44,8 @@ def install() -> None:
             loader = torch_internals.package_loader_class()
             _undo.append(replace(loader, "__init__", package.naming))
             _undo.append(replace(loader, "boxed_run", package.checking))
+        with contained("following tensors to other processes"):
+            _undo.append(handover.install())
         _undo.append(register_optimizer_step_pre_hook(_before_step).remove)
         _undo.append(register_optimizer_step_post_hook(_after_step).remove)
 
@@ -88,13 +90,18 @@ def _callbacks() -> list[tuple[Any, Callable[..., None], int, int]]:
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     if torch.compiler.is_compiling():
         return None
+    is_first = not initial_weights.are_noted(optimizer)
     has_closure = len(args) > 1 or kwargs  # which may make what is to be checked
-    if not has_closure and not _may_hold_nonfinite():
+    if not (is_first or has_closure or _may_hold_nonfinite()):
         return None
     with contained("checking gradients"):
+        replaced = None
         if _uses_gradients_as_they_are(optimizer):
             check_gradients(optimizer)
-            return _with_checking_closure(optimizer, args, kwargs)
+            replaced = _with_checking_closure(optimizer, args, kwargs)
+        if is_first:
+            initial_weights.note(optimizer)
+        return replaced
     return None
 
 

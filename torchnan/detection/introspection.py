@@ -21,7 +21,7 @@ import torch
 import torch.utils.checkpoint
 
 from torchnan._load import _C
-from torchnan.detection import registry
+from torchnan.detection import dataset_items, initial_weights, registry
 from torchnan.detection.containment import contained
 
 Line = tuple[str, int, str]  # file, line, function
@@ -143,6 +143,16 @@ def owner_of_storage(
                 if storage == _C.storage_of(buffer):
                     return True, clean(name)
     return None
+
+
+def initial_magnitude(storage: int) -> tuple[float, int] | None:
+    """Returns the largest ``|x|`` of a parameter before its optimizer's first step, and the number of that step."""
+    return initial_weights.find(storage)
+
+
+def dataset_item(storage: int, address: int) -> str:
+    """Returns the index in the dataset that this thread is reading, as text; ``""`` if it reads none."""
+    return dataset_items.current(storage, address)
 
 
 def raised_at(error: BaseException) -> Line | None:

@@ -62,6 +62,9 @@ struct InputSummary {
   Tally tally;
   bool overwritten = false;  // the operation wrote over it, so there is no tally
   std::string constant;      // where user code wrote a non-finite constant into it: "train.py:12"
+  // Of a parameter the largest |x| before its first optimizer step, and the number of that step: for the hint alone.
+  std::optional<double> initial_absmax{};
+  int64_t initial_step = 0;
 };
 
 // One operation on the way from the origin to the harm.
@@ -136,6 +139,8 @@ struct Finding {
   std::optional<int64_t> step;
   std::optional<int64_t> rank;
   uint64_t thread = 0;  // of the operating system
+  std::string process;  // that made it, if it was another than the one that reports it: "DataLoader worker 1"
+  std::string item;     // the index in the dataset that a DataLoader was reading: "13"
   std::string device;
   std::string dtype;
   std::vector<int64_t> shape;

@@ -16,4 +16,5 @@
 #include <torchnan/guard.h>
 #include <torchnan/headroom.h>
 #include <torchnan/options.h>
+#include <torchnan/scope.h>
 #include <torchnan/sink.h>

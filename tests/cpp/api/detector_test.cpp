@@ -158,5 +158,59 @@ TEST(Guard, ChecksTheGradientThatPasses) {
   EXPECT_THROW(y.backward(), NonFiniteError);
 }
 
+TEST(Guard, SaysItsLine) {
+  Detector detector(logging());
+  const int64_t line = __LINE__ + 1;
+  guard(at::tensor({1.0, kNaN}), "there");
+  ASSERT_EQ(detector.findings().size(), 1u);
+  EXPECT_EQ(detector.findings()[0].harm.file, __FILE__);
+  EXPECT_EQ(detector.findings()[0].harm.line, line);
+}
+
+TEST(Scope, GivesAPlaceToWhatIsCalledInIt) {
+  Detector detector(logging());
+  const int64_t line = __LINE__ + 1;
+  const Scope encoder("encoder");
+  at::Tensor y;
+  {
+    const Scope attention("attention");
+    y = at::zeros({1}).log();
+  }
+  y.item();
+  ASSERT_EQ(detector.findings().size(), 1u);
+  const Finding finding = detector.findings()[0];
+  ASSERT_EQ(finding.stack.size(), 2u);
+  EXPECT_EQ(finding.stack[0].function, "attention");
+  EXPECT_EQ(finding.stack[1].function, "encoder");
+  EXPECT_EQ(finding.stack[1].file, __FILE__);
+  EXPECT_EQ(finding.stack[1].line, line);
+  EXPECT_EQ(finding.harm.line, line);
+}
+
+TEST(Scope, IsKnownInTheBackwardPass) {
+  const at::Tensor x = at::zeros({2}).requires_grad_();
+  Detector detector(logging());
+  at::Tensor y;
+  {
+    const Scope scope("norm");
+    y = x.square().sum().sqrt();
+  }
+  y.backward();
+  detector.close();
+  ASSERT_FALSE(detector.findings().empty());
+  const Finding finding = detector.findings()[0];
+  EXPECT_EQ(finding.phase, Phase::kBackward);
+  ASSERT_FALSE(finding.stack.empty());
+  EXPECT_EQ(finding.stack[0].function, "norm");
+}
+
+TEST(Scope, IsNamedAfterItsFunction) {
+  Detector detector(logging());
+  const Scope scope;
+  at::zeros({1}).log().item();
+  ASSERT_EQ(detector.findings().size(), 1u);
+  EXPECT_NE(detector.findings()[0].stack.at(0).function.find("TestBody"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace torchnan

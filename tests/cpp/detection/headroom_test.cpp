@@ -46,6 +46,7 @@ class CountingRuntime final : public HostRuntime {
  public:
   SiteId current_stack_id() noexcept override { return ++captures, 7; }
   SiteId nest_stack(SiteId live, SiteId) noexcept override { return live; }
+  bool has_scopes_in_stacks() const noexcept override { return true; }
   bool reports_backward_roots() const noexcept override { return true; }
   bool is_loss_scaling(const Site&, const DetectionSession&) override { return false; }
   ResolvedSite resolve_site(const Site&, const DetectionSession&) override { return {}; }
@@ -57,6 +58,8 @@ class CountingRuntime final : public HostRuntime {
   std::optional<Owner> owner_of_storage(const c10::StorageImpl*, SiteId, bool, const DetectionSession&) override {
     return std::nullopt;
   }
+  std::optional<InitialMagnitude> initial_magnitude(const c10::StorageImpl*) override { return std::nullopt; }
+  std::string dataset_item(const at::Tensor&) override { return ""; }
   std::vector<ReachableTensor> reachable_tensors(const std::vector<at::Tensor>&) override { return {}; }
 
   int captures = 0;

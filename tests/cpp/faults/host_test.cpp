@@ -28,6 +28,7 @@ class FailingRuntime final : public HostRuntime {
   explicit FailingRuntime(bool with_std) : with_std_(with_std) {}
   SiteId current_stack_id() noexcept override { return 0; }
   SiteId nest_stack(SiteId live, SiteId) noexcept override { return live; }
+  bool has_scopes_in_stacks() const noexcept override { return true; }
   bool reports_backward_roots() const noexcept override { return false; }
   bool is_loss_scaling(const Site&, const DetectionSession&) override { fail(with_std_); }
   ResolvedSite resolve_site(const Site&, const DetectionSession&) override { fail(with_std_); }
@@ -37,6 +38,8 @@ class FailingRuntime final : public HostRuntime {
   std::optional<Owner> owner_of_storage(const c10::StorageImpl*, SiteId, bool, const DetectionSession&) override {
     fail(with_std_);
   }
+  std::optional<InitialMagnitude> initial_magnitude(const c10::StorageImpl*) override { fail(with_std_); }
+  std::string dataset_item(const at::Tensor&) override { fail(with_std_); }
   std::vector<ReachableTensor> reachable_tensors(const std::vector<at::Tensor>&) override { fail(with_std_); }
 
  private:
@@ -128,7 +131,7 @@ TEST(FailingHost, ThatCannotAnswerLeavesAReportWithoutPlaces) {
     EXPECT_TRUE(detector.findings()[0].stack.empty());
     EXPECT_EQ(detector.findings().back().level, Level::kWarning);  // nobody knows whether it is held
     EXPECT_GT(detector.stats().internal_errors, kFindings);
-    EXPECT_EQ(warnings.said.size(), 4u);  // where, whether of a scaler, whose the gradient is, what is held
+    EXPECT_EQ(warnings.said.size(), 5u);  // where, which item, whether of a scaler, whose the gradient is, what is held
   }
 }
 

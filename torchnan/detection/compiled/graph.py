@@ -181,7 +181,7 @@ def _method(name: str) -> Callable[..., Any]:
 def _filled(allocate: Callable[..., Any]) -> Callable[..., Any]:
     def allocate_filled(*args: Any, **options: Any) -> Any:
         made = allocate(*args, **options)
-        if isinstance(made, torch.Tensor) and (made.is_floating_point() or made.is_complex()):
+        if isinstance(made, torch.Tensor) and made.is_cpu and (made.is_floating_point() or made.is_complex()):
             storage = made.untyped_storage()  # by no operation: it stays memory that nobody has written
             ctypes.memset(storage.data_ptr(), 0xFF, storage.nbytes())
         return made

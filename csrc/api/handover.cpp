@@ -1,0 +1,66 @@
+#include "api/handover.h"
+
+#include <memory>
+#include <utility>
+
+#include "detection/error_containment.h"
+#include "operators/op_traits.h"
+#include "origin/make_finding.h"
+#include "origin/nonfinite_registry.h"
+#include "origin/origin_records.h"
+#include "report/operator_name.h"
+#include "scan/tensor_scan.h"
+
+namespace torchnan {
+namespace {
+
+// Whether the report is about a place in this process: where the value was made, written or computed with. One that was
+// only moved here came in with the data; the other process knows better where it matters.
+bool has_place(const OriginRecord& origin) {
+  if (origin.source == OriginRecord::Source::kOperation || origin.received) return !origin.facts.op.empty();
+  const Entry* entry = origin.entry();
+  const bool is_computed = entry != nullptr && !is_data_movement(without_namespace(entry->facts.op));
+  return is_computed || origin.unwritten || (origin.written_into_data && origin.kinds.nan());
+}
+
+HandedOver describe(const Cause& cause, DetectionSession& session, const std::string& process) {
+  HandedOver told{cause.origin->source, cause.kinds, make_finding(cause, Level::kNote, Harm{}, session)};
+  if (told.facts.process.empty() && !is_inherited(*cause.origin)) told.facts.process = process;
+  if (has_place(*cause.origin)) return told;
+  told.facts.op.clear();
+  told.facts.stack.clear();
+  told.facts.lineage.clear();
+  told.facts.hint.clear();
+  return told;
+}
+
+}  // namespace
+
+std::vector<HandedOver> describe_for_others(const at::Tensor& tensor, const std::string& process) {
+  std::vector<HandedOver> told;
+  const at::Tensor values = scannable_values(tensor);
+  if (!values.defined() || !nonfinite_registry().contains(values) || !kinds_of(values).any()) return told;
+  const auto record = nonfinite_registry().find(values);
+  if (record == nullptr) return told;
+  for (const Cause& cause : record->causes()) {
+    const bool is_mask = cause.origin->is_intentional() && cause.kinds == NonfiniteKinds::only_neginf();
+    const auto session = is_mask ? nullptr : cause.origin->session.lock();
+    if (session == nullptr) continue;
+    contain(*session, "describing a value for another process",
+            [&] { told.push_back(describe(cause, *session, process)); });
+  }
+  return told;
+}
+
+void record_received(DetectionSession& session, const at::Tensor& tensor, std::vector<HandedOver> causes) {
+  const at::Tensor values = scannable_values(tensor);
+  if (!values.defined() || causes.empty() || !kinds_of(values).any()) return;
+  std::vector<Cause> received;
+  for (HandedOver& cause : causes) {
+    auto origin = received_origin(values, cause.source, cause.kinds, std::move(cause.facts), session);
+    received.push_back(Cause{std::move(origin), cause.kinds});
+  }
+  nonfinite_registry().remember(values, std::make_shared<Provenance>(std::move(received)));
+}
+
+}  // namespace torchnan
