@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 import subprocess
@@ -21,7 +22,8 @@ def interpreter(version: str) -> str | None:
     if version == f"{sys.version_info.major}.{sys.version_info.minor}":
         return sys.executable
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    candidates = [shutil.which(f"python{version}"), *map(str, pyenv.glob(f"versions/{version}.*/bin/python3"))]
+    # Of another user nothing may be read; glob.glob() finds nothing there, where Path.glob() raises.
+    candidates = [shutil.which(f"python{version}"), *glob.glob(f"{pyenv}/versions/{version}.*/bin/python3")]
     return next((found for found in candidates if found and run([found, "--version"]).returncode == 0), None)
 
 
