@@ -1,4 +1,4 @@
-// The lines that a thread is at inside of what the host has called: of TorchScript, and of scopes in C++.
+// The lines that a thread is at inside of what the host has called: of scopes in C++.
 #pragma once
 
 #include <vector>

@@ -29,7 +29,7 @@ struct Site {
   bool grad_mode = false;
   uint64_t thread = 0;
   int64_t step = 0;
-  std::vector<Frame> inner{};  // lines inside of what the host has called: of TorchScript, of scopes in C++
+  std::vector<Frame> inner{};  // lines inside of what the host has called: of scopes in C++
 };
 
 // A site as the report shows it.
