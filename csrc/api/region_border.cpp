@@ -72,9 +72,9 @@ void record_region_use(const at::Tensor& argument, bool is_compared) {
   const auto record = nonfinite_registry().find(values);
   if (record == nullptr || !kinds_of(values).any()) return;
   record_use(*record, region_call);
+  if (!is_compared) return;
   const auto node = current_node_site();
-  const uint64_t node_execution_id = node ? node->execution_id : 0;
-  if (is_compared) record_use(*record, comparison_in_region, node_execution_id);
+  record_use(*record, comparison_in_region, node ? node->execution_id : 0);
 }
 
 void record_region_allocation(const at::Tensor& result, SiteId site, const std::string& op) {

@@ -37,7 +37,7 @@ constexpr uint64_t kVersionBits = 0xffff;
 constexpr uint64_t kLow = 0xffffff;               // below the bound
 constexpr uint64_t kStamped = uint64_t{1} << 63;  // in place of the bound's sign
 
-constexpr uint64_t code_of(c10::ScalarType dtype) {
+uint64_t code_of(c10::ScalarType dtype) {
   switch (dtype) {
     case c10::ScalarType::Float:
       return 1;

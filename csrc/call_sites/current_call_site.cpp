@@ -1,19 +1,26 @@
 #include "call_sites/current_call_site.h"
 
 #include <utility>
+#include <vector>
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/function.h>
 
 #include "call_sites/call_site_ring.h"
-#include "call_sites/inner_frames.h"
 #include "detection/session.h"
+#include "host/scope_table.h"
 
 namespace torchnan {
 namespace {
 
 thread_local std::optional<NodeSite> replayed_node;
+
+// Innermost first. Allocates: only for what is to be reported.
+std::vector<Frame> current_inner_frames() {
+  if (host_runtime().has_scopes_in_stacks()) return {};
+  return frames_of_scope(current_scope());
+}
 
 }  // namespace
 

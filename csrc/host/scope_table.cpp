@@ -29,8 +29,7 @@ struct Table {
 Table& table = *new Table;  // never destroyed: threads may outlive static destructors
 thread_local uint32_t innermost = 0;
 
-}  // namespace
-
+// Returns the id of a scope inside the innermost one; that of the innermost one when there are too many.
 uint32_t intern_scope(const Frame& frame) {
   const std::lock_guard lock(table.mutex);
   const auto key = std::make_tuple(innermost, frame.file, frame.line, frame.function);
@@ -43,8 +42,9 @@ uint32_t intern_scope(const Frame& frame) {
   return id;
 }
 
+}  // namespace
+
 uint32_t current_scope() noexcept { return innermost; }
-void set_current_scope(uint32_t scope) noexcept { innermost = scope; }
 
 std::vector<Frame> frames_of_scope(uint32_t scope) {
   std::vector<Frame> frames;

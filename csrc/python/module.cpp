@@ -219,10 +219,8 @@ void receive_causes(const at::Tensor& tensor, const std::vector<ToldCause>& told
 std::vector<std::optional<double>> magnitudes(const std::vector<at::Tensor>& tensors) {
   std::vector<std::optional<double>> found;
   for (const at::Tensor& tensor : tensors) {
-    const at::Tensor values = scannable_values(tensor);
-    const ScanResult scanned = values.defined() ? check_finite(values) : ScanResult{};
-    const bool is_known =
-        values.defined() && scanned.skip == Skip::kNone && scanned.finite && scanned.max_abs < INFINITY;
+    const ScanResult scanned = check_finite(tensor);
+    const bool is_known = scanned.skip == Skip::kNone && scanned.finite && std::isfinite(scanned.max_abs);
     found.push_back(is_known ? std::optional(scanned.max_abs) : std::nullopt);
   }
   return found;

@@ -94,15 +94,14 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     has_closure = len(args) > 1 or kwargs  # which may make what is to be checked
     if not (is_first or has_closure or _may_hold_nonfinite()):
         return None
+    replaced = None
     with contained("checking gradients"):
-        replaced = None
         if _uses_gradients_as_they_are(optimizer):
             check_gradients(optimizer)
             replaced = _with_checking_closure(optimizer, args, kwargs)
         if is_first:
             initial_weights.note(optimizer)
-        return replaced
-    return None
+    return replaced
 
 
 def _may_hold_nonfinite() -> bool:
