@@ -1,8 +1,9 @@
 """What glibc's malloc does with memory that a step frees.
 
 By default it returns large blocks to the kernel and gets them again, depending on how the heap happens to lie: the
-same step of the small GPT-2 takes 0 to 60,000 page faults, of which each thousand costs 2 ms. A single small allocation
-changes the pattern for as long as the process lives, so that two rows differ by several percent for no reason of theirs.
+same step of the small GPT-2 takes 0 to 60,000 page faults, of which each thousand costs 2 ms. A single small
+allocation changes the pattern for as long as the process lives, so that two rows differ by several percent for no
+reason of theirs.
 """
 
 from __future__ import annotations
