@@ -72,6 +72,7 @@ void HostResults::apply_rule(c10::ArrayRef<Operand> arguments, const ExternalBou
     const RuleArguments call(arguments, source);
     bounds_.resize(std::max(kMaxResults, plan_.checked_returns.size() + plan_.mutated_arguments.size()));
     dtypes_.push_back(call.dtype());
+    terms_ = static_cast<double>(call.numel(0));
     rule(call, bounds_);
     follow_moments(call, bounds_[0]);
     return;
@@ -197,12 +198,17 @@ Outcome HostResults::record_allocation(const at::Tensor& result) {
 
 Bound HostResults::bound_at(size_t output) const { return output < bounds_.size() ? bounds_[output] : Bound(); }
 
-// What is computed in one dtype and stored in another has to fit into both.
+// What is computed in one dtype and stored in another has to fit into both. A sum rounds each of its terms to the other
+// one before it adds them up: in the smallest numbers of a dtype that may double each, and a relative margin is too
+// little.
 DtypeRange HostResults::range_at(const at::Tensor& result, size_t output) const {
   const c10::ScalarType stored = result.scalar_type();
   if (dtypes_.empty()) return range_of(stored);
   const c10::ScalarType computed = dtypes_[std::min(output, dtypes_.size() - 1)];
-  return computed == stored ? range_of(stored) : narrower(range_of(computed), range_of(stored));
+  if (computed == stored) return range_of(stored);
+  DtypeRange range = narrower(range_of(computed), range_of(stored));
+  range.tiny *= 1 + range.unit * terms_;
+  return range;
 }
 
 // Every proved result is scanned once in N steps.

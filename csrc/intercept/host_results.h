@@ -107,6 +107,7 @@ class HostResults {
   c10::SmallVector<Bound, kMaxResults> bounds_;
   // That the operation computes in: one for all results, or one for each element of the lists.
   c10::SmallVector<c10::ScalarType, 64> dtypes_;
+  double terms_ = 0;                            // how many elements the operation may add up, but for lists
   c10::SmallVector<Moments::Claim, 1> claims_;  // about the results, if the operator takes part in such a history
 };
 

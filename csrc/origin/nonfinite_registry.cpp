@@ -65,6 +65,23 @@ class NestedStrides {
   std::vector<std::pair<int64_t, int64_t>> steps_;  // stride and size, the largest stride first
 };
 
+// Whether each non-finite element of a tensor is in one of these, which count elements of its dtype.
+bool lies_within(const at::Tensor& tensor, const ElementKinds& kinds, const std::vector<NestedStrides>& written) {
+  std::vector<int64_t> index(static_cast<size_t>(tensor.dim()), 0);
+  int64_t element = tensor.storage_offset();
+  for (const NonfiniteKinds at_element : kinds) {
+    const auto contains = [element](const NestedStrides& one) { return one.contains(element); };
+    if (at_element.any() && std::none_of(written.begin(), written.end(), contains)) return false;
+    for (size_t d = index.size(); d-- > 0;) {
+      element += tensor.stride(static_cast<int64_t>(d));
+      if (++index[d] < tensor.size(static_cast<int64_t>(d))) break;
+      element -= tensor.stride(static_cast<int64_t>(d)) * tensor.size(static_cast<int64_t>(d));
+      index[d] = 0;
+    }
+  }
+  return true;
+}
+
 NonfiniteRegistry& of_process = *new NonfiniteRegistry;  // never destroyed: threads may outlive static destructors
 
 // What nobody has read by now is gone unread.
@@ -99,20 +116,8 @@ bool NonfiniteRegistry::has_values_outside(const Region& old, const Region& writ
   const at::Tensor values = tensor_of(old, std::move(owner));  // the caller holds the storage too
   if (!kinds_of(values).any()) return false;
   if (old.dtype != written.dtype) return true;
-  const auto kinds = kinds_by_element(values);
-  const NestedStrides replaced(written.sizes, written.strides, written.offset);
-  std::vector<int64_t> index(old.sizes.size(), 0);
-  int64_t element = old.offset;
-  for (const NonfiniteKinds at_element : *kinds) {
-    if (at_element.any() && !replaced.contains(element)) return true;
-    for (size_t d = index.size(); d-- > 0;) {
-      element += old.strides[d];
-      if (++index[d] < old.sizes[d]) break;
-      element -= old.strides[d] * old.sizes[d];
-      index[d] = 0;
-    }
-  }
-  return false;
+  return !lies_within(values, *kinds_by_element(values),
+                      {NestedStrides(written.sizes, written.strides, written.offset)});
 }
 
 // Nothing is forgotten, but which of the two is where is no longer known.
@@ -183,11 +188,26 @@ NonfiniteRegistry::ProvenancePtr NonfiniteRegistry::find(const at::Tensor& tenso
   const auto entry = entries_.find(storage);
   if (entry == entries_.end()) return nullptr;
   ProvenancePtr found;
+  std::vector<NestedStrides> newer;
+  std::shared_ptr<const ElementKinds> kinds;  // read once there are two to choose from
+  const auto is_of_newer = [&] {
+    if (kinds == nullptr && !kinds_of(tensor).any()) return false;  // on a device, or not there yet: nothing is known
+    if (kinds == nullptr) kinds = kinds_by_element(tensor);
+    return lies_within(tensor, *kinds, newer);
+  };
   const auto& regions = entry->second.regions;
   for (auto region = regions.rbegin(); region != regions.rend(); ++region) {  // what was written last is on top
     if (!overlap(*region, wanted)) continue;
-    if (found != region->record) found = found == nullptr ? region->record : both(*found, *region->record);
+    if (found == nullptr) {
+      found = region->record;
+    } else if (found != region->record) {
+      const bool is_one_mask = found->is_intentional() && region->record->is_intentional();  // made row by row
+      if (!is_one_mask && is_of_newer()) break;
+      found = both(*found, *region->record);
+    }
     if (covers(*region, wanted)) break;
+    if (!region->merged && region->dtype == wanted.dtype)
+      newer.emplace_back(region->sizes, region->strides, region->offset);
   }
   return found;
 }

@@ -81,6 +81,21 @@ def test_a_wider_result_is_rounded_as_its_arguments_are():
         assert findings_of(lambda: torch.exp(x, out=torch.empty(N)).sum().item(), sample=1) == []
 
 
+SUMS_OF_THE_SMALLEST = {
+    "in bfloat16": lambda: full(4.7e-41).sum(dtype=BF16),
+    "in half": lambda: full(3e-8).sum(dtype=HALF),
+    "running": lambda: full(4.7e-41).cumsum(0, dtype=BF16),
+    "into bfloat16": lambda: torch.sum(full(4.7e-41), 0, out=torch.empty((), dtype=BF16)),
+}
+
+
+@pytest.mark.parametrize("program", SUMS_OF_THE_SMALLEST.values(), ids=SUMS_OF_THE_SMALLEST)
+def test_terms_that_are_rounded_up_before_they_are_added_are_within_the_bound(program):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert findings_of(program, sample=1) == []
+
+
 @pytest.mark.parametrize("factor", [2, 2.0, torch.tensor(2), torch.tensor(2.0)], ids=repr)
 def test_what_is_multiplied_by_a_number_of_any_type_is_proved(factor):
     with torchnan.detect() as watch:

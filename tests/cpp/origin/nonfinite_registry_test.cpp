@@ -79,6 +79,21 @@ TEST(NonfiniteRegistry, KeepsAValueThatAnotherHasReplacedInPart) {
   EXPECT_EQ(roots(lineage.find(t)).size(), 2u);
 }
 
+TEST(NonfiniteRegistry, FindsOnlyWhatATensorShows) {
+  NonfiniteRegistry lineage;
+  const at::Tensor t = at::zeros({4, 4}, at::kComplexFloat);
+  const at::Tensor real = at::real(t);
+  at::imag(t).fill_(kNaN);
+  const auto hidden = record();
+  const auto shown = record();
+  lineage.remember(t, hidden);
+  lineage.remember(real.select(0, 1).fill_(kNaN), shown);
+  EXPECT_EQ(lineage.find(real), shown);
+  EXPECT_EQ(roots(lineage.find(t)).size(), 2u);
+  real.select(0, 2).fill_(kNaN);  // by the first, for all that is known
+  EXPECT_EQ(roots(lineage.find(real)).size(), 2u);
+}
+
 TEST(NonfiniteRegistry, RemembersACopyOfBytes) {
   NonfiniteRegistry lineage;
   const at::Tensor t = at::zeros({8});
