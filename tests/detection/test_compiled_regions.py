@@ -254,6 +254,20 @@ def test_memory_that_a_region_reads_unwritten_is_the_origin():
     assert (finding.origin, finding.op, finding.line) == ("uninit", "aten::empty", line_of("READ"))
 
 
+def test_memory_that_a_region_writes_in_part_and_returns_is_the_origin():
+    @torch.compile
+    def allocate(x):
+        memory = torch.empty(4, 4)  # IN PART
+        memory[1:] = x
+        return memory, recycled(memory)
+
+    with torchnan.detect(action="log") as session, torch.no_grad():
+        memory, _ = allocate(torch.ones(4))
+        (memory @ torch.ones(4)).sum().item()
+    finding = session.first
+    assert (finding.origin, finding.op, finding.line) == ("uninit", "aten::empty", line_of("IN PART"))
+
+
 def test_memory_that_a_region_returns_unwritten_and_user_code_writes_is_silent():
     allocate = torch.compile(lambda x: torch.empty_like(x))
     with torchnan.detect(action="log") as session, torch.no_grad():

@@ -250,7 +250,11 @@ class _Replay:
                 outputs = as_list(interpret(module, *given))
             if self.tangents is None:
                 own = made[: len(self.call.own)]
-                return _provenances([*outputs, *([*own, *args][i] for i in self.call.before)], self.bad)
+                results = [*outputs, *([*own, *args][i] for i in self.call.before)]
+                found = _provenances(results, self.bad)
+                if unwritten_is_nan:
+                    found.update(_unread(results, [i for i in self.bad if i not in found]))
+                return found
             run = functools.partial(_gradients, outputs, made, self.tangents)
             return _provenances(call_under(self.passing, run), self.bad)
 
@@ -343,6 +347,13 @@ def _copies(values: list[Any]) -> list[Any]:
 def _first_for_all(found: dict[int, Any], bad: list[int]) -> dict[int, Any]:
     """Outputs of a lowered graph are in another order, with values for the backward pass among them."""
     return dict.fromkeys(bad, next(iter(found.values()))) if found else {}
+
+
+def _unread(values: list[Any], bad: list[int]) -> dict[int, Any]:
+    """Finds the provenance of NaN in memory that a graph has written in part and returned: it has not read it."""
+    plain = {i: values[i].detach() for i in bad if i < len(values) and isinstance(values[i], torch.Tensor)}
+    found = {i: _C.input_provenance(value) for i, value in plain.items()}
+    return {i: provenance for i, provenance in found.items() if provenance is not None}
 
 
 def _provenances(values: list[Any], bad: list[int]) -> dict[int, Any]:
