@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -26,9 +27,13 @@ def run_stage(name: str, device: str, out: Path) -> dict[str, object]:
     path.unlink(missing_ok=True)
     began = time.monotonic()
     command = [sys.executable, "-m", "benchmarks.gpu.stages", name, device, str(path)]
+    allocator = STAGES[name].allocator
+    environment = os.environ | ({"PYTORCH_CUDA_ALLOC_CONF": allocator} if allocator else {})
     error = ""
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=STAGES[name].seconds, check=False)
+        ended = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=STAGES[name].seconds, check=False
+        )
         (out / f"{name}.log").write_text(ended.stdout + ended.stderr)
         if ended.returncode != 0:
             last = ended.stderr.strip().splitlines()[-1:] or ["no output"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import os
 import random
@@ -66,7 +67,7 @@ def smoke(bench: Bench) -> list[Verdict]:
 
 def manners(bench: Bench) -> list[Verdict]:
     """A clean training waits, copies and keeps memory as without torchnan."""
-    found = []
+    found = [is_true("launches of torchnan's scan are seen by what counts", sees_scans(bench))]
     for name in models.ALL:
         workload = bench.workload(name)
         workload.step()
@@ -84,6 +85,12 @@ def manners(bench: Bench) -> list[Verdict]:
         if bench.is_gpu:
             found.append(memory(name, workload))
     return found
+
+
+def sees_scans(bench: Bench) -> bool:
+    x = torch.ones(1000, device=bench.device)
+    with torchnan.detect(action="log", exact=True):
+        return bool(bench.machine.sees_scans(lambda: (x + 1).sum().item()))
 
 
 def memory(name: str, workload: Workload) -> Verdict:
@@ -179,7 +186,8 @@ def fsdp2(bench: Bench) -> list[Verdict]:
     from torch.distributed.fsdp import fully_shard
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    backends = f"cpu:fake,{bench.device.type}:fake"
+    torch.distributed.init_process_group(backends, store=FakeStore(), rank=0, world_size=8)
     try:
         mesh = init_device_mesh(bench.device.type, (8,))
         model = models.GPT2(2, 64, 4, 256, 32).to(bench.device)
@@ -282,7 +290,9 @@ def sanitizer(bench: Bench) -> list[Verdict]:
 
 
 def tests(bench: Bench) -> list[Verdict]:
-    """The tests of tests/devices and tests/gpu."""
+    """The tests of tests/devices and tests/gpu, where there is pytest."""
+    if importlib.util.find_spec("pytest") is None:
+        return [Verdict("pytest is not there", 0)]
     folders = ["tests/devices", "tests/gpu"] if bench.is_gpu else ["tests/devices/test_detection.py"]
     environment = os.environ | {"TEST_DEVICE": bench.device.type}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *folders]
@@ -294,19 +304,22 @@ def tests(bench: Bench) -> list[Verdict]:
 @dataclasses.dataclass(frozen=True)
 class Stage:
     run: Callable[[Bench], list[Verdict]]
-    seconds: int  # that it may take
+    seconds: int  # that it may take; 45 minutes together
+    allocator: str = ""  # of CUDA, if not the usual one
 
 
 STAGES = {
-    "smoke": Stage(smoke, 180),
+    "smoke": Stage(smoke, 120),
     "cost": Stage(cost, 600),
-    "manners": Stage(manners, 300),
-    "graphs": Stage(graphs, 300),
-    "fsdp2": Stage(fsdp2, 180),
-    "threads": Stage(threads, 180),
-    "faults": Stage(faults, 300),
-    "sanitizer": Stage(sanitizer, 300),
-    "tests": Stage(tests, 600),
+    "manners": Stage(manners, 240),
+    "expandable": Stage(manners, 180, "expandable_segments:True"),
+    "async": Stage(manners, 180, "backend:cudaMallocAsync"),
+    "graphs": Stage(graphs, 240),
+    "fsdp2": Stage(fsdp2, 120),
+    "threads": Stage(threads, 120),
+    "faults": Stage(faults, 180),
+    "sanitizer": Stage(sanitizer, 240),
+    "tests": Stage(tests, 480),
 }
 
 

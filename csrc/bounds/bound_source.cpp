@@ -71,6 +71,12 @@ Bound BoundSource::scanned_bound(const at::Tensor& tensor) const {
   return bound;
 }
 
+bool BoundSource::is_made_by(const at::Tensor& tensor, std::string_view op) const {
+  if (!tensor.is_cpu()) return elsewhere_ != nullptr && elsewhere_->is_made_by(tensor, op);
+  const BoundCache::Entry entry = bound_cache().find(tensor);
+  return entry.state == BoundCache::State::kFinite && entry.op != nullptr && *entry.op == op;
+}
+
 bool BoundSource::may_tighten(const at::Tensor& tensor, double useful) {
   const bool is_looked_up = tensor.is_cpu() && static_cast<int64_t>(tensor.nbytes()) > kMaxQuickScanBytes;
   if (!is_looked_up || !covers_whole_storage(tensor, *storage_of(tensor))) return false;

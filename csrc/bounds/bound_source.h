@@ -1,6 +1,8 @@
 // Finds the bound of a tensor: from its dtype, a quick scan if it is small, the bound cache, or a full scan.
 #pragma once
 
+#include <string_view>
+
 #include <ATen/core/Tensor.h>
 
 #include <torchnan/bounds.h>
@@ -14,6 +16,8 @@ namespace torchnan {
 class ExternalBounds {
  public:
   virtual Bound bound_of(const at::Tensor& tensor) const = 0;
+  // Whether this operator was the last to write to the tensor's memory, and has written all of it.
+  virtual bool is_made_by(const at::Tensor& tensor, std::string_view op) const = 0;
 
  protected:
   ~ExternalBounds() = default;
@@ -31,6 +35,9 @@ class BoundSource {
   // for a weight that no operation was seen to write. For a tensor that is used once, like a batch, a scan is not worth
   // it.
   Bound of(const at::Tensor& tensor) const;
+
+  // Whether this operator was the last to write a tensor, whose values are finite.
+  bool is_made_by(const at::Tensor& tensor, std::string_view op) const;
 
   // Whether tighten() would find a better bound than this tensor's, which is larger than `useful`.
   static bool may_tighten(const at::Tensor& tensor, double useful);

@@ -5,7 +5,6 @@
 
 #include "bounds/bound_source.h"
 #include "bounds/dtype_range.h"
-#include "bounds/bound_cache.h"
 #include "bounds/computation_dtype.h"
 #include "bounds/operand.h"
 
@@ -158,9 +157,7 @@ bool RuleArguments::same(size_t i, size_t j) const {
 
 bool RuleArguments::produced_by(size_t i, std::string_view op) const {
   const at::Tensor* tensor = this->tensor(i);
-  if (tensor == nullptr) return false;
-  const BoundCache::Entry entry = bound_cache().find(*tensor);
-  return entry.state == BoundCache::State::kFinite && entry.op != nullptr && *entry.op == op;
+  return tensor != nullptr && source_.is_made_by(*tensor, op);
 }
 
 // A rounded sum of n values grows by less than (1 + epsilon)^n. And as adding b moves a rounded sum by at most 2b, one

@@ -80,12 +80,14 @@ bool Batch::add(at::Tensor&& tensor, EventNumber number, uint64_t limit) {
   memory_.reserve(cuda::kMaxEntries);
   if (!scans_.add(tensor, number, limit)) return false;
   memory_.push_back(tensor.storage().data());
+  marks_.set(mark_of(tensor.storage().unsafeGetStorageImpl()));
   bytes_ += static_cast<int64_t>(tensor.storage().nbytes());
   kept_.push_back(std::move(tensor));
   return true;
 }
 
 bool Batch::holds(const c10::StorageImpl* storage) const {
+  if (!marks_.test(mark_of(storage))) return false;
   return std::any_of(kept_.begin(), kept_.end(),
                      [&](const at::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl() == storage; });
 }
@@ -93,6 +95,7 @@ bool Batch::holds(const c10::StorageImpl* storage) const {
 void Batch::take(ScanList& scans, Kept& kept) {
   scans_.move_to(scans, [this](uint32_t i) { return kept_[i].storage().data() == memory_[i]; });
   memory_.clear();
+  marks_.reset();
   bytes_ = 0;
   if (kept.empty()) {
     kept.swap(kept_);  // and its memory

@@ -1,6 +1,8 @@
 // Scans that are launched together.
 #pragma once
 
+#include <bitset>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -81,8 +83,14 @@ class Batch {
   void take(ScanList& scans, Kept& kept);
 
  private:
+  static constexpr size_t kMarks = 1024;
+  static size_t mark_of(const c10::StorageImpl* storage) {
+    return reinterpret_cast<uintptr_t>(storage) / alignof(std::max_align_t) * 0x9e3779b97f4a7c15ull >> 54;
+  }
+
   ScanList scans_;
   Kept kept_;
+  std::bitset<kMarks> marks_;        // of the storages that are kept: most others have another one
   std::vector<const void*> memory_;  // of each that is kept, when it was added
   int64_t bytes_ = 0;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "bounds/dtype_range.h"
 #include "detection/delivery.h"
@@ -9,6 +10,7 @@
 #include "device/resolve.h"
 #include "operators/for_each_tensor.h"
 #include "operators/op_traits.h"
+#include "origin/arguments.h"
 #include "origin/nonfinite_registry.h"
 #include "scan/tensor_scan.h"
 
@@ -22,13 +24,34 @@ void DeviceCheck::set_stream(c10::Device device) {
   stream_ = scanner->current_stream();
 }
 
+template <typename Given, typename Visit>
+void DeviceCheck::for_each_run(Given& given, Visit&& visit) {
+  for (auto first = given.begin(); first != given.end();) {
+    const c10::Device device = first->values->device();
+    const auto last =
+        std::find_if(first, given.end(), [device](const auto& one) { return one.values->device() != device; });
+    set_stream(device);
+    visit(first, last);
+    first = last;
+  }
+}
+
+// For one more scan: nothing is launched under the lock.
+void DeviceCheck::make_room(Devices::Lock& locked) {
+  if (!scans_.is_full()) return;
+  locked.unlock();
+  launch();
+  locked.lock();
+}
+
 void DeviceCheck::record_arguments(c10::ArrayRef<Operand> arguments) {
   context_ = EventContext(plan_, session_, thread_.id());
+  c10::SmallVector<Argument, Event::kMaxInputs> found;
   for (size_t place = 0; place < arguments.size(); ++place) {
     const Operand& argument = arguments[place];
-    first_inputs_.push_back(inputs_.size());
+    first_inputs_.push_back(found.size());
     for_each_tensor(argument, [&](const at::Tensor& tensor, int64_t element) {
-      record_argument(tensor, static_cast<uint16_t>(place), static_cast<int32_t>(element));
+      add_argument(tensor, static_cast<uint16_t>(place), static_cast<int32_t>(element), found);
       list_size_ = std::max<int64_t>(list_size_, element + 1);
     });
     if (argument.kind == Operand::Kind::kNumber) record_number(argument.number);
@@ -36,6 +59,11 @@ void DeviceCheck::record_arguments(c10::ArrayRef<Operand> arguments) {
       non_blocking_ = argument.integer != 0;
     }
   }
+  inputs_.reserve(found.size());
+  for_each_run(found, [this](auto first, auto last) {
+    Devices::Lock locked(devices());
+    for (auto one = first; one != last; ++one) record_argument(locked, *one);
+  });
   launch();
   launch_scans_of_mutated(arguments);
   for (size_t place = 0; plan_.is_async_collective && place < arguments.size(); ++place) {
@@ -47,13 +75,17 @@ void DeviceCheck::record_arguments(c10::ArrayRef<Operand> arguments) {
 // Collectives do not declare what they write.
 void DeviceCheck::launch_scans_of_mutated(c10::ArrayRef<Operand> arguments) const {
   if (plan_.mutated_arguments.empty() && !plan_.is_async_collective) return;
+  if (!devices().has_waiting()) return;
+  c10::SmallVector<const c10::StorageImpl*, 8> mutated;
   for (size_t place = 0; place < arguments.size(); ++place) {
     if (plan_.mutated_schema_argument(place) == nullptr && !plan_.is_async_collective) continue;
     for_each_tensor(arguments[place], [&](const at::Tensor& tensor, int64_t) {
-      if (!tensor.is_cpu() && tensor.has_storage())
-        devices().launch_scans_of(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+      if (!tensor.is_cpu() && tensor.has_storage()) {
+        mutated.push_back(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+      }
     });
   }
+  devices().launch_scans_of(mutated);
 }
 
 // Recorded before the call, which may have consumed its arguments afterwards.
@@ -84,53 +116,70 @@ void DeviceCheck::record_read(c10::ArrayRef<Operand> arguments) {
   devices().launch_all();
 }
 
-void DeviceCheck::record_argument(const at::Tensor& argument, uint16_t place, int32_t element) {
-  const auto values = scannable(argument);
+template <typename Arguments>
+void DeviceCheck::add_argument(const at::Tensor& argument, uint16_t place, int32_t element, Arguments& found) {
+  auto values = scannable(argument);
   if (!values->defined()) {
     const at::Tensor on_host = nonfinite_registry().in_use() ? scannable_values(argument) : at::Tensor();
     if (on_host.defined() && nonfinite_registry().contains(on_host)) given_ = nonfinite_registry().find(on_host);
     return;
   }
-  const at::Tensor& tensor = *values;
-  set_stream(tensor.device());
   const OpPlan::MutatedArgument* mutated = plan_.mutated_schema_argument(place);
   if ((mutated != nullptr && !mutated->reads_previous_value) || plan_.is_constant_factory) return;
-  if (scans_.is_full()) launch();
-  const TensorSnapshot snapshot(tensor);
-  Devices::Lock locked(devices());
-  const EventNumber event =
-      event_of(locked, tensor, snapshot, is_unscanned_argument(plan_.name, plan_.argument_names[place]));
-  if (const Event* known = locked.journal().find(event)) intended_ |= known->intended;
-  inputs_.push_back({{event, snapshot.storage, place, element, mutated != nullptr, snapshot.is_parameter},
-                     locked.journal().bound_of(tensor),
-                     &argument});
+  found.push_back({std::move(values), &argument, place, element});
 }
 
-// A list is gone through with a lock for each of its elements.
-Bound DeviceCheck::bound_of(const at::Tensor& tensor) const {
+void DeviceCheck::record_argument(Devices::Lock& locked, const Argument& argument) {
+  make_room(locked);
+  Journal::Known known = locked.journal().look_up(*argument.values);
+  const EventNumber event = event_of(locked, argument, known);
+  if (event != known.last) known = locked.journal().look_up(*argument.values);
+  if (const Event* written = locked.journal().find(event)) intended_ |= written->intended;
+  const bool is_mutated = plan_.mutated_schema_argument(argument.place) != nullptr;
+  const bool is_parameter = torchnan::is_parameter(*argument.values);
+  const c10::StorageImpl* storage = argument.values->storage().unsafeGetStorageImpl();
+  inputs_.push_back(
+      {{event, storage, argument.place, argument.element, is_mutated, is_parameter}, known, argument.tensor});
+}
+
+// The tensors of a list lie in the order of its elements.
+Journal::Known DeviceCheck::known_of(const at::Tensor& tensor) const {
+  const std::less<const at::Tensor*> is_before;
+  for (size_t place = 0; place < first_inputs_.size(); ++place) {
+    const auto begin = inputs_.begin() + first_inputs_[place];
+    const auto end = place + 1 < first_inputs_.size() ? inputs_.begin() + first_inputs_[place + 1] : inputs_.end();
+    const auto input = std::lower_bound(
+        begin, end, &tensor, [&](const Input& one, const at::Tensor* wanted) { return is_before(one.tensor, wanted); });
+    if (input != end && input->tensor == &tensor) return input->known;
+  }
   if (inputs_.size() <= kMaxSearched) {
     for (const Input& input : inputs_) {
-      if (input.tensor == &tensor || input.tensor->is_same(tensor)) return input.bound;
+      if (input.tensor->is_same(tensor)) return input.known;
     }
   }
   const auto values = scannable(tensor);
-  return values->defined() ? Devices::Lock(devices()).journal().bound_of(*values) : Bound();
+  return values->defined() ? Devices::Lock(devices()).journal().look_up(*values) : Journal::Known();
+}
+
+bool DeviceCheck::is_made_by(const at::Tensor& tensor, std::string_view op) const {
+  const Journal::Known known = known_of(tensor);
+  return known.maker != nullptr && known.maker->name == op && known.bound.known();
 }
 
 // The event that has written it; if nobody has been seen doing that, a new one.
-EventNumber DeviceCheck::event_of(Devices::Lock& locked, const at::Tensor& tensor, const TensorSnapshot& snapshot,
-                                  bool is_unscanned) {
+EventNumber DeviceCheck::event_of(Devices::Lock& locked, const Argument& argument, const Journal::Known& known) {
+  const at::Tensor& tensor = *argument.values;
   Journal& journal = locked.journal();
-  const EventNumber last = journal.last_event(snapshot.storage);
-  if (journal.reports_every(tensor)) return last;
-  if (is_unscanned && !is_seen(journal.find(last))) return last;
-  Event* const event = locked.add(EventType::kArgument, snapshot, context_, stream_);
+  if (known.is_reported) return known.last;
+  const bool is_unscanned = is_unscanned_argument(plan_.name, plan_.argument_names[argument.place]);
+  if (is_unscanned && !is_seen(journal.find(known.last))) return known.last;
+  Event* const event = locked.add(EventType::kArgument, TensorSnapshot(tensor), context_, stream_);
   if (event == nullptr) {
     skip(Skip::kDevice);
-    return last;
+    return known.last;
   }
   if (event->previous == 0) {
-    event->previous = last;  // whoever handed out the memory, or has written there before others could
+    event->previous = known.last;  // whoever handed out the memory, or has written there before others could
     journal.set_last_event(tensor, event->number);
   }
   const EventNumber number = event->number;
@@ -150,48 +199,69 @@ EventType DeviceCheck::type_of_result(int64_t output) const {
   return plan_.is_async_collective ? EventType::kPending : EventType::kResult;
 }
 
-bool DeviceCheck::record_result(const at::Tensor& result, int64_t output, const std::optional<Bound>& proof) {
-  const auto values = scannable(result);
+bool DeviceCheck::add_result(const at::Tensor& result, int64_t output, const std::optional<Bound>& proof) {
+  auto values = scannable(result);
   if (!values->defined()) {
     if (!result.is_cpu() && plan_.writes_in_place() && result.has_storage())
       Devices::Lock(devices()).journal().mark_stale(result);  // as integers, say
     return false;
   }
-  const at::Tensor& tensor = *values;
-  set_stream(tensor.device());
-  if (scans_.is_full()) launch();
-  const EventType type = type_of_result(output);
-  const TensorSnapshot snapshot(tensor);
-  const bool may_wait = type == EventType::kResult && !proof && is_new(snapshot.storage) && stream_.is_default &&
-                        !stream_.is_capturing && tensor.is_non_overlapping_and_dense();
-  at::Tensor kept = may_wait ? tensor : at::Tensor();  // copied and dropped without the lock
-  Devices::Lock locked(devices());
+  results_.push_back({std::move(values), output, proof});
+  return true;
+}
+
+// Sorted.
+DeviceCheck::Storages DeviceCheck::storages_read() const {
+  Storages read;
+  for (const Input& input : inputs_) read.push_back(input.seen.storage);
+  std::sort(read.begin(), read.end());
+  return read;
+}
+
+bool DeviceCheck::may_wait(const Result& result, const Storages& read) const {
+  const at::Tensor& tensor = *result.values;
+  return type_of_result(result.output) == EventType::kResult && !result.proof && stream_.is_default &&
+         !stream_.is_capturing && !plan_.writes_in_place() &&
+         !std::binary_search(read.begin(), read.end(), tensor.storage().unsafeGetStorageImpl()) &&
+         tensor.is_non_overlapping_and_dense();
+}
+
+void DeviceCheck::record_results() {
+  if (results_.empty()) return;
+  const Storages read = storages_read();
+  for_each_run(results_, [&](auto first, auto last) {
+    for (auto one = first; one != last; ++one) {
+      if (may_wait(*one, read)) one->kept = *one->values;
+    }
+    Devices::Lock locked(devices());
+    for (auto one = first; one != last; ++one) record_result(locked, *one);
+  });
+  results_.clear();
+}
+
+void DeviceCheck::record_result(Devices::Lock& locked, Result& result) {
+  make_room(locked);
+  const at::Tensor& tensor = *result.values;
+  const EventType type = type_of_result(result.output);
   const bool is_unknown =
       type == EventType::kAllocated && plan_.handling == OpPlan::Handling::kAllocate && !plan_.returns_allocation;
-  Event* const event = is_unknown ? nullptr : add_reader(locked, type, snapshot, output);
+  Event* const event = is_unknown ? nullptr : add_reader(locked, type, TensorSnapshot(tensor), result.output);
   if (event == nullptr) {
     locked.journal().forget(tensor);
     if (!is_unknown) skip(Skip::kDevice);
-    return true;
+    return;
   }
-  event->output = output;
+  event->output = result.output;
   event->intended = numbers_.without(NonfiniteKinds::only_nan());
   event->intended_of_inputs = numbers_ | intended_;
   const bool keeps_masks = plan_.is_data_movement || (plan_.pointwise && !plan_.absorbs_negative_infinity);
   if (keeps_masks) event->intended |= intended_;
   is_recorded_ = true;
   locked.journal().set_last_event(tensor, event->number);
-  if (type != EventType::kResult) return true;
+  if (type != EventType::kResult) return;
   thread_.counters().checked.add(1);
-  fill_bound(locked, *event, tensor, proof);
-  if (!event->is_proved) scan(locked, *event, tensor, may_wait ? &kept : nullptr);
-  return true;
-}
-
-bool DeviceCheck::is_new(const c10::StorageImpl* storage) const {
-  if (plan_.writes_in_place()) return false;
-  return std::none_of(inputs_.begin(), inputs_.end(),
-                      [&](const Input& input) { return input.seen.storage == storage; });
+  fill_bound(locked, *event, tensor, result.proof);
+  if (!event->is_proved) scan(locked, *event, tensor, result.kept.defined() ? &result.kept : nullptr);
 }
 
 // A graph is replayed whatever has become of what it was proved from: there everything is scanned.
@@ -215,11 +285,16 @@ void DeviceCheck::fill_bound(Devices::Lock& locked, Event& event, const at::Tens
   if (const Event* rest = locked.journal().find(event.previous)) event.bound = event.bound.joined(rest->bound);
 }
 
-// `kept` is the tensor if its scan may wait.
+// `kept` is the tensor if its scan may wait. Nothing is assumed of what cannot be scanned.
 void DeviceCheck::scan(Devices::Lock& locked, Event& event, const at::Tensor& tensor, at::Tensor* kept) {
-  const bool waits = kept != nullptr && locked.add_to_batch(stream_, std::move(*kept), event);
-  if (!waits && !scans_.add(tensor, event.number, event.limit())) return skip(Skip::kDevice);
-  event.scanner = stream_.scanner;
+  const bool waits = kept != nullptr && locked.add_to_batch(stream_, std::move(*kept), event, has_filled_batch_);
+  if (waits || scans_.add(tensor, event.number, event.limit())) {
+    event.scanner = stream_.scanner;
+    return;
+  }
+  event.bound = {};
+  locked.journal().mark_stale(tensor);
+  skip(Skip::kDevice);
 }
 
 void DeviceCheck::skip(Skip reason) { thread_.counters().skipped[static_cast<size_t>(reason)].add(1); }
@@ -258,10 +333,11 @@ void DeviceCheck::forget(const at::Tensor& written) {
 }
 
 void DeviceCheck::finish() {
+  record_results();
   if (stream_.scanner != nullptr) {
     if (!is_recorded_ && !inputs_.empty()) record_use();
     launch();
-    devices().launch_full_batch(*stream_.scanner);
+    if (has_filled_batch_) devices().launch_full_batches();
   }
   const bool is_read = plan_.handling == OpPlan::Handling::kRead;
   if (session_.options().when == When::kOrigin) {
@@ -284,6 +360,7 @@ void DeviceCheck::record_use() {
 
 void DeviceCheck::find_bad_arguments(TensorAt tensor_at, c10::SmallVectorImpl<BadArgument>& bad_arguments) {
   if (inputs_.empty()) return;
+  record_results();
   resolve(Delivery::kNow);
   for (const Input& input : inputs_) {
     const auto bad = bad_event(input.seen.event);

@@ -5,6 +5,7 @@
 #include <c10/core/DispatchKeySet.h>
 #include <c10/util/ArrayRef.h>
 #include <c10/util/FunctionRef.h>
+#include <c10/util/MaybeOwned.h>
 #include <c10/util/SmallVector.h>
 
 #include "bounds/bound_source.h"
@@ -16,7 +17,8 @@
 
 namespace torchnan {
 
-// Lives on the stack of the call. In a healthy call it allocates nothing, and takes one lock a few times.
+// Lives on the stack of the call. In a healthy call it allocates nothing, and takes the lock of the journal once for
+// all arguments and once for all results.
 //
 // Scans are launched before user code has control again, so that every event that it records comes after them: then
 // memory that it frees or hands to another stream has been read. Only results that are new, on the default stream of a
@@ -37,22 +39,23 @@ class DeviceCheck final : public ExternalBounds {
   // of those that the call is about to overwrite.
   void record_arguments(c10::ArrayRef<Operand> arguments);
 
-  // Returns the bound of an argument.
-  Bound bound_of(const at::Tensor& tensor) const override;
+  // Of arguments.
+  Bound bound_of(const at::Tensor& tensor) const override { return known_of(tensor).bound; }
+  bool is_made_by(const at::Tensor& tensor, std::string_view op) const override;
 
   // Whether an argument is on a device. What comes to the host from there has to be scanned on the host: its bound may
   // be no more than assumed.
   bool reads_devices() const { return !inputs_.empty(); }
 
-  // Records a tensor that the call has written, and scans it unless there is a proof that it is finite. Returns false
-  // if it is on no device with a scanner.
-  bool record_result(const at::Tensor& result, int64_t output, const std::optional<Bound>& proof);
+  // Takes a tensor that the call has written, to be recorded and, unless there is a proof that it is finite, scanned
+  // when the call ends; it has to live until then. Returns false if it is on no device with a scanner.
+  bool add_result(const at::Tensor& result, int64_t output, const std::optional<Bound>& proof);
 
   // Forgets a tensor that a failed call may have written.
   void forget(const at::Tensor& written);
 
-  // Ends the call, all of whose results are recorded, and launches its scans. Reports why devices have raised the
-  // alarm, if they have; throws if a session wants that, and the call reads a value.
+  // Ends the call, records its results and launches their scans. Reports why devices have raised the alarm, if they
+  // have; throws if a session wants that, and the call reads a value.
   void finish();
 
   // Adds the arguments on devices that a non-finite result on the host may have come from; `tensor_at` returns an
@@ -66,22 +69,45 @@ class DeviceCheck final : public ExternalBounds {
  private:
   struct Input {
     EventInput seen;
-    Bound bound;
+    Journal::Known known;
     const at::Tensor* tensor;
+  };
+  // An argument or a result that can be scanned.
+  struct Argument {
+    c10::MaybeOwned<at::Tensor> values;
+    const at::Tensor* tensor;
+    uint16_t place;
+    int32_t element;
+  };
+  struct Result {
+    c10::MaybeOwned<at::Tensor> values;
+    int64_t output;
+    std::optional<Bound> proof;
+    at::Tensor kept{};  // if its scan may wait: copied and dropped without the lock
   };
   static constexpr int64_t kAll = -1;
   static constexpr size_t kMaxSearched = 16;
 
   void set_stream(c10::Device device);
-  void record_argument(const at::Tensor& argument, uint16_t place, int32_t element);
-  EventNumber event_of(Devices::Lock& locked, const at::Tensor& tensor, const TensorSnapshot& snapshot,
-                       bool is_unscanned);
+  // Calls visit(first, last) for those in a row that are on the same device, whose stream is then stream_.
+  template <typename Given, typename Visit>
+  void for_each_run(Given& given, Visit&& visit);
+  void make_room(Devices::Lock& locked);
+  Journal::Known known_of(const at::Tensor& tensor) const;
+  template <typename Arguments>
+  void add_argument(const at::Tensor& argument, uint16_t place, int32_t element, Arguments& found);
+  void record_argument(Devices::Lock& locked, const Argument& argument);
+  EventNumber event_of(Devices::Lock& locked, const Argument& argument, const Journal::Known& known);
   void record_pending(const Operand& argument);
   void record_read(c10::ArrayRef<Operand> arguments);
   void launch_scans_of_mutated(c10::ArrayRef<Operand> arguments) const;
   void record_number(double number);
-  bool is_new(const c10::StorageImpl* storage) const;
   EventType type_of_result(int64_t output) const;
+  using Storages = c10::SmallVector<const c10::StorageImpl*, Event::kMaxInputs>;
+  Storages storages_read() const;
+  bool may_wait(const Result& result, const Storages& read) const;
+  void record_results();
+  void record_result(Devices::Lock& locked, Result& result);
   c10::SmallVector<EventInput, Event::kMaxInputs> inputs_of(int64_t output) const;
   // Adds an event whose inputs are those of one output of this call, or of all. Returns null as Devices::Lock::add().
   Event* add_reader(Devices::Lock& locked, EventType type, const TensorSnapshot& snapshot, int64_t output);
@@ -99,12 +125,14 @@ class DeviceCheck final : public ExternalBounds {
   ScanList scans_;  // to be launched on stream_ before the call ends
   c10::SmallVector<Input, Event::kMaxInputs> inputs_;
   c10::SmallVector<size_t, 16> first_inputs_;  // by place in the schema
+  c10::SmallVector<Result, 2> results_;
   int64_t list_size_ = 1;
   std::shared_ptr<const Provenance> given_;
   NonfiniteKinds numbers_;
   NonfiniteKinds intended_;  // of inputs
   bool non_blocking_ = false;
   bool is_recorded_ = false;  // by an event
+  bool has_filled_batch_ = false;
 };
 
 }  // namespace torchnan

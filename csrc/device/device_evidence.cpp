@@ -2,13 +2,11 @@
 
 #include <cmath>
 
-#include <ATen/ops/to.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <fmt/format.h>
 
 #include "scan/tensor_scan.h"
+#include "device/device_stats.h"
 #include "device/devices.h"
-#include "operators/dispatch_key.h"
 #include "origin/arguments.h"
 #include "origin/host_queries.h"
 #include "origin/make_finding.h"
@@ -19,9 +17,7 @@
 namespace torchnan {
 namespace {
 
-constexpr c10::DispatchKeySet kAbove =
-    c10::autograd_dispatch_keyset_with_ADInplaceOrView |
-    c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, kInterceptorKey});
+constexpr const char* kCounting = "counting non-finite values on a device";
 
 at::Tensor live_tensor(const Event& event) {
   WeakTensor tensor;
@@ -32,22 +28,16 @@ at::Tensor live_tensor(const Event& event) {
   return tensor.lock();
 }
 
-// By PyTorch's own copy, which is not intercepted.
-at::Tensor on_host(const at::Tensor& tensor) {
-  const c10::impl::ExcludeDispatchKeyGuard unseen(kAbove);
-  return tensor.to(c10::DeviceType::CPU);
-}
-
 void fill_tensor(const Event& event, const DetectionSession& session, Finding& facts) {
   const TensorSnapshot& then = event.tensor;
   facts.device = then.device.str();
   facts.dtype = std::string(c10::getDtypeNames(then.dtype).first);
   facts.shape = then.shape();
   facts.strides.assign(then.strides.begin(), then.strides.begin() + then.dims);
-  contain(session, "counting non-finite values on a device", [&] {
+  contain(session, kCounting, [&] {
     const at::Tensor tensor = live_tensor(event);
     if (!tensor.defined()) return;
-    const TensorStats stats = compute_stats(on_host(tensor));
+    const TensorStats stats = compute_stats_on_device(tensor);
     facts.nan = stats.tally.nan;
     facts.posinf = stats.tally.posinf;
     facts.neginf = stats.tally.neginf;
@@ -56,7 +46,8 @@ void fill_tensor(const Event& event, const DetectionSession& session, Finding& f
 }
 
 // Of values that are gone only the largest magnitude was kept.
-InputSummary summary_of(const EventInput& input, const Event& reader, LargestWordOf largest_word_of) {
+InputSummary summary_of(const EventInput& input, const Event& reader, const DetectionSession& session,
+                        LargestWordOf largest_word_of) {
   InputSummary summary;
   summary.name = reader.plan->argument_names[input.argument];
   if (input.element >= 0) summary.name += fmt::format("[{}]", input.element);
@@ -66,9 +57,9 @@ InputSummary summary_of(const EventInput& input, const Event& reader, LargestWor
   summary.dtype = std::string(c10::getDtypeNames(event->tensor.dtype).first);
   summary.shape = event->tensor.shape();
   const at::Tensor tensor = input.overwritten ? at::Tensor() : live_tensor(*event);
-  if (tensor.defined()) {
-    summary.tally = compute_stats(on_host(tensor)).tally;
-  } else if (const auto most = largest_word_of(*event)) {
+  const auto count_values = [&] { summary.tally = compute_stats_on_device(tensor).tally; };
+  if (tensor.defined() && contain(session, kCounting, count_values)) return summary;
+  if (const auto most = largest_word_of(*event)) {
     const double magnitude = decode_magnitude(*most, event->tensor.dtype);
     if (std::isfinite(magnitude)) summary.tally.absmax = magnitude;
   }
@@ -145,7 +136,7 @@ std::shared_ptr<OriginRecord> device_origin(const Event& event, NonfiniteKinds k
   fill_location(origin->site, session, origin->facts);
   if (is_made) {
     for (size_t i = 0; i < event.inputs; ++i)
-      origin->facts.inputs.push_back(summary_of(event.input[i], event, largest_word_of));
+      origin->facts.inputs.push_back(summary_of(event.input[i], event, session, largest_word_of));
     origin->exempt = ask_is_loss_scaling(origin->site, session);
   } else if (!is_result) {
     fill_external_origin(event, session, *origin);

@@ -103,22 +103,29 @@ Event* Devices::Lock::add_reader(EventType type, const TensorSnapshot& tensor, c
   return event;
 }
 
-bool Devices::Lock::add_to_batch(const CurrentStream& stream, at::Tensor&& kept, const Event& event) {
+bool Devices::Lock::add_to_batch(const CurrentStream& stream, at::Tensor&& kept, const Event& event, bool& has_filled) {
   Lane& lane = devices_.lane_of(*stream.scanner);
   lane.waits = true;
-  return lane.batch.add(std::move(kept), event.number, event.limit());
+  const bool is_added = lane.batch.add(std::move(kept), event.number, event.limit());
+  has_filled |= lane.batch.is_full();
+  return is_added;
+}
+
+// The last one is that of all scanners that have no other.
+Lane* Devices::find_lane(const Scanner& scanner) const {
+  for (const std::atomic<Lane*>& place : lanes_) {
+    Lane* const lane = place.load(std::memory_order_acquire);
+    if (lane == nullptr || &lane->scanner == &scanner) return lane;
+  }
+  return nullptr;
 }
 
 // With the lock.
 Lane& Devices::lane_of(Scanner& scanner) {
-  size_t place = 0;
-  for (; place + 1 < kMaxLanes; ++place) {
-    Lane* lane = lanes_[place];
-    if (lane == nullptr) break;
-    if (&lane->scanner == &scanner) return *lane;
-  }
-  auto* const made = new Lane{scanner, launch_mutexes_[place]};
-  lanes_[place] = made;
+  if (Lane* known = find_lane(scanner)) return *known;
+  auto* const free = std::find(lanes_.begin(), lanes_.end() - 1, nullptr);
+  auto* const made = new Lane{scanner, launch_mutexes_[free - lanes_.begin()]};
+  *free = made;
   return *made;
 }
 
@@ -135,8 +142,8 @@ c10::SmallVector<Lane*, 4> Devices::lanes() const {
 void Devices::launch(ScanList& scans, const CurrentStream& stream) {
   clear_slots(stream);
   if (scans.is_empty()) return;
-  Lane* lane = nullptr;
-  {
+  Lane* lane = find_lane(*stream.scanner);
+  if (lane == nullptr) {
     const Lock locked(*this);
     lane = &lane_of(*stream.scanner);
   }
@@ -145,24 +152,31 @@ void Devices::launch(ScanList& scans, const CurrentStream& stream) {
   if (!stream.is_capturing) record_mark(*lane, stream.handle);
 }
 
-void Devices::launch_full_batch(Scanner& scanner) {
-  Lane* lane = nullptr;
-  {
-    const Lock locked(*this);
-    lane = &lane_of(scanner);
-    if (!lane->batch.is_full()) return;
+bool Devices::has_waiting() const {
+  const auto all = lanes();
+  return std::any_of(all.begin(), all.end(), [](const Lane* lane) { return lane->waits.load(); });
+}
+
+void Devices::launch_full_batches() {
+  for (Lane* lane : lanes()) {
+    if (!lane->waits) continue;
+    {
+      const Lock locked(*this);
+      if (!lane->batch.is_full()) continue;
+    }
+    launch_batch(*lane);
   }
-  launch_batch(*lane);
 }
 
 // Whoever finds nothing of a storage waiting must not go on before another thread has launched what it has taken.
-void Devices::launch_scans_of(const c10::StorageImpl* storage) {
+void Devices::launch_scans_of(c10::ArrayRef<const c10::StorageImpl*> storages) {
   for (Lane* lane : lanes()) {
     if (!lane->waits) continue;
     {
       const std::lock_guard launching(lane->launching);
       const Lock locked(*this);
-      if (!lane->batch.holds(storage)) continue;
+      const auto is_held = [lane](const c10::StorageImpl* storage) { return lane->batch.holds(storage); };
+      if (std::none_of(storages.begin(), storages.end(), is_held)) continue;
     }
     launch_batch(*lane);
   }

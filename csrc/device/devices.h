@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
 #include <c10/util/MaybeOwned.h>
 #include <c10/util/SmallVector.h>
 
@@ -81,9 +82,9 @@ class TORCHNAN_API Devices {
     Event* add_reader(EventType type, const TensorSnapshot& tensor, const EventContext& context,
                       const CurrentStream& stream, c10::ArrayRef<EventInput> inputs);
 
-    // Lets the scan of a new tensor, which `kept` is moved from, wait in the batch of its device. Returns false if
-    // there is no room.
-    bool add_to_batch(const CurrentStream& stream, at::Tensor&& kept, const Event& event);
+    // Lets the scan of a new tensor, which `kept` is moved from, wait in the batch of its device, and sets `has_filled`
+    // if the batch is full then. Returns false if there is no room.
+    bool add_to_batch(const CurrentStream& stream, at::Tensor&& kept, const Event& event, bool& has_filled);
 
    private:
     Devices& devices_;
@@ -98,10 +99,12 @@ class TORCHNAN_API Devices {
   // Launches scans on a stream.
   void launch(ScanList& scans, const CurrentStream& stream);
 
-  // Launch scans that wait: of a device if they are many, of a storage, of all devices. A stream that is being captured
-  // holds them up.
-  void launch_full_batch(Scanner& scanner);
-  void launch_scans_of(const c10::StorageImpl* storage);
+  // Whether scans wait to be launched.
+  bool has_waiting() const;
+
+  // Launch scans that wait: where they are many, of storages, all. A stream that is being captured holds them up.
+  void launch_full_batches();
+  void launch_scans_of(c10::ArrayRef<const c10::StorageImpl*> storages);
   void launch_all();
 
   // Waits for the scans of a device that have been launched, and reads slots.
@@ -117,6 +120,7 @@ class TORCHNAN_API Devices {
   void forget_after_fork();
 
  private:
+  Lane* find_lane(const Scanner& scanner) const;
   Lane& lane_of(Scanner& scanner);
   void launch_batch(Lane& lane);
   void record_mark(Lane& lane, void* stream);

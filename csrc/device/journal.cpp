@@ -88,10 +88,17 @@ void Journal::set_last_event(const at::Tensor& tensor, EventNumber number) {
   entry->stale = entry->exported;
 }
 
-Bound Journal::bound_of(const at::Tensor& tensor) const {
+Journal::Known Journal::look_up(const at::Tensor& tensor) const {
   const Entry* entry = find_entry(tensor.storage().unsafeGetStorageImpl());
-  const Event* event = entry == nullptr || entry->stale ? nullptr : find(entry->last);
-  return event == nullptr || event->tensor.dtype != tensor.scalar_type() ? Bound{} : event->bound;
+  if (entry == nullptr) return {};
+  Known known{entry->last, false, {}, nullptr};
+  const Event* event = entry->stale ? nullptr : find(entry->last);
+  if (event == nullptr) return known;
+  known.is_reported = reports_every(*event);
+  if (event->tensor.dtype != tensor.scalar_type()) return known;
+  known.bound = event->bound;
+  if (event->type == EventType::kResult && event->tensor.covers) known.maker = event->plan;
+  return known;
 }
 
 void Journal::mark_stale(const at::Tensor& tensor) {
@@ -104,10 +111,9 @@ void Journal::record_exported(const at::Tensor& tensor) {
   entry->stale = entry->exported = true;
 }
 
-bool Journal::reports_every(const at::Tensor& tensor) const {
-  const Entry* entry = find_entry(tensor.storage().unsafeGetStorageImpl());
-  if (entry == nullptr || entry->stale) return false;
-  const Event* event = find(entry->last);
+// Whether an event and those before it cover all of their memory.
+bool Journal::reports_every(const Event& last) const {
+  const Event* event = &last;
   for (size_t parts = 1; is_seen(event) && !event->tensor.covers; ++parts) {
     if (event->previous == 0 || parts == kMaxParts) return false;
     event = find(event->previous);

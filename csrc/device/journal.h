@@ -66,15 +66,19 @@ class TORCHNAN_API Journal {
   void forget(const at::Tensor& tensor);
   void forget_all();
 
-  // Returns the bound of the values in the memory of a tensor; none if they were written as another dtype.
-  Bound bound_of(const at::Tensor& tensor) const;
+  // What is known of a tensor.
+  struct Known {
+    EventNumber last = 0;           // as last_event()
+    bool is_reported = false;       // the events of its memory cover all that is there: it was written, or scanned
+    Bound bound;                    // of the values in its memory; none if they were written as another dtype
+    const OpPlan* maker = nullptr;  // which has written all of it, and as this dtype
+  };
+  Known look_up(const at::Tensor& tensor) const;
 
   // Records that others may have written there since.
   void mark_stale(const at::Tensor& tensor);
   // Records that others may write there at any time from now on.
   void record_exported(const at::Tensor& tensor);
-  // Whether the events of a tensor's memory cover all that is there: it was written, or scanned.
-  bool reports_every(const at::Tensor& tensor) const;
 
   Event* find(EventNumber number);
 
@@ -104,6 +108,7 @@ class TORCHNAN_API Journal {
 
   Bucket& bucket_of(const c10::StorageImpl* storage) const;
   Entry* find_entry(const c10::StorageImpl* storage) const;
+  bool reports_every(const Event& last) const;
 
   std::unique_ptr<Event[]> events_;
   std::vector<Event> captured_;

@@ -40,8 +40,15 @@ class Cuda:
     def count(self, program: Callable[[], object]) -> tuple[int, int]:
         """How often the host waits for the device while the program runs, and copies from it, as CUPTI tells. What
         comes with the tracing is in it, in every program alike."""
+        names = self._traced(program)
+        return sum(name in WAITS for name in names), sum(name.startswith("Memcpy DtoH") for name in names)
+
+    def sees_scans(self, program: Callable[[], object]) -> bool:
+        """Whether CUPTI tells of kernels of torchnan, which has a runtime of CUDA of its own."""
+        return any("torchnan" in name and "scan" in name for name in self._traced(program))
+
+    def _traced(self, program: Callable[[], object]) -> list[str]:
         torch.cuda.synchronize()
         with torch.profiler.profile(activities=list(torch.profiler.supported_activities())) as profile:
             program()
-        names = [event.name for event in profile.events() or ()]
-        return sum(name in WAITS for name in names), sum(name.startswith("Memcpy DtoH") for name in names)
+        return [event.name for event in profile.events() or ()]

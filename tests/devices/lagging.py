@@ -32,11 +32,16 @@ class Lagging:
         module.is_available = lambda: True  # type: ignore[attr-defined]
         module.device_count = lambda: 2  # type: ignore[attr-defined]
         module.current_device = lambda: 0  # type: ignore[attr-defined]
+        module.is_initialized = lambda: True  # type: ignore[attr-defined]
+        module.Stream = lambda priority=0: torch.Stream(device="lagging:0")  # type: ignore[attr-defined]
+        module.stream = lambda stream: stream  # type: ignore[attr-defined]
+        module.current_stream = torch.accelerator.current_stream  # type: ignore[attr-defined]
+        module.Event = lambda: torch.Event("lagging:0")  # type: ignore[attr-defined]
         module._is_in_bad_fork = lambda: False  # type: ignore[attr-defined]
         module.manual_seed_all = lambda seed: None  # type: ignore[attr-defined]
         module.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]  # type: ignore[attr-defined]
         torch._register_device_module("lagging", module)
-        for name in ("waits", "copies_back", "stale_reads", "scan_launches", "end_capture"):
+        for name in ("waits", "copies_back", "stale_reads", "scan_launches", "live_blocks", "end_capture"):
             getattr(self._library, f"lagging_{name}").restype = ctypes.c_int64
         self._library.lagging_plug_into_torchnan()
 
@@ -56,6 +61,12 @@ class Lagging:
         program()
         return self._library.lagging_waits(), self._library.lagging_copies_back()
 
+    def sees_scans(self, program: Callable[[], object]) -> bool:
+        """Whether launches of scans are seen while the program runs."""
+        self.reset_counts()
+        program()
+        return self.scan_launches() > 0
+
     # What a GPU does too, but cannot be asked for.
 
     def run(self, stream: torch.Stream, items: int) -> None:
@@ -70,6 +81,10 @@ class Lagging:
     def scan_launches(self) -> int:
         return int(self._library.lagging_scan_launches())
 
+    def live_blocks(self, stream: torch.Stream) -> int:
+        """Returns how many blocks of a stream's memory are given out."""
+        return int(self._library.lagging_live_blocks(*_numbers(stream)))
+
     def reset_counts(self) -> None:
         self._library.lagging_reset_counts()
 
@@ -82,6 +97,10 @@ class Lagging:
             yield graph
         finally:
             graph.number = self._library.lagging_end_capture(*_numbers(stream))
+
+    def use_stubs(self) -> None:
+        """Lets a few operations compute nothing, and scans read nothing, for the rest of the process."""
+        self._library.lagging_use_stubs()
 
     def fail_next_scanner(self) -> None:
         self._library.lagging_fail_next_scanner()

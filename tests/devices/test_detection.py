@@ -175,6 +175,21 @@ def test_bounds_spare_most_of_the_scan(device):
     del y
 
 
+def test_who_has_made_an_argument_is_known(device):
+    """The rule of a backward pass asks for it: nothing is above 0 in a log_softmax. Fails if only the host is asked."""
+    x = torch.randn(64, 128).to(device)
+    backward = torch.ops.aten._log_softmax_backward_data
+    with torchnan.detect(action="log") as watch:
+        gradient, logarithms = torch.tanh(x), torch.log_softmax(x, -1)
+        before = watch.stats()["device_bytes"]
+        backward(gradient, logarithms, -1, torch.float32)
+        assert watch.stats()["device_bytes"] == before
+        logarithms.mul_(2)
+        backward(gradient, logarithms, -1, torch.float32)
+        assert watch.stats()["device_bytes"] >= before + x.nbytes
+    assert watch.findings == []
+
+
 def test_where_an_assumption_fails_what_was_proved_from_it_is_void(machine, device):
     """Fails without void_proofs(): the last product is proved finite from an assumption that does not hold."""
     x = torch.full((100, 100), 1e9).to(device)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 import torchnan
+
+pytest.importorskip("transformers", reason="a machine with a GPU may have PyTorch alone")
+
 from tests.support.planted_faults import MODELS, fresh, is_named, planted, train
 
 SEEDS = 4

@@ -75,7 +75,7 @@ c10::IValue replaced(const c10::IValue& value, Replace&& replace) {
 c10::IValue on_device(const c10::IValue& value, c10::Device device) {
   const auto copied = [device](const at::Tensor& tensor) {
     const at::Tensor made = empty_strided(tensor.sizes(), tensor.strides(), tensor.scalar_type(), {}, device, {});
-    Shape(made).on_host().copy_(tensor);
+    enqueue(device, [tensor, target = Shape(made)] { target.on_host().copy_(tensor); });  // after what poisons it
     return made;
   };
   if (value.isTensor()) return copied(value.toTensor());
@@ -145,6 +145,7 @@ void run_now(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     on_host.push_back(replaced(argument, [&](const at::Tensor& tensor) -> c10::IValue {
       device = tensor.device();
       wait_for(queue_of_current_stream(device));
+      if (tensor.numel() == 0) return at::empty(tensor.sizes(), tensor.scalar_type());  // an `out` that is to grow
       return Shape(tensor).on_host();
     }));
   }
@@ -154,7 +155,7 @@ void run_now(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     const auto written = mutated_schema_argument(op, r, given);
     if (written) fit(*written, on_host[r].toTensor());
     if (written && on_host[r].toTensor().data_ptr() != written->data_ptr()) {
-      Shape(*written).on_host().copy_(on_host[r].toTensor());
+      enqueue(device, [source = on_host[r].toTensor(), target = Shape(*written)] { target.on_host().copy_(source); });
     }
     stack->push_back(written ? c10::IValue(*written) : on_device(on_host[r], device));
   }
@@ -213,6 +214,7 @@ void convolve_back_later(const c10::OperatorHandle&, torch::jit::Stack* stack) {
 
 // All memory of the host counts as pinned: a copy that does not block is made when the stream comes to it.
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
+  if (to.device().type() != kType) counts().bytes_back += static_cast<int64_t>(from.nbytes());
   if (to.device().type() != kType && non_blocking) {
     enqueue(from.device(), [source = Shape(from), to] {
       const c10::impl::ExcludeDispatchKeyGuard below(kAbove);
@@ -237,6 +239,7 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
 
 at::Scalar value_of(const at::Tensor& tensor) {
   ++counts().copies_back;
+  counts().bytes_back += static_cast<int64_t>(tensor.nbytes());
   wait_for(queue_of_current_stream(tensor.device()));
   return Shape(tensor).on_host().item();
 }

@@ -21,6 +21,7 @@ c10::Stream stream_of(int64_t device, int64_t id) {
 extern "C" {
 
 TORCHNAN_API void lagging_plug_into_torchnan() { lagging::plug_into_torchnan(); }
+TORCHNAN_API void lagging_use_stubs() { lagging::use_stubs(); }
 TORCHNAN_API void lagging_fail_next_scanner() { lagging::fail_next_scanner(); }
 TORCHNAN_API void lagging_run_all() { lagging::run_all(); }
 TORCHNAN_API void lagging_run(int64_t device, int64_t stream, int64_t max_items) {
@@ -28,6 +29,9 @@ TORCHNAN_API void lagging_run(int64_t device, int64_t stream, int64_t max_items)
 }
 TORCHNAN_API int64_t lagging_waits() { return lagging::counts().waits; }
 TORCHNAN_API int64_t lagging_copies_back() { return lagging::counts().copies_back; }
+TORCHNAN_API int64_t lagging_live_blocks(int64_t device, int64_t stream) {
+  return lagging::live_blocks(stream_of(device, stream));
+}
 TORCHNAN_API int64_t lagging_stale_reads() { return lagging::counts().stale_reads; }
 TORCHNAN_API int64_t lagging_scan_launches() { return lagging::counts().scan_launches; }
 TORCHNAN_API void lagging_reset_counts() { lagging::reset_counts(); }

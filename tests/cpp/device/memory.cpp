@@ -1,4 +1,5 @@
 // Memory of the lagging device: a caching allocator with a pool for each stream.
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -49,6 +50,12 @@ class Memory final : public c10::Allocator {
     --block;
     const auto offset = static_cast<size_t>(static_cast<const char*>(address) - static_cast<char*>(block->first));
     return offset < block->second.bytes ? block->second.is_released : nullptr;
+  }
+
+  int64_t live_blocks(const void* queue) {
+    const std::lock_guard lock(mutex_);
+    return std::count_if(blocks_.begin(), blocks_.end(),
+                         [queue](const auto& block) { return block.second.queue == queue; });
   }
 
  private:
@@ -102,6 +109,8 @@ void resize(const c10::Storage& storage, size_t bytes) {
   impl.set_data_ptr(std::move(made));
   impl.set_nbytes(bytes);
 }
+
+int64_t live_blocks(c10::Stream stream) { return memory.live_blocks(queue_of_stream(stream)); }
 
 std::shared_ptr<const std::atomic<bool>> release_flag(const void* address) { return memory.release_flag(address); }
 

@@ -164,6 +164,8 @@ OnStream::~OnStream() { Guard().exchangeStream(before_); }
 
 void* queue_of_current_stream(c10::Device device) { return &queue_of(Guard().getStream(device)); }
 
+void* queue_of_stream(c10::Stream stream) { return &queue_of(stream); }
+
 void* new_queue() {
   const std::lock_guard lock(mutex);
   own_queues.push_back(std::make_unique<Queue>());
@@ -229,6 +231,7 @@ Counts& counts() { return counted; }
 void reset_counts() {
   counted.waits = 0;
   counted.copies_back = 0;
+  counted.bytes_back = 0;
   counted.stale_reads = 0;
   counted.scan_launches = 0;
 }

@@ -1,0 +1,17 @@
+// The statistics of a tensor on a device, as the report gives them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "scan/tensor_scan.h"
+
+namespace torchnan {
+
+// A larger tensor is not copied to the host, but counted where it is.
+constexpr size_t kMaxCopiedBytes = size_t{4} << 20;
+
+// Returns what compute_stats() returns of the same values on the host. Uses operations of PyTorch, which are not
+// intercepted, and waits for the current stream; what they allocate on the device is bounded, however large the tensor.
+TensorStats compute_stats_on_device(const at::Tensor& tensor);
+
+}  // namespace torchnan
