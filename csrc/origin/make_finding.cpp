@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "host/environment.h"
 #include "operators/op_plan.h"
 #include "origin/host_queries.h"
 #include "origin/replayed_region.h"
 #include "report/hint.h"
+#include "text/printable.h"
 
 namespace torchnan {
 namespace {
@@ -21,6 +24,7 @@ void fill_entry(const Entry& entry, Finding& finding) {
   finding.op = entry.facts.op;
   finding.overload = entry.facts.overload;
   finding.output = 0;
+  finding.inputs.clear();  // of what wrote the value
   finding.stack = entry.facts.stack;
   finding.backward_stack = entry.facts.backward_stack;
   finding.module = entry.facts.module;
@@ -34,6 +38,12 @@ void fill_computation(const Cause& cause, const DetectionSession& session, Findi
   if (!cause.first_computation) return;
   finding.op = cause.first_computation->plan->name;
   finding.overload = cause.first_computation->plan->overload;
+  finding.inputs.clear();  // of what wrote the constant
+  const Frame constant = frame_of(cause.origin->site.live, session);
+  if (!constant.file.empty()) {
+    finding.hint = fmt::format("it computed with the infinities of a constant from {}:{}",
+                               printable(short_path(constant.file)), constant.line);
+  }
   Site site = cause.origin->site;
   site.live = cause.first_computation->site;
   fill_location(site, session, finding);

@@ -199,6 +199,10 @@ std::shared_ptr<OriginRecord> border_origin(const CallContext& call, const at::T
 
 std::shared_ptr<OriginRecord> constant_origin(const CallContext& call, const at::Tensor& result) {
   auto origin = make_origin(call, OriginRecord::Source::kConstant, result);
+  // Only a NaN is reported as data; masks of -inf are made too often to look at the frames each time.
+  if (origin->facts.nan > 0) origin->facts.item = query_dataset_item(result, call.session);
+  // "x * inf", "add_(x, alpha=inf)": nothing about x says that it is a mask.
+  if (!call.plan.is_constant_factory && !call.plan.is_data_movement) origin->facts.inputs = summarise_inputs(call, 0);
   origin->written_into_data =
       call.plan.writes_in_place() || (call.plan.is_data_movement && !call.plan.is_constant_factory);
   return origin;

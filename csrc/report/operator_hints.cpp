@@ -43,6 +43,11 @@ struct Argument {
   bool is_number() const { return input->dtype == InputSummary::kNumber || input->shape.empty(); }
   int64_t size() const { return count_elements(input->shape); }
   std::string quote(double x) const { return format_number(x, input->dtype); }
+  // Whether a negative number has the largest magnitude. Of complex numbers only the magnitude is known.
+  bool is_below() const { return tally().min && -*tally().min == *tally().absmax && *tally().max < *tally().absmax; }
+  std::string reach() const {
+    return is_below() ? "down to " + quote(*tally().min) : "up to " + quote(*tally().absmax);
+  }
   std::string zeros() const { return fmt::format("{} {}", input->name, is_number() ? "is 0" : "holds zeros"); }
 };
 
@@ -248,9 +253,8 @@ Hint hint_for_quotient(const Operation& op, const Argument& dividend, const Argu
                                       divisor.input->name, small, op.limit(), op.dtype()));
   }
   return about(divisor,
-               fmt::format("{} up to {} divided by {} as small as {} is beyond {}, the largest that {} can hold",
-                           dividend.input->name, dividend.quote(*dividend.tally().absmax), divisor.input->name, small,
-                           op.limit(), op.dtype()));
+               fmt::format("{} {} divided by {} as small as {} is beyond {}, the largest that {} can hold",
+                           dividend.input->name, dividend.reach(), divisor.input->name, small, op.limit(), op.dtype()));
 }
 
 Hint hint_for_division(const Operation& op) {
@@ -366,10 +370,8 @@ Hint hint_for_attention(const Operation& op) {
   if (!known || !query.is_finite() || !key.is_finite()) return {};
   const double product = *query.tally().absmax * *key.tally().absmax * static_cast<double>(query.input->shape.back());
   if (product >= largest_number(op.dtype())) {
-    return about(
-        query, fmt::format("query up to {} and key up to {}: their products are beyond {}, the largest that "
-                           "{} can hold",
-                           query.quote(*query.tally().absmax), key.quote(*key.tally().absmax), op.limit(), op.dtype()));
+    return about(query, fmt::format("query {} and key {}: their products are beyond {}, the largest that {} can hold",
+                                    query.reach(), key.reach(), op.limit(), op.dtype()));
   }
   if (!op.made_nan() || (!is_float_mask && !is_bool_mask)) return {};
   return about(mask, fmt::format("a row of {} is {} everywhere: softmax of a fully masked row is 0/0", mask.input->name,
@@ -440,8 +442,8 @@ Hint hint_for_normalization(const Operation& op) {
   if (!x.is_finite() || !x.tally().absmax) return {};
   const double squares = *x.tally().absmax * *x.tally().absmax * static_cast<double>(x.size());
   if (squares > largest_number(op.dtype())) {
-    return about(x, fmt::format("{} up to {}: its variance is beyond {}, the largest that {} can hold", x.input->name,
-                                x.quote(*x.tally().absmax), op.limit(), op.dtype()));
+    return about(x, fmt::format("{} {}: its variance is beyond {}, the largest that {} can hold", x.input->name,
+                                x.reach(), op.limit(), op.dtype()));
   }
   if (!eps.has_range() || *eps.tally().min != 0) return {};
   return about(eps, fmt::format("eps is 0, and the variance of a row of {} is 0: 0/0 is NaN", x.input->name));
@@ -569,7 +571,7 @@ std::string describe_operands(const std::vector<Argument>& operands) {
     if (parts.size() == 4) break;
     const bool is_number = x.input->dtype == InputSummary::kNumber;
     parts.push_back(is_number ? fmt::format("{} {}", x.input->name, x.quote(*x.tally().min))
-                              : fmt::format("{} up to {}", x.input->name, x.quote(*x.tally().absmax)));
+                              : fmt::format("{} {}", x.input->name, x.reach()));
   }
   return parts.empty() ? "" : fmt::format(" ({})", fmt::join(parts, ", "));
 }
@@ -595,6 +597,7 @@ std::string describe_growth(const Operation& op) {
 Hint hint_for_range(const Operation& op) {
   const bool is_known = is_arithmetic(op.name());
   if (!op.made_inf() && !(is_known && op.made_nan())) return {};
+  if (op.arguments().empty()) return {};
   const double limit = largest_number(op.dtype());
   if (!std::isfinite(limit) || (!is_known && op.dtype() != "float16")) return {};
   std::vector<Argument> operands;
@@ -608,8 +611,12 @@ Hint hint_for_range(const Operation& op) {
   });
   if (operands.empty() && !op.made_inf()) return {};
   if (!operands.empty() && *operands[0].tally().absmax > limit) {
-    return about(operands[0], fmt::format("the largest value, {}, is beyond {}, the largest that {} can hold",
-                                          operands[0].quote(*operands[0].tally().absmax), op.limit(), op.dtype()));
+    const Argument& x = operands[0];
+    const double sign = x.is_below() ? -1 : 1;
+    return about(
+        x, fmt::format("the {} value, {}, is beyond {}, the {} that {} can hold", x.is_below() ? "lowest" : "largest",
+                       x.quote(sign * *x.tally().absmax), format_number(sign * limit, op.dtype()),
+                       x.is_below() ? "lowest" : "largest", op.dtype()));
   }
   const std::string what = op.made_nan() ? "a result on the way" : "the result";
   std::string text = fmt::format("{} is beyond {}, the largest that {} can hold{}", what, op.limit(), op.dtype(),

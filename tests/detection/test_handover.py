@@ -83,7 +83,7 @@ def test_what_a_dataset_makes_is_named_with_its_line_and_item(workers):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_was_in_the_data_is_named_with_its_process(workers, as_array):
     finding = first_of(Given(as_array), workers)
-    assert finding.origin == "input"
+    assert (finding.origin, finding.item) == ("input", "6")
     assert finding.process == ("DataLoader worker 0" if workers else None)
 
 

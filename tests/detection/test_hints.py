@@ -33,6 +33,14 @@ HINTS = {
         lambda: t(70000, 1).half(),
         "the largest value, 70000, is beyond 65504, the largest that float16 can hold",
     ),
+    "cast of a negative number to half": (
+        lambda: t(-70000, 1).half(),
+        "the lowest value, -70000, is beyond -65504, the lowest that float16 can hold",
+    ),
+    "sum of masks": (
+        lambda: half(-40000, -1) + half(-40000, 2),
+        "the result is beyond 65504, the largest that float16 can hold (self down to -40000, other down to -40000)",
+    ),
     "half product": (
         lambda: half(300, 2) * half(300, 2),
         "the result is beyond 65504, the largest that float16 can hold (self up to 300, other up to 300)",
@@ -75,6 +83,11 @@ HINTS = {
     "a divisor that is too small": (
         lambda: t(1e20) / t(1e-30),
         "self up to 1e+20 divided by other as small as 1e-30 is beyond 3.40282e+38, the largest that float32 can hold",
+    ),
+    "a negative dividend of a divisor that is too small": (
+        lambda: t(-1e20, 1) / t(1e-30, 1),
+        "self down to -1e+20 divided by other as small as 1e-30 is beyond 3.40282e+38, the largest that float32 can "
+        "hold",
     ),
     "a last digit outside": (
         lambda: torch.acos(t(1.0000001)),
@@ -194,6 +207,28 @@ def test_weights_that_have_not_grown_are_no_cause():
     assert watch.first is not None
     assert "at step" not in watch.first.hint
     del held
+
+
+def test_an_infinite_learning_rate_is_named():
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=INF)
+    with torchnan.detect(action="log") as watch:
+        weight.sum().backward()
+        optimizer.step()
+    assert watch.first is not None
+    assert (watch.first.op, watch.first.hint) == ("aten::add_", "alpha is -inf")
+    assert watch.first.inputs[0].name == "alpha"
+
+
+@pytest.mark.parametrize("make", [lambda: torch.full((2,), -INF), lambda: torch.ones(2) * -INF])
+def test_what_a_constant_has_made_infinite_is_no_overflow(make):
+    weight = torch.nn.Parameter(torch.ones(2))
+    with torchnan.detect(action="log") as watch:
+        mask = make()
+        (weight + mask).sum().backward()
+    assert watch.first is not None
+    assert (watch.first.op, watch.first.inputs) == ("aten::add", ())
+    assert watch.first.hint.startswith("it computed with the infinities of a constant from ")
 
 
 def test_weights_are_read_once_for_each_optimizer():
