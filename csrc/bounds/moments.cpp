@@ -40,7 +40,13 @@ double rounded_down(const RuleArguments& a) { return 1 - 8 * a.unit_roundoff(); 
 double rounded_up(const RuleArguments& a) { return 1 + 8 * a.unit_roundoff(); }
 
 // More than the few results of one operation that are flushed to zero.
-double flushed(const at::Tensor& tensor) { return 8 * range_of(tensor.scalar_type()).tiny; }
+double flushed(const DtypeRange& range) { return 8 * range.tiny; }
+double flushed(const at::Tensor& tensor) { return flushed(range_of(tensor.scalar_type())); }
+
+// The ratio of m' = kept m + taken g to the root of v' = keeps v + takes g^2, with what m has lost by flushing.
+double ratio_after(double ratio, double kept, double taken, double keeps, double takes) {
+  return std::sqrt(kept * kept * ratio * ratio / keeps + taken * taken / takes) + 1e-12;
+}
 
 // Where the places for a storage begin.
 size_t first_place_of(const c10::StorageImpl* owner) {
@@ -58,6 +64,19 @@ MomentStep moment_step_of(std::string_view op) {
   if (op == "add") return MomentStep::kAdd;
   if (op == "maximum") return MomentStep::kLargest;
   return op == "addcdiv" ? MomentStep::kQuotient : MomentStep::kNone;
+}
+
+MomentHistory MomentHistory::after_step(double w, double b, double c, const DtypeRange& range) const {
+  const double rounding = 8 * range.unit;
+  const double kept = 1 - w + rounding, taken = w + rounding;
+  const double keeps = b * (1 - rounding) * (1 - rounding), takes = c * (1 - rounding);
+  return {ratio_after(ratio, kept, taken, keeps, takes), b * slack + 2 * flushed(range)};
+}
+
+// |m| <= ratio (sqrt(v) + sqrt(slack)), sqrt(v) <= correction * divisor, and eps <= divisor; a root may be flushed,
+// too.
+double MomentHistory::quotient(double correction, double eps, const DtypeRange& range) const {
+  return ratio * (correction + (std::sqrt(slack) + std::sqrt(flushed(range))) / eps);
 }
 
 Moments::Moments() : next_stamp_(first_stamp()) {}
@@ -180,8 +199,7 @@ Moments::Numerator Moments::mean_of_gradient(uint64_t gradient_stamp, const Clai
   const bool is_known = square != nullptr && square->mean.stamp == mean.previous;
   if (mean.previous != kFromZero && !is_known) return {};
   const double ratio = mean.previous == kFromZero ? kAnything : square->mean.ratio;
-  const double next = std::sqrt(mean.kept * mean.kept * ratio * ratio / keeps + mean.taken * mean.taken / takes);
-  return {slot->stamp, next + 1e-12};  // with what the mean has lost by flushing
+  return {slot->stamp, ratio_after(ratio, mean.kept, mean.taken, keeps, takes)};
 }
 
 // By a number between least and most: x' >= b x, less what is flushed. The root of b for squares.
@@ -231,6 +249,18 @@ Claim Moments::after_largest(const RuleArguments& a) const {
   const Claim* square = valid(a.tensor(1), Form::kSquare);
   if (square == nullptr) square = valid(a.tensor(0), Form::kSquare);
   return square == nullptr ? Claim{} : *square;
+}
+
+MomentHistory Moments::history_of(const at::Tensor& first, const at::Tensor& second) const {
+  const Claim* square = valid(&second, Form::kSquare);
+  const uint64_t stamp = square == nullptr ? 0 : stamp_of(first);
+  if (stamp == 0 || square->mean.stamp != stamp || !match({&first, &second})) return {};
+  return {square->mean.ratio, square->slack};
+}
+
+void Moments::record_history(const at::Tensor& first, const at::Tensor& second, const MomentHistory& history) {
+  record(first, {.form = Form::kMean});
+  record(second, {.form = Form::kSquare, .mean = {stamp_of(first), history.ratio}, .slack = history.slack});
 }
 
 double Moments::quotient(const at::Tensor& numerator, const at::Tensor& denominator) const {

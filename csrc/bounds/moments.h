@@ -22,6 +22,8 @@
 
 #include <torchnan/bounds.h>
 
+#include "bounds/dtype_range.h"
+
 namespace torchnan {
 
 // What an operation does to such a history.
@@ -37,6 +39,17 @@ enum class MomentStep : uint8_t {
   kQuotient  // addcdiv
 };
 MomentStep moment_step_of(std::string_view op);  // without namespace and underscore
+
+// Of an exponential average m of gradients and one v of their squares: |m| <= ratio * sqrt(v + slack).
+struct MomentHistory {
+  double ratio = RuleArguments::kUnknown;
+  double slack = 0;
+
+  // What holds after m' = (1 - w) m + w g and v' = b v + c g^2.
+  MomentHistory after_step(double w, double b, double c, const DtypeRange& range) const;
+  // Returns a bound of |m| / (sqrt(v) / correction + eps).
+  double quotient(double correction, double eps, const DtypeRange& range) const;
+};
 
 // The histories that one thread follows. They are told apart by stamps in the bound cache, which every other write to a
 // tensor removes. Allocates once.
@@ -68,6 +81,11 @@ class Moments {
 
   // Records that the operation has run, and its result has been recorded as finite.
   void record(const at::Tensor& result, const Claim& claim);
+
+  // The history of two moments that is known now, and recording the one they have after a whole step; both have been
+  // recorded as finite.
+  MomentHistory history_of(const at::Tensor& first, const at::Tensor& second) const;
+  void record_history(const at::Tensor& first, const at::Tensor& second, const MomentHistory& history);
 
   // Returns a bound of |numerator / denominator|.
   double quotient(const at::Tensor& numerator, const at::Tensor& denominator) const;

@@ -29,6 +29,7 @@
 #include "python/bound_rule.h"
 #include "python/compiled_regions.h"
 #include "python/method_hook.h"
+#include "python/optimizer_step.h"
 #include "python/call_python.h"
 #include "python/convert.h"
 #include "python/instances.h"
@@ -257,6 +258,7 @@ void bind_session(py::module_& m) {
   m.def("record_call_site", &record_next_node_site);
   m.def("instances_of", &instances_of);
   bind_bound_rules(m);
+  bind_proved_steps(m);
   bind_compiled_regions(m);
   bind_call_before(m);
   m.def("interceptor_key_name", [] {

@@ -16,7 +16,7 @@ from torch.optim.optimizer import (
 )
 
 from torchnan._load import _C
-from torchnan.detection import handover, initial_weights, introspection, shards
+from torchnan.detection import handover, initial_weights, introspection, proved_step, shards
 from torchnan.detection.compiled import backend as compiled_backend
 from torchnan.detection.compiled import package, torch_internals
 from torchnan.detection.containment import contained
@@ -46,6 +46,8 @@ def install() -> None:
             _undo.append(replace(loader, "boxed_run", package.checking))
         with contained("following tensors to other processes"):
             _undo.append(handover.install())
+        with contained("following optimizer steps that raise"):
+            _undo.append(replace(torch.autograd.profiler.record_function, "__exit__", proved_step.ending))
         _undo.append(register_optimizer_step_pre_hook(_before_step).remove)
         _undo.append(register_optimizer_step_post_hook(_after_step).remove)
 
@@ -92,15 +94,17 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         return None
     is_first = not initial_weights.are_noted(optimizer)
     has_closure = len(args) > 1 or kwargs  # which may make what is to be checked
-    if not (is_first or has_closure or _may_hold_nonfinite()):
-        return None
     replaced = None
-    with contained("checking gradients"):
-        if _uses_gradients_as_they_are(optimizer):
-            check_gradients(optimizer)
-            replaced = _with_checking_closure(optimizer, args, kwargs)
-        if is_first:
-            initial_weights.note(optimizer)
+    if is_first or has_closure or _may_hold_nonfinite():
+        with contained("checking gradients"):
+            if _uses_gradients_as_they_are(optimizer):
+                check_gradients(optimizer)
+                replaced = _with_checking_closure(optimizer, args, kwargs)
+            if is_first:
+                initial_weights.note(optimizer)
+    if not (is_first or has_closure):
+        with contained("proving a step"):
+            proved_step.try_start(optimizer)
     return replaced
 
 
@@ -161,6 +165,7 @@ def _scaler_skips(optimizer: Optimizer) -> bool:
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if torch.compiler.is_compiling():
         return
+    proved_step.finish()
     if _may_hold_nonfinite() and _C.current_session() is not None:
         with contained("checking the state of an optimizer"):
             if _C.has_nonfinite() or _C.is_alarmed():

@@ -1,0 +1,36 @@
+// The bounds of a step of Adam or AdamW as a whole, as PyTorch computes it for one tensor at a time
+// (torch/optim/adam.py, _single_tensor_adam).
+#pragma once
+
+#include <optional>
+
+#include <torchnan/export.h>
+
+#include "bounds/dtype_range.h"
+#include "bounds/moments.h"
+
+namespace torchnan {
+
+struct AdamOptions {
+  double learning_rate;
+  double beta1;
+  double beta2;
+  double eps;
+  double weight_decay;  // coupled or not: the bounds hold for both
+};
+
+// No |x| of these is larger, and no second moment is negative.
+struct AdamBounds {
+  double parameter;
+  double gradient;
+  double first_moment;
+  double second_moment;
+  MomentHistory history;
+};
+
+// Returns what holds after step number `step`, counted from 1. None if a number that the step computes might leave the
+// range of the dtype; then the parameter might become non-finite.
+TORCHNAN_API std::optional<AdamBounds> bounds_after_adam_step(const AdamOptions& options, const AdamBounds& before,
+                                                              double step, const DtypeRange& range);
+
+}  // namespace torchnan

@@ -1,0 +1,56 @@
+// An optimizer step that is proved finite as a whole.
+//
+// Most calls of many training steps are those of the optimizer: ten for each parameter. Where the bounds of a
+// parameter, of its gradient and of its moments leave the step no way to overflow, none of these calls is intercepted.
+// A parameter is scanned afterwards if it is small, or if the history of its moments does not bound its growth.
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <torchnan/export.h>
+
+#include "bounds/adam_step.h"
+#include "detection/thread_state.h"
+
+namespace torchnan {
+
+class TORCHNAN_API ProvedStep {
+ public:
+  // The step of this thread; one at a time.
+  static ProvedStep& current();
+
+  // Whether the session, and what is known now, allow a proof. If not, nothing is to be added.
+  static bool is_possible(const DetectionSession& session);
+
+  // Adds a parameter that the optimizer is about to update. Returns false if that is not proved to be finite. `steps`:
+  // how many there were before.
+  bool add(const at::Tensor& parameter, const at::Tensor& gradient, const at::Tensor& first_moment,
+           const at::Tensor& second_moment, const at::Tensor& steps, const AdamOptions& options);
+  // Drops what was added.
+  void clear() noexcept { updates_.clear(); }
+
+  // From here on this thread's calls are not intercepted. Returns false, and starts nothing, if updates share memory.
+  bool try_start();
+  bool is_under_way() const { return is_under_way_; }
+  // Ends it: records what is known of the parameters and moments; nothing, if the step was not completed.
+  void finish(bool is_completed) noexcept;
+
+ private:
+  struct Update {
+    at::Tensor parameter, first_moment, second_moment;
+    const c10::StorageImpl* gradient;
+    double parameter_before;  // its bound
+    AdamBounds after;
+  };
+
+  bool has_separate_memory();
+  static void record(const Update& update, ThreadState& thread);
+
+  std::vector<Update> updates_;
+  std::vector<const c10::StorageImpl*> written_;  // by the updates; kept for its memory
+  bool is_under_way_ = false;
+};
+
+}  // namespace torchnan

@@ -1,0 +1,130 @@
+#include "bounds/adam_step.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+#include <vector>
+
+namespace torchnan {
+namespace {
+
+constexpr AdamOptions kDefault{.learning_rate = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01};
+
+double max_abs(const at::Tensor& tensor) { return tensor.abs().max().item<double>(); }
+
+struct State {
+  at::Tensor parameter, first, second;
+};
+
+// As torch/optim/adam.py has it. Returns whether every number on the way was finite.
+bool run(State& state, const at::Tensor& gradient, const AdamOptions& options, double step) {
+  std::vector<at::Tensor> computed;
+  state.parameter.mul_(1 - options.learning_rate * options.weight_decay);
+  state.first.lerp_(gradient, 1 - options.beta1);
+  state.second.mul_(options.beta2).addcmul_(gradient, gradient, 1 - options.beta2);
+  const double step_size = options.learning_rate / (1 - std::pow(options.beta1, step));
+  computed.push_back(state.second.sqrt());
+  computed.push_back((computed[0] / std::sqrt(1 - std::pow(options.beta2, step))).add_(options.eps));
+  state.parameter.addcdiv_(state.first, computed[1], -step_size);
+  computed.insert(computed.end(), {state.parameter, state.first, state.second});
+  return std::all_of(computed.begin(), computed.end(),
+                     [](const at::Tensor& x) { return x.isfinite().all().item<bool>(); });
+}
+
+class AdamStep : public ::testing::TestWithParam<at::ScalarType> {};
+INSTANTIATE_TEST_SUITE_P(Dtypes, AdamStep, ::testing::Values(at::kFloat, at::kDouble));
+
+// Gradients over the whole range, growing and falling, with zeros between: no bound is too small, and no step that was
+// proved computes anything that is not finite.
+TEST_P(AdamStep, BoundsHold) {
+  std::mt19937 random(7);
+  const auto uniform = [&random](double low, double high) { return std::uniform_real_distribution(low, high)(random); };
+  const DtypeRange range = range_of(GetParam());
+  const double largest = std::log10(range.limit);
+  int proved = 0, refused = 0;
+  for (int run_number = 0; run_number < 200; ++run_number) {
+    at::manual_seed(run_number);
+    AdamOptions options = kDefault;
+    options.learning_rate = std::pow(10, uniform(-6, 2));
+    options.beta1 = uniform(0, 0.99);
+    options.beta2 = uniform(0, 0.9999);
+    options.eps = std::pow(10, uniform(-12, 0));
+    const auto drawn = at::TensorOptions(GetParam());
+    State state{at::randn({20}, drawn), at::zeros({20}, drawn), at::zeros({20}, drawn)};
+    AdamBounds known{max_abs(state.parameter), 0, 0, 0, {.ratio = 0x1p-60, .slack = 16 * range.tiny}};
+    double size = uniform(-largest, largest), trend = uniform(-largest / 8, largest / 8);
+    for (int step = 1; step <= 12; ++step, size += trend) {
+      const at::Tensor gradient = at::randn({20}, drawn) * std::pow(10, std::min(size, largest)) * (random() % 5 != 0);
+      if (!gradient.isfinite().all().item<bool>()) break;
+      known.gradient = max_abs(gradient);
+      const auto after = bounds_after_adam_step(options, known, step, range);
+      const bool is_finite = run(state, gradient, options, step);
+      if (!after) {
+        ++refused;
+        break;
+      }
+      ++proved;
+      ASSERT_TRUE(is_finite) << "run " << run_number << ", step " << step;
+      ASSERT_LE(max_abs(state.parameter), after->parameter) << "run " << run_number << ", step " << step;
+      ASSERT_LE(max_abs(state.first), after->first_moment) << "run " << run_number << ", step " << step;
+      ASSERT_LE(max_abs(state.second), after->second_moment) << "run " << run_number << ", step " << step;
+      known = *after;
+    }
+  }
+  EXPECT_GT(proved, 500);
+  EXPECT_GT(refused, 20);
+}
+
+// Elements that all have the same sign and size reach the bounds of the moments.
+TEST_P(AdamStep, BoundsAreReached) {
+  const auto filled = [](double value) { return at::full({4}, value, at::TensorOptions(GetParam())); };
+  State state{filled(1), filled(0), filled(0)};
+  AdamBounds known{1, 0, 0, 0, {.ratio = 0x1p-60, .slack = 0}};
+  AdamOptions options = kDefault;
+  options.weight_decay = 0;
+  for (int step = 1; step <= 20; ++step) {
+    known.gradient = 3;
+    known = bounds_after_adam_step(options, known, step, range_of(GetParam())).value();
+    run(state, filled(-3), options, step);
+    EXPECT_LT(known.first_moment, max_abs(state.first) * 1.001);
+    EXPECT_LT(known.second_moment, max_abs(state.second) * 1.001);
+    EXPECT_LT(known.parameter, max_abs(state.parameter) * 1.01);
+  }
+}
+
+// The worst case of the proof: gradients that grow by beta2 / beta1.
+TEST_P(AdamStep, TheHistoryOfMomentsBoundsTheirQuotient) {
+  MomentHistory history{.ratio = 0x1p-60, .slack = 0};
+  double first = 0, second = 0, gradient = 1;
+  for (int step = 0; step < 100; ++step, gradient *= 0.999 / 0.9) {
+    history = history.after_step(0.1, 0.999, 0.001, range_of(GetParam()));
+    first = 0.9 * first + 0.1 * gradient;
+    second = 0.999 * second + 0.001 * gradient * gradient;
+    EXPECT_GE(history.ratio, first / std::sqrt(second));
+    EXPECT_LT(history.ratio, first / std::sqrt(second) * 1.001);
+  }
+}
+
+TEST(AdamStepOptions, OthersAreNotBounded) {
+  const AdamBounds known{1, 1, 1, 1, {}};
+  const DtypeRange range = range_of(at::kFloat);
+  ASSERT_TRUE(bounds_after_adam_step(kDefault, known, 5, range));
+  const auto with = [](double AdamOptions::* option, double value) {
+    AdamOptions options = kDefault;
+    options.*option = value;
+    return options;
+  };
+  for (const AdamOptions& options :
+       {with(&AdamOptions::learning_rate, -1), with(&AdamOptions::learning_rate, NAN), with(&AdamOptions::beta1, 1),
+        with(&AdamOptions::beta2, 1), with(&AdamOptions::eps, 0), with(&AdamOptions::eps, 1e-45),
+        with(&AdamOptions::learning_rate, INFINITY), with(&AdamOptions::weight_decay, INFINITY)}) {
+    EXPECT_FALSE(bounds_after_adam_step(options, known, 5, range));
+  }
+  EXPECT_FALSE(bounds_after_adam_step(kDefault, known, 0, range));
+  EXPECT_FALSE(bounds_after_adam_step(kDefault, known, NAN, range));
+}
+
+}  // namespace
+}  // namespace torchnan

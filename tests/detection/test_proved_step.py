@@ -1,0 +1,235 @@
+"""Steps of Adam that are proved finite as a whole: which ones, and that nothing is missed by it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import torchnan
+from torchnan.detection.pause import detection_paused
+
+STEPS = 6
+
+
+def network(width: int = 8, dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Linear(width, width, dtype=dtype) for _ in range(3)])
+
+
+def backward(model: nn.Sequential) -> None:
+    model.zero_grad()
+    first = model[0].weight
+    model(torch.randn(4, first.shape[1], dtype=first.dtype)).square().mean().backward()
+
+
+def operations_of_step(optimizer: torch.optim.Optimizer, session: Any) -> int:
+    before = session.stats()["ops"]
+    optimizer.step()
+    return session.stats()["ops"] - before
+
+
+def is_proved(model: nn.Sequential, optimizer: torch.optim.Optimizer, **options: Any) -> bool:
+    """Whether the last of some steps is: the first ones make the moments known."""
+    with torchnan.detect(**options) as session:
+        for _ in range(STEPS):
+            backward(model)
+            operations = operations_of_step(optimizer, session)
+    return operations == 0
+
+
+@pytest.mark.parametrize("width", [8, 80])
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("options", [{}, {"maximize": True}, {"weight_decay": 0.1}, {"lr": 1}], ids=str)
+def test_ordinary_steps_are_proved(width, kind, dtype, options):
+    model = network(width, dtype)
+    assert is_proved(model, kind(model.parameters(), **options))
+
+
+class Derived(torch.optim.AdamW):
+    pass
+
+
+def twice(model: nn.Sequential) -> torch.optim.Optimizer:
+    shared = nn.Parameter(model[0].weight.detach().view(-1))
+    model[0].weight.register_hook(lambda gradient: setattr(shared, "grad", gradient.reshape(-1).clone()))
+    return torch.optim.AdamW([*model.parameters(), shared])
+
+
+def hooked(model: nn.Sequential) -> torch.optim.Optimizer:
+    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer.register_step_post_hook(lambda *_: None)
+    return optimizer
+
+
+OTHERS: dict[str, Callable[[nn.Sequential], torch.optim.Optimizer]] = {
+    "amsgrad": lambda model: torch.optim.AdamW(model.parameters(), amsgrad=True),
+    "foreach": lambda model: torch.optim.AdamW(model.parameters(), foreach=True),
+    "a tensor as learning rate": lambda model: torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-3)),
+    "no eps": lambda model: torch.optim.AdamW(model.parameters(), eps=0),
+    "a derived class": lambda model: Derived(model.parameters()),
+    "a hook": hooked,
+    "two parameters in the same memory": twice,
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_steps_are_intercepted(name):
+    model = network()
+    assert not is_proved(model, OTHERS[name](model))
+
+
+@pytest.mark.parametrize("options", [{"exact": True}, {"headroom": True}, {"skip_ops": ("aten::mm",)}, {"sample": 5}])
+def test_options_that_ask_for_every_result_get_it(options):
+    model = network()
+    assert not is_proved(model, torch.optim.AdamW(model.parameters()), **options)
+
+
+class Passing(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+class PassingFunctions(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [Passing, PassingFunctions])
+def test_under_a_mode_each_operation_is_intercepted(mode):
+    model = network()
+    with mode():
+        assert not is_proved(model, torch.optim.AdamW(model.parameters()))
+
+
+def test_a_shared_hook_sees_a_step_whose_operations_are_intercepted():
+    model = network()
+    handle = register_optimizer_step_post_hook(lambda *_: None)
+    try:
+        assert not is_proved(model, torch.optim.AdamW(model.parameters()))
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("width", [8, 80])
+def test_the_bits_are_the_same(width):
+    def trained(mode: contextlib.AbstractContextManager[Any]) -> list[torch.Tensor]:
+        model = network(width)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        with mode:
+            for _ in range(20):
+                backward(model)
+                optimizer.step()
+        state = [value for entry in optimizer.state.values() for value in entry.values()]
+        return [p.detach() for p in model.parameters()] + state
+
+    for on, off in zip(trained(torchnan.detect()), trained(contextlib.nullcontext()), strict=True):
+        assert torch.equal(on, off)
+
+
+@pytest.fixture
+def training() -> Iterator[tuple[nn.Sequential, torch.optim.Optimizer, Any]]:
+    """A model whose steps are proved, at a point where a detection is open."""
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with torchnan.detect() as session:
+        for _ in range(STEPS):
+            backward(model)
+            operations = operations_of_step(optimizer, session)
+        assert operations == 0
+        yield model, optimizer, session
+
+
+def finding_of(run: Callable[[], Any]) -> torchnan.Finding:
+    with pytest.raises(torchnan.NonFiniteError) as raised:
+        run()
+    return raised.value.finding
+
+
+def test_a_step_that_raises_leaves_everything_else_checked(training, monkeypatch):
+    model, optimizer, _ = training
+
+    def stopped(*_: Any) -> float:
+        raise KeyboardInterrupt
+
+    backward(model)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(importlib.import_module("torch.optim.adam"), "_get_value", stopped)
+        optimizer.step()
+    assert finding_of(lambda: torch.log(torch.tensor(-1.0)).item()).op == "aten::log"
+
+
+def test_a_gradient_too_large_for_the_second_moment_is_found_where_it_overflows(training):
+    model, optimizer, _ = training
+    backward(model)
+    model[1].weight.grad.fill_(1e30)
+    with pytest.raises(torchnan.NonFiniteError) as raised:
+        optimizer.step()
+        optimizer.state[model[1].weight]["exp_avg_sq"].sum().item()
+    assert raised.value.finding.op == "aten::addcmul_"
+    assert raised.value.finding.file == __file__
+
+
+def test_a_negative_second_moment_is_found_at_its_root(training):
+    model, optimizer, _ = training
+    state = copy.deepcopy(optimizer.state_dict())
+    state["state"][0]["exp_avg_sq"].fill_(-1)
+    optimizer.load_state_dict(state)
+    backward(model)
+
+    def step() -> None:
+        optimizer.step()
+        model[0].weight.sum().item()
+
+    assert finding_of(step).op == "aten::sqrt"
+
+
+def test_what_is_written_between_two_steps_is_found(training):
+    model, optimizer, _ = training
+    backward(model)
+    optimizer.state[model[2].bias]["exp_avg"].fill_(float("nan"))
+
+    def step() -> None:
+        optimizer.step()
+        backward(model)
+
+    assert finding_of(step).op == "aten::fill_"
+
+
+def test_a_bad_gradient_is_reported_before_the_step(training):
+    model, optimizer, _ = training
+    backward(model)
+    model[0].bias.grad.div_(torch.zeros(8))
+    finding = finding_of(optimizer.step)
+    assert finding.harm.kind == "gradient"
+    assert finding.op == "aten::div_"
+
+
+def test_parameters_stay_known_for_what_follows(training):
+    """No full scan of a parameter is needed after a proved step."""
+    model, optimizer, session = training
+    backward(model)
+    optimizer.step()
+    before = session.stats()
+    model(torch.ones(4, 8))
+    after = session.stats()
+    assert after["bytes_scanned_unknown"] == before["bytes_scanned_unknown"]
+
+
+def test_a_pause_lasts_through_a_step(training):
+    model, optimizer, _ = training
+    with detection_paused():
+        backward(model)
+        optimizer.step()
+        assert not torch.log(torch.tensor(-1.0)).item() > 0
+    assert finding_of(lambda: torch.log(torch.tensor(-1.0)).item()).op == "aten::log"
