@@ -11,6 +11,7 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include "bounds/bound_cache.h"
+#include "bounds/bound_source.h"
 #include "detection/error_containment.h"
 #include "detection/thread_state.h"
 #include "device/devices.h"
@@ -40,6 +41,14 @@ std::optional<Bound> known_bound(const at::Tensor& tensor) {
   const BoundCache::Entry entry = bound_cache().find(tensor);
   if (entry.state != BoundCache::State::kFinite || !entry.bound.known()) return std::nullopt;
   return entry.bound;
+}
+
+// Reads a tensor that is known to be finite for its exact bound.
+bool tighten(const at::Tensor& tensor) {
+  ThreadState& thread = ThreadState::current();
+  Counters& counters = thread.counters();
+  return BoundSource(counters.bytes, counters.bytes_scanned_unknown, thread.moments(), nullptr).tighten(tensor) &&
+         known_bound(tensor).has_value();
 }
 
 // Returns a number of steps that is kept in a tensor; -1 if it is none.
@@ -77,8 +86,15 @@ bool ProvedStep::add(const at::Tensor& parameter, const at::Tensor& gradient, co
   }
   MomentHistory history;
   if (count > kSmall) history = ThreadState::current().moments().history_of(first_moment, second_moment);
-  const AdamBounds before{max_abs[0], max_abs[1], max_abs[2], max_abs[3], history};
-  const auto after = bounds_after_adam_step(options, before, number_of_steps(steps) + 1, range_of(dtype));
+  AdamBounds before{max_abs[0], max_abs[1], max_abs[2], max_abs[3], history};
+  const auto prove = [&] {
+    return bounds_after_adam_step(options, before, number_of_steps(steps) + 1, range_of(dtype));
+  };
+  auto after = prove();
+  if (!after && tighten(gradient)) {  // the bound of a gradient is often too loose to be squared
+    before.gradient = known_bound(gradient)->max_abs;
+    after = prove();
+  }
   if (after)
     updates_.push_back({parameter, first_moment, second_moment, storage_of(gradient), before.parameter, *after});
   return after.has_value();

@@ -211,7 +211,7 @@ def test_threads_are_reported_together():
 
 
 def test_the_dead_lend_their_names_to_nobody():
-    """Many modules, one after the other at the address of the last. Fails when has_modules_of() in site_table.cpp does
+    """Many modules, one after the other at the address of the last. Fails when has_modules_of() in stack_table.cpp does
     not look whether the modules of a site are alive."""
 
     class Parent(nn.Module):
@@ -221,7 +221,7 @@ def test_the_dead_lend_their_names_to_nobody():
     addresses = set()
     x, parent = torch.randn(4, 16), Parent()
     with torchnan.detect(headroom=True) as watch:
-        for i in range(20):
+        for i in range(100):  # Python gives an address away again sooner or later
             parent.name = f"part{i}"
             parent.add_module(parent.name, nn.Linear(16, 4))
             addresses.add(id(parent._modules[parent.name]))
@@ -230,7 +230,7 @@ def test_the_dead_lend_their_names_to_nobody():
             parent(x)
             del parent._modules[parent.name]
             assert {h.module for h in watch.headroom() if h.module is not None} == {""}  # the parent's: it called
-    assert len(addresses) < 20
+    assert len(addresses) < 100
 
 
 def test_a_full_table_is_counted_and_reported():

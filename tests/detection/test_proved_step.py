@@ -156,6 +156,19 @@ def finding_of(run: Callable[[], Any]) -> torchnan.Finding:
     return raised.value.finding
 
 
+@pytest.mark.parametrize("width", [8, 80])
+def test_a_gradient_with_a_bound_too_loose_to_be_squared_is_read(width):
+    model = network(width)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with torchnan.detect() as session:
+        for _ in range(STEPS):
+            backward(model)
+            huge = torch.full_like(model[1].weight, 1e25)
+            model[1].weight.grad = (huge + 1) - huge
+            operations = operations_of_step(optimizer, session)
+    assert operations == 0
+
+
 def test_a_step_that_raises_leaves_everything_else_checked(training, monkeypatch):
     model, optimizer, _ = training
 
