@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import torchnan
+from tests.support.function_names import name_in_report
 
 
 class Attention(nn.Module):
@@ -57,8 +58,8 @@ def test_a_forward_finding(monkeypatch):
         "  because   the row of self at [1,0] is -inf everywhere: softmax of a fully masked row is 0/0",
         "  lineage   _softmax -> mul (tests/detection/test_report.py:N) -> sum (tests/detection/test_report.py:N)",
         "  harm      backward() was called on it (tests/detection/test_report.py:N)",
-        "  stack     tests/detection/test_report.py:N Attention.forward",
-        "            tests/detection/test_report.py:N Block.forward",
+        f"  stack     tests/detection/test_report.py:N {name_in_report(Attention.forward)}",
+        f"            tests/detection/test_report.py:N {name_in_report(Block.forward)}",
     ]
 
 
@@ -262,7 +263,7 @@ def test_what_python_runs_in_a_backward_pass_has_both_lines_and_its_own_kind():
     assert "torchnan: Inf at step" in text
     here = "tests/detection/test_report.py"
     assert f"in SwishBackward, output 0   at {here}:{own}, forward {here}:{forward}" in text
-    assert f"\n  backward  {here}:{own} Swish.backward\n  forward   {here}:{forward}" in text
+    assert f"\n  backward  {here}:{own} {name_in_report(Swish.backward)}\n  forward   {here}:{forward}" in text
 
 
 def test_a_hook_has_its_own_line_and_that_of_the_forward_call():
