@@ -30,7 +30,7 @@ const std::string& kUpdatesFirst = *new std::string("aten::lerp_");
 const std::string& kUpdatesSecond = *new std::string("aten::addcmul_");
 const std::string& kUpdatesParameter = *new std::string("aten::addcdiv_");
 
-// Memory of its own.
+// Values that lie densely in memory of their own.
 bool is_simple(const at::Tensor& tensor, c10::ScalarType dtype, int64_t count) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   return is_dense_on_host(impl) && impl.numel() == count && tensor.scalar_type() == dtype &&
@@ -96,7 +96,8 @@ bool ProvedStep::add(const at::Tensor& parameter, const at::Tensor& gradient, co
     after = prove();
   }
   if (after)
-    updates_.push_back({parameter, first_moment, second_moment, storage_of(gradient), before.parameter, *after});
+    updates_.push_back(
+        {parameter, first_moment, second_moment, storage_of(gradient), storage_of(steps), before.parameter, *after});
   return after.has_value();
 }
 
@@ -113,6 +114,7 @@ bool ProvedStep::has_separate_memory() {
   for (const Update& update : updates_) {
     for (const at::Tensor* written : {&update.parameter, &update.first_moment, &update.second_moment})
       written_.push_back(storage_of(*written));
+    written_.push_back(update.steps);
   }
   std::sort(written_.begin(), written_.end());
   if (std::adjacent_find(written_.begin(), written_.end()) != written_.end()) return false;
@@ -136,7 +138,7 @@ void ProvedStep::finish(bool is_completed) noexcept {
 
 // What is not recorded is not believed: its version is another one now.
 void ProvedStep::record(const Update& update, ThreadState& thread) {
-  const auto& [parameter, first_moment, second_moment, gradient, parameter_before, after] = update;
+  const auto& [parameter, first_moment, second_moment, gradient, steps, parameter_before, after] = update;
   bound_cache().record_written(first_moment, {after.first_moment}, &kUpdatesFirst);
   bound_cache().record_written(second_moment, {after.second_moment, true}, &kUpdatesSecond);
   const bool is_small = parameter.numel() <= kSmall;

@@ -41,6 +41,7 @@ class TORCHNAN_API ProvedStep {
   struct Update {
     at::Tensor parameter, first_moment, second_moment;
     const c10::StorageImpl* gradient;
+    const c10::StorageImpl* steps;
     double parameter_before;  // its bound
     AdamBounds after;
   };

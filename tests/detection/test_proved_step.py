@@ -169,6 +169,17 @@ def test_a_gradient_with_a_bound_too_loose_to_be_squared_is_read(width):
     assert operations == 0
 
 
+def test_a_number_of_steps_that_parameters_share_proves_nothing():
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters())
+    backward(model)
+    optimizer.step()
+    states = list(optimizer.state.values())
+    for state in states:
+        state["step"] = states[0]["step"]
+    assert not is_proved(model, optimizer)
+
+
 def test_a_step_that_raises_leaves_everything_else_checked(training, monkeypatch):
     model, optimizer, _ = training
 
