@@ -7,37 +7,37 @@ namespace torchnan {
 namespace {
 
 // Those that PyTorch accepts, but for an eps that the dtype may flush to zero: it is what keeps the divisor from zero.
-bool are_ordinary(const AdamOptions& options, double step, const DtypeRange& range) {
+bool are_ordinary(const AdamHyperparameters& given, double step, const DtypeRange& range) {
   const auto is_decay = [](double beta) { return beta >= 0 && beta < 1; };
-  return step >= 1 && options.learning_rate >= 0 && options.weight_decay >= 0 && is_decay(options.beta1) &&
-         is_decay(options.beta2) && options.eps >= 4 * range.tiny;
+  return step >= 1 && given.learning_rate >= 0 && given.weight_decay >= 0 && is_decay(given.beta1) &&
+         is_decay(given.beta2) && given.eps >= 4 * range.tiny;
 }
 
 }  // namespace
 
-std::optional<AdamBounds> bounds_after_adam_step(const AdamOptions& options, const AdamBounds& before, double step,
-                                                 const DtypeRange& range) {
-  if (!are_ordinary(options, step, range)) return std::nullopt;
+std::optional<AdamBounds> bounds_after_adam_step(const AdamHyperparameters& hyperparameters, const AdamBounds& before,
+                                                 double step, const DtypeRange& range) {
+  if (!are_ordinary(hyperparameters, step, range)) return std::nullopt;
+  const auto& [learning_rate, beta1, beta2, eps, weight_decay] = hyperparameters;
   const auto rounded = [&range](double max_abs) { return with_rounding_margin(max_abs, range); };
-  const double step_size = options.learning_rate / (1 - std::pow(options.beta1, step));
-  const double correction = std::sqrt(1 - std::pow(options.beta2, step));
+  const double step_size = learning_rate / (1 - std::pow(beta1, step));
+  const double correction = std::sqrt(1 - std::pow(beta2, step));
 
   AdamBounds after = before;
-  after.gradient = rounded(before.gradient + options.weight_decay * before.parameter);
+  after.gradient = rounded(before.gradient + weight_decay * before.parameter);
   const double difference = before.first_moment + after.gradient;  // lerp() adds a part of it, and so its roundings
   const double square = after.gradient * after.gradient;
-  after.first_moment = rounded(options.beta1 * before.first_moment + (1 - options.beta1) * after.gradient +
-                               16 * range.unit * difference);
-  after.second_moment = rounded(rounded(options.beta2 * before.second_moment) + (1 - options.beta2) * square);
-  after.history = before.history.after_step(1 - options.beta1, options.beta2, 1 - options.beta2, range);
+  after.first_moment =
+      rounded(beta1 * before.first_moment + (1 - beta1) * after.gradient + 16 * range.unit * difference);
+  after.second_moment = rounded(rounded(beta2 * before.second_moment) + (1 - beta2) * square);
+  after.history = before.history.after_step(1 - beta1, beta2, 1 - beta2, range);
 
   // The divisor is the root of the second moment by its correction, and eps.
-  const double divisor = std::sqrt(after.second_moment) / correction + options.eps;
-  const double quotient =
-      std::min(after.first_moment / options.eps, after.history.quotient(correction, options.eps, range));
+  const double divisor = std::sqrt(after.second_moment) / correction + eps;
+  const double quotient = std::min(after.first_moment / eps, after.history.quotient(correction, eps, range));
   const double update = rounded(step_size * quotient) * (1 + 64 * range.unit);
-  after.parameter =
-      rounded(std::max(1.0, std::abs(1 - options.learning_rate * options.weight_decay)) * before.parameter + update);
+  const double decay = std::max(1.0, std::abs(1 - learning_rate * weight_decay));
+  after.parameter = rounded(decay * before.parameter + update);
   for (const double computed :
        {difference, square, after.second_moment, divisor, step_size * after.first_moment, after.parameter}) {
     if (!(rounded(computed) <= range.limit)) return std::nullopt;  // NaN as well

@@ -11,7 +11,7 @@
 
 namespace torchnan {
 
-struct AdamOptions {
+struct AdamHyperparameters {
   double learning_rate;
   double beta1;
   double beta2;
@@ -30,7 +30,8 @@ struct AdamBounds {
 
 // Returns what holds after step number `step`, counted from 1. None if a number that the step computes might leave the
 // range of the dtype; then the parameter might become non-finite.
-TORCHNAN_API std::optional<AdamBounds> bounds_after_adam_step(const AdamOptions& options, const AdamBounds& before,
-                                                              double step, const DtypeRange& range);
+TORCHNAN_API std::optional<AdamBounds> bounds_after_adam_step(const AdamHyperparameters& hyperparameters,
+                                                              const AdamBounds& before, double step,
+                                                              const DtypeRange& range);
 
 }  // namespace torchnan

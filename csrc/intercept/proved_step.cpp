@@ -72,7 +72,8 @@ bool ProvedStep::is_possible(const DetectionSession& session) {
 }
 
 bool ProvedStep::add(const at::Tensor& parameter, const at::Tensor& gradient, const at::Tensor& first_moment,
-                     const at::Tensor& second_moment, const at::Tensor& steps, const AdamOptions& options) {
+                     const at::Tensor& second_moment, const at::Tensor& steps,
+                     const AdamHyperparameters& hyperparameters) {
   const std::array<const at::Tensor*, 4> tensors{&parameter, &gradient, &first_moment, &second_moment};
   const c10::ScalarType dtype = parameter.scalar_type();
   const int64_t count = parameter.numel();
@@ -88,7 +89,7 @@ bool ProvedStep::add(const at::Tensor& parameter, const at::Tensor& gradient, co
   if (count > kSmall) history = ThreadState::current().moments().history_of(first_moment, second_moment);
   AdamBounds before{max_abs[0], max_abs[1], max_abs[2], max_abs[3], history};
   const auto prove = [&] {
-    return bounds_after_adam_step(options, before, number_of_steps(steps) + 1, range_of(dtype));
+    return bounds_after_adam_step(hyperparameters, before, number_of_steps(steps) + 1, range_of(dtype));
   };
   auto after = prove();
   if (!after && tighten(gradient)) {  // the bound of a gradient is often too loose to be squared

@@ -27,7 +27,7 @@ class TORCHNAN_API ProvedStep {
   // Adds a parameter that the optimizer is about to update. Returns false if that is not proved to be finite. `steps`:
   // how many there were before.
   bool add(const at::Tensor& parameter, const at::Tensor& gradient, const at::Tensor& first_moment,
-           const at::Tensor& second_moment, const at::Tensor& steps, const AdamOptions& options);
+           const at::Tensor& second_moment, const at::Tensor& steps, const AdamHyperparameters& hyperparameters);
   // Drops what was added.
   void clear() noexcept { updates_.clear(); }
 

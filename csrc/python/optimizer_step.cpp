@@ -46,7 +46,7 @@ struct Keys {
 };
 const Keys* keys = nullptr;
 
-bool add_parameter(ProvedStep& step, PyObject* parameter, PyObject* state, const AdamOptions& options) {
+bool add_parameter(ProvedStep& step, PyObject* parameter, PyObject* state, const AdamHyperparameters& hyperparameters) {
   const at::Tensor* const updated = tensor(parameter);
   if (updated == nullptr) return false;
   const at::Tensor& gradient = updated->grad();
@@ -56,7 +56,7 @@ bool add_parameter(ProvedStep& step, PyObject* parameter, PyObject* state, const
   const at::Tensor* const second = tensor(item(own, keys->second_moment));
   const at::Tensor* const steps = tensor(item(own, keys->steps));
   if (first == nullptr || second == nullptr || steps == nullptr) return false;
-  return step.add(*updated, gradient, *first, *second, *steps, options);
+  return step.add(*updated, gradient, *first, *second, *steps, hyperparameters);
 }
 
 bool add_group(ProvedStep& step, PyObject* group, PyObject* state) {
@@ -69,10 +69,11 @@ bool add_group(ProvedStep& step, PyObject* group, PyObject* state) {
   PyObject* const parameters = option("params");
   if (betas == nullptr || !PyTuple_CheckExact(betas) || PyTuple_GET_SIZE(betas) != 2) return false;
   if (parameters == nullptr || !PyList_CheckExact(parameters)) return false;
-  const AdamOptions options{number(option("lr")), number(PyTuple_GET_ITEM(betas, 0)),
-                            number(PyTuple_GET_ITEM(betas, 1)), number(option("eps")), number(option("weight_decay"))};
+  const AdamHyperparameters hyperparameters{number(option("lr")), number(PyTuple_GET_ITEM(betas, 0)),
+                                            number(PyTuple_GET_ITEM(betas, 1)), number(option("eps")),
+                                            number(option("weight_decay"))};
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(parameters); ++i) {
-    if (!add_parameter(step, PyList_GET_ITEM(parameters, i), state, options)) return false;
+    if (!add_parameter(step, PyList_GET_ITEM(parameters, i), state, hyperparameters)) return false;
   }
   return true;
 }

@@ -10,7 +10,8 @@
 namespace torchnan {
 namespace {
 
-constexpr AdamOptions kDefault{.learning_rate = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01};
+constexpr AdamHyperparameters kDefault{
+    .learning_rate = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01};
 
 double max_abs(const at::Tensor& tensor) { return tensor.abs().max().item<double>(); }
 
@@ -19,14 +20,14 @@ struct State {
 };
 
 // As torch/optim/adam.py has it. Returns whether every number on the way was finite.
-bool run(State& state, const at::Tensor& gradient, const AdamOptions& options, double step) {
+bool run(State& state, const at::Tensor& gradient, const AdamHyperparameters& hyperparameters, double step) {
   std::vector<at::Tensor> computed;
-  state.parameter.mul_(1 - options.learning_rate * options.weight_decay);
-  state.first.lerp_(gradient, 1 - options.beta1);
-  state.second.mul_(options.beta2).addcmul_(gradient, gradient, 1 - options.beta2);
-  const double step_size = options.learning_rate / (1 - std::pow(options.beta1, step));
+  state.parameter.mul_(1 - hyperparameters.learning_rate * hyperparameters.weight_decay);
+  state.first.lerp_(gradient, 1 - hyperparameters.beta1);
+  state.second.mul_(hyperparameters.beta2).addcmul_(gradient, gradient, 1 - hyperparameters.beta2);
+  const double step_size = hyperparameters.learning_rate / (1 - std::pow(hyperparameters.beta1, step));
   computed.push_back(state.second.sqrt());
-  computed.push_back((computed[0] / std::sqrt(1 - std::pow(options.beta2, step))).add_(options.eps));
+  computed.push_back((computed[0] / std::sqrt(1 - std::pow(hyperparameters.beta2, step))).add_(hyperparameters.eps));
   state.parameter.addcdiv_(state.first, computed[1], -step_size);
   computed.insert(computed.end(), {state.parameter, state.first, state.second});
   return std::all_of(computed.begin(), computed.end(),
@@ -46,11 +47,11 @@ TEST_P(AdamStep, BoundsHold) {
   int proved = 0, refused = 0;
   for (int run_number = 0; run_number < 200; ++run_number) {
     at::manual_seed(run_number);
-    AdamOptions options = kDefault;
-    options.learning_rate = std::pow(10, uniform(-6, 2));
-    options.beta1 = uniform(0, 0.99);
-    options.beta2 = uniform(0, 0.9999);
-    options.eps = std::pow(10, uniform(-12, 0));
+    AdamHyperparameters hyperparameters = kDefault;
+    hyperparameters.learning_rate = std::pow(10, uniform(-6, 2));
+    hyperparameters.beta1 = uniform(0, 0.99);
+    hyperparameters.beta2 = uniform(0, 0.9999);
+    hyperparameters.eps = std::pow(10, uniform(-12, 0));
     const auto drawn = at::TensorOptions(GetParam());
     State state{at::randn({20}, drawn), at::zeros({20}, drawn), at::zeros({20}, drawn)};
     AdamBounds known{max_abs(state.parameter), 0, 0, 0, {.ratio = 0x1p-60, .slack = 16 * range.tiny}};
@@ -59,8 +60,8 @@ TEST_P(AdamStep, BoundsHold) {
       const at::Tensor gradient = at::randn({20}, drawn) * std::pow(10, std::min(size, largest)) * (random() % 5 != 0);
       if (!gradient.isfinite().all().item<bool>()) break;
       known.gradient = max_abs(gradient);
-      const auto after = bounds_after_adam_step(options, known, step, range);
-      const bool is_finite = run(state, gradient, options, step);
+      const auto after = bounds_after_adam_step(hyperparameters, known, step, range);
+      const bool is_finite = run(state, gradient, hyperparameters, step);
       if (!after) {
         ++refused;
         break;
@@ -82,12 +83,12 @@ TEST_P(AdamStep, BoundsAreReached) {
   const auto filled = [](double value) { return at::full({4}, value, at::TensorOptions(GetParam())); };
   State state{filled(1), filled(0), filled(0)};
   AdamBounds known{1, 0, 0, 0, {.ratio = 0x1p-60, .slack = 0}};
-  AdamOptions options = kDefault;
-  options.weight_decay = 0;
+  AdamHyperparameters hyperparameters = kDefault;
+  hyperparameters.weight_decay = 0;
   for (int step = 1; step <= 20; ++step) {
     known.gradient = 3;
-    known = bounds_after_adam_step(options, known, step, range_of(GetParam())).value();
-    run(state, filled(-3), options, step);
+    known = bounds_after_adam_step(hyperparameters, known, step, range_of(GetParam())).value();
+    run(state, filled(-3), hyperparameters, step);
     EXPECT_LT(known.first_moment, max_abs(state.first) * 1.001);
     EXPECT_LT(known.second_moment, max_abs(state.second) * 1.001);
     EXPECT_LT(known.parameter, max_abs(state.parameter) * 1.01);
@@ -107,20 +108,21 @@ TEST_P(AdamStep, TheHistoryOfMomentsBoundsTheirQuotient) {
   }
 }
 
-TEST(AdamStepOptions, OthersAreNotBounded) {
+TEST(AdamStepArguments, OthersAreNotBounded) {
   const AdamBounds known{1, 1, 1, 1, {}};
   const DtypeRange range = range_of(at::kFloat);
   ASSERT_TRUE(bounds_after_adam_step(kDefault, known, 5, range));
-  const auto with = [](double AdamOptions::* option, double value) {
-    AdamOptions options = kDefault;
-    options.*option = value;
-    return options;
+  const auto with = [](double AdamHyperparameters::* which, double value) {
+    AdamHyperparameters hyperparameters = kDefault;
+    hyperparameters.*which = value;
+    return hyperparameters;
   };
-  for (const AdamOptions& options :
-       {with(&AdamOptions::learning_rate, -1), with(&AdamOptions::learning_rate, NAN), with(&AdamOptions::beta1, 1),
-        with(&AdamOptions::beta2, 1), with(&AdamOptions::eps, 0), with(&AdamOptions::eps, 1e-45),
-        with(&AdamOptions::learning_rate, INFINITY), with(&AdamOptions::weight_decay, INFINITY)}) {
-    EXPECT_FALSE(bounds_after_adam_step(options, known, 5, range));
+  for (const AdamHyperparameters& hyperparameters :
+       {with(&AdamHyperparameters::learning_rate, -1), with(&AdamHyperparameters::learning_rate, NAN),
+        with(&AdamHyperparameters::beta1, 1), with(&AdamHyperparameters::beta2, 1), with(&AdamHyperparameters::eps, 0),
+        with(&AdamHyperparameters::eps, 1e-45), with(&AdamHyperparameters::learning_rate, INFINITY),
+        with(&AdamHyperparameters::weight_decay, INFINITY)}) {
+    EXPECT_FALSE(bounds_after_adam_step(hyperparameters, known, 5, range));
   }
   EXPECT_FALSE(bounds_after_adam_step(kDefault, known, 0, range));
   EXPECT_FALSE(bounds_after_adam_step(kDefault, known, NAN, range));
