@@ -96,10 +96,11 @@ bool ProvedStep::add(const at::Tensor& parameter, const at::Tensor& gradient, co
     before.gradient = known_bound(gradient)->max_abs;
     after = prove();
   }
-  if (after)
-    updates_.push_back(
-        {parameter, first_moment, second_moment, storage_of(gradient), storage_of(steps), before.parameter, *after});
-  return after.has_value();
+  if (!after) return false;
+  const int64_t results = hyperparameters.weight_decay == 0 ? 7 : 8;
+  updates_.push_back({parameter, first_moment, second_moment, storage_of(gradient), storage_of(steps), results,
+                      before.parameter, *after});
+  return true;
 }
 
 bool ProvedStep::try_start() {
@@ -139,7 +140,7 @@ void ProvedStep::finish(bool is_completed) noexcept {
 
 // What is not recorded is not believed: its version is another one now.
 void ProvedStep::record(const Update& update, ThreadState& thread) {
-  const auto& [parameter, first_moment, second_moment, gradient, steps, parameter_before, after] = update;
+  const auto& [parameter, first_moment, second_moment, gradient, steps, results, parameter_before, after] = update;
   bound_cache().record_written(first_moment, {after.first_moment}, &kUpdatesFirst);
   bound_cache().record_written(second_moment, {after.second_moment, true}, &kUpdatesSecond);
   const bool is_small = parameter.numel() <= kSmall;
@@ -148,9 +149,12 @@ void ProvedStep::record(const Update& update, ThreadState& thread) {
                          !thread.moments().has_drifted(parameter, parameter_before, after.parameter);
   const ScanResult scanned = has_bound ? ScanResult{.max_abs = after.parameter} : check_finite(parameter);
   if (scanned.finite) bound_cache().record_written(parameter, {scanned.max_abs}, &kUpdatesParameter);
-  thread.counters().checked.add(3);
-  thread.counters().proved.add(has_bound ? 3 : 2);
-  thread.counters().bytes.add(scanned.bytes);
+  const int64_t proved = has_bound ? results : results - 1;
+  Counters& counters = thread.counters();
+  counters.checked.add(results);
+  counters.proved.add(proved);
+  counters.bytes_proved.add(proved * static_cast<int64_t>(parameter.nbytes()));
+  counters.bytes.add(scanned.bytes);
 }
 
 }  // namespace torchnan

@@ -42,6 +42,7 @@ class TORCHNAN_API ProvedStep {
     at::Tensor parameter, first_moment, second_moment;
     const c10::StorageImpl* gradient;
     const c10::StorageImpl* steps;
+    int64_t results;          // of its operations
     double parameter_before;  // its bound
     AdamBounds after;
   };
