@@ -1,7 +1,6 @@
 #include "intercept/proved_step.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <optional>
 #include <string>
@@ -44,11 +43,11 @@ std::optional<Bound> known_bound(const at::Tensor& tensor) {
 }
 
 // Reads a tensor that is known to be finite for its exact bound.
-bool tighten(const at::Tensor& tensor) {
+std::optional<Bound> tightened_bound(const at::Tensor& tensor) {
   ThreadState& thread = ThreadState::current();
   Counters& counters = thread.counters();
-  return BoundSource(counters.bytes, counters.bytes_scanned_unknown, thread.moments(), nullptr).tighten(tensor) &&
-         known_bound(tensor).has_value();
+  const BoundSource source(counters.bytes, counters.bytes_scanned_unknown, thread.moments(), nullptr);
+  return source.tighten(tensor) ? known_bound(tensor) : std::nullopt;
 }
 
 // Returns a number of steps that is kept in a tensor; -1 if it is none.
@@ -74,26 +73,25 @@ bool ProvedStep::is_possible(const DetectionSession& session) {
 bool ProvedStep::add(const at::Tensor& parameter, const at::Tensor& gradient, const at::Tensor& first_moment,
                      const at::Tensor& second_moment, const at::Tensor& steps,
                      const AdamHyperparameters& hyperparameters) {
-  const std::array<const at::Tensor*, 4> tensors{&parameter, &gradient, &first_moment, &second_moment};
   const c10::ScalarType dtype = parameter.scalar_type();
   const int64_t count = parameter.numel();
   if (dtype != c10::ScalarType::Float && dtype != c10::ScalarType::Double) return false;
-  std::array<double, 4> max_abs{};
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    if (!is_simple(*tensors[i], dtype, count)) return false;
-    const std::optional<Bound> bound = known_bound(*tensors[i]);
-    if (!bound || (i == 3 && !bound->nonnegative)) return false;
-    max_abs[i] = bound->max_abs;
+  for (const at::Tensor* tensor : {&parameter, &gradient, &first_moment, &second_moment}) {
+    if (!is_simple(*tensor, dtype, count)) return false;
   }
-  MomentHistory history;
-  if (count > kSmall) history = ThreadState::current().moments().history_of(first_moment, second_moment);
-  AdamBounds before{max_abs[0], max_abs[1], max_abs[2], max_abs[3], history};
+  const auto of_parameter = known_bound(parameter), of_gradient = known_bound(gradient);
+  const auto of_first = known_bound(first_moment), of_second = known_bound(second_moment);
+  if (!of_parameter || !of_gradient || !of_first || !of_second || !of_second->nonnegative) return false;
+  AdamBounds before{of_parameter->max_abs, of_gradient->max_abs, of_first->max_abs, of_second->max_abs, {}};
+  if (count > kSmall) before.history = ThreadState::current().moments().history_of(first_moment, second_moment);
   const auto prove = [&] {
     return bounds_after_adam_step(hyperparameters, before, number_of_steps(steps) + 1, range_of(dtype));
   };
   auto after = prove();
-  if (!after && tighten(gradient)) {  // the bound of a gradient is often too loose to be squared
-    before.gradient = known_bound(gradient)->max_abs;
+  if (!after) {  // the bound of a gradient is often too loose to be squared
+    const auto exact = tightened_bound(gradient);
+    if (!exact) return false;
+    before.gradient = exact->max_abs;
     after = prove();
   }
   if (!after) return false;

@@ -190,10 +190,11 @@ NonfiniteRegistry::ProvenancePtr NonfiniteRegistry::find(const at::Tensor& tenso
   ProvenancePtr found;
   std::vector<NestedStrides> newer;
   std::shared_ptr<const ElementKinds> kinds;  // read once there are two to choose from
+  bool is_read = false;
   const auto is_of_newer = [&] {
-    if (kinds == nullptr && !kinds_of(tensor).any()) return false;  // on a device, or not there yet: nothing is known
-    if (kinds == nullptr) kinds = kinds_by_element(tensor);
-    return lies_within(tensor, *kinds, newer);
+    if (!is_read && kinds_of(tensor).any()) kinds = kinds_by_element(tensor);
+    is_read = true;
+    return kinds != nullptr && lies_within(tensor, *kinds, newer);  // null: on a device, or not there yet
   };
   const auto& regions = entry->second.regions;
   for (auto region = regions.rbegin(); region != regions.rend(); ++region) {  // what was written last is on top

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <optional>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -612,11 +613,10 @@ Hint hint_for_range(const Operation& op) {
   if (operands.empty() && !op.made_inf()) return {};
   if (!operands.empty() && *operands[0].tally().absmax > limit) {
     const Argument& x = operands[0];
-    const double sign = x.is_below() ? -1 : 1;
-    return about(
-        x, fmt::format("the {} value, {}, is beyond {}, the {} that {} can hold", x.is_below() ? "lowest" : "largest",
-                       x.quote(sign * *x.tally().absmax), format_number(sign * limit, op.dtype()),
-                       x.is_below() ? "lowest" : "largest", op.dtype()));
+    const auto [extreme, sign] = x.is_below() ? std::pair("lowest", -1.0) : std::pair("largest", 1.0);
+    return about(x,
+                 fmt::format("the {0} value, {1}, is beyond {2}, the {0} that {3} can hold", extreme,
+                             x.quote(sign * *x.tally().absmax), format_number(sign * limit, op.dtype()), op.dtype()));
   }
   const std::string what = op.made_nan() ? "a result on the way" : "the result";
   std::string text = fmt::format("{} is beyond {}, the largest that {} can hold{}", what, op.limit(), op.dtype(),

@@ -109,7 +109,7 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
 
 
 def _may_hold_nonfinite() -> bool:
-    """Most steps end here: there is nothing to check."""
+    """In most steps there is nothing to check."""
     return _C.has_nonfinite() or _C.uses_devices()
 
 
