@@ -26,6 +26,7 @@ class NullRuntime final : public HostRuntime {
   std::optional<Owner> owner_of_storage(const c10::StorageImpl*, SiteId, bool, const DetectionSession&) override {
     return std::nullopt;
   }
+  std::optional<int64_t> rank() override { return std::nullopt; }
   std::optional<InitialMagnitude> initial_magnitude(const c10::StorageImpl*) override { return std::nullopt; }
   std::string dataset_item(const at::Tensor&) override { return ""; }
   std::vector<ReachableTensor> reachable_tensors(const std::vector<at::Tensor>& tensors) override {

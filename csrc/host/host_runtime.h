@@ -88,6 +88,9 @@ class TORCHNAN_API HostRuntime {
   virtual std::optional<Owner> owner_of_storage(const c10::StorageImpl* storage, SiteId use, bool search_all_modules,
                                                 const DetectionSession& session) = 0;
 
+  // Returns the rank of this process in its process group; nothing where there is none.
+  virtual std::optional<int64_t> rank() = 0;
+
   // Returns what is known of a parameter with this storage.
   virtual std::optional<InitialMagnitude> initial_magnitude(const c10::StorageImpl* storage) = 0;
 

@@ -1,6 +1,7 @@
 #include "origin/host_queries.h"
 
 #include "detection/error_containment.h"
+#include "host/environment.h"
 
 namespace torchnan {
 
@@ -30,6 +31,12 @@ std::optional<Owner> query_owner(const c10::StorageImpl* storage, SiteId use, bo
   contain(session, "finding the owner of a tensor",
           [&] { owner = host_runtime().owner_of_storage(storage, use, search_all_modules, session); });
   return owner;
+}
+
+std::optional<int64_t> query_rank(const DetectionSession& session) {
+  std::optional<int64_t> rank;
+  contain(session, "asking for the rank", [&] { rank = host_runtime().rank(); });
+  return rank ? rank : rank_from_environment();
 }
 
 std::optional<InitialMagnitude> query_initial_magnitude(const c10::StorageImpl* storage,

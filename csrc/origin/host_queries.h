@@ -15,6 +15,8 @@ std::vector<ResolvedSite> query_sites(const std::vector<Site>& sites, const Dete
 bool ask_is_loss_scaling(const Site& site, const DetectionSession& session);
 std::optional<Owner> query_owner(const c10::StorageImpl* storage, SiteId use, bool search_all_modules,
                                  const DetectionSession& session);
+// Returns the rank in the process group, or else the one that a launcher has set.
+std::optional<int64_t> query_rank(const DetectionSession& session);
 std::optional<InitialMagnitude> query_initial_magnitude(const c10::StorageImpl* storage,
                                                         const DetectionSession& session);
 std::string query_dataset_item(const at::Tensor& value, const DetectionSession& session);

@@ -5,11 +5,11 @@
 
 #include <fmt/format.h>
 
-#include "host/environment.h"
 #include "operators/op_plan.h"
 #include "origin/host_queries.h"
 #include "origin/replayed_region.h"
 #include "report/hint.h"
+#include "report/operator_name.h"
 #include "text/printable.h"
 
 namespace torchnan {
@@ -97,6 +97,16 @@ void add_hint(Finding& finding) {
   std::rotate(finding.inputs.begin(), suspect, suspect + 1);
 }
 
+// Of an Inf that no operation made, the report says as well which one made a NaN of it.
+void add_first_nan(const Cause& cause, const DetectionSession& session, Finding& finding) {
+  if (!cause.first_nan || finding.origin == Origin::kOp) return;
+  const LineageStep made = fill_step(*cause.first_nan, session);
+  const std::string place =
+      made.file.empty() ? "" : fmt::format(" ({}:{})", printable(short_path(made.file)), made.line);
+  finding.hint +=
+      fmt::format("{}{} made NaN of it{}", finding.hint.empty() ? "" : "; ", without_namespace(made.op), place);
+}
+
 }  // namespace
 
 Frame frame_of(SiteId id, const DetectionSession& session) {
@@ -122,7 +132,7 @@ Finding make_finding(const Cause& cause, Level level, Harm harm, const Detection
   finding.harm = std::move(harm);
   finding.step = origin.site.step;
   finding.thread = origin.site.thread;
-  finding.rank = rank_from_environment();
+  finding.rank = query_rank(session);
   if (origin.received) {
     if (const Entry* entry = origin.entry()) fill_entry(*entry, finding);
     if (finding.op.empty()) finding.op = "torch::multiprocessing";  // it did harm as it came
@@ -139,6 +149,7 @@ Finding make_finding(const Cause& cause, Level level, Harm harm, const Detection
   } else if (finding.hint.empty()) {
     add_hint(finding);
   }
+  add_first_nan(cause, session, finding);
   return finding;
 }
 

@@ -103,6 +103,7 @@ struct Cause {
   std::vector<Step> steps{};                // the first few after the origin, then the last
   int64_t omitted = 0;                      // between the last two of steps
   std::optional<Step> first_computation{};  // that did more than move them
+  std::optional<Step> first_nan{};          // that made a NaN of what was an Inf until then
   uint64_t node_execution_id = 0;           // of the backward node that computed them last; 0 if none did
   std::shared_ptr<const ReplayedRegion> region_of_computation{};
 

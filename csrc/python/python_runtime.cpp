@@ -96,6 +96,15 @@ class PythonRuntime final : public HostRuntime {
     return owner;
   }
 
+  std::optional<int64_t> rank() override {
+    std::optional<int64_t> rank;
+    with_gil([&] {
+      const py::object answer = module_.attr("rank")();
+      if (!answer.is_none()) rank = answer.cast<int64_t>();
+    });
+    return rank;
+  }
+
   std::optional<InitialMagnitude> initial_magnitude(const c10::StorageImpl* storage) override {
     std::optional<InitialMagnitude> known;
     with_gil([&] {

@@ -1,12 +1,10 @@
 #include "report/operator_hints.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <functional>
+#include <iterator>
 #include <limits>
-#include <numeric>
-#include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -14,89 +12,14 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "report/number_text.h"
-#include "report/operator_name.h"
-#include "scan/strict_floats.h"
+#include "report/overflow_hints.h"
 
 namespace torchnan {
 namespace {
 
-using namespace std::string_view_literals;
-
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-int64_t count_elements(const std::vector<int64_t>& shape) {
-  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>());
-}
-
 std::string times(int64_t count) { return count == 1 ? "once" : fmt::format("{} times", count); }
-
-// One argument of the operation; absent if it has none of that name, or nothing is known of it.
-struct Argument {
-  const InputSummary* input = nullptr;
-  size_t index = 0;
-
-  explicit operator bool() const { return input != nullptr && !input->overwritten; }
-  bool is_overwritten() const { return input != nullptr && input->overwritten; }
-  const Tally& tally() const { return input->tally; }
-  bool has_range() const { return *this && tally().min.has_value(); }
-  bool is_finite() const { return *this && tally().nonfinite() == 0; }
-  bool is_number() const { return input->dtype == InputSummary::kNumber || input->shape.empty(); }
-  int64_t size() const { return count_elements(input->shape); }
-  std::string quote(double x) const { return format_number(x, input->dtype); }
-  // Whether a negative number has the largest magnitude. Of complex numbers only the magnitude is known.
-  bool is_below() const { return tally().min && -*tally().min == *tally().absmax && *tally().max < *tally().absmax; }
-  std::string reach() const {
-    return is_below() ? "down to " + quote(*tally().min) : "up to " + quote(*tally().absmax);
-  }
-  std::string zeros() const { return fmt::format("{} {}", input->name, is_number() ? "is 0" : "holds zeros"); }
-};
-
-// The operation of a finding, and what was measured of its arguments.
-class Operation {
- public:
-  explicit Operation(const Finding& f)
-      : finding_(f),
-        name_(bare_operator_name(f.op)),
-        is_foreach_(without_namespace(f.op).starts_with(kForeachPrefix)) {}
-
-  // Without namespace, underscore of the in-place form and "_foreach_".
-  std::string_view name() const { return name_; }
-  const Finding& finding() const { return finding_; }
-  const std::string& dtype() const { return finding_.dtype; }
-  bool made_nan() const { return finding_.nan > 0; }
-  bool made_inf() const { return finding_.posinf > 0 || finding_.neginf > 0; }
-  int64_t infinities() const { return finding_.posinf + finding_.neginf; }
-  bool is_complex() const { return finding_.dtype.starts_with("complex"); }
-  std::string limit() const { return format_number(largest_number(dtype()), dtype()); }
-
-  // Returns the argument with this name in the schema; of lists the element that the result was made of.
-  Argument argument(std::string_view name) const {
-    const std::string element = fmt::format("{}[{}]", name, finding_.output);
-    for (size_t i = 0; i < finding_.inputs.size(); ++i) {
-      const std::string& known = finding_.inputs[i].name;
-      if (known == name || (is_foreach_ && known == element)) return {&finding_.inputs[i], i};
-    }
-    return {};
-  }
-  // The first tensor.
-  Argument self() const { return finding_.inputs.empty() ? Argument{} : Argument{&finding_.inputs[0], 0}; }
-
-  std::vector<Argument> arguments() const {
-    std::vector<Argument> found;
-    for (size_t i = 0; i < finding_.inputs.size(); ++i) found.push_back({&finding_.inputs[i], i});
-    return found;
-  }
-
- private:
-  const Finding& finding_;
-  std::string_view name_;
-  bool is_foreach_;
-};
-
-Hint about(const Argument& suspect, std::string text) { return {std::move(text), suspect.index}; }
-
-bool holds_infinities(const Argument& x) { return x && x.tally().posinf + x.tally().neginf > 0; }
 
 // -- functions of one argument that are defined on an interval
 
@@ -141,118 +64,152 @@ std::string range_outside(const Argument& x, const Domain& domain) {
 
 Hint hint_for_domain(const Operation& op, const Domain& domain) {
   const Argument x = op.self();
-  if (op.is_complex() || x.input == nullptr) return {};
+  const bool is_clamped = op.argument("eps").input != nullptr;  // logit
+  if (op.is_complex() || is_clamped || x.input == nullptr) return {};
   if (x.is_overwritten()) {  // of finite values nothing else does that
     if (op.made_nan())
       return about(x, fmt::format("{} held {}: {} is NaN", x.input->name, domain.outside, domain.image));
     return domain.pole.empty() ? Hint{} : about(x, fmt::format("{} held {}", x.input->name, domain.pole));
   }
   if (!x.has_range()) return {};
-  if (op.made_nan() && (*x.tally().min < domain.low || *x.tally().max > domain.high)) {
+  if (op.made_nan()) {
+    if (x.min() >= domain.low && x.max() <= domain.high) return {};
     return about(x, fmt::format("{} holds {}{}: {} is NaN", x.input->name, domain.outside, range_outside(x, domain),
                                 domain.image));
   }
-  if (op.made_nan() || domain.pole.empty()) return {};
+  if (domain.pole.empty() || (x.min() != domain.low && x.max() != domain.high)) return {};
   return about(x, fmt::format("{} holds {}", x.input->name, domain.pole));
 }
 
-// -- functions that leave the range
+// -- poles of the gamma function
 
-struct Growth {
-  std::string_view op;
-  bool both_signs;  // it grows with |x|
-};
-
-constexpr Growth kGrowths[] = {
-    {"exp", false},       {"exp2", false}, {"expm1", false},     {"sinh", true},          {"cosh", true},
-    {"special_i0", true}, {"i0", true},    {"special_i1", true}, {"special_exp2", false}, {"special_expm1", false},
-};
-
-Hint hint_for_growth(const Operation& op, const Growth& growth) {
-  const Argument x = op.self();
-  if (!op.made_inf() || x.input == nullptr) return {};
-  if (x.is_overwritten()) {
-    return about(x, fmt::format("{} of what {} held is more than {} can hold", growth.op, x.input->name, op.dtype()));
-  }
-  if (!x.has_range()) return {};
-  double largest = *x.tally().max;
-  if (growth.both_signs && std::abs(*x.tally().min) > std::abs(largest)) largest = *x.tally().min;
-  return about(x, fmt::format("{} of {} is more than {} can hold", growth.op, x.quote(largest), op.dtype()));
+Hint is_more_than_fits(const Operation& op, const Argument& x, double at) {
+  return about(x, fmt::format("{} of {} is more than {} can hold", op.name(), x.quote(at), op.dtype()));
 }
 
-Hint hint_for_gamma(const Operation& op) {
-  const Argument x = op.argument("self") ? op.argument("self") : op.self();
-  const bool known = x && x.has_range();
-  if (!known) return {};
-  if (*x.tally().min > 0) {
-    if (!op.made_inf() || *x.tally().max < 1) return {};
-    return about(x, fmt::format("{} of {} is more than {} can hold", op.name(), x.quote(*x.tally().max), op.dtype()));
+Hint hint_for_lgamma(const Operation& op) {
+  const Argument x = op.self();
+  if (!op.made_inf() || !x.has_range()) return {};
+  if (x.max() > 0 && std::lgamma(x.max()) > largest_number(op.dtype())) return is_more_than_fits(op, x, x.max());
+  if (x.min() > 0) return {};
+  return about(x, fmt::format("{} holds zeros or negative integers, the poles of lgamma", x.input->name));
+}
+
+// And of its derivatives: near 0 each is larger than 1 / x. Which one it is, is not known.
+Hint hint_for_digamma(const Operation& op) {
+  const Argument x = op.name() == "polygamma" ? op.argument("self") : op.self();
+  if (!x.has_range() || !x.is_finite()) return {};
+  if (x.holds_zeros()) return about(x, fmt::format("{}, a pole of {}", x.zeros(), op.name()));
+  if (op.made_nan()) {
+    if (x.min() > 0 || op.name() != "digamma") return {};
+    return about(x, fmt::format("{} holds negative integers, the poles of digamma", x.input->name));
   }
-  return about(x, fmt::format("{} holds zeros or negative integers, the poles of {}", x.input->name, op.name()));
+  const double nearest = x.tally().min_abs.value_or(1);
+  return op.made_inf() && 1 / nearest > largest_number(op.dtype()) ? is_more_than_fits(op, x, nearest) : Hint{};
 }
 
 Hint hint_for_zeta(const Operation& op) {
   const Argument x = op.argument("self");
-  if (!x.has_range() || *x.tally().min > 1) return {};
-  return about(x,
-               fmt::format("{} holds values of 1 or less (down to {}): zeta has a pole at 1 and is not defined below",
-                           x.input->name, x.quote(*x.tally().min)));
+  const Argument q = op.argument("other");
+  if (!x.has_range() || !q.has_range()) return {};
+  if (x.min() <= 1) {
+    return about(x,
+                 fmt::format("{} holds values of 1 or less (down to {}): zeta has a pole at 1 and is not defined below",
+                             x.input->name, x.quote(x.min())));
+  }
+  if (q.holds_zeros()) return about(q, fmt::format("{}, a pole of zeta", q.zeros()));
+  if (!op.made_nan() || q.min() > 0 || !op.is_of_finite()) return {};
+  return about(q, fmt::format("{} holds negative values (down to {}): zeta is not defined there", q.input->name,
+                              q.quote(q.min())));
 }
 
 Hint hint_for_entropy(const Operation& op) {
   const Argument x = op.self();
-  if (!op.made_inf() || !x.has_range() || *x.tally().min >= 0) return {};
-  return about(x, fmt::format("{} holds negative values (down to {}): the entropy of them is -inf", x.input->name,
-                              x.quote(*x.tally().min)));
+  if (!op.made_inf() || !x.has_range()) return {};
+  if (x.min() < 0) {
+    return about(x, fmt::format("{} holds negative values (down to {}): the entropy of them is -inf", x.input->name,
+                                x.quote(x.min())));
+  }
+  return about(x, fmt::format("-x log x of {} is more than {} can hold", x.quote(x.max()), op.dtype()));
 }
 
 Hint hint_for_gamma_integral(const Operation& op) {
+  if (!op.made_nan() || !op.is_of_finite()) return {};
   for (const char* name : {"self", "other"}) {
     const Argument x = op.argument(name);
-    if (!op.made_nan() || !x.has_range() || *x.tally().min >= 0) continue;
+    if (!x.has_range() || x.min() >= 0) continue;
     return about(x, fmt::format("{} holds negative values (down to {}): {} is not defined there", x.input->name,
-                                x.quote(*x.tally().min), op.name()));
+                                x.quote(x.min()), op.name()));
   }
-  return {};
+  const Argument both = op.argument("other");
+  if (!both.holds_zeros()) return {};
+  return about(both, fmt::format("{} where self is 0 too: {} is not defined there", both.zeros(), op.name()));
 }
 
 // x log(y) and x log(1 + y)
 Hint hint_for_weighted_logarithm(const Operation& op, double pole) {
+  const Argument x = op.argument("self");
   const Argument y = op.argument("other");
-  if (!y.has_range()) return {};
+  if (!y.has_range() || !op.is_of_finite()) return {};
   const std::string function = pole == 0 ? "log" : "log1p";
-  if (op.made_nan() && *y.tally().min < pole) {
+  if (op.made_nan()) {
+    if (y.min() >= pole) return {};
     return about(y, fmt::format("{} holds values below {} (down to {}): {} of them is NaN", y.input->name, pole,
-                                y.quote(*y.tally().min), function));
+                                y.quote(y.min()), function));
   }
-  if (op.made_nan() || *y.tally().min > pole) return {};
+  constexpr double kLargestLogarithm = 750;  // of a float64
+  const bool is_large = x.absmax() * kLargestLogarithm > largest_number(op.dtype());
+  if (y.min() != pole || is_large) return {};
   return about(y,
                fmt::format("{} holds {}: {}({}) is -inf", y.input->name, pole == 0 ? "zeros" : "-1", function, pole));
 }
 
 // -- quotients
 
+// How many results are made of a zero in `divisor`: broadcasting uses each of its elements as often.
+int64_t results_of_zeros(const Operation& op, const Argument& divisor) {
+  const int64_t size = std::max<int64_t>(divisor.size(), 1);
+  return divisor.tally().zeros * (count_elements(op.finding().shape) / size);
+}
+
+Hint hint_for_zero_divisor(const Operation& op, const Argument& dividend, const Argument& divisor,
+                           std::string_view what) {
+  const std::string name = dividend.input != nullptr ? dividend.input->name : "the dividend";
+  const bool is_plain = dividend.is_finite() && divisor.is_finite();
+  if (!op.made_nan()) {
+    const std::string count = is_plain ? ", " + times(results_of_zeros(op, divisor)) : "";
+    return about(divisor, fmt::format("{}: {} is inf{}", divisor.zeros(), what, count));
+  }
+  if (op.made_inf()) {
+    return about(divisor, fmt::format("{}: {} is inf, and NaN where {} is zero too", divisor.zeros(), what, name));
+  }
+  const std::string count = is_plain ? ", " + times(op.finding().nan) : "";
+  return about(divisor, fmt::format("{}{} where {} is zero too: 0/0 is NaN", divisor.zeros(), count,
+                                    what == "x/0" ? "the dividend" : name));
+}
+
 Hint hint_for_quotient(const Operation& op, const Argument& dividend, const Argument& divisor, std::string_view what) {
-  if (divisor && divisor.tally().zeros > 0) {
-    if (op.made_nan() && op.made_inf()) {
-      return about(divisor, fmt::format("{}: {} is inf, and NaN where {} is zero too", divisor.zeros(), what,
-                                        dividend.input != nullptr ? dividend.input->name : "the dividend"));
+  if (!divisor) return {};
+  const bool may_be_of_infinities = dividend.holds_infinities() && divisor.holds_infinities();
+  if (divisor.holds_zeros() && !(op.made_nan() && may_be_of_infinities)) {
+    return hint_for_zero_divisor(op, dividend, divisor, what);
+  }
+  if (op.made_nan()) {
+    if (may_be_of_infinities && !divisor.holds_zeros()) {
+      return about(divisor,
+                   fmt::format("{} and {} hold infinities: inf/inf is NaN", dividend.input->name, divisor.input->name));
     }
-    const std::string places = times(op.made_nan() ? op.finding().nan : op.infinities());
-    if (!op.made_nan()) return about(divisor, fmt::format("{}: {} is inf, {}", divisor.zeros(), what, places));
-    return about(divisor, fmt::format("{}, {} where {} is zero too: 0/0 is NaN", divisor.zeros(), places,
-                                      what == "x/0" ? "the dividend" : dividend.input->name));
+    if (divisor.input->dtype != InputSummary::kNumber || !op.is_of_finite() || op.is_complex()) return {};
+    return about(divisor, fmt::format("{}, {}, is 0 in {}: 0/0 is NaN", divisor.input->name,
+                                      divisor.quote(divisor.min()), op.dtype()));
   }
-  if (op.made_nan() && holds_infinities(dividend) && holds_infinities(divisor)) {
-    return about(divisor,
-                 fmt::format("{} and {} hold infinities: inf/inf is NaN", dividend.input->name, divisor.input->name));
-  }
-  if (op.made_nan() || !op.made_inf() || !divisor || !divisor.tally().min_abs) return {};
+  if (!op.made_inf() || !divisor.tally().min_abs) return {};
   const std::string small = divisor.quote(*divisor.tally().min_abs);
-  if (!dividend || !dividend.tally().absmax) {
+  if (!dividend) {
     return about(divisor, fmt::format("{} is as small as {}: the quotient is beyond {}, the largest that {} can hold",
                                       divisor.input->name, small, op.limit(), op.dtype()));
   }
+  if (dividend.absmax() / *divisor.tally().min_abs < largest_number(op.dtype())) return {};
   return about(divisor,
                fmt::format("{} {} divided by {} as small as {} is beyond {}, the largest that {} can hold",
                            dividend.input->name, dividend.reach(), divisor.input->name, small, op.limit(), op.dtype()));
@@ -264,13 +221,21 @@ Hint hint_for_division(const Operation& op) {
   return hint_for_quotient(op, op.argument("self"), divisor, "x/0");
 }
 
+// The quotient is multiplied by `value` and added to `self`.
+Hint hint_for_addcdiv(const Operation& op) {
+  if (op.number("value", 1) == 0 || op.self().holds_infinities()) return {};
+  return hint_for_quotient(op, op.argument("tensor1"), op.argument("tensor2"), "tensor1 / tensor2");
+}
+
 Hint hint_for_remainder(const Operation& op) {
-  Argument divisor = op.argument("other");
+  const Argument divisor = op.argument("other");
   const Argument self = op.argument("self");
-  if (divisor && divisor.tally().zeros > 0) {
-    return about(divisor, fmt::format("{}: {} by 0 is NaN, {}", divisor.zeros(), op.name(), times(op.finding().nan)));
+  if (!op.made_nan()) return {};
+  if (divisor.holds_zeros()) {
+    const std::string count = op.is_of_finite() ? ", " + times(op.finding().nan) : "";
+    return about(divisor, fmt::format("{}: {} by 0 is NaN{}", divisor.zeros(), op.name(), count));
   }
-  if (!holds_infinities(self)) return {};
+  if (!self.holds_infinities()) return {};
   return about(self, fmt::format("{} holds infinities: {} of them is NaN", self.input->name, op.name()));
 }
 
@@ -280,59 +245,109 @@ Hint hint_for_reciprocal(const Operation& op) {
     return about(x, fmt::format("{} held zeros, or values too small: 1/x is beyond {}, the largest that {} can hold",
                                 x.input->name, op.limit(), op.dtype()));
   }
-  if (!x) return {};
-  if (x.tally().zeros > 0 || op.is_complex()) {
-    return about(x, fmt::format("{}: 1/0 is {}", x.zeros(), op.made_nan() ? "NaN" : "inf"));
-  }
-  if (!x.tally().min_abs) return {};
+  if (x.holds_zeros()) return about(x, fmt::format("{}: 1/0 is {}", x.zeros(), op.made_nan() ? "NaN" : "inf"));
+  if (!x || op.is_complex() || !x.tally().min_abs) return {};
   return about(x, fmt::format("1/{} is more than {} can hold", x.quote(*x.tally().min_abs), op.dtype()));
+}
+
+// -- powers
+
+Hint hint_for_negative_base(const Argument& base, const Argument& exponent) {
+  const bool is_one = exponent.has_range() && exponent.min() == exponent.max();
+  const std::string power = is_one ? exponent.quote(exponent.min()) : "a power that is no integer";
+  if (base.is_overwritten()) {
+    return about(
+        base, fmt::format("{} held negative values: a negative base to the power {} is NaN", base.input->name, power));
+  }
+  if (!base.has_range() || base.min() >= 0) return {};
+  return about(base, fmt::format("{} holds negative values (down to {}): a negative base to the power {} is NaN",
+                                 base.input->name, base.quote(base.min()), power));
+}
+
+Hint hint_for_overwritten_base(const Operation& op, const Argument& base, const Argument& exponent) {
+  if (exponent.min() != exponent.max()) return {};
+  const std::string what = exponent.min() < 0 ? "zeros, or values too small" : "values too large";
+  return about(base, fmt::format("{} held {}: their power {} is beyond {}, the largest that {} can hold",
+                                 base.input->name, what, exponent.quote(exponent.min()), op.limit(), op.dtype()));
 }
 
 Hint hint_for_power(const Operation& op) {
   const Argument base = op.argument("self");
-  Argument exponent = op.argument("exponent");
+  const Argument exponent = op.argument("exponent");
   if (base.input == nullptr || exponent.input == nullptr || op.is_complex()) return {};
-  const bool is_one = exponent.has_range() && *exponent.tally().min == *exponent.tally().max;
-  const std::string power = is_one ? exponent.quote(*exponent.tally().min) : "a power that is no integer";
-  if (op.made_nan()) {
-    if (base.is_overwritten()) {
-      return about(base, fmt::format("{} held negative values: a negative base to the power {} is NaN",
-                                     base.input->name, power));
-    }
-    if (!base.has_range() || *base.tally().min >= 0) return {};
-    return about(base, fmt::format("{} holds negative values (down to {}): a negative base to the power {} is NaN",
-                                   base.input->name, base.quote(*base.tally().min), power));
+  if (op.made_nan()) return hint_for_negative_base(base, exponent);
+  if (!op.made_inf() || !exponent.has_range()) return {};
+  if (base.is_overwritten()) return hint_for_overwritten_base(op, base, exponent);
+  if (base.holds_zeros() && exponent.max() < 0) {
+    return about(base, fmt::format("{}: 0 to the power {} is inf", base.zeros(), exponent.quote(exponent.min())));
   }
-  if (!exponent.has_range()) return {};
-  const double lowest = *exponent.tally().min;
-  if (base && base.tally().zeros > 0 && lowest < 0) {
-    return about(base, fmt::format("{}: 0 to the power {} is inf", base.zeros(), exponent.quote(lowest)));
+  if (!base.has_range() || (base.holds_zeros() && exponent.min() < 0)) return {};
+  const double limit = largest_number(op.dtype());
+  const double small = base.tally().min_abs.value_or(1);
+  if (exponent.max() > 0 && std::pow(base.absmax(), exponent.max()) > limit) {
+    return about(base, fmt::format("{} to the power {} is more than {} can hold", base.quote(base.absmax()),
+                                   exponent.quote(exponent.max()), op.dtype()));
   }
-  if (!base.has_range()) return {};
-  const bool is_small = lowest < 0 && base.tally().min_abs && *base.tally().min_abs < 1;
-  const double x = is_small ? *base.tally().min_abs : *base.tally().absmax;
-  return about(base, fmt::format("{} to the power {} is more than {} can hold", base.quote(x),
-                                 exponent.quote(is_small ? lowest : *exponent.tally().max), op.dtype()));
+  if (exponent.min() >= 0 || std::pow(small, exponent.min()) <= limit) return {};
+  return about(base, fmt::format("{} to the power {} is more than {} can hold", base.quote(small),
+                                 exponent.quote(exponent.min()), op.dtype()));
 }
 
 // -- infinities that cancel
 
-Hint hint_for_product_with_infinity(const Operation& op) {
-  const std::vector<Argument> all = op.arguments();
-  for (const Argument& zero : all) {
-    for (const Argument& infinite : all) {
-      if (zero.index == infinite.index || !zero || zero.tally().zeros == 0 || !holds_infinities(infinite)) continue;
-      return about(infinite, fmt::format("{} holds infinities where {} is zero: 0 * inf is NaN", infinite.input->name,
-                                         zero.input->name));
+// Returns a pair of arguments of which one holds zeros and the other infinities; absent ones if there is none.
+std::pair<Argument, Argument> zero_and_infinity(const Operation& op) {
+  for (const Argument& zero : op.arguments()) {
+    for (const Argument& infinite : op.arguments()) {
+      if (zero.index != infinite.index && zero.holds_zeros() && infinite.holds_infinities()) return {zero, infinite};
     }
   }
   return {};
 }
 
+Hint hint_for_product(const Operation& op) {
+  const auto [zero, infinite] = zero_and_infinity(op);
+  if (!op.made_nan() || op.is_complex() || !zero) return {};
+  if (zero.holds_infinities() && infinite.holds_zeros()) {
+    return about(infinite, fmt::format("{} and {} hold zeros and infinities: 0 * inf is NaN", infinite.input->name,
+                                       zero.input->name));
+  }
+  return about(infinite, fmt::format("{} holds infinities where {} is zero: 0 * inf is NaN", infinite.input->name,
+                                     zero.input->name));
+}
+
+// Of finite factors it is NaN only where an Inf on the way meets a zero.
+Hint hint_for_product_of_elements(const Operation& op) {
+  const Argument x = op.self();
+  if (!op.made_nan() || op.is_complex() || !x.is_finite() || !x.holds_zeros()) return {};
+  return about(x,
+               fmt::format("{} holds zeros, and a product on the way is beyond {}, the largest that {} can hold: 0 * "
+                           "inf is NaN",
+                           x.input->name, op.limit(), op.dtype()));
+}
+
+// Of sums of products.
+Hint hint_for_matrix_product(const Operation& op) {
+  if (!op.made_nan() || op.is_complex()) return {};
+  const bool has_zeros = static_cast<bool>(zero_and_infinity(op).first);
+  for (const Argument& infinite : op.arguments()) {
+    if (!infinite.holds_infinities()) continue;
+    return about(infinite, fmt::format("{} holds infinities: {}inf - inf is NaN", infinite.input->name,
+                                       has_zeros ? "0 * inf or " : ""));
+  }
+  return {};
+}
+
+// Where a factor is 0, what it multiplies is no summand.
+bool has_zero_factor(const Operation& op) {
+  return op.argument("alpha").holds_zeros() || op.argument("weight").holds_zeros();
+}
+
 Hint hint_for_cancelling(const Operation& op) {
+  if (!op.made_nan() || has_zero_factor(op)) return {};
   std::vector<Argument> infinite;
   for (const Argument& x : op.arguments()) {
-    if (holds_infinities(x)) infinite.push_back(x);
+    if (x.holds_infinities()) infinite.push_back(x);
   }
   if (infinite.size() > 1) {
     return about(infinite[0], fmt::format("{} and {} hold infinities: inf - inf is NaN", infinite[0].input->name,
@@ -346,20 +361,28 @@ Hint hint_for_cancelling(const Operation& op) {
 
 Hint hint_for_trigonometry(const Operation& op) {
   const Argument x = op.self();
-  if (!holds_infinities(x)) return {};
+  if (!op.made_nan() || !x.holds_infinities()) return {};
   return about(x, fmt::format("{} holds infinities: {} of them is NaN", x.input->name, op.name()));
 }
 
-// A softmax of finite numbers and -inf is NaN only where there was nothing but -inf.
+// A softmax of finite numbers and -inf is NaN only where there was nothing but -inf. Its logarithm has -inf elsewhere.
 Hint hint_for_softmax(const Operation& op) {
   const Argument x = op.self();
-  if (!op.made_nan() || !x || x.tally().nan > 0) return {};
+  if (!x || x.tally().nan > 0) return {};
+  if (!op.made_nan()) {
+    if (!op.made_inf() || !x.is_finite() || !x.has_range()) return {};
+    return about(x, fmt::format("{} from {} to {}: their difference is beyond {}, the largest that {} can hold",
+                                x.input->name, x.quote(x.min()), x.quote(x.max()), op.limit(), op.dtype()));
+  }
   if (x.tally().posinf > 0) return about(x, fmt::format("{} holds +inf: inf - inf is NaN", x.input->name));
   if (x.tally().neginf == 0) return {};
-  return about(x, fmt::format("the row of {} at [{}] is -inf everywhere: softmax of a fully masked row is 0/0",
-                              x.input->name, fmt::join(op.finding().first_index, ",")));
+  const std::string row = op.infinities() == 0 ? fmt::format("the row of {} at [{}]", x.input->name,
+                                                             fmt::join(op.finding().first_index, ","))
+                                               : fmt::format("a row of {}", x.input->name);
+  return about(x, fmt::format("{} is -inf everywhere: softmax of a fully masked row is 0/0", row));
 }
 
+// Finite queries and keys make a NaN only if their products overflow or a row of the mask leaves nothing.
 Hint hint_for_attention(const Operation& op) {
   Argument mask = op.argument("attn_mask");
   if (mask.input == nullptr) mask = op.argument("attn_bias");
@@ -367,16 +390,18 @@ Hint hint_for_attention(const Operation& op) {
   const bool is_bool_mask = mask && mask.input->dtype == "bool" && mask.tally().zeros > 0;
   const Argument query = op.argument("query");
   const Argument key = op.argument("key");
-  const bool known = query && key && query.tally().absmax && key.tally().absmax && !query.input->shape.empty();
-  if (!known || !query.is_finite() || !key.is_finite()) return {};
-  const double product = *query.tally().absmax * *key.tally().absmax * static_cast<double>(query.input->shape.back());
-  if (product >= largest_number(op.dtype())) {
-    return about(query, fmt::format("query {} and key {}: their products are beyond {}, the largest that {} can hold",
-                                    query.reach(), key.reach(), op.limit(), op.dtype()));
-  }
-  if (!op.made_nan() || (!is_float_mask && !is_bool_mask)) return {};
-  return about(mask, fmt::format("a row of {} is {} everywhere: softmax of a fully masked row is 0/0", mask.input->name,
-                                 is_float_mask ? "-inf" : "False"));
+  if (!op.made_nan() || !query.is_finite() || !key.is_finite() || !op.argument("value").is_finite()) return {};
+  if (query.input->shape.empty()) return {};
+  const double scale = std::max(1.0, std::abs(op.number("scale", 1)));
+  const double product = query.absmax() * key.absmax() * scale * static_cast<double>(query.input->shape.back());
+  const bool may_overflow = product >= largest_number(op.dtype());
+  const std::string overflow =
+      fmt::format("query {} and key {}: their products are beyond {}, the largest that {} can hold", query.reach(),
+                  key.reach(), op.limit(), op.dtype());
+  if (!is_float_mask && !is_bool_mask) return may_overflow ? about(query, overflow) : Hint{};
+  const std::string masked = fmt::format("a row of {} is {} everywhere: softmax of a fully masked row is 0/0",
+                                         mask.input->name, is_float_mask ? "-inf" : "False");
+  return may_overflow ? about(query, fmt::format("either {}, or {}", overflow, masked)) : about(mask, masked);
 }
 
 // -- reductions
@@ -392,9 +417,8 @@ Hint hint_for_mean(const Operation& op) {
 Hint hint_for_variance(const Operation& op) {
   const Argument x = op.self();
   const int64_t results = count_elements(op.finding().shape);
-  if (!op.made_nan() || !x || !x.is_finite() || results == 0) return {};
-  const Argument correction = op.argument("correction");
-  const double subtracted = correction.has_range() ? *correction.tally().min : 1;
+  if (!x || !x.is_finite() || results == 0) return {};
+  const double subtracted = op.number("correction", 1);
   const int64_t count = x.size() / results;
   if (static_cast<double>(count) > subtracted) return {};
   if (count == 1 && subtracted == 1) {
@@ -419,35 +443,69 @@ Hint hint_for_nll_loss(const Operation& op) {
     return about(target, fmt::format("all {} targets are ignore_index ({:g}): a mean over nothing is 0/0",
                                      target.size(), index));
   }
-  if (!weight || weight.tally().zeros == 0) return {};
+  if (!weight.holds_zeros() || weight.min() < 0 || !op.is_of_finite()) return {};
   return about(weight, "the weights of all targets are 0: a mean over nothing is 0/0");
 }
 
 Hint hint_for_ctc_loss(const Operation& op) {
   const Argument x = op.argument("log_probs");
-  if (!op.made_inf() || !x.is_finite()) return {};
+  if (!op.made_inf() || !x.is_finite() || x.input->shape.empty()) return {};
+  if (x.absmax() * static_cast<double>(x.input->shape[0]) >= largest_number(op.dtype())) return {};
   return about(x,
                "an input is too short for its target, counting a blank between equal neighbours: no alignment exists");
 }
 
 // -- normalisation
 
+// Half precision is normalized in float32.
+std::string_view computation_dtype(const Operation& op) {
+  return op.dtype() == "float16" || op.dtype() == "bfloat16" ? "float32" : std::string_view(op.dtype());
+}
+
+// Whether what is normalized may overflow where it is scaled: it is at most the root of the count before that.
+bool may_overflow_in_scaling(const Operation& op, const Argument& x) {
+  const Argument weight = op.argument("weight");
+  const double scale = weight ? weight.absmax() : 1;
+  const double largest = scale * std::sqrt(static_cast<double>(x.size())) + op.argument("bias").absmax();
+  return largest >= largest_number(op.dtype());
+}
+
+Hint hint_for_running_variance(const Operation& op, const Argument& variance) {
+  if (!variance.has_range() || !op.made_nan()) return {};
+  const double eps = op.number("eps", 0);
+  if (variance.min() + eps < 0) {
+    return about(variance, fmt::format("running_var holds negative values (down to {}): their square root is NaN",
+                                       variance.quote(variance.min())));
+  }
+  if (eps != 0 || !variance.holds_zeros() || !op.is_of_finite()) return {};
+  return about(variance, "running_var holds zeros, and eps is 0: 0/0 is NaN");
+}
+
 Hint hint_for_normalization(const Operation& op) {
   const Argument variance = op.argument("running_var");
-  if (op.made_nan() && variance.has_range() && *variance.tally().min < 0) {
-    return about(variance, fmt::format("running_var holds negative values (down to {}): their square root is NaN",
-                                       variance.quote(*variance.tally().min)));
-  }
+  if (variance) return hint_for_running_variance(op, variance);  // else it was written: training
   const Argument x = op.self();
   const Argument eps = op.argument("eps");
-  if (!x.is_finite() || !x.tally().absmax) return {};
-  const double squares = *x.tally().absmax * *x.tally().absmax * static_cast<double>(x.size());
-  if (squares > largest_number(op.dtype())) {
+  if (!x.is_finite() || !x.tally().absmax || may_overflow_in_scaling(op, x)) return {};
+  const double limit = largest_number(computation_dtype(op));
+  const double squares = x.absmax() * x.absmax() * static_cast<double>(x.size());
+  const bool has_no_eps = eps.has_range() && eps.min() == 0;
+  if (squares > limit) {
+    if (has_no_eps) return {};  // one or the other
     return about(x, fmt::format("{} {}: its variance is beyond {}, the largest that {} can hold", x.input->name,
-                                x.reach(), op.limit(), op.dtype()));
+                                x.reach(), format_number(limit, computation_dtype(op)), computation_dtype(op)));
   }
-  if (!eps.has_range() || *eps.tally().min != 0) return {};
-  return about(eps, fmt::format("eps is 0, and the variance of a row of {} is 0: 0/0 is NaN", x.input->name));
+  if (!has_no_eps) return {};
+  return about(eps, fmt::format("eps is 0, and the {} of a row of {} is 0: {}",
+                                op.name() == "_fused_rms_norm" ? "mean square" : "variance", x.input->name,
+                                op.made_nan() ? "0/0 is NaN" : "x/0 is inf"));
+}
+
+// A weight is divided by the norms of its slices.
+Hint hint_for_weight_norm(const Operation& op) {
+  const Argument v = op.argument("v");
+  if (!op.made_nan() || !op.is_of_finite() || !v) return {};
+  return about(v, "the norm of a slice of v is 0: 0/0 is NaN");
 }
 
 // -- linear algebra
@@ -456,6 +514,12 @@ Hint hint_for_inverse(const Operation& op) {
   const Argument x = op.self();
   if (!x.is_finite()) return {};
   return about(x, fmt::format("{} is singular, or so nearly that its inverse is beyond {}", x.input->name, op.dtype()));
+}
+
+Hint hint_for_solution(const Operation& op, std::string_view matrix) {
+  const Argument a = op.argument(matrix);
+  if (!a || !op.is_of_finite()) return {};
+  return about(a, fmt::format("{} is singular, or the solution is beyond {}", a.input->name, op.dtype()));
 }
 
 Hint hint_for_determinant(const Operation& op) {
@@ -468,163 +532,13 @@ Hint hint_for_determinant(const Operation& op) {
 
 Hint hint_for_fused_step(const Operation& op) {
   const Argument eps = op.argument("eps");
-  if (op.made_nan() && eps.has_range() && *eps.tally().min == 0) {
-    return about(eps, "eps is 0: where the gradient has been 0 in every step, 0/0 is NaN");
-  }
-  return {};
+  const bool is_finite = std::none_of(op.arguments().begin(), op.arguments().end(),
+                                      [](const Argument& x) { return x.input->tally.nonfinite() > 0; });
+  if (!op.made_nan() || !is_finite || !eps.has_range() || eps.min() != 0) return {};
+  return about(eps, "eps is 0: where both moments are 0, 0/0 is NaN");
 }
 
-// -- the range of the dtype
-
-constexpr std::array kArithmetic = {
-    "add"sv,
-    "sub"sv,
-    "rsub"sv,
-    "mul"sv,
-    "sum"sv,
-    "nansum"sv,
-    "mean"sv,
-    "cumsum"sv,
-    "prod"sv,
-    "cumprod"sv,
-    "mm"sv,
-    "bmm"sv,
-    "addmm"sv,
-    "addbmm"sv,
-    "baddbmm"sv,
-    "addmv"sv,
-    "mv"sv,
-    "dot"sv,
-    "vdot"sv,
-    "addr"sv,
-    "_to_copy"sv,
-    "copy"sv,
-    "lerp"sv,
-    "addcmul"sv,
-    "hypot"sv,
-    "ldexp"sv,
-    "dist"sv,
-    "norm"sv,
-    "linear"sv,
-    "convolution"sv,
-    "index_add"sv,
-    "scatter_add"sv,
-    "mse_loss"sv,
-    "huber_loss"sv,
-    "div"sv,
-    "linalg_vector_norm"sv,
-    "linalg_cross"sv,
-    "linalg_matrix_exp"sv,
-    "linalg_solve_triangular"sv,
-    "_linalg_det"sv,
-    "_cdist_forward"sv,
-    "_euclidean_dist"sv,
-    "_pdist_forward"sv,
-    "_fft_r2c"sv,
-    "_fft_c2c"sv,
-    "_fft_c2r"sv,
-    "scatter_reduce"sv,
-    "index_reduce"sv,
-    "index_put"sv,
-    "_index_put_impl"sv,
-    "embedding_dense_backward"sv,
-    "embedding_bag"sv,
-    "_embedding_bag"sv,
-    "_embedding_bag_forward_only"sv,
-    "avg_pool2d"sv,
-    "avg_pool3d"sv,
-    "_adaptive_avg_pool2d"sv,
-    "convolution_backward"sv,
-    "mkldnn_convolution"sv,
-    "_convolution"sv,
-    "_addmm_activation"sv,
-    "_sparse_addmm"sv,
-    "_sparse_mm"sv,
-    "soft_margin_loss"sv,
-    "binary_cross_entropy_with_logits"sv,
-    "smooth_l1_loss"sv,
-    "var"sv,
-    "std"sv,
-    "var_mean"sv,
-    "std_mean"sv,
-    "_fused_adam"sv,
-    "_fused_adamw"sv,
-    "_fused_sgd"sv,
-    "_fused_adagrad"sv,
-    "trapezoid"sv,
-    "pow"sv,
-    "square"sv,
-    "addcdiv"sv,
-    "maximum"sv,
-    "polar"sv,
-    "logaddexp"sv,
-    "mkldnn_linear"sv,
-    "_weight_norm_interface"sv,
-};
-
-bool is_arithmetic(std::string_view op) {
-  return std::find(kArithmetic.begin(), kArithmetic.end(), op) != kArithmetic.end();
-}
-
-std::string describe_operands(const std::vector<Argument>& operands) {
-  std::vector<std::string> parts;
-  for (const Argument& x : operands) {
-    if (parts.size() == 4) break;
-    const bool is_number = x.input->dtype == InputSummary::kNumber;
-    parts.push_back(is_number ? fmt::format("{} {}", x.input->name, x.quote(*x.tally().min))
-                              : fmt::format("{} {}", x.input->name, x.reach()));
-  }
-  return parts.empty() ? "" : fmt::format(" ({})", fmt::join(parts, ", "));
-}
-
-// A weight that is this many times as large as before the first step has diverged.
-constexpr double kGrown = 100;
-
-// "; mat2 has grown from 0.3 at step 1", of the first weight that has.
-std::string describe_growth(const Operation& op) {
-  for (const Argument& x : op.arguments()) {
-    const std::optional<double>& before = x.input->initial_absmax;
-    if (!before) continue;
-    if (x.is_overwritten()) {
-      return fmt::format("; {} was up to {} at step {}", x.input->name, x.quote(*before), x.input->initial_step);
-    }
-    if (!x.tally().absmax || *x.tally().absmax < kGrown * *before) continue;
-    return fmt::format("; {} has grown from {} at step {}", x.input->name, x.quote(*before), x.input->initial_step);
-  }
-  return "";
-}
-
-// For finite inputs whose result does not fit into the dtype of the result.
-Hint hint_for_range(const Operation& op) {
-  const bool is_known = is_arithmetic(op.name());
-  if (!op.made_inf() && !(is_known && op.made_nan())) return {};
-  if (op.arguments().empty()) return {};
-  const double limit = largest_number(op.dtype());
-  if (!std::isfinite(limit) || (!is_known && op.dtype() != "float16")) return {};
-  std::vector<Argument> operands;
-  for (const Argument& x : op.arguments()) {
-    if (x.input->tally.nonfinite() > 0) return {};
-    const bool counts = x && x.tally().absmax && x.input->dtype.find("int") == std::string::npos;
-    if (counts && x.input->dtype != "bool" && *x.tally().absmax > 0) operands.push_back(x);
-  }
-  std::stable_sort(operands.begin(), operands.end(), [](const Argument& a, const Argument& b) {
-    return std::min(*a.tally().absmax, 1e4) > std::min(*b.tally().absmax, 1e4);
-  });
-  if (operands.empty() && !op.made_inf()) return {};
-  if (!operands.empty() && *operands[0].tally().absmax > limit) {
-    const Argument& x = operands[0];
-    const auto [extreme, sign] = x.is_below() ? std::pair("lowest", -1.0) : std::pair("largest", 1.0);
-    return about(x,
-                 fmt::format("the {0} value, {1}, is beyond {2}, the {0} that {3} can hold", extreme,
-                             x.quote(sign * *x.tally().absmax), format_number(sign * limit, op.dtype()), op.dtype()));
-  }
-  const std::string what = op.made_nan() ? "a result on the way" : "the result";
-  std::string text = fmt::format("{} is beyond {}, the largest that {} can hold{}", what, op.limit(), op.dtype(),
-                                 describe_operands(operands));
-  if (op.made_nan()) text += ": inf - inf is NaN";
-  text += describe_growth(op);
-  return operands.empty() ? Hint{std::move(text)} : about(operands[0], std::move(text));
-}
+// -- numbers
 
 Hint hint_for_number(const Operation& op) {
   for (const Argument& x : op.arguments()) {
@@ -642,10 +556,9 @@ struct RuleOf {
 };
 
 constexpr RuleOf kRules[] = {
-    {"lgamma", hint_for_gamma},
-    {"digamma", hint_for_gamma},
-    {"polygamma", hint_for_gamma},
-    {"mvlgamma", hint_for_gamma},
+    {"lgamma", hint_for_lgamma},
+    {"digamma", hint_for_digamma},
+    {"polygamma", hint_for_digamma},
     {"special_zeta", hint_for_zeta},
     {"special_entr", hint_for_entropy},
     {"igamma", hint_for_gamma_integral},
@@ -656,21 +569,19 @@ constexpr RuleOf kRules[] = {
     {"true_divide", hint_for_division},
     {"divide", hint_for_division},
     {"floor_divide", hint_for_division},
-    {"addcdiv",
-     [](const Operation& op) {
-       Argument dividend = op.argument("tensor1");
-       return hint_for_quotient(op, dividend, op.argument("tensor2"), "tensor1 / tensor2");
-     }},
+    {"addcdiv", hint_for_addcdiv},
     {"fmod", hint_for_remainder},
     {"remainder", hint_for_remainder},
     {"reciprocal", hint_for_reciprocal},
     {"pow", hint_for_power},
-    {"mul", hint_for_product_with_infinity},
-    {"mm", hint_for_product_with_infinity},
-    {"bmm", hint_for_product_with_infinity},
-    {"addmm", hint_for_product_with_infinity},
-    {"baddbmm", hint_for_product_with_infinity},
-    {"addcmul", hint_for_product_with_infinity},
+    {"mul", hint_for_product},
+    {"prod", hint_for_product_of_elements},
+    {"cumprod", hint_for_product_of_elements},
+    {"mm", hint_for_matrix_product},
+    {"bmm", hint_for_matrix_product},
+    {"addmm", hint_for_matrix_product},
+    {"baddbmm", hint_for_matrix_product},
+    {"addcmul", hint_for_matrix_product},
     {"add", hint_for_cancelling},
     {"sub", hint_for_cancelling},
     {"rsub", hint_for_cancelling},
@@ -717,15 +628,16 @@ constexpr RuleOf kRules[] = {
     {"cudnn_batch_norm", hint_for_normalization},
     {"_fused_rms_norm", hint_for_normalization},
     {"linalg_inv_ex", hint_for_inverse},
-    {"_linalg_solve_ex", hint_for_inverse},
-    {"linalg_solve_triangular", hint_for_inverse},
-    {"triangular_solve", hint_for_inverse},
-    {"linalg_lu_solve", hint_for_inverse},
-    {"lu_solve", hint_for_inverse},
+    {"_linalg_solve_ex", [](const Operation& op) { return hint_for_solution(op, "A"); }},
+    {"linalg_solve_triangular", [](const Operation& op) { return hint_for_solution(op, "self"); }},
+    {"triangular_solve", [](const Operation& op) { return hint_for_solution(op, "A"); }},
+    {"linalg_lu_solve", [](const Operation& op) { return hint_for_solution(op, "LU"); }},
+    {"lu_solve", [](const Operation& op) { return hint_for_solution(op, "LU_data"); }},
     {"cholesky_inverse", hint_for_inverse},
-    {"cholesky_solve", hint_for_inverse},
-    {"_cholesky_solve_helper", hint_for_inverse},
+    {"cholesky_solve", [](const Operation& op) { return hint_for_solution(op, "input2"); }},
+    {"_cholesky_solve_helper", [](const Operation& op) { return hint_for_solution(op, "A"); }},
     {"_linalg_slogdet", hint_for_determinant},
+    {"_weight_norm_interface", hint_for_weight_norm},
     {"_fused_adam", hint_for_fused_step},
     {"_fused_adamw", hint_for_fused_step},
 };
@@ -737,18 +649,15 @@ auto find_entry(const Entries& entries, std::string_view op) {
 
 }  // namespace
 
-Hint hint_for_operator(const Finding& finding) {
-  const Operation op(finding);
+Hint hint_for_operator(const Operation& op) {
   Hint hint;
   if (const auto domain = find_entry(kDomains, op.name()); domain != std::end(kDomains)) {
     hint = hint_for_domain(op, *domain);
-  } else if (const auto growth = find_entry(kGrowths, op.name()); growth != std::end(kGrowths)) {
-    hint = hint_for_growth(op, *growth);
   } else if (const auto rule = find_entry(kRules, op.name()); rule != std::end(kRules)) {
     hint = rule->rule(op);
   }
   if (hint.text.empty()) hint = hint_for_number(op);
-  return hint.text.empty() ? hint_for_range(op) : hint;
+  return hint.text.empty() ? hint_for_overflow(op) : hint;
 }
 
 }  // namespace torchnan

@@ -1,13 +1,11 @@
 // Hints by operator: what its arguments hold that makes its result non-finite.
 #pragma once
 
-#include <torchnan/finding.h>
-
-#include "report/hint.h"
+#include "report/operation.h"
 
 namespace torchnan {
 
 // Returns the hint of the operator that made the value, empty if its rule does not fit what was measured.
-Hint hint_for_operator(const Finding& finding);
+Hint hint_for_operator(const Operation& op);
 
 }  // namespace torchnan

@@ -7,7 +7,11 @@ import re
 import sys
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
+import torchnan
 from tests.support.finding_logs import finding_of, masked_row, received
 from tests.support.processes import run
 from torchnan.distributed import delivery
@@ -163,6 +167,22 @@ def test_of_several_ranks_one_reports_each_cause_and_the_end_says_what_the_other
     assert "received by rank 0 through allreduce_" in page
     assert "rank 0</text>" in page
     assert "rank 1</text>" in page
+
+
+@pytest.mark.parametrize("launched", [None, "5"])
+def test_a_process_of_a_group_tells_its_rank_without_a_launcher(launched, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    if launched is not None:
+        monkeypatch.setenv("RANK", launched)  # of the machine, say
+    dist.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
+    try:
+        with torchnan.detect(action="log") as watch:
+            held = torch.tensor([0.0]).log()
+    finally:
+        dist.destroy_process_group()
+    assert watch.first.rank == 1
+    assert "rank 1" in str(watch.first).splitlines()[0]
+    del held
 
 
 @pytest.fixture

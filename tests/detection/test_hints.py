@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
+import sys
 
 import pytest
 import torch
@@ -14,7 +16,24 @@ from tests.support.nonfinite_catalogue import FAMILIES, INF, NAN, gradient, half
 from torchnan._load import _C
 from torchnan.detection import initial_weights
 
+
+class Log(torch.autograd.Function):
+    """Whose backward pass is not that of a logarithm."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad / (grad - 1)
+
+
 HINTS = {
+    "a function with the name of another": (
+        lambda: gradient(Log.apply, t(3.0)),
+        "other holds zeros: x/0 is inf, once",
+    ),
     "masked row": (
         lambda: torch.zeros(2, 2).masked_fill(torch.eye(2).cumsum(0) > 0, -INF).softmax(-1),
         "the row of self at [1,0] is -inf everywhere: softmax of a fully masked row is 0/0",
@@ -49,6 +68,40 @@ HINTS = {
         lambda: torch.ones(3, 1).var(1),
         "the variance of a single element of self: the unbiased estimate divides by n - 1 = 0",
     ),
+    "variance with nothing left": (
+        lambda: t(1, 2).var(correction=2),
+        "the variance of 2 elements of self with correction 2: it divides by 0",
+    ),
+    "overflowing mean": (
+        lambda: t(3e38, 3e38).mean(),
+        "the result, or a value on the way to it, is beyond 3.40282e+38, the largest that float32 can hold (self up to "
+        "3e+38)",
+    ),
+    "a quotient by zero beside one that overflows": (
+        lambda: t(1e38, 1) / t(1e-10, 0),
+        "other holds zeros: x/0 is inf, once",
+    ),
+    "a slope that overflows beside other signs": (
+        lambda: gradient(lambda x: x / t(1e-30, -1, 0.5) * 1e30, torch.zeros(3)),
+        "self up to 1e+30 divided by other as small as 1e-30 is beyond 3.40282e+38, the largest that float32 can hold",
+    ),
+    "a masked row after one that is not": (
+        lambda: torch.zeros(2, 2).masked_fill(t(0, 1, 1, 1).view(2, 2) > 0, -INF).log_softmax(-1),
+        "a row of self is -inf everywhere: softmax of a fully masked row is 0/0",
+    ),
+    "values of a row that are too far apart": (
+        lambda: t(3e38, -3e38).log_softmax(0),
+        "self from -3e+38 to 3e+38: their difference is beyond 3.40282e+38, the largest that float32 can hold",
+    ),
+    "a power in place": (
+        lambda: t(0, 4).pow_(-0.5),
+        "self held zeros, or values too small: their power -0.5 is beyond 3.40282e+38, the largest that float32 can "
+        "hold",
+    ),
+    "a divisor too small for the dtype": (lambda: t(0.0) / 1e-60, "other, 1e-60, is 0 in float32: 0/0 is NaN"),
+    "y1 near zero": (lambda: torch.special.bessel_y1(t(1e-40)), ""),
+    "an overflow beside a zero and an infinity": (lambda: t(3e38, 0, 1) * t(10, 1, INF), ""),
+    "an overflow beside infinities": (lambda: t(3e38, INF, 1) + t(3e38, 1, INF), ""),
     "norm at zero": (
         lambda: gradient(lambda x: x.square().sum().sqrt(), t(0, 0)),
         "the slope of sqrt at 0 is infinite: 1 / (2 sqrt(0)), as in a norm of zeros",
@@ -61,6 +114,10 @@ HINTS = {
     "eigenvalues": (
         lambda: gradient(lambda x: torch.linalg.eigh(x)[1], torch.eye(2)),
         "two eigenvalues are equal: the gradient of eigenvectors divides by their difference",
+    ),
+    "a singular value": (
+        lambda: gradient(lambda x: torch.linalg.svd(x, full_matrices=False)[0], torch.eye(3, 2) * t(1, 0)),
+        "a singular value is 0: the gradient of the vectors divides by it",
     ),
     "singular values": (
         lambda: gradient(lambda x: torch.linalg.svd(x)[0], torch.eye(2)),
@@ -115,20 +172,43 @@ HINTS = {
     ),
     "overflowing product": (
         lambda: torch.full((2, 2), 1e22) @ torch.full((2, 2), 2e21),
-        "the result is beyond 3.40282e+38, the largest that float32 can hold (self up to 1e+22, mat2 up to 2e+21)",
+        "the result, or a value on the way to it, is beyond 3.40282e+38, the largest that float32 can hold (self up to "
+        "1e+22, mat2 up to 2e+21)",
     ),
     "overflowing norm": (
         lambda: t(2e30, 1e30).norm(),
-        "the result is beyond 3.40282e+38, the largest that float32 can hold (self up to 2e+30, ord 2)",
+        "the result, or a value on the way to it, is beyond 3.40282e+38, the largest that float32 can hold (self up to "
+        "2e+30, ord 2)",
     ),
     "singular": (
         lambda: torch.linalg.inv_ex(torch.zeros(2, 2))[0],
         "A is singular, or so nearly that its inverse is beyond float32",
     ),
+    "a solution that is too large": (
+        lambda: torch.linalg.solve_ex(torch.eye(2) * 1e-3, torch.full((2, 1), 3e38))[0],
+        "A is singular, or the solution is beyond float32",
+    ),
+    "the second argument is the matrix": (
+        lambda: torch.cholesky_solve(torch.ones(2, 1), torch.zeros(2, 2)),
+        "input2 is singular, or the solution is beyond float32",
+    ),
+    "an infinity in a product of matrices": (
+        lambda: t(INF, 1).view(1, 2) @ t(-1, -1).view(2, 1) + t(INF).view(1, 1) @ t(1.0).view(1, 1),
+        "self and other hold infinities: inf - inf is NaN",
+    ),
     "atanh": (lambda: torch.atanh(t(1.0)), "self holds 1 or -1: atanh of them is infinite"),
     "logit": (lambda: torch.logit(t(1.0)), "self holds 0 or 1: logit of them is infinite"),
     "lgamma": (lambda: torch.lgamma(t(0.0)), "self holds zeros or negative integers, the poles of lgamma"),
-    "digamma": (lambda: torch.digamma(t(0.0)), "self holds zeros or negative integers, the poles of digamma"),
+    "lgamma of a large number beside a negative one": (
+        lambda: torch.lgamma(t(-2.5, 3e38)),
+        "lgamma of 3e+38 is more than float32 can hold",
+    ),
+    "digamma": (lambda: torch.digamma(t(0.0)), "self holds zeros, a pole of digamma"),
+    "digamma near zero": (lambda: torch.digamma(t(5, 1e-39)), "digamma of 1e-39 is more than float32 can hold"),
+    "digamma of a negative integer": (
+        lambda: torch.digamma(t(-2, 5)),
+        "self holds negative integers, the poles of digamma",
+    ),
     "log1p": (lambda: torch.log1p(t(-1.0)), "self holds -1: log1p(-1) is -inf"),
     "remainder": (lambda: t(1).remainder(0), "other is 0: remainder by 0 is NaN, once"),
     "in place": (lambda: t(1, 0).log_(), "self held zeros: log(0) is -inf"),
@@ -159,7 +239,7 @@ def test_the_hint_says_what_was_measured(name):
     with torchnan.detect(action="log") as watch:
         held = run()
     assert watch.first is not None
-    assert watch.first.hint == hint
+    assert (watch.first.hint or "") == hint
     del held
 
 
@@ -176,7 +256,7 @@ def test_unwritten_memory_is_called_that():
 
 def test_no_rule_no_hint():
     with torchnan.detect(action="log") as watch:
-        held = torch.special.erfcx(t(-30.0))
+        held = torch.special.chebyshev_polynomial_t(t(100.0), t(50.0))
     assert watch.first is not None
     assert not watch.first.hint
     del held
@@ -207,6 +287,25 @@ def test_weights_that_have_not_grown_are_no_cause():
     assert watch.first is not None
     assert "at step" not in watch.first.hint
     del held
+
+
+def test_an_inf_in_a_parameter_is_told_with_the_operation_that_makes_nan_of_it():
+    weight = torch.nn.Parameter(t(1, -INF))
+    with torchnan.detect(action="log") as watch:
+        scores = torch.zeros(2) * weight
+        scores.softmax(0).sum().item()
+    line = sys._getframe().f_lineno - 2
+    assert watch.first is not None
+    assert (watch.first.origin, watch.first.kind) == ("parameter", "inf")
+    assert watch.first.hint == f"mul made NaN of it ({os.path.relpath(__file__)}:{line})"
+
+
+def test_an_inf_in_a_parameter_that_stays_one_has_no_such_operation():
+    weight = torch.nn.Parameter(t(1, -INF))
+    with torchnan.detect(action="log") as watch:
+        (torch.zeros(2) + weight).sum().item()
+    assert watch.first is not None
+    assert not watch.first.hint
 
 
 def test_an_infinite_learning_rate_is_named():

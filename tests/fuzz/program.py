@@ -26,7 +26,16 @@ from tests.fuzz.values import tensor
 
 Fact = tuple[Any, ...]
 
+
+def resized(x: torch.Tensor, size: int) -> torch.Tensor:
+    """Resizes a tensor in place, and fills memory that is new: what it holds is chance."""
+    written = max(0, x.untyped_storage().nbytes() // x.itemsize - x.storage_offset())
+    x.resize_(size)[written:].fill_(0.5)
+    return x
+
+
 NAMES: dict[str, Any] = {
+    "resized": resized,
     "torch": torch,
     "F": F,
     "np": np,

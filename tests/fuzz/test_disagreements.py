@@ -12,7 +12,7 @@ import torch
 from tests.fuzz import harm
 from tests.fuzz.__main__ import ALL, of_seed
 from tests.fuzz.comparison import Modes, against_truth, disagreements
-from tests.fuzz.program import Program, run
+from tests.fuzz.program import Program, resized, run
 from tests.support.processes import REPOSITORY
 from tests.support.processes import run as run_process
 
@@ -54,6 +54,25 @@ def test_the_truth_notices_a_wrong_report(fact, kinds):
 def test_the_truth_notices_a_missing_report():
     program = Program("kept", 0, NAN_ON_LINE_3)
     assert [kind for kind, _ in against_truth(run(program, "truth"), [], program)] == ["missed"]
+
+
+@pytest.mark.parametrize("view", [lambda x: x, lambda x: x[1::2], lambda x: x[:1].expand(9, 3), lambda x: x.t()])
+def test_memory_that_a_resized_tensor_gets_is_written(view, fills_new_memory):
+    assert resized(view(torch.ones(4, 3)), 100).isfinite().all()
+
+
+def test_a_program_of_memory_games_reads_nothing_that_nobody_wrote(fills_new_memory):
+    source, _, disagreements = of_seed("storage", 98000043)
+    assert disagreements == []
+    result = run(Program("storage", 98000043, source), "plain")
+    assert all(value.isfinite().all() for value in result.variables.values() if isinstance(value, torch.Tensor))
+
+
+@pytest.fixture
+def fills_new_memory():
+    torch.use_deterministic_algorithms(True, warn_only=True)  # with NaN
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("generator", ALL)

@@ -18,6 +18,7 @@ from types import CodeType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.utils.checkpoint
 
 from torchnan._load import _C
@@ -143,6 +144,11 @@ def owner_of_storage(
                 if storage == _C.storage_of(buffer):
                     return True, clean(name)
     return None
+
+
+def rank() -> int | None:
+    """Returns the rank of this process; ``None`` where no process group is initialized."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else None
 
 
 def initial_magnitude(storage: int) -> tuple[float, int] | None:

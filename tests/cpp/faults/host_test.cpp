@@ -38,6 +38,7 @@ class FailingRuntime final : public HostRuntime {
   std::optional<Owner> owner_of_storage(const c10::StorageImpl*, SiteId, bool, const DetectionSession&) override {
     fail(with_std_);
   }
+  std::optional<int64_t> rank() override { fail(with_std_); }
   std::optional<InitialMagnitude> initial_magnitude(const c10::StorageImpl*) override { fail(with_std_); }
   std::string dataset_item(const at::Tensor&) override { fail(with_std_); }
   std::vector<ReachableTensor> reachable_tensors(const std::vector<at::Tensor>&) override { fail(with_std_); }
@@ -131,7 +132,8 @@ TEST(FailingHost, ThatCannotAnswerLeavesAReportWithoutPlaces) {
     EXPECT_TRUE(detector.findings()[0].stack.empty());
     EXPECT_EQ(detector.findings().back().level, Level::kWarning);  // nobody knows whether it is held
     EXPECT_GT(detector.stats().internal_errors, kFindings);
-    EXPECT_EQ(warnings.said.size(), 5u);  // where, which item, whether of a scaler, whose the gradient is, what is held
+    // where, which item, whether of a scaler, whose the gradient is, what is held, which rank
+    EXPECT_EQ(warnings.said.size(), 6u);
   }
 }
 

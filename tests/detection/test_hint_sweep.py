@@ -1,0 +1,83 @@
+"""Hints over PyTorch's own operators at poles, edges and the ends of the range: each is true, or is left out."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.hint_sweep import operators, sweep
+
+SEVERAL_POLES = "it has poles at other places than zero, and of its argument only the range and the zeros are known"
+ITERATION = "an iteration or a factorisation fails for more reasons than the ranges of its arguments show"
+TOO_NEAR_ZERO = "its result is in range where it stands, and not a little nearer to zero: the pole is not reached"
+TWO_OVERFLOWS = "a variance or sum may have overflowed, or what it is scaled by"
+INF_TIMES_ZERO = "an Inf on the way meets a zero or another Inf in a recurrence"
+
+# Operators of which some values have no hint, and why.
+WITHOUT_HINT = {
+    "mvlgamma": SEVERAL_POLES,
+    "digamma_": SEVERAL_POLES,
+    "polygamma": "the order of the derivative is not recorded",
+    "special_zeta": SEVERAL_POLES,
+    "_linalg_svd": ITERATION,
+    "_linalg_eigh": ITERATION,
+    "linalg_eig": ITERATION,
+    "linalg_qr": ITERATION,
+    "linalg_pinv": ITERATION,
+    "linalg_cholesky_ex": ITERATION,
+    "linalg_ldl_factor_ex": ITERATION,
+    "linalg_ldl_solve": ITERATION,
+    "geqrf": ITERATION,
+    "special_bessel_y1": TOO_NEAR_ZERO,
+    "special_modified_bessel_k1": TOO_NEAR_ZERO,
+    "special_scaled_modified_bessel_k0": TOO_NEAR_ZERO,
+    "special_scaled_modified_bessel_k1": TOO_NEAR_ZERO,
+    "logit_backward": TOO_NEAR_ZERO,
+    "native_layer_norm": TWO_OVERFLOWS,
+    "native_batch_norm": TWO_OVERFLOWS,
+    "native_group_norm": TWO_OVERFLOWS,
+    "_batch_norm_with_update": TWO_OVERFLOWS,
+    "_native_batch_norm_legit": TWO_OVERFLOWS,
+    "xlogy": "a weight is so large that a logarithm may overflow where another is infinite",
+    "special_xlog1py": "a weight is so large that a logarithm may overflow where another is infinite",
+    "grid_sampler_2d": INF_TIMES_ZERO,
+    "grid_sampler_2d_backward": INF_TIMES_ZERO,
+    "soft_margin_loss_backward": INF_TIMES_ZERO,
+    "sinc": INF_TIMES_ZERO,
+    "sgn": INF_TIMES_ZERO,
+    "_histogramdd_bin_edges": INF_TIMES_ZERO,
+    "special_airy_ai": "its asymptotic series leaves the range at both ends",
+    "_ctc_loss": "log probabilities that are none may overflow or leave no alignment",
+    "_ctc_loss_backward": "log probabilities that are none may overflow or leave no alignment",
+    "torch_nn::_linear_cross_entropy_batch_chunked": "a loss computed in one piece: its products are not seen",
+    "torch_nn::_linear_cross_entropy_batch_chunked_no_reduction": "a loss computed in one piece",
+    **{
+        f"special_{name}": INF_TIMES_ZERO
+        for name in (
+            *(f"{kind}chebyshev_polynomial_{letter}" for kind in ("", "shifted_") for letter in "tuvw"),
+            "hermite_polynomial_h",
+            "hermite_polynomial_he",
+            "legendre_polynomial_p",
+        )
+    },
+}
+
+SHARES = 40
+
+
+@pytest.mark.breadth(1)
+@pytest.mark.parametrize("share", range(SHARES))
+def test_hints_about_operators_at_edges_are_true(share):
+    hold_all_hints(sorted(operators())[share::SHARES], seed=0, samples=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", range(SHARES))
+def test_hints_about_more_samples_of_operators_are_true(share):
+    hold_all_hints(sorted(operators())[share::SHARES], seed=1, samples=6)
+
+
+def hold_all_hints(names, **options):
+    told = [one for name in names for one in sweep(name, **options)]
+    assert told
+    assert [one for one in told if one.wrong is not None] == []
+    assert {(one.op, one.inputs) for one in told if not one.hint and one.op not in WITHOUT_HINT} == set()
