@@ -2,11 +2,16 @@
 #include "ops/measure.h"
 
 #include <limits>
+#include <unordered_map>
 
 #include <ATen/Functions.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
+#include "operators/dispatch_key.h"
 #include "scan/float_format.h"
 #include "scan/parallel_norms.h"
 
@@ -103,6 +108,28 @@ at::Tensor measure_by_operations(at::TensorList xs) {
     largest[places[v]] = largest_there[v];
   }
   return at::stack({at::stack(norms), at::stack(largest)}, 1);
+}
+
+std::vector<std::pair<double, double>> norms_and_magnitudes(at::TensorList xs) {
+  const c10::impl::ExcludeDispatchKeyGuard no_detection(kInterceptorKey);
+  const at::AutoDispatchBelowADInplaceOrView no_autograd;
+  const auto op = c10::Dispatcher::singleton()
+                      .findSchemaOrThrow("torchnan::measure", "")
+                      .typed<at::Tensor(at::TensorList)>();
+  std::unordered_map<c10::Device, std::vector<size_t>> by_device;
+  for (size_t i = 0; i < xs.size(); ++i) by_device[xs[i].device()].push_back(i);
+  std::vector<std::pair<double, double>> rows(xs.size());
+  for (const auto& [device, places] : by_device) {
+    std::vector<at::Tensor> there;
+    for (const size_t i : places) there.push_back(xs[i]);
+    const at::Tensor table = op.call(there).cpu();
+    const double* row = table.const_data_ptr<double>();
+    for (const size_t i : places) {
+      rows[i] = {row[0], row[1]};
+      row += 2;
+    }
+  }
+  return rows;
 }
 
 TORCH_LIBRARY_FRAGMENT(torchnan, m) { m.def("measure(Tensor[] x) -> Tensor"); }

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
 
+from torchnan._load import _C
 from torchnan.config.text import printable
 from torchnan.detection import shards
 from torchnan.detection.pause import detection_paused
@@ -46,14 +48,18 @@ def measure(named: Sequence[tuple[str, torch.Tensor]], *, ranks: int = 1) -> Gra
     """
     if not named:
         return GradientStats()
-    with detection_paused(), torch.no_grad():
-        table = _table([shards.local(tensor) for _, tensor in named])
-        norms, magnitudes = table.unbind(1)
-        norm, max_abs = torch.linalg.vector_norm(norms).item(), magnitudes.max().item()
-        finite = torch.isfinite(magnitudes)
-        squares = _squares(named, norms.where(finite, 0.0), ranks) if ranks > 1 else 0.0
-        nonfinite = () if bool(finite.all()) else tuple(named[int(i)][0] for i in (~finite).nonzero())
-    return GradientStats(norm, max_abs, nonfinite, squares, any(shards.is_sharded(tensor) for _, tensor in named))
+    tensors = [tensor for _, tensor in named]
+    rows = _C.norms_and_magnitudes([shards.local(tensor) for tensor in tensors])
+    norms, magnitudes = zip(*rows, strict=True)
+    return GradientStats(
+        norm=math.nan if any(map(math.isnan, norms)) else math.hypot(*norms),
+        max_abs=math.nan if any(map(math.isnan, magnitudes)) else max(magnitudes),
+        nonfinite=tuple(
+            name for (name, _), magnitude in zip(named, magnitudes, strict=True) if not math.isfinite(magnitude)
+        ),
+        squares=_squares(tensors, rows, ranks) if ranks > 1 else 0.0,
+        sharded=any(map(shards.is_sharded, tensors)),
+    )
 
 
 def nonfinite_among(named: Iterable[tuple[str, torch.Tensor]]) -> tuple[str, ...]:
@@ -66,22 +72,12 @@ def plain_norm(named: Sequence[tuple[str, torch.Tensor]]) -> float:
     return shards.whole(torch.nn.utils.get_total_norm([tensor for _, tensor in named])).item()
 
 
-def _squares(named: Sequence[tuple[str, torch.Tensor]], norms: torch.Tensor, ranks: int) -> float:
-    copies = [shards.replicas(tensor, ranks) for _, tensor in named]
-    return float((norms.square() / torch.tensor(copies, dtype=torch.float64)).sum())
-
-
-def _table(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """Returns norm and largest magnitude of each tensor, as float64 of shape [n, 2] on the CPU."""
-    devices = {tensor.device for tensor in tensors}
-    if len(devices) == 1:
-        result: torch.Tensor = torch.ops.torchnan.measure(tensors)
-        return result.cpu()
-    table = torch.empty(len(tensors), 2, dtype=torch.float64)
-    for device in devices:
-        rows = [i for i, tensor in enumerate(tensors) if tensor.device == device]
-        table[rows] = torch.ops.torchnan.measure([tensors[i] for i in rows]).cpu()
-    return table
+def _squares(tensors: Sequence[torch.Tensor], rows: Sequence[tuple[float, float]], ranks: int) -> float:
+    return sum(
+        norm * norm / shards.replicas(tensor, ranks)
+        for tensor, (norm, magnitude) in zip(tensors, rows, strict=True)
+        if math.isfinite(magnitude)
+    )
 
 
 def describe_nonfinite(named: Sequence[tuple[str, torch.Tensor]], names: Sequence[str], *, max_names: int = 5) -> str:

@@ -54,8 +54,8 @@ class _BufferCopies:
         saved = {name: self._copies.get(name) for name in live}
         stale = {name: buffer for name, buffer in live.items() if not _is_current(saved[name], buffer)}
         targets = {name: _copy_target(saved[name], buffer) for name, buffer in stale.items()}
-        with detection_paused(), torch.no_grad():
-            if stale:
+        if stale:
+            with detection_paused(), torch.no_grad():
                 torch._foreach_copy_(list(targets.values()), list(stale.values()))
         fresh = {name: (targets[name], _version(buffer)) for name, buffer in stale.items()}
         self._copies = {name: fresh.get(name) or self._copies[name] for name in live}
