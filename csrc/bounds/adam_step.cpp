@@ -30,16 +30,18 @@ std::optional<AdamBounds> bounds_after_adam_step(const AdamHyperparameters& hype
   after.first_moment =
       rounded(beta1 * before.first_moment + (1 - beta1) * after.gradient + 16 * range.unit * difference);
   after.second_moment = rounded(rounded(beta2 * before.second_moment) + (1 - beta2) * square);
+  after.largest_second_moment = std::max(before.largest_second_moment, after.second_moment);
   after.history = before.history.after_step(1 - beta1, beta2, 1 - beta2, range);
 
-  // The divisor is the root of the second moment by its correction, and eps.
-  const double divisor = std::sqrt(after.second_moment) / correction + eps;
+  // The divisor is the root of the second moment by its correction, and eps. That of a larger one makes the quotient
+  // smaller.
+  const double divisor = std::sqrt(after.largest_second_moment) / correction + eps;
   const double quotient = std::min(after.first_moment / eps, after.history.quotient(correction, eps, range));
   const double update = rounded(step_size * quotient) * (1 + 64 * range.unit);
   const double decay = std::max(1.0, std::abs(1 - learning_rate * weight_decay));
   after.parameter = rounded(decay * before.parameter + update);
-  for (const double computed :
-       {difference, square, after.second_moment, divisor, step_size * after.first_moment, after.parameter}) {
+  for (const double computed : {difference, square, after.largest_second_moment, divisor, step_size,
+                                step_size * after.first_moment, weight_decay, after.parameter}) {
     if (!(rounded(computed) <= range.limit)) return std::nullopt;  // NaN as well
   }
   return after;

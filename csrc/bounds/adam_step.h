@@ -1,5 +1,6 @@
-// The bounds of a step of Adam or AdamW as a whole, as PyTorch computes it for one tensor at a time
-// (torch/optim/adam.py, _single_tensor_adam).
+// The bounds of a step of Adam or AdamW as a whole. They hold for each of the forms that PyTorch has, whose roundings
+// differ: one tensor at a time, foreach (torch/optim/adam.py), and fused
+// (aten/src/ATen/native/cpu/FusedAdamKernel.cpp).
 #pragma once
 
 #include <optional>
@@ -25,7 +26,8 @@ struct AdamBounds {
   double gradient;
   double first_moment;
   double second_moment;
-  MomentHistory history;
+  double largest_second_moment = 0;  // with amsgrad: of all steps, and what is divided by
+  MomentHistory history{};
 };
 
 // Returns what holds after step number `step`, counted from 1. None if a number that the step computes might leave the

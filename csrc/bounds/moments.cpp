@@ -53,7 +53,28 @@ size_t first_place_of(const c10::StorageImpl* owner) {
   return (reinterpret_cast<uintptr_t>(owner) * 0x9e3779b97f4a7c15ull) >> 32;
 }
 
+template <typename Number>
+std::optional<MomentHistory> history_in(const at::Tensor& first, const at::Tensor& second, double slack) {
+  const auto* means = first.const_data_ptr<Number>();
+  const auto* squares = second.const_data_ptr<Number>();
+  bool is_any_negative = false;
+  double ratio = 0x1p-60;
+  for (int64_t i = 0; i < first.numel(); ++i) {
+    is_any_negative |= squares[i] < 0;
+    ratio = std::max(ratio, std::abs(double{means[i]}) / std::sqrt(double{squares[i]} + slack));
+  }
+  if (is_any_negative) return std::nullopt;
+  return MomentHistory{.ratio = ratio * (1 + 1e-12), .slack = slack};
+}
+
 }  // namespace
+
+std::optional<MomentHistory> history_shown_by(const at::Tensor& first, const at::Tensor& second,
+                                              const DtypeRange& range) {
+  const bool is_float = first.scalar_type() == c10::ScalarType::Float;
+  return is_float ? history_in<float>(first, second, flushed(range))
+                  : history_in<double>(first, second, flushed(range));
+}
 
 MomentStep moment_step_of(std::string_view op) {
   if (op == "lerp") return MomentStep::kAverage;

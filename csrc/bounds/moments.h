@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -50,6 +51,11 @@ struct MomentHistory {
   // Returns a bound of |m| / (sqrt(v) / correction + eps).
   double quotient(double correction, double eps, const DtypeRange& range) const;
 };
+
+// Returns the history that two moments show when both are read: dense float or double tensors of one size on the CPU.
+// None if a square is negative.
+std::optional<MomentHistory> history_shown_by(const at::Tensor& first, const at::Tensor& second,
+                                              const DtypeRange& range);
 
 // The histories that one thread follows. They are told apart by stamps in the bound cache, which every other write to a
 // tensor removes. Allocates once.

@@ -27,6 +27,7 @@ thread_local ProvedStep step_of_thread;
 // What the last operations of such a step are called. Never destroyed: the bound cache refers to them.
 const std::string& kUpdatesFirst = *new std::string("aten::lerp_");
 const std::string& kUpdatesSecond = *new std::string("aten::addcmul_");
+const std::string& kUpdatesLargest = *new std::string("aten::maximum");
 const std::string& kUpdatesParameter = *new std::string("aten::addcdiv_");
 
 // Values that lie densely in memory of their own.
@@ -70,9 +71,8 @@ bool ProvedStep::is_possible(const DetectionSession& session) {
          !c10::impl::tls_is_dispatch_key_excluded(kInterceptorKey);
 }
 
-bool ProvedStep::add(const at::Tensor& parameter, const at::Tensor& gradient, const at::Tensor& first_moment,
-                     const at::Tensor& second_moment, const at::Tensor& steps,
-                     const AdamHyperparameters& hyperparameters) {
+bool ProvedStep::add(const AdamTensors& tensors, const AdamHyperparameters& hyperparameters, int64_t results) {
+  const auto& [parameter, gradient, first_moment, second_moment, largest_second_moment, steps] = tensors;
   const c10::ScalarType dtype = parameter.scalar_type();
   const int64_t count = parameter.numel();
   if (dtype != c10::ScalarType::Float && dtype != c10::ScalarType::Double) return false;
@@ -81,8 +81,13 @@ bool ProvedStep::add(const at::Tensor& parameter, const at::Tensor& gradient, co
   }
   const auto of_parameter = known_bound(parameter), of_gradient = known_bound(gradient);
   const auto of_first = known_bound(first_moment), of_second = known_bound(second_moment);
-  if (!of_parameter || !of_gradient || !of_first || !of_second || !of_second->nonnegative) return false;
-  AdamBounds before{of_parameter->max_abs, of_gradient->max_abs, of_first->max_abs, of_second->max_abs, {}};
+  if (!of_parameter || !of_gradient || !of_first || !of_second) return false;
+  AdamBounds before{of_parameter->max_abs, of_gradient->max_abs, of_first->max_abs, of_second->max_abs};
+  if (largest_second_moment != nullptr) {
+    const auto of_largest = known_bound(*largest_second_moment);
+    if (!is_simple(*largest_second_moment, dtype, count) || !of_largest) return false;
+    before.largest_second_moment = of_largest->max_abs;
+  }
   if (count > kSmall) before.history = ThreadState::current().moments().history_of(first_moment, second_moment);
   const auto prove = [&] {
     return bounds_after_adam_step(hyperparameters, before, number_of_steps(steps) + 1, range_of(dtype));
@@ -95,9 +100,16 @@ bool ProvedStep::add(const at::Tensor& parameter, const at::Tensor& gradient, co
     after = prove();
   }
   if (!after) return false;
-  const int64_t results = hyperparameters.weight_decay == 0 ? 7 : 8;
-  updates_.push_back({parameter, first_moment, second_moment, storage_of(gradient), storage_of(steps), results,
-                      before.parameter, *after});
+  if (!of_second->nonnegative) {  // a fused kernel has written it: it is read once, and known from then on
+    const auto shown = history_shown_by(first_moment, second_moment, range_of(dtype));
+    if (!shown) return false;
+    before.history = *shown;
+    after = prove();
+  }
+  if (!after) return false;
+  updates_.push_back({parameter, first_moment, second_moment,
+                      largest_second_moment != nullptr ? *largest_second_moment : at::Tensor(), storage_of(gradient),
+                      storage_of(steps), results, before.parameter, *after});
   return true;
 }
 
@@ -114,6 +126,7 @@ bool ProvedStep::has_separate_memory() {
   for (const Update& update : updates_) {
     for (const at::Tensor* written : {&update.parameter, &update.first_moment, &update.second_moment})
       written_.push_back(storage_of(*written));
+    if (update.largest_second_moment.defined()) written_.push_back(storage_of(update.largest_second_moment));
     written_.push_back(update.steps);
   }
   std::sort(written_.begin(), written_.end());
@@ -138,9 +151,12 @@ void ProvedStep::finish(bool is_completed) noexcept {
 
 // What is not recorded is not believed: its version is another one now.
 void ProvedStep::record(const Update& update, ThreadState& thread) {
-  const auto& [parameter, first_moment, second_moment, gradient, steps, results, parameter_before, after] = update;
+  const auto& [parameter, first_moment, second_moment, largest_second_moment, gradient, steps, results,
+               parameter_before, after] = update;
   bound_cache().record_written(first_moment, {after.first_moment}, &kUpdatesFirst);
   bound_cache().record_written(second_moment, {after.second_moment, true}, &kUpdatesSecond);
+  if (largest_second_moment.defined())
+    bound_cache().record_written(largest_second_moment, {after.largest_second_moment, true}, &kUpdatesLargest);
   const bool is_small = parameter.numel() <= kSmall;
   if (!is_small) thread.moments().record_history(first_moment, second_moment, after.history);
   const bool has_bound = !is_small && std::isfinite(after.history.ratio) &&

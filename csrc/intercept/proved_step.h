@@ -16,6 +16,16 @@
 
 namespace torchnan {
 
+// What a step reads and writes for one parameter.
+struct AdamTensors {
+  const at::Tensor& parameter;
+  const at::Tensor& gradient;
+  const at::Tensor& first_moment;
+  const at::Tensor& second_moment;
+  const at::Tensor* largest_second_moment;  // null without amsgrad
+  const at::Tensor& steps;                  // how many there were before
+};
+
 class TORCHNAN_API ProvedStep {
  public:
   // The step of this thread; one at a time.
@@ -24,10 +34,9 @@ class TORCHNAN_API ProvedStep {
   // Whether the session, and what is known now, allow a proof. If not, nothing is to be added.
   static bool is_possible(const DetectionSession& session);
 
-  // Adds a parameter that the optimizer is about to update. Returns false if that is not proved to be finite. `steps`:
-  // how many there were before.
-  bool add(const at::Tensor& parameter, const at::Tensor& gradient, const at::Tensor& first_moment,
-           const at::Tensor& second_moment, const at::Tensor& steps, const AdamHyperparameters& hyperparameters);
+  // Adds a parameter that the optimizer is about to update. Returns false if that is not proved to be finite.
+  // `results`: of the operations that it takes.
+  bool add(const AdamTensors& tensors, const AdamHyperparameters& hyperparameters, int64_t results);
   // Drops what was added.
   void clear() noexcept { updates_.clear(); }
 
@@ -40,9 +49,10 @@ class TORCHNAN_API ProvedStep {
  private:
   struct Update {
     at::Tensor parameter, first_moment, second_moment;
+    at::Tensor largest_second_moment;  // undefined without amsgrad
     const c10::StorageImpl* gradient;
     const c10::StorageImpl* steps;
-    int64_t results;          // of its operations
+    int64_t results;
     double parameter_before;  // its bound
     AdamBounds after;
   };

@@ -113,9 +113,8 @@ at::Tensor measure_by_operations(at::TensorList xs) {
 std::vector<std::pair<double, double>> norms_and_magnitudes(at::TensorList xs) {
   const c10::impl::ExcludeDispatchKeyGuard no_detection(kInterceptorKey);
   const at::AutoDispatchBelowADInplaceOrView no_autograd;
-  const auto op = c10::Dispatcher::singleton()
-                      .findSchemaOrThrow("torchnan::measure", "")
-                      .typed<at::Tensor(at::TensorList)>();
+  const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("torchnan::measure", "").typed<at::Tensor(at::TensorList)>();
   std::unordered_map<c10::Device, std::vector<size_t>> by_device;
   for (size_t i = 0; i < xs.size(); ++i) by_device[xs[i].device()].push_back(i);
   std::vector<std::pair<double, double>> rows(xs.size());

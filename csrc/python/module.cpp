@@ -241,9 +241,8 @@ void bind_session(py::module_& m) {
   m.def("causes_for_others", &causes_for_others, py::arg("tensor"), py::arg("process"), without_gil);
   m.def("receive_causes", &receive_causes, py::arg("tensor"), py::arg("causes"), without_gil);
   m.def(
-      "norms_and_magnitudes",
-      [](const std::vector<at::Tensor>& tensors) { return norms_and_magnitudes(tensors); }, py::arg("tensors"),
-      without_gil);
+      "norms_and_magnitudes", [](const std::vector<at::Tensor>& tensors) { return norms_and_magnitudes(tensors); },
+      py::arg("tensors"), without_gil);
   m.def("magnitudes", &magnitudes, py::arg("tensors"), without_gil);
   m.def("has_nonfinite", [] { return nonfinite_registry().in_use() || (devices().in_use() && has_known_bad()); });
   m.def("uses_devices", [] { return devices().in_use(); });

@@ -14,7 +14,7 @@ namespace torchnan {
 namespace {
 
 // A step with one of these computes something else.
-constexpr auto kOtherSteps = {"amsgrad", "capturable", "differentiable", "foreach", "fused"};
+constexpr auto kOtherSteps = {"capturable", "differentiable"};
 
 // Borrowed; null if there is no such item, or the mapping is no dict.
 PyObject* item(PyObject* mapping, PyObject* key) {
@@ -42,11 +42,19 @@ const at::Tensor* tensor(PyObject* object) {
 struct Keys {
   PyObject* first_moment = PyUnicode_InternFromString("exp_avg");
   PyObject* second_moment = PyUnicode_InternFromString("exp_avg_sq");
+  PyObject* largest_second_moment = PyUnicode_InternFromString("max_exp_avg_sq");
   PyObject* steps = PyUnicode_InternFromString("step");
 };
 const Keys* keys = nullptr;
 
-bool add_parameter(ProvedStep& step, PyObject* parameter, PyObject* state, const AdamHyperparameters& hyperparameters) {
+// How the parameters of a group are updated.
+struct Group {
+  AdamHyperparameters hyperparameters;
+  bool is_amsgrad;
+  int64_t results;  // of the operations on each parameter
+};
+
+bool add_parameter(ProvedStep& step, PyObject* parameter, PyObject* state, const Group& group) {
   const at::Tensor* const updated = tensor(parameter);
   if (updated == nullptr) return false;
   const at::Tensor& gradient = updated->grad();
@@ -54,17 +62,26 @@ bool add_parameter(ProvedStep& step, PyObject* parameter, PyObject* state, const
   PyObject* const own = item(state, parameter);
   const at::Tensor* const first = tensor(item(own, keys->first_moment));
   const at::Tensor* const second = tensor(item(own, keys->second_moment));
+  const at::Tensor* const largest = group.is_amsgrad ? tensor(item(own, keys->largest_second_moment)) : nullptr;
   const at::Tensor* const steps = tensor(item(own, keys->steps));
   if (first == nullptr || second == nullptr || steps == nullptr) return false;
-  return step.add(*updated, gradient, *first, *second, *steps, hyperparameters);
+  if (group.is_amsgrad && largest == nullptr) return false;
+  return step.add({*updated, gradient, *first, *second, largest, *steps}, group.hyperparameters, group.results);
+}
+
+// Of each parameter's operations: three moments at most and the parameter, and what is computed for them.
+int64_t number_of_results(const AdamHyperparameters& hyperparameters, bool is_amsgrad, bool is_fused) {
+  if (is_fused) return is_amsgrad ? 4 : 3;
+  return 7 + (hyperparameters.weight_decay != 0 ? 1 : 0) + (is_amsgrad ? 1 : 0);
 }
 
 bool add_group(ProvedStep& step, PyObject* group, PyObject* state) {
   const auto option = [group](const char* name) { return item(group, py::str(name).ptr()); };
-  for (const char* other : kOtherSteps) {
-    PyObject* const is_set = option(other);
-    if (is_set != nullptr && is_set != Py_None && is_set != Py_False) return false;
-  }
+  const auto is_set = [&option](const char* name) {
+    PyObject* const value = option(name);
+    return value != nullptr && value != Py_None && value != Py_False;
+  };
+  if (std::any_of(kOtherSteps.begin(), kOtherSteps.end(), is_set)) return false;
   PyObject* const betas = option("betas");
   PyObject* const parameters = option("params");
   if (betas == nullptr || !PyTuple_CheckExact(betas) || PyTuple_GET_SIZE(betas) != 2) return false;
@@ -72,8 +89,10 @@ bool add_group(ProvedStep& step, PyObject* group, PyObject* state) {
   const AdamHyperparameters hyperparameters{number(option("lr")), number(PyTuple_GET_ITEM(betas, 0)),
                                             number(PyTuple_GET_ITEM(betas, 1)), number(option("eps")),
                                             number(option("weight_decay"))};
+  const bool is_amsgrad = is_set("amsgrad");
+  const Group how{hyperparameters, is_amsgrad, number_of_results(hyperparameters, is_amsgrad, is_set("fused"))};
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(parameters); ++i) {
-    if (!add_parameter(step, PyList_GET_ITEM(parameters, i), state, hyperparameters)) return false;
+    if (!add_parameter(step, PyList_GET_ITEM(parameters, i), state, how)) return false;
   }
   return true;
 }

@@ -2,10 +2,13 @@
 // built on request and never installed.
 #include <torch/csrc/utils/pybind.h>
 
+#include <optional>
+
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include "bounds/bound_audit.h"
+#include "bounds/bound_cache.h"
 #include "bounds/rules.h"
 #include "process/work_counters.h"
 #include "python/convert.h"
@@ -23,6 +26,10 @@ PYBIND11_MODULE(_testing, m) {
       samples.append(py::make_tuple(s.op, s.output, s.bound, s.max_abs, s.limit, s.nonnegative, s.min_value));
     }
     return samples;
+  });
+  m.def("known_bound", [](const at::Tensor& tensor) -> std::optional<double> {
+    const BoundCache::Entry entry = bound_cache().find(tensor);
+    return entry.state == BoundCache::State::kFinite ? std::optional(entry.bound.max_abs) : std::nullopt;
   });
   m.def("check_lock_discipline", &check_lock_discipline);
   m.def("gil_waits_under_lock", &gil_waits_under_lock);

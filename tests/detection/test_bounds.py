@@ -271,7 +271,11 @@ def weird_training(seed: int, **options):
         with torch.no_grad():
             random_.choice(list(model.parameters())).mul_(10.0 ** random_.randint(-30, 30))
     kind = random_.choice([torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop])
-    optimizer = kind(model.parameters(), lr=10.0 ** random_.randint(-4, 25), foreach=random_.random() < 0.5)
+    learning_rate, form = 10.0 ** random_.randint(-4, 25), {"foreach": random_.random() < 0.5}
+    if kind in (torch.optim.Adam, torch.optim.AdamW):
+        choice = random.Random(f"form of {seed}")
+        form = {**choice.choice([form, {"fused": True}]), "amsgrad": choice.random() < 0.5}
+    optimizer = kind(model.parameters(), lr=learning_rate, **form)
     batch = torch.randn(48, width) * 10.0 ** random_.randint(-3, 18)
     loss_of = random_.choice(
         [

@@ -16,9 +16,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchnan
+from tests.support.testing_extension import _testing
 from torchnan.detection.pause import detection_paused
 
 STEPS = 6
+FORMS: list[dict[str, Any]] = [
+    {"amsgrad": amsgrad, **form} for amsgrad in (False, True) for form in ({}, {"foreach": True}, {"fused": True})
+]
 
 
 def network(width: int = 8, dtype: torch.dtype = torch.float32) -> nn.Sequential:
@@ -50,10 +54,11 @@ def is_proved(model: nn.Sequential, optimizer: torch.optim.Optimizer, **options:
 @pytest.mark.parametrize("width", [8, 80])
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("options", [{}, {"maximize": True}, {"weight_decay": 0.1}, {"lr": 1}], ids=str)
-def test_ordinary_steps_are_proved(width, kind, dtype, options):
+def test_ordinary_steps_are_proved(width, kind, dtype, form, options):
     model = network(width, dtype)
-    assert is_proved(model, kind(model.parameters(), **options))
+    assert is_proved(model, kind(model.parameters(), **form, **options))
 
 
 class Derived(torch.optim.AdamW):
@@ -73,8 +78,6 @@ def hooked(model: nn.Sequential) -> torch.optim.Optimizer:
 
 
 OTHERS: dict[str, Callable[[nn.Sequential], torch.optim.Optimizer]] = {
-    "amsgrad": lambda model: torch.optim.AdamW(model.parameters(), amsgrad=True),
-    "foreach": lambda model: torch.optim.AdamW(model.parameters(), foreach=True),
     "a tensor as learning rate": lambda model: torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-3)),
     "no eps": lambda model: torch.optim.AdamW(model.parameters(), eps=0),
     "a derived class": lambda model: Derived(model.parameters()),
@@ -122,10 +125,11 @@ def test_a_shared_hook_sees_a_step_whose_operations_are_intercepted():
 
 
 @pytest.mark.parametrize("width", [8, 80])
-def test_the_bits_are_the_same(width):
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_the_bits_are_the_same(width, form):
     def trained(mode: contextlib.AbstractContextManager[Any]) -> list[torch.Tensor]:
         model = network(width)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, **form)
         with mode:
             for _ in range(20):
                 backward(model)
@@ -191,6 +195,44 @@ def test_a_step_that_raises_leaves_everything_else_checked(training, monkeypatch
         patched.setattr(importlib.import_module("torch.optim.adam"), "_get_value", stopped)
         optimizer.step()
     assert finding_of(lambda: torch.log(torch.tensor(-1.0)).item()).op == "aten::log"
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("width", [8, 80])
+def test_what_is_known_after_a_step_is_true(form, width, monkeypatch):
+    """The bounds that a step leaves are those of what it wrote, in each form."""
+    model = network(width)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1, **form)
+    with torchnan.detect() as session:
+        for step in range(STEPS):
+            backward(model)
+            for parameter in model.parameters():
+                parameter.grad.mul_(10.0 ** (3 * step))
+            optimizer.step()
+            state = [value for entry in optimizer.state.values() for value in entry.values()]
+            for tensor in [*(p.detach() for p in model.parameters()), *state]:
+                known = _testing.known_bound(tensor)
+                assert known is None or tensor.abs().max() <= known
+            operations = session.stats()["ops"]
+            optimizer.step()
+            assert session.stats()["ops"] == operations or step == 0, "this step was not proved"
+    assert session.findings == []
+
+
+def test_a_fused_step_that_a_scaler_may_skip_is_intercepted():
+    """A skipped step leaves the moments as they were, which may be above what it would have made of them."""
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with torchnan.detect() as session:
+        for _ in range(STEPS):
+            model.zero_grad()
+            scaler.scale(model(torch.randn(4, 8)).square().mean()).backward()
+            before = session.stats()["ops"]
+            scaler.step(optimizer)
+            operations = session.stats()["ops"] - before
+            scaler.update()
+    assert operations > 0
 
 
 def test_a_gradient_too_large_for_the_second_moment_is_found_where_it_overflows(training):

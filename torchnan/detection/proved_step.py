@@ -21,7 +21,7 @@ _KINDS = (torch.optim.Adam, torch.optim.AdamW)  # no class that is derived from 
 
 def try_start(optimizer: Optimizer) -> None:
     """Starts one if it can be proved, and nobody else runs anything between here and :func:`finish`."""
-    if type(optimizer) in _KINDS and _is_alone(optimizer):
+    if type(optimizer) in _KINDS and _is_alone(optimizer) and not _has_scaler(optimizer):
         _C.start_proved_step(optimizer.param_groups, optimizer.state)
 
 
@@ -36,6 +36,11 @@ def _is_alone(optimizer: Optimizer) -> bool:
     shared = (torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks)
     is_original = type(optimizer).step.__module__ == "torch.optim.adam"
     return is_original and not any(hooks) and all(len(hooks) == 1 for hooks in shared)
+
+
+def _has_scaler(optimizer: Optimizer) -> bool:
+    """Whether a fused step is to undo a loss scale by itself, or to do nothing where that has found an Inf."""
+    return getattr(optimizer, "grad_scale", None) is not None or getattr(optimizer, "found_inf", None) is not None
 
 
 def ending(leave: Callable[..., Any]) -> Callable[..., Any]:
