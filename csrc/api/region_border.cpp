@@ -8,6 +8,7 @@
 #include "operators/op_plan.h"
 #include "origin/harm.h"
 #include "origin/origin_records.h"
+#include "origin/unused_results.h"
 #include "scan/tensor_scan.h"
 
 namespace torchnan {
@@ -64,6 +65,16 @@ void record_border_origin(DetectionSession& session, const at::Tensor& result, i
   const auto provenance = std::make_shared<Provenance>(Cause{std::move(origin), kinds});
   nonfinite_registry().remember(values, provenance);
   if (session.options().when == When::kOrigin) report_harm(session, *provenance, HarmKind::kOrigin, kinds);
+}
+
+void set_region_provenance(DetectionSession& session, const at::Tensor& result,
+                           const NonfiniteRegistry::ProvenancePtr& provenance) {
+  const at::Tensor values = scannable_values(result);
+  if (!values.defined()) return;
+  nonfinite_registry().remember(values, provenance);
+  for (const Cause& cause : provenance->causes()) {
+    if (cause.steps.empty() && !cause.origin->is_intentional()) record_unused(session, provenance);
+  }
 }
 
 void record_region_use(const at::Tensor& argument, bool is_compared) {

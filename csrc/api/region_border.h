@@ -27,6 +27,11 @@ TORCHNAN_API NonfiniteKinds check_region_result(const at::Tensor& tensor, bool i
 TORCHNAN_API void record_border_origin(DetectionSession& session, const at::Tensor& result, int64_t output,
                                        const ReplayedRegion& region);
 
+// Records where a value that a region has returned or written came from, which a replay has found: the replay's own
+// values are gone, and unused, with it.
+TORCHNAN_API void set_region_provenance(DetectionSession& session, const at::Tensor& result,
+                                        const NonfiniteRegistry::ProvenancePtr& provenance);
+
 // Records that a region is about to compute with an argument, if that is known to be non-finite. `is_compared`: a
 // comparison in the region depends on it.
 TORCHNAN_API void record_region_use(const at::Tensor& argument, bool is_compared);

@@ -8,6 +8,7 @@
 #include "origin/host_evidence.h"
 #include "origin/origin_records.h"
 #include "call_sites/current_call_site.h"
+#include "origin/replayed_region.h"
 #include "origin/unused_results.h"
 
 namespace torchnan {
@@ -32,9 +33,9 @@ void attribute(const CallContext& call, c10::SmallVectorImpl<BadArgument>& bad_a
     evidence.select(result);
     const NonfiniteRegistry::ProvenancePtr record = attribute(evidence, result.kinds);
     nonfinite_registry().remember(result.tensor, record);
+    const bool may_be_used = !call.plan.returns_info && replayed_region() == nullptr;
     for (const Cause& cause : record->causes()) {
-      if (cause.steps.empty() && !cause.origin->is_intentional() && !call.plan.returns_info)
-        record_unused(call.session, record);
+      if (may_be_used && cause.steps.empty() && !cause.origin->is_intentional()) record_unused(call.session, record);
     }
     report_result(call, result, record);
   }

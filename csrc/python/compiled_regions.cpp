@@ -44,7 +44,7 @@ namespace py = pybind11;
 namespace torchnan {
 namespace {
 
-thread_local bool is_replaying = false;
+thread_local bool replays = false;
 
 // Holds the provenance of a value that may be gone by the time another is found to have the same.
 struct ProvenanceHandle {
@@ -60,8 +60,9 @@ std::optional<ProvenanceHandle> provenance_of(const at::Tensor& tensor) {
 }
 
 void set_provenance(const at::Tensor& tensor, const ProvenanceHandle& handle) {
-  const at::Tensor values = scannable_values(tensor);
-  if (values.defined()) nonfinite_registry().remember(values, handle.provenance);
+  if (const auto session = ThreadState::current().shared_session()) {
+    set_region_provenance(*session, tensor, handle.provenance);
+  }
 }
 
 // The bits that Python has for kinds.
@@ -183,17 +184,21 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
       });
       if (!border_->unwritten.empty()) border_->note_unwritten(results);
     }
-    if (!bad.empty()) return bad;
+    if (bad.empty()) end_forward();
+    return bad;
+  }
+
+  // Lets go of what no replay of a backward pass needs.
+  void end_forward() {
     written_.clear();
     if (outputs_.empty() || !obstacle_.empty()) release();
-    return bad;
   }
 
   // Checks what the region's backward pass returned.
   BadValues check_gradients(const py::handle& gradients) {
     ThreadState& thread = ThreadState::current();
     const std::shared_ptr<DetectionSession> session = thread.shared_session();
-    if (session == nullptr || is_replaying || !is_active_in_backward(*session)) return {};
+    if (session == nullptr || is_replaying() || !is_active_in_backward(*session)) return {};
     BadValues bad;
     contain(*session, "checking the gradients of a compiled region", [&] {
       bad = check_all(items_of(gradients), thread, {});
@@ -417,7 +422,7 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
 };
 
 std::shared_ptr<RegionCall> begin_call(std::shared_ptr<RegionBorder> border, const py::tuple& args) {
-  if (is_replaying) return nullptr;
+  if (is_replaying()) return nullptr;
   const DetectionSession* const session = ThreadState::current().session();
   return session == nullptr ? nullptr : std::make_shared<RegionCall>(std::move(border), args, *session);
 }
@@ -483,6 +488,8 @@ std::optional<ProvenanceHandle> input_provenance(const at::Tensor& tensor) {
 
 }  // namespace
 
+bool is_replaying() noexcept { return replays; }
+
 void bind_compiled_regions(py::module_& m) {
   py::class_<ProvenanceHandle>(m, "Provenance").def_property_readonly("phase", [](const ProvenanceHandle& handle) {
     return name_of(handle.provenance->first().origin->facts.phase);
@@ -500,6 +507,7 @@ void bind_compiled_regions(py::module_& m) {
   py::class_<RegionCall, std::shared_ptr<RegionCall>>(m, "RegionCall")
       .def("run", &RegionCall::run, py::arg("function"), py::arg("args"))
       .def("check_gradients", &RegionCall::check_gradients)
+      .def("end_forward", &RegionCall::end_forward)
       .def("release", &RegionCall::release)
       .def_property_readonly("arguments", &RegionCall::arguments)
       .def_property_readonly("written", &RegionCall::written)
@@ -515,8 +523,8 @@ void bind_compiled_regions(py::module_& m) {
       .def_readonly("given", &RegionCall::given)
       .def_readwrite("provenance", &RegionCall::provenance)
       .def_property_readonly("stack", &RegionCall::stack);
-  m.def("set_replaying", [](bool replaying) { is_replaying = replaying; });
-  m.def("is_replaying", [] { return is_replaying; });
+  m.def("set_replaying", [](bool replaying) { replays = replaying; });
+  m.def("is_replaying", &is_replaying);
   m.def("begin_replay", &begin_replay, py::arg("region"), py::arg("file"), py::arg("line"), py::arg("how"),
         py::arg("kernels"), py::arg("is_backward"));
   m.def("end_replay", [] { set_replayed_region(nullptr); });

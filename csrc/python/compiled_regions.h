@@ -6,6 +6,9 @@
 
 namespace torchnan {
 
+// Whether this thread replays or compiles a region: what it does there, the program does not do.
+bool is_replaying() noexcept;
+
 // Binds `RegionBorder`, `RegionCall`, and the functions that a replay uses.
 void bind_compiled_regions(pybind11::module_& m);
 

@@ -78,7 +78,7 @@ Roots roots_from(const py::handle& roots, const py::handle& gradients) {
 }
 
 void check_backward_roots(const py::handle& roots, const py::handle& gradients) {
-  const auto session = current_session();
+  const auto session = is_replaying() ? nullptr : current_session();
   if (session == nullptr || !PyTuple_Check(roots.ptr()) || !PyTuple_Check(gradients.ptr())) return;
   contain(*session, "checking the roots of backward", [&] {
     const Roots given = roots_from(roots, gradients);
@@ -90,7 +90,8 @@ void check_backward_roots(const py::handle& roots, const py::handle& gradients) 
 // By other means than an operation. Other things than tensors are PyTorch's to refuse.
 void report_read(const py::handle& tensor) {
   const bool is_needed = nonfinite_registry().in_use() || devices().in_use();
-  const auto session = is_needed && THPVariable_Check(tensor.ptr()) ? current_session() : nullptr;
+  const bool is_programs = is_needed && !is_replaying() && THPVariable_Check(tensor.ptr());
+  const auto session = is_programs ? current_session() : nullptr;
   if (session == nullptr) return;
   const at::Tensor read = THPVariable_Unpack(tensor.ptr());
   const py::gil_scoped_release no_gil;

@@ -431,6 +431,64 @@ def test_an_argument_that_was_bad_before_it_was_overwritten_keeps_its_origin():
     assert [finding.op for finding in session.findings] == ["aten::log"]
 
 
+def test_a_parameter_is_named_that_is_the_cause_in_the_graph_as_lowered_alone():
+    """Inductor takes ``w * 0`` for 0: infinite weights stay so, and become NaN and then 0 in the graph as traced."""
+    model = nn.ParameterDict({"w": torch.tensor([1.0, math.inf])})
+
+    @torch.compile
+    def loss():
+        y = model.w * 0 + model.w
+        return torch.where(y.isnan(), 0.0, y).sum()
+
+    with torchnan.detect(action="log") as session:
+        loss().backward()
+    (finding,) = session.findings
+    assert (finding.origin, finding.name, finding.compiled.replay) == ("parameter", "w", "lowered")
+
+
+def test_what_a_replay_makes_besides_is_not_unused():
+    """The replay of a backward pass runs the forward pass, too: its values are gone with it."""
+
+    @torch.compile
+    def scores(w, x):
+        return torch.log(x * 1), torch.sqrt(w * 2).sum()
+
+    w = torch.tensor([0.0, 1.0], requires_grad=True)
+    with torchnan.detect(action="log") as session:
+        kept, loss = scores(w, torch.zeros(3))
+        loss.backward()
+        torch.optim.SGD([w], lr=0.1).step()
+    assert kept.isinf().all()
+    assert [(finding.op, finding.harm.kind) for finding in session.findings] == [
+        ("aten::div", "gradient"),
+        ("aten::log", "alive"),
+    ]
+
+
+def test_what_a_region_returns_and_nobody_uses_is_unused():
+    compiled = torch.compile(lambda x: (x + 1, torch.log(x)))
+    with torchnan.detect(action="log") as session, torch.no_grad():
+        compiled(torch.zeros(4))[0].sum().item()
+    assert [(finding.op, finding.harm.kind) for finding in session.findings] == [("aten::log", "unused")]
+
+
+def test_what_inductor_computes_and_prints_while_it_compiles_is_nothing_that_the_program_does():
+    """The frozen weight is NaN, and printed with the graph; the program gets what relu makes of it in fused code, 0."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)
+
+        def forward(self, x):
+            return self.norm(self.conv(x)).relu().sum()
+
+    model = Net().eval()
+    model.norm.running_var[1] = -1.0
+    with torch._inductor.config.patch(freezing=True), torch.no_grad(), torchnan.detect():
+        assert torch.compile(model)(torch.randn(2, 2, 5, 5)).isfinite()
+
+
 def test_weights_that_were_made_in_inference_mode_are_no_obstacle():
     with torch.inference_mode():
         layer = nn.Linear(4, 1)

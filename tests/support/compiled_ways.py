@@ -102,6 +102,38 @@ def nested_region():
     loss(zeros(), torch.ones(4, requires_grad=True)).backward()
 
 
+@case("forward", "aten::div", module="blocks.2.norm")
+def blocks_that_are_alike():
+    """Compiled once, in the first of them."""
+
+    class Norm(nn.Module):
+        def forward(self, x):
+            return x / x.square().sum(-1, keepdim=True).sqrt()  # BUG
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.norm = nn.Linear(4, 4), Norm()
+
+        def forward(self, x):
+            return self.norm(self.fc(x)) + x
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.Sequential(*[Block() for _ in range(4)])
+
+        def forward(self, x):
+            return self.blocks(x).sum()
+
+    model = Net()
+    nn.init.zeros_(model.blocks[2].fc.weight)
+    nn.init.zeros_(model.blocks[2].fc.bias)
+    for block in model.blocks:
+        block.compile()
+    model(torch.randn(3, 4)).backward()
+
+
 @case("forward", "aten::log")
 def conditional():
     @torch.compile
@@ -243,6 +275,20 @@ def autograd_function():
     model = Net()
     torch.compile(model)().backward()
     torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+@case("backward", "aten::div", node="SqrtBackward0")
+def returned_mask():
+    """Which is no cause of what becomes of the gradients."""
+
+    @torch.compile
+    def loss(w):
+        mask = torch.full((3, 3), float("-inf")).triu(1)
+        return mask, torch.sqrt(w * 2).sum()  # BUG
+
+    w = torch.tensor([0.0, 1.0], requires_grad=True)
+    loss(w)[1].backward()
+    torch.optim.SGD([w], lr=0.1).step()
 
 
 @case("backward", "aten::div", module="fc", node="BackwardHookFunctionBackward")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from torchnan._load import _C
 from torchnan.detection.containment import contained
+from torchnan.detection.pause import detection_paused
 
 
 def recording(compile_graph: Callable[..., Any]) -> Callable[..., Any]:
@@ -27,7 +29,8 @@ def recording(compile_graph: Callable[..., Any]) -> Callable[..., Any]:
                 place = torch_internals.place_of_traced_function()
                 arguments = len(tree_leaves(inputs_))
                 kept = functools.partial(_checked, graph.copy_graph(model_), graph.tensors_of(model_), place, arguments)
-        compiled = compile_graph(self, model_, inputs_, *args, **options)
+        with _unwatched():
+            compiled = compile_graph(self, model_, inputs_, *args, **options)
         if kept is None or not isinstance(compiled, types.FunctionType):  # AOTInductor returns a file
             return compiled
         with contained("storing the graph of a compiled region"):
@@ -35,6 +38,19 @@ def recording(compile_graph: Callable[..., Any]) -> Callable[..., Any]:
         return compiled
 
     return compile_and_keep
+
+
+@contextlib.contextmanager
+def _unwatched() -> Iterator[None]:
+    """Lets nobody see what this thread does: that Inductor computes constants, and prints them for its logs, is nothing
+    that the program does."""
+    was_replaying = _C.is_replaying()
+    _C.set_replaying(True)
+    try:
+        with detection_paused():
+            yield
+    finally:
+        _C.set_replaying(was_replaying)
 
 
 def _checked(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,9 +12,7 @@ from torch import fx
 
 from torchnan._load import _C
 from torchnan.detection.compiled import functions, random_numbers
-from torchnan.detection.compiled.stack import Entry, Line, call_under, joined, traced_lines
-
-Modules = dict[str, weakref.ref[torch.nn.Module]]  # by their key in nn_module_stack
+from torchnan.detection.compiled.stack import Entry, Line, Modules, call_under, joined, traced_lines
 
 _KEPT_META = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack", "steal_arg")
 
@@ -140,7 +137,7 @@ def framed(
     Args:
         module: the graph, with the bodies of its higher-order operators.
         callers: the stack on which the region was called, outermost first.
-        modules: those that nodes were traced in, by their key in ``nn_module_stack``.
+        modules: those that nodes run in, by their key in ``nn_module_stack``.
         outside: lines that lead to where the graph is called, which are not on its stack: it runs in a backward pass.
         unwritten_is_nan: whether memory that nobody has written is to hold NaN: it may, as it may anything else.
     """
@@ -220,7 +217,7 @@ def stack_of(node: fx.Node, callers: list[Entry], modules: Modules, outside: Seq
     if outside and traced[: len(outside)] == list(outside):
         traced = traced[len(outside) :]
     keys = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    alive = (modules[key]() for key in keys if key in modules)
+    inside = [modules[key] for key in keys if key in modules]
     joint = joined(callers, traced)
     length = len(joint) - len(traced)
-    return [*joint[:length], *(module for module in alive if module is not None), *joint[length:]]
+    return [*joint[:length], *inside, *joint[length:]]

@@ -22,7 +22,7 @@ from torchnan.detection.compiled.graph import (
     stack_of,
     unwritten_outputs,
 )
-from torchnan.detection.compiled.stack import Line, call_under, calling_stack, modules_of
+from torchnan.detection.compiled.stack import Line, call_under, calling_stack, modules_of, modules_of_call
 from torchnan.detection.containment import contained
 
 MAX_COPIED = 64 << 20  # bytes of arguments that a region overwrites, copied before each call
@@ -96,7 +96,8 @@ class Region:
             values, here = as_list(results), _C.capture_stack()
             if here not in self._allocations:
                 callers = calling_stack(_C.stack_frames(here))
-                stacks = [stack_of(node, callers, self.modules) for node in self.unwritten.values()]
+                modules = modules_of_call(self.modules, callers, self.place)
+                stacks = [stack_of(node, callers, modules) for node in self.unwritten.values()]
                 capture = [functools.partial(call_under, stack, _C.capture_stack) for stack in stacks]
                 self._allocations[here] = replay.on_own_thread(lambda: [run() for run in capture])
             for (i, node), stack in zip(self.unwritten.items(), self._allocations[here], strict=True):
@@ -107,17 +108,13 @@ class Region:
         with contained("following a compiled region"):
             self._explain(call, bad, [*as_list(results), *call.written], None)
             _report_written(call.written)
-        call.release()
+        call.end_forward()
 
     def explain_gradients(self, call: Any, bad: Bad, gradients: Sequence[Any], tangents: Sequence[Any]) -> None:
         """Finds the provenance of the non-finite gradients of a call."""
         with contained("following a compiled region into its backward pass"):
-            if call.provenance is not None:  # what the call returned was not finite either
-                for i, _ in bad:
-                    _set_provenance(gradients[i], call.provenance)
-            else:
-                pairs = [(i, tangents[number]) for i, number in call.outputs if tangents[number] is not None]
-                self._explain(call, bad, gradients, pairs)
+            pairs = [(i, tangents[number]) for i, number in call.outputs if tangents[number] is not None]
+            self._explain(call, bad, gradients, pairs)
 
     def _explain(self, call: Any, bad: Bad, values: Sequence[Any], tangents: replay.Tangents | None) -> None:
         keys = {i: (tangents is not None, i, kinds) for i, kinds in bad}
@@ -142,7 +139,7 @@ class Region:
         if not call.obstacle:
             outcome = replay.find(self._recorded(call), bad, tangents)
         missing = [i for i in bad if i not in outcome.found]
-        given = call.given
+        given = call.given if tangents is None else call.provenance
         if missing and given is None:
             given = _first_given([*call.arguments, *(tangent for _, tangent in tangents or ())])
         for i in missing:
@@ -176,7 +173,7 @@ class Region:
             enter_node=call.enter_node,
             stack=call.stack,
             boxed=call.boxed,
-            region=self._name(),
+            region=self.place,
         )
 
 

@@ -14,9 +14,16 @@ import torch
 from torchnan._load import _C
 from torchnan.config.text import printable
 from torchnan.detection.compiled import kernels, random_numbers, torch_internals
-from torchnan.detection.compiled.graph import Modules, allocates, as_list, copy_graph, framed, stack_of, with_tensors
+from torchnan.detection.compiled.graph import allocates, as_list, copy_graph, framed, stack_of, with_tensors
 from torchnan.detection.compiled.graph import run as interpret
-from torchnan.detection.compiled.stack import Entry, call_under, calling_stack
+from torchnan.detection.compiled.stack import (
+    Entry,
+    Line,
+    TracedModule,
+    call_under,
+    calling_stack,
+    modules_of_call,
+)
 from torchnan.detection.containment import describe
 from torchnan.detection.errors import NonFiniteError
 
@@ -43,13 +50,13 @@ class RecordedCall:
         enter_node: makes that node the one that this thread runs.
         stack: id of the stack that it was made on.
         boxed: how many of the arguments came in a list, which the region empties.
-        region: name, file and line of the function that was compiled.
+        region: the function that was compiled.
     """
 
     graph: torch.fx.GraphModule
     compiled: Callable[..., Any]
     own: list[str]
-    modules: Modules
+    modules: dict[str, TracedModule]
     is_random: bool
     args: list[Any]
     before: list[int]
@@ -60,7 +67,7 @@ class RecordedCall:
     enter_node: Callable[[], None]
     stack: int
     boxed: int
-    region: tuple[str, str, int]
+    region: Line
 
 
 @dataclasses.dataclass
@@ -119,11 +126,18 @@ def on_own_thread(run: Callable[[], T]) -> T:
 
 @dataclasses.dataclass(frozen=True)
 class _Lowered:
-    """The graph that Inductor gets, forward or backward, its inputs and the state of the generator before it."""
+    """The graph that Inductor gets, forward or backward, its inputs and the state of the generator before it.
+
+    Inputs are those of the call, whose origins and names are known; of what the graph overwrites there are copies.
+    """
 
     module: torch.fx.GraphModule
     inputs: list[Any]
+    written: list[bool]
     random_state: torch.Tensor
+
+    def arguments(self) -> list[Any]:
+        return [value.clone() if new else value for value, new in zip(self.inputs, self.written, strict=True)]
 
 
 class _Replay:
@@ -133,6 +147,7 @@ class _Replay:
         self.passing = passing  # the stack on which the results were found bad: that of the backward pass
         self.call, self.bad, self.tangents, self.session = call, bad, tangents, session
         self.callers: list[Entry] = calling_stack(_C.stack_frames(call.stack), call.is_inside_node)
+        self.modules = modules_of_call(call.modules, self.callers, call.region)
         self._lowered_once: _Lowered | None = None
 
     def run(self) -> Outcome:
@@ -163,7 +178,8 @@ class _Replay:
     @contextlib.contextmanager
     def _watching(self, way: str, bad_kernels: kernels.Kernels) -> Iterator[None]:
         """Lets the session see what runs inside as a part of the region."""
-        _C.begin_replay(*self.call.region, way, bad_kernels, self.call.boxed > 0)
+        region = self.call.region
+        _C.begin_replay(region.function, region.file, region.line, way, bad_kernels, self.call.boxed > 0)
         _C.enter_session(self.session)
         self.call.enter_node()
         try:
@@ -243,7 +259,7 @@ class _Replay:
 
     def _as_traced(self, unwritten_is_nan: bool = False) -> dict[int, Any]:
         module, made, args, given = self._prepared()
-        module = framed(module, self.callers, self.call.modules, unwritten_is_nan=unwritten_is_nan)
+        module = framed(module, self.callers, self.modules, unwritten_is_nan=unwritten_is_nan)
         drawing: Any = random_numbers.AsGenerated() if self.call.is_random else contextlib.nullcontext()  # type: ignore[no-untyped-call]
         with self._watched():
             with drawing:
@@ -262,10 +278,9 @@ class _Replay:
         """Runs the graph that Inductor gets, with the random numbers that generated code draws."""
         lowered = self._lowered()
         torch.set_rng_state(lowered.random_state)
-        module = framed(copy_graph(lowered.module), self.callers, self.call.modules)
-        inputs = _copies(lowered.inputs)
+        module = framed(copy_graph(lowered.module), self.callers, self.modules)
         with torch.no_grad(), self._watched():
-            results = as_list(interpret(module, *inputs))
+            results = as_list(interpret(module, *lowered.arguments()))
         return _first_for_all(_provenances(results, list(range(len(results)))), self.bad)
 
     def _in_inductors_arithmetic(self) -> dict[int, Any]:
@@ -280,11 +295,10 @@ class _Replay:
         graph.output_node().args = (tuple(nodes),)
         module.recompile()
         torch.set_rng_state(lowered.random_state)
-        inputs = _copies(lowered.inputs)
         with torch.no_grad():
-            results = random_numbers.compile_alone(module, inputs)(list(inputs))
+            results = random_numbers.compile_alone(module, lowered.inputs)(_copies(lowered.inputs))
         values = dict(zip(nodes, results, strict=True))
-        values.update(zip((n for n in graph.nodes if n.op == "placeholder"), inputs, strict=True))
+        values.update(zip((n for n in graph.nodes if n.op == "placeholder"), lowered.inputs, strict=True))
         for node in nodes:
             if not _C.kinds_of(values[node]) or not all(n in values for n in node.all_input_nodes):
                 continue
@@ -292,7 +306,7 @@ class _Replay:
             with torch.no_grad(), self._watched():
                 target: Any = node.target
                 run = functools.partial(target, *args, **options)
-                result = call_under(stack_of(node, self.callers, self.call.modules), run)
+                result = call_under(stack_of(node, self.callers, self.modules), run)
             return _first_for_all(_provenances([result], [0]), self.bad)
         return {}
 
@@ -308,8 +322,12 @@ class _Replay:
 
         def keep(module: torch.fx.GraphModule, example_inputs: Any, **options: Any) -> Any:
             def run(inputs: list[Any]) -> Any:
-                runs.append(_Lowered(module, _copies(inputs), torch.get_rng_state()))
-                return interpret(module, *inputs)
+                before, versions, random_state = _copies(inputs), list(map(_version, inputs)), torch.get_rng_state()
+                results = interpret(module, *inputs)
+                written = [_version(value) != version for value, version in zip(inputs, versions, strict=True)]
+                kept = [copy if new else value for value, copy, new in zip(inputs, before, written, strict=True)]
+                runs.append(_Lowered(module, kept, written, random_state))
+                return results
 
             run._boxed_call = True  # type: ignore[attr-defined]
             return run
@@ -338,6 +356,13 @@ def _clone(value: torch.Tensor) -> torch.Tensor:
     clone = value.clone()
     _C.record_copy(value.detach(), clone.detach())
     return clone
+
+
+def _version(value: Any) -> object:
+    """Returns what is another object once a tensor has been written; in inference mode nobody counts that."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    return object() if value.is_inference() else value._version
 
 
 def _copies(values: list[Any]) -> list[Any]:

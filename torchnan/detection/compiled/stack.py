@@ -18,7 +18,9 @@ from torchnan.detection.introspection import RawFrame, call_in_engine, call_in_m
 
 _FRAME = re.compile(r'File "(.*?)", line (\d+), in (.*)')
 _OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "")
+_TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 _CALL = (lambda call: call()).__code__
+_BELOW_SELF = re.compile(r"L\['self'\]\.(.+)")  # a path in nn_module_stack
 
 
 class Line(NamedTuple):
@@ -34,6 +36,7 @@ class Engine:
 
 
 Entry = Line | torch.nn.Module | Engine  # a frame, the call of a module, or the engine; outermost first
+Modules = dict[str, torch.nn.Module]  # by their key in nn_module_stack
 
 
 def traced_lines(node: torch.fx.Node) -> list[Line]:
@@ -41,19 +44,82 @@ def traced_lines(node: torch.fx.Node) -> list[Line]:
     return [Line(file, int(line), name) for file, line, name in _FRAME.findall(node.stack_trace or "")]
 
 
-def modules_of(traced: torch.fx.GraphModule) -> dict[str, weakref.ref[torch.nn.Module]]:
+class TracedModule(NamedTuple):
+    """A module that nodes were traced in.
+
+    Attributes:
+        module: it, while it is alive.
+        kind: its class.
+        path: its name in the module whose method was compiled; empty if it is not below it.
+    """
+
+    module: weakref.ref[torch.nn.Module]
+    kind: type
+    path: str
+
+
+def modules_of(traced: torch.fx.GraphModule) -> dict[str, TracedModule]:
     """Returns the modules that the nodes of a graph and of the bodies in it were traced in, by their key in
     ``nn_module_stack``.
 
     Dynamo's keys begin with the ``id()`` of the module, which is alive while its graph is compiled.
     """
     graphs = [module.graph for module in traced.modules() if isinstance(module, torch.fx.GraphModule)]
-    keys = {key for graph in graphs for node in graph.nodes for key in node.meta.get("nn_module_stack") or ()}
-    if not keys:
+    stacks = (node.meta.get("nn_module_stack") or {} for graph in graphs for node in graph.nodes)
+    paths = {key: str(path) for stack in stacks for key, (path, _) in stack.items()}
+    if not paths:
         return {}
     alive = {id(module): module for module in _C.instances_of(torch.nn.Module)}
-    found = {key: alive.get(int(digits[0])) for key in keys if (digits := re.match(r"\d+", key))}
-    return {key: weakref.ref(module) for key, module in found.items() if module is not None}
+    found = {}
+    for key, path in paths.items():
+        digits, below = re.match(r"\d+", key), _BELOW_SELF.match(path)
+        module = alive.get(int(digits[0])) if digits else None
+        if module is not None:
+            found[key] = TracedModule(weakref.ref(module), type(module), below[1] if below else "")
+    return found
+
+
+def modules_of_call(traced: dict[str, TracedModule], callers: Sequence[Entry], compiled: Line) -> Modules:
+    """Returns the modules of one call of a region, by their key in ``nn_module_stack``.
+
+    A method is compiled once for all modules that are alike: what was traced below the first of them is looked up in
+    the one that makes this call.
+
+    Args:
+        traced: those that the region was traced in.
+        callers: the stack on which it was called, outermost first.
+        compiled: the function that was compiled.
+    """
+    caller = _module_that_calls(callers, compiled)
+    found = {}
+    for key, one in traced.items():
+        below = _below(caller, one)
+        module = one.module() if below is None else below
+        if module is not None:
+            found[key] = module
+    return found
+
+
+def _module_that_calls(callers: Sequence[Entry], compiled: Line) -> torch.nn.Module | None:
+    """Returns the innermost module on a stack, if the function is what its call leads to."""
+    for i in range(len(callers) - 1, -1, -1):
+        module = callers[i]
+        if isinstance(module, torch.nn.Module):
+            for entry in callers[i + 1 :]:
+                if isinstance(entry, Line) and (entry.file, entry.function) == (compiled.file, compiled.function):
+                    return module
+                if isinstance(entry, Line) and not entry.file.startswith(_TORCH):
+                    return None
+            return None
+    return None
+
+
+def _below(module: torch.nn.Module | None, traced: TracedModule) -> torch.nn.Module | None:
+    if not traced.path:
+        return None
+    for name in traced.path.split("."):
+        module = None if module is None else module._modules.get(name)
+    return module if type(module) is traced.kind else None
 
 
 def calling_stack(frames: Sequence[RawFrame], is_inside_node: bool = False) -> list[Entry]:
