@@ -46,6 +46,7 @@ WITHOUT_HINT = {
     "sgn": INF_TIMES_ZERO,
     "_histogramdd_bin_edges": INF_TIMES_ZERO,
     "special_airy_ai": "its asymptotic series leaves the range at both ends",
+    "segment_reduce": "a segment may be empty, or its product or sum may overflow",
     "_ctc_loss": "log probabilities that are none may overflow or leave no alignment",
     "_ctc_loss_backward": "log probabilities that are none may overflow or leave no alignment",
     "torch_nn::_linear_cross_entropy_batch_chunked": "a loss computed in one piece: its products are not seen",

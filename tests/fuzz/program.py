@@ -34,7 +34,14 @@ def resized(x: torch.Tensor, size: int) -> torch.Tensor:
     return x
 
 
+def memset(x: torch.Tensor, byte: int, count: int) -> None:
+    """Writes to the first bytes of a tensor without PyTorch, as far as its memory goes."""
+    left = x.untyped_storage().nbytes() - x.storage_offset() * x.itemsize
+    ctypes.memset(x.data_ptr(), byte, max(0, min(count, left)))
+
+
 NAMES: dict[str, Any] = {
+    "memset": memset,
     "resized": resized,
     "torch": torch,
     "F": F,

@@ -12,7 +12,7 @@ import torch
 from tests.fuzz import harm
 from tests.fuzz.__main__ import ALL, of_seed
 from tests.fuzz.comparison import Modes, against_truth, disagreements
-from tests.fuzz.program import Program, resized, run
+from tests.fuzz.program import Program, memset, resized, run
 from tests.support.processes import REPOSITORY
 from tests.support.processes import run as run_process
 
@@ -59,6 +59,12 @@ def test_the_truth_notices_a_missing_report():
 @pytest.mark.parametrize("view", [lambda x: x, lambda x: x[1::2], lambda x: x[:1].expand(9, 3), lambda x: x.t()])
 def test_memory_that_a_resized_tensor_gets_is_written(view, fills_new_memory):
     assert resized(view(torch.ones(4, 3)), 100).isfinite().all()
+
+
+def test_memory_beyond_a_tensor_is_not_written():
+    memory = torch.zeros(16)
+    memset(torch.empty(0).set_(memory.untyped_storage()[:12], 1, (2,)), 255, 40)
+    assert memory.isfinite().tolist() == [True, False, False] + [True] * 13
 
 
 def test_a_program_of_memory_games_reads_nothing_that_nobody_wrote(fills_new_memory):
