@@ -1,15 +1,18 @@
 """Instructions that one intercepted call takes, counted by callgrind: the same on a busy machine.
 
-    python -m benchmarks.instructions [--json OUT]
+    python -m benchmarks.instructions [--device LAGGING.SO] [--json OUT] [--functions OPERATION]
 
 Rows are operations; "off" is the operation itself, the other columns are what a mode adds to it. "redispatch" adds a
-dispatch key whose kernels do nothing but redispatch: the least that interception can take. Needs valgrind and its
-headers (Debian: apt-get install valgrind).
+dispatch key whose kernels do nothing but redispatch: the least that interception can take. With `--device`, on the
+device of tests/cpp/device (build/*/tests/cpp/lagging.so), with kernels that compute nothing. `--functions` lists where
+the instructions go that "detect" adds to one operation. Needs valgrind and its headers (Debian: apt-get install
+valgrind).
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import json
 import os
 import shutil
@@ -38,28 +41,53 @@ def build(program: Path) -> None:
     subprocess.run([*command, "-ltorchnan", "-ltorch", "-ltorch_cpu", "-lc10"], check=True)
 
 
-def count(folder: Path) -> dict[str, dict[str, float]]:
-    """Returns instructions per call, by operation and mode."""
+def by_function(part: str) -> collections.Counter[str]:
+    """Returns the instructions of each function in a dump of callgrind, without those that it calls."""
+    counts: collections.Counter[str] = collections.Counter()
+    library = function = ""
+    is_call = False
+    for line in part.splitlines():
+        if line.startswith("ob="):
+            library = Path(line.removeprefix("ob=")).name
+        elif line.startswith("fn="):
+            function = f"{library}: {line.removeprefix('fn=')}"
+        elif line.startswith("calls="):
+            is_call = True
+        elif line[:1] in "0123456789+-*" and line:
+            if not is_call:
+                counts[function] += int(line.split()[1])
+            is_call = False
+    return counts
+
+
+def count(folder: Path, device: Path | None) -> dict[str, dict[str, collections.Counter[str]]]:
+    """Returns instructions of all calls, by operation, mode and function."""
     program = folder / "calls"
     build(program)
+    valgrind = ["valgrind", "-q", "--tool=callgrind", "--instr-atstart=no", "--compress-strings=no"]
     subprocess.run(
-        ["valgrind", "-q", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={folder / 'out'}", program],
+        [*valgrind, f"--callgrind-out-file={folder / 'out'}", program, *([device] if device else [])],
         check=True,
         env={**os.environ, "ATEN_CPU_CAPABILITY": "avx2"},  # valgrind knows no AVX-512
         stderr=subprocess.DEVNULL,
     )
-    table: dict[str, dict[str, float]] = {}
-    for part in folder.glob("out.*"):
-        trigger, total = "", 0
-        for line in part.read_text().splitlines():
-            if line.startswith("desc: Trigger: Client Request: "):
-                trigger = line.removeprefix("desc: Trigger: Client Request: ")
-            elif line.startswith("totals: "):
-                total = int(line.split()[1])
-        mode, _, operation = trigger.partition("/")
+    table: dict[str, dict[str, collections.Counter[str]]] = {}
+    trigger = "desc: Trigger: Client Request: "
+    for path in sorted(folder.glob("out.*"), key=lambda path: int(path.suffix[1:])):
+        part = path.read_text()
+        title = next((line.removeprefix(trigger) for line in part.splitlines() if line.startswith(trigger)), "")
+        mode, _, operation = title.partition("/")
         if operation:
-            table.setdefault(operation, {})[mode] = total / CALLS
+            table.setdefault(operation, {})[mode] = by_function(part)
     return table
+
+
+def print_functions(modes: dict[str, collections.Counter[str]]) -> None:
+    """Where the instructions are that "detect" adds, down to one a call."""
+    modes["detect"].subtract(modes["off"])
+    for function, instructions in modes["detect"].most_common():
+        if instructions >= CALLS:
+            print(f"{instructions / CALLS:>9,.0f}  {function}")
 
 
 def print_table(table: dict[str, dict[str, float]]) -> None:
@@ -72,13 +100,21 @@ def print_table(table: dict[str, dict[str, float]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.instructions", description=__doc__.splitlines()[0])
+    parser.add_argument("--device", type=Path, metavar="LAGGING.SO")
+    parser.add_argument("--functions", metavar="OPERATION")
     parser.add_argument("--json", metavar="OUT")
     given = parser.parse_args()
     if shutil.which("valgrind") is None:
         sys.exit("valgrind is needed: sudo apt-get install valgrind")
     with tempfile.TemporaryDirectory() as folder:
-        table = count(Path(folder))
+        functions = count(Path(folder), given.device)
+    table = {
+        operation: {mode: counts.total() / CALLS for mode, counts in modes.items()}
+        for operation, modes in functions.items()
+    }
     print_table(table)
+    if given.functions:
+        print_functions(functions[given.functions])
     if given.json:
         Path(given.json).write_text(json.dumps(table, indent=1) + "\n")
 

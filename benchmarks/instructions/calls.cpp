@@ -1,4 +1,9 @@
-// Calls operators in every mode, a thousand times each, and dumps callgrind's counters after each pair of both.
+// Calls operators in every mode, a thousand times each, and dumps callgrind's counters after each pair of both. With
+// the path of tests/cpp/lagging.so as an argument, on its device, whose kernels compute nothing then.
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <string>
@@ -38,7 +43,9 @@ struct Case {
   std::function<void()> call;
 };
 
-std::vector<Case> cases() {
+using Cases = std::vector<Case> (*)();
+
+std::vector<Case> cases_on_host() {
   const at::Tensor small = at::rand({4, 4});
   const at::Tensor large = at::rand({128, 128});
   const at::Tensor target = at::rand({4, 4});
@@ -58,7 +65,42 @@ std::vector<Case> cases() {
   };
 }
 
-void measure(const std::string& mode) {
+// Those of `python -m benchmarks.gpu.host_time`.
+std::vector<Case> cases_on_device() {
+  const c10::Device device(c10::DeviceType::PrivateUse1, 0);
+  const at::Tensor small = at::zeros({8}).to(device);
+  const at::Tensor x = at::zeros({64, 256}).to(device);
+  const at::Tensor w = at::zeros({256, 256}).to(device);
+  std::vector<at::Tensor> xs;
+  std::vector<at::Tensor> ys;
+  for (int i = 0; i < 100; ++i) {
+    xs.push_back(at::zeros({64}).to(device));
+    ys.push_back(at::zeros({64}).to(device));
+  }
+  return {
+      {"add, 8 elements", [=] { at::add(small, small); }},
+      {"tanh, 64x256, proved", [=] { at::tanh(x); }},
+      {"mm, 64x256x256, proved", [=] { at::mm(x, w); }},
+      {"mul_, 8 elements", [=] { small.mul_(small); }},
+      {"atan (boxed), 64x256", [=] { at::atan(x); }},
+      {"_foreach_add_ (boxed), 100", [=] { at::_foreach_add_(xs, ys); }},
+      {"_foreach_sqrt (boxed), 100", [=] { at::_foreach_sqrt(xs); }},
+  };
+}
+
+// Lets the device's kernels compute nothing.
+void load_device(const char* path) {
+  void* const library = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+  if (library == nullptr) {
+    std::fprintf(stderr, "%s\n", dlerror());
+    std::exit(1);
+  }
+  for (const char* name : {"lagging_plug_into_torchnan", "lagging_use_stubs"}) {
+    reinterpret_cast<void (*)()>(dlsym(library, name))();
+  }
+}
+
+void measure(const Cases cases, const std::string& mode) {
   for (const Case& one : cases()) {
     for (int i = 0; i < 10; ++i) one.call();
     CALLGRIND_ZERO_STATS;
@@ -70,28 +112,30 @@ void measure(const std::string& mode) {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
   at::set_num_threads(1);
+  if (argc > 1) load_device(argv[1]);
   const c10::InferenceMode inference;  // autograd's own instructions are not of interest
   torch::Library fallbacks(torch::Library::IMPL, "_", kFloorKey, __FILE__, __LINE__);
   fallbacks.fallback(torch::CppFunction::makeFromBoxedFunction<&redispatch>());
   torch::Library kernels(torch::Library::IMPL, "aten", kFloorKey, __FILE__, __LINE__);
   kernels.impl("add.Tensor", TORCH_FN(redispatch_add));
 
+  const Cases cases = argc > 1 ? &cases_on_device : &cases_on_host;
   CALLGRIND_START_INSTRUMENTATION;  // not before: loading PyTorch takes minutes of it
-  measure("off");
+  measure(cases, "off");
   {
     const c10::impl::IncludeDispatchKeyGuard included(kFloorKey);
-    measure("redispatch");
+    measure(cases, "redispatch");
   }
   {
     torchnan::Detector detector;
-    measure("detect");
+    measure(cases, "detect");
   }
   {
     torchnan::Options options;
     options.exact = true;
     torchnan::Detector detector(std::move(options));
-    measure("exact");
+    measure(cases, "exact");
   }
 }

@@ -24,8 +24,10 @@ class Assumptions {
 
   // Returns the assumed bound of an event's result; infinite where nothing is assumed.
   double of(const Event& event) const {
-    const auto raised = raised_.find(place_of(event));
-    if (raised != raised_.end()) return raised->second;
+    if (!raised_.empty()) {
+      const auto raised = raised_.find(place_of(event));
+      if (raised != raised_.end()) return raised->second;
+    }
     return event.tensor.dtype == c10::ScalarType::Half ? kHalf : kWide;
   }
 

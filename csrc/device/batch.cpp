@@ -4,14 +4,15 @@
 #include <iterator>
 
 #include "scan/float_format.h"
+#include "scan/storage_of.h"
 
 namespace torchnan {
 namespace {
 
 cuda::Entry entry_of(const at::Tensor& tensor, uint64_t limit) {
-  const FloatFormat format = *float_format(tensor.scalar_type());
+  const FloatFormat& format = *float_format(tensor.scalar_type());
   cuda::Entry entry{};
-  entry.data = tensor.const_data_ptr();
+  entry.data = static_cast<const char*>(storage_of(tensor)->data()) + tensor.storage_offset() * format.element_bytes();
   entry.words = static_cast<uint64_t>(tensor.numel()) * format.words_per_element;
   entry.limit = limit;
   entry.encoding = *encoding_of(tensor.scalar_type());
@@ -76,12 +77,15 @@ void ScanList::launch(const Scanner& scanner, void* stream) {
 }
 
 bool Batch::add(at::Tensor&& tensor, EventNumber number, uint64_t limit) {
-  kept_.reserve(cuda::kMaxEntries);
-  memory_.reserve(cuda::kMaxEntries);
+  if (kept_.empty()) {
+    kept_.reserve(cuda::kMaxEntries);
+    memory_.reserve(cuda::kMaxEntries);
+  }
   if (!scans_.add(tensor, number, limit)) return false;
-  memory_.push_back(tensor.storage().data());
-  marks_.set(mark_of(tensor.storage().unsafeGetStorageImpl()));
-  bytes_ += static_cast<int64_t>(tensor.storage().nbytes());
+  const c10::StorageImpl* const storage = storage_of(tensor);
+  memory_.push_back(storage->data());
+  marks_.set(mark_of(storage));
+  bytes_ += static_cast<int64_t>(storage->nbytes());
   kept_.push_back(std::move(tensor));
   return true;
 }
@@ -89,7 +93,7 @@ bool Batch::add(at::Tensor&& tensor, EventNumber number, uint64_t limit) {
 bool Batch::holds(const c10::StorageImpl* storage) const {
   if (!marks_.test(mark_of(storage))) return false;
   return std::any_of(kept_.begin(), kept_.end(),
-                     [&](const at::Tensor& tensor) { return tensor.storage().unsafeGetStorageImpl() == storage; });
+                     [&](const at::Tensor& tensor) { return storage_of(tensor) == storage; });
 }
 
 void Batch::take(ScanList& scans, Kept& kept) {

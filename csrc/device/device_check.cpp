@@ -12,9 +12,22 @@
 #include "operators/op_traits.h"
 #include "origin/arguments.h"
 #include "origin/nonfinite_registry.h"
+#include "scan/storage_of.h"
 #include "scan/tensor_scan.h"
 
 namespace torchnan {
+namespace {
+
+constexpr std::string_view kNonBlocking = "non_blocking";
+
+}  // namespace
+
+// Null for what cannot be scanned.
+const at::Tensor* DeviceCheck::values_of(const at::Tensor& tensor) {
+  if (is_scannable_itself(tensor)) return &tensor;
+  const auto values = scannable(tensor);
+  return values->defined() ? &containers_.emplace_front(*values) : nullptr;
+}
 
 // Launches what has to run on another stream.
 void DeviceCheck::set_stream(c10::Device device) {
@@ -46,26 +59,29 @@ void DeviceCheck::make_room(Devices::Lock& locked) {
 
 void DeviceCheck::record_arguments(c10::ArrayRef<Operand> arguments) {
   context_ = EventContext(plan_, session_, thread_.id());
-  c10::SmallVector<Argument, Event::kMaxInputs> found;
   for (size_t place = 0; place < arguments.size(); ++place) {
     const Operand& argument = arguments[place];
-    first_inputs_.push_back(found.size());
-    for_each_tensor(argument, [&](const at::Tensor& tensor, int64_t element) {
-      add_argument(tensor, static_cast<uint16_t>(place), static_cast<int32_t>(element), found);
-      list_size_ = std::max<int64_t>(list_size_, element + 1);
-    });
+    first_inputs_.push_back(inputs_.size());
     if (argument.kind == Operand::Kind::kNumber) record_number(argument.number);
-    if (argument.kind == Operand::Kind::kInteger && plan_.argument_names[place] == "non_blocking") {
+    if (argument.kind == Operand::Kind::kInteger && plan_.argument_names[place] == kNonBlocking) {
       non_blocking_ = argument.integer != 0;
     }
+    const OpPlan::MutatedArgument* mutated = plan_.mutated_schema_argument(place);
+    const bool is_read = (mutated == nullptr || mutated->reads_previous_value) && !plan_.is_constant_factory;
+    if (argument.kind == Operand::Kind::kValues) inputs_.reserve(inputs_.size() + argument.count);
+    for_each_tensor(argument, [&](const at::Tensor& tensor, int64_t element) {
+      list_size_ = std::max<int64_t>(list_size_, element + 1);
+      if (is_read)
+        add_argument(tensor, static_cast<uint16_t>(place), static_cast<int32_t>(element), mutated != nullptr);
+    });
   }
-  inputs_.reserve(found.size());
-  for_each_run(found, [this](auto first, auto last) {
+  results_.reserve(static_cast<size_t>(list_size_));
+  for_each_run(inputs_, [this](auto first, auto last) {
     Devices::Lock locked(devices());
     for (auto one = first; one != last; ++one) record_argument(locked, *one);
   });
   launch();
-  launch_scans_of_mutated(arguments);
+  if (plan_.writes_in_place() || plan_.is_async_collective) launch_scans_of_mutated(arguments);
   for (size_t place = 0; plan_.is_async_collective && place < arguments.size(); ++place) {
     if (is_written_by_collective(plan_.name, plan_.argument_names[place])) record_pending(arguments[place]);
   }
@@ -74,7 +90,6 @@ void DeviceCheck::record_arguments(c10::ArrayRef<Operand> arguments) {
 
 // Collectives do not declare what they write.
 void DeviceCheck::launch_scans_of_mutated(c10::ArrayRef<Operand> arguments) const {
-  if (plan_.mutated_arguments.empty() && !plan_.is_async_collective) return;
   if (!devices().has_waiting()) return;
   c10::SmallVector<const c10::StorageImpl*, 8> mutated;
   for (size_t place = 0; place < arguments.size(); ++place) {
@@ -94,9 +109,8 @@ void DeviceCheck::record_pending(const Operand& argument) {
     const auto tensor = scannable(given);
     if (!tensor->defined()) return;
     set_stream(tensor->device());
-    const TensorSnapshot snapshot(*tensor);
     Devices::Lock locked(devices());
-    const Event* const event = add_reader(locked, EventType::kPending, snapshot, kAll);
+    const Event* const event = add_reader(locked, EventType::kPending, *tensor, kAll);
     if (event != nullptr) locked.journal().set_last_event(*tensor, event->number);
     is_recorded_ = true;
   });
@@ -116,30 +130,32 @@ void DeviceCheck::record_read(c10::ArrayRef<Operand> arguments) {
   devices().launch_all();
 }
 
-template <typename Arguments>
-void DeviceCheck::add_argument(const at::Tensor& argument, uint16_t place, int32_t element, Arguments& found) {
-  auto values = scannable(argument);
-  if (!values->defined()) {
+void DeviceCheck::add_argument(const at::Tensor& argument, uint16_t place, int32_t element, bool is_mutated) {
+  const at::Tensor* const values = values_of(argument);
+  if (values == nullptr) {
     const at::Tensor on_host = nonfinite_registry().in_use() ? scannable_values(argument) : at::Tensor();
     if (on_host.defined() && nonfinite_registry().contains(on_host)) given_ = nonfinite_registry().find(on_host);
     return;
   }
-  const OpPlan::MutatedArgument* mutated = plan_.mutated_schema_argument(place);
-  if ((mutated != nullptr && !mutated->reads_previous_value) || plan_.is_constant_factory) return;
-  found.push_back({std::move(values), &argument, place, element});
+  Input& input = inputs_.emplace_back();
+  input.seen = {0, storage_of(*values), element, place, is_mutated, is_parameter(*values)};
+  input.tensor = &argument;
+  input.values = values;
 }
 
-void DeviceCheck::record_argument(Devices::Lock& locked, const Argument& argument) {
+void DeviceCheck::record_argument(Devices::Lock& locked, Input& argument) {
   make_room(locked);
-  Journal::Known known = locked.journal().look_up(*argument.values);
-  const EventNumber event = event_of(locked, argument, known);
-  if (event != known.last) known = locked.journal().look_up(*argument.values);
-  if (const Event* written = locked.journal().find(event)) intended_ |= written->intended;
-  const bool is_mutated = plan_.mutated_schema_argument(argument.place) != nullptr;
-  const bool is_parameter = torchnan::is_parameter(*argument.values);
-  const c10::StorageImpl* storage = argument.values->storage().unsafeGetStorageImpl();
-  inputs_.push_back(
-      {{event, storage, argument.place, argument.element, is_mutated, is_parameter}, known, argument.tensor});
+  argument.known = locked.journal().look_up(*argument.values);
+  argument.seen.event = argument.known.last;
+  if (!argument.known.is_reported) {
+    const EventNumber event = record_unknown_argument(locked, argument);
+    if (event != argument.known.last) {  // what it shows now, of which nothing is intended
+      argument.known = locked.journal().look_up(*argument.values);
+      argument.known.intended = {};
+    }
+    argument.seen.event = event;
+  }
+  intended_ |= argument.known.intended;
 }
 
 // The tensors of a list lie in the order of its elements.
@@ -166,14 +182,14 @@ bool DeviceCheck::is_made_by(const at::Tensor& tensor, std::string_view op) cons
   return known.maker != nullptr && known.maker->name == op && known.bound.known();
 }
 
-// The event that has written it; if nobody has been seen doing that, a new one.
-EventNumber DeviceCheck::event_of(Devices::Lock& locked, const Argument& argument, const Journal::Known& known) {
+// Returns the event that has written it, and if nobody has been seen doing that, a new one.
+EventNumber DeviceCheck::record_unknown_argument(Devices::Lock& locked, const Input& argument) {
   const at::Tensor& tensor = *argument.values;
+  const Journal::Known& known = argument.known;
   Journal& journal = locked.journal();
-  if (known.is_reported) return known.last;
-  const bool is_unscanned = is_unscanned_argument(plan_.name, plan_.argument_names[argument.place]);
+  const bool is_unscanned = is_unscanned_argument(plan_.name, plan_.argument_names[argument.seen.argument]);
   if (is_unscanned && !is_seen(journal.find(known.last))) return known.last;
-  Event* const event = locked.add(EventType::kArgument, TensorSnapshot(tensor), context_, stream_);
+  Event* const event = locked.add(EventType::kArgument, tensor, context_, stream_);
   if (event == nullptr) {
     skip(Skip::kDevice);
     return known.last;
@@ -200,38 +216,29 @@ EventType DeviceCheck::type_of_result(int64_t output) const {
 }
 
 bool DeviceCheck::add_result(const at::Tensor& result, int64_t output, const std::optional<Bound>& proof) {
-  auto values = scannable(result);
-  if (!values->defined()) {
+  const at::Tensor* const values = values_of(result);
+  if (values == nullptr) {
     if (!result.is_cpu() && plan_.writes_in_place() && result.has_storage())
       Devices::Lock(devices()).journal().mark_stale(result);  // as integers, say
     return false;
   }
-  results_.push_back({std::move(values), output, proof});
+  results_.push_back({values, output, proof});
   return true;
 }
 
-// Sorted.
-DeviceCheck::Storages DeviceCheck::storages_read() const {
-  Storages read;
-  for (const Input& input : inputs_) read.push_back(input.seen.storage);
-  std::sort(read.begin(), read.end());
-  return read;
-}
-
-bool DeviceCheck::may_wait(const Result& result, const Storages& read) const {
+// Only what nobody else has a reference to is new: an argument that comes back is not.
+bool DeviceCheck::may_wait(const Result& result) const {
   const at::Tensor& tensor = *result.values;
-  return type_of_result(result.output) == EventType::kResult && !result.proof && stream_.is_default &&
-         !stream_.is_capturing && !plan_.writes_in_place() &&
-         !std::binary_search(read.begin(), read.end(), tensor.storage().unsafeGetStorageImpl()) &&
-         tensor.is_non_overlapping_and_dense();
+  const bool is_new = tensor.use_count() == 1 && tensor.unsafeGetTensorImpl()->unsafe_storage().use_count() == 1;
+  return is_new && !result.proof && stream_.is_default && !stream_.is_capturing && !plan_.writes_in_place() &&
+         type_of_result(result.output) == EventType::kResult && tensor.is_non_overlapping_and_dense();
 }
 
 void DeviceCheck::record_results() {
   if (results_.empty()) return;
-  const Storages read = storages_read();
-  for_each_run(results_, [&](auto first, auto last) {
+  for_each_run(results_, [this](auto first, auto last) {
     for (auto one = first; one != last; ++one) {
-      if (may_wait(*one, read)) one->kept = *one->values;
+      if (may_wait(*one)) one->kept = *one->values;
     }
     Devices::Lock locked(devices());
     for (auto one = first; one != last; ++one) record_result(locked, *one);
@@ -245,7 +252,7 @@ void DeviceCheck::record_result(Devices::Lock& locked, Result& result) {
   const EventType type = type_of_result(result.output);
   const bool is_unknown =
       type == EventType::kAllocated && plan_.handling == OpPlan::Handling::kAllocate && !plan_.returns_allocation;
-  Event* const event = is_unknown ? nullptr : add_reader(locked, type, TensorSnapshot(tensor), result.output);
+  Event* const event = is_unknown ? nullptr : add_reader(locked, type, tensor, result.output);
   if (event == nullptr) {
     locked.journal().forget(tensor);
     if (!is_unknown) skip(Skip::kDevice);
@@ -299,30 +306,39 @@ void DeviceCheck::scan(Devices::Lock& locked, Event& event, const at::Tensor& te
 
 void DeviceCheck::skip(Skip reason) { thread_.counters().skipped[static_cast<size_t>(reason)].add(1); }
 
-void DeviceCheck::launch() { devices().launch(scans_, stream_); }
+void DeviceCheck::launch() {
+  if (!scans_.is_empty() || devices().has_slots_to_clear()) devices().launch(scans_, stream_);
+}
 
 // What an output is made of: all that was read, or, where lists are gone through together, their elements at its place.
 c10::SmallVector<EventInput, Event::kMaxInputs> DeviceCheck::inputs_of(int64_t output) const {
   c10::SmallVector<EventInput, Event::kMaxInputs> read;
+  if (!plan_.is_foreach_elementwise || output == kAll) {
+    for (const Input& input : inputs_) read.push_back(input.seen);
+    return read;
+  }
+  const int64_t element = output % list_size_;
   for (size_t place = 0; place < first_inputs_.size(); ++place) {
     const auto begin = inputs_.begin() + first_inputs_[place];
     const auto end = place + 1 < first_inputs_.size() ? inputs_.begin() + first_inputs_[place + 1] : inputs_.end();
     const bool is_list = begin != end && begin->seen.element >= 0;
-    if (!is_list || !plan_.is_foreach_elementwise || output == kAll) {
+    if (!is_list) {
       for (auto input = begin; input != end; ++input) read.push_back(input->seen);
       continue;
     }
-    const auto element = output % list_size_;
-    const auto input = std::lower_bound(begin, end, element,
-                                        [](const Input& one, int64_t wanted) { return one.seen.element < wanted; });
+    // At its own place, unless some of the list are on the host.
+    const auto is_before = [](const Input& one, int64_t wanted) { return one.seen.element < wanted; };
+    const bool is_at_place = element < end - begin && begin[element].seen.element == element;
+    const auto input = is_at_place ? begin + element : std::lower_bound(begin, end, element, is_before);
     if (input != end && input->seen.element == element) read.push_back(input->seen);
   }
   return read;
 }
 
-Event* DeviceCheck::add_reader(Devices::Lock& locked, EventType type, const TensorSnapshot& snapshot, int64_t output) {
+template <typename Tensor>
+Event* DeviceCheck::add_reader(Devices::Lock& locked, EventType type, const Tensor& tensor, int64_t output) {
   const auto read = inputs_of(output);
-  Event* const event = locked.add_reader(type, snapshot, context_, stream_, read);
+  Event* const event = locked.add_reader(type, tensor, context_, stream_, read);
   if (event != nullptr) event->given = given_;
   return event;
 }

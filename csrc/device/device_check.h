@@ -1,11 +1,12 @@
 // Records what one call reads and writes on devices, and gives it to be scanned. Nothing waits for the device.
 #pragma once
 
+#include <forward_list>
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/util/ArrayRef.h>
 #include <c10/util/FunctionRef.h>
-#include <c10/util/MaybeOwned.h>
 #include <c10/util/SmallVector.h>
 
 #include "bounds/bound_source.h"
@@ -67,20 +68,15 @@ class DeviceCheck final : public ExternalBounds {
   bool is_copying_in_background() const { return non_blocking_ && !inputs_.empty(); }
 
  private:
+  // An argument or a result that can be scanned. `values` is the tensor itself, or one of containers_.
   struct Input {
     EventInput seen;
     Journal::Known known;
-    const at::Tensor* tensor;
-  };
-  // An argument or a result that can be scanned.
-  struct Argument {
-    c10::MaybeOwned<at::Tensor> values;
-    const at::Tensor* tensor;
-    uint16_t place;
-    int32_t element;
+    const at::Tensor* tensor = nullptr;
+    const at::Tensor* values = nullptr;
   };
   struct Result {
-    c10::MaybeOwned<at::Tensor> values;
+    const at::Tensor* values;
     int64_t output;
     std::optional<Bound> proof;
     at::Tensor kept{};  // if its scan may wait: copied and dropped without the lock
@@ -88,29 +84,28 @@ class DeviceCheck final : public ExternalBounds {
   static constexpr int64_t kAll = -1;
   static constexpr size_t kMaxSearched = 16;
 
+  const at::Tensor* values_of(const at::Tensor& tensor);
   void set_stream(c10::Device device);
   // Calls visit(first, last) for those in a row that are on the same device, whose stream is then stream_.
   template <typename Given, typename Visit>
   void for_each_run(Given& given, Visit&& visit);
   void make_room(Devices::Lock& locked);
   Journal::Known known_of(const at::Tensor& tensor) const;
-  template <typename Arguments>
-  void add_argument(const at::Tensor& argument, uint16_t place, int32_t element, Arguments& found);
-  void record_argument(Devices::Lock& locked, const Argument& argument);
-  EventNumber event_of(Devices::Lock& locked, const Argument& argument, const Journal::Known& known);
+  void add_argument(const at::Tensor& argument, uint16_t place, int32_t element, bool is_mutated);
+  void record_argument(Devices::Lock& locked, Input& argument);
+  EventNumber record_unknown_argument(Devices::Lock& locked, const Input& argument);
   void record_pending(const Operand& argument);
   void record_read(c10::ArrayRef<Operand> arguments);
   void launch_scans_of_mutated(c10::ArrayRef<Operand> arguments) const;
   void record_number(double number);
   EventType type_of_result(int64_t output) const;
-  using Storages = c10::SmallVector<const c10::StorageImpl*, Event::kMaxInputs>;
-  Storages storages_read() const;
-  bool may_wait(const Result& result, const Storages& read) const;
+  bool may_wait(const Result& result) const;
   void record_results();
   void record_result(Devices::Lock& locked, Result& result);
   c10::SmallVector<EventInput, Event::kMaxInputs> inputs_of(int64_t output) const;
   // Adds an event whose inputs are those of one output of this call, or of all. Returns null as Devices::Lock::add().
-  Event* add_reader(Devices::Lock& locked, EventType type, const TensorSnapshot& snapshot, int64_t output);
+  template <typename Tensor>
+  Event* add_reader(Devices::Lock& locked, EventType type, const Tensor& tensor, int64_t output);
   void fill_bound(Devices::Lock& locked, Event& event, const at::Tensor& tensor, const std::optional<Bound>& proof);
   void scan(Devices::Lock& locked, Event& event, const at::Tensor& tensor, at::Tensor* kept);
   void skip(Skip reason);
@@ -126,6 +121,7 @@ class DeviceCheck final : public ExternalBounds {
   c10::SmallVector<Input, Event::kMaxInputs> inputs_;
   c10::SmallVector<size_t, 16> first_inputs_;  // by place in the schema
   c10::SmallVector<Result, 2> results_;
+  std::forward_list<at::Tensor> containers_;  // the values of sparse and nested arguments and results
   int64_t list_size_ = 1;
   std::shared_ptr<const Provenance> given_;
   NonfiniteKinds numbers_;

@@ -32,8 +32,8 @@ void fill_tensor(const Event& event, const DetectionSession& session, Finding& f
   const TensorSnapshot& then = event.tensor;
   facts.device = then.device.str();
   facts.dtype = std::string(c10::getDtypeNames(then.dtype).first);
-  facts.shape = then.shape();
-  facts.strides.assign(then.strides.begin(), then.strides.begin() + then.dims);
+  facts.shape = then.sizes().vec();
+  facts.strides = then.strides().vec();
   contain(session, kCounting, [&] {
     const at::Tensor tensor = live_tensor(event);
     if (!tensor.defined()) return;
@@ -55,7 +55,7 @@ InputSummary summary_of(const EventInput& input, const Event& reader, const Dete
   const auto event = Devices::Lock(devices()).copy_of(input.event);
   if (!event) return summary;
   summary.dtype = std::string(c10::getDtypeNames(event->tensor.dtype).first);
-  summary.shape = event->tensor.shape();
+  summary.shape = event->tensor.sizes().vec();
   const at::Tensor tensor = input.overwritten ? at::Tensor() : live_tensor(*event);
   const auto count_values = [&] { summary.tally = compute_stats_on_device(tensor).tally; };
   if (tensor.defined() && contain(session, kCounting, count_values)) return summary;

@@ -12,7 +12,8 @@ namespace {
 constexpr uint64_t kSlotsAtOnce = 8192;  // are cleared
 constexpr uint64_t kParts = Journal::kRotatingSlots / kSlotsAtOnce;
 
-constinit thread_local bool is_held_here = false;
+// In the part of a thread's memory that is reached without a call.
+[[gnu::tls_model("initial-exec")]] constinit thread_local bool is_held_here = false;
 
 Devices& of_process = *new Devices;  // never destroyed: threads may outlive static destructors
 
@@ -24,22 +25,13 @@ Devices& devices() { return of_process; }
 
 bool Devices::is_locked_here() { return is_held_here; }
 
-namespace {
-
-bool is_readable_on_device(const at::Tensor& tensor) {
-  if (reason_to_skip(tensor) != Skip::kDevice || !is_plain(tensor)) return false;
-  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  return impl.numel() > 0 && impl.unsafe_storage().data() != nullptr;
-}
-
-}  // namespace
-
 c10::MaybeOwned<at::Tensor> scannable(const at::Tensor& tensor) {
   using Values = c10::MaybeOwned<at::Tensor>;
+  if (is_scannable_itself(tensor)) return Values::borrowed(tensor);
   const bool is_container = tensor.layout() != c10::kStrided || tensor.is_nested();
-  Values values = is_container ? Values::owned(readable_on_device(tensor)) : Values::borrowed(tensor);
-  const bool is_readable = is_container ? values->defined() : is_readable_on_device(tensor);
-  return is_readable && Scanner::of(values->device()) != nullptr ? std::move(values) : Values::owned(at::Tensor());
+  Values values = Values::owned(is_container ? readable_on_device(tensor) : at::Tensor());
+  return values->defined() && Scanner::of(values->device()) != nullptr ? std::move(values)
+                                                                       : Values::owned(at::Tensor());
 }
 
 Devices::Lock::Lock(Devices& devices) : devices_(devices) {
@@ -66,8 +58,7 @@ void Devices::Lock::unlock() {
 }
 
 // Slots are cleared two parts ahead: scans of other streams that are still to come write nowhere near.
-Event* Devices::Lock::add(EventType type, const TensorSnapshot& tensor, const EventContext& context,
-                          const CurrentStream& stream) {
+Event* Devices::Lock::next(EventType type, const EventContext& context, const CurrentStream& stream) {
   Event* event = stream.is_capturing ? journal().add_captured() : &journal().add();
   if (event == nullptr) return nullptr;
   const uint64_t slot = event->number % cuda::kSlots;
@@ -76,13 +67,22 @@ Event* Devices::Lock::add(EventType type, const TensorSnapshot& tensor, const Ev
   }
   static_cast<EventContext&>(*event) = context;
   event->type = type;
+  return event;
+}
+
+template <typename Tensor>
+Event* Devices::Lock::add(EventType type, const Tensor& tensor, const EventContext& context,
+                          const CurrentStream& stream) {
+  Event* const event = next(type, context, stream);
+  if (event == nullptr) return nullptr;
   event->tensor = tensor;
-  if (!tensor.covers) event->previous = journal().last_event(tensor.storage);
+  if (!event->tensor.covers) event->previous = journal().last_event(event->tensor.storage);
   return event;
 }
 
 // The first ones stay with the event: they are what a report says of it.
-Event* Devices::Lock::add_reader(EventType type, const TensorSnapshot& tensor, const EventContext& context,
+template <typename Tensor>
+Event* Devices::Lock::add_reader(EventType type, const Tensor& tensor, const EventContext& context,
                                  const CurrentStream& stream, c10::ArrayRef<EventInput> inputs) {
   EventNumber more = 0;
   while (inputs.size() > Event::kMaxInputs) {
@@ -102,6 +102,12 @@ Event* Devices::Lock::add_reader(EventType type, const TensorSnapshot& tensor, c
   event->more = more;
   return event;
 }
+
+template Event* Devices::Lock::add(EventType, const at::Tensor&, const EventContext&, const CurrentStream&);
+template Event* Devices::Lock::add_reader(EventType, const at::Tensor&, const EventContext&, const CurrentStream&,
+                                          c10::ArrayRef<EventInput>);
+template Event* Devices::Lock::add_reader(EventType, const TensorSnapshot&, const EventContext&, const CurrentStream&,
+                                          c10::ArrayRef<EventInput>);
 
 bool Devices::Lock::add_to_batch(const CurrentStream& stream, at::Tensor&& kept, const Event& event, bool& has_filled) {
   Lane& lane = devices_.lane_of(*stream.scanner);
@@ -223,7 +229,7 @@ void Devices::follow_marks(Lane& lane) {
 
 // In the order of the stream whose events have come so far.
 void Devices::clear_slots(const CurrentStream& stream) {
-  if (part_to_clear_.load(std::memory_order_relaxed) < 0) return;
+  if (!has_slots_to_clear()) return;
   const int32_t part = part_to_clear_.exchange(-1);
   if (part < 0) return;
   for (Lane* lane : lanes()) {

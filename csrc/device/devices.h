@@ -20,8 +20,24 @@
 #include "device/journal.h"
 #include "device/scanner.h"
 #include "process/fork_safe_mutex.h"
+#include "scan/float_format.h"
+#include "scan/tensor_scan.h"
 
 namespace torchnan {
+
+// Whether a tensor is strided, in memory of a device that has a scanner, and of a dtype that is scanned: by its keys,
+// as nearly all are.
+inline bool is_scannable_itself(const at::Tensor& tensor) {
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  const c10::DispatchKeySet keys = impl.key_set();
+  constexpr c10::DispatchKeySet kCuda(c10::DispatchKey::CUDA);
+  constexpr c10::DispatchKeySet kOther(c10::DispatchKey::PrivateUse1);
+  const bool is_dense = keys.has_all(kCuda) || keys.has_all(kOther);
+  if (!is_dense || keys.has_any(kWrapperKeys) || impl.has_symbolic_sizes_strides()) return false;
+  const c10::StorageImpl* const storage = impl.unsafe_storage().unsafeGetStorageImpl();
+  return storage != nullptr && impl.numel() > 0 && storage->data() != nullptr &&
+         float_format(c10::typeMetaToScalarType(impl.dtype())) != nullptr && Scanner::of(impl.device()) != nullptr;
+}
 
 // Returns the tensor whose memory on a device has the values of `tensor`, itself where it is not sparse or nested, if
 // there is a scanner for that device; else an undefined one. Nothing is copied: that may need the GIL.
@@ -74,19 +90,23 @@ class TORCHNAN_API Devices {
       return event == nullptr ? std::nullopt : std::optional<Event>(*event);
     }
 
-    // Adds an event of an operation on `stream`. Returns null where a graph is being captured, and there is no more
-    // room for events of graphs.
-    Event* add(EventType type, const TensorSnapshot& tensor, const EventContext& context, const CurrentStream& stream);
+    // Adds an event of an operation on `stream`; `Tensor` is at::Tensor or TensorSnapshot. Returns null where a graph
+    // is being captured, and there is no more room for events of graphs.
+    template <typename Tensor>
+    Event* add(EventType type, const Tensor& tensor, const EventContext& context, const CurrentStream& stream);
 
     // The same with what the operation has read: the inputs that have no room are in events of their own.
-    Event* add_reader(EventType type, const TensorSnapshot& tensor, const EventContext& context,
-                      const CurrentStream& stream, c10::ArrayRef<EventInput> inputs);
+    template <typename Tensor>
+    Event* add_reader(EventType type, const Tensor& tensor, const EventContext& context, const CurrentStream& stream,
+                      c10::ArrayRef<EventInput> inputs);
 
     // Lets the scan of a new tensor, which `kept` is moved from, wait in the batch of its device, and sets `has_filled`
     // if the batch is full then. Returns false if there is no room.
     bool add_to_batch(const CurrentStream& stream, at::Tensor&& kept, const Event& event, bool& has_filled);
 
    private:
+    Event* next(EventType type, const EventContext& context, const CurrentStream& stream);
+
     Devices& devices_;
     bool is_held_ = false;
   };
@@ -95,6 +115,9 @@ class TORCHNAN_API Devices {
   static bool is_locked_here();
 
   // None of the following may be called with the lock.
+
+  // Whether launch() has something to do without a scan.
+  bool has_slots_to_clear() const { return part_to_clear_.load(std::memory_order_relaxed) >= 0; }
 
   // Launches scans on a stream.
   void launch(ScanList& scans, const CurrentStream& stream);

@@ -14,6 +14,7 @@
 #include "device/node_names.h"
 #include "origin/arguments.h"
 #include "scan/float_format.h"
+#include "scan/storage_of.h"
 #include "scan/tensor_scan.h"
 
 namespace torchnan {
@@ -23,26 +24,30 @@ NodeNames& node_names = *new NodeNames;  // never destroyed: threads may outlive
 
 }  // namespace
 
-TensorSnapshot::TensorSnapshot(const at::Tensor& of)
-    : storage(of.storage().unsafeGetStorageImpl()),
-      keys(of.key_set()),
-      device(of.device()),
-      dtype(of.scalar_type()),
-      is_parameter(torchnan::is_parameter(of)),
-      memory(storage->data()),
-      offset(of.storage_offset()) {
+TensorSnapshot& TensorSnapshot::operator=(const at::Tensor& of) {
+  storage = storage_of(of);
+  keys = of.key_set();
+  memory = storage->data();
+  offset = of.storage_offset();
+  device = of.device();
+  dtype = of.scalar_type();
+  is_parameter = torchnan::is_parameter(of);
   covers = covers_whole_storage(of, *storage);
   has_shape = static_cast<size_t>(of.dim()) <= kMaxDims;
-  if (!has_shape) return;
-  dims = static_cast<uint8_t>(of.dim());
-  std::copy(of.sizes().begin(), of.sizes().end(), sizes.begin());
-  std::copy(of.strides().begin(), of.strides().end(), strides.begin());
+  dims = has_shape ? static_cast<uint8_t>(of.dim()) : 0;
+  const c10::IntArrayRef sizes = of.sizes();
+  const c10::IntArrayRef strides = of.strides();
+  for (size_t d = 0; d < dims; ++d) {
+    shape_[d] = sizes[d];
+    shape_[dims + d] = strides[d];
+  }
+  return *this;
 }
 
 // As current_call_site() does, but for every operation: nothing is allocated.
 EventContext::EventContext(const OpPlan& plan, DetectionSession& session, uint64_t thread)
     : plan(&plan),
-      session(session.weak_from_this()),
+      session(session),
       live(host_runtime().current_stack_id()),
       grad_mode(c10::GradMode::is_enabled()),
       thread(thread),

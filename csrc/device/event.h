@@ -16,6 +16,7 @@
 #include "scan/nonfinite_kinds.h"
 #include "host/host_runtime.h"
 #include "origin/provenance.h"
+#include "device/session_number.h"
 
 namespace torchnan {
 
@@ -24,35 +25,53 @@ class Scanner;
 // Numbers of events begin at 1 and grow with every event of the process; 0 stands for none.
 using EventNumber = uint64_t;
 
-// A tensor as it was then, without keeping its memory alive.
-struct TensorSnapshot {
-  static constexpr size_t kMaxDims = 8;  // of tensors with more the shape is not kept
-
+// A tensor as it was then, but for its shape.
+struct TensorFacts {
   const c10::StorageImpl* storage = nullptr;
   c10::DispatchKeySet keys;
+  const void* memory = nullptr;  // of the storage
+  int64_t offset = 0;            // elements
   c10::Device device{c10::DeviceType::CPU};
   c10::ScalarType dtype = c10::ScalarType::Undefined;
   bool is_parameter = false;
   bool has_shape = false;
   bool covers = true;  // all of the storage
   uint8_t dims = 0;
-  const void* memory = nullptr;  // of the storage
-  int64_t offset = 0;            // elements
-  std::array<int64_t, kMaxDims> sizes{};
-  std::array<int64_t, kMaxDims> strides{};
+};
+
+// A tensor as it was then, without keeping its memory alive. Of the shape no more is copied than there is: one is made
+// for every event.
+class TensorSnapshot : public TensorFacts {
+ public:
+  static constexpr size_t kMaxDims = 8;  // of tensors with more the shape is not kept
 
   TensorSnapshot() = default;
-  explicit TensorSnapshot(const at::Tensor& tensor);
+  explicit TensorSnapshot(const at::Tensor& tensor) { *this = tensor; }
+  TensorSnapshot& operator=(const at::Tensor& tensor);
+  TensorSnapshot(const TensorSnapshot& other) : TensorFacts(other) { copy_shape(other); }
+  TensorSnapshot& operator=(const TensorSnapshot& other) {
+    TensorFacts::operator=(other);
+    copy_shape(other);
+    return *this;
+  }
 
-  std::vector<int64_t> shape() const { return {sizes.begin(), sizes.begin() + dims}; }
+  c10::IntArrayRef sizes() const { return {shape_.data(), dims}; }
+  c10::IntArrayRef strides() const { return {shape_.data() + dims, dims}; }
+
+ private:
+  void copy_shape(const TensorSnapshot& other) {
+    for (size_t i = 0; i < size_t{2} * dims; ++i) shape_[i] = other.shape_[i];
+  }
+
+  std::array<int64_t, 2 * kMaxDims> shape_;  // sizes, then strides; the rest is not initialized
 };
 
 // A tensor that an operation has read.
 struct EventInput {
   EventNumber event = 0;
   const c10::StorageImpl* storage = nullptr;
-  uint16_t argument = 0;  // of the operator's schema
   int32_t element = -1;   // of a list
+  uint16_t argument = 0;  // of the operator's schema
   bool overwritten = false;
   bool is_parameter = false;
 };
@@ -61,7 +80,7 @@ struct EventInput {
 // the name of a node of Python's need the GIL.
 struct EventContext {
   const OpPlan* plan = nullptr;
-  std::weak_ptr<DetectionSession> session;
+  SessionNumber session;
 
   // As in Site.
   SiteId live = 0;
@@ -87,16 +106,14 @@ enum class EventType : uint8_t {
   kContinuation,  // inputs that an event had no room for
 };
 
-struct Event : EventContext {
-  static constexpr size_t kMaxInputs = 8;  // in one event; those of longer lists are in events of their own
-
+// What is new with every event, but for the tensor and the inputs.
+struct EventFacts {
   EventNumber number = 0;
   EventType type = EventType::kResult;
   HarmKind harm = HarmKind::kNone;
   Scanner* scanner = nullptr;  // which scans it; null if none does
   bool is_proved = false;      // finite, by a bound
   int64_t output = 0;
-  TensorSnapshot tensor;
 
   // Infinities that are there on purpose: numbers that it was given, or values of a mask among its inputs.
   NonfiniteKinds intended;
@@ -109,9 +126,15 @@ struct Event : EventContext {
   EventNumber previous = 0;  // the one before it, where that matters: whose values the rest of the storage holds, if it
                              // does not cover that, or which handed it out
   uint8_t inputs = 0;
-  std::array<EventInput, kMaxInputs> input{};
   EventNumber more = 0;                     // of kind kContinuation, and so on
   std::shared_ptr<const Provenance> given;  // of what it was given on the host
+};
+
+struct Event : EventContext, EventFacts {
+  static constexpr size_t kMaxInputs = 8;  // in one event; those of longer lists are in events of their own
+
+  TensorSnapshot tensor;
+  std::array<EventInput, kMaxInputs> input{};  // the first `inputs`; the rest may be of an event before
 
   Site site() const;
 

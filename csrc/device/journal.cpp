@@ -6,6 +6,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 
+#include "scan/storage_of.h"
+
 namespace torchnan {
 
 Journal::Journal() : events_(new Event[kEvents]), buckets_(new Bucket[kStorages / kWays]) {}
@@ -13,7 +15,7 @@ Journal::Journal() : events_(new Event[kEvents]), buckets_(new Bucket[kStorages 
 Event& Journal::add() {
   if (next_ % cuda::kSlots == kRotatingSlots) next_ += kCaptured;
   Event& event = events_[ordinal_of(next_) % kEvents];
-  event = Event();
+  static_cast<EventFacts&>(event) = {};
   event.number = next_++;
   return event;
 }
@@ -56,9 +58,7 @@ Journal::Entry* Journal::find_entry(const c10::StorageImpl* storage) const {
   return nullptr;
 }
 
-EventNumber Journal::last_event(const at::Tensor& tensor) const {
-  return last_event(tensor.storage().unsafeGetStorageImpl());
-}
+EventNumber Journal::last_event(const at::Tensor& tensor) const { return last_event(storage_of(tensor)); }
 
 EventNumber Journal::last_event(const c10::StorageImpl* storage) const {
   const Entry* entry = find_entry(storage);
@@ -75,13 +75,15 @@ bool Journal::is_live(const Event& event) const {
 }
 
 void Journal::set_last_event(const at::Tensor& tensor, EventNumber number) {
-  const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  const c10::StorageImpl* storage = storage_of(tensor);
   Entry* entry = find_entry(storage);
   if (entry == nullptr) {  // in the place of a dead one, or of the one that was written longest ago
     Bucket& bucket = bucket_of(storage);
-    const auto rank = [](const Entry& one) { return one.storage.expired() ? 0 : one.last; };
-    entry = std::min_element(bucket.begin(), bucket.end(),
-                             [&](const Entry& a, const Entry& b) { return rank(a) < rank(b); });
+    entry = std::find_if(bucket.begin(), bucket.end(), [](const Entry& one) { return one.storage.expired(); });
+    if (entry == bucket.end()) {
+      entry = std::min_element(bucket.begin(), bucket.end(),
+                               [](const Entry& a, const Entry& b) { return a.last < b.last; });
+    }
     *entry = Entry{tensor.storage().getWeakStorageImpl(), storage};
   }
   entry->last = number;
@@ -89,11 +91,13 @@ void Journal::set_last_event(const at::Tensor& tensor, EventNumber number) {
 }
 
 Journal::Known Journal::look_up(const at::Tensor& tensor) const {
-  const Entry* entry = find_entry(tensor.storage().unsafeGetStorageImpl());
+  const Entry* entry = find_entry(storage_of(tensor));
   if (entry == nullptr) return {};
-  Known known{entry->last, false, {}, nullptr};
-  const Event* event = entry->stale ? nullptr : find(entry->last);
+  Known known{entry->last, false, {}, nullptr, {}};
+  const Event* event = find(entry->last);
   if (event == nullptr) return known;
+  known.intended = event->intended;
+  if (entry->stale) return known;
   known.is_reported = reports_every(*event);
   if (event->tensor.dtype != tensor.scalar_type()) return known;
   known.bound = event->bound;
@@ -102,12 +106,12 @@ Journal::Known Journal::look_up(const at::Tensor& tensor) const {
 }
 
 void Journal::mark_stale(const at::Tensor& tensor) {
-  if (Entry* entry = find_entry(tensor.storage().unsafeGetStorageImpl())) entry->stale = true;
+  if (Entry* entry = find_entry(storage_of(tensor))) entry->stale = true;
 }
 
 void Journal::record_exported(const at::Tensor& tensor) {
-  if (find_entry(tensor.storage().unsafeGetStorageImpl()) == nullptr) set_last_event(tensor, 0);
-  Entry* entry = find_entry(tensor.storage().unsafeGetStorageImpl());
+  if (find_entry(storage_of(tensor)) == nullptr) set_last_event(tensor, 0);
+  Entry* entry = find_entry(storage_of(tensor));
   entry->stale = entry->exported = true;
 }
 
@@ -122,7 +126,7 @@ bool Journal::reports_every(const Event& last) const {
 }
 
 void Journal::forget(const at::Tensor& tensor) {
-  if (Entry* entry = find_entry(tensor.storage().unsafeGetStorageImpl())) *entry = Entry();
+  if (Entry* entry = find_entry(storage_of(tensor))) *entry = Entry();
 }
 
 // Numbers go on: slots and captured graphs have the old ones.
@@ -141,9 +145,8 @@ WeakTensor Journal::find_tensor(const Event& event) const {
 at::Tensor WeakTensor::lock() const {
   auto storage = storage_.lock();
   if (!storage || storage->data() != snapshot_.memory || storage->data() == nullptr) return {};
-  const auto dims = static_cast<size_t>(snapshot_.dims);
-  const c10::IntArrayRef sizes(snapshot_.sizes.data(), dims);
-  const c10::IntArrayRef strides(snapshot_.strides.data(), dims);
+  const c10::IntArrayRef sizes = snapshot_.sizes();
+  const c10::IntArrayRef strides = snapshot_.strides();
   const caffe2::TypeMeta dtype = c10::scalarTypeToTypeMeta(snapshot_.dtype);
   const size_t end = at::detail::computeStorageNbytes(sizes, strides, dtype.itemsize(), snapshot_.offset);
   if (end > storage->nbytes()) return {};

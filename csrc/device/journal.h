@@ -47,9 +47,10 @@ class TORCHNAN_API Journal {
   // Returns the number of the next event, which gives its slot in the ring.
   EventNumber next() const { return next_; }
   EventNumber oldest() const;  // that is not forgotten
-  Event& add();
 
-  // Returns null if there is no more room.
+  // Returns an event whose context, tensor and inputs are still to be set. The second returns null if there is no more
+  // room.
+  Event& add();
   Event* add_captured();
   const std::vector<Event>& captured() const { return captured_; }
 
@@ -72,6 +73,7 @@ class TORCHNAN_API Journal {
     bool is_reported = false;       // the events of its memory cover all that is there: it was written, or scanned
     Bound bound;                    // of the values in its memory; none if they were written as another dtype
     const OpPlan* maker = nullptr;  // which has written all of it, and as this dtype
+    NonfiniteKinds intended;        // as in the event
   };
   Known look_up(const at::Tensor& tensor) const;
 

@@ -319,7 +319,7 @@ std::vector<std::optional<uint64_t>> scan_again(const std::vector<LiveBadTensor>
     scanned.emplace_back(0, scanner);
     {
       Devices::Lock locked(devices());
-      const Event* const event = locked.add(EventType::kContinuation, TensorSnapshot(one.tensor), context, stream);
+      const Event* const event = locked.add(EventType::kContinuation, one.tensor, context, stream);
       if (event == nullptr || !scans.add(one.tensor, event->number, cuda::kNoAlarm)) continue;
       scanned.back().first = event->number;
     }

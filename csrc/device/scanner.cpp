@@ -16,16 +16,15 @@
 namespace torchnan {
 namespace {
 
-constexpr int kTypes = static_cast<int>(c10::COMPILE_TIME_MAX_DEVICE_TYPES);
-constexpr int kDevices = 64;  // of a type
-
 bool is_before(c10::Device a, c10::Device b) { return std::pair(a.type(), a.index()) < std::pair(b.type(), b.index()); }
 
 // Never destroyed: threads may outlive static destructors, and a driver may be gone before them.
 struct Scanners {
+  static constexpr int kDevices = Scanner::kDevices;
+  static constexpr size_t kTypes = Scanner::kTypes;
+
   ForkSafeMutex mutex{ForkSafeMutex::kInstallation};
   std::array<const ScanFunctions*, kTypes> functions{};
-  std::array<std::array<std::atomic<Scanner*>, kDevices>, kTypes> made{};
   std::array<std::array<std::atomic<bool>, kDevices>, kTypes> has_none{};
   std::map<c10::Device, std::string, decltype(&is_before)> reasons{&is_before};  // why there is none
 };
@@ -43,13 +42,12 @@ bool is_capturing(c10::Device device, const ScanFunctions& functions) {
 
 }  // namespace
 
-Scanner* Scanner::of(c10::Device given) {
-  const c10::Device device = with_index(given);
+std::array<std::array<std::atomic<Scanner*>, Scanner::kDevices>, Scanner::kTypes> Scanner::made_{};
+
+Scanner* Scanner::make(c10::Device device) {
   const auto type = static_cast<size_t>(device.type());
   const int index = device.index();
-  if (index >= kDevices) return nullptr;
-  std::atomic<Scanner*>& place = scanners.made[type][index];
-  if (Scanner* made = place.load(std::memory_order_acquire)) return made;
+  std::atomic<Scanner*>& place = made_[type][index];
   if (scanners.has_none[type][index].load(std::memory_order_relaxed)) return nullptr;
   const std::lock_guard lock(scanners.mutex);
   if (Scanner* made = place.load(std::memory_order_acquire)) return made;
@@ -85,7 +83,7 @@ std::map<std::string, std::string> Scanner::unavailable_devices() {
 void Scanner::forget_after_fork() {
   for (size_t type = 0; type < kTypes; ++type) {
     for (int index = 0; index < kDevices; ++index) {
-      if (scanners.made[type][index].exchange(nullptr) == nullptr) continue;
+      if (made_[type][index].exchange(nullptr) == nullptr) continue;
       scanners.has_none[type][index] = true;
       const c10::Device device(static_cast<c10::DeviceType>(type), static_cast<c10::DeviceIndex>(index));
       scanners.reasons[device] = "the process was forked from one that has used it";

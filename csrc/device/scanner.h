@@ -1,6 +1,7 @@
 // The scan on one device whose memory the host cannot read. Nothing here waits for the device but read().
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -43,9 +44,17 @@ struct CurrentStream {
 
 class TORCHNAN_API Scanner {
  public:
+  static constexpr int kDevices = 64;  // of a type
+  static constexpr size_t kTypes = static_cast<size_t>(c10::COMPILE_TIME_MAX_DEVICE_TYPES);
+
   // Returns the scanner of a device, made when it is first asked for; null if there is none: unavailable_reason() says
   // why. While the calling thread captures a graph, failing to make one is not for good.
-  static Scanner* of(c10::Device device);
+  static Scanner* of(c10::Device device) {
+    const int index = device.has_index() ? device.index() : 0;
+    if (index >= kDevices) return nullptr;
+    Scanner* const known = made_[static_cast<size_t>(device.type())][index].load(std::memory_order_acquire);
+    return known != nullptr ? known : make({device.type(), static_cast<c10::DeviceIndex>(index)});
+  }
   static std::string unavailable_reason(c10::Device device);
 
   // Returns the devices for which there is no scanner, and why.
@@ -89,6 +98,10 @@ class TORCHNAN_API Scanner {
   }
 
  private:
+  static std::array<std::array<std::atomic<Scanner*>, kDevices>, kTypes> made_;
+
+  static Scanner* make(c10::Device device);  // the rest of of()
+
   void want(int error, const char* what) const;  // throws std::runtime_error if it is one
 
   void* current_handle() const;

@@ -164,7 +164,7 @@ bool HostResults::is_worth_bounding(c10::ArrayRef<Operand> arguments) const {
 
 Outcome HostResults::check(const at::Tensor& result, int64_t output, bool masks_are_known) {
   if (plan_.handling == OpPlan::Handling::kAllocate) return record_allocation(result);
-  const auto proof = bounds_.empty() ? std::nullopt : proof_of(result, output);
+  const auto proof = proof_of(result, output);
   if (!proof || (proof->masked && !masks_are_known)) return scan(result, static_cast<size_t>(output));
   const Skip skip = is_in_memory(result) ? Skip::kNone : reason_to_skip(result);
   if (skip != Skip::kNone) return this->skip(result, skip);
@@ -172,6 +172,7 @@ Outcome HostResults::check(const at::Tensor& result, int64_t output, bool masks_
 }
 
 std::optional<Bound> HostResults::proof_of(const at::Tensor& result, int64_t output) {
+  if (bounds_.empty()) return std::nullopt;
   const Bound bound = bound_at(static_cast<size_t>(output));
   const DtypeRange range = range_at(result, static_cast<size_t>(output));
   const double max_abs = with_rounding_margin(bound.max_abs, range);

@@ -209,7 +209,7 @@ bool is_written_by_collective(std::string_view name, std::string_view argument) 
   return !only_reads && argument.rfind("input", 0) != 0 && argument != "sparse_indices";
 }
 bool is_unwritten_output(std::string_view name, size_t output) {
-  return name == "fsdp::all_gather_copy_in" && output == 1;
+  return output == 1 && name == "fsdp::all_gather_copy_in";
 }
 std::string_view producer_of_saved_argument(std::string_view op, std::string_view argument) {
   return op == "aten::_ctc_loss_backward" && argument == "log_alpha" ? "aten::_ctc_loss" : "";

@@ -166,6 +166,8 @@ int64_t list_size(const CallContext& call) {
 
 // Copies nothing: that may need the GIL.
 bool is_parameter(const at::Tensor& tensor) {
+  if (tensor.unsafeGetTensorImpl()->autograd_meta() == nullptr)
+    return false;  // a result that autograd has not seen yet
   const at::TensorBase& whole = tensor.is_view() ? tensor._base() : static_cast<const at::TensorBase&>(tensor);
   return whole.requires_grad() && whole.is_leaf();
 }
