@@ -23,3 +23,14 @@ def test_the_examples_print_what_the_page_shows(page, tmp_path):
 def test_the_first_page_has_the_report_of_the_readme():
     _, report = re.findall(r"```(?:python)?\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)[:2]
     assert report in (REPOSITORY / "docs" / "index.md").read_text()
+
+
+def test_what_the_design_page_names_is_in_the_code():
+    """A function that was renamed would be looked for in vain."""
+    page = (REPOSITORY / "docs" / "design.md").read_text()
+    names = {name.rpartition(".")[2] for name in re.findall(r"`([\w.]+)\(\)`", page)}
+    assert "is_harmless" in names
+    suffixes = {".h", ".cpp", ".py", ".pyi"}
+    sources = [p for folder in ("csrc", "torchnan") for p in (REPOSITORY / folder).rglob("*") if p.suffix in suffixes]
+    code = "\n".join(path.read_text() for path in sources)
+    assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", code)] == []

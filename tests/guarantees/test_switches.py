@@ -154,6 +154,12 @@ def test_cpp_has_the_same_options_with_the_same_defaults():
     assert list(defaults.items()) == [(name, option.default) for name, option in DetectionOptions.options().items()]
 
 
+def test_cpp_reads_every_option():
+    """One that is not visited would keep its default, whatever it is set to."""
+    visited = re.findall(r'visit\("(\w+)"', (REPOSITORY / "csrc" / "detection" / "option_fields.h").read_text())
+    assert visited == list(header_options())
+
+
 @pytest.mark.parametrize("name", DETECTION)
 def test_cpp_takes_the_same_values(name):
     """Of the types that C++ has for them: it cannot be given others."""
