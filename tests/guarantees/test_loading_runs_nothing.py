@@ -37,6 +37,7 @@ ATTRIBUTES = {
 ALLOWED = {
     ("_load.py", "ctypes"),  # asks Python itself for the number of its interpreter
     ("monitor/batch_digest.py", "ctypes"),  # reads the bytes of a copy of its own
+    ("recovery/step/random_state.py", "ctypes"),  # reads the memory of Python's and NumPy's generators
     ("detection/compiled/graph.py", "ctypes"),  # fills memory that a replay has just allocated
     ("__init__.py", "importlib.import_module"),  # of modules in a table of its own
     ("detection/compiled/torch_internals.py", "importlib.import_module"),  # of PyTorch's modules, in a table

@@ -392,7 +392,7 @@ def test_nothing_is_clamped():
         (str(path.relative_to(package)), text)
         for path in package.rglob("*.py")
         for text in re.findall(r"\b(?:min|max|clamp)\((?!one\.|\()[^()]*(?:\([^()]*\)[^()]*)*\)", path.read_text())
-        if "magnitudes.max" not in text and text not in ("max()",)
+        if text not in ("max()", "max(magnitudes)")
     }
     # What judges runs and draws is arithmetic: there, where an option stands in it.
     arithmetic = ("diagnosis/", "monitor/", "pages/")
