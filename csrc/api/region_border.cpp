@@ -72,9 +72,7 @@ void set_region_provenance(DetectionSession& session, const at::Tensor& result,
   const at::Tensor values = scannable_values(result);
   if (!values.defined()) return;
   nonfinite_registry().remember(values, provenance);
-  for (const Cause& cause : provenance->causes()) {
-    if (cause.steps.empty() && !cause.origin->is_intentional()) record_unused(session, provenance);
-  }
+  record_unused_if_new(session, provenance);
 }
 
 void record_region_use(const at::Tensor& argument, bool is_compared) {

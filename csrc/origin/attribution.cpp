@@ -33,10 +33,7 @@ void attribute(const CallContext& call, c10::SmallVectorImpl<BadArgument>& bad_a
     evidence.select(result);
     const NonfiniteRegistry::ProvenancePtr record = attribute(evidence, result.kinds);
     nonfinite_registry().remember(result.tensor, record);
-    const bool may_be_used = !call.plan.returns_info && replayed_region() == nullptr;
-    for (const Cause& cause : record->causes()) {
-      if (may_be_used && cause.steps.empty() && !cause.origin->is_intentional()) record_unused(call.session, record);
-    }
+    if (!call.plan.returns_info && replayed_region() == nullptr) record_unused_if_new(call.session, record);
     report_result(call, result, record);
   }
   report_weight_use(call, bad_arguments);

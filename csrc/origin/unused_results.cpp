@@ -38,6 +38,14 @@ void record_unused(DetectionSession& session, const NonfiniteRegistry::Provenanc
   }
 }
 
+void record_unused_if_new(DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& record) {
+  const auto& causes = record->causes();
+  const bool is_new = std::any_of(causes.begin(), causes.end(), [](const Cause& cause) {
+    return cause.steps.empty() && !cause.origin->is_intentional();
+  });
+  if (is_new) record_unused(session, record);
+}
+
 std::vector<NonfiniteRegistry::ProvenancePtr> drain_unused(const DetectionSession& session) {
   std::map<CallSite, NonfiniteRegistry::ProvenancePtr> candidates;
   {

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from torchnan._load import _C
 from torchnan.config.text import printable
+from torchnan.detection import introspection
 from torchnan.detection.pause import detection_paused
 
 _MICRO_BATCHES = 0xFFFF
@@ -106,7 +107,8 @@ class Agreement:
     @property
     def global_rank(self) -> int:
         """This process in its job."""
-        return dist.get_rank() if dist.is_available() and dist.is_initialized() else _C.rank_from_environment() or 0
+        own = introspection.rank()
+        return (_C.rank_from_environment() or 0) if own is None else own
 
     def agree(self, anomaly: Anomaly | None) -> Anomaly | None:
         """Returns the worst anomaly of any rank, the same on every rank; ``None`` if there is none.

@@ -102,16 +102,18 @@ def modules_of_call(traced: dict[str, TracedModule], callers: Sequence[Entry], c
 
 def _module_that_calls(callers: Sequence[Entry], compiled: Line) -> torch.nn.Module | None:
     """Returns the innermost module on a stack, if the function is what its call leads to."""
-    for i in range(len(callers) - 1, -1, -1):
-        module = callers[i]
-        if isinstance(module, torch.nn.Module):
-            for entry in callers[i + 1 :]:
-                if isinstance(entry, Line) and (entry.file, entry.function) == (compiled.file, compiled.function):
-                    return module
-                if isinstance(entry, Line) and not entry.file.startswith(_TORCH):
-                    return None
-            return None
-    return None
+
+    def is_compiled(line: Line) -> bool:
+        return (line.file, line.function) == (compiled.file, compiled.function)
+
+    module, lines = None, list[Line]()
+    for entry in callers:
+        if isinstance(entry, torch.nn.Module):
+            module, lines = entry, []
+        elif isinstance(entry, Line):
+            lines.append(entry)
+    first = next((line for line in lines if is_compiled(line) or not line.file.startswith(_TORCH)), None)
+    return module if first is not None and is_compiled(first) else None
 
 
 def _below(module: torch.nn.Module | None, traced: TracedModule) -> torch.nn.Module | None:
