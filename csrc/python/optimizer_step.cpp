@@ -47,6 +47,27 @@ struct Keys {
 };
 const Keys* keys = nullptr;
 
+// The states of an optimizer's parameters, which are usually asked for in the order that they have there: to look one
+// up hashes the parameter, for which PyTorch runs Python.
+class States {
+ public:
+  explicit States(PyObject* states) : states_(states) {}
+
+  // Borrowed; null if there is none.
+  PyObject* of(PyObject* parameter) {
+    Py_ssize_t after = next_;
+    PyObject* key = nullptr;
+    PyObject* state = nullptr;
+    if (!PyDict_Next(states_, &after, &key, &state) || key != parameter) return item(states_, parameter);
+    next_ = after;
+    return state;
+  }
+
+ private:
+  PyObject* const states_;
+  Py_ssize_t next_ = 0;
+};
+
 // How the parameters of a group are updated.
 struct Group {
   AdamHyperparameters hyperparameters;
@@ -54,12 +75,12 @@ struct Group {
   int64_t results;  // of the operations on each parameter
 };
 
-bool add_parameter(ProvedStep& step, PyObject* parameter, PyObject* state, const Group& group) {
+bool add_parameter(ProvedStep& step, PyObject* parameter, States& states, const Group& group) {
   const at::Tensor* const updated = tensor(parameter);
   if (updated == nullptr) return false;
   const at::Tensor& gradient = updated->grad();
   if (!gradient.defined()) return true;  // it is left as it is
-  PyObject* const own = item(state, parameter);
+  PyObject* const own = states.of(parameter);
   const at::Tensor* const first = tensor(item(own, keys->first_moment));
   const at::Tensor* const second = tensor(item(own, keys->second_moment));
   const at::Tensor* const largest = group.is_amsgrad ? tensor(item(own, keys->largest_second_moment)) : nullptr;
@@ -75,7 +96,7 @@ int64_t number_of_results(const AdamHyperparameters& hyperparameters, bool is_am
   return 7 + (hyperparameters.weight_decay != 0 ? 1 : 0) + (is_amsgrad ? 1 : 0);
 }
 
-bool add_group(ProvedStep& step, PyObject* group, PyObject* state) {
+bool add_group(ProvedStep& step, PyObject* group, States& states) {
   const auto option = [group](const char* name) { return item(group, py::str(name).ptr()); };
   const auto is_set = [&option](const char* name) {
     PyObject* const value = option(name);
@@ -92,7 +113,7 @@ bool add_group(ProvedStep& step, PyObject* group, PyObject* state) {
   const bool is_amsgrad = is_set("amsgrad");
   const Group how{hyperparameters, is_amsgrad, number_of_results(hyperparameters, is_amsgrad, is_set("fused"))};
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(parameters); ++i) {
-    if (!add_parameter(step, PyList_GET_ITEM(parameters, i), state, how)) return false;
+    if (!add_parameter(step, PyList_GET_ITEM(parameters, i), states, how)) return false;
   }
   return true;
 }
@@ -101,8 +122,9 @@ bool start_proved_step(const py::list& groups, const py::object& state) {
   const DetectionSession* const session = ThreadState::current().session();
   ProvedStep& step = ProvedStep::current();
   if (session == nullptr || step.is_under_way() || !ProvedStep::is_possible(*session)) return false;
-  const bool is_proved = std::all_of(
-      groups.begin(), groups.end(), [&](const py::handle& group) { return add_group(step, group.ptr(), state.ptr()); });
+  States states(state.ptr());
+  const bool is_proved = std::all_of(groups.begin(), groups.end(),
+                                     [&](const py::handle& group) { return add_group(step, group.ptr(), states); });
   const bool is_started = is_proved && step.try_start();
   if (!is_started) step.clear();
   return is_started;

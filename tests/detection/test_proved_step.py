@@ -141,6 +141,34 @@ def test_the_bits_are_the_same(width, form):
         assert torch.equal(on, off)
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4, 5), (5, 4, 3, 2, 1, 0), (3, 0, 5, 1, 4, 2)])
+def test_states_are_found_in_any_order(order):
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters())
+    with torchnan.detect() as session:
+        for _ in range(STEPS):
+            backward(model)
+            optimizer.step()
+        of_parameters = list(optimizer.state.items())
+        optimizer.state.clear()
+        optimizer.state.update(of_parameters[i] for i in order)
+        backward(model)
+        assert operations_of_step(optimizer, session) == 0
+
+        backward(model)
+        model[1].bias.grad = None  # its state is left out
+        assert operations_of_step(optimizer, session) == 0
+
+        backward(model)
+        optimizer.state[model[2].bias]["exp_avg_sq"].fill_(-1)  # of this parameter alone
+
+        def step() -> None:
+            optimizer.step()
+            model[2].bias.sum().item()
+
+        assert finding_of(step).op == "aten::sqrt"
+
+
 @pytest.fixture
 def training() -> Iterator[tuple[nn.Sequential, torch.optim.Optimizer, Any]]:
     """A model whose steps are proved, at a point where a detection is open."""
