@@ -22,7 +22,7 @@ import torch
 from torchnan.capture import Capture, load_capture
 from torchnan.config.options import OptionError
 from torchnan.config.text import printable, type_name
-from torchnan.recovery.event import EAGER, SUSPECTS_OF_TRANSIENT
+from torchnan.recovery.event import FINITE_IN_EAGER, SUSPECTS_OF_TRANSIENT
 from torchnan.recovery.step.replay import Replay
 
 NAME = "replay"
@@ -97,7 +97,7 @@ def _text(capture: Capture, replayed: Replay) -> str:
     if replayed.verdict == "persistent":
         lines.append(f"  bits      {'the same as' if replayed.same_bits else 'other than'} when it was captured")
     if replayed.finite_in_eager is not None:
-        lines.append(f"  eager     {EAGER[replayed.finite_in_eager]}")
+        lines.append(f"  eager     {FINITE_IN_EAGER[replayed.finite_in_eager]}")
     torch_then = printable(str(capture.versions.get("torch")))
     if torch_then != torch.__version__:
         lines.append(f"  PyTorch   {torch.__version__} here, {torch_then} when it was captured")

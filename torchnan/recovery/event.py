@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import socket
 from typing import Any, Literal
 
 import torch
@@ -34,6 +33,22 @@ CAUSES: tuple[Cause, ...] = (
     "out_of_memory",
     "unknown",
 )
+
+# Why a bad step is finite when it is run again, the likeliest first.
+SUSPECTS_OF_TRANSIENT = (
+    "suspect state of your own code that a replay does not restore (a counter, a schedule), then nondeterminism (a "
+    "race, an unseeded draw), then hardware"
+)
+
+# What it means whether a bad step is finite when it is run once more in another way.
+FINITE_IN_EAGER = {
+    True: "finite without torch.compile: the arithmetic of compiled code makes it, or the random numbers that it draws",
+    False: "not finite without torch.compile either: it is not the compiler",
+}
+_FINITE_IN_FLOAT32 = {
+    True: "finite: the range of the narrower dtype is exceeded, the program is sound",
+    False: "not finite either: it is not the range of the narrower dtype",
+}
 
 
 @dataclasses.dataclass
@@ -109,8 +124,8 @@ class StepEvent:
             ("seen", f"{self.seen}   by rank {self.rank}"),
             ("replay", self._replay_text()),
             ("origin", self.origin),
-            ("eager", "" if self.finite_in_eager is None else EAGER[self.finite_in_eager]),
-            ("float32", {True: _FINITE_IN_FLOAT32, False: _NONFINITE_IN_FLOAT32, None: ""}[self.finite_in_float32]),
+            ("eager", "" if self.finite_in_eager is None else FINITE_IN_EAGER[self.finite_in_eager]),
+            ("float32", "" if self.finite_in_float32 is None else _FINITE_IN_FLOAT32[self.finite_in_float32]),
             ("model", self.model_note),
             ("action", f"{self.action}: {self.reason}" if self.reason else ""),
             ("capture", self.capture or ""),
@@ -136,20 +151,6 @@ class StepEvent:
         return meaning[self.verdict]
 
 
-# Why a bad step is finite when it is run again, the likeliest first.
-SUSPECTS_OF_TRANSIENT = (
-    "suspect state of your own code that a replay does not restore (a counter, a schedule), then nondeterminism (a "
-    "race, an unseeded draw), then hardware"
-)
-
-
-# What it says of a step that is bad when it is compiled whether it is finite when it is not.
-EAGER = {
-    True: "finite without torch.compile: the arithmetic of compiled code makes it, or the random numbers that it draws",
-    False: "not finite without torch.compile either: it is not the compiler",
-}
-
-
 def text_of_log_line(line: bytes) -> str | None:
     """Returns a line of the recovery log as text for people; ``None`` if it is none."""
     try:
@@ -166,10 +167,6 @@ def text_of_log_line(line: bytes) -> str | None:
         return str(StepEvent(**{name: value for name, value in facts.items() if name in known}))
     except (TypeError, KeyError, AttributeError):  # damaged
         return None
-
-
-_FINITE_IN_FLOAT32 = "finite: the range of the narrower dtype is exceeded, the program is sound"
-_NONFINITE_IN_FLOAT32 = "not finite either: it is not the range of the narrower dtype"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,8 +186,3 @@ class StepResult:
     loss: torch.Tensor | None
     norm: float
     event: StepEvent | None = None
-
-
-def host_and_device(device: torch.device) -> str:
-    """Returns host name and device, separated by a space."""
-    return f"{socket.gethostname()} {device}"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
+import socket
 
 import torch
 
 from torchnan.detection.containment import Failures
 from torchnan.distributed.agreement import Agreement
-from torchnan.recovery.event import StepEvent, host_and_device
+from torchnan.recovery.event import StepEvent
 from torchnan.recovery.log import RecoveryLog
 
 logger = logging.getLogger("torchnan")
@@ -48,8 +50,8 @@ class Reporter:
         mine = event.rank == self._agreement.global_rank
         source = self._agreement.lowest_rank_with_max(int(mine))
         device = next((parameter.device for parameter in self._model.parameters()), torch.device("cpu"))
-        location = self._agreement.broadcast_text(host_and_device(device), source)
-        event.host, event.device = location.rsplit(" ", 1)
+        location = json.dumps([socket.gethostname(), str(device)])
+        event.host, event.device = json.loads(self._agreement.broadcast_text(location, source))
         self.events = [*self.events, event][-MAX_EVENTS:]
         self.log.write(event)
         if self._agreement.rank == 0 or mine:
