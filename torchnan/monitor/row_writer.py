@@ -131,11 +131,17 @@ class RowWriter:
 
     def record_finding(self, step: int, fields: dict[str, Any]) -> None:
         """Records the origin of a non-finite value that a replay found."""
-        self._record("findings", {"finding": fields, "step": step})
+        line = {"finding": fields, "step": step}
+        if self._online is not None:
+            self._online.window.findings.append(line)
+        self._log_line(line)
 
     def record_rerun(self, step: int, dtype: str, is_finite: bool) -> None:
         """Records whether a bad step is finite in another dtype."""
-        self._record("reruns", {"rerun": {"step": step, "dtype": dtype, "finite": is_finite}})
+        rerun = {"step": step, "dtype": dtype, "finite": is_finite}
+        if self._online is not None:
+            self._online.window.reruns.append(rerun)
+        self._log_line({"rerun": rerun})
 
     def record_action(self, step: int, action: str) -> None:
         """Records what a step guard did about a bad step."""
@@ -146,11 +152,6 @@ class RowWriter:
         if self._tensorboard is not None:
             with self._failures.contained("the monitor's TensorBoard"):
                 self._tensorboard.close()
-
-    def _record(self, kind: str, line: dict[str, Any]) -> None:
-        if self._online is not None:
-            getattr(self._online.window, kind).append(line.get("rerun", line))
-        self._log_line(line)
 
     def _log_line(self, fields: dict[str, Any]) -> None:
         if self._log is not None:

@@ -38,7 +38,7 @@ class Window:
         self._digest = np.zeros(room, dtype=np.uint64)
         self._digested = np.zeros(room, dtype=bool)
         self._headroom: dict[tuple[str, str], list[tuple[int, float]]] = {}
-        self.findings: list[dict[str, Any]] = []  # lines of the log, with their steps
+        self.findings: list[dict[str, Any]] = []  # as in Run
         self.reruns: list[dict[str, Any]] = []
 
     def __len__(self) -> int:
