@@ -88,7 +88,7 @@ def is_loss_scaling(live: list[RawFrame]) -> bool:
 
 
 def resolve_site(
-    live: list[RawFrame], forward: list[RawFrame], node: str, grad_mode: bool, watch: int
+    live: list[RawFrame], forward: list[RawFrame], node: str, grad_mode: bool, session_id: int
 ) -> tuple[list[Line], str | None, str, list[Line]]:
     """Returns the user's stack, the module path and the phase of an operation, and the lines of Python's own in the
     backward pass: of a Function's backward or of a hook.
@@ -98,33 +98,33 @@ def resolve_site(
         forward: in the backward pass, the stack of the forward call that made the node.
         node: name of the node, empty outside the backward pass.
         grad_mode: whether gradients were being recorded.
-        watch: id of the detection session.
+        session_id: id of the detection session.
     """
     if not node:
-        return _lines(live), *_module_and_phase(live, grad_mode, watch, {}), []
+        return _lines(live), *_module_and_phase(live, grad_mode, session_id, {}), []
     inside = _inside_engine(live)
     if any(code.co_filename == _CHECKPOINT_FILE for code, *_ in inside):  # the forward pass, run again
-        return _lines(inside), _module_path(_modules(inside) + _modules(forward), watch, {}), "forward", []
+        return _lines(inside), _module_path(_modules(inside) + _modules(forward), session_id, {}), "forward", []
     if inside and inside[-1][0].co_filename != _FUNCTION_FILE:  # a hook; Function.backward has its file last
         hook = _lines(inside)
-        return [*hook, *_users(forward)], _module_path(_modules(forward), watch, {}), "backward", hook
+        return [*hook, *_users(forward)], _module_path(_modules(forward), session_id, {}), "backward", hook
     origin = _before_function_apply(forward) if inside else forward
-    return _lines(origin or live), _module_path(_modules(origin), watch, {}), "backward", _users(inside)
+    return _lines(origin or live), _module_path(_modules(origin), session_id, {}), "backward", _users(inside)
 
 
-def resolve_sites(sites: list[tuple[list[RawFrame], bool]], watch: int) -> list[tuple[str | None, str]]:
+def resolve_sites(sites: list[tuple[list[RawFrame], bool]], session_id: int) -> list[tuple[str | None, str]]:
     """Returns the module path and the phase of many operations outside the backward pass.
 
     Args:
         sites: the stack of each, and whether gradients were being recorded.
-        watch: id of the detection session.
+        session_id: id of the detection session.
     """
     names: Names = {}
-    return [_module_and_phase(live, grad_mode, watch, names) for live, grad_mode in sites]
+    return [_module_and_phase(live, grad_mode, session_id, names) for live, grad_mode in sites]
 
 
 def owner_of_storage(
-    storage: int, use: list[RawFrame], search_all_modules: bool, watch: int
+    storage: int, use: list[RawFrame], search_all_modules: bool, session_id: int
 ) -> tuple[bool, str] | None:
     """Returns whether a storage belongs to a buffer (else a parameter), and its name.
 
@@ -132,9 +132,9 @@ def owner_of_storage(
         storage: address of the StorageImpl.
         use: the stack of the operation that read it.
         search_all_modules: search modules that are not on the stack, too.
-        watch: id of the detection session.
+        session_id: id of the detection session.
     """
-    roots = _roots(_modules(use), watch)
+    roots = _roots(_modules(use), session_id)
     for root in itertools.chain(roots, _roots_of_program() if search_all_modules else ()):
         with contained(_IN_QUERY):
             for name, parameter in _named(root, "_parameters"):
@@ -381,18 +381,18 @@ def unwrap(module: torch.nn.Module) -> torch.nn.Module:
     return module
 
 
-def _roots(modules: list[torch.nn.Module], watch: int) -> Iterator[torch.nn.Module]:
+def _roots(modules: list[torch.nn.Module], session_id: int) -> Iterator[torch.nn.Module]:
     """Yields the modules that names start from: the session's model, then the root above the outermost on the stack."""
-    session = registry.sessions.get(watch)
+    session = registry.sessions.get(session_id)
     if session is not None and session.model is not None:
         yield unwrap(session.model)
     if modules:
         yield _root_above(unwrap(modules[-1]))
 
 
-def _module_and_phase(live: list[RawFrame], grad_mode: bool, watch: int, names: Names) -> tuple[str | None, str]:
+def _module_and_phase(live: list[RawFrame], grad_mode: bool, session_id: int, names: Names) -> tuple[str | None, str]:
     phase = "optimizer" if _is_optimizer_step(live, grad_mode) else "forward"
-    return _module_path(_modules(live), watch, names), phase
+    return _module_path(_modules(live), session_id, names), phase
 
 
 _known_roots: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[torch.nn.Module]] = weakref.WeakKeyDictionary()
@@ -413,16 +413,16 @@ def _root_above(module: torch.nn.Module) -> torch.nn.Module:
     return root
 
 
-def _module_path(modules: list[torch.nn.Module], watch: int, names: Names) -> str | None:
+def _module_path(modules: list[torch.nn.Module], session_id: int, names: Names) -> str | None:
     """Returns the dotted path of the innermost module that is part of a model; ``None`` outside every model.
 
     Args:
         modules: those that are being called, innermost first.
-        watch: id of the detection session.
+        session_id: id of the detection session.
         names: cache of the names found for other operations of the same query.
     """
     with contained(_IN_QUERY):
-        roots = list(_roots(modules, watch))
+        roots = list(_roots(modules, session_id))
         for called in map(unwrap, modules):
             for root in roots:
                 name = _names_in(root, names).get(id(called))
