@@ -49,6 +49,17 @@ void fill_computation(const Cause& cause, const DetectionSession& session, Findi
   fill_location(site, session, finding);
 }
 
+// The report names the operation that computed with a constant as the origin, so the way begins after it.
+void begin_lineage_after_computation(const Cause& cause, Finding& finding) {
+  const auto is_computation = [&](const Step& step) {
+    return step.plan == cause.first_computation->plan && step.site == cause.first_computation->site;
+  };
+  const auto found = std::find_if(cause.steps.begin(), cause.steps.end(), is_computation);
+  if (found == cause.steps.end()) return;
+  finding.lineage.erase(finding.lineage.begin(), finding.lineage.begin() + (found + 1 - cause.steps.begin()));
+  if (finding.lineage.empty()) finding.lineage_omitted = 0;
+}
+
 // A value that no operation made: whose memory is it?
 void fill_external_kind(const Cause& cause, const DetectionSession& session, Finding& finding) {
   const OriginRecord& origin = *cause.origin;
@@ -143,6 +154,10 @@ Finding make_finding(const Cause& cause, Level level, Harm harm, const Detection
   fill_region(cause, finding);
   for (const Step& step : cause.steps) finding.lineage.push_back(fill_step(step, session));
   finding.lineage_omitted = cause.omitted;
+  const bool is_constant = origin.source == OriginRecord::Source::kConstant;
+  if (is_constant && finding.origin == Origin::kOp && cause.first_computation) {
+    begin_lineage_after_computation(cause, finding);
+  }
   const bool is_brought = finding.origin == Origin::kInput && !origin.collective.empty();
   if (is_brought && finding.hint.empty()) {
     finding.hint = hint_for_collective(origin.collective);

@@ -112,6 +112,39 @@ def test_a_program_that_dies_of_its_own_error_reports_only_that():
     assert "torchnan" not in ended.stderr
 
 
+@pytest.mark.parametrize(
+    ("refuses", "says"),
+    [
+        ("torch.linalg.cholesky(ratio)", "LinAlgError"),
+        ("assert torch.isfinite(ratio).all(), 'loss is NaN'", "AssertionError: loss is NaN"),
+        ("if ratio.isnan().any(): raise RuntimeError('model_has_nan')", "RuntimeError: model_has_nan"),
+        ("torch.multinomial(ratio, 1)", "RuntimeError: probability tensor contains either `inf`, `nan`"),
+    ],
+)
+def test_what_a_program_dies_of_because_it_is_not_finite_is_named_below_its_error(tmp_path, refuses, says):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "def step(x):\n"
+        "    ratio = x / x.sum()\n"
+        f"    {refuses}\n"
+        "    return ratio\n"
+        "step(torch.zeros(2, 2))\n"
+    )
+    ended = run([sys.executable, str(script)], TORCHNAN="raise")
+    error, report = ended.stderr.split("torchnan: NaN", 1)
+    assert says in error
+    assert "aten::div, output 0   at" in report
+    assert "train.py:3" in report
+    assert "it was still referenced" in report
+    assert ended.returncode == 1
+
+
+def test_an_error_that_says_nothing_of_values_is_reported_alone():
+    code = "import torch\nkept = torch.log(torch.tensor(-1.0))\nraise ValueError('information of a nanny, definite')"
+    assert "torchnan" not in run_forked(code, TORCHNAN="raise").stderr
+
+
 def test_threads_of_the_program_are_watched_too():
     code = (
         "import torch, concurrent.futures as f\n"

@@ -136,6 +136,19 @@ def test_a_nan_that_is_filled_in_is_not_the_offspring_of_the_inf_beside_it():
     assert finding.origin == "input"
 
 
+@pytest.mark.parametrize("move", [lambda mask: mask, lambda mask: mask.clone()])
+def test_the_way_of_a_constant_begins_after_what_computed_with_it(move):
+    weight = nn.Parameter(torch.ones(3))
+
+    def program():
+        mask = move(torch.full((3,), -INF))
+        (weight + mask).sum().neg().backward()
+
+    (finding,) = findings_of(program)
+    assert finding.op == "aten::add"
+    assert [step.op for step in finding.lineage] == ["aten::sum", "aten::neg"]
+
+
 # -- copies of bytes
 
 
