@@ -104,7 +104,10 @@ def page_path() -> str | None:
     missing = [name for name in ("jinja2", "numpy") if importlib.util.find_spec(name) is None]
     if missing:
         raise OptionError(f"{_environment.PAGE} needs {missing[0]}: pip install torchnan[diagnose]")
-    if os.path.isdir(path) or not os.access(os.path.dirname(path), os.W_OK):
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        raise OptionError(f"{_environment.PAGE}={path} cannot be used: there is no folder {folder}.")
+    if os.path.isdir(path) or not os.access(folder, os.W_OK):
         raise OptionError(f"{_environment.PAGE}={path} cannot be used: no file can be written there.")
     if multiprocessing.parent_process() is None:
         return path

@@ -7,10 +7,13 @@ import re
 import sys
 
 import pytest
+import torch
 
+import torchnan
 from tests.support.forked_python import run_forked_command
 from tests.support.processes import run
 from torchnan import cli
+from torchnan.cli import doctor
 from torchnan.recovery.event import StepEvent
 
 MODULE = [sys.executable, "-m", "torchnan"]
@@ -50,18 +53,13 @@ def test_run_refuses_what_it_cannot_do(tmp_path):
 
 
 def test_version_is_that_of_the_package_and_names_its_pytorch(capsys):
-    import torchnan
-    from torchnan.cli import main
-
     with pytest.raises(SystemExit) as ended:
-        main(["--version"])
+        cli.main(["--version"])
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith(f"torchnan {torchnan.__version__}, built for PyTorch ")
 
 
 def test_doctor_prints_what_is_installed():
-    import torch
-
     ended = run_forked_command("doctor")
     assert ended.returncode == 0
     assert f"PyTorch      {torch.__version__}" in ended.stdout
@@ -96,6 +94,42 @@ def test_the_bad_steps_of_a_step_guard_are_shown(tmp_path, capsys):
     assert "action    skip: the remedy for data" in shown
     assert "torchnan: rollback (snapshot 90)" in shown
     assert shown.endswith(f"{log}: 2 events, 1 line ignored\n")
+
+
+def test_a_reader_that_has_seen_enough_ends_a_command_without_a_word(tmp_path):
+    log = tmp_path / "findings.jsonl"
+    with torchnan.detect(action="log", log=log):
+        torch.tensor(-1.0).log().item()
+    for lines in (1, 100):  # what is in the buffer, and more than it holds
+        log.write_text(log.read_text() * lines)
+        ended = run(["bash", "-c", f"{sys.executable} -m torchnan show {log} --json | true; echo ${{PIPESTATUS[0]}}"])
+        assert (ended.stdout, ended.stderr) == ("141\n", "")
+
+
+def test_ctrl_c_ends_a_command_as_it_ends_others(monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "execute", interrupted)
+    assert cli.main(["doctor"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def interrupted(given):
+    raise KeyboardInterrupt
+
+
+def test_a_default_is_shown_as_it_is(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["run", "-h"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "0, or a number of steps (default: 0)" in shown
+    assert "a path (default: none)" in shown
+
+
+def test_a_single_finding_is_not_compared_with_others(tmp_path, capsys):
+    log = tmp_path / "findings.jsonl"
+    with torchnan.detect(action="log", log=log):
+        torch.tensor(-1.0).log().item()
+    assert cli.main(["show", str(log)]) == 0
+    assert capsys.readouterr().out.endswith(f"{log}: 1 finding\n")
 
 
 def test_a_misspelt_argument_is_refused_with_the_one_that_is_meant(capsys):

@@ -170,7 +170,7 @@ def test_a_page_that_can_never_be_written_is_refused_before_the_program_begins(t
     nowhere = tmp_path / "none" / "a.html"
     ended = run_python("import torch; print('begun')", TORCHNAN="raise", TORCHNAN_HTML=str(nowhere))
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr == f"torchnan: TORCHNAN_HTML={nowhere} cannot be used: no file can be written there.\n"
+    assert ended.stderr == f"torchnan: TORCHNAN_HTML={nowhere} cannot be used: there is no folder {nowhere.parent}.\n"
     monkeypatch.setenv("TORCHNAN_HTML", str(tmp_path))
     with pytest.raises(OptionError, match="no file can be written there"):
         startup.page_path()

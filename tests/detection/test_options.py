@@ -61,6 +61,18 @@ def test_an_unknown_option_is_a_type_error_as_in_python():
     for face in (torchnan.detect, lambda **options: torchnan.set_detect(True, **options)):
         with pytest.raises(TypeError, match=r"there is no option 'acton'\. Did you mean 'action'\? Options: action, "):
             face(acton="raise")
+    with pytest.raises(TypeError, match=r"there is no option 'modle'\. Did you mean 'model'\?"):
+        torchnan.detect(modle=None)
+
+
+def test_what_is_given_without_a_name_is_refused_with_how_to_give_it():
+    with pytest.raises(TypeError, match=r"^detect\('warn'\): options are given by name, such as detect\(action="):
+        torchnan.detect("warn")
+    with pytest.raises(TypeError, match=r"the decorator is @torchnan\.detect\(\)\.$"):
+
+        @torchnan.detect
+        def train():
+            pass
 
 
 @pytest.mark.parametrize(
@@ -150,6 +162,7 @@ def test_the_environment_says_the_same_as_keywords(environment, expected):
 
 BAD_ENVIRONMENT = [
     ({"TORCHNAN": "rasie"}, "TORCHNAN=rasie cannot be used: it takes one of raise, warn, log, breakpoint, 1, 0"),
+    ({"TORCHNAN": "Raise"}, "1, 0. Did you mean 'raise'?"),
     ({"TORCHNAN": "true"}, "it takes one of raise, warn, log, breakpoint, 1, 0"),
     ({"TORCHNAN": "1", "TORCHNAN_CHEK_NAN": "1"}, "no variable TORCHNAN_CHEK_NAN. Did you mean 'TORCHNAN_CHECK_NAN'?"),
     ({"TORCHNAN": "1", "TORCHNAN_MODEL": "x"}, "there is no variable TORCHNAN_MODEL"),

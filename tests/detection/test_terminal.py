@@ -79,6 +79,21 @@ def test_the_source_line_of_a_live_finding_is_shown_with_the_call_underlined(fin
         assert lines[at + 1] == " " * (lines[at].index("|")) + "|" + " " * (call - lines[at].index("|") - 1) + "^" * 16
 
 
+def test_a_call_at_the_end_of_a_long_line_is_seen_on_a_narrow_terminal(finding):
+    lines = plain(terminal.layout(finding, columns=40, with_source=True)).splitlines()
+    at = next(i for i, line in enumerate(lines) if f"{finding.line} | " in line)
+    assert max(len(line) for line in lines[at : at + 2]) <= 40
+    if sys.version_info >= (3, 11):
+        underlined = slice(lines[at + 1].index("^"), lines[at + 1].rindex("^") + 1)
+        assert lines[at][underlined] == "torch.log(x - 1)"
+
+
+def test_a_source_file_that_was_edited_meanwhile_is_not_shown(finding, monkeypatch):
+    """Its lines are no longer those that run."""
+    monkeypatch.setattr(terminal, "_START", 0.0)
+    assert " | " not in plain(terminal.layout(finding, columns=100, with_source=True))
+
+
 def test_what_a_log_names_is_not_opened(finding, monkeypatch):
     monkeypatch.setattr(terminal.linecache, "getline", lambda *_: pytest.fail("a file was read"))
     terminal.layout(torchnan.Finding.from_json(finding.to_json()), columns=80, with_source=False)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -13,6 +15,8 @@ from torchnan.config.options import OptionError, message_of, suggest
 from torchnan.config.text import MAX_MESSAGE_BYTES, printable
 
 COMMANDS = (run, show, html, diagnose, replay, extract, doctor, completion)
+
+_ENDED_BY = 128  # and the number of a signal: the status of a program that it has ended, as shells say it
 
 _EXAMPLES = """\
 torchnan run train.py --lr 1e-3    end train.py where a NaN does harm, and say what made it
@@ -39,7 +43,12 @@ def _refuse(parser: argparse.ArgumentParser, argument: str) -> NoReturn:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; 0 is success, 1 a fault that was found, 2 a command that cannot be carried out."""
+    """Runs one command.
+
+    Returns:
+        0 for success, 1 for a fault that was found, 2 for a command that cannot be carried out, 130 and 141 as after
+        Ctrl-C and a closed pipe.
+    """
     parser = _Parser(
         prog="torchnan",
         description="Names the operation that made the NaN.",
@@ -62,6 +71,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _refuse(verbs.choices[given.verb], unknown[0])
     try:
         status: int = given.execute(given)
+        sys.stdout.flush()  # here, where a pipe that is closed is expected
+    except BrokenPipeError:  # whoever reads, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _ENDED_BY + signal.SIGPIPE
+    except KeyboardInterrupt:
+        return _ENDED_BY + signal.SIGINT
     except (OptionError, CaptureError, OSError) as error:
         print(f"torchnan: {printable(message_of(error), MAX_MESSAGE_BYTES)}", file=sys.stderr)
         return 2

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _format_default(default: object) -> str:
     if isinstance(default, bool):
         return str(int(default))
-    return str(default) if default else "none"
+    return "none" if default in (None, ()) else str(default)
 
 
 def execute(given: argparse.Namespace) -> int:

@@ -103,6 +103,5 @@ def _show_annotations(logs: finding_logs.FindingLogs, form: str) -> int:
 
 def _summary(logs: finding_logs.FindingLogs, story: list[Incident]) -> str:
     found = sum(len(log.findings) for log in logs.logs.values())
-    plural = "s" if found > 1 else ""
-    counts = f"{found} finding{plural}, {len(story)} different" if found else "no findings"
+    counts = {0: "no findings", 1: "1 finding"}.get(found, f"{found} findings, {len(story)} different")
     return "\n".join([f"{logs.names}: {counts}", *logs.notes])

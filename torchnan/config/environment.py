@@ -35,7 +35,9 @@ def detection_options(
     """
     mode = environment.get("TORCHNAN", "")
     if mode not in ("", *MODES):
-        raise OptionError(f"TORCHNAN={printable(mode, 200)} cannot be used: it takes one of {', '.join(MODES)}.")
+        raise OptionError(
+            f"TORCHNAN={printable(mode, 200)} cannot be used: it takes one of {', '.join(MODES)}.{suggest(mode, MODES)}"
+        )
     given = {
         _name(variable): _value(variable, text, policy_variables)
         for variable, text in sorted(environment.items())

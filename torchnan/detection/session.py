@@ -29,18 +29,22 @@ _Init = TypeVar("_Init", bound=Callable[..., None])
 
 
 def _guesses_misspelt_options(init: _Init) -> _Init:
-    """Has a keyword that is none refused with the one that is most like it. Its signature stays what it is."""
+    """Has an argument that is no option refused with what was meant. Its signature stays what it is."""
 
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **given: Any) -> None:
+        if args:  # `@torchnan.detect` gives the function
+            raise TypeError(
+                f"detect({brief(args[0])}): options are given by name, such as detect(action='warn'); the decorator is "
+                "@torchnan.detect()."
+            )
+        known = [*DetectionOptions.options(), "model"]
         for name in given:
-            if name == "model":
-                continue
-            try:
-                DetectionOptions.option(name)
-            except OptionError as error:
-                raise TypeError(str(error)) from None  # as for any keyword that a function does not have
-        init(self, *args, **given)
+            if name not in known:  # a TypeError, as for any keyword that a function does not have
+                raise TypeError(
+                    f"there is no option '{printable(name, 100)}'.{suggest(name, known)} Options: {', '.join(known)}."
+                )
+        init(self, **given)
 
     return cast(_Init, checked)
 

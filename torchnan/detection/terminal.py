@@ -12,6 +12,7 @@ import os
 import shutil
 import sys
 import textwrap
+import time
 import traceback
 from types import TracebackType
 from typing import TextIO
@@ -24,6 +25,7 @@ from torchnan.detection.finding import Finding
 _INDENT = " " * 12  # of values, under their label
 _NARROWEST = 40
 _MAX_SOURCE = 400  # bytes of a source line
+_START = time.time()  # of the detection: imported with the first
 
 _RESET, _BOLD, _DIM = "\x1b[0m", "\x1b[1m", "\x1b[2m"
 _TITLES = {"error": "\x1b[1;31m", "warning": "\x1b[1;33m", "note": "\x1b[1m"}
@@ -73,6 +75,8 @@ def _source(finding: Finding, columns: int) -> list[str]:
     """Returns the user's source line with the call underlined, as far as they are known."""
     if finding.file is None or finding.line is None:
         return []
+    if _is_edited(finding.file):
+        return []
     try:
         raw = linecache.getline(finding.file, finding.line).rstrip()
     except ValueError:  # a name that no file can have
@@ -82,15 +86,23 @@ def _source(finding: Finding, columns: int) -> list[str]:
         return []
     gutter = f"{_INDENT}{_paint(f'{finding.line} |', _DIM)} "
     room = columns - len(_INDENT) - len(f"{finding.line} | ")
-    lines = [gutter + text[:room]]
     span = introspection.columns_of(dataclasses.astuple(finding.stack[0]))
-    if span is not None and raw.isascii() and text == raw.lstrip():  # columns are bytes of the line as it is
-        start, end = (column - (len(raw) - len(text)) for column in span)
-        underline = (" " * start + "^" * (end - start))[:room]
-        lines.append(
-            f"{_INDENT}{' ' * len(str(finding.line))} {_paint('|', _DIM)} {_paint(underline, _TITLES['error'])}"
-        )
-    return lines
+    if span is None or not raw.isascii() or text != raw.lstrip():  # columns are bytes of the line as it is
+        return [gutter + text[:room]]
+    start, end = (column - (len(raw) - len(text)) for column in span)
+    hidden = min(start, max(0, end - room))  # of the beginning, so that the call is seen
+    shown = text[hidden : hidden + room]
+    underline = (" " * (start - hidden) + "^" * (end - start))[:room]
+    margin = f"{_INDENT}{' ' * len(str(finding.line))} {_paint('|', _DIM)} "
+    return [gutter + shown, margin + _paint(underline, _TITLES["error"])]
+
+
+def _is_edited(file: str) -> bool:
+    """Returns whether a file has been written since the program began: its lines are no longer those that run."""
+    try:
+        return os.stat(file).st_mtime > _START
+    except (OSError, ValueError):  # no file: a cell of a notebook has its lines elsewhere
+        return False
 
 
 def _paint(text: str, style: str) -> str:
