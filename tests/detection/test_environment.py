@@ -77,7 +77,8 @@ def test_log_writes_one_line_per_finding(script, tmp_path):
     [
         (
             {"TORCHNAN": "rasie"},
-            "torchnan: TORCHNAN=rasie cannot be used: it takes one of raise, warn, log, breakpoint, 1, 0.\n",
+            "torchnan: TORCHNAN=rasie cannot be used: it takes one of raise, warn, log, breakpoint, 1, 0. Did you "
+            "mean 'raise'?\n",
         ),
         ({"TORCHNAN": "1", "TORCHNAN_LOG": "/no/such/place"}, "torchnan: log '/no/such/place' cannot be opened"),
         ({"TORCHNAN": "1", "TORCHNAN_WHN": "harm"}, "Did you mean 'TORCHNAN_WHEN'?"),
