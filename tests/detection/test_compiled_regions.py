@@ -534,6 +534,19 @@ def test_a_parameter_has_the_name_in_its_model_and_not_in_a_graph():
     assert [finding.harm.name for finding in session.findings if finding.harm.kind == "parameter"] == ["weight"]
 
 
+def test_weights_of_a_compiled_optimizer_need_not_be_parameters():
+    def train():
+        w = torch.ones(3, requires_grad=True)
+        optimizer = torch.optim.Adadelta([w], lr=torch.tensor(0.1), eps=0.0, foreach=True)
+        step = torch.compile(optimizer.step)
+        (w * torch.tensor([1.0, 0.0, 1.0])).sum().backward()
+        step()
+
+    with torchnan.detect(action="log") as session:
+        train()
+    assert [(finding.phase, finding.harm.kind) for finding in session.findings] == [("optimizer", "parameter")]
+
+
 def test_regions_are_replayed_again_in_another_session():
     compiled = torch.compile(lambda x: torch.log(x).sum())
     for _ in range(region.MAX_REPLAYS + 2):

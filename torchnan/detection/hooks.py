@@ -17,13 +17,14 @@ from torch.optim.optimizer import (
 
 from torchnan._load import _C
 from torchnan.detection import handover, initial_weights, introspection, proved_step, shards
+from torchnan.detection.compiled import ahead_of_time, package, torch_internals
 from torchnan.detection.compiled import backend as compiled_backend
-from torchnan.detection.compiled import package, torch_internals
 from torchnan.detection.containment import contained
 
 lock = threading.Lock()  # of what threads share here and in detect; quiet when the process forks
 _installed = 0
 _undo: list[Callable[[], None]] = []
+_follows_ahead_of_time = False
 
 
 def install() -> None:
@@ -44,6 +45,12 @@ def install() -> None:
             loader = torch_internals.package_loader_class()
             _undo.append(replace(loader, "__init__", package.naming))
             _undo.append(replace(loader, "boxed_run", package.checking))
+        with contained("following functions that are compiled ahead of time"):
+            if torch_internals.dynamo_is_loaded():
+                _follow_ahead_of_time(torch_internals.guards_ahead_of_time())
+            else:
+                for holder, name in torch_internals.first_uses_of_dynamo():
+                    _undo.append(replace(holder, name, _loading_dynamo))
         with contained("following tensors to other processes"):
             _undo.append(handover.install())
         with contained("following optimizer steps that raise"):
@@ -54,14 +61,38 @@ def install() -> None:
 
 def uninstall() -> None:
     """Removes the hooks with the last session."""
-    global _installed
+    global _installed, _follows_ahead_of_time
     with lock:
         _installed -= 1
         if _installed > 0:
             return
+        _follows_ahead_of_time = False
         while _undo:
             with contained("removing a hook"):
                 _undo.pop()()
+
+
+def _follow_ahead_of_time(guards: list[tuple[Any, str]]) -> None:
+    global _follows_ahead_of_time
+    _follows_ahead_of_time = True
+    for holder, name in guards:
+        _undo.append(replace(holder, name, ahead_of_time.unwatched))
+    _undo.append(replace(torch_internals.ahead_of_time_class(), "__call__", ahead_of_time.checking))
+
+
+def _loading_dynamo(use: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a function that loads Dynamo in any case."""
+
+    @functools.wraps(use)
+    def load_and_use(*args: Any, **options: Any) -> Any:
+        with contained("following functions that are compiled ahead of time"):
+            guards = torch_internals.guards_ahead_of_time()  # imports Dynamo outside of the lock
+            with lock:
+                if _installed and not _follows_ahead_of_time:
+                    _follow_ahead_of_time(guards)
+        return use(*args, **options)
+
+    return load_and_use
 
 
 def _callbacks() -> list[tuple[Any, Callable[..., None], int, int]]:

@@ -167,7 +167,7 @@ def raised_at(error: BaseException) -> Line | None:
     return next(iter(_lines(frames[::-1])), None)
 
 
-def name_of_parameter(wanted: torch.nn.Parameter) -> str:
+def name_of_parameter(wanted: torch.Tensor) -> str:
     """Returns the name of a parameter in whichever module owns it, empty if none does."""
     for root in _roots_of_program():
         with contained(_IN_QUERY):

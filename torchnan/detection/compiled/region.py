@@ -214,8 +214,11 @@ def _check_in_backward(region: Region, node: Any) -> None:
 
 
 def _report_written(values: Sequence[torch.Tensor]) -> None:
-    """Reports the parameters that a compiled optimizer has written non-finite values into."""
-    parameters = [value for value in values if isinstance(value, torch.nn.Parameter)]
+    """Reports the parameters that a compiled optimizer has written non-finite values into.
+
+    They are leaves, and need not be of the class ``Parameter``.
+    """
+    parameters = [value for value in values if value.requires_grad and value.is_leaf]
     found = [(parameter, _C.provenance_of(parameter.detach())) for parameter in parameters]
     harmed = [parameter for parameter, made in found if made is not None and made.phase == "optimizer"]
     if harmed:

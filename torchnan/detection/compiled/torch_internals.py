@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import re
+import sys
 import types
 from typing import Any
 
@@ -20,6 +21,10 @@ _NAMES = (
     "torch._functorch.config.enable_autograd_cache",
     "torch._functorch._aot_autograd.schemas.ViewAndMutationMeta",
     "torch._C._aoti.AOTIModelPackageLoader.boxed_run",
+    "torch._dynamo.aot_compile.aot_compile_fullgraph",
+    "torch._dynamo.aot_compile.AOTCompiledFunction.__post_init__",
+    "torch._dynamo.aot_compile.AOTCompiledFunction.guard_check",
+    "torch._dynamo.aot_compile_types.BundledAOTAutogradSerializableCallable.__call__",
     "torch._dynamo.eval_frame.skip_code",
     "torch._guards.TracingContext.try_get",
     "torch.utils._python_dispatch._disable_current_modes",
@@ -57,6 +62,31 @@ def inductor() -> Any:
 def package_loader_class() -> Any:
     """Returns the class that loads and runs AOTInductor packages; it is written in C++."""
     return torch._C._aoti.AOTIModelPackageLoader
+
+
+def dynamo_is_loaded() -> bool:
+    """Whether the program has imported Dynamo, which takes two seconds."""
+    return "torch._dynamo.aot_compile" in sys.modules
+
+
+def first_uses_of_dynamo() -> list[tuple[Any, str]]:
+    """Returns what a program calls to compile a function ahead of time, or to load one, with the holders of that."""
+    return [(inductor(), "__init__"), (torch.compiler, "load_compiled_function")]
+
+
+def guards_ahead_of_time() -> list[tuple[Any, str]]:
+    """Returns the functions that make or check guards of functions compiled ahead of time, and their holders."""
+    from torch._dynamo import aot_compile
+
+    function = aot_compile.AOTCompiledFunction
+    return [(aot_compile, "aot_compile_fullgraph"), (function, "__post_init__"), (function, "guard_check")]
+
+
+def ahead_of_time_class() -> Any:
+    """Returns the class of the generated code of functions that were compiled ahead of time."""
+    from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable
+
+    return BundledAOTAutogradSerializableCallable
 
 
 def compiled_graph_class() -> Any:
