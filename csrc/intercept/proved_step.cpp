@@ -37,10 +37,44 @@ bool is_simple(const at::Tensor& tensor, c10::ScalarType dtype, int64_t count) {
          covers_whole_storage(tensor, *impl.unsafe_storage().unsafeGetStorageImpl());
 }
 
+bool are_simple(const AdamTensors& tensors) {
+  const c10::ScalarType dtype = tensors.parameter.scalar_type();
+  const int64_t count = tensors.parameter.numel();
+  if (dtype != c10::ScalarType::Float && dtype != c10::ScalarType::Double) return false;
+  for (const at::Tensor* tensor : {&tensors.parameter, &tensors.gradient, &tensors.first_moment, &tensors.second_moment,
+                                   tensors.largest_second_moment}) {
+    if (tensor != nullptr && !is_simple(*tensor, dtype, count)) return false;
+  }
+  return true;
+}
+
+// Returns the bound of a tensor that is known to be finite.
 std::optional<Bound> known_bound(const at::Tensor& tensor) {
   const BoundCache::Entry entry = bound_cache().find(tensor);
   if (entry.state != BoundCache::State::kFinite || !entry.bound.known()) return std::nullopt;
   return entry.bound;
+}
+
+// What is known before a step.
+struct Known {
+  AdamBounds bounds;
+  bool is_second_moment_nonnegative;  // no longer known once a fused kernel has written it
+};
+
+// Returns nothing if a bound is not known.
+std::optional<Known> known_before(const AdamTensors& tensors) {
+  const auto parameter = known_bound(tensors.parameter), gradient = known_bound(tensors.gradient);
+  const auto first = known_bound(tensors.first_moment), second = known_bound(tensors.second_moment);
+  if (!parameter || !gradient || !first || !second) return std::nullopt;
+  AdamBounds bounds{parameter->max_abs, gradient->max_abs, first->max_abs, second->max_abs};
+  if (tensors.largest_second_moment != nullptr) {
+    const auto largest = known_bound(*tensors.largest_second_moment);
+    if (!largest) return std::nullopt;
+    bounds.largest_second_moment = largest->max_abs;
+  }
+  if (tensors.parameter.numel() > kSmall)
+    bounds.history = ThreadState::current().moments().history_of(tensors.first_moment, tensors.second_moment);
+  return Known{bounds, second->nonnegative};
 }
 
 // Reads a tensor that is known to be finite for its exact bound.
@@ -59,6 +93,26 @@ double number_of_steps(const at::Tensor& steps) {
   return -1;
 }
 
+// Returns what holds after a step that stays finite. A tensor that stands in the way of the proof is read.
+std::optional<AdamBounds> prove(const AdamTensors& tensors, const AdamHyperparameters& hyperparameters,
+                                const Known& known) {
+  AdamBounds before = known.bounds;
+  const DtypeRange range = range_of(tensors.parameter.scalar_type());
+  const double step = number_of_steps(tensors.steps) + 1;
+  auto after = bounds_after_adam_step(hyperparameters, before, step, range);
+  if (!after) {  // the bound of a gradient is often too loose to be squared
+    const auto exact = tightened_bound(tensors.gradient);
+    if (!exact) return std::nullopt;
+    before.gradient = exact->max_abs;
+    after = bounds_after_adam_step(hyperparameters, before, step, range);
+  }
+  if (!after || known.is_second_moment_nonnegative) return after;
+  const auto shown = history_shown_by(tensors.first_moment, tensors.second_moment, range);
+  if (!shown) return std::nullopt;
+  before.history = *shown;
+  return bounds_after_adam_step(hyperparameters, before, step, range);
+}
+
 }  // namespace
 
 ProvedStep& ProvedStep::current() { return step_of_thread; }
@@ -72,44 +126,14 @@ bool ProvedStep::is_possible(const DetectionSession& session) {
 }
 
 bool ProvedStep::add(const AdamTensors& tensors, const AdamHyperparameters& hyperparameters, int64_t results) {
+  if (!are_simple(tensors)) return false;
+  const auto before = known_before(tensors);
+  const auto after = before ? prove(tensors, hyperparameters, *before) : std::nullopt;
+  if (!after) return false;
   const auto& [parameter, gradient, first_moment, second_moment, largest_second_moment, steps] = tensors;
-  const c10::ScalarType dtype = parameter.scalar_type();
-  const int64_t count = parameter.numel();
-  if (dtype != c10::ScalarType::Float && dtype != c10::ScalarType::Double) return false;
-  for (const at::Tensor* tensor : {&parameter, &gradient, &first_moment, &second_moment}) {
-    if (!is_simple(*tensor, dtype, count)) return false;
-  }
-  const auto of_parameter = known_bound(parameter), of_gradient = known_bound(gradient);
-  const auto of_first = known_bound(first_moment), of_second = known_bound(second_moment);
-  if (!of_parameter || !of_gradient || !of_first || !of_second) return false;
-  AdamBounds before{of_parameter->max_abs, of_gradient->max_abs, of_first->max_abs, of_second->max_abs};
-  if (largest_second_moment != nullptr) {
-    const auto of_largest = known_bound(*largest_second_moment);
-    if (!is_simple(*largest_second_moment, dtype, count) || !of_largest) return false;
-    before.largest_second_moment = of_largest->max_abs;
-  }
-  if (count > kSmall) before.history = ThreadState::current().moments().history_of(first_moment, second_moment);
-  const auto prove = [&] {
-    return bounds_after_adam_step(hyperparameters, before, number_of_steps(steps) + 1, range_of(dtype));
-  };
-  auto after = prove();
-  if (!after) {  // the bound of a gradient is often too loose to be squared
-    const auto exact = tightened_bound(gradient);
-    if (!exact) return false;
-    before.gradient = exact->max_abs;
-    after = prove();
-  }
-  if (!after) return false;
-  if (!of_second->nonnegative) {  // a fused kernel has written it: it is read once, and known from then on
-    const auto shown = history_shown_by(first_moment, second_moment, range_of(dtype));
-    if (!shown) return false;
-    before.history = *shown;
-    after = prove();
-  }
-  if (!after) return false;
   updates_.push_back({parameter, first_moment, second_moment,
                       largest_second_moment != nullptr ? *largest_second_moment : at::Tensor(), storage_of(gradient),
-                      storage_of(steps), results, before.parameter, *after});
+                      storage_of(steps), results, before->bounds.parameter, *after});
   return true;
 }
 

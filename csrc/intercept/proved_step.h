@@ -34,8 +34,8 @@ class TORCHNAN_API ProvedStep {
   // Whether the session, and what is known now, allow a proof. If not, nothing is to be added.
   static bool is_possible(const DetectionSession& session);
 
-  // Adds a parameter that the optimizer is about to update. Returns false if that is not proved to be finite.
-  // `results`: of the operations that it takes.
+  // Adds a parameter that the optimizer is about to update. Returns false if the update is not proved to be finite.
+  // `results`: how many results the operations of the update have, for the counters.
   bool add(const AdamTensors& tensors, const AdamHyperparameters& hyperparameters, int64_t results);
   // Drops what was added.
   void clear() noexcept { updates_.clear(); }
