@@ -56,11 +56,8 @@ bool is_decomposed(const c10::OperatorHandle& op) {
          !op.hasKernelForDispatchKey(c10::DispatchKey::CPU) && !op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
 }
 
-// Positions of `schema` that are tensors or lists of them, by role.
-void read_schema(const c10::FunctionSchema& schema, std::string_view base, OpPlan& plan) {
-  const bool old_values_ignored = overwrites_fully(base);
-  plan.returns_arguments_only = true;
-  c10::SmallVector<bool, 8> returned(schema.arguments().size(), false);
+// Fills in which results are checked.
+void read_returns(const c10::FunctionSchema& schema, std::string_view base, OpPlan& plan) {
   for (size_t r = 0; r < schema.returns().size(); ++r) {
     const c10::Argument& result = schema.returns()[r];
     if (!holds_tensors(*result.type()) || is_saved_for_backward(base, r)) continue;
@@ -68,14 +65,20 @@ void read_schema(const c10::FunctionSchema& schema, std::string_view base, OpPla
       continue;  // lift_fresh: what torch.tensor() was given
     plan.checked_returns.push_back(static_cast<uint16_t>(r));
     plan.returns_arguments_only &= is_written(result);
-    if (!is_written(result)) continue;
-    for (size_t a = 0; a < schema.arguments().size(); ++a) {
-      const c10::Argument& argument = schema.arguments()[a];
-      if (is_written(argument) && argument.alias_info()->beforeSets() == result.alias_info()->beforeSets()) {
-        returned[a] = true;
-      }
-    }
   }
+}
+
+// Whether a checked result is this mutated argument.
+bool is_returned(const c10::Argument& argument, const c10::FunctionSchema& schema, const OpPlan& plan) {
+  return is_written(argument) &&
+         std::any_of(plan.checked_returns.begin(), plan.checked_returns.end(), [&](const uint16_t r) {
+           const c10::Argument& result = schema.returns()[r];
+           return is_written(result) && argument.alias_info()->beforeSets() == result.alias_info()->beforeSets();
+         });
+}
+
+// Fills in which arguments are saved, and which are mutated. Reads the returns from the plan.
+void read_arguments(const c10::FunctionSchema& schema, std::string_view base, OpPlan& plan) {
   for (size_t a = 0; a < schema.arguments().size(); ++a) {
     const c10::Argument& argument = schema.arguments()[a];
     const bool tensors = holds_tensors(*argument.type());
@@ -84,15 +87,16 @@ void read_schema(const c10::FunctionSchema& schema, std::string_view base, OpPla
     if (is_read && is_kept) plan.saved_arguments.push_back(static_cast<uint16_t>(a));
     plan.argument_names.push_back(argument.name());
     if (!tensors || !(is_written(argument) || mutates_undeclared_argument(base, argument.name()))) continue;
-    const auto kept = static_cast<uint16_t>(plan.saved_arguments.size() - 1);
+    const auto saved_index = static_cast<uint16_t>(plan.saved_arguments.size() - 1);
     const bool is_out = argument.kwarg_only();
     if (is_out) ++plan.out_arguments;
     plan.returns_arguments_only &= is_written(argument);
-    plan.mutated_arguments.push_back({kept, !is_out && !old_values_ignored, returned[a]});
+    plan.mutated_arguments.push_back(
+        {saved_index, !is_out && !overwrites_fully(base), is_returned(argument, schema, plan)});
   }
 }
 
-Handling course_of(const c10::OperatorHandle& op, const OpPlan& plan, std::string_view ns, std::string_view base) {
+Handling handling_of(const c10::OperatorHandle& op, const OpPlan& plan, std::string_view ns, std::string_view base) {
   if (is_decomposed(op)) return Handling::kDecompose;
   if (reads_scalar_to_host(base)) return Handling::kRead;
   if (ns == "aten" && returns_uninitialized(base)) return Handling::kAllocate;
@@ -217,8 +221,10 @@ OpPlan make_plan(const c10::OperatorHandle& op) {
   plan.elementwise_in_self = is_elementwise_in_self(base);
   plan.returns_info = std::any_of(schema.returns().begin(), schema.returns().end(),
                                   [](const c10::Argument& returned) { return returned.name() == "info"; });
-  read_schema(schema, base, plan);
-  plan.handling = course_of(op, plan, ns, base);
+  plan.returns_arguments_only = true;  // until one is found that it makes
+  read_returns(schema, base, plan);
+  read_arguments(schema, base, plan);
+  plan.handling = handling_of(op, plan, ns, base);
   return plan;
 }
 

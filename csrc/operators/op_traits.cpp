@@ -37,14 +37,14 @@ constexpr std::array kUninitialized = {
     "_pin_memory"sv,
 };
 
-constexpr std::array kIgnoresOld = {
+constexpr std::array kOverwritesFully = {
     "copy_"sv,       "fill_"sv,      "zero_"sv,          "normal_"sv,        "uniform_"sv,
     "random_"sv,     "bernoulli_"sv, "exponential_"sv,   "cauchy_"sv,        "geometric_"sv,
     "log_normal_"sv, "_copy_from"sv, "_foreach_copy_"sv, "_foreach_zero_"sv, "copy_sparse_to_sparse_"sv,
     "eye"sv,
 };
 
-constexpr std::array kHandsOn = {
+constexpr std::array kPassthrough = {
     "lift"sv,       "lift_fresh"sv,       "lift_fresh_copy"sv, "clone"sv, "_to_copy"sv, "copy_"sv, "copy"sv,
     "_copy_from"sv, "_foreach_copy_"sv,   "_unsafe_view"sv,    "zero_"sv, "fill_"sv,    "set_"sv,  "resize_"sv,
     "index_put_"sv, "_index_put_impl_"sv,
@@ -55,7 +55,7 @@ constexpr std::array kAbsorbsNegativeInfinity = {
     "relu"sv, "relu_"sv, "exp_"sv,  "sigmoid_"sv, "logsumexp"sv, "logaddexp"sv, "logcumsumexp"sv,
 };
 
-constexpr std::array kCompares = {
+constexpr std::array kComparisons = {
     "isnan"sv, "isinf"sv, "isposinf"sv, "isneginf"sv, "isfinite"sv, "isclose"sv, "allclose"sv, "equal"sv,
     "eq"sv,    "ne"sv,    "lt"sv,       "le"sv,       "gt"sv,       "ge"sv,      "signbit"sv,  "measure"sv,
 };
@@ -64,7 +64,7 @@ constexpr std::array kElementwiseInSelf = {
     "addmm"sv, "addmm_"sv, "baddbmm"sv, "baddbmm_"sv, "addbmm"sv, "addmv"sv, "addr"sv, "_addmm_activation"sv,
 };
 
-constexpr std::array kMoves = {
+constexpr std::array kDataMovement = {
     "clone"sv,
     "_to_copy"sv,
     "copy_"sv,
@@ -149,7 +149,7 @@ constexpr std::array kMoves = {
     "block_diag"sv,
 };
 
-constexpr std::array kConstants = {
+constexpr std::array kConstantFactories = {
     "lift_fresh"sv, "scalar_tensor"sv, "full"sv, "full_like"sv, "new_full"sv, "fill_"sv, "fill"sv, "fill_diagonal_"sv,
 };
 
@@ -163,10 +163,10 @@ constexpr std::array kAttentionWithPaddedLogSumExp = {
 };
 
 // What backward functions call such an output.
-constexpr std::array kSavedArguments = {"logsumexp"sv, "log_alpha"sv, "softmax_lse"sv};
+constexpr std::array kSavedForBackward = {"logsumexp"sv, "log_alpha"sv, "softmax_lse"sv};
 
 // as_strided is left out: it is what every other view calls inside.
-constexpr std::array kArithmeticBackward = {"expand"sv, "unfold"sv};
+constexpr std::array kViewsWithArithmeticBackward = {"expand"sv, "unfold"sv};
 
 }  // namespace
 
@@ -175,27 +175,27 @@ bool returns_allocation(std::string_view op) {
   return op.find("empty") != std::string_view::npos || op.find("resize") != std::string_view::npos;
 }
 bool allocates(std::string_view op) { return returns_uninitialized(op) && op.find("empty") != std::string_view::npos; }
-bool overwrites_fully(std::string_view op) { return contains(kIgnoresOld, op); }
+bool overwrites_fully(std::string_view op) { return contains(kOverwritesFully, op); }
 bool reads_metadata_of_first(std::string_view op) {
   return op.ends_with("_like") || op.starts_with("new_") || op == "fill" || op == "copy";
 }
-bool is_data_movement(std::string_view op) { return contains(kMoves, op); }
-bool is_passthrough(std::string_view op) { return contains(kHandsOn, op); }
+bool is_data_movement(std::string_view op) { return contains(kDataMovement, op); }
+bool is_passthrough(std::string_view op) { return contains(kPassthrough, op); }
 bool absorbs_negative_infinity(std::string_view op) { return contains(kAbsorbsNegativeInfinity, op); }
-bool is_comparison(std::string_view op) { return contains(kCompares, op); }
+bool is_comparison(std::string_view op) { return contains(kComparisons, op); }
 bool is_elementwise_in_self(std::string_view op) { return contains(kElementwiseInSelf, op); }
 bool mutates_undeclared_argument(std::string_view op, std::string_view argument) {
   const bool is_batch_norm = op == "native_batch_norm" || op == "cudnn_batch_norm" || op == "miopen_batch_norm" ||
                              op == "batch_norm_update_stats";
   return is_batch_norm && (argument == "running_mean" || argument == "running_var");
 }
-bool is_constant_factory(std::string_view op) { return contains(kConstants, op); }
-bool is_view_with_arithmetic_backward(std::string_view op) { return contains(kArithmeticBackward, op); }
+bool is_constant_factory(std::string_view op) { return contains(kConstantFactories, op); }
+bool is_view_with_arithmetic_backward(std::string_view op) { return contains(kViewsWithArithmeticBackward, op); }
 bool is_saved_for_backward(std::string_view op, size_t output) {
   return output == 1 && (op == "_ctc_loss" || contains(kAttentionWithPaddedLogSumExp, op));
 }
 bool is_unscanned_argument(std::string_view name, std::string_view argument) {
-  if (contains(kSavedArguments, argument)) return true;
+  if (contains(kSavedForBackward, argument)) return true;
   if (name == "fsdp::all_gather_copy_in") return argument == "all_gather_output";
   if (name.rfind("c10d::", 0) != 0) return false;
   const std::string_view op = name.substr(6);
