@@ -185,43 +185,31 @@ uint64_t max_magnitude(const void* data, int64_t words, const FloatFormat& forma
   }
 }
 
-uint64_t max_finite_magnitude(const void* data, int64_t words, const FloatFormat& format) {
+// Calls run(word) with a word of the width of the format.
+template <typename Run>
+static auto with_word_of(const FloatFormat& format, Run&& run) {
   switch (format.word_bytes) {
     case 2:
-      return max_finite<uint16_t>(data, words, format);
+      return run(uint16_t{});
     case 4:
-      return max_finite<uint32_t>(data, words, format);
+      return run(uint32_t{});
     case 8:
-      return max_finite<uint64_t>(data, words, format);
+      return run(uint64_t{});
     default:
-      return max_finite<uint8_t>(data, words, format);
+      return run(uint8_t{});
   }
+}
+
+uint64_t max_finite_magnitude(const void* data, int64_t words, const FloatFormat& format) {
+  return with_word_of(format, [&](auto word) { return max_finite<decltype(word)>(data, words, format); });
 }
 
 NonfiniteKinds kinds_in(const void* data, int64_t words, const FloatFormat& format) {
-  switch (format.word_bytes) {
-    case 2:
-      return kScanKinds<uint16_t>(data, words, format);
-    case 4:
-      return kScanKinds<uint32_t>(data, words, format);
-    case 8:
-      return kScanKinds<uint64_t>(data, words, format);
-    default:
-      return kScanKinds<uint8_t>(data, words, format);
-  }
+  return with_word_of(format, [&](auto word) { return kScanKinds<decltype(word)>(data, words, format); });
 }
 
 Counts count_words(const void* data, int64_t words, const FloatFormat& format) {
-  switch (format.word_bytes) {
-    case 2:
-      return kCountKinds<uint16_t>(data, words, format);
-    case 4:
-      return kCountKinds<uint32_t>(data, words, format);
-    case 8:
-      return kCountKinds<uint64_t>(data, words, format);
-    default:
-      return kCountKinds<uint8_t>(data, words, format);
-  }
+  return with_word_of(format, [&](auto word) { return kCountKinds<decltype(word)>(data, words, format); });
 }
 
 }  // namespace torchnan
