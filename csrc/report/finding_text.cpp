@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include "report/number_text.h"
+#include "report/operator_name.h"
 #include "report/own_frame.h"
 #include "text/printable.h"
 
@@ -193,10 +194,7 @@ std::vector<std::string> format_inputs(const Finding& f) {
 
 std::string format_lineage(const Finding& f) {
   std::vector<std::string> steps;
-  const auto bare = [](const std::string& op) {
-    const size_t colons = op.find("::");
-    return printable(colons == std::string::npos ? op : op.substr(colons + 2));
-  };
+  const auto bare = [](const std::string& op) { return printable(without_namespace(op)); };
   steps.push_back(f.origin == Origin::kOp ? bare(f.op) : name_of(f.origin));
   for (size_t i = 0; i < f.lineage.size(); ++i) {
     if (i + 1 == f.lineage.size() && f.lineage_omitted > 0) {

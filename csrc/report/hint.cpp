@@ -5,6 +5,7 @@
 #include "report/node_hints.h"
 #include "report/operation.h"
 #include "report/operator_hints.h"
+#include "report/operator_name.h"
 
 namespace torchnan {
 namespace {
@@ -26,9 +27,8 @@ std::string hint_for_evicted_origin() {
 }
 
 std::string hint_for_collective(const std::string& collective) {
-  const size_t colons = collective.find("::");
   return fmt::format("{} received it from another rank: see the report of that rank for its origin",
-                     colons == std::string::npos ? collective : collective.substr(colons + 2));
+                     without_namespace(collective));
 }
 
 Hint hint_for(const Finding& f) {
