@@ -32,6 +32,8 @@ struct BadEvents {
 };
 BadEvents& known = *new BadEvents;  // never destroyed: threads may outlive static destructors
 
+using SessionFindings = std::vector<std::pair<std::shared_ptr<DetectionSession>, Finding>>;
+
 // Attributes the bad events of a window.
 class WindowAttribution {
  public:
@@ -45,7 +47,7 @@ class WindowAttribution {
   }
 
   bool has_found_something() const { return has_found_something_; }
-  std::vector<std::pair<std::shared_ptr<DetectionSession>, Finding>> drain_findings() { return std::move(findings_); }
+  SessionFindings drain_findings() { return std::move(findings_); }
 
  private:
   using BadInputs = c10::SmallVector<BadInput, 4>;
@@ -196,7 +198,7 @@ class WindowAttribution {
   const Window& window_;
   std::unordered_map<EventNumber, const Event*> captured_;
   std::set<EventNumber> visited_;
-  std::vector<std::pair<std::shared_ptr<DetectionSession>, Finding>> findings_;
+  SessionFindings findings_;
   bool has_found_something_ = false;
 };
 
@@ -228,7 +230,7 @@ bool prune_dead() {
   return is_bad;
 }
 
-void deliver_findings(std::vector<std::pair<std::shared_ptr<DetectionSession>, Finding>> findings, Delivery delivery) {
+void deliver_findings(SessionFindings findings, Delivery delivery) {
   while (!findings.empty()) {
     const auto session = findings.front().first;
     std::vector<Finding> its;
@@ -272,7 +274,7 @@ void resolve(Delivery delivery) {
   struct EndAtLast {
     ~EndAtLast() { known.is_resolving = false; }
   };
-  std::vector<std::pair<std::shared_ptr<DetectionSession>, Finding>> findings;
+  SessionFindings findings;
   {
     const EndAtLast end_at_last;
     ThreadState::current().count(&Counters::device_resolves);
