@@ -24,32 +24,33 @@ bool has_place(const OriginRecord& origin) {
 }
 
 HandedOver describe(const Cause& cause, DetectionSession& session, const std::string& process) {
-  HandedOver told{cause.origin->source, cause.kinds, make_finding(cause, Level::kNote, Harm{}, session)};
-  if (told.facts.process.empty() && !is_inherited(*cause.origin)) told.facts.process = process;
-  if (has_place(*cause.origin)) return told;
-  told.facts.op.clear();
-  told.facts.stack.clear();
-  told.facts.lineage.clear();
-  told.facts.hint.clear();
-  return told;
+  Finding facts = make_finding(cause, Level::kNote, Harm{}, session);
+  if (facts.process.empty() && !is_inherited(*cause.origin)) facts.process = process;
+  if (!has_place(*cause.origin)) {
+    facts.op.clear();
+    facts.stack.clear();
+    facts.lineage.clear();
+    facts.hint.clear();
+  }
+  return {cause.origin->source, cause.kinds, std::move(facts)};
 }
 
 }  // namespace
 
 std::vector<HandedOver> describe_for_others(const at::Tensor& tensor, const std::string& process) {
-  std::vector<HandedOver> told;
+  std::vector<HandedOver> causes;
   const at::Tensor values = scannable_values(tensor);
-  if (!values.defined() || !nonfinite_registry().contains(values) || !kinds_of(values).any()) return told;
+  if (!values.defined() || !nonfinite_registry().contains(values) || !kinds_of(values).any()) return causes;
   const auto record = nonfinite_registry().find(values);
-  if (record == nullptr) return told;
+  if (record == nullptr) return causes;
   for (const Cause& cause : record->causes()) {
     const bool is_mask = cause.origin->is_intentional() && cause.kinds == NonfiniteKinds::only_neginf();
     const auto session = is_mask ? nullptr : cause.origin->session.lock();
     if (session == nullptr) continue;
     contain(*session, "describing a value for another process",
-            [&] { told.push_back(describe(cause, *session, process)); });
+            [&] { causes.push_back(describe(cause, *session, process)); });
   }
-  return told;
+  return causes;
 }
 
 void record_received(DetectionSession& session, const at::Tensor& tensor, std::vector<HandedOver> causes) {

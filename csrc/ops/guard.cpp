@@ -24,13 +24,13 @@ const auto& standalone =
     *new std::shared_ptr<DetectionSession>(std::make_shared<DetectionSession>(Options{}));  // never destroyed
 
 // Returns the session of the current thread; without one, a session for guards alone, which raises.
-std::shared_ptr<DetectionSession> watch_of_guards() {
+std::shared_ptr<DetectionSession> session_of_guards() {
   if (auto session = ThreadState::current().shared_session()) return session;
   return standalone;
 }
 
 void check(const at::Tensor& x, const std::string& name, const std::source_location* where = nullptr) {
-  if (!is_disabled()) report_guard(*watch_of_guards(), x, name, where);
+  if (!is_disabled()) report_guard(*session_of_guards(), x, name, where);
 }
 
 at::Tensor call_guard_copy(const at::Tensor& x, const std::string& name) {

@@ -13,7 +13,7 @@ using CallSite = std::tuple<std::string, SiteId, SiteId>;  // operator, stack, f
 
 struct Registry {
   ForkSafeMutex mutex;
-  std::map<const DetectionSession*, std::map<CallSite, NonfiniteRegistry::ProvenancePtr>> by_watch;
+  std::map<const DetectionSession*, std::map<CallSite, NonfiniteRegistry::ProvenancePtr>> by_session;
 };
 
 Registry& registry = *new Registry;  // never destroyed: threads may outlive static destructors
@@ -28,7 +28,7 @@ void record_unused(DetectionSession& session, const NonfiniteRegistry::Provenanc
   const OriginRecord& origin = *record->first().origin;
   NonfiniteRegistry::ProvenancePtr released;  // after the lock
   const std::lock_guard lock(registry.mutex);
-  auto& candidates = registry.by_watch[&session];
+  auto& candidates = registry.by_session[&session];
   const CallSite key{origin.facts.op, origin.site.live, origin.site.forward};
   const auto known = candidates.find(key);
   if (known == candidates.end()) {
@@ -50,10 +50,10 @@ std::vector<NonfiniteRegistry::ProvenancePtr> drain_unused(const DetectionSessio
   std::map<CallSite, NonfiniteRegistry::ProvenancePtr> candidates;
   {
     const std::lock_guard lock(registry.mutex);
-    const auto found = registry.by_watch.find(&session);
-    if (found == registry.by_watch.end()) return {};
+    const auto found = registry.by_session.find(&session);
+    if (found == registry.by_session.end()) return {};
     candidates.swap(found->second);
-    registry.by_watch.erase(found);
+    registry.by_session.erase(found);
   }
   std::vector<NonfiniteRegistry::ProvenancePtr> unused;
   for (const auto& [site, record] : candidates) {

@@ -65,19 +65,6 @@ void set_provenance(const at::Tensor& tensor, const ProvenanceHandle& handle) {
   }
 }
 
-// The bits that Python has for kinds.
-int bits_of(NonfiniteKinds kinds) {
-  return (kinds.nan() ? 1 : 0) | (kinds.posinf() ? 2 : 0) | (kinds.neginf() ? 4 : 0);
-}
-
-NonfiniteKinds kinds_from(int bits) {
-  NonfiniteKinds kinds;
-  if (bits & 1) kinds |= NonfiniteKinds::only_nan();
-  if (bits & 2) kinds |= NonfiniteKinds::only_posinf();
-  if (bits & 4) kinds |= NonfiniteKinds::only_neginf();
-  return kinds;
-}
-
 const at::Tensor* tensor_in(const py::handle& value) {
   return THPVariable_Check(value.ptr()) ? &THPVariable_Unpack(value.ptr()) : nullptr;
 }

@@ -146,6 +146,18 @@ std::string error_message(const py::error_already_set& error) {
   return std::string(what.substr(0, what.find("\n\nAt:\n")));
 }
 
+int bits_of(NonfiniteKinds kinds) {
+  return (kinds.nan() ? 1 : 0) | (kinds.posinf() ? 2 : 0) | (kinds.neginf() ? 4 : 0);
+}
+
+NonfiniteKinds kinds_from(int bits) {
+  NonfiniteKinds kinds;
+  if ((bits & 1) != 0) kinds |= NonfiniteKinds::only_nan();
+  if ((bits & 2) != 0) kinds |= NonfiniteKinds::only_posinf();
+  if ((bits & 4) != 0) kinds |= NonfiniteKinds::only_neginf();
+  return kinds;
+}
+
 py::object to_python(const Finding& finding) {
   KeywordArguments fields;
   for_each_field(finding, fields);

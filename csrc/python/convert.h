@@ -12,6 +12,7 @@
 #include <torchnan/stats.h>
 
 #include "report/enum_names.h"
+#include "scan/nonfinite_kinds.h"
 
 namespace torchnan {
 
@@ -27,6 +28,10 @@ Enum parse_enum(const std::string& name) {
   if (const auto value = enum_from_name<Enum>(name)) return *value;
   throw std::invalid_argument("unknown name: " + name);
 }
+
+// Kinds are an int in Python: 1 for NaN, 2 for +Inf, 4 for -Inf, or'ed.
+int bits_of(NonfiniteKinds kinds);
+NonfiniteKinds kinds_from(int bits);
 
 // Converts the keywords of torchnan.detect(), whose types Python has checked. Throws std::invalid_argument for an
 // unknown action or time.

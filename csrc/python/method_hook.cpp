@@ -120,7 +120,7 @@ py::cpp_function hook_method(const py::handle& method, const py::object& callbac
 
 }  // namespace
 
-void bind_call_before(py::module_& m) {
+void bind_method_hooks(py::module_& m) {
   m.def("hook_method", &hook_method, py::arg("method"), py::arg("callback"), py::arg("first"), py::arg("count"));
 }
 

@@ -10,6 +10,6 @@ namespace torchnan {
 // with `count` positional arguments, two at most, beginning with number `first`; `self` is number 0. A call without
 // these positional arguments is not hooked. An exception of the callback is raised instead of the call. Returns a
 // function that removes the hook.
-void bind_call_before(pybind11::module_& m);
+void bind_method_hooks(pybind11::module_& m);
 
 }  // namespace torchnan

@@ -3,7 +3,6 @@
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <array>
 #include <cmath>
 #include <tuple>
 
@@ -112,18 +111,18 @@ uintptr_t storage_address(const py::handle& tensor) {
 }
 
 // Reports of PyTorch's code to the bound cache about a tensor; that code must not fail for it.
-template <void (BoundCache::*kTell)(const at::Tensor&), void (Journal::*kTellJournal)(const at::Tensor&)>
+template <void (BoundCache::*kRecord)(const at::Tensor&), void (Journal::*kRecordInJournal)(const at::Tensor&)>
 void notify_write(const py::handle& tensor) {
   if (!THPVariable_Check(tensor.ptr())) return;
   try {
     const at::Tensor& given = THPVariable_Unpack(tensor.ptr());
-    (bound_cache().*kTell)(given);
+    (bound_cache().*kRecord)(given);
     if (!devices().in_use() || given.is_cpu() || !given.has_storage()) return;
     const at::Tensor kept = given;
     const py::gil_scoped_release no_gil;  // a launch may wait for the device
     devices().launch_scans_of(kept.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
     if (const auto there = scannable(kept); there->defined())
-      (Devices::Lock(devices()).journal().*kTellJournal)(*there);
+      (Devices::Lock(devices()).journal().*kRecordInJournal)(*there);
   } catch (...) {
     if (const auto session = current_session()) count_failure(*session, "noting that memory is shared");
   }
@@ -162,7 +161,7 @@ auto with_os_errors(Work&& work) {
   }
 }
 
-std::shared_ptr<DetectionSession> watch_from(const py::dict& keywords) {
+std::shared_ptr<DetectionSession> session_from(const py::dict& keywords) {
   return with_os_errors([&] { return make_session(options_from(keywords)); });
 }
 
@@ -170,9 +169,9 @@ void append_line(const py::str& path, const std::string& line) {
   with_os_errors([&] { AppendOnlyFile(from_py_str(path)).append(line); });
 }
 
-void bind_watch(py::module_& m) {
+void bind_session_class(py::module_& m) {
   py::class_<DetectionSession, std::shared_ptr<DetectionSession>>(m, "DetectionSession")
-      .def(py::init(&watch_from))
+      .def(py::init(&session_from))
       .def_property_readonly("id",
                              [](const DetectionSession& session) { return reinterpret_cast<uintptr_t>(&session); })
       .def("findings",
@@ -192,28 +191,23 @@ void bind_watch(py::module_& m) {
       .def_property_readonly("step", &DetectionSession::step);
 }
 
-// Each cause as (source, whether it holds NaN, +Inf, -Inf, line of JSON).
-using ToldCause = std::tuple<int, std::array<bool, 3>, std::string>;
+// Each cause as (source, bits of its kinds, line of JSON).
+using PackedCause = std::tuple<int, int, std::string>;
 
-std::vector<ToldCause> causes_for_others(const at::Tensor& tensor, const std::string& process) {
-  std::vector<ToldCause> told;
+std::vector<PackedCause> causes_for_others(const at::Tensor& tensor, const std::string& process) {
+  std::vector<PackedCause> packed;
   for (const HandedOver& cause : describe_for_others(tensor, process)) {
-    const std::array<bool, 3> kinds{cause.kinds.nan(), cause.kinds.posinf(), cause.kinds.neginf()};
-    told.emplace_back(static_cast<int>(cause.source), kinds, to_json(cause.facts));
+    packed.emplace_back(static_cast<int>(cause.source), bits_of(cause.kinds), to_json(cause.facts));
   }
-  return told;
+  return packed;
 }
 
-void receive_causes(const at::Tensor& tensor, const std::vector<ToldCause>& told) {
+void receive_causes(const at::Tensor& tensor, const std::vector<PackedCause>& packed) {
   const auto session = current_session();
   if (session == nullptr) return;
   std::vector<HandedOver> causes;
-  for (const auto& [source, kinds, facts] : told) {
-    HandedOver cause{static_cast<OriginRecord::Source>(source), {}, finding_from_json(facts)};
-    if (kinds[0]) cause.kinds |= NonfiniteKinds::only_nan();
-    if (kinds[1]) cause.kinds |= NonfiniteKinds::only_posinf();
-    if (kinds[2]) cause.kinds |= NonfiniteKinds::only_neginf();
-    causes.push_back(std::move(cause));
+  for (const auto& [source, bits, facts] : packed) {
+    causes.push_back({static_cast<OriginRecord::Source>(source), kinds_from(bits), finding_from_json(facts)});
   }
   record_received(*session, tensor, std::move(causes));
 }
@@ -265,7 +259,7 @@ void bind_session(py::module_& m) {
   bind_bound_rules(m);
   bind_proved_steps(m);
   bind_compiled_regions(m);
-  bind_call_before(m);
+  bind_method_hooks(m);
   m.def("interceptor_key_name", [] {
     install_interceptor();
     return std::string(c10::toString(kInterceptorKey));
@@ -276,7 +270,7 @@ void bind_session(py::module_& m) {
 py::str shown(const py::str& text, size_t limit) { return to_py_str(printable(from_py_str(text), limit)); }
 py::str stored(const py::str& text, size_t limit) { return to_py_str(to_valid_utf8(from_py_str(text), limit)); }
 
-void bind_words(py::module_& m) {
+void bind_text(py::module_& m) {
   m.def("printable", &shown, py::arg("text"), py::arg("limit") = 400);
   m.def("to_valid_utf8", &stored, py::arg("text"), py::arg("limit") = 1000);
   m.def("rank_from_environment", &rank_from_environment);
@@ -290,7 +284,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_host", &set_python_host);
   m.def("finding_from_json", [](std::string_view line) { return to_python(finding_from_json(line)); });
   m.def("append_line", &append_line, py::arg("path"), py::arg("line"));
-  bind_words(m);
-  bind_watch(m);
+  bind_text(m);
+  bind_session_class(m);
   bind_session(m);
 }

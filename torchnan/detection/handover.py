@@ -18,7 +18,7 @@ from torchnan._load import _C
 from torchnan.detection.containment import contained
 
 Reduced = tuple[Any, ...]  # a function and its arguments, as pickle wants them
-Cause = tuple[int, Sequence[bool], str]
+Cause = tuple[int, int, str]  # where the value came from, the bits of its kinds, a finding as JSON
 
 
 def install() -> Callable[[], None]:
@@ -39,7 +39,7 @@ def install() -> Callable[[], None]:
 def _telling(reduce: Callable[[torch.Tensor], Reduced]) -> Callable[[torch.Tensor], Reduced]:
     @functools.wraps(reduce)
     def telling(tensor: torch.Tensor) -> Reduced:
-        causes: list[Any] = []
+        causes: list[Cause] = []
         if _C.has_nonfinite():
             with contained("describing a value for another process"):
                 causes = _C.causes_for_others(tensor, _name_of_process())
