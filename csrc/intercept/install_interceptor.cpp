@@ -58,9 +58,9 @@ void install_interceptor() {
   if (here.done) return;
   if (c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kInterceptorKey)) {
     throw std::runtime_error(
-        fmt::format("torchnan cannot watch this PyTorch ({}): dispatch key {} already has a backend fallback, from "
-                    "PyTorch itself or from another extension (torchdistx, a plugin). Use a torchnan that was made "
-                    "for this PyTorch, or do not load the other extension in the same process.",
+        fmt::format("torchnan cannot intercept the operations of PyTorch {}: dispatch key {} already has a backend "
+                    "fallback, from PyTorch itself or from another extension (torchdistx, a plugin). Use a torchnan "
+                    "that was made for this PyTorch, or do not load the other extension in the same process.",
                     TORCH_VERSION, c10::toString(kInterceptorKey)));
   }
   install_on(kInterceptorKey, here.libraries);

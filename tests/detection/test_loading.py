@@ -61,7 +61,7 @@ def test_a_dispatch_key_that_is_taken_is_reported_with_the_way_out():
     assert "Use a torchnan that was made for this PyTorch" in ended.stdout
     assert ended.stdout.splitlines()[-1] == "[1.0, 1.0] [0.0, 0.0]"
     doctor = run_python(TAKEN + "\nfrom torchnan.cli import main; print(main(['doctor']))")
-    assert "engine       NONE: torchnan cannot watch this PyTorch" in doctor.stdout
+    assert "engine       NONE: torchnan cannot intercept the operations of PyTorch" in doctor.stdout
     switched_on = run_python(TAKEN.replace("import torch\n", "import os, torch\n", 1), TORCHNAN="0")
     assert switched_on.returncode == 0
 
