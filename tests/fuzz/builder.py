@@ -95,6 +95,21 @@ def tensor_expression(
     return f"T({choice.randrange(10**6)}, {shape}, {dtype}, '{kind or choice.choice(KINDS)}')"
 
 
+Shape = tuple[torch.Tensor, int, torch.Size, tuple[int, ...]]
+
+
+def _is_strided(x: torch.Tensor) -> bool:
+    return type(x) is torch.Tensor and x.layout == torch.strided and not x.is_nested
+
+
+def _restore(shapes: list[Shape]) -> None:
+    """Undoes what PyTorch leaves behind where it refuses to resize memory: a tensor that is larger than its memory."""
+    for x, offset, size, stride in shapes:
+        if x.shape != size:
+            with torch.no_grad():
+                x.set_(x.untyped_storage(), offset, size, stride)
+
+
 class Builder:
     """A program under construction, with the values of its variables so far."""
 
@@ -115,9 +130,11 @@ class Builder:
     def add(self, line: str, name: str | None = None) -> bool:
         """Adds a statement if it runs, and if what it assigns to `name` is a tensor of modest size."""
         torch.manual_seed(self.seed + 1)
+        shapes = self._shapes()
         with keeping_dispatch_state():
             runs = self._runs(line)
         if not runs:
+            _restore(shapes)
             return False
         if name is not None:
             value = self.scope.get(name)
@@ -136,6 +153,10 @@ class Builder:
         except FAILURES:
             return False
         return True
+
+    def _shapes(self) -> list[Shape]:
+        tensors = [value for value in self.scope.values() if isinstance(value, torch.Tensor) and _is_strided(value)]
+        return [(x, x.storage_offset(), x.shape, x.stride()) for x in tensors]
 
     def recent(self, count: int = 4) -> list[str]:
         return self.names[-count:] if self.choice.random() < 0.6 else self.names

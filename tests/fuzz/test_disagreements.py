@@ -11,6 +11,7 @@ import torch
 
 from tests.fuzz import harm
 from tests.fuzz.__main__ import ALL, of_seed
+from tests.fuzz.builder import Builder
 from tests.fuzz.comparison import Modes, against_truth, disagreements
 from tests.fuzz.program import Program, memset, resized, run
 from tests.support.processes import REPOSITORY
@@ -65,6 +66,15 @@ def test_memory_beyond_a_tensor_is_not_written():
     memory = torch.zeros(16)
     memset(torch.empty(0).set_(memory.untyped_storage()[:12], 1, (2,)), 255, 40)
     assert memory.isfinite().tolist() == [True, False, False] + [True] * 13
+
+
+@pytest.mark.parametrize("line", ["resized(x, 100)", "torch.mul(torch.ones(100), 2.0, out=x)"])
+def test_a_tensor_that_a_refused_line_has_made_larger_than_its_memory_is_as_before(line):
+    builder = Builder(0)
+    builder.make("x", "torch.ones(20)")
+    builder.scope["x"].numpy()  # from here on its memory cannot be resized
+    assert not builder.add(line)
+    assert builder.scope["x"].shape == (20,)
 
 
 def test_a_program_of_memory_games_reads_nothing_that_nobody_wrote(fills_new_memory):
