@@ -167,6 +167,8 @@ TEST_F(Allocations, LetNothingButTheAlarmOut) {
     }
     return raised;
   };
+  CountingHandler handler;
+  const c10::WarningUtils::WarningHandlerGuard guard(&handler);
   long nth = 1;
   for (bool failed = true; failed && !HasFailure(); ++nth) {
     unlink(options.log.c_str());
