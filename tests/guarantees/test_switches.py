@@ -359,6 +359,7 @@ def test_nothing_is_clamped():
     """What is asked for is what is used: no min() or max() between an option and its use, but those that are known."""
     known = {
         ("detection/terminal.py", "max(_NARROWEST, shutil.get_terminal_size().columns)"),  # labels alone take 12
+        ("detection/terminal.py", "min(start, max(0, end - room))"),  # the part of a line that is shown
         ("distributed/agreement.py", "max(length, 1)"),  # a tensor has an element
         ("distributed/agreement.py", "min(anomaly.micro_batch, _MICRO_BATCHES)"),  # of what is shown first
         ("recovery/decision.py", "max(0, self.budget.rollbacks_in_a_row - 1)"),  # the first goes no further
