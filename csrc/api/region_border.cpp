@@ -1,12 +1,15 @@
 #include "api/region_border.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "bounds/bound_cache.h"
 #include "call_sites/current_call_site.h"
 #include "operators/op_plan.h"
 #include "origin/harm.h"
+#include "origin/host_queries.h"
 #include "origin/origin_records.h"
 #include "origin/unused_results.h"
 #include "scan/tensor_scan.h"
@@ -26,6 +29,19 @@ const OpPlan& comparison_in_region = region_plan(true);
 
 CallContext context_of_region(DetectionSession& session) {
   return {region_call, {}, session, ThreadState::current().id()};
+}
+
+// Whether both are one operation of a forward pass, which was run again.
+bool is_same_operation(const OriginRecord& a, const OriginRecord& b, const DetectionSession& session) {
+  const auto is_in_forward_pass = [](const OriginRecord& origin) {
+    return origin.source == OriginRecord::Source::kOperation && origin.site.node.empty();
+  };
+  const Finding &of_a = a.facts, &of_b = b.facts;
+  if (!is_in_forward_pass(a) || !is_in_forward_pass(b) || of_a.op != of_b.op || of_a.output != of_b.output)
+    return false;
+  const auto is_same_frame = [](const Frame& f, const Frame& g) { return f.line == g.line && f.file == g.file; };
+  const std::vector<Frame> stack = query_site(a.site, session).stack, other = query_site(b.site, session).stack;
+  return std::equal(stack.begin(), stack.end(), other.begin(), other.end(), is_same_frame);
 }
 
 }  // namespace
@@ -73,6 +89,20 @@ void set_region_provenance(DetectionSession& session, const at::Tensor& result,
   if (!values.defined()) return;
   nonfinite_registry().remember(values, provenance);
   record_unused_if_new(session, provenance);
+}
+
+NonfiniteRegistry::ProvenancePtr with_origins_of_forward_pass(const NonfiniteRegistry::ProvenancePtr& gradient,
+                                                              const NonfiniteRegistry::ProvenancePtr& forward,
+                                                              const DetectionSession& session) {
+  std::vector<Cause> causes = gradient->causes();
+  for (Cause& cause : causes) {
+    const auto& known = forward->causes();
+    const auto same = std::find_if(known.begin(), known.end(), [&](const Cause& earlier) {
+      return is_same_operation(*cause.origin, *earlier.origin, session);
+    });
+    if (same != known.end()) cause.origin = same->origin;
+  }
+  return std::make_shared<Provenance>(std::move(causes));
 }
 
 void record_region_use(const at::Tensor& argument, bool is_compared) {

@@ -59,6 +59,12 @@ std::optional<ProvenanceHandle> provenance_of(const at::Tensor& tensor) {
   return ProvenanceHandle{std::move(provenance)};
 }
 
+ProvenanceHandle with_origins_found_before(const ProvenanceHandle& gradient, const ProvenanceHandle& forward) {
+  const auto session = ThreadState::current().shared_session();
+  if (session == nullptr) return gradient;
+  return {with_origins_of_forward_pass(gradient.provenance, forward.provenance, *session)};
+}
+
 void set_provenance(const at::Tensor& tensor, const ProvenanceHandle& handle) {
   if (const auto session = ThreadState::current().shared_session()) {
     set_region_provenance(*session, tensor, handle.provenance);
@@ -478,9 +484,11 @@ std::optional<ProvenanceHandle> input_provenance(const at::Tensor& tensor) {
 bool is_replaying() noexcept { return replays; }
 
 void bind_compiled_regions(py::module_& m) {
-  py::class_<ProvenanceHandle>(m, "Provenance").def_property_readonly("phase", [](const ProvenanceHandle& handle) {
-    return name_of(handle.provenance->first().origin->facts.phase);
-  });
+  py::class_<ProvenanceHandle>(m, "Provenance")
+      .def_property_readonly(
+          "phase",
+          [](const ProvenanceHandle& handle) { return name_of(handle.provenance->first().origin->facts.phase); })
+      .def("with_origins_of_forward_pass", &with_origins_found_before, py::arg("forward"));
   py::class_<Modes>(m, "ThreadModes")
       .def_readonly("grad", &Modes::grad)
       .def_readonly("inference", &Modes::inference)

@@ -173,6 +173,24 @@ def test_a_mask_that_a_region_has_used_up_is_silent(is_kept):
     assert watch.findings == []
 
 
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_an_operation_of_the_forward_pass_is_reported_once(is_compiled):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def loss_of(x):
+        hidden = model[0](x)
+        return model[1](hidden + (hidden.detach() * 0 - 1).log()).mean()  # log
+
+    run = torch.compile(loss_of) if is_compiled else loss_of
+    with torchnan.detect(action="log") as session:
+        run(torch.randn(3, 4)).backward()
+        optimizer.step()
+    (finding,) = session.findings
+    assert (finding.op, finding.line) == ("aten::log", line_of("log"))
+    assert finding.harm.kind == "backward"
+
+
 @pytest.mark.parametrize("is_good", [torch.isfinite, lambda g: g.norm() < 10])
 def test_a_gradient_that_a_region_compares_is_no_harm(is_good):
     w = torch.zeros(3, requires_grad=True)

@@ -138,6 +138,9 @@ class Region:
         outcome = replay.Outcome({}, [], call.obstacle)
         if not call.obstacle:
             outcome = replay.find(self._recorded(call), bad, tangents)
+        if tangents is not None and call.provenance is not None:  # the forward pass was run again, and found the same
+            for i, provenance in outcome.found.items():
+                outcome.found[i] = provenance.with_origins_of_forward_pass(call.provenance)
         missing = [i for i in bad if i not in outcome.found]
         given = call.given if tangents is None else call.provenance
         if missing and given is None:
