@@ -169,7 +169,7 @@ PLAIN = {
         "error",
     },  # there is no core yet
     "__init__.py": {"name"},  # as Python says it of other modules
-    "detection/session.py": {"environment.REQUIRE_CUDA", "suggest(name, known)", "', '.join(known)"},  # own options
+    "detection/session.py": {"environment.REQUIRE_CUDA"},
     "recovery/arguments.py": {"name"},  # of an argument
     "recovery/nan_detector.py": {"tuple(loss.shape)"},
     "storage/atomic_folder.py": {  # of files with names of ours

@@ -124,6 +124,13 @@ def suggest(name: str, names: Iterable[str]) -> str:
     return f" Did you mean '{lower[close[0]]}'?" if close else ""
 
 
+def unknown_option(name: str, known: Iterable[str], topic: str = "") -> str:
+    """Returns what is said of a name that is no option: the one most like it, and all that there are."""
+    names = list(known)
+    of_topic = f" of {topic}" if topic else ""
+    return f"there is no option '{printable(name, 100)}'{of_topic}.{suggest(name, names)} Options: {', '.join(names)}."
+
+
 def setting(
     default: Any, accepts: str, check: Callable[[Any], bool], parse: Callable[[str], Any] = str, accepts_text: str = ""
 ) -> Any:
@@ -186,9 +193,7 @@ class Settings:
         """
         table = cls.options()
         if name not in table:
-            known = f"{suggest(name, table)} Options: {', '.join(table)}."
-            topic = f" of {cls.TOPIC}" if cls.TOPIC else ""
-            raise OptionError(f"there is no option '{printable(name, 100)}'{topic}.{known}")
+            raise OptionError(unknown_option(name, table, cls.TOPIC))
         return table[name]
 
     @classmethod

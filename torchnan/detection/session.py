@@ -18,7 +18,7 @@ import torch
 from torchnan._load import _C
 from torchnan.config import environment
 from torchnan.config.detection_options import DetectionOptions
-from torchnan.config.options import OptionError, suggest
+from torchnan.config.options import OptionError, suggest, unknown_option
 from torchnan.config.text import brief, printable
 from torchnan.detection import hooks, registry, report_rows
 from torchnan.detection.errors import DetectorWarning
@@ -41,9 +41,7 @@ def _guesses_misspelt_options(init: _Init) -> _Init:
         known = [*DetectionOptions.options(), "model"]
         for name in given:
             if name not in known:  # a TypeError, as for any keyword that a function does not have
-                raise TypeError(
-                    f"there is no option '{printable(name, 100)}'.{suggest(name, known)} Options: {', '.join(known)}."
-                )
+                raise TypeError(unknown_option(name, known))
         init(self, **given)
 
     return cast(_Init, checked)
