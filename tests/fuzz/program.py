@@ -113,6 +113,16 @@ def keeping_dispatch_state() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def ignoring_errors_of_threads() -> Iterator[None]:
+    """Prints none: what a failing thread has written by then is compared like everything else."""
+    hook, threading.excepthook = threading.excepthook, lambda _: None
+    try:
+        yield
+    finally:
+        threading.excepthook = hook
+
+
 def run(program: Program, mode: str, **options: Any) -> Run:
     """Runs it; `mode` is plain, watched, or truth."""
     names = program.scope()
@@ -122,6 +132,7 @@ def run(program: Program, mode: str, **options: Any) -> Run:
     result = Run({}, None)
     with contextlib.ExitStack() as stack:
         stack.enter_context(keeping_dispatch_state())
+        stack.enter_context(ignoring_errors_of_threads())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         if mode == "watched":
