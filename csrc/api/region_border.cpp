@@ -31,17 +31,13 @@ CallContext context_of_region(DetectionSession& session) {
   return {region_call, {}, session, ThreadState::current().id()};
 }
 
-// Whether both are one operation of a forward pass, which was run again.
-bool is_same_operation(const OriginRecord& a, const OriginRecord& b, const DetectionSession& session) {
+// Whether both are one operation of a forward pass, which was run again: each replay has the same call sites.
+bool is_same_operation(const OriginRecord& a, const OriginRecord& b) {
   const auto is_in_forward_pass = [](const OriginRecord& origin) {
-    return origin.source == OriginRecord::Source::kOperation && origin.site.node.empty();
+    return origin.source == OriginRecord::Source::kOperation && origin.site.node.empty() && origin.site.live != 0;
   };
-  const Finding &of_a = a.facts, &of_b = b.facts;
-  if (!is_in_forward_pass(a) || !is_in_forward_pass(b) || of_a.op != of_b.op || of_a.output != of_b.output)
-    return false;
-  const auto is_same_frame = [](const Frame& f, const Frame& g) { return f.line == g.line && f.file == g.file; };
-  const std::vector<Frame> stack = query_site(a.site, session).stack, other = query_site(b.site, session).stack;
-  return std::equal(stack.begin(), stack.end(), other.begin(), other.end(), is_same_frame);
+  return is_in_forward_pass(a) && is_in_forward_pass(b) && a.site.live == b.site.live && a.facts.op == b.facts.op &&
+         a.facts.output == b.facts.output;
 }
 
 }  // namespace
@@ -92,13 +88,12 @@ void set_region_provenance(DetectionSession& session, const at::Tensor& result,
 }
 
 NonfiniteRegistry::ProvenancePtr with_origins_of_forward_pass(const NonfiniteRegistry::ProvenancePtr& gradient,
-                                                              const NonfiniteRegistry::ProvenancePtr& forward,
-                                                              const DetectionSession& session) {
+                                                              const NonfiniteRegistry::ProvenancePtr& forward) {
   std::vector<Cause> causes = gradient->causes();
   for (Cause& cause : causes) {
     const auto& known = forward->causes();
     const auto same = std::find_if(known.begin(), known.end(), [&](const Cause& earlier) {
-      return is_same_operation(*cause.origin, *earlier.origin, session);
+      return is_same_operation(*cause.origin, *earlier.origin);
     });
     if (same != known.end()) cause.origin = same->origin;
   }

@@ -35,8 +35,7 @@ TORCHNAN_API void set_region_provenance(DetectionSession& session, const at::Ten
 // Returns the provenance of a gradient, whose replay has run the forward pass again, with the origins of that pass as
 // they were found before: one operation has one origin, which is reported once.
 TORCHNAN_API NonfiniteRegistry::ProvenancePtr with_origins_of_forward_pass(
-    const NonfiniteRegistry::ProvenancePtr& gradient, const NonfiniteRegistry::ProvenancePtr& forward,
-    const DetectionSession& session);
+    const NonfiniteRegistry::ProvenancePtr& gradient, const NonfiniteRegistry::ProvenancePtr& forward);
 
 // Records that a region is about to compute with an argument, if that is known to be non-finite. `is_compared`: a
 // comparison in the region depends on it.

@@ -60,9 +60,7 @@ std::optional<ProvenanceHandle> provenance_of(const at::Tensor& tensor) {
 }
 
 ProvenanceHandle with_origins_found_before(const ProvenanceHandle& gradient, const ProvenanceHandle& forward) {
-  const auto session = ThreadState::current().shared_session();
-  if (session == nullptr) return gradient;
-  return {with_origins_of_forward_pass(gradient.provenance, forward.provenance, *session)};
+  return {with_origins_of_forward_pass(gradient.provenance, forward.provenance)};
 }
 
 void set_provenance(const at::Tensor& tensor, const ProvenanceHandle& handle) {

@@ -23,6 +23,7 @@ from tests.support.compiled_ways import WAYS
 from torchnan._load import _C
 from torchnan.detection.compiled import region, torch_internals
 from torchnan.detection.compiled.graph import has_collectives
+from torchnan.detection.compiled.stack import Engine, Line, call_under
 
 
 @pytest.fixture(autouse=True)
@@ -171,6 +172,14 @@ def test_a_mask_that_a_region_has_used_up_is_silent(is_kept):
         if not is_kept:
             del mask, attend
     assert watch.findings == []
+
+
+@pytest.mark.parametrize("entry", [Line("train.py", 3, "Net.forward"), nn.Linear(2, 2), Engine()], ids=repr)
+def test_every_replay_of_a_line_has_the_same_call_site(entry):
+    """As many as replays would fill the table of call sites, and findings would have no line from then on."""
+    sites = {call_under([Line("train.py", 1, "<module>"), entry], _C.capture_stack) for _ in range(3)}
+    assert len(sites) == 1
+    assert 0 not in sites
 
 
 @pytest.mark.parametrize("is_compiled", [True, False])

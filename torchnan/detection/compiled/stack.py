@@ -8,7 +8,7 @@ import re
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -161,9 +161,14 @@ def call_under(stack: Sequence[Entry], call: Callable[[], Any]) -> Any:
         elif isinstance(entry, Engine):
             call = functools.partial(call_in_engine, call)
         else:
-            names: dict[str, Any] = {"co_name": entry.function.rpartition(".")[2]}
-            if sys.version_info >= (3, 11):
-                names["co_qualname"] = entry.function
-            code = _CALL.replace(co_filename=entry.file, co_firstlineno=entry.line, **names)
-            call = functools.partial(FunctionType(code, globals()), call)
+            call = functools.partial(FunctionType(_code_at(entry), globals()), call)
     return call()
+
+
+@functools.cache
+def _code_at(line: Line) -> CodeType:
+    """Returns code that calls its argument on a line; always the same, so that every replay has the same call sites."""
+    names: dict[str, Any] = {"co_name": line.function.rpartition(".")[2]}
+    if sys.version_info >= (3, 11):
+        names["co_qualname"] = line.function
+    return _CALL.replace(co_filename=line.file, co_firstlineno=line.line, **names)
