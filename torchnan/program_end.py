@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -18,17 +17,13 @@ if TYPE_CHECKING:
     from torchnan.detection.errors import NonFiniteError
     from torchnan.detection.session import detect
 
-_NONFINITE = re.compile(
-    r"(?<![^\W_])(nans?|infs?|infinit\w*|non-?finite|isnan|isinf|isfinite|finite)(?![^\W_])", re.IGNORECASE
-)
-
 
 def finish(watch: detect | None, default_log: str | None, page: str | None, process: int) -> None:
     """Reports what is still referenced when the program ends; there is nobody left to raise to."""
     from torchnan.detection import errors, session
 
     death = getattr(sys, "last_value", None)
-    is_other_news = death is not None and not _may_be_of_nonfinite(death)
+    is_other_news = death is not None and not errors.may_be_of_nonfinite(death)
     try:
         session.end_program_wide(report_pending=not is_other_news)
     except errors.NonFiniteError as error:
@@ -41,20 +36,6 @@ def finish(watch: detect | None, default_log: str | None, page: str | None, proc
         _say_where_the_log_is(default_log)
     if watch is not None and page is not None:
         _write_page(watch, page, is_logged=default_log is not None)
-
-
-def _may_be_of_nonfinite(error: BaseException) -> bool:
-    """Whether a non-finite value may be why somebody raised this: a check of the program, or a refused matrix."""
-    import torch
-
-    from torchnan.detection import errors
-
-    if isinstance(error, (errors.NonFiniteError, OSError)):  # it has told that; it names a file
-        return False
-    with contextlib.suppress(Exception):  # a class of the program's, with a str() of its own
-        is_refused = isinstance(error, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
-        return is_refused or _NONFINITE.search(str(error)) is not None
-    return False
 
 
 def _laid_out(error: NonFiniteError) -> str:

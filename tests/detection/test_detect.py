@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import warnings
 
@@ -102,6 +103,34 @@ def test_the_users_own_error_comes_through_as_it_is():
             held = make_nan()
             raise ValueError("mine")
     assert held.isnan().any()
+
+
+def refused(x):
+    ratio = x / x.sum()
+    return torch.linalg.cholesky(ratio)
+
+
+def test_an_error_that_may_come_of_a_value_has_its_report_below():
+    with pytest.raises(torch.linalg.LinAlgError) as raised, torchnan.detect() as watch:
+        refused(torch.zeros(2, 2))
+    assert [finding.op for finding in watch.findings] == ["aten::div"]
+    assert "torchnan" not in str(raised.value)
+    if sys.version_info >= (3, 11):
+        assert raised.value.__notes__ == [str(watch.first)]
+
+
+def test_an_error_of_a_loop_is_logged_with_the_value_it_may_come_of():
+    with pytest.raises(AssertionError), torchnan.detect(action="log") as watch:
+        loss = torch.zeros(2).log().sum()
+        assert torch.isfinite(loss), "loss is not finite"
+    assert [finding.op for finding in watch.findings] == ["aten::log"]
+
+
+def test_a_refused_matrix_without_non_finite_values_is_no_finding():
+    with pytest.raises(torch.linalg.LinAlgError) as raised, torchnan.detect() as watch:
+        torch.linalg.cholesky(-torch.eye(2))
+    assert watch.findings == []
+    assert not hasattr(raised.value, "__notes__")
 
 
 def test_other_threads_take_part_when_they_enter():

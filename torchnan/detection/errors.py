@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import warnings
+
+import torch
 
 from torchnan.config.text import printable
 from torchnan.detection.finding import Finding
+
+_NONFINITE = re.compile(
+    r"(?<![^\W_])(nans?|infs?|infinit\w*|non-?finite|isnan|isinf|isfinite|finite)(?![^\W_])", re.IGNORECASE
+)
 
 
 class NonFiniteError(RuntimeError):
@@ -31,6 +39,16 @@ class DetectorWarning(RuntimeWarning):
 
 for _public in (NonFiniteError, NonFiniteWarning):
     _public.__module__ = "torchnan"  # as users know it, in tracebacks and in warning filters
+
+
+def may_be_of_nonfinite(error: BaseException) -> bool:
+    """Whether a non-finite value may be why somebody raised this: a check of the program, or a refused matrix."""
+    if isinstance(error, (NonFiniteError, OSError)):  # it has told that; it names a file
+        return False
+    with contextlib.suppress(Exception):  # a class of the program's, with a str() of its own
+        is_refused = isinstance(error, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
+        return is_refused or _NONFINITE.search(str(error)) is not None
+    return False
 
 
 def warn(finding: Finding, text: str) -> None:

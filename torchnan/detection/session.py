@@ -6,6 +6,7 @@ import contextlib
 import fnmatch
 import functools
 import os
+import sys
 import threading
 import warnings
 from collections import Counter
@@ -21,7 +22,7 @@ from torchnan.config.detection_options import DetectionOptions
 from torchnan.config.options import OptionError, suggest, unknown_option
 from torchnan.config.text import brief, printable
 from torchnan.detection import hooks, registry, report_rows
-from torchnan.detection.errors import DetectorWarning
+from torchnan.detection.errors import DetectorWarning, NonFiniteError, may_be_of_nonfinite
 from torchnan.detection.finding import LEVELS, Finding
 from torchnan.detection.headroom import Headroom
 
@@ -150,7 +151,14 @@ class detect(contextlib.ContextDecorator):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._leave(report_pending=error is None)
+        if error is None or not may_be_of_nonfinite(error):
+            self._leave(report_pending=error is None)
+            return
+        try:
+            self._leave(report_pending=True)  # of what the frames of the error reference
+        except NonFiniteError as report:  # the program's own error goes on
+            if sys.version_info >= (3, 11):
+                error.add_note(str(report))
 
     def _leave(self, report_pending: bool) -> None:
         if _C.is_disabled():
