@@ -1,0 +1,328 @@
+#include "python/region_call.h"
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Functions.h>
+#include <ATen/SavedTensorHooks.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/autograd/python_cpp_function.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include "api/region_border.h"
+#include "detection/error_containment.h"
+#include "intercept/op_entry.h"
+#include "operators/dispatch_key.h"
+#include "python/convert.h"
+#include "python/stack_table.h"
+#include "scan/tensor_scan.h"
+
+namespace py = pybind11;
+
+namespace torchnan {
+namespace {
+
+const at::Tensor* tensor_in(const py::handle& value) {
+  return THPVariable_Check(value.ptr()) ? &THPVariable_Unpack(value.ptr()) : nullptr;
+}
+
+bool is_subclass(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python);
+}
+
+at::Tensor state_of_generator() {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard lock(generator.mutex());
+  return generator.get_state();
+}
+
+bool has_drawn_since(const at::Tensor& before) {
+  const at::Tensor now = state_of_generator();
+  return std::memcmp(now.const_data_ptr(), before.const_data_ptr(), now.nbytes()) != 0;
+}
+
+// A copy of what a call is about to overwrite, as the call was given it.
+at::Tensor copied(const at::Tensor& tensor) {
+  const c10::impl::ExcludeDispatchKeyGuard unwatched(kInterceptorKey);
+  const at::NoGradGuard no_grad;
+  at::Tensor copy = at::clone(tensor.detach());
+  if (tensor.requires_grad()) copy.requires_grad_();
+  record_copy(tensor, copy);
+  return copy;
+}
+
+// The hooks that pack and unpack what operations save for their backward passes: None if there are none.
+py::object saved_tensors_hooks() {
+  const auto hooks = at::SavedTensorDefaultHooks::get_hooks();
+  if (!hooks) return py::none();
+  return py::make_tuple(py::handle(hooks->first.ptr(getPyInterpreter())),
+                        py::handle(hooks->second.ptr(getPyInterpreter())));
+}
+
+PyObject* checked_result(PyObject* result) {
+  if (result == nullptr) throw py::error_already_set();
+  return result;
+}
+
+py::list list_of(const std::vector<py::object>& objects) {
+  py::list list;
+  for (const py::object& object : objects) list.append(object);
+  return list;
+}
+
+bool contains(const std::vector<size_t>& indices, size_t i) {
+  return std::find(indices.begin(), indices.end(), i) != indices.end();
+}
+
+int64_t version_of(const py::object& argument) {
+  const at::Tensor* tensor = tensor_in(argument);
+  return tensor == nullptr || tensor->is_inference() ? -1 : static_cast<int64_t>(tensor->_version());
+}
+
+}  // namespace
+
+std::optional<ProvenanceHandle> provenance_of(const at::Tensor& tensor) {
+  const at::Tensor values = scannable_values(tensor);
+  if (!values.defined()) return std::nullopt;
+  auto provenance = nonfinite_registry().find(values);
+  if (provenance == nullptr) return std::nullopt;
+  return ProvenanceHandle{std::move(provenance)};
+}
+
+RegionBorder::RegionBorder(const py::kwargs& facts) {
+  const auto take = [&facts](const char* name, auto& field) {
+    field = facts[name].cast<std::decay_t<decltype(field)>>();
+  };
+  take("mutated", mutated);
+  take("own", own);
+  take("max_copied", max_copied);
+  take("obstacle", obstacle);
+  take("parts", parts);
+  take("is_distributed", is_distributed);
+  take("compared", compared);
+  take("unwritten", unwritten);
+  take("note_unwritten", note_unwritten);
+  take("follow", follow);
+}
+
+Modes::Modes() {
+  for (const auto& [device, name] : {std::pair{at::kCPU, "cpu"}, std::pair{at::kCUDA, "cuda"}}) {
+    if (at::autocast::is_autocast_enabled(device))
+      autocast.emplace_back(name, at::autocast::get_autocast_dtype(device));
+  }
+}
+
+RegionCall::RegionCall(std::shared_ptr<RegionBorder> border, const py::tuple& args, const DetectionSession& session)
+    : border_(std::move(border)), hooks_(saved_tensors_hooks()) {
+  if (!contain(session, "preparing the call of a compiled region", [&] { record(args); })) {
+    obstacle_ = "what it needs could not be recorded";
+  }
+}
+
+py::object RegionCall::run(const py::handle& function, const py::tuple& args) const {
+  std::optional<c10::impl::ExcludeDispatchKeyGuard> unwatched;
+  if (!is_on_device_) unwatched.emplace(kInterceptorKey);
+  return py::reinterpret_steal<py::object>(checked_result(PyObject_Call(function.ptr(), args.ptr(), nullptr)));
+}
+
+BadValues RegionCall::check_results(const py::handle& results) {
+  ThreadState& thread = ThreadState::current();
+  const std::shared_ptr<DetectionSession> session = thread.shared_session();
+  BadValues bad;
+  if (session != nullptr) {
+    contain(*session, "checking the results of a compiled region", [&] {
+      note_randomness();
+      const Objects outputs = items_of(results);
+      bad = check_all(outputs, thread, border_->unwritten);
+      if (!bad.empty() || is_differentiable(outputs)) stack_ = StackTable::instance().current_stack_id();
+      follow_into_backward(outputs);
+    });
+    if (!border_->unwritten.empty()) border_->note_unwritten(results);
+  }
+  if (bad.empty()) end_forward();
+  return bad;
+}
+
+void RegionCall::end_forward() {
+  written_.clear();
+  if (outputs_.empty() || !obstacle_.empty()) release();
+}
+
+BadValues RegionCall::check_gradients(const py::handle& gradients) {
+  ThreadState& thread = ThreadState::current();
+  const std::shared_ptr<DetectionSession> session = thread.shared_session();
+  if (session == nullptr || !is_active_in_backward(*session)) return {};
+  BadValues bad;
+  contain(*session, "checking the gradients of a compiled region", [&] {
+    bad = check_all(items_of(gradients), thread, {});
+    if (bad.empty() || !obstacle_.empty()) return;
+    if (is_released_) {
+      obstacle_ = "its backward pass has run before";
+    } else if (!is_untouched()) {
+      obstacle_ = "its inputs were overwritten before its backward pass";
+    }
+  });
+  return bad;
+}
+
+void RegionCall::release() {
+  arguments_.clear();
+  versions_.clear();
+  before_.clear();
+  written_.clear();
+  random_state_.reset();
+  hooks_ = py::none();
+  is_released_ = true;
+}
+
+py::list RegionCall::arguments() const { return list_of(arguments_); }
+
+py::list RegionCall::written() const { return list_of(written_); }
+
+py::object RegionCall::random_state() const {
+  return random_state_.defined() ? py::cast(random_state_) : py::object(py::none());
+}
+
+RegionCall::Objects RegionCall::items_of(const py::handle& results) {
+  Objects items;
+  if (!PyTuple_Check(results.ptr()) && !PyList_Check(results.ptr())) {
+    items.push_back(py::reinterpret_borrow<py::object>(results));
+  } else {
+    for (const py::handle item : results) items.push_back(py::reinterpret_borrow<py::object>(item));
+  }
+  return items;
+}
+
+bool RegionCall::is_differentiable(const Objects& outputs) {
+  return std::any_of(outputs.begin(), outputs.end(), [](const py::object& value) {
+    const at::Tensor* tensor = tensor_in(value);
+    return tensor != nullptr && tensor->grad_fn() != nullptr;
+  });
+}
+
+// Compiled autograd passes a list first, which the call empties.
+void RegionCall::record(const py::tuple& args) {
+  for (const py::handle tensor : border_->own) arguments_.push_back(py::reinterpret_borrow<py::object>(tensor));
+  for (const py::handle argument : args) {
+    if (!PyList_CheckExact(argument.ptr()) || !argument.is(args[0])) {
+      arguments_.push_back(py::reinterpret_borrow<py::object>(argument));
+      continue;
+    }
+    for (const py::handle item : argument) arguments_.push_back(py::reinterpret_borrow<py::object>(item));
+    boxed_ = arguments_.size() - border_->own.size();
+  }
+  obstacle_ = border_->obstacle;
+  for (size_t i = 0; i < arguments_.size(); ++i) record_argument(i);
+  record_mutated();
+  if (obstacle_.empty() && border_->is_random.value_or(true)) random_state_ = state_of_generator();
+}
+
+void RegionCall::record_argument(size_t index) {
+  const py::object& argument = arguments_[index];
+  const at::Tensor* tensor = tensor_in(argument);
+  if (tensor == nullptr) return;
+  is_on_device_ |= !tensor->is_cpu();
+  if (obstacle_.empty() && is_subclass(*tensor) && border_->is_distributed(argument).cast<bool>()) {
+    obstacle_ = "an argument is a distributed tensor: other ranks would have to take part";
+  }
+  if (nonfinite_registry().in_use()) record_region_use(*tensor, boxed_ == 0 && contains(border_->compared, index));
+}
+
+// What is overwritten is held as it was. The tensor itself would refer to the node that holds this call.
+void RegionCall::record_mutated() {
+  int64_t bytes = 0;
+  for (const size_t i : border_->mutated) {
+    const at::Tensor* tensor = i < arguments_.size() ? tensor_in(arguments_[i]) : nullptr;
+    if (tensor == nullptr) continue;
+    bytes += static_cast<int64_t>(tensor->nbytes());
+    before_.push_back(i);
+    written_.push_back(arguments_[i]);
+  }
+  if (obstacle_.empty() && bytes > border_->max_copied) {
+    obstacle_ = "it overwrites " + std::to_string(bytes) + " bytes of arguments, and at most " +
+                std::to_string(border_->max_copied) + " are copied";
+  }
+  if (!obstacle_.empty() && nonfinite_registry().in_use()) record_given();
+  for (const size_t i : before_) {
+    arguments_[i] = obstacle_.empty() ? py::cast(copied(*tensor_in(arguments_[i]))) : py::object(py::none());
+  }
+}
+
+// What is overwritten and not copied can be found only now to be the cause of what is returned.
+void RegionCall::record_given() {
+  for (const py::object& value : written_) {
+    if (!kinds_of(*tensor_in(value)).any()) continue;
+    if (auto known = provenance_of(*tensor_in(value))) given_ = py::cast(std::move(*known));
+  }
+}
+
+void RegionCall::note_randomness() {
+  if (!border_->is_random && random_state_.defined()) border_->is_random = has_drawn_since(random_state_);
+  if (border_->is_random && !*border_->is_random) random_state_.reset();
+}
+
+// Arguments that were written come first: what is known of the memory of a result that shares theirs is then true.
+// `unwritten`: indices of those that are not to be read yet.
+BadValues RegionCall::check_all(const Objects& values, ThreadState& thread, const std::vector<size_t>& unwritten) {
+  struct Part {
+    size_t index;
+    at::Tensor tensor;
+  };
+  std::vector<Part> parts;
+  const auto add = [&](size_t index, const py::object& value) {
+    const at::Tensor* tensor = tensor_in(value);
+    if (tensor == nullptr) return;
+    if (!is_subclass(*tensor)) return void(parts.push_back({index, *tensor}));
+    for (const py::handle part : border_->parts(value)) parts.push_back({index, *tensor_in(part)});
+  };
+  for (size_t k = 0; k < written_.size(); ++k) add(values.size() + k, written_[k]);
+  const size_t first_result = parts.size();
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (!contains(unwritten, i)) add(i, values[i]);
+  }
+  BadValues bad;
+  const py::gil_scoped_release no_gil;
+  for (size_t p = 0; p < parts.size(); ++p) {
+    const NonfiniteKinds kinds = check_region_result(parts[p].tensor, p >= first_result, thread);
+    if (!kinds.any()) continue;
+    if (!bad.empty() && bad.back().first == parts[p].index) {
+      bad.back().second |= bits_of(kinds);
+    } else {
+      bad.emplace_back(parts[p].index, bits_of(kinds));
+    }
+  }
+  return bad;
+}
+
+// Lets the node that the call made, if it made one, hold this until its backward pass.
+void RegionCall::follow_into_backward(const Objects& outputs) {
+  py::object node;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const at::Tensor* tensor = tensor_in(outputs[i]);
+    if (tensor == nullptr || tensor->grad_fn() == nullptr) continue;
+    const auto made = py::reinterpret_steal<py::object>(torch::autograd::functionToPyObject(tensor->grad_fn()));
+    if (!node && std::strcmp(Py_TYPE(made.ptr())->tp_name, "CompiledFunctionBackward") == 0) node = made;
+    if (node && made.is(node)) outputs_.emplace_back(i, tensor->output_nr());
+  }
+  if (!node) return;
+  for (const py::object& argument : arguments_) versions_.push_back(version_of(argument));
+  if (Py_TYPE(node.ptr()) != border_->followed) {
+    border_->follow(node);
+    border_->followed = Py_TYPE(node.ptr());
+  }
+  node.attr("metadata")["torchnan"] = py::cast(shared_from_this());
+}
+
+bool RegionCall::is_untouched() const {
+  for (size_t i = 0; i < arguments_.size() && i < versions_.size(); ++i) {
+    if (versions_[i] != version_of(arguments_[i])) return false;
+  }
+  return true;
+}
+
+}  // namespace torchnan
