@@ -1,0 +1,81 @@
+#include "report/hints/families.h"
+
+#include <cmath>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include "report/hints/operator_rule.h"
+
+namespace torchnan {
+namespace {
+
+// Half precision is normalized in float32.
+std::string_view computation_dtype(const Operation& op) {
+  return op.dtype() == "float16" || op.dtype() == "bfloat16" ? "float32" : std::string_view(op.dtype());
+}
+
+// Whether what is normalized may overflow where it is scaled: it is at most the root of the count before that.
+bool may_overflow_in_scaling(const Operation& op, const Argument& x) {
+  const Argument weight = op.argument("weight");
+  const double scale = weight ? weight.absmax() : 1;
+  const double largest = scale * std::sqrt(static_cast<double>(x.size())) + op.argument("bias").absmax();
+  return largest >= largest_number(op.dtype());
+}
+
+Hint hint_for_running_variance(const Operation& op, const Argument& variance) {
+  if (!variance.has_range() || !op.made_nan()) return {};
+  const double eps = op.number("eps", 0);
+  if (variance.min() + eps < 0) {
+    return about(variance, fmt::format("running_var holds negative values (down to {}): their square root is NaN",
+                                       variance.quote(variance.min())));
+  }
+  if (eps != 0 || !variance.holds_zeros() || !op.is_of_finite()) return {};
+  return about(variance, "running_var holds zeros, and eps is 0: 0/0 is NaN");
+}
+
+Hint hint_for_normalization(const Operation& op) {
+  const Argument variance = op.argument("running_var");
+  if (variance) return hint_for_running_variance(op, variance);  // else it was written: training
+  const Argument x = op.self();
+  const Argument eps = op.argument("eps");
+  if (!x.is_finite() || !x.tally().absmax || may_overflow_in_scaling(op, x)) return {};
+  const double limit = largest_number(computation_dtype(op));
+  const double squares = x.absmax() * x.absmax() * static_cast<double>(x.size());
+  const bool has_no_eps = eps.has_range() && eps.min() == 0;
+  if (squares > limit) {
+    if (has_no_eps) return {};  // one or the other
+    return about(x, fmt::format("{} {}: its variance is beyond {}, the largest that {} can hold", x.input->name,
+                                x.reach(), format_number(limit, computation_dtype(op)), computation_dtype(op)));
+  }
+  if (!has_no_eps) return {};
+  return about(eps, fmt::format("eps is 0, and the {} of a row of {} is 0: {}",
+                                op.name() == "_fused_rms_norm" ? "mean square" : "variance", x.input->name,
+                                op.made_nan() ? "0/0 is NaN" : "x/0 is inf"));
+}
+
+// A weight is divided by the norms of its slices.
+Hint hint_for_weight_norm(const Operation& op) {
+  const Argument v = op.argument("v");
+  if (!op.made_nan() || !op.is_of_finite() || !v) return {};
+  return about(v, "the norm of a slice of v is 0: 0/0 is NaN");
+}
+
+constexpr OperatorRule kRules[] = {
+    {"native_layer_norm", hint_for_normalization},
+    {"native_group_norm", hint_for_normalization},
+    {"native_batch_norm", hint_for_normalization},
+    {"_native_batch_norm_legit", hint_for_normalization},
+    {"_native_batch_norm_legit_no_training", hint_for_normalization},
+    {"_batch_norm_with_update", hint_for_normalization},
+    {"_batch_norm_no_update", hint_for_normalization},
+    {"cudnn_batch_norm", hint_for_normalization},
+    {"_fused_rms_norm", hint_for_normalization},
+    {"_weight_norm_interface", hint_for_weight_norm},
+};
+
+}  // namespace
+
+Hint hint_of_normalization(const Operation& op) { return hint_by_operator(kRules, op); }
+
+}  // namespace torchnan

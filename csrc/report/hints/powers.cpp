@@ -1,0 +1,62 @@
+#include "report/hints/families.h"
+
+#include <cmath>
+#include <string>
+
+#include <fmt/format.h>
+
+#include "report/hints/operator_rule.h"
+
+namespace torchnan {
+namespace {
+
+Hint hint_for_negative_base(const Argument& base, const Argument& exponent) {
+  const bool is_one = exponent.has_range() && exponent.min() == exponent.max();
+  const std::string power = is_one ? exponent.quote(exponent.min()) : "a power that is no integer";
+  if (base.is_overwritten()) {
+    return about(
+        base, fmt::format("{} held negative values: a negative base to the power {} is NaN", base.input->name, power));
+  }
+  if (!base.has_range() || base.min() >= 0) return {};
+  return about(base, fmt::format("{} holds negative values (down to {}): a negative base to the power {} is NaN",
+                                 base.input->name, base.quote(base.min()), power));
+}
+
+Hint hint_for_overwritten_base(const Operation& op, const Argument& base, const Argument& exponent) {
+  if (exponent.min() != exponent.max()) return {};
+  const std::string what = exponent.min() < 0 ? "zeros, or values too small" : "values too large";
+  return about(base, fmt::format("{} held {}: their power {} is beyond {}, the largest that {} can hold",
+                                 base.input->name, what, exponent.quote(exponent.min()), op.limit(), op.dtype()));
+}
+
+Hint hint_for_power(const Operation& op) {
+  const Argument base = op.argument("self");
+  const Argument exponent = op.argument("exponent");
+  if (base.input == nullptr || exponent.input == nullptr || op.is_complex()) return {};
+  if (op.made_nan()) return hint_for_negative_base(base, exponent);
+  if (!op.made_inf() || !exponent.has_range()) return {};
+  if (base.is_overwritten()) return hint_for_overwritten_base(op, base, exponent);
+  if (base.holds_zeros() && exponent.max() < 0) {
+    return about(base, fmt::format("{}: 0 to the power {} is inf", base.zeros(), exponent.quote(exponent.min())));
+  }
+  if (!base.has_range() || (base.holds_zeros() && exponent.min() < 0)) return {};
+  const double limit = largest_number(op.dtype());
+  const double small = base.tally().min_abs.value_or(1);
+  if (exponent.max() > 0 && std::pow(base.absmax(), exponent.max()) > limit) {
+    return about(base, fmt::format("{} to the power {} is more than {} can hold", base.quote(base.absmax()),
+                                   exponent.quote(exponent.max()), op.dtype()));
+  }
+  if (exponent.min() >= 0 || std::pow(small, exponent.min()) <= limit) return {};
+  return about(base, fmt::format("{} to the power {} is more than {} can hold", base.quote(small),
+                                 exponent.quote(exponent.min()), op.dtype()));
+}
+
+constexpr OperatorRule kRules[] = {
+    {"pow", hint_for_power},
+};
+
+}  // namespace
+
+Hint hint_of_powers(const Operation& op) { return hint_by_operator(kRules, op); }
+
+}  // namespace torchnan

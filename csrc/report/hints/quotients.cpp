@@ -1,0 +1,111 @@
+#include "report/hints/families.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include <fmt/format.h>
+
+#include "report/hints/operator_rule.h"
+
+namespace torchnan {
+namespace {
+
+std::string times(int64_t count) { return count == 1 ? "once" : fmt::format("{} times", count); }
+
+// How many results are made of a zero in `divisor`: broadcasting uses each of its elements as often.
+int64_t results_of_zeros(const Operation& op, const Argument& divisor) {
+  const int64_t size = std::max<int64_t>(divisor.size(), 1);
+  return divisor.tally().zeros * (count_elements(op.finding().shape) / size);
+}
+
+Hint hint_for_zero_divisor(const Operation& op, const Argument& dividend, const Argument& divisor,
+                           std::string_view what) {
+  const std::string name = dividend.input != nullptr ? dividend.input->name : "the dividend";
+  const bool is_plain = dividend.is_finite() && divisor.is_finite();
+  if (!op.made_nan()) {
+    const std::string count = is_plain ? ", " + times(results_of_zeros(op, divisor)) : "";
+    return about(divisor, fmt::format("{}: {} is inf{}", divisor.zeros(), what, count));
+  }
+  if (op.made_inf()) {
+    return about(divisor, fmt::format("{}: {} is inf, and NaN where {} is zero too", divisor.zeros(), what, name));
+  }
+  const std::string count = is_plain ? ", " + times(op.finding().nan) : "";
+  return about(divisor, fmt::format("{}{} where {} is zero too: 0/0 is NaN", divisor.zeros(), count,
+                                    what == "x/0" ? "the dividend" : name));
+}
+
+Hint hint_for_quotient(const Operation& op, const Argument& dividend, const Argument& divisor, std::string_view what) {
+  if (!divisor) return {};
+  const bool may_be_of_infinities = dividend.holds_infinities() && divisor.holds_infinities();
+  if (divisor.holds_zeros() && !(op.made_nan() && may_be_of_infinities)) {
+    return hint_for_zero_divisor(op, dividend, divisor, what);
+  }
+  if (op.made_nan()) {
+    if (may_be_of_infinities && !divisor.holds_zeros()) {
+      return about(divisor,
+                   fmt::format("{} and {} hold infinities: inf/inf is NaN", dividend.input->name, divisor.input->name));
+    }
+    if (divisor.input->dtype != InputSummary::kNumber || !op.is_of_finite() || op.is_complex()) return {};
+    return about(divisor, fmt::format("{}, {}, is 0 in {}: 0/0 is NaN", divisor.input->name,
+                                      divisor.quote(divisor.min()), op.dtype()));
+  }
+  if (!op.made_inf() || !divisor.tally().min_abs) return {};
+  const std::string small = divisor.quote(*divisor.tally().min_abs);
+  if (!dividend) {
+    return about(divisor, fmt::format("{} is as small as {}: the quotient is beyond {}, the largest that {} can hold",
+                                      divisor.input->name, small, op.limit(), op.dtype()));
+  }
+  if (dividend.absmax() / *divisor.tally().min_abs < largest_number(op.dtype())) return {};
+  return about(divisor,
+               fmt::format("{} {} divided by {} as small as {} is beyond {}, the largest that {} can hold",
+                           dividend.input->name, dividend.reach(), divisor.input->name, small, op.limit(), op.dtype()));
+}
+
+Hint hint_for_division(const Operation& op) {
+  Argument divisor = op.argument("other");
+  if (divisor.input == nullptr) divisor = op.argument("scalar");
+  return hint_for_quotient(op, op.argument("self"), divisor, "x/0");
+}
+
+// The quotient is multiplied by `value` and added to `self`.
+Hint hint_for_addcdiv(const Operation& op) {
+  if (op.number("value", 1) == 0 || op.self().holds_infinities()) return {};
+  return hint_for_quotient(op, op.argument("tensor1"), op.argument("tensor2"), "tensor1 / tensor2");
+}
+
+Hint hint_for_remainder(const Operation& op) {
+  const Argument divisor = op.argument("other");
+  const Argument self = op.argument("self");
+  if (!op.made_nan()) return {};
+  if (divisor.holds_zeros()) {
+    const std::string count = op.is_of_finite() ? ", " + times(op.finding().nan) : "";
+    return about(divisor, fmt::format("{}: {} by 0 is NaN{}", divisor.zeros(), op.name(), count));
+  }
+  if (!self.holds_infinities()) return {};
+  return about(self, fmt::format("{} holds infinities: {} of them is NaN", self.input->name, op.name()));
+}
+
+Hint hint_for_reciprocal(const Operation& op) {
+  const Argument x = op.self();
+  if (x.is_overwritten() && !op.is_complex()) {
+    return about(x, fmt::format("{} held zeros, or values too small: 1/x is beyond {}, the largest that {} can hold",
+                                x.input->name, op.limit(), op.dtype()));
+  }
+  if (x.holds_zeros()) return about(x, fmt::format("{}: 1/0 is {}", x.zeros(), op.made_nan() ? "NaN" : "inf"));
+  if (!x || op.is_complex() || !x.tally().min_abs) return {};
+  return about(x, fmt::format("1/{} is more than {} can hold", x.quote(*x.tally().min_abs), op.dtype()));
+}
+
+constexpr OperatorRule kRules[] = {
+    {"div", hint_for_division},          {"true_divide", hint_for_division},  {"divide", hint_for_division},
+    {"floor_divide", hint_for_division}, {"addcdiv", hint_for_addcdiv},       {"fmod", hint_for_remainder},
+    {"remainder", hint_for_remainder},   {"reciprocal", hint_for_reciprocal},
+};
+
+}  // namespace
+
+Hint hint_of_quotients(const Operation& op) { return hint_by_operator(kRules, op); }
+
+}  // namespace torchnan
