@@ -1,8 +1,8 @@
 """Whoever watches operations does not see torchnan, also when it finds something: PyTorch's recorder, which is told of
 every call that passes the dispatcher, and a program's own modes and subclasses.
 
-Fails when a look is a call: with `found != 0` in _hooks._scaler_skips, `tensor._values()` or no DisableTorchFunction in
-_program.held, or hooks on methods that call them without handle_torch_function.
+Fails when a look is a call: with `found != 0` in optimizer_hooks._scaler_skips, `tensor._values()` or no
+DisableTorchFunction in _program.held, or hooks on methods that call them without handle_torch_function.
 """
 
 from __future__ import annotations

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.optim.optimizer import (
-    Optimizer,
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from torchnan._load import _C
-from torchnan.detection import handover, initial_weights, introspection, proved_step, shards
+from torchnan.detection import handover, optimizer_hooks, proved_step
 from torchnan.detection.compiled import ahead_of_time, package, torch_internals
 from torchnan.detection.compiled import backend as compiled_backend
 from torchnan.detection.containment import contained
+from torchnan.detection.replacement import replace
 
 lock = threading.Lock()  # of what threads share here and in detect; quiet when the process forks
 _installed = 0
@@ -55,8 +51,8 @@ def install() -> None:
             _undo.append(handover.install())
         with contained("following optimizer steps that raise"):
             _undo.append(replace(torch.autograd.profiler.record_function, "__exit__", proved_step.ending))
-        _undo.append(register_optimizer_step_pre_hook(_before_step).remove)
-        _undo.append(register_optimizer_step_post_hook(_after_step).remove)
+        _undo.append(register_optimizer_step_pre_hook(optimizer_hooks.before_step).remove)
+        _undo.append(register_optimizer_step_post_hook(optimizer_hooks.after_step).remove)
 
 
 def uninstall() -> None:
@@ -117,103 +113,6 @@ def _callbacks() -> list[tuple[Any, Callable[..., None], int, int]]:
     ]
 
 
-# -- optimizers
-
-
-def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-    if torch.compiler.is_compiling():
-        return None
-    is_first = not initial_weights.are_noted(optimizer)
-    has_closure = len(args) > 1 or kwargs  # which may make what is to be checked
-    replaced = None
-    if is_first or has_closure or _may_hold_nonfinite():
-        with contained("checking gradients"):
-            if _uses_gradients_as_they_are(optimizer):
-                check_gradients(optimizer)
-                replaced = _with_checking_closure(optimizer, args, kwargs)
-            if is_first:
-                initial_weights.note(optimizer)
-    if not (is_first or has_closure):
-        with contained("proving a step"):
-            proved_step.try_start(optimizer)
-    return replaced
-
-
-def _may_hold_nonfinite() -> bool:
-    """In most steps there is nothing to check."""
-    return _C.has_nonfinite() or _C.uses_devices()
-
-
-def _uses_gradients_as_they_are(optimizer: Optimizer) -> bool:
-    """Others may clean or refuse them first; then only what they write is checked."""
-    # PyTorch wraps step() of the first class that is used: the wrapper knows its class, the attribute may be inherited.
-    module = str(type(optimizer).step.__module__)
-    return module.startswith("torch.optim.") and not optimizer._optimizer_step_pre_hooks
-
-
-def _with_checking_closure(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-    """step(closure): the gradients to check are those that the closure leaves."""
-    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-    if not callable(closure):
-        return None
-
-    @functools.wraps(closure)
-    def checking(*inner: Any, **options: Any) -> Any:
-        loss = closure(*inner, **options)
-        with contained("checking gradients"):
-            check_gradients(optimizer)
-        return loss
-
-    if "closure" in kwargs:
-        return args, {**kwargs, "closure": checking}
-    return (args[0], checking, *args[2:]), kwargs
-
-
-def check_gradients(optimizer: Optimizer) -> None:
-    """Reports non-finite gradients that an optimizer is about to use, unless the loss scaler lets it skip the step."""
-    if not _may_hold_nonfinite() or _scaler_skips(optimizer):
-        return
-    with torch._C.DisableTorchFunction():  # a look at a tensor is no call that the program has made
-        groups = [group["params"] for group in optimizer.param_groups]
-        places = [(g, i) for g, group in enumerate(groups) for i, p in enumerate(group) if p.grad is not None]
-        gradients = [shards.local(groups[g][i].grad) for g, i in places]
-
-    def name(position: int) -> str:
-        group, i = places[position]
-        parameter = groups[group][i]
-        place = f"parameter {i} of group {group}, shape {list(parameter.shape)}"
-        return introspection.name_of_parameter(parameter) or place
-
-    _C.report_tensors("gradient", gradients, name)
-
-
-def _scaler_skips(optimizer: Optimizer) -> bool:
-    """Returns whether the loss scaler has marked, on the device, that a fused optimizer skips the step."""
-    found = getattr(optimizer, "found_inf", None)
-    return isinstance(found, torch.Tensor) and bool(_C.scalar_value(found))
-
-
-def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    if torch.compiler.is_compiling():
-        return
-    proved_step.finish()
-    if _may_hold_nonfinite() and _C.current_session() is not None:
-        with contained("checking the state of an optimizer"):
-            if _C.has_nonfinite() or _C.is_alarmed():
-                _check_state(optimizer)
-            else:
-                _C.launch_scans()  # of what the step has written, so that it is known before a checkpoint keeps it
-    _C.count_step()
-
-
-def _check_state(optimizer: Optimizer) -> None:
-    """Optimizers from elsewhere keep other things there than a dict for each parameter."""
-    states = optimizer.state.values() if isinstance(optimizer.state, Mapping) else ()
-    values = [item for state in states if isinstance(state, Mapping) for item in state.items()]
-    tensors = [(key, value) for key, value in values if isinstance(value, torch.Tensor)]
-    _C.report_tensors("optimizer_state", [value for _, value in tensors], lambda i: str(tensors[i][0]))
-
-
 # -- higher-order operators know their dispatch keys one by one, and refuse those they do not know
 
 
@@ -225,73 +124,3 @@ def _let_higher_order_ops_pass() -> None:
         defaults.append(key)
     for op in torch._ops._higher_order_ops.values():
         op.fallthrough(key)  # type: ignore[no-untyped-call]
-
-
-# -- threads: the dispatch key belongs to one
-
-_undo_threads: Callable[[], None] | None = None
-
-
-def replace(holder: Any, name: str, wrap: Callable[[Any], Any]) -> Callable[[], None]:
-    """Puts a wrapper in the place of ``holder.name``; the function that is returned takes it away.
-
-    Others may do the same, and take theirs away in any order. Where theirs is on top it stays there, and ours below,
-    until they have put ours back: then the next wrapper replaces it.
-    """
-    own = name in vars(holder)
-    original = vars(holder)[name] if own else getattr(holder, name)
-    while (below := _wrapped_original(original)) is not None:
-        original, own = below
-    wrapper = wrap(original)
-    setattr(holder, name, wrapper)
-
-    def undo() -> None:
-        if vars(holder).get(name) is not wrapper:
-            wrapper._torchnan_removed = (wrapper, original, own)
-        elif own:
-            setattr(holder, name, original)
-        else:
-            delattr(holder, name)
-
-    return undo
-
-
-def _wrapped_original(wrapper: Any) -> tuple[Any, bool] | None:
-    """Returns what a wrapper of ours that should have been removed wraps, and whether its holder had that itself."""
-    mark = getattr(wrapper, "_torchnan_removed", None)
-    return mark[1:] if mark is not None and mark[0] is wrapper else None  # functools.wraps() hands marks on
-
-
-@contextlib.contextmanager
-def watching_new_threads(session: _C.DetectionSession) -> Iterator[None]:
-    """Lets every thread that Python starts inside take part in a session."""
-    undo = replace(threading.Thread, "_bootstrap_inner", _watched_by(session))
-    try:
-        yield
-    finally:
-        undo()
-
-
-def watch_new_threads(session: _C.DetectionSession | None) -> None:
-    """Lets every thread that Python starts from now on take part in a session; ``None`` ends that."""
-    global _undo_threads
-    with lock:
-        if _undo_threads is not None:
-            _undo_threads()
-        _undo_threads = None if session is None else replace(threading.Thread, "_bootstrap_inner", _watched_by(session))
-
-
-def _watched_by(session: _C.DetectionSession) -> Callable[[Any], Any]:
-    def watched(run: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
-        @functools.wraps(run)
-        def wrapper(self: threading.Thread) -> None:
-            with contained("adding a thread"):
-                _C.enter_session(session)
-            try:
-                run(self)
-            finally:
-                _C.leave_session(session)
-
-        return wrapper
-
-    return watched

@@ -21,7 +21,7 @@ from torchnan.config import environment
 from torchnan.config.detection_options import DetectionOptions
 from torchnan.config.options import OptionError, suggest, unknown_option
 from torchnan.config.text import brief, printable
-from torchnan.detection import hooks, registry, report_rows
+from torchnan.detection import hooks, new_threads, registry, report_rows
 from torchnan.detection.errors import DetectorWarning, NonFiniteError, may_be_of_nonfinite
 from torchnan.detection.finding import LEVELS, Finding
 from torchnan.detection.headroom import Headroom
@@ -353,7 +353,7 @@ def set_detect(mode: bool, **options: Any) -> detect | None:
     if started is not None:
         started.__enter__()
         if not _C.is_disabled():
-            hooks.watch_new_threads(started._session)
+            new_threads.watch_new_threads(started._session)
         _end(_swap_program_wide(started), report_pending=True)  # another thread's, started meanwhile
     return started
 
@@ -362,7 +362,7 @@ def end_program_wide(*, report_pending: bool) -> None:
     """Ends the detection that :func:`set_detect` started, if there is one."""
     ended = _swap_program_wide(None)
     if ended is not None:
-        hooks.watch_new_threads(None)
+        new_threads.watch_new_threads(None)
     _end(ended, report_pending)
 
 
@@ -377,7 +377,7 @@ def innermost_with_headroom() -> registry.Session | None:
 @contextlib.contextmanager
 def entered_with_new_threads(session: detect) -> Iterator[None]:
     """Enters a session on this thread and on every thread that Python starts inside."""
-    with session, hooks.watching_new_threads(session._session):
+    with session, new_threads.watching_new_threads(session._session):
         yield
 
 

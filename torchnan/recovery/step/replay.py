@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from torchnan.detection import hooks, shards
+from torchnan.detection import optimizer_hooks, shards
 from torchnan.detection.finding import Finding
 from torchnan.detection.pause import detection_paused
 from torchnan.detection.session import detect, entered_with_new_threads
@@ -143,7 +143,9 @@ def _run_detected(rerun: Rerun, forward_backward: ForwardBackward, step: int) ->
     session = detect(action="log", model=forward_backward.model)
     with entered_with_new_threads(session):
         session.mark_step(step)
-        run = rerun(lambda: hooks.check_gradients(forward_backward.optimizer))  # the optimizer would use them next
+        run = rerun(
+            lambda: optimizer_hooks.check_gradients(forward_backward.optimizer)
+        )  # the optimizer would use them next
     return run, session.first
 
 

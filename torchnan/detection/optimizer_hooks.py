@@ -1,0 +1,110 @@
+"""What is checked before and after each step of an optimizer while a session is open."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from torchnan._load import _C
+from torchnan.detection import initial_weights, introspection, proved_step, shards
+from torchnan.detection.containment import contained
+
+
+def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+    """Checks the gradients that a step is about to use, or proves what it will write."""
+    if torch.compiler.is_compiling():
+        return None
+    is_first = not initial_weights.are_noted(optimizer)
+    has_closure = len(args) > 1 or kwargs  # which may make what is to be checked
+    replaced = None
+    if is_first or has_closure or _may_hold_nonfinite():
+        with contained("checking gradients"):
+            if _uses_gradients_as_they_are(optimizer):
+                check_gradients(optimizer)
+                replaced = _with_checking_closure(optimizer, args, kwargs)
+            if is_first:
+                initial_weights.note(optimizer)
+    if not (is_first or has_closure):
+        with contained("proving a step"):
+            proved_step.try_start(optimizer)
+    return replaced
+
+
+def _may_hold_nonfinite() -> bool:
+    """In most steps there is nothing to check."""
+    return _C.has_nonfinite() or _C.uses_devices()
+
+
+def _uses_gradients_as_they_are(optimizer: Optimizer) -> bool:
+    """Others may clean or refuse them first; then only what they write is checked."""
+    # PyTorch wraps step() of the first class that is used: the wrapper knows its class, the attribute may be inherited.
+    module = str(type(optimizer).step.__module__)
+    return module.startswith("torch.optim.") and not optimizer._optimizer_step_pre_hooks
+
+
+def _with_checking_closure(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+    """step(closure): the gradients to check are those that the closure leaves."""
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if not callable(closure):
+        return None
+
+    @functools.wraps(closure)
+    def checking(*inner: Any, **options: Any) -> Any:
+        loss = closure(*inner, **options)
+        with contained("checking gradients"):
+            check_gradients(optimizer)
+        return loss
+
+    if "closure" in kwargs:
+        return args, {**kwargs, "closure": checking}
+    return (args[0], checking, *args[2:]), kwargs
+
+
+def check_gradients(optimizer: Optimizer) -> None:
+    """Reports non-finite gradients that an optimizer is about to use, unless the loss scaler lets it skip the step."""
+    if not _may_hold_nonfinite() or _scaler_skips(optimizer):
+        return
+    with torch._C.DisableTorchFunction():  # a look at a tensor is no call that the program has made
+        groups = [group["params"] for group in optimizer.param_groups]
+        places = [(g, i) for g, group in enumerate(groups) for i, p in enumerate(group) if p.grad is not None]
+        gradients = [shards.local(groups[g][i].grad) for g, i in places]
+
+    def name(position: int) -> str:
+        group, i = places[position]
+        parameter = groups[group][i]
+        place = f"parameter {i} of group {group}, shape {list(parameter.shape)}"
+        return introspection.name_of_parameter(parameter) or place
+
+    _C.report_tensors("gradient", gradients, name)
+
+
+def _scaler_skips(optimizer: Optimizer) -> bool:
+    """Returns whether the loss scaler has marked, on the device, that a fused optimizer skips the step."""
+    found = getattr(optimizer, "found_inf", None)
+    return isinstance(found, torch.Tensor) and bool(_C.scalar_value(found))
+
+
+def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Checks the state that a step has left in its optimizer, and counts the step."""
+    if torch.compiler.is_compiling():
+        return
+    proved_step.finish()
+    if _may_hold_nonfinite() and _C.current_session() is not None:
+        with contained("checking the state of an optimizer"):
+            if _C.has_nonfinite() or _C.is_alarmed():
+                _check_state(optimizer)
+            else:
+                _C.launch_scans()  # of what the step has written, so that it is known before a checkpoint keeps it
+    _C.count_step()
+
+
+def _check_state(optimizer: Optimizer) -> None:
+    """Optimizers from elsewhere keep other things there than a dict for each parameter."""
+    states = optimizer.state.values() if isinstance(optimizer.state, Mapping) else ()
+    values = [item for state in states if isinstance(state, Mapping) for item in state.items()]
+    tensors = [(key, value) for key, value in values if isinstance(value, torch.Tensor)]
+    _C.report_tensors("optimizer_state", [value for _, value in tensors], lambda i: str(tensors[i][0]))
