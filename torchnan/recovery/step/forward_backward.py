@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from torchnan.config.text import printable, type_name
 from torchnan.detection import shards
@@ -16,12 +15,8 @@ from torchnan.detection.errors import NonFiniteError
 from torchnan.detection.introspection import clean, raised_at, unwrap
 from torchnan.detection.pause import detection_paused
 from torchnan.distributed.agreement import Agreement, Anomaly, AnomalyKind
-from torchnan.recovery.step.gradients import (
-    GradientStats,
-    gradients_of,
-    measure,
-    plain_norm,
-)
+from torchnan.recovery.step.gradient_average import average
+from torchnan.recovery.step.gradients import GradientStats, gradients_of, measure, plain_norm
 from torchnan.recovery.step.micro_batches import split
 from torchnan.recovery.step.norm_limit import NormLimit
 from torchnan.recovery.step.random_state import RandomState
@@ -227,26 +222,8 @@ class ForwardBackward:
             return "another rank has run out of memory"
         self._is_checked_before_reduction = worst == _NONFINITE
         self._anomaly_before_reduction = self._gradient_anomaly(local, nonfinite)
-        with detection_paused(), torch.no_grad():
-            trained = [p for _, p in self.parameters if p.requires_grad]
-            used = self._agreement.all_reduce_max_of([int(p.grad is not None) for p in trained])
-            trained = [p for p, anywhere in zip(trained, used, strict=True) if anywhere]
-            for parameter in trained:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-            gradients = [p.grad for p in trained if p.grad is not None]
-            for kind in {(g.dtype, g.device) for g in gradients}:
-                self._average([g for g in gradients if (g.dtype, g.device) == kind])
+        average(self.parameters, self._agreement)
         return None
-
-    def _average(self, gradients: list[torch.Tensor]) -> None:
-        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        dist.all_reduce(flat, group=self._agreement.group)
-        pieces = (flat / self._agreement.ranks).split(  # type: ignore[no-untyped-call]
-            [gradient.numel() for gradient in gradients]
-        )
-        for gradient, piece in zip(gradients, pieces, strict=True):
-            gradient.copy_(piece.view_as(gradient))
 
     def _gradient_anomaly(
         self, gradients: list[tuple[str, torch.Tensor]], nonfinite: tuple[str, ...]
