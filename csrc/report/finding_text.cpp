@@ -222,16 +222,43 @@ std::string describe_gradient(const Harm& harm) {
                      harm.applied == false ? "; the step was not applied" : "");
 }
 
+// A row of a stack: a frame, and how many in a row are the same, as those of a recursion are.
+struct StackRow {
+  const Frame* frame;
+  size_t times;
+};
+
+std::vector<StackRow> stack_rows(const std::vector<Frame>& frames) {
+  std::vector<StackRow> rows;
+  for (const Frame& f : frames) {
+    const Frame* last = rows.empty() ? nullptr : rows.back().frame;
+    if (last != nullptr && last->file == f.file && last->line == f.line && last->function == f.function) {
+      ++rows.back().times;
+    } else {
+      rows.push_back({&f, 1});
+    }
+  }
+  return rows;
+}
+
+std::string format_row(const StackRow& row) {
+  const Frame& f = *row.frame;
+  std::string text = fmt::format("{} {}", location(f.file, f.line), printable(f.function));
+  if (row.times > 1) text += fmt::format("  {} times", row.times);
+  return text;
+}
+
 // The innermost frames; in place of the last of them the user's own, if that lies further out.
 void add_stack(std::string& text, const char* label, const std::vector<Frame>& frames, size_t shown) {
-  const auto row = [](const Frame& f) { return fmt::format("{} {}", location(f.file, f.line), printable(f.function)); };
-  const Frame* own = own_frame(frames);
-  const size_t depth = own == nullptr ? 0 : static_cast<size_t>(own - frames.data());
-  const size_t inner = std::min(frames.size(), depth < shown ? shown : shown - 1);
-  for (size_t i = 0; i < inner; ++i) add_row(text, i == 0 ? label : "", row(frames[i]));
+  const std::vector<StackRow> rows = stack_rows(frames);
+  const auto own = std::find_if(rows.begin(), rows.end(),
+                                [found = own_frame(frames)](const StackRow& row) { return row.frame == found; });
+  const size_t depth = own == rows.end() ? 0 : static_cast<size_t>(own - rows.begin());
+  const size_t inner = std::min(rows.size(), depth < shown ? shown : shown - 1);
+  for (size_t i = 0; i < inner; ++i) add_row(text, i == 0 ? label : "", format_row(rows[i]));
   if (depth < shown) return;
   if (depth > inner) add_row(text, "", fmt::format("... {} more", depth - inner));
-  add_row(text, "", row(*own));
+  add_row(text, "", format_row(*own));
 }
 
 }  // namespace

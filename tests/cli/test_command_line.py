@@ -140,6 +140,20 @@ def test_a_misspelt_argument_is_refused_with_the_one_that_is_meant(capsys):
         assert f"Did you mean '{name}'? Options: --" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("train.py", "'train.py' is a program, not a command. Run it under detection: torchnan run train.py"),
+        ("extarct", "there is no command 'extarct'. Did you mean 'extract'? Commands: run, "),
+    ],
+)
+def test_what_is_no_command_is_refused_with_the_one_that_is_meant(given, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([given, "--lr", "1"])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
 def test_a_device_that_is_not_there_is_refused_by_name(tmp_path, capsys):
     assert cli.main(["replay", str(tmp_path), "--step", "a:b", "--device", "nonsense"]) == 2
     assert "--device nonsense cannot be used: " in capsys.readouterr().err

@@ -300,7 +300,9 @@ def test_accumulation_of_a_gradient_has_the_parameters_name_and_module():
 def test_the_users_own_frame_is_shown_however_deep_the_operation_stands(tmp_path):
     package = tmp_path / "site-packages" / "deep"
     package.mkdir(parents=True)
-    (package / "__init__.py").write_text("def go(n, f):\n    return go(n - 1, f) if n else f()\n")
+    (package / "__init__.py").write_text(
+        "def go(n, f):\n    return on(n, f)\n\ndef on(n, f):\n    return go(n - 1, f) if n else f()\n"
+    )
     sys.path.insert(0, str(package.parent))
     try:
         import deep
@@ -312,6 +314,16 @@ def test_the_users_own_frame_is_shown_however_deep_the_operation_stands(tmp_path
     assert any(row.strip().startswith("... ") and row.strip().endswith(" more") for row in rows)
     assert "tests/detection/test_report.py" in rows[-1]
     assert "tests/detection/test_report.py" in finding.harm.text
+
+
+def test_a_recursion_is_one_row_of_the_stack():
+    def halve(x, n):
+        return halve(x, n - 1) * 1 if n else x.log()
+
+    finding = found(lambda: halve(torch.tensor(-1.0), 40).item())
+    rows = str(finding).partition("  stack ")[2].splitlines()
+    assert rows[0].endswith("halve  41 times")
+    assert rows[1].endswith("<lambda>")
 
 
 # -- one cause, one error; two causes are two

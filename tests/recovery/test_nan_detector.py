@@ -36,7 +36,7 @@ def with_gradients(**gradients: torch.Tensor) -> nn.Module:
 
 
 def test_an_action_that_does_not_exist_is_refused():
-    with pytest.raises(ValueError, match=r"Invalid NaN action: 'stop' \(expected warn/skip/raise\)"):
+    with pytest.raises(ValueError, match="action='stop' cannot be used: action takes one of 'warn', 'skip', 'raise'"):
         torchnan.NaNDetector(action="stop")
 
 

@@ -269,7 +269,10 @@ def test_a_model_that_is_another_is_refused(tmp_path):
 def test_what_is_no_capture_is_refused(tmp_path):
     with pytest.raises(CaptureError, match="there is no such folder"):
         torchnan.load_capture(tmp_path / "none")
-    with pytest.raises(CaptureError, match=r"contents\.json is missing"):
+    with pytest.raises(CaptureError, match=r"is not a capture: it has no contents\.json\. A capture is"):
+        torchnan.load_capture(tmp_path)
+    (tmp_path / "rank-1-step-00000007").mkdir()
+    with pytest.raises(CaptureError, match=r"It has 1 in it, give one of them: .*/rank-1-step-00000007\."):
         torchnan.load_capture(tmp_path)
 
 

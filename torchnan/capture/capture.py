@@ -20,10 +20,12 @@ from torchnan.recovery.step.norm_limit import NormLimit
 from torchnan.recovery.step.operation import Operation
 from torchnan.recovery.step.random_state import RandomState
 from torchnan.recovery.step.replay import Replay, replay
-from torchnan.storage import atomic_folder
+from torchnan.storage import atomic_folder, rank_folders
 from torchnan.storage.codec import decode
 from torchnan.storage.errors import CaptureError
 from torchnan.storage.schema_checks import damaged, require_key, require_type
+
+_WHAT_ONE_IS = "A capture is a folder such as rank-0-step-00000047, which StepGuard(captures=...) writes for a bad step"
 
 _WRAPPERS = ("module.", "_orig_mod.")  # DDP's and torch.compile's, which a replay may do without
 
@@ -129,10 +131,12 @@ def load_capture(
     Raises:
         CaptureError: it is not one, or it is damaged; says which file and where.
     """
+    if Path(path).is_dir() and not atomic_folder.is_one(Path(path)):
+        raise _no_capture(Path(path), atomic_folder.CONTENTS)
     documents, tensors = atomic_folder.read(Path(path))
     where = f"{os.fspath(path)}/capture.json"
     if "capture" not in documents:
-        raise CaptureError(f"{os.fspath(path)} is not a capture: it has no capture.json.")
+        raise _no_capture(Path(path), "capture.json")
     about = require_key(documents, "capture", dict, where)
     event = require_key(about, "event", dict, where)
     memory = require_key(require_key(about, "weights", dict, where), "memory", list, f"{where}['weights']")
@@ -174,6 +178,13 @@ _FIELDS: dict[type, dict[str, tuple[type, ...]]] = {
     RandomState: {"cpu": (torch.Tensor,), "cuda": (tuple,), "numpy": (tuple, type(None)), "python": (tuple,)},
     Operation: {"op": (str,), "overload": (str,), "args": (tuple,), "kwargs": (dict,)},
 }
+
+
+def _no_capture(path: Path, missing: str) -> CaptureError:
+    """Returns the error for a folder that is something else; names the captures that it has in it, if it has any."""
+    inside = rank_folders.all_in(path)
+    what = f"It has {len(inside)} in it, give one of them: {inside[0]}" if inside else _WHAT_ONE_IS
+    return CaptureError(f"{path} is not a capture: it has no {missing}. {what}.")
 
 
 def _fields_of(cls: type, values: Any, where: str) -> Any:

@@ -35,6 +35,14 @@ class _Parser(argparse.ArgumentParser):
         super().error(printable(message, MAX_MESSAGE_BYTES))
 
 
+def _refuse_command(parser: argparse.ArgumentParser, given: str) -> NoReturn:
+    """Ends with the command that was meant: `run`, where the name is that of a program."""
+    if given.endswith(".py") or os.path.isfile(given):
+        parser.error(f"'{given}' is a program, not a command. Run it under detection: torchnan run {given}")
+    known = [command.NAME for command in COMMANDS]
+    parser.error(f"there is no command '{given}'.{suggest(given, known)} Commands: {', '.join(known)}.")
+
+
 def _refuse(parser: argparse.ArgumentParser, argument: str) -> NoReturn:
     """Ends with the options that a command has, the most similar one first."""
     name = argument.partition("=")[0]
@@ -66,6 +74,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         command.add_arguments(verb)
         verb.set_defaults(execute=command.execute, parser=parser)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    name = next((text for text in arguments if not text.startswith("-")), None)
+    if name is not None and name not in verbs.choices:
+        _refuse_command(parser, name)
     given, unknown = parser.parse_known_args(arguments)
     if unknown:
         _refuse(verbs.choices[given.verb], unknown[0])

@@ -86,7 +86,8 @@ class NaNDetector:
         norm_factor: float | None = None,
     ) -> None:
         if not one_of(*ACTIONS)(action):
-            raise OptionError(f"Invalid NaN action: {brief(action)} (expected warn/skip/raise)")
+            known = ", ".join(map(repr, ACTIONS))
+            raise OptionError(f"action={brief(action)} cannot be used: action takes one of {known}.")
         for name, value in (("max_consecutive", max_consecutive), ("max_history", max_history)):
             if not integer_from(1)(value):
                 raise OptionError(f"{name}={brief(value)} cannot be used: {name} takes an integer of at least 1.")

@@ -131,6 +131,11 @@ def remove(target: Path) -> None:
     shutil.rmtree(partial)
 
 
+def is_one(target: Path) -> bool:
+    """Returns whether a folder has anything that `write` makes: it may be damaged."""
+    return any(target.glob("*.safetensors")) or os.path.lexists(target / CONTENTS)
+
+
 def read(target: Path) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]:
     """Returns the documents and the tensors of a folder, by stem, as they were given to `write`.
 

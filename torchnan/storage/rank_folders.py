@@ -18,6 +18,11 @@ def folders_of(where: Path, rank: int) -> list[Path]:
     return sorted(where.glob(f"{_prefix(rank)}step-*"))
 
 
+def all_in(where: Path) -> list[Path]:
+    """Returns the folders of every rank that exist, by name."""
+    return sorted(path for path in where.glob("rank-*-step-*") if path.is_dir())
+
+
 def step_of(path: Path) -> int:
     """Returns the step of such a folder."""
     return int(path.name.rsplit("-", 1)[1])
