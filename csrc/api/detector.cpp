@@ -1,10 +1,7 @@
 #include <torchnan/detector.h>
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
-#include "api/session_lifetime.h"
 #include "api/headroom.h"
+#include "api/session_lifetime.h"
 
 namespace torchnan {
 

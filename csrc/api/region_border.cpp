@@ -45,18 +45,15 @@ bool is_same_operation(const OriginRecord& a, const OriginRecord& b) {
 NonfiniteKinds check_region_result(const at::Tensor& tensor, bool is_unwritten, ThreadState& thread) {
   Counters& counters = thread.counters();
   if (is_unwritten && bound_cache().find(tensor).state == BoundCache::State::kFinite && is_plain(tensor)) {
-    counters.checked.add(1);
-    counters.proved.add(1);
-    counters.bytes_proved.add(static_cast<int64_t>(tensor.nbytes()));
+    counters.count_proved(static_cast<int64_t>(tensor.nbytes()));
     return {};
   }
   const ScanResult verdict = check_finite(tensor);
   if (verdict.skip != Skip::kNone) {
-    counters.skipped[static_cast<size_t>(verdict.skip)].add(1);
+    counters.count_skipped(verdict.skip);
     return {};
   }
-  counters.checked.add(1);
-  counters.bytes.add(verdict.bytes);
+  counters.count_scanned(verdict.bytes);
   const at::Tensor values = scannable_values(tensor);
   if (!verdict.finite) {
     counters.nonfinite.add(1);

@@ -17,6 +17,18 @@ struct alignas(64) Counters {
 #undef TORCHNAN_DECLARE_COUNTER
   std::array<Counter, static_cast<size_t>(Skip::kCount)> skipped;
 
+  // Count a tensor: that was scanned, proved finite by a bound, or neither.
+  void count_scanned(int64_t scanned_bytes) {
+    checked.add(1);
+    bytes.add(scanned_bytes);
+  }
+  void count_proved(int64_t proved_bytes) {
+    checked.add(1);
+    proved.add(1);
+    bytes_proved.add(proved_bytes);
+  }
+  void count_skipped(Skip reason) { skipped[static_cast<size_t>(reason)].add(1); }
+
   // Called by a thread that may write both.
   Counters& operator+=(const Counters& other) {
 #define TORCHNAN_ADD_COUNTER(name) name.add(other.name.value());

@@ -10,6 +10,8 @@
 
 #include "host/environment.h"
 #include "host/user_notifier.h"
+#include "operators/op_plan.h"
+#include "report/operator_name.h"
 #include "text/printable.h"
 #include "detection/error_containment.h"
 
@@ -18,8 +20,7 @@ namespace {
 
 // A pattern without namespace matches the bare name: "log", "_foreach_*".
 bool matches_any(const std::vector<std::string>& patterns, const std::string& op) {
-  const size_t colons = op.find("::");
-  const std::string bare = colons == std::string::npos ? op : op.substr(colons + 2);
+  const std::string bare(without_namespace(op));
   return std::any_of(patterns.begin(), patterns.end(), [&](const std::string& pattern) {
     const std::string& name = pattern.find("::") == std::string::npos ? bare : op;
     return fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
@@ -32,7 +33,7 @@ DetectionSession::DetectionSession(Options options)
     : options_(std::move(options)),
       asks_for_finiteness_alone_(options_.backward && options_.skip_ops.empty() && options_.sample == 0 &&
                                  !options_.headroom),
-      skipped_(options_.skip_ops.empty() ? nullptr : new std::atomic<Answer>[kMaxIndex] {}),
+      skipped_(options_.skip_ops.empty() ? nullptr : new std::atomic<Answer>[OpPlan::kMaxPlans] {}),
       headroom_(options_.headroom && !is_disabled() ? new HeadroomTable : nullptr),
       log_(options_.max_findings,
            [this](const std::exception_ptr& error) { count_failure(error, *this, "writing a finding down"); }) {
@@ -40,7 +41,7 @@ DetectionSession::DetectionSession(Options options)
 }
 
 bool DetectionSession::is_skipped(const std::string& op, int index) const {
-  const bool is_cached = index >= 0 && static_cast<size_t>(index) < kMaxIndex;
+  const bool is_cached = index >= 0;
   if (is_cached && skipped_[index] != kUnknown) return skipped_[index] == kYes;
   const bool skipped = matches_any(options_.skip_ops, op);
   if (is_cached) skipped_[index] = skipped ? kYes : kNo;

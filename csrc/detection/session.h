@@ -84,7 +84,6 @@ class TORCHNAN_API DetectionSession : public std::enable_shared_from_this<Detect
   bool is_skipped(const std::string& op, int index) const;
 
   enum Answer : int8_t { kUnknown, kYes, kNo };
-  static constexpr size_t kMaxIndex = 1 << 13;
 
   const Options options_;
   const bool asks_for_finiteness_alone_;

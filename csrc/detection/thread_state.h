@@ -7,6 +7,7 @@
 
 #include <torchnan/export.h>
 
+#include "bounds/bound_source.h"
 #include "bounds/moments.h"
 #include "bounds/written_spans.h"
 #include "detection/session.h"
@@ -55,6 +56,11 @@ class TORCHNAN_API ThreadState {
 
   WrittenSpans written_spans;
   Moments& moments() { return moments_; }
+  // Returns the bounds of tensors as this thread knows them; what it scans for them is counted. `elsewhere`: those of
+  // memory that the host cannot read.
+  BoundSource bound_source(const ExternalBounds* elsewhere = nullptr) {
+    return {counters().bytes, counters().bytes_scanned_unknown, moments_, elsewhere};
+  }
 
   // The backward pass that the last operation belonged to, -1 for none. Kept up only while something is non-finite.
   int last_backward_pass = -1;

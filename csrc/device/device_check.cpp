@@ -59,6 +59,21 @@ void DeviceCheck::make_room(Devices::Lock& locked) {
 
 void DeviceCheck::record_arguments(c10::ArrayRef<Operand> arguments) {
   context_ = EventContext(plan_, session_, thread_.id());
+  collect_inputs(arguments);
+  for_each_run(inputs_, [this](auto first, auto last) {
+    Devices::Lock locked(devices());
+    for (auto one = first; one != last; ++one) record_argument(locked, *one);
+  });
+  launch();
+  if (plan_.writes_in_place() || plan_.is_async_collective) launch_scans_of_mutated(arguments);
+  for (size_t place = 0; plan_.is_async_collective && place < arguments.size(); ++place) {
+    if (is_written_by_collective(plan_.name, plan_.argument_names[place])) record_pending(arguments[place]);
+  }
+  if (plan_.handling == OpPlan::Handling::kRead) record_read(arguments);
+}
+
+// Finds the tensors on devices that the call reads, and what its numbers say.
+void DeviceCheck::collect_inputs(c10::ArrayRef<Operand> arguments) {
   for (size_t place = 0; place < arguments.size(); ++place) {
     const Operand& argument = arguments[place];
     first_inputs_.push_back(inputs_.size());
@@ -76,16 +91,6 @@ void DeviceCheck::record_arguments(c10::ArrayRef<Operand> arguments) {
     });
   }
   results_.reserve(static_cast<size_t>(list_size_));
-  for_each_run(inputs_, [this](auto first, auto last) {
-    Devices::Lock locked(devices());
-    for (auto one = first; one != last; ++one) record_argument(locked, *one);
-  });
-  launch();
-  if (plan_.writes_in_place() || plan_.is_async_collective) launch_scans_of_mutated(arguments);
-  for (size_t place = 0; plan_.is_async_collective && place < arguments.size(); ++place) {
-    if (is_written_by_collective(plan_.name, plan_.argument_names[place])) record_pending(arguments[place]);
-  }
-  if (plan_.handling == OpPlan::Handling::kRead) record_read(arguments);
 }
 
 // Collectives do not declare what they write.
@@ -158,15 +163,21 @@ void DeviceCheck::record_argument(Devices::Lock& locked, Input& argument) {
   intended_ |= argument.known.intended;
 }
 
+// Returns what was read at a place in the schema.
+c10::ArrayRef<DeviceCheck::Input> DeviceCheck::inputs_at(size_t place) const {
+  const size_t end = place + 1 < first_inputs_.size() ? first_inputs_[place + 1] : inputs_.size();
+  return {inputs_.data() + first_inputs_[place], end - first_inputs_[place]};
+}
+
 // The tensors of a list lie in the order of its elements.
 Journal::Known DeviceCheck::known_of(const at::Tensor& tensor) const {
   const std::less<const at::Tensor*> is_before;
   for (size_t place = 0; place < first_inputs_.size(); ++place) {
-    const auto begin = inputs_.begin() + first_inputs_[place];
-    const auto end = place + 1 < first_inputs_.size() ? inputs_.begin() + first_inputs_[place + 1] : inputs_.end();
-    const auto input = std::lower_bound(
-        begin, end, &tensor, [&](const Input& one, const at::Tensor* wanted) { return is_before(one.tensor, wanted); });
-    if (input != end && input->tensor == &tensor) return input->known;
+    const c10::ArrayRef<Input> inputs = inputs_at(place);
+    const auto* const input =
+        std::lower_bound(inputs.begin(), inputs.end(), &tensor,
+                         [&](const Input& one, const at::Tensor* wanted) { return is_before(one.tensor, wanted); });
+    if (input != inputs.end() && input->tensor == &tensor) return input->known;
   }
   if (inputs_.size() <= kMaxSearched) {
     for (const Input& input : inputs_) {
@@ -191,7 +202,7 @@ EventNumber DeviceCheck::record_unknown_argument(Devices::Lock& locked, const In
   if (is_unscanned && !is_seen(journal.find(known.last))) return known.last;
   Event* const event = locked.add(EventType::kArgument, tensor, context_, stream_);
   if (event == nullptr) {
-    skip(Skip::kDevice);
+    thread_.counters().count_skipped(Skip::kDevice);
     return known.last;
   }
   if (event->previous == 0) {
@@ -255,7 +266,7 @@ void DeviceCheck::record_result(Devices::Lock& locked, Result& result) {
   Event* const event = is_unknown ? nullptr : add_reader(locked, type, tensor, result.output);
   if (event == nullptr) {
     locked.journal().forget(tensor);
-    if (!is_unknown) skip(Skip::kDevice);
+    if (!is_unknown) thread_.counters().count_skipped(Skip::kDevice);
     return;
   }
   event->output = result.output;
@@ -301,10 +312,8 @@ void DeviceCheck::scan(Devices::Lock& locked, Event& event, const at::Tensor& te
   }
   event.bound = {};
   locked.journal().mark_stale(tensor);
-  skip(Skip::kDevice);
+  thread_.counters().count_skipped(Skip::kDevice);
 }
-
-void DeviceCheck::skip(Skip reason) { thread_.counters().skipped[static_cast<size_t>(reason)].add(1); }
 
 void DeviceCheck::launch() {
   if (!scans_.is_empty() || devices().has_slots_to_clear()) devices().launch(scans_, stream_);
@@ -319,18 +328,18 @@ c10::SmallVector<EventInput, Event::kMaxInputs> DeviceCheck::inputs_of(int64_t o
   }
   const int64_t element = output % list_size_;
   for (size_t place = 0; place < first_inputs_.size(); ++place) {
-    const auto begin = inputs_.begin() + first_inputs_[place];
-    const auto end = place + 1 < first_inputs_.size() ? inputs_.begin() + first_inputs_[place + 1] : inputs_.end();
-    const bool is_list = begin != end && begin->seen.element >= 0;
+    const c10::ArrayRef<Input> inputs = inputs_at(place);
+    const bool is_list = !inputs.empty() && inputs[0].seen.element >= 0;
     if (!is_list) {
-      for (auto input = begin; input != end; ++input) read.push_back(input->seen);
+      for (const Input& input : inputs) read.push_back(input.seen);
       continue;
     }
     // At its own place, unless some of the list are on the host.
     const auto is_before = [](const Input& one, int64_t wanted) { return one.seen.element < wanted; };
-    const bool is_at_place = element < end - begin && begin[element].seen.element == element;
-    const auto input = is_at_place ? begin + element : std::lower_bound(begin, end, element, is_before);
-    if (input != end && input->seen.element == element) read.push_back(input->seen);
+    const auto* const own = inputs.begin() + std::min<int64_t>(element, std::ssize(inputs) - 1);
+    const auto* const input =
+        own->seen.element == element ? own : std::lower_bound(inputs.begin(), inputs.end(), element, is_before);
+    if (input != inputs.end() && input->seen.element == element) read.push_back(input->seen);
   }
   return read;
 }

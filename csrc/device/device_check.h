@@ -91,6 +91,8 @@ class DeviceCheck final : public ExternalBounds {
   void for_each_run(Given& given, Visit&& visit);
   void make_room(Devices::Lock& locked);
   Journal::Known known_of(const at::Tensor& tensor) const;
+  void collect_inputs(c10::ArrayRef<Operand> arguments);
+  c10::ArrayRef<Input> inputs_at(size_t place) const;
   void add_argument(const at::Tensor& argument, uint16_t place, int32_t element, bool is_mutated);
   void record_argument(Devices::Lock& locked, Input& argument);
   EventNumber record_unknown_argument(Devices::Lock& locked, const Input& argument);
@@ -108,7 +110,6 @@ class DeviceCheck final : public ExternalBounds {
   Event* add_reader(Devices::Lock& locked, EventType type, const Tensor& tensor, int64_t output);
   void fill_bound(Devices::Lock& locked, Event& event, const at::Tensor& tensor, const std::optional<Bound>& proof);
   void scan(Devices::Lock& locked, Event& event, const at::Tensor& tensor, at::Tensor* kept);
-  void skip(Skip reason);
   void launch();
   void record_use();
 

@@ -62,8 +62,7 @@ void HostResults::bound_results(c10::ArrayRef<Operand> arguments, const External
 }
 
 void HostResults::apply_rule(c10::ArrayRef<Operand> arguments, const ExternalBounds* elsewhere) {
-  Counters& counters = thread_.counters();
-  const BoundSource source(counters.bytes, counters.bytes_scanned_unknown, thread_.moments(), elsewhere);
+  const BoundSource source = thread_.bound_source(elsewhere);
   const BoundRule& rule = *plan_.bounds.rule;
   const c10::ArrayRef<Operand> written_arguments = arguments;
   arguments = arguments.slice(0, arguments.size() - plan_.out_arguments);
@@ -133,8 +132,7 @@ void HostResults::tighten(c10::ArrayRef<Operand> arguments, c10::ArrayRef<const 
   }
   if (loose.empty() || kMuchLarger * to_read > written) return;
   forget_bounds();
-  Counters& counters = thread_.counters();
-  const BoundSource source(counters.bytes, counters.bytes_scanned_unknown, thread_.moments(), nullptr);
+  const BoundSource source = thread_.bound_source();
   for (const at::Tensor* argument : loose) {
     if (!source.tighten(*argument)) return;  // then the result is read
   }
@@ -166,8 +164,8 @@ Outcome HostResults::check(const at::Tensor& result, int64_t output, bool masks_
   if (plan_.handling == OpPlan::Handling::kAllocate) return record_allocation(result);
   const auto proof = proof_of(result, output);
   if (!proof || (proof->masked && !masks_are_known)) return scan(result, static_cast<size_t>(output));
-  const Skip skip = is_in_memory(result) ? Skip::kNone : reason_to_skip(result);
-  if (skip != Skip::kNone) return this->skip(result, skip);
+  const Skip reason = is_in_memory(result) ? Skip::kNone : reason_to_skip(result);
+  if (reason != Skip::kNone) return skip(result, reason);
   return record_proved(result, static_cast<size_t>(output), *proof);
 }
 
@@ -183,7 +181,7 @@ std::optional<Bound> HostResults::proof_of(const at::Tensor& result, int64_t out
 }
 
 Outcome HostResults::skip(const at::Tensor& result, Skip reason) {
-  thread_.counters().skipped[static_cast<size_t>(reason)].add(1);
+  thread_.counters().count_skipped(reason);
   if (plan_.writes_in_place()) bound_cache().mark_stale(result);  // as when it is written as integers
   return Outcome::kSkipped;
 }
@@ -221,10 +219,7 @@ bool HostResults::is_sampled() {
 }
 
 Outcome HostResults::record_proved(const at::Tensor& result, size_t output, const Bound& proof) {
-  Counters& counters = thread_.counters();
-  counters.checked.add(1);
-  counters.proved.add(1);
-  counters.bytes_proved.add(static_cast<int64_t>(result.nbytes()));
+  thread_.counters().count_proved(static_cast<int64_t>(result.nbytes()));
   record_finite(result, output, proof);
   record_magnitude(result, proof.max_abs, false);
   if (proof.masked) return Outcome::kFiniteOrMasked;
@@ -269,8 +264,7 @@ Outcome HostResults::scan(const at::Tensor& result, size_t output) {
   const ScanResult verdict = check_finite(result);
   if (verdict.skip != Skip::kNone) return skip(result, verdict.skip);
   Counters& counters = thread_.counters();
-  counters.checked.add(1);
-  counters.bytes.add(verdict.bytes);
+  counters.count_scanned(verdict.bytes);
   if (!bounds_.empty()) counters.bytes_rescanned.add(verdict.bytes);
   if (bound_audit().enabled() && output < bounds_.size()) record_bound_sample(result, output, verdict);
   if (!verdict.finite) {

@@ -202,7 +202,7 @@ void OpCall::forget_results() {
 template <typename Results>
 void OpCall::check_results(Results& results) {
   if (plan_.is_async_collective && !Results::kOnDevices) {
-    thread_.counters().skipped[static_cast<size_t>(Skip::kCollective)].add(1);
+    thread_.counters().count_skipped(Skip::kCollective);
     for_each_result([this](const at::Tensor& result, int64_t) {
       bound_cache().record_pending_collective(result, &plan_.name);
       propagate_unscanned(context(), bad_arguments_, result, /*is_pending=*/true);

@@ -79,10 +79,7 @@ std::optional<Known> known_before(const AdamTensors& tensors) {
 
 // Reads a tensor that is known to be finite for its exact bound.
 std::optional<Bound> tightened_bound(const at::Tensor& tensor) {
-  ThreadState& thread = ThreadState::current();
-  Counters& counters = thread.counters();
-  const BoundSource source(counters.bytes, counters.bytes_scanned_unknown, thread.moments(), nullptr);
-  return source.tighten(tensor) ? known_bound(tensor) : std::nullopt;
+  return ThreadState::current().bound_source().tighten(tensor) ? known_bound(tensor) : std::nullopt;
 }
 
 // Returns a number of steps that is kept in a tensor; -1 if it is none.

@@ -37,8 +37,7 @@ size_t SmallCall::check(c10::ArrayRef<const at::Tensor*> results) {
       if (!result.defined()) continue;
       const ScanResult verdict = check_finite(result);
       if (verdict.skip != Skip::kNone || !verdict.finite) return;
-      counters.checked.add(1);
-      counters.bytes.add(verdict.bytes);
+      counters.count_scanned(verdict.bytes);
       bound_cache().record_written(result, {verdict.max_abs}, &plan_->name, plan_->pending_version_bumps());
     }
     if (plan_->proves_nonnegative_input) bound_cache().record_nonnegative(*first_);

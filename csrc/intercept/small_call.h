@@ -34,8 +34,8 @@ class SmallCall {
   // overwrites, or hands to user code, is known to be finite. Only the first argument may be one of these.
   bool try_start(const OpPlan& plan, const at::Tensor& first, c10::DispatchKeySet keys);
 
-  // Records the results that are finite, in their order, up to the first that is not or cannot be told. Returns how
-  // many these are.
+  // Records the results that are finite, in their order, up to the first that is not finite or not scanned. Returns
+  // how many these are.
   size_t check(c10::ArrayRef<const at::Tensor*> results);
 
   // Forgets what the call writes: it has failed.

@@ -20,68 +20,6 @@ NonfiniteRegistry::ProvenancePtr both(const Provenance& a, const Provenance& b) 
   return std::make_shared<Provenance>(std::move(causes));
 }
 
-// A tensor as rows of memory: every `stride` elements, from `phase` on, `width` elements. No stride: one row.
-struct Rows {
-  int64_t stride = 0;
-  int64_t phase = 0;
-  int64_t width = 1;
-
-  Rows(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, int64_t offset) {
-    for (size_t d = 0; d < sizes.size(); ++d) {
-      if (sizes[d] > 1) stride = std::max(stride, strides[d]);
-    }
-    for (size_t d = 0; d < sizes.size(); ++d) {
-      if (strides[d] != stride) width += (sizes[d] - 1) * strides[d];
-    }
-    phase = stride > 0 ? offset % stride : offset;
-    if (phase + width > stride) *this = Rows(phase);  // from one row into the next: no pattern
-  }
-
- private:
-  explicit Rows(int64_t offset) : phase(offset) {}
-};
-
-// Finds elements in a tensor whose larger strides are multiples of what lies between the smaller ones: a slice, a
-// transposed matrix. Of others it may miss some.
-class NestedStrides {
- public:
-  NestedStrides(const std::vector<int64_t>& sizes, const std::vector<int64_t>& strides, int64_t offset)
-      : offset_(offset) {
-    for (size_t d = 0; d < sizes.size(); ++d) {
-      if (sizes[d] > 1 && strides[d] > 0) steps_.emplace_back(strides[d], sizes[d]);
-    }
-    std::sort(steps_.rbegin(), steps_.rend());
-  }
-
-  bool contains(int64_t element) const {
-    int64_t rest = element - offset_;
-    if (rest < 0) return false;
-    for (const auto& [stride, size] : steps_) rest -= std::min(rest / stride, size - 1) * stride;
-    return rest == 0;
-  }
-
- private:
-  int64_t offset_;
-  std::vector<std::pair<int64_t, int64_t>> steps_;  // stride and size, the largest stride first
-};
-
-// Whether each non-finite element of a tensor is in one of these, which count elements of its dtype.
-bool lies_within(const at::Tensor& tensor, const ElementKinds& kinds, const std::vector<NestedStrides>& written) {
-  std::vector<int64_t> index(static_cast<size_t>(tensor.dim()), 0);
-  int64_t element = tensor.storage_offset();
-  for (const NonfiniteKinds at_element : kinds) {
-    const auto contains = [element](const NestedStrides& one) { return one.contains(element); };
-    if (at_element.any() && std::none_of(written.begin(), written.end(), contains)) return false;
-    for (size_t d = index.size(); d-- > 0;) {
-      element += tensor.stride(static_cast<int64_t>(d));
-      if (++index[d] < tensor.size(static_cast<int64_t>(d))) break;
-      element -= tensor.stride(static_cast<int64_t>(d)) * tensor.size(static_cast<int64_t>(d));
-      index[d] = 0;
-    }
-  }
-  return true;
-}
-
 NonfiniteRegistry& of_process = *new NonfiniteRegistry;  // never destroyed: threads may outlive static destructors
 
 // What nobody has read by now is gone unread.
@@ -94,30 +32,13 @@ void mark_overwritten(const Regions& regions) {
 
 }  // namespace
 
-// Columns of one table lie within each other's spans without having an element in common.
-bool NonfiniteRegistry::overlap(const Region& a, const Region& b) {
-  if (a.end <= b.begin || b.end <= a.begin) return false;
-  const Rows in_a(a.sizes, a.strides, a.offset);
-  const Rows in_b(b.sizes, b.strides, b.offset);
-  if (a.dtype != b.dtype || in_a.stride == 0 || in_a.stride != in_b.stride) return true;
-  return in_a.phase < in_b.phase + in_b.width && in_b.phase < in_a.phase + in_a.width;
-}
-
-bool NonfiniteRegistry::covers(const Region& region, const Region& other) {
-  if (region.merged) return false;
-  if (region.dense && region.begin <= other.begin && other.end <= region.end) return true;
-  return region.dtype == other.dtype && region.offset == other.offset && region.sizes == other.sizes &&
-         region.strides == other.strides;
-}
-
 // Whether there is a non-finite value of the older region that the newer write has not replaced.
-bool NonfiniteRegistry::has_values_outside(const Region& old, const Region& written, const c10::StorageImpl* storage) {
-  auto owner = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(const_cast<c10::StorageImpl*>(storage));
-  const at::Tensor values = tensor_of(old, std::move(owner));  // the caller holds the storage too
+bool NonfiniteRegistry::has_values_outside(const Region& old, const MemoryRegion& written,
+                                           const c10::StorageImpl* storage) {
+  const at::Tensor values = values_of(old, storage);
   if (!kinds_of(values).any()) return false;
   if (old.dtype != written.dtype) return true;
-  return !lies_within(values, *kinds_by_element(values),
-                      {NestedStrides(written.sizes, written.strides, written.offset)});
+  return !lies_within(values, *kinds_by_element(values), {NestedStrides(written)});
 }
 
 // Nothing is forgotten, but which of the two is where is no longer known.
@@ -125,14 +46,7 @@ void NonfiniteRegistry::merge_last(std::vector<Region>& regions) {
   const Region& last = regions.back();
   Region merged = regions[regions.size() - 2];
   merged.record = both(*merged.record, *last.record);
-  merged.begin = std::min(merged.begin, last.begin);
-  merged.end = std::max(merged.end, last.end);
-  const auto item = static_cast<int64_t>(c10::elementSize(merged.dtype));
-  merged.offset = merged.begin / item;
-  merged.sizes = {(merged.end - merged.begin) / item};
-  merged.strides = {1};
-  merged.dense = true;
-  merged.merged = true;
+  merged.merge(last);
   regions.pop_back();
   regions.back() = std::move(merged);
 }
@@ -154,36 +68,21 @@ void NonfiniteRegistry::take(std::vector<Region>& regions, std::vector<Region>& 
   regions.erase(regions.begin() + static_cast<std::ptrdiff_t>(kept), regions.end());
 }
 
-NonfiniteRegistry::Region NonfiniteRegistry::region_of(const at::Tensor& tensor, ProvenancePtr record) {
-  Region region;
-  region.dtype = tensor.scalar_type();
-  region.keys = tensor.unsafeGetTensorImpl()->key_set();
-  region.sizes = tensor.sizes().vec();
-  region.strides = tensor.strides().vec();
-  region.offset = tensor.storage_offset();
-  int64_t span = 1;
-  for (size_t d = 0; d < region.sizes.size(); ++d) span += (region.sizes[d] - 1) * region.strides[d];
-  const int64_t item = static_cast<int64_t>(tensor.itemsize());
-  region.begin = region.offset * item;
-  region.end = region.begin + span * item;
-  region.dense = tensor.is_non_overlapping_and_dense();
-  region.record = std::move(record);
+NonfiniteRegistry::Region::Region(const at::Tensor& values, ProvenancePtr of_values)
+    : MemoryRegion(values), record(std::move(of_values)) {
   // For produced_by() alone: PyTorch refuses to swap a tensor that somebody refers to weakly.
-  if (!host_runtime().reports_backward_roots()) region.tensor = tensor.getIntrusivePtr();
-  return region;
+  if (!host_runtime().reports_backward_roots()) tensor = values.getIntrusivePtr();
 }
 
-at::Tensor NonfiniteRegistry::tensor_of(const Region& region, c10::intrusive_ptr<c10::StorageImpl> storage) {
-  auto tensor = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(storage)), region.keys,
-                                                         c10::scalarTypeToTypeMeta(region.dtype));
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(region.sizes, region.strides, region.offset);
-  return tensor;
+// The caller holds the storage, too.
+at::Tensor NonfiniteRegistry::values_of(const Region& region, const c10::StorageImpl* storage) {
+  return region.tensor_in(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(const_cast<c10::StorageImpl*>(storage)));
 }
 
 NonfiniteRegistry::ProvenancePtr NonfiniteRegistry::find(const at::Tensor& tensor) const {
   const c10::StorageImpl* storage = storage_of(tensor);
   if (storage == nullptr) return nullptr;
-  const Region wanted = region_of(tensor, nullptr);
+  const MemoryRegion wanted(tensor);
   const std::lock_guard lock(mutex_);
   const auto entry = entries_.find(storage);
   if (entry == entries_.end()) return nullptr;
@@ -207,8 +106,7 @@ NonfiniteRegistry::ProvenancePtr NonfiniteRegistry::find(const at::Tensor& tenso
       found = both(*found, *region->record);
     }
     if (covers(*region, wanted)) break;
-    if (!region->merged && region->dtype == wanted.dtype)
-      newer.emplace_back(region->sizes, region->strides, region->offset);
+    if (!region->merged && region->dtype == wanted.dtype) newer.emplace_back(*region);
   }
   return found;
 }
@@ -224,7 +122,7 @@ void NonfiniteRegistry::remember(const at::Tensor& tensor, ProvenancePtr record)
   const c10::StorageImpl* storage = storage_of(tensor);
   if (storage == nullptr) return;
   ++work_counters().remembered;
-  Region region = region_of(tensor, std::move(record));
+  Region region(tensor, std::move(record));
   c10::weak_intrusive_ptr<c10::StorageImpl> weak(tensor.storage().getWeakStorageImpl());
   std::vector<Region> overwritten;  // released after the lock, as are the dead
   std::vector<Entry> dead;
@@ -247,7 +145,7 @@ void NonfiniteRegistry::remember(const at::Tensor& tensor, ProvenancePtr record)
 void NonfiniteRegistry::settle(const at::Tensor& tensor) {
   const c10::StorageImpl* storage = storage_of(tensor);
   if (storage == nullptr || !contains(tensor)) return;
-  const Region written = region_of(tensor, nullptr);
+  const MemoryRegion written(tensor);
   std::vector<Region> overwritten;
   const std::lock_guard lock(mutex_);
   const auto entry = entries_.find(storage);
@@ -256,8 +154,7 @@ void NonfiniteRegistry::settle(const at::Tensor& tensor) {
   take(regions, overwritten, [&](const Region& old) {
     if (!overlap(old, written)) return false;
     if (covers(written, old)) return true;
-    auto owner = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(const_cast<c10::StorageImpl*>(storage));
-    return !kinds_of(tensor_of(old, std::move(owner))).any();  // the caller holds the storage too
+    return !kinds_of(values_of(old, storage)).any();
   });
   mark_overwritten(overwritten);
   if (regions.empty()) entries_.erase(entry);
@@ -268,8 +165,8 @@ void NonfiniteRegistry::remember_copy(const at::Tensor& original, const at::Tens
   const c10::StorageImpl* from = storage_of(original);
   const c10::StorageImpl* to = storage_of(copy);
   if (from == nullptr || to == nullptr || from == to) return;
-  const Region read = region_of(original, nullptr);
-  const Region written = region_of(copy, nullptr);
+  const MemoryRegion read(original);
+  const MemoryRegion written(copy);
   const int64_t shift = written.begin - read.begin;
   c10::weak_intrusive_ptr<c10::StorageImpl> weak(copy.storage().getWeakStorageImpl());
   const std::lock_guard lock(mutex_);
@@ -280,9 +177,7 @@ void NonfiniteRegistry::remember_copy(const at::Tensor& original, const at::Tens
     const auto item = static_cast<int64_t>(c10::elementSize(region.dtype));
     if (region.begin < read.begin || region.end > read.end || shift % item != 0) continue;
     Region moved = region;
-    moved.offset += shift / item;
-    moved.begin += shift;
-    moved.end += shift;
+    moved.shift(shift);
     moved.tensor = decltype(moved.tensor)(at::Tensor().getIntrusivePtr());
     copied.push_back(std::move(moved));
   }
@@ -307,7 +202,7 @@ std::vector<NonfiniteRegistry::Alive> NonfiniteRegistry::alive() const {
   for (Candidate& candidate : candidates) {
     if (!candidate.storage) continue;
     for (const Region& region : candidate.regions) {
-      at::Tensor tensor = tensor_of(region, candidate.storage);
+      at::Tensor tensor = region.tensor_in(candidate.storage);
       if (kinds_of(tensor).any()) found.push_back({std::move(tensor), region.record});
     }
   }

@@ -11,6 +11,7 @@
 
 #include <torchnan/export.h>
 
+#include "origin/memory_region.h"
 #include "origin/provenance.h"
 #include "process/fork_safe_mutex.h"
 
@@ -57,17 +58,10 @@ class TORCHNAN_API NonfiniteRegistry {
   void clear();
 
  private:
-  // A tensor as it was when it was remembered, without keeping its storage alive.
-  struct Region {
-    c10::ScalarType dtype;
-    c10::DispatchKeySet keys;
-    std::vector<int64_t> sizes;
-    std::vector<int64_t> strides;
-    int64_t offset = 0;  // elements
-    int64_t begin = 0;   // bytes: the span of its elements
-    int64_t end = 0;
-    bool dense = false;
-    bool merged = false;  // the hull of several
+  // A tensor as it was when it was remembered.
+  struct Region : MemoryRegion {
+    Region(const at::Tensor& values, ProvenancePtr of_values);
+
     ProvenancePtr record;
     c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor{at::Tensor().getIntrusivePtr()};
   };
@@ -76,12 +70,8 @@ class TORCHNAN_API NonfiniteRegistry {
     std::vector<Region> regions;
   };
 
-  static Region region_of(const at::Tensor& tensor, ProvenancePtr record);
-  static at::Tensor tensor_of(const Region& region, c10::intrusive_ptr<c10::StorageImpl> storage);
-
-  static bool overlap(const Region& a, const Region& b);
-  static bool covers(const Region& region, const Region& other);
-  static bool has_values_outside(const Region& old, const Region& written, const c10::StorageImpl* storage);
+  static at::Tensor values_of(const Region& region, const c10::StorageImpl* storage);
+  static bool has_values_outside(const Region& old, const MemoryRegion& written, const c10::StorageImpl* storage);
   static void merge_last(std::vector<Region>& regions);
   template <typename IsGone>
   static void take(std::vector<Region>& regions, std::vector<Region>& overwritten, IsGone&& is_gone);

@@ -1,4 +1,4 @@
-// The compiled region that a thread replays: what an origin that is found in the replay is told to be a part of.
+// The compiled region that a thread replays. Origins that the replay finds are reported as inside of it.
 #pragma once
 
 #include <memory>
