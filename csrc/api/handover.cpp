@@ -41,9 +41,9 @@ std::vector<HandedOver> describe_for_others(const at::Tensor& tensor, const std:
   std::vector<HandedOver> causes;
   const at::Tensor values = scannable_values(tensor);
   if (!values.defined() || !nonfinite_registry().contains(values) || !kinds_of(values).any()) return causes;
-  const auto record = nonfinite_registry().find(values);
-  if (record == nullptr) return causes;
-  for (const Cause& cause : record->causes()) {
+  const auto provenance = nonfinite_registry().find(values);
+  if (provenance == nullptr) return causes;
+  for (const Cause& cause : provenance->causes()) {
     const bool is_mask = cause.origin->is_intentional() && cause.kinds == NonfiniteKinds::only_neginf();
     const auto session = is_mask ? nullptr : cause.origin->session.lock();
     if (session == nullptr) continue;

@@ -56,8 +56,8 @@ void report_backward_root(DetectionSession& session, const at::Tensor& given_roo
   const bool is_weighed = gradient.defined() && gradient.sizes() == root.sizes();
   const NonfiniteKinds kinds = is_weighed ? kinds_where_nonzero(root, gradient) : kinds_of(root);
   if (!kinds.any()) return;
-  const auto record = record_of_argument(context_of(backward_call, session), root, kinds);
-  report_harm(session, *record, HarmKind::kBackward, kinds);
+  const auto provenance = provenance_of_argument(context_of(backward_call, session), root, kinds);
+  report_harm(session, *provenance, HarmKind::kBackward, kinds);
 }
 
 std::string name_of_held(const DetectionSession& session, const at::Tensor& held, HarmKind kind) {
@@ -96,8 +96,8 @@ std::map<uint64_t, Finding> find_live_on_host(DetectionSession& session) {
   return find_live_tensors(session, alive, [](const at::Tensor& tensor) -> std::optional<LiveTensor> {
     const at::Tensor values = scannable_values(tensor);
     const NonfiniteKinds kinds = values.defined() ? kinds_of(values) : NonfiniteKinds();
-    const auto record = kinds.any() ? nonfinite_registry().find(values) : nullptr;
-    return record == nullptr ? std::nullopt : std::optional(LiveTensor{values, kinds, record});
+    const auto provenance = kinds.any() ? nonfinite_registry().find(values) : nullptr;
+    return provenance == nullptr ? std::nullopt : std::optional(LiveTensor{values, kinds, provenance});
   });
 }
 
@@ -142,8 +142,8 @@ void report_tensors(DetectionSession& session, HarmKind kind, c10::ArrayRef<at::
     const at::Tensor tensor = tensors[i].defined() ? scannable_values(tensors[i]) : at::Tensor();
     if (!tensor.defined() || !nonfinite_registry().contains(tensor) || check_finite(tensor).finite) return;
     const NonfiniteKinds kinds = kinds_of(tensor);
-    if (const auto record = nonfinite_registry().find(tensor))
-      report_harm(session, *record, kind, kinds, [&] { return name_of(i); });
+    if (const auto provenance = nonfinite_registry().find(tensor))
+      report_harm(session, *provenance, kind, kinds, [&] { return name_of(i); });
   };
   for (size_t i = 0; i < tensors.size(); ++i) contain(session, "checking a tensor", [&] { report_tensor(i); });
 }
@@ -160,10 +160,10 @@ void report_guard(DetectionSession& session, const at::Tensor& guarded, const st
     const NonfiniteKinds kinds = kinds_of(tensor);
     const CallContext guard = context_of(guard_call, session);
     // Outside every session nothing is remembered: nobody would forget it again.
-    const auto record = open_scopes() > 0
-                            ? record_of_argument(guard, tensor, kinds)
-                            : std::make_shared<Provenance>(Cause{external_origin(guard, tensor, kinds), kinds});
-    report_harm(session, *record, HarmKind::kGuard, kinds, [&] { return name; });
+    const auto provenance = open_scopes() > 0
+                                ? provenance_of_argument(guard, tensor, kinds)
+                                : std::make_shared<Provenance>(Cause{external_origin(guard, tensor, kinds), kinds});
+    report_harm(session, *provenance, HarmKind::kGuard, kinds, [&] { return name; });
   });
 }
 
@@ -182,9 +182,9 @@ void report_at_end_on_host(DetectionSession& session) {
   std::vector<Finding> findings;
   contain(session, "checking live tensors", [&] { findings = in_order(find_live_on_host(session)); });
   contain(session, "reporting unused results", [&] {
-    for (const NonfiniteRegistry::ProvenancePtr& record : drain_unused(session)) {
-      if (!session.checks(record->first().origin->kinds) || is_inherited(*record->first().origin)) continue;
-      findings.push_back(make_finding(record->first(), Level::kWarning, unattributed_harm(), session));
+    for (const NonfiniteRegistry::ProvenancePtr& provenance : drain_unused(session)) {
+      if (!session.checks(provenance->first().origin->kinds) || is_inherited(*provenance->first().origin)) continue;
+      findings.push_back(make_finding(provenance->first(), Level::kWarning, unattributed_harm(), session));
     }
   });
   contain(session, "delivering findings", [&] { deliver_all(session, std::move(findings)); });

@@ -100,12 +100,12 @@ NonfiniteRegistry::ProvenancePtr with_origins_of_forward_pass(const NonfiniteReg
 void record_region_use(const at::Tensor& argument, bool is_compared) {
   const at::Tensor values = scannable_values(argument);
   if (!values.defined()) return;
-  const auto record = nonfinite_registry().find(values);
-  if (record == nullptr || !kinds_of(values).any()) return;
-  record_use(*record, region_call);
+  const auto provenance = nonfinite_registry().find(values);
+  if (provenance == nullptr || !kinds_of(values).any()) return;
+  record_use(*provenance, region_call);
   if (!is_compared) return;
   const auto node = current_node_site();
-  record_use(*record, comparison_in_region, node ? node->execution_id : 0);
+  record_use(*provenance, comparison_in_region, node ? node->execution_id : 0);
 }
 
 void record_region_allocation(const at::Tensor& result, SiteId site, const std::string& op) {
@@ -127,7 +127,7 @@ void record_copy(const at::Tensor& tensor, const at::Tensor& copy) {
 NonfiniteRegistry::ProvenancePtr record_region_input(DetectionSession& session, const at::Tensor& argument) {
   const NonfiniteKinds kinds = kinds_of(argument);
   if (!kinds.any()) return nullptr;
-  return record_of_argument(context_of_region(session), scannable_values(argument), kinds);
+  return provenance_of_argument(context_of_region(session), scannable_values(argument), kinds);
 }
 
 }  // namespace torchnan

@@ -159,22 +159,23 @@ class WindowAttribution {
     return device_origin(event, kinds, session, [this](const Event& input) { return largest_word_of(input); });
   }
 
-  void remember(const Event& event, std::shared_ptr<const Provenance> record, NonfiniteKinds kinds,
+  void remember(const Event& event, std::shared_ptr<const Provenance> provenance, NonfiniteKinds kinds,
                 DetectionSession& session) {
     has_found_something_ = true;
-    const bool is_new = is_new_accident(*record);
-    if (is_new && !event.plan->returns_info) record_unused(session, record);
+    const bool is_new = is_new_accident(*provenance);
+    if (is_new && !event.plan->returns_info) record_unused(session, provenance);
     if (is_new && session.options().when == When::kOrigin)
-      report(event, *record, HarmKind::kOrigin, kinds, "", session);
-    BadEvent bad{kinds, std::move(record)};
+      report(event, *provenance, HarmKind::kOrigin, kinds, "", session);
+    BadEvent bad{kinds, std::move(provenance)};
     const std::lock_guard lock(known.mutex);
     known.bad[event.number] = std::move(bad);
   }
 
-  void report_parameter(const Event& event, const Provenance& record, NonfiniteKinds kinds, DetectionSession& session) {
+  void report_parameter(const Event& event, const Provenance& provenance, NonfiniteKinds kinds,
+                        DetectionSession& session) {
     const bool is_written = event.type == EventType::kResult && event.tensor.is_parameter;
-    if (!is_parameter_harmed(record, is_written, [&] { return event.site(); }, session)) return;
-    report(event, record, HarmKind::kParameter, kinds, owner_name(event, session), session);
+    if (!is_parameter_harmed(provenance, is_written, [&] { return event.site(); }, session)) return;
+    report(event, provenance, HarmKind::kParameter, kinds, owner_name(event, session), session);
   }
 
   void report_harm_event(const Event& event, c10::ArrayRef<BadInput> bad_inputs, std::optional<NonfiniteKinds> found,
@@ -185,13 +186,13 @@ class WindowAttribution {
       report(event, *input.bad.provenance, event.harm, found.value_or(input.bad.kinds), "", session);
     }
     if (!bad_inputs.empty()) return;
-    const Provenance record(Cause{new_origin(event, *found, session), *found});
-    report(event, record, event.harm, *found, "", session);
+    const Provenance provenance(Cause{new_origin(event, *found, session), *found});
+    report(event, provenance, event.harm, *found, "", session);
   }
 
-  void report(const Event& event, const Provenance& record, HarmKind harm, NonfiniteKinds kinds,
+  void report(const Event& event, const Provenance& provenance, HarmKind harm, NonfiniteKinds kinds,
               const std::string& name, DetectionSession& session) {
-    auto finding = make_harm_finding(session, record, harm, kinds, event.site(), [&] { return name; });
+    auto finding = make_harm_finding(session, provenance, harm, kinds, event.site(), [&] { return name; });
     if (finding) findings_.emplace_back(session.shared_from_this(), std::move(*finding));
   }
 

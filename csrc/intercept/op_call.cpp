@@ -285,8 +285,8 @@ void OpCall::prove_nonnegative_argument(int64_t output) {
 void OpCall::record_mask_bounds() {
   for (const Result& bad : bad_results_) {
     if (bad.kinds != NonfiniteKinds::only_neginf() || range_of(bad.tensor.scalar_type()).limit == 0) continue;
-    const auto record = nonfinite_registry().find(bad.tensor);
-    if (record == nullptr || !record->is_intentional()) continue;
+    const auto provenance = nonfinite_registry().find(bad.tensor);
+    if (provenance == nullptr || !provenance->is_intentional()) continue;
     bound_cache().record_written(bad.tensor, {largest_finite(bad.tensor), false, true}, &plan_.name,
                                  plan_.pending_version_bumps());
   }

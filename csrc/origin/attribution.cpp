@@ -15,7 +15,7 @@ namespace torchnan {
 
 BadArgument bad_argument(const CallContext& call, const at::Tensor& tensor, std::string_view name, int64_t element,
                          NonfiniteKinds kinds, bool overwritten) {
-  BadArgument bad{tensor, std::string(name), element, kinds, record_of_argument(call, tensor, kinds)};
+  BadArgument bad{tensor, std::string(name), element, kinds, provenance_of_argument(call, tensor, kinds)};
   bad.overwritten = overwritten;
   if (!call.plan.pointwise && !call.plan.elementwise_in_self) return bad;
   bad.count = counts_of(tensor).all();
@@ -27,14 +27,14 @@ void attribute(const CallContext& call, c10::SmallVectorImpl<BadArgument>& bad_a
                c10::ArrayRef<Result> results) {
   HostEvidence evidence(call, bad_arguments);
   for (const BadArgument& argument : bad_arguments) {  // those found just now have not been recorded as used
-    for (const Cause& cause : argument.record->causes()) cause.origin->used = true;
+    for (const Cause& cause : argument.provenance->causes()) cause.origin->used = true;
   }
   for (const Result& result : results) {
     evidence.select(result);
-    const NonfiniteRegistry::ProvenancePtr record = attribute(evidence, result.kinds);
-    nonfinite_registry().remember(result.tensor, record);
-    if (!call.plan.returns_info && replayed_region() == nullptr) record_unused_if_new(call.session, record);
-    report_result(call, result, record);
+    const NonfiniteRegistry::ProvenancePtr provenance = attribute(evidence, result.kinds);
+    nonfinite_registry().remember(result.tensor, provenance);
+    if (!call.plan.returns_info && replayed_region() == nullptr) record_unused_if_new(call.session, provenance);
+    report_result(call, result, provenance);
   }
   report_weight_use(call, bad_arguments);
 }
@@ -45,7 +45,7 @@ void propagate_unscanned(const CallContext& call, c10::ArrayRef<BadArgument> bad
   const Step step{&call.plan, current_call_site(call.session, call.thread).live};
   std::vector<Cause> causes;
   for (const BadArgument& argument : bad_arguments) {
-    for (const Cause& cause : argument.record->causes()) {
+    for (const Cause& cause : argument.provenance->causes()) {
       causes.push_back(cause.extended(step, call.plan.is_data_movement, cause.kinds));
     }
   }

@@ -23,7 +23,7 @@ struct BadArgument {
   std::string name;
   int64_t element;  // of a list; -1 if it is no element of one
   NonfiniteKinds kinds;
-  NonfiniteRegistry::ProvenancePtr record;
+  NonfiniteRegistry::ProvenancePtr provenance;
   bool overwritten = false;                      // by the call
   int64_t count = 0;                             // bad words; counted for elementwise operations only,
   std::shared_ptr<const ElementKinds> before{};  // and kept for those that overwrite it

@@ -75,10 +75,10 @@ bool is_gradient(const Cause& cause, uint64_t node_execution_id) {
 }
 
 // Returns the cause to report and marks it as reported, so that there is one alarm per cause; null if there is none.
-const Cause* claim_cause(const DetectionSession& session, const Provenance& record, HarmKind kind,
+const Cause* claim_cause(const DetectionSession& session, const Provenance& provenance, HarmKind kind,
                          NonfiniteKinds kinds) {
   if (!session.checks(kinds)) return nullptr;
-  for (const Cause& cause : record.causes()) {
+  for (const Cause& cause : provenance.causes()) {
     if (is_harmless(cause, kind)) continue;
     if (is_exempt(*cause.origin, kind) || cause.origin->reported.exchange(true)) return nullptr;
     if (kind != HarmKind::kOrigin && is_reported_in_forward_pass(session, *cause.origin)) return nullptr;
@@ -90,9 +90,9 @@ const Cause* claim_cause(const DetectionSession& session, const Provenance& reco
 
 }  // namespace
 
-void report_harm(DetectionSession& session, const Provenance& record, HarmKind kind, NonfiniteKinds kinds,
+void report_harm(DetectionSession& session, const Provenance& provenance, HarmKind kind, NonfiniteKinds kinds,
                  const HarmedName& name) {
-  const Cause* cause = claim_cause(session, record, kind, kinds);
+  const Cause* cause = claim_cause(session, provenance, kind, kinds);
   if (cause == nullptr) return;
   try {
     deliver(session, make_finding(*cause, Level::kError, harm_at(current_place(), kind, name, session), session));
@@ -104,9 +104,9 @@ void report_harm(DetectionSession& session, const Provenance& record, HarmKind k
   }
 }
 
-std::optional<Finding> make_harm_finding(DetectionSession& session, const Provenance& record, HarmKind kind,
+std::optional<Finding> make_harm_finding(DetectionSession& session, const Provenance& provenance, HarmKind kind,
                                          NonfiniteKinds kinds, const Site& site, const HarmedName& name) {
-  const Cause* cause = claim_cause(session, record, kind, kinds);
+  const Cause* cause = claim_cause(session, provenance, kind, kinds);
   if (cause == nullptr) return std::nullopt;
   Site live;
   live.live = site.live;
@@ -127,8 +127,8 @@ std::string parameter_name_or_shape(const DetectionSession& session, const at::T
   return fmt::format("{}of shape [{}] that no module owns", kNamelessParameter, fmt::join(tensor.sizes(), ","));
 }
 
-void record_use(const Provenance& record, const OpPlan& plan, uint64_t node_execution_id) {
-  for (const Cause& cause : record.causes()) {
+void record_use(const Provenance& provenance, const OpPlan& plan, uint64_t node_execution_id) {
+  for (const Cause& cause : provenance.causes()) {
     cause.origin->used = true;
     if (plan.is_grad_scaler_check) cause.origin->seen_by_scaler = true;
     if (plan.is_comparison && is_gradient(cause, node_execution_id)) cause.origin->compared = true;
@@ -141,42 +141,42 @@ void report_arguments(const CallContext& call, c10::ArrayRef<BadArgument> bad_ar
   const auto node = torch::autograd::get_current_node();
   const uint64_t node_execution_id = node == nullptr ? 0 : execution_id(*node);
   for (const BadArgument& argument : bad_arguments) {
-    record_use(*argument.record, call.plan, node_execution_id);
+    record_use(*argument.provenance, call.plan, node_execution_id);
     if (call.plan.handling == OpPlan::Handling::kRead)
-      report_harm(call.session, *argument.record, HarmKind::kRead, argument.kinds);
+      report_harm(call.session, *argument.provenance, HarmKind::kRead, argument.kinds);
   }
 }
 
-bool is_new_accident(const Provenance& record) {
-  return record.first().steps.empty() && !record.first().origin->is_intentional();
+bool is_new_accident(const Provenance& provenance) {
+  return provenance.first().steps.empty() && !provenance.first().origin->is_intentional();
 }
 
-bool is_parameter_harmed(const Provenance& record, bool is_parameter, c10::function_ref<Site()> site,
+bool is_parameter_harmed(const Provenance& provenance, bool is_parameter, c10::function_ref<Site()> site,
                          const DetectionSession& session) {
-  if (!is_parameter || record.first().origin->reported) return false;
+  if (!is_parameter || provenance.first().origin->reported) return false;
   return query_site(site(), session).phase == Phase::kOptimizer;
 }
 
-void report_result(const CallContext& call, const Result& result, const NonfiniteRegistry::ProvenancePtr& record) {
-  if (call.session.options().when == When::kOrigin && is_new_accident(*record)) {
-    report_harm(call.session, *record, HarmKind::kOrigin, result.kinds);
+void report_result(const CallContext& call, const Result& result, const NonfiniteRegistry::ProvenancePtr& provenance) {
+  if (call.session.options().when == When::kOrigin && is_new_accident(*provenance)) {
+    report_harm(call.session, *provenance, HarmKind::kOrigin, result.kinds);
   }
   if (replayed_region() != nullptr) return;  // it writes copies; harm is done by what the region itself has written
   const auto site = [&] { return current_call_site(call.session, call.thread); };
-  if (is_parameter_harmed(*record, is_parameter(result.tensor), site, call.session)) {
-    report_harm(call.session, *record, HarmKind::kParameter, result.kinds,
+  if (is_parameter_harmed(*provenance, is_parameter(result.tensor), site, call.session)) {
+    report_harm(call.session, *provenance, HarmKind::kParameter, result.kinds,
                 [&] { return parameter_name_or_shape(call.session, result.tensor); });
   }
 }
 
 void report_weight_use(const CallContext& call, c10::ArrayRef<BadArgument> bad_arguments) {
   for (const BadArgument& argument : bad_arguments) {
-    const bool was_made = argument.record->first().origin->source == OriginRecord::Source::kOperation;
+    const bool was_made = argument.provenance->first().origin->source == OriginRecord::Source::kOperation;
     if (!was_made || argument.overwritten || !is_parameter(argument.tensor)) continue;
-    if (argument.record->first().origin->reported) continue;
+    if (argument.provenance->first().origin->reported) continue;
     const std::string name = parameter_name(call.session, argument.tensor);
     if (name.empty()) continue;  // a leaf of user code, no weight: reported if what becomes of it does harm
-    report_harm(call.session, *argument.record, HarmKind::kParameter, argument.kinds, [&] { return name; });
+    report_harm(call.session, *argument.provenance, HarmKind::kParameter, argument.kinds, [&] { return name; });
   }
 }
 
@@ -189,7 +189,7 @@ void report_backward_start(DetectionSession& session) {
   const bool is_inner = inner->count(node.get()) != 0;
   for (const NonfiniteRegistry::Alive& made : nonfinite_registry().produced_by(*node)) {
     if (is_inner && made.tensor.numel() != 1) continue;
-    report_harm(session, *made.record, HarmKind::kBackward, kinds_of(made.tensor));
+    report_harm(session, *made.provenance, HarmKind::kBackward, kinds_of(made.tensor));
   }
 }
 

@@ -20,29 +20,29 @@ using HarmedName = std::function<std::string()>;
 
 // Reports harm that is done where the calling thread is, unless its cause is harmless there or was reported before.
 // Throws if the session's options say so.
-void report_harm(DetectionSession& session, const Provenance& record, HarmKind kind, NonfiniteKinds kinds,
+void report_harm(DetectionSession& session, const Provenance& provenance, HarmKind kind, NonfiniteKinds kinds,
                  const HarmedName& name = nullptr);
 
 // Returns the finding of harm that was done at `site` without delivering it; nothing if there is none to report.
-std::optional<Finding> make_harm_finding(DetectionSession& session, const Provenance& record, HarmKind kind,
+std::optional<Finding> make_harm_finding(DetectionSession& session, const Provenance& provenance, HarmKind kind,
                                          NonfiniteKinds kinds, const Site& site, const HarmedName& name = nullptr);
 
 // Records that an operation reads values of this provenance, in this execution of a backward node, or 0.
-void record_use(const Provenance& record, const OpPlan& plan, uint64_t node_execution_id = 0);
+void record_use(const Provenance& provenance, const OpPlan& plan, uint64_t node_execution_id = 0);
 
 // Before a call runs: records that it uses its arguments, and reports those that it reads to the host.
 void report_arguments(const CallContext& call, c10::ArrayRef<BadArgument> bad_arguments);
 
 // Whether an operation made the values itself, and not on purpose.
-bool is_new_accident(const Provenance& record);
+bool is_new_accident(const Provenance& provenance);
 
 // Whether the optimizer has written a result into a parameter. Who else writes there, like an initialiser or a loader,
 // may still clean it: reported at its use, or at the end.
-bool is_parameter_harmed(const Provenance& record, bool is_parameter, c10::function_ref<Site()> site,
+bool is_parameter_harmed(const Provenance& provenance, bool is_parameter, c10::function_ref<Site()> site,
                          const DetectionSession& session);
 
 // After a call: reports its result if every origin is to be reported at once, or if it was written into a parameter.
-void report_result(const CallContext& call, const Result& result, const NonfiniteRegistry::ProvenancePtr& record);
+void report_result(const CallContext& call, const Result& result, const NonfiniteRegistry::ProvenancePtr& provenance);
 
 // After a call with bad results: reports the parameters it has used that user code has made non-finite.
 void report_weight_use(const CallContext& call, c10::ArrayRef<BadArgument> bad_arguments);

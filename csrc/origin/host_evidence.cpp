@@ -37,7 +37,7 @@ void HostEvidence::select(const Result& result) {
       continue;
     }
     relevant_.push_back(&argument);
-    arguments_.push_back({argument.kinds, argument.record});
+    arguments_.push_back({argument.kinds, argument.provenance});
     inherited_ |= argument.kinds;
   }
 }
@@ -45,7 +45,7 @@ void HostEvidence::select(const Result& result) {
 // Whether the argument is a number that user code writes into a tensor: x[i, j] = nan, where(condition, nan, x).
 bool HostEvidence::is_written_number(const BadArgument& argument) const {
   const bool is_spread = result_->tensor.storage().nbytes() > result_->tensor.itemsize();
-  const auto& causes = argument.record->causes();
+  const auto& causes = argument.provenance->causes();
   return call_.plan.is_data_movement && is_spread && std::all_of(causes.begin(), causes.end(), [](const Cause& cause) {
            return cause.origin->source == OriginRecord::Source::kConstant && cause.origin->scalar;
          });
@@ -60,7 +60,7 @@ std::optional<ElementAttribution> HostEvidence::attribute_elements(NonfiniteKind
   if (!needs_elementwise_attribution(kinds)) return std::nullopt;
   std::vector<Candidate> candidates;
   for (const BadArgument* argument : relevant_) {
-    const bool is_accident = !argument->record->first().origin->is_intentional();
+    const bool is_accident = !argument->provenance->first().origin->is_intentional();
     candidates.push_back({argument->tensor, argument->before, is_accident && !call_.plan.is_data_movement});
   }
   ElementAttribution found = attribute_by_element(result_->tensor, candidates);
@@ -77,7 +77,7 @@ bool HostEvidence::needs_elementwise_attribution(NonfiniteKinds kinds) const {
   std::set<const OriginRecord*> causes;
   for (const BadArgument* argument : relevant_) {
     if (argument->overwritten && argument->before == nullptr) return false;
-    for (const Cause& cause : argument->record->causes()) causes.insert(cause.origin.get());
+    for (const Cause& cause : argument->provenance->causes()) causes.insert(cause.origin.get());
   }
   if (causes.size() > 1 || (writes_nan() && kinds.nan())) return true;
   const OriginRecord& only = **causes.begin();
@@ -131,9 +131,10 @@ void HostEvidence::find_external_arguments() {
       bad_arguments_.push_back({tensor, argument.name, argument.element, kinds, pending});
     } else if (const auto producer = producer_of_saved_argument(call_.plan.name, argument.name); !producer.empty()) {
       if (!kinds.nan()) continue;  // its table is full of -inf
-      auto record = std::make_shared<Provenance>(Cause{saved_argument_origin(call_, tensor, kinds, producer), kinds});
-      nonfinite_registry().remember(tensor, record);
-      bad_arguments_.push_back({tensor, argument.name, argument.element, kinds, std::move(record)});
+      auto provenance =
+          std::make_shared<Provenance>(Cause{saved_argument_origin(call_, tensor, kinds, producer), kinds});
+      nonfinite_registry().remember(tensor, provenance);
+      bad_arguments_.push_back({tensor, argument.name, argument.element, kinds, std::move(provenance)});
     } else {
       bad_arguments_.push_back(bad_argument(call_, tensor, argument.name, argument.element, kinds, false));
     }
@@ -143,8 +144,8 @@ void HostEvidence::find_external_arguments() {
 // A collective of gloo's ends by copying from memory of its own to where its result is awaited.
 NonfiniteRegistry::ProvenancePtr HostEvidence::pending_provenance() const {
   const at::Tensor target = copy_destination(call_);
-  const auto record = target.defined() ? nonfinite_registry().find(target) : nullptr;
-  return record != nullptr && record->pending() ? record : nullptr;
+  const auto provenance = target.defined() ? nonfinite_registry().find(target) : nullptr;
+  return provenance != nullptr && provenance->pending() ? provenance : nullptr;
 }
 
 bool HostEvidence::is_known(const at::Tensor& tensor) const {

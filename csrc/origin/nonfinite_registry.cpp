@@ -26,7 +26,7 @@ NonfiniteRegistry& of_process = *new NonfiniteRegistry;  // never destroyed: thr
 template <typename Regions>
 void mark_overwritten(const Regions& regions) {
   for (const auto& region : regions) {
-    for (const Cause& cause : region.record->causes()) cause.origin->overwritten = true;
+    for (const Cause& cause : region.provenance->causes()) cause.origin->overwritten = true;
   }
 }
 
@@ -45,7 +45,7 @@ bool NonfiniteRegistry::has_values_outside(const Region& old, const MemoryRegion
 void NonfiniteRegistry::merge_last(std::vector<Region>& regions) {
   const Region& last = regions.back();
   Region merged = regions[regions.size() - 2];
-  merged.record = both(*merged.record, *last.record);
+  merged.provenance = both(*merged.provenance, *last.provenance);
   merged.merge(last);
   regions.pop_back();
   regions.back() = std::move(merged);
@@ -69,7 +69,7 @@ void NonfiniteRegistry::take(std::vector<Region>& regions, std::vector<Region>& 
 }
 
 NonfiniteRegistry::Region::Region(const at::Tensor& values, ProvenancePtr of_values)
-    : MemoryRegion(values), record(std::move(of_values)) {
+    : MemoryRegion(values), provenance(std::move(of_values)) {
   // For produced_by() alone: PyTorch refuses to swap a tensor that somebody refers to weakly.
   if (!host_runtime().reports_backward_roots()) tensor = values.getIntrusivePtr();
 }
@@ -99,11 +99,11 @@ NonfiniteRegistry::ProvenancePtr NonfiniteRegistry::find(const at::Tensor& tenso
   for (auto region = regions.rbegin(); region != regions.rend(); ++region) {  // what was written last is on top
     if (!overlap(*region, wanted)) continue;
     if (found == nullptr) {
-      found = region->record;
-    } else if (found != region->record) {
-      const bool is_one_mask = found->is_intentional() && region->record->is_intentional();  // made row by row
+      found = region->provenance;
+    } else if (found != region->provenance) {
+      const bool is_one_mask = found->is_intentional() && region->provenance->is_intentional();  // made row by row
       if (!is_one_mask && is_of_newer()) break;
-      found = both(*found, *region->record);
+      found = both(*found, *region->provenance);
     }
     if (covers(*region, wanted)) break;
     if (!region->merged && region->dtype == wanted.dtype) newer.emplace_back(*region);
@@ -118,11 +118,11 @@ bool NonfiniteRegistry::contains(const at::Tensor& tensor) const {
   return entries_.count(storage) != 0;
 }
 
-void NonfiniteRegistry::remember(const at::Tensor& tensor, ProvenancePtr record) {
+void NonfiniteRegistry::remember(const at::Tensor& tensor, ProvenancePtr provenance) {
   const c10::StorageImpl* storage = storage_of(tensor);
   if (storage == nullptr) return;
   ++work_counters().remembered;
-  Region region(tensor, std::move(record));
+  Region region(tensor, std::move(provenance));
   c10::weak_intrusive_ptr<c10::StorageImpl> weak(tensor.storage().getWeakStorageImpl());
   std::vector<Region> overwritten;  // released after the lock, as are the dead
   std::vector<Entry> dead;
@@ -131,10 +131,10 @@ void NonfiniteRegistry::remember(const at::Tensor& tensor, ProvenancePtr record)
   auto& regions = entries_.try_emplace(storage, Entry{std::move(weak), {}}).first->second.regions;
   size_ = entries_.size();
   regions.reserve(regions.size() + 1);
-  const bool is_intentional = region.record->is_intentional();
+  const bool is_intentional = region.provenance->is_intentional();
   take(regions, overwritten, [&](const Region& old) {
     if (covers(region, old)) return true;
-    if (is_intentional && old.record->is_intentional()) return false;  // a mask, made row by row
+    if (is_intentional && old.provenance->is_intentional()) return false;  // a mask, made row by row
     return overlap(old, region) && !has_values_outside(old, region, storage);
   });
   mark_overwritten(overwritten);
@@ -203,11 +203,11 @@ std::vector<NonfiniteRegistry::Alive> NonfiniteRegistry::alive() const {
     if (!candidate.storage) continue;
     for (const Region& region : candidate.regions) {
       at::Tensor tensor = region.tensor_in(candidate.storage);
-      if (kinds_of(tensor).any()) found.push_back({std::move(tensor), region.record});
+      if (kinds_of(tensor).any()) found.push_back({std::move(tensor), region.provenance});
     }
   }
   std::sort(found.begin(), found.end(), [](const Alive& a, const Alive& b) {
-    return a.record->first().origin->sequence < b.record->first().origin->sequence;
+    return a.provenance->first().origin->sequence < b.provenance->first().origin->sequence;
   });
   return found;
 }
@@ -218,7 +218,8 @@ std::vector<NonfiniteRegistry::Alive> NonfiniteRegistry::produced_by(const torch
     const std::lock_guard lock(mutex_);
     for (const auto& [key, entry] : entries_) {
       for (const Region& region : entry.regions) {
-        if (auto tensor = region.tensor.lock()) candidates.push_back({at::Tensor(std::move(tensor)), region.record});
+        if (auto tensor = region.tensor.lock())
+          candidates.push_back({at::Tensor(std::move(tensor)), region.provenance});
       }
     }
   }

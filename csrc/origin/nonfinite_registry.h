@@ -37,7 +37,7 @@ class TORCHNAN_API NonfiniteRegistry {
   // Whether anything in the storage of `tensor` is remembered.
   bool contains(const at::Tensor& tensor) const;
 
-  void remember(const at::Tensor& tensor, ProvenancePtr record);
+  void remember(const at::Tensor& tensor, ProvenancePtr provenance);
 
   // Remembers of the bytes of `copy` what is remembered of those of `original`. Both are contiguous and of one size.
   void remember_copy(const at::Tensor& original, const at::Tensor& copy);
@@ -47,7 +47,7 @@ class TORCHNAN_API NonfiniteRegistry {
 
   struct Alive {
     at::Tensor tensor;
-    ProvenancePtr record;
+    ProvenancePtr provenance;
   };
   // Returns the tensors that are still alive and still non-finite.
   std::vector<Alive> alive() const;
@@ -62,7 +62,7 @@ class TORCHNAN_API NonfiniteRegistry {
   struct Region : MemoryRegion {
     Region(const at::Tensor& values, ProvenancePtr of_values);
 
-    ProvenancePtr record;
+    ProvenancePtr provenance;
     c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor{at::Tensor().getIntrusivePtr()};
   };
   struct Entry {

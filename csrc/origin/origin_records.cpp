@@ -100,9 +100,9 @@ void fill_constant_lines(const CallContext& call, Finding& facts) {
     if (input == facts.inputs.end()) continue;
     const at::Tensor tensor = scannable_values(argument.tensor);
     if (!tensor.defined() || !nonfinite_registry().contains(tensor)) continue;
-    const auto record = nonfinite_registry().find(tensor);
-    if (record == nullptr || record->first().origin->source != OriginRecord::Source::kConstant) continue;
-    const Frame frame = frame_of(record->first().origin->site.live, call.session);
+    const auto provenance = nonfinite_registry().find(tensor);
+    if (provenance == nullptr || provenance->first().origin->source != OriginRecord::Source::kConstant) continue;
+    const Frame frame = frame_of(provenance->first().origin->site.live, call.session);
     if (!frame.file.empty()) input->constant = fmt::format("{}:{}", frame.file, frame.line);
   }
 }
@@ -245,19 +245,19 @@ std::shared_ptr<OriginRecord> external_origin(const CallContext& call, const at:
   return origin_of_collective(call.session, std::move(origin));
 }
 
-bool is_constant_write(const Provenance& record) {
-  const Cause& cause = record.first();
+bool is_constant_write(const Provenance& provenance) {
+  const Cause& cause = provenance.first();
   return cause.origin->source != OriginRecord::Source::kOperation && !cause.first_computation &&
          cause.origin->entry() == nullptr;
 }
 
-NonfiniteRegistry::ProvenancePtr record_of_argument(const CallContext& call, const at::Tensor& argument,
-                                                    NonfiniteKinds kinds) {
+NonfiniteRegistry::ProvenancePtr provenance_of_argument(const CallContext& call, const at::Tensor& argument,
+                                                        NonfiniteKinds kinds) {
   const auto known = nonfinite_registry().find(argument);
   if (known != nullptr && !(is_constant_write(*known) && is_parameter(argument))) return known;
-  auto record = std::make_shared<Provenance>(Cause{external_origin(call, argument, kinds), kinds});
-  nonfinite_registry().remember(argument, record);
-  return record;
+  auto provenance = std::make_shared<Provenance>(Cause{external_origin(call, argument, kinds), kinds});
+  nonfinite_registry().remember(argument, provenance);
+  return provenance;
 }
 
 void record_first_use(OriginRecord& origin, const OpPlan& plan, const Site& site, const DetectionSession& session,

@@ -64,12 +64,12 @@ std::optional<Owner> owner_of(const c10::StorageImpl* storage, SiteId use, bool 
                               const DetectionSession& session);
 
 // Whether the values were only put into memory, by copy_() or fill_().
-bool is_constant_write(const Provenance& record);
+bool is_constant_write(const Provenance& provenance);
 
 // Returns the provenance of a bad argument, and remembers a new external origin if there is none. What is intentional
 // elsewhere is an accident in a weight.
-NonfiniteRegistry::ProvenancePtr record_of_argument(const CallContext& call, const at::Tensor& argument,
-                                                    NonfiniteKinds kinds);
+NonfiniteRegistry::ProvenancePtr provenance_of_argument(const CallContext& call, const at::Tensor& argument,
+                                                        NonfiniteKinds kinds);
 
 // Records an operation that may be the first to compute with values that no operation made, or to read them as a
 // module's own.

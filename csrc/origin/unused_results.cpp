@@ -24,26 +24,26 @@ bool is_unused(const OriginRecord& origin) {
 
 }  // namespace
 
-void record_unused(DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& record) {
-  const OriginRecord& origin = *record->first().origin;
+void record_unused(DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& provenance) {
+  const OriginRecord& origin = *provenance->first().origin;
   NonfiniteRegistry::ProvenancePtr released;  // after the lock
   const std::lock_guard lock(registry.mutex);
   auto& candidates = registry.by_session[&session];
   const CallSite key{origin.facts.op, origin.site.live, origin.site.forward};
   const auto known = candidates.find(key);
   if (known == candidates.end()) {
-    if (static_cast<int64_t>(candidates.size()) < session.options().max_findings) candidates.emplace(key, record);
+    if (static_cast<int64_t>(candidates.size()) < session.options().max_findings) candidates.emplace(key, provenance);
   } else if (!is_unused(*known->second->first().origin)) {
-    released = std::exchange(known->second, record);
+    released = std::exchange(known->second, provenance);
   }
 }
 
-void record_unused_if_new(DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& record) {
-  const auto& causes = record->causes();
+void record_unused_if_new(DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& provenance) {
+  const auto& causes = provenance->causes();
   const bool is_new = std::any_of(causes.begin(), causes.end(), [](const Cause& cause) {
     return cause.steps.empty() && !cause.origin->is_intentional();
   });
-  if (is_new) record_unused(session, record);
+  if (is_new) record_unused(session, provenance);
 }
 
 std::vector<NonfiniteRegistry::ProvenancePtr> drain_unused(const DetectionSession& session) {
@@ -56,8 +56,8 @@ std::vector<NonfiniteRegistry::ProvenancePtr> drain_unused(const DetectionSessio
     registry.by_session.erase(found);
   }
   std::vector<NonfiniteRegistry::ProvenancePtr> unused;
-  for (const auto& [site, record] : candidates) {
-    if (is_unused(*record->first().origin)) unused.push_back(record);
+  for (const auto& [site, provenance] : candidates) {
+    if (is_unused(*provenance->first().origin)) unused.push_back(provenance);
   }
   std::sort(unused.begin(), unused.end(),
             [](const auto& a, const auto& b) { return a->first().origin->sequence < b->first().origin->sequence; });

@@ -23,9 +23,9 @@ NonfiniteRegistry::ProvenancePtr record(OriginRecord::Source source = OriginReco
   return std::make_shared<Provenance>(cause(source));
 }
 
-std::vector<const OriginRecord*> roots(const NonfiniteRegistry::ProvenancePtr& record) {
+std::vector<const OriginRecord*> roots(const NonfiniteRegistry::ProvenancePtr& provenance) {
   std::vector<const OriginRecord*> found;
-  for (const Cause& cause : record->causes()) found.push_back(cause.origin.get());
+  for (const Cause& cause : provenance->causes()) found.push_back(cause.origin.get());
   return found;
 }
 
@@ -206,8 +206,8 @@ TEST(NonfiniteRegistry, ListsWhatIsAliveOldestFirst) {
   repaired.zero_();  // out of sight
   const auto alive = lineage.alive();
   ASSERT_EQ(alive.size(), 2u);
-  EXPECT_EQ(alive[0].record, older);
-  EXPECT_EQ(alive[1].record, younger);
+  EXPECT_EQ(alive[0].provenance, older);
+  EXPECT_EQ(alive[1].provenance, younger);
 }
 
 TEST(Cause, KeepsTheFirstStepsAndTheLast) {
