@@ -45,13 +45,13 @@ TensorSnapshot& TensorSnapshot::operator=(const at::Tensor& of) {
 }
 
 // As current_call_site() does, but for every operation: nothing is allocated.
-EventContext::EventContext(const OpPlan& plan, DetectionSession& session, uint64_t thread)
-    : plan(&plan),
-      session(session),
+EventContext::EventContext(const OpPlan& of_plan, DetectionSession& in_session, uint64_t on_thread)
+    : plan(&of_plan),
+      session(in_session),
       live(host_runtime().current_stack_id()),
       grad_mode(c10::GradMode::is_enabled()),
-      thread(thread),
-      step(session.step()) {
+      thread(on_thread),
+      step(in_session.step()) {
   if (const auto current = torch::autograd::get_current_node()) {
     node = node_names.of(*current);
     node_execution_id = execution_id(*current);

@@ -93,7 +93,7 @@ struct EventContext {
 
   EventContext() = default;
   // Describes where the calling thread is.
-  EventContext(const OpPlan& plan, DetectionSession& session, uint64_t thread);
+  EventContext(const OpPlan& of_plan, DetectionSession& in_session, uint64_t on_thread);
 };
 
 enum class EventType : uint8_t {

@@ -68,18 +68,23 @@ Window take_window(EventNumber first) {
   return window;
 }
 
-// Nothing is known of the results of these events any more. Scans those that are still there. Returns whether there are
-// any.
-bool force_scans(const std::vector<WeakTensor>& doubted, const std::vector<EventNumber>& numbers) {
+// A result whose bound was proved of a value that was not within its own.
+struct Doubted {
+  WeakTensor tensor;
+  EventNumber number;
+};
+
+// Scans the results that are still there, of which nothing is known any more. Returns whether there are any.
+bool force_scans(const std::vector<Doubted>& results) {
   bool has_scanned = false;
-  for (size_t i = 0; i < doubted.size(); ++i) {
-    const at::Tensor tensor = doubted[i].lock();
+  for (const Doubted& result : results) {
+    const at::Tensor tensor = result.tensor.lock();
     if (!tensor.defined()) continue;
     Scanner* const scanner = Scanner::of(tensor.device());
     ScanList scans;
     {
       Devices::Lock locked(devices());
-      Event* const event = locked.journal().find(numbers[i]);
+      Event* const event = locked.journal().find(result.number);
       if (event == nullptr || !scans.add(tensor, event->number, event->limit())) continue;
       event->scanner = scanner;
     }
@@ -89,36 +94,37 @@ bool force_scans(const std::vector<WeakTensor>& doubted, const std::vector<Event
   return has_scanned;
 }
 
+// Forgets the bound of an event whose scan has found a larger value. Returns whether it has. `then` is the event in the
+// window, `now` that on record.
+bool invalidate_if_exceeded(Devices::Lock& locked, const DeviceScans& found, Event& then, Event& now) {
+  if (found.largest_word_of(then) <= then.limit()) return false;
+  now.bound = {};
+  if (!found.exceeds_assumption(then)) return true;
+  locked.assumptions().raise(then, decode_magnitude(found.largest_word_of(then), then.tensor.dtype));
+  now.assumed = std::numeric_limits<double>::infinity();  // this once: it is known now
+  then.assumed = now.assumed;
+  return true;
+}
+
 // What comes after a value that was not within its bound has been proved of something else. True if that has changed
 // what the window shows.
 bool invalidate_bounds(Window& window) {
-  std::vector<WeakTensor> doubted;
-  std::vector<EventNumber> numbers;
+  std::vector<Doubted> doubted;
   bool is_void = false;
   {
     Devices::Lock locked(devices());
     for (Event& then : window.events) {
-      Event* event = locked.journal().find(then.number);
-      if (event == nullptr) continue;
-      const DeviceScans* found = window.scans_of(then);
-      if (found == nullptr) {
-        if (!is_void) continue;
-        event->bound = {};
-        if (event->type != EventType::kResult) continue;
-        doubted.push_back(locked.journal().find_tensor(*event));
-        numbers.push_back(event->number);
-        continue;
+      Event* const now = locked.journal().find(then.number);
+      if (now == nullptr) continue;
+      if (const DeviceScans* const found = window.scans_of(then)) {
+        is_void |= invalidate_if_exceeded(locked, *found, then, *now);
+      } else if (is_void) {
+        now->bound = {};
+        if (now->type == EventType::kResult) doubted.push_back({locked.journal().find_tensor(*now), now->number});
       }
-      if (found->largest_word_of(then) <= then.limit()) continue;
-      is_void = true;
-      event->bound = {};
-      if (!found->exceeds_assumption(then)) continue;
-      locked.assumptions().raise(then, decode_magnitude(found->largest_word_of(then), then.tensor.dtype));
-      event->assumed = std::numeric_limits<double>::infinity();  // this once: it is known now
-      then.assumed = event->assumed;
     }
   }
-  return force_scans(doubted, numbers);
+  return force_scans(doubted);
 }
 
 }  // namespace
