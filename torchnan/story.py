@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
+from torchnan._load import _C
 from torchnan.detection.finding import LEVELS, Finding
-
-_RECEIVED = " received it from another rank"  # of the hint, by csrc/report/hint.cpp
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +73,7 @@ def incidents(findings: Iterable[Finding]) -> list[Incident]:
 
 def is_received(finding: Finding) -> bool:
     """Returns whether a collective has brought the value from another rank."""
-    return finding.origin == "input" and _RECEIVED in (finding.hint or "")
+    return finding.origin == "input" and _C.collective_in_hint(finding.hint or "") is not None
 
 
 def identity(f: Finding) -> object:
@@ -111,7 +110,7 @@ def _cause_of(received: Finding, story: Sequence[Incident]) -> Incident | None:
 
 
 def _collective(finding: Finding) -> str:
-    return str(finding.hint).partition(_RECEIVED)[0]
+    return _C.collective_in_hint(finding.hint or "") or ""
 
 
 def _order(finding: Finding) -> tuple[int, int]:

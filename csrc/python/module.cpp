@@ -1,51 +1,50 @@
 // torchnan._C: the core as Python sees it.
 #include <torch/csrc/utils/pybind.h>  // first: tensors to and from Python
 
-#include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <cmath>
+#include <optional>
+#include <string>
+#include <system_error>
 #include <tuple>
+#include <vector>
 
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
-#include <torch/csrc/autograd/python_variable.h>
 
-#include "call_sites/call_site_ring.h"
-#include "bounds/bound_cache.h"
-#include "scan/storage_of.h"
-#include "scan/tensor_scan.h"
+#include "api/handover.h"
+#include "api/harm_checks.h"
+#include "api/headroom.h"
+#include "api/session_lifetime.h"
+#include "detection/session.h"
+#include "detection/thread_state.h"
 #include "device/devices.h"
 #include "device/resolve.h"
 #include "host/environment.h"
 #include "intercept/install_interceptor.h"
 #include "operators/dispatch_key.h"
-#include "api/handover.h"
-#include "api/harm_checks.h"
-#include "api/session_lifetime.h"
-#include "api/headroom.h"
 #include "ops/measure.h"
 #include "origin/nonfinite_registry.h"
-#include "python/function_mode_guard.h"
 #include "python/bound_rule.h"
+#include "python/call_python.h"
 #include "python/compiled_regions.h"
+#include "python/convert.h"
+#include "python/hook_callbacks.h"
+#include "python/instances.h"
 #include "python/method_hook.h"
 #include "python/optimizer_step.h"
-#include "python/call_python.h"
-#include "python/convert.h"
-#include "python/instances.h"
 #include "python/python_runtime.h"
 #include "report/append_only_file.h"
+#include "report/hint.h"
+#include "scan/tensor_scan.h"
 #include "text/printable.h"
-#include "detection/error_containment.h"
-#include "detection/thread_state.h"
-#include "detection/session.h"
 
 namespace py = pybind11;
 using namespace torchnan;
 
 namespace {
 
-// The session that this thread works for; null when it works for none.
+// Null when this thread works for none.
 std::shared_ptr<DetectionSession> current_session() { return ThreadState::current().shared_session(); }
 
 void report_harm_of(const std::string& harm, const std::vector<at::Tensor>& tensors, const py::function& name_of) {
@@ -53,88 +52,6 @@ void report_harm_of(const std::string& harm, const std::vector<at::Tensor>& tens
   if (session == nullptr) return;
   report_tensors(*session, parse_enum<HarmKind>(harm), tensors,
                  [&](size_t i) { return with_gil([&] { return from_py_str(name_of(i)); }); });
-}
-
-// Of what autograd's engine is given.
-struct Roots {
-  c10::SmallVector<at::Tensor, 2> tensors;
-  c10::SmallVector<at::Tensor, 2> gradients;
-};
-
-// A gradient may be None, a root an edge of a graph.
-Roots roots_from(const py::handle& roots, const py::handle& gradients) {
-  Roots found;
-  auto gradient = py::iter(gradients);
-  for (const py::handle root : py::iter(roots)) {
-    const py::handle its_gradient = gradient == py::iterator::sentinel() ? py::handle() : *gradient;
-    if (its_gradient) ++gradient;
-    if (!THPVariable_Check(root.ptr())) continue;
-    found.tensors.push_back(THPVariable_Unpack(root.ptr()));
-    const bool is_given = its_gradient && THPVariable_Check(its_gradient.ptr());
-    found.gradients.push_back(is_given ? THPVariable_Unpack(its_gradient.ptr()) : at::Tensor());
-  }
-  return found;
-}
-
-void check_backward_roots(const py::handle& roots, const py::handle& gradients) {
-  const auto session = is_replaying() ? nullptr : current_session();
-  if (session == nullptr || !PyTuple_Check(roots.ptr()) || !PyTuple_Check(gradients.ptr())) return;
-  contain(*session, "checking the roots of backward", [&] {
-    const Roots given = roots_from(roots, gradients);
-    const py::gil_scoped_release no_gil;
-    report_backward_roots(*session, given.tensors, given.gradients);
-  });
-}
-
-// By other means than an operation. Other things than tensors are PyTorch's to refuse.
-void report_read(const py::handle& tensor) {
-  const bool is_needed = nonfinite_registry().in_use() || devices().in_use();
-  const bool is_programs = is_needed && !is_replaying() && THPVariable_Check(tensor.ptr());
-  const auto session = is_programs ? current_session() : nullptr;
-  if (session == nullptr) return;
-  const at::Tensor read = THPVariable_Unpack(tensor.ptr());
-  const py::gil_scoped_release no_gil;
-  report_tensors(*session, HarmKind::kRead, read, [](size_t) { return std::string(); });
-}
-
-// Of its values, where it is sparse or nested; 0 where it has no memory that could hold a NaN, or does not expose it.
-uintptr_t storage_address(const py::handle& tensor) {
-  if (!THPVariable_Check(tensor.ptr())) return 0;
-  try {
-    const at::Tensor& given = THPVariable_Unpack(tensor.ptr());
-    const at::Tensor on_host = scannable_values(given);
-    const at::Tensor values = on_host.defined() ? on_host : *scannable(given);
-    return values.defined() ? reinterpret_cast<uintptr_t>(storage_of(values)) : 0;
-  } catch (const std::exception&) {
-    return 0;
-  }
-}
-
-// Reports of PyTorch's code to the bound cache about a tensor; that code must not fail for it.
-template <void (BoundCache::*kRecord)(const at::Tensor&), void (Journal::*kRecordInJournal)(const at::Tensor&)>
-void notify_write(const py::handle& tensor) {
-  if (!THPVariable_Check(tensor.ptr())) return;
-  try {
-    const at::Tensor& given = THPVariable_Unpack(tensor.ptr());
-    (bound_cache().*kRecord)(given);
-    if (!devices().in_use() || given.is_cpu() || !given.has_storage()) return;
-    const at::Tensor kept = given;
-    const py::gil_scoped_release no_gil;  // a launch may wait for the device
-    devices().launch_scans_of(kept.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
-    if (const auto there = scannable(kept); there->defined())
-      (Devices::Lock(devices()).journal().*kRecordInJournal)(*there);
-  } catch (...) {
-    if (const auto session = current_session()) count_failure(*session, "noting that memory is shared");
-  }
-}
-
-constexpr auto mark_stale = &notify_write<&BoundCache::mark_stale, &Journal::mark_stale>;
-constexpr auto record_exported = &notify_write<&BoundCache::record_exported, &Journal::record_exported>;
-
-// An iterator would be used up by looking.
-void mark_all_stale(const py::handle& tensors) {
-  if (!PyTuple_Check(tensors.ptr()) && !PyList_Check(tensors.ptr())) return;
-  for (const py::handle tensor : tensors) mark_stale(tensor);
 }
 
 // Empty if tensors on devices of this type are scanned. Makes the scanner of the one that is current, if there is none.
@@ -244,18 +161,12 @@ void bind_session(py::module_& m) {
   m.def("is_alarmed", [] { return devices().in_use() && devices().is_alarmed(); });
   m.def("launch_scans", [] { devices().launch_all(); }, without_gil);
   m.def("report_tensors", &report_harm_of, py::arg("harm"), py::arg("tensors"), py::arg("name_of"), without_gil);
-  m.def("report_backward_roots", &check_backward_roots, py::arg("roots"), py::arg("gradients"));
-  m.def("report_read", &report_read);
-  m.def("mark_all_stale", &mark_all_stale);
-  m.def("record_exported", record_exported);
-  m.def("mark_stale", mark_stale);
   m.def("unscanned_reason", &unscanned_reason, py::arg("type"));
   m.def("unscanned_devices", &Scanner::unavailable_devices);
-  m.def("storage_of", &storage_address);
   m.def("scalar_value", &scalar_value);
   m.def("record_failure", &record_failure, py::arg("part"), py::arg("why"));
-  m.def("record_call_site", &record_next_node_site);
   m.def("instances_of", &instances_of);
+  bind_hook_callbacks(m);
   bind_bound_rules(m);
   bind_proved_steps(m);
   bind_compiled_regions(m);
@@ -270,9 +181,15 @@ void bind_session(py::module_& m) {
 py::str shown(const py::str& text, size_t limit) { return to_py_str(printable(from_py_str(text), limit)); }
 py::str stored(const py::str& text, size_t limit) { return to_py_str(to_valid_utf8(from_py_str(text), limit)); }
 
+std::optional<py::str> collective_in(const py::str& hint) {
+  const auto collective = collective_in_hint(from_py_str(hint));
+  return collective ? std::optional(to_py_str(*collective)) : std::nullopt;
+}
+
 void bind_text(py::module_& m) {
   m.def("printable", &shown, py::arg("text"), py::arg("limit") = 400);
   m.def("to_valid_utf8", &stored, py::arg("text"), py::arg("limit") = 1000);
+  m.def("collective_in_hint", &collective_in, py::arg("hint"));
   m.def("rank_from_environment", &rank_from_environment);
   m.def("is_disabled", &is_disabled);
 }
