@@ -75,10 +75,10 @@ def other_options(program: Program, facts: list[Fact], **options: Any) -> list[t
 def plainly(facts: list[Fact]) -> list[Fact]:
     """What nobody has proved before is a value that came in, and not one that was written outside.
 
-    To keep a value that came in does no harm, so the two can differ in whether it is reported.
+    To keep a value that came in does no harm, nor to read an Inf: the two can differ in whether these are reported.
     """
     compared = [tuple("input" if value == "foreign" else value for value in fact) for fact in facts]
-    return [fact for fact in compared if not (fact[2] == "input" and fact[6] == "alive")]
+    return [fact for fact in compared if not (fact[2] == "input" and (fact[6] == "alive" or fact[1] == "inf"))]
 
 
 def against_truth(result: Run, facts: list[Fact], program: Program) -> list[tuple[str, Any]]:
