@@ -189,20 +189,20 @@ void NonfiniteRegistry::remember_copy(const at::Tensor& original, const at::Tens
 }
 
 std::vector<NonfiniteRegistry::Alive> NonfiniteRegistry::alive() const {
-  struct Candidate {
+  struct KnownStorage {
     c10::intrusive_ptr<c10::StorageImpl> storage;
     std::vector<Region> regions;
   };
-  std::vector<Candidate> candidates;
+  std::vector<KnownStorage> storages;
   {
     const std::lock_guard lock(mutex_);
-    for (const auto& [key, entry] : entries_) candidates.push_back({entry.storage.lock(), entry.regions});
+    for (const auto& [key, entry] : entries_) storages.push_back({entry.storage.lock(), entry.regions});
   }
   std::vector<Alive> found;
-  for (Candidate& candidate : candidates) {
-    if (!candidate.storage) continue;
-    for (const Region& region : candidate.regions) {
-      at::Tensor tensor = region.tensor_in(candidate.storage);
+  for (KnownStorage& known : storages) {
+    if (!known.storage) continue;
+    for (const Region& region : known.regions) {
+      at::Tensor tensor = region.tensor_in(known.storage);
       if (kinds_of(tensor).any()) found.push_back({std::move(tensor), region.provenance});
     }
   }

@@ -174,7 +174,9 @@ def test_a_mask_that_a_region_has_used_up_is_silent(is_kept):
     assert watch.findings == []
 
 
-@pytest.mark.parametrize("entry", [Line("train.py", 3, "Net.forward"), nn.Linear(2, 2), Engine()], ids=repr)
+@pytest.mark.parametrize(
+    "entry", [Line("train.py", 3, "Net.forward"), nn.Linear(2, 2), Engine()], ids=["line", "module", "engine"]
+)
 def test_every_replay_of_a_line_has_the_same_call_site(entry):
     """As many as replays would fill the table of call sites, and findings would have no line from then on."""
     sites = {call_under([Line("train.py", 1, "<module>"), entry], _C.capture_stack) for _ in range(3)}
