@@ -26,7 +26,6 @@ struct MemoryRegion {
   bool dense = false;
   bool merged = false;  // the hull of several
 
-  MemoryRegion() = default;
   explicit MemoryRegion(const at::Tensor& tensor);
 
   // Returns the tensor again, in the storage that it was in.

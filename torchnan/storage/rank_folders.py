@@ -20,7 +20,7 @@ def folders_of(where: Path, rank: int) -> list[Path]:
 
 def all_in(where: Path) -> list[Path]:
     """Returns the folders of every rank that exist, by name."""
-    return sorted(path for path in where.glob("rank-*-step-*") if path.is_dir())
+    return sorted(path for path in where.glob(f"{_prefix('*')}step-*") if path.is_dir())
 
 
 def step_of(path: Path) -> int:
@@ -42,5 +42,5 @@ def remove_partial(where: Path, rank: int) -> None:
     atomic_folder.remove_partial(where, _prefix(rank))
 
 
-def _prefix(rank: int) -> str:
+def _prefix(rank: int | str) -> str:
     return f"rank-{rank}-"

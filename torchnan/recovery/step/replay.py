@@ -143,9 +143,8 @@ def _run_detected(rerun: Rerun, forward_backward: ForwardBackward, step: int) ->
     session = detect(action="log", model=forward_backward.model)
     with entered_with_new_threads(session):
         session.mark_step(step)
-        run = rerun(
-            lambda: optimizer_hooks.check_gradients(forward_backward.optimizer)
-        )  # the optimizer would use them next
+        # The optimizer would use the gradients next.
+        run = rerun(lambda: optimizer_hooks.check_gradients(forward_backward.optimizer))
     return run, session.first
 
 
