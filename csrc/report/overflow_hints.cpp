@@ -107,6 +107,7 @@ constexpr std::array kSums = {
     "avg_pool2d"sv,
     "avg_pool3d"sv,
     "_adaptive_avg_pool2d"sv,
+    "_adaptive_avg_pool3d"sv,
     "embedding_bag"sv,
     "_embedding_bag"sv,
     "_embedding_bag_forward_only"sv,
@@ -125,9 +126,25 @@ constexpr std::array kSums = {
     "put"sv,
     "upsample_bicubic2d"sv,
     "_softmax_backward_data"sv,
+    "_log_softmax_backward_data"sv,
     "_embedding_bag_backward"sv,
     "_embedding_bag_per_sample_weights_backward"sv,
     "_sparse_mm_reduce_impl_backward"sv,
+};
+
+// Those in which an Inf on the way may also meet a zero.
+constexpr std::array kProducts = {
+    "addcmul"sv,
+    "ldexp"sv,
+    "index_reduce"sv,
+    "binary_cross_entropy_with_logits"sv,
+    "soft_margin_loss_backward"sv,
+    "grid_sampler_2d"sv,
+    "grid_sampler_2d_backward"sv,
+    "grid_sampler_3d"sv,
+    "grid_sampler_3d_backward"sv,
+    "gelu"sv,
+    "gelu_backward"sv,
 };
 
 // The others.
@@ -136,9 +153,7 @@ constexpr std::array kSeveralRoundings = {
     "prod"sv,
     "cumprod"sv,
     "lerp"sv,
-    "addcmul"sv,
     "addcdiv"sv,
-    "ldexp"sv,
     "dist"sv,
     "norm"sv,
     "linalg_vector_norm"sv,
@@ -146,12 +161,14 @@ constexpr std::array kSeveralRoundings = {
     "huber_loss"sv,
     "smooth_l1_loss"sv,
     "soft_margin_loss"sv,
-    "binary_cross_entropy_with_logits"sv,
+    "multi_margin_loss"sv,
+    "multi_margin_loss_backward"sv,
+    "multilabel_margin_loss_forward"sv,
+    "nll_loss_forward"sv,
     "_cdist_forward"sv,
     "_euclidean_dist"sv,
     "_pdist_forward"sv,
     "scatter_reduce"sv,
-    "index_reduce"sv,
     "trapezoid"sv,
     "logaddexp"sv,
     "_weight_norm_interface"sv,
@@ -165,9 +182,6 @@ constexpr std::array kSeveralRoundings = {
     "huber_loss_backward"sv,
     "smooth_l1_loss_backward"sv,
     "_histogramdd_bin_edges"sv,
-    "soft_margin_loss_backward"sv,
-    "grid_sampler_2d"sv,
-    "grid_sampler_2d_backward"sv,
     "hardswish"sv,
     "round"sv,
     "special_log_ndtr"sv,
@@ -231,7 +245,8 @@ Hint hint_for_largest_value(const Operation& op, const Argument& x) {
 
 bool is_arithmetic(std::string_view op) {
   const bool is_polynomial = op.find("_polynomial_") != std::string_view::npos;
-  return is_polynomial || contains(kOneRounding, op) || contains(kSums, op) || contains(kSeveralRoundings, op);
+  return is_polynomial || contains(kOneRounding, op) || contains(kSums, op) || contains(kProducts, op) ||
+         contains(kSeveralRoundings, op);
 }
 
 // Whether the operation makes what it made only by leaving the range.
@@ -244,7 +259,7 @@ bool is_overflow(const Operation& op) {
     return op.made_inf() && !may_divide_by_zero &&
            std::none_of(op.arguments().begin(), op.arguments().end(), is_infinite);
   }
-  return op.is_of_finite() && (contains(kSums, op.name()) || op.is_complex());
+  return op.is_of_finite() && (contains(kSums, op.name()) || contains(kProducts, op.name()) || op.is_complex());
 }
 
 }  // namespace
@@ -263,7 +278,7 @@ Hint hint_for_overflow(const Operation& op) {
   std::string text = fmt::format("{} beyond {}, the largest that {} can hold{}",
                                  is_result ? "the result is" : "the result, or a value on the way to it, is",
                                  op.limit(), op.dtype(), describe_operands(operands));
-  if (op.made_nan()) text += ": inf - inf is NaN";
+  if (op.made_nan()) text += contains(kProducts, op.name()) ? ": inf - inf or 0 * inf is NaN" : ": inf - inf is NaN";
   text += describe_growth(op);
   return operands.empty() ? Hint{std::move(text)} : about(operands[0], std::move(text));
 }

@@ -10,6 +10,8 @@ SEVERAL_POLES = "it has poles at other places than zero, and of its argument onl
 ITERATION = "an iteration or a factorisation fails for more reasons than the ranges of its arguments show"
 TOO_NEAR_ZERO = "its result is in range where it stands, and not a little nearer to zero: the pole is not reached"
 TWO_OVERFLOWS = "a variance or sum may have overflowed, or what it is scaled by"
+SERIES = "its asymptotic series leaves the range at both ends"
+BINS = "it divides by the widths of bins, which are no arguments, and some of them are 0"
 INF_TIMES_ZERO = "an Inf on the way meets a zero or another Inf in a recurrence"
 
 # Operators of which some values have no hint, and why.
@@ -27,6 +29,10 @@ WITHOUT_HINT = {
     "linalg_ldl_factor_ex": ITERATION,
     "linalg_ldl_solve": ITERATION,
     "geqrf": ITERATION,
+    "linalg_lu": ITERATION,
+    "linalg_lu_factor_ex": ITERATION,
+    "linalg_lstsq": ITERATION,
+    "_linalg_slogdet": ITERATION,
     "special_bessel_y1": TOO_NEAR_ZERO,
     "special_modified_bessel_k1": TOO_NEAR_ZERO,
     "special_scaled_modified_bessel_k0": TOO_NEAR_ZERO,
@@ -39,13 +45,16 @@ WITHOUT_HINT = {
     "_native_batch_norm_legit": TWO_OVERFLOWS,
     "xlogy": "a weight is so large that a logarithm may overflow where another is infinite",
     "special_xlog1py": "a weight is so large that a logarithm may overflow where another is infinite",
-    "grid_sampler_2d": INF_TIMES_ZERO,
-    "grid_sampler_2d_backward": INF_TIMES_ZERO,
-    "soft_margin_loss_backward": INF_TIMES_ZERO,
     "sinc": INF_TIMES_ZERO,
     "sgn": INF_TIMES_ZERO,
     "_histogramdd_bin_edges": INF_TIMES_ZERO,
-    "special_airy_ai": "its asymptotic series leaves the range at both ends",
+    "_histogramdd_from_bin_cts": BINS,
+    "_histogramdd_from_bin_tensors": BINS,
+    "histogram": BINS,
+    "where": "logdet chooses a constant NaN where the determinant is negative",
+    "special_airy_ai": SERIES,
+    "igamma": SERIES,
+    "igammac": SERIES,
     "segment_reduce": "a segment may be empty, or its product or sum may overflow",
     "_ctc_loss": "log probabilities that are none may overflow or leave no alignment",
     "_ctc_loss_backward": "log probabilities that are none may overflow or leave no alignment",
@@ -57,10 +66,14 @@ WITHOUT_HINT = {
             *(f"{kind}chebyshev_polynomial_{letter}" for kind in ("", "shifted_") for letter in "tuvw"),
             "hermite_polynomial_h",
             "hermite_polynomial_he",
+            "laguerre_polynomial_l",
             "legendre_polynomial_p",
         )
     },
 }
+
+# Read out of bounds where a coordinate is 1e30, without torchnan too: the index of a bicubic neighbour overflows.
+CRASH_PYTORCH = {"grid_sampler_2d", "nn.functional.grid_sample"}
 
 SHARES = 40
 
@@ -74,7 +87,8 @@ def test_hints_about_operators_at_edges_are_true(share):
 @pytest.mark.slow
 @pytest.mark.parametrize("share", range(SHARES))
 def test_hints_about_more_samples_of_operators_are_true(share):
-    hold_all_hints(sorted(operators())[share::SHARES], seed=1, samples=6)
+    names = [name for name in sorted(operators())[share::SHARES] if name not in CRASH_PYTORCH]
+    hold_all_hints(names, seed=1, samples=6)
 
 
 def hold_all_hints(names, **options):

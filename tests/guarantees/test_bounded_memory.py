@@ -59,7 +59,7 @@ CASES = {
     "new_places": Case(1_000, 60_000),
     "new_threads": Case(100, 5_000),
     "new_operators": Case(200, 10_000),
-    "bad_steps": Case(10, 200),
+    "bad_steps": Case(10, 1_000),
 }
 
 

@@ -54,6 +54,18 @@ def test_a_line_is_a_finding_or_a_value_error(path):
 
 # -- fuzzers
 
+HARNESS_SOURCES = (
+    *(f"csrc/report/{name}.cpp" for name in ("enum_names", "finding_json", "finding_json_reader", "finding_text")),
+    *(f"csrc/report/{name}.cpp" for name in ("number_text", "own_frame", "truncate")),
+    "csrc/text/printable.cpp",
+)
+
+
+@pytest.mark.parametrize("source", HARNESS_SOURCES)
+def test_a_source_of_the_harness_is_there(source):
+    """Fails when a file is renamed: the fuzzer itself runs in the soak alone."""
+    assert (REPOSITORY / source).exists()
+
 
 def told(output: str) -> str:
     """What libFuzzer says of a run: executions and coverage."""
@@ -95,7 +107,6 @@ def harness(tmp_path):
     compiler = shutil.which("clang++")
     if compiler is None:
         pytest.skip("no clang++ here: apt-get install clang libclang-rt-dev")
-    sources = [f"csrc/report/{name}.cpp" for name in ("json", "names", "printable", "read_json", "shorten", "text")]
     json = importlib.util.find_spec("nlohmann_json")
     found = [f"{folder}/include" for folder in (json.submodule_search_locations if json else [])]
     includes = ["csrc", "csrc/include", *found, f"{Path(torch.__file__).parent}/include"]
@@ -103,7 +114,7 @@ def harness(tmp_path):
         [
             *(compiler, "-std=c++20", "-O1", "-g", "-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all"),
             *("-DFMT_HEADER_ONLY", *(f"-I{folder}" for folder in includes)),
-            *(*sources, str(FUZZ / "finding.cpp"), "-o", str(tmp_path / "harness")),
+            *(*HARNESS_SOURCES, str(FUZZ / "finding.cpp"), "-o", str(tmp_path / "harness")),
         ],
         cwd=REPOSITORY,
         deadline=600,

@@ -33,7 +33,7 @@ PARTS = {
     "the loops for avx2": "Long/*_avx2",
     "the loops for avx512": "Long/*_avx512",
     "strided views": "Long/LongEveryView.*",
-    "more than 2^31 elements": "LongHugeCensus.*",
+    "more than 2^31 elements": "LongHugeTensor.*",
 }
 PARTS["the rest"] = "Long*-" + ":".join(PARTS.values())
 

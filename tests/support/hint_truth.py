@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 NUMBER = r"-?[\d.]+(?:e[+-]?\d+)?"
 
@@ -126,6 +126,13 @@ def both(*checks: Check) -> Check:
     return run
 
 
+def either(*checks: Check) -> Check:
+    def run(call: Call, found: re.Match[str], output: int) -> str | None:
+        return min((check(call, found, output) for check in checks), key=lambda wrong: wrong is not None)
+
+    return run
+
+
 def counts(call: Call, found: re.Match[str], output: int) -> str | None:
     """So many results are made of a zero divisor, if it is said how many."""
     told, made = found["times"], call.results[output]
@@ -152,6 +159,11 @@ def holds_infinities(call: Call, found: re.Match[str], _: int) -> str | None:
     return None if bool(call.tensor(found["x"]).isinf().any()) else f"{found['x']} holds no infinity"
 
 
+def some_argument_holds_infinities(call: Call, _: re.Match[str], __: int) -> str | None:
+    tensors = [x for x in tree_leaves(call.arguments) if isinstance(x, torch.Tensor)]
+    return None if any(bool(x.isinf().any()) for x in tensors) else "no argument holds an infinity"
+
+
 def has_no_elements(call: Call, found: re.Match[str], _: int) -> str | None:
     return None if call.tensor(found["x"]).numel() == 0 else f"{found['x']} has elements"
 
@@ -172,6 +184,7 @@ SENTENCES: Sequence[tuple[str, Check]] = (
     (rf"{X} (?:holds zeros|is 0) where self is 0 too: \w+ is not defined there", POLE),
     (rf"{X} holds zeros, and a product on the way is beyond .*", both(holds_zeros, is_overflow)),
     (rf"{X} from .* to .*: logit has no slope outside \[0, 1\]", remains),
+    (rf"{X} (?:holds zeros|is 0): 0 to a negative power .* is inf, or a power is beyond .*", either(POLE, is_overflow)),
     (rf"{X} (?:holds zeros|is 0)[:,] .*", POLE),
     (rf"{X} holds zeros or negative integers, the poles of lgamma", remains),
     (rf"{X} holds negative integers, the poles of \w+", remains),
@@ -198,6 +211,7 @@ SENTENCES: Sequence[tuple[str, Check]] = (
         rf"{X} (?:and \w+ hold (?:zeros and )?infinities|holds (?:infinities|\+inf))\b.*",
         both(holds_infinities, remains),
     ),
+    (r"it computed with the infinities of .*", some_argument_holds_infinities),
     (rf"{X} has no elements: .*", has_no_elements),
     (r"the variance of (?:a single element|\d+ elements) of .*", remains),
     (r"there are no targets: .*", remains),

@@ -39,6 +39,7 @@ Hint hint_for_normalization(const Operation& op) {
   if (variance) return hint_for_running_variance(op, variance);  // else it was written: training
   const Argument x = op.self();
   const Argument eps = op.argument("eps");
+  if (eps.has_range() && eps.min() < 0) return {};  // the root of a small variance, or a large one
   if (!x.is_finite() || !x.tally().absmax || may_overflow_in_scaling(op, x)) return {};
   const double limit = largest_number(computation_dtype(op));
   const double squares = x.absmax() * x.absmax() * static_cast<double>(x.size());
@@ -52,6 +53,13 @@ Hint hint_for_normalization(const Operation& op) {
   return about(eps, fmt::format("eps is 0, and the {} of a row of {} is 0: {}",
                                 op.name() == "_fused_rms_norm" ? "mean square" : "variance", x.input->name,
                                 op.made_nan() ? "0/0 is NaN" : "x/0 is inf"));
+}
+
+// It divides by what the forward pass saved: in evaluation nothing, and the running statistics are used.
+Hint hint_for_batch_norm_backward(const Operation& op) {
+  const Argument saved = op.argument("save_invstd");
+  if (saved && saved.size() > 0) return {};
+  return hint_for_running_variance(op, op.argument("running_var"));
 }
 
 // A weight is divided by the norms of its slices.
@@ -71,6 +79,7 @@ constexpr OperatorRule kRules[] = {
     {"_batch_norm_no_update", hint_for_normalization},
     {"cudnn_batch_norm", hint_for_normalization},
     {"_fused_rms_norm", hint_for_normalization},
+    {"native_batch_norm_backward", hint_for_batch_norm_backward},
     {"_weight_norm_interface", hint_for_weight_norm},
 };
 

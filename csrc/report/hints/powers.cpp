@@ -29,6 +29,19 @@ Hint hint_for_overwritten_base(const Operation& op, const Argument& base, const 
                                  base.input->name, what, exponent.quote(exponent.min()), op.limit(), op.dtype()));
 }
 
+// Some of the powers are negative.
+Hint hint_for_zero_to_negative_powers(const Operation& op, const Argument& base, const Argument& exponent) {
+  const double limit = largest_number(op.dtype());
+  const double small = base.tally().min_abs.value_or(1);
+  const std::string zeros =
+      fmt::format("{}: 0 to a negative power (down to {}) is inf", base.zeros(), exponent.quote(exponent.min()));
+  if (std::pow(base.absmax(), exponent.max()) <= limit && std::pow(small, exponent.min()) <= limit) {
+    return about(base, zeros);
+  }
+  return about(base,
+               fmt::format("{}, or a power is beyond {}, the largest that {} can hold", zeros, op.limit(), op.dtype()));
+}
+
 Hint hint_for_power(const Operation& op) {
   const Argument base = op.argument("self");
   const Argument exponent = op.argument("exponent");
@@ -39,9 +52,10 @@ Hint hint_for_power(const Operation& op) {
   if (base.holds_zeros() && exponent.max() < 0) {
     return about(base, fmt::format("{}: 0 to the power {} is inf", base.zeros(), exponent.quote(exponent.min())));
   }
-  if (!base.has_range() || (base.holds_zeros() && exponent.min() < 0)) return {};
+  if (!base.has_range()) return {};
   const double limit = largest_number(op.dtype());
   const double small = base.tally().min_abs.value_or(1);
+  if (base.holds_zeros() && exponent.min() < 0) return hint_for_zero_to_negative_powers(op, base, exponent);
   if (exponent.max() > 0 && std::pow(base.absmax(), exponent.max()) > limit) {
     return about(base, fmt::format("{} to the power {} is more than {} can hold", base.quote(base.absmax()),
                                    exponent.quote(exponent.max()), op.dtype()));

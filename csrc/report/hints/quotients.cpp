@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -36,6 +37,15 @@ Hint hint_for_zero_divisor(const Operation& op, const Argument& dividend, const 
                                     what == "x/0" ? "the dividend" : name));
 }
 
+// Of finite numbers.
+Hint hint_for_large_quotient(const Operation& op, const Argument& dividend, const Argument& divisor) {
+  const std::optional<double>& small = divisor.tally().min_abs;
+  if (!small || dividend.absmax() / *small < largest_number(op.dtype())) return {};
+  return about(divisor, fmt::format("{} {} divided by {} as small as {} is beyond {}, the largest that {} can hold",
+                                    dividend.input->name, dividend.reach(), divisor.input->name, divisor.quote(*small),
+                                    op.limit(), op.dtype()));
+}
+
 Hint hint_for_quotient(const Operation& op, const Argument& dividend, const Argument& divisor, std::string_view what) {
   if (!divisor) return {};
   const bool may_be_of_infinities = dividend.holds_infinities() && divisor.holds_infinities();
@@ -52,15 +62,12 @@ Hint hint_for_quotient(const Operation& op, const Argument& dividend, const Argu
                                       divisor.quote(divisor.min()), op.dtype()));
   }
   if (!op.made_inf() || !divisor.tally().min_abs) return {};
-  const std::string small = divisor.quote(*divisor.tally().min_abs);
   if (!dividend) {
-    return about(divisor, fmt::format("{} is as small as {}: the quotient is beyond {}, the largest that {} can hold",
-                                      divisor.input->name, small, op.limit(), op.dtype()));
+    return about(divisor,
+                 fmt::format("{} is as small as {}: the quotient is beyond {}, the largest that {} can hold",
+                             divisor.input->name, divisor.quote(*divisor.tally().min_abs), op.limit(), op.dtype()));
   }
-  if (dividend.absmax() / *divisor.tally().min_abs < largest_number(op.dtype())) return {};
-  return about(divisor,
-               fmt::format("{} {} divided by {} as small as {} is beyond {}, the largest that {} can hold",
-                           dividend.input->name, dividend.reach(), divisor.input->name, small, op.limit(), op.dtype()));
+  return hint_for_large_quotient(op, dividend, divisor);
 }
 
 Hint hint_for_division(const Operation& op) {
@@ -83,6 +90,7 @@ Hint hint_for_remainder(const Operation& op) {
     const std::string count = op.is_of_finite() ? ", " + times(op.finding().nan) : "";
     return about(divisor, fmt::format("{}: {} by 0 is NaN{}", divisor.zeros(), op.name(), count));
   }
+  if (self.is_finite() && divisor.is_finite()) return hint_for_large_quotient(op, self, divisor);
   if (!self.holds_infinities()) return {};
   return about(self, fmt::format("{} holds infinities: {} of them is NaN", self.input->name, op.name()));
 }
