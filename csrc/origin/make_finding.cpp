@@ -85,6 +85,7 @@ void fill_external_kind(const Cause& cause, const DetectionSession& session, Fin
     finding.origin = Origin::kForeign;
   } else if (origin.source == OriginRecord::Source::kExternal || (origin.kinds.nan() && !origin.scalar)) {
     finding.origin = Origin::kInput;
+    finding.constant = has_its_line;
   } else {
     fill_computation(cause, session, finding);
   }
@@ -116,6 +117,18 @@ void add_first_nan(const Cause& cause, const DetectionSession& session, Finding&
       made.file.empty() ? "" : fmt::format(" ({}:{})", printable(short_path(made.file)), made.line);
   finding.hint +=
       fmt::format("{}{} made NaN of it{}", finding.hint.empty() ? "" : "; ", without_namespace(made.op), place);
+}
+
+// What full(nan) made is reported with the operation that read it first.
+void add_factory_line(const OriginRecord& origin, const DetectionSession& session, Finding& finding) {
+  if (origin.source != OriginRecord::Source::kConstant) return;
+  if (finding.origin != Origin::kInput || finding.constant) return;
+  const Frame factory = frame_of(origin.site.live, session);
+  const bool is_shown = !finding.stack.empty() && finding.stack.front().file == factory.file &&
+                        finding.stack.front().line == factory.line;
+  if (factory.file.empty() || is_shown) return;
+  finding.hint += fmt::format("{}it is a constant from {}:{}", finding.hint.empty() ? "" : "; ",
+                              printable(short_path(factory.file)), factory.line);
 }
 
 }  // namespace
@@ -164,6 +177,7 @@ Finding make_finding(const Cause& cause, Level level, Harm harm, const Detection
   } else if (finding.hint.empty()) {
     add_hint(finding);
   }
+  add_factory_line(origin, session, finding);
   add_first_nan(cause, session, finding);
   return finding;
 }

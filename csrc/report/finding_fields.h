@@ -92,6 +92,7 @@ void for_each_field(F& finding, Visitor&& visit) {
   visit("node", OptionalText{finding.node});
   visit("module", finding.module);
   visit("name", OptionalText{finding.name});
+  visit("constant", finding.constant);
   visit("stack", finding.stack);
   visit("backward_stack", finding.backward_stack);
   visit("step", finding.step);

@@ -100,7 +100,8 @@ std::string produced_by(const Finding& f) {
         what = "not known";
         break;
       }
-      what = fmt::format("an external tensor, first used by {}", printable(f.op));
+      what = fmt::format("{} {}", f.constant ? "a constant, written by" : "an external tensor, first used by",
+                         printable(f.op));
       break;
     case Origin::kUninit:
       what = fmt::format("memory from {} that nothing has written", printable(f.op));

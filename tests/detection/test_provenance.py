@@ -128,7 +128,20 @@ def test_a_nan_written_into_data_is_no_doing_of_who_reads_it_first(write):
 
     (finding,) = findings_of(program)
     assert finding.origin == "input"
+    assert finding.constant
     assert finding.line == inspect.getsourcelines(write)[1] + 1
+    assert f"made by   a constant, written by {finding.op}   at " in str(finding)
+
+
+def test_what_a_factory_made_has_the_line_of_the_factory_as_its_hint():
+    def program():
+        x = torch.full((3,), NAN)
+        return (x + 1).sum().item()
+
+    (finding,) = findings_of(program)
+    line = inspect.getsourcelines(program)[1]
+    assert (finding.origin, finding.constant, finding.line) == ("input", False, line + 2)
+    assert finding.hint == f"it is a constant from tests/detection/test_provenance.py:{line + 1}"
 
 
 def test_a_nan_that_is_filled_in_is_not_the_offspring_of_the_inf_beside_it():

@@ -113,6 +113,7 @@ GOLDEN_FIELDS = {
         "node",
         "module",
         "name",
+        "constant",
         "stack",
         "backward_stack",
     ),

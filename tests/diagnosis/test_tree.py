@@ -99,6 +99,13 @@ def test_q1_3_what_no_operation_made_is_called_that(origin, cause, says):
     assert "structural" not in verdict.remedy
 
 
+def test_a_constant_that_the_program_wrote_is_called_that():
+    made = training(5)
+    made["loss"][300:] = np.nan
+    verdict = worst(made, findings=finding(300, origin="input", op="aten::fill_", constant=True))
+    assert "a constant, written by aten::fill_" in verdict.suspects[0].evidence
+
+
 def test_q1_3_an_operation_without_a_hint_only_suggests_its_cause():
     made = training(5)
     made["loss"][300:] = np.nan

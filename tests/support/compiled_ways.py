@@ -159,7 +159,8 @@ def attention_operator():
 
         return flex_attention(q * 1e30, k * 1e30, k, score_mod=biased).sum()  # BUG
 
-    with torch.no_grad():
+    # PyTorch's exp for AVX-512 makes 0 of a NaN in this kernel, and nothing non-finite comes out.
+    with torch._inductor.config.patch({"cpp.simdlen": 256}), torch.no_grad():
         loss(*torch.randn(2, 1, 2, 16, 8)).item()
 
 

@@ -125,13 +125,15 @@ class Finding:
             ``"buffer"`` a module held it; ``"uninit"`` memory that nobody wrote; ``"foreign"`` written outside
             PyTorch's dispatcher; ``"compiled"`` inside a compiled region that could not be followed.
         phase: where the origin ran.
-        op: ``"aten::log"``; for ``"uninit"`` the allocating operation, for other external values the first reader.
+        op: ``"aten::log"``; for ``"uninit"`` the allocating operation, for other external values the first reader, or
+            what wrote the constant.
         overload: of the operator, often ``""``.
         output: which of the tensors the operation wrote, lists counted through.
         node: autograd node in the backward pass, ``"LogBackward0"``.
         module: dotted path of the module, ``""`` for the root itself, ``None`` outside every module.
         name: of the parameter or buffer at fault; of the parameter whose gradient an operation of the backward pass
             computes, if it has no line of its own in the forward pass.
+        constant: of ``origin="input"``: ``op`` wrote the value into data, as ``x[i] = nan`` does.
         stack: the user's frame first; in the backward pass that of the forward call which made the node.
         backward_stack: in the backward pass, where Python ran the operation: in the ``backward`` of an
             ``autograd.Function``, or in a hook, whose frames are the first of ``stack`` too.
@@ -163,6 +165,7 @@ class Finding:
     node: str | None
     module: str | None
     name: str | None
+    constant: bool
     stack: tuple[Frame, ...]
     backward_stack: tuple[Frame, ...]
     step: int | None

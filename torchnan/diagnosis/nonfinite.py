@@ -144,7 +144,9 @@ def _maker(finding: dict[str, Any]) -> str:
     if kind in ("parameter", "buffer"):
         return f"{kind} {name}, first read by {op}" if name else f"a {kind}, first read by {op}"
     return {
-        "input": f"an external tensor, first used by {op}",
+        "input": f"a constant, written by {op}"
+        if finding.get("constant")
+        else f"an external tensor, first used by {op}",
         "uninit": f"memory from {op} that nothing has written",
         "foreign": f"something outside PyTorch's dispatcher, first read by {op}",
     }.get(kind, op)

@@ -39,7 +39,9 @@ def finding_summary(finding: Finding) -> dict[str, Any]:
         | {"nan": i.nan, "inf": i.posinf + i.neginf}
         for i in finding.inputs[:4]
     ]
-    fields = {name: getattr(finding, name) for name in ("kind", "origin", "op", "node", "module", "name", "phase")}
+    fields = {
+        name: getattr(finding, name) for name in ("kind", "origin", "op", "node", "module", "name", "constant", "phase")
+    }
     fields.update(dtype=finding.dtype, hint=finding.hint, file=finding.file, line=finding.line, inputs=inputs)
     short: dict[str, Any] = sanitize_text(fields)
     return short

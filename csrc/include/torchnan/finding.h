@@ -125,12 +125,14 @@ struct Finding {
   Origin origin = Origin::kOp;
   Phase phase = Phase::kForward;
 
-  std::string op;        // "aten::log"; the allocating op for kUninit; the first reader for other external values
-  std::string overload;  // "Tensor"
-  int64_t output = 0;    // index of the output
-  std::string node;      // "LogBackward0" in the backward pass, else empty
+  // "aten::log"; the allocating op for kUninit; for other external values the first reader, or what wrote the constant.
+  std::string op;
+  std::string overload;               // "Tensor"
+  int64_t output = 0;                 // index of the output
+  std::string node;                   // "LogBackward0" in the backward pass, else empty
   std::optional<std::string> module;  // dotted path, "" is the root, absent outside every module
   std::string name;                   // of the parameter or buffer
+  bool constant = false;              // kInput: `op` wrote the value into data, as in x[i] = nan
   std::vector<Frame> stack;           // user code first; in the backward pass the stack of the forward call
   // In the backward pass: where Python ran the operation, in a Function's backward or in a hook. A hook's are the first
   // of `stack` too.
