@@ -68,6 +68,12 @@ def test_a_folder_that_is_missing_is_named(tmp_path):
         atomic_folder.read(tmp_path / "step-9")
 
 
+def test_a_file_that_is_no_folder_is_named(tmp_path):
+    (tmp_path / "findings.jsonl").touch()
+    with pytest.raises(CaptureError, match=r"findings\.jsonl cannot be read: it is a file, and not a folder\."):
+        atomic_folder.read(tmp_path / "findings.jsonl")
+
+
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("share", [0, 0.5, 0.999])
 def test_a_file_that_was_cut_is_named(target, name, share):

@@ -340,6 +340,13 @@ def test_what_cannot_be_replayed_is_refused(arguments, said, tmp_path):
     assert "Traceback" not in ended.stderr
 
 
+def test_a_folder_that_is_no_capture_is_refused_before_the_program_runs(tmp_path):
+    (tmp_path / "long.py").write_text("def both():\n    print('trained')\n")
+    ended = torchnan_command("replay", "missing", "--step", "long:both", folder=tmp_path)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "missing cannot be read: there is no such folder" in ended.stderr
+
+
 def test_extract_writes_a_program_that_shows_the_operation(tmp_path):
     _, event = captured(tmp_path)
     ended = torchnan_command("extract", event.capture, "--out", "report", folder=tmp_path)

@@ -20,7 +20,8 @@ def install(folder: Path, needed: list[str]) -> None:
     if not python_of(folder).exists():
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
         theirs = next((folder / "venv" / "lib").glob("python*/site-packages"))
-        (theirs / "parent.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+        # An editable install is a .pth of its own, which is read in a site folder alone.
+        (theirs / "parent.pth").write_text(f"import site; site.addsitedir({sysconfig.get_paths()['purelib']!r})\n")
     stamp = folder / "venv" / "installed.json"
     if stamp.exists() and json.loads(stamp.read_text()) == needed:
         return

@@ -102,6 +102,8 @@ def run(suite: dict[str, Any], name: str, **variables: str) -> Run:
         subprocess.run(
             command, cwd=sources(suite), env=environment, stdout=printed, stderr=printed, timeout=DEADLINE, check=False
         )
+    if not out.read_text():
+        raise RuntimeError(f"{suite['package']}: no test ran, {out.with_suffix('.txt')} says why")
     return read(out, seconds=round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before, 1))
 
 

@@ -43,8 +43,9 @@ def execute(given: argparse.Namespace) -> int:
     """Prints what came of it; 1 if it is bad again, 0 if it is finite."""
     _require_device(given.device)
     sys.path.insert(0, os.getcwd())  # as `python script.py` would have it
-    model, step_fn = _model_and_step(given.step, given.model)
-    capture = load_capture(given.capture, device=given.device)
+    build = _model_and_step(given.step, given.model)
+    capture = load_capture(given.capture, device=given.device)  # before what may take minutes
+    model, step_fn = build()
     replayed = capture.replay(model.to(given.device), step_fn)
     print(_text(capture, replayed))
     return NOT_REPRODUCED if replayed.verdict == "transient" else REPRODUCED
@@ -57,10 +58,15 @@ def _require_device(name: str) -> None:
         raise OptionError(f"--device {name} cannot be used: {str(error).splitlines()[0]}") from None
 
 
-def _model_and_step(step: str, model: str | None) -> tuple[torch.nn.Module, Callable[..., Any]]:
+ModelAndStep = tuple[torch.nn.Module, Callable[..., Any]]
+
+
+def _model_and_step(step: str, model: str | None) -> Callable[[], ModelAndStep]:
+    """Returns what makes them; names that cannot be used are refused before anything runs."""
     function = _named(step, "--step")
     if model is not None:
-        return _named(model, "--model")(), function
+        build_model = _named(model, "--model")
+        return lambda: (build_model(), function)
     wanted = [
         p for p in inspect.signature(function).parameters.values() if p.default is p.empty and p.kind < p.VAR_POSITIONAL
     ]
@@ -69,7 +75,10 @@ def _model_and_step(step: str, model: str | None) -> tuple[torch.nn.Module, Call
             f"{step} takes {len(wanted)} arguments, so it is a step function: say with --model MODULE:FUNCTION what "
             "builds the model, or give a --step function without arguments that returns (model, step function)."
         )
-    returned = function()
+    return lambda: _checked(step, function())
+
+
+def _checked(step: str, returned: Any) -> ModelAndStep:
     if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], torch.nn.Module)):
         raise OptionError(f"{step}() returned a {type_name(returned)}: it must return (model, step function).")
     return returned

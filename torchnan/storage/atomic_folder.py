@@ -150,7 +150,8 @@ def read(target: Path) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor
     documents: dict[str, Any] = {}
     tensors: dict[str, dict[str, torch.Tensor]] = {}
     if not target.is_dir():
-        raise CaptureError(f"{target} cannot be read: there is no such folder.")
+        what = "it is a file, and not a folder" if target.exists() else "there is no such folder"
+        raise CaptureError(f"{target} cannot be read: {what}.")
     for name, size, crc32 in _read_contents(target / CONTENTS):
         path = target / name
         if path.suffix == ".json":
