@@ -15,6 +15,10 @@
 namespace torchnan {
 namespace {
 
+std::string place_of(const std::string& file, int64_t line) {
+  return fmt::format("{}:{}", printable(short_path(file)), line);
+}
+
 LineageStep fill_step(const Step& step, const DetectionSession& session) {
   const Frame frame = frame_of(step.site, session);
   return {step.plan->name, frame.file, frame.line};
@@ -41,8 +45,7 @@ void fill_computation(const Cause& cause, const DetectionSession& session, Findi
   finding.inputs.clear();  // of what wrote the constant
   const Frame constant = frame_of(cause.origin->site.live, session);
   if (!constant.file.empty()) {
-    finding.hint = fmt::format("it computed with the infinities of a constant from {}:{}",
-                               printable(short_path(constant.file)), constant.line);
+    finding.hint = "it computed with the infinities of a constant from " + place_of(constant.file, constant.line);
   }
   Site site = cause.origin->site;
   site.live = cause.first_computation->site;
@@ -109,14 +112,17 @@ void add_hint(Finding& finding) {
   std::rotate(finding.inputs.begin(), suspect, suspect + 1);
 }
 
+void append_to_hint(Finding& finding, const std::string& clause) {
+  if (!finding.hint.empty()) finding.hint += "; ";
+  finding.hint += clause;
+}
+
 // Of an Inf that no operation made, the report says as well which one made a NaN of it.
 void add_first_nan(const Cause& cause, const DetectionSession& session, Finding& finding) {
   if (!cause.first_nan || finding.origin == Origin::kOp) return;
   const LineageStep made = fill_step(*cause.first_nan, session);
-  const std::string place =
-      made.file.empty() ? "" : fmt::format(" ({}:{})", printable(short_path(made.file)), made.line);
-  finding.hint +=
-      fmt::format("{}{} made NaN of it{}", finding.hint.empty() ? "" : "; ", without_namespace(made.op), place);
+  const std::string place = made.file.empty() ? "" : fmt::format(" ({})", place_of(made.file, made.line));
+  append_to_hint(finding, fmt::format("{} made NaN of it{}", without_namespace(made.op), place));
 }
 
 // What full(nan) made is reported with the operation that read it first.
@@ -127,8 +133,7 @@ void add_factory_line(const OriginRecord& origin, const DetectionSession& sessio
   const bool is_shown = !finding.stack.empty() && finding.stack.front().file == factory.file &&
                         finding.stack.front().line == factory.line;
   if (factory.file.empty() || is_shown) return;
-  finding.hint += fmt::format("{}it is a constant from {}:{}", finding.hint.empty() ? "" : "; ",
-                              printable(short_path(factory.file)), factory.line);
+  append_to_hint(finding, "it is a constant from " + place_of(factory.file, factory.line));
 }
 
 }  // namespace

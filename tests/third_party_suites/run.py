@@ -102,9 +102,10 @@ def run(suite: dict[str, Any], name: str, **variables: str) -> Run:
         subprocess.run(
             command, cwd=sources(suite), env=environment, stdout=printed, stderr=printed, timeout=DEADLINE, check=False
         )
-    if not out.read_text():
+    done = read(out, seconds=round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before, 1))
+    if not done.outcomes:
         raise RuntimeError(f"{suite['package']}: no test ran, {out.with_suffix('.txt')} says why")
-    return read(out, seconds=round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before, 1))
+    return done
 
 
 if __name__ == "__main__":

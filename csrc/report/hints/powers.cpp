@@ -30,14 +30,11 @@ Hint hint_for_overwritten_base(const Operation& op, const Argument& base, const 
 }
 
 // Some of the powers are negative.
-Hint hint_for_zero_to_negative_powers(const Operation& op, const Argument& base, const Argument& exponent) {
-  const double limit = largest_number(op.dtype());
-  const double small = base.tally().min_abs.value_or(1);
+Hint hint_for_zero_to_negative_powers(const Operation& op, const Argument& base, const Argument& exponent,
+                                      bool others_may_overflow) {
   const std::string zeros =
       fmt::format("{}: 0 to a negative power (down to {}) is inf", base.zeros(), exponent.quote(exponent.min()));
-  if (std::pow(base.absmax(), exponent.max()) <= limit && std::pow(small, exponent.min()) <= limit) {
-    return about(base, zeros);
-  }
+  if (!others_may_overflow) return about(base, zeros);
   return about(base,
                fmt::format("{}, or a power is beyond {}, the largest that {} can hold", zeros, op.limit(), op.dtype()));
 }
@@ -55,12 +52,16 @@ Hint hint_for_power(const Operation& op) {
   if (!base.has_range()) return {};
   const double limit = largest_number(op.dtype());
   const double small = base.tally().min_abs.value_or(1);
-  if (base.holds_zeros() && exponent.min() < 0) return hint_for_zero_to_negative_powers(op, base, exponent);
-  if (exponent.max() > 0 && std::pow(base.absmax(), exponent.max()) > limit) {
+  const bool large_overflows = exponent.max() > 0 && std::pow(base.absmax(), exponent.max()) > limit;
+  const bool small_overflows = exponent.min() < 0 && std::pow(small, exponent.min()) > limit;
+  if (base.holds_zeros() && exponent.min() < 0) {
+    return hint_for_zero_to_negative_powers(op, base, exponent, large_overflows || small_overflows);
+  }
+  if (large_overflows) {
     return about(base, fmt::format("{} to the power {} is more than {} can hold", base.quote(base.absmax()),
                                    exponent.quote(exponent.max()), op.dtype()));
   }
-  if (exponent.min() >= 0 || std::pow(small, exponent.min()) <= limit) return {};
+  if (!small_overflows) return {};
   return about(base, fmt::format("{} to the power {} is more than {} can hold", base.quote(small),
                                  exponent.quote(exponent.min()), op.dtype()));
 }
