@@ -181,7 +181,7 @@ def test_a_folder_that_leads_elsewhere_is_refused(case, folder):
 
 
 def test_a_device_is_no_capture():
-    with pytest.raises(CaptureError, match="there is no such folder"):
+    with pytest.raises(CaptureError, match="/dev/zero cannot be read: it is a file, and not a folder"):
         load_capture("/dev/zero")
 
 
