@@ -21,7 +21,7 @@ from tests.fuzz.generators import GENERATORS
 from tests.fuzz.program import Program
 
 ALL = (*GENERATORS, "harm", "claims")
-PROGRAMS_PER_TURN = {"claims": 50, "harm": 5}
+PROGRAMS_PER_TURN = {"claims": 50, "harm": 1}
 SECONDS_PER_PROGRAM = 120
 
 

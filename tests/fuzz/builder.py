@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tests.fuzz.program import NAMES, keeping_dispatch_state
+from tests.fuzz.program import NAMES, keeping_dispatch_state, seed_generator
 from tests.fuzz.values import KINDS
 
 SHAPES = [
@@ -95,7 +95,7 @@ def tensor_expression(
     return f"T({choice.randrange(10**6)}, {shape}, {dtype}, '{kind or choice.choice(KINDS)}')"
 
 
-Shape = tuple[torch.Tensor, int, torch.Size, tuple[int, ...]]
+Shape = tuple[torch.Tensor, torch.UntypedStorage, int, torch.Size, tuple[int, ...]]
 
 
 def _is_strided(x: torch.Tensor) -> bool:
@@ -103,11 +103,12 @@ def _is_strided(x: torch.Tensor) -> bool:
 
 
 def _restore(shapes: list[Shape]) -> None:
-    """Undoes what PyTorch leaves behind where it refuses to resize memory: a tensor that is larger than its memory."""
-    for x, offset, size, stride in shapes:
-        if x.shape != size:
+    """Undoes what PyTorch leaves behind where it refuses to resize memory: a tensor that is larger than its memory, or
+    that has been given the memory that could not be resized."""
+    for x, storage, offset, size, stride in shapes:
+        if x.shape != size or x.untyped_storage()._cdata != storage._cdata:
             with torch.no_grad():
-                x.set_(x.untyped_storage(), offset, size, stride)
+                x.set_(storage, offset, size, stride)
 
 
 class Builder:
@@ -129,7 +130,7 @@ class Builder:
 
     def add(self, line: str, name: str | None = None) -> bool:
         """Adds a statement if it runs, and if what it assigns to `name` is a tensor of modest size."""
-        torch.manual_seed(self.seed + 1)
+        seed_generator(self.seed + 1)
         shapes = self._shapes()
         with keeping_dispatch_state():
             runs = self._runs(line)
@@ -156,7 +157,7 @@ class Builder:
 
     def _shapes(self) -> list[Shape]:
         tensors = [value for value in self.scope.values() if isinstance(value, torch.Tensor) and _is_strided(value)]
-        return [(x, x.storage_offset(), x.shape, x.stride()) for x in tensors]
+        return [(x, x.untyped_storage(), x.storage_offset(), x.shape, x.stride()) for x in tensors]
 
     def recent(self, count: int = 4) -> list[str]:
         return self.names[-count:] if self.choice.random() < 0.6 else self.names

@@ -6,11 +6,9 @@ import random
 import warnings
 from typing import Any
 
-import torch
-
 from tests.fuzz.builder import DTYPES, filled, templates
 from tests.fuzz.comparison import Disagreement
-from tests.fuzz.program import NAMES, Program
+from tests.fuzz.program import NAMES, Program, seed_generator
 from tests.fuzz.values import KINDS
 from tests.support.bound_samples import Claim, collecting
 
@@ -40,7 +38,7 @@ def claims_of(program: Program) -> list[Claim]:
     claims: list[Claim] = []
     *inputs, call = program.source.splitlines()
     names: dict[str, Any] = dict(NAMES)
-    torch.manual_seed(program.seed)
+    seed_generator(program.seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         exec("\n".join(inputs), names)

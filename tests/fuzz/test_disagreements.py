@@ -77,6 +77,15 @@ def test_a_tensor_that_a_refused_line_has_made_larger_than_its_memory_is_as_befo
     assert builder.scope["x"].shape == (20,)
 
 
+def test_a_tensor_that_a_refused_line_has_given_other_memory_is_as_before():
+    builder = Builder(0)
+    builder.make("x", "torch.ones(10, 10)")
+    builder.make("y", "torch.zeros(20)")
+    builder.scope["y"].numpy()  # from here on its memory cannot be resized
+    assert not builder.add("x.set_(y.untyped_storage(), 0, (100,), (1,))")
+    assert builder.scope["x"].equal(torch.ones(10, 10))
+
+
 def test_a_program_of_memory_games_reads_nothing_that_nobody_wrote(fills_new_memory):
     source, _, disagreements = of_seed("storage", 98000043)
     assert disagreements == []

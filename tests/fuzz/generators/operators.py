@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from tests.fuzz.program import seed_generator
 from tests.fuzz.values import KINDS, tensor
 
 # Random, slow, or crash by themselves on what is not finite.
@@ -76,7 +77,7 @@ def operators() -> list[Any]:
 
 @functools.lru_cache(maxsize=4000)
 def samples(index: int, dtype: torch.dtype) -> list[Any]:
-    torch.manual_seed(7)
+    seed_generator(7)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         inputs = operators()[index].sample_inputs("cpu", dtype, requires_grad=False)
