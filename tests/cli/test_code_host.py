@@ -11,7 +11,7 @@ from tests.support.browser import HOSTILE
 from tests.support.finding_logs import LINE, finding_of, masked_row, received, write_log
 from torchnan import cli
 from torchnan.cli import code_host
-from torchnan.story import incidents
+from torchnan.distributed.incidents import incidents
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from torchnan import _build
 from torchnan.config.text import printable
 from torchnan.detection import report_rows
 from torchnan.detection.finding import Finding
+from torchnan.distributed.incidents import Incident
 from torchnan.storage.jsonl import sanitize_text
-from torchnan.story import Incident
 
 Json = dict[str, Any]
 

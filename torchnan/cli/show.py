@@ -22,7 +22,7 @@ from torchnan.cli import code_host, finding_logs
 from torchnan.config.text import printable
 from torchnan.detection import terminal
 from torchnan.detection.finding import LEVELS
-from torchnan.story import Incident, incidents
+from torchnan.distributed.incidents import Incident, incidents
 
 NAME = "show"
 HELP = "print logs of findings, or of a StepGuard"

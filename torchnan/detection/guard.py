@@ -8,7 +8,7 @@ import torch
 
 from torchnan._load import _C  # noqa: F401 - registers torch.ops.torchnan
 from torchnan.config.text import brief
-from torchnan.nested import map_tensors, tensors_in
+from torchnan.detection.nested import map_tensors, tensors_in
 
 _Values = TypeVar("_Values")
 

@@ -21,7 +21,7 @@ from torchnan._load import _C
 from torchnan.config.text import printable
 from torchnan.detection import report_rows
 from torchnan.detection.finding import Finding
-from torchnan.story import identity, incidents, is_received
+from torchnan.distributed.incidents import identity, incidents, is_received
 
 _TOLD = "told"
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from torchnan.detection import shards
+from torchnan.detection.nested import items_of
 from torchnan.detection.pause import detection_paused
-from torchnan.nested import items_of
 
 MAX_ELEMENTS = 4096  # read of one tensor, evenly spread
 MAX_LEAVES = 256  # of a batch; of further ones only the number counts

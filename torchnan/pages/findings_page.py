@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from torchnan.config.text import printable
 from torchnan.detection import report_rows
 from torchnan.detection.finding import Finding
+from torchnan.distributed.incidents import Incident, incidents, name_ranks
 from torchnan.pages.lineage_graph import fit, graph
 from torchnan.pages.module_tree import module_tree
 from torchnan.pages.template import render_page
 from torchnan.pages.timeline import timeline
-from torchnan.story import Incident, incidents, name_ranks
 
 MAX_IN_FULL = 20
 MAX_IN_A_LINE = 500

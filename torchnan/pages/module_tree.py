@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from torchnan.story import Incident
+from torchnan.distributed.incidents import Incident
 
 MAX_DEPTH = 12
 MAX_MODULES = 200

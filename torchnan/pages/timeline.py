@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from torchnan.detection.finding import Finding
+from torchnan.distributed.incidents import Incident, Sighting
 from torchnan.pages import svg_chart
-from torchnan.story import Incident, Sighting
 
 WIDTH = 760  # pixels of the picture, as of all below
 LEFT, RIGHT, TOP, LANE, BOTTOM = 74, 20, 6, 28, 24

@@ -15,7 +15,7 @@ from torchnan import _build
 from torchnan.config.options import OptionError
 from torchnan.detection import shards
 from torchnan.detection.containment import Failures, describe
-from torchnan.nested import tensors_in
+from torchnan.detection.nested import tensors_in
 from torchnan.recovery.event import StepEvent
 from torchnan.recovery.policy import Policy
 from torchnan.recovery.step.operation import Operation

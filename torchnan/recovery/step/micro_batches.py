@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 from torchnan.config.text import printable
-from torchnan.nested import map_tensors, tensors_in
+from torchnan.detection.nested import map_tensors, tensors_in
 
 
 def rows_of(batch: Any) -> int:

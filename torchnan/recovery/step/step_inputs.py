@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 
 from torchnan.detection import shards
+from torchnan.detection.nested import tensors_in
 from torchnan.detection.pause import detection_paused
-from torchnan.nested import tensors_in
 from torchnan.recovery.step.random_state import RandomState
 
 Keep = Literal["reference", "copy"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.support.finding_logs import finding_of, masked_row, received, write_log
 from torchnan import cli, findings
-from torchnan.story import Sighting, incidents, name_ranks
+from torchnan.distributed.incidents import Sighting, incidents, name_ranks
 
 
 def story_of(*fields):
