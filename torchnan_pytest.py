@@ -6,8 +6,8 @@ test is to be checked.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator, Iterator
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -53,13 +53,24 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Leaves torchnan's own frames out of the traceback of a finding."""
+    """Leaves the frames of PyTorch and torchnan out of the traceback of a finding, but for ``--full-trace``."""
     if call.excinfo is not None and call.excinfo.typename == "NonFiniteError":
-        own = os.path.join(os.path.dirname(__file__), "torchnan", "")
-        users = [entry for entry in call.excinfo.traceback if not str(entry.path).startswith(own)]
-        if users and str(call.excinfo.traceback[-1].path).startswith(own):
-            call.excinfo.traceback = type(call.excinfo.traceback)(users)
+        users = _users(call.excinfo.tb)
+        if users is not None and not item.config.getoption("fulltrace"):
+            call.excinfo = pytest.ExceptionInfo.from_exc_info((call.excinfo.type, call.excinfo.value, users))
     return (yield)
+
+
+def _users(trace: TracebackType | None) -> TracebackType | None:
+    """Returns a traceback without the frames of PyTorch's machinery; ``None`` if it has no others."""
+    from torchnan.detection import introspection
+
+    if trace is None:
+        return None
+    rest = _users(trace.tb_next)
+    if introspection.is_internal(trace.tb_frame.f_code.co_filename):
+        return rest
+    return TracebackType(rest, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
 
 
 @pytest.fixture

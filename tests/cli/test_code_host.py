@@ -56,6 +56,31 @@ def test_sarif_has_a_result_with_the_flow_of_the_value(log, capsys):
     assert flow["locations"][1]["location"]["message"] == {"text": "aten::mul"}
 
 
+@pytest.mark.parametrize("workspace", [True, False])
+@pytest.mark.parametrize("file", ["../train.py", "{root}/train.py", "../examples/../train.py"])
+def test_paths_begin_at_the_root_of_the_repository(workspace, file, tmp_path, monkeypatch):
+    (tmp_path / "examples").mkdir()
+    monkeypatch.chdir(tmp_path / "examples")
+    monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
+    if workspace:
+        monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path))
+    else:
+        (tmp_path / ".git").touch()  # a file, in a work tree of its own
+    frame = {"file": file.format(root=tmp_path), "line": 7, "function": "f"}
+    story = incidents([finding_of(masked_row(stack=[frame]))])
+    assert code_host.github(story).startswith("::error file=train.py,line=7,")
+    (result,) = json.loads(code_host.sarif(story))["runs"][0]["results"]
+    assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "train.py"
+
+
+def test_a_file_outside_the_repository_keeps_its_path(tmp_path, monkeypatch):
+    (tmp_path / "repository" / ".git").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "repository")
+    frame = {"file": "../elsewhere.py", "line": 7, "function": "f"}
+    (line,) = code_host.github(incidents([finding_of(masked_row(stack=[frame]))])).split("\n")
+    assert line.startswith(f"::error file={tmp_path}/elsewhere.py,line=7,")
+
+
 @pytest.mark.parametrize("line", [masked_row(), received(rank=0), masked_row(level="warning", stack=[])])
 def test_sarif_fits_its_schema(line, tmp_path, capsys):
     log = write_log(tmp_path / "findings.jsonl", line)

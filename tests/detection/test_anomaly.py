@@ -88,14 +88,58 @@ def test_a_variable_replaces_pytorchs_in_scripts_as_they_are():
     assert "TORCHNAN_REPLACE_ANOMALY=yes cannot be used: it takes 0 or 1." in refused.stderr
 
 
-def test_breakpoint_opens_the_debugger_in_the_users_frame(tmp_path):
+FORWARD = """import torch
+def loss(x):
+    y = x.log()
+    return y.sum()
+loss(torch.tensor([-2.0]))
+"""
+OPTIMIZER = """import torch
+w = torch.nn.Parameter(torch.zeros(1))
+optimizer = torch.optim.AdamW([w])
+w.sqrt().sum().backward()
+optimizer.step(); a = 1; b = 2
+print("ended")
+"""
+
+
+def debugged(program, commands, tmp_path, **variables):
     script = tmp_path / "train.py"
-    script.write_text("import torch\ndef loss(x):\n    y = x.log()\n    return y.sum()\nloss(torch.tensor([-2.0]))\n")
-    variables = {"TORCHNAN": "breakpoint", "TORCHNAN_WHEN": "origin", "PYTHONPATH": os.pathsep.join(sys.path)}
-    ended = subprocess.run(
-        [sys.executable, script], input="p x\nc\n", env=os.environ | variables, capture_output=True, text=True
+    script.write_text(program)
+    variables |= {"TORCHNAN": "breakpoint", "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(
+        [sys.executable, script], input=commands, env=os.environ | variables, capture_output=True, text=True
     )
+
+
+def test_breakpoint_opens_the_debugger_in_the_users_frame(tmp_path):
+    ended = debugged(FORWARD, "p x\nn\np y\nc\n", tmp_path, TORCHNAN_WHEN="origin")
     assert ended.returncode == 0, ended.stderr
     assert "made by   aten::log, output 0" in ended.stdout
-    assert f"torchnan: the debugger is at {script}:3" in ended.stdout
-    assert "tensor([-2.])" in ended.stdout
+    asked = ended.stdout.split("the debugger is at ")[1].splitlines()
+    assert asked[:4] == [
+        f"{tmp_path}/train.py:3",
+        f"> {tmp_path}/train.py(3)loss()",
+        "-> y = x.log()",
+        "(Pdb) tensor([-2.])",
+    ]
+    assert asked[4:7] == [f"(Pdb) > {tmp_path}/train.py(4)loss()", "-> return y.sum()", "(Pdb) tensor([nan])"]
+
+
+@pytest.mark.parametrize("command", ["n", "s"])
+def test_the_debugger_goes_on_to_the_users_next_line(command, tmp_path):
+    ended = debugged(OPTIMIZER, f"{command}\nc\n", tmp_path)
+    asked = [line for line in ended.stdout.splitlines() if line.startswith(("-> ", "(Pdb) > "))]
+    assert asked == [
+        "-> optimizer.step(); a = 1; b = 2",
+        f"(Pdb) > {tmp_path}/train.py(6)<module>()",
+        '-> print("ended")',
+    ]
+    assert ended.stdout.endswith("(Pdb) ended\n")
+
+
+def test_leaving_the_debugger_ends_the_program(tmp_path):
+    ended = debugged(OPTIMIZER, "q\n", tmp_path)
+    assert ended.returncode == 1
+    assert ended.stdout.endswith("(Pdb) ")
+    assert ended.stderr == ""

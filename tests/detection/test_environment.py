@@ -172,6 +172,19 @@ if __name__ == "__main__":
     assert ended.stdout.split() == ["fork", "True", "spawn", "True"], ended.stderr
 
 
+def test_the_stack_of_a_spawned_process_begins_with_the_program(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\nimport torch.multiprocessing as mp\n"
+        "def work(_):\n    torch.zeros(2).log().sum().item()\n"
+        "if __name__ == '__main__':\n    mp.spawn(work, nprocs=1)\n"
+    )
+    ended = run([sys.executable, str(script)], cwd=tmp_path, TORCHNAN="warn")
+    assert ended.returncode == 0, ended.stderr
+    assert "  stack     train.py:4 work\n" in ended.stderr
+    assert "<string>" not in ended.stderr
+
+
 def test_options_alone_say_that_nothing_is_on():
     ended = run_forked("import torch; print('done')", TORCHNAN_ACTION="warn", TORCHNAN_WHEN="origin")
     assert ended.stdout.strip() == "done"

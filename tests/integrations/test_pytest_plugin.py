@@ -72,10 +72,32 @@ def test_what_a_marker_cannot_take_is_refused(pytester):
     )
 
 
+TRAINING = """
+import torch
+
+def test_step():
+    w = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    w.sqrt().sum().backward()
+    optimizer.step()
+"""
+
+
+def test_the_traceback_ends_at_the_line_of_the_test(pytester):
+    pytester.makepyfile(TRAINING)
+    result = pytester.runpytest_inprocess("-p", "torchnan_pytest", "--torchnan")
+    result.stdout.fnmatch_lines([">       optimizer.step()", "E  *", "*.py:7: NonFiniteError"])
+    result.stdout.no_fnmatch_line("*optimizer.py:*")
+    full = pytester.runpytest_inprocess("-p", "torchnan_pytest", "--torchnan", "--full-trace")
+    full.stdout.fnmatch_lines(["*/torch/optim/optimizer.py:*"])
+
+
 def test_it_works_under_xdist(pytester, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", ":".join([str(REPOSITORY), *sys.path]))
     result = run(pytester, "--torchnan", "-n", "1")
     result.assert_outcomes(passed=4, failed=1)
+    stack = ["E         stack     *.py:4 divide", "E                   *.py:10 test_bad", ""]
+    result.stdout.fnmatch_lines(stack, consecutive=True)
 
 
 def test_the_plugin_imports_no_torch():

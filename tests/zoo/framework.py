@@ -114,7 +114,7 @@ class Case:
     truth_step: object  # training step (1-based) in which the origin happens, or None
     also: tuple  # further acceptable origins: dicts(direction, op, node)
     since: object  # first torch version the truth holds for (None: any)
-    until: object  # first torch version it does NOT hold for any more
+    until: object  # first torch version on which the program is clean (None: none)
     debatable: str  # '' or why the truth is open to argument
     naive: bool  # False: no finite-in/bad-out rule can see the origin
     notes: str
@@ -132,6 +132,10 @@ class Case:
 
 CASES = collections.OrderedDict()
 PROGRAMS = Path(__file__).resolve().with_name("programs")
+
+
+def _version(v):
+    return tuple(int(x) for x in re.findall(r"\d+", v.split("+")[0])[:2])
 
 
 def case(
@@ -158,12 +162,9 @@ def case(
     def register(fn):
         assert id not in CASES, id
         d = dir or ("backward" if node else "forward")
-        o = origin or ("none" if kind == "clean" else "op")
-        ph = phase or (
-            "none"
-            if kind == "clean"
-            else {"op": d, "input": "data", "parameter": "load", "buffer": "load", "uninit": "forward"}[o]
-        )
+        is_clean = kind == "clean" or (until is not None and _version(torch.__version__) >= _version(until))
+        o = "none" if is_clean else origin or "op"
+        phases = {"none": "none", "op": d, "input": "data", "parameter": "load", "buffer": "load", "uninit": "forward"}
         ops = [op] if isinstance(op, str) else list(op)
         CASES[id] = Case(
             id=id,
@@ -171,9 +172,9 @@ def case(
             source=source,
             category=cat,
             direction=d,
-            kind=kind,
+            kind="clean" if is_clean else kind,
             origin=o,
-            phase=ph,
+            phase="none" if is_clean else phase or phases[o],
             truth_op=frozenset("aten::" + x for x in ops),
             truth_node=frozenset([node] if isinstance(node, str) else node),
             truth_module=module,
@@ -574,13 +575,8 @@ class RefDetector:
 
 
 # --------------------------------------------------------------------------- self-check
-def _version(v):
-    return tuple(int(x) for x in re.findall(r"\d+", v.split("+")[0])[:2])
-
-
-def applies(c, version=None):
-    v = _version(version or torch.__version__)
-    return not (c.since and v < _version(c.since)) and not (c.until and v >= _version(c.until))
+def applies(c):
+    return not c.since or _version(torch.__version__) >= _version(c.since)
 
 
 def _matches(e, ops, nodes, direction):
@@ -677,7 +673,7 @@ def selfcheck(ids, verbose=False):
         c = CASES[cid]
         if not applies(c):
             tally["skipped"] += 1
-            print("%-36s SKIP (since %s, until %s)" % (cid, c.since, c.until))
+            print("%-36s SKIP (since %s)" % (cid, c.since))
             continue
         try:
             r = check(c)

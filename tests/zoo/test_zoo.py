@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from tests.zoo import framework
 from tests.zoo.framework import PROGRAMS
 from tests.zoo.run_score import ZOO, score
 
@@ -26,3 +28,13 @@ def test_every_origin_is_exact_and_no_alarm_is_false(theme, tmp_path, figure):
         bugs=len(counted) - clean,
         clean=clean,
     )
+
+
+def test_a_bug_that_pytorch_has_mended_is_a_clean_program(monkeypatch):
+    monkeypatch.setattr(framework, "CASES", {})
+    monkeypatch.setattr(torch, "__version__", "2.14.1+cu130")
+    for until in ("2.13", "2.14", "2.15"):
+        framework.case(until, "", "", "", "nan", "div", node="DivBackward0", until=until)(lambda: None)
+    known = {name: (case.kind, case.origin, case.phase) for name, case in framework.CASES.items()}
+    clean = ("clean", "none", "none")
+    assert known == {"2.13": clean, "2.14": clean, "2.15": ("nan", "op", "backward")}

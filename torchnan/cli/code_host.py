@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -86,6 +87,18 @@ def _location(file: str, line: int) -> Json:
 
 
 def _relative(file: str) -> str:
-    """Returns a path as code hosts know it: from the working directory, if it is inside."""
-    inside = os.path.relpath(file) if os.path.isabs(file) else file
-    return file if inside.startswith(os.pardir + os.sep) else inside
+    """Returns a path as code hosts know it: from the root of the repository, if it is inside.
+
+    The root is GitHub's workspace, or the folder above the working directory that has ``.git``, or that directory.
+    """
+    path = os.path.normpath(os.path.join(os.getcwd(), file))
+    inside = os.path.relpath(path, _root_of(path))
+    return path if inside.startswith(os.pardir + os.sep) else inside
+
+
+def _root_of(path: str) -> str:
+    workspace = os.environ.get("GITHUB_WORKSPACE")
+    if workspace and path.startswith(os.path.join(workspace, "")):
+        return workspace
+    here = Path.cwd()
+    return next((os.fspath(above) for above in (here, *here.parents) if (above / ".git").exists()), os.fspath(here))

@@ -45,6 +45,12 @@ _CALLERS = {  # packages that call what a user has written
     *("_pytest", "pluggy", "pytest", "xdist", "execnet"),
 }
 
+# What `python -c "..."` calls in a process that multiprocessing or pytest-xdist has started.
+_STARTERS = tuple(
+    os.path.join(folder, name, "")
+    for folder, name in [(sysconfig.get_paths()["stdlib"], "multiprocessing"), *((one, "execnet") for one in _PACKAGES)]
+)
+
 _ENGINE = torch.autograd.graph._engine_run_backward.__code__
 _FUNCTION_FILE = sys.modules["torch.autograd.function"].__file__
 _CHECKPOINT_FILE = sys.modules["torch.utils.checkpoint"].__file__
@@ -309,11 +315,20 @@ def _lines(frames: list[RawFrame]) -> list[Line]:
 
 
 def _users(frames: list[RawFrame]) -> list[Line]:
-    everything = _all_lines(frames)
+    everything = _all_lines(_without_start_of_worker(frames))
     users = [i for i, line in enumerate(everything) if not is_internal(line[0])]
     if users:
         _note_columns(everything[users[0]], frames[users[0]])
     return _without_resumptions([everything[i] for i in users])
+
+
+def _without_start_of_worker(frames: list[RawFrame]) -> list[RawFrame]:
+    """Returns a stack without the ``python -c "..."`` by which another process has started this one."""
+    started = len(frames)
+    while started > 1 and frames[started - 1][0].co_filename == "<string>":
+        started -= 1
+    above = frames[started - 1][0].co_filename if started > 0 else ""
+    return frames[:started] if above.startswith(_STARTERS) else frames
 
 
 def _without_resumptions(lines: list[Line]) -> list[Line]:

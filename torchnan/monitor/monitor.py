@@ -56,8 +56,9 @@ class Monitor(StepMonitor):
     may be written a few steps late. With ``TORCHNAN=0`` in the environment it does nothing.
 
     Args:
-        log: file that rows are appended to, as JSON Lines; ``None``: no file. A file that reaches ``max_bytes`` (64
-            MiB) becomes ``<log>.1``, and so on; of ``parts`` files (16) the oldest is removed.
+        log: file that rows are appended to, as JSON Lines; ``None``: no file. Missing folders above it are made, for
+            their owner alone. A file that reaches ``max_bytes`` (64 MiB) becomes ``<log>.1``, and so on; of ``parts``
+            files (16) the oldest is removed.
         thresholds: :class:`torchnan.diagnosis.Thresholds`, a dict of them, or a TOML file.
         tensorboard: a folder for event files, or a ``SummaryWriter``.
         callback: ``callback(step, scalars)`` gets the finite numbers of each row by name, for any other tracker.

@@ -289,23 +289,6 @@ def clean_cdist_mm_grad_zero():
 
 
 @case(
-    "clean-atan2-origin-grad",
-    "atan2(0, 0): since 2.10 the backward masks its infinite reciprocal",
-    "pytorch/pytorch#166787",
-    "clean-library-internal",
-    "clean",
-    since="2.10",
-    notes="the same program was a NaN bug before (atan2-origin-grad); not run on 1.13",
-)
-def clean_atan2_origin_grad():
-    fc = track(nn.Linear(2, 2, bias=False))
-    v = fc(torch.tensor([[1.0, 2.0], [0.0, 0.0]]))
-    ang = torch.atan2(v[:, 1], v[:, 0])
-    ang.sum().backward()
-    return ang, fc.weight.grad
-
-
-@case(
     "clean-angle-complex-zero",
     "phase of exact complex zeros: angle_backward divides 0/0 and selects 0",
     "pytorch/pytorch#66084",
