@@ -1,12 +1,9 @@
 #include "intercept/op_call.h"
 
-#include <algorithm>
-
 #include "bounds/dtype_range.h"
 #include "bounds/bound_cache.h"
 #include "bounds/operand.h"
 #include "operators/for_each_tensor.h"
-#include "scan/storage_of.h"
 #include "scan/tensor_scan.h"
 #include "intercept/device_results.h"
 #include "intercept/op_entry.h"
@@ -131,28 +128,27 @@ at::Tensor OpCall::saved_tensor(size_t argument, int64_t element) const {
 void OpCall::inspect_arguments() {
   const bool something_is_bad = nonfinite_registry().in_use() || plan_.handling == OpPlan::Handling::kRead;
   if (!something_is_bad && !plan_.writes_in_place()) return;
-  const Storages overwritten = find_overwritten_storages(something_is_bad);
+  const StorageRanges overwritten = find_overwritten_storages(something_is_bad);
   if (!something_is_bad && overwritten.empty()) return;
   for (size_t k = 0; k < saved_.size(); ++k) {
     const OpPlan::MutatedArgument* mutated = plan_.mutated_argument_at(k);
     if (mutated != nullptr && !mutated->reads_previous_value) continue;
     for_each_tensor(saved_[k], [&](const at::Tensor& tensor, int64_t element) {
-      const bool shares_memory = std::binary_search(overwritten.begin(), overwritten.end(), storage_of(tensor));
-      inspect_argument(tensor, k, element, mutated != nullptr || shares_memory);
+      inspect_argument(tensor, k, element, mutated != nullptr || overwritten.overlap(tensor));
     });
   }
 }
 
-// Returns the storages on the host that the call writes, sorted; if not `all`, those that are not known to be finite.
-OpCall::Storages OpCall::find_overwritten_storages(bool all) const {
-  Storages storages;
+// Returns the storages on the host that the call writes; if not `all`, those that are not known to be finite.
+StorageRanges OpCall::find_overwritten_storages(bool all) const {
+  StorageRanges storages;
   for (const OpPlan::MutatedArgument& mutated : plan_.mutated_arguments) {
     for_each_tensor(saved_[mutated.saved_index], [&](const at::Tensor& tensor, int64_t) {
       if (!tensor.is_cpu()) return;
-      if (all || !bound_cache().is_finite(tensor)) storages.push_back(storage_of(tensor));
+      if (all || !bound_cache().is_finite(tensor)) storages.add(tensor);
     });
   }
-  std::sort(storages.begin(), storages.end());
+  storages.sort();
   return storages;
 }
 

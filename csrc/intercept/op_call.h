@@ -10,6 +10,7 @@
 #include "intercept/host_results.h"
 #include "detection/thread_state.h"
 #include "origin/attribution.h"
+#include "scan/storage_ranges.h"
 
 namespace torchnan {
 
@@ -38,10 +39,8 @@ class OpCall {
   CallContext context() const;
   void save_arguments();
   at::Tensor saved_tensor(size_t argument, int64_t element) const;
-  using Storages = c10::SmallVector<const c10::StorageImpl*, 4>;
-
   void inspect_arguments();
-  Storages find_overwritten_storages(bool all) const;
+  StorageRanges find_overwritten_storages(bool all) const;
   void inspect_argument(const at::Tensor& argument, size_t saved, int64_t element, bool overwritten);
   template <typename Results>
   void prepare(Results& results);

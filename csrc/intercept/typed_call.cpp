@@ -7,7 +7,7 @@
 #include "intercept/op_call.h"
 #include "origin/nonfinite_registry.h"
 #include "detection/error_containment.h"
-#include "scan/storage_of.h"
+#include "scan/storage_ranges.h"
 #include "scan/tensor_scan.h"
 
 namespace torchnan {
@@ -26,11 +26,10 @@ bool is_read_finite(const Operand& argument) {
   return read.skip != Skip::kNone || read.finite;
 }
 
-// Whether another argument lies in the same storage.
 bool shares_memory(const Operand& argument, c10::ArrayRef<Operand> arguments) {
+  const StorageRange memory = storage_range(*argument.tensor);
   return std::any_of(arguments.begin(), arguments.end(), [&](const Operand& other) {
-    return &other != &argument && other.kind == Operand::Kind::kTensor &&
-           storage_of(*other.tensor) == storage_of(*argument.tensor);
+    return &other != &argument && other.kind == Operand::Kind::kTensor && storage_range(*other.tensor).overlaps(memory);
   });
 }
 

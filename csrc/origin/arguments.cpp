@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
-#include <unordered_set>
 
 #include <fmt/format.h>
 
 #include "operators/for_each_tensor.h"
 #include "origin/host_queries.h"
 #include "scan/storage_of.h"
+#include "scan/storage_ranges.h"
 #include "scan/tensor_scan.h"
 
 namespace torchnan {
@@ -24,13 +24,12 @@ NonfiniteKinds kinds_of_number(double x) {
 }
 
 // The storages that the call has written.
-std::unordered_set<const c10::StorageImpl*> overwritten_storages(const CallContext& call) {
-  std::unordered_set<const c10::StorageImpl*> storages;
+StorageRanges overwritten_storages(const CallContext& call) {
+  StorageRanges storages;
   for (const OpPlan::MutatedArgument& mutated : call.plan.mutated_arguments) {
-    for_each_tensor(call.saved[mutated.saved_index], [&](const at::Tensor& tensor, int64_t) {
-      if (storage_of(tensor) != nullptr) storages.insert(storage_of(tensor));
-    });
+    for_each_tensor(call.saved[mutated.saved_index], [&](const at::Tensor& tensor, int64_t) { storages.add(tensor); });
   }
+  storages.sort();
   return storages;
 }
 
@@ -96,8 +95,7 @@ void add_numbers(const CallContext& call, std::vector<InputSummary>& inputs) {
 }  // namespace
 
 std::vector<TensorArgument> tensor_arguments(const CallContext& call) {
-  const std::unordered_set<const c10::StorageImpl*> overwritten = overwritten_storages(call);
-  const auto is_overwritten = [&](const at::Tensor& tensor) { return overwritten.count(storage_of(tensor)) != 0; };
+  const StorageRanges overwritten = overwritten_storages(call);
   std::vector<TensorArgument> found;
   for (size_t k = 0; k < call.saved.size(); ++k) {
     const std::string& name = call.plan.argument_names[call.plan.saved_arguments[k]];
@@ -106,13 +104,13 @@ std::vector<TensorArgument> tensor_arguments(const CallContext& call) {
     const c10::IValue& value = call.saved[k];
     if (value.isTensor() && value.toTensor().defined()) {
       if (value.toTensor().unsafeGetTensorImpl()->is_wrapped_number()) continue;
-      found.push_back({value.toTensor(), name, written != nullptr || is_overwritten(value.toTensor())});
+      found.push_back({value.toTensor(), name, written != nullptr || overwritten.overlap(value.toTensor())});
     } else if (value.isList()) {
       const auto elements = value.toListRef();
       for (size_t i = 0; i < elements.size(); ++i) {
         if (!elements[i].isTensor() || !elements[i].toTensor().defined()) continue;
         const at::Tensor& tensor = elements[i].toTensor();
-        found.push_back({tensor, fmt::format("{}[{}]", name, i), written != nullptr || is_overwritten(tensor),
+        found.push_back({tensor, fmt::format("{}[{}]", name, i), written != nullptr || overwritten.overlap(tensor),
                          static_cast<int64_t>(i)});
       }
     }

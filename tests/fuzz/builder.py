@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tests.fuzz.program import NAMES, keeping_dispatch_state, seed_generator
+from tests.fuzz.program import NAMES, ignoring_errors_of_threads, keeping_dispatch_state, seed_generator
 from tests.fuzz.values import KINDS
 
 SHAPES = [
@@ -132,7 +132,7 @@ class Builder:
         """Adds a statement if it runs, and if what it assigns to `name` is a tensor of modest size."""
         seed_generator(self.seed + 1)
         shapes = self._shapes()
-        with keeping_dispatch_state():
+        with keeping_dispatch_state(), ignoring_errors_of_threads():
             runs = self._runs(line)
         if not runs:
             _restore(shapes)

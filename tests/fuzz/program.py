@@ -29,6 +29,7 @@ Fact = tuple[Any, ...]
 
 def resized(x: torch.Tensor, size: int) -> torch.Tensor:
     """Resizes a tensor in place, and fills memory that is new: what it holds is chance."""
+    _refuse_growth(x, size)
     written = max(0, x.untyped_storage().nbytes() // x.itemsize - x.storage_offset())
     x.resize_(size)[written:].fill_(0.5)
     return x
@@ -40,8 +41,32 @@ def memset(x: torch.Tensor, byte: int, count: int) -> None:
     ctypes.memset(x.data_ptr(), byte, max(0, min(count, left)))
 
 
+def attached(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Lets a tensor have the memory of another, and fills what it adds to that: what it holds is chance."""
+    storage = y.untyped_storage()
+    _refuse_growth(x.new_empty(0).set_(storage), y.numel())
+    size = storage.nbytes()
+    x.set_(storage, 0, (y.numel(),), (1,))
+    torch.empty(0, dtype=torch.uint8).set_(storage)[size:].fill_(63)  # type: ignore[call-overload]
+    return x
+
+
+def roomy(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor that can take a result of the other's size. PyTorch dies where shared memory has to grow."""
+    _refuse_growth(x, y.numel())
+    return x
+
+
+def _refuse_growth(x: torch.Tensor, size: int) -> None:
+    storage = x.untyped_storage()
+    if storage.is_shared() and storage.nbytes() < (x.storage_offset() + size) * x.itemsize:
+        raise RuntimeError("shared memory cannot be resized")
+
+
 NAMES: dict[str, Any] = {
+    "attached": attached,
     "memset": memset,
+    "roomy": roomy,
     "resized": resized,
     "torch": torch,
     "F": F,
@@ -148,6 +173,7 @@ def run(program: Program, mode: str, **options: Any) -> Run:
             result.variables = names["program"](*made)
         except Exception as error:  # noqa: BLE001 (a program may fail in any way, as long as it always does)
             result.error = (type(error).__name__, str(error)[:150])
+        made = ()  # what the program has let go of is held by nobody
     return result
 
 
@@ -161,7 +187,7 @@ def fact(finding: Any) -> Fact:
 def tensors(value: Any, depth: int = 0) -> list[torch.Tensor]:
     """Returns the tensors that a variable holds, with their gradients."""
     if isinstance(value, torch.Tensor):
-        return [value, *([value.grad] if value.is_leaf and value.grad is not None else [])]
+        return [value, *_gradient(value)]
     if depth > 4:
         return []
     held: list[Any] = []
@@ -174,6 +200,14 @@ def tensors(value: Any, depth: int = 0) -> list[torch.Tensor]:
     elif isinstance(value, torch.optim.Optimizer):
         held = [dict(state) for state in value.state.values()]
     return [found for one in held for found in tensors(one, depth + 1)]
+
+
+def _gradient(x: torch.Tensor) -> list[torch.Tensor]:
+    """Returns the gradient of a leaf; nothing for a view that PyTorch refuses to ask, as its base was written."""
+    with contextlib.suppress(RuntimeError):
+        if x.is_leaf and x.grad is not None:
+            return [x.grad]
+    return []
 
 
 def digest(variables: dict[str, Any]) -> str:

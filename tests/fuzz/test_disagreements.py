@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.fuzz import harm
+from tests.fuzz import claims, harm
 from tests.fuzz.__main__ import ALL, of_seed
 from tests.fuzz.builder import Builder
 from tests.fuzz.comparison import Modes, against_truth, disagreements
-from tests.fuzz.program import Program, memset, resized, run
+from tests.fuzz.program import Program, attached, memset, resized, roomy, run
 from tests.support.processes import REPOSITORY
 from tests.support.processes import run as run_process
 
@@ -60,6 +60,19 @@ def test_the_truth_notices_a_missing_report():
 @pytest.mark.parametrize("view", [lambda x: x, lambda x: x[1::2], lambda x: x[:1].expand(9, 3), lambda x: x.t()])
 def test_memory_that_a_resized_tensor_gets_is_written(view, fills_new_memory):
     assert resized(view(torch.ones(4, 3)), 100).isfinite().all()
+
+
+def test_memory_that_a_tensor_of_a_wider_dtype_adds_is_written(fills_new_memory):
+    x = attached(torch.ones(3, dtype=torch.float64), torch.ones(100, dtype=torch.float16))
+    assert x.shape == (100,)
+    assert x.isfinite().all()
+
+
+def test_shared_memory_is_not_made_to_grow():
+    x = torch.ones(20).share_memory_()
+    assert roomy(x, torch.ones(20)) is x
+    with pytest.raises(RuntimeError, match="cannot be resized"):
+        roomy(x, torch.ones(21))
 
 
 def test_memory_beyond_a_tensor_is_not_written():
@@ -113,6 +126,19 @@ def test_a_failing_call_leaves_nothing_behind_for_later_programs():
     before = torch._C._dispatch_tls_local_exclude_set()
     of_seed("subclasses", 92000001)  # torch.cat([wrapped], out=plain) is tried, and fails
     assert torch._C._dispatch_tls_local_exclude_set() == before
+
+
+SUBNORMAL_FACTOR = """a = torch.zeros(1, 300)
+b = torch.full((1, 300), 3e29)
+r = torch.add(a, b, alpha=1e-42)
+"""
+
+
+def test_the_claim_for_a_factor_that_float32_rounds_up_holds():
+    made = claims.claims_of(Program("claims", 0, SUBNORMAL_FACTOR))
+    assert [claim.op for claim in made] == ["aten::clone", "aten::clone", "aten::add"]
+    assert made[-1].says_something
+    assert made[-1].holds
 
 
 def test_a_harm_program_is_held_to_its_page():

@@ -227,6 +227,8 @@ class Truth(TorchDispatchMode):
         if call.name in _UNWRITTEN:
             self._forget(call.name, result)
             return result
+        if call.name == "copy_" and all(x.dtype == torch.uint8 for x in args[:2]):
+            self._copy_bytes(*args[:2])
         made: list[int] = []  # one origin for all results
         for place, x in enumerate(self._results(func._schema, call, result)):
             if may_hold_nonfinite(x):
@@ -321,6 +323,14 @@ class Truth(TorchDispatchMode):
         k = x.element_size() // 2
         strides = [*(stride * k for stride in x.stride()), 1]
         return known[1].as_strided([*x.size(), k], strides, x.storage_offset() * k)
+
+    def _copy_bytes(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """What is known of memory goes with its bytes, as in copy.deepcopy() of a tensor: whole storages are copied."""
+        known = self._memory.get(source.untyped_storage()._cdata)
+        if target.shape == source.shape and target.storage_offset() == source.storage_offset() == 0:
+            self._memory.pop(target.untyped_storage()._cdata, None)
+            if known is not None:
+                self._memory[target.untyped_storage()._cdata] = (target.untyped_storage(), known[1].clone())
 
     def _set_ids(self, x: torch.Tensor) -> torch.Tensor:
         known = self._provenance(x, make=False)

@@ -20,7 +20,7 @@ void add(A a, Results out) {
   const Bound y = a.bound(1);
   const double alpha = a.number(2, 1);
   if ((x.masked && y.masked) || (y.masked && !(alpha > 0))) return;
-  out[0] = {x.max_abs + std::abs(alpha) * y.max_abs, x.nonnegative && y.nonnegative && alpha >= 0,
+  out[0] = {x.max_abs + a.magnitude(2, 1) * y.max_abs, x.nonnegative && y.nonnegative && alpha >= 0,
             x.masked || y.masked};
 }
 
