@@ -1,12 +1,18 @@
-"""AOTInductor packages: what one returns is checked at its border, and reported as the package's."""
+"""AOTInductor packages: one made under detection is followed; else what it returns is reported as the package's."""
 
 from __future__ import annotations
+
+import gc
+import inspect
+import io
 
 import pytest
 import torch
 from torch import nn
 
 import torchnan
+from torchnan.detection.compiled import package as packages
+from torchnan.detection.compiled import packaged_graph
 
 pytestmark = pytest.mark.breadth(0)  # it takes long to make a package
 
@@ -41,9 +47,9 @@ def test_a_package_is_named_as_the_region_that_made_a_value(path, loaded):
     (finding,) = session.findings
     assert (finding.origin, finding.kind, finding.output) == ("compiled", "inf", 0)
     assert finding.compiled.region == "AOTInductor package" + f" {path}" * (loaded == "during")
-    assert (finding.compiled.replay, finding.compiled.obstacle) == ("none", "a package has no graph")
+    assert (finding.compiled.replay, finding.compiled.obstacle) == ("none", packages.NO_GRAPH)
     assert finding.harm.kind == "read"
-    assert "not followed: a package has no graph" in str(finding)
+    assert f"not followed: {packages.NO_GRAPH}" in str(finding)
     assert session.stats()["internal_errors"] == 0
 
 
@@ -70,3 +76,99 @@ def test_without_detection_a_package_runs_as_it_was(path):
     with torchnan.detect():
         assert loader.boxed_run is not original[0]
     assert (vars(loader)["boxed_run"], vars(loader)["__init__"]) == original
+
+
+class Logarithm(nn.Module):
+    def forward(self, x):
+        return torch.log(torch.relu(x))  # LOG
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 4), Logarithm())
+
+    def forward(self, x, power, seen, *, scale=2.0):
+        seen[:2].add_(x[:2])
+        return self.layers(x) * power * scale
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A model, and the package that was made of it under detection."""
+    model = Model()
+    with torch.no_grad():
+        model.layers[0].weight.copy_(torch.eye(4))
+        model.layers[0].bias.zero_()
+    file = tmp_path_factory.mktemp("made") / "model.pt2"
+    exported = torch.export.export(model, (torch.ones(4), 3, torch.ones(4)), {"scale": 2.5})
+    with torchnan.detect() as session, torch._inductor.config.patch(compile_threads=1):
+        torch._inductor.aoti_compile_and_package(exported, package_path=str(file))
+    assert session.stats()["internal_errors"] == 0
+    return model, file
+
+
+def session_of(package, x, seen):
+    with torchnan.detect(action="log") as session:
+        package(x, 3, seen, scale=2.5).sum().item()
+    assert session.stats()["internal_errors"] == 0
+    return session
+
+
+@pytest.mark.parametrize("how", ["path", "buffer"])
+def test_the_origin_inside_a_package_that_was_made_under_detection_is_named(made, how):
+    _, file = made
+    with torchnan.detect():
+        package = torch._inductor.aoti_load_package(str(file) if how == "path" else io.BytesIO(file.read_bytes()))
+    assert session_of(package, torch.ones(4), torch.ones(4)).findings == []
+    seen = torch.ones(4)
+    (finding,) = session_of(package, torch.tensor([0.0, 1.0, 1.0, 1.0]), seen).findings
+    assert seen.tolist() == [1, 2, 1, 1]
+    assert (finding.op, finding.kind, finding.phase, finding.module) == ("aten::log", "inf", "forward", "layers.1")
+    lines = inspect.getsource(inspect.getmodule(Model)).splitlines()
+    assert lines[finding.line - 1].endswith("# LOG")
+    assert finding.file == __file__
+    assert finding.compiled.region.startswith("AOTInductor package /")
+    assert (finding.compiled.replay, finding.compiled.obstacle) == ("traced", None)
+
+
+def test_a_bad_input_of_a_package_is_the_cause(made):
+    _, file = made
+    with torchnan.detect():
+        package = torch._inductor.aoti_load_package(str(file))
+    x = torch.frombuffer(bytearray(b"\xff" * 16), dtype=torch.float32)
+    assert [finding.origin for finding in session_of(package, x, torch.ones(4)).findings] == ["input"]
+
+
+@pytest.mark.parametrize("how", ["overwritten", "replaced"])
+def test_a_package_is_not_replayed_with_other_weights(made, how):
+    model, file = made
+    weights = model.layers[0]
+    with torchnan.detect():
+        package = torch._inductor.aoti_load_package(str(file))
+        if how == "replaced":
+            names = package.get_constant_fqns()
+            package.load_constants({name: model.get_parameter(name) for name in names}, check_full_update=True)
+    with torch.no_grad():
+        before = weights.bias.detach().clone()
+        if how == "overwritten":
+            weights.bias.zero_()
+    (finding,) = session_of(package, torch.zeros(4), torch.ones(4)).findings
+    assert torch.equal(weights.bias, before)
+    assert (finding.origin, finding.compiled.obstacle) == ("compiled", packages.OTHER_WEIGHTS)
+
+
+def test_weights_of_a_package_are_not_held():
+    graph = packaged_graph.graph_of(torch.export.export(Net(), (torch.ones(4), torch.ones(4))).module())
+    gc.collect()
+    assert graph.alive_weights() is None
+
+
+def test_what_a_package_overwrites_is_known_of_its_graph():
+    net = Net()
+    graph = packaged_graph.graph_of(torch.export.export(net, (torch.ones(4), torch.ones(4))).module())
+    assert (graph.overwritten, graph.keeps_state()) == ([0, 2], True)
+    assert graph.alive_weights() is not None
+    example = (torch.ones(4), 3, torch.ones(4))
+    graph = packaged_graph.graph_of(torch.export.export(Model(), example, {"scale": 2.5}).module())
+    assert (graph.overwritten, graph.keeps_state()) == ([3], False)

@@ -20,7 +20,7 @@ from torchnan.detection.replacement import replace
 lock = threading.Lock()  # of what threads share here and in detect; quiet when the process forks
 _installed = 0
 _undo: list[Callable[[], None]] = []
-_follows_ahead_of_time = False
+_follows_ahead_of_time = _follows_making_of_packages = False
 
 
 def install() -> None:
@@ -39,8 +39,11 @@ def install() -> None:
             _undo.append(replace(torch_internals.inductor(), "__call__", compiled_backend.recording))
         with contained("following AOTInductor packages"):
             loader = torch_internals.package_loader_class()
-            _undo.append(replace(loader, "__init__", package.naming))
+            _undo.append(replace(loader, "__init__", package.loading))
+            _undo.append(replace(loader, "load_constants", package.replacing_weights))
             _undo.append(replace(loader, "boxed_run", package.checking))
+            if not _follow_making_of_packages():
+                _undo.append(replace(*torch_internals.first_use_of_exported_programs(), _about_to_make_a_package))
         with contained("following functions that are compiled ahead of time"):
             if torch_internals.dynamo_is_loaded():
                 _follow_ahead_of_time(torch_internals.guards_ahead_of_time())
@@ -57,12 +60,12 @@ def install() -> None:
 
 def uninstall() -> None:
     """Removes the hooks with the last session."""
-    global _installed, _follows_ahead_of_time
+    global _installed, _follows_ahead_of_time, _follows_making_of_packages
     with lock:
         _installed -= 1
         if _installed > 0:
             return
-        _follows_ahead_of_time = False
+        _follows_ahead_of_time = _follows_making_of_packages = False
         while _undo:
             with contained("removing a hook"):
                 _undo.pop()()
@@ -74,6 +77,29 @@ def _follow_ahead_of_time(guards: list[tuple[Any, str]]) -> None:
     for holder, name in guards:
         _undo.append(replace(holder, name, ahead_of_time.unwatched))
     _undo.append(replace(torch_internals.ahead_of_time_class(), "__call__", ahead_of_time.checking))
+
+
+def _follow_making_of_packages() -> bool:
+    global _follows_making_of_packages
+    compiler = torch_internals.compiler_of_packages()
+    if compiler is None:
+        return False
+    _follows_making_of_packages = True
+    _undo.append(replace(*compiler, package.making))
+    return True
+
+
+def _about_to_make_a_package(use: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a function that is called before a package is made, when Inductor has been loaded."""
+
+    @functools.wraps(use)
+    def follow_and_use(*args: Any, **options: Any) -> Any:
+        with contained("following AOTInductor packages"), lock:
+            if _installed and not _follows_making_of_packages:
+                _follow_making_of_packages()
+        return use(*args, **options)
+
+    return follow_and_use
 
 
 def _loading_dynamo(use: Callable[..., Any]) -> Callable[..., Any]:

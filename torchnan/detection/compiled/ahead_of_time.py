@@ -57,5 +57,5 @@ def _checked(function: Any, run: Callable[..., Any]) -> Callable[..., Any]:
 
         code = sys._getframe(2).f_code  # of the function of the program, as Dynamo has changed it
         place = Line(code.co_filename, code.co_firstlineno, code.co_name)
-        _calls[function] = Region(None, {}, run_alive, place, obstacle=OBSTACLE).checked()
+        _calls[function] = Region(None, run_alive, place, OBSTACLE).checked()
     return _calls[function]

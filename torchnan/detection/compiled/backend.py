@@ -29,7 +29,7 @@ def recording(compile_graph: Callable[..., Any]) -> Callable[..., Any]:
                 place = torch_internals.place_of_traced_function()
                 arguments = len(tree_leaves(inputs_))
                 kept = functools.partial(_checked, graph.copy_graph(model_), graph.tensors_of(model_), place, arguments)
-        with _unwatched():
+        with compiling():
             compiled = compile_graph(self, model_, inputs_, *args, **options)
         if kept is None or not isinstance(compiled, types.FunctionType):  # AOTInductor returns a file
             return compiled
@@ -41,7 +41,7 @@ def recording(compile_graph: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def _unwatched() -> Iterator[None]:
+def compiling() -> Iterator[None]:
     """Lets nobody see what this thread does: that Inductor computes constants, and prints them for its logs, is nothing
     that the program does."""
     was_replaying = _C.is_replaying()
@@ -56,9 +56,12 @@ def _unwatched() -> Iterator[None]:
 def _checked(
     graph: Any, tensors: dict[str, torch.Tensor], place: Any, arguments: int, compiled: types.FunctionType
 ) -> Any:
-    from torchnan.detection.compiled.region import Region
+    from torchnan.detection.compiled import stack, torch_internals
+    from torchnan.detection.compiled.region import Region, Traced
 
-    call = Region(graph, tensors, compiled, place, arguments).checked()  # a function, as Dynamo wants
+    overwritten = torch_internals.overwritten_inputs(compiled, len(tensors) + arguments)
+    traced = Traced(graph, tensors, stack.modules_of(graph), overwritten)
+    call = Region(traced, compiled, place).checked()  # a function, as Dynamo wants
     public = {name: value for name, value in vars(compiled).items() if not name.startswith("_")}
     call.__dict__.update(public)
     return call

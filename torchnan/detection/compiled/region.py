@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from torchnan.detection.compiled.graph import (
     stack_of,
     unwritten_outputs,
 )
-from torchnan.detection.compiled.stack import Line, call_under, calling_stack, modules_of, modules_of_call
+from torchnan.detection.compiled.stack import Line, TracedModule, call_under, calling_stack, modules_of_call
 from torchnan.detection.containment import contained
 
 MAX_COPIED = 64 << 20  # bytes of arguments that a region overwrites, copied before each call
@@ -34,46 +35,53 @@ _Known = dict[tuple[bool, int, int], tuple[int, Any]]
 Bad = list[tuple[int, int]]  # index of a non-finite value among those that were checked, and the bits of its kinds
 
 
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """What a region was made of.
+
+    Attributes:
+        graph: a copy of the graph, see :func:`graph.copy_graph`.
+        tensors: the graph's own parameters and buffers by name.
+        modules: those that nodes were traced in, by their key in ``nn_module_stack``.
+        overwritten: indices of the inputs that a call overwrites, its own tensors first; ``None`` if not known.
+        has_kernels: whether the kernels of the generated code can be observed.
+    """
+
+    graph: fx.GraphModule
+    tensors: dict[str, torch.Tensor]
+    modules: dict[str, TracedModule]
+    overwritten: list[int] | None
+    has_kernels: bool = True
+
+
 class Region:
-    """What Inductor made of one graph of Dynamo's.
+    """What Inductor made of one graph.
 
     Args:
-        graph: a copy of the graph, see :func:`graph.copy_graph`; ``None`` if it is not known.
-        tensors: the graph's own parameters and buffers by name.
+        traced: the graph; ``None`` if it is not known.
         compiled: runs the region.
         place: the function that was compiled.
-        arguments: how many there are in a call, those in a list counted one by one.
         obstacle: why no call can be replayed; empty if they can.
     """
 
-    def __init__(
-        self,
-        graph: fx.GraphModule | None,
-        tensors: dict[str, torch.Tensor],
-        compiled: Callable[..., Any],
-        place: Line,
-        arguments: int = 0,
-        obstacle: str = "",
-    ) -> None:
-        self.graph = graph
-        self.own = list(tensors)
+    def __init__(self, traced: Traced | None, compiled: Callable[..., Any], place: Line, obstacle: str = "") -> None:
+        self.traced = traced
         self.compiled = compiled
         self.place = place
-        self.modules = {} if graph is None else modules_of(graph)
+        graph, tensors = (None, {}) if traced is None else (traced.graph, traced.tensors)
         if graph is not None and has_collectives(graph):
             obstacle = "operations in it wait for other ranks"
-        mutated = [] if graph is None else torch_internals.overwritten_inputs(compiled, len(tensors) + arguments)
-        if mutated is None:
+        if traced is not None and traced.overwritten is None:
             obstacle = "it is not known which of its arguments it overwrites"
         self.unwritten = {} if graph is None else unwritten_outputs(graph)
         self.border = _C.RegionBorder(
-            mutated=mutated or [],
+            mutated=(traced and traced.overwritten) or [],
             own=tuple(tensors.values()),
             max_copied=MAX_COPIED,
             obstacle=obstacle,
             parts=_plain,
             is_distributed=shards.is_sharded,
-            compared=[] if graph is None else compared_inputs(graph, self.own),
+            compared=[] if graph is None else compared_inputs(graph, list(tensors)),
             unwritten=list(self.unwritten),
             note_unwritten=_weakly(self, Region._note_unwritten),
             follow=_weakly(self, _check_in_backward),
@@ -92,11 +100,12 @@ class Region:
         return call
 
     def _note_unwritten(self, results: Any) -> None:
+        assert self.traced is not None  # else no result is known to be unwritten
         with contained("recording memory that a compiled region has not written"):
             values, here = as_list(results), _C.capture_stack()
             if here not in self._allocations:
                 callers = calling_stack(_C.stack_frames(here))
-                modules = modules_of_call(self.modules, callers, self.place)
+                modules = modules_of_call(self.traced.modules, callers, self.place)
                 stacks = [stack_of(node, callers, modules) for node in self.unwritten.values()]
                 capture = [functools.partial(call_under, stack, _C.capture_stack) for stack in stacks]
                 self._allocations[here] = replay.on_own_thread(lambda: [run() for run in capture])
@@ -160,12 +169,12 @@ class Region:
         return self.place.function, self.place.file, self.place.line
 
     def _recorded(self, call: Any) -> replay.RecordedCall:
-        assert self.graph is not None  # else no call is replayed
+        assert self.traced is not None  # else no call is replayed
         return replay.RecordedCall(
-            graph=self.graph,
-            compiled=self.compiled,
-            own=self.own,
-            modules=self.modules,
+            graph=self.traced.graph,
+            compiled=self.compiled if self.traced.has_kernels else None,
+            own=list(self.traced.tensors),
+            modules=self.traced.modules,
             is_random=bool(self.border.is_random),
             args=call.arguments,
             before=call.before,

@@ -37,7 +37,7 @@ class RecordedCall:
 
     Attributes:
         graph: the graph that Dynamo traced.
-        compiled: runs the region.
+        compiled: runs the region; ``None`` if its kernels cannot be observed.
         own: names of the graph's own tensors, which come first in ``args``.
         modules: those that nodes were traced in, by their key in ``nn_module_stack``.
         is_random: whether the call drew random numbers.
@@ -54,7 +54,7 @@ class RecordedCall:
     """
 
     graph: torch.fx.GraphModule
-    compiled: Callable[..., Any]
+    compiled: Callable[..., Any] | None
     own: list[str]
     modules: dict[str, TracedModule]
     is_random: bool
@@ -240,6 +240,8 @@ class _Replay:
 
     def _kernels(self) -> kernels.Kernels:
         """Runs the generated code on the inputs of the call."""
+        if self.call.compiled is None:
+            return []
         made = self._inputs()
         with kernels.recorded(self.tangents is not None) as found:
             if any(i < len(self.call.own) for i in self.call.before):  # the region itself would write the program's

@@ -21,6 +21,9 @@ _NAMES = (
     "torch._functorch.config.enable_autograd_cache",
     "torch._functorch._aot_autograd.schemas.ViewAndMutationMeta",
     "torch._C._aoti.AOTIModelPackageLoader.boxed_run",
+    "torch._C._aoti.AOTIModelPackageLoader.load_constants",
+    "torch._inductor.aot_compile",
+    "torch.export.ExportedProgram.module",
     "torch._dynamo.aot_compile.aot_compile_fullgraph",
     "torch._dynamo.aot_compile.AOTCompiledFunction.__post_init__",
     "torch._dynamo.aot_compile.AOTCompiledFunction.guard_check",
@@ -62,6 +65,18 @@ def inductor() -> Any:
 def package_loader_class() -> Any:
     """Returns the class that loads and runs AOTInductor packages; it is written in C++."""
     return torch._C._aoti.AOTIModelPackageLoader
+
+
+def compiler_of_packages() -> tuple[Any, str] | None:
+    """Returns the function that compiles exported programs for AOTInductor packages, and its holder; ``None`` as long
+    as the program has not imported Inductor, which takes two seconds."""
+    holder = sys.modules.get("torch._inductor")
+    return (holder, "aot_compile") if hasattr(holder, "aot_compile") else None
+
+
+def first_use_of_exported_programs() -> tuple[Any, str]:
+    """Returns what is called of an exported program before it is compiled, and its holder."""
+    return torch.export.ExportedProgram, "module"
 
 
 def dynamo_is_loaded() -> bool:
