@@ -7,22 +7,28 @@ python -m tests.fuzz GENERATOR SEED             one program: its source, and wha
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import faulthandler
 import gc
+import json
+import multiprocessing
+import os
 import sys
+import tempfile
 import time
-from collections import Counter
+from time import monotonic
 
 import torch
 
 from tests.fuzz import claims, comparison, harm
 from tests.fuzz.comparison import Disagreement
-from tests.fuzz.generators import GENERATORS
+from tests.fuzz.generators import GENERATORS, operators
 from tests.fuzz.program import Program
 
 ALL = (*GENERATORS, "harm", "claims")
 PROGRAMS_PER_TURN = {"claims": 50, "harm": 1}
-SECONDS_PER_PROGRAM = 120
+SECONDS_PER_PROGRAM = 120  # only a hang reaches them
+TURNS_PER_PROCESS = 200
 
 
 def of_seed(generator: str, seed: int) -> tuple[str | None, int, list[Disagreement]]:
@@ -47,30 +53,67 @@ def show(generator: str, seed: int) -> int:
     return 1 if found else 0
 
 
-def search(generators: list[str], seconds: float, first: int) -> int:
-    """Runs seeds from `first` on, each generator a few at a time, until the time is over."""
-    end = time.monotonic() + seconds
-    compared: Counter[str] = Counter()
-    seeds = dict.fromkeys(generators, first)
-    found = 0
-    gc.freeze()
-    print(f"seed {first}", flush=True)
-    while time.monotonic() < end:
-        for generator in generators:
+@dataclasses.dataclass
+class Progress:
+    """How far a search is; kept in a file, so that it outlives a process that dies."""
+
+    seeds: dict[str, int]  # the next of each generator
+    compared: dict[str, int]
+    found: int = 0
+    running: str = ""
+
+    def save(self, file: int) -> None:
+        os.pwrite(file, json.dumps(dataclasses.asdict(self)).encode().ljust(4096), 0)
+
+    @classmethod
+    def load(cls, file: int) -> Progress:
+        return cls(**json.loads(os.pread(file, 4096, 0)))
+
+
+def take_turns(progress: Progress, file: int, end: float) -> None:
+    """Runs programs, each generator a few at a time, until the time is over or the process has run its share."""
+    for _ in range(TURNS_PER_PROCESS):
+        for generator in progress.seeds:
             for _ in range(PROGRAMS_PER_TURN.get(generator, 1)):
-                seed = seeds[generator]
-                seeds[generator] += 1
-                faulthandler.dump_traceback_later(SECONDS_PER_PROGRAM, exit=True)  # a hang ends the search
+                seed = progress.seeds[generator]
+                progress.seeds[generator], progress.running = seed + 1, generator
+                progress.save(file)
+                faulthandler.dump_traceback_later(SECONDS_PER_PROGRAM, exit=True)
                 _, count, disagreements = of_seed(generator, seed)
                 faulthandler.cancel_dump_traceback_later()
-                compared[generator] += count
+                progress.compared[generator] += count
+                progress.found += len(disagreements)
                 for disagreement in disagreements:
-                    found += 1
                     print(disagreement, flush=True)
         gc.collect()
         gc.freeze()
-    print(", ".join(f"{generator} {count:,}" for generator, count in compared.items()), f"- {found} disagreements")
-    return 1 if found else 0
+        if monotonic() > end:
+            break
+    progress.save(file)
+
+
+def search(generators: list[str], seconds: float, first: int) -> int:
+    """Runs seeds from `first` on until the time is over, in processes of their own: one that dies costs one program."""
+    end = monotonic() + seconds
+    progress = Progress(dict.fromkeys(generators, first), dict.fromkeys(generators, 0))
+    print(f"seed {first}", flush=True)
+    if "operators" in generators:
+        operators.operators()  # imported once
+    gc.freeze()
+    fork = multiprocessing.get_context("fork")
+    with tempfile.TemporaryFile() as file:
+        while monotonic() < end:
+            process = fork.Process(target=take_turns, args=(progress, file.fileno(), end))
+            process.start()
+            process.join()
+            progress = Progress.load(file.fileno())
+            if process.exitcode != 0:
+                progress.found += 1
+                seed = progress.seeds[progress.running] - 1
+                print(f"died ({process.exitcode}): python -m tests.fuzz {progress.running} {seed}", flush=True)
+    counts = ", ".join(f"{generator} {count:,}" for generator, count in progress.compared.items())
+    print(f"{counts} - {progress.found} disagreements", flush=True)
+    return 1 if progress.found else 0
 
 
 def main() -> int:

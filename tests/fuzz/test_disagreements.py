@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.fuzz import claims, harm
-from tests.fuzz.__main__ import ALL, of_seed
+from tests.fuzz.__main__ import ALL, of_seed, search
 from tests.fuzz.builder import Builder
 from tests.fuzz.comparison import Modes, against_truth, disagreements
 from tests.fuzz.program import Program, attached, memset, resized, roomy, run
@@ -145,6 +145,20 @@ def test_a_harm_program_is_held_to_its_page():
     program, expected = harm.generate(0)
     assert expected.report in ("error", "silent", "warning")
     assert len(program.source.splitlines()) >= expected.line
+
+
+def test_a_search_goes_on_after_a_program_that_kills_its_process(monkeypatch, capfd):
+    def of_seed(generator, seed):
+        if seed == 7:
+            os._exit(9)
+        return "", 1, [f"wrong: {seed}"]
+
+    monkeypatch.setattr("tests.fuzz.__main__.of_seed", of_seed)
+    moments = iter([0.0, 0.0, 0.5, 2.0])  # it begins; two processes are started; the time is over
+    monkeypatch.setattr("tests.fuzz.__main__.monotonic", lambda: next(moments))
+    assert search(["threads"], 1.0, 6) == 1
+    said = ["seed 6", "wrong: 6", "died (9): python -m tests.fuzz threads 7", "wrong: 8", "threads 2 - 3 disagreements"]
+    assert capfd.readouterr().out.splitlines() == said
 
 
 @pytest.mark.slow
