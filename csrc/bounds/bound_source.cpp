@@ -45,16 +45,21 @@ Bound BoundSource::of(const at::Tensor& tensor) const {
 
 Bound BoundSource::cached_bound(const at::Tensor& tensor) const {
   const BoundCache::Entry entry = bound_cache().find(tensor);
+  if (entry.state != BoundCache::State::kUnknown) return known_or_scanned(tensor);
+  bound_cache().record_requested(tensor, entry.op);
+  return {};
+}
+
+Bound BoundSource::known_or_scanned(const at::Tensor& tensor) const {
+  const BoundCache::Entry entry = bound_cache().find(tensor);
   switch (entry.state) {
     case BoundCache::State::kFinite:
     case BoundCache::State::kFiniteOrMasked:
       return entry.bound;
+    case BoundCache::State::kUnknown:
     case BoundCache::State::kRequested:
     case BoundCache::State::kStale:
       return entry.exported ? Bound{} : scanned_bound(tensor);
-    case BoundCache::State::kUnknown:
-      bound_cache().record_requested(tensor, entry.op);
-      return {};
     default:
       return {};
   }

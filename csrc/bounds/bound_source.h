@@ -36,6 +36,9 @@ class BoundSource {
   // it.
   Bound of(const at::Tensor& tensor) const;
 
+  // Returns the bound of a tensor of the host, large or small. An unknown one is found by a scan at once.
+  Bound known_or_scanned(const at::Tensor& tensor) const;
+
   // Whether this operator was the last to write a tensor, whose values are finite.
   bool is_made_by(const at::Tensor& tensor, std::string_view op) const;
 

@@ -53,18 +53,25 @@ size_t first_place_of(const c10::StorageImpl* owner) {
   return (reinterpret_cast<uintptr_t>(owner) * 0x9e3779b97f4a7c15ull) >> 32;
 }
 
+// Squares of what is in a float are in the range of a double, and their quotient needs no root.
+double squared_ratio(float mean, float square, double slack) { return double{mean} * mean / (square + slack); }
+double squared_ratio(double mean, double square, double slack) {
+  const double ratio = mean / std::sqrt(square + slack);
+  return ratio * ratio;
+}
+
 template <typename Number>
 std::optional<MomentHistory> history_in(const at::Tensor& first, const at::Tensor& second, double slack) {
   const auto* means = first.const_data_ptr<Number>();
   const auto* squares = second.const_data_ptr<Number>();
   bool is_any_negative = false;
-  double ratio = 0x1p-60;
+  double largest = 0x1p-120;
   for (int64_t i = 0; i < first.numel(); ++i) {
     is_any_negative |= squares[i] < 0;
-    ratio = std::max(ratio, std::abs(double{means[i]}) / std::sqrt(double{squares[i]} + slack));
+    largest = std::max(largest, squared_ratio(means[i], squares[i], slack));
   }
   if (is_any_negative) return std::nullopt;
-  return MomentHistory{.ratio = ratio * (1 + 1e-12), .slack = slack};
+  return MomentHistory{.ratio = std::sqrt(largest) * (1 + 1e-12), .slack = slack};
 }
 
 }  // namespace

@@ -55,31 +55,50 @@ std::optional<Bound> known_bound(const at::Tensor& tensor) {
   return entry.bound;
 }
 
+// The same; a tensor of which nothing is known is scanned, such as the moments of a run that has been resumed. What
+// others may write at any time stays unknown.
+std::optional<Bound> found_bound(const at::Tensor& tensor) {
+  const auto known = known_bound(tensor);
+  if (known) return known;
+  ThreadState::current().bound_source().known_or_scanned(tensor);
+  return known_bound(tensor);
+}
+
 // What is known before a step.
 struct Known {
   AdamBounds bounds;
   bool is_second_moment_nonnegative;  // no longer known once a fused kernel has written it
+  bool is_history_missing;            // of a parameter that is not small; nobody has seen how the moments came about
 };
 
 // Returns nothing if a bound is not known.
 std::optional<Known> known_before(const AdamTensors& tensors) {
-  const auto parameter = known_bound(tensors.parameter), gradient = known_bound(tensors.gradient);
-  const auto first = known_bound(tensors.first_moment), second = known_bound(tensors.second_moment);
+  const auto parameter = found_bound(tensors.parameter), gradient = found_bound(tensors.gradient);
+  const auto first = found_bound(tensors.first_moment), second = found_bound(tensors.second_moment);
   if (!parameter || !gradient || !first || !second) return std::nullopt;
   AdamBounds bounds{parameter->max_abs, gradient->max_abs, first->max_abs, second->max_abs};
   if (tensors.largest_second_moment != nullptr) {
-    const auto largest = known_bound(*tensors.largest_second_moment);
+    const auto largest = found_bound(*tensors.largest_second_moment);
     if (!largest) return std::nullopt;
     bounds.largest_second_moment = largest->max_abs;
   }
-  if (tensors.parameter.numel() > kSmall)
+  const bool is_small = tensors.parameter.numel() <= kSmall;
+  if (!is_small)
     bounds.history = ThreadState::current().moments().history_of(tensors.first_moment, tensors.second_moment);
-  return Known{bounds, second->nonnegative};
+  return Known{bounds, second->nonnegative, !is_small && !std::isfinite(bounds.history.ratio)};
 }
 
 // Reads a tensor that is known to be finite for its exact bound.
 std::optional<Bound> tightened_bound(const at::Tensor& tensor) {
   return ThreadState::current().bound_source().tighten(tensor) ? known_bound(tensor) : std::nullopt;
+}
+
+std::optional<MomentHistory> read_history(const AdamTensors& tensors, const DtypeRange& range) {
+  Counters& counters = ThreadState::current().counters();
+  const auto bytes = static_cast<int64_t>(tensors.first_moment.nbytes() + tensors.second_moment.nbytes());
+  counters.bytes.add(bytes);
+  counters.bytes_scanned_unknown.add(bytes);
+  return history_shown_by(tensors.first_moment, tensors.second_moment, range);
 }
 
 // Returns a number of steps that is kept in a tensor; -1 if it is none.
@@ -103,8 +122,8 @@ std::optional<AdamBounds> prove(const AdamTensors& tensors, const AdamHyperparam
     before.gradient = exact->max_abs;
     after = bounds_after_adam_step(hyperparameters, before, step, range);
   }
-  if (!after || known.is_second_moment_nonnegative) return after;
-  const auto shown = history_shown_by(tensors.first_moment, tensors.second_moment, range);
+  if (!after || (known.is_second_moment_nonnegative && !known.is_history_missing)) return after;
+  const auto shown = read_history(tensors, range);
   if (!shown) return std::nullopt;
   before.history = *shown;
   return bounds_after_adam_step(hyperparameters, before, step, range);

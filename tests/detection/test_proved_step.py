@@ -61,6 +61,78 @@ def test_ordinary_steps_are_proved(width, kind, dtype, form, options):
     assert is_proved(model, kind(model.parameters(), **form, **options))
 
 
+class Passing(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def resumed(width: int, form: dict[str, Any]) -> tuple[nn.Sequential, torch.optim.Optimizer]:
+    """A model that has been trained while detection was off."""
+    model = network(width)
+    optimizer = torch.optim.AdamW(model.parameters(), **form)
+    for _ in range(3):
+        backward(model)
+        optimizer.step()
+    return model, optimizer
+
+
+@pytest.mark.parametrize("width", [8, 80])
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_of_a_run_that_is_resumed_the_first_step_is_proved(width, form):
+    model, optimizer = resumed(width, form)
+    with torchnan.detect() as session:
+        backward(model)
+        assert operations_of_step(optimizer, session) == 0
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_of_a_run_that_is_resumed_weights_are_read_once(form):
+    model, optimizer = resumed(80, form)
+    backward(model)  # outside: what is written here is read at the first step
+    with torchnan.detect() as session:
+        first, second = (bytes_of_step(optimizer, session) for _ in range(2))
+    weights = sum(parameter.nbytes for parameter in model.parameters() if parameter.numel() > 4096)
+    assert first >= 3 * weights
+    assert second < weights
+
+
+def test_moments_of_which_only_the_last_step_was_seen_are_read_once():
+    model, optimizer = resumed(80, {})
+    backward(model)
+    with torchnan.detect() as session:
+        with Passing():
+            assert operations_of_step(optimizer, session) > 0
+        second, third = (bytes_of_step(optimizer, session) for _ in range(2))
+    weights = sum(parameter.nbytes for parameter in model.parameters() if parameter.numel() > 4096)
+    assert second >= 2 * weights
+    assert third < weights
+
+
+def bytes_of_step(optimizer: torch.optim.Optimizer, session: Any) -> int:
+    before = session.stats()["bytes"]
+    optimizer.step()
+    return session.stats()["bytes"] - before
+
+
+@pytest.mark.parametrize("key", ["exp_avg", "exp_avg_sq"])
+@pytest.mark.parametrize("width", [8, 80])
+def test_a_resumed_moment_that_is_bad_is_found(key, width):
+    model, optimizer = resumed(width, {})
+    optimizer.state[model[1].weight][key][0, 0] = torch.nan
+    with torchnan.detect(action="log") as session:
+        backward(model)
+        assert operations_of_step(optimizer, session) > 0
+    assert any(finding.origin == "input" for finding in session.findings)
+
+
+def test_a_resumed_moment_in_shared_memory_proves_nothing():
+    model, optimizer = resumed(80, {})
+    optimizer.state[model[1].weight]["exp_avg"].share_memory_()
+    with torchnan.detect() as session:
+        backward(model)
+        assert operations_of_step(optimizer, session) > 0
+
+
 class Derived(torch.optim.AdamW):
     pass
 
@@ -96,11 +168,6 @@ def test_other_steps_are_intercepted(name):
 def test_options_that_ask_for_every_result_get_it(options):
     model = network()
     assert not is_proved(model, torch.optim.AdamW(model.parameters()), **options)
-
-
-class Passing(TorchDispatchMode):
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        return func(*args, **(kwargs or {}))
 
 
 class PassingFunctions(TorchFunctionMode):

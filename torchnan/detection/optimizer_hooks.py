@@ -28,7 +28,7 @@ def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
                 replaced = _with_checking_closure(optimizer, args, kwargs)
             if is_first:
                 initial_weights.note(optimizer)
-    if not (is_first or has_closure):
+    if not has_closure:
         with contained("proving a step"):
             proved_step.try_start(optimizer)
     return replaced
