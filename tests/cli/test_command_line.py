@@ -85,7 +85,9 @@ def test_each_kind_of_log_is_sent_to_its_command(tmp_path, capsys):
 
 def test_the_bad_steps_of_a_step_guard_are_shown(tmp_path, capsys):
     log = tmp_path / "recovery.jsonl"
-    event = StepEvent(101, "loss", "loss is nan", cause="data", origin="NaN of input", reason="the remedy for data")
+    event = StepEvent(
+        101, "loss", "loss is nan", cause="data", origin="NaN in an external tensor", reason="the remedy for data"
+    )
     lines = [{"time": 1.5, "kind": "step", **event.facts()}, {"time": 2.5, "kind": "rollback", "snapshot": 90}]
     log.write_text("".join(f"{json.dumps(line)}\n" for line in lines) + "damaged\n")
     assert cli.main(["show", str(log)]) == 0
@@ -152,6 +154,17 @@ def test_what_is_no_command_is_refused_with_the_one_that_is_meant(given, said, c
         cli.main([given, "--lr", "1"])
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_without_a_command_the_help_is_printed(capsys):
+    assert cli.main([]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert re.findall(r"^    (\w+)", printed.err, re.MULTILINE) == [command.NAME for command in cli.COMMANDS]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--verison"])
+    assert ended.value.code == 2
+    assert "there is no argument '--verison'. Did you mean '--version'?" in capsys.readouterr().err
 
 
 def test_a_device_that_is_not_there_is_refused_by_name(tmp_path, capsys):

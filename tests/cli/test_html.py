@@ -57,7 +57,8 @@ def test_a_browser_shows_causes_graph_modules_and_time_line(logs, capsys):
     assert '<path class="gone"' in graph  # of the -inf in the argument
     marked = re.findall(r'depth(\d) marked"><span class="name">([^<]+)</span><span class="number">(\d)', ended.stdout)
     assert marked == [("2", "0", "1"), ("3", "scale", "2")]
-    marks = re.findall(r'class="mark \w+"><title>(.*?)</title>', ended.stdout)
+    (timeline,) = re.findall(r'<svg data-screen="wide" .*?</svg>', ended.stdout, re.DOTALL)
+    marks = re.findall(r'class="mark \w+"><title>(.*?)</title>', timeline)
     assert sorted(marks) == [
         "1: NaN at step 17 on rank 1",
         "1: received at step 17 on rank 0",
@@ -76,6 +77,13 @@ def test_the_style_is_used_and_the_page_is_not_blank(logs):
     assert share[card] > 0.4
     assert share[origin] > 0.01
     assert values in share
+
+
+def test_a_phone_shows_the_whole_graph(tmp_path):
+    page = tmp_path / "page.html"
+    page.write_text(findings_page.html([finding_of(masked_row(lineage=[]))], ["findings.jsonl"]))
+    harm = (0xFD, 0xEC, 0xEA)  # the third box of a line on a wide screen
+    assert colour_shares(page, height=900, width=390)[harm] > 0.01
 
 
 def test_names_of_strangers_are_text(tmp_path):

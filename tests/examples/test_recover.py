@@ -50,7 +50,7 @@ def test_the_log_says_what_was_seen_and_where_it_came_from(events):
     assert "0/0" in batch["origin"]
     assert "transformer.h.0.mlp.c_fc.weight (inf 1)" in gradient["seen"]
     assert (gradient["verdict"], gradient["origin"]) == ("transient", "")
-    assert "of parameter transformer.h." in weight["origin"]
+    assert "in parameter transformer.h." in weight["origin"]
     assert ".ln_" in weight["model_note"]
     assert weight["snapshot"] == 56
     assert "no room for 8 rows" in memory["seen"]

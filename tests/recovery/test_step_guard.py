@@ -115,7 +115,7 @@ def test_the_event_says_what_where_and_why():
     assert (event.step, event.what, event.seen, event.rank) == (2, "loss", "loss is nan", 0)
     assert (event.cause, event.verdict, event.same_bits, event.action) == ("data", "persistent", True, "skip")
     assert event.finding.origin == "input"
-    assert event.origin.startswith("NaN of input, aten::addmm in a at ")
+    assert event.origin.startswith("NaN in an external tensor, first used by aten::addmm in a at ")
     assert training.guard.events == [event]
     text = str(event)
     assert text.startswith("torchnan: step 2 was not applied (loss)\n")

@@ -52,15 +52,15 @@ def assert_scripts_are_refused(path: Path) -> None:
     assert "Content Security Policy" in ended.stderr
 
 
-def colour_shares(path: Path, height: int) -> dict[Colour, float]:
+def colour_shares(path: Path, height: int, width: int = WIDTH) -> dict[Colour, float]:
     """Returns the colours of a picture of the page, each with its share of the pixels."""
     import numpy as np
     from matplotlib.image import imread
 
     shot = path.with_suffix(".png")
-    in_browser(path, f"--screenshot={shot}", f"--window-size={WIDTH},{height}", "--hide-scrollbars")
+    in_browser(path, f"--screenshot={shot}", f"--window-size={width},{height}", "--hide-scrollbars")
     picture = (imread(shot)[..., :3] * 255).round().astype(int)
-    assert picture.shape[:2] == (height, WIDTH)
+    assert picture.shape[:2] == (height, width)
     colours, counts = np.unique(picture.reshape(-1, 3), axis=0, return_counts=True)
     return {tuple(colour): count / counts.sum() for colour, count in zip(colours.tolist(), counts, strict=True)}
 

@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"torchnan {doctor.build()}")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="command")
+    verbs = parser.add_subparsers(dest="verb", metavar="command")
     for command in COMMANDS:
         verb = verbs.add_parser(
             command.NAME,
@@ -80,7 +80,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _refuse_command(parser, name)
     given, unknown = parser.parse_known_args(arguments)
     if unknown:
-        _refuse(verbs.choices[given.verb], unknown[0])
+        _refuse(verbs.choices.get(given.verb, parser), unknown[0])
+    if given.verb is None:
+        parser.print_help(sys.stderr)
+        return 2
     try:
         status: int = given.execute(given)
         sys.stdout.flush()  # here, where a pipe that is closed is expected

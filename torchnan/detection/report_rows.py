@@ -31,8 +31,12 @@ def value_of(report: str, label: str) -> str:
     return next((row.value for row in rows(report) if row.label == label), "")
 
 
+def origin(report: str) -> str:
+    """Returns in one line what made the value, in which module, at which line."""
+    return re.sub(r", output \d+$|, output \d+(?= )| (?= +)", "", value_of(report, "made by"))
+
+
 def summary(report: str) -> str:
     """Returns a report in one line: when, what made the value, in which module, at which line, how many times."""
-    made_by = re.sub(r", output \d+$|, output \d+(?= )| (?= +)", "", value_of(report, "made by"))
     repeats = value_of(report, "repeats")
-    return f"{title(report)}: {made_by}{f'; {repeats}' if repeats else ''}"
+    return f"{title(report)}: {origin(report)}{f'; {repeats}' if repeats else ''}"

@@ -12,7 +12,7 @@ from torchnan.distributed.incidents import Incident, incidents, name_ranks
 from torchnan.pages.lineage_graph import fit, graph
 from torchnan.pages.module_tree import module_tree
 from torchnan.pages.template import render_page
-from torchnan.pages.timeline import timeline
+from torchnan.pages.timeline import timelines
 
 MAX_IN_FULL = 20
 MAX_IN_A_LINE = 500
@@ -41,7 +41,7 @@ def html(findings: Sequence[Finding], sources: Sequence[str], notes: Sequence[st
         in_full=story[:MAX_IN_FULL],
         in_a_line=[report_rows.summary(str(one.first)) for one in story[MAX_IN_FULL : MAX_IN_FULL + MAX_IN_A_LINE]],
         left_out=len(story) - MAX_IN_FULL - MAX_IN_A_LINE,
-        timeline=timeline(story),
+        timelines=timelines(story),
         modules=module_tree(story),
         notes=[printable(note) for note in notes],
     )

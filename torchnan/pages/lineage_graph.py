@@ -10,8 +10,8 @@ from torchnan.config.text import printable
 from torchnan.detection import report_rows
 from torchnan.detection.finding import Finding, Input
 
-WIDTH = 1000  # pixels of the picture, as of all below
-NODE, GAP, COLUMNS = 220, 40, 4
+NODE, GAP = 220, 40  # pixels of the picture, as of all below
+COLUMNS = {"wide": 4, "narrow": 2}  # by screen
 ROW_GAP, ARGUMENT_GAP = 30, 10
 TALL, LOW = 72, 54  # a node with a bar or a third line, and one without
 MAX_ARGUMENTS = 4
@@ -53,20 +53,26 @@ class Node:
 
 @dataclasses.dataclass(frozen=True)
 class Graph:
-    """Boxes, arrows (the ``d`` of a path), and the height of the picture."""
+    """Boxes, arrows (the ``d`` of a path), and the size of the picture."""
 
     nodes: list[Node]
     arrows: list[str]
+    width: float
     height: float
 
 
-def graph(finding: Finding) -> Graph:
-    """Returns the graph of a finding, placed."""
+def graph(finding: Finding, screen: str) -> Graph:
+    """Returns the graph of a finding, placed.
+
+    Args:
+        finding: the finding.
+        screen: "wide" or "narrow".
+    """
     arguments = [_argument(one) for one in finding.inputs[:MAX_ARGUMENTS]]
     if len(finding.inputs) > MAX_ARGUMENTS:
         left_out = [printable(one.name) for one in finding.inputs[MAX_ARGUMENTS:]]
         arguments.append(Node("more", [f"... {len(left_out)} more arguments"], ", ".join(left_out[:20])))
-    return _placed(arguments, [_origin(finding), *_steps(finding), _harm(finding)])
+    return _placed(arguments, [_origin(finding), *_steps(finding), _harm(finding)], COLUMNS[screen])
 
 
 def _argument(given: Input) -> Node:
@@ -142,7 +148,7 @@ def _basename(place: str) -> str:
     return place.rpartition("/")[2]
 
 
-def _placed(arguments: list[Node], chain: list[Node]) -> Graph:
+def _placed(arguments: list[Node], chain: list[Node], columns: int) -> Graph:
     """Places arguments in a column, and the chain to the right of it, line by line."""
     first = 1 if arguments else 0
     stack = sum(node.height for node in arguments) + ARGUMENT_GAP * max(0, len(arguments) - 1)
@@ -153,13 +159,13 @@ def _placed(arguments: list[Node], chain: list[Node]) -> Graph:
         y += node.height + ARGUMENT_GAP
     arrows, top, column = [], 2.0, first
     for i, node in enumerate(chain):
-        if column == COLUMNS:
+        if column == columns:
             top, line_height, column = top + line_height + ROW_GAP, TALL, 0
         node.x = 1 + column * (NODE + GAP)
         node.y = top + (line_height - node.height) / 2
         arrows += [_arrow(chain[i - 1], node)] if i else [_arrow(one, node) for one in arguments]
         column += 1
-    return Graph(arguments + chain, arrows, top + line_height + 2)
+    return Graph(arguments + chain, arrows, columns * (NODE + GAP) - GAP + 2, top + line_height + 2)
 
 
 def _arrow(start: Node, end: Node) -> str:

@@ -11,10 +11,12 @@ from torchnan.detection.finding import Finding
 from torchnan.distributed.incidents import Incident, Sighting
 from torchnan.pages import svg_chart
 
-WIDTH = 760  # pixels of the picture, as of all below
+WIDTHS = {"wide": 760, "narrow": 380}  # pixels of the picture by screen, as of all below
 LEFT, RIGHT, TOP, LANE, BOTTOM = 74, 20, 6, 28, 24
 MAX_LANES = 24
 MAX_MARKS = 200
+
+_Event = tuple[int, Finding, str, Sighting]  # number and first finding of an incident, kind of the mark, rank and step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Timeline:
         x_ticks: positions and names of steps.
         height: pixels.
         left_out: ranks for which there was no room.
+        screen: for which it is, "wide" or "narrow".
         width: pixels, of which ``left`` are for the names of the lanes.
     """
 
@@ -46,12 +49,13 @@ class Timeline:
     x_ticks: list[tuple[float, str]]
     height: float
     left_out: int
-    width: int = WIDTH
+    screen: str
+    width: int
     left: int = LEFT
 
 
-def timeline(story: Sequence[Incident]) -> Timeline | None:
-    """Returns the time line, ``None`` where no finding knows its step."""
+def timelines(story: Sequence[Incident]) -> list[Timeline]:
+    """Returns the time line for wide screens and for narrow ones, nothing where no finding knows its step."""
     events = [
         (number, incident.first, kind, sighting)
         for number, incident in enumerate(story, 1)
@@ -59,10 +63,15 @@ def timeline(story: Sequence[Incident]) -> Timeline | None:
     ]
     steps = [one.step for *_, one in events if one.step is not None]
     if not steps:
-        return None
+        return []
+    return [_placed(events, steps, screen) for screen in WIDTHS]
+
+
+def _placed(events: list[_Event], steps: list[int], screen: str) -> Timeline:
+    width = WIDTHS[screen]
     ranks = sorted({_lane(one) for *_, one in events})
     lanes = {rank: TOP + LANE * (i + 0.5) for i, rank in enumerate(ranks[:MAX_LANES])}
-    axis = svg_chart.Axis(min(1, *steps), max(2, *steps), LEFT, WIDTH - RIGHT)
+    axis = svg_chart.Axis(min(1, *steps), max(2, *steps), LEFT, width - RIGHT)
     marks = [
         Mark(_x(axis, one.step), lanes[_lane(one)], number, kind, _describe(number, first, kind, one))
         for number, first, kind, one in events
@@ -70,7 +79,8 @@ def timeline(story: Sequence[Incident]) -> Timeline | None:
     ]
     names = [("run" if rank < 0 else f"rank {rank}", y) for rank, y in lanes.items()]
     ticks = [(x, name) for x, name in axis.ticks() if "." not in name]
-    return Timeline(names, marks[:MAX_MARKS][::-1], ticks, TOP + LANE * len(lanes) + BOTTOM, len(ranks) - len(lanes))
+    height = TOP + LANE * len(lanes) + BOTTOM
+    return Timeline(names, marks[:MAX_MARKS][::-1], ticks, height, len(ranks) - len(lanes), screen, width)
 
 
 def _sightings(incident: Incident) -> list[tuple[str, Sighting]]:

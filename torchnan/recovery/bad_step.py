@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 
 from torchnan.config.text import printable
+from torchnan.detection import report_rows
 from torchnan.detection.containment import Failures
 from torchnan.detection.finding import Finding
 from torchnan.detection.pause import detection_paused
@@ -220,10 +221,9 @@ class BadStepAnalyzer:
 
 
 def _in_one_line(finding: Finding) -> str:
-    site = f" at {finding.file}:{finding.line}" if finding.file else ""
-    module = f" in {finding.module}" if finding.module else ""
-    node = f" ({finding.node})" if finding.node else ""
-    name = f" {finding.name}" if finding.name else ""
     kind = {"nan": "NaN", "inf": "Inf"}[finding.kind]
+    origin = report_rows.origin(str(finding))
+    came = "in" if finding.origin in ("input", "parameter", "buffer", "uninit") else "made by"
+    came = "of an origin that is" if origin.startswith("not known") else came
     because = f": {finding.hint}" if finding.hint else ""
-    return printable(f"{kind} of {finding.origin}{name}, {finding.op}{node}{module}{site}{because}", 1000)
+    return printable(f"{kind} {came} {origin}{because}", 1000)
