@@ -113,7 +113,7 @@ NonfiniteRegistry::ProvenancePtr NonfiniteRegistry::find(const at::Tensor& tenso
 
 bool NonfiniteRegistry::contains(const at::Tensor& tensor) const {
   const c10::StorageImpl* storage = storage_of(tensor);
-  if (storage == nullptr) return false;
+  if (storage == nullptr || !filter_.may_contain(storage)) return false;
   const std::lock_guard lock(mutex_);
   return entries_.count(storage) != 0;
 }
@@ -128,6 +128,7 @@ void NonfiniteRegistry::remember(const at::Tensor& tensor, ProvenancePtr provena
   std::vector<Entry> dead;
   const std::lock_guard lock(mutex_);
   dead = drain_expired();
+  filter_.add(storage);
   auto& regions = entries_.try_emplace(storage, Entry{std::move(weak), {}}).first->second.regions;
   size_ = entries_.size();
   regions.reserve(regions.size() + 1);
@@ -182,6 +183,7 @@ void NonfiniteRegistry::remember_copy(const at::Tensor& original, const at::Tens
     copied.push_back(std::move(moved));
   }
   if (copied.empty()) return;
+  filter_.add(to);
   auto& regions = entries_.try_emplace(to, Entry{std::move(weak), {}}).first->second.regions;
   size_ = entries_.size();
   for (Region& region : copied) regions.push_back(std::move(region));
@@ -244,6 +246,7 @@ std::vector<NonfiniteRegistry::Entry> NonfiniteRegistry::drain_expired() {
       ++entry;
     }
   }
+  filter_.assign_keys(entries_);
   look_at_size_ = std::max(kFewEntries, 2 * entries_.size());
   return dead;
 }
@@ -252,6 +255,7 @@ void NonfiniteRegistry::clear() {
   std::unordered_map<const c10::StorageImpl*, Entry> released;
   const std::lock_guard lock(mutex_);
   released.swap(entries_);
+  filter_.assign_keys(entries_);
   size_ = 0;
 }
 

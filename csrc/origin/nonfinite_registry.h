@@ -13,6 +13,7 @@
 
 #include "origin/memory_region.h"
 #include "origin/provenance.h"
+#include "origin/storage_filter.h"
 #include "process/fork_safe_mutex.h"
 
 namespace torch::autograd {
@@ -34,7 +35,7 @@ class TORCHNAN_API NonfiniteRegistry {
   // has the causes of everything that overlaps with the tensor.
   ProvenancePtr find(const at::Tensor& tensor) const;
 
-  // Whether anything in the storage of `tensor` is remembered.
+  // Whether anything in the storage of `tensor` is remembered. Takes a lock only if it may be.
   bool contains(const at::Tensor& tensor) const;
 
   void remember(const at::Tensor& tensor, ProvenancePtr provenance);
@@ -84,6 +85,7 @@ class TORCHNAN_API NonfiniteRegistry {
 
   mutable ForkSafeMutex mutex_;  // never held while a Python object or a storage may be released
   std::unordered_map<const c10::StorageImpl*, Entry> entries_;
+  StorageFilter filter_;  // of the entries
   std::atomic<size_t> size_{0};
   size_t look_at_size_ = kFewEntries;  // for expired entries
 };

@@ -190,7 +190,10 @@ TEST(NonfiniteRegistry, ForgetsTheDeadAndNoneOfTheLiving) {
     ASSERT_LE(lineage.size(), 2 * living.size() + 256);
   }
   EXPECT_TRUE(of_dead.expired());
-  for (const auto& [tensor, known] : living) EXPECT_EQ(lineage.find(tensor), known);
+  for (const auto& [tensor, known] : living) {
+    EXPECT_TRUE(lineage.contains(tensor));
+    EXPECT_EQ(lineage.find(tensor), known);
+  }
 }
 
 TEST(NonfiniteRegistry, ListsWhatIsAliveOldestFirst) {

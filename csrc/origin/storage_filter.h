@@ -1,0 +1,49 @@
+// A set of storages that is asked far more often than it changes: which ones it surely does not hold.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include <c10/core/StorageImpl.h>
+
+namespace torchnan {
+
+// A Bloom filter of one hash. Reading takes no lock; changes are one at a time. Whoever shares a storage with another
+// thread has to synchronize with it anyway, and so sees here what was added before.
+class StorageFilter {
+ public:
+  bool may_contain(const c10::StorageImpl* storage) const noexcept {
+    const size_t bit = bit_of(storage);
+    return (words_[bit / 64].load(std::memory_order_relaxed) >> (bit % 64) & 1) != 0;
+  }
+
+  void add(const c10::StorageImpl* storage) noexcept {
+    const size_t bit = bit_of(storage);
+    std::atomic<uint64_t>& word = words_[bit / 64];
+    word.store(word.load(std::memory_order_relaxed) | uint64_t{1} << (bit % 64), std::memory_order_relaxed);
+  }
+
+  // Holds those that are the keys of a map, and no others. What was in it before and stays is never missing meanwhile.
+  template <typename Map>
+  void assign_keys(const Map& map) noexcept {
+    StorageFilter wanted;
+    for (const auto& item : map) wanted.add(item.first);
+    for (size_t i = 0; i < words_.size(); ++i) words_[i].store(wanted.words_[i], std::memory_order_relaxed);
+  }
+
+ private:
+  static constexpr int kBits = 12;
+
+  // One product alone would leave addresses in even steps, as an allocator gives them out, in a pattern.
+  static size_t bit_of(const c10::StorageImpl* storage) noexcept {
+    uint64_t hash = reinterpret_cast<uintptr_t>(storage) * 0x9e3779b97f4a7c15ull;
+    hash = (hash ^ hash >> 32) * 0x9e3779b97f4a7c15ull;
+    return hash >> (64 - kBits);
+  }
+
+  std::array<std::atomic<uint64_t>, (size_t{1} << kBits) / 64> words_{};
+};
+
+}  // namespace torchnan
