@@ -97,7 +97,7 @@ class Pair:
         shutil.copy(REPOSITORY / "pyproject.toml", place)
         tests = [self.python, "-m", "pytest", "--tier=sample", "-p", "no:cacheprovider", "-n", "2", *QUICK]
         self._call(*tests, cwd=place, check=False, OMP_NUM_THREADS="1", TESTING_EXTENSION=str(self._testing))
-        counts = re.findall(r"(\d+) (passed|failed|error)", self.log.read_text()[-400:])
+        counts = re.findall(r"(\d+) (passed|failed|skipped|error)", self.log.read_text()[-400:])
         zoo = ["tests/zoo/score.py", "--adapter", "tests/zoo/adapter.py", "--zoo", "tests/zoo/programs/open"]
         self._call(self.python, *zoo, cwd=place, check=False)
         score = re.search(r"exact origin (\d+ of \d+), false alarms (\d+) of", self.log.read_text()[-2000:])
