@@ -82,6 +82,11 @@ bool BoundSource::is_made_by(const at::Tensor& tensor, std::string_view op) cons
   return entry.state == BoundCache::State::kFinite && entry.op != nullptr && *entry.op == op;
 }
 
+uint64_t BoundSource::stamp_of(const at::Tensor& tensor) const {
+  if (tensor.is_cpu()) return bound_cache().find(tensor).stamp;
+  return elsewhere_ == nullptr ? 0 : elsewhere_->write_of(tensor);
+}
+
 bool BoundSource::may_tighten(const at::Tensor& tensor, double useful) {
   const bool is_looked_up = tensor.is_cpu() && static_cast<int64_t>(tensor.nbytes()) > kMaxQuickScanBytes;
   if (!is_looked_up || !covers_whole_storage(tensor, *storage_of(tensor))) return false;

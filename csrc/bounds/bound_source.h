@@ -18,6 +18,9 @@ class ExternalBounds {
   virtual Bound bound_of(const at::Tensor& tensor) const = 0;
   // Whether this operator was the last to write to the tensor's memory, and has written all of it.
   virtual bool is_made_by(const at::Tensor& tensor, std::string_view op) const = 0;
+  // Returns a number, 2 or more, that the last write to the tensor's memory shares with no other. 0 if it has not
+  // written all of it, or nothing is known of the values.
+  virtual uint64_t write_of(const at::Tensor& tensor) const = 0;
 
  protected:
   ~ExternalBounds() = default;
@@ -51,8 +54,11 @@ class BoundSource {
   double min_value_of(const at::Tensor& tensor) const;
   double min_abs_of(const at::Tensor& tensor) const;
 
+  // Returns what tells the values of a tensor, which are finite, from all that were there before; 0 if nothing does.
+  uint64_t stamp_of(const at::Tensor& tensor) const;
+
   // Returns a bound of |x / y| from their common history.
-  double quotient_of(const at::Tensor& x, const at::Tensor& y) const { return moments_.quotient(x, y); }
+  double quotient_of(const at::Tensor& x, const at::Tensor& y) const { return moments_.quotient(x, y, *this); }
 
  private:
   static constexpr int64_t kMaxScannedForMinimum = 16384;  // bytes

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "bounds/bound_cache.h"
+#include "bounds/bound_source.h"
 #include "bounds/dtype_range.h"
 #include "scan/storage_of.h"
 
@@ -26,10 +27,11 @@ uint64_t first_stamp() {
 bool match(std::initializer_list<const at::Tensor*> tensors) {
   const at::Tensor* first = *tensors.begin();
   return std::all_of(tensors.begin(), tensors.end(), [first](const at::Tensor* tensor) {
-    if (tensor == nullptr || !tensor->is_cpu() || !tensor->is_contiguous()) return false;
+    if (tensor == nullptr || !tensor->is_contiguous()) return false;
     const c10::StorageImpl* storage = storage_of(*tensor);
     return storage != nullptr && covers_whole_storage(*tensor, *storage) && tensor->sizes() == first->sizes() &&
-           tensor->scalar_type() == first->scalar_type() && (tensor == first || storage != storage_of(*first));
+           tensor->scalar_type() == first->scalar_type() && tensor->device() == first->device() &&
+           (tensor == first || storage != storage_of(*first));
   });
 }
 
@@ -133,30 +135,37 @@ Moments::Slot& Moments::make(const c10::StorageImpl* owner) {
   return *oldest;
 }
 
-uint64_t Moments::stamp_of(const at::Tensor& tensor) const { return bound_cache().find(tensor).stamp; }
-
 // Null if the tensor was written by anything else since.
-const Claim* Moments::valid(const at::Tensor* tensor, Form form) const {
+const Claim* Moments::valid(const at::Tensor* tensor, Form form, const BoundSource& source) const {
   if (tensor == nullptr || slots_.empty()) return nullptr;
-  const uint64_t stamp = stamp_of(*tensor);
+  const uint64_t stamp = source.stamp_of(*tensor);
   if (stamp == 0) return nullptr;
   const Slot* slot = find(storage_of(*tensor));
   return slot != nullptr && slot->stamp == stamp && slot->claim.form == form ? &slot->claim : nullptr;
 }
 
 // A gradient keeps its stamp from the mean of gradients to that of squares.
-uint64_t Moments::stamp_gradient(const at::Tensor& gradient) {
-  if (valid(&gradient, Form::kGradient) != nullptr) return stamp_of(gradient);
+uint64_t Moments::stamp_gradient(const at::Tensor& gradient, const BoundSource& source) {
+  if (valid(&gradient, Form::kGradient, source) != nullptr) return source.stamp_of(gradient);
+  if (!gradient.is_cpu()) {
+    const uint64_t write = source.stamp_of(gradient);
+    if (write != 0) record(gradient, {.form = Form::kGradient}, write);
+    return write;
+  }
   if (bound_cache().find(gradient).state != BoundCache::State::kFinite) return 0;
   record(gradient, {.form = Form::kGradient});
-  return stamp_of(gradient);
+  return source.stamp_of(gradient);
 }
 
 void Moments::record(const at::Tensor& result, const Claim& claim) {
   if (claim.form == Form::kNothing || !match({&result})) return;
-  Slot& slot = make(storage_of(result));
-  slot = {storage_of(result), ++next_stamp_, claim};
-  bound_cache().stamp(result, slot.stamp);
+  record(result, claim, ++next_stamp_);
+  bound_cache().stamp(result, next_stamp_);
+}
+
+void Moments::record(const at::Tensor& result, const Claim& claim, uint64_t write) {
+  if (claim.form == Form::kNothing || !match({&result})) return;
+  make(storage_of(result)) = {storage_of(result), write, claim};
 }
 
 Claim Moments::follow(MomentStep step, const RuleArguments& a) {
@@ -189,8 +198,8 @@ Claim Moments::after_average(const RuleArguments& a) {
   const double w = a.number(2, NAN);
   if (!(w > 0 && w < 1) || !match({m, g})) return {};
   const double zero = 2 * range_of(m->scalar_type()).tiny;
-  const uint64_t previous = a.max_abs(0) <= zero ? kFromZero : stamp_of(*m);
-  const uint64_t gradient = previous == 0 ? 0 : stamp_gradient(*g);
+  const uint64_t previous = a.max_abs(0) <= zero ? kFromZero : a.source().stamp_of(*m);
+  const uint64_t gradient = previous == 0 ? 0 : stamp_gradient(*g, a.source());
   if (gradient == 0) return {};
   find(storage_of(*g))->claim.mean_of = storage_of(*m);
   const double rounding = 8 * a.unit_roundoff();
@@ -204,14 +213,14 @@ Claim Moments::after_square(const RuleArguments& a) {
   const at::Tensor* g = a.tensor(1);
   const double c = a.number(3, 1);
   if (!(c > 0 && c <= 1) || !a.same(1, 2) || !match({v, g}) || !a.nonnegative(0)) return {};
-  const uint64_t stamp = stamp_gradient(*g);
+  const uint64_t stamp = stamp_gradient(*g, a.source());
   if (stamp == 0) return {};
-  const Claim* square = valid(v, Form::kSquare);
+  const Claim* square = valid(v, Form::kSquare, a.source());
   const double taken = c * rounded_down(a);
   const double before = std::max(square == nullptr ? 0 : square->slack, flushed(*v));
   Claim after{.form = Form::kSquare, .slack = before + flushed(*v)};
   after.of_gradient = {stamp, 1 / std::sqrt(taken)};
-  after.mean = mean_of_gradient(stamp, valid(g, Form::kGradient), square, rounded_down(a), taken);
+  after.mean = mean_of_gradient(stamp, valid(g, Form::kGradient, a.source()), square, rounded_down(a), taken);
   return after;
 }
 
@@ -233,8 +242,8 @@ Moments::Numerator Moments::mean_of_gradient(uint64_t gradient_stamp, const Clai
 // By a number between least and most: x' >= b x, less what is flushed. The root of b for squares.
 Claim Moments::after_scaling(const RuleArguments& a, double least, double most) const {
   if (!(least > 0x1p-60 && most < 0x1p60) || !match({a.tensor(0)})) return {};
-  const Claim* square = valid(a.tensor(0), Form::kSquare);
-  const Claim* known = square != nullptr ? square : valid(a.tensor(0), Form::kRoot);
+  const Claim* square = valid(a.tensor(0), Form::kSquare, a.source());
+  const Claim* known = square != nullptr ? square : valid(a.tensor(0), Form::kRoot, a.source());
   if (known == nullptr) return {};
   Claim after = *known;
   const double b = least * rounded_down(a);
@@ -248,7 +257,7 @@ Claim Moments::after_scaling(const RuleArguments& a, double least, double most) 
 
 // sqrt(v + slack) <= sqrt(v) + sqrt(slack)
 Claim Moments::after_root(const RuleArguments& a) const {
-  const Claim* square = valid(a.tensor(0), Form::kSquare);
+  const Claim* square = valid(a.tensor(0), Form::kSquare, a.source());
   if (square == nullptr || !match({a.tensor(0)})) return {};
   Claim after = *square;
   after.form = Form::kRoot;
@@ -261,7 +270,7 @@ Claim Moments::after_root(const RuleArguments& a) const {
 // s + eps: neither is negative.
 Claim Moments::after_adding(const RuleArguments& a) const {
   if (slots_.empty() || !is_number(a, 1) || !a.nonnegative(1) || a.number(2, 1) != 1) return {};
-  const Claim* root = valid(a.tensor(0), Form::kRoot);
+  const Claim* root = valid(a.tensor(0), Form::kRoot, a.source());
   if (root == nullptr || !match({a.tensor(0)})) return {};
   Claim after = *root;
   after.mean.ratio *= rounded_up(a);
@@ -274,27 +283,27 @@ Claim Moments::after_adding(const RuleArguments& a) const {
 // maximum(x, v): no less than v.
 Claim Moments::after_largest(const RuleArguments& a) const {
   if (!match({a.tensor(0), a.tensor(1)})) return {};
-  const Claim* square = valid(a.tensor(1), Form::kSquare);
-  if (square == nullptr) square = valid(a.tensor(0), Form::kSquare);
+  const Claim* square = valid(a.tensor(1), Form::kSquare, a.source());
+  if (square == nullptr) square = valid(a.tensor(0), Form::kSquare, a.source());
   return square == nullptr ? Claim{} : *square;
 }
 
-MomentHistory Moments::history_of(const at::Tensor& first, const at::Tensor& second) const {
-  const Claim* square = valid(&second, Form::kSquare);
-  const uint64_t stamp = square == nullptr ? 0 : stamp_of(first);
+MomentHistory Moments::history_of(const at::Tensor& first, const at::Tensor& second, const BoundSource& source) const {
+  const Claim* square = valid(&second, Form::kSquare, source);
+  const uint64_t stamp = square == nullptr ? 0 : source.stamp_of(first);
   if (stamp == 0 || square->mean.stamp != stamp || !match({&first, &second})) return {};
   return {square->mean.ratio, square->slack};
 }
 
 void Moments::record_history(const at::Tensor& first, const at::Tensor& second, const MomentHistory& history) {
-  record(first, {.form = Form::kMean});
-  record(second, {.form = Form::kSquare, .mean = {stamp_of(first), history.ratio}, .slack = history.slack});
+  record(first, claim_of_mean());
+  record(second, claim_of_squares(bound_cache().find(first).stamp, history));
 }
 
-double Moments::quotient(const at::Tensor& numerator, const at::Tensor& denominator) const {
-  const Claim* root = valid(&denominator, Form::kRoot);
+double Moments::quotient(const at::Tensor& numerator, const at::Tensor& denominator, const BoundSource& source) const {
+  const Claim* root = valid(&denominator, Form::kRoot, source);
   if (root == nullptr || !(root->floor > 0) || !match({&numerator, &denominator})) return RuleArguments::kUnknown;
-  const uint64_t stamp = stamp_of(numerator);
+  const uint64_t stamp = source.stamp_of(numerator);
   if (stamp == 0) return RuleArguments::kUnknown;
   for (const Numerator& known : {root->mean, root->of_gradient}) {
     if (known.stamp == stamp) return known.ratio * (1 + root->slack / root->floor);

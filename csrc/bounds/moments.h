@@ -57,8 +57,10 @@ struct MomentHistory {
 std::optional<MomentHistory> history_shown_by(const at::Tensor& first, const at::Tensor& second,
                                               const DtypeRange& range);
 
-// The histories that one thread follows. They are told apart by stamps in the bound cache, which every other write to a
-// tensor removes. Allocates once.
+class BoundSource;
+
+// The histories that one thread follows. They are told apart by stamps, which every other write to a tensor removes: in
+// the bound cache, and elsewhere the numbers of writes. Allocates once.
 class Moments {
  public:
   // n, as it was when it got the stamp, and k.
@@ -85,22 +87,30 @@ class Moments {
   // Returns what holds for the result of an operation that has not run yet, by what is known of its arguments.
   Claim follow(MomentStep step, const RuleArguments& a);
 
-  // Records that the operation has run, and its result has been recorded as finite.
+  // Records that the operation has run, and its result has been recorded as finite. `write`: the number of the write to
+  // memory that the host cannot read.
   void record(const at::Tensor& result, const Claim& claim);
+  void record(const at::Tensor& result, const Claim& claim, uint64_t write);
+
+  // What is claimed of two moments with a history, the second time with the stamp of the first one.
+  static Claim claim_of_mean() { return {.form = Form::kMean}; }
+  static Claim claim_of_squares(uint64_t mean_stamp, const MomentHistory& history) {
+    return {.form = Form::kSquare, .mean = {mean_stamp, history.ratio}, .slack = history.slack};
+  }
 
   // The history of two moments that is known now, and recording the one they have after a whole step; both have been
   // recorded as finite.
-  MomentHistory history_of(const at::Tensor& first, const at::Tensor& second) const;
+  MomentHistory history_of(const at::Tensor& first, const at::Tensor& second, const BoundSource& source) const;
   void record_history(const at::Tensor& first, const at::Tensor& second, const MomentHistory& history);
 
   // Returns a bound of |numerator / denominator|.
-  double quotient(const at::Tensor& numerator, const at::Tensor& denominator) const;
+  double quotient(const at::Tensor& numerator, const at::Tensor& denominator, const BoundSource& source) const;
 
   // Whether the bound of a weight has grown so much by steps that reading the weight pays: later bounds build on it.
   bool has_drifted(const at::Tensor& weight, double before, double after);
 
  private:
-  static constexpr uint64_t kFromZero = 1;
+  static constexpr uint64_t kFromZero = 1;  // no stamp is
   static constexpr size_t kSlots = 1 << 13;
   static constexpr size_t kProbes = 4;
 
@@ -112,9 +122,8 @@ class Moments {
 
   Slot* find(const c10::StorageImpl* owner) const;
   Slot& make(const c10::StorageImpl* owner);
-  const Claim* valid(const at::Tensor* tensor, Form form) const;
-  uint64_t stamp_of(const at::Tensor& tensor) const;
-  uint64_t stamp_gradient(const at::Tensor& gradient);
+  const Claim* valid(const at::Tensor* tensor, Form form, const BoundSource& source) const;
+  uint64_t stamp_gradient(const at::Tensor& gradient, const BoundSource& source);
 
   Claim after_average(const RuleArguments& a);
   Claim after_square(const RuleArguments& a);

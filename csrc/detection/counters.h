@@ -22,10 +22,10 @@ struct alignas(64) Counters {
     checked.add(1);
     bytes.add(scanned_bytes);
   }
-  void count_proved(int64_t proved_bytes) {
-    checked.add(1);
-    proved.add(1);
-    bytes_proved.add(proved_bytes);
+  void count_proved(int64_t proved_bytes, int64_t results = 1) {
+    checked.add(results);
+    proved.add(results);
+    bytes_proved.add(results * proved_bytes);
   }
   void count_skipped(Skip reason) { skipped[static_cast<size_t>(reason)].add(1); }
 

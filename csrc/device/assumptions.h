@@ -21,6 +21,8 @@ class Assumptions {
   // factors are still far from overflow.
   static constexpr double kWide = 0x1p20;
   static constexpr double kHalf = 0x1p10;
+  // Every product of matrices has a parameter for a factor. Those of healthy models are seldom above a few.
+  static constexpr double kParameter = 0x1p8;
 
   // Returns the assumed bound of an event's result; infinite where nothing is assumed.
   double of(const Event& event) const {
@@ -28,6 +30,7 @@ class Assumptions {
       const auto raised = raised_.find(place_of(event));
       if (raised != raised_.end()) return raised->second;
     }
+    if (event.tensor.is_parameter) return kParameter;
     return event.tensor.dtype == c10::ScalarType::Half ? kHalf : kWide;
   }
 

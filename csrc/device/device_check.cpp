@@ -4,9 +4,11 @@
 #include <cmath>
 #include <functional>
 
+#include "bounds/bound_cache.h"
 #include "bounds/dtype_range.h"
 #include "detection/delivery.h"
 #include "device/harm_recorder.h"
+#include "device/recorded_bounds.h"
 #include "device/resolve.h"
 #include "operators/for_each_tensor.h"
 #include "operators/op_traits.h"
@@ -184,13 +186,7 @@ Journal::Known DeviceCheck::known_of(const at::Tensor& tensor) const {
       if (input.tensor->is_same(tensor)) return input.known;
     }
   }
-  const auto values = scannable(tensor);
-  return values->defined() ? Devices::Lock(devices()).journal().look_up(*values) : Journal::Known();
-}
-
-bool DeviceCheck::is_made_by(const at::Tensor& tensor, std::string_view op) const {
-  const Journal::Known known = known_of(tensor);
-  return known.maker != nullptr && known.maker->name == op && known.bound.known();
+  return known_of_recorded(tensor);
 }
 
 // Returns the event that has written it, and if nobody has been seen doing that, a new one.
@@ -210,7 +206,7 @@ EventNumber DeviceCheck::record_unknown_argument(Devices::Lock& locked, const In
     journal.set_last_event(tensor, event->number);
   }
   const EventNumber number = event->number;
-  fill_bound(locked, *event, tensor, std::nullopt);
+  fill_bound(locked, *event, tensor, {});
   scan(locked, *event, tensor, nullptr);
   return number;
 }
@@ -226,14 +222,14 @@ EventType DeviceCheck::type_of_result(int64_t output) const {
   return plan_.is_async_collective ? EventType::kPending : EventType::kResult;
 }
 
-bool DeviceCheck::add_result(const at::Tensor& result, int64_t output, const std::optional<Bound>& proof) {
+bool DeviceCheck::add_result(const at::Tensor& result, int64_t output, const Prediction& known) {
   const at::Tensor* const values = values_of(result);
   if (values == nullptr) {
     if (!result.is_cpu() && plan_.writes_in_place() && result.has_storage())
       Devices::Lock(devices()).journal().mark_stale(result);  // as integers, say
     return false;
   }
-  results_.push_back({values, output, proof});
+  results_.push_back({values, output, known});
   return true;
 }
 
@@ -241,8 +237,9 @@ bool DeviceCheck::add_result(const at::Tensor& result, int64_t output, const std
 bool DeviceCheck::may_wait(const Result& result) const {
   const at::Tensor& tensor = *result.values;
   const bool is_new = tensor.use_count() == 1 && tensor.unsafeGetTensorImpl()->unsafe_storage().use_count() == 1;
-  return is_new && !result.proof && stream_.is_default && !stream_.is_capturing && !plan_.writes_in_place() &&
-         type_of_result(result.output) == EventType::kResult && tensor.is_non_overlapping_and_dense();
+  return is_new && !result.predicted.is_proved && stream_.is_default && !stream_.is_capturing &&
+         !plan_.writes_in_place() && type_of_result(result.output) == EventType::kResult &&
+         tensor.is_non_overlapping_and_dense();
 }
 
 void DeviceCheck::record_results() {
@@ -278,25 +275,42 @@ void DeviceCheck::record_result(Devices::Lock& locked, Result& result) {
   locked.journal().set_last_event(tensor, event->number);
   if (type != EventType::kResult) return;
   thread_.counters().checked.add(1);
-  fill_bound(locked, *event, tensor, result.proof);
+  fill_bound(locked, *event, tensor, result.predicted);
   if (!event->is_proved) scan(locked, *event, tensor, result.kept.defined() ? &result.kept : nullptr);
+  if (plan_.proves_nonnegative_input) prove_nonnegative_argument(locked, result.output);
+  const Moments::Claim* const claim = result.predicted.claim;
+  if (claim != nullptr) thread_.moments().record(tensor, *claim, locked.journal().look_up(tensor).write_number());
+}
+
+// A square root is not finite if anything was below zero; the scan sees to that. Of a list some may be on the host:
+// then places are others, and nothing is proved.
+void DeviceCheck::prove_nonnegative_argument(Devices::Lock& locked, int64_t output) const {
+  const c10::ArrayRef<Input> arguments = inputs_at(0);
+  const auto place = static_cast<size_t>(output);
+  if (place >= arguments.size() || arguments[place].seen.element > output) return;
+  const Input& argument = arguments[place];
+  if (!covers_whole_storage(*argument.values, *storage_of(*argument.values))) return;
+  Event* const written = locked.journal().find(argument.seen.event);
+  const bool is_all = written != nullptr && written->tensor.covers;
+  if (is_all && written->number < Journal::kFirstCaptured) written->bound.nonnegative = true;
 }
 
 // A graph is replayed whatever has become of what it was proved from: there everything is scanned.
 void DeviceCheck::fill_bound(Devices::Lock& locked, Event& event, const at::Tensor& tensor,
-                             const std::optional<Bound>& proof) {
+                             const Prediction& predicted) {
   const bool is_captured = event.number >= Journal::kFirstCaptured;
   const auto bytes = static_cast<int64_t>(tensor.nbytes());
-  event.is_proved = proof && !is_captured;
+  event.is_proved = predicted.is_proved && !is_captured;
   if (event.is_proved) {
-    event.bound = *proof;
-    if (proof->masked) event.intended |= NonfiniteKinds::only_neginf();
+    event.bound = predicted.bound;
+    if (predicted.bound.masked) event.intended |= NonfiniteKinds::only_neginf();
     thread_.counters().proved.add(1);
     thread_.counters().bytes_proved.add(bytes);
   } else {
     const bool has_bound = range_of(event.tensor.dtype).limit > 0 && !event.intended.any();
     if (has_bound && !is_captured && !session_.options().exact) event.assumed = locked.assumptions().of(event);
-    event.bound.max_abs = event.assumed;
+    if (!is_captured && !predicted.bound.masked) event.bound = predicted.bound;
+    event.bound.max_abs = std::min(event.bound.max_abs, event.assumed);
     thread_.counters().bytes.add(bytes);
     thread_.counters().device_bytes.add(bytes);
   }

@@ -11,6 +11,7 @@
 
 #include "bounds/bound_source.h"
 #include "bounds/operand.h"
+#include "bounds/prediction.h"
 #include "device/devices.h"
 #include "operators/op_plan.h"
 #include "origin/attribution.h"
@@ -42,15 +43,19 @@ class DeviceCheck final : public ExternalBounds {
 
   // Of arguments.
   Bound bound_of(const at::Tensor& tensor) const override { return known_of(tensor).bound; }
-  bool is_made_by(const at::Tensor& tensor, std::string_view op) const override;
+  bool is_made_by(const at::Tensor& tensor, std::string_view op) const override {
+    return known_of(tensor).is_made_by(op);
+  }
+  uint64_t write_of(const at::Tensor& tensor) const override { return known_of(tensor).write_number(); }
 
   // Whether an argument is on a device. What comes to the host from there has to be scanned on the host: its bound may
   // be no more than assumed.
   bool reads_devices() const { return !inputs_.empty(); }
 
-  // Takes a tensor that the call has written, to be recorded and, unless there is a proof that it is finite, scanned
-  // when the call ends; it has to live until then. Returns false if it is on no device with a scanner.
-  bool add_result(const at::Tensor& result, int64_t output, const std::optional<Bound>& proof);
+  // Takes a tensor that the call has written, to be recorded and, unless it is proved finite, scanned when the call
+  // ends; it has to live until then, as what its prediction refers to. Returns false if it is on no device with a
+  // scanner.
+  bool add_result(const at::Tensor& result, int64_t output, const Prediction& known);
 
   // Forgets a tensor that a failed call may have written.
   void forget(const at::Tensor& written);
@@ -78,7 +83,7 @@ class DeviceCheck final : public ExternalBounds {
   struct Result {
     const at::Tensor* values;
     int64_t output;
-    std::optional<Bound> proof;
+    Prediction predicted;
     at::Tensor kept{};  // if its scan may wait: copied and dropped without the lock
   };
   static constexpr int64_t kAll = -1;
@@ -104,11 +109,12 @@ class DeviceCheck final : public ExternalBounds {
   bool may_wait(const Result& result) const;
   void record_results();
   void record_result(Devices::Lock& locked, Result& result);
+  void prove_nonnegative_argument(Devices::Lock& locked, int64_t output) const;
   c10::SmallVector<EventInput, Event::kMaxInputs> inputs_of(int64_t output) const;
   // Adds an event whose inputs are those of one output of this call, or of all. Returns null as Devices::Lock::add().
   template <typename Tensor>
   Event* add_reader(Devices::Lock& locked, EventType type, const Tensor& tensor, int64_t output);
-  void fill_bound(Devices::Lock& locked, Event& event, const at::Tensor& tensor, const std::optional<Bound>& proof);
+  void fill_bound(Devices::Lock& locked, Event& event, const at::Tensor& tensor, const Prediction& predicted);
   void scan(Devices::Lock& locked, Event& event, const at::Tensor& tensor, at::Tensor* kept);
   void launch();
   void record_use();

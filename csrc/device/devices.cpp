@@ -12,9 +12,6 @@ namespace {
 constexpr uint64_t kSlotsAtOnce = 8192;  // are cleared
 constexpr uint64_t kParts = Journal::kRotatingSlots / kSlotsAtOnce;
 
-// In the part of a thread's memory that is reached without a call.
-[[gnu::tls_model("initial-exec")]] constinit thread_local bool is_held_here = false;
-
 Devices& of_process = *new Devices;  // never destroyed: threads may outlive static destructors
 
 const AtForkChild at_fork_child([] { of_process.forget_after_fork(); });
@@ -22,8 +19,6 @@ const AtForkChild at_fork_child([] { of_process.forget_after_fork(); });
 }  // namespace
 
 Devices& devices() { return of_process; }
-
-bool Devices::is_locked_here() { return is_held_here; }
 
 c10::MaybeOwned<at::Tensor> scannable(const at::Tensor& tensor) {
   using Values = c10::MaybeOwned<at::Tensor>;
@@ -48,12 +43,12 @@ Devices::Lock::Lock(Devices& devices) : devices_(devices) {
 
 void Devices::Lock::lock() {
   devices_.mutex_.lock();
-  is_held_ = is_held_here = true;
+  is_held_ = true;
 }
 
 void Devices::Lock::unlock() {
   if (!is_held_) return;
-  is_held_ = is_held_here = false;
+  is_held_ = false;
   devices_.mutex_.unlock();
 }
 

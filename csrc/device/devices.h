@@ -111,9 +111,6 @@ class TORCHNAN_API Devices {
     bool is_held_ = false;
   };
 
-  // Whether the calling thread holds the lock, and so must not wait for the GIL.
-  static bool is_locked_here();
-
   // None of the following may be called with the lock.
 
   // Whether launch() has something to do without a scan.

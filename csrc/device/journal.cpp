@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 
+#include "operators/op_plan.h"
 #include "scan/storage_of.h"
 
 namespace torchnan {
@@ -93,7 +94,7 @@ void Journal::set_last_event(const at::Tensor& tensor, EventNumber number) {
 Journal::Known Journal::look_up(const at::Tensor& tensor) const {
   const Entry* entry = find_entry(storage_of(tensor));
   if (entry == nullptr) return {};
-  Known known{entry->last, false, {}, nullptr, {}};
+  Known known{.last = entry->last};
   const Event* event = find(entry->last);
   if (event == nullptr) return known;
   known.intended = event->intended;
@@ -101,8 +102,14 @@ Journal::Known Journal::look_up(const at::Tensor& tensor) const {
   known.is_reported = reports_every(*event);
   if (event->tensor.dtype != tensor.scalar_type()) return known;
   known.bound = event->bound;
-  if (event->type == EventType::kResult && event->tensor.covers) known.maker = event->plan;
+  if (!event->tensor.covers) return known;
+  if (event->type == EventType::kResult) known.maker = event->plan;
+  if (entry->last < kFirstCaptured && is_seen(event)) known.write = entry->last;
   return known;
+}
+
+bool Journal::Known::is_made_by(std::string_view op) const {
+  return maker != nullptr && maker->name == op && bound.known();
 }
 
 void Journal::mark_stale(const at::Tensor& tensor) {

@@ -73,7 +73,13 @@ class TORCHNAN_API Journal {
     bool is_reported = false;       // the events of its memory cover all that is there: it was written, or scanned
     Bound bound;                    // of the values in its memory; none if they were written as another dtype
     const OpPlan* maker = nullptr;  // which has written all of it, and as this dtype
+    EventNumber write = 0;          // which is the only one of all its values, as this dtype; none of a captured one
     NonfiniteKinds intended;        // as in the event
+
+    // What tells the values from all that were there before, 2 or more; 0 where their bound has been found to be wrong,
+    // and where nothing does.
+    uint64_t write_number() const { return write != 0 && bound.known() ? write + 1 : 0; }
+    bool is_made_by(std::string_view op) const;
   };
   Known look_up(const at::Tensor& tensor) const;
 

@@ -7,6 +7,7 @@
 #include "scan/float_format.h"
 #include "scan/tensor_scan.h"
 #include "device/devices.h"
+#include "operators/op_plan.h"
 #include "detection/thread_state.h"
 
 namespace torchnan {
@@ -99,12 +100,18 @@ bool force_scans(const std::vector<Doubted>& results) {
 bool invalidate_if_exceeded(Devices::Lock& locked, const DeviceScans& found, Event& then, Event& now) {
   if (found.largest_word_of(then) <= then.limit()) return false;
   now.bound = {};
+  for (size_t i = 0; then.plan->proves_nonnegative_input && i < then.inputs; ++i) {
+    if (Event* const input = locked.journal().find(then.input[i].event)) input->bound.nonnegative = false;
+  }
   if (!found.exceeds_assumption(then)) return true;
   locked.assumptions().raise(then, decode_magnitude(found.largest_word_of(then), then.tensor.dtype));
   now.assumed = std::numeric_limits<double>::infinity();  // this once: it is known now
   then.assumed = now.assumed;
   return true;
 }
+
+// Returns what a scan has shown that has raised no alarm: nothing of memory beyond what it has read.
+Bound bound_by_scan(const Event& event) { return event.tensor.covers ? Bound{event.assumed} : Bound{}; }
 
 // What comes after a value that was not within its bound has been proved of something else. True if that has changed
 // what the window shows.
@@ -117,6 +124,7 @@ bool invalidate_bounds(Window& window) {
       Event* const now = locked.journal().find(then.number);
       if (now == nullptr) continue;
       if (const DeviceScans* const found = window.scans_of(then)) {
+        if (is_void) now->bound = bound_by_scan(*now);
         is_void |= invalidate_if_exceeded(locked, *found, then, *now);
       } else if (is_void) {
         now->bound = {};

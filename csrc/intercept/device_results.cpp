@@ -9,7 +9,7 @@ void DeviceResults::prepare(c10::ArrayRef<Operand> arguments) {
 
 Outcome DeviceResults::check(const at::Tensor& result, int64_t output, bool masks_are_known) {
   const bool may_be_on_device = !result.is_cpu();
-  if (may_be_on_device && on_device_.add_result(result, output, on_host_.proof_of(result, output))) {
+  if (may_be_on_device && on_device_.add_result(result, output, on_host_.predict(result, output))) {
     return Outcome::kDeferred;
   }
   if (on_device_.is_copying_in_background()) {

@@ -51,7 +51,8 @@ bool HostResults::writes_twice(c10::ArrayRef<Operand> arguments) const {
 }
 
 void HostResults::bound_results(c10::ArrayRef<Operand> arguments, const ExternalBounds* elsewhere) {
-  if (plan_.bounds.rule == nullptr || session_.options().exact || !is_worth_bounding(arguments)) return;
+  if (plan_.bounds.rule == nullptr || session_.options().exact) return;
+  if (!is_worth_bounding(arguments, elsewhere != nullptr)) return;
   try {
     apply_rule(arguments, elsewhere);
   } catch (...) {
@@ -144,14 +145,16 @@ bool HostResults::is_large(const at::Tensor& tensor) const {
   return tensor.numel() > kSmall || session_.options().sample > 0;
 }
 
-// Rules are for plain tensors: the sizes of others do not describe what is in memory.
-bool HostResults::is_worth_bounding(c10::ArrayRef<Operand> arguments) const {
+// Rules are for plain tensors: the sizes of others do not describe what is in memory. A number that the host cannot
+// read, as the first gradient is, bounds what large tensors are made from.
+bool HostResults::is_worth_bounding(c10::ArrayRef<Operand> arguments, bool is_elsewhere) const {
   bool all_are_plain = true;
   bool any_is_large = session_.options().sample > 0;
   for (const Operand& argument : arguments) {
     for_each_tensor(argument, [&](const at::Tensor& tensor, int64_t) {
       all_are_plain = all_are_plain && is_plain(tensor);
-      any_is_large = any_is_large || (all_are_plain && is_large(tensor));
+      const bool is_worth_it = is_large(tensor) || (is_elsewhere && tensor.numel() == 1);
+      any_is_large = any_is_large || (all_are_plain && is_worth_it);
     });
     if (!all_are_plain) return false;
     any_is_large |=
@@ -162,22 +165,24 @@ bool HostResults::is_worth_bounding(c10::ArrayRef<Operand> arguments) const {
 
 Outcome HostResults::check(const at::Tensor& result, int64_t output, bool masks_are_known) {
   if (plan_.handling == OpPlan::Handling::kAllocate) return record_allocation(result);
-  const auto proof = proof_of(result, output);
-  if (!proof || (proof->masked && !masks_are_known)) return scan(result, static_cast<size_t>(output));
+  const Prediction known = predict(result, output);
+  if (!known.is_proved || (known.bound.masked && !masks_are_known)) return scan(result, static_cast<size_t>(output));
   const Skip reason = is_in_memory(result) ? Skip::kNone : reason_to_skip(result);
   if (reason != Skip::kNone) return skip(result, reason);
-  return record_proved(result, static_cast<size_t>(output), *proof);
+  return record_proved(result, static_cast<size_t>(output), known.bound);
 }
 
-std::optional<Bound> HostResults::proof_of(const at::Tensor& result, int64_t output) {
-  if (bounds_.empty()) return std::nullopt;
-  const Bound bound = bound_at(static_cast<size_t>(output));
-  const DtypeRange range = range_at(result, static_cast<size_t>(output));
+Prediction HostResults::predict(const at::Tensor& result, int64_t output) {
+  if (bounds_.empty()) return {};
+  const auto place = static_cast<size_t>(output);
+  const Bound bound = bound_at(place);
+  const DtypeRange range = range_at(result, place);
   const double max_abs = with_rounding_margin(bound.max_abs, range);
-  const bool is_within_range = max_abs <= range.limit && bound.max_intermediate <= range.limit;
-  const bool is_proved = is_within_range && is_plain(result) && result.numel() > kSmall;
-  if (!is_proved || is_sampled()) return std::nullopt;
-  return Bound{max_abs, bound.nonnegative, bound.masked};
+  const bool is_within_range = max_abs <= range.limit && bound.max_intermediate <= range.limit && is_plain(result);
+  Prediction known{.bound = {is_within_range ? max_abs : RuleArguments::kUnknown, bound.nonnegative, bound.masked},
+                   .claim = place < claims_.size() ? &claims_[place] : nullptr};
+  known.is_proved = is_within_range && result.numel() > kSmall && !is_sampled();
+  return known;
 }
 
 Outcome HostResults::skip(const at::Tensor& result, Skip reason) {

@@ -14,6 +14,7 @@
 #include "bounds/bound_source.h"
 #include "bounds/dtype_range.h"
 #include "bounds/operand.h"
+#include "bounds/prediction.h"
 #include "scan/tensor_scan.h"
 #include "host/host_runtime.h"
 #include "operators/op_plan.h"
@@ -54,8 +55,8 @@ class HostResults {
   // smaller can be read in their place.
   void tighten(c10::ArrayRef<Operand> arguments, c10::ArrayRef<const at::Tensor*> results);
 
-  // Returns the bound of output number `output` if that proves it finite without a scan.
-  std::optional<Bound> proof_of(const at::Tensor& result, int64_t output);
+  // Returns what is known of output number `output` that nobody has looked at.
+  Prediction predict(const at::Tensor& result, int64_t output);
 
   void forget_bounds() {
     bounds_.clear();
@@ -80,7 +81,7 @@ class HostResults {
   static constexpr size_t kMaxResults = 4;  // of a rule, lists aside
 
   bool is_large(const at::Tensor& tensor) const;
-  bool is_worth_bounding(c10::ArrayRef<Operand> arguments) const;
+  bool is_worth_bounding(c10::ArrayRef<Operand> arguments, bool is_elsewhere) const;
   bool writes_twice(c10::ArrayRef<Operand> arguments) const;
   void apply_rule(c10::ArrayRef<Operand> arguments, const ExternalBounds* elsewhere);
   void follow_moments(const RuleArguments& call, Bound& bound);

@@ -259,7 +259,7 @@ bool OpCall::record_copy_to_device(HostResults& results, const at::Tensor& resul
   for (size_t k = 0; k < saved_.size(); ++k) operands[plan_.saved_arguments[k]] = operand(saved_[k]);
   DeviceCheck device(plan_, thread_, session_);
   device.record_arguments(operands);
-  if (!device.add_result(result, output, results.proof_of(result, output))) return false;
+  if (!device.add_result(result, output, results.predict(result, output))) return false;
   device.finish();
   return true;
 }

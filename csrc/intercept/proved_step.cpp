@@ -14,6 +14,8 @@
 #include "detection/error_containment.h"
 #include "detection/thread_state.h"
 #include "device/devices.h"
+#include "device/recorded_bounds.h"
+#include "intercept/device_step.h"
 #include "intercept/host_results.h"
 #include "operators/dispatch_key.h"
 #include "scan/storage_of.h"
@@ -33,8 +35,8 @@ const std::string& kUpdatesParameter = *new std::string("aten::addcdiv_");
 // Values that lie densely in memory of their own.
 bool is_simple(const at::Tensor& tensor, c10::ScalarType dtype, int64_t count) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  return is_dense_on_host(impl) && impl.numel() == count && tensor.scalar_type() == dtype &&
-         covers_whole_storage(tensor, *impl.unsafe_storage().unsafeGetStorageImpl());
+  return (is_dense_on_host(impl) || is_scannable_itself(tensor)) && impl.numel() == count &&
+         tensor.scalar_type() == dtype && covers_whole_storage(tensor, *impl.unsafe_storage().unsafeGetStorageImpl());
 }
 
 bool are_simple(const AdamTensors& tensors) {
@@ -43,13 +45,18 @@ bool are_simple(const AdamTensors& tensors) {
   if (dtype != c10::ScalarType::Float && dtype != c10::ScalarType::Double) return false;
   for (const at::Tensor* tensor : {&tensors.parameter, &tensors.gradient, &tensors.first_moment, &tensors.second_moment,
                                    tensors.largest_second_moment}) {
-    if (tensor != nullptr && !is_simple(*tensor, dtype, count)) return false;
+    if (tensor == nullptr) continue;
+    if (!is_simple(*tensor, dtype, count) || tensor->device() != tensors.parameter.device()) return false;
   }
-  return true;
+  return tensors.parameter.is_cpu() || tensors.largest_second_moment == nullptr;
 }
 
-// Returns the bound of a tensor that is known to be finite.
+// Returns the bound of a tensor that is known to be finite; on a device as far as it was not wrong to assume so.
 std::optional<Bound> known_bound(const at::Tensor& tensor) {
+  if (!tensor.is_cpu()) {
+    const Journal::Known known = known_of_recorded(tensor);
+    return known.write_number() != 0 && !known.bound.masked ? std::optional(known.bound) : std::nullopt;
+  }
   const BoundCache::Entry entry = bound_cache().find(tensor);
   if (entry.state != BoundCache::State::kFinite || !entry.bound.known()) return std::nullopt;
   return entry.bound;
@@ -59,7 +66,7 @@ std::optional<Bound> known_bound(const at::Tensor& tensor) {
 // others may write at any time stays unknown.
 std::optional<Bound> found_bound(const at::Tensor& tensor) {
   const auto known = known_bound(tensor);
-  if (known) return known;
+  if (known || !tensor.is_cpu()) return known;
   ThreadState::current().bound_source().known_or_scanned(tensor);
   return known_bound(tensor);
 }
@@ -82,9 +89,13 @@ std::optional<Known> known_before(const AdamTensors& tensors) {
     if (!largest) return std::nullopt;
     bounds.largest_second_moment = largest->max_abs;
   }
+  ThreadState& thread = ThreadState::current();
   const bool is_small = tensors.parameter.numel() <= kSmall;
-  if (!is_small)
-    bounds.history = ThreadState::current().moments().history_of(tensors.first_moment, tensors.second_moment);
+  if (!is_small) {
+    const RecordedBounds on_devices;
+    const BoundSource source = thread.bound_source(&on_devices);
+    bounds.history = thread.moments().history_of(tensors.first_moment, tensors.second_moment, source);
+  }
   return Known{bounds, second->nonnegative, !is_small && !std::isfinite(bounds.history.ratio)};
 }
 
@@ -122,7 +133,10 @@ std::optional<AdamBounds> prove(const AdamTensors& tensors, const AdamHyperparam
     before.gradient = exact->max_abs;
     after = bounds_after_adam_step(hyperparameters, before, step, range);
   }
-  if (!after || (known.is_second_moment_nonnegative && !known.is_history_missing)) return after;
+  const bool is_on_host = tensors.parameter.is_cpu();
+  const bool wants_history = known.is_history_missing && is_on_host;  // where it can be read
+  if (!after || (known.is_second_moment_nonnegative && !wants_history)) return after;
+  if (!is_on_host) return std::nullopt;
   const auto shown = read_history(tensors, range);
   if (!shown) return std::nullopt;
   before.history = *shown;
@@ -135,7 +149,7 @@ ProvedStep& ProvedStep::current() { return step_of_thread; }
 
 // Modes see the calls before the interceptor does, and may do something else.
 bool ProvedStep::is_possible(const DetectionSession& session) {
-  return session.asks_for_finiteness_alone() && !session.options().exact && !devices().in_use() &&
+  return session.asks_for_finiteness_alone() && !session.options().exact && !devices().is_capturing() &&
          !c10::impl::TorchDispatchModeTLS::any_modes_set() && at::impl::PythonTorchFunctionTLS::stack_len() == 0 &&
          c10::impl::tls_is_dispatch_key_included(kInterceptorKey) &&
          !c10::impl::tls_is_dispatch_key_excluded(kInterceptorKey);
@@ -147,14 +161,15 @@ bool ProvedStep::add(const AdamTensors& tensors, const AdamHyperparameters& hype
   const auto after = before ? prove(tensors, hyperparameters, *before) : std::nullopt;
   if (!after) return false;
   const auto& [parameter, gradient, first_moment, second_moment, largest_second_moment, steps] = tensors;
-  updates_.push_back({parameter, first_moment, second_moment,
-                      largest_second_moment != nullptr ? *largest_second_moment : at::Tensor(), storage_of(gradient),
-                      storage_of(steps), results, before->bounds.parameter, *after});
+  updates_.push_back({parameter, gradient, first_moment, second_moment,
+                      largest_second_moment != nullptr ? *largest_second_moment : at::Tensor(), storage_of(steps),
+                      results, before->bounds.parameter, *after});
   return true;
 }
 
 bool ProvedStep::try_start() {
   if (!has_separate_memory()) return false;
+  devices().launch_all();  // of what the step will overwrite
   is_under_way_ = true;
   c10::impl::tls_set_dispatch_key_excluded(kInterceptorKey, true);
   return true;
@@ -172,7 +187,7 @@ bool ProvedStep::has_separate_memory() {
   std::sort(written_.begin(), written_.end());
   if (std::adjacent_find(written_.begin(), written_.end()) != written_.end()) return false;
   return std::none_of(updates_.begin(), updates_.end(), [this](const Update& update) {
-    return std::binary_search(written_.begin(), written_.end(), update.gradient);
+    return std::binary_search(written_.begin(), written_.end(), storage_of(update.gradient));
   });
 }
 
@@ -181,30 +196,46 @@ void ProvedStep::finish(bool is_completed) noexcept {
   is_under_way_ = false;
   ThreadState& thread = ThreadState::current();
   DetectionSession* const session = thread.session();
-  if (is_completed && session != nullptr) {
-    contain(*session, "recording an optimizer step", [&] {
-      for (const Update& update : updates_) record(update, thread);
-    });
-  }
+  const bool is_recorded = is_completed && session != nullptr && contain(*session, "recording an optimizer step", [&] {
+                             DeviceStep on_devices(thread, *session);
+                             for (const Update& update : updates_) record(update, thread, on_devices);
+                             on_devices.record();
+                           });
+  if (!is_recorded) distrust_devices();
   updates_.clear();
 }
 
+// Events have no versions.
+void ProvedStep::distrust_devices() const {
+  if (!devices().in_use()) return;
+  Devices::Lock locked(devices());
+  for (const Update& update : updates_) {
+    for (const at::Tensor* written : {&update.parameter, &update.first_moment, &update.second_moment})
+      locked.journal().mark_stale(*written);
+  }
+}
+
 // What is not recorded is not believed: its version is another one now.
-void ProvedStep::record(const Update& update, ThreadState& thread) {
-  const auto& [parameter, first_moment, second_moment, largest_second_moment, gradient, steps, results,
+void ProvedStep::record(const Update& update, ThreadState& thread, DeviceStep& on_devices) {
+  const auto& [parameter, gradient, first_moment, second_moment, largest_second_moment, steps, results,
                parameter_before, after] = update;
+  const bool is_small = parameter.numel() <= kSmall;
+  const bool has_bound = !is_small && std::isfinite(after.history.ratio) &&
+                         !thread.moments().has_drifted(parameter, parameter_before, after.parameter);
+  Counters& counters = thread.counters();
+  if (!parameter.is_cpu()) {
+    on_devices.add(parameter, gradient, first_moment, second_moment, after, has_bound, !is_small);
+    counters.count_proved(static_cast<int64_t>(parameter.nbytes()), results - DeviceStep::kResults);
+    return;
+  }
   bound_cache().record_written(first_moment, {after.first_moment}, &kUpdatesFirst);
   bound_cache().record_written(second_moment, {after.second_moment, true}, &kUpdatesSecond);
   if (largest_second_moment.defined())
     bound_cache().record_written(largest_second_moment, {after.largest_second_moment, true}, &kUpdatesLargest);
-  const bool is_small = parameter.numel() <= kSmall;
   if (!is_small) thread.moments().record_history(first_moment, second_moment, after.history);
-  const bool has_bound = !is_small && std::isfinite(after.history.ratio) &&
-                         !thread.moments().has_drifted(parameter, parameter_before, after.parameter);
   const ScanResult scanned = has_bound ? ScanResult{.max_abs = after.parameter} : check_finite(parameter);
   if (scanned.finite) bound_cache().record_written(parameter, {scanned.max_abs}, &kUpdatesParameter);
   const int64_t proved = has_bound ? results : results - 1;
-  Counters& counters = thread.counters();
   counters.checked.add(results);
   counters.proved.add(proved);
   counters.bytes_proved.add(proved * static_cast<int64_t>(parameter.nbytes()));

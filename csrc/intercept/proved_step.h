@@ -26,6 +26,8 @@ struct AdamTensors {
   const at::Tensor& steps;                  // how many there were before
 };
 
+class DeviceStep;
+
 class TORCHNAN_API ProvedStep {
  public:
   // The step of this thread; one at a time.
@@ -48,9 +50,8 @@ class TORCHNAN_API ProvedStep {
 
  private:
   struct Update {
-    at::Tensor parameter, first_moment, second_moment;
+    at::Tensor parameter, gradient, first_moment, second_moment;
     at::Tensor largest_second_moment;  // undefined without amsgrad
-    const c10::StorageImpl* gradient;
     const c10::StorageImpl* steps;
     int64_t results;
     double parameter_before;  // its bound
@@ -58,7 +59,8 @@ class TORCHNAN_API ProvedStep {
   };
 
   bool has_separate_memory();
-  static void record(const Update& update, ThreadState& thread);
+  void distrust_devices() const;
+  static void record(const Update& update, ThreadState& thread, DeviceStep& on_devices);
 
   std::vector<Update> updates_;
   std::vector<const c10::StorageImpl*> written_;  // by the updates; kept for its memory

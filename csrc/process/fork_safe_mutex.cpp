@@ -1,5 +1,7 @@
 #include "process/fork_safe_mutex.h"
 
+#include "process/held_locks.h"
+
 #include <pthread.h>
 
 #include <array>
@@ -51,6 +53,20 @@ class Fork {
     all_mutexes.unlock();
   }
 
+  static bool is_held_here(const ForkSafeMutex& mutex) { return mutex.holder_ == std::this_thread::get_id(); }
+
+  // Who forks waits for what this thread may hold, so it must not be waited for.
+  static bool any_is_held_here() {
+    const std::unique_lock lock(all_mutexes, std::try_to_lock);
+    if (!lock) return false;
+    for (const ForkSafeMutex* first : first_of_rank) {
+      for (const ForkSafeMutex* one = first; one != nullptr; one = one->next_) {
+        if (is_held_here(*one)) return true;
+      }
+    }
+    return false;
+  }
+
   static void in_child() {
     for (ForkSafeMutex* one = first_of_rank[ForkSafeMutex::kSlow]; one != nullptr; one = one->next_)
       one->reset_in_child();
@@ -58,6 +74,8 @@ class Fork {
     for (const AtForkChild* one = first_in_child; one != nullptr; one = one->next_) one->on_child_();
   }
 };
+
+bool holds_lock() { return Fork::any_is_held_here(); }
 
 namespace {
 

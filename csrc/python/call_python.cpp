@@ -45,7 +45,7 @@ std::shared_ptr<py::object> reachable_from_threads(py::object object) {
       delete last;
       return;
     }
-    const py::gil_scoped_acquire gil;
+    const Gil gil;
     delete last;
   };
   return {new py::object(std::move(object)), release};

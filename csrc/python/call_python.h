@@ -1,11 +1,13 @@
 // Calls Python code from the core.
 #pragma once
 
+#include <cassert>
 #include <memory>
 #include <stdexcept>
 
 #include <pybind11/pybind11.h>
 
+#include "process/held_locks.h"
 #include "python/function_mode_guard.h"
 
 namespace torchnan {
@@ -21,11 +23,20 @@ bool is_python_ending();
 // the dispatcher and the autograd engine.
 [[noreturn]] void raise_in_caller();
 
+// Holds the GIL. Nobody may wait for it with a lock: who has it may be waiting for that lock.
+class Gil {
+  struct LockCheck {
+    LockCheck() { assert((PyGILState_Check() != 0 || !holds_lock()) && "the GIL is waited for with a lock"); }
+  };
+  [[no_unique_address]] LockCheck before_;
+  pybind11::gil_scoped_acquire gil_;
+};
+
 // Runs code with the GIL, outside Dynamo and __torch_function__ modes.
 template <typename Code>
 auto with_gil(Code&& code) {
   if (is_python_ending()) throw std::runtime_error("Python is ending");
-  const pybind11::gil_scoped_acquire gil;
+  const Gil gil;
   const pybind11::error_scope keep_error;
   try {
     const FunctionModeGuard guard;

@@ -2,17 +2,18 @@
 
 #include <torch/version.h>
 
-#include "device/devices.h"
-
-#include <Python.h>
+#include "process/fork_safe_mutex.h"
+#include "process/held_locks.h"
 
 #include <atomic>
+#include <mutex>
 
 // Since PyTorch 2.13 a tensor or a storage that Python references takes the GIL when a second reference is made in C++,
 // and when that goes. What a release asks Python for differs: this is written for one.
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR == 13
 #include <c10/core/impl/PyInterpreter.h>
 #include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/autograd/python_variable.h>
 
 namespace torchnan {
 namespace {
@@ -20,7 +21,7 @@ namespace {
 std::atomic<int64_t> found{0};
 
 void check_locks() {
-  if (Devices::is_locked_here() && PyGILState_Check() == 0) ++found;
+  if (PyGILState_Check() == 0 && holds_lock()) ++found;
 }
 
 // What PyTorch calls Python by, with a look at the locks before.
@@ -131,6 +132,14 @@ void check_lock_discipline() {
 
 int64_t gil_waits_under_lock() { return found; }
 
+void wait_for_gil_under_lock(const pybind11::object& tensor) {
+  const at::Tensor& referenced = THPVariable_Unpack(tensor.ptr());
+  ForkSafeMutex mutex;
+  const pybind11::gil_scoped_release no_gil;
+  const std::lock_guard lock(mutex);
+  const at::Tensor second = referenced;
+}
+
 }  // namespace torchnan
 
 #else
@@ -139,6 +148,7 @@ namespace torchnan {
 
 void check_lock_discipline() {}
 int64_t gil_waits_under_lock() { return 0; }
+void wait_for_gil_under_lock(const pybind11::object&) {}
 
 }  // namespace torchnan
 

@@ -63,7 +63,7 @@ SiteId StackTable::intern(uint64_t hash, const Stack& stack, size_t depth) noexc
       if (known != ids_.end() && has_modules_of(sites_[known->second], stack)) return known->second;
     }
     if (is_python_ending() || is_full()) return 0;
-    const py::gil_scoped_acquire gil;
+    const Gil gil;
     const py::error_scope keep_error;
     evict();
     std::vector<Frame> frames;
@@ -138,7 +138,7 @@ SiteId StackTable::nest_stack(SiteId live, SiteId outer) noexcept {
       if (known != nested_.end()) return known->second;
     }
     if (is_python_ending() || is_full()) return live;
-    const py::gil_scoped_acquire gil;
+    const Gil gil;
     evict();
     std::vector<Frame> joined;
     for (Frame& frame : frames(live)) {

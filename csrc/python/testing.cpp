@@ -33,6 +33,7 @@ PYBIND11_MODULE(_testing, m) {
   });
   m.def("check_lock_discipline", &check_lock_discipline);
   m.def("gil_waits_under_lock", &gil_waits_under_lock);
+  m.def("wait_for_gil_under_lock", &wait_for_gil_under_lock);
   m.def("work_counters", [] {
     const WorkCounters& counters = work_counters();
     return py::make_tuple(counters.remembered.load(), counters.resolved.load(), counters.stats.load());

@@ -572,6 +572,8 @@ def test_the_gil_is_not_waited_for_under_a_lock(machine, device):
         torch.cat([bad, x]).sum().item()
     assert errors(watch) == [("nan", "op", "aten::log")]
     assert _testing.gil_waits_under_lock() == before
+    _testing.wait_for_gil_under_lock(x)
+    assert _testing.gil_waits_under_lock() > before
 
 
 @pytest.mark.usefixtures("ends")

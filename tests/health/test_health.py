@@ -50,6 +50,16 @@ if rank == 1:
     library = torch.library.Library("aten", "IMPL")
     library.impl("mul.Tensor", wrong, "CPU")
 """
+STOPS_IN_THE_SUM = """
+if rank == 1:
+    dist.all_reduce = lambda *args, **options: os.kill(os.getpid(), signal.SIGSTOP)
+store = dist.distributed_c10d._get_default_store()
+store.set(f"process {rank}", str(os.getpid()))
+"""
+CONTINUES_AFTER_THE_SUM = """
+if rank == 0:
+    os.kill(int(store.get("process 1")), signal.SIGCONT)
+"""
 DIES = """
 if rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
@@ -91,17 +101,33 @@ def test_a_rank_that_computes_wrong_is_named_on_every_rank(tmp_path):
     assert {kind for _, kind, _ in others} == {"differs"}  # of two that differ, bits do not tell which is right
 
 
+@pytest.mark.breadth(0)
+def test_of_four_ranks_the_one_that_computes_wrong_is_named(tmp_path):
+    found, *others = troubles(tmp_path, 4, COMPUTES_WRONG)
+    assert others == [found] * 3
+    assert [trouble[:2] for trouble in found] == [[1, "product"], [1, "differs"]]
+
+
 def test_a_wrong_sum_is_told_from_a_hang(tmp_path):
     found, _ = troubles(tmp_path, 2, SENDS_WRONG)
     text = "an all-reduce of known values gave a wrong sum: 1 of 1024 elements, the first 4 instead of 3"
     assert found[0] == [0, "sum", text]
 
 
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.breadth(0))])
 @pytest.mark.parametrize(("trouble", "end"), [(DIES, AT_ONCE), (STOPS, CONTINUES + AT_ONCE)], ids=["dead", "stopped"])
-def test_a_rank_that_does_not_answer_is_named(trouble, end, tmp_path):
+def test_a_rank_that_does_not_answer_is_named(trouble, end, ranks, tmp_path):
     """Fails when the all-reduce is begun without the answers of all: it would not end, and name nobody."""
-    found = troubles(tmp_path, 2, trouble, end, timeout=5)[0]
+    found = troubles(tmp_path, ranks, trouble, end, timeout=5)[0]
     assert found == [[1, "missing", "it did not answer in 5 s: it has died, hangs, or is not in this check"]]
+
+
+def test_a_rank_that_stops_in_the_sum_is_named(tmp_path):
+    """Fails if only those that wait for it are: every one of them reports that the sum did not end."""
+    found = troubles(tmp_path, 2, STOPS_IN_THE_SUM, CONTINUES_AFTER_THE_SUM + AT_ONCE, timeout=5)[0]
+    assert [trouble[:2] for trouble in found] == [[1, "hangs"], [0, "hangs"]]
+    assert found[0][2] == "it had answered, and did not come back from an all-reduce of known values"
+    assert found[1][2] == "the all-reduce did not end in 5 s, though every rank had answered"
 
 
 def test_a_store_that_does_not_answer_is_reported():

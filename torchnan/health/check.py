@@ -141,11 +141,12 @@ def _check_sum(ranks: Group) -> list[Trouble]:
         verdicts = ranks.exchange("sum", verdict)
     except TimeoutError as error:
         return [Trouble(None, "hangs", str(error))]
-    return [
-        Trouble(rank, found["kind"], found["text"])
-        for rank, found in sorted(verdicts.items())
-        if found["text"] is not None
-    ]
+    absent = "it had answered, and did not come back from an all-reduce of known values"
+    troubles = [Trouble(rank, "hangs", absent) for rank in range(ranks.ranks) if rank not in verdicts]
+    for rank, found in sorted(verdicts.items()):
+        if found["text"] is not None:
+            troubles.append(Trouble(rank, found["kind"], found["text"]))
+    return troubles
 
 
 def _device_of(group: dist.ProcessGroup) -> torch.device:

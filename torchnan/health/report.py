@@ -13,9 +13,10 @@ class Trouble:
 
     Attributes:
         rank: of the process in its group; ``None`` if the check cannot tell which it is.
-        kind: ``"missing"`` (no answer in time), ``"hangs"`` (it answered, and the all-reduce did not end), ``"sum"``
-            (the all-reduce gave a wrong sum), ``"product"`` (the device multiplies wrong), ``"differs"`` (the device
-            computes other bits than the like devices of most ranks) or ``"device"`` (the driver reports errors).
+        kind: ``"missing"`` (no answer in time), ``"hangs"`` (it answered, and the all-reduce did not end: it did not
+            come back from it, or has waited for it), ``"sum"`` (the all-reduce gave a wrong sum), ``"product"`` (the
+            device multiplies wrong), ``"differs"`` (the device computes other bits than the like devices of most
+            ranks) or ``"device"`` (the driver reports errors).
         text: what was seen, with values.
     """
 

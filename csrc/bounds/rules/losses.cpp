@@ -9,13 +9,20 @@ namespace {
 using A = const RuleArguments&;
 constexpr int64_t kMean = 1;
 
+// Of targets without weights the total is their number, and where that is 0 no element is divided by it.
+double smallest_total(A a) {
+  const bool counts_targets =
+      a.produced_by(6, "aten::nll_loss_forward") || a.produced_by(6, "aten::nll_loss2d_forward");
+  return std::max(!a.has_value(3) && counts_targets ? 1.0 : 0.0, a.min_value(6));
+}
+
 // nll_loss_backward(g, x, target, weight, reduction, ignore_index, total_weight): -weight g, of a mean over the total.
 void nll_loss_backward(A a, Results out) {
   const double each = a.max_abs(0) * (a.has_value(3) ? a.max_abs(3) : 1);
   if (a.integer(4, kMean) != kMean) {
     out[0] = {each};
-  } else if (a.min_value(6) > 0) {
-    out[0] = by_way_of(largest({each, a.max_abs(0) / a.min_value(6)}), {each / a.min_value(6)});
+  } else if (const double total = smallest_total(a); total > 0) {
+    out[0] = by_way_of(largest({each, a.max_abs(0) / total}), {each / total});
   }
 }
 

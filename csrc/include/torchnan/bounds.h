@@ -60,9 +60,10 @@ class TORCHNAN_API RuleArguments {
   c10::ScalarType dtype() const { return dtype_; }
 
   size_t size() const { return operands_.size(); }
-  const Operand* operand(size_t i) const;    // internal representation; null beyond the last argument
-  const at::Tensor* tensor(size_t i) const;  // null if it is none
-  bool has_value(size_t i) const;            // whether the argument exists and is not None
+  const BoundSource& source() const { return source_; }  // internal, as is the representation of an operand
+  const Operand* operand(size_t i) const;                // null beyond the last argument
+  const at::Tensor* tensor(size_t i) const;              // null if it is none
+  bool has_value(size_t i) const;                        // whether the argument exists and is not None
 
   // Return the bound of a tensor or a number. max_abs() is kUnknown for a tensor that may hold -inf, for a number that
   // is NaN or beyond dtype(), and 0 for an argument without a value.

@@ -1,0 +1,16 @@
+// What is known of a result before anybody looks at it.
+#pragma once
+
+#include <torchnan/bounds.h>
+
+#include "bounds/moments.h"
+
+namespace torchnan {
+
+struct Prediction {
+  Bound bound;                            // of the values if they are finite; unknown where they may not be
+  bool is_proved = false;                 // finite by this bound, without a scan
+  const Moments::Claim* claim = nullptr;  // of an optimizer's history; null if it has no part in one
+};
+
+}  // namespace torchnan

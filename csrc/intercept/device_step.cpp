@@ -1,0 +1,70 @@
+#include "intercept/device_step.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include "bounds/operand.h"
+#include "device/device_check.h"
+#include "device/recorded_bounds.h"
+
+namespace torchnan {
+namespace {
+
+const OpPlan& plan_named(const char* name, const char* overload) {
+  return plan_of(c10::Dispatcher::singleton().findSchemaOrThrow(name, overload));
+}
+
+Operand operand_of(const std::vector<c10::IValue>& list) {
+  Operand made;
+  made.kind = Operand::Kind::kValues;
+  made.first = list.data();
+  made.count = list.size();
+  return made;
+}
+
+}  // namespace
+
+void DeviceStep::add(const at::Tensor& parameter, const at::Tensor& gradient, const at::Tensor& first_moment,
+                     const at::Tensor& second_moment, const AdamBounds& after, bool is_parameter_proved,
+                     bool has_history) {
+  parameters_.emplace_back(parameter);
+  gradients_.emplace_back(gradient);
+  first_moments_.emplace_back(first_moment);
+  second_moments_.emplace_back(second_moment);
+  parameter_.push_back({.bound = {after.parameter}, .is_proved = is_parameter_proved});
+  first_moment_.push_back({.bound = {after.first_moment}, .is_proved = true});
+  second_moment_.push_back({.bound = {after.second_moment, true}, .is_proved = true});
+  histories_.push_back(has_history ? after.history : MomentHistory());
+}
+
+// The history of two moments is known by the write to the first one, which comes before.
+void DeviceStep::record() {
+  if (parameters_.empty()) return;
+  const Moments::Claim mean = Moments::claim_of_mean();
+  for (Prediction& first : first_moment_) first.claim = &mean;
+  record_operation(plan_named("aten::_foreach_lerp_", "Scalar"), {&first_moments_, &gradients_}, first_moment_);
+  std::vector<Moments::Claim> squares(histories_.size());
+  for (size_t i = 0; i < squares.size(); ++i) {
+    const uint64_t write = known_of_recorded(first_moments_[i].toTensor()).write_number();
+    squares[i] = Moments::claim_of_squares(write, histories_[i]);
+    second_moment_[i].claim = &squares[i];
+  }
+  record_operation(plan_named("aten::_foreach_addcmul_", "Scalar"), {&second_moments_, &gradients_, &gradients_},
+                   second_moment_);
+  record_operation(plan_named("aten::_foreach_addcdiv_", "Scalar"), {&parameters_, &first_moments_, &second_moments_},
+                   parameter_);
+}
+
+void DeviceStep::record_operation(const OpPlan& plan, std::initializer_list<const List*> lists,
+                                  const Predictions& predicted) {
+  c10::SmallVector<Operand, 3> operands;
+  for (const List* list : lists) operands.push_back(operand_of(*list));
+  DeviceCheck check(plan, thread_, session_);
+  check.record_arguments(operands);
+  const List& written = **lists.begin();
+  for (size_t i = 0; i < written.size(); ++i) {
+    check.add_result(written[i].toTensor(), static_cast<int64_t>(i), predicted[i]);
+  }
+  check.finish();
+}
+
+}  // namespace torchnan

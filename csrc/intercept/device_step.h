@@ -1,0 +1,44 @@
+// What a step of Adam that was proved as a whole has left on devices.
+#pragma once
+
+#include <initializer_list>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include "bounds/adam_step.h"
+#include "bounds/prediction.h"
+#include "detection/thread_state.h"
+#include "operators/op_plan.h"
+
+namespace torchnan {
+
+// Records the step as three operations on lists, though PyTorch has run others: these say what was made of what.
+class DeviceStep {
+ public:
+  static constexpr int64_t kResults = 3;  // that it records of an update
+
+  DeviceStep(ThreadState& thread, DetectionSession& session) : thread_(thread), session_(session) {}
+
+  // Adds an update that has run. A parameter that is not proved is scanned. `has_history`: whether one of the moments
+  // is known.
+  void add(const at::Tensor& parameter, const at::Tensor& gradient, const at::Tensor& first_moment,
+           const at::Tensor& second_moment, const AdamBounds& after, bool is_parameter_proved, bool has_history);
+
+  void record();
+
+ private:
+  using List = std::vector<c10::IValue>;
+  using Predictions = std::vector<Prediction>;
+
+  void record_operation(const OpPlan& plan, std::initializer_list<const List*> lists, const Predictions& predicted);
+
+  ThreadState& thread_;
+  DetectionSession& session_;
+  List parameters_, gradients_, first_moments_, second_moments_;
+  Predictions parameter_, first_moment_, second_moment_;
+  std::vector<MomentHistory> histories_;
+};
+
+}  // namespace torchnan

@@ -1,0 +1,157 @@
+"""Steps of Adam on a device: what is proved of them, and that nothing is missed by it."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import torchnan
+from benchmarks.gpu.models import GPT2
+
+WIDTH = 80  # enough for bounds to be worth it
+
+
+def network(device):
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(3)]).to(device)
+
+
+def backward(model):
+    model.zero_grad()
+    model(torch.ones(4, WIDTH).to(model[0].weight.device)).square().mean().backward()
+
+
+@pytest.fixture(params=[{}, {"foreach": True}], ids=["single", "foreach"])
+def training(request, device):
+    """A model and its optimizer after two steps, and the session that has seen these."""
+    model = network(device)
+    optimizer = torch.optim.AdamW(model.parameters(), **request.param)
+    with torchnan.detect(action="log") as watch:
+        for _ in range(2):
+            backward(model)
+            optimizer.step()
+        yield model, optimizer, watch
+
+
+def operations_of_step(optimizer, watch):
+    before = watch.stats()["ops"]
+    optimizer.step()
+    return watch.stats()["ops"] - before
+
+
+def test_ordinary_steps_are_proved(machine, training):
+    """Fails if the histories of moments are not followed on devices: the parameters are scanned then."""
+    model, optimizer, watch = training
+    backward(model)
+    before = watch.stats()
+    assert operations_of_step(optimizer, watch) == 0
+    after = watch.stats()
+    assert after["device_bytes"] - before["device_bytes"] == sum(layer.bias.nbytes for layer in model)
+    assert watch.findings == []
+
+
+@pytest.mark.parametrize("options", [{"amsgrad": True}, {"capturable": True}, {"exact": True}], ids=str)
+def test_other_steps_are_intercepted(options, device):
+    model = network(device)
+    exact = options == {"exact": True}
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False, **({} if exact else options))
+    with torchnan.detect(action="log", exact=exact) as watch:
+        for _ in range(3):
+            backward(model)
+            operations = operations_of_step(optimizer, watch)
+    assert operations > 0
+
+
+def test_the_bits_are_the_same(device):
+    def weights():
+        model = network(device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        for _ in range(4):
+            backward(model)
+            optimizer.step()
+        return [parameter.detach().cpu() for parameter in model.parameters()]
+
+    plain = weights()
+    with torchnan.detect(action="log"):
+        watched = weights()
+    assert all(torch.equal(one, other) for one, other in zip(plain, watched, strict=True))
+
+
+def test_a_bad_gradient_is_reported_with_its_origin(machine, training):
+    model, optimizer, watch = training
+    backward(model)
+    model[0].weight.grad.div_(0)
+    optimizer.step()
+    model(torch.ones(4, WIDTH).to(model[0].weight.device)).sum().item()
+    assert [(finding.op, finding.harm.kind) for finding in watch.findings] == [("aten::div_", "gradient")]
+
+
+@pytest.mark.parametrize("training", [{"foreach": True}], ids=["foreach"], indirect=True)
+def test_a_gradient_larger_than_assumed_voids_what_was_proved_of_the_step(machine, training):
+    """Its square overflows: the second moment is Inf, though the step was proved. Fails if the step's proofs stay.
+
+    In one form alone: from a place in the program where this has happened, nothing is assumed any more.
+    """
+    model, optimizer, watch = training
+    backward(model)
+    model[1].weight.grad = torch.special.i0(torch.full_like(model[1].weight, 80.0))  # 2e33; there is no rule for it
+    assert operations_of_step(optimizer, watch) == 0
+    optimizer.state[model[1].weight]["exp_avg_sq"].sum().item()
+    assert [(finding.op, finding.kind) for finding in watch.findings] == [("aten::_foreach_addcmul_", "inf")]
+
+
+def test_of_a_step_that_raises_nothing_is_believed(machine, training, monkeypatch):
+    """Fails if what was known of the moments before is kept: the first ones have been written by then."""
+    model, optimizer, watch = training
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    backward(model)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(importlib.import_module("torch.optim.adam"), "_get_value", stopped)
+        optimizer.step()
+    before = watch.stats()["device_bytes"]
+    model(torch.ones(4, WIDTH).to(model[0].weight.device))
+    assert watch.stats()["device_bytes"] - before >= sum(parameter.nbytes for parameter in model.parameters())
+
+
+def test_a_square_root_shows_that_nothing_was_negative(machine, device):
+    """Fails if only the host learns from it: then all later roots of such sums are scanned."""
+    values = torch.rand(100, 100).to(device)
+    with torchnan.detect(action="log") as watch:
+        values.sqrt()
+        before = watch.stats()["device_bytes"]
+        values.mul_(0.5).sqrt()
+        assert watch.stats()["device_bytes"] == before
+        values.sub_(1)
+        values.sqrt().sum().item()
+        again = values * 1
+        before = watch.stats()["device_bytes"]
+        again.abs().mul_(values).sqrt()
+        assert watch.stats()["device_bytes"] > before
+    assert [finding.op for finding in watch.findings][:1] == ["aten::sqrt"]
+
+
+def test_at_most_a_tenth_of_what_a_small_gpt2_writes_is_read(machine, device):
+    torch.manual_seed(0)
+    model = GPT2(layers=2, width=128, heads=4, words=2048, tokens=128).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    ids = torch.randint(0, 2048, (2, 128)).to(device)
+    shares = []
+    with torchnan.detect(action="log") as watch:
+        for _ in range(3):
+            before = watch.stats()
+            optimizer.zero_grad()
+            functional.cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
+            optimizer.step()
+            machine.synchronize()
+            after = watch.stats()
+            read, proved = (after[what] - before[what] for what in ("device_bytes", "bytes_proved"))
+            shares.append(read / (read + proved))
+    assert watch.findings == []
+    assert max(shares[1:]) <= 0.1
