@@ -30,10 +30,14 @@ uint64_t execution_id(const torch::autograd::Node& node) {
   return (pass << 40) ^ (node.sequence_nr() << 1) ^ (node.thread_id() << 32) ^ 1;
 }
 
+NodeSite site_of(const torch::autograd::Node& node) {
+  return {node.name(), execution_id(node), CallSiteRing::find(node)};
+}
+
 std::optional<NodeSite> current_node_site() {
   const auto node = torch::autograd::get_current_node();
   if (node == nullptr) return replayed_node;
-  return NodeSite{node->name(), execution_id(*node), CallSiteRing::find(*node)};
+  return site_of(*node);
 }
 
 void set_replayed_node(std::optional<NodeSite> site) { replayed_node = std::move(site); }

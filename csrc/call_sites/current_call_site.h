@@ -25,6 +25,9 @@ struct NodeSite {
   SiteId forward = 0;
 };
 
+// Returns a node as one that runs.
+TORCHNAN_API NodeSite site_of(const torch::autograd::Node& node);
+
 // Returns the node that this thread runs, if it runs one.
 TORCHNAN_API std::optional<NodeSite> current_node_site();
 

@@ -10,7 +10,10 @@
 #include <utility>
 #include <vector>
 
+#include <c10/util/ScopeExit.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_cpp_function.h>
+#include <torch/csrc/autograd/python_function.h>
 
 #include "api/region_border.h"
 #include "call_sites/current_call_site.h"
@@ -79,6 +82,22 @@ std::vector<BadKernel> kernels_from(const Kernels& given) {
   std::vector<BadKernel> kernels;
   for (const auto& [name, bits] : given) kernels.push_back({name, kinds_from(bits)});
   return kernels;
+}
+
+const torch::autograd::Node* node_in(const py::handle& node) {
+  if (torch::autograd::THPCppFunction_Check(node.ptr())) {
+    return reinterpret_cast<torch::autograd::THPCppFunction*>(node.ptr())->cdata.get();
+  }
+  return THPFunction_Check(node.ptr()) ? reinterpret_cast<THPFunction*>(node.ptr())->cdata.get() : nullptr;
+}
+
+// Makes a call as a part of a node of a backward pass that no engine runs: `name` is all that is known of it, or it is
+// `node`.
+py::object call_in_node(const std::string& name, const py::handle& node, const py::function& call) {
+  const torch::autograd::Node* const known = node_in(node);
+  const auto leave = c10::make_scope_exit([outer = current_node_site()] { set_replayed_node(outer); });
+  set_replayed_node(known == nullptr ? NodeSite{name} : site_of(*known));
+  return call();
 }
 
 void begin_replay(const py::str& name, const py::str& file, int64_t line, const std::string& how,
@@ -151,6 +170,7 @@ void bind_compiled_regions(py::module_& m) {
   m.def("is_replaying", &is_replaying);
   m.def("begin_replay", &begin_replay, py::arg("region"), py::arg("file"), py::arg("line"), py::arg("how"),
         py::arg("kernels"), py::arg("is_backward"));
+  m.def("call_in_node", &call_in_node, py::arg("name"), py::arg("node"), py::arg("call"));
   m.def("end_replay", [] { set_replayed_region(nullptr); });
   m.def("record_border", &record_border, py::arg("result"), py::arg("output"), py::arg("region"), py::arg("file"),
         py::arg("line"), py::arg("obstacle"), py::arg("kernels"));

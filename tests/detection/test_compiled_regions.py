@@ -577,6 +577,27 @@ def test_weights_of_a_compiled_optimizer_need_not_be_parameters():
     assert [(finding.phase, finding.harm.kind) for finding in session.findings] == [("optimizer", "parameter")]
 
 
+class Log(nn.Module):
+    def forward(self, x):
+        return torch.log(x)
+
+
+@torch.no_grad()
+def log_without_gradients(x):
+    return torch.log(x)
+
+
+@pytest.mark.parametrize(
+    ("program", "region"),
+    [(nn.Sequential(nn.ReLU(), Log()), "Sequential.forward"), (log_without_gradients, "log_without_gradients")],
+    ids=["module of PyTorch", "decorated function"],
+)
+def test_a_region_has_the_name_of_what_was_compiled_and_not_of_a_wrapper(program, region):
+    with torchnan.detect(action="log") as session:
+        torch.compile(program)(torch.zeros(4)).sum().item()
+    assert session.first.compiled.region == region
+
+
 def test_regions_are_replayed_again_in_another_session():
     compiled = torch.compile(lambda x: torch.log(x).sum())
     for _ in range(region.MAX_REPLAYS + 2):

@@ -23,12 +23,14 @@ def recording(compile_graph: Callable[..., Any]) -> Callable[..., Any]:
     def compile_and_keep(self: Any, model_: Any, inputs_: Any, *args: Any, **options: Any) -> Any:
         kept = None
         with contained("storing the graph of a compiled region"):
-            from torchnan.detection.compiled import graph, torch_internals
+            from torchnan.detection.compiled import compiled_autograd, graph, torch_internals
 
             if isinstance(model_, torch.fx.GraphModule) and not _C.is_replaying():
                 place = torch_internals.place_of_traced_function()
                 arguments = len(tree_leaves(inputs_))
-                kept = functools.partial(_checked, graph.copy_graph(model_), graph.tensors_of(model_), place, arguments)
+                copy = graph.copy_graph(model_)
+                compiled_autograd.keep_modules(copy, place.file)
+                kept = functools.partial(_checked, copy, graph.tensors_of(model_), place, arguments)
         with compiling():
             compiled = compile_graph(self, model_, inputs_, *args, **options)
         if kept is None or not isinstance(compiled, types.FunctionType):  # AOTInductor returns a file
@@ -61,7 +63,7 @@ def _checked(
 
     overwritten = torch_internals.overwritten_inputs(compiled, len(tensors) + arguments)
     traced = Traced(graph, tensors, stack.modules_of(graph), overwritten)
-    call = Region(traced, compiled, place).checked()  # a function, as Dynamo wants
+    call = Region(traced, compiled, stack.place_of(graph, place)).checked()  # a function, as Dynamo wants
     public = {name: value for name, value in vars(compiled).items() if not name.startswith("_")}
     call.__dict__.update(public)
     return call

@@ -12,8 +12,18 @@ from torch import fx
 
 from torchnan._load import _C
 from torchnan.detection.compiled import functions, random_numbers
-from torchnan.detection.compiled.stack import Entry, Line, Modules, call_under, joined, traced_lines
+from torchnan.detection.compiled.stack import (
+    Engine,
+    Entry,
+    Line,
+    Modules,
+    call_under,
+    joined,
+    module_stack,
+    traced_lines,
+)
 
+BACKWARD_NODE = "torchnan_backward_node"  # in the ``meta`` of what a node of a backward pass does
 _KEPT_META = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack", "steal_arg")
 
 
@@ -213,11 +223,12 @@ def _computes_itself(node: fx.Node) -> bool:
 
 def stack_of(node: fx.Node, callers: list[Entry], modules: Modules, outside: Sequence[Line] = ()) -> list[Entry]:
     """Returns the stack of a node's operation, as it would be in a program that is not compiled; outermost first."""
+    if (inside_node := node.meta.get(BACKWARD_NODE)) is not None:
+        return [*callers, Engine(), inside_node]
     traced = traced_lines(node)
     if outside and traced[: len(outside)] == list(outside):
         traced = traced[len(outside) :]
-    keys = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
-    inside = [modules[key] for key in keys if key in modules]
+    inside = [modules[key] for key in module_stack(node) if key in modules]
     joint = joined(callers, traced)
     length = len(joint) - len(traced)
     return [*joint[:length], *inside, *joint[length:]]

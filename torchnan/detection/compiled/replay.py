@@ -13,7 +13,7 @@ import torch
 
 from torchnan._load import _C
 from torchnan.config.text import printable
-from torchnan.detection.compiled import kernels, random_numbers, torch_internals
+from torchnan.detection.compiled import compiled_autograd, kernels, random_numbers, torch_internals
 from torchnan.detection.compiled.graph import allocates, as_list, copy_graph, framed, stack_of, with_tensors
 from torchnan.detection.compiled.graph import run as interpret
 from torchnan.detection.compiled.stack import (
@@ -146,7 +146,10 @@ class _Replay:
     ) -> None:
         self.passing = passing  # the stack on which the results were found bad: that of the backward pass
         self.call, self.bad, self.tangents, self.session = call, bad, tangents, session
-        self.callers: list[Entry] = calling_stack(_C.stack_frames(call.stack), call.is_inside_node)
+        self.roots = compiled_autograd.roots_of_pass() if call.boxed else []
+        self.callers: list[Entry] = calling_stack(
+            _C.stack_frames(call.stack), call.is_inside_node, is_backward_pass=call.boxed > 0
+        )
         self.modules = modules_of_call(call.modules, self.callers, call.region)
         self._lowered_once: _Lowered | None = None
 
@@ -261,6 +264,8 @@ class _Replay:
 
     def _as_traced(self, unwritten_is_nan: bool = False) -> dict[int, Any]:
         module, made, args, given = self._prepared()
+        if self.call.boxed:
+            compiled_autograd.attach_nodes(module.graph, self.roots)
         module = framed(module, self.callers, self.modules, unwritten_is_nan=unwritten_is_nan)
         drawing: Any = random_numbers.AsGenerated() if self.call.is_random else contextlib.nullcontext()  # type: ignore[no-untyped-call]
         with self._watched():

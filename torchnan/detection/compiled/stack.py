@@ -19,7 +19,10 @@ from torchnan.detection.introspection import RawFrame, call_in_engine, call_in_m
 _FRAME = re.compile(r'File "(.*?)", line (\d+), in (.*)')
 _OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "")
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
+CODE_OF_A_GRAPH = "<eval_with_key>"  # begins the name of the file of code that torch.fx has written
 _CALL = (lambda call: call()).__code__
+_DYNAMO = os.path.join(_TORCH, "_dynamo", "")
+_WRAPPED = "L['fn']"  # the path of a module that such a function calls
 _BELOW_SELF = re.compile(r"L\['self'\]\.(.+)")  # a path in nn_module_stack
 
 
@@ -35,13 +38,30 @@ class Engine:
     """Stands for the autograd engine on a stack: what is inside of it was called by a node."""
 
 
-Entry = Line | torch.nn.Module | Engine  # a frame, the call of a module, or the engine; outermost first
+class BackwardNode(NamedTuple):
+    """A node of a backward pass that compiled autograd has traced.
+
+    Attributes:
+        name: of it, as the trace has it.
+        node: the one of this backward pass; ``None`` if it is not known which.
+    """
+
+    name: str
+    node: Any
+
+
+Entry = Line | torch.nn.Module | Engine | BackwardNode  # a frame, the call of a module, ...; outermost first
 Modules = dict[str, torch.nn.Module]  # by their key in nn_module_stack
 
 
 def traced_lines(node: torch.fx.Node) -> list[Line]:
     """Returns the lines that Dynamo recorded for a node, outermost first."""
     return [Line(file, int(line), name) for file, line, name in _FRAME.findall(node.stack_trace or "")]
+
+
+def module_stack(node: torch.fx.Node) -> dict[str, Any]:
+    """Returns the modules that a node was traced in, or of a backward pass that the forward operation was."""
+    return node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
 
 
 class TracedModule(NamedTuple):
@@ -65,7 +85,7 @@ def modules_of(traced: torch.fx.GraphModule) -> dict[str, TracedModule]:
     Dynamo's keys begin with the ``id()`` of the module, which is alive while its graph is compiled.
     """
     graphs = [module.graph for module in traced.modules() if isinstance(module, torch.fx.GraphModule)]
-    stacks = (node.meta.get("nn_module_stack") or {} for graph in graphs for node in graph.nodes)
+    stacks = (module_stack(node) for graph in graphs for node in graph.nodes)
     paths = {key: str(path) for stack in stacks for key, (path, _) in stack.items()}
     if not paths:
         return {}
@@ -77,6 +97,26 @@ def modules_of(traced: torch.fx.GraphModule) -> dict[str, TracedModule]:
         if module is not None:
             found[key] = TracedModule(weakref.ref(module), type(module), below[1] if below else "")
     return found
+
+
+def place_of(traced: torch.fx.GraphModule, compiled: Line) -> Line:
+    """Returns the function or module of the program that a graph was traced in.
+
+    Args:
+        traced: the graph.
+        compiled: the function that was compiled: Dynamo puts one of its own around modules and functions of PyTorch.
+    """
+    if compiled.file.startswith(CODE_OF_A_GRAPH):
+        return Line("", 0, "backward pass of compiled autograd")
+    if not compiled.file.startswith(_DYNAMO):
+        return compiled
+    stacks = (module_stack(node).values() for node in traced.graph.nodes)
+    wrapped = (kind for stack in stacks for path, kind in stack if path == _WRAPPED)
+    code = getattr(getattr(next(wrapped, None), "forward", None), "__code__", None)
+    if code is not None:
+        return Line(code.co_filename, code.co_firstlineno, getattr(code, "co_qualname", code.co_name))
+    lines = (line for node in traced.graph.nodes for line in traced_lines(node))
+    return next((line for line in lines if not line.file.startswith(_TORCH)), compiled)
 
 
 def modules_of_call(traced: dict[str, TracedModule], callers: Sequence[Entry], compiled: Line) -> Modules:
@@ -124,15 +164,20 @@ def _below(module: torch.nn.Module | None, traced: TracedModule) -> torch.nn.Mod
     return module if type(module) is traced.kind else None
 
 
-def calling_stack(frames: Sequence[RawFrame], is_inside_node: bool = False) -> list[Entry]:
+def calling_stack(
+    frames: Sequence[RawFrame], is_inside_node: bool = False, is_backward_pass: bool = False
+) -> list[Entry]:
     """Returns the stack on which a region was called, outermost first, without torchnan's own frames.
 
     Args:
         frames: as the core interned them, innermost first.
         is_inside_node: whether it was called by a node of a backward pass. Then the stack begins with the engine.
+        is_backward_pass: whether it is a pass that compiled autograd has traced. Then the stack ends with the engine.
     """
     entries: list[Entry] = []
     for code, line, module, _ in reversed(frames):
+        if is_backward_pass and code is engine_code():
+            return entries
         if is_inside_node and code is engine_code():
             entries = [Engine()]
         elif module is not None:
@@ -160,6 +205,8 @@ def call_under(stack: Sequence[Entry], call: Callable[[], Any]) -> Any:
             call = functools.partial(call_in_module, entry, call)
         elif isinstance(entry, Engine):
             call = functools.partial(call_in_engine, call)
+        elif isinstance(entry, BackwardNode):
+            call = functools.partial(_C.call_in_node, *entry, call)
         else:
             call = functools.partial(FunctionType(_code_at(entry), globals()), call)
     return call()
