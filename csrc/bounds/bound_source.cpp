@@ -45,13 +45,16 @@ Bound BoundSource::of(const at::Tensor& tensor) const {
 
 Bound BoundSource::cached_bound(const at::Tensor& tensor) const {
   const BoundCache::Entry entry = bound_cache().find(tensor);
-  if (entry.state != BoundCache::State::kUnknown) return known_or_scanned(tensor);
+  if (entry.state != BoundCache::State::kUnknown) return bound_in(entry, tensor);
   bound_cache().record_requested(tensor, entry.op);
   return {};
 }
 
 Bound BoundSource::known_or_scanned(const at::Tensor& tensor) const {
-  const BoundCache::Entry entry = bound_cache().find(tensor);
+  return bound_in(bound_cache().find(tensor), tensor);
+}
+
+Bound BoundSource::bound_in(const BoundCache::Entry& entry, const at::Tensor& tensor) const {
   switch (entry.state) {
     case BoundCache::State::kFinite:
     case BoundCache::State::kFiniteOrMasked:

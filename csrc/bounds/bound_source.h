@@ -7,6 +7,7 @@
 
 #include <torchnan/bounds.h>
 
+#include "bounds/bound_cache.h"
 #include "bounds/moments.h"
 #include "process/counter.h"
 
@@ -64,6 +65,7 @@ class BoundSource {
   static constexpr int64_t kMaxScannedForMinimum = 16384;  // bytes
 
   Bound cached_bound(const at::Tensor& tensor) const;
+  Bound bound_in(const BoundCache::Entry& entry, const at::Tensor& tensor) const;
   Bound scanned_bound(const at::Tensor& tensor) const;
 
   Counter& bytes_;
