@@ -82,7 +82,7 @@ const Cause* claim_cause(const DetectionSession& session, const Provenance& prov
     if (is_harmless(cause, kind)) continue;
     if (is_exempt(*cause.origin, kind) || cause.origin->reported.exchange(true)) return nullptr;
     if (kind != HarmKind::kOrigin && is_reported_in_forward_pass(session, *cause.origin)) return nullptr;
-    record_reported(session, *cause.origin);
+    for (const Cause& one : provenance.causes()) record_reported(session, *one.origin);  // one report for all of them
     return &cause;
   }
   return nullptr;

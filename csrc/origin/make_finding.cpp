@@ -176,12 +176,8 @@ Finding make_finding(const Cause& cause, Level level, Harm harm, const Detection
   if (is_constant && finding.origin == Origin::kOp && cause.first_computation) {
     begin_lineage_after_computation(cause, finding);
   }
-  const bool is_brought = finding.origin == Origin::kInput && !origin.collective.empty();
-  if (is_brought && finding.hint.empty()) {
-    finding.hint = hint_for_collective(origin.collective);
-  } else if (finding.hint.empty()) {
-    add_hint(finding);
-  }
+  if (finding.origin == Origin::kInput) finding.collective = origin.collective;
+  if (finding.hint.empty()) add_hint(finding);
   add_factory_line(origin, session, finding);
   add_first_nan(cause, session, finding);
   return finding;

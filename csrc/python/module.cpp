@@ -35,7 +35,6 @@
 #include "python/optimizer_step.h"
 #include "python/python_runtime.h"
 #include "report/append_only_file.h"
-#include "report/hint.h"
 #include "scan/tensor_scan.h"
 #include "text/printable.h"
 
@@ -181,15 +180,9 @@ void bind_session(py::module_& m) {
 py::str shown(const py::str& text, size_t limit) { return to_py_str(printable(from_py_str(text), limit)); }
 py::str stored(const py::str& text, size_t limit) { return to_py_str(to_valid_utf8(from_py_str(text), limit)); }
 
-std::optional<py::str> collective_in(const py::str& hint) {
-  const auto collective = collective_in_hint(from_py_str(hint));
-  return collective ? std::optional(to_py_str(*collective)) : std::nullopt;
-}
-
 void bind_text(py::module_& m) {
   m.def("printable", &shown, py::arg("text"), py::arg("limit") = 400);
   m.def("to_valid_utf8", &stored, py::arg("text"), py::arg("limit") = 1000);
-  m.def("collective_in_hint", &collective_in, py::arg("hint"));
   m.def("rank_from_environment", &rank_from_environment);
   m.def("is_disabled", &is_disabled);
 }

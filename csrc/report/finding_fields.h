@@ -93,6 +93,7 @@ void for_each_field(F& finding, Visitor&& visit) {
   visit("module", finding.module);
   visit("name", OptionalText{finding.name});
   visit("constant", finding.constant);
+  visit("collective", OptionalText{finding.collective});
   visit("stack", finding.stack);
   visit("backward_stack", finding.backward_stack);
   visit("step", finding.step);

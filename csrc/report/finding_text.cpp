@@ -9,6 +9,7 @@
 #include "report/number_text.h"
 #include "report/operator_name.h"
 #include "report/own_frame.h"
+#include "report/repetitions.h"
 #include "text/printable.h"
 
 namespace torchnan {
@@ -193,6 +194,7 @@ std::vector<std::string> format_inputs(const Finding& f) {
   return rows;
 }
 
+// Loops and recursions, also of several functions that call each other in turn, do the same again and again.
 std::string format_lineage(const Finding& f) {
   std::vector<std::string> steps;
   const auto bare = [](const std::string& op) { return printable(without_namespace(op)); };
@@ -205,7 +207,15 @@ std::string format_lineage(const Finding& f) {
     steps.push_back(step.file.empty() ? bare(step.op)
                                       : fmt::format("{} ({})", bare(step.op), location(step.file, step.line)));
   }
-  return fmt::format("{}", fmt::join(steps, " -> "));
+  std::vector<std::string> shown;
+  for (const Repetition& part : repetitions(steps)) {
+    const auto begin = steps.begin() + static_cast<int64_t>(part.begin);
+    std::string text = fmt::format("{}", fmt::join(begin, begin + static_cast<int64_t>(part.length), " -> "));
+    if (part.length > 1) text = fmt::format("[{}]", text);
+    if (part.times > 1) text += fmt::format(" {} times", part.times);
+    shown.push_back(std::move(text));
+  }
+  return fmt::format("{}", fmt::join(shown, " -> "));
 }
 
 void add_row(std::string& text, const char* label, const std::string& value) {
@@ -223,28 +233,28 @@ std::string describe_gradient(const Harm& harm) {
                      harm.applied == false ? "; the step was not applied" : "");
 }
 
-// A row of a stack: a frame, and how many in a row are the same, as those of a recursion are.
+// A row of a stack: a frame, and how often it is there, alone or in turn with its neighbours, as in a recursion.
 struct StackRow {
   const Frame* frame;
   size_t times;
 };
 
+std::string format_frame(const Frame& f) {
+  return fmt::format("{} {}", location(f.file, f.line), printable(f.function));
+}
+
 std::vector<StackRow> stack_rows(const std::vector<Frame>& frames) {
+  std::vector<std::string> texts;
+  for (const Frame& f : frames) texts.push_back(format_frame(f));
   std::vector<StackRow> rows;
-  for (const Frame& f : frames) {
-    const Frame* last = rows.empty() ? nullptr : rows.back().frame;
-    if (last != nullptr && last->file == f.file && last->line == f.line && last->function == f.function) {
-      ++rows.back().times;
-    } else {
-      rows.push_back({&f, 1});
-    }
+  for (const Repetition& part : repetitions(texts)) {
+    for (size_t i = 0; i < part.length; ++i) rows.push_back({&frames[part.begin + i], part.times});
   }
   return rows;
 }
 
 std::string format_row(const StackRow& row) {
-  const Frame& f = *row.frame;
-  std::string text = fmt::format("{} {}", location(f.file, f.line), printable(f.function));
+  std::string text = format_frame(*row.frame);
   if (row.times > 1) text += fmt::format("  {} times", row.times);
   return text;
 }

@@ -10,9 +10,11 @@
 namespace torchnan {
 namespace {
 
-constexpr const char* kReceived = " received it from another rank";
-
 Hint hint_for_input(const Finding& f) {
+  if (!f.collective.empty()) {
+    return {fmt::format("{} received it from another rank: see the report of that rank for its origin",
+                        without_namespace(f.collective))};
+  }
   if (f.op == "torchnan::guard" || f.op == "autograd::backward") {
     return {"no checked operation made it: run it under torchnan.detect() to see which operation does"};
   }
@@ -26,15 +28,6 @@ Hint hint_for_input(const Finding& f) {
 std::string hint_for_evicted_origin() {
   return "the operation that made it is older than the operations on devices that are on record: the one that is named "
          "is the first that was seen to read it";
-}
-
-std::string hint_for_collective(const std::string& collective) {
-  return fmt::format("{}{}: see the report of that rank for its origin", without_namespace(collective), kReceived);
-}
-
-std::optional<std::string> collective_in_hint(const std::string& hint) {
-  const size_t end = hint.find(kReceived);
-  return end == std::string::npos ? std::nullopt : std::optional(hint.substr(0, end));
 }
 
 Hint hint_for(const Finding& f) {

@@ -5,7 +5,6 @@
 #include <optional>
 #include <string>
 
-#include <torchnan/export.h>
 #include <torchnan/finding.h>
 
 namespace torchnan {
@@ -17,12 +16,6 @@ struct Hint {
 
 // Returns a hint, empty if no rule fits.
 Hint hint_for(const Finding& finding);
-
-// Returns the hint for a value that a collective ("c10d::allreduce_") has brought from another rank.
-std::string hint_for_collective(const std::string& collective);
-
-// Returns the collective that such a hint names; nothing for another hint.
-TORCHNAN_API std::optional<std::string> collective_in_hint(const std::string& hint);
 
 // For a value whose origin is older than the operations on devices that are on record.
 std::string hint_for_evicted_origin();

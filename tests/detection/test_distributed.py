@@ -64,7 +64,7 @@ with torchnan.detect(action="log") as watch:
         loss.backward()
         optimizer.step()
 first = watch.first
-TOLD = ("op", "rank", "module", "line", "origin", "hint")
+TOLD = ("op", "rank", "module", "line", "origin", "collective", "hint")
 result = dict(
     rank=rank,
     first=None if first is None else {name: getattr(first, name) for name in TOLD},
@@ -120,6 +120,7 @@ def test_another_rank_reports_that_it_was_received(name, collective, tmp_path):
     """By gloo's own copy, or by the one that is waited for."""
     told = run_machine(name, tmp_path, "planted")[0][0]["first"]
     assert (told["origin"], told["rank"]) == ("input", 0)
+    assert told["collective"].rpartition("::")[2] == collective
     assert told["hint"] == f"{collective} received it from another rank: see the report of that rank for its origin"
 
 

@@ -114,6 +114,7 @@ GOLDEN_FIELDS = {
         "module",
         "name",
         "constant",
+        "collective",
         "stack",
         "backward_stack",
     ),
@@ -301,14 +302,13 @@ def test_accumulation_of_a_gradient_has_the_parameters_name_and_module():
 def test_the_users_own_frame_is_shown_however_deep_the_operation_stands(tmp_path):
     package = tmp_path / "site-packages" / "deep"
     package.mkdir(parents=True)
-    (package / "__init__.py").write_text(
-        "def go(n, f):\n    return on(n, f)\n\ndef on(n, f):\n    return go(n - 1, f) if n else f()\n"
-    )
+    steps = "".join(f"def step{i}(f):\n    return step{i + 1}(f)\n" for i in range(9))
+    (package / "__init__.py").write_text(steps + "def step9(f):\n    return f()\n")
     sys.path.insert(0, str(package.parent))
     try:
         import deep
 
-        finding = found(lambda: deep.go(9, torch.tensor(-1.0).log).item())
+        finding = found(lambda: deep.step0(torch.tensor(-1.0).log).item())
     finally:
         sys.path.remove(str(package.parent))
     rows = str(finding).splitlines()
@@ -327,6 +327,21 @@ def test_a_recursion_is_one_row_of_the_stack():
     assert rows[1].endswith("<lambda>")
 
 
+def test_functions_that_call_each_other_in_turn_have_a_row_each():
+    def even(x, n):
+        return odd(x, n - 1) + 1 if n else x.log()
+
+    def odd(x, n):
+        return even(x, n - 1) * 2
+
+    finding = found(lambda: even(torch.tensor(-1.0), 12).item())
+    rows = [row.split("<locals>.")[-1] for row in str(finding).partition("  stack ")[2].splitlines()]
+    assert rows[:4] == ["even  6 times", "odd  6 times", "even", "<lambda>"]
+    (lineage,) = [row for row in str(finding).splitlines() if row.startswith("  lineage")]
+    assert "log -> [mul (" in lineage
+    assert ")] 2 times -> mul (" in lineage
+
+
 # -- one cause, one error; two causes are two
 
 
@@ -338,6 +353,14 @@ def test_a_forward_value_is_not_reported_again_by_its_own_backward_node(divide):
         divide(p).sum().backward()
         optimizer.step()
     assert [finding.phase for finding in watch.findings] == ["forward"]
+
+
+def test_of_two_causes_of_one_loss_neither_is_reported_again_by_its_own_backward_node():
+    p = nn.Parameter(torch.zeros(3))
+    with torchnan.detect(action="log") as watch:
+        (p / p - p.log()).sum().backward()
+    assert [finding.phase for finding in watch.findings] == ["forward"]
+    assert p.grad.isnan().all()
 
 
 def test_another_step_and_another_operation_are_reported_all_the_same():

@@ -118,7 +118,7 @@ def test_nothing_of_the_program_but_names_and_ranges(tmp_path, figure):
 FRAME = {"file", "line", "function"}
 FINDING = {
     "schema", "level", "kind", "origin", "phase", "op", "overload", "output", "node", "module", "name", "constant",
-    "stack", "backward_stack", "step",
+    "collective", "stack", "backward_stack", "step",
     "rank", "thread", "process", "item", "device", "dtype", "shape", "strides", "nan", "posinf", "neginf",
     "first_index", "inputs",
     "compiled", "lineage", "lineage_omitted", "harm", "hint", "repeats",

@@ -46,7 +46,8 @@ def masked_row(**fields: Any) -> Fields:
 
 def received(**fields: Any) -> Fields:
     """Returns what a rank finds that was brought a NaN by a collective."""
-    return masked_row(origin="input", op="c10d::allreduce_", module=None, hint=BROUGHT, lineage=[], **fields)
+    brought = {"origin": "input", "op": "c10d::allreduce_", "collective": "c10d::allreduce_", "hint": BROUGHT}
+    return masked_row(module=None, lineage=[], **brought, **fields)
 
 
 def finding_of(fields: Fields) -> torchnan.Finding:

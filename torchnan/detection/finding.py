@@ -134,6 +134,7 @@ class Finding:
         name: of the parameter or buffer at fault; of the parameter whose gradient an operation of the backward pass
             computes, if it has no line of its own in the forward pass.
         constant: of ``origin="input"``: ``op`` wrote the value into data, as ``x[i] = nan`` does.
+        collective: of ``origin="input"``: that brought the value from another rank, ``"c10d::allreduce_"``.
         stack: the user's frame first; in the backward pass that of the forward call which made the node.
         backward_stack: in the backward pass, where Python ran the operation: in the ``backward`` of an
             ``autograd.Function``, or in a hook, whose frames are the first of ``stack`` too.
@@ -166,6 +167,7 @@ class Finding:
     module: str | None
     name: str | None
     constant: bool
+    collective: str | None
     stack: tuple[Frame, ...]
     backward_stack: tuple[Frame, ...]
     step: int | None

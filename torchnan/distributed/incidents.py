@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from torchnan._load import _C
 from torchnan.detection.finding import LEVELS, Finding
 
 
@@ -73,7 +72,7 @@ def incidents(findings: Iterable[Finding]) -> list[Incident]:
 
 def is_received(finding: Finding) -> bool:
     """Returns whether a collective has brought the value from another rank."""
-    return finding.origin == "input" and _C.collective_in_hint(finding.hint or "") is not None
+    return finding.collective is not None
 
 
 def identity(f: Finding) -> object:
@@ -110,7 +109,7 @@ def _cause_of(received: Finding, story: Sequence[Incident]) -> Incident | None:
 
 
 def _collective(finding: Finding) -> str:
-    return _C.collective_in_hint(finding.hint or "") or ""
+    return (finding.collective or "").rpartition("::")[2]
 
 
 def _order(finding: Finding) -> tuple[int, int]:

@@ -24,6 +24,8 @@ Finding full() {
   f.node = "LogBackward0";
   f.module = "";
   f.name = std::string("nul\0l", 5);
+  f.constant = true;
+  f.collective = "c10d::allreduce_";
   f.stack = {{"a\\b.py", 3, "größe"}, {"", 0, ""}};
   f.step = -1;
   f.rank = 7;

@@ -44,8 +44,8 @@ Finding endless(size_t bytes, size_t items) {
   while (name.size() < bytes) name += "\x01\xe2\x80\xae";
   const std::vector<int64_t> numbers(1000, std::numeric_limits<int64_t>::min());
   Finding f;
-  for (std::string* text :
-       {&f.op, &f.overload, &f.node, &f.name, &f.device, &f.dtype, &f.hint, &f.harm.name, &f.harm.file}) {
+  for (std::string* text : {&f.op, &f.overload, &f.node, &f.name, &f.collective, &f.device, &f.dtype, &f.hint,
+                            &f.harm.name, &f.harm.file}) {
     *text = name;
   }
   f.module = name;
