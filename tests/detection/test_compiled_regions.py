@@ -460,6 +460,7 @@ def test_an_argument_that_was_bad_before_it_was_overwritten_keeps_its_origin():
     assert [finding.op for finding in session.findings] == ["aten::log"]
 
 
+@pytest.mark.skipif(torch.__version__ >= (2, 14), reason="Inductor of PyTorch 2.14 no longer takes w * 0 for 0")
 def test_a_parameter_is_named_that_is_the_cause_in_the_graph_as_lowered_alone():
     """Inductor takes ``w * 0`` for 0: infinite weights stay so, and become NaN and then 0 in the graph as traced."""
     model = nn.ParameterDict({"w": torch.tensor([1.0, math.inf])})
