@@ -369,3 +369,74 @@ def groupnorm_functional_flat():
     y = normalise(x)
     (y * torch.arange(7) * 0.37).sum().backward()
     return y, x.grad
+
+
+@case(
+    "capsule-squash-backward",
+    "squash of a capsule that is zero: eps in the division, none below the root",
+    "",
+    "sqrt-zero",
+    "nan",
+    node="SqrtBackward0",
+    module="caps",
+)
+def capsule_squash_backward():
+    class Caps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(2, 3, 4))
+
+        def forward(self, u):
+            s = torch.einsum("bi,cij->bcj", u, self.w)
+            sq = s.square().sum(-1, keepdim=True)
+            return sq / (1 + sq) * s / (torch.sqrt(sq) + 1e-8)  # ORIGIN
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.caps = Caps()
+
+        def forward(self, u):
+            return self.caps(u)
+
+    net = track(Net())
+    u = torch.randn(3, 3)
+    u[1] = 0
+    opt = torch.optim.Adam(net.parameters())
+    loss = net(u).sum()
+    loss.backward()
+    opt.step()
+    return loss, net.caps.w
+
+
+@case(
+    "focal-half-gamma-backward",
+    "focal loss with gamma 0.5: (1 - p) ** 0.5 has no slope at p = 1",
+    "",
+    "pow-zero",
+    "nan",
+    node="PowBackward0",
+    module="focal",
+)
+def focal_half_gamma_backward():
+    class Focal(nn.Module):
+        def forward(self, logits, target):
+            p = torch.sigmoid(logits).gather(1, target[:, None]).squeeze(1)
+            return -((1 - p) ** 0.5 * torch.log(p)).mean()  # ORIGIN
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.focal = nn.Linear(2, 3), Focal()
+
+        def forward(self, x, t):
+            return self.focal(self.fc(x), t)
+
+    net = track(Net())
+    with torch.no_grad():
+        net.fc.bias[1] = 60
+    opt = torch.optim.SGD(net.parameters(), 0.1)
+    loss = net(torch.randn(3, 2), torch.tensor([0, 1, 2]))
+    loss.backward()
+    opt.step()
+    return loss, net.fc.weight

@@ -653,3 +653,71 @@ def std_mean_single_sample():
         opt.step()
         noise = torch.where(torch.isnan(std), torch.zeros(()), std).detach()
     return mean, noise, net.weight
+
+
+@case(
+    "pna-std-relu",
+    "PNA's std: the slope of sqrt at 0 is infinite, the relu before it hands on nothing",
+    "",
+    "clean",
+    "clean",
+)
+def pna_std_relu():
+    net = track(nn.Linear(3, 3))
+    opt = torch.optim.Adam(net.parameters())
+    x = net(torch.randn(4, 3))
+    x = x * 0 + 1.0
+    var = x.square().mean(0) - x.mean(0).square()
+    std = torch.sqrt(F.relu(var))
+    loss = std.sum() + net.weight.square().sum()
+    loss.backward()
+    opt.step()
+    return loss, net.weight
+
+
+@case(
+    "t5-bucket", "T5's buckets: log(0) is cast to an integer, and where takes the small positions", "", "clean", "clean"
+)
+def t5_bucket():
+    rel = torch.arange(0, 40)[None] - torch.arange(0, 4)[:, None]
+    n = rel.abs()
+    large = 8 + (torch.log(n.float() / 8) / math.log(128 / 8) * 8).to(torch.long)
+    bucket = torch.where(n < 8, n, large.clamp(max=15))
+    net = track(nn.Embedding(16, 2))
+    loss = net(bucket).square().sum()
+    loss.backward()
+    return loss, net.weight.grad
+
+
+@case("nms-degenerate", "NMS: IoU of two empty boxes is 0/0, which is not above the threshold", "", "clean", "clean")
+def nms_degenerate():
+    boxes = torch.tensor([[0.0, 0, 2, 2], [1, 1, 1, 1], [1, 1, 1, 1], [0, 0, 2, 1.9]])
+    scores = torch.tensor([0.9, 0.8, 0.7, 0.6])
+    order, keep = scores.argsort(descending=True).tolist(), []
+    while order:
+        i = order.pop(0)
+        keep.append(i)
+        lt, rb = torch.maximum(boxes[i, :2], boxes[order][:, :2]), torch.minimum(boxes[i, 2:], boxes[order][:, 2:])
+        inter = (rb - lt).clamp(min=0).prod(1)
+        area = lambda b: (b[..., 2:] - b[..., :2]).prod(-1)
+        iou = inter / (area(boxes[i]) + area(boxes[order]) - inter)
+        order = [j for j, suppressed in zip(order, (iou > 0.5).tolist()) if not suppressed]
+    return (boxes[keep],)
+
+
+@case(
+    "annealing-cold",
+    "simulated annealing at temperature 0: exp(-dE / 0) is 0 or inf, compared with a number",
+    "",
+    "clean",
+    "clean",
+)
+def annealing_cold():
+    x, energy = torch.zeros(4), torch.tensor(4.0)
+    for k in range(6):
+        temperature = torch.tensor(1.0 - k / 5)
+        y = x + torch.randn(4) * 0.3
+        e = (y - 1).square().sum()
+        accept = torch.rand(()) < torch.exp((energy - e) / temperature)
+        x, energy = torch.where(accept, y, x), torch.where(accept, e, energy)
+    return x, energy

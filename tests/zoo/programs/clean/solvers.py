@@ -249,3 +249,36 @@ def ucb_untried_arms():
             n[arm] += 1
             total[arm] += means[arm] + 0.1 * torch.randn(())
     return n, total / n
+
+
+@case(
+    "levenberg-damping",
+    "Levenberg-Marquardt: a singular solve_ex is looked at through info, damping grows",
+    "",
+    "clean",
+    "clean",
+)
+def levenberg_damping():
+    J = torch.tensor([[1.0, 1.0], [1.0, 1.0]])
+    r, lam = torch.tensor([1.0, 1.0]), 0.0
+    for _ in range(3):
+        step, info = torch.linalg.solve_ex(J.t() @ J + lam * torch.eye(2), J.t() @ r)
+        if info.item() == 0:
+            break
+        lam = max(lam * 10, 1e-3)
+    return (step,)
+
+
+@case(
+    "newton-converged",
+    "Newton's method: elements that have converged divide 0 by 0 and keep their value",
+    "",
+    "clean",
+    "clean",
+)
+def newton_converged():
+    x = torch.tensor([0.0, 1.0, 3.0])
+    for _ in range(8):
+        f, df = x.pow(3), 3 * x.pow(2)
+        x = torch.where(f.abs() < 1e-6, x, x - f / df)
+    return (x,)

@@ -854,3 +854,68 @@ def fused_backward_optimizer():
             nn.init.constant_(net[0].weight, 1.0)
         net(x).sum().backward()
     return (net[0].weight,)
+
+
+@case(
+    "normuon-zero-update",
+    "NorMuon: ratio of norms of an update that is all zero (zero-initialised output layer)",
+    "https://github.com/microsoft/dion/pull/24",
+    "zero-division",
+    "nan",
+    "div",
+    module=None,
+    phase="optimizer",
+    step=1,
+)
+def normuon_zero_update():
+    class NorMuon(torch.optim.Optimizer):
+        def __init__(self, params, lr):
+            super().__init__(params, {"lr": lr})
+
+        @torch.no_grad()
+        def step(self):
+            for g in self.param_groups:
+                for p in g["params"]:
+                    u = p.grad
+                    before = u.norm()
+                    v = u.square().mean(-1, keepdim=True)
+                    u = u / (v.sqrt() + 1e-8)
+                    p.add_(u * (before / u.norm()), alpha=-g["lr"])  # ORIGIN
+
+    net = track(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)))
+    nn.init.zeros_(net[1].weight)
+    opt = NorMuon([net[0].weight, net[1].weight], 0.02)
+    for k in (1, 2):
+        mark_step(k)
+        opt.zero_grad()
+        loss = (net(torch.randn(5, 3)) - 1).square().mean()
+        loss.backward()
+        opt.step()
+    return loss, net[0].weight
+
+
+@case(
+    "pcgrad-zero-task",
+    "PCGrad projects onto the gradient of a task that is zero: 0/0",
+    "",
+    "zero-division",
+    "nan",
+    "div",
+    module=None,
+    step=1,
+)
+def pcgrad_zero_task():
+    net = track(nn.Linear(3, 2))
+    opt = torch.optim.SGD(net.parameters(), 0.1)
+    mark_step(1)
+    y = net(torch.randn(4, 3))
+    g = [
+        torch.autograd.grad(loss, net.weight, retain_graph=True)[0]
+        for loss in (y[:, 0].square().mean(), (y[:, 1] * 0).sum())
+    ]
+    dot = (g[0] * g[1]).sum()
+    projected = g[0] - (dot / g[1].square().sum()).clamp(max=0) * g[1]  # ORIGIN
+    net.weight.grad = projected + g[1]
+    net.bias.grad = torch.zeros(2)
+    opt.step()
+    return (net.weight,)

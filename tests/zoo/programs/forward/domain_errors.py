@@ -387,3 +387,96 @@ def ddim_eta_above_one():
         return x
 
     return sample(torch.randn(2, 3), 1.3)
+
+
+@case(
+    "faster-rcnn-negative-width",
+    "a box with xmin > xmax: log of a negative width",
+    "https://github.com/jwyang/faster-rcnn.pytorch/issues/349",
+    "domain",
+    "nan",
+    "log",
+    module="criterion",
+)
+def faster_rcnn_negative_width():
+    class Criterion(nn.Module):
+        def forward(self, deltas, gt, ex):
+            dw = torch.log((gt[:, 2] - gt[:, 0] + 1) / (ex[:, 2] - ex[:, 0] + 1))  # ORIGIN
+            return F.smooth_l1_loss(deltas[:, 0], dw)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head, self.criterion = nn.Linear(5, 4), Criterion()
+
+        def forward(self, x, gt, ex):
+            return self.criterion(self.head(x), gt, ex)
+
+    net = track(Net())
+    ex = torch.tensor([[0.0, 0, 15, 15], [16, 16, 47, 47]])
+    gt = torch.tensor([[1.0, 1, 12, 12], [65535, 20, 40, 40]])
+    loss = net(torch.randn(2, 5), gt, ex)
+    loss.backward()
+    return (loss,)
+
+
+@case(
+    "spline-inverse-outside",
+    "rational quadratic spline, inverse outside of its interval: negative discriminant",
+    "https://github.com/pyro-ppl/pyro/issues/3139",
+    "domain",
+    "nan",
+    "sqrt",
+    module="spline",
+)
+def spline_inverse_outside():
+    class Spline(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.h = nn.Parameter(torch.tensor(1.0))
+
+        def forward(self, y):
+            d0, d1, s = 1.0, 1.0, 2.0
+            k = y * (d0 + d1 - 2 * s)
+            a, b, c = self.h * (s - d0) + k, self.h * d0 - k, -s * y
+            disc = b.pow(2) - 4 * a * c
+            root = 2 * c / (-b - torch.sqrt(disc))  # ORIGIN
+            return torch.where(y.abs() < 1, root, y)
+
+    class Flow(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.spline = Spline()
+
+        def forward(self, y):
+            return self.spline(y)
+
+    net = track(Flow())
+    opt = torch.optim.SGD(net.parameters(), 0.1)
+    y = torch.linspace(-3, 3, 13)
+    loss = net(y).square().sum()
+    loss.backward()
+    opt.step()
+    return loss, net.spline.h
+
+
+@case(
+    "heron-degenerate-triangle",
+    "Heron's formula for a sliver: s - c is a last digit below 0",
+    "",
+    "domain",
+    "nan",
+    "sqrt",
+    module=None,
+)
+def heron_degenerate_triangle():
+    verts = track(nn.Embedding(3, 2))
+    with torch.no_grad():
+        verts.weight.copy_(torch.tensor([[0.0, 0.0], [0.1, 0.1], [0.3, 0.3]]))
+    v = verts.weight
+    a, b, c = (v[0] - v[1]).norm(), (v[1] - v[2]).norm(), (v[0] - v[2]).norm() * (1 + 1e-6)
+    s = (a + b + c) / 2
+    area = torch.sqrt(s * (s - a) * (s - b) * (s - c))  # ORIGIN
+    loss = 1 / (area + 1e-3)
+    loss.backward()
+    return loss, v.grad

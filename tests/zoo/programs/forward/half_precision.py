@@ -313,3 +313,67 @@ def conv_overflow_half():
     with torch.no_grad():
         dec.up[0].conv.weight.fill_(30.0)
         return track(dec.half())((torch.rand(1, 2, 3, 3) * 200 + 100).half())
+
+
+@case(
+    "rope-half-positions",
+    "rotary positions in half: 70000 is inf, sin(inf) is NaN",
+    "",
+    "half-overflow",
+    "inf",
+    "_to_copy",
+    module="rope",
+)
+def rope_half_positions():
+    class Rope(nn.Module):
+        def forward(self, x, pos):
+            t = pos.to(x.dtype)  # ORIGIN
+            freqs = torch.outer(t, 1.0 / (10000 ** (torch.arange(0, 4, 2).to(x.dtype) / 4)))
+            emb = torch.cat([freqs, freqs], -1)
+            return x * emb.cos() + torch.cat([-x[..., 2:], x[..., :2]], -1) * emb.sin()
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.rope = nn.Linear(4, 4).half(), Rope()
+
+        def forward(self, x, pos):
+            return self.rope(self.q(x), pos)
+
+    net = track(Net())
+    loss = net(torch.randn(3, 4).half(), torch.tensor([1, 2000, 70000])).float().square().mean()
+    loss.backward()
+    return (loss,)
+
+
+@case(
+    "router-z-loss-half",
+    "router z-loss in half: logsumexp ** 2 exceeds 65504",
+    "",
+    "half-overflow",
+    "inf",
+    "pow",
+    module="router",
+)
+def router_z_loss_half():
+    class Router(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(3, 4).half()
+
+        def forward(self, x):
+            logits = self.fc(x) * 400
+            return torch.logsumexp(logits, -1) ** 2  # ORIGIN
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.router = Router()
+
+        def forward(self, x):
+            return self.router(x).float().mean()
+
+    net = track(Net())
+    loss = net(torch.randn(4, 3).half() * 3)
+    loss.backward()
+    return (loss,)

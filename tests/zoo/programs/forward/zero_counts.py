@@ -4,7 +4,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from tests.zoo.framework import case, mark_step, track
+from tests.zoo.framework import NAN, case, mark_step, track
 
 
 @case(
@@ -392,3 +392,52 @@ def cov_single_sample():
     loss = net(torch.randn(1, 3))
     loss.backward()
     return loss, net.proj.weight.grad
+
+
+@case(
+    "grpo-nanstd-one-valid",
+    "GRPO: std over rewards that are not None: one is left, count / (count - 1)",
+    "https://github.com/huggingface/trl/pull/5773",
+    "degrees-of-freedom",
+    "inf",
+    "div",
+    module=None,
+)
+def grpo_nanstd_one_valid():
+    def nanstd(x):
+        variance = torch.nanmean((x - torch.nanmean(x, 1, keepdim=True)) ** 2, 1)
+        count = (~torch.isnan(x)).sum(1)
+        variance *= count / (count - 1)  # ORIGIN
+        return torch.sqrt(variance)
+
+    policy = track(nn.Linear(4, 1))
+    rewards = torch.tensor([[1.0, 0.0, 1.0, 0.5], [NAN, 2.0, NAN, NAN]])
+    std = nanstd(rewards)
+    mean = torch.nanmean(rewards, 1)
+    advantages = torch.nan_to_num(rewards - mean[:, None], 0.0) / (std[:, None] + 1e-4)
+    logp = F.logsigmoid(policy(torch.randn(2, 4, 4))).squeeze(-1)
+    loss = -(logp * advantages).mean()
+    loss.backward()
+    return loss, policy.weight.grad
+
+
+@case(
+    "weight-standardisation-one-element",
+    "weight standardisation of a depthwise 1x1 convolution: std of one element",
+    "",
+    "degrees-of-freedom",
+    "nan",
+    "std",
+    module="1",
+)
+def weight_standardisation_one_element():
+    class WSConv(nn.Conv2d):
+        def forward(self, x):
+            w = self.weight.flatten(1)
+            w = (w - w.mean(1, keepdim=True)) / (w.std(1, keepdim=True) + 1e-5)  # ORIGIN
+            return F.conv2d(x, w.view_as(self.weight), self.bias, groups=self.groups)
+
+    net = track(nn.Sequential(nn.Conv2d(1, 4, 3), WSConv(4, 4, 1, groups=4)))
+    loss = net(torch.randn(2, 1, 6, 6)).mean()
+    loss.backward()
+    return loss, net[0].weight.grad

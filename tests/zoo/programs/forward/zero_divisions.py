@@ -1,5 +1,7 @@
 """Divisions by zero: norms, ranges, areas and rates that vanish."""
 
+import math
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -644,3 +646,225 @@ def moe_dropped_token():
         loss.backward()
         opt.step()
     return loss, net.layers[0].moe.router.gate.weight
+
+
+@case(
+    "droppath-keep-zero",
+    "stochastic depth rate of 1: bernoulli(0) divided by keep_prob 0",
+    "",
+    "zero-division",
+    "nan",
+    "div_",
+    module="blocks.1.drop",
+)
+def droppath_keep_zero():
+    class DropPath(nn.Module):
+        def __init__(self, p):
+            super().__init__()
+            self.p = p
+
+        def forward(self, x):
+            keep = 1 - self.p
+            mask = x.new_empty((x.shape[0], 1)).bernoulli_(keep)
+            mask.div_(keep)  # ORIGIN
+            return x * mask
+
+    class Block(nn.Module):
+        def __init__(self, p):
+            super().__init__()
+            self.fc, self.drop = nn.Linear(4, 4), DropPath(p)
+
+        def forward(self, x):
+            return x + self.drop(self.fc(x))
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList([Block(p) for p in (0.0, 1.0)])
+
+        def forward(self, x):
+            for b in self.blocks:
+                x = b(x)
+            return x
+
+    net = track(Net())
+    loss = net(torch.randn(3, 4)).pow(2).mean()
+    loss.backward()
+    return (loss,)
+
+
+@case(
+    "timestep-embedding-dim-two",
+    "sinusoidal embedding of width 2: half_dim - 1 is 0",
+    "https://github.com/hojonathanho/diffusion/issues/15",
+    "zero-division",
+    "nan",
+    "div",
+    module="time",
+)
+def timestep_embedding_dim_two():
+    class Time(nn.Module):
+        def __init__(self, dim):
+            super().__init__()
+            self.dim = dim
+
+        def forward(self, t):
+            half = self.dim // 2
+            exponent = -math.log(10000) * torch.arange(half, dtype=torch.float32)
+            freqs = torch.exp(exponent / (half - 1))  # ORIGIN
+            args = t[:, None].float() * freqs[None]
+            return torch.cat([args.sin(), args.cos()], -1)
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.time, self.out = Time(2), nn.Linear(2, 1)
+
+        def forward(self, t):
+            return self.out(self.time(t))
+
+    net = track(Net())
+    loss = net(torch.tensor([3, 500])).sum()
+    loss.backward()
+    return (loss,)
+
+
+@case(
+    "cov-weighting-zero-loss",
+    "coefficient-of-variation weighting: a loss that is zero from the start",
+    "https://github.com/rickgroen/cov-weighting/issues/3",
+    "zero-division",
+    "nan",
+    "div",
+    module="weighting",
+    step=1,
+)
+def cov_weighting_zero_loss():
+    class Weighting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(2))
+            self.t = 0
+
+        def forward(self, losses):
+            L = losses.detach()
+            self.t += 1
+            self.mean += (L - self.mean) / self.t
+            ratio = L / self.mean  # ORIGIN
+            alpha = ratio / ratio.sum()
+            return (alpha * losses).sum()
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.weighting = nn.Linear(3, 2), Weighting()
+
+        def forward(self, x):
+            y = self.body(x)
+            return self.weighting(torch.stack([y.pow(2).mean(), F.relu(-y.pow(2)).sum()]))
+
+    net = track(Net())
+    opt = torch.optim.SGD(net.parameters(), 0.1)
+    for k in (1, 2):
+        mark_step(k)
+        loss = net(torch.randn(5, 3))
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+    return loss, net.body.weight
+
+
+@case(
+    "mel-filter-without-width",
+    "mel filters of a small FFT: two edges fall on one bin, 0/0",
+    "",
+    "zero-division",
+    "nan",
+    "div",
+    module=None,
+)
+def mel_filter_without_width():
+    mels = torch.linspace(0.0, 2595 * math.log10(1 + 4000 / 700), 42)
+    hz = 700 * (10 ** (mels / 2595) - 1)
+    bins = torch.floor((64 + 1) * hz / 8000)
+    k = torch.arange(33.0)
+    up = (k[:, None] - bins[:-2]) / (bins[1:-1] - bins[:-2])  # ORIGIN
+    down = (bins[2:] - k[:, None]) / (bins[2:] - bins[1:-1])
+    fb = torch.minimum(up, down).clamp(min=0)
+    net = track(nn.Linear(40, 2))
+    loss = net(torch.log(torch.rand(3, 33) @ fb + 1e-6)).sum()
+    loss.backward()
+    return loss, net.weight.grad
+
+
+@case(
+    "gradnorm-initial-loss-zero",
+    "GradNorm: the initial loss of a task is 0, its relative loss inf",
+    "",
+    "zero-division",
+    "inf",
+    "div",
+    module=None,
+    step=2,
+)
+def gradnorm_initial_loss_zero():
+    net = track(nn.Linear(3, 2))
+    with torch.no_grad():
+        net.weight[1] = 0
+        net.bias[1] = 0
+    opt = torch.optim.SGD(net.parameters(), 0.1)
+    initial = None
+    for k in (1, 2):
+        mark_step(k)
+        y = net(torch.ones(4, 3))
+        losses = torch.stack([(y[:, 0] - 1).square().mean(), (y[:, 1] - (k - 1)).square().mean()])
+        if initial is None:
+            initial = losses.detach()
+            weights = torch.ones(2)
+        else:
+            ratio = losses.detach() / initial  # ORIGIN
+            weights = ratio / ratio.mean()
+        loss = (weights * losses).sum()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+    return loss, net.weight
+
+
+@case(
+    "gumbel-tau-zero",
+    "gumbel_softmax at the end of its annealing: tau = 0",
+    "",
+    "zero-division",
+    "inf",
+    "div",
+    module="router",
+    step=3,
+)
+def gumbel_tau_zero():
+    class Router(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.tau = nn.Linear(3, 4), 1.0
+
+        def forward(self, x):
+            return F.gumbel_softmax(self.fc(x), tau=self.tau)  # ORIGIN
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.router = Router()
+
+        def forward(self, x):
+            return self.router(x)
+
+    net = track(Net())
+    opt = torch.optim.SGD(net.parameters(), 0.1)
+    for k in (1, 2, 3):
+        mark_step(k)
+        net.router.tau = 1 - (k - 1) / 2
+        loss = net(torch.randn(2, 3)).square().sum()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+    return loss, net.router.fc.weight
