@@ -39,7 +39,7 @@ SOURCES := $(shell find csrc cmake -name '*.cpp' -o -name '*.h' -o -name '*.cu' 
 $(VENV)/.built: $(SOURCES) CMakeLists.txt setup.py pyproject.toml | $(VENV)/.torch
 	@echo "Compiling torchnan for $$($(BIN)/python -c 'import torch; print("PyTorch", torch.__version__)')"
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python cmake/show_progress.py \
-	  $(BIN)/pip install -v --disable-pip-version-check --no-build-isolation --no-deps -e .
+	  $(BIN)/pip install -v --disable-pip-version-check --no-build-isolation --no-deps --config-settings editable_mode=compat -e .
 	@touch $@
 
 build: $(VENV)/.built ## a .venv with PyTorch and an editable build of torchnan
