@@ -153,8 +153,8 @@ bool HostResults::is_worth_bounding(c10::ArrayRef<Operand> arguments, bool is_el
   for (const Operand& argument : arguments) {
     for_each_tensor(argument, [&](const at::Tensor& tensor, int64_t) {
       all_are_plain = all_are_plain && is_plain(tensor);
-      const bool is_worth_it = is_large(tensor) || (is_elsewhere && tensor.numel() == 1);
-      any_is_large = any_is_large || (all_are_plain && is_worth_it);
+      if (!all_are_plain) return;  // its sizes may be symbols
+      any_is_large = any_is_large || is_large(tensor) || (is_elsewhere && tensor.numel() == 1);
     });
     if (!all_are_plain) return false;
     any_is_large |=
