@@ -3,11 +3,16 @@
 #include <algorithm>
 
 #include "scan/storage_of.h"
+#include "scan/tensor_scan.h"
 
 namespace torchnan {
 
 StorageRange storage_range(const at::Tensor& tensor) {
   const c10::StorageImpl* storage = storage_of(tensor);
+  if (storage == nullptr) {  // of a sparse tensor, the values
+    const at::Tensor values = scannable_values(tensor);
+    if (values.defined()) storage = storage_of(values);
+  }
   if (storage == nullptr || storage->data_ptr().get() == nullptr) return {};
   const auto begin = reinterpret_cast<uintptr_t>(storage->data_ptr().get());
   return {begin, begin + storage->nbytes()};

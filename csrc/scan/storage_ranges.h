@@ -17,7 +17,7 @@ struct StorageRange {
   bool overlaps(const StorageRange& other) const { return begin < other.end && other.begin < end; }
 };
 
-// Returns the memory of a tensor's storage; nothing for a tensor without memory.
+// Returns the memory of a tensor's storage, or of its values if it is sparse; nothing for a tensor without memory.
 TORCHNAN_API StorageRange storage_range(const at::Tensor& tensor);
 
 class TORCHNAN_API StorageRanges {
