@@ -42,6 +42,11 @@ TEST(StorageRanges, FindEachOfMany) {
   }
 }
 
+TEST(StorageRanges, KnowTheValuesOfASparseTensor) {
+  const at::Tensor sparse = at::ones({3}).to_sparse();
+  EXPECT_TRUE(ranges_of({sparse}).overlap(sparse._values()));
+}
+
 TEST(StorageRanges, KnowNothingOfTensorsWithoutMemory) {
   const StorageRanges ranges = ranges_of({at::ones({0}), at::empty({5}, at::kMeta)});
   EXPECT_TRUE(ranges.empty());
