@@ -158,14 +158,13 @@ uint64_t Moments::stamp_gradient(const at::Tensor& gradient, const BoundSource& 
 }
 
 void Moments::record(const at::Tensor& result, const Claim& claim) {
-  if (claim.form == Form::kNothing || !match({&result})) return;
-  record(result, claim, ++next_stamp_);
-  bound_cache().stamp(result, next_stamp_);
+  if (record(result, claim, next_stamp_ + 1)) bound_cache().stamp(result, ++next_stamp_);
 }
 
-void Moments::record(const at::Tensor& result, const Claim& claim, uint64_t write) {
-  if (claim.form == Form::kNothing || !match({&result})) return;
+bool Moments::record(const at::Tensor& result, const Claim& claim, uint64_t write) {
+  if (claim.form == Form::kNothing || !match({&result})) return false;
   make(storage_of(result)) = {storage_of(result), write, claim};
+  return true;
 }
 
 Claim Moments::follow(MomentStep step, const RuleArguments& a) {

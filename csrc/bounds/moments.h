@@ -88,9 +88,9 @@ class Moments {
   Claim follow(MomentStep step, const RuleArguments& a);
 
   // Records that the operation has run, and its result has been recorded as finite. `write`: the number of the write to
-  // memory that the host cannot read.
+  // memory that the host cannot read; returns whether something is claimed of a tensor that can have a claim.
   void record(const at::Tensor& result, const Claim& claim);
-  void record(const at::Tensor& result, const Claim& claim, uint64_t write);
+  bool record(const at::Tensor& result, const Claim& claim, uint64_t write);
 
   // What is claimed of two moments with a history, the second time with the stamp of the first one.
   static Claim claim_of_mean() { return {.form = Form::kMean}; }
