@@ -3,7 +3,7 @@
 python examples/diagnose.py [--out FOLDER]
 
 Trains a small GPT-2 on synthetic text, in half a minute. At step 240 it gets a batch of tokens that it has never seen,
-and from step 420 on its learning rate is too high by a factor. The monitor warns at these steps. `python -m torchnan
+and from step 420 on its learning rate is too high by a factor. The monitor warns at these steps. `torchnan
 diagnose` then reads the log, prints its path through the decision tree, and writes a page and a post-mortem. The exit
 status is 0 if both problems were found.
 """

@@ -236,7 +236,7 @@ def main():
     print(f"everything:   {out}")
     capture = out / "recovered" / "captures" / f"rank-{STRUCK}-step-{planned(given.steps)['bad batch']:08d}"
     print(f"the bad batch once more, in one process:\n  cd {HERE}")
-    print(f"  python -m torchnan replay {capture} --step train:loss_of --model train:new_model")
+    print(f"  torchnan replay {capture} --step train:loss_of --model train:new_model")
     unseen = [name for step, name in names.items() if step not in {event["step"] for event in events}]
     if unseen:
         print(f"NOT SEEN: {', '.join(unseen)}")

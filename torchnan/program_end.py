@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from torchnan.config.options import message_of
-from torchnan.config.text import say
+from torchnan.config.text import command_line, say
 
 if TYPE_CHECKING:
     from torchnan.detection.errors import NonFiniteError
@@ -57,7 +57,7 @@ def _say_where_the_log_is(path: str) -> None:
             if job is not None:
                 job.folder.rmdir()  # fails as long as another rank has a log in it
         elif job is None:
-            say(f"findings are in {path}: python -m torchnan show {path}")
+            say(f"findings are in {path}: {command_line('show', path)}")
         elif text := job.last_words():
             say(text)
 

@@ -1,10 +1,12 @@
-"""python -m torchnan."""
+"""The command line."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -78,7 +80,10 @@ def test_each_kind_of_log_is_sent_to_its_command(tmp_path, capsys):
     run_log.write_text('{"torchnan": "run", "version": 1}\n{"step": 1, "loss": 2}\n')
     script.write_text("import torch\n")
     assert cli.main(["show", str(run_log)]) == 2
-    assert f"is the log of a Monitor: use `python -m torchnan diagnose {run_log}`" in capsys.readouterr().err
+    assert f"is the log of a Monitor: use `torchnan diagnose {run_log}`" in capsys.readouterr().err
+    spaced = run_log.rename(tmp_path / "my run.jsonl")
+    assert cli.main(["show", str(spaced)]) == 2
+    assert f"use `torchnan diagnose '{spaced}'`" in capsys.readouterr().err
     assert cli.main(["show", str(script)]) == 2
     assert "is no log of findings: none of its lines is one" in capsys.readouterr().err
 
@@ -177,13 +182,27 @@ def test_a_column_that_is_none_is_refused(tmp_path, capsys):
     assert "--column los=x cannot be used: it takes COLUMN=NAME. Did you mean 'loss'?" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [module.NAME for module in cli.COMMANDS])
-def test_the_help_of_each_command_has_an_example(command, capsys):
+@pytest.mark.parametrize("command", cli.COMMANDS, ids=lambda command: command.NAME)
+def test_the_help_of_each_command_has_examples_that_it_takes(command, monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
-        cli.main([command, "-h"])
+        cli.main([command.NAME, "-h"])
     assert ended.value.code == 0
-    shown = capsys.readouterr().out
-    assert re.search(rf"^(\w+=\S+ )?(python -m )?torchnan {command}\b", shown, re.MULTILINE), shown
+    examples = re.findall(rf"^(?:\w+=\S+ )?torchnan ({command.NAME}\b[^|>\n]*)", capsys.readouterr().out, re.MULTILINE)
+    assert examples
+    monkeypatch.setattr(command, "execute", lambda given: 0)
+    for example in examples:
+        assert cli.main(shlex.split(example)) == 0
+
+
+def test_help_and_messages_call_the_command_as_its_usage_does():
+    package = Path(torchnan.__file__).parent
+    spelled = [
+        f"{path.name}: {line.strip()}"
+        for path in sorted((*package.rglob("*.py"), *package.rglob("*.j2"), *package.rglob("*.html")))
+        for line in path.read_text().splitlines()
+        if "-m torchnan" in line and not line.startswith("torchrun ") and path.name != "__main__.py"
+    ]
+    assert spelled == []
 
 
 COMPLETE = """

@@ -1,4 +1,4 @@
-"""python -m torchnan diagnose."""
+"""`torchnan diagnose`."""
 
 from __future__ import annotations
 

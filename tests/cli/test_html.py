@@ -115,7 +115,7 @@ def test_thousands_of_findings_are_a_page_that_opens():
 def test_what_is_no_log_of_findings_is_refused(tmp_path, capsys):
     (tmp_path / "run.jsonl").write_text('{"torchnan": "run", "version": 1}\n')
     for path, text in [
-        (tmp_path / "run.jsonl", "is the log of a Monitor: use `python -m torchnan diagnose"),
+        (tmp_path / "run.jsonl", "is the log of a Monitor: use `torchnan diagnose"),
         (tmp_path, "has no log of findings in it"),
         (tmp_path / "none", "No such file"),
     ]:

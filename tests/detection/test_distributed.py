@@ -162,7 +162,7 @@ def test_of_several_ranks_one_reports_each_cause_and_the_end_says_what_the_other
     assert sorted(path.name for path in folder.iterdir()) == ["rank-0.jsonl", "rank-1.jsonl", "told"]
     (end,) = [line for line in ended.stderr.splitlines() if line.startswith("torchnan: ") and "All ranks" in line]
     cause = r"torchnan: Inf at step 2, rank [01] \(cpu\): aten::log at train\.py:11; made by rank [01], too"
-    assert re.fullmatch(rf"{cause}, and 1 more cause. All ranks: python -m torchnan show {re.escape(str(folder))}", end)
+    assert re.fullmatch(rf"{cause}, and 1 more cause. All ranks: torchnan show {re.escape(str(folder))}", end)
     assert ended.stderr.count("torchnan: the page of the findings is ") == 1
     page = (tmp_path / "report.html").read_text()
     assert "received by rank 0 through allreduce_" in page
@@ -200,7 +200,7 @@ def test_the_first_rank_to_come_with_a_cause_reports_it(ranks):
         else:
             assert not is_needed
             assert text.startswith("torchnan: NaN at step 17, rank 0 (cpu): aten::_softmax in layers.0 at ")
-            assert text.endswith(f"; another rank reports it. All ranks: python -m torchnan show {job.folder}")
+            assert text.endswith(f"; another rank reports it. All ranks: torchnan show {job.folder}")
     other = finding_of(masked_row(rank=0, op="aten::log"))
     assert ranks[0].text_of(other, str(other)) == (str(other), True)
 
@@ -217,7 +217,7 @@ def test_a_rank_that_received_a_value_says_so_in_a_line(ranks):
     assert not is_needed
     assert "rank 3 (cpu): received from rank 1, which reports it. All ranks: " in text
     (words,) = filter(None, [job.last_words() for job in ranks])
-    assert "received by ranks 0, 3 through allreduce_. All ranks: python -m torchnan show " in words
+    assert "received by ranks 0, 3 through allreduce_. All ranks: torchnan show " in words
 
 
 def test_a_log_has_a_finding_once_and_nobody_else_can_read_it(ranks):

@@ -197,7 +197,7 @@ def test_options_alone_say_that_nothing_is_on():
 def test_log_without_a_file_writes_one_and_says_where(script, tmp_path):
     ended = run_forked_file(script, cwd=tmp_path, TORCHNAN="log")
     (log,) = tmp_path.glob("torchnan-*.jsonl")
-    assert ended.stderr == f"torchnan: findings are in {log}: python -m torchnan show {log}\n"
+    assert ended.stderr == f"torchnan: findings are in {log}: torchnan show {log}\n"
     assert json.loads(log.read_text().splitlines()[0])["op"] == "aten::div"
 
 

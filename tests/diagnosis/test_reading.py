@@ -314,7 +314,7 @@ def test_the_user_may_name_a_column(tmp_path):
 )
 def test_other_logs_are_sent_to_their_command(tmp_path, line, kind):
     path = log(tmp_path, line)
-    with pytest.raises(RunError, match=f"is {kind}, and no run: use `python -m torchnan show "):
+    with pytest.raises(RunError, match=f"is {kind}, and no run: use `torchnan show "):
         read(path)
 
 

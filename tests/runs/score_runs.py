@@ -1,4 +1,4 @@
-"""How often ``python -m torchnan diagnose`` is right about small real trainings, and what it says where it is wrong.
+"""How often ``torchnan diagnose`` is right about small real trainings, and what it says where it is wrong.
 
 python -m tests.runs.score_runs [--failing 100:110] [--healthy 100:105] [--folder FOLDER] [--jobs 1] [--log]
 
@@ -48,7 +48,7 @@ class Scored:
         return (
             f"{self.made.name}-{self.made.seed}: {self.wrong}. Right: {truth.kind} {'/'.join(truth.causes)} "
             f"{truth.first}..{truth.last} ({truth.why}). Said: {verdict.kind} {verdict.cause} {verdict.first_step} "
-            f"by {verdict.branch}.\n    python -m torchnan diagnose {self.path}"
+            f"by {verdict.branch}.\n    torchnan diagnose {self.path}"
         )
 
 

@@ -164,5 +164,5 @@ def test_the_tables_count_what_was_wrong_and_a_miss_says_its_command(tmp_path):
     )
     assert "| truth \\ verdict | healthy | spike |" in kinds([right, missed])
     assert "| spike | 1 | 1 |" in kinds([right, missed])
-    assert f"python -m torchnan diagnose {tmp_path / 'run.csv'}" in str(missed)
+    assert f"torchnan diagnose {tmp_path / 'run.csv'}" in str(missed)
     assert "a batch of rare tokens" in str(missed)

@@ -92,7 +92,7 @@ def run_forked_file(
 
 
 def run_forked_command(*arguments: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
-    """The same for a command of ``python -m torchnan``."""
+    """The same for a command of ``torchnan``."""
     return _finished([_start(MODULE, ["torchnan", *arguments], cwd, variables)])
 
 

@@ -52,7 +52,7 @@ def write_example(capture: Capture, where: Path) -> Path:
     if operation is None:
         raise CaptureError(
             f"{capture.path} has no operation in it: its replay found no single one to blame (cause "
-            f"'{capture.event.get('cause')}'), or met it inside a compiled graph. `python -m torchnan replay` runs the "
+            f"'{capture.event.get('cause')}'), or met it inside a compiled graph. `torchnan replay` runs the "
             "whole step."
         )
     namespace, name, overload = _operator(operation)

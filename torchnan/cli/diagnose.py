@@ -1,9 +1,9 @@
 """Diagnoses a training run with a decision tree: what is wrong with it, since when, why, and what to do.
 
-python -m torchnan diagnose run.jsonl
-python -m torchnan diagnose metrics.csv --html report.html --set spike_sigma=4
-python -m torchnan diagnose runs/gpt2 --json
-python -m torchnan diagnose wandb.csv --column loss=train/total_loss
+torchnan diagnose run.jsonl
+torchnan diagnose metrics.csv --html report.html --set spike_sigma=4
+torchnan diagnose runs/gpt2 --json
+torchnan diagnose wandb.csv --column loss=train/total_loss
 
 RUN is the log of torchnan.Monitor, a CSV file, TensorBoard's event files, Transformers' trainer_state.json, or a folder
 with one of these. The exit status is 0 if the run is healthy, 1 if anything is wrong with it, 2 if it cannot be read.

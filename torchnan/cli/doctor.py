@@ -1,8 +1,8 @@
 """Prints what torchnan was built for, what it runs with, and which options the environment sets.
 
-python -m torchnan doctor
-TORCHNAN=raise python -m torchnan doctor
-python -m torchnan doctor --health
+torchnan doctor
+TORCHNAN=raise torchnan doctor
+torchnan doctor --health
 torchrun --nproc-per-node 8 -m torchnan doctor --health
 """
 

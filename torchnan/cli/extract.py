@@ -1,7 +1,7 @@
 """Writes the operation at the origin of a captured step as a Python file of a few lines, with its tensors beside it.
 
-python -m torchnan extract captures/rank-0-step-00000047
-python -m torchnan extract captures/rank-0-step-00000047 --out bug_report
+torchnan extract captures/rank-0-step-00000047
+torchnan extract captures/rank-0-step-00000047 --out bug_report
 """
 
 from __future__ import annotations

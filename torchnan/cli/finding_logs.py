@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from torchnan import findings
 from torchnan.config import log_kind
 from torchnan.config.options import OptionError
-from torchnan.config.text import printable
+from torchnan.config.text import command_line, printable
 from torchnan.detection.finding import Finding
 
 _COMMANDS = {"run": "diagnose", "recovery": "show"}
@@ -65,14 +65,12 @@ def read(paths: Sequence[str]) -> FindingLogs:
             raise OptionError(f"{path} has no log of findings in it: these are called *.jsonl.")
         for one in found:
             if (kind := findings.kind_of(one)) in _COMMANDS:
-                command = f"python -m torchnan {_COMMANDS[kind]} {one}"
-                raise OptionError(f"{one} is {log_kind.NAMES[kind]}: use `{command}`.")
+                raise OptionError(f"{one} is {log_kind.NAMES[kind]}: use `{command_line(_COMMANDS[kind], one)}`.")
             logs[one] = findings.read(one)
     for path, log in logs.items():
         if not log.findings and log.damaged_lines:
             raise OptionError(
-                f"{path} is no log of findings: none of its lines is one. `python -m torchnan diagnose` reads the log "
-                "of a run."
+                f"{path} is no log of findings: none of its lines is one. `torchnan diagnose` reads the log of a run."
             )
     return FindingLogs(logs)
 

@@ -2,8 +2,8 @@
 
 Logs of several ranks are one story. The page is one file, without scripts, and asks nothing of any other place.
 
-python -m torchnan html findings.jsonl
-python -m torchnan html rank-0.jsonl -o report.html
+torchnan html findings.jsonl
+torchnan html rank-0.jsonl -o report.html
 """
 
 from __future__ import annotations

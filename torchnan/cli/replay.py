@@ -1,7 +1,7 @@
 """Runs a captured step again, twice, under detection, and says where its NaN comes from and whether it came again.
 
-python -m torchnan replay captures/rank-0-step-00000047 --step train:step --model train:build_model
-python -m torchnan replay captures/rank-0-step-00000047 --step train:make_step --device cuda
+torchnan replay captures/rank-0-step-00000047 --step train:step --model train:build_model
+torchnan replay captures/rank-0-step-00000047 --step train:make_step --device cuda
 
 --step names the function that a StepGuard was given, step(model, batch); --model then names one without arguments that
 builds the model. Or --step names a function without arguments that returns both: (model, step function).

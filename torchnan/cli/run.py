@@ -1,8 +1,8 @@
 """Runs a program under detection, as TORCHNAN=raise in front of it would.
 
-python -m torchnan run train.py --lr 1e-3
-python -m torchnan run --action warn --log findings.jsonl train.py
-python -m torchnan run -m torch.distributed.run --nproc-per-node 2 train.py
+torchnan run train.py --lr 1e-3
+torchnan run --action warn --log findings.jsonl train.py
+torchnan run -m torch.distributed.run --nproc-per-node 2 train.py
 """
 
 from __future__ import annotations

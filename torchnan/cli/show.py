@@ -3,11 +3,11 @@
 Logs of several ranks are one story: what one rank made and others received is printed once. What of a log cannot be
 read is counted.
 
-python -m torchnan show findings.jsonl
-python -m torchnan show rank-0.jsonl
-python -m torchnan show findings.jsonl --json | head -1
-python -m torchnan show findings.jsonl --format=github
-python -m torchnan show findings.jsonl --format=sarif > findings.sarif
+torchnan show findings.jsonl
+torchnan show rank-0.jsonl
+torchnan show findings.jsonl --json | head -1
+torchnan show findings.jsonl --format=github
+torchnan show findings.jsonl --format=sarif > findings.sarif
 """
 
 from __future__ import annotations

@@ -24,6 +24,13 @@ def say(text: str) -> None:
             print(f"torchnan: {printable(text, MAX_MESSAGE_BYTES)}", file=sys.stderr)
 
 
+def command_line(*words: str) -> str:
+    """Returns a command of torchnan's with its arguments, as it can be pasted into a shell."""
+    import shlex  # which few programs need
+
+    return printable(shlex.join(("torchnan", *words)), MAX_MESSAGE_BYTES)
+
+
 def to_valid_utf8(text: str, limit: int = 1000) -> str:
     """Returns text for JSON: escapes for what is no Unicode, cut at ``limit`` bytes with ``...``."""
     return str(_load._C.to_valid_utf8(text, limit))

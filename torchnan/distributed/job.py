@@ -18,7 +18,7 @@ from pathlib import Path
 
 from torchnan import findings as logs
 from torchnan._load import _C
-from torchnan.config.text import printable
+from torchnan.config.text import command_line, printable
 from torchnan.detection import report_rows
 from torchnan.detection.finding import Finding
 from torchnan.distributed.incidents import identity, incidents, is_received
@@ -132,7 +132,7 @@ class Job:
     @property
     def command(self) -> str:
         """What shows the findings of all ranks."""
-        return f"python -m torchnan show {printable(str(self.folder))}"
+        return command_line("show", str(self.folder))
 
 
 @functools.cache

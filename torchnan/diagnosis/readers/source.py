@@ -11,6 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from torchnan.config import log_kind
+from torchnan.config.text import command_line
 from torchnan.diagnosis.readers.errors import RunError
 from torchnan.diagnosis.run import Run
 
@@ -102,4 +103,4 @@ def refuse_other_log(path: Path, start: bytes) -> None:
     """Raises RunError for a log of torchnan's that holds findings or bad steps, and no run."""
     kind = log_kind.of(start)
     if kind in ("findings", "recovery"):
-        raise RunError(f"{path} is {log_kind.NAMES[kind]}, and no run: use `python -m torchnan show {path}`.")
+        raise RunError(f"{path} is {log_kind.NAMES[kind]}, and no run: use `{command_line('show', str(path))}`.")
