@@ -235,6 +235,18 @@ void BoundCache::record_tightened(const at::Tensor& tensor, double max_abs) noex
   set(tensor, entry);
 }
 
+// An entry of a storage that is gone may be changed: no tensor has it.
+void BoundCache::record_tightened(const c10::StorageImpl* storage, uint64_t stamp, double max_abs) noexcept {
+  Slot* const slot = slot_of(storage);
+  if (slot == nullptr || slot->writer.load(std::memory_order_acquire) != stamp) return;
+  const uint64_t word = slot->word.load(std::memory_order_acquire);
+  const uint64_t tightened = (word & (kLow | kStamped)) | packed(max_abs);
+  if ((word & kStamped) == 0 || tightened >= word) return;
+  slot->key.store(nullptr, std::memory_order_release);
+  slot->word.store(tightened, std::memory_order_release);
+  slot->key.store(storage, std::memory_order_release);
+}
+
 void BoundCache::record_requested(const at::Tensor& tensor, const std::string* collective) noexcept {
   set(tensor, Entry{.state = State::kRequested, .op = collective});
 }

@@ -85,6 +85,8 @@ class TORCHNAN_API BoundCache {
 
   // Records a better bound of a tensor that is known to be finite.
   void record_tightened(const at::Tensor& tensor, double max_abs) noexcept;
+  // The same of the values that were given this stamp, if the storage still holds them. It may be gone.
+  void record_tightened(const c10::StorageImpl* storage, uint64_t stamp, double max_abs) noexcept;
 
   void record_requested(const at::Tensor& tensor, const std::string* collective) noexcept;
   // Records that a collective was started that will write there.

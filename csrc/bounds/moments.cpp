@@ -50,6 +50,10 @@ double ratio_after(double ratio, double kept, double taken, double keeps, double
   return std::sqrt(kept * kept * ratio * ratio / keeps + taken * taken / takes) + 1e-12;
 }
 
+bool are_wide(const at::Tensor& values) {
+  return values.scalar_type() == c10::ScalarType::Float || values.scalar_type() == c10::ScalarType::Double;
+}
+
 // Where the places for a storage begin.
 size_t first_place_of(const c10::StorageImpl* owner) {
   return (reinterpret_cast<uintptr_t>(owner) * 0x9e3779b97f4a7c15ull) >> 32;
@@ -93,6 +97,10 @@ MomentStep moment_step_of(std::string_view op) {
   if (op == "sqrt") return MomentStep::kRoot;
   if (op == "add") return MomentStep::kAdd;
   if (op == "maximum") return MomentStep::kLargest;
+  if (op == "pow") return MomentStep::kSquare;
+  if (op == "sum") return MomentStep::kSum;
+  if (op == "mean") return MomentStep::kMean;
+  if (op == "linalg_vector_norm" || op == "norm") return MomentStep::kNorm;
   return op == "addcdiv" ? MomentStep::kQuotient : MomentStep::kNone;
 }
 
@@ -158,6 +166,7 @@ uint64_t Moments::stamp_gradient(const at::Tensor& gradient, const BoundSource& 
 }
 
 void Moments::record(const at::Tensor& result, const Claim& claim) {
+  if (claim.form >= Form::kSum) return bound_squared(result, claim);
   if (record(result, claim, next_stamp_ + 1)) bound_cache().stamp(result, ++next_stamp_);
 }
 
@@ -174,6 +183,7 @@ Claim Moments::follow(MomentStep step, const RuleArguments& a) {
     case MomentStep::kAddSquare:
       return after_square(a);
     case MomentStep::kMultiply:
+      if (a.same(0, 1)) return after_squaring(a, Form::kSquares);
       if (slots_.empty() || !is_number(a, 1) || !a.nonnegative(1)) return {};
       return after_scaling(a, a.min_abs(1), a.max_abs(1));
     case MomentStep::kDivide:
@@ -185,6 +195,14 @@ Claim Moments::follow(MomentStep step, const RuleArguments& a) {
       return after_adding(a);
     case MomentStep::kLargest:
       return after_largest(a);
+    case MomentStep::kSquare:
+      return a.number(1, 0) == 2 ? after_squaring(a, Form::kSquares) : Claim{};
+    case MomentStep::kSum:
+      return after_adding_up(a, Form::kSum);
+    case MomentStep::kMean:
+      return after_adding_up(a, Form::kMeanOfSquares);
+    case MomentStep::kNorm:
+      return a.number(1, 2) == 2 ? after_squaring(a, Form::kNorm) : Claim{};
     default:
       return {};
   }
@@ -285,6 +303,35 @@ Claim Moments::after_largest(const RuleArguments& a) const {
   const Claim* square = valid(a.tensor(1), Form::kSquare, a.source());
   if (square == nullptr) square = valid(a.tensor(0), Form::kSquare, a.source());
   return square == nullptr ? Claim{} : *square;
+}
+
+// The squares of x, or their norm.
+Claim Moments::after_squaring(const RuleArguments& a, Form form) {
+  const at::Tensor* x = a.tensor(0);
+  if (x == nullptr || !x->is_cpu() || !match({x}) || !are_wide(*x)) return {};
+  if (a.source().stamp_of(*x) == 0) bound_cache().stamp(*x, ++next_stamp_);
+  const uint64_t stamp = a.source().stamp_of(*x);
+  return stamp == 0 ? Claim{} : Claim{.form = form, .squared = storage_of(*x), .squared_stamp = stamp};
+}
+
+Claim Moments::after_adding_up(const RuleArguments& a, Form form) const {
+  const Claim* squares = valid(a.tensor(0), Form::kSquares, a.source());
+  if (squares == nullptr) return {};
+  const auto terms = static_cast<double>(a.numel(0));
+  return {.form = form, .squared = squares->squared, .squared_stamp = squares->squared_stamp, .terms = terms};
+}
+
+// Adding a number that is not negative rounds to no less than either. What is flushed to zero on the way is below the
+// smallest normal number.
+void Moments::bound_squared(const at::Tensor& total, const Claim& claim) {
+  const BoundCache::Entry known = bound_cache().find(total);
+  if (known.state != BoundCache::State::kFinite || !are_wide(total) || total.numel() == 0) return;
+  const DtypeRange range = range_of(c10::ScalarType::Float);  // no finer one is needed
+  double square = known.bound.max_abs + range.tiny;
+  if (claim.form == Form::kNorm) square *= square;
+  if (claim.form == Form::kMeanOfSquares) square *= claim.terms / static_cast<double>(total.numel());
+  const double largest = std::sqrt(square * (1 + 64 * range.unit) + 4 * range.tiny);
+  bound_cache().record_tightened(claim.squared, claim.squared_stamp, largest);
 }
 
 MomentHistory Moments::history_of(const at::Tensor& first, const at::Tensor& second, const BoundSource& source) const {

@@ -1,5 +1,6 @@
-// Bounds of the quotients that Adam and its relatives take: a mean of gradients by the root of a mean of their squares.
+// Bounds that follow from a sum of squares.
 //
+// Adam and its relatives take the quotient of a mean of gradients by the root of a mean of their squares.
 // The root may be close to zero, so that its own bound says nothing. But both have the same history. With
 //   m' = (1 - w) m + w g    and    v' = b v + c g^2,
 // and if |m| <= k sqrt(v), then by the inequality of Cauchy and Schwarz
@@ -12,6 +13,10 @@
 // normal number; so that much is added to the slack of a claim:
 //   of squares  |n| <= k sqrt(v + slack),    of their root  |n| <= k (s + slack)  and  s >= floor,
 // from which |n / s| <= k (1 + slack / floor). Tests: tests/detection/test_optimizer_bounds.py.
+//
+// A sum of squares also bounds what was squared: x^2 <= sum of x^2, which no rounding makes less than one of its terms.
+// The mean that RMSNorm takes, and the norm that gradients are clipped by, are small and read anyway; so they tell a
+// good bound of a large tensor that is not read. Tests: tests/detection/test_bounds_by_totals.py.
 #pragma once
 
 #include <cstdint>
@@ -36,8 +41,12 @@ enum class MomentStep : uint8_t {
   kDivide,     // by a number
   kRoot,
   kAdd,      // of a number
-  kLargest,  // maximum
-  kQuotient  // addcdiv
+  kLargest,   // maximum
+  kQuotient,  // addcdiv
+  kSquare,    // pow(x, 2); x * x is kMultiply
+  kSum,       // of squares, as is the next
+  kMean,
+  kNorm  // of x
 };
 MomentStep moment_step_of(std::string_view op);  // without namespace and underscore
 
@@ -68,7 +77,7 @@ class Moments {
     uint64_t stamp = 0;
     double ratio = RuleArguments::kUnknown;
   };
-  enum class Form : uint8_t { kNothing, kGradient, kMean, kSquare, kRoot, kWeight };
+  enum class Form : uint8_t { kNothing, kGradient, kMean, kSquare, kRoot, kWeight, kSquares, kSum, kMeanOfSquares, kNorm };
   struct Claim {
     Form form = Form::kNothing;
     const c10::StorageImpl* mean_of = nullptr;  // kGradient: the mean it went into last
@@ -78,6 +87,9 @@ class Moments {
     double taken = 0;
     Numerator mean{};  // kSquare, kRoot
     Numerator of_gradient{};
+    const c10::StorageImpl* squared = nullptr;  // kSquares: of what; kSum, kMeanOfSquares, kNorm: what they bound
+    uint64_t squared_stamp = 0;
+    double terms = 0;  // kMeanOfSquares: in all
     double slack = 0;
     double floor = 0;  // kRoot; kWeight: its bound when it was last read
   };
@@ -131,6 +143,9 @@ class Moments {
   Claim after_root(const RuleArguments& a) const;
   Claim after_adding(const RuleArguments& a) const;
   Claim after_largest(const RuleArguments& a) const;
+  Claim after_squaring(const RuleArguments& a, Form form);
+  Claim after_adding_up(const RuleArguments& a, Form form) const;
+  static void bound_squared(const at::Tensor& total, const Claim& claim);
   Numerator mean_of_gradient(uint64_t gradient_stamp, const Claim* gradient, const Claim* square, double keeps,
                              double takes) const;
 

@@ -87,6 +87,8 @@ void Journal::set_last_event(const at::Tensor& tensor, EventNumber number) {
     }
     *entry = Entry{tensor.storage().getWeakStorageImpl(), storage};
   }
+  // A graph writes there again whenever it is replayed, which nobody sees.
+  if (entry->last >= kFirstCaptured && number < kFirstCaptured) entry->exported = true;
   entry->last = number;
   entry->stale = entry->exported;
 }

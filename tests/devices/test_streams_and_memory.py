@@ -359,6 +359,25 @@ def test_a_replay_is_reported_with_the_operation_that_was_captured(machine, devi
     assert errors(watch) == [("nan", "op", "aten::log")]
 
 
+def test_what_a_graph_writes_is_not_bounded_by_what_was_written_before_its_replay(machine, device):
+    """As a gradient that is set to zero between replays, and read after them: a replay is no operation that is seen."""
+    x = torch.ones(N).to(device)
+    side = stream(device)
+    machine.synchronize()
+    with torchnan.detect(action="log") as watch:
+        with side:
+            with machine.capture(side) as graph:
+                x.add_(1e30)
+        machine.synchronize()
+        x.zero_()
+        machine.synchronize()
+        graph.replay()
+        machine.synchronize()
+        assert errors(watch) == []
+        (x * x).sum().item()
+    assert errors(watch) == [("inf", "op", "aten::mul")]
+
+
 def test_graphs_beyond_the_recorded_events_are_counted_and_not_scanned(machine, device, ints):
     x = torch.full((8,), 0.5).to(device)
     side = stream(device)

@@ -1,6 +1,7 @@
 // Softmax and its kin. The largest exponential is e^0 = 1, so the sum is at least that, whatever x is.
 #include <cmath>
 
+#include "bounds/dtype_range.h"
 #include "bounds/rules.h"
 
 namespace torchnan {
@@ -8,17 +9,21 @@ namespace {
 
 using A = const RuleArguments&;
 
+// But for a mask.
+bool is_finite(A a) { return a.bound(0).known() && a.bound(0).max_abs <= largest_number(a.dtype()); }
+
 // x - max x, which is taken first, may be twice as large as x.
 bool can_be_shifted(A a) { return a.bound(0).max_abs < a.limit(); }
 
-// 0 <= softmax <= 1; of -inf alone it is NaN.
+// 0 <= softmax <= 1, as long as x is finite: x - max x may be -inf, as of a mask of the lowest numbers, whose exponential
+// is 0. Of -inf alone it is NaN.
 void softmax(A a, Results out) {
-  if (can_be_shifted(a) && !a.bound(0).masked) out[0] = {1, true};
+  if (is_finite(a) && !a.bound(0).masked) out[0] = {1, true};
 }
 
 // The same, and 0 for a row of -inf alone.
 void safe_softmax(A a, Results out) {
-  if (can_be_shifted(a)) out[0] = {1, true};
+  if (is_finite(a)) out[0] = {1, true};
 }
 
 // |x - max x - log sum| <= 2 |x| + log n
