@@ -40,7 +40,7 @@ enum class MomentStep : uint8_t {
   kMultiply,   // by a number
   kDivide,     // by a number
   kRoot,
-  kAdd,      // of a number
+  kAdd,       // of a number
   kLargest,   // maximum
   kQuotient,  // addcdiv
   kSquare,    // pow(x, 2); x * x is kMultiply
@@ -77,7 +77,18 @@ class Moments {
     uint64_t stamp = 0;
     double ratio = RuleArguments::kUnknown;
   };
-  enum class Form : uint8_t { kNothing, kGradient, kMean, kSquare, kRoot, kWeight, kSquares, kSum, kMeanOfSquares, kNorm };
+  enum class Form : uint8_t {
+    kNothing,
+    kGradient,
+    kMean,
+    kSquare,
+    kRoot,
+    kWeight,
+    kSquares,
+    kSum,
+    kMeanOfSquares,
+    kNorm
+  };
   struct Claim {
     Form form = Form::kNothing;
     const c10::StorageImpl* mean_of = nullptr;  // kGradient: the mean it went into last

@@ -291,3 +291,17 @@ def test_the_comparison_notices_a_rule_that_claims_too_little():
     with collecting(claims), pytest.warns(DetectorWarning, match=r"the bound of torchnan_tight::double was"):
         torch.ops.torchnan_tight.double(torch.ones(5000))
     assert [claim.holds for claim in claims if claim.op == "torchnan_tight::double"] == [False]
+
+
+def test_a_mask_of_the_lowest_number_leaves_a_softmax_proved():
+    """The largest is taken away first, which may make -inf of it, and 0 of that."""
+    lowest = torch.finfo(torch.float32).min
+    claims: list[Claim] = []
+    with collecting(claims):
+        scores = torch.randn(16, 512).masked_fill(torch.rand(16, 512) < 0.5, lowest)
+        scores.softmax(-1)
+        scores.log_softmax(-1)
+    proved = {claim.op for claim in claims if claim.says_something}
+    assert "aten::_softmax" in proved
+    assert "aten::_log_softmax" not in proved
+    assert [claim for claim in claims if not claim.holds] == []

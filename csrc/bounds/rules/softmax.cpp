@@ -15,8 +15,8 @@ bool is_finite(A a) { return a.bound(0).known() && a.bound(0).max_abs <= largest
 // x - max x, which is taken first, may be twice as large as x.
 bool can_be_shifted(A a) { return a.bound(0).max_abs < a.limit(); }
 
-// 0 <= softmax <= 1, as long as x is finite: x - max x may be -inf, as of a mask of the lowest numbers, whose exponential
-// is 0. Of -inf alone it is NaN.
+// 0 <= softmax <= 1, as long as x is finite: x - max x may be -inf, as of a mask of the lowest numbers, whose
+// exponential is 0. Of -inf alone it is NaN.
 void softmax(A a, Results out) {
   if (is_finite(a) && !a.bound(0).masked) out[0] = {1, true};
 }
