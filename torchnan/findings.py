@@ -65,7 +65,7 @@ def read(path: str | os.PathLike[str]) -> Log:
     with _opened(path) as file:
         for number, (line, size, has_ended) in enumerate(_lines(file), 1):
             start = line.rfind(_START)  # a writer that was killed may have left a beginning in front
-            reason = _refusal(line[start:], size) if start >= 0 else "it is no finding"
+            reason = _refusal(line[start:], size) if start >= 0 else "it is not a finding"
             if reason:
                 start = size
             else:
@@ -148,7 +148,7 @@ class _Findings(Sequence[Finding]):
 def _opened(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     with open(path, "rb", opener=_without_waiting) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, f"log '{printable(os.fspath(path))}' cannot be read: it is no regular file")
+            raise OSError(errno.EINVAL, f"log '{printable(os.fspath(path))}' cannot be read: it is not a regular file")
         yield file
 
 

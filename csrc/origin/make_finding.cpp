@@ -10,6 +10,7 @@
 #include "origin/replayed_region.h"
 #include "report/hint.h"
 #include "report/operator_name.h"
+#include "report/truncate.h"
 #include "text/printable.h"
 
 namespace torchnan {
@@ -180,6 +181,7 @@ Finding make_finding(const Cause& cause, Level level, Harm harm, const Detection
   if (finding.hint.empty()) add_hint(finding);
   add_factory_line(origin, session, finding);
   add_first_nan(cause, session, finding);
+  shorten_lineage(finding, Cause::kKeptSteps);
   return finding;
 }
 

@@ -96,7 +96,7 @@ struct Step {
 
 // An origin, and the operations on the way from there.
 struct Cause {
-  static constexpr size_t kKeptSteps = 6;
+  static constexpr size_t kKeptSteps = 7;
 
   std::shared_ptr<OriginRecord> origin;
   NonfiniteKinds kinds;                     // among the values at the end of the way

@@ -19,6 +19,9 @@ constexpr size_t kFramesShown = 5;
 constexpr size_t kBackwardFramesShown = 2;
 constexpr size_t kInputsShown = 4;
 
+// How many of a list to show before the note of how many more there are: never one alone, whose place the note takes.
+size_t shown_of(size_t count, size_t most) { return count <= most + 1 ? count : most; }
+
 // "float32" -> "f32", "bfloat16" -> "bf16".
 std::string short_dtype(const std::string& dtype) {
   static constexpr std::pair<std::string_view, std::string_view> kNames[] = {
@@ -177,17 +180,17 @@ std::string format_argument(const InputSummary& number) {
 std::vector<std::string> format_inputs(const Finding& f) {
   std::vector<std::string> rows;
   std::vector<std::string> numbers;
-  size_t more = 0;
+  const auto tensors = static_cast<size_t>(
+      std::count_if(f.inputs.begin(), f.inputs.end(), [](const InputSummary& input) { return !is_number(input); }));
+  const size_t shown = shown_of(tensors, kInputsShown);
   for (const InputSummary& input : f.inputs) {
     if (is_number(input)) {
       numbers.push_back(format_argument(input));
-    } else if (rows.size() < kInputsShown) {
+    } else if (rows.size() < shown) {
       rows.push_back(format_input(input));
-    } else {
-      ++more;
     }
   }
-  if (more > 0) rows.push_back(fmt::format("... {} more", more));
+  if (tensors > shown) rows.push_back(fmt::format("... {} more", tensors - shown));
   if (numbers.empty()) return rows;
   const bool is_suspect = is_number(f.inputs.front());
   rows.insert(is_suspect ? rows.begin() : rows.end(), fmt::format("{}", fmt::join(numbers, "  ")));
@@ -265,7 +268,7 @@ void add_stack(std::string& text, const char* label, const std::vector<Frame>& f
   const auto own = std::find_if(rows.begin(), rows.end(),
                                 [found = own_frame(frames)](const StackRow& row) { return row.frame == found; });
   const size_t depth = own == rows.end() ? 0 : static_cast<size_t>(own - rows.begin());
-  const size_t inner = std::min(rows.size(), depth < shown ? shown : shown - 1);
+  const size_t inner = std::min(rows.size(), depth < shown ? shown : shown_of(depth, shown - 1));
   for (size_t i = 0; i < inner; ++i) add_row(text, i == 0 ? label : "", format_row(rows[i]));
   if (depth < shown) return;
   if (depth > inner) add_row(text, "", fmt::format("... {} more", depth - inner));
@@ -327,7 +330,7 @@ std::string to_text(const Finding& f) {
   add_stack(text, "backward", f.backward_stack, kBackwardFramesShown);
   add_stack(text, f.phase == Phase::kBackward && !f.node.empty() ? "forward" : "stack", forward_frames(f),
             kFramesShown);
-  if (f.repeats > 0) add_row(text, "repeats", fmt::format("{} more times", f.repeats));
+  if (f.repeats > 0) add_row(text, "repeats", fmt::format("{} more time{}", f.repeats, f.repeats == 1 ? "" : "s"));
   return text;
 }
 

@@ -1,5 +1,6 @@
 #include "report/truncate.h"
 
+#include <algorithm>
 #include <string_view>
 
 #include "report/finding_fields.h"
@@ -24,15 +25,6 @@ void cut(std::string& text, size_t limit) {
 template <typename T>
 void keep_first(std::vector<T>& items, size_t limit) {
   if (items.size() > limit) items.resize(limit);
-}
-
-// Keeps the first steps and the last one.
-void truncate_lineage(Finding& finding, const Length& limit) {
-  std::vector<LineageStep>& steps = finding.lineage;
-  if (steps.size() <= limit.items) return;
-  finding.lineage_omitted += static_cast<int64_t>(steps.size() - limit.items);
-  steps[limit.items - 1] = std::move(steps.back());
-  steps.resize(limit.items);
 }
 
 // A visitor of for_each_field().
@@ -64,8 +56,21 @@ class Truncation {
 
 }  // namespace
 
+void shorten_lineage(Finding& finding, size_t places) {
+  std::vector<LineageStep>& steps = finding.lineage;
+  int64_t& omitted = finding.lineage_omitted;
+  if (omitted == 0 && steps.size() <= places) return;
+  size_t kept = std::min(steps.size(), places - 1);
+  const bool is_one_alone = omitted + static_cast<int64_t>(steps.size() - kept) == 1;
+  if (is_one_alone && kept > 1) --kept;
+  if (kept == steps.size()) return;
+  omitted += static_cast<int64_t>(steps.size() - kept);
+  steps[kept - 1] = std::move(steps.back());
+  steps.resize(kept);
+}
+
 void truncate(Finding& finding, const Length& limit) {
-  truncate_lineage(finding, limit);
+  shorten_lineage(finding, limit.items);
   for_each_field(finding, Truncation(limit));
 }
 

@@ -16,4 +16,8 @@ inline constexpr Length kKeptLength{1000, 64};
 
 void truncate(Finding& finding, const Length& limit);
 
+// Keeps the first steps and the last one, with a place for the note that others are left out: of these there are two at
+// least, because one alone would fit there itself.
+void shorten_lineage(Finding& finding, size_t places);
+
 }  // namespace torchnan

@@ -170,7 +170,7 @@ FORGED = {
     ),
     "no_json": ("capture.json", "{", "capture.json is damaged: it is not JSON (Expecting"),
     "no_text": ("capture.json", b"\xff\xfe\xfd", "capture.json is damaged: it is not JSON"),
-    "nan": ("capture.json", '{"a": NaN}', "capture.json is damaged: it is not JSON (NaN is no number)"),
+    "nan": ("capture.json", '{"a": NaN}', "capture.json is damaged: it is not JSON (NaN is not a number)"),
     "deep": ("capture.json", "[" * 100_000, "capture.json is damaged: it is nested too deep."),
     "long_number": ("capture.json", "9" * 100_000, "capture.json is damaged: it is not JSON (Exceeds the limit"),
     "no_header": ("batch.safetensors", b"\x00" * 7, "batch.safetensors is damaged: Error while deserializing header"),

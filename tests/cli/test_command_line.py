@@ -43,7 +43,10 @@ def test_run_refuses_what_it_cannot_do(tmp_path):
     script.write_text("import torch\n")
     for arguments, message in [
         (["run"], "nothing to run"),
-        (["run", "--action", "shout", "x.py"], "TORCHNAN_ACTION=shout cannot be used"),
+        (
+            ["run", "--action", "shout", "x.py"],
+            "--action shout cannot be used: it takes raise, warn, log or breakpoint",
+        ),
         (["run", "--log", "/no/such/place", str(script)], "cannot be opened"),
     ]:
         ended = run_forked_command(*arguments)
@@ -85,7 +88,7 @@ def test_each_kind_of_log_is_sent_to_its_command(tmp_path, capsys):
     assert cli.main(["show", str(spaced)]) == 2
     assert f"use `torchnan diagnose '{spaced}'`" in capsys.readouterr().err
     assert cli.main(["show", str(script)]) == 2
-    assert "is no log of findings: none of its lines is one" in capsys.readouterr().err
+    assert "is not a log of findings: none of its lines is one" in capsys.readouterr().err
 
 
 def test_the_bad_steps_of_a_step_guard_are_shown(tmp_path, capsys):

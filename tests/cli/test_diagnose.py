@@ -62,7 +62,7 @@ def test_json_has_what_was_promised(folder):
     ended = run_forked_command("diagnose", "spiked.csv", "--json", cwd=folder)
     assert ended.returncode == 1
     (line,) = ended.stdout.splitlines()
-    first = json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))["verdicts"][0]
+    first = json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))["verdicts"][0]
     assert (first["kind"], first["cause"], first["first_step"]) == ("spike", "lr_discontinuity", 400)
     assert set(first) >= {"last_step", "evidence", "remedy", "branch", "confidence", "check", "suspects"}
     assert first["branch"] == "Q1.1 -> Q2.1 -> Q2.2 -> Q2.3"

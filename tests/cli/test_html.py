@@ -112,6 +112,16 @@ def test_thousands_of_findings_are_a_page_that_opens():
     assert "46 more ranks" in page
 
 
+def test_none_is_left_out_of_a_page_where_there_is_room_for_it():
+    logs = [f"rank-{rank}.jsonl" for rank in range(6)]
+    arguments = [{**masked_row()["inputs"][0], "name": f"x{i}"} for i in range(5)]
+    page = findings_page.html([finding_of(masked_row(inputs=arguments, rank=rank)) for rank in range(25)], logs[:5])
+    assert "rank-4.jsonl" in page
+    assert "x4" in page
+    assert " more" not in page
+    assert "rank-3.jsonl and 2 more logs" in findings_page.html([finding_of(masked_row())], logs)
+
+
 def test_what_is_no_log_of_findings_is_refused(tmp_path, capsys):
     (tmp_path / "run.jsonl").write_text('{"torchnan": "run", "version": 1}\n')
     for path, text in [

@@ -113,9 +113,9 @@ def test_damaged_lines_are_skipped_counted_and_reported(path):
     assert [f.op for f in log.findings] == ["aten::div", "aten::div"]
     assert [(damage.line, damage.reason.split(":")[0]) for damage in log.damaged] == [
         (2, "it is not JSON"),
-        (3, "it is no finding"),
+        (3, "it is not a finding"),
         (4, 'kind must be one of nan, inf but is "inv"'),
-        (5, "it is no finding"),
+        (5, "it is not a finding"),
     ]
     assert (log.damaged_lines, log.ignored_bytes) == (4, 12 + 1 + len(whole[1]) + 10)
 
@@ -153,7 +153,7 @@ def test_an_empty_log_has_none(tmp_path):
 def test_what_is_no_file_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "pipe")  # has no writer
     for name in ("pipe", "/dev/null", "/dev/zero"):
-        with pytest.raises(OSError, match="cannot be read: it is no regular file"):
+        with pytest.raises(OSError, match="cannot be read: it is not a regular file"):
             findings.read(tmp_path / name)
     with pytest.raises(IsADirectoryError):
         findings.read(tmp_path)
@@ -201,7 +201,7 @@ def test_show_says_what_it_ignored(path):
     ended = run_forked_command("show", str(path))
     assert ended.returncode == 0
     assert f"{path}: 2 findings, 2 different\nignored: " in ended.stdout
-    assert "\n  line 1: it is no finding\n" in ended.stdout
+    assert "\n  line 1: it is not a finding\n" in ended.stdout
     assert "\n  line 100: " in ended.stdout
     assert ended.stdout.endswith("\n  and 2 more lines\n  the last line is not whole\n")
     assert "\x1b" not in ended.stdout
@@ -221,7 +221,7 @@ def test_show_as_json_is_the_log_without_what_cannot_be_read(path):
     path.write_bytes(whole[1] + b"damage\n" + whole[0])
     ended = run_forked_command("show", "--json", str(path))
     assert ended.stdout.encode() == whole[0] + whole[1]
-    assert "2 findings, 2 different\nignored: 7 bytes\n  line 2: it is no finding" in ended.stderr
+    assert "2 findings, 2 different\nignored: 7 bytes\n  line 2: it is not a finding" in ended.stderr
 
 
 def test_show_prints_names_of_any_alphabet_on_any_terminal(path):

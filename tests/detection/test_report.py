@@ -299,22 +299,48 @@ def test_accumulation_of_a_gradient_has_the_parameters_name_and_module():
     assert "for parameter 0.weight   in 0" in str(finding)
 
 
-def test_the_users_own_frame_is_shown_however_deep_the_operation_stands(tmp_path):
+@pytest.mark.parametrize(("depth", "left_out"), [(4, 0), (5, 0), (6, 2), (10, 6)])
+def test_the_users_own_frame_is_shown_however_deep_the_operation_stands(depth, left_out, tmp_path):
     package = tmp_path / "site-packages" / "deep"
     package.mkdir(parents=True)
-    steps = "".join(f"def step{i}(f):\n    return step{i + 1}(f)\n" for i in range(9))
-    (package / "__init__.py").write_text(steps + "def step9(f):\n    return f()\n")
+    steps = "".join(f"def step{i}(f):\n    return step{i - 1}(f)\n" for i in range(1, depth))
+    (package / "__init__.py").write_text("def step0(f):\n    return f()\n" + steps)
     sys.path.insert(0, str(package.parent))
     try:
-        import deep
-
-        finding = found(lambda: deep.step0(torch.tensor(-1.0).log).item())
+        deep = importlib.import_module("deep")
+        finding = found(lambda: getattr(deep, f"step{depth - 1}")(torch.tensor(-1.0).log).item())
     finally:
         sys.path.remove(str(package.parent))
+        del sys.modules["deep"]
     rows = str(finding).splitlines()
-    assert any(row.strip().startswith("... ") and row.strip().endswith(" more") for row in rows)
+    assert re.findall(r"\.\.\. (\d+) more", str(finding)) == ([str(left_out)] if left_out else [])
+    assert any("step0" in row for row in rows)
     assert "tests/detection/test_report.py" in rows[-1]
     assert "tests/detection/test_report.py" in finding.harm.text
+
+
+@pytest.mark.parametrize(("steps", "left_out"), [(6, 0), (7, 0), (8, 2), (9, 3)])
+def test_no_operation_of_a_lineage_is_left_out_where_there_is_room_for_it(steps, left_out):
+    passing = ["neg", "abs", "sin", "cos", "exp", "tanh", "sigmoid", "relu", "sqrt"][:steps]
+
+    def step():
+        x = torch.tensor(-1.0).log()
+        for name in passing:
+            x = getattr(torch, name)(x)
+        x.item()
+
+    (lineage,) = [row for row in str(found(step)).splitlines() if row.startswith("  lineage")]
+    shown = [part.split(" (")[0] for part in lineage.split(maxsplit=1)[1].split(" -> ")]
+    note = [f"... {left_out} more"] if left_out else []
+    assert shown == ["log", *passing[: steps - 1 - left_out], *note, passing[-1]]
+
+
+def test_no_argument_is_left_out_where_there_is_room_for_it():
+    norm = nn.BatchNorm1d(2).eval()
+    norm.running_var[0] = -1
+    finding = found(lambda: norm(torch.ones(3, 2)).sum().item())
+    assert len([one for one in finding.inputs if one.dtype != "number"]) == 5
+    assert not re.search(r"\.\.\. \d+ more", str(finding))
 
 
 def test_a_recursion_is_one_row_of_the_stack():

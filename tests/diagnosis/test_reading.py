@@ -88,7 +88,7 @@ def test_a_file_in_no_order_is_sorted(tmp_path):
 def test_a_cut_last_line_is_ignored_and_reported(tmp_path):
     run = read(log(tmp_path, HEADER, *rows(5), '{"step": 5, "lo', end=""))
     assert len(run) == 5
-    assert run.notes == ["1 line is no JSON object: the last line of run.jsonl is not whole."]
+    assert run.notes == ["1 line is not a JSON object: the last line of run.jsonl is not whole."]
 
 
 @pytest.mark.parametrize(
@@ -104,8 +104,8 @@ def test_a_cut_last_line_is_ignored_and_reported(tmp_path):
         ('{"step": null, "loss": 1}', "1 rows have no step"),
         ('{"step": 5.5, "loss": 1}', "1 rows have no step"),
         ('{"step": 1e300, "loss": 1}', "1 rows have no step"),
-        ('{"step": "x", "loss": 1}', "step: 1 values are no numbers, such as 'x'"),
-        ('{"step": 5, "loss": {"a": 1}, "grad_norm": 2}', "loss: 1 values are no numbers"),
+        ('{"step": "x", "loss": 1}', "step: 1 values are not numbers, such as 'x'"),
+        ('{"step": 5, "loss": {"a": 1}, "grad_norm": 2}', "loss: 1 values are not numbers"),
     ],
 )
 def test_a_damaged_line_costs_that_line_alone(tmp_path, line, said):
@@ -135,7 +135,7 @@ def test_whatever_has_happened_to_a_log_there_is_a_verdict_or_a_clear_error(tmp_
     try:
         run = read(path)
     except RunError as error:
-        assert "Readable are" in str(error) or "is no log" in str(error) or "names no column" in str(error)  # noqa: PT017
+        assert "Readable are" in str(error) or "is not a log" in str(error) or "names no column" in str(error)  # noqa: PT017
         return
     assert (np.diff(run.step) > 0).all()
     assert diagnose(run).verdicts
@@ -192,7 +192,7 @@ def test_rows_that_are_none_are_reported(tmp_path):
     run = read(table(tmp_path, f"step,loss\n0,3\n1,2,9\n2\n3,{'9' * 200_000}\n4,x\n5,1\n"))
     assert losses(run)[5] == 1.0
     assert any("3 lines are no row: field larger" in note for note in run.notes), run.notes
-    assert any("loss: 1 values are no numbers, such as 'x'" in note for note in run.notes)
+    assert any("loss: 1 values are not numbers, such as 'x'" in note for note in run.notes)
 
 
 def test_weight_norms_of_groups(tmp_path):
@@ -264,7 +264,7 @@ def test_what_is_no_run_is_refused_in_words(tmp_path, content, said):
 
 
 def test_foreign_json_is_refused_in_words(tmp_path):
-    for text, said in (("{}", "no list named log_history"), ("[" * 100_000, "is no JSON"), ("[1]", "no list named")):
+    for text, said in (("{}", "no list named log_history"), ("[" * 100_000, "is not JSON"), ("[1]", "no list named")):
         with pytest.raises(RunError, match=said):
             read(table(tmp_path, text, "package.json"))
 
@@ -275,7 +275,7 @@ def test_what_is_no_file_is_refused(tmp_path):
     with pytest.raises(RunError, match="there is no run in the folder"):
         read(tmp_path)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(RunError, match="is no regular file"):
+    with pytest.raises(RunError, match="is neither a regular file nor a folder"):
         read(tmp_path / "pipe")
 
 
@@ -314,7 +314,7 @@ def test_the_user_may_name_a_column(tmp_path):
 )
 def test_other_logs_are_sent_to_their_command(tmp_path, line, kind):
     path = log(tmp_path, line)
-    with pytest.raises(RunError, match=f"is {kind}, and no run: use `torchnan show "):
+    with pytest.raises(RunError, match=f"is {kind}, not of a run: use `torchnan show "):
         read(path)
 
 

@@ -250,7 +250,7 @@ def strict_json(line: str) -> Any:
         return dict(pairs)
 
     def refuse(name: str) -> Any:
-        raise AssertionError(f"{name} is no JSON")
+        raise AssertionError(f"{name} is not JSON")
 
     document = json.loads(line, parse_constant=refuse, object_pairs_hook=object_of)
     json.dumps(document, ensure_ascii=False).encode()
@@ -355,7 +355,7 @@ def test_no_name_becomes_a_part_of_a_program(benches, tmp_path, figure):
             odd = dataclasses.replace(capture, operation=dataclasses.replace(capture.operation, **changed))
             if string.isidentifier() and string.isascii():
                 continue
-            with pytest.raises(CaptureError, match="is no operator of PyTorch's"):
+            with pytest.raises(CaptureError, match="is not an operator of PyTorch"):
                 write_example(odd, tmp_path / "odd")
             refused += 1
     assert not (tmp_path / "odd").exists()

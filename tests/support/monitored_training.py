@@ -11,7 +11,7 @@ from tests.support.guarded_steps import batch_of, step_of
 
 
 def refuse_constant(name):
-    raise AssertionError(f"{name} is no JSON")
+    raise AssertionError(f"{name} is not JSON")
 
 
 def lines_of(path):

@@ -89,7 +89,7 @@ def _operator(operation: Operation) -> tuple[str, str, str]:
     if not is_one or not isinstance(getattr(torch.ops, namespace), torch._ops._OpNamespace):  # torch.ops.load_library
         raise CaptureError(
             f"the operation of the capture, {brief(operation.op)} with overload {brief(operation.overload)} and "
-            f"arguments {brief(list(operation.kwargs))}, is no operator of PyTorch's: the capture is damaged."
+            f"arguments {brief(list(operation.kwargs))}, is not an operator of PyTorch: the capture is damaged."
         )
     return parts
 

@@ -55,7 +55,7 @@ def read(paths: Sequence[str]) -> FindingLogs:
     """Reads the logs, with those of other ranks that lie beside them.
 
     Raises:
-        OptionError: there is no log of findings at a path; says which command reads what is there.
+        OptionError: there is not a log of findings at a path; says which command reads what is there.
         OSError: a log cannot be read.
     """
     logs = {}
@@ -70,7 +70,8 @@ def read(paths: Sequence[str]) -> FindingLogs:
     for path, log in logs.items():
         if not log.findings and log.damaged_lines:
             raise OptionError(
-                f"{path} is no log of findings: none of its lines is one. `torchnan diagnose` reads the log of a run."
+                f"{path} is not a log of findings: none of its lines is one. `torchnan diagnose` reads the log of a "
+                "run."
             )
     return FindingLogs(logs)
 
@@ -81,7 +82,8 @@ def _damage(log: findings.Log) -> list[str]:
     lines = [f"ignored: {log.ignored_bytes} bytes"]
     lines += [f"  line {damage.line}: {damage.reason}" for damage in log.damaged]
     if log.damaged_lines > len(log.damaged):
-        lines.append(f"  and {log.damaged_lines - len(log.damaged)} more lines")
+        more = log.damaged_lines - len(log.damaged)
+        lines.append(f"  and {more} more line{'s' if more > 1 else ''}")
     if log.truncated:
         lines.append("  the last line is not whole")
     return lines

@@ -1,6 +1,6 @@
-"""Writes a page of findings that one can show: causes, lineage as a graph, time line, modules.
+"""Writes a page of findings, to be shown to others: causes, lineage as a graph, time line, modules.
 
-Logs of several ranks are one story. The page is one file, without scripts, and asks nothing of any other place.
+Logs of several ranks are one story. The page is one file, without scripts, and loads nothing from elsewhere.
 
 torchnan html findings.jsonl
 torchnan html rank-0.jsonl -o report.html
@@ -30,7 +30,7 @@ def execute(given: argparse.Namespace) -> int:
     """Writes the page.
 
     Raises:
-        OptionError: a file is no log of findings, or the page cannot be made.
+        OptionError: a file is not a log of findings, or the page cannot be made.
     """
     from torchnan.storage.private_file import write_text
 

@@ -14,7 +14,7 @@ import sys
 from torchnan import startup
 from torchnan.config.detection_options import DetectionOptions
 from torchnan.config.environment import PAGE, is_of_detection
-from torchnan.config.options import OptionError
+from torchnan.config.options import OptionError, read
 
 NAME = "run"
 HELP = "run a program under detection"
@@ -23,13 +23,16 @@ HELP = "run a program under detection"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds every option of detection, and the program with its arguments."""
     for name, option in DetectionOptions.options().items():
-        flag = "--" + name.replace("_", "-")
         parser.add_argument(
-            flag, metavar="VALUE", help=f"{option.accepts_text} (default: {_format_default(option.default)})"
+            _flag(name), metavar="VALUE", help=f"{option.accepts_text} (default: {_format_default(option.default)})"
         )
     parser.add_argument("--html", metavar="FILE", help="write a page of the findings when the program ends")
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, default=[], help="a module and its arguments")
     parser.add_argument("script", nargs=argparse.REMAINDER, help="a script and its arguments")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _format_default(default: object) -> str:
@@ -48,11 +51,11 @@ def execute(given: argparse.Namespace) -> int:
             "TORCH_DEVICE_BACKEND_AUTOLOAD is off, so `import torch` would not switch detection on. Unset it, or call "
             "torchnan.set_detect(True) in the program."
         )
-    variables = {
-        f"TORCHNAN_{name.upper()}": value
-        for name in DetectionOptions.options()
-        if (value := getattr(given, name)) is not None
-    }
+    variables = {}
+    for name, option in DetectionOptions.options().items():
+        if (text := getattr(given, name)) is not None:
+            read(f"{_flag(name)} ", option, text)  # so that an error names what was given here
+            variables[f"TORCHNAN_{name.upper()}"] = text
     if given.html is not None:
         variables[PAGE] = given.html
     environment = {

@@ -1,7 +1,7 @@
 """Prints logs of findings, the most serious first, or the bad steps in the log of a StepGuard.
 
-Logs of several ranks are one story: what one rank made and others received is printed once. What of a log cannot be
-read is counted.
+Logs of several ranks are one story: what one rank made and others received is printed once. Parts of a log that cannot
+be read are counted.
 
 torchnan show findings.jsonl
 torchnan show rank-0.jsonl

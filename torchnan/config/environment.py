@@ -95,7 +95,7 @@ def page(environment: Mapping[str, str]) -> str | None:
     """
     if PAGE not in environment:
         return None
-    path: str = read(PAGE, Option(None, "a path", is_path, str, "a path"), environment[PAGE])
+    path: str = read(f"{PAGE}=", Option(None, "a path", is_path, str, "a path"), environment[PAGE])
     return os.path.abspath(path)
 
 
@@ -118,4 +118,4 @@ def _value(variable: str, text: str, policy_variables: Callable[[], Iterable[str
             f"there is no variable {printable(variable, 100)}.{suggestion} Variables: TORCHNAN, {', '.join(known)}, "
             f"{PAGE}, {POLICY}, {POLICY}_<FIELD>."
         )
-    return read(variable, DetectionOptions.option(_name(variable)), text)
+    return read(f"{variable}=", DetectionOptions.option(_name(variable)), text)

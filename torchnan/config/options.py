@@ -87,11 +87,11 @@ def is_path(value: Any) -> bool:
     return True
 
 
-def read(variable: str, option: Option, text: str) -> Any:
-    """Returns the value that the text of a variable stands for.
+def read(setting: str, option: Option, text: str) -> Any:
+    """Returns the value that the text of a variable or of an argument stands for.
 
     Args:
-        variable: its name.
+        setting: what stands before the text where it was given, ``TORCHNAN_WHEN=`` or ``--when ``.
         option: the option that it sets.
         text: its text.
 
@@ -104,7 +104,7 @@ def read(variable: str, option: Option, text: str) -> Any:
     except (KeyError, ValueError):
         usable = False
     if not usable:
-        raise OptionError(f"{variable}={printable(text, 200)} cannot be used: it takes {option.accepts_text}.")
+        raise OptionError(f"{setting}{printable(text, 200)} cannot be used: it takes {option.accepts_text}.")
     return value
 
 

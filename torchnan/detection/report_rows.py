@@ -16,6 +16,12 @@ class Row(NamedTuple):
     value: str
 
 
+def shown_of(count: int, most: int) -> int:
+    """Returns how many of a list to show before a note of how many more there are; never all but one, whose place the
+    note takes."""
+    return count if count <= most + 1 else most
+
+
 def title(report: str) -> str:
     """Returns the first line, without the name of the package: ``NaN at step 3 (cpu)``."""
     return report.partition("\n")[0].removeprefix(_PREFIX)

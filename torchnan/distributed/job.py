@@ -65,7 +65,7 @@ class Job:
         self.folder.mkdir(mode=0o700, exist_ok=True)
         about = os.lstat(self.folder)
         if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
-            raise PermissionError(f"{printable(str(self.folder))} is no folder of this user")
+            raise PermissionError(f"{printable(str(self.folder))} is not a folder of this user")
 
     def is_first(self, cause: object) -> bool:
         """Returns whether this rank is the first to come with a cause.

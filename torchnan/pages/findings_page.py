@@ -14,6 +14,7 @@ from torchnan.pages.module_tree import module_tree
 from torchnan.pages.template import render_page
 from torchnan.pages.timeline import timelines
 
+MAX_LOGS = 4
 MAX_IN_FULL = 20
 MAX_IN_A_LINE = 500
 
@@ -68,6 +69,7 @@ def _about(findings: Sequence[Finding], story: Sequence[Incident], sources: Sequ
     parts = [f"{len(findings):,} findings" if len(findings) != 1 else "1 finding"]
     parts += [f"{len(story):,} causes"] if len(story) > 1 else []
     parts += [name_ranks(ranks)] if ranks else []
-    named = [printable(os.path.basename(source)) for source in sources[:4]]
-    parts += [", ".join(named) + (f" and {len(sources) - 4} more logs" if len(sources) > 4 else "")]
+    shown = report_rows.shown_of(len(sources), MAX_LOGS)
+    named = [printable(os.path.basename(source)) for source in sources[:shown]]
+    parts += [", ".join(named) + (f" and {len(sources) - shown} more logs" if len(sources) > shown else "")]
     return " · ".join(parts)

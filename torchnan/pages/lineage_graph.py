@@ -68,9 +68,9 @@ def graph(finding: Finding, screen: str) -> Graph:
         finding: the finding.
         screen: "wide" or "narrow".
     """
-    arguments = [_argument(one) for one in finding.inputs[:MAX_ARGUMENTS]]
-    if len(finding.inputs) > MAX_ARGUMENTS:
-        left_out = [printable(one.name) for one in finding.inputs[MAX_ARGUMENTS:]]
+    shown = report_rows.shown_of(len(finding.inputs), MAX_ARGUMENTS)
+    arguments = [_argument(one) for one in finding.inputs[:shown]]
+    if left_out := [printable(one.name) for one in finding.inputs[shown:]]:
         arguments.append(Node("more", [f"... {len(left_out)} more arguments"], ", ".join(left_out[:20])))
     return _placed(arguments, [_origin(finding), *_steps(finding), _harm(finding)], COLUMNS[screen])
 

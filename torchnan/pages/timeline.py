@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from torchnan.detection import report_rows
 from torchnan.detection.finding import Finding
 from torchnan.distributed.incidents import Incident, Sighting
 from torchnan.pages import svg_chart
@@ -70,7 +71,8 @@ def timelines(story: Sequence[Incident]) -> list[Timeline]:
 def _placed(events: list[_Event], steps: list[int], screen: str) -> Timeline:
     width = WIDTHS[screen]
     ranks = sorted({_lane(one) for *_, one in events})
-    lanes = {rank: TOP + LANE * (i + 0.5) for i, rank in enumerate(ranks[:MAX_LANES])}
+    shown = report_rows.shown_of(len(ranks), MAX_LANES)
+    lanes = {rank: TOP + LANE * (i + 0.5) for i, rank in enumerate(ranks[:shown])}
     axis = svg_chart.Axis(min(1, *steps), max(2, *steps), LEFT, width - RIGHT)
     marks = [
         Mark(_x(axis, one.step), lanes[_lane(one)], number, kind, _describe(number, first, kind, one))

@@ -193,5 +193,5 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
                 f"there is no variable {printable(variable, 100)}.{suggest(variable, known)} Variables: {POLICY}, "
                 f"{', '.join(known)}."
             )
-        given[known[variable]] = read(variable, options()[known[variable]], text)
+        given[known[variable]] = read(f"{variable}=", options()[known[variable]], text)
     return given

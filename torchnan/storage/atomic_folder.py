@@ -385,7 +385,7 @@ def _object_of_distinct_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _reject_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def _load_tensors(path: Path, library: ModuleType) -> dict[str, torch.Tensor]:

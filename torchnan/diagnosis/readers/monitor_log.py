@@ -36,7 +36,7 @@ def read(path: Path, columns: Mapping[str, str]) -> Run:
     for part in _parts(path):
         reading.read(part)
     if not reading.objects:
-        raise RunError(f"{path} is no log: none of its {reading.lines:,} lines is a JSON object.")
+        raise RunError(f"{path} is not a log: none of its {reading.lines:,} lines is a JSON object.")
     return reading.finish()
 
 
@@ -79,7 +79,8 @@ class _LogReader:
     def finish(self) -> Run:
         """Returns the run."""
         if self._many_damaged:
-            many = f"{self._many_damaged:,} line{'s are' if self._many_damaged > 1 else ' is'} no JSON object"
+            are_none = "lines are not JSON objects" if self._many_damaged > 1 else "line is not a JSON object"
+            many = f"{self._many_damaged:,} {are_none}"
             self._builder.add_note(f"{many}: {'; '.join(self._damaged)}.")
         return self._builder.build()
 

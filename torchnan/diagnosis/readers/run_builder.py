@@ -106,7 +106,7 @@ class RunBuilder:
         whole: IntArray = np.where(usable, steps, 0).astype(np.int64)
         rows = self._in_order(whole, np.flatnonzero(usable))
         for name, unread in self._unread.items():
-            self.add_note(f"{name}: {len(unread):,} values are no numbers, such as {unread[0]}.")
+            self.add_note(f"{name}: {len(unread):,} values are not numbers, such as {unread[0]}.")
         run = Run(
             whole[rows],
             {name: column[rows] for name, column in columns.items() if name in COLUMNS},

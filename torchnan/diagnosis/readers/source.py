@@ -60,7 +60,7 @@ def _resolve(path: Path) -> Path:
     """Returns the file that a folder stands for; a folder of event files stands for itself."""
     if not path.is_dir():
         if not stat.S_ISREG(path.stat().st_mode):
-            raise RunError(f"{path} is no regular file and no folder. {FORMATS}")
+            raise RunError(f"{path} is neither a regular file nor a folder. {FORMATS}")
         return path
     if _events_in(path):
         return path
@@ -103,4 +103,4 @@ def refuse_other_log(path: Path, start: bytes) -> None:
     """Raises RunError for a log of torchnan's that holds findings or bad steps, and no run."""
     kind = log_kind.of(start)
     if kind in ("findings", "recovery"):
-        raise RunError(f"{path} is {log_kind.NAMES[kind]}, and no run: use `{command_line('show', str(path))}`.")
+        raise RunError(f"{path} is {log_kind.NAMES[kind]}, not of a run: use `{command_line('show', str(path))}`.")

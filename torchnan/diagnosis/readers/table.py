@@ -34,8 +34,9 @@ def read(path: Path, columns: Mapping[str, str]) -> Run:
         known = match_columns(header, columns)
         if not set(known.values()) - {"step"}:
             raise RunError(
-                f"{path} is no run: its first line names no column that is known, but {brief(first[:100])}. Known are "
-                f"{', '.join(COLUMN_ALIASES)}; --column loss=NAME says which column is the loss."
+                f"{path} is not the log of a run: its first line names no column that is known, but "
+                f"{brief(first[:100])}. Known are {', '.join(COLUMN_ALIASES)}; --column loss=NAME says which column "
+                "is the loss."
             )
         for chunk in _chunks(csv.reader(file, delimiter=separator), len(header), builder):
             found = dict(zip(header, zip(*chunk, strict=True), strict=True))

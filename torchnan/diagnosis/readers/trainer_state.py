@@ -20,14 +20,14 @@ def read(path: Path) -> Run:
         RunError: the file is something else.
     """
     if path.stat().st_size > MAX_BYTES:
-        raise RunError(f"{path} is no trainer_state.json: it has more than {MAX_BYTES:,} bytes.")
+        raise RunError(f"{path} is not a trainer_state.json: it has more than {MAX_BYTES:,} bytes.")
     try:
         state = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise RunError(f"{path} is no JSON: {error}.") from None
+        raise RunError(f"{path} is not JSON: {error}.") from None
     history = state.get("log_history") if isinstance(state, dict) else None
     if not isinstance(history, list):
-        raise RunError(f"{path} is no trainer_state.json: it has no list named log_history.")
+        raise RunError(f"{path} is not a trainer_state.json: it has no list named log_history.")
     entries = [entry for entry in history if isinstance(entry, dict) and not NAMES.keys().isdisjoint(entry)]
     builder = RunBuilder(str(path))
     columns = {column: [entry.get(name) for entry in entries] for name, column in NAMES.items()}
