@@ -53,9 +53,11 @@ void leave_session(const std::shared_ptr<DetectionSession>& session) {
 void end_session(const std::shared_ptr<DetectionSession>& session, bool report_pending) {
   struct ForgetAtLast {
     ~ForgetAtLast() {
-      if (open_scopes() > 0) return;
-      nonfinite_registry().clear();
-      bound_cache().clear();
+      decltype(nonfinite_registry().take_all()) taken;  // ends after the lock
+      call_unless_open([&] {
+        taken = nonfinite_registry().take_all();
+        bound_cache().clear();
+      });
     }
   } const forget_at_last;
   session->close();

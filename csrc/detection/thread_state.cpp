@@ -15,7 +15,7 @@ namespace {
 
 // The scopes that are open anywhere, oldest first.
 struct OpenScopes {
-  ForkSafeMutex mutex;
+  ForkSafeMutex mutex{ForkSafeMutex::kScopes};
   std::vector<std::shared_ptr<DetectionSession>> scopes;
   std::atomic<uint64_t> generation{1};  // changes with every entry and exit
   std::atomic<int64_t> count{0};
@@ -45,6 +45,11 @@ const AtForkChild reset_after_fork(&ThreadState::reset_after_fork);
 }  // namespace
 
 int64_t open_scopes() { return open.count; }
+
+void call_unless_open(c10::function_ref<void()> forget) {
+  const std::lock_guard lock(open.mutex);
+  if (open.scopes.empty()) forget();
+}
 
 ThreadState::ThreadState() : id_(this_thread_id()) {}
 

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include <c10/util/FunctionRef.h>
 #include <torchnan/export.h>
 
 #include "bounds/bound_source.h"
@@ -83,5 +84,9 @@ class TORCHNAN_API ThreadState {
 
 // Returns how many sessions are open in the process.
 TORCHNAN_API int64_t open_scopes();
+
+// Forgets what is known of values after the last session, unless one is open; none opens meanwhile, so that what a new
+// one records is not forgotten with it. Under a lock of rank kScopes.
+void call_unless_open(c10::function_ref<void()> forget);
 
 }  // namespace torchnan

@@ -251,12 +251,13 @@ std::vector<NonfiniteRegistry::Entry> NonfiniteRegistry::drain_expired() {
   return dead;
 }
 
-void NonfiniteRegistry::clear() {
-  std::unordered_map<const c10::StorageImpl*, Entry> released;
+std::unordered_map<const c10::StorageImpl*, NonfiniteRegistry::Entry> NonfiniteRegistry::take_all() {
+  std::unordered_map<const c10::StorageImpl*, Entry> taken;
   const std::lock_guard lock(mutex_);
-  released.swap(entries_);
+  taken.swap(entries_);
   filter_.assign_keys(entries_);
   size_ = 0;
+  return taken;
 }
 
 NonfiniteRegistry& nonfinite_registry() { return of_process; }

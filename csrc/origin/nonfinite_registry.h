@@ -25,6 +25,8 @@ namespace torchnan {
 // Non-finite values by the storage that holds them. Keeps no tensor alive: an entry ends soon after its storage, is
 // moved or dropped when an operation writes over it, and an address is never taken for another's.
 class TORCHNAN_API NonfiniteRegistry {
+  struct Entry;
+
  public:
   using ProvenancePtr = std::shared_ptr<const Provenance>;
 
@@ -56,7 +58,8 @@ class TORCHNAN_API NonfiniteRegistry {
   // Returns the tensors that are still alive and that this backward node is the history of.
   std::vector<Alive> produced_by(const torch::autograd::Node& node) const;
 
-  void clear();
+  // Empties it, and returns what it held: whoever holds a lock destroys that afterwards.
+  std::unordered_map<const c10::StorageImpl*, Entry> take_all();
 
  private:
   // A tensor as it was when it was remembered.

@@ -28,6 +28,7 @@ class TORCHNAN_API ForkSafeMutex {
     kPlans,
     kRules,
     kDevices,
+    kScopes,
     kInnermost,
     kRanks,
   };

@@ -81,6 +81,19 @@ TEST(Threads, FindEachItsOwnUnderItsOwnDetection) {
   });
 }
 
+// The last session that ends forgets what was recorded, and not what another has recorded meanwhile.
+TEST(Threads, OpenASessionWhileTheLastOfTheOthersEnds) {
+  for (int round = 0; round < 10 * kRounds; ++round) {
+    in_threads([](int i) {
+      Detector detector(logging());
+      at::full({i + 1}, -1.0).log().sum().item();
+      detector.close();
+      ASSERT_EQ(detector.findings().size(), 1u);
+      EXPECT_EQ(detector.findings()[0].op, "aten::log");
+    });
+  }
+}
+
 // Without Python there are no lines: what all of them find is one finding, and repeats of it.
 TEST(Threads, MissNothingUnderOneDetection) {
   Detector detector(logging());
