@@ -16,9 +16,10 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 
 NEXT = """
 What to try next
+  pip install .                               in the environment of your own training: this .venv is the clone's
   TORCHNAN=raise python train.py              on a training script of yours, as it is
   pytest --torchnan                           on its tests
-  TORCHNAN=breakpoint TORCHNAN_WHEN=origin    the debugger where the value is made
+  TORCHNAN=breakpoint TORCHNAN_WHEN=origin    in front of it: the debugger where the value is made
   docs/harm.md                                what is reported, and what is not
 """
 
