@@ -305,3 +305,18 @@ def test_a_mask_of_the_lowest_number_leaves_a_softmax_proved():
     assert "aten::_softmax" in proved
     assert "aten::_log_softmax" not in proved
     assert [claim for claim in claims if not claim.holds] == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("scale", [1.0, 10.0, 3e3, 1e4, 1e15])
+def test_large_scores_of_attention_prove_nothing_of_its_backward_pass(scale, dtype):
+    """It computes the scores again: what they are rounded by may be a large number, whose exponential overflows."""
+    torch.manual_seed(0)
+    claims: list[Claim] = []
+    with collecting(claims):
+        q, k = ((torch.randn(1, 2, 64, 32) * scale).to(dtype).requires_grad_() for _ in range(2))
+        v = torch.randn(1, 2, 64, 32).to(dtype).requires_grad_()
+        torch.nn.functional.scaled_dot_product_attention(q * 1, k * 1, v * 1, is_causal=True).mul(1e-3).sum().backward()
+    backward = [claim for claim in claims if "attention" in claim.op and "backward" in claim.op]
+    assert [claim for claim in backward if not claim.holds] == []
+    assert all(claim.says_something for claim in backward) == (scale <= 10)

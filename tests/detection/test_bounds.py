@@ -257,7 +257,7 @@ def test_nothing_is_known_after_a_pass_that_is_not_watched():
 
 def weird_training(seed: int, **options):
     """A few steps of a small model with an absurd scale or learning rate somewhere; the findings."""
-    random_ = random.Random(seed)
+    random_, further = random.Random(seed), random.Random(f"more of {seed}")
     torch.manual_seed(seed)
     width = random_.choice([40, 64, 72])
     layers: list[torch.nn.Module] = []
@@ -265,7 +265,10 @@ def weird_training(seed: int, **options):
         layers.append(torch.nn.Linear(width, width))
         layers.append(random_.choice([torch.nn.Tanh, torch.nn.GELU, torch.nn.ReLU, torch.nn.SiLU, torch.nn.Softplus])())
         if random_.random() < 0.5:
-            layers.append(random_.choice([torch.nn.LayerNorm, torch.nn.BatchNorm1d])(width))
+            norm = random_.choice([torch.nn.LayerNorm, torch.nn.BatchNorm1d])
+            if norm is torch.nn.LayerNorm and further.random() < 0.5:
+                norm = torch.nn.RMSNorm
+            layers.append(norm(width))
     model = torch.nn.Sequential(*layers)
     if random_.random() < 0.5:
         with torch.no_grad():
@@ -286,10 +289,13 @@ def weird_training(seed: int, **options):
             lambda y: (y / y.std(0)).abs().mean(),
         ]
     )
+    is_clipped = further.random() < 0.3
     with torchnan.detect(action="log", **options) as watch:
         for _ in range(random_.randint(2, 6)):
             optimizer.zero_grad()
             loss_of(model(batch)).backward()
+            if is_clipped:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
     facts = [
         (f.kind, f.op, f.node, f.module, f.line, f.step, f.nan, f.posinf, f.neginf, f.harm.kind) for f in watch.findings

@@ -16,10 +16,14 @@ double scale_of(A a, size_t scale, size_t query) {
   return a.magnitude(scale, usual);
 }
 
-// |q k scale| over E elements.
+// |q k| over E elements.
+double max_product(A a, size_t query, size_t key) {
+  return kRoundedFactors * a.sum_of(static_cast<double>(a.size(query, -1)), a.max_abs(query) * a.max_abs(key));
+}
+
+// |q k scale|, and q k on the way.
 double max_score(A a, size_t query, size_t key, size_t scale) {
-  const double products = a.sum_of(static_cast<double>(a.size(query, -1)), a.max_abs(query) * a.max_abs(key));
-  return kRoundedFactors * products * largest({1, scale_of(a, scale, query)});
+  return max_product(a, query, key) * largest({1, scale_of(a, scale, query)});
 }
 
 // (query, key, value, dropout_p, is_causal, attn_mask, scale): a mean of values, weighted by a softmax of finite
@@ -32,13 +36,24 @@ void flash_attention(A a, Results out) {
   out[1] = {score + std::log(static_cast<double>(a.size(1, -2)) + 1)};
 }
 
-// (g, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask, scale). With p the softmax, whose rows add up
-// to one: to value, a sum over queries of p g; ds = p (g value - g out), a sum over E each; to query and key, sums of
-// ds key and ds query, with the scale.
+// The backward pass computes the scores again and takes p = e^(score - logsumexp), which is at most one, and whose rows
+// add up to one, but for the roundings of scores and logarithm: of large scores they are large numbers, and p
+// overflows.
+double max_excess(A a) {
+  const double score = max_product(a, 1, 2) * scale_of(a, 9, 1) + a.max_abs(8);
+  const double each = 2 * static_cast<double>(a.size(1, -1)) + 8;
+  const double keys = static_cast<double>(a.size(2, -2)) + 16;
+  return std::exp(a.epsilon() * (each * score + keys));
+}
+
+// (g, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask, scale). To value, a sum over queries of p g;
+// ds = p (g value - g out), a sum over E each; to query and key, sums of ds key and ds query, with the scale.
 void flash_attention_backward(A a, Results out) {
+  constexpr double kUseful = 0x1p20;  // of a larger bound nothing could be concluded
   if (!a.produced_by(4, kForward) || !a.produced_by(5, kForward)) return;
-  if (!(max_score(a, 1, 2, 9) + a.max_abs(8) < a.limit())) return;
-  const double g = a.max_abs(0);
+  const double excess = max_excess(a);
+  if (!(excess < kUseful && max_score(a, 1, 2, 9) + a.max_abs(8) < a.limit())) return;
+  const double g = excess * a.max_abs(0);
   const double queries = static_cast<double>(a.size(1, -2));
   const double per_score = a.sum_of(static_cast<double>(a.size(1, -1)), g * (a.max_abs(3) + a.max_abs(4)));
   const double scale = largest({1, scale_of(a, 9, 1)});
