@@ -60,6 +60,8 @@ class BoundSource {
 
   // Returns a bound of |x / y| from their common history.
   double quotient_of(const at::Tensor& x, const at::Tensor& y) const { return moments_.quotient(x, y, *this); }
+  // Returns what no |x| is less than by the history of a tensor; 0 if that is not known.
+  double floor_of(const at::Tensor& tensor) const { return moments_.floor_of(tensor, *this); }
 
  private:
   static constexpr int64_t kMaxScannedForMinimum = 16384;  // bytes

@@ -19,19 +19,20 @@ struct DtypeRange {
   double unit = 0;     // unit roundoff
   double tiny = 0;     // absolute error where the relative one ends
   double epsilon = 0;  // unit roundoff of the type that sums are accumulated in
+  double step = 0;     // the smallest subnormal: no rounding below `tiny` is off by more
 };
 
 // Reserves three quarters of the range for intermediate sums that are larger than the result.
 inline DtypeRange range_of(c10::ScalarType dtype) {
   switch (dtype) {
     case c10::ScalarType::Float:
-      return {FLT_MAX / 4, 0x1p-24, FLT_MIN, 0x1p-24};
+      return {FLT_MAX / 4, 0x1p-24, FLT_MIN, 0x1p-24, 0x1p-149};
     case c10::ScalarType::Double:
-      return {DBL_MAX / 4, 0x1p-53, DBL_MIN, 0x1p-53};
+      return {DBL_MAX / 4, 0x1p-53, DBL_MIN, 0x1p-53, 0x1p-1074};
     case c10::ScalarType::BFloat16:
-      return {FLT_MAX / 4, 0x1p-8, FLT_MIN, 0x1p-24};
+      return {FLT_MAX / 4, 0x1p-8, FLT_MIN, 0x1p-24, 0x1p-133};
     case c10::ScalarType::Half:
-      return {65504, 0x1p-11, 0x1p-14, 0x1p-24};
+      return {65504, 0x1p-11, 0x1p-14, 0x1p-24, 0x1p-24};
     default:
       return {};
   }
@@ -40,7 +41,7 @@ inline DtypeRange range_of(c10::ScalarType dtype) {
 // Returns what holds for a result that is computed in one dtype and stored in another.
 inline DtypeRange narrower(const DtypeRange& a, const DtypeRange& b) {
   return {std::min(a.limit, b.limit), std::max(a.unit, b.unit), std::max(a.tiny, b.tiny),
-          std::max(a.epsilon, b.epsilon)};
+          std::max(a.epsilon, b.epsilon), std::max(a.step, b.step)};
 }
 
 // Widens a bound by the few roundings that a computed result may be above the exact one.

@@ -346,6 +346,11 @@ void Moments::record_history(const at::Tensor& first, const at::Tensor& second, 
   record(second, claim_of_squares(bound_cache().find(first).stamp, history));
 }
 
+double Moments::floor_of(const at::Tensor& denominator, const BoundSource& source) const {
+  const Claim* root = valid(&denominator, Form::kRoot, source);
+  return root == nullptr ? 0 : root->floor;
+}
+
 double Moments::quotient(const at::Tensor& numerator, const at::Tensor& denominator, const BoundSource& source) const {
   const Claim* root = valid(&denominator, Form::kRoot, source);
   if (root == nullptr || !(root->floor > 0) || !match({&numerator, &denominator})) return RuleArguments::kUnknown;

@@ -128,6 +128,8 @@ class Moments {
 
   // Returns a bound of |numerator / denominator|.
   double quotient(const at::Tensor& numerator, const at::Tensor& denominator, const BoundSource& source) const;
+  // Returns what no element of a root and eps is less than; 0 if the tensor is none.
+  double floor_of(const at::Tensor& denominator, const BoundSource& source) const;
 
   // Whether the bound of a weight has grown so much by steps that reading the weight pays: later bounds build on it.
   bool has_drifted(const at::Tensor& weight, double before, double after);

@@ -95,6 +95,12 @@ double RuleArguments::quotient(size_t i, size_t j) const {
   return x == nullptr || y == nullptr ? direct : std::min(direct, source_.quotient_of(*x, *y));
 }
 
+double RuleArguments::reciprocal(size_t i) const {
+  const at::Tensor* x = tensor(i);
+  const double least = x == nullptr ? min_abs(i) : std::max(min_abs(i), source_.floor_of(*x));
+  return least > 0 ? 1 / least : kUnknown;
+}
+
 // A NaN that was passed is handed on, as is what is no number: it makes the bound unknown.
 double RuleArguments::number(size_t i, double default_value) const {
   return has_value(i) ? number_of(operand(i), element_) : default_value;
@@ -184,6 +190,12 @@ double RuleArguments::limit() const {
   double limit = range_of(c10::ScalarType::Double).limit;
   for_each_range([&](const DtypeRange& range) { limit = std::min(limit, range.limit); });
   return limit;
+}
+
+double RuleArguments::subnormal_step() const {
+  double step = 0x1p-1074;
+  for_each_range([&](const DtypeRange& range) { step = std::max(step, range.step); });
+  return step;
 }
 
 template <typename Visit>

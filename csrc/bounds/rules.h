@@ -40,6 +40,12 @@ inline Bound by_way_of(double max_intermediate, Bound bound) {
   return bound;
 }
 
+// Returns a bound of x y z, rounded twice in any order. A product of two that is subnormal is off by a step, however
+// small it is, and the third factor makes that larger. To divide, pass the reciprocal.
+inline double product_of(const RuleArguments& a, double x, double y, double z) {
+  return x * y * z + a.subnormal_step() * std::max({x, y, z});
+}
+
 // Returns a bound of a mean of n numbers of magnitude up to `each`. Their sum comes first, and its rounding stays: n
 // equal numbers have a mean above them.
 inline Bound mean_of(const RuleArguments& a, double n, double each, bool nonnegative = false) {

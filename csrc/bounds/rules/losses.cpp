@@ -18,11 +18,12 @@ double smallest_total(A a) {
 
 // nll_loss_backward(g, x, target, weight, reduction, ignore_index, total_weight): -weight g, of a mean over the total.
 void nll_loss_backward(A a, Results out) {
-  const double each = a.max_abs(0) * (a.has_value(3) ? a.max_abs(3) : 1);
+  const double weight = a.has_value(3) ? a.max_abs(3) : 1;
+  const double each = a.max_abs(0) * weight;
   if (a.integer(4, kMean) != kMean) {
     out[0] = {each};
   } else if (const double total = smallest_total(a); total > 0) {
-    out[0] = by_way_of(largest({each, a.max_abs(0) / total}), {each / total});
+    out[0] = by_way_of(largest({each, a.max_abs(0) / total}), {product_of(a, a.max_abs(0), weight, 1 / total)});
   }
 }
 

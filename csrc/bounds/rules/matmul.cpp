@@ -19,9 +19,11 @@ void mm(A a, Results out) { out[0] = {sum_of_products(a, 0, 1, a.size(0, -1))}; 
 // beta c + alpha x y. What is multiplied by alpha differs from kernel to kernel: a factor, or the sum.
 Bound scaled_sum(A a, int64_t terms) {
   const double alpha = a.magnitude(4, 1);
-  const double sum = sum_of_products(a, 1, 2, terms);
-  const double on_the_way = largest({sum, alpha * a.max_abs(1), alpha * a.max_abs(2)});
-  return by_way_of(on_the_way, {a.magnitude(3, 1) * a.max_abs(0) + alpha * sum});
+  const double x = a.max_abs(1);
+  const double y = a.max_abs(2);
+  const double on_the_way = largest({sum_of_products(a, 1, 2, terms), alpha * x, alpha * y});
+  const double scaled = kRoundedFactors * a.sum_of(static_cast<double>(terms), product_of(a, alpha, x, y));
+  return by_way_of(on_the_way, {a.magnitude(3, 1) * a.max_abs(0) + scaled});
 }
 
 // addmm(c, x, y, beta=1, alpha=1)

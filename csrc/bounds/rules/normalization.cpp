@@ -28,6 +28,11 @@ double normalised(A a, double n, double x, double most_r) {
 // The range of what they compute in: 16 bits are widened.
 double range_of_sums(A a) { return a.dtype() == c10::ScalarType::Double ? DBL_MAX / 4 : FLT_MAX / 4; }
 
+// What a product of two of these factors may be off by where it is subnormal, in the third.
+double off_by(A a, double largest_factor) {
+  return (a.dtype() == c10::ScalarType::Double ? 0x1p-1074 : 0x1p-149) * largest_factor;
+}
+
 double weight_of(A a, size_t i) { return a.has_value(i) ? a.max_abs(i) : 1; }
 
 double one_over_root(double eps) { return eps > 0 ? 1 / std::sqrt(eps) : RuleArguments::kUnknown; }
@@ -44,7 +49,8 @@ void normalise(A a, double n, double weight, double bias, double eps, Results ou
   const double x = a.max_abs(0);
   if (!(x < kMaySquare && x < a.limit())) return;
   const double r = one_over_root(eps);
-  if (can_be_scaled(a, x, r, weight)) out[0] = {normalised(a, n, x, r) * weight + bias};
+  const double off = off_by(a, largest({2 * x, r, weight}));
+  if (can_be_scaled(a, x, r, weight)) out[0] = {normalised(a, n, x, r) * weight + bias + off};
   out[1] = mean_of(a, n, x);
   out[2] = {r, true};
 }
@@ -126,8 +132,10 @@ void batch_norm(A a, Results out) {
   const double variance = a.min_value(4);
   if (!(variance > 0)) return;  // not known, or below zero, of which the root is NaN
   const double r = one_over_root(variance + std::max(0.0, a.number(7, 0)));
-  if (!can_be_scaled(a, a.max_abs(0) + a.max_abs(3), r, weight_of(a, 1))) return;
-  out[0] = {a.sum_of(1, (a.max_abs(0) + a.max_abs(3)) * r * weight_of(a, 1)) + a.max_abs(2)};
+  const double apart = a.max_abs(0) + a.max_abs(3);
+  const double weight = weight_of(a, 1);
+  if (!can_be_scaled(a, apart, r, weight)) return;
+  out[0] = {a.sum_of(1, apart * r * weight + off_by(a, largest({apart, r, weight}))) + a.max_abs(2)};
 }
 
 // native_batch_norm_backward(g, x, weight, running_mean, running_var, mean, r, train, eps, mask)

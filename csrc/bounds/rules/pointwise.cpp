@@ -131,13 +131,16 @@ void addcmul(A a, Results out) {
   const bool adds = v >= 0 && (a.same(1, 2) || (a.nonnegative(1) && a.nonnegative(2)));
   const double vs = a.magnitude(3, 1) * a.max_abs(1);
   const double on_the_way = largest({vs, a.max_abs(1) * a.max_abs(2)});
-  out[0] = by_way_of(on_the_way, {a.max_abs(0) + vs * a.max_abs(2), a.nonnegative(0) && adds});
+  const double added = product_of(a, a.magnitude(3, 1), a.max_abs(1), a.max_abs(2));
+  out[0] = by_way_of(on_the_way, {a.max_abs(0) + added, a.nonnegative(0) && adds});
 }
 
-// |x + v s / t| <= |x| + |v| |s / t|, where kernels multiply first.
+// |x + v s / t| <= |x| + |v| |s / t|, where kernels multiply first. What is subnormal by then is off by a step, which
+// the quotient makes larger, or else v does.
 void addcdiv(A a, Results out) {
   const double v = a.magnitude(3, 1);
-  out[0] = by_way_of(largest({v, 1}) * a.max_abs(1), {a.max_abs(0) + v * a.quotient(1, 2)});
+  const double off = v == 1 ? 0 : a.subnormal_step() * largest({v, a.reciprocal(2)});
+  out[0] = by_way_of(largest({v, 1}) * a.max_abs(1), {a.max_abs(0) + v * a.quotient(1, 2) + off});
 }
 
 // softplus(x, beta=1, threshold=20) <= |x| + ln 2 / beta, and not negative; takes the exponential of the threshold.

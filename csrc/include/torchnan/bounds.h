@@ -91,6 +91,7 @@ class TORCHNAN_API RuleArguments {
   // Returns a bound of |x / y| over the elements of two tensors: by the least |y|, or because both have one history, as
   // the moments of an optimizer have. kUnknown if neither gives one.
   double quotient(size_t i, size_t j) const;
+  double reciprocal(size_t i) const;  // the same of |1 / x|
 
   // Only for arguments that are tensors:
   c10::IntArrayRef sizes(size_t i) const;
@@ -106,7 +107,8 @@ class TORCHNAN_API RuleArguments {
   double sum_of(double terms, double each) const;
   double epsilon() const;  // unit roundoff of the type that the operator accumulates in: 2^-24, or 2^-53 for float64
   double limit() const;    // of the narrowest range among the dtypes of the arguments: 65504 for float16
-  double unit_roundoff() const;  // the largest among the dtypes of the arguments: 2^-8 for bfloat16
+  double unit_roundoff() const;   // the largest among the dtypes of the arguments: 2^-8 for bfloat16
+  double subnormal_step() const;  // the largest of their smallest subnormal numbers: 2^-149 for float32
 
  private:
   template <typename Visit>
