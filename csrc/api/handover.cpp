@@ -20,7 +20,7 @@ bool has_place(const OriginRecord& origin) {
   if (origin.source == OriginRecord::Source::kOperation || origin.received) return !origin.facts.op.empty();
   const Entry* entry = origin.entry();
   const bool is_computed = entry != nullptr && !is_data_movement(without_namespace(entry->facts.op));
-  return is_computed || origin.unwritten || (origin.written_into_data && origin.kinds.nan());
+  return is_computed || origin.unwritten || has_own_line(origin);
 }
 
 HandedOver describe(const Cause& cause, DetectionSession& session, const std::string& process) {

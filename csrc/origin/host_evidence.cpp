@@ -5,6 +5,7 @@
 
 #include "call_sites/current_call_site.h"
 #include "operators/op_traits.h"
+#include "origin/host_queries.h"
 #include "origin/origin_records.h"
 #include "scan/tensor_scan.h"
 
@@ -101,15 +102,25 @@ bool HostEvidence::has_more_than_was_given() const {
 
 std::shared_ptr<OriginRecord> HostEvidence::new_origin(NonfiniteKinds kinds) {
   if (writes_nan()) return constant_origin(call_, result_->tensor);
-  if (made_ == nullptr) made_ = operation_origin(call_, result_->tensor, result_->output, kinds);
+  if (made_ != nullptr) return made_;
+  made_ = operation_origin(call_, result_->tensor, result_->output, kinds);
+  if (is_step_with_number()) made_ = one_origin_of_step(call_.session, std::move(made_));
   return made_;
 }
 
-// The result is of finite tensors, or of numbers. An infinite number may be a mask; who computes with a NaN makes one.
+// The result is of finite tensors, or of numbers. An infinite number may be a mask, but for an optimizer's; who
+// computes with a NaN makes one.
 std::shared_ptr<OriginRecord> HostEvidence::new_origin_without_arguments(NonfiniteKinds kinds) {
   const bool is_given = (!kinds.nan() || constants_.nan()) && (!kinds.inf() || constants_.inf());
-  const bool is_constant = call_.plan.is_constant_factory || (is_given && !computes_with_nan());
+  const bool is_put_there = is_given && !computes_with_nan() && !is_step_with_number();
+  const bool is_constant = call_.plan.is_constant_factory || is_put_there;
   return is_constant ? constant_origin(call_, result_->tensor) : new_origin(kinds);
+}
+
+// Whether an optimizer computes with a learning rate, or another number, that is not finite.
+bool HostEvidence::is_step_with_number() {
+  if (!constants_.any() || call_.plan.is_data_movement) return false;
+  return query_site(site(), call_.session).phase == Phase::kOptimizer;
 }
 
 void HostEvidence::record_first_use(size_t argument, OriginRecord& origin) {

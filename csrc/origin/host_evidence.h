@@ -36,6 +36,7 @@ class HostEvidence final : public Evidence {
   bool needs_elementwise_attribution(NonfiniteKinds kinds) const;
   bool is_elementwise() const;
   bool has_more_than_was_given() const;
+  bool is_step_with_number();
   void find_external_arguments();
   NonfiniteRegistry::ProvenancePtr pending_provenance() const;
   bool is_written_number(const BadArgument& argument) const;

@@ -38,12 +38,25 @@ void fill_entry(const Entry& entry, Finding& finding) {
   finding.step = entry.facts.step;
 }
 
+// A NaN that the program wrote: the operation and its line are those of the writing, module, phase and step those of
+// the first use, as of all that no operation made.
+void fill_constant(const Entry* entry, Finding& finding) {
+  finding.origin = Origin::kInput;
+  finding.constant = true;
+  finding.node.clear();
+  if (entry == nullptr) return;
+  finding.module = entry->facts.module;
+  finding.phase = entry->facts.phase;
+  finding.step = entry->facts.step;
+}
+
 // A mask does no harm by itself: the operation that computed with it does.
 void fill_computation(const Cause& cause, const DetectionSession& session, Finding& finding) {
   if (!cause.first_computation) return;
   finding.op = cause.first_computation->plan->name;
   finding.overload = cause.first_computation->plan->overload;
-  finding.inputs.clear();  // of what wrote the constant
+  finding.constant = true;  // the tensor is that of the constant
+  finding.inputs.clear();   // of what wrote it
   const Frame constant = frame_of(cause.origin->site.live, session);
   if (!constant.file.empty()) {
     finding.hint = "it computed with the infinities of a constant from " + place_of(constant.file, constant.line);
@@ -72,8 +85,8 @@ void fill_external_kind(const Cause& cause, const DetectionSession& session, Fin
     return;
   }
   const Entry* entry = origin.entry();
-  const bool has_its_line = origin.written_into_data && origin.kinds.nan();
-  if (entry != nullptr && (entry->owner || !has_its_line)) fill_entry(*entry, finding);
+  const bool is_written_nan = has_own_line(origin);
+  if (entry != nullptr && (entry->owner || !is_written_nan)) fill_entry(*entry, finding);
   if (entry != nullptr && entry->owner) {
     finding.origin = entry->owner->is_buffer ? Origin::kBuffer : Origin::kParameter;
     finding.name = entry->owner->name;
@@ -87,9 +100,10 @@ void fill_external_kind(const Cause& cause, const DetectionSession& session, Fin
     finding.stack = query_site(origin.allocation, session).stack;
   } else if (origin.foreign) {
     finding.origin = Origin::kForeign;
-  } else if (origin.source == OriginRecord::Source::kExternal || (origin.kinds.nan() && !origin.scalar)) {
+  } else if (is_written_nan) {
+    fill_constant(entry, finding);
+  } else if (origin.source == OriginRecord::Source::kExternal || origin.kinds.nan()) {
     finding.origin = Origin::kInput;
-    finding.constant = has_its_line;
   } else {
     fill_computation(cause, session, finding);
   }
@@ -126,18 +140,24 @@ void add_first_nan(const Cause& cause, const DetectionSession& session, Finding&
   append_to_hint(finding, fmt::format("{} made NaN of it{}", without_namespace(made.op), place));
 }
 
-// What full(nan) made is reported with the operation that read it first.
-void add_factory_line(const OriginRecord& origin, const DetectionSession& session, Finding& finding) {
-  if (origin.source != OriginRecord::Source::kConstant) return;
-  if (finding.origin != Origin::kInput || finding.constant) return;
-  const Frame factory = frame_of(origin.site.live, session);
-  const bool is_shown = !finding.stack.empty() && finding.stack.front().file == factory.file &&
-                        finding.stack.front().line == factory.line;
-  if (factory.file.empty() || is_shown) return;
-  append_to_hint(finding, "it is a constant from " + place_of(factory.file, factory.line));
+// What the program wrote into a weight, or took over from elsewhere, is reported with the operation that read it first.
+void add_line_of_writing(const OriginRecord& origin, const DetectionSession& session, Finding& finding) {
+  const bool is_constant = origin.source == OriginRecord::Source::kConstant;
+  if (finding.origin == Origin::kOp || finding.constant || origin.received) return;
+  const SiteId writing = is_constant ? origin.site.live : origin.written;
+  const Frame written = writing == 0 ? Frame{} : frame_of(writing, session);
+  const bool is_shown = !finding.stack.empty() && finding.stack.front().file == written.file &&
+                        finding.stack.front().line == written.line;
+  if (written.file.empty() || is_shown) return;
+  const char* what = origin.taken_over ? "it came in at " : "it is a constant from ";
+  append_to_hint(finding, what + place_of(written.file, written.line));
 }
 
 }  // namespace
+
+bool has_own_line(const OriginRecord& origin) {
+  return origin.source == OriginRecord::Source::kConstant && origin.kinds.nan() && !origin.taken_over;
+}
 
 Frame frame_of(SiteId id, const DetectionSession& session) {
   Site site;
@@ -179,7 +199,7 @@ Finding make_finding(const Cause& cause, Level level, Harm harm, const Detection
   }
   if (finding.origin == Origin::kInput) finding.collective = origin.collective;
   if (finding.hint.empty()) add_hint(finding);
-  add_factory_line(origin, session, finding);
+  add_line_of_writing(origin, session, finding);
   add_first_nan(cause, session, finding);
   shorten_lineage(finding, Cause::kKeptSteps);
   return finding;

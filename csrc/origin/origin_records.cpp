@@ -12,6 +12,7 @@
 #include "origin/host_queries.h"
 #include "origin/make_finding.h"
 #include "origin/reported_causes.h"
+#include "report/own_frame.h"
 #include "call_sites/current_call_site.h"
 #include "process/fork_safe_mutex.h"
 
@@ -118,7 +119,7 @@ const std::string* collective_of(const CallContext& call, const at::Tensor& argu
 }  // namespace
 
 void mark_factor(OriginRecord& origin, uint64_t node_execution_id, const OpPlan& plan, NonfiniteKinds kinds) {
-  const bool is_of_user = !origin.facts.backward_stack.empty();
+  const bool is_of_user = !origin.facts.backward_stack.empty() || origin.site.node == kCompiledNode;
   const bool same_run = origin.site.node_execution_id != 0 && origin.site.node_execution_id == node_execution_id;
   if (!is_of_user && same_run && plan.pointwise && kinds.nan() && !origin.kinds.nan()) {
     origin.facts.kind = Kind::kNaN;
@@ -201,10 +202,10 @@ std::shared_ptr<OriginRecord> constant_origin(const CallContext& call, const at:
   auto origin = make_origin(call, OriginRecord::Source::kConstant, result);
   // Only a NaN is reported as data; masks of -inf are made too often to look at the frames each time.
   if (origin->facts.nan > 0) origin->facts.item = query_dataset_item(result, call.session);
+  const bool is_wrapped = call.plan.is_constant_factory && result.has_storage();
+  origin->taken_over = is_wrapped && result.storage().allocator() == nullptr && result.is_cpu();
   // "x * inf", "add_(x, alpha=inf)": nothing about x says that it is a mask.
   if (!call.plan.is_constant_factory && !call.plan.is_data_movement) origin->facts.inputs = summarise_inputs(call, 0);
-  origin->written_into_data =
-      call.plan.writes_in_place() || (call.plan.is_data_movement && !call.plan.is_constant_factory);
   return origin;
 }
 
@@ -242,12 +243,20 @@ std::shared_ptr<OriginRecord> external_origin(const CallContext& call, const at:
   const std::string* collective = collective_of(call, argument);
   if (collective == nullptr) return origin;
   origin->collective = *collective;
-  return origin_of_collective(call.session, std::move(origin));
+  return one_origin_of(*collective, call.session, std::move(origin));
+}
+
+std::shared_ptr<OriginRecord> one_origin_of_step(const DetectionSession& session,
+                                                 std::shared_ptr<OriginRecord> origin) {
+  const Frame* line = own_frame(origin->facts.stack);
+  if (line == nullptr) return origin;
+  return one_origin_of(fmt::format("{}:{}", line->file, line->line), session, std::move(origin));
 }
 
 bool is_constant_write(const Provenance& provenance) {
   const Cause& cause = provenance.first();
-  return cause.origin->source != OriginRecord::Source::kOperation && !cause.first_computation &&
+  const bool is_computed = !cause.origin->facts.inputs.empty();  // with an infinite number
+  return cause.origin->source != OriginRecord::Source::kOperation && !is_computed && !cause.first_computation &&
          cause.origin->entry() == nullptr;
 }
 
@@ -255,7 +264,9 @@ NonfiniteRegistry::ProvenancePtr provenance_of_argument(const CallContext& call,
                                                         NonfiniteKinds kinds) {
   const auto known = nonfinite_registry().find(argument);
   if (known != nullptr && !(is_constant_write(*known) && is_parameter(argument))) return known;
-  auto provenance = std::make_shared<Provenance>(Cause{external_origin(call, argument, kinds), kinds});
+  const auto origin = external_origin(call, argument, kinds);
+  if (known != nullptr) origin->written = known->first().origin->site.live;
+  auto provenance = std::make_shared<Provenance>(Cause{origin, kinds});
   nonfinite_registry().remember(argument, provenance);
   return provenance;
 }

@@ -34,6 +34,10 @@ std::shared_ptr<OriginRecord> operation_origin(const CallContext& call, const at
 // Records that the call has written, or is about to use, a non-finite number of user code.
 std::shared_ptr<OriginRecord> constant_origin(const CallContext& call, const at::Tensor& result);
 
+// Returns the one origin of what this step of an optimizer makes with numbers that are not finite: a learning rate, a
+// weight decay.
+std::shared_ptr<OriginRecord> one_origin_of_step(const DetectionSession& session, std::shared_ptr<OriginRecord> origin);
+
 // Records that the forward operation `op` has made what is in `argument`, which it saved for this call of its backward
 // node.
 std::shared_ptr<OriginRecord> saved_argument_origin(const CallContext& call, const at::Tensor& argument,

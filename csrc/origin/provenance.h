@@ -41,13 +41,14 @@ struct OriginRecord {
   Site site;
   std::weak_ptr<DetectionSession> session;  // the scope it was born in
 
-  bool scalar = false;             // without dimensions
-  bool written_into_data = false;  // constant: put beside other values, by fill_(), masked_fill(), x[i] = v
-  std::optional<Owner> owner;      // external: of the tensor it was first seen in
-  bool parameter = false;          // external: a leaf that requires grad
-  bool unwritten = false;          // external: the memory came from empty() and nobody wrote it
-  bool foreign = false;            // external: the memory was finite before, or a compiled graph wrote it
-  bool border = false;             // external: came out of a compiled region that could not be followed
+  bool scalar = false;                           // without dimensions
+  bool taken_over = false;                       // constant: in memory that is not PyTorch's, as from_numpy() takes it
+  SiteId written = 0;                            // external: where the program wrote it into a weight, if that was seen
+  std::optional<Owner> owner;                    // external: of the tensor it was first seen in
+  bool parameter = false;                        // external: a leaf that requires grad
+  bool unwritten = false;                        // external: the memory came from empty() and nobody wrote it
+  bool foreign = false;                          // external: the memory was finite before, or a compiled graph wrote it
+  bool border = false;                           // external: came out of a compiled region that could not be followed
   std::shared_ptr<const ReplayedRegion> region;  // the compiled region that made it; null outside of all
   Site allocation;                               // of unwritten memory
   std::string allocator;                         // the op that allocated it

@@ -7,6 +7,8 @@
 #include <string_view>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "process/fork_safe_mutex.h"
 #include "report/operator_name.h"
 
@@ -16,8 +18,9 @@ namespace {
 constexpr size_t kMaxCalls = 1 << 12;  // of one session
 
 struct Reported {
-  std::map<std::pair<SiteId, std::string>, int64_t> calls;  // of the forward pass: the last step
-  std::shared_ptr<OriginRecord> brought;                    // by a collective, in the last step that had one
+  std::map<std::pair<SiteId, std::string>, int64_t> calls;             // of the forward pass: the last step
+  std::map<std::string, int64_t> lines;                                // the same, by file and line
+  std::map<std::string, std::shared_ptr<OriginRecord>> common_causes;  // each in the last step that had it
 };
 
 struct Registry {
@@ -40,6 +43,11 @@ std::string letters_of_operator(std::string_view op) { return letters_of(without
 
 std::string letters_of_node(std::string_view node) { return letters_of(node.substr(0, node.rfind("Backward"))); }
 
+std::string line_of(const OriginRecord& origin) {
+  const std::vector<Frame>& stack = origin.facts.stack;
+  return stack.empty() ? "" : fmt::format("{}:{}", stack.front().file, stack.front().line);
+}
+
 bool is_operation(const OriginRecord& origin) { return origin.source == OriginRecord::Source::kOperation; }
 
 }  // namespace
@@ -47,9 +55,11 @@ bool is_operation(const OriginRecord& origin) { return origin.source == OriginRe
 void record_reported(const DetectionSession& session, const OriginRecord& origin) {
   if (!is_operation(origin) || !origin.site.node.empty() || origin.site.live == 0) return;
   const std::lock_guard lock(registry.mutex);
-  auto& calls = registry.by_session[&session].calls;
+  auto& [calls, lines, common_causes] = registry.by_session[&session];
   if (calls.size() >= kMaxCalls) calls.clear();
+  if (lines.size() >= kMaxCalls) lines.clear();
   calls[{origin.site.live, letters_of_operator(origin.facts.op)}] = origin.site.step;
+  lines[line_of(origin)] = origin.site.step;
 }
 
 bool is_reported_in_forward_pass(const DetectionSession& session, const OriginRecord& origin) {
@@ -57,19 +67,21 @@ bool is_reported_in_forward_pass(const DetectionSession& session, const OriginRe
   const std::lock_guard lock(registry.mutex);
   const auto found = registry.by_session.find(&session);
   if (found == registry.by_session.end()) return false;
+  if (origin.site.node == kCompiledNode) {  // a whole graph: each of its operations has the line of its forward call
+    const auto line = found->second.lines.find(line_of(origin));
+    return line != found->second.lines.end() && line->second == origin.site.step;
+  }
   const auto call = found->second.calls.find({origin.site.forward, letters_of_node(origin.site.node)});
   return call != found->second.calls.end() && call->second == origin.site.step;
 }
 
-std::shared_ptr<OriginRecord> origin_of_collective(const DetectionSession& session,
-                                                   std::shared_ptr<OriginRecord> origin) {
+std::shared_ptr<OriginRecord> one_origin_of(const std::string& cause, const DetectionSession& session,
+                                            std::shared_ptr<OriginRecord> origin) {
   std::shared_ptr<OriginRecord> released;  // after the lock
   const std::lock_guard lock(registry.mutex);
-  auto& brought = registry.by_session[&session].brought;
-  const bool is_same =
-      brought != nullptr && brought->collective == origin->collective && brought->site.step == origin->site.step;
-  if (is_same) return brought;
-  released = std::exchange(brought, origin);
+  auto& known = registry.by_session[&session].common_causes[cause];
+  if (known != nullptr && known->site.step == origin->site.step) return known;
+  released = std::exchange(known, origin);
   return origin;
 }
 

@@ -15,6 +15,7 @@
 namespace torchnan {
 namespace {
 
+constexpr std::string_view kTakenOver = "aten::lift_fresh";  // what torch.tensor() and from_numpy() call
 constexpr size_t kFramesShown = 5;
 constexpr size_t kBackwardFramesShown = 2;
 constexpr size_t kInputsShown = 4;
@@ -84,13 +85,24 @@ std::string place_of(const Finding& f) {
   return text;
 }
 
+std::string module_of(const Finding& f) { return f.module->empty() ? "the root module" : printable(*f.module); }
+
+// Its module is that of the first use.
+std::string constant_of(const Finding& f) {
+  std::string what = f.op == kTakenOver ? "a constant, given to torch.tensor"
+                                        : fmt::format("a constant, written by {}", printable(f.op));
+  what += place_of(f);
+  if (f.module) what += fmt::format(", first used in {}", module_of(f));
+  return what;
+}
+
 std::string produced_by(const Finding& f) {
   std::string what;
   switch (f.origin) {
     case Origin::kOp:
       what = printable(f.op);
       if (!f.node.empty()) what += fmt::format(" in {}", printable(f.node));
-      what += fmt::format(", output {}", f.output);
+      what += f.constant ? " with a constant" : fmt::format(", output {}", f.output);
       break;
     case Origin::kParameter:
       what = f.name.empty() ? "a parameter" : fmt::format("parameter {}", printable(f.name));
@@ -104,8 +116,9 @@ std::string produced_by(const Finding& f) {
         what = "not known";
         break;
       }
-      what = fmt::format("{} {}", f.constant ? "a constant, written by" : "an external tensor, first used by",
-                         printable(f.op));
+      if (f.constant) return constant_of(f);
+      what = f.op == kTakenOver ? "an external tensor"
+                                : fmt::format("an external tensor, first used by {}", printable(f.op));
       break;
     case Origin::kUninit:
       what = fmt::format("memory from {} that nothing has written", printable(f.op));
@@ -120,7 +133,7 @@ std::string produced_by(const Finding& f) {
   }
   if (f.origin == Origin::kCompiled) return what;  // its place is that of the region
   if (f.origin == Origin::kOp && !f.name.empty()) what += fmt::format("   for parameter {}", printable(f.name));
-  if (f.module) what += fmt::format("   in {}", f.module->empty() ? "the root module" : printable(*f.module));
+  if (f.module) what += fmt::format("   in {}", module_of(f));
   return what + place_of(f);
 }
 
@@ -201,7 +214,7 @@ std::vector<std::string> format_inputs(const Finding& f) {
 std::string format_lineage(const Finding& f) {
   std::vector<std::string> steps;
   const auto bare = [](const std::string& op) { return printable(without_namespace(op)); };
-  steps.push_back(f.origin == Origin::kOp ? bare(f.op) : name_of(f.origin));
+  steps.push_back(f.origin == Origin::kOp ? bare(f.op) : f.constant ? "constant" : name_of(f.origin));
   for (size_t i = 0; i < f.lineage.size(); ++i) {
     if (i + 1 == f.lineage.size() && f.lineage_omitted > 0) {
       steps.push_back(fmt::format("... {} more", f.lineage_omitted));
@@ -318,7 +331,7 @@ std::string describe(const Harm& harm) {
 std::string to_text(const Finding& f) {
   std::string text = headline(f);
   add_row(text, "made by", produced_by(f));
-  add_row(text, "output", format_output(f));
+  add_row(text, f.origin == Origin::kOp && f.constant ? "constant" : "output", format_output(f));
   const std::vector<std::string> inputs = format_inputs(f);
   for (size_t i = 0; i < inputs.size(); ++i) add_row(text, i == 0 ? "inputs" : "", inputs[i]);
   if (!f.hint.empty()) add_row(text, "because", printable(f.hint));

@@ -65,6 +65,12 @@ bool makes_it_of_zeros(const Operation& op) {
   return !op.made_nan() && exponent.has_range() && exponent.max() < 0;
 }
 
+// Of finite numbers a quotient is NaN only as 0/0: the gradient of a branch that where() did not take is 0.
+std::string_view addition_for(const Operation& op, std::string_view text) {
+  const bool is_quotient = op.name() == "div" && text.starts_with("the slope of");
+  return is_quotient && op.made_nan() && op.is_of_finite() ? "; where the gradient is 0 too, 0/0 is NaN" : "";
+}
+
 // It divides by the differences of the squares of all singular values, a square matrix, and by the values themselves.
 Hint hint_for_singular_values(const Operation& op) {
   const Argument divisor = op.argument("other");
@@ -98,7 +104,7 @@ Hint hint_for_node(const Operation& op) {
     return slope.stem == stem && slope.op == op.name() && op.argument(slope.argument).holds_zeros();
   });
   if (known == std::end(kSlopes) || !makes_it_of_zeros(op)) return {};
-  return about(op.argument(known->argument), std::string(known->text));
+  return about(op.argument(known->argument), fmt::format("{}{}", known->text, addition_for(op, known->text)));
 }
 
 }  // namespace torchnan

@@ -106,6 +106,10 @@ HINTS = {
         lambda: gradient(lambda x: x.square().sum().sqrt(), t(0, 0)),
         "the slope of sqrt at 0 is infinite: 1 / (2 sqrt(0)), as in a norm of zeros",
     ),
+    "a branch that was not taken": (
+        lambda: gradient(lambda x: torch.where(x > 0, x.log(), 0.0), t(0, 1)),
+        "the slope of log at 0 is infinite: 1 / 0; where the gradient is 0 too, 0/0 is NaN",
+    ),
     "power at zero": (
         lambda: gradient(lambda x: x.pow(0.5), t(0.0)),
         "the slope of x ** p at 0 is infinite where p is less than 1",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -84,6 +86,45 @@ def made_step_line() -> int:
     function = test_the_optimizers_own_arithmetic_is_an_origin
     source, first = inspect.getsourcelines(function)
     return first + next(i for i, text in enumerate(source) if "made.step()" in text)
+
+
+FORMS = {
+    "SGD": lambda p, rate: torch.optim.SGD(p, lr=rate, foreach=False),
+    "SGD, decaying": lambda p, rate: torch.optim.SGD(p, lr=rate, momentum=0.9, weight_decay=0.1),
+    "SGD, foreach": lambda p, rate: torch.optim.SGD(p, lr=rate, foreach=True),
+    "SGD, fused": lambda p, rate: torch.optim.SGD(p, lr=rate, fused=True),
+    "AdamW": lambda p, rate: torch.optim.AdamW(p, lr=rate, foreach=False),
+    "AdamW, foreach": lambda p, rate: torch.optim.AdamW(p, lr=rate, foreach=True),
+    "AdamW, fused": lambda p, rate: torch.optim.AdamW(p, lr=rate, fused=True),
+}
+
+
+@pytest.mark.parametrize("rate", [float("inf"), float("nan")])
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_a_learning_rate_that_is_not_finite_is_one_cause(form, rate):
+    model = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(3)))
+    optimizer = form(model.parameters(), 0.1)
+    optimizer.param_groups[0]["lr"] = rate
+    with warnings.catch_warnings(record=True) as told, torchnan.detect(action="warn") as watch:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).square().sum().backward()
+            optimizer.step()
+    assert [(f.phase, f.harm.kind, f.harm.name, f.step) for f in watch.findings] == [
+        ("optimizer", "parameter", "0.weight", 1)
+    ]
+    assert len(told) == 1
+
+
+def test_two_optimizers_with_bad_rates_are_two_causes():
+    a, b = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    first, second = (torch.optim.SGD(one.parameters(), lr=float("inf")) for one in (a, b))
+    with torchnan.detect(action="log") as watch:
+        (a(torch.ones(1, 2)) + b(torch.ones(1, 2))).sum().backward()
+        first.step()
+        second.step()
+    assert len(watch.findings) == 2
 
 
 def test_an_optimizer_written_by_hand_is_one_too():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -133,15 +134,75 @@ def test_a_nan_written_into_data_is_no_doing_of_who_reads_it_first(write):
     assert f"made by   a constant, written by {finding.op}   at " in str(finding)
 
 
-def test_what_a_factory_made_has_the_line_of_the_factory_as_its_hint():
+FACTORIES = {
+    "full": lambda: torch.full((2, 3), NAN),
+    "full_like": lambda: torch.full_like(torch.ones(2, 3), NAN),
+    "new_full": lambda: torch.ones(2).new_full((2, 3), NAN),
+    "tensor of rows": lambda: torch.tensor([[1.0, 2.0, NAN], [1.0, 1.0, 1.0]]),
+    "tensor of a number": lambda: torch.tensor(NAN),
+    "fill": lambda: torch.fill(torch.ones(2, 3), NAN),
+    "pad": lambda: nn.functional.pad(torch.ones(2, 1), (1, 1), value=NAN),
+}
+
+
+@pytest.mark.parametrize("make", FACTORIES.values(), ids=FACTORIES)
+def test_a_nan_that_a_factory_makes_is_a_constant_at_its_own_line(make):
+    layer = nn.Sequential(nn.ReLU())
+
+    def program(watch):
+        x = make()
+        watch.mark_step(2)
+        return layer(x).sum().item()
+
+    with torchnan.detect(action="log") as watch:
+        program(watch)
+    (finding,) = watch.findings
+    assert (finding.origin, finding.constant) == ("input", True)
+    assert (finding.line, finding.shape) == (inspect.getsourcelines(make)[1], tuple(make().shape))
+    assert (finding.step, finding.module) == (2, "0")  # of the first use
+    made_by = str(finding).split("\n")[1]
+    how = "given to torch.tensor" if finding.op == "aten::lift_fresh" else f"written by {finding.op}"
+    assert made_by.startswith(f"  made by   a constant, {how}   at ")
+    assert made_by.endswith(f":{finding.line}, first used in 0")
+    assert "\n  lineage   constant -> " in str(finding)
+
+
+def test_what_came_from_numpy_is_no_constant():
     def program():
-        x = torch.full((3,), NAN)
+        x = torch.from_numpy(np.array([1.0, NAN]))
         return (x + 1).sum().item()
 
     (finding,) = findings_of(program)
-    line = inspect.getsourcelines(program)[1]
-    assert (finding.origin, finding.constant, finding.line) == ("input", False, line + 2)
-    assert finding.hint == f"it is a constant from tests/detection/test_provenance.py:{line + 1}"
+    assert (finding.origin, finding.constant, finding.op) == ("input", False, "aten::add")
+    assert finding.line == line_of(program, 2)
+    assert finding.hint == f"it came in at tests/detection/test_provenance.py:{line_of(program, 1)}"
+
+
+@pytest.mark.parametrize("kind", ["parameter", "buffer"])
+def test_a_constant_in_a_weight_has_the_line_of_its_writing_as_its_hint(kind):
+    module = nn.BatchNorm1d(2).eval()
+
+    def program():
+        nn.init.constant_(module.weight if kind == "parameter" else module.running_mean, NAN)
+        return module(torch.ones(3, 2)).sum().item()
+
+    (finding,) = findings_of(program)
+    assert (finding.origin, finding.line) == (kind, line_of(program, 2))
+    assert finding.hint == f"it is a constant from tests/detection/test_provenance.py:{line_of(program, 1)}"
+
+
+def test_what_computed_with_a_constants_infinities_is_told_from_the_constant():
+    def program():
+        limit = torch.full((3,), INF)
+        (torch.ones(5, 3, requires_grad=True) + limit).sum().backward()
+
+    (finding,) = findings_of(program)
+    assert (finding.op, finding.origin, finding.constant, finding.shape) == ("aten::add", "op", True, (3,))
+    assert f"made by   aten::add with a constant   at tests/detection/test_provenance.py:{line_of(program, 2)}" in str(
+        finding
+    )
+    assert "\n  constant  f32[3]  +inf 3\n" in str(finding)
+    assert finding.hint.endswith(f"a constant from tests/detection/test_provenance.py:{line_of(program, 1)}")
 
 
 def test_a_nan_that_is_filled_in_is_not_the_offspring_of_the_inf_beside_it():

@@ -133,7 +133,9 @@ class Finding:
         module: dotted path of the module, ``""`` for the root itself, ``None`` outside every module.
         name: of the parameter or buffer at fault; of the parameter whose gradient an operation of the backward pass
             computes, if it has no line of its own in the forward pass.
-        constant: of ``origin="input"``: ``op`` wrote the value into data, as ``x[i] = nan`` does.
+        constant: of ``origin="input"``: ``op`` wrote the value, as ``x[i] = nan`` and ``torch.full`` do; ``stack`` is
+            that of the writing, ``module``, ``phase`` and ``step`` those of the first use. Of ``origin="op"``: ``op``
+            computed with infinities that the program wrote, and the tensor described is theirs.
         collective: of ``origin="input"``: that brought the value from another rank, ``"c10d::allreduce_"``.
         stack: the user's frame first; in the backward pass that of the forward call which made the node.
         backward_stack: in the backward pass, where Python ran the operation: in the ``backward`` of an

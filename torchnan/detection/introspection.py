@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import itertools
 import os
-import re
 import sys
 import sysconfig
 import traceback
@@ -22,12 +21,12 @@ import torch.distributed as dist
 import torch.utils.checkpoint
 
 from torchnan._load import _C
-from torchnan.detection import dataset_items, initial_weights, registry
+from torchnan.detection import dataset_items, graph_code, initial_weights, registry
 from torchnan.detection.containment import contained
+from torchnan.detection.graph_code import RawFrame
 
 Line = tuple[str, int, str]  # file, line, function
 Names = dict[int, dict[int, str]]  # of modules, by model; both by id, and only as long as both are alive
-RawFrame = tuple[CodeType, int, "torch.nn.Module | None", int]  # code, line, module, instruction; innermost first
 
 # Frames of files under these are how user code gets to an operation, not where it calls one.
 _INTERNAL_PREFIXES = tuple(
@@ -88,6 +87,10 @@ def engine_code() -> CodeType:
     return _ENGINE
 
 
+def _as_traced(frames: list[RawFrame]) -> list[RawFrame]:
+    return graph_code.as_traced(frames, module_call_code())
+
+
 def is_loss_scaling(live: list[RawFrame]) -> bool:
     """Whether an operation belongs to a loss scaler, which handles its own non-finite values."""
     return bool(live) and live[0][0].co_filename == _SCALER_FILE
@@ -106,9 +109,14 @@ def resolve_site(
         grad_mode: whether gradients were being recorded.
         session_id: id of the detection session.
     """
+    forward = _as_traced(forward)
     if not node:
+        live = _as_traced(live)
         return _lines(live), *_module_and_phase(live, grad_mode, session_id, {}), []
     inside = _inside_engine(live)
+    if (traced := graph_code.first_frame(inside)) is not None:  # what was traced backward has the lines of the forward
+        origin = _as_traced([inside[traced], *_before_function_apply(forward)])
+        return _lines(origin), _module_path(_modules(origin), session_id, {}), "backward", []
     if any(code.co_filename == _CHECKPOINT_FILE for code, *_ in inside):  # the forward pass, run again
         return _lines(inside), _module_path(_modules(inside) + _modules(forward), session_id, {}), "forward", []
     if inside and inside[-1][0].co_filename != _FUNCTION_FILE:  # a hook; Function.backward has its file last
@@ -126,7 +134,7 @@ def resolve_sites(sites: list[tuple[list[RawFrame], bool]], session_id: int) -> 
         session_id: id of the detection session.
     """
     names: Names = {}
-    return [_module_and_phase(live, grad_mode, session_id, names) for live, grad_mode in sites]
+    return [_module_and_phase(_as_traced(live), grad_mode, session_id, names) for live, grad_mode in sites]
 
 
 def owner_of_storage(
@@ -301,7 +309,7 @@ def _package_of(file: str) -> str | None:
 
 def is_internal(file: str) -> bool:
     """Whether a file is part of how user code gets to an operation."""
-    if file.startswith(("<frozen ", "<eval_with_key>")):  # the import system; code that torch.fx has written
+    if file.startswith(("<frozen ", graph_code.FILE)):  # the import system; code that torch.fx has written
         return True
     package = _package_of(file)
     if package is not None and package not in ("torch", "torchnan"):
@@ -336,8 +344,8 @@ def _without_resumptions(lines: list[Line]) -> list[Line]:
     kept: list[Line] = []
     resumed = ("", "")
     for file, line, name in lines:
-        own = _RESUMED.fullmatch(name.rpartition(".")[2])
-        plain = own[1] if own else name.rpartition(".")[2]
+        plain = graph_code.plain_name(name)
+        own = plain != name.rpartition(".")[2]
         if (file, plain) != resumed:
             kept.append((file, line, plain if own else name))
         elif not own:
@@ -349,8 +357,6 @@ def _without_resumptions(lines: list[Line]) -> list[Line]:
 def _all_lines(frames: list[RawFrame]) -> list[Line]:
     return [(code.co_filename, line or 0, getattr(code, "co_qualname", code.co_name)) for code, line, *_ in frames]
 
-
-_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
 
 _columns: dict[Line, tuple[int, int] | None] = {}  # of the lines resolved last
 _MAX_COLUMNS = 1000

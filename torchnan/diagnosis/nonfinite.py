@@ -132,9 +132,10 @@ def describe_origin(finding: dict[str, Any]) -> str:
     if "op" not in finding:  # of another rank, in a line
         return str(finding.get("text") or "")
     place = _place(finding)
-    parts = [_maker(finding), finding.get("module"), place, finding.get("dtype"), finding.get("phase")]
-    names = ("", "in ", "at ", "", "")
-    text = ", ".join(before + str(part) for before, part in zip(names, parts, strict=True) if part)
+    is_constant, module = bool(finding.get("constant")), finding.get("module")
+    where = [module and f"{'first used ' if is_constant else ''}in {module}", place and f"at {place}"]
+    parts = [_maker(finding), *(reversed(where) if is_constant else where), finding.get("dtype"), finding.get("phase")]
+    text = ", ".join(str(part) for part in parts if part)
     return f"{text}, because {finding['hint']}" if finding.get("hint") else text
 
 
@@ -144,12 +145,14 @@ def _maker(finding: dict[str, Any]) -> str:
     if kind in ("parameter", "buffer"):
         return f"{kind} {name}, first read by {op}" if name else f"a {kind}, first read by {op}"
     return {
-        "input": f"a constant, written by {op}"
-        if finding.get("constant")
-        else f"an external tensor, first used by {op}",
+        "input": _constant(op) if finding.get("constant") else f"an external tensor, first used by {op}",
         "uninit": f"memory from {op} that nothing has written",
         "foreign": f"something outside PyTorch's dispatcher, first read by {op}",
     }.get(kind, op)
+
+
+def _constant(op: str) -> str:
+    return "a constant, given to torch.tensor" if op == "aten::lift_fresh" else f"a constant, written by {op}"
 
 
 def _place(finding: dict[str, Any]) -> str | None:

@@ -54,7 +54,7 @@ def _headline(story: Sequence[Incident]) -> str:
     first = story[0].first
     kind = "NaN" if first.kind == "nan" else "Inf"
     when = "" if first.step is None else f" at step {first.step:,}"
-    module = f" in {printable(first.module)}" if first.module else ""
+    module = f" in {printable(first.module)}" if first.module and not first.constant else ""  # a constant has none
     return f"{kind}{when}: {_origin(first)}{module}"
 
 

@@ -132,9 +132,11 @@ struct Finding {
   std::string node;                   // "LogBackward0" in the backward pass, else empty
   std::optional<std::string> module;  // dotted path, "" is the root, absent outside every module
   std::string name;                   // of the parameter or buffer
-  bool constant = false;              // kInput: `op` wrote the value into data, as in x[i] = nan
-  std::string collective;             // kInput: that brought the value from another rank, "c10d::allreduce_"
-  std::vector<Frame> stack;           // user code first; in the backward pass the stack of the forward call
+  // kInput: `op` wrote the value, as x[i] = nan does. kOp: `op` computed with infinities that the program wrote; the
+  // tensor described is theirs.
+  bool constant = false;
+  std::string collective;    // kInput: that brought the value from another rank, "c10d::allreduce_"
+  std::vector<Frame> stack;  // user code first; in the backward pass the stack of the forward call
   // In the backward pass: where Python ran the operation, in a Function's backward or in a hook. A hook's are the first
   // of `stack` too.
   std::vector<Frame> backward_stack;

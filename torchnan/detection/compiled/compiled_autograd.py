@@ -13,8 +13,9 @@ import torch
 from torch import fx
 
 from torchnan._load import _C
+from torchnan.detection import graph_code
 from torchnan.detection.compiled.graph import BACKWARD_NODE
-from torchnan.detection.compiled.stack import CODE_OF_A_GRAPH, BackwardNode
+from torchnan.detection.compiled.stack import BackwardNode
 from torchnan.detection.introspection import engine_code
 
 _NODE_CALL = re.compile(r"(\S+) \(NodeCall (\d+)\)\s*$")  # in a stack trace, in place of a source line
@@ -27,7 +28,7 @@ def keep_modules(copy: fx.GraphModule, file: str) -> None:
         copy: the graph that Dynamo has traced.
         file: of the code that it has traced, which is that of the graph of compiled autograd.
     """
-    if not file.startswith(CODE_OF_A_GRAPH):
+    if not file.startswith(graph_code.FILE):
         return
     known = [module for module in _C.instances_of(fx.GraphModule) if _file_of(module) == file]
     stacks = {node.name: node.meta.get("fwd_nn_module_stack") for module in known for node in module.graph.nodes}

@@ -19,9 +19,9 @@ from torchnan.detection.compiled.stack import (
     Modules,
     call_under,
     joined,
-    module_stack,
     traced_lines,
 )
+from torchnan.detection.graph_code import module_stack
 
 BACKWARD_NODE = "torchnan_backward_node"  # in the ``meta`` of what a node of a backward pass does
 _KEPT_META = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack", "steal_arg")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import sys
 import weakref
 from collections.abc import Callable, Sequence
 from types import CodeType, FunctionType
@@ -14,13 +13,12 @@ from typing import Any, NamedTuple
 import torch
 
 from torchnan._load import _C
-from torchnan.detection.introspection import RawFrame, call_in_engine, call_in_module, engine_code
+from torchnan.detection import graph_code
+from torchnan.detection.graph_code import RawFrame, module_stack, recorded_lines
+from torchnan.detection.introspection import call_in_engine, call_in_module, engine_code
 
-_FRAME = re.compile(r'File "(.*?)", line (\d+), in (.*)')
 _OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "")
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
-CODE_OF_A_GRAPH = "<eval_with_key>"  # begins the name of the file of code that torch.fx has written
-_CALL = (lambda call: call()).__code__
 _DYNAMO = os.path.join(_TORCH, "_dynamo", "")
 _WRAPPED = "L['fn']"  # the path of a module that such a function calls
 _BELOW_SELF = re.compile(r"L\['self'\]\.(.+)")  # a path in nn_module_stack
@@ -56,12 +54,7 @@ Modules = dict[str, torch.nn.Module]  # by their key in nn_module_stack
 
 def traced_lines(node: torch.fx.Node) -> list[Line]:
     """Returns the lines that Dynamo recorded for a node, outermost first."""
-    return [Line(file, int(line), name) for file, line, name in _FRAME.findall(node.stack_trace or "")]
-
-
-def module_stack(node: torch.fx.Node) -> dict[str, Any]:
-    """Returns the modules that a node was traced in, or of a backward pass that the forward operation was."""
-    return node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    return [Line(*line) for line in recorded_lines(node)]
 
 
 class TracedModule(NamedTuple):
@@ -106,7 +99,7 @@ def place_of(traced: torch.fx.GraphModule, compiled: Line) -> Line:
         traced: the graph.
         compiled: the function that was compiled: Dynamo puts one of its own around modules and functions of PyTorch.
     """
-    if compiled.file.startswith(CODE_OF_A_GRAPH):
+    if compiled.file.startswith(graph_code.FILE):
         return Line("", 0, "backward pass of compiled autograd")
     if not compiled.file.startswith(_DYNAMO):
         return compiled
@@ -215,7 +208,4 @@ def call_under(stack: Sequence[Entry], call: Callable[[], Any]) -> Any:
 @functools.cache
 def _code_at(line: Line) -> CodeType:
     """Returns code that calls its argument on a line; always the same, so that every replay has the same call sites."""
-    names: dict[str, Any] = {"co_name": line.function.rpartition(".")[2]}
-    if sys.version_info >= (3, 11):
-        names["co_qualname"] = line.function
-    return _CALL.replace(co_filename=line.file, co_firstlineno=line.line, **names)
+    return graph_code.code_at(*line)

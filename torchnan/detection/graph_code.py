@@ -1,0 +1,128 @@
+"""Code that ``torch.fx`` has written of a graph, as it is run by the backends of ``torch.compile`` that generate no
+kernels: its frames stand for the lines and modules of the program that a tracer recorded."""
+
+from __future__ import annotations
+
+import re
+import sys
+import weakref
+from types import CodeType
+from typing import Any
+
+import torch
+
+from torchnan._load import _C
+
+RawFrame = tuple[CodeType, int, "torch.nn.Module | None", int]  # code, line, module, instruction; innermost first
+
+FILE = "<eval_with_key>"  # begins the name of the file of such code
+_FRAME = re.compile(r'File "(.*?)", line (\d+), in (.*)')
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
+_CALL = (lambda call: call()).__code__
+
+_graphs: dict[str, weakref.ref[torch.fx.GraphModule]] = {}  # by the name of the file, which is of one graph alone
+_MAX_GRAPHS = 1000
+
+
+def recorded_lines(node: torch.fx.Node) -> list[tuple[str, int, str]]:
+    """Returns the file, line and function that a tracer recorded for a node, outermost first."""
+    return [(file, int(line), name) for file, line, name in _FRAME.findall(node.stack_trace or "")]
+
+
+def module_stack(node: torch.fx.Node) -> dict[str, Any]:
+    """Returns the modules that a node was traced in, or of a backward pass that the forward operation was."""
+    return node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+
+
+def code_at(file: str, line: int, function: str) -> CodeType:
+    """Returns code of a line of the program, which calls its argument."""
+    names: dict[str, Any] = {"co_name": function.rpartition(".")[2]}
+    if sys.version_info >= (3, 11):
+        names["co_qualname"] = function
+    return _CALL.replace(co_filename=file, co_firstlineno=line, **names)
+
+
+def first_frame(frames: list[RawFrame]) -> int | None:
+    """Returns the index of the innermost frame of such code; ``None`` if there is none."""
+    return next((i for i, frame in enumerate(frames) if frame[0].co_filename.startswith(FILE)), None)
+
+
+def as_traced(frames: list[RawFrame], module_call: CodeType) -> list[RawFrame]:
+    """Returns a stack with the frames of the program in place of the innermost one of such code. The function that was
+    compiled is in the trace and further out: it stays once.
+
+    Args:
+        frames: the stack, innermost first.
+        module_call: the code of the frame of a module's call.
+    """
+    found = first_frame(frames)
+    if found is None:
+        return frames
+    code, line, *_ = frames[found]
+    node = _node_at(code, line)
+    lines = recorded_lines(node) if node is not None else []
+    if node is None or not lines:
+        return frames
+    outside = frames[found + 1 :]
+    inner = _frames_down_to(outside, lines[0][0], lines[0][2])
+    traced: list[RawFrame] = [(code_at(*one), one[1], None, -1) for one in reversed(lines)]
+    modules: list[RawFrame] = [(module_call, 0, module, -1) for module in reversed(_modules_of(node))]
+    called = [frame for frame in outside[:inner] if frame[2] is not None and not _is_graph(frame[2])]
+    return [*traced, *modules, *called, *outside[inner:]]
+
+
+def _frames_down_to(frames: list[RawFrame], file: str, function: str) -> int:
+    """Returns how many frames lead from a function that was compiled to the code of its graph: those of the function
+    are the last of them, several where it was resumed after graph breaks."""
+    own = [frame[0].co_filename == file and plain_name(frame[0].co_name) == plain_name(function) for frame in frames]
+    count = own.index(True) + 1 if True in own else 0
+    while 0 < count < len(own) and own[count]:
+        count += 1
+    return count
+
+
+def _is_graph(module: torch.nn.Module) -> bool:
+    return issubclass(type(module), torch.fx.GraphModule)
+
+
+def plain_name(function: str) -> str:
+    """Returns the name of a function without the names of what is around it. After a graph break Dynamo goes on in a
+    function of its own, which has the name of the program's in its own name."""
+    name = function.rpartition(".")[2]
+    resumed = _RESUMED.fullmatch(name)
+    return resumed[1] if resumed else name
+
+
+def _modules_of(node: torch.fx.Node) -> list[torch.nn.Module]:
+    """Returns the modules that a node was traced in, outermost first; their keys begin with their ``id()``."""
+    keys = [digits[0] for key in module_stack(node) if (digits := re.match(r"\d+", key))]
+    if not keys:
+        return []
+    alive = {str(id(module)): module for module in _C.instances_of(torch.nn.Module)}
+    return [alive[key] for key in keys if key in alive]
+
+
+def _node_at(code: CodeType, line: int) -> torch.fx.Node | None:
+    """Returns the node whose code is on a line."""
+    graph = _graph_of(code)
+    index = (getattr(graph, "_lineno_map", None) or {}).get(line - code.co_firstlineno)
+    if graph is None or index is None:
+        return None
+    nodes = list(graph.graph.nodes)
+    return nodes[index] if index < len(nodes) else None
+
+
+def _graph_of(code: CodeType) -> torch.fx.GraphModule | None:
+    """Returns the module whose ``forward`` the code is: each has a class of its own."""
+    known = _graphs.get(code.co_filename)
+    if known is not None:
+        return known()
+    if len(_graphs) >= _MAX_GRAPHS:
+        _graphs.clear()
+    graphs: list[torch.fx.GraphModule] = _C.instances_of(torch.fx.GraphModule)
+    for graph in graphs:
+        forward = vars(type(graph)).get("forward")
+        if getattr(forward, "__code__", None) is code:
+            _graphs[code.co_filename] = weakref.ref(graph)
+            return graph
+    return None
