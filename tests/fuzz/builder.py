@@ -159,6 +159,10 @@ class Builder:
         tensors = [value for value in self.scope.values() if isinstance(value, torch.Tensor) and _is_strided(value)]
         return [(x, x.untyped_storage(), x.storage_offset(), x.shape, x.stride()) for x in tensors]
 
+    def made(self) -> list[str]:
+        """Returns the lines that make what is there before detection."""
+        return [f"{name} = {value}" for name, value in self._made]
+
     def recent(self, count: int = 4) -> list[str]:
         return self.names[-count:] if self.choice.random() < 0.6 else self.names
 
@@ -166,6 +170,6 @@ class Builder:
         if not self._lines:
             return None
         names = ", ".join(name for name, _ in self._made)
-        lines = ["def make():", *(f"    {name} = {value}" for name, value in self._made), f"    return {names},", ""]
+        lines = ["def make():", *(f"    {line}" for line in self.made()), f"    return {names},", ""]
         lines += [f"def program({names}):", *(f"    {line}" for line in self._lines), "    return dict(locals())"]
         return "\n".join(lines) + "\n"

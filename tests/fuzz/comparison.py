@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from tests.fuzz.program import Fact, Program, Run, run, tensors
 from tests.fuzz.truth import Origin, Truth, is_bad, may_hold_nonfinite
 
+COMPILED = re.compile(r"torch\.compile\(f, .*\)$", re.MULTILINE)
 UNSEEN = Origin("external", "?", ("?", 0))  # of what was written without an operation
 
 
@@ -33,6 +35,7 @@ class Modes:
     exact: bool = True
     truth: bool = True
     sample: bool = False
+    eager: bool = False  # the same program without torch.compile
 
 
 def disagreements(program: Program, modes: Modes) -> list[Disagreement]:
@@ -43,6 +46,9 @@ def disagreements(program: Program, modes: Modes) -> list[Disagreement]:
     found += bits(program, watched)
     if watched.internal_errors:
         found.append(("internal error", watched.internal_errors))
+    if modes.eager:
+        found += against_eager(program, watched)
+        torch._dynamo.reset()
     watched.variables = {}
     if modes.exact and stats["proved"]:
         found += other_options(program, facts, exact=True)
@@ -83,6 +89,28 @@ def plainly(facts: list[Fact]) -> list[Fact]:
     compared = [tuple("input" if value == "foreign" else value for value in fact) for fact in facts]
     told = [fact for fact in compared if not (fact[2] == "input" and (fact[6] == "alive" or fact[1] == "inf"))]
     return list(dict.fromkeys(told))
+
+
+def against_eager(program: Program, compiled: Run) -> list[tuple[str, Any]]:
+    """Compiled code may round otherwise: where it makes other values non-finite, its report is another as well."""
+    eager = run(Program(program.generator, program.seed, COMPILED.sub("f", program.source)), "watched")
+    if nonfinite(eager.variables) != nonfinite(compiled.variables) or eager.error != compiled.error:
+        return []
+    expected, got = ([origin_of(fact) for fact in one.facts if fact[0] == "error"] for one in (eager, compiled))
+    return [] if expected == got else [("not as in eager", {"eager": eager.facts, "compiled": compiled.facts})]
+
+
+def origin_of(fact: Fact) -> Fact:
+    """Returns what does not depend on who runs an operation. Decompositions are other operations at the same line, and
+    that an infinite slope is a factor of a formula is known of PyTorch's own nodes alone."""
+    _, kind, origin, _, place, phase, harm, step = fact
+    return (kind if phase == "forward" else "", origin, place, phase, harm, step)
+
+
+def nonfinite(variables: dict[str, Any]) -> list[Any]:
+    """Returns where the tensors of a program are NaN, and where they are infinite."""
+    found = [one.detach() for value in variables.values() for one in tensors(value)]
+    return [(x.isnan().nonzero().tolist(), x.isinf().nonzero().tolist()) for x in found if may_hold_nonfinite(x)]
 
 
 def against_truth(result: Run, facts: list[Fact], program: Program) -> list[tuple[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.fuzz.comparison import Modes
-from tests.fuzz.generators import chain, graph, operators, sparse, storage, subclasses, threads
+from tests.fuzz.generators import chain, compiled, graph, operators, sparse, storage, subclasses, threads
 
 GENERATORS: dict[str, tuple[Callable[[int], str | None], Modes]] = {
     "graph": (graph.generate, Modes()),
@@ -14,5 +14,6 @@ GENERATORS: dict[str, tuple[Callable[[int], str | None], Modes]] = {
     "chain": (chain.generate, Modes(truth=False)),
     "subclasses": (subclasses.generate, Modes(truth=False)),
     "sparse": (sparse.generate, Modes(truth=False)),
+    "compiled": (compiled.generate, Modes(exact=False, truth=False, eager=True)),
     "threads": (threads.generate, Modes(truth=False)),
 }
