@@ -171,6 +171,10 @@ def _pieces(x):
     )
 
 
+def _norms(x):
+    return torch._foreach_norm([x])
+
+
 def _copies(x):
     aten = torch.ops.aten
     copies = [torch.roll(x, 1), aten.select_copy(x, 0, 1), aten.slice_copy(x, 0, 1, 2), aten.detach_copy(x)]
@@ -232,6 +236,7 @@ SHAPES = {
     _lstm: [(6, 3, 5), (1, 3, 7), (1, 3, 7), (28, 5), (28, 7), (28,), (28,)],
     _saturated_lstm: [(6, 3, 5), (1, 3, 7), (1, 3, 7), (28, 5), (28, 7), (28,), (28,)],
     _bags: [(10, 6)],
+    _norms: [(9, 9)],
 }
 
 
