@@ -155,6 +155,22 @@ def mamba() -> Workload:
     return training("Mamba 128x4, 4x64", model, {"input_ids": ids}, lambda: model(input_ids=ids, labels=ids).loss, 1)
 
 
+def llama() -> Workload:
+    """A small Llama: 4 layers of 256, 4 x 256 tokens."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        num_hidden_layers=4,
+        hidden_size=256,
+        intermediate_size=688,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        vocab_size=8192,
+    )
+    model, ids = LlamaForCausalLM(config), torch.randint(0, 8192, (4, 256))
+    return training("Llama 256x4, 4x256", model, {"input_ids": ids}, lambda: model(input_ids=ids, labels=ids).loss, 1)
+
+
 def compiled(make: Callable[[], Workload], **options: Any) -> Callable[[], Workload]:
     """The same step with its model compiled by Inductor, with these of its options."""
 
@@ -176,6 +192,7 @@ EAGER = {
     "vit": vit,
     "lstm": lstm,
     "mamba": mamba,
+    "llama": llama,
 }
 COMPILED = {f"{key}-compiled": compiled(EAGER[key]) for key in ("mlp", "gpt2", "bert", "resnet50")}
 ALL = {**EAGER, **COMPILED}

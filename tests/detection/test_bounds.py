@@ -372,7 +372,7 @@ def bytes_of_a_step(name: str) -> dict[str, int]:
 
 
 @pytest.mark.breadth(1)
-@pytest.mark.parametrize("name", ["gpt2", "bert", "resnet50"])
+@pytest.mark.parametrize("name", ["gpt2", "bert", "resnet50", "llama", "t5"])
 def test_a_twentieth_of_what_a_step_writes_is_read(name):
     counted = bytes_of_a_step(name)
     written = counted["bytes"] - counted["bytes_scanned_unknown"] + counted["bytes_proved"]
