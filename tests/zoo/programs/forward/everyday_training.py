@@ -377,7 +377,7 @@ def clip_of_no_gradient():
 
 
 @case(
-    "checkpointed-log",
+    "checkpointed-rectified-log",
     "a block that is computed again in the backward pass takes the logarithm of a rectified value",
     "",
     "checkpointing",
@@ -386,7 +386,7 @@ def clip_of_no_gradient():
     module="block",
     step=1,
 )
-def checkpointed_log():
+def checkpointed_rectified_log():
     class Block(nn.Module):
         def __init__(self):
             super().__init__()
@@ -443,7 +443,7 @@ def sparse_neighbours_of_nobody():
 
 
 @case(
-    "phase-of-silence",
+    "phase-of-silent-frames",
     "a spectrogram is divided by its magnitude to keep the phase; the silent frames have none",
     "",
     "complex",
@@ -452,7 +452,7 @@ def sparse_neighbours_of_nobody():
     module=None,
     step=None,
 )
-def phase_of_silence():
+def phase_of_silent_frames():
     net = track(nn.Linear(10, 1))
     signal = torch.cat([torch.sin(torch.arange(16.0)), torch.zeros(16)])
     spectrum = torch.fft.rfft(signal.view(2, 16))
