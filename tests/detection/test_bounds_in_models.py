@@ -1,4 +1,4 @@
-"""Models whose weights, learning rates and dtypes are absurd somewhere give the same findings as with ``exact=True``."""
+"""Models with absurd weights, learning rates or dtypes give the same findings as with ``exact=True``."""
 
 from __future__ import annotations
 
