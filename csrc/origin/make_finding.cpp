@@ -38,7 +38,7 @@ void fill_entry(const Entry& entry, Finding& finding) {
   finding.step = entry.facts.step;
 }
 
-// A NaN that the program wrote: the operation and its line are those of the writing, module, phase and step those of
+// A NaN that the program wrote: the operation, its line and step are those of the writing, module and phase those of
 // the first use, as of all that no operation made.
 void fill_constant(const Entry* entry, Finding& finding) {
   finding.origin = Origin::kInput;
@@ -47,7 +47,6 @@ void fill_constant(const Entry* entry, Finding& finding) {
   if (entry == nullptr) return;
   finding.module = entry->facts.module;
   finding.phase = entry->facts.phase;
-  finding.step = entry->facts.step;
 }
 
 // A mask does no harm by itself: the operation that computed with it does.

@@ -77,5 +77,5 @@ class Thresholds(Settings):
             name, equals, value = text.partition("=")
             if not equals:
                 raise OptionError(f"--set {printable(text, 200)} cannot be used: it takes NAME=VALUE.")
-            given[name] = read(name, self.option(name), value)
+            given[name] = read(f"{name}=", self.option(name), value)
         return dataclasses.replace(self, **given)
