@@ -123,10 +123,13 @@ std::shared_ptr<OriginRecord> device_origin(const Event& event, NonfiniteKinds k
   const bool is_result = event.type == EventType::kResult;
   const bool is_mask = event.intended_of_inputs.inf() && !kinds.nan();  // or a sum of masks
   const bool is_put_there = event.intended_of_inputs.nan() && event.plan->is_data_movement;
-  const bool is_made = is_result && !event.plan->is_constant_factory && !is_mask && !is_put_there;
-  const auto source = is_made     ? OriginRecord::Source::kOperation
-                      : is_result ? OriginRecord::Source::kConstant
-                                  : OriginRecord::Source::kExternal;
+  const bool is_written = is_result && (event.plan->is_constant_factory || is_mask || is_put_there);
+  // A copy of what the host has, and no operation there was seen to write: it makes nothing.
+  const bool is_brought = is_result && !is_written && event.plan->is_data_movement && event.inputs == 0;
+  const bool is_made = is_result && !is_written && !is_brought;
+  const auto source = is_made      ? OriginRecord::Source::kOperation
+                      : is_written ? OriginRecord::Source::kConstant
+                                   : OriginRecord::Source::kExternal;
   auto origin = new_origin_record(source, *event.plan, event.site(), session);
   origin->kinds = kinds;
   origin->scalar = event.tensor.has_shape && event.tensor.dims == 0;
@@ -138,7 +141,7 @@ std::shared_ptr<OriginRecord> device_origin(const Event& event, NonfiniteKinds k
     for (size_t i = 0; i < event.inputs; ++i)
       origin->facts.inputs.push_back(summary_of(event.input[i], event, session, largest_word_of));
     origin->exempt = ask_is_loss_scaling(origin->site, session);
-  } else if (!is_result) {
+  } else if (!is_written) {
     fill_external_origin(event, session, *origin);
   }
   return origin;

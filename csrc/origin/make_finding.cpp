@@ -38,15 +38,16 @@ void fill_entry(const Entry& entry, Finding& finding) {
   finding.step = entry.facts.step;
 }
 
-// A NaN that the program wrote: the operation, its line and step are those of the writing, module and phase those of
-// the first use, as of all that no operation made.
-void fill_constant(const Entry* entry, Finding& finding) {
+// A NaN that the program wrote: the operation and its line are those of the writing, module, phase and step those of
+// the first use, as of all that no operation made. To put it among other values, as into a replay buffer, is to use it.
+void fill_constant(const OriginRecord& origin, const Entry* entry, Finding& finding) {
   finding.origin = Origin::kInput;
   finding.constant = true;
   finding.node.clear();
   if (entry == nullptr) return;
   finding.module = entry->facts.module;
   finding.phase = entry->facts.phase;
+  if (!origin.written_in_place) finding.step = entry->facts.step;
 }
 
 // A mask does no harm by itself: the operation that computed with it does.
@@ -100,7 +101,7 @@ void fill_external_kind(const Cause& cause, const DetectionSession& session, Fin
   } else if (origin.foreign) {
     finding.origin = Origin::kForeign;
   } else if (is_written_nan) {
-    fill_constant(entry, finding);
+    fill_constant(origin, entry, finding);
   } else if (origin.source == OriginRecord::Source::kExternal || origin.kinds.nan()) {
     finding.origin = Origin::kInput;
   } else {

@@ -137,6 +137,7 @@ std::shared_ptr<OriginRecord> new_origin_record(OriginRecord::Source source, con
   origin->session = session.weak_from_this();
   origin->facts.op = plan.name;
   origin->facts.overload = plan.overload;
+  origin->written_in_place = plan.writes_in_place();
   return origin;
 }
 

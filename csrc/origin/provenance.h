@@ -42,6 +42,7 @@ struct OriginRecord {
   std::weak_ptr<DetectionSession> session;  // the scope it was born in
 
   bool scalar = false;                           // without dimensions
+  bool written_in_place = false;                 // by an operation that writes into an argument: x[i] = v
   bool taken_over = false;                       // constant: in memory that is not PyTorch's, as from_numpy() takes it
   SiteId written = 0;                            // external: where the program wrote it into a weight, if that was seen
   std::optional<Owner> owner;                    // external: of the tensor it was first seen in
