@@ -309,8 +309,11 @@ Claim Moments::after_largest(const RuleArguments& a) const {
 Claim Moments::after_squaring(const RuleArguments& a, Form form) {
   const at::Tensor* x = a.tensor(0);
   if (x == nullptr || !x->is_cpu() || !match({x}) || !are_wide(*x)) return {};
-  if (a.source().stamp_of(*x) == 0) bound_cache().stamp(*x, ++next_stamp_);
-  const uint64_t stamp = a.source().stamp_of(*x);
+  uint64_t stamp = a.source().stamp_of(*x);
+  if (stamp == 0) {
+    bound_cache().stamp(*x, ++next_stamp_);
+    stamp = a.source().stamp_of(*x);  // of what is known to be finite
+  }
   return stamp == 0 ? Claim{} : Claim{.form = form, .squared = storage_of(*x), .squared_stamp = stamp};
 }
 

@@ -3,9 +3,11 @@ kernels: its frames stand for the lines and modules of the program that a tracer
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 import weakref
+from collections.abc import Iterable
 from types import CodeType
 from typing import Any
 
@@ -34,8 +36,19 @@ def module_stack(node: torch.fx.Node) -> dict[str, Any]:
     return node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
 
 
+def modules_by_key(keys: Iterable[str]) -> dict[str, torch.nn.Module]:
+    """Returns the modules that are alive, by their key in ``nn_module_stack``, which begins with their ``id()``."""
+    ids = {key: int(digits[0]) for key in keys if (digits := re.match(r"\d+", key))}
+    if not ids:
+        return {}
+    alive = {id(module): module for module in _C.instances_of(torch.nn.Module)}
+    return {key: alive[number] for key, number in ids.items() if number in alive}
+
+
+@functools.cache
 def code_at(file: str, line: int, function: str) -> CodeType:
-    """Returns code of a line of the program, which calls its argument."""
+    """Returns code of a line of the program, which calls its argument; always the same, so that every replay has the
+    same call sites."""
     names: dict[str, Any] = {"co_name": function.rpartition(".")[2]}
     if sys.version_info >= (3, 11):
         names["co_qualname"] = function
@@ -66,9 +79,10 @@ def as_traced(frames: list[RawFrame], module_call: CodeType) -> list[RawFrame]:
     outside = frames[found + 1 :]
     inner = _frames_down_to(outside, lines[0][0], lines[0][2])
     traced: list[RawFrame] = [(code_at(*one), one[1], None, -1) for one in reversed(lines)]
-    modules: list[RawFrame] = [(module_call, 0, module, -1) for module in reversed(_modules_of(node))]
+    modules = list(modules_by_key(module_stack(node)).values())  # outermost first
+    calls: list[RawFrame] = [(module_call, 0, module, -1) for module in reversed(modules)]
     called = [frame for frame in outside[:inner] if frame[2] is not None and not _is_graph(frame[2])]
-    return [*traced, *modules, *called, *outside[inner:]]
+    return [*traced, *calls, *called, *outside[inner:]]
 
 
 def _frames_down_to(frames: list[RawFrame], file: str, function: str) -> int:
@@ -91,15 +105,6 @@ def plain_name(function: str) -> str:
     name = function.rpartition(".")[2]
     resumed = _RESUMED.fullmatch(name)
     return resumed[1] if resumed else name
-
-
-def _modules_of(node: torch.fx.Node) -> list[torch.nn.Module]:
-    """Returns the modules that a node was traced in, outermost first; their keys begin with their ``id()``."""
-    keys = [digits[0] for key in module_stack(node) if (digits := re.match(r"\d+", key))]
-    if not keys:
-        return []
-    alive = {str(id(module)): module for module in _C.instances_of(torch.nn.Module)}
-    return [alive[key] for key in keys if key in alive]
 
 
 def _node_at(code: CodeType, line: int) -> torch.fx.Node | None:

@@ -4,9 +4,9 @@
 // group have squares that add up to n at most. But the mean is rounded: off by some e |x|, and if the true deviations
 // are smaller than that, then r can be as large as 1 / sqrt(eps), and y as e |x| / sqrt(eps).
 #include <algorithm>
-#include <cfloat>
 #include <cmath>
 
+#include "bounds/dtype_range.h"
 #include "bounds/rules.h"
 
 namespace torchnan {
@@ -26,12 +26,12 @@ double normalised(A a, double n, double x, double most_r) {
 }
 
 // The range of what they compute in: 16 bits are widened.
-double range_of_sums(A a) { return a.dtype() == c10::ScalarType::Double ? DBL_MAX / 4 : FLT_MAX / 4; }
+DtypeRange range_of_sums(A a) {
+  return range_of(a.dtype() == c10::ScalarType::Double ? c10::ScalarType::Double : c10::ScalarType::Float);
+}
 
 // What a product of two of these factors may be off by where it is subnormal, in the third.
-double off_by(A a, double largest_factor) {
-  return (a.dtype() == c10::ScalarType::Double ? 0x1p-1074 : 0x1p-149) * largest_factor;
-}
+double off_by(A a, double largest_factor) { return range_of_sums(a).step * largest_factor; }
 
 double weight_of(A a, size_t i) { return a.has_value(i) ? a.max_abs(i) : 1; }
 
@@ -41,7 +41,7 @@ double one_over_root(double eps) { return eps > 0 ? 1 / std::sqrt(eps) : RuleArg
 // in the dtype of x.
 bool can_be_scaled(A a, double x, double r, double weight) {
   const double factor = r * largest({1, weight});
-  return factor < a.limit() && (1 + 2 * x) * factor < range_of_sums(a);
+  return factor < a.limit() && (1 + 2 * x) * factor < range_of_sums(a).limit;
 }
 
 // y, mean, r of n elements each.

@@ -7,14 +7,14 @@ import os
 import re
 import weakref
 from collections.abc import Callable, Sequence
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
 
 from torchnan._load import _C
 from torchnan.detection import graph_code
-from torchnan.detection.graph_code import RawFrame, module_stack, recorded_lines
+from torchnan.detection.graph_code import RawFrame, module_stack, modules_by_key, recorded_lines
 from torchnan.detection.introspection import call_in_engine, call_in_module, engine_code
 
 _OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "")
@@ -80,15 +80,10 @@ def modules_of(traced: torch.fx.GraphModule) -> dict[str, TracedModule]:
     graphs = [module.graph for module in traced.modules() if isinstance(module, torch.fx.GraphModule)]
     stacks = (module_stack(node) for graph in graphs for node in graph.nodes)
     paths = {key: str(path) for stack in stacks for key, (path, _) in stack.items()}
-    if not paths:
-        return {}
-    alive = {id(module): module for module in _C.instances_of(torch.nn.Module)}
     found = {}
-    for key, path in paths.items():
-        digits, below = re.match(r"\d+", key), _BELOW_SELF.match(path)
-        module = alive.get(int(digits[0])) if digits else None
-        if module is not None:
-            found[key] = TracedModule(weakref.ref(module), type(module), below[1] if below else "")
+    for key, module in modules_by_key(paths).items():
+        below = _BELOW_SELF.match(paths[key])
+        found[key] = TracedModule(weakref.ref(module), type(module), below[1] if below else "")
     return found
 
 
@@ -201,11 +196,5 @@ def call_under(stack: Sequence[Entry], call: Callable[[], Any]) -> Any:
         elif isinstance(entry, BackwardNode):
             call = functools.partial(_C.call_in_node, *entry, call)
         else:
-            call = functools.partial(FunctionType(_code_at(entry), globals()), call)
+            call = functools.partial(FunctionType(graph_code.code_at(*entry), globals()), call)
     return call()
-
-
-@functools.cache
-def _code_at(line: Line) -> CodeType:
-    """Returns code that calls its argument on a line; always the same, so that every replay has the same call sites."""
-    return graph_code.code_at(*line)
