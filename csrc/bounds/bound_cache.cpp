@@ -302,6 +302,16 @@ bool BoundCache::is_exported(const c10::StorageImpl* storage) const noexcept {
   return found != exported_.end() && !found->second.expired();
 }
 
+void BoundCache::forget_bounds() noexcept {
+  for (size_t b = 0; b < kBuckets; ++b) {
+    for (Slot& slot : buckets_[b].slots) {
+      if (is_bounded(state_of(slot.word.load(std::memory_order_acquire)))) {
+        slot.key.store(nullptr, std::memory_order_release);
+      }
+    }
+  }
+}
+
 void BoundCache::clear() noexcept {
   for (size_t b = 0; b < kBuckets; ++b) {
     for (Slot& slot : buckets_[b].slots) slot.key.store(nullptr, std::memory_order_release);

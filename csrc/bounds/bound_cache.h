@@ -100,6 +100,9 @@ class TORCHNAN_API BoundCache {
   // Records that others can write there for as long as the storage lives. Takes a lock.
   void record_exported(const at::Tensor& tensor);
 
+  // Forgets every bound: a rule has turned out to be wrong, and what it gave was used to prove others.
+  void forget_bounds() noexcept;
+
   void clear() noexcept;
 
  private:

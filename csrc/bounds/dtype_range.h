@@ -10,31 +10,33 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
+#include <torchnan/value.h>
+
 #include "scan/strict_floats.h"
 
 namespace torchnan {
 
-struct DtypeRange {
-  double limit = 0;    // a result within this bound is finite; 0 for dtypes without bounds
-  double unit = 0;     // unit roundoff
-  double tiny = 0;     // absolute error where the relative one ends
-  double epsilon = 0;  // unit roundoff of the type that sums are accumulated in
-  double step = 0;     // the smallest subnormal: no rounding below `tiny` is off by more
-};
+// Three quarters of the range are reserved for the order in which a kernel adds up.
+inline constexpr DtypeRange kFloatRange{FLT_MAX / 4, 0x1p-24, FLT_MIN, 0x1p-24, 0x1p-149};
+inline constexpr DtypeRange kDoubleRange{DBL_MAX / 4, 0x1p-53, DBL_MIN, 0x1p-53, 0x1p-1074};
+inline constexpr DtypeRange kBFloat16Range{FLT_MAX / 4, 0x1p-8, FLT_MIN, 0x1p-24, 0x1p-133};
+inline constexpr DtypeRange kHalfRange{65504, 0x1p-11, 0x1p-14, 0x1p-24, 0x1p-24};
+inline constexpr DtypeRange kNoRange{};
+// Of the float that kernels take 16 bits into.
+inline constexpr DtypeRange kWideRange{FLT_MAX / 4, 0x1p-24, FLT_MIN, 0x1p-24, 0x1p-149, /*is_stored=*/false};
 
-// Reserves three quarters of the range for intermediate sums that are larger than the result.
-inline DtypeRange range_of(c10::ScalarType dtype) {
+inline const DtypeRange& range_of(c10::ScalarType dtype) {
   switch (dtype) {
     case c10::ScalarType::Float:
-      return {FLT_MAX / 4, 0x1p-24, FLT_MIN, 0x1p-24, 0x1p-149};
+      return kFloatRange;
     case c10::ScalarType::Double:
-      return {DBL_MAX / 4, 0x1p-53, DBL_MIN, 0x1p-53, 0x1p-1074};
+      return kDoubleRange;
     case c10::ScalarType::BFloat16:
-      return {FLT_MAX / 4, 0x1p-8, FLT_MIN, 0x1p-24, 0x1p-133};
+      return kBFloat16Range;
     case c10::ScalarType::Half:
-      return {65504, 0x1p-11, 0x1p-14, 0x1p-24, 0x1p-24};
+      return kHalfRange;
     default:
-      return {};
+      return kNoRange;
   }
 }
 

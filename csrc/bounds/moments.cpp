@@ -38,8 +38,8 @@ bool match(std::initializer_list<const at::Tensor*> tensors) {
 bool is_number(const RuleArguments& a, size_t i) { return a.has_value(i) && a.numel(i) <= 1; }
 
 // A factor for what a few roundings take away, or add.
-double rounded_down(const RuleArguments& a) { return 1 - 8 * a.unit_roundoff(); }
-double rounded_up(const RuleArguments& a) { return 1 + 8 * a.unit_roundoff(); }
+double rounded_down(const RuleArguments& a) { return 1 - 8 * a.range().unit; }
+double rounded_up(const RuleArguments& a) { return 1 + 8 * a.range().unit; }
 
 // More than the few results of one operation that are flushed to zero.
 double flushed(const DtypeRange& range) { return 8 * range.tiny; }
@@ -219,7 +219,7 @@ Claim Moments::after_average(const RuleArguments& a) {
   const uint64_t gradient = previous == 0 ? 0 : stamp_gradient(*g, a.source());
   if (gradient == 0) return {};
   find(storage_of(*g))->claim.mean_of = storage_of(*m);
-  const double rounding = 8 * a.unit_roundoff();
+  const double rounding = 8 * a.range().unit;
   return {
       .form = Form::kMean, .previous = previous, .gradient = gradient, .kept = 1 - w + rounding, .taken = w + rounding};
 }

@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "bounds/bound_source.h"
-#include "bounds/dtype_range.h"
 #include "bounds/computation_dtype.h"
+#include "bounds/dtype_range.h"
 #include "bounds/operand.h"
 
 namespace torchnan {
@@ -26,10 +26,29 @@ double number_of(const Operand* from, size_t element) {
   return value.isInt() ? static_cast<double>(value.toInt()) : NAN;
 }
 
+// A number in a type, as it was passed or rounded.
+Value number_in(const DtypeRange& range, double number, c10::ScalarType dtype) {
+  const KernelNumber known = kernel_number(number, dtype);
+  return {.max_abs = known.max_abs, .min_abs = known.min_abs, .nonnegative = number >= 0, .in = &range};
+}
+
 }  // namespace
 
 RuleArguments::RuleArguments(c10::ArrayRef<Operand> operands, const BoundSource& source, size_t element)
-    : operands_(operands), source_(source), element_(element), dtype_(computation_dtype(operands, element)) {}
+    : operands_(operands),
+      source_(source),
+      element_(element),
+      dtype_(computation_dtype(operands, element)),
+      range_(&range_of(dtype_)) {
+  for (const Operand& operand : operands_) {
+    const at::Tensor* tensor = tensor_of(&operand, element_);
+    if (tensor == nullptr || tensor->scalar_type() == dtype_) continue;
+    const DtypeRange& other = range_of(tensor->scalar_type());
+    if (other.limit == 0) continue;
+    mixed_ = narrower(*range_, other);
+    range_ = &mixed_;
+  }
+}
 
 const Operand* RuleArguments::operand(size_t i) const { return i < operands_.size() ? &operands_[i] : nullptr; }
 
@@ -49,8 +68,32 @@ Bound RuleArguments::bound(size_t i) const {
   return bound;
 }
 
-double RuleArguments::magnitude(size_t i, double default_value) const {
-  return has_value(i) ? max_abs(i) : default_value;
+Value RuleArguments::operator[](size_t i) const {
+  if (has_value(i) && tensor(i) == nullptr) return as_scalar(number_of(operand(i), element_));
+  const Bound known = bound(i);
+  return {.max_abs = known.max_abs, .nonnegative = known.nonnegative, .masked = known.masked, .in = range_};
+}
+
+Value RuleArguments::scalar(size_t i, double default_value) const {
+  if (has_value(i)) return (*this)[i];
+  Value value = exactly(default_value);
+  value.in = range_;
+  return value;
+}
+
+Value RuleArguments::as_scalar(double number) const { return number_in(*range_, number, dtype_); }
+
+Value RuleArguments::divisor(size_t i) const {
+  Value value = (*this)[i];
+  if (tensor(i) == nullptr) return value;
+  value.min_abs = min_abs(i);
+  value.nonnegative |= min_value(i) > 0;
+  return value;
+}
+
+Value RuleArguments::widened_scalar(size_t i) const {
+  const c10::ScalarType wide = dtype_ == c10::ScalarType::Double ? dtype_ : c10::ScalarType::Float;
+  return number_in(sums(), number_of(operand(i), element_), wide);
 }
 
 double RuleArguments::max_abs(size_t i) const {
@@ -87,18 +130,20 @@ double RuleArguments::min_abs(size_t i) const {
   return kernel_number(least, dtype_).min_abs;
 }
 
-double RuleArguments::quotient(size_t i, size_t j) const {
-  const double least = min_abs(j);
-  const double direct = least > 0 ? max_abs(i) / least : kUnknown;
+Value RuleArguments::quotient(size_t i, size_t j) const {
+  Value direct = (*this)[i] / divisor(j);
   const at::Tensor* x = tensor(i);
   const at::Tensor* y = tensor(j);
-  return x == nullptr || y == nullptr ? direct : std::min(direct, source_.quotient_of(*x, *y));
+  if (x == nullptr || y == nullptr) return direct;
+  const double by_history = source_.quotient_of(*x, *y);
+  if (by_history > range_->limit || direct.max_abs <= by_history) return direct;
+  return {.max_abs = by_history, .intermediate = by_history, .nonnegative = direct.nonnegative, .in = range_};
 }
 
-double RuleArguments::reciprocal(size_t i) const {
-  const at::Tensor* x = tensor(i);
-  const double least = x == nullptr ? min_abs(i) : std::max(min_abs(i), source_.floor_of(*x));
-  return least > 0 ? 1 / least : kUnknown;
+Value RuleArguments::reciprocal(size_t i) const {
+  Value x = divisor(i);
+  if (const at::Tensor* tensor = this->tensor(i)) x.min_abs = std::max(x.min_abs, source_.floor_of(*tensor));
+  return exactly(1) / x;
 }
 
 // A NaN that was passed is handed on, as is what is no number: it makes the bound unknown.
@@ -152,6 +197,16 @@ double RuleArguments::combinations(size_t i) const {
   return product;
 }
 
+bool RuleArguments::is_on_device(size_t i) const {
+  const at::Tensor* tensor = this->tensor(i);
+  return tensor != nullptr && !tensor->is_cpu();
+}
+
+bool RuleArguments::is_contiguous(size_t i) const {
+  const at::Tensor* tensor = this->tensor(i);
+  return tensor == nullptr || tensor->is_contiguous();
+}
+
 bool RuleArguments::same(size_t i, size_t j) const {
   const at::Tensor* a = tensor(i);
   const at::Tensor* b = tensor(j);
@@ -166,46 +221,10 @@ bool RuleArguments::produced_by(size_t i, std::string_view op) const {
   return tensor != nullptr && source_.is_made_by(*tensor, op);
 }
 
-// A rounded sum of n values grows by less than (1 + epsilon)^n. And as adding b moves a rounded sum by at most 2b, one
-// running sum cannot more than double, nor sums of sums more than double again; a fifth part is for trees of them.
-double RuleArguments::sum_of(double terms, double each) const {
-  constexpr double kMaxGrowth = 5;
-  const bool is_narrow = unit_roundoff() > epsilon();  // sums may be kept in 16 bits
-  return terms * each * (is_narrow ? kMaxGrowth : std::min(std::exp(terms * epsilon()), kMaxGrowth));
-}
-
-double RuleArguments::epsilon() const {
-  double epsilon = 0x1p-53;
-  for_each_range([&](const DtypeRange& range) { epsilon = std::max(epsilon, range.epsilon); });
-  return epsilon;
-}
-
-double RuleArguments::unit_roundoff() const {
-  double unit = 0x1p-53;
-  for_each_range([&](const DtypeRange& range) { unit = std::max(unit, range.unit); });
-  return unit;
-}
-
-double RuleArguments::limit() const {
-  double limit = range_of(c10::ScalarType::Double).limit;
-  for_each_range([&](const DtypeRange& range) { limit = std::min(limit, range.limit); });
-  return limit;
-}
-
-double RuleArguments::subnormal_step() const {
-  double step = 0x1p-1074;
-  for_each_range([&](const DtypeRange& range) { step = std::max(step, range.step); });
-  return step;
-}
-
-template <typename Visit>
-void RuleArguments::for_each_range(Visit&& visit) const {
-  for (const Operand& operand : operands_) {
-    const at::Tensor* tensor = tensor_of(&operand, element_);
-    if (tensor == nullptr) continue;
-    const DtypeRange range = range_of(tensor->scalar_type());
-    if (range.limit > 0) visit(range);
-  }
+// A tensor of float64 is added up in double, whatever stands beside it.
+const DtypeRange& RuleArguments::sums() const {
+  if (dtype_ == c10::ScalarType::Double) return kDoubleRange;
+  return range_ == &kFloatRange ? kFloatRange : kWideRange;
 }
 
 }  // namespace torchnan

@@ -39,7 +39,7 @@ struct RegisteredRules {
 const RuleTable& rules_of_pytorch = *make_rules_of_pytorch();
 RegisteredRules& registered = *new RegisteredRules;
 
-const BoundRule* find(const RuleTable& table, std::string_view name) {
+const Rule* find(const RuleTable& table, std::string_view name) {
   const auto found = table.find(name);
   return found == table.end() ? nullptr : &found->second;
 }
@@ -55,7 +55,7 @@ RuleOfOperator rule_of(std::string_view op) {
   const std::string_view name = without_underscore(op);
   {
     const std::lock_guard lock(registered.mutex);
-    if (const BoundRule* rule = find(registered.table, name)) return {rule, false};
+    if (const Rule* rule = find(registered.table, name)) return {rule, false};
   }
   if (name.substr(0, kAten.size()) != kAten) return {};
   const std::string_view base = name.substr(kAten.size());
@@ -75,7 +75,7 @@ void add_rule(const std::string& op, BoundRule rule) {
     throw std::invalid_argument(fmt::format("'{}' has a bound rule already", printable(op)));
   {
     const std::lock_guard lock(registered.mutex);
-    registered.table.emplace(name, std::move(rule));
+    registered.table[name] = std::move(rule);
   }
 }
 

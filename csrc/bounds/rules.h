@@ -2,8 +2,7 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
-#include <initializer_list>
+#include <atomic>
 #include <map>
 #include <string>
 #include <string_view>
@@ -16,42 +15,40 @@
 
 namespace torchnan {
 
+// A rule, until a scan shows that it is wrong: then it is withdrawn for the rest of the process.
+class Rule {
+ public:
+  Rule& operator=(BoundRule rule) {
+    rule_ = std::move(rule);
+    return *this;
+  }
+  void operator()(const RuleArguments& arguments, std::span<Bound> results) const {
+    rule_(arguments, results);
+    if (factor_ != 1) [[unlikely]] {
+      for (Bound& result : results) result.max_abs *= factor_;
+    }
+  }
+
+  bool is_withdrawn() const { return is_withdrawn_.load(std::memory_order_relaxed); }
+  // Returns whether it was not withdrawn before.
+  bool withdraw() const { return !is_withdrawn_.exchange(true); }
+
+  // For tests of what becomes of a wrong rule: gives bounds that are this many times as large, from here on.
+  void falsify_for_test(double factor) const {
+    factor_ = factor;
+    is_withdrawn_ = false;
+  }
+
+ private:
+  BoundRule rule_;
+  mutable std::atomic<bool> is_withdrawn_{false};
+  mutable double factor_ = 1;
+};
+
 // Names are without namespace and without the underscore of in-place forms; the overloads of a name share its rule, so
 // a rule has to hold for all of them.
-using RuleTable = std::map<std::string, BoundRule, std::less<>>;
+using RuleTable = std::map<std::string, Rule, std::less<>>;
 using Results = std::span<Bound>;
-
-// Factors of a product may be rounded to bfloat16 (set_float32_matmul_precision).
-inline constexpr double kRoundedFactors = 1.02;
-
-// Returns the largest of several magnitudes. NaN, which std::max() loses, is unknown.
-inline double largest(std::initializer_list<double> magnitudes) {
-  double largest = 0;
-  for (const double magnitude : magnitudes) {
-    if (std::isnan(magnitude)) return RuleArguments::kUnknown;
-    largest = std::max(largest, magnitude);
-  }
-  return largest;
-}
-
-// Returns a bound of results of which larger values are computed on the way.
-inline Bound by_way_of(double max_intermediate, Bound bound) {
-  bound.max_intermediate = max_intermediate;
-  return bound;
-}
-
-// Returns a bound of x y z, rounded twice in any order. A product of two that is subnormal is off by a step, however
-// small it is, and the third factor makes that larger. To divide, pass the reciprocal.
-inline double product_of(const RuleArguments& a, double x, double y, double z) {
-  return x * y * z + a.subnormal_step() * std::max({x, y, z});
-}
-
-// Returns a bound of a mean of n numbers of magnitude up to `each`. Their sum comes first, and its rounding stays: n
-// equal numbers have a mean above them.
-inline Bound mean_of(const RuleArguments& a, double n, double each, bool nonnegative = false) {
-  const double total = a.sum_of(n, each);
-  return by_way_of(total, {total / std::max(n, 1.0), nonnegative});
-}
 
 // For operators with |f(x)| <= |x| and f(x) >= 0 where x >= 0: elements of the first argument and their extremes.
 inline void same_bound(const RuleArguments& a, Results out) { out[0] = {a.max_abs(0), a.nonnegative(0)}; }
@@ -79,7 +76,7 @@ void add_reduction_rules(RuleTable& table);
 void add_softmax_rules(RuleTable& table);
 
 struct RuleOfOperator {
-  const BoundRule* rule = nullptr;    // null: results are scanned
+  const Rule* rule = nullptr;         // null: results are scanned
   bool elementwise_in_lists = false;  // _foreach_*: the rule applies to one element of each list
   MomentStep moment_step = MomentStep::kNone;
 };
@@ -88,7 +85,7 @@ struct RuleOfOperator {
 std::string_view without_underscore(std::string_view op);
 
 // "aten::add_", "mylib::gated_mul". What is returned lives as long as the process.
-RuleOfOperator rule_of(std::string_view op);
+TORCHNAN_API RuleOfOperator rule_of(std::string_view op);
 
 // Adds the rule of an operator that is not PyTorch's. Throws std::invalid_argument if `op` is no name of an operator or
 // has a rule. Plans that were made before do not see it: see register_bound_rule().

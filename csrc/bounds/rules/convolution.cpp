@@ -13,32 +13,34 @@ using A = const RuleArguments&;
 constexpr double kMaxIntermediate = 0x1p80;
 constexpr double kFastAlgorithms = 2;
 
-double bounded(double max_abs) {
-  return max_abs < kMaxIntermediate ? kFastAlgorithms * max_abs : RuleArguments::kUnknown;
+Value by_fast_algorithm(Value result) {
+  result.max_abs = result.max_abs < kMaxIntermediate ? kFastAlgorithms * result.max_abs : Value::kUnknown;
+  return result;
 }
 
 // oneDNN, in 16 bits, now and then reads memory that nobody has written (PyTorch 2.13): no bound holds.
-bool is_reliable(A a) { return a.unit_roundoff() <= 0x1p-24; }
+bool is_reliable(A a) { return a.range().unit <= 0x1p-24; }
 
 // convolution(x, weight, bias, ..., 6: transposed, ...): each output is a sum over the weights of one output channel;
 // transposed, of one input channel of the weight at most.
 void convolution(A a, Results out) {
   if (!is_reliable(a)) return;
   const double terms = elements_per(a, 1, a.flag(6) ? 1 : 0);
-  out[0] = {bounded(a.sum_of(terms, a.max_abs(0) * a.max_abs(1))) + a.max_abs(2)};
+  const Value product = by_fast_algorithm(dot(a[0], a[1], terms));
+  out[0] = a.has_value(2) ? product + a[2] : product;
 }
 
 // convolution_backward(g, x, weight, ...): to x through the weights of one channel; to a weight from every position of
 // g, transposed of x; to the bias from every position of g.
 void convolution_backward(A a, Results out) {
   if (!is_reliable(a)) return;
-  const double g = a.max_abs(0);
-  const double through = largest({elements_per(a, 2, 0), elements_per(a, 2, 1)});
+  const Value g = a[0];
+  const double through = std::max(elements_per(a, 2, 0), elements_per(a, 2, 1));
   const double positions = elements_per(a, 0, 1);
-  const double shared = largest({positions, elements_per(a, 1, 1)});
-  out[0] = {bounded(a.sum_of(through, g * a.max_abs(2)))};
-  out[1] = {bounded(a.sum_of(shared, g * a.max_abs(1)))};
-  out[2] = {a.sum_of(positions, g)};
+  const double shared = std::max(positions, elements_per(a, 1, 1));
+  out[0] = by_fast_algorithm(dot(g, a[2], through));
+  out[1] = by_fast_algorithm(dot(g, a[1], shared));
+  out[2] = sum(g, positions);
 }
 
 // The most windows that an element lies in: as many as a window has elements. One number stands for every dimension.
@@ -47,21 +49,34 @@ double window(A a, size_t kernel_size, int64_t dims) {
   return kernel.size() == 1 ? std::pow(product(kernel), static_cast<double>(dims)) : product(kernel);
 }
 
+// max_pool2d_with_indices(x, kernel, stride, padding, dilation): the largest of a window, and -inf of one that lies in
+// the padding alone. A window begins before the end of the image and ends after its beginning, so it misses the image
+// only if its steps are longer than that.
+template <int64_t kDims>
+void max_pool(A a, Results out) {
+  const auto dilation = a.integers(4);
+  for (int64_t d = 0; d < kDims; ++d) {
+    const int64_t step = dilation.empty() ? 1 : dilation[dilation.size() == 1 ? 0 : static_cast<size_t>(d)];
+    if (step > a.size(0, d - kDims)) return;
+  }
+  same_bound(a, out);
+}
+
 // avg_pool2d(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor): a mean; with a divisor of the
 // program's own, a sum over it.
 void avg_pool(A a, Results out) {
-  if (!a.has_value(6)) out[0] = mean_of(a, window(a, 1, 2), a.max_abs(0), a.nonnegative(0));
+  if (!a.has_value(6)) out[0] = mean(a[0], window(a, 1, 2));
 }
 
 // _adaptive_avg_pool2d(x, output_size): means of windows, each of the plane at most.
 void adaptive_pool(A a, Results out) {
-  out[0] = mean_of(a, static_cast<double>(a.size(0, -1) * a.size(0, -2)), a.max_abs(0), a.nonnegative(0));
+  out[0] = mean(a[0], static_cast<double>(a.size(0, -1) * a.size(0, -2)));
 }
 
 // Each gradient goes to one element of its window (max), or a part of it to each (mean).
 template <int64_t kDims>
 void pool_backward(A a, Results out) {
-  out[0] = {a.sum_of(window(a, 2, kDims), a.max_abs(0))};
+  out[0] = sum(a[0], window(a, 2, kDims));
 }
 
 // avg_pool2d_backward(..., 7: divisor)
@@ -71,7 +86,7 @@ void avg_pool_backward(A a, Results out) {
 
 // _adaptive_avg_pool2d_backward(g, x): an element may lie in every window of its plane, and gets a part of each.
 void adaptive_pool_backward(A a, Results out) {
-  out[0] = {a.sum_of(static_cast<double>(a.size(0, -1) * a.size(0, -2)), a.max_abs(0))};
+  out[0] = sum(a[0], static_cast<double>(a.size(0, -1) * a.size(0, -2)));
 }
 
 }  // namespace
@@ -79,7 +94,8 @@ void adaptive_pool_backward(A a, Results out) {
 void add_convolution_rules(RuleTable& table) {
   table["convolution"] = convolution;
   table["convolution_backward"] = convolution_backward;
-  for (const char* name : {"max_pool2d_with_indices", "max_pool3d_with_indices"}) table[name] = same_bound;
+  table["max_pool2d_with_indices"] = max_pool<2>;
+  table["max_pool3d_with_indices"] = max_pool<3>;
   table["_adaptive_avg_pool2d"] = adaptive_pool;
   table["avg_pool2d"] = avg_pool;
   table["max_pool2d_with_indices_backward"] = pool_backward<2>;

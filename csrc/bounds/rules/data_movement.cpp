@@ -32,7 +32,7 @@ void index_put(A a, Results out) {
     out[0] = put;
     return;
   }
-  out[0] = {a.max_abs(0) + a.sum_of(a.combinations(1), a.max_abs(2))};
+  out[0] = a[0] + sum(a[2], a.combinations(1));
 }
 
 // scatter(x, dim, index, source or value) without a reduction: one of both.
@@ -42,55 +42,61 @@ void scatter(A a, Results out) {
 
 // scatter_add(x, dim, index, source): every source element may land on one.
 void scatter_add(A a, Results out) {
-  out[0] = {a.max_abs(0) + a.sum_of(static_cast<double>(a.numel(2)), a.max_abs(3))};
+  out[0] = a[0] + sum(a[3], static_cast<double>(a.numel(2)));
 }
 
 // index_add(x, dim, index, source, alpha=1): as many as there are indices may land on one.
 void index_add(A a, Results out) {
-  out[0] = {a.max_abs(0) + a.sum_of(static_cast<double>(a.numel(2)) + 1, a.magnitude(4, 1) * a.max_abs(3))};
+  out[0] = a[0] + sum(a.scalar(4, 1) * a[3], static_cast<double>(a.numel(2)) + 1);
 }
 
 // Zero, or between zero and one.
 void zeros(A, Results out) { out[0] = {0, true}; }
 void at_most_one(A, Results out) { out[0] = {1, true}; }
 
-// uniform_(x, from=0, to=1)
-void uniform(A a, Results out) { out[0] = {largest({a.magnitude(1, 0), a.magnitude(2, 1)})}; }
+// uniform_(x, from=0, to=1): from + (to - from) u, with 0 <= u < 1. core/DistributionsHelper.h
+void uniform(A a, Results out) {
+  const Value from = a.scalar(1, 0);
+  const Value to = a.scalar(2, 1);
+  out[0] = at_most(std::max(from.max_abs, to.max_abs), from + (to - from));
+  out[0].nonnegative = from.nonnegative && to.nonnegative;
+}
 
-// native_dropout(x, p, train): x / (1 - p) or 0; the second result is the mask.
+// native_dropout(x, p, train): x or 0, times 1 / (1 - p); the second result is the mask. Dropout.cpp
 void native_dropout(A a, Results out) {
+  const Value kept_or_not{.max_abs = 1, .nonnegative = true};
   const double p = a.number(1, NAN);
-  if (p < 1) out[0] = {a.max_abs(0) / (1 - p)};
+  if (p < 1) out[0] = a[0] * kept_or_not * a.as_scalar(1 / (1 - p));
 }
 
 // native_dropout_backward(g, mask, scale)
-void native_dropout_backward(A a, Results out) { out[0] = {a.max_abs(0) * a.max_abs(2)}; }
+void native_dropout_backward(A a, Results out) { out[0] = either(a[0] * (a[1] * a[2]), a[0] * a[1] * a[2]); }
 
 // embedding_dense_backward(g, indices, ...): every gradient row may land on one; frequencies only divide.
-void embedding_dense_backward(A a, Results out) { out[0] = {a.sum_of(static_cast<double>(a.numel(1)), a.max_abs(0))}; }
+void embedding_dense_backward(A a, Results out) { out[0] = sum(a[0], static_cast<double>(a.numel(1))); }
 
 // embedding_bag(weight, indices, offsets, by_frequency, mode, sparse, factors): sums, means or maxima of rows.
 void embedding_bag(A a, Results out) {
   constexpr int64_t kMean = 1;
   constexpr int64_t kMax = 2;
   const auto n = static_cast<double>(a.numel(1));
-  const double each = a.max_abs(0) * a.magnitude(6, 1);
+  const Value each = a[0] * a.scalar(6, 1);
   if (a.integer(4, 0) == kMax) {
     out[0] = {a.max_abs(0)};
   } else {
-    out[0] = a.integer(4, 0) == kMean ? mean_of(a, n, each) : Bound{a.sum_of(n, each)};
+    out[0] = a.integer(4, 0) == kMean ? mean(each, n) : sum(each, n);
   }
 }
 
 // embedding_bag_backward(g, indices, offsets, bag of each, bag sizes, maxima, rows, by_frequency, mode, sparse,
 // factors): every gradient row may land on one; frequencies and sizes only divide.
 void embedding_bag_backward(A a, Results out) {
-  out[0] = {a.sum_of(static_cast<double>(std::max(a.numel(1), a.size(0, 0))), a.max_abs(0) * a.magnitude(10, 1))};
+  out[0] = sum(a[0] * a.scalar(10, 1), static_cast<double>(std::max(a.numel(1), a.size(0, 0))));
 }
 
 // unfold_backward(g, input_sizes, dim, size, step): an element lies in at most `size` windows.
 void unfold_backward(A a, Results out) {
-  out[0] = {a.sum_of(static_cast<double>(a.integer(3, a.numel(0))), a.max_abs(0))};
+  out[0] = sum(a[0], static_cast<double>(a.integer(3, a.numel(0))));
 }
 
 }  // namespace
@@ -101,7 +107,6 @@ void add_data_movement_rules(RuleTable& table) {
                            "lift",
                            "lift_fresh",
                            "lift_fresh_copy",
-                           "view_copy",
                            "select_copy",
                            "slice_copy",
                            "permute_copy",

@@ -1,5 +1,5 @@
 // Losses whose results are as large as their inputs; a scalar loss is looked at.
-#include <cmath>
+#include <algorithm>
 
 #include "bounds/rules.h"
 
@@ -9,29 +9,30 @@ namespace {
 using A = const RuleArguments&;
 constexpr int64_t kMean = 1;
 
-// Of targets without weights the total is their number, and where that is 0 no element is divided by it.
-double smallest_total(A a) {
+// The total weight. Without weights it is the number of targets; if that is 0, nothing is divided.
+Value total_weight(A a) {
+  Value total = a.divisor(6);
   const bool counts_targets =
       a.produced_by(6, "aten::nll_loss_forward") || a.produced_by(6, "aten::nll_loss2d_forward");
-  return std::max(!a.has_value(3) && counts_targets ? 1.0 : 0.0, a.min_value(6));
+  if (!a.has_value(3) && counts_targets) total.min_abs = std::max(total.min_abs, 1.0);
+  return total;
 }
 
 // nll_loss_backward(g, x, target, weight, reduction, ignore_index, total_weight): -weight g, of a mean over the total.
+// LossNLL.cpp, LossNLL2d.cpp
 void nll_loss_backward(A a, Results out) {
-  const double weight = a.has_value(3) ? a.max_abs(3) : 1;
-  const double each = a.max_abs(0) * weight;
+  const Value g = a[0];
+  const Value weight = a.scalar(3, 1);
   if (a.integer(4, kMean) != kMean) {
-    out[0] = {each};
-  } else if (const double total = smallest_total(a); total > 0) {
-    out[0] = by_way_of(largest({each, a.max_abs(0) / total}), {product_of(a, a.max_abs(0), weight, 1 / total)});
+    out[0] = -weight * g;
+  } else {
+    const Value total = total_weight(a);
+    out[0] = either(-weight * (g / total), -weight * g / total);
   }
 }
 
-// mse_loss_backward(g, x, target, reduction): 2 (x - target) g, over n for a mean.
-void mse_loss_backward(A a, Results out) {
-  const double apart = 2 * (a.max_abs(1) + a.max_abs(2));
-  out[0] = by_way_of(apart, {apart * a.max_abs(0)});
-}
+// mse_loss_backward(g, x, target, reduction): norm (x - target) g, where norm is 2 or 2 / n. cpu/PointwiseOpsKernel.cpp
+void mse_loss_backward(A a, Results out) { out[0] = exactly(2) * (a[1] - a[2]) * a[0]; }
 
 }  // namespace
 

@@ -1,6 +1,4 @@
 // Sums of K products.
-#include <cmath>
-
 #include "bounds/rules.h"
 
 namespace torchnan {
@@ -8,22 +6,19 @@ namespace {
 
 using A = const RuleArguments&;
 
-// |sum over K of x y| <= K |x| |y|
-double sum_of_products(A a, size_t x, size_t y, int64_t terms) {
-  return kRoundedFactors * a.sum_of(static_cast<double>(terms), a.max_abs(x) * a.max_abs(y));
-}
-
 // mm, bmm: K is the last dimension of the first.
-void mm(A a, Results out) { out[0] = {sum_of_products(a, 0, 1, a.size(0, -1))}; }
+void mm(A a, Results out) { out[0] = dot(a[0], a[1], static_cast<double>(a.size(0, -1))); }
 
-// beta c + alpha x y. What is multiplied by alpha differs from kernel to kernel: a factor, or the sum.
-Bound scaled_sum(A a, int64_t terms) {
-  const double alpha = a.magnitude(4, 1);
-  const double x = a.max_abs(1);
-  const double y = a.max_abs(2);
-  const double on_the_way = largest({sum_of_products(a, 1, 2, terms), alpha * x, alpha * y});
-  const double scaled = kRoundedFactors * a.sum_of(static_cast<double>(terms), product_of(a, alpha, x, y));
-  return by_way_of(on_the_way, {a.magnitude(3, 1) * a.max_abs(0) + scaled});
+// beta c + alpha x y. Kernels multiply by alpha a factor, or the sum; with alpha = 0, some leave c as it is (baddbmm of
+// 16 bits, PyTorch 2.13).
+Value scaled_sum(A a, int64_t terms) {
+  const auto k = static_cast<double>(terms);
+  const Value alpha = a.scalar(4, 1);
+  const Value added = a.scalar(3, 1) * a[0];
+  const Value c = alpha.min_abs > 0 ? added : either(added, a[0]);
+  const Value product = dot(a[1], a[2], k);
+  if (alpha.is_one()) return c + product;
+  return c + either(alpha * product, dot(alpha * a[1], a[2], k), dot(a[1], alpha * a[2], k));
 }
 
 // addmm(c, x, y, beta=1, alpha=1)

@@ -3,6 +3,10 @@
 // y = (x - mean) r, with r = 1 / sqrt(var + eps), over n elements. In exact arithmetic |y| <= sqrt(n), as the y of one
 // group have squares that add up to n at most. But the mean is rounded: off by some e |x|, and if the true deviations
 // are smaller than that, then r can be as large as 1 / sqrt(eps), and y as e |x| / sqrt(eps).
+//
+// Kernels evaluate the formulas in different orders, and each is written down here: cpu/layer_norm_kernel.cpp,
+// cpu/group_norm_kernel.cpp, cpu/batch_norm_kernel.cpp, Normalization.cpp, cuda/layer_norm_kernel.cu,
+// cuda/Normalization.cuh. They take 16 bits into float; batch norm of a tensor that is not contiguous does not.
 #include <algorithm>
 #include <cmath>
 
@@ -14,139 +18,194 @@ namespace {
 
 using A = const RuleArguments&;
 
-// Squares of x are added up.
-constexpr double kMaySquare = 1e15;
+bool has_16_bits(A a) { return a.range().unit > a.sums().unit; }
 
-// How far a mean of n may be off, in units of epsilon |x|: blocks of it are running sums. Also of x r - mean r.
+// How far a mean of n may be off, in units of roundoff of |x|: blocks of it are running sums.
 double rounding_of_mean(double n) { return 64 + 4 * std::sqrt(n); }
 
-// |y| before weight and bias, if r is at most `most_r`.
-double normalised(A a, double n, double x, double most_r) {
-  return 1.1 * std::sqrt(n) + rounding_of_mean(n) * a.epsilon() * x * most_r;
+// |(x - mean) r| of the mean and the r that were computed, with a mean that is rounded to a dtype.
+double normalised(double n, double x, double r, const DtypeRange& of_mean) {
+  return 1.1 * std::sqrt(n) + rounding_of_mean(n) * of_mean.unit * x * r;
 }
 
-// The range of what they compute in: 16 bits are widened.
-DtypeRange range_of_sums(A a) {
-  return range_of(a.dtype() == c10::ScalarType::Double ? c10::ScalarType::Double : c10::ScalarType::Float);
+// x - mean and r are given, and |(x - mean) r| is within a bound.
+struct Normalised {
+  Value x;
+  Value mean;
+  Value r;
+  double bound = Value::kUnknown;
+};
+
+Normalised widened(A a, const Normalised& y) {
+  return {taken_into(a.sums(), y.x), taken_into(a.sums(), y.mean), taken_into(a.sums(), y.r), y.bound};
 }
 
-// What a product of two of these factors may be off by where it is subnormal, in the third.
-double off_by(A a, double largest_factor) { return range_of_sums(a).step * largest_factor; }
-
-double weight_of(A a, size_t i) { return a.has_value(i) ? a.max_abs(i) : 1; }
-
-double one_over_root(double eps) { return eps > 0 ? 1 / std::sqrt(eps) : RuleArguments::kUnknown; }
-
-// What (x - mean) r weight + bias takes on the way: kernels multiply r and the weight first, and x by either; r is kept
-// in the dtype of x.
-bool can_be_scaled(A a, double x, double r, double weight) {
-  const double factor = r * largest({1, weight});
-  return factor < a.limit() && (1 + 2 * x) * factor < range_of_sums(a).limit;
+// (x - mean) r weight + bias, or x (r weight) + (bias - mean r weight)
+Value scaled(const Normalised& y, const Value& weight, const Value& bias) {
+  const Value in_order = at_most(y.bound, either((y.x - y.mean) * y.r, y.x * y.r - y.mean * y.r)) * weight + bias;
+  const Value factor = y.r * weight;
+  const Value multiplied_out = y.x * factor + (bias - y.mean * factor);
+  return either(in_order, at_most(y.bound * weight.max_abs + bias.max_abs, multiplied_out));
 }
 
-// y, mean, r of n elements each.
-void normalise(A a, double n, double weight, double bias, double eps, Results out) {
-  const double x = a.max_abs(0);
-  if (!(x < kMaySquare && x < a.limit())) return;
-  const double r = one_over_root(eps);
-  const double off = off_by(a, largest({2 * x, r, weight}));
-  if (can_be_scaled(a, x, r, weight)) out[0] = {normalised(a, n, x, r) * weight + bias + off};
-  out[1] = mean_of(a, n, x);
-  out[2] = {r, true};
+Value scaled_in_each_type(A a, const Normalised& y, size_t weight, size_t bias) {
+  const Value w = a.scalar(weight, 1);
+  const Value b = a.scalar(bias, 0);
+  const Value in_sums = scaled(widened(a, y), taken_into(a.sums(), w), taken_into(a.sums(), b));
+  return has_16_bits(a) ? either(in_sums, scaled(y, w, b)) : in_sums;
 }
 
-// What a backward pass is given and makes of it again.
-struct Statistics {
-  double n;  // elements in a group
-  double x;
-  double r;
-  double apart;   // |x - mean| r, if nothing cancels
-  double y;       // the same, if mean and r are those of x: then it is within sqrt(n)
-  double mean_y;  // of |y|: then within 1, as that of y^2 is
-  double weight = 1;
+// Sets y, mean and r of n elements each.
+void normalise(A a, double n, size_t x, size_t weight, size_t bias, size_t eps, const DtypeRange& of_mean,
+               Results out) {
+  const Value wide = a.widened(x);
+  const Value centre = mean(wide, n);
+  Value variance = mean(square(wide - centre), n);
+  variance.min_abs = 0;
+  const Value r = taken_into(a.range(), exactly(1) / sqrt(variance + a.widened_scalar(eps)));
+  if (!r.known()) return;
+  // The bound of y holds for the mean and the r that are computed, however far they are from the exact ones.
+  Normalised y{a[x], taken_into(a.range(), centre), r, normalised(n, wide.max_abs, r.max_abs, of_mean)};
+  y.mean.error = y.r.error = 0;
+  out[0] = scaled_in_each_type(a, y, weight, bias);
+  out[1] = y.mean;
+  out[2] = r;
+}
+
+// What a backward pass is given.
+struct Backward {
+  Value g;
+  Value weight;
+  Normalised y;
+  double mean_y;    // of |y|
+  double n;         // elements in a group
   double rows = 1;  // that a weight is shared by
 };
 
-Statistics recomputed(A a, double n, double x, double mean, double r, bool of_x) {
-  const double apart = (x + mean) * r;
-  if (!of_x) return {n, x, r, apart, apart, apart};
-  const double off = rounding_of_mean(n) * a.epsilon() * x * r;
-  return {n, x, r, apart, std::min(apart, normalised(a, n, x, r)), 1.1 + off};
+struct Gradients {
+  Value x;
+  Value weight;
+  Value bias;
+};
+
+// Where `of_x`, mean and r are those of x: then y is within sqrt(n), and the mean of |y| within 1, as that of y^2 is.
+Backward given(A a, size_t g, size_t x, size_t mean, size_t r, size_t weight, double n, bool of_x,
+               const DtypeRange& of_mean) {
+  Backward given{a[g], a.scalar(weight, 1), {a[x], a[mean], a[r]}, 0, n};
+  const double apart = (given.y.x.max_abs + given.y.mean.max_abs) * given.y.r.max_abs;
+  const double close = normalised(n, given.y.x.max_abs, given.y.r.max_abs, of_mean);
+  given.y.bound = of_x ? std::min(apart, close) : apart;
+  given.mean_y = of_x ? 1.1 + close - 1.1 * std::sqrt(n) : apart;
+  return given;
 }
 
-// Into x: r (g w - mean(g w) - y mean(g w y)). Into the weight: a sum of g y; into the bias: of g. Multiplied out, as
-// kernels do it, that takes sums of g w x and the third power of r on the way, and terms of g w x^2 r^3 cancel but for
-// their rounding.
-void normalise_backward(A a, const Statistics& s, Results out) {
-  const double g = a.max_abs(0);
-  const double gw = g * s.weight;
-  const double cube = s.r * s.r * s.r;
-  const double cancels = gw * s.r * s.apart * s.apart;
-  const double intermediate = largest({cube, (s.rows + s.n * (1 + cube)) * largest({g, gw}) * (1 + s.x), cancels});
-  if (!(intermediate < a.limit())) return;
-  const double rounding = rounding_of_mean(s.n) * a.epsilon() * cancels;
-  out[0] = {a.sum_of(1, s.r * gw * (2 + s.y * s.mean_y) + rounding)};
-  out[1] = {a.sum_of(s.rows, g * s.y)};
-  out[2] = {a.sum_of(s.rows, g)};
+Backward widened(A a, const Backward& s) {
+  return {taken_into(a.sums(), s.g), taken_into(a.sums(), s.weight), widened(a, s.y), s.mean_y, s.n, s.rows};
+}
+
+// Into x: r (g w - mean(g w) - y mean(g w y)). Into the weight: a sum of g y; into the bias: of g.
+Gradients within_exact_bounds(const Backward& s, const Value& x, const Value& weight) {
+  const double g = s.g.max_abs;
+  return {at_most(s.y.r.max_abs * g * s.weight.max_abs * (2 + s.y.bound * s.mean_y), x),
+          at_most(s.rows * g * s.y.bound, weight), sum(s.g, s.rows)};
+}
+
+// Multiplied out, as layer and group norm do: r g w + b x + c.
+Gradients multiplied_out(const Backward& s) {
+  const auto& [x, mean, r, bound] = s.y;
+  const Value gw = s.g * s.weight;
+  const Value of_gx = either(sum(gw * x, s.n), sum(s.g * x, s.n) * s.weight);
+  const Value of_g = either(sum(gw, s.n), sum(s.g, s.n) * s.weight);
+  const Value n = exactly(s.n);
+  const Value b = (of_g * mean - of_gx) * r * r * r / n;
+  const Value c = -b * mean - of_g * r / n;
+  const Value into_x = either(r * gw, r * s.g * s.weight, r * s.weight * s.g) + b * x + c;
+  const Value per_row = sum(s.g * (x * r - mean * r), s.rows);
+  const Value per_sum = (sum(s.g * x, s.rows) - sum(s.g, s.rows) * mean) * r;
+  return within_exact_bounds(s, into_x, either(per_row, per_sum));
+}
+
+// By the deviations, as layer norm does on devices.
+Gradients by_normalised(const Backward& s) {
+  const Value gw = s.g * s.weight;
+  const Value y = (s.y.x - s.y.mean) * s.y.r;
+  const Value n = exactly(s.n);
+  const Value into_x = (gw * n - y * sum(gw * y, s.n) - sum(gw, s.n)) * (s.y.r / n);
+  return within_exact_bounds(s, into_x, sum(s.g * y, s.rows));
+}
+
+// By the deviations, as batch norm does: (g - mean g - (x - mean) k) r w, with k from the sum of (x - mean) g.
+Gradients by_deviations(const Backward& s) {
+  const auto& [x, mean, r, bound] = s.y;
+  const Value apart = x - mean;
+  const Value n = exactly(s.n);
+  const Value product = sum(apart * s.g, s.n);
+  const Value rest = s.g - sum(s.g, s.n) / n - apart * (product * r * r / n);
+  return within_exact_bounds(s, either(rest * r * s.weight, rest * (r * s.weight)), product * r);
+}
+
+void set(const Gradients& gradients, Results out) {
+  out[0] = gradients.x;
+  out[1] = gradients.weight;
+  out[2] = gradients.bias;
+}
+
+// Layer and group norm compute in float, and store in the dtype of x what they sum up on the way.
+void multiply_out(A a, const Backward& s, Results out) {
+  if (has_16_bits(a) && !multiplied_out(s).x.known()) return;
+  set(multiplied_out(widened(a, s)), out);
 }
 
 // native_layer_norm(x, shape, weight, bias, eps)
-void layer_norm(A a, Results out) {
-  normalise(a, product(a.integers(1)), weight_of(a, 2), a.max_abs(3), a.number(4, 0), out);
-}
+void layer_norm(A a, Results out) { normalise(a, product(a.integers(1)), 0, 2, 3, 4, a.sums(), out); }
 
 // native_layer_norm_backward(g, x, shape, mean, r, weight, bias, mask)
 void layer_norm_backward(A a, Results out) {
+  if (!a.is_contiguous(3) || !a.is_contiguous(4)) return;  // the kernel reads other memory (PyTorch 2.13)
   const double n = product(a.integers(2));
   const bool of_x = a.produced_by(3, "aten::native_layer_norm") && a.produced_by(4, "aten::native_layer_norm");
-  Statistics s = recomputed(a, n, a.max_abs(1), a.max_abs(3), a.max_abs(4), of_x);
-  s.weight = weight_of(a, 5);
+  Backward s = given(a, 0, 1, 3, 4, 5, n, of_x, a.sums());
   s.rows = static_cast<double>(a.numel(1)) / std::max(n, 1.0);
-  normalise_backward(a, s, out);
+  if (a.is_on_device(0) && !by_normalised(widened(a, s)).x.known()) return;
+  multiply_out(a, s, out);
 }
 
 // native_group_norm(x, weight, bias, N, C, HxW, group, eps)
 void group_norm(A a, Results out) {
+  if (!a.is_contiguous(1) || !a.is_contiguous(2)) return;  // the kernel reads other memory (PyTorch 2.13)
   const double n = static_cast<double>(a.numel(0)) / static_cast<double>(a.integer(3, 1) * a.integer(6, 1));
-  normalise(a, n, weight_of(a, 1), a.max_abs(2), a.number(7, 0), out);
+  normalise(a, n, 0, 1, 2, 7, a.sums(), out);
 }
 
 // native_group_norm_backward(g, x, mean, r, weight, N, C, HxW, group, mask)
 void group_norm_backward(A a, Results out) {
+  if (!a.is_contiguous(2) || !a.is_contiguous(3) || !a.is_contiguous(4)) return;
   const double n = static_cast<double>(a.numel(1)) / static_cast<double>(a.integer(5, 1) * a.integer(8, 1));
   const bool of_x = a.produced_by(2, "aten::native_group_norm") && a.produced_by(3, "aten::native_group_norm");
-  Statistics s = recomputed(a, n, a.max_abs(1), a.max_abs(2), a.max_abs(3), of_x);
-  s.weight = weight_of(a, 4);
+  Backward s = given(a, 0, 1, 2, 3, 4, n, of_x, a.sums());
   s.rows = static_cast<double>(a.integer(5, 1) * a.integer(7, 1));
-  normalise_backward(a, s, out);
+  multiply_out(a, s, out);
 }
 
 // native_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps). In evaluation with the
 // running statistics.
 void batch_norm(A a, Results out) {
-  if (a.flag(5)) {
-    normalise(a, elements_per(a, 0, 1), weight_of(a, 1), a.max_abs(2), a.number(7, 0), out);
-    return;
-  }
+  if (a.flag(5)) return normalise(a, elements_per(a, 0, 1), 0, 1, 2, 7, a.range(), out);
   if (!a.has_value(3) || !a.has_value(4)) return;
-  const double variance = a.min_value(4);
-  if (!(variance > 0)) return;  // not known, or below zero, of which the root is NaN
-  const double r = one_over_root(variance + std::max(0.0, a.number(7, 0)));
-  const double apart = a.max_abs(0) + a.max_abs(3);
-  const double weight = weight_of(a, 1);
-  if (!can_be_scaled(a, apart, r, weight)) return;
-  out[0] = {a.sum_of(1, apart * r * weight + off_by(a, largest({apart, r, weight}))) + a.max_abs(2)};
+  const Value r = exactly(1) / sqrt(a.divisor(4) + a.widened_scalar(7));
+  out[0] = scaled_in_each_type(a, {a[0], a[3], taken_into(a.range(), r)}, 1, 2);
 }
 
 // native_batch_norm_backward(g, x, weight, running_mean, running_var, mean, r, train, eps, mask)
 void batch_norm_backward(A a, Results out) {
   if (!a.flag(7)) return;
   const bool of_x = a.produced_by(5, "aten::native_batch_norm") && a.produced_by(6, "aten::native_batch_norm");
-  const double n = elements_per(a, 1, 1);
-  Statistics s = recomputed(a, n, a.max_abs(1), a.max_abs(5), a.max_abs(6), of_x);
-  s.weight = weight_of(a, 2);
-  s.rows = n;
-  normalise_backward(a, s, out);
+  Backward s = given(a, 0, 1, 5, 6, 2, elements_per(a, 1, 1), of_x, a.range());
+  s.rows = s.n;
+  const Gradients wide = by_deviations(widened(a, s));
+  if (!has_16_bits(a)) return set(wide, out);
+  const Gradients narrow = by_deviations(s);
+  set({either(wide.x, narrow.x), either(wide.weight, narrow.weight), either(wide.bias, narrow.bias)}, out);
 }
 
 }  // namespace

@@ -14,35 +14,24 @@ using A = const RuleArguments&;
 // What a formula may square, or cube in float32, on its way to a result that is small again.
 constexpr double kMayCube = 1e12;
 
-// |x + alpha y| <= |x| + |alpha| |y|. And -inf + y = -inf, if only one of the two may be -inf.
-void add(A a, Results out) {
-  const Bound x = a.bound(0);
-  const Bound y = a.bound(1);
-  const double alpha = a.number(2, 1);
-  if ((x.masked && y.masked) || (y.masked && !(alpha > 0))) return;
-  out[0] = {x.max_abs + a.magnitude(2, 1) * y.max_abs, x.nonnegative && y.nonnegative && alpha >= 0,
-            x.masked || y.masked};
-}
+// x + alpha y. Of two masks only one may be -inf. cpu/BinaryOpsKernel.cpp
+void add(A a, Results out) { out[0] = a[0] + a.scalar(2, 1) * a[1]; }
 
-// |x - alpha y| <= |x| + |alpha| |y|
-void sub(A a, Results out) { out[0] = {a.max_abs(0) + a.magnitude(2, 1) * a.max_abs(1)}; }
+void sub(A a, Results out) { out[0] = a[0] - a.scalar(2, 1) * a[1]; }
 
-// |y - alpha x| <= |alpha| |x| + |y|
-void rsub(A a, Results out) { out[0] = {a.magnitude(2, 1) * a.max_abs(0) + a.max_abs(1)}; }
+void rsub(A a, Results out) { out[0] = a[1] - a.scalar(2, 1) * a[0]; }
 
-// |x y| = |x| |y|; a square is not negative.
-void mul(A a, Results out) {
-  out[0] = {a.max_abs(0) * a.max_abs(1), a.same(0, 1) || (a.nonnegative(0) && a.nonnegative(1))};
-}
+void mul(A a, Results out) { out[0] = a.same(0, 1) ? square(a[0]) : a[0] * a[1]; }
 
-// |x / y| <= |x| / least |y|; rounded to an integer, at most one more.
+// x / y, or x times 1 / y; rounded to an integer, it is at most one more.
 void div(A a, Results out) {
-  const double min_abs = a.min_abs(1);
-  if (min_abs > 0) out[0] = {a.max_abs(0) / min_abs + (a.has_value(2) ? 1 : 0), a.nonnegative(0) && a.min_value(1) > 0};
+  const Value x = a[0];
+  const Value y = a.divisor(1);
+  const Value quotient = either(x / y, x * (exactly(1) / y));
+  out[0] = a.has_value(2) ? quotient + exactly(1) : quotient;
 }
 
-// |-x| = |x|
-void neg(A a, Results out) { out[0] = {a.max_abs(0)}; }
+void neg(A a, Results out) { out[0] = -a[0]; }
 
 // |x| >= 0
 void abs(A a, Results out) { out[0] = {a.max_abs(0), true}; }
@@ -53,20 +42,22 @@ void relu(A a, Results out) { out[0] = {a.bound(0).max_abs, true}; }
 // Either x, or one of the limits.
 void clamp(A a, Results out) {
   const bool nonnegative = (a.nonnegative(0) || (a.has_value(1) && a.nonnegative(1))) && a.nonnegative(2);
-  out[0] = {largest({a.max_abs(0), a.max_abs(1), a.max_abs(2)}), nonnegative};
+  out[0] = {std::max({a.max_abs(0), a.max_abs(1), a.max_abs(2)}), nonnegative};
 }
 
 // hardtanh(x, min=-1, max=1): as clamp.
-void hardtanh(A a, Results out) { out[0] = {largest({a.max_abs(0), a.magnitude(1, 1), a.magnitude(2, 1)})}; }
+void hardtanh(A a, Results out) {
+  out[0] = {std::max({a.max_abs(0), a.scalar(1, 1).max_abs, a.scalar(2, 1).max_abs})};
+}
 
 // threshold(x, threshold, value): x or the value.
-void threshold(A a, Results out) { out[0] = {largest({a.max_abs(0), a.max_abs(2)})}; }
+void threshold(A a, Results out) { out[0] = {std::max(a.max_abs(0), a.max_abs(2))}; }
 
-// |x| or |slope x|
-void leaky_relu(A a, Results out) { out[0] = {a.max_abs(0) * largest({1, a.magnitude(1, 0.01)})}; }
-
-// g or slope g
-void leaky_relu_backward(A a, Results out) { out[0] = {a.max_abs(0) * largest({1, a.magnitude(2, 0.01)})}; }
+// leaky_relu(x, slope=0.01), leaky_relu_backward(g, x, slope): x or slope x.
+template <size_t Slope>
+void leaky(A a, Results out) {
+  out[0] = either(a[0], a[0] * a.scalar(Slope, 0.01));
+}
 
 // |tanh|, |sin|, |cos|, |erf| <= 1 for every finite x
 void at_most_one(A a, Results out) {
@@ -78,19 +69,15 @@ void sigmoid(A a, Results out) {
   if (a.bound(0).known()) out[0] = {1, true};
 }
 
-// 0 < exp(x) <= exp(|x|), and exp(-inf) = 0
-void exp(A a, Results out) { out[0] = {std::exp(a.bound(0).max_abs), true}; }
+void exponential(A a, Results out) { out[0] = exp(a[0]); }
 
-// sqrt is monotone; of what may be negative nothing is known.
-void sqrt(A a, Results out) {
-  if (a.nonnegative(0)) out[0] = {std::sqrt(a.max_abs(0)), true};
-}
+void root(A a, Results out) { out[0] = sqrt(a[0]); }
 
 // Kernels round p to the dtype of x: to bfloat16 at worst, of which 8 bits are left.
 double largest_power(double x, double p) {
   const bool is_exact = p == static_cast<double>(static_cast<c10::BFloat16>(static_cast<float>(p)));
   if (is_exact) return std::pow(x, p);
-  return largest({std::pow(x, p * (1 - 0x1p-8)), std::pow(x, p * (1 + 0x1p-8))});
+  return std::max(std::pow(x, p * (1 - 0x1p-8)), std::pow(x, p * (1 + 0x1p-8)));
 }
 
 // |x|^p is monotone in |x| for p > 0, unless float16 makes zero of p; a negative x has a power only if p is whole, and
@@ -104,56 +91,70 @@ void pow(A a, Results out) {
 
 // One of the two. (max(-inf, y) is y, min is -inf: left to a look.)
 void one_of_two(A a, Results out) {
-  out[0] = {largest({a.max_abs(0), a.max_abs(1)}), a.nonnegative(0) && a.nonnegative(1)};
+  out[0] = {std::max(a.max_abs(0), a.max_abs(1)), a.nonnegative(0) && a.nonnegative(1)};
 }
 
 // where(condition, x, y): x or y.
-void where(A a, Results out) { out[0] = {largest({a.max_abs(1), a.max_abs(2)}), a.nonnegative(1) && a.nonnegative(2)}; }
+void where(A a, Results out) { out[0] = {std::max(a.max_abs(1), a.max_abs(2)), a.nonnegative(1) && a.nonnegative(2)}; }
 
 // masked_fill(x, mask, value): x or the value.
 void masked_fill(A a, Results out) {
-  out[0] = {largest({a.max_abs(0), a.max_abs(2)}), a.nonnegative(0) && a.nonnegative(2)};
+  out[0] = {std::max(a.max_abs(0), a.max_abs(2)), a.nonnegative(0) && a.nonnegative(2)};
 }
 
-// x + w (y - x), 0 <= w <= 1: between x and y, |.| <= (1 - w) |x| + w |y|. Rounding y - x is relative to both.
+// x + w (y - x), or y - (y - x) (1 - w); for 0 <= w <= 1 between x and y. Lerp.h
 void lerp(A a, Results out) {
   const double w = a.number(2, NAN);
   if (!(w >= 0 && w <= 1)) return;
-  const double x = a.max_abs(0);
-  const double y = a.max_abs(1);
-  const Bound between{(1 - w) * x + w * y + 4 * a.unit_roundoff() * (x + y), a.nonnegative(0) && a.nonnegative(1)};
-  out[0] = by_way_of(x + y, between);
+  const Value x = a[0];
+  const Value y = a[1];
+  const Value apart = y - x;
+  const Value between = either(x + a.as_scalar(w) * apart, y - apart * a.as_scalar(1 - w));
+  out[0] = at_most((1 - w) * x.max_abs + w * y.max_abs, between);
+  out[0].nonnegative = x.nonnegative && y.nonnegative;
 }
 
-// |x + v s t| <= |x| + |v| |s| |t|; with s = t and v >= 0, what is added is not negative.
+// x + v s t. PointwiseOps.cpp multiplies from the left; other kernels s and t first.
 void addcmul(A a, Results out) {
-  const double v = a.number(3, 1);
-  const bool adds = v >= 0 && (a.same(1, 2) || (a.nonnegative(1) && a.nonnegative(2)));
-  const double vs = a.magnitude(3, 1) * a.max_abs(1);
-  const double on_the_way = largest({vs, a.max_abs(1) * a.max_abs(2)});
-  const double added = product_of(a, a.magnitude(3, 1), a.max_abs(1), a.max_abs(2));
-  out[0] = by_way_of(on_the_way, {a.max_abs(0) + added, a.nonnegative(0) && adds});
+  const Value v = a.scalar(3, 1);
+  const Value s = a[1];
+  const Value t = a[2];
+  Value added = v.is_one() ? s * t : either(v * s * t, v * (s * t));
+  if (a.same(1, 2)) added.nonnegative = v.nonnegative;
+  out[0] = a[0] + added;
 }
 
-// |x + v s / t| <= |x| + |v| |s / t|, where kernels multiply first. What is subnormal by then is off by a step, which
-// the quotient makes larger, or else v does.
+// x + v s / t. What is subnormal after the product v s is off by a step, which the quotient makes larger, or else v does.
 void addcdiv(A a, Results out) {
-  const double v = a.magnitude(3, 1);
-  const double off = v == 1 ? 0 : a.subnormal_step() * largest({v, a.reciprocal(2)});
-  out[0] = by_way_of(largest({v, 1}) * a.max_abs(1), {a.max_abs(0) + v * a.quotient(1, 2) + off});
+  const Value v = a.scalar(3, 1);
+  const Value quotient = v * a.quotient(1, 2);
+  if (v.is_one()) {
+    out[0] = a[0] + quotient;
+    return;
+  }
+  Value step = a.reciprocal(2);
+  step.max_abs = a.range().step * std::max(v.max_abs, step.max_abs);
+  Value divided = quotient + step;
+  divided.intermediate = std::max(divided.intermediate, (v * a[1]).max_abs);
+  out[0] = a[0] + divided;
 }
 
-// softplus(x, beta=1, threshold=20) <= |x| + ln 2 / beta, and not negative; takes the exponential of the threshold.
+// softplus(x, beta=1, threshold=20): log(1 + e^(beta x)) / beta up to the threshold of beta x, and then x.
+// cpu/Activation.cpp
 void softplus(A a, Results out) {
-  const double beta = a.number(1, 1);
   const double threshold = a.number(2, 20);
-  if (beta > 0 && threshold >= 0 && threshold <= 80) out[0] = {a.max_abs(0) + 0.7 / beta, true};
+  if (!(a.scalar(1, 1).nonnegative && threshold >= 0 && threshold <= 80)) return;
+  const Value log_of_two = exactly(0.7);
+  Value x = a[0];
+  x.nonnegative = true;  // the result is at least 0
+  out[0] = x + log_of_two / a.scalar(1, 1);
 }
 
-// |elu(x, alpha=1, scale=1, input_scale=1)| <= |scale| max(|x|, |alpha|) for input_scale >= 0: its e^x is of x < 0
+// elu(x, alpha=1, scale=1, input_scale=1): scale x, or scale alpha (e^(input_scale x) - 1) of x < 0. cpu/Elu.h
 void elu(A a, Results out) {
-  if (!(a.number(3, 1) >= 0)) return;
-  out[0] = {a.magnitude(2, 1) * largest({a.max_abs(0), a.magnitude(1, 1)})};
+  if (!a.scalar(3, 1).nonnegative) return;
+  const Value scale = a.scalar(2, 1);
+  out[0] = either(a[0] * scale, a.scalar(1, 1) * scale);
 }
 
 // A factor between 0 and 1, or one of 0 and 1, times the gradient.
@@ -164,17 +165,15 @@ void gradient_of_smooth(A a, Results out) {
   if (a.max_abs(1) < kMayCube) out[0] = {1.2 * a.max_abs(0)};
 }
 
-// g (1 - y^2)
-void tanh_backward(A a, Results out) {
-  const double y = a.max_abs(1);
-  out[0] = by_way_of(y * y, {a.max_abs(0) * largest({1, y * y})});
-}
+// g (1 - y^2). cpu/BinaryOpsKernel.cpp
+void tanh_backward(A a, Results out) { out[0] = a[0] * (exactly(1) - square(a[1])); }
 
 // g y (1 - y), in any order
 void sigmoid_backward(A a, Results out) {
-  const double y = a.max_abs(1);
-  const double g = a.max_abs(0);
-  out[0] = by_way_of(largest({g, y}) * (1 + y), {g * y * (1 + y)});
+  const Value g = a[0];
+  const Value y = a[1];
+  const Value rest = exactly(1) - y;
+  out[0] = either(g * rest * y, g * y * rest, g * (y * rest));
 }
 
 }  // namespace
@@ -193,14 +192,14 @@ void add_pointwise_rules(RuleTable& table) {
   table["clamp_max"] = one_of_two;
   table["hardtanh"] = hardtanh;
   table["threshold"] = threshold;
-  table["leaky_relu"] = leaky_relu;
-  table["leaky_relu_backward"] = leaky_relu_backward;
+  table["leaky_relu"] = leaky<1>;
+  table["leaky_relu_backward"] = leaky<2>;
   for (const char* name : {"gelu", "silu", "mish"}) table[name] = same_bound;
   for (const char* name : {"tanh", "sin", "cos", "erf"}) table[name] = at_most_one;
   table["sigmoid"] = sigmoid;
   table["hardsigmoid"] = sigmoid;
-  table["exp"] = exp;
-  table["sqrt"] = sqrt;
+  table["exp"] = exponential;
+  table["sqrt"] = root;
   table["pow"] = pow;
   table["maximum"] = one_of_two;
   table["minimum"] = one_of_two;

@@ -15,13 +15,18 @@ constexpr int64_t kLstm = 2;
 void mkldnn_rnn_layer(A a, Results out) {
   const auto steps = static_cast<double>(std::max(a.size(0, 0), a.size(0, 1)));  // either comes first
   if (a.integer(9, 0) != kLstm || a.numel(0) == 0) return;
-  const double h = largest({1, a.max_abs(5)});
-  const double gates = a.sum_of(static_cast<double>(a.size(0, -1)), a.max_abs(0) * a.max_abs(1)) +
-                       a.sum_of(static_cast<double>(a.integer(10, 0)), h * a.max_abs(2));
-  if (!(kRoundedFactors * gates + a.max_abs(3) + a.max_abs(4) < a.limit())) return;
-  out[0] = {1};
-  out[1] = {1};
-  out[2] = {a.sum_of(steps + 1, 1) / (steps + 1) * (a.max_abs(6) + steps)};
+  Value h = a[5];
+  h.max_abs = std::max(h.max_abs, 1.0);
+  const Value gates = dot(a[0], a[1], static_cast<double>(a.size(0, -1))) + a[3] +
+                      (dot(h, a[2], static_cast<double>(a.integer(10, 0))) + a[4]);
+  if (!gates.known()) return;
+  const Value added = exactly(1);  // i g
+  Value cell = a[6];
+  cell.max_abs += steps;
+  cell.max_abs *= growth_of_sum(steps + 1, a.range());
+  out[0] = added;
+  out[1] = added;
+  out[2] = Value{.max_abs = cell.max_abs, .in = cell.in};
 }
 
 }  // namespace

@@ -15,30 +15,27 @@ double terms_of(A a) {
   return terms;
 }
 
-void sum(A a, Results out) { out[0] = {a.sum_of(terms_of(a), a.max_abs(0)), a.nonnegative(0)}; }
+// ReduceOps.cpp, cpu/SumKernel.cpp
+void total(A a, Results out) { out[0] = sum(a[0], terms_of(a)); }
 
 // Of nothing it is NaN.
-void mean(A a, Results out) {
-  if (a.numel(0) != 0) out[0] = mean_of(a, terms_of(a), a.max_abs(0), a.nonnegative(0));
+void average(A a, Results out) {
+  if (a.numel(0) != 0) out[0] = mean(a[0], terms_of(a));
 }
 
-// norm(x, order), linalg_vector_norm(x, order, dims, keepdim, dtype): that of order 2.
+// norm(x, order), linalg_vector_norm(x, order, dims, keepdim, dtype): that of order 2. cpu/ReduceOpsKernel.cpp
 void norm(A a, Results out) {
-  if (a.number(1, 2) != 2) return;
-  const double terms = a.sum_of(static_cast<double>(a.numel(0)), 1);
-  out[0] = by_way_of(terms * a.max_abs(0) * a.max_abs(0), {std::sqrt(terms) * a.max_abs(0), true});
+  if (a.number(1, 2) == 2) out[0] = sqrt(sum(square(a[0]), static_cast<double>(a.numel(0))));
 }
 
 // cumsum(x, dim)
-void cumsum(A a, Results out) {
-  out[0] = {a.sum_of(static_cast<double>(a.size(0, a.integer(1, 0))), a.max_abs(0)), a.nonnegative(0)};
-}
+void cumsum(A a, Results out) { out[0] = sum(a[0], static_cast<double>(a.size(0, a.integer(1, 0)))); }
 
 }  // namespace
 
 void add_reduction_rules(RuleTable& table) {
-  table["sum"] = sum;
-  table["mean"] = mean;
+  table["sum"] = total;
+  table["mean"] = average;
   for (const char* name : {"norm", "linalg_vector_norm"}) table[name] = norm;
   for (const char* name : {"amax", "amin", "max", "min"}) table[name] = same_bound;
   table["cumsum"] = cumsum;

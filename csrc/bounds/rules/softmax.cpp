@@ -12,9 +12,6 @@ using A = const RuleArguments&;
 // But for a mask.
 bool is_finite(A a) { return a.bound(0).known() && a.bound(0).max_abs <= largest_number(a.dtype()); }
 
-// x - max x, which is taken first, may be twice as large as x.
-bool can_be_shifted(A a) { return a.bound(0).max_abs < a.limit(); }
-
 // 0 <= softmax <= 1, as long as x is finite: x - max x may be -inf, as of a mask of the lowest numbers, whose
 // exponential is 0. Of -inf alone it is NaN.
 void softmax(A a, Results out) {
@@ -26,25 +23,29 @@ void safe_softmax(A a, Results out) {
   if (is_finite(a)) out[0] = {1, true};
 }
 
-// |x - max x - log sum| <= 2 |x| + log n
+// x - max x - log of the sum of n exponentials, of which one is 1: cpu/SoftMaxKernel.cpp
 void log_softmax(A a, Results out) {
-  if (can_be_shifted(a)) out[0] = {2 * a.max_abs(0) + std::log(static_cast<double>(a.size(0, a.integer(1, 0))) + 1)};
+  const Value x = a[0];
+  const Value log_of_sum = exactly(std::log(static_cast<double>(a.size(0, a.integer(1, 0))) + 1));
+  out[0] = x - x - log_of_sum;
 }
 
-// y (g - sum g y): with y from softmax its sum is 1, and |.| <= 2 |g|; otherwise the sum is n |g| |y| at most.
+// y (g - sum g y). With y from softmax, whose sum is 1, the sum is a mean of g.
 void softmax_backward(A a, Results out) {
-  const double g = a.max_abs(0);
-  const double y = a.max_abs(1);
-  const bool sums_to_one = a.produced_by(1, "aten::_softmax") || a.produced_by(1, "aten::_safe_softmax");
+  const Value g = a[0];
+  const Value y = a[1];
   const double n = static_cast<double>(a.size(1, a.integer(2, 0)));
-  const double apart = g + a.sum_of(n, g * y);
-  out[0] = sums_to_one ? Bound{a.sum_of(2, g) * a.sum_of(1, 1)} : by_way_of(apart, {y * apart});
+  const bool sums_to_one = a.produced_by(1, "aten::_softmax") || a.produced_by(1, "aten::_safe_softmax");
+  Value mean = sums_to_one ? g : sum(g * y, n);
+  if (sums_to_one) mean.max_abs *= growth_of_sum(n, a.range());
+  const Value apart = g - mean;
+  out[0] = either(y * apart, y * g - y * mean);
 }
 
 // g - e^y sum g, with y <= 0 from log_softmax.
 void log_softmax_backward(A a, Results out) {
   if (!a.produced_by(1, "aten::_log_softmax")) return;
-  out[0] = {a.sum_of(static_cast<double>(a.size(0, a.integer(2, 0))) + 1, a.max_abs(0))};
+  out[0] = a[0] - sum(a[0], static_cast<double>(a.size(0, a.integer(2, 0))));
 }
 
 }  // namespace

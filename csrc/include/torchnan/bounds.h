@@ -5,9 +5,13 @@
 // range of its dtype is finite and is not scanned. Where a rule gives no bound, or one out of range, the result is
 // scanned, and the largest |x| found is its new, exact bound.
 //
-// A rule is a theorem about its operator, for all arguments and including the rounding of intermediate sums: a bound
-// that is too small hides a NaN, while one that is too large only costs a scan. The rounding of single results is added
-// by the caller of the rule; for sums use sum_of().
+// A rule is a theorem about its operator, for all arguments: a bound that is too small hides a NaN, while one that is too
+// large only costs a scan. So a rule is the kernel's own formula over abstract values (value.h), in each order in which
+// kernels evaluate it:
+//
+//   register_bound_rule("mylib::gated_mul", [](const RuleArguments& a, std::span<Bound> out) {
+//     out[0] = a[0] * (a[1] + a.scalar(2, 1));
+//   });
 #pragma once
 
 #include <algorithm>
@@ -24,6 +28,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <torchnan/export.h>
+#include <torchnan/value.h>
 
 namespace torchnan {
 
@@ -35,8 +40,8 @@ struct Bound {
   double max_abs = std::numeric_limits<double>::infinity();  // no |x| is larger; infinity: unknown
   bool nonnegative = false;                                  // no x is negative
   bool masked = false;  // x may also be an intentional -inf, as in a mask; all other x are within max_abs
-  // Of a result: no |x| that the kernel computes on the way to it is larger than this or max_abs. A sum of products is
-  // finite only if the products are.
+  // Of a result: no |x| that the kernel computes on the way to it and rounds to a dtype of the call is larger than this
+  // or max_abs. A sum of products is finite only if the products are.
   double max_intermediate = 0;
 
   bool known() const { return max_abs < std::numeric_limits<double>::infinity(); }
@@ -48,6 +53,8 @@ struct Bound {
   }
 };
 
+inline Value::operator Bound() const { return {max_abs, nonnegative, masked, intermediate}; }
+
 // The arguments of a call, by their index in the schema. A rule of an operator on lists (_foreach_*) is called once for
 // each element, and sees that element of each list.
 class TORCHNAN_API RuleArguments {
@@ -55,6 +62,8 @@ class TORCHNAN_API RuleArguments {
   static constexpr double kUnknown = std::numeric_limits<double>::infinity();
 
   RuleArguments(c10::ArrayRef<Operand> operands, const BoundSource& source, size_t element = 0);
+  RuleArguments(const RuleArguments&) = delete;  // range_ may point into it
+  RuleArguments& operator=(const RuleArguments&) = delete;
 
   // The dtype that the operation computes in: numbers, and tensors of other dtypes, are rounded to it.
   c10::ScalarType dtype() const { return dtype_; }
@@ -65,14 +74,26 @@ class TORCHNAN_API RuleArguments {
   const at::Tensor* tensor(size_t i) const;              // null if it is none
   bool has_value(size_t i) const;                        // whether the argument exists and is not None
 
+  // Returns the values of a tensor or a number, as they are before the call: unknown for a number that is NaN or beyond
+  // dtype(), 0 for an argument without a value. A number enters as the kernel may see it: as it was passed, or rounded to
+  // dtype(), where it may be 0.
+  Value operator[](size_t i) const;
+  // Returns the same, or the default for an argument without a value.
+  Value scalar(size_t i, double default_value) const;
+  // Returns a number that the operator computes from its arguments in double, and then uses as one of them.
+  Value as_scalar(double number) const;
+  // Returns the same, with the smallest |x|, for which a small tensor is read.
+  Value divisor(size_t i) const;
+  // Returns the same in the type that the operator accumulates in: double for float64, float for the others.
+  Value widened(size_t i) const { return taken_into(sums(), (*this)[i]); }
+  // Returns a number in that type, where a small one is not rounded to 0.
+  Value widened_scalar(size_t i) const;
+
   // Return the bound of a tensor or a number. max_abs() is kUnknown for a tensor that may hold -inf, for a number that
   // is NaN or beyond dtype(), and 0 for an argument without a value.
   Bound bound(size_t i) const;
   double max_abs(size_t i) const;
   bool nonnegative(size_t i) const;
-
-  // Returns max_abs(), or the default for an argument without a value.
-  double magnitude(size_t i, double default_value) const;
 
   // Returns a bound for all tensors of a list: the largest max_abs; nonnegative if all are, masked if any is. Not for
   // the lists of _foreach_ operators.
@@ -82,16 +103,16 @@ class TORCHNAN_API RuleArguments {
   double min_value(size_t i) const;
   double min_abs(size_t i) const;
 
-  // Returns the number as it was passed, to compare it; to compute with it, use magnitude().
+  // Returns the number as it was passed, to compare it; to compute with it, use scalar().
   double number(size_t i, double default_value) const;
   int64_t integer(size_t i, int64_t default_value) const;
   bool flag(size_t i) const;
   c10::SmallVector<int64_t, 5> integers(size_t i) const;  // empty without a value
 
-  // Returns a bound of |x / y| over the elements of two tensors: by the least |y|, or because both have one history, as
-  // the moments of an optimizer have. kUnknown if neither gives one.
-  double quotient(size_t i, size_t j) const;
-  double reciprocal(size_t i) const;  // the same of |1 / x|
+  // Returns x / y over the elements of two tensors: by the least |y|, or because both have one history, as the moments of
+  // an optimizer have.
+  Value quotient(size_t i, size_t j) const;
+  Value reciprocal(size_t i) const;  // the same of 1 / x
 
   // Only for arguments that are tensors:
   c10::IntArrayRef sizes(size_t i) const;
@@ -100,24 +121,22 @@ class TORCHNAN_API RuleArguments {
 
   double combinations(size_t i) const;  // product of the numels of a list of index tensors
 
+  bool is_on_device(size_t i) const;  // not on the CPU
+  bool is_contiguous(size_t i) const;  // true for an argument without a value
   bool same(size_t i, size_t j) const;                    // whether both are the same values in the same memory
   bool produced_by(size_t i, std::string_view op) const;  // whether this operator was the last to write it
 
-  // Returns a bound of the sum of `terms` numbers of magnitude up to `each`, including the rounding of the operator.
-  double sum_of(double terms, double each) const;
-  double epsilon() const;  // unit roundoff of the type that the operator accumulates in: 2^-24, or 2^-53 for float64
-  double limit() const;    // of the narrowest range among the dtypes of the arguments: 65504 for float16
-  double unit_roundoff() const;   // the largest among the dtypes of the arguments: 2^-8 for bfloat16
-  double subnormal_step() const;  // the largest of their smallest subnormal numbers: 2^-149 for float32
+  // The arithmetic of the narrowest dtype among the arguments, and that of the type that sums are accumulated in.
+  const DtypeRange& range() const { return *range_; }
+  const DtypeRange& sums() const;
 
  private:
-  template <typename Visit>
-  void for_each_range(Visit&& visit) const;  // of the dtypes of the arguments
-
   c10::ArrayRef<Operand> operands_;
   const BoundSource& source_;
   size_t element_;
   c10::ScalarType dtype_;
+  const DtypeRange* range_;  // of dtype_, or mixed_
+  DtypeRange mixed_;
 };
 
 // Sets the bounds of the results, in the order in which the operator returns them, followed by the mutated arguments
