@@ -89,7 +89,7 @@ def manners(bench: Bench) -> list[Verdict]:
 
 def sees_scans(bench: Bench) -> bool:
     x = torch.ones(1000, device=bench.device)
-    with torchnan.detect(action="log", exact=True):
+    with torchnan.detect(action="log", rescan_every=1):
         return bool(bench.machine.sees_scans(lambda: (x + 1).sum().item()))
 
 
@@ -274,7 +274,7 @@ def sanitizer(bench: Bench) -> list[Verdict]:
     """compute-sanitizer over the kernels, with memory that the caching allocator does not round."""
     program = (
         "import torch, torchnan\n"
-        "with torchnan.detect(action='log', exact=True):\n"
+        "with torchnan.detect(action='log', rescan_every=1):\n"
         "    for size in (1, 3, 17, 4097, 70001):\n"
         "        x = torch.ones(size + 1, device='cuda')[1:]\n"
         "        (x * 2).cpu(); x[::2].clone().cpu()\n"

@@ -16,8 +16,7 @@ void for_each_option(Options& options, Visitor&& visit) {
   visit("backward", options.backward);
   visit("stacks", options.stacks);
   visit("skip_ops", options.skip_ops);
-  visit("exact", options.exact);
-  visit("sample", options.sample);
+  visit("rescan_every", options.rescan_every);
   visit("headroom", options.headroom);
   visit("max_findings", options.max_findings);
   visit("log", options.log);

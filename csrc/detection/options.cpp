@@ -29,8 +29,9 @@ std::vector<std::string> Options::validate() const {
   if (max_findings < 1) {
     messages.push_back(fmt::format("max_findings must be at least 1, not {}", max_findings));
   }
-  if (sample < 0) messages.push_back(fmt::format("sample must be 0 or a number of steps, not {}", sample));
-  if (exact && sample > 0) messages.emplace_back("exact reads every result: there is nothing left for sample");
+  if (rescan_every < 0) {
+    messages.push_back(fmt::format("rescan_every must be 0 or a number of steps, not {}", rescan_every));
+  }
   if (!check_nan && !check_inf) {
     messages.emplace_back("check_nan and check_inf are both false: nothing would be looked for");
   }

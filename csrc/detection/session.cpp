@@ -31,7 +31,7 @@ bool matches_any(const std::vector<std::string>& patterns, const std::string& op
 
 DetectionSession::DetectionSession(Options options)
     : options_(std::move(options)),
-      asks_for_finiteness_alone_(options_.backward && options_.skip_ops.empty() && options_.sample == 0 &&
+      asks_for_finiteness_alone_(options_.backward && options_.skip_ops.empty() && !scans_everything() &&
                                  !options_.headroom),
       skipped_(options_.skip_ops.empty() ? nullptr : new std::atomic<Answer>[OpPlan::kMaxPlans] {}),
       headroom_(options_.headroom && !is_disabled() ? new HeadroomTable : nullptr),
@@ -92,13 +92,24 @@ void DetectionSession::count_internal_error(std::string_view part, std::string_v
   }
 }
 
+// The first mark may stand before the first step.
 void DetectionSession::mark_step(int64_t k) {
+  is_first_step_ = is_first_step_ && !step_marked_;
   step_ = k;
   step_marked_ = true;
 }
 
 void DetectionSession::count_step() {
+  is_first_step_ = false;
   if (!step_marked_) ++step_;
+}
+
+bool DetectionSession::is_rescanned(int64_t index) const {
+  constexpr int64_t kMostOfFirstStep = 10000;
+  const int64_t every = options_.rescan_every;
+  if (every == 0) return false;
+  if (every == 1 || (is_first_step() && index < kMostOfFirstStep)) return true;
+  return (index + index / every + step()) % every == 0;
 }
 
 void DetectionSession::name_tensor(const std::string& name, const at::Tensor& tensor, bool is_buffer) {

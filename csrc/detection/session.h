@@ -65,6 +65,12 @@ class TORCHNAN_API DetectionSession : public std::enable_shared_from_this<Detect
   // Counts an optimizer step that has ended, unless user code marks the steps.
   void count_step();
   int64_t step() const { return step_; }  // 1-based
+  bool is_first_step() const { return is_first_step_; }
+
+  bool scans_everything() const { return options_.rescan_every == 1; }
+  // Whether a proved result is scanned all the same: each once in N steps, in turn, and all of the first step; of a
+  // program that counts no steps one in N, each time another one. `index`: its number among those of a thread's step.
+  bool is_rescanned(int64_t index) const;
 
   void name_tensor(const std::string& name, const at::Tensor& tensor, bool is_buffer);
   std::optional<Owner> named_owner(const c10::StorageImpl* storage) const;
@@ -93,6 +99,7 @@ class TORCHNAN_API DetectionSession : public std::enable_shared_from_this<Detect
   std::atomic<bool> open_{true};
   std::atomic<int64_t> step_{1};
   std::atomic<bool> step_marked_{false};
+  std::atomic<bool> is_first_step_{true};
   mutable std::atomic<int64_t> internal_errors_{0};
   mutable ForkSafeMutex mutex_;
   std::map<uint64_t, Counters> counters_;  // by thread; a node of a map stays where it is. At 0 those that have left

@@ -48,11 +48,11 @@ class TORCHNAN_API ThreadState {
   uint64_t last_sequence = 0;
   uint64_t last_sequence_inside = 0;  // without grad mode
 
-  // Returns how many results this thread has checked before in the step under way.
-  int64_t next_result_index(int64_t step) {
-    if (step != step_) place_ = 0;
+  // Returns how many calls this thread has bounded before in the step under way.
+  int64_t next_bounded_call(int64_t step) {
+    if (step != step_) bounded_calls_ = 0;
     step_ = step;
-    return place_++;
+    return bounded_calls_++;
   }
 
   WrittenSpans written_spans;
@@ -78,7 +78,7 @@ class TORCHNAN_API ThreadState {
   Counters* counters_ = nullptr;
   uint64_t id_ = 0;
   int64_t step_ = 0;
-  int64_t place_ = 0;
+  int64_t bounded_calls_ = 0;
   Moments moments_;
 };
 

@@ -300,7 +300,8 @@ void DeviceCheck::fill_bound(Devices::Lock& locked, Event& event, const at::Tens
                              const Prediction& predicted) {
   const bool is_captured = event.number >= Journal::kFirstCaptured;
   const auto bytes = static_cast<int64_t>(tensor.nbytes());
-  event.is_proved = predicted.is_proved && !is_captured;
+  event.is_proved = predicted.is_proved && !predicted.is_rescanned && !is_captured;
+  event.is_rescanned = predicted.is_rescanned && !is_captured && !predicted.bound.masked;
   if (event.is_proved) {
     event.bound = predicted.bound;
     if (predicted.bound.masked) event.intended |= NonfiniteKinds::only_neginf();
@@ -308,7 +309,8 @@ void DeviceCheck::fill_bound(Devices::Lock& locked, Event& event, const at::Tens
     thread_.counters().bytes_proved.add(bytes);
   } else {
     const bool has_bound = range_of(event.tensor.dtype).limit > 0 && !event.intended.any();
-    if (has_bound && !is_captured && !session_.options().exact) event.assumed = locked.assumptions().of(event);
+    if (has_bound && !is_captured && !session_.scans_everything()) event.assumed = locked.assumptions().of(event);
+    if (event.is_rescanned) event.assumed = predicted.bound.max_abs;
     if (!is_captured && !predicted.bound.masked) event.bound = predicted.bound;
     event.bound.max_abs = std::min(event.bound.max_abs, event.assumed);
     thread_.counters().bytes.add(bytes);

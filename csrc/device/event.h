@@ -113,6 +113,7 @@ struct EventFacts {
   HarmKind harm = HarmKind::kNone;
   Scanner* scanner = nullptr;  // which scans it; null if none does
   bool is_proved = false;      // finite, by a bound
+  bool is_rescanned = false;   // proved, and scanned all the same
   int64_t output = 0;
 
   // Infinities that are there on purpose: numbers that it was given, or values of a mask among its inputs.

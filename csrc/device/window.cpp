@@ -6,6 +6,7 @@
 
 #include "scan/float_format.h"
 #include "scan/tensor_scan.h"
+#include "detection/withdraw_rule.h"
 #include "device/devices.h"
 #include "operators/op_plan.h"
 #include "detection/thread_state.h"
@@ -95,6 +96,25 @@ bool force_scans(const std::vector<Doubted>& results) {
   return has_scanned;
 }
 
+// A result that was proved, and whose scan has found a larger value.
+struct Disproved {
+  const OpPlan* plan;
+  SessionNumber session;
+  double bound;
+  double found;
+};
+
+// Withdraws the rules that gave those bounds. Not under a lock: it warns.
+void withdraw_rules(const std::vector<Disproved>& results) {
+  for (const Disproved& result : results) {
+    const std::shared_ptr<DetectionSession> session = result.session.lock();
+    if (session != nullptr && result.plan->bounds.rule != nullptr)
+      withdraw_rule(*session, *result.plan,
+                    fmt::format("a result on a device was proved to be within {:.4g}, and holds {:.4g}", result.bound,
+                                result.found));
+  }
+}
+
 // Forgets the bound of an event whose scan has found a larger value. Returns whether it has. `then` is the event in the
 // window, `now` that on record.
 bool invalidate_if_exceeded(Devices::Lock& locked, const DeviceScans& found, Event& then, Event& now) {
@@ -117,6 +137,7 @@ Bound bound_by_scan(const Event& event) { return event.tensor.covers ? Bound{eve
 // what the window shows.
 bool invalidate_bounds(Window& window) {
   std::vector<Doubted> doubted;
+  std::vector<Disproved> disproved;
   bool is_void = false;
   {
     Devices::Lock locked(devices());
@@ -125,13 +146,21 @@ bool invalidate_bounds(Window& window) {
       if (now == nullptr) continue;
       if (const DeviceScans* const found = window.scans_of(then)) {
         if (is_void) now->bound = bound_by_scan(*now);
-        is_void |= invalidate_if_exceeded(locked, *found, then, *now);
+        const double bound = then.assumed;
+        const bool is_exceeded = invalidate_if_exceeded(locked, *found, then, *now);
+        // Before anything was void, a proof was made of what holds.
+        if (is_exceeded && then.is_rescanned && !is_void) {
+          const double most = decode_magnitude(found->largest_word_of(then), then.tensor.dtype);
+          disproved.push_back({then.plan, then.session, bound, most});
+        }
+        is_void |= is_exceeded;
       } else if (is_void) {
         now->bound = {};
         if (now->type == EventType::kResult) doubted.push_back({locked.journal().find_tensor(*now), now->number});
       }
     }
   }
+  withdraw_rules(disproved);
   return force_scans(doubted);
 }
 

@@ -51,8 +51,9 @@ bool HostResults::writes_twice(c10::ArrayRef<Operand> arguments) const {
 }
 
 void HostResults::bound_results(c10::ArrayRef<Operand> arguments, const ExternalBounds* elsewhere) {
-  if (plan_.bounds.rule == nullptr || session_.options().exact) return;
+  if (plan_.bounds.rule == nullptr || plan_.bounds.rule->is_withdrawn()) return;
   if (!is_worth_bounding(arguments, elsewhere != nullptr)) return;
+  if (call_ < 0) call_ = thread_.next_bounded_call(session_.step());
   try {
     apply_rule(arguments, elsewhere);
   } catch (...) {
@@ -64,11 +65,12 @@ void HostResults::bound_results(c10::ArrayRef<Operand> arguments, const External
 
 void HostResults::apply_rule(c10::ArrayRef<Operand> arguments, const ExternalBounds* elsewhere) {
   const BoundSource source = thread_.bound_source(elsewhere);
-  const BoundRule& rule = *plan_.bounds.rule;
+  const Rule& rule = *plan_.bounds.rule;
   const c10::ArrayRef<Operand> written_arguments = arguments;
   arguments = arguments.slice(0, arguments.size() - plan_.out_arguments);
   if (!plan_.bounds.elementwise_in_lists) {
     if (plan_.writes_in_place() && writes_twice(written_arguments)) return;
+    if (plan_.writes_in_place() && session_.is_rescanned(call_)) reread(written_arguments, 0);
     const RuleArguments call(arguments, source);
     bounds_.resize(std::max(kMaxResults, plan_.checked_returns.size() + plan_.mutated_arguments.size()));
     dtypes_.push_back(call.dtype());
@@ -83,6 +85,7 @@ void HostResults::apply_rule(c10::ArrayRef<Operand> arguments, const ExternalBou
   for (size_t element = 0; element < bounds_.size(); ++element) {
     const at::Tensor* self = tensor_of(arguments.data(), element);
     if (plan_.writes_in_place() && reads_written(written, arguments, element)) return forget_bounds();
+    if (plan_.writes_in_place() && session_.is_rescanned(call_ + static_cast<int64_t>(element))) reread(written_arguments, element);
     if (self != nullptr && !is_large(*self)) {
       dtypes_.push_back(self->scalar_type());
     } else {
@@ -116,7 +119,7 @@ bool HostResults::is_loose(const at::Tensor& result, size_t output) const {
 }
 
 void HostResults::tighten(c10::ArrayRef<Operand> arguments, c10::ArrayRef<const at::Tensor*> results) {
-  if (bounds_.empty() || plan_.writes_in_place() || session_.options().sample > 0) return;
+  if (bounds_.empty() || plan_.writes_in_place() || session_.scans_everything()) return;
   size_t written = 0;
   for (size_t i = 0; i < std::min(results.size(), bounds_.size()); ++i) {
     const bool is_scanned_anyway = !results[i]->defined() || results[i]->numel() <= kSmall;
@@ -140,16 +143,16 @@ void HostResults::tighten(c10::ArrayRef<Operand> arguments, c10::ArrayRef<const 
   bound_results(arguments, nullptr);
 }
 
-// Small tensors are cheaper to scan than to bound, unless every bound is to be sampled.
+// Small tensors are cheaper to scan than to bound, unless every rule is to be held to its word.
 bool HostResults::is_large(const at::Tensor& tensor) const {
-  return tensor.numel() > kSmall || session_.options().sample > 0;
+  return tensor.numel() > kSmall || session_.scans_everything();
 }
 
 // Rules are for plain tensors: the sizes of others do not describe what is in memory. A number that the host cannot
 // read, as the first gradient is, bounds what large tensors are made from.
 bool HostResults::is_worth_bounding(c10::ArrayRef<Operand> arguments, bool is_elsewhere) const {
   bool all_are_plain = true;
-  bool any_is_large = session_.options().sample > 0;
+  bool any_is_large = session_.scans_everything();
   for (const Operand& argument : arguments) {
     for_each_tensor(argument, [&](const at::Tensor& tensor, int64_t) {
       all_are_plain = all_are_plain && is_plain(tensor);
@@ -166,7 +169,8 @@ bool HostResults::is_worth_bounding(c10::ArrayRef<Operand> arguments, bool is_el
 Outcome HostResults::check(const at::Tensor& result, int64_t output, bool masks_are_known) {
   if (plan_.handling == OpPlan::Handling::kAllocate) return record_allocation(result);
   const Prediction known = predict(result, output);
-  if (!known.is_proved || (known.bound.masked && !masks_are_known)) return scan(result, static_cast<size_t>(output));
+  const bool is_proved = known.is_proved && (masks_are_known || !known.bound.masked);
+  if (!is_proved || known.is_rescanned) return scan(result, static_cast<size_t>(output), is_proved);
   const Skip reason = is_in_memory(result) ? Skip::kNone : reason_to_skip(result);
   if (reason != Skip::kNone) return skip(result, reason);
   return record_proved(result, static_cast<size_t>(output), known.bound);
@@ -181,7 +185,8 @@ Prediction HostResults::predict(const at::Tensor& result, int64_t output) {
   const bool is_within_range = max_abs <= range.limit && bound.max_intermediate <= range.limit && is_plain(result);
   Prediction known{.bound = {is_within_range ? max_abs : RuleArguments::kUnknown, bound.nonnegative, bound.masked},
                    .claim = place < claims_.size() ? &claims_[place] : nullptr};
-  known.is_proved = is_within_range && result.numel() > kSmall && !is_sampled();
+  known.is_proved = is_within_range && result.numel() > kSmall;
+  known.is_rescanned = known.is_proved && session_.is_rescanned(call_ + output);
   return known;
 }
 
@@ -215,12 +220,18 @@ DtypeRange HostResults::range_at(const at::Tensor& result, size_t output) const 
   return range;
 }
 
-// Every proved result is scanned once in N steps.
-bool HostResults::is_sampled() {
-  const int64_t n = session_.options().sample;
-  if (n == 0) return false;
-  const int64_t step = session_.step();
-  return (thread_.next_result_index(step) + step) % n == 0;
+// Before a rule is held to its word, what it builds on and the call overwrites is read: memory may have been written by
+// other means than PyTorch's.
+void HostResults::reread(c10::ArrayRef<Operand> arguments, size_t element) const {
+  for (const OpPlan::MutatedArgument& mutated : plan_.mutated_arguments) {
+    const size_t place = plan_.saved_arguments[mutated.saved_index];
+    const at::Tensor* tensor = place < arguments.size() ? tensor_of(&arguments[place], element) : nullptr;
+    if (tensor == nullptr || !mutated.reads_previous_value || !tensor->is_cpu() || !bound_cache().is_finite(*tensor))
+      continue;
+    const ScanResult found = check_finite(*tensor);
+    thread_.counters().bytes.add(found.bytes);
+    if (!found.finite || found.max_abs > bound_cache().find(*tensor).bound.max_abs) bound_cache().mark_stale(*tensor);
+  }
 }
 
 Outcome HostResults::record_proved(const at::Tensor& result, size_t output, const Bound& proof) {
@@ -257,30 +268,39 @@ void HostResults::record_bound_sample(const at::Tensor& result, size_t output, c
                      smallest ? smallest->value : -RuleArguments::kUnknown});
 }
 
-void HostResults::compare_with_bound(const at::Tensor& result, size_t output, double max_abs) const {
+// Whether the rule claims anything of a result.
+bool HostResults::has_claim(const at::Tensor& result, size_t output) const {
+  if (output >= bounds_.size() || bounds_[output].masked) return false;
   const DtypeRange range = range_at(result, output);
-  if (range.limit == 0 || max_abs <= with_rounding_margin(bounds_[output].max_abs, range)) return;
-  session_.count_internal_error(
-      fmt::format("the bound of {}", plan_.name),
-      fmt::format("the bound of {} was {}, and its result {}", plan_.name, bounds_[output].max_abs, max_abs));
+  const Bound& bound = bounds_[output];
+  return with_rounding_margin(bound.max_abs, range) <= range.limit && bound.max_intermediate <= range.limit;
 }
 
-Outcome HostResults::scan(const at::Tensor& result, size_t output) {
+void HostResults::compare_with_bound(const at::Tensor& result, size_t output, const ScanResult& found,
+                                     bool is_rescan) {
+  if (disproof_ || !has_claim(result, output) || bound_audit().enabled()) return;  // which notes every claim
+  const double bound = with_rounding_margin(bounds_[output].max_abs, range_at(result, output));
+  const auto smallest = is_rescan && bounds_[output].nonnegative ? smallest_of(result) : std::nullopt;
+  const bool is_negative = smallest && smallest->value < 0;
+  if (found.finite && found.max_abs <= bound && !is_negative) return;
+  disproof_ = {result, output, bound, found, is_negative};
+}
+
+Outcome HostResults::scan(const at::Tensor& result, size_t output, bool is_rescan) {
   const ScanResult verdict = check_finite(result);
   if (verdict.skip != Skip::kNone) return skip(result, verdict.skip);
   Counters& counters = thread_.counters();
   counters.count_scanned(verdict.bytes);
   if (!bounds_.empty()) counters.bytes_rescanned.add(verdict.bytes);
   if (bound_audit().enabled() && output < bounds_.size()) record_bound_sample(result, output, verdict);
+  compare_with_bound(result, output, verdict, is_rescan);
   if (!verdict.finite) {
     counters.nonfinite.add(1);
     if (bound_cache().pending_collective(scannable_values(result)) == nullptr)
       bound_cache().forget(scannable_values(result));
     return Outcome::kNonFinite;
   }
-  const Bound bound = bound_at(output);
-  if (bound.known()) compare_with_bound(result, output, verdict.max_abs);
-  record_finite(result, output, {verdict.max_abs, bound.nonnegative});
+  record_finite(result, output, {verdict.max_abs, !disproof_ && bound_at(output).nonnegative});
   record_magnitude(result, verdict.max_abs, true);
   if (nonfinite_registry().in_use() && plan_.writes_in_place()) nonfinite_registry().settle(scannable_values(result));
   return Outcome::kFinite;

@@ -64,6 +64,17 @@ class HostResults {
     claims_.clear();
   }
 
+  // What a scan has found that a bound excludes.
+  struct Disproof {
+    at::Tensor result;
+    size_t output = 0;
+    double bound = 0;
+    ScanResult found;
+    bool is_negative = false;  // found below zero where the rule excludes it
+  };
+  // Of the results checked so far, the first that disproves its bound.
+  const std::optional<Disproof>& disproof() const { return disproof_; }
+
   // Checks output number `output` and remembers its bound. `masks_are_known`: the arguments' -inf have a provenance.
   Outcome check(const at::Tensor& result, int64_t output, bool masks_are_known);
 
@@ -87,14 +98,15 @@ class HostResults {
   void follow_moments(const RuleArguments& call, Bound& bound);
   void record_finite(const at::Tensor& result, size_t output, const Bound& bound);
   Bound bound_at(size_t output) const;
-  bool is_sampled();
+  void reread(c10::ArrayRef<Operand> arguments, size_t element) const;
+  bool has_claim(const at::Tensor& result, size_t output) const;
   DtypeRange range_at(const at::Tensor& result, size_t output) const;
   Outcome skip(const at::Tensor& result, Skip reason);
   Outcome record_allocation(const at::Tensor& result);
   Outcome record_proved(const at::Tensor& result, size_t output, const Bound& proof);
   bool is_loose(const at::Tensor& result, size_t output) const;
-  void compare_with_bound(const at::Tensor& result, size_t output, double max_abs) const;
-  Outcome scan(const at::Tensor& result, size_t output);
+  void compare_with_bound(const at::Tensor& result, size_t output, const ScanResult& found, bool is_rescan);
+  Outcome scan(const at::Tensor& result, size_t output, bool is_rescan);
   void record_magnitude(const at::Tensor& result, double max_abs, bool is_measured) {
     if (session_.headroom() != nullptr) record_headroom(result, max_abs, is_measured);
   }
@@ -108,6 +120,8 @@ class HostResults {
   c10::SmallVector<Bound, kMaxResults> bounds_;
   // That the operation computes in: one for all results, or one for each element of the lists.
   c10::SmallVector<c10::ScalarType, 64> dtypes_;
+  int64_t call_ = -1;  // how many calls were bounded before it in this step
+  std::optional<Disproof> disproof_;
   double terms_ = 0;                            // how many elements the operation may add up, but for lists
   c10::SmallVector<Moments::Claim, 1> claims_;  // about the results, if the operator takes part in such a history
 };

@@ -6,6 +6,7 @@
 #include "operators/for_each_tensor.h"
 #include "scan/tensor_scan.h"
 #include "intercept/device_results.h"
+#include "intercept/disproof.h"
 #include "intercept/op_entry.h"
 #include "origin/harm.h"
 #include "origin/nonfinite_registry.h"
@@ -206,6 +207,16 @@ void OpCall::check_results(Results& results) {
     return;
   }
   for_each_result([&](const at::Tensor& result, int64_t output) { check_result(results, result, output); });
+  if constexpr (!Results::kOnDevices) {
+    if (results.disproof()) report_disproof(session_, plan_, operands_of_saved(), *results.disproof());
+  }
+}
+
+// The tensors among the arguments, at their places in the schema.
+c10::SmallVector<Operand, 12> OpCall::operands_of_saved() const {
+  c10::SmallVector<Operand, 12> operands(plan_.arguments);
+  for (size_t k = 0; k < saved_.size(); ++k) operands[plan_.saved_arguments[k]] = operand(saved_[k]);
+  return operands;
 }
 
 // Visits the tensors that the call has written, lists counted through.
@@ -255,10 +266,8 @@ void OpCall::remember_copied_bytes(const at::Tensor& copy) {
 // The keys of a call do not show that it copies to a device. Returns false if it does not.
 bool OpCall::record_copy_to_device(HostResults& results, const at::Tensor& result, int64_t output) {
   if (!scannable(result)->defined()) return false;
-  c10::SmallVector<Operand, 12> operands(plan_.arguments);
-  for (size_t k = 0; k < saved_.size(); ++k) operands[plan_.saved_arguments[k]] = operand(saved_[k]);
   DeviceCheck device(plan_, thread_, session_);
-  device.record_arguments(operands);
+  device.record_arguments(operands_of_saved());
   if (!device.add_result(result, output, results.predict(result, output))) return false;
   device.finish();
   return true;

@@ -55,6 +55,7 @@ class OpCall {
   void check_result(Results& results, const at::Tensor& result, int64_t output);
   void remember_copied_bytes(const at::Tensor& copy);
   bool record_copy_to_device(HostResults& results, const at::Tensor& result, int64_t output);
+  c10::SmallVector<Operand, 12> operands_of_saved() const;
   void record_bad_result(const at::Tensor& result, int64_t output);  // if it is one
   void prove_nonnegative_argument(int64_t output);
   void attribute_bad_results();

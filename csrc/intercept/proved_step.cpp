@@ -1,6 +1,7 @@
 #include "intercept/proved_step.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <optional>
 #include <string>
@@ -25,6 +26,9 @@ namespace torchnan {
 namespace {
 
 thread_local ProvedStep step_of_thread;
+
+std::atomic<bool> step_is_disproved{false};  // by a scan, for the rest of the process
+std::atomic<double> factor_for_test{1};      // that the bounds of parameters are falsified by
 
 // What the last operations of such a step are called. Never destroyed: the bound cache refers to them.
 const std::string& kUpdatesFirst = *new std::string("aten::lerp_");
@@ -145,11 +149,39 @@ std::optional<AdamBounds> prove(const AdamTensors& tensors, const AdamHyperparam
 
 }  // namespace
 
+// Whether what was written is within its bounds. Parameter and moments are read.
+bool ProvedStep::holds(const Update& update, Counters& counters) {
+  const auto is_within = [&counters](const at::Tensor& written, double bound) {
+    if (!written.defined()) return true;
+    const ScanResult found = check_finite(written);
+    counters.bytes.add(found.bytes);
+    return found.skip != Skip::kNone || (found.finite && found.max_abs <= bound);
+  };
+  const AdamBounds& after = update.after;
+  return is_within(update.parameter, factor_for_test * after.parameter) && is_within(update.first_moment, after.first_moment) &&
+         is_within(update.second_moment, after.second_moment) &&
+         is_within(update.largest_second_moment, after.largest_second_moment);
+}
+
+// No step of this process is proved as a whole any more.
+void ProvedStep::disprove(const DetectionSession& session) {
+  step_is_disproved = true;
+  bound_cache().forget_bounds();
+  session.count_internal_error("the bounds of an optimizer step",
+                               "the bounds of a step of Adam are wrong: a parameter or moment is not within them. From "
+                               "here on the operations of each step are checked. Please report this line");
+}
+
+void ProvedStep::falsify_for_test(double factor) {
+  factor_for_test = factor;
+  step_is_disproved = false;
+}
+
 ProvedStep& ProvedStep::current() { return step_of_thread; }
 
 // Modes see the calls before the interceptor does, and may do something else.
 bool ProvedStep::is_possible(const DetectionSession& session) {
-  return session.asks_for_finiteness_alone() && !session.options().exact && !devices().is_capturing() &&
+  return session.asks_for_finiteness_alone() && !step_is_disproved && !devices().is_capturing() &&
          !c10::impl::TorchDispatchModeTLS::any_modes_set() && at::impl::PythonTorchFunctionTLS::stack_len() == 0 &&
          c10::impl::tls_is_dispatch_key_included(kInterceptorKey) &&
          !c10::impl::tls_is_dispatch_key_excluded(kInterceptorKey);
@@ -198,7 +230,7 @@ void ProvedStep::finish(bool is_completed) noexcept {
   DetectionSession* const session = thread.session();
   const bool is_recorded = is_completed && session != nullptr && contain(*session, "recording an optimizer step", [&] {
                              DeviceStep on_devices(thread, *session);
-                             for (const Update& update : updates_) record(update, thread, on_devices);
+                             for (const Update& update : updates_) record(update, thread, *session, on_devices);
                              on_devices.record();
                            });
   if (!is_recorded) distrust_devices();
@@ -216,7 +248,8 @@ void ProvedStep::distrust_devices() const {
 }
 
 // What is not recorded is not believed: its version is another one now.
-void ProvedStep::record(const Update& update, ThreadState& thread, DeviceStep& on_devices) {
+void ProvedStep::record(const Update& update, ThreadState& thread, const DetectionSession& session,
+                        DeviceStep& on_devices) {
   const auto& [parameter, gradient, first_moment, second_moment, largest_second_moment, steps, results,
                parameter_before, after] = update;
   const bool is_small = parameter.numel() <= kSmall;
@@ -233,7 +266,9 @@ void ProvedStep::record(const Update& update, ThreadState& thread, DeviceStep& o
   if (largest_second_moment.defined())
     bound_cache().record_written(largest_second_moment, {after.largest_second_moment, true}, &kUpdatesLargest);
   if (!is_small) thread.moments().record_history(first_moment, second_moment, after.history);
-  const ScanResult scanned = has_bound ? ScanResult{.max_abs = after.parameter} : check_finite(parameter);
+  const bool is_rescan = session.is_rescanned(thread.next_bounded_call(session.step()));
+  if (is_rescan && !holds(update, counters)) return disprove(session);
+  const ScanResult scanned = has_bound && !is_rescan ? ScanResult{.max_abs = after.parameter} : check_finite(parameter);
   if (scanned.finite) bound_cache().record_written(parameter, {scanned.max_abs}, &kUpdatesParameter);
   const int64_t proved = has_bound ? results : results - 1;
   counters.checked.add(results);

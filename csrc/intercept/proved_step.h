@@ -44,6 +44,8 @@ class TORCHNAN_API ProvedStep {
 
   // From here on this thread's calls are not intercepted. Returns false, and starts nothing, if updates share memory.
   bool try_start();
+  // For tests of what becomes of a wrong proof: has parameters bounded by this many times what was proved.
+  static void falsify_for_test(double factor);
   bool is_under_way() const { return is_under_way_; }
   // Ends it: records what is known of the parameters and moments; nothing, if the step was not completed.
   void finish(bool is_completed) noexcept;
@@ -60,7 +62,10 @@ class TORCHNAN_API ProvedStep {
 
   bool has_separate_memory();
   void distrust_devices() const;
-  static void record(const Update& update, ThreadState& thread, DeviceStep& on_devices);
+  static void record(const Update& update, ThreadState& thread, const DetectionSession& session,
+                     DeviceStep& on_devices);
+  static bool holds(const Update& update, Counters& counters);
+  static void disprove(const DetectionSession& session);
 
   std::vector<Update> updates_;
   std::vector<const c10::StorageImpl*> written_;  // by the updates; kept for its memory

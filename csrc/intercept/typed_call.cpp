@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "bounds/bound_cache.h"
+#include "intercept/disproof.h"
 #include "intercept/op_entry.h"
 #include "intercept/op_call.h"
 #include "origin/nonfinite_registry.h"
@@ -71,6 +72,8 @@ bool UnboxedCall::check_results(c10::ArrayRef<const at::Tensor*> results, c10::A
   if (on_host_) contain(session_, "tightening bounds", [&] { on_host_->tighten(arguments, results); });
   const bool all_is_well = on_device_ ? check_each(*on_device_, results, first) : check_each(*on_host_, results, first);
   if (on_device_) contain(session_, "resolving device results", [this] { on_device_->finish(); });
+  if (on_host_ && on_host_->disproof()) [[unlikely]]
+    report_disproof(session_, *plan_, arguments, *on_host_->disproof());
   if (all_is_well && plan_->proves_nonnegative_input && arguments[0].kind == Operand::Kind::kTensor)
     bound_cache().record_nonnegative(*arguments[0].tensor);
   return all_is_well;

@@ -10,6 +10,7 @@
 #include "bounds/bound_audit.h"
 #include "bounds/bound_cache.h"
 #include "bounds/rules.h"
+#include "intercept/proved_step.h"
 #include "process/work_counters.h"
 #include "python/convert.h"
 #include "python/lock_discipline.h"
@@ -31,6 +32,13 @@ PYBIND11_MODULE(_testing, m) {
     const BoundCache::Entry entry = bound_cache().find(tensor);
     return entry.state == BoundCache::State::kFinite ? std::optional(entry.bound.max_abs) : std::nullopt;
   });
+  m.def("falsify_rule", [](const std::string& op, double factor) {
+    const RuleOfOperator found = rule_of(op);
+    if (found.rule == nullptr) throw py::value_error(op + " has no rule");
+    found.rule->falsify_for_test(factor);
+  });
+  m.def("falsify_proved_steps", &ProvedStep::falsify_for_test);
+  m.def("is_rule_withdrawn", [](const std::string& op) { return rule_of(op).rule->is_withdrawn(); });
   m.def("check_lock_discipline", &check_lock_discipline);
   m.def("gil_waits_under_lock", &gil_waits_under_lock);
   m.def("wait_for_gil_under_lock", &wait_for_gil_under_lock);

@@ -36,9 +36,10 @@ BAD_OPTIONS = [
     ({"skip_ops": (torch.log,)}, "cannot be used: skip_ops takes a sequence"),
     ({"exact": 1}, "exact=1 cannot be used: exact takes True or False"),
     ({"sample": -1}, "sample=-1 cannot be used: sample takes 0, or a number of steps"),
-    ({"sample": 2.5}, "sample=2.5 cannot be used"),
-    ({"sample": True}, "sample=True cannot be used"),
-    ({"exact": True, "sample": 4}, "exact=True reads every result: there is nothing left for sample"),
+    ({"rescan_every": -1}, "rescan_every=-1 cannot be used: rescan_every takes 0, or a number of steps"),
+    ({"rescan_every": 2.5}, "rescan_every=2.5 cannot be used"),
+    ({"rescan_every": True}, "rescan_every=True cannot be used"),
+    ({"exact": True, "sample": 4}, "sample=4 is an old name for rescan_every: give rescan_every alone"),
     ({"headroom": 1}, "headroom=1 cannot be used: headroom takes True or False"),
     ({"max_findings": 0}, "max_findings=0 cannot be used: max_findings takes an integer of at least 1"),
     ({"max_findings": 1.5}, "max_findings=1.5 cannot be used"),
@@ -55,6 +56,17 @@ def test_a_bad_option_is_refused_with_what_to_do(options, message):
         torchnan.detect(**options)
     assert message in str(raised.value)
     assert _C.open_scopes() == 0
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("old", "new"), [({"exact": True}, 1), ({"sample": 7}, 7), ({"exact": False}, 1000), ({"sample": 0}, 1000)]
+)
+def test_an_old_name_of_rescan_every_still_works_and_warns(old, new):
+    with pytest.warns(DeprecationWarning, match=r"the option (exact|sample) is now called rescan_every") as warned:
+        watch = torchnan.detect(**old)
+    assert warned[0].filename == __file__
+    assert watch._given["rescan_every"] == new
 
 
 def test_an_unknown_option_is_a_type_error_as_in_python():

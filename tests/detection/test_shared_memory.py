@@ -110,7 +110,7 @@ def test_the_parts_of_a_flat_buffer_are_still_proved():
 
 def test_an_element_that_is_written_again_is_not_held_to_its_first_bound():
     """Fails when only the second of the two is left without a bound: a sample reads the first one after both writes."""
-    with torchnan.detect(sample=1) as watch:
+    with torchnan.detect(rescan_every=1) as watch:
         a = torch.full((LARGE,), 3.0)
         torch._foreach_mul_([a, a], 1e8)
     assert watch.stats()["internal_errors"] == 0

@@ -168,7 +168,7 @@ def test_bounds_spare_most_of_the_scan(device):
     assert stats["proved"] >= 24
     assert stats["bytes"] <= x.nbytes * 1.1
     assert watch.findings == []
-    with torchnan.detect(action="log", exact=True) as watch:
+    with torchnan.detect(action="log", rescan_every=1) as watch:
         y = torch.relu(x)
         stats = watch.stats()
     assert stats["proved"] == 0

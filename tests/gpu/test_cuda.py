@@ -40,13 +40,13 @@ def test_the_kernels_find_one_element_wherever_it_is(dtype, size):
         for offset in (0, 1, 3):
             memory = torch.ones(size + offset, dtype=torch.float32).to(dtype).cuda()
             x = memory[offset:]
-            with torchnan.detect(action="log", exact=True) as watch:
+            with torchnan.detect(action="log", rescan_every=1) as watch:
                 clean = x.clone()
             assert watch.findings == []
             bad = x.cpu().float() if dtype.itemsize == 1 else x.cpu()
             bad[place] = NAN
             x.copy_(bad.to(dtype))
-            with torchnan.detect(action="log", exact=True) as watch:
+            with torchnan.detect(action="log", rescan_every=1) as watch:
                 held = x.clone()
             assert len(errors(watch)) == 1, (dtype, size, place, offset)
             del clean, held
@@ -55,7 +55,7 @@ def test_the_kernels_find_one_element_wherever_it_is(dtype, size):
 def test_more_than_two_to_the_31_elements():
     x = torch.zeros(2**31 + 7, dtype=torch.float8_e5m2, device="cuda")
     x.view(torch.uint8)[-1] = 0x7F
-    with torchnan.detect(action="log", exact=True) as watch:
+    with torchnan.detect(action="log", rescan_every=1) as watch:
         held = x.clone()
     assert errors(watch) == ["aten::clone"]
     del held
@@ -144,7 +144,7 @@ def test_nothing_is_read_out_of_bounds():
         pytest.skip("there is no compute-sanitizer here")
     program = (
         "import torch, torchnan\n"
-        "with torchnan.detect(action='log', exact=True):\n"
+        "with torchnan.detect(action='log', rescan_every=1):\n"
         "    for size in (1, 3, 17, 4097):\n"
         "        x = torch.ones(size + 1, device='cuda')[1:]\n"
         "        (x * 2).cpu()\n"

@@ -106,8 +106,8 @@ OPTIONS = {
     "warn": {"action": "warn"},
     "callback": {"action": lambda finding: str(finding)},
     "origin": {"action": "log", "when": "origin"},
-    "exact": {"action": "log", "exact": True},
-    "sample": {"action": "log", "sample": 1},
+    "exact": {"action": "log", "rescan_every": 1},
+    "proofs alone": {"action": "log", "rescan_every": 0},
     "headroom": {"action": "log", "headroom": True},
 }
 

@@ -50,7 +50,7 @@ def collecting(claims: list[Claim]) -> Iterator[None]:
     """Every operation inside is bounded by its rule and then read; what was claimed goes to the list."""
     _testing.enable_bound_audit(True)
     try:
-        with torchnan.detect(action="log", sample=1):
+        with torchnan.detect(action="log", rescan_every=1):
             yield
             claims += [Claim(*claim) for claim in _testing.drain_bound_audit()]
     finally:

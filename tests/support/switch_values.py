@@ -41,8 +41,7 @@ DETECTION: dict[str, tuple[list[Any], list[Any]]] = {
     "backward": ([True, False], NO_BOOLS),
     "stacks": ([True, False], NO_BOOLS),
     "skip_ops": ([(), [], ("aten::log",), ["log", "_foreach_*"], ("aten::[a-c]?[!d]*",)], NO_NAMES),
-    "exact": ([True, False], NO_BOOLS),
-    "sample": ([0, 1, 2**63 - 1], NO_COUNTS),
+    "rescan_every": ([0, 1, 2**63 - 1], NO_COUNTS),
     "headroom": ([True, False], NO_BOOLS),
     "max_findings": ([1, 100, 2**63 - 1], [*NO_COUNTS, 0]),
     "log": ([None, "log", Path("log"), " log ", "caf\udce9", "größe"], [*NO_PATHS, "\ud800", 1, True, b"log", ["log"]]),
@@ -66,11 +65,11 @@ DETECTION_AS_TEXT: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"aten::log": ("aten::log",), "a, _foreach_*": ("a", "_foreach_*")},
         ["", " ", ",", "a,,b", "a,", "a b", "a\tb", "a,\u3000b", "aten::add.Tensor"],
     ),
-    "sample": ({"0": 0, "7": 7, "007": 7, str(2**63 - 1): 2**63 - 1}, [*NO_INTEGERS_AS_TEXT, str(2**63)]),
+    "rescan_every": ({"0": 0, "7": 7, "007": 7, str(2**63 - 1): 2**63 - 1}, [*NO_INTEGERS_AS_TEXT, str(2**63)]),
     "max_findings": ({"1": 1, str(2**63 - 1): 2**63 - 1}, [*NO_INTEGERS_AS_TEXT, "0", str(2**63)]),
     "log": ({"x": "x", " x": " x", "caf\udce9": "caf\udce9"}, ["", " ", "\t\n"]),
     **dict.fromkeys(
-        ("check_nan", "check_inf", "backward", "stacks", "exact", "headroom"),
+        ("check_nan", "check_inf", "backward", "stacks", "headroom"),
         ({"1": True, "0": False, "true": True, "False": False, "TRUE": True}, NO_BOOLS_AS_TEXT),
     ),
 }

@@ -12,7 +12,7 @@ import os
 import sys
 
 from torchnan import startup
-from torchnan.config.detection_options import DetectionOptions
+from torchnan.config.detection_options import OLD_NAMES, DetectionOptions
 from torchnan.config.environment import PAGE, is_of_detection
 from torchnan.config.options import OptionError, read
 
@@ -26,6 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             _flag(name), metavar="VALUE", help=f"{option.accepts_text} (default: {_format_default(option.default)})"
         )
+    for name in OLD_NAMES:
+        parser.add_argument(_flag(name), help=argparse.SUPPRESS)
     parser.add_argument("--html", metavar="FILE", help="write a page of the findings when the program ends")
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, default=[], help="a module and its arguments")
     parser.add_argument("script", nargs=argparse.REMAINDER, help="a script and its arguments")
@@ -52,7 +54,7 @@ def execute(given: argparse.Namespace) -> int:
             "torchnan.set_detect(True) in the program."
         )
     variables = {}
-    for name, option in DetectionOptions.options().items():
+    for name, option in (DetectionOptions.options() | OLD_NAMES).items():
         if (text := getattr(given, name)) is not None:
             read(f"{_flag(name)} ", option, text)  # so that an error names what was given here
             variables[f"TORCHNAN_{name.upper()}"] = text

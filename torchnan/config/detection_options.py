@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torchnan.config.options import (
+    Option,
     OptionError,
     Settings,
     integer_from,
@@ -20,6 +22,13 @@ from torchnan.config.options import (
     parse_int,
     setting,
 )
+from torchnan.config.text import brief
+
+# Until the release after 0.1: both set rescan_every.
+OLD_NAMES = {
+    "exact": Option(False, "True or False", lambda v: isinstance(v, bool), parse_bool, "1, 0, true or false"),
+    "sample": Option(0, "0, or a number of steps", integer_from(0), parse_int, "0, or a number of steps"),
+}
 
 ACTIONS = ("raise", "warn", "log", "breakpoint")
 WHENS = ("harm", "origin")
@@ -35,6 +44,32 @@ def _is_operator_patterns(value: Any) -> bool:
 
 def _bool(default: bool) -> Any:
     return setting(default, "True or False", lambda v: isinstance(v, bool), parse_bool, "1, 0, true or false")
+
+
+def with_new_names(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns options with ``exact=True`` as ``rescan_every=1`` and ``sample=N`` as ``rescan_every=N``.
+
+    Raises:
+        OptionError: an old name with a value that it does not take, or beside another name for the same.
+    """
+    new = {name: value for name, value in given.items() if name not in OLD_NAMES}
+    for name, option in OLD_NAMES.items():
+        if name not in given:
+            continue
+        value = given[name]
+        if not option.check(value):
+            raise OptionError(f"{name}={brief(value)} cannot be used: {name} takes {option.accepts}.")
+        warnings.warn(
+            f"torchnan: the option {name} is now called rescan_every: 1 scans every result, N each once in N steps.",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        if not value:
+            continue
+        if "rescan_every" in new:
+            raise OptionError(f"{name}={value!r} is an old name for rescan_every: give rescan_every alone.")
+        new["rescan_every"] = int(value)
+    return new
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,8 +98,7 @@ class DetectionOptions(Settings):
         lambda text: tuple(part.strip(" ") for part in text.split(",")),
         "operator names without overload, or globs, with commas between them, such as aten::log,_foreach_*",
     )
-    exact: bool = _bool(False)
-    sample: int = setting(0, "0, or a number of steps", integer_from(0), parse_int)
+    rescan_every: int = setting(1000, "0, or a number of steps", integer_from(0), parse_int)
     headroom: bool = _bool(False)
     max_findings: int = nonnegative_int(100, minimum=1)
     log: str | Path | None = setting(
@@ -75,11 +109,27 @@ class DetectionOptions(Settings):
         super().__post_init__()
         if not self.check_nan and not self.check_inf:
             raise OptionError("check_nan and check_inf are both False: nothing would be looked for.")
-        if self.exact and self.sample:
-            raise OptionError("exact=True reads every result: there is nothing left for sample to add.")
         object.__setattr__(self, "skip_ops", tuple(self.skip_ops))
         if self.log is not None:
             object.__setattr__(self, "log", os.path.abspath(self.log))
+
+    @classmethod
+    def option(cls, name: str) -> Option:
+        """Returns the option of that name, also of an old name.
+
+        Raises:
+            OptionError: there is none.
+        """
+        return OLD_NAMES[name] if name in OLD_NAMES else super().option(name)
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> DetectionOptions:
+        """Returns options from names and values, also from old names.
+
+        Raises:
+            OptionError: a name or a value that cannot be used.
+        """
+        return super().from_dict(with_new_names(given))
 
     def as_keywords(self) -> dict[str, Any]:
         """Returns the options by name, as the core and :func:`torchnan.set_detect` take them."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from torchnan.config.detection_options import ACTIONS, DetectionOptions
+from torchnan.config.detection_options import ACTIONS, OLD_NAMES, DetectionOptions
 from torchnan.config.options import Option, OptionError, is_path, read, suggest
 from torchnan.config.text import printable
 
@@ -112,7 +112,7 @@ def _name(variable: str) -> str:
 
 def _value(variable: str, text: str, policy_variables: Callable[[], Iterable[str]]) -> Any:
     known = [f"TORCHNAN_{option.upper()}" for option in DetectionOptions.options()]
-    if variable not in known:
+    if variable not in known and _name(variable) not in OLD_NAMES:
         suggestion = suggest(variable, [*known, PAGE, REPLACE_ANOMALY, REQUIRE_CUDA, POLICY, *policy_variables()])
         raise OptionError(
             f"there is no variable {printable(variable, 100)}.{suggestion} Variables: TORCHNAN, {', '.join(known)}, "

@@ -31,7 +31,7 @@ def register_bound(op: str, rule: Rule) -> None:
     """Tells torchnan how large the results of a custom operator can be.
 
     Results within their dtype's range by this rule are taken to be finite and are not read. A rule is a theorem about
-    the operator: one that is too small hides a NaN. ``detect(sample=1)`` holds every rule to its word.
+    the operator: one that is too small hides a NaN. ``detect(rescan_every=1)`` holds every rule to its word.
 
     Args:
         op: namespace and name, ``"mylib::scale"``: all its overloads, and its in-place form.

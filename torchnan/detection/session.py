@@ -18,7 +18,7 @@ import torch
 
 from torchnan._load import _C
 from torchnan.config import environment
-from torchnan.config.detection_options import DetectionOptions
+from torchnan.config.detection_options import OLD_NAMES, DetectionOptions, with_new_names
 from torchnan.config.options import OptionError, suggest, unknown_option
 from torchnan.config.text import brief, printable
 from torchnan.detection import hooks, new_threads, registry, report_rows
@@ -41,9 +41,9 @@ def _guesses_misspelt_options(init: _Init) -> _Init:
             )
         known = [*DetectionOptions.options(), "model"]
         for name in given:
-            if name not in known:  # a TypeError, as for any keyword that a function does not have
+            if name not in known and name not in OLD_NAMES:  # a TypeError, as for any keyword that a function does not have
                 raise TypeError(unknown_option(name, known))
-        init(self, **given)
+        init(self, **with_new_names(given))
 
     return cast(_Init, checked)
 
@@ -70,9 +70,9 @@ class detect(contextlib.ContextDecorator):
         model: a module whose parameters and submodules are named in reports; needed only where no module is on the call
             stack.
         skip_ops: operators that are never checked: names or globs, such as ``("aten::log", "_foreach_*")``.
-        exact: scan every result, even where a bound proves it finite.
-        sample: ``N`` also scans results that are proved finite, each of them once in ``N`` steps: against faulty
-            memory, and code that writes into tensors where PyTorch cannot see it.
+        rescan_every: ``N`` scans a result that is proved finite once in ``N`` steps all the same, in turn, and each
+            of the first step: against a wrong proof, faulty memory, and code that writes into tensors where PyTorch
+            cannot see it. 1 scans every result, 0 none that is proved.
         headroom: record the largest magnitude of each module's results, for :meth:`headroom`.
         max_findings: how many findings are kept; further ones are only counted.
         log: path of a file that gets one line of strict JSON per finding, readable by its owner only.
@@ -102,8 +102,7 @@ class detect(contextlib.ContextDecorator):
         stacks: bool = True,
         model: torch.nn.Module | None = None,
         skip_ops: Any = (),
-        exact: bool = False,
-        sample: int = 0,
+        rescan_every: int = 1000,
         headroom: bool = False,
         max_findings: int = 100,
         log: Any = None,
@@ -238,7 +237,7 @@ class detect(contextlib.ContextDecorator):
 
         Takes what detection knows anyway: the largest ``|x|`` of a result that was read, the bound of one that was not.
         Needs the option of the same name. What was read comes first; in float16 that is what is near the end of the
-        range, for there bounds prove nothing. ``sample=N`` reads all of it once in ``N`` steps.
+        range, for there bounds prove nothing. ``rescan_every=N`` reads all of it once in ``N`` steps.
 
         Returns:
             one :class:`Headroom` per module and dtype, the least room first.

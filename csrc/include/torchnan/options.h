@@ -33,8 +33,7 @@ struct TORCHNAN_API Options {
   bool backward = true;               // check the backward pass
   bool stacks = true;                 // record the forward source line for the backward pass
   std::vector<std::string> skip_ops;  // "aten::log", "log" or globs such as "aten::_foreach_*": never checked
-  bool exact = false;                 // scan every result, also those proved finite
-  int64_t sample = 0;                 // N > 0: scan also the results proved finite, each once in N steps
+  int64_t rescan_every = 1000;        // N: scan also the results proved finite, each once in N steps; 0: never
   bool headroom = false;              // record the largest |x| of each call site, for Detector::headroom()
   int64_t max_findings = 100;         // that are kept; further ones are only counted
   std::string log;                    // path of a JSON Lines file, readable by its owner only; empty: none

@@ -22,7 +22,7 @@ template <typename Program>
 void expect_that_the_claim_holds(const std::string& op, Program&& program) {
   Options options;
   options.action = Action::kLog;
-  options.sample = 1;
+  options.rescan_every = 1;
   bound_audit().enable(true);
   {
     Detector detector(options);

@@ -1,0 +1,15 @@
+// The safety net below the bound rules: a rule that a scan contradicts is not used again.
+#pragma once
+
+#include <string_view>
+
+#include "detection/session.h"
+#include "operators/op_plan.h"
+
+namespace torchnan {
+
+// Withdraws the rule of an operator for the rest of the process, and asks the user to report it. `facts`: what was
+// claimed and what was found, without any data. Does nothing if the rule has been withdrawn before.
+void withdraw_rule(const DetectionSession& session, const OpPlan& plan, std::string_view facts);
+
+}  // namespace torchnan

@@ -1,0 +1,75 @@
+#include "intercept/disproof.h"
+
+#include <cmath>
+#include <string>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "bounds/bound_cache.h"
+#include "detection/error_containment.h"
+#include "detection/withdraw_rule.h"
+#include "operators/for_each_tensor.h"
+#include "scan/tensor_scan.h"
+
+namespace torchnan {
+namespace {
+
+std::string described(const at::Tensor& tensor) {
+  return fmt::format("{} [{}] strides [{}]", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "),
+                     fmt::join(tensor.strides(), ", "));
+}
+
+std::string described(const OpPlan& plan, c10::ArrayRef<Operand> arguments) {
+  std::string text;
+  for (size_t place = 0; place < arguments.size(); ++place) {
+    for_each_tensor(arguments[place], [&](const at::Tensor& tensor, int64_t) {
+      if (!tensor.is_cpu()) return;
+      const double bound = bound_cache().find(tensor).bound.max_abs;
+      text += fmt::format(", {} {} within {:.4g}", plan.argument_names[place], described(tensor), bound);
+    });
+  }
+  return text;
+}
+
+// Whether a tensor that is known to be finite holds what its bound excludes. If so, it is not known any more.
+bool ends_beyond_its_bound(const at::Tensor& tensor) {
+  if (!tensor.is_cpu() || !bound_cache().is_finite(tensor)) return false;
+  const ScanResult found = check_finite(tensor);
+  if (found.skip != Skip::kNone) return false;
+  if (found.finite && found.max_abs <= bound_cache().find(tensor).bound.max_abs) return false;
+  bound_cache().mark_stale(tensor);
+  return true;
+}
+
+bool is_any_beyond_its_bound(const OpPlan& plan, c10::ArrayRef<Operand> arguments) {
+  bool is_any = false;
+  for (size_t place = 0; place < arguments.size(); ++place) {
+    if (plan.mutated_schema_argument(place) != nullptr) continue;
+    for_each_tensor(arguments[place],
+                    [&](const at::Tensor& tensor, int64_t) { is_any |= ends_beyond_its_bound(tensor); });
+  }
+  return is_any;
+}
+
+std::string found_in(const HostResults::Disproof& disproof) {
+  if (!disproof.found.finite) return "and holds a NaN or Inf";
+  if (disproof.is_negative) return "and without negative numbers, and holds one";
+  return fmt::format("and holds {:.4g}", disproof.found.max_abs);
+}
+
+}  // namespace
+
+void report_disproof(DetectionSession& session, const OpPlan& plan, c10::ArrayRef<Operand> arguments,
+                     const HostResults::Disproof& disproof) noexcept {
+  contain(session, "comparing a result with its bound", [&] {
+    if (is_any_beyond_its_bound(plan, arguments)) return;
+    withdraw_rule(session, plan,
+                  fmt::format("result {}, {}, was proved to be within {:.4g}, {}{}", disproof.output,
+                              described(disproof.result), disproof.bound, found_in(disproof),
+                              described(plan, arguments)));
+    bound_cache().forget_bounds();
+  });
+}
+
+}  // namespace torchnan
