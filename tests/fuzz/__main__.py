@@ -20,13 +20,13 @@ from time import monotonic
 
 import torch
 
-from tests.fuzz import claims, comparison, harm
+from tests.fuzz import comparison, harm
 from tests.fuzz.comparison import Disagreement
 from tests.fuzz.generators import GENERATORS, operators
 from tests.fuzz.program import Program
 
-ALL = (*GENERATORS, "harm", "claims")
-PROGRAMS_PER_TURN = {"claims": 50, "harm": 1}
+ALL = (*GENERATORS, "harm")
+PROGRAMS_PER_TURN = {"rules": 20}
 SECONDS_PER_PROGRAM = 120  # only a hang reaches them
 TURNS_PER_PROCESS = 200
 
@@ -35,13 +35,16 @@ def of_seed(generator: str, seed: int) -> tuple[str | None, int, list[Disagreeme
     """Returns the source of a program, how much was compared, and what disagrees."""
     if generator == "harm":
         return harm.generate(seed)[0].source, 1, harm.disagreements(seed)
-    if generator == "claims":
-        return (claims.generate(seed).source, *claims.disagreements(seed))
     generate, modes = GENERATORS[generator]
     source = generate(seed)
     if source is None:
         return None, 0, []
-    return source, 1, comparison.disagreements(Program(generator, seed, source), modes)
+    program = Program(generator, seed, source)
+    found = comparison.disagreements(program, modes)
+    if not modes.claims:
+        return source, 1, found
+    count, wrong = comparison.wrong_claims(program)
+    return source, count, wrong + found
 
 
 def show(generator: str, seed: int) -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import warnings
 from typing import Any
 
 import torch
 
 from tests.fuzz.program import Fact, Program, Run, run, tensors
 from tests.fuzz.truth import Origin, Truth, is_bad, may_hold_nonfinite
+from tests.support.bound_samples import Claim, collecting
 
 COMPILED = re.compile(r"torch\.compile\(f, .*\)$", re.MULTILINE)
 UNSEEN = Origin("external", "?", ("?", 0))  # of what was written without an operation
@@ -36,6 +38,11 @@ class Modes:
     truth: bool = True
     sample: bool = False
     eager: bool = False  # the same program without torch.compile
+    claims: bool = False  # each bound that a rule gives, with the result
+
+
+# Every result is scanned.
+EXACT = {"exact": True}
 
 
 def disagreements(program: Program, modes: Modes) -> list[Disagreement]:
@@ -51,12 +58,31 @@ def disagreements(program: Program, modes: Modes) -> list[Disagreement]:
         torch._dynamo.reset()
     watched.variables = {}
     if modes.exact and stats["proved"]:
-        found += other_options(program, facts, exact=True)
+        found += other_options(program, facts, **EXACT)
     if modes.sample:
         found += other_options(program, facts, sample=1)
     if modes.truth:
         found += against_truth(run(program, "truth"), facts, program)
     return [Disagreement(program, kind, detail) for kind, detail in found]
+
+
+def claims_of(program: Program) -> tuple[list[Claim], int]:
+    """Returns what the rules claim while the program runs, and the internal errors."""
+    claims: list[Claim] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with collecting(claims) as watch:
+            run(program, "plain")
+    return claims, int(watch.stats()["internal_errors"])
+
+
+def wrong_claims(program: Program) -> tuple[int, list[Disagreement]]:
+    """Returns how many claims are made, and those that do not hold."""
+    claims, internal_errors = claims_of(program)
+    wrong = [Disagreement(program, f"claim of {claim.op}", claim) for claim in claims if not claim.holds]
+    if internal_errors and not wrong:
+        wrong = [Disagreement(program, "internal error beside claims that hold", internal_errors)]
+    return len(claims), wrong
 
 
 def bits(program: Program, watched: Run) -> list[tuple[str, Any]]:

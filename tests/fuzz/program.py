@@ -22,7 +22,7 @@ import torch.nn.functional as F
 
 import torchnan
 from tests.fuzz.truth import Truth
-from tests.fuzz.values import tensor
+from tests.fuzz.values import scaled, tensor
 
 Fact = tuple[Any, ...]
 
@@ -57,6 +57,45 @@ def roomy(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def laid_out(x: torch.Tensor, layout: str) -> torch.Tensor:
+    """Returns a copy with the memory layout of that name; one that is expanded repeats a part of x."""
+    if layout == "transposed":
+        return x.transpose(0, -1).contiguous().transpose(0, -1)
+    if layout == "channels_last" and x.dim() in (4, 5):
+        return x.contiguous(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d)
+    if layout == "expanded":
+        return x[:1].clone().expand(x.shape)
+    if layout == "expanded_last":
+        return x[..., :1].clone().expand(x.shape)
+    if layout == "strided":  # the last stride is 2
+        return torch.stack([x, x], -1)[..., 0]
+    if layout == "offset":
+        return torch.cat([x.flatten()[:1], x.flatten()])[1:].view(x.shape)
+    if layout == "padded":  # each row is followed by others' memory
+        return torch.cat([x, x], -1)[..., : x.shape[-1]]
+    return x.clone()
+
+
+@contextlib.contextmanager
+def flushing_denormals() -> Iterator[None]:
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@contextlib.contextmanager
+def matmul_precision(precision: str) -> Iterator[None]:
+    """Lets products of float32 be rounded to fewer bits."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def _refuse_growth(x: torch.Tensor, size: int) -> None:
     storage = x.untyped_storage()
     if storage.is_shared() and storage.nbytes() < (x.storage_offset() + size) * x.itemsize:
@@ -72,6 +111,10 @@ NAMES: dict[str, Any] = {
     "F": F,
     "np": np,
     "T": tensor,
+    "S": scaled,
+    "laid_out": laid_out,
+    "flushing_denormals": flushing_denormals,
+    "matmul_precision": matmul_precision,
     "copy": copy,
     "io": io,
     "ctypes": ctypes,

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.fuzz import claims, harm
+import torchnan
+from tests.fuzz import harm
 from tests.fuzz.__main__ import ALL, of_seed, search
 from tests.fuzz.builder import Builder
-from tests.fuzz.comparison import Modes, against_truth, disagreements
-from tests.fuzz.program import Program, attached, memset, resized, roomy, run
+from tests.fuzz.comparison import Modes, against_truth, claims_of, disagreements, wrong_claims
+from tests.fuzz.generators import rules
+from tests.fuzz.program import Program, attached, flushing_denormals, laid_out, memset, resized, roomy, run
+from tests.fuzz.values import FORMS, scaled, scales
 from tests.support.processes import REPOSITORY
 from tests.support.processes import run as run_process
+from tests.support.testing_extension import _testing
 
 KEPT = sorted(Path(__file__).with_name("kept").glob("*.py"))
 SECONDS = int(os.environ.get("FUZZ_SECONDS", "600"))
@@ -128,17 +133,91 @@ def test_a_failing_call_leaves_nothing_behind_for_later_programs():
     assert torch._C._dispatch_tls_local_exclude_set() == before
 
 
-SUBNORMAL_FACTOR = """a = torch.zeros(1, 300)
-b = torch.full((1, 300), 3e29)
-r = torch.add(a, b, alpha=1e-42)
+SUBNORMAL_FACTOR = """def make():
+    return torch.zeros(1, 300), torch.full((1, 300), 3e29)
+def program(a, b):
+    r = torch.add(a * 1, b * 1, alpha=1e-42)
+    return dict(r=r)
 """
 
 
 def test_the_claim_for_a_factor_that_float32_rounds_up_holds():
-    made = claims.claims_of(Program("claims", 0, SUBNORMAL_FACTOR))
-    assert [claim.op for claim in made] == ["aten::clone", "aten::clone", "aten::add"]
+    made, internal_errors = claims_of(Program("rules", 0, SUBNORMAL_FACTOR))
+    assert [claim.op for claim in made] == ["aten::mul", "aten::mul", "aten::add"]
     assert made[-1].says_something
     assert made[-1].holds
+    assert internal_errors == 0
+
+
+def base_name(operator: str) -> str:
+    return operator.removeprefix("aten::").removeprefix("_foreach_").rstrip("_")
+
+
+def test_no_rule_is_left_out():
+    with_rules = {name for name in _testing.operators_with_rules() if "::" not in name}
+    assert set(rules.calls()) == with_rules, "an operator with a bound rule has no line in templates/rules.txt"
+
+
+@pytest.mark.breadth(20)
+@pytest.mark.parametrize("operator", sorted(rules.calls()))
+def test_the_programs_of_a_rule_make_it_claim_something(operator):
+    made = (claims_of(Program("rules", 0, rules.program_of(operator, random.Random(seed))))[0] for seed in range(40))
+    own = (claim for claims in made for claim in claims if base_name(claim.op) == operator)
+    assert any(claim.says_something for claim in own)
+
+
+CUSTOM_OPERATOR = """def make():
+    return torch.ones(5000),
+def program(x):
+    r = torch.ops.torchnan_fuzz.double(x * 1)
+    return dict(r=r)
+"""
+
+
+def test_a_wrong_claim_is_noticed():
+    library = torch.library.Library("torchnan_fuzz", "DEF")
+    library.define("double(Tensor x) -> Tensor")
+    library.impl("double", lambda x: x * 2, "CPU")
+    torchnan.register_bound("torchnan_fuzz::double", lambda x: 1.9 * x.most)
+    count, wrong = wrong_claims(Program("rules", 0, CUSTOM_OPERATOR))
+    assert count == 2
+    assert [found.kind for found in wrong] == ["claim of torchnan_fuzz::double"]
+
+
+LAYOUTS_OF_A_MATRIX = [
+    *(("contiguous", (3, 1), 0), ("transposed", (1, 2), 0), ("expanded", (0, 1), 0), ("expanded_last", (1, 0), 0)),
+    *(("strided", (6, 2), 0), ("offset", (3, 1), 1), ("padded", (6, 1), 0)),
+]
+
+
+@pytest.mark.parametrize(("layout", "stride", "offset"), LAYOUTS_OF_A_MATRIX)
+def test_a_matrix_is_laid_out_as_asked(layout, stride, offset):
+    x = torch.arange(6.0).view(2, 3)
+    made = laid_out(x, layout)
+    assert (made.shape, made.stride(), made.storage_offset()) == (x.shape, stride, offset)
+    kept = (
+        x
+        if not layout.startswith("expanded")
+        else x[:1].expand(2, 3)
+        if layout == "expanded"
+        else x[:, :1].expand(2, 3)
+    )
+    assert made.equal(kept)
+
+
+def test_denormals_are_flushed_in_the_program_alone():
+    with flushing_denormals():
+        assert float(torch.full((8,), 1e-40) * 1.0 @ torch.ones(8)) == 0.0
+    assert float(torch.full((8,), 1e-40).sum()) > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("form", sorted({*FORMS, "masked"}))
+def test_scaled_values_are_finite_but_for_masks(form, dtype):
+    for scale in scales(dtype):
+        x = scaled(3, (40, 30), dtype, scale, form)
+        assert not (x.isnan() | (x == float("inf"))).any()
+        assert bool((x == -float("inf")).any()) == (form == "masked")
 
 
 def test_a_harm_program_is_held_to_its_page():

@@ -46,12 +46,12 @@ class Claim:
 
 
 @contextlib.contextmanager
-def collecting(claims: list[Claim]) -> Iterator[None]:
+def collecting(claims: list[Claim]) -> Iterator[Any]:
     """Every operation inside is bounded by its rule and then read; what was claimed goes to the list."""
     _testing.enable_bound_audit(True)
     try:
-        with torchnan.detect(action="log", rescan_every=1):
-            yield
+        with torchnan.detect(action="log", rescan_every=1) as watch:
+            yield watch
             claims += [Claim(*claim) for claim in _testing.drain_bound_audit()]
     finally:
         _testing.enable_bound_audit(False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.fuzz.comparison import Modes
-from tests.fuzz.generators import chain, compiled, graph, operators, sparse, storage, subclasses, threads
+from tests.fuzz.generators import chain, compiled, graph, operators, rules, sparse, storage, subclasses, threads
 
 GENERATORS: dict[str, tuple[Callable[[int], str | None], Modes]] = {
     "graph": (graph.generate, Modes()),
@@ -16,4 +16,5 @@ GENERATORS: dict[str, tuple[Callable[[int], str | None], Modes]] = {
     "sparse": (sparse.generate, Modes(truth=False)),
     "compiled": (compiled.generate, Modes(exact=False, truth=False, eager=True)),
     "threads": (threads.generate, Modes(truth=False)),
+    "rules": (rules.generate, Modes(truth=False, claims=True)),
 }
