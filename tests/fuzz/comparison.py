@@ -39,6 +39,7 @@ class Modes:
     sample: bool = False
     eager: bool = False  # the same program without torch.compile
     claims: bool = False  # each bound that a rule gives, with the result
+    when: str = "harm"
 
 
 # Every result is scanned.
@@ -48,9 +49,9 @@ EXACT = {"exact": True}
 def disagreements(program: Program, modes: Modes) -> list[Disagreement]:
     """Returns everything that differs."""
     found: list[tuple[str, Any]] = []
-    watched = run(program, "watched")
+    watched = run(program, "watched", when=modes.when)
     facts, stats = watched.facts, watched.watch.stats()
-    found += bits(program, watched)
+    found += bits(program, watched, modes.when)
     if watched.internal_errors:
         found.append(("internal error", watched.internal_errors))
     if modes.eager:
@@ -58,9 +59,9 @@ def disagreements(program: Program, modes: Modes) -> list[Disagreement]:
         torch._dynamo.reset()
     watched.variables = {}
     if modes.exact and stats["proved"]:
-        found += other_options(program, facts, **EXACT)
+        found += other_options(program, facts, when=modes.when, **EXACT)
     if modes.sample:
-        found += other_options(program, facts, sample=1)
+        found += other_options(program, facts, when=modes.when, sample=1)
     if modes.truth:
         found += against_truth(run(program, "truth"), facts, program)
     return [Disagreement(program, kind, detail) for kind, detail in found]
@@ -85,13 +86,15 @@ def wrong_claims(program: Program) -> tuple[int, list[Disagreement]]:
     return len(claims), wrong
 
 
-def bits(program: Program, watched: Run) -> list[tuple[str, Any]]:
+def bits(program: Program, watched: Run, when: str) -> list[tuple[str, Any]]:
     """A difference counts if two more plain runs agree with the first, and another watched one with its like."""
     plain = run(program, "plain")
     expected, got = (plain.digest, plain.error), (watched.digest, watched.error)
     if expected == got:
         return []
-    again = [(r.digest, r.error) for r in (run(program, mode) for mode in ("plain", "plain", "watched"))]
+    again = [
+        (r.digest, r.error) for r in (run(program, "plain"), run(program, "plain"), run(program, "watched", when=when))
+    ]
     return [("bits", (expected, got))] if again == [expected, expected, got] else []
 
 

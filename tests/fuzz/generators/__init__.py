@@ -16,5 +16,5 @@ GENERATORS: dict[str, tuple[Callable[[int], str | None], Modes]] = {
     "sparse": (sparse.generate, Modes(truth=False)),
     "compiled": (compiled.generate, Modes(exact=False, truth=False, eager=True)),
     "threads": (threads.generate, Modes(truth=False)),
-    "rules": (rules.generate, Modes(truth=False, claims=True)),
+    "rules": (rules.generate, Modes(truth=False, claims=True, when="origin")),
 }
