@@ -89,10 +89,11 @@ asan tsan: $(VENV)/.built $(VENV)/.test $(GTEST)
 soak: test-cpp $(VENV)/.built $(VENV)/.test ## the long forms of the tests, and the figures in docs/guarantees.md
 	$(BIN)/python -m pytest --soak -n 2 --dist worksteal
 
-# FUZZ_SECONDS=60 for less; what disagrees is printed with the command that runs it again.
+# FUZZ_SECONDS=60 for less; what disagrees is printed with the command that runs it again. The next search goes on with
+# the seeds after these.
 fuzz: $(VENV)/.built $(VENV)/.test ## ten minutes of random programs, each compared with itself and with a slow truth
 	$(BIN)/cmake --build $(BUILD) --target _testing
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seconds $${FUZZ_SECONDS:-600}
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --seconds $${FUZZ_SECONDS:-600} --continue build/fuzz.json
 
 suites: $(VENV)/.built $(VENV)/.test ## other packages' test suites with and without torchnan: no outcome may differ
 	$(BIN)/python -m tests.third_party_suites.run

@@ -1,6 +1,7 @@
 """Looks for programs that are reported otherwise than they should be.
 
 python -m tests.fuzz --seconds 600 [--seed N]   all generators in turn; the status is 1 if they find anything
+python -m tests.fuzz --continue FILE            the same from where the file says that the last search ended
 python -m tests.fuzz GENERATOR SEED             one program: its source, and what is wrong with it
 """
 
@@ -16,6 +17,7 @@ import os
 import sys
 import tempfile
 import time
+from pathlib import Path
 from time import monotonic
 
 import torch
@@ -73,6 +75,34 @@ class Progress:
         return cls(**json.loads(os.pread(file, 4096, 0)))
 
 
+@dataclasses.dataclass
+class Totals:
+    """What all searches of a file have done."""
+
+    seeds: dict[str, int] = dataclasses.field(default_factory=dict)  # the next of each generator
+    compared: dict[str, int] = dataclasses.field(default_factory=dict)
+    found: int = 0
+
+    def add(self, progress: Progress) -> None:
+        self.seeds.update(progress.seeds)
+        for generator, count in progress.compared.items():
+            self.compared[generator] = self.compared.get(generator, 0) + count
+        self.found += progress.found
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Totals:
+        return cls(**json.loads(path.read_text())) if path.exists() else cls()
+
+
+def summary(compared: dict[str, int], found: int) -> str:
+    counts = ", ".join(f"{generator} {count:,}" for generator, count in compared.items())
+    return f"{counts} - {found} disagreements"
+
+
 def take_turns(progress: Progress, file: int, end: float) -> None:
     """Runs programs, each generator a few at a time, until the time is over or the process has run its share."""
     for _ in range(TURNS_PER_PROCESS):
@@ -95,11 +125,16 @@ def take_turns(progress: Progress, file: int, end: float) -> None:
     progress.save(file)
 
 
-def search(generators: list[str], seconds: float, first: int) -> int:
-    """Runs seeds from `first` on until the time is over, in processes of their own: one that dies costs one program."""
+def search(generators: list[str], seconds: float, first: int, done: Path | None = None) -> int:
+    """Runs seeds from `first` on until the time is over, in processes of their own: one that dies costs one program.
+
+    Goes on after the seeds that the file `done` lists, and adds these to it.
+    """
     end = monotonic() + seconds
     progress = Progress(dict.fromkeys(generators, first), dict.fromkeys(generators, 0))
-    print(f"seed {first}", flush=True)
+    totals = Totals.load(done) if done is not None else Totals()
+    progress.seeds.update({name: seed for name, seed in totals.seeds.items() if name in progress.seeds})
+    print("seeds " + ", ".join(f"{name} {seed}" for name, seed in progress.seeds.items()), flush=True)
     if "operators" in generators:
         operators.operators()  # imported once
     gc.freeze()
@@ -114,8 +149,11 @@ def search(generators: list[str], seconds: float, first: int) -> int:
                 progress.found += 1
                 seed = progress.seeds[progress.running] - 1
                 print(f"died ({process.exitcode}): python -m tests.fuzz {progress.running} {seed}", flush=True)
-    counts = ", ".join(f"{generator} {count:,}" for generator, count in progress.compared.items())
-    print(f"{counts} - {progress.found} disagreements", flush=True)
+    print(summary(progress.compared, progress.found), flush=True)
+    if done is not None:
+        totals.add(progress)
+        totals.save(done)
+        print("in all: " + summary(totals.compared, totals.found), flush=True)
     return 1 if progress.found else 0
 
 
@@ -125,12 +163,13 @@ def main() -> int:
     parser.add_argument("number", nargs="?", type=int, metavar="seed")
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, help="the first of each generator; the time of day unless given")
+    parser.add_argument("--continue", type=Path, dest="done", metavar="FILE", help="the seeds done, and the totals")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.number is not None:
         return show(options.generator, options.number)
     first = options.seed if options.seed is not None else int(time.time()) % 10**6 * 1000
-    return search([options.generator] if options.generator else list(ALL), options.seconds, first)
+    return search([options.generator] if options.generator else list(ALL), options.seconds, first, options.done)
 
 
 if __name__ == "__main__":

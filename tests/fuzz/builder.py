@@ -166,10 +166,12 @@ class Builder:
     def recent(self, count: int = 4) -> list[str]:
         return self.names[-count:] if self.choice.random() < 0.6 else self.names
 
-    def source(self) -> str | None:
+    def source(self, context: str | None = None) -> str | None:
+        """Returns the program; `context` is a context manager for all of its statements."""
         if not self._lines:
             return None
         names = ", ".join(name for name, _ in self._made)
         lines = ["def make():", *(f"    {line}" for line in self.made()), f"    return {names},", ""]
-        lines += [f"def program({names}):", *(f"    {line}" for line in self._lines), "    return dict(locals())"]
+        body = self._lines if context is None else [f"with {context}:", *(f"    {line}" for line in self._lines)]
+        lines += [f"def program({names}):", *(f"    {line}" for line in body), "    return dict(locals())"]
         return "\n".join(lines) + "\n"

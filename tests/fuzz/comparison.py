@@ -39,6 +39,7 @@ class Modes:
     sample: bool = False
     eager: bool = False  # the same program without torch.compile
     claims: bool = False  # each bound that a rule gives, with the result
+    silent: bool = False  # whether something that is held in the end is not finite, and nothing is reported
     when: str = "harm"
 
 
@@ -57,6 +58,9 @@ def disagreements(program: Program, modes: Modes) -> list[Disagreement]:
     if modes.eager:
         found += against_eager(program, watched)
         torch._dynamo.reset()
+    if modes.silent and not facts:
+        held = [name for name, value in watched.variables.items() for one in tensors(value) if is_bad(one.detach())]
+        found += [("silent", held)] if held else []
     watched.variables = {}
     if modes.exact and stats["proved"]:
         found += other_options(program, facts, when=modes.when, **EXACT)

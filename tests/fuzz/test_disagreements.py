@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import sys
@@ -236,8 +237,31 @@ def test_a_search_goes_on_after_a_program_that_kills_its_process(monkeypatch, ca
     moments = iter([0.0, 0.0, 0.5, 2.0])  # it begins; two processes are started; the time is over
     monkeypatch.setattr("tests.fuzz.__main__.monotonic", lambda: next(moments))
     assert search(["threads"], 1.0, 6) == 1
-    said = ["seed 6", "wrong: 6", "died (9): python -m tests.fuzz threads 7", "wrong: 8", "threads 2 - 3 disagreements"]
+    said = [
+        "seeds threads 6",
+        "wrong: 6",
+        "died (9): python -m tests.fuzz threads 7",
+        "wrong: 8",
+        "threads 2 - 3 disagreements",
+    ]
     assert capfd.readouterr().out.splitlines() == said
+
+
+def test_a_search_goes_on_where_the_last_one_ended(monkeypatch, capfd, tmp_path):
+    def of_seed(generator, seed):
+        return "", 1000, [f"wrong: {seed}"] if seed == 7 else []
+
+    monkeypatch.setattr("tests.fuzz.__main__.of_seed", of_seed)
+    monkeypatch.setattr("tests.fuzz.__main__.TURNS_PER_PROCESS", 2)
+    done = tmp_path / "made" / "fuzz.json"
+    for first in (6, 1):
+        moments = iter([0.0, 0.0, 0.5, 0.5, 2.0])  # it begins; a process takes two turns; the time is over
+        monkeypatch.setattr("tests.fuzz.__main__.monotonic", lambda moments=moments: next(moments))
+        search(["threads"], 1.0, first, done)
+    said = ["seeds threads 6", "wrong: 7", "threads 2,000 - 1 disagreements", "in all: threads 2,000 - 1 disagreements"]
+    said += ["seeds threads 8", "threads 2,000 - 0 disagreements", "in all: threads 4,000 - 1 disagreements"]
+    assert capfd.readouterr().out.splitlines() == said
+    assert json.loads(done.read_text()) == {"seeds": {"threads": 10}, "compared": {"threads": 4000}, "found": 1}
 
 
 @pytest.mark.slow

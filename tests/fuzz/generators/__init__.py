@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.fuzz.comparison import Modes
-from tests.fuzz.generators import chain, compiled, graph, operators, rules, sparse, storage, subclasses, threads
+from tests.fuzz.generators import (
+    chain,
+    compiled,
+    extremes,
+    graph,
+    operators,
+    optimizers,
+    rules,
+    sparse,
+    storage,
+    subclasses,
+    threads,
+)
 
 GENERATORS: dict[str, tuple[Callable[[int], str | None], Modes]] = {
     "graph": (graph.generate, Modes()),
@@ -16,5 +28,7 @@ GENERATORS: dict[str, tuple[Callable[[int], str | None], Modes]] = {
     "sparse": (sparse.generate, Modes(truth=False)),
     "compiled": (compiled.generate, Modes(exact=False, truth=False, eager=True)),
     "threads": (threads.generate, Modes(truth=False)),
+    "extremes": (extremes.generate, Modes(truth=False, when="origin")),
+    "optimizers": (optimizers.generate, Modes(truth=False, silent=True)),
     "rules": (rules.generate, Modes(truth=False, claims=True, when="origin")),
 }

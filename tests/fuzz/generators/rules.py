@@ -9,40 +9,14 @@ import re
 from collections.abc import Callable, Sequence
 
 from tests.fuzz.builder import templates
-from tests.fuzz.program import NAMES
-from tests.fuzz.values import FORMS, scales
+from tests.fuzz.extremes import CONTEXTS, DTYPES, LAYOUTS, any_scale, epsilon, filled, scalar, tensor, weight
+from tests.fuzz.values import FORMS
 
-DTYPES = ["F32"] * 3 + ["F64", "HF", "BF"]
 OTHER_DTYPES = [*DTYPES, "torch.int64", "torch.int8", "torch.bool"]
-PLAIN_SCALARS = ["0.5", "1", "2", "-1", "0", "-0.0", "3", "0.1", "1 / 3", "-2.5", "1e-3", "1e3", "True", "1 - 1e-12"]
-# At the ends of a dtype, and of what a dtype rounds to zero, to one, or to infinity.
-EXTREME_SCALARS = [
-    *("1e-8", "2.9e-8", "6e-8", "6.2e-5", "1 - 1e-4", "1 - 1e-8", "65504.0", "65519.9", "65520.0", "-7e4", "1e-6"),
-    *("1e-38", "1e-40", "1.4e-45", "7e-46", "1e-46", "1e-50", "5e-324", "1e-30", "1e30", "3e38", "-3e38", "3.4e38"),
-    *("3.4028235677e38", "1e39", "1e300", "-1e300", "1.7e308", "-(2**40)", "2**62", "2**127", "2.0**-126"),
-    *("math.inf", "-math.inf", "math.nan"),
-]
-WEIGHTS = ["0", "1", "0.5", "0.1", "0.9", "0.999", "1e-3", "1e-9", "1 - 1e-9", "1 - 1e-3", "2.0**-30", "0.3333333333"]
-EPSILONS = ["1e-5", "1e-5", "1e-12", "1e-20", "1e-38", "0.0", "1.0", "1e-3"]
-LAYOUTS = ["contiguous"] * 5 + [
-    "transposed",
-    "channels_last",
-    "expanded",
-    "expanded_last",
-    "strided",
-    "offset",
-    "padded",
-]
 # Where a kernel takes no stride of the last dimension, it reads other memory. Of these it reads the same tensor's, and
 # not what nobody has written, which differs from run to run.
 LAYOUTS_IN_BOUNDS = ["contiguous", "offset", "padded", "strided", "channels_last"]
-CONTEXTS = [
-    *("flushing_denormals()", "flushing_denormals()", "torch.backends.mkldnn.flags(enabled=False)"),
-    *("matmul_precision('medium')", "torch.inference_mode()"),
-]
 LINE = re.compile(r"(\w+): (.*)")
-CHOICE = re.compile(r"<([^<>]+)>")
-HOLE = re.compile(r"\{([^{}]+)\}")
 
 Calls = Callable[[random.Random], list[str]]
 _calls: dict[str, list[Calls]] = collections.defaultdict(list)
@@ -82,11 +56,10 @@ class Arguments:
         self._masks = choice.random() < 0.08
         self._scale: float | None = None
         if choice.random() < 0.3:  # everything at one scale
-            self._scale = self._any_scale(self.dtype)
+            self._scale = any_scale(choice, self.dtype)
 
     def fill(self, line: str) -> str:
-        line = CHOICE.sub(lambda found: self.choice.choice(found[1].split("|")), line)
-        return HOLE.sub(lambda found: self._value(found[1]), line)
+        return filled(self.choice, line, self._value)
 
     def _sizes(self) -> dict[str, int]:
         choice = self.choice
@@ -109,14 +82,14 @@ class Arguments:
                 self._named[kind] = self.tensor((self.sizes["m"], self.sizes["n"]))
             return self._named[kind]
         simple = {
-            "s": self.scalar,
-            "u": lambda: self.choice.choice([*WEIGHTS, repr(self.choice.random())]),
-            "e": self._epsilon,
+            "s": lambda: scalar(self.choice, self.dtype),
+            "u": lambda: weight(self.choice),
+            "e": lambda: epsilon(self.choice, self.dtype),
             "d": lambda: str(self.choice.randrange(2)),
             "bool": lambda: str(self.choice.random() < 0.5),
             "dtype": lambda: self.dtype,
             "dt": lambda: self.choice.choice(DTYPES),
-            "ss": lambda: f"[{self.scalar()}, {self.scalar()}]",
+            "ss": lambda: f"[{scalar(self.choice, self.dtype)}, {scalar(self.choice, self.dtype)}]",
             "q": lambda: self.tensor(()),
             "f": lambda: self.tensor(self._broadcast()),
             "o": self._other,
@@ -133,21 +106,6 @@ class Arguments:
             limit, _, shape = rest.partition(";")
             return f"torch.randint(0, {self._size(limit)}, {self._shape(shape)})"
         return str(self._size(kind))
-
-    def _any_scale(self, dtype: str) -> float:
-        possible = scales(NAMES[dtype])
-        return self.choice.choice([*possible, 2.0 ** self.choice.uniform(-14, 14)])
-
-    def scalar(self) -> str:
-        draw = self.choice.random()
-        if draw < 0.45:
-            return self.choice.choice(PLAIN_SCALARS)
-        if draw < 0.75:
-            return self.choice.choice(EXTREME_SCALARS)
-        return repr(self.choice.choice([1, 1, -1]) * self._any_scale(self.dtype))
-
-    def _epsilon(self) -> str:
-        return self.choice.choice([*EPSILONS, repr(self._any_scale(self.dtype))])
 
     def _broadcast(self) -> tuple[int, ...]:
         m, n = self.sizes["m"], self.sizes["n"]
@@ -171,9 +129,9 @@ class Arguments:
         """Adds a tensor, and returns its name."""
         choice, dtype = self.choice, dtype or self.dtype
         name = f"a{len(self.made)}"
-        form = "masked" if self._masks and choice.random() < 0.5 else choice.choice(FORMS)
-        scale = self._scale if self._scale is not None and dtype == self.dtype else self._any_scale(dtype)
-        self.made.append(f"{name} = S({choice.randrange(10**6)}, {shape}, {dtype}, {scale!r}, {form!r})")
+        form = "masked" if self._masks and choice.random() < 0.5 else None
+        scale = self._scale if dtype == self.dtype else None
+        self.made.append(f"{name} = {tensor(choice, shape, dtype, scale, form)}")
         layout = choice.choice(layouts) if shape else "contiguous"
         nonnegative = nonnegative or choice.random() < 0.1
         self.prepared.append(f"{name} = laid_out({name}{'.abs()' if nonnegative else ''}, {layout!r})")
