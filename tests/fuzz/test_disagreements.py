@@ -185,6 +185,26 @@ def test_a_wrong_claim_is_noticed():
     assert [found.kind for found in wrong] == ["claim of torchnan_fuzz::double"]
 
 
+UNREPORTED = """def make(): return torch.ones(5000),
+def program(p):
+    memset(p, 255, 4)
+    return dict(p=p)
+"""
+
+
+def test_a_value_that_is_held_and_not_reported_is_noticed():
+    found = disagreements(Program("kept", 0, UNREPORTED), Modes(silent=True, truth=False))
+    assert [(one.kind, one.detail) for one in found] == [("silent", ["p"])]
+
+
+def test_a_program_runs_in_the_context_that_is_asked_for():
+    builder = Builder(0)
+    builder.make("x", "torch.ones(3)")
+    builder.add("y = torch.is_inference(x * 2)")
+    for context, expected in ((None, False), ("torch.inference_mode()", True)):
+        assert run(Program("kept", 0, builder.source(context)), "plain").variables["y"] == expected
+
+
 LAYOUTS_OF_A_MATRIX = [
     *(("contiguous", (3, 1), 0), ("transposed", (1, 2), 0), ("expanded", (0, 1), 0), ("expanded_last", (1, 0), 0)),
     *(("strided", (6, 2), 0), ("offset", (3, 1), 1), ("padded", (6, 1), 0)),
