@@ -1,4 +1,4 @@
-"""Compares the runs of one program: bits and errors with a plain run, findings with exact=True and with the truth."""
+"""Compares the runs of one program: bits and errors with a plain run, findings when all is read and with the truth."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ class Modes:
 
     exact: bool = True
     truth: bool = True
-    sample: bool = False
     eager: bool = False  # the same program without torch.compile
     claims: bool = False  # each bound that a rule gives, with the result
     silent: bool = False  # whether something that is held in the end is not finite, and nothing is reported
     when: str = "harm"
 
 
-# Every result is scanned.
-EXACT = {"exact": True}
+# Nothing that a rule proves is scanned; every result is.
+PROOFS_ALONE = {"rescan_every": 0}
+EXACT = {"rescan_every": 1}
 
 
 def disagreements(program: Program, modes: Modes) -> list[Disagreement]:
     """Returns everything that differs."""
     found: list[tuple[str, Any]] = []
-    watched = run(program, "watched", when=modes.when)
+    watched = run(program, "watched", when=modes.when, **PROOFS_ALONE)
     facts, stats = watched.facts, watched.watch.stats()
     found += bits(program, watched, modes.when)
     if watched.internal_errors:
@@ -64,8 +64,6 @@ def disagreements(program: Program, modes: Modes) -> list[Disagreement]:
     watched.variables = {}
     if modes.exact and stats["proved"]:
         found += other_options(program, facts, when=modes.when, **EXACT)
-    if modes.sample:
-        found += other_options(program, facts, when=modes.when, sample=1)
     if modes.truth:
         found += against_truth(run(program, "truth"), facts, program)
     return [Disagreement(program, kind, detail) for kind, detail in found]

@@ -6,7 +6,7 @@ import dataclasses
 import random
 
 from tests.fuzz.builder import each, templates
-from tests.fuzz.comparison import Disagreement
+from tests.fuzz.comparison import EXACT, PROOFS_ALONE, Disagreement
 from tests.fuzz.program import Fact, Program, run
 
 MAKERS = {
@@ -126,14 +126,14 @@ def disagreements(seed: int) -> list[Disagreement]:
     """Returns what is reported otherwise than the page says, with and without proofs."""
     program, expected = generate(seed)
     found = []
-    for exact in (False, True):
-        watched = run(program, "watched", exact=exact)
+    for options in (PROOFS_ALONE, EXACT):
+        watched = run(program, "watched", **options)
         watched.variables, facts = {}, watched.facts
         if watched.error is not None:
             continue  # a statement that is not for this shape
         complaint = _complaint(expected, facts, watched.internal_errors)
         if complaint:
-            found.append(Disagreement(program, complaint, {"expected": expected, "exact": exact, "found": facts}))
+            found.append(Disagreement(program, complaint, {"expected": expected, **options, "found": facts}))
     return found
 
 

@@ -21,7 +21,7 @@ from tests.fuzz.generators import (
 
 GENERATORS: dict[str, tuple[Callable[[int], str | None], Modes]] = {
     "graph": (graph.generate, Modes()),
-    "operators": (operators.generate, Modes(sample=True)),
+    "operators": (operators.generate, Modes()),
     "storage": (storage.generate, Modes()),
     "chain": (chain.generate, Modes(truth=False)),
     "subclasses": (subclasses.generate, Modes(truth=False)),
