@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "bounds/bound_audit.h"
 #include "host/environment.h"
 #include "host/user_notifier.h"
 #include "operators/op_plan.h"
@@ -31,7 +32,7 @@ bool matches_any(const std::vector<std::string>& patterns, const std::string& op
 
 DetectionSession::DetectionSession(Options options)
     : options_(std::move(options)),
-      asks_for_finiteness_alone_(options_.backward && options_.skip_ops.empty() && !scans_everything() &&
+      asks_for_finiteness_alone_(options_.backward && options_.skip_ops.empty() && !bound_audit().enabled() &&
                                  !options_.headroom),
       skipped_(options_.skip_ops.empty() ? nullptr : new std::atomic<Answer>[OpPlan::kMaxPlans] {}),
       headroom_(options_.headroom && !is_disabled() ? new HeadroomTable : nullptr),

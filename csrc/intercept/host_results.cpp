@@ -85,10 +85,11 @@ void HostResults::apply_rule(c10::ArrayRef<Operand> arguments, const ExternalBou
   for (size_t element = 0; element < bounds_.size(); ++element) {
     const at::Tensor* self = tensor_of(arguments.data(), element);
     if (plan_.writes_in_place() && reads_written(written, arguments, element)) return forget_bounds();
-    if (plan_.writes_in_place() && session_.is_rescanned(call_ + static_cast<int64_t>(element))) reread(written_arguments, element);
     if (self != nullptr && !is_large(*self)) {
       dtypes_.push_back(self->scalar_type());
     } else {
+      if (plan_.writes_in_place() && session_.is_rescanned(call_ + static_cast<int64_t>(element)))
+        reread(written_arguments, element);
       const RuleArguments call(arguments, source, element);
       dtypes_.push_back(call.dtype());
       rule(call, {&bounds_[element], 1});
@@ -143,16 +144,16 @@ void HostResults::tighten(c10::ArrayRef<Operand> arguments, c10::ArrayRef<const 
   bound_results(arguments, nullptr);
 }
 
-// Small tensors are cheaper to scan than to bound, unless every rule is to be held to its word.
+// Small tensors are cheaper to scan than to bound, unless every claim of a rule is noted.
 bool HostResults::is_large(const at::Tensor& tensor) const {
-  return tensor.numel() > kSmall || session_.scans_everything();
+  return tensor.numel() > kSmall || bound_audit().enabled();
 }
 
 // Rules are for plain tensors: the sizes of others do not describe what is in memory. A number that the host cannot
 // read, as the first gradient is, bounds what large tensors are made from.
 bool HostResults::is_worth_bounding(c10::ArrayRef<Operand> arguments, bool is_elsewhere) const {
   bool all_are_plain = true;
-  bool any_is_large = session_.scans_everything();
+  bool any_is_large = bound_audit().enabled();
   for (const Operand& argument : arguments) {
     for_each_tensor(argument, [&](const at::Tensor& tensor, int64_t) {
       all_are_plain = all_are_plain && is_plain(tensor);
@@ -280,8 +281,7 @@ void HostResults::compare_with_bound(const at::Tensor& result, size_t output, co
                                      bool is_rescan) {
   if (disproof_ || !has_claim(result, output) || bound_audit().enabled()) return;  // which notes every claim
   const double bound = with_rounding_margin(bounds_[output].max_abs, range_at(result, output));
-  const auto smallest = is_rescan && bounds_[output].nonnegative ? smallest_of(result) : std::nullopt;
-  const bool is_negative = smallest && smallest->value < 0;
+  const bool is_negative = is_rescan && found.finite && bounds_[output].nonnegative && has_negative(result);
   if (found.finite && found.max_abs <= bound && !is_negative) return;
   disproof_ = {result, output, bound, found, is_negative};
 }

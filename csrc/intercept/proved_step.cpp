@@ -181,7 +181,7 @@ ProvedStep& ProvedStep::current() { return step_of_thread; }
 
 // Modes see the calls before the interceptor does, and may do something else.
 bool ProvedStep::is_possible(const DetectionSession& session) {
-  return session.asks_for_finiteness_alone() && !step_is_disproved && !devices().is_capturing() &&
+  return session.asks_for_finiteness_alone() && !session.scans_everything() && !step_is_disproved && !devices().is_capturing() &&
          !c10::impl::TorchDispatchModeTLS::any_modes_set() && at::impl::PythonTorchFunctionTLS::stack_len() == 0 &&
          c10::impl::tls_is_dispatch_key_included(kInterceptorKey) &&
          !c10::impl::tls_is_dispatch_key_excluded(kInterceptorKey);

@@ -313,6 +313,48 @@ std::optional<Smallest> smallest_of(const at::Tensor& tensor) {
   return finite ? std::optional(smallest) : std::nullopt;
 }
 
+namespace {
+
+// A number is below zero if its sign bit is set and another one is, too: -0 is not. As an integer it is then less than
+// zero, and not the least.
+template <typename Word>
+inline bool has_negative_word(const Word* words, int64_t count, int64_t stride) {
+  Word is_any = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const Word word = words[i * stride];
+    is_any |= static_cast<Word>(word & (word ^ std::numeric_limits<Word>::min() ? Word{-1} : Word{0}));
+  }
+  return is_any < 0;
+}
+
+template <typename Word>
+bool has_negative_word(const at::Tensor& tensor) {
+  const auto* words = static_cast<const Word*>(tensor.const_data_ptr());
+  const StridedView view(tensor.sizes(), tensor.strides());
+  return !view.for_each_run([&](int64_t offset) {
+    const bool is_dense = view.inner_stride() == 1;  // a loop that compilers vectorize
+    return !(is_dense ? has_negative_word(words + offset, view.run_length(), 1)
+                      : has_negative_word(words + offset, view.run_length(), view.inner_stride()));
+  });
+}
+
+}  // namespace
+
+bool has_negative(const at::Tensor& tensor) {
+  if (ScanTarget(tensor).skip != Skip::kNone) return false;
+  switch (tensor.scalar_type()) {
+    case c10::ScalarType::Half:
+    case c10::ScalarType::BFloat16:
+      return has_negative_word<int16_t>(tensor);
+    case c10::ScalarType::Float:
+      return has_negative_word<int32_t>(tensor);
+    case c10::ScalarType::Double:
+      return has_negative_word<int64_t>(tensor);
+    default:
+      return false;
+  }
+}
+
 NonfiniteKinds TensorStats::kinds() const {
   NonfiniteKinds kinds;
   if (tally.nan > 0) kinds |= NonfiniteKinds::only_nan();

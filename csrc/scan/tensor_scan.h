@@ -97,6 +97,9 @@ struct Smallest {
 };
 std::optional<Smallest> smallest_of(const at::Tensor& tensor);
 
+// Returns whether a finite tensor of float16, bfloat16, float32 or float64 holds a number below zero. False for others.
+bool has_negative(const at::Tensor& tensor);
+
 // Returns the kinds that a tensor holds; none for a tensor that check_finite() would skip.
 TORCHNAN_API NonfiniteKinds kinds_of(const at::Tensor& tensor);
 

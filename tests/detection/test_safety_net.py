@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import linecache
 import random
-import re
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -153,15 +152,13 @@ def test_all_of_the_first_step_is_read(falsify):
 
 def test_the_message_has_facts_and_no_data(falsify):
     falsify("aten::mul", 0.5)
-    x = threes(100, 100).t()
     with torchnan.detect(action="log"), pytest.warns(DetectorWarning) as warned:
-        x * threes(100, 100)
-    assert re.fullmatch(
-        r"torchnan: the bound of aten::mul is wrong: result 0, Float \[100, 100\] strides \[100, 1\], was proved to be "
-        r"within 4\.5, and holds 9, self Float \[100, 100\] strides \[1, 100\] within 3, other Float \[100, 100\] "
-        r"strides \[100, 1\] within 3\. From here on its results are scanned\. Please report this line\. Detection goes "
-        r"on; later ones are only counted\.",
-        str(warned[0].message),
+        threes(100, 100) * threes(100, 100).t()
+    assert str(warned[0].message) == (
+        "torchnan: the bound of aten::mul is wrong: result 0, Float [100, 100] strides [100, 1], was proved to be within "
+        "4.5, and holds 9, self Float [100, 100] strides [100, 1] within 3, other Float [100, 100] strides [1, 100] "
+        "within 3. From here on its results are scanned. Please report this line. Detection goes on; later ones are only "
+        "counted."
     )
 
 
