@@ -42,7 +42,7 @@ def tensor(seed: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
 # Values that tempt a rule: at one scale, but for some.
 FORMS = (
     *("normal", "normal", "normal", "normal", "constant", "positive", "signs", "single", "near", "next"),
-    *("sparse", "rows", "mixed", "top"),
+    *("outlier", "sparse", "rows", "mixed", "top"),
 )
 
 
@@ -70,6 +70,9 @@ def scaled(seed: int, shape: tuple[int, ...], dtype: torch.dtype, scale: float, 
         y = signs * scale
     elif form == "single":
         y = (torch.arange(x.numel()).view(shape) == seed % max(1, x.numel())) * torch.tensor(scale, dtype=x.dtype)
+    elif form == "outlier":  # the mean is far from one element
+        y = torch.full_like(x, scale)
+        y.view(-1)[seed % max(1, x.numel()) :][:1] = -scale
     elif form == "near":
         y = scale * (1 + x * 2.0 ** -(1 + seed % 30))
     elif form == "next":

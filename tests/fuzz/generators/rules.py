@@ -8,8 +8,11 @@ import random
 import re
 from collections.abc import Callable, Sequence
 
+import torch
+
 from tests.fuzz.builder import templates
 from tests.fuzz.extremes import CONTEXTS, DTYPES, LAYOUTS, any_scale, epsilon, filled, scalar, tensor, weight
+from tests.fuzz.program import NAMES
 from tests.fuzz.values import FORMS
 
 OTHER_DTYPES = [*DTYPES, "torch.int64", "torch.int8", "torch.bool"]
@@ -55,8 +58,9 @@ class Arguments:
         self._named: dict[str, str] = {}
         self._masks = choice.random() < 0.08
         self._scale: float | None = None
-        if choice.random() < 0.3:  # everything at one scale
-            self._scale = any_scale(choice, self.dtype)
+        if choice.random() < 0.4:  # everything at one scale, often one at which differences or sums overflow
+            largest = torch.finfo(NAMES[self.dtype]).max
+            self._scale = choice.choice([any_scale(choice, self.dtype), largest / 1.5, largest / 4])
 
     def fill(self, line: str) -> str:
         return filled(self.choice, line, self._value)
@@ -93,6 +97,7 @@ class Arguments:
             "q": lambda: self.tensor(()),
             "f": lambda: self.tensor(self._broadcast()),
             "o": self._other,
+            "M": self._mask,
             "p": lambda: self.tensor((self.sizes["m"], self.sizes["n"]), nonnegative=True),
         }
         if kind in simple:
@@ -118,6 +123,11 @@ class Arguments:
         if dtype in DTYPES:
             return self.tensor(self._broadcast(), dtype)
         return f"torch.randint(-100, 100, {self._broadcast()}).mul({self.choice.choice(['1', '2**40'])}).to({dtype})"
+
+    def _mask(self) -> str:
+        m, n = self.sizes["m"], self.sizes["n"]
+        share = self.choice.choice(["0.3", "0.5", "1.0"])
+        return f"torch.zeros({m}, {n}, dtype={self.dtype}).masked_fill(torch.rand({m}, {n}) < {share}, -math.inf)"
 
     def tensor(
         self,
@@ -187,10 +197,13 @@ def _group_norm(choice: random.Random) -> list[str]:
 
 @_of("native_batch_norm", "native_batch_norm_backward")
 def _batch_norm(choice: random.Random) -> list[str]:
-    shape, channels = choice.choice([("b,4,h,w", "4"), ("m,n", "n"), ("b,k,h", "k")])
+    shape, channels, first = choice.choice(
+        [("b,4,h,w", "4", "x[0, :, 0, 0]"), ("m,n", "n", "x[0]"), ("b,k,h", "k", "x[0, :, 0]")]
+    )
     trains = choice.random() < 0.6
     eps = "{e}" if choice.random() < 0.5 else "1e-5"
-    moving = f"{{T:{channels}}}, {{P:{channels}}}" if not trains or choice.random() < 0.5 else "None, None"
+    mean = choice.choice([f"{{T:{channels}}}", f"-{first}"])
+    moving = f"{mean}, {{P:{channels}}}" if not trains or choice.random() < 0.5 else "None, None"
     parameter = f"{{T:{channels}}}"
     return [
         f"x, w, b = {{T:{shape}}}, {_optional(choice, parameter)}, {_optional(choice, parameter)}",
@@ -221,24 +234,27 @@ def _convolution(choice: random.Random) -> list[str]:
 
 @_of("max_pool2d_with_indices", "max_pool2d_with_indices_backward")
 def _max_pool2d(choice: random.Random) -> list[str]:
-    return _max_pool(choice, 2, "{T:b,4,h,w}")
+    return _max_pool(choice, 2)
 
 
 @_of("max_pool3d_with_indices", "max_pool3d_with_indices_backward")
 def _max_pool3d(choice: random.Random) -> list[str]:
-    return _max_pool(choice, 3, "{T:b,4,5,h,w}")
+    return _max_pool(choice, 3)
 
 
-def _max_pool(choice: random.Random, dims: int, x: str) -> list[str]:
+def _max_pool(choice: random.Random, dims: int) -> list[str]:
     kernel = choice.choice([1, 2, 3, 4])
     padding = choice.choice([0, kernel // 2])
+    spatial = ",".join(str(choice.choice([1, 2, 3, 5, 9, 16])) for _ in range(dims))  # a window may miss a small plane
     how = f"[{kernel}], [{choice.choice([1, 2, 3])}], [{padding}], [{choice.choice([1, 1, 2, 3])}], {{bool}}"
     return [
-        f"x = {x}",
+        f"x = {{T:b,4,{spatial}}}",
         f"how = {how}",
         f"y, where = aten.max_pool{dims}d_with_indices(x, *how)",
         *_gradient(choice),
-        f"r = aten.max_pool{dims}d_with_indices_backward(g, x, *how, where)",
+        # PyTorch takes the first place of a window that misses the plane, and writes there.
+        "if 0 <= int(where.min()) and int(where.max()) < x[0, 0].numel():",
+        f"    r = aten.max_pool{dims}d_with_indices_backward(g, x, *how, where)",
     ]
 
 
