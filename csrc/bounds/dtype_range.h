@@ -18,7 +18,8 @@ namespace torchnan {
 
 // Three quarters of the range are reserved for the order in which a kernel adds up.
 inline constexpr DtypeRange kFloatRange{FLT_MAX / 4, 0x1p-24, FLT_MIN, 0x1p-24, 0x1p-149};
-inline constexpr DtypeRange kDoubleRange{DBL_MAX / 4, 0x1p-53, DBL_MIN, 0x1p-53, 0x1p-1074};
+// Bounds are computed in double, too, by processors that may flush: so the smallest normal number is the step.
+inline constexpr DtypeRange kDoubleRange{DBL_MAX / 4, 0x1p-53, DBL_MIN, 0x1p-53, DBL_MIN};
 inline constexpr DtypeRange kBFloat16Range{FLT_MAX / 4, 0x1p-8, FLT_MIN, 0x1p-24, 0x1p-133};
 inline constexpr DtypeRange kHalfRange{65504, 0x1p-11, 0x1p-14, 0x1p-24, 0x1p-24};
 inline constexpr DtypeRange kNoRange{};

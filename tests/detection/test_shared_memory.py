@@ -11,7 +11,7 @@ LARGE, SMALL = 5000, 10
 
 
 def findings_of(program, *arguments, **options):
-    with torchnan.detect(action="log", **options) as watch:
+    with torchnan.detect(action="log", **{"rescan_every": 0, **options}) as watch:
         kept = program(*arguments)
     del kept
     return [(f.kind, f.op, f.origin, f.harm.kind) for f in watch.findings]
@@ -90,7 +90,7 @@ def crossed(a, b):
 
 @pytest.mark.parametrize("program", [twice, as_a_part, crossed], ids=lambda program: program.__name__)
 def test_memory_that_is_in_a_list_twice_is_bounded_twice(program):
-    with torchnan.detect(action="log") as watch:
+    with torchnan.detect(action="log", rescan_every=0) as watch:
         a, b = torch.full((LARGE,), 1e12), torch.full((LARGE,), 1e12)
         program(a, b)
     assert a.isinf().any()
@@ -100,7 +100,7 @@ def test_memory_that_is_in_a_list_twice_is_bounded_twice(program):
 def test_the_parts_of_a_flat_buffer_are_still_proved():
     flat = torch.ones(3 * LARGE)
     parts = list(flat.split(LARGE))
-    with torchnan.detect() as watch:
+    with torchnan.detect(rescan_every=0) as watch:
         flat.mul_(1.0)
         before = watch.stats()
         torch._foreach_mul_(parts, 2.0)

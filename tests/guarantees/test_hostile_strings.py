@@ -155,7 +155,12 @@ TELLS = {
     "monitor/format.py to_dict": "monitor log",
     "storage/jsonl.py to_json_line": "monitor log",  # and the recovery log
 }
-NO_MESSAGES = {"diagnosis/series.py Series.to_rows", "monitor/async_copy.py to_float", "config/text.py to_valid_utf8"}
+NO_MESSAGES = {
+    "config/detection_options.py with_new_names",  # names of options alone
+    "config/text.py to_valid_utf8",
+    "diagnosis/series.py Series.to_rows",
+    "monitor/async_copy.py to_float",
+}
 
 # What stands unescaped in the text of an error of Python's own kinds: numbers, words of ours, and what says so.
 PLAIN = {

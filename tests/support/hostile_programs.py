@@ -251,7 +251,10 @@ class Bench:
         toml = self.folder / "policy.toml"
         toml.write_bytes(f"action = '{s}'\n".encode("utf-8", "surrogateescape" if _is_bytes(s) else "surrogatepass"))
         return refusals(
-            *[functools.partial(torchnan.detect, **{name: s}) for name in ("action", "when", "check_nan", "rescan_every")],
+            *[
+                functools.partial(torchnan.detect, **{name: s})
+                for name in ("action", "when", "check_nan", "rescan_every")
+            ],
             lambda: torchnan.detect(skip_ops=(f"{s} ",)),
             lambda: torchnan.detect(model=s),  # type: ignore[arg-type]
             lambda: torchnan.set_detect(s),  # type: ignore[arg-type]

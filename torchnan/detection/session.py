@@ -41,7 +41,7 @@ def _guesses_misspelt_options(init: _Init) -> _Init:
             )
         known = [*DetectionOptions.options(), "model"]
         for name in given:
-            if name not in known and name not in OLD_NAMES:  # a TypeError, as for any keyword that a function does not have
+            if name not in known and name not in OLD_NAMES:  # a TypeError, as any function raises
                 raise TypeError(unknown_option(name, known))
         init(self, **with_new_names(given))
 
@@ -217,8 +217,9 @@ class detect(contextlib.ContextDecorator):
 
         Returns:
             ``ops`` intercepted, tensors ``checked`` and, of these, ``proved`` finite without a look; ``bytes`` read, of
-            these ``bytes_rescanned`` where a bound had left its range and ``bytes_scanned_unknown`` of arguments;
-            ``bytes_proved``; tensors found ``nonfinite``; ``device_bytes`` read on devices, ``device_alarms`` handled,
+            these ``bytes_rescanned`` where a bound had left its range or its turn had come, and
+            ``bytes_scanned_unknown`` of arguments; ``bytes_proved``; tensors found ``nonfinite``; ``device_bytes`` read
+            on devices, ``device_alarms`` handled,
             ``device_resolves`` and ``device_waits`` because of these or of harm; ``findings`` kept,
             ``repeats`` folded, ``dropped`` beyond ``max_findings``, ``log_failures`` that the log could not take,
             ``call_sites`` noted for the backward pass, ``headroom_dropped`` results without room in :meth:`headroom`,

@@ -60,10 +60,8 @@ inline Value rounded(const Value& x, const Value& y, double max_abs, double min_
   const DtypeRange* in = wider(x.in, y.in);
   Value result{max_abs, min_abs, error, std::max(x.intermediate, y.intermediate), nonnegative, masked, in};
   if (in == nullptr) return result;
-  if (max_abs != 0) {
-    result.max_abs += max_abs * in->unit + in->step;
-    result.error += max_abs * in->unit + in->tiny;
-  }
+  result.max_abs += max_abs * in->unit + in->step;
+  result.error += max_abs * in->unit + in->tiny;
   result.min_abs *= 1 - in->unit;
   if (result.min_abs < in->tiny) result.min_abs = 0;
   if (!(result.max_abs <= in->limit)) {  // NaN as well
