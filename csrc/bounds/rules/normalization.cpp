@@ -128,9 +128,10 @@ Gradients multiplied_out(const Backward& s) {
 // By the deviations, as layer norm does on devices.
 Gradients by_normalised(const Backward& s) {
   const Value gw = s.g * s.weight;
-  const Value y = (s.y.x - s.y.mean) * s.y.r;
+  const Value y = at_most(s.y.bound, (s.y.x - s.y.mean) * s.y.r);
   const Value n = exactly(s.n);
-  const Value into_x = (gw * n - y * sum(gw * y, s.n) - sum(gw, s.n)) * (s.y.r / n);
+  const Value of_gy = at_most(s.n * gw.max_abs * s.mean_y, sum(gw * y, s.n));
+  const Value into_x = (gw * n - y * of_gy - sum(gw, s.n)) * (s.y.r / n);
   return within_exact_bounds(s, into_x, sum(s.g * y, s.rows));
 }
 
@@ -166,7 +167,7 @@ void layer_norm_backward(A a, Results out) {
   const bool of_x = a.produced_by(3, "aten::native_layer_norm") && a.produced_by(4, "aten::native_layer_norm");
   Backward s = given(a, 0, 1, 3, 4, 5, n, of_x, a.sums());
   s.rows = static_cast<double>(a.numel(1)) / std::max(n, 1.0);
-  if (a.is_on_device(0) && !by_normalised(widened(a, s)).x.known()) return;
+  if (a.is_on_device(0)) return set(by_normalised(widened(a, s)), out);
   multiply_out(a, s, out);
 }
 

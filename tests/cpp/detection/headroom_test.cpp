@@ -24,6 +24,7 @@ using Entry = HeadroomTable::Entry;
 Options keeping_headroom() {
   Options options;
   options.headroom = true;
+  options.rescan_every = 0;
   return options;
 }
 
