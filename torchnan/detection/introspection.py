@@ -212,20 +212,32 @@ def _parts(module: torch.nn.Module, kind: str) -> list[tuple[str, Any]]:
     return []
 
 
-def _within(
-    module: torch.nn.Module, path: str = "", above: tuple[torch.nn.Module, ...] = ()
-) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Yields a module and all modules inside it, each under every name that it has."""
-    yield path, module
-    for name, child in _parts(module, "_modules"):
-        if not any(child is one for one in (*above, module)):
-            yield from _within(child, f"{path}.{name}" if path else name, (*above, module))
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _within(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Yields a module and all modules inside it, parents first, each under every name that it has."""
+    above: set[int] = set()  # modules may be nested deeper than Python's stack, and in themselves
+    pending: list[tuple[str, torch.nn.Module | None]] = [("", root)]
+    entered: list[int] = []
+    while pending:
+        path, module = pending.pop()
+        if module is None:  # all inside the module entered last has been visited
+            above.discard(entered.pop())
+            continue
+        yield path, module
+        above.add(id(module))
+        entered.append(id(module))
+        pending.append(("", None))
+        children = [(_joined(path, name), child) for name, child in _parts(module, "_modules")]
+        pending.extend(child for child in reversed(children) if id(child[1]) not in above)
 
 
 def _named(root: torch.nn.Module, kind: str) -> Iterator[tuple[str, torch.Tensor]]:
     for path, module in _within(root):
         for name, tensor in _parts(module, kind):
-            yield f"{path}.{name}" if path else name, tensor
+            yield _joined(path, name), tensor
 
 
 def _modules_of_program() -> list[torch.nn.Module]:
@@ -455,16 +467,15 @@ def _module_path(modules: list[torch.nn.Module], session_id: int, names: Names) 
 def _names_in(root: torch.nn.Module, names: Names) -> dict[int, str]:
     """Returns the first name of every module in a model, by ``id``: some modules cannot be compared."""
     if id(root) not in names:
-        names[id(root)] = {}
-        _name_parts(root, "", names[id(root)])
+        known: dict[int, str] = {}
+        pending = [("", root)]
+        while pending:
+            path, module = pending.pop()
+            if id(module) not in known:
+                known[id(module)] = path
+                pending.extend((_joined(path, name), child) for name, child in reversed(_parts(module, "_modules")))
+        names[id(root)] = known
     return names[id(root)]
-
-
-def _name_parts(module: torch.nn.Module, path: str, known: dict[int, str]) -> None:
-    known[id(module)] = path
-    for name, child in _parts(module, "_modules"):
-        if id(child) not in known:
-            _name_parts(child, f"{path}.{name}" if path else name, known)
 
 
 def _is_model(root: torch.nn.Module) -> bool:
