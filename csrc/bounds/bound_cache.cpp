@@ -6,6 +6,7 @@
 
 #include <c10/core/CPUAllocator.h>
 
+#include "host/thread_switches.h"
 #include "scan/storage_of.h"
 
 namespace torchnan {
@@ -31,7 +32,8 @@ constexpr uint64_t kKnownBits = 0x7;
 constexpr uint64_t kNonnegative = 0x8;
 constexpr int kDtypeShift = 4;
 constexpr uint64_t kDtypeBits = 0x7;
-constexpr uint64_t kExported = 0x80;
+constexpr uint64_t kExported = 0x80;  // of a state without a bound: memory that others can write to has none
+constexpr uint64_t kAliased = 0x80;   // of one with a bound: the version includes the switches of threads
 constexpr int kVersionShift = 8;
 constexpr uint64_t kVersionBits = 0xffff;
 constexpr uint64_t kLow = 0xffffff;               // below the bound
@@ -64,10 +66,36 @@ uint64_t packed(double max_abs) {
                                             : (std::bit_cast<uint64_t>(max_abs) + kLow) & ~kLow;
 }
 
-// Inference tensors have no version, and nobody writes to them in place elsewhere.
+// An inference tensor has no version. Its values are those that were recorded as long as no other thread has run.
 uint64_t version_of(const at::Tensor& tensor) {
   const c10::VariableVersion& version = tensor.unsafeGetTensorImpl()->version_counter();
-  return version.enabled() ? version.current_version() : 0;
+  return version.enabled() ? version.current_version() : thread_switches();
+}
+
+uint64_t version_in(uint64_t word) { return (word >> kVersionShift) & kVersionBits; }
+
+// Adds the switches of threads to the version, as both only grow.
+uint64_t with_switches(uint64_t word) {
+  const uint64_t version = (version_in(word) + thread_switches()) & kVersionBits;
+  return (word & ~(kVersionBits << kVersionShift)) | version << kVersionShift;
+}
+
+// Names a private member of PyTorch's, which has no accessor: what instantiates a template is not checked for access.
+template <auto Counter>
+struct CounterAccess {
+  friend uint32_t tensors_sharing_version(const c10::VariableVersion& version) {
+    return (version.*Counter).use_count();
+  }
+};
+uint32_t tensors_sharing_version(const c10::VariableVersion& version);
+template struct CounterAccess<&c10::VariableVersion::version_counter_>;
+
+// Whether something that does not share the version of the tensor refers to its storage, and so may write there.
+bool has_alias(const at::Tensor& tensor) {
+  const size_t references = c10::raw::intrusive_ptr::use_count(storage_of(tensor));
+  if (references == 1) return false;
+  const c10::VariableVersion& version = tensor.unsafeGetTensorImpl()->version_counter();
+  return version.enabled() && references > tensors_sharing_version(version);
 }
 
 State state_of(uint64_t word) { return static_cast<State>(word & kKnownBits); }
@@ -80,8 +108,9 @@ uint64_t pack_validity(const at::Tensor& tensor, int pending_bumps) {
 
 uint64_t pack_bound(const Bound& bound, const at::Tensor& tensor, int pending_bumps) {
   const State state = bound.masked ? State::kFiniteOrMasked : State::kFinite;
-  return static_cast<uint64_t>(state) | (bound.nonnegative ? kNonnegative : 0) | pack_validity(tensor, pending_bumps) |
-         packed(bound.max_abs);
+  const uint64_t word = static_cast<uint64_t>(state) | (bound.nonnegative ? kNonnegative : 0) |
+                        pack_validity(tensor, pending_bumps) | packed(bound.max_abs);
+  return has_alias(tensor) ? with_switches(word) | kAliased : word;
 }
 
 uint64_t pack(const BoundCache::Entry& entry, const at::Tensor& tensor) {
@@ -89,6 +118,8 @@ uint64_t pack(const BoundCache::Entry& entry, const at::Tensor& tensor) {
   return static_cast<uint64_t>(entry.state) | (code_of(tensor.scalar_type()) << kDtypeShift) |
          uint64_t{entry.site} << 8;
 }
+
+bool is_exported_word(uint64_t word) { return !is_bounded(state_of(word)) && (word & kExported) != 0; }
 
 // The same of memory that others can write to.
 uint64_t pack_exported(uint64_t word) {
@@ -98,13 +129,12 @@ uint64_t pack_exported(uint64_t word) {
 
 BoundCache::Entry unpack(uint64_t word, uintptr_t writer, const at::Tensor& tensor) {
   const State state = state_of(word);
-  const bool exported = (word & kExported) != 0;
+  const bool exported = is_exported_word(word);
   const auto* op = reinterpret_cast<const std::string*>(writer);
   if (!is_bounded(state)) return {state, {}, exported, static_cast<SiteId>(word >> 8), op};
   if (((word >> kDtypeShift) & kDtypeBits) != code_of(tensor.scalar_type())) return {};
-  if (((word >> kVersionShift) & kVersionBits) != (version_of(tensor) & kVersionBits)) {
-    return {.state = State::kStale, .exported = exported};
-  }
+  const uint64_t version = version_of(tensor) + ((word & kAliased) != 0 ? thread_switches() : 0);
+  if (version_in(word) != (version & kVersionBits)) return {.state = State::kStale};
   const bool stamped = (word & kStamped) != 0;
   const double max_abs = std::bit_cast<double>(word & ~(kLow | kStamped));
   const Bound bound{max_abs, (word & kNonnegative) != 0, state == State::kFiniteOrMasked};
@@ -130,8 +160,8 @@ BoundCache::Slot* BoundCache::slot_of(const c10::StorageImpl* storage) const noe
   return nullptr;
 }
 
-BoundCache::Packed BoundCache::load(const at::Tensor& tensor) const noexcept {
-  const c10::StorageImpl* storage = storage_of(tensor);
+// `storage` may be null.
+BoundCache::Packed BoundCache::load(const c10::StorageImpl* storage) const noexcept {
   if (storage == nullptr || !is_marked(*storage)) return {};
   const Slot* slot = slot_of(storage);
   if (slot == nullptr || slot->memory.load(std::memory_order_acquire) != storage->data_ptr().get()) return {};
@@ -141,14 +171,15 @@ BoundCache::Packed BoundCache::load(const at::Tensor& tensor) const noexcept {
 }
 
 BoundCache::Entry BoundCache::find(const at::Tensor& tensor) const noexcept {
-  const Packed found = load(tensor);
+  const Packed found = load(storage_of(tensor));
   return unpack(found.word, found.writer, tensor);
 }
 
 bool BoundCache::is_finite(const at::Tensor& tensor) const noexcept {
   constexpr uint64_t kCompared = kKnownBits | kDtypeBits << kDtypeShift | kVersionBits << kVersionShift;
+  const uint64_t word = load(storage_of(tensor)).word;
   const uint64_t expected = static_cast<uint64_t>(State::kFinite) | pack_validity(tensor, 0);
-  return (load(tensor).word & kCompared) == expected;
+  return (word & kCompared) == ((word & kAliased) != 0 ? with_switches(expected) : expected);
 }
 
 const std::string* BoundCache::pending_collective(const at::Tensor& tensor) const noexcept {
@@ -176,7 +207,7 @@ void BoundCache::store(c10::StorageImpl* storage, uint64_t word, uintptr_t write
   const bool was_marked = is_marked(*storage);
   if (was_marked) {  // otherwise an entry here belongs to a dead storage
     const bool is_own = slot.key.load(std::memory_order_acquire) == storage;
-    const bool exported = is_own ? (slot.word.load(std::memory_order_acquire) & kExported) != 0 : is_exported(storage);
+    const bool exported = is_own ? is_exported_word(slot.word.load(std::memory_order_acquire)) : is_exported(storage);
     if (exported) word = pack_exported(word);
   }
   slot.key.store(nullptr, std::memory_order_release);  // readers see all of it, or nothing
@@ -269,13 +300,31 @@ void BoundCache::forget(const at::Tensor& tensor) noexcept {
 }
 
 void BoundCache::mark_stale(const at::Tensor& tensor) noexcept {
-  if (is_bounded(state_of(load(tensor).word))) set(tensor, Entry{.state = State::kStale});
+  if (c10::StorageImpl* storage = storage_of(tensor)) mark_stale(*storage);
+}
+
+void BoundCache::mark_stale(c10::StorageImpl& storage) noexcept {
+  if (is_bounded(state_of(load(&storage).word))) store(&storage, static_cast<uint64_t>(State::kStale), 0);
 }
 
 void BoundCache::record_exported(const at::Tensor& tensor) {
+  if (tensor.has_storage()) record_exported(tensor.storage());
+}
+
+// What is recorded later counts the references, as long as the alias is there.
+void BoundCache::record_aliased(const at::Tensor& tensor) noexcept {
   c10::StorageImpl* storage = storage_of(tensor);
+  const Packed found = load(storage);
+  if (!is_bounded(state_of(found.word)) || (found.word & kAliased) != 0) return;
+  if (version_in(found.word) != (version_of(tensor) & kVersionBits)) return mark_stale(*storage);
+  store(storage, with_switches(found.word) | kAliased, found.writer);
+}
+
+void BoundCache::record_exported(const c10::Storage& exported) {
+  c10::StorageImpl* storage = exported.unsafeGetStorageImpl();
   if (storage == nullptr || !owned_by_pytorch_allocator(*storage)) return;
-  const Entry entry = find(tensor);
+  const Packed before = load(storage);
+  if (is_exported_word(before.word)) return;
   drop(storage);
   {
     const std::lock_guard lock(mutex_);
@@ -283,11 +332,11 @@ void BoundCache::record_exported(const at::Tensor& tensor) {
       std::erase_if(exported_, [](const auto& exported) { return exported.second.expired(); });
       purge_at_ = std::max<size_t>(64, 2 * exported_.size());
     }
-    exported_.insert_or_assign(storage, tensor.storage().getWeakStorageImpl());
+    exported_.insert_or_assign(storage, exported.getWeakStorageImpl());
     exported_count_ = exported_.size();
   }
   storage->set_received_cuda(true);
-  set(tensor, entry);
+  store(storage, before.word, is_bounded(state_of(before.word)) ? 0 : before.writer);
 }
 
 // Makes the next entry look up whether the storage is exported.

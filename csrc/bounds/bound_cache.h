@@ -35,8 +35,12 @@ inline bool covers_whole_storage(const at::Tensor& tensor, const c10::StorageImp
 // CUDA storages only and that is unset in every new StorageImpl. Here it marks the CPU storages that are in the cache.
 // A storage that was allocated at the address of a dead one is not marked, and one that got other memory (resize_,
 // set_, share_memory_) has another data pointer. Memory that does not come from PyTorch's own allocator, or that was
-// exported (numpy(), DLPack), can be written by others at any time, so it never has a bound. Nor is a bound believed
-// for a tensor whose version is not the one that it was recorded at: threads that take part in no session write too.
+// exported (numpy(), DLPack, data_ptr()), can be written by others at any time, so it never has a bound.
+//
+// Threads that take part in no session write too. Their writes increase the version of the tensor, and a bound is
+// believed only at the version that it was recorded at. Two kinds of writes do not: those to an inference tensor, which
+// has no version, and those through an alias that has a version counter of its own (x.data). Such storages are believed
+// only until another thread of the host language has run (host/thread_switches.h).
 class TORCHNAN_API BoundCache {
  public:
   enum class State : uint8_t {
@@ -97,8 +101,12 @@ class TORCHNAN_API BoundCache {
 
   // Records that others may have written there just now.
   void mark_stale(const at::Tensor& tensor) noexcept;
-  // Records that others can write there for as long as the storage lives. Takes a lock.
+  void mark_stale(c10::StorageImpl& storage) noexcept;
+  // Records that others can write there for as long as the storage lives. Takes a lock the first time.
   void record_exported(const at::Tensor& tensor);
+  void record_exported(const c10::Storage& storage);
+  // Records that the storage is about to get an alias with a version counter of its own.
+  void record_aliased(const at::Tensor& tensor) noexcept;
 
   // Forgets every bound: a rule has turned out to be wrong, and what it gave was used to prove others.
   void forget_bounds() noexcept;
@@ -132,7 +140,7 @@ class TORCHNAN_API BoundCache {
   Bucket& bucket_of(const c10::StorageImpl* storage) const noexcept;
   Slot* slot_of(const c10::StorageImpl* storage) const noexcept;
   Slot& choose_slot(const c10::StorageImpl* storage) noexcept;
-  Packed load(const at::Tensor& tensor) const noexcept;
+  Packed load(const c10::StorageImpl* storage) const noexcept;
   void set(const at::Tensor& tensor, const Entry& entry) noexcept;
   void store(c10::StorageImpl* storage, uint64_t word, uintptr_t writer) noexcept;
   void drop(const c10::StorageImpl* storage) noexcept;

@@ -75,22 +75,25 @@ bool Journal::is_live(const Event& event) const {
   return false;
 }
 
-void Journal::set_last_event(const at::Tensor& tensor, EventNumber number) {
-  const c10::StorageImpl* storage = storage_of(tensor);
-  Entry* entry = find_entry(storage);
-  if (entry == nullptr) {  // in the place of a dead one, or of the one that was written longest ago
-    Bucket& bucket = bucket_of(storage);
-    entry = std::find_if(bucket.begin(), bucket.end(), [](const Entry& one) { return one.storage.expired(); });
-    if (entry == bucket.end()) {
-      entry = std::min_element(bucket.begin(), bucket.end(),
-                               [](const Entry& a, const Entry& b) { return a.last < b.last; });
-    }
-    *entry = Entry{tensor.storage().getWeakStorageImpl(), storage};
+// A new one takes the place of a dead one, or of the one that was written longest ago.
+Journal::Entry& Journal::entry_for(const c10::Storage& storage) {
+  const c10::StorageImpl* key = storage.unsafeGetStorageImpl();
+  if (Entry* known = find_entry(key)) return *known;
+  Bucket& bucket = bucket_of(key);
+  auto* entry = std::find_if(bucket.begin(), bucket.end(), [](const Entry& one) { return one.storage.expired(); });
+  if (entry == bucket.end()) {
+    entry =
+        std::min_element(bucket.begin(), bucket.end(), [](const Entry& a, const Entry& b) { return a.last < b.last; });
   }
+  return *entry = Entry{storage.getWeakStorageImpl(), key};
+}
+
+void Journal::set_last_event(const at::Tensor& tensor, EventNumber number) {
+  Entry& entry = entry_for(tensor.storage());
   // A graph writes there again whenever it is replayed, which nobody sees.
-  if (entry->last >= kFirstCaptured && number < kFirstCaptured) entry->exported = true;
-  entry->last = number;
-  entry->stale = entry->exported;
+  if (entry.last >= kFirstCaptured && number < kFirstCaptured) entry.exported = true;
+  entry.last = number;
+  entry.stale = entry.exported;
 }
 
 Journal::Known Journal::look_up(const at::Tensor& tensor) const {
@@ -114,14 +117,15 @@ bool Journal::Known::is_made_by(std::string_view op) const {
   return maker != nullptr && maker->name == op && bound.known();
 }
 
-void Journal::mark_stale(const at::Tensor& tensor) {
-  if (Entry* entry = find_entry(storage_of(tensor))) entry->stale = true;
+void Journal::mark_stale(const at::Tensor& tensor) { mark_stale(*storage_of(tensor)); }
+
+void Journal::mark_stale(const c10::StorageImpl& storage) {
+  if (Entry* entry = find_entry(&storage)) entry->stale = true;
 }
 
-void Journal::record_exported(const at::Tensor& tensor) {
-  if (find_entry(storage_of(tensor)) == nullptr) set_last_event(tensor, 0);
-  Entry* entry = find_entry(storage_of(tensor));
-  entry->stale = entry->exported = true;
+void Journal::record_exported(const c10::Storage& storage) {
+  Entry& entry = entry_for(storage);
+  entry.stale = entry.exported = true;
 }
 
 // Whether an event and those before it cover all of their memory.

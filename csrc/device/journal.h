@@ -85,8 +85,9 @@ class TORCHNAN_API Journal {
 
   // Records that others may have written there since.
   void mark_stale(const at::Tensor& tensor);
+  void mark_stale(const c10::StorageImpl& storage);
   // Records that others may write there at any time from now on.
-  void record_exported(const at::Tensor& tensor);
+  void record_exported(const c10::Storage& storage);
 
   Event* find(EventNumber number);
 
@@ -116,6 +117,7 @@ class TORCHNAN_API Journal {
 
   Bucket& bucket_of(const c10::StorageImpl* storage) const;
   Entry* find_entry(const c10::StorageImpl* storage) const;
+  Entry& entry_for(const c10::Storage& storage);
   bool reports_every(const Event& last) const;
 
   std::unique_ptr<Event[]> events_;

@@ -2,11 +2,18 @@
 
 #include "python/hook_callbacks.h"
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <exception>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include <c10/util/SmallVector.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/Storage.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "api/harm_checks.h"
@@ -18,6 +25,7 @@
 #include "device/devices.h"
 #include "origin/nonfinite_registry.h"
 #include "python/compiled_regions.h"
+#include "python/frame_walk.h"
 #include "scan/storage_of.h"
 #include "scan/tensor_scan.h"
 
@@ -81,27 +89,87 @@ uintptr_t storage_address(const py::handle& tensor) {
   }
 }
 
-// Reports of PyTorch's code to the bound cache about a tensor; that code must not fail for it.
-template <void (BoundCache::*kRecord)(const at::Tensor&), void (Journal::*kRecordInJournal)(const at::Tensor&)>
-void notify_write(const py::handle& tensor) {
-  if (!THPVariable_Check(tensor.ptr())) return;
+// The storage of a tensor or an UntypedStorage; none of what has no memory that could hold a NaN, or is something else.
+c10::Storage storage_in(const py::handle& object) {
+  if (!THPVariable_Check(object.ptr())) {
+    return THPStorage_Check(object.ptr()) ? THPStorage_Unpack(object.ptr()) : c10::Storage();
+  }
+  const at::Tensor& tensor = THPVariable_Unpack(object.ptr());
+  return tensor.has_storage() ? tensor.storage() : c10::Storage();
+}
+
+// Does a part of torchnan's own work for a function of PyTorch, which must not fail for it.
+template <typename Work>
+void run_for_hook(Work&& work) {
   try {
-    const at::Tensor& given = THPVariable_Unpack(tensor.ptr());
-    (bound_cache().*kRecord)(given);
-    if (!devices().in_use() || given.is_cpu() || !given.has_storage()) return;
-    const at::Tensor kept = given;
-    const py::gil_scoped_release no_gil;  // a launch may wait for the device
-    devices().launch_scans_of(kept.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
-    if (const auto there = scannable(kept); there->defined())
-      (Devices::Lock(devices()).journal().*kRecordInJournal)(*there);
+    work();
   } catch (...) {
     if (const auto session = ThreadState::current().shared_session())
       count_failure(*session, "noting that memory is shared");
   }
 }
 
-constexpr auto mark_stale = &notify_write<&BoundCache::mark_stale, &Journal::mark_stale>;
-constexpr auto record_exported = &notify_write<&BoundCache::record_exported, &Journal::record_exported>;
+// Calls `record` with the journal of devices, after the scans of what is in this memory were launched, if it is theirs.
+template <typename Record>
+void record_on_devices(const c10::Storage& storage, Record record) {
+  if (!devices().in_use() || storage.device_type() == c10::kCPU) return;
+  const py::gil_scoped_release no_gil;  // a launch may wait for the device
+  devices().launch_scans_of(storage.unsafeGetStorageImpl());
+  record(Devices::Lock(devices()).journal());
+}
+
+void mark_stale(const py::handle& object) {
+  run_for_hook([&] {
+    const c10::Storage storage = storage_in(object);
+    if (!storage) return;
+    bound_cache().mark_stale(*storage.unsafeGetStorageImpl());
+    record_on_devices(storage, [&](Journal& journal) { journal.mark_stale(*storage.unsafeGetStorageImpl()); });
+  });
+}
+
+void record_exported(const py::handle& object) {
+  run_for_hook([&] {
+    const c10::Storage storage = storage_in(object);
+    if (!storage) return;
+    bound_cache().record_exported(storage);
+    record_on_devices(storage, [&](Journal& journal) { journal.record_exported(storage); });
+  });
+}
+
+void record_aliased(const py::handle& object) {
+  if (!THPVariable_Check(object.ptr())) return mark_stale(object);
+  bound_cache().record_aliased(THPVariable_Unpack(object.ptr()));
+}
+
+// The code that takes addresses and storages without keeping them: to compare, to read, or to write at once.
+struct AddressReaders {
+  std::vector<std::string> folders;      // of packages, with a separator at the end
+  std::vector<py::object> intermediate;  // code that returns to its caller what it has taken
+};
+AddressReaders& address_readers = *new AddressReaders;  // accessed with the GIL; never destroyed, as it holds objects
+
+void set_address_readers(std::vector<std::string> folders, std::vector<py::object> intermediate) {
+  address_readers = {std::move(folders), std::move(intermediate)};
+}
+
+bool is_taken_by_reader() {
+  std::array<RawFrame, 8> frames;
+  const size_t depth = walk_frames(frames.data(), frames.size());
+  for (size_t i = 0; i < depth; ++i) {
+    auto* code = reinterpret_cast<PyObject*>(frames[i].code);
+    const auto is_this = [code](const py::object& one) { return one.ptr() == code; };
+    if (std::ranges::any_of(address_readers.intermediate, is_this)) continue;
+    const char* file = PyUnicode_AsUTF8(frames[i].code->co_filename);
+    if (file == nullptr) PyErr_Clear();
+    const std::string_view path = file == nullptr ? "" : file;
+    return std::ranges::any_of(address_readers.folders, [&](const auto& folder) { return path.starts_with(folder); });
+  }
+  return false;
+}
+
+void record_address_taken(const py::handle& object) {
+  is_taken_by_reader() ? mark_stale(object) : record_exported(object);
+}
 
 // An iterator would be used up by looking.
 void mark_all_stale(const py::handle& tensors) {
@@ -115,8 +183,11 @@ void bind_hook_callbacks(py::module_& m) {
   m.def("report_backward_roots", &check_backward_roots, py::arg("roots"), py::arg("gradients"));
   m.def("report_read", &report_read);
   m.def("mark_all_stale", &mark_all_stale);
-  m.def("record_exported", record_exported);
-  m.def("mark_stale", mark_stale);
+  m.def("mark_stale", &mark_stale);
+  m.def("record_exported", &record_exported);
+  m.def("record_aliased", &record_aliased);
+  m.def("record_address_taken", &record_address_taken);
+  m.def("set_address_readers", &set_address_readers, py::arg("folders"), py::arg("intermediate"));
   m.def("storage_of", &storage_address);
   m.def("record_call_site", &record_next_node_site);
 }

@@ -16,10 +16,11 @@ struct Hook {
   PyObject* callback = nullptr;  // owned; null: only the original is called
   size_t first = 0;
   size_t count = 0;
+  bool after = false;
 };
 
 // Accessed with the GIL only. A C function has no state of its own, so each slot has functions of its own.
-constexpr size_t kHooks = 16;
+constexpr size_t kHooks = 32;
 constexpr size_t kMostSelected = 2;
 std::array<Hook, kHooks> hooks;
 
@@ -27,7 +28,7 @@ std::array<Hook, kHooks> hooks;
 class Selection {
  public:
   Selection(const Hook& hook, PyObject* self, PyObject* args) : skip_(hook.first), most_(hook.count) {
-    if (!PyModule_Check(self)) offer(self);
+    if (self != nullptr && !PyModule_Check(self)) offer(self);  // a static method has none
     if ((hook.definition->ml_flags & METH_O) != 0) {
       offer(args);
     } else if (args != nullptr) {
@@ -65,16 +66,35 @@ bool call_callback(const Hook& hook, PyObject* self, PyObject* args) {
   return answer != nullptr;
 }
 
+// The same of a callback that comes after the call, also if that has failed. Takes over the result.
+PyObject* call_callback_after(const Hook& hook, PyObject* self, PyObject* args, PyObject* result) {
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  const bool is_called = call_callback(hook, self, args);
+  if (is_called) {
+    PyErr_Restore(type, value, traceback);
+    return result;
+  }
+  for (PyObject* const object : {type, value, traceback, result}) Py_XDECREF(object);
+  return nullptr;
+}
+
+template <typename Original>
+PyObject* call_hooked(const Hook& hook, PyObject* self, PyObject* args, Original original) {
+  if (hook.after) return call_callback_after(hook, self, args, original());
+  return call_callback(hook, self, args) ? original() : nullptr;
+}
+
 template <size_t kSlot>
 PyObject* call(PyObject* self, PyObject* args) {
   const PyCFunction original = hooks[kSlot].original;
-  return call_callback(hooks[kSlot], self, args) ? original(self, args) : nullptr;
+  return call_hooked(hooks[kSlot], self, args, [&] { return original(self, args); });
 }
 
 template <size_t kSlot>
 PyObject* call_with_keywords(PyObject* self, PyObject* args, PyObject* keywords) {
   const auto original = reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(hooks[kSlot].original));
-  return call_callback(hooks[kSlot], self, args) ? original(self, args, keywords) : nullptr;
+  return call_hooked(hooks[kSlot], self, args, [&] { return original(self, args, keywords); });
 }
 
 template <size_t... kCapacity>
@@ -102,7 +122,8 @@ void remove(size_t slot, PyCFunction ours) {
   hook = {};
 }
 
-py::cpp_function hook_method(const py::handle& method, const py::object& callback, size_t first, size_t count) {
+py::cpp_function hook_method(const py::handle& method, const py::object& callback, size_t first, size_t count,
+                             bool after) {
   PyMethodDef* definition = definition_of(method);
   const int convention = definition->ml_flags & ~(METH_CLASS | METH_STATIC | METH_COEXIST);
   const bool keywords = convention == (METH_VARARGS | METH_KEYWORDS);
@@ -114,14 +135,68 @@ py::cpp_function hook_method(const py::handle& method, const py::object& callbac
   if (free == hooks.end()) throw std::length_error("hook_method() has no slot left");
   const auto slot = static_cast<size_t>(free - hooks.begin());
   const PyCFunction ours = function_at(slot, keywords, std::make_index_sequence<kHooks>());
-  *free = {definition, std::exchange(definition->ml_meth, ours), py::object(callback).release().ptr(), first, count};
+  PyObject* const owned = py::object(callback).release().ptr();
+  *free = {definition, std::exchange(definition->ml_meth, ours), owned, first, count, after};
   return py::cpp_function([slot, ours] { remove(slot, ours); });
+}
+
+// -- an attribute; accessed with the GIL only
+
+struct AttributeHook {
+  PyGetSetDef* definition = nullptr;  // null: free
+  getter get = nullptr;
+  setter set = nullptr;
+  PyObject* callback = nullptr;  // owned; null: only the originals are called
+};
+AttributeHook attribute;
+
+bool call_attribute_callback(PyObject* argument) {
+  if (attribute.callback == nullptr) return true;
+  const auto callback = py::reinterpret_borrow<py::object>(attribute.callback);
+  PyObject* const answer = PyObject_CallOneArg(callback.ptr(), argument);
+  Py_XDECREF(answer);
+  return answer != nullptr;
+}
+
+PyObject* get_attribute(PyObject* self, void* closure) {
+  const getter original = attribute.get;
+  return call_attribute_callback(self) ? original(self, closure) : nullptr;
+}
+
+int set_attribute(PyObject* self, PyObject* value, void* closure) {
+  const setter original = attribute.set;
+  if (value != nullptr && !call_attribute_callback(value)) return -1;
+  return original(self, value, closure);
+}
+
+void remove_attribute_hook() {
+  const auto callback = py::reinterpret_steal<py::object>(std::exchange(attribute.callback, nullptr));
+  if (attribute.definition->get != &get_attribute || attribute.definition->set != &set_attribute) return;
+  attribute.definition->get = attribute.get;
+  attribute.definition->set = attribute.set;
+  attribute = {};
+}
+
+py::cpp_function hook_attribute(const py::handle& descriptor, const py::object& callback) {
+  if (!Py_IS_TYPE(descriptor.ptr(), &PyGetSetDescr_Type)) {
+    throw py::type_error("hook_attribute() takes an attribute that is written in C");
+  }
+  PyGetSetDef* definition = reinterpret_cast<PyGetSetDescrObject*>(descriptor.ptr())->d_getset;
+  if (definition->get == nullptr || definition->set == nullptr) {
+    throw py::type_error("hook_attribute() takes an attribute that can be read and written");
+  }
+  if (attribute.definition != nullptr) throw std::length_error("hook_attribute() has hooked an attribute already");
+  attribute = {definition, std::exchange(definition->get, &get_attribute),
+               std::exchange(definition->set, &set_attribute), py::object(callback).release().ptr()};
+  return py::cpp_function(&remove_attribute_hook);
 }
 
 }  // namespace
 
 void bind_method_hooks(py::module_& m) {
-  m.def("hook_method", &hook_method, py::arg("method"), py::arg("callback"), py::arg("first"), py::arg("count"));
+  m.def("hook_method", &hook_method, py::arg("method"), py::arg("callback"), py::arg("first"), py::arg("count"),
+        py::arg("after") = false);
+  m.def("hook_attribute", &hook_attribute, py::arg("descriptor"), py::arg("callback"));
 }
 
 }  // namespace torchnan

@@ -21,6 +21,7 @@
 #include "device/devices.h"
 #include "device/resolve.h"
 #include "host/environment.h"
+#include "host/thread_switches.h"
 #include "intercept/install_interceptor.h"
 #include "operators/dispatch_key.h"
 #include "ops/measure.h"
@@ -34,6 +35,7 @@
 #include "python/method_hook.h"
 #include "python/optimizer_step.h"
 #include "python/python_runtime.h"
+#include "python/thread_switches.h"
 #include "report/append_only_file.h"
 #include "scan/tensor_scan.h"
 #include "text/printable.h"
@@ -191,6 +193,7 @@ void bind_text(py::module_& m) {
 
 PYBIND11_MODULE(_C, m) {
   is_disabled();  // as the environment is now: what the program makes of it later changes nothing
+  set_thread_switches(python_thread_switches());
   m.def("set_host", &set_python_host);
   m.def("finding_from_json", [](std::string_view line) { return to_python(finding_from_json(line)); });
   m.def("append_line", &append_line, py::arg("path"), py::arg("line"));

@@ -11,10 +11,11 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from torchnan._load import _C
-from torchnan.detection import handover, optimizer_hooks, proved_step
+from torchnan.detection import handover, memory_hooks, optimizer_hooks, proved_step
 from torchnan.detection.compiled import ahead_of_time, package, torch_internals
 from torchnan.detection.compiled import backend as compiled_backend
 from torchnan.detection.containment import contained
+from torchnan.detection.memory_hooks import Hook
 from torchnan.detection.replacement import replace
 
 lock = threading.Lock()  # of what threads share here and in detect; quiet when the process forks
@@ -32,9 +33,14 @@ def install() -> None:
             return
         with contained("registering higher-order operators"):
             _let_higher_order_ops_pass()
-        for method, look, first, count in _callbacks():
-            with contained(f"the hook on {getattr(method, '__name__', method)}"):  # one that does not fit is left out
-                _undo.append(_C.hook_method(method, look, first, count))
+        with contained("naming code that reads addresses"):
+            memory_hooks.name_address_readers()
+        for hook in [*_hooks(), *memory_hooks.all_hooks()]:
+            name = getattr(hook.method, "__name__", hook.method)
+            with contained(f"the hook on {name}"):  # one that does not fit is left out
+                _undo.append(_C.hook_method(*hook))
+        with contained("the hook on Tensor.data"):
+            _undo.append(_C.hook_attribute(memory_hooks.data_attribute(), _C.record_aliased))
         with contained("following compiled regions"):
             _undo.append(replace(torch_internals.inductor(), "__call__", compiled_backend.recording))
         with contained("following AOTInductor packages"):
@@ -117,25 +123,15 @@ def _loading_dynamo(use: Callable[..., Any]) -> Callable[..., Any]:
     return load_and_use
 
 
-def _callbacks() -> list[tuple[Any, Callable[..., None], int, int]]:
-    """Methods that are written in C, what looks first, and at which arguments: from the first on, how many."""
+def _hooks() -> list[Hook]:
     tensor, engine = torch._C.TensorBase, type(torch.autograd.Variable._execution_engine)
     return [
-        (engine.run_backward, _C.report_backward_roots, 1, 2),
+        Hook(engine.run_backward, _C.report_backward_roots, first=1, count=2),
         # What runs inside a Function makes no node; where it has only views, no operation records its call site.
-        (vars(torch._C._FunctionBase)["apply"], _C.record_call_site, 0, 0),
+        Hook(vars(torch._C._FunctionBase)["apply"], _C.record_call_site, count=0),
         # Values read by the program; item() is an operation, these are not.
-        (tensor.tolist, _C.report_read, 0, 1),
-        (tensor.numpy, _C.report_read, 0, 1),
-        # Memory that others may write from here on: what is known of it ends. These keep it for as long as they like.
-        (tensor.numpy, _C.record_exported, 0, 1),
-        (torch._C._to_dlpack, _C.record_exported, 0, 1),
-        (torch._C._to_dlpack_versioned, _C.record_exported, 0, 1),
-        # Whoever takes the address writes there at once, if at all.
-        (tensor.data_ptr, _C.mark_stale, 0, 1),
-        (tensor.untyped_storage, _C.mark_stale, 0, 1),
-        # A compiled graph reports that it has written into its inputs.
-        (torch._C._increment_version, _C.mark_all_stale, 0, 1),
+        Hook(tensor.tolist, _C.report_read),
+        Hook(tensor.numpy, _C.report_read),
     ]
 
 

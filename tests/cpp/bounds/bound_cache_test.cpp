@@ -7,10 +7,20 @@
 #include <optional>
 #include <string>
 
+#include "host/thread_switches.h"
+
 namespace torchnan {
 namespace {
 
 using State = BoundCache::State;
+
+unsigned long switches = 0;
+
+// Stands for a thread of the host that takes part in no session and has run.
+void run_another_thread() {
+  set_thread_switches(&switches);
+  ++switches;
+}
 
 TEST(BoundCache, ReturnsWhatWasRecorded) {
   BoundCache bound_cache;
@@ -161,6 +171,54 @@ TEST(BoundCache, KnowsInferenceTensorsWithoutAVersion) {
   EXPECT_EQ(bound_cache.find(t).state, State::kFinite);
 }
 
+TEST(BoundCache, DoubtsAnInferenceTensorOnceAnotherThreadHasRun) {
+  const c10::InferenceMode inference;
+  BoundCache bound_cache;
+  const at::Tensor t = at::ones({4});
+  bound_cache.record_written(t, {1}, nullptr);
+  EXPECT_TRUE(bound_cache.is_finite(t));
+  run_another_thread();
+  EXPECT_FALSE(bound_cache.is_finite(t));
+  EXPECT_EQ(bound_cache.find(t).state, State::kStale);
+  bound_cache.record_written(t, {1}, nullptr);
+  EXPECT_TRUE(bound_cache.is_finite(t));
+}
+
+TEST(BoundCache, DoubtsAStorageWithAnAliasOnceAnotherThreadHasRun) {
+  BoundCache bound_cache;
+  const at::Tensor t = at::ones({2, 2});
+  const auto is_believed = [&] {
+    const bool before = bound_cache.is_finite(t);
+    EXPECT_EQ(before, bound_cache.find(t).state == State::kFinite);
+    run_another_thread();
+    EXPECT_EQ(bound_cache.is_finite(t), bound_cache.find(t).state == State::kFinite);
+    return std::pair(before, bound_cache.is_finite(t));
+  };
+  bound_cache.record_read(t.t(), {1});  // a view, which has the version of the tensor
+  EXPECT_EQ(is_believed(), std::pair(true, true));
+  bound_cache.record_aliased(t);  // it is made, written and gone meanwhile
+  EXPECT_EQ(is_believed(), std::pair(true, false));
+  bound_cache.record_read(t, {1});
+  EXPECT_EQ(is_believed(), std::pair(true, true));
+  const at::Tensor alias = t.variable_data();
+  bound_cache.record_written(t, {3}, nullptr);
+  EXPECT_EQ(bound_cache.find(t).bound.max_abs, 3);
+  EXPECT_EQ(is_believed(), std::pair(true, false));
+  t.add_(1);
+  bound_cache.record_aliased(t);  // whose bound is of another version
+  EXPECT_EQ(is_believed(), std::pair(false, false));
+}
+
+TEST(BoundCache, KeepsTheStampOfAStorageThatGetsAnAlias) {
+  BoundCache bound_cache;
+  const at::Tensor t = at::ones({4});
+  bound_cache.record_written(t, {2}, nullptr);
+  bound_cache.stamp(t, 5);
+  bound_cache.record_aliased(t);
+  EXPECT_EQ(bound_cache.find(t).stamp, 5u);
+  EXPECT_EQ(bound_cache.find(t).bound.max_abs, 2);
+}
+
 TEST(BoundCache, NeverTakesExportedMemoryForFinite) {
   BoundCache bound_cache;
   const at::Tensor t = at::ones({4});
@@ -178,7 +236,7 @@ TEST(BoundCache, DoubtEndsWithTheNextWrite) {
   BoundCache bound_cache;
   const at::Tensor t = at::ones({4});
   bound_cache.record_written(t, {1}, nullptr);
-  bound_cache.mark_stale(t);
+  bound_cache.mark_stale(*t.storage().unsafeGetStorageImpl());
   EXPECT_EQ(bound_cache.find(t).state, State::kStale);
   bound_cache.record_written(t, {1}, nullptr);
   EXPECT_EQ(bound_cache.find(t).state, State::kFinite);
