@@ -430,10 +430,11 @@ TENSOR = {
     """,
     READS: """
         __len__ _fix_weakref _is_view _use_count as_subclass element_size ndimension nelement tolist _backward_hooks
-        _base _cdata _grad _grad_fn _has_symbolic_sizes_strides _post_accumulate_grad_hooks _python_dispatch _version device
-        dtype grad grad_dtype grad_fn is_cpu is_cuda is_ipu is_leaf is_maia is_meta is_mkldnn is_mps is_mtia is_nested
-        is_quantized is_sparse is_sparse_csr is_vulkan is_xla is_xpu itemsize layout name names nbytes ndim output_nr
-        requires_grad retains_grad shape volatile __new__ _dtensor__new__ _make_subclass _make_wrapper_subclass
+        _base _cdata _grad _grad_fn _has_symbolic_sizes_strides _post_accumulate_grad_hooks _python_dispatch _version
+        device dtype grad grad_dtype grad_fn is_cpu is_cuda is_ipu is_leaf is_maia is_meta is_mkldnn is_mps is_mtia
+        is_nested is_quantized is_sparse is_sparse_csr is_vulkan is_xla is_xpu itemsize layout name names nbytes ndim
+        output_nr requires_grad retains_grad shape volatile __new__ _dtensor__new__ _make_subclass
+        _make_wrapper_subclass
     """,
     HOOKED: "apply_ map_ map2_ data_ptr const_data_ptr untyped_storage numpy data set_ unsafe_chunk unsafe_split "
     "unsafe_split_with_sizes",
