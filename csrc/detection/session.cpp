@@ -3,6 +3,7 @@
 #include <fnmatch.h>
 
 #include <algorithm>
+#include <iterator>
 #include <mutex>
 
 #include <fmt/format.h>
@@ -111,6 +112,27 @@ bool DetectionSession::is_rescanned(int64_t index) const {
   if (every == 0) return false;
   if (every == 1 || (is_first_step() && index < kMostOfFirstStep)) return true;
   return (index + index / every + step()) % every == 0;
+}
+
+void DetectionSession::count_skipped_step() {
+  const int64_t k = step_;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto after = skipped_steps_.upper_bound(k);
+    const auto before = after == skipped_steps_.begin() ? skipped_steps_.end() : std::prev(after);
+    if (before != skipped_steps_.end() && before->second >= k - 1) {
+      before->second = std::max(before->second, k);
+    } else {
+      skipped_steps_.emplace(k, k);
+    }
+  }
+  count_step();
+}
+
+bool DetectionSession::is_skipped_step(int64_t k) const {
+  const std::lock_guard lock(mutex_);
+  const auto after = skipped_steps_.upper_bound(k);
+  return after != skipped_steps_.begin() && std::prev(after)->second >= k;
 }
 
 void DetectionSession::name_tensor(const std::string& name, const at::Tensor& tensor, bool is_buffer) {

@@ -64,6 +64,9 @@ class TORCHNAN_API DetectionSession : public std::enable_shared_from_this<Detect
   void mark_step(int64_t k);
   // Counts an optimizer step that has ended, unless user code marks the steps.
   void count_step();
+  // The same for a step that a loss scaler has skipped.
+  void count_skipped_step();
+  bool is_skipped_step(int64_t k) const;
   int64_t step() const { return step_; }  // 1-based
   bool is_first_step() const { return is_first_step_; }
 
@@ -105,6 +108,7 @@ class TORCHNAN_API DetectionSession : public std::enable_shared_from_this<Detect
   std::map<uint64_t, Counters> counters_;  // by thread; a node of a map stays where it is. At 0 those that have left
   std::unordered_map<const c10::StorageImpl*, NamedStorage> named_;
   mutable std::set<std::string, std::less<>> warned_;  // parts that have failed
+  std::map<int64_t, int64_t> skipped_steps_;           // runs of them: the first and the last
 };
 
 }  // namespace torchnan

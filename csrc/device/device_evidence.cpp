@@ -140,7 +140,7 @@ std::shared_ptr<OriginRecord> device_origin(const Event& event, NonfiniteKinds k
   if (is_made) {
     for (size_t i = 0; i < event.inputs; ++i)
       origin->facts.inputs.push_back(summary_of(event.input[i], event, session, largest_word_of));
-    origin->exempt = ask_is_loss_scaling(origin->site, session);
+    origin->seen_by_scaler = ask_is_loss_scaling(origin->site, session);
   } else if (!is_written) {
     fill_external_origin(event, session, *origin);
   }

@@ -40,10 +40,11 @@ bool is_harmless(const Cause& cause, HarmKind kind) {
   return (kind == HarmKind::kRead || kind == HarmKind::kOptimizerState) && is_mask(cause);
 }
 
-// A loss scaler leaves out the step; what is in the weights nevertheless is another matter.
-bool is_exempt(const OriginRecord& origin, HarmKind kind) {
+// A loss scaler skips the step. An optimizer that takes the step all the same does harm with what it reads or writes.
+bool is_exempt(const DetectionSession& session, const OriginRecord& origin, HarmKind kind) {
   if (origin.exempt) return true;
-  return origin.seen_by_scaler && kind != HarmKind::kParameter && kind != HarmKind::kOptimizerState;
+  if (kind == HarmKind::kGradient || kind == HarmKind::kParameter || kind == HarmKind::kOptimizerState) return false;
+  return origin.seen_by_scaler || (kind == HarmKind::kAlive && is_of_skipped_step(session, origin));
 }
 
 // What becomes of a step whose gradient is reported before it; unknown if a callback decides.
@@ -66,21 +67,13 @@ Harm harm_at(const Site& site, HarmKind kind, const HarmedName& name, const Dete
   return harm;
 }
 
-// User code looks at a gradient after the backward pass, or in a hook, between the nodes. What a node compares in its
-// formula it has computed itself, or it was there before the pass. Compiled autograd is one region, without nodes.
-bool is_gradient(const Cause& cause, uint64_t node_execution_id) {
-  if (cause.node_execution_id != 0) return cause.node_execution_id != node_execution_id;
-  const auto& region = cause.origin->region;
-  return region != nullptr && region->is_backward && region != replayed_region();
-}
-
 // Returns the cause to report and marks it as reported, so that there is one alarm per cause; null if there is none.
 const Cause* claim_cause(const DetectionSession& session, const Provenance& provenance, HarmKind kind,
                          NonfiniteKinds kinds) {
   if (!session.checks(kinds)) return nullptr;
   for (const Cause& cause : provenance.causes()) {
     if (is_harmless(cause, kind)) continue;
-    if (is_exempt(*cause.origin, kind) || cause.origin->reported.exchange(true)) return nullptr;
+    if (is_exempt(session, *cause.origin, kind) || cause.origin->reported.exchange(true)) return nullptr;
     if (kind != HarmKind::kOrigin && is_reported_in_forward_pass(session, *cause.origin)) return nullptr;
     for (const Cause& one : provenance.causes()) record_reported(session, *one.origin);  // one report for all of them
     return &cause;
@@ -125,6 +118,14 @@ std::string parameter_name_or_shape(const DetectionSession& session, const at::T
   std::string name = parameter_name(session, tensor);
   if (!name.empty()) return name;
   return fmt::format("{}of shape [{}] that no module owns", kNamelessParameter, fmt::join(tensor.sizes(), ","));
+}
+
+// What a node compares in its formula it has computed itself, or it was there before the pass. Compiled autograd is one
+// region, without nodes.
+bool is_gradient(const Cause& cause, uint64_t node_execution_id) {
+  if (cause.node_execution_id != 0) return cause.node_execution_id != node_execution_id;
+  const auto& region = cause.origin->region;
+  return region != nullptr && region->is_backward && region != replayed_region();
 }
 
 void record_use(const Provenance& provenance, const OpPlan& plan, uint64_t node_execution_id) {

@@ -27,6 +27,10 @@ void report_harm(DetectionSession& session, const Provenance& provenance, HarmKi
 std::optional<Finding> make_harm_finding(DetectionSession& session, const Provenance& provenance, HarmKind kind,
                                          NonfiniteKinds kinds, const Site& site, const HarmedName& name = nullptr);
 
+// Whether user code looks at a gradient: after the backward pass, or in a hook, between the nodes. The id is that of
+// the execution of the backward node under way, 0 if there is none.
+bool is_gradient(const Cause& cause, uint64_t node_execution_id = 0);
+
 // Records that an operation reads values of this provenance, in this execution of a backward node, or 0.
 void record_use(const Provenance& provenance, const OpPlan& plan, uint64_t node_execution_id = 0);
 

@@ -165,7 +165,7 @@ std::shared_ptr<OriginRecord> operation_origin(const CallContext& call, const at
   fill_location(origin->site, call.session, origin->facts);
   name_parameter_of_node(origin->site, call.session, origin->facts);
   origin->facts.item = query_dataset_item(result, call.session);
-  origin->exempt = ask_is_loss_scaling(origin->site, call.session);
+  origin->seen_by_scaler = ask_is_loss_scaling(origin->site, call.session);
   origin->region = replayed_region();
   if (origin->region != nullptr && origin->region->is_backward) origin->facts.phase = Phase::kBackward;
   return origin;
@@ -252,6 +252,12 @@ std::shared_ptr<OriginRecord> one_origin_of_step(const DetectionSession& session
   const Frame* line = own_frame(origin->facts.stack);
   if (line == nullptr) return origin;
   return one_origin_of(fmt::format("{}:{}", line->file, line->line), session, std::move(origin));
+}
+
+bool is_of_skipped_step(const DetectionSession& session, const OriginRecord& origin) {
+  const bool is_of_backward_pass =
+      !origin.site.node.empty() || (origin.region != nullptr && origin.region->is_backward);
+  return is_of_backward_pass && session.is_skipped_step(origin.site.step);
 }
 
 bool is_constant_write(const Provenance& provenance) {

@@ -67,6 +67,9 @@ std::optional<Owner> owner_of(const at::Tensor& tensor, bool search_all_modules,
 std::optional<Owner> owner_of(const c10::StorageImpl* storage, SiteId use, bool search_all_modules,
                               const DetectionSession& session);
 
+// Whether a backward pass made it in a step that a loss scaler has skipped.
+bool is_of_skipped_step(const DetectionSession& session, const OriginRecord& origin);
+
 // Whether the values were only put into memory, by copy_() or fill_().
 bool is_constant_write(const Provenance& provenance);
 

@@ -71,7 +71,7 @@ struct OriginRecord {
   std::atomic<bool> compared{false};        // user code has looked at a gradient: isfinite(x), norm > limit
   std::atomic<bool> overwritten{false};     // somewhere; if it is not used, nobody has seen it
   std::atomic<bool> reported{false};        // one alarm per cause
-  std::atomic<bool> seen_by_scaler{false};  // a loss scaler has seen it, and leaves out the step
+  std::atomic<bool> seen_by_scaler{false};  // a loss scaler has made or checked it, and decides
   std::atomic<bool> exempt{false};          // never reported: what its producer makes is not checked
 
   // May be there on purpose: any constant, and a mask that came in. Nobody masks with +inf, or in a weight.

@@ -4,6 +4,7 @@
 #include <map>
 #include <tuple>
 
+#include "origin/origin_records.h"
 #include "process/fork_safe_mutex.h"
 
 namespace torchnan {
@@ -57,7 +58,8 @@ std::vector<NonfiniteRegistry::ProvenancePtr> drain_unused(const DetectionSessio
   }
   std::vector<NonfiniteRegistry::ProvenancePtr> unused;
   for (const auto& [site, provenance] : candidates) {
-    if (is_unused(*provenance->first().origin)) unused.push_back(provenance);
+    const OriginRecord& origin = *provenance->first().origin;
+    if (is_unused(origin) && !is_of_skipped_step(session, origin)) unused.push_back(provenance);
   }
   std::sort(unused.begin(), unused.end(),
             [](const auto& a, const auto& b) { return a->first().origin->sequence < b->first().origin->sequence; });

@@ -151,6 +151,9 @@ void bind_session(py::module_& m) {
   m.def("count_step", [] {
     if (DetectionSession* const session = ThreadState::current().session()) session->count_step();
   });
+  m.def("count_skipped_step", [] {
+    if (DetectionSession* const session = ThreadState::current().session()) session->count_skipped_step();
+  });
   m.def("causes_for_others", &causes_for_others, py::arg("tensor"), py::arg("process"), without_gil);
   m.def("receive_causes", &receive_causes, py::arg("tensor"), py::arg("causes"), without_gil);
   m.def(

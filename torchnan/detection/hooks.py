@@ -60,6 +60,8 @@ def install() -> None:
             _undo.append(handover.install())
         with contained("following optimizer steps that raise"):
             _undo.append(replace(torch.autograd.profiler.record_function, "__exit__", proved_step.ending))
+        with contained("following steps that a loss scaler skips"):
+            _undo.append(replace(torch.amp.GradScaler, "step", optimizer_hooks.counting_skipped))
         _undo.append(register_optimizer_step_pre_hook(optimizer_hooks.before_step).remove)
         _undo.append(register_optimizer_step_post_hook(optimizer_hooks.after_step).remove)
 

@@ -13,7 +13,7 @@ import sysconfig
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -93,7 +93,19 @@ def _as_traced(frames: list[RawFrame]) -> list[RawFrame]:
 
 def is_loss_scaling(live: list[RawFrame]) -> bool:
     """Whether an operation belongs to a loss scaler, which handles its own non-finite values."""
-    return bool(live) and live[0][0].co_filename == _SCALER_FILE
+    if not live:
+        return False
+    code = live[0][0]
+    return code.co_filename == _SCALER_FILE or any(code in codes for codes in _codes_of_scalers(torch.amp.GradScaler))
+
+
+def _codes_of_scalers(base: type) -> Iterator[set[CodeType]]:
+    """Yields the code of each class that is derived from this one, with the functions inside its methods."""
+    for kind in base.__subclasses__():
+        methods = [method.__code__ for method in vars(kind).values() if isinstance(method, FunctionType)]
+        inside = [code for method in methods for code in method.co_consts if isinstance(code, CodeType)]
+        yield {*methods, *inside}
+        yield from _codes_of_scalers(kind)
 
 
 def resolve_site(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from torch.optim.optimizer import Optimizer
 from torchnan._load import _C
 from torchnan.detection import initial_weights, introspection, proved_step, shards
 from torchnan.detection.containment import contained
+
+_scaling = threading.local()  # ended: the optimizers whose steps have ended inside GradScaler.step()
 
 
 def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
@@ -24,8 +27,9 @@ def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     if is_first or has_closure or _may_hold_nonfinite():
         with contained("checking gradients"):
             if _uses_gradients_as_they_are(optimizer):
-                check_gradients(optimizer)
                 replaced = _with_checking_closure(optimizer, args, kwargs)
+                if replaced is None:
+                    check_gradients(optimizer)
             if is_first:
                 initial_weights.note(optimizer)
     if not has_closure:
@@ -47,7 +51,8 @@ def _uses_gradients_as_they_are(optimizer: Optimizer) -> bool:
 
 
 def _with_checking_closure(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-    """step(closure): the gradients to check are those that the closure leaves."""
+    """Returns the arguments of ``step(closure)`` with a closure that checks the gradients it leaves: those from before
+    are not used. Returns ``None`` if there is no closure."""
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if not callable(closure):
         return None
@@ -93,13 +98,36 @@ def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if torch.compiler.is_compiling():
         return
     proved_step.finish()
+    if (ended := getattr(_scaling, "ended", None)) is not None:
+        ended.append(optimizer)
     if _may_hold_nonfinite() and _C.current_session() is not None:
         with contained("checking the state of an optimizer"):
             if _C.has_nonfinite() or _C.is_alarmed():
                 _check_state(optimizer)
             else:
                 _C.launch_scans()  # of what the step has written, so that it is known before a checkpoint keeps it
-    _C.count_step()
+    if _may_hold_nonfinite() and _scaler_skips(optimizer):
+        _C.count_skipped_step()
+    else:
+        _C.count_step()
+
+
+def counting_skipped(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps ``GradScaler.step``: a step that the scaler skips is counted, and its gradients are known to be unused."""
+
+    @functools.wraps(step)
+    def wrapper(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        outer = getattr(_scaling, "ended", None)
+        _scaling.ended = ended = []
+        try:
+            result = step(self, optimizer, *args, **kwargs)
+        finally:
+            _scaling.ended = outer
+        if outer is None and not ended and isinstance(optimizer, Optimizer):
+            _C.count_skipped_step()
+        return result
+
+    return wrapper
 
 
 def _check_state(optimizer: Optimizer) -> None:
