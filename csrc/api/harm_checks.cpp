@@ -17,6 +17,7 @@
 #include "device/devices.h"
 #include "device/resolve.h"
 #include "operators/op_plan.h"
+#include "origin/dependent_values.h"
 #include "origin/elementwise_attribution.h"
 #include "origin/harm.h"
 #include "origin/host_queries.h"
@@ -51,7 +52,12 @@ Harm unattributed_harm() {
 
 void report_backward_root(DetectionSession& session, const at::Tensor& given_root, const at::Tensor& given_gradient) {
   const at::Tensor root = given_root.defined() ? scannable_values(given_root) : at::Tensor();
-  if (!root.defined() || check_finite(root).finite) return;
+  if (!root.defined()) return;
+  if (check_finite(root).finite) {
+    if (const auto provenance = provenance_of_dependent(root))
+      report_harm(session, *provenance, HarmKind::kBackward, NonfiniteKinds::only_nan());
+    return;
+  }
   const at::Tensor gradient = given_gradient.defined() ? scannable_values(given_gradient) : at::Tensor();
   const bool is_weighed = gradient.defined() && gradient.sizes() == root.sizes();
   const NonfiniteKinds kinds = is_weighed ? kinds_where_nonzero(root, gradient) : kinds_of(root);
@@ -93,10 +99,16 @@ std::map<uint64_t, Finding> find_live_tensors(DetectionSession& session, const s
 std::map<uint64_t, Finding> find_live_on_host(DetectionSession& session) {
   std::vector<at::Tensor> alive;
   for (NonfiniteRegistry::Alive& one : nonfinite_registry().alive()) alive.push_back(std::move(one.tensor));
+  for (NonfiniteRegistry::AliveDependent& one : nonfinite_registry().alive_dependent()) {
+    if (!one.values->is_verdict) alive.push_back(std::move(one.bytes));  // a mask that is kept is no harm
+  }
   return find_live_tensors(session, alive, [](const at::Tensor& tensor) -> std::optional<LiveTensor> {
     const at::Tensor values = scannable_values(tensor);
     const NonfiniteKinds kinds = values.defined() ? kinds_of(values) : NonfiniteKinds();
     const auto provenance = kinds.any() ? nonfinite_registry().find(values) : nullptr;
+    const auto dependent = provenance == nullptr ? nonfinite_registry().find_dependent(tensor) : nullptr;
+    if (dependent != nullptr && !dependent->is_verdict && shows(tensor, *dependent))
+      return LiveTensor{tensor, NonfiniteKinds::only_nan(), dependent->provenance};
     return provenance == nullptr ? std::nullopt : std::optional(LiveTensor{values, kinds, provenance});
   });
 }
@@ -139,6 +151,8 @@ void report_tensors(DetectionSession& session, HarmKind kind, c10::ArrayRef<at::
   contain(session, "checking tensors on devices", [&] { report_on_devices(session, kind, optimizer_step, tensors); });
   if (!nonfinite_registry().in_use()) return;
   const auto report_tensor = [&](size_t i) {
+    if (const auto provenance = kind == HarmKind::kRead ? provenance_of_dependent(tensors[i]) : nullptr)
+      report_harm(session, *provenance, kind, NonfiniteKinds::only_nan(), [&] { return name_of(i); });
     const at::Tensor tensor = tensors[i].defined() ? scannable_values(tensors[i]) : at::Tensor();
     if (!tensor.defined() || !nonfinite_registry().contains(tensor) || check_finite(tensor).finite) return;
     const NonfiniteKinds kinds = kinds_of(tensor);

@@ -55,6 +55,7 @@ void OpCall::run_checked(Results results) {
     save_arguments();
     inspect_arguments();
     report_arguments(context(), bad_arguments_);
+    if (!Results::kOnDevices && nonfinite_registry().in_use()) prepare_dependent_results();
     prepare(results);
   });
   if (!is_prepared) return run_untracked();
@@ -64,6 +65,7 @@ void OpCall::run_checked(Results results) {
     const auto tensor_at = [this](size_t argument, int64_t element) { return saved_tensor(argument, element); };
     if (!bad_results_.empty()) results.find_bad_arguments(tensor_at, bad_arguments_);
     attribute_bad_results();
+    if (dependent_ != nullptr) dependent_->record(torch::jit::last(*stack_, plan_.returns), thread_.id());
     results.finish();
   });
   if (!is_checked) forget_results();
@@ -138,6 +140,12 @@ void OpCall::inspect_arguments() {
       inspect_argument(tensor, k, element, mutated != nullptr || overwritten.overlap(tensor));
     });
   }
+}
+
+void OpCall::prepare_dependent_results() {
+  dependent_ = DependentResults::of_call(op_, plan_, below_, session_, bad_arguments_,
+                                         torch::jit::last(*stack_, plan_.arguments));
+  if (dependent_ != nullptr) dependent_->report_read();
 }
 
 // Returns the storages on the host that the call writes; if not `all`, those that are not known to be finite.

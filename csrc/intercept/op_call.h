@@ -1,12 +1,15 @@
 // One intercepted call, from its arguments to the attribution of what it wrote.
 #pragma once
 
+#include <memory>
+
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
 #include <c10/util/SmallVector.h>
 
 #include "operators/op_plan.h"
+#include "intercept/dependent_results.h"
 #include "intercept/host_results.h"
 #include "detection/thread_state.h"
 #include "origin/attribution.h"
@@ -40,6 +43,7 @@ class OpCall {
   void save_arguments();
   at::Tensor saved_tensor(size_t argument, int64_t element) const;
   void inspect_arguments();
+  void prepare_dependent_results();
   StorageRanges find_overwritten_storages(bool all) const;
   void inspect_argument(const at::Tensor& argument, size_t saved, int64_t element, bool overwritten);
   template <typename Results>
@@ -71,6 +75,7 @@ class OpCall {
   c10::SmallVector<c10::IValue, 8> saved_;  // the plan's saved_arguments
   c10::SmallVector<BadArgument, 2> bad_arguments_;
   c10::SmallVector<Result, 2> bad_results_;
+  std::unique_ptr<DependentResults> dependent_;  // null in a healthy call
 };
 
 }  // namespace torchnan

@@ -211,6 +211,11 @@ OpPlan make_plan(const c10::OperatorHandle& op) {
   plan.is_passthrough = is_passthrough(base);
   plan.absorbs_negative_infinity = absorbs_negative_infinity(base);
   plan.is_comparison = is_comparison(base);
+  plan.is_ordering = is_ordering(base);
+  plan.looks_for_nan = looks_for_nan(base);
+  plan.selects_by_mask = selects_by_mask(base);
+  plan.is_reduction = is_reduction(base);
+  plan.draws_random_numbers = op.hasTag(at::Tag::nondeterministic_seeded);
   plan.is_constant_factory = is_constant_factory(base);
   plan.is_grad_scaler_check = is_grad_scaler_check(base);
   plan.is_foreach_elementwise = is_foreach_elementwise(base);

@@ -50,6 +50,11 @@ struct OpPlan {
   bool is_passthrough = false;  // which is no use of the values yet
   bool absorbs_negative_infinity = false;
   bool is_comparison = false;
+  bool is_ordering = false;
+  bool looks_for_nan = false;
+  bool selects_by_mask = false;
+  bool is_reduction = false;
+  bool draws_random_numbers = false;
   bool is_constant_factory = false;
   bool returns_info = false;  // an error code beside its results, for the caller to look at
   bool is_grad_scaler_check = false;

@@ -60,6 +60,42 @@ constexpr std::array kComparisons = {
     "eq"sv,    "ne"sv,    "lt"sv,       "le"sv,       "gt"sv,       "ge"sv,      "signbit"sv,  "measure"sv,
 };
 
+constexpr std::array kOrderings = {
+    "lt"sv,
+    "le"sv,
+    "gt"sv,
+    "ge"sv,
+};
+
+// Of what is NaN these say no more than that it is there.
+constexpr std::array kCounts = {
+    "any"sv,
+    "all"sv,
+    "nonzero"sv,
+    "nonzero_static"sv,
+    "count_nonzero"sv,
+    "is_nonzero"sv,
+    "logical_and"sv,
+    "logical_or"sv,
+    "logical_xor"sv,
+    "logical_not"sv,
+    "unique_consecutive"sv,
+    "unique_dim"sv,
+    "_unique"sv,
+    "_unique2"sv,
+    "unique_dim_consecutive"sv,
+};
+
+constexpr std::array kSelectsByMask = {
+    "where"sv,           "masked_fill"sv, "masked_fill_"sv, "masked_select"sv, "masked_scatter"sv,
+    "masked_scatter_"sv, "index"sv,       "index_put"sv,    "index_put_"sv,    "_index_put_impl_"sv,
+};
+
+constexpr std::array kReductions = {
+    "sum"sv, "mean"sv, "prod"sv, "cumsum"sv,   "cumprod"sv, "amax"sv,   "amin"sv, "max"sv,
+    "min"sv, "var"sv,  "std"sv,  "var_mean"sv, "median"sv,  "nansum"sv, "sort"sv, "topk"sv,
+};
+
 constexpr std::array kElementwiseInSelf = {
     "addmm"sv, "addmm_"sv, "baddbmm"sv, "baddbmm_"sv, "addbmm"sv, "addmv"sv, "addr"sv, "_addmm_activation"sv,
 };
@@ -183,6 +219,10 @@ bool is_data_movement(std::string_view op) { return contains(kDataMovement, op);
 bool is_passthrough(std::string_view op) { return contains(kPassthrough, op); }
 bool absorbs_negative_infinity(std::string_view op) { return contains(kAbsorbsNegativeInfinity, op); }
 bool is_comparison(std::string_view op) { return contains(kComparisons, op); }
+bool is_ordering(std::string_view op) { return contains(kOrderings, op); }
+bool looks_for_nan(std::string_view op) { return is_comparison(op) || contains(kCounts, op); }
+bool selects_by_mask(std::string_view op) { return contains(kSelectsByMask, op); }
+bool is_reduction(std::string_view op) { return contains(kReductions, op); }
 bool is_elementwise_in_self(std::string_view op) { return contains(kElementwiseInSelf, op); }
 bool mutates_undeclared_argument(std::string_view op, std::string_view argument) {
   const bool is_batch_norm = op == "native_batch_norm" || op == "cudnn_batch_norm" || op == "miopen_batch_norm" ||

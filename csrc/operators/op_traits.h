@@ -37,6 +37,18 @@ bool absorbs_negative_infinity(std::string_view op);
 // Whether it compares values without computing with them: isnan, lt, torchnan's own measure.
 TORCHNAN_API bool is_comparison(std::string_view op);
 
+// Whether it compares by size, which is false for a NaN whatever it stands for: lt, ge.
+bool is_ordering(std::string_view op);
+
+// Whether its integers and booleans are right where an argument is NaN: isnan, count_nonzero, unique.
+bool looks_for_nan(std::string_view op);
+
+// Whether it takes a mask that says which elements to use: where, masked_fill, x[mask].
+bool selects_by_mask(std::string_view op);
+
+// Whether it makes one number of many, or orders them: sum, mean, sort.
+bool is_reduction(std::string_view op);
+
 // Whether it is elementwise in its first argument: addmm and its kin.
 bool is_elementwise_in_self(std::string_view op);
 

@@ -129,7 +129,7 @@ void NonfiniteRegistry::remember(const at::Tensor& tensor, ProvenancePtr provena
   const std::lock_guard lock(mutex_);
   dead = drain_expired();
   filter_.add(storage);
-  auto& regions = entries_.try_emplace(storage, Entry{std::move(weak), {}}).first->second.regions;
+  auto& regions = entries_.try_emplace(storage, Entry{std::move(weak), {}, nullptr}).first->second.regions;
   size_ = entries_.size();
   regions.reserve(regions.size() + 1);
   const bool is_intentional = region.provenance->is_intentional();
@@ -158,7 +158,7 @@ void NonfiniteRegistry::settle(const at::Tensor& tensor) {
     return !kinds_of(values_of(old, storage)).any();
   });
   mark_overwritten(overwritten);
-  if (regions.empty()) entries_.erase(entry);
+  if (regions.empty() && entry->second.dependent == nullptr) entries_.erase(entry);
   size_ = entries_.size();
 }
 
@@ -184,7 +184,7 @@ void NonfiniteRegistry::remember_copy(const at::Tensor& original, const at::Tens
   }
   if (copied.empty()) return;
   filter_.add(to);
-  auto& regions = entries_.try_emplace(to, Entry{std::move(weak), {}}).first->second.regions;
+  auto& regions = entries_.try_emplace(to, Entry{std::move(weak), {}, nullptr}).first->second.regions;
   size_ = entries_.size();
   for (Region& region : copied) regions.push_back(std::move(region));
   while (regions.size() > kMaxRegions) merge_last(regions);
@@ -234,6 +234,52 @@ std::vector<NonfiniteRegistry::Alive> NonfiniteRegistry::produced_by(const torch
   return found;
 }
 
+void NonfiniteRegistry::remember_dependent(const at::Tensor& tensor, std::shared_ptr<const DependentValues> values) {
+  const c10::StorageImpl* storage = storage_of(tensor);
+  if (storage == nullptr) return;
+  c10::weak_intrusive_ptr<c10::StorageImpl> weak(tensor.storage().getWeakStorageImpl());
+  std::vector<Entry> dead;  // released after the lock, as is what was there before
+  const std::lock_guard lock(mutex_);
+  dead = drain_expired();
+  if (values == nullptr) {
+    const auto entry = entries_.find(storage);
+    if (entry == entries_.end()) return;
+    std::swap(entry->second.dependent, values);
+    if (entry->second.regions.empty()) {
+      dead.push_back(std::move(entry->second));
+      entries_.erase(entry);
+    }
+  } else {
+    filter_.add(storage);
+    std::swap(entries_.try_emplace(storage, Entry{std::move(weak), {}, nullptr}).first->second.dependent, values);
+    has_dependent_ = true;
+  }
+  size_ = entries_.size();
+}
+
+std::shared_ptr<const DependentValues> NonfiniteRegistry::find_dependent(const at::Tensor& tensor) const {
+  const c10::StorageImpl* storage = storage_of(tensor);
+  if (storage == nullptr || !has_dependent() || !filter_.may_contain(storage)) return nullptr;
+  const std::lock_guard lock(mutex_);
+  const auto entry = entries_.find(storage);
+  return entry == entries_.end() ? nullptr : entry->second.dependent;
+}
+
+std::vector<NonfiniteRegistry::AliveDependent> NonfiniteRegistry::alive_dependent() const {
+  std::vector<std::pair<c10::intrusive_ptr<c10::StorageImpl>, std::shared_ptr<const DependentValues>>> known;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [key, entry] : entries_) {
+      if (entry.dependent != nullptr) known.emplace_back(entry.storage.lock(), entry.dependent);
+    }
+  }
+  std::vector<AliveDependent> found;
+  for (auto& [storage, values] : known) {
+    if (storage) found.push_back({bytes_of(std::move(storage)), std::move(values)});
+  }
+  return found;
+}
+
 std::vector<NonfiniteRegistry::Entry> NonfiniteRegistry::drain_expired() {
   std::vector<Entry> dead;
   if (entries_.size() < look_at_size_) return dead;
@@ -257,6 +303,7 @@ std::unordered_map<const c10::StorageImpl*, NonfiniteRegistry::Entry> NonfiniteR
   taken.swap(entries_);
   filter_.assign_keys(entries_);
   size_ = 0;
+  has_dependent_ = false;
   return taken;
 }
 

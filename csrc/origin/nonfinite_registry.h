@@ -11,6 +11,7 @@
 
 #include <torchnan/export.h>
 
+#include "origin/dependent_values.h"
 #include "origin/memory_region.h"
 #include "origin/provenance.h"
 #include "origin/storage_filter.h"
@@ -58,6 +59,18 @@ class TORCHNAN_API NonfiniteRegistry {
   // Returns the tensors that are still alive and that this backward node is the history of.
   std::vector<Alive> produced_by(const torch::autograd::Node& node) const;
 
+  // Finite values that depend on a NaN, by the same storages: `contains` is true of these too.
+  void remember_dependent(const at::Tensor& tensor, std::shared_ptr<const DependentValues> values);
+  std::shared_ptr<const DependentValues> find_dependent(const at::Tensor& tensor) const;
+  // Whether there were any since the registry was emptied.
+  bool has_dependent() const noexcept { return has_dependent_.load(std::memory_order_relaxed); }
+
+  struct AliveDependent {
+    at::Tensor bytes;  // of the whole storage
+    std::shared_ptr<const DependentValues> values;
+  };
+  std::vector<AliveDependent> alive_dependent() const;
+
   // Empties it, and returns what it held: whoever holds a lock destroys that afterwards.
   std::unordered_map<const c10::StorageImpl*, Entry> take_all();
 
@@ -72,6 +85,7 @@ class TORCHNAN_API NonfiniteRegistry {
   struct Entry {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     std::vector<Region> regions;
+    std::shared_ptr<const DependentValues> dependent{};
   };
 
   static at::Tensor values_of(const Region& region, const c10::StorageImpl* storage);
@@ -90,6 +104,7 @@ class TORCHNAN_API NonfiniteRegistry {
   std::unordered_map<const c10::StorageImpl*, Entry> entries_;
   StorageFilter filter_;  // of the entries
   std::atomic<size_t> size_{0};
+  std::atomic<bool> has_dependent_{false};
   size_t look_at_size_ = kFewEntries;  // for expired entries
 };
 

@@ -76,11 +76,13 @@ void report_read(const py::handle& tensor) {
   report_tensors(*session, HarmKind::kRead, read, [](size_t) { return std::string(); });
 }
 
-// Of its values, where it is sparse or nested; 0 where it has no memory that could hold a NaN, or does not expose it.
+// Of its values, where it is sparse or nested; 0 where it has no memory that could hold or depend on a NaN, or does not
+// expose it.
 uintptr_t storage_address(const py::handle& tensor) {
   if (!THPVariable_Check(tensor.ptr())) return 0;
   try {
     const at::Tensor& given = THPVariable_Unpack(tensor.ptr());
+    if (is_dense_on_host(*given.unsafeGetTensorImpl())) return reinterpret_cast<uintptr_t>(storage_of(given));
     const at::Tensor on_host = scannable_values(given);
     const at::Tensor values = on_host.defined() ? on_host : *scannable(given);
     return values.defined() ? reinterpret_cast<uintptr_t>(storage_of(values)) : 0;

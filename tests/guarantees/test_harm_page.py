@@ -71,6 +71,23 @@ def the_gradient_of_a_leaf():
     optimizer.step()
 
 
+@told("gradient")
+def a_gradient_that_a_scaler_lets_pass():
+    x = weight(1.0)
+    optimizer, scaler = torch.optim.SGD([x], lr=1.0), torch.amp.GradScaler("cpu", init_scale=1e-40)
+    scaler.scale(x.sum()).backward()
+    scaler.step(optimizer)
+
+
+@told("gradient")
+def a_step_that_is_taken_after_the_scaler_has_looked():
+    x = weight(0.0)
+    optimizer, scaler = torch.optim.SGD([x], lr=1.0), torch.amp.GradScaler("cpu")
+    scaler.scale(x.sqrt().sum()).backward()
+    scaler.unscale_(optimizer)
+    optimizer.step()
+
+
 @told("parameter")
 def a_parameter_that_an_optimizer_has_spoilt():
     return step_with(t(3e38), weight(-3e38))
@@ -165,16 +182,20 @@ for _ending in (
     lambda: (1 / t(0, 1)).min(),
     lambda: t(0, 1).log().max(),
     lambda: t(0, 1).log() > 0,
+    lambda: torch.where(t(-1, 1).log() > 0, t(1, 2), 0.0).tolist(),
+    lambda: t(1, 2)[t(-1, 1).log() >= 0].tolist(),
+    lambda: t(1, 2).masked_fill(t(-1, 1).log() < 0, 5.0).sum().item(),
 ):
-    silent("`where`, `masked_fill`, `nan_to_num`, indexing, `softmax` of some `-inf`, `min`, `max`, comparison")(
-        _ending
-    )
+    silent(
+        "`where`, `masked_fill`, `nan_to_num`, indexing, `softmax` of some `-inf`, `min`, `max`, comparison to select"
+    )(_ending)
 
 
-@silent("`isfinite(x).all()` and the like")
+@silent("`isfinite(x).all()`, `isnan(x).sum()`, `x == x` and the like")
 def the_program_looks():
     x = t(-1.0).log()
-    return bool(torch.isfinite(x).all()) or bool(x.isnan().any())
+    looks = torch.isfinite(x).all(), x.isnan().any(), (x == x).all(), (x != x).any(), x.isnan() | (x < 0)
+    return [bool(look) for look in looks], x.isnan().sum().item()
 
 
 @silent("a gradient hook that cleans")
@@ -186,7 +207,10 @@ def a_hook_cleans():
     optimizer.step()
 
 
-@silent("`GradScaler`")
+SKIPPED = "a step that `GradScaler` skips"
+
+
+@silent(SKIPPED)
 @silent("A `GradScaler` that skips every step because of a true 0/0")
 def a_scaler_skips():
     x = weight(0.0)
@@ -197,6 +221,27 @@ def a_scaler_skips():
         scaler.step(optimizer)
         scaler.update()
     return x
+
+
+@silent(SKIPPED)
+def a_scaler_skips_the_generators_step():
+    generator, discriminator = weight(1.0), weight(2.0)
+    one, _ = torch.optim.SGD([generator], lr=1.0), torch.optim.SGD([discriminator], lr=1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    scaler.scale((generator * discriminator * 9).sum()).backward()
+    scaler.step(one)
+    scaler.update()
+    return generator, discriminator
+
+
+@silent(SKIPPED)
+def a_scaler_skips_a_fused_step():
+    x, y = weight(0.0), weight(0.0)
+    optimizer, scaler = torch.optim.Adam([x], lr=1.0, fused=True), torch.amp.GradScaler("cpu")
+    scaler.scale((x.sqrt() + y.sqrt()).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    return x, y
 
 
 @silent("an optimizer step that user code skips")
@@ -258,6 +303,120 @@ def written_first():
     return torch.empty(3).fill_(1.0) * 2
 
 
+# -- integers and comparisons: by what the page says of them
+
+FOLLOWED: dict[str, list[Callable[[], object]]] = {}
+
+
+def followed(row: str, *programs: Callable[[], object]) -> None:
+    FOLLOWED[row] = list(programs)
+
+
+def nothing_but_nan() -> torch.Tensor:
+    return torch.full((4, 5), -1.0).log()
+
+
+def one_bad_row() -> torch.Tensor:
+    """As padding has it: what the others hold is finite."""
+    scores = torch.arange(20.0).view(4, 5)
+    return scores / (scores.sum(1, keepdim=True) != 60)  # row 2 is Inf
+
+
+def padded() -> torch.Tensor:
+    return one_bad_row() * t(1, 1, 0, 1)[:, None]
+
+
+def greedy_decoding() -> list[int]:
+    table, tokens = torch.ones(5, 3), torch.zeros(4, 3, dtype=torch.long)
+    for i in range(1, 3):
+        hidden = table[tokens[:, i - 1]] * 0
+        tokens[:, i] = (hidden / hidden.norm(dim=-1, keepdim=True)).argmax(-1)
+    return tokens.tolist()
+
+
+def quantize() -> float:
+    weights = torch.zeros(4, 4)
+    scale = weights.abs().amax() / 127
+    return (torch.ones(2, 4) @ (weights / scale).round().to(torch.int8).float()).sum().item()
+
+
+followed(
+    "`argmax`, `argmin`, indices of `topk`, `sort` and `max(dim)`, `searchsorted` of NaN, and what they look up",
+    lambda: nothing_but_nan().argmax().item(),
+    lambda: nothing_but_nan().argmin(1).tolist(),
+    lambda: nothing_but_nan().topk(2).indices.numpy(),
+    lambda: nothing_but_nan().sort().indices[0, 0].item(),
+    lambda: repr(nothing_but_nan().max(1).indices),
+    lambda: torch.searchsorted(torch.arange(5.0), nothing_but_nan()).tolist(),
+    lambda: torch.rand(9, 3)[nothing_but_nan().argmax(1)].sum().item(),
+    lambda: nn.functional.embedding(nothing_but_nan().argmax(1), torch.rand(9, 3)).matmul(torch.rand(3, 3)).tolist(),
+    lambda: torch.rand(4, 5, requires_grad=True).gather(1, nothing_but_nan().argmax(1)[:, None]).sum().backward(),
+    lambda: nothing_but_nan().argmax(1),
+    lambda: padded().argmax(1)[2].item(),
+)
+followed(
+    "`.long()`, `.to(torch.int8)`, `int_tensor.copy_()` of NaN or Inf",
+    lambda: nothing_but_nan().long().tolist(),
+    lambda: (torch.ones(3) / 0).int().tolist(),
+    lambda: torch.zeros(4, 5, dtype=torch.int16).copy_(nothing_but_nan()).sum().item(),
+    quantize,
+)
+followed(
+    "the accuracy, a histogram, tokens that were computed from such an integer",
+    lambda: (nothing_but_nan().argmax(1) == 0).float().mean().item(),
+    lambda: (nothing_but_nan().argmax(1) == 7).float().mean().item(),
+    lambda: torch.zeros((), dtype=torch.long).add_((nothing_but_nan().argmax(1) == 0).sum()).item(),
+    lambda: torch.bincount(nothing_but_nan().argmax(1)).tolist(),
+    lambda: torch.cat([torch.zeros(4, dtype=torch.long), nothing_but_nan().argmax(1)]).tolist(),
+    greedy_decoding,
+)
+followed(
+    "`if loss < best`, `while change > tolerance`, `(p > 0.5) == label` with a NaN",
+    lambda: bool(nothing_but_nan().sum() < torch.tensor(INF)),
+    lambda: bool((nothing_but_nan() - 1).abs().max() > 1e-3),
+    lambda: ((nothing_but_nan() > 0.5) == torch.ones(4, 5, dtype=torch.bool)).float().mean().item(),
+)
+followed(
+    "`argmax`, `topk`, `sort`, comparisons with an Inf or a mask of `-inf`: `loss < inf`, `max` from `-inf` on",
+    lambda: torch.arange(12.0).view(3, 4).masked_fill(torch.eye(3, 4) > 0, -INF).argmax(1).tolist(),
+    lambda: torch.arange(12.0).view(3, 4).masked_fill(torch.eye(3, 4) > 0, -INF).topk(2).indices.tolist(),
+    lambda: (torch.arange(12.0).view(3, 4) + torch.eye(3, 4).log()).sort().indices.tolist(),
+    lambda: bool(t(1.0) < torch.tensor(INF)),
+    lambda: torch.maximum(torch.tensor(-INF), t(1, 2)).max().item(),
+    lambda: torch.minimum(torch.tensor(INF), t(1, 2)).argmin().item(),
+)
+followed(
+    "an element that depends on a NaN, but is masked, overwritten, multiplied by 0 or not read, as for padding",
+    lambda: padded().argmax(1)[torch.tensor([0, 1, 3])].tolist(),
+    lambda: ((padded().argmax(1) == 1) & torch.tensor([True, True, False, True])).sum().item(),
+    lambda: torch.where(torch.tensor([True, True, False, True]), padded().argmax(1), -1).tolist(),
+    lambda: (padded().argmax(1) * torch.tensor([1, 1, 0, 1])).sum().item(),
+    lambda: padded().argmax(1).index_fill_(0, torch.tensor([2]), -1).tolist(),
+    lambda: padded().argmax(1)[0].item(),
+    lambda: nothing_but_nan().argmax(1).fill_(0).tolist(),
+    lambda: nothing_but_nan().argmax(1).random_(3).tolist(),
+)
+followed(
+    "indices of finite elements in a tensor with NaN, and the values of `sort` without those at its end",
+    lambda: (t(3, 1, 2, 0) / t(1, 1, 1, 0)).sort().indices[:3].tolist(),
+    lambda: (t(3, 1, 2, 0) / t(1, 1, 1, 0)).sort().values[:3].tolist(),
+    lambda: (t(3, 1, 2, 0) / t(1, 1, 1, 0)).nanquantile(0.5).item(),
+)
+followed(
+    "a comparison by which `where`, `masked_fill` or `x[mask]` selects, or that is only kept",
+    lambda: torch.where(nothing_but_nan() > 0, 1.0, 2.0).sum().item(),
+    lambda: torch.ones(4, 5).masked_fill(nothing_but_nan() <= 0, 3.0).tolist(),
+    lambda: torch.ones(4, 5)[nothing_but_nan() > 0].sum().item(),
+    lambda: nothing_but_nan() > 0,
+)
+followed(
+    "`isnan`, `isfinite`, `x == x`, `x != x`, `count_nonzero`, `.bool()`",
+    lambda: nothing_but_nan().isnan().sum().item(),
+    lambda: bool(nothing_but_nan().isfinite().all()),
+    lambda: torch.count_nonzero(nothing_but_nan()).item(),
+    lambda: bool(nothing_but_nan().bool().all()),
+)
+
 # -- the page itself
 
 PAGE = (REPOSITORY / "docs" / "harm.md").read_text()
@@ -276,6 +435,7 @@ def test_every_row_of_the_page_is_here():
     promised_in_words = {row for row in SILENT if row.startswith("A ")}
     assert all(row.split("`")[-1].strip() in " ".join(PAGE.split()) for row in promised_in_words)
     assert set(SILENT) - promised_in_words == {cells[0] for cells in rows("Silent")}
+    assert list(FOLLOWED) == [cells[0] for cells in rows("Integers and comparisons")]
 
 
 def programs(table: dict[str, list[Callable[[], object]]]) -> list[object]:
@@ -303,3 +463,13 @@ def test_what_the_page_calls_harm_is_reported_once(kind, program):
 @pytest.mark.parametrize(("row", "program"), programs(SILENT))
 def test_what_the_page_calls_silent_is_silent(row, program):
     assert findings_of(program) == []
+
+
+IS_REPORTED = {cells[0]: cells[1] == "yes" for cells in rows("Integers and comparisons")}
+
+
+@pytest.mark.parametrize(("row", "program"), programs(FOLLOWED))
+def test_an_integer_is_reported_where_it_depends_on_a_nan(row, program):
+    findings = findings_of(program)
+    assert len(findings) == IS_REPORTED[row]
+    assert all(finding.harm.kind in ("read", "backward", "alive") for finding in findings)

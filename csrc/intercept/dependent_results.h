@@ -1,0 +1,66 @@
+// Follows what a call makes of a NaN that its result does not show: an index, an integer, a count of matches.
+#pragma once
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <c10/util/ArrayRef.h>
+
+#include "detection/thread_state.h"
+#include "operators/op_plan.h"
+#include "origin/attribution.h"
+#include "origin/dependent_values.h"
+
+namespace torchnan {
+
+// Of a call on the host, outside of the backward pass, of which an argument is NaN or depends on one. An operation on
+// what depends on a NaN runs once more, with the alternatives: where the results differ, they depend on it too.
+class DependentResults {
+ public:
+  // Before the call. Returns null if nothing that it makes is to be followed.
+  static std::unique_ptr<DependentResults> of_call(const c10::OperatorHandle& op, const OpPlan& plan,
+                                                   c10::DispatchKeySet below, DetectionSession& session,
+                                                   c10::ArrayRef<BadArgument> bad_arguments,
+                                                   c10::ArrayRef<c10::IValue> arguments);
+
+  // Before the call: reports what it hands to user code.
+  void report_read() const;
+
+  // After the call, with all that it returns.
+  void record(c10::ArrayRef<c10::IValue> returned, uint64_t thread);
+
+ private:
+  DependentResults(const c10::OperatorHandle& op, const OpPlan& plan, c10::DispatchKeySet below,
+                   DetectionSession& session)
+      : op_(op), plan_(plan), below_(below), session_(session) {}
+
+  void find_dependent_arguments();
+  void save_alternatives();
+  c10::IValue alternative_argument(const c10::IValue& argument) const;
+  at::Tensor alternative_tensor(const at::Tensor& tensor) const;
+  bool may_run_again(c10::ArrayRef<at::Tensor> results) const;
+  std::vector<at::Tensor> written(c10::ArrayRef<c10::IValue> returned, c10::ArrayRef<c10::IValue> arguments) const;
+  std::vector<at::Tensor> run_again() const;
+  void follow(c10::ArrayRef<at::Tensor> results, uint64_t thread);
+  bool is_of_kind(const at::Tensor& result) const;
+  void make(c10::ArrayRef<at::Tensor> results, uint64_t thread);
+  at::Tensor where_it_is_made(const BadArgument& argument, const at::Tensor& result, const at::Tensor& first) const;
+  void remember(const at::Tensor& result, const at::Tensor& alternative,
+                const std::shared_ptr<const Provenance>& provenance, bool is_verdict) const;
+
+  const c10::OperatorHandle& op_;
+  const OpPlan& plan_;
+  const c10::DispatchKeySet below_;
+  DetectionSession& session_;
+
+  std::vector<c10::IValue> arguments_;
+  std::vector<BadArgument> nonfinite_;  // that integers may be made of
+  std::vector<std::pair<at::Tensor, std::shared_ptr<const DependentValues>>> dependent_;  // among the arguments
+  std::vector<std::pair<at::Tensor, at::Tensor>> alternatives_;  // of these, and of those that the call writes
+  std::vector<c10::IValue> alternative_arguments_;
+};
+
+}  // namespace torchnan
