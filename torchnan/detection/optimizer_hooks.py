@@ -118,7 +118,8 @@ def counting_skipped(step: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(step)
     def wrapper(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         outer = getattr(_scaling, "ended", None)
-        _scaling.ended = ended = []
+        ended: list[Optimizer] = []
+        _scaling.ended = ended
         try:
             result = step(self, optimizer, *args, **kwargs)
         finally:
