@@ -17,6 +17,7 @@
 #include "device/devices.h"
 #include "device/resolve.h"
 #include "operators/op_plan.h"
+#include "origin/collectives.h"
 #include "origin/dependent_values.h"
 #include "origin/elementwise_attribution.h"
 #include "origin/harm.h"
@@ -97,6 +98,7 @@ std::map<uint64_t, Finding> find_live_tensors(DetectionSession& session, const s
 }
 
 std::map<uint64_t, Finding> find_live_on_host(DetectionSession& session) {
+  remember_overflowed_sums();
   std::vector<at::Tensor> alive;
   for (NonfiniteRegistry::Alive& one : nonfinite_registry().alive()) alive.push_back(std::move(one.tensor));
   for (NonfiniteRegistry::AliveDependent& one : nonfinite_registry().alive_dependent()) {
@@ -199,6 +201,12 @@ void report_at_end_on_host(DetectionSession& session) {
     for (const NonfiniteRegistry::ProvenancePtr& provenance : drain_unused(session)) {
       if (!session.checks(provenance->first().origin->kinds) || is_inherited(*provenance->first().origin)) continue;
       findings.push_back(make_finding(provenance->first(), Level::kWarning, unattributed_harm(), session));
+    }
+  });
+  contain(session, "noting what other ranks were sent", [&] {
+    for (const NonfiniteRegistry::ProvenancePtr& provenance : drain_sent(session)) {
+      if (!session.checks(provenance->first().origin->kinds) || is_inherited(*provenance->first().origin)) continue;
+      findings.push_back(make_finding(provenance->first(), Level::kNote, Harm{}, session));
     }
   });
   contain(session, "delivering findings", [&] { deliver_all(session, std::move(findings)); });

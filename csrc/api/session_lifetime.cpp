@@ -12,6 +12,7 @@
 #include "intercept/install_interceptor.h"
 #include "operators/dispatch_key.h"
 #include "bounds/bound_cache.h"
+#include "origin/collectives.h"
 #include "origin/nonfinite_registry.h"
 #include "origin/reported_causes.h"
 #include "detection/thread_state.h"
@@ -57,6 +58,7 @@ void end_session(const std::shared_ptr<DetectionSession>& session, bool report_p
       call_unless_open([&] {
         taken = nonfinite_registry().take_all();
         bound_cache().clear();
+        forget_sums();
       });
     }
   } const forget_at_last;

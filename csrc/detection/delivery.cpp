@@ -64,7 +64,7 @@ void act(DetectionSession& session, const Finding& finding, bool is_new) {
     contain(session, "the action of a finding", [&] { options.callback(finding); });
   } else if (raises(session, finding)) {
     user_notifier().raise(finding);
-  } else if (options.action != Action::kLog && is_new) {
+  } else if (options.action != Action::kLog && is_new && finding.level != Level::kNote) {
     warn(session, finding);
   }
 }

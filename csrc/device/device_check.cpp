@@ -69,7 +69,7 @@ void DeviceCheck::record_arguments(c10::ArrayRef<Operand> arguments) {
   launch();
   if (plan_.writes_in_place() || plan_.is_async_collective) launch_scans_of_mutated(arguments);
   for (size_t place = 0; plan_.is_async_collective && place < arguments.size(); ++place) {
-    if (is_written_by_collective(plan_.name, plan_.argument_names[place])) record_pending(arguments[place]);
+    if (plan_.is_written_by_collective(place)) record_pending(arguments[place]);
   }
   if (plan_.handling == OpPlan::Handling::kRead) record_read(arguments);
 }

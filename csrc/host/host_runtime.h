@@ -88,6 +88,14 @@ class TORCHNAN_API HostRuntime {
   virtual std::optional<Owner> owner_of_storage(const c10::StorageImpl* storage, SiteId use, bool search_all_modules,
                                                 const DetectionSession& session) = 0;
 
+  // Whether the operation at `site` runs only to find out the shapes of results, on memory that holds no values.
+  virtual bool is_shape_inference(const Site&) { return false; }
+
+  // Returns the name of the parameter whose gradient the element with this index is, of a tensor of `numel` elements
+  // that this thread communicates in a bucket; the names of all parameters of the bucket if the tensor is not the
+  // bucket's; empty if this thread communicates no bucket.
+  virtual std::string bucket(int64_t /*numel*/, int64_t /*element*/) { return ""; }
+
   // Returns the rank of this process in its process group; nothing where there is none.
   virtual std::optional<int64_t> rank() = 0;
 

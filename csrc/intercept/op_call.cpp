@@ -1,5 +1,7 @@
 #include "intercept/op_call.h"
 
+#include <optional>
+
 #include "bounds/dtype_range.h"
 #include "bounds/bound_cache.h"
 #include "bounds/operand.h"
@@ -8,6 +10,7 @@
 #include "intercept/device_results.h"
 #include "intercept/disproof.h"
 #include "intercept/op_entry.h"
+#include "origin/collectives.h"
 #include "origin/harm.h"
 #include "origin/nonfinite_registry.h"
 #include "origin/origin_records.h"
@@ -44,9 +47,30 @@ void OpCall::run() {
     run_skipped();
   } else if (DeviceResults::concerns(below_)) {
     run_checked(DeviceResults(plan_, thread_, session_, site));
+  } else if (plan_.is_async_collective) {
+    run_collective();
   } else {
     run_checked(HostResults(plan_, thread_, session_, site));
   }
+}
+
+// Its results are not there when the call returns.
+void OpCall::run_collective() {
+  std::optional<HostCollective> collective;
+  const bool is_prepared = contain(session_, "checking what a collective sends", [&] {
+    save_arguments();
+    collective.emplace(context(), torch::jit::last(*stack_, plan_.arguments), thread_);
+    collective->inspect_sent(bad_arguments_);
+    report_arguments(context(), bad_arguments_);
+    collective->expect_received(bad_arguments_);
+  });
+  if (!is_prepared) return run_untracked();
+  redispatch(forget_bound);
+  const bool is_followed = contain(session_, "following a collective", [&] {
+    thread_.counters().count_skipped(Skip::kCollective);
+    for_each_result([&](const at::Tensor& result, int64_t) { collective->expect_result(result, bad_arguments_); });
+  });
+  if (!is_followed) forget_results();
 }
 
 template <typename Results>
@@ -206,14 +230,6 @@ void OpCall::forget_results() {
 
 template <typename Results>
 void OpCall::check_results(Results& results) {
-  if (plan_.is_async_collective && !Results::kOnDevices) {
-    thread_.counters().count_skipped(Skip::kCollective);
-    for_each_result([this](const at::Tensor& result, int64_t) {
-      bound_cache().record_pending_collective(result, &plan_.name);
-      propagate_unscanned(context(), bad_arguments_, result, /*is_pending=*/true);
-    });
-    return;
-  }
   for_each_result([&](const at::Tensor& result, int64_t output) { check_result(results, result, output); });
   if constexpr (!Results::kOnDevices) {
     if (results.disproof()) report_disproof(session_, plan_, operands_of_saved(), *results.disproof());
@@ -241,6 +257,7 @@ void OpCall::for_each_result(Visit&& visit) {
 template <typename Results>
 void OpCall::check_result(Results& results, const at::Tensor& result, int64_t output) {
   if constexpr (!Results::kOnDevices) {
+    if (plan_.has_unwritten_output && output == 1) return;
     if (!result.is_cpu() && record_copy_to_device(results, result, output)) return;
   }
   switch (results.check(result, output, !bad_arguments_.empty())) {

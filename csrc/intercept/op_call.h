@@ -35,6 +35,7 @@ class OpCall {
   void run_unchecked();
   void run_skipped();
   void run_untracked();
+  void run_collective();
   // `Results` is HostResults or DeviceResults.
   template <typename Results>
   void run_checked(Results results);

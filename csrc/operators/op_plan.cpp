@@ -96,6 +96,17 @@ void read_arguments(const c10::FunctionSchema& schema, std::string_view base, Op
   }
 }
 
+// Fills in what a collective does with its tensors.
+void read_collective_arguments(const c10::FunctionSchema& schema, OpPlan& plan) {
+  for (size_t k = 0; k < plan.saved_arguments.size(); ++k) {
+    const c10::Argument& argument = schema.arguments()[plan.saved_arguments[k]];
+    const CollectiveUse use = collective_use(plan.name, argument.name());
+    if (!holds_tensors(*argument.type()) || use == CollectiveUse::kNone) continue;
+    plan.collective_arguments.push_back(
+        {static_cast<uint16_t>(k), use != CollectiveUse::kWrites, use != CollectiveUse::kReads});
+  }
+}
+
 Handling handling_of(const c10::OperatorHandle& op, const OpPlan& plan, std::string_view ns, std::string_view base) {
   if (is_decomposed(op)) return Handling::kDecompose;
   if (reads_scalar_to_host(base)) return Handling::kRead;
@@ -220,6 +231,7 @@ OpPlan make_plan(const c10::OperatorHandle& op) {
   plan.is_grad_scaler_check = is_grad_scaler_check(base);
   plan.is_foreach_elementwise = is_foreach_elementwise(base);
   plan.is_async_collective = is_async_collective(ns, base);
+  plan.has_unwritten_output = is_unwritten_output(plan.name, 1);
   plan.pointwise = op.hasTag(at::Tag::pointwise) || base == "_to_copy";
   plan.proves_nonnegative_input = proves_nonnegative_input(base);
   plan.bounds = rule_of(plan.name);
@@ -229,6 +241,7 @@ OpPlan make_plan(const c10::OperatorHandle& op) {
   plan.returns_arguments_only = true;  // until one is found that it makes
   read_returns(schema, base, plan);
   read_arguments(schema, base, plan);
+  if (plan.is_async_collective) read_collective_arguments(schema, plan);
   plan.handling = handling_of(op, plan, ns, base);
   return plan;
 }

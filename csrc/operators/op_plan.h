@@ -31,6 +31,13 @@ struct OpPlan {
     bool returned;              // also one of the returns
   };
 
+  // A tensor argument that a collective reads or writes, on this rank or on another.
+  struct CollectiveArgument {
+    uint16_t saved_index;
+    bool reads;
+    bool writes;
+  };
+
   Handling handling = Handling::kCheck;
   std::string name;      // "aten::add"
   std::string overload;  // "Tensor"
@@ -67,6 +74,8 @@ struct OpPlan {
   bool proves_nonnegative_input = false;
 
   bool returns_arguments_only = false;  // all that it writes are arguments that the schema declares as mutated
+  bool has_unwritten_output = false;    // its second one, which a collective will write
+  c10::SmallVector<CollectiveArgument, 2> collective_arguments;
 
   bool writes_in_place() const { return !mutated_arguments.empty(); }
 
@@ -91,6 +100,15 @@ struct OpPlan {
       if (saved_arguments[one.saved_index] == place) return &one;
     }
     return nullptr;
+  }
+
+  // Whether a collective writes the argument with this index in the schema, which does not say so.
+  bool is_written_by_collective(size_t place) const {
+    for (const CollectiveArgument& one : collective_arguments) {
+      if (saved_arguments[one.saved_index] == place)
+        return one.writes && mutated_argument_at(one.saved_index) == nullptr;
+    }
+    return false;
   }
 };
 

@@ -236,17 +236,23 @@ bool is_saved_for_backward(std::string_view op, size_t output) {
 }
 bool is_unscanned_argument(std::string_view name, std::string_view argument) {
   if (contains(kSavedForBackward, argument)) return true;
-  if (name == "fsdp::all_gather_copy_in") return argument == "all_gather_output";
+  if (is_unwritten_argument(name, argument)) return true;
   if (name.rfind("c10d::", 0) != 0) return false;
   const std::string_view op = name.substr(6);
   const bool writes_every_tensor = op.rfind("recv", 0) == 0 || op.rfind("broadcast", 0) == 0;
   return argument.rfind("output", 0) == 0 || (writes_every_tensor && argument == "tensors");
 }
-bool is_written_by_collective(std::string_view name, std::string_view argument) {
-  if (name.rfind("c10d::", 0) != 0) return false;
-  const bool only_reads = name == "c10d::send" || name == "c10d::barrier" || name == "c10d::monitored_barrier_" ||
-                          name == "c10d::check_for_nan";
-  return !only_reads && argument.rfind("input", 0) != 0 && argument != "sparse_indices";
+bool is_unwritten_argument(std::string_view name, std::string_view argument) {
+  return name == "fsdp::all_gather_copy_in" && argument == "all_gather_output";
+}
+CollectiveUse collective_use(std::string_view name, std::string_view argument) {
+  const std::string_view op = name.substr(name.find("::") + 2);
+  if (op == "barrier" || op == "monitored_barrier_" || argument == "sparse_indices") return CollectiveUse::kNone;
+  if (op == "send" || op == "isend" || op == "check_for_nan") return CollectiveUse::kReads;
+  const bool is_received = op.starts_with("recv") || op == "irecv" || op == "batch_p2p_ops";
+  if (is_received || argument.starts_with("output") || argument == "out") return CollectiveUse::kWrites;
+  const bool is_in_place = op.ends_with('_') && (!name.starts_with("c10d::") || !argument.starts_with("input"));
+  return is_in_place ? CollectiveUse::kReadsAndWrites : CollectiveUse::kReads;
 }
 bool is_unwritten_output(std::string_view name, size_t output) {
   return output == 1 && name == "fsdp::all_gather_copy_in";
@@ -262,7 +268,7 @@ bool is_foreach_elementwise(std::string_view op) {
   return is("_foreach_") || is("_fused_ada") || is("_fused_sgd") || is_grad_scaler_check(op);
 }
 bool is_async_collective(std::string_view ns, std::string_view op) {
-  return ns == "c10d" || (ns == "_c10d_functional" && op != "wait_tensor");
+  return ns == "c10d" || (ns == "_c10d_functional" && op != "wait_tensor") || op == "shard_dim_alltoall";
 }
 
 }  // namespace torchnan

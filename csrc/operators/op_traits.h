@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string_view>
 
 #include <torchnan/export.h>
@@ -62,8 +63,13 @@ bool is_saved_for_backward(std::string_view op, size_t output);
 // which finds it as it was allocated. `name` has its namespace here and below.
 bool is_unscanned_argument(std::string_view name, std::string_view argument);
 
-// Whether a collective writes to an argument, which its schema does not declare.
-bool is_written_by_collective(std::string_view name, std::string_view argument);
+// Whether an operation is only given memory that a collective will write later, as by the operation before it.
+bool is_unwritten_argument(std::string_view name, std::string_view argument);
+
+// What a collective does with an argument; schemas do not declare it. A broadcast reads its tensors on one rank, and
+// writes them on the others.
+enum class CollectiveUse : uint8_t { kNone, kReads, kWrites, kReadsAndWrites };
+CollectiveUse collective_use(std::string_view name, std::string_view argument);
 
 // Whether an output is memory that is written later, by the collective that the operation prepares.
 bool is_unwritten_output(std::string_view name, size_t output);

@@ -30,6 +30,7 @@ bool is_mask(const Cause& cause) {
     return served && !is_gradient && origin.kinds == NonfiniteKinds::only_neginf();
   }
   if (origin.unwritten || origin.foreign || origin.parameter) return false;
+  if (!origin.collective.empty() && cause.kinds.nan()) return false;  // another rank has made it
   return !cause.kinds.nan() || !cause.first_computation;
 }
 

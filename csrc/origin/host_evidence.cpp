@@ -134,6 +134,7 @@ void HostEvidence::record_first_use(size_t argument, OriginRecord& origin) {
 void HostEvidence::find_external_arguments() {
   for (const TensorArgument& argument : tensor_arguments(call_)) {
     if (argument.overwritten) continue;  // scanned before the call
+    if (call_.plan.has_unwritten_output && is_unwritten_argument(call_.plan.name, argument.name)) continue;
     const at::Tensor tensor = scannable_values(argument.tensor);
     if (!tensor.defined() || is_known(tensor)) continue;
     const NonfiniteKinds kinds = kinds_of(tensor);

@@ -25,6 +25,18 @@ bool ask_is_loss_scaling(const Site& site, const DetectionSession& session) {
   return answer;
 }
 
+bool ask_is_shape_inference(const Site& site, const DetectionSession& session) {
+  bool answer = false;
+  contain(session, "recognizing an inference of shapes", [&] { answer = host_runtime().is_shape_inference(site); });
+  return answer;
+}
+
+std::string query_bucket(int64_t numel, int64_t element, const DetectionSession& session) {
+  std::string names;
+  contain(session, "naming the parameters of a bucket", [&] { names = host_runtime().bucket(numel, element); });
+  return names;
+}
+
 std::optional<Owner> query_owner(const c10::StorageImpl* storage, SiteId use, bool search_all_modules,
                                  const DetectionSession& session) {
   std::optional<Owner> owner;

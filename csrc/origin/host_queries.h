@@ -13,6 +13,11 @@ namespace torchnan {
 ResolvedSite query_site(const Site& site, const DetectionSession& session);
 std::vector<ResolvedSite> query_sites(const std::vector<Site>& sites, const DetectionSession& session);
 bool ask_is_loss_scaling(const Site& site, const DetectionSession& session);
+// Whether the operation runs only to find out the shapes of results, on memory that holds no values.
+bool ask_is_shape_inference(const Site& site, const DetectionSession& session);
+// Returns the name of the parameter whose gradient an element of the bucket is that this thread communicates, or else
+// the names of all parameters of the bucket; empty if it communicates none. `numel`: of the tensor of the element.
+std::string query_bucket(int64_t numel, int64_t element, const DetectionSession& session);
 std::optional<Owner> query_owner(const c10::StorageImpl* storage, SiteId use, bool search_all_modules,
                                  const DetectionSession& session);
 // Returns the rank in the process group, or else the one that a launcher has set.

@@ -9,6 +9,7 @@
 
 #include "scan/tensor_scan.h"
 #include "bounds/bound_cache.h"
+#include "origin/collectives.h"
 #include "origin/host_queries.h"
 #include "origin/make_finding.h"
 #include "origin/reported_causes.h"
@@ -22,17 +23,6 @@ namespace {
 std::atomic<uint64_t> next_sequence{1};
 std::atomic<uint64_t> first_of_process{1};
 const AtForkChild begin_here([] { first_of_process = next_sequence.load(); });
-
-void fill_tensor_stats(const at::Tensor& tensor, const TensorStats& stats, Finding& facts) {
-  facts.device = tensor.device().str();
-  facts.dtype = dtype_name(tensor);
-  facts.shape = tensor.sizes().vec();
-  facts.strides = tensor.strides().vec();
-  facts.nan = stats.tally.nan;
-  facts.posinf = stats.tally.posinf;
-  facts.neginf = stats.tally.neginf;
-  facts.first_index = stats.first_index;
-}
 
 // Masks are made all the time: their statistics cost no more than counting.
 TensorStats constant_stats(const at::Tensor& tensor) {
@@ -87,10 +77,27 @@ void name_parameter_of_node(const Site& site, const DetectionSession& session, F
   facts.module = dot == std::string::npos ? "" : owner->name.substr(0, dot);
 }
 
+// An operation on the gradients of a bucket, as in a communication hook, has the name of the parameter that its first
+// bad element belongs to, or else the names of all.
+void name_parameters_of_bucket(const at::Tensor& result, const DetectionSession& session, Finding& facts) {
+  if (facts.phase != Phase::kBackward) return;
+  int64_t element = 0;
+  for (size_t d = 0; d < facts.first_index.size(); ++d) {
+    element = element * facts.shape[d] + facts.first_index[d];
+  }
+  const std::string names = query_bucket(result.numel(), element, session);
+  if (!names.empty()) facts.name = names;
+}
+
 // What a compiled graph computes passes no dispatcher; its results say who made them.
 bool is_from_compiled_graph(const at::Tensor& tensor) {
   const auto node = tensor.requires_grad() ? tensor.grad_fn() : nullptr;
   return node != nullptr && node->name().rfind("CompiledFunction", 0) == 0;
+}
+
+// Whether what is made there is dealt with, or never used.
+bool is_exempt_site(const Site& site, const DetectionSession& session) {
+  return ask_is_loss_scaling(site, session) || ask_is_shape_inference(site, session);
 }
 
 // Where the constants among the arguments were written.
@@ -108,15 +115,26 @@ void fill_constant_lines(const CallContext& call, Finding& facts) {
   }
 }
 
-// Returns the collective that received the argument from another rank. gloo's end by copying from memory of their own
-// to where the result is pending.
-const std::string* collective_of(const CallContext& call, const at::Tensor& argument) {
-  if (const std::string* collective = bound_cache().pending_collective(argument)) return collective;
+// Returns the tensor that a collective has written, or is about to, if the argument's values come from there. gloo's
+// end by copying from memory of their own to where the result is pending. Undefined if no collective did.
+at::Tensor target_of_collective(const CallContext& call, const at::Tensor& argument) {
+  if (bound_cache().pending_collective(argument) != nullptr) return argument;
   const at::Tensor target = copy_destination(call);
-  return target.defined() ? bound_cache().pending_collective(target) : nullptr;
+  return target.defined() && bound_cache().pending_collective(target) != nullptr ? target : at::Tensor();
 }
 
 }  // namespace
+
+void fill_tensor_stats(const at::Tensor& tensor, const TensorStats& stats, Finding& facts) {
+  facts.device = tensor.device().str();
+  facts.dtype = dtype_name(tensor);
+  facts.shape = tensor.sizes().vec();
+  facts.strides = tensor.strides().vec();
+  facts.nan = stats.tally.nan;
+  facts.posinf = stats.tally.posinf;
+  facts.neginf = stats.tally.neginf;
+  facts.first_index = stats.first_index;
+}
 
 void mark_factor(OriginRecord& origin, uint64_t node_execution_id, const OpPlan& plan, NonfiniteKinds kinds) {
   const bool is_of_user = !origin.facts.backward_stack.empty() || origin.site.node == kCompiledNode;
@@ -164,10 +182,23 @@ std::shared_ptr<OriginRecord> operation_origin(const CallContext& call, const at
   fill_constant_lines(call, origin->facts);
   fill_location(origin->site, call.session, origin->facts);
   name_parameter_of_node(origin->site, call.session, origin->facts);
+  name_parameters_of_bucket(result, call.session, origin->facts);
   origin->facts.item = query_dataset_item(result, call.session);
   origin->seen_by_scaler = ask_is_loss_scaling(origin->site, call.session);
   origin->region = replayed_region();
   if (origin->region != nullptr && origin->region->is_backward) origin->facts.phase = Phase::kBackward;
+  return origin;
+}
+
+std::shared_ptr<OriginRecord> sum_origin(const CallContext& call, const at::Tensor& sent) {
+  auto origin = new_origin_record(OriginRecord::Source::kOperation, call.plan,
+                                  current_call_site(call.session, call.thread), call.session);
+  origin->facts.kind = Kind::kInf;
+  origin->facts.inputs = summarise_inputs(call, 0);
+  fill_location(origin->site, call.session, origin->facts);
+  name_parameter_of_node(origin->site, call.session, origin->facts);
+  name_parameters_of_bucket(sent, call.session, origin->facts);
+  origin->exempt = is_exempt_site(origin->site, call.session);
   return origin;
 }
 
@@ -226,6 +257,10 @@ std::shared_ptr<OriginRecord> saved_argument_origin(const CallContext& call, con
 
 std::shared_ptr<OriginRecord> external_origin(const CallContext& call, const at::Tensor& argument,
                                               NonfiniteKinds kinds) {
+  const at::Tensor target = target_of_collective(call, argument);
+  if (target.defined()) {
+    if (auto sum = overflowed_sum(target, argument, kinds)) return sum;
+  }
   auto origin = make_origin(call, OriginRecord::Source::kExternal, argument);
   origin->kinds = kinds;
   fill_location(origin->site, call.session, origin->facts);
@@ -233,18 +268,21 @@ std::shared_ptr<OriginRecord> external_origin(const CallContext& call, const at:
   const BoundCache::Entry note = bound_cache().find(argument);
   const bool was_finite = note.state == BoundCache::State::kFinite || note.state == BoundCache::State::kStale;
   origin->foreign = was_finite || is_from_compiled_graph(argument);
-  origin->exempt = note.state == BoundCache::State::kIgnored;
+  origin->exempt = note.state == BoundCache::State::kIgnored || ask_is_shape_inference(origin->site, call.session);
   origin->parameter = is_parameter(argument);
-  if (origin->parameter || kinds.nan()) origin->owner = owner_of(argument, origin->parameter, call.session);
-  if (note.state == BoundCache::State::kUninitialized) {
+  // A mask is looked for nowhere.
+  if (origin->parameter || kinds != NonfiniteKinds::only_neginf())
+    origin->owner = owner_of(argument, origin->parameter, call.session);
+  if (note.state == BoundCache::State::kUninitialized && !target.defined()) {
     origin->unwritten = true;
     origin->allocation.live = note.site;
     origin->allocator = *note.op;
   }
-  const std::string* collective = collective_of(call, argument);
-  if (collective == nullptr) return origin;
-  origin->collective = *collective;
-  return one_origin_of(*collective, call.session, std::move(origin));
+  if (!target.defined()) return origin;
+  origin->collective = *bound_cache().pending_collective(target);
+  if (origin->owner) return origin;  // each weight that came in so has its name
+  const std::string common = origin->collective;
+  return one_origin_of(common, call.session, std::move(origin));
 }
 
 std::shared_ptr<OriginRecord> one_origin_of_step(const DetectionSession& session,

@@ -12,6 +12,7 @@
 #include "origin/arguments.h"
 #include "origin/nonfinite_registry.h"
 #include "origin/replayed_region.h"
+#include "scan/tensor_scan.h"
 
 namespace torchnan {
 
@@ -30,6 +31,12 @@ Kind dominant_kind(NonfiniteKinds kinds);
 // Records that the call has made values of these kinds in `result`, which is output number `output`.
 std::shared_ptr<OriginRecord> operation_origin(const CallContext& call, const at::Tensor& result, int64_t output,
                                                NonfiniteKinds kinds);
+
+// Records that the call is a collective whose sum may leave the range. What it turns out to be is added later.
+std::shared_ptr<OriginRecord> sum_origin(const CallContext& call, const at::Tensor& sent);
+
+// Describes the values of a tensor.
+void fill_tensor_stats(const at::Tensor& tensor, const TensorStats& stats, Finding& facts);
 
 // Records that the call has written, or is about to use, a non-finite number of user code.
 std::shared_ptr<OriginRecord> constant_origin(const CallContext& call, const at::Tensor& result);

@@ -12,31 +12,63 @@ namespace {
 
 using CallSite = std::tuple<std::string, SiteId, SiteId>;  // operator, stack, forward stack
 
+using Candidates = std::map<CallSite, NonfiniteRegistry::ProvenancePtr>;
 struct Registry {
   ForkSafeMutex mutex;
-  std::map<const DetectionSession*, std::map<CallSite, NonfiniteRegistry::ProvenancePtr>> by_session;
+  std::map<const DetectionSession*, Candidates> by_session;
 };
 
-Registry& registry = *new Registry;  // never destroyed: threads may outlive static destructors
+Registry& unused_results = *new Registry;  // never destroyed: threads may outlive static destructors
+Registry& sent_results = *new Registry;
 
 bool is_unused(const OriginRecord& origin) {
   return !origin.used && !origin.overwritten && !origin.reported && !origin.exempt && !origin.seen_by_scaler;
 }
 
-}  // namespace
+bool is_unreported(const OriginRecord& origin) {
+  return !origin.reported && !origin.exempt && !origin.seen_by_scaler && !origin.compared;
+}
 
-void record_unused(DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& provenance) {
+// Keeps the first of a call site that `is_candidate`.
+void record(Registry& registry, DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& provenance,
+            bool (*is_candidate)(const OriginRecord&)) {
   const OriginRecord& origin = *provenance->first().origin;
   NonfiniteRegistry::ProvenancePtr released;  // after the lock
   const std::lock_guard lock(registry.mutex);
-  auto& candidates = registry.by_session[&session];
+  Candidates& candidates = registry.by_session[&session];
   const CallSite key{origin.facts.op, origin.site.live, origin.site.forward};
   const auto known = candidates.find(key);
   if (known == candidates.end()) {
     if (static_cast<int64_t>(candidates.size()) < session.options().max_findings) candidates.emplace(key, provenance);
-  } else if (!is_unused(*known->second->first().origin)) {
+  } else if (!is_candidate(*known->second->first().origin)) {
     released = std::exchange(known->second, provenance);
   }
+}
+
+std::vector<NonfiniteRegistry::ProvenancePtr> drain(Registry& registry, const DetectionSession& session,
+                                                    bool (*is_candidate)(const OriginRecord&)) {
+  Candidates candidates;
+  {
+    const std::lock_guard lock(registry.mutex);
+    const auto found = registry.by_session.find(&session);
+    if (found == registry.by_session.end()) return {};
+    candidates.swap(found->second);
+    registry.by_session.erase(found);
+  }
+  std::vector<NonfiniteRegistry::ProvenancePtr> drained;
+  for (const auto& [site, provenance] : candidates) {
+    const OriginRecord& origin = *provenance->first().origin;
+    if (is_candidate(origin) && !is_of_skipped_step(session, origin)) drained.push_back(provenance);
+  }
+  std::sort(drained.begin(), drained.end(),
+            [](const auto& a, const auto& b) { return a->first().origin->sequence < b->first().origin->sequence; });
+  return drained;
+}
+
+}  // namespace
+
+void record_unused(DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& provenance) {
+  record(unused_results, session, provenance, is_unused);
 }
 
 void record_unused_if_new(DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& provenance) {
@@ -48,22 +80,15 @@ void record_unused_if_new(DetectionSession& session, const NonfiniteRegistry::Pr
 }
 
 std::vector<NonfiniteRegistry::ProvenancePtr> drain_unused(const DetectionSession& session) {
-  std::map<CallSite, NonfiniteRegistry::ProvenancePtr> candidates;
-  {
-    const std::lock_guard lock(registry.mutex);
-    const auto found = registry.by_session.find(&session);
-    if (found == registry.by_session.end()) return {};
-    candidates.swap(found->second);
-    registry.by_session.erase(found);
-  }
-  std::vector<NonfiniteRegistry::ProvenancePtr> unused;
-  for (const auto& [site, provenance] : candidates) {
-    const OriginRecord& origin = *provenance->first().origin;
-    if (is_unused(origin) && !is_of_skipped_step(session, origin)) unused.push_back(provenance);
-  }
-  std::sort(unused.begin(), unused.end(),
-            [](const auto& a, const auto& b) { return a->first().origin->sequence < b->first().origin->sequence; });
-  return unused;
+  return drain(unused_results, session, is_unused);
+}
+
+void record_sent(DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& provenance) {
+  if (!provenance->is_intentional()) record(sent_results, session, provenance, is_unreported);
+}
+
+std::vector<NonfiniteRegistry::ProvenancePtr> drain_sent(const DetectionSession& session) {
+  return drain(sent_results, session, is_unreported);
 }
 
 }  // namespace torchnan

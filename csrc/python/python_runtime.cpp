@@ -96,6 +96,18 @@ class PythonRuntime final : public HostRuntime {
     return owner;
   }
 
+  bool is_shape_inference(const Site& site) override {
+    bool answer = false;
+    with_gil([&] { answer = module_.attr("is_shape_inference")(stack_frames(site.live)).cast<bool>(); });
+    return answer;
+  }
+
+  std::string bucket(int64_t numel, int64_t element) override {
+    std::string names;
+    with_gil([&] { names = from_py_str(module_.attr("bucket")(numel, element)); });
+    return names;
+  }
+
   std::optional<int64_t> rank() override {
     std::optional<int64_t> rank;
     with_gil([&] {

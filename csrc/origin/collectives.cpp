@@ -1,0 +1,192 @@
+#include "origin/collectives.h"
+
+#include <algorithm>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "bounds/bound_cache.h"
+#include "bounds/dtype_range.h"
+#include "origin/memory_region.h"
+#include "origin/nonfinite_registry.h"
+#include "origin/origin_records.h"
+#include "origin/unused_results.h"
+#include "process/fork_safe_mutex.h"
+#include "scan/tensor_scan.h"
+
+namespace torchnan {
+namespace {
+
+// A sum that may overflow. Keeps no tensor alive.
+struct Sum {
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+  MemoryRegion region;
+  std::shared_ptr<OriginRecord> origin;
+};
+
+struct Sums {
+  static constexpr size_t kMost = 256;  // beyond it the oldest are dropped
+
+  ForkSafeMutex mutex;
+  std::vector<Sum> entries;
+};
+
+Sums& sums = *new Sums;  // never destroyed: threads may outlive static destructors
+
+thread_local const std::string* last_collective = nullptr;  // its name, which lives as long as the process
+
+void add_sum(const at::Tensor& target, std::shared_ptr<OriginRecord> origin) {
+  std::vector<Sum> dead;  // released after the lock
+  Sum sum{c10::weak_intrusive_ptr<c10::StorageImpl>(target.storage().getWeakStorageImpl()), MemoryRegion(target),
+          std::move(origin)};
+  const std::lock_guard lock(sums.mutex);
+  auto& entries = sums.entries;
+  const auto living = std::stable_partition(entries.begin(), entries.end(), [&](const Sum& one) {
+    return one.storage.expired() || one.storage._unsafe_get_target() == sum.storage._unsafe_get_target();
+  });
+  const auto last = entries.size() < Sums::kMost ? living : std::max(living, entries.begin() + 1);
+  dead.assign(std::make_move_iterator(entries.begin()), std::make_move_iterator(last));
+  entries.erase(entries.begin(), last);
+  entries.push_back(std::move(sum));
+}
+
+// Adds what the sum turned out to be; the first of several tensors stands for all.
+void fill(OriginRecord& origin, const at::Tensor& values, NonfiniteKinds kinds) {
+  const TensorStats stats = compute_stats(values);
+  const std::lock_guard lock(sums.mutex);
+  if (origin.kinds.any()) return;
+  origin.kinds = kinds;
+  fill_tensor_stats(values, stats, origin.facts);
+}
+
+template <typename Visit>
+void for_each_nested(const c10::IValue& value, Visit&& visit) {
+  if (value.isTensor() && value.toTensor().defined()) visit(value.toTensor());
+  if (!value.isList()) return;
+  for (const c10::IValue& element : value.toListRef()) for_each_nested(element, visit);
+}
+
+}  // namespace
+
+HostCollective::HostCollective(const CallContext& call, c10::ArrayRef<c10::IValue> arguments, ThreadState& thread)
+    : call_(call), thread_(thread), facts_(read_collective_call(call.plan, arguments)) {}
+
+// A broadcast reads the tensors of the root alone.
+bool HostCollective::is_read(const OpPlan::CollectiveArgument& argument) const {
+  const bool is_broadcast = call_.plan.name.find("broadcast") != std::string::npos;
+  return argument.reads && (!is_broadcast || facts_.root == facts_.rank);
+}
+
+bool HostCollective::is_written(const OpPlan::CollectiveArgument& argument) const {
+  const bool is_broadcast = call_.plan.name.find("broadcast") != std::string::npos;
+  return argument.writes && (!is_broadcast || facts_.root != facts_.rank);
+}
+
+void HostCollective::inspect_sent(c10::SmallVectorImpl<BadArgument>& bad_arguments) {
+  for (const OpPlan::CollectiveArgument& argument : call_.plan.collective_arguments) {
+    if (!is_read(argument)) continue;
+    for_each_nested(call_.saved[argument.saved_index],
+                    [&](const at::Tensor& sent) { inspect(sent, argument, bad_arguments); });
+  }
+  for (const BadArgument& sent : bad_arguments) record_sent(call_.session, sent.provenance);
+  if (!may_overflow_.defined() || !bad_arguments.empty()) return;
+  // Only now, and while the stack is there: this is rare.
+  origin_ = sum_origin(call_, may_overflow_);
+}
+
+void HostCollective::inspect(const at::Tensor& sent, const OpPlan::CollectiveArgument& argument,
+                             c10::SmallVectorImpl<BadArgument>& bad_arguments) {
+  const at::Tensor values = scannable_values(sent);
+  if (!values.defined()) return;
+  BoundCache::Entry known = bound_cache().find(values);
+  const double limit = largest_number(values.scalar_type()) / static_cast<double>(std::max<int64_t>(facts_.ranks, 1));
+  const auto may_overflow = [&](double largest) { return facts_.adds && facts_.ranks > 1 && largest > limit; };
+  if (known.state != BoundCache::State::kFinite || may_overflow(known.bound.max_abs)) {
+    const ScanResult verdict = check_finite(values);
+    if (verdict.skip != Skip::kNone) return;
+    thread_.counters().count_scanned(verdict.bytes);
+    if (!verdict.finite) {
+      const std::string& name = call_.plan.argument_names[call_.plan.saved_arguments[argument.saved_index]];
+      bad_arguments.push_back(bad_argument(call_, values, name, -1, kinds_of(values), argument.writes));
+      return;
+    }
+    known.bound.max_abs = verdict.max_abs;
+    if (!known.exported) bound_cache().record_read(values, {verdict.max_abs});
+  }
+  if (may_overflow(known.bound.max_abs)) may_overflow_ = values;
+}
+
+void HostCollective::expect_received(c10::ArrayRef<BadArgument> bad_arguments) {
+  last_collective = &call_.plan.name;
+  for (const OpPlan::CollectiveArgument& argument : call_.plan.collective_arguments) {
+    if (!is_written(argument)) continue;
+    for_each_nested(call_.saved[argument.saved_index],
+                    [&](const at::Tensor& received) { expect(received, bad_arguments); });
+  }
+}
+
+void HostCollective::expect_result(const at::Tensor& result, c10::ArrayRef<BadArgument> bad_arguments) {
+  for (const OpPlan::CollectiveArgument& argument : call_.plan.collective_arguments) {
+    bool is_argument = false;
+    for_each_nested(call_.saved[argument.saved_index],
+                    [&](const at::Tensor& one) { is_argument = is_argument || one.is_same(result); });
+    if (is_argument) return;  // marked before the call
+  }
+  expect(result, bad_arguments);
+}
+
+void HostCollective::expect(const at::Tensor& received, c10::ArrayRef<BadArgument> bad_arguments) {
+  const at::Tensor values = scannable_values(received);
+  if (!values.defined()) return;
+  bound_cache().record_pending_collective(values, &call_.plan.name);
+  if (!bad_arguments.empty()) {
+    propagate_unscanned(call_, bad_arguments, values, /*is_pending=*/true);
+    return;
+  }
+  if (nonfinite_registry().in_use()) nonfinite_registry().settle(values);  // what was there before
+  if (origin_ != nullptr) add_sum(values, origin_);
+}
+
+void expect_from_last_collective(const at::Tensor& values) {
+  if (last_collective != nullptr) bound_cache().record_pending_collective(values, last_collective);
+}
+
+std::shared_ptr<OriginRecord> overflowed_sum(const at::Tensor& target, const at::Tensor& values, NonfiniteKinds kinds) {
+  if (kinds.nan()) return nullptr;  // another rank has sent it
+  std::shared_ptr<OriginRecord> origin;
+  {
+    const MemoryRegion wanted(target);
+    const std::lock_guard lock(sums.mutex);
+    for (const Sum& one : sums.entries) {
+      const bool is_same = one.storage._unsafe_get_target() == target.storage().unsafeGetStorageImpl();
+      if (is_same && !one.storage.expired() && overlap(one.region, wanted)) origin = one.origin;
+    }
+  }
+  if (origin != nullptr) fill(*origin, values, kinds);
+  return origin;
+}
+
+void remember_overflowed_sums() {
+  std::vector<std::pair<at::Tensor, std::shared_ptr<OriginRecord>>> living;
+  {
+    const std::lock_guard lock(sums.mutex);
+    for (const Sum& one : sums.entries) {
+      if (auto storage = one.storage.lock()) living.emplace_back(one.region.tensor_in(storage), one.origin);
+    }
+  }
+  for (const auto& [tensor, origin] : living) {
+    const NonfiniteKinds kinds = kinds_of(tensor);
+    const bool is_read = !kinds.any() || nonfinite_registry().find(tensor) != nullptr;
+    if (is_read || bound_cache().pending_collective(tensor) == nullptr || kinds.nan()) continue;
+    fill(*origin, tensor, kinds);
+    nonfinite_registry().remember(tensor, std::make_shared<Provenance>(Cause{origin, kinds}));
+  }
+}
+
+void forget_sums() {
+  std::vector<Sum> forgotten;  // after the lock
+  const std::lock_guard lock(sums.mutex);
+  forgotten.swap(sums.entries);
+}
+
+}  // namespace torchnan

@@ -1,0 +1,67 @@
+// Collectives on the host: what this rank sends, and where the values come from that they write.
+//
+// A collective writes its outputs after the call has returned, on a thread that nobody intercepts. So what it will
+// write is marked as pending before it starts, and the values are attributed when they are first read: to the causes
+// that this rank has sent, to the collective itself if its sum may have overflowed, or else to another rank.
+#pragma once
+
+#include <memory>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/util/ArrayRef.h>
+#include <c10/util/SmallVector.h>
+
+#include <torchnan/export.h>
+
+#include "detection/thread_state.h"
+#include "origin/attribution.h"
+#include "origin/process_group.h"
+
+namespace torchnan {
+
+// One call of a collective.
+class HostCollective {
+ public:
+  // `arguments` are all of the call's, in the order of the schema.
+  HostCollective(const CallContext& call, c10::ArrayRef<c10::IValue> arguments, ThreadState& thread);
+
+  // Reads what this rank sends. Appends the tensors that are not finite to `bad_arguments`.
+  void inspect_sent(c10::SmallVectorImpl<BadArgument>& bad_arguments);
+
+  // Marks the arguments that the collective will write. Call it before the collective starts.
+  void expect_received(c10::ArrayRef<BadArgument> bad_arguments);
+
+  // Marks a new tensor that the collective has returned.
+  void expect_result(const at::Tensor& result, c10::ArrayRef<BadArgument> bad_arguments);
+
+ private:
+  bool is_read(const OpPlan::CollectiveArgument& argument) const;
+  bool is_written(const OpPlan::CollectiveArgument& argument) const;
+  void inspect(const at::Tensor& sent, const OpPlan::CollectiveArgument& argument,
+               c10::SmallVectorImpl<BadArgument>& bad_arguments);
+  void expect(const at::Tensor& received, c10::ArrayRef<BadArgument> bad_arguments);
+
+  const CallContext call_;
+  ThreadState& thread_;
+  const CollectiveCall facts_;
+  double largest_sent_ = 0;               // |x|
+  at::Tensor may_overflow_;               // sent, and so large that the sum over the ranks may be out of range
+  std::shared_ptr<OriginRecord> origin_;  // of that sum
+};
+
+// Marks a tensor that was made of the bytes which this thread's last collective has brought.
+TORCHNAN_API void expect_from_last_collective(const at::Tensor& values);
+
+// Returns the origin of an infinite sum that a collective has written, or is about to write, to `target`; null if this
+// rank has sent nothing that is large enough. `values` hold the sum: `target` itself, or memory of the collective's
+// own.
+std::shared_ptr<OriginRecord> overflowed_sum(const at::Tensor& target, const at::Tensor& values, NonfiniteKinds kinds);
+
+// Remembers the sums that have overflowed and that no operation has read yet.
+void remember_overflowed_sums();
+
+// Forgets all sums, after the last session.
+void forget_sums();
+
+}  // namespace torchnan
