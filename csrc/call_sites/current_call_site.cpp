@@ -15,6 +15,7 @@ namespace torchnan {
 namespace {
 
 thread_local std::optional<NodeSite> replayed_node;
+thread_local SiteId outer_stack = 0;
 
 // Innermost first. Allocates: only for what is to be reported.
 std::vector<Frame> current_inner_frames() {
@@ -42,16 +43,23 @@ std::optional<NodeSite> current_node_site() {
 
 void set_replayed_node(std::optional<NodeSite> site) { replayed_node = std::move(site); }
 
+void set_outer_stack(SiteId stack) { outer_stack = stack; }
+
+SiteId current_nested_stack() {
+  const SiteId live = host_runtime().current_stack_id();
+  return outer_stack == 0 ? live : host_runtime().nest_stack(live, outer_stack);
+}
+
 Site current_place() {
   Site site;
-  site.live = host_runtime().current_stack_id();
+  site.live = current_nested_stack();
   site.inner = current_inner_frames();
   return site;
 }
 
 Site current_call_site(const DetectionSession& session, uint64_t thread) {
   Site site;
-  site.live = host_runtime().current_stack_id();
+  site.live = current_nested_stack();
   site.grad_mode = c10::GradMode::is_enabled();
   site.thread = thread;
   site.step = session.step();

@@ -34,6 +34,13 @@ TORCHNAN_API std::optional<NodeSite> current_node_site();
 // Makes `site` the node that this thread runs while the engine runs none on it: what was called there is replayed.
 TORCHNAN_API void set_replayed_node(std::optional<NodeSite> site);
 
+// Makes `stack` what the stacks of this thread are nested in: it runs a callback on behalf of another place. 0 ends
+// that.
+TORCHNAN_API void set_outer_stack(SiteId stack);
+
+// Returns the stack of this thread, nested in what it runs on behalf of.
+TORCHNAN_API SiteId current_nested_stack();
+
 // Returns where this thread is, whatever it runs there.
 Site current_place();
 

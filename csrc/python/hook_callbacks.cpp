@@ -23,6 +23,7 @@
 #include "detection/session.h"
 #include "detection/thread_state.h"
 #include "device/devices.h"
+#include "origin/collectives.h"
 #include "origin/nonfinite_registry.h"
 #include "python/compiled_regions.h"
 #include "python/frame_walk.h"
@@ -173,6 +174,12 @@ void record_address_taken(const py::handle& object) {
   is_taken_by_reader() ? mark_stale(object) : record_exported(object);
 }
 
+// Of an object from another rank, which came as bytes.
+void record_received(const at::Tensor& tensor) {
+  const at::Tensor values = scannable_values(tensor);
+  if (values.defined()) expect_from_last_collective(values);
+}
+
 // An iterator would be used up by looking.
 void mark_all_stale(const py::handle& tensors) {
   if (!PyTuple_Check(tensors.ptr()) && !PyList_Check(tensors.ptr())) return;
@@ -190,6 +197,7 @@ void bind_hook_callbacks(py::module_& m) {
   m.def("record_aliased", &record_aliased);
   m.def("record_address_taken", &record_address_taken);
   m.def("set_address_readers", &set_address_readers, py::arg("folders"), py::arg("intermediate"));
+  m.def("record_received", &record_received);
   m.def("storage_of", &storage_address);
   m.def("record_call_site", &record_next_node_site);
 }

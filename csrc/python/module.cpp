@@ -28,6 +28,7 @@
 #include "origin/nonfinite_registry.h"
 #include "python/bound_rule.h"
 #include "python/call_python.h"
+#include "python/callback_site.h"
 #include "python/compiled_regions.h"
 #include "python/convert.h"
 #include "python/hook_callbacks.h"
@@ -171,6 +172,7 @@ void bind_session(py::module_& m) {
   m.def("record_failure", &record_failure, py::arg("part"), py::arg("why"));
   m.def("instances_of", &instances_of);
   bind_hook_callbacks(m);
+  bind_callback_sites(m);
   bind_bound_rules(m);
   bind_proved_steps(m);
   bind_compiled_regions(m);

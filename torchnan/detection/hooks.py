@@ -11,7 +11,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from torchnan._load import _C
-from torchnan.detection import handover, memory_hooks, optimizer_hooks, proved_step
+from torchnan.detection import communication, handover, memory_hooks, optimizer_hooks, proved_step
 from torchnan.detection.compiled import ahead_of_time, package, torch_internals
 from torchnan.detection.compiled import backend as compiled_backend
 from torchnan.detection.containment import contained
@@ -58,6 +58,8 @@ def install() -> None:
                     _undo.append(replace(holder, name, _loading_dynamo))
         with contained("following tensors to other processes"):
             _undo.append(handover.install())
+        with contained("following what ranks communicate"):
+            _undo.extend(communication.install())
         with contained("following optimizer steps that raise"):
             _undo.append(replace(torch.autograd.profiler.record_function, "__exit__", proved_step.ending))
         with contained("following steps that a loss scaler skips"):

@@ -1,0 +1,10 @@
+// Callbacks of futures: they run later, often on a thread of the process group, on behalf of where they were made.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace torchnan {
+
+void bind_callback_sites(pybind11::module_& m);
+
+}  // namespace torchnan
