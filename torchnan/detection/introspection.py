@@ -14,19 +14,18 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 import torch.utils.checkpoint
 
 from torchnan._load import _C
-from torchnan.detection import dataset_items, graph_code, initial_weights, registry
+from torchnan.detection import communication, dataset_items, graph_code, initial_weights, registry, shards
 from torchnan.detection.containment import contained
 from torchnan.detection.graph_code import RawFrame
 
 Line = tuple[str, int, str]  # file, line, function
-Names = dict[int, dict[int, str]]  # of modules, by model; both by id, and only as long as both are alive
 
 # Frames of files under these are how user code gets to an operation, not where it calls one.
 _INTERNAL_PREFIXES = tuple(
@@ -55,6 +54,8 @@ _FUNCTION_FILE = sys.modules["torch.autograd.function"].__file__
 _CHECKPOINT_FILE = sys.modules["torch.utils.checkpoint"].__file__
 _OPTIMIZER_FILE = sys.modules["torch.optim.optimizer"].__file__
 _SCALER_FILE = sys.modules["torch.amp.grad_scaler"].__file__
+
+_PIPELINE_STAGE = os.path.join("torch", "distributed", "pipelining", "stage.py")
 
 _IN_QUERY = "asking a module for its parts"
 
@@ -108,6 +109,27 @@ def _codes_of_scalers(base: type) -> Iterator[set[CodeType]]:
         yield from _codes_of_scalers(kind)
 
 
+def is_shape_inference(live: list[RawFrame]) -> bool:
+    """Whether an operation runs only to find out shapes: a pipeline stage does so on unwritten memory."""
+    return any("_inference" in code.co_name and code.co_filename.endswith(_PIPELINE_STAGE) for code, *_ in live)
+
+
+def bucket(numel: int, element: int) -> str:
+    """Returns the parameter that an element of the bucket which this thread communicates belongs to, or else all.
+
+    Args:
+        numel: of the tensor of the element, which need not be the bucket.
+        element: its index there.
+    """
+    parameters = communication.parameters_of_bucket()
+    if not parameters:
+        return ", ".join(map(clean, communication.names_in_fsdp_group()))
+    if sum(parameter.numel() for parameter in parameters) == numel:
+        ends = itertools.accumulate(parameter.numel() for parameter in parameters)
+        parameters = [next(one for one, end in zip(parameters, ends, strict=True) if element < end)]
+    return ", ".join(filter(None, map(name_of_parameter, parameters)))
+
+
 def resolve_site(
     live: list[RawFrame], forward: list[RawFrame], node: str, grad_mode: bool, session_id: int
 ) -> tuple[list[Line], str | None, str, list[Line]]:
@@ -124,18 +146,21 @@ def resolve_site(
     forward = _as_traced(forward)
     if not node:
         live = _as_traced(live)
-        return _lines(live), *_module_and_phase(live, grad_mode, session_id, {}), []
+        module, phase = _module_and_phase(live, grad_mode, session_id)
+        ends_backward = any(code is _ENGINE for code, *_ in live)  # what is left to be done after the last node
+        return _lines(live), module, "backward" if ends_backward else phase, []
     inside = _inside_engine(live)
     if (traced := graph_code.first_frame(inside)) is not None:  # what was traced backward has the lines of the forward
         origin = _as_traced([inside[traced], *_before_function_apply(forward)])
-        return _lines(origin), _module_path(_modules(origin), session_id, {}), "backward", []
+        return _lines(origin), _module_path(_modules(origin), session_id), "backward", []
     if any(code.co_filename == _CHECKPOINT_FILE for code, *_ in inside):  # the forward pass, run again
-        return _lines(inside), _module_path(_modules(inside) + _modules(forward), session_id, {}), "forward", []
+        return _lines(inside), _module_path(_modules(inside) + _modules(forward), session_id), "forward", []
     if inside and inside[-1][0].co_filename != _FUNCTION_FILE:  # a hook; Function.backward has its file last
         hook = _lines(inside)
-        return [*hook, *_users(forward)], _module_path(_modules(forward), session_id, {}), "backward", hook
+        outside = forward or live[len(inside) :]  # a leaf has no forward call: who called backward()
+        return [*hook, *_users(outside)], _module_path(_modules(forward), session_id), "backward", hook
     origin = _before_function_apply(forward) if inside else forward
-    return _lines(origin or live), _module_path(_modules(origin), session_id, {}), "backward", _users(inside)
+    return _lines(origin or live), _module_path(_modules(origin), session_id), "backward", _users(inside)
 
 
 def resolve_sites(sites: list[tuple[list[RawFrame], bool]], session_id: int) -> list[tuple[str | None, str]]:
@@ -145,8 +170,7 @@ def resolve_sites(sites: list[tuple[list[RawFrame], bool]], session_id: int) -> 
         sites: the stack of each, and whether gradients were being recorded.
         session_id: id of the detection session.
     """
-    names: Names = {}
-    return [_module_and_phase(_as_traced(live), grad_mode, session_id, names) for live, grad_mode in sites]
+    return [_module_and_phase(_as_traced(live), grad_mode, session_id) for live, grad_mode in sites]
 
 
 def owner_of_storage(
@@ -161,13 +185,14 @@ def owner_of_storage(
         session_id: id of the detection session.
     """
     roots = _roots(_modules(use), session_id)
+    search_all_modules |= rank() is not None  # before a model is called, ranks send each other its weights
     for root in itertools.chain(roots, _roots_of_program() if search_all_modules else ()):
         with contained(_IN_QUERY):
             for name, parameter in _named(root, "_parameters"):
-                if storage == _C.storage_of(parameter):
+                if storage == _C.storage_of(shards.local(parameter)):
                     return False, clean(name)
             for name, buffer in _named(root, "_buffers"):
-                if storage == _C.storage_of(buffer):
+                if storage == _C.storage_of(shards.local(buffer)):
                     return True, clean(name)
     return None
 
@@ -435,9 +460,9 @@ def _roots(modules: list[torch.nn.Module], session_id: int) -> Iterator[torch.nn
         yield _root_above(unwrap(modules[-1]))
 
 
-def _module_and_phase(live: list[RawFrame], grad_mode: bool, session_id: int, names: Names) -> tuple[str | None, str]:
+def _module_and_phase(live: list[RawFrame], grad_mode: bool, session_id: int) -> tuple[str | None, str]:
     phase = "optimizer" if _is_optimizer_step(live, grad_mode) else "forward"
-    return _module_path(_modules(live), session_id, names), phase
+    return _module_path(_modules(live), session_id), phase
 
 
 _known_roots: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[torch.nn.Module]] = weakref.WeakKeyDictionary()
@@ -458,36 +483,66 @@ def _root_above(module: torch.nn.Module) -> torch.nn.Module:
     return root
 
 
-def _module_path(modules: list[torch.nn.Module], session_id: int, names: Names) -> str | None:
+def _module_path(modules: list[torch.nn.Module], session_id: int) -> str | None:
     """Returns the dotted path of the innermost module that is part of a model; ``None`` outside every model.
 
     Args:
         modules: those that are being called, innermost first.
         session_id: id of the detection session.
-        names: cache of the names found for other operations of the same query.
     """
     with contained(_IN_QUERY):
         roots = list(_roots(modules, session_id))
         for called in map(unwrap, modules):
             for root in roots:
-                name = _names_in(root, names).get(id(called))
+                name = _name_in(root, called)
                 if name or (name is not None and _is_model(called)):
                     return clean(name)
     return None
 
 
-def _names_in(root: torch.nn.Module, names: Names) -> dict[int, str]:
-    """Returns the first name of every module in a model, by ``id``: some modules cannot be compared."""
-    if id(root) not in names:
-        known: dict[int, str] = {}
-        pending = [("", root)]
-        while pending:
-            path, module = pending.pop()
-            if id(module) not in known:
-                known[id(module)] = path
-                pending.extend((_joined(path, name), child) for name, child in reversed(_parts(module, "_modules")))
-        names[id(root)] = known
-    return names[id(root)]
+class _KnownNames(NamedTuple):
+    root: weakref.ref[torch.nn.Module]
+    names: dict[int, str]  # by id: some modules cannot be compared
+
+
+_known_names: dict[int, _KnownNames] = {}  # by the id of the root
+
+
+def _name_in(root: torch.nn.Module, module: torch.nn.Module) -> str | None:
+    """Returns the first name of a module in a model; ``None`` if it is not part of it.
+
+    The names of a large model are found once: a name that still leads to the module holds.
+    """
+    known = _known_names.get(id(root))
+    if known is not None and known.root() is root:
+        name = known.names.get(id(module))
+        if name is not None and _module_at(root, name) is module:
+            return name
+        if name is None and _root_above(module) is not root:
+            return None
+    names = _names_in(root)
+    key = id(root)
+    _known_names[key] = _KnownNames(weakref.ref(root, lambda _: _known_names.pop(key, None)), names)
+    return names.get(id(module))
+
+
+def _module_at(root: torch.nn.Module, name: str) -> torch.nn.Module | None:
+    module: torch.nn.Module | None = root
+    for part in name.split(".") if name else ():
+        module = module.__dict__.get("_modules", {}).get(part) if module is not None else None
+    return module
+
+
+def _names_in(root: torch.nn.Module) -> dict[int, str]:
+    """Returns the first name of every module in a model, by ``id``."""
+    names: dict[int, str] = {}
+    pending = [("", root)]
+    while pending:
+        path, module = pending.pop()
+        if id(module) not in names:
+            names[id(module)] = path
+            pending.extend((_joined(path, name), child) for name, child in reversed(_parts(module, "_modules")))
+    return names
 
 
 def _is_model(root: torch.nn.Module) -> bool:

@@ -66,6 +66,8 @@ def incidents(findings: Iterable[Finding]) -> list[Incident]:
         if cause is None:
             story.append(Incident(finding, 1 + finding.repeats))
         else:
+            if LEVELS.index(finding.level) < LEVELS.index(cause.first.level):
+                cause.first = dataclasses.replace(cause.first, level=finding.level)
             cause.received.append(Sighting(finding.rank, finding.step, _collective(finding)))
     return sorted(story, key=lambda incident: (LEVELS.index(incident.first.level), *_order(incident.first)))
 
@@ -102,7 +104,8 @@ def _add(incident: Incident, finding: Finding) -> None:
 
 
 def _cause_of(received: Finding, story: Sequence[Incident]) -> Incident | None:
-    alike = [one for one in story if one.first.level == received.level]  # what did no harm was passed on to nobody
+    # What did no harm was passed on to nobody, but for what a rank only notes that it has sent.
+    alike = [one for one in story if one.first.level in (received.level, "note")]
     earlier = [one for one in alike if (one.first.step or 0) <= (received.step or 0)]
     at_step = [one for one in earlier if one.first.step == received.step and one.first.rank != received.rank]
     return next(iter(at_step or earlier[::-1]), None)
