@@ -95,11 +95,6 @@ bool is_from_compiled_graph(const at::Tensor& tensor) {
   return node != nullptr && node->name().rfind("CompiledFunction", 0) == 0;
 }
 
-// Whether what is made there is dealt with, or never used.
-bool is_exempt_site(const Site& site, const DetectionSession& session) {
-  return ask_is_loss_scaling(site, session) || ask_is_shape_inference(site, session);
-}
-
 // Where the constants among the arguments were written.
 void fill_constant_lines(const CallContext& call, Finding& facts) {
   for (const TensorArgument& argument : tensor_arguments(call)) {
@@ -185,6 +180,7 @@ std::shared_ptr<OriginRecord> operation_origin(const CallContext& call, const at
   name_parameters_of_bucket(result, call.session, origin->facts);
   origin->facts.item = query_dataset_item(result, call.session);
   origin->seen_by_scaler = ask_is_loss_scaling(origin->site, call.session);
+  origin->exempt = ask_is_shape_inference(origin->site, call.session);
   origin->region = replayed_region();
   if (origin->region != nullptr && origin->region->is_backward) origin->facts.phase = Phase::kBackward;
   return origin;
@@ -198,7 +194,8 @@ std::shared_ptr<OriginRecord> sum_origin(const CallContext& call, const at::Tens
   fill_location(origin->site, call.session, origin->facts);
   name_parameter_of_node(origin->site, call.session, origin->facts);
   name_parameters_of_bucket(sent, call.session, origin->facts);
-  origin->exempt = is_exempt_site(origin->site, call.session);
+  origin->seen_by_scaler = ask_is_loss_scaling(origin->site, call.session);
+  origin->exempt = ask_is_shape_inference(origin->site, call.session);
   return origin;
 }
 
