@@ -138,7 +138,7 @@ LINES = {
     "learning_rate": {"time", "kind", "step", "lr_factor", "reason"},
 }
 CAPTURE = {
-    "format", "event", "report", "rank", "ranks", "model", "in_eval", "policy", "versions", "host",
+    "format", "event", "report", "rank", "ranks", "model", "in_eval", "policy", "versions", "host", "shared",
     "weights", "buffers", "batches", "random", "batch_random", "operation",
 }  # fmt: skip
 VERSIONS = {"torchnan", "torch", "python", "numpy", "cuda", "machine"}

@@ -35,6 +35,7 @@ WRONG = {
     "keep": "deepcopy",
     "captures": "",
     "max_captures": 0,
+    "capture_ranks": 0,
     "max_capture_bytes": True,
     "snapshot_every": -5,
     "snapshots": 0,

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import stat
 import sys
 from typing import NamedTuple
@@ -99,8 +100,20 @@ def test_the_number_of_captures_is_bounded(tmp_path):
     training = Training(captures=tmp_path, max_captures=2, max_consecutive=9)
     events = [training.guard.step(bad_batch(i)).event for i in range(3)]
     assert [event.capture is None for event in events] == [False, False, True]
-    assert events[2].notes == [f"not captured: {tmp_path} holds 2 captures of this rank (max_captures)"]
+    assert events[2].notes == [f"not captured: {tmp_path} holds captures of 2 steps (max_captures)"]
     assert len(os.listdir(tmp_path)) == 2
+
+
+def test_a_folder_that_was_removed_is_made_again(tmp_path):
+    training = Training(captures=tmp_path / "captures", log=tmp_path / "logs" / "recovery.jsonl", max_consecutive=9)
+    training.guard.step(bad_batch(0))
+    for folder in ("captures", "logs"):
+        shutil.rmtree(tmp_path / folder)
+    event = training.guard.step(bad_batch(1)).event
+    assert torchnan.load_capture(event.capture).step == 2
+    assert event.notes == []
+    assert len((tmp_path / "logs" / "recovery.jsonl").read_text().splitlines()) == 1
+    assert training.guard.failures == {}
 
 
 def test_so_is_their_size(tmp_path):

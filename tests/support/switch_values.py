@@ -97,6 +97,7 @@ RECOVERY: dict[str, tuple[list[Any], list[Any]]] = {
     "keep": (["reference", "copy"], ["", "Copy", "copy ", "deepcopy", None]),
     "captures": ([None, "x", Path("x")], [*NO_PATHS, 1, b"x"]),
     "max_captures": ([1], [*NO_COUNTS, 0]),
+    "capture_ranks": ([1], [*NO_COUNTS, 0]),
     "max_capture_bytes": ([1], [*NO_COUNTS, 0]),
     "snapshot_every": ([0, 1], NO_COUNTS),
     "snapshots": ([1], [*NO_COUNTS, 0]),

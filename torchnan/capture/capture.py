@@ -133,21 +133,21 @@ def load_capture(
     """
     if Path(path).is_dir() and not atomic_folder.is_one(Path(path)):
         raise _no_capture(Path(path), atomic_folder.CONTENTS)
-    documents, tensors = atomic_folder.read(Path(path))
-    where = f"{os.fspath(path)}/capture.json"
-    if "capture" not in documents:
-        raise _no_capture(Path(path), "capture.json")
-    about = require_key(documents, "capture", dict, where)
+    about, tensors, where = _read(Path(path))
     event = require_key(about, "event", dict, where)
-    memory = require_key(require_key(about, "weights", dict, where), "memory", list, f"{where}['weights']")
+    own = (about, tensors, os.fspath(path))
+    of_others = _held_by_others(Path(path), about, where)
+    written = require_key(of_others.get("weights", own)[0], "weights", dict, where)
+    memory = require_key(written, "memory", list, f"{where}['weights']")
     spread = any(piece != {"device": "cpu"} for piece in memory)  # what was on the host belongs there
 
     def part(name: str, expected: type) -> Any:
-        if name not in about or name not in tensors:
-            raise CaptureError(f"{os.fspath(path)} is not whole: it has no {name}.")
+        document, stored, folder = of_others.get(name, own)
+        if name not in document or name not in stored:
+            raise CaptureError(f"{folder} is not whole: it has no {name}.")
         place = None if device is None or "random" in name else functools.partial(_place, device, spread)
         return require_type(
-            decode(about[name], tensors[name], types=types, place=place), expected, f"{where}['{name}']"
+            decode(document[name], stored[name], types=types, place=place), expected, f"{where}['{name}']"
         )
 
     in_eval = require_key(about, "in_eval", list, where)
@@ -172,6 +172,43 @@ def load_capture(
         versions=_texts(require_key(about, "versions", dict, where), f"{where}['versions']"),
         in_eval=frozenset(_bare(require_type(name, str, f"{where}['in_eval']")) for name in in_eval),
     )
+
+
+_Contents = tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]], str]
+
+
+def _read(path: Path) -> _Contents:
+    """Returns what a capture says, its tensors, and the place of the first for messages."""
+    documents, tensors = atomic_folder.read(path)
+    where = f"{os.fspath(path)}/capture.json"
+    if "capture" not in documents:
+        raise _no_capture(path, "capture.json")
+    return require_key(documents, "capture", dict, where), tensors, where
+
+
+def _held_by_others(path: Path, about: dict[str, Any], where: str) -> dict[str, _Contents]:
+    """Returns the parts that captures of other ranks hold for this one, by name: what ranks have alike is written
+    once."""
+    found: dict[str, _Contents] = {}
+    shared = require_type(about.get("shared", {}), dict, f"{where}['shared']")
+    for name in ("weights", "buffers"):
+        if name not in shared or name in about:
+            continue
+        at = f"{where}['shared']['{name}']"
+        rank = require_key(require_type(shared[name], dict, at), "rank", int, at)
+        folder = rank_folders.same_step_of(rank, path)
+        if folder == path or not folder.is_dir():
+            beside = "rank-<n>-step-<n>, as it was written" if folder == path else folder.name
+            raise CaptureError(
+                f"{path} has no {name}: they are those of rank {rank}, whose capture of the same step must be beside "
+                f"it. Copy it there, and call it {beside}."
+            )
+        document, tensors, of_other = _read(folder)
+        others = require_type(document.get("shared", {}), dict, f"{of_other}['shared']")
+        if require_type(others.get(name, {}), dict, of_other).get("fingerprint") != shared[name].get("fingerprint"):
+            raise CaptureError(f"{folder} has other {name} than {path} was written with: it is of another bad step.")
+        found[name] = (document, tensors, os.fspath(folder))
+    return found
 
 
 _FIELDS: dict[type, dict[str, tuple[type, ...]]] = {

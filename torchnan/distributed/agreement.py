@@ -154,6 +154,22 @@ class Agreement:
             return values
         return [int(n) for n in self._all_reduce(torch.tensor(values), dist.ReduceOp.MAX).tolist()]
 
+    def gather(self, values: list[int]) -> list[list[int]]:
+        """Returns the values of each rank, by rank of the group. All give equally many, none negative."""
+        if self.ranks == 1:
+            return [values]
+        count = len(values)
+        mine = [0] * (count * self.ranks)
+        mine[count * self.rank : count * (self.rank + 1)] = values
+        every = self.all_reduce_max_of(mine)
+        return [every[i : i + count] for i in range(0, len(every), count)]
+
+    def to_global_rank(self, rank: int) -> int:
+        """Returns the rank in the job of a rank of the group."""
+        if self.ranks == 1:
+            return self.global_rank
+        return rank if self.group is None else dist.get_global_rank(self.group, rank)
+
     def lowest_rank_with_max(self, value: int) -> int:
         """Returns the lowest rank of the group that has the largest value."""
         most = self.all_reduce_max(value)
@@ -172,8 +188,7 @@ class Agreement:
     def _tell(self, word: int, mine: Anomaly | None) -> Anomaly:
         what, micro_batch, rank = _decode(word)
         text = self.broadcast_text(mine.text if mine is not None else "", rank)
-        job_rank = dist.get_global_rank(self.group, rank) if self.group is not None else rank
-        return Anomaly(what, text, micro_batch, job_rank)
+        return Anomaly(what, text, micro_batch, self.to_global_rank(rank))
 
     def _norm_over_shards(self, squares: float, anomaly: Anomaly | None) -> float:
         """Returns the norm over all ranks; NaN if any of them has an anomaly."""

@@ -55,7 +55,7 @@ class BadStepAnalyzer:
         self._observer = observer
         self._agreement = agreement
         self._failures = failures
-        self._captures = Captures(policy, agreement.global_rank, agreement.ranks, failures)
+        self._captures = Captures(policy, agreement, failures)
         self._last_good = 0
 
     def record_good_step(self, step: int) -> None:
@@ -107,14 +107,19 @@ class BadStepAnalyzer:
             nonfinite = nonfinite_among([*parameters, *self._inputs.buffers().items()])
         self._name_cause(event, anomaly, self._replay(event, anomaly, parts), nonfinite)
         self._rerun_in_float32(event, anomaly, parts)
-        operation = None
-        if self._agreement.all_reduce_max(int(self._captures.has_room)) > 0:
-            with self._failures.contained("recording the operation"):
-                operation = self._operation(event.finding, parts)
-        self._captures.save(event, self._forward_backward.model, self._inputs, operation)
+        self._capture(event, parts)
         self._inputs.restore_buffers()
         after.restore()
         return event
+
+    def _capture(self, event: StepEvent, parts: int) -> None:
+        if not self._captures.has_room():
+            self._captures.note_limit(event)
+            return
+        operation = None
+        with self._failures.contained("recording the operation"):
+            operation = self._operation(event.finding, parts)
+        self._captures.save(event, self._forward_backward.model, self._inputs, operation)
 
     def _replay(self, event: StepEvent, anomaly: Anomaly, parts: int) -> Replay:
         reason = ""

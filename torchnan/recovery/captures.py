@@ -16,7 +16,10 @@ from torchnan.config.options import OptionError
 from torchnan.detection import shards
 from torchnan.detection.containment import Failures, describe
 from torchnan.detection.nested import tensors_in
+from torchnan.distributed.agreement import Agreement
+from torchnan.recovery.capture_plan import plan_captures
 from torchnan.recovery.event import StepEvent
+from torchnan.recovery.fingerprint import fingerprint
 from torchnan.recovery.policy import Policy
 from torchnan.recovery.step.operation import Operation
 from torchnan.recovery.step.step_inputs import StepInputs
@@ -30,11 +33,15 @@ class _LimitReached(Exception):
 
 
 class Captures:
-    """The captures of one rank.
+    """The captures of one rank, as its part of those of the job.
+
+    What several ranks hold with the same bits, such as the weights under DDP, is written by one of them: by the rank
+    that made the bad value if it holds it too. The others write their batches and random states, and refer to it. At
+    most ``WRITERS_AT_ONCE`` ranks write at the same time.
 
     Args:
-        policy: folder, maximum number and maximum size.
-        rank, ranks: rank of this process, and number of ranks.
+        policy: folder, maximum number, of steps and of ranks, and maximum size.
+        agreement: agreement with the other ranks.
         failures: counts captures that could not be written.
 
     Raises:
@@ -42,10 +49,9 @@ class Captures:
         OSError: the folder cannot be created.
     """
 
-    def __init__(self, policy: Policy, rank: int, ranks: int, failures: Failures) -> None:
+    def __init__(self, policy: Policy, agreement: Agreement, failures: Failures) -> None:
         self._policy = policy
-        self._rank = rank
-        self._ranks = ranks
+        self._agreement = agreement
         self._failures = failures
         self._folder = None if policy.captures is None else Path(policy.captures)
         if self._folder is None:
@@ -55,29 +61,89 @@ class Captures:
         except CaptureError as error:
             raise OptionError(f"{error}.") from None
         atomic_folder.make_for("captures", self._folder)
-        rank_folders.remove_partial(self._folder, rank)
-
-    @property
-    def has_room(self) -> bool:
-        """Whether another capture may be written. Ranks may differ."""
-        return self._folder is not None and len(self._existing()) < self._policy.max_captures
-
-    def _existing(self) -> list[Path]:
-        return [] if self._folder is None else rank_folders.folders_of(self._folder, self._rank)
+        rank_folders.remove_partial(self._folder, agreement.global_rank)
 
     def validate(self, batch: Any) -> None:
         """Raises ``UnkeepableError`` for a batch that a capture could not store."""
         if self._folder is not None:
             check(batch, name="batch")
 
+    def has_room(self) -> bool:
+        """Returns whether the job may capture another step, and any rank captures steps. Collective."""
+        steps = self._agreement.all_reduce_max(self._captured_steps())
+        has_room = self._folder is not None and steps < self._policy.max_captures
+        return self._agreement.all_reduce_max(int(has_room)) > 0
+
+    def _captured_steps(self) -> int:
+        return 0 if self._folder is None else len(rank_folders.steps_in(self._folder))
+
+    def note_limit(self, event: StepEvent) -> None:
+        """Records in the event that :meth:`has_room` was false."""
+        if self._folder is not None:
+            text = f"{self._folder} holds captures of {self._captured_steps()} steps (max_captures)"
+            event.notes.append(f"not captured: {text}")
+
     def save(self, event: StepEvent, model: torch.nn.Module, inputs: StepInputs, operation: Operation | None) -> None:
-        """Writes a capture, and records its folder in the event, or why there is none. Never raises."""
-        if self._folder is None:
+        """Writes a capture, and records its folder in the event, or why there is none. Collective; raises nothing but
+        an ``AgreementError``."""
+        named: dict[str, dict[str, torch.Tensor]] = {
+            "weights": dict(model.named_parameters(remove_duplicate=False)),
+            "buffers": inputs.buffers(),
+        }
+        held = [0] * len(named) if self._folder is None else [self._fingerprint(tensors) for tensors in named.values()]
+        every = self._agreement.gather(held)
+        ranks = [self._agreement.to_global_rank(rank) for rank in range(len(every))]
+        cause = ranks.index(event.rank) if event.rank in ranks else 0
+        most = self._agreement.all_reduce_max(self._policy.capture_ranks)
+        plan = plan_captures([own if any(own) else [] for own in every], cause, most)
+        lost: set[int] = set()  # ranks that should have written what others hold too, and could not
+        for turn in plan.turns:
+            failed = 0
+            if self._agreement.rank in turn:
+                holders = plan.holders[self._agreement.rank]
+                shared = {
+                    name: {"rank": ranks[holder], "fingerprint": f"{value:016x}"}
+                    for name, holder, value in zip(named, holders, held, strict=True)
+                }
+                missing = [ranks[holder] for holder in holders if holder in lost]
+                if missing:
+                    event.notes.append(f"not captured: rank {missing[0]}, which has the same weights, wrote none")
+                elif not self._save_own(event, model, inputs, operation, named, shared):
+                    failed = 1 + self._agreement.rank
+            lost.add(self._agreement.all_reduce_max(failed) - 1)  # the next ranks begin when these have written
+        if self._folder is None or not plan.turns:
             return
-        target = rank_folders.folder_of(self._folder, self._rank, event.step)
+        if self._agreement.rank not in plan.writers:
+            event.notes.append(f"not captured by this rank: capture_ranks={most} others are")
+        if cause != self._agreement.rank and cause in plan.writers and cause not in lost:
+            where = rank_folders.folder_of(self._folder, event.rank, event.step)
+            event.notes.append(f"the bad value is in the capture of rank {event.rank}: {where}")
+
+    def _fingerprint(self, tensors: dict[str, torch.Tensor]) -> int:
+        """Returns the fingerprint of a part; if it has none, a number that no other rank has."""
         try:
-            self._check_limit()
-            self._write(target, event, model, inputs, operation)
+            return 1 << 62 | fingerprint(tensors)
+        except Exception as error:  # noqa: BLE001 - such as a layout without contiguous memory: it is not shared
+            self._failures.record("comparing weights between ranks", error)
+            return 1 + self._agreement.rank
+
+    def _save_own(
+        self,
+        event: StepEvent,
+        model: torch.nn.Module,
+        inputs: StepInputs,
+        operation: Operation | None,
+        named: dict[str, dict[str, torch.Tensor]],
+        shared: dict[str, dict[str, Any]],
+    ) -> bool:
+        """Writes the capture of this rank; returns whether it could."""
+        assert self._folder is not None
+        rank = self._agreement.global_rank
+        target = rank_folders.folder_of(self._folder, rank, event.step)
+        try:
+            atomic_folder.make_for("captures", self._folder)  # somebody may have removed it since
+            own = {name: tensors for name, tensors in named.items() if shared[name]["rank"] == rank}
+            self._write(target, {**self._metadata(event, model), "shared": shared}, own, inputs, operation)
         except _LimitReached as limit:
             event.notes.append(f"not captured: {limit}")
         except Exception as error:  # noqa: BLE001 - such as a full disk, or a state that cannot be stored
@@ -85,17 +151,19 @@ class Captures:
             self._failures.record("writing a capture", error)
         else:
             event.capture = str(target)
-
-    def _check_limit(self) -> None:
-        if not self.has_room:
-            raise _LimitReached(f"{self._folder} holds {len(self._existing())} captures of this rank (max_captures)")
+            return True
+        return False
 
     def _write(
-        self, target: Path, event: StepEvent, model: torch.nn.Module, inputs: StepInputs, operation: Operation | None
+        self,
+        target: Path,
+        document: dict[str, Any],
+        own: dict[str, dict[str, torch.Tensor]],
+        inputs: StepInputs,
+        operation: Operation | None,
     ) -> None:
-        contents = {
-            "weights": dict(model.named_parameters(remove_duplicate=False)),
-            "buffers": inputs.buffers(),
+        contents: dict[str, Any] = {
+            **own,
             "batches": [batch.restored() for batch in inputs.batches],
             "random": dataclasses.asdict(inputs.random),
             "batch_random": [None if b.random is None else dataclasses.asdict(b.random) for b in inputs.batches],
@@ -107,7 +175,6 @@ class Captures:
             raise _LimitReached(f"{size} bytes are more than max_capture_bytes={self._policy.max_capture_bytes}")
         encoded = {name: encode(value, name=name) for name, value in contents.items()}
         tensors = {name: stored for name, (_, stored) in encoded.items()}
-        document = self._metadata(event, model)
         document.update({name: written for name, (written, _) in encoded.items()})
         atomic_folder.write(target, {"capture": document}, tensors)
 
@@ -116,8 +183,8 @@ class Captures:
             "format": atomic_folder.FORMAT,
             "event": event.facts(),
             "report": "" if event.finding is None else str(event.finding),
-            "rank": self._rank,
-            "ranks": self._ranks,
+            "rank": self._agreement.global_rank,
+            "ranks": self._agreement.ranks,
             "model": f"{type(model).__module__}.{type(model).__qualname__}",
             "in_eval": [name for name, module in model.named_modules() if not module.training],
             "policy": {name: str(value) for name, value in dataclasses.asdict(self._policy).items()},

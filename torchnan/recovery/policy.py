@@ -98,7 +98,11 @@ class Policy(Settings):
         replay: replay a bad step twice under ``detect()``, to find its origin.
         keep: how batches are saved for the replay: by ``"reference"`` (a step that mutates its batch cannot be
             replayed) or as a ``"copy"``.
-        captures: folder for captures of bad steps; at most ``max_captures`` per rank, ``max_capture_bytes`` each.
+        captures: folder for captures of bad steps: of at most ``max_captures`` steps of the whole job. Each rank writes
+            a folder of at most ``max_capture_bytes``. What several ranks hold alike is in one of them: the weights
+            under DDP.
+        capture_ranks: how many ranks write a captured step. Those that hold weights of their own, such as shards,
+            always do.
         snapshot_every: number of steps between snapshots of model, optimizer, scaler, scheduler and random states. 0:
             no snapshots.
         snapshots: maximum number of snapshots.
@@ -137,6 +141,7 @@ class Policy(Settings):
     keep: str = _one_of("reference", "copy")
     captures: str | Path | None = _path()
     max_captures: int = nonnegative_int(3, minimum=1)
+    capture_ranks: int = nonnegative_int(64, minimum=1)
     max_capture_bytes: int = nonnegative_int(2**35, minimum=1)
     snapshot_every: int = nonnegative_int(0)
     snapshots: int = nonnegative_int(2, minimum=1)

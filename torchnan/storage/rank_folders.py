@@ -23,6 +23,12 @@ def all_in(where: Path) -> list[Path]:
     return sorted(path for path in where.glob(f"{_prefix('*')}step-*") if path.is_dir())
 
 
+def steps_in(where: Path) -> set[int]:
+    """Returns the steps that folders of any rank exist of."""
+    names = (path.name.rpartition("-")[2] for path in where.glob(f"{_prefix('*')}step-*"))
+    return {int(step) for step in names if step.isdecimal()}
+
+
 def step_of(path: Path) -> int:
     """Returns the step of such a folder."""
     return int(path.name.rsplit("-", 1)[1])
