@@ -52,32 +52,65 @@ class Log:
     truncated: bool
 
 
+class LogStream:
+    """The findings of a log, made one by one while it is read, whatever it holds, in little memory.
+
+    Args:
+        path: the log.
+
+    Attributes:
+        damaged, damaged_lines, ignored_bytes, truncated: as in :class:`Log`, of what has been read so far.
+        count: how many findings have been read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = path
+        self.damaged: list[UnreadableLine] = []
+        self.damaged_lines = self.ignored_bytes = self.count = 0
+        self.truncated = False
+
+    def __iter__(self) -> Iterator[Finding]:
+        """Yields the findings, in the order of the log. Begins again where it is asked for again.
+
+        Raises:
+            OSError: it cannot be opened, or is no regular file.
+        """
+        return (finding for _, finding in self.lines())
+
+    def lines(self) -> Iterator[tuple[bytes, Finding]]:
+        """Yields each finding with its line."""
+        self.__init__(self._path)  # type: ignore[misc]
+        with _opened(self._path) as file:
+            for number, (line, size, has_ended) in enumerate(_lines(file), 1):
+                start = line.rfind(_START)  # a writer that was killed may have left a beginning in front
+                finding, reason = _parsed(line[start:], size) if start >= 0 else (None, "it is not a finding")
+                if finding is None:
+                    start = size
+                elif start > 0:
+                    reason = f"before its finding there are {start} bytes of another"
+                self._note_damage(number, start, size, reason, has_ended)
+                if finding is not None:
+                    self.count += 1
+                    yield line[start:], finding
+
+    def _note_damage(self, number: int, ignored: int, size: int, reason: str, has_ended: bool) -> None:
+        if ignored == size and not has_ended:
+            self.truncated = True
+        elif ignored > 0:
+            self.damaged_lines += 1
+            self.damaged += [UnreadableLine(number, reason)][: MAX_REPORTED_LINES - len(self.damaged)]
+        self.ignored_bytes += ignored
+
+
 def read(path: str | os.PathLike[str]) -> Log:
     """Reads a log, whatever it holds, in one pass and in no more memory than it has bytes.
 
     Raises:
         OSError: it cannot be opened, or is no regular file.
     """
-    whole: list[bytes] = []
-    damaged: list[UnreadableLine] = []
-    damaged_lines = ignored = 0
-    truncated = False
-    with _opened(path) as file:
-        for number, (line, size, has_ended) in enumerate(_lines(file), 1):
-            start = line.rfind(_START)  # a writer that was killed may have left a beginning in front
-            reason = _refusal(line[start:], size) if start >= 0 else "it is not a finding"
-            if reason:
-                start = size
-            else:
-                whole.append(line[start:])
-                reason = f"before its finding there are {start} bytes of another"
-            if start == size and not has_ended:
-                truncated = True
-            elif start > 0:
-                damaged_lines += 1
-                damaged += [UnreadableLine(number, reason)][: MAX_REPORTED_LINES - len(damaged)]
-            ignored += start
-    return Log(_Findings(whole), tuple(damaged), damaged_lines, ignored, truncated)
+    stream = LogStream(path)
+    whole = [line for line, _ in stream.lines()]
+    return Log(_Findings(whole), tuple(stream.damaged), stream.damaged_lines, stream.ignored_bytes, stream.truncated)
 
 
 def kind_of(path: str | os.PathLike[str]) -> log_kind.LogKind | None:
@@ -116,15 +149,14 @@ def _split_at_rank(name: str) -> tuple[str, str]:
     return name[:start], name[end:]
 
 
-def _refusal(line: bytes, size: int) -> str:
-    """Returns why a line is no finding; ``""`` if it is one."""
+def _parsed(line: bytes, size: int) -> tuple[Finding | None, str]:
+    """Returns the finding of a line, or why it is none."""
     if len(line) > MAX_LINE_BYTES:
-        return f"it has {size} bytes, and no finding has so many"
+        return None, f"it has {size} bytes, and no finding has so many"
     try:
-        Finding.from_json(line)
+        return Finding.from_json(line), ""
     except ValueError as error:
-        return str(error)
-    return ""
+        return None, str(error)
 
 
 class _Findings(Sequence[Finding]):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 from tests.support.finding_logs import finding_of, masked_row, received, write_log
 from torchnan import cli, findings
-from torchnan.distributed.incidents import Sighting, incidents, name_ranks
+from torchnan.distributed.incidents import Sighting, Story, incidents, name_ranks
 
 
 def story_of(*fields):
@@ -79,3 +81,31 @@ def test_show_merges_the_logs_of_ranks(tmp_path, capsys):
     assert "\n  ranks     received by rank 0 through allreduce_\n" in shown
     assert f"2 logs, {tmp_path}/rank-0.jsonl to {tmp_path}/rank-1.jsonl: 2 findings, 1 different\n" in shown
     assert shown.endswith(f"{tmp_path}/rank-1.jsonl:\nignored: 8 bytes\n  line 2: it is not a finding\n")
+
+
+def test_a_story_can_be_told_again_and_holds_one_finding_of_a_cause():
+    story = Story()
+    for rank in range(100):
+        story.add(finding_of(masked_row(rank=rank, step=1 + rank % 3)))
+        story.add(finding_of(received(rank=rank, step=2)))
+    told = story.incidents()
+    assert story.incidents() == told
+    (incident,) = told
+    assert (story.count, incident.count, len(incident.again), len(incident.received)) == (200, 100, 99, 100)
+    assert story.ranks == set(range(100))
+
+
+def test_a_thousand_logs_are_shown_in_the_memory_of_their_causes(tmp_path):
+    """Findings that are folded are let go of: ten times as many lines take no more memory."""
+    few, many = ([masked_row(rank=0, step=1 + i, op=f"a::b{i % 10}") for i in range(n)] for n in (50, 2000))
+    peaks = []
+    for rows in (few, many):
+        write_log(tmp_path / "findings.jsonl", *rows)
+        tracemalloc.start()
+        story = Story()
+        for finding in findings.LogStream(tmp_path / "findings.jsonl"):
+            story.add(finding)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert (story.count, len(story.incidents())) == (2000, 10)
+    assert peaks[1] < peaks[0] + 2000 * 400  # bytes: a sighting, and its place in the list; a finding has thousands

@@ -17,13 +17,24 @@ _COMMANDS = {"run": "diagnose", "recovery": "show"}
 
 @dataclasses.dataclass(frozen=True)
 class FindingLogs:
-    """The contents of logs, by path."""
+    """The logs, by path. They are read anew, and not held, each time that their findings are asked for."""
 
-    logs: dict[str, findings.Log]
+    logs: dict[str, findings.LogStream]
 
     def __iter__(self) -> Iterator[Finding]:
-        """Yields the findings of all logs; each is made when it is asked for."""
-        return (finding for log in self.logs.values() for finding in log.findings)
+        """Yields the findings of all logs.
+
+        Raises:
+            OptionError: a log has lines, and none of them is a finding.
+            OSError: a log cannot be read.
+        """
+        for path, log in self.logs.items():
+            yield from log
+            if not log.count and log.damaged_lines:
+                raise OptionError(
+                    f"{path} is not a log of findings: none of its lines is one. `torchnan diagnose` reads the log of "
+                    "a run."
+                )
 
     @property
     def names(self) -> str:
@@ -32,13 +43,12 @@ class FindingLogs:
         return paths[0] if len(paths) == 1 else f"{len(paths)} logs, {paths[0]} to {paths[-1]}"
 
     @property
-    def notes(self) -> list[str]:
-        """What of the logs could not be read, a line each."""
-        notes = []
+    def notes(self) -> Iterator[str]:
+        """Yields what of the logs could not be read, a line each; to be asked once they have been read."""
         for path, log in self.logs.items():
-            notes += [f"{printable(path)}:"] if len(self.logs) > 1 and log.ignored_bytes else []
-            notes += _damage(log)
-        return notes
+            if len(self.logs) > 1 and log.ignored_bytes:
+                yield f"{printable(path)}:"
+            yield from _damage(log)
 
 
 def add_argument(parser: argparse.ArgumentParser) -> None:
@@ -51,8 +61,8 @@ def add_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def read(paths: Sequence[str]) -> FindingLogs:
-    """Reads the logs, with those of other ranks that lie beside them.
+def at(paths: Sequence[str]) -> FindingLogs:
+    """Returns the logs at some paths, with those of other ranks that lie beside them.
 
     Raises:
         OptionError: there is not a log of findings at a path; says which command reads what is there.
@@ -66,17 +76,11 @@ def read(paths: Sequence[str]) -> FindingLogs:
         for one in found:
             if (kind := findings.kind_of(one)) in _COMMANDS:
                 raise OptionError(f"{one} is {log_kind.NAMES[kind]}: use `{command_line(_COMMANDS[kind], one)}`.")
-            logs[one] = findings.read(one)
-    for path, log in logs.items():
-        if not log.findings and log.damaged_lines:
-            raise OptionError(
-                f"{path} is not a log of findings: none of its lines is one. `torchnan diagnose` reads the log of a "
-                "run."
-            )
+            logs[one] = findings.LogStream(one)
     return FindingLogs(logs)
 
 
-def _damage(log: findings.Log) -> list[str]:
+def _damage(log: findings.LogStream) -> list[str]:
     if not log.ignored_bytes:
         return []
     lines = [f"ignored: {log.ignored_bytes} bytes"]

@@ -34,11 +34,11 @@ def execute(given: argparse.Namespace) -> int:
     """
     from torchnan.storage.private_file import write_text
 
-    logs = finding_logs.read(given.logs)
+    logs = finding_logs.at(given.logs)
     try:
         from torchnan.pages import findings_page
 
-        page = findings_page.html(list(logs), list(logs.logs), logs.notes)
+        page = findings_page.html(logs, list(logs.logs), logs.notes)
     except ImportError as error:
         raise OptionError(str(error)) from None
     output = given.output or f"{Path(os.path.abspath(given.logs[0])).stem}.html"

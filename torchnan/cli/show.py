@@ -22,7 +22,7 @@ from torchnan.cli import code_host, finding_logs
 from torchnan.config.text import printable
 from torchnan.detection import terminal
 from torchnan.detection.finding import LEVELS
-from torchnan.distributed.incidents import Incident, incidents
+from torchnan.distributed.incidents import Story
 
 NAME = "show"
 HELP = "print logs of findings, or of a StepGuard"
@@ -49,7 +49,7 @@ def execute(given: argparse.Namespace) -> int:
     first = given.logs[0]
     if len(given.logs) == 1 and not os.path.isdir(first) and findings.kind_of(first) == "recovery":
         return _show_bad_steps(first, as_json=given.json)
-    logs = finding_logs.read(given.logs)
+    logs = finding_logs.at(given.logs)
     return _show_annotations(logs, given.format) if given.format else _show_findings(logs, as_json=given.json)
 
 
@@ -74,12 +74,16 @@ def _show_bad_steps(log: str, *, as_json: bool) -> int:
 
 def _show_findings(logs: finding_logs.FindingLogs, *, as_json: bool) -> int:
     """Prints the reports; what has one cause is one of them."""
-    story, in_color = incidents(logs), terminal.wants_color(sys.stdout)
+    story, in_color = Story(), terminal.wants_color(sys.stdout)
+    for finding in logs:
+        story.add(finding)
+    found = story.incidents()
     for level in LEVELS if as_json else ():
-        for finding in logs:
-            if finding.level == level:
-                print(finding.to_json())
-    for incident in () if as_json else story:
+        if level in {incident.first.level for incident in found}:
+            for finding in logs:
+                if finding.level == level:
+                    print(finding.to_json())
+    for incident in () if as_json else found:
         first = incident.first
         print(terminal.layout(first, columns=terminal.width(), with_source=False) if in_color else first)
         if incident.again:
@@ -87,21 +91,23 @@ def _show_findings(logs: finding_logs.FindingLogs, *, as_json: bool) -> int:
         if incident.elsewhere:
             print(f"  {'ranks':<9} {incident.elsewhere}")
         print()
-    print(_summary(logs, story), file=sys.stderr if as_json else sys.stdout)
+    print(_summary(logs, story.count, len(found)), file=sys.stderr if as_json else sys.stdout)
     return 0
 
 
 def _show_annotations(logs: finding_logs.FindingLogs, form: str) -> int:
     """Prints the incidents for a code host."""
-    story = incidents(logs)
-    text = code_host.github(story) if form == "github" else code_host.sarif(story)
+    story = Story()
+    for finding in logs:
+        story.add(finding)
+    found = story.incidents()
+    text = code_host.github(found) if form == "github" else code_host.sarif(found)
     if text:
         print(text)
-    print(_summary(logs, story), file=sys.stderr)
+    print(_summary(logs, story.count, len(found)), file=sys.stderr)
     return 0
 
 
-def _summary(logs: finding_logs.FindingLogs, story: list[Incident]) -> str:
-    found = sum(len(log.findings) for log in logs.logs.values())
-    counts = {0: "no findings", 1: "1 finding"}.get(found, f"{found} findings, {len(story)} different")
+def _summary(logs: finding_logs.FindingLogs, found: int, different: int) -> str:
+    counts = {0: "no findings", 1: "1 finding"}.get(found, f"{found} findings, {different} different")
     return "\n".join([f"{logs.names}: {counts}", *logs.notes])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from collections.abc import Iterable, Sequence
 
@@ -45,31 +46,77 @@ class Incident:
         return "; ".join(parts)
 
 
-def incidents(findings: Iterable[Finding]) -> list[Incident]:
-    """Returns the incidents that findings, in any order, tell of: the most serious first, of these the earliest.
+class Story:
+    """Collects findings, in any order, to incidents. Of each incident it holds one finding, of the others no more than
+    where they were seen, so that it can be told of more findings than fit into memory.
 
     A value that was received from another rank belongs to what was made at the same step, or last before it. Where no
     rank tells what made it, it is an incident of its own.
+
+    Attributes:
+        count: number of findings so far.
+        ranks: the ranks that they are from.
     """
-    made: dict[object, Incident] = {}
-    received: list[Finding] = []
-    for finding in findings:
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.ranks: set[int] = set()
+        self._made: dict[object, Incident] = {}
+        self._received: list[tuple[str, Sighting]] = []  # with the level
+        self._earliest: dict[str, Finding] = {}  # received, by level: only these may come to be incidents
+        self._sightings: dict[Sighting, Sighting] = {}  # each once
+
+    def add(self, finding: Finding) -> None:
+        """Adds a finding."""
+        self.count += 1
+        if finding.rank is not None:
+            self.ranks.add(finding.rank)
         if is_received(finding):
-            received.append(finding)
-        elif (same := made.get(key := identity(finding))) is None:
-            made[key] = Incident(finding, 1 + finding.repeats)
-        else:
-            _add(same, finding)
-    story = sorted(made.values(), key=lambda incident: _order(incident.first))
-    for finding in sorted(received, key=_order):
-        cause = _cause_of(finding, story)
-        if cause is None:
-            story.append(Incident(finding, 1 + finding.repeats))
-        else:
-            if LEVELS.index(finding.level) < LEVELS.index(cause.first.level):
-                cause.first = dataclasses.replace(cause.first, level=finding.level)
-            cause.received.append(Sighting(finding.rank, finding.step, _collective(finding)))
-    return sorted(story, key=lambda incident: (LEVELS.index(incident.first.level), *_order(incident.first)))
+            self._received.append((finding.level, self._sighting(finding, _collective(finding))))
+            earliest = self._earliest.setdefault(finding.level, finding)
+            if _order(finding) < _order(earliest):
+                self._earliest[finding.level] = finding
+            return
+        same = self._made.setdefault(identity(finding), Incident(finding, 0))
+        same.count += 1 + finding.repeats
+        if same.first is not finding:
+            if _order(finding) < _order(same.first):
+                same.first, finding = finding, same.first
+            same.again.append(self._sighting(finding))
+
+    def _sighting(self, finding: Finding, collective: str = "") -> Sighting:
+        sighting = Sighting(finding.rank, finding.step, collective)
+        return self._sightings.setdefault(sighting, sighting)
+
+    def incidents(self) -> list[Incident]:
+        """Returns the incidents: the most serious first, of these the earliest."""
+        made = sorted((dataclasses.replace(one, received=[]) for one in self._made.values()), key=_order_of)
+        received = sorted(self._received, key=lambda one: _order(one[1]))
+        for level in LEVELS:
+            # What did no harm was passed on to nobody, but for what a rank only notes that it has sent.
+            alike = [incident for incident in made if incident.first.level in (level, "note")]
+            for sighting in (sighting for of_level, sighting in received if of_level == level):
+                cause = _cause_of(sighting, alike)
+                if cause is None:
+                    first = self._earliest[level]  # all later ones of this level belong to it
+                    alike.insert(0, Incident(first, 1 + first.repeats))
+                    made.insert(0, alike[0])
+                else:
+                    cause.received.append(sighting)
+                    cause.first = dataclasses.replace(cause.first, level=level)
+        return sorted(made, key=lambda incident: (LEVELS.index(incident.first.level), *_order_of(incident)))
+
+
+def _order_of(incident: Incident) -> tuple[int, int]:
+    return _order(incident.first)
+
+
+def incidents(findings: Iterable[Finding]) -> list[Incident]:
+    """Returns the incidents that findings tell of, as :class:`Story` has them."""
+    story = Story()
+    for finding in findings:
+        story.add(finding)
+    return story.incidents()
 
 
 def is_received(finding: Finding) -> bool:
@@ -96,26 +143,20 @@ def name_ranks(ranks: Iterable[int | None]) -> str:
     return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(words)}" if words else "another process"
 
 
-def _add(incident: Incident, finding: Finding) -> None:
-    incident.count += 1 + finding.repeats
-    if _order(finding) < _order(incident.first):
-        incident.first, finding = finding, incident.first
-    incident.again.append(Sighting(finding.rank, finding.step))
-
-
-def _cause_of(received: Finding, story: Sequence[Incident]) -> Incident | None:
-    # What did no harm was passed on to nobody, but for what a rank only notes that it has sent.
-    alike = [one for one in story if one.first.level in (received.level, "note")]
-    earlier = [one for one in alike if (one.first.step or 0) <= (received.step or 0)]
-    at_step = [one for one in earlier if one.first.step == received.step and one.first.rank != received.rank]
-    return next(iter(at_step or earlier[::-1]), None)
+def _cause_of(received: Sighting, made: Sequence[Incident]) -> Incident | None:
+    """Returns the incident that a value was received from, of those of its level in their order."""
+    step = received.step or 0
+    end = bisect.bisect_right(made, step, key=lambda one: one.first.step or 0)
+    begin = bisect.bisect_left(made, step, hi=end, key=lambda one: one.first.step or 0)
+    at_step = (one for one in made[begin:end] if one.first.step == received.step and one.first.rank != received.rank)
+    return next(at_step, made[end - 1] if end else None)
 
 
 def _collective(finding: Finding) -> str:
     return (finding.collective or "").rpartition("::")[2]
 
 
-def _order(finding: Finding) -> tuple[int, int]:
+def _order(finding: Finding | Sighting) -> tuple[int, int]:
     return (finding.step or 0, -1 if finding.rank is None else finding.rank)
 
 

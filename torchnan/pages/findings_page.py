@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from torchnan.config.text import printable
 from torchnan.detection import report_rows
 from torchnan.detection.finding import Finding
-from torchnan.distributed.incidents import Incident, incidents, name_ranks
+from torchnan.distributed.incidents import Incident, Story, name_ranks
 from torchnan.pages.lineage_graph import fit, graph
 from torchnan.pages.module_tree import module_tree
 from torchnan.pages.template import render_page
@@ -19,25 +19,28 @@ MAX_IN_FULL = 20
 MAX_IN_A_LINE = 500
 
 
-def html(findings: Sequence[Finding], sources: Sequence[str], notes: Sequence[str] = ()) -> str:
+def html(findings: Iterable[Finding], sources: Sequence[str], notes: Iterable[str] = ()) -> str:
     """Returns the page. Nothing that a finding names is opened.
 
     Args:
-        findings: of all ranks, in any order.
+        findings: of all ranks, in any order; they are gone through once, and not held.
         sources: where they are from, as the page says it.
-        notes: what of the sources could not be read.
+        notes: what of the sources could not be read; asked for when the findings are.
 
     Raises:
         ImportError: Jinja2 or NumPy is not installed.
     """
-    story = incidents(findings)
+    told = Story()
+    for finding in findings:
+        told.add(finding)
+    story = told.incidents()
     return render_page(
         "torchnan.pages",
         "findings.html.j2",
         style="findings.css",
         filters={"fit": fit, "title_of": report_rows.title, "rows_of": report_rows.rows, "graph_of": graph},
         headline=_headline(story),
-        about=_about(findings, story, sources),
+        about=_about(told, len(story), sources),
         story=story,
         in_full=story[:MAX_IN_FULL],
         in_a_line=[report_rows.summary(str(one.first)) for one in story[MAX_IN_FULL : MAX_IN_FULL + MAX_IN_A_LINE]],
@@ -64,11 +67,10 @@ def _origin(first: Finding) -> str:
     return report_rows.value_of(str(first), "made by").partition("   ")[0]
 
 
-def _about(findings: Sequence[Finding], story: Sequence[Incident], sources: Sequence[str]) -> str:
-    ranks = {finding.rank for finding in findings} - {None}
-    parts = [f"{len(findings):,} findings" if len(findings) != 1 else "1 finding"]
-    parts += [f"{len(story):,} causes"] if len(story) > 1 else []
-    parts += [name_ranks(ranks)] if ranks else []
+def _about(told: Story, causes: int, sources: Sequence[str]) -> str:
+    parts = [f"{told.count:,} findings" if told.count != 1 else "1 finding"]
+    parts += [f"{causes:,} causes"] if causes > 1 else []
+    parts += [name_ranks(told.ranks)] if told.ranks else []
     shown = report_rows.shown_of(len(sources), MAX_LOGS)
     named = [printable(os.path.basename(source)) for source in sources[:shown]]
     parts += [", ".join(named) + (f" and {len(sources) - shown} more logs" if len(sources) > shown else "")]
