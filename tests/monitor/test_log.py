@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -42,6 +43,23 @@ def test_a_full_file_becomes_part_1_and_the_oldest_goes(path):
     headers = [lines_of(part)[0] for part in parts]
     assert {header["started"] for header in headers} == {headers[0]["started"]}
     assert [header.get("continued") for header in headers] == [True, True, True]
+
+
+def test_nothing_is_lost_unasked(path):
+    fill(path, 6000)
+    assert len(list(path.parent.iterdir())) > 16
+    assert read(path).step.tolist() == list(range(1, 6001))
+
+
+def test_a_log_whose_folder_is_removed_is_begun_again(tmp_path):
+    path = tmp_path / "logs" / "run.jsonl"
+    monitor = fill(path, 10)
+    shutil.rmtree(path.parent)
+    for i in range(11, 21):
+        monitor.step(step=i, loss=1.0 / i)
+    assert read(path).step.tolist() == list(range(11, 21))
+    assert lines_of(path)[0]["torchnan"] == "run"
+    assert monitor.failures == {}
 
 
 def test_a_rotated_log_is_read_as_one_run(path):

@@ -13,7 +13,7 @@ from torchnan.config.options import OptionError
 WRONG = {
     "log": ("", OptionError, "log='' cannot be used: log takes a path, or nothing"),
     "max_bytes": (10, OptionError, "max_bytes=10 cannot be used: max_bytes takes an integer of at least 65536"),
-    "parts": (1, OptionError, "parts=1 cannot be used: parts takes an integer of at least 2"),
+    "parts": (1, OptionError, "parts=1 cannot be used: parts takes an integer of at least 2, or nothing"),
     "all_ranks": (1, OptionError, "all_ranks=1 cannot be used: all_ranks takes true or false"),
     "headroom_every": (1.5, OptionError, "headroom_every=1.5 cannot be used: headroom_every takes an integer"),
     "watch": (True, OptionError, "watch is a bool: it takes a torchnan.detect, or None"),

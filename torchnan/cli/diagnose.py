@@ -4,27 +4,35 @@ torchnan diagnose run.jsonl
 torchnan diagnose metrics.csv --html report.html --set spike_sigma=4
 torchnan diagnose runs/gpt2 --json
 torchnan diagnose wandb.csv --column loss=train/total_loss
+torchnan diagnose train.log --follow --fail-on nonfinite,not_learning
+torchnan diagnose odd.txt --pattern "it (?P<step>\\d+) L (?P<loss>\\S+)"
 
-RUN is the log of torchnan.Monitor, a CSV file, TensorBoard's event files, Transformers' trainer_state.json, or a folder
-with one of these. The exit status is 0 if the run is healthy, 1 if anything is wrong with it, 2 if it cannot be read.
+RUN is the log of torchnan.Monitor, JSON Lines, a CSV file, what a program has printed, TensorBoard's event files,
+Transformers' trainer_state.json, a history of Keras, or a folder with one of these, of MLflow or of Weights & Biases.
+The exit status is 0 if nothing is wrong with the run, 1 if anything is, 2 if it cannot be read or has no loss.
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import os
 import sys
+import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from torchnan.config.options import OptionError, suggest
 
 if TYPE_CHECKING:
-    from torchnan.diagnosis import Diagnosis, Run, Thresholds
+    from torchnan.diagnosis import Diagnosis, Run, Thresholds, Verdict
 
 NAME = "diagnose"
 HELP = "diagnose a training run from its log"
 
 HEALTHY, UNHEALTHY = 0, 1
+FOLLOW_SECONDS = 1.0  # between two looks at a log that grows
+FOLLOW_SHARE = 10  # a log is read again after this many times the time that reading took
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +45,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="the name that a column (loss, step, lr, ...) has in the file; repeat for more",
     )
+    parser.add_argument(
+        "--pattern",
+        metavar="REGEX",
+        action="append",
+        default=[],
+        help="how the lines of a text are written, with groups named by columns: 'it (?P<step>\\d+) L (?P<loss>\\S+)'",
+    )
+    parser.add_argument(
+        "--fail-on",
+        metavar="KINDS",
+        help="kinds of verdict for which the exit status is 1, separated by commas (default: all)",
+    )
+    parser.add_argument(
+        "--follow",
+        action="store_true",
+        help="read on while the log grows, and print what comes to be wrong; ends with the first of --fail-on",
+    )
     parser.add_argument("--json", action="store_true", help="print the verdicts as JSON")
     parser.add_argument("--html", metavar="FILE", help="write an HTML page with charts")
     parser.add_argument("--post-mortem", metavar="FILE", help="write a post-mortem document (Markdown)")
@@ -47,21 +72,90 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(given: argparse.Namespace) -> int:
-    """Prints the diagnosis; returns 1 if anything is wrong with the run, 0 if it is healthy."""
+    """Prints the diagnosis; returns 1 if anything is wrong with the run, 0 if not."""
     try:
         from torchnan.diagnosis import RunError, Thresholds, diagnose, read
+        from torchnan.diagnosis.readers.source import no_loss
     except ImportError as error:
         raise OptionError(str(error)) from None
-    columns = _columns(given.column)
+    columns, failing = _columns(given.column), _kinds(given.fail_on)
     base = Thresholds.from_toml(given.thresholds) if given.thresholds else Thresholds()
     thresholds = base.with_texts(given.set)
     try:
-        run = read(given.run, columns)
+        if given.follow:
+            return _follow(given, columns, failing, thresholds)
+        run = read(given.run, columns, given.pattern)
         found = diagnose(run, thresholds)
+        if not run.has("loss") and not found.verdicts[0].is_bad:
+            raise OptionError(no_loss(run))
         _write(given, run, found, thresholds)
     except (RunError, ImportError) as error:
         raise OptionError(str(error)) from None
-    return HEALTHY if found.verdicts[0].kind == "healthy" else UNHEALTHY
+    return UNHEALTHY if any(_fails(verdict, failing) for verdict in found.verdicts) else HEALTHY
+
+
+def _fails(verdict: Verdict, failing: frozenset[str] | None) -> bool:
+    return verdict.is_bad if failing is None else verdict.kind in failing
+
+
+def _kinds(text: str | None) -> frozenset[str] | None:
+    """Returns the kinds that --fail-on names, ``None`` for all."""
+    from torchnan.diagnosis.decision_tree import WORST_FIRST
+
+    if text is None:
+        return None
+    named = frozenset(text.split(","))
+    for kind in sorted(named - set(WORST_FIRST)):
+        raise OptionError(
+            f"--fail-on {text} cannot be used: there is no kind '{kind}'.{suggest(kind, WORST_FIRST)} Kinds: "
+            f"{', '.join(WORST_FIRST)}."
+        )
+    return named
+
+
+def _follow(
+    given: argparse.Namespace, columns: dict[str, str], failing: frozenset[str] | None, thresholds: Thresholds
+) -> int:
+    """Diagnoses a log whenever it has grown, and prints each verdict once. Returns with the first that is to fail."""
+    from torchnan.diagnosis import RunError, diagnose, read
+    from torchnan.diagnosis.reports import terminal
+
+    printed: set[tuple[str, int]] = set()
+    for _ in _growths(given.run):
+        try:
+            run = read(given.run, columns, given.pattern)
+        except RunError:  # it has nothing yet
+            continue
+        found = diagnose(run, thresholds)
+        new = [v for v in found.verdicts if v.is_bad and (v.kind, v.first_step) not in printed]
+        for verdict in new:
+            printed.add((verdict.kind, verdict.first_step))
+            print("\n".join(terminal.verdict_lines(verdict)), flush=True)
+        failed = failing is not None and any(_fails(verdict, failing) for verdict in found.verdicts)
+        if failed:
+            _write(given, run, found, thresholds)
+            return UNHEALTHY
+    return HEALTHY
+
+
+def _growths(path: str) -> Iterator[None]:
+    """Yields at once, and then whenever a file, or a file in a folder, has changed."""
+    seen: object = None
+    while True:
+        now = _state(path)
+        if now == seen:
+            time.sleep(FOLLOW_SECONDS)
+            continue
+        seen, begun = now, time.monotonic()
+        yield
+        time.sleep(max(FOLLOW_SECONDS, FOLLOW_SHARE * (time.monotonic() - begun)))
+
+
+def _state(path: str) -> object:
+    if not os.path.isdir(path):
+        return os.stat(path).st_size, os.stat(path).st_mtime_ns
+    files = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
+    return sorted((file, os.stat(file).st_size) for file in files)
 
 
 def _columns(texts: list[str]) -> dict[str, str]:

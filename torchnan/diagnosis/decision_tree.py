@@ -7,26 +7,35 @@ from typing import get_args
 import numpy as np
 
 from torchnan.config.text import printable
-from torchnan.diagnosis import nonfinite, precision, silent_divergence, spike
+from torchnan.diagnosis import learning, nonfinite, precision, silent_divergence, spike
 from torchnan.diagnosis.diagnosis_builder import DiagnosisBuilder
 from torchnan.diagnosis.divergence import Rise
 from torchnan.diagnosis.episodes import Episode
 from torchnan.diagnosis.headroom import forecasts
-from torchnan.diagnosis.loss_scale import scale_history
+from torchnan.diagnosis.loss_scale import ScaleHistory, scale_history
+from torchnan.diagnosis.masked import revealed
 from torchnan.diagnosis.run import Run
 from torchnan.diagnosis.signals import Signals
 from torchnan.diagnosis.thresholds import Thresholds
 from torchnan.diagnosis.verdict import Diagnosis, Kind, Suspect, Verdict
 
+MAX_UNREAD = 5  # rows of the loss that may be missing at the end: an evaluation may come after it
 WORST_FIRST: tuple[Kind, ...] = get_args(Kind)
 
 
-def diagnose(run: Run, thresholds: Thresholds = Thresholds()) -> Diagnosis:  # noqa: B008 - it is frozen
+def diagnose(
+    run: Run,
+    thresholds: Thresholds = Thresholds(),  # noqa: B008 - it is frozen
+    *,
+    is_whole: bool = True,
+) -> Diagnosis:
     """Diagnoses a run.
 
     Args:
         run: a run of at least one row.
         thresholds: limits of the decision tree.
+        is_whole: whether the run is there from its beginning. Of the last rows of a run that goes on, it is not asked
+            whether they learn anything.
 
     Raises:
         ValueError: the run has no rows.
@@ -34,10 +43,11 @@ def diagnose(run: Run, thresholds: Thresholds = Thresholds()) -> Diagnosis:  # n
     if not len(run):
         raise ValueError(f"there is nothing to diagnose: {printable(run.source or 'the run')} has no rows.")
     diagnosis = DiagnosisBuilder()
+    run, masked = revealed(run)
     scale = scale_history(run, thresholds)
     signals = Signals.from_run(run, thresholds)
 
-    nonfinite.evaluate(run, scale, signals.jumps, diagnosis)
+    nonfinite.evaluate(run, scale, signals.jumps, diagnosis, masked)
     decided = bool(diagnosis.verdicts)
 
     episodes = spike.find(run, signals, thresholds)
@@ -48,8 +58,10 @@ def diagnose(run: Run, thresholds: Thresholds = Thresholds()) -> Diagnosis:  # n
     if not decided:  # section 1 covers section 3 where the dtype requires it
         precision.evaluate(run, scale, diagnosis, thresholds)
     silent_divergence.evaluate(run, up, signals.jumps, symptoms, diagnosis, thresholds)
+    if is_whole:
+        learning.evaluate(run, diagnosis, thresholds)
 
-    return Diagnosis(_ranked(diagnosis, run), diagnosis.questions, forecasts(run, thresholds))
+    return Diagnosis(_ranked(diagnosis, run, scale), diagnosis.questions, forecasts(run, thresholds))
 
 
 def _split_off_symptoms(episodes: list[Episode], up: Rise | None) -> tuple[list[Episode], int]:
@@ -60,8 +72,8 @@ def _split_off_symptoms(episodes: list[Episode], up: Rise | None) -> tuple[list[
     return spikes, len(episodes) - len(spikes)
 
 
-def _ranked(diagnosis: DiagnosisBuilder, run: Run) -> list[Verdict]:
-    """Returns the verdicts, the worst first; a healthy one if there are none."""
+def _ranked(diagnosis: DiagnosisBuilder, run: Run, scale: ScaleHistory) -> list[Verdict]:
+    """Returns the verdicts, the worst first; if there are none, that the run is healthy, or why that is not known."""
 
     def badness(verdict: Verdict) -> tuple[int, bool, float]:
         height = float(verdict.evidence.get("surprise", 0.0))
@@ -72,9 +84,12 @@ def _ranked(diagnosis: DiagnosisBuilder, run: Run) -> list[Verdict]:
     steps = int(run.step[0]), int(run.step[-1])
     loss = run.column("loss")
     last = loss.values[loss.given][-100:]
+    missing = _missing(run, scale)
     suspects = [Suspect("none", "likely", "no question of the tree leads to trouble")]
+    if missing:
+        suspects = [Suspect("unknown", "possible", reason) for reason in missing]
     diagnosis.add_verdict(
-        "healthy",
+        "undetermined" if missing else "healthy",
         suspects,
         steps,
         " -> ".join(dict.fromkeys(question.number for question in diagnosis.questions)),
@@ -82,3 +97,22 @@ def _ranked(diagnosis: DiagnosisBuilder, run: Run) -> list[Verdict]:
         loss=float(np.median(last)) if len(last) else None,
     )
     return diagnosis.verdicts
+
+
+def _missing(run: Run, scale: ScaleHistory) -> list[str]:
+    """Returns why a run in which nothing was found may be unhealthy all the same."""
+    loss = run.column("loss")
+    if not loss.given.any():
+        return ["there is no loss in the log"]
+    reasons = []
+    read = run.step[loss.given]
+    rows_after = len(run) - 1 - int(np.flatnonzero(loss.given)[-1])
+    apart = float(np.median(np.diff(read))) if len(read) > 1 else 1.0
+    if rows_after and run.step[-1] - read[-1] > MAX_UNREAD * apart:
+        reasons.append(f"the loss ends at step {read[-1]:,}, and the log at step {run.step[-1]:,}")
+    if len(scale.overflows) and scale.changes == "unknown":
+        reasons.append(
+            f"the gradient norm is not finite at {len(scale.overflows):,} steps, and no loss scale is in the log: "
+            "a scaler may have skipped them, or not"
+        )
+    return reasons

@@ -15,8 +15,8 @@ def display_name(name: str) -> str:
 
 def describe_confidence(verdict: Verdict) -> str:
     """Returns how sure a verdict is, and how sure its cause if that differs."""
-    of_cause = verdict.suspects[0].confidence if verdict.suspects else verdict.confidence
-    return verdict.confidence if of_cause == verdict.confidence else f"{verdict.confidence}, its cause {of_cause}"
+    certainty = verdict.certainty if verdict.suspects else verdict.confidence
+    return verdict.confidence if certainty == verdict.confidence else f"{verdict.confidence}, its cause {certainty}"
 
 
 def format_number(value: float) -> str:

@@ -39,13 +39,21 @@ class _Failure:
     finding: dict[str, Any] | None
 
 
-def evaluate(run: Run, scale: ScaleHistory, jumps: RateJumps, diagnosis: DiagnosisBuilder) -> None:
-    """Answers Q1.1 to Q1.4 for each cause; in float16, section 3 decides (Q3.3)."""
+def evaluate(run: Run, scale: ScaleHistory, jumps: RateJumps, diagnosis: DiagnosisBuilder, masked: str = "") -> None:
+    """Answers Q1.1 to Q1.4 for each cause; in float16, section 3 decides (Q3.3).
+
+    Args:
+        masked: what shows that losses were not finite which are written as 0; ``""`` where there are none.
+    """
     loss = run.column("loss")
     bad = np.flatnonzero(loss.bad)
     question = "Is the loss NaN or Inf at any step?"
     if not len(bad):
         diagnosis.answer("Q1.1", question, "no", f"{loss.given.sum():,} finite")
+        _evaluate_evaluation(run, diagnosis)
+        return
+    if masked:
+        _evaluate_masked(run, bad, masked, diagnosis)
         return
     first = f"{loss.values[bad[0]]} at step {run.step[bad[0]]:,}"
     diagnosis.answer("Q1.1", question, "yes", f"{first}, {len(bad):,} in all")
@@ -57,6 +65,40 @@ def evaluate(run: Run, scale: ScaleHistory, jumps: RateJumps, diagnosis: Diagnos
     )
     for failure in _failures(run, bad)[:MAX_CAUSES]:
         _evaluate_failure(run, failure, scale, jumps, diagnosis)
+
+
+def _evaluate_masked(run: Run, bad: IntArray, masked: str, diagnosis: DiagnosisBuilder) -> None:
+    """Adds the verdict of a loss that was not finite and is not written as that."""
+    first, last = int(run.step[bad[0]]), int(run.step[bad[-1]])
+    question = "Is the loss NaN or Inf at any step?"
+    diagnosis.answer("Q1.1", question, "yes", f"{masked}: from step {first:,} on, {len(bad):,} in all")
+    suspects = [Suspect("unknown", "possible", masked)]
+    is_seen = run.column("grad_norm").bad.any()
+    diagnosis.add_verdict(
+        "nonfinite",
+        suspects,
+        (first, last),
+        "Q1.1",
+        confidence="certain" if is_seen else "likely",
+        loss="0, in place of a value that is not finite",
+        nonfinite_steps=len(bad),
+    )
+
+
+def _evaluate_evaluation(run: Run, diagnosis: DiagnosisBuilder) -> None:
+    """Adds the verdict of an evaluation loss that is not finite at the end."""
+    column = run.column("eval_loss")
+    given = np.flatnonzero(column.given)
+    if not len(given) or np.isfinite(column.values[given[-1]]):
+        return
+    finite = given[np.isfinite(column.values[given])]
+    first = given[given > finite[-1]][0] if len(finite) else given[0]
+    value = column.values[given[-1]]
+    text = f"the evaluation loss is {value} from step {run.step[first]:,} on, and that of the training is finite"
+    diagnosis.answer("Q1.1", "Is the evaluation loss NaN or Inf at the end?", "yes", text)
+    steps = int(run.step[first]), int(run.step[given[-1]])
+    suspects = [Suspect("unknown", "possible", text)]
+    diagnosis.add_verdict("nonfinite", suspects, steps, "Q1.1", confidence="certain", eval_loss=str(value))
 
 
 def _evaluate_failure(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from torchnan.diagnosis.diagnosis_builder import DiagnosisBuilder
 from torchnan.diagnosis.formatting import format_number, format_steps
 from torchnan.diagnosis.loss_scale import ScaleHistory
@@ -11,6 +13,9 @@ from torchnan.diagnosis.nonfinite import describe_scale
 from torchnan.diagnosis.run import Run
 from torchnan.diagnosis.thresholds import Thresholds
 from torchnan.diagnosis.verdict import Suspect
+
+MAX_SKIPS = 25  # a scaler halves 2**16 to 1 in 16 steps
+MIN_AT_END = 3
 
 BRANCH = "Q1.1 -> Q2.1 -> Q3.1"
 
@@ -35,6 +40,9 @@ def evaluate(run: Run, scale: ScaleHistory, diagnosis: DiagnosisBuilder, thresho
         diagnosis.add_verdict("nonfinite", [gradient], steps, "Q1.1 -> Q1.2 -> Q1.4", **evidence)
         return
     diagnosis.answer("Q3.2", "What does the loss scale show?", _answer(scale), describe_scale(scale))
+    if scale.changes == "unknown":
+        _evaluate_without_scale(run, diagnosis, evidence)
+        return
     if many and _is_constant(run, scale, thresholds):
         off = Suspect(
             "scaler_off", "likely", f"the loss scale is {format_number(scale.scale[0])} before and after overflows"
@@ -53,6 +61,27 @@ def evaluate(run: Run, scale: ScaleHistory, diagnosis: DiagnosisBuilder, thresho
     else:
         text = "the scaler tries larger scales and goes back"
         diagnosis.answer("Q3.3", "Is that more than the scaler's search for a scale?", "no", text)
+
+
+def _evaluate_without_scale(run: Run, diagnosis: DiagnosisBuilder, evidence: dict[str, Any]) -> None:
+    """Adds a verdict if more gradients in a row are not finite than a scaler skips, or all up to the end."""
+    norm = run.column("grad_norm")
+    rows = np.flatnonzero(norm.given)
+    bad = np.concatenate([[False], norm.bad[rows], [False]])
+    begins, ends = np.flatnonzero(bad[1:] & ~bad[:-1]), np.flatnonzero(~bad[1:] & bad[:-1])
+    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+        to_end = end == len(rows)
+        if end - begin < (MIN_AT_END if to_end and begin else MAX_SKIPS):
+            continue
+        first, last = int(run.step[rows[begin]]), int(run.step[rows[end - 1]])
+        text = f"the gradient norm is {norm.values[rows[begin]]} from step {first:,} to {last:,}"
+        text += ", the last of the log" if to_end else f", {end - begin:,} rows"
+        question = "Is that more than a scaler's search for a scale?"
+        diagnosis.answer("Q3.3", question, "yes", text)
+        found = [Suspect("unknown", "possible", text)]
+        branch = f"{BRANCH} -> Q3.2 -> Q3.3"
+        diagnosis.add_verdict("nonfinite", found, (first, last), branch, confidence="certain", **evidence)
+        return
 
 
 def _answer(scale: ScaleHistory) -> str:

@@ -72,6 +72,10 @@ _BY_CAUSE: dict[tuple[Kind, Cause], tuple[str, str]] = {
         "Halve the learning rate, and look upstream: bad data or labels from step {step} on, drift of weights.",
         SCORE_BOTH,
     ),
+    ("not_learning", "lr_zero"): (
+        "Repair the schedule, or the order of optimizer.step() and scheduler.step(): the learning rate is 0.",
+        "Print optimizer.param_groups[0]['lr'] in step {step}.",
+    ),
 }
 
 _BY_KIND: dict[Kind, tuple[str, str]] = {
@@ -111,6 +115,24 @@ _BY_KIND: dict[Kind, tuple[str, str]] = {
     "plateau": (
         "Training is done: look at the evaluation. If that stands as well, stop.",
         "Compare the evaluation of the last checkpoints.",
+    ),
+    "dead_gradients": (
+        "Look for what cuts the graph: detach(), no_grad(), parameters that the optimizer does not have, an activation "
+        "that makes everything 0, weights that were frozen.",
+        "Print p.grad.norm() for each parameter in step {step}, from the last layer back: the first 0 is behind it.",
+    ),
+    "not_learning": (
+        "Try to overfit a single batch. If that fails, look at the learning rate, at what the optimizer holds, and "
+        "whether labels belong to their inputs.",
+        "Print the learning rate, the gradient norm and one weight before and after a step.",
+    ),
+    "overfitting": (
+        "Stop at the checkpoint near step {step}, or regularise: more data, augmentation, dropout, weight decay.",
+        "Evaluate the checkpoint near step {step} and the last one on data that neither has seen.",
+    ),
+    "undetermined": (
+        "Log what is missing, or name it with --column, and diagnose again.",
+        "Look at the numbers of the last steps.",
     ),
     "healthy": ("None is needed.", "None is needed."),
 }

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from torchnan.diagnosis.arrays import BoolArray, FloatArray, IntArray
 
-COLUMNS = ("loss", "grad_norm", "lr", "loss_scale", "skipped")
+COLUMNS = ("loss", "grad_norm", "lr", "loss_scale", "skipped", "eval_loss")
 GROUPED = ("lr", "weight_norm", "update_ratio")
 
 
@@ -40,6 +40,9 @@ class Column:
     def missing(cls, rows: int) -> Column:
         """Returns a column without numbers."""
         return cls(np.full(rows, np.nan), np.zeros(rows, dtype=bool))
+
+    def __len__(self) -> int:
+        return len(self.values)
 
     def __getitem__(self, rows: Any) -> Column:
         return Column(self.values[rows], self.given[rows])
@@ -120,6 +123,7 @@ class Run:
         starts: first steps of the run and of each restart.
         source: where it was read from.
         notes: what in the source was damaged, cut or ignored.
+        candidates: names in the source that stand for no column.
         actions: what a step guard did about bad steps, as ``{"step": ..., "action": "rollback"}``.
     """
 
@@ -135,6 +139,7 @@ class Run:
     source: str = ""
     notes: list[str] = dataclasses.field(default_factory=list)
     actions: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    candidates: list[str] = dataclasses.field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.step)

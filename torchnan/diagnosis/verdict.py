@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torchnan.config.instability import Instability
 from torchnan.config.text import printable
 
-Kind = Literal[Instability, "healthy"]
+Kind = Literal[Instability, "dead_gradients", "not_learning", "overfitting", "undetermined", "healthy"]
 
 Cause = Literal[
     "log_zero",
@@ -29,6 +29,10 @@ Cause = Literal[
     "gradient_trend",
     "data_changed",
     "converged",
+    "lr_zero",
+    "chance_level",
+    "no_gradient",
+    "memorised",
     "none",
     "unknown",
 ]
@@ -90,6 +94,16 @@ class Verdict:
     check: str
     suspects: tuple[Suspect, ...] = ()
 
+    @property
+    def certainty(self) -> Confidence:
+        """How sure the cause is: that of the first suspect."""
+        return self.suspects[0].confidence if self.suspects else "possible"
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether something is wrong with the run."""
+        return self.kind not in ("healthy", "undetermined")
+
 
 @dataclasses.dataclass(frozen=True)
 class Forecast:
@@ -132,8 +146,9 @@ class Diagnosis:
     """The result of walking the decision tree.
 
     Attributes:
-        verdicts: the worst first; for a healthy run, one of kind ``"healthy"``.
-        walk: the questions, in the order they were question.
+        verdicts: the worst first. If nothing is wrong, one of kind ``"healthy"``; or ``"undetermined"``, if the log
+            does not show enough to say that.
+        walk: the questions, in the order they were asked.
         forecasts: outputs near the limit of their dtype's range.
     """
 

@@ -29,6 +29,8 @@ def _format_value(value: Any) -> str:
 def to_dict(result: Verdict | Forecast) -> dict[str, Any]:
     """Returns a verdict or a forecast as it is written to the log."""
     fields: dict[str, Any] = sanitize_text(dataclasses.asdict(result))
+    if isinstance(result, Verdict):
+        fields["certainty"] = result.certainty  # of the cause
     return fields
 
 

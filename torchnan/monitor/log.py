@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -24,20 +25,21 @@ class MonitorLog:
     Each line is written by one call, when it is made, so a program that is killed loses at most the line it was
     writing.
 
-    A file that has reached its size becomes ``<path>.1``, the former ``<path>.1`` becomes ``<path>.2``, and so on; the
-    oldest of ``parts`` files is removed. Every file begins with a line that describes the run.
+    A file that has reached its size becomes ``<path>.1``, the former ``<path>.1`` becomes ``<path>.2``, and so on; with
+    ``parts``, the oldest is removed. Every file begins with a line that describes the run. A file or a folder that was
+    removed is made again.
 
     Args:
         path: the newest file.
         max_bytes: size limit of one file.
-        parts: number of files, including the newest.
+        parts: maximum number of files, including the newest; ``None`` keeps all.
 
     Raises:
         OptionError: the file exists and is not a monitor log; it is left unchanged.
         OSError: the file cannot be written.
     """
 
-    def __init__(self, path: str | os.PathLike[str], max_bytes: int, parts: int) -> None:
+    def __init__(self, path: str | os.PathLike[str], max_bytes: int, parts: int | None) -> None:
         self._path = Path(os.path.abspath(path))
         self._max_bytes = max_bytes
         self._parts = parts
@@ -78,15 +80,23 @@ class MonitorLog:
         self._append(line)
 
     def _append(self, line: str) -> None:
+        if not self._path.exists() and not line.startswith(LOG_HEADER.decode()):  # somebody has removed it
+            atomic_folder.make_for("log", self._path.parent)
+            self._bytes = 0
+            self._append(to_json_line({**self._header, "continued": True}, CAMELCASE))
         _C.append_line(os.fspath(self._path), line)
         self._bytes += len(line)
 
     def _rotate(self) -> None:
-        """Renames the files, from the oldest on, which is overwritten."""
-        names = [self._path, *(Path(f"{self._path}.{i}") for i in range(1, self._parts))]
-        for older, newer in zip(reversed(names), list(reversed(names))[1:], strict=False):
+        """Renames the files, from the oldest on, which is overwritten if it is one too many."""
+        older = 1
+        while Path(f"{self._path}.{older}").exists():
+            older += 1
+        last = older if self._parts is None else min(older, self._parts - 1)
+        names = [self._path, *(Path(f"{self._path}.{i}") for i in range(1, last + 1))]
+        for newer, following in reversed(list(itertools.pairwise(names))):
             with contextlib.suppress(FileNotFoundError):
-                newer.replace(older)
+                newer.replace(following)
         self._bytes = 0
         self._append(to_json_line({**self._header, "continued": True}, CAMELCASE))
 

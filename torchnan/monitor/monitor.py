@@ -57,8 +57,8 @@ class Monitor(StepMonitor):
 
     Args:
         log: file that rows are appended to, as JSON Lines; ``None``: no file. Missing folders above it are made, for
-            their owner alone. A file that reaches ``max_bytes`` (64 MiB) becomes ``<log>.1``, and so on; of ``parts``
-            files (16) the oldest is removed.
+            their owner alone. A file that reaches ``max_bytes`` (64 MiB) becomes ``<log>.1``, and so on. All are
+            kept; with ``parts=16``, at most so many files.
         thresholds: :class:`torchnan.diagnosis.Thresholds`, a dict of them, or a TOML file.
         tensorboard: a folder for event files, or a ``SummaryWriter``.
         callback: ``callback(step, scalars)`` gets the finite numbers of each row by name, for any other tracker.

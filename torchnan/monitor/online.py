@@ -94,10 +94,8 @@ class OnlineDiagnosis:
     def diagnose(self) -> NewVerdicts:
         """Walks the decision tree, and returns what became true since the last walk."""
         self._rows_since_diagnosis = 0
-        found = diagnose(self.window.run(), self._thresholds)
-        return NewVerdicts(
-            [v for v in found.verdicts if v.kind != "healthy" and self._is_new(v)], self._new_forecasts(found)
-        )
+        found = diagnose(self.window.run(), self._thresholds, is_whole=False)
+        return NewVerdicts([v for v in found.verdicts if v.is_bad and self._is_new(v)], self._new_forecasts(found))
 
     def _find_triggers(self, row: Row) -> frozenset[str]:
         loss, norm, limits = row.loss, row.grad_norm, self._thresholds

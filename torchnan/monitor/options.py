@@ -12,7 +12,17 @@ from typing import Any, ClassVar
 
 import torch
 
-from torchnan.config.options import OptionError, Settings, is_path, nonnegative_int, one_of, setting, switch
+from torchnan.config.options import (
+    OptionError,
+    Settings,
+    integer_from,
+    is_path,
+    nonnegative_int,
+    one_of,
+    parse_int,
+    setting,
+    switch,
+)
 from torchnan.config.text import brief, type_name
 from torchnan.monitor.compute_dtype import COMPUTE_DTYPES
 from torchnan.storage.jsonl import CAMELCASE, encode_nonfinite, sanitize_text
@@ -26,7 +36,9 @@ class MonitorOptions(Settings):
 
     log: str | Path | None = setting(None, "a path, or nothing", lambda v: v is None or is_path(v))
     max_bytes: int = nonnegative_int(2**26, minimum=2**16)
-    parts: int = nonnegative_int(16, minimum=2)
+    parts: int | None = setting(
+        None, "an integer of at least 2, or nothing", lambda v: v is None or integer_from(2)(v), parse_int
+    )
     all_ranks: bool = switch(False)
     weights_every: int = nonnegative_int(20)
     headroom_every: int = nonnegative_int(50)

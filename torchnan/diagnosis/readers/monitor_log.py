@@ -160,17 +160,18 @@ class _LogReader:
     def _add_rows(self, rows: list[dict[str, Any]]) -> None:
         if not rows:
             return
-        known = match_columns(dict.fromkeys(name for row in (*rows[:100], *rows[-100:]) for name in row), self._named)
+        if any(type(value) is dict for row in rows[:10] for value in row.values()):
+            rows = [_flat(row) for row in rows]
+        names = dict.fromkeys(name for row in (*rows[:100], *rows[-100:]) for name in row)
+        known = match_columns(names, self._named)
+        self._builder.add_candidates(name for name in names if name not in known)
         columns: dict[str, Any] = {column: _values(rows, name) for name, column in known.items()}
         steps = columns.pop("step", None)
-        if steps is None:
-            self._damage(f"{len(rows):,} objects without a step")
-            return
         for name in GROUPED:
             if name in columns:
                 columns.update(self._of_groups(name, columns.pop(name)))
         first = self._builder.rows
-        self._builder.add(steps, columns)
+        self._builder.add(steps, columns or {"loss": [None] * len(rows)})
         for i, row in enumerate(rows):
             if "headroom" in row:
                 self._headroom(first + i, row["headroom"])
@@ -200,6 +201,17 @@ class _LogReader:
                 largest = value[1]
                 if isinstance(largest, int | float):
                     self._builder.add_headroom(row, module, value[0], float(largest))
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns a row whose objects are names with a slash: ``{"train": {"loss": 1}}`` is ``{"train/loss": 1}``."""
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        if type(value) is dict and name != "headroom":
+            flat.update({f"{name}/{inner}": number for inner, number in value.items()})
+        else:
+            flat[name] = value
+    return flat
 
 
 def _values(rows: list[dict[str, Any]], name: str) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,12 @@ from torchnan.config.text import brief, printable
 from torchnan.diagnosis.arrays import FloatArray, IntArray
 from torchnan.diagnosis.run import COLUMNS, GROUPED, Column, Digests, Headroom, Run
 
-Values = Sequence[Any] | FloatArray
+Values = Sequence[Any] | FloatArray | Column
 
 MAX_STEP = 2**53  # integers up to here are exact in float64
 ROWS_PER_REVERSAL = 20  # with more reversals of the step, the file has no order; with fewer, the run went back
 MAX_NOTES = 20
+MAX_CANDIDATES = 30
 MISSING = {"", "none", "null", "na", "n/a", "-"}
 
 
@@ -42,6 +43,8 @@ class RunBuilder:
     _headroom: dict[tuple[str, str], list[tuple[int, float]]] = dataclasses.field(default_factory=dict)
     _unread: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
     _starts: list[int] = dataclasses.field(default_factory=list)
+    _candidates: list[str] = dataclasses.field(default_factory=list)
+    _is_counted: bool = False
     rows: int = 0
 
     def add_note(self, text: str) -> None:
@@ -49,22 +52,32 @@ class RunBuilder:
         if len(self.notes) < MAX_NOTES:
             self.notes.append(printable(text))
 
+    def add_candidates(self, names: Iterable[str]) -> None:
+        """Records names that stand for no column, for a message if there is no loss."""
+        new = (printable(name, 60) for name in names)
+        self._candidates += [name for name in dict.fromkeys(new) if name not in self._candidates]
+        del self._candidates[MAX_CANDIDATES:]
+
     def add_start(self) -> None:
         """Records that the run was started, or restarted, before the next row."""
         self._starts.append(self.rows)
 
-    def add(self, step: Values, columns: Mapping[str, Values]) -> None:
+    def add(self, step: Values | None, columns: Mapping[str, Values]) -> None:
         """Adds rows.
 
         Args:
-            step: step of each row.
+            step: step of each row; ``None`` where there is none: these are the epochs, if there is a row of each, else
+                the numbers of the rows.
             columns: values by column, ``None`` where there is none; ``"lr/<group>"`` is the column of a group.
         """
         piece = len(self._steps)
+        if step is None:
+            self._is_counted = True
+            step = np.arange(self.rows, self.rows + len(next(iter(columns.values()), ())), dtype=np.float64)
         self._steps.append(self._numbers("step", step).values)
         for name, values in columns.items():
             if name == "batch_digest":
-                self._digests[piece] = Digests.of(values)
+                self._digests[piece] = Digests.of(() if isinstance(values, Column) else values)
             else:
                 self._columns.setdefault(name, {})[piece] = self._numbers(name, values)
         self.rows += len(step)
@@ -74,6 +87,8 @@ class RunBuilder:
         self._headroom.setdefault((module, dtype), []).append((row, largest))
 
     def _numbers(self, name: str, values: Values) -> Column:
+        if isinstance(values, Column):
+            return values
         try:
             of_text = len(values) and type(values[0]) is str
             numbers = np.array(list(map(float, values)) if of_text else values, dtype=np.float64)
@@ -98,13 +113,19 @@ class RunBuilder:
     def build(self) -> Run:
         """Returns the run."""
         steps = np.concatenate(self._steps) if self._steps else np.empty(0)
+        columns = _summed({name: self._joined(name) for name in self._columns})
+        epoch, nan_iterations = columns.pop("epoch", None), columns.pop("nan_iterations", None)
+        if nan_iterations is not None:
+            self._mark_nan_iterations(columns, nan_iterations)
+        steps = self._numbered(steps, epoch)
         usable = np.isfinite(steps) & (np.abs(steps) <= MAX_STEP)
         usable[usable] &= steps[usable] == np.round(steps[usable])
-        columns = {name: self._joined(name) for name in self._columns}
         if columns or self._digests:
             usable &= np.any([column.given for column in columns.values()] + [self._all_digests().given], axis=0)
         whole: IntArray = np.where(usable, steps, 0).astype(np.int64)
-        rows = self._in_order(whole, np.flatnonzero(usable))
+        if unusable := int((~usable).sum()):
+            self.add_note(f"{unusable:,} rows have no step that is a whole number, or no value: left out.")
+        rows = self._in_order(whole, self._merged(whole, np.flatnonzero(usable), columns))
         for name, unread in self._unread.items():
             self.add_note(f"{name}: {len(unread):,} values are not numbers, such as {unread[0]}.")
         run = Run(
@@ -119,9 +140,52 @@ class RunBuilder:
             notes=self.notes,
         )
         run.findings, run.reruns, run.actions = self.findings, self.reruns, self.actions
+        run.candidates = self._candidates
         if "lr" not in run.columns and run.groups.get("lr"):
             run.columns["lr"] = _largest(list(run.groups["lr"].values()))
         return run
+
+    def _mark_nan_iterations(self, columns: dict[str, Column], counted: Column) -> None:
+        """Makes the loss NaN where NaN iterations were counted, which Megatron-LM leaves out of its mean."""
+        bad = counted.given & (counted.values > 0)
+        if not bad.any():
+            return
+        loss = columns.get("loss") or Column.missing(len(bad))
+        columns["loss"] = Column(np.where(bad, np.nan, loss.values), loss.given | bad)
+        self.add_note(f"{bad.sum():,} rows count NaN iterations, which their loss leaves out: it is read as NaN.")
+
+    def _numbered(self, steps: FloatArray, epoch: Column | None) -> FloatArray:
+        """Returns the steps: those given, the epochs, or numbers of rows, where they begin again with each epoch."""
+        if self._is_counted:
+            if epoch is not None and epoch.given.all() and _count_up(epoch.values):
+                return epoch.values
+            self.add_note("There is no column of steps: rows are counted from 0.")
+            return steps
+        falls = np.flatnonzero(np.diff(steps) < 0) + 1
+        if epoch is None or not len(falls) or self._starts[1:]:
+            return steps
+        known = np.maximum.accumulate(np.where(epoch.given, np.nan_to_num(epoch.values, nan=-np.inf), -np.inf))
+        if not (known[falls] > known[falls - 1]).all():
+            return steps
+        self.add_note("The steps begin again with each epoch: rows are counted from 0.")
+        return np.arange(len(steps), dtype=np.float64)
+
+    def _merged(self, steps: IntArray, rows: IntArray, columns: dict[str, Column]) -> IntArray:
+        """Moves the numbers of a row into the one after it, where both are of one step and share no column: of a step,
+        some programs write the training and the evaluation in rows of their own. Returns the rows that remain."""
+        same = np.flatnonzero(np.diff(steps[rows]) == 0)
+        starts = set(self._starts)
+        gone = []
+        for i in same.tolist():
+            row, next_ = int(rows[i]), int(rows[i + 1])
+            if next_ in starts or any(c.given[row] and c.given[next_] for c in columns.values()):
+                continue
+            for column in columns.values():
+                if column.given[row]:
+                    column.values[next_], column.given[next_] = column.values[row], True
+            gone.append(i)
+        remaining: IntArray = np.delete(rows, gone)
+        return remaining
 
     def _joined(self, name: str) -> Column:
         pieces = self._columns[name]
@@ -136,9 +200,6 @@ class RunBuilder:
         """Returns the rows with strictly increasing steps. If the run went back, the later of two rows of a step
         counts.
         """
-        unusable = len(steps) - len(rows)
-        if unusable:
-            self.add_note(f"{unusable:,} rows have no step that is a whole number, or no value: left out.")
         back = int((np.diff(steps[rows]) <= 0).sum())
         if not back:
             return rows
@@ -171,6 +232,25 @@ class RunBuilder:
             step = np.array(sorted(by_step), dtype=np.int64)
             found.append(Headroom(module, dtype, step, np.array([by_step[s] for s in step.tolist()], dtype=np.float64)))
         return found
+
+
+def _count_up(values: FloatArray) -> bool:
+    return bool((np.diff(values) > 0).all() and np.isfinite(values).all() and (values == np.round(values)).all())
+
+
+def _summed(columns: dict[str, Column]) -> dict[str, Column]:
+    """Returns the columns, with those that are parts of one ("loss#0", "loss#1") as their sum."""
+    parts: dict[str, list[Column]] = {}
+    for name, column in columns.items():
+        parts.setdefault(name.partition("#")[0], []).append(column)
+    return {name: several[0] if len(several) == 1 else _sum(several) for name, several in parts.items()}
+
+
+def _sum(columns: list[Column]) -> Column:
+    given = np.all([column.given for column in columns], axis=0)
+    given |= np.any([column.bad for column in columns], axis=0)
+    total = np.sum([np.where(column.given, column.values, 0.0) for column in columns], axis=0)
+    return Column(np.where(given, total, np.nan), given)
 
 
 def _by_group(columns: dict[str, Column], rows: IntArray) -> dict[str, dict[str, Column]]:

@@ -4,16 +4,41 @@ from __future__ import annotations
 
 import csv
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from torchnan.config.text import brief, printable
-from torchnan.diagnosis.readers.column_names import COLUMN_ALIASES, match_columns
-from torchnan.diagnosis.readers.errors import RunError
+from torchnan.config.text import printable
+from torchnan.diagnosis.readers.column_names import match_columns
 from torchnan.diagnosis.readers.run_builder import RunBuilder
 from torchnan.diagnosis.run import Run
 
 CHUNK = 5_000  # rows converted at a time
+SEPARATORS = ",;\t"
+
+
+def is_table(lines: list[str]) -> bool:
+    """Returns whether lines are a header and rows of as many fields, most of them numbers or empty."""
+    separator = max(SEPARATORS, key=lines[0].count)
+    rows = [next(csv.reader([line], delimiter=separator), []) for line in lines]
+    header, rest = rows[0], rows[1:4]
+    if not header or any(_is_value(name) for name in header if name.strip()) or len(set(header)) < len(header):
+        return False
+    if not rest:
+        return len(header) > 1 or match_columns(header) != {}
+    alike = [row for row in rest if len(row) == len(header)]
+    numbers = sum(_is_value(field) for row in alike for field in row)
+    return bool(alike) and 2 * numbers >= sum(map(len, alike))
+
+
+def _is_value(field: str) -> bool:
+    if not field.strip():
+        return True
+    try:
+        float(field)
+    except ValueError:
+        return False
+    return True
 
 
 def read(path: Path, columns: Mapping[str, str]) -> Run:
@@ -23,28 +48,20 @@ def read(path: Path, columns: Mapping[str, str]) -> Run:
         path: the file.
         columns: names in it that the user gives for columns of a run.
 
-    Raises:
-        RunError: the header has no known column.
     """
     builder = RunBuilder(str(path))
     with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
         first = file.readline(2**16)
-        separator = max(",;\t", key=first.count)
+        separator = max(SEPARATORS, key=first.count)
         header = next(csv.reader([first], delimiter=separator), [])
+        header = [name.strip() for name in header]
         known = match_columns(header, columns)
-        if not set(known.values()) - {"step"}:
-            raise RunError(
-                f"{path} is not the log of a run: its first line names no column that is known, but "
-                f"{brief(first[:100])}. Known are {', '.join(COLUMN_ALIASES)}; --column loss=NAME says which column "
-                "is the loss."
-            )
+        builder.add_candidates(name for name in header if name and name not in known)
         for chunk in _chunks(csv.reader(file, delimiter=separator), len(header), builder):
             found = dict(zip(header, zip(*chunk, strict=True), strict=True))
-            values = {known[name]: column for name, column in found.items() if name in known}
-            counted = range(builder.rows, builder.rows + len(chunk))
-            builder.add(values.pop("step", counted), values)
-    if "step" not in known.values():
-        builder.add_note("There is no column of steps: rows are counted from 0.")
+            values: dict[str, Sequence[Any]] = {known[name]: column for name, column in found.items() if name in known}
+            steps = values.pop("step", None)
+            builder.add(steps, values or {"loss": (None,) * len(chunk)})
     return builder.build()
 
 

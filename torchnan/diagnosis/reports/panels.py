@@ -65,6 +65,7 @@ def panels(run: Run, found: Diagnosis, thresholds: Thresholds) -> list[Panel]:
     """Returns the panels that have something to show, the loss first."""
     drawn = [_loss(run, found, thresholds)]
     drawn += [_column_panel(run, "gradient norm", "before clipping", {"": run.column("grad_norm")})]
+    drawn += [_column_panel(run, "evaluation loss", "", {"": run.column("eval_loss")})]
     rates = run.groups.get("lr") or {"": run.column("lr")}
     drawn += [_column_panel(run, "learning rate", "", rates)]
     drawn += [_column_panel(run, "loss scale", "", {"": run.column("loss_scale")})]
@@ -177,7 +178,7 @@ def _mark(panel: Panel, run: Run, found: Diagnosis) -> None:
     events = [*_skipped(run), *_restarts(run), *_actions(run)][:MAX_MARKS]
     panel.events = [Mark(float(x_axis(np.array(float(step)))), 0, f"{text} at step {step:,}") for step, text in events]
     for number, verdict in enumerate(found.verdicts[:MAX_MARKS], 1):
-        if verdict.kind != "healthy":
+        if verdict.is_bad:
             first, last = x_axis(np.array([verdict.first_step, verdict.last_step], dtype=np.float64)).tolist()
             title = f"{number}: {display_name(verdict.kind)}, steps {verdict.first_step:,} to {verdict.last_step:,}"
             panel.marks.append(Mark(round(first, 1), round(max(1.0, last - first), 1), title))

@@ -17,7 +17,7 @@ def text(run: Run, found: Diagnosis) -> str:
     lines += [_cut(f"  note: {printable(note)}") for note in run.notes[:MAX_SHOWN]]
     lines += ["", *_walk(found.walk), ""]
     for verdict in found.verdicts[:MAX_SHOWN]:
-        lines += [*_verdict(verdict), ""]
+        lines += [*verdict_lines(verdict), ""]
     more = len(found.verdicts) - MAX_SHOWN
     if more > 0:
         lines += [f"and {more:,} more verdict{'s' if more > 1 else ''}: --json has all of them", ""]
@@ -30,6 +30,8 @@ def headline(found: Diagnosis) -> str:
     worst = found.verdicts[0]
     if worst.kind == "healthy":
         return "the run is healthy"
+    if worst.kind == "undetermined":
+        return f"no instability found in what could be read: {worst.suspects[0].evidence}"
     is_guess = worst.suspects and worst.suspects[0].confidence == "possible"
     cause = "" if worst.cause == "unknown" else f", {'possibly ' if is_guess else ''}{display_name(worst.cause)}"
     return f"{display_name(worst.kind)} from step {worst.first_step:,} on{cause}"
@@ -54,8 +56,9 @@ def _walk(questions: list[Question]) -> list[str]:
     return [*lines, f"  ... {hidden:,} more answers"] if hidden else lines
 
 
-def _verdict(verdict: Verdict) -> list[str]:
-    if verdict.kind == "healthy":
+def verdict_lines(verdict: Verdict) -> list[str]:
+    """Returns the lines of a verdict; none if nothing is wrong."""
+    if not verdict.is_bad:
         return []
     steps = f"steps {verdict.first_step:,} to {verdict.last_step:,}"
     lines = [f"{display_name(verdict.kind).upper()}, {steps}: {describe_confidence(verdict)}"]
