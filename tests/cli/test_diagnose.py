@@ -7,6 +7,7 @@ import json
 import math
 import re
 import stat
+import subprocess
 import sys
 
 import numpy as np
@@ -64,8 +65,36 @@ def test_json_has_what_was_promised(folder):
     (line,) = ended.stdout.splitlines()
     first = json.loads(line, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))["verdicts"][0]
     assert (first["kind"], first["cause"], first["first_step"]) == ("spike", "lr_discontinuity", 400)
+    assert first["certainty"] == first["suspects"][0]["confidence"]
     assert set(first) >= {"last_step", "evidence", "remedy", "branch", "confidence", "check", "suspects"}
     assert first["branch"] == "Q1.1 -> Q2.1 -> Q2.2 -> Q2.3"
+
+
+def test_a_log_without_a_loss_ends_with_2_and_names_its_other_numbers(folder):
+    (folder / "log.csv").write_text("step,grad_norm,quality\n" + "".join(f"{i},1.0,3\n" for i in range(30)))
+    ended = run_forked_command("diagnose", "log.csv", cwd=folder)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "log.csv has no loss. Its other numbers are quality. --column loss=NAME says which" in ended.stderr
+
+
+def test_the_kinds_that_fail_can_be_named(folder):
+    assert run_forked_command("diagnose", "spiked.csv", "--fail-on", "nonfinite", cwd=folder).returncode == 0
+    assert run_forked_command("diagnose", "spiked.csv", "--fail-on", "nonfinite,spike", cwd=folder).returncode == 1
+    ended = run_forked_command("diagnose", "spiked.csv", "--fail-on", "spikes", cwd=folder)
+    assert ended.returncode == 2
+    assert "there is no kind 'spikes'. Did you mean 'spike'?" in ended.stderr
+
+
+def test_a_log_that_grows_is_followed_until_it_fails(folder):
+    path = folder / "train.log"
+    path.write_text("".join(f"step {i} loss {3 - i / 100}\n" for i in range(50)))
+    command = [*DIAGNOSE, str(path), "--follow", "--fail-on", "nonfinite"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as following:
+        with path.open("a") as log:
+            log.write("step 50 loss nan\nstep 51 loss nan\n")
+        said, _ = following.communicate(timeout=300)
+    assert following.returncode == 1
+    assert said.startswith("torchnan: nonfinite from step 50 on")
 
 
 def test_thresholds_are_set_in_words_and_in_a_file(folder):

@@ -127,14 +127,15 @@ def _follow(
         except RunError:  # it has nothing yet
             continue
         found = diagnose(run, thresholds)
-        new = [v for v in found.verdicts if v.is_bad and (v.kind, v.first_step) not in printed]
-        for verdict in new:
-            printed.add((verdict.kind, verdict.first_step))
-            print("\n".join(terminal.verdict_lines(verdict)), flush=True)
-        failed = failing is not None and any(_fails(verdict, failing) for verdict in found.verdicts)
-        if failed:
+        if failing is not None and any(_fails(verdict, failing) for verdict in found.verdicts):
             _write(given, run, found, thresholds)
             return UNHEALTHY
+        new = [v for v in found.verdicts if v.is_bad and (v.kind, v.first_step) not in printed]
+        printed |= {(verdict.kind, verdict.first_step) for verdict in new}
+        for verdict in () if given.json else new:
+            print("\n".join(terminal.verdict_lines(verdict)), flush=True)
+        if new and given.json:
+            print(_json(run, found), flush=True)
     return HEALTHY
 
 
