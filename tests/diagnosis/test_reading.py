@@ -246,7 +246,7 @@ def test_event_files(tmp_path):
         (b"", "is empty"),
         (b"\n \n", "is empty"),
         (b"\x89PNG\r\n\x1a\n\x00\x00", "is a binary file of a kind that is not known"),
-        (b"a,b\n1,2\n", "its first line names no column that is known, but 'a,b"),
+        (b"a,b\n1,2\n", "has no loss. Its other numbers are a, b. --column loss=NAME says which number is the loss."),
         (b"{]\n", "none of its 1 lines is a JSON object"),
         (b'{"torchnan": "run"}\n', "has no steps"),
         (b'{"finding": {}, "step": 3}\n', "has no steps"),

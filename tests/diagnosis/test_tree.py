@@ -409,7 +409,7 @@ def test_q4_4_without_any_of_these_it_is_a_plateau():
 def test_a_healthy_run_is_a_verdict_too():
     found = diagnose(training(30).run())
     assert [verdict.kind for verdict in found.verdicts] == ["healthy"]
-    assert [asked.number for asked in found.walk] == ["Q1.1", "Q2.1", "Q3.1", "Q4.1"]
+    assert [asked.number for asked in found.walk] == ["Q1.1", "Q2.1", "Q3.1", "Q4.1", "Q5.1", "Q5.2"]
 
 
 def test_every_threshold_of_the_quick_reference_is_an_option():

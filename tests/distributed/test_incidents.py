@@ -59,6 +59,7 @@ def test_ranks_in_words():
     assert name_ranks([3, 0, 1, 2, 7]) == "ranks 0 to 3, 7"
     assert name_ranks([4]) == "rank 4"
     assert name_ranks([None]) == "another process"
+    assert name_ranks(range(0, 2048, 2)) == "ranks 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22 and 1,012 more"
 
 
 def test_the_logs_of_other_ranks_are_found_by_their_names(tmp_path):

@@ -6,7 +6,10 @@ import bisect
 import dataclasses
 from collections.abc import Iterable, Sequence
 
+from torchnan.detection import report_rows
 from torchnan.detection.finding import LEVELS, Finding
+
+MAX_RUNS = 12  # of consecutive ranks that are named
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +134,7 @@ def identity(f: Finding) -> object:
 
 
 def name_ranks(ranks: Iterable[int | None]) -> str:
-    """Returns ranks in words: ``ranks 0, 2 to 5``."""
+    """Returns ranks in words: ``ranks 0, 2 to 5``; of very many the first."""
     numbers = sorted(rank for rank in ranks if rank is not None)
     runs: list[list[int]] = []
     for number in numbers:
@@ -139,8 +142,11 @@ def name_ranks(ranks: Iterable[int | None]) -> str:
             runs[-1].append(number)
         else:
             runs.append([number])
-    words = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
-    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(words)}" if words else "another process"
+    shown = runs[: report_rows.shown_of(len(runs), MAX_RUNS)]
+    words = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in shown]
+    more = len(numbers) - sum(map(len, shown))
+    named = f"rank{'s' if len(numbers) > 1 else ''} {', '.join(words)}" if words else "another process"
+    return f"{named} and {more:,} more" if more else named
 
 
 def _cause_of(received: Sighting, made: Sequence[Incident]) -> Incident | None:

@@ -160,8 +160,8 @@ class _LogReader:
     def _add_rows(self, rows: list[dict[str, Any]]) -> None:
         if not rows:
             return
-        if any(type(value) is dict for row in rows[:10] for value in row.values()):
-            rows = [_flat(row) for row in rows]
+        if nested := _nested_names(rows[:10]):
+            rows = [_flat(row, nested) for row in rows]
         names = dict.fromkeys(name for row in (*rows[:100], *rows[-100:]) for name in row)
         known = match_columns(names, self._named)
         self._builder.add_candidates(name for name in names if name not in known)
@@ -203,11 +203,17 @@ class _LogReader:
                     self._builder.add_headroom(row, module, value[0], float(largest))
 
 
-def _flat(row: dict[str, Any]) -> dict[str, Any]:
+def _nested_names(rows: list[dict[str, Any]]) -> set[str]:
+    """Returns the names that have objects in all rows that have them."""
+    nested = {name for row in rows for name, value in row.items() if type(value) is dict} - {"headroom"}
+    return {name for name in nested if all(type(row.get(name, {})) is dict for row in rows)}
+
+
+def _flat(row: dict[str, Any], nested: set[str]) -> dict[str, Any]:
     """Returns a row whose objects are names with a slash: ``{"train": {"loss": 1}}`` is ``{"train/loss": 1}``."""
     flat: dict[str, Any] = {}
     for name, value in row.items():
-        if type(value) is dict and name != "headroom":
+        if name in nested and type(value) is dict:
             flat.update({f"{name}/{inner}": number for inner, number in value.items()})
         else:
             flat[name] = value

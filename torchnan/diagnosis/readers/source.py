@@ -126,10 +126,11 @@ def _json_reader(path: Path, lines: list[str]) -> Callable[[Path, Mapping[str, s
         return monitor_log.read
     begins_document = first in ("{", "[") or re.match(r'[\[{]\s*(?:["{\[\d-]|$)', first) is not None
     if is_object:  # the only line
-        is_row = not any(isinstance(value, dict | list) for value in json.loads(first).values())
+        found = json.loads(first)
+        is_row = not monitor_log.EVENTS.isdisjoint(found) or not any(isinstance(v, dict | list) for v in found.values())
         return monitor_log.read if is_row and path.suffix != ".json" else document.read
     if not begins_document:
-        return None
+        return monitor_log.read if first.startswith("{") and not first.startswith("{'") else None
     if first.startswith("{") and sum(line.startswith("{") for line in lines) > 1:  # lines, the first of them damaged
         return monitor_log.read
     return document.read if not first.startswith("[") or _is_json_start(first) else None

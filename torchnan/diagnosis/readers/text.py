@@ -108,6 +108,7 @@ class _TextReader:
         self._in_row: set[str] = set()
         self._has_loss = False  # the last row
         self._step: float | None = None
+        self._step_name = "step"  # as the last line called it
         self._pending: dict[str, float] = {}  # said before the row that it is about
         self._scale: float | None = None  # that the last overflow has led to
 
@@ -128,7 +129,7 @@ class _TextReader:
             self._pending["grad_norm"] = float(norm[1])
         elif (bad := _LOSS_IS_BAD.search(line)) is not None:
             at = _AT_STEP.search(line)
-            step = {} if at is None else {"step": (float(at[1]), 0)}
+            step = {} if at is None else {self._step_name: (float(at[1]), 0)}
             self._add_row({"loss": (float((bad[1] or "nan").lower()), 0), **step})
         else:
             self._add_row(_pairs(line))
@@ -144,7 +145,9 @@ class _TextReader:
         """Adds numbers to a new row, or to the last one if they are of its step or say nothing of the training."""
         if not found:
             return
-        step = next((found[name][0] for name in COLUMN_ALIASES["step"] if name in found), None)
+        counter = next((name for name in COLUMN_ALIASES["step"] if name in found), None)
+        step = None if counter is None else found[counter][0]
+        self._step_name = counter or self._step_name
         is_training = any(is_loss(name) and not name.startswith("eval_") for name in found)
         is_same = step is not None and step == self._step
         repeats = bool(self._in_row & {name for name in found if is_loss(name)})
@@ -219,7 +222,7 @@ class _TextReader:
         """Leaves out the names of steps that fewer than half of the losses come with: other lines count otherwise."""
         losses = [self._numbers[name].rows for name in names if is_loss(name) and not name.startswith("eval_")]
         usual = max(losses, key=len, default=array.array("q"))
-        steps = [name for name in names if name in COLUMN_ALIASES["step"]]
+        steps = [name for name in names if name in COLUMN_ALIASES["step"] and usual]
         rare = [n for n in steps if 2 * len(np.intersect1d(self._numbers[n].rows, usual)) <= len(usual)]
         return [name for name in names if name not in rare]
 
