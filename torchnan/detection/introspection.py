@@ -186,13 +186,15 @@ def owner_of_storage(
     """
     roots = _roots(_modules(use), session_id)
     search_all_modules |= rank() is not None  # before a model is called, ranks send each other its weights
-    for root in itertools.chain(roots, _roots_of_program() if search_all_modules else ()):
+    for root in itertools.chain(roots, _all_roots() if search_all_modules else ()):
         with contained(_IN_QUERY):
             for name, parameter in _named(root, "_parameters"):
                 if storage == _C.storage_of(shards.local(parameter)):
+                    _note_root(root)
                     return False, clean(name)
             for name, buffer in _named(root, "_buffers"):
                 if storage == _C.storage_of(shards.local(buffer)):
+                    _note_root(root)
                     return True, clean(name)
     return None
 
@@ -220,12 +222,21 @@ def raised_at(error: BaseException) -> Line | None:
 
 def name_of_parameter(wanted: torch.Tensor) -> str:
     """Returns the name of a parameter in whichever module owns it, empty if none does."""
-    for root in _roots_of_program():
+    for root in _all_roots():
         with contained(_IN_QUERY):
             for path, parameter in _named(root, "_parameters"):
                 if parameter is wanted:
+                    _note_root(root)
                     return clean(path)
     return ""
+
+
+def _all_roots() -> Iterator[torch.nn.Module]:
+    """Yields every root of the program: first those that owned what was looked for before, as the search for the others
+    visits every object of the interpreter."""
+    yield from map(unwrap, registry.models())
+    yield from {id(root): root for known in list(_known_roots.values()) if (root := known()) is not None}.values()
+    yield from _roots_of_program()
 
 
 def _roots_of_program() -> list[torch.nn.Module]:
@@ -466,6 +477,11 @@ def _module_and_phase(live: list[RawFrame], grad_mode: bool, session_id: int) ->
 
 
 _known_roots: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[torch.nn.Module]] = weakref.WeakKeyDictionary()
+
+
+def _note_root(root: torch.nn.Module) -> None:
+    if type(root).__hash__ is not None and root not in _known_roots:
+        _known_roots[root] = weakref.ref(root)
 
 
 def _root_above(module: torch.nn.Module) -> torch.nn.Module:
