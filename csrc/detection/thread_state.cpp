@@ -31,6 +31,16 @@ bool remove_last(std::vector<std::shared_ptr<DetectionSession>>& scopes,
   return true;
 }
 
+// The innermost scope of a suspended thread. Never destroyed: threads may outlive static destructors.
+const std::shared_ptr<DetectionSession>& closed_session() {
+  static const auto& session = *new std::shared_ptr<DetectionSession>([] {
+    auto made = std::make_shared<DetectionSession>(Options{});
+    made->close();
+    return made;
+  }());
+  return session;
+}
+
 uint64_t this_thread_id() { return static_cast<uint64_t>(syscall(SYS_gettid)); }
 
 void close_scope(const std::shared_ptr<DetectionSession>& session) {
@@ -56,6 +66,7 @@ ThreadState::ThreadState() : id_(this_thread_id()) {}
 // A thread that ends inside a scope.
 ThreadState::~ThreadState() {
   for (const auto& session : scopes_) close_scope(session);
+  for (const auto& session : suspended_) close_scope(session);
 }
 
 ThreadState& ThreadState::current() {
@@ -94,7 +105,28 @@ void ThreadState::close(const DetectionSession& session) {
   ++open.generation;
 }
 
+void ThreadState::suspend() {
+  if (suspensions_ == 0) {
+    std::vector<std::shared_ptr<DetectionSession>> closed{closed_session()};  // what can fail comes first
+    closed.front()->counters_of(id_);
+    suspended_.swap(scopes_);
+    scopes_.swap(closed);
+    refresh_current();
+  }
+  ++suspensions_;
+}
+
+void ThreadState::resume() {
+  if (suspensions_ == 0 || --suspensions_ > 0) return;
+  scopes_.erase(scopes_.begin());
+  scopes_.insert(scopes_.begin(), suspended_.begin(), suspended_.end());
+  suspended_.clear();
+  inherited_at_ = 0;
+  refresh_current();
+}
+
 void ThreadState::remove_closed_sessions() {
+  if (suspensions_ > 0) return;
   if (std::erase_if(scopes_, [](const auto& scope) { return !scope->is_open(); }) > 0) refresh_current();
 }
 
@@ -102,8 +134,8 @@ void ThreadState::reset_after_fork() {
   ThreadState& mine = current();
   mine.id_ = this_thread_id();
   const std::lock_guard lock(open.mutex);
-  open.scopes =
-      mine.scopes_;  // no session ends here: the stacks of the other threads, which nobody unwinds, hold theirs
+  // No session ends here: the stacks of the other threads, which nobody unwinds, hold theirs.
+  open.scopes = mine.suspensions_ > 0 ? mine.suspended_ : mine.scopes_;
   open.count = static_cast<int64_t>(open.scopes.size());
   ++open.generation;
 }

@@ -35,6 +35,11 @@ class TORCHNAN_API ThreadState {
   void enter(std::shared_ptr<DetectionSession> session);
   void leave(const std::shared_ptr<DetectionSession>& session);
 
+  // Until as many calls of resume() the thread works for no session. Its dispatch keys stay as they are: the guards
+  // that Dynamo makes meanwhile hold them.
+  void suspend();
+  void resume();
+
   uint64_t id() const { return id_; }
 
   // Ends the session for threads that have not left it as well; these drop it when they enter or leave one next.
@@ -71,7 +76,9 @@ class TORCHNAN_API ThreadState {
   ~ThreadState();
   void refresh_current();
 
-  std::vector<std::shared_ptr<DetectionSession>> scopes_;
+  std::vector<std::shared_ptr<DetectionSession>> scopes_;     // of a suspended thread: a closed session comes first
+  std::vector<std::shared_ptr<DetectionSession>> suspended_;  // the scopes that a suspended thread has entered before
+  int suspensions_ = 0;
   std::shared_ptr<DetectionSession> inherited_;
   uint64_t inherited_at_ = 0;  // the generation of open scopes it was adopted at
   DetectionSession* current_ = nullptr;

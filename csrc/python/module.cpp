@@ -149,6 +149,8 @@ void bind_session(py::module_& m) {
   m.def("end_session", &end_session, py::arg("session"), py::arg("report_pending"), without_gil);
   m.def("current_session", &current_session);
   m.def("open_scopes", &open_scopes);
+  m.def("suspend_thread", [] { ThreadState::current().suspend(); });
+  m.def("resume_thread", [] { ThreadState::current().resume(); });
   m.def("count_step", [] {
     if (DetectionSession* const session = ThreadState::current().session()) session->count_step();
   });

@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from torchnan._load import _C
 from torchnan.detection import communication, handover, memory_hooks, optimizer_hooks, proved_step
-from torchnan.detection.compiled import ahead_of_time, package, torch_internals
+from torchnan.detection.compiled import ahead_of_time, compilation, package, torch_internals
 from torchnan.detection.compiled import backend as compiled_backend
 from torchnan.detection.containment import contained
 from torchnan.detection.memory_hooks import Hook
@@ -21,7 +21,7 @@ from torchnan.detection.replacement import replace
 lock = threading.Lock()  # of what threads share here and in detect; quiet when the process forks
 _installed = 0
 _undo: list[Callable[[], None]] = []
-_follows_ahead_of_time = _follows_making_of_packages = False
+_follows_dynamo = _follows_making_of_packages = False
 
 
 def install() -> None:
@@ -50,9 +50,11 @@ def install() -> None:
             _undo.append(replace(loader, "boxed_run", package.checking))
             if not _follow_making_of_packages():
                 _undo.append(replace(*torch_internals.first_use_of_exported_programs(), _about_to_make_a_package))
-        with contained("following functions that are compiled ahead of time"):
+        with contained("passing by what a tracer computes"):
+            _undo.append(replace(*torch_internals.dispatch_of_fake_tensors(), compilation.on_fake_tensors))
+        with contained("passing by compilation"):
             if torch_internals.dynamo_is_loaded():
-                _follow_ahead_of_time(torch_internals.guards_ahead_of_time())
+                _follow_dynamo(torch_internals.entry_of_compilation(), torch_internals.guards_ahead_of_time())
             else:
                 for holder, name in torch_internals.first_uses_of_dynamo():
                     _undo.append(replace(holder, name, _loading_dynamo))
@@ -70,20 +72,21 @@ def install() -> None:
 
 def uninstall() -> None:
     """Removes the hooks with the last session."""
-    global _installed, _follows_ahead_of_time, _follows_making_of_packages
+    global _installed, _follows_dynamo, _follows_making_of_packages
     with lock:
         _installed -= 1
         if _installed > 0:
             return
-        _follows_ahead_of_time = _follows_making_of_packages = False
+        _follows_dynamo = _follows_making_of_packages = False
         while _undo:
             with contained("removing a hook"):
                 _undo.pop()()
 
 
-def _follow_ahead_of_time(guards: list[tuple[Any, str]]) -> None:
-    global _follows_ahead_of_time
-    _follows_ahead_of_time = True
+def _follow_dynamo(entry: tuple[Any, str], guards: list[tuple[Any, str]]) -> None:
+    global _follows_dynamo
+    _follows_dynamo = True
+    _undo.append(replace(*entry, compilation.compiling))
     for holder, name in guards:
         _undo.append(replace(holder, name, ahead_of_time.unwatched))
     _undo.append(replace(torch_internals.ahead_of_time_class(), "__call__", ahead_of_time.checking))
@@ -117,11 +120,12 @@ def _loading_dynamo(use: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(use)
     def load_and_use(*args: Any, **options: Any) -> Any:
-        with contained("following functions that are compiled ahead of time"):
-            guards = torch_internals.guards_ahead_of_time()  # imports Dynamo outside of the lock
+        with contained("passing by compilation"):
+            entry = torch_internals.entry_of_compilation()  # imports Dynamo outside of the lock
+            guards = torch_internals.guards_ahead_of_time()
             with lock:
-                if _installed and not _follows_ahead_of_time:
-                    _follow_ahead_of_time(guards)
+                if _installed and not _follows_dynamo:
+                    _follow_dynamo(entry, guards)
         return use(*args, **options)
 
     return load_and_use

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torchnan._load import _C
-from torchnan.detection.compiled.backend import compiling
+from torchnan.detection.compiled.compilation import unwatched
 from torchnan.detection.compiled.stack import Line
 from torchnan.detection.containment import contained
 
@@ -35,7 +35,7 @@ def making(compile_exported: Callable[..., Any]) -> Callable[..., Any]:
             from torchnan.detection.compiled import packaged_graph
 
             graph = packaged_graph.graph_of(gm)
-        with compiling():
+        with unwatched():
             made = compile_exported(gm, *args, **options)
         with contained("storing the graph of an AOTInductor package"):
             if graph is not None:

@@ -15,6 +15,9 @@ from torchnan.detection.compiled.stack import Line
 
 _NAMES = (
     "torch._TorchCompileInductorWrapper.__call__",
+    "torch._TorchCompileWrapper.__init__",
+    "torch._dynamo.callback.CompilationCallbackHandler.install_callbacks",
+    "torch._subclasses.fake_tensor.FakeTensorMode.__torch_dispatch__",
     "torch._inductor.compile_fx.compile_fx",
     "torch._inductor.compile_fx.compile_fx_inner",
     "torch._inductor.output_code.CompiledFxGraph.__call__",
@@ -85,8 +88,21 @@ def dynamo_is_loaded() -> bool:
 
 
 def first_uses_of_dynamo() -> list[tuple[Any, str]]:
-    """Returns what a program calls to compile a function ahead of time, or to load one, with the holders of that."""
-    return [(inductor(), "__init__"), (torch.compiler, "load_compiled_function")]
+    """Returns what a program calls to compile a function, or to load one, with the holders of that."""
+    compilers = (inductor(), torch._TorchCompileWrapper)
+    return [*((compiler, "__init__") for compiler in compilers), (torch.compiler, "load_compiled_function")]
+
+
+def entry_of_compilation() -> tuple[Any, str]:
+    """Returns the context manager that Dynamo enters to compile, forward or backward, and its holder."""
+    from torch._dynamo.callback import CompilationCallbackHandler
+
+    return CompilationCallbackHandler, "install_callbacks"
+
+
+def dispatch_of_fake_tensors() -> tuple[Any, str]:
+    """Returns what runs operations on fake tensors, for whichever tracer, and its holder."""
+    return torch._subclasses.fake_tensor.FakeTensorMode, "__torch_dispatch__"
 
 
 def guards_ahead_of_time() -> list[tuple[Any, str]]:

@@ -1,0 +1,50 @@
+"""What PyTorch computes while it traces and compiles belongs to the compiler: the program has not run it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torchnan._load import _C
+
+_CUDA_GRAPH = "CUDAGRAPH_RECORDING"  # names a trigger: there the program's own kernels run
+
+
+@contextlib.contextmanager
+def unwatched() -> Iterator[None]:
+    """Lets this thread work for no session. Its dispatch keys stay as they are: guards made inside hold them."""
+    _C.suspend_thread()
+    try:
+        yield
+    finally:
+        _C.resume_thread()
+
+
+def compiling(install_callbacks: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the context manager that is entered for each compilation, of a forward or a backward pass."""
+
+    @functools.wraps(install_callbacks)
+    @contextlib.contextmanager
+    def install_unwatched(handler: Any, trigger: Any, *args: Any, **options: Any) -> Iterator[None]:
+        is_program = getattr(trigger, "name", "") == _CUDA_GRAPH
+        watching = contextlib.nullcontext() if is_program else unwatched()
+        with watching, install_callbacks(handler, trigger, *args, **options):
+            yield
+
+    return install_unwatched
+
+
+def on_fake_tensors(dispatch: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps what operations on fake tensors do: with constants they compute real values, to trace on with them."""
+
+    @functools.wraps(dispatch)
+    def dispatch_unwatched(mode: Any, *args: Any, **options: Any) -> Any:
+        _C.suspend_thread()
+        try:
+            return dispatch(mode, *args, **options)
+        finally:
+            _C.resume_thread()
+
+    return dispatch_unwatched
