@@ -315,7 +315,9 @@ def _tensors_on(storages: set[int]) -> list[tuple[torch.Tensor, bool]]:
             found.append((tensor, False))
     for tensor in tensors:
         gradient = _gradient_of(tensor)
-        if gradient is not None and _C.storage_of(gradient) in storages:
+        if gradient is None or _C.storage_of(gradient) not in storages:
+            continue
+        if sys.getrefcount(tensor) - (tensor._use_count() > 1) > 3:  # else only a graph holds the leaf
             found.append((gradient, True))
     return found
 
