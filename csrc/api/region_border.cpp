@@ -1,6 +1,7 @@
 #include "api/region_border.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -40,6 +41,17 @@ bool is_same_operation(const OriginRecord& a, const OriginRecord& b) {
          a.facts.output == b.facts.output;
 }
 
+// The way from an argument to a value that has come from it.
+Cause continued(const Cause& argument, const Cause& argument_then, const Cause& value_then) {
+  Cause value = argument;
+  value.kinds = value_then.kinds;
+  for (size_t i = argument_then.steps.size(); i < value_then.steps.size(); ++i) {
+    const Step& step = value_then.steps[i];
+    value = value.extended(step, step.plan->is_data_movement, value_then.kinds);
+  }
+  return value;
+}
+
 }  // namespace
 
 NonfiniteKinds check_region_result(const at::Tensor& tensor, bool is_unwritten, ThreadState& thread) {
@@ -76,6 +88,17 @@ void record_border_origin(DetectionSession& session, const at::Tensor& result, i
   if (session.options().when == When::kOrigin) report_harm(session, *provenance, HarmKind::kOrigin, kinds);
 }
 
+void record_fused_origin(DetectionSession& session, const at::Tensor& result, const std::string& op) {
+  const NonfiniteKinds kinds = kinds_of(result);
+  if (!kinds.any()) return;
+  OpPlan plan;
+  plan.name = op;
+  const CallContext call{plan, {}, session, ThreadState::current().id()};
+  const at::Tensor values = scannable_values(result);
+  const auto provenance = std::make_shared<Provenance>(Cause{operation_origin(call, values, 0, kinds), kinds});
+  nonfinite_registry().remember(values, provenance);
+}
+
 void set_region_provenance(DetectionSession& session, const at::Tensor& result,
                            const NonfiniteRegistry::ProvenancePtr& provenance) {
   const at::Tensor values = scannable_values(result);
@@ -95,6 +118,36 @@ NonfiniteRegistry::ProvenancePtr with_origins_of_forward_pass(const NonfiniteReg
     if (same != known.end()) cause.origin = same->origin;
   }
   return std::make_shared<Provenance>(std::move(causes));
+}
+
+std::vector<NonfiniteRegistry::ProvenancePtr> repeated_in_this_call(
+    DetectionSession& session, const std::vector<NonfiniteRegistry::ProvenancePtr>& earlier,
+    const std::vector<RegionArgument>& arguments) {
+  std::map<const OriginRecord*, std::shared_ptr<OriginRecord>> own;
+  const auto causes_now = [&](const Cause& then) {
+    std::vector<Cause> causes;
+    for (const RegionArgument& argument : arguments) {
+      for (const Cause& given : argument.then->causes()) {
+        if (given.origin != then.origin) continue;
+        for (const Cause& now : argument.now->causes()) causes.push_back(continued(now, given, then));
+        return causes;
+      }
+    }
+    auto& origin = own[then.origin.get()];
+    if (origin == nullptr) origin = repeated_origin(*then.origin, session);
+    causes.push_back(then);
+    causes.back().origin = origin;
+    return causes;
+  };
+  std::vector<NonfiniteRegistry::ProvenancePtr> repeated;
+  for (const auto& known : earlier) {
+    std::vector<Cause> causes;
+    for (const Cause& then : known->causes()) {
+      for (Cause& cause : causes_now(then)) causes.push_back(std::move(cause));
+    }
+    repeated.push_back(std::make_shared<Provenance>(std::move(causes)));
+  }
+  return repeated;
 }
 
 void record_region_use(const at::Tensor& argument, bool is_compared) {

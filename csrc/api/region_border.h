@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -27,6 +28,10 @@ TORCHNAN_API NonfiniteKinds check_region_result(const at::Tensor& tensor, bool i
 TORCHNAN_API void record_border_origin(DetectionSession& session, const at::Tensor& result, int64_t output,
                                        const ReplayedRegion& region);
 
+// Records that the generated code of the region which this thread replays has made `result` by an operator that gives
+// finite values when it runs alone.
+TORCHNAN_API void record_fused_origin(DetectionSession& session, const at::Tensor& result, const std::string& op);
+
 // Records where a value that a region has returned or written came from, which a replay has found: the replay's own
 // values are gone, and unused, with it.
 TORCHNAN_API void set_region_provenance(DetectionSession& session, const at::Tensor& result,
@@ -36,6 +41,18 @@ TORCHNAN_API void set_region_provenance(DetectionSession& session, const at::Ten
 // they were found before: one operation has one origin, which is reported once.
 TORCHNAN_API NonfiniteRegistry::ProvenancePtr with_origins_of_forward_pass(
     const NonfiniteRegistry::ProvenancePtr& gradient, const NonfiniteRegistry::ProvenancePtr& forward);
+
+// A non-finite argument of a region: its provenance in an earlier call and in this one.
+struct RegionArgument {
+  NonfiniteRegistry::ProvenancePtr then;
+  NonfiniteRegistry::ProvenancePtr now;
+};
+
+// Returns the provenance of values that came about in this call of a region as they did in an earlier one: what came
+// from an argument has the causes of that argument now.
+TORCHNAN_API std::vector<NonfiniteRegistry::ProvenancePtr> repeated_in_this_call(
+    DetectionSession& session, const std::vector<NonfiniteRegistry::ProvenancePtr>& earlier,
+    const std::vector<RegionArgument>& arguments);
 
 // Records that a region is about to compute with an argument, if that is known to be non-finite. `is_compared`: a
 // comparison in the region depends on it.

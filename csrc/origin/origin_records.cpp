@@ -227,6 +227,25 @@ std::shared_ptr<OriginRecord> border_origin(const CallContext& call, const at::T
   return origin;
 }
 
+std::shared_ptr<OriginRecord> repeated_origin(const OriginRecord& earlier, DetectionSession& session) {
+  auto origin = std::make_shared<OriginRecord>(static_cast<const OriginFacts&>(earlier));
+  origin->sequence = next_sequence++;
+  origin->session = session.weak_from_this();
+  origin->exempt = earlier.exempt.load();
+  origin->site.step = session.step();
+  Finding& facts = origin->facts;
+  facts.inputs.clear();
+  facts.first_index.clear();
+  facts.nan = facts.posinf = facts.neginf = 0;
+  facts.hint = fmt::format("the same as in step {}, whose numbers were others", earlier.site.step);
+  if (const Entry* entered = earlier.entry()) {
+    Entry entry = *entered;
+    entry.facts.step = session.step();
+    origin->enter(std::move(entry));
+  }
+  return origin;
+}
+
 std::shared_ptr<OriginRecord> constant_origin(const CallContext& call, const at::Tensor& result) {
   auto origin = make_origin(call, OriginRecord::Source::kConstant, result);
   // Only a NaN is reported as data; masks of -inf are made too often to look at the frames each time.

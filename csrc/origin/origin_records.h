@@ -63,6 +63,9 @@ std::shared_ptr<OriginRecord> received_origin(const at::Tensor& tensor, OriginRe
 std::shared_ptr<OriginRecord> border_origin(const CallContext& call, const at::Tensor& result, int64_t output,
                                             NonfiniteKinds kinds, const ReplayedRegion& region);
 
+// Returns a record of the same cause in a later call of a compiled region, whose numbers are not known.
+std::shared_ptr<OriginRecord> repeated_origin(const OriginRecord& earlier, DetectionSession& session);
+
 // Whether it was made before this process was forked off another. Harm that it does here is reported here; that it is
 // left over is for the parent to report.
 bool is_inherited(const OriginRecord& origin);

@@ -26,8 +26,8 @@ struct Entry {
   std::optional<Owner> owner;  // of the tensor it was read from
 };
 
-// Where non-finite values came from: one per cause.
-struct OriginRecord {
+// What is known of an origin when it is recorded.
+struct OriginFacts {
   enum class Source : uint8_t {
     kOperation,  // made by arithmetic
     kConstant,   // written in the program: full(-inf), a mask, torch.tensor(nan)
@@ -55,8 +55,12 @@ struct OriginRecord {
   std::string allocator;                         // the op that allocated it
   std::string collective;                        // external: that received it from another rank
   bool received = false;                         // from another process, which made it
+};
 
+// Where non-finite values came from: one per cause.
+struct OriginRecord : OriginFacts {
   OriginRecord() = default;
+  explicit OriginRecord(const OriginFacts& known) : OriginFacts(known) {}  // nothing has happened to the values yet
   ~OriginRecord() { delete entry_.load(); }
   OriginRecord(const OriginRecord&) = delete;
   OriginRecord& operator=(const OriginRecord&) = delete;

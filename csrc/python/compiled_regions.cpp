@@ -38,6 +38,21 @@ ProvenanceHandle with_origins_found_before(const ProvenanceHandle& gradient, con
   return {with_origins_of_forward_pass(gradient.provenance, forward.provenance)};
 }
 
+// Returns the provenance of values of this call, which came about as in an earlier one; of each non-finite argument
+// there is a pair of provenances, then and now.
+std::vector<ProvenanceHandle> repeated(const std::vector<ProvenanceHandle>& earlier,
+                                       const std::vector<std::pair<ProvenanceHandle, ProvenanceHandle>>& arguments) {
+  const auto session = ThreadState::current().shared_session();
+  if (session == nullptr) return earlier;
+  std::vector<NonfiniteRegistry::ProvenancePtr> known;
+  for (const ProvenanceHandle& handle : earlier) known.push_back(handle.provenance);
+  std::vector<RegionArgument> given;
+  for (const auto& [then, now] : arguments) given.push_back({then.provenance, now.provenance});
+  std::vector<ProvenanceHandle> handles;
+  for (auto& provenance : repeated_in_this_call(*session, known, given)) handles.push_back({std::move(provenance)});
+  return handles;
+}
+
 void set_provenance(const at::Tensor& tensor, const ProvenanceHandle& handle) {
   if (const auto session = ThreadState::current().shared_session()) {
     set_region_provenance(*session, tensor, handle.provenance);
@@ -114,6 +129,10 @@ void record_border(const at::Tensor& result, int64_t output, const py::str& name
   record_border_origin(*session, result, output, region);
 }
 
+void record_fused(const at::Tensor& result, const std::string& op) {
+  if (const auto session = ThreadState::current().shared_session()) record_fused_origin(*session, result, op);
+}
+
 // Of operators that allocate, under the GIL. Never destroyed: the bound cache keeps their addresses.
 std::set<std::string>& allocating_operators = *new std::set<std::string>;
 
@@ -178,7 +197,9 @@ void bind_compiled_regions(py::module_& m) {
   m.def("stack_frames", &stack_frames, py::arg("stack"));
   m.def("provenance_of", &provenance_of, py::arg("tensor"));
   m.def("set_provenance", &set_provenance, py::arg("tensor"), py::arg("provenance"));
+  m.def("repeated_in_this_call", &repeated, py::arg("earlier"), py::arg("arguments"));
   m.def("record_copy", &record_copy, py::arg("tensor"), py::arg("copy"));
+  m.def("record_fused", &record_fused, py::arg("result"), py::arg("op"));
   m.def("record_allocation", &record_allocation, py::arg("result"), py::arg("site"), py::arg("op"));
   m.def("is_comparison", [](std::string_view op) { return is_comparison(op); });
   m.def("allocates", [](std::string_view op) { return allocates(op); });

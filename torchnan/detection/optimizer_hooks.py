@@ -98,6 +98,24 @@ def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if torch.compiler.is_compiling():
         return
     proved_step.finish()
+    _end_step(optimizer)
+
+
+def before_compiled_step(optimizer: Optimizer) -> None:
+    """Checks the gradients that a step is about to use which was compiled."""
+    with contained("checking gradients"):
+        if not initial_weights.are_noted(optimizer):
+            initial_weights.note(optimizer)
+        if _may_hold_nonfinite() and _uses_gradients_as_they_are(optimizer):
+            check_gradients(optimizer)
+
+
+def after_compiled_step(optimizer: Optimizer) -> None:
+    """Checks the state that a compiled step has left, and counts the step."""
+    _end_step(optimizer)
+
+
+def _end_step(optimizer: Optimizer) -> None:
     if (ended := getattr(_scaling, "ended", None)) is not None:
         ended.append(optimizer)
     if _may_hold_nonfinite() and _C.current_session() is not None:

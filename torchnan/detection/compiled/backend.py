@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from torch.utils._pytree import tree_leaves
 
 from torchnan._load import _C
 from torchnan.detection.containment import contained
-from torchnan.detection.pause import detection_paused
 
 
 def recording(compile_graph: Callable[..., Any]) -> Callable[..., Any]:
@@ -23,16 +21,16 @@ def recording(compile_graph: Callable[..., Any]) -> Callable[..., Any]:
     def compile_and_keep(self: Any, model_: Any, inputs_: Any, *args: Any, **options: Any) -> Any:
         kept = None
         with contained("storing the graph of a compiled region"):
-            from torchnan.detection.compiled import compiled_autograd, graph, torch_internals
+            from torchnan.detection.compiled import called_modules, compiled_autograd, graph, torch_internals
 
             if isinstance(model_, torch.fx.GraphModule) and not _C.is_replaying():
                 place = torch_internals.place_of_traced_function()
                 arguments = len(tree_leaves(inputs_))
                 copy = graph.copy_graph(model_)
                 compiled_autograd.keep_modules(copy, place.file)
-                kept = functools.partial(_checked, copy, graph.tensors_of(model_), place, arguments)
-        with compiling():
-            compiled = compile_graph(self, model_, inputs_, *args, **options)
+                sources = called_modules.sources_of(model_), called_modules.gradient_of_optimizer(model_)
+                kept = functools.partial(_checked, copy, graph.tensors_of(model_), sources, place, arguments)
+        compiled = compile_graph(self, model_, inputs_, *args, **options)
         if kept is None or not isinstance(compiled, types.FunctionType):  # AOTInductor returns a file
             return compiled
         with contained("storing the graph of a compiled region"):
@@ -42,27 +40,22 @@ def recording(compile_graph: Callable[..., Any]) -> Callable[..., Any]:
     return compile_and_keep
 
 
-@contextlib.contextmanager
-def compiling() -> Iterator[None]:
-    """Lets nobody see what this thread does: that Inductor computes constants, and prints them for its logs, is nothing
-    that the program does."""
-    was_replaying = _C.is_replaying()
-    _C.set_replaying(True)
-    try:
-        with detection_paused():
-            yield
-    finally:
-        _C.set_replaying(was_replaying)
-
-
 def _checked(
-    graph: Any, tensors: dict[str, torch.Tensor], place: Any, arguments: int, compiled: types.FunctionType
+    graph: Any,
+    tensors: dict[str, torch.Tensor],
+    sources: tuple[list[Any], Any],
+    place: Any,
+    arguments: int,
+    compiled: types.FunctionType,
 ) -> Any:
-    from torchnan.detection.compiled import stack, torch_internals
+    from torchnan.detection.compiled import called_modules, stack, torch_internals
     from torchnan.detection.compiled.region import Region, Traced
 
     overwritten = torch_internals.overwritten_inputs(compiled, len(tensors) + arguments)
-    traced = Traced(graph, tensors, stack.modules_of(graph), overwritten)
+    weights, gradient = sources
+    traced = Traced(
+        graph, tensors, called_modules.modules_of(graph), overwritten, weights=weights, optimizer_gradient=gradient
+    )
     call = Region(traced, compiled, stack.place_of(graph, place)).checked()  # a function, as Dynamo wants
     public = {name: value for name, value in vars(compiled).items() if not name.startswith("_")}
     call.__dict__.update(public)

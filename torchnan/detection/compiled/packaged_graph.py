@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from torchnan.detection.compiled.called_modules import TracedModule
 from torchnan.detection.compiled.graph import copy_graph
-from torchnan.detection.compiled.stack import TracedModule
 
 _Identity = tuple[str, int]  # name and checksum of the shared library in a package
 
@@ -170,4 +170,4 @@ def _modules_of(graph: fx.Graph, root: torch.nn.Module) -> Iterator[tuple[str, T
         module = root
         for name in filter(None, path.split(".")):
             module = module._modules.setdefault(name, _Exported()) or root
-        yield key, TracedModule(weakref.ref(module), _Exported, "")
+        yield key, TracedModule(weakref.ref(module), _Exported, ())

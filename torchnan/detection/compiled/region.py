@@ -14,7 +14,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torchnan._load import _C
 from torchnan.detection import introspection, shards
-from torchnan.detection.compiled import replay, torch_internals
+from torchnan.detection.compiled import compiled_step, replay, torch_internals
+from torchnan.detection.compiled.called_modules import Gradient, Source, TracedModule, modules_of_call
+from torchnan.detection.compiled.evidence import Probe
 from torchnan.detection.compiled.graph import (
     allocator_of,
     as_list,
@@ -23,15 +25,15 @@ from torchnan.detection.compiled.graph import (
     stack_of,
     unwritten_outputs,
 )
-from torchnan.detection.compiled.stack import Line, TracedModule, call_under, calling_stack, modules_of_call
+from torchnan.detection.compiled.kernels import Kernels
+from torchnan.detection.compiled.stack import Line, call_under, calling_stack
 from torchnan.detection.containment import contained
 
 MAX_COPIED = 64 << 20  # bytes of arguments that a region overwrites, copied before each call
-MAX_REPLAYS = 3  # of a region in a session for results of the same kinds; later ones have what was found first
+MAX_REPLAYS = 3  # of calls of a region whose values begin at the same places; later ones have what was found first
+MAX_REPLAYS_IN_ALL = 32  # of a region in a session
 _RECORD = "torchnan"  # of a call, in the metadata of the autograd node that it made
 
-# Whether it is a gradient, its index and its kinds: how often it was replayed, and the provenance found first.
-_Known = dict[tuple[bool, int, int], tuple[int, Any]]
 Bad = list[tuple[int, int]]  # index of a non-finite value among those that were checked, and the bits of its kinds
 
 
@@ -45,6 +47,8 @@ class Traced:
         modules: those that nodes were traced in, by their key in ``nn_module_stack``.
         overwritten: indices of the inputs that a call overwrites, its own tensors first; ``None`` if not known.
         has_kernels: whether the kernels of the generated code can be observed.
+        weights: the parameters and buffers among the arguments, as far as their sources are known.
+        optimizer_gradient: one of the gradients that the step of an optimizer is given; ``None`` if it is no such step.
     """
 
     graph: fx.GraphModule
@@ -52,6 +56,31 @@ class Traced:
     modules: dict[str, TracedModule]
     overwritten: list[int] | None
     has_kernels: bool = True
+    weights: Sequence[Source] = ()
+    optimizer_gradient: Gradient | None = None
+
+
+@dataclasses.dataclass
+class _Explanation:
+    """What the replays of calls have found whose non-finite values begin at the same places.
+
+    Attributes:
+        provenances: of the results, by index.
+        given: of the arguments and gradients that were non-finite in that call, in their order.
+        replays: how many calls were replayed.
+    """
+
+    provenances: dict[int, Any]
+    given: list[Any]
+    replays: int = 0
+
+
+@dataclasses.dataclass
+class _Known:
+    """What is known of a region in one session."""
+
+    explanations: dict[Any, _Explanation] = dataclasses.field(default_factory=dict)
+    replays: int = 0
 
 
 class Region:
@@ -88,6 +117,7 @@ class Region:
         )
         self._allocations: dict[int, list[int]] = {}  # by the stack of a call, those of what `unwritten` has
         self._known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()  # by session
+        self._probe: Probe | None = None
 
     def checked(self) -> Callable[..., Any]:
         """Returns the function that runs the region and checks its results."""
@@ -96,6 +126,9 @@ class Region:
         def call(*args: Any) -> Any:
             return run(compiled, explain, args)
 
+        gradient = None if self.traced is None else self.traced.optimizer_gradient
+        if gradient is not None:
+            call = compiled_step.checked(call, gradient)
         call.__torchnan_region__ = self  # type: ignore[attr-defined]
         return call
 
@@ -105,7 +138,7 @@ class Region:
             values, here = as_list(results), _C.capture_stack()
             if here not in self._allocations:
                 callers = calling_stack(_C.stack_frames(here))
-                modules = modules_of_call(self.traced.modules, callers, self.place)
+                modules = modules_of_call(self.traced.modules, (), callers, self.place)
                 stacks = [stack_of(node, callers, modules) for node in self.unwritten.values()]
                 capture = [functools.partial(call_under, stack, _C.capture_stack) for stack in stacks]
                 self._allocations[here] = replay.on_own_thread(lambda: [run() for run in capture])
@@ -126,55 +159,81 @@ class Region:
             self._explain(call, bad, gradients, pairs)
 
     def _explain(self, call: Any, bad: Bad, values: Sequence[Any], tangents: replay.Tangents | None) -> None:
-        keys = {i: (tangents is not None, i, kinds) for i, kinds in bad}
-        of_session = self._known.setdefault(_C.current_session(), {})
-        known = {i: of_session[key] for i, key in keys.items() if key in of_session}
-        if len(known) == len(bad) and all(count >= MAX_REPLAYS for count, _ in known.values()):
-            found = {i: provenance for i, (_, provenance) in known.items()}
-        else:
-            found = self._find(call, [i for i, _ in bad], values, tangents)
-            for i, key in keys.items():
-                count, first = of_session.get(key, (0, None))
-                of_session[key] = (count + 1, first or found.get(i))
+        known = self._known.setdefault(_C.current_session(), _Known())
+        found = self._find(call, bad, values, tangents, known)
+        if tangents is not None and call.provenance is not None:  # the forward pass was run again, and found the same
+            found = {i: provenance.with_origins_of_forward_pass(call.provenance) for i, provenance in found.items()}
         for i, provenance in found.items():
             _set_provenance(values[i], provenance)
             if tangents is None:
                 call.provenance = provenance
 
     def _find(
-        self, call: Any, bad: list[int], values: Sequence[Any], tangents: replay.Tangents | None
+        self, call: Any, bad: Bad, values: Sequence[Any], tangents: replay.Tangents | None, known: _Known
     ) -> dict[int, Any]:
-        outcome = replay.Outcome({}, [], call.obstacle)
-        if not call.obstacle:
-            outcome = replay.find(self._recorded(call), bad, tangents)
-        if tangents is not None and call.provenance is not None:  # the forward pass was run again, and found the same
-            for i, provenance in outcome.found.items():
-                outcome.found[i] = provenance.with_origins_of_forward_pass(call.provenance)
-        missing = [i for i in bad if i not in outcome.found]
+        """Returns the provenance of each non-finite value of a call: a replay finds it, or has found it before."""
+        if call.obstacle:
+            return self._at_border(call, bad, values, tangents, {}, call.obstacle, [])
+        recorded = self._recorded(call)
+        evidence = replay.evidence(recorded, bad, tangents)
+        explanation = known.explanations.get(evidence.key)
+        if explanation is not None and explanation.replays >= MAX_REPLAYS:
+            return _repeated(explanation, _given(call, tangents))
+        if known.replays >= MAX_REPLAYS_IN_ALL:
+            obstacle = f"{MAX_REPLAYS_IN_ALL} of its calls were replayed in this detection, as many as may be"
+            kernels = evidence.kernels or replay.observed_kernels(recorded, tangents)
+            return self._at_border(call, bad, values, tangents, {}, obstacle, kernels)
+        outcome = replay.find(recorded, [i for i, _ in bad], tangents)
+        found = self._at_border(call, bad, values, tangents, outcome.found, outcome.obstacle, outcome.kernels)
+        known.replays += 1
+        replays = 1 if explanation is None else explanation.replays + 1
+        if evidence.key is not None:
+            given = [_C.provenance_of(part) for part in _given(call, tangents)]
+            known.explanations[evidence.key] = _Explanation(found, given, replays)
+        return found
+
+    def _at_border(
+        self,
+        call: Any,
+        bad: Bad,
+        values: Sequence[Any],
+        tangents: replay.Tangents | None,
+        found: dict[int, Any],
+        obstacle: str,
+        kernels: Kernels,
+    ) -> dict[int, Any]:
+        """Completes what was found: of other values it is known what the region was given, or that it returned them."""
+        missing = [i for i, _ in bad if i not in found]
         given = call.given if tangents is None else call.provenance
         if missing and given is None:
-            given = _first_given([*call.arguments, *(tangent for _, tangent in tangents or ())])
+            found_given = (_C.input_provenance(part) for part in _given(call, tangents))
+            given = next((provenance for provenance in found_given if provenance is not None), None)
         for i in missing:
             if given is not None:
-                outcome.found[i] = given
+                found[i] = given
                 continue
             for part in _plain(values[i]):
-                _C.record_border(part, i, *self._name(), outcome.obstacle, outcome.kernels)
+                _C.record_border(part, i, *self._name(), obstacle, kernels)
                 provenance = _C.provenance_of(part)
                 if provenance is not None:
-                    outcome.found[i] = provenance
-        return outcome.found
+                    found[i] = provenance
+        return found
 
     def _name(self) -> tuple[str, str, int]:
         return self.place.function, self.place.file, self.place.line
 
     def _recorded(self, call: Any) -> replay.RecordedCall:
         assert self.traced is not None  # else no call is replayed
+        if self._probe is None:
+            self._probe = Probe(self.traced.graph, list(self.traced.tensors))
+        weights, own = self.traced.weights, len(self.traced.tensors)
         return replay.RecordedCall(
             graph=self.traced.graph,
             compiled=self.compiled if self.traced.has_kernels else None,
             own=list(self.traced.tensors),
             modules=self.traced.modules,
+            weights=[(source.path, call.arguments[own + source.index]) for source in weights],
+            probe=self._probe,
             is_random=bool(self.border.is_random),
             args=call.arguments,
             before=call.before,
@@ -244,14 +303,30 @@ def _set_provenance(value: Any, provenance: Any) -> None:
             _C.set_provenance(part, provenance)
 
 
-def _first_given(values: Sequence[Any]) -> Any:
-    """Returns the provenance of the first value that is not finite: what a region was given, it hands on."""
-    for value in values:
-        for part in _plain(value):
-            provenance = _C.input_provenance(part)
-            if provenance is not None:
-                return provenance
-    return None
+def _repeated(explanation: _Explanation, given: list[torch.Tensor]) -> dict[int, Any]:
+    """Returns the provenance of the results of a call that came about as in an earlier one.
+
+    Args:
+        explanation: of the earlier call.
+        given: the non-finite values that this call was given, see :func:`_given`.
+    """
+    pairs = []
+    for then, part in zip(explanation.given, given, strict=True):
+        if then is None:
+            continue
+        now = _C.provenance_of(part)
+        if now is None:
+            (now,) = _C.repeated_in_this_call([then], [])
+            _C.set_provenance(part, now)
+        pairs.append((then, now))
+    repeated = _C.repeated_in_this_call(list(explanation.provenances.values()), pairs)
+    return dict(zip(explanation.provenances, repeated, strict=True))
+
+
+def _given(call: Any, tangents: replay.Tangents | None) -> list[torch.Tensor]:
+    """Returns the non-finite values that a region, or its backward pass, was given."""
+    values = [*call.arguments, *(tangent for _, tangent in tangents or ())]
+    return [part for value in values for part in _plain(value) if _C.kinds_of(part)]
 
 
 def _plain(value: Any) -> list[torch.Tensor]:

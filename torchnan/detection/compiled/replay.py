@@ -6,7 +6,8 @@ import _thread
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -14,16 +15,11 @@ import torch
 from torchnan._load import _C
 from torchnan.config.text import printable
 from torchnan.detection.compiled import compiled_autograd, kernels, random_numbers, torch_internals
+from torchnan.detection.compiled.called_modules import Path, TracedModule, arguments_of, modules_of_call
+from torchnan.detection.compiled.evidence import Probe, Sources, kinds_in, sources_of_gradients
 from torchnan.detection.compiled.graph import allocates, as_list, copy_graph, framed, stack_of, with_tensors
 from torchnan.detection.compiled.graph import run as interpret
-from torchnan.detection.compiled.stack import (
-    Entry,
-    Line,
-    TracedModule,
-    call_under,
-    calling_stack,
-    modules_of_call,
-)
+from torchnan.detection.compiled.stack import Entry, Line, Modules, call_under, calling_stack
 from torchnan.detection.containment import describe
 from torchnan.detection.errors import NonFiniteError
 
@@ -40,6 +36,8 @@ class RecordedCall:
         compiled: runs the region; ``None`` if its kernels cannot be observed.
         own: names of the graph's own tensors, which come first in ``args``.
         modules: those that nodes were traced in, by their key in ``nn_module_stack``.
+        weights: the parameters and buffers that it was given, with their paths in the compiled function.
+        probe: of the graph.
         is_random: whether the call drew random numbers.
         args: the graph's own tensors and the arguments; copies of those that the call has overwritten.
         before: the indices of these copies.
@@ -57,6 +55,8 @@ class RecordedCall:
     compiled: Callable[..., Any] | None
     own: list[str]
     modules: dict[str, TracedModule]
+    weights: list[tuple[Path, Any]]
+    probe: Probe
     is_random: bool
     args: list[Any]
     before: list[int]
@@ -68,6 +68,19 @@ class RecordedCall:
     stack: int
     boxed: int
     region: Line
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """What is found of the causes in a call without watching it.
+
+    Attributes:
+        key: equal for calls with the same causes; ``None`` if nothing was found.
+        kernels: that wrote non-finite values, if these were looked for.
+    """
+
+    key: Hashable
+    kernels: kernels.Kernels
 
 
 @dataclasses.dataclass
@@ -98,7 +111,37 @@ def find(call: RecordedCall, bad: list[int], tangents: Tangents | None) -> Outco
     """
     session = _C.current_session()
     passing = calling_stack(_C.stack_frames(_C.capture_stack()))
-    return on_own_thread(_Replay(call, bad, tangents, session, passing).run)
+    frame = sys._getframe() if tangents is None else None
+    modules = modules_of_call(call.modules, call.weights, _callers(call), call.region, frame)
+    return on_own_thread(_Replay(call, bad, tangents, session, passing, modules).run)
+
+
+def evidence(call: RecordedCall, bad: list[tuple[int, int]], tangents: Tangents | None) -> Evidence:
+    """Finds what tells the causes of a call from those of another, for little more than an eager run.
+
+    Args:
+        call: the call.
+        bad: indices of the non-finite results, and their kinds.
+        tangents: as for :func:`find`.
+    """
+    found = on_own_thread(_Replay(call, [i for i, _ in bad], tangents, None, [], {}).evidence)
+    if found.key is None:
+        return found
+    given = tuple(kinds_in(value) for value in (*call.args, *(tangent for _, tangent in tangents or ())))
+    objects = [weight for _, weight in call.weights]
+    if call.modules and tangents is None:
+        objects += [module for _, module in arguments_of(sys._getframe(), call.region)]
+    key = (tuple(bad), tangents is None, call.stack, tuple(map(id, objects)), given, found.key)
+    return Evidence(key, found.kernels)
+
+
+def observed_kernels(call: RecordedCall, tangents: Tangents | None) -> kernels.Kernels:
+    """Returns the kernels of the generated code where the non-finite values of a call, or of its gradients, began."""
+    return on_own_thread(_Replay(call, [], tangents, None, [], {}).observed_kernels)
+
+
+def _callers(call: RecordedCall) -> list[Entry]:
+    return calling_stack(_C.stack_frames(call.stack), call.is_inside_node, is_backward_pass=call.boxed > 0)
 
 
 def on_own_thread(run: Callable[[], T]) -> T:
@@ -142,21 +185,46 @@ class _Lowered:
 
 class _Replay:
     def __init__(
-        self, call: RecordedCall, bad: list[int], tangents: Tangents | None, session: Any, passing: list[Entry]
+        self,
+        call: RecordedCall,
+        bad: list[int],
+        tangents: Tangents | None,
+        session: Any,
+        passing: list[Entry],
+        modules: Modules,
     ) -> None:
         self.passing = passing  # the stack on which the results were found bad: that of the backward pass
         self.call, self.bad, self.tangents, self.session = call, bad, tangents, session
         self.roots = compiled_autograd.roots_of_pass() if call.boxed else []
-        self.callers: list[Entry] = calling_stack(
-            _C.stack_frames(call.stack), call.is_inside_node, is_backward_pass=call.boxed > 0
-        )
-        self.modules = modules_of_call(call.modules, self.callers, call.region)
+        self.modules = modules
         self._lowered_once: _Lowered | None = None
 
+    def evidence(self) -> Evidence:
+        """Returns where non-finite values begin when the graph runs as it was traced; else in which kernels."""
+        sources: Sources = []
+        with contextlib.suppress(Exception), self._states():  # the generated code may tell
+            made = self._inputs()
+            args = self._writable(made)
+            drawing: Any = random_numbers.AsGenerated() if self.call.is_random else contextlib.nullcontext()  # type: ignore[no-untyped-call]
+            with drawing, torch.set_grad_enabled(self.tangents is not None and torch.is_grad_enabled()):
+                outputs, sources = self.call.probe.run([*made[: len(self.call.own)], *args], self._passed(args))
+            if self.tangents is not None:
+                run = functools.partial(_gradients, outputs, made, self.tangents)
+                sources += sources_of_gradients(run, outputs)
+            if sources:
+                return Evidence(tuple(sources), [])
+        found = self.observed_kernels()
+        return Evidence(tuple(found) or None, found)
+
+    def observed_kernels(self) -> kernels.Kernels:
+        """Returns the kernels where non-finite values began; none if they cannot be observed."""
+        with contextlib.suppress(Exception), self._states():
+            return self._kernels()
+        return []
+
     def run(self) -> Outcome:
-        outcome = Outcome({}, [], "")
-        with contextlib.suppress(Exception), self._states():  # only the name of the kernel would be missing
-            outcome.kernels = self._kernels()
+        self.callers = _callers(self.call)
+        outcome = Outcome({}, self.observed_kernels(), "")
         ways: list[tuple[str, Callable[[], dict[int, Any]]]] = [
             ("traced", self._as_traced),
             ("traced", self._with_nan_in_unwritten_memory),
@@ -293,10 +361,11 @@ class _Replay:
     def _in_inductors_arithmetic(self) -> dict[int, Any]:
         """Lets Inductor compute every node as an output, and runs the first that is non-finite on what it was given.
 
-        For values that are finite when operations run one by one: fused kernels round, and contract, otherwise.
+        For values that are finite when operations run one by one: generated code rounds, contracts and computes some
+        functions otherwise.
         """
         lowered = self._lowered()
-        graph = copy_graph(lowered.module, keep=("val",)).graph
+        graph = copy_graph(lowered.module, keep=("val", "original_aten")).graph
         module = torch.fx.GraphModule(lowered.module, graph)
         nodes = [n for n in graph.nodes if n.op == "call_function" and isinstance(n.meta.get("val"), torch.Tensor)]
         graph.output_node().args = (tuple(nodes),)
@@ -306,16 +375,20 @@ class _Replay:
             results = random_numbers.compile_alone(module, lowered.inputs)(_copies(lowered.inputs))
         values = dict(zip(nodes, results, strict=True))
         values.update(zip((n for n in graph.nodes if n.op == "placeholder"), lowered.inputs, strict=True))
-        for node in nodes:
-            if not _C.kinds_of(values[node]) or not all(n in values for n in node.all_input_nodes):
-                continue
-            args, options = torch.fx.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
-            with torch.no_grad(), self._watched():
-                target: Any = node.target
-                run = functools.partial(target, *args, **options)
-                result = call_under(stack_of(node, self.callers, self.modules), run)
-            return _first_for_all(_provenances([result], [0]), self.bad)
-        return {}
+        made = [node for node in nodes if _makes_nonfinite(node, values)]
+        node = next((node for node in made if node.all_input_nodes), next(iter(made), None))
+        if node is None:
+            return {}
+        args, options = torch.fx.map_arg((node.args, dict(node.kwargs)), values.__getitem__)
+        target: Any = node.target
+        stack = stack_of(node, self.callers, self.modules)
+        with torch.no_grad(), self._watched():
+            found = _provenances([call_under(stack, functools.partial(target, *args, **options))], [0])
+            if not found:  # it is finite alone
+                op = node.meta.get("original_aten", target)
+                call_under(stack, functools.partial(_C.record_fused, values[node], str(op._schema.name)))
+                found = _provenances([values[node]], [0])
+        return _first_for_all(found, self.bad)
 
     def _lowered(self) -> _Lowered:
         if self._lowered_once is None:
@@ -374,6 +447,13 @@ def _version(value: Any) -> object:
 
 def _copies(values: list[Any]) -> list[Any]:
     return [value.clone() if isinstance(value, torch.Tensor) else value for value in values]
+
+
+def _makes_nonfinite(node: torch.fx.Node, values: dict[torch.fx.Node, Any]) -> bool:
+    """Whether a node of a graph has made kinds of values that it was not given."""
+    if not all(argument in values for argument in node.all_input_nodes):
+        return False
+    return bool(kinds_in(values[node]) & ~kinds_in([values[argument] for argument in node.all_input_nodes]))
 
 
 def _first_for_all(found: dict[int, Any], bad: list[int]) -> dict[int, Any]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
-import weakref
 from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -14,14 +12,13 @@ import torch
 
 from torchnan._load import _C
 from torchnan.detection import graph_code
-from torchnan.detection.graph_code import RawFrame, module_stack, modules_by_key, recorded_lines
+from torchnan.detection.graph_code import RawFrame, module_stack, recorded_lines
 from torchnan.detection.introspection import call_in_engine, call_in_module, engine_code
 
 _OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))), "")
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 _DYNAMO = os.path.join(_TORCH, "_dynamo", "")
 _WRAPPED = "L['fn']"  # the path of a module that such a function calls
-_BELOW_SELF = re.compile(r"L\['self'\]\.(.+)")  # a path in nn_module_stack
 
 
 class Line(NamedTuple):
@@ -57,36 +54,6 @@ def traced_lines(node: torch.fx.Node) -> list[Line]:
     return [Line(*line) for line in recorded_lines(node)]
 
 
-class TracedModule(NamedTuple):
-    """A module that nodes were traced in.
-
-    Attributes:
-        module: it, while it is alive.
-        kind: its class.
-        path: its name in the module whose method was compiled; empty if it is not below it.
-    """
-
-    module: weakref.ref[torch.nn.Module]
-    kind: type
-    path: str
-
-
-def modules_of(traced: torch.fx.GraphModule) -> dict[str, TracedModule]:
-    """Returns the modules that the nodes of a graph and of the bodies in it were traced in, by their key in
-    ``nn_module_stack``.
-
-    Dynamo's keys begin with the ``id()`` of the module, which is alive while its graph is compiled.
-    """
-    graphs = [module.graph for module in traced.modules() if isinstance(module, torch.fx.GraphModule)]
-    stacks = (module_stack(node) for graph in graphs for node in graph.nodes)
-    paths = {key: str(path) for stack in stacks for key, (path, _) in stack.items()}
-    found = {}
-    for key, module in modules_by_key(paths).items():
-        below = _BELOW_SELF.match(paths[key])
-        found[key] = TracedModule(weakref.ref(module), type(module), below[1] if below else "")
-    return found
-
-
 def place_of(traced: torch.fx.GraphModule, compiled: Line) -> Line:
     """Returns the function or module of the program that a graph was traced in.
 
@@ -107,49 +74,9 @@ def place_of(traced: torch.fx.GraphModule, compiled: Line) -> Line:
     return next((line for line in lines if not line.file.startswith(_TORCH)), compiled)
 
 
-def modules_of_call(traced: dict[str, TracedModule], callers: Sequence[Entry], compiled: Line) -> Modules:
-    """Returns the modules of one call of a region, by their key in ``nn_module_stack``.
-
-    A method is compiled once for all modules that are alike: what was traced below the first of them is looked up in
-    the one that makes this call.
-
-    Args:
-        traced: those that the region was traced in.
-        callers: the stack on which it was called, outermost first.
-        compiled: the function that was compiled.
-    """
-    caller = _module_that_calls(callers, compiled)
-    found = {}
-    for key, one in traced.items():
-        below = _below(caller, one)
-        module = one.module() if below is None else below
-        if module is not None:
-            found[key] = module
-    return found
-
-
-def _module_that_calls(callers: Sequence[Entry], compiled: Line) -> torch.nn.Module | None:
-    """Returns the innermost module on a stack, if the function is what its call leads to."""
-
-    def is_compiled(line: Line) -> bool:
-        return (line.file, line.function) == (compiled.file, compiled.function)
-
-    module, lines = None, list[Line]()
-    for entry in callers:
-        if isinstance(entry, torch.nn.Module):
-            module, lines = entry, []
-        elif isinstance(entry, Line):
-            lines.append(entry)
-    first = next((line for line in lines if is_compiled(line) or not line.file.startswith(_TORCH)), None)
-    return module if first is not None and is_compiled(first) else None
-
-
-def _below(module: torch.nn.Module | None, traced: TracedModule) -> torch.nn.Module | None:
-    if not traced.path:
-        return None
-    for name in traced.path.split("."):
-        module = None if module is None else module._modules.get(name)
-    return module if type(module) is traced.kind else None
+def is_of_torch(file: str) -> bool:
+    """Whether a file is one of PyTorch's."""
+    return file.startswith(_TORCH)
 
 
 def calling_stack(

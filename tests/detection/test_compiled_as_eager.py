@@ -1,0 +1,453 @@
+"""Programs with compiled regions are reported as the same programs without: the same origins, modules, steps, harm."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+import torchnan
+from torchnan.detection.compiled import region
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def facts(finding):
+    """What is the same of a finding in a compiled program."""
+    stack = [(frame.file, frame.line) for frame in finding.stack]
+    inner = [(frame.file, frame.line) for frame in finding.backward_stack]
+    where = (finding.phase, finding.op, finding.node, finding.module, finding.name, stack, inner, finding.step)
+    harm = (finding.harm.kind, finding.harm.name, finding.harm.line)
+    return (finding.level, finding.kind, finding.origin, *where, *harm)
+
+
+def findings_of(program, compiler, seed=0):
+    torch.manual_seed(seed)
+    with torchnan.detect(action="log") as session:
+        program(compiler)
+    assert session.stats()["internal_errors"] == 0
+    return session.findings
+
+
+def both(program):
+    """Returns the findings of a program without and with a compiler, called at the same line."""
+    eager, compiled = (findings_of(program, compiler) for compiler in (lambda function: function, torch.compile))
+    return eager, compiled
+
+
+def assert_as_eager(program, expected=None):
+    """Compares the findings of a program that gets a compiler as its argument; returns those of the compiled one."""
+    eager, compiled = both(program)
+    assert [facts(finding) for finding in compiled] == [facts(finding) for finding in eager]
+    assert expected is None or len(eager) == expected
+    return compiled
+
+
+# -- what PyTorch computes while it compiles
+
+
+def lowest(x):
+    return torch.minimum(x, torch.tensor(1.0) / 0).sum()
+
+
+def masked(x):
+    return torch.where(x > 0, x, torch.tensor(0.0).log()).max()
+
+
+def scaled(x):
+    zero = torch.tensor(0.0)
+    return (x * (zero / zero).nan_to_num(1.0)).sum()
+
+
+@pytest.mark.parametrize("function", [lowest, masked, scaled])
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager", "eager"])
+def test_constants_that_a_tracer_computes_are_not_reported(function, backend):
+    compiled = torch.compile(function, backend=backend)
+    with torchnan.detect() as session:
+        compiled(torch.ones(3))
+        compiled(torch.ones(4))  # compiled again
+    assert session.findings == []
+
+
+class Scaled(nn.Module):
+    def forward(self, x):
+        return scaled(x)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_constants_that_an_export_computes_are_not_reported(strict):
+    with torchnan.detect() as session:
+        exported = torch.export.export(Scaled(), (torch.ones(3),), strict=strict)
+        exported.run_decompositions()
+    assert session.findings == []
+
+
+def test_constants_of_a_backward_pass_are_not_reported():
+    class Bounded(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return torch.minimum(gradient, torch.tensor(1.0) / 0)
+
+    x = torch.ones(3, requires_grad=True)
+    with torchnan.detect() as session:
+        torch.compile(Bounded.apply)(x).sum().backward()
+    assert session.findings == []
+
+
+def test_what_runs_after_a_compilation_is_checked():
+    with torchnan.detect(action="log") as session:
+        torch.compile(lowest, backend="eager")(torch.ones(3))
+        torch.log(torch.tensor(-1.0)).item()
+    assert [finding.op for finding in session.findings] == ["aten::log"]
+
+
+# -- the cause of this call
+
+
+def two_causes(change):
+    """A region that overflows in one line for some steps, and from then on in another."""
+
+    def program(compiler):
+        def loss_of(x, y, w):
+            a = (x * w).exp()
+            b = torch.sqrt(y * w)
+            return a.mean() + b.mean()
+
+        loss_of = compiler(loss_of)
+        w = torch.ones(4, requires_grad=True)
+        optimizer = torch.optim.SGD([w], 1e-3)
+        for i in range(change + 3):
+            x, y = torch.full((4,), -1.0), torch.ones(4)
+            if i < change:
+                x[0] = 90.0
+            else:
+                y[0] = 3.4e38
+                w.data[0] = 2.0
+            loss = loss_of(x, y, w)
+            if torch.isfinite(loss) or i >= change:
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            else:
+                optimizer.step()
+
+    return program
+
+
+@pytest.mark.parametrize("change", [1, 4, 8])
+def test_a_later_cause_is_not_taken_for_an_earlier_one(change):
+    assert_as_eager(two_causes(change))
+
+
+def alternating(compiler):
+    def loss_of(x, y):
+        return (torch.log(x) + torch.sqrt(y)).sum()
+
+    loss_of = compiler(loss_of)
+    w = torch.ones(3, requires_grad=True)
+    for i in range(12):
+        x, y = torch.ones(3), torch.ones(3)
+        (x if i % 2 else y).neg_()
+        loss_of(x * w, y * w).backward()
+
+
+def test_causes_that_take_turns_are_all_found():
+    assert_as_eager(alternating)
+
+
+def in_the_backward_pass(compiler):
+    def loss_of(x, y):
+        return (x.sqrt() + y.norm()).sum()
+
+    loss_of = compiler(loss_of)
+    for i in range(10):
+        x = torch.full((3,), float(i >= 5), requires_grad=True)
+        y = torch.full((3,), float(i < 5), requires_grad=True)
+        loss_of(x, y).backward()
+        torch.optim.SGD([x, y], 0.1).step()
+
+
+def test_causes_of_gradients_are_those_of_this_pass():
+    assert_as_eager(in_the_backward_pass)
+
+
+def given_and_made(compiler):
+    """What comes in is made by two operations, in turn, and the region hands it on."""
+    double = compiler(lambda x: x * 2)
+    for i in range(10):
+        x = torch.full((3,), -1.0)
+        y = torch.log(x) if i < 5 else torch.sqrt(x)
+        double(y).sum().item()
+
+
+def test_what_a_region_hands_on_has_the_cause_of_this_call():
+    assert_as_eager(given_and_made, 2)
+
+
+def late_harm(compiler):
+    overflow = compiler(lambda x: torch.exp(x))
+    w = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([w], 0.1)
+    for i in range(8):
+        made = overflow(torch.full((3,), 100.0))
+        if i == 6:
+            made.sum().item()
+        w.sum().backward()
+        optimizer.step()
+
+
+def test_a_value_that_does_harm_late_has_the_step_of_the_harm():
+    finding = next(finding for finding in assert_as_eager(late_harm) if finding.level == "error")
+    assert "the same as in step 3" in finding.hint
+    assert finding.inputs == ()
+
+
+def test_a_scaler_that_has_seen_a_value_has_not_seen_the_next():
+    def program(compiler):
+        loss_of = compiler(lambda w: torch.log(w - 1).sum())
+        w = torch.ones(1, requires_grad=True)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+        optimizer = torch.optim.SGD([w], 0.1)
+        for _ in range(5):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(w)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        optimizer.zero_grad()
+        loss_of(w).backward()
+        optimizer.step()
+
+    assert_as_eager(program)
+
+
+def test_a_region_says_that_it_was_replayed_too_often(monkeypatch):
+    monkeypatch.setattr(region, "MAX_REPLAYS_IN_ALL", 1)
+    findings = findings_of(alternating, torch.compile)
+    assert findings[0].compiled.obstacle is None
+    assert findings[1].origin == "compiled"
+    assert findings[1].compiled.obstacle == "1 of its calls were replayed in this detection, as many as may be"
+    assert findings[1].compiled.kernel is not None
+
+
+def test_a_gradient_that_only_a_graph_holds_is_not_left_over():
+    def program(compiler):
+        w = torch.ones(3, requires_grad=True)
+        loss, _perplexity = compiler(lambda x: (x.sum(), torch.exp(x.sum() * 1000)))(w * 1)
+        loss.backward()
+        kept.append(loss)
+
+    kept = []
+    assert_as_eager(program, 1)
+
+
+# -- the module that was called
+
+
+class Log(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        return torch.log(self.scale) * x
+
+
+class Root(nn.Module):
+    """Without parameters of its own."""
+
+    def forward(self, x):
+        return torch.sqrt(x)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Log()
+        self.root = Root()
+
+    def forward(self, x):
+        return x + self.inner(x) + self.root(x * x)
+
+
+class BlockThatNamesItself(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Log()
+
+    def forward(s, x):
+        return x + s.inner(x)
+
+
+class Stack(nn.Module):
+    def __init__(self, make, call):
+        super().__init__()
+        self.blocks = nn.ModuleList([make() for _ in range(4)])
+        self.call = call
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = self.call(block, x)
+        return x
+
+
+def as_argument(compiler, make=Block):
+    return Stack(make, compiler(lambda block, x: block(x)))
+
+
+def as_first_argument(compiler):
+    return Stack(BlockThatNamesItself, lambda block, x: compiler(block)(x))
+
+
+def as_keyword(compiler):
+    run = compiler(lambda x, *, block: block(x))
+    return Stack(Block, lambda block, x: run(x, block=block))
+
+
+def as_closure(compiler):
+    def call(block, x):
+        return compiler(lambda value: block(value))(x)
+
+    return Stack(Block, call)
+
+
+def as_partial(compiler):
+    def run(block, x):
+        return block(x)
+
+    return Stack(Block, lambda block, x: compiler(functools.partial(run, block))(x))
+
+
+def in_a_list(compiler):
+    run = compiler(lambda blocks, x: blocks[1](blocks[0](x)))
+    return Stack(Block, lambda block, x: run([nn.Identity(), block], x))
+
+
+def in_a_dict(compiler):
+    run = compiler(lambda blocks, x: blocks["one"](x))
+    return Stack(Block, lambda block, x: run({"one": block}, x))
+
+
+def compiled_in_place(compiler):
+    model = Stack(Block, lambda block, x: block(x))
+    if compiler is torch.compile:
+        for block in model.blocks:
+            block.compile()
+    return model
+
+
+def wrapped(compiler):
+    model = Stack(Block, lambda block, x: block(x))
+    for i, block in enumerate(list(model.blocks)):
+        model.blocks[i] = compiler(block)
+    return model
+
+
+HOLDERS = (
+    as_argument,
+    as_first_argument,
+    as_keyword,
+    as_closure,
+    as_partial,
+    in_a_list,
+    in_a_dict,
+    compiled_in_place,
+    wrapped,
+)
+
+
+@pytest.mark.parametrize("make", HOLDERS)
+@pytest.mark.parametrize("number", [0, 3])
+def test_the_module_is_the_one_that_was_called(make, number):
+    def program(compiler):
+        model = make(compiler)
+        with torch.no_grad():
+            model.blocks[number].inner.scale.fill_(-1.0)
+        model(torch.ones(2, 4)).sum().backward()
+
+    (finding,) = assert_as_eager(program, 1)
+    assert finding.module == f"blocks.{number}.inner"
+
+
+@pytest.mark.parametrize("make", HOLDERS)
+def test_the_module_of_a_gradient_is_the_one_that_was_called(make):
+    def program(compiler):
+        model = make(compiler)
+        with torch.no_grad():
+            model.blocks[2].inner.scale.fill_(1e-45)  # its logarithm has an infinite slope
+        model(torch.ones(2, 4)).sum().backward()
+        torch.optim.SGD(model.parameters(), 0.1).step()
+
+    (finding,) = assert_as_eager(program, 1)
+    assert finding.module == "blocks.2.inner"
+
+
+@pytest.mark.parametrize("make", HOLDERS)
+def test_a_bad_parameter_is_that_of_the_module_that_was_called(make):
+    def program(compiler):
+        model = make(compiler)
+        with torch.no_grad():
+            model.blocks[3].inner.scale[1] = float("inf")
+        model(torch.ones(2, 4)).sum().backward()
+
+    (finding,) = assert_as_eager(program, 1)
+    assert (finding.origin, finding.name) == ("parameter", "blocks.3.inner.scale")
+
+
+def test_a_module_without_parameters_is_the_one_that_was_called():
+    def program(compiler):
+        model = Stack(Root, compiler(lambda block, x: block(x) - 1))
+        model(torch.full((2, 4), 0.5)).sum().backward()
+
+    (finding,) = assert_as_eager(program, 1)
+    assert finding.module == "blocks.1"
+
+
+# -- compiled optimizers
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize("way", ["step", "lambda"])
+def test_a_bad_gradient_is_reported_before_a_compiled_step_applies_it(kind, way):
+    def program(compiler):
+        model = nn.Linear(4, 4)
+        optimizer = kind(model.parameters(), lr=0.01)
+        step = compiler(optimizer.step) if way == "step" else compiler(lambda: optimizer.step())
+        for i in range(1, 5):
+            loss = model(torch.ones(2, 4)).sum()
+            if i == 3:
+                model.weight.register_hook(lambda gradient: gradient / 0)
+            loss.backward()
+            step()
+            optimizer.zero_grad()
+
+    eager, compiled = both(program)
+    assert (eager[0].step, eager[0].harm.kind, eager[0].harm.name) == (3, "gradient", "weight")
+    assert facts(compiled[0]) == facts(eager[0])
+
+
+def test_nothing_is_applied_by_a_compiled_step_that_is_refused():
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    step = torch.compile(optimizer.step)
+    with pytest.raises(torchnan.NonFiniteError) as caught, torchnan.detect():
+        for i in range(1, 5):
+            loss = model(torch.ones(2, 4)).sum()
+            before = model.weight.detach().clone()
+            if i == 2:
+                model.weight.register_hook(lambda gradient: gradient / 0)
+            loss.backward()
+            step()
+            optimizer.zero_grad()
+    assert caught.value.finding.step == 2
+    assert torch.equal(model.weight, before)

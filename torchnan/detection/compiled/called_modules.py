@@ -1,0 +1,223 @@
+"""The modules of one call of a region: code that was compiled once serves all modules that are alike."""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from torchnan._load import _C
+from torchnan.detection.compiled.stack import Entry, Line, Modules, is_of_torch
+from torchnan.detection.graph_code import module_stack, modules_by_key, plain_name
+
+Path = tuple[str, ...]  # from a variable of the compiled function to a module or tensor: ("L['block']", "l", "weight")
+
+_VARIABLE = re.compile(r"[LG]\['(\w+)'\]")
+_STEP = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]|\[(?:'([^']*)'|(\d+))\]|\.([^.\[]+)")
+_GRADIENT = re.compile(r"\.param_groups\[(\d+)\]\['params'\]\[(\d+)\]\.grad$")
+_SELF: Path = ("L['self']",)
+
+
+class TracedModule(NamedTuple):
+    """A module that nodes were traced in.
+
+    Attributes:
+        module: it, while it is alive.
+        kind: its class.
+        path: where the compiled function has it; empty if that is not known.
+    """
+
+    module: weakref.ref[torch.nn.Module]
+    kind: type
+    path: Path
+
+
+class Source(NamedTuple):
+    """A parameter or buffer that a region is given as an argument.
+
+    Attributes:
+        index: of the argument.
+        path: where the compiled function has it.
+    """
+
+    index: int
+    path: Path
+
+
+class Gradient(NamedTuple):
+    """The gradient of an optimizer's parameter that a region is given.
+
+    Attributes:
+        index: of the argument.
+        group: of the parameter in the optimizer.
+        position: in that group.
+    """
+
+    index: int
+    group: int
+    position: int
+
+
+def modules_of(traced: torch.fx.GraphModule) -> dict[str, TracedModule]:
+    """Returns the modules that the nodes of a graph and of the bodies in it were traced in, by their key in
+    ``nn_module_stack``.
+
+    Dynamo's keys begin with the ``id()`` of the module, which is alive while its graph is compiled.
+    """
+    graphs = [module.graph for module in traced.modules() if isinstance(module, torch.fx.GraphModule)]
+    stacks = (module_stack(node) for graph in graphs for node in graph.nodes)
+    paths = {key: str(path) for stack in stacks for key, (path, _) in stack.items()}
+    modules = modules_by_key(paths).items()
+    return {key: TracedModule(weakref.ref(module), type(module), path_of(paths[key])) for key, module in modules}
+
+
+def sources_of(traced: torch.fx.GraphModule) -> list[Source]:
+    """Returns the parameters and buffers among the arguments of a graph, as Dynamo has traced it."""
+    names = enumerate(_names_of_arguments(traced))
+    return [Source(i, path_of(name)) for i, name in names if "._parameters[" in name or "._buffers[" in name]
+
+
+def gradient_of_optimizer(traced: torch.fx.GraphModule) -> Gradient | None:
+    """Returns one of the gradients that a graph takes from an optimizer's parameters.
+
+    Returns ``None`` for a graph that is not the step of an optimizer. The graph is as Dynamo has traced it.
+    """
+    matches = ((i, _GRADIENT.search(name)) for i, name in enumerate(_names_of_arguments(traced)))
+    return next((Gradient(i, int(match[1]), int(match[2])) for i, match in matches if match is not None), None)
+
+
+def _names_of_arguments(traced: torch.fx.GraphModule) -> list[str]:
+    """Returns what Dynamo calls the arguments of a graph; empty where it does not tell."""
+    sources = (getattr(node.meta.get("grapharg"), "source", None) for node in traced.graph.find_nodes(op="placeholder"))
+    names = (getattr(source, "name", "") for source in sources)
+    return [str(name() if callable(name) else name) for name in names]
+
+
+def path_of(source: str) -> Path:
+    """Parses what Dynamo calls a value: ``"L['self']._modules['l']._parameters['weight']"``, ``"L['self'].l"``."""
+    variable = _VARIABLE.match(source)
+    if variable is None:
+        return ()
+    steps = _STEP.findall(source[variable.end() :])
+    return (variable[0], *(next(filter(None, step), "") for step in steps))
+
+
+def modules_of_call(
+    traced: dict[str, TracedModule],
+    weights: Sequence[tuple[Path, Any]],
+    callers: Sequence[Entry],
+    compiled: Line,
+    frame: FrameType | None = None,
+) -> Modules:
+    """Returns the modules of one call of a region, by their key in ``nn_module_stack``.
+
+    Args:
+        traced: those that the region was traced in.
+        weights: the parameters and buffers that the call was given, with their paths.
+        callers: the stack on which it was called, outermost first.
+        compiled: the function that was compiled.
+        frame: one inside the call, while it lasts.
+    """
+    if not traced:
+        return {}
+    known = _owners(traced, weights)
+    caller = _module_that_calls(callers, compiled)
+    if caller is not None:
+        known.setdefault(_SELF, caller)
+    for variable, module in arguments_of(frame, compiled):
+        known.setdefault((variable,), module)
+    found = {}
+    for key, one in traced.items():
+        module = _follow(known, one)
+        if module is None:
+            module = one.module()
+        if module is not None:
+            found[key] = module
+    return found
+
+
+def _owners(traced: dict[str, TracedModule], weights: Sequence[tuple[Path, Any]]) -> dict[Path, torch.nn.Module]:
+    """Returns the modules that hold the weights of a call, and those around them, by path."""
+    if not weights:
+        return {}
+    holders, parents = _holders_and_parents()
+    kinds = {one.path: one.kind for one in traced.values()}
+    known: dict[Path, torch.nn.Module] = {}
+    for path, weight in weights:
+        module = _only(holders.get((id(weight), path[-1]), ()), kinds.get(path[:-1]))
+        if module is not None:
+            known.setdefault(path[:-1], module)
+    for inner in list(known):
+        path = inner
+        while len(path) > 1:
+            parent = _only(parents.get((id(known[path]), path[-1]), ()), kinds.get(path[:-1]))
+            if parent is None or path[:-1] in known:
+                break
+            path = path[:-1]
+            known[path] = parent
+    return known
+
+
+_Index = defaultdict[tuple[int, str], list[torch.nn.Module]]  # by the id of a part and the name that it has there
+
+
+def _holders_and_parents() -> tuple[_Index, _Index]:
+    holders, parents = _Index(list), _Index(list)
+    for module in _C.instances_of(torch.nn.Module):
+        if issubclass(type(module), torch.fx.GraphModule):
+            continue
+        for kind, index in (("_parameters", holders), ("_buffers", holders), ("_modules", parents)):
+            for name, part in list(module.__dict__.get(kind, {}).items()):
+                if part is not None:
+                    index[id(part), name].append(module)
+    return holders, parents
+
+
+def _only(modules: Iterable[torch.nn.Module], kind: type | None) -> torch.nn.Module | None:
+    fitting = [module for module in modules if kind is None or type(module) is kind]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _follow(known: dict[Path, torch.nn.Module], traced: TracedModule) -> torch.nn.Module | None:
+    """Returns the module below the innermost one of its path that is known; ``None`` where it leads elsewhere."""
+    for length in range(len(traced.path), 0, -1):
+        module = known.get(traced.path[:length])
+        if module is None:
+            continue
+        for name in traced.path[length:]:
+            module = None if module is None else module._modules.get(name)
+        return module if type(module) is traced.kind else None
+    return None
+
+
+def _module_that_calls(callers: Sequence[Entry], compiled: Line) -> torch.nn.Module | None:
+    """Returns the innermost module on a stack, if the function is what its call leads to."""
+
+    def is_compiled(line: Line) -> bool:
+        return (line.file, line.function) == (compiled.file, compiled.function)
+
+    module, lines = None, list[Line]()
+    for entry in callers:
+        if isinstance(entry, torch.nn.Module):
+            module, lines = entry, []
+        elif isinstance(entry, Line):
+            lines.append(entry)
+    first = next((line for line in lines if is_compiled(line) or not is_of_torch(line.file)), None)
+    return module if first is not None and is_compiled(first) else None
+
+
+def arguments_of(frame: FrameType | None, compiled: Line) -> list[tuple[str, torch.nn.Module]]:
+    """Returns the modules among the variables of the compiled function, which this thread runs."""
+    name = plain_name(compiled.function)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename == compiled.file and plain_name(code.co_name) == name:
+            found = [(f"L['{variable}']", value) for variable, value in frame.f_locals.items()]
+            return [(variable, value) for variable, value in found if issubclass(type(value), torch.nn.Module)]
+        frame = frame.f_back
+    return []

@@ -1,0 +1,118 @@
+"""What tells two calls of a region apart whose results are non-finite: where the values begin in the traced graph."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from torchnan._load import _C
+from torchnan.detection.compiled.graph import as_list, copy_graph
+
+Sources = list[Hashable]  # of nodes that made a kind which none of their arguments had: the name, and the kinds
+
+
+class Probe:
+    """Runs a graph as eager code that nothing watches, and finds the nodes where its non-finite values begin.
+
+    Args:
+        graph: the graph that Dynamo traced.
+        own: names of its own tensors, which come first among its inputs.
+    """
+
+    def __init__(self, graph: fx.GraphModule, own: Sequence[str]) -> None:
+        self._graph = copy_graph(graph)
+        self._own = own
+        self._thread = threading.local()
+        for body in self._graph.modules():
+            if isinstance(body, fx.GraphModule) and body is not self._graph:
+                body.forward = self._runner_of(body)
+
+    def run(self, inputs: Sequence[Any], passed: Sequence[Any]) -> tuple[list[Any], Sources]:
+        """Returns the outputs and where non-finite values begin.
+
+        Args:
+            inputs: the graph's own tensors, and arguments.
+            passed: the arguments as the graph takes them.
+        """
+        self._thread.sources = sources = Sources()
+        self._thread.own = dict(zip(self._own, inputs, strict=False))
+        return as_list(self._run(self._graph, *passed)), sources
+
+    def _runner_of(self, body: fx.GraphModule) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            return self._run(body, *args)
+
+        return run
+
+    def _run(self, module: fx.GraphModule, *args: Any) -> Any:
+        return _Interpreter(module, self._thread.own, self._thread.sources).run(*args)
+
+
+class _Interpreter(fx.Interpreter):
+    def __init__(self, module: fx.GraphModule, own: dict[str, torch.Tensor], sources: Sources) -> None:
+        super().__init__(module)
+        self.extra_traceback = False
+        self._own, self._sources = own, sources
+        self._kinds: dict[fx.Node, int] = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        result = super().run_node(n)
+        kinds = kinds_in(result)
+        if kinds:
+            given = 0
+            for argument in n.all_input_nodes:
+                given |= self._kinds.get(argument, 0)
+            if n.op.startswith("call") and kinds & ~given:
+                self._sources.append((n.name, kinds & ~given))
+            self._kinds[n] = kinds
+        return result
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return self._own[target] if target in self._own else super().get_attr(target, args, kwargs)
+
+
+def sources_of_gradients(run: Callable[[], Any], outputs: Sequence[Any]) -> Sources:
+    """Returns the nodes of a backward pass where non-finite gradients begin.
+
+    Args:
+        run: runs the pass.
+        outputs: the values that it begins with.
+    """
+    sources = Sources()
+    nodes: dict[Any, int] = {}
+    pending = [value.grad_fn for value in outputs if isinstance(value, torch.Tensor) and value.grad_fn is not None]
+    while pending:
+        node = pending.pop()
+        if node in nodes:
+            continue
+        nodes[node] = len(nodes)
+        pending.extend(following for following, _ in node.next_functions if following is not None)
+    for node, number in nodes.items():
+        node.register_hook(_noting(node.name(), number, sources))
+    run()
+    return sources
+
+
+def _noting(name: str, number: int, sources: Sources) -> Callable[[Any, Any], None]:
+    def note(made: Any, given: Any) -> None:
+        kinds = kinds_in(made) & ~kinds_in(given)
+        if kinds:
+            sources.append((name, number, kinds))
+
+    return note
+
+
+def kinds_in(value: Any) -> int:
+    """Returns the bits of the kinds of non-finite values in a tensor or in several."""
+    if isinstance(value, torch.Tensor):
+        return _C.kinds_of(value.detach() if value.requires_grad else value)
+    if isinstance(value, list | tuple):
+        kinds = 0
+        for item in value:
+            kinds |= kinds_in(item)
+        return kinds
+    return 0
