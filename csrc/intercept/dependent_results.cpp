@@ -194,6 +194,7 @@ at::Tensor DependentResults::alternative_tensor(const at::Tensor& tensor) const 
 void DependentResults::report_read() const {
   if (plan_.handling != OpPlan::Handling::kRead) return;
   for (const auto& [tensor, values] : dependent_) {
+    if (is_checked_by_user(*values)) continue;
     report_harm(session_, *values->provenance, HarmKind::kRead, NonfiniteKinds::only_nan());
   }
 }

@@ -74,9 +74,16 @@ bool shows(const at::Tensor& tensor, const DependentValues& values) {
   return found;
 }
 
+bool is_checked_by_user(const DependentValues& values) {
+  const auto& causes = values.provenance->causes();
+  return values.is_verdict && std::all_of(causes.begin(), causes.end(),
+                                          [](const Cause& cause) { return cause.origin->looked_for.load(); });
+}
+
 std::shared_ptr<const Provenance> provenance_of_dependent(const at::Tensor& tensor) {
   const auto values = tensor.defined() ? nonfinite_registry().find_dependent(tensor) : nullptr;
-  return values != nullptr && shows(tensor, *values) ? values->provenance : nullptr;
+  if (values == nullptr || is_checked_by_user(*values)) return nullptr;
+  return shows(tensor, *values) ? values->provenance : nullptr;
 }
 
 at::Tensor alternative_of(const at::Tensor& tensor, const DependentValues* values) {

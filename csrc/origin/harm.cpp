@@ -133,6 +133,7 @@ void record_use(const Provenance& provenance, const OpPlan& plan, uint64_t node_
   for (const Cause& cause : provenance.causes()) {
     cause.origin->used = true;
     if (plan.is_grad_scaler_check) cause.origin->seen_by_scaler = true;
+    if (plan.is_comparison && !plan.is_ordering) cause.origin->looked_for = true;
     if (plan.is_comparison && is_gradient(cause, node_execution_id)) cause.origin->compared = true;
     if (!plan.is_comparison && !plan.is_data_movement) cause.origin->computed = true;
   }

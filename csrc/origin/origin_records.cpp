@@ -232,6 +232,7 @@ std::shared_ptr<OriginRecord> repeated_origin(const OriginRecord& earlier, Detec
   origin->sequence = next_sequence++;
   origin->session = session.weak_from_this();
   origin->exempt = earlier.exempt.load();
+  origin->seen_by_scaler = earlier.seen_by_scaler.load();
   origin->site.step = session.step();
   Finding& facts = origin->facts;
   facts.inputs.clear();

@@ -72,6 +72,7 @@ struct OriginRecord : OriginFacts {
   std::atomic<bool> used{false};            // an operation has read it
   std::atomic<bool> computed{false};        // and done more than move or compare it
   std::atomic<bool> propagated{false};      // and has made more of it than -inf
+  std::atomic<bool> looked_for{false};      // user code has asked whether it is there: isnan(x), isfinite(x), x == x
   std::atomic<bool> compared{false};        // user code has looked at a gradient: isfinite(x), norm > limit
   std::atomic<bool> overwritten{false};     // somewhere; if it is not used, nobody has seen it
   std::atomic<bool> reported{false};        // one alarm per cause

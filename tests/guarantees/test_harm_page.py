@@ -402,6 +402,19 @@ followed(
     lambda: (t(3, 1, 2, 0) / t(1, 1, 1, 0)).sort().values[:3].tolist(),
     lambda: (t(3, 1, 2, 0) / t(1, 1, 1, 0)).nanquantile(0.5).item(),
 )
+def rejected_step() -> bool:
+    """As adaptive solvers do."""
+    error = (t(1, 2) * 1e30 - t(1, 2) * 1e30 / t(1, 0)).mean()
+    accepted = error <= 1
+    torch.where(torch.isfinite(error), error, torch.tensor(1e-8)).item()
+    return bool(accepted)
+
+
+followed(
+    "a comparison by size in a program that asks `isfinite` or `isnan` of the same value before it reads the result",
+    rejected_step,
+    lambda: [bool(x.isnan().any()) or bool(x.max() > 5) for x in (nothing_but_nan(),)],
+)
 followed(
     "a comparison by which `where`, `masked_fill` or `x[mask]` selects, or that is only kept",
     lambda: torch.where(nothing_but_nan() > 0, 1.0, 2.0).sum().item(),
