@@ -114,6 +114,7 @@ Handling handling_of(const c10::OperatorHandle& op, const OpPlan& plan, std::str
   if (ns == "aten" && is_view_with_arithmetic_backward(base)) return Handling::kRecordCallSite;
   if (plan.is_constant_factory) return Handling::kCheck;
   if (ns == "profiler" || base == "_unsafe_view" || base == "_reshape_alias") return Handling::kPass;
+  if (base == "_wrap_tensor_autograd") return Handling::kPass;  // the collective that writes its tensor is under way
   const bool nothing_to_check =
       plan.checked_returns.empty() && plan.mutated_arguments.empty() && !plan.is_async_collective;
   return nothing_to_check ? Handling::kPass : Handling::kCheck;

@@ -268,7 +268,8 @@ bool is_foreach_elementwise(std::string_view op) {
   return is("_foreach_") || is("_fused_ada") || is("_fused_sgd") || is_grad_scaler_check(op);
 }
 bool is_async_collective(std::string_view ns, std::string_view op) {
-  return ns == "c10d" || (ns == "_c10d_functional" && op != "wait_tensor") || op == "shard_dim_alltoall";
+  const bool is_functional = ns == "_c10d_functional" && op != "wait_tensor" && op != "_wrap_tensor_autograd";
+  return ns == "c10d" || is_functional || op == "shard_dim_alltoall";
 }
 
 }  // namespace torchnan

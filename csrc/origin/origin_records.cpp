@@ -327,7 +327,8 @@ NonfiniteRegistry::ProvenancePtr provenance_of_argument(const CallContext& call,
   const auto known = nonfinite_registry().find(argument);
   if (known != nullptr && !(is_constant_write(*known) && is_parameter(argument))) return known;
   const auto origin = external_origin(call, argument, kinds);
-  if (known != nullptr) origin->written = known->first().origin->site.live;
+  const bool is_from_program = known != nullptr && known->first().origin->collective.empty();
+  if (is_from_program) origin->written = known->first().origin->site.live;
   auto provenance = std::make_shared<Provenance>(Cause{origin, kinds});
   nonfinite_registry().remember(argument, provenance);
   return provenance;

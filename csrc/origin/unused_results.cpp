@@ -84,7 +84,8 @@ std::vector<NonfiniteRegistry::ProvenancePtr> drain_unused(const DetectionSessio
 }
 
 void record_sent(DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& provenance) {
-  if (!provenance->is_intentional()) record(sent_results, session, provenance, is_unreported);
+  const bool is_passed_on = !provenance->first().origin->collective.empty();  // another rank tells of it
+  if (!provenance->is_intentional() && !is_passed_on) record(sent_results, session, provenance, is_unreported);
 }
 
 std::vector<NonfiniteRegistry::ProvenancePtr> drain_sent(const DetectionSession& session) {
