@@ -158,7 +158,8 @@ def resolve_site(
     if inside and inside[-1][0].co_filename != _FUNCTION_FILE:  # a hook; Function.backward has its file last
         hook = _lines(inside)
         outside = forward or live[len(inside) :]  # a leaf has no forward call: who called backward()
-        return [*_users(inside), *_users(outside)] or hook, _module_path(_modules(forward), session_id), "backward", hook
+        stack = [*_users(inside), *_users(outside)] or hook
+        return stack, _module_path(_modules(forward), session_id), "backward", hook
     origin = _before_function_apply(forward) if inside else forward
     return _lines(origin or live), _module_path(_modules(origin), session_id), "backward", _users(inside)
 
