@@ -384,12 +384,12 @@ def test_the_module_of_a_gradient_is_the_one_that_was_called(make):
     def program(compiler):
         model = make(compiler)
         with torch.no_grad():
-            model.blocks[2].inner.scale.fill_(1e-45)  # its logarithm has an infinite slope
+            model.blocks[3].inner.scale.fill_(1e-45)  # its logarithm has an infinite slope
         model(torch.ones(2, 4)).sum().backward()
         torch.optim.SGD(model.parameters(), 0.1).step()
 
     (finding,) = assert_as_eager(program, 1)
-    assert finding.module == "blocks.2.inner"
+    assert finding.module == "blocks.3.inner"
 
 
 @pytest.mark.parametrize("make", HOLDERS)
@@ -407,7 +407,7 @@ def test_a_bad_parameter_is_that_of_the_module_that_was_called(make):
 def test_a_module_without_parameters_is_the_one_that_was_called():
     def program(compiler):
         model = Stack(Root, compiler(lambda block, x: block(x) - 1))
-        model(torch.full((2, 4), 0.5)).sum().backward()
+        model(torch.full((2, 4), 0.5, requires_grad=True)).sum().backward()
 
     (finding,) = assert_as_eager(program, 1)
     assert finding.module == "blocks.1"

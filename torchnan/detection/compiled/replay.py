@@ -16,6 +16,7 @@ from torchnan._load import _C
 from torchnan.config.text import printable
 from torchnan.detection.compiled import compiled_autograd, kernels, random_numbers, torch_internals
 from torchnan.detection.compiled.called_modules import Path, TracedModule, arguments_of, modules_of_call
+from torchnan.detection.compiled.compilation import unwatched
 from torchnan.detection.compiled.evidence import Probe, Sources, kinds_in, sources_of_gradients
 from torchnan.detection.compiled.graph import allocates, as_list, copy_graph, framed, stack_of, with_tensors
 from torchnan.detection.compiled.graph import run as interpret
@@ -124,7 +125,7 @@ def evidence(call: RecordedCall, bad: list[tuple[int, int]], tangents: Tangents 
         bad: indices of the non-finite results, and their kinds.
         tangents: as for :func:`find`.
     """
-    found = on_own_thread(_Replay(call, [i for i, _ in bad], tangents, None, [], {}).evidence)
+    found = _unseen(_Replay(call, [i for i, _ in bad], tangents, None, [], {}).evidence)
     if found.key is None:
         return found
     given = tuple(kinds_in(value) for value in (*call.args, *(tangent for _, tangent in tangents or ())))
@@ -142,6 +143,19 @@ def observed_kernels(call: RecordedCall, tangents: Tangents | None) -> kernels.K
 
 def _callers(call: RecordedCall) -> list[Entry]:
     return calling_stack(_C.stack_frames(call.stack), call.is_inside_node, is_backward_pass=call.boxed > 0)
+
+
+def _unseen(run: Callable[[], T]) -> T:
+    """Runs a function on this thread, which nobody watches meanwhile, and outside its modes: a thread costs more."""
+    was_replaying = _C.is_replaying()
+    _C.set_replaying(True)
+    try:
+        with unwatched(), torch_internals.without_modes(), contextlib.ExitStack() as stack:
+            if torch.is_autocast_enabled("cpu"):
+                stack.enter_context(torch.autocast("cpu", enabled=False))
+            return run()
+    finally:
+        _C.set_replaying(was_replaying)
 
 
 def on_own_thread(run: Callable[[], T]) -> T:
@@ -264,7 +278,8 @@ class _Replay:
         """Makes random numbers and modes those of the call for a while."""
         modes = self.call.modes
         with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng([]))
+            if self.call.random_state is not None:
+                stack.enter_context(torch.random.fork_rng([]))
             stack.enter_context(torch.inference_mode(modes.inference))
             stack.enter_context(torch.set_grad_enabled(modes.grad))
             if self.call.hooks is not None:

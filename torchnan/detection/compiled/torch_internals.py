@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import re
 import sys
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -125,6 +127,13 @@ def compiled_graph_class() -> Any:
     from torch._inductor.output_code import CompiledFxGraph
 
     return CompiledFxGraph
+
+
+@contextlib.contextmanager
+def without_modes() -> Iterator[None]:
+    """Runs what is inside outside the modes and functions of the program that see what its operations do."""
+    with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
+        yield
 
 
 def function_class(node: Any) -> Any:
