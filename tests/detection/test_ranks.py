@@ -12,7 +12,7 @@ from tests.support.processes import run
 
 PREAMBLE = """
 import gc, json, sys
-import torch, torch.distributed as dist, torch.nn.functional as F
+import torch, torch.distributed as dist
 from torch import nn
 import torchnan
 dist.init_process_group("gloo")
@@ -26,9 +26,6 @@ class Net(nn.Module):
         self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
     def forward(self, x):
         return self.b(self.a(x).relu())
-
-def bad(x):
-    return (x * 0 - 1).log()
 
 def train(model, steps=2, large=False):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -115,15 +112,6 @@ with torchnan.detect(action="log") as watch:
 """,
         (received("recv_"), made("log", line=True)),
     ),
-    "an object": Program(
-        """
-with torchnan.detect(action="log") as watch:
-    objects = [{"loss": bad(torch.ones(4)) if planted else torch.ones(4)} if rank == 1 else None]
-    dist.broadcast_object_list(objects, src=1)
-    (objects[0]["loss"] + 1).sum().item()
-""",
-        (received("broadcast_"), made("log")),
-    ),
     "a cast in a communication hook": Program(
         """
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -183,76 +171,6 @@ with torchnan.detect(action="log") as watch:
     train(model, large=True)
 """,
         (received("_reduce_scatter_base_"), made("chunk_cat", phase="backward")),
-    ),
-    "a pipeline": Program(
-        """
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-class Stage(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear, self.is_bad = nn.Linear(8, 8), False
-    def forward(self, x):
-        y = self.linear(x)
-        if self.is_bad:
-            y = y + (y * 0 - 1).log()  # PLANTED
-        return y
-part = Stage()
-garbage = [torch.full((4, 8), float("nan")) for _ in range(64)]
-del garbage
-with torchnan.detect(action="log") as watch:
-    schedule = ScheduleGPipe(PipelineStage(part, rank, world, torch.device("cpu")), 2, loss_fn=F.mse_loss)
-    optimizer = torch.optim.SGD(part.parameters(), lr=0.1)
-    for step in range(2):
-        part.is_bad = planted and rank == 0 and step == 1
-        optimizer.zero_grad()
-        schedule.step(torch.randn(8, 8)) if rank == 0 else schedule.step(target=torch.randn(8, 8))
-        optimizer.step()
-""",
-        (made("log", line=True), received("recv_")),
-    ),
-    "tensor and sequence parallel": Program(
-        """
-from torch.distributed.tensor import Shard, init_device_mesh
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel, RowwiseParallel, SequenceParallel, loss_parallel, parallelize_module)
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm, self.up, self.down, self.head = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8), nn.Linear(8, 32)
-    def forward(self, x, is_bad):
-        h = self.up(self.norm(x))
-        if is_bad:
-            h = h + (h * 0 - 1).log()  # PLANTED
-        return self.head(self.down(h))
-plan = {
-    "norm": SequenceParallel(), "up": ColwiseParallel(input_layouts=Shard(1)),
-    "down": RowwiseParallel(output_layouts=Shard(1)),
-    "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1), use_local_output=False),
-}
-model = parallelize_module(Block(), init_device_mesh("cpu", (world,)), plan)
-with torchnan.detect(action="log") as watch, loss_parallel():
-    logits = model(torch.randn(2, 4, 8), planted and rank == 1)
-    F.cross_entropy(logits.flatten(0, 1), torch.randint(32, (16,))).backward()
-""",
-        (received("reduce_scatter_tensor"), made("log", line=True)),
-    ),
-    "hybrid shards": Program(
-        """
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import init_device_mesh
-class Bad(Net):
-    def forward(self, x):
-        y = super().forward(x)
-        if planted and rank == 1:
-            y = y + (y * 0 - 1).log()  # PLANTED
-        return y
-mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
-model = Bad()
-fully_shard(model.a, mesh=mesh); fully_shard(model, mesh=mesh)
-with torchnan.detect(action="log") as watch:
-    train(model)
-""",
-        (received("allreduce_"), made("log", line=True)),
     ),
 }
 
