@@ -169,6 +169,16 @@ def keras_verbose(i, x):
     ]
 
 
+def stable_baselines(i, x):
+    return [
+        "-" * 30,
+        "| train/        |           |",
+        f"|    iterations | {i:<9} |",
+        f"|    loss       | {x:<9.4g} |",
+        "-" * 30,
+    ]
+
+
 def printed(i, x):
     return [f"epoch={i // 10} step={i} train_loss={x}"]
 
@@ -189,7 +199,7 @@ TEXTS = [
         deepspeed_cifar,
     ),
     *(fairseq, fairseq_json, espnet, detectron2, mmengine, timm, imagenet_example, mnist_example, torchtitan, llm_c),
-    *(modded_nanogpt, lightning_bar, keras_verbose, printed, printed_tensor),
+    *(modded_nanogpt, lightning_bar, keras_verbose, stable_baselines, printed, printed_tensor),
 ]
 
 
@@ -459,6 +469,42 @@ def test_a_loss_that_ends_before_the_log_leaves_it_open(tmp_path):
     found = diagnose(read(path))
     assert found.verdicts[0].kind == "undetermined"
     assert found.verdicts[0].suspects[0].evidence == "the loss ends at step 119, and the log at step 199"
+
+
+def test_losses_that_are_null_to_the_end_leave_it_open(tmp_path):
+    path = tmp_path / "log"
+    path.write_text(
+        "".join(json.dumps({"_step": i, "loss": x if i < BAD else None}) + "\n" for i, x in enumerate(curve(None)))
+    )
+    found = diagnose(read(path))
+    assert found.verdicts[0].kind == "undetermined"
+    assert found.verdicts[0].suspects[0].evidence == "the loss ends at step 119, and the log at step 199"
+
+
+def test_losses_that_are_not_numbers_leave_it_open(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("step,loss\n" + "".join(f"{i},{x if i != 50 else '#NUM!'}\n" for i, x in enumerate(curve(None))))
+    found = diagnose(read(path))
+    assert (found.verdicts[0].kind, found.verdicts[0].suspects[0].evidence) == (
+        "undetermined",
+        "1 losses are not numbers",
+    )
+
+
+@pytest.mark.parametrize(("separator", "point"), [(" ", "."), ("   ", "."), (";", ","), ("\t", ",")])
+def test_tables_with_spaces_or_decimal_commas(separator, point, tmp_path):
+    rows = [[str(i), f"{x:.6f}".replace(".", point)] for i, x in enumerate(curve(None))]
+    path = tmp_path / "log.txt"
+    path.write_text("".join(f"{separator.join(row)}\n" for row in [["step", "loss"], *rows]))
+    assert losses(read(path)) == pytest.approx(curve(None), abs=1e-6)
+
+
+def test_an_evaluation_alone_is_diagnosed(tmp_path):
+    path = tmp_path / "log"
+    path.write_text("".join(f"epoch {i} val_loss {x}\n" for i, x in enumerate(curve())))
+    run = read(path)
+    assert diagnose(run).verdicts[0].first_step == BAD
+    assert "There is no loss of the training: that of the evaluation is diagnosed." in run.notes
 
 
 def test_an_evaluation_that_is_nan_to_the_end_is_broken(tmp_path):

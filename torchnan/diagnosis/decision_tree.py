@@ -106,10 +106,12 @@ def _missing(run: Run, scale: ScaleHistory) -> list[str]:
         return ["there is no loss in the log"]
     reasons = []
     read = run.step[loss.given]
-    rows_after = len(run) - 1 - int(np.flatnonzero(loss.given)[-1])
+    end = max(int(run.step[-1]), run.last_seen or 0)
     apart = float(np.median(np.diff(read))) if len(read) > 1 else 1.0
-    if rows_after and run.step[-1] - read[-1] > MAX_UNREAD * apart:
-        reasons.append(f"the loss ends at step {read[-1]:,}, and the log at step {run.step[-1]:,}")
+    if end - read[-1] > MAX_UNREAD * apart:
+        reasons.append(f"the loss ends at step {read[-1]:,}, and the log at step {end:,}")
+    if run.unread_losses:
+        reasons.append(f"{run.unread_losses:,} losses are not numbers")
     if len(scale.overflows) and scale.changes == "unknown":
         reasons.append(
             f"the gradient norm is not finite at {len(scale.overflows):,} steps, and no loss scale is in the log: "

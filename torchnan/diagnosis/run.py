@@ -124,6 +124,8 @@ class Run:
         source: where it was read from.
         notes: what in the source was damaged, cut or ignored.
         candidates: names in the source that stand for no column.
+        last_seen: the largest step in the source, with or without a number; ``None`` if that is not known.
+        unread_losses: how many losses in the source are not numbers.
         actions: what a step guard did about bad steps, as ``{"step": ..., "action": "rollback"}``.
     """
 
@@ -140,6 +142,8 @@ class Run:
     notes: list[str] = dataclasses.field(default_factory=list)
     actions: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     candidates: list[str] = dataclasses.field(default_factory=list)
+    last_seen: int | None = None
+    unread_losses: int = 0
 
     def __len__(self) -> int:
         return len(self.step)

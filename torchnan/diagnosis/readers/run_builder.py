@@ -114,12 +114,16 @@ class RunBuilder:
         """Returns the run."""
         steps = np.concatenate(self._steps) if self._steps else np.empty(0)
         columns = _summed({name: self._joined(name) for name in self._columns})
+        if "loss" not in columns and "eval_loss" in columns:
+            columns["loss"] = columns.pop("eval_loss")
+            self.add_note("There is no loss of the training: that of the evaluation is diagnosed.")
         epoch, nan_iterations = columns.pop("epoch", None), columns.pop("nan_iterations", None)
         if nan_iterations is not None:
             self._mark_nan_iterations(columns, nan_iterations)
         steps = self._numbered(steps, epoch)
         usable = np.isfinite(steps) & (np.abs(steps) <= MAX_STEP)
         usable[usable] &= steps[usable] == np.round(steps[usable])
+        last_seen = int(steps[usable].max()) if usable.any() else None
         if columns or self._digests:
             usable &= np.any([column.given for column in columns.values()] + [self._all_digests().given], axis=0)
         whole: IntArray = np.where(usable, steps, 0).astype(np.int64)
@@ -140,7 +144,8 @@ class RunBuilder:
             notes=self.notes,
         )
         run.findings, run.reruns, run.actions = self.findings, self.reruns, self.actions
-        run.candidates = self._candidates
+        run.candidates, run.last_seen = self._candidates, last_seen
+        run.unread_losses = len(self._unread.get("loss", ()))
         if "lr" not in run.columns and run.groups.get("lr"):
             run.columns["lr"] = _largest(list(run.groups["lr"].values()))
         return run

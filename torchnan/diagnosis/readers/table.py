@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,14 @@ from torchnan.diagnosis.run import Run
 
 CHUNK = 5_000  # rows converted at a time
 SEPARATORS = ",;\t"
+_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+(?:[eE][-+]?\d+)?")
 
 
 def is_table(lines: list[str]) -> bool:
     """Returns whether lines are a header and rows of as many fields, most of them numbers or empty."""
-    separator = max(SEPARATORS, key=lines[0].count)
-    rows = [next(csv.reader([line], delimiter=separator), []) for line in lines]
-    header, rest = rows[0], rows[1:4]
+    separator = _separator(lines[0])
+    rows = [next(_rows([line], separator), []) for line in lines[:4]]
+    header, rest = rows[0], rows[1:]
     if not header or any(_is_value(name) for name in header if name.strip()) or len(set(header)) < len(header):
         return False
     if not rest:
@@ -29,6 +31,22 @@ def is_table(lines: list[str]) -> bool:
     alike = [row for row in rest if len(row) == len(header)]
     numbers = sum(_is_value(field) for row in alike for field in row)
     return bool(alike) and 2 * numbers >= sum(map(len, alike))
+
+
+def _separator(header: str) -> str:
+    """Returns what separates the fields: spaces, where there is nothing else."""
+    most = max(SEPARATORS, key=header.count)
+    return most if most in header or " " not in header.strip() else " "
+
+
+def _rows(lines: Iterable[str], separator: str) -> Iterator[list[str]]:
+    """Returns the fields of each line; where commas do not separate them, one may be that of a decimal fraction."""
+    if separator == " ":
+        lines = (line.strip() for line in lines)
+    rows = csv.reader(lines, delimiter=separator, skipinitialspace=separator == " ")
+    if separator == ",":
+        return rows
+    return ([field.replace(",", ".") if _DECIMAL_COMMA.fullmatch(field) else field for field in row] for row in rows)
 
 
 def _is_value(field: str) -> bool:
@@ -52,12 +70,12 @@ def read(path: Path, columns: Mapping[str, str]) -> Run:
     builder = RunBuilder(str(path))
     with open(path, encoding="utf-8-sig", errors="replace", newline="") as file:
         first = file.readline(2**16)
-        separator = max(SEPARATORS, key=first.count)
-        header = next(csv.reader([first], delimiter=separator), [])
+        separator = _separator(first)
+        header = next(_rows([first], separator), [])
         header = [name.strip() for name in header]
         known = match_columns(header, columns)
         builder.add_candidates(name for name in header if name and name not in known)
-        for chunk in _chunks(csv.reader(file, delimiter=separator), len(header), builder):
+        for chunk in _chunks(_rows(file, separator), len(header), builder):
             found = dict(zip(header, zip(*chunk, strict=True), strict=True))
             values: dict[str, Sequence[Any]] = {known[name]: column for name, column in found.items() if name in known}
             steps = values.pop("step", None)

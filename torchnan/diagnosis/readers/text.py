@@ -31,6 +31,7 @@ _PAIR = re.compile(
     rf"(?:tensor\(|\[|['\"])*(?P<value>{_NUMBER})(?![\w.])",
     re.IGNORECASE,
 )
+_CELLS = re.compile(rf"\s*\|\s*(?P<name>[\w/ ]+?)\s*\|\s*(?P<value>{_NUMBER})\s*\|\s*", re.IGNORECASE)
 _PROGRESS = re.compile(r"\| (?P<step>\d+)/\d+ \[")  # of tqdm
 _CONTEXT = re.compile(r"(?<![\w/.-])(?:(train\w*)|(val|valid\w*|eval\w*|test|dev))(?![\w/.])", re.IGNORECASE)
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -282,6 +283,8 @@ def _completed(column: Column | None, other: Column) -> Column:
 def _pairs(line: str) -> dict[str, tuple[float, int]]:
     """Returns the numbers of a line by name, each with a number for the way that it is written in."""
     found: dict[str, tuple[float, int]] = {}
+    if (cells := _CELLS.fullmatch(line)) is not None:  # of a table that Stable Baselines prints
+        return {_name(cells["name"]): (_float(cells["value"]), 0)}
     if (progress := _PROGRESS.search(line)) is not None:
         found["progress"] = (float(progress["step"]), 0)
     summary = 4 if _SUMMARY.search(line) else 0
