@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from torchnan.diagnosis.arrays import BoolArray, FloatArray, IntArray
 
-COLUMNS = ("loss", "grad_norm", "lr", "loss_scale", "skipped", "eval_loss")
+COLUMNS = ("loss", "grad_norm", "lr", "loss_scale", "skipped")  # that a Monitor measures
+READ_COLUMNS = (*COLUMNS, "eval_loss")
 GROUPED = ("lr", "weight_norm", "update_ratio")
 
 
@@ -112,7 +113,7 @@ class Run:
 
     Attributes:
         step: strictly increasing; restarts are resolved.
-        columns: those of :data:`COLUMNS` that any row has. ``"lr"`` is the largest over the parameter groups;
+        columns: those of :data:`READ_COLUMNS` that any row has. ``"lr"`` is the largest over the parameter groups;
             ``"skipped"`` is 1 where the optimizer did not apply the step.
         groups: ``"weight_norm"``, ``"update_ratio"`` and ``"lr"`` by name of the parameter group.
         batch_digest: identifies each row's batch.
@@ -168,7 +169,7 @@ def of_columns(
 
     Args:
         step: strictly increasing.
-        columns: those of :data:`COLUMNS`, or ``"weight_norm"`` and ``"update_ratio"`` of a single group named
+        columns: those of :data:`READ_COLUMNS`, or ``"weight_norm"`` and ``"update_ratio"`` of a single group named
             ``"all"``.
         batch_digest: strings that identify the batches.
         rest: the other attributes of :class:`Run`.
@@ -178,7 +179,7 @@ def of_columns(
     groups = {name: {"all": Column.of(columns[name])} for name in GROUPED if name in columns}
     return Run(
         steps,
-        {name: Column.of(values) for name, values in columns.items() if name in COLUMNS},
+        {name: Column.of(values) for name, values in columns.items() if name in READ_COLUMNS},
         groups,
         digests if len(digests.given) else None,
         **rest,

@@ -10,7 +10,7 @@ import numpy as np
 
 from torchnan.config.text import brief, printable
 from torchnan.diagnosis.arrays import FloatArray, IntArray
-from torchnan.diagnosis.run import COLUMNS, GROUPED, Column, Digests, Headroom, Run
+from torchnan.diagnosis.run import COLUMNS, GROUPED, READ_COLUMNS, Column, Digests, Headroom, Run
 
 Values = Sequence[Any] | FloatArray | Column
 
@@ -134,7 +134,7 @@ class RunBuilder:
             self.add_note(f"{name}: {len(unread):,} values are not numbers, such as {unread[0]}.")
         run = Run(
             whole[rows],
-            {name: column[rows] for name, column in columns.items() if name in COLUMNS},
+            {name: column[rows] for name, column in columns.items() if name in READ_COLUMNS},
             _by_group(columns, rows),
             self._all_digests()[rows] if self._digests else None,
             self._all_headroom(whole, rows),
