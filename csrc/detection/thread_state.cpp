@@ -19,6 +19,7 @@ struct OpenScopes {
   std::vector<std::shared_ptr<DetectionSession>> scopes;
   std::atomic<uint64_t> generation{1};  // changes with every entry and exit
   std::atomic<int64_t> count{0};
+  std::shared_ptr<DetectionSession> closed;  // the innermost scope of every suspended thread; made when there is one
 };
 
 OpenScopes& open = *new OpenScopes;  // never destroyed: threads may outlive static destructors
@@ -31,14 +32,17 @@ bool remove_last(std::vector<std::shared_ptr<DetectionSession>>& scopes,
   return true;
 }
 
-// The innermost scope of a suspended thread. Never destroyed: threads may outlive static destructors.
-const std::shared_ptr<DetectionSession>& closed_session() {
-  static const auto& session = *new std::shared_ptr<DetectionSession>([] {
-    auto made = std::make_shared<DetectionSession>(Options{});
-    made->close();
-    return made;
-  }());
-  return session;
+// Returns the innermost scope of a suspended thread.
+std::shared_ptr<DetectionSession> closed_session() {
+  {
+    const std::lock_guard lock(open.mutex);
+    if (open.closed != nullptr) return open.closed;
+  }
+  auto made = std::make_shared<DetectionSession>(Options{});
+  made->close();
+  const std::lock_guard lock(open.mutex);
+  if (open.closed == nullptr) open.closed = std::move(made);
+  return open.closed;
 }
 
 uint64_t this_thread_id() { return static_cast<uint64_t>(syscall(SYS_gettid)); }

@@ -64,10 +64,10 @@ void report_disproof(DetectionSession& session, const OpPlan& plan, c10::ArrayRe
                      const HostResults::Disproof& disproof) noexcept {
   contain(session, "comparing a result with its bound", [&] {
     if (is_any_beyond_its_bound(plan, arguments)) return;
-    withdraw_rule(session, plan,
-                  fmt::format("result {}, {}, was proved to be within {:.4g}, {}{}", disproof.output,
-                              described(disproof.result), disproof.bound, found_in(disproof),
-                              described(plan, arguments)));
+    withdraw_rule(
+        session, plan,
+        fmt::format("result {}, {}, was proved to be within {:.4g}, {}{}", disproof.output, described(disproof.result),
+                    disproof.bound, found_in(disproof), described(plan, arguments)));
     bound_cache().forget_bounds();
   });
 }

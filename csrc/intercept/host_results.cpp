@@ -277,8 +277,7 @@ bool HostResults::has_claim(const at::Tensor& result, size_t output) const {
   return with_rounding_margin(bound.max_abs, range) <= range.limit && bound.max_intermediate <= range.limit;
 }
 
-void HostResults::compare_with_bound(const at::Tensor& result, size_t output, const ScanResult& found,
-                                     bool is_rescan) {
+void HostResults::compare_with_bound(const at::Tensor& result, size_t output, const ScanResult& found, bool is_rescan) {
   if (disproof_ || !has_claim(result, output) || bound_audit().enabled()) return;  // which notes every claim
   const double bound = with_rounding_margin(bounds_[output].max_abs, range_at(result, output));
   const bool is_negative = is_rescan && found.finite && bounds_[output].nonnegative && has_negative(result);

@@ -158,8 +158,8 @@ bool ProvedStep::holds(const Update& update, Counters& counters) {
     return found.skip != Skip::kNone || (found.finite && found.max_abs <= bound);
   };
   const AdamBounds& after = update.after;
-  return is_within(update.parameter, factor_for_test * after.parameter) && is_within(update.first_moment, after.first_moment) &&
-         is_within(update.second_moment, after.second_moment) &&
+  return is_within(update.parameter, factor_for_test * after.parameter) &&
+         is_within(update.first_moment, after.first_moment) && is_within(update.second_moment, after.second_moment) &&
          is_within(update.largest_second_moment, after.largest_second_moment);
 }
 
@@ -181,8 +181,9 @@ ProvedStep& ProvedStep::current() { return step_of_thread; }
 
 // Modes see the calls before the interceptor does, and may do something else.
 bool ProvedStep::is_possible(const DetectionSession& session) {
-  return session.asks_for_finiteness_alone() && !session.scans_everything() && !step_is_disproved && !devices().is_capturing() &&
-         !c10::impl::TorchDispatchModeTLS::any_modes_set() && at::impl::PythonTorchFunctionTLS::stack_len() == 0 &&
+  return session.asks_for_finiteness_alone() && !session.scans_everything() && !step_is_disproved &&
+         !devices().is_capturing() && !c10::impl::TorchDispatchModeTLS::any_modes_set() &&
+         at::impl::PythonTorchFunctionTLS::stack_len() == 0 &&
          c10::impl::tls_is_dispatch_key_included(kInterceptorKey) &&
          !c10::impl::tls_is_dispatch_key_excluded(kInterceptorKey);
 }

@@ -76,8 +76,8 @@ bool shows(const at::Tensor& tensor, const DependentValues& values) {
 
 bool is_checked_by_user(const DependentValues& values) {
   const auto& causes = values.provenance->causes();
-  return values.is_verdict && std::all_of(causes.begin(), causes.end(),
-                                          [](const Cause& cause) { return cause.origin->looked_for.load(); });
+  return values.is_verdict &&
+         std::all_of(causes.begin(), causes.end(), [](const Cause& cause) { return cause.origin->looked_for.load(); });
 }
 
 std::shared_ptr<const Provenance> provenance_of_dependent(const at::Tensor& tensor) {

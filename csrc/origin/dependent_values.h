@@ -24,8 +24,8 @@ at::Tensor bytes_of(c10::intrusive_ptr<c10::StorageImpl> storage);
 // Whether elements of this tensor, which is dense and on the host, depend on the NaN.
 bool shows(const at::Tensor& tensor, const DependentValues& values);
 
-// Whether these are results of comparisons by size, and user code has looked for the NaN besides: `err <= 1` in a program
-// that asks isfinite(err), too.
+// Whether these are results of comparisons by size, and user code has looked for the NaN besides: `err <= 1` in a
+// program that asks isfinite(err), too.
 bool is_checked_by_user(const DependentValues& values);
 
 // Returns the provenance of what the tensor shows of such values; null if it shows none, or only what

@@ -130,7 +130,7 @@ def test_a_default_is_shown_as_it_is(capsys):
     with pytest.raises(SystemExit):
         cli.main(["run", "-h"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "0, or a number of steps (default: 0)" in shown
+    assert "0, or a number of steps (default: 1000)" in shown
     assert "a path (default: none)" in shown
 
 

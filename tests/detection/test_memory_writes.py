@@ -165,7 +165,7 @@ IN_ITS_THREAD = [
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 def test_a_write_past_the_dispatcher_is_found_by_the_first_operation_that_reads_it(write):
     """Fails when the bound of before is believed: then the sum of the products is the first that is read."""
-    with torchnan.detect(action="log") as watch:
+    with torchnan.detect(action="log", rescan_every=0) as watch:
         x = torch.ones(N) * 2
         use(x)
         write(x)
@@ -180,7 +180,7 @@ def test_a_write_past_the_dispatcher_is_found_by_the_first_operation_that_reads_
 
 def test_a_repaired_tensor_is_believed_again():
     """The callback of a loop of C comes after it, and does not hide its error."""
-    with torchnan.detect() as watch:
+    with torchnan.detect(rescan_every=0) as watch:
         x = torch.ones(N)
         with pytest.raises(ZeroDivisionError):
             x.apply_(lambda value: 1 / 0)
@@ -191,7 +191,7 @@ def test_a_repaired_tensor_is_believed_again():
 
 
 def test_what_pytorch_itself_takes_the_address_of_is_believed_after_the_next_write():
-    with torchnan.detect() as watch:
+    with torchnan.detect(rescan_every=0) as watch:
         x = torch.ones(N)
         torch.save({"x": x}, io.BytesIO())
         copy.deepcopy(x)
@@ -202,7 +202,7 @@ def test_what_pytorch_itself_takes_the_address_of_is_believed_after_the_next_wri
 
 
 def test_memory_whose_address_the_program_has_taken_is_read_at_every_use():
-    with torchnan.detect() as watch:
+    with torchnan.detect(rescan_every=0) as watch:
         x = torch.ones(N)
         x.data_ptr()
         for _ in range(3):
@@ -215,7 +215,7 @@ def test_memory_whose_address_the_program_has_taken_is_read_at_every_use():
 def test_memory_that_was_resized_away_and_back_has_no_old_bound():
     reused = 0
     for _ in range(50):
-        with torchnan.detect() as watch:
+        with torchnan.detect(rescan_every=0) as watch:
             x = torch.ones(N)
             storage, before = x.untyped_storage(), x.untyped_storage().data_ptr()
             use(x)
@@ -323,7 +323,7 @@ def test_a_write_of_a_thread_without_a_session_is_found(run, write):
 
 
 def assert_found(writer_of: Callable[[torch.Tensor], Callable[[], None]], inference: bool = False) -> None:
-    with torchnan.detect(action="log") as watch, torch.inference_mode(inference):
+    with torchnan.detect(action="log", rescan_every=0) as watch, torch.inference_mode(inference):
         x = torch.ones(N) * 2
         write = writer_of(x)
         use(x)
@@ -368,7 +368,7 @@ def test_an_alias_that_was_there_before_the_session(make):
     weight = torch.ones(50, 100)
     part = make(weight)
     older = OlderThread()
-    with torchnan.detect(action="log") as watch:
+    with torchnan.detect(action="log", rescan_every=0) as watch:
         _ = torch.ones(80, 100) @ weight.t()  # a view of it is what is read
         _ = torch.ones(80, 100) @ weight.t()
         known(x)
@@ -382,7 +382,7 @@ def test_an_alias_that_was_there_before_the_session(make):
 
 def test_an_alias_costs_nothing_while_no_other_thread_runs():
     x = torch.ones(N)
-    with torchnan.detect() as watch:
+    with torchnan.detect(rescan_every=0) as watch:
         use(x)
         before = watch.stats()["bytes"]
         for _ in range(3):
@@ -392,7 +392,7 @@ def test_an_alias_costs_nothing_while_no_other_thread_runs():
         del alias
         use(x)
         assert watch.stats()["bytes"] == before
-    with torchnan.detect() as watch, torch.inference_mode():
+    with torchnan.detect(rescan_every=0) as watch, torch.inference_mode():
         y = torch.ones(N) * 2
         before = watch.stats()["bytes"]
         for _ in range(3):
@@ -402,7 +402,7 @@ def test_an_alias_costs_nothing_while_no_other_thread_runs():
 
 def test_a_thread_that_runs_and_shares_nothing_ends_no_bound_of_a_tensor_with_a_version():
     weight = torch.ones(100, 100)
-    with torchnan.detect() as watch:
+    with torchnan.detect(rescan_every=0) as watch:
         batch = torch.ones(80, 100)
         for _ in range(3):
             _ = batch @ weight.t()
@@ -487,14 +487,14 @@ def test_each_hooked_function_is_there_and_hooked():
 
     hooked = {hook.method.__name__ for hook in memory_hooks.all_hooks()} | {memory_hooks.data_attribute().__name__}
     assert set(f"{TENSOR[HOOKED]} {STORAGE[HOOKED]}".split()) <= hooked
-    with torchnan.detect() as watch:
+    with torchnan.detect(rescan_every=0) as watch:
         pass
     assert watch.stats()["internal_errors"] == 0
 
 
 def test_the_hooks_are_gone_after_the_session():
     x = torch.ones(N)
-    with torchnan.detect():
+    with torchnan.detect(rescan_every=0):
         assert x.data is not x
     array = x.numpy()
     x.apply_(lambda value: value + 1)

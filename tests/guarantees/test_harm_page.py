@@ -402,6 +402,8 @@ followed(
     lambda: (t(3, 1, 2, 0) / t(1, 1, 1, 0)).sort().values[:3].tolist(),
     lambda: (t(3, 1, 2, 0) / t(1, 1, 1, 0)).nanquantile(0.5).item(),
 )
+
+
 def rejected_step() -> bool:
     """As adaptive solvers do."""
     error = (t(1, 2) * 1e30 - t(1, 2) * 1e30 / t(1, 0)).mean()

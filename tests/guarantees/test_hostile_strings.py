@@ -146,6 +146,7 @@ TELLS = {
     "cli/code_host.py sarif": "annotations",
     "cli/show.py _show_bad_steps": "show",
     "cli/diagnose.py execute": "diagnose",
+    "cli/diagnose.py _follow": "diagnose",
     "cli/diagnose.py _write": "diagnose",
     "diagnosis/verdict.py Forecast.__str__": "the monitor",
     "monitor/options.py validate_meta": "monitor log",
@@ -159,6 +160,7 @@ NO_MESSAGES = {
     "config/detection_options.py with_new_names",  # names of options alone
     "config/text.py to_valid_utf8",
     "diagnosis/series.py Series.to_rows",
+    "distributed/agreement.py Agreement.to_global_rank",
     "monitor/async_copy.py to_float",
 }
 

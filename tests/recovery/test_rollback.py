@@ -194,6 +194,7 @@ def test_a_snapshot_that_cannot_be_written_is_reported_and_training_goes_on(tmp_
     training = Training(snapshot_every=1, snapshot_folder=tmp_path / "snapshots", log=tmp_path / "log.jsonl")
     training.guard.step(batch_of(0))
     shutil.rmtree(tmp_path / "snapshots")
+    (tmp_path / "snapshots").write_text("a file in its place")
     assert training.guard.step(batch_of(1)).applied
     assert lines_of(tmp_path / "log.jsonl")[-1]["kind"] == "no_snapshot"
 

@@ -5,7 +5,6 @@ torchnan diagnose metrics.csv --html report.html --set spike_sigma=4
 torchnan diagnose runs/gpt2 --json
 torchnan diagnose wandb.csv --column loss=train/total_loss
 torchnan diagnose train.log --follow --fail-on nonfinite,not_learning
-torchnan diagnose odd.txt --pattern "it (?P<step>\\d+) L (?P<loss>\\S+)"
 
 RUN is the log of torchnan.Monitor, JSON Lines, a CSV file, what a program has printed, TensorBoard's event files,
 Transformers' trainer_state.json, a history of Keras, or a folder with one of these, of MLflow or of Weights & Biases.

@@ -33,7 +33,8 @@ def install() -> list[Callable[[], None]]:
     """Follows values through futures, buckets and objects; the functions that are returned end that."""
     undo = [replace(torch._C.Future, name, _handing_over) for name in ("then", "add_done_callback")]
     if dist.is_available():
-        undo += [replace(dist.GradBucket, name, _noting_bucket) for name in ("buffer", "gradients", "parameters")]
+        bucket = torch._C._distributed_c10d.GradBucket
+        undo += [replace(bucket, name, _noting_bucket) for name in ("buffer", "gradients", "parameters")]
         undo.append(replace(dist.distributed_c10d, "_unpickler", _marking_received))
     return undo
 

@@ -7,7 +7,8 @@ from typing import Literal
 
 from torchnan.config.text import printable
 
-LEVELS = ("error", "warning", "note")  # of a finding, the most serious first
+Level = Literal["error", "warning", "note"]
+LEVELS: tuple[Level, ...] = ("error", "warning", "note")  # of a finding, the most serious first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +159,7 @@ class Finding:
     """
 
     schema: int
-    level: Literal["error", "warning", "note"]
+    level: Level
     kind: Literal["nan", "inf"]
     origin: Literal["op", "input", "parameter", "buffer", "uninit", "foreign", "compiled"]
     phase: Literal["forward", "backward", "optimizer"]

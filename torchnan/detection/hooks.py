@@ -134,9 +134,9 @@ def _loading_dynamo(use: Callable[..., Any]) -> Callable[..., Any]:
 def _hooks() -> list[Hook]:
     tensor, engine = torch._C.TensorBase, type(torch.autograd.Variable._execution_engine)
     return [
-        Hook(engine.run_backward, _C.report_backward_roots, first=1, count=2),
+        Hook(engine.run_backward, _C.report_backward_roots, first=1, arguments=2),
         # What runs inside a Function makes no node; where it has only views, no operation records its call site.
-        Hook(vars(torch._C._FunctionBase)["apply"], _C.record_call_site, count=0),
+        Hook(vars(torch._C._FunctionBase)["apply"], _C.record_call_site, arguments=0),
         # Values read by the program; item() is an operation, these are not.
         Hook(tensor.tolist, _C.report_read),
         Hook(tensor.numpy, _C.report_read),

@@ -100,7 +100,7 @@ def is_loss_scaling(live: list[RawFrame]) -> bool:
     return code.co_filename == _SCALER_FILE or any(code in codes for codes in _codes_of_scalers(torch.amp.GradScaler))
 
 
-def _codes_of_scalers(base: type) -> Iterator[set[CodeType]]:
+def _codes_of_scalers(base: type[object]) -> Iterator[set[CodeType]]:
     """Yields the code of each class that is derived from this one, with the functions inside its methods."""
     for kind in base.__subclasses__():
         methods = [method.__code__ for method in vars(kind).values() if isinstance(method, FunctionType)]

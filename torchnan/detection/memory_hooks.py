@@ -26,7 +26,7 @@ class Hook(NamedTuple):
     method: Any
     callback: Callable[..., None]
     first: int = 0
-    count: int = 1
+    arguments: int = 1
     after: bool = False
 
 

@@ -26,12 +26,12 @@ def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
     replaced = None
     if is_first or has_closure or _may_hold_nonfinite():
         with contained("checking gradients"):
+            if is_first:
+                initial_weights.note(optimizer)
             if _uses_gradients_as_they_are(optimizer):
                 replaced = _with_checking_closure(optimizer, args, kwargs)
                 if replaced is None:
                     check_gradients(optimizer)
-            if is_first:
-                initial_weights.note(optimizer)
     if not has_closure:
         with contained("proving a step"):
             proved_step.try_start(optimizer)

@@ -86,11 +86,8 @@ class Captures:
     def save(self, event: StepEvent, model: torch.nn.Module, inputs: StepInputs, operation: Operation | None) -> None:
         """Writes a capture, and records its folder in the event, or why there is none. Collective; raises nothing but
         an ``AgreementError``."""
-        named: dict[str, dict[str, torch.Tensor]] = {
-            "weights": dict(model.named_parameters(remove_duplicate=False)),
-            "buffers": inputs.buffers(),
-        }
-        held = [0] * len(named) if self._folder is None else [self._fingerprint(tensors) for tensors in named.values()]
+        named = self._tensors_of(event, model, inputs)
+        held = [self._fingerprint(tensors) for tensors in named.values()] if named else [0, 0]
         every = self._agreement.gather(held)
         ranks = [self._agreement.to_global_rank(rank) for rank in range(len(every))]
         cause = ranks.index(event.rank) if event.rank in ranks else 0
@@ -118,6 +115,22 @@ class Captures:
         if cause != self._agreement.rank and cause in plan.writers and cause not in lost:
             where = rank_folders.folder_of(self._folder, event.rank, event.step)
             event.notes.append(f"the bad value is in the capture of rank {event.rank}: {where}")
+
+    def _tensors_of(
+        self, event: StepEvent, model: torch.nn.Module, inputs: StepInputs
+    ) -> dict[str, dict[str, torch.Tensor]]:
+        """Returns the weights and buffers by name; nothing on a rank without a folder, or if the model has no names."""
+        if self._folder is None:
+            return {}
+        try:
+            return {
+                "weights": dict(model.named_parameters(remove_duplicate=False)),
+                "buffers": inputs.buffers(),
+            }
+        except Exception as error:  # noqa: BLE001 - code of the model
+            event.notes.append(f"not captured: {describe(error)}")
+            self._failures.record("writing a capture", error)
+            return {}
 
     def _fingerprint(self, tensors: dict[str, torch.Tensor]) -> int:
         """Returns the fingerprint of a part; if it has none, a number that no other rank has."""

@@ -69,8 +69,8 @@ void flash_attention_backward(A a, Results out) {
   if (!(excess < kUseful)) return;
   Value g = a[0];
   g.max_abs *= excess;
-  const Value to_score = sum(g * a[3], static_cast<double>(a.size(1, -1))) +
-                         sum(g * a[4], static_cast<double>(a.size(1, -1)));
+  const Value to_score =
+      sum(g * a[3], static_cast<double>(a.size(1, -1))) + sum(g * a[4], static_cast<double>(a.size(1, -1)));
   const Value scale = scale_of(a, 9, 1);
   const auto queries = static_cast<double>(a.size(1, -2));
   out[0] = either(sum(to_score * a[2], 2) * scale, sum(to_score * scale * a[2], 2));

@@ -69,9 +69,7 @@ void avg_pool(A a, Results out) {
 }
 
 // _adaptive_avg_pool2d(x, output_size): means of windows, each of the plane at most.
-void adaptive_pool(A a, Results out) {
-  out[0] = mean(a[0], static_cast<double>(a.size(0, -1) * a.size(0, -2)));
-}
+void adaptive_pool(A a, Results out) { out[0] = mean(a[0], static_cast<double>(a.size(0, -1) * a.size(0, -2))); }
 
 // Each gradient goes to one element of its window (max), or a part of it to each (mean).
 template <int64_t kDims>

@@ -41,14 +41,10 @@ void scatter(A a, Results out) {
 }
 
 // scatter_add(x, dim, index, source): every source element may land on one.
-void scatter_add(A a, Results out) {
-  out[0] = a[0] + sum(a[3], static_cast<double>(a.numel(2)));
-}
+void scatter_add(A a, Results out) { out[0] = a[0] + sum(a[3], static_cast<double>(a.numel(2))); }
 
 // index_add(x, dim, index, source, alpha=1): as many as there are indices may land on one.
-void index_add(A a, Results out) {
-  out[0] = a[0] + sum(a.scalar(4, 1) * a[3], static_cast<double>(a.numel(2)) + 1);
-}
+void index_add(A a, Results out) { out[0] = a[0] + sum(a.scalar(4, 1) * a[3], static_cast<double>(a.numel(2)) + 1); }
 
 // Zero, or between zero and one.
 void zeros(A, Results out) { out[0] = {0, true}; }
@@ -95,9 +91,7 @@ void embedding_bag_backward(A a, Results out) {
 }
 
 // unfold_backward(g, input_sizes, dim, size, step): an element lies in at most `size` windows.
-void unfold_backward(A a, Results out) {
-  out[0] = sum(a[0], static_cast<double>(a.integer(3, a.numel(0))));
-}
+void unfold_backward(A a, Results out) { out[0] = sum(a[0], static_cast<double>(a.integer(3, a.numel(0)))); }
 
 }  // namespace
 

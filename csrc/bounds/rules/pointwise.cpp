@@ -46,9 +46,7 @@ void clamp(A a, Results out) {
 }
 
 // hardtanh(x, min=-1, max=1): as clamp.
-void hardtanh(A a, Results out) {
-  out[0] = {std::max({a.max_abs(0), a.scalar(1, 1).max_abs, a.scalar(2, 1).max_abs})};
-}
+void hardtanh(A a, Results out) { out[0] = {std::max({a.max_abs(0), a.scalar(1, 1).max_abs, a.scalar(2, 1).max_abs})}; }
 
 // threshold(x, threshold, value): x or the value.
 void threshold(A a, Results out) { out[0] = {std::max(a.max_abs(0), a.max_abs(2))}; }
@@ -124,7 +122,8 @@ void addcmul(A a, Results out) {
   out[0] = a[0] + added;
 }
 
-// x + v s / t. What is subnormal after the product v s is off by a step, which the quotient makes larger, or else v does.
+// x + v s / t. What is subnormal after the product v s is off by a step, which the quotient makes larger, or else v
+// does.
 void addcdiv(A a, Results out) {
   const Value v = a.scalar(3, 1);
   const Value quotient = v * a.quotient(1, 2);

@@ -5,9 +5,9 @@
 // range of its dtype is finite and is not scanned. Where a rule gives no bound, or one out of range, the result is
 // scanned, and the largest |x| found is its new, exact bound.
 //
-// A rule is a theorem about its operator, for all arguments: a bound that is too small hides a NaN, while one that is too
-// large only costs a scan. So a rule is the kernel's own formula over abstract values (value.h), in each order in which
-// kernels evaluate it:
+// A rule is a theorem about its operator, for all arguments: a bound that is too small hides a NaN, while one that is
+// too large only costs a scan. So a rule is the kernel's own formula over abstract values (value.h), in each order in
+// which kernels evaluate it:
 //
 //   register_bound_rule("mylib::gated_mul", [](const RuleArguments& a, std::span<Bound> out) {
 //     out[0] = a[0] * (a[1] + a.scalar(2, 1));
@@ -75,8 +75,8 @@ class TORCHNAN_API RuleArguments {
   bool has_value(size_t i) const;                        // whether the argument exists and is not None
 
   // Returns the values of a tensor or a number, as they are before the call: unknown for a number that is NaN or beyond
-  // dtype(), 0 for an argument without a value. A number enters as the kernel may see it: as it was passed, or rounded to
-  // dtype(), where it may be 0.
+  // dtype(), 0 for an argument without a value. A number enters as the kernel may see it: as it was passed, or rounded
+  // to dtype(), where it may be 0.
   Value operator[](size_t i) const;
   // Returns the same, or the default for an argument without a value.
   Value scalar(size_t i, double default_value) const;
@@ -109,8 +109,8 @@ class TORCHNAN_API RuleArguments {
   bool flag(size_t i) const;
   c10::SmallVector<int64_t, 5> integers(size_t i) const;  // empty without a value
 
-  // Returns x / y over the elements of two tensors: by the least |y|, or because both have one history, as the moments of
-  // an optimizer have.
+  // Returns x / y over the elements of two tensors: by the least |y|, or because both have one history, as the moments
+  // of an optimizer have.
   Value quotient(size_t i, size_t j) const;
   Value reciprocal(size_t i) const;  // the same of 1 / x
 
@@ -121,8 +121,8 @@ class TORCHNAN_API RuleArguments {
 
   double combinations(size_t i) const;  // product of the numels of a list of index tensors
 
-  bool is_on_device(size_t i) const;  // not on the CPU
-  bool is_contiguous(size_t i) const;  // true for an argument without a value
+  bool is_on_device(size_t i) const;                      // not on the CPU
+  bool is_contiguous(size_t i) const;                     // true for an argument without a value
   bool same(size_t i, size_t j) const;                    // whether both are the same values in the same memory
   bool produced_by(size_t i, std::string_view op) const;  // whether this operator was the last to write it
 

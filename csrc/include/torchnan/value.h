@@ -21,19 +21,20 @@ struct DtypeRange {
   double tiny = 0;     // the smallest normal number: processors can be told to flush smaller ones to zero
   double epsilon = 0;  // unit roundoff of the type that sums are accumulated in
   double step = 0;     // the smallest subnormal: no rounding below `tiny` is off by more
-  bool is_stored = true;  // whether tensors of the call have this dtype; false for a wider one that a kernel computes in
+  bool is_stored =
+      true;  // whether tensors of the call have this dtype; false for a wider one that a kernel computes in
 };
 
 // All numbers that one variable of a kernel may hold. A default Value is unknown: it may be NaN or infinite.
 struct Value {
   static constexpr double kUnknown = std::numeric_limits<double>::infinity();
 
-  double max_abs = kUnknown;   // no |x| is larger
-  double min_abs = 0;          // no |x| is smaller
-  double error = 0;            // no x is further from its exact value, by the exact formula of the same arguments
-  double intermediate = 0;     // the largest |x| that was computed on the way and rounded to the dtype of a tensor
-  bool nonnegative = false;    // no x is negative
-  bool masked = false;         // x may also be an intentional -inf; all other x are within max_abs
+  double max_abs = kUnknown;       // no |x| is larger
+  double min_abs = 0;              // no |x| is smaller
+  double error = 0;                // no x is further from its exact value, by the exact formula of the same arguments
+  double intermediate = 0;         // the largest |x| that was computed on the way and rounded to the dtype of a tensor
+  bool nonnegative = false;        // no x is negative
+  bool masked = false;             // x may also be an intentional -inf; all other x are within max_abs
   const DtypeRange* in = nullptr;  // the arithmetic that it is computed in; null for a constant, which adapts
 
   bool known() const { return max_abs < kUnknown; }
@@ -140,9 +141,9 @@ inline Value exp(const Value& x) {
   return detail::rounded(x, x, max_abs, x.masked ? 0 : std::exp(-x.max_abs), max_abs * std::expm1(x.error), true);
 }
 
-// By how much the rounded sum of n numbers may exceed the exact one. Each addition adds a factor of 1 + u. And as adding
-// b moves a rounded sum by at most 2b, one running sum cannot more than double, nor sums of sums more than double again;
-// a fifth part is for trees of them, and holds for sums that are kept in 16 bits as well.
+// By how much the rounded sum of n numbers may exceed the exact one. Each addition adds a factor of 1 + u. And as
+// adding b moves a rounded sum by at most 2b, one running sum cannot more than double, nor sums of sums more than
+// double again; a fifth part is for trees of them, and holds for sums that are kept in 16 bits as well.
 inline double growth_of_sum(double n, const DtypeRange& in) {
   constexpr double kMaxGrowth = 5;
   if (in.unit > in.epsilon) return kMaxGrowth;
@@ -176,12 +177,9 @@ inline Value dot(const Value& x, const Value& y, double n) {
 
 // Returns the value that is one of several, or what a kernel computes in one of several orders.
 inline Value either(const Value& x, const Value& y) {
-  return {std::max(x.max_abs, y.max_abs),
-          std::min(x.min_abs, y.min_abs),
-          std::max(x.error, y.error),
-          std::max(x.intermediate, y.intermediate),
-          x.nonnegative && y.nonnegative,
-          x.masked || y.masked,
+  return {std::max(x.max_abs, y.max_abs), std::min(x.min_abs, y.min_abs),
+          std::max(x.error, y.error),     std::max(x.intermediate, y.intermediate),
+          x.nonnegative && y.nonnegative, x.masked || y.masked,
           detail::wider(x.in, y.in)};
 }
 template <typename... More>

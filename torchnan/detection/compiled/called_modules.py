@@ -41,11 +41,11 @@ class Source(NamedTuple):
     """A parameter or buffer that a region is given as an argument.
 
     Attributes:
-        index: of the argument.
+        argument: its index.
         path: where the compiled function has it.
     """
 
-    index: int
+    argument: int
     path: Path
 
 
@@ -53,12 +53,12 @@ class Gradient(NamedTuple):
     """The gradient of an optimizer's parameter that a region is given.
 
     Attributes:
-        index: of the argument.
+        argument: its index.
         group: of the parameter in the optimizer.
         position: in that group.
     """
 
-    index: int
+    argument: int
     group: int
     position: int
 
@@ -133,11 +133,10 @@ def modules_of_call(
         known.setdefault((variable,), module)
     found = {}
     for key, one in traced.items():
-        module = _follow(known, one)
-        if module is None:
-            module = one.module()
-        if module is not None:
-            found[key] = module
+        followed = _follow(known, one)
+        called = one.module() if followed is None else followed
+        if called is not None:
+            found[key] = called
     return found
 
 

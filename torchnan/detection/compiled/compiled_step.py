@@ -30,7 +30,7 @@ def checked(call: Callable[..., Any], gradient: Gradient) -> Callable[..., Any]:
         optimizer = known[0]() if known else None
         with contained("finding the optimizer of a compiled step"):
             if not known:  # the region is that of one optimizer: its parameters are a part of it
-                optimizer = _optimizer_with(gradient, args[gradient.index])
+                optimizer = _optimizer_with(gradient, args[gradient.argument])
                 known.append(weakref.ref(optimizer) if optimizer is not None else lambda: None)
         if optimizer is None:
             return call(*args)
@@ -44,6 +44,7 @@ def checked(call: Callable[..., Any], gradient: Gradient) -> Callable[..., Any]:
 
 def _optimizer_with(gradient: Gradient, value: torch.Tensor) -> Optimizer | None:
     """Returns the optimizer with a parameter that has this gradient, at the place where the region has it."""
+    optimizer: Optimizer
     for optimizer in _C.instances_of(Optimizer):
         groups = [group["params"] for group in optimizer.param_groups]
         parameters = groups[gradient.group] if gradient.group < len(groups) else []

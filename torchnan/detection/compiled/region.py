@@ -232,7 +232,7 @@ class Region:
             compiled=self.compiled if self.traced.has_kernels else None,
             own=list(self.traced.tensors),
             modules=self.traced.modules,
-            weights=[(source.path, call.arguments[own + source.index]) for source in weights],
+            weights=[(source.path, call.arguments[own + source.argument]) for source in weights],
             probe=self._probe,
             is_random=bool(self.border.is_random),
             args=call.arguments,
