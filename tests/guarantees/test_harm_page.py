@@ -371,10 +371,9 @@ followed(
     greedy_decoding,
 )
 followed(
-    "`if loss < best`, `while change > tolerance`, `(p > 0.5) == label` with a NaN",
+    "`if loss < best`, `while change > tolerance` with a NaN",
     lambda: bool(nothing_but_nan().sum() < torch.tensor(INF)),
     lambda: bool((nothing_but_nan() - 1).abs().max() > 1e-3),
-    lambda: ((nothing_but_nan() > 0.5) == torch.ones(4, 5, dtype=torch.bool)).float().mean().item(),
 )
 followed(
     "`argmax`, `topk`, `sort`, comparisons with an Inf or a mask of `-inf`: `loss < inf`, `max` from `-inf` on",
@@ -418,7 +417,9 @@ followed(
     lambda: [bool(x.isnan().any()) or bool(x.max() > 5) for x in (nothing_but_nan(),)],
 )
 followed(
-    "a comparison by which `where`, `masked_fill` or `x[mask]` selects, or that is only kept",
+    "a comparison of many elements, `(iou > 0.5).tolist()`, one by which `where`, `masked_fill` or `x[mask]` selects, "
+    "or that is only kept",
+    lambda: (nothing_but_nan() > 0.5).tolist(),
     lambda: torch.where(nothing_but_nan() > 0, 1.0, 2.0).sum().item(),
     lambda: torch.ones(4, 5).masked_fill(nothing_but_nan() <= 0, 3.0).tolist(),
     lambda: torch.ones(4, 5)[nothing_but_nan() > 0].sum().item(),
