@@ -283,10 +283,10 @@ void DependentResults::follow(c10::ArrayRef<at::Tensor> results, uint64_t thread
   }
 }
 
-// Whether a result may be made of what is not finite without showing it. Of comparisons only a single answer counts:
+// Whether a result may be made of what is not finite without showing it. Of comparisons only a scalar answer counts:
 // programs rely on it that a NaN among many elements is not above a threshold.
 bool DependentResults::is_of_kind(const at::Tensor& result) const {
-  return plan_.is_ordering ? result.scalar_type() == at::kBool && result.numel() == 1 : is_integer(result);
+  return plan_.is_ordering ? result.scalar_type() == at::kBool && result.dim() == 0 : is_integer(result);
 }
 
 // Integers that are made of a NaN, and what a comparison by size says of one.

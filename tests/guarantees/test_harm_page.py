@@ -417,7 +417,7 @@ followed(
     lambda: [bool(x.isnan().any()) or bool(x.max() > 5) for x in (nothing_but_nan(),)],
 )
 followed(
-    "a comparison of many elements, `(iou > 0.5).tolist()`, one by which `where`, `masked_fill` or `x[mask]` selects, "
+    "a comparison of elements, `(iou > 0.5).tolist()`, one by which `where`, `masked_fill` or `x[mask]` selects, "
     "or that is only kept",
     lambda: (nothing_but_nan() > 0.5).tolist(),
     lambda: torch.where(nothing_but_nan() > 0, 1.0, 2.0).sum().item(),
