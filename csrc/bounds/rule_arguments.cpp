@@ -87,7 +87,7 @@ Value RuleArguments::divisor(size_t i) const {
   Value value = (*this)[i];
   if (tensor(i) == nullptr) return value;
   value.min_abs = min_abs(i);
-  value.nonnegative |= min_value(i) > 0;
+  if (!value.nonnegative && value.min_abs > 0) value.nonnegative = min_value(i) > 0;  // each reads the tensor
   return value;
 }
 

@@ -69,17 +69,18 @@ void for_each_nested(const c10::IValue& value, Visit&& visit) {
 }  // namespace
 
 HostCollective::HostCollective(const CallContext& call, c10::ArrayRef<c10::IValue> arguments, ThreadState& thread)
-    : call_(call), thread_(thread), facts_(read_collective_call(call.plan, arguments)) {}
+    : call_(call),
+      thread_(thread),
+      facts_(read_collective_call(call.plan, arguments)),
+      is_broadcast_(call.plan.name.find("broadcast") != std::string::npos) {}
 
 // A broadcast reads the tensors of the root alone.
 bool HostCollective::is_read(const OpPlan::CollectiveArgument& argument) const {
-  const bool is_broadcast = call_.plan.name.find("broadcast") != std::string::npos;
-  return argument.reads && (!is_broadcast || facts_.root == facts_.rank);
+  return argument.reads && (!is_broadcast_ || facts_.root == facts_.rank);
 }
 
 bool HostCollective::is_written(const OpPlan::CollectiveArgument& argument) const {
-  const bool is_broadcast = call_.plan.name.find("broadcast") != std::string::npos;
-  return argument.writes && (!is_broadcast || facts_.root != facts_.rank);
+  return argument.writes && (!is_broadcast_ || facts_.root != facts_.rank);
 }
 
 void HostCollective::inspect_sent(c10::SmallVectorImpl<BadArgument>& bad_arguments) {

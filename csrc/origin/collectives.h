@@ -45,7 +45,7 @@ class HostCollective {
   const CallContext call_;
   ThreadState& thread_;
   const CollectiveCall facts_;
-  double largest_sent_ = 0;               // |x|
+  const bool is_broadcast_;
   at::Tensor may_overflow_;               // sent, and so large that the sum over the ranks may be out of range
   std::shared_ptr<OriginRecord> origin_;  // of that sum
 };
