@@ -157,9 +157,9 @@ void report_tensors(DetectionSession& session, HarmKind kind, c10::ArrayRef<at::
       report_harm(session, *provenance, kind, NonfiniteKinds::only_nan(), [&] { return name_of(i); });
     const at::Tensor tensor = tensors[i].defined() ? scannable_values(tensors[i]) : at::Tensor();
     if (!tensor.defined() || !nonfinite_registry().contains(tensor) || check_finite(tensor).finite) return;
-    const NonfiniteKinds kinds = kinds_of(tensor);
-    if (const auto provenance = nonfinite_registry().find(tensor))
-      report_harm(session, *provenance, kind, kinds, [&] { return name_of(i); });
+    const auto provenance = nonfinite_registry().find(tensor);
+    if (provenance == nullptr || is_exhausted(*provenance)) return;
+    report_harm(session, *provenance, kind, kinds_of(tensor), [&] { return name_of(i); });
   };
   for (size_t i = 0; i < tensors.size(); ++i) contain(session, "checking a tensor", [&] { report_tensor(i); });
 }

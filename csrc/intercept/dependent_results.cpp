@@ -64,12 +64,6 @@ bool is_dense(const at::Tensor& tensor) { return tensor.defined() && is_dense_on
 
 bool is_integer(const at::Tensor& tensor) { return c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/false); }
 
-bool is_exhausted(const Provenance& provenance) {
-  const auto& causes = provenance.causes();
-  return std::all_of(causes.begin(), causes.end(),
-                     [](const Cause& cause) { return cause.origin->reported || cause.origin->exempt; });
-}
-
 std::string_view name_without_namespace(const OpPlan& plan) {
   const std::string_view name = plan.name;
   return name.substr(name.find("::") + 2);
@@ -121,11 +115,13 @@ std::unique_ptr<DependentResults> DependentResults::of_call(const c10::OperatorH
   const bool is_checked = plan.handling == OpPlan::Handling::kCheck || plan.handling == OpPlan::Handling::kRead;
   if (!is_checked || torch::autograd::get_current_graph_task_id() != -1 || replayed_region() != nullptr) return nullptr;
   const bool makes = plan.is_ordering || (!plan.looks_for_nan && !plan.returns_info);
-  if (!(makes && !bad_arguments.empty()) && !nonfinite_registry().has_dependent()) return nullptr;
+  const bool is_followed = makes && std::any_of(bad_arguments.begin(), bad_arguments.end(),
+                                                [](const BadArgument& one) { return !is_exhausted(*one.provenance); });
+  if (!is_followed && !nonfinite_registry().has_dependent()) return nullptr;
   std::unique_ptr<DependentResults> call(new DependentResults(op, plan, below, session));
   for (const BadArgument& argument : bad_arguments) {
     const bool counts = argument.kinds.nan() || is_cast(plan);
-    if (makes && counts && !argument.overwritten) call->nonfinite_.push_back(argument);
+    if (is_followed && counts && !argument.overwritten) call->nonfinite_.push_back(argument);
   }
   call->arguments_.assign(arguments.begin(), arguments.end());
   if (nonfinite_registry().has_dependent()) call->find_dependent_arguments();

@@ -194,10 +194,17 @@ void OpCall::inspect_argument(const at::Tensor& argument, size_t saved, int64_t 
   if (!known && !is_last_chance) return;
   const BoundCache::State state = bound_cache().find(tensor).state;
   if (!known && state == BoundCache::State::kFinite) return;
+  const std::string& name = plan_.argument_names[plan_.saved_arguments[saved]];
+  const auto provenance = known ? nonfinite_registry().find(tensor) : nullptr;
+  if (provenance != nullptr && is_exhausted(*provenance)) {  // which non-finite values it holds does not matter
+    if (!check_finite(tensor).finite) {
+      bad_arguments_.push_back({tensor, name, element, provenance->possible_kinds(), provenance, overwritten});
+    }
+    return;
+  }
   const NonfiniteKinds kinds =
       state == BoundCache::State::kFiniteOrMasked ? NonfiniteKinds::only_neginf() : kinds_of(tensor);
   if (kinds.any()) {
-    const std::string& name = plan_.argument_names[plan_.saved_arguments[saved]];
     bad_arguments_.push_back(bad_argument(context(), tensor, name, element, kinds, overwritten));
   }
 }
@@ -300,7 +307,13 @@ bool OpCall::record_copy_to_device(HostResults& results, const at::Tensor& resul
 
 void OpCall::record_bad_result(const at::Tensor& result, int64_t output) {
   const at::Tensor tensor = scannable_values(result);
-  const NonfiniteKinds kinds = tensor.defined() ? kinds_of(tensor) : NonfiniteKinds();
+  if (!tensor.defined()) return;
+  if (auto inherited = exhausted_provenance(context(), bad_arguments_, output)) {
+    const NonfiniteKinds kinds = inherited->possible_kinds();
+    bad_results_.push_back({tensor, kinds, output, std::move(inherited)});
+    return;
+  }
+  const NonfiniteKinds kinds = kinds_of(tensor);
   if (kinds.any()) bad_results_.push_back({tensor, kinds, output});
 }
 

@@ -25,11 +25,11 @@ struct BadArgument {
   NonfiniteKinds kinds;
   NonfiniteRegistry::ProvenancePtr provenance;
   bool overwritten = false;                      // by the call
-  int64_t count = 0;                             // bad words; counted for elementwise operations only,
-  std::shared_ptr<const ElementKinds> before{};  // and kept for those that overwrite it
+  int64_t count = 0;                             // of bad words on purpose, for an elementwise operation
+  std::shared_ptr<const ElementKinds> before{};  // what such an operation has overwritten
 };
 
-// Returns what attribution has to know of an argument; before the call, if that overwrites it.
+// Returns what attribution has to know of an argument; before the call, if the call overwrites it.
 BadArgument bad_argument(const CallContext& call, const at::Tensor& tensor, std::string_view name, int64_t element,
                          NonfiniteKinds kinds, bool overwritten);
 
@@ -37,8 +37,13 @@ BadArgument bad_argument(const CallContext& call, const at::Tensor& tensor, std:
 struct Result {
   at::Tensor tensor;
   NonfiniteKinds kinds;
-  int64_t output = 0;  // which of the tensors it wrote, lists counted through
+  int64_t output = 0;                            // which of the tensors it wrote, lists counted through
+  NonfiniteRegistry::ProvenancePtr inherited{};  // if all that it is made of is exhausted: then nothing else is asked
 };
+
+// Returns what a result inherits if everything non-finite that it is made of is exhausted; null if something is not.
+NonfiniteRegistry::ProvenancePtr exhausted_provenance(const CallContext& call, c10::ArrayRef<BadArgument> bad_arguments,
+                                                      int64_t output);
 
 // Finds the cause of each result, remembers it in the registry, and reports the harm that the call itself has done.
 // `bad_arguments` has those that were known before the call; adds the others.

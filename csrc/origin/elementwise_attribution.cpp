@@ -1,18 +1,26 @@
 #include "origin/elementwise_attribution.h"
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 
 #include <c10/util/SmallVector.h>
 
+#include "scan/finite_scan.h"
 #include "scan/float_format.h"
+#include "scan/isa_dispatch.h"
 
 namespace torchnan {
 namespace {
 
-// One tensor walked in the logical order of the result, with stride 0 where it is broadcast.
-class Walker {
+constexpr int64_t kBlock = 1024;  // elements that are compared at a time
+
+using KindsOfBlock = std::array<NonfiniteKinds, kBlock>;
+
+// One tensor in the logical order of the result, with stride 0 where it is broadcast.
+class View {
  public:
-  Walker(const at::Tensor& tensor, const ElementKinds* before, c10::IntArrayRef result_sizes)
+  View(const at::Tensor& tensor, const ElementKinds* before, c10::IntArrayRef result_sizes)
       : base_(static_cast<const char*>(tensor.const_data_ptr())),
         before_(before),
         format_(*float_format(tensor.scalar_type())) {
@@ -26,34 +34,41 @@ class Walker {
     }
   }
 
+  int64_t stride(size_t d) const { return strides_[d]; }
+  void drop_dimension(size_t d) { strides_.erase(strides_.begin() + static_cast<std::ptrdiff_t>(d)); }
   void move(size_t d, int64_t steps) { offset_ += strides_[d] * steps; }
 
-  bool is_zero() const {
+  // Writes the kinds of `n` elements, at most a block, from `first` on along the last dimension.
+  void classify(int64_t first, int64_t n, KindsOfBlock& kinds) const {
+    const int64_t stride = strides_.empty() ? 0 : strides_.back();
+    const int64_t begin = offset_ + first * stride;
+    if (before_ != nullptr) {
+      for (int64_t i = 0; i < n; ++i) kinds[i] = (*before_)[begin + i * stride];
+    } else if (stride == 0) {
+      std::fill_n(kinds.begin(), n, element(begin));
+    } else if (stride == 1 && format_.words_per_element == 1) {
+      classify_words(base_ + begin * format_.element_bytes(), n, format_, kinds.data());
+    } else {
+      for (int64_t i = 0; i < n; ++i) kinds[i] = element(begin + i * stride);
+    }
+  }
+
+  // Whether an element is zero, counted as above.
+  bool is_zero(int64_t element) const {
+    const char* p = base_ + (offset_ + element * (strides_.empty() ? 0 : strides_.back())) * format_.element_bytes();
     for (int part = 0; part < format_.words_per_element; ++part) {
-      if ((word(part) & format_.mask) != 0) return false;
+      uint64_t word = 0;
+      std::memcpy(&word, p + part * format_.word_bytes, format_.word_bytes);
+      if ((word & format_.mask) != 0) return false;
     }
     return true;
   }
 
-  NonfiniteKinds here() const {
-    if (before_ != nullptr) return (*before_)[offset_];
-    NonfiniteKinds kinds;
-    for (int part = 0; part < format_.words_per_element; ++part) {
-      const uint64_t magnitude = (word(part) + format_.bias) & format_.mask;
-      if (magnitude >= format_.first_nan) {
-        kinds |= NonfiniteKinds::only_nan();
-      } else if (magnitude >= format_.infinity) {
-        kinds |= word(part) == format_.infinity ? NonfiniteKinds::only_posinf() : NonfiniteKinds::only_neginf();
-      }
-    }
-    return kinds;
-  }
-
  private:
-  uint64_t word(int part) const {
-    uint64_t word = 0;
-    std::memcpy(&word, base_ + offset_ * format_.element_bytes() + part * format_.word_bytes, format_.word_bytes);
-    return word;
+  NonfiniteKinds element(int64_t at) const {
+    std::array<NonfiniteKinds, 2> parts;
+    classify_words(base_ + at * format_.element_bytes(), format_.words_per_element, format_, parts.data());
+    return parts[0] | parts[1];
   }
 
   const char* base_;
@@ -63,20 +78,74 @@ class Walker {
   c10::SmallVector<int64_t, 6> strides_;
 };
 
-// Calls visit() at every element, with all walkers there.
+// Makes one dimension of neighbours that all tensors step through alike, so that the last one is as long as can be.
+c10::SmallVector<int64_t, 6> merge_dimensions(c10::IntArrayRef result_sizes, c10::ArrayRef<View*> views) {
+  c10::SmallVector<int64_t, 6> sizes(result_sizes.begin(), result_sizes.end());
+  for (size_t d = sizes.size(); d-- > 0;) {
+    const bool is_last = d + 1 == sizes.size();
+    const bool is_merged = sizes[d] == 1 || (!is_last && std::all_of(views.begin(), views.end(), [&](const View* view) {
+                             return view->stride(d) == view->stride(d + 1) * sizes[d + 1];
+                           }));
+    if (!is_merged) continue;
+    if (!is_last) sizes[d + 1] *= sizes[d];
+    if (is_last && d == 0) break;  // one element
+    sizes.erase(sizes.begin() + static_cast<std::ptrdiff_t>(d));
+    for (View* view : views) view->drop_dimension(d);
+  }
+  return sizes;
+}
+
+// Calls visit(first, n) for each block along the last dimension, with all views at its begin.
 template <typename Visit>
-void walk(c10::IntArrayRef sizes, int64_t numel, c10::ArrayRef<Walker*> walkers, Visit&& visit) {
+void for_each_block(const at::Tensor& result, c10::ArrayRef<View*> views, Visit&& visit) {
+  if (result.numel() == 0) return;
+  const auto sizes = merge_dimensions(result.sizes(), views);
+  const int64_t length = sizes.empty() ? 1 : sizes.back();
   c10::SmallVector<int64_t, 6> index(sizes.size(), 0);
-  for (int64_t left = numel; left > 0; --left) {
-    visit();
-    for (size_t d = sizes.size(); d-- > 0;) {
-      for (Walker* walker : walkers) walker->move(d, 1);
-      if (++index[d] < sizes[d]) break;
-      for (Walker* walker : walkers) walker->move(d, -sizes[d]);
-      index[d] = 0;
+  for (int64_t rows = result.numel() / length; rows > 0; --rows) {
+    for (int64_t first = 0; first < length; first += kBlock) visit(first, std::min(kBlock, length - first));
+    for (size_t d = sizes.size(); d-- > 1;) {
+      const size_t outer = d - 1;
+      for (View* view : views) view->move(outer, 1);
+      if (++index[outer] < sizes[outer]) break;
+      for (View* view : views) view->move(outer, -sizes[outer]);
+      index[outer] = 0;
     }
   }
 }
+
+[[gnu::always_inline]] inline NonfiniteKinds any_kind(const NonfiniteKinds* kinds, int64_t n) {
+  NonfiniteKinds any;
+  for (int64_t i = 0; i < n; ++i) any |= kinds[i];
+  return any;
+}
+
+[[gnu::always_inline]] inline void add_kinds(NonfiniteKinds* sum, const NonfiniteKinds* kinds, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) sum[i] |= kinds[i];
+}
+
+// Moves to `own` the kinds of those elements of a result that the operation has made, by what it was given there.
+[[gnu::always_inline]] inline void take_own(NonfiniteKinds* result, NonfiniteKinds* own, const NonfiniteKinds* given,
+                                            const NonfiniteKinds* by_accident, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    const bool is_new_nan = result[i].nan() & !given[i].nan() & !by_accident[i].any();
+    const bool is_own = !given[i].any() | is_new_nan;
+    own[i] = is_own ? result[i] : NonfiniteKinds();
+    result[i] = is_own ? NonfiniteKinds() : result[i];
+  }
+}
+
+[[gnu::always_inline]] inline NonfiniteKinds any_kind_where(const NonfiniteKinds* kinds, const NonfiniteKinds* where,
+                                                            int64_t n) {
+  NonfiniteKinds any;
+  for (int64_t i = 0; i < n; ++i) any |= where[i].any() ? kinds[i] : NonfiniteKinds();
+  return any;
+}
+
+constexpr IsaDispatch<&any_kind> kAnyKind;
+constexpr IsaDispatch<&add_kinds> kAddKinds;
+constexpr IsaDispatch<&take_own> kTakeOwn;
+constexpr IsaDispatch<&any_kind_where> kAnyKindWhere;
 
 bool broadcasts_to(const at::Tensor& tensor, c10::IntArrayRef sizes) {
   const auto missing = static_cast<int64_t>(sizes.size()) - tensor.dim();
@@ -87,64 +156,84 @@ bool broadcasts_to(const at::Tensor& tensor, c10::IntArrayRef sizes) {
   return true;
 }
 
-// What one bad element of the result owes to the arguments; those left out have no walker.
-void attribute_element(NonfiniteKinds result, c10::ArrayRef<Candidate> arguments, c10::ArrayRef<const Walker*> walkers,
-                       ElementAttribution& verdict) {
-  NonfiniteKinds given;
-  bool any_accident = false;
-  for (size_t i = 0; i < walkers.size(); ++i) {
-    const NonfiniteKinds kinds = walkers[i] == nullptr ? NonfiniteKinds() : walkers[i]->here();
-    given |= kinds;
-    any_accident = any_accident || (kinds.any() && arguments[i].by_accident);
+// Attributes the bad elements of one block after the other; arguments that are left out have no view.
+class BlockAttribution {
+ public:
+  BlockAttribution(c10::ArrayRef<Candidate> arguments, c10::ArrayRef<const View*> views)
+      : arguments_(arguments), views_(views), of_argument_(views.size()) {
+    verdict_.inherited.resize(views.size());
   }
-  if (!given.any() || (result.nan() && !given.nan() && !any_accident)) {
-    verdict.own |= result;
-    return;
+
+  void add(const View& result, int64_t first, int64_t n) {
+    result.classify(first, n, of_result_);
+    if (!kAnyKind(of_result_.data(), n).any()) return;
+    std::fill_n(given_.begin(), n, NonfiniteKinds());
+    std::fill_n(by_accident_.begin(), n, NonfiniteKinds());
+    for (size_t i = 0; i < views_.size(); ++i) {
+      if (views_[i] == nullptr) continue;
+      views_[i]->classify(first, n, of_argument_[i]);
+      kAddKinds(given_.data(), of_argument_[i].data(), n);
+      if (arguments_[i].by_accident) kAddKinds(by_accident_.data(), of_argument_[i].data(), n);
+    }
+    kTakeOwn(of_result_.data(), own_.data(), given_.data(), by_accident_.data(), n);
+    verdict_.own |= kAnyKind(own_.data(), n);
+    for (size_t i = 0; i < views_.size(); ++i) {
+      if (views_[i] == nullptr) continue;
+      verdict_.inherited[i] |= kAnyKindWhere(of_result_.data(), of_argument_[i].data(), n);
+    }
   }
-  for (size_t i = 0; i < walkers.size(); ++i) {
-    if (walkers[i] != nullptr && walkers[i]->here().any()) verdict.inherited[i] |= result;
-  }
-}
+
+  ElementAttribution& verdict() { return verdict_; }
+
+ private:
+  c10::ArrayRef<Candidate> arguments_;
+  c10::ArrayRef<const View*> views_;
+  std::vector<KindsOfBlock> of_argument_;
+  KindsOfBlock of_result_, own_, given_, by_accident_;
+  ElementAttribution verdict_;
+};
 
 }  // namespace
 
 std::shared_ptr<const ElementKinds> kinds_by_element(const at::Tensor& tensor) {
   auto kinds = std::make_shared<ElementKinds>();
   kinds->reserve(tensor.numel());
-  Walker walker(tensor, nullptr, tensor.sizes());
-  Walker* one[] = {&walker};
-  walk(tensor.sizes(), tensor.numel(), one, [&] { kinds->push_back(walker.here()); });
+  View view(tensor, nullptr, tensor.sizes());
+  KindsOfBlock block;
+  for_each_block(tensor, {&view}, [&](int64_t first, int64_t n) {
+    view.classify(first, n, block);
+    kinds->insert(kinds->end(), block.begin(), block.begin() + n);
+  });
   return kinds;
 }
 
 ElementAttribution attribute_by_element(const at::Tensor& result, c10::ArrayRef<Candidate> arguments) {
-  const auto sizes = result.sizes();
-  ElementAttribution verdict;
-  verdict.inherited.resize(arguments.size());
-  Walker result_walker(result, nullptr, sizes);
-  std::vector<Walker> storage;
+  View of_result(result, nullptr, result.sizes());
+  std::vector<View> storage;
   storage.reserve(arguments.size());
-  c10::SmallVector<const Walker*, 4> by_argument;
-  c10::SmallVector<Walker*, 5> all{&result_walker};
+  c10::SmallVector<const View*, 4> by_argument;
+  c10::SmallVector<View*, 5> all{&of_result};
   for (const Candidate& argument : arguments) {
-    const bool usable = broadcasts_to(argument.tensor, sizes);
-    if (usable) all.push_back(&storage.emplace_back(argument.tensor, argument.before.get(), sizes));
+    const bool usable = broadcasts_to(argument.tensor, result.sizes());
+    if (usable) all.push_back(&storage.emplace_back(argument.tensor, argument.before.get(), result.sizes()));
     by_argument.push_back(usable ? &storage.back() : nullptr);
   }
-  walk(sizes, result.numel(), all, [&] {
-    const NonfiniteKinds kinds = result_walker.here();
-    if (kinds.any()) attribute_element(kinds, arguments, by_argument, verdict);
-  });
-  return verdict;
+  BlockAttribution blocks(arguments, by_argument);
+  for_each_block(result, all, [&](int64_t first, int64_t n) { blocks.add(of_result, first, n); });
+  return std::move(blocks.verdict());
 }
 
 NonfiniteKinds kinds_where_nonzero(const at::Tensor& tensor, const at::Tensor& weight) {
-  Walker of_tensor(tensor, nullptr, tensor.sizes());
-  Walker of_weight(weight, nullptr, tensor.sizes());
-  Walker* both[] = {&of_tensor, &of_weight};
+  View of_tensor(tensor, nullptr, tensor.sizes());
+  View of_weight(weight, nullptr, tensor.sizes());
+  View* both[] = {&of_tensor, &of_weight};
+  KindsOfBlock block;
   NonfiniteKinds kinds;
-  walk(tensor.sizes(), tensor.numel(), both, [&] {
-    if (!of_weight.is_zero()) kinds |= of_tensor.here();
+  for_each_block(tensor, both, [&](int64_t first, int64_t n) {
+    of_tensor.classify(first, n, block);
+    for (int64_t i = 0; i < n; ++i) {
+      if (block[i].any() && !of_weight.is_zero(first + i)) kinds |= block[i];
+    }
   });
   return kinds;
 }

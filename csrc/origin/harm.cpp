@@ -129,6 +129,12 @@ bool is_gradient(const Cause& cause, uint64_t node_execution_id) {
   return region != nullptr && region->is_backward && region != replayed_region();
 }
 
+// claim_cause() finds nothing whose first cause is claimed and can never count as a mask.
+bool is_exhausted(const Provenance& provenance) {
+  const Cause& cause = provenance.first();
+  return (cause.origin->reported || cause.origin->exempt) && !is_mask(cause);
+}
+
 void record_use(const Provenance& provenance, const OpPlan& plan, uint64_t node_execution_id) {
   for (const Cause& cause : provenance.causes()) {
     cause.origin->used = true;

@@ -31,6 +31,9 @@ std::optional<Finding> make_harm_finding(DetectionSession& session, const Proven
 // the execution of the backward node under way, 0 if there is none.
 bool is_gradient(const Cause& cause, uint64_t node_execution_id = 0);
 
+// Whether no harm that these values do is reported any more: the cause to report has been reported, or is exempt.
+bool is_exhausted(const Provenance& provenance);
+
 // Records that an operation reads values of this provenance, in this execution of a backward node, or 0.
 void record_use(const Provenance& provenance, const OpPlan& plan, uint64_t node_execution_id = 0);
 

@@ -34,14 +34,19 @@ int64_t element_bytes(const MemoryRegion& region) { return static_cast<int64_t>(
 MemoryRegion::MemoryRegion(const at::Tensor& tensor)
     : dtype(tensor.scalar_type()),
       keys(tensor.unsafeGetTensorImpl()->key_set()),
-      sizes(tensor.sizes().vec()),
-      strides(tensor.strides().vec()),
+      sizes(tensor.sizes()),
+      strides(tensor.strides()),
       offset(tensor.storage_offset()),
       dense(tensor.is_non_overlapping_and_dense()) {
   int64_t span = 1;
   for (size_t d = 0; d < sizes.size(); ++d) span += (sizes[d] - 1) * strides[d];
   begin = offset * element_bytes(*this);
   end = begin + span * element_bytes(*this);
+}
+
+bool MemoryRegion::is_of(const at::Tensor& tensor) const {
+  return !merged && dtype == tensor.scalar_type() && offset == tensor.storage_offset() && tensor.sizes() == sizes &&
+         tensor.strides() == strides;
 }
 
 at::Tensor MemoryRegion::tensor_in(c10::intrusive_ptr<c10::StorageImpl> storage) const {

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/core/DimVector.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/ScalarType.h>
@@ -18,8 +19,8 @@ namespace torchnan {
 struct MemoryRegion {
   c10::ScalarType dtype = c10::ScalarType::Undefined;
   c10::DispatchKeySet keys;
-  std::vector<int64_t> sizes;
-  std::vector<int64_t> strides;
+  at::DimVector sizes;
+  at::DimVector strides;
   int64_t offset = 0;  // elements
   int64_t begin = 0;   // bytes: the span of its elements
   int64_t end = 0;
@@ -27,6 +28,9 @@ struct MemoryRegion {
   bool merged = false;  // the hull of several
 
   explicit MemoryRegion(const at::Tensor& tensor);
+
+  // Whether the tensor has the elements of the region, if it is in the same storage.
+  bool is_of(const at::Tensor& tensor) const;
 
   // Returns the tensor again, in the storage that it was in.
   at::Tensor tensor_in(c10::intrusive_ptr<c10::StorageImpl> storage) const;

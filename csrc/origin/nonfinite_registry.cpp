@@ -118,10 +118,22 @@ bool NonfiniteRegistry::contains(const at::Tensor& tensor) const {
   return entries_.count(storage) != 0;
 }
 
+// An operation in place often hands on what is remembered there already.
+bool NonfiniteRegistry::is_remembered(const at::Tensor& tensor, const c10::StorageImpl& storage,
+                                      const Provenance& provenance) const {
+  if (!host_runtime().reports_backward_roots()) return false;  // a region has to refer to the tensor itself
+  const std::lock_guard lock(mutex_);
+  const auto entry = entries_.find(&storage);
+  if (entry == entries_.end() || entry->second.regions.size() != 1) return false;
+  const Region& region = entry->second.regions.front();
+  return region.provenance.get() == &provenance && region.is_of(tensor);
+}
+
 void NonfiniteRegistry::remember(const at::Tensor& tensor, ProvenancePtr provenance) {
   const c10::StorageImpl* storage = storage_of(tensor);
   if (storage == nullptr) return;
   ++work_counters().remembered;
+  if (is_remembered(tensor, *storage, *provenance)) return;
   Region region(tensor, std::move(provenance));
   c10::weak_intrusive_ptr<c10::StorageImpl> weak(tensor.storage().getWeakStorageImpl());
   std::vector<Region> overwritten;  // released after the lock, as are the dead

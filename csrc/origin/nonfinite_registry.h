@@ -88,6 +88,7 @@ class TORCHNAN_API NonfiniteRegistry {
     std::shared_ptr<const DependentValues> dependent{};
   };
 
+  bool is_remembered(const at::Tensor& tensor, const c10::StorageImpl& storage, const Provenance& provenance) const;
   static at::Tensor values_of(const Region& region, const c10::StorageImpl* storage);
   static bool has_values_outside(const Region& old, const MemoryRegion& written, const c10::StorageImpl* storage);
   static void merge_last(std::vector<Region>& regions);

@@ -129,6 +129,12 @@ class Provenance {
 
   const Cause& first() const { return causes_.front(); }
   const std::vector<Cause>& causes() const { return causes_; }
+  // The kinds that the values may be of by now: an Inf may have become a NaN.
+  NonfiniteKinds possible_kinds() const {
+    NonfiniteKinds kinds = NonfiniteKinds::only_nan();
+    for (const Cause& cause : causes_) kinds |= cause.kinds;
+    return kinds;
+  }
   // The values are not there yet: a collective that is under way will put them there.
   bool pending() const { return is_pending_; }
   bool is_intentional() const {

@@ -12,6 +12,7 @@ struct WorkCounters {
   std::atomic<int64_t> remembered{0};  // entries of the registry of non-finite tensors
   std::atomic<int64_t> resolved{0};    // stacks resolved to files and lines
   std::atomic<int64_t> stats{0};       // statistics computed for a report
+  std::atomic<int64_t> attributed{0};  // results whose cause was searched for among what they are made of
 };
 
 // Returns the counts of the process since its start.

@@ -44,7 +44,8 @@ PYBIND11_MODULE(_testing, m) {
   m.def("wait_for_gil_under_lock", &wait_for_gil_under_lock);
   m.def("work_counters", [] {
     const WorkCounters& counters = work_counters();
-    return py::make_tuple(counters.remembered.load(), counters.resolved.load(), counters.stats.load());
+    return py::make_tuple(counters.remembered.load(), counters.resolved.load(), counters.stats.load(),
+                          counters.attributed.load());
   });
   m.def("validate_options", [](const py::dict& keywords) { return options_from(keywords).validate(); });
 }

@@ -147,6 +147,18 @@ template <typename Word>
 }
 
 template <typename Word>
+[[gnu::always_inline]] inline void classify(const void* data, int64_t words, const FloatFormat& format,
+                                            NonfiniteKinds* kinds) {
+  const Word* p = static_cast<const Word*>(data);
+  const Encoded<Word> encoded(format);
+  const bool has_infinity = format.has_infinity();
+  for (int64_t i = 0; i < words; ++i) {
+    const Word w = p[i];
+    kinds[i] = {encoded.is_nan(w), has_infinity & (w == encoded.posinf), has_infinity & (w == encoded.neginf)};
+  }
+}
+
+template <typename Word>
 uint64_t max_finite(const void* data, int64_t words, const FloatFormat& format) {
   const Word* p = static_cast<const Word*>(data);
   const auto mask = static_cast<Word>(format.mask);
@@ -166,6 +178,8 @@ template <typename Word>
 constexpr IsaDispatch<&scan_kinds<Word>> kScanKinds;
 template <typename Word>
 constexpr IsaDispatch<&count_kinds<Word>> kCountKinds;
+template <typename Word>
+constexpr IsaDispatch<&classify<Word>> kClassify;
 
 }  // namespace
 
@@ -210,6 +224,10 @@ NonfiniteKinds kinds_in(const void* data, int64_t words, const FloatFormat& form
 
 Counts count_words(const void* data, int64_t words, const FloatFormat& format) {
   return with_word_of(format, [&](auto word) { return kCountKinds<decltype(word)>(data, words, format); });
+}
+
+void classify_words(const void* data, int64_t words, const FloatFormat& format, NonfiniteKinds* kinds) {
+  with_word_of(format, [&](auto word) { kClassify<decltype(word)>(data, words, format, kinds); });
 }
 
 }  // namespace torchnan

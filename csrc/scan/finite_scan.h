@@ -22,6 +22,9 @@ NonfiniteKinds kinds_in(const void* data, int64_t words, const FloatFormat& form
 // Returns the number of words of each kind. Reads everything.
 Counts count_words(const void* data, int64_t words, const FloatFormat& format);
 
+// Writes the kind of each word to `kinds`; none for a finite word.
+void classify_words(const void* data, int64_t words, const FloatFormat& format, NonfiniteKinds* kinds);
+
 inline bool all_finite(const void* data, int64_t words, const FloatFormat& format) {
   return max_magnitude(data, words, format) < format.infinity;
 }

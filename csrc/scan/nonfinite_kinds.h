@@ -11,6 +11,9 @@ namespace torchnan {
 class NonfiniteKinds {
  public:
   constexpr NonfiniteKinds() = default;
+  // Without a branch, for loops over many words.
+  constexpr NonfiniteKinds(bool nan, bool posinf, bool neginf)
+      : bits_(static_cast<uint8_t>(nan * kNaN | posinf * kPosInf | neginf * kNegInf)) {}
   static constexpr NonfiniteKinds only_nan() { return NonfiniteKinds(kNaN); }
   static constexpr NonfiniteKinds only_posinf() { return NonfiniteKinds(kPosInf); }
   static constexpr NonfiniteKinds only_neginf() { return NonfiniteKinds(kNegInf); }
