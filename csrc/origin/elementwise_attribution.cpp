@@ -38,16 +38,18 @@ class View {
   void drop_dimension(size_t d) { strides_.erase(strides_.begin() + static_cast<std::ptrdiff_t>(d)); }
   void move(size_t d, int64_t steps) { offset_ += strides_[d] * steps; }
 
-  // Writes the kinds of `n` elements, at most a block, from `first` on along the last dimension.
-  void classify(int64_t first, int64_t n, KindsOfBlock& kinds) const {
+  // Writes the kinds of `n` elements from `first` on along the last dimension.
+  void classify(int64_t first, int64_t n, NonfiniteKinds* kinds) const {
     const int64_t stride = strides_.empty() ? 0 : strides_.back();
     const int64_t begin = offset_ + first * stride;
-    if (before_ != nullptr) {
+    if (before_ != nullptr && stride == 1) {
+      std::copy_n(before_->begin() + begin, n, kinds);
+    } else if (before_ != nullptr) {
       for (int64_t i = 0; i < n; ++i) kinds[i] = (*before_)[begin + i * stride];
     } else if (stride == 0) {
-      std::fill_n(kinds.begin(), n, element(begin));
+      std::fill_n(kinds, n, element(begin));
     } else if (stride == 1 && format_.words_per_element == 1) {
-      classify_words(base_ + begin * format_.element_bytes(), n, format_, kinds.data());
+      classify_words(base_ + begin * format_.element_bytes(), n, format_, kinds);
     } else {
       for (int64_t i = 0; i < n; ++i) kinds[i] = element(begin + i * stride);
     }
@@ -120,25 +122,32 @@ void for_each_block(const at::Tensor& result, c10::ArrayRef<View*> views, Visit&
   return any;
 }
 
-[[gnu::always_inline]] inline void add_kinds(NonfiniteKinds* sum, const NonfiniteKinds* kinds, int64_t n) {
+[[gnu::always_inline]] inline void add_kinds(NonfiniteKinds* __restrict sum, const NonfiniteKinds* __restrict kinds,
+                                             int64_t n) {
   for (int64_t i = 0; i < n; ++i) sum[i] |= kinds[i];
 }
 
-// Moves to `own` the kinds of those elements of a result that the operation has made, by what it was given there.
-[[gnu::always_inline]] inline void take_own(NonfiniteKinds* result, NonfiniteKinds* own, const NonfiniteKinds* given,
-                                            const NonfiniteKinds* by_accident, int64_t n) {
+// Takes the kinds of those elements of a result that the operation has made, by what it was given there. Leaves the
+// others.
+[[gnu::always_inline]] inline NonfiniteKinds take_own(NonfiniteKinds* __restrict result,
+                                                      const NonfiniteKinds* __restrict given,
+                                                      const NonfiniteKinds* __restrict by_accident, int64_t n) {
+  NonfiniteKinds own;
   for (int64_t i = 0; i < n; ++i) {
-    const bool is_new_nan = result[i].nan() & !given[i].nan() & !by_accident[i].any();
-    const bool is_own = !given[i].any() | is_new_nan;
-    own[i] = is_own ? result[i] : NonfiniteKinds();
-    result[i] = is_own ? NonfiniteKinds() : result[i];
+    const NonfiniteKinds new_nan = result[i].without(given[i]) & NonfiniteKinds::only_nan();
+    const NonfiniteKinds is_new_nan =
+        NonfiniteKinds::all_if(new_nan.any()) & NonfiniteKinds::all_if(!by_accident[i].any());
+    const NonfiniteKinds is_own = NonfiniteKinds::all_if(!given[i].any()) | is_new_nan;
+    own |= result[i] & is_own;
+    result[i] = result[i].without(is_own);
   }
+  return own;
 }
 
 [[gnu::always_inline]] inline NonfiniteKinds any_kind_where(const NonfiniteKinds* kinds, const NonfiniteKinds* where,
                                                             int64_t n) {
   NonfiniteKinds any;
-  for (int64_t i = 0; i < n; ++i) any |= where[i].any() ? kinds[i] : NonfiniteKinds();
+  for (int64_t i = 0; i < n; ++i) any |= kinds[i] & NonfiniteKinds::all_if(where[i].any());
   return any;
 }
 
@@ -165,18 +174,17 @@ class BlockAttribution {
   }
 
   void add(const View& result, int64_t first, int64_t n) {
-    result.classify(first, n, of_result_);
+    result.classify(first, n, of_result_.data());
     if (!kAnyKind(of_result_.data(), n).any()) return;
     std::fill_n(given_.begin(), n, NonfiniteKinds());
     std::fill_n(by_accident_.begin(), n, NonfiniteKinds());
     for (size_t i = 0; i < views_.size(); ++i) {
       if (views_[i] == nullptr) continue;
-      views_[i]->classify(first, n, of_argument_[i]);
+      views_[i]->classify(first, n, of_argument_[i].data());
       kAddKinds(given_.data(), of_argument_[i].data(), n);
       if (arguments_[i].by_accident) kAddKinds(by_accident_.data(), of_argument_[i].data(), n);
     }
-    kTakeOwn(of_result_.data(), own_.data(), given_.data(), by_accident_.data(), n);
-    verdict_.own |= kAnyKind(own_.data(), n);
+    verdict_.own |= kTakeOwn(of_result_.data(), given_.data(), by_accident_.data(), n);
     for (size_t i = 0; i < views_.size(); ++i) {
       if (views_[i] == nullptr) continue;
       verdict_.inherited[i] |= kAnyKindWhere(of_result_.data(), of_argument_[i].data(), n);
@@ -189,7 +197,7 @@ class BlockAttribution {
   c10::ArrayRef<Candidate> arguments_;
   c10::ArrayRef<const View*> views_;
   std::vector<KindsOfBlock> of_argument_;
-  KindsOfBlock of_result_, own_, given_, by_accident_;
+  KindsOfBlock of_result_, given_, by_accident_;
   ElementAttribution verdict_;
 };
 
@@ -197,12 +205,12 @@ class BlockAttribution {
 
 std::shared_ptr<const ElementKinds> kinds_by_element(const at::Tensor& tensor) {
   auto kinds = std::make_shared<ElementKinds>();
-  kinds->reserve(tensor.numel());
+  kinds->resize(tensor.numel());
   View view(tensor, nullptr, tensor.sizes());
-  KindsOfBlock block;
+  NonfiniteKinds* next = kinds->data();
   for_each_block(tensor, {&view}, [&](int64_t first, int64_t n) {
-    view.classify(first, n, block);
-    kinds->insert(kinds->end(), block.begin(), block.begin() + n);
+    view.classify(first, n, next);
+    next += n;
   });
   return kinds;
 }
@@ -230,7 +238,7 @@ NonfiniteKinds kinds_where_nonzero(const at::Tensor& tensor, const at::Tensor& w
   KindsOfBlock block;
   NonfiniteKinds kinds;
   for_each_block(tensor, both, [&](int64_t first, int64_t n) {
-    of_tensor.classify(first, n, block);
+    of_tensor.classify(first, n, block.data());
     for (int64_t i = 0; i < n; ++i) {
       if (block[i].any() && !of_weight.is_zero(first + i)) kinds |= block[i];
     }

@@ -19,6 +19,9 @@ class NonfiniteKinds {
   static constexpr NonfiniteKinds only_neginf() { return NonfiniteKinds(kNegInf); }
   static constexpr NonfiniteKinds only_inf() { return NonfiniteKinds(kPosInf | kNegInf); }
 
+  // Every kind, or none: a mask, for loops without a branch.
+  static constexpr NonfiniteKinds all_if(bool condition) { return NonfiniteKinds(-static_cast<int>(condition)); }
+
   constexpr bool nan() const { return (bits_ & kNaN) != 0; }
   constexpr bool posinf() const { return (bits_ & kPosInf) != 0; }
   constexpr bool neginf() const { return (bits_ & kNegInf) != 0; }
