@@ -29,7 +29,7 @@ RuleTable* make_rules_of_pytorch() {
   return made;
 }
 
-// Those that programs have registered, by full name. A rule stays where it is.
+// The rules that programs have registered, by full name. A rule never moves in memory.
 struct RegisteredRules {
   ForkSafeMutex mutex{ForkSafeMutex::kRules};
   RuleTable table;

@@ -9,7 +9,7 @@
 namespace torchnan {
 namespace {
 
-// What a name of an operator, or a glob for several, is made of. Anything else would never match.
+// Whether the text can be the name of an operator, or a glob for several. Anything else would never match.
 bool is_pattern(const std::string& text) {
   const auto may_be_in = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||

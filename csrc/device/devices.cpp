@@ -9,7 +9,7 @@
 namespace torchnan {
 namespace {
 
-constexpr uint64_t kSlotsAtOnce = 8192;  // are cleared
+constexpr uint64_t kSlotsAtOnce = 8192;  // the slots that are cleared at once
 constexpr uint64_t kParts = Journal::kRotatingSlots / kSlotsAtOnce;
 
 Devices& of_process = *new Devices;  // never destroyed: threads may outlive static destructors
@@ -52,7 +52,7 @@ void Devices::Lock::unlock() {
   devices_.mutex_.unlock();
 }
 
-// Slots are cleared two parts ahead: scans of other streams that are still to come write nowhere near.
+// Slots are cleared two parts ahead, so scans of other streams that are still pending write nowhere near.
 Event* Devices::Lock::next(EventType type, const EventContext& context, const CurrentStream& stream) {
   Event* event = stream.is_capturing ? journal().add_captured() : &journal().add();
   if (event == nullptr) return nullptr;
@@ -75,7 +75,7 @@ Event* Devices::Lock::add(EventType type, const Tensor& tensor, const EventConte
   return event;
 }
 
-// The first ones stay with the event: they are what a report says of it.
+// The first inputs stay with the event: the report shows these.
 template <typename Tensor>
 Event* Devices::Lock::add_reader(EventType type, const Tensor& tensor, const EventContext& context,
                                  const CurrentStream& stream, c10::ArrayRef<EventInput> inputs) {
@@ -112,7 +112,7 @@ bool Devices::Lock::add_to_batch(const CurrentStream& stream, at::Tensor&& kept,
   return is_added;
 }
 
-// The last one is that of all scanners that have no other.
+// The last one belongs to all scanners without a separate one.
 Lane* Devices::find_lane(const Scanner& scanner) const {
   for (const std::atomic<Lane*>& place : lanes_) {
     Lane* const lane = place.load(std::memory_order_acquire);
@@ -121,7 +121,7 @@ Lane* Devices::find_lane(const Scanner& scanner) const {
   return nullptr;
 }
 
-// With the lock.
+// Called with the lock.
 Lane& Devices::lane_of(Scanner& scanner) {
   if (Lane* known = find_lane(scanner)) return *known;
   auto* const free = std::find(lanes_.begin(), lanes_.end() - 1, nullptr);
@@ -169,7 +169,8 @@ void Devices::launch_full_batches() {
   }
 }
 
-// Whoever finds nothing of a storage waiting must not go on before another thread has launched what it has taken.
+// A thread that finds no waiting scan of a storage must not continue before another thread has launched the scans that
+// it took.
 void Devices::launch_scans_of(c10::ArrayRef<const c10::StorageImpl*> storages) {
   for (Lane* lane : lanes()) {
     if (!lane->waits) continue;
@@ -192,7 +193,7 @@ void Devices::launch_all() {
 void Devices::launch_batch(Lane& lane) {
   const CurrentStream stream = lane.scanner.default_stream();
   if (stream.is_capturing) return;
-  Batch::Kept kept;  // dropped last, without a lock
+  Batch::Kept kept;  // dropped last, without holding a lock
   const std::lock_guard launching(lane.launching);
   ScanList scans;
   {
@@ -207,7 +208,7 @@ void Devices::launch_batch(Lane& lane) {
   lane.waits = !lane.batch.is_empty();
 }
 
-// With `launching`.
+// Called with `launching`.
 void Devices::record_mark(Lane& lane, void* stream) {
   const auto known =
       std::find_if(lane.marks.begin(), lane.marks.end(), [&](const StreamMark& mark) { return mark.stream == stream; });
@@ -215,14 +216,14 @@ void Devices::record_mark(Lane& lane, void* stream) {
   lane.scanner.record_mark(stream, &mark.mark);
 }
 
-// With `launching`.
+// Called with `launching`.
 void Devices::follow_marks(Lane& lane) {
   for (const StreamMark& mark : lane.marks) {
     if (mark.mark != nullptr) lane.scanner.follow(mark.mark);
   }
 }
 
-// In the order of the stream whose events have come so far.
+// Clears in the order of the stream that the events so far ran on.
 void Devices::clear_slots(const CurrentStream& stream) {
   if (!has_slots_to_clear()) return;
   const int32_t part = part_to_clear_.exchange(-1);
@@ -236,7 +237,7 @@ void Devices::clear_slots(const CurrentStream& stream) {
   }
 }
 
-// A graph may have been replayed on a stream on which nothing was launched: most often the current one.
+// A graph may have been replayed on a stream without launches: most often the current one.
 void Devices::read(Lane& lane, uint32_t first_slot, uint32_t slots, cuda::Slot* into) {
   {
     const std::lock_guard launching(lane.launching);
@@ -267,7 +268,7 @@ bool Devices::is_capturing() const {
                      [](const Lane* lane) { return lane->scanner.current_stream().is_capturing; });
 }
 
-// Nothing is freed: that would ask a driver which the child must not use.
+// Frees nothing: freeing would call a driver that the child must not use.
 void Devices::forget_after_fork() {
   for (std::atomic<Lane*>& place : lanes_) place = nullptr;
   part_to_clear_ = -1;

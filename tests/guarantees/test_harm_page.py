@@ -412,13 +412,14 @@ def rejected_step() -> bool:
 
 
 followed(
-    "a comparison by size in a program that asks `isfinite` or `isnan` of the same value before it reads the result",
+    "an ordered comparison in a program that checks the same value with `isfinite` or `isnan` before it reads "
+    "the result",
     rejected_step,
     lambda: [bool(x.isnan().any()) or bool(x.max() > 5) for x in (nothing_but_nan(),)],
 )
 followed(
-    "a comparison of elements, `(iou > 0.5).tolist()`, one by which `where`, `masked_fill` or `x[mask]` selects, "
-    "or that is only kept",
+    "an elementwise comparison: `(iou > 0.5).tolist()`, one by which `where`, `masked_fill` or `x[mask]` selects, "
+    "or one that is only kept",
     lambda: (nothing_but_nan() > 0.5).tolist(),
     lambda: torch.where(nothing_but_nan() > 0, 1.0, 2.0).sum().item(),
     lambda: torch.ones(4, 5).masked_fill(nothing_but_nan() <= 0, 3.0).tolist(),

@@ -1,5 +1,6 @@
-// Hints by operator, a file for each family of operators. Each function returns what the arguments hold that makes the
-// result non-finite; empty if the operator is of another family, or if its rule does not fit what was measured.
+// Hints by operator, a file for each family of operators. Each function returns the property of the arguments that
+// makes the result non-finite. Empty if the operator belongs to another family, or if its rule does not fit the
+// statistics.
 #pragma once
 
 #include "report/operation.h"
@@ -7,7 +8,7 @@
 namespace torchnan {
 
 Hint hint_of_domains(const Operation& op);            // functions of one argument that are defined on an interval
-Hint hint_of_special_functions(const Operation& op);  // the gamma function and its kin; zeta, entropy, x log y
+Hint hint_of_special_functions(const Operation& op);  // the gamma function and its relatives; zeta, entropy, x log y
 Hint hint_of_quotients(const Operation& op);          // division, and what is left of it
 Hint hint_of_powers(const Operation& op);             // pow
 Hint hint_of_infinities(const Operation& op);         // 0 * inf and inf - inf
