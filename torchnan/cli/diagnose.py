@@ -30,8 +30,8 @@ NAME = "diagnose"
 HELP = "diagnose a training run from its log"
 
 HEALTHY, UNHEALTHY = 0, 1
-FOLLOW_SECONDS = 1.0  # between two looks at a log that grows
-FOLLOW_SHARE = 10  # a log is read again after this many times the time that reading took
+FOLLOW_SECONDS = 1.0  # between two checks of a growing log
+FOLLOW_SHARE = 10  # wait this many times as long as reading the log took
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,7 +115,7 @@ def _kinds(text: str | None) -> frozenset[str] | None:
 def _follow(
     given: argparse.Namespace, columns: dict[str, str], failing: frozenset[str] | None, thresholds: Thresholds
 ) -> int:
-    """Diagnoses a log whenever it has grown, and prints each verdict once. Returns with the first that is to fail."""
+    """Diagnoses a log whenever it has grown, and prints each verdict once. Returns at the first verdict that fails."""
     from torchnan.diagnosis import RunError, diagnose, read
     from torchnan.diagnosis.reports import terminal
 
@@ -123,7 +123,7 @@ def _follow(
     for _ in _growths(given.run):
         try:
             run = read(given.run, columns, given.pattern)
-        except RunError:  # it has nothing yet
+        except RunError:  # the log is still empty
             continue
         found = diagnose(run, thresholds)
         if failing is not None and any(_fails(verdict, failing) for verdict in found.verdicts):
@@ -159,7 +159,7 @@ def _state(path: str) -> object:
 
 
 def _columns(texts: list[str]) -> dict[str, str]:
-    """Returns the names that the user gives for columns, by column."""
+    """Returns the column names that the user gives, by column."""
     from torchnan.diagnosis.readers.column_names import COLUMN_ALIASES
 
     named = {}
@@ -179,7 +179,7 @@ def _write(given: argparse.Namespace, run: Run, found: Diagnosis, thresholds: Th
     from torchnan.storage.private_file import write_text
 
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names of modules may be of any alphabet
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of modules may use any alphabet
     print(_json(run, found) if given.json else terminal.text(run, found))
     if given.html:
         write_text(given.html, page.html(run, found, thresholds))

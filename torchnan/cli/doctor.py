@@ -62,7 +62,7 @@ def _compile() -> str:
 
 
 def _print_health() -> int:
-    """Checks the device of this process, and under torchrun those of all ranks; the first rank prints."""
+    """Checks the device of this process, and under torchrun those of all ranks; the first rank prints the result."""
     is_job = "RANK" in os.environ and "MASTER_ADDR" in os.environ
     if is_job:
         if torch.accelerator.is_available():
@@ -77,7 +77,8 @@ def _print_health() -> int:
 
 
 def execute(given: argparse.Namespace) -> int:
-    """Prints the table, or the health of the ranks; 1 if detection could not be switched on here, or one is ill."""
+    """Prints the table, or the health of the ranks. Returns 1 if detection cannot be switched on here, or a rank is not
+    healthy."""
     if given.health:
         return _print_health()
     healthy = True
