@@ -38,7 +38,7 @@ class InstabilityResponse:
         self._agreement = agreement
         self._update = update
         self._reporter = reporter
-        self._action: Action | None = None  # chosen for the current step, if it is no mitigation
+        self._action: Action | None = None  # chosen for the current step, unless it is a mitigation
 
     def check(self, step: int, norm: float) -> Anomaly | None:
         """Returns the instability of a step that is otherwise good if the table has an action that does not apply it.

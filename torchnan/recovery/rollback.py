@@ -136,7 +136,7 @@ class Rollback:
             step = older[-1]
 
     def _require_health(self) -> None:
-        """Checks ranks and devices: on one that computes wrong, the steps after a rollback would be bad as well."""
+        """Checks ranks and devices. If one computes wrong results, the steps after a rollback would be bad as well."""
         if not self._checks_health:
             return
         report = None

@@ -188,7 +188,7 @@ class DiskSnapshots:
     def take(self, step: int) -> None:
         document, tensors = encode(self._training.state(), name="state")
         target = self._path(step)
-        atomic_folder.make_for("snapshot_folder", self._folder)  # somebody may have removed it since
+        atomic_folder.make_for("snapshot_folder", self._folder)  # another process may have removed it since
         if target.exists():
             atomic_folder.remove(target)
         metadata = {"format": atomic_folder.FORMAT, "step": step, "state": document}

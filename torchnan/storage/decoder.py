@@ -1,4 +1,4 @@
-"""From the nodes of a document to the value. Whatever the nodes are, the only error is a CaptureError."""
+"""Converts the nodes of a document to the value. Whatever the nodes are, the only error is a CaptureError."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class Build:
 
 
 def value(node: Any, path: str, build: Build) -> Any:
-    """Returns the value that a node stands for.
+    """Returns the value of a node.
 
     Raises:
-        CaptureError: it stands for nothing.
+        CaptureError: the node is invalid.
     """
     if node is None or type(node) in (bool, int, str):
         return node
     if type(node) is float:
         return _finite(node, path)
-    if build.depth > encoder.MAX_DEPTH + 1:  # a complex number is a level of its own
+    if build.depth > encoder.MAX_DEPTH + 1:  # a complex number adds a level
         raise damaged(path, f"at most {encoder.MAX_DEPTH} levels deep", node)
     build.depth += 1
     made = _made(node, path, build)
@@ -170,10 +170,10 @@ def _array(content: Any, path: str, build: Build) -> Any:
             raise damaged(f"{path}['shape']", "the shape of an array", shape) from error
     if build.arrays[key][0] != layout:
         raise damaged(path, f"what it was where array {key} was first met", layout)
-    return build.arrays[key][1]  # places that hold the same array hold the same again
+    return build.arrays[key][1]  # nodes with the same array get the same array again
 
 
-# -- values that hold others
+# -- containers
 
 
 def _tuple(content: Any, path: str, build: Build) -> tuple[Any, ...]:
@@ -238,7 +238,7 @@ def _class(content: Any, kind_of_class: str, path: str, build: Build) -> type:
 def _constructed(cls: Any, path: str, attributes: dict[str, Any], /, *args: Any, **kwargs: Any) -> Any:
     try:
         made = cls(*args, **kwargs)
-        for name, held in attributes.items():  # what a constructor makes of its arguments, it has made before
+        for name, held in attributes.items():  # the constructor must have set its arguments to these values already
             object.__setattr__(made, name, held)
     except Exception as error:
         raise CaptureError(
