@@ -15,7 +15,7 @@ def check_interpreter(number: int) -> None:
     if number != 0:
         raise ImportError(
             f"torchnan was imported in subinterpreter {number}. PyTorch does not work there: use the main interpreter "
-            "of a process of its own."
+            "of a separate process."
         )
 
 

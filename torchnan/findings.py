@@ -152,7 +152,7 @@ def _split_at_rank(name: str) -> tuple[str, str]:
 def _parsed(line: bytes, size: int) -> tuple[Finding | None, str]:
     """Returns the finding of a line, or the reason why it is not one."""
     if len(line) > MAX_LINE_BYTES:
-        return None, f"it has {size} bytes, and no finding has so many"
+        return None, f"it has {size} bytes, and a finding is shorter"
     try:
         return Finding.from_json(line), ""
     except ValueError as error:

@@ -203,7 +203,7 @@ void report_at_end_on_host(DetectionSession& session) {
       findings.push_back(make_finding(provenance->first(), Level::kWarning, unattributed_harm(), session));
     }
   });
-  contain(session, "noting what other ranks were sent", [&] {
+  contain(session, "recording the values sent to other ranks", [&] {
     for (const NonfiniteRegistry::ProvenancePtr& provenance : drain_sent(session)) {
       if (!session.checks(provenance->first().origin->kinds) || is_inherited(*provenance->first().origin)) continue;
       findings.push_back(make_finding(provenance->first(), Level::kNote, Harm{}, session));

@@ -38,7 +38,7 @@ DetectionSession::DetectionSession(Options options)
       skipped_(options_.skip_ops.empty() ? nullptr : new std::atomic<Answer>[OpPlan::kMaxPlans] {}),
       headroom_(options_.headroom && !is_disabled() ? new HeadroomTable : nullptr),
       log_(options_.max_findings,
-           [this](const std::exception_ptr& error) { count_failure(error, *this, "writing a finding down"); }) {
+           [this](const std::exception_ptr& error) { count_failure(error, *this, "recording a finding"); }) {
   if (!options_.log.empty() && !is_disabled()) log_.add_sink(json_lines_sink(options_.log));
 }
 
@@ -83,7 +83,8 @@ void DetectionSession::count_internal_error(std::string_view part, std::string_v
   ++internal_errors_;
   try {
     const std::string shown = printable(text.substr(0, text.find('\n')));  // the following lines are a traceback
-    const std::string warning = fmt::format("torchnan: {}. Detection goes on; later ones are only counted.", shown);
+    const std::string warning =
+        fmt::format("torchnan: {}. Detection continues; later failures are only counted.", shown);
     {
       const std::lock_guard lock(mutex_);
       if (!warned_.emplace(part).second) return;

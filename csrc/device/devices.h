@@ -55,7 +55,7 @@ struct LaunchMutex : ForkSafeMutex {
 };
 
 // One device.
-struct Lane {
+struct DeviceState {
   Scanner& scanner;
   // Held while launching work on the device, which may block. Taken before the lock of Devices.
   ForkSafeMutex& launching;
@@ -129,29 +129,29 @@ class TORCHNAN_API Devices {
   void launch_all();
 
   // Waits for the launched scans of a device, and reads slots.
-  void read(Lane& lane, uint32_t first_slot, uint32_t slots, cuda::Slot* into);
+  void read(DeviceState& state, uint32_t first_slot, uint32_t slots, cuda::Slot* into);
   void wait_for_all();
 
   bool is_alarmed() const;
   // Whether a stream that is current for the calling thread is being captured.
   bool is_capturing() const;
-  c10::SmallVector<Lane*, 4> lanes() const;
+  c10::SmallVector<DeviceState*, 4> states() const;
 
   // Called in a child of fork(), which cannot use any device: forgets all of them.
   void forget_after_fork();
 
  private:
-  Lane* find_lane(const Scanner& scanner) const;
-  Lane& lane_of(Scanner& scanner);
-  void launch_batch(Lane& lane);
-  void record_mark(Lane& lane, void* stream);
-  void follow_marks(Lane& lane);
+  DeviceState* find_state(const Scanner& scanner) const;
+  DeviceState& state_of(Scanner& scanner);
+  void launch_batch(DeviceState& state);
+  void record_mark(DeviceState& state, void* stream);
+  void follow_marks(DeviceState& state);
   void clear_slots(const CurrentStream& stream);
 
   ForkSafeMutex mutex_{ForkSafeMutex::kDevices};
   std::atomic<bool> in_use_{false};
   std::unique_ptr<Journal> journal_;  // made when it is first needed
-  std::array<std::atomic<Lane*>, kMaxLanes> lanes_{};
+  std::array<std::atomic<DeviceState*>, kMaxLanes> states_{};
   std::array<LaunchMutex, kMaxLanes> launch_mutexes_{};
   std::atomic<int32_t> part_to_clear_{-1};  // part of the slots
   Assumptions assumptions_;

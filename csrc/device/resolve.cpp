@@ -329,12 +329,12 @@ std::vector<std::optional<uint64_t>> scan_again(const std::vector<LiveBadTensor>
     devices().launch(scans, stream);
   }
   std::vector<std::optional<uint64_t>> words(tensors.size());
-  for (Lane* lane : devices().lanes()) {
-    DeviceScans found{lane};
+  for (DeviceState* state : devices().states()) {
+    DeviceScans found{state};
     found.read();
     for (size_t i = 0; i < scanned.size(); ++i) {
       const auto [number, scanner] = scanned[i];
-      if (number != 0 && scanner == &lane->scanner) words[i] = found.slots[number % cuda::kSlots].max_magnitude;
+      if (number != 0 && scanner == &state->scanner) words[i] = found.slots[number % cuda::kSlots].max_magnitude;
     }
   }
   return words;

@@ -16,17 +16,17 @@ namespace torchnan {
 void DeviceScans::read() {
   ThreadState::current().count(&Counters::device_waits);
   slots.resize(cuda::kSlots);
-  devices().read(*lane, 0, cuda::kSlots, slots.data());
-  alarm = lane->scanner.alarm();
+  devices().read(*state, 0, cuda::kSlots, slots.data());
+  alarm = state->scanner.alarm();
 }
 
 void DeviceScans::reset(bool has_captured) const {
   if (alarm == cuda::kNoAlarm) return;
   ThreadState::current().count(&Counters::device_alarms);
   if (has_captured) {
-    lane->scanner.clear(Journal::kRotatingSlots, Journal::kCaptured, lane->scanner.current_stream().handle);
+    state->scanner.clear(Journal::kRotatingSlots, Journal::kCaptured, state->scanner.current_stream().handle);
   }
-  lane->scanner.reset_alarm(alarm);
+  state->scanner.reset_alarm(alarm);
 }
 
 bool DeviceScans::exceeds_assumption(const Event& event) const {
@@ -48,7 +48,7 @@ std::optional<NonfiniteKinds> DeviceScans::kinds_of(const Event& event) const {
 
 const DeviceScans* Window::scans_of(const Event& event) const {
   const auto one = std::find_if(found.begin(), found.end(),
-                                [&](const DeviceScans& of) { return &of.lane->scanner == event.scanner; });
+                                [&](const DeviceScans& of) { return &of.state->scanner == event.scanner; });
   return one == found.end() ? nullptr : &*one;
 }
 
@@ -65,7 +65,7 @@ Window take_window(EventNumber first) {
     }
     window.captured = locked.journal().captured();
   }
-  for (Lane* lane : devices().lanes()) window.found.push_back({lane});
+  for (DeviceState* state : devices().states()) window.found.push_back({state});
   for (DeviceScans& found : window.found) found.read();
   return window;
 }

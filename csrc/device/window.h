@@ -13,7 +13,7 @@ namespace torchnan {
 
 // The results of the scans of one device.
 struct DeviceScans {
-  Lane* lane;
+  DeviceState* state;
   std::vector<cuda::Slot> slots{};
   uint64_t alarm = cuda::kNoAlarm;
 

@@ -48,7 +48,7 @@ class KeywordArguments {
   }
   static py::object convert(const Frame& frame) { return make("Frame", frame); }
   static py::object convert(const InputSummary& input) { return make("Input", input); }
-  static py::object convert(const LineageStep& step) { return make("Step", step); }
+  static py::object convert(const LineageStep& step) { return make("LineageStep", step); }
 
   // Fills a list first: a tuple that another thread has seen through gc.get_objects() cannot be filled any more.
   template <typename Part>

@@ -120,7 +120,7 @@ Modes::Modes() {
 RegionCall::RegionCall(std::shared_ptr<RegionBorder> border, const py::tuple& args, const DetectionSession& session)
     : border_(std::move(border)), hooks_(saved_tensors_hooks()) {
   if (!contain(session, "preparing the call of a compiled region", [&] { record(args); })) {
-    obstacle_ = "what it needs could not be recorded";
+    obstacle_ = "the inputs of its replay could not be recorded";
   }
 }
 

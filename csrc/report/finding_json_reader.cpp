@@ -50,7 +50,7 @@ class Strictness final : public nlohmann::json_sax<Json> {
 
   bool key(std::string& name) override {
     if (names_.back().insert(name).second) return true;
-    throw std::invalid_argument(fmt::format("'{}' is there twice", printable(name, kShown)));
+    throw std::invalid_argument(fmt::format("'{}' occurs twice", printable(name, kShown)));
   }
 
  private:
@@ -73,7 +73,7 @@ class Strictness final : public nlohmann::json_sax<Json> {
 Json parsed(std::string_view line) {
   if (line.size() > kMaxLineBytes) {
     throw std::invalid_argument(
-        fmt::format("it has {} bytes, and no finding has more than {}", line.size(), kMaxLineBytes));
+        fmt::format("it has {} bytes, and a finding has at most {}", line.size(), kMaxLineBytes));
   }
   Strictness strictness;
   Json::sax_parse(line, &strictness);

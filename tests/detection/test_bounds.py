@@ -65,8 +65,8 @@ def test_a_rule_that_raises_is_counted_and_the_result_is_read(scale):
 @pytest.mark.parametrize(
     ("op", "message"),
     [
-        ("scale", "'scale' names no operator to bound"),
-        ("torchnan_scale::scale.Tensor", "names no operator to bound"),
+        ("scale", "'scale' is not the name of an operator"),
+        ("torchnan_scale::scale.Tensor", "is not the name of an operator"),
         ("torchnan_scale::scale", "'torchnan_scale::scale' has a bound rule already"),
         ("aten::mul_", "'aten::mul_' has a bound rule already"),
     ],

@@ -121,7 +121,7 @@ def test_a_program_on_the_cpu_never_looks_for_cuda():
 def test_detection_does_not_begin_where_gpus_are_required_and_cannot_be_looked_at():
     ended = run_python("import torch", TORCHNAN="raise", TORCHNAN_REQUIRE_CUDA="1")
     assert ended.returncode == 2
-    assert "torchnan cannot look at tensors on GPUs, and TORCHNAN_REQUIRE_CUDA=1: " in ended.stderr
+    assert "torchnan cannot check tensors on GPUs, and TORCHNAN_REQUIRE_CUDA=1: " in ended.stderr
     assert run_python("import torch", TORCHNAN="raise", TORCHNAN_REQUIRE_CUDA="0").returncode == 0
     ended = run_python("import torch", TORCHNAN="raise", TORCHNAN_REQUIRE_CUDA="yes")
     assert ended.returncode == 2
@@ -131,5 +131,5 @@ def test_detection_does_not_begin_where_gpus_are_required_and_cannot_be_looked_a
 def test_doctor_says_whether_gpus_are_looked_at():
     ended = run_python("from torchnan.cli import main; main(['doctor'])")
     line = next(line for line in ended.stdout.splitlines() if line.startswith("GPUs"))
-    expected = "none: this PyTorch is for the CPU" if torch.version.cuda is None else ("looked at", "NOT", "none that")
+    expected = "none: this PyTorch is for the CPU" if torch.version.cuda is None else ("checked", "NOT", "none that")
     assert line[len("GPUs") :].strip().startswith(expected)

@@ -48,7 +48,7 @@ def check(watch, caught, lines: int, expected, results) -> None:
     assert stats["internal_errors"] == stats["log_failures"]
     said = own_warnings(caught)
     assert len(said) == (1 if stats["log_failures"] else 0), said
-    assert all("writing a finding down failed: log '" in text for text in said)
+    assert all("recording a finding failed: log '" in text for text in said)
 
 
 def watched(log, *, between=lambda: None):

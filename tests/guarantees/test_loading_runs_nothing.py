@@ -136,7 +136,7 @@ PARTS = {
     "tensors_that_are_a_pickle": (b"batches.safetensors\n" + PICKLE, "batches.safetensors is damaged"),
     "tensors_that_are_a_zip": (b"batches.safetensors\n" + zipped(), "batches.safetensors is damaged"),
     "tensors_that_are_huge": (b"batches.safetensors\n" + len(HUGE).to_bytes(8, "little") + HUGE, "is damaged"),
-    "path_that_climbs": (b"contents.json\n" + CLIMBING, "must be a file of its own"),
+    "path_that_climbs": (b"contents.json\n" + CLIMBING, "must be the name of a separate file"),
     "name_twice": (b'batches\n{"value":[],"value":[],"tensors":[],"memory":[]}', "a name is there twice"),
     "constant_of_python": (b'batches\n{"value":[NaN],"tensors":[],"memory":[]}', "NaN is not a number"),
     "node_that_is_a_pickle": (batch({"pickle": PICKLE.decode()}), "must be a value, a list, or an object with one of"),
@@ -145,7 +145,7 @@ PARTS = {
     "class_that_would_be_imported": (class_named("dataclass", "antigravity", "fly"), "no such class is known here"),
 }  # fmt: skip
 FOLDERS = {
-    "document_that_is_a_link": (lambda folder: linked(folder, "capture.json"), "a link, and what was kept has none"),
+    "document_that_is_a_link": (lambda folder: linked(folder, "capture.json"), "a link, and torchnan writes none"),
     "tensors_that_are_a_link": (lambda folder: linked(folder, "batches.safetensors"), "it is a link"),
     "contents_that_are_a_pipe": (lambda folder: piped(folder, "contents.json"), "is not a file"),
 }

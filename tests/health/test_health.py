@@ -126,7 +126,7 @@ def test_a_rank_that_stops_in_the_sum_is_named(tmp_path):
     """Fails if only those that wait for it are: every one of them reports that the sum did not end."""
     found = troubles(tmp_path, 2, STOPS_IN_THE_SUM, CONTINUES_AFTER_THE_SUM + AT_ONCE, timeout=5)[0]
     assert [trouble[:2] for trouble in found] == [[1, "hangs"], [0, "hangs"]]
-    assert found[0][2] == "it had answered, and did not come back from an all-reduce of known values"
+    assert found[0][2] == "it had answered, but did not return from an all-reduce of known values"
     assert found[1][2] == "the all-reduce did not end in 5 s, though every rank had answered"
 
 
@@ -211,7 +211,7 @@ def test_no_rollback_on_a_device_that_computes_wrong(tmp_path):
     log = tmp_path / "log.jsonl"
     ended = run_forked(GUARDED.format(health=True, wrong=COMPUTES_WRONG), str(log))
     assert ended.stdout.startswith("STOPPED 81 "), ended.stderr
-    assert "no snapshot is gone back to, as the next steps would be bad too: rank 0: cpu computes wrong" in ended.stdout
+    assert "no rollback, because the next steps would be bad too: rank 0: cpu computes wrong" in ended.stdout
     assert "cpu computes wrong" in log.read_text()
 
 

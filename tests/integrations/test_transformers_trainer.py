@@ -149,8 +149,8 @@ def test_names_that_clipping_has_spoilt_are_reported_as_they_were(tmp_path):
     assert event.seen.startswith("7 of 7 gradients are not finite")
     assert event.same_bits is None
     assert event.notes == [
-        "the Trainer clips gradients before it shows them, which spoils all of them where one is bad; unclipped, in "
-        "the replay, 1 of 7: scale (nan 1) were not finite"
+        "the Trainer clips gradients before callbacks see them, so one bad gradient makes all of them bad; unclipped, "
+        "in the replay, 1 of 7: scale (nan 1) were not finite"
     ]
 
 
@@ -315,7 +315,7 @@ def test_what_is_added_to_the_models_loss_is_reported_as_missing(tmp_path):
     train(tmp_path, callback, data=Rows(bad=None), trainer=Adding)
     (event,) = callback.events
     assert (event.step, event.verdict) == (2, "transient")
-    assert "what a compute_loss of your own adds to the loss of the model is not in the replay" in event.notes
+    assert "the replay lacks the terms that your compute_loss adds to the loss of the model" in event.notes
 
 
 def train_in_half_precision(folder, callback, bad):

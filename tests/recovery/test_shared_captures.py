@@ -155,7 +155,9 @@ def test_under_ddp_the_rank_of_the_cause_writes_the_weights(world, tmp_path):
     of_cause = f"the bad value is in the capture of rank 1: {folder / 'rank-1-step-00000003'}"
     assert [of_cause in rank[2][1] for rank in said] == [rank != 1 for rank in range(world)]
     shutil.move(folder / "rank-1-step-00000003", folder / "elsewhere")
-    with pytest.raises(CaptureError, match=r"has no weights: they are those of rank 1, whose capture of the same step"):
+    with pytest.raises(
+        CaptureError, match=r"has no weights: rank 1 has written them, and its capture of the same step"
+    ):
         torchnan.load_capture(folder / "rank-0-step-00000003")
 
 

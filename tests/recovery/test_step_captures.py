@@ -285,7 +285,7 @@ def test_what_is_no_capture_is_refused(tmp_path):
     with pytest.raises(CaptureError, match=r"is not a capture: it has no contents\.json\. A capture is"):
         torchnan.load_capture(tmp_path)
     (tmp_path / "rank-1-step-00000007").mkdir()
-    with pytest.raises(CaptureError, match=r"It has 1 in it, give one of them: .*/rank-1-step-00000007\."):
+    with pytest.raises(CaptureError, match=r"The captures inside it: 1; give one of them: .*/rank-1-step-00000007\."):
         torchnan.load_capture(tmp_path)
 
 

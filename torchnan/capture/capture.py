@@ -131,7 +131,7 @@ def load_capture(
     Raises:
         CaptureError: it is not a capture, or it is damaged; says which file and where.
     """
-    if Path(path).is_dir() and not atomic_folder.is_one(Path(path)):
+    if Path(path).is_dir() and not atomic_folder.is_capture_folder(Path(path)):
         raise _no_capture(Path(path), atomic_folder.CONTENTS)
     about, tensors, where = _read(Path(path))
     event = require_key(about, "event", dict, where)
@@ -144,7 +144,7 @@ def load_capture(
     def part(name: str, expected: type) -> Any:
         document, stored, folder = of_others.get(name, own)
         if name not in document or name not in stored:
-            raise CaptureError(f"{folder} is not whole: it has no {name}.")
+            raise CaptureError(f"{folder}is incomplete: it has no {name}.")
         place = None if device is None or "random" in name else functools.partial(_place, device, spread)
         return require_type(
             decode(document[name], stored[name], types=types, place=place), expected, f"{where}['{name}']"
@@ -199,8 +199,8 @@ def _held_by_others(path: Path, about: dict[str, Any], where: str) -> dict[str, 
         if folder == path or not folder.is_dir():
             beside = "rank-<n>-step-<n>, as it was written" if folder == path else folder.name
             raise CaptureError(
-                f"{path} has no {name}: they are those of rank {rank}, whose capture of the same step must be beside "
-                f"it. Copy it there, and call it {beside}."
+                f"{path} has no {name}: rank {rank} has written them, and its capture of the same step must be beside "
+                f"this one. Copy it there as {beside}."
             )
         document, tensors, of_other = _read(folder)
         others = require_type(document.get("shared", {}), dict, f"{of_other}['shared']")
@@ -219,7 +219,7 @@ _FIELDS: dict[type, dict[str, tuple[type, ...]]] = {
 def _no_capture(path: Path, missing: str) -> CaptureError:
     """Returns the error for a folder that is not a capture; lists the captures inside it, if there are any."""
     inside = rank_folders.all_in(path)
-    what = f"It has {len(inside)} in it, give one of them: {inside[0]}" if inside else _WHAT_ONE_IS
+    what = f"The captures inside it: {len(inside)}; give one of them: {inside[0]}" if inside else _WHAT_ONE_IS
     return CaptureError(f"{path} is not a capture: it has no {missing}. {what}.")
 
 
@@ -228,7 +228,7 @@ def _fields_of(cls: type, values: Any, where: str) -> Any:
     fields = _FIELDS[cls]
     given = require_type(values, dict, where)
     if given.keys() != fields.keys() or not all(isinstance(given[name], fields[name]) for name in fields):
-        raise damaged(where, f"what a {cls.__name__} is made of", list(given))
+        raise damaged(where, f"the fields of a {cls.__name__}", list(given))
     return cls(**given)
 
 

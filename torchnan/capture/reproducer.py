@@ -67,7 +67,7 @@ def write_example(capture: Capture, where: Path) -> Path:
     )
     if where.is_symlink():  # the folder may come from a capture of somebody else
         raise FileExistsError(f"{printable(str(where))} is a link: give another folder")
-    atomic_folder.make(where)
+    atomic_folder.make_private_dirs(where)
     _write(where / "operation.py", program.encode())
     _save(where / "tensors.safetensors", rendered.tensors)
     return where / "operation.py"
@@ -76,7 +76,7 @@ def write_example(capture: Capture, where: Path) -> Path:
 def _title(capture: Capture) -> str:
     origin = capture.event.get("origin") or "an operation"
     if capture.event.get("cause") in ("data", "model"):
-        origin = f"{origin}. It came in: the operation only read it, so this shows no more than the values"
+        origin = f"{origin}. The value came in: the operation only read it, so this program shows only the values"
     title = f"{origin}. Step {capture.step}, rank {capture.rank}, PyTorch {capture.versions.get('torch')}."
     return re.sub(r"[^ -~]", "?", title).replace("\\", "/").replace('"', "'")
 
@@ -135,11 +135,11 @@ class _Rendering:
             return f'torch.device("{value}")'
         if type(value) in _AS_SOURCE or (type(value) is int and abs(value) < 2**64):
             return repr(value)
-        raise CaptureError(f"argument {name} is of type {type(value).__name__}, and no operator takes such a one.")
+        raise CaptureError(f"argument {name} is of type {type(value).__name__}, which no operator takes.")
 
     def _tensor(self, tensor: torch.Tensor, name: str) -> str:
         if math.prod(tensor.shape) * tensor.dtype.itemsize > tensor.untyped_storage().nbytes():
-            raise CaptureError(f"argument {name}, {list(tensor.shape)}, has more elements than were kept of it.")
+            raise CaptureError(f"argument {name}, {list(tensor.shape)}, has more elements than were saved.")
         try:
             tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
             plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor

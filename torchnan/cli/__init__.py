@@ -21,7 +21,7 @@ _ENDED_BY = 128  # plus the number of a signal: the status of a program that it 
 _EXAMPLES = """\
 torchnan run train.py --lr 1e-3    end train.py where a NaN does harm, and say what made it
 torchnan html findings.jsonl       write a page of the findings of a log
-torchnan COMMAND -h                what a command takes, with an example
+torchnan COMMAND -h                the arguments of a command, with an example
 """
 
 

@@ -42,14 +42,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="COLUMN=NAME",
         action="append",
         default=[],
-        help="the name that a column (loss, step, lr, ...) has in the file; repeat for more",
+        help="name of a column (loss, step, lr, ...) in the file; repeat for more",
     )
     parser.add_argument(
         "--pattern",
         metavar="REGEX",
         action="append",
         default=[],
-        help="how the lines of a text are written, with groups named by columns: 'it (?P<step>\\d+) L (?P<loss>\\S+)'",
+        help="pattern of the lines of a text, with groups named by columns: 'it (?P<step>\\d+) L (?P<loss>\\S+)'",
     )
     parser.add_argument(
         "--fail-on",
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--follow",
         action="store_true",
-        help="read on while the log grows, and print what comes to be wrong; ends with the first of --fail-on",
+        help="keep reading while the log grows, and print each new verdict; end at the first of --fail-on",
     )
     parser.add_argument("--json", action="store_true", help="print the verdicts as JSON")
     parser.add_argument("--html", metavar="FILE", help="write an HTML page with charts")

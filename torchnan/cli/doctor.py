@@ -39,7 +39,7 @@ def build() -> str:
 
 def _format_options(options: dict[str, Any] | None) -> str:
     if _C.is_disabled():
-        return "OFF by TORCHNAN=0: detect(), guard(), StepGuard and NaNDetector look at nothing, in every program"
+        return "OFF by TORCHNAN=0: detect(), guard(), StepGuard and NaNDetector check nothing, in every program"
     return "off" if options is None else ", ".join(f"{name}={value}" for name, value in options.items())
 
 
@@ -49,9 +49,7 @@ def _gpus() -> str:
     if not torch.cuda.is_available():
         return "none that PyTorch could use"
     why = _C.unscanned_reason("cuda")
-    return (
-        f"NOT LOOKED AT: {why}" if why else f"looked at: {torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
-    )
+    return f"NOT CHECKED: {why}" if why else f"checked:  {torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
 
 
 def _compile() -> str:

@@ -57,7 +57,7 @@ def add_argument(parser: argparse.ArgumentParser) -> None:
         "logs",
         metavar="LOG",
         nargs="+",
-        help="what the option log of detect() has written; of several ranks one of their logs, or the folder of them",
+        help="a log written by detect(log=...); for several ranks, one of their logs, or their folder",
     )
 
 
@@ -72,7 +72,7 @@ def at(paths: Sequence[str]) -> FindingLogs:
     for path in paths:
         found = [str(one) for one in findings.logs_at(path)]
         if not found:
-            raise OptionError(f"{path} has no log of findings in it: these are called *.jsonl.")
+            raise OptionError(f"{path} contains no log of findings: their names end with .jsonl.")
         for one in found:
             if (kind := findings.kind_of(one)) in _COMMANDS:
                 raise OptionError(f"{one} is {log_kind.NAMES[kind]}: use `{command_line(_COMMANDS[kind], one)}`.")
@@ -89,5 +89,5 @@ def _damage(log: findings.LogStream) -> list[str]:
         more = log.damaged_lines - len(log.damaged)
         lines.append(f"  and {more} more line{'s' if more > 1 else ''}")
     if log.truncated:
-        lines.append("  the last line is not whole")
+        lines.append("  the last line is incomplete")
     return lines

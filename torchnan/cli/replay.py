@@ -72,7 +72,7 @@ def _model_and_step(step: str, model: str | None) -> Callable[[], ModelAndStep]:
     ]
     if wanted:
         raise OptionError(
-            f"{step} takes {len(wanted)} arguments, so it is a step function: say with --model MODULE:FUNCTION what "
+            f"{step} takes {len(wanted)} arguments, so it is a step function: add --model MODULE:FUNCTION, which "
             "builds the model, or give a --step function without arguments that returns (model, step function)."
         )
     return lambda: _checked(step, function())

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments for the logs and the format."""
     finding_logs.add_argument(parser)
     forms = parser.add_mutually_exclusive_group()
-    forms.add_argument("--json", action="store_true", help="as the lines of the log, without what cannot be read")
+    forms.add_argument("--json", action="store_true", help="as lines of the log, without unreadable ones")
     forms.add_argument("--format", choices=FORMATS, help="annotations of GitHub Actions, or a SARIF document")
 
 

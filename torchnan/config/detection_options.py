@@ -108,7 +108,7 @@ class DetectionOptions(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.check_nan and not self.check_inf:
-            raise OptionError("check_nan and check_inf are both False: nothing would be looked for.")
+            raise OptionError("check_nan and check_inf are both False: nothing would be checked.")
         object.__setattr__(self, "skip_ops", tuple(self.skip_ops))
         if self.log is not None:
             object.__setattr__(self, "log", os.path.abspath(self.log))

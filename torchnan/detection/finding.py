@@ -53,7 +53,7 @@ class Input:
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class LineageStep:
     """One operation on the way from the origin to the harm."""
 
     op: str
@@ -188,7 +188,7 @@ class Finding:
     first_index: tuple[int, ...]
     inputs: tuple[Input, ...]
     compiled: CompiledRegion | None
-    lineage: tuple[Step, ...]
+    lineage: tuple[LineageStep, ...]
     lineage_omitted: int
     harm: Harm
     hint: str | None

@@ -52,7 +52,7 @@ def _telling(reduce: Callable[[torch.Tensor], Reduced]) -> Callable[[torch.Tenso
 def rebuild(causes: Sequence[Cause], function: Callable[..., torch.Tensor], args: Sequence[Any]) -> torch.Tensor:
     """Makes the tensor in the receiving process."""
     tensor = function(*args)
-    with contained("noting a value from another process"):
+    with contained("recording a value from another process"):
         _C.receive_causes(tensor, causes)
     return tensor
 

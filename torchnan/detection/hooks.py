@@ -50,7 +50,7 @@ def install() -> None:
             _undo.append(replace(loader, "boxed_run", package.checking))
             if not _follow_making_of_packages():
                 _undo.append(replace(*torch_internals.first_use_of_exported_programs(), _about_to_make_a_package))
-        with contained("passing by what a tracer computes"):
+        with contained("skipping the computations of a tracer"):
             _undo.append(replace(*torch_internals.dispatch_of_fake_tensors(), compilation.on_fake_tensors))
         with contained("passing by compilation"):
             if torch_internals.dynamo_is_loaded():
@@ -60,7 +60,7 @@ def install() -> None:
                     _undo.append(replace(holder, name, _loading_dynamo))
         with contained("following tensors to other processes"):
             _undo.append(handover.install())
-        with contained("following what ranks communicate"):
+        with contained("following the communication of ranks"):
             _undo.extend(communication.install())
         with contained("following optimizer steps that raise"):
             _undo.append(replace(torch.autograd.profiler.record_function, "__exit__", proved_step.ending))

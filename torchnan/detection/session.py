@@ -253,7 +253,7 @@ class detect(contextlib.ContextDecorator):
         if self.stats()["headroom_dropped"]:
             warnings.warn(
                 "torchnan: headroom() has no room for more call sites, and has left some out: "
-                "stats()['headroom_dropped'] counts their results. A new detection begins anew.",
+                "stats()['headroom_dropped'] counts their results. A new session starts with an empty table.",
                 DetectorWarning,
                 stacklevel=2,
             )
@@ -293,7 +293,7 @@ def _require_cuda_if_asked_to() -> None:
     why = _C.unscanned_reason("cuda")
     if why:
         raise RuntimeError(
-            f"torchnan cannot look at tensors on GPUs, and {environment.REQUIRE_CUDA}=1: {printable(why, 1000)}."
+            f"torchnan cannot check tensors on GPUs, and {environment.REQUIRE_CUDA}=1: {printable(why, 1000)}."
         )
 
 
@@ -306,7 +306,7 @@ def _warn_unscanned(results: int) -> None:
     for device, why in _C.unscanned_devices().items():
         if device not in _warned_unscanned:
             _warned_unscanned.add(device)
-            text = f"torchnan has not looked at results on {device} devices ({results} in this detection): "
+            text = f"torchnan has not checked results on {device} devices ({results} in this detection): "
             warnings.warn(f"{text}{printable(why, 1000)}.", DetectorWarning, stacklevel=4)
 
 

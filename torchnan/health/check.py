@@ -114,7 +114,7 @@ def _different(answers: dict[int, dict[str, Any]]) -> list[Trouble]:
         is_tie = bool(others) and others[0][1] == count
         for rank, digest in sorted(digests.items()):
             if others and (is_tie or digest != most):
-                text = f"a product of matrices has other bits ({digest}) than on like devices ({like})"
+                text = f"a product of matrices has other bits ({digest}) than on devices of the same kind ({like})"
                 troubles.append(Trouble(rank, "differs", text))
     return troubles
 
@@ -141,7 +141,7 @@ def _check_sum(ranks: Group) -> list[Trouble]:
         verdicts = ranks.exchange("sum", verdict)
     except TimeoutError as error:
         return [Trouble(None, "hangs", str(error))]
-    absent = "it had answered, and did not come back from an all-reduce of known values"
+    absent = "it had answered, but did not return from an all-reduce of known values"
     troubles = [Trouble(rank, "hangs", absent) for rank in range(ranks.ranks) if rank not in verdicts]
     for rank, found in sorted(verdicts.items()):
         if found["text"] is not None:

@@ -216,11 +216,11 @@ class NaNCallback(TrainerCallback):
         if event.verdict is not None:
             event.same_bits = None  # the Trainer has clipped, the replay has not
         if event.what in ("gradient", "scaler"):
-            note = "the Trainer clips gradients before it shows them, which spoils all of them where one is bad"
+            note = "the Trainer clips gradients before callbacks see them, so one bad gradient makes all of them bad"
             unclipped = f"; unclipped, in the replay, {self._nonfinite_in_replay} were not finite"
             event.notes.append(note if event.verdict is None else note + unclipped)
         if event.verdict == "transient":
-            event.notes.append("what a compute_loss of your own adds to the loss of the model is not in the replay")
+            event.notes.append("the replay lacks the terms that your compute_loss adds to the loss of the model")
         return None if self._user_on_instability is None else self._user_on_instability(event)
 
 

@@ -44,7 +44,7 @@ class MonitorLog:
         self._max_bytes = max_bytes
         self._parts = parts
         self._header: dict[str, Any] = {}
-        atomic_folder.make_for("log", self._path.parent)
+        atomic_folder.make_option_dir("log", self._path.parent)
         self._check_is_monitor_log()
         _C.append_line(os.fspath(self._path), "")
         self._bytes = self._path.stat().st_size
@@ -81,7 +81,7 @@ class MonitorLog:
 
     def _append(self, line: str) -> None:
         if not self._path.exists() and not line.startswith(LOG_HEADER.decode()):  # another process has removed it
-            atomic_folder.make_for("log", self._path.parent)
+            atomic_folder.make_option_dir("log", self._path.parent)
             self._bytes = 0
             self._append(to_json_line({**self._header, "continued": True}, CAMELCASE))
         _C.append_line(os.fspath(self._path), line)

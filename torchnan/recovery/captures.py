@@ -60,7 +60,7 @@ class Captures:
             atomic_folder.safetensors()
         except CaptureError as error:
             raise OptionError(f"{error}.") from None
-        atomic_folder.make_for("captures", self._folder)
+        atomic_folder.make_option_dir("captures", self._folder)
         rank_folders.remove_partial(self._folder, agreement.global_rank)
 
     def validate(self, batch: Any) -> None:
@@ -154,7 +154,7 @@ class Captures:
         rank = self._agreement.global_rank
         target = rank_folders.folder_of(self._folder, rank, event.step)
         try:
-            atomic_folder.make_for("captures", self._folder)  # another process may have removed it since
+            atomic_folder.make_option_dir("captures", self._folder)  # another process may have removed it since
             own = {name: tensors for name, tensors in named.items() if shared[name]["rank"] == rank}
             self._write(target, {**self._metadata(event, model), "shared": shared}, own, inputs, operation)
         except _LimitReached as limit:

@@ -42,12 +42,12 @@ SUSPECTS_OF_TRANSIENT = (
 
 # Conclusions from whether a bad step is finite when it is run once more in another way.
 FINITE_IN_EAGER = {
-    True: "finite without torch.compile: the arithmetic of compiled code makes it, or the random numbers that it draws",
-    False: "not finite without torch.compile either: it is not the compiler",
+    True: "finite without torch.compile: the cause is the arithmetic of compiled code, or its random numbers",
+    False: "not finite without torch.compile either: the compiler is not the cause",
 }
 _FINITE_IN_FLOAT32 = {
     True: "finite: the range of the narrower dtype is exceeded, the program is sound",
-    False: "not finite either: it is not the range of the narrower dtype",
+    False: "not finite either: the range of the narrower dtype is not the cause",
 }
 
 

@@ -85,6 +85,6 @@ class InstabilityResponse:
             event.notes.append(f"learning rates are multiplied with {event.lr_factor:.4g}")
         else:
             lowered = self._update.clip.lower(norm)
-            clipped = "nothing: no norm is known that could be lowered" if lowered is None else f"{lowered:.4g}"
+            clipped = "nothing: there is no known norm to lower" if lowered is None else f"{lowered:.4g}"
             event.notes.append(f"gradients are clipped to a norm of {clipped}")
         self._reporter.report(event)

@@ -76,7 +76,7 @@ def write(target: Path, documents: Mapping[str, Any], tensors: Mapping[str, Mapp
     return written
 
 
-def make(path: Path) -> None:
+def make_private_dirs(path: Path) -> None:
     """Makes a folder and its missing parents, readable by their owner only (0700). Existing folders stay as they are.
 
     Raises:
@@ -87,14 +87,14 @@ def make(path: Path) -> None:
         above.mkdir(mode=0o700, exist_ok=True)
 
 
-def make_for(option: str, path: Path) -> None:
-    """Makes a folder that an option names, like :func:`make`.
+def make_option_dir(option: str, path: Path) -> None:
+    """Makes a folder that an option names, like :func:`make_private_dirs`.
 
     Raises:
         OSError: it cannot be made; names the option.
     """
     try:
-        make(path)
+        make_private_dirs(path)
     except OSError as error:
         raise OSError(error.errno, f"{option}={brief(str(path))} cannot be used: {error.strerror}") from None
 
@@ -131,7 +131,7 @@ def remove(target: Path) -> None:
     shutil.rmtree(partial)
 
 
-def is_one(target: Path) -> bool:
+def is_capture_folder(target: Path) -> bool:
     """Returns whether a folder has any file that `write` makes; it may be damaged."""
     return any(target.glob("*.safetensors")) or os.path.lexists(target / CONTENTS)
 
@@ -186,9 +186,7 @@ def _partial(target: Path) -> Path:
 
 def _check_stem(stem: str) -> str:
     if not _STEM.fullmatch(stem) or f"{stem}.json" == CONTENTS:
-        raise ValueError(
-            f"{stem!r} cannot be the name of a file: letters, digits, '_', '-' and '.' can, 'contents' not."
-        )
+        raise ValueError(f"{stem!r} cannot be a file name: use letters, digits, '_', '-' and '.', and not 'contents'.")
     return stem
 
 
@@ -198,7 +196,7 @@ def _to_json(stem: str, document: Any) -> bytes:
         json.dumps(document, ensure_ascii=False).encode()
     if len(text) > MAX_DOCUMENT_BYTES:
         raise CaptureError(
-            f"{stem}.json would have {len(text)} bytes, and no more than {MAX_DOCUMENT_BYTES} can be read again: keep "
+            f"{stem}.json would have {len(text)} bytes, and at most {MAX_DOCUMENT_BYTES} can be read again: keep "
             "long lists of numbers as tensors."
         )
     return text
@@ -301,7 +299,7 @@ def _read_contents(path: Path) -> list[tuple[str, int, int]]:
         stem, dot, suffix = name.rpartition(".")
         is_one = dot and _STEM.fullmatch(stem) and suffix in ("json", "safetensors") and name != CONTENTS
         if not is_one or name in known:
-            raise damaged(f"{at}['name']", "a file of its own, *.json or *.safetensors", name)
+            raise damaged(f"{at}['name']", "the name of a separate file, *.json or *.safetensors", name)
         known.add(name)
         files.append((name, size, crc32))
     return files
@@ -321,7 +319,7 @@ def _read_document(path: Path, size: int | None = None, crc32: int | None = None
     with _open_regular(path, size) as file:
         there = os.fstat(file.fileno()).st_size
         if there > MAX_DOCUMENT_BYTES:
-            raise CaptureError(f"{path} has {there} bytes, and no document has more than {MAX_DOCUMENT_BYTES}.")
+            raise CaptureError(f"{path} has {there} bytes, and a document has at most {MAX_DOCUMENT_BYTES}.")
         text: bytes = file.read(MAX_DOCUMENT_BYTES + 1)
     if crc32 is not None and zlib.crc32(text) != crc32:
         raise _crc_error(path)
@@ -340,9 +338,9 @@ def _open_regular(path: Path, size: int | None) -> Iterator[Any]:
                 raise CaptureError(f"{path} has {there} bytes and had {size} when it was written: it is damaged.")
             yield file
     except FileNotFoundError as error:
-        raise CaptureError(f"{path} is missing: what was kept is not whole.") from error
+        raise CaptureError(f"{path} is missing: the folder is incomplete.") from error
     except OSError as error:
-        reason = "it is a link, and what was kept has none" if error.errno == errno.ELOOP else error.strerror
+        reason = "it is a link, and torchnan writes none" if error.errno == errno.ELOOP else error.strerror
         raise CaptureError(f"{path} cannot be read: {reason}.") from error
 
 
@@ -380,7 +378,7 @@ def _parse_document(path: Path, text: bytes) -> Any:
 def _object_of_distinct_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):  # readers disagree on which of them counts
-        raise ValueError("a name is there twice in one object")
+        raise ValueError("an object has the same name twice")
     return made
 
 

@@ -169,7 +169,7 @@ def _array(content: Any, path: str, build: Build) -> Any:
         except ValueError as error:  # more dimensions than NumPy has
             raise damaged(f"{path}['shape']", "the shape of an array", shape) from error
     if build.arrays[key][0] != layout:
-        raise damaged(path, f"what it was where array {key} was first met", layout)
+        raise damaged(path, f"the same as where array {key} first occurred", layout)
     return build.arrays[key][1]  # nodes with the same array get the same array again
 
 
@@ -186,7 +186,7 @@ def _dict(content: Any, path: str, build: Build) -> dict[Any, Any]:
         where = f"{path}[{i}]"
         made_key = value(key, f"{where}[0]", build)
         if type(made_key) not in (str, int, float, bool, type(None)) or made_key in made:
-            raise damaged(f"{where}[0]", "a key of its own: str, int, float, bool or None", key)
+            raise damaged(f"{where}[0]", "a unique key: str, int, float, bool or None", key)
         made[made_key] = value(held, f"{where}[1]", build)
     return made
 
@@ -242,7 +242,7 @@ def _constructed(cls: Any, path: str, attributes: dict[str, Any], /, *args: Any,
             object.__setattr__(made, name, held)
     except Exception as error:
         raise CaptureError(
-            f"{path}: {classes.title(cls)} could not be made from what was kept of it: {type(error).__name__}: {error}"
+            f"{path}: {classes.title(cls)} could not be made from its stored fields: {type(error).__name__}: {error}"
         ) from error
     if type(made) is not cls:
         raise CaptureError(f"{path}: making a {classes.title(cls)} gave a {classes.title(type(made))}.")

@@ -23,7 +23,8 @@ MAX_DEPTH = 100  # nested containers
 # per value: as many as fit into a document of 64 MiB. Stops values whose shared parts grow exponentially
 MAX_PARTS = 2**22
 SUPPORTED = (
-    "what can is None, bool, int, float, complex, str, bytes, list, tuple, namedtuple, dict, OrderedDict, UserDict, "
+    "the types that can be kept are None, bool, int, float, complex, str, bytes, list, tuple, namedtuple, dict, "
+    "OrderedDict, UserDict, "
     "dataclasses, torch.Tensor, dtype, device, layout, memory_format and Size, and NumPy arrays and scalars of numbers"
 )
 
@@ -49,7 +50,7 @@ def node(value: Any, path: str, walk: Walk) -> Any:
     walk.parts += 1
     if walk.parts > MAX_PARTS:
         raise UnkeepableError(
-            f"{path} is part {MAX_PARTS + 1:,} of its value, and no more than {MAX_PARTS:,} can be kept: make "
+            f"{path} is part {MAX_PARTS + 1:,} of its value, and at most {MAX_PARTS:,} can be kept: make "
             "tensors of long lists of numbers."
         )
     plain = PLAIN.get(type(value))
@@ -75,7 +76,7 @@ def _number(value: Any, held: list[Any], hold: Callable[[], Any], walk: Walk) ->
 @contextlib.contextmanager
 def _inside(value: Any, path: str, walk: Walk) -> Iterator[None]:
     if id(value) in walk.inside:
-        raise UnkeepableError(f"{path} holds itself (a {classes.title(type(value))}), which cannot be kept.")
+        raise UnkeepableError(f"{path} contains itself (a {classes.title(type(value))}), which cannot be kept.")
     if len(walk.inside) >= MAX_DEPTH:
         raise UnkeepableError(f"{path} lies more than {MAX_DEPTH} levels deep, which cannot be kept.")
     walk.inside.add(id(value))
@@ -235,5 +236,5 @@ def _check_constructible(cls: type, path: str, *args: Any, **kwargs: Any) -> Non
         inspect.signature(cls).bind(*args, **kwargs)
     except (TypeError, ValueError) as error:
         raise UnkeepableError(
-            f"{path} is a {classes.title(cls)}, which cannot be kept: it cannot be made from what it holds ({error})."
+            f"{path} is a {classes.title(cls)}, which cannot be kept: it cannot be made from its contents ({error})."
         ) from error

@@ -153,7 +153,7 @@ TEST(FailingSink, IsCountedAndWarnedOfOnce) {
         EXPECT_EQ(detector.stats().log_failures, missing);
         EXPECT_EQ(detector.stats().internal_errors, missing);
         ASSERT_EQ(warnings.said.size(), 1u);
-        EXPECT_NE(warnings.said[0].find("writing a finding down failed: "), std::string::npos);
+        EXPECT_NE(warnings.said[0].find("recording a finding failed: "), std::string::npos);
       }
     }
   }

@@ -124,7 +124,7 @@ class _LogReader:
                     objects.append(found)
                     continue
                 is_cut = not ended and number == self.lines + len(lines)
-                self._damage(f"the last line of {part} is not whole" if is_cut else f"line {number:,}: {error}")
+                self._damage(f"the last line of {part} is incomplete" if is_cut else f"line {number:,}: {error}")
         return objects
 
     def _damage(self, reason: str) -> None:

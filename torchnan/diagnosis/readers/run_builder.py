@@ -211,7 +211,7 @@ class RunBuilder:
             return rows
         if back > max(1, len(rows) // ROWS_PER_REVERSAL):
             self.add_note(
-                f"The rows are in no order ({back:,} go back): sorted; of rows with one step the last is taken."
+                f"The rows are unordered ({back:,} go back): sorted; of rows with the same step the last is used."
             )
             rows = rows[np.argsort(steps[rows], kind="stable")]
             last: IntArray = rows[np.append(np.diff(steps[rows]) > 0, True)]

@@ -21,7 +21,8 @@ from torchnan.diagnosis.run import Run
 START = 65536  # bytes that are read to detect a format
 
 FORMATS = (
-    "Readable are: the log of torchnan.Monitor, JSON Lines, CSV files with a header, TensorBoard's event files, "
+    "These formats can be read: the log of torchnan.Monitor, JSON Lines, CSV files with a header, TensorBoard's event "
+    "files, "
     "trainer_state.json of Transformers, the history of Keras as JSON, the metrics of MLflow, and text in which "
     "numbers have names ('loss 2.3', 'loss: 2.3', 'loss=2.3'), as most programs print."
 )
@@ -63,8 +64,7 @@ def no_loss(run: Run) -> str:
 
 @contextlib.contextmanager
 def _gc_paused() -> Iterator[None]:
-    """Pauses garbage collection, which would take longer than reading: there are millions of rows, and no cycles.
-    """
+    """Pauses garbage collection, which would take longer than reading: there are millions of rows, and no cycles."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -110,7 +110,7 @@ def _read(path: Path, columns: Mapping[str, str], patterns: Sequence[str]) -> Ru
     if lines[0].lstrip()[:1] in "{[" and (reader := _json_reader(path, lines)) is not None:
         return reader(path, columns)
     if b"\0" in start:
-        raise RunError(f"{path} is a binary file of a kind that is not known. {FORMATS}")
+        raise RunError(f"{path} is a binary file of an unknown kind. {FORMATS}")
     if table.is_table(lines):
         return table.read(path, columns)
     return text.read(path, columns)

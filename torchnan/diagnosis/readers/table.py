@@ -101,4 +101,5 @@ def _chunks(lines: Iterator[list[str]], width: int, builder: RunBuilder) -> Iter
         if whole:
             yield whole
     if damaged:
-        builder.add_note(f"{damaged:,} line{'s are' if damaged > 1 else ' is'} no row: {printable(example, 100)}.")
+        lines = "lines are not rows" if damaged > 1 else "line is not a row"
+        builder.add_note(f"{damaged:,} {lines}: {printable(example, 100)}.")
