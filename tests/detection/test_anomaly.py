@@ -1,4 +1,4 @@
-"""In the place of PyTorch's anomaly mode: its signatures and the way it is switched, torchnan's errors."""
+"""torchnan in the place of PyTorch's anomaly mode: PyTorch's signatures and switches, torchnan's errors."""
 
 from __future__ import annotations
 

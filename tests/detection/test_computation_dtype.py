@@ -1,4 +1,5 @@
-"""A bound speaks of the dtype that is computed in: numbers are rounded to it, and a wider result is no wider range."""
+"""A bound refers to the dtype of the computation: numbers are rounded to it, and a wider result does not widen the
+range."""
 
 from __future__ import annotations
 

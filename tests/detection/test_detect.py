@@ -1,4 +1,4 @@
-"""detect() as users hold it: scope, decorator, nesting, threads, actions, what it returns."""
+"""detect() as users use it: scope, decorator, nesting, threads, actions, return values."""
 
 from __future__ import annotations
 
@@ -348,7 +348,7 @@ class TestSetDetect:
 
 
 def test_the_operator_stats_has_every_count():
-    """Fails when a count is in stats() of the detection alone."""
+    """Fails when only the session's stats() counts it."""
     with torchnan.detect(action="log") as watch:
         torch.ones(2).exp()
         counted = torch.ops.torchnan.stats()

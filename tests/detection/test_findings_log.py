@@ -1,4 +1,4 @@
-"""Logs read again: on another machine, after a kill, after damage."""
+"""Reading logs: on another machine, after a kill, after damage."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_a_line_longer_than_any_finding_is_skipped(path):
 
 
 def test_a_finding_after_a_line_that_was_cut_is_not_lost(path):
-    """Another process goes on in the file of one that was killed in the middle of a line."""
+    """Another process continues in the file of one that was killed in the middle of a line."""
     whole = lines_of(path)
     path.write_bytes(whole[0] + whole[1][:50] + whole[2])
     log = findings.read(path)

@@ -1,4 +1,4 @@
-"""A value that was made in another process, such as a worker of a DataLoader, is reported with its line there."""
+"""A value made in another process, such as a worker of a DataLoader, is reported with its line there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cause in a sentence: said where a rule fits what was measured, and never made up."""
+"""The cause in a sentence: given if a rule fits the statistics, and never made up."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def test_the_hint_says_what_was_measured(name):
 def test_unwritten_memory_is_called_that():
     with torchnan.detect(action="log") as watch:
         fresh = torch.empty(4)
-        ctypes.memset(fresh.data_ptr(), 0xFF, 16)  # as an allocator that gives used pages again
+        ctypes.memset(fresh.data_ptr(), 0xFF, 16)  # like an allocator that reuses pages
         held = fresh * 2
     assert watch.first is not None
     assert watch.first.origin == "uninit"

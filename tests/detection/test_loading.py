@@ -1,4 +1,4 @@
-"""Loading: the right PyTorch, a free dispatch key, and a sentence that helps where it cannot be."""
+"""Loading: the right PyTorch, a free dispatch key, and a helpful message if one of them is missing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_builds_of_one_release_are_accepted():
     _load.check("2.13.0", "2.13.1+cu130")
 
 
-# An editable installation finds on its own what a package folder lacks.
+# An editable installation finds files itself that are missing in a package folder.
 WITHOUT_OTHER_FINDERS = """
 import sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if finder.__module__.startswith("_frozen_importlib")]

@@ -1,5 +1,5 @@
-"""Living with the rest of PyTorch: each of its machines runs under detect() without a false alarm, and a NaN that is
-planted in it is found. What cannot be looked at is counted, with the reason."""
+"""Coexistence with the rest of PyTorch: each of its features runs under detect() without a false alarm, and a NaN
+planted in it is found. Tensors that cannot be checked are counted, with the reason."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def logarithm(x):
 
 
 class Subject:
-    """One machine, run on data where nothing is wrong and on data where something is."""
+    """One feature, run on correct data and on data with a fault."""
 
     def __init__(self, run, op, healthy=None, sick=None):
         self.run, self.op = run, op
@@ -178,7 +178,7 @@ def start_a_collective():
         dist.all_reduce(torch.ones(3), async_op=True)
 
 
-# By the reason that is counted.
+# By the counted reason.
 PASSED_BY = {
     "not floating point": lambda: torch.arange(3) + 1,
     "empty": lambda: torch.ones(0).log(),
@@ -202,7 +202,7 @@ def test_what_cannot_be_looked_at_is_counted(reason, figure):
 
 @pytest.mark.guarantee(6)
 def test_fake_tensors_are_passed_by():
-    """What PyTorch knows without a call is not even counted."""
+    """Tensors that PyTorch handles without a call are not even counted."""
     with torchnan.detect() as watch:
         with FakeTensorMode():
             held = torch.empty(3).log() + torch.ones(3)

@@ -1,4 +1,4 @@
-"""Bad input is refused with one clear error, before anything is switched on."""
+"""Bad input is rejected with one clear error, before anything is switched on."""
 
 from __future__ import annotations
 

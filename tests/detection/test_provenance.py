@@ -1,4 +1,4 @@
-"""Which origin a value has after it was overwritten, copied, looked at, or written as a constant."""
+"""The origin of a value that was overwritten, copied, inspected, or written as a constant."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_a_deep_copy_holds_what_its_original_holds():
         assert operations(findings_of(program, read)) == [("error", "aten::log", "op")]
 
 
-# -- looked at
+# -- inspected
 
 
 def forward_value_compared(p):
@@ -299,7 +299,8 @@ def test_an_operation_in_place_on_a_view_keeps_its_line_in_the_backward_pass():
 
 
 def test_a_nan_in_the_table_that_ctc_loss_saves_is_its_own():
-    """The table is no result and holds -inf by right, so nobody reads it before the backward pass computes with it."""
+    """The table is not a result and intentionally holds -inf, so it is not scanned before the backward pass computes
+    with it."""
     scores = torch.randn(50, 2, 20).log_softmax(-1)
     targets, lengths, ended = torch.randint(1, 20, (2, 10)), [50, 50], [10, 10]
     loss, table = torch._ctc_loss(scores, targets, lengths, ended)

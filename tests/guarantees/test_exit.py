@@ -55,9 +55,10 @@ def test_an_end_is_what_it_is_without_torchnan(tmp_path, soak, figure):
     figure(f"{len(WAYS)} ways to end, {times} times each: the exit status and stderr of a program without torchnan")
 
 
-# What PyTorch does to a daemon thread that comes back from an operation when Python has ended: without torchnan too.
+# PyTorch does this to a daemon thread that returns from an operation after Python has ended, also without torchnan.
 ABORTED_BY_PYTORCH = (6, "terminate called without an active exception")
-TWO_ABORTED_BY_PYTORCH = (6, "terminate called recursively")  # what libstdc++ says if a second thread is as far
+# libstdc++ prints this if a second thread is at the same point
+TWO_ABORTED_BY_PYTORCH = (6, "terminate called recursively")
 
 
 def test_daemon_threads_at_work_when_the_program_ends(tmp_path, soak, figure):
