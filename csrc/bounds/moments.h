@@ -48,7 +48,7 @@ enum class MomentStep : uint8_t {
   kLargest,   // maximum
   kQuotient,  // addcdiv
   kSquare,    // pow(x, 2); x * x is kMultiply
-  kSum,       // of squares, as is the next
+  kSum,       // a sum of squares, like the next one
   kMean,
   kNorm  // of x
 };

@@ -10,7 +10,7 @@ namespace torchnan {
 struct Prediction {
   Bound bound;                            // of the values if they are finite; unknown where they may not be
   bool is_proved = false;                 // finite by this bound, without a scan
-  bool is_rescanned = false;              // scanned all the same, to hold the rule to its word
+  bool is_rescanned = false;              // scanned all the same, to test the rule
   const Moments::Claim* claim = nullptr;  // the claim from an optimizer's history; null if there is none
 };
 

@@ -68,7 +68,7 @@ std::vector<HeadroomTable::Entry> HeadroomTable::drain() {
     Slot& slot = slots_[i];
     const OpPlan* const op = slot.op.load(std::memory_order_acquire);
     if (op == nullptr) continue;  // free, or being claimed by a writer
-    drained.emplace_back();       // first: what is drained out of the table is not lost
+    drained.emplace_back();       // reserve space first, so that no drained entry is lost
     drained.back().producer = producer_of(slot.key.load(std::memory_order_relaxed), op);
     drained.back().measured = slot.measured.exchange(kNone, std::memory_order_relaxed);
     drained.back().proved = slot.proved.exchange(kNone, std::memory_order_relaxed);

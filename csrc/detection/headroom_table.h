@@ -33,7 +33,7 @@ class TORCHNAN_API HeadroomTable {
   struct Entry {
     Producer producer;
     double measured = kNone;  // the largest scanned value
-    double proved = kNone;    // the largest bound of what was not
+    double proved = kNone;    // the largest bound of results that were not scanned
   };
   static constexpr double kNone = -1;
 

@@ -7,7 +7,7 @@
 namespace torchnan {
 namespace {
 
-constexpr double kMargin = 0x1p6;       // for what grows from step to step
+constexpr double kMargin = 0x1p6;       // room for values that grow from step to step
 constexpr size_t kMaxPlaces = 1 << 14;  // a limit for programs that generate code as they run
 
 }  // namespace

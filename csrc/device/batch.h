@@ -90,7 +90,7 @@ class Batch {
 
   ScanList scans_;
   Kept kept_;
-  std::bitset<kMarks> marks_;        // of the storages that are kept: most others have another one
+  std::bitset<kMarks> marks_;        // hash bits of the kept storages; most other storages have different bits
   std::vector<const void*> memory_;  // the memory of each kept tensor, when it was added
   int64_t bytes_ = 0;
 };

@@ -70,7 +70,7 @@ class TensorSnapshot : public TensorFacts {
 struct EventInput {
   EventNumber event = 0;
   const c10::StorageImpl* storage = nullptr;
-  int32_t element = -1;   // of a list
+  int32_t element = -1;   // index in a list
   uint16_t argument = 0;  // index in the operator's schema
   bool overwritten = false;
   bool is_parameter = false;
@@ -98,11 +98,11 @@ struct EventContext {
 
 enum class EventType : uint8_t {
   kResult,        // an operation has written it
-  kArgument,      // an operation reads it, and nobody has been seen writing it
-  kAllocated,     // memory that nobody has written yet
+  kArgument,      // an operation reads it, and no write was observed
+  kAllocated,     // allocated memory that is not written yet
   kPending,       // a collective has been started that will write it
-  kUse,           // an operation reads it, and writes nothing that could be scanned
-  kHarm,          // it does harm here if what the input holds is not finite
+  kUse,           // an operation reads it, and writes nothing that can be scanned
+  kHarm,          // it does harm here if the values of the input are non-finite
   kContinuation,  // inputs that did not fit into an event
 };
 
@@ -129,7 +129,7 @@ struct EventFacts {
   // or the one that handed it out
   EventNumber previous = 0;
   uint8_t inputs = 0;
-  EventNumber more = 0;                     // of kind kContinuation, and so on
+  EventNumber more = 0;                     // the next event with more inputs, of kind kContinuation
   std::shared_ptr<const Provenance> given;  // causes that it received on the host
 };
 

@@ -70,10 +70,10 @@ class TORCHNAN_API Journal {
   // The known facts about a tensor.
   struct Known {
     EventNumber last = 0;           // as last_event()
-    bool is_reported = false;       // the events of its memory cover all that is there: it was written, or scanned
+    bool is_reported = false;       // whether the events cover all of its memory, by writes or scans
     Bound bound;                    // of the values in its memory; none if they were written as another dtype
     const OpPlan* maker = nullptr;  // the operator that wrote all of it, as this dtype
-    EventNumber write = 0;          // which is the only one of all its values, as this dtype; none of a captured one
+    EventNumber write = 0;          // the event that wrote all of its values, as this dtype; 0 for a captured one
     NonfiniteKinds intended;        // as in the event
 
     // The write number, at least 2; 0 if unknown or disproved.

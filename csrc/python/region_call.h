@@ -37,16 +37,16 @@ using BadValues = std::vector<std::pair<size_t, int>>;
 // The facts about a region that are the same for every call.
 struct RegionBorder {
   std::vector<size_t> mutated;        // indices of the arguments that a call overwrites
-  pybind11::tuple own;                // the graph's own tensors, which come before the arguments
-  int64_t max_copied = 0;             // bytes of what is overwritten that may be copied before a call
+  pybind11::tuple own;                // the graph's own tensors, which precede the arguments
+  int64_t max_copied = 0;             // bytes of overwritten arguments that may be copied before a call
   std::string obstacle;               // why no call can be replayed; empty if they can
   pybind11::function parts;           // returns the plain tensors that a wrapper subclass consists of
   pybind11::function is_distributed;  // returns whether a tensor is distributed
   std::vector<size_t> compared;       // indices of the arguments that comparisons depend on
-  std::vector<size_t> unwritten;      // indices of the results that are memory which nobody has written
+  std::vector<size_t> unwritten;      // indices of the results that are uninitialized memory
   // records which results of a call are uninitialized, and where they were allocated
   pybind11::function note_unwritten;
-  pybind11::function follow;         // lets the class of a backward node check what its nodes return
+  pybind11::function follow;         // lets the class of a backward node check the results of its nodes
   std::optional<bool> is_random;     // not known before the first call
   PyTypeObject* followed = nullptr;  // the class that `follow` was called with last
 
@@ -120,15 +120,15 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
 
   std::shared_ptr<RegionBorder> border_;
   std::vector<pybind11::object> arguments_;  // the region's own tensors and its arguments
-  std::vector<int64_t> versions_;            // of these, at the end of the call
-  std::vector<size_t> before_;               // indices of those that the call overwrites: copies, made before it
+  std::vector<int64_t> versions_;            // versions of the arguments at the end of the call
+  std::vector<size_t> before_;               // indices of overwritten arguments, which were copied before the call
   std::vector<pybind11::object> written_;    // the tensors themselves
   std::vector<std::pair<size_t, int64_t>> outputs_;  // index of a result, and its index among the node's results
   at::Tensor random_state_;
   Modes modes_;
   std::optional<NodeSite> inside_ = current_node_site();  // the node whose hook or function makes the call
   std::string obstacle_;                                  // why the call cannot be replayed; empty if it can
-  pybind11::object hooks_;                                // that pack and unpack what operations save, or None
+  pybind11::object hooks_;                                // the hooks that pack and unpack saved tensors, or None
   // provenance of a non-finite argument that is overwritten and was not copied
   pybind11::object given_ = pybind11::none();
   pybind11::object provenance_ = pybind11::none();  // provenance of the region's results, once it has been found

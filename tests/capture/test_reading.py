@@ -38,7 +38,7 @@ def target(whole, tmp_path):
 
 
 def sealed(target):
-    """The sizes and sums of the contents made right again, as somebody would who forges a atomic_folder."""
+    """Corrects the sizes and checksums of the contents, as a forger of an atomic_folder would."""
     path = target / "contents.json"
     contents = json.loads(path.read_text())
     for file in contents["files"]:

@@ -1,4 +1,4 @@
-"""What cannot be kept is refused by name, and so is a class that is not known where it is read."""
+"""A value that cannot be stored is rejected by name, and so is a class that is unknown to the reader."""
 
 from __future__ import annotations
 

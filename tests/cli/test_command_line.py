@@ -110,7 +110,7 @@ def test_a_reader_that_has_seen_enough_ends_a_command_without_a_word(tmp_path):
     log = tmp_path / "findings.jsonl"
     with torchnan.detect(action="log", log=log):
         torch.tensor(-1.0).log().item()
-    for lines in (1, 100):  # what is in the buffer, and more than it holds
+    for lines in (1, 100):  # within the buffer, and more than it holds
         log.write_text(log.read_text() * lines)
         ended = run(["bash", "-c", f"{sys.executable} -m torchnan show {log} --json | true; echo ${{PIPESTATUS[0]}}"])
         assert (ended.stdout, ended.stderr) == ("141\n", "")

@@ -25,7 +25,7 @@ from torchnan.pages import findings_page
 
 @pytest.fixture
 def logs(tmp_path):
-    """Of three ranks: rank 1 makes a NaN that the others receive, later rank 0 holds a bad buffer."""
+    """The logs of three ranks: rank 1 makes a NaN that the others receive, later rank 0 holds a bad buffer."""
     buffer = masked_row(origin="buffer", name="layers.2.scale", step=40, rank=0, kind="inf", hint="it came so")
     write_log(tmp_path / "rank-0.jsonl", received(rank=0), received(rank=0, name="layers.0.weight"), buffer)
     write_log(tmp_path / "rank-1.jsonl", masked_row(rank=1))

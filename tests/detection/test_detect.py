@@ -204,7 +204,7 @@ def test_a_callable_that_fails_does_not_stop_the_program():
     assert watch.stats()["internal_errors"] == 2
 
 
-def test_what_nobody_used_is_one_warning():
+def test_unused_values_are_one_warning():
     with pytest.warns(torchnan.NonFiniteWarning, match="nothing") as caught:
         with torchnan.detect() as watch:
             for _ in range(5):
@@ -264,7 +264,7 @@ def test_steps_are_marked_by_the_user():
         watch.mark_step("4711")
 
 
-def test_steps_are_counted_by_the_optimizer_when_nobody_marks_them():
+def test_steps_are_counted_by_the_optimizer_without_marks():
     parameter = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     with torchnan.detect(action="log") as watch:

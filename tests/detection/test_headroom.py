@@ -210,7 +210,7 @@ def test_threads_are_reported_together():
     assert linears(watch.headroom()) == together
 
 
-def test_the_dead_lend_their_names_to_nobody():
+def test_names_of_freed_modules_are_not_reused():
     """Many modules, each at the address of the previous one. Fails when has_modules_of() in stack_table.cpp does not
     check whether the modules of a site are alive."""
 

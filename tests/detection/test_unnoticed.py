@@ -126,7 +126,7 @@ class Peculiar(nn.Module):
     """Methods that a program may override with arbitrary code."""
 
     def named_parameters(self, *_, **__):
-        raise RuntimeError("called by nobody")
+        raise RuntimeError("never called")
 
     named_modules = named_buffers = children = named_children = named_parameters
 

@@ -29,7 +29,7 @@ class Cuda:
 
     @contextlib.contextmanager
     def capture(self, stream: torch.Stream) -> Iterator[torch.cuda.CUDAGraph]:
-        """Captures what is asked of a stream."""
+        """Captures the operations on a stream."""
         graph = torch.cuda.CUDAGraph()
         own = torch.cuda.Stream(
             stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
@@ -44,7 +44,7 @@ class Cuda:
         return sum(name in WAITS for name in names), sum(name.startswith("Memcpy DtoH") for name in names)
 
     def sees_scans(self, program: Callable[[], object]) -> bool:
-        """Whether CUPTI tells of kernels of torchnan, which has a runtime of CUDA of its own."""
+        """Whether CUPTI reports kernels of torchnan, which has a separate CUDA runtime."""
         return any("torchnan" in name and "scan" in name for name in self._traced(program))
 
     def _traced(self, program: Callable[[], object]) -> list[str]:

@@ -1,5 +1,5 @@
-"""Detection on a device: what is told, when, and that nobody waits for it. A test fails if the device's scan is taken
-away (`plug_into_torchnan`), and those that say so without the rule they name."""
+"""Detection on a device: the reports, their time, and that nothing waits for the device. A test fails without the
+device's scan (`plug_into_torchnan`); tests that name a rule also fail without that rule."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Model(torch.nn.Module):
 
 
 def training(device, steps, bad_step=-1, **options):
-    """A function that trains; what it has found is what it returns."""
+    """A function that trains; its findings are returned."""
     torch.manual_seed(0)
     model = Model().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -142,7 +142,7 @@ def test_what_is_masked_repaired_or_never_used_is_no_error(device):
 
 
 def test_counts_of_alarms_and_waits(device):
-    """A healthy step waits for no device; an alarm is handled once, and what is printed is waited for."""
+    """A healthy step does not wait for a device; an alarm is handled once, and printing waits for the value."""
     x = torch.rand(64, 64).to(device) + 1
     with torchnan.detect(action="log") as watch:
         y = (x @ x).log()
@@ -225,7 +225,7 @@ def test_what_was_larger_than_assumed_is_no_alarm_the_next_time(machine, device)
 
 @pytest.mark.parametrize("place", [0, 7, 8, 15, 16, 39])
 def test_one_of_many_inputs_is_followed(device, place):
-    """Fails without Event::more: stack() would be told to have made it."""
+    """Fails without Event::more: stack() would be reported as the origin."""
     norms = [torch.ones((), device=device) for _ in range(40)]
     with torchnan.detect(action="log") as watch:
         norms[place] = (norms[place] - 2).log()
@@ -247,7 +247,7 @@ def test_lists_are_gone_through_together(device):
 
 
 def test_a_nan_that_the_program_puts_there_is_no_alarm_and_is_followed(device):
-    """As on the host: what is computed with it is told, as what it was put into."""
+    """As on the host: the operation that computes with the value is reported, and so is the one that receives it."""
     with torchnan.detect(action="log") as watch:
         places = torch.full((4,), NAN, device=device)
         places = places.nan_to_num(0.0)
@@ -261,7 +261,7 @@ def test_a_nan_that_the_program_puts_there_is_no_alarm_and_is_followed(device):
 
 @pytest.fixture
 def two_ranks(device):
-    """Of which the other one is made up: its collectives do nothing."""
+    """The second rank is simulated: its collectives do nothing."""
     torch.distributed.init_process_group(f"{device.type}:fake", store=FakeStore(), rank=0, world_size=2)
     yield
     torch.distributed.destroy_process_group()
@@ -292,7 +292,7 @@ def test_memory_that_others_may_have_written_is_looked_at_again(machine, device)
 
 
 def test_memory_that_is_written_in_parts_is_known_in_parts(device):
-    """Fails without Journal::tells_all_of(): what nobody wrote would pass for written."""
+    """Fails without Journal::tells_all_of(): unwritten memory would count as written."""
     cache = torch.empty(5, 4, device=device)
     with torchnan.detect(action="log") as watch:
         cache = torch.empty(5, 4, device=device)

@@ -1,4 +1,4 @@
-"""Logs as other programs write them are read for what they say: healthy, or with a loss that is NaN to the end."""
+"""Logs as other programs write them are read correctly: healthy, or with a loss that is NaN to the end."""
 
 from __future__ import annotations
 
@@ -396,7 +396,7 @@ def test_event_files_of_training_and_evaluation_in_folders_of_their_own(tmp_path
     assert run.column("eval_loss").given.sum() == STEPS
 
 
-# -- a pattern, and what is no log
+# -- a pattern, and files that are not logs
 
 
 def test_a_pattern_says_how_lines_are_written(tmp_path):
@@ -418,7 +418,7 @@ def test_a_log_without_a_loss_names_its_other_numbers(tmp_path):
         read(path)
 
 
-# -- what is broken though the loss looks well
+# -- failures although the loss looks good
 
 
 def test_a_loss_of_0_with_a_gradient_norm_of_nan_is_broken(tmp_path):

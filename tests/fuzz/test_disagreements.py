@@ -105,7 +105,7 @@ def test_a_tensor_that_a_refused_line_has_given_other_memory_is_as_before():
     assert builder.scope["x"].equal(torch.ones(10, 10))
 
 
-def test_a_program_of_memory_games_reads_nothing_that_nobody_wrote(fills_new_memory):
+def test_a_memory_program_reads_no_uninitialized_memory(fills_new_memory):
     source, _, disagreements = of_seed("storage", 98000043)
     assert disagreements == []
     result = run(Program("storage", 98000043, source), "plain")

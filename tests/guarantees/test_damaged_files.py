@@ -249,7 +249,7 @@ def test_what_a_capture_claims_is_looked_at_before_memory_is_asked_for(tmp_path,
         capture_fuzz.forge(path, CLAIMS.get(path.name, b""))
     told = measured("capture", paths[0], paths[1:])
     for (claim, data), (found, grown) in zip(CLAIMS.items(), told, strict=True):
-        assert isinstance(found, str), f"{claim}: it is no CaptureError"
+        assert isinstance(found, str), f"{claim}: it is not a CaptureError"
         assert grown < MOST + len(data), claim
     most = max(grown for _, grown in told)
     figure(f"{len(told)} captures that claim terabytes and millions: refused in at most {most / 2**20:.0f} MiB")

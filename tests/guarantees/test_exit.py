@@ -78,7 +78,7 @@ def test_ten_thousand_findings_do_not_hold_up_the_end(tmp_path, figure):
     figure("10,000 findings in the log, all of them there when the program ends")
 
 
-def test_a_pipe_that_nobody_reads_is_refused_at_once(tmp_path):
+def test_a_pipe_without_a_reader_is_rejected_at_once(tmp_path):
     """Fails when the log is opened without O_NONBLOCK: the program waits for ever for a reader."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

@@ -35,7 +35,7 @@ def interrupt(*args, **kwargs):
 
 class Broken:
     def write(self, text):
-        raise BrokenPipeError(32, "nobody reads")
+        raise BrokenPipeError(32, "no reader")
     flush = write
 
 way = sys.argv[2]

@@ -151,7 +151,7 @@ def a_softmax_of_nothing_but_mask():
 
 
 @told("unused")
-def what_nobody_has_read():
+def unread_value():
     t(-1.0).log()
 
 

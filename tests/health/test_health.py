@@ -1,4 +1,5 @@
-"""Which rank is gone, hangs or computes wrong is named within a bounded time; a healthy job is not disturbed."""
+"""A rank that is gone, hangs or computes wrong results is named within a bounded time; a healthy job is not
+disturbed."""
 
 from __future__ import annotations
 
@@ -117,7 +118,7 @@ def test_a_wrong_sum_is_told_from_a_hang(tmp_path):
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.breadth(0))])
 @pytest.mark.parametrize(("trouble", "end"), [(DIES, AT_ONCE), (STOPS, CONTINUES + AT_ONCE)], ids=["dead", "stopped"])
 def test_a_rank_that_does_not_answer_is_named(trouble, end, ranks, tmp_path):
-    """Fails when the all-reduce is begun without the answers of all: it would not end, and name nobody."""
+    """Fails when the all-reduce starts without the answers of all ranks: it would never end, and name no rank."""
     found = troubles(tmp_path, ranks, trouble, end, timeout=5)[0]
     assert found == [[1, "missing", "it did not answer in 5 s: it has died, hangs, or is not in this check"]]
 
@@ -216,6 +217,6 @@ def test_no_rollback_on_a_device_that_computes_wrong(tmp_path):
 
 
 @pytest.mark.parametrize(("health", "wrong"), [(True, ""), (False, COMPUTES_WRONG)], ids=["healthy", "off"])
-def test_a_rollback_goes_on_where_all_is_well_or_nobody_asks(health, wrong, tmp_path):
+def test_a_rollback_proceeds_if_healthy_or_unchecked(health, wrong, tmp_path):
     ended = run_forked(GUARDED.format(health=health, wrong=wrong), str(tmp_path / "log.jsonl"))
     assert ended.stdout == "rollback 1\n", ended.stderr

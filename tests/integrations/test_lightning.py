@@ -1,4 +1,4 @@
-"""NaNCapture in the real Lightning: a bad step is named, captured and not applied, and training halts or goes on."""
+"""NaNCapture in the real Lightning: a bad step is named, captured and not applied, and training halts or continues."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ BAD = 3  # the micro-batch that is bad, 0-based
 
 
 class Net(nn.Module):
-    """With all that a step changes. Where a label is below 0, the loss is finite, and so are all gradients but that
-    of ``scale``."""
+    """Has everything that a step changes. Where a label is below 0, the loss is finite, and so are all gradients except
+    that of ``scale``."""
 
     def __init__(self):
         super().__init__()
@@ -61,7 +61,7 @@ class Rows(torch.utils.data.Dataset):
 
 
 class State(transformers.TrainerCallback):
-    """What a step may change, before and after each."""
+    """Everything that a step may change, before and after each."""
 
     def __init__(self):
         self.before, self.after, self.rates = [], [], []
@@ -319,7 +319,7 @@ def test_what_is_added_to_the_models_loss_is_reported_as_missing(tmp_path):
 
 
 def train_in_half_precision(folder, callback, bad):
-    """As the Trainer's loop has it with fp16=True, which it refuses on the CPU."""
+    """As in the Trainer's loop with fp16=True, which it refuses on the CPU."""
     trainer = trainer_of(folder)
     bare = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)

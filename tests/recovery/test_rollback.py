@@ -140,7 +140,7 @@ def test_functions_of_ones_own_save_and_load(tmp_path):
 
 
 class Data:
-    """Counts what it has given."""
+    """Counts the batches that it has returned."""
 
     def __init__(self):
         self.position = 0

@@ -1,4 +1,4 @@
-"""Of a bad step a job writes the weights that ranks have alike once, and of no more steps than it was allowed."""
+"""A job writes weights that ranks share once for each bad step, and captures no more steps than allowed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchnan.capture import CaptureError
 from torchnan.recovery.capture_plan import WRITERS_AT_ONCE, plan_captures
 from torchnan.recovery.fingerprint import fingerprint
 
-# -- who writes what
+# -- which rank writes which part
 
 
 def test_the_rank_of_the_cause_writes_what_all_share():

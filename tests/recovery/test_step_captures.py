@@ -1,4 +1,4 @@
-"""Captures: what a bad step needs to run again is kept, whole or not at all, and runs again elsewhere."""
+"""Captures: everything that a bad step needs is saved, completely or not at all, and the step runs again elsewhere."""
 
 from __future__ import annotations
 

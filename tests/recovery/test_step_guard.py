@@ -1,4 +1,4 @@
-"""A bad step leaves no trace; what is done about it is what the policy says."""
+"""A bad step leaves no trace; the policy decides what happens."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_a_weight_that_was_bad_before_is_reported_as_that():
     assert "there is no snapshot to go back to: set snapshot_every" in event.reason
 
 
-# -- what the replay says
+# -- verdicts of the replay
 
 
 def test_what_is_finite_when_run_again_is_transient_and_is_retried():
@@ -241,7 +241,7 @@ def test_replay_can_be_left_out():
     assert event.notes == ["not replayed: replay=False"]
 
 
-# -- what is done
+# -- actions
 
 
 def test_after_too_many_in_a_row_training_stops():
@@ -316,7 +316,7 @@ def test_parameters_that_are_added_later_are_looked_at():
         return step_of(model, batch) + (late - late.detach()).abs().sqrt().sum()
 
     training = Training(step)
-    assert training.guard.step(batch_of(0)).applied  # nobody's parameter
+    assert training.guard.step(batch_of(0)).applied  # not a parameter of the model
     training.optimizer.add_param_group({"params": [late]})
     event = training.guard.step(batch_of(0)).event
     assert event.seen == "1 of 7 gradients are not finite: param_groups[1]['params'][0] (nan 2)"

@@ -22,7 +22,7 @@ def refusals(*attempts: Callable[[], Any]) -> list[str]:
         try:
             attempt()
             said.append("(accepted)")
-        except Exception as error:  # noqa: BLE001 - whatever is refused, this is how it is told
+        except Exception as error:  # noqa: BLE001 - any error is returned as text
             said.append(str(error))
     return said
 

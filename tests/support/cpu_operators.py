@@ -60,11 +60,11 @@ def _first(most: int | None, given: Iterator[Any]) -> list[Any]:
 VARYING = {
     **dict.fromkeys(
         ("empty", "empty_strided", "empty_like", "empty_permuted", "new_empty", "new_empty_strided"),
-        (r".*", r".*\.bits|memory.*", "memory that nobody has written"),
+        (r".*", r".*\.bits|memory.*", "uninitialized memory"),
     ),
     **dict.fromkeys(
         ("linalg.matrix_rank", "linalg.matrix_rank.hermitian"),
-        (r".*, growing out=", r".*\.bits|memory.*", "nobody writes the rank of a matrix without elements"),
+        (r".*, growing out=", r".*\.bits|memory.*", "the rank of a matrix without elements is never written"),
     ),
     **dict.fromkeys(
         ("linalg.lstsq", "linalg.lstsq.grad_oriented"),
@@ -73,12 +73,12 @@ VARYING = {
     "nn.functional.conv2d": (
         r"torch\.float16, .*",
         r"(outputs|second gradients).*\.bits",
-        "oneDNN reads memory that nobody has written",
+        "oneDNN reads uninitialized memory",
     ),
     "nn.functional.conv_transpose3d": (
         r"torch\.b?float16, .*",
         r"second gradients.*\.bits",
-        "oneDNN reads memory that nobody has written",
+        "oneDNN reads uninitialized memory",
     ),
 }
 

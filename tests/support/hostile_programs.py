@@ -215,7 +215,7 @@ class Bench:
 
     @property
     def capture(self) -> Path:
-        """The captured step, with the string in all that is told of it."""
+        """The captured step, with the string in every part of its report."""
         guard, _ = self.stepped
         changed = self.folder / "changed"
         if not changed.exists():
@@ -325,7 +325,7 @@ class Bench:
         )
 
     def page(self) -> list[str]:
-        """What is said of the page of the log, and its lines. Modules are a line each: a name with dots makes more."""
+        """The messages about the page of the log, and its lines. A name with dots makes several module lines."""
         page = self.folder / file_name(self.string)
         said = printed(lambda: cli.main(["html", str(self.folder / "findings.jsonl"), "-o", str(page)]))
         return [*said, *re.sub(r"(?<=</li>)\n(?=<li)", "", page.read_text()).split("\n")]

@@ -86,5 +86,5 @@ def _signal(processes: list[int], number: signal.Signals) -> None:
 def run_python(
     code: str, *arguments: str, cwd: Path | None = None, deadline: float = DEADLINE, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs Python code in a process of its own."""
+    """Runs Python code in a separate process."""
     return run([sys.executable, "-c", code, *arguments], cwd=cwd, deadline=deadline, **variables)

@@ -26,7 +26,7 @@ def pytest_runtest_setup():
     import numpy
     import torch
 
-    torch.manual_seed(0)  # some suites draw what they assert on
+    torch.manual_seed(0)  # some suites draw the values that they assert on
     random.seed(0)
     numpy.random.seed(0)
 

@@ -1,8 +1,8 @@
 """Builds and tests torchnan with pairs of a Python and a PyTorch, and writes the table that README shows.
 
-``python -m tests.versions.run [3.12/2.14 ...]``. Each pair has an environment of its own under build/versions, made by
-uv. torchnan is installed there from its source distribution, and the tests run in a folder that has none of its
-sources. A pair that is not run keeps its last result; the table has none that was never run.
+``python -m tests.versions.run [3.12/2.14 ...]``. Each pair has a separate environment under build/versions, made by uv.
+torchnan is installed there from its source distribution, and the tests run in a folder without its sources. A pair that
+is not run keeps its last result; a pair that was never run is not in the table.
 """
 
 from __future__ import annotations

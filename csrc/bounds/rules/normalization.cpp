@@ -77,7 +77,7 @@ struct Backward {
   Value g;
   Value weight;
   Normalised y;
-  double mean_y;    // of |y|
+  double mean_y;    // mean of |y|
   double n;         // elements in a group
   double rows = 1;  // rows that share a weight
 };

@@ -18,7 +18,7 @@ struct Domain {
   double low;  // the function is finite between these
   double high;
   std::string_view outside;  // describes the values outside
-  std::string_view image;    // what becomes NaN of them
+  std::string_view image;    // the result of these, which is NaN
   std::string_view pole;     // where it is infinite, and why; empty if nowhere
 };
 

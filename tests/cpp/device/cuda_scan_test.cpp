@@ -17,7 +17,7 @@
 namespace torchnan::cuda {
 namespace {
 
-// What a launch leaves: the slots, and the alarm.
+// The results of a launch: the slots, and the alarm.
 struct Launched {
   std::vector<Slot> slots;
   uint64_t alarm = kNoAlarm;
@@ -245,7 +245,7 @@ TEST_P(CudaScan, TheAlarmIsTheFirstEntryThatPassesItsLimit) {
   EXPECT_EQ(launch(table_of(entries), 100).alarm, 102u);
 }
 
-// Only the chunk that has the word is run; pages that nobody writes cost nothing.
+// Only the chunk with the word is run; pages that are never written cost nothing.
 TEST_P(CudaScan, CountsBeyondTwoToTheThirtyTwoWords) {
   const uint64_t words = (uint64_t{1} << 32) + 5;
   const uint64_t bytes = words * word;
