@@ -136,7 +136,7 @@ def test_damage_is_reported_with_its_place(path, replacement, message):
 
 
 @pytest.mark.parametrize("document", [None, [], 3, {}, {"value": 1}, {"value": 1, "tensors": []}])
-def test_what_is_no_document_is_an_error(document):
+def test_an_invalid_document_is_an_error(document):
     with pytest.raises(CaptureError, match="document must be an object"):
         decode(document, {})
 

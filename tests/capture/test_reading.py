@@ -68,7 +68,7 @@ def test_a_folder_that_is_missing_is_named(tmp_path):
         atomic_folder.read(tmp_path / "step-9")
 
 
-def test_a_file_that_is_no_folder_is_named(tmp_path):
+def test_a_file_in_the_place_of_a_folder_is_named(tmp_path):
     (tmp_path / "findings.jsonl").touch()
     with pytest.raises(CaptureError, match=r"findings\.jsonl cannot be read: it is a file, and not a folder\."):
         atomic_folder.read(tmp_path / "findings.jsonl")

@@ -203,7 +203,7 @@ def test_memory_formats_come_back(form):
     assert torch.equal(back, tensor)
 
 
-def test_only_the_stretch_of_memory_that_is_looked_at_is_kept_and_lies_as_it_lay():
+def test_only_the_used_stretch_of_memory_is_kept_with_its_alignment():
     data = torch.arange(100_000.0)
     window = data[50_001:50_011]
     document, tensors = encode(window, name="x")
@@ -242,7 +242,7 @@ def test_an_array_held_twice_is_one_array_again():
     back["a"][0] = 5  # and can be written
 
 
-def test_what_encode_gives_is_not_changed_by_a_step_that_goes_on():
+def test_an_encoded_value_does_not_change_with_later_steps():
     x, array = torch.zeros(3), np.zeros(3)
     document, tensors = encode([x, array], name="x")
     x.fill_(1)

@@ -253,7 +253,7 @@ def claims_of_program(program, dtype) -> list[Claim]:
 @pytest.mark.breadth(13)
 @pytest.mark.parametrize("program", SHAPES, ids=lambda program: program.__name__.strip("_"))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_no_rule_claims_too_little_in_a_program_of_its_own(program, dtype):
+def test_no_rule_gives_too_small_a_bound_in_a_generated_program(program, dtype):
     claims = claims_of_program(program, dtype)
     assert claims
     assert [claim for claim in claims if not claim.holds] == []

@@ -148,7 +148,7 @@ def test_a_bound_holds_for_what_is_computed_on_the_way(program):
         lambda x: x.mean(0),
     ],
 )
-def test_the_rounding_of_a_mean_of_equal_values_is_no_surprise(mean):
+def test_the_rounding_of_a_mean_of_equal_values_is_covered(mean):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert findings_of(lambda: mean(full(0.1, torch.float32, N, 64)), rescan_every=1) == []

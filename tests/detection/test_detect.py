@@ -67,7 +67,7 @@ def test_a_clean_run_reports_nothing():
     assert "nothing" in watch.report()
 
 
-def test_is_a_decorator_and_every_call_is_its_own_detection():
+def test_is_a_decorator_and_every_call_is_a_new_session():
     @torchnan.detect()
     def compute(x: torch.Tensor) -> float:
         return x.log().sum().item()
@@ -126,7 +126,7 @@ def test_an_error_of_a_loop_is_logged_with_the_value_it_may_come_of():
     assert [finding.op for finding in watch.findings] == ["aten::log"]
 
 
-def test_a_refused_matrix_without_non_finite_values_is_no_finding():
+def test_a_refused_matrix_with_finite_values_is_not_a_finding():
     with pytest.raises(torch.linalg.LinAlgError) as raised, torchnan.detect() as watch:
         torch.linalg.cholesky(-torch.eye(2))
     assert watch.findings == []
@@ -293,7 +293,7 @@ def test_a_finding_survives_pickling_in_an_error():
     assert str(copy) == str(raised.value)
 
 
-def test_no_warning_of_its_own_on_a_clean_run():
+def test_a_clean_run_prints_no_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with torchnan.detect():

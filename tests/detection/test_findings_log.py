@@ -150,7 +150,7 @@ def test_an_empty_log_has_none(tmp_path):
     assert (list(log.findings), log.ignored_bytes, log.truncated) == ([], 0, False)
 
 
-def test_what_is_no_file_is_refused_at_once(tmp_path):
+def test_a_path_that_is_not_a_file_is_rejected_at_once(tmp_path):
     os.mkfifo(tmp_path / "pipe")  # has no writer
     for name in ("pipe", "/dev/null", "/dev/zero"):
         with pytest.raises(OSError, match="cannot be read: it is not a regular file"):

@@ -118,7 +118,7 @@ def test_a_program_on_the_cpu_never_looks_for_cuda():
     assert run_python(CPU_ONLY).stdout == "aten::log []\n"
 
 
-def test_detection_does_not_begin_where_gpus_are_required_and_cannot_be_looked_at():
+def test_detection_does_not_begin_if_required_gpus_cannot_be_checked():
     ended = run_python("import torch", TORCHNAN="raise", TORCHNAN_REQUIRE_CUDA="1")
     assert ended.returncode == 2
     assert "torchnan cannot check tensors on GPUs, and TORCHNAN_REQUIRE_CUDA=1: " in ended.stderr
@@ -128,7 +128,7 @@ def test_detection_does_not_begin_where_gpus_are_required_and_cannot_be_looked_a
     assert "TORCHNAN_REQUIRE_CUDA=yes cannot be used: it takes 0 or 1." in ended.stderr
 
 
-def test_doctor_says_whether_gpus_are_looked_at():
+def test_doctor_says_whether_gpus_are_checked():
     ended = run_python("from torchnan.cli import main; main(['doctor'])")
     line = next(line for line in ended.stdout.splitlines() if line.startswith("GPUs"))
     expected = "none: this PyTorch is for the CPU" if torch.version.cuda is None else ("checked", "NOT", "none that")

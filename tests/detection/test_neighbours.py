@@ -162,7 +162,7 @@ def test_a_healthy_run_is_checked_and_silent(name, figure):
 @pytest.mark.breadth(8)
 @pytest.mark.guarantee(6)
 @pytest.mark.parametrize("name", SUBJECTS)
-def test_what_is_planted_is_found(name, figure):
+def test_a_planted_value_is_found(name, figure):
     subject = SUBJECTS[name]
     with torchnan.detect(action="log") as watch:
         held = subject.run(subject.sick)
@@ -191,7 +191,7 @@ PASSED_BY = {
 
 @pytest.mark.guarantee(6)
 @pytest.mark.parametrize("reason", PASSED_BY)
-def test_what_cannot_be_looked_at_is_counted(reason, figure):
+def test_unchecked_tensors_are_counted(reason, figure):
     with torchnan.detect() as watch:
         PASSED_BY[reason]()
     assert watch.stats()["skipped"][reason] > 0
@@ -211,7 +211,7 @@ def test_fake_tensors_are_passed_by():
     assert watch.stats()["checked"] == 0
 
 
-def test_memory_filled_with_nan_on_purpose_is_no_alarm():
+def test_memory_filled_with_nan_on_purpose_raises_no_alarm():
     torch.use_deterministic_algorithms(True)
     try:
         with torchnan.detect() as watch:

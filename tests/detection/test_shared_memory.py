@@ -60,7 +60,7 @@ def test_an_inf_made_over_its_own_arguments_is_reported_where_it_is_read(size):
     assert finding == ("inf", "aten::mul_", "op", "read")
 
 
-def test_a_nan_that_came_in_is_not_the_doing_of_who_writes_over_it():
+def test_a_nan_that_came_in_is_not_blamed_on_the_operation_that_overwrites_it():
     """The old values are scanned before they are overwritten, and not merely left out afterwards."""
     for program in (lambda x: torch.sqrt(x, out=x), lambda x: x.mul_(x), lambda x: torch._foreach_sqrt_([x])):
         x = torch.tensor([float("nan"), 1.0])

@@ -129,7 +129,7 @@ def test_what_lies_beside_a_view_is_not_reported(device, view):
     del held
 
 
-def test_what_is_masked_repaired_or_never_used_is_no_error(device):
+def test_masked_repaired_or_unused_values_are_not_errors(device):
     x = torch.ones(6, 6, device=device)
     mask = torch.ones(6, 6, device=device).triu(1).bool()
     with torchnan.detect(action="log") as watch:
@@ -175,7 +175,7 @@ def test_bounds_spare_most_of_the_scan(device):
     del y
 
 
-def test_who_has_made_an_argument_is_known(device):
+def test_the_maker_of_an_argument_is_known(device):
     """The rule of a backward pass asks for it: nothing is above 0 in a log_softmax. Fails if only the host is asked."""
     x = torch.randn(64, 128).to(device)
     backward = torch.ops.aten._log_softmax_backward_data
@@ -205,7 +205,7 @@ def test_where_an_assumption_fails_what_was_proved_from_it_is_void(machine, devi
     assert watch.first.line == line
 
 
-def test_what_was_larger_than_assumed_is_no_alarm_the_next_time(machine, device):
+def test_a_value_larger_than_assumed_raises_the_alarm_once(machine, device):
     """Fails without Assumptions::raise(): each step waits for the device again."""
     x = torch.full((100, 100), 20.0).to(device)
 
@@ -246,7 +246,7 @@ def test_lists_are_gone_through_together(device):
     assert [finding.op for finding in watch.findings] == ["aten::sqrt", "aten::log"]
 
 
-def test_a_nan_that_the_program_puts_there_is_no_alarm_and_is_followed(device):
+def test_a_nan_that_the_program_writes_raises_no_alarm_and_is_followed(device):
     """As on the host: the operation that computes with the value is reported, and so is the one that receives it."""
     with torchnan.detect(action="log") as watch:
         places = torch.full((4,), NAN, device=device)
@@ -278,7 +278,7 @@ def test_what_another_rank_has_sent_is_reported_as_such(machine, device, two_ran
     del held
 
 
-def test_memory_that_others_may_have_written_is_looked_at_again(machine, device):
+def test_memory_that_others_may_have_written_is_scanned_again(machine, device):
     """Fails if Journal::doubt() does nothing."""
     x = torch.ones(4, device=device)
     with torchnan.detect(action="log") as watch:

@@ -110,7 +110,7 @@ def test_a_bad_tensor_that_is_given_back_is_reported_without_its_values(machine,
     assert errors(watch) == [("inf", "op", "aten::log")]
 
 
-def test_what_is_written_without_an_operation_is_scanned_before(machine, device):
+def test_memory_written_without_an_operation_is_scanned_before(machine, device):
     """Like Triton and ctypes, which take the address first."""
     with torchnan.detect(action="log") as watch:
         x = torch.special.i0e(torch.ones(64, device=device))
@@ -243,7 +243,7 @@ def receive(x, out):
 
 
 @pytest.mark.parametrize("collective", [gather_into_tensor, gather_list, exchange, receive], ids=lambda f: f.__name__)
-def test_what_a_collective_will_write_is_not_read_before(machine, device, two_ranks, collective):
+def test_memory_of_a_pending_collective_is_not_read(machine, device, two_ranks, collective):
     x = torch.ones(512).to(device)
     junk = torch.full((1024,), -1, dtype=torch.int32).to(device)
     machine.synchronize()
@@ -505,7 +505,7 @@ def test_an_error_is_not_raised_between_two_operations(machine, device):
 
 
 @pytest.mark.parametrize(("lists", "is_recorded"), [(10, True), (60, False)])
-def test_an_origin_older_than_the_window_is_said_to_be(machine, device, lists, is_recorded):
+def test_an_origin_older_than_the_window_is_reported_as_such(machine, device, lists, is_recorded):
     x = torch.zeros(4).to(device)
     parameters, gradients = ([torch.ones(4).to(device) for _ in range(500)] for _ in range(2))
     machine.synchronize()

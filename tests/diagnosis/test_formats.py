@@ -229,7 +229,7 @@ def test_what_a_healthy_program_prints_is_healthy(form, tmp_path):
     assert len(run) == STEPS
 
 
-def test_names_and_evaluations_are_told_apart(tmp_path):
+def test_names_and_evaluations_are_distinguished(tmp_path):
     run = read(written(tmp_path, fairseq, bad=None))
     assert run.step.tolist() == list(range(1, STEPS + 1))
     assert run.column("eval_loss").given.sum() == 2
@@ -238,7 +238,7 @@ def test_names_and_evaluations_are_told_apart(tmp_path):
     assert run.notes == ["2 lines with a loss are written in another way: summaries, left out."]
 
 
-def test_the_summary_at_the_end_of_a_trainer_is_no_step(tmp_path):
+def test_the_summary_at_the_end_of_a_trainer_is_not_a_step(tmp_path):
     run = read(written(tmp_path, transformers, bad=None))
     assert 9.99 not in run.column("loss").values
     assert run.column("eval_loss").given.sum() == 4

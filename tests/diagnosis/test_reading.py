@@ -255,7 +255,7 @@ def test_event_files(tmp_path):
         (b"step,loss\n,\n", "has no steps"),
     ],
 )
-def test_what_is_no_run_is_refused_in_words(tmp_path, content, said):
+def test_a_file_that_is_not_a_run_is_rejected_with_a_message(tmp_path, content, said):
     path = tmp_path / "it"
     path.write_bytes(content)
     with pytest.raises(RunError) as refused:

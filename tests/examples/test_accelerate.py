@@ -13,7 +13,7 @@ pytest.importorskip("accelerate")
 EXAMPLE = REPOSITORY / "examples" / "accelerate_loop.py"
 
 
-def test_the_loop_goes_on_after_a_bad_batch_and_runs_it_again(tmp_path):
+def test_the_loop_continues_after_a_bad_batch_and_runs_it_again(tmp_path):
     ended = run([sys.executable, str(EXAMPLE), "captures"], cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     steps = [line for line in ended.stdout.splitlines() if line.startswith("step ")]

@@ -247,7 +247,7 @@ def test_a_harm_program_is_held_to_its_page():
     assert len(program.source.splitlines()) >= expected.line
 
 
-def test_a_search_goes_on_after_a_program_that_kills_its_process(monkeypatch, capfd):
+def test_a_search_continues_after_a_program_that_kills_its_process(monkeypatch, capfd):
     def of_seed(generator, seed):
         if seed == 7:
             os._exit(9)
@@ -267,7 +267,7 @@ def test_a_search_goes_on_after_a_program_that_kills_its_process(monkeypatch, ca
     assert capfd.readouterr().out.splitlines() == said
 
 
-def test_a_search_goes_on_where_the_last_one_ended(monkeypatch, capfd, tmp_path):
+def test_a_search_continues_where_the_last_one_ended(monkeypatch, capfd, tmp_path):
     def of_seed(generator, seed):
         return "", 1000, [f"wrong: {seed}"] if seed == 7 else []
 

@@ -241,7 +241,7 @@ CLAIMS = {
 }
 
 
-def test_what_a_capture_claims_is_looked_at_before_memory_is_asked_for(tmp_path, figure):
+def test_claims_of_a_capture_are_checked_before_memory_is_allocated(tmp_path, figure):
     """Fails when the document may describe an array in several ways: seen, as a capture that loads."""
     paths = [tmp_path / claim for claim in ("small", *CLAIMS)]
     for path in paths:

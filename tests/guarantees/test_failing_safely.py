@@ -78,7 +78,7 @@ def test_an_action_that_raises(error, expected, figure):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
 @pytest.mark.parametrize("place", ["forward", "backward", "optimizer", "end"])
-def test_what_is_no_error_reaches_the_program(error, place):
+def test_exceptions_that_are_not_errors_reach_the_program(error, place):
     """Ctrl-C and sys.exit() in an action. Fails when ``throw_from_python`` turns every exception into an error."""
     action = Failing(error("stop"), 1, False)
     weight = torch.zeros(3, requires_grad=True)

@@ -329,7 +329,7 @@ def test_every_character_of_unicode(figure):
 
 
 @pytest.mark.breadth(0)
-def test_what_is_reported_last_is_no_exception(tmp_path, figure):
+def test_the_last_report_is_not_an_exception(tmp_path, figure):
     """At the end of a program, on standard error: with TORCHNAN=raise and TORCHNAN=warn."""
     program = tmp_path / "program.py"
     program.write_text(

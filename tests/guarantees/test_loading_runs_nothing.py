@@ -180,7 +180,7 @@ def test_a_folder_that_leads_elsewhere_is_refused(case, folder):
     assert message in str(raised.value)
 
 
-def test_a_device_is_no_capture():
+def test_a_device_is_not_a_capture():
     with pytest.raises(CaptureError, match="/dev/zero cannot be read: it is a file, and not a folder"):
         load_capture("/dev/zero")
 
@@ -228,7 +228,7 @@ def test_what_is_extracted_is_one_operation_whatever_its_names_say(name, folder)
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_operation_is_not_extracted(name, folder):
+def test_an_invalid_operation_is_not_extracted(name, folder):
     capture_fuzz.forge(folder, corpus(name))
     capture = load_capture(folder)
     with pytest.raises(CaptureError, match=r"is not an operator of PyTorch|no operator takes such a one|more elements"):

@@ -43,7 +43,7 @@ def test_a_program_that_is_all_right_is_met_with_silence(program):
 
 
 @pytest.mark.slow
-def test_whoever_gives_out_memory_and_whoever_writes_it(figure):
+def test_any_way_to_allocate_and_to_write_memory_is_silent(figure):
     taken_out = {(copy, "numpy") for copy in COPIES}  # taking a computed value out of PyTorch reads it
     pairs = set(itertools.product(FACTORIES, WRITERS)) - taken_out
     for factory, writer in pairs:

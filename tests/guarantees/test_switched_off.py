@@ -201,7 +201,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_replay_does_not_say_that_all_is_well(tmp_path):
+def test_a_replay_without_detection_does_not_claim_success(tmp_path):
     """Without detection, "finite both times" would be a lie."""
     (tmp_path / "train.py").write_text(REPLAY)
     capture = run_forked_file(tmp_path / "train.py", "captures", cwd=tmp_path).stdout.strip()

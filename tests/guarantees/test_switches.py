@@ -125,7 +125,7 @@ def test_a_file_is_read_as_strictly(name, tmp_path):
 @pytest.mark.parametrize(
     "content", [b"action = ", b"\xff\xfe", b"action = 'skip'\naction = 'raise'", b"a = " + b"[" * 10_000]
 )
-def test_a_file_that_is_no_toml_is_an_option_error(tmp_path, content):
+def test_a_file_that_is_not_toml_is_an_option_error(tmp_path, content):
     """Fails when only TOMLDecodeError is caught."""
     path = tmp_path / "policy.toml"
     path.write_bytes(content)
@@ -295,7 +295,7 @@ def test_a_step_is_an_integer(k):
 
 
 @pytest.mark.parametrize("rank", ["", " ", "x", "1x", " 1", "\u0661", "1.5", "-1", "9" * 30])
-def test_a_rank_that_is_none_is_no_rank(monkeypatch, rank):
+def test_an_invalid_rank_is_ignored(monkeypatch, rank):
     """It is the launcher's variable, so torchnan does not reject it."""
     monkeypatch.setenv("RANK", "3")
     assert _C.rank_from_environment() == 3

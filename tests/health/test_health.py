@@ -109,7 +109,7 @@ def test_of_four_ranks_the_one_that_computes_wrong_is_named(tmp_path):
     assert [trouble[:2] for trouble in found] == [[1, "product"], [1, "differs"]]
 
 
-def test_a_wrong_sum_is_told_from_a_hang(tmp_path):
+def test_a_wrong_sum_is_distinguished_from_a_hang(tmp_path):
     found, _ = troubles(tmp_path, 2, SENDS_WRONG)
     text = "an all-reduce of known values gave a wrong sum: 1 of 1024 elements, the first 4 instead of 3"
     assert found[0] == [0, "sum", text]
@@ -158,7 +158,7 @@ def test_modes_of_the_program_do_not_reach_it(mode):
         assert torchnan.health.check().ok
 
 
-def test_a_timeout_that_is_none_is_refused():
+def test_an_invalid_timeout_is_rejected():
     for timeout in (0, -1, float("nan"), "30", None):
         with pytest.raises(OptionError, match="it takes a number of seconds above 0"):
             torchnan.health.check(timeout=timeout)

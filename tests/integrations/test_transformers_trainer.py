@@ -231,7 +231,7 @@ class Looking(transformers.TrainerCallback):
         model.eval()(**Rows()[:ROWS])
 
 
-def test_what_is_not_trained_on_is_no_part_of_a_step(tmp_path):
+def test_data_that_is_not_trained_on_is_not_part_of_a_step(tmp_path):
     callback = NaNCallback(captures=tmp_path / "captures", replay=False)
     options = dict(eval_strategy="steps", eval_steps=1, eval_on_start=True, eval_data=Rows())
     train(tmp_path, callback, Looking(), **options)

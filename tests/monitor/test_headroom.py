@@ -71,7 +71,7 @@ def train(training, monitor, steps):
         monitor.step(loss=loss, model=training.model, optimizer=training.optimizer)
 
 
-def test_an_overflow_is_foretold_at_its_step_with_its_module(tmp_path, capsys):
+def test_an_overflow_is_forecast_at_its_step_with_its_module(tmp_path, capsys):
     """Live, and from the log. Fails when headroom is not queried, and when it is not written."""
     path, training = tmp_path / "run.jsonl", GrowingTraining()
     monitor = torchnan.Monitor(log=path, headroom_every=5)

@@ -303,7 +303,7 @@ def test_a_table_that_could_not_be_followed_is_refused(options, said):
     assert said in str(refused.value)
 
 
-def test_what_is_no_monitor_is_refused():
+def test_an_object_that_is_not_a_monitor_is_rejected():
     with pytest.raises(TypeError, match=r"monitor is a str: StepGuard takes a torchnan\.Monitor"):
         Training(monitor="run.jsonl")
 

@@ -266,7 +266,7 @@ def test_tensorboard_reads_what_was_written(tmp_path):
     assert run.columns["loss"].values.tolist() == [3.0, 2.0, 1.0]
 
 
-def test_a_tracker_that_fails_is_reported_once_and_the_training_goes_on(path, caplog):
+def test_a_failing_tracker_is_reported_once_and_training_continues(path, caplog):
     def fail(step, scalars):
         raise RuntimeError("no network")
 

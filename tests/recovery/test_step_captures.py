@@ -141,7 +141,7 @@ print(event.notes)
 
 @pytest.mark.breadth(1)
 @pytest.mark.parametrize("room", [0, 100, 3000])
-def test_no_room_on_the_disk_is_reported_and_training_goes_on(room, tmp_path):
+def test_no_room_on_the_disk_is_reported_and_training_continues(room, tmp_path):
     ended = run_python(FULL, str(tmp_path), str(REPOSITORY), str(room))
     assert ended.returncode == 0, ended.stderr
     assert "not captured: " in ended.stdout
@@ -279,7 +279,7 @@ def test_a_model_that_is_another_is_refused(tmp_path):
         kept.restore(other)
 
 
-def test_what_is_no_capture_is_refused(tmp_path):
+def test_a_path_that_is_not_a_capture_is_rejected(tmp_path):
     with pytest.raises(CaptureError, match="there is no such folder"):
         torchnan.load_capture(tmp_path / "none")
     with pytest.raises(CaptureError, match=r"is not a capture: it has no contents\.json\. A capture is"):
@@ -353,7 +353,7 @@ def test_what_cannot_be_replayed_is_refused(arguments, said, tmp_path):
     assert "Traceback" not in ended.stderr
 
 
-def test_a_folder_that_is_no_capture_is_refused_before_the_program_runs(tmp_path):
+def test_a_folder_that_is_not_a_capture_is_rejected_before_the_program_runs(tmp_path):
     (tmp_path / "long.py").write_text("def both():\n    print('trained')\n")
     ended = torchnan_command("replay", "missing", "--step", "long:both", folder=tmp_path)
     assert (ended.returncode, ended.stdout) == (2, "")

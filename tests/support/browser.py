@@ -1,4 +1,4 @@
-"""Pages in a headless browser, as the tests of pages look at them."""
+"""Opens pages in a headless browser for the tests of pages."""
 
 from __future__ import annotations
 

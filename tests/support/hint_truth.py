@@ -234,7 +234,7 @@ SENTENCES: Sequence[tuple[str, Check]] = (
 
 
 def wrong_in(hint: str, call: Call, output: int) -> str | None:
-    """Returns what is wrong in a hint about a call's output, ``None`` if it is true."""
+    """Returns the error in a hint about a call's output, ``None`` if the hint is true."""
     for sentence, check in SENTENCES:
         found = re.fullmatch(sentence, hint)
         if found is not None:

@@ -1,4 +1,4 @@
-"""What became of the tests of a run: written by this file as a pytest plugin, read and compared by run.py.
+"""The outcomes of the tests of a run: written by this file as a pytest plugin, read and compared by run.py.
 
 One line of JSON per test and phase, written at once, so that a crash loses nothing before it.
 """

@@ -52,7 +52,7 @@ class Series:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """What the window before each row predicts; NaN for rows without a whole window before them.
+    """The prediction from the window before each row; NaN for rows without a whole window before them.
 
     Attributes:
         mean, sigma: of the window.
