@@ -60,7 +60,7 @@ Hint hint_for_growth(const Operation& op, const Growth& growth) {
                               op.dtype()));
 }
 
-// -- arithmetic: of finite numbers it makes an Inf only if it leaves the range
+// -- arithmetic: with finite numbers it makes an Inf only by overflow
 
 // Operators that round once: the result itself is too large.
 constexpr std::array kOneRounding = {

@@ -79,7 +79,7 @@ def flexed(x):
 
 @contextlib.contextmanager
 def two_ranks():
-    """Of which this is one and the other answers nothing."""
+    """A simulated job of two ranks: this is one of them, and the other answers nothing."""
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     try:
         yield init_device_mesh("cpu", (2,))

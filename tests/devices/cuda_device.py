@@ -12,7 +12,7 @@ WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize
 
 
 class Cuda:
-    """The device, and what programs do with it."""
+    """The device, and the operations that programs do with it."""
 
     def synchronize(self) -> None:
         """Waits for all that has been asked for."""
@@ -38,8 +38,8 @@ class Cuda:
             yield graph
 
     def count(self, program: Callable[[], object]) -> tuple[int, int]:
-        """How often the host waits for the device while the program runs, and copies from it, as CUPTI tells. What
-        comes with the tracing is in it, in every program alike."""
+        """How often the host waits for the device while the program runs, and copies from it, according to CUPTI.
+        Includes the effects of tracing, which are the same in every program."""
         names = self._traced(program)
         return sum(name in WAITS for name in names), sum(name.startswith("Memcpy DtoH") for name in names)
 

@@ -107,6 +107,6 @@ def test_the_picture_is_drawn_and_named(example):
 
 
 def line_of(path, text):
-    """The number of the one line that has this in it."""
+    """The number in the only line that contains this text."""
     [line] = [i for i, line in enumerate(path.read_text().splitlines(), 1) if text in line]
     return line

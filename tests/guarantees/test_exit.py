@@ -79,7 +79,7 @@ def test_ten_thousand_findings_do_not_hold_up_the_end(tmp_path, figure):
 
 
 def test_a_pipe_without_a_reader_is_rejected_at_once(tmp_path):
-    """Fails when the log is opened without O_NONBLOCK: the program waits for ever for a reader."""
+    """Fails when the log is opened without O_NONBLOCK: the program waits forever for a reader."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     ended = run_python("import torch", deadline=120, TORCHNAN="log", TORCHNAN_LOG=str(pipe))
@@ -108,7 +108,7 @@ print(getattr(told, "formatted", told))
 
 @pytest.mark.parametrize("before", ["nothing", "torch"])
 def test_a_subinterpreter_is_reported_that_pytorch_does_not_work_there(before):
-    """Fails without check_interpreter(): PyTorch crashes there, or waits for ever."""
+    """Fails without check_interpreter(): PyTorch crashes there, or waits forever."""
     ended = run_python(SUBINTERPRETER, before, deadline=120)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "ImportError" in ended.stdout

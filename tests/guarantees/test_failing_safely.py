@@ -60,7 +60,7 @@ ERRORS = (ValueError("mine"), MemoryError(), Unspeakable(), StopIteration(), Ass
 @pytest.mark.breadth(1)
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_an_action_that_raises(error, expected, figure):
-    """Once and for ever, at each finding in turn. Fails when ``act`` does not contain the action."""
+    """Once and forever, at each finding in turn. Fails when ``act`` does not contain the action."""
     runs = 0
     for for_ever in (False, True):
         for nth in range(1, FINDINGS + 1):

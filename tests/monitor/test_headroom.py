@@ -13,7 +13,7 @@ from tests.support.guarded_steps import NAN, Training
 from tests.support.monitored_training import lines_of, rows_of
 from torchnan.diagnosis import diagnose, read
 
-GROWTH = 1.04  # of the outputs of one module, in a step
+GROWTH = 1.04  # largest output of one module, in a step
 DOUBLING = math.log(2) / math.log(GROWTH)
 
 

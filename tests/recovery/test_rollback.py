@@ -1,4 +1,4 @@
-"""Going back: snapshots, the learning rate's cut and ramp, memory that is not enough, and the log of it all."""
+"""Rollback: snapshots, the cut and ramp of the learning rate, running out of memory, and their log entries."""
 
 from __future__ import annotations
 

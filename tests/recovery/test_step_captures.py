@@ -262,7 +262,7 @@ def test_what_cannot_be_kept_is_refused_by_name_before_the_step_runs(tmp_path):
 
 
 def test_captures_are_refused_without_the_library_that_writes_them(tmp_path, monkeypatch):
-    """Fails where it is found out by the first bad step."""
+    """Fails if only the first bad step reveals it."""
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
     with pytest.raises(OptionError, match=r"captures need safetensors: pip install safetensors\."):
         Training(captures=tmp_path)

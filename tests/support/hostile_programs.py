@@ -331,7 +331,7 @@ class Bench:
         return [*said, *re.sub(r"(?<=</li>)\n(?=<li)", "", page.read_text()).split("\n")]
 
     def annotations(self) -> list[str]:
-        """The lines of what code hosts are given."""
+        """The lines in the formats for code hosts."""
         log = str(self.folder / "findings.jsonl")
         forms = (functools.partial(cli.main, ["show", f"--format={form}", log]) for form in ("github", "sarif"))
         return [line for text in printed(*forms) for line in text.split("\n")]

@@ -67,7 +67,8 @@ class Pair:
     def _install(self, sdist: Path) -> None:
         """Installs the source distribution for the PyTorch of the environment.
 
-        Under one path for all Pythons, so that ccache compiles what knows no Python once for each PyTorch.
+        Under one path for all Pythons, so that ccache compiles files that do not depend on Python once for each
+        PyTorch.
         """
         torch = self._linked("torch", f"torch{self.torch_release}")
         json = self._linked("nlohmann_json", "nlohmann_json") / "include"

@@ -91,7 +91,7 @@ class Inapplicable(Exception):
 
 
 def is_finite(symptoms):
-    """Whether all of a case's symptoms are."""
+    """Whether all of a case's symptoms are finite."""
     tensors = [leaf for leaf in tree_flatten(symptoms)[0] if isinstance(leaf, torch.Tensor)]
     return all(bool(torch.isfinite(t.detach()).all()) for t in tensors)
 

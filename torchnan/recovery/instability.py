@@ -1,4 +1,4 @@
-"""Applies the policy's ``instability`` table to what an observer finds."""
+"""Applies the policy's ``instability`` table to the findings of an observer."""
 
 from __future__ import annotations
 

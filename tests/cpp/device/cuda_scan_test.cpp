@@ -1,5 +1,4 @@
-// The body of the CUDA kernel, run by the host as the device would run it: every thread of every block, one after the
-// other.
+// The body of the CUDA kernel, run on the host as on the device: every thread of every block, one after the other.
 #include "device/cuda/scan_body.h"
 
 #include <gtest/gtest.h>
@@ -175,7 +174,7 @@ std::vector<uint64_t> patterns_of(const FloatFormat& format) {
 TEST_P(CudaScan, AlarmsExactlyForWhatTheTypeCallsNonfinite) {
   std::vector<uint8_t> buffer(48, 0);
   for (const uint64_t pattern : patterns_of(format)) {
-    for (const int64_t at : {int64_t{0}, 16 - word, int64_t{16}}) {  // in a ragged end, and in a pack
+    for (const int64_t at : {int64_t{0}, 16 - word, int64_t{16}}) {  // in a partial pack at the end, and in a whole one
       put(buffer, at, pattern);
       const Launched launched = launch(table_of({entry(buffer.data(), 48 / word)}));
       ASSERT_EQ(launched.alarm == kNoAlarm, std::isfinite(value_of(dtype, pattern))) << std::hex << pattern;

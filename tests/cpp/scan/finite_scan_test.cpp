@@ -17,7 +17,7 @@ constexpr int64_t kLineBytes = 64;
 
 // The definition, one word at a time, by the arithmetic type.
 struct Reference {
-  double most;  // of the finite ones; at first what all bits zero stand for, than which nothing is smaller
+  double most;  // for the finite ones; starts with the value of a word of zero bits, the minimum
   Counts counts{};
 
   void add(double x) {

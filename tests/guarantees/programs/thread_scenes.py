@@ -154,7 +154,7 @@ def hogwild() -> None:
 
 
 def on_in_one_thread_off_in_another() -> None:
-    """Fails when end_watch() closes no scope of other threads: theirs stay open for ever, and the key with them."""
+    """Fails when end_watch() closes no scope of other threads: theirs stay open forever, and the key with them."""
     key = torch._C._parse_dispatch_key(_C.interceptor_key_name())
     for _ in range(3):
         torchnan.set_detect(True, action="log")
