@@ -47,7 +47,7 @@ build: $(VENV)/.built ## a .venv with PyTorch and an editable build of torchnan
 demo: $(VENV)/.built $(VENV)/.demo ## a GPT-2 whose loss turns NaN: plain, under set_detect_anomaly, under torchnan
 	@$(BIN)/python examples/gpt2/demo.py
 
-# GoogleTest and a browser are system packages: nothing installs them unasked.
+# GoogleTest and a browser are system packages, which are not installed automatically.
 GTEST := /usr/include/gtest/gtest.h
 $(GTEST):
 	@echo "The C++ tests need GoogleTest: sudo apt-get install libgtest-dev (or its sources from"; \
@@ -62,17 +62,17 @@ test-cpp: $(VENV)/.built $(GTEST) ## the C++ tests
 	$(BUILD)/tests/cpp/torchnan_device_tests --gtest_brief=1
 	$(BUILD)/tests/cpp/torchnan_fault_tests --gtest_brief=1
 
-# Threads that wait for each other's turn on few cores cost more than they compute. The tests of devices take a place in
-# PyTorch that a process has once.
+# Several threads on few cores cost more than they compute. The tests of devices use a slot in PyTorch that exists once
+# per process.
 PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal --durations=10 -ra $(PYTEST_OPTIONS)
 test-python test-rest: $(VENV)/.built $(VENV)/.test
 test-python: export OMP_NUM_THREADS = 1
-test-python: ## the Python tests, of many cases a sample; those of devices after `make test-cpp` has made one
+test-python: ## the Python tests, a sample of the cases; device tests need `make test-cpp` first
 	$(BIN)/cmake --build $(BUILD) --target _testing
 	$(PYTEST) --tier=sample
 	$(PYTEST) --tier=sample tests/devices
 
-test: test-cpp test-python ## every behaviour once; of many cases a sample
+test: test-cpp test-python ## every behaviour once, with a sample of the cases
 
 test-rest: ## the cases that are not in the sample of `make test`
 	$(BIN)/cmake --build $(BUILD) --target _testing
@@ -89,7 +89,7 @@ asan tsan: $(VENV)/.built $(VENV)/.test $(GTEST)
 soak: test-cpp $(VENV)/.built $(VENV)/.test ## the long forms of the tests, and the figures in docs/guarantees.md
 	$(BIN)/python -m pytest --soak -n 2 --dist worksteal
 
-# FUZZ_SECONDS=60 for less; what disagrees is printed with the command that runs it again. The next search goes on with
+# FUZZ_SECONDS=60 for less; a disagreement is printed with the command that reproduces it. The next search goes on with
 # the seeds after these.
 fuzz: $(VENV)/.built $(VENV)/.test ## ten minutes of random programs, each compared with itself and with a slow truth
 	$(BIN)/cmake --build $(BUILD) --target _testing
@@ -98,7 +98,7 @@ fuzz: $(VENV)/.built $(VENV)/.test ## ten minutes of random programs, each compa
 suites: $(VENV)/.built $(VENV)/.test ## other packages' test suites with and without torchnan: no outcome may differ
 	$(BIN)/python -m tests.third_party_suites.run
 
-libraries: $(VENV)/.built $(VENV)/.test ## programs of real libraries: silent as they are, named with a bug
+libraries: $(VENV)/.built $(VENV)/.test ## programs of real libraries: silent if correct, reported with a bug
 	$(BIN)/python -m tests.libraries.run
 
 zoo: $(VENV)/.built ## the score on programs whose origin is known
@@ -124,7 +124,7 @@ bench: $(VENV)/.built $(VENV)/.demo ## the time of training steps under torchnan
 
 # Installs the commit into a folder, with the benchmarks as they are here.
 AGAINST := build/against
-bench-against: $(VENV)/.built $(VENV)/.demo ## REV=main~1: the price of detect() here and at that commit
+bench-against: $(VENV)/.built $(VENV)/.demo ## REV=main~1: the overhead of detect() here and at that commit
 	rm -rf $(AGAINST) && mkdir -p $(AGAINST)/source
 	git archive $(REV) | tar -x -C $(AGAINST)/source
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip install -q --disable-pip-version-check --no-build-isolation --no-deps \

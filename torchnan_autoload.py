@@ -1,6 +1,6 @@
-"""Called by `import torch` in every program of an environment that has torchnan: it must cost nothing.
+"""Called by `import torch` in every program of an environment that has torchnan, so it must cost almost nothing.
 
-A module of its own, so that a program which has not asked for torchnan imports no part of it.
+A separate module, so that a program that does not use torchnan imports no part of it.
 """
 
 import os

@@ -1,7 +1,7 @@
 """The pytest plugin: ``pytest --torchnan`` checks every test for NaN and Inf.
 
-Every pytest run of an environment that has torchnan loads this module: it imports neither torchnan nor torch before a
-test is to be checked.
+Every pytest run of an environment with torchnan loads this module. It imports neither torchnan nor torch before a test
+is to be checked.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Runs a test under a detection of its own."""
+    """Runs a test under a separate detection session."""
     options = _options(item)
     if options is None:
         return (yield)
@@ -53,7 +53,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Leaves the frames of PyTorch and torchnan out of the traceback of a finding, but for ``--full-trace``."""
+    """Removes the frames of PyTorch and torchnan from the traceback of a finding, except with ``--full-trace``."""
     if call.excinfo is not None and call.excinfo.typename == "NonFiniteError":
         users = _users(call.excinfo.tb)
         if users is not None and not item.config.getoption("fulltrace"):
@@ -62,7 +62,7 @@ def pytest_runtest_makereport(
 
 
 def _users(trace: TracebackType | None) -> TracebackType | None:
-    """Returns a traceback without the frames of PyTorch's machinery; ``None`` if it has no others."""
+    """Returns a traceback without the frames of PyTorch's machinery; ``None`` if no frame is left."""
     from torchnan.detection import introspection
 
     if trace is None:
@@ -75,7 +75,7 @@ def _users(trace: TracebackType | None) -> TracebackType | None:
 
 @pytest.fixture
 def torchnan_session() -> Iterator[torchnan.detect]:
-    """Detection around the test, which keeps its findings for the test to look at: ``torchnan_session.first``."""
+    """The detection session around the test, which keeps its findings for the test: ``torchnan_session.first``."""
     import torchnan
 
     with torchnan.detect(action="log") as session:
@@ -83,7 +83,7 @@ def torchnan_session() -> Iterator[torchnan.detect]:
 
 
 def _options(item: pytest.Item) -> dict[str, Any] | None:
-    """Returns the options to check a test with, ``None`` if it is not to be checked here."""
+    """Returns the options to check a test with, ``None`` if it is not to be checked."""
     if FIXTURE in getattr(item, "fixturenames", ()):
         return None
     action = item.config.getoption("--torchnan")

@@ -1,9 +1,10 @@
-"""The price of detect() here and at another commit, timed in turn; `make bench-against REV` builds that commit.
+"""Compares the overhead of detect() here and at another commit, timed in turn; `make bench-against REV` builds that
+commit.
 
     python -m benchmarks.against FOLDER [--seconds 60] [--steps mlp,gpt2]
 
-FOLDER holds torchnan as it is there, and these benchmarks. Each side has a process of its own, which times the step
-plain and under detect(); what is compared are the two ratios of a round.
+FOLDER holds torchnan of that commit, and these benchmarks. Each side has a separate process, which times the step plain
+and under detect(); the two ratios of a round are compared.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""What glibc's malloc does with memory that a step frees.
+"""Controls how glibc's malloc handles memory that a step frees.
 
-By default it returns large blocks to the kernel and gets them again, depending on how the heap happens to lie: the
-same step of the small GPT-2 takes 0 to 60,000 page faults, of which each thousand costs 2 ms. A single small
-allocation changes the pattern for as long as the process lives, so that two rows differ by several percent for no
-reason of theirs.
+By default it returns large blocks to the kernel and requests them again, depending on the layout of the heap: the same
+step of the small GPT-2 takes 0 to 60,000 page faults, of which each thousand costs 2 ms. A single small allocation
+changes the pattern for the rest of the process, so two rows may differ by several percent for an unrelated reason.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of <malloc.h>
 
 
 def keep_freed_memory() -> None:
-    """Lets malloc keep what is freed, for the rest of the process. Changes nothing where there is no glibc."""
+    """Makes malloc keep freed memory, for the rest of the process. Does nothing without glibc."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(M_MMAP_MAX, 0)

@@ -1,6 +1,6 @@
-"""What a step is measured by: seconds, or processor cycles of the thread that runs it.
+"""Measures a step in seconds, or in processor cycles of its thread.
 
-Cycles do not count the time that other processes take of a busy machine; what these take of its caches shows. Steps of
+Cycles exclude the time that other processes take on a busy machine, but not their effect on its caches. Steps of
 several threads wait for each other, so use one thread with cycles.
 """
 
@@ -20,7 +20,7 @@ seconds = time.perf_counter
 
 
 def open_cycles() -> Callable[[], float]:
-    """Returns a clock of this thread's cycles in user mode. Raises OSError where the kernel does not let it."""
+    """Returns a clock of this thread's cycles in user mode. Raises OSError if the kernel forbids it."""
     fields = struct.pack("=IIQQQQQ", HARDWARE, ATTRIBUTE_BYTES, CYCLES, 0, 0, 0, USER_ALONE)
     attribute = ctypes.create_string_buffer(fields, ATTRIBUTE_BYTES)
     libc = ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,4 @@
-"""What a step is run under: nothing, torchnan, its peers. Each is a context manager over a workload."""
+"""The modes that a step runs under: nothing, torchnan, its peers. Each is a context manager over a workload."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def off(workload: Workload) -> Iterator[None]:
 
 @contextlib.contextmanager
 def intercept_only(workload: Workload) -> Iterator[None]:
-    """Every operation passes the fallback; none is judged."""
+    """Every operation passes the fallback; none is checked."""
     with torchnan.detect(skip_ops=("*",), stacks=False):
         yield
 
@@ -55,7 +55,7 @@ def anomaly_mode(workload: Workload) -> Iterator[None]:
 
 @contextlib.contextmanager
 def forward_hooks(workload: Workload) -> Iterator[None]:
-    """isfinite().all() in a hook on every module, as the tools built on hooks do."""
+    """isfinite().all() in a hook on every module, like the tools built on hooks."""
 
     def check(module: torch.nn.Module, inputs: object, output: object) -> None:
         for tensor in tree_leaves(output):
@@ -111,12 +111,12 @@ def guard_of(workload: Workload, **options: Any) -> torchnan.StepGuard:
 
 
 def monitor() -> torchnan.Monitor:
-    """As it is by default, with a log."""
+    """With its defaults, and a log."""
     return torchnan.Monitor(log=Path(tempfile.mkdtemp()) / "run.jsonl")
 
 
 def _guarded(title: str, options: Callable[[], dict[str, Any]] = dict) -> Mode:
-    """The step run by a StepGuard, which is made once: no step trips it."""
+    """The step run by a StepGuard, which is made once: no step is bad."""
 
     @contextlib.contextmanager
     def guarded(workload: Workload) -> Iterator[None]:

@@ -1,9 +1,9 @@
-"""Steps in another process, to be timed in turn with those of this one.
+"""Runs steps in another process, to be timed in turn with those of this one.
 
     python -m benchmarks.other_process WORKLOAD THREADS
 
-Answers each line on stdin, the name of a mode, with seconds per step. An empty line asks for the plain step, and the
-first one that does not for torchnan to be imported.
+Answers each line on stdin, the name of a mode, with seconds per step. An empty line requests the plain step; the first
+other line imports torchnan.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What a Monitor takes of a guarded step. Too small a share to be seen in a ratio of whole steps: its own calls
-are timed, in the CPU time of their thread, with a full window and all that comes only every few steps."""
+"""Measures how long a Monitor takes in a guarded step. Its share is too small for a ratio of whole steps: its own calls
+are timed, in the CPU time of their thread, with a full window and all periodic work."""
 
 from __future__ import annotations
 

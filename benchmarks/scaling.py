@@ -1,10 +1,10 @@
-"""How the price of watching grows: with the size of tensors, the number of operations, depth, and threads. CPU only.
+"""Measures how the overhead grows with the size of tensors, the number of operations, depth, and threads. CPU only.
 
     python -m benchmarks.scaling [--rounds 7] [--threads N] [--json OUT] [--pictures FOLDER]
 
 As in benchmarks.steps, every mode runs once a round, in random order, and a ratio is taken within a round; "off again
-(A/A)" times the same thing twice. The plain run here is this process with detection off: what torchnan costs by being
-loaded is for benchmarks.steps to say. The picture, scaling.svg, needs matplotlib.
+(A/A)" times the same thing twice. The plain run here is this process with detection off: benchmarks.steps measures the
+cost of loading torchnan. The picture, scaling.svg, needs matplotlib.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 Measured = dict[int, dict[str, Times]]  # by x, then by workload
 
 SHORTEST = 0.02  # seconds: a shorter timing would measure the clock and the scheduler
-LINE_COLOURS = ("#0072B2", "#56B4E9", "#D55E00", "#CC79A7")  # told apart by the colour-blind too
+LINE_COLOURS = ("#0072B2", "#56B4E9", "#D55E00", "#CC79A7")  # distinguishable for the colour-blind
 GREY = "#767676"
 
 
 @contextlib.contextmanager
 def exact(workload: Workload) -> Iterator[None]:
-    """Every result is read, whatever bounds prove."""
+    """Every result is scanned, even if it is proved."""
     with torchnan.detect(rescan_every=1):
         yield
 
@@ -51,11 +51,11 @@ DETECT: dict[str, modes.Mode] = {"detect()": modes.detect}
 DETECT_AND_EXACT: dict[str, modes.Mode] = {**DETECT, "detect(rescan_every=1)": exact}
 
 
-# -- what is timed
+# -- workloads
 
 
 def repeated(name: str, step: Callable[[], object], model: torch.nn.Module | None = None) -> Workload:
-    """A workload with as many steps per timing as make it long enough."""
+    """A workload with enough steps per timing."""
     seconds = []
     for _ in range(3):
         start = time.perf_counter()
@@ -69,19 +69,19 @@ def repeated(name: str, step: Callable[[], object], model: torch.nn.Module | Non
 
 
 def chain_on_one_tensor(size: int) -> Workload:
-    """Bounds prove all three results; those of 16 KiB and less are read, which is as cheap."""
+    """Bounds prove all three results; those of 16 KiB and less are scanned, which is as cheap."""
     x = torch.randn(size // 4)
     return repeated("(x * 1.5 + x).tanh()", lambda: (x * 1.5 + x).tanh())
 
 
 def without_a_rule(size: int) -> Workload:
-    """No bound is known for log1p: its result is read."""
+    """No bound is known for log1p: its result is scanned."""
     x = torch.rand(size // 4) + 0.5
     return repeated("x.log1p()", lambda: x.log1p())
 
 
 def many_small_ops(n: int) -> Workload:
-    """One after the other, each on the result of the one before."""
+    """Operations in sequence, each on the result of the one before."""
     x = torch.randn(64, 64)
 
     def step() -> None:
@@ -106,7 +106,7 @@ def training(layers: int, width: int) -> Workload:
     return repeated(f"MLP {layers}x{width}", step, model)
 
 
-# -- along which axes
+# -- axes
 
 
 def ratio(seconds: float, base: float, x: int) -> float:
@@ -123,18 +123,18 @@ def size_text(size: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """What is measured along one axis; a panel of the picture.
+    """The measurements along one axis; a panel of the picture.
 
     Attributes:
         title: for the table and the picture.
-        axis: what x is.
+        axis: the meaning of x.
         along: its values.
-        workloads: what is timed at each x, by name.
-        modes: what each of them runs under, beside "off".
-        price: from the seconds of a mode, the seconds of "off" in the same round, and x.
+        workloads: the timed workloads at each x, by name.
+        modes: the modes of each, beside "off".
+        price: computes the overhead from the seconds of a mode, the seconds of "off" in the same round, and x.
         unit: of the price.
-        text_of: x as a person writes it.
-        sets_threads: x is the number of threads to compute with.
+        text_of: formats x.
+        sets_threads: whether x is the number of threads to compute with.
     """
 
     title: str
@@ -211,12 +211,12 @@ def measure_curve(curve: Curve, rounds: int, threads: int) -> Measured:
 
 
 def quartiles(curve: Curve, x: int, times: Times, mode: str) -> list[float]:
-    """Of the prices of the rounds: the lower, the median, the upper."""
+    """The lower quartile, the median and the upper quartile over the rounds."""
     prices = [curve.price(seconds, base, x) for seconds, base in zip(times[mode], times[OFF], strict=True)]
     return statistics.quantiles(prices, n=4) if len(prices) > 1 else prices * 3
 
 
-# -- showing
+# -- output
 
 
 def print_table(curve: Curve, measured: Measured) -> None:
@@ -277,7 +277,7 @@ def main() -> None:
     parser.add_argument("--json", metavar="OUT")
     parser.add_argument("--pictures", metavar="FOLDER", type=Path)
     given = parser.parse_args()
-    if given.pictures:  # what would fail at the end had better fail now
+    if given.pictures:  # fails now rather than at the end
         importlib.import_module("matplotlib.figure")
         given.pictures.mkdir(parents=True, exist_ok=True)
     warnings.simplefilter("ignore")

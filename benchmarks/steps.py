@@ -1,11 +1,11 @@
-"""The price of watching whole training steps, as ratios to the plain step.
+"""Measures the overhead of detection for whole training steps, as ratios to the plain step.
 
     python -m benchmarks.steps [--seconds 60] [--steps mlp,gpt2] [--modes "detect()"] [--cycles] [--write] [--json OUT]
 
-Every mode runs once a round, in random order; a ratio is taken within a round, so that what the machine does to a
-round it does to both. Rounds are added until the row that times the same thing twice ("off again (A/A)") and detect()
-are known within a percent, or the time is over; then the table says that the machine was too busy to tell. "Off" is
-this process, with torchnan in it and detection off, against one that has never heard of it; all other modes are ratios
+Every mode runs once a round, in random order; a ratio is taken within a round, so that disturbances of the machine
+affect both sides. Rounds are added until the row that times the same thing twice ("off again (A/A)") and detect() are
+known within a percent, or the time is over; then the table says that the machine was too busy to tell. "Off" is this
+process, with torchnan loaded and detection off, relative to a process that never loaded it; all other modes are ratios
 to "off". Counts are exact and do not depend on the machine.
 """
 
@@ -37,10 +37,10 @@ class Result:
     Attributes:
         name: of the workload.
         times: by row.
-        ratios: by row, to what the row is compared with.
+        ratios: by row, to the base of the row.
         counts: of one step; exact.
         is_in_cycles: whether the times are cycles, and not seconds.
-        microseconds_of_monitor: what a Monitor takes of a guarded step.
+        microseconds_of_monitor: time of a Monitor in a guarded step.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Result:
 
 
 def base_of(name: str) -> str:
-    """What a row is a ratio to."""
+    """The base of a row's ratio."""
     return PLAIN if name == OFF else OFF
 
 
@@ -72,7 +72,7 @@ def is_precise(times: Times) -> bool:
 def timers(
     key: str, workload: workloads.Workload, names: list[str], threads: int, read_clock: Callable[[], float]
 ) -> dict[str, Callable[[], float]]:
-    """How to time each row. Another process is timed in seconds alone."""
+    """How to time each row. Another process is timed only in seconds."""
 
     def under(mode: modes.Mode) -> Callable[[], float]:
         def timer() -> float:
@@ -90,7 +90,7 @@ def timers(
 
 
 def count(workload: workloads.Workload) -> dict[str, int]:
-    """What detect() does in one step, in the second and later ones alike."""
+    """The counts of detect() in one step; the same for the second and all later steps."""
     with torchnan.detect() as watch:
         workload.step()
         before = watch.stats()
@@ -100,14 +100,14 @@ def count(workload: workloads.Workload) -> dict[str, int]:
 
 
 def memory_of_guard(workload: workloads.Workload) -> dict[str, int]:
-    """What a StepGuard with one snapshot holds between steps."""
+    """The memory that a StepGuard with one snapshot holds between steps."""
     guard = modes.guard_of(workload, snapshot_every=1, snapshots=1)
     guard.step(workload.batch)
     return guard.memory()
 
 
 def run(key: str, names: list[str], threads: int, seconds: float, read_clock: Callable[[], float]) -> Result:
-    """Times one workload under these modes, for at most about so many seconds."""
+    """Times one workload under these modes, for about this many seconds at most."""
     workload = workloads.ALL[key]()
     counts = {**count(workload), **memory_of_guard(workload)}
     times = measure_until(timers(key, workload, names, threads, read_clock), is_precise, seconds)

@@ -1,4 +1,4 @@
-"""The tables that `make bench` writes, and the line that says where they are from."""
+"""The tables that `make bench` writes, with the line that names their origin."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _short_cell(result: Result, mode: str) -> str:
 
 
 def _cell(result: Result, mode: str) -> str:
-    """The median; with its interval where that is wider than a percent to each side."""
+    """The median; with its interval if that is wider than a percent to each side."""
     if mode not in result.ratios:
         return ""
     ratio = result.ratios[mode]

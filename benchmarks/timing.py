@@ -1,4 +1,4 @@
-"""Timing steps in turn, and what a ratio of their times is worth."""
+"""Times steps in turn, and computes ratios with their precision."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Ratio(NamedTuple):
 
 
 def time_once(workload: Workload, read_clock: Callable[[], float] = clock.seconds) -> float:
-    """Time per step, after one step that is not counted: whatever a mode does at its first is not its price."""
+    """Time per step, after one step that is not counted, because a mode may have one-time work."""
     workload.step()
     start = read_clock()
     for _ in range(workload.repeat):

@@ -17,9 +17,9 @@ class Workload:
     Attributes:
         name: for the table.
         step: runs one step.
-        model: its model, for the peers that hang hooks on modules.
+        model: its model, for the peers that use hooks on modules.
         repeat: steps per timing, so that one timing is not too short to be measured.
-        optimizer, loss_of, batch: what the step is made of, for what runs it itself.
+        optimizer, loss_of, batch: the parts of the step, for modes that run it themselves.
         eager: makes the same step without its compilation; ``None`` if it is not compiled.
     """
 
@@ -57,7 +57,7 @@ def training(
 
 
 def training_on_images(name: str, model: torch.nn.Module, count: int, size: int) -> Workload:
-    """A classifier of Transformers, on so many square images of that size."""
+    """A classifier of Transformers, on this many square images of that size."""
     batch = {"pixel_values": torch.randn(count, 3, size, size), "labels": torch.randint(0, 2, (count,))}
     return training(name, model, batch, lambda: model(**batch).loss, 1)
 
@@ -83,7 +83,7 @@ def gpt2(tokens: int = 256) -> Workload:
 
 
 def gpt2_bf16() -> Workload:
-    """The same under autocast to bfloat16; fewer tokens, as many processors compute it slowly."""
+    """The same under autocast to bfloat16; fewer tokens, because many processors are slow in it."""
     return gpt2(64).under(lambda: torch.autocast("cpu", torch.bfloat16), "GPT-2 256x4, 4x64, bf16")
 
 

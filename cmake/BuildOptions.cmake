@@ -1,4 +1,4 @@
-# Flags for our own targets only; nothing global leaks into what is found.
+# Flags for our own targets only, so that packages found by CMake are not affected.
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
@@ -31,7 +31,7 @@ endif()
 find_program(CCACHE ccache)
 if(CCACHE)
   # A precompiled header carries a time stamp that would defeat the cache, and must be seen by ccache's preprocessor.
-  # Another clone finds what this one has compiled: paths within a clone are relative.
+  # Paths within a clone are relative, so clones share the cache.
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
     CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${CCACHE})
   target_compile_options(torchnan_build_options INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fpch-preprocess>)

@@ -13,7 +13,7 @@ if(TORCHNAN_TORCH_VERSION VERSION_LESS 2.11)
   message(FATAL_ERROR "torchnan needs PyTorch 2.11 or later; ${TORCHNAN_TORCH_DIR} holds ${TORCHNAN_TORCH_VERSION}.")
 endif()
 
-# The OpenMP runtime that libtorch runs on: a second one beside it would have threads of its own.
+# The OpenMP runtime that libtorch runs on: a second one beside it would start separate threads.
 file(GLOB TORCHNAN_TORCH_OPENMP ${TORCHNAN_TORCH_DIR}/lib/libgomp*.so*)
 
 add_library(torchnan::torch INTERFACE IMPORTED)

@@ -1,4 +1,4 @@
-"""What every test starts from and must leave behind, and which of them run: the short forms, or the long ones."""
+"""The state that every test starts from and must restore, and which tests run: the short forms, or the long ones."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def clean_slate():
 
 @pytest.fixture(autouse=True, scope="module")
 def young_heap():
-    """What the tests before and their libraries have left is no garbage: no collection, and no search of a report for
-    who holds a tensor, looks at it again."""
+    """Freezes objects left by earlier tests and their libraries: neither garbage collection nor a report's search
+    visits them again."""
     gc.collect()
     gc.freeze()
 
@@ -93,7 +93,7 @@ def soak(request) -> bool:
 
 @pytest.fixture
 def figure(request):
-    """Tells what was measured: ``figure("1,000 forks, 0 hangs")``. One sentence a test, in docs/guarantees.md.
+    """Records a measured figure: ``figure("1,000 forks, 0 hangs")``. One sentence a test, in docs/guarantees.md.
 
     The cases of a parametrised test share one sentence if it has counts, which are added up:
     ``figure("{forks:,} forks, 0 hangs", forks=10)``.
@@ -109,7 +109,7 @@ def figure(request):
 
 
 class Figures:
-    """Collects what the tests tell, from every process that runs some, and writes it down after a soak."""
+    """Collects the figures of the tests from every process that runs some, and writes them to a file after a soak."""
 
     def __init__(self) -> None:
         self.told: dict[str, list[object]] = {}

@@ -1,4 +1,4 @@
-"""Checks what the linters do not know: what files may not be called, and what the sources may not name."""
+"""Checks that linters do not have: forbidden file names, and forbidden names in the sources."""
 
 from __future__ import annotations
 

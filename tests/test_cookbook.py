@@ -12,7 +12,7 @@ SECTIONS = {f"{match[1]}. {match[2]}": (match[4], match[5]) for match in SECTION
 @pytest.mark.filterwarnings("ignore:std\\(\\):UserWarning")
 @pytest.mark.parametrize("title", SECTIONS)
 def test_a_program_is_reported_as_shown(title):
-    """To write what is reported now into the page: python -m tests.support.write_cookbook."""
+    """To write the current reports into the page: python -m tests.support.write_cookbook."""
     program, shown = SECTIONS[title]
     assert report_of(program) == shown
     assert "  made by   " in shown

@@ -1,4 +1,4 @@
-"""The pages of docs/ that are read first: each program in them runs, and each command prints what the page shows."""
+"""The first pages of docs/ that users read: each program in them runs, and each command prints what the page shows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.processes import REPOSITORY
 @pytest.mark.breadth(1)
 @pytest.mark.parametrize("page", ["start", "reports", "debugging", "recipes"])
 def test_the_examples_print_what_the_page_shows(page, tmp_path):
-    """To write what a command prints into the page: python -m tests.support.document_examples docs/PAGE.md."""
+    """To write the output of a command into the page: python -m tests.support.document_examples docs/PAGE.md."""
     examples = run_examples(REPOSITORY / "docs" / f"{page}.md", tmp_path)
     assert examples
     for example in examples:

@@ -1,6 +1,6 @@
 """torchnan names the operation that made a NaN or an Inf: forward, backward and in the optimizer."""
 
-from torchnan._load import _C as _C  # isort: skip - first: says why if the core cannot be loaded
+from torchnan._load import _C as _C  # isort: skip - first: explains why the core cannot be loaded
 from typing import TYPE_CHECKING, Any
 
 from torchnan import _build, startup
@@ -41,7 +41,7 @@ __all__ = [
     "set_detect",
 ]
 
-# Imported when first used: detection alone needs none of it.
+# Imported when first used: detection alone does not need them.
 _LAZY = {
     "Monitor": "torchnan.monitor",
     "NaNDetector": "torchnan.recovery.nan_detector",

@@ -1,4 +1,4 @@
-"""Loads the compiled core, or says in one sentence why it cannot be."""
+"""Loads the compiled core, or says in one sentence why it cannot be loaded."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import sys
 
 
 def check_interpreter(number: int) -> None:
-    """Refuses all interpreters of a process but the first, where PyTorch itself crashes.
+    """Rejects every interpreter of a process except the first: PyTorch itself crashes in the others.
 
     Raises:
-        ImportError: says so.
+        ImportError: this is not the first interpreter.
     """
     if number != 0:
         raise ImportError(
             f"torchnan was imported in subinterpreter {number}. PyTorch does not work there: use the main interpreter "
-            "of a process of its own."
+            "of a separate process."
         )
 
 
@@ -32,7 +32,7 @@ def _release(version: str) -> str:
 
 
 def _remedy(running: str) -> str:
-    """Returns what to install for a PyTorch. By file: an index may have something else under the name."""
+    """Returns the wheel to install for a PyTorch. By file: an index may have another package of that name."""
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     wheel = f"torchnan-{_build.version}+torch{_release(running)}-{python}-{python}-*.whl"
     return (
@@ -42,10 +42,10 @@ def _remedy(running: str) -> str:
 
 
 def check(built_for: str, running: str) -> None:
-    """Refuses a PyTorch that the core was not built for, before any of it is loaded.
+    """Rejects a PyTorch for which the core was not built, before any of the core is loaded.
 
     Raises:
-        ImportError: says what was built, what runs and what to do.
+        ImportError: names the PyTorch of the build, the one that is running, and the remedy.
     """
     if _release(built_for) != _release(running):
         raise ImportError(

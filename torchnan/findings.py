@@ -1,7 +1,7 @@
-"""Logs of findings, read again: ``torchnan.findings.read("findings.jsonl").findings``.
+"""Reads logs of findings: ``torchnan.findings.read("findings.jsonl").findings``.
 
-A log may be of a process that was killed, of a full disk, or untrusted. What can be read of it is read, what
-cannot be is skipped and counted. Nothing that a log names is opened.
+A log may come from a killed process, a full disk, or a stranger. Readable lines are read; the others are skipped and
+counted. No path from a log is opened.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from torchnan.config import log_kind
 from torchnan.config.text import printable
 from torchnan.detection.finding import Finding
 
-MAX_LINE_BYTES = 2**20  # bytes, without the line break: no finding has more
+MAX_LINE_BYTES = 2**20  # bytes, without the line break: the longest line of a finding
 MAX_REPORTED_LINES = 100  # damaged lines
 _RANK = re.compile(r"rank-?(\d{1,9})(?!\d)")  # in the name of a log
-_START = b'{"schema":'  # of every line, and of nothing in one: quotes in its texts are escaped
+_START = b'{"schema":'  # starts every line and occurs nowhere else: quotes inside texts are escaped
 
 
 @dataclasses.dataclass(frozen=True)
 class UnreadableLine:
-    """A line that is no finding: its number (1-based), and the reason."""
+    """A line that is not a finding: its number (1-based), and the reason."""
 
     line: int
     reason: str
@@ -39,10 +39,10 @@ class Log:
     """The contents of a log.
 
     Attributes:
-        findings: in the order of the log. Each is made when it is asked for, so that only the text is held.
-        damaged: the first 100 lines with something that is no finding; ``damaged_lines`` is how many there are.
-        ignored_bytes: of damaged lines and of the last one, if it is not whole.
-        truncated: the last line is not whole.
+        findings: in the order of the log. Each is made when it is requested, so that only the text is held.
+        damaged: the first 100 damaged lines; ``damaged_lines`` is how many there are.
+        ignored_bytes: in damaged lines and in the last one, if it is incomplete.
+        truncated: the last line is incomplete.
     """
 
     findings: Sequence[Finding]
@@ -53,13 +53,13 @@ class Log:
 
 
 class LogStream:
-    """The findings of a log, made one by one while it is read, whatever it holds, in little memory.
+    """The findings of a log, made one by one while it is read, in little memory whatever it holds.
 
     Args:
         path: the log.
 
     Attributes:
-        damaged, damaged_lines, ignored_bytes, truncated: as in :class:`Log`, of what has been read so far.
+        damaged, damaged_lines, ignored_bytes, truncated: as in :class:`Log`, for the part that was read so far.
         count: how many findings have been read.
     """
 
@@ -70,10 +70,10 @@ class LogStream:
         self.truncated = False
 
     def __iter__(self) -> Iterator[Finding]:
-        """Yields the findings, in the order of the log. Begins again where it is asked for again.
+        """Yields the findings in the order of the log. Each iteration starts again.
 
         Raises:
-            OSError: it cannot be opened, or is no regular file.
+            OSError: the log cannot be opened, or is not a regular file.
         """
         return (finding for _, finding in self.lines())
 
@@ -82,7 +82,7 @@ class LogStream:
         self.__init__(self._path)  # type: ignore[misc]
         with _opened(self._path) as file:
             for number, (line, size, has_ended) in enumerate(_lines(file), 1):
-                start = line.rfind(_START)  # a writer that was killed may have left a beginning in front
+                start = line.rfind(_START)  # a killed writer may have left a partial line in front
                 finding, reason = _parsed(line[start:], size) if start >= 0 else (None, "it is not a finding")
                 if finding is None:
                     start = size
@@ -103,10 +103,10 @@ class LogStream:
 
 
 def read(path: str | os.PathLike[str]) -> Log:
-    """Reads a log, whatever it holds, in one pass and in no more memory than it has bytes.
+    """Reads a log in one pass, in no more memory than its size, whatever it holds.
 
     Raises:
-        OSError: it cannot be opened, or is no regular file.
+        OSError: the log cannot be opened, or is not a regular file.
     """
     stream = LogStream(path)
     whole = [line for line, _ in stream.lines()]
@@ -114,10 +114,10 @@ def read(path: str | os.PathLike[str]) -> Log:
 
 
 def kind_of(path: str | os.PathLike[str]) -> log_kind.LogKind | None:
-    """Returns which of torchnan's logs a file is by its beginning, ``None`` if it is none.
+    """Returns the kind of torchnan's log that a file is, from its first line; ``None`` if it is not one.
 
     Raises:
-        OSError: it cannot be opened, or is no regular file.
+        OSError: the file cannot be opened, or is not a regular file.
     """
     with _opened(path) as file:
         return log_kind.of(file.read(256))
@@ -127,8 +127,8 @@ def logs_at(path: str | os.PathLike[str]) -> list[Path]:
     """Returns the logs that belong together with this one, by rank.
 
     Args:
-        path: a log. If its name has ``rank-3`` in it, those of the other ranks beside it belong to it. Or a folder, and
-            with it all logs of findings that are in it.
+        path: a log. If its name contains ``rank-3``, the logs of the other ranks beside it belong to it. Or a folder:
+            all logs of findings in it.
 
     Raises:
         OSError: a folder cannot be read.
@@ -150,9 +150,9 @@ def _split_at_rank(name: str) -> tuple[str, str]:
 
 
 def _parsed(line: bytes, size: int) -> tuple[Finding | None, str]:
-    """Returns the finding of a line, or why it is none."""
+    """Returns the finding of a line, or the reason why it is not one."""
     if len(line) > MAX_LINE_BYTES:
-        return None, f"it has {size} bytes, and no finding has so many"
+        return None, f"it has {size} bytes, and a finding is shorter"
     try:
         return Finding.from_json(line), ""
     except ValueError as error:
@@ -190,7 +190,7 @@ def _without_waiting(name: str, flags: int) -> int:
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[bytes, int, bool]]:
-    """Lines without their breaks, cut where longer than a finding can be; their bytes; whether they have ended."""
+    """Yields lines without their breaks, cut where longer than a finding can be; their bytes; whether they ended."""
     while line := file.readline(MAX_LINE_BYTES + 2):
         size, rest = len(line), line
         while not rest.endswith(b"\n") and (rest := file.readline(MAX_LINE_BYTES)):

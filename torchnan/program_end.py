@@ -1,6 +1,6 @@
-"""The end of a program that the environment has switched detection on for: what is still referenced, the log, the page.
+"""The end of a program under ``TORCHNAN=``: reports values that are still referenced, and finishes log and page.
 
-None of it changes how the program ends.
+Nothing here changes how the program ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def finish(watch: detect | None, default_log: str | None, page: str | None, process: int) -> None:
-    """Reports what is still referenced when the program ends; there is nobody left to raise to."""
+    """Reports values that are still referenced when the program ends. It cannot raise any more."""
     from torchnan.detection import errors, session
 
     death = getattr(sys, "last_value", None)
@@ -27,10 +27,10 @@ def finish(watch: detect | None, default_log: str | None, page: str | None, proc
     try:
         session.end_program_wide(report_pending=not is_other_news)
     except errors.NonFiniteError as error:
-        with contextlib.suppress(OSError, ValueError):  # closed, or a pipe that nobody reads
+        with contextlib.suppress(OSError, ValueError):  # closed, or a pipe without a reader
             if sys.stderr is not None:
                 print(_laid_out(error), file=sys.stderr)
-    if os.getpid() != process:  # a child that has forked: its log and the page are the parent's
+    if os.getpid() != process:  # a forked child: log and page belong to the parent
         return
     if default_log is not None:
         _say_where_the_log_is(default_log)
@@ -47,7 +47,7 @@ def _laid_out(error: NonFiniteError) -> str:
 
 
 def _say_where_the_log_is(path: str) -> None:
-    """Removes the log if there is nothing in it."""
+    """Removes an empty log."""
     with contextlib.suppress(OSError, ValueError):
         from torchnan.distributed import job as jobs
 
@@ -55,7 +55,7 @@ def _say_where_the_log_is(path: str) -> None:
         if os.path.getsize(path) == 0:
             os.remove(path)
             if job is not None:
-                job.folder.rmdir()  # fails as long as another rank has a log in it
+                job.folder.rmdir()  # fails while another rank has a log in it
         elif job is None:
             say(f"findings are in {path}: {command_line('show', path)}")
         elif text := job.last_words():
@@ -63,11 +63,10 @@ def _say_where_the_log_is(path: str) -> None:
 
 
 def _write_page(watch: detect, path: str, is_logged: bool) -> None:
-    """Writes the page of what was found, if anything was, and says where. A failure is said, and is none of the
-    program's.
+    """Writes the page if there are findings, and says where. A failure is reported, but never fails the program.
 
     Args:
-        is_logged: whether the log of this rank has what it has found.
+        is_logged: whether the log of this rank contains its findings.
     """
     if not watch.findings:
         return
@@ -80,10 +79,10 @@ def _write_page(watch: detect, path: str, is_logged: bool) -> None:
 
 
 def _made_page(watch: detect, path: str, is_logged: bool) -> bool:
-    """Writes the page; of several ranks each does, and the last to end has seen the logs of all.
+    """Writes the page. With several ranks each does so, and the last to end has seen the logs of all.
 
     Returns:
-        whether it is to be said: by one rank.
+        whether this rank announces the page: one rank does.
     """
     from torchnan.distributed import job as jobs
     from torchnan.pages import findings_page
@@ -97,6 +96,7 @@ def _made_page(watch: detect, path: str, is_logged: bool) -> bool:
     if not is_logged:
         job.keep(watch.findings)
     size = -1
-    while size != (size := job.size()):  # another rank may have written meanwhile, and its page be older than this one
+    # another rank may have written meanwhile, and replaced this page by an older one
+    while size != (size := job.size()):
         private_file.write_text(path, findings_page.html(job.findings(), [str(job.folder)], notes))
     return job.is_first("page")

@@ -1,4 +1,4 @@
-"""Switches detection on where the environment asks for it: ``TORCHNAN=raise python train.py``."""
+"""Switches detection on if the environment asks for it: ``TORCHNAN=raise python train.py``."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from torchnan.config import environment as _environment
 from torchnan.config.options import OptionError, message_of
 from torchnan.config.text import MAX_MESSAGE_BYTES, printable, say
 
-is_pending = False  # asked for while torchnan was being imported, which does it at its end
+is_pending = False  # requested while torchnan was being imported; the import handles it at its end
 
 
 def options_from(environment: Mapping[str, str]) -> dict[str, Any] | None:
-    """Returns the options of detection that the variables ask for, ``None`` if it is to stay off.
+    """Returns the detection options that the variables set, ``None`` if detection stays off.
 
-    Variables of recovery are checked, too: refused now, and not by the first StepGuard.
+    Also checks the variables of recovery, so that errors appear now and not at the first StepGuard.
 
     Raises:
-        OptionError: a variable or a value that is not known.
+        OptionError: a variable or a value is unknown.
     """
     options = _environment.detection_options(environment, _policy_variables)
     if any(map(_environment.is_of_recovery, environment)):
@@ -36,7 +36,7 @@ def options_from(environment: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def _policy_variables() -> Iterable[str]:
-    from torchnan.recovery import policy  # not needed to switch detection on
+    from torchnan.recovery import policy  # only needed to check the variables
 
     return policy.variables()
 
@@ -44,11 +44,11 @@ def _policy_variables() -> Iterable[str]:
 def switch_on() -> None:
     """Turns detection on for the whole program if the environment asks for it.
 
-    A variable that cannot be used ends the program with status 2 before it has begun: it asked for something that it
-    would not get.
+    An invalid variable ends the program with status 2 before it begins, because it asks for something that it would not
+    get.
     """
     global is_pending
-    if not hasattr(_load, "_C"):  # `import torchnan` has imported torch, which has called us
+    if not hasattr(_load, "_C"):  # `import torchnan` has imported torch, which has called this function
         is_pending = True
         return
     from torchnan.detection import session
@@ -62,7 +62,7 @@ def switch_on() -> None:
 
             anomaly.replace_anomaly_mode()
         if options is not None:
-            jobs.current()  # now: later each rank may be in a folder of its own
+            jobs.current()  # now, because later each rank may be in a different folder
             path = _default_log() if options["action"] == "log" and options["log"] is None else None
             page = page_path()
             watch = session.set_detect(True, **options | ({"log": path} if path else {}))
@@ -73,15 +73,15 @@ def switch_on() -> None:
 
 
 def _say_that_nothing_is_on(ignored: list[str]) -> None:
-    """Options alone switch nothing on: who set them believes otherwise."""
+    """Warns if options are set without ``TORCHNAN``: they switch nothing on, although the user may think so."""
     if ignored and multiprocessing.parent_process() is None:
         names, are = " and ".join(ignored[:3]), "are" if len(ignored) > 1 else "is"
         say(f"{names} {are} set, TORCHNAN is not, so nothing is checked: set TORCHNAN=raise, warn or log.")
 
 
 def _default_log() -> str:
-    """Returns the path of the log where TORCHNAN=log is set without one: that of a rank is in the folder of its job,
-    others in the working directory if possible."""
+    """Returns the path of the log for TORCHNAN=log without a path: for a rank, in the folder of its job; otherwise in
+    the working directory if possible."""
     from torchnan.distributed import job as jobs
 
     job = jobs.current()
@@ -93,10 +93,10 @@ def _default_log() -> str:
 
 
 def page_path() -> str | None:
-    """Returns the path of the page that the environment asks for.
+    """Returns the path of the page that the environment requests.
 
     Raises:
-        OptionError: no page can be made, or not there.
+        OptionError: a page cannot be made at all, or not at that path.
     """
     path = _environment.page(os.environ)
     if path is None:
@@ -111,5 +111,5 @@ def page_path() -> str | None:
         raise OptionError(f"{_environment.PAGE}={path} cannot be used: no file can be written there.")
     if multiprocessing.parent_process() is None:
         return path
-    stem, suffix = os.path.splitext(path)  # that of the parent is another
+    stem, suffix = os.path.splitext(path)  # the parent process uses another path
     return f"{stem}-{os.getpid()}{suffix}"

@@ -1,1 +1,1 @@
-"""What a machine with a GPU shows, in stages: `python -m benchmarks.gpu OUT`."""
+"""Tests and measurements on a machine with a GPU, in stages: `python -m benchmarks.gpu OUT`."""

@@ -1,10 +1,10 @@
-"""Runs the stages, each in a process and a time limit of its own, and writes OUT/STAGE.json after each.
+"""Runs the stages, each in a separate process with a time limit, and writes OUT/STAGE.json after each.
 
     python -m benchmarks.gpu OUT [--device cuda] [--only smoke,cost]
 
-A stage needs PyTorch, torchnan and a GPU: no network, no transformers. What it measures is held against a limit: PASS
-or FAIL. A stage that fails, or runs out of time, keeps nobody from the next. `--device lagging` tries the stages on the
-device of tests/cpp/device: what they measure there says nothing of a GPU, and is not held against anything.
+A stage needs PyTorch, torchnan and a GPU, but no network and no transformers. Its figures are compared with limits:
+PASS or FAIL. A stage that fails, or runs out of time, does not keep the next from running. `--device lagging` tries the
+stages on the device of tests/cpp/device: its figures do not apply to a GPU, and are not compared with limits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.gpu.verdict import Verdict
 
 
 def run_stage(name: str, device: str, out: Path) -> dict[str, object]:
-    """Runs one stage and returns its report, whatever becomes of it."""
+    """Runs one stage and returns its report, even if the stage fails."""
     path = out / f"{name}.json"
     path.unlink(missing_ok=True)
     began = time.monotonic()

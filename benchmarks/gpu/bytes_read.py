@@ -1,10 +1,10 @@
-"""The share of what training steps write on a device that detection reads.
+"""Measures how much of the data that training steps write on a device is scanned.
 
     python -m benchmarks.gpu.bytes_read
 
-On the device of tests/cpp/device, small models, float32, AdamW in its `foreach` form; detection begins before the first
-step, and the third one counts. The rest is proved finite. A GPU runs other kernels for attention, so that its share may
-be another.
+Uses the device of tests/cpp/device, small models, float32, AdamW in its `foreach` form; detection begins before the
+first step, and the third one counts. The rest is proved finite. A GPU runs other kernels for attention, so its share
+may differ.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What checking costs the host for an operation on a device, in microseconds.
+"""Measures how long the host takes to check an operation on a device, in microseconds.
 
     python -m benchmarks.gpu.host_time [--json OUT]
 
-On the device of tests/cpp/device with kernels that compute nothing, so that nothing but the host is measured. The
-driver is not in it: CUDA is asked once an operation whether the stream is being captured. Figures are the shortest of
-many rounds; `chrt -f 20 taskset -c 1` before the command keeps others away.
+Uses the device of tests/cpp/device with kernels that compute nothing, so that only the host is measured. The driver is
+not included: in CUDA, one call per operation asks whether the stream is being captured. Figures are the shortest of
+many rounds; `chrt -f 20 taskset -c 1` before the command keeps other processes away.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ELEMENTS = 148
 
 
 def programs(device: torch.device) -> dict[str, tuple[Callable[[], object], int, str]]:
-    """Returns by name a round of what is measured, the number of operations or list elements in it, and which."""
+    """Returns, by name, a round to measure, the number of operations or list elements in it, and which of the two."""
     small, x, w = (torch.zeros(size).to(device) for size in ((8,), (64, 256), (256, 256)))
     xs, ys = ([torch.zeros(64).to(device) for _ in range(ELEMENTS)] for _ in range(2))
 

@@ -1,4 +1,4 @@
-"""Models of PyTorch alone, for a machine that has nothing else."""
+"""Models that need only PyTorch, for a machine without other packages."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def gpt2(device: torch.device, small: bool) -> Workload:
 def resnet50(device: torch.device, small: bool) -> Workload:
     """ResNet-50, 64 images of 224 x 224, bfloat16 autocast, channels last; small: 4 images of 64 x 64.
 
-    Of less, the last batch normalisations have too few numbers to normalise, and gradients grow by each of them.
+    With less data, the last batch normalisations have too few numbers to normalise, and each enlarges the gradients.
     """
     model = resnet50_model().to(device)
     pixels = torch.randn(4, 3, 64, 64).to(device) if small else torch.randn(64, 3, 224, 224).to(device)

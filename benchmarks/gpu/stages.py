@@ -94,7 +94,7 @@ def sees_scans(bench: Bench) -> bool:
 
 
 def memory(name: str, workload: Workload) -> Verdict:
-    """The peak of allocated memory: what waits for a launch is at most 64 MiB and one tensor."""
+    """The peak of allocated memory: tensors that wait for a launch are at most 64 MiB and one tensor."""
 
     def peak() -> int:
         torch.cuda.synchronize()
@@ -115,7 +115,7 @@ def time_step(bench: Bench, workload: Workload, mode: Callable[[Workload], Any])
     with mode(workload):
         workload.step()
         if not bench.is_gpu:
-            return 1.0  # its time says nothing
+            return 1.0  # its time is meaningless
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         for _ in range(workload.repeat):
@@ -153,7 +153,7 @@ def graphs(bench: Bench) -> list[Verdict]:
     bench.machine.synchronize()
     with torchnan.detect(action="log") as watch:
         with side:
-            x.log().sum()  # whatever is made at first
+            x.log().sum()  # one-time initialization
             bench.machine.synchronize()
             with bench.machine.capture(side) as graph:
                 result = x.log().sum()
@@ -181,7 +181,7 @@ def graphs(bench: Bench) -> list[Verdict]:
 
 
 def fsdp2(bench: Bench) -> list[Verdict]:
-    """fully_shard() on a process group that is made up, world size 8: its streams, its resize_(), its collectives."""
+    """fully_shard() on a simulated process group of world size 8: its streams, its resize_(), its collectives."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -217,7 +217,7 @@ def fsdp2(bench: Bench) -> list[Verdict]:
 
 
 def threads(bench: Bench) -> list[Verdict]:
-    """Operations beside a thread that forks, and one that takes addresses: nobody waits for anybody."""
+    """Runs operations beside a thread that forks, and one that takes addresses: no deadlock."""
     x, y = torch.ones(64).to(bench.device), torch.ones(64).to(bench.device)
     bench.machine.synchronize()
     is_over = threading.Event()
@@ -290,7 +290,7 @@ def sanitizer(bench: Bench) -> list[Verdict]:
 
 
 def tests(bench: Bench) -> list[Verdict]:
-    """The tests of tests/devices and tests/gpu, where there is pytest."""
+    """The tests of tests/devices and tests/gpu, if pytest is installed."""
     if importlib.util.find_spec("pytest") is None:
         return [Verdict("pytest is not there", 0)]
     folders = ["tests/devices", "tests/gpu"] if bench.is_gpu else ["tests/devices/test_detection.py"]
@@ -304,8 +304,8 @@ def tests(bench: Bench) -> list[Verdict]:
 @dataclasses.dataclass(frozen=True)
 class Stage:
     run: Callable[[Bench], list[Verdict]]
-    seconds: int  # that it may take; 45 minutes together
-    allocator: str = ""  # of CUDA, if not the usual one
+    seconds: int  # time limit; 45 minutes in all
+    allocator: str = ""  # for CUDA, if not the default one
 
 
 STAGES = {

@@ -1,4 +1,4 @@
-"""What was measured, and what it is held against."""
+"""Figures, and the limits they are compared with."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ class Verdict:
     """One figure.
 
     Attributes:
-        what: what was measured.
+        what: the name of the figure.
         value: the figure.
-        limit: the largest that passes; None for a figure that is only noted.
+        limit: the largest value that passes; None for a figure that is only recorded.
         verdict: PASS, FAIL or NOTE.
     """
 
@@ -27,7 +27,7 @@ class Verdict:
 
 
 def at_most(what: str, value: float, limit: float, holds: bool = True) -> Verdict:
-    """Returns the verdict of a figure; only a note where the device is none whose figures count."""
+    """Returns the verdict of a figure; only a note if the figures of the device do not count."""
     if not holds:
         return Verdict(what, value, limit)
     return Verdict(what, value, limit, "PASS" if value <= limit else "FAIL")

@@ -2,11 +2,11 @@
 
     python -m benchmarks.instructions [--device LAGGING.SO] [--json OUT] [--functions OPERATION]
 
-Rows are operations; "off" is the operation itself, the other columns are what a mode adds to it. "redispatch" adds a
-dispatch key whose kernels do nothing but redispatch: the least that interception can take. With `--device`, on the
-device of tests/cpp/device (build/*/tests/cpp/lagging.so), with kernels that compute nothing. `--functions` lists where
-the instructions go that "detect" adds to one operation. Needs valgrind and its headers (Debian: apt-get install
-valgrind).
+Rows are operations; "off" is the operation itself, the other columns are the instructions that a mode adds.
+"redispatch" adds a dispatch key whose kernels only redispatch: the minimum cost of interception. With `--device`,
+operations run on the device of tests/cpp/device (build/*/tests/cpp/lagging.so), with kernels that compute nothing.
+`--functions` lists where "detect" spends its instructions in one operation. Needs valgrind and its headers (Debian:
+apt-get install valgrind).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def count(folder: Path, device: Path | None) -> dict[str, dict[str, collections.
     subprocess.run(
         [*valgrind, f"--callgrind-out-file={folder / 'out'}", program, *([device] if device else [])],
         check=True,
-        env={**os.environ, "ATEN_CPU_CAPABILITY": "avx2"},  # valgrind knows no AVX-512
+        env={**os.environ, "ATEN_CPU_CAPABILITY": "avx2"},  # valgrind does not support AVX-512
         stderr=subprocess.DEVNULL,
     )
     table: dict[str, dict[str, collections.Counter[str]]] = {}
@@ -83,7 +83,7 @@ def count(folder: Path, device: Path | None) -> dict[str, dict[str, collections.
 
 
 def print_functions(modes: dict[str, collections.Counter[str]]) -> None:
-    """Where the instructions are that "detect" adds, down to one a call."""
+    """Where "detect" spends its instructions, down to one per call."""
     modes["detect"].subtract(modes["off"])
     for function, instructions in modes["detect"].most_common():
         if instructions >= CALLS:

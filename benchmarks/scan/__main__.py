@@ -22,7 +22,7 @@ LEVELS = ("L1", "L2", "L3", "RAM")
 
 
 def build(program: Path) -> None:
-    """Compiles the scan, with the flags of a release build, and what times it."""
+    """Compiles the scan with the flags of a release build, and the timing program."""
     csrc = REPOSITORY / "csrc"
     includes = [f"-I{path}" for path in (csrc, csrc / "include", *include_paths())]
     sources = [Path(__file__).with_name("scan_speed.cpp"), csrc / "scan" / "finite_scan.cpp"]
@@ -32,7 +32,7 @@ def build(program: Path) -> None:
 
 
 def measure() -> dict[str, Any]:
-    """What the program prints."""
+    """The output of the program."""
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "scan_speed"
         build(program)
@@ -42,7 +42,7 @@ def measure() -> dict[str, Any]:
 
 
 def print_table(result: dict[str, Any]) -> None:
-    """A row per dtype: scan / limit (ratio) at each level, then nanoseconds for what is small."""
+    """A row per dtype: scan / limit (ratio) at each level, then nanoseconds for small tensors."""
     small = list(next(iter(result["dtypes"].values()))["ns"])
     sizes = "".join(f"{level} {result['bytes'][level] >> 10} KiB".rjust(22) for level in LEVELS)
     print(f"{'GB/s: scan / limit':<18}{sizes}   ns: {', '.join(small)} B")

@@ -16,7 +16,7 @@ Detector::~Detector() {
   try {
     close();
   } catch (...) {
-    // findings() has it; a destructor has nowhere to throw to.
+    // findings() keeps the finding; a destructor cannot throw.
   }
 }
 

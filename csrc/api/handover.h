@@ -1,4 +1,4 @@
-// What is known of a tensor's non-finite values, for the process that the tensor is handed to.
+// Describes the non-finite values of a tensor for the process that receives it.
 #pragma once
 
 #include <string>
@@ -17,14 +17,14 @@ namespace torchnan {
 struct HandedOver {
   OriginRecord::Source source = OriginRecord::Source::kOperation;
   NonfiniteKinds kinds;
-  Finding facts;  // as this process would report them
+  Finding facts;  // the finding that this process would report
 };
 
-// Returns the causes of what is not finite in a tensor that is about to leave this process, with `process` for the name
-// of this one; none of a mask of -inf.
+// Returns the causes of the non-finite values in a tensor that is about to leave this process, with `process` as the
+// name of this one. A mask of -inf has none.
 TORCHNAN_API std::vector<HandedOver> describe_for_others(const at::Tensor& tensor, const std::string& process);
 
-// Remembers what another process has said of a tensor that came from it.
+// Records the causes that another process has sent with a tensor.
 TORCHNAN_API void record_received(DetectionSession& session, const at::Tensor& tensor, std::vector<HandedOver> causes);
 
 }  // namespace torchnan

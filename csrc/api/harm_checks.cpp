@@ -30,7 +30,7 @@
 namespace torchnan {
 namespace {
 
-// Makes a plan that stands for a consumer that is no operator. Never destroyed: provenances point to it.
+// Makes a plan for a consumer that is not an operator. Never destroyed: provenances point to it.
 const OpPlan& consumer_plan(const char* name) {
   auto* plan = new OpPlan;
   plan->name = name;
@@ -44,7 +44,7 @@ CallContext context_of(const OpPlan& consumer, DetectionSession& session) {
   return {consumer, {}, session, ThreadState::current().id()};
 }
 
-// The session ends by itself: no user code has harmed anything.
+// For the end of the session, where no user code did the harm.
 Harm unattributed_harm() {
   Harm harm;
   harm.kind = HarmKind::kUnused;
@@ -71,15 +71,15 @@ std::string name_of_held(const DetectionSession& session, const at::Tensor& held
   return kind == HarmKind::kParameter ? parameter_name_or_shape(session, held) : parameter_name(session, held);
 }
 
-// A tensor that user code references, if it is not finite.
+// A non-finite tensor that user code references.
 struct LiveTensor {
   at::Tensor values;
   NonfiniteKinds kinds;
   std::shared_ptr<const Provenance> provenance;
 };
 
-// Returns, by age, the findings of those tensors in `alive` that user code still references. find(tensor) returns what
-// is known of one.
+// Returns, by age, the findings of those tensors in `alive` that user code still references. find(tensor) returns the
+// record of a tensor.
 std::map<uint64_t, Finding> find_live_tensors(DetectionSession& session, const std::vector<at::Tensor>& alive,
                                               c10::function_ref<std::optional<LiveTensor>(const at::Tensor&)> find) {
   std::map<uint64_t, Finding> errors;
@@ -88,7 +88,7 @@ std::map<uint64_t, Finding> find_live_tensors(DetectionSession& session, const s
     if (!live) continue;
     const OriginRecord& origin = *live->provenance->first().origin;
     if (origin.session.lock().get() != &session || is_inherited(origin)) continue;
-    if (held.as_gradient && origin.compared) continue;  // user code has looked at the gradient and left out the step
+    if (held.as_gradient && origin.compared) continue;  // user code has checked the gradient and skipped the step
     const HarmKind kind = is_parameter(held.tensor) ? HarmKind::kParameter : HarmKind::kAlive;
     auto finding = make_harm_finding(session, *live->provenance, kind, live->kinds, current_place(),
                                      [&] { return name_of_held(session, live->values, kind); });
@@ -102,7 +102,7 @@ std::map<uint64_t, Finding> find_live_on_host(DetectionSession& session) {
   std::vector<at::Tensor> alive;
   for (NonfiniteRegistry::Alive& one : nonfinite_registry().alive()) alive.push_back(std::move(one.tensor));
   for (NonfiniteRegistry::AliveDependent& one : nonfinite_registry().alive_dependent()) {
-    if (!one.values->is_verdict) alive.push_back(std::move(one.bytes));  // a mask that is kept is no harm
+    if (!one.values->is_verdict) alive.push_back(std::move(one.bytes));  // keeping a mask is not harm
   }
   return find_live_tensors(session, alive, [](const at::Tensor& tensor) -> std::optional<LiveTensor> {
     const at::Tensor values = scannable_values(tensor);
@@ -175,7 +175,7 @@ void report_guard(DetectionSession& session, const at::Tensor& guarded, const st
     if (where != nullptr) here.emplace(name, *where);
     const NonfiniteKinds kinds = kinds_of(tensor);
     const CallContext guard = context_of(guard_call, session);
-    // Outside every session nothing is remembered: nobody would forget it again.
+    // Outside of every session nothing is recorded, because nothing would remove the record.
     const auto provenance = open_scopes() > 0
                                 ? provenance_of_argument(guard, tensor, kinds)
                                 : std::make_shared<Provenance>(Cause{external_origin(guard, tensor, kinds), kinds});
@@ -203,7 +203,7 @@ void report_at_end_on_host(DetectionSession& session) {
       findings.push_back(make_finding(provenance->first(), Level::kWarning, unattributed_harm(), session));
     }
   });
-  contain(session, "noting what other ranks were sent", [&] {
+  contain(session, "recording the values sent to other ranks", [&] {
     for (const NonfiniteRegistry::ProvenancePtr& provenance : drain_sent(session)) {
       if (!session.checks(provenance->first().origin->kinds) || is_inherited(*provenance->first().origin)) continue;
       findings.push_back(make_finding(provenance->first(), Level::kNote, Harm{}, session));

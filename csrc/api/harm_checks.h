@@ -1,5 +1,5 @@
-// The places outside of operations where a non-finite value does harm: roots of a backward pass, gradients and
-// optimizer state, guards, the end of a session. Each looks at tensors of the host and of devices.
+// Checks for harm outside of operations: roots of a backward pass, gradients and optimizer state, guards, the end of a
+// session. Each checks tensors on the host and on devices.
 #pragma once
 
 #include <functional>
@@ -16,25 +16,25 @@
 
 namespace torchnan {
 
-// Reports roots that are not finite, whether or not they were seen being made. gradients[i], if given, is what the
-// backward pass starts from: elements with a zero there play no part.
+// Reports non-finite roots, whether or not their operation was observed. gradients[i], if given, is the gradient that
+// the backward pass starts from: elements where it is zero do not count.
 TORCHNAN_API void report_backward_roots(DetectionSession& session, c10::ArrayRef<at::Tensor> roots,
                                         c10::ArrayRef<at::Tensor> gradients);
 
-// Reports what is remembered as non-finite among `tensors` as harm of this kind; name_of(i) names tensors[i] in the
-// report. For gradients, optimizer state, values read by a host.
+// Reports the recorded non-finite tensors among `tensors` as harm of this kind; name_of(i) names tensors[i] in the
+// report. For gradients, optimizer state, and values read by a host.
 TORCHNAN_API void report_tensors(DetectionSession& session, HarmKind kind, c10::ArrayRef<at::Tensor> tensors,
                                  const std::function<std::string(size_t)>& name_of);
 
-// Reports `tensor` if it is not finite, whether or not it was seen being made.
+// Reports `tensor` if it is not finite, whether or not its operation was observed.
 void report_guard(DetectionSession& session, const at::Tensor& tensor, const std::string& name,
                   const std::source_location* where = nullptr);
 
-// Reports, when a session ends, what has happened on devices and what user code still references there.
+// At the end of a session, reports the events on devices and the device tensors that user code still references.
 void report_at_end_on_devices(DetectionSession& session);
 
-// Reports, when a session ends, what user code still references on the host as errors and what was never used as
-// warnings. All are kept before the first error is acted upon.
+// At the end of a session, reports host tensors that user code still references as errors, and values that were never
+// used as warnings. All findings are kept before the first error is acted upon.
 void report_at_end_on_host(DetectionSession& session);
 
 }  // namespace torchnan

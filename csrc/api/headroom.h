@@ -9,8 +9,8 @@
 
 namespace torchnan {
 
-// Returns the rows since the last call. What was read comes first, then what was bounded; each from the least headroom
-// to the most. Throws std::logic_error if the session was made without the option.
+// Returns the rows since the last call. Scanned values come first, then bounds; each group is sorted from the least
+// headroom to the most. Throws std::logic_error if the session was made without the option.
 TORCHNAN_API std::vector<Headroom> drain_headroom(const DetectionSession& session);
 
 }  // namespace torchnan

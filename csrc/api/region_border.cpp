@@ -18,7 +18,7 @@
 namespace torchnan {
 namespace {
 
-// Stands for the region, as an operation. Never destroyed: threads may outlive static destructors.
+// Represents the region as an operation. Never destroyed: threads may outlive static destructors.
 const OpPlan& region_plan(bool is_comparison) {
   auto* plan = new OpPlan;
   plan->name = "inductor::compiled_region";
@@ -32,7 +32,7 @@ CallContext context_of_region(DetectionSession& session) {
   return {region_call, {}, session, ThreadState::current().id()};
 }
 
-// Whether both are one operation of a forward pass, which was run again: each replay has the same call sites.
+// Whether both are the same operation of a forward pass that ran again: each replay has the same call sites.
 bool is_same_operation(const OriginRecord& a, const OriginRecord& b) {
   const auto is_in_forward_pass = [](const OriginRecord& origin) {
     return origin.source == OriginRecord::Source::kOperation && origin.site.node.empty() && origin.site.live != 0;
@@ -41,7 +41,7 @@ bool is_same_operation(const OriginRecord& a, const OriginRecord& b) {
          a.facts.output == b.facts.output;
 }
 
-// The way from an argument to a value that has come from it.
+// The path from an argument to a value computed from it.
 Cause continued(const Cause& argument, const Cause& argument_then, const Cause& value_then) {
   Cause value = argument;
   value.kinds = value_then.kinds;

@@ -1,5 +1,5 @@
-// The border of a compiled region: its results are checked, and where the region cannot be followed they are origins
-// of their own.
+// The border of a compiled region: its results are checked. If the region cannot be followed, its results are new
+// origins.
 #pragma once
 
 #include <cstdint>
@@ -20,25 +20,25 @@
 namespace torchnan {
 
 // Checks a plain tensor that a region has returned or written, on the session's thread; returns the kinds in it.
-// `is_unwritten`: what is known of its memory still holds.
+// `is_unwritten`: the records about its memory still hold.
 TORCHNAN_API NonfiniteKinds check_region_result(const at::Tensor& tensor, bool is_unwritten, ThreadState& thread);
 
 // Records that the values were first seen in result number `output` of `region`, which is being called. With
-// when="origin" it is reported.
+// when="origin" this is reported.
 TORCHNAN_API void record_border_origin(DetectionSession& session, const at::Tensor& result, int64_t output,
                                        const ReplayedRegion& region);
 
-// Records that the generated code of the region which this thread replays has made `result` by an operator that gives
-// finite values when it runs alone.
+// Records that the generated code of the region which this thread replays has made `result`, with an operator that
+// gives finite values when it runs alone.
 TORCHNAN_API void record_fused_origin(DetectionSession& session, const at::Tensor& result, const std::string& op);
 
-// Records where a value that a region has returned or written came from, which a replay has found: the replay's own
-// values are gone, and unused, with it.
+// Records the origin of a value that a region has returned or written, as found by a replay. The replay's own values
+// are gone, and were not used.
 TORCHNAN_API void set_region_provenance(DetectionSession& session, const at::Tensor& result,
                                         const NonfiniteRegistry::ProvenancePtr& provenance);
 
-// Returns the provenance of a gradient, whose replay has run the forward pass again, with the origins of that pass as
-// they were found before: one operation has one origin, which is reported once.
+// Returns the provenance of a gradient whose replay has run the forward pass again. It uses the origins found before
+// for that pass: an operation has one origin, which is reported once.
 TORCHNAN_API NonfiniteRegistry::ProvenancePtr with_origins_of_forward_pass(
     const NonfiniteRegistry::ProvenancePtr& gradient, const NonfiniteRegistry::ProvenancePtr& forward);
 
@@ -48,24 +48,24 @@ struct RegionArgument {
   NonfiniteRegistry::ProvenancePtr now;
 };
 
-// Returns the provenance of values that came about in this call of a region as they did in an earlier one: what came
-// from an argument has the causes of that argument now.
+// Returns the provenance of values that arose in this call of a region as in an earlier one: values from an argument
+// get the current causes of that argument.
 TORCHNAN_API std::vector<NonfiniteRegistry::ProvenancePtr> repeated_in_this_call(
     DetectionSession& session, const std::vector<NonfiniteRegistry::ProvenancePtr>& earlier,
     const std::vector<RegionArgument>& arguments);
 
-// Records that a region is about to compute with an argument, if that is known to be non-finite. `is_compared`: a
+// Records that a region is about to compute with an argument, if it is known to be non-finite. `is_compared`: a
 // comparison in the region depends on it.
 TORCHNAN_API void record_region_use(const at::Tensor& argument, bool is_compared);
 
-// Records that a region has returned memory that it has allocated and not written: at `site`, by `op`, which outlives
+// Records that a region has returned memory that it allocated but did not write: at `site`, by `op`, which must outlive
 // all records.
 TORCHNAN_API void record_region_allocation(const at::Tensor& result, SiteId site, const std::string& op);
 
-// What is known of a tensor that is not finite, or that nobody has written, is known of a copy of it, too.
+// Copies the record of a non-finite or uninitialized tensor to its copy.
 TORCHNAN_API void record_copy(const at::Tensor& tensor, const at::Tensor& copy);
 
-// Returns the provenance of an argument of a region that is not followed inside; null if the argument is finite.
+// Returns the provenance of an argument of a region that cannot be followed; null if the argument is finite.
 TORCHNAN_API NonfiniteRegistry::ProvenancePtr record_region_input(DetectionSession& session,
                                                                   const at::Tensor& argument);
 

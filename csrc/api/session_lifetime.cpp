@@ -21,7 +21,7 @@ namespace torchnan {
 
 namespace {
 
-// A callback of a finding comes and goes in the middle of an operation, which still works for its session.
+// The callback of a finding may enter and leave a session in the middle of an operation, which still needs its session.
 void remove_closed_sessions(ThreadState& thread) {
   if (!c10::impl::tls_is_dispatch_key_excluded(kInterceptorKey)) thread.remove_closed_sessions();
 }
@@ -54,7 +54,7 @@ void leave_session(const std::shared_ptr<DetectionSession>& session) {
 void end_session(const std::shared_ptr<DetectionSession>& session, bool report_pending) {
   struct ForgetAtLast {
     ~ForgetAtLast() {
-      decltype(nonfinite_registry().take_all()) taken;  // ends after the lock
+      decltype(nonfinite_registry().take_all()) taken;  // destroyed after the lock is released
       call_unless_open([&] {
         taken = nonfinite_registry().take_all();
         bound_cache().clear();

@@ -10,16 +10,16 @@
 
 namespace torchnan {
 
-// Makes a session without turning anything on. Throws std::invalid_argument for options that cannot be used,
-// std::system_error for a log file that cannot be opened, std::runtime_error if no dispatch key is free.
+// Makes a session without turning detection on. Throws std::invalid_argument for invalid options, std::system_error for
+// a log file that cannot be opened, std::runtime_error if no dispatch key is free.
 TORCHNAN_API std::shared_ptr<DetectionSession> make_session(Options options);
 
-// Has the calling thread take part in the session until it leaves.
+// Attaches the calling thread to the session.
 TORCHNAN_API void enter_session(std::shared_ptr<DetectionSession> session);
 TORCHNAN_API void leave_session(const std::shared_ptr<DetectionSession>& session);
 
-// Ends the session; the calling thread has left it. With `report_pending`, reports what is still alive, which may throw
-// as any harm does. With the last session all that is remembered of tensors goes.
+// Ends the session; the calling thread must have left it. With `report_pending`, reports the values that are still
+// alive, which may throw like any harm. When the last session ends, all records of tensors are dropped.
 TORCHNAN_API void end_session(const std::shared_ptr<DetectionSession>& session, bool report_pending);
 
 }  // namespace torchnan

@@ -6,7 +6,7 @@
 namespace torchnan {
 namespace {
 
-// Those that PyTorch accepts, but for an eps that the dtype may flush to zero: it is what keeps the divisor from zero.
+// Whether PyTorch accepts these, and the dtype does not flush eps to zero: eps keeps the divisor from being zero.
 bool are_ordinary(const AdamHyperparameters& given, double step, const DtypeRange& range) {
   const auto is_decay = [](double beta) { return beta >= 0 && beta < 1; };
   return step >= 1 && given.learning_rate >= 0 && given.weight_decay >= 0 && is_decay(given.beta1) &&
@@ -25,7 +25,8 @@ std::optional<AdamBounds> bounds_after_adam_step(const AdamHyperparameters& hype
 
   AdamBounds after = before;
   after.gradient = rounded(before.gradient + weight_decay * before.parameter);
-  const double difference = before.first_moment + after.gradient;  // lerp() adds a part of it, and so its roundings
+  // lerp() adds a multiple of this difference, with its roundings
+  const double difference = before.first_moment + after.gradient;
   const double square = after.gradient * after.gradient;
   after.first_moment =
       rounded(beta1 * before.first_moment + (1 - beta1) * after.gradient + 16 * range.unit * difference);
@@ -33,8 +34,7 @@ std::optional<AdamBounds> bounds_after_adam_step(const AdamHyperparameters& hype
   after.largest_second_moment = std::max(before.largest_second_moment, after.second_moment);
   after.history = before.history.after_step(1 - beta1, beta2, 1 - beta2, range);
 
-  // The divisor is the root of the second moment by its correction, and eps. That of a larger one makes the quotient
-  // smaller.
+  // The divisor is sqrt(second moment) / correction + eps. A larger moment makes the quotient smaller.
   const double divisor = std::sqrt(after.largest_second_moment) / correction + eps;
   const double quotient = std::min(after.first_moment / eps, after.history.quotient(correction, eps, range));
   const double update = rounded(step_size * quotient) * (1 + 64 * range.unit);
@@ -42,7 +42,7 @@ std::optional<AdamBounds> bounds_after_adam_step(const AdamHyperparameters& hype
   after.parameter = rounded(decay * before.parameter + update);
   for (const double computed : {difference, square, after.largest_second_moment, divisor, step_size,
                                 step_size * after.first_moment, weight_decay, after.parameter}) {
-    if (!(rounded(computed) <= range.limit)) return std::nullopt;  // NaN as well
+    if (!(rounded(computed) <= range.limit)) return std::nullopt;  // true for NaN as well
   }
   return after;
 }

@@ -1,4 +1,4 @@
-// Records the bounds that rules gave beside the actual results, so that tests can check every rule.
+// Records the bounds from rules beside the actual results, so that tests can check every rule.
 #pragma once
 
 #include <atomic>

@@ -32,12 +32,12 @@ constexpr uint64_t kKnownBits = 0x7;
 constexpr uint64_t kNonnegative = 0x8;
 constexpr int kDtypeShift = 4;
 constexpr uint64_t kDtypeBits = 0x7;
-constexpr uint64_t kExported = 0x80;  // of a state without a bound: memory that others can write to has none
-constexpr uint64_t kAliased = 0x80;   // of one with a bound: the version includes the switches of threads
+constexpr uint64_t kExported = 0x80;  // for a state without a bound: memory that others can write to has no bound
+constexpr uint64_t kAliased = 0x80;   // for a state with a bound: the version includes the switches of threads
 constexpr int kVersionShift = 8;
 constexpr uint64_t kVersionBits = 0xffff;
 constexpr uint64_t kLow = 0xffffff;               // below the bound
-constexpr uint64_t kStamped = uint64_t{1} << 63;  // in place of the bound's sign
+constexpr uint64_t kStamped = uint64_t{1} << 63;  // takes the bit of the bound's sign
 
 uint64_t code_of(c10::ScalarType dtype) {
   switch (dtype) {
@@ -66,7 +66,7 @@ uint64_t packed(double max_abs) {
                                             : (std::bit_cast<uint64_t>(max_abs) + kLow) & ~kLow;
 }
 
-// An inference tensor has no version. Its values are those that were recorded as long as no other thread has run.
+// An inference tensor has no version. Its recorded values hold as long as no other thread has run.
 uint64_t version_of(const at::Tensor& tensor) {
   const c10::VariableVersion& version = tensor.unsafeGetTensorImpl()->version_counter();
   return version.enabled() ? version.current_version() : thread_switches();
@@ -74,13 +74,14 @@ uint64_t version_of(const at::Tensor& tensor) {
 
 uint64_t version_in(uint64_t word) { return (word >> kVersionShift) & kVersionBits; }
 
-// Adds the switches of threads to the version, as both only grow.
+// Adds the number of thread switches to the version; both only grow.
 uint64_t with_switches(uint64_t word) {
   const uint64_t version = (version_in(word) + thread_switches()) & kVersionBits;
   return (word & ~(kVersionBits << kVersionShift)) | version << kVersionShift;
 }
 
-// Names a private member of PyTorch's, which has no accessor: what instantiates a template is not checked for access.
+// Reads a private member of PyTorch that has no accessor: the arguments of an explicit instantiation are exempt from
+// access checks.
 template <auto Counter>
 struct CounterAccess {
   friend uint32_t tensors_sharing_version(const c10::VariableVersion& version) {
@@ -90,7 +91,7 @@ struct CounterAccess {
 uint32_t tensors_sharing_version(const c10::VariableVersion& version);
 template struct CounterAccess<&c10::VariableVersion::version_counter_>;
 
-// Whether something that does not share the version of the tensor refers to its storage, and so may write there.
+// Whether an alias with a separate version counter refers to the storage, and so may write there.
 bool has_alias(const at::Tensor& tensor) {
   const size_t references = c10::raw::intrusive_ptr::use_count(storage_of(tensor));
   if (references == 1) return false;
@@ -100,7 +101,7 @@ bool has_alias(const at::Tensor& tensor) {
 
 State state_of(uint64_t word) { return static_cast<State>(word & kKnownBits); }
 
-// What a bound holds for: this dtype, at this version.
+// The conditions under which a bound holds: this dtype, at this version.
 uint64_t pack_validity(const at::Tensor& tensor, int pending_bumps) {
   const uint64_t version = (version_of(tensor) + static_cast<uint64_t>(pending_bumps)) & kVersionBits;
   return (code_of(tensor.scalar_type()) << kDtypeShift) | version << kVersionShift;
@@ -121,7 +122,7 @@ uint64_t pack(const BoundCache::Entry& entry, const at::Tensor& tensor) {
 
 bool is_exported_word(uint64_t word) { return !is_bounded(state_of(word)) && (word & kExported) != 0; }
 
-// The same of memory that others can write to.
+// The same for memory that others can write to.
 uint64_t pack_exported(uint64_t word) {
   const uint64_t known = is_bounded(state_of(word)) ? static_cast<uint64_t>(State::kStale) : word & ~kExported;
   return known | kExported;
@@ -199,7 +200,8 @@ BoundCache::Slot& BoundCache::choose_slot(const c10::StorageImpl* storage) noexc
   for (Slot& slot : slots) {
     if (slot.key.load(std::memory_order_acquire) == nullptr) return slot;
   }
-  return slots[(reinterpret_cast<uintptr_t>(storage) >> 4) % kWays];  // full: bits that are as good as random
+  // full: evict a slot chosen by address bits, which are as good as random
+  return slots[(reinterpret_cast<uintptr_t>(storage) >> 4) % kWays];
 }
 
 void BoundCache::store(c10::StorageImpl* storage, uint64_t word, uintptr_t writer) noexcept {
@@ -266,7 +268,7 @@ void BoundCache::record_tightened(const at::Tensor& tensor, double max_abs) noex
   set(tensor, entry);
 }
 
-// An entry of a storage that is gone may be changed: no tensor has it.
+// The entry may belong to a freed storage. Changing it is harmless: no tensor uses it.
 void BoundCache::record_tightened(const c10::StorageImpl* storage, uint64_t stamp, double max_abs) noexcept {
   Slot* const slot = slot_of(storage);
   if (slot == nullptr || slot->writer.load(std::memory_order_acquire) != stamp) return;
@@ -311,7 +313,7 @@ void BoundCache::record_exported(const at::Tensor& tensor) {
   if (tensor.has_storage()) record_exported(tensor.storage());
 }
 
-// What is recorded later counts the references, as long as the alias is there.
+// While the alias exists, later records count the references.
 void BoundCache::record_aliased(const at::Tensor& tensor) noexcept {
   c10::StorageImpl* storage = storage_of(tensor);
   const Packed found = load(storage);

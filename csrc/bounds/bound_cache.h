@@ -26,8 +26,8 @@ inline bool covers_whole_storage(const at::Tensor& tensor, const c10::StorageImp
   return bytes >= storage.nbytes() && impl.is_non_overlapping_and_dense();
 }
 
-// A cache of limited size, by the address of the storage. When it is full it evicts entries; a tensor without an entry
-// is scanned. It takes no lock, allocates nothing, and holds no reference: even a weak one would keep the small
+// A cache of limited size, keyed by the address of the storage. When it is full it evicts entries; a tensor without an
+// entry is scanned. It takes no lock, allocates nothing, and holds no reference: even a weak one would keep the small
 // StorageImpl in place, and thousands of those fragment the heap, so that large blocks cannot be reused. Names of
 // operators live as long as the process.
 //
@@ -37,9 +37,9 @@ inline bool covers_whole_storage(const at::Tensor& tensor, const c10::StorageImp
 // set_, share_memory_) has another data pointer. Memory that does not come from PyTorch's own allocator, or that was
 // exported (numpy(), DLPack, data_ptr()), can be written by others at any time, so it never has a bound.
 //
-// Threads that take part in no session write too. Their writes increase the version of the tensor, and a bound is
-// believed only at the version that it was recorded at. Two kinds of writes do not: those to an inference tensor, which
-// has no version, and those through an alias that has a version counter of its own (x.data). Such storages are believed
+// Threads outside of every session write too. Most of their writes increase the version of the tensor, and a bound
+// holds only for the version at which it was recorded. Two kinds of writes do not: those to an inference tensor, which
+// has no version, and those through an alias with a separate version counter (x.data). The bounds of such storages hold
 // only until another thread of the host language has run (host/thread_switches.h).
 class TORCHNAN_API BoundCache {
  public:
@@ -57,10 +57,10 @@ class TORCHNAN_API BoundCache {
     Bound bound{};          // kFinite, kFiniteOrMasked; infinite for dtypes without bounds
     bool exported = false;  // others can write to it at any time: never kFinite
     SiteId site = 0;        // kUninitialized: where it was allocated
-    // Name of the operator that wrote or allocated it; for an unknown one, of the pending collective. Null with a
-    // stamp.
+    // Name of the operator that wrote or allocated it, or of the pending collective if the state is unknown. Null with
+    // a stamp.
     const std::string* op = nullptr;
-    uint64_t stamp = 0;  // kFinite: what stamp() has put on it since it was written; 0 for none
+    uint64_t stamp = 0;  // kFinite: the stamp() since the last write; 0 for none
   };
 
   BoundCache();
@@ -71,25 +71,24 @@ class TORCHNAN_API BoundCache {
   Entry find(const at::Tensor& tensor) const noexcept;
   // Whether find() returns a finite entry.
   bool is_finite(const at::Tensor& tensor) const noexcept;
-  // Returns the collective that was the last to write there; null if it was none.
+  // Returns the pending collective if it was the last to write there; null otherwise.
   const std::string* pending_collective(const at::Tensor& tensor) const noexcept;
 
-  // Records that `tensor` was written and is within `bound`. A part of a storage widens the bound of the whole, if that
-  // is known in the same dtype; otherwise it ends. `pending_bumps`: by how much PyTorch will increase the version of
-  // the tensor for this write.
+  // Records that `tensor` was written and is within `bound`. A partial write widens the bound of the whole storage, if
+  // it is known in the same dtype; otherwise it ends that bound. `pending_bumps`: by how much PyTorch will increase the
+  // version of the tensor for this write.
   void record_written(const at::Tensor& tensor, const Bound& bound, const std::string* op,
                       int pending_bumps = 0) noexcept;
-  // Records that no element of `tensor` is negative, as its square root turned out finite.
+  // Records that no element of `tensor` is negative, because its square root was finite.
   void record_nonnegative(const at::Tensor& tensor) noexcept;
-  // Marks the storage, if it is known to be finite, until the next write: by what only the caller gives a stamp, which
-  // is not 0.
+  // Marks a storage that is known to be finite until the next write. The stamp is not 0, and no other caller uses it.
   void stamp(const at::Tensor& tensor, uint64_t stamp) noexcept;
   // Records that `tensor` was scanned and is within `bound`. Says nothing about the rest of its storage.
   void record_read(const at::Tensor& tensor, Bound bound) noexcept;
 
   // Records a better bound of a tensor that is known to be finite.
   void record_tightened(const at::Tensor& tensor, double max_abs) noexcept;
-  // The same of the values that were given this stamp, if the storage still holds them. It may be gone.
+  // Does the same for the values with this stamp, if the storage still holds them. The storage may have been freed.
   void record_tightened(const c10::StorageImpl* storage, uint64_t stamp, double max_abs) noexcept;
 
   void record_requested(const at::Tensor& tensor, const std::string* collective) noexcept;
@@ -105,10 +104,10 @@ class TORCHNAN_API BoundCache {
   // Records that others can write there for as long as the storage lives. Takes a lock the first time.
   void record_exported(const at::Tensor& tensor);
   void record_exported(const c10::Storage& storage);
-  // Records that the storage is about to get an alias with a version counter of its own.
+  // Records that the storage is about to get an alias with a separate version counter.
   void record_aliased(const at::Tensor& tensor) noexcept;
 
-  // Forgets every bound: a rule has turned out to be wrong, and what it gave was used to prove others.
+  // Forgets every bound. Called when a rule has turned out to be wrong, because its bounds were used to prove others.
   void forget_bounds() noexcept;
 
   void clear() noexcept;
@@ -131,7 +130,7 @@ class TORCHNAN_API BoundCache {
     std::array<Slot, kWays> slots{};
   };
 
-  // A slot's words for a storage; a word of 0 if it has none.
+  // The words of a storage's slot; 0 if there is none.
   struct Packed {
     uint64_t word = 0;
     uintptr_t writer = 0;
@@ -148,7 +147,8 @@ class TORCHNAN_API BoundCache {
 
   std::unique_ptr<Bucket[]> buckets_;
 
-  // Few, and searched only for storages that are marked and were evicted: so with references, under a lock.
+  // Few entries, searched only for storages that are marked but evicted; so holding references under a lock is
+  // affordable.
   mutable ForkSafeMutex mutex_;
   std::unordered_map<const c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>> exported_;
   std::atomic<size_t> exported_count_{0};

@@ -16,14 +16,15 @@
 
 namespace torchnan {
 
-// Three quarters of the range are reserved for the order in which a kernel adds up.
+// Three quarters of the range are reserved, because kernels add in different orders.
 inline constexpr DtypeRange kFloatRange{FLT_MAX / 4, 0x1p-24, FLT_MIN, 0x1p-24, 0x1p-149};
-// Bounds are computed in double, too, by processors that may flush: so the smallest normal number is the step.
+// The bounds themselves are computed in double, by processors that may flush; so the step is the smallest normal
+// number.
 inline constexpr DtypeRange kDoubleRange{DBL_MAX / 4, 0x1p-53, DBL_MIN, 0x1p-53, DBL_MIN};
 inline constexpr DtypeRange kBFloat16Range{FLT_MAX / 4, 0x1p-8, FLT_MIN, 0x1p-24, 0x1p-133};
 inline constexpr DtypeRange kHalfRange{65504, 0x1p-11, 0x1p-14, 0x1p-24, 0x1p-24};
 inline constexpr DtypeRange kNoRange{};
-// Of the float that kernels take 16 bits into.
+// For the float in which kernels compute with 16-bit types.
 inline constexpr DtypeRange kWideRange{FLT_MAX / 4, 0x1p-24, FLT_MIN, 0x1p-24, 0x1p-149, /*is_stored=*/false};
 
 inline const DtypeRange& range_of(c10::ScalarType dtype) {
@@ -41,13 +42,13 @@ inline const DtypeRange& range_of(c10::ScalarType dtype) {
   }
 }
 
-// Returns what holds for a result that is computed in one dtype and stored in another.
+// Returns the range for a result that is computed in one dtype and stored in another.
 inline DtypeRange narrower(const DtypeRange& a, const DtypeRange& b) {
   return {std::min(a.limit, b.limit), std::max(a.unit, b.unit), std::max(a.tiny, b.tiny),
           std::max(a.epsilon, b.epsilon), std::max(a.step, b.step)};
 }
 
-// Widens a bound by the few roundings that a computed result may be above the exact one.
+// Widens a bound by the few roundings by which a computed result may exceed the exact one.
 inline double with_rounding_margin(double max_abs, const DtypeRange& range) {
   return max_abs * (1 + 16 * range.unit) + range.tiny;
 }

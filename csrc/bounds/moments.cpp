@@ -17,13 +17,13 @@ namespace {
 using Claim = Moments::Claim;
 using Form = Moments::Form;
 
-// Stamps are unique in the process; those of a thread start at a number of its own.
+// Stamps are unique in the process: each thread starts at a different number.
 uint64_t first_stamp() {
   static std::atomic<uint64_t> threads{0};
   return ++threads << 40;
 }
 
-// Whether elements at the same place in memory belong together, in storages that are theirs alone.
+// Whether elements at the same offset belong together, and each tensor fills its storage alone.
 bool match(std::initializer_list<const at::Tensor*> tensors) {
   const at::Tensor* first = *tensors.begin();
   return std::all_of(tensors.begin(), tensors.end(), [first](const at::Tensor* tensor) {
@@ -37,15 +37,15 @@ bool match(std::initializer_list<const at::Tensor*> tensors) {
 
 bool is_number(const RuleArguments& a, size_t i) { return a.has_value(i) && a.numel(i) <= 1; }
 
-// A factor for what a few roundings take away, or add.
+// A factor for the loss, or gain, from a few roundings.
 double rounded_down(const RuleArguments& a) { return 1 - 8 * a.range().unit; }
 double rounded_up(const RuleArguments& a) { return 1 + 8 * a.range().unit; }
 
-// More than the few results of one operation that are flushed to zero.
+// An upper bound of the loss when the results of one operation are flushed to zero.
 double flushed(const DtypeRange& range) { return 8 * range.tiny; }
 double flushed(const at::Tensor& tensor) { return flushed(range_of(tensor.scalar_type())); }
 
-// The ratio of m' = kept m + taken g to the root of v' = keeps v + takes g^2, with what m has lost by flushing.
+// The ratio of m' = kept m + taken g to the root of v' = keeps v + takes g^2, including the loss of m by flushing.
 double ratio_after(double ratio, double kept, double taken, double keeps, double takes) {
   return std::sqrt(kept * kept * ratio * ratio / keeps + taken * taken / takes) + 1e-12;
 }
@@ -54,12 +54,12 @@ bool are_wide(const at::Tensor& values) {
   return values.scalar_type() == c10::ScalarType::Float || values.scalar_type() == c10::ScalarType::Double;
 }
 
-// Where the places for a storage begin.
+// The first slot for a storage.
 size_t first_place_of(const c10::StorageImpl* owner) {
   return (reinterpret_cast<uintptr_t>(owner) * 0x9e3779b97f4a7c15ull) >> 32;
 }
 
-// Squares of what is in a float are in the range of a double, and their quotient needs no root.
+// Squares of floats are within the range of a double, and their quotient needs no root.
 double squared_ratio(float mean, float square, double slack) { return double{mean} * mean / (square + slack); }
 double squared_ratio(double mean, double square, double slack) {
   const double ratio = mean / std::sqrt(square + slack);
@@ -129,7 +129,7 @@ Moments::Slot* Moments::find(const c10::StorageImpl* owner) const {
   return nullptr;
 }
 
-// Of four places for a storage, the one that has been idle for longest is given to it.
+// Reuses the least recently used of four slots for a storage.
 Moments::Slot& Moments::make(const c10::StorageImpl* owner) {
   if (slots_.empty()) slots_.resize(kSlots);
   if (Slot* found = find(owner)) return *found;
@@ -143,7 +143,7 @@ Moments::Slot& Moments::make(const c10::StorageImpl* owner) {
   return *oldest;
 }
 
-// Null if the tensor was written by anything else since.
+// Null if any other operation wrote to the tensor since.
 const Claim* Moments::valid(const at::Tensor* tensor, Form form, const BoundSource& source) const {
   if (tensor == nullptr || slots_.empty()) return nullptr;
   const uint64_t stamp = source.stamp_of(*tensor);
@@ -152,7 +152,7 @@ const Claim* Moments::valid(const at::Tensor* tensor, Form form, const BoundSour
   return slot != nullptr && slot->stamp == stamp && slot->claim.form == form ? &slot->claim : nullptr;
 }
 
-// A gradient keeps its stamp from the mean of gradients to that of squares.
+// A gradient keeps its stamp from the average of gradients to that of squares.
 uint64_t Moments::stamp_gradient(const at::Tensor& gradient, const BoundSource& source) {
   if (valid(&gradient, Form::kGradient, source) != nullptr) return source.stamp_of(gradient);
   if (!gradient.is_cpu()) {
@@ -241,8 +241,8 @@ Claim Moments::after_square(const RuleArguments& a) {
   return after;
 }
 
-// The k' of the mean that the gradient went into, if the mean before is what the squares before were a claim about. Of
-// zeros and what was flushed to them any claim holds that has some slack.
+// The k' of the average that the gradient went into, if the squares before refer to the average before. If both were
+// zero, possibly by flushing, any claim with some slack holds.
 Moments::Numerator Moments::mean_of_gradient(uint64_t gradient_stamp, const Claim* gradient, const Claim* square,
                                              double keeps, double takes) const {
   if (gradient == nullptr || gradient->mean_of == nullptr) return {};
@@ -256,7 +256,7 @@ Moments::Numerator Moments::mean_of_gradient(uint64_t gradient_stamp, const Clai
   return {slot->stamp, ratio_after(ratio, mean.kept, mean.taken, keeps, takes)};
 }
 
-// By a number between least and most: x' >= b x, less what is flushed. The root of b for squares.
+// Multiplies by a number between least and most: x' >= b x, minus flushing. For squares, the root of b counts.
 Claim Moments::after_scaling(const RuleArguments& a, double least, double most) const {
   if (!(least > 0x1p-60 && most < 0x1p60) || !match({a.tensor(0)})) return {};
   const Claim* square = valid(a.tensor(0), Form::kSquare, a.source());
@@ -297,7 +297,7 @@ Claim Moments::after_adding(const RuleArguments& a) const {
   return after;
 }
 
-// maximum(x, v): no less than v.
+// maximum(x, v) is at least v.
 Claim Moments::after_largest(const RuleArguments& a) const {
   if (!match({a.tensor(0), a.tensor(1)})) return {};
   const Claim* square = valid(a.tensor(1), Form::kSquare, a.source());
@@ -312,7 +312,7 @@ Claim Moments::after_squaring(const RuleArguments& a, Form form) {
   uint64_t stamp = a.source().stamp_of(*x);
   if (stamp == 0) {
     bound_cache().stamp(*x, ++next_stamp_);
-    stamp = a.source().stamp_of(*x);  // of what is known to be finite
+    stamp = a.source().stamp_of(*x);  // only for values known to be finite
   }
   return stamp == 0 ? Claim{} : Claim{.form = form, .squared = storage_of(*x), .squared_stamp = stamp};
 }
@@ -324,12 +324,12 @@ Claim Moments::after_adding_up(const RuleArguments& a, Form form) const {
   return {.form = form, .squared = squares->squared, .squared_stamp = squares->squared_stamp, .terms = terms};
 }
 
-// Adding a number that is not negative rounds to no less than either. What is flushed to zero on the way is below the
-// smallest normal number.
+// A sum of nonnegative numbers is at least as large as each of them, even when rounded. Terms flushed to zero were
+// below the smallest normal number.
 void Moments::bound_squared(const at::Tensor& total, const Claim& claim) {
   const BoundCache::Entry known = bound_cache().find(total);
   if (known.state != BoundCache::State::kFinite || !are_wide(total) || total.numel() == 0) return;
-  const DtypeRange range = range_of(c10::ScalarType::Float);  // no finer one is needed
+  const DtypeRange range = range_of(c10::ScalarType::Float);  // a finer range is not needed
   double square = known.bound.max_abs + range.tiny;
   if (claim.form == Form::kNorm) square *= square;
   if (claim.form == Form::kMeanOfSquares) square *= claim.terms / static_cast<double>(total.numel());

@@ -83,7 +83,7 @@ inline Operand operand(c10::SymIntArrayRef integers) {
 
 inline Operand operand(at::OptionalIntArrayRef integers) { return integers ? operand(*integers) : Operand(); }
 
-// Dtypes, layouts, generators, names: no rule asks for them.
+// Dtypes, layouts, generators, names: rules do not use them.
 template <typename T>
 Operand operand(const T&) {
   return unsupported_operand();
@@ -96,7 +96,7 @@ Operand operand(const std::optional<T>& value) {
 
 Operand operand(const c10::IValue& value);
 
-// Returns the tensor of an operand: itself, or of a list the one at index `element`; null if it is none.
+// Returns the tensor of an operand, or of a list the one at index `element`; null if it is not a tensor.
 const at::Tensor* tensor_in_list(const Operand& list, size_t element);
 inline const at::Tensor* tensor_of(const Operand* operand, size_t element) {
   if (operand == nullptr) return nullptr;

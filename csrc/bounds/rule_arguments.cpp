@@ -15,7 +15,7 @@ using Form = Operand::Kind;
 
 const c10::IValue& value_of(const Operand& list, size_t i) { return static_cast<const c10::IValue*>(list.first)[i]; }
 
-// The number of an operand, or of a list the one at index `element`; NaN if it is none.
+// The number of an operand, or of a list the one at index `element`; NaN if it is not a number.
 double number_of(const Operand* from, size_t element) {
   if (from == nullptr) return NAN;
   if (from->kind == Form::kNumber) return from->number;
@@ -87,7 +87,7 @@ Value RuleArguments::divisor(size_t i) const {
   Value value = (*this)[i];
   if (tensor(i) == nullptr) return value;
   value.min_abs = min_abs(i);
-  if (!value.nonnegative && value.min_abs > 0) value.nonnegative = min_value(i) > 0;  // each reads the tensor
+  if (!value.nonnegative && value.min_abs > 0) value.nonnegative = min_value(i) > 0;  // each scans the tensor
   return value;
 }
 
@@ -146,7 +146,7 @@ Value RuleArguments::reciprocal(size_t i) const {
   return exactly(1) / x;
 }
 
-// A NaN that was passed is handed on, as is what is no number: it makes the bound unknown.
+// A NaN, or an argument that is not a number, gives NaN, which makes the bound unknown.
 double RuleArguments::number(size_t i, double default_value) const {
   return has_value(i) ? number_of(operand(i), element_) : default_value;
 }
@@ -221,7 +221,7 @@ bool RuleArguments::produced_by(size_t i, std::string_view op) const {
   return tensor != nullptr && source_.is_made_by(*tensor, op);
 }
 
-// A tensor of float64 is added up in double, whatever stands beside it.
+// A tensor of float64 is summed in double, whatever the other arguments are.
 const DtypeRange& RuleArguments::sums() const {
   if (dtype_ == c10::ScalarType::Double) return kDoubleRange;
   return range_ == &kFloatRange ? kFloatRange : kWideRange;

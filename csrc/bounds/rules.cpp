@@ -29,7 +29,7 @@ RuleTable* make_rules_of_pytorch() {
   return made;
 }
 
-// Those that programs have registered, by full name. A rule stays where it is.
+// The rules that programs have registered, by full name. A rule never moves in memory.
 struct RegisteredRules {
   ForkSafeMutex mutex{ForkSafeMutex::kRules};
   RuleTable table;
@@ -67,7 +67,7 @@ RuleOfOperator rule_of(std::string_view op) {
 void add_rule(const std::string& op, BoundRule rule) {
   if (op.find("::") == std::string::npos || op.find('.') != std::string::npos) {
     throw std::invalid_argument(fmt::format(
-        "'{}' names no operator to bound: give its namespace and name without overload, as in 'mylib::scale'",
+        "'{}' is not the name of an operator: give its namespace and name without overload, as in 'mylib::scale'",
         printable(op)));
   }
   const std::string name(without_underscore(op));

@@ -15,7 +15,7 @@
 
 namespace torchnan {
 
-// A rule, until a scan shows that it is wrong: then it is withdrawn for the rest of the process.
+// A bound rule. If a scan shows that it is wrong, it is withdrawn for the rest of the process.
 class Rule {
  public:
   Rule& operator=(BoundRule rule) {
@@ -30,10 +30,10 @@ class Rule {
   }
 
   bool is_withdrawn() const { return is_withdrawn_.load(std::memory_order_relaxed); }
-  // Returns whether it was not withdrawn before.
+  // Returns whether the rule was still active before.
   bool withdraw() const { return !is_withdrawn_.exchange(true); }
 
-  // For tests of what becomes of a wrong rule: gives bounds that are this many times as large, from here on.
+  // Makes the rule wrong, for tests: from here on its bounds are multiplied by this factor.
   void falsify_for_test(double factor) const {
     factor_ = factor;
     is_withdrawn_ = false;
@@ -50,7 +50,7 @@ class Rule {
 using RuleTable = std::map<std::string, Rule, std::less<>>;
 using Results = std::span<Bound>;
 
-// For operators with |f(x)| <= |x| and f(x) >= 0 where x >= 0: elements of the first argument and their extremes.
+// For operators with |f(x)| <= |x| and f(x) >= 0 where x >= 0: elements of the first argument, and their extremes.
 inline void same_bound(const RuleArguments& a, Results out) { out[0] = {a.max_abs(0), a.nonnegative(0)}; }
 
 // Returns the number of elements of a tensor for each index of one dimension.
@@ -84,11 +84,11 @@ struct RuleOfOperator {
 // Returns the name without the underscore of in-place forms: "aten::add" for "aten::add_".
 std::string_view without_underscore(std::string_view op);
 
-// "aten::add_", "mylib::gated_mul". What is returned lives as long as the process.
+// Takes a name such as "aten::add_" or "mylib::gated_mul". The result lives as long as the process.
 TORCHNAN_API RuleOfOperator rule_of(std::string_view op);
 
-// Adds the rule of an operator that is not PyTorch's. Throws std::invalid_argument if `op` is no name of an operator or
-// has a rule. Plans that were made before do not see it: see register_bound_rule().
+// Adds the rule of an operator outside of PyTorch. Throws std::invalid_argument if `op` is not the name of an operator
+// or already has a rule. Existing plans do not see it: see register_bound_rule().
 void add_rule(const std::string& op, BoundRule rule);
 
 // Returns every operator with a rule; without namespace for PyTorch's own.

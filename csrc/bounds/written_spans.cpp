@@ -17,7 +17,7 @@ struct Span {
   uintptr_t end = 0;
 };
 
-// The memory of a tensor; all of its storage if it lies there with gaps.
+// The memory of a tensor; all of its storage if the tensor has gaps.
 Span span_of(const at::Tensor& tensor) {
   const c10::StorageImpl* storage = storage_of(tensor);
   if (storage == nullptr) return {};
@@ -51,7 +51,7 @@ bool WrittenSpans::may_overlap(const at::Tensor& tensor) const noexcept {
   return slot.call == call_ && span.begin < slot.end && slot.begin < span.end;
 }
 
-// Returns where the memory is, or would be; there is always a free slot.
+// Returns the slot of this memory, or a free one; there is always a free slot.
 size_t WrittenSpans::slot_of(const void* memory) const noexcept {
   const uint64_t hash = reinterpret_cast<uintptr_t>(memory) * 0x9e3779b97f4a7c15ull;
   const size_t last = slots_.size() - 1;

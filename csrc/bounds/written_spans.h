@@ -1,5 +1,5 @@
-// Which memory a call on lists writes, element after element. A tensor may be in a list twice, or share memory with
-// another: for the second element the bounds of before the call do not hold.
+// The memory that a call on lists writes, element by element. A tensor may be in a list twice, or share memory with
+// another. Then the bounds from before the call do not hold for the second element.
 #pragma once
 
 #include <cstddef>
@@ -12,16 +12,16 @@
 
 namespace torchnan {
 
-// Used again from call to call: allocates only for a list that is longer than all before.
+// Reused from call to call: allocates only for a list that is longer than all before.
 class TORCHNAN_API WrittenSpans {
  public:
-  // Starts a call that writes so many tensors.
+  // Starts a call that writes `count` tensors.
   void begin(size_t count);
 
   void add(const at::Tensor& tensor) noexcept;
 
-  // Whether the tensor may have elements in common with those added. Of one storage the hull is kept: the parts of a
-  // flat buffer are told apart as long as they come in order.
+  // Whether the tensor may have elements in common with those added. For each storage only the hull is kept: the parts
+  // of a flat buffer are distinguished as long as they come in order.
   bool may_overlap(const at::Tensor& tensor) const noexcept;
 
  private:
@@ -38,8 +38,8 @@ class TORCHNAN_API WrittenSpans {
   uint64_t call_ = 0;
 };
 
-// Whether elements of a tensor may share memory with each other. An expanded one, which PyTorch refuses to write, and
-// unfold() with a step below its size are such; slices and transposed tensors are not.
+// Whether elements of a tensor may share memory with each other. This is so for an expanded tensor, which PyTorch
+// refuses to write, and for unfold() with a step below its size, but not for slices and transposed tensors.
 TORCHNAN_API bool may_overlap_itself(const at::Tensor& tensor);
 
 }  // namespace torchnan

@@ -26,8 +26,8 @@ struct CallSiteRing::Entry {
   std::atomic<uint64_t> packed;  // low half of the sequence number, call site
 };
 
-// All rings by autograd's thread numbers, which are never reused. A ring outlives its thread, as the thread's graph
-// may be run backward by another; of the rings of ended threads the last few are kept.
+// All rings by autograd's thread numbers, which are never reused. A ring outlives its thread, because another thread
+// may run the backward pass of that thread's graph. Only the last few rings of ended threads are kept.
 class CallSiteRing::RingRegistry {
  public:
   static RingRegistry& of_process;
@@ -56,14 +56,14 @@ class CallSiteRing::RingRegistry {
 
   ForkSafeMutex mutex_;
   std::unordered_map<uint64_t, std::unique_ptr<CallSiteRing>> rings_;
-  std::array<uint64_t, kKeptAfterEnd> ended_{};  // 0 is no thread
+  std::array<uint64_t, kKeptAfterEnd> ended_{};  // 0 means no thread
   size_t next_ended_ = 0;
 };
 
 // Never destroyed: threads may outlive static destructors.
 CallSiteRing::RingRegistry& CallSiteRing::RingRegistry::of_process = *new RingRegistry;
 
-// Pages that cost nothing until they are written, nor when they have been given back: calloc() would keep them.
+// Pages that cost nothing until they are written, nor after they have been given back; calloc() would keep them.
 CallSiteRing::CallSiteRing() {
   void* pages = mmap(nullptr, kEntries * sizeof(Entry), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (pages == MAP_FAILED) throw std::bad_alloc();
@@ -96,7 +96,7 @@ SiteId CallSiteRing::look_up(uint64_t sequence) const noexcept {
   return 0;
 }
 
-// The node of an operation that wrote into a view is made before the operation runs, and wrapped afterwards.
+// The node of an operation that writes into a view is made before the operation runs, and wrapped afterwards.
 SiteId CallSiteRing::find(const torch::autograd::Node& node) {
   const auto* slices = dynamic_cast<const torch::autograd::CopySlices*>(&node);
   if (slices != nullptr && slices->fn) return find(*slices->fn);
@@ -105,7 +105,7 @@ SiteId CallSiteRing::find(const torch::autograd::Node& node) {
 
 SiteId record_node_site(uint64_t sequence, ThreadState& thread) {
   SiteId site = host_runtime().current_stack_id();
-  // Made inside another node's run: by recomputation, or for a second derivative.
+  // The node was made while another node ran: by recomputation, or for a second derivative.
   if (torch::autograd::get_current_graph_task_id() != -1) {
     if (const auto outer = torch::autograd::get_current_node()) {
       site = host_runtime().nest_stack(site, CallSiteRing::find(*outer));

@@ -1,4 +1,4 @@
-// From a backward node to the call site of the forward operation that made it.
+// Maps a backward node to the call site of the forward operation that made it.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +27,8 @@ class CallSiteRing {
 
   void note(uint64_t sequence, SiteId site) noexcept;
 
-  // Returns the call site of `node`, whichever thread made it; 0 if it is not known. A view has no entry of its own:
-  // the operation that came after it on its thread stands for it.
+  // Returns the call site of `node`, whichever thread made it; 0 if unknown. A view has no entry: the next operation on
+  // its thread stands for it.
   static SiteId find(const torch::autograd::Node& node);
 
  private:
@@ -43,10 +43,10 @@ class CallSiteRing {
   Entry* entries_;
 };
 
-// Records where this thread is as the call site of its node number `sequence`, and returns it.
+// Records the current location of this thread as the call site of its node number `sequence`, and returns it.
 SiteId record_node_site(uint64_t sequence, ThreadState& thread);
 
-// The same for the node that this thread makes next, before it is made.
+// The same for the next node of this thread, before it is made.
 TORCHNAN_API void record_next_node_site();
 
 }  // namespace torchnan

@@ -17,7 +17,7 @@ namespace {
 thread_local std::optional<NodeSite> replayed_node;
 thread_local SiteId outer_stack = 0;
 
-// Innermost first. Allocates: only for what is to be reported.
+// Innermost first. Allocates, so call it only for a report.
 std::vector<Frame> current_inner_frames() {
   if (host_runtime().has_scopes_in_stacks()) return {};
   return frames_of_scope(current_scope());

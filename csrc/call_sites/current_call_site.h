@@ -1,4 +1,4 @@
-// Where the calling thread is at this moment, in stacks and backward nodes.
+// The current location of the calling thread, in stacks and backward nodes.
 #pragma once
 
 #include <cstdint>
@@ -18,33 +18,32 @@ namespace torchnan {
 // Returns a number for this execution of a node.
 uint64_t execution_id(const torch::autograd::Node& node);
 
-// A node of the backward pass that is running: what is called inside it belongs to that pass.
+// A node of the backward pass that is running. Operations inside it belong to that pass.
 struct NodeSite {
   std::string node;
   uint64_t execution_id = 0;
   SiteId forward = 0;
 };
 
-// Returns a node as one that runs.
+// Returns the node as a running one.
 TORCHNAN_API NodeSite site_of(const torch::autograd::Node& node);
 
-// Returns the node that this thread runs, if it runs one.
+// Returns the node that this thread runs, if there is one.
 TORCHNAN_API std::optional<NodeSite> current_node_site();
 
-// Makes `site` the node that this thread runs while the engine runs none on it: what was called there is replayed.
+// Sets the node of this thread while the engine runs none on it, because a replay repeats operations of that node.
 TORCHNAN_API void set_replayed_node(std::optional<NodeSite> site);
 
-// Makes `stack` what the stacks of this thread are nested in: it runs a callback on behalf of another place. 0 ends
-// that.
+// Sets the stack in which the stacks of this thread are nested, while it runs a callback for other code. 0 ends that.
 TORCHNAN_API void set_outer_stack(SiteId stack);
 
-// Returns the stack of this thread, nested in what it runs on behalf of.
+// Returns the stack of this thread, nested in the outer stack.
 TORCHNAN_API SiteId current_nested_stack();
 
-// Returns where this thread is, whatever it runs there.
+// Returns the current location of this thread.
 Site current_place();
 
-// The same with all that a report says of an operation.
+// Returns the same with everything that a report shows about an operation.
 Site current_call_site(const DetectionSession& session, uint64_t thread);
 
 }  // namespace torchnan

@@ -29,7 +29,7 @@ struct alignas(64) Counters {
   }
   void count_skipped(Skip reason) { skipped[static_cast<size_t>(reason)].add(1); }
 
-  // Called by a thread that may write both.
+  // Called by a thread that may write to both.
   Counters& operator+=(const Counters& other) {
 #define TORCHNAN_ADD_COUNTER(name) name.add(other.name.value());
     TORCHNAN_THREAD_COUNTS(TORCHNAN_ADD_COUNTER)

@@ -15,7 +15,8 @@
 namespace torchnan {
 namespace {
 
-// Keeps it in the log of every scope. True if it is new in that of the session, or could not be kept there.
+// Adds the finding to the log of every scope. Returns true if it is new in the session's log, or could not be added
+// there.
 bool keep(DetectionSession& session, const Finding& finding) {
   bool is_new = true;
   const auto add = [&](DetectionSession& scope) {
@@ -31,7 +32,7 @@ bool keep(DetectionSession& session, const Finding& finding) {
   return is_new;
 }
 
-// A warning that fails can hardly be warned of.
+// A failed warning is only counted.
 void warn(const DetectionSession& session, const Finding& finding) {
   try {
     user_notifier().warn(finding);
@@ -41,8 +42,7 @@ void warn(const DetectionSession& session, const Finding& finding) {
   }
 }
 
-// The first error of each session that is left to raise_deferred(). Never destroyed: threads may outlive static
-// destructors.
+// The first error of each session, kept for raise_deferred(). Never destroyed: threads may outlive static destructors.
 ForkSafeMutex& deferred_mutex = *new ForkSafeMutex;
 auto& deferred = *new std::map<const DetectionSession*, Finding>;
 std::atomic<bool> has_deferred{false};
@@ -116,7 +116,7 @@ void deliver_all(DetectionSession& session, std::vector<Finding> findings) {
       contain(session, "delivering a finding", [&] { act(session, findings[i], is_new[i]); });
     }
   };
-  act_on(false);  // what is only said comes first: an error ends the loop
+  act_on(false);  // warnings come first: an error ends the loop
   act_on(true);
 }
 

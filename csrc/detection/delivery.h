@@ -1,4 +1,4 @@
-// A finding on its way out: kept, logged, and acted upon.
+// Delivers a finding: keeps it, logs it, and acts upon it.
 #pragma once
 
 #include <vector>
@@ -9,8 +9,8 @@
 
 namespace torchnan {
 
-// Keeps the finding in the session and in the scopes around it, then does what the session's options say. Throws if
-// they say so.
+// Keeps the finding in the session and in the scopes around it, then takes the action of the session's options. May
+// throw.
 void deliver(DetectionSession& session, Finding finding);
 
 // The same for several that are found at once: all are kept before one is acted upon.
@@ -19,7 +19,7 @@ void deliver_all(DetectionSession& session, std::vector<Finding> findings);
 // The same, but an error that would be raised is left to raise_deferred().
 void deliver_deferred(DetectionSession& session, std::vector<Finding> findings);
 
-// Raises the first error that was left to this; called where harm is done.
+// Raises the first deferred error; called where harm is done.
 void raise_deferred(DetectionSession& session);
 
 }  // namespace torchnan

@@ -40,7 +40,7 @@ void count_failure(const std::exception_ptr& error, const DetectionSession& sess
   } catch (const std::exception& failure) {
     count(failure.what());
   } catch (...) {
-    count("an exception that is no std::exception");
+    count("an exception that is not a std::exception");
   }
 }
 

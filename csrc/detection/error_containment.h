@@ -1,4 +1,4 @@
-// Failures of torchnan's own: they end here, and the program goes on.
+// Contains failures inside torchnan, so that the program continues.
 #pragma once
 
 #include <exception>
@@ -8,16 +8,15 @@
 
 namespace torchnan {
 
-// In a catch block: throws on what is not torchnan's to keep, an exception for user code or the end of
-// the thread.
+// Call in a catch block: rethrows an exception that is meant for user code, and the end of the thread.
 void rethrow_if_user_facing();
 
-// In a catch block: counts what was thrown as a failure of this part of the work, or lets it through.
+// Call in a catch block: counts the exception as a failure of this part, or rethrows it if it is meant for user code.
 TORCHNAN_API void count_failure(const DetectionSession& session, std::string_view part);
 void count_failure(const std::exception_ptr& error, const DetectionSession& session, std::string_view part);
 
-// Does a part of torchnan's own work. False if it has failed, which has been counted then; throws only what is
-// for the program.
+// Runs an internal part of torchnan. Returns false if it failed, and counts the failure; throws only exceptions for
+// user code.
 template <typename Work>
 bool contain(const DetectionSession& session, std::string_view part, Work&& work) {
   try {

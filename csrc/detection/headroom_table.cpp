@@ -7,7 +7,7 @@
 namespace torchnan {
 namespace {
 
-// Of a key, from the lowest bit: dtype, grad mode, operator, call site.
+// The fields of a key, from the lowest bit: dtype, grad mode, operator, call site.
 constexpr int kGradModeAt = 2;
 constexpr int kOpAt = 3;
 constexpr int kSiteAt = 32;
@@ -36,9 +36,9 @@ HeadroomTable::Producer HeadroomTable::producer_of(uint64_t key, const OpPlan* o
   return {op, static_cast<SiteId>(key >> kSiteAt), kDtypes[code - 1], ((key >> kGradModeAt) & 1) != 0};
 }
 
-// Null if there is none left.
+// Null if the table is full.
 HeadroomTable::Slot* HeadroomTable::find_slot(const Producer& producer) noexcept {
-  if (producer.op->index < 0) return nullptr;  // of thousands of custom operators the late ones
+  if (producer.op->index < 0) return nullptr;  // one of the last of thousands of custom operators
   const uint64_t key = key_of(producer);
   const uint64_t first = (key * 0x9e3779b97f4a7c15ull) >> 32;
   for (size_t i = 0; i < kMaxProbes; ++i) {
@@ -68,7 +68,7 @@ std::vector<HeadroomTable::Entry> HeadroomTable::drain() {
     Slot& slot = slots_[i];
     const OpPlan* const op = slot.op.load(std::memory_order_acquire);
     if (op == nullptr) continue;  // free, or being claimed by a writer
-    drained.emplace_back();       // first: what is drained out of the table is not lost
+    drained.emplace_back();       // reserve space first, so that no drained entry is lost
     drained.back().producer = producer_of(slot.key.load(std::memory_order_relaxed), op);
     drained.back().measured = slot.measured.exchange(kNone, std::memory_order_relaxed);
     drained.back().proved = slot.proved.exchange(kNone, std::memory_order_relaxed);

@@ -18,8 +18,8 @@ namespace torchnan {
 
 struct OpPlan;
 
-// A fixed table. Takes no lock and allocates nothing; results without a free slot are counted. A slot is never given to
-// another call site, so that no writer is reported under a wrong one; ids of call sites are never used again either.
+// A fixed table. Takes no lock and allocates nothing; results without a free slot are counted. A slot is never reused
+// for another call site, so a writer is never reported under a wrong one. Ids of call sites are never reused either.
 class TORCHNAN_API HeadroomTable {
  public:
   static constexpr size_t kCapacity = 1 << 14;
@@ -32,21 +32,21 @@ class TORCHNAN_API HeadroomTable {
   };
   struct Entry {
     Producer producer;
-    double measured = kNone;  // the largest that was read
-    double proved = kNone;    // the largest bound of what was not
+    double measured = kNone;  // the largest scanned value
+    double proved = kNone;    // the largest bound of results that were not scanned
   };
   static constexpr double kNone = -1;
 
   // Whether it records results of this dtype.
   static bool covers(c10::ScalarType dtype) noexcept { return code_of(dtype) != 0; }
 
-  // Records that no |x| of a result of `producer` exceeds `max_abs`; one has that value if it `is_measured`.
+  // Records that no |x| of a result of `producer` exceeds `max_abs`; if `is_measured`, one element has that value.
   void record(const Producer& producer, double max_abs, bool is_measured) noexcept;
 
-  // Returns what has been recorded since the last time, and forgets it.
+  // Returns the entries since the last call, and clears them.
   std::vector<Entry> drain();
 
-  // Returns the number of results that found no free slot.
+  // Returns the number of results without a free slot.
   int64_t dropped() const noexcept { return dropped_.load(std::memory_order_relaxed); }
 
  private:

@@ -1,5 +1,5 @@
-// The fields of Options: the one list, by the names of the keywords of torchnan.detect(). `callback` has no keyword of
-// its own: in Python it is an action that is a callable.
+// The list of all fields of Options, by the names of the keywords of torchnan.detect(). `callback` has no keyword: in
+// Python it is a callable action.
 #pragma once
 
 #include <torchnan/options.h>

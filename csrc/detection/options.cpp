@@ -9,7 +9,7 @@
 namespace torchnan {
 namespace {
 
-// What a name of an operator, or a glob for several, is made of. Anything else would never match.
+// Whether the text can be the name of an operator, or a glob for several. Anything else would never match.
 bool is_pattern(const std::string& text) {
   const auto may_be_in = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
@@ -33,14 +33,14 @@ std::vector<std::string> Options::validate() const {
     messages.push_back(fmt::format("rescan_every must be 0 or a number of steps, not {}", rescan_every));
   }
   if (!check_nan && !check_inf) {
-    messages.emplace_back("check_nan and check_inf are both false: nothing would be looked for");
+    messages.emplace_back("check_nan and check_inf are both false: nothing would be checked");
   }
   for (const std::string& pattern : skip_ops) {
     if (is_pattern(pattern)) continue;
     messages.push_back(fmt::format("skip_ops holds '{}'; give names or globs without overload, such as 'aten::log'",
                                    printable(pattern)));
   }
-  if (!log.empty() && !is_path(log)) messages.push_back(fmt::format("log '{}' is no path", printable(log)));
+  if (!log.empty() && !is_path(log)) messages.push_back(fmt::format("log '{}' is not a path", printable(log)));
   return messages;
 }
 

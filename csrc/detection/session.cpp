@@ -38,7 +38,7 @@ DetectionSession::DetectionSession(Options options)
       skipped_(options_.skip_ops.empty() ? nullptr : new std::atomic<Answer>[OpPlan::kMaxPlans] {}),
       headroom_(options_.headroom && !is_disabled() ? new HeadroomTable : nullptr),
       log_(options_.max_findings,
-           [this](const std::exception_ptr& error) { count_failure(error, *this, "writing a finding down"); }) {
+           [this](const std::exception_ptr& error) { count_failure(error, *this, "recording a finding"); }) {
   if (!options_.log.empty() && !is_disabled()) log_.add_sink(json_lines_sink(options_.log));
 }
 
@@ -59,7 +59,7 @@ void DetectionSession::on_thread_exit(uint64_t thread) {
   const std::lock_guard lock(mutex_);
   auto own = counters_.extract(thread);
   if (own.empty()) return;
-  own.key() = 0;  // takes no memory, which may be gone
+  own.key() = 0;  // allocates nothing: memory may have run out
   const auto left = counters_.insert(std::move(own));
   if (!left.inserted) left.position->second += left.node.mapped();
 }
@@ -82,19 +82,20 @@ Stats DetectionSession::stats() const {
 void DetectionSession::count_internal_error(std::string_view part, std::string_view text) const {
   ++internal_errors_;
   try {
-    const std::string shown = printable(text.substr(0, text.find('\n')));  // the rest is a traceback
-    const std::string warning = fmt::format("torchnan: {}. Detection goes on; later ones are only counted.", shown);
+    const std::string shown = printable(text.substr(0, text.find('\n')));  // the following lines are a traceback
+    const std::string warning =
+        fmt::format("torchnan: {}. Detection continues; later failures are only counted.", shown);
     {
       const std::lock_guard lock(mutex_);
       if (!warned_.emplace(part).second) return;
     }
     user_notifier().warn(warning);
-  } catch (...) {  // it has been counted
+  } catch (...) {  // it is already counted
     rethrow_if_user_facing();
   }
 }
 
-// The first mark may stand before the first step.
+// The first mark may precede the first step.
 void DetectionSession::mark_step(int64_t k) {
   is_first_step_ = is_first_step_ && !step_marked_;
   step_ = k;

@@ -33,30 +33,30 @@ class TORCHNAN_API DetectionSession : public std::enable_shared_from_this<Detect
   explicit DetectionSession(Options options);  // the options are valid
 
   const Options& options() const { return options_; }
-  // Whether values of any of these kinds are to be reported.
+  // Whether values of any of these kinds are reported.
   bool checks(NonfiniteKinds kinds) const {
     return (kinds.nan() && options_.check_nan) || (kinds.inf() && options_.check_inf);
   }
-  // Whether no option asks for more of a result than whether it is finite.
+  // Whether the options need only to know whether a result is finite.
   bool asks_for_finiteness_alone() const { return asks_for_finiteness_alone_; }
-  // Whether skip_ops names this operator. `index` is that of its plan: the answer is worked out once.
+  // Whether skip_ops names this operator. `index` is that of its plan: the answer is computed once.
   bool is_skipped_op(const std::string& op, int index) const {
     return !options_.skip_ops.empty() && is_skipped(op, index);
   }
 
   // The block of counters that only the thread with this id writes.
   Counters& counters_of(uint64_t thread);
-  // Called by that thread when it ends or leaves: its counts are kept, its block is not.
+  // Called by that thread when it ends or leaves: its counts are kept, its block is freed.
   void on_thread_exit(uint64_t thread);
   Stats stats() const;
-  // Counts a failure of a part of torchnan's own work. Warns once for each part.
+  // Counts a failure inside a part of torchnan. Warns once for each part.
   void count_internal_error(std::string_view part, std::string_view text) const;
   void count_unreported_error() const { ++internal_errors_; }
 
-  // Null unless it is asked for.
+  // Null unless the option is set.
   HeadroomTable* headroom() const { return headroom_.get(); }
 
-  // A closed session is no longer worked for, by threads that have not left it either.
+  // No thread records into a closed session.
   bool is_open() const { return open_.load(std::memory_order_relaxed); }
   void open() { open_ = true; }
   void close() { open_ = false; }
@@ -71,8 +71,8 @@ class TORCHNAN_API DetectionSession : public std::enable_shared_from_this<Detect
   bool is_first_step() const { return is_first_step_; }
 
   bool scans_everything() const { return options_.rescan_every == 1; }
-  // Whether a proved result is scanned all the same: each once in N steps, in turn, and all of the first step; of a
-  // program that counts no steps one in N, each time another one. `index`: its number among those of a thread's step.
+  // Whether a proved result is scanned as well: each once in N steps, in turn, and all of the first step. In a program
+  // that counts no steps, one result in N, each time another one. `index`: its number within the thread's step.
   bool is_rescanned(int64_t index) const;
 
   void name_tensor(const std::string& name, const at::Tensor& tensor, bool is_buffer);
@@ -105,7 +105,8 @@ class TORCHNAN_API DetectionSession : public std::enable_shared_from_this<Detect
   std::atomic<bool> is_first_step_{true};
   mutable std::atomic<int64_t> internal_errors_{0};
   mutable ForkSafeMutex mutex_;
-  std::map<uint64_t, Counters> counters_;  // by thread; a node of a map stays where it is. At 0 those that have left
+  // by thread; references stay valid. Entry 0 sums up the threads that have left
+  std::map<uint64_t, Counters> counters_;
   std::unordered_map<const c10::StorageImpl*, NamedStorage> named_;
   mutable std::set<std::string, std::less<>> warned_;  // parts that have failed
   std::map<int64_t, int64_t> skipped_steps_;           // runs of them: the first and the last

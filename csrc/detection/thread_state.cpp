@@ -13,7 +13,7 @@
 namespace torchnan {
 namespace {
 
-// The scopes that are open anywhere, oldest first.
+// All open scopes of the process, oldest first.
 struct OpenScopes {
   ForkSafeMutex mutex{ForkSafeMutex::kScopes};
   std::vector<std::shared_ptr<DetectionSession>> scopes;
@@ -67,7 +67,7 @@ void call_unless_open(c10::function_ref<void()> forget) {
 
 ThreadState::ThreadState() : id_(this_thread_id()) {}
 
-// A thread that ends inside a scope.
+// For a thread that ends inside a scope.
 ThreadState::~ThreadState() {
   for (const auto& session : scopes_) close_scope(session);
   for (const auto& session : suspended_) close_scope(session);
@@ -82,7 +82,7 @@ DetectionSession* ThreadState::session() {
   if (!scopes_.empty()) return current_->is_open() ? current_ : nullptr;
   const uint64_t generation = open.generation.load(std::memory_order_acquire);
   if (inherited_at_ == generation) return current_;
-  std::shared_ptr<DetectionSession> next;  // then the one before, which may end with this: not under the lock
+  std::shared_ptr<DetectionSession> next;  // then the previous one, which may end with this: not under the lock
   {
     const std::lock_guard lock(open.mutex);
     if (!open.scopes.empty()) next = open.scopes.back();
@@ -105,7 +105,7 @@ std::shared_ptr<DetectionSession> ThreadState::shared_session() {
 void ThreadState::close(const DetectionSession& session) {
   const auto is_its = [&](const auto& scope) { return scope.get() == &session; };
   const std::lock_guard lock(open.mutex);
-  open.count -= static_cast<int64_t>(std::erase_if(open.scopes, is_its));  // the caller has the session, too
+  open.count -= static_cast<int64_t>(std::erase_if(open.scopes, is_its));  // the caller holds the session, too
   ++open.generation;
 }
 
@@ -138,7 +138,7 @@ void ThreadState::reset_after_fork() {
   ThreadState& mine = current();
   mine.id_ = this_thread_id();
   const std::lock_guard lock(open.mutex);
-  // No session ends here: the stacks of the other threads, which nobody unwinds, hold theirs.
+  // No session ends here: the stacks of the other threads, which are never unwound in the child, hold theirs.
   open.scopes = mine.suspensions_ > 0 ? mine.suspended_ : mine.scopes_;
   open.count = static_cast<int64_t>(open.scopes.size());
   ++open.generation;

@@ -8,8 +8,8 @@
 
 namespace torchnan {
 
-// Withdraws the rule of an operator for the rest of the process, and asks the user to report it. `facts`: what was
-// claimed and what was found, without any data. Does nothing if the rule has been withdrawn before.
+// Withdraws the rule of an operator for the rest of the process, and asks the user to report it. `facts`: the claimed
+// and the found bound, without any data. Does nothing if the rule was withdrawn before.
 void withdraw_rule(const DetectionSession& session, const OpPlan& plan, std::string_view facts);
 
 }  // namespace torchnan

@@ -7,12 +7,12 @@
 namespace torchnan {
 namespace {
 
-constexpr double kMargin = 0x1p6;       // for what grows from step to step
-constexpr size_t kMaxPlaces = 1 << 14;  // of programs that make new code as they go
+constexpr double kMargin = 0x1p6;       // room for values that grow from step to step
+constexpr size_t kMaxPlaces = 1 << 14;  // a limit for programs that generate code as they run
 
 }  // namespace
 
-// Where in the program: the same from step to step.
+// Identifies the call in the program: the same from step to step.
 uint64_t Assumptions::place_of(const Event& event) {
   return c10::get_hash(event.plan, event.live, event.forward, event.node, event.output, event.tensor.dtype);
 }

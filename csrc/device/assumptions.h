@@ -1,8 +1,9 @@
 // Assumed bounds of results on devices, until a result is found to be larger.
 //
-// A scan on a device reports nothing to the host while all is well, so that there is nothing to make bounds of. They
-// are made of assumptions, which the scan checks: it raises the alarm at the first value above the assumed one. What
-// had been proved from it since is then void, and what comes from that call site again is assumed to be larger.
+// While all values are finite, a scan on a device reports nothing to the host, so the host has no measured bounds
+// there. Bounds start from assumptions instead, which the scan checks: it raises the alarm at the first value above the
+// assumed one. Proofs made from the assumption since then are void, and later results of that call site are assumed to
+// be larger.
 #pragma once
 
 #include <cstdint>
@@ -14,14 +15,14 @@
 
 namespace torchnan {
 
-// Not for several threads at once.
+// Not thread-safe.
 class Assumptions {
  public:
-  // Most of what a healthy program computes is far below these, and in the wide dtypes several matrix products of such
-  // factors are still far from overflow.
+  // Most results of a healthy program are far below these limits, and in the wide dtypes several matrix products of
+  // such factors are still far from overflow.
   static constexpr double kWide = 0x1p20;
   static constexpr double kHalf = 0x1p10;
-  // Every product of matrices has a parameter for a factor. Those of healthy models are seldom above a few.
+  // Every matrix product has a parameter as a factor. Parameters of healthy models seldom exceed a few units.
   static constexpr double kParameter = 0x1p8;
 
   // Returns the assumed bound of an event's result; infinite where nothing is assumed.
@@ -34,7 +35,7 @@ class Assumptions {
     return event.tensor.dtype == c10::ScalarType::Half ? kHalf : kWide;
   }
 
-  // Records that a result of the event was found to be as large as `most`.
+  // Records that a result of the event was found to be as large as `max_abs`.
   void raise(const Event& event, double max_abs);
 
   size_t raised() const { return raised_.size(); }

@@ -19,8 +19,8 @@ cuda::Entry entry_of(const at::Tensor& tensor, uint64_t limit) {
   return entry;
 }
 
-// Runs are the two words of a complex element, or else the last dimension. What is repeated is read once, and
-// dimensions that follow each other in memory are one.
+// A run is the two words of a complex element, or else the last dimension. Repeated elements are read once, and
+// dimensions that are adjacent in memory are merged.
 bool fill(cuda::StridedEntry& strided, const at::Tensor& tensor) {
   const int words = float_format(tensor.scalar_type())->words_per_element;
   c10::SmallVector<int64_t, 8> sizes;
@@ -102,7 +102,7 @@ void Batch::take(ScanList& scans, Kept& kept) {
   marks_.reset();
   bytes_ = 0;
   if (kept.empty()) {
-    kept.swap(kept_);  // and its memory
+    kept.swap(kept_);  // and releases its memory
   } else {
     std::move(kept_.begin(), kept_.end(), std::back_inserter(kept));
     kept_.clear();

@@ -29,8 +29,8 @@ class ScanList {
     strided_.clear();
   }
 
-  // Adds a scan; numbers grow. Returns false, and does nothing, if the tensor cannot be scanned: it has too many
-  // dimensions, or the list is full.
+  // Adds a scan; numbers must increase. Returns false, and does nothing, if the tensor has too many dimensions to be
+  // scanned, or the list is full.
   bool add(const at::Tensor& tensor, EventNumber number, uint64_t limit);
 
   // Moves the contiguous tensors for whose index `is_wanted` returns true to an empty list.
@@ -43,7 +43,7 @@ class ScanList {
     clear();
   }
 
-  // Queues the scans on the stream, and is empty afterwards. Throws std::runtime_error if the device refuses.
+  // Queues the scans on the stream, and clears the list. Throws std::runtime_error if the device refuses.
   void launch(const Scanner& scanner, void* stream);
 
  private:
@@ -55,31 +55,31 @@ class ScanList {
   };
 
   EventNumber first_ = 0;
-  cuda::Table table_;  // of 4 KiB, not initialized for every operation
+  cuda::Table table_;  // 4 KiB, so not initialized for every operation
   c10::SmallVector<StridedScan, 1> strided_;
 };
 
 // Scans of new tensors on the default stream of a device, which wait to be launched together. Keeps the tensors alive
-// until then, and no longer: after that the order of the stream sees to it that the memory is read before it is reused.
+// until then, and no longer: after the launch, stream order guarantees that the memory is read before it is reused.
 class Batch {
  public:
-  static constexpr int64_t kMaxBytes = int64_t{64} << 20;  // keeps that much from being given out again, at most
+  static constexpr int64_t kMaxBytes = int64_t{64} << 20;  // the most memory that waiting scans may keep allocated
 
   using Kept = std::vector<at::Tensor>;
 
   bool is_empty() const { return kept_.empty(); }
 
-  // Adds a scan of a contiguous tensor; numbers grow. Returns false, and does nothing, if there is no room.
+  // Adds a scan of a contiguous tensor; numbers must increase. Returns false, and does nothing, if there is no room.
   bool add(at::Tensor&& tensor, EventNumber number, uint64_t limit);
 
-  // Whether it is time to launch: there is no room for more, or too much is being kept.
+  // Whether it is time to launch: the batch is full, or keeps too much memory allocated.
   bool is_full() const { return scans_.is_full() || bytes_ >= kMaxBytes; }
 
   // Whether a scan of this storage is waiting.
   bool holds(const c10::StorageImpl* storage) const;
 
-  // Moves the scans to an empty list, but for those whose memory has been given back, and what was kept alive to
-  // `kept`, for the caller to release without a lock: that may need the GIL.
+  // Moves the scans to an empty list, without those whose memory has been given back. Moves the tensors that it kept
+  // alive to `kept`, for the caller to release without holding a lock: releasing may need the GIL.
   void take(ScanList& scans, Kept& kept);
 
  private:
@@ -90,8 +90,8 @@ class Batch {
 
   ScanList scans_;
   Kept kept_;
-  std::bitset<kMarks> marks_;        // of the storages that are kept: most others have another one
-  std::vector<const void*> memory_;  // of each that is kept, when it was added
+  std::bitset<kMarks> marks_;        // hash bits of the kept storages; most other storages have different bits
+  std::vector<const void*> memory_;  // the memory of each kept tensor, when it was added
   int64_t bytes_ = 0;
 };
 

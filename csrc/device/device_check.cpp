@@ -24,14 +24,14 @@ constexpr std::string_view kNonBlocking = "non_blocking";
 
 }  // namespace
 
-// Null for what cannot be scanned.
+// Null if the tensor cannot be scanned.
 const at::Tensor* DeviceCheck::values_of(const at::Tensor& tensor) {
   if (is_scannable_itself(tensor)) return &tensor;
   const auto values = scannable(tensor);
   return values->defined() ? &containers_.emplace_front(*values) : nullptr;
 }
 
-// Launches what has to run on another stream.
+// Launches the pending scans if they belong to another stream.
 void DeviceCheck::set_stream(c10::Device device) {
   Scanner* const scanner = Scanner::of(device);
   if (scanner == stream_.scanner) return;
@@ -51,7 +51,7 @@ void DeviceCheck::for_each_run(Given& given, Visit&& visit) {
   }
 }
 
-// For one more scan: nothing is launched under the lock.
+// Makes room for one more scan, because no scan may be launched while the lock is held.
 void DeviceCheck::make_room(Devices::Lock& locked) {
   if (!scans_.is_full()) return;
   locked.unlock();
@@ -74,7 +74,7 @@ void DeviceCheck::record_arguments(c10::ArrayRef<Operand> arguments) {
   if (plan_.handling == OpPlan::Handling::kRead) record_read(arguments);
 }
 
-// Finds the tensors on devices that the call reads, and what its numbers say.
+// Finds the tensors on devices that the call reads, and the non-finite kinds of its numbers.
 void DeviceCheck::collect_inputs(c10::ArrayRef<Operand> arguments) {
   for (size_t place = 0; place < arguments.size(); ++place) {
     const Operand& argument = arguments[place];
@@ -95,7 +95,7 @@ void DeviceCheck::collect_inputs(c10::ArrayRef<Operand> arguments) {
   results_.reserve(static_cast<size_t>(list_size_));
 }
 
-// Collectives do not declare what they write.
+// Collectives do not declare their mutated arguments.
 void DeviceCheck::launch_scans_of_mutated(c10::ArrayRef<Operand> arguments) const {
   if (!devices().has_waiting()) return;
   c10::SmallVector<const c10::StorageImpl*, 8> mutated;
@@ -110,7 +110,7 @@ void DeviceCheck::launch_scans_of_mutated(c10::ArrayRef<Operand> arguments) cons
   devices().launch_scans_of(mutated);
 }
 
-// Recorded before the call, which may have consumed its arguments afterwards.
+// Called before the call, which may consume its arguments.
 void DeviceCheck::record_pending(const Operand& argument) {
   for_each_tensor(argument, [&](const at::Tensor& given, int64_t) {
     const auto tensor = scannable(given);
@@ -124,7 +124,7 @@ void DeviceCheck::record_pending(const Operand& argument) {
   if (argument.kind != Operand::Kind::kValues) return;
   const c10::ArrayRef<c10::IValue> values(static_cast<const c10::IValue*>(argument.first), argument.count);
   for (const c10::IValue& list : values) {
-    if (list.isList()) record_pending(operand(list));  // of all_gather(): a list for each device
+    if (list.isList()) record_pending(operand(list));  // for all_gather(): a list for each device
   }
 }
 
@@ -156,7 +156,7 @@ void DeviceCheck::record_argument(Devices::Lock& locked, Input& argument) {
   argument.seen.event = argument.known.last;
   if (!argument.known.is_reported) {
     const EventNumber event = record_unknown_argument(locked, argument);
-    if (event != argument.known.last) {  // what it shows now, of which nothing is intended
+    if (event != argument.known.last) {  // the current values, none of which is intentional
       argument.known = locked.journal().look_up(*argument.values);
       argument.known.intended = {};
     }
@@ -165,13 +165,13 @@ void DeviceCheck::record_argument(Devices::Lock& locked, Input& argument) {
   intended_ |= argument.known.intended;
 }
 
-// Returns what was read at a place in the schema.
+// Returns the inputs at an index of the schema.
 c10::ArrayRef<DeviceCheck::Input> DeviceCheck::inputs_at(size_t place) const {
   const size_t end = place + 1 < first_inputs_.size() ? first_inputs_[place + 1] : inputs_.size();
   return {inputs_.data() + first_inputs_[place], end - first_inputs_[place]};
 }
 
-// The tensors of a list lie in the order of its elements.
+// The tensors of a list are in the order of its elements.
 Journal::Known DeviceCheck::known_of(const at::Tensor& tensor) const {
   const std::less<const at::Tensor*> is_before;
   for (size_t place = 0; place < first_inputs_.size(); ++place) {
@@ -189,7 +189,7 @@ Journal::Known DeviceCheck::known_of(const at::Tensor& tensor) const {
   return known_of_recorded(tensor);
 }
 
-// Returns the event that has written it, and if nobody has been seen doing that, a new one.
+// Returns the event that wrote the argument; adds one if no write was observed.
 EventNumber DeviceCheck::record_unknown_argument(Devices::Lock& locked, const Input& argument) {
   const at::Tensor& tensor = *argument.values;
   const Journal::Known& known = argument.known;
@@ -202,7 +202,7 @@ EventNumber DeviceCheck::record_unknown_argument(Devices::Lock& locked, const In
     return known.last;
   }
   if (event->previous == 0) {
-    event->previous = known.last;  // whoever handed out the memory, or has written there before others could
+    event->previous = known.last;  // the event that handed out the memory, or last wrote there before it became shared
     journal.set_last_event(tensor, event->number);
   }
   const EventNumber number = event->number;
@@ -226,14 +226,14 @@ bool DeviceCheck::add_result(const at::Tensor& result, int64_t output, const Pre
   const at::Tensor* const values = values_of(result);
   if (values == nullptr) {
     if (!result.is_cpu() && plan_.writes_in_place() && result.has_storage())
-      Devices::Lock(devices()).journal().mark_stale(result);  // as integers, say
+      Devices::Lock(devices()).journal().mark_stale(result);  // written as integers, for example
     return false;
   }
   results_.push_back({values, output, known});
   return true;
 }
 
-// Only what nobody else has a reference to is new: an argument that comes back is not.
+// Only a result without other references is new; an argument that is returned is not.
 bool DeviceCheck::may_wait(const Result& result) const {
   const at::Tensor& tensor = *result.values;
   const bool is_new = tensor.use_count() == 1 && tensor.unsafeGetTensorImpl()->unsafe_storage().use_count() == 1;
@@ -282,8 +282,8 @@ void DeviceCheck::record_result(Devices::Lock& locked, Result& result) {
   if (claim != nullptr) thread_.moments().record(tensor, *claim, locked.journal().look_up(tensor).write_number());
 }
 
-// A square root is not finite if anything was below zero; the scan sees to that. Of a list some may be on the host:
-// then places are others, and nothing is proved.
+// A square root is not finite if an element was below zero; the scan guarantees that. If some tensors of a list are on
+// the host, the indices differ and nothing is proved.
 void DeviceCheck::prove_nonnegative_argument(Devices::Lock& locked, int64_t output) const {
   const c10::ArrayRef<Input> arguments = inputs_at(0);
   const auto place = static_cast<size_t>(output);
@@ -295,7 +295,7 @@ void DeviceCheck::prove_nonnegative_argument(Devices::Lock& locked, int64_t outp
   if (is_all && written->number < Journal::kFirstCaptured) written->bound.nonnegative = true;
 }
 
-// A graph is replayed whatever has become of what it was proved from: there everything is scanned.
+// A graph may be replayed after the premises of a proof have changed: in a graph, everything is scanned.
 void DeviceCheck::fill_bound(Devices::Lock& locked, Event& event, const at::Tensor& tensor,
                              const Prediction& predicted) {
   const bool is_captured = event.number >= Journal::kFirstCaptured;
@@ -319,7 +319,7 @@ void DeviceCheck::fill_bound(Devices::Lock& locked, Event& event, const at::Tens
   if (const Event* rest = locked.journal().find(event.previous)) event.bound = event.bound.joined(rest->bound);
 }
 
-// `kept` is the tensor if its scan may wait. Nothing is assumed of what cannot be scanned.
+// `kept` is the tensor if its scan may wait. No bound is assumed for a tensor that cannot be scanned.
 void DeviceCheck::scan(Devices::Lock& locked, Event& event, const at::Tensor& tensor, at::Tensor* kept) {
   const bool waits = kept != nullptr && locked.add_to_batch(stream_, std::move(*kept), event, has_filled_batch_);
   if (waits || scans_.add(tensor, event.number, event.limit())) {
@@ -335,7 +335,7 @@ void DeviceCheck::launch() {
   if (!scans_.is_empty() || devices().has_slots_to_clear()) devices().launch(scans_, stream_);
 }
 
-// What an output is made of: all that was read, or, where lists are gone through together, their elements at its place.
+// Returns the inputs of an output: everything the call reads or, for elementwise lists, the elements at the same index.
 c10::SmallVector<EventInput, Event::kMaxInputs> DeviceCheck::inputs_of(int64_t output) const {
   c10::SmallVector<EventInput, Event::kMaxInputs> read;
   if (!plan_.is_foreach_elementwise || output == kAll) {
@@ -350,7 +350,7 @@ c10::SmallVector<EventInput, Event::kMaxInputs> DeviceCheck::inputs_of(int64_t o
       for (const Input& input : inputs) read.push_back(input.seen);
       continue;
     }
-    // At its own place, unless some of the list are on the host.
+    // At its own index, unless some of the list are on the host.
     const auto is_before = [](const Input& one, int64_t wanted) { return one.seen.element < wanted; };
     const auto* const own = inputs.begin() + std::min<int64_t>(element, std::ssize(inputs) - 1);
     const auto* const input =
@@ -390,7 +390,7 @@ void DeviceCheck::finish() {
   if (is_read) raise_deferred(session_);
 }
 
-// isfinite(x), argmax(x): a cause may have been scanned, or used, by them.
+// isfinite(x), argmax(x): they may have checked, or used, the value of a cause.
 void DeviceCheck::record_use() {
   Devices::Lock locked(devices());
   const Event* const first = locked.journal().find(inputs_.front().seen.event);

@@ -1,4 +1,5 @@
-// Records what one call reads and writes on devices, and gives it to be scanned. Nothing waits for the device.
+// Records the tensors that one call reads and writes on devices, and hands them to the scan. Never waits for the
+// device.
 #pragma once
 
 #include <forward_list>
@@ -22,13 +23,13 @@ namespace torchnan {
 // Lives on the stack of the call. In a healthy call it allocates nothing, and takes the lock of the journal once for
 // all arguments and once for all results.
 //
-// Scans are launched before user code has control again, so that every event that it records comes after them: then
-// memory that it frees or hands to another stream has been read. Only results that are new, on the default stream of a
-// device, wait to be launched together.
+// Scans are launched before user code regains control, so every event that user code records comes after them: memory
+// that it then frees or hands to another stream has been read. Only new results on the default stream of a device wait
+// to be launched together.
 class DeviceCheck final : public ExternalBounds {
  public:
-  // Whether a tensor of a call with these keys may be on a device that can have a scanner. This is all that a process
-  // without such a device pays.
+  // Whether a tensor of a call with these keys may be on a device that can have a scanner. A process without such a
+  // device pays only for this test.
   static bool concerns(c10::DispatchKeySet keys) {
     constexpr c10::DispatchKeySet kBackends({c10::BackendComponent::CUDABit, c10::BackendComponent::PrivateUse1Bit});
     return keys.has_any(kBackends);
@@ -37,39 +38,39 @@ class DeviceCheck final : public ExternalBounds {
   DeviceCheck(const OpPlan& plan, ThreadState& thread, DetectionSession& session)
       : plan_(plan), thread_(thread), session_(session) {}
 
-  // Records the arguments while they are as they were passed: scans those that nobody has seen, and launches the scans
-  // of those that the call is about to overwrite.
+  // Records the arguments as they were passed: scans those whose last write was not observed, and launches the scans of
+  // those that the call is about to overwrite.
   void record_arguments(c10::ArrayRef<Operand> arguments);
 
-  // Of arguments.
+  // For arguments.
   Bound bound_of(const at::Tensor& tensor) const override { return known_of(tensor).bound; }
   bool is_made_by(const at::Tensor& tensor, std::string_view op) const override {
     return known_of(tensor).is_made_by(op);
   }
   uint64_t write_of(const at::Tensor& tensor) const override { return known_of(tensor).write_number(); }
 
-  // Whether an argument is on a device. What comes to the host from there has to be scanned on the host: its bound may
-  // be no more than assumed.
+  // Whether an argument is on a device. A copy from there to the host must be scanned on the host, because its bound
+  // may be only assumed.
   bool reads_devices() const { return !inputs_.empty(); }
 
-  // Takes a tensor that the call has written, to be recorded and, unless it is proved finite, scanned when the call
-  // ends; it has to live until then, as what its prediction refers to. Returns false if it is on no device with a
+  // Adds a tensor that the call has written. It is recorded when the call ends, and scanned unless it is proved finite.
+  // The tensor and the data of its prediction must live until then. Returns false if it is not on a device with a
   // scanner.
   bool add_result(const at::Tensor& result, int64_t output, const Prediction& known);
 
   // Forgets a tensor that a failed call may have written.
   void forget(const at::Tensor& written);
 
-  // Ends the call, records its results and launches their scans. Reports why devices have raised the alarm, if they
-  // have; throws if a session wants that, and the call reads a value.
+  // Ends the call, records its results and launches their scans. If devices have raised the alarm, reports why. Throws
+  // if a session demands that and the call reads a value.
   void finish();
 
-  // Adds the arguments on devices that a non-finite result on the host may have come from; `tensor_at` returns an
-  // argument by its index in the schema and in its list. Waits for the devices.
+  // Adds the arguments on devices that may explain a non-finite result on the host; `tensor_at` returns an argument by
+  // its index in the schema and in its list. Waits for the devices.
   using TensorAt = c10::function_ref<at::Tensor(size_t argument, int64_t element)>;
   void find_bad_arguments(TensorAt tensor_at, c10::SmallVectorImpl<BadArgument>& bad_arguments);
 
-  // Whether the results on the host may not be written yet.
+  // Whether results on the host may not have been written yet.
   bool is_copying_in_background() const { return non_blocking_ && !inputs_.empty(); }
 
  private:
@@ -84,14 +85,14 @@ class DeviceCheck final : public ExternalBounds {
     const at::Tensor* values;
     int64_t output;
     Prediction predicted;
-    at::Tensor kept{};  // if its scan may wait: copied and dropped without the lock
+    at::Tensor kept{};  // if its scan may wait: copied and dropped without holding the lock
   };
   static constexpr int64_t kAll = -1;
   static constexpr size_t kMaxSearched = 16;
 
   const at::Tensor* values_of(const at::Tensor& tensor);
   void set_stream(c10::Device device);
-  // Calls visit(first, last) for those in a row that are on the same device, whose stream is then stream_.
+  // Calls visit(first, last) for each sequence on the same device, with stream_ set to its stream.
   template <typename Given, typename Visit>
   void for_each_run(Given& given, Visit&& visit);
   void make_room(Devices::Lock& locked);
@@ -111,7 +112,7 @@ class DeviceCheck final : public ExternalBounds {
   void record_result(Devices::Lock& locked, Result& result);
   void prove_nonnegative_argument(Devices::Lock& locked, int64_t output) const;
   c10::SmallVector<EventInput, Event::kMaxInputs> inputs_of(int64_t output) const;
-  // Adds an event whose inputs are those of one output of this call, or of all. Returns null as Devices::Lock::add().
+  // Adds an event with the inputs of one output of this call, or of all. Returns null like Devices::Lock::add().
   template <typename Tensor>
   Event* add_reader(Devices::Lock& locked, EventType type, const Tensor& tensor, int64_t output);
   void fill_bound(Devices::Lock& locked, Event& event, const at::Tensor& tensor, const Prediction& predicted);
@@ -124,17 +125,17 @@ class DeviceCheck final : public ExternalBounds {
   DetectionSession& session_;
   EventContext context_;
   CurrentStream stream_;
-  ScanList scans_;  // to be launched on stream_ before the call ends
+  ScanList scans_;  // launched on stream_ before the call ends
   c10::SmallVector<Input, Event::kMaxInputs> inputs_;
-  c10::SmallVector<size_t, 16> first_inputs_;  // by place in the schema
+  c10::SmallVector<size_t, 16> first_inputs_;  // by index in the schema
   c10::SmallVector<Result, 2> results_;
   std::forward_list<at::Tensor> containers_;  // the values of sparse and nested arguments and results
   int64_t list_size_ = 1;
   std::shared_ptr<const Provenance> given_;
   NonfiniteKinds numbers_;
-  NonfiniteKinds intended_;  // of inputs
+  NonfiniteKinds intended_;  // for the inputs
   bool non_blocking_ = false;
-  bool is_recorded_ = false;  // by an event
+  bool is_recorded_ = false;  // whether an event recorded it
   bool has_filled_batch_ = false;
 };
 

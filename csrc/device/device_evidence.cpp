@@ -45,7 +45,7 @@ void fill_tensor(const Event& event, const DetectionSession& session, Finding& f
   });
 }
 
-// Of values that are gone only the largest magnitude was kept.
+// If the values are gone, only the largest magnitude is known.
 InputSummary summary_of(const EventInput& input, const Event& reader, const DetectionSession& session,
                         LargestWordOf largest_word_of) {
   InputSummary summary;
@@ -124,7 +124,7 @@ std::shared_ptr<OriginRecord> device_origin(const Event& event, NonfiniteKinds k
   const bool is_mask = event.intended_of_inputs.inf() && !kinds.nan();  // or a sum of masks
   const bool is_put_there = event.intended_of_inputs.nan() && event.plan->is_data_movement;
   const bool is_written = is_result && (event.plan->is_constant_factory || is_mask || is_put_there);
-  // A copy of what the host has, and no operation there was seen to write: it makes nothing.
+  // A copy from the host whose source no operation was seen to write: the copy did not make the value.
   const bool is_brought = is_result && !is_written && event.plan->is_data_movement && event.inputs == 0;
   const bool is_made = is_result && !is_written && !is_brought;
   const auto source = is_made      ? OriginRecord::Source::kOperation

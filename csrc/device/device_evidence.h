@@ -1,4 +1,4 @@
-// The evidence of an operation on a device whose result is not finite, from its journal.
+// Builds the evidence for an operation on a device with a non-finite result, from the journal.
 #pragma once
 
 #include <cstdint>
@@ -16,19 +16,19 @@
 
 namespace torchnan {
 
-// An event whose values are not finite, or not what they are intended to be.
+// An event with non-finite or unintended values.
 struct BadEvent {
   NonfiniteKinds kinds;
   std::shared_ptr<const Provenance> provenance;
 };
 
-// An input of an event that holds the values of a bad one.
+// An input of an event that holds values of a bad event.
 struct BadInput {
   EventInput input;
   BadEvent bad;
 };
 
-// Returns the largest magnitude that an event was seen to hold, as a masked word; nothing if it was not scanned.
+// Returns the largest magnitude that an event held, as a masked word; nothing if it was not scanned.
 using LargestWordOf = c10::function_ref<std::optional<uint64_t>(const Event&)>;
 
 class DeviceEvidence final : public Evidence {
@@ -56,15 +56,15 @@ class DeviceEvidence final : public Evidence {
   DetectionSession& session_;
   const LargestWordOf largest_word_of_;
   const Site site_;
-  c10::SmallVector<Argument, 4> arguments_;  // the bad inputs, then what was given on the host
+  c10::SmallVector<Argument, 4> arguments_;  // the bad inputs, then the causes on the host
 };
 
-// Returns the origin of an event whose values its inputs do not explain: its operation has made them, or they came in.
-// Counts them if they are still there; waits for the device.
+// Returns the origin of an event whose values its inputs do not explain: the operation made them, or they came in.
+// Counts the values if they still exist; waits for the device.
 std::shared_ptr<OriginRecord> device_origin(const Event& event, NonfiniteKinds kinds, DetectionSession& session,
                                             LargestWordOf largest_word_of);
 
-// Returns the name of the module parameter or buffer whose memory this is; empty if it is none.
+// Returns the name of the module parameter or buffer with this memory; empty if there is none.
 std::string owner_name(const Event& event, const DetectionSession& session);
 
 }  // namespace torchnan

@@ -25,10 +25,10 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 struct Part {
   at::Tensor values;
-  std::vector<int64_t> begin;  // index of its first element in the whole
+  std::vector<int64_t> begin;  // index of its first element in the whole tensor
 };
 
-// In the order of the elements: the first dimension that has more than one is halved.
+// Splits in element order: halves the first dimension with more than one element.
 void split(const at::Tensor& tensor, std::vector<int64_t> begin, std::vector<Part>& parts) {
   if (tensor.numel() <= kPart) return parts.push_back({tensor, std::move(begin)});
   int64_t d = 0;
@@ -39,7 +39,7 @@ void split(const at::Tensor& tensor, std::vector<int64_t> begin, std::vector<Par
   split(tensor.narrow(d, half, tensor.size(d) - half), std::move(begin), parts);
 }
 
-// What is counted of a part.
+// The statistics of a part.
 enum Column { kNan, kPosinf, kNeginf, kZeros, kMin, kMax, kMinAbs, kFirst, kColumns };
 
 // Returns a tensor of kColumns numbers, on the device.
@@ -61,7 +61,7 @@ at::Tensor count(const at::Tensor& part) {
   counted[kMin] = at::where(is_finite, values, kInfinity).amin();
   counted[kMax] = at::where(is_finite, values, -kInfinity).amax();
   counted[kMinAbs] = at::where(is_finite.logical_and(is_zero.logical_not()), values.abs(), kInfinity).amin();
-  counted[kFirst] = is_bad.flatten().to(at::kByte).argmax();  // the first of those that are equal
+  counted[kFirst] = is_bad.flatten().to(at::kByte).argmax();  // the first of equal elements
   for (at::Tensor& number : counted) number = number.to(at::kDouble);
   return at::stack(counted);
 }
@@ -76,7 +76,7 @@ std::vector<int64_t> index_of(const Part& part, int64_t element) {
 }
 
 void widen(Tally& tally, const double* counted) {
-  if (counted[kMin] > counted[kMax]) return;  // nothing is finite
+  if (counted[kMin] > counted[kMax]) return;  // no element is finite
   tally.min = std::min(tally.min.value_or(kInfinity), counted[kMin]);
   tally.max = std::max(tally.max.value_or(-kInfinity), counted[kMax]);
   tally.absmax = std::max(std::abs(*tally.min), std::abs(*tally.max));

@@ -7,11 +7,12 @@
 
 namespace torchnan {
 
-// A larger tensor is not copied to the host, but counted where it is.
+// A larger tensor is counted on the device instead of being copied to the host.
 constexpr size_t kMaxCopiedBytes = size_t{4} << 20;
 
-// Returns what compute_stats() returns of the same values on the host. Uses operations of PyTorch, which are not
-// intercepted, and waits for the current stream; what they allocate on the device is bounded, however large the tensor.
+// Returns the same as compute_stats() for these values on the host. Uses operations of PyTorch, which are not
+// intercepted, and waits for the current stream. The memory that they allocate on the device is bounded, however large
+// the tensor.
 TensorStats compute_stats_on_device(const at::Tensor& tensor);
 
 }  // namespace torchnan

@@ -9,7 +9,7 @@
 namespace torchnan {
 namespace {
 
-constexpr uint64_t kSlotsAtOnce = 8192;  // are cleared
+constexpr uint64_t kSlotsAtOnce = 8192;  // the slots that are cleared at once
 constexpr uint64_t kParts = Journal::kRotatingSlots / kSlotsAtOnce;
 
 Devices& of_process = *new Devices;  // never destroyed: threads may outlive static destructors
@@ -52,7 +52,7 @@ void Devices::Lock::unlock() {
   devices_.mutex_.unlock();
 }
 
-// Slots are cleared two parts ahead: scans of other streams that are still to come write nowhere near.
+// Slots are cleared two parts ahead, so scans of other streams that are still pending write nowhere near.
 Event* Devices::Lock::next(EventType type, const EventContext& context, const CurrentStream& stream) {
   Event* event = stream.is_capturing ? journal().add_captured() : &journal().add();
   if (event == nullptr) return nullptr;
@@ -75,7 +75,7 @@ Event* Devices::Lock::add(EventType type, const Tensor& tensor, const EventConte
   return event;
 }
 
-// The first ones stay with the event: they are what a report says of it.
+// The first inputs stay with the event: the report shows these.
 template <typename Tensor>
 Event* Devices::Lock::add_reader(EventType type, const Tensor& tensor, const EventContext& context,
                                  const CurrentStream& stream, c10::ArrayRef<EventInput> inputs) {
@@ -105,37 +105,37 @@ template Event* Devices::Lock::add_reader(EventType, const TensorSnapshot&, cons
                                           c10::ArrayRef<EventInput>);
 
 bool Devices::Lock::add_to_batch(const CurrentStream& stream, at::Tensor&& kept, const Event& event, bool& has_filled) {
-  Lane& lane = devices_.lane_of(*stream.scanner);
-  lane.waits = true;
-  const bool is_added = lane.batch.add(std::move(kept), event.number, event.limit());
-  has_filled |= lane.batch.is_full();
+  DeviceState& state = devices_.state_of(*stream.scanner);
+  state.waits = true;
+  const bool is_added = state.batch.add(std::move(kept), event.number, event.limit());
+  has_filled |= state.batch.is_full();
   return is_added;
 }
 
-// The last one is that of all scanners that have no other.
-Lane* Devices::find_lane(const Scanner& scanner) const {
-  for (const std::atomic<Lane*>& place : lanes_) {
-    Lane* const lane = place.load(std::memory_order_acquire);
-    if (lane == nullptr || &lane->scanner == &scanner) return lane;
+// The last one belongs to all scanners without a separate one.
+DeviceState* Devices::find_state(const Scanner& scanner) const {
+  for (const std::atomic<DeviceState*>& place : states_) {
+    DeviceState* const state = place.load(std::memory_order_acquire);
+    if (state == nullptr || &state->scanner == &scanner) return state;
   }
   return nullptr;
 }
 
-// With the lock.
-Lane& Devices::lane_of(Scanner& scanner) {
-  if (Lane* known = find_lane(scanner)) return *known;
-  auto* const free = std::find(lanes_.begin(), lanes_.end() - 1, nullptr);
-  auto* const made = new Lane{scanner, launch_mutexes_[free - lanes_.begin()]};
+// Called with the lock.
+DeviceState& Devices::state_of(Scanner& scanner) {
+  if (DeviceState* known = find_state(scanner)) return *known;
+  auto* const free = std::find(states_.begin(), states_.end() - 1, nullptr);
+  auto* const made = new DeviceState{scanner, launch_mutexes_[free - states_.begin()]};
   *free = made;
   return *made;
 }
 
-c10::SmallVector<Lane*, 4> Devices::lanes() const {
-  c10::SmallVector<Lane*, 4> found;
-  for (const std::atomic<Lane*>& place : lanes_) {
-    Lane* const lane = place.load(std::memory_order_acquire);
-    if (lane == nullptr) break;
-    found.push_back(lane);
+c10::SmallVector<DeviceState*, 4> Devices::states() const {
+  c10::SmallVector<DeviceState*, 4> found;
+  for (const std::atomic<DeviceState*>& place : states_) {
+    DeviceState* const state = place.load(std::memory_order_acquire);
+    if (state == nullptr) break;
+    found.push_back(state);
   }
   return found;
 }
@@ -143,133 +143,134 @@ c10::SmallVector<Lane*, 4> Devices::lanes() const {
 void Devices::launch(ScanList& scans, const CurrentStream& stream) {
   clear_slots(stream);
   if (scans.is_empty()) return;
-  Lane* lane = find_lane(*stream.scanner);
-  if (lane == nullptr) {
+  DeviceState* state = find_state(*stream.scanner);
+  if (state == nullptr) {
     const Lock locked(*this);
-    lane = &lane_of(*stream.scanner);
+    state = &state_of(*stream.scanner);
   }
-  const std::lock_guard launching(lane->launching);
+  const std::lock_guard launching(state->launching);
   scans.launch(*stream.scanner, stream.handle);
-  if (!stream.is_capturing) record_mark(*lane, stream.handle);
+  if (!stream.is_capturing) record_mark(*state, stream.handle);
 }
 
 bool Devices::has_waiting() const {
-  const auto all = lanes();
-  return std::any_of(all.begin(), all.end(), [](const Lane* lane) { return lane->waits.load(); });
+  const auto all = states();
+  return std::any_of(all.begin(), all.end(), [](const DeviceState* state) { return state->waits.load(); });
 }
 
 void Devices::launch_full_batches() {
-  for (Lane* lane : lanes()) {
-    if (!lane->waits) continue;
+  for (DeviceState* state : states()) {
+    if (!state->waits) continue;
     {
       const Lock locked(*this);
-      if (!lane->batch.is_full()) continue;
+      if (!state->batch.is_full()) continue;
     }
-    launch_batch(*lane);
+    launch_batch(*state);
   }
 }
 
-// Whoever finds nothing of a storage waiting must not go on before another thread has launched what it has taken.
+// A thread that finds no waiting scan of a storage must not continue before another thread has launched the scans that
+// it took.
 void Devices::launch_scans_of(c10::ArrayRef<const c10::StorageImpl*> storages) {
-  for (Lane* lane : lanes()) {
-    if (!lane->waits) continue;
+  for (DeviceState* state : states()) {
+    if (!state->waits) continue;
     {
-      const std::lock_guard launching(lane->launching);
+      const std::lock_guard launching(state->launching);
       const Lock locked(*this);
-      const auto is_held = [lane](const c10::StorageImpl* storage) { return lane->batch.holds(storage); };
+      const auto is_held = [state](const c10::StorageImpl* storage) { return state->batch.holds(storage); };
       if (std::none_of(storages.begin(), storages.end(), is_held)) continue;
     }
-    launch_batch(*lane);
+    launch_batch(*state);
   }
 }
 
 void Devices::launch_all() {
-  for (Lane* lane : lanes()) {
-    if (lane->waits) launch_batch(*lane);
+  for (DeviceState* state : states()) {
+    if (state->waits) launch_batch(*state);
   }
 }
 
-void Devices::launch_batch(Lane& lane) {
-  const CurrentStream stream = lane.scanner.default_stream();
+void Devices::launch_batch(DeviceState& state) {
+  const CurrentStream stream = state.scanner.default_stream();
   if (stream.is_capturing) return;
-  Batch::Kept kept;  // dropped last, without a lock
-  const std::lock_guard launching(lane.launching);
+  Batch::Kept kept;  // dropped last, without holding a lock
+  const std::lock_guard launching(state.launching);
   ScanList scans;
   {
     const Lock locked(*this);
-    lane.batch.take(scans, kept);
+    state.batch.take(scans, kept);
   }
   if (!scans.is_empty()) {
-    scans.launch(lane.scanner, stream.handle);
-    record_mark(lane, stream.handle);
+    scans.launch(state.scanner, stream.handle);
+    record_mark(state, stream.handle);
   }
   const Lock locked(*this);
-  lane.waits = !lane.batch.is_empty();
+  state.waits = !state.batch.is_empty();
 }
 
-// With `launching`.
-void Devices::record_mark(Lane& lane, void* stream) {
-  const auto known =
-      std::find_if(lane.marks.begin(), lane.marks.end(), [&](const StreamMark& mark) { return mark.stream == stream; });
-  StreamMark& mark = known == lane.marks.end() ? lane.marks.emplace_back(StreamMark{stream, nullptr}) : *known;
-  lane.scanner.record_mark(stream, &mark.mark);
+// Called with `launching`.
+void Devices::record_mark(DeviceState& state, void* stream) {
+  const auto known = std::find_if(state.marks.begin(), state.marks.end(),
+                                  [&](const StreamMark& mark) { return mark.stream == stream; });
+  StreamMark& mark = known == state.marks.end() ? state.marks.emplace_back(StreamMark{stream, nullptr}) : *known;
+  state.scanner.record_mark(stream, &mark.mark);
 }
 
-// With `launching`.
-void Devices::follow_marks(Lane& lane) {
-  for (const StreamMark& mark : lane.marks) {
-    if (mark.mark != nullptr) lane.scanner.follow(mark.mark);
+// Called with `launching`.
+void Devices::follow_marks(DeviceState& state) {
+  for (const StreamMark& mark : state.marks) {
+    if (mark.mark != nullptr) state.scanner.follow(mark.mark);
   }
 }
 
-// In the order of the stream whose events have come so far.
+// Clears in the order of the stream that the events so far ran on.
 void Devices::clear_slots(const CurrentStream& stream) {
   if (!has_slots_to_clear()) return;
   const int32_t part = part_to_clear_.exchange(-1);
   if (part < 0) return;
-  for (Lane* lane : lanes()) {
-    const bool is_here = &lane->scanner == stream.scanner && !stream.is_capturing;
-    const CurrentStream where = is_here ? stream : lane->scanner.default_stream();
+  for (DeviceState* state : states()) {
+    const bool is_here = &state->scanner == stream.scanner && !stream.is_capturing;
+    const CurrentStream where = is_here ? stream : state->scanner.default_stream();
     if (where.is_capturing) continue;
-    const std::lock_guard launching(lane->launching);
-    lane->scanner.clear(static_cast<uint32_t>(part * kSlotsAtOnce), kSlotsAtOnce, where.handle);
+    const std::lock_guard launching(state->launching);
+    state->scanner.clear(static_cast<uint32_t>(part * kSlotsAtOnce), kSlotsAtOnce, where.handle);
   }
 }
 
-// A graph may have been replayed on a stream on which nothing was launched: most often the current one.
-void Devices::read(Lane& lane, uint32_t first_slot, uint32_t slots, cuda::Slot* into) {
+// A graph may have been replayed on a stream without launches: most often the current one.
+void Devices::read(DeviceState& state, uint32_t first_slot, uint32_t slots, cuda::Slot* into) {
   {
-    const std::lock_guard launching(lane.launching);
-    const CurrentStream stream = lane.scanner.current_stream();
-    if (!stream.is_capturing) record_mark(lane, stream.handle);
-    follow_marks(lane);
+    const std::lock_guard launching(state.launching);
+    const CurrentStream stream = state.scanner.current_stream();
+    if (!stream.is_capturing) record_mark(state, stream.handle);
+    follow_marks(state);
   }
-  lane.scanner.read(first_slot, slots, into);
+  state.scanner.read(first_slot, slots, into);
 }
 
 void Devices::wait_for_all() {
   if (is_capturing()) return;
-  for (Lane* lane : lanes()) read(*lane, 0, 0, nullptr);
+  for (DeviceState* state : states()) read(*state, 0, 0, nullptr);
 }
 
 bool Devices::is_alarmed() const {
-  for (const std::atomic<Lane*>& place : lanes_) {
-    const Lane* const lane = place.load(std::memory_order_acquire);
-    if (lane == nullptr) return false;
-    if (lane->scanner.alarm() != cuda::kNoAlarm) return true;
+  for (const std::atomic<DeviceState*>& place : states_) {
+    const DeviceState* const state = place.load(std::memory_order_acquire);
+    if (state == nullptr) return false;
+    if (state->scanner.alarm() != cuda::kNoAlarm) return true;
   }
   return false;
 }
 
 bool Devices::is_capturing() const {
-  const auto all = lanes();
+  const auto all = states();
   return std::any_of(all.begin(), all.end(),
-                     [](const Lane* lane) { return lane->scanner.current_stream().is_capturing; });
+                     [](const DeviceState* state) { return state->scanner.current_stream().is_capturing; });
 }
 
-// Nothing is freed: that would ask a driver which the child must not use.
+// Frees nothing: freeing would call a driver that the child must not use.
 void Devices::forget_after_fork() {
-  for (std::atomic<Lane*>& place : lanes_) place = nullptr;
+  for (std::atomic<DeviceState*>& place : states_) place = nullptr;
   part_to_clear_ = -1;
   in_use_ = false;
   static_cast<void>(journal_.release());

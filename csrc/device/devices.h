@@ -1,4 +1,4 @@
-// The work under way on devices: one journal for all, and for each the scans that wait to be launched.
+// The pending work on devices: one journal for all, and for each device the scans that wait to be launched.
 #pragma once
 
 #include <array>
@@ -25,8 +25,8 @@
 
 namespace torchnan {
 
-// Whether a tensor is strided, in memory of a device that has a scanner, and of a dtype that is scanned: by its keys,
-// as nearly all are.
+// Whether a tensor is strided, in memory of a device with a scanner, and of a scanned dtype. The keys decide this for
+// nearly all tensors.
 inline bool is_scannable_itself(const at::Tensor& tensor) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   const c10::DispatchKeySet keys = impl.key_set();
@@ -39,25 +39,25 @@ inline bool is_scannable_itself(const at::Tensor& tensor) {
          float_format(c10::typeMetaToScalarType(impl.dtype())) != nullptr && Scanner::of(impl.device()) != nullptr;
 }
 
-// Returns the tensor whose memory on a device has the values of `tensor`, itself where it is not sparse or nested, if
-// there is a scanner for that device; else an undefined one. Nothing is copied: that may need the GIL.
+// Returns the tensor on a device with a scanner that holds the values of `tensor`: the tensor itself unless it is
+// sparse or nested. Undefined if there is none. Copies nothing, because copying may need the GIL.
 TORCHNAN_API c10::MaybeOwned<at::Tensor> scannable(const at::Tensor& tensor);
 
-// How far a stream has come with scans.
+// How far the scans on a stream have come.
 struct StreamMark {
   void* stream;
   void* mark;
 };
 
-// Held while a device is waited for: no fork waits for that.
+// Held while waiting for a device; a fork does not wait for it.
 struct LaunchMutex : ForkSafeMutex {
   LaunchMutex() : ForkSafeMutex(kSlow) {}
 };
 
 // One device.
-struct Lane {
+struct DeviceState {
   Scanner& scanner;
-  // Held while work is given to the device, which may have to wait for it. Taken before the lock of Devices.
+  // Held while launching work on the device, which may block. Taken before the lock of Devices.
   ForkSafeMutex& launching;
   Batch batch{};                    // guarded by the lock of Devices
   std::atomic<bool> waits{false};   // whether scans of the batch have not been launched
@@ -68,11 +68,11 @@ class TORCHNAN_API Devices {
  public:
   static constexpr size_t kMaxLanes = 32;
 
-  // Whether anything has ever been recorded: false in a process that uses no device.
+  // Whether any event has been recorded: false in a process that uses no device.
   bool in_use() const noexcept { return in_use_.load(std::memory_order_relaxed); }
 
-  // Holds the lock. Nothing may be done meanwhile that may need the GIL or wait for a device: no tensor may be copied
-  // or dropped, no scan launched.
+  // Holds the lock. Meanwhile the caller must not do anything that may need the GIL or wait for a device: copy or drop
+  // a tensor, or launch a scan.
   class Lock {
    public:
     explicit Lock(Devices& devices);
@@ -90,18 +90,18 @@ class TORCHNAN_API Devices {
       return event == nullptr ? std::nullopt : std::optional<Event>(*event);
     }
 
-    // Adds an event of an operation on `stream`; `Tensor` is at::Tensor or TensorSnapshot. Returns null where a graph
-    // is being captured, and there is no more room for events of graphs.
+    // Adds an event of an operation on `stream`; `Tensor` is at::Tensor or TensorSnapshot. Returns null if a graph is
+    // being captured and the room for its events is used up.
     template <typename Tensor>
     Event* add(EventType type, const Tensor& tensor, const EventContext& context, const CurrentStream& stream);
 
-    // The same with what the operation has read: the inputs that have no room are in events of their own.
+    // The same with the inputs of the operation. Inputs that do not fit go into additional events.
     template <typename Tensor>
     Event* add_reader(EventType type, const Tensor& tensor, const EventContext& context, const CurrentStream& stream,
                       c10::ArrayRef<EventInput> inputs);
 
-    // Lets the scan of a new tensor, which `kept` is moved from, wait in the batch of its device, and sets `has_filled`
-    // if the batch is full then. Returns false if there is no room.
+    // Adds the scan of a new tensor, which is moved from `kept`, to the batch of its device. Sets `has_filled` if the
+    // batch is full then. Returns false if there is no room.
     bool add_to_batch(const CurrentStream& stream, at::Tensor&& kept, const Event& event, bool& has_filled);
 
    private:
@@ -111,9 +111,9 @@ class TORCHNAN_API Devices {
     bool is_held_ = false;
   };
 
-  // None of the following may be called with the lock.
+  // The caller of the following functions must not hold the lock.
 
-  // Whether launch() has something to do without a scan.
+  // Whether launch() has work to do besides scans.
   bool has_slots_to_clear() const { return part_to_clear_.load(std::memory_order_relaxed) >= 0; }
 
   // Launches scans on a stream.
@@ -122,37 +122,38 @@ class TORCHNAN_API Devices {
   // Whether scans wait to be launched.
   bool has_waiting() const;
 
-  // Launch scans that wait: where they are many, of storages, all. A stream that is being captured holds them up.
+  // Launch waiting scans: of full batches, of some storages, or all. Scans wait on while their stream is being
+  // captured.
   void launch_full_batches();
   void launch_scans_of(c10::ArrayRef<const c10::StorageImpl*> storages);
   void launch_all();
 
-  // Waits for the scans of a device that have been launched, and reads slots.
-  void read(Lane& lane, uint32_t first_slot, uint32_t slots, cuda::Slot* into);
+  // Waits for the launched scans of a device, and reads slots.
+  void read(DeviceState& state, uint32_t first_slot, uint32_t slots, cuda::Slot* into);
   void wait_for_all();
 
   bool is_alarmed() const;
   // Whether a stream that is current for the calling thread is being captured.
   bool is_capturing() const;
-  c10::SmallVector<Lane*, 4> lanes() const;
+  c10::SmallVector<DeviceState*, 4> states() const;
 
-  // Called in a child of fork(), where no device can be used: forgets all of them.
+  // Called in a child of fork(), which cannot use any device: forgets all of them.
   void forget_after_fork();
 
  private:
-  Lane* find_lane(const Scanner& scanner) const;
-  Lane& lane_of(Scanner& scanner);
-  void launch_batch(Lane& lane);
-  void record_mark(Lane& lane, void* stream);
-  void follow_marks(Lane& lane);
+  DeviceState* find_state(const Scanner& scanner) const;
+  DeviceState& state_of(Scanner& scanner);
+  void launch_batch(DeviceState& state);
+  void record_mark(DeviceState& state, void* stream);
+  void follow_marks(DeviceState& state);
   void clear_slots(const CurrentStream& stream);
 
   ForkSafeMutex mutex_{ForkSafeMutex::kDevices};
   std::atomic<bool> in_use_{false};
   std::unique_ptr<Journal> journal_;  // made when it is first needed
-  std::array<std::atomic<Lane*>, kMaxLanes> lanes_{};
+  std::array<std::atomic<DeviceState*>, kMaxLanes> states_{};
   std::array<LaunchMutex, kMaxLanes> launch_mutexes_{};
-  std::atomic<int32_t> part_to_clear_{-1};  // of the slots
+  std::atomic<int32_t> part_to_clear_{-1};  // part of the slots
   Assumptions assumptions_;
 };
 

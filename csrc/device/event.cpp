@@ -44,7 +44,7 @@ TensorSnapshot& TensorSnapshot::operator=(const at::Tensor& of) {
   return *this;
 }
 
-// As current_call_site() does, but for every operation: nothing is allocated.
+// Like current_call_site(), but for every operation, so it allocates nothing.
 EventContext::EventContext(const OpPlan& of_plan, DetectionSession& in_session, uint64_t on_thread)
     : plan(&of_plan),
       session(in_session),

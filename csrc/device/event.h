@@ -1,4 +1,4 @@
-// What happened to memory on a device, in the order in which the host asked for it.
+// Events: the operations on device memory, in the order in which the host issued them.
 #pragma once
 
 #include <array>
@@ -25,25 +25,25 @@ class Scanner;
 // Numbers of events begin at 1 and grow with every event of the process; 0 stands for none.
 using EventNumber = uint64_t;
 
-// A tensor as it was then, but for its shape.
+// A tensor at the time of the event, without its shape.
 struct TensorFacts {
   const c10::StorageImpl* storage = nullptr;
   c10::DispatchKeySet keys;
-  const void* memory = nullptr;  // of the storage
+  const void* memory = nullptr;  // address of the storage
   int64_t offset = 0;            // elements
   c10::Device device{c10::DeviceType::CPU};
   c10::ScalarType dtype = c10::ScalarType::Undefined;
   bool is_parameter = false;
   bool has_shape = false;
-  bool covers = true;  // all of the storage
+  bool covers = true;  // whether the tensor covers all of the storage
   uint8_t dims = 0;
 };
 
-// A tensor as it was then, without keeping its memory alive. Of the shape no more is copied than there is: one is made
-// for every event.
+// A tensor at the time of the event; does not keep its memory alive. Copies only as many sizes as there are, because
+// one is made for every event.
 class TensorSnapshot : public TensorFacts {
  public:
-  static constexpr size_t kMaxDims = 8;  // of tensors with more the shape is not kept
+  static constexpr size_t kMaxDims = 8;  // the shape of a tensor with more is not kept
 
   TensorSnapshot() = default;
   explicit TensorSnapshot(const at::Tensor& tensor) { *this = tensor; }
@@ -66,18 +66,18 @@ class TensorSnapshot : public TensorFacts {
   std::array<int64_t, 2 * kMaxDims> shape_;  // sizes, then strides; the rest is not initialized
 };
 
-// A tensor that an operation has read.
+// A tensor that an operation reads.
 struct EventInput {
   EventNumber event = 0;
   const c10::StorageImpl* storage = nullptr;
-  int32_t element = -1;   // of a list
-  uint16_t argument = 0;  // of the operator's schema
+  int32_t element = -1;   // index in a list
+  uint16_t argument = 0;  // index in the operator's schema
   bool overwritten = false;
   bool is_parameter = false;
 };
 
-// Where and for whom an operation runs: the same for all events of a call. Made without a lock, as a new call site and
-// the name of a node of Python's need the GIL.
+// The call site and session of an operation: the same for all events of a call. Constructed without a lock, because a
+// new call site and the name of a Python node need the GIL.
 struct EventContext {
   const OpPlan* plan = nullptr;
   SessionNumber session;
@@ -92,50 +92,53 @@ struct EventContext {
   int64_t step = 0;
 
   EventContext() = default;
-  // Describes where the calling thread is.
+  // Describes the current location of the calling thread.
   EventContext(const OpPlan& of_plan, DetectionSession& in_session, uint64_t on_thread);
 };
 
 enum class EventType : uint8_t {
   kResult,        // an operation has written it
-  kArgument,      // an operation reads it, and nobody has been seen writing it
-  kAllocated,     // memory that nobody has written yet
+  kArgument,      // an operation reads it, and no write was observed
+  kAllocated,     // allocated memory that is not written yet
   kPending,       // a collective has been started that will write it
-  kUse,           // an operation reads it, and writes nothing that could be scanned
-  kHarm,          // it does harm here if what the input holds is not finite
-  kContinuation,  // inputs that an event had no room for
+  kUse,           // an operation reads it, and writes nothing that can be scanned
+  kHarm,          // it does harm here if the values of the input are non-finite
+  kContinuation,  // inputs that did not fit into an event
 };
 
-// What is new with every event, but for the tensor and the inputs.
+// The facts that differ for every event, besides the tensor and the inputs.
 struct EventFacts {
   EventNumber number = 0;
   EventType type = EventType::kResult;
   HarmKind harm = HarmKind::kNone;
-  Scanner* scanner = nullptr;  // which scans it; null if none does
+  Scanner* scanner = nullptr;  // the scanner that scans it; null if it is not scanned
   bool is_proved = false;      // finite, by a bound
   bool is_rescanned = false;   // proved, and scanned all the same
   int64_t output = 0;
 
-  // Infinities that are there on purpose: numbers that it was given, or values of a mask among its inputs.
+  // Intentional infinities: numbers that the operation received, or values of a mask among its inputs.
   NonfiniteKinds intended;
-  // The same of its inputs and numbers, whatever it makes of them; NaN if one of the numbers is.
+  // The same for its inputs and numbers, whatever the operation makes of them; NaN if one of the numbers is NaN.
   NonfiniteKinds intended_of_inputs;
 
-  double assumed = std::numeric_limits<double>::infinity();  // that nothing it has written is above; the scan checks it
-  Bound bound;                                               // proved or assumed, of all that its memory holds
+  // an assumed upper bound of the written |x|; the scan checks it
+  double assumed = std::numeric_limits<double>::infinity();
+  Bound bound;  // proved or assumed, of all that its memory holds
 
-  EventNumber previous = 0;  // the one before it, where that matters: whose values the rest of the storage holds, if it
-                             // does not cover that, or which handed it out
+  // the event before it, if needed: the one whose values the rest of the storage holds if this event does not cover it,
+  // or the one that handed it out
+  EventNumber previous = 0;
   uint8_t inputs = 0;
-  EventNumber more = 0;                     // of kind kContinuation, and so on
-  std::shared_ptr<const Provenance> given;  // of what it was given on the host
+  EventNumber more = 0;                     // the next event with more inputs, of kind kContinuation
+  std::shared_ptr<const Provenance> given;  // causes that it received on the host
 };
 
 struct Event : EventContext, EventFacts {
-  static constexpr size_t kMaxInputs = 8;  // in one event; those of longer lists are in events of their own
+  static constexpr size_t kMaxInputs = 8;  // per event; longer lists use additional events
 
   TensorSnapshot tensor;
-  std::array<EventInput, kMaxInputs> input{};  // the first `inputs`; the rest may be of an event before
+  // the first `inputs` are valid; the others may be left from an earlier event
+  std::array<EventInput, kMaxInputs> input{};
 
   Site site() const;
 
@@ -144,7 +147,7 @@ struct Event : EventContext, EventFacts {
   uint64_t limit() const;
 };
 
-// Whether the values are there once the event has happened, and somebody looks at them.
+// Whether the scan has seen the values of the event.
 inline bool is_seen(const Event* event) {
   return event != nullptr && event->type != EventType::kAllocated && event->type != EventType::kPending &&
          event->type != EventType::kContinuation;

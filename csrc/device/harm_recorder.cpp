@@ -30,8 +30,8 @@ void HarmRecorder::add(const at::Tensor& given) {
   devices().launch(scans, stream_);
 }
 
-// A part of its memory may hold something else than the rest; and what was proved may have been so from something that
-// nobody knew to be bad. Of gradients and state, which are many, proofs are relied on.
+// Part of the memory may hold other values, and a proof may have started from a value not yet known to be bad. For
+// gradients and state, which are many, the proofs are trusted.
 bool HarmRecorder::has_to_be_scanned(const Event* written) const {
   if (!is_seen(written)) return true;
   const bool is_step = harm_ == HarmKind::kGradient || harm_ == HarmKind::kOptimizerState;

@@ -1,4 +1,4 @@
-// Records harm that tensors on devices do, before it is known whether they are finite.
+// Records harm by tensors on devices before it is known whether they are finite.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,8 +10,8 @@
 
 namespace torchnan {
 
-// Takes a tensor at a time, and records those whose last event was checked as one event at the end: a list of gradients
-// takes one. What nobody has seen is scanned.
+// Takes one tensor at a time. At the end it records those whose last event was checked as one event: a list of
+// gradients takes one event. Tensors without an observed write are scanned.
 class HarmRecorder {
  public:
   HarmRecorder(HarmKind harm, const EventContext& context) : harm_(harm), context_(context) {}

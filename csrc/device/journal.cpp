@@ -51,7 +51,7 @@ Journal::Bucket& Journal::bucket_of(const c10::StorageImpl* storage) const {
   return buckets_[(address * 0x9e3779b97f4a7c15ull >> 32) % (kStorages / kWays)];
 }
 
-// Whose address it is: a weak reference keeps it from being another's.
+// Finds the entry by the address. A weak reference keeps another storage from getting the same address.
 Journal::Entry* Journal::find_entry(const c10::StorageImpl* storage) const {
   for (Entry& entry : bucket_of(storage)) {
     if (entry.key == storage) return &entry;
@@ -75,7 +75,7 @@ bool Journal::is_live(const Event& event) const {
   return false;
 }
 
-// A new one takes the place of a dead one, or of the one that was written longest ago.
+// A new entry replaces that of a freed storage, or the one written longest ago.
 Journal::Entry& Journal::entry_for(const c10::Storage& storage) {
   const c10::StorageImpl* key = storage.unsafeGetStorageImpl();
   if (Entry* known = find_entry(key)) return *known;
@@ -90,7 +90,7 @@ Journal::Entry& Journal::entry_for(const c10::Storage& storage) {
 
 void Journal::set_last_event(const at::Tensor& tensor, EventNumber number) {
   Entry& entry = entry_for(tensor.storage());
-  // A graph writes there again whenever it is replayed, which nobody sees.
+  // A graph writes there again at every replay, which torchnan cannot see.
   if (entry.last >= kFirstCaptured && number < kFirstCaptured) entry.exported = true;
   entry.last = number;
   entry.stale = entry.exported;
@@ -142,7 +142,7 @@ void Journal::forget(const at::Tensor& tensor) {
   if (Entry* entry = find_entry(storage_of(tensor))) *entry = Entry();
 }
 
-// Numbers go on: slots and captured graphs have the old ones.
+// Numbers continue: slots and captured graphs have the old ones.
 void Journal::forget_all() {
   for (size_t i = 0; i < kEvents; ++i) events_[i] = Event();
   for (size_t i = 0; i < kStorages / kWays; ++i) buckets_[i] = Bucket();
@@ -154,7 +154,7 @@ WeakTensor Journal::find_tensor(const Event& event) const {
   return {entry->storage, event.tensor};
 }
 
-// A storage may have been emptied, or have grown, meanwhile: its memory is somebody else's then.
+// The storage may have been emptied, or have grown, meanwhile: then its old memory belongs to another one.
 at::Tensor WeakTensor::lock() const {
   auto storage = storage_.lock();
   if (!storage || storage->data() != snapshot_.memory || storage->data() == nullptr) return {};

@@ -1,4 +1,4 @@
-// The last events on devices, and for each storage the event whose values it holds.
+// The last events on devices, and for each storage the event that last wrote it.
 #pragma once
 
 #include <cstddef>
@@ -14,15 +14,15 @@
 
 namespace torchnan {
 
-// A tensor as it was recorded, whose memory may be given back at any time.
+// A recorded tensor, whose memory may be given back at any time.
 class WeakTensor {
  public:
   WeakTensor() = default;
   WeakTensor(c10::weak_intrusive_ptr<c10::StorageImpl> storage, const TensorSnapshot& snapshot)
       : storage_(std::move(storage)), snapshot_(snapshot) {}
 
-  // Returns the tensor if its memory is still there, and where it was; else an undefined one. Needs the GIL where
-  // Python references the storage, so no lock may be held.
+  // Returns the tensor if its memory is still at the same address; else an undefined one. Needs the GIL if Python
+  // references the storage, so the caller must not hold a lock.
   at::Tensor lock() const;
 
  private:
@@ -30,13 +30,13 @@ class WeakTensor {
   TensorSnapshot snapshot_;
 };
 
-// Bounded: the oldest events are forgotten. Not for several threads at once.
+// Bounded: the oldest events are forgotten. Not thread-safe.
 //
-// Events of a capture happen again with every replay of the graph: they have numbers of their own, above all others,
-// and are kept. Their slots are the last quarter of a scanner's.
+// Events of a capture happen again with every replay of the graph. They have separate numbers, above all others, and
+// are kept. Their slots are the last quarter of a scanner's.
 class TORCHNAN_API Journal {
  public:
-  static constexpr size_t kEvents = 3 << 13;  // their slots have not been cleared yet
+  static constexpr size_t kEvents = 3 << 13;  // so many that their slots have not been cleared yet
   static constexpr size_t kCaptured = 1 << 14;
   static constexpr uint64_t kRotatingSlots = cuda::kSlots - kCaptured;
   static constexpr EventNumber kFirstCaptured = (EventNumber{1} << 62) + kRotatingSlots;
@@ -46,44 +46,43 @@ class TORCHNAN_API Journal {
 
   // Returns the number of the next event, which gives its slot in the ring.
   EventNumber next() const { return next_; }
-  EventNumber oldest() const;  // that is not forgotten
+  EventNumber oldest() const;  // the oldest event that is not forgotten
 
-  // Returns an event whose context, tensor and inputs are still to be set. The second returns null if there is no more
-  // room.
+  // Returns an event whose context, tensor and inputs the caller has to set. The second returns null if there is no
+  // more room.
   Event& add();
   Event* add_captured();
   const std::vector<Event>& captured() const { return captured_; }
 
-  // Whether an event has happened, and is forgotten.
+  // Whether an event is in the past and forgotten.
   bool is_evicted(EventNumber number) const { return number != 0 && number < oldest(); }
 
-  // Returns null if the event is forgotten, or has not happened.
+  // Returns null if the event is forgotten, or has not happened yet.
   const Event* find(EventNumber number) const;
 
-  // Returns the event whose values this storage holds; 0 if nobody has seen it.
+  // Returns the event whose values this storage holds; 0 if no write was observed.
   EventNumber last_event(const at::Tensor& tensor) const;
-  EventNumber last_event(const c10::StorageImpl* storage) const;  // also if the storage is gone
+  EventNumber last_event(const c10::StorageImpl* storage) const;  // also for a freed storage
   void set_last_event(const at::Tensor& tensor, EventNumber number);
   void forget(const at::Tensor& tensor);
   void forget_all();
 
-  // What is known of a tensor.
+  // The known facts about a tensor.
   struct Known {
     EventNumber last = 0;           // as last_event()
-    bool is_reported = false;       // the events of its memory cover all that is there: it was written, or scanned
+    bool is_reported = false;       // whether the events cover all of its memory, by writes or scans
     Bound bound;                    // of the values in its memory; none if they were written as another dtype
-    const OpPlan* maker = nullptr;  // which has written all of it, and as this dtype
-    EventNumber write = 0;          // which is the only one of all its values, as this dtype; none of a captured one
+    const OpPlan* maker = nullptr;  // the operator that wrote all of it, as this dtype
+    EventNumber write = 0;          // the event that wrote all of its values, as this dtype; 0 for a captured one
     NonfiniteKinds intended;        // as in the event
 
-    // What tells the values from all that were there before, 2 or more; 0 where their bound has been found to be wrong,
-    // and where nothing does.
+    // The write number, at least 2; 0 if unknown or disproved.
     uint64_t write_number() const { return write != 0 && bound.known() ? write + 1 : 0; }
     bool is_made_by(std::string_view op) const;
   };
   Known look_up(const at::Tensor& tensor) const;
 
-  // Records that others may have written there since.
+  // Records that others may have written there since the last event.
   void mark_stale(const at::Tensor& tensor);
   void mark_stale(const c10::StorageImpl& storage);
   // Records that others may write there at any time from now on.
@@ -91,15 +90,16 @@ class TORCHNAN_API Journal {
 
   Event* find(EventNumber number);
 
-  // Whether the storage of the event is still there, and holds values of it.
+  // Whether the storage of the event still exists and holds its values.
   bool is_live(const Event& event) const;
 
-  // Returns the tensor of an event if nobody has written to its memory since, else one that is gone.
+  // Returns the tensor of an event if its memory was not written since then, else an empty one.
   WeakTensor find_tensor(const Event& event) const;
 
  private:
   static constexpr size_t kWays = 4;
-  static constexpr size_t kMaxParts = 8;  // that a memory is written in, to be known without a look
+  // the most parts of a storage for which the last writes are tracked without a scan
+  static constexpr size_t kMaxParts = 8;
 
   struct Entry {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage{c10::intrusive_ptr<c10::StorageImpl>()};
@@ -110,7 +110,7 @@ class TORCHNAN_API Journal {
   };
   using Bucket = std::array<Entry, kWays>;
 
-  // Events in their order, without the numbers that are left out.
+  // The ordinal of an event, without the numbers that are skipped.
   static constexpr uint64_t ordinal_of(EventNumber number) {
     return number / cuda::kSlots * kRotatingSlots + number % cuda::kSlots;
   }

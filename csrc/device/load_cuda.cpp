@@ -12,14 +12,14 @@ namespace {
 
 constexpr const char* kName = "libtorchnan_cuda.so";
 
-std::filesystem::path core_library_dir() {
+std::filesystem::path cuda_library_path() {
   Dl_info core{};
   if (dladdr(reinterpret_cast<const void*>(&load_cuda), &core) == 0) return kName;
   return std::filesystem::path(core.dli_fname).parent_path() / kName;
 }
 
 void* open_library() {
-  const std::filesystem::path path = core_library_dir();
+  const std::filesystem::path path = cuda_library_path();
   if (!std::filesystem::exists(path)) {
     throw std::runtime_error(fmt::format(
         "torchnan was built without CUDA: {} is not there. Build it again where there is a CUDA Toolkit, 12 "
@@ -34,7 +34,8 @@ void* open_library() {
 template <typename Function>
 void find(void* library, const char* name, Function& function) {
   function = reinterpret_cast<Function>(dlsym(library, name));
-  if (function == nullptr) throw std::runtime_error(fmt::format("{} has no {}: it is another version's", kName, name));
+  if (function == nullptr)
+    throw std::runtime_error(fmt::format("{} has no {}: it belongs to another version", kName, name));
 }
 
 ScanFunctions functions_of(void* library) {

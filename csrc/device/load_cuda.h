@@ -6,7 +6,7 @@
 namespace torchnan {
 
 // Loads libtorchnan_cuda.so from the folder of the core library. Throws std::runtime_error that says what is missing.
-// To be called once: what it returns lives as long as the process.
+// Called once: the result lives as long as the process.
 const ScanFunctions& load_cuda();
 
 }  // namespace torchnan

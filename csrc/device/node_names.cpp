@@ -16,7 +16,7 @@ const std::string* NodeNames::of(const torch::autograd::Node& node) {
     if (known != by_type_.end() && known->second != nullptr) return known->second;
   }
   std::string name = node.name();
-  // Functions that are written in Python share a type, and are called by the names of their classes.
+  // Functions written in Python share a C++ type; their names are those of their classes.
   const bool is_function = std::string_view(type.name()).find("PyNode") != std::string_view::npos;
   const std::lock_guard lock(mutex_);
   const std::string* interned = &*names_.insert(std::move(name)).first;

@@ -1,4 +1,4 @@
-// The names of backward nodes, without making a string of one for every operation.
+// The names of backward nodes, without building a string for every operation.
 #pragma once
 
 #include <string>
@@ -17,7 +17,7 @@ namespace torchnan {
 // Names are never freed: there are as many as there are kinds of nodes.
 class NodeNames {
  public:
-  // May need the GIL: no lock may be held.
+  // May need the GIL, so the caller must not hold a lock.
   const std::string* of(const torch::autograd::Node& node);
 
  private:

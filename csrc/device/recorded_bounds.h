@@ -1,4 +1,4 @@
-// What is known of tensors on devices by what was recorded of them, outside of a call.
+// The known facts about tensors on devices from the journal, outside of a call.
 #pragma once
 
 #include "bounds/bound_source.h"

@@ -25,7 +25,7 @@ namespace {
 
 struct BadEvents {
   ForkSafeMutex mutex;
-  std::unordered_map<EventNumber, BadEvent> bad;  // of what may still be there
+  std::unordered_map<EventNumber, BadEvent> bad;  // bad events whose values may still exist
   std::atomic<EventNumber> resolved_until{1};
   std::atomic<bool> has_bad{false};
   std::atomic<bool> is_resolving{false};
@@ -52,7 +52,7 @@ class WindowAttribution {
  private:
   using BadInputs = c10::SmallVector<BadInput, 4>;
 
-  // What it reads from outside of the graph was written again since; what it writes, others may have asked for already.
+  // Inputs from outside of the graph have been rewritten since; its outputs may already have been reported.
   void attribute_captured(const Event& event) {
     if (!visited_.insert(event.number).second) return;
     attribute_event(event);
@@ -89,7 +89,7 @@ class WindowAttribution {
     return bad_inputs;
   }
 
-  // What user code has put into a parameter is the parameter's, as on the host.
+  // A value that user code wrote into a parameter is attributed to the parameter, as on the host.
   BadEvent attribute_to_parameter(const Event& reader, const EventInput& input, const BadEvent& put) {
     if (put.provenance->first().origin->parameter || !is_constant_write(*put.provenance)) return put;
     const auto session = reader.session.lock();
@@ -124,14 +124,14 @@ class WindowAttribution {
     if (found) report_parameter(event, *bad_event(event.number)->provenance, kinds, *session);
   }
 
-  // Nobody has looked at what came of something bad: it was not there yet, or was proved finite when that was not known
-  // to be bad, and is gone. The check of what is computed from it reports it.
+  // Whether the event has a bad input but was not scanned: its result did not exist yet, or was proved finite before
+  // the input was known to be bad, and is gone. The check of the next result reports it.
   static bool is_expected(const Event& event, c10::ArrayRef<BadInput> bad_inputs) {
     const bool was_proved = event.type == EventType::kResult && event.scanner == nullptr && event.is_proved;
     return (was_proved || event.type == EventType::kPending) && !bad_inputs.empty();
   }
 
-  // An infinity is not intentional where an argument was bad.
+  // An infinity is not intentional if an argument was bad.
   std::optional<NonfiniteKinds> kinds_of(const Event& event, bool is_given_bad) const {
     const DeviceScans* found = window_.scans_of(event);
     if (found == nullptr) return std::nullopt;
@@ -180,7 +180,7 @@ class WindowAttribution {
 
   void report_harm_event(const Event& event, c10::ArrayRef<BadInput> bad_inputs, std::optional<NonfiniteKinds> found,
                          DetectionSession& session) {
-    if (event.scanner != nullptr && !found) return;  // a part of the memory that is all right
+    if (event.scanner != nullptr && !found) return;  // a healthy part of the memory
     if (bad_inputs.empty() && !found) return;
     for (const BadInput& input : bad_inputs) {
       report(event, *input.bad.provenance, event.harm, found.value_or(input.bad.kinds), "", session);
@@ -203,7 +203,7 @@ class WindowAttribution {
   bool has_found_something_ = false;
 };
 
-// Forgets bad events whose values are gone or overwritten. Returns whether there are others that are not intentional.
+// Forgets bad events whose values are gone or overwritten. Returns whether unintentional ones remain.
 bool prune_dead() {
   std::vector<EventNumber> numbers;
   {
@@ -271,7 +271,7 @@ bool has_known_bad() { return known.has_bad.load(std::memory_order_relaxed); }
 
 void resolve(Delivery delivery) {
   if (!devices().in_use() || devices().is_capturing()) return;
-  if (known.is_resolving.exchange(true)) return;  // another thread is at it, or this one further out
+  if (known.is_resolving.exchange(true)) return;  // another thread is resolving, or a caller further up in this one
   struct EndAtLast {
     ~EndAtLast() { known.is_resolving = false; }
   };
@@ -285,7 +285,7 @@ void resolve(Delivery delivery) {
     known.resolved_until = window.end;
     for (const DeviceScans& found : window.found) found.reset(!window.captured.empty());
     const bool is_bad = prune_dead();
-    known.has_bad = is_bad || attribution.has_found_something();  // then what comes next is read once more
+    known.has_bad = is_bad || attribution.has_found_something();  // then the next read scans it once more
     findings = attribution.drain_findings();
   }
   deliver_findings(std::move(findings), delivery);
@@ -299,7 +299,7 @@ void report_on_devices(DetectionSession& session, HarmKind harm, const OpPlan& r
   for (const at::Tensor& tensor : tensors) recorder.add(tensor);
   recorder.finish();
   devices().launch_all();                                 // a step is about to end, or its backward pass to begin
-  if (harm == HarmKind::kRead) devices().wait_for_all();  // as the reader will
+  if (harm == HarmKind::kRead) devices().wait_for_all();  // as the read will do anyway
   if (devices().is_alarmed() || has_known_bad() || session.options().when == When::kOrigin) {
     resolve(Delivery::kNow);
   }
@@ -308,10 +308,10 @@ void report_on_devices(DetectionSession& session, HarmKind harm, const OpPlan& r
 
 namespace {
 
-const OpPlan& rescan = *new OpPlan;  // stands for no operation
+const OpPlan& rescan = *new OpPlan;  // a plan without an operation
 
-// Returns the magnitudes of tensors as they are now, by scans that raise no alarm; nothing of one that cannot be
-// scanned. Waits for the devices.
+// Returns the current magnitudes of tensors, by scans that raise no alarm; nothing for a tensor that cannot be scanned.
+// Waits for the devices.
 std::vector<std::optional<uint64_t>> scan_again(const std::vector<LiveBadTensor>& tensors, DetectionSession& session) {
   const EventContext context(rescan, session, ThreadState::current().id());
   std::vector<std::pair<EventNumber, Scanner*>> scanned;
@@ -329,12 +329,12 @@ std::vector<std::optional<uint64_t>> scan_again(const std::vector<LiveBadTensor>
     devices().launch(scans, stream);
   }
   std::vector<std::optional<uint64_t>> words(tensors.size());
-  for (Lane* lane : devices().lanes()) {
-    DeviceScans found{lane};
+  for (DeviceState* state : devices().states()) {
+    DeviceScans found{state};
     found.read();
     for (size_t i = 0; i < scanned.size(); ++i) {
       const auto [number, scanner] = scanned[i];
-      if (number != 0 && scanner == &lane->scanner) words[i] = found.slots[number % cuda::kSlots].max_magnitude;
+      if (number != 0 && scanner == &state->scanner) words[i] = found.slots[number % cuda::kSlots].max_magnitude;
     }
   }
   return words;

@@ -1,4 +1,4 @@
-// Resolves an alarm: reads the journal from there on, in the order of the host, with what the scans have found.
+// Resolves an alarm: reads the journal from there on, in host order, together with the results of the scans.
 #pragma once
 
 #include <optional>
@@ -15,31 +15,31 @@
 
 namespace torchnan {
 
-// Returns what is known of an event, or of one before it whose values its memory still holds.
+// Returns the bad event with this number, or an earlier one whose values its memory still holds.
 TORCHNAN_API std::optional<BadEvent> bad_event(EventNumber number);
 
-// Whether something on a device has been found to be bad, and is not known to be gone: harm then waits for the device.
+// Whether a bad value on a device is known and may still exist: harm then waits for the device.
 TORCHNAN_API bool has_known_bad();
 
-// Whether an error is raised now, or at the next harm: never between two operations of an optimizer's step.
+// Whether an error is raised now or at the next harm; never between two operations of an optimizer's step.
 enum class Delivery : uint8_t { kNow, kDeferred };
 
-// Waits for the devices, finds causes, and reports the harm that has been recorded. Throws if a session wants that.
+// Waits for the devices, finds causes, and reports the recorded harm. Throws if a session demands that.
 TORCHNAN_API void resolve(Delivery delivery);
 
-// Reports harm of this kind by tensors on devices that are not finite.
+// Reports harm of this kind by non-finite tensors on devices.
 void report_on_devices(DetectionSession& session, HarmKind harm, const OpPlan& consumer,
                        c10::ArrayRef<at::Tensor> tensors);
 
-// A tensor of a bad event whose values are still there.
+// A tensor of a bad event whose values still exist.
 struct LiveBadTensor {
   at::Tensor tensor;
   BadEvent bad;
 };
-// Scans them once more: others than the operations that were intercepted may have written there.
+// Scans them once more: operations that were not intercepted may have written there.
 std::vector<LiveBadTensor> live_bad_tensors(DetectionSession& session);
 
-// Forgets all that has happened on devices, when no session is left.
+// Forgets all events on devices when the last session has ended.
 void forget_all_events();
 
 }  // namespace torchnan

@@ -26,14 +26,14 @@ struct Scanners {
   ForkSafeMutex mutex{ForkSafeMutex::kInstallation};
   std::array<const ScanFunctions*, kTypes> functions{};
   std::array<std::array<std::atomic<bool>, kDevices>, kTypes> has_none{};
-  std::map<c10::Device, std::string, decltype(&is_before)> reasons{&is_before};  // why there is none
+  std::map<c10::Device, std::string, decltype(&is_before)> reasons{&is_before};  // why a device has no scanner
 };
 Scanners& scanners = *new Scanners;
 
 c10::Device with_index(c10::Device device) { return device.has_index() ? device : c10::Device(device.type(), 0); }
 
 bool is_capturing(c10::Device device, const ScanFunctions& functions) {
-  if (!c10::impl::hasDeviceGuardImpl(device.type())) return false;  // a PyTorch without support for such devices
+  if (!c10::impl::hasDeviceGuardImpl(device.type())) return false;  // this PyTorch does not support such devices
   const auto* guard = c10::impl::getDeviceGuardImpl(device.type());
   int is_capturing = 0;
   functions.is_capturing(guard->getStreamNativeHandle(guard->getStream(device)), &is_capturing);
@@ -122,7 +122,7 @@ CurrentStream Scanner::describe(void* stream) const {
   return {const_cast<Scanner*>(this), stream, is_capturing != 0, stream == default_handle_};
 }
 
-// The guard restores the device that was current only if it has a context: cudaSetDevice() would make one.
+// The guard restores the previous device only if it has a context: cudaSetDevice() would create one.
 void Scanner::scan(const cuda::Table& table, uint64_t first, void* stream) const {
   const c10::DeviceGuard guard(device_);
   want(functions_.scan(scanner_, &table, first, stream), "scan");

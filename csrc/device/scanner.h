@@ -1,4 +1,4 @@
-// The scan on one device whose memory the host cannot read. Nothing here waits for the device but read().
+// The scan on one device whose memory the host cannot read. Only read() waits for the device.
 #pragma once
 
 #include <array>
@@ -16,7 +16,8 @@
 
 namespace torchnan {
 
-// The functions of device/cuda/scan_library.h: of the kernel library, or of a device that runs the same scan otherwise.
+// The functions of device/cuda/scan_library.h: from the kernel library, or from another implementation of the same
+// scan.
 struct ScanFunctions {
   decltype(&torchnan_cuda_error_text) error_text;
   decltype(&torchnan_scanner_make) make;
@@ -44,11 +45,11 @@ struct CurrentStream {
 
 class TORCHNAN_API Scanner {
  public:
-  static constexpr int kDevices = 64;  // of a type
+  static constexpr int kDevices = 64;  // per device type
   static constexpr size_t kTypes = static_cast<size_t>(c10::COMPILE_TIME_MAX_DEVICE_TYPES);
 
-  // Returns the scanner of a device, made when it is first asked for; null if there is none: unavailable_reason() says
-  // why. While the calling thread captures a graph, failing to make one is not for good.
+  // Returns the scanner of a device, created at the first request; null if there is none: unavailable_reason() says
+  // why. If creation fails while the calling thread captures a graph, a later request tries again.
   static Scanner* of(c10::Device device) {
     const int index = device.has_index() ? device.index() : 0;
     if (index >= kDevices) return nullptr;
@@ -57,14 +58,14 @@ class TORCHNAN_API Scanner {
   }
   static std::string unavailable_reason(c10::Device device);
 
-  // Returns the devices for which there is no scanner, and why.
+  // Returns the devices without a scanner, and the reasons.
   static std::map<std::string, std::string> unavailable_devices();
 
-  // Forgets all scanners, in a child of fork() that can use no device its parent has used.
+  // Forgets all scanners. Called in a child of fork(), which cannot use the devices of its parent.
   static void forget_after_fork();
 
-  // Whoever has devices of a type registers how they scan. The functions live as long as the process. CUDA's are found
-  // without this.
+  // Registers how devices of a type are scanned. The functions must live as long as the process. CUDA needs no
+  // registration.
   static void set_host(c10::DeviceType type, const ScanFunctions* functions);
 
   Scanner(c10::Device device, const ScanFunctions& functions);  // throws std::runtime_error
@@ -86,13 +87,13 @@ class TORCHNAN_API Scanner {
 
   void clear(uint32_t first_slot, uint32_t slots, void* stream) const;
 
-  // These are done on a stream of the scanner's own, which follow() lets wait for a mark.
+  // The following run on the scanner's own stream, which follow() makes wait for a mark.
   void follow(void* mark) const;
   void reset_alarm(uint64_t handled);
   void read(uint32_t first_slot, uint32_t slots, cuda::Slot* into) const;  // waits
 
-  // Returns the lowest number that passed its limit; cuda::kNoAlarm if none has, as far as the host has heard, or while
-  // the last one that was handled is being reset.
+  // Returns the lowest number that exceeded its limit. Returns cuda::kNoAlarm if none has, as far as the host knows, or
+  // while the last handled alarm is being reset.
   uint64_t alarm() const {
     return words_->resets == resets_.load(std::memory_order_relaxed) ? words_->alarm : cuda::kNoAlarm;
   }
@@ -102,7 +103,7 @@ class TORCHNAN_API Scanner {
 
   static Scanner* make(c10::Device device);  // the rest of of()
 
-  void want(int error, const char* what) const;  // throws std::runtime_error if it is one
+  void want(int error, const char* what) const;  // throws std::runtime_error if `error` is one
 
   void* current_handle() const;
   CurrentStream describe(void* stream) const;

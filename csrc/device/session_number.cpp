@@ -16,7 +16,7 @@ bool are_same(const Reference& a, const Reference& b) { return !a.owner_before(b
 
 struct Numbered {
   ForkSafeMutex mutex;
-  std::map<uint64_t, Reference> sessions;  // that have not ended when the last one was added
+  std::map<uint64_t, Reference> sessions;  // the sessions that had not ended when the last one was added
   uint64_t newest = 0;
 };
 Numbered& numbered = *new Numbered;  // never destroyed: threads may outlive static destructors
@@ -36,7 +36,7 @@ uint64_t number_of(const Reference& session) {
 SessionNumber::SessionNumber(DetectionSession& session) {
   struct Last {
     const DetectionSession* session = nullptr;
-    Reference alive;  // another one may come to lie at its address
+    Reference alive;  // another session may be created at its address
     uint64_t number = 0;
   };
   thread_local Last last;

@@ -1,4 +1,4 @@
-// What stands for a session in events.
+// Identifies a session in events.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,13 @@ namespace torchnan {
 
 class DetectionSession;
 
-// As a weak reference, but copied and dropped without a locked instruction: there is one in every event.
+// Works like a weak reference, but is copied and dropped without a locked instruction: every event holds one.
 class SessionNumber {
  public:
-  SessionNumber() = default;  // of no session
+  SessionNumber() = default;  // identifies no session
   explicit SessionNumber(DetectionSession& session);
 
-  // Returns the session; null if it is gone.
+  // Returns the session; null if it has ended.
   std::shared_ptr<DetectionSession> lock() const;
 
  private:

@@ -16,17 +16,17 @@ namespace torchnan {
 void DeviceScans::read() {
   ThreadState::current().count(&Counters::device_waits);
   slots.resize(cuda::kSlots);
-  devices().read(*lane, 0, cuda::kSlots, slots.data());
-  alarm = lane->scanner.alarm();
+  devices().read(*state, 0, cuda::kSlots, slots.data());
+  alarm = state->scanner.alarm();
 }
 
 void DeviceScans::reset(bool has_captured) const {
   if (alarm == cuda::kNoAlarm) return;
   ThreadState::current().count(&Counters::device_alarms);
   if (has_captured) {
-    lane->scanner.clear(Journal::kRotatingSlots, Journal::kCaptured, lane->scanner.current_stream().handle);
+    state->scanner.clear(Journal::kRotatingSlots, Journal::kCaptured, state->scanner.current_stream().handle);
   }
-  lane->scanner.reset_alarm(alarm);
+  state->scanner.reset_alarm(alarm);
 }
 
 bool DeviceScans::exceeds_assumption(const Event& event) const {
@@ -41,14 +41,14 @@ bool DeviceScans::holds_infinity(const Event& event) const {
 
 std::optional<NonfiniteKinds> DeviceScans::kinds_of(const Event& event) const {
   const uint64_t largest = largest_word_of(event);
-  const bool is_alarm = event.number == alarm && alarm >= Journal::kFirstCaptured;  // of a replay before the last
+  const bool is_alarm = event.number == alarm && alarm >= Journal::kFirstCaptured;  // the alarm of an earlier replay
   if (!is_alarm && largest <= event.max_intended()) return std::nullopt;
   return holds_infinity(event) ? NonfiniteKinds::only_inf() : NonfiniteKinds::only_nan();
 }
 
 const DeviceScans* Window::scans_of(const Event& event) const {
   const auto one = std::find_if(found.begin(), found.end(),
-                                [&](const DeviceScans& of) { return &of.lane->scanner == event.scanner; });
+                                [&](const DeviceScans& of) { return &of.state->scanner == event.scanner; });
   return one == found.end() ? nullptr : &*one;
 }
 
@@ -65,18 +65,18 @@ Window take_window(EventNumber first) {
     }
     window.captured = locked.journal().captured();
   }
-  for (Lane* lane : devices().lanes()) window.found.push_back({lane});
+  for (DeviceState* state : devices().states()) window.found.push_back({state});
   for (DeviceScans& found : window.found) found.read();
   return window;
 }
 
-// A result whose bound was proved of a value that was not within its own.
+// A result whose bound was proved from a value that exceeded its own bound.
 struct Doubted {
   WeakTensor tensor;
   EventNumber number;
 };
 
-// Scans the results that are still there, of which nothing is known any more. Returns whether there are any.
+// Scans the results that still exist, because nothing is known of them any more. Returns whether there are any.
 bool force_scans(const std::vector<Doubted>& results) {
   bool has_scanned = false;
   for (const Doubted& result : results) {
@@ -96,7 +96,7 @@ bool force_scans(const std::vector<Doubted>& results) {
   return has_scanned;
 }
 
-// A result that was proved, and whose scan has found a larger value.
+// A proved result whose scan found a larger value.
 struct Disproved {
   const OpPlan* plan;
   SessionNumber session;
@@ -104,7 +104,7 @@ struct Disproved {
   double found;
 };
 
-// Withdraws the rules that gave those bounds. Not under a lock: it warns.
+// Withdraws the rules that gave those bounds. The caller must not hold a lock: it warns.
 void withdraw_rules(const std::vector<Disproved>& results) {
   for (const Disproved& result : results) {
     const std::shared_ptr<DetectionSession> session = result.session.lock();
@@ -115,8 +115,8 @@ void withdraw_rules(const std::vector<Disproved>& results) {
   }
 }
 
-// Forgets the bound of an event whose scan has found a larger value. Returns whether it has. `then` is the event in the
-// window, `now` that on record.
+// Forgets the bound of an event if its scan found a larger value. Returns whether it did. `then` is the event in the
+// window, `now` the one in the journal.
 bool invalidate_if_exceeded(Devices::Lock& locked, const DeviceScans& found, Event& then, Event& now) {
   if (found.largest_word_of(then) <= then.limit()) return false;
   now.bound = {};
@@ -125,16 +125,15 @@ bool invalidate_if_exceeded(Devices::Lock& locked, const DeviceScans& found, Eve
   }
   if (!found.exceeds_assumption(then)) return true;
   locked.assumptions().raise(then, decode_magnitude(found.largest_word_of(then), then.tensor.dtype));
-  now.assumed = std::numeric_limits<double>::infinity();  // this once: it is known now
+  now.assumed = std::numeric_limits<double>::infinity();  // only once: the value is known now
   then.assumed = now.assumed;
   return true;
 }
 
-// Returns what a scan has shown that has raised no alarm: nothing of memory beyond what it has read.
+// Returns the bound shown by a scan without an alarm: it covers only the memory that was read.
 Bound bound_by_scan(const Event& event) { return event.tensor.covers ? Bound{event.assumed} : Bound{}; }
 
-// What comes after a value that was not within its bound has been proved of something else. True if that has changed
-// what the window shows.
+// After a value exceeded its bound, later proofs are void. Returns true if that changes the window.
 bool invalidate_bounds(Window& window) {
   std::vector<Doubted> doubted;
   std::vector<Disproved> disproved;
@@ -148,7 +147,7 @@ bool invalidate_bounds(Window& window) {
         if (is_void) now->bound = bound_by_scan(*now);
         const double bound = then.assumed;
         const bool is_exceeded = invalidate_if_exceeded(locked, *found, then, *now);
-        // Before anything was void, a proof was made of what holds.
+        // This proof was made before any was void, so its premises hold.
         if (is_exceeded && then.is_rescanned && !is_void) {
           const double most = decode_magnitude(found->largest_word_of(then), then.tensor.dtype);
           disproved.push_back({then.plan, then.session, bound, most});

@@ -1,4 +1,4 @@
-// The events of devices since the journal was last read, and what the scans of them have found.
+// The device events since the journal was last read, with the results of their scans.
 #pragma once
 
 #include <optional>
@@ -13,30 +13,30 @@ namespace torchnan {
 
 // The results of the scans of one device.
 struct DeviceScans {
-  Lane* lane;
+  DeviceState* state;
   std::vector<cuda::Slot> slots{};
   uint64_t alarm = cuda::kNoAlarm;
 
-  // Waits until every stream that has scans has come here.
+  // Waits until every stream with scans has reached this point.
   void read();
 
-  // Resets the alarm and the slots of captured events, for what is replayed and for what comes next.
+  // Resets the alarm and the slots of captured events, for the next replay.
   void reset(bool has_captured) const;
 
   uint64_t largest_word_of(const Event& event) const { return slots[event.number % cuda::kSlots].max_magnitude; }
 
-  // Whether the result of an event is finite and larger than was assumed.
+  // Whether the result of an event is finite and exceeds its assumed bound.
   bool exceeds_assumption(const Event& event) const;
 
   bool holds_infinity(const Event& event) const;
 
-  // Returns the kinds of an event's result; nothing if all that it has written is intended.
+  // Returns the kinds of an event's result; nothing if all its values are intentional.
   std::optional<NonfiniteKinds> kinds_of(const Event& event) const;
 };
 
 struct Window {
   std::vector<Event> events;    // in the order of the host
-  std::vector<Event> captured;  // once more with every replay
+  std::vector<Event> captured;  // occur again with every replay
   std::vector<DeviceScans> found;
   EventNumber end = 0;
 
@@ -44,9 +44,9 @@ struct Window {
   const DeviceScans* scans_of(const Event& event) const;
 };
 
-// Reads the journal from event `first` on, if it is not forgotten. Waits for the devices. Where a result was larger
-// than it was assumed to be, what had been proved since is void: what is left of it has been scanned, and nothing is
-// known of the rest.
+// Reads the journal from event `first` on, if it is not forgotten. Waits for the devices. If a result exceeded its
+// assumed bound, proofs made since then are void: results that still exist are scanned, and nothing is known of the
+// others.
 Window read_window(EventNumber first);
 
 }  // namespace torchnan

@@ -8,7 +8,7 @@
 
 namespace torchnan {
 
-// Whether TORCHNAN=0 disables detection, whatever user code asks for. Read once, at the first call.
+// Whether TORCHNAN=0 disables detection, even where user code enables it. Read once, at the first call.
 TORCHNAN_API bool is_disabled() noexcept;
 
 // Returns RANK, which launchers set for each process; nothing if it is unset or not a number.

@@ -1,5 +1,5 @@
-// The host runtime (Python) of user code: answers where an operation was called, which module owns a tensor, and which
-// tensors user code can still reach. The core depends on no language; a host sets its implementation.
+// The host runtime (Python) of user code. It answers where an operation was called, which module owns a tensor, and
+// which tensors user code can still reach. The core depends on no language; a host sets its implementation.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ class DetectionSession;
 // The id of an interned call stack: equal stacks have equal ids. 0 means unknown.
 using SiteId = uint32_t;
 
-// Where an operation ran, as far as known without resolving the stack.
+// The location of an operation, as far as it is known without resolving the stack.
 struct Site {
   SiteId live = 0;                 // the stack when the operation ran
   SiteId forward = 0;              // in the backward pass: the stack of the forward operation that made the node
@@ -29,7 +29,7 @@ struct Site {
   bool grad_mode = false;
   uint64_t thread = 0;
   int64_t step = 0;
-  std::vector<Frame> inner{};  // lines inside of what the host has called: of scopes in C++
+  std::vector<Frame> inner{};  // lines inside of functions that the host called: of scopes in C++
 };
 
 // A site as the report shows it.
@@ -68,7 +68,7 @@ class TORCHNAN_API HostRuntime {
   // recomputation belongs to the site where the node was created.
   virtual SiteId nest_stack(SiteId live, SiteId outer) noexcept = 0;
 
-  // Whether the host's stacks hold the scopes that C++ code has opened (torchnan/scope.h).
+  // Whether the host's stacks contain the scopes that C++ code has opened (torchnan/scope.h).
   virtual bool has_scopes_in_stacks() const noexcept = 0;
 
   // Whether the host reports the tensors that backward() is called on, so that the core need not guess them.
@@ -88,29 +88,29 @@ class TORCHNAN_API HostRuntime {
   virtual std::optional<Owner> owner_of_storage(const c10::StorageImpl* storage, SiteId use, bool search_all_modules,
                                                 const DetectionSession& session) = 0;
 
-  // Whether the operation at `site` runs only to find out the shapes of results, on memory that holds no values.
+  // Whether the operation at `site` runs only to infer shapes, on memory without values.
   virtual bool is_shape_inference(const Site&) { return false; }
 
-  // Returns the name of the parameter whose gradient the element with this index is, of a tensor of `numel` elements
-  // that this thread communicates in a bucket; the names of all parameters of the bucket if the tensor is not the
-  // bucket's; empty if this thread communicates no bucket.
+  // Returns the name of the parameter whose gradient is at this index of a bucket that this thread communicates; the
+  // bucket has `numel` elements. If the tensor is not the bucket's, returns the names of all parameters of the bucket.
+  // Empty if this thread communicates no bucket.
   virtual std::string bucket(int64_t /*numel*/, int64_t /*element*/) { return ""; }
 
-  // Returns the rank of this process in its process group; nothing where there is none.
+  // Returns the rank of this process in its process group; nothing if there is none.
   virtual std::optional<int64_t> rank() = 0;
 
-  // Returns what is known of a parameter with this storage.
+  // Returns the initial magnitude of a parameter with this storage.
   virtual std::optional<InitialMagnitude> initial_magnitude(const c10::StorageImpl* storage) = 0;
 
-  // Returns the index in the dataset that this thread is reading, as text: of the sample that is being made, or that
-  // `value` is part of; empty if it reads none.
+  // Returns, as text, the dataset index that this thread is reading: of the sample that is being made, or that `value`
+  // is part of. Empty if it reads none.
   virtual std::string dataset_item(const at::Tensor& value) = 0;
 
   // Returns the tensors on the storages of `tensors` that user code can reach; a backward graph does not count.
   virtual std::vector<ReachableTensor> reachable_tensors(const std::vector<at::Tensor>& tensors) = 0;
 };
 
-// Returns the host runtime; without a host one that knows nothing.
+// Returns the host runtime; without a host, one whose answers are all unknown.
 TORCHNAN_API HostRuntime& host_runtime();
 TORCHNAN_API void set_host(HostRuntime* host);  // must live until the process ends
 

@@ -15,7 +15,7 @@ class TORCHNAN_API UserFacingException {
   virtual ~UserFacingException();
 };
 
-// A notifier that fails throws, as for any internal error.
+// A notifier that fails throws; the exception is an internal error.
 class TORCHNAN_API UserNotifier {
  public:
   virtual ~UserNotifier() = default;

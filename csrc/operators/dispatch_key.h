@@ -7,7 +7,7 @@
 namespace torchnan {
 
 // A key that no operator of PyTorch uses, below autograd and below the Python modes, where every kernel-level operation
-// passes. PyTorch means to use it itself one day: install_interceptor() refuses to take it away.
+// passes. PyTorch reserves it for future use: install_interceptor() refuses to take it from another library.
 inline constexpr c10::DispatchKey kInterceptorKey = c10::DispatchKey::Fake;
 
 // Returns those of a call's keys that come after the interceptor.

@@ -37,7 +37,7 @@ bool is_number(const c10::Type& type) {
   return kind == c10::TypeKind::NumberType || kind == c10::TypeKind::FloatType;
 }
 
-// What says why a result is not finite, though it is neither tensor nor number.
+// Whether a report shows an argument that is neither a tensor nor a number, because it explains a non-finite result.
 bool is_shown_in_reports(const c10::Argument& argument) {
   return argument.name() == "ignore_index" || argument.name() == "training";
 }
@@ -62,7 +62,7 @@ void read_returns(const c10::FunctionSchema& schema, std::string_view base, OpPl
     const c10::Argument& result = schema.returns()[r];
     if (!holds_tensors(*result.type()) || is_saved_for_backward(base, r)) continue;
     if (is_view_of_argument(result) && !is_constant_factory(base))
-      continue;  // lift_fresh: what torch.tensor() was given
+      continue;  // lift_fresh: the argument of torch.tensor()
     plan.checked_returns.push_back(static_cast<uint16_t>(r));
     plan.returns_arguments_only &= is_written(result);
   }
@@ -114,7 +114,8 @@ Handling handling_of(const c10::OperatorHandle& op, const OpPlan& plan, std::str
   if (ns == "aten" && is_view_with_arithmetic_backward(base)) return Handling::kRecordCallSite;
   if (plan.is_constant_factory) return Handling::kCheck;
   if (ns == "profiler" || base == "_unsafe_view" || base == "_reshape_alias") return Handling::kPass;
-  if (base == "_wrap_tensor_autograd") return Handling::kPass;  // the collective that writes its tensor is under way
+  // the collective that writes its tensor is still running
+  if (base == "_wrap_tensor_autograd") return Handling::kPass;
   const bool nothing_to_check =
       plan.checked_returns.empty() && plan.mutated_arguments.empty() && !plan.is_async_collective;
   return nothing_to_check ? Handling::kPass : Handling::kCheck;
@@ -140,7 +141,7 @@ class PlanTable {
       const void* held = slots_[i].key.load(std::memory_order_relaxed);
       if (held == nullptr) return;
       if (held != key) continue;
-      // The address may serve another operator later.
+      // A later operator may have the same address.
       slots_[i].key.store(&tombstone_, std::memory_order_release);
       return;
     }
@@ -171,7 +172,7 @@ class PlanTable {
     for (; slots_[i].key.load(std::memory_order_relaxed) != nullptr; i = (i + 1) % kSlots) {
       if (slots_[i].key.load(std::memory_order_relaxed) == key) return *slots_[i].plan.load();
     }
-    // Of thousands of custom operators the late ones are looked up under the lock.
+    // After thousands of custom operators, further ones are looked up under the lock.
     if (plans_.size() >= OpPlan::kMaxPlans) {
       std::unique_ptr<OpPlan>& late = overflow_plans_[key];
       if (late == nullptr) late = std::make_unique<OpPlan>(make_plan(op));
@@ -239,7 +240,7 @@ OpPlan make_plan(const c10::OperatorHandle& op) {
   plan.elementwise_in_self = is_elementwise_in_self(base);
   plan.returns_info = std::any_of(schema.returns().begin(), schema.returns().end(),
                                   [](const c10::Argument& returned) { return returned.name() == "info"; });
-  plan.returns_arguments_only = true;  // until one is found that it makes
+  plan.returns_arguments_only = true;  // until a result that it makes is found
   read_returns(schema, base, plan);
   read_arguments(schema, base, plan);
   if (plan.is_async_collective) read_collective_arguments(schema, plan);

@@ -1,4 +1,4 @@
-// What to do about one operator: computed once from its schema, then only read.
+// The operator plan: how to handle one operator. Computed once from its schema, then only read.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +44,7 @@ struct OpPlan {
   int index = -1;        // among all plans; -1 for one beyond the table
   uint16_t arguments = 0;
   uint16_t returns = 0;
-  uint16_t out_arguments = 0;  // the last ones of the schema
+  uint16_t out_arguments = 0;  // the last ones in the schema
 
   c10::SmallVector<uint16_t, 6>
       saved_arguments;  // tensors, tensor lists, numbers: kept until the call has been checked
@@ -52,9 +52,9 @@ struct OpPlan {
   c10::SmallVector<MutatedArgument, 4> mutated_arguments;
   c10::SmallVector<std::string, 6> argument_names;
 
-  bool returns_allocation = false;  // with kAllocate: of a new tensor
+  bool returns_allocation = false;  // with kAllocate: the memory is that of a new tensor
   bool is_data_movement = false;
-  bool is_passthrough = false;  // which is no use of the values yet
+  bool is_passthrough = false;  // which does not count as a use of the values
   bool absorbs_negative_infinity = false;
   bool is_comparison = false;
   bool is_ordering = false;
@@ -63,30 +63,30 @@ struct OpPlan {
   bool is_reduction = false;
   bool draws_random_numbers = false;
   bool is_constant_factory = false;
-  bool returns_info = false;  // an error code beside its results, for the caller to look at
+  bool returns_info = false;  // an error code beside its results, which the caller checks
   bool is_grad_scaler_check = false;
   bool is_async_collective = false;
   bool pointwise = false;
   bool elementwise_in_self = false;
-  bool is_foreach_elementwise = false;  // what it writes at an index depends on that index of its lists alone
+  bool is_foreach_elementwise = false;  // the result at an index depends only on that index of its lists
 
   RuleOfOperator bounds;
   bool proves_nonnegative_input = false;
 
-  bool returns_arguments_only = false;  // all that it writes are arguments that the schema declares as mutated
+  bool returns_arguments_only = false;  // its only results are arguments that the schema declares as mutated
   bool has_unwritten_output = false;    // its second one, which a collective will write
   c10::SmallVector<CollectiveArgument, 2> collective_arguments;
 
   bool writes_in_place() const { return !mutated_arguments.empty(); }
 
-  // Returns by how much PyTorch will increase the versions of what this call writes: its ADInplaceOrView kernel, if the
-  // call comes from there, does so when the call has returned.
+  // Returns by how much PyTorch will increase the versions of the tensors that this call writes. Its ADInplaceOrView
+  // kernel, if the call comes from there, does so after the call has returned.
   int pending_version_bumps() const {
     if (!writes_in_place() || !returns_arguments_only) return 0;
     return c10::impl::tls_local_dispatch_key_set().excluded_.has(c10::DispatchKey::ADInplaceOrView) ? 1 : 0;
   }
 
-  // Returns how the saved argument with this index is written; null if it is not.
+  // Returns how the call writes the saved argument with this index; null if it does not.
   const MutatedArgument* mutated_argument_at(size_t saved_index) const {
     for (const MutatedArgument& one : mutated_arguments) {
       if (one.saved_index == saved_index) return &one;
@@ -102,7 +102,7 @@ struct OpPlan {
     return nullptr;
   }
 
-  // Whether a collective writes the argument with this index in the schema, which does not say so.
+  // Whether a collective writes the argument with this index. The schema of a collective does not declare it.
   bool is_written_by_collective(size_t place) const {
     for (const CollectiveArgument& one : collective_arguments) {
       if (saved_arguments[one.saved_index] == place)
@@ -118,7 +118,7 @@ OpPlan make_plan(const c10::OperatorHandle& op);
 // is registered anew under an old name gets a new plan.
 const OpPlan& plan_of(const c10::OperatorHandle& op);
 
-// Has the operators of this name, overloads and in-place forms, planned anew at their next call.
+// Makes the next call of the operators with this name, overloads and in-place forms, compute a new plan.
 void invalidate_plans(std::string_view name);
 
 }  // namespace torchnan

@@ -67,7 +67,7 @@ constexpr std::array kOrderings = {
     "ge"sv,
 };
 
-// Of what is NaN these say no more than that it is there.
+// Their results say only how many NaN there are.
 constexpr std::array kCounts = {
     "any"sv,
     "all"sv,
@@ -189,7 +189,7 @@ constexpr std::array kConstantFactories = {
     "lift_fresh"sv, "scalar_tensor"sv, "full"sv, "full_like"sv, "new_full"sv, "fill_"sv, "fill"sv, "fill_diagonal_"sv,
 };
 
-// Whose second output is the logarithm of a sum for each row, padded with +inf to a multiple of 32 rows.
+// Their second output is the logarithm of a sum for each row, padded with +inf to a multiple of 32 rows.
 constexpr std::array kAttentionWithPaddedLogSumExp = {
     "_scaled_dot_product_efficient_attention"sv,
     "_scaled_dot_product_flash_attention"sv,
@@ -198,10 +198,10 @@ constexpr std::array kAttentionWithPaddedLogSumExp = {
     "_flash_attention_forward"sv,
 };
 
-// What backward functions call such an output.
+// The argument names of such an output in backward functions.
 constexpr std::array kSavedForBackward = {"logsumexp"sv, "log_alpha"sv, "softmax_lse"sv};
 
-// as_strided is left out: it is what every other view calls inside.
+// as_strided is left out: every other view calls it internally.
 constexpr std::array kViewsWithArithmeticBackward = {"expand"sv, "unfold"sv};
 
 }  // namespace

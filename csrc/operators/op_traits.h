@@ -1,4 +1,4 @@
-// Traits of an operator that its schema does not state, by its name. Data only; a new fact is a new line in the .cpp.
+// Facts about an operator that its schema does not state, by its name. Data only; a new fact is a new line in the .cpp.
 // Names are without namespace and overload.
 #pragma once
 
@@ -10,13 +10,13 @@
 
 namespace torchnan {
 
-// Whether its result is memory that nobody has written.
+// Whether its result is uninitialized memory.
 bool returns_uninitialized(std::string_view op);
 
-// Whether that memory is newly allocated: empty and its kin, resize_; but not set_.
+// Whether that memory is newly allocated: empty and its variants, resize_; but not set_.
 bool returns_allocation(std::string_view op);
 
-// Whether it returns such memory and nothing else: empty and its kin.
+// Whether it only returns such memory: empty and its variants.
 TORCHNAN_API bool allocates(std::string_view op);
 
 // Whether it works in place without reading the previous values: copy_, fill_, normal_.
@@ -28,8 +28,8 @@ bool reads_metadata_of_first(std::string_view op);
 // Whether it moves values without computing: clone, cat, index.
 bool is_data_movement(std::string_view op);
 
-// Whether it copies or overwrites a whole tensor, which is no use of its values yet. Fewer than the above: stacking a
-// batch or looking up a row is a use.
+// Whether it copies or overwrites a whole tensor, which does not count as a use of its values. Fewer than the above:
+// stacking a batch or looking up a row is a use.
 bool is_passthrough(std::string_view op);
 
 // Whether a -Inf in its argument disappears: exp(-inf) is 0.
@@ -38,47 +38,47 @@ bool absorbs_negative_infinity(std::string_view op);
 // Whether it compares values without computing with them: isnan, lt, torchnan's own measure.
 TORCHNAN_API bool is_comparison(std::string_view op);
 
-// Whether it compares by size, which is false for a NaN whatever it stands for: lt, ge.
+// Whether it is an ordered comparison, which is false for a NaN whatever value it replaced: lt, ge.
 bool is_ordering(std::string_view op);
 
-// Whether its integers and booleans are right where an argument is NaN: isnan, count_nonzero, unique.
+// Whether its integers and booleans are correct if an argument is NaN: isnan, count_nonzero, unique.
 bool looks_for_nan(std::string_view op);
 
 // Whether it takes a mask that says which elements to use: where, masked_fill, x[mask].
 bool selects_by_mask(std::string_view op);
 
-// Whether it makes one number of many, or orders them: sum, mean, sort.
+// Whether it reduces many numbers to one, or orders them: sum, mean, sort.
 bool is_reduction(std::string_view op);
 
-// Whether it is elementwise in its first argument: addmm and its kin.
+// Whether it is elementwise in its first argument: addmm and its relatives.
 bool is_elementwise_in_self(std::string_view op);
 
 // Whether it writes an argument without the schema saying so: the running statistics of batch normalization.
 bool mutates_undeclared_argument(std::string_view op, std::string_view argument);
 
-// Whether an output is no result, but saved for the backward pass: ctc_loss's table of log-probabilities.
+// Whether an output is not a result, but saved for the backward pass: ctc_loss's table of log-probabilities.
 bool is_saved_for_backward(std::string_view op, size_t output);
 
-// Whether the old values of an argument are not to be scanned: it is such an output, or a collective will write it,
-// which finds it as it was allocated. `name` has its namespace here and below.
+// Whether the old values of an argument must not be scanned: it is such an output, or a collective will write it and it
+// may be uninitialized. `name` includes its namespace here and below.
 bool is_unscanned_argument(std::string_view name, std::string_view argument);
 
-// Whether an operation is only given memory that a collective will write later, as by the operation before it.
+// Whether an operation only receives memory that a collective will write later, like the operation before it.
 bool is_unwritten_argument(std::string_view name, std::string_view argument);
 
-// What a collective does with an argument; schemas do not declare it. A broadcast reads its tensors on one rank, and
-// writes them on the others.
+// How a collective uses an argument; schemas do not declare it. A broadcast reads its tensors on one rank, and writes
+// them on the others.
 enum class CollectiveUse : uint8_t { kNone, kReads, kWrites, kReadsAndWrites };
 CollectiveUse collective_use(std::string_view name, std::string_view argument);
 
-// Whether an output is memory that is written later, by the collective that the operation prepares.
+// Whether an output is memory that the collective prepared by the operation will write later.
 bool is_unwritten_output(std::string_view name, size_t output);
 
-// Returns the operator whose output, saved for the backward pass, a backward operator is given as this argument; empty
-// for others. Nothing checks such an output where it is made.
+// Returns the operator whose output, saved for the backward pass, is this argument of a backward operator; empty for
+// others. Such an output is not checked where it is made.
 std::string_view producer_of_saved_argument(std::string_view op, std::string_view argument);
 
-// Whether it makes NaN of what is below zero, so that a finite result proves that nothing was.
+// Whether it returns NaN for negative numbers, so that a finite result proves that there were none.
 bool proves_nonnegative_input(std::string_view op);
 
 // Whether it writes a value of user code: torch.tensor(...), full(...), masks.
@@ -90,10 +90,10 @@ bool is_view_with_arithmetic_backward(std::string_view op);
 // Whether it returns a value to user code: item().
 bool reads_scalar_to_host(std::string_view op);
 
-// Whether it is GradScaler's check, which deals with what it finds.
+// Whether it is GradScaler's check, which handles the values that it finds.
 bool is_grad_scaler_check(std::string_view op);
 
-// Whether what it writes at an index of a list depends only on what its lists hold at that index.
+// Whether its result at an index of a list depends only on its lists at that index.
 bool is_foreach_elementwise(std::string_view op);
 
 // Whether it returns before its result is written.

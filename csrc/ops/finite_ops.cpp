@@ -85,7 +85,7 @@ TORCH_LIBRARY_IMPL(torchnan, Meta, m) {
   m.impl("count_nonfinite.list", &count_nonfinite_list_meta);
 }
 
-// The results are counts and booleans: there is nothing to differentiate.
+// The results are counts and booleans, so there is nothing to differentiate.
 TORCH_LIBRARY_IMPL(torchnan, Autograd, m) {
   m.impl("all_finite", torch::autograd::autogradNotImplementedFallback());
   m.impl("all_finite.list", torch::autograd::autogradNotImplementedFallback());

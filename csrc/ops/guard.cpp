@@ -23,7 +23,7 @@ namespace autograd = torch::autograd;
 const auto& standalone =
     *new std::shared_ptr<DetectionSession>(std::make_shared<DetectionSession>(Options{}));  // never destroyed
 
-// Returns the session of the current thread; without one, a session for guards alone, which raises.
+// Returns the session of the current thread. Without one, returns a session for guards only, which raises.
 std::shared_ptr<DetectionSession> session_of_guards() {
   if (auto session = ThreadState::current().shared_session()) return session;
   return standalone;
@@ -69,7 +69,7 @@ auto make_node(Args&&... args) {
   }
 }
 
-// Whether a tensor is a stand-in: traced, vmapped, or differentiated by functorch.
+// Whether a tensor is a wrapper: traced, vmapped, or differentiated by functorch.
 bool is_wrapped(const at::Tensor& x) {
   static constexpr c10::DispatchKeySet kWrappers({
       c10::DispatchKey::Python,
@@ -80,7 +80,7 @@ bool is_wrapped(const at::Tensor& x) {
   return x.key_set().has_any(kWrappers) || x.is_meta();
 }
 
-// Returns a view, as documented, with a node of torchnan in front of the node of the view.
+// Returns a view, with torchnan's node in front of the node of the view.
 at::Tensor guard_view(const at::Tensor& x, const std::string& name, const std::source_location* where) {
   check(x, name, where);
   at::Tensor out = at::alias(x);
@@ -120,7 +120,7 @@ at::Tensor guard_copy_batched(const at::Tensor& x, std::string_view name) {
                                     batched->level());
 }
 
-// `where` is a line of C++; null for a call of the operator.
+// `where` is a line of C++; null if the operator was called.
 at::Tensor guard_at(const at::Tensor& x, const std::string& name, const std::source_location* where) {
   if (is_disabled()) return x;
   return is_wrapped(x) ? call_guard_copy(x, name) : guard_view(x, name, where);

@@ -13,8 +13,8 @@ namespace torchnan {
 // not be empty, and its tensors must be strided.
 at::Tensor measure_by_operations(at::TensorList xs);
 
-// Returns the 2-norm and the largest magnitude of each tensor, as torchnan::measure does, but as numbers and of tensors
-// on several devices; synchronizes once for each device. Unseen by detection and autograd.
+// Returns the 2-norm and the largest magnitude of each tensor, like torchnan::measure, but as numbers, and for tensors
+// on several devices; synchronizes once for each device. Detection and autograd do not see it.
 TORCHNAN_API std::vector<std::pair<double, double>> norms_and_magnitudes(at::TensorList xs);
 
 }  // namespace torchnan

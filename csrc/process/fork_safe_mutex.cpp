@@ -55,7 +55,7 @@ class Fork {
 
   static bool is_held_here(const ForkSafeMutex& mutex) { return mutex.holder_ == std::this_thread::get_id(); }
 
-  // Who forks waits for what this thread may hold, so it must not be waited for.
+  // A forking thread waits for the locks that this thread may hold, so this thread must not wait for the fork.
   static bool any_is_held_here() {
     const std::unique_lock lock(all_mutexes, std::try_to_lock);
     if (!lock) return false;

@@ -13,17 +13,19 @@ namespace torchnan {
 // stays locked in the child forever, over data that may be half written. So every lock in torchnan is a ForkSafeMutex:
 // before a fork, the forking thread locks all of them, and afterwards both processes unlock them.
 //
-// It waits for them, and may have the GIL meanwhile. So whoever holds one waits for nothing but a lock of a later rank:
-// not for the GIL, not for a file, not for a callback; and makes and destroys no ForkSafeMutex, hence no
-// DetectionSession.
+// The forking thread waits for the locks, and may hold the GIL meanwhile. Therefore a thread that holds a lock may wait
+// only for a lock of a later rank: not for the GIL, a file or a callback. It must not create or destroy a
+// ForkSafeMutex, and hence no DetectionSession.
 //
-// The first call of a function with a static variable takes a lock too, the compiler's own. So static objects of
+// The first call of a function with a static variable takes a lock of the compiler. Therefore static objects of
 // torchnan are created when the library is loaded.
 class TORCHNAN_API ForkSafeMutex {
  public:
-  // The order in which locks may be held together; only one of each rank.
+  // The order in which a thread may hold several locks; at most one of each rank.
   enum Rank {
-    kSlow,  // held while a sink writes or a device is waited for: no fork waits for it, and it is unlocked in the child
+    // held while a sink writes or while waiting for a device: a fork does not wait for it, and it is unlocked in the
+    // child
+    kSlow,
     kInstallation,
     kPlans,
     kRules,
@@ -54,11 +56,11 @@ class TORCHNAN_API ForkSafeMutex {
   std::mutex mutex_;
   std::atomic<std::thread::id> holder_;
   const Rank rank_;
-  ForkSafeMutex* previous_ = nullptr;  // of the same rank
+  ForkSafeMutex* previous_ = nullptr;  // the previous one of the same rank
   ForkSafeMutex* next_ = nullptr;
 };
 
-// Registers a function to run in a child process, in its only thread, after the locks were unlocked. To be used for
+// Registers a function to run in a child process, in its only thread, after the locks were unlocked. Use it only for
 // static objects.
 class TORCHNAN_API AtForkChild {
  public:

@@ -1,11 +1,11 @@
-// Which locks the calling thread holds: for checks, as every lock is looked at.
+// The locks that the calling thread holds. Only for checks, because every lock is examined.
 #pragma once
 
 #include <torchnan/export.h>
 
 namespace torchnan {
 
-// Whether it holds any ForkSafeMutex, and so must not wait for the GIL. False while a fork is under way.
+// Whether the thread holds any ForkSafeMutex, and so must not wait for the GIL. False during a fork.
 TORCHNAN_API bool holds_lock();
 
 }  // namespace torchnan

@@ -1,4 +1,4 @@
-// Counts the work of attribution, so that tests can assert that there is none while everything is finite.
+// Counts the work of attribution, so that tests can assert that it is zero while everything is finite.
 #pragma once
 
 #include <atomic>

@@ -55,7 +55,7 @@ BoundRule rule_in_python(const py::function& rule, const py::object& bound_class
   auto* held = new std::pair<py::function, py::object>(rule, bound_class);
   return [held](const RuleArguments& arguments, std::span<Bound> results) {
     with_gil([&] {
-      py::list values;  // not a tuple, which cannot be filled any more once another thread refers to it
+      py::list values;  // not a tuple: it cannot be filled once another thread refers to it
       for (size_t i = 0; i < arguments.size(); ++i) values.append(argument(arguments, i, held->second));
       read_bounds(held->first(*values), results);
     });

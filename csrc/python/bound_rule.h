@@ -1,4 +1,4 @@
-// Bound rules that are written in Python.
+// Bound rules written in Python.
 #pragma once
 
 #include <pybind11/pybind11.h>

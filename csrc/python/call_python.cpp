@@ -1,4 +1,4 @@
-#include <torch/csrc/utils/pybind.h>  // first: tensors to and from Python
+#include <torch/csrc/utils/pybind.h>  // must be first: converts tensors to and from Python
 
 #include "python/call_python.h"
 

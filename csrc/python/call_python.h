@@ -23,7 +23,7 @@ bool is_python_ending();
 // the dispatcher and the autograd engine.
 [[noreturn]] void raise_in_caller();
 
-// Holds the GIL. Nobody may wait for it with a lock: who has it may be waiting for that lock.
+// Holds the GIL. Never acquire it while holding a lock: its holder may be waiting for that lock.
 class Gil {
   struct LockCheck {
     LockCheck() { assert((PyGILState_Check() != 0 || !holds_lock()) && "the GIL is waited for with a lock"); }

@@ -14,7 +14,7 @@ namespace py = pybind11;
 namespace torchnan {
 namespace {
 
-// Where a callback was handed to a future.
+// The location where a callback was passed to a future.
 class CallbackSite {
  public:
   explicit CallbackSite(std::shared_ptr<DetectionSession> session)
@@ -23,13 +23,13 @@ class CallbackSite {
         stack_(current_nested_stack()),
         node_(current_node_site()) {}
 
-  // Null if this thread works for no session.
+  // Null if this thread has no session.
   static std::shared_ptr<CallbackSite> here() {
     auto session = ThreadState::current().shared_session();
     return session == nullptr ? nullptr : std::make_shared<CallbackSite>(std::move(session));
   }
 
-  // Calls the callback as part of what ran there: of its session, its backward node and its stack.
+  // Calls the callback as part of that location: with its session, its backward node and its stack.
   py::object run(const py::object& callback, const py::args& args) const {
     if (ThreadState::current().id() == thread_ || !session_->is_open()) return callback(*args);
     const OnBehalf inside(*this);

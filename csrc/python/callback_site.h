@@ -1,4 +1,5 @@
-// Callbacks of futures: they run later, often on a thread of the process group, on behalf of where they were made.
+// Callbacks of futures. They run later, often on a thread of the process group, but belong to the location where they
+// were made.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -1,4 +1,4 @@
-#include <torch/csrc/utils/pybind.h>  // first: tensors to and from Python
+#include <torch/csrc/utils/pybind.h>  // must be first: converts tensors to and from Python
 
 #include "python/compiled_regions.h"
 
@@ -38,8 +38,8 @@ ProvenanceHandle with_origins_found_before(const ProvenanceHandle& gradient, con
   return {with_origins_of_forward_pass(gradient.provenance, forward.provenance)};
 }
 
-// Returns the provenance of values of this call, which came about as in an earlier one; of each non-finite argument
-// there is a pair of provenances, then and now.
+// Returns the provenance of values of this call that arose as in an earlier one. Each non-finite argument has a pair of
+// provenances, then and now.
 std::vector<ProvenanceHandle> repeated(const std::vector<ProvenanceHandle>& earlier,
                                        const std::vector<std::pair<ProvenanceHandle, ProvenanceHandle>>& arguments) {
   const auto session = ThreadState::current().shared_session();
@@ -65,7 +65,7 @@ std::shared_ptr<RegionCall> begin_call(std::shared_ptr<RegionBorder> border, con
   return session == nullptr ? nullptr : std::make_shared<RegionCall>(std::move(border), args, *session);
 }
 
-// Runs a region and checks what it returns; `explain(call, bad, results)` finds out where what is bad came from.
+// Runs a region and checks its results; `explain(call, bad, results)` finds the origin of bad values.
 py::object run_region(std::shared_ptr<RegionBorder> border, const py::function& compiled, const py::function& explain,
                       const py::tuple& args) {
   const std::shared_ptr<RegionCall> call = begin_call(std::move(border), args);
@@ -106,8 +106,7 @@ const torch::autograd::Node* node_in(const py::handle& node) {
   return THPFunction_Check(node.ptr()) ? reinterpret_cast<THPFunction*>(node.ptr())->cdata.get() : nullptr;
 }
 
-// Makes a call as a part of a node of a backward pass that no engine runs: `name` is all that is known of it, or it is
-// `node`.
+// Makes a call as part of a backward node that no engine runs. The node is `node`, or only its `name` is known.
 py::object call_in_node(const std::string& name, const py::handle& node, const py::function& call) {
   const torch::autograd::Node* const known = node_in(node);
   const auto leave = c10::make_scope_exit([outer = current_node_site()] { set_replayed_node(outer); });
@@ -133,7 +132,7 @@ void record_fused(const at::Tensor& result, const std::string& op) {
   if (const auto session = ThreadState::current().shared_session()) record_fused_origin(*session, result, op);
 }
 
-// Of operators that allocate, under the GIL. Never destroyed: the bound cache keeps their addresses.
+// Names of operators that allocate; guarded by the GIL. Never destroyed: the bound cache keeps their addresses.
 std::set<std::string>& allocating_operators = *new std::set<std::string>;
 
 void record_allocation(const at::Tensor& result, SiteId site, const std::string& op) {

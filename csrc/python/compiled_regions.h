@@ -1,12 +1,12 @@
-// The border of a compiled region: records what a replay of a call needs, checks what the call returns, and takes over
-// what the replay finds.
+// The border of a compiled region: records everything that a replay of a call needs, checks the results of the call,
+// and takes over the findings of the replay.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
 namespace torchnan {
 
-// Whether this thread replays or compiles a region: what it does there, the program does not do.
+// Whether this thread replays or compiles a region. Its operations are then not operations of the program.
 bool is_replaying() noexcept;
 
 // Binds `RegionBorder`, `RegionCall`, and the functions that a replay uses.

@@ -48,9 +48,9 @@ class KeywordArguments {
   }
   static py::object convert(const Frame& frame) { return make("Frame", frame); }
   static py::object convert(const InputSummary& input) { return make("Input", input); }
-  static py::object convert(const LineageStep& step) { return make("Step", step); }
+  static py::object convert(const LineageStep& step) { return make("LineageStep", step); }
 
-  // By way of a list: a tuple that another thread has seen through gc.get_objects() cannot be filled any more.
+  // Fills a list first: a tuple that another thread has seen through gc.get_objects() cannot be filled any more.
   template <typename Part>
   static py::object convert(const std::vector<Part>& parts) {
     py::list made;
@@ -130,7 +130,7 @@ std::string from_py_str(const py::handle& text) {
   if (!PyUnicode_Check(text.ptr())) throw py::type_error("expected a str");
   try {
     return encoded(text, "surrogateescape");
-  } catch (const py::error_already_set&) {  // a surrogate that stands for no byte
+  } catch (const py::error_already_set&) {  // a surrogate that does not represent a byte
     return encoded(text, "surrogatepass");
   }
 }

@@ -34,11 +34,11 @@ int bits_of(NonfiniteKinds kinds);
 NonfiniteKinds kinds_from(int bits);
 
 // Converts the keywords of torchnan.detect(), whose types Python has checked. Throws std::invalid_argument for an
-// unknown action or time.
+// unknown `action` or `when`.
 Options options_from(const pybind11::dict& keywords);
 
-// Text of user code need not be Unicode in Python (it may hold surrogates, as in file names that are not UTF-8), nor
-// UTF-8 in the core. A round trip through both returns the same text.
+// Text of user code may be invalid Unicode in Python (with surrogates, as in file names that are not UTF-8), and
+// invalid UTF-8 in the core. A round trip through both returns the same text.
 std::string from_py_str(const pybind11::handle& text);
 pybind11::str to_py_str(const std::string& text);
 

@@ -15,7 +15,7 @@ struct RawFrame {
 
 // Writes at most `capacity` frames, the innermost first, and returns their number. A thread unknown to Python has none.
 // Only the frames of the calling thread are read, and only that thread can change them, so no lock is needed. The
-// layout of frames is internal to CPython; every version has its own few lines here.
+// layout of frames is internal to CPython; each version needs a few separate lines here.
 size_t walk_frames(RawFrame* frames, size_t capacity) noexcept;
 
 }  // namespace torchnan

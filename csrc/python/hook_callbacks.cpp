@@ -1,4 +1,4 @@
-#include <torch/csrc/utils/pybind.h>  // first: tensors to and from Python
+#include <torch/csrc/utils/pybind.h>  // must be first: converts tensors to and from Python
 
 #include "python/hook_callbacks.h"
 
@@ -35,7 +35,7 @@ namespace py = pybind11;
 namespace torchnan {
 namespace {
 
-// What autograd's engine is given.
+// The roots and gradients for autograd's engine.
 struct Roots {
   c10::SmallVector<at::Tensor, 2> tensors;
   c10::SmallVector<at::Tensor, 2> gradients;
@@ -66,7 +66,7 @@ void check_backward_roots(const py::handle& roots, const py::handle& gradients) 
   });
 }
 
-// By other means than an operation. Other things than tensors are PyTorch's to refuse.
+// Reports a read by other means than an operation. Objects that are not tensors are left for PyTorch to reject.
 void report_read(const py::handle& tensor) {
   const bool is_needed = nonfinite_registry().in_use() || devices().in_use();
   const bool is_programs = is_needed && !is_replaying() && THPVariable_Check(tensor.ptr());
@@ -77,8 +77,8 @@ void report_read(const py::handle& tensor) {
   report_tensors(*session, HarmKind::kRead, read, [](size_t) { return std::string(); });
 }
 
-// Of its values, where it is sparse or nested; 0 where it has no memory that could hold or depend on a NaN, or does not
-// expose it.
+// The address for the values, if the tensor is sparse or nested. 0 if its memory cannot hold or depend on a NaN, or is
+// not exposed.
 uintptr_t storage_address(const py::handle& tensor) {
   if (!THPVariable_Check(tensor.ptr())) return 0;
   try {
@@ -92,7 +92,8 @@ uintptr_t storage_address(const py::handle& tensor) {
   }
 }
 
-// The storage of a tensor or an UntypedStorage; none of what has no memory that could hold a NaN, or is something else.
+// The storage of a tensor or an UntypedStorage; none if its memory cannot hold a NaN, or if the object is something
+// else.
 c10::Storage storage_in(const py::handle& object) {
   if (!THPVariable_Check(object.ptr())) {
     return THPStorage_Check(object.ptr()) ? THPStorage_Unpack(object.ptr()) : c10::Storage();
@@ -101,7 +102,7 @@ c10::Storage storage_in(const py::handle& object) {
   return tensor.has_storage() ? tensor.storage() : c10::Storage();
 }
 
-// Does a part of torchnan's own work for a function of PyTorch, which must not fail for it.
+// Runs an internal part of torchnan for a function of PyTorch, which must not fail because of it.
 template <typename Work>
 void run_for_hook(Work&& work) {
   try {
@@ -112,7 +113,7 @@ void run_for_hook(Work&& work) {
   }
 }
 
-// Calls `record` with the journal of devices, after the scans of what is in this memory were launched, if it is theirs.
+// If the memory belongs to a device: launches its scans, then calls `record` with the journal.
 template <typename Record>
 void record_on_devices(const c10::Storage& storage, Record record) {
   if (!devices().in_use() || storage.device_type() == c10::kCPU) return;
@@ -144,10 +145,10 @@ void record_aliased(const py::handle& object) {
   bound_cache().record_aliased(THPVariable_Unpack(object.ptr()));
 }
 
-// The code that takes addresses and storages without keeping them: to compare, to read, or to write at once.
+// Code that takes addresses and storages without keeping them: to compare, to read, or to write at once.
 struct AddressReaders {
   std::vector<std::string> folders;      // of packages, with a separator at the end
-  std::vector<py::object> intermediate;  // code that returns to its caller what it has taken
+  std::vector<py::object> intermediate;  // code that returns the address or storage to its caller
 };
 AddressReaders& address_readers = *new AddressReaders;  // accessed with the GIL; never destroyed, as it holds objects
 
@@ -174,13 +175,13 @@ void record_address_taken(const py::handle& object) {
   is_taken_by_reader() ? mark_stale(object) : record_exported(object);
 }
 
-// Of an object from another rank, which came as bytes.
+// Records a tensor of an object from another rank, which arrived as bytes.
 void record_received(const at::Tensor& tensor) {
   const at::Tensor values = scannable_values(tensor);
   if (values.defined()) expect_from_last_collective(values);
 }
 
-// An iterator would be used up by looking.
+// Does nothing for an iterator, because iterating would exhaust it.
 void mark_all_stale(const py::handle& tensors) {
   if (!PyTuple_Check(tensors.ptr()) && !PyList_Check(tensors.ptr())) return;
   for (const py::handle tensor : tensors) mark_stale(tensor);

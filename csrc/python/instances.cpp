@@ -4,8 +4,9 @@ namespace py = pybind11;
 
 namespace torchnan {
 
-// Does not let another thread run meanwhile: that thread may be building a tuple, and Python raises SystemError for one
-// that has another reference. A list of all objects in Python code would live long enough for this to happen.
+// Keeps other threads from running meanwhile: one of them may be building a tuple, and Python raises SystemError if a
+// tuple under construction has another reference. In Python code, a list of all objects would live long enough for this
+// to happen.
 py::list instances_of(const py::type& type) {
   const py::object get_objects = py::module_::import("gc").attr("get_objects");
   const py::list all = get_objects();

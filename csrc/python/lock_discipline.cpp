@@ -8,8 +8,8 @@
 #include <atomic>
 #include <mutex>
 
-// Since PyTorch 2.13 a tensor or a storage that Python references takes the GIL when a second reference is made in C++,
-// and when that goes. What a release asks Python for differs: this is written for one.
+// Since PyTorch 2.13, a tensor or storage that Python references takes the GIL when C++ makes a second reference to it,
+// and when that reference goes away. Releases differ in the calls that they make; this code is for one release.
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR == 13
 #include <c10/core/impl/PyInterpreter.h>
 #include <torch/csrc/PyInterpreter.h>
@@ -24,7 +24,7 @@ void check_locks() {
   if (PyGILState_Check() == 0 && holds_lock()) ++found;
 }
 
-// What PyTorch calls Python by, with a look at the locks before.
+// Wraps PyTorch's calls into Python, and checks the held locks first.
 class CheckedInterpreter final : public c10::impl::PyInterpreterVTable {
  public:
   explicit CheckedInterpreter(const c10::impl::PyInterpreterVTable& python) : python_(python) {}

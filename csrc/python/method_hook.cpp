@@ -19,12 +19,12 @@ struct Hook {
   bool after = false;
 };
 
-// Accessed with the GIL only. A C function has no state of its own, so each slot has functions of its own.
+// Accessed with the GIL only. A C function has no state, so each slot has separate functions.
 constexpr size_t kHooks = 32;
 constexpr size_t kMostSelected = 2;
 std::array<Hook, kHooks> hooks;
 
-// The arguments that a callback is called with, borrowed from the call.
+// The arguments for a callback, borrowed from the call.
 class Selection {
  public:
   Selection(const Hook& hook, PyObject* self, PyObject* args) : skip_(hook.first), most_(hook.count) {
@@ -66,7 +66,7 @@ bool call_callback(const Hook& hook, PyObject* self, PyObject* args) {
   return answer != nullptr;
 }
 
-// The same of a callback that comes after the call, also if that has failed. Takes over the result.
+// The same for a callback that runs after the call, even if the call failed. Takes over the result.
 PyObject* call_callback_after(const Hook& hook, PyObject* self, PyObject* args, PyObject* result) {
   PyObject *type, *value, *traceback;
   PyErr_Fetch(&type, &value, &traceback);
@@ -113,7 +113,7 @@ PyMethodDef* definition_of(const py::handle& method) {
   throw py::type_error("hook_method() takes a method that is written in C");
 }
 
-// If the pointer was replaced by someone else after us, the hook stays, without a callback.
+// If another library replaced the pointer after us, the hook stays, without a callback.
 void remove(size_t slot, PyCFunction ours) {
   Hook& hook = hooks[slot];
   const auto callback = py::reinterpret_steal<py::object>(std::exchange(hook.callback, nullptr));

@@ -6,9 +6,9 @@
 
 namespace torchnan {
 
-// Adds hook_method(method, callback, first, count, after) to the module. It makes each call of `method` first call
-// `callback` with `count` positional arguments, two at most, beginning with number `first`; `self` is number 0. With
-// `after`, the callback comes after the call, also if that has raised. A call without these positional arguments is not
+// Adds hook_method(method, callback, first, count, after) to the module. Each call of `method` then first calls
+// `callback` with `count` positional arguments, at most two, beginning with number `first`; `self` is number 0. With
+// `after`, the callback runs after the call, even if that raised. A call without these positional arguments is not
 // hooked. An exception of the callback is raised instead of the call. Returns a function that removes the hook.
 //
 // Adds hook_attribute(descriptor, callback), which does the same for one attribute: the callback is called with the

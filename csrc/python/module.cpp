@@ -1,5 +1,5 @@
-// torchnan._C: the core as Python sees it.
-#include <torch/csrc/utils/pybind.h>  // first: tensors to and from Python
+// torchnan._C: the Python interface of the core.
+#include <torch/csrc/utils/pybind.h>  // must be first: converts tensors to and from Python
 
 #include <cmath>
 #include <optional>
@@ -46,7 +46,7 @@ using namespace torchnan;
 
 namespace {
 
-// Null when this thread works for none.
+// Null if this thread has no session.
 std::shared_ptr<DetectionSession> current_session() { return ThreadState::current().shared_session(); }
 
 void report_harm_of(const std::string& harm, const std::vector<at::Tensor>& tensors, const py::function& name_of) {
@@ -56,20 +56,20 @@ void report_harm_of(const std::string& harm, const std::vector<at::Tensor>& tens
                  [&](size_t i) { return with_gil([&] { return from_py_str(name_of(i)); }); });
 }
 
-// Empty if tensors on devices of this type are scanned. Makes the scanner of the one that is current, if there is none.
+// Empty if tensors on devices of this type are scanned. Makes the scanner of the current device, if there is none.
 std::string unscanned_reason(const std::string& type) {
   c10::Device device(c10::Device(type).type(), 0);
   if (c10::impl::hasDeviceGuardImpl(device.type())) device = c10::impl::getDeviceGuardImpl(device.type())->getDevice();
   return Scanner::of(device) != nullptr ? "" : Scanner::unavailable_reason(device);
 }
 
-// A part of torchnan that is written in Python has failed.
+// Records the failure of a part of torchnan written in Python.
 void record_failure(const std::string& part, const py::str& why) {
   if (const auto session = current_session())
     session->count_internal_error(part, part + " failed: " + from_py_str(why));
 }
 
-// With the OSError that Python knows for it.
+// Runs `work` and raises its system error as the matching OSError.
 template <typename Work>
 auto with_os_errors(Work&& work) {
   try {
@@ -131,7 +131,7 @@ void receive_causes(const at::Tensor& tensor, const std::vector<PackedCause>& pa
   record_received(*session, tensor, std::move(causes));
 }
 
-// The largest |x| of each tensor; nothing for one that is not finite, or has no bounds.
+// The largest |x| of each tensor; nothing for a tensor that is not finite, or has no bounds.
 std::vector<std::optional<double>> magnitudes(const std::vector<at::Tensor>& tensors) {
   std::vector<std::optional<double>> found;
   for (const at::Tensor& tensor : tensors) {
@@ -185,7 +185,7 @@ void bind_session(py::module_& m) {
   });
 }
 
-// Text goes both ways through these: Python's own cannot hold what is no Unicode.
+// Text in both directions passes through these, because Python's own conversion rejects invalid Unicode.
 py::str shown(const py::str& text, size_t limit) { return to_py_str(printable(from_py_str(text), limit)); }
 py::str stored(const py::str& text, size_t limit) { return to_py_str(to_valid_utf8(from_py_str(text), limit)); }
 
@@ -199,7 +199,7 @@ void bind_text(py::module_& m) {
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
-  is_disabled();  // as the environment is now: what the program makes of it later changes nothing
+  is_disabled();  // reads the environment now: later changes by the program have no effect
   set_thread_switches(python_thread_switches());
   m.def("set_host", &set_python_host);
   m.def("finding_from_json", [](std::string_view line) { return to_python(finding_from_json(line)); });

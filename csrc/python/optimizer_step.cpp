@@ -13,10 +13,10 @@ namespace py = pybind11;
 namespace torchnan {
 namespace {
 
-// A step with one of these computes something else.
+// A step with one of these options computes something else.
 constexpr auto kOtherSteps = {"capturable", "differentiable"};
 
-// Borrowed; null if there is no such item, or the mapping is no dict.
+// Borrowed; null if there is no such item, or the mapping is not a dict.
 PyObject* item(PyObject* mapping, PyObject* key) {
   if (mapping == nullptr || !PyDict_Check(mapping)) return nullptr;
   PyObject* const found = PyDict_GetItemWithError(mapping, key);
@@ -24,7 +24,7 @@ PyObject* item(PyObject* mapping, PyObject* key) {
   return found;
 }
 
-// A number that Python computes with; NaN for anything else, a tensor for example.
+// A number that Python computes with; NaN for anything else, such as a tensor.
 double number(PyObject* object) {
   if (object != nullptr && PyFloat_CheckExact(object)) return PyFloat_AS_DOUBLE(object);
   if (object == nullptr || !PyLong_CheckExact(object)) return std::numeric_limits<double>::quiet_NaN();
@@ -33,12 +33,12 @@ double number(PyObject* object) {
   return overflow == 0 ? whole : std::numeric_limits<double>::quiet_NaN();
 }
 
-// Null if it is no tensor.
+// Null if the object is not a tensor.
 const at::Tensor* tensor(PyObject* object) {
   return object != nullptr && THPVariable_Check(object) ? &THPVariable_Unpack(object) : nullptr;
 }
 
-// The keys of a parameter's state. Created once, as they are looked up for each parameter.
+// The keys of a parameter's state. Created once, because they are looked up for each parameter.
 struct Keys {
   PyObject* first_moment = PyUnicode_InternFromString("exp_avg");
   PyObject* second_moment = PyUnicode_InternFromString("exp_avg_sq");
@@ -47,8 +47,8 @@ struct Keys {
 };
 const Keys* keys = nullptr;
 
-// The states of an optimizer's parameters, which are usually asked for in the order that they have there: to look one
-// up hashes the parameter, for which PyTorch runs Python.
+// The states of an optimizer's parameters. They are usually requested in the order of the mapping, which avoids a
+// lookup: looking one up hashes the parameter, which runs Python code.
 class States {
  public:
   explicit States(PyObject* states) : states_(states) {}
@@ -79,7 +79,7 @@ bool add_parameter(ProvedStep& step, PyObject* parameter, States& states, const 
   const at::Tensor* const updated = tensor(parameter);
   if (updated == nullptr) return false;
   const at::Tensor& gradient = updated->grad();
-  if (!gradient.defined()) return true;  // it is left as it is
+  if (!gradient.defined()) return true;  // a parameter without a gradient is not updated
   PyObject* const own = states.of(parameter);
   const at::Tensor* const first = tensor(item(own, keys->first_moment));
   const at::Tensor* const second = tensor(item(own, keys->second_moment));
@@ -90,7 +90,7 @@ bool add_parameter(ProvedStep& step, PyObject* parameter, States& states, const 
   return step.add({*updated, gradient, *first, *second, largest, *steps}, group.hyperparameters, group.results);
 }
 
-// Of each parameter's operations: three moments at most and the parameter, and what is computed for them.
+// The number of results for each parameter: at most three moments, the parameter, and their intermediate values.
 int64_t number_of_results(const AdamHyperparameters& hyperparameters, bool is_amsgrad, bool is_fused) {
   if (is_fused) return is_amsgrad ? 4 : 3;
   return 7 + (hyperparameters.weight_decay != 0 ? 1 : 0) + (is_amsgrad ? 1 : 0);

@@ -1,4 +1,4 @@
-// Optimizer steps that are proved finite as a whole: how PyTorch's optimizers in Python are read.
+// Reads the state of PyTorch's optimizers in Python, for steps that are proved finite as a whole.
 #pragma once
 
 #include <pybind11/pybind11.h>

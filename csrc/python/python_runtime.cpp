@@ -1,4 +1,4 @@
-#include <torch/csrc/utils/pybind.h>  // first: tensors to and from Python
+#include <torch/csrc/utils/pybind.h>  // must be first: converts tensors to and from Python
 
 #include "python/python_runtime.h"
 
@@ -179,7 +179,7 @@ class PythonNotifier final : public UserNotifier {
   }
 
  private:
-  // Where warnings are errors, a warning raises. No caller could handle it, so it goes to sys.unraisablehook.
+  // If warnings are errors, a warning raises. No caller could handle it, so it goes to sys.unraisablehook.
   template <typename Warn>
   void warn_or_throw(Warn&& warn) {
     with_gil([&] {

@@ -1,5 +1,5 @@
-// The host runtime for Python. Forwards the questions of the core to torchnan.detection.introspection, which knows how
-// to find the user's frames and the names of modules.
+// The host runtime for Python. Forwards the questions of the core to torchnan.detection.introspection, which finds the
+// user's frames and the names of modules.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -46,7 +46,7 @@ bool has_drawn_since(const at::Tensor& before) {
   return std::memcmp(now.const_data_ptr(), before.const_data_ptr(), now.nbytes()) != 0;
 }
 
-// A copy of what a call is about to overwrite, as the call was given it.
+// Copies an argument that a call is about to overwrite, in the state in which the call received it.
 at::Tensor copied(const at::Tensor& tensor) {
   const c10::impl::ExcludeDispatchKeyGuard unwatched(kInterceptorKey);
   const at::NoGradGuard no_grad;
@@ -56,7 +56,7 @@ at::Tensor copied(const at::Tensor& tensor) {
   return copy;
 }
 
-// The hooks that pack and unpack what operations save for their backward passes: None if there are none.
+// The hooks that pack and unpack the saved tensors of operations; None if there are none.
 py::object saved_tensors_hooks() {
   const auto hooks = at::SavedTensorDefaultHooks::get_hooks();
   if (!hooks) return py::none();
@@ -120,7 +120,7 @@ Modes::Modes() {
 RegionCall::RegionCall(std::shared_ptr<RegionBorder> border, const py::tuple& args, const DetectionSession& session)
     : border_(std::move(border)), hooks_(saved_tensors_hooks()) {
   if (!contain(session, "preparing the call of a compiled region", [&] { record(args); })) {
-    obstacle_ = "what it needs could not be recorded";
+    obstacle_ = "the inputs of its replay could not be recorded";
   }
 }
 
@@ -233,7 +233,7 @@ void RegionCall::record_argument(size_t index) {
   if (nonfinite_registry().in_use()) record_region_use(*tensor, boxed_ == 0 && contains(border_->compared, index));
 }
 
-// What is overwritten is held as it was. The tensor itself would refer to the node that holds this call.
+// Keeps overwritten arguments in their previous state. The tensor itself would refer to the node that holds this call.
 void RegionCall::record_mutated() {
   int64_t bytes = 0;
   for (const size_t i : border_->mutated) {
@@ -253,7 +253,7 @@ void RegionCall::record_mutated() {
   }
 }
 
-// What is overwritten and not copied can be found only now to be the cause of what is returned.
+// If an argument is overwritten and was not copied, only now can it be recognized as the cause of a result.
 void RegionCall::record_given() {
   for (const py::object& value : written_) {
     if (!kinds_of(*tensor_in(value)).any()) continue;
@@ -266,8 +266,8 @@ void RegionCall::note_randomness() {
   if (border_->is_random && !*border_->is_random) random_state_.reset();
 }
 
-// Arguments that were written come first: what is known of the memory of a result that shares theirs is then true.
-// `unwritten`: indices of those that are not to be read yet.
+// Checks written arguments first, because the records about a result that shares their memory are valid only then.
+// `unwritten`: indices of tensors that must not be read yet.
 BadValues RegionCall::check_all(const Objects& values, ThreadState& thread, const std::vector<size_t>& unwritten) {
   struct Part {
     size_t index;
@@ -299,7 +299,7 @@ BadValues RegionCall::check_all(const Objects& values, ThreadState& thread, cons
   return bad;
 }
 
-// Lets the node that the call made, if it made one, hold this until its backward pass.
+// Attaches this object to the node that the call made, if any, until its backward pass.
 void RegionCall::follow_into_backward(const Objects& outputs) {
   py::object node;
   for (size_t i = 0; i < outputs.size(); ++i) {

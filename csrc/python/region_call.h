@@ -1,7 +1,7 @@
-// One call of a compiled region: records what its replay needs, and checks what the call returns.
+// One call of a compiled region: records everything that its replay needs, and checks its results.
 #pragma once
 
-#include <torch/csrc/utils/pybind.h>  // first: tensors to and from Python
+#include <torch/csrc/utils/pybind.h>  // must be first: converts tensors to and from Python
 
 #include <cstdint>
 #include <memory>
@@ -22,7 +22,8 @@
 
 namespace torchnan {
 
-// Holds the provenance of a value that may be gone by the time another is found to have the same.
+// Keeps the provenance of a value alive: the value may be gone by the time another is found to have the same
+// provenance.
 struct ProvenanceHandle {
   NonfiniteRegistry::ProvenancePtr provenance;
 };
@@ -30,23 +31,24 @@ struct ProvenanceHandle {
 // Returns the provenance of a tensor's non-finite values; nothing if none is known.
 std::optional<ProvenanceHandle> provenance_of(const at::Tensor& tensor);
 
-// A non-finite value by its index among those that were checked, and the bits of its kinds.
+// The index of a non-finite value among the checked ones, and the bits of its kinds.
 using BadValues = std::vector<std::pair<size_t, int>>;
 
-// What is known of a region, whatever the call.
+// The facts about a region that are the same for every call.
 struct RegionBorder {
   std::vector<size_t> mutated;        // indices of the arguments that a call overwrites
-  pybind11::tuple own;                // the graph's own tensors, which come before the arguments
-  int64_t max_copied = 0;             // bytes of what is overwritten that may be copied before a call
+  pybind11::tuple own;                // the graph's own tensors, which precede the arguments
+  int64_t max_copied = 0;             // bytes of overwritten arguments that may be copied before a call
   std::string obstacle;               // why no call can be replayed; empty if they can
   pybind11::function parts;           // returns the plain tensors that a wrapper subclass consists of
-  pybind11::function is_distributed;  // returns whether a tensor is
+  pybind11::function is_distributed;  // returns whether a tensor is distributed
   std::vector<size_t> compared;       // indices of the arguments that comparisons depend on
-  std::vector<size_t> unwritten;      // indices of the results that are memory which nobody has written
-  pybind11::function note_unwritten;  // records of a call's results where they were allocated
-  pybind11::function follow;          // lets the class of a backward node check what its nodes return
-  std::optional<bool> is_random;      // not known before the first call
-  PyTypeObject* followed = nullptr;   // the class that `follow` was called with last
+  std::vector<size_t> unwritten;      // indices of the results that are uninitialized memory
+  // records which results of a call are uninitialized, and where they were allocated
+  pybind11::function note_unwritten;
+  pybind11::function follow;         // lets the class of a backward node check the results of its nodes
+  std::optional<bool> is_random;     // not known before the first call
+  PyTypeObject* followed = nullptr;  // the class that `follow` was called with last
 
   // Takes the facts by their names above. Throws KeyError if one is missing.
   explicit RegionBorder(const pybind11::kwargs& facts);
@@ -61,35 +63,35 @@ struct Modes {
   Modes();
 };
 
-// Holds what the replay of a call needs until its results, or those of its backward pass, have been checked.
+// Keeps everything that the replay of a call needs until its results, or those of its backward pass, have been checked.
 class RegionCall : public std::enable_shared_from_this<RegionCall> {
  public:
   RegionCall(std::shared_ptr<RegionBorder> border, const pybind11::tuple& args, const DetectionSession& session);
 
-  // Calls a function of generated code. Kernels that it calls by way of the dispatcher are a part of the region and are
-  // not checked: their memory is that of fused kernels, which nobody has seen. On devices they still are: results there
-  // are not checked at the border.
+  // Calls a function of generated code. Kernels that it calls through the dispatcher are part of the region and are not
+  // checked: they work on memory of fused kernels, which was not observed. On devices they are checked, because results
+  // there are not checked at the border.
   pybind11::object run(const pybind11::handle& function, const pybind11::tuple& args) const;
 
-  // Checks what the region returned and the arguments that it wrote, which are counted after the results.
+  // Checks the results of the region, followed by the arguments that it wrote.
   BadValues check_results(const pybind11::handle& results);
 
-  // Lets go of what no replay of a backward pass needs.
+  // Releases everything that the replay of a backward pass does not need.
   void end_forward();
 
-  // Checks what the region's backward pass returned.
+  // Checks the results of the region's backward pass.
   BadValues check_gradients(const pybind11::handle& gradients);
 
-  // Lets go of what only a replay needs.
+  // Releases everything that only a replay needs.
   void release();
 
-  // Lets this thread find origins as a part of the node that has made the call.
+  // Sets the node that made the call as the current node of this thread, for finding origins.
   void enter_node() const { set_replayed_node(inside_); }
   bool is_inside_node() const { return inside_.has_value(); }
 
   pybind11::list arguments() const;
   pybind11::list written() const;
-  pybind11::object random_state() const;  // before the call; None if it draws no numbers
+  pybind11::object random_state() const;  // before the call; None if it draws no random numbers
   const std::vector<size_t>& before() const { return before_; }
   const std::vector<std::pair<size_t, int64_t>>& outputs() const { return outputs_; }
   const std::string& obstacle() const { return obstacle_; }
@@ -117,20 +119,21 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   bool is_untouched() const;
 
   std::shared_ptr<RegionBorder> border_;
-  std::vector<pybind11::object> arguments_;  // the region's own tensors and what it was given
-  std::vector<int64_t> versions_;            // of these, at the end of the call
-  std::vector<size_t> before_;               // indices of those that the call overwrites: copies, made before it
+  std::vector<pybind11::object> arguments_;  // the region's own tensors and its arguments
+  std::vector<int64_t> versions_;            // versions of the arguments at the end of the call
+  std::vector<size_t> before_;               // indices of overwritten arguments, which were copied before the call
   std::vector<pybind11::object> written_;    // the tensors themselves
-  std::vector<std::pair<size_t, int64_t>> outputs_;  // index of a result, and its number among the node's
+  std::vector<std::pair<size_t, int64_t>> outputs_;  // index of a result, and its index among the node's results
   at::Tensor random_state_;
   Modes modes_;
-  std::optional<NodeSite> inside_ = current_node_site();  // a hook of it, or its function, makes the call
+  std::optional<NodeSite> inside_ = current_node_site();  // the node whose hook or function makes the call
   std::string obstacle_;                                  // why the call cannot be replayed; empty if it can
-  pybind11::object hooks_;                                // that pack and unpack what operations save, or None
-  pybind11::object given_ = pybind11::none();  // provenance of a non-finite argument that is overwritten, not copied
-  pybind11::object provenance_ = pybind11::none();  // of what the region returned, once it has been found
+  pybind11::object hooks_;                                // the hooks that pack and unpack saved tensors, or None
+  // provenance of a non-finite argument that is overwritten and was not copied
+  pybind11::object given_ = pybind11::none();
+  pybind11::object provenance_ = pybind11::none();  // provenance of the region's results, once it has been found
   SiteId stack_ = 0;
-  size_t boxed_ = 0;  // arguments that came in a list, which the call empties
+  size_t boxed_ = 0;  // number of arguments in a list, which the call empties
   bool is_on_device_ = false;
   bool is_released_ = false;
 };

@@ -16,10 +16,10 @@ uint64_t mix(uint64_t h, uint64_t value) {
   return h ^ (h >> 29);
 }
 
-// Never destroyed: holds Python objects, and Python may be gone by then.
+// Never destroyed: it holds Python objects, and Python may have ended by then.
 StackTable& of_process = *new StackTable;
 
-// The module on a frame that has one, None if it is dead; read without the GIL, as the stacks are.
+// The module of a frame, None if it was freed; read without the GIL, like the stacks.
 PyObject* referred_to(const StackTable::Frame& frame) {
   return reinterpret_cast<PyWeakReference*>(frame.module.ptr())->wr_object;
 }
@@ -90,9 +90,9 @@ SiteId StackTable::add(std::vector<Frame>&& frames) {
 void StackTable::evict() {
   if (known_ < evict_at_) return;
   const auto has_died = [](const Frame& frame) { return frame.module && referred_to(frame) == Py_None; };
-  std::vector<std::vector<Frame>> forgotten;  // until the lock is gone
+  std::vector<std::vector<Frame>> forgotten;  // until the lock is released
   const std::lock_guard lock(mutex_);
-  forgotten.reserve(sites_.size());  // nothing fails half way
+  forgotten.reserve(sites_.size());  // so that nothing fails halfway
   deaths_swept_ = deaths_.load();
   std::erase_if(sites_, [&](auto& site) {
     if (std::none_of(site.second.begin(), site.second.end(), has_died)) return false;
@@ -115,7 +115,7 @@ bool StackTable::has_modules_of(const std::vector<Frame>& site, const Stack& sta
   return true;
 }
 
-// Null for something that cannot be referred to weakly.
+// Null for an object without weak references.
 py::object StackTable::refer_to(PyObject* module) {
   static PyMethodDef definition = {"on_module_death", &StackTable::on_module_death, METH_O, nullptr};
   if (death_callback_ == nullptr) death_callback_ = PyCFunction_New(&definition, nullptr);

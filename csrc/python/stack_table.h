@@ -15,8 +15,8 @@
 
 namespace torchnan {
 
-// A known stack costs a walk and a lookup in a table of the thread: no lock, no GIL, no allocation. A new one takes the
-// GIL once, to keep its code objects alive and to create weak references to the modules whose __call__ is on it.
+// A known stack costs a walk and a lookup in a table of the thread: no lock, no GIL, no allocation. A new stack takes
+// the GIL once, to keep its code objects alive and to create weak references to the modules whose __call__ is on it.
 class StackTable {
  public:
   // Copied and destroyed with the GIL.
@@ -30,7 +30,7 @@ class StackTable {
 
   // Sets the code whose frames have a module as their first argument.
   void set_module_call(PyCodeObject* code) { module_call_ = code; }
-  // The same for the code that stands for it when a compiled region is replayed.
+  // The same for the code that replaces it when a compiled region is replayed.
   void set_replayed_module_call(PyCodeObject* code) { replayed_module_call_ = code; }
 
   SiteId current_stack_id() noexcept;
@@ -46,19 +46,19 @@ class StackTable {
   static constexpr size_t kMaxDepth = 96;         // frames beyond the innermost of these are left out
   static constexpr size_t kMaxFrames = 1 << 20;   // 24 MB; further stacks of live modules are unknown
   static constexpr size_t kFewFrames = 1 << 14;   // with fewer, dead modules are not evicted
-  static constexpr uint64_t kWorthSweeping = 64;  // number of dead modules that are worth an eviction
+  static constexpr uint64_t kWorthSweeping = 64;  // number of freed modules that make an eviction worthwhile
 
   using Stack = std::array<RawFrame, kMaxDepth>;
 
   uint64_t hash(const Stack& stack, size_t depth) const noexcept;
   SiteId intern(uint64_t hash, const Stack& stack, size_t depth) noexcept;
-  // Whether there is no room for a new site, and so few modules have died that evict() would hardly free any.
+  // Whether the table is full, and so few modules were freed that evict() would gain almost nothing.
   bool is_full() const noexcept { return known_ >= kMaxFrames && deaths_ - deaths_swept_ < kWorthSweeping; }
-  // Evicts the stacks of dead modules when they may fill half of the table. Their ids mean unknown from then on, and
-  // are never reused. Requires the GIL.
+  // Evicts the stacks of freed modules if they may fill half of the table. Their ids mean unknown from then on, and are
+  // never reused. Requires the GIL.
   void evict();
   SiteId add(std::vector<Frame>&& frames);  // requires the lock; leaves the frames to the caller if it throws
-  // Whether the modules on a stack are those of the site, rather than others at the addresses of dead ones.
+  // Whether the modules on a stack are those of the site, rather than new ones at the addresses of freed ones.
   bool has_modules_of(const std::vector<Frame>& site, const Stack& stack) const noexcept;
   static PyObject* on_module_death(PyObject* self, PyObject* reference) noexcept;
   pybind11::object refer_to(PyObject* module);
@@ -70,14 +70,14 @@ class StackTable {
   PyCodeObject* replayed_module_call_ = nullptr;
   PyCodeObject* engine_ = nullptr;
   PyObject* death_callback_ = nullptr;
-  std::atomic<uint64_t> deaths_{0};  // of modules; earlier lookups of a thread are repeated
+  std::atomic<uint64_t> deaths_{0};  // count of freed modules; if it changes, threads repeat earlier lookups
   ForkSafeMutex mutex_;              // never locked while waiting for the GIL or dropping a last reference
   std::unordered_map<uint64_t, SiteId> ids_;
   std::unordered_map<uint64_t, SiteId> nested_;  // by (live, outer)
   std::unordered_map<SiteId, std::vector<Frame>> sites_;
   SiteId newest_ = 0;             // 0 means unknown
   std::atomic<size_t> known_{0};  // frames of all sites
-  size_t evict_at_ = kFewFrames;  // frames at which to look for dead modules
+  size_t evict_at_ = kFewFrames;  // the number of frames at which to look for freed modules
   std::atomic<uint64_t> deaths_swept_{0};
 };
 

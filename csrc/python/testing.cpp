@@ -1,5 +1,5 @@
-// torchnan._testing: what only tests ask for. Linked to the same library as torchnan._C, so it sees the same state;
-// built on request and never installed.
+// torchnan._testing: functions for tests only. Linked to the same library as torchnan._C, so it shares its state; built
+// on request and never installed.
 #include <torch/csrc/utils/pybind.h>
 
 #include <optional>

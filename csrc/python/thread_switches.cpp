@@ -6,7 +6,7 @@
 #error "torchnan reads the state of the GIL directly and knows that of Python 3.10 to 3.13"
 #endif
 
-// CPython's headers are C: without these they use <stdatomic.h>, and declare a function twice.
+// CPython's headers are C: without these lines they use <stdatomic.h>, and declare a function twice.
 #undef HAVE_STD_ATOMIC
 #undef _PyGC_FINALIZED
 #define Py_BUILD_CORE

@@ -3,7 +3,7 @@
 
 namespace torchnan {
 
-// Returns where CPython keeps it. With the GIL.
+// Returns its address in CPython. Requires the GIL.
 const unsigned long* python_thread_switches();
 
 }  // namespace torchnan

@@ -47,7 +47,7 @@ void AppendOnlyFile::append(std::string line) {
   if (error == 0) return;
   const bool nobody_came_after = size() == end + static_cast<off_t>(written);
   if (is_regular_ && written > 0 && nobody_came_after && ftruncate(fd_, end) != 0) {
-    // A partial line remains, and the next line will end it.
+    // A partial line remains, and the next append will terminate it.
   }
   throw std::system_error(error, std::generic_category(), fmt::format("log '{}' cannot be written", printable(path_)));
 }

@@ -20,8 +20,8 @@ class TORCHNAN_API AppendOnlyFile {
   AppendOnlyFile(const AppendOnlyFile&) = delete;
   AppendOnlyFile& operator=(const AppendOnlyFile&) = delete;
 
-  // Appends a line, which ends with a line break: all of it, or none where that is possible. Does not continue a
-  // partial line that a killed process has left. Throws std::system_error.
+  // Appends a line, which ends with a line break: all of it or, if possible, nothing. Never continues a partial line of
+  // a killed process. Throws std::system_error.
   void append(std::string line);
 
  private:

@@ -1,4 +1,4 @@
-// The names of the values of every enumeration, in the report, the log and Python; empty for other numbers.
+// The names of the values of every enumeration, in the report, the log and Python; empty for unknown numbers.
 #include <torchnan/finding.h>
 
 namespace torchnan {

@@ -1,5 +1,5 @@
-// The fields of a finding and of its parts: the one list, which the JSON writer and reader, the conversion to Python
-// and truncation go through. The order is that of the log.
+// The list of all fields of a finding and of its parts. The JSON writer and reader, the conversion to Python, and
+// truncation use it. The order is that of the log.
 #pragma once
 
 #include <concepts>

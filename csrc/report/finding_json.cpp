@@ -15,9 +15,9 @@
 namespace torchnan {
 namespace {
 
-constexpr size_t kLineBytes = 16384;  // any line is shorter than this, its end included
+constexpr size_t kLineBytes = 16384;  // any line is shorter than this, including its line break
 
-// Writes text as it goes. A tree of values would be shorter code, but destroying one allocates memory, and a failed
+// Writes text directly. A tree of values would be shorter code, but destroying one allocates memory, and a failed
 // allocation in a destructor ends the process.
 class JsonWriter {
  public:
@@ -56,7 +56,8 @@ class JsonWriter {
   // A number, a string, a boolean or null.
   void append_scalar(const Json& value) { text_ += value.dump(-1, ' ', true, Json::error_handler_t::replace); }
 
-  void append(const std::string& text) { append_scalar(to_valid_utf8(text, std::string::npos)); }  // truncate() cut it
+  // already cut by truncate()
+  void append(const std::string& text) { append_scalar(to_valid_utf8(text, std::string::npos)); }
   void append(const OptionalText<const std::string>& text) {
     if (text.value.empty()) return append_scalar(nullptr);
     append(text.value);

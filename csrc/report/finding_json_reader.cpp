@@ -1,4 +1,5 @@
-// Reads one line of a log as a finding. Lines may come from anywhere: a line that to_json() does not write is refused.
+// Reads one line of a log as a finding. Lines may come from anywhere: a line that to_json() would not write is
+// rejected.
 #include <torchnan/finding.h>
 
 #include <limits>
@@ -30,8 +31,8 @@ std::invalid_argument wrong(const std::string& where, const std::string& expecte
   return std::invalid_argument(fmt::format("{} must be {} but is {}", where, expected, printable(text, kShown)));
 }
 
-// Refuses what the parser accepts: two entries of one name, and unlimited nesting. (The parser's own callback visits
-// all elements of a list each time one of them ends.)
+// Rejects input that the parser accepts: two entries of one name, and unlimited nesting. (The parser's own callback
+// visits all elements of a list each time one of them ends.)
 class Strictness final : public nlohmann::json_sax<Json> {
  public:
   bool null() override { return true; }
@@ -49,7 +50,7 @@ class Strictness final : public nlohmann::json_sax<Json> {
 
   bool key(std::string& name) override {
     if (names_.back().insert(name).second) return true;
-    throw std::invalid_argument(fmt::format("'{}' is there twice", printable(name, kShown)));
+    throw std::invalid_argument(fmt::format("'{}' occurs twice", printable(name, kShown)));
   }
 
  private:
@@ -72,7 +73,7 @@ class Strictness final : public nlohmann::json_sax<Json> {
 Json parsed(std::string_view line) {
   if (line.size() > kMaxLineBytes) {
     throw std::invalid_argument(
-        fmt::format("it has {} bytes, and no finding has more than {}", line.size(), kMaxLineBytes));
+        fmt::format("it has {} bytes, and a finding has at most {}", line.size(), kMaxLineBytes));
   }
   Strictness strictness;
   Json::sax_parse(line, &strictness);
@@ -83,8 +84,8 @@ Json parsed(std::string_view line) {
   }
 }
 
-// Reads the fields of an object into a part of a finding: a visitor of for_each_field(). Every field must be there, and
-// no other.
+// Reads the fields of an object into a part of a finding: a visitor of for_each_field(). Every field must be present,
+// and no other.
 class ObjectReader {
  public:
   ObjectReader(const Json& object, std::string where) : object_(object), where_(std::move(where)) {
@@ -170,7 +171,7 @@ class ObjectReader {
     });
   }
 
-  // Numbers that JSON lacks are strings.
+  // Numbers that JSON does not have are strings.
   static void read(const Json& value, const std::string& where, std::optional<double>& number) {
     if (value.is_null()) {
       number.reset();

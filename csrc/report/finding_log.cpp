@@ -14,8 +14,8 @@
 namespace torchnan {
 namespace {
 
-// Two findings are the same if the same operation at the same line, called from the same line of the user's own, made
-// the same kind in the same way.
+// Two findings are the same if the same operation at the same line, called from the same line of user code, made the
+// same kind in the same way.
 std::string identity(const Finding& f) {
   const Frame where = f.stack.empty() ? Frame{} : f.stack.front();
   const Frame* found = own_frame(f.stack);

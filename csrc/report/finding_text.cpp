@@ -20,7 +20,8 @@ constexpr size_t kFramesShown = 5;
 constexpr size_t kBackwardFramesShown = 2;
 constexpr size_t kInputsShown = 4;
 
-// How many of a list to show before the note of how many more there are: never one alone, whose place the note takes.
+// How many of a list to show before the note about the rest. The note never stands for a single entry, because the
+// entry would fit in its place.
 size_t shown_of(size_t count, size_t most) { return count <= most + 1 ? count : most; }
 
 // "float32" -> "f32", "bfloat16" -> "bf16".
@@ -38,7 +39,7 @@ std::string type_of(const std::string& dtype, const std::vector<int64_t>& shape)
   return fmt::format("{}[{}]", printable(short_dtype(dtype)), fmt::join(shape, ","));
 }
 
-// The one form of a place, which editors open.
+// The single format of a location, which editors open.
 std::string location(const std::string& file, int64_t line) {
   return fmt::format("{}:{}", printable(short_path(file)), line);
 }
@@ -87,7 +88,7 @@ std::string place_of(const Finding& f) {
 
 std::string module_of(const Finding& f) { return f.module->empty() ? "the root module" : printable(*f.module); }
 
-// Its module is that of the first use.
+// The module is that of the first use.
 std::string constant_of(const Finding& f) {
   std::string what = f.op == kTakenOver ? "a constant, given to torch.tensor"
                                         : fmt::format("a constant, written by {}", printable(f.op));
@@ -131,7 +132,7 @@ std::string produced_by(const Finding& f) {
       what = fmt::format("something outside PyTorch's dispatcher, first read by {}", printable(f.op));
       break;
   }
-  if (f.origin == Origin::kCompiled) return what;  // its place is that of the region
+  if (f.origin == Origin::kCompiled) return what;  // its location is that of the region
   if (f.origin == Origin::kOp && !f.name.empty()) what += fmt::format("   for parameter {}", printable(f.name));
   if (f.module) what += fmt::format("   in {}", module_of(f));
   return what + place_of(f);
@@ -188,8 +189,8 @@ std::string format_argument(const InputSummary& number) {
   return fmt::format("{} {}", printable(number.name), value);
 }
 
-// A row for each tensor, the first few of them; the numbers share one, which comes first if it is the first of them
-// that the hint is about.
+// A row for each of the first few tensors. The numbers share one row, which comes first if the hint is about one of
+// them.
 std::vector<std::string> format_inputs(const Finding& f) {
   std::vector<std::string> rows;
   std::vector<std::string> numbers;
@@ -210,7 +211,7 @@ std::vector<std::string> format_inputs(const Finding& f) {
   return rows;
 }
 
-// Loops and recursions, also of several functions that call each other in turn, do the same again and again.
+// Merges repeated steps, as of loops and recursions, even of several functions that call each other.
 std::string format_lineage(const Finding& f) {
   std::vector<std::string> steps;
   const auto bare = [](const std::string& op) { return printable(without_namespace(op)); };
@@ -249,7 +250,7 @@ std::string describe_gradient(const Harm& harm) {
                      harm.applied == false ? "; the step was not applied" : "");
 }
 
-// A row of a stack: a frame, and how often it is there, alone or in turn with its neighbours, as in a recursion.
+// A row of a stack: a frame, and how often it repeats, alone or in turn with its neighbours, as in a recursion.
 struct StackRow {
   const Frame* frame;
   size_t times;
@@ -275,7 +276,7 @@ std::string format_row(const StackRow& row) {
   return text;
 }
 
-// The innermost frames; in place of the last of them the user's own, if that lies further out.
+// The innermost frames. If the first frame of user code lies further out, it replaces the last of them.
 void add_stack(std::string& text, const char* label, const std::vector<Frame>& frames, size_t shown) {
   const std::vector<StackRow> rows = stack_rows(frames);
   const auto own = std::find_if(rows.begin(), rows.end(),

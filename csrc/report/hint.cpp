@@ -26,8 +26,9 @@ Hint hint_for_input(const Finding& f) {
 }  // namespace
 
 std::string hint_for_evicted_origin() {
-  return "the operation that made it is older than the operations on devices that are on record: the one that is named "
-         "is the first that was seen to read it";
+  return "the operation that made it is older than the recorded operations on devices: the one that is named here is "
+         "the "
+         "first that was seen to read it";
 }
 
 Hint hint_for(const Finding& f) {

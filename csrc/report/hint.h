@@ -17,7 +17,7 @@ struct Hint {
 // Returns a hint, empty if no rule fits.
 Hint hint_for(const Finding& finding);
 
-// For a value whose origin is older than the operations on devices that are on record.
+// Returns the hint for a value whose origin is older than the recorded operations on devices.
 std::string hint_for_evicted_origin();
 
 }  // namespace torchnan

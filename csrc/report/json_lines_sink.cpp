@@ -21,7 +21,7 @@ class JsonLinesSink final : public Sink {
   void emit(const Finding& finding) override { AppendOnlyFile(path_here()).append(to_json(finding) + "\n"); }
 
  private:
-  // A forked child writes to a file of its own.
+  // A forked child writes to a separate file.
   std::string path_here() const { return pid_ == getpid() ? path_ : fmt::format("{}.{}", path_, getpid()); }
 
   const std::string path_;

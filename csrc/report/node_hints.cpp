@@ -10,8 +10,8 @@
 namespace torchnan {
 namespace {
 
-// A formula of a node makes an Inf, or a NaN, of every zero in this argument of this operation, and of nothing else the
-// sentence would be true of.
+// A formula of a node that makes an Inf, or a NaN, of every zero in this argument of this operation, and of no other
+// value for which the sentence would be true.
 struct Slope {
   std::string_view stem;  // of "SqrtBackward0"
   std::string_view op;
@@ -50,14 +50,15 @@ constexpr Slope kSlopes[] = {
     {"Atan2", "reciprocal", "self", "the squares of both arguments of atan2 are 0: its slope divides by their sum"},
 };
 
-// "SqrtBackward0" -> "Sqrt". That of a Function of user code, "SqrtBackward", has no number: its formula is not known.
+// "SqrtBackward0" -> "Sqrt". The node of a user-defined Function, "SqrtBackward", has no number: its formula is not
+// known.
 std::string_view stem_of(std::string_view node) {
   static constexpr std::string_view kSuffix = "Backward";
   const size_t end = node.rfind(kSuffix);
   return end == std::string_view::npos || end + kSuffix.size() == node.size() ? "" : node.substr(0, end);
 }
 
-// Beside zeros: of a negative number it makes a NaN; a power is infinite at 0 only if the exponent is below 0.
+// Checks the other conditions: a negative number gives a NaN; a power is infinite at 0 only if the exponent is below 0.
 bool makes_it_of_zeros(const Operation& op) {
   if (op.name() == "rsqrt") return !op.made_nan();
   if (op.name() != "pow") return true;
@@ -65,13 +66,13 @@ bool makes_it_of_zeros(const Operation& op) {
   return !op.made_nan() && exponent.has_range() && exponent.max() < 0;
 }
 
-// Of finite numbers a quotient is NaN only as 0/0: the gradient of a branch that where() did not take is 0.
+// A quotient of finite numbers is NaN only as 0/0: the gradient of a branch that where() did not take is 0.
 std::string_view addition_for(const Operation& op, std::string_view text) {
   const bool is_quotient = op.name() == "div" && text.starts_with("the slope of");
   return is_quotient && op.made_nan() && op.is_of_finite() ? "; where the gradient is 0 too, 0/0 is NaN" : "";
 }
 
-// It divides by the differences of the squares of all singular values, a square matrix, and by the values themselves.
+// It divides by the differences of the squares of all singular values (square matrix), and by the values themselves.
 Hint hint_for_singular_values(const Operation& op) {
   const Argument divisor = op.argument("other");
   if (op.name() != "div" || !divisor.holds_zeros() || divisor.input->shape.size() < 2) return {};

@@ -5,7 +5,7 @@
 
 namespace torchnan {
 
-// Returns the hint of an operation in a backward node, empty unless an argument holds the value at which the slope is
+// Returns the hint for an operation in a backward node, empty unless an argument holds the value at which the slope is
 // infinite.
 Hint hint_for_node(const Operation& op);
 

@@ -1,4 +1,4 @@
-// Numbers of a tensor as a report shows them.
+// Formats the numbers of a tensor for a report.
 #pragma once
 
 #include <string>
@@ -6,12 +6,12 @@
 
 namespace torchnan {
 
-// Returns a number with six digits; with as many as its dtype has where six would round it to a rounder one, so that
-// 1.0000001 is not shown as 1.
+// Returns a number with six digits, or with as many as its dtype has if six would hide the difference to a rounder
+// number: 1.0000001 is not shown as 1.
 std::string format_number(double number, std::string_view dtype);
 
-// Returns the largest finite number of a dtype ("float32"); of a complex one that of its parts. Infinite for a dtype
-// that is not known.
+// Returns the largest finite number of a dtype ("float32"); for a complex dtype that of its parts. Infinite for an
+// unknown dtype.
 double largest_number(std::string_view dtype);
 
 }  // namespace torchnan

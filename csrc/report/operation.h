@@ -1,4 +1,4 @@
-// The operation of a finding and what was measured of its arguments, as the rules of hints ask for it.
+// The operation of a finding and the statistics of its arguments, in the form that the hint rules need.
 #pragma once
 
 #include <algorithm>
@@ -26,7 +26,7 @@ inline int64_t count_elements(const std::vector<int64_t>& shape) {
   return count;
 }
 
-// One argument of the operation; absent if it has none of that name, or nothing is known of it.
+// One argument of the operation; absent if there is none with that name, or nothing is known about it.
 struct Argument {
   const InputSummary* input = nullptr;
   size_t index = 0;
@@ -42,10 +42,10 @@ struct Argument {
   int64_t size() const { return count_elements(input->shape); }
   double min() const { return *tally().min; }
   double max() const { return *tally().max; }
-  // The largest |x|; 0 of what has no finite elements.
+  // The largest |x|; 0 if there are no finite elements.
   double absmax() const { return input == nullptr ? 0 : tally().absmax.value_or(0); }
   std::string quote(double x) const { return format_number(x, input->dtype); }
-  // Whether a negative number has the largest magnitude. Of complex numbers only the magnitude is known.
+  // Whether a negative number has the largest magnitude. For complex numbers only the magnitude is known.
   bool is_below() const { return tally().min && -*tally().min == *tally().absmax && *tally().max < *tally().absmax; }
   std::string reach() const { return is_below() ? "down to " + quote(min()) : "up to " + quote(*tally().absmax); }
   std::string zeros() const { return fmt::format("{} {}", input->name, is_number() ? "is 0" : "holds zeros"); }
@@ -66,20 +66,20 @@ class Operation {
   std::string limit() const { return format_number(largest_number(dtype()), dtype()); }
   int64_t infinities() const { return finding_.posinf + finding_.neginf; }
 
-  // The counts of a finding include what has come through the operation: a NaN is one that it has made only if the
-  // finding is about a NaN, and an Inf beside it only if none came in.
+  // The counts of a finding include values that passed through the operation. The operation made a NaN only if the
+  // finding is about a NaN, and an Inf beside it only if no argument had one.
   bool made_nan() const { return finding_.kind == Kind::kNaN && finding_.nan > 0; }
   bool made_inf() const {
     if (infinities() == 0) return false;
     const auto is_infinite = [](const Argument& x) { return x.is_overwritten() || x.holds_infinities(); };
     return !made_nan() || std::none_of(arguments_.begin(), arguments_.end(), is_infinite);
   }
-  // Whether every argument is known, and finite.
+  // Whether every argument is known and finite.
   bool is_of_finite() const {
     return std::all_of(arguments_.begin(), arguments_.end(), [](const Argument& x) { return x.is_finite(); });
   }
 
-  // Returns the argument with this name in the schema; of lists the element that the result was made of.
+  // Returns the argument with this name in the schema; for a list, the element that the result was computed from.
   Argument argument(std::string_view name) const {
     const std::string element = fmt::format("{}[{}]", name, finding_.output);
     for (const Argument& one : arguments_) {

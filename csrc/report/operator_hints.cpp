@@ -15,7 +15,8 @@ Hint hint_for_number(const Operation& op) {
   return {};
 }
 
-// An operator is of one family. What it knows says more than what holds for every operator, which comes last.
+// An operator belongs to one family. Its own hint is more specific than the one that holds for every operator, which
+// comes last.
 constexpr Hint (*kFamilies[])(const Operation&) = {
     hint_of_domains,    hint_of_special_functions, hint_of_quotients, hint_of_powers,        hint_of_infinities,
     hint_of_softmax,    hint_of_reductions,        hint_of_losses,    hint_of_normalization, hint_of_linear_algebra,

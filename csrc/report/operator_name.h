@@ -1,4 +1,4 @@
-// The name of an operator as hints and generated code have it.
+// The name of an operator as in hints and generated code.
 #pragma once
 
 #include <string_view>
@@ -13,7 +13,7 @@ inline std::string_view without_namespace(std::string_view op) {
   return op;
 }
 
-// Returns it also without "_foreach_" and the underscore of the in-place form: "addcdiv".
+// Returns it without "_foreach_" and the underscore of the in-place form, too: "addcdiv".
 inline std::string_view bare_operator_name(std::string_view op) {
   op = without_namespace(op);
   if (op.starts_with(kForeachPrefix)) op.remove_prefix(kForeachPrefix.size());

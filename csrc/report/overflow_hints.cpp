@@ -20,7 +20,7 @@ using namespace std::string_view_literals;
 
 // -- functions of one argument
 
-// Which of the finite values has the largest result.
+// The finite value with the largest result.
 enum class Extreme { kMax, kMin, kAbsMax };
 
 struct Growth {
@@ -60,15 +60,15 @@ Hint hint_for_growth(const Operation& op, const Growth& growth) {
                               op.dtype()));
 }
 
-// -- arithmetic: of finite numbers it makes an Inf only if it leaves the range
+// -- arithmetic: with finite numbers it makes an Inf only by overflow
 
-// Those that round once: what is too large is the result.
+// Operators that round once: the result itself is too large.
 constexpr std::array kOneRounding = {
     "add"sv,    "sub"sv,     "rsub"sv,  "mul"sv,   "_to_copy"sv, "copy"sv,
     "square"sv, "maximum"sv, "polar"sv, "hypot"sv, "rad2deg"sv,  "_prelu_kernel"sv,
 };
 
-// Those that add products, so that an Inf on the way may meet one of the other sign.
+// Operators that add products, so that an intermediate Inf may meet one of the other sign.
 constexpr std::array kSums = {
     "sum"sv,
     "nansum"sv,
@@ -132,7 +132,7 @@ constexpr std::array kSums = {
     "_sparse_mm_reduce_impl_backward"sv,
 };
 
-// Those in which an Inf on the way may also meet a zero.
+// Operators in which an intermediate Inf may also meet a zero.
 constexpr std::array kProducts = {
     "addcmul"sv,
     "ldexp"sv,
@@ -196,7 +196,7 @@ bool contains(const Names& names, std::string_view op) {
   return std::find(names.begin(), names.end(), op) != names.end();
 }
 
-// Returns the arguments that count, the most suspicious first.
+// Returns the relevant arguments, the most suspicious first.
 std::vector<Argument> operands_of(const Operation& op) {
   std::vector<Argument> operands;
   for (const Argument& x : op.arguments()) {
@@ -222,7 +222,7 @@ std::string describe_operands(const std::vector<Argument>& operands) {
 // A weight that is this many times as large as before the first step has diverged.
 constexpr double kGrown = 100;
 
-// "; mat2 has grown from 0.3 at step 1", of the first weight that has.
+// Returns "; mat2 has grown from 0.3 at step 1" for the first weight that has grown.
 std::string describe_growth(const Operation& op) {
   for (const Argument& x : op.arguments()) {
     const std::optional<double>& before = x.input->initial_absmax;
@@ -249,11 +249,11 @@ bool is_arithmetic(std::string_view op) {
          contains(kSeveralRoundings, op);
 }
 
-// Whether the operation makes what it made only by leaving the range.
+// Whether overflow is the only way in which the operation can make such a value.
 bool is_overflow(const Operation& op) {
-  if (op.name() == "pow" && op.number("exponent", -1) < 0) return false;  // of a zero
+  if (op.name() == "pow" && op.number("exponent", -1) < 0) return false;  // the power of a zero
   if (!op.made_nan()) {
-    // An Inf is new even where an argument was overwritten and may have held others.
+    // An Inf counts as new even if an argument was overwritten and may have held others.
     const auto is_infinite = [](const Argument& x) { return x.input->tally.nonfinite() > 0; };
     const bool may_divide_by_zero = op.number("eps", 1) == 0;
     return op.made_inf() && !may_divide_by_zero &&

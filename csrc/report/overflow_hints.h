@@ -5,8 +5,7 @@
 
 namespace torchnan {
 
-// Returns the hint of an operation that has left the range of its dtype, empty where something else may have made the
-// value.
+// Returns the hint for an operation that overflowed its dtype, empty if something else may have made the value.
 Hint hint_for_overflow(const Operation& op);
 
 }  // namespace torchnan

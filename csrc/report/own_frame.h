@@ -1,4 +1,4 @@
-// Which of several source lines is the user's own.
+// Finds the source line in user code among several.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,4 @@
-// Finds what is repeated in a list of rows, so that it is shown once.
+// Finds repeated rows in a list, so that they are shown once.
 #pragma once
 
 #include <cstddef>
@@ -9,14 +9,14 @@
 
 namespace torchnan {
 
-// `length` rows from `begin` on, that follow each other so many times.
+// `length` rows from `begin` on, which repeat `times` times.
 struct Repetition {
   size_t begin = 0;
   size_t length = 1;
   size_t times = 1;
 };
 
-// Returns the rows in parts, each of up to eight rows. A part is the one that leaves most rows out.
+// Returns the rows in parts of up to eight rows each. Chooses the parts that shorten the list most.
 TORCHNAN_API std::vector<Repetition> repetitions(const std::vector<std::string>& rows);
 
 }  // namespace torchnan

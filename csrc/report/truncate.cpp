@@ -12,7 +12,7 @@ constexpr std::string_view kMark = "...";
 
 bool is_continuation_byte(char byte) { return (static_cast<unsigned char>(byte) & 0xc0) == 0x80; }
 
-// Keeps more of the end than of the beginning: the end of a path says more.
+// Keeps more of the end than of the beginning, because the end of a path is more informative.
 void cut(std::string& text, size_t limit) {
   if (text.size() <= limit) return;
   size_t head = (limit - kMark.size()) / 3;

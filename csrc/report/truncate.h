@@ -8,16 +8,16 @@
 namespace torchnan {
 
 struct Length {
-  size_t bytes;  // of a string; a longer one loses its middle, which a mark replaces
-  size_t items;  // of a list, of which the first are kept; of the lineage also the last
+  size_t bytes;  // for a string; a longer one loses its middle, which is replaced by a mark
+  size_t items;  // for a list, of which the first are kept; of the lineage also the last
 };
 
 inline constexpr Length kKeptLength{1000, 64};
 
 void truncate(Finding& finding, const Length& limit);
 
-// Keeps the first steps and the last one, with a place for the note that others are left out: of these there are two at
-// least, because one alone would fit there itself.
+// Keeps the first steps and the last one, with room for the note about those left out. The note stands for at least
+// two, because a single step would fit in its place.
 void shorten_lineage(Finding& finding, size_t places);
 
 }  // namespace torchnan

@@ -16,9 +16,8 @@ template <typename T>
   return b < a ? b : a;
 }
 
-// Computes the largest magnitude. A maximum may see a word twice, so the rest at the end is extended to a whole step by
-// the words before it. Word is signed where the mask clears the sign: before AVX-512, processors compare signed words
-// faster.
+// Computes the largest magnitude. A maximum may see a word twice, so the last, partial step overlaps the words before
+// it. Word is signed if the mask clears the sign: before AVX-512, processors compare signed words faster.
 template <typename Word, FloatEncoding kEncoding>
 struct Magnitude {
   static constexpr Word kBias = static_cast<Word>(Encoding<kEncoding>::kBias);
@@ -35,7 +34,7 @@ struct Magnitude {
     return best;
   }
 
-  // Takes at least one step.
+  // Needs at least one step.
   [[gnu::always_inline]] static Word of_steps(const Word* p, int64_t n) {
     constexpr int64_t kStep = kStepBytes / sizeof(Word);
     const Word best = of_few(p, n / kStep * kStep);
@@ -44,7 +43,7 @@ struct Magnitude {
     return best < last ? last : best;
   }
 
-  // Takes at least one word for each lane. Loops over lanes, so that the compiler keeps them in registers.
+  // Needs at least one word for each lane. Loops over lanes, so that the compiler keeps them in registers.
   [[gnu::always_inline]] static Word of_lanes(const Word* p, int64_t n) {
     constexpr int64_t kLanes = kLaneBytes / sizeof(Word);
     Word lanes[kLanes] = {};
@@ -65,7 +64,7 @@ struct Magnitude {
   }
 };
 
-// Ends the first block where a cache line does, if the data are long and do not start at one.
+// Ends the first block at a cache line, if the data are long and do not start at one.
 [[gnu::always_inline]] inline int64_t first_block_bytes(const void* data, int64_t bytes) {
   const int64_t past_line = reinterpret_cast<uintptr_t>(data) % kLineBytes;
   return past_line == 0 || bytes < kLongBytes ? kBlockBytes : kLineBytes - past_line;
@@ -85,7 +84,7 @@ template <typename Word, FloatEncoding kEncoding>
   return static_cast<uint64_t>(best);
 }
 
-// The traits of a format in words of its own width.
+// The traits of a format as words of its width.
 template <typename Word>
 struct Encoded {
   Word mask, bias, first_nan, posinf, neginf;
@@ -102,7 +101,7 @@ struct Encoded {
   }
 };
 
-// Takes three ORs per word.
+// Costs three ORs per word.
 template <typename Word>
 [[gnu::always_inline]] inline NonfiniteKinds scan_kinds(const void* data, int64_t words, const FloatFormat& format) {
   const Word* p = static_cast<const Word*>(data);

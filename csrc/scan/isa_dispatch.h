@@ -1,10 +1,10 @@
-// Dynamic dispatch: loops in plain C++, compiled once per instruction set; the best one that the machine has is used.
+// Dynamic dispatch: loops in plain C++, compiled once per instruction set. The best set of the machine is used.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-// "arch=x86-64-v4" tests for features; the name of a processor would match that very model only.
+// "arch=x86-64-v4" tests for features; the name of a processor would match only that model.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define TORCHNAN_AVX2 __attribute__((target("avx2")))
 #if __GNUC__ >= 12
@@ -22,8 +22,8 @@ const char* name_of(Isa isa);
 bool is_available(Isa isa);
 extern Isa active_isa;  // the best one available; tests set other available ones
 
-// A loop as a function object. The loop and what it calls must be always_inline, as nothing of std:: is: GCC inlines
-// nothing else into a function for another instruction set.
+// A loop as a function object. The loop and all functions it calls must be always_inline: GCC inlines nothing else into
+// a function for another instruction set. Functions of std:: are not.
 template <auto kLoop>
 class IsaDispatch;
 

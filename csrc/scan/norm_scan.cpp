@@ -65,7 +65,7 @@ struct Bfloat16 : Pairs {
 
 struct Float16 : Pairs {
   // Returns the magnitude, given its bits at the position of a float's. A subnormal comes out as 2^-15 (1 + f) instead
-  // of 2^-14 f, so it is doubled and reduced by 2^-14; for normal numbers that is no less. Avoids subnormal floats,
+  // of 2^-14 f, so it is doubled and reduced by 2^-14; this does not decrease normal numbers. Avoids subnormal floats,
   // which are slow and may be flushed to zero.
   [[gnu::always_inline]] static double magnitude(uint32_t bits) {
     const float normal = float_of(bits + (112u << 23));
@@ -149,7 +149,7 @@ NormAndMax norm_of(const Sums& sums, c10::ScalarType dtype) {
   return {Format::first(static_cast<typename Format::Word>(sums.max_abs)), sums.squares};
 }
 
-// Repeats the loop with scaled values, which are in the cache by now, if squares do not fit.
+// If squares do not fit, repeats the loop with scaled values, which are then in the cache.
 NormAndMax norm_of_float64(const void* data, int64_t words, c10::ScalarType dtype) {
   const NormAndMax norm_and_max = norm_of<Float64>(kSumUp<Float64>(data, words), dtype);
   const double max_abs = norm_and_max.max_abs();

@@ -17,14 +17,14 @@ class NormAndMax {
   static NormAndMax from_large(double max_abs, double squares);
   static NormAndMax from_small(double max_abs, double squares);
 
-  // Returns the largest |x| (of complex numbers: of either part); NaN if there is a NaN, else infinite if there is an
+  // Returns the largest |x| (for complex numbers: of either part); NaN if there is a NaN, else infinite if there is an
   // Inf.
   double max_abs() const { return max_abs_; }
   // Likewise NaN or infinite.
   double norm() const;
 
   NormAndMax& operator+=(const NormAndMax& other);
-  // Returns the values for so many copies of the elements.
+  // Returns the values for `copies` repetitions of the elements.
   NormAndMax times(int64_t copies) const;
 
  private:

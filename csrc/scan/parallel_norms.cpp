@@ -87,7 +87,7 @@ class Source {
   int64_t copies_;
 };
 
-// A part of a source that one thread scans. Its limits depend on the source alone.
+// A part of a source that one thread scans. Its limits depend only on the source.
 struct Chunk {
   const Source* source;
   size_t tensor;

@@ -1,4 +1,4 @@
-// The memory of storages. Two storages may share it: those of from_dlpack() and from_numpy() lie in memory of others.
+// The memory of storages. Two storages may share it: from_dlpack() and from_numpy() use the memory of others.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ class TORCHNAN_API StorageRanges {
  public:
   void add(const at::Tensor& tensor);
 
-  // After the last add().
+  // Call it after the last add().
   void sort();
 
   bool empty() const { return ranges_.empty(); }

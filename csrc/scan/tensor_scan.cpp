@@ -249,7 +249,7 @@ double decode_magnitude(uint64_t word, c10::ScalarType dtype) {
   }
 }
 
-// Of a tensor without gaps in memory.
+// Checks a tensor without gaps in memory.
 static ScanResult check_dense(const c10::TensorImpl& impl, const FloatFormat& format) {
   const int64_t elements = impl.numel();
   if (elements == 0) return {Skip::kEmpty};
@@ -315,8 +315,8 @@ std::optional<Smallest> smallest_of(const at::Tensor& tensor) {
 
 namespace {
 
-// A number is below zero if its sign bit is set and another one is, too: -0 is not. As an integer it is then less than
-// zero, and not the least.
+// A number is below zero if its sign bit and at least one other bit are set; -0 is not below zero. As an integer it is
+// then negative, but not the minimum.
 template <typename Word>
 inline bool has_negative_word(const Word* words, int64_t count, int64_t stride) {
   Word is_any = 0;

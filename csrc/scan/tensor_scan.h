@@ -51,7 +51,7 @@ at::Tensor readable_on_device(const at::Tensor& tensor);
 // Returns why check_finite() would skip a tensor; kNone if it would not. Touches no memory.
 Skip reason_to_skip(const at::Tensor& tensor);
 
-// The keys of tensors that hold no values of their own.
+// The keys of tensors without values.
 inline constexpr c10::DispatchKeySet kFunctorchKeys({
     c10::DispatchKey::FuncTorchBatched,
     c10::DispatchKey::FuncTorchGradWrapper,
@@ -61,21 +61,21 @@ inline constexpr c10::DispatchKeySet kFunctorchKeys({
 inline constexpr c10::DispatchKeySet kWrapperKeys =
     kFunctorchKeys | c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::ZeroTensor});
 
-// Whether a tensor is strided, in memory of the host: by its keys, as nearly all are.
+// Whether a tensor is strided, in memory of the host. The keys decide this for nearly all tensors.
 inline bool is_dense_on_host(const c10::TensorImpl& impl) {
   const c10::DispatchKeySet keys = impl.key_set();
   return keys.has_all(c10::DispatchKeySet(c10::DispatchKey::CPU)) && !keys.has_any(kWrapperKeys) &&
          impl.unsafe_storage().unsafeGetStorageImpl() != nullptr && !impl.has_symbolic_sizes_strides();
 }
 
-// Whether the values lie in memory of the host or a device as the sizes say, and the sizes are numbers. Touches no
-// memory.
-bool is_plain_elsewhere(const at::Tensor& tensor);  // the rest of is_plain()
+// The rest of is_plain(): whether the values lie in memory of the host or a device as the sizes say, and the sizes are
+// numbers. Touches no memory.
+bool is_plain_elsewhere(const at::Tensor& tensor);
 inline bool is_plain(const at::Tensor& tensor) {
   return is_dense_on_host(*tensor.unsafeGetTensorImpl()) || is_plain_elsewhere(tensor);
 }
 
-// Scans a tensor; of a sparse or nested one the values.
+// Scans a tensor, or the values of a sparse or nested one.
 TORCHNAN_API ScanResult check_finite(const at::Tensor& tensor);
 
 // Returns the magnitude (scan/float_encoding.h) of a nonnegative number, rounded down; only for dtypes with bounds.
@@ -87,10 +87,11 @@ double decode_magnitude(uint64_t word, c10::ScalarType dtype);
 // Returns the largest finite |x| of a tensor that may hold infinities; only for dtypes with bounds.
 double largest_finite(const at::Tensor& tensor);
 
-// Returns the value of a tensor of one element; nothing as below.
+// Returns the value of a tensor of one element; absent under the conditions below.
 TORCHNAN_API std::optional<double> scalar_value(const at::Tensor& tensor);
 
-// Returns nothing for a tensor that check_finite() would skip, that has no bounds, or that is not finite.
+// The smallest x and |x|. Absent for a tensor that check_finite() would skip, that has no bounds, or that is not
+// finite.
 struct Smallest {
   double value = 0;
   double magnitude = 0;
@@ -103,13 +104,13 @@ bool has_negative(const at::Tensor& tensor);
 // Returns the kinds that a tensor holds; none for a tensor that check_finite() would skip.
 TORCHNAN_API NonfiniteKinds kinds_of(const at::Tensor& tensor);
 
-// Returns the number of words of each kind; a complex element has two. None for a tensor that check_finite() would
+// Returns the number of words of each kind; a complex element has two. All are 0 for a tensor that check_finite() would
 // skip.
 Counts counts_of(const at::Tensor& tensor);
 
 // The statistics of a tensor in the report, in the logical order of its elements (for sparse and nested tensors: of
-// their values). A complex element counts as NaN if either part is one, as Inf if none is and either part is infinite,
-// with the sign of the first infinite part; its range is that of both parts.
+// their values). A complex element counts as NaN if either part is NaN, and otherwise as Inf if either part is
+// infinite, with the sign of the first infinite part; its range covers both parts.
 struct TensorStats {
   Tally tally;
   std::vector<int64_t> first_index;  // of the first non-finite element

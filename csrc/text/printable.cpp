@@ -51,13 +51,13 @@ constexpr Range kInvisible[] = {
     {0x1d173, 0x1d17a}, {0xe0000, 0xe0fff},
 };
 
-// Marks that are drawn over the character before them, in scripts where long runs of them would cover other lines.
+// Marks that are drawn over the character before them, in scripts where long runs would cover other lines.
 constexpr Range kCombining[] = {
     {0x0300, 0x036f}, {0x0483, 0x0489}, {0x0591, 0x05bd}, {0x0610, 0x061a}, {0x064b, 0x065f},
     {0x0e31, 0x0e31}, {0x0e34, 0x0e3a}, {0x0e47, 0x0e4e}, {0x0f71, 0x0f84}, {0x1ab0, 0x1aff},
     {0x1dc0, 0x1dff}, {0x20d0, 0x20ff}, {0xfe00, 0xfe0f}, {0xfe20, 0xfe2f},
 };
-constexpr int kMaxMarks = 3;  // on one character: as many as languages need
+constexpr int kMaxMarks = 3;  // per character: as many as languages need
 
 template <size_t n>
 bool is_in(const Range (&ranges)[n], uint32_t c) {

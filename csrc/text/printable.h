@@ -1,4 +1,4 @@
-// Makes text safe to print or to store: names in a finding come from user code and may hold anything.
+// Makes text safe to print or to store: names in a finding come from user code and may contain anything.
 #pragma once
 
 #include <string>

@@ -22,15 +22,15 @@ extensions = [
 ]
 exclude_patterns = ["site"]
 myst_heading_anchors = 4
-copybutton_exclude = ".linenos, .gp, .go"  # of a console, the commands alone
+copybutton_exclude = ".linenos, .gp, .go"  # copies only the commands of a console
 
 autodoc_mock_imports = ["lightning", "orjson", "safetensors", "scipy", "transformers"]  # not needed to read docstrings
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # the text says what an argument takes
+autodoc_typehints = "none"  # the text describes the types of arguments
 napoleon_use_ivar = True
 nitpicky = True
 nitpick_ignore_regex = [
-    (r"py:(class|exc)", r"(?!torchnan).*"),  # of other packages, and words that stand where a type may
+    (r"py:(class|exc)", r"(?!torchnan).*"),  # from other packages, and words in the place of a type
     (r"py:class", r"torchnan\.recovery\.step\..*"),  # types of attributes that are internal
     (r"py:data", r".*"),
 ]

@@ -1,4 +1,5 @@
-"""Sources that the documents link to, as pages of the site: it is read where there is no repository, and no network."""
+"""Adds the sources that the documents link to as pages of the site, which must work without a repository and a
+network."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from pygments.util import ClassNotFound
 from sphinx.application import Sphinx
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-LINK = re.compile(r"(?<=\]\()\.\./([^)#\s]+)(?=[)#])")  # of a document to what lies outside of docs/
+LINK = re.compile(r"(?<=\]\()\.\./([^)#\s]+)(?=[)#])")  # a link from a document to a file outside of docs/
 
 
 def collect(app: Sphinx, document: str, source: list[str]) -> None:
@@ -30,7 +31,7 @@ def collect(app: Sphinx, document: str, source: list[str]) -> None:
 
 
 def linked(app: Sphinx) -> set[str]:
-    """Returns what the documents link to, by its path in the repository."""
+    """Returns the link targets of the documents, by their path in the repository."""
     names = set()
     for document in app.env.found_docs:
         for reference in app.env.get_doctree(document).findall(nodes.reference):

@@ -1,4 +1,4 @@
-"""Fails the build of a site that a browser would need a network for."""
+"""Fails the build if a page of the site needs a network in a browser."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
-# What a browser loads by itself; a link waits for a reader.
+# Resources that a browser loads by itself; a link is loaded only when a reader follows it.
 LOADED = re.compile(r"""<(?:script|img|iframe|source)\b[^>]*\ssrc=["'](?:https?:)?//[^"']*|"""
                     r"""<link\b(?=[^>]*rel=["'](?:stylesheet|preload|icon|preconnect))[^>]*href=["'](?:https?:)?//[^"']*|"""
                     r"""@import\s[^;]*//[^;]*|url\(["']?(?:https?:)?//[^)]*""")  # fmt: skip

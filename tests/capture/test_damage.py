@@ -110,8 +110,8 @@ DAMAGE = [
     (("tensors", 0, "memory"), 9, "document['tensors'][0]['memory'] must be a number from 0 to"),
     (("tensors", 0, "requires_grad"), 1, "['requires_grad'] must be true or false but is 1"),
     (("value", "dict", 0, 1, 0, "tensor"), 77, "['dict'][0][1][0]['tensor'] must be a number from 0 to 3 but is 77"),
-    (("value", "dict", 0, 0), {"tuple": []}, "['dict'][0][0] must be a key of its own"),
-    (("value", "dict", 1, 0), "tensors", "['dict'][1][0] must be a key of its own"),
+    (("value", "dict", 0, 0), {"tuple": []}, "['dict'][0][0] must be a unique key"),
+    (("value", "dict", 1, 0), "tensors", "['dict'][1][0] must be a unique key"),
     (("value", "dict", 1, 1), {"pickle": "x"}, "must be a value, a list, or an object with one of int, float"),
     (("value", "dict", 1, 1, "tuple", 0, "int"), "12", "['int'] must be a hexadecimal number such as '0x1f'"),
     (("value",), nested(5000), "levels deep"),
@@ -136,7 +136,7 @@ def test_damage_is_reported_with_its_place(path, replacement, message):
 
 
 @pytest.mark.parametrize("document", [None, [], 3, {}, {"value": 1}, {"value": 1, "tensors": []}])
-def test_what_is_no_document_is_an_error(document):
+def test_an_invalid_document_is_an_error(document):
     with pytest.raises(CaptureError, match="document must be an object"):
         decode(document, {})
 

@@ -74,7 +74,7 @@ def test_its_owner_alone_can_read_it(tmp_path, monkeypatch):
     assert modes(tmp_path / "step-1") == {"step-1": 0o700, **expected}
 
 
-def test_it_is_on_the_disk_before_it_has_its_name_and_its_name_is_too(tmp_path, monkeypatch):
+def test_it_is_on_disk_before_it_gets_its_name_and_the_name_is_synced(tmp_path, monkeypatch):
     events = []
     sync, rename = os.fsync, os.rename
     monkeypatch.setattr(
@@ -103,7 +103,7 @@ def test_a_parent_that_does_not_exist_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("stem", ["", ".hidden", "a/b", "../a", "contents", "a b", "ü", "a\n"])
-def test_a_stem_that_is_no_name_is_refused(tmp_path, stem):
+def test_a_stem_that_is_not_a_file_name_is_rejected(tmp_path, stem):
     with pytest.raises(ValueError, match="cannot be the name of a file"):
         atomic_folder.write(tmp_path / "x", {stem: 1}, {})
     with pytest.raises(ValueError, match="cannot be the name of a file"):
@@ -283,7 +283,7 @@ def test_only_what_a_dead_process_left_is_removed(tmp_path):
     atomic_folder.remove_partial(tmp_path / "nowhere", "step-")
 
 
-def test_what_an_earlier_process_of_the_same_number_left_is_no_hindrance(tmp_path):
+def test_leftovers_of_a_process_with_the_same_number_are_replaced(tmp_path):
     left = tmp_path / f".step-1.partial-{os.getpid()}"
     left.mkdir()
     (left / "capture.json").write_text("half")

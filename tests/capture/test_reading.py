@@ -38,7 +38,7 @@ def target(whole, tmp_path):
 
 
 def sealed(target):
-    """The sizes and sums of the contents made right again, as somebody would who forges a atomic_folder."""
+    """Corrects the sizes and checksums of the contents, as a forger of an atomic_folder would."""
     path = target / "contents.json"
     contents = json.loads(path.read_text())
     for file in contents["files"]:
@@ -59,7 +59,7 @@ FILES = ["capture.json", "other.json", "batch.safetensors", "contents.json"]
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_that_is_missing_is_named(target, name):
     (target / name).unlink()
-    with pytest.raises(CaptureError, match=rf"step-1/{name} is missing: what was kept is not whole\."):
+    with pytest.raises(CaptureError, match=rf"step-1/{name} is missing: the folder is incomplete\."):
         atomic_folder.read(target)
 
 
@@ -68,7 +68,7 @@ def test_a_folder_that_is_missing_is_named(tmp_path):
         atomic_folder.read(tmp_path / "step-9")
 
 
-def test_a_file_that_is_no_folder_is_named(tmp_path):
+def test_a_file_in_the_place_of_a_folder_is_named(tmp_path):
     (tmp_path / "findings.jsonl").touch()
     with pytest.raises(CaptureError, match=r"findings\.jsonl cannot be read: it is a file, and not a folder\."):
         atomic_folder.read(tmp_path / "findings.jsonl")
@@ -151,12 +151,12 @@ FORGED = {
     "outside": (
         "contents.json",
         '{"format": 1, "files": [{"name": "../x.json", "bytes": 1, "crc32": 0}]}',
-        "['files'][0]['name'] must be a file of its own, *.json or *.safetensors but is '../x.json'",
+        "['files'][0]['name'] must be the name of a separate file, *.json or *.safetensors but is '../x.json'",
     ),
     "other_suffix": (
         "contents.json",
         '{"format": 1, "files": [{"name": "x.pkl", "bytes": 1, "crc32": 0}]}',
-        "must be a file of its own, *.json or *.safetensors but is 'x.pkl'",
+        "must be the name of a separate file, *.json or *.safetensors but is 'x.pkl'",
     ),
     "itself": (
         "contents.json",
@@ -198,7 +198,7 @@ def test_one_file_cannot_stand_for_two(target):
     contents = json.loads((target / "contents.json").read_text())
     contents["files"].append(contents["files"][0])
     (target / "contents.json").write_text(json.dumps(contents))
-    with pytest.raises(CaptureError, match="must be a file of its own"):
+    with pytest.raises(CaptureError, match="must be the name of a separate file"):
         atomic_folder.read(target)
 
 
@@ -225,7 +225,7 @@ def test_a_document_of_gigabytes_is_not_read(target, name):
         contents = json.loads((target / "contents.json").read_text())
         next(file for file in contents["files"] if file["name"] == name)["bytes"] = size
         (target / "contents.json").write_text(json.dumps(contents))
-    with pytest.raises(CaptureError, match=f"{name} has {size} bytes, and no document has more than 67108864"):
+    with pytest.raises(CaptureError, match=f"{name} has {size} bytes, and a document has at most 67108864"):
         atomic_folder.read(target)
 
 

@@ -1,4 +1,4 @@
-"""What cannot be kept is refused by name, and so is a class that is not known where it is read."""
+"""A value that cannot be stored is rejected by name, and so is a class that is unknown to the reader."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def without_its_field():
 
 
 REFUSED = {
-    "class": (lambda: decimal.Decimal(1), "batch is a decimal.Decimal, which cannot be kept: what can is None, bool, "),
+    "class": (lambda: decimal.Decimal(1), "batch is a decimal.Decimal, which cannot be kept: the types "),
     "nested_class": (lambda: {"images": [0, 0, Plain(pathlib.PurePosixPath("x"))]}, "batch['images'][2].value is a "),
     "function": (lambda: [len], "batch[0] is a builtin_function_or_method, which cannot be kept"),
     "set": (lambda: {"a": {1}}, "batch['a'] is a set, which cannot be kept"),
@@ -164,7 +164,7 @@ def nested(depth, inner=None):
 def test_what_holds_itself_is_refused():
     holder: dict = {"a": [1]}
     holder["a"].append(holder)
-    with pytest.raises(UnkeepableError, match=r"batch\['a'\]\[1\] holds itself \(a dict\)"):
+    with pytest.raises(UnkeepableError, match=r"batch\['a'\]\[1\] contains itself \(a dict\)"):
         check(holder, name="batch")
     twice = [1]
     check([twice, twice], name="batch")  # held twice is not held by itself
@@ -275,6 +275,6 @@ def test_a_class_that_has_changed_since_is_named():
 
     document, tensors = encode(Refusing(), name="x")
     with pytest.raises(
-        CaptureError, match="Refusing could not be made from what was kept of it: RuntimeError: not today"
+        CaptureError, match="Refusing could not be made from its stored fields: RuntimeError: not today"
     ):
         decode(document, tensors, types=[Refusing])

@@ -1,4 +1,4 @@
-"""A value that is kept comes back the same, bit for bit; what cannot be kept, and what is damaged, is said by name."""
+"""A stored value is restored bit for bit; unsupported and damaged values are named."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Pair(NamedTuple):
 
 
 class Batch(collections.UserDict):
-    """As tokenizers give them."""
+    """As returned by tokenizers."""
 
     def __init__(self, data, encoding=None):
         super().__init__(data)
@@ -80,7 +80,7 @@ def bits(tensor):
 
 
 def same(a, b):
-    """Of the same type and the same to the last bit, all the way down."""
+    """Has the same type and the same bits, at every level."""
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):
@@ -203,7 +203,7 @@ def test_memory_formats_come_back(form):
     assert torch.equal(back, tensor)
 
 
-def test_only_the_stretch_of_memory_that_is_looked_at_is_kept_and_lies_as_it_lay():
+def test_only_the_used_stretch_of_memory_is_kept_with_its_alignment():
     data = torch.arange(100_000.0)
     window = data[50_001:50_011]
     document, tensors = encode(window, name="x")
@@ -222,7 +222,7 @@ def test_shared_memory_is_kept_once_and_shared_again():
     back["in"].data[3] = 7
     assert (back["row"] == 7).all()
     assert (back["as_int"][3] == 0x40E00000).all(), "7.0 as an integer"
-    assert embedding.data[3].ne(7).all(), "the copy is of its own"
+    assert embedding.data[3].ne(7).all(), "the copy does not share memory"
     assert decode(document, tensors)["row"].ne(7).all(), "and so is each decoding"
 
 
@@ -242,7 +242,7 @@ def test_an_array_held_twice_is_one_array_again():
     back["a"][0] = 5  # and can be written
 
 
-def test_what_encode_gives_is_not_changed_by_a_step_that_goes_on():
+def test_an_encoded_value_does_not_change_with_later_steps():
     x, array = torch.zeros(3), np.zeros(3)
     document, tensors = encode([x, array], name="x")
     x.fill_(1)
@@ -281,7 +281,7 @@ def test_a_default_device_is_of_no_matter():
 def test_what_is_easily_lost_comes_back(value):
     back = there_and_back(value)
     if isinstance(value, np.ndarray) and not value.flags.f_contiguous:
-        value = value.copy(order="C")  # of what is in neither order the elements are kept
+        value = value.copy(order="C")  # an array in neither order keeps its elements
     assert same(back, value)
 
 

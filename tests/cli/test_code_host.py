@@ -65,7 +65,7 @@ def test_paths_begin_at_the_root_of_the_repository(workspace, file, tmp_path, mo
     if workspace:
         monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path))
     else:
-        (tmp_path / ".git").touch()  # a file, in a work tree of its own
+        (tmp_path / ".git").touch()  # a file, in a separate work tree
     frame = {"file": file.format(root=tmp_path), "line": 7, "function": "f"}
     story = incidents([finding_of(masked_row(stack=[frame]))])
     assert code_host.github(story).startswith("::error file=train.py,line=7,")

@@ -110,7 +110,7 @@ def test_a_reader_that_has_seen_enough_ends_a_command_without_a_word(tmp_path):
     log = tmp_path / "findings.jsonl"
     with torchnan.detect(action="log", log=log):
         torch.tensor(-1.0).log().item()
-    for lines in (1, 100):  # what is in the buffer, and more than it holds
+    for lines in (1, 100):  # within the buffer, and more than it holds
         log.write_text(log.read_text() * lines)
         ended = run(["bash", "-c", f"{sys.executable} -m torchnan show {log} --json | true; echo ${{PIPESTATUS[0]}}"])
         assert (ended.stdout, ended.stderr) == ("141\n", "")
@@ -157,7 +157,7 @@ def test_a_misspelt_argument_is_refused_with_the_one_that_is_meant(capsys):
         ("extarct", "there is no command 'extarct'. Did you mean 'extract'? Commands: run, "),
     ],
 )
-def test_what_is_no_command_is_refused_with_the_one_that_is_meant(given, said, capsys):
+def test_an_unknown_command_is_rejected_with_the_closest_match(given, said, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main([given, "--lr", "1"])
     assert ended.value.code == 2
@@ -180,7 +180,7 @@ def test_a_device_that_is_not_there_is_refused_by_name(tmp_path, capsys):
     assert "--device nonsense cannot be used: " in capsys.readouterr().err
 
 
-def test_a_column_that_is_none_is_refused(tmp_path, capsys):
+def test_an_unknown_column_is_rejected(tmp_path, capsys):
     assert cli.main(["diagnose", str(tmp_path), "--column", "los=x"]) == 2
     assert "--column los=x cannot be used: it takes COLUMN=NAME. Did you mean 'loss'?" in capsys.readouterr().err
 

@@ -213,6 +213,6 @@ def test_a_share_of_the_range_is_reported_in_two_digits(share, said):
     assert f"reached {said} of fp16" in str(forecast)
 
 
-def test_headroom_is_foretold_no_further_ahead_than_was_seen_behind():
+def test_headroom_is_forecast_no_further_than_the_observed_history():
     assert diagnose(headroom(2, share=0.001, steps=600)).forecasts == []
     assert diagnose(headroom(2, dtype="float32")).forecasts == []

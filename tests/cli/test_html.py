@@ -25,7 +25,7 @@ from torchnan.pages import findings_page
 
 @pytest.fixture
 def logs(tmp_path):
-    """Of three ranks: rank 1 makes a NaN that the others receive, later rank 0 holds a bad buffer."""
+    """The logs of three ranks: rank 1 makes a NaN that the others receive, later rank 0 holds a bad buffer."""
     buffer = masked_row(origin="buffer", name="layers.2.scale", step=40, rank=0, kind="inf", hint="it came so")
     write_log(tmp_path / "rank-0.jsonl", received(rank=0), received(rank=0, name="layers.0.weight"), buffer)
     write_log(tmp_path / "rank-1.jsonl", masked_row(rank=1))
@@ -122,7 +122,7 @@ def test_none_is_left_out_of_a_page_where_there_is_room_for_it():
     assert "rank-3.jsonl and 2 more logs" in findings_page.html([finding_of(masked_row())], logs)
 
 
-def test_what_is_no_log_of_findings_is_refused(tmp_path, capsys):
+def test_a_file_that_is_not_a_log_of_findings_is_rejected(tmp_path, capsys):
     (tmp_path / "run.jsonl").write_text('{"torchnan": "run", "version": 1}\n')
     for path, text in [
         (tmp_path / "run.jsonl", "is the log of a Monitor: use `torchnan diagnose"),

@@ -1,4 +1,4 @@
-"""In the place of PyTorch's anomaly mode: its signatures and the way it is switched, torchnan's errors."""
+"""torchnan in the place of PyTorch's anomaly mode: PyTorch's signatures and switches, torchnan's errors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_as_context_managers_they_restore_what_was():
         backward_of_a_root()
 
 
-def test_an_infinity_is_no_anomaly_and_leaving_raises_nothing():
+def test_an_infinity_is_not_an_anomaly_and_leaving_raises_nothing():
     with torchnan.detect_anomaly():
         assert torch.ones(1).div(0).item() == float("inf")
         kept = torch.zeros(1).log() * 0
@@ -127,7 +127,7 @@ def test_breakpoint_opens_the_debugger_in_the_users_frame(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["n", "s"])
-def test_the_debugger_goes_on_to_the_users_next_line(command, tmp_path):
+def test_the_debugger_continues_to_the_users_next_line(command, tmp_path):
     ended = debugged(OPTIMIZER, f"{command}\nc\n", tmp_path)
     asked = [line for line in ended.stdout.splitlines() if line.startswith(("-> ", "(Pdb) > "))]
     assert asked == [

@@ -1,4 +1,4 @@
-"""No rule of bounds claims too little: PyTorch's own samples, and values that tempt a rule."""
+"""No bound rule gives too small a bound: PyTorch's own samples, and values that tempt a rule."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def without_underscore(op: str) -> str:
     return op.removeprefix("aten::").removeprefix("_foreach_").rstrip("_") or op
 
 
-# Those of PyTorch's list whose operators go by another name.
+# Operators with another name in PyTorch's list.
 OTHER_NAMES = [
     "matmul",
     "nn.functional.linear",
@@ -82,7 +82,7 @@ def has_a_rule_of_its_own(op) -> bool:
 
 
 def claims_about(op, samples: int) -> list[Claim]:
-    """What rules claim while `op` runs forward and backward, on its first samples in every dtype, with every kind of
+    """The claims of rules while `op` runs forward and backward, on its first samples in every dtype, with every kind of
     value."""
     claims: list[Claim] = []
     with collecting(claims):
@@ -122,7 +122,7 @@ def test_no_rule_claims_too_little_on_more_samples(op):
         assert [claim for claim in claims_about(op, samples=4) if not claim.holds] == []
 
 
-# Operators that no sample of PyTorch's list comes by.
+# Operators without a sample in PyTorch's list.
 def _attention(q, k, v):
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)[0]
 
@@ -197,7 +197,7 @@ def _activation(c, x, y):
 
 
 def _powers(x):
-    """Of exponents that bfloat16 or float16 do not hold."""
+    """Of exponents that bfloat16 or float16 cannot represent."""
     return [x.abs().pow(p) for p in (0.9, 1.1, 1e-3, 1e-9)], x.pow(3), x.pow(2)
 
 
@@ -253,13 +253,13 @@ def claims_of_program(program, dtype) -> list[Claim]:
 @pytest.mark.breadth(13)
 @pytest.mark.parametrize("program", SHAPES, ids=lambda program: program.__name__.strip("_"))
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_no_rule_claims_too_little_in_a_program_of_its_own(program, dtype):
+def test_no_rule_gives_too_small_a_bound_in_a_generated_program(program, dtype):
     claims = claims_of_program(program, dtype)
     assert claims
     assert [claim for claim in claims if not claim.holds] == []
 
 
-# Where a claim is loose on purpose, or says zero, a rule cut in half is not noticed.
+# Rules whose claim is loose on purpose, or zero: halving them goes unnoticed.
 LOOSE = {
     "zero": "claims zero",
     "zeros": "claims zero",
@@ -298,7 +298,7 @@ def test_the_comparison_notices_a_rule_that_claims_too_little():
 
 
 def test_a_mask_of_the_lowest_number_leaves_a_softmax_proved():
-    """The largest is taken away first, which may make -inf of it, and 0 of that."""
+    """The largest element is subtracted first, which may make -inf of the others, and 0 of that."""
     lowest = torch.finfo(torch.float32).min
     claims: list[Claim] = []
     with collecting(claims):
@@ -314,7 +314,7 @@ def test_a_mask_of_the_lowest_number_leaves_a_softmax_proved():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("scale", [1.0, 10.0, 3e3, 1e4, 1e15])
 def test_large_scores_of_attention_prove_nothing_of_its_backward_pass(scale, dtype):
-    """It computes the scores again: what they are rounded by may be a large number, whose exponential overflows."""
+    """It computes the scores again: their rounding may be a large number, whose exponential overflows."""
     torch.manual_seed(0)
     claims: list[Claim] = []
     with collecting(claims):

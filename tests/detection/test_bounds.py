@@ -1,4 +1,4 @@
-"""Bounds: a program's own rules, no stale bound hides a value, and what is proved is as if it had been read."""
+"""Bounds: a program's own rules; no stale bound hides a value; a proof gives the same findings as a scan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torchnan
 from tests.support.bound_samples import Claim, collecting, known
 from torchnan.detection.errors import DetectorWarning
 
-# -- rules of a program's own
+# -- rules of a program
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +65,8 @@ def test_a_rule_that_raises_is_counted_and_the_result_is_read(scale):
 @pytest.mark.parametrize(
     ("op", "message"),
     [
-        ("scale", "'scale' names no operator to bound"),
-        ("torchnan_scale::scale.Tensor", "names no operator to bound"),
+        ("scale", "'scale' is not the name of an operator"),
+        ("torchnan_scale::scale.Tensor", "is not the name of an operator"),
         ("torchnan_scale::scale", "'torchnan_scale::scale' has a bound rule already"),
         ("aten::mul_", "'aten::mul_' has a bound rule already"),
     ],
@@ -83,7 +83,7 @@ def test_a_rule_that_cannot_be_called_is_refused():
 
 # -- a stale bound is a wrong answer
 
-N = 5000  # more than is read anyway
+N = 5000  # more than small results, which are always scanned
 
 
 def through_numpy(x):
@@ -176,7 +176,7 @@ def test_what_is_written_behind_the_dispatcher_is_found_where_it_is_read(write):
         y = x * 5
         _ = y.sum().item()
     (finding,) = watch.findings
-    is_known = write is through_its_storage  # whose NaN that is
+    is_known = write is through_its_storage  # the origin of the NaN
     assert finding.op == ("aten::full" if is_known else "aten::mul")
     assert not is_known or finding.lineage[0].op == "aten::mul"
 
@@ -196,7 +196,7 @@ def test_a_buffer_that_a_thread_fills_again_and_again_is_read_again():
     "write", [torch.Tensor.mul_, torch.Tensor.copy_, torch.Tensor.addcmul_], ids=lambda f: f.__name__
 )
 def test_what_a_session_has_written_is_known_without_reading_it(write):
-    """Fails when a version that the write itself increases counts as somebody else's."""
+    """Fails when a version increase by the write itself counts as another thread's."""
     x, y = torch.ones(N), torch.ones(N)
     with torchnan.detect(rescan_every=0) as watch:
         x.add_(1)
@@ -255,7 +255,7 @@ def test_nothing_is_known_after_a_pass_that_is_not_watched():
         assert watch.stats()["bytes"] - before >= 4 * N
 
 
-# -- all is as if everything were read
+# -- the same findings as with scanning everything
 
 
 def weird_training(seed: int, **options):
@@ -322,7 +322,7 @@ def test_absurd_trainings_are_checked_as_if_everything_were_read(block):
 
 
 def test_a_variance_below_zero_proves_nothing():
-    """Fails when the rule of native_batch_norm takes what is not known to be above zero for zero."""
+    """Fails when the rule of native_batch_norm treats a value that may be zero as nonzero."""
     norm = torch.nn.BatchNorm1d(64).eval()
     norm.running_var[3] = -1.0
     with torchnan.detect(action="log", rescan_every=0) as watch:
@@ -333,7 +333,7 @@ def test_a_variance_below_zero_proves_nothing():
 @pytest.mark.parametrize("rescan_every", [0, 1])
 @pytest.mark.parametrize("compute", [torch.tanh, torch.sin, torch.clone, torch.sum, lambda x: x * 2, lambda x: x + x])
 def test_a_sparse_tensor_is_not_bounded_by_what_it_stores(compute, rescan_every):
-    """Entries of one place add up. Fails without is_plain(): rules would ask for its size, which throws."""
+    """Entries with the same index add up. Fails without is_plain(): rules would ask for its size, which throws."""
     twice = torch.sparse_coo_tensor([[0, 0]], [3e38, 3e38], (10000,), check_invariants=True)
     with torchnan.detect(rescan_every=rescan_every) as watch:
         compute(torch.eye(100).to_sparse())
@@ -402,7 +402,7 @@ def test_a_sample_of_n_reads_every_result_once_in_n_steps():
 
 
 def test_a_sample_finds_what_was_written_unseen():
-    """What no hook can see: memory that was handed out before detection began."""
+    """Not visible to any hook: memory that was handed out before detection began."""
     x = torch.ones(N)
     array = x.numpy()
     with torchnan.detect(action="log", rescan_every=2) as watch:
@@ -420,14 +420,14 @@ def test_small_elements_of_a_list_are_scanned_without_a_bound():
     small, large = [torch.ones(16) for _ in range(3)], torch.ones(8192)
     with torchnan.detect(rescan_every=0) as watch:
         torch._foreach_mul_(small, 0.5)
-        assert watch.stats()["bytes_rescanned"] == 0  # counts scans of what has a bound
+        assert watch.stats()["bytes_rescanned"] == 0  # counts scans of tensors with a bound
         torch._foreach_mul_([*small, large], 0.5)
         large.mul_(0.5)
     assert watch.stats()["proved"] >= 1
 
 
 def loosely_bounded(columns: int) -> torch.Tensor:
-    """Zeros, of which nothing better is known than that the terms of a difference are large."""
+    """Zeros, about which only the large terms of a difference are known."""
     large = torch.randn(512, columns) * 1e20
     return large - large
 

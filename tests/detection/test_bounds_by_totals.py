@@ -1,4 +1,4 @@
-"""A mean of squares, their sum or a norm, which are small and read, bound a large tensor that is not."""
+"""A mean of squares, their sum or a norm, which are small and scanned, bound a large tensor that is not scanned."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ VALUES = {
 
 
 def with_a_loose_bound(values: torch.Tensor) -> torch.Tensor:
-    """The values in memory whose bound is 1e30: it had been there before they were written beside each other."""
+    """The values in memory whose bound is 1e30, because it existed before they were written beside each other."""
     x = torch.full_like(values, 1e30)
     for row, value in zip(x, values, strict=True):
         row.copy_(value)
@@ -42,7 +42,7 @@ def with_a_loose_bound(values: torch.Tensor) -> torch.Tensor:
 
 
 def bound_of(x: torch.Tensor) -> Claim:
-    """What is known of a tensor: a copy has its bound."""
+    """The known bound of a tensor: a copy has the same."""
     claims: list[Claim] = []
     with collecting(claims):
         x.clone()
@@ -78,7 +78,7 @@ def test_the_bound_is_reached_by_one_value_among_zeros():
 
 
 def disturbed(seed: int) -> None:
-    """Squares, their totals, and what comes between."""
+    """Squares, their totals, and the operations between them."""
     r = random.Random(seed)
     torch.manual_seed(seed)
     x, y = with_a_loose_bound(torch.randn(24, 24)), with_a_loose_bound(torch.randn(24, 24))
@@ -126,7 +126,7 @@ def test_what_comes_between_makes_no_bound_too_small(block):
 
 
 def test_a_stack_of_rms_norms_is_not_read():
-    """Each layer multiplies the bounds by some 10^7; a norm makes an end to that."""
+    """Each layer multiplies the bounds by about 10^7; a norm resets them."""
     torch.manual_seed(0)
     width, depth = 256, 12
     norms = torch.nn.ModuleList(torch.nn.RMSNorm(width, eps=1e-6) for _ in range(depth))

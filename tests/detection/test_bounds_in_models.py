@@ -111,7 +111,7 @@ def findings_of(name: str, seed: int, **options) -> list[tuple]:
 @pytest.mark.breadth(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_absurd_weights_are_found_as_if_everything_were_read(name):
-    """Fails for Llama when the rule of attention forgets what large scores are rounded by."""
+    """Fails for Llama when the rule of attention ignores the rounding of large scores."""
     for seed in (5, 18):
         assert findings_of(name, seed) == findings_of(name, seed, rescan_every=1), f"findings_of({name!r}, {seed})"
 

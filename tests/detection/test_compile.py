@@ -87,7 +87,7 @@ def test_what_a_compiled_graph_writes_into_its_input_is_not_taken_for_what_it_wa
         x.mul_(float("inf")).sub_(x)
         return x.shape[0]
 
-    wreck(torch.ones(5000))  # compiled before anybody watches
+    wreck(torch.ones(5000))  # compiled before any session exists
     with torchnan.detect(action="log") as watch:
         x = torch.ones(5000) * 2
         _ = x * 3  # known, and used

@@ -20,7 +20,7 @@ def fresh_compiler():
 
 
 def facts(finding):
-    """What is the same of a finding in a compiled program."""
+    """The fields of a finding that are the same in a compiled program."""
     stack = [(frame.file, frame.line) for frame in finding.stack if frame.file == __file__]  # not what runs the tests
     inner = [(frame.file, frame.line) for frame in finding.backward_stack]
     where = (finding.phase, finding.op, finding.node, finding.module, finding.name, stack, inner, finding.step)
@@ -183,7 +183,7 @@ def test_causes_of_gradients_are_those_of_this_pass():
 
 
 def given_and_made(compiler):
-    """What comes in is made by two operations, in turn, and the region hands it on."""
+    """Two operations make the input in turn, and the region passes it on."""
     double = compiler(lambda x: x * 2)
     for i in range(10):
         x = torch.full((3,), -1.0)
@@ -265,7 +265,7 @@ class Log(nn.Module):
 
 
 class Root(nn.Module):
-    """Without parameters of its own."""
+    """Has no parameters."""
 
     def forward(self, x):
         return torch.sqrt(x)

@@ -164,7 +164,7 @@ def test_an_input_that_was_bad_before_keeps_its_origin():
 
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_a_mask_that_a_region_has_used_up_is_silent(is_kept):
-    """As without compilation: log(0) that a softmax takes for a mask has done no harm, still referenced or not."""
+    """As without compilation: log(0) that a softmax treats as a mask has done no harm, still referenced or not."""
     with torchnan.detect(action="log") as watch:
         mask = torch.tril(torch.ones(4, 4)).log()
         attend = torch.compile(lambda x: (x @ x.t() + mask).softmax(-1) @ x)
@@ -325,7 +325,7 @@ class Net(nn.Module):
 
 
 def trained(net, batches):
-    """Trains a compiled net; returns what the run leaves: weights, buffers, generator, graphs and recompilations."""
+    """Trains a compiled net; returns its final state: weights, buffers, generator, graphs and recompilations."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     torch.manual_seed(0)

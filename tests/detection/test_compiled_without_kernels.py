@@ -60,7 +60,7 @@ def test_an_operation_has_its_own_line_and_module(backend):
     model = torch.compile(Net(), backend=backend)
     with torchnan.detect(action="log") as watch:
         model(torch.ones(2, 2)).backward()
-    (finding,) = watch.findings  # its backward node is no second cause
+    (finding,) = watch.findings  # its backward node is not a second cause
     assert (finding.op, finding.kind, finding.module) == ("aten::div", "nan", "block")
     assert finding.line == line_of(Block.forward, 2)
     assert [frame.line for frame in finding.stack[:2]] == [line_of(Block.forward, 2), line_of(Net.forward, 1)]

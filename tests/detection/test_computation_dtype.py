@@ -1,4 +1,5 @@
-"""A bound speaks of the dtype that is computed in: numbers are rounded to it, and a wider result is no wider range."""
+"""A bound refers to the dtype of the computation: numbers are rounded to it, and a wider result does not widen the
+range."""
 
 from __future__ import annotations
 
@@ -147,7 +148,7 @@ def test_a_bound_holds_for_what_is_computed_on_the_way(program):
         lambda x: x.mean(0),
     ],
 )
-def test_the_rounding_of_a_mean_of_equal_values_is_no_surprise(mean):
+def test_the_rounding_of_a_mean_of_equal_values_is_covered(mean):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert findings_of(lambda: mean(full(0.1, torch.float32, N, 64)), rescan_every=1) == []

@@ -30,7 +30,7 @@ class Recursive(torch.nn.Module):
 
 
 def nested(innermost: torch.nn.Module, levels: int) -> torch.nn.Module:
-    """Returns modules in modules, each named by how many are in it."""
+    """Returns nested modules, each named by the number of modules inside it."""
     model = innermost
     for level in range(levels):
         model, inner = torch.nn.Module(), model
@@ -43,7 +43,7 @@ def path(levels: int, *last: str) -> str:
 
 
 def assert_is(name: str | None, expected: str) -> None:
-    """Compares a name in a finding, from which a long one has lost its middle."""
+    """Compares a name in a finding; a long one has lost its middle."""
     assert name is not None
     head, mark, tail = name.partition("...")
     assert name == expected or (mark and len(name) > 500)

@@ -1,4 +1,4 @@
-"""detect() as users hold it: scope, decorator, nesting, threads, actions, what it returns."""
+"""detect() as users use it: scope, decorator, nesting, threads, actions, return values."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_clean_run_reports_nothing():
     assert "nothing" in watch.report()
 
 
-def test_is_a_decorator_and_every_call_is_its_own_detection():
+def test_is_a_decorator_and_every_call_is_a_new_session():
     @torchnan.detect()
     def compute(x: torch.Tensor) -> float:
         return x.log().sum().item()
@@ -126,7 +126,7 @@ def test_an_error_of_a_loop_is_logged_with_the_value_it_may_come_of():
     assert [finding.op for finding in watch.findings] == ["aten::log"]
 
 
-def test_a_refused_matrix_without_non_finite_values_is_no_finding():
+def test_a_refused_matrix_with_finite_values_is_not_a_finding():
     with pytest.raises(torch.linalg.LinAlgError) as raised, torchnan.detect() as watch:
         torch.linalg.cholesky(-torch.eye(2))
     assert watch.findings == []
@@ -204,7 +204,7 @@ def test_a_callable_that_fails_does_not_stop_the_program():
     assert watch.stats()["internal_errors"] == 2
 
 
-def test_what_nobody_used_is_one_warning():
+def test_unused_values_are_one_warning():
     with pytest.warns(torchnan.NonFiniteWarning, match="nothing") as caught:
         with torchnan.detect() as watch:
             for _ in range(5):
@@ -264,7 +264,7 @@ def test_steps_are_marked_by_the_user():
         watch.mark_step("4711")
 
 
-def test_steps_are_counted_by_the_optimizer_when_nobody_marks_them():
+def test_steps_are_counted_by_the_optimizer_without_marks():
     parameter = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     with torchnan.detect(action="log") as watch:
@@ -293,7 +293,7 @@ def test_a_finding_survives_pickling_in_an_error():
     assert str(copy) == str(raised.value)
 
 
-def test_no_warning_of_its_own_on_a_clean_run():
+def test_a_clean_run_prints_no_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with torchnan.detect():
@@ -348,7 +348,7 @@ class TestSetDetect:
 
 
 def test_the_operator_stats_has_every_count():
-    """Fails when a count is in stats() of the detection alone."""
+    """Fails when only the session's stats() counts it."""
     with torchnan.detect(action="log") as watch:
         torch.ones(2).exp()
         counted = torch.ops.torchnan.stats()

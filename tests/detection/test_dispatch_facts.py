@@ -1,5 +1,5 @@
-"""What torchnan takes for granted of PyTorch, run rather than read. A new PyTorch that breaks one of these breaks
-torchnan, and says so here first."""
+"""The assumptions of torchnan about PyTorch, as programs. A new PyTorch that breaks one of them breaks torchnan, and
+these tests fail first."""
 
 from __future__ import annotations
 

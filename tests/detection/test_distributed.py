@@ -208,7 +208,7 @@ def test_the_first_rank_to_come_with_a_cause_reports_it(ranks):
 def test_a_rank_that_received_a_value_says_so_in_a_line(ranks):
     brought = finding_of(received(rank=0))
     text, is_needed = ranks[0].text_of(brought, str(brought))
-    assert is_needed  # for nobody else has said anything
+    assert is_needed  # because there is no other message
     assert "NaN at step 17, rank 0 (cpu): allreduce_ received it from another rank" in text
     made = finding_of(masked_row(rank=1))
     assert ranks[1].text_of(made, str(made)) == (str(made), True)
@@ -220,7 +220,7 @@ def test_a_rank_that_received_a_value_says_so_in_a_line(ranks):
     assert "received by ranks 0, 3 through allreduce_. All ranks: torchnan show " in words
 
 
-def test_a_log_has_a_finding_once_and_nobody_else_can_read_it(ranks):
+def test_a_log_has_a_finding_once_and_only_its_owner_can_read_it(ranks):
     finding = finding_of(masked_row(rank=0))
     ranks[0].keep([finding, finding])
     ranks[0].keep([finding])
@@ -228,7 +228,7 @@ def test_a_log_has_a_finding_once_and_nobody_else_can_read_it(ranks):
     assert [path.stat().st_mode & 0o777 for path in (ranks[0].folder, ranks[0].log)] == [0o700, 0o600]
 
 
-def test_a_folder_that_cannot_be_used_silences_nobody(ranks, monkeypatch):
+def test_an_unusable_folder_silences_no_rank(ranks, monkeypatch):
     ranks[0].folder.write_text("no folder")
     monkeypatch.setattr("torchnan.distributed.job.current", lambda: ranks[0])
     finding = finding_of(masked_row(rank=0))
@@ -238,7 +238,7 @@ def test_a_folder_that_cannot_be_used_silences_nobody(ranks, monkeypatch):
 @pytest.mark.parametrize(
     "variables",
     [
-        {"RANK": "0", "WORLD_SIZE": "2"},  # a launcher that is not known to end with the job
+        {"RANK": "0", "WORLD_SIZE": "2"},  # a launcher that may not end with the job
         {"RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "a"},
         {"RANK": "x", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "a"},
         {},

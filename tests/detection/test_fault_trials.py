@@ -1,4 +1,4 @@
-"""Faults planted at random in real models: the report names the fault, every time, and nothing else."""
+"""Faults planted at random in real models: the report always names the fault, and nothing else."""
 
 from __future__ import annotations
 

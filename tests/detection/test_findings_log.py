@@ -1,4 +1,4 @@
-"""Logs read again: on another machine, after a kill, after damage."""
+"""Reading logs: on another machine, after a kill, after damage."""
 
 from __future__ import annotations
 
@@ -131,11 +131,11 @@ def test_a_line_longer_than_any_finding_is_skipped(path):
     path.write_bytes(b'{"schema":' + b"x" * (3 * 2**20) + b"\n" + whole)
     log = findings.read(path)
     assert (len(log.findings), log.ignored_bytes) == (3, 10 + 3 * 2**20 + 1)
-    assert log.damaged[0].reason == "it has 3145739 bytes, and no finding has so many"
+    assert log.damaged[0].reason == "it has 3145739 bytes, and a finding is shorter"
 
 
 def test_a_finding_after_a_line_that_was_cut_is_not_lost(path):
-    """Another process goes on in the file of one that was killed in the middle of a line."""
+    """Another process continues in the file of one that was killed in the middle of a line."""
     whole = lines_of(path)
     path.write_bytes(whole[0] + whole[1][:50] + whole[2])
     log = findings.read(path)
@@ -150,7 +150,7 @@ def test_an_empty_log_has_none(tmp_path):
     assert (list(log.findings), log.ignored_bytes, log.truncated) == ([], 0, False)
 
 
-def test_what_is_no_file_is_refused_at_once(tmp_path):
+def test_a_path_that_is_not_a_file_is_rejected_at_once(tmp_path):
     os.mkfifo(tmp_path / "pipe")  # has no writer
     for name in ("pipe", "/dev/null", "/dev/zero"):
         with pytest.raises(OSError, match="cannot be read: it is not a regular file"):
@@ -203,7 +203,7 @@ def test_show_says_what_it_ignored(path):
     assert f"{path}: 2 findings, 2 different\nignored: " in ended.stdout
     assert "\n  line 1: it is not a finding\n" in ended.stdout
     assert "\n  line 100: " in ended.stdout
-    assert ended.stdout.endswith("\n  and 2 more lines\n  the last line is not whole\n")
+    assert ended.stdout.endswith("\n  and 2 more lines\n  the last line is incomplete\n")
     assert "\x1b" not in ended.stdout
 
 
@@ -213,7 +213,7 @@ def test_show_of_nothing_says_so(tmp_path):
     assert (ended.returncode, ended.stdout) == (0, f"{tmp_path}/log: no findings\n")
     ended = run_forked_command("show", str(tmp_path))
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr == f"torchnan: {tmp_path} has no log of findings in it: these are called *.jsonl.\n"
+    assert ended.stderr == f"torchnan: {tmp_path} contains no log of findings: their names end with .jsonl.\n"
 
 
 def test_show_as_json_is_the_log_without_what_cannot_be_read(path):

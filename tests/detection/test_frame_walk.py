@@ -1,4 +1,5 @@
-"""Python's frames are read directly, and their layout is Python's own affair: tried under every version there is."""
+"""torchnan reads Python's frames directly, and their layout is internal to Python: tested with every available
+version."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ VERSIONS = ("3.10", "3.11", "3.12", "3.13")
 
 
 def interpreter(version: str) -> str | None:
-    """This Python for its own version; any other that is on the path, or pyenv's, and answers."""
+    """This Python for its own version; for others, a working one from the path or from pyenv."""
     if version == f"{sys.version_info.major}.{sys.version_info.minor}":
         return sys.executable
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    # Of another user nothing may be read; glob.glob() finds nothing there, where Path.glob() raises.
+    # A folder of another user may not be readable; there glob.glob() finds nothing, where Path.glob() raises.
     candidates = [shutil.which(f"python{version}"), *glob.glob(f"{pyenv}/versions/{version}.*/bin/python3")]
     return next((found for found in candidates if found and run([found, "--version"]).returncode == 0), None)
 

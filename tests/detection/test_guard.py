@@ -14,7 +14,7 @@ from tests.support.forked_python import run_forked
 ops = torch.ops.torchnan
 
 
-def test_a_finite_value_passes_as_a_view_with_a_node_of_its_own():
+def test_a_finite_value_passes_as_a_view_with_a_separate_node():
     x = torch.ones(2, 3, requires_grad=True).t() * 1
     y = torchnan.guard(x, "here")
     assert y.data_ptr() == x.data_ptr()

@@ -1,4 +1,4 @@
-"""A value that was made in another process, such as a worker of a DataLoader, is reported with its line there."""
+"""A value made in another process, such as a worker of a DataLoader, is reported with its line there."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_mask_of_a_worker_is_silent():
     del held
 
 
-def test_what_nobody_uses_is_silent():
+def test_unused_values_are_silent():
     with torchnan.detect(action="log") as watch:
         for batch in DataLoader(Standardized(), batch_size=4, num_workers=1):
             torch.nan_to_num(batch).sum().item()

@@ -1,4 +1,4 @@
-"""How near results are to the end of their range: the right names, the right values, and nothing of the dead."""
+"""How close results are to the end of their range: right names, right values, and nothing from freed models."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Model(nn.Module):
 
 
 def outputs(model: nn.Module, x: torch.Tensor) -> dict[str, float]:
-    """The largest magnitude that each Linear puts out."""
+    """The largest magnitude in the output of each Linear."""
     largest: dict[str, float] = {}
     hooks = [
         module.register_forward_hook(lambda _m, _i, y, name=name: largest.update({name: y.abs().max().item()}))
@@ -63,7 +63,7 @@ def only(told: list[torchnan.Headroom], module: str | None) -> torchnan.Headroom
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("options", [{}, {"stacks": False}, {"backward": False}, {"rescan_every": 1}], ids=str)
 def test_what_was_read_is_reported_exactly_and_under_its_module(dtype, grad, options):
-    """Fails when the site of the operation before is taken, or a bound for a measure."""
+    """Fails when the call site of the previous operation is used, or a bound instead of a measured value."""
     model, x = Model().to(dtype), torch.randn(8, 16).to(dtype)
     expected = outputs(model, x)
     with torchnan.detect(headroom=True, **{"rescan_every": 0, **options}) as watch, torch.set_grad_enabled(grad):
@@ -78,7 +78,7 @@ def test_what_was_read_is_reported_exactly_and_under_its_module(dtype, grad, opt
 
 
 def test_in_float16_what_is_near_the_end_is_measured():
-    """Bounds prove nothing there. Fails when what is read is noted as what is proved."""
+    """Bounds prove nothing there. Fails when a scanned value is recorded as a proved one."""
     model, x = Model(128).half(), torch.randn(64, 128).half()
     with torch.no_grad():
         model.layers[1].down.weight.mul_(2000)
@@ -94,7 +94,7 @@ def test_in_float16_what_is_near_the_end_is_measured():
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_what_was_proved_is_reported_by_its_bound(dtype):
-    """Fails when note_proved() notes nothing, and when bounds come before what was read."""
+    """Fails when note_proved() records nothing, and when bounds come before scanned values."""
     x = torch.rand(100, 100).to(dtype)
     with torchnan.detect(headroom=True, rescan_every=0) as watch:
         y = x.sigmoid()
@@ -109,7 +109,7 @@ def test_what_was_proved_is_reported_by_its_bound(dtype):
 
 
 def test_a_measure_is_preferred_to_a_larger_bound():
-    """Of one module. Fails when the larger of both is told."""
+    """For one module. Fails when the larger of both is reported."""
 
     class Both(nn.Module):
         def forward(self, x):
@@ -124,7 +124,7 @@ def test_a_measure_is_preferred_to_a_larger_bound():
 
 
 def test_a_sampling_watch_measures_everything_in_turn():
-    """Fails when a sampled result is noted by its bound."""
+    """Fails when a sampled result is recorded by its bound."""
     x = torch.rand(100, 100)
     with torchnan.detect(headroom=True, rescan_every=3) as watch:
         for step in range(1, 4):
@@ -135,7 +135,7 @@ def test_a_sampling_watch_measures_everything_in_turn():
 
 
 def test_growth_is_seen_and_each_answer_is_of_what_is_since():
-    """Fails when headroom() leaves what it has told."""
+    """Fails when headroom() does not clear the values that it has returned."""
     model, x = Model().half(), torch.randn(8, 16).half()
     weight = model.layers[1].down.weight
     with torchnan.detect(headroom=True, rescan_every=0) as watch:
@@ -150,8 +150,8 @@ def test_growth_is_seen_and_each_answer_is_of_what_is_since():
 
 
 def test_only_the_forward_pass_is_reported():
-    """Neither gradients nor an optimizer's arithmetic. Fails when optimizer places are kept, or the graph task is not
-    asked for."""
+    """Neither gradients nor an optimizer's arithmetic count. Fails when optimizer call sites are kept, or the graph
+    task is not checked."""
     model, x = Model(), torch.randn(8, 16)
     for options in ({"foreach": False}, {"foreach": True}, {"fused": True}):
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, **options)
@@ -170,7 +170,7 @@ def test_only_the_forward_pass_is_reported():
 
 
 def test_a_checkpoint_is_reported_once():
-    """What is run again in the backward pass was told in the forward pass."""
+    """Recomputation in the backward pass was already reported in the forward pass."""
     model, x = Model(), torch.randn(8, 16, requires_grad=True)
     with torchnan.detect(headroom=True, rescan_every=0) as watch:
         y, one = torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False).sum(), torch.tensor(1.0)
@@ -190,7 +190,7 @@ def test_what_is_not_finite_is_a_finding_and_no_headroom():
 
 
 def test_threads_are_reported_together():
-    """Each runs a model of its own. Fails when call sites are not told apart."""
+    """Each runs a different model. Fails when call sites are not distinguished."""
     models = [Model().half() for _ in range(4)]
     inputs = [torch.randn(8, 16).half() * (i + 1) for i in range(4)]
     expected = [outputs(model, x) for model, x in zip(models, inputs, strict=True)]
@@ -210,9 +210,9 @@ def test_threads_are_reported_together():
     assert linears(watch.headroom()) == together
 
 
-def test_the_dead_lend_their_names_to_nobody():
-    """Many modules, one after the other at the address of the last. Fails when has_modules_of() in stack_table.cpp does
-    not look whether the modules of a site are alive."""
+def test_names_of_freed_modules_are_not_reused():
+    """Many modules, each at the address of the previous one. Fails when has_modules_of() in stack_table.cpp does not
+    check whether the modules of a site are alive."""
 
     class Parent(nn.Module):
         def forward(self, x):
@@ -234,13 +234,13 @@ def test_the_dead_lend_their_names_to_nobody():
 
 
 def test_a_full_table_is_counted_and_reported():
-    """Fails when the results that find no room are not counted."""
+    """Fails when the results without room are not counted."""
 
     class Neg(nn.Module):
         def forward(self, x):
             return x.neg()
 
-    many = nn.Sequential(*(Neg() for _ in range(20000)))  # call sites are told apart by the module, too
+    many = nn.Sequential(*(Neg() for _ in range(20000)))  # call sites are distinguished by the module, too
     with torchnan.detect(headroom=True, rescan_every=0) as watch:
         x = torch.ones(2)
         assert watch.stats()["headroom_dropped"] == 0

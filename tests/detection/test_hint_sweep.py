@@ -1,4 +1,4 @@
-"""Hints over PyTorch's own operators at poles, edges and the ends of the range: each is true, or is left out."""
+"""Hints for PyTorch's own operators at poles, edges and the ends of the range: each hint is true, or absent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SERIES = "its asymptotic series leaves the range at both ends"
 BINS = "it divides by the widths of bins, which are no arguments, and some of them are 0"
 INF_TIMES_ZERO = "an Inf on the way meets a zero or another Inf in a recurrence"
 
-# Operators of which some values have no hint, and why.
+# Operators for which some values have no hint, and why.
 WITHOUT_HINT = {
     "mvlgamma": SEVERAL_POLES,
     "digamma_": SEVERAL_POLES,
@@ -72,7 +72,7 @@ WITHOUT_HINT = {
     },
 }
 
-# Read out of bounds where a coordinate is 1e30, without torchnan too: the index of a bicubic neighbour overflows.
+# Reads out of bounds if a coordinate is 1e30, also without torchnan: the index of a bicubic neighbour overflows.
 CRASH_PYTORCH = {"grid_sampler_2d", "nn.functional.grid_sample"}
 
 SHARES = 40

@@ -1,4 +1,4 @@
-"""The cause in a sentence: said where a rule fits what was measured, and never made up."""
+"""The cause in a sentence: given if a rule fits the statistics, and never made up."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ def test_the_hint_says_what_was_measured(name):
 def test_unwritten_memory_is_called_that():
     with torchnan.detect(action="log") as watch:
         fresh = torch.empty(4)
-        ctypes.memset(fresh.data_ptr(), 0xFF, 16)  # as an allocator that gives used pages again
+        ctypes.memset(fresh.data_ptr(), 0xFF, 16)  # like an allocator that reuses pages
         held = fresh * 2
     assert watch.first is not None
     assert watch.first.origin == "uninit"
@@ -281,7 +281,7 @@ def test_weights_that_have_diverged_are_named_with_their_first_size():
     assert any(hint.endswith(f"; mat2 has grown from {size} at step 1") for hint in hints), hints
 
 
-def test_weights_that_have_not_grown_are_no_cause():
+def test_weights_that_have_not_grown_are_not_blamed():
     weight = torch.nn.Parameter(torch.full((2, 2), 1e30))
     optimizer = torch.optim.SGD([weight], lr=1e-3)
     with torchnan.detect(action="log") as watch:
@@ -293,7 +293,7 @@ def test_weights_that_have_not_grown_are_no_cause():
     del held
 
 
-def test_an_inf_in_a_parameter_is_told_with_the_operation_that_makes_nan_of_it():
+def test_an_inf_in_a_parameter_is_reported_with_the_operation_that_makes_the_nan():
     weight = torch.nn.Parameter(t(1, -INF))
     with torchnan.detect(action="log") as watch:
         scores = torch.zeros(2) * weight
@@ -324,7 +324,7 @@ def test_an_infinite_learning_rate_is_named():
 
 
 @pytest.mark.parametrize("make", [lambda: torch.full((2,), -INF), lambda: torch.ones(2) * -INF])
-def test_what_a_constant_has_made_infinite_is_no_overflow(make):
+def test_infinity_from_a_constant_is_not_an_overflow(make):
     weight = torch.nn.Parameter(torch.ones(2))
     with torchnan.detect(action="log") as watch:
         mask = make()

@@ -1,4 +1,4 @@
-"""Loading: the right PyTorch, a free dispatch key, and a sentence that helps where it cannot be."""
+"""Loading: the right PyTorch, a free dispatch key, and a helpful message if one of them is missing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_builds_of_one_release_are_accepted():
     _load.check("2.13.0", "2.13.1+cu130")
 
 
-# An editable installation finds on its own what a package folder lacks.
+# An editable installation finds files itself that are missing in a package folder.
 WITHOUT_OTHER_FINDERS = """
 import sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if finder.__module__.startswith("_frozen_importlib")]
@@ -118,18 +118,18 @@ def test_a_program_on_the_cpu_never_looks_for_cuda():
     assert run_python(CPU_ONLY).stdout == "aten::log []\n"
 
 
-def test_detection_does_not_begin_where_gpus_are_required_and_cannot_be_looked_at():
+def test_detection_does_not_begin_if_required_gpus_cannot_be_checked():
     ended = run_python("import torch", TORCHNAN="raise", TORCHNAN_REQUIRE_CUDA="1")
     assert ended.returncode == 2
-    assert "torchnan cannot look at tensors on GPUs, and TORCHNAN_REQUIRE_CUDA=1: " in ended.stderr
+    assert "torchnan cannot check tensors on GPUs, and TORCHNAN_REQUIRE_CUDA=1: " in ended.stderr
     assert run_python("import torch", TORCHNAN="raise", TORCHNAN_REQUIRE_CUDA="0").returncode == 0
     ended = run_python("import torch", TORCHNAN="raise", TORCHNAN_REQUIRE_CUDA="yes")
     assert ended.returncode == 2
     assert "TORCHNAN_REQUIRE_CUDA=yes cannot be used: it takes 0 or 1." in ended.stderr
 
 
-def test_doctor_says_whether_gpus_are_looked_at():
+def test_doctor_says_whether_gpus_are_checked():
     ended = run_python("from torchnan.cli import main; main(['doctor'])")
     line = next(line for line in ended.stdout.splitlines() if line.startswith("GPUs"))
-    expected = "none: this PyTorch is for the CPU" if torch.version.cuda is None else ("looked at", "NOT", "none that")
+    expected = "none: this PyTorch is for the CPU" if torch.version.cuda is None else ("checked", "NOT", "none that")
     assert line[len("GPUs") :].strip().startswith(expected)

@@ -1,4 +1,5 @@
-"""Loss scalers: what they find is silent while they skip the step, and harm where an optimizer uses it all the same."""
+"""Loss scalers: their findings are silent while they skip the step, and harm if an optimizer uses the gradients
+anyway."""
 
 from __future__ import annotations
 
@@ -98,7 +99,7 @@ def test_other_gradients_of_a_skipped_step_are_silent_until_they_are_applied(is_
 
 
 def test_unused_gradients_of_a_skipped_step_are_silent():
-    """Those of a parameter without optimizer: no operation reads them."""
+    """The gradients of a parameter without optimizer: no operation reads them."""
     model, other = linear(), linear()
     optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), scaler_of()
     with torchnan.detect() as watch:
@@ -184,7 +185,7 @@ def test_a_closure_is_checked_for_what_it_leaves():
 
 
 class Scaler(torch.amp.GradScaler):
-    """With a multiplication of its own, as that of FSDP."""
+    """Multiplies itself, like the scaler of FSDP."""
 
     def scale(self, outputs):
         if self._scale is None:

@@ -145,7 +145,7 @@ def test_a_detection_changes_nothing_and_is_changed_by_nothing():
 
 
 def test_to_measure_a_gradient_is_to_look_at_it():
-    """A step that is left out after a look at the gradients is not told; one that is not looked at is."""
+    """A step that is skipped after a check of the gradients is not reported; a step without a check is."""
 
     def leave_out_the_step(*, look: bool) -> list[str]:
         weight = torch.zeros(2, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Every way to write the memory of a tensor without a dispatched operation ends what is known of it."""
+"""Every way to write the memory of a tensor without a dispatched operation ends its bound."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ import torch
 import torchnan
 from tests.support.bound_samples import known
 
-N = 5000  # more than is read anyway
+N = 5000  # more than small results, which are always scanned
 NAN = float("nan")
 Write = Callable[[torch.Tensor], None]
 
 
 def use(x: torch.Tensor) -> None:
-    """Writes `x` and uses what is known of it then."""
+    """Writes `x` and then uses its bound."""
     x.add_(1)
     _ = x * 2
 
@@ -164,7 +164,7 @@ IN_ITS_THREAD = [
 @pytest.mark.parametrize("write", IN_ITS_THREAD, ids=lambda write: write.__name__)
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 def test_a_write_past_the_dispatcher_is_found_by_the_first_operation_that_reads_it(write):
-    """Fails when the bound of before is believed: then the sum of the products is the first that is read."""
+    """Fails when the old bound is used: then the sum of the products is the first value to be scanned."""
     with torchnan.detect(action="log", rescan_every=0) as watch:
         x = torch.ones(N) * 2
         use(x)
@@ -179,7 +179,7 @@ def test_a_write_past_the_dispatcher_is_found_by_the_first_operation_that_reads_
 
 
 def test_a_repaired_tensor_is_believed_again():
-    """The callback of a loop of C comes after it, and does not hide its error."""
+    """The callback for a loop in C runs after it, and does not hide its error."""
     with torchnan.detect(rescan_every=0) as watch:
         x = torch.ones(N)
         with pytest.raises(ZeroDivisionError):
@@ -228,7 +228,7 @@ def test_memory_that_was_resized_away_and_back_has_no_old_bound():
     assert reused >= 0
 
 
-# -- in a thread that takes part in no session
+# -- in a thread outside of every session
 
 
 def in_a_thread(work: Callable[[], None]) -> None:
@@ -255,7 +255,7 @@ def in_a_pool(work: Callable[[], None]) -> None:
 
 
 class OlderThread:
-    """A thread that was there before the session, and lives in inference mode."""
+    """A thread that existed before the session, and runs in inference mode."""
 
     def __init__(self) -> None:
         self._pool = concurrent.futures.ThreadPoolExecutor(1, initializer=self._enter)
@@ -369,7 +369,7 @@ def test_an_alias_that_was_there_before_the_session(make):
     part = make(weight)
     older = OlderThread()
     with torchnan.detect(action="log", rescan_every=0) as watch:
-        _ = torch.ones(80, 100) @ weight.t()  # a view of it is what is read
+        _ = torch.ones(80, 100) @ weight.t()  # a view of it is scanned
         _ = torch.ones(80, 100) @ weight.t()
         known(x)
         older(lambda: (alias.fill_(NAN), part.fill_(NAN)))
@@ -412,7 +412,7 @@ def test_a_thread_that_runs_and_shares_nothing_ends_no_bound_of_a_tensor_with_a_
         assert watch.stats()["bytes"] == before
 
 
-# -- all that C code can do to memory is known
+# -- all functions in C and their effects on memory are listed
 
 
 DISPATCHES = "an operation is dispatched"
@@ -440,7 +440,7 @@ TENSOR = {
     "unsafe_split_with_sizes",
 }
 STORAGE = {
-    DISPATCHES: "__setitem__ __delitem__ copy_ fill_",  # to a tensor of bytes that is made of the storage
+    DISPATCHES: "__setitem__ __delitem__ copy_ fill_",  # dispatches to a tensor of bytes made from the storage
     READS: """
         __getitem__ __len__ _cdata _expired _fix_weakref _free_weak_ref _get_filename _get_shared_fd
         _release_ipc_counter_cuda _set_cdata _shared_decref _shared_incref _weak_ref _write_file device element_size

@@ -8,7 +8,7 @@ import torchnan
 from torchnan.detection import introspection
 
 
-# Fails where the objects of the interpreter are searched for the name of each parameter.
+# Fails when the objects of the interpreter are searched for the name of each parameter.
 def test_parameters_of_one_model_are_named_by_one_search(monkeypatch):
     searches = []
     search = introspection._modules_of_program

@@ -1,5 +1,5 @@
-"""Living with the rest of PyTorch: each of its machines runs under detect() without a false alarm, and a NaN that is
-planted in it is found. What cannot be looked at is counted, with the reason."""
+"""Coexistence with the rest of PyTorch: each of its features runs under detect() without a false alarm, and a NaN
+planted in it is found. Tensors that cannot be checked are counted, with the reason."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def logarithm(x):
 
 
 class Subject:
-    """One machine, run on data where nothing is wrong and on data where something is."""
+    """One feature, run on correct data and on data with a fault."""
 
     def __init__(self, run, op, healthy=None, sick=None):
         self.run, self.op = run, op
@@ -79,7 +79,7 @@ def flexed(x):
 
 @contextlib.contextmanager
 def two_ranks():
-    """Of which this is one and the other answers nothing."""
+    """A simulated job of two ranks: this is one of them, and the other answers nothing."""
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     try:
         yield init_device_mesh("cpu", (2,))
@@ -162,7 +162,7 @@ def test_a_healthy_run_is_checked_and_silent(name, figure):
 @pytest.mark.breadth(8)
 @pytest.mark.guarantee(6)
 @pytest.mark.parametrize("name", SUBJECTS)
-def test_what_is_planted_is_found(name, figure):
+def test_a_planted_value_is_found(name, figure):
     subject = SUBJECTS[name]
     with torchnan.detect(action="log") as watch:
         held = subject.run(subject.sick)
@@ -178,7 +178,7 @@ def start_a_collective():
         dist.all_reduce(torch.ones(3), async_op=True)
 
 
-# By the reason that is counted.
+# By the counted reason.
 PASSED_BY = {
     "not floating point": lambda: torch.arange(3) + 1,
     "empty": lambda: torch.ones(0).log(),
@@ -191,7 +191,7 @@ PASSED_BY = {
 
 @pytest.mark.guarantee(6)
 @pytest.mark.parametrize("reason", PASSED_BY)
-def test_what_cannot_be_looked_at_is_counted(reason, figure):
+def test_unchecked_tensors_are_counted(reason, figure):
     with torchnan.detect() as watch:
         PASSED_BY[reason]()
     assert watch.stats()["skipped"][reason] > 0
@@ -202,7 +202,7 @@ def test_what_cannot_be_looked_at_is_counted(reason, figure):
 
 @pytest.mark.guarantee(6)
 def test_fake_tensors_are_passed_by():
-    """What PyTorch knows without a call is not even counted."""
+    """Tensors that PyTorch handles without a call are not even counted."""
     with torchnan.detect() as watch:
         with FakeTensorMode():
             held = torch.empty(3).log() + torch.ones(3)
@@ -211,7 +211,7 @@ def test_fake_tensors_are_passed_by():
     assert watch.stats()["checked"] == 0
 
 
-def test_memory_filled_with_nan_on_purpose_is_no_alarm():
+def test_memory_filled_with_nan_on_purpose_raises_no_alarm():
     torch.use_deterministic_algorithms(True)
     try:
         with torchnan.detect() as watch:

@@ -1,4 +1,4 @@
-"""Optimizers: the bad step is told before it is taken, and their own arithmetic is watched."""
+"""Optimizers: a bad step is reported before it is applied, and their own arithmetic is checked."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_bad_gradient_stops_the_step_before_it_is_taken(kind):
 
 
 def test_a_class_made_of_pytorchs_own_is_as_good_before_that_has_been_used():
-    """Fails when the class is asked that has ``step``: PyTorch writes it into the first one that is used."""
+    """Fails when the class that has ``step`` is checked: PyTorch writes it into the first one that is used."""
 
     class Adadelta(torch.optim.Adadelta):
         pass
@@ -229,7 +229,7 @@ def test_clip_grad_norm_spreads_it_and_the_origin_is_still_reported():
 
 
 def test_lists_are_gone_through_together():
-    """What one element of a list holds is not told of another."""
+    """A value in one element of a list is not attributed to another."""
     values = [torch.full((3,), -1.0) for _ in range(20)]
     with torchnan.detect(action="log") as watch:
         values[3], values[13] = values[3].log(), values[13].sqrt()

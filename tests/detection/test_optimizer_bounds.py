@@ -1,4 +1,4 @@
-"""Weights after a step of an optimizer are proved finite by the history of its moments, and by nothing less."""
+"""Weights after an optimizer step are proved finite by the history of its moments, and by nothing weaker."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def adam_step(m: torch.Tensor, v: torch.Tensor, g: torch.Tensor) -> torch.Tensor
 
 
 def test_the_bound_of_a_quotient_is_reached():
-    """By gradients that grow just as fast as the worst case of the proof has them grow."""
+    """With gradients that grow exactly as fast as in the worst case of the proof."""
     claims: list[Claim] = []
     with collecting(claims):
         m, v = torch.zeros(40, 40), torch.zeros(40, 40)
@@ -99,7 +99,7 @@ def test_weights_are_seldom_read():
 
 
 def disturbed(seed: int) -> None:
-    """Steps that follow each other as in no optimizer, so that histories end, or go on."""
+    """Steps in an order that occurs in no optimizer, so that histories end, or continue."""
     r = random.Random(seed)
     torch.manual_seed(seed)
     m, v = torch.zeros(16, 16), torch.zeros(16, 16)

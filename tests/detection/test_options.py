@@ -1,4 +1,4 @@
-"""Bad input is refused with one clear error, before anything is switched on."""
+"""Bad input is rejected with one clear error, before anything is switched on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BAD_OPTIONS = [
     ({"action": None}, "action=None cannot be used"),
     ({"check_nan": 1}, "check_nan=1 cannot be used: check_nan takes True or False"),
     ({"check_inf": "yes"}, "check_inf='yes' cannot be used"),
-    ({"check_nan": False, "check_inf": False}, "nothing would be looked for"),
+    ({"check_nan": False, "check_inf": False}, "nothing would be checked"),
     ({"when": "later"}, "when='later' cannot be used: when takes 'harm' or 'origin'"),
     ({"backward": 0}, "backward=0 cannot be used"),
     ({"stacks": "no"}, "stacks='no' cannot be used"),

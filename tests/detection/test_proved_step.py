@@ -1,4 +1,4 @@
-"""Steps of Adam that are proved finite as a whole: which ones, and that nothing is missed by it."""
+"""Steps of Adam that are proved finite as a whole: which ones, and that no value is missed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def operations_of_step(optimizer: torch.optim.Optimizer, session: Any) -> int:
 
 
 def is_proved(model: nn.Sequential, optimizer: torch.optim.Optimizer, **options: Any) -> bool:
-    """Whether the last of some steps is: the first ones make the moments known."""
+    """Whether the last of some steps is proved: the first ones make the moments known."""
     with torchnan.detect(**{"rescan_every": 0, **options}) as session:
         for _ in range(STEPS):
             backward(model)
@@ -88,7 +88,7 @@ def test_of_a_run_that_is_resumed_the_first_step_is_proved(width, form):
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_of_a_run_that_is_resumed_weights_are_read_once(form):
     model, optimizer = resumed(80, form)
-    backward(model)  # outside: what is written here is read at the first step
+    backward(model)  # outside: values written here are scanned at the first step
     with torchnan.detect(rescan_every=0) as session:
         first, second = (bytes_of_step(optimizer, session) for _ in range(2))
     weights = sum(parameter.nbytes for parameter in model.parameters() if parameter.numel() > 4096)
@@ -223,7 +223,7 @@ def test_states_are_found_in_any_order(order):
         assert operations_of_step(optimizer, session) == 0
 
         backward(model)
-        model[1].bias.grad = None  # its state is left out
+        model[1].bias.grad = None  # its state is skipped
         assert operations_of_step(optimizer, session) == 0
 
         backward(model)
@@ -238,7 +238,7 @@ def test_states_are_found_in_any_order(order):
 
 @pytest.fixture
 def training() -> Iterator[tuple[nn.Sequential, torch.optim.Optimizer, Any]]:
-    """A model whose steps are proved, at a point where a detection is open."""
+    """A model whose steps are proved, right after a detection was opened."""
     model = network()
     optimizer = torch.optim.AdamW(model.parameters())
     with torchnan.detect(rescan_every=0) as session:
@@ -315,7 +315,7 @@ def test_what_is_known_after_a_step_is_true(form, width, monkeypatch):
 
 
 def test_a_fused_step_that_a_scaler_may_skip_is_intercepted():
-    """A skipped step leaves the moments as they were, which may be above what it would have made of them."""
+    """A skipped step leaves the moments as they were, which may exceed the values that it would have written."""
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)

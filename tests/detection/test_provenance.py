@@ -1,4 +1,4 @@
-"""Which origin a value has after it was overwritten, copied, looked at, or written as a constant."""
+"""The origin of a value that was overwritten, copied, inspected, or written as a constant."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def filled_where_an_inf_was(x):
 
 
 @pytest.mark.parametrize("write", [written_element, written_row, chosen, filled], ids=lambda p: p.__name__)
-def test_a_nan_written_into_data_is_no_doing_of_who_reads_it_first(write):
+def test_a_nan_written_into_data_is_not_blamed_on_its_first_reader(write):
     def program():
         return (write(torch.ones(3, 15)) - torch.rand(3, 15)).sum().item()
 
@@ -167,7 +167,7 @@ def test_a_nan_that_a_factory_makes_is_a_constant_at_its_own_line(make):
     assert "\n  lineage   constant -> " in str(finding)
 
 
-def test_what_came_from_numpy_is_no_constant():
+def test_values_from_numpy_are_not_constants():
     def program():
         x = torch.from_numpy(np.array([1.0, NAN]))
         return (x + 1).sum().item()
@@ -191,7 +191,7 @@ def test_a_constant_in_a_weight_has_the_line_of_its_writing_as_its_hint(kind):
     assert finding.hint == f"it is a constant from tests/detection/test_provenance.py:{line_of(program, 1)}"
 
 
-def test_what_computed_with_a_constants_infinities_is_told_from_the_constant():
+def test_an_operation_with_a_constants_infinities_is_distinguished_from_the_constant():
     def program():
         limit = torch.full((3,), INF)
         (torch.ones(5, 3, requires_grad=True) + limit).sum().backward()
@@ -237,7 +237,7 @@ def test_a_deep_copy_holds_what_its_original_holds():
         assert operations(findings_of(program, read)) == [("error", "aten::log", "op")]
 
 
-# -- looked at
+# -- inspected
 
 
 def forward_value_compared(p):
@@ -254,7 +254,7 @@ def angle(p):
 
 
 @pytest.mark.parametrize("program", [forward_value_compared, repaired, angle], ids=lambda p: p.__name__)
-def test_a_held_gradient_is_reported_unless_the_gradient_was_looked_at(program):
+def test_a_held_gradient_is_reported_unless_it_was_checked(program):
     def held(look):
         p = torch.tensor([-1.0, 4.0], requires_grad=True)
         program(p).sum().backward()
@@ -299,7 +299,8 @@ def test_an_operation_in_place_on_a_view_keeps_its_line_in_the_backward_pass():
 
 
 def test_a_nan_in_the_table_that_ctc_loss_saves_is_its_own():
-    """The table is no result and holds -inf by right, so nobody reads it before the backward pass computes with it."""
+    """The table is not a result and intentionally holds -inf, so it is not scanned before the backward pass computes
+    with it."""
     scores = torch.randn(50, 2, 20).log_softmax(-1)
     targets, lengths, ended = torch.randint(1, 20, (2, 10)), [50, 50], [10, 10]
     loss, table = torch._ctc_loss(scores, targets, lengths, ended)

@@ -1,4 +1,4 @@
-"""Faults in programs of two ranks over gloo, each planted in one place; what each rank must say of it."""
+"""Faults in programs of two ranks over gloo, each planted on one rank; the expected report of each rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where users meet it: Hugging Face models and Trainer, Lightning, Accelerate."""
+"""Real use: Hugging Face models and Trainer, Lightning, Accelerate."""
 
 from __future__ import annotations
 

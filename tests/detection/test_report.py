@@ -1,4 +1,4 @@
-"""The report is the product: what it says, word for word."""
+"""The report is the product: its exact words."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_json_is_strict_and_says_the_same():
     assert set(parsed) == GOLDEN_FIELDS
 
 
-# A field that is added unseen might hold what nobody meant to log.
+# A field that is added unnoticed might hold data that must not be logged.
 GOLDEN_FIELDS = {
     *(
         "schema",
@@ -146,7 +146,7 @@ def test_no_value_of_a_tensor_is_reported_beyond_the_range():
 
 
 def test_a_model_made_anew_at_the_address_of_a_dead_one_is_named():
-    """Interned stacks know modules by address; that of a dead one may be another's by now."""
+    """Interned stacks identify modules by address; the address of a freed one may be reused."""
 
     class Log(torch.nn.Module):
         def forward(self, x):
@@ -160,7 +160,7 @@ def test_a_model_made_anew_at_the_address_of_a_dead_one_is_named():
 
 
 def test_places_are_known_after_many_models():
-    """Each model has stacks of its own, and only so many are told apart at a time: those of dead models make room."""
+    """Each model has separate stacks, and only a limited number is kept: those of freed models make room."""
 
     class Deep(nn.Module):
         def __init__(self):

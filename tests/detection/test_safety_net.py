@@ -1,4 +1,4 @@
-"""A wrong bound rule is found out by a scan, and is not used again."""
+"""A scan reveals a wrong bound rule, which is not used again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def one_hot(rows: int, columns: int) -> torch.Tensor:
 
 INDEX = torch.arange(ROWS)
 
-# Calls with more than 4,096 results that come close to what their rule claims.
+# Calls with more than 4,096 results that come close to the bound of their rule.
 CALLS: dict[str, Callable[[], object]] = {
     "add": lambda: threes() + threes(),
     "sub": lambda: threes() - -threes(),
@@ -126,12 +126,12 @@ def order(seed: int) -> list[str]:
 @pytest.mark.breadth(10)
 @pytest.mark.parametrize("name", order(seed=0))
 def test_a_bound_cut_in_half_is_found_within_n_steps(name, falsify):
-    """A little more than in half: that of a convolution leaves a factor of two to fast algorithms."""
+    """Slightly more than halves it: the bound of a convolution leaves a factor of two for fast algorithms."""
     op = f"aten::{name}"
     with torchnan.detect(action="log", rescan_every=EVERY) as watch:
         CALLS[name]()
         watch.mark_step(1)
-        watch.mark_step(2)  # the first step, where everything is read, is over
+        watch.mark_step(2)  # the first step, in which everything is scanned, is over
         falsify(op, 0.45)
         with pytest.warns(DetectorWarning, match=rf"the bound of {op}_? is wrong: result \d, Float|Double"):
             for step in range(2, 2 + EVERY):
@@ -157,7 +157,7 @@ def test_the_message_has_facts_and_no_data(falsify):
     assert str(warned[0].message) == (
         "torchnan: the bound of aten::mul is wrong: result 0, Float [100, 100] strides [100, 1], was proved to be "
         "within 4.5, and holds 9, self Float [100, 100] strides [100, 1] within 3, other Float [100, 100] strides "
-        "[1, 100] within 3. From here on its results are scanned. Please report this line. Detection goes on; later "
+        "[1, 100] within 3. From here on its results are scanned. Please report this line. Detection continues; later "
         "ones are only counted."
     )
 
@@ -212,7 +212,7 @@ def ctypes_fill(x: torch.Tensor, value: float) -> None:
 
 
 def steps_that_read(every: int, steps: int) -> list[int]:
-    """Bytes that each step reads of results that are proved."""
+    """Bytes that each step scans of proved results."""
     x = threes()
     read = []
     with torchnan.detect(action="log", rescan_every=every) as watch:

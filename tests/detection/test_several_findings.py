@@ -1,4 +1,4 @@
-"""Several findings of one detection: as text, and as a notebook shows them."""
+"""Several findings of one session: as text, and in a notebook."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TWO_SCREENS = 2 * 50  # lines
 
 
 class Logs(nn.Module):
-    """Each of its children makes a NaN of its own."""
+    """Each of its children makes a separate NaN."""
 
     def __init__(self, count):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Calls whose arguments lie in the same memory: what was read is gone when the result is there."""
+"""Calls whose arguments share memory: the old values are gone when the result exists."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def test_an_inf_made_over_its_own_arguments_is_reported_where_it_is_read(size):
     assert finding == ("inf", "aten::mul_", "op", "read")
 
 
-def test_a_nan_that_came_in_is_not_the_doing_of_who_writes_over_it():
-    """What is read is looked at before it is overwritten, and not only left out afterwards."""
+def test_a_nan_that_came_in_is_not_blamed_on_the_operation_that_overwrites_it():
+    """The old values are scanned before they are overwritten, and not merely left out afterwards."""
     for program in (lambda x: torch.sqrt(x, out=x), lambda x: x.mul_(x), lambda x: torch._foreach_sqrt_([x])):
         x = torch.tensor([float("nan"), 1.0])
         (finding,) = findings_of(lambda x, program=program: (program(x), x.sum().item()), x)
@@ -109,7 +109,7 @@ def test_the_parts_of_a_flat_buffer_are_still_proved():
 
 
 def test_an_element_that_is_written_again_is_not_held_to_its_first_bound():
-    """Fails when only the second of the two is left without a bound: a sample reads the first one after both writes."""
+    """Fails when only the second of the two loses its bound: a sample scans the first one after both writes."""
     with torchnan.detect(rescan_every=1) as watch:
         a = torch.full((LARGE,), 3.0)
         torch._foreach_mul_([a, a], 1e8)

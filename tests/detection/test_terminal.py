@@ -1,4 +1,4 @@
-"""Findings on a terminal: colours where they are wanted, the width it has, the source line of a live finding alone."""
+"""Findings on a terminal: colours if wanted, its width, and source lines only for findings of this process."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_call_at_the_end_of_a_long_line_is_seen_on_a_narrow_terminal(finding):
 
 
 def test_a_source_file_that_was_edited_meanwhile_is_not_shown(finding, monkeypatch):
-    """Its lines are no longer those that run."""
+    """Its lines are no longer the ones that run."""
     monkeypatch.setattr(terminal, "_START", 0.0)
     assert " | " not in plain(terminal.layout(finding, columns=100, with_source=True))
 

@@ -1,4 +1,5 @@
-"""What a program could notice of being watched, and does not: mechanisms that test suites of others stumbled over.
+"""Effects of detection that a program could notice, and does not: mechanisms on which test suites of other packages
+failed.
 
 Seen to fail with the sources before their repairs (wrappers in Python, bounds of sparse tensors, weak references to
 tensors); those about nested scopes, other layouts and operators defined anew stood before, and stand guard.
@@ -122,10 +123,10 @@ class HalfBuilt(nn.Module):
 
 
 class Peculiar(nn.Module):
-    """Methods that a program may override with code that does anything."""
+    """Methods that a program may override with arbitrary code."""
 
     def named_parameters(self, *_, **__):
-        raise RuntimeError("called by nobody")
+        raise RuntimeError("never called")
 
     named_modules = named_buffers = children = named_children = named_parameters
 
@@ -188,7 +189,7 @@ def test_bounds_speak_of_plain_tensors_alone(layout):
             try:
                 op(x)
             except (NotImplementedError, RuntimeError):
-                continue  # for this layout PyTorch has no kernel
+                continue  # PyTorch has no kernel for this layout
     assert watch.stats()["internal_errors"] == 0
 
 
@@ -220,7 +221,8 @@ def test_a_bad_tensor_can_be_swapped():
 
 @pytest.mark.skipif(torch.__version__ < (2, 13), reason="PyTorch 2.12 cannot run it: docs/limits.md")
 def test_dynamo_and_modes_pass_by_what_torchnan_asks():
-    """A graph break puts an operation into a frame that Dynamo watches; to explain its NaN runs Python of our own."""
+    """A graph break puts an operation into a frame that Dynamo watches; explaining its NaN runs torchnan's Python
+    code."""
 
     class Net(nn.Module):
         def forward(self, x):
@@ -247,7 +249,7 @@ def test_dynamo_and_modes_pass_by_what_torchnan_asks():
             self.seen.append(torch.overrides.resolve_name(function))
             return function(*args, **(kwargs or {}))
 
-    compiled()  # the first in a process asks for more
+    compiled()  # the first call in a process has more to do
     plain = compiled()
     with torchnan.detect(action=lambda finding: finding.stack) as watch:
         assert compiled() == plain

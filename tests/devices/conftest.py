@@ -12,7 +12,7 @@ NAME = os.environ.get("TEST_DEVICE", "lagging")
 
 @pytest.fixture(scope="session")
 def machine():
-    """What stands for the device: `synchronize()`, `count()`."""
+    """The functions of the device: `synchronize()`, `count()`."""
     if NAME == "cuda":
         assert torch.cuda.is_available(), "TEST_DEVICE=cuda, and PyTorch sees no GPU here"
         from tests.devices.cuda_device import Cuda

@@ -12,7 +12,7 @@ WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize
 
 
 class Cuda:
-    """The device, and what programs do with it."""
+    """The device, and the operations that programs do with it."""
 
     def synchronize(self) -> None:
         """Waits for all that has been asked for."""
@@ -29,7 +29,7 @@ class Cuda:
 
     @contextlib.contextmanager
     def capture(self, stream: torch.Stream) -> Iterator[torch.cuda.CUDAGraph]:
-        """Captures what is asked of a stream."""
+        """Captures the operations on a stream."""
         graph = torch.cuda.CUDAGraph()
         own = torch.cuda.Stream(
             stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
@@ -38,13 +38,13 @@ class Cuda:
             yield graph
 
     def count(self, program: Callable[[], object]) -> tuple[int, int]:
-        """How often the host waits for the device while the program runs, and copies from it, as CUPTI tells. What
-        comes with the tracing is in it, in every program alike."""
+        """How often the host waits for the device while the program runs, and copies from it, according to CUPTI.
+        Includes the effects of tracing, which are the same in every program."""
         names = self._traced(program)
         return sum(name in WAITS for name in names), sum(name.startswith("Memcpy DtoH") for name in names)
 
     def sees_scans(self, program: Callable[[], object]) -> bool:
-        """Whether CUPTI tells of kernels of torchnan, which has a runtime of CUDA of its own."""
+        """Whether CUPTI reports kernels of torchnan, which has a separate CUDA runtime."""
         return any("torchnan" in name and "scan" in name for name in self._traced(program))
 
     def _traced(self, program: Callable[[], object]) -> list[str]:

@@ -1,5 +1,5 @@
-"""The device "lagging" of tests/cpp/device, for programs in Python: it computes what the CPU computes, but only when
-somebody waits for it. Built by `make test-cpp`."""
+"""The device "lagging" of tests/cpp/device, for programs in Python: it computes the same as the CPU, but only when
+something waits for it. Built by `make test-cpp`."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ class Lagging:
         program()
         return self.scan_launches() > 0
 
-    # What a GPU does too, but cannot be asked for.
+    # Features that a GPU has too, but that a test cannot control there.
 
     def run(self, stream: torch.Stream, items: int) -> None:
-        """Lets a stream do the first things that it has been asked for."""
+        """Lets a stream run its first pending operations."""
         self._library.lagging_run(*_numbers(stream), ctypes.c_int64(items))
 
     def stale_reads(self) -> int:
@@ -90,7 +90,7 @@ class Lagging:
 
     @contextlib.contextmanager
     def capture(self, stream: torch.Stream) -> Iterator[Graph]:
-        """Captures what is asked of a stream. On a GPU this cannot be the default one."""
+        """Captures the operations on a stream. On a GPU this cannot be the default one."""
         self._library.lagging_begin_capture(*_numbers(stream))
         graph = Graph(self._library)
         try:
@@ -107,7 +107,7 @@ class Lagging:
 
 
 class Graph:
-    """What was captured."""
+    """The captured graph."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library

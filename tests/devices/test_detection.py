@@ -1,5 +1,5 @@
-"""Detection on a device: what is told, when, and that nobody waits for it. A test fails if the device's scan is taken
-away (`plug_into_torchnan`), and those that say so without the rule they name."""
+"""Detection on a device: the reports, their time, and that nothing waits for the device. A test fails without the
+device's scan (`plug_into_torchnan`); tests that name a rule also fail without that rule."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Model(torch.nn.Module):
 
 
 def training(device, steps, bad_step=-1, **options):
-    """A function that trains; what it has found is what it returns."""
+    """A function that trains; its findings are returned."""
     torch.manual_seed(0)
     model = Model().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -129,7 +129,7 @@ def test_what_lies_beside_a_view_is_not_reported(device, view):
     del held
 
 
-def test_what_is_masked_repaired_or_never_used_is_no_error(device):
+def test_masked_repaired_or_unused_values_are_not_errors(device):
     x = torch.ones(6, 6, device=device)
     mask = torch.ones(6, 6, device=device).triu(1).bool()
     with torchnan.detect(action="log") as watch:
@@ -142,7 +142,7 @@ def test_what_is_masked_repaired_or_never_used_is_no_error(device):
 
 
 def test_counts_of_alarms_and_waits(device):
-    """A healthy step waits for no device; an alarm is handled once, and what is printed is waited for."""
+    """A healthy step does not wait for a device; an alarm is handled once, and printing waits for the value."""
     x = torch.rand(64, 64).to(device) + 1
     with torchnan.detect(action="log") as watch:
         y = (x @ x).log()
@@ -175,7 +175,7 @@ def test_bounds_spare_most_of_the_scan(device):
     del y
 
 
-def test_who_has_made_an_argument_is_known(device):
+def test_the_maker_of_an_argument_is_known(device):
     """The rule of a backward pass asks for it: nothing is above 0 in a log_softmax. Fails if only the host is asked."""
     x = torch.randn(64, 128).to(device)
     backward = torch.ops.aten._log_softmax_backward_data
@@ -205,7 +205,7 @@ def test_where_an_assumption_fails_what_was_proved_from_it_is_void(machine, devi
     assert watch.first.line == line
 
 
-def test_what_was_larger_than_assumed_is_no_alarm_the_next_time(machine, device):
+def test_a_value_larger_than_assumed_raises_the_alarm_once(machine, device):
     """Fails without Assumptions::raise(): each step waits for the device again."""
     x = torch.full((100, 100), 20.0).to(device)
 
@@ -225,7 +225,7 @@ def test_what_was_larger_than_assumed_is_no_alarm_the_next_time(machine, device)
 
 @pytest.mark.parametrize("place", [0, 7, 8, 15, 16, 39])
 def test_one_of_many_inputs_is_followed(device, place):
-    """Fails without Event::more: stack() would be told to have made it."""
+    """Fails without Event::more: stack() would be reported as the origin."""
     norms = [torch.ones((), device=device) for _ in range(40)]
     with torchnan.detect(action="log") as watch:
         norms[place] = (norms[place] - 2).log()
@@ -246,8 +246,8 @@ def test_lists_are_gone_through_together(device):
     assert [finding.op for finding in watch.findings] == ["aten::sqrt", "aten::log"]
 
 
-def test_a_nan_that_the_program_puts_there_is_no_alarm_and_is_followed(device):
-    """As on the host: what is computed with it is told, as what it was put into."""
+def test_a_nan_that_the_program_writes_raises_no_alarm_and_is_followed(device):
+    """As on the host: the operation that computes with the value is reported, and so is the one that receives it."""
     with torchnan.detect(action="log") as watch:
         places = torch.full((4,), NAN, device=device)
         places = places.nan_to_num(0.0)
@@ -261,7 +261,7 @@ def test_a_nan_that_the_program_puts_there_is_no_alarm_and_is_followed(device):
 
 @pytest.fixture
 def two_ranks(device):
-    """Of which the other one is made up: its collectives do nothing."""
+    """The second rank is simulated: its collectives do nothing."""
     torch.distributed.init_process_group(f"{device.type}:fake", store=FakeStore(), rank=0, world_size=2)
     yield
     torch.distributed.destroy_process_group()
@@ -278,7 +278,7 @@ def test_what_another_rank_has_sent_is_reported_as_such(machine, device, two_ran
     del held
 
 
-def test_memory_that_others_may_have_written_is_looked_at_again(machine, device):
+def test_memory_that_others_may_have_written_is_scanned_again(machine, device):
     """Fails if Journal::doubt() does nothing."""
     x = torch.ones(4, device=device)
     with torchnan.detect(action="log") as watch:
@@ -292,7 +292,7 @@ def test_memory_that_others_may_have_written_is_looked_at_again(machine, device)
 
 
 def test_memory_that_is_written_in_parts_is_known_in_parts(device):
-    """Fails without Journal::tells_all_of(): what nobody wrote would pass for written."""
+    """Fails without Journal::tells_all_of(): unwritten memory would count as written."""
     cache = torch.empty(5, 4, device=device)
     with torchnan.detect(action="log") as watch:
         cache = torch.empty(5, 4, device=device)

@@ -1,4 +1,4 @@
-"""Steps of Adam on a device: what is proved of them, and that nothing is missed by it."""
+"""Steps of Adam on a device: what is proved, and that no value is missed."""
 
 from __future__ import annotations
 
@@ -92,9 +92,9 @@ def test_a_bad_gradient_is_reported_with_its_origin(machine, training):
 
 @pytest.mark.parametrize("training", [{"foreach": True}], ids=["foreach"], indirect=True)
 def test_a_gradient_larger_than_assumed_voids_what_was_proved_of_the_step(machine, training):
-    """Its square overflows: the second moment is Inf, though the step was proved. Fails if the step's proofs stay.
+    """Its square overflows: the second moment is Inf, although the step was proved. Fails if the step's proofs stay.
 
-    In one form alone: from a place in the program where this has happened, nothing is assumed any more.
+    Runs in one form only: after this has happened at a call site, nothing is assumed there any more.
     """
     model, optimizer, watch = training
     backward(model)
@@ -105,7 +105,7 @@ def test_a_gradient_larger_than_assumed_voids_what_was_proved_of_the_step(machin
 
 
 def test_of_a_step_that_raises_nothing_is_believed(machine, training, monkeypatch):
-    """Fails if what was known of the moments before is kept: the first ones have been written by then."""
+    """Fails if the old bounds of the moments are kept: the first ones have been written by then."""
     model, optimizer, watch = training
 
     def stopped(*_):

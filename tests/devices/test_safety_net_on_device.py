@@ -27,7 +27,7 @@ def test_a_bound_that_is_too_small_is_found_within_n_steps(device):
                 for step in range(2, 2 + 2 * EVERY):
                     watch.mark_step(step)
                     z = y * y
-                    z.sum().item()  # what the device has found is read
+                    z.sum().item()  # reads the results of the device
             assert _testing.is_rule_withdrawn("aten::mul")
         assert watch.findings == []
     finally:

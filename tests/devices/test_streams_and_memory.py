@@ -1,5 +1,5 @@
-"""What programs do with streams, memory and graphs on a GPU, on the device that lags: nothing is read that has been
-given back, nothing is reported that is finite, and nothing waits."""
+"""Streams, memory and graphs as GPU programs use them, on the lagging device: no freed memory is read, no finite value
+is reported, and nothing waits."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def default_stream(device):
 
 
 def test_memory_that_a_storage_gives_back_is_not_read_by_a_scan_that_waits(machine, device, ints):
-    """As FSDP2 does: gather, use, reshard by resize_(0); the block is given out again, for something else."""
+    """Like FSDP2: gather, use, reshard by resize_(0); the block is then reused for something else."""
     ones = torch.ones(N, dtype=torch.bfloat16).to(device)
 
     def step():
@@ -110,8 +110,8 @@ def test_a_bad_tensor_that_is_given_back_is_reported_without_its_values(machine,
     assert errors(watch) == [("inf", "op", "aten::log")]
 
 
-def test_what_is_written_without_an_operation_is_scanned_before(machine, device):
-    """As Triton and ctypes do, who ask for the address first."""
+def test_memory_written_without_an_operation_is_scanned_before(machine, device):
+    """Like Triton and ctypes, which take the address first."""
     with torchnan.detect(action="log") as watch:
         x = torch.special.i0e(torch.ones(64, device=device))
         address = x.data_ptr()
@@ -125,7 +125,7 @@ def test_what_is_written_without_an_operation_is_scanned_before(machine, device)
 
 
 def test_memory_of_another_stream_is_read_before_the_event_that_frees_it(machine, device, ints):
-    """As FSDP2 does: what one stream has gathered, another reads, and events say when it may be used again."""
+    """Like FSDP2: one stream gathers, another reads, and events say when the memory may be reused."""
     main, gather = default_stream(device), stream(device)
     weight = torch.ones(N, dtype=torch.bfloat16).to(device)
     machine.synchronize()
@@ -133,7 +133,7 @@ def test_memory_of_another_stream_is_read_before_the_event_that_frees_it(machine
     def step():
         with gather:
             gathered = torch.empty(N, dtype=torch.bfloat16, device=device)
-            gathered.view(torch.int16).copy_(weight.view(torch.int16))  # a collective: nobody sees it
+            gathered.view(torch.int16).copy_(weight.view(torch.int16))  # a collective that torchnan does not see
         main.wait_stream(gather)
         y = gathered * weight  # the copy out
         event = main.record_event()
@@ -142,7 +142,7 @@ def test_memory_of_another_stream_is_read_before_the_event_that_frees_it(machine
             gather.wait_event(event)
             other = torch.empty(N // 2, dtype=torch.int32, device=device)
             other.copy_(ints)
-        machine.run(gather, 100)  # at the same time as what the main stream has left
+        machine.run(gather, 100)  # at the same time as the remaining work of the main stream
         return y.float().sum().item()
 
     assert_silent_and_nothing_stale_is_read(machine, step)
@@ -195,7 +195,7 @@ def test_a_stream_that_is_not_current_keeps_its_batch(machine, device):
 def test_a_copy_in_the_background_is_not_read_before_it_is_made(machine, device):
     x = torch.full((N,), 1.0).to(device)
     machine.synchronize()
-    host = torch.full((N,), NAN)  # what the buffer held before
+    host = torch.full((N,), NAN)  # the old contents of the buffer
     with torchnan.detect(action="log") as watch:
         host.copy_(x, non_blocking=True)
         machine.synchronize()
@@ -220,7 +220,7 @@ def test_a_copy_in_the_background_proves_nothing(machine, device):
 
 @pytest.fixture
 def two_ranks(device):
-    """Of which the other one is made up: its collectives do nothing."""
+    """The second rank is simulated: its collectives do nothing."""
     torch.distributed.init_process_group(f"{device.type}:fake", store=FakeStore(), rank=0, world_size=2)
     yield
     torch.distributed.destroy_process_group()
@@ -243,7 +243,7 @@ def receive(x, out):
 
 
 @pytest.mark.parametrize("collective", [gather_into_tensor, gather_list, exchange, receive], ids=lambda f: f.__name__)
-def test_what_a_collective_will_write_is_not_read_before(machine, device, two_ranks, collective):
+def test_memory_of_a_pending_collective_is_not_read(machine, device, two_ranks, collective):
     x = torch.ones(512).to(device)
     junk = torch.full((1024,), -1, dtype=torch.int32).to(device)
     machine.synchronize()
@@ -261,7 +261,7 @@ def test_what_a_collective_will_write_is_not_read_before(machine, device, two_ra
 
 
 def test_what_a_collective_has_written_is_not_taken_for_what_was_there(machine, device, two_ranks):
-    """Fails if the output keeps the bound of what the program had written there."""
+    """Fails if the output keeps the bound of the program's earlier values there."""
     x = torch.ones(512).to(device)
     with torchnan.detect(action="log") as watch:
         out = torch.zeros(1024, device=device)
@@ -272,7 +272,7 @@ def test_what_a_collective_has_written_is_not_taken_for_what_was_there(machine, 
     assert "received it from another rank" in watch.first.hint
 
 
-def test_the_copy_in_of_fsdp2_hands_out_memory_that_nobody_has_written(machine, device, two_ranks):
+def test_the_copy_in_of_fsdp2_returns_uninitialized_memory(machine, device, two_ranks):
     import torch.distributed.fsdp._fully_shard._fsdp_collectives  # registers fsdp::*
 
     parts = [torch.ones(8).to(device), torch.ones(8).to(device)]
@@ -360,7 +360,8 @@ def test_a_replay_is_reported_with_the_operation_that_was_captured(machine, devi
 
 
 def test_what_a_graph_writes_is_not_bounded_by_what_was_written_before_its_replay(machine, device):
-    """As a gradient that is set to zero between replays, and read after them: a replay is no operation that is seen."""
+    """Like a gradient that is set to zero between replays, and read after them: a replay is not an observable
+    operation."""
     x = torch.ones(N).to(device)
     side = stream(device)
     machine.synchronize()
@@ -418,7 +419,7 @@ def test_a_scanner_that_cannot_be_made_during_a_capture_is_made_later(machine):
 # -- infinities by design
 
 
-def test_the_padding_of_attentions_logsumexp_is_no_alarm(machine, device):
+def test_the_padding_of_attentions_logsumexp_raises_no_alarm(machine, device):
     """Memory-efficient attention pads it to a multiple of 32 with +inf, and its backward pass reads it."""
     library = torch.library.Library("aten", "IMPL")
 
@@ -485,7 +486,7 @@ def test_what_a_step_has_written_is_scanned_when_it_ends(machine, device):
 
 
 def test_an_error_is_not_raised_between_two_operations(machine, device):
-    """Nobody catches it there, and half of the weights are written: it is raised at the next harm."""
+    """Nothing catches it there, and half of the weights are written: it is raised at the next harm."""
     x = torch.zeros(4).to(device)
     with torchnan.detect() as watch:
         (x / x).sum()
@@ -504,7 +505,7 @@ def test_an_error_is_not_raised_between_two_operations(machine, device):
 
 
 @pytest.mark.parametrize(("lists", "is_recorded"), [(10, True), (60, False)])
-def test_an_origin_older_than_the_window_is_said_to_be(machine, device, lists, is_recorded):
+def test_an_origin_older_than_the_window_is_reported_as_such(machine, device, lists, is_recorded):
     x = torch.zeros(4).to(device)
     parameters, gradients = ([torch.ones(4).to(device) for _ in range(500)] for _ in range(2))
     machine.synchronize()
@@ -526,7 +527,7 @@ def test_an_alarm_is_waited_for_once(machine, device):
     y = torch.ones(8).to(device)
     machine.synchronize()
     with torchnan.detect(action="log"):
-        large = torch.special.i0(x)  # above what is assumed: an alarm, and no NaN
+        large = torch.special.i0(x)  # above the assumed bound: an alarm without a NaN
         for _ in range(120):  # as many as go out together
             y + 1
         machine.synchronize()
@@ -597,7 +598,7 @@ def test_the_gil_is_not_waited_for_under_a_lock(machine, device):
 
 @pytest.mark.usefixtures("ends")
 def test_taking_addresses_does_not_wait_for_operations_of_another_thread(machine, device):
-    """A deadlock if a new call site is looked up while a lock is held: the GIL is with who waits for the lock."""
+    """Deadlocks if a new call site is looked up while a lock is held: the holder of the GIL waits for the lock."""
     x, y = torch.ones(8).to(device), torch.ones(8).to(device)
     machine.synchronize()
 

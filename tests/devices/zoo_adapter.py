@@ -1,5 +1,5 @@
-"""torchnan on a device as the zoo's scorer sees it. A program that PyTorch cannot run there, or that shows no symptom
-there, is told by a note."""
+"""torchnan on a device, for the zoo's scorer. A note marks a program that PyTorch cannot run there, or that shows no
+symptom there."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def go_there():
 
 
 def why_not(case):
-    """In a process of its own: a GPU can be used only by one that is not forked from one that has."""
+    """In a separate process: a GPU can be used only in a process whose parent has not used one."""
     end, other_end = os.pipe()
     child = os.fork()
     if child == 0:
@@ -52,7 +52,7 @@ def why_not(case):
 
 
 def shows_symptom(case):
-    """As the zoo says: a bug leaves something non-finite, and a clean program does not."""
+    """Checks the zoo's claim: a bug leaves something non-finite, and a clean program does not."""
     symptoms = [x.detach().cpu() for x in case.run() if isinstance(x, torch.Tensor)]
     floating = [x for x in symptoms if x.is_floating_point() or x.is_complex()]
     return (case.kind == "clean") == all(bool(torch.isfinite(x).all()) for x in floating)

@@ -1,4 +1,4 @@
-"""Noise is no verdict, whatever its distribution; and what is put into it is found, at its step."""
+"""Noise leads to no verdict, whatever its distribution; a planted failure is found, at its step."""
 
 from __future__ import annotations
 

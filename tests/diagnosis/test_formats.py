@@ -1,4 +1,4 @@
-"""Logs as other programs write them are read for what they say: healthy, or with a loss that is NaN to the end."""
+"""Logs as other programs write them are read correctly: healthy, or with a loss that is NaN to the end."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_what_a_healthy_program_prints_is_healthy(form, tmp_path):
     assert len(run) == STEPS
 
 
-def test_names_and_evaluations_are_told_apart(tmp_path):
+def test_names_and_evaluations_are_distinguished(tmp_path):
     run = read(written(tmp_path, fairseq, bad=None))
     assert run.step.tolist() == list(range(1, STEPS + 1))
     assert run.column("eval_loss").given.sum() == 2
@@ -238,7 +238,7 @@ def test_names_and_evaluations_are_told_apart(tmp_path):
     assert run.notes == ["2 lines with a loss are written in another way: summaries, left out."]
 
 
-def test_the_summary_at_the_end_of_a_trainer_is_no_step(tmp_path):
+def test_the_summary_at_the_end_of_a_trainer_is_not_a_step(tmp_path):
     run = read(written(tmp_path, transformers, bad=None))
     assert 9.99 not in run.column("loss").values
     assert run.column("eval_loss").given.sum() == 4
@@ -396,7 +396,7 @@ def test_event_files_of_training_and_evaluation_in_folders_of_their_own(tmp_path
     assert run.column("eval_loss").given.sum() == STEPS
 
 
-# -- a pattern, and what is no log
+# -- a pattern, and files that are not logs
 
 
 def test_a_pattern_says_how_lines_are_written(tmp_path):
@@ -418,7 +418,7 @@ def test_a_log_without_a_loss_names_its_other_numbers(tmp_path):
         read(path)
 
 
-# -- what is broken though the loss looks well
+# -- failures although the loss looks good
 
 
 def test_a_loss_of_0_with_a_gradient_norm_of_nan_is_broken(tmp_path):

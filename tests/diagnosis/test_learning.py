@@ -78,6 +78,6 @@ def test_an_evaluation_loss_that_falls_with_the_training_is_healthy():
     assert verdict_of(loss=falling(), eval_loss=falling() + 0.1 + noise).kind == "healthy"
 
 
-def test_the_last_rows_of_a_run_that_goes_on_are_not_asked_whether_they_learn():
+def test_the_last_rows_of_a_running_training_are_not_checked_for_learning():
     run = of_columns(range(STEPS), {"loss": flat(math.log(10))})
     assert diagnose(run, is_whole=False).verdicts[0].kind == "healthy"

@@ -1,4 +1,4 @@
-"""The page of a diagnosis, in a real browser: it shows what it should, offline, and obeys nobody's names."""
+"""The page of a diagnosis, in a real browser: it shows its content, offline, and no name acts on it."""
 
 from __future__ import annotations
 

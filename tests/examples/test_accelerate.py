@@ -13,7 +13,7 @@ pytest.importorskip("accelerate")
 EXAMPLE = REPOSITORY / "examples" / "accelerate_loop.py"
 
 
-def test_the_loop_goes_on_after_a_bad_batch_and_runs_it_again(tmp_path):
+def test_the_loop_continues_after_a_bad_batch_and_runs_it_again(tmp_path):
     ended = run([sys.executable, str(EXAMPLE), "captures"], cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     steps = [line for line in ended.stdout.splitlines() if line.startswith("step ")]
@@ -26,4 +26,4 @@ def test_the_loop_goes_on_after_a_bad_batch_and_runs_it_again(tmp_path):
     assert f"aten::div at {EXAMPLE}:{line}: other is 0" in ended.stdout
     assert "Step 3 run again from captures/rank-0-step-00000003: persistent" in ended.stdout
     assert f"made by   aten::div, output 0   at {EXAMPLE}:{line}" in ended.stdout
-    assert "was not applied" not in ended.stderr  # it is said once
+    assert "was not applied" not in ended.stderr  # it is printed once

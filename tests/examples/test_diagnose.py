@@ -1,4 +1,4 @@
-"""examples/diagnose.py: a training that goes wrong twice, and what is said of it while it does and afterwards."""
+"""examples/diagnose.py: a training that goes wrong twice, and its diagnosis during the run and afterwards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytest.importorskip("transformers")
 
 @pytest.fixture(scope="module")
 def example(tmp_path_factory):
-    """The program run once, and the folder with all that it has written."""
+    """The program run once, and the folder with everything that it has written."""
     out = tmp_path_factory.mktemp("diagnose")
     ended = run([sys.executable, str(REPOSITORY / "examples" / "diagnose.py"), "--out", str(out)])
     assert ended.returncode == 0, ended.stdout + ended.stderr[-3000:]

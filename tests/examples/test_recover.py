@@ -18,7 +18,7 @@ STEPS, SEEDS = 96, 4
 
 @pytest.fixture(scope="module")
 def example(tmp_path_factory):
-    """The program run once, in a short form: its output, and the folder with all that it has written."""
+    """The program run once, in a short form: its output, and the folder with everything that it has written."""
     out = tmp_path_factory.mktemp("recover")
     program = [sys.executable, str(EXAMPLES / "recover.py"), "--out", str(out)]
     ended = run([*program, "--steps", str(STEPS), "--seeds", str(SEEDS)])
@@ -107,6 +107,6 @@ def test_the_picture_is_drawn_and_named(example):
 
 
 def line_of(path, text):
-    """The number of the one line that has this in it."""
+    """The number in the only line that contains this text."""
     [line] = [i for i, line in enumerate(path.read_text().splitlines(), 1) if text in line]
     return line

@@ -77,7 +77,7 @@ class Progress:
 
 @dataclasses.dataclass
 class Totals:
-    """What all searches of a file have done."""
+    """The totals of all searches of a file."""
 
     seeds: dict[str, int] = dataclasses.field(default_factory=dict)  # the next of each generator
     compared: dict[str, int] = dataclasses.field(default_factory=dict)

@@ -160,7 +160,7 @@ class Builder:
         return [(x, x.untyped_storage(), x.storage_offset(), x.shape, x.stride()) for x in tensors]
 
     def made(self) -> list[str]:
-        """Returns the lines that make what is there before detection."""
+        """Returns the lines that make the values that exist before detection."""
         return [f"{name} = {value}" for name, value in self._made]
 
     def recent(self, count: int = 4) -> list[str]:

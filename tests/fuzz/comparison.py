@@ -14,7 +14,7 @@ from tests.fuzz.truth import Origin, Truth, is_bad, may_hold_nonfinite
 from tests.support.bound_samples import Claim, collecting
 
 COMPILED = re.compile(r"torch\.compile\(f, .*\)$", re.MULTILINE)
-UNSEEN = Origin("external", "?", ("?", 0))  # of what was written without an operation
+UNSEEN = Origin("external", "?", ("?", 0))  # for values written without an operation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Disagreement:
 
 @dataclasses.dataclass(frozen=True)
 class Modes:
-    """What a generator's programs are compared with, besides a plain run."""
+    """The runs that a generator's programs are compared with, besides a plain run."""
 
     exact: bool = True
     truth: bool = True
@@ -70,7 +70,7 @@ def disagreements(program: Program, modes: Modes) -> list[Disagreement]:
 
 
 def claims_of(program: Program) -> tuple[list[Claim], int]:
-    """Returns what the rules claim while the program runs, and the internal errors."""
+    """Returns the claims of the rules while the program runs, and the internal errors."""
     claims: list[Claim] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -112,10 +112,10 @@ def other_options(program: Program, facts: list[Fact], **options: Any) -> list[t
 
 
 def plainly(facts: list[Fact]) -> list[Fact]:
-    """What nobody has proved before is a value that came in, and not one that was written outside.
+    """Values without an earlier proof came in, and were not written outside of the dispatcher.
 
-    To keep a value that came in does no harm, nor to read an Inf: the two can differ in whether these are reported. Two
-    values of one origin that are first read at one place are one finding.
+    Keeping a value that came in is not harm, and neither is reading an Inf: the runs may differ in whether these are
+    reported. Two values of one origin that are first read at one call site are one finding.
     """
     compared = [tuple("input" if value == "foreign" else value for value in fact) for fact in facts]
     told = [fact for fact in compared if not (fact[2] == "input" and (fact[6] == "alive" or fact[1] == "inf"))]
@@ -132,8 +132,8 @@ def against_eager(program: Program, compiled: Run) -> list[tuple[str, Any]]:
 
 
 def origin_of(fact: Fact) -> Fact:
-    """Returns what does not depend on who runs an operation. Decompositions are other operations at the same line, and
-    that an infinite slope is a factor of a formula is known of PyTorch's own nodes alone."""
+    """Returns the facts that do not depend on how an operation is run. Decompositions are other operations at the same
+    line, and only nodes of PyTorch are known to have an infinite slope as a factor."""
     _, kind, origin, _, place, phase, harm, step = fact
     return (kind if phase == "forward" else "", origin, place, phase, harm, step)
 
@@ -165,7 +165,7 @@ def against_truth(result: Run, facts: list[Fact], program: Program) -> list[tupl
         return found
     alive = [fact for fact in errors if fact[6] == "alive"]
     if alive and not held and result.error is None:
-        found.append(("held by nobody", alive))
+        found.append(("not referenced", alive))
     is_known = bool(errors) and not _is_unknown_line(errors[0][5], truth, program)
     if len(errors) == 1 and errors == alive and errors[0][2] == "op" and held and is_known:
         lines = {origin.line for own in held.values() for origin in own}

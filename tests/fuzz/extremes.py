@@ -11,7 +11,7 @@ from tests.fuzz.values import FORMS, scales
 
 DTYPES = ["F32"] * 3 + ["F64", "HF", "BF"]
 PLAIN_SCALARS = ["0.5", "1", "2", "-1", "0", "-0.0", "3", "0.1", "1 / 3", "-2.5", "1e-3", "1e3", "True", "1 - 1e-12"]
-# At the ends of a dtype, and of what a dtype rounds to zero, to one, or to infinity.
+# At the ends of a dtype, and numbers that a dtype rounds to zero, to one, or to infinity.
 EXTREME_SCALARS = [
     *("1e-8", "2.9e-8", "6e-8", "6.2e-5", "1 - 1e-4", "1 - 1e-8", "65504.0", "65519.9", "65520.0", "-7e4", "1e-6"),
     *("1e-38", "1e-40", "1.4e-45", "7e-46", "1e-46", "1e-50", "5e-324", "1e-30", "1e30", "3e38", "-3e38", "3.4e38"),

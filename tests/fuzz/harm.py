@@ -30,7 +30,7 @@ OVERWRITES = [
     *("torch.add(torch.ones_like(v), 1., out=v)", "v.set_(torch.ones_like(v))", "v.data = torch.ones_like(v)"),
     *("v.uniform_()", "torch._foreach_zero_([v])", "v.index_fill_(0, torch.arange(v.shape[0]), 1.)", "v.random_(0, 3)"),
 ]
-GRADIENTS = {  # what is done with a gradient that `loss.backward()` has made bad, and what has to be reported
+GRADIENTS = {  # uses of a gradient that `loss.backward()` has made bad, and the expected report
     "opt.step()": "error",
     "if torch.isfinite(p.grad).all(): opt.step()": "silent",
     "opt.zero_grad(set_to_none=False); opt.step()": "silent",
@@ -68,7 +68,7 @@ class weakref_holder:
 
 @dataclasses.dataclass(frozen=True)
 class Expectation:
-    """What has to be reported: error, read, silent, warning, or anything; and where."""
+    """The expected report: error, read, silent, warning, or anything; and where."""
 
     report: str
     line: int
@@ -83,7 +83,7 @@ def generate(seed: int) -> tuple[Program, Expectation]:
     leaf = ".requires_grad_()" if with_gradient else ""
     fate = choice.choice(["hold", "repair", "read", "drop", "root", "gradient", "overwrite", "unread"])
     first = 1
-    if fate == "unread" and expression.endswith(".float()"):  # which reads what the multiplication has made
+    if fate == "unread" and expression.endswith(".float()"):  # which reads the result of the multiplication
         expression, op = "(x*1e30)*(x*1e30)", "aten::mul"
     lines = [f"v = {expression}"]
     if choice.random() < 0.3 and fate != "unread":
@@ -123,7 +123,7 @@ def _fate(choice: random.Random, fate: str, with_gradient: bool) -> tuple[list[s
 
 
 def disagreements(seed: int) -> list[Disagreement]:
-    """Returns what is reported otherwise than the page says, with and without proofs."""
+    """Returns the differences between the reports and the page, with and without proofs."""
     program, expected = generate(seed)
     found = []
     for options in (PROOFS_ALONE, EXACT):

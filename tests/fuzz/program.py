@@ -149,7 +149,7 @@ class Program:
 
 @dataclasses.dataclass
 class Run:
-    """What came of a program: its variables, its error, and what was reported of it."""
+    """The result of a program: its variables, its error, and its reports."""
 
     variables: dict[str, Any]
     error: tuple[str, str] | None
@@ -183,7 +183,7 @@ def keeping_dispatch_state() -> Iterator[None]:
 
 @contextlib.contextmanager
 def ignoring_errors_of_threads() -> Iterator[None]:
-    """Prints none: what a failing thread has written by then is compared like everything else."""
+    """Prints none: the state that a failing thread has written is compared like everything else."""
     hook, threading.excepthook = threading.excepthook, lambda _: None
     try:
         yield
@@ -216,12 +216,12 @@ def run(program: Program, mode: str, **options: Any) -> Run:
             result.variables = names["program"](*made)
         except Exception as error:  # noqa: BLE001 (a program may fail in any way, as long as it always does)
             result.error = (type(error).__name__, str(error)[:150])
-        made = ()  # what the program has let go of is held by nobody
+        made = ()  # releases the objects that the program has released
     return result
 
 
 def fact(finding: Any) -> Fact:
-    """What two runs of a program have to agree on."""
+    """The facts on which two runs of a program must agree."""
     place = (os.path.basename(finding.file or "?"), finding.line)
     harm = finding.harm.kind
     return (finding.level, finding.kind, finding.origin, finding.op, place, finding.phase, harm, finding.step)

@@ -105,7 +105,7 @@ def test_a_tensor_that_a_refused_line_has_given_other_memory_is_as_before():
     assert builder.scope["x"].equal(torch.ones(10, 10))
 
 
-def test_a_program_of_memory_games_reads_nothing_that_nobody_wrote(fills_new_memory):
+def test_a_memory_program_reads_no_uninitialized_memory(fills_new_memory):
     source, _, disagreements = of_seed("storage", 98000043)
     assert disagreements == []
     result = run(Program("storage", 98000043, source), "plain")
@@ -247,7 +247,7 @@ def test_a_harm_program_is_held_to_its_page():
     assert len(program.source.splitlines()) >= expected.line
 
 
-def test_a_search_goes_on_after_a_program_that_kills_its_process(monkeypatch, capfd):
+def test_a_search_continues_after_a_program_that_kills_its_process(monkeypatch, capfd):
     def of_seed(generator, seed):
         if seed == 7:
             os._exit(9)
@@ -267,7 +267,7 @@ def test_a_search_goes_on_after_a_program_that_kills_its_process(monkeypatch, ca
     assert capfd.readouterr().out.splitlines() == said
 
 
-def test_a_search_goes_on_where_the_last_one_ended(monkeypatch, capfd, tmp_path):
+def test_a_search_continues_where_the_last_one_ended(monkeypatch, capfd, tmp_path):
     def of_seed(generator, seed):
         return "", 1000, [f"wrong: {seed}"] if seed == 7 else []
 

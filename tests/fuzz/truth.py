@@ -1,9 +1,9 @@
 """A slow truth that shares no code with torchnan: every argument and every result of every operation is read.
 
-For each storage, an integer per two bytes stands for the set of origins of what is there. An origin is an operation
-that made a non-finite element of finite ones, or a kind that none of its arguments had; a constant; or an external
-value. Not known: what is written silently (running statistics), lines of backward passes of lists, memory that nobody
-has written.
+For each storage, an integer per two bytes stands for the set of origins of its contents. An origin is an operation that
+made a non-finite element from finite ones, or a kind that none of its arguments had; a constant; or an external value.
+Not covered: values that are written silently (running statistics), lines of backward passes of lists, uninitialized
+memory.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class Truth(TorchDispatchMode):
         self._lines: dict[int, Line] = {}  # by the number of the backward node
 
     def origins_of(self, x: torch.Tensor) -> frozenset[int]:
-        """Returns the origins of all non-finite elements; -1 stands for one that nobody saw being made."""
+        """Returns the origins of all non-finite elements; -1 stands for an unobserved one."""
         if not is_bad(x):
             return frozenset()
         known = self._provenance(x, make=False)
@@ -266,7 +266,7 @@ class Truth(TorchDispatchMode):
             return None
         return self._write(x, bad, inherited)
 
-    # -- what is given
+    # -- inputs
 
     def _given(self, x: torch.Tensor, op: str) -> frozenset[int]:
         own = self.origins_of(x)
@@ -325,7 +325,7 @@ class Truth(TorchDispatchMode):
         return known[1].as_strided([*x.size(), k], strides, x.storage_offset() * k)
 
     def _copy_bytes(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """What is known of memory goes with its bytes, as in copy.deepcopy() of a tensor: whole storages are copied."""
+        """The records about memory follow its bytes, as in copy.deepcopy() of a tensor: whole storages are copied."""
         known = self._memory.get(source.untyped_storage()._cdata)
         if target.shape == source.shape and target.storage_offset() == source.storage_offset() == 0:
             self._memory.pop(target.untyped_storage()._cdata, None)

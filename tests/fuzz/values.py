@@ -39,7 +39,7 @@ def tensor(seed: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
     return x.clamp(-top, top).to(dtype).clamp(-top, top)
 
 
-# Values that tempt a rule: at one scale, but for some.
+# Values that tempt a rule: all at one scale, with a few exceptions.
 FORMS = (
     *("normal", "normal", "normal", "normal", "constant", "positive", "signs", "single", "near", "next"),
     *("outlier", "sparse", "rows", "mixed", "top"),
@@ -56,7 +56,7 @@ def scales(dtype: torch.dtype) -> list[float]:
 
 
 def scaled(seed: int, shape: tuple[int, ...], dtype: torch.dtype, scale: float, form: str) -> torch.Tensor:
-    """Returns a tensor whose values are finite, but for the -inf of the form "masked"."""
+    """Returns a tensor with finite values, except for the -inf of the form "masked"."""
     generator = torch.Generator().manual_seed(seed)
     info = torch.finfo(dtype)
     x = torch.randn(shape, generator=generator, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""What only a GPU can show. Without one these tests are skipped, and fail under TORCHNAN_REQUIRE_CUDA=1."""
+"""Tests that need a GPU. Without one they are skipped, and fail under TORCHNAN_REQUIRE_CUDA=1."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def errors(watch):
     return [finding.op for finding in watch.findings if finding.level == "error"]
 
 
-def test_tensors_on_gpus_are_looked_at():
+def test_tensors_on_gpus_are_checked():
     assert _C.unscanned_reason("cuda") == ""
 
 

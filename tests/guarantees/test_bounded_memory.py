@@ -1,4 +1,4 @@
-"""Whatever goes wrong, for as long as it runs: memory stays flat, a finding stays small, nothing is kept alive."""
+"""A program may go wrong for as long as it runs: memory stays flat, a finding stays small, nothing is kept alive."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Measured:
 
     @property
     def growth(self) -> int:
-        """From the first moment to the last, or what it was in between."""
+        """The growth from the first to the last moment, or to the maximum in between."""
         return max(self.memory) - self.memory[0]
 
     @property
@@ -47,7 +47,7 @@ def measured(program: str, steps: int, watched: str, log: Path) -> Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """How many steps a program takes, and after how many of them it has no more to warm up for."""
+    """The number of steps of a program, and the number after which it is warmed up."""
 
     short: int
     long: int
@@ -73,7 +73,7 @@ def test_memory_is_flat(program, soak, tmp_path, figure):
     watched = measured(program, steps, "on", tmp_path / "on")
     more = watched.growth - alone.growth
     each_step = (watched.growth_after_warm_up - alone.growth_after_warm_up) / (steps / 2)
-    noise = 0 if soak else MB / (steps / 2)  # of the allocator: a chunk or two
+    noise = 0 if soak else MB / (steps / 2)  # for the allocator: a chunk or two
     assert more < 64 * MB, watched
     assert each_step < 1024 + noise, watched
     lines = (tmp_path / "on").read_bytes().splitlines() if (tmp_path / "on").exists() else []
@@ -89,7 +89,7 @@ LONG = "name" * 2500
 
 
 class Endless(nn.Module):
-    """Calls itself by way of ever longer functions, and then takes the logarithm of what is negative."""
+    """Calls itself through ever longer functions, and then takes the logarithm of a negative number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Endless(nn.Module):
         return self.longer(depth - 1) if depth else torch._foreach_log([self.get_parameter(LONG + "weight")] * 2000)[-1]
 
     def longer(self, depth: int) -> torch.Tensor:
-        """Of a file and a function with names of their own."""
+        """A file and a function with unique names."""
         code = Endless.descend.__code__.replace(co_filename=f"/{LONG}.py", co_name=LONG)
         return type(Endless.descend)(code, globals())(self, depth)
 
@@ -163,7 +163,7 @@ def test_a_line_is_short_whatever_is_long(program, tmp_path, figure):
 
 
 class Canary:
-    """Put into a node of a graph, lives as long as the node."""
+    """Stored in a node of a graph, it lives as long as the node."""
 
 
 def graph_of(x: torch.Tensor) -> tuple[torch.Tensor, Canary]:

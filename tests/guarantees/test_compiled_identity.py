@@ -1,7 +1,7 @@
-"""Detection changes nothing that is compiled: every operator that PyTorch lists for the CPU, compiled, off and on.
+"""Detection does not change compiled code: every operator that PyTorch lists for the CPU, compiled, off and on.
 
-Compared are all that a program can notice of a call and of its backward pass, and what the compiler counts: graphs,
-breaks, recompilations, and whether Inductor finds under detection what it has cached without.
+The test compares everything that a program can notice about a call and its backward pass, and the compiler's counters:
+graphs, breaks, recompilations, and whether Inductor finds under detection what it has cached without.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.support.cpu_operators import OPS, dtypes, samples, varies
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the compiler warns once in a process
 
-NAMES = [name for name, op in OPS.items() if dtypes(op)]  # three are for other devices alone
+NAMES = [name for name, op in OPS.items() if dtypes(op)]  # three are only for other devices
 SOME = NAMES[::75]  # each takes seconds to compile: all are in `make soak`
 COUNTED = ("stats", "frames", "graph_break", "recompiles", "unimplemented")
 
@@ -34,7 +34,7 @@ def calm():
 
 
 def compiled_afresh(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that is compiled for each run, and then called twice: the second call needs no other graph."""
+    """A function that is compiled for each run, and then called twice: the second call must not compile again."""
 
     def call(*args: Any, **options: Any) -> Any:
         torch._dynamo.reset()
@@ -47,7 +47,7 @@ def compiled_afresh(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def counted() -> dict[str, dict[str, int]]:
-    """What the compiler has counted since the beginning of the run."""
+    """The compiler's counters since the beginning of the run."""
     return {name: dict(counters[name]) for name in COUNTED}
 
 
@@ -66,7 +66,7 @@ def test_a_compiled_operator_is_the_same(name, figure):
         missed = counters["inductor"]["fxgraph_cache_miss"]
         faults = compared.faults(lambda facet: varies(op, dtype, "plain", facet))
         assert not faults, f"{name}: {faults}"
-        is_compiled = "error" not in compared.off.noticed  # what could not be compiled is in no cache
+        is_compiled = "error" not in compared.off.noticed  # a failed compilation is not cached
         assert missed == 0 or not is_compiled, f"{name}: compiled again under detection"
         runs += 1
         finite += compared.finite

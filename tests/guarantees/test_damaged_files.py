@@ -1,6 +1,7 @@
-"""Logs and captures that were cut or changed anywhere: what can be read of them, or one error; soon, in little memory.
+"""Logs and captures that were cut or changed anywhere: a reader returns the readable part or one error, quickly, in
+little memory.
 
-Documents of captures that were changed in their structure: ``tests/capture/test_damage.py``. Folders:
+Captures with structurally changed documents: ``tests/capture/test_damage.py``. Folders:
 ``tests/capture/test_reading.py``.
 """
 
@@ -34,7 +35,7 @@ def deadline():
 
 
 class Clock:
-    """The processor time of the longest of many reads, which other programs on the machine do not change."""
+    """The processor time of the longest of many reads, which does not depend on other programs."""
 
     def __init__(self) -> None:
         self.longest = 0.0
@@ -178,14 +179,14 @@ print(json.dumps([measured(path) for path in sys.argv[3:]]))
 
 
 def measured(what, small, paths):
-    """What each path gives when it is read, and by how many bytes memory grows meanwhile."""
+    """The result of reading each path, and how much memory grows meanwhile."""
     ended = run_python(MEASURED, what, str(small), *map(str, paths), OMP_NUM_THREADS="1")
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout.strip().splitlines()[-1])
 
 
 def line_with(text: bytes, part: bytes, line: bytes) -> bytes:
-    """A line of a mebibyte, with as much of a part as fits."""
+    """A line of a mebibyte, with one part as large as fits."""
     room = 2**20 - len(line)
     return line.replace(text, text + part * (room // len(part)), 1)
 
@@ -240,15 +241,15 @@ CLAIMS = {
 }
 
 
-def test_what_a_capture_claims_is_looked_at_before_memory_is_asked_for(tmp_path, figure):
-    """Fails when an array may be told of in many ways: seen, as a capture that loads."""
+def test_claims_of_a_capture_are_checked_before_memory_is_allocated(tmp_path, figure):
+    """Fails when the document may describe an array in several ways: seen, as a capture that loads."""
     paths = [tmp_path / claim for claim in ("small", *CLAIMS)]
     for path in paths:
         path.mkdir()
         capture_fuzz.forge(path, CLAIMS.get(path.name, b""))
     told = measured("capture", paths[0], paths[1:])
     for (claim, data), (found, grown) in zip(CLAIMS.items(), told, strict=True):
-        assert isinstance(found, str), f"{claim}: it is no CaptureError"
+        assert isinstance(found, str), f"{claim}: it is not a CaptureError"
         assert grown < MOST + len(data), claim
     most = max(grown for _, grown in told)
     figure(f"{len(told)} captures that claim terabytes and millions: refused in at most {most / 2**20:.0f} MiB")

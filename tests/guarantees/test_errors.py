@@ -1,4 +1,4 @@
-"""What goes wrong goes wrong in the same way: PyTorch's own error inputs, and programs that fail beside a NaN."""
+"""Errors are the same under detection: PyTorch's own error inputs, and programs that fail beside a NaN."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tests.support.call_observation import Call
 from tests.support.cpu_operators import LAYOUTS, OPS
 from torchnan.detection.errors import DetectorWarning
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # what operators warn about is compared, not told
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of operators are compared, not shown
 
-# How many of those that PyTorch lists raise nothing: some on other devices alone, some of the optimizers' only with
-# parameters that their own tests make.
+# How many of those that PyTorch lists raise nothing: some only raise on other devices, some optimizers only with
+# parameters from their own tests.
 NO_ERROR = {"operator": 5, "module": 0, "optimizer": 17}
 
 
@@ -36,14 +36,14 @@ OPTIMIZERS = {info.optim_cls.__name__: info for info in optim_db}
 
 
 def varies(name, facet):
-    """cat() lets out= grow before it refuses its device: memory that nobody has written."""
+    """cat() lets out= grow before it rejects its device: the new memory is uninitialized."""
     return name == "cat" and (facet.endswith(".bits") or facet.startswith("memory"))
 
 
 def operator_calls(op):
     inputs = list(op.error_inputs("cpu")) if op.error_inputs_func else []
     for layout in LAYOUTS if op.error_inputs_sparse_func else ():
-        with contextlib.suppress(NotImplementedError):  # it has none for this layout
+        with contextlib.suppress(NotImplementedError):  # there are none for this layout
             inputs += op.error_inputs_sparse("cpu", layout)
     for error in inputs:
         sample = error.sample_input
@@ -98,7 +98,7 @@ WAYS = {
 @pytest.mark.parametrize(
     ("calls_of", "infos"),
     [
-        pytest.param(operator_calls, OPERATORS, id="operators", marks=pytest.mark.breadth(0)),  # most of a minute
+        pytest.param(operator_calls, OPERATORS, id="operators", marks=pytest.mark.breadth(0)),  # takes most of a minute
         pytest.param(module_calls, MODULES, id="modules"),
         pytest.param(optimizer_calls, OPTIMIZERS, id="optimizers"),
     ],
@@ -116,12 +116,12 @@ def test_errors_are_the_same(calls_of, infos, way, figure, capfd):
     figure("{runs:,} calls that fail, of operators, modules and optimizers: the same errors off and on", runs=runs)
 
 
-# -- the program's own exception, where warnings are errors
+# -- the program's own exception, if warnings are errors
 
 
 @pytest.fixture
 def unraisable(monkeypatch):
-    """What Python is told of errors that nobody can take."""
+    """Errors that reach only sys.unraisablehook."""
     told = []
     monkeypatch.setattr(sys, "unraisablehook", lambda event: told.append(event.exc_value))
     return told
@@ -169,8 +169,8 @@ def in_a_finally(harm):
 @pytest.mark.parametrize("program", [in_the_open, in_a_hook, in_a_backward, in_a_finally])
 @pytest.mark.parametrize("action", ["raise", "warn", "log", fail])
 def test_the_programs_own_exception_arrives(program, action, unraisable):
-    """Under python -W error, with a finding made on the way, or with one waiting at the end of the detection. Fails
-    when a detection that an exception leaves judges what is held, and when a finding is warned of as a
+    """Under python -W error, with a finding made on the way, or with one pending at the end of the detection. Fails
+    when a detection that ends with an exception checks referenced values, and when a finding is warned about as a
     DetectorWarning."""
 
     def harm():
@@ -195,7 +195,7 @@ def test_the_programs_own_exception_arrives(program, action, unraisable):
 
 @pytest.mark.guarantee(2)
 def test_a_warning_that_is_an_error_ends_no_program(unraisable):
-    """action="warn" never raises: the finding goes where Python tells of errors that nobody can take."""
+    """action="warn" never raises: the finding goes to sys.unraisablehook."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with torchnan.detect(action="warn") as watch:

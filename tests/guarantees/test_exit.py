@@ -55,9 +55,10 @@ def test_an_end_is_what_it_is_without_torchnan(tmp_path, soak, figure):
     figure(f"{len(WAYS)} ways to end, {times} times each: the exit status and stderr of a program without torchnan")
 
 
-# What PyTorch does to a daemon thread that comes back from an operation when Python has ended: without torchnan too.
+# PyTorch does this to a daemon thread that returns from an operation after Python has ended, also without torchnan.
 ABORTED_BY_PYTORCH = (6, "terminate called without an active exception")
-TWO_ABORTED_BY_PYTORCH = (6, "terminate called recursively")  # what libstdc++ says if a second thread is as far
+# libstdc++ prints this if a second thread is at the same point
+TWO_ABORTED_BY_PYTORCH = (6, "terminate called recursively")
 
 
 def test_daemon_threads_at_work_when_the_program_ends(tmp_path, soak, figure):
@@ -77,8 +78,8 @@ def test_ten_thousand_findings_do_not_hold_up_the_end(tmp_path, figure):
     figure("10,000 findings in the log, all of them there when the program ends")
 
 
-def test_a_pipe_that_nobody_reads_is_refused_at_once(tmp_path):
-    """Fails when the log is opened without O_NONBLOCK: the program waits for ever for a reader."""
+def test_a_pipe_without_a_reader_is_rejected_at_once(tmp_path):
+    """Fails when the log is opened without O_NONBLOCK: the program waits forever for a reader."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     ended = run_python("import torch", deadline=120, TORCHNAN="log", TORCHNAN_LOG=str(pipe))
@@ -107,7 +108,7 @@ print(getattr(told, "formatted", told))
 
 @pytest.mark.parametrize("before", ["nothing", "torch"])
 def test_a_subinterpreter_is_reported_that_pytorch_does_not_work_there(before):
-    """Fails without check_interpreter(): PyTorch crashes there, or waits for ever."""
+    """Fails without check_interpreter(): PyTorch crashes there, or waits forever."""
     ended = run_python(SUBINTERPRETER, before, deadline=120)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert "ImportError" in ended.stdout

@@ -1,4 +1,4 @@
-"""Promise 10, for the step guard: what fails of its own work is told once and counted, and the policy is followed."""
+"""Promise 10, for the step guard: a failure inside it is reported once and counted, and the policy is followed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def one_thread():
 
 @pytest.fixture
 def said():
-    """What the guard's logger was given about failures."""
+    """The guard's log messages about failures."""
     kept = []
 
     class Keep(logging.Handler):
@@ -74,7 +74,7 @@ class Failing:
 
 
 class WithoutSharedNames(Net):
-    """A capture asks for all names of what is shared."""
+    """A capture asks for the names of all shared tensors."""
 
     def named_parameters(self, prefix="", recurse=True, remove_duplicate=True):
         if not remove_duplicate:
@@ -83,7 +83,7 @@ class WithoutSharedNames(Net):
 
 
 def test_a_capture_that_fails(expected, said, tmp_path):
-    """Its folder is gone. Fails when ``Captures.keep`` does not contain what it writes."""
+    """Its folder is gone. Fails when ``Captures.keep`` does not contain its writes."""
     training = Training(snapshot_every=2, captures=tmp_path / "captures")
     shutil.rmtree(tmp_path / "captures")
     (tmp_path / "captures").write_text("a file in its place")
@@ -126,8 +126,8 @@ FEW = [ERRORS[0], *(pytest.param(error, marks=pytest.mark.slow) for error in ERR
 @pytest.mark.parametrize("error", FEW, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("for_ever", [False, True])
 def test_a_snapshot_that_fails(error, for_ever, expected, said, tmp_path):
-    """By a function of the program's: torch.save() has a RuntimeError for a full disk. Fails when ``Rollback.take``
-    contains OSError alone."""
+    """Snapshots by a function of the program: torch.save() raises RuntimeError for a full disk. Fails when
+    ``Rollback.take`` contains only OSError."""
     save = Failing(error, nth=2, for_ever=for_ever)
     log = tmp_path / "log.jsonl"
     training = Training(snapshot_every=2, save=save, load=lambda step: None, log=log)
@@ -177,7 +177,7 @@ def test_no_snapshot_that_can_be_gone_back_to_stops_the_training_and_says_so(sai
 @pytest.mark.parametrize("error", FEW, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("for_ever", [False, True])
 def test_a_callback_that_raises(error, for_ever, expected, said):
-    """The policy answers. Fails when ``Wish.about`` does not contain the callback."""
+    """The policy decides. Fails when ``Wish.about`` does not contain the callback."""
     callback = Failing(error, for_ever=for_ever)
     training = Training(snapshot_every=2, on_instability=callback)
     run(training)
@@ -192,7 +192,7 @@ def test_a_callback_that_is_interrupted_ends_the_training():
         training.guard.step(bad_batch())
 
 
-# -- what is told
+# -- reports
 
 
 class Broken(logging.Handler):
@@ -213,7 +213,7 @@ def test_a_logging_handler_that_raises(expected):
 
 
 def test_a_recovery_log_that_cannot_be_written(expected, said, tmp_path):
-    """Fails when ``RecoveryLog`` is silent about it."""
+    """Fails when ``RecoveryLog`` does not report it."""
     run(Training(snapshot_every=2, log=tmp_path / "log.jsonl"))
     lines = (tmp_path / "log.jsonl").read_text().splitlines()
     training = Training(snapshot_every=2, log="/dev/full")
@@ -225,7 +225,7 @@ def test_a_recovery_log_that_cannot_be_written(expected, said, tmp_path):
 
 
 def test_a_replay_that_fails_is_reported_and_the_step_is_skipped(expected):
-    """The step function runs once and then never again as it did."""
+    """The step function runs once, and behaves differently afterwards."""
     runs = {"n": 0}
 
     def step(model, batch):
@@ -243,7 +243,7 @@ def test_a_replay_that_fails_is_reported_and_the_step_is_skipped(expected):
     assert "not replayed: it raised ConnectionError when run again" in event.notes[0]
 
 
-# -- refused before the training
+# -- rejected before the training
 
 
 def test_places_that_cannot_be_written_to_are_refused_at_once(tmp_path):

@@ -1,4 +1,5 @@
-"""Promise 10: whatever fails inside torchnan, the program goes on, is warned once for each cause, and it is counted."""
+"""Promise 10: if anything fails inside torchnan, the program continues; each cause is warned about once, and
+counted."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def expected():
 
 
 def watched(action="log", make_model=Net, **options):
-    """A training under detection; what torchnan has said of its own failures; what came out."""
+    """A training under detection; the warnings about failures inside torchnan; the result."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with torchnan.detect(action=action, **options) as watch:
@@ -31,7 +32,7 @@ def watched(action="log", make_model=Net, **options):
     return watch, own_warnings(caught), results
 
 
-# -- actions of the program's
+# -- actions of the program
 
 
 class Failing:
@@ -59,7 +60,7 @@ ERRORS = (ValueError("mine"), MemoryError(), Unspeakable(), StopIteration(), Ass
 @pytest.mark.breadth(1)
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_an_action_that_raises(error, expected, figure):
-    """Once and for ever, at each finding in turn. Fails when ``act`` does not contain the action."""
+    """Once and forever, at each finding in turn. Fails when ``act`` does not contain the action."""
     runs = 0
     for for_ever in (False, True):
         for nth in range(1, FINDINGS + 1):
@@ -77,8 +78,8 @@ def test_an_action_that_raises(error, expected, figure):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
 @pytest.mark.parametrize("place", ["forward", "backward", "optimizer", "end"])
-def test_what_is_no_error_reaches_the_program(error, place):
-    """Ctrl-C and sys.exit() in an action. Fails when ``throw_from_python`` makes errors of all that is raised."""
+def test_exceptions_that_are_not_errors_reach_the_program(error, place):
+    """Ctrl-C and sys.exit() in an action. Fails when ``throw_from_python`` turns every exception into an error."""
     action = Failing(error("stop"), 1, False)
     weight = torch.zeros(3, requires_grad=True)
     held = None
@@ -105,14 +106,14 @@ def test_what_is_no_error_reaches_the_program(error, place):
 @pytest.mark.parametrize("is_given", [False, True], ids=["found", "given"])
 @pytest.mark.parametrize("make_model", MODELS, ids=lambda model: model.__name__)
 def test_a_model_that_cannot_be_asked(make_model, is_given, tmp_path):
-    """Findings are made inside it, and it may be the one that names are asked of. Fails when ``_module_path`` does not
-    contain what it asks: then places are lost with the names."""
+    """Findings are made inside it, and it may be asked for names. Fails when ``_module_path`` does not contain its
+    calls: then the source lines are lost with the names."""
     expected = train(make_model)
     made = []
 
     def make_and_keep():
         model = make_model()
-        watch.model = model if is_given else None  # as detect(model=...) has it
+        watch.model = model if is_given else None  # like detect(model=...)
         made.append(model)
         return model
 
@@ -129,7 +130,8 @@ def test_a_model_that_cannot_be_asked(make_model, is_given, tmp_path):
 
 
 def test_objects_that_cannot_be_asked(expected):
-    """Alive anywhere in the process, as torchnan looks through all that is. Fails when one of them ends the search."""
+    """They exist somewhere in the process, and torchnan searches all objects. Fails when one of them ends the
+    search."""
     stranger = torch.zeros(3).as_subclass(Stranger)
     half_made = HalfMade()
     held = []
@@ -149,7 +151,7 @@ def make(x):
 
 
 def with_code(**changes):
-    """The same function, from elsewhere."""
+    """The same function, from another module."""
     return types.FunctionType(make.__code__.replace(**changes), globals())
 
 
@@ -173,7 +175,7 @@ def check_place(function, tmp_path):
     assert watch.report()
 
 
-# -- rules of the program's
+# -- rules of the program
 
 
 class Reckless:
@@ -217,7 +219,7 @@ def scale():
 @pytest.mark.breadth(4)
 @pytest.mark.parametrize("kind", ANSWERS)
 def test_a_bound_rule_that_raises_or_returns_nonsense(kind, scale, monkeypatch):
-    """The result is read, and a NaN in it is found. Fails when ``bound_from`` takes any number."""
+    """The result is scanned, and a NaN in it is found. Fails when ``bound_from`` accepts any number."""
     monkeypatch.setattr(sys.modules[__name__], "answer", ANSWERS[kind])
     x = torch.full((5000,), 2.0)
     x[7] = float("nan")
@@ -268,7 +270,7 @@ def test_an_alarm_goes_before_a_log_that_fails():
 
 
 def test_the_programs_own_errors_arrive_as_they_are():
-    """Whatever fails in torchnan beside them."""
+    """With various failures inside torchnan at the same time."""
     error = ZeroDivisionError("the program's own")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Promise 10: warnings that cannot be given, hooks and optimizers that fail, others who patch what torchnan patches."""
+"""Promise 10: failed warnings, failing hooks and optimizers, and other libraries that patch the same functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.processes import REPOSITORY
 pytestmark = pytest.mark.guarantee(10)
 
 
-# -- warnings that cannot be given
+# -- failed warnings
 
 WARNING = """
 import os, sys, warnings
@@ -35,7 +35,7 @@ def interrupt(*args, **kwargs):
 
 class Broken:
     def write(self, text):
-        raise BrokenPipeError(32, "nobody reads")
+        raise BrokenPipeError(32, "no reader")
     flush = write
 
 way = sys.argv[2]
@@ -79,7 +79,7 @@ if not interrupted:
 print(watch.stats()["internal_errors"])
 """
 
-UNTOLD = {"errors", "hook", "no warnings"}  # each finding's warning raises; where stderr fails, Python says nothing
+UNTOLD = {"errors", "hook", "no warnings"}  # the warning of each finding raises; if stderr fails, Python prints nothing
 WAYS = ("errors", "closed", "full", "interrupt")
 OTHER_WAYS = ("none", "no descriptor", "broken", "hook", "linecache", "no warnings")
 
@@ -87,10 +87,10 @@ OTHER_WAYS = ("none", "no descriptor", "broken", "hook", "linecache", "no warnin
 @pytest.mark.breadth(1)
 @pytest.mark.parametrize("way", [*WAYS, *(pytest.param(way, marks=pytest.mark.slow) for way in OTHER_WAYS)])
 def test_a_warning_that_cannot_be_given(way, tmp_path):
-    """``action="warn"`` where warnings are errors, or stderr is gone. Ctrl-C while one is shown is the program's. Fails
-    when ``Messenger::warn`` is noexcept, and when ``say`` keeps what is no error."""
+    """``action="warn"`` where warnings are errors, or stderr is gone. Ctrl-C during a warning reaches the program.
+    Fails when ``Messenger::warn`` is noexcept, and when ``say`` contains exceptions that are not errors."""
     ended = run_forked(WARNING, str(REPOSITORY), way, str(tmp_path / "log"))
-    unflushed = 120  # as Python says at exit
+    unflushed = 120  # Python's exit status for this
     assert ended.returncode == (unflushed if way in ("full", "broken") else 0), ended.stderr
     errors = int(ended.stdout)
     assert errors == FINDINGS if way in UNTOLD else errors == 0 or way == "closed"
@@ -109,7 +109,7 @@ def test_a_program_wide_detection_ends_without_a_stderr(tmp_path):
 
 
 class KeepsOtherThings(torch.optim.SGD):
-    """As optimizers from elsewhere do: beside the parameters, and no dicts."""
+    """Like optimizers of other packages: extra state beside the parameters, which is not a dict."""
 
     def step(self, closure=None):
         super().step(closure)
@@ -127,7 +127,7 @@ class NoGroups(torch.optim.SGD):
 
 
 def test_an_optimizer_with_another_kind_of_state():
-    """Fails when ``_check_state`` takes every state for a dict."""
+    """Fails when ``_check_state`` assumes that every state is a dict."""
     weight = torch.ones(3, requires_grad=True)
     with torchnan.detect(action="log") as watch:
         bad = torch.log(torch.tensor(-1.0))
@@ -141,8 +141,8 @@ def test_an_optimizer_with_another_kind_of_state():
 
 @pytest.mark.parametrize("with_closure", [False, True])
 def test_an_optimizer_that_cannot_be_asked(with_closure):
-    """The program's own error is the one that arrives, and torchnan's is counted. Fails when ``_before_step`` does not
-    contain."""
+    """The program's own error arrives, and torchnan's is counted. Fails when ``_before_step`` does not contain its
+    errors."""
     weight = torch.ones(3, requires_grad=True)
     optimizer = NoGroups([weight], lr=0.5)
     with warnings.catch_warnings(record=True) as caught:
@@ -194,7 +194,7 @@ def test_a_loss_scaler_that_fails():
     assert watch.stats()["internal_errors"] == 0
 
 
-# -- others who patch what torchnan patches
+# -- other libraries that patch the same functions
 
 
 PATCHED = [
@@ -208,7 +208,7 @@ PATCHED = [
 
 
 class Other:
-    """Another library: it wraps a function, and puts back what it has found."""
+    """Another library: it wraps a function, and restores the one that it found."""
 
     def __init__(self, holder, name):
         self.holder, self.name = holder, name
@@ -244,7 +244,7 @@ class Double(torch.autograd.Function):
 
 
 def use():
-    """All that is patched, once each."""
+    """Everything that is patched, once each."""
     x = torch.ones(3, requires_grad=True)
     Double.apply(x).sum().backward()
     thread = threading.Thread(target=lambda: torch.ones(1).tolist())
@@ -264,8 +264,8 @@ ORDERS = [
 
 @pytest.mark.parametrize("order", ORDERS, ids=" ".join)
 def test_patches_come_and_go_in_any_order(order, figure):
-    """Theirs works for as long as it is there, detection does, and in the end everything is as it was: also after many
-    times. Fails when ``replace`` puts back what it has found without looking what is there."""
+    """Their wrapper works as long as it exists, so does detection, and in the end everything is restored, even after
+    many rounds. Fails when ``replace`` restores its original without checking the current value."""
     before = [vars(holder).get(name) for holder, name in PATCHED]
     others = [Other(holder, name) for holder, name in PATCHED]
     watch = None
@@ -291,8 +291,8 @@ def test_patches_come_and_go_in_any_order(order, figure):
                 assert watch.stats()["ops"] > count
                 assert watch.stats()["internal_errors"] == 0
     depth = max(_depth(vars(holder).get(name)) for holder, name in PATCHED)
-    assert depth <= 3, "wrappers pile up"  # two of ours
-    torchnan.set_detect(True)  # takes away what was left below
+    assert depth <= 3, "wrappers pile up"  # two wrappers of torchnan
+    torchnan.set_detect(True)  # removes the leftover wrapper below
     torchnan.set_detect(False)
     assert [vars(holder).get(name) for holder, name in PATCHED] == before
     figure(f"another library's patches and ours, {' - '.join(order)}, 50 times: both work, nothing is left")
@@ -307,7 +307,7 @@ def _depth(function):
 
 
 def test_hooks_that_do_not_fit_are_done_without(monkeypatch):
-    """A library has put something else in a place that torchnan hooks. Fails when ``install`` does not contain."""
+    """A library has replaced an attribute that torchnan hooks. Fails when ``install`` does not contain its errors."""
     original = torch._C._increment_version
     monkeypatch.setattr(torch._C, "_increment_version", lambda tensors: original(tensors))
     theirs = torch._C._increment_version
@@ -322,7 +322,7 @@ def test_hooks_that_do_not_fit_are_done_without(monkeypatch):
 
 
 def test_what_is_wrapped_fails_as_it_would():
-    """Misuse is PyTorch's to refuse, in its own words."""
+    """Misuse is left for PyTorch to reject, with its own message."""
     misuses = [
         lambda: torch.Tensor.data_ptr(5),
         lambda: torch.Tensor.tolist(5),

@@ -1,4 +1,4 @@
-"""A process can fork at any moment; the child trains on, writes to a file of its own, and repeats nothing."""
+"""A process can fork at any moment; the child continues training, writes to a separate file, and repeats nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_process_under_load_forks_at_random_moments(tmp_path, soak, figure):
     )
 
 
-# A lock of the Python part is held by another thread for as long as the fork takes, and a little longer.
+# Another thread holds a lock of the Python part for as long as the fork takes, and a little longer.
 STRETCHED = """
 import os, threading
 import torch, torchnan
@@ -63,8 +63,8 @@ assert status == 0, status
 
 
 def test_a_fork_waits_for_a_section_that_another_thread_is_in():
-    """Fails without register_at_fork in session.py: the child waits for the lock for ever. Fails without the function
-    that forgets other threads in the child: it does not report what is left at the end."""
+    """Fails without register_at_fork in session.py: the child waits for the lock forever. Fails without the function
+    that forgets other threads in the child: it does not report values that are left at the end."""
     ended = run_python(STRETCHED, deadline=120)
     assert ended.returncode == 0, ended.stderr
 
@@ -142,7 +142,7 @@ def test_a_data_loader_with_forked_workers(tmp_path, soak, figure, by_environmen
 
 @pytest.mark.slow
 def test_a_data_loader_with_spawned_workers(tmp_path, figure):
-    """Processes of their own, told to log to the same path: whole lines, each once."""
+    """Independent processes that log to the same path: complete lines, each once."""
     log = tmp_path / "log"
     watched = loaders(tmp_path, "spawn", 1, TORCHNAN="log", TORCHNAN_LOG=str(log))
     assert watched == loaders(tmp_path, "spawn", 1)
@@ -150,7 +150,7 @@ def test_a_data_loader_with_spawned_workers(tmp_path, figure):
     figure("4 spawned workers, every finding once")
 
 
-# What locks: std::mutex where the others are made of, and nowhere else.
+# The files that may use std::mutex, because the other locks are built from it.
 MAY_LOCK = {"csrc/process/fork_safe_mutex.h", "csrc/process/fork_safe_mutex.cpp"}
 
 
@@ -167,13 +167,13 @@ def test_every_lock_is_one_that_a_fork_waits_for():
     assert found == MAY_LOCK
 
 
-# Asked before anything is watched, once, and it waits for nothing.
+# Called once, before any session exists; does not wait for anything.
 MADE_LATE = {"everything_is_off", "is_disabled"}
 
 
 def test_nothing_is_made_by_a_first_call():
-    """The compiler guards the making of a function's statics by a lock of its own; a fork in the middle of a first call
-    leaves it taken. Fails when a `static auto* made = new ...` comes back into a function."""
+    """The compiler guards the initialization of a function's statics with a lock; a fork during the first call leaves
+    it locked. Fails when a `static auto* made = new ...` returns to a function."""
     package = Path(_C.__file__).parent
     for library in (Path(_C.__file__), package / "lib" / "libtorchnan.so"):
         listed = subprocess.run(["readelf", "-sW", library], capture_output=True, text=True, check=True).stdout

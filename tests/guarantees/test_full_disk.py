@@ -1,4 +1,4 @@
-"""Promise 13: where a log cannot be written, training goes on, warns once, and counts what is missing."""
+"""Promise 13: if a log cannot be written, training continues, warns once, and counts the missing lines."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def expected():
 
 
 def whole_lines(path: Path) -> int:
-    """How many lines there are. Each must be JSON, and end."""
+    """The number of lines. Each must be complete JSON."""
     text = path.read_text() if path.exists() else ""
     assert text == "" or text.endswith("\n")
     return len([json.loads(line) for line in text.splitlines()])
 
 
 def check(watch, caught, lines: int, expected, results) -> None:
-    """The same bits; what is missing is counted, and was warned of once."""
+    """The same bits; missing lines are counted, and warned about once."""
     assert results == expected
     stats = watch.stats()
     assert stats["dropped"] == 0
@@ -48,11 +48,11 @@ def check(watch, caught, lines: int, expected, results) -> None:
     assert stats["internal_errors"] == stats["log_failures"]
     said = own_warnings(caught)
     assert len(said) == (1 if stats["log_failures"] else 0), said
-    assert all("writing a finding down failed: log '" in text for text in said)
+    assert all("recording a finding failed: log '" in text for text in said)
 
 
 def watched(log, *, between=lambda: None):
-    """A training that is logged; `between` runs when the log has been opened."""
+    """A training with a log; `between` runs after the log was opened."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with torchnan.detect(action="log", log=log) as watch:
@@ -111,8 +111,8 @@ def failing_writes(tmp_path_factory):
 
 @pytest.mark.breadth(0)
 def test_every_write_of_a_log_fails_in_turn(failing_writes, tmp_path, figure):
-    """Once and for ever, with nothing written and with a part of the line. Fails when ``LineFile::append`` does not
-    take back the part that was written, or ``FindingLog`` does not count."""
+    """Once and forever, with nothing written and with a part of the line. Fails when ``LineFile::append`` does not
+    remove the part that was written, or ``FindingLog`` does not count."""
     ended = run_python(
         FAILING_WRITES, str(tmp_path / "log"), str(failing_writes), str(REPOSITORY), LD_PRELOAD=str(failing_writes)
     )
@@ -122,7 +122,7 @@ def test_every_write_of_a_log_fails_in_turn(failing_writes, tmp_path, figure):
     figure(f"{runs} trainings, {failures} writes of a log that failed or stopped half way, 0 lines broken, 0 uncounted")
 
 
-# -- places
+# -- locations
 
 
 def test_a_device_that_is_always_full(expected, figure):
@@ -136,7 +136,7 @@ def test_a_device_that_is_always_full(expected, figure):
 
 
 def test_a_small_file_system(expected, tmp_path):
-    """64 KB, of which a file of the program's own takes all but a little; then there is room again."""
+    """64 KB, almost filled by another file of the program; later there is room again."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)])
@@ -174,7 +174,7 @@ def test_a_folder_that_is_removed_and_made_again(expected, tmp_path):
     folder.mkdir()
     with torchnan.detect(action="log", log=log) as watch:
         train()
-        log.rename(folder / "log.1")  # as logrotate does
+        log.rename(folder / "log.1")  # like logrotate
         make_one_more()
     assert whole_lines(folder / "log.1") == watch.stats()["findings"] - 1
     assert whole_lines(log) == 1
@@ -206,7 +206,8 @@ def test_a_place_that_cannot_be_written_to_is_refused_before_the_training(tmp_pa
 
 
 def test_a_pipe_that_is_read_is_refused_as_well(tmp_path):
-    """Its reader may stop reading at any time, and would stop the training. Fails when ``LineFile`` takes any file."""
+    """Its reader may stop reading at any time, which would block the training. Fails when ``LineFile`` accepts any
+    file."""
     os.mkfifo(tmp_path / "fifo")
     reader = os.open(tmp_path / "fifo", os.O_RDONLY | os.O_NONBLOCK)
     try:
@@ -217,7 +218,7 @@ def test_a_pipe_that_is_read_is_refused_as_well(tmp_path):
 
 
 def test_a_terminal_that_takes_nothing_does_not_stop_the_training(expected):
-    """Its other end is never read, and takes a few lines. Fails, by its deadline, without O_NONBLOCK."""
+    """Its other end is never read, and holds a few lines. Fails, by its deadline, without O_NONBLOCK."""
     controller, terminal = os.openpty()
     try:
         results, stats = [], {}
@@ -264,7 +265,7 @@ print(limits)
 
 @pytest.mark.parametrize("on_limit", [pytest.param("ignored", marks=pytest.mark.slow), "default"])
 def test_a_limit_on_the_size_of_files(on_limit, tmp_path, figure):
-    """The signal for it ends a process that does not ignore it. Fails when ``LineFile`` does not ask for the limit."""
+    """The signal kills a process that does not ignore it. Fails when ``LineFile`` does not check the limit."""
     ended = run_python(LIMITED, str(tmp_path / "log"), on_limit, str(REPOSITORY))
     assert ended.returncode == 0, (ended.returncode, ended.stderr)
     figure(f"{ended.stdout.strip()} limits on the size of files, SIGXFSZ {on_limit}: no line in parts, nobody killed")
@@ -312,7 +313,7 @@ print(len(read.read_text().splitlines()))
 
 
 def test_a_program_that_closes_every_descriptor(tmp_path):
-    """And opens files of its own under the same numbers. Fails when the log keeps its descriptor."""
+    """And opens other files under the same numbers. Fails when the log keeps its descriptor."""
     ended = run_python(DAEMON, "log", str(tmp_path / "own"), str(REPOSITORY), cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert int(ended.stdout) == whole_lines(tmp_path / "log") > 5
@@ -327,10 +328,10 @@ def test_no_descriptor_is_kept(tmp_path):
 
 
 def test_what_a_killed_process_has_left_of_a_line_is_not_added_to(tmp_path):
-    """Fails when ``LineFile`` does not look how the file ends. (That it looks when, too: test_fork.py, under load.)"""
+    """Fails when ``LineFile`` does not check how the file ends. (test_fork.py tests, under load, when it checks.)"""
     log = tmp_path / "log"
     log.write_text('{"schema": 1}\n{"schema": 1, "op": "aten::lo')
-    os.utime(log, (0, 0))  # nobody is just writing it
+    os.utime(log, (0, 0))  # no other process is writing it
     with torchnan.detect(action="log", log=log) as watch:
         train()
     first, cut, *rest = log.read_text().splitlines()

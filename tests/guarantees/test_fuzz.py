@@ -1,6 +1,6 @@
-"""Whatever bytes a reader is given, it gives what can be read of them, or its own error.
+"""Whatever bytes a reader gets, it returns the readable part, or its own error.
 
-The inputs in ``fuzz/corpus`` are hostile, or once broke something; in the soak fuzzers look for more.
+The inputs in ``fuzz/corpus`` are hostile, or once broke something; in the soak, fuzzers search for more.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PAST = [pytest.param(reader, path, id=f"{reader}-{path.stem}") for reader in PYT
 
 @pytest.mark.parametrize(("reader", "path"), PAST)
 def test_a_past_finding_is_none_any_more(reader, path):
-    """Fails when the fault that an input is named after comes back: seen with code as the name of an operator."""
+    """Fails when the fault that an input is named after returns: seen with code as the name of an operator."""
     importlib.import_module(f"tests.guarantees.fuzz.{reader}").one(path.read_bytes())
 
 
@@ -63,19 +63,19 @@ HARNESS_SOURCES = (
 
 @pytest.mark.parametrize("source", HARNESS_SOURCES)
 def test_a_source_of_the_harness_is_there(source):
-    """Fails when a file is renamed: the fuzzer itself runs in the soak alone."""
+    """Fails when a file is renamed: the fuzzer itself runs only in the soak."""
     assert (REPOSITORY / source).exists()
 
 
 def told(output: str) -> str:
-    """What libFuzzer says of a run: executions and coverage."""
+    """libFuzzer's summary of a run: executions and coverage."""
     executions = int(re.findall(r"stat::number_of_executed_units: (\d+)", output)[-1])
     coverage = re.findall(r"cov: (\d+)", output)[-1]
     return f"{executions:,} executions in {SECONDS} s, {coverage} edges, 0 findings"
 
 
 def fuzz(command, reader, seeds, tmp_path):
-    """Runs until the time is over; what is found is an error that prints where its input lies."""
+    """Runs until the time is over; a fault is an error that prints the path of its input."""
     for name in ("new", "seeds"):
         (tmp_path / name).mkdir()
     for i, seed in enumerate(seeds):
@@ -103,7 +103,8 @@ def test_a_fuzzer_of_a_python_reader_finds_nothing(reader, tmp_path, figure):
 
 @pytest.fixture
 def harness(tmp_path):
-    """The reader and the writers of findings with libFuzzer and the sanitizers of addresses and undefined behaviour."""
+    """Runs the reader and the writers of findings with libFuzzer and the sanitizers of addresses and undefined
+    behaviour."""
     compiler = shutil.which("clang++")
     if compiler is None:
         pytest.skip("no clang++ here: apt-get install clang libclang-rt-dev")

@@ -1,4 +1,4 @@
-"""docs/guarantees.md shows what is there: its tests exist, its figures are the last ones."""
+"""docs/guarantees.md is up to date: its tests exist, and its figures are the last ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""NaN and Inf that are meant, mended or harmful: told or silent exactly as docs/harm.md has it, row by row."""
+"""NaN and Inf that are intentional, repaired or harmful: reported or silent exactly as docs/harm.md says, row by
+row."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def nothing_to_mend() -> None:
     t(4, 9).sqrt().sum().item()
 
 
-# -- told: by what it harms
+# -- reported: by kind of harm
 
 TOLD: dict[str, list[Callable[[], object]]] = {}
 
@@ -150,7 +151,7 @@ def a_softmax_of_nothing_but_mask():
 
 
 @told("unused")
-def what_nobody_has_read():
+def unread_value():
     t(-1.0).log()
 
 
@@ -159,7 +160,7 @@ def what_only_a_slice_was_taken_of():
     return (t(0, 1) / t(0, 1))[1:].tolist()
 
 
-# -- silent: by what the page says of it
+# -- silent: by the row of the page
 
 SILENT: dict[str, list[Callable[[], object]]] = {}
 
@@ -303,7 +304,7 @@ def written_first():
     return torch.empty(3).fill_(1.0) * 2
 
 
-# -- integers and comparisons: by what the page says of them
+# -- integers and comparisons: by the row of the page
 
 FOLLOWED: dict[str, list[Callable[[], object]]] = {}
 
@@ -317,7 +318,7 @@ def nothing_but_nan() -> torch.Tensor:
 
 
 def one_bad_row() -> torch.Tensor:
-    """As padding has it: what the others hold is finite."""
+    """As with padding: the other elements are finite."""
     scores = torch.arange(20.0).view(4, 5)
     return scores / (scores.sum(1, keepdim=True) != 60)  # row 2 is Inf
 
@@ -404,7 +405,7 @@ followed(
 
 
 def rejected_step() -> bool:
-    """As adaptive solvers do."""
+    """Like adaptive solvers."""
     error = (t(1, 2) * 1e30 - t(1, 2) * 1e30 / t(1, 0)).mean()
     accepted = error <= 1
     torch.where(torch.isfinite(error), error, torch.tensor(1e-8)).item()
@@ -412,13 +413,14 @@ def rejected_step() -> bool:
 
 
 followed(
-    "a comparison by size in a program that asks `isfinite` or `isnan` of the same value before it reads the result",
+    "an ordered comparison in a program that checks the same value with `isfinite` or `isnan` before it reads "
+    "the result",
     rejected_step,
     lambda: [bool(x.isnan().any()) or bool(x.max() > 5) for x in (nothing_but_nan(),)],
 )
 followed(
-    "a comparison of elements, `(iou > 0.5).tolist()`, one by which `where`, `masked_fill` or `x[mask]` selects, "
-    "or that is only kept",
+    "an elementwise comparison: `(iou > 0.5).tolist()`, one by which `where`, `masked_fill` or `x[mask]` selects, "
+    "or one that is only kept",
     lambda: (nothing_but_nan() > 0.5).tolist(),
     lambda: torch.where(nothing_but_nan() > 0, 1.0, 2.0).sum().item(),
     lambda: torch.ones(4, 5).masked_fill(nothing_but_nan() <= 0, 3.0).tolist(),
@@ -439,7 +441,7 @@ PAGE = (REPOSITORY / "docs" / "harm.md").read_text()
 
 
 def rows(section: str) -> list[list[str]]:
-    """Of the table in this section."""
+    """The rows of the table in this section."""
     text = PAGE.split(f"## {section}", 1)[1].split("\n## ", 1)[0]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"^\|.*\|$", text, re.M)[2:]]
 

@@ -1,8 +1,8 @@
-"""Whatever a program names its parts, nothing that torchnan says of them acts where it is shown.
+"""However a program names its parts, no text of torchnan acts on the terminal or page that shows it.
 
-Every string of the corpus in every place that a program can name, told by everything that tells: no control character
-of theirs, no line more than a tame name makes, strict JSON, bounded. What tells is found in the sources, so that
-nothing new is left out.
+The test puts every string of the corpus in every name that a program can give, and reads every text of torchnan: no
+foreign control character, no extra line, strict JSON, bounded length. It finds the functions that show text in the
+sources, so a new one cannot be missed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _told_in_pieces(bench: Bench) -> Said:
 
 
 def _laid_out(bench: Bench) -> Said:
-    """Findings as a terminal shows them, without the colours: these are ours."""
+    """Findings in terminal layout, without the colours, which are torchnan's own."""
     laid_out = [terminal.layout(f, columns=10**6, with_source=True) for f in bench.watch.findings]
     return [re.sub(r"\x1b\[[0-9;]*m", "", text) for text in laid_out]
 
@@ -100,7 +100,7 @@ JSON: dict[str, Callable[[Bench], Said]] = {
     "capture": lambda bench: stored(Path(str(bench.stepped[0].events[0].capture))),
 }
 
-# What in the sources tells something, and under which name it is tested above.
+# Functions in the sources that show text, and the name under which it is tested above.
 TELLS = {
     "detection/finding.py Frame.__str__": "str(finding)",
     "detection/finding.py Step.__str__": "str(finding)",
@@ -123,7 +123,7 @@ TELLS = {
     "config/text.py say": "what ranks say",
     "recovery/nan_detector.py NaNDetector._reject": "loggers",
     "detection/headroom.py Headroom.__str__": "str(headroom)",
-    "detection/session.py detect.headroom": "warnings of the detector",  # that it has no room
+    "detection/session.py detect.headroom": "warnings of the detector",  # says only that there is no room
     "detection/session.py _warn_unscanned": "warnings of the detector",
     "recovery/reporter.py Reporter.report": "loggers",
     "recovery/bad_step.py BadStepAnalyzer._agreed_origin": "str(event)",  # from rank to rank
@@ -138,7 +138,7 @@ TELLS = {
     "cli/extract.py execute": "extract",
     "cli/replay.py execute": "replay",
     "cli/html.py execute": "html",
-    "cli/completion.py execute": "commands",  # of names of ours
+    "cli/completion.py execute": "commands",  # torchnan's own names
     "cli/run.py execute": "commands",
     "cli/show.py execute": "show",
     "cli/show.py _show_findings": "show",
@@ -157,14 +157,14 @@ TELLS = {
     "storage/jsonl.py to_json_line": "monitor log",  # and the recovery log
 }
 NO_MESSAGES = {
-    "config/detection_options.py with_new_names",  # names of options alone
+    "config/detection_options.py with_new_names",  # names of options only
     "config/text.py to_valid_utf8",
     "diagnosis/series.py Series.to_rows",
     "distributed/agreement.py Agreement.to_global_rank",
     "monitor/async_copy.py to_float",
 }
 
-# What stands unescaped in the text of an error of Python's own kinds: numbers, words of ours, and what says so.
+# Unescaped parts in the messages of Python's own exception types: numbers, torchnan's own words, and the reason.
 PLAIN = {
     "_load.py": {
         "built_for",
@@ -174,12 +174,12 @@ PLAIN = {
         "number",
         "torch.__version__",
         "error",
-    },  # there is no core yet
-    "__init__.py": {"name"},  # as Python says it of other modules
+    },  # the core does not exist yet
+    "__init__.py": {"name"},  # as Python prints names of other modules
     "detection/session.py": {"environment.REQUIRE_CUDA"},
     "recovery/arguments.py": {"name"},  # of an argument
     "recovery/nan_detector.py": {"tuple(loss.shape)"},
-    "storage/atomic_folder.py": {  # of files with names of ours
+    "storage/atomic_folder.py": {  # files with torchnan's own names
         "free",
         "reason",
         "needed",
@@ -206,7 +206,7 @@ ESCAPED = {
     "TrainingStopped",
     "damaged",
     "_LimitReached",
-}  # whole texts are
+}  # the whole texts are escaped
 
 
 @pytest.fixture(scope="module")
@@ -250,7 +250,7 @@ def test_json_is_strict_and_says_what_it_was(benches, renderer):
 
 
 def strict_json(line: str) -> Any:
-    """What a strict parser makes of it: no NaN, no key twice, no half of a surrogate pair."""
+    """A strict parser accepts it: no NaN, no duplicate key, no half of a surrogate pair."""
 
     def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         assert len(dict(pairs)) == len(pairs), "a key twice"
@@ -277,10 +277,10 @@ def _texts(document: Any) -> Iterator[str]:
 
 
 def _tells(text: str, string: str) -> bool:
-    """Itself; with escapes for bytes that are no UTF-8; in hexadecimal; or what is left of it around a mark."""
+    """The string itself; with escapes for invalid UTF-8; in hexadecimal; or its remainder around a mark."""
     text = text.removesuffix("Backward")  # autograd's name of a Function
     if text == TAME and ("\0" in string or not _is_unicode(string)):
-        return True  # of a guard or a type, which cannot have this name
+        return True  # the name of a guard or a type, which cannot be this string
     try:
         raw = string.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -292,7 +292,7 @@ def _tells(text: str, string: str) -> bool:
 
 
 def _is_cut_from(whole: str, told: str) -> bool:
-    """Perhaps twice: an event cuts what a finding has cut."""
+    """Perhaps shortened twice: an event shortens a finding's shortened text."""
     head, tail = told.partition("...")[0], told.rpartition("...")[2]
     is_cut = head != told and len(told) > LONGEST // 12  # of four bytes each
     return is_cut and whole.startswith(head) and whole.endswith(tail)
@@ -308,7 +308,7 @@ def test_a_finding_holds_names_as_they_are_or_both_their_ends(benches):
         try:
             string.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:
-            continue  # no bytes and no characters: nothing has such a name but on purpose
+            continue  # no bytes and no characters: only deliberate code has such a name
         assert finding.module == string or _is_cut_from(string, finding.module), name
 
 
@@ -329,8 +329,8 @@ def test_every_character_of_unicode(figure):
 
 
 @pytest.mark.breadth(0)
-def test_what_is_reported_last_is_no_exception(tmp_path, figure):
-    """At the end of a program, on its standard error: by TORCHNAN=raise and TORCHNAN=warn."""
+def test_the_last_report_is_not_an_exception(tmp_path, figure):
+    """At the end of a program, on standard error: with TORCHNAN=raise and TORCHNAN=warn."""
     program = tmp_path / "program.py"
     program.write_text(
         "import torch\n"
@@ -349,7 +349,7 @@ def test_what_is_reported_last_is_no_exception(tmp_path, figure):
 
 
 def test_no_name_becomes_a_part_of_a_program(benches, tmp_path, figure):
-    """What `extract` writes is run by people. Fails without _is_name(), or with the title as it is."""
+    """People run the programs that `extract` writes. Fails without _is_name(), or with the unescaped title."""
     capture = torchnan.load_capture(str(benches[TAME].stepped[0].events[0].capture))
     honest = write_example(capture, tmp_path / "honest")
     nodes = [type(node) for node in ast.walk(ast.parse(honest.read_text()))]

@@ -25,7 +25,7 @@ DIGESTS = [sys.executable, "-m", "tests.guarantees.programs.digests"]
 
 IN_FULL = 4  # samples of every dtype that are run in every variant; of float32 all are
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # what operators warn about is compared, not told
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of operators are compared, not shown
 
 each_operator = pytest.mark.parametrize("name", OPS)
 
@@ -43,7 +43,7 @@ def tidy():
 
 
 def cases(op, *, soak):
-    """(dtype, number of the sample, variant, call, whether it is to be looked at closely)"""
+    """(dtype, number of the sample, variant, call, whether to check it closely)"""
     for dtype in dtypes(op) if soak else two_dtypes(op):
         for number, sample in enumerate(samples(op, dtype, None if soak else 1)):
             closely = number < IN_FULL or dtype == torch.float32
@@ -93,7 +93,7 @@ def test_a_check_dispatches_nothing(name, soak, figure):
 
 
 def steps(optimizer, options, scale, *parameters):
-    """Three steps; what is left of parameters and state."""
+    """Three steps; the resulting parameters and state."""
     made = optimizer(parameters, **options)
     sparse = optimizer is torch.optim.SparseAdam
 

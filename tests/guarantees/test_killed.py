@@ -1,4 +1,4 @@
-"""What a process has logged survives its death by kill -9.
+"""The log of a process survives kill -9.
 
 Captures and snapshots, killed at every call by which files come and go: ``tests/recovery/test_step_captures.py``.
 """
@@ -13,8 +13,9 @@ from tests.support.forked_python import run_forked
 
 pytestmark = pytest.mark.guarantee(11)
 
-# A process that forks one after the other: children that find NaNs in four threads and tell by a pipe which guards have
-# returned. Each is killed after a number of them that the seed says, wherever its threads are by then.
+# A process that forks one child after another. The children find NaNs in four threads and report through a pipe which
+# guards have returned. Each child is killed after a number of reports that the seed determines, wherever its threads
+# are by then.
 KILLED = """
 import json, os, random, signal, sys, threading
 import torch, torchnan

@@ -1,4 +1,4 @@
-"""Files are data: nothing in a log, a capture or a configuration is ever run, or imported for being named."""
+"""Files are data: nothing in a log, a capture or a configuration is ever executed, or imported because it is named."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ ATTRIBUTES = {
 }
 ALLOWED = {
     ("_load.py", "ctypes"),  # asks Python itself for the number of its interpreter
-    ("monitor/batch_digest.py", "ctypes"),  # reads the bytes of a copy of its own
+    ("monitor/batch_digest.py", "ctypes"),  # reads the bytes of a private copy
     ("recovery/step/random_state.py", "ctypes"),  # reads the memory of Python's and NumPy's generators
     ("detection/compiled/graph.py", "ctypes"),  # fills memory that a replay has just allocated
-    ("__init__.py", "importlib.import_module"),  # of modules in a table of its own
-    ("detection/compiled/torch_internals.py", "importlib.import_module"),  # of PyTorch's modules, in a table
-    ("cli/replay.py", "importlib.import_module"),  # of what the command line names
-    ("cli/run.py", "os.execve"),  # becomes the program that the command line names
+    ("__init__.py", "importlib.import_module"),  # modules from a fixed table
+    ("detection/compiled/torch_internals.py", "importlib.import_module"),  # PyTorch's modules, from a table
+    ("cli/replay.py", "importlib.import_module"),  # modules named on the command line
+    ("cli/run.py", "os.execve"),  # becomes the program named on the command line
 }
 
 
 def dangers(source: str) -> list[str]:
-    """What of it could run text, or unpickle."""
+    """Parts of the source that could execute text, or unpickle."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -102,7 +102,7 @@ PICKLE = f"cos\nsystem\n(S'touch {CANARY}'\ntR.".encode()  # runs a shell when i
 
 
 def zipped() -> bytes:
-    """As torch.save() would write it."""
+    """As written by torch.save()."""
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w") as archive:
         archive.writestr("archive/data.pkl", PICKLE)
@@ -136,7 +136,7 @@ PARTS = {
     "tensors_that_are_a_pickle": (b"batches.safetensors\n" + PICKLE, "batches.safetensors is damaged"),
     "tensors_that_are_a_zip": (b"batches.safetensors\n" + zipped(), "batches.safetensors is damaged"),
     "tensors_that_are_huge": (b"batches.safetensors\n" + len(HUGE).to_bytes(8, "little") + HUGE, "is damaged"),
-    "path_that_climbs": (b"contents.json\n" + CLIMBING, "must be a file of its own"),
+    "path_that_climbs": (b"contents.json\n" + CLIMBING, "must be the name of a separate file"),
     "name_twice": (b'batches\n{"value":[],"value":[],"tensors":[],"memory":[]}', "a name is there twice"),
     "constant_of_python": (b'batches\n{"value":[NaN],"tensors":[],"memory":[]}', "NaN is not a number"),
     "node_that_is_a_pickle": (batch({"pickle": PICKLE.decode()}), "must be a value, a list, or an object with one of"),
@@ -145,7 +145,7 @@ PARTS = {
     "class_that_would_be_imported": (class_named("dataclass", "antigravity", "fly"), "no such class is known here"),
 }  # fmt: skip
 FOLDERS = {
-    "document_that_is_a_link": (lambda folder: linked(folder, "capture.json"), "a link, and what was kept has none"),
+    "document_that_is_a_link": (lambda folder: linked(folder, "capture.json"), "a link, and torchnan writes none"),
     "tensors_that_are_a_link": (lambda folder: linked(folder, "batches.safetensors"), "it is a link"),
     "contents_that_are_a_pipe": (lambda folder: piped(folder, "contents.json"), "is not a file"),
 }
@@ -180,7 +180,7 @@ def test_a_folder_that_leads_elsewhere_is_refused(case, folder):
     assert message in str(raised.value)
 
 
-def test_a_device_is_no_capture():
+def test_a_device_is_not_a_capture():
     with pytest.raises(CaptureError, match="/dev/zero cannot be read: it is a file, and not a folder"):
         load_capture("/dev/zero")
 
@@ -191,13 +191,13 @@ def test_a_log_that_is_a_pickle_has_no_findings(folder):
 
 
 def test_the_canary_sings(tmp_path):
-    """What stands in these files would run, were it unpickled."""
+    """The contents of these files would run if they were unpickled."""
     (tmp_path / "x").write_bytes(PICKLE)
     run([sys.executable, "-m", "pickle", "x"], cwd=tmp_path)
     assert (tmp_path / CANARY).exists()
 
 
-# -- what is written of a capture
+# -- text written from a capture
 
 EXTRACTED = ["operation", "text_of_code", "origin_of_code", "versions_of_code"]
 REFUSED = [
@@ -224,11 +224,11 @@ def test_what_is_extracted_is_one_operation_whatever_its_names_say(name, folder)
     capture_fuzz.forge(folder, with_operation(corpus(name)))
     program = write_example(load_capture(folder), folder / "extract")
     capture_fuzz.want_harmless(program.read_text())
-    run([sys.executable, str(program)], cwd=folder.parent)  # the fixture looks for the canary
+    run([sys.executable, str(program)], cwd=folder.parent)  # the fixture checks for the canary
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_operation_is_not_extracted(name, folder):
+def test_an_invalid_operation_is_not_extracted(name, folder):
     capture_fuzz.forge(folder, corpus(name))
     capture = load_capture(folder)
     with pytest.raises(CaptureError, match=r"is not an operator of PyTorch|no operator takes such a one|more elements"):
@@ -251,7 +251,7 @@ def test_an_extract_is_not_written_through_a_link(folder):
     assert list(elsewhere.iterdir()) == []
 
 
-# -- as Python itself sees it
+# -- as seen by Python itself
 
 AUDITED = """
 import sys, tempfile, warnings
@@ -301,7 +301,7 @@ print(len(inputs), events)
 
 
 def test_nothing_is_run_imported_or_opened_for_the_sake_of_an_input(figure):
-    """By the events that Python itself tells of. Fails when a class is imported to be found: seen."""
+    """Checked through Python's audit events. Fails when a class is imported to be found: seen."""
     ended = run_python(AUDITED, str(REPOSITORY))
     assert ended.returncode == 0, ended.stderr
     count, events = ended.stdout.strip().splitlines()[-1].split(maxsplit=1)

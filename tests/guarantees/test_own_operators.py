@@ -1,4 +1,4 @@
-"""The operators in torch.ops.torchnan hold to the rules that PyTorch has for operators: schema, autograd, fake tensors,
+"""The operators in torch.ops.torchnan follow PyTorch's rules for operators: schema, autograd, fake tensors,
 compilation."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def lists(dtype: torch.dtype, requires_grad: bool) -> dict[str, list[torch.Tenso
     return {"no tensors": [], "one": [made["dense"]], "all": list(made.values())}
 
 
-# Operator, what it is given, the rest of its arguments, the dtypes it takes.
+# Operator, its tensors, its other arguments, the supported dtypes.
 OPERATORS = [
     (ops.guard.default, tensors, ("here",), FLOATING + OTHER),
     (ops.guard.list, lists, ("here",), FLOATING + OTHER),
@@ -52,8 +52,8 @@ def calls(make, rest, dtypes):
 
 
 def rules(op, arguments, *, all_of_them):
-    """Compilation is slow. Fake tensors learn the device from the arguments: in an empty list they find none. The last
-    rule goes backward, and measure() says that it has no derivative."""
+    """Compilation is slow. Fake tensors learn the device from the arguments, and find none in an empty list. The last
+    rule runs backward, and measure() has no derivative."""
     given = [x for x in tree_leaves(arguments) if isinstance(x, torch.Tensor)]
     yield from ("test_schema", "test_autograd_registration")
     if given:

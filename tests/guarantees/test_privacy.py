@@ -1,7 +1,7 @@
-"""What torchnan writes and says of a program is what it promises to say, for the eyes of its owner.
+"""torchnan writes and shows only what it promises, and only for the eyes of its owner.
 
-A program full of canaries is run: in its tensors, its source, its arguments, its environment. Every file that it leaves
-and all that it prints is searched for them. The fields of every format are written down here.
+A program full of canaries runs: they are in its tensors, its source, its arguments, its environment. Every file that it
+leaves and everything that it prints is searched for them. The fields of every format are listed here.
 """
 
 from __future__ import annotations
@@ -83,18 +83,20 @@ guarded(action="raise", replay=False)
 print("the end")
 """
 CANARIES = [
-    "1.2345678", "2.3456789", "3.4567891", "4.5678912", "5.6789123",  # elements that are neither the least nor the most
+    # elements that are neither the smallest nor the largest
+    "1.2345678", "2.3456789", "3.4567891", "4.5678912", "5.6789123",
     "source-canary", "argument-canary", "argv-canary", "env-canary",
 ]  # fmt: skip
 
 
 def digits(canary: str) -> str:
-    """A number is told with as many digits as it takes: any five in a row give it away."""
+    """A number is shown with all its digits, so any five of them in a row reveal it."""
     return canary[:6] if canary[0].isdigit() else canary
 
 
 def test_nothing_of_the_program_but_names_and_ranges(tmp_path, figure):
-    """Fails when an argument of an operation, a source line or a value is told: put linecache.getline() into _lines."""
+    """Fails when an argument of an operation, a source line or a value is shown: put linecache.getline() into
+    _lines."""
     script = tmp_path / "train.py"
     script.write_text(PROGRAM)
     work = tmp_path / "work"
@@ -106,14 +108,14 @@ def test_nothing_of_the_program_but_names_and_ranges(tmp_path, figure):
     said = {"stdout": ended.stdout, "stderr": ended.stderr}
     files = {str(path.relative_to(work)): path.read_text() for path in work.rglob("*") if path.is_file()}
     assert {"findings.jsonl", "recovery.jsonl"} <= files.keys()
-    assert "min -" in ended.stdout  # ranges are told
+    assert "min -" in ended.stdout  # ranges are shown
     for name, text in {**said, **files}.items():
         for canary in CANARIES:
             assert digits(canary) not in text, f"{canary} in {name}"
     figure(f"{len(CANARIES)} canaries, none in {sum(map(len, [*said.values(), *files.values()])):,} characters told")
 
 
-# -- the fields of every format: a new one is seen here first
+# -- the fields of every format: a new one is noticed here first
 
 FRAME = {"file", "line", "function"}
 FINDING = {
@@ -161,7 +163,7 @@ def check_step(line: dict) -> None:
 
 
 def recovered(folder: Path):
-    """A training that is rolled back, with everything that a recovery log tells."""
+    """A training that is rolled back, with every kind of line in a recovery log."""
     training = Training(
         captures=folder / "captures", log=folder / "recovery.jsonl", snapshot_every=1, snapshot_folder=folder / "kept",
         max_consecutive=1, lr_ramp=2,
@@ -215,7 +217,7 @@ def umask(request):
 
 @pytest.mark.breadth(1)
 def test_files_are_their_owners_alone(tmp_path, umask, figure):
-    """Also the folders that had to be made, those above the last one too. Fails when a mode is left out."""
+    """Also the folders that had to be created, including parents. Fails when a mode is left out."""
     where = tmp_path / "made" / "for" / "it"
     training = recovered(where)
     with torchnan.detect(action="log", log=where / "findings.jsonl"):
@@ -255,7 +257,7 @@ def test_logs_are_never_written_through_a_link(tmp_path, victim):
 
 
 def test_a_forked_childs_log_neither(tmp_path, victim):
-    """Whoever guesses the number of the process gets an error told, and nothing written."""
+    """Guessing the number of the process leads to a reported error, and nothing is written."""
     code = f"""
 import os, torch, torchnan, warnings
 with torchnan.detect(action="log", log={str(tmp_path / "log")!r}) as watch:
@@ -298,7 +300,7 @@ def test_an_example_replaces_links_and_is_not_written_into_one(tmp_path, victim)
 
 
 def test_a_log_that_is_there_is_appended_to_and_keeps_its_rights(tmp_path):
-    """Somebody may have opened it to others on purpose."""
+    """The owner may have opened it to others on purpose."""
     path = tmp_path / "log"
     path.write_text("before\n")
     path.chmod(0o640)
@@ -367,25 +369,25 @@ def test_a_report_opens_no_path_that_it_names(tmp_path, figure):
     ended = run([sys.executable, str(script), str(canary), str(tmp_path / "captures")], PYTHONPATH=path)
     assert ended.returncode == 0, ended.stderr
     opened = json.loads(ended.stdout)
-    assert any(name.endswith("capture.json") for name in opened)  # the hook sees
+    assert any(name.endswith("capture.json") for name in opened)  # proves that the hook works
     assert str(canary) not in opened
     assert "source-canary" not in ended.stdout + ended.stderr
     figure(f"reports, replay and extract: {len(opened)} files opened, none that a finding names")
 
 
 def test_the_core_opens_one_kind_of_file():
-    """What it opens no audit hook sees: of what can open a file, one source includes one header. The others ask for
-    memory without a file, and for the folder that the program is in."""
+    """Audit hooks do not see files opened by C++. Among the headers that can open a file, one source includes one. The
+    others allocate memory without a file, or find the folder of the program."""
     opens = re.compile(r"#include <(fcntl\.h|fstream|cstdio|stdio\.h|sys/mman\.h|dlfcn\.h|filesystem)>")
     sources = [path for kind in ("*.cpp", "*.h") for path in (REPOSITORY / "csrc").rglob(kind)]
     found = {(path.name, header) for path in sources for header in opens.findall(path.read_text())}
     others = {("call_site_ring.cpp", "sys/mman.h"), ("json_lines_sink.cpp", "filesystem")}
-    others |= {("load_cuda.cpp", "filesystem"), ("load_cuda.cpp", "dlfcn.h")}  # a library of its own, beside it
+    others |= {("load_cuda.cpp", "filesystem"), ("load_cuda.cpp", "dlfcn.h")}  # torchnan's own library, beside it
     assert found == {("append_only_file.cpp", "fcntl.h"), *others}
 
 
 def test_step_values_are_those_that_are_documented():
-    """Losses and norms are told of a bad step, and where it ran; no batch, no weight."""
+    """A report of a bad step shows losses, norms and the host, but no batch and no weight."""
     training = Training(norm_limit=1e-6)
     x, y = batch_of(0)
     event = training.guard.step((x, y)).event

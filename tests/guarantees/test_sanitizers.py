@@ -30,7 +30,7 @@ def count_of_tests(output: str) -> int:
 
 
 def test_the_sanitizer_is_awake(kind):
-    """With the same flags and options as the tests run with, what is wrong is reported."""
+    """An error in code with the flags and options of the tests is reported."""
     program = sanitizers.build_broken(kind)
     assert sanitizers.run([str(program), "right"]).returncode == 0
     for sanitizer, way, words in WRONG:

@@ -1,4 +1,4 @@
-"""The scan says what a scalar loop says: of every size, alignment, position and pattern, with every instruction set."""
+"""The scan agrees with a scalar loop for every size, alignment, position and pattern, with every instruction set."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_long_tests_in_cpp(part, tmp_path, figure):
     figure(f"{part}: the machine has none" if lacked else f"{part}: {len(tests)} long tests, 0 mismatches")
 
 
-# -- a compiler that takes every number for finite
+# -- a compiler that assumes that every number is finite
 
 COMPILER = os.environ.get("CXX") or shutil.which("c++") or "g++"
 ASKS_FOR_NAN = re.compile(r"is(nan|inf|finite)\(|quiet_NaN|float_format\(|infinity\(\)")
@@ -90,7 +90,7 @@ def test_a_compiler_that_takes_every_number_for_finite_is_refused():
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
 def test_so_is_it_by_every_source_that_asks_for_nan(source):
-    """Fails when a source that asks for NaN does not include scan/strict_floats.h."""
+    """Fails when a source that uses NaN does not include scan/strict_floats.h."""
     assert REFUSED in preprocessed(source, "-ffast-math").stderr
 
 
@@ -112,7 +112,8 @@ def laid_out(x: torch.Tensor, layout: str) -> torch.Tensor:
     if layout == "transposed":
         return x.transpose(0, -1) if x.dim() > 1 else x
     if layout == "flipped":
-        return x if x.dtype in (*FLOAT8S, torch.complex32) else x.flip(list(range(x.dim())))  # PyTorch cannot
+        # PyTorch does not support it
+        return x if x.dtype in (*FLOAT8S, torch.complex32) else x.flip(list(range(x.dim())))
     if layout == "expanded":
         return x.unsqueeze(0).expand(3, *x.shape)
     if layout == "every other":
@@ -129,7 +130,7 @@ def laid_out(x: torch.Tensor, layout: str) -> torch.Tensor:
 
 @st.composite
 def tensors(draw, dtypes: list[torch.dtype], planted: tuple[float, ...], layouts: tuple[str, ...] = LAYOUTS):
-    """Of up to a few vectors of random finite bits, but for what is planted, as one of the layouts shows them."""
+    """A tensor of up to a few vectors of random finite bits with planted values, in one of the layouts."""
     dtype = draw(st.sampled_from(dtypes))
     shape = draw(st.lists(st.integers(0, 9), max_size=4))
     random = np.random.default_rng(draw(st.integers(0, 2**32)))
@@ -143,12 +144,12 @@ def tensors(draw, dtypes: list[torch.dtype], planted: tuple[float, ...], layouts
 
 
 def as_numpy(x: torch.Tensor) -> np.ndarray:
-    """In float64, which holds all of them; the parts of complex ones in a last dimension."""
+    """In float64, which holds all of them; the parts of complex numbers in a last dimension."""
     return (torch.view_as_real(x) if x.is_complex() else x).double().numpy(force=True).copy()
 
 
 def counts(values: np.ndarray) -> list[int]:
-    """NaN, +Inf and -Inf. A complex number is NaN if a part is, else what its first part is that is not finite."""
+    """NaN, +Inf and -Inf. A complex number is NaN if a part is NaN, else the kind of its first non-finite part."""
     nan = np.isnan(values).any(-1)
     sign = np.zeros(len(values))
     for part in reversed(values.T):
@@ -167,7 +168,7 @@ def examples(soak: bool, most: int):
 
 
 def test_the_operators_say_what_numpy_says(soak, figure):
-    """Fails when for_each_span() takes every tensor for dense."""
+    """Fails when for_each_span() treats every tensor as dense."""
     dtypes = FLOATS + FLOAT8S + COMPLEX
     tried = 0
 
@@ -188,7 +189,7 @@ def test_the_operators_say_what_numpy_says(soak, figure):
 
 @pytest.mark.breadth(0)
 def test_a_detection_says_what_numpy_says(soak, figure):
-    """Fails when a census begins to count behind the first element."""
+    """Fails when a census starts to count after the first element."""
     tried = 0
 
     def check(x, logarithm):

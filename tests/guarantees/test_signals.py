@@ -12,7 +12,7 @@ from tests.support.processes import run_python
 
 pytestmark = pytest.mark.guarantee(9)
 
-# What a process has set up that could interrupt it: as the kernel has it, as libc has it, as Python has it.
+# Everything in a process that could interrupt it: as seen by the kernel, by libc and by Python.
 SNAPSHOTS = """
 import ctypes, importlib, json, os, pkgutil, signal, sys
 import torch
@@ -75,8 +75,8 @@ def test_handlers_timers_and_threads_are_what_they_were(tmp_path, figure):
     figure(f"{len(before['libc'])} signals, 4 kinds of timers and the threads, the same at {len(taken)} moments")
 
 
-# The check is all that this call does: guard() reads, and returns a view. The memory is that of one page of zeros, seen
-# eight gigabytes long; how far it has been read can be told by the pages that had to be mapped.
+# The check is all that this call does: guard() scans, and returns a view. The memory is one page of zeros, mapped again
+# and again to eight gigabytes; the number of mapped pages shows how far the scan has come.
 LONG_CHECK = """
 import json, mmap, os, resource, subprocess, sys
 import torch, torchnan
@@ -152,7 +152,7 @@ with {scope}:
     assert ended(True)[0] == -signal.SIGINT
 
 
-# A crash inside a module, below a detection or not: faulthandler tells the same.
+# A crash inside a module, under detection or not: faulthandler prints the same.
 CRASH = """
 import ctypes, sys
 import torch, torchnan

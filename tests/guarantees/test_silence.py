@@ -1,4 +1,4 @@
-"""A program that is all right is met with silence, whatever was in the memory that it is given."""
+"""A correct program causes no report, whatever its uninitialized memory contains."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def test_a_program_that_is_all_right_is_met_with_silence(program):
 
 
 @pytest.mark.slow
-def test_whoever_gives_out_memory_and_whoever_writes_it(figure):
-    taken_out = {(copy, "numpy") for copy in COPIES}  # who takes a computed value out of PyTorch reads it
+def test_any_way_to_allocate_and_to_write_memory_is_silent(figure):
+    taken_out = {(copy, "numpy") for copy in COPIES}  # taking a computed value out of PyTorch reads it
     pairs = set(itertools.product(FACTORIES, WRITERS)) - taken_out
     for factory, writer in pairs:
         with soiled_memory(), torchnan.detect() as watch:
@@ -62,7 +62,7 @@ class Samples(Dataset):
 
 
 def padded(samples: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Into shared memory of its own, only part of which is ever written."""
+    """Into private shared memory, of which only a part is ever written."""
     batch = torch.empty(len(samples), 100).share_memory_()
     for row, sample in zip(batch, samples, strict=True):
         row[:3] = sample["x"]
@@ -157,7 +157,7 @@ os._exit(0)
 
 
 def test_buffers_of_collectives(tmp_path):
-    """Two ranks; what one receives into was full of NaN, and what is no rank's to read is left alone."""
+    """Two ranks; the receive buffer of one was full of NaN, and memory that no rank should read is left alone."""
     script = tmp_path / "ranks.py"
     script.write_text(RANKS)
     ended = run_forked_ranks(script, 2)

@@ -1,4 +1,4 @@
-"""TORCHNAN=0 turns everything off, for programs that ask for torchnan, too; what cannot be used is still refused."""
+"""TORCHNAN=0 turns everything off, even where a program asks for torchnan; invalid options are still rejected."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def train(guarded):
     "options", ["{}", "dict(captures='captures', log='log', snapshot_every=1, out_of_memory='split')"]
 )
 def test_a_step_guard_steps_as_if_it_were_not_there(tmp_path, options):
-    """Bit for bit, and without a file, though a batch is bad. Fails when step() does not ask for it."""
+    """Bit for bit, and without a file, although a batch is bad. Fails when step() does not check the switch."""
     off(
         f"""
 import os
@@ -184,7 +184,7 @@ def test_commands_say_so(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("import torch\ntorch.log(torch.tensor(-1.0)).item()\n")
     ended = run_forked_command("run", str(script), TORCHNAN="0")
-    assert "made by   aten::log" in ended.stderr  # a command that asks for detection sets the variable itself
+    assert "made by   aten::log" in ended.stderr  # a command that needs detection sets the variable itself
 
 
 REPLAY = """
@@ -201,8 +201,8 @@ if __name__ == "__main__":
 """
 
 
-def test_a_replay_does_not_say_that_all_is_well(tmp_path):
-    """With nothing to look with, "finite both times" would be a lie."""
+def test_a_replay_without_detection_does_not_claim_success(tmp_path):
+    """Without detection, "finite both times" would be a lie."""
     (tmp_path / "train.py").write_text(REPLAY)
     capture = run_forked_file(tmp_path / "train.py", "captures", cwd=tmp_path).stdout.strip()
     command = ["replay", capture, "--step", "train:step", "--model", "train:build"]

@@ -1,5 +1,5 @@
-"""One table of switches: keywords, C++, environment and configuration take the same names and the same values, and
-refuse everything else before anything is switched on."""
+"""One table of switches: keywords, C++, environment and configuration accept the same names and values, and reject
+everything else before anything is switched on."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.guarantee(20)
 
 
 def is_taken(check: Any, *arguments: Any, **options: Any) -> bool:
-    """Whether it is; anything raised but an OptionError is a fault."""
+    """Whether it is accepted; any error except an OptionError is a fault."""
     try:
         check(*arguments, **options)
     except OptionError:
@@ -80,11 +80,11 @@ def test_recovery_takes_what_it_says_and_nothing_else(name):
 
 @pytest.mark.parametrize("name", DETECTION_AS_TEXT)
 def test_variables_of_detection_are_read_strictly(name):
-    """Fails when int() reads the numbers, and when whatever is not "0" or "false" is true."""
+    """Fails when int() parses the numbers, and when every text except "0" or "false" is true."""
     good, bad = DETECTION_AS_TEXT[name]
     variable = f"TORCHNAN_{name.upper()}"
     for text, value in good.items():
-        # beside the options that it would contradict
+        # together with the options that it would contradict
         taken = startup.options_from({"TORCHNAN": "1", variable: text})
         assert taken is not None
         assert taken[name] == (os.path.abspath(value) if name == "log" else value)
@@ -95,7 +95,7 @@ def test_variables_of_detection_are_read_strictly(name):
 
 @pytest.mark.parametrize("name", RECOVERY)
 def test_variables_of_recovery_are_read_strictly(name):
-    """Fails when detection does not read them, too, before the program begins."""
+    """Fails when detection does not check them, too, before the program begins."""
     option = policy.options()[name]
     variable = f"TORCHNAN_POLICY_{name.upper()}"
     kind = float if option.accepts == policy.POSITIVE else type(option.default)
@@ -117,7 +117,7 @@ def test_a_file_is_read_as_strictly(name, tmp_path):
         for value in values:
             text = quoted.get(str(value), repr(value)) if isinstance(value, int | float) else f'"{value}"'
             if value is None or not isinstance(value, int | float | str) or "\0" in text or "\n" in text:
-                continue  # TOML has no such value
+                continue  # TOML cannot represent it
             path.write_text(f"{name} = {text}\n")
             assert is_taken(lambda: Policy.from_toml(path)) is expected, text
 
@@ -125,8 +125,8 @@ def test_a_file_is_read_as_strictly(name, tmp_path):
 @pytest.mark.parametrize(
     "content", [b"action = ", b"\xff\xfe", b"action = 'skip'\naction = 'raise'", b"a = " + b"[" * 10_000]
 )
-def test_a_file_that_is_no_toml_is_an_option_error(tmp_path, content):
-    """Fails when only TOMLDecodeError is one."""
+def test_a_file_that_is_not_toml_is_an_option_error(tmp_path, content):
+    """Fails when only TOMLDecodeError is caught."""
     path = tmp_path / "policy.toml"
     path.write_bytes(content)
     with pytest.raises(OptionError, match=r"policy\.toml is not TOML"):
@@ -145,7 +145,7 @@ def header_options() -> dict[str, str]:
 
 
 def test_cpp_has_the_same_options_with_the_same_defaults():
-    """Fails when a default in Python is another."""
+    """Fails when a default in Python differs."""
     words = {"Action::kRaise": "raise", "When::kHarm": "harm", "true": True, "false": False, "": None}
     defaults = {
         name: () if name == "skip_ops" else words[text] if text in words else int(text)
@@ -155,25 +155,25 @@ def test_cpp_has_the_same_options_with_the_same_defaults():
 
 
 def test_cpp_reads_every_option():
-    """One that is not visited would keep its default, whatever it is set to."""
+    """A field that is not visited would keep its default, whatever it is set to."""
     visited = re.findall(r'visit\("(\w+)"', (REPOSITORY / "csrc" / "detection" / "option_fields.h").read_text())
     assert visited == list(header_options())
 
 
 @pytest.mark.parametrize("name", DETECTION)
 def test_cpp_takes_the_same_values(name):
-    """Of the types that C++ has for them: it cannot be given others."""
+    """Only values of the C++ types: others cannot be passed."""
     types = {"skip_ops": (tuple, list), "log": (str, Path)}.get(name, (type(DetectionOptions.options()[name].default),))
     for value in [*DETECTION[name][0], *DETECTION[name][1]]:
         if not isinstance(value, types) or (name == "skip_ops" and not all(isinstance(v, str) for v in value)):
             continue
         if value in ("", "\ud800") or (isinstance(value, bool) and bool not in types):
-            continue  # no log; what Python cannot make bytes of; an integer, in C++
+            continue  # no log; text that Python cannot encode; an integer, in C++
         assert _cpp_takes({name: value}) is is_taken(DetectionOptions.from_dict, {name: value}), value
 
 
 def test_cpp_takes_the_same_characters_and_combinations(figure):
-    """Fails when Python takes a dot in skip_ops, or a negative rescan_every."""
+    """Fails when Python accepts a dot in skip_ops, or a negative rescan_every."""
     together = [
         {"check_nan": False, "check_inf": False}, {"rescan_every": 0}, {"rescan_every": -1},
         {"rescan_every": 2**63 - 1}, {"check_nan": False}, {"check_inf": False},
@@ -191,7 +191,7 @@ def _cpp_takes(given: dict[str, Any]) -> bool:
         given = {"log": os.fspath(given["log"])}
     try:
         return _testing.validate_options({**defaults, **given}) == []
-    except (ValueError, TypeError, RuntimeError):  # a word that is none, an integer that is no int64
+    except (ValueError, TypeError, RuntimeError):  # an unknown word, an integer beyond int64
         return False
 
 
@@ -269,7 +269,7 @@ def test_the_command_line_takes_whole_names_and_the_same_values(capsys):
 @pytest.mark.parametrize("name", ["max_consecutive", "max_history"])
 @pytest.mark.parametrize("value", [*NO_COUNTS, 0])
 def test_counts_of_the_nan_detector(name, value):
-    """Fails when the message does not say from where on."""
+    """Fails when the message does not name the source of the value."""
     with pytest.raises(OptionError, match=f"{name}=.* cannot be used: {name} takes an integer of at least 1"):
         torchnan.NaNDetector(**{name: value})
 
@@ -289,14 +289,14 @@ def test_actions_of_the_nan_detector(action):
 
 @pytest.mark.parametrize("k", [2**63, -(2**63) - 1, 10**400, 1.0, True, "1", None])
 def test_a_step_is_an_integer(k):
-    """Fails when True is one."""
+    """Fails when True counts as a number."""
     with pytest.raises(TypeError, match="a step is an integer"):
         torchnan.detect().mark_step(k)
 
 
 @pytest.mark.parametrize("rank", ["", " ", "x", "1x", " 1", "\u0661", "1.5", "-1", "9" * 30])
-def test_a_rank_that_is_none_is_no_rank(monkeypatch, rank):
-    """It is the launcher's variable, and not ours to refuse."""
+def test_an_invalid_rank_is_ignored(monkeypatch, rank):
+    """It is the launcher's variable, so torchnan does not reject it."""
     monkeypatch.setenv("RANK", "3")
     assert _C.rank_from_environment() == 3
     monkeypatch.setenv("RANK", rank)
@@ -312,7 +312,7 @@ def test_a_rank_that_is_none_is_no_rank(monkeypatch, rank):
     )
 
 
-# -- once, and without changing what was asked for
+# -- read once, and used as given
 
 
 READ_ONCE = """
@@ -339,7 +339,7 @@ print(before == (_C.open_scopes(), watched()), before)
     ],
 )
 def test_variables_are_read_once(at_start, later, told, tmp_path):
-    """Fails when is_switched_off() is not static: what os.environ is given later reaches getenv()."""
+    """Fails when is_switched_off() is not static: later changes of os.environ reach getenv()."""
     ended = run_forked(READ_ONCE.format(value=later), cwd=tmp_path, **at_start)
     assert ended.stdout.strip() == f"True {told}", ended.stderr
 
@@ -356,7 +356,7 @@ OPTIONS = re.compile(r"\b(?:thresholds|limits|options|_every)\b")
 
 
 def test_nothing_is_clamped():
-    """What is asked for is what is used: no min() or max() between an option and its use, but those that are known."""
+    """Values are used as they are given: no min() or max() between an option and its use, except the known ones."""
     known = {
         ("detection/terminal.py", "max(_NARROWEST, shutil.get_terminal_size().columns)"),  # labels alone take 12
         ("detection/terminal.py", "min(start, max(0, end - room))"),  # the part of a line that is shown
@@ -380,7 +380,7 @@ def test_nothing_is_clamped():
             "max(outlier_threshold(peaks, ordinary, tested, thresholds.false_alarm), least)",
         ),
         ("diagnosis/headroom.py", "min(thresholds.headroom_steps, step[-1] - step[0])"),
-        # no option stands in these: the last line of a function, numbers drawn after the first
+        # no option is involved here: the last line of a function, numbers drawn after the first
         ("detection/compiled/functions.py", "max(number or 0 for _, _, number in code.co_lines())"),
         ("detection/compiled/random_numbers.py", "max(count - 1, 0)"),
         (
@@ -395,7 +395,7 @@ def test_nothing_is_clamped():
         for text in re.findall(r"\b(?:min|max|clamp)\((?!one\.|\()[^()]*(?:\([^()]*\)[^()]*)*\)", path.read_text())
         if text not in ("max()", "max(magnitudes)")
     }
-    # What judges runs and draws is arithmetic: there, where an option stands in it.
+    # The diagnosis and the pages compute with numbers; there, only expressions with an option are listed.
     arithmetic = ("diagnosis/", "monitor/", "pages/")
     found = {(file, text) for file, text in found if not file.startswith(arithmetic) or OPTIONS.search(text)}
     assert found == known

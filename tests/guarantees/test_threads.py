@@ -28,7 +28,7 @@ def test_many_threads_find_each_its_own_and_compute_the_same(figure):
     """Values, findings and lines are checked by the threads themselves.
 
     Fails when the tuples of a Finding are filled in place, and when _program.py calls gc.get_objects(): SystemError in
-    a thread whose tuple another one has seen."""
+    a thread whose tuple another thread has seen."""
     (done,) = many_threads(MANY, 200, 1)
     figure(
         f"{MANY} threads and 5 that come, go, read and hold the GIL: {done['operations']:,} operations, 0 differences"
@@ -53,8 +53,8 @@ def test_many_threads_again_and_again(figure):
 
 @pytest.mark.breadth(0)
 def test_the_ways_in_which_programs_come_to_have_threads(soak, figure):
-    """Fails when ThreadState::watch() takes on no open scope: inter-op threads find nothing. What else makes it fail is
-    said beside the scenes."""
+    """Fails when ThreadState::watch() adopts no open scope: inter-op threads find nothing. Other ways to make it fail
+    are listed beside the scenes."""
     repetitions = 10 if soak else 1
     for _ in range(repetitions):
         ended = run([sys.executable, str(PROGRAMS / "thread_scenes.py")], OMP_NUM_THREADS="1")

@@ -1,7 +1,7 @@
-"""Whoever watches operations does not see torchnan, also when it finds something: PyTorch's recorder, which is told of
-every call that passes the dispatcher, and a program's own modes and subclasses.
+"""Observers of operations do not see torchnan, even when it finds something: PyTorch's recorder, which gets every call
+that passes the dispatcher, and a program's own modes and subclasses.
 
-Fails when a look is a call: with `found != 0` in optimizer_hooks._scaler_skips, `tensor._values()` or no
+Fails when an inspection is a call: with `found != 0` in optimizer_hooks._scaler_skips, `tensor._values()` or no
 DisableTorchFunction in _program.held, or hooks on methods that call them without handle_torch_function.
 """
 
@@ -43,7 +43,7 @@ def scaled():
 
 
 def skipped_by_the_optimizer():
-    """As GradScaler tells a fused optimizer that this step does not count."""
+    """As GradScaler tells a fused optimizer to skip this step."""
     weight = torch.ones(3, requires_grad=True)
     optimizer = torch.optim.Adam([weight], fused=True)
     (weight * NAN).sum().backward()
@@ -84,7 +84,7 @@ def double_backward():
     return x.grad
 
 
-# All of these find something.
+# Each of these has a finding.
 PROGRAMS = {
     "training": lambda: train(lambda p: torch.optim.AdamW(p, foreach=False)),
     "training, foreach": lambda: train(lambda p: torch.optim.AdamW(p, foreach=True)),
@@ -127,7 +127,7 @@ def operations(program, observer, scope):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_finding_dispatches_nothing(name, options, figure):
     program, count, findings = PROGRAMS[name], 0, 0
-    program()  # what PyTorch does once is done
+    program()  # PyTorch's one-time work is done
     for observer in (modes, recorder):
         watch = torchnan.detect(**OPTIONS[options])
         off = operations(program, observer, contextlib.nullcontext())
@@ -158,7 +158,7 @@ def test_subclasses_and_modes_see_pytorchs_own_functions():
     with torchnan.detect(action="log") as watch:
         for method in ("tolist", "numpy", "data_ptr", "untyped_storage"):
             getattr(x, method)()
-        held = torch.zeros(2).log()  # looked for among all tensors of the program, this one too
+        held = torch.zeros(2).log()  # found among all tensors of the program, like any other
         held.tolist()
     assert told == methods
     assert len(watch.findings) == 1

@@ -1,4 +1,5 @@
-"""Which rank is gone, hangs or computes wrong is named within a bounded time; a healthy job is not disturbed."""
+"""A rank that is gone, hangs or computes wrong results is named within a bounded time; a healthy job is not
+disturbed."""
 
 from __future__ import annotations
 
@@ -108,7 +109,7 @@ def test_of_four_ranks_the_one_that_computes_wrong_is_named(tmp_path):
     assert [trouble[:2] for trouble in found] == [[1, "product"], [1, "differs"]]
 
 
-def test_a_wrong_sum_is_told_from_a_hang(tmp_path):
+def test_a_wrong_sum_is_distinguished_from_a_hang(tmp_path):
     found, _ = troubles(tmp_path, 2, SENDS_WRONG)
     text = "an all-reduce of known values gave a wrong sum: 1 of 1024 elements, the first 4 instead of 3"
     assert found[0] == [0, "sum", text]
@@ -117,7 +118,7 @@ def test_a_wrong_sum_is_told_from_a_hang(tmp_path):
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.breadth(0))])
 @pytest.mark.parametrize(("trouble", "end"), [(DIES, AT_ONCE), (STOPS, CONTINUES + AT_ONCE)], ids=["dead", "stopped"])
 def test_a_rank_that_does_not_answer_is_named(trouble, end, ranks, tmp_path):
-    """Fails when the all-reduce is begun without the answers of all: it would not end, and name nobody."""
+    """Fails when the all-reduce starts without the answers of all ranks: it would never end, and name no rank."""
     found = troubles(tmp_path, ranks, trouble, end, timeout=5)[0]
     assert found == [[1, "missing", "it did not answer in 5 s: it has died, hangs, or is not in this check"]]
 
@@ -126,7 +127,7 @@ def test_a_rank_that_stops_in_the_sum_is_named(tmp_path):
     """Fails if only those that wait for it are: every one of them reports that the sum did not end."""
     found = troubles(tmp_path, 2, STOPS_IN_THE_SUM, CONTINUES_AFTER_THE_SUM + AT_ONCE, timeout=5)[0]
     assert [trouble[:2] for trouble in found] == [[1, "hangs"], [0, "hangs"]]
-    assert found[0][2] == "it had answered, and did not come back from an all-reduce of known values"
+    assert found[0][2] == "it had answered, but did not return from an all-reduce of known values"
     assert found[1][2] == "the all-reduce did not end in 5 s, though every rank had answered"
 
 
@@ -157,7 +158,7 @@ def test_modes_of_the_program_do_not_reach_it(mode):
         assert torchnan.health.check().ok
 
 
-def test_a_timeout_that_is_none_is_refused():
+def test_an_invalid_timeout_is_rejected():
     for timeout in (0, -1, float("nan"), "30", None):
         with pytest.raises(OptionError, match="it takes a number of seconds above 0"):
             torchnan.health.check(timeout=timeout)
@@ -211,11 +212,11 @@ def test_no_rollback_on_a_device_that_computes_wrong(tmp_path):
     log = tmp_path / "log.jsonl"
     ended = run_forked(GUARDED.format(health=True, wrong=COMPUTES_WRONG), str(log))
     assert ended.stdout.startswith("STOPPED 81 "), ended.stderr
-    assert "no snapshot is gone back to, as the next steps would be bad too: rank 0: cpu computes wrong" in ended.stdout
+    assert "no rollback, because the next steps would be bad too: rank 0: cpu computes wrong" in ended.stdout
     assert "cpu computes wrong" in log.read_text()
 
 
 @pytest.mark.parametrize(("health", "wrong"), [(True, ""), (False, COMPUTES_WRONG)], ids=["healthy", "off"])
-def test_a_rollback_goes_on_where_all_is_well_or_nobody_asks(health, wrong, tmp_path):
+def test_a_rollback_proceeds_if_healthy_or_unchecked(health, wrong, tmp_path):
     ended = run_forked(GUARDED.format(health=health, wrong=wrong), str(tmp_path / "log.jsonl"))
     assert ended.stdout == "rollback 1\n", ended.stderr

@@ -1,4 +1,4 @@
-"""NaNCapture in the real Lightning: a bad step is named, captured and not applied, and training halts or goes on."""
+"""NaNCapture in the real Lightning: a bad step is named, captured and not applied, and training halts or continues."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_loss_scaler_does_not_know_of_a_bad_step(tmp_path):
     assert trainer.precision_plugin.scaler.get_scale() == 256.0 * 2**3  # seven good steps, two to each growth
 
 
-def test_a_scaler_in_search_of_its_scale_is_no_bad_step(tmp_path):
+def test_a_scaler_in_search_of_its_scale_is_not_a_bad_step(tmp_path):
     capture = NaNCapture(tmp_path)
     trainer, _ = fit(capture, rows=data(bad=None), plugins=loss_scaling(2.0**127))
     assert capture.events == []
@@ -164,7 +164,7 @@ class Descent(torch.optim.Optimizer):
         return loss
 
 
-def test_an_optimizer_that_turns_gradients_off_is_no_obstacle(tmp_path):
+def test_an_optimizer_may_turn_gradients_off(tmp_path):
     class Descending(Net):
         def configure_optimizers(self):
             return Descent(self.parameters())
@@ -185,7 +185,7 @@ def test_a_micro_batch_without_a_loss_is_left_out(tmp_path):
     assert (event.step, event.verdict, event.finding.line) == (2, "persistent", LINE)
 
 
-def test_a_step_given_up_with_its_epoch_is_no_part_of_the_next(tmp_path):
+def test_a_step_abandoned_with_its_epoch_is_not_part_of_the_next(tmp_path):
     class Impatient(Net):
         def on_train_batch_start(self, batch, batch_idx):
             return -1 if self.current_epoch == 0 and batch_idx == 1 else None

@@ -18,7 +18,7 @@ from torchnan.integrations.lightning import NaNCapture
 
 
 def test_a_capture_brings_the_bad_step_back(tmp_path):
-    """With its weights, batches, indices and random numbers, into a program that has others."""
+    """Injects weights, batches, indices and random numbers into a program that has others."""
     captured = NaNCapture(tmp_path / "first")
     fit(captured, accumulate_grad_batches=3)
     injected = NaNCapture(tmp_path / "second", inject=captured.captures[0])

@@ -27,8 +27,8 @@ BAD = 3  # the micro-batch that is bad, 0-based
 
 
 class Net(nn.Module):
-    """With all that a step changes. Where a label is below 0, the loss is finite, and so are all gradients but that
-    of ``scale``."""
+    """Has everything that a step changes. Where a label is below 0, the loss is finite, and so are all gradients except
+    that of ``scale``."""
 
     def __init__(self):
         super().__init__()
@@ -61,7 +61,7 @@ class Rows(torch.utils.data.Dataset):
 
 
 class State(transformers.TrainerCallback):
-    """What a step may change, before and after each."""
+    """Everything that a step may change, before and after each."""
 
     def __init__(self):
         self.before, self.after, self.rates = [], [], []
@@ -149,8 +149,8 @@ def test_names_that_clipping_has_spoilt_are_reported_as_they_were(tmp_path):
     assert event.seen.startswith("7 of 7 gradients are not finite")
     assert event.same_bits is None
     assert event.notes == [
-        "the Trainer clips gradients before it shows them, which spoils all of them where one is bad; unclipped, in "
-        "the replay, 1 of 7: scale (nan 1) were not finite"
+        "the Trainer clips gradients before callbacks see them, so one bad gradient makes all of them bad; unclipped, "
+        "in the replay, 1 of 7: scale (nan 1) were not finite"
     ]
 
 
@@ -231,7 +231,7 @@ class Looking(transformers.TrainerCallback):
         model.eval()(**Rows()[:ROWS])
 
 
-def test_what_is_not_trained_on_is_no_part_of_a_step(tmp_path):
+def test_data_that_is_not_trained_on_is_not_part_of_a_step(tmp_path):
     callback = NaNCallback(captures=tmp_path / "captures", replay=False)
     options = dict(eval_strategy="steps", eval_steps=1, eval_on_start=True, eval_data=Rows())
     train(tmp_path, callback, Looking(), **options)
@@ -315,11 +315,11 @@ def test_what_is_added_to_the_models_loss_is_reported_as_missing(tmp_path):
     train(tmp_path, callback, data=Rows(bad=None), trainer=Adding)
     (event,) = callback.events
     assert (event.step, event.verdict) == (2, "transient")
-    assert "what a compute_loss of your own adds to the loss of the model is not in the replay" in event.notes
+    assert "the replay lacks the terms that your compute_loss adds to the loss of the model" in event.notes
 
 
 def train_in_half_precision(folder, callback, bad):
-    """As the Trainer's loop has it with fp16=True, which it refuses on the CPU."""
+    """As in the Trainer's loop with fp16=True, which it refuses on the CPU."""
     trainer = trainer_of(folder)
     bare = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)

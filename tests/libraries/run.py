@@ -44,7 +44,7 @@ Known: the tables of diffusers' KDPM2 schedulers begin with `log(0)`, are read e
 
 @dataclasses.dataclass
 class Program:
-    """One program, and what is expected of it."""
+    """One program, and its expected report."""
 
     path: Path
 
@@ -74,7 +74,7 @@ class Program:
         return subprocess.run(command, cwd=WORK, env=environment, capture_output=True, text=True, timeout=DEADLINE)
 
     def check_as_it_is(self) -> str:
-        """Returns "silent", or what is wrong."""
+        """Returns "silent", or the error."""
         log = WORK / f"{self.library}.jsonl"
         plain, watched = self.run(), self.run(log=log)
         if plain.returncode != 0:
@@ -84,7 +84,7 @@ class Program:
         return "silent" if watched.stdout == plain.stdout else "PRINTS OTHER NUMBERS"
 
     def check_with_bug(self) -> str:
-        """Returns "operator at line", or what is wrong."""
+        """Returns "operator at line", or the error."""
         log = WORK / f"{self.library}.bug.jsonl"
         ended = self.run("--bug", log=log)
         findings = log.read_text().splitlines()

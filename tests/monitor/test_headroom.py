@@ -13,7 +13,7 @@ from tests.support.guarded_steps import NAN, Training
 from tests.support.monitored_training import lines_of, rows_of
 from torchnan.diagnosis import diagnose, read
 
-GROWTH = 1.04  # of the outputs of one module, in a step
+GROWTH = 1.04  # largest output of one module, in a step
 DOUBLING = math.log(2) / math.log(GROWTH)
 
 
@@ -71,8 +71,8 @@ def train(training, monitor, steps):
         monitor.step(loss=loss, model=training.model, optimizer=training.optimizer)
 
 
-def test_an_overflow_is_foretold_at_its_step_with_its_module(tmp_path, capsys):
-    """Live and of the log. Fails when nothing is asked, and when what is asked is not written."""
+def test_an_overflow_is_forecast_at_its_step_with_its_module(tmp_path, capsys):
+    """Live, and from the log. Fails when headroom is not queried, and when it is not written."""
     path, training = tmp_path / "run.jsonl", GrowingTraining()
     monitor = torchnan.Monitor(log=path, headroom_every=5)
     with torchnan.detect(headroom=True):
@@ -116,7 +116,7 @@ def test_a_row_has_what_was_largest_since_the_last(tmp_path):
 
 
 def headroom_rows(path, around=None, every=2, **options):
-    """Of a short training, with the training alone inside of ``around``."""
+    """The headroom of a short training, with only the training inside of ``around``."""
     training, monitor = GrowingTraining(), torchnan.Monitor(log=path, headroom_every=every, **options)
     for _ in range(4):
         if around is None:
@@ -136,7 +136,7 @@ def test_a_detection_that_is_over_by_then_is_named(tmp_path):
 
 
 def test_the_one_of_the_program_is_asked_inside_of_a_scope_that_keeps_nothing(tmp_path):
-    """Fails when the innermost scope alone is looked at."""
+    """Fails when only the innermost scope is checked."""
     torchnan.set_detect(True, headroom=True)
     try:
         assert headroom_rows(tmp_path / "program.jsonl") == [2, 4]

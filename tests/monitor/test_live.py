@@ -1,4 +1,4 @@
-"""A verdict is told once, at the step at which it becomes true, and the policy acts on it."""
+"""A verdict is reported once, at the step at which it becomes true, and the policy acts on it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def warned():
-    """What the logger of torchnan is told."""
+    """The messages to torchnan's logger."""
     said = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())
@@ -33,7 +33,7 @@ def warned():
     logging.getLogger("torchnan").removeHandler(handler)
 
 
-# -- told once
+# -- reported once
 
 
 def test_a_healthy_run_gets_no_verdict(path, warned):
@@ -195,7 +195,7 @@ def test_a_guarded_run_is_bit_for_bit_the_same_with_a_monitor(path):
 
 
 class Spiky(nn.Module):
-    """A loss that is what the batch says, with a gradient."""
+    """A loss that the batch determines, with a gradient."""
 
     def __init__(self):
         super().__init__()
@@ -303,7 +303,7 @@ def test_a_table_that_could_not_be_followed_is_refused(options, said):
     assert said in str(refused.value)
 
 
-def test_what_is_no_monitor_is_refused():
+def test_an_object_that_is_not_a_monitor_is_rejected():
     with pytest.raises(TypeError, match=r"monitor is a str: StepGuard takes a torchnan\.Monitor"):
         Training(monitor="run.jsonl")
 

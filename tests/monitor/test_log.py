@@ -164,7 +164,7 @@ def test_a_log_whose_first_line_was_cut_is_gone_on_with(path, begun):
     assert read(path).step.tolist() == [5]
 
 
-def test_a_full_disk_is_reported_once_and_the_training_goes_on(path):
+def test_a_full_disk_is_reported_once_and_training_continues(path):
     code = f"""
 import resource, torchnan
 monitor = torchnan.Monitor(log={str(path)!r}, live=False)

@@ -1,4 +1,4 @@
-"""A row per step: what is in it, what it costs the program, what is refused."""
+"""A row per step: its contents, its cost for the program, and invalid arguments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def path(tmp_path):
     return tmp_path / "run.jsonl"
 
 
-# -- what a row says
+# -- contents of a row
 
 
 def test_a_row_has_what_it_was_given(path):
@@ -140,7 +140,7 @@ def test_a_scaler_reports_its_scale_and_what_it_skips(path):
     ]
 
 
-# -- what a model computes in
+# -- dtype of the model's computation
 
 
 def _forward(kind):
@@ -171,7 +171,7 @@ def test_a_dtype_that_cannot_be_seen_is_unknown_and_can_be_given(path):
 
 
 class OnItsWay(async_copy.AsyncCopy):
-    """What a GPU does: the numbers come when they are done."""
+    """Like a GPU: the numbers arrive when they are ready."""
 
     done = False
 
@@ -236,7 +236,7 @@ def test_a_value_is_that_of_its_step(path, monkeypatch):
 
 
 class Copying(async_copy.AsyncCopy):
-    """On its way from a device, of which there is none here: copied at once, as that stream would."""
+    """Pretends to come from a device, which does not exist here: copied at once, as that stream would do."""
 
     def __init__(self, tensors):
         super().__init__({name: tensor.clone() for name, tensor in tensors.items()})
@@ -266,7 +266,7 @@ def test_tensorboard_reads_what_was_written(tmp_path):
     assert run.columns["loss"].values.tolist() == [3.0, 2.0, 1.0]
 
 
-def test_a_tracker_that_fails_is_reported_once_and_the_training_goes_on(path, caplog):
+def test_a_failing_tracker_is_reported_once_and_training_continues(path, caplog):
     def fail(step, scalars):
         raise RuntimeError("no network")
 

@@ -1,4 +1,4 @@
-"""What a Monitor cannot work with is refused before anything is written."""
+"""Invalid options of a Monitor are rejected before anything is written."""
 
 from __future__ import annotations
 

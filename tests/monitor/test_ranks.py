@@ -1,4 +1,5 @@
-"""Of several ranks one writes, or each its own file; and all do what the table has for what one of them finds."""
+"""With several ranks, one writes, or each writes a separate file; all take the table's action for the finding of
+any."""
 
 from __future__ import annotations
 

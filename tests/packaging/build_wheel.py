@@ -19,7 +19,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 WORK = REPOSITORY / "build" / "wheels"
 DIST = REPOSITORY / "dist"
 LARGEST = 5_000_000  # bytes
-# Of PyTorch's package, which the wheel requires: a second copy of them beside it would be another PyTorch.
+# Libraries of PyTorch's package, which the wheel requires: a second copy beside it would be another PyTorch.
 FROM_PYTORCH = ["libtorch.so", "libtorch_*", "libc10*", "libgomp*"]
 FIRST_FINDING = """
 import torch, torchnan
@@ -67,7 +67,7 @@ def repair(wheel: Path) -> Path:
 
 
 def faults_of(wheel: Path) -> list[str]:
-    """Returns what a user of the wheel would stumble over."""
+    """Returns the defects that a user of the wheel would meet."""
     faults = []
     if wheel.stat().st_size > LARGEST:
         faults.append(f"it has {wheel.stat().st_size:,} bytes, and at most {LARGEST:,} are allowed")
@@ -91,7 +91,7 @@ def try_in_empty_environment(wheel: Path) -> list[str]:
     ended = subprocess.run([python, "-c", FIRST_FINDING], cwd=WORK, env=elsewhere, capture_output=True, text=True)
     print(ended.stderr)
     named = "made by   aten::div, output 0   at <string>:4" in ended.stderr
-    return [] if named else [f"it names no NaN in an environment of its own: {ended.stderr}"]
+    return [] if named else [f"it names no NaN in a separate environment: {ended.stderr}"]
 
 
 def _call(command: list[str | Path]) -> None:

@@ -1,4 +1,4 @@
-"""What is imported from the checkout itself, as `make build` sets it up."""
+"""Imports from the checkout itself, as `make build` sets it up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The source distribution: it has what a build needs, and nothing that a build left behind."""
+"""The source distribution contains everything that a build needs, and nothing that a build left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statistics of gradients: one scan, and plain arithmetic on one row for each tensor."""
+"""Statistics of gradients: one scan, and simple arithmetic with one row for each tensor."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ NAN, INF = math.nan, math.inf
 
 @pytest.fixture
 def told(monkeypatch):
-    """What is logged."""
+    """The log messages."""
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())

@@ -1,4 +1,4 @@
-"""Going back: snapshots, the learning rate's cut and ramp, memory that is not enough, and the log of it all."""
+"""Rollback: snapshots, the cut and ramp of the learning rate, running out of memory, and their log entries."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_functions_of_ones_own_save_and_load(tmp_path):
 
 
 class Data:
-    """Counts what it has given."""
+    """Counts the batches that it has returned."""
 
     def __init__(self):
         self.position = 0
@@ -190,7 +190,7 @@ def test_snapshots_of_an_earlier_run_are_not_gone_back_to_unasked(tmp_path):
     assert again.guard.step(batch_of(0)).applied
 
 
-def test_a_snapshot_that_cannot_be_written_is_reported_and_training_goes_on(tmp_path):
+def test_a_snapshot_that_cannot_be_written_is_reported_and_training_continues(tmp_path):
     training = Training(snapshot_every=1, snapshot_folder=tmp_path / "snapshots", log=tmp_path / "log.jsonl")
     training.guard.step(batch_of(0))
     shutil.rmtree(tmp_path / "snapshots")
@@ -344,7 +344,7 @@ def test_statistics_of_a_step_that_did_not_fit_are_put_back():
 # -- the log
 
 
-def test_a_log_on_a_full_disk_is_not_kept_open_and_training_goes_on():
+def test_a_log_on_a_full_disk_is_not_kept_open_and_training_continues():
     """Fails where the file is forgotten and not closed."""
 
     def opened():

@@ -1,4 +1,4 @@
-"""Of a bad step a job writes the weights that ranks have alike once, and of no more steps than it was allowed."""
+"""A job writes weights that ranks share once for each bad step, and captures no more steps than allowed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torchnan.capture import CaptureError
 from torchnan.recovery.capture_plan import WRITERS_AT_ONCE, plan_captures
 from torchnan.recovery.fingerprint import fingerprint
 
-# -- who writes what
+# -- which rank writes which part
 
 
 def test_the_rank_of_the_cause_writes_what_all_share():
@@ -155,7 +155,9 @@ def test_under_ddp_the_rank_of_the_cause_writes_the_weights(world, tmp_path):
     of_cause = f"the bad value is in the capture of rank 1: {folder / 'rank-1-step-00000003'}"
     assert [of_cause in rank[2][1] for rank in said] == [rank != 1 for rank in range(world)]
     shutil.move(folder / "rank-1-step-00000003", folder / "elsewhere")
-    with pytest.raises(CaptureError, match=r"has no weights: they are those of rank 1, whose capture of the same step"):
+    with pytest.raises(
+        CaptureError, match=r"has no weights: rank 1 has written them, and its capture of the same step"
+    ):
         torchnan.load_capture(folder / "rank-0-step-00000003")
 
 

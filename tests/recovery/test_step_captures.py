@@ -1,4 +1,4 @@
-"""Captures: what a bad step needs to run again is kept, whole or not at all, and runs again elsewhere."""
+"""Captures: everything that a bad step needs is saved, completely or not at all, and the step runs again elsewhere."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ print(event.notes)
 
 @pytest.mark.breadth(1)
 @pytest.mark.parametrize("room", [0, 100, 3000])
-def test_no_room_on_the_disk_is_reported_and_training_goes_on(room, tmp_path):
+def test_no_room_on_the_disk_is_reported_and_training_continues(room, tmp_path):
     ended = run_python(FULL, str(tmp_path), str(REPOSITORY), str(room))
     assert ended.returncode == 0, ended.stderr
     assert "not captured: " in ended.stdout
@@ -262,7 +262,7 @@ def test_what_cannot_be_kept_is_refused_by_name_before_the_step_runs(tmp_path):
 
 
 def test_captures_are_refused_without_the_library_that_writes_them(tmp_path, monkeypatch):
-    """Fails where it is found out by the first bad step."""
+    """Fails if only the first bad step reveals it."""
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
     with pytest.raises(OptionError, match=r"captures need safetensors: pip install safetensors\."):
         Training(captures=tmp_path)
@@ -279,13 +279,13 @@ def test_a_model_that_is_another_is_refused(tmp_path):
         kept.restore(other)
 
 
-def test_what_is_no_capture_is_refused(tmp_path):
+def test_a_path_that_is_not_a_capture_is_rejected(tmp_path):
     with pytest.raises(CaptureError, match="there is no such folder"):
         torchnan.load_capture(tmp_path / "none")
     with pytest.raises(CaptureError, match=r"is not a capture: it has no contents\.json\. A capture is"):
         torchnan.load_capture(tmp_path)
     (tmp_path / "rank-1-step-00000007").mkdir()
-    with pytest.raises(CaptureError, match=r"It has 1 in it, give one of them: .*/rank-1-step-00000007\."):
+    with pytest.raises(CaptureError, match=r"The captures inside it: 1; give one of them: .*/rank-1-step-00000007\."):
         torchnan.load_capture(tmp_path)
 
 
@@ -353,7 +353,7 @@ def test_what_cannot_be_replayed_is_refused(arguments, said, tmp_path):
     assert "Traceback" not in ended.stderr
 
 
-def test_a_folder_that_is_no_capture_is_refused_before_the_program_runs(tmp_path):
+def test_a_folder_that_is_not_a_capture_is_rejected_before_the_program_runs(tmp_path):
     (tmp_path / "long.py").write_text("def both():\n    print('trained')\n")
     ended = torchnan_command("replay", "missing", "--step", "long:both", folder=tmp_path)
     assert (ended.returncode, ended.stdout) == (2, "")

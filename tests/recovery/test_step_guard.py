@@ -1,4 +1,4 @@
-"""A bad step leaves no trace; what is done about it is what the policy says."""
+"""A bad step leaves no trace; the policy decides what happens."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_loss_is_found_in_what_step_functions_return(returned):
 
 
 @pytest.mark.parametrize("returned", [None, 3.0, torch.zeros(2)])
-def test_what_is_no_loss_is_refused(returned):
+def test_a_value_that_is_not_a_loss_is_rejected(returned):
     with pytest.raises(TypeError, match="it must return the loss, a tensor of one element"):
         Training(lambda model, batch: returned).guard.step(batch_of(0))
 
@@ -98,7 +98,7 @@ def test_a_skipped_step_leaves_no_trace(keep):
     assert training.guard.step(batch_of(1)).applied
 
 
-def test_random_numbers_go_on_as_if_it_had_been_run_once():
+def test_random_numbers_continue_as_if_the_step_had_run_once():
     def drawn(**options):
         training = Training(**options)
         random.seed(0), numpy.random.seed(0)
@@ -167,7 +167,7 @@ def test_a_weight_that_was_bad_before_is_reported_as_that():
     assert "there is no snapshot to go back to: set snapshot_every" in event.reason
 
 
-# -- what the replay says
+# -- verdicts of the replay
 
 
 def test_what_is_finite_when_run_again_is_transient_and_is_retried():
@@ -188,7 +188,7 @@ def test_what_is_finite_when_run_again_is_transient_and_is_retried():
     assert_same(training.state(), plain.state())
 
 
-def test_what_comes_now_and_then_is_nondeterministic():
+def test_a_value_that_comes_and_goes_is_nondeterministic():
     faults = iter([True, True, False])
 
     def step(model, batch):
@@ -212,7 +212,7 @@ def test_dropout_numpy_and_python_draw_the_same_again():
     assert len(set(seen)) == 1 < len(seen) == 3
 
 
-def test_the_payload_of_a_nan_is_no_difference():
+def test_the_payload_of_a_nan_does_not_count():
     payloads = iter([0x7FC00000, -0x400000, 0x7FC00001])
 
     def step(model, batch):
@@ -241,7 +241,7 @@ def test_replay_can_be_left_out():
     assert event.notes == ["not replayed: replay=False"]
 
 
-# -- what is done
+# -- actions
 
 
 def test_after_too_many_in_a_row_training_stops():
@@ -309,14 +309,14 @@ def test_a_user_who_detects_anyway_is_not_disturbed():
     assert watch.findings == []
 
 
-def test_parameters_that_are_added_later_are_looked_at():
+def test_parameters_that_are_added_later_are_checked():
     late = nn.Parameter(torch.zeros(2))
 
     def step(model, batch):
         return step_of(model, batch) + (late - late.detach()).abs().sqrt().sum()
 
     training = Training(step)
-    assert training.guard.step(batch_of(0)).applied  # nobody's parameter
+    assert training.guard.step(batch_of(0)).applied  # not a parameter of the model
     training.optimizer.add_param_group({"params": [late]})
     event = training.guard.step(batch_of(0)).event
     assert event.seen == "1 of 7 gradients are not finite: param_groups[1]['params'][0] (nan 2)"

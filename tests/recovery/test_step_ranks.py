@@ -101,13 +101,13 @@ def ranks(folder, world, kind, plan):
 
 
 def alike(results, *fields):
-    """What every rank has said, which must be the same."""
+    """The report of every rank, which must be the same."""
     said = [[tuple((step["event"] or {}).get(f, step.get(f)) for f in fields) for step in r["told"]] for r in results]
     assert all(one == said[0] for one in said), said
     return said[0]
 
 
-# The earliest trouble of a step is told; of several ranks that have it, the lowest.
+# The earliest anomaly of a step is reported; if several ranks have it, that of the lowest.
 def expected(troubles, kind):
     order = ["memory", "loss", "gradient"]
     worst = min((order.index(t), rank) for rank, t in enumerate(troubles) if t)

@@ -118,7 +118,7 @@ def corrupted_moments(draw: Draw) -> Plan:
 
 
 def label_noise(draw: Draw) -> Plan:
-    """From one step on, part of the labels is drawn at random."""
+    """From one step on, some of the labels are drawn at random."""
     setup = draw.setup(draw.language(surprise=draw.between(0.02, 0.15)))
     at, share, rng, usual = draw.step(200, 300), draw.between(0.3, 0.7), draw.rng, setup.batch
 

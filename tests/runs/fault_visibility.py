@@ -1,7 +1,6 @@
-"""Whether a run shows what was done to it: a failure that real training has shrugged off is no failure.
+"""Checks whether a run shows its planted failure: one that does not affect the training is not a failure.
 
-Looks at the rows beside what the plan knows (the step, the kind), with a margin to the tree's thresholds, and never at
-a diagnosis.
+Compares the rows with the plan (the step, the kind), with a margin to the tree's thresholds; never uses a diagnosis.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def rises(truth: Truth, loss: Values, norm: Values, rows: list[Row]) -> Truth | 
     if highest - lowest < 200 or rise < 2.5 * noise or smooth[-1] < smooth[lowest] + 0.8 * rise:
         return None
     quarters = running_mean(loss[lowest : highest + 40], (highest + 40 - lowest) // 4)
-    if np.diff(quarters[:: len(quarters) // 4 or 1]).min() < 0:  # a step up, or a hill, is no slow rise
+    if np.diff(quarters[:: len(quarters) // 4 or 1]).min() < 0:  # a step up, or a hill, is not a slow rise
         return None
     begins = lowest + int(np.argmax(smooth[lowest:] > smooth[lowest] + 0.3 * rise))
     trend = norm[highest - 30 : highest + 30].mean() / norm[max(0, lowest - 30) : lowest + 30].mean()

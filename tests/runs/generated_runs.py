@@ -1,4 +1,4 @@
-"""Runs made by their plans: the rows, and what is right to say of them; kept as files, and read back."""
+"""Runs made from plans: the rows, and the correct diagnosis; stored as files, and read back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ATTEMPTS = 8  # plans that are drawn until one shows
 
 @dataclass(frozen=True)
 class Made:
-    """A run in a folder: ``NAME-SEED.csv``, the Monitor's log ``NAME-SEED.jsonl``, and what is right to say of it."""
+    """A run in a folder: ``NAME-SEED.csv``, the Monitor's log ``NAME-SEED.jsonl``, and the correct diagnosis."""
 
     name: str
     seed: int
@@ -67,7 +67,7 @@ def make(folder: Path, which: tuple[str, int]) -> Made:
 
 
 def made_all(folder: Path, wanted: list[tuple[str, int]], jobs: int) -> Iterator[Made]:
-    """Those that are in the folder as they are; the others are trained, in so many processes."""
+    """Keeps existing runs in the folder; trains the others, in the given number of processes."""
     missing = [which for which in wanted if not (folder / "{}-{}.truth.json".format(*which)).exists()]
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as processes:
         yield from (kept(folder, which) for which in wanted if which not in missing)

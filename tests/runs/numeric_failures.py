@@ -85,7 +85,7 @@ def larger_gradients(draw: Draw) -> Plan:
 
 
 def constant_scale(draw: Draw) -> Plan:
-    """A loss scale by hand that never changes: from one step on gradients overflow, and steps are skipped for ever."""
+    """A loss scale by hand that never changes: from one step on gradients overflow, and all steps are skipped."""
     scale, at, times = 2.0 ** draw.step(11, 13), draw.step(100, 200), 2.0 ** draw.step(8, 10)
     setup = draw.setup(scaler={"init_scale": scale}, fixed_scale=True, **HALF)
     truth = Truth(

@@ -1,4 +1,4 @@
-"""What a run is meant to show: the setup of a small training and, by construction, what is right to say of it."""
+"""The purpose of a run: the setup of a small training and, by construction, the correct diagnosis."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Plan:
 
 
 class Draw:
-    """What a plan draws by its seed: a random generator of its own, and a usual training to change something in."""
+    """The random choices of a plan: a separate random generator, and an ordinary training to modify."""
 
     def __init__(self, name: str, seed: int, attempt: int = 0) -> None:
         self.name, self.seed = name, seed

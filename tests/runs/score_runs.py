@@ -33,7 +33,7 @@ class Scored:
 
     @property
     def wrong(self) -> str:
-        """What of the verdict is wrong; nothing if it is right."""
+        """The errors of a verdict; nothing if it is right."""
         truth, verdict = self.made.truth, self.verdict
         if verdict.kind != truth.kind:
             return "kind"
@@ -58,7 +58,7 @@ def score(made: Made, as_log: bool) -> Scored:
 
 
 def confusion(scored: Iterable[Scored]) -> str:
-    """A Markdown table: what was done to the runs, beside what was said of them."""
+    """A Markdown table: the planted failures, and the diagnoses."""
     said: dict[tuple[str, str, str], Counter[str]] = {}
     for one in scored:
         truth = one.made.truth

@@ -30,7 +30,8 @@ def next_token_loss(logits: Tensor, labels: Tensor, step: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Setup:
-    """What is trained, on what, and how. ``batch(step)`` has token ids and labels, ``rate(step)`` the learning rate."""
+    """The model, data and schedule of a training. ``batch(step)`` has token ids and labels, ``rate(step)`` the learning
+    rate."""
 
     seed: int
     batch: Batch
@@ -95,7 +96,7 @@ class Training:
                 return
 
     def prepare(self, step: int) -> tuple[Tensor, Tensor]:
-        """What there is before the step: learning rate, decay, damage. Returns its token ids and labels."""
+        """Applies the changes before a step: learning rate, decay, damage. Returns its token ids and labels."""
         setup = self.setup
         for group in self.optimizer.param_groups:
             group["lr"] = setup.rate(step)

@@ -87,7 +87,7 @@ def test_a_failure_that_training_shrugs_off_is_none():
     assert shown(plan.truth, rows) is None
 
 
-# -- what only a step guard knows
+# -- facts that only a step guard has
 
 
 def guarded(plan, tmp_path, **changes):

@@ -1,4 +1,4 @@
-"""A small training that goes bad in several places, and goes on: what it has computed, bit for bit."""
+"""A small training that goes bad in several places, and continues; returns its results, bit for bit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FINDINGS = len(MAKERS) + 3  # and a loss, a gradient and a weight
 
 
 class Branch(nn.Module):
-    """Makes a NaN of what it is given, in a way of its own for each step."""
+    """Makes a NaN of its argument, in a different way for each step."""
 
     def forward(self, x, step):
         return MAKERS[step](-x.abs() - 2)
@@ -88,5 +88,5 @@ def bits(tensor) -> bytes:
 
 
 def own_warnings(caught: list[warnings.WarningMessage]) -> list[str]:
-    """What torchnan has said of its own failures."""
+    """The warnings about failures inside torchnan."""
     return [str(one.message) for one in caught if issubclass(one.category, DetectorWarning)]

@@ -1,4 +1,4 @@
-"""Holds the rules of bounds to their word: what they claimed, beside what came out."""
+"""Tests the bound rules: compares their claims with the actual results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Claim:
 
 @contextlib.contextmanager
 def collecting(claims: list[Claim]) -> Iterator[Any]:
-    """Every operation inside is bounded by its rule and then read; what was claimed goes to the list."""
+    """Bounds every operation inside by its rule, then scans it; the claims go to the list."""
     _testing.enable_bound_audit(True)
     try:
         with torchnan.detect(action="log", rescan_every=1) as watch:
@@ -58,7 +58,7 @@ def collecting(claims: list[Claim]) -> Iterator[Any]:
 
 
 def known(values: Any) -> Any:
-    """Copies whose bounds are known exactly, as detection has seen them being made."""
+    """Copies whose bounds are known exactly, because detection has observed how they were made."""
 
     def copy(x: Any) -> Any:
         if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.layout != torch.strided:

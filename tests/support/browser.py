@@ -1,4 +1,4 @@
-"""Pages in a headless browser, as the tests of pages look at them."""
+"""Opens pages in a headless browser for the tests of pages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def browser() -> str:
 
 
 def in_browser(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Opens a page; ``--dump-dom`` prints what the browser has made of it."""
+    """Opens a page; ``--dump-dom`` prints the DOM that the browser built."""
     arguments = [browser(), "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0", *options]
     return subprocess.run([*arguments, path.as_uri()], capture_output=True, text=True, timeout=120, check=True)
 
@@ -35,7 +35,7 @@ def visible_text(dom: str) -> str:
 
 
 def assert_hostile_names_are_text(path: Path) -> None:
-    """Fails where a name has become markup, or where a control character of one is left. The page holds ``HOSTILE``."""
+    """Fails if a name has become markup, or if one of its control characters is left. The page contains ``HOSTILE``."""
     dom = in_browser(path, "--dump-dom").stdout
     assert "<title>taken</title>" not in dom
     assert not re.search(r"<(script|img)\b", dom)
@@ -66,6 +66,6 @@ def colour_shares(path: Path, height: int, width: int = WIDTH) -> dict[Colour, f
 
 
 def assert_self_contained(page: str) -> None:
-    """Fails for a page that names any other place, or that lets itself be given a style or a script."""
+    """Fails for a page that names any other source, or that accepts an injected style or script."""
     assert not re.search(r"https?://|\bsrc=|\bhref=|url\((?!#)|@import|style=", page)
     assert "default-src 'none'" in page

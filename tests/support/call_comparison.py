@@ -1,4 +1,4 @@
-"""One call with detection off and on: what differs that a program could notice, and what was reported for nothing."""
+"""One call with detection off and on: differences that a program could notice, and false reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.call_observation import Call, Run, differences, is_finite
 Observer = Callable[[list[Any]], contextlib.AbstractContextManager[Any]]
 
 
-# -- who sees operations
+# -- observers of operations
 
 
 class _Functions(TorchFunctionMode):
@@ -44,7 +44,7 @@ class _Operations(TorchDispatchMode):
 
 @contextlib.contextmanager
 def modes(seen: list[Any]) -> Iterator[None]:
-    """What a program's own modes are told: functions, and the operations below autograd."""
+    """The calls that a program's own modes see: functions, and the operations below autograd."""
     with _Functions(seen), _Operations(seen):
         yield
 
@@ -70,7 +70,7 @@ def nobody(seen: list[Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quick_and_loud() -> Iterator[None]:
-    """One thread; what warns once warns always; what is garbage is not finalised in the midst of a run."""
+    """One thread; each warning is shown every time; no garbage collection during a run."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     torch.set_warn_always(True)
@@ -90,7 +90,7 @@ def _observed(scope: contextlib.AbstractContextManager[Any], observer: Observer,
 
 
 class Comparison:
-    """A call with detection off, and again with it on. ``finite``: it came to its end with finite values alone."""
+    """A call with detection off, and again with it on. ``finite``: it ended with only finite values."""
 
     def __init__(
         self,
@@ -113,9 +113,9 @@ class Comparison:
         self._run_off = lambda: run(contextlib.nullcontext())
 
     def faults(self, varying: Callable[[str], bool] = lambda facet: False) -> list[str]:
-        """What is not as it should be, one line each. ``varying`` tells facets that differ between any two runs."""
+        """The differences, one line each. ``varying`` names facets that differ between any two runs."""
         found = {name: what for name, what in differences(self.off, self.on).items() if not varying(name)}
-        if found:  # is it detection, or the operator itself?
+        if found:  # is the cause detection, or the operator itself?
             again = differences(self.off, self._run_off())
             found = {
                 name: what + (" (and between two runs without)" if name in again else "")

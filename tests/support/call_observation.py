@@ -1,4 +1,4 @@
-"""Runs one call and writes down everything that a program could notice of it. Knows nothing of torchnan."""
+"""Runs one call and records everything that a program could notice about it. Does not use torchnan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMPRESSED = {torch.sparse_csr: "c", torch.sparse_bsr: "c", torch.sparse_csc: "r
 
 
 class Copies:
-    """Copies of arguments that keep strides, the gaps between elements, and who shares memory with whom."""
+    """Copies of arguments that keep strides, the gaps between elements, and shared memory."""
 
     def __init__(self) -> None:
         self._storages: dict[int, torch.UntypedStorage] = {}
@@ -61,7 +61,7 @@ def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def bits(tensor: torch.Tensor) -> bytes | None:
-    """The bytes of the elements, so that NaN payloads and -0.0 count; ``None`` where there is no memory."""
+    """The bytes of the elements, so that NaN payloads and -0.0 count; ``None`` if there is no memory."""
     if tensor._is_zerotensor() or tensor.device.type != "cpu":
         return None
     dense = tensor if tensor.is_contiguous() else tensor.contiguous()
@@ -69,14 +69,14 @@ def bits(tensor: torch.Tensor) -> bytes | None:
 
 
 def memory(storage: torch.UntypedStorage) -> bytes:
-    """All of it, so that a write beside the elements of a tensor counts."""
+    """All of the storage, so that a write beside the elements of a tensor counts."""
     return ctypes.string_at(storage.data_ptr(), storage.nbytes()) if storage.nbytes() else b""
 
 
 def is_finite(thing: Any) -> bool:
     if not isinstance(thing, torch.Tensor) or not (thing.is_floating_point() or thing.is_complex()):
         return True
-    # A clone, for views of sparse tensors have no real and imaginary part; float8 cannot be asked.
+    # A clone, because views of sparse tensors have no real and imaginary part, and float8 has none either.
     values = [part.double() if part.element_size() == 1 else part.clone() for part in parts(thing)]
     return all(bool(torch.isfinite(x).all()) for x in values)
 
@@ -95,7 +95,7 @@ def graph(tensor: torch.Tensor) -> tuple[str, ...]:
 
 
 class Seen(NamedTuple):
-    """A tensor: its bits, and all that surrounds them."""
+    """A tensor: its bits, and its metadata."""
 
     bits: list[bytes | None]
     shape: torch.Size
@@ -144,14 +144,14 @@ class Album:
 
 
 def cotangent(x: torch.Tensor) -> torch.Tensor:
-    """What goes into the backward pass: values that differ, without random numbers."""
+    """The inputs of the backward pass: values that differ, without random numbers."""
     if x.layout != torch.strided:
         return torch.ones_like(x)
     return torch.linspace(0.25, 1, x.numel(), dtype=x.dtype).reshape(x.shape)
 
 
 class Call(NamedTuple):
-    """A function with its arguments, of which every run gets copies."""
+    """A function with its arguments; each run gets copies."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -195,7 +195,7 @@ class Run:
     def _stages(
         self, function: Callable[..., Any], args: Any, kwargs: Any, twice: bool
     ) -> Iterator[tuple[str, list[Any]]]:
-        """All that comes out is kept until the end, as a program would; an error ends it, and is noticed too."""
+        """All results are kept until the end, as a program would; an error ends the run, and is recorded too."""
         stage = "forward"
         try:
             outputs = tree_leaves(function(*args, **kwargs))
@@ -225,7 +225,7 @@ class Run:
 
 
 def facets(noticed: dict[str, Any]) -> dict[str, Any]:
-    """All that was noticed, one entry for each thing: ``{"outputs[0].version": 0}``."""
+    """Everything that was recorded, one entry each: ``{"outputs[0].version": 0}``."""
     flat = {}
     for name, value in noticed.items():
         entries = {f"{name}[{i}]": x for i, x in enumerate(value)} if isinstance(value, list) else {name: value}

@@ -1,4 +1,4 @@
-"""What programs and commands say: warnings, errors, output, lines of logs."""
+"""The output of programs and commands: warnings, errors, text, lines of logs."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ def as_shown(caught: list[warnings.WarningMessage]) -> list[str]:
 
 
 def refusals(*attempts: Callable[[], Any]) -> list[str]:
-    """What each of them raises."""
+    """The error that each of them raises."""
     said = []
     for attempt in attempts:
         try:
             attempt()
             said.append("(accepted)")
-        except Exception as error:  # noqa: BLE001 - whatever is refused, this is how it is told
+        except Exception as error:  # noqa: BLE001 - any error is returned as text
             said.append(str(error))
     return said
 
 
 def printed(*attempts: Callable[[], Any]) -> list[str]:
-    """What each of them prints, on both streams."""
+    """The output of each of them, on both streams."""
     said = []
     for attempt in attempts:
         out = io.StringIO()
@@ -40,7 +40,7 @@ def printed(*attempts: Callable[[], Any]) -> list[str]:
 
 @contextlib.contextmanager
 def logged() -> Iterator[list[str]]:
-    """What torchnan's logger is told."""
+    """The messages to torchnan's logger."""
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
@@ -53,7 +53,7 @@ def logged() -> Iterator[list[str]]:
 
 
 def lines_of(path: Path) -> list[str]:
-    """Of a log; the last ends as the others do."""
+    """The lines of a log; the last one must end like the others."""
     text = path.read_text()
     assert text.endswith("\n")
     return text[:-1].split("\n")

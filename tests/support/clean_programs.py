@@ -1,6 +1,6 @@
-"""Programs that are all right, though memory that nobody has written, or an infinity that is meant, goes through them.
+"""Correct programs in which uninitialized memory, or an intentional infinity, takes part.
 
-What a program returns is what its user goes on with: it is finite. The zoo has longer ones of this kind.
+The result of a program is the value that its user continues with: it is finite. The zoo has longer ones of this kind.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def family(name: str) -> Callable[[Program], Program]:
 
 @contextlib.contextmanager
 def soiled_memory() -> Iterator[None]:
-    """Memory that is handed out is full of NaN, as PyTorch itself does it for those who look for such reads."""
+    """Newly allocated memory is full of NaN, as in PyTorch's own mode for finding such reads."""
     before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
@@ -316,7 +316,7 @@ def beams():
     return scores, alive
 
 
-# -- what is repaired before it is used
+# -- values that are repaired before they are used
 
 BROKEN = t(1, NAN, -INF, INF)
 

@@ -165,7 +165,7 @@ def fwd_fp16_overflow():
 
 @case("forward", "aten::div", kernel="native_dropout", region="loss")
 def fwd_after_dropout():
-    """Only the mask that was drawn makes it: one of 64 rows of 2 is dropped altogether."""
+    """Only the drawn mask causes it: one of 64 rows of 2 is dropped entirely."""
 
     @torch.compile
     def loss(x, w):

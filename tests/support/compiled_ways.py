@@ -1,4 +1,4 @@
-"""Ways to compile and to run what is compiled, each with a planted fault."""
+"""Ways to compile and to run compiled code, each with a planted fault."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def random_numbers():
 
 @case("forward", "aten::div")
 def dropout_as_in_generated_code():
-    """At a place that generated code drops and eager code would keep."""
+    """At a location that generated code drops and eager code would keep."""
 
     def seeded(function, x):
         torch.manual_seed(5)
@@ -280,7 +280,7 @@ def autograd_function():
 
 @case("backward", "aten::div", node="SqrtBackward0")
 def returned_mask():
-    """Which is no cause of what becomes of the gradients."""
+    """The mask is not a cause of the bad gradients."""
 
     @torch.compile
     def loss(w):

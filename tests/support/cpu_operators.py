@@ -1,4 +1,4 @@
-"""Every operator that PyTorch lists for the CPU, and the ways to call it. Knows nothing of torchnan."""
+"""Every operator that PyTorch lists for the CPU, and the ways to call it. Does not use torchnan."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def two_dtypes(op: Any) -> list[torch.dtype]:
 
 
 def samples(op: Any, dtype: torch.dtype, most: int | None = None) -> Iterator[Any]:
-    """PyTorch's own, ``most`` of each layout: dense, then the sparse ones that the operator takes."""
+    """PyTorch's own samples, ``most`` of each layout: dense, then the sparse ones that the operator supports."""
     has_gradient = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
     torch.default_generator.manual_seed(0)
     dense = _first(most, op.sample_inputs("cpu", dtype, requires_grad=has_gradient))
@@ -44,27 +44,27 @@ def samples(op: Any, dtype: torch.dtype, most: int | None = None) -> Iterator[An
     for layout in filter(op.supports_sparse_layout, LAYOUTS):
         try:
             yield from _first(most, op.sample_inputs_sparse(layout, "cpu", dtype, requires_grad=has_gradient))
-        except (NotImplementedError, SkipTest):  # it has none of its own
+        except (NotImplementedError, SkipTest):  # there are none
             yield from _made_sparse(dense, layout)
 
 
 def _first(most: int | None, given: Iterator[Any]) -> list[Any]:
-    """Closes what is left: it would switch gradients off and on when it is collected, in the midst of a run."""
+    """Closes leftover generators: they would switch gradients off and on when they are collected, during a run."""
     taken = list(islice(given, most))
     if isinstance(given, Generator):
         given.close()
     return taken
 
 
-# What differs between any two runs, with detection or without: in these dtypes and variants these facets, and why.
+# Facets that differ between any two runs, with detection or without, by dtype and variant, with the reason.
 VARYING = {
     **dict.fromkeys(
         ("empty", "empty_strided", "empty_like", "empty_permuted", "new_empty", "new_empty_strided"),
-        (r".*", r".*\.bits|memory.*", "memory that nobody has written"),
+        (r".*", r".*\.bits|memory.*", "uninitialized memory"),
     ),
     **dict.fromkeys(
         ("linalg.matrix_rank", "linalg.matrix_rank.hermitian"),
-        (r".*, growing out=", r".*\.bits|memory.*", "nobody writes the rank of a matrix without elements"),
+        (r".*, growing out=", r".*\.bits|memory.*", "the rank of a matrix without elements is never written"),
     ),
     **dict.fromkeys(
         ("linalg.lstsq", "linalg.lstsq.grad_oriented"),
@@ -73,12 +73,12 @@ VARYING = {
     "nn.functional.conv2d": (
         r"torch\.float16, .*",
         r"(outputs|second gradients).*\.bits",
-        "oneDNN reads memory that nobody has written",
+        "oneDNN reads uninitialized memory",
     ),
     "nn.functional.conv_transpose3d": (
         r"torch\.b?float16, .*",
         r"second gradients.*\.bits",
-        "oneDNN reads memory that nobody has written",
+        "oneDNN reads uninitialized memory",
     ),
 }
 

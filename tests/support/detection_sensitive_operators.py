@@ -1,4 +1,4 @@
-"""Operators that do something else where somebody watches: what a comparison must notice, by facet."""
+"""Operators that behave differently under observation, to test that a comparison notices it, by facet."""
 
 from __future__ import annotations
 

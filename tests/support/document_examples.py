@@ -25,7 +25,7 @@ TRACEBACK = re.compile(r"^(Traceback.*\n)(?: .*\n)+", re.MULTILINE)
 
 @dataclass
 class Example:
-    """A command, and what it printed beside what the page shows of it."""
+    """A command, its output, and the output that the page shows."""
 
     command: str
     shown: str
@@ -37,7 +37,7 @@ class Example:
 
 
 def run_examples(page: Path, folder: Path) -> list[Example]:
-    """Returns the commands of a page, and as commands its Python blocks that are no files."""
+    """Returns the commands of a page; its Python blocks that are not files are commands, too."""
     examples = []
     for language, text in BLOCK.findall(page.read_text()):
         if language == "console":

@@ -1,4 +1,4 @@
-"""Environments for other packages, beside this one's, whose torch and torchnan they use."""
+"""Separate environments for other packages, which use the torch and torchnan of this one."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def python_of(folder: Path) -> Path:
 
 
 def install(folder: Path, needed: list[str]) -> None:
-    """Makes the environment, if it is not there, and installs what it lacks."""
+    """Makes the environment if necessary, and installs missing packages."""
     if not python_of(folder).exists():
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
         theirs = next((folder / "venv" / "lib").glob("python*/site-packages"))
-        # An editable install is a .pth of its own, which is read in a site folder alone.
+        # An editable install uses a .pth file, which is read only in a site folder.
         (theirs / "parent.pth").write_text(f"import site; site.addsitedir({sysconfig.get_paths()['purelib']!r})\n")
     stamp = folder / "venv" / "installed.json"
     if stamp.exists() and json.loads(stamp.read_text()) == needed:

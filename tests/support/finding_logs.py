@@ -45,7 +45,7 @@ def masked_row(**fields: Any) -> Fields:
 
 
 def received(**fields: Any) -> Fields:
-    """Returns what a rank finds that was brought a NaN by a collective."""
+    """Returns the finding of a rank that received a NaN from a collective."""
     brought = {"origin": "input", "op": "c10d::allreduce_", "collective": "c10d::allreduce_", "hint": BROUGHT}
     return masked_row(module=None, lineage=[], **brought, **fields)
 

@@ -1,8 +1,8 @@
-"""Python programs in processes of their own that begin with PyTorch imported.
+"""Python programs in separate processes that begin with PyTorch imported.
 
 Importing PyTorch takes two seconds, nearly all the time of a short program. A server imports it once and forks for each
-program. It never imports torchnan, which is loaded afresh in every fork. A program of which the start is the subject is
-started as users start it, by ``tests.support.processes``.
+program. It never imports torchnan, which is loaded afresh in every fork. If a test is about the start of a program, it
+uses ``tests.support.processes`` instead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import BinaryIO
 
 from tests.support.processes import DEADLINE, TIME_FOR_STACKS, restore_ctrl_c
 
-# A fork leaves the loop, so that it runs its program at the top of a module and ends as any other.
+# A fork leaves the loop, so that it runs its program at the top level of a module and ends like any other.
 SERVER = """
 import faulthandler, json, os, runpy, socket, sys
 import torch
@@ -78,8 +78,8 @@ def run_forked(
 ) -> subprocess.CompletedProcess[str]:
     """Runs Python code in a fork that has imported PyTorch, with no TORCHNAN variables but the given ones.
 
-    What it prints goes to files: no limit on the size of files may be set in it. Past the deadline it is ended, and the
-    test fails with what it has written and the stacks of its threads.
+    Its output goes to files, so the program must not limit the size of files. After the deadline it is killed, and the
+    test fails with its output and the stacks of its threads.
     """
     return _finished([_start(code, ["-c", *arguments], cwd, variables)], deadline)
 

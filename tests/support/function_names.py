@@ -1,4 +1,4 @@
-"""What reports call functions."""
+"""The names of functions in reports."""
 
 from __future__ import annotations
 

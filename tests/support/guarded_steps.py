@@ -14,7 +14,7 @@ NAN = math.nan
 
 
 class Net(nn.Module):
-    """With all that a step changes: weights, running statistics, random numbers."""
+    """Has everything that a step changes: weights, running statistics, random numbers."""
 
     def __init__(self):
         super().__init__()

@@ -32,7 +32,7 @@ EDGES = (0.0, 1.0, -1.0, 0.5, -2.5, 100.0, 1e30, 3e38, -3e38, 1e-30, 1e-45)
 
 @dataclasses.dataclass(frozen=True)
 class Told:
-    """What was told of one operation: the hint, and what is wrong in it."""
+    """The report of one operation: the hint, and the errors in it."""
 
     op: str
     node: str
@@ -99,7 +99,7 @@ def _run(op: Any, own: Any, args: Any, kwargs: Any) -> Any:
             if roots:
                 torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
         except (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError, AssertionError):
-            return None  # it refuses such values
+            return None  # it rejects such values
     return made
 
 

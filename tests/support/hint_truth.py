@@ -1,6 +1,6 @@
-"""Holds the sentence of a hint against the operation that it is about, run again in float64.
+"""Tests the sentence of a hint on its operation, run again in float64.
 
-What leaves the range of float32 is finite there; a pole, or a value outside the domain, is not.
+A value that overflows float32 is finite there; a pole, or a value outside the domain, is not.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Call:
     results: list[torch.Tensor]
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Returns the argument that a hint calls so."""
+        """Returns the argument that a hint names."""
         element = re.fullmatch(r"(\w+)\[(\d+)\]", name)
         value = self.arguments[element[1]][int(element[2])] if element else self.arguments[name]
         return torch.as_tensor(value).detach()
@@ -53,7 +53,7 @@ def _in_float64(value: Any, largest: float) -> Any:
 
 
 class CallRecorder(TorchDispatchMode):
-    """Keeps the operations that make a NaN or an Inf out of something finite, or another kind out of a non-finite."""
+    """Keeps the operations that make a NaN or an Inf from finite arguments, or another kind from non-finite ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def holds_zeros(call: Call, found: re.Match[str], _: int) -> str | None:
 
 
 def holds_its_extremes(call: Call, found: re.Match[str], _: int) -> str | None:
-    """The numbers in brackets are the least and the largest of the finite ones."""
+    """The numbers in brackets are the smallest and the largest of the finite ones."""
     x = call.tensor(found["x"]).double()
     x = x[x.isfinite()]
     if x.numel() == 0:
@@ -99,7 +99,7 @@ def remains(call: Call, _: re.Match[str], output: int) -> str | None:
 
 
 def is_overflow(call: Call, _: re.Match[str], output: int) -> str | None:
-    """Of what is not finite something is finite in float64, or of arguments that are not so large."""
+    """At least one non-finite element is finite in float64, or with smaller arguments."""
     made = call.results[output]
     for again in (call.results_in_float64(), call.results_in_float64(largest=30.0)):
         if bool(again[output][~made.isfinite()].isfinite().any()):
@@ -134,7 +134,7 @@ def either(*checks: Check) -> Check:
 
 
 def counts(call: Call, found: re.Match[str], output: int) -> str | None:
-    """So many results are made of a zero divisor, if it is said how many."""
+    """If the hint counts the results of a zero divisor, the count is right."""
     told, made = found["times"], call.results[output]
     kind = made.isnan() if "0/0" in found.string else made.isinf()
     actual = int((kind & torch.broadcast_to(call.tensor(found["x"]) == 0, made.shape)).sum())
@@ -143,7 +143,7 @@ def counts(call: Call, found: re.Match[str], output: int) -> str | None:
 
 
 def value_leaves_the_range(call: Call, found: re.Match[str], output: int) -> str | None:
-    """What is infinite is too large in float64, too."""
+    """Each infinite element is too large in float64, too."""
     again, made = (_parts(x[output]) for x in (call.results_in_float64(), call.results))
     return None if bool((again[made.isinf()].abs() > torch.finfo(made.dtype).max).any()) else "it fits"
 
@@ -175,7 +175,7 @@ POLE = both(holds_zeros, remains)
 OUTSIDE = both(holds_its_extremes, remains)
 CANCELLING = both(holds_infinities, remains)
 
-# What a sentence says, and what must be so.
+# The sentences of hints, and the condition for each.
 SENTENCES: Sequence[tuple[str, Check]] = (
     (rf"{X} (?:holds zeros|is 0): [\w /]+ is inf{TIMES}", both(holds_zeros, remains, counts)),
     (rf"{X} (?:holds zeros|is 0){TIMES} where [\w ]+ is zero too: 0/0 is NaN", both(holds_zeros, remains, counts)),
@@ -234,7 +234,7 @@ SENTENCES: Sequence[tuple[str, Check]] = (
 
 
 def wrong_in(hint: str, call: Call, output: int) -> str | None:
-    """Returns what is wrong in a hint about a call's output, ``None`` if it is true."""
+    """Returns the error in a hint about a call's output, ``None`` if the hint is true."""
     for sentence, check in SENTENCES:
         found = re.fullmatch(sentence, hint)
         if found is not None:

@@ -9,7 +9,7 @@ from tests.support.bad_training import Net
 
 
 class Hostile(Net):
-    """From its first forward pass on; the optimizer has its parameters by then."""
+    """Active from its first forward pass on; the optimizer has its parameters by then."""
 
     armed = False
 

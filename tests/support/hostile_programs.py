@@ -24,12 +24,12 @@ from torchnan.monitor import format
 from torchnan.recovery import Policy, TrainingStopped
 from torchnan.storage import atomic_folder as capture_folder
 
-TAME = "tame"  # what a field gets that does not take the string: a type's name takes no NUL, a variable no '='
+TAME = "tame"  # the value of a field that cannot hold the string: a type's name takes no NUL, a variable no '='
 LARGE = torch.full((2,), 6e4, dtype=torch.half)
 
 
 def accepted(use: Callable[[str], Any], string: str) -> Any:
-    """What comes of using the string where PyTorch, Python or the system may refuse it."""
+    """The result of using the string where PyTorch, Python or the system may reject it."""
     try:
         return use(string)
     except (ValueError, OSError, RuntimeError):
@@ -104,8 +104,8 @@ def _violate(model: nn.Module, bad: tuple[nn.Module, ...], string: str) -> None:
 
 
 class Bench:
-    """The string, a folder for files, and what was said of it. What several tests ask for is made here: the stack that
-    it tells of is the same, whichever asks first."""
+    """The string, a folder for files, and the texts about it. Objects that several tests need are made here: their
+    stack is the same, whichever test asks first."""
 
     def __init__(self, string: str, folder: Path) -> None:
         self.string = string
@@ -123,7 +123,7 @@ class Bench:
         return watch
 
     def warned(self) -> list[str]:
-        """As Python shows warnings, but for the source line."""
+        """As Python shows warnings, without the source line."""
         violate = violations(self.string)
         with warnings.catch_warnings(record=True) as caught, torchnan.detect(action="warn"):
             warnings.simplefilter("always")
@@ -215,7 +215,7 @@ class Bench:
 
     @property
     def capture(self) -> Path:
-        """The captured step, with the string in all that is told of it."""
+        """The captured step, with the string in every part of its report."""
         guard, _ = self.stepped
         changed = self.folder / "changed"
         if not changed.exists():
@@ -241,7 +241,7 @@ class Bench:
             lambda: torchnan.storage.codec.encode({(self.string,): 1}, name="batch"),  # type: ignore[attr-defined]
         )
 
-    # -- what is refused
+    # -- rejected values
 
     def options(self) -> list[str]:
         s = self.string
@@ -325,19 +325,19 @@ class Bench:
         )
 
     def page(self) -> list[str]:
-        """What is said of the page of the log, and its lines. Modules are a line each: a name with dots makes more."""
+        """The messages about the page of the log, and its lines. A name with dots makes several module lines."""
         page = self.folder / file_name(self.string)
         said = printed(lambda: cli.main(["html", str(self.folder / "findings.jsonl"), "-o", str(page)]))
         return [*said, *re.sub(r"(?<=</li>)\n(?=<li)", "", page.read_text()).split("\n")]
 
     def annotations(self) -> list[str]:
-        """The lines of what code hosts are given."""
+        """The lines in the formats for code hosts."""
         log = str(self.folder / "findings.jsonl")
         forms = (functools.partial(cli.main, ["show", f"--format={form}", log]) for form in ("github", "sarif"))
         return [line for text in printed(*forms) for line in text.split("\n")]
 
     def among_ranks(self) -> list[str]:
-        """What the second rank of a job says of what the first has reported, and what is said at the end."""
+        """The message of the second rank of a job about the report of the first, and the message at the end."""
         first, second = (Job(self.folder / "job", rank) for rank in (0, 1))
         said = [job.text_of(f, str(f))[0] for job in (first, second) for f in self.watch.findings[:3]]
         return [*said, first.last_words()]
@@ -416,7 +416,7 @@ def _is_bytes(string: str) -> bool:
 
 
 def file_name(string: str) -> str:
-    """As much of it as the name of a file can be."""
+    """As much of it as a file name can hold."""
     fit = string.replace("/", "_").replace("\0", "_")
     if not _is_bytes(fit):
         fit = TAME

@@ -1,4 +1,4 @@
-"""A small module of Lightning, data of which one batch is bad, and runs of a Trainer on them."""
+"""A small module of Lightning, data with one bad batch, and runs of a Trainer on them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ BAD = 3  # the micro-batch that is bad, 0-based
 
 
 class Net(lightning.LightningModule):
-    """With all that a step changes. Where the numbers of a row add up to less than 0, the loss is finite, and so are
-    all gradients but that of ``scale``."""
+    """Has everything that a step changes. If the numbers of a row add up to less than 0, the loss is finite, and so are
+    all gradients except that of ``scale``."""
 
     def __init__(self):
         super().__init__()
@@ -42,7 +42,7 @@ LINE = inspect.getsourcelines(Net)[1] + next(
 
 
 class State(lightning.Callback):
-    """What a step may change, before and after each batch."""
+    """Everything that a step may change, before and after each batch."""
 
     def __init__(self):
         self.before, self.after = [], []

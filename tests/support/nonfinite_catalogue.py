@@ -1,4 +1,4 @@
-"""Ways to make a NaN or an Inf of finite numbers: for each, which operation does it and what it makes of them."""
+"""Ways to make a NaN or an Inf from finite numbers: for each, the operation and its result."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def half(*values) -> torch.Tensor:
 
 
 def gradient(function, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Of the sum of what `function` makes of `inputs`, with respect to each of them."""
+    """The gradient of the sum of `function(inputs)` with respect to each input."""
     leaves = [x.clone().requires_grad_() for x in inputs]
     return torch.autograd.grad(function(*leaves).sum(), leaves, allow_unused=True)
 

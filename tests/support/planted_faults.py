@@ -91,7 +91,7 @@ def fresh(name: str, device: str | torch.device = "cpu"):
 
 @dataclasses.dataclass
 class Fault:
-    """What was planted, and what has to be said of it (only fields that are known are compared)."""
+    """A planted fault, and its expected report (only known fields are compared)."""
 
     place: str
     truth: dict[str, object]
@@ -203,7 +203,7 @@ def train(
     fault: Fault | None = None,
     step_of_fault: int = 0,
 ) -> list[torch.Tensor]:
-    """Two steps; what the program looks at."""
+    """Runs two steps; returns the values that the program reads."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     symptoms = []
     for step in (1, 2):

@@ -1,4 +1,4 @@
-"""Permissions that hold for root too: tests of what may not be read or written run as whoever runs them."""
+"""Permissions that hold for root too: tests of unreadable and unwritable files run as any user."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Runs a program to its end with no TORCHNAN variables but the given ones.
 
-    Past the deadline it and all it has started are ended, and the test fails with what they have written: Python
-    processes tell the stacks of all their threads.
+    After the deadline the program and all its children are killed, and the test fails with their output: Python
+    processes print the stacks of all their threads.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TORCHNAN")}
     mark = f"STARTED_BY_TEST={uuid.uuid4()}"  # inherited: by it whatever the program has started is found
@@ -71,7 +71,7 @@ def _marked(mark: str) -> list[int]:
     """The processes that have this in their environment, and have not ended."""
     found = []
     for environment in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # somebody else's, or gone
+        with contextlib.suppress(OSError):  # belongs to another user, or is gone
             if mark.encode() in environment.read_bytes():
                 found.append(int(environment.parent.name))
     return found
@@ -86,5 +86,5 @@ def _signal(processes: list[int], number: signal.Signals) -> None:
 def run_python(
     code: str, *arguments: str, cwd: Path | None = None, deadline: float = DEADLINE, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs Python code in a process of its own."""
+    """Runs Python code in a separate process."""
     return run([sys.executable, "-c", code, *arguments], cwd=cwd, deadline=deadline, **variables)

@@ -16,7 +16,7 @@ GUARANTEES = REPOSITORY / "tests" / "guarantees"
 SANITIZERS = {"asan": "address,undefined", "tsan": "thread"}
 REPORT = 66  # exit status of a program that has been reported
 
-# Python and PyTorch keep much until the process ends: what is not given back says nothing about torchnan.
+# Python and PyTorch keep much memory until the process ends, so leaks are not informative.
 OPTIONS = {
     "ASAN_OPTIONS": f"detect_leaks=0:exitcode={REPORT}",
     "UBSAN_OPTIONS": f"print_stacktrace=1:halt_on_error=1:exitcode={REPORT}",

@@ -1,4 +1,4 @@
-"""Of every option: values that are taken, and values that are not."""
+"""Valid and invalid values for every option."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NO_NAMES = [
     ("a,b",), (1,), (None,), ([],), None, 7, {"aten::log"}, b"aten::log",
 ]  # fmt: skip
 
-# Of every option of a detection: what is taken, what is not.
+# For every option of a detection: valid values, invalid values.
 DETECTION: dict[str, tuple[list[Any], list[Any]]] = {
     "action": (["raise", "warn", "log", print], [*WORDS[:11], None, 1, b"raise", ("raise",), torch.ones(2)]),
     "check_nan": ([True, False], NO_BOOLS),

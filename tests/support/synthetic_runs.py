@@ -1,4 +1,4 @@
-"""Runs that nobody trained: a loss that falls, noise of many families, and one failure put into it."""
+"""Runs without training: a loss that falls, noise of many families, and one failure put into it."""
 
 from __future__ import annotations
 

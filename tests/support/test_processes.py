@@ -34,7 +34,7 @@ def test_a_hang_is_ended_with_its_children_and_all_stacks():
 
 
 def test_a_fork_has_imported_pytorch_and_nothing_of_torchnan(tmp_path):
-    """Fails when the server imports torchnan, or leaves something of its own in the program."""
+    """Fails when the server imports torchnan, or leaves one of its modules in the program."""
     code = """
 import sys
 print("torch" in sys.modules, [name for name in sys.modules if name.startswith("torchnan")], sys.argv)

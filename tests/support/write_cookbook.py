@@ -1,4 +1,4 @@
-"""Runs the programs of docs/why_nan.md, and writes what is reported of them into the page.
+"""Runs the programs of docs/why_nan.md, and writes their reports into the page.
 
 python -m tests.support.write_cookbook
 """

@@ -42,7 +42,7 @@ def _literal(default: object) -> str:
 
 
 def _meanings() -> dict[str, str]:
-    """Returns what the docstring says of each argument, as Markdown."""
+    """Returns the description of each argument in the docstring, as Markdown."""
     section = re.search(r"^Args:\n(.*?)\n\n", inspect.getdoc(torchnan.detect) or "", re.MULTILINE | re.DOTALL)
     assert section is not None
     lines = re.sub(r"\n {8}", " ", section[1]).split("\n")

@@ -1,4 +1,4 @@
-"""What became of the tests of a run: written by this file as a pytest plugin, read and compared by run.py.
+"""The outcomes of the tests of a run: written by this file as a pytest plugin, read and compared by run.py.
 
 One line of JSON per test and phase, written at once, so that a crash loses nothing before it.
 """
@@ -26,7 +26,7 @@ def pytest_runtest_setup():
     import numpy
     import torch
 
-    torch.manual_seed(0)  # some suites draw what they assert on
+    torch.manual_seed(0)  # some suites draw the values that they assert on
     random.seed(0)
     numpy.random.seed(0)
 

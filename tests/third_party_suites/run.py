@@ -59,7 +59,8 @@ def sources(suite: dict[str, Any]) -> Path:
         )
         with tarfile.open(place / f"{package}-{version}.tar.gz") as archive:
             archive.extractall(WORK / "src", filter="data")
-        (WORK / "src" / "pytest.ini").write_text("[pytest]\n")  # so that ours is none of theirs
+        # so that torchnan's configuration does not apply to them
+        (WORK / "src" / "pytest.ini").write_text("[pytest]\n")
     return folder
 
 

@@ -10,7 +10,7 @@ from tests.support.processes import REPOSITORY, run
 
 SUITES = REPOSITORY / "tests" / "third_party_suites"
 
-# Its tests do what a suite could do under a detector that disturbs it.
+# Its tests behave like a suite under a detector that disturbs it.
 PLANTED = """
 import os, random, warnings
 import pytest

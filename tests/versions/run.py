@@ -1,8 +1,8 @@
 """Builds and tests torchnan with pairs of a Python and a PyTorch, and writes the table that README shows.
 
-``python -m tests.versions.run [3.12/2.14 ...]``. Each pair has an environment of its own under build/versions, made by
-uv. torchnan is installed there from its source distribution, and the tests run in a folder that has none of its
-sources. A pair that is not run keeps its last result; the table has none that was never run.
+``python -m tests.versions.run [3.12/2.14 ...]``. Each pair has a separate environment under build/versions, made by uv.
+torchnan is installed there from its source distribution, and the tests run in a folder without its sources. A pair that
+is not run keeps its last result; a pair that was never run is not in the table.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class Pair:
     def _install(self, sdist: Path) -> None:
         """Installs the source distribution for the PyTorch of the environment.
 
-        Under one path for all Pythons, so that ccache compiles what knows no Python once for each PyTorch.
+        Under one path for all Pythons, so that ccache compiles files that do not depend on Python once for each
+        PyTorch.
         """
         torch = self._linked("torch", f"torch{self.torch_release}")
         json = self._linked("nlohmann_json", "nlohmann_json") / "include"

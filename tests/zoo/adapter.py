@@ -17,6 +17,6 @@ def run(case, zoo):
 def as_dict(finding):
     keys = ("level", "kind", "origin", "op", "node", "module", "name", "file", "line", "step")
     said = {key: getattr(finding, key) for key in keys}
-    if said["origin"] == "foreign":  # the zoo does not tell who wrote what came in
+    if said["origin"] == "foreign":  # the zoo does not distinguish the writers of external values
         said["origin"] = "input"
     return said

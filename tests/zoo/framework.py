@@ -63,7 +63,7 @@ def mark_step(k):
 
 
 def run_threads(*fns):
-    """Runs each function in a thread of its own, one after the other (deterministic)."""
+    """Runs each function in a separate thread, one after the other (deterministic)."""
     results = [None] * len(fns)
 
     def work(i):
@@ -91,7 +91,7 @@ class Inapplicable(Exception):
 
 
 def is_finite(symptoms):
-    """Whether all of a case's symptoms are."""
+    """Whether all of a case's symptoms are finite."""
     tensors = [leaf for leaf in tree_flatten(symptoms)[0] if isinstance(leaf, torch.Tensor)]
     return all(bool(torch.isfinite(t.detach()).all()) for t in tensors)
 
@@ -104,7 +104,7 @@ class Case:
     source: str
     category: str
     direction: str  # 'forward' | 'backward' (of the origin); 'forward' for all else
-    kind: str  # 'nan' | 'inf' | 'clean': what the origin first produces
+    kind: str  # 'nan' | 'inf' | 'clean': the kind that the origin first produces
     origin: str  # 'op' | 'input' | 'parameter' | 'buffer' | 'uninit' | 'none'
     phase: str  # 'forward' | 'backward' | 'optimizer' | 'data' | 'load' | 'none'
     truth_op: frozenset  # acceptable aten op names (any overload)
@@ -204,8 +204,8 @@ def alt(direction, op, node=()):
 
 
 def load_programs(path: Path) -> types.ModuleType:
-    """Loads a file of programs, or a folder of such files; returns what has their CASES and HOOKS: this module, or a
-    file from elsewhere that brings a framework of its own."""
+    """Loads a file of programs, or a folder of such files; returns the module with their CASES and HOOKS: this one, or
+    a file from elsewhere with a different framework."""
     path = path.resolve()
     if path != PROGRAMS and PROGRAMS not in path.parents:
         spec = importlib.util.spec_from_file_location("zoo", path)
@@ -624,7 +624,7 @@ def check(c):
         if not hits and not c.naive:
             r["rule"] = "none"
         elif not hits:
-            r["problems"].append("truth is no event")
+            r["problems"].append("truth is not an event")
         else:
             h = hits[0]
             r["rule"] = (

@@ -1,6 +1,6 @@
 """The step guard as the zoo's scorer sees it: the program is a step that is bad, and its replay names the origin.
 
-Nothing is watched until the guard has seen what the program's user looks at; then the program runs again.
+Detection is off until the guard has checked the values that the program's user sees; then the program runs again.
 """
 
 import torch
@@ -11,7 +11,7 @@ from torchnan._load import _C
 
 
 def run(case, zoo):
-    """Runs one case as a training step and returns what the replay has found."""
+    """Runs one case as a training step and returns the findings of the replay."""
     nothing = torch.nn.Linear(1, 1)
     held = []  # until the detection has ended, as the user of the program holds them
     zoo.HOOKS["step"].append(lambda k: (watch := _C.current_session()) and watch.mark_step(k))

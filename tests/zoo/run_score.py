@@ -1,4 +1,4 @@
-"""Runs the scorer of the zoo as anybody would."""
+"""Runs the scorer of the zoo like a user."""
 
 from __future__ import annotations
 

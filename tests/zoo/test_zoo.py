@@ -1,4 +1,4 @@
-"""The zoo: programs with a known origin, scored as anybody would score them."""
+"""The zoo: programs with a known origin, scored like any detector."""
 
 from __future__ import annotations
 

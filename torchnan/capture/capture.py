@@ -27,25 +27,25 @@ from torchnan.storage.schema_checks import damaged, require_key, require_type
 
 _WHAT_ONE_IS = "A capture is a folder such as rank-0-step-00000047, which StepGuard(captures=...) writes for a bad step"
 
-_WRAPPERS = ("module.", "_orig_mod.")  # DDP's and torch.compile's, which a replay may do without
+_WRAPPERS = ("module.", "_orig_mod.")  # added by DDP and torch.compile; a replay may run without them
 
 
 @dataclasses.dataclass(frozen=True)
 class Capture:
-    """A bad step, with all that it needs to run again.
+    """A bad step, with everything that it needs to run again.
 
     Attributes:
         path: its folder.
         step: 1-based; ``rank`` of ``ranks`` processes.
-        event: what happened, as a line of the recovery log has it.
+        event: the event, as in a line of the recovery log.
         report: of the origin, as text.
-        weights: parameters by name, not yet touched by the step; of sharded ones this rank's parts.
+        weights: parameters by name, before the step; of sharded ones only this rank's parts.
         buffers: as they were before the step, by name.
         batches: the micro-batches of the step.
         random: all random states as they were before it; ``batch_random``: before each micro-batch, ``None`` where it
-            went on from the one before.
+            continued from the one before.
         in_eval: names of the modules that were in evaluation mode.
-        operation: the operation at the origin with its arguments, if it was met again in the replay.
+        operation: the operation at the origin with its arguments, if the replay reached it again.
         versions: of PyTorch, Python and others, where it was written.
     """
 
@@ -65,10 +65,10 @@ class Capture:
     in_eval: frozenset[str]
 
     def restore(self, model: torch.nn.Module) -> None:
-        """Puts weights and buffers into a model, and its modules into training or evaluation mode.
+        """Loads weights and buffers into a model, and sets its modules to training or evaluation mode.
 
         Raises:
-            CaptureError: the model has other parameters, or of other shapes, than the one that was captured.
+            CaptureError: the parameters of the model differ in name or shape from the captured ones.
         """
         with torch.no_grad():
             _fill(self.weights, dict(model.named_parameters(remove_duplicate=False)), "parameter", self.ranks)
@@ -96,7 +96,7 @@ class Capture:
         """
         if _C.is_disabled():
             raise OptionError("TORCHNAN=0 is set, and a replay looks for what made a NaN: unset it.")
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # says which parameters there are; never steps
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # only provides the parameters; never steps
         agreement = Agreement()
         forward_backward = ForwardBackward(
             model, optimizer, step_fn, None, NormLimit(self._norm_limit()), agreement, is_oom_recoverable=False
@@ -112,7 +112,7 @@ class Capture:
         return replay(run, forward_backward, agreement, original=original, step=self.step)
 
     def _norm_limit(self) -> float | None:
-        """Returns a limit just below the norm that a step was bad for, so that it is bad again."""
+        """Returns a limit just below the norm that made a step bad, so that it is bad again."""
         norm = self.event.get("norm")
         return 0.99 * float(norm) if self.event.get("what") == AnomalyKind.NORM.label and norm is not None else None
 
@@ -120,18 +120,18 @@ class Capture:
 def load_capture(
     path: str | os.PathLike[str], *, types: tuple[type, ...] = (), device: torch.device | str | None = None
 ) -> Capture:
-    """Reads a capture, which is JSON and safetensors: no code of it is run.
+    """Reads a capture, which is JSON and safetensors: no code from it is run.
 
     Args:
         path: its folder.
-        types: dataclasses, namedtuples and ``UserDict`` classes that are in its batches; those of modules that are
-            already imported are found without.
-        device: where its tensors go; if some were on an accelerator, then only those. Default: the CPU.
+        types: dataclasses, namedtuples and ``UserDict`` classes in its batches; those of modules that are already
+            imported are found automatically.
+        device: where its tensors go; if some were on an accelerator, only those. Default: the CPU.
 
     Raises:
-        CaptureError: it is not one, or it is damaged; says which file and where.
+        CaptureError: it is not a capture, or it is damaged; says which file and where.
     """
-    if Path(path).is_dir() and not atomic_folder.is_one(Path(path)):
+    if Path(path).is_dir() and not atomic_folder.is_capture_folder(Path(path)):
         raise _no_capture(Path(path), atomic_folder.CONTENTS)
     about, tensors, where = _read(Path(path))
     event = require_key(about, "event", dict, where)
@@ -139,12 +139,12 @@ def load_capture(
     of_others = _held_by_others(Path(path), about, where)
     written = require_key(of_others.get("weights", own)[0], "weights", dict, where)
     memory = require_key(written, "memory", list, f"{where}['weights']")
-    spread = any(piece != {"device": "cpu"} for piece in memory)  # what was on the host belongs there
+    spread = any(piece != {"device": "cpu"} for piece in memory)  # tensors that were on the host stay there
 
     def part(name: str, expected: type) -> Any:
         document, stored, folder = of_others.get(name, own)
         if name not in document or name not in stored:
-            raise CaptureError(f"{folder} is not whole: it has no {name}.")
+            raise CaptureError(f"{folder}is incomplete: it has no {name}.")
         place = None if device is None or "random" in name else functools.partial(_place, device, spread)
         return require_type(
             decode(document[name], stored[name], types=types, place=place), expected, f"{where}['{name}']"
@@ -178,7 +178,7 @@ _Contents = tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]], str]
 
 
 def _read(path: Path) -> _Contents:
-    """Returns what a capture says, its tensors, and the place of the first for messages."""
+    """Returns the documents of a capture, its tensors, and the path of the first for messages."""
     documents, tensors = atomic_folder.read(path)
     where = f"{os.fspath(path)}/capture.json"
     if "capture" not in documents:
@@ -187,8 +187,7 @@ def _read(path: Path) -> _Contents:
 
 
 def _held_by_others(path: Path, about: dict[str, Any], where: str) -> dict[str, _Contents]:
-    """Returns the parts that captures of other ranks hold for this one, by name: what ranks have alike is written
-    once."""
+    """Returns the parts that captures of other ranks hold for this one, by name: identical tensors are written once."""
     found: dict[str, _Contents] = {}
     shared = require_type(about.get("shared", {}), dict, f"{where}['shared']")
     for name in ("weights", "buffers"):
@@ -200,8 +199,8 @@ def _held_by_others(path: Path, about: dict[str, Any], where: str) -> dict[str, 
         if folder == path or not folder.is_dir():
             beside = "rank-<n>-step-<n>, as it was written" if folder == path else folder.name
             raise CaptureError(
-                f"{path} has no {name}: they are those of rank {rank}, whose capture of the same step must be beside "
-                f"it. Copy it there, and call it {beside}."
+                f"{path} has no {name}: rank {rank} has written them, and its capture of the same step must be beside "
+                f"this one. Copy it there as {beside}."
             )
         document, tensors, of_other = _read(folder)
         others = require_type(document.get("shared", {}), dict, f"{of_other}['shared']")
@@ -218,18 +217,18 @@ _FIELDS: dict[type, dict[str, tuple[type, ...]]] = {
 
 
 def _no_capture(path: Path, missing: str) -> CaptureError:
-    """Returns the error for a folder that is something else; names the captures that it has in it, if it has any."""
+    """Returns the error for a folder that is not a capture; lists the captures inside it, if there are any."""
     inside = rank_folders.all_in(path)
-    what = f"It has {len(inside)} in it, give one of them: {inside[0]}" if inside else _WHAT_ONE_IS
+    what = f"The captures inside it: {len(inside)}; give one of them: {inside[0]}" if inside else _WHAT_ONE_IS
     return CaptureError(f"{path} is not a capture: it has no {missing}. {what}.")
 
 
 def _fields_of(cls: type, values: Any, where: str) -> Any:
-    """Returns a dataclass made of values that have the types of its fields."""
+    """Returns a dataclass instance whose values have the types of its fields."""
     fields = _FIELDS[cls]
     given = require_type(values, dict, where)
     if given.keys() != fields.keys() or not all(isinstance(given[name], fields[name]) for name in fields):
-        raise damaged(where, f"what a {cls.__name__} is made of", list(given))
+        raise damaged(where, f"the fields of a {cls.__name__}", list(given))
     return cls(**given)
 
 

@@ -1,4 +1,4 @@
-"""Reproducers: the operation at the origin as a Python file that needs nothing but PyTorch and safetensors."""
+"""Reproducers: the operation at the origin as a Python file that needs only PyTorch and safetensors."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def write_example(capture: Capture, where: Path) -> Path:
     """Writes ``operation.py`` and ``tensors.safetensors``.
 
     Args:
-        capture: one whose replay has met the operation again.
-        where: a folder; made if it is not there.
+        capture: one whose replay reached the operation again.
+        where: a folder; created if necessary.
 
     Returns:
         path of the program.
 
     Raises:
-        CaptureError: the capture has no operation in it, or one that is none: what a capture says is written as
-            Python only where it cannot be anything but a name or a value.
+        CaptureError: the capture has no operation, or an invalid one: text from a capture is written as Python only
+            where it can only be a name or a value.
         OSError: the folder is a link, or cannot be written.
     """
     operation = capture.operation
@@ -65,9 +65,9 @@ def write_example(capture: Capture, where: Path) -> Path:
         op=f"{namespace}.{name}.{overload}",
         arguments="\n".join(arguments),
     )
-    if where.is_symlink():  # it may come from somebody else's capture
+    if where.is_symlink():  # the folder may come from a capture of somebody else
         raise FileExistsError(f"{printable(str(where))} is a link: give another folder")
-    atomic_folder.make(where)
+    atomic_folder.make_private_dirs(where)
     _write(where / "operation.py", program.encode())
     _save(where / "tensors.safetensors", rendered.tensors)
     return where / "operation.py"
@@ -76,7 +76,7 @@ def write_example(capture: Capture, where: Path) -> Path:
 def _title(capture: Capture) -> str:
     origin = capture.event.get("origin") or "an operation"
     if capture.event.get("cause") in ("data", "model"):
-        origin = f"{origin}. It came in: the operation only read it, so this shows no more than the values"
+        origin = f"{origin}. The value came in: the operation only read it, so this program shows only the values"
     title = f"{origin}. Step {capture.step}, rank {capture.rank}, PyTorch {capture.versions.get('torch')}."
     return re.sub(r"[^ -~]", "?", title).replace("\\", "/").replace('"', "'")
 
@@ -95,13 +95,14 @@ def _operator(operation: Operation) -> tuple[str, str, str]:
 
 
 def _is_name(text: object) -> bool:
-    """Returns whether text is an identifier, and none of Python's own attributes, by which anything can be reached."""
+    """Returns whether text is an identifier, and not a special attribute of Python, through which anything can be
+    reached."""
     is_one = isinstance(text, str) and re.fullmatch("(?!__)[A-Za-z_][A-Za-z0-9_]*", text)
     return bool(is_one) and not keyword.iskeyword(str(text))
 
 
 def _named_arguments(operation: Operation) -> list[tuple[str, Any]]:
-    """Returns arguments with their names in the schema, where the operator is known here."""
+    """Returns arguments with their names in the schema, if the operator is known here."""
     namespace, name, overload = _operator(operation)
     known = getattr(getattr(getattr(torch.ops, namespace), name, None), overload, None)
     names = [argument.name for argument in known._schema.arguments] if isinstance(known, torch._ops.OpOverload) else []
@@ -109,7 +110,7 @@ def _named_arguments(operation: Operation) -> list[tuple[str, Any]]:
     return list(zip(names, operation.args, strict=False))
 
 
-_AS_SOURCE = {type(None), bool, float, str, torch.dtype, torch.layout, torch.memory_format}  # by their repr()
+_AS_SOURCE = {type(None), bool, float, str, torch.dtype, torch.layout, torch.memory_format}  # written by their repr()
 
 
 class _Rendering:
@@ -117,7 +118,7 @@ class _Rendering:
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
-        self.layout: list[str] = []  # lines that put back what safetensors does not keep
+        self.layout: list[str] = []  # lines that restore properties that safetensors does not keep
 
     def of(self, value: Any, name: str) -> str:
         """Returns the expression for an argument."""
@@ -134,16 +135,16 @@ class _Rendering:
             return f'torch.device("{value}")'
         if type(value) in _AS_SOURCE or (type(value) is int and abs(value) < 2**64):
             return repr(value)
-        raise CaptureError(f"argument {name} is of type {type(value).__name__}, and no operator takes such a one.")
+        raise CaptureError(f"argument {name} is of type {type(value).__name__}, which no operator takes.")
 
     def _tensor(self, tensor: torch.Tensor, name: str) -> str:
         if math.prod(tensor.shape) * tensor.dtype.itemsize > tensor.untyped_storage().nbytes():
-            raise CaptureError(f"argument {name}, {list(tensor.shape)}, has more elements than were kept of it.")
+            raise CaptureError(f"argument {name}, {list(tensor.shape)}, has more elements than were saved.")
         try:
             tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
             plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
             self.tensors[name] = plain.contiguous().clone()
-        except RuntimeError as error:  # a dtype that PyTorch can do nothing with
+        except RuntimeError as error:  # a dtype that PyTorch cannot handle
             raise CaptureError(f"argument {name} cannot be written: {error}") from error
         entry = f't["{name}"]'
         if tensor.is_complex():
@@ -159,7 +160,7 @@ class _Rendering:
 
 
 def _write(path: Path, content: bytes) -> None:
-    path.unlink(missing_ok=True)  # which may be a link
+    path.unlink(missing_ok=True)  # the path may be a link
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
         file.write(content)
 
@@ -171,6 +172,6 @@ def _save(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     path.unlink(missing_ok=True)
     try:
         save_file(tensors, path)
-    except (SafetensorError, RuntimeError, ValueError, KeyError) as error:  # a dtype that it does not store
+    except (SafetensorError, RuntimeError, ValueError, KeyError) as error:  # a dtype that safetensors does not store
         raise CaptureError(f"{path} cannot be written: {error}") from error
     os.chmod(path, 0o600)

@@ -16,17 +16,17 @@ from torchnan.config.text import MAX_MESSAGE_BYTES, printable
 
 COMMANDS = (run, show, html, diagnose, replay, extract, doctor, completion)
 
-_ENDED_BY = 128  # and the number of a signal: the status of a program that it has ended, as shells say it
+_ENDED_BY = 128  # plus the number of a signal: the status of a program that it has ended, as in shells
 
 _EXAMPLES = """\
 torchnan run train.py --lr 1e-3    end train.py where a NaN does harm, and say what made it
 torchnan html findings.jsonl       write a page of the findings of a log
-torchnan COMMAND -h                what a command takes, with an example
+torchnan COMMAND -h                the arguments of a command, with an example
 """
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that escapes what its errors quote, and accepts no abbreviations."""
+    """A parser that escapes the text quoted in its errors, and accepts no abbreviations."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
@@ -36,7 +36,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _refuse_command(parser: argparse.ArgumentParser, given: str) -> NoReturn:
-    """Ends with the command that was meant: `run`, where the name is that of a program."""
+    """Ends with an error that suggests the intended command: `run`, if the name is that of a program."""
     if given.endswith(".py") or os.path.isfile(given):
         parser.error(f"'{given}' is a program, not a command. Run it under detection: torchnan run {given}")
     known = [command.NAME for command in COMMANDS]
@@ -44,7 +44,7 @@ def _refuse_command(parser: argparse.ArgumentParser, given: str) -> NoReturn:
 
 
 def _refuse(parser: argparse.ArgumentParser, argument: str) -> NoReturn:
-    """Ends with the options that a command has, the most similar one first."""
+    """Ends with an error that lists the options of a command, the most similar one first."""
     name = argument.partition("=")[0]
     options = [text for text in parser._option_string_actions if text.startswith("--")]
     parser.error(f"there is no argument '{name}'.{suggest(name, options)} Options: {', '.join(options)}.")
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command.
 
     Returns:
-        0 for success, 1 for a fault that was found, 2 for a command that cannot be carried out, 130 and 141 as after
+        0 for success, 1 if a fault was found, 2 for a command that cannot be carried out, 130 and 141 as after
         Ctrl-C and a closed pipe.
     """
     parser = _Parser(
@@ -86,8 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         status: int = given.execute(given)
-        sys.stdout.flush()  # here, where a pipe that is closed is expected
-    except BrokenPipeError:  # whoever reads, such as `head`, has seen enough
+        sys.stdout.flush()  # here, because a closed pipe is handled here
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _ENDED_BY + signal.SIGPIPE
     except KeyboardInterrupt:

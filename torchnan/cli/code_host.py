@@ -50,7 +50,7 @@ def _escape(text: str, also: str = "") -> str:
 
 
 def _text(incident: Incident) -> str:
-    """Returns what is to be read beside the line: the cause, what other ranks saw, the report."""
+    """Returns the text to show beside the line: the cause, what other ranks saw, the report."""
     parts = [report_rows.value_of(str(incident.first), "because"), incident.elsewhere, str(incident.first)]
     return "\n".join(filter(None, parts))
 
@@ -75,7 +75,7 @@ def _result(incident: Incident) -> Json:
 
 
 def _flow(first: Finding) -> list[Json]:
-    """Returns the places that the value went through, from its origin to the harm."""
+    """Returns the locations that the value passed through, from its origin to the harm."""
     steps = [(first.op, first.file, first.line), *((step.op, step.file, step.line) for step in first.lineage)]
     steps.append((str(first.harm), first.harm.file, first.harm.line))
     return [{**_location(file, line), "message": {"text": what}} for what, file, line in steps if file and line]
@@ -87,9 +87,10 @@ def _location(file: str, line: int) -> Json:
 
 
 def _relative(file: str) -> str:
-    """Returns a path as code hosts know it: from the root of the repository, if it is inside.
+    """Returns a path as code hosts use it: relative to the root of the repository, if it is inside.
 
-    The root is GitHub's workspace, or the folder above the working directory that has ``.git``, or that directory.
+    The root is GitHub's workspace; or the closest parent of the working directory with ``.git``; or the working
+    directory.
     """
     path = os.path.normpath(os.path.join(os.getcwd(), file))
     inside = os.path.relpath(path, _root_of(path))

@@ -27,7 +27,7 @@ def execute(given: argparse.Namespace) -> int:
     """Prints the script.
 
     Raises:
-        OptionError: shtab, which writes it, is not installed.
+        OptionError: shtab, which generates it, is not installed.
     """
     try:
         import shtab

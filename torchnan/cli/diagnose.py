@@ -30,8 +30,8 @@ NAME = "diagnose"
 HELP = "diagnose a training run from its log"
 
 HEALTHY, UNHEALTHY = 0, 1
-FOLLOW_SECONDS = 1.0  # between two looks at a log that grows
-FOLLOW_SHARE = 10  # a log is read again after this many times the time that reading took
+FOLLOW_SECONDS = 1.0  # between two checks of a growing log
+FOLLOW_SHARE = 10  # wait this many times as long as reading the log took
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,14 +42,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="COLUMN=NAME",
         action="append",
         default=[],
-        help="the name that a column (loss, step, lr, ...) has in the file; repeat for more",
+        help="name of a column (loss, step, lr, ...) in the file; repeat for more",
     )
     parser.add_argument(
         "--pattern",
         metavar="REGEX",
         action="append",
         default=[],
-        help="how the lines of a text are written, with groups named by columns: 'it (?P<step>\\d+) L (?P<loss>\\S+)'",
+        help="pattern of the lines of a text, with groups named by columns: 'it (?P<step>\\d+) L (?P<loss>\\S+)'",
     )
     parser.add_argument(
         "--fail-on",
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--follow",
         action="store_true",
-        help="read on while the log grows, and print what comes to be wrong; ends with the first of --fail-on",
+        help="keep reading while the log grows, and print each new verdict; end at the first of --fail-on",
     )
     parser.add_argument("--json", action="store_true", help="print the verdicts as JSON")
     parser.add_argument("--html", metavar="FILE", help="write an HTML page with charts")
@@ -115,7 +115,7 @@ def _kinds(text: str | None) -> frozenset[str] | None:
 def _follow(
     given: argparse.Namespace, columns: dict[str, str], failing: frozenset[str] | None, thresholds: Thresholds
 ) -> int:
-    """Diagnoses a log whenever it has grown, and prints each verdict once. Returns with the first that is to fail."""
+    """Diagnoses a log whenever it has grown, and prints each verdict once. Returns at the first verdict that fails."""
     from torchnan.diagnosis import RunError, diagnose, read
     from torchnan.diagnosis.reports import terminal
 
@@ -123,7 +123,7 @@ def _follow(
     for _ in _growths(given.run):
         try:
             run = read(given.run, columns, given.pattern)
-        except RunError:  # it has nothing yet
+        except RunError:  # the log is still empty
             continue
         found = diagnose(run, thresholds)
         if failing is not None and any(_fails(verdict, failing) for verdict in found.verdicts):
@@ -159,7 +159,7 @@ def _state(path: str) -> object:
 
 
 def _columns(texts: list[str]) -> dict[str, str]:
-    """Returns the names that the user gives for columns, by column."""
+    """Returns the column names that the user gives, by column."""
     from torchnan.diagnosis.readers.column_names import COLUMN_ALIASES
 
     named = {}
@@ -179,7 +179,7 @@ def _write(given: argparse.Namespace, run: Run, found: Diagnosis, thresholds: Th
     from torchnan.storage.private_file import write_text
 
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names of modules may be of any alphabet
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of modules may use any alphabet
     print(_json(run, found) if given.json else terminal.text(run, found))
     if given.html:
         write_text(given.html, page.html(run, found, thresholds))

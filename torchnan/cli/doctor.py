@@ -39,7 +39,7 @@ def build() -> str:
 
 def _format_options(options: dict[str, Any] | None) -> str:
     if _C.is_disabled():
-        return "OFF by TORCHNAN=0: detect(), guard(), StepGuard and NaNDetector look at nothing, in every program"
+        return "OFF by TORCHNAN=0: detect(), guard(), StepGuard and NaNDetector check nothing, in every program"
     return "off" if options is None else ", ".join(f"{name}={value}" for name, value in options.items())
 
 
@@ -49,9 +49,7 @@ def _gpus() -> str:
     if not torch.cuda.is_available():
         return "none that PyTorch could use"
     why = _C.unscanned_reason("cuda")
-    return (
-        f"NOT LOOKED AT: {why}" if why else f"looked at: {torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
-    )
+    return f"NOT CHECKED: {why}" if why else f"checked:  {torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
 
 
 def _compile() -> str:
@@ -62,7 +60,7 @@ def _compile() -> str:
 
 
 def _print_health() -> int:
-    """Checks the device of this process, and under torchrun those of all ranks; the first rank prints."""
+    """Checks the device of this process, and under torchrun those of all ranks; the first rank prints the result."""
     is_job = "RANK" in os.environ and "MASTER_ADDR" in os.environ
     if is_job:
         if torch.accelerator.is_available():
@@ -77,7 +75,8 @@ def _print_health() -> int:
 
 
 def execute(given: argparse.Namespace) -> int:
-    """Prints the table, or the health of the ranks; 1 if detection could not be switched on here, or one is ill."""
+    """Prints the table, or the health of the ranks. Returns 1 if detection cannot be switched on here, or a rank is not
+    healthy."""
     if given.health:
         return _print_health()
     healthy = True

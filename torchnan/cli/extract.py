@@ -17,7 +17,7 @@ HELP = "write the bad operation alone, as a small program"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the capture, and where to write."""
+    """Adds the arguments for the capture and the output folder."""
     parser.add_argument("capture", help="folder of the capture")
     parser.add_argument("--out", help="folder to write into (default: CAPTURE/extract)")
 

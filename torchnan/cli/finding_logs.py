@@ -1,4 +1,4 @@
-"""Reads the logs that a command is given: of one process, of each rank, or a folder of them."""
+"""Reads the logs given to a command: of one process, of each rank, or a folder of them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COMMANDS = {"run": "diagnose", "recovery": "show"}
 
 @dataclasses.dataclass(frozen=True)
 class FindingLogs:
-    """The logs, by path. They are read anew, and not held, each time that their findings are asked for."""
+    """The logs, by path. They are not held, but read again each time that their findings are requested."""
 
     logs: dict[str, findings.LogStream]
 
@@ -25,7 +25,7 @@ class FindingLogs:
         """Yields the findings of all logs.
 
         Raises:
-            OptionError: a log has lines, and none of them is a finding.
+            OptionError: a log has lines, but none of them is a finding.
             OSError: a log cannot be read.
         """
         for path, log in self.logs.items():
@@ -38,13 +38,13 @@ class FindingLogs:
 
     @property
     def names(self) -> str:
-        """The log, or how many there are."""
+        """The name of the log, or the number of logs."""
         paths = [printable(path) for path in self.logs]
         return paths[0] if len(paths) == 1 else f"{len(paths)} logs, {paths[0]} to {paths[-1]}"
 
     @property
     def notes(self) -> Iterator[str]:
-        """Yields what of the logs could not be read, a line each; to be asked once they have been read."""
+        """Yields a line for each unreadable part of the logs; call it after they have been read."""
         for path, log in self.logs.items():
             if len(self.logs) > 1 and log.ignored_bytes:
                 yield f"{printable(path)}:"
@@ -57,22 +57,22 @@ def add_argument(parser: argparse.ArgumentParser) -> None:
         "logs",
         metavar="LOG",
         nargs="+",
-        help="what the option log of detect() has written; of several ranks one of their logs, or the folder of them",
+        help="a log written by detect(log=...); for several ranks, one of their logs, or their folder",
     )
 
 
 def at(paths: Sequence[str]) -> FindingLogs:
-    """Returns the logs at some paths, with those of other ranks that lie beside them.
+    """Returns the logs at some paths, together with those of other ranks beside them.
 
     Raises:
-        OptionError: there is not a log of findings at a path; says which command reads what is there.
+        OptionError: the file at a path is not a log of findings; names the command that reads it.
         OSError: a log cannot be read.
     """
     logs = {}
     for path in paths:
         found = [str(one) for one in findings.logs_at(path)]
         if not found:
-            raise OptionError(f"{path} has no log of findings in it: these are called *.jsonl.")
+            raise OptionError(f"{path} contains no log of findings: their names end with .jsonl.")
         for one in found:
             if (kind := findings.kind_of(one)) in _COMMANDS:
                 raise OptionError(f"{one} is {log_kind.NAMES[kind]}: use `{command_line(_COMMANDS[kind], one)}`.")
@@ -89,5 +89,5 @@ def _damage(log: findings.LogStream) -> list[str]:
         more = log.damaged_lines - len(log.damaged)
         lines.append(f"  and {more} more line{'s' if more > 1 else ''}")
     if log.truncated:
-        lines.append("  the last line is not whole")
+        lines.append("  the last line is incomplete")
     return lines

@@ -1,4 +1,4 @@
-"""Writes a page of findings, to be shown to others: causes, lineage as a graph, time line, modules.
+"""Writes a page of findings to share: causes, lineage as a graph, time line, modules.
 
 Logs of several ranks are one story. The page is one file, without scripts, and loads nothing from elsewhere.
 
@@ -21,7 +21,7 @@ HELP = "write a page of the findings of logs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the logs, and the page."""
+    """Adds the arguments for the logs and the page."""
     finding_logs.add_argument(parser)
     parser.add_argument("-o", "--output", metavar="FILE", help="the page (default: named after the first log, .html)")
 

@@ -1,10 +1,10 @@
-"""Runs a captured step again, twice, under detection, and says where its NaN comes from and whether it came again.
+"""Runs a captured step twice under detection, and says whether its NaN recurs and where it comes from.
 
 torchnan replay captures/rank-0-step-00000047 --step train:step --model train:build_model
 torchnan replay captures/rank-0-step-00000047 --step train:make_step --device cuda
 
---step names the function that a StepGuard was given, step(model, batch); --model then names one without arguments that
-builds the model. Or --step names a function without arguments that returns both: (model, step function).
+--step names the function that was passed to StepGuard, step(model, batch); --model then names a function without
+arguments that builds the model. Or --step names a function without arguments that returns both: (model, step function).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REPRODUCED, NOT_REPRODUCED = 1, 0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the capture, and how to run it."""
+    """Adds the arguments for the capture and the functions."""
     parser.add_argument("capture", help="folder of the capture")
     parser.add_argument("--step", required=True, metavar="MODULE:FUNCTION", help="step(model, batch), or both of them")
     parser.add_argument("--model", metavar="MODULE:FUNCTION", help="builds the model")
@@ -40,11 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(given: argparse.Namespace) -> int:
-    """Prints what came of it; 1 if it is bad again, 0 if it is finite."""
+    """Prints the result of the replay; returns 1 if the step is bad again, 0 if it is finite."""
     _require_device(given.device)
-    sys.path.insert(0, os.getcwd())  # as `python script.py` would have it
+    sys.path.insert(0, os.getcwd())  # as under `python script.py`
     build = _model_and_step(given.step, given.model)
-    capture = load_capture(given.capture, device=given.device)  # before what may take minutes
+    capture = load_capture(given.capture, device=given.device)  # before work that may take minutes
     model, step_fn = build()
     replayed = capture.replay(model.to(given.device), step_fn)
     print(_text(capture, replayed))
@@ -54,7 +54,7 @@ def execute(given: argparse.Namespace) -> int:
 def _require_device(name: str) -> None:
     try:
         torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:  # as PyTorch says that it has no CUDA
+    except (RuntimeError, AssertionError) as error:  # PyTorch's error without CUDA
         raise OptionError(f"--device {name} cannot be used: {str(error).splitlines()[0]}") from None
 
 
@@ -62,7 +62,7 @@ ModelAndStep = tuple[torch.nn.Module, Callable[..., Any]]
 
 
 def _model_and_step(step: str, model: str | None) -> Callable[[], ModelAndStep]:
-    """Returns what makes them; names that cannot be used are refused before anything runs."""
+    """Returns the functions that make model and step. Invalid names are rejected before anything runs."""
     function = _named(step, "--step")
     if model is not None:
         build_model = _named(model, "--model")
@@ -72,7 +72,7 @@ def _model_and_step(step: str, model: str | None) -> Callable[[], ModelAndStep]:
     ]
     if wanted:
         raise OptionError(
-            f"{step} takes {len(wanted)} arguments, so it is a step function: say with --model MODULE:FUNCTION what "
+            f"{step} takes {len(wanted)} arguments, so it is a step function: add --model MODULE:FUNCTION, which "
             "builds the model, or give a --step function without arguments that returns (model, step function)."
         )
     return lambda: _checked(step, function())
@@ -92,7 +92,7 @@ def _named(text: str, option: str) -> Callable[..., Any]:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:  # "..x" and "" are names of no module
+    except (ImportError, AttributeError, TypeError, ValueError) as error:  # "..x" and "" are not names of modules
         raise OptionError(f"{option} {text} cannot be used: {error}.") from None
     if not callable(found):
         raise OptionError(f"{option} {text} cannot be used: it is a {type_name(found)}, not a function.")

@@ -1,4 +1,4 @@
-"""Runs a program under detection, as TORCHNAN=raise in front of it would.
+"""Runs a program under detection, like TORCHNAN=raise in front of it.
 
 torchnan run train.py --lr 1e-3
 torchnan run --action warn --log findings.jsonl train.py
@@ -44,7 +44,7 @@ def _format_default(default: object) -> str:
 
 
 def execute(given: argparse.Namespace) -> int:
-    """Becomes the program: same interpreter, same process, with the variables set."""
+    """Replaces this process by the program, with the variables set."""
     program = ["-m", *given.module] if given.module else given.script
     if not program:
         raise OptionError("nothing to run: give a script, or -m and a module.")
@@ -56,7 +56,7 @@ def execute(given: argparse.Namespace) -> int:
     variables = {}
     for name, option in (DetectionOptions.options() | OLD_NAMES).items():
         if (text := getattr(given, name)) is not None:
-            read(f"{_flag(name)} ", option, text)  # so that an error names what was given here
+            read(f"{_flag(name)} ", option, text)  # so that an error quotes the argument as it was given
             variables[f"TORCHNAN_{name.upper()}"] = text
     if given.html is not None:
         variables[PAGE] = given.html
@@ -64,5 +64,5 @@ def execute(given: argparse.Namespace) -> int:
         name: value for name, value in os.environ.items() if name != "TORCHNAN" and not is_of_detection(name)
     }
     environment.update(variables, TORCHNAN="1")
-    startup.options_from(environment)  # refused here rather than there
+    startup.options_from(environment)  # so that errors appear here rather than there
     os.execve(sys.executable, [sys.executable, *program], environment)

@@ -1,7 +1,7 @@
 """Prints logs of findings, the most serious first, or the bad steps in the log of a StepGuard.
 
-Logs of several ranks are one story: what one rank made and others received is printed once. Parts of a log that cannot
-be read are counted.
+Logs of several ranks are one story: a value that one rank made and others received is printed once. Unreadable parts of
+a log are counted.
 
 torchnan show findings.jsonl
 torchnan show rank-0.jsonl
@@ -31,21 +31,21 @@ FORMATS = ("github", "sarif")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the logs, and how to print them."""
+    """Adds the arguments for the logs and the format."""
     finding_logs.add_argument(parser)
     forms = parser.add_mutually_exclusive_group()
-    forms.add_argument("--json", action="store_true", help="as the lines of the log, without what cannot be read")
+    forms.add_argument("--json", action="store_true", help="as lines of the log, without unreadable ones")
     forms.add_argument("--format", choices=FORMATS, help="annotations of GitHub Actions, or a SARIF document")
 
 
 def execute(given: argparse.Namespace) -> int:
-    """Prints the logs, whatever kind they are of.
+    """Prints the logs, of whatever kind.
 
     Raises:
-        OptionError: a file is no log that this command shows; says which command does, if one does.
+        OptionError: a file is not a log that this command shows; names the command that does, if there is one.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names of modules may be of any alphabet
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of modules may use any alphabet
     first = given.logs[0]
     if len(given.logs) == 1 and not os.path.isdir(first) and findings.kind_of(first) == "recovery":
         return _show_bad_steps(first, as_json=given.json)
@@ -54,7 +54,7 @@ def execute(given: argparse.Namespace) -> int:
 
 
 def _show_bad_steps(log: str, *, as_json: bool) -> int:
-    """Prints the events of a StepGuard in their order: what was bad, its origin, and what was done."""
+    """Prints the events of a StepGuard in order: the fault, its origin, and the action taken."""
     from torchnan.recovery.event import text_of_log_line
 
     shown = unreadable = 0
@@ -73,7 +73,7 @@ def _show_bad_steps(log: str, *, as_json: bool) -> int:
 
 
 def _show_findings(logs: finding_logs.FindingLogs, *, as_json: bool) -> int:
-    """Prints the reports; what has one cause is one of them."""
+    """Prints the reports, one for each cause."""
     story, in_color = Story(), terminal.wants_color(sys.stdout)
     for finding in logs:
         story.add(finding)

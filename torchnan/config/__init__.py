@@ -1,1 +1,1 @@
-"""Options and settings: their tables, how text is read, and text that is safe to show."""
+"""Options and settings: their tables, parsing, and text that is safe to show."""

@@ -1,4 +1,4 @@
-"""The options of detection: one table for keywords, environment and command line. C++ has the same in options.h."""
+"""The options of detection: one table for keywords, environment and command line. options.h has the same in C++."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from torchnan.config.options import (
 )
 from torchnan.config.text import brief
 
-# Until the release after 0.1: both set rescan_every.
+# Removed in the release after 0.1: both set rescan_every.
 OLD_NAMES = {
     "exact": Option(False, "True or False", lambda v: isinstance(v, bool), parse_bool, "1, 0, true or false"),
     "sample": Option(0, "0, or a number of steps", integer_from(0), parse_int, "0, or a number of steps"),
@@ -50,7 +50,7 @@ def with_new_names(given: Mapping[str, Any]) -> dict[str, Any]:
     """Returns options with ``exact=True`` as ``rescan_every=1`` and ``sample=N`` as ``rescan_every=N``.
 
     Raises:
-        OptionError: an old name with a value that it does not take, or beside another name for the same.
+        OptionError: an old name has an invalid value, or stands beside another name for the same option.
     """
     new = {name: value for name, value in given.items() if name not in OLD_NAMES}
     for name, option in OLD_NAMES.items():
@@ -74,10 +74,10 @@ def with_new_names(given: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DetectionOptions(Settings):
-    """The options of a detection session; :class:`torchnan.detect` says what they are.
+    """The options of a detection session; :class:`torchnan.detect` describes them.
 
     Raises:
-        OptionError: an option that cannot be used.
+        OptionError: an option has an invalid value.
     """
 
     action: Any = setting(
@@ -108,14 +108,14 @@ class DetectionOptions(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.check_nan and not self.check_inf:
-            raise OptionError("check_nan and check_inf are both False: nothing would be looked for.")
+            raise OptionError("check_nan and check_inf are both False: nothing would be checked.")
         object.__setattr__(self, "skip_ops", tuple(self.skip_ops))
         if self.log is not None:
             object.__setattr__(self, "log", os.path.abspath(self.log))
 
     @classmethod
     def option(cls, name: str) -> Option:
-        """Returns the option of that name, also of an old name.
+        """Returns the option with that name, also an old name.
 
         Raises:
             OptionError: there is none.
@@ -127,7 +127,7 @@ class DetectionOptions(Settings):
         """Returns options from names and values, also from old names.
 
         Raises:
-            OptionError: a name or a value that cannot be used.
+            OptionError: a name or a value is invalid.
         """
         return super().from_dict(with_new_names(given))
 

@@ -1,4 +1,4 @@
-"""The ``TORCHNAN`` variables of the environment: which there are, and what they say about detection."""
+"""The ``TORCHNAN`` variables of the environment, and the detection options that they set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchnan.config.detection_options import ACTIONS, OLD_NAMES, DetectionOptio
 from torchnan.config.options import Option, OptionError, is_path, read, suggest
 from torchnan.config.text import printable
 
-POLICY = "TORCHNAN_POLICY"  # recovery's variables begin with it
+POLICY = "TORCHNAN_POLICY"  # prefix of recovery's variables
 REQUIRE_CUDA = "TORCHNAN_REQUIRE_CUDA"
 REPLACE_ANOMALY = "TORCHNAN_REPLACE_ANOMALY"
 PAGE = "TORCHNAN_HTML"
@@ -20,18 +20,18 @@ MODES = (*ACTIONS, "1", "0")
 def detection_options(
     environment: Mapping[str, str], policy_variables: Callable[[], Iterable[str]] = tuple
 ) -> dict[str, Any] | None:
-    """Returns the options that the variables ask for, ``None`` if detection is to stay off.
+    """Returns the options that the variables set, ``None`` if detection stays off.
 
-    ``TORCHNAN`` is one of raise, warn, log, breakpoint, 1 (the same as raise), 0 (off, whatever else is set, and
-    whatever user code asks for: the core reads that for itself, once); empty it is as unset. ``TORCHNAN_<NAME>`` sets
-    the option of that name.
+    ``TORCHNAN`` is one of raise, warn, log, breakpoint, 1 (the same as raise), or 0. 0 turns detection off whatever
+    else is set and whatever user code asks for; the core reads it itself, once. An empty value counts as unset.
+    ``TORCHNAN_<NAME>`` sets the option of that name.
 
     Args:
         environment: names and values.
-        policy_variables: returns the names of recovery's variables, which are suggested for one that is misspelt.
+        policy_variables: returns the names of recovery's variables, to suggest one for a misspelt name.
 
     Raises:
-        OptionError: a variable or a value that is not known.
+        OptionError: a variable or a value is unknown.
     """
     mode = environment.get("TORCHNAN", "")
     if mode not in ("", *MODES):
@@ -45,7 +45,7 @@ def detection_options(
     }
     if mode in ACTIONS and given.setdefault("action", mode) != mode:
         raise OptionError(f"TORCHNAN={mode} and TORCHNAN_ACTION={given['action']} disagree: set one of them.")
-    requires_cuda(environment)  # refused now, and not by the first detection session
+    requires_cuda(environment)  # checked now, and not by the first detection session
     replaces_anomaly(environment)
     page(environment)
     options = DetectionOptions.from_dict(given).as_keywords()
@@ -53,7 +53,7 @@ def detection_options(
 
 
 def ignored_variables(environment: Mapping[str, str]) -> list[str]:
-    """Returns the variables that set an option of a detection that ``TORCHNAN`` does not switch on."""
+    """Returns the variables that set options of detection while ``TORCHNAN`` does not switch it on."""
     needs_it = [variable for variable in environment if variable == PAGE or is_of_detection(variable)]
     return [] if environment.get("TORCHNAN") else sorted(needs_it)
 
@@ -70,19 +70,19 @@ def is_of_recovery(variable: str) -> bool:
 
 
 def requires_cuda(environment: Mapping[str, str]) -> bool:
-    """Returns whether ``TORCHNAN_REQUIRE_CUDA=1`` forbids detection where tensors on GPUs cannot be scanned.
+    """Returns whether ``TORCHNAN_REQUIRE_CUDA=1`` forbids detection if tensors on GPUs cannot be scanned.
 
     Raises:
-        OptionError: a value that is neither 0, 1 nor empty.
+        OptionError: the value is not 0, 1 or empty.
     """
     return _flag(environment, REQUIRE_CUDA)
 
 
 def replaces_anomaly(environment: Mapping[str, str]) -> bool:
-    """Returns whether ``TORCHNAN_REPLACE_ANOMALY=1`` puts torchnan in the place of PyTorch's anomaly mode.
+    """Returns whether ``TORCHNAN_REPLACE_ANOMALY=1`` replaces PyTorch's anomaly mode by torchnan's.
 
     Raises:
-        OptionError: a value that is neither 0, 1 nor empty.
+        OptionError: the value is not 0, 1 or empty.
     """
     return _flag(environment, REPLACE_ANOMALY)
 
@@ -91,7 +91,7 @@ def page(environment: Mapping[str, str]) -> str | None:
     """Returns the absolute path that ``TORCHNAN_HTML`` gives for a page of the findings, ``None`` if it is not set.
 
     Raises:
-        OptionError: a value that can be no path.
+        OptionError: the value cannot be a path.
     """
     if PAGE not in environment:
         return None

@@ -1,4 +1,4 @@
-"""The kinds of log that torchnan writes, told apart by their first line."""
+"""The kinds of log that torchnan writes, recognized by their first line."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ _STARTS: dict[LogKind, re.Pattern[bytes]] = {
 
 
 def of(start: bytes) -> LogKind | None:
-    """Returns the kind of log that begins so, ``None`` if it is none of torchnan's."""
+    """Returns the kind of log that begins like this, ``None`` if it is not one of torchnan's."""
     return next((kind for kind, pattern in _STARTS.items() if pattern.match(start)), None)

@@ -27,11 +27,11 @@ class Option:
     """Describes an option.
 
     Attributes:
-        default: its value where none is given.
-        accepts: the values that it takes, in words.
-        check: whether it takes a value.
-        parse: reads a value from text; raises KeyError or ValueError for what stands for none.
-        accepts_text: the texts that it takes, in words.
+        default: the value if none is given.
+        accepts: the valid values, in words.
+        check: returns whether a value is valid.
+        parse: reads a value from text; raises KeyError or ValueError for invalid text.
+        accepts_text: the valid texts, in words.
     """
 
     default: Any
@@ -42,32 +42,33 @@ class Option:
 
 
 def parse_bool(text: str) -> bool:
-    """Returns True for ``1`` and ``true``, False for ``0`` and ``false``, in any case of letters."""
+    """Returns True for ``1`` and ``true``, False for ``0`` and ``false``, ignoring case."""
     values = {"1": True, "true": True, "0": False, "false": False}
     return values[text.lower()]
 
 
 def parse_int(text: str) -> int:
-    """Returns an integer of ASCII digits: ``int()`` also takes spaces, underscores and the digits of every script."""
+    """Returns an integer of ASCII digits: ``int()`` would also accept spaces, underscores and digits of every
+    script."""
     if not re.fullmatch("-?[0-9]+", text):
         raise ValueError(text)
     return int(text)
 
 
 def parse_float(text: str) -> float:
-    """Returns a finite decimal number: ``float()`` also takes ``nan`` and ``inf``."""
+    """Returns a finite decimal number: ``float()`` would also accept ``nan`` and ``inf``."""
     if not re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", text):
         raise ValueError(text)
     return float(text)
 
 
 def one_of(*values: str) -> Callable[[Any], bool]:
-    """Returns a check for one of these strings. Other types are not compared: their ``==`` may do anything."""
+    """Returns a check for one of these strings. Other types are not compared, because their ``==`` may run any code."""
     return lambda value: isinstance(value, str) and value in values
 
 
 def integer_from(minimum: int) -> Callable[[Any], bool]:
-    """Returns a check for integers of 64 bits from ``minimum`` on, but for True and False."""
+    """Returns a check for 64-bit integers of at least ``minimum``, without True and False."""
     return lambda value: isinstance(value, int) and not isinstance(value, bool) and minimum <= value < 2**63
 
 
@@ -88,15 +89,15 @@ def is_path(value: Any) -> bool:
 
 
 def read(setting: str, option: Option, text: str) -> Any:
-    """Returns the value that the text of a variable or of an argument stands for.
+    """Returns the value of the text of a variable or an argument.
 
     Args:
-        setting: what stands before the text where it was given, ``TORCHNAN_WHEN=`` or ``--when ``.
-        option: the option that it sets.
-        text: its text.
+        setting: the part before the text, ``TORCHNAN_WHEN=`` or ``--when ``.
+        option: the option to set.
+        text: the text of its value.
 
     Raises:
-        OptionError: the text stands for no value that the option takes.
+        OptionError: the text is not a valid value of the option.
     """
     try:
         value = option.parse(text)
@@ -109,14 +110,14 @@ def read(setting: str, option: Option, text: str) -> Any:
 
 
 def message_of(error: Exception) -> str:
-    """Returns the message of an error; of an OSError without its number, with the file that it is about."""
+    """Returns the message of an error; for an OSError without its number, but with its file."""
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
     return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
 
 
 def suggest(name: str, names: Iterable[str]) -> str:
-    """Returns a sentence with the name most like the given one, ``""`` if none is like it."""
+    """Returns a sentence with the most similar name, ``""`` if no name is similar."""
     import difflib
 
     lower = {known.lower(): known for known in names}
@@ -125,7 +126,7 @@ def suggest(name: str, names: Iterable[str]) -> str:
 
 
 def unknown_option(name: str, known: Iterable[str], topic: str = "") -> str:
-    """Returns what is said of a name that is no option: the one most like it, and all that there are."""
+    """Returns the error for an unknown option, with the closest match and all valid names."""
     names = list(known)
     of_topic = f" of {topic}" if topic else ""
     return f"there is no option '{printable(name, 100)}'{of_topic}.{suggest(name, names)} Options: {', '.join(names)}."
@@ -134,7 +135,7 @@ def unknown_option(name: str, known: Iterable[str], topic: str = "") -> str:
 def setting(
     default: Any, accepts: str, check: Callable[[Any], bool], parse: Callable[[str], Any] = str, accepts_text: str = ""
 ) -> Any:
-    """Returns a field; :class:`Option` says what the arguments are. ``accepts_text`` is ``accepts`` by default."""
+    """Returns a field with the attributes of :class:`Option`. ``accepts_text`` is ``accepts`` by default."""
     option = Option(default, accepts, check, parse, accepts_text or accepts)
     return dataclasses.field(default=default, metadata={"option": option})
 
@@ -158,7 +159,7 @@ class Settings:
     """Base of a frozen dataclass whose fields are made by :func:`setting`.
 
     Raises:
-        OptionError: a name or a value that cannot be used.
+        OptionError: a name or a value is invalid.
     """
 
     TOPIC: ClassVar[str] = ""  # the name of the table in errors
@@ -178,7 +179,7 @@ class Settings:
         """Returns settings from names and values.
 
         Raises:
-            OptionError: a name or a value that cannot be used.
+            OptionError: a name or a value is invalid.
         """
         for name in given:
             cls.option(str(name))
@@ -186,7 +187,7 @@ class Settings:
 
     @classmethod
     def option(cls, name: str) -> Option:
-        """Returns the option of that name.
+        """Returns the option with that name.
 
         Raises:
             OptionError: there is none.
@@ -202,10 +203,10 @@ class Settings:
 
         Args:
             path: the file.
-            table: which of its tables, ``"train.recovery"``. Default: the whole file.
+            table: one of its tables, ``"train.recovery"``. Default: the whole file.
 
         Raises:
-            OptionError: the file is not TOML, or has a name or a value that cannot be used.
+            OptionError: the file is not TOML, or has an invalid name or value.
             OSError: the file cannot be read.
         """
         given = _toml(path)
@@ -229,5 +230,5 @@ def _toml(path: str | os.PathLike[str]) -> Any:
     with open(path, "rb") as file:
         try:
             return tomllib.load(file)
-        except (ValueError, RecursionError) as error:  # no UTF-8, a number of 5,000 digits
+        except (ValueError, RecursionError) as error:  # not UTF-8, or a number of 5,000 digits
             raise OptionError(f"{os.fspath(path)} is not TOML: {error}.") from None

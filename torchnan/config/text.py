@@ -1,4 +1,4 @@
-"""Text from user code (names, paths, values, error messages), made safe to show and to store."""
+"""Makes text from user code (names, paths, values, error messages) safe to show and to store."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import reprlib
 import sys
 from typing import Any
 
-from torchnan import _load  # and not its _C: `import torch` may call startup before the core is loaded
+from torchnan import _load  # not its _C: `import torch` may call startup before the core is loaded
 
-MAX_MESSAGE_BYTES = 2000  # bytes of an error's text
+MAX_MESSAGE_BYTES = 2000  # bytes of an error message
 
 
 def printable(text: str, limit: int = 400) -> str:
@@ -18,21 +18,21 @@ def printable(text: str, limit: int = 400) -> str:
 
 
 def say(text: str) -> None:
-    """Prints a line of torchnan's own to stderr, if there is anybody to read it."""
-    with contextlib.suppress(OSError, ValueError):  # closed, or a pipe that nobody reads
+    """Prints a line of torchnan to stderr, if stderr can be written."""
+    with contextlib.suppress(OSError, ValueError):  # closed, or a pipe without a reader
         if sys.stderr is not None:
             print(f"torchnan: {printable(text, MAX_MESSAGE_BYTES)}", file=sys.stderr)
 
 
 def command_line(*words: str) -> str:
-    """Returns a command of torchnan's with its arguments, as it can be pasted into a shell."""
-    import shlex  # which few programs need
+    """Returns a torchnan command with its arguments, quoted for a shell."""
+    import shlex  # few programs need it
 
     return printable(shlex.join(("torchnan", *words)), MAX_MESSAGE_BYTES)
 
 
 def to_valid_utf8(text: str, limit: int = 1000) -> str:
-    """Returns text for JSON: escapes for what is no Unicode, cut at ``limit`` bytes with ``...``."""
+    """Returns text for JSON: escapes invalid Unicode, cut at ``limit`` bytes with ``...``."""
     return str(_load._C.to_valid_utf8(text, limit))
 
 
@@ -42,14 +42,15 @@ class _Brief(reprlib.Repr):
         self.maxstring = self.maxother = 200
 
     def repr_int(self, x: int, level: int) -> str:
-        return str(x) if abs(x) < 2**64 else f"{hex(x)[:20]}..."  # of thousands of digits Python makes no decimals
+        # Python refuses to convert thousands of digits to decimals
+        return str(x) if abs(x) < 2**64 else f"{hex(x)[:20]}..."
 
 
 _brief = _Brief()
 
 
 def brief(value: Any) -> str:
-    """Returns the ``repr()`` of any value, cut, as a message about the value quotes it."""
+    """Returns the ``repr()`` of any value, cut, for messages that quote the value."""
     return printable(_brief.repr(value), 200)
 
 

@@ -1,7 +1,7 @@
-"""PyTorch's anomaly mode, answered by torchnan: the signatures of ``torch.autograd.set_detect_anomaly`` and
+"""PyTorch's anomaly mode, implemented by torchnan: the signatures of ``torch.autograd.set_detect_anomaly`` and
 ``detect_anomaly``, the errors of :class:`torchnan.detect`.
 
-Like PyTorch's they are for NaN alone. Inf that turns into NaN is named as its origin all the same.
+Like PyTorch's functions they check for NaN only. An Inf that turns into NaN is still named as its origin.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 
 from torchnan.detection import session
 
-_own: session.detect | None = None  # the detection that stands for anomaly mode
+_own: session.detect | None = None  # the detection session that implements anomaly mode
 
 
 def _is_on() -> bool:
@@ -18,7 +18,8 @@ def _is_on() -> bool:
 
 
 def _switch(on: bool) -> None:
-    """Starts or ends the detection of the whole program. One that user code or the environment has started stays."""
+    """Starts or ends the program-wide session of anomaly mode. A session that user code or the environment started
+    stays."""
     global _own
     if on == _is_on() or (on and session.is_program_wide()):
         return
@@ -30,11 +31,11 @@ def _switch(on: bool) -> None:
 
 
 class set_detect_anomaly:
-    """Switches detection of NaN in the whole program on or off, at once; as a context manager until its end.
+    """Switches detection of NaN on or off in the whole program; used as a context manager, until its end.
 
     Args:
         mode: ``True`` to switch it on.
-        check_nan: ``False`` checks nothing, because torchnan names the forward line of a NaN alone.
+        check_nan: ``False`` checks nothing, because torchnan's anomaly mode has nothing else to check.
 
     Example::
 
@@ -72,7 +73,7 @@ class detect_anomaly:
 
 
 def replace_anomaly_mode() -> None:
-    """Puts these in the place of PyTorch's, for programs as they are: ``Trainer(detect_anomaly=True)``."""
+    """Replaces PyTorch's functions by these, for unmodified programs: ``Trainer(detect_anomaly=True)``."""
     for holder in (torch.autograd, torch.autograd.anomaly_mode):
         for replacement in (set_detect_anomaly, detect_anomaly):
             setattr(holder, replacement.__name__, replacement)

@@ -1,4 +1,4 @@
-"""Bounds for custom operators: results that a bound proves finite are not read."""
+"""Bounds for custom operators: results that a bound proves finite are not scanned."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Bound:
     """A bound on the elements of a tensor argument, known without scanning it.
 
     Attributes:
-        most: no ``|x|`` is above it; ``inf`` if nothing is known.
-        nonnegative: no ``x`` is below zero.
+        most: an upper limit of ``|x|``; ``inf`` if nothing is known.
+        nonnegative: whether all ``x`` are at least zero.
         shape: of the tensor.
     """
 
@@ -28,21 +28,21 @@ Rule = Callable[..., float | Sequence[float | None] | None]
 
 
 def register_bound(op: str, rule: Rule) -> None:
-    """Tells torchnan how large the results of a custom operator can be.
+    """Registers a rule for how large the results of a custom operator can be.
 
-    Results within their dtype's range by this rule are taken to be finite and are not read. A rule is a theorem about
-    the operator: one that is too small hides a NaN. ``detect(rescan_every=1)`` holds every rule to its word.
+    Results that this rule bounds within their dtype's range count as finite and are not scanned. A rule is a theorem
+    about the operator: a bound that is too small hides a NaN. ``detect(rescan_every=1)`` tests every rule.
 
     Args:
         op: namespace and name, ``"mylib::scale"``: all its overloads, and its in-place form.
-        rule: called before the operator with one value per argument of its schema: a :class:`Bound` for a tensor, one
-            of all for a list of tensors, numbers and lists of integers as they are, ``None`` for anything else. Returns
-            the largest ``|x|`` that the result can have, or one for each result; ``None`` where nothing is known. May
-            be called on any thread. A rule that raises is counted in ``stats()["internal_errors"]``, and the result is
-            read.
+        rule: called before the operator with one value per argument of its schema: a :class:`Bound` for a tensor, a
+            common one for a list of tensors, numbers and lists of integers as they are, ``None`` for anything else.
+            Returns the largest possible ``|x|`` of the result, or one for each result; ``None`` if unknown. May be
+            called
+            on any thread. If a rule raises, ``stats()["internal_errors"]`` counts it, and the result is scanned.
 
     Raises:
-        ValueError: a name without namespace, or of an operator that has a rule.
+        ValueError: a name without namespace, or of an operator that already has a rule.
 
     Example:
         >>> torchnan.register_bound("mylib::scale", lambda x, factor: x.most * abs(factor))

@@ -1,4 +1,4 @@
-"""Contains failures of torchnan's own Python code, so that user code goes on. C++ has error_containment.h."""
+"""Contains failures inside torchnan's Python code, so that user code continues. C++ has error_containment.h."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def contained(
     record: Callable[[str, Exception], None] = _count_in_stats,
     let_through: ExceptionTypes = NonFiniteError,
 ) -> Iterator[None]:
-    """Ends failures of what is inside. Ctrl-C and ``SystemExit`` are none.
+    """Contains failures inside the block, except Ctrl-C and ``SystemExit``.
 
     Args:
-        part: which part of the work it is.
+        part: the part of the work that runs inside.
         record: called with the part and the error. Default: counts it in the ``stats()`` of detection sessions, which
             warn once for each part.
         let_through: errors for user code.
@@ -43,7 +43,7 @@ def contained(
 
 
 class Failures:
-    """Counts what a step guard or a monitor could not do, and logs it once for each part.
+    """Counts the failures of a step guard or a monitor, and logs each part once.
 
     Args:
         let_through: errors for user code.
@@ -57,17 +57,17 @@ class Failures:
         """Counts a failure."""
         self.counts[part] += 1
         if self.counts[part] == 1:
-            with contextlib.suppress(Exception):  # a logging handler of the user's may fail, too
+            with contextlib.suppress(Exception):  # a logging handler of the user may fail, too
                 why = printable(describe(error))
-                logger.warning("torchnan: %s failed: %s. Training goes on; later ones are only counted.", part, why)
+                logger.warning("torchnan: %s failed: %s. Training continues; later ones are only counted.", part, why)
 
     def contained(self, part: str) -> contextlib.AbstractContextManager[None]:
-        """Ends and counts failures of what is inside."""
+        """Contains and counts failures inside the block."""
         return contained(part, self.record, self._let_through)
 
 
 def describe(error: BaseException) -> str:
-    """Returns type and message of an error in one line, the type alone if it has no message to give."""
+    """Returns type and message of an error in one line, or only the type if there is no message."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001

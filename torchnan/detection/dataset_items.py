@@ -1,4 +1,4 @@
-"""Which item of a dataset a ``DataLoader`` is reading, from the frames of its fetcher."""
+"""Finds the dataset item that a ``DataLoader`` is reading, from the frames of its fetcher."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _MAX_DEPTH = 4  # of a sample
 
 
 def current(storage: int, address: int) -> str:
-    """Returns the index of the item that this thread is making, or that a tensor is part of, as text; else ``""``.
+    """Returns the index of the item that this thread is making, or that contains a tensor, as text; else ``""``.
 
     Args:
-        storage: of the tensor, as of ``_C.storage_of``.
+        storage: of the tensor, as returned by ``_C.storage_of``.
         address: of its first element.
     """
-    fetch = sys.modules.get("torch.utils.data._utils.fetch")  # nobody has a DataLoader who has not imported it
+    fetch = sys.modules.get("torch.utils.data._utils.fetch")  # not imported means that there is no DataLoader
     if fetch is None:
         return ""
     frame = next((one for one in _frames() if one.f_code.co_filename == fetch.__file__), None)
@@ -48,7 +48,7 @@ def _frames() -> Iterator[FrameType]:
 
 
 def _shown(index: Any) -> str:
-    """Other indices than numbers and text stay unknown: showing them may run code of the user's."""
+    """Indices other than numbers and text stay unknown, because showing them may run user code."""
     if isinstance(index, (str, bytes)):
         return repr(index)
     try:

@@ -13,7 +13,7 @@ from torchnan.detection.finding import Finding
 
 
 def stop(finding: Finding) -> None:
-    """Prints the report and opens the debugger in the innermost frame of user code: IPython's where IPython runs.
+    """Prints the report and opens the debugger (IPython's under IPython) in the innermost frame of user code.
 
     With ``when="origin"`` the operation that made the value has just returned there, and its tensors are the locals.
 
@@ -33,19 +33,19 @@ def _interact(debugger: Any, frame: FrameType) -> None:
     """Asks for commands in a frame at once. ``set_trace()`` asks at the next line, which may be one of PyTorch's."""
     debugger.reset()
     above: FrameType | None = frame
-    while above is not None:  # so that `n`, `r`, `up` and breakpoints of the user's go on from here
+    while above is not None:  # so that `n`, `r`, `up` and the user's breakpoints continue from here
         above.f_trace = debugger.trace_dispatch
         debugger.botframe = above
         above = above.f_back
     debugger.interaction(frame, None)
     if debugger.quitting:
-        raise SystemExit(1)  # of errors of other kinds, those of an action do not reach the program
+        raise SystemExit(1)  # an action may only end the program by SystemExit: its other errors are contained
     if debugger.stoplineno != -1 or debugger.breaks:  # not `c`
         sys.settrace(debugger.trace_dispatch)
 
 
 def _debugger() -> Any:
-    """Returns a debugger whose ``s`` stays in user code: PyTorch runs much of its own between two lines of it."""
+    """Returns a debugger whose ``s`` stays in user code: PyTorch runs much code of its own between two user lines."""
     base: Any = pdb.Pdb
     ipython = sys.modules.get("IPython")
     if ipython is not None and ipython.get_ipython() is not None:
@@ -61,6 +61,7 @@ def _debugger() -> Any:
 
 
 def _is_internal(frame: FrameType) -> bool:
-    if frame.f_code.co_filename == "<string>" and frame.f_back is not None:  # generated, as a named tuple's methods are
+    # generated code, such as the methods of a named tuple
+    if frame.f_code.co_filename == "<string>" and frame.f_back is not None:
         return introspection.is_internal(frame.f_back.f_code.co_filename)
     return introspection.is_internal(frame.f_code.co_filename)

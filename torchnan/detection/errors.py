@@ -30,7 +30,7 @@ class NonFiniteError(RuntimeError):
 
 
 class NonFiniteWarning(UserWarning):
-    """Warns of a non-finite value that did harm (``action="warn"``), or that nothing ever used."""
+    """Warns about a non-finite value that did harm (``action="warn"``), or that was never used."""
 
 
 class DetectorWarning(RuntimeWarning):
@@ -38,14 +38,14 @@ class DetectorWarning(RuntimeWarning):
 
 
 for _public in (NonFiniteError, NonFiniteWarning):
-    _public.__module__ = "torchnan"  # as users know it, in tracebacks and in warning filters
+    _public.__module__ = "torchnan"  # the public name, for tracebacks and warning filters
 
 
 def may_be_of_nonfinite(error: BaseException) -> bool:
-    """Whether a non-finite value may be why somebody raised this: a check of the program, or a refused matrix."""
-    if isinstance(error, (NonFiniteError, OSError)):  # it has told that; it names a file
+    """Whether an error may be about a non-finite value: a check of the program, or a refused matrix."""
+    if isinstance(error, (NonFiniteError, OSError)):  # the former is a report already; the latter names a file
         return False
-    with contextlib.suppress(Exception):  # a class of the program's, with a str() of its own
+    with contextlib.suppress(Exception):  # a class of the program, with its own str()
         is_refused = isinstance(error, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
         return is_refused or _NONFINITE.search(str(error)) is not None
     return False
@@ -58,5 +58,5 @@ def warn(finding: Finding, text: str) -> None:
 
 
 def warn_of_detector(text: str) -> None:
-    """Warns that torchnan could not do a part of its work."""
+    """Warns that a part of torchnan failed."""
     warnings.warn(text, DetectorWarning, stacklevel=1)

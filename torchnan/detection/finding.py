@@ -33,10 +33,10 @@ class Input:
         shape: sizes.
         min: smallest finite element, ``None`` if there is none (likewise ``max``, ``absmax``).
         nan: how many elements are NaN (likewise ``posinf``, ``neginf``).
-        overwritten: the operation wrote over this argument, so it could not be looked at afterwards.
+        overwritten: the operation wrote over this argument, so its values are unknown.
         constant: where a non-finite constant in it was written, ``"train.py:12"``.
 
-    A number that was passed is one too, with dtype ``"number"`` and no shape.
+    A number argument is an input too, with dtype ``"number"`` and no shape.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Input:
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class LineageStep:
     """One operation on the way from the origin to the harm."""
 
     op: str
@@ -67,17 +67,17 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Harm:
-    """What the value did.
+    """How the value did harm.
 
     Attributes:
         kind: ``"backward"`` (backward() was called on it), ``"gradient"`` (an optimizer was about to use it),
             ``"parameter"``, ``"optimizer_state"``, ``"read"`` (user code read it), ``"guard"``, ``"alive"``
             (still referenced when detection ended), ``"origin"`` (reported where it was made, ``when="origin"``),
-            ``"unused"`` (a warning: nobody used it) or ``"none"``.
+            ``"unused"`` (a warning: it was never used) or ``"none"``.
         name: of the parameter, the state entry or the guard.
-        file: where it happened, if a line of the program is to be named.
+        file: where it happened, if there is such a line in the program.
         line: 1-based, 0 if unknown.
-        applied: of ``"gradient"``, whether the optimizer's step went on; ``None`` where that is not known.
+        applied: for ``"gradient"``, whether the optimizer's step was applied; ``None`` if unknown.
         text: the same as a sentence.
     """
 
@@ -94,15 +94,15 @@ class Harm:
 
 @dataclasses.dataclass(frozen=True)
 class CompiledRegion:
-    """The compiled region that an origin is inside of.
+    """The compiled region that contains an origin.
 
     Attributes:
         region: the function that was compiled.
-        file, line: where it begins; after a graph break, where it goes on.
-        kernel: the first of the generated code that wrote the value, ``None`` if that is not known.
+        file, line: where it begins; after a graph break, where it resumes.
+        kernel: the first kernel of the generated code that wrote the value, ``None`` if unknown.
         replay: how the origin was found: ``"traced"`` in the graph that was traced; ``"lowered"`` in the graph that the
-            compiler had made of it; ``"fused"`` in the arithmetic of the generated code alone, which makes a value that
-            is finite when the operations run one by one; ``"none"`` not at all.
+            compiler made of it; ``"fused"`` only in the arithmetic of the generated code, although the value is finite
+            when the operations run one by one; ``"none"`` not at all.
         obstacle: why it was not found.
     """
 
@@ -121,39 +121,39 @@ class Finding:
     Attributes:
         schema: version of this list of fields.
         level: ``"error"`` did harm, ``"warning"`` was never used, ``"note"`` is for the record.
-        kind: what was first made at the origin.
+        kind: the kind of value that the origin made first.
         origin: ``"op"`` an operation made it from finite inputs; ``"input"`` it came in with data; ``"parameter"``,
-            ``"buffer"`` a module held it; ``"uninit"`` memory that nobody wrote; ``"foreign"`` written outside
+            ``"buffer"`` a module held it; ``"uninit"`` uninitialized memory; ``"foreign"`` written outside
             PyTorch's dispatcher; ``"compiled"`` inside a compiled region that could not be followed.
         phase: where the origin ran.
         op: ``"aten::log"``; for ``"uninit"`` the allocating operation, for other external values the first reader, or
-            what wrote the constant.
+            the operation that wrote the constant.
         overload: of the operator, often ``""``.
-        output: which of the tensors the operation wrote, lists counted through.
+        output: index among the tensors that the operation wrote, including those in lists.
         node: autograd node in the backward pass, ``"LogBackward0"``.
         module: dotted path of the module, ``""`` for the root itself, ``None`` outside every module.
-        name: of the parameter or buffer at fault; of the parameter whose gradient an operation of the backward pass
-            computes, if it has no line of its own in the forward pass.
-        constant: of ``origin="input"``: ``op`` wrote the value, as ``x[i] = nan`` and ``torch.full`` do; ``stack`` is
-            that of the writing, ``module``, ``phase`` and ``step`` those of the first use. Of ``origin="op"``: ``op``
-            computed with infinities that the program wrote, and the tensor described is theirs.
-        collective: of ``origin="input"``: that brought the value from another rank, ``"c10d::allreduce_"``.
-        stack: the user's frame first; in the backward pass that of the forward call which made the node.
+        name: of the parameter or buffer at fault; or of the parameter whose gradient an operation of the backward pass
+            computes, if that operation has no line in the forward pass.
+        constant: with ``origin="input"``: ``op`` wrote the value, as ``x[i] = nan`` and ``torch.full`` do; ``stack``
+            belongs to the write, ``module``, ``phase`` and ``step`` to the first use. With ``origin="op"``: ``op``
+            computed with infinities that the program wrote, and the tensor fields describe the tensor of these.
+        collective: with ``origin="input"``: the one that brought the value from another rank, ``"c10d::allreduce_"``.
+        stack: the user's frame first; in the backward pass, the stack of the forward call that made the node.
         backward_stack: in the backward pass, where Python ran the operation: in the ``backward`` of an
-            ``autograd.Function``, or in a hook, whose frames are the first of ``stack`` too.
+            ``autograd.Function``, or in a hook, whose frames also come first in ``stack``.
         step: training step, 1-based.
         rank: of the process in its job, if there is one.
         thread: the operating system's number of the thread.
-        process: that made it, if it was another than the one that reports it: ``"DataLoader worker 1"``.
+        process: the one that made the value, if it is not the reporting one: ``"DataLoader worker 1"``.
         item: the index in the dataset that a ``DataLoader`` was reading, as text: ``"13"``.
         device, dtype, shape, strides: of the tensor that holds the value.
-        nan, posinf, neginf: how many elements of it are so.
+        nan, posinf, neginf: how many of its elements have this kind.
         first_index: of the first of them, in logical order.
-        inputs: the tensors and numbers that the operation was given, the one that ``hint`` is about first.
-        compiled: the compiled region that it was made inside of, ``None`` outside of all.
+        inputs: the tensor and number arguments of the operation; the one that ``hint`` is about comes first.
+        compiled: the compiled region that contains the origin, ``None`` outside of regions.
         lineage: the operations after the origin, up to the harm; ``lineage_omitted`` of them are left out before
             the last.
-        harm: what the value did.
+        harm: how the value did harm.
         hint: one factual sentence about the cause, or ``None``.
         repeats: how many more times the same was found.
     """
@@ -188,7 +188,7 @@ class Finding:
     first_index: tuple[int, ...]
     inputs: tuple[Input, ...]
     compiled: CompiledRegion | None
-    lineage: tuple[Step, ...]
+    lineage: tuple[LineageStep, ...]
     lineage_omitted: int
     harm: Harm
     hint: str | None
@@ -200,13 +200,13 @@ class Finding:
         return self._text
 
     def _repr_html_(self) -> str:
-        from torchnan.detection import notebook  # which runs nowhere else
+        from torchnan.detection import notebook  # used nowhere else
 
         return notebook.html_of_report(str(self))
 
     @property
     def file(self) -> str | None:
-        """File of the user's source line, ``None`` if it is not known."""
+        """File of the user's source line, ``None`` if unknown."""
         return self.stack[0].file if self.stack else None
 
     @property
@@ -223,7 +223,7 @@ class Finding:
         """Returns the finding of such a line, from this process or from a log of another machine.
 
         Raises:
-            ValueError: it is no line of this schema version; says which field, what it must be and what it is.
+            ValueError: it is not a line of this schema version; names the field, the expected value and the actual one.
         """
         from torchnan._load import _C
 

@@ -1,5 +1,5 @@
-"""Code that ``torch.fx`` has written of a graph, as it is run by the backends of ``torch.compile`` that generate no
-kernels: its frames stand for the lines and modules of the program that a tracer recorded."""
+"""Code that ``torch.fx`` generates for a graph. Backends of ``torch.compile`` without kernels run it; its frames are
+mapped to the lines and modules of the program that a tracer recorded."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from torchnan._load import _C
 
 RawFrame = tuple[CodeType, int, "torch.nn.Module | None", int]  # code, line, module, instruction; innermost first
 
-FILE = "<eval_with_key>"  # begins the name of the file of such code
+FILE = "<eval_with_key>"  # prefix of the file name of such code
 _FRAME = re.compile(r'File "(.*?)", line (\d+), in (.*)')
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
 _CALL = (lambda call: call()).__code__
 
-_graphs: dict[str, weakref.ref[torch.fx.GraphModule]] = {}  # by the name of the file, which is of one graph alone
+_graphs: dict[str, weakref.ref[torch.fx.GraphModule]] = {}  # by file name, which is unique for each graph
 _MAX_GRAPHS = 1000
 
 
@@ -32,7 +32,7 @@ def recorded_lines(node: torch.fx.Node) -> list[tuple[str, int, str]]:
 
 
 def module_stack(node: torch.fx.Node) -> dict[str, Any]:
-    """Returns the modules that a node was traced in, or of a backward pass that the forward operation was."""
+    """Returns the modules in which a node was traced; for a backward pass, those of its forward operation."""
     return node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
 
 
@@ -47,8 +47,8 @@ def modules_by_key(keys: Iterable[str]) -> dict[str, torch.nn.Module]:
 
 @functools.cache
 def code_at(file: str, line: int, function: str) -> CodeType:
-    """Returns code of a line of the program, which calls its argument; always the same, so that every replay has the
-    same call sites."""
+    """Returns code at a line of the program that calls its argument. It is cached, so that every replay has the same
+    call sites."""
     names: dict[str, Any] = {"co_name": function.rpartition(".")[2]}
     if sys.version_info >= (3, 11):
         names["co_qualname"] = function
@@ -61,8 +61,8 @@ def first_frame(frames: list[RawFrame]) -> int | None:
 
 
 def as_traced(frames: list[RawFrame], module_call: CodeType) -> list[RawFrame]:
-    """Returns a stack with the frames of the program in place of the innermost one of such code. The function that was
-    compiled is in the trace and further out: it stays once.
+    """Returns a stack in which frames of the program replace the innermost frame of such code. The compiled function is
+    both in the trace and further out: it appears only once.
 
     Args:
         frames: the stack, innermost first.
@@ -86,8 +86,8 @@ def as_traced(frames: list[RawFrame], module_call: CodeType) -> list[RawFrame]:
 
 
 def _frames_down_to(frames: list[RawFrame], file: str, function: str) -> int:
-    """Returns how many frames lead from a function that was compiled to the code of its graph: those of the function
-    are the last of them, several where it was resumed after graph breaks."""
+    """Returns how many frames lead from a compiled function to the code of its graph. The last of them are those of the
+    function: several if it was resumed after graph breaks."""
     own = [frame[0].co_filename == file and plain_name(frame[0].co_name) == plain_name(function) for frame in frames]
     count = own.index(True) + 1 if True in own else 0
     while 0 < count < len(own) and own[count]:
@@ -100,8 +100,8 @@ def _is_graph(module: torch.nn.Module) -> bool:
 
 
 def plain_name(function: str) -> str:
-    """Returns the name of a function without the names of what is around it. After a graph break Dynamo goes on in a
-    function of its own, which has the name of the program's in its own name."""
+    """Returns the name of a function without its enclosing names. After a graph break Dynamo resumes in a generated
+    function, whose name contains the original one."""
     name = function.rpartition(".")[2]
     resumed = _RESUMED.fullmatch(name)
     return resumed[1] if resumed else name
@@ -118,7 +118,7 @@ def _node_at(code: CodeType, line: int) -> torch.fx.Node | None:
 
 
 def _graph_of(code: CodeType) -> torch.fx.GraphModule | None:
-    """Returns the module whose ``forward`` the code is: each has a class of its own."""
+    """Returns the module whose ``forward`` is this code: each module has its own class."""
     known = _graphs.get(code.co_filename)
     if known is not None:
         return known()

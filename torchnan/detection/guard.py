@@ -14,17 +14,17 @@ _Values = TypeVar("_Values")
 
 
 def guard(x: _Values, name: str = "") -> _Values:
-    """Marks a place: the value is checked here and now, the gradient when it passes here in the backward pass.
+    """Marks a point: the value is checked at once, and the gradient when the backward pass arrives here.
 
-    Works with and without a detection: without one, a non-finite value raises. ``TORCHNAN=0`` turns it off.
+    Works with and without a detection session: without one, a non-finite value raises. ``TORCHNAN=0`` turns it off.
 
     Args:
         x: any tensor, of any shape, dtype and device; or dicts, lists, tuples and dataclasses with tensors in them,
             such as a batch or the output of a model.
-        name: what to call the place in the report; the path of the tensor in ``x`` is added to it.
+        name: the name of the point in the report; the path of the tensor in ``x`` is added to it.
 
     Returns:
-        a view of ``x``; under ``torch.compile`` and functorch transforms a copy. What holds several tensors is of the
+        a view of ``x``; under ``torch.compile`` and functorch transforms a copy. A container of tensors is of the
         same class as ``x``, with views of them.
 
     Raises:

@@ -1,6 +1,6 @@
-"""Tensors that go to another process, such as from a worker of a ``DataLoader``.
+"""Passes tensors to another process, such as from a worker of a ``DataLoader``.
 
-What is known of their values goes with them, so that a report in the other process names the line that made them here.
+The records about their values go with them, so that a report in the other process names the line that made them here.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import torch
 from torchnan._load import _C
 from torchnan.detection.containment import contained
 
-Reduced = tuple[Any, ...]  # a function and its arguments, as pickle wants them
+Reduced = tuple[Any, ...]  # a function and its arguments, in the form that pickle needs
 Cause = tuple[int, int, str]  # where the value came from, the bits of its kinds, a finding as JSON
 
 
 def install() -> Callable[[], None]:
-    """Lets tensors carry what is known of them; the function that is returned ends that."""
+    """Makes tensors carry their records; the returned function ends that."""
     reducers = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
     replaced = {kind: reducers[kind] for kind in (torch.Tensor, torch.nn.Parameter) if kind in reducers}
     ours = {kind: _telling(reduce) for kind, reduce in replaced.items()}
@@ -50,9 +50,9 @@ def _telling(reduce: Callable[[torch.Tensor], Reduced]) -> Callable[[torch.Tenso
 
 
 def rebuild(causes: Sequence[Cause], function: Callable[..., torch.Tensor], args: Sequence[Any]) -> torch.Tensor:
-    """Makes the tensor in the process that receives it."""
+    """Makes the tensor in the receiving process."""
     tensor = function(*args)
-    with contained("noting a value from another process"):
+    with contained("recording a value from another process"):
         _C.receive_causes(tensor, causes)
     return tensor
 

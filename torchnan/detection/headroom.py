@@ -1,4 +1,4 @@
-"""How near results have come to the end of their dtype's range."""
+"""How close results have come to the end of their dtype's range."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torchnan.config.text import printable
 
 @dataclasses.dataclass(frozen=True)
 class Headroom:
-    """The largest forward result of one module in one dtype; of one operator where no module is known.
+    """The largest forward result of one module in one dtype, or of one operator if no module is known.
 
     Attributes:
         module: dotted path of the module, ``""`` for the root itself, ``None`` outside every module.
-        op: the operation that made the largest, ``"aten::addmm"``.
+        op: the operation that made the largest result, ``"aten::addmm"``.
         dtype: ``"float16"``, ``"bfloat16"`` or ``"float32"``.
-        absmax: the largest ``|x|`` that was read; where nothing was read, a bound that all of it is known to be within.
-        exact: whether anything was read. A forecast is made of what was; a bound says only that there is room.
-        bound: no ``|x|`` is above it. Larger than ``absmax`` where some results were proved finite and not read.
+        absmax: the largest scanned ``|x|``; if nothing was scanned, a bound for all results.
+        exact: whether anything was scanned. Forecasts use scanned values only; a bound says only that there is room.
+        bound: an upper limit of every ``|x|``. Larger than ``absmax`` if some results were proved finite, not scanned.
         limit: the largest number of the dtype.
     """
 
@@ -40,4 +40,4 @@ class Headroom:
         return f"{place} {how} {self.absmax:.6g}, {self.used:.2g} of {self.dtype}'s range"
 
 
-Headroom.__module__ = "torchnan"  # as users know it
+Headroom.__module__ = "torchnan"  # the public name

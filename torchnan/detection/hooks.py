@@ -18,7 +18,7 @@ from torchnan.detection.containment import contained
 from torchnan.detection.memory_hooks import Hook
 from torchnan.detection.replacement import replace
 
-lock = threading.Lock()  # of what threads share here and in detect; quiet when the process forks
+lock = threading.Lock()  # for the state that threads share here and in detect; not held when the process forks
 _installed = 0
 _undo: list[Callable[[], None]] = []
 _follows_dynamo = _follows_making_of_packages = False
@@ -37,7 +37,7 @@ def install() -> None:
             memory_hooks.name_address_readers()
         for hook in [*_hooks(), *memory_hooks.all_hooks()]:
             name = getattr(hook.method, "__name__", hook.method)
-            with contained(f"the hook on {name}"):  # one that does not fit is left out
+            with contained(f"the hook on {name}"):  # a hook that does not fit this PyTorch is left out
                 _undo.append(_C.hook_method(*hook))
         with contained("the hook on Tensor.data"):
             _undo.append(_C.hook_attribute(memory_hooks.data_attribute(), _C.record_aliased))
@@ -50,7 +50,7 @@ def install() -> None:
             _undo.append(replace(loader, "boxed_run", package.checking))
             if not _follow_making_of_packages():
                 _undo.append(replace(*torch_internals.first_use_of_exported_programs(), _about_to_make_a_package))
-        with contained("passing by what a tracer computes"):
+        with contained("skipping the computations of a tracer"):
             _undo.append(replace(*torch_internals.dispatch_of_fake_tensors(), compilation.on_fake_tensors))
         with contained("passing by compilation"):
             if torch_internals.dynamo_is_loaded():
@@ -60,7 +60,7 @@ def install() -> None:
                     _undo.append(replace(holder, name, _loading_dynamo))
         with contained("following tensors to other processes"):
             _undo.append(handover.install())
-        with contained("following what ranks communicate"):
+        with contained("following the communication of ranks"):
             _undo.extend(communication.install())
         with contained("following optimizer steps that raise"):
             _undo.append(replace(torch.autograd.profiler.record_function, "__exit__", proved_step.ending))
@@ -103,7 +103,7 @@ def _follow_making_of_packages() -> bool:
 
 
 def _about_to_make_a_package(use: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function that is called before a package is made, when Inductor has been loaded."""
+    """Wraps a function that is called before a package is made, once Inductor is loaded."""
 
     @functools.wraps(use)
     def follow_and_use(*args: Any, **options: Any) -> Any:
@@ -116,12 +116,12 @@ def _about_to_make_a_package(use: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _loading_dynamo(use: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function that loads Dynamo in any case."""
+    """Wraps a function that loads Dynamo anyway."""
 
     @functools.wraps(use)
     def load_and_use(*args: Any, **options: Any) -> Any:
         with contained("passing by compilation"):
-            entry = torch_internals.entry_of_compilation()  # imports Dynamo outside of the lock
+            entry = torch_internals.entry_of_compilation()  # imports Dynamo without holding the lock
             guards = torch_internals.guards_ahead_of_time()
             with lock:
                 if _installed and not _follows_dynamo:
@@ -135,20 +135,20 @@ def _hooks() -> list[Hook]:
     tensor, engine = torch._C.TensorBase, type(torch.autograd.Variable._execution_engine)
     return [
         Hook(engine.run_backward, _C.report_backward_roots, first=1, arguments=2),
-        # What runs inside a Function makes no node; where it has only views, no operation records its call site.
+        # Operations inside a Function make no node. If it has only views, no operation records its call site.
         Hook(vars(torch._C._FunctionBase)["apply"], _C.record_call_site, arguments=0),
-        # Values read by the program; item() is an operation, these are not.
+        # Values that the program reads. item() is an operation; these are not.
         Hook(tensor.tolist, _C.report_read),
         Hook(tensor.numpy, _C.report_read),
     ]
 
 
-# -- higher-order operators know their dispatch keys one by one, and refuse those they do not know
+# -- higher-order operators list their dispatch keys one by one, and refuse unknown keys
 
 
 def _let_higher_order_ops_pass() -> None:
     key = torch._C._parse_dispatch_key(_C.interceptor_key_name())
-    assert key is not None  # the core has registered on it
+    assert key is not None  # the core has registered kernels on it
     defaults = torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
     if key not in defaults:
         defaults.append(key)

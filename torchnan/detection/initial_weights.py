@@ -1,6 +1,6 @@
-"""How large the parameters of an optimizer were before its first step, for reports of an overflow.
+"""Records how large the parameters of an optimizer were before its first step, for reports of an overflow.
 
-They are read once for each optimizer, and never on devices.
+They are scanned once for each optimizer, and never on devices.
 """
 
 from __future__ import annotations
@@ -25,25 +25,26 @@ _known: dict[int, _Noted] = {}  # by the id of the optimizer, which need not be 
 
 
 def are_noted(optimizer: Optimizer) -> bool:
-    """Returns whether the parameters of an optimizer have been read."""
+    """Returns whether the parameters of an optimizer have been scanned."""
     return id(optimizer) in _known
 
 
 def note(optimizer: Optimizer) -> None:
-    """Reads the parameters of an optimizer that takes its first step in a detection. Tries that once."""
+    """Scans the parameters of an optimizer before its first step in a session. Tries this only once."""
     session = _C.current_session()
     if session is None:
         return
     key, sizes = id(optimizer), dict[int, float]()
     _known[key] = _Noted(weakref.ref(optimizer, lambda _: _known.pop(key, None)), session.step, sizes)
     parameters = _parameters(optimizer)
-    with torch._C.DisableTorchFunction():  # a look at a tensor is no call that the program has made
+    with torch._C.DisableTorchFunction():  # inspecting a tensor is not a call by user code
         found = _C.magnitudes([shards.local(parameter) for parameter in parameters])
     sizes.update({id(one): size for one, size in zip(parameters, found, strict=True) if size is not None})
 
 
 def find(storage: int) -> tuple[float, int] | None:
-    """Returns the largest ``|x|`` of the parameter with this storage, and the step before which it was that."""
+    """Returns the largest ``|x|`` of the parameter with this storage before its first step, and the number of that
+    step."""
     for noted in list(_known.values()):
         optimizer = noted.optimizer()
         for parameter in _parameters(optimizer) if optimizer is not None else ():

@@ -27,7 +27,7 @@ from torchnan.detection.graph_code import RawFrame
 
 Line = tuple[str, int, str]  # file, line, function
 
-# Frames of files under these are how user code gets to an operation, not where it calls one.
+# Frames of files under these belong to the way from user code to an operation, not to user code.
 _INTERNAL_PREFIXES = tuple(
     os.path.join(folder, "")
     for folder in (
@@ -37,13 +37,13 @@ _INTERNAL_PREFIXES = tuple(
     )
 )
 _PACKAGES = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"])
-_CALLERS = {  # packages that call what a user has written
+_CALLERS = {  # packages that call functions of the user
     *("accelerate", "lightning", "lightning_fabric", "pytorch_lightning"),
     *("IPython", "ipykernel", "ipykernel_launcher.py", "tornado", "traitlets"),
     *("_pytest", "pluggy", "pytest", "xdist", "execnet"),
 }
 
-# What `python -c "..."` calls in a process that multiprocessing or pytest-xdist has started.
+# The code that `python -c "..."` runs in a process started by multiprocessing or pytest-xdist.
 _STARTERS = tuple(
     os.path.join(folder, name, "")
     for folder, name in [(sysconfig.get_paths()["stdlib"], "multiprocessing"), *((one, "execnet") for one in _PACKAGES)]
@@ -59,7 +59,7 @@ _PIPELINE_STAGE = os.path.join("torch", "distributed", "pipelining", "stage.py")
 
 _IN_QUERY = "asking a module for its parts"
 
-# Attributes under which a wrapper keeps the module it wraps: not part of a name that a user would know.
+# Attributes under which a wrapper keeps the wrapped module: users do not know them as part of a name.
 _WRAPPER_PARTS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 
 
@@ -69,12 +69,12 @@ def module_call_code() -> CodeType:
 
 
 def call_in_module(module: torch.nn.Module, call: Callable[[], Any]) -> Any:
-    """Stands for the call of a module on the stack of a replayed compiled region."""
+    """Replaces the call of a module on the stack of a replayed compiled region."""
     return call()
 
 
 def call_in_engine(call: Callable[[], Any]) -> Any:
-    """Stands for the autograd engine on the stack of a compiled region that is replayed as part of a backward pass."""
+    """Replaces the autograd engine on the stack of a compiled region that is replayed as part of a backward pass."""
     return call()
 
 
@@ -101,7 +101,7 @@ def is_loss_scaling(live: list[RawFrame]) -> bool:
 
 
 def _codes_of_scalers(base: type[object]) -> Iterator[set[CodeType]]:
-    """Yields the code of each class that is derived from this one, with the functions inside its methods."""
+    """Yields the code of each subclass, with the functions inside its methods."""
     for kind in base.__subclasses__():
         methods = [method.__code__ for method in vars(kind).values() if isinstance(method, FunctionType)]
         inside = [code for method in methods for code in method.co_consts if isinstance(code, CodeType)]
@@ -110,12 +110,12 @@ def _codes_of_scalers(base: type[object]) -> Iterator[set[CodeType]]:
 
 
 def is_shape_inference(live: list[RawFrame]) -> bool:
-    """Whether an operation runs only to find out shapes: a pipeline stage does so on unwritten memory."""
+    """Whether an operation runs only to infer shapes: a pipeline stage does so on uninitialized memory."""
     return any("_inference" in code.co_name and code.co_filename.endswith(_PIPELINE_STAGE) for code, *_ in live)
 
 
 def bucket(numel: int, element: int) -> str:
-    """Returns the parameter that an element of the bucket which this thread communicates belongs to, or else all.
+    """Returns the parameter of an element of the bucket that this thread communicates, or else the names of all.
 
     Args:
         numel: of the tensor of the element, which need not be the bucket.
@@ -133,8 +133,8 @@ def bucket(numel: int, element: int) -> str:
 def resolve_site(
     live: list[RawFrame], forward: list[RawFrame], node: str, grad_mode: bool, session_id: int
 ) -> tuple[list[Line], str | None, str, list[Line]]:
-    """Returns the user's stack, the module path and the phase of an operation, and the lines of Python's own in the
-    backward pass: of a Function's backward or of a hook.
+    """Returns the user's stack, the module path and the phase of an operation, and the Python frames of the backward
+    pass: of a Function's backward or of a hook.
 
     Args:
         live: the stack when the operation ran.
@@ -147,17 +147,18 @@ def resolve_site(
     if not node:
         live = _as_traced(live)
         module, phase = _module_and_phase(live, grad_mode, session_id)
-        ends_backward = any(code is _ENGINE for code, *_ in live)  # what is left to be done after the last node
+        ends_backward = any(code is _ENGINE for code, *_ in live)  # callbacks that run after the last node
         return _lines(live), module, "backward" if ends_backward else phase, []
     inside = _inside_engine(live)
-    if (traced := graph_code.first_frame(inside)) is not None:  # what was traced backward has the lines of the forward
+    # a traced backward pass has the lines of the forward pass
+    if (traced := graph_code.first_frame(inside)) is not None:
         origin = _as_traced([inside[traced], *_before_function_apply(forward)])
         return _lines(origin), _module_path(_modules(origin), session_id), "backward", []
     if any(code.co_filename == _CHECKPOINT_FILE for code, *_ in inside):  # the forward pass, run again
         return _lines(inside), _module_path(_modules(inside) + _modules(forward), session_id), "forward", []
     if inside and inside[-1][0].co_filename != _FUNCTION_FILE:  # a hook; Function.backward has its file last
         hook = _lines(inside)
-        outside = forward or live[len(inside) :]  # a leaf has no forward call: who called backward()
+        outside = forward or live[len(inside) :]  # a leaf has no forward call: take the caller of backward()
         stack = [*_users(inside), *_users(outside)] or hook
         return stack, _module_path(_modules(forward), session_id), "backward", hook
     origin = _before_function_apply(forward) if inside else forward
@@ -186,7 +187,7 @@ def owner_of_storage(
         session_id: id of the detection session.
     """
     roots = _roots(_modules(use), session_id)
-    search_all_modules |= rank() is not None  # before a model is called, ranks send each other its weights
+    search_all_modules |= rank() is not None  # before a model is called, ranks exchange its weights
     for root in itertools.chain(roots, _all_roots() if search_all_modules else ()):
         with contained(_IN_QUERY):
             for name, parameter in _named(root, "_parameters"):
@@ -201,7 +202,7 @@ def owner_of_storage(
 
 
 def rank() -> int | None:
-    """Returns the rank of this process; ``None`` where no process group is initialized."""
+    """Returns the rank of this process; ``None`` if no process group is initialized."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else None
 
 
@@ -233,16 +234,16 @@ def name_of_parameter(wanted: torch.Tensor) -> str:
 
 
 def _all_roots() -> Iterator[torch.nn.Module]:
-    """Yields every root of the program: first those that owned what was looked for before, as the search for the others
-    visits every object of the interpreter."""
+    """Yields every root of the program. Roots that owned an earlier result come first, because the search for the
+    others visits every object of the interpreter."""
     yield from map(unwrap, registry.models())
     yield from {id(root): root for known in list(_known_roots.values()) if (root := known()) is not None}.values()
     yield from _roots_of_program()
 
 
 def _roots_of_program() -> list[torch.nn.Module]:
-    """Returns every module that is not a child of another; models given to ``detect()`` come first, and what a tracer
-    has made of others last."""
+    """Returns every module that is not a child of another. Models given to ``detect()`` come first, modules made by a
+    tracer last."""
     modules = _modules_of_program()
     children = {id(child) for module in modules for _, child in _parts(module, "_modules")}
     roots = [m for m in modules if id(m) not in children]
@@ -266,8 +267,8 @@ def _joined(path: str, name: str) -> str:
 
 
 def _within(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Yields a module and all modules inside it, parents first, each under every name that it has."""
-    above: set[int] = set()  # modules may be nested deeper than Python's stack, and in themselves
+    """Yields a module and all modules inside it, parents first, each under all its names."""
+    above: set[int] = set()  # modules may be nested deeper than Python's stack, and inside themselves
     pending: list[tuple[str, torch.nn.Module | None]] = [("", root)]
     entered: list[int] = []
     while pending:
@@ -324,7 +325,7 @@ def _tensors_on(storages: set[int]) -> list[tuple[torch.Tensor, bool]]:
 
 
 def _gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Returns the gradient of a leaf; None for a class that refuses to give it."""
+    """Returns the gradient of a leaf; None if its class refuses to return it."""
     try:
         return tensor.grad if tensor.is_leaf else None
     except Exception:  # noqa: BLE001
@@ -340,7 +341,7 @@ def _inside_engine(frames: list[RawFrame]) -> list[RawFrame]:
     for i, (code, *_) in enumerate(frames):
         if code is _ENGINE or code is call_in_engine.__code__:
             return frames[:i]
-    return frames  # on a thread of the engine's own
+    return frames  # on a thread of the engine
 
 
 def _before_function_apply(frames: list[RawFrame]) -> list[RawFrame]:
@@ -371,8 +372,8 @@ def _package_of(file: str) -> str | None:
 
 
 def is_internal(file: str) -> bool:
-    """Whether a file is part of how user code gets to an operation."""
-    if file.startswith(("<frozen ", graph_code.FILE)):  # the import system; code that torch.fx has written
+    """Whether a file belongs to the way from user code to an operation."""
+    if file.startswith(("<frozen ", graph_code.FILE)):  # the import system; code generated by torch.fx
         return True
     package = _package_of(file)
     if package is not None and package not in ("torch", "torchnan"):
@@ -381,7 +382,7 @@ def is_internal(file: str) -> bool:
 
 
 def _lines(frames: list[RawFrame]) -> list[Line]:
-    """Returns the user's lines, innermost first; all lines if none is the user's."""
+    """Returns the user's lines, innermost first; all lines if there are none."""
     return _users(frames) or _without_resumptions(_all_lines(frames))
 
 
@@ -394,7 +395,7 @@ def _users(frames: list[RawFrame]) -> list[Line]:
 
 
 def _without_start_of_worker(frames: list[RawFrame]) -> list[RawFrame]:
-    """Returns a stack without the ``python -c "..."`` by which another process has started this one."""
+    """Returns a stack without the ``python -c "..."`` with which another process started this one."""
     started = len(frames)
     while started > 1 and frames[started - 1][0].co_filename == "<string>":
         started -= 1
@@ -403,7 +404,7 @@ def _without_start_of_worker(frames: list[RawFrame]) -> list[RawFrame]:
 
 
 def _without_resumptions(lines: list[Line]) -> list[Line]:
-    """After a graph break Dynamo goes on in a function of its own, called by the one before: one line of the user's."""
+    """Merges the generated functions in which Dynamo resumes after graph breaks into one line of the user."""
     kept: list[Line] = []
     resumed = ("", "")
     for file, line, name in lines:
@@ -421,14 +422,14 @@ def _all_lines(frames: list[RawFrame]) -> list[Line]:
     return [(code.co_filename, line or 0, getattr(code, "co_qualname", code.co_name)) for code, line, *_ in frames]
 
 
-_columns: dict[Line, tuple[int, int] | None] = {}  # of the lines resolved last
+_columns: dict[Line, tuple[int, int] | None] = {}  # for the lines resolved last
 _MAX_COLUMNS = 1000
 
 
 def _note_columns(line: Line, frame: RawFrame) -> None:
-    """Notes where in its line an operation was called.
+    """Records where in its line an operation was called.
 
-    Of several operations in a line the origin is the innermost: the others have its result among their arguments.
+    If a line has several operations, the origin is the innermost one: its result is among the arguments of the others.
     """
     code, number, _, instruction = frame
     if instruction < 0 or sys.version_info < (3, 11):
@@ -441,13 +442,13 @@ def _note_columns(line: Line, frame: RawFrame) -> None:
     known = _columns.setdefault(line, (start, end))
     if known is not None:
         is_inside, is_around = known[0] <= start and end <= known[1], start <= known[0] and known[1] <= end
-        _columns[line] = (start, end) if is_inside else known if is_around else None  # side by side: not known
+        _columns[line] = (start, end) if is_inside else known if is_around else None  # side by side: unknown
 
 
 def columns_of(line: Line) -> tuple[int, int] | None:
-    """Returns where in a user's source line the operation was called, in bytes; ``None`` if that is not known.
+    """Returns where in a user's source line the operation was called, in bytes; ``None`` if unknown.
 
-    Known in the process that made the finding alone, and with Python 3.11 or newer.
+    Known only in the process that made the finding, and with Python 3.11 or newer.
     """
     return _columns.get(line)
 
@@ -460,7 +461,7 @@ def clean(path: str) -> str:
 def unwrap(module: torch.nn.Module) -> torch.nn.Module:
     """Returns the model inside a parallel wrapper."""
     wrappers = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
-    while issubclass(type(module), wrappers):  # not isinstance(), which asks the module for its class
+    while issubclass(type(module), wrappers):  # not isinstance(), which would ask the module for its class
         module = module.module  # type: ignore[assignment]
     return module
 
@@ -488,7 +489,7 @@ def _note_root(root: torch.nn.Module) -> None:
 
 
 def _root_above(module: torch.nn.Module) -> torch.nn.Module:
-    """Returns the outermost ancestor of a module, though it may not have been called; else the module itself."""
+    """Returns the outermost ancestor of a module, even if it was not called; else the module itself."""
     known = _known_roots.get(module)
     root = known() if known is not None else None
     if root is None:
@@ -530,7 +531,7 @@ _known_names: dict[int, _KnownNames] = {}  # by the id of the root
 def _name_in(root: torch.nn.Module, module: torch.nn.Module) -> str | None:
     """Returns the first name of a module in a model; ``None`` if it is not part of it.
 
-    The names of a large model are found once: a name that still leads to the module holds.
+    The names of a large model are computed once. A name is valid as long as it leads to the module.
     """
     known = _known_names.get(id(root))
     if known is not None and known.root() is root:

@@ -11,8 +11,8 @@ import torch
 
 
 def items_of(value: Any) -> list[tuple[str, Any]] | None:
-    """Returns the parts of a value, each with what leads to it (``"['labels']"``, ``"[0]"``, ``".loss"``); ``None`` for
-    a value without parts. PyTorch's own pytree takes a dataclass for a leaf.
+    """Returns the parts of a value, each with its path (``"['labels']"``, ``"[0]"``, ``".loss"``); ``None`` for a value
+    without parts. PyTorch's own pytree treats a dataclass as a leaf.
     """
     if isinstance(value, Mapping):
         return [(f"[{key!r}]", item) for key, item in value.items()]
@@ -33,8 +33,8 @@ def tensors_in(value: Any, where: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def map_tensors(value: Any, change: Callable[[str, torch.Tensor], Any], where: str = "") -> Any:
-    """Returns a copy of a value with every tensor in it changed, ``change(path, tensor)``; of the same classes, with
-    everything else as it is. The value stays as it is.
+    """Returns a copy of a value in which each tensor is replaced by ``change(path, tensor)``. Classes and everything
+    else stay the same. The value itself is not changed.
     """
     if isinstance(value, torch.Tensor):
         return change(where, value)
@@ -50,7 +50,7 @@ def map_tensors(value: Any, change: Callable[[str, torch.Tensor], Any], where: s
         return type(value)(changed)
     made: Any = copy.copy(value)
     for field, item in zip(dataclasses.fields(value), changed, strict=True):
-        object.__setattr__(made, field.name, item)  # it may be frozen
+        object.__setattr__(made, field.name, item)  # the class may be frozen
     return made
 
 

@@ -1,4 +1,4 @@
-"""Threads that Python starts while a session is open: the dispatch key belongs to one, and is passed on to them."""
+"""Attaches new Python threads to an open session: the dispatch key belongs to one thread, and is passed on to them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _undo: Callable[[], None] | None = None
 
 @contextlib.contextmanager
 def watching_new_threads(session: _C.DetectionSession) -> Iterator[None]:
-    """Lets every thread that Python starts inside take part in a session."""
+    """Attaches every thread that Python starts inside the block to a session."""
     undo = replace(threading.Thread, "_bootstrap_inner", _watched_by(session))
     try:
         yield
@@ -27,7 +27,7 @@ def watching_new_threads(session: _C.DetectionSession) -> Iterator[None]:
 
 
 def watch_new_threads(session: _C.DetectionSession | None) -> None:
-    """Lets every thread that Python starts from now on take part in a session; ``None`` ends that."""
+    """Attaches every thread that Python starts from now on to a session; ``None`` ends that."""
     global _undo
     with lock:
         if _undo is not None:

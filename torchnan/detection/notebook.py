@@ -1,4 +1,4 @@
-"""Reports as notebooks show them: HTML without scripts, readable on light and on dark ground."""
+"""Reports for notebooks: HTML without scripts, readable on light and on dark background."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def html_of_report(report: str) -> str:
 
 
 def html_of_session(state: str, reports: Sequence[str]) -> str:
-    """Returns a session: what it is, the first report in full, the others a line each.
+    """Returns a session as HTML: its state, the first report in full, the others in a line each.
 
     Args:
-        state: in a line.
+        state: one line.
         reports: of the findings, the most serious first.
     """
     first = html_of_report(reports[0]) if reports else ""
@@ -42,7 +42,7 @@ def html_of_session(state: str, reports: Sequence[str]) -> str:
 
 
 def _with_cells(report: str) -> str:
-    """Returns the report with cells as the notebook numbers them, ``Cell In[2]:4``."""
+    """Returns the report with cells in the numbering of the notebook, ``Cell In[2]:4``."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is None:

@@ -1,4 +1,4 @@
-"""What is checked before and after each step of an optimizer while a session is open."""
+"""Checks before and after each step of an optimizer while a session is open."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torchnan._load import _C
 from torchnan.detection import initial_weights, introspection, proved_step, shards
 from torchnan.detection.containment import contained
 
-_scaling = threading.local()  # ended: the optimizers whose steps have ended inside GradScaler.step()
+_scaling = threading.local()  # ended: the optimizers whose steps ended inside GradScaler.step()
 
 
 def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-    """Checks the gradients that a step is about to use, or proves what it will write."""
+    """Checks the gradients that a step is about to use, or proves its results."""
     if torch.compiler.is_compiling():
         return None
     is_first = not initial_weights.are_noted(optimizer)
-    has_closure = len(args) > 1 or kwargs  # which may make what is to be checked
+    has_closure = len(args) > 1 or kwargs  # which may compute the gradients to check
     replaced = None
     if is_first or has_closure or _may_hold_nonfinite():
         with contained("checking gradients"):
@@ -39,20 +39,20 @@ def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
 
 
 def _may_hold_nonfinite() -> bool:
-    """In most steps there is nothing to check."""
+    """Skips the checks: most steps need none."""
     return _C.has_nonfinite() or _C.uses_devices()
 
 
 def _uses_gradients_as_they_are(optimizer: Optimizer) -> bool:
-    """Others may clean or refuse them first; then only what they write is checked."""
-    # PyTorch wraps step() of the first class that is used: the wrapper knows its class, the attribute may be inherited.
+    """Whether other hooks may clean or refuse gradients first; then only the results of the step are checked."""
+    # PyTorch wraps step() of the first class that is used. The wrapper knows its class; the attribute may be inherited.
     module = str(type(optimizer).step.__module__)
     return module.startswith("torch.optim.") and not optimizer._optimizer_step_pre_hooks
 
 
 def _with_checking_closure(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-    """Returns the arguments of ``step(closure)`` with a closure that checks the gradients it leaves: those from before
-    are not used. Returns ``None`` if there is no closure."""
+    """Returns the arguments of ``step(closure)`` with a closure that checks the gradients it leaves; the step does not
+    use earlier ones. Returns ``None`` if there is no closure."""
     closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
     if not callable(closure):
         return None
@@ -73,7 +73,7 @@ def check_gradients(optimizer: Optimizer) -> None:
     """Reports non-finite gradients that an optimizer is about to use, unless the loss scaler lets it skip the step."""
     if not _may_hold_nonfinite() or _scaler_skips(optimizer):
         return
-    with torch._C.DisableTorchFunction():  # a look at a tensor is no call that the program has made
+    with torch._C.DisableTorchFunction():  # inspecting a tensor is not a call by user code
         groups = [group["params"] for group in optimizer.param_groups]
         places = [(g, i) for g, group in enumerate(groups) for i, p in enumerate(group) if p.grad is not None]
         gradients = [shards.local(groups[g][i].grad) for g, i in places]
@@ -102,7 +102,7 @@ def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def before_compiled_step(optimizer: Optimizer) -> None:
-    """Checks the gradients that a step is about to use which was compiled."""
+    """Checks the gradients that a compiled step is about to use."""
     with contained("checking gradients"):
         if not initial_weights.are_noted(optimizer):
             initial_weights.note(optimizer)
@@ -123,7 +123,8 @@ def _end_step(optimizer: Optimizer) -> None:
             if _C.has_nonfinite() or _C.is_alarmed():
                 _check_state(optimizer)
             else:
-                _C.launch_scans()  # of what the step has written, so that it is known before a checkpoint keeps it
+                # for the results of the step, so that they are checked before a checkpoint saves them
+                _C.launch_scans()
     if _may_hold_nonfinite() and _scaler_skips(optimizer):
         _C.count_skipped_step()
     else:
@@ -131,7 +132,7 @@ def _end_step(optimizer: Optimizer) -> None:
 
 
 def counting_skipped(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps ``GradScaler.step``: a step that the scaler skips is counted, and its gradients are known to be unused."""
+    """Wraps ``GradScaler.step``: counts a step that the scaler skips, and records that its gradients are unused."""
 
     @functools.wraps(step)
     def wrapper(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -150,7 +151,7 @@ def counting_skipped(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_state(optimizer: Optimizer) -> None:
-    """Optimizers from elsewhere keep other things there than a dict for each parameter."""
+    """Optimizers of other packages may keep other things there than a dict for each parameter."""
     states = optimizer.state.values() if isinstance(optimizer.state, Mapping) else ()
     values = [item for state in states if isinstance(state, Mapping) for item in state.items()]
     tensors = [(key, value) for key, value in values if isinstance(value, torch.Tensor)]

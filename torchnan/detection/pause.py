@@ -12,7 +12,7 @@ from torchnan._load import _C
 
 @contextlib.contextmanager
 def detection_paused() -> Iterator[None]:
-    """Runs what is inside below the interceptor on this thread: torchnan's own operations are none of the user's."""
+    """Runs the block below the interceptor on this thread: torchnan's own operations do not belong to the user."""
     if _C.open_scopes() == 0:
         yield
         return

@@ -1,7 +1,7 @@
-"""Steps of Adam and AdamW that are proved finite as a whole, instead of one operation at a time.
+"""Proves steps of Adam and AdamW finite as a whole, instead of one operation at a time.
 
-Many models spend most of their calls in the optimizer. The core proves from what it knows of the parameters, gradients
-and moments that nothing can overflow; then it lets the calls of the step pass.
+Many models spend most of their calls in the optimizer. The core proves from the bounds of the parameters, gradients and
+moments that nothing can overflow; then the calls of the step are not intercepted.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from torch.optim.optimizer import Optimizer
 
 from torchnan._load import _C
 
-_KINDS = (torch.optim.Adam, torch.optim.AdamW)  # no class that is derived from them
+_KINDS = (torch.optim.Adam, torch.optim.AdamW)  # but not their subclasses
 
 
 def try_start(optimizer: Optimizer) -> None:
-    """Starts one if it can be proved, and nobody else runs anything between here and :func:`finish`."""
+    """Starts a proved step if a proof exists, and no other code can run between here and :func:`finish`."""
     if type(optimizer) in _KINDS and _is_alone(optimizer) and not _has_scaler(optimizer):
         _C.start_proved_step(optimizer.param_groups, optimizer.state)
 
 
 def finish() -> None:
-    """Ends one whose operations have all run, if there is one."""
+    """Ends the proved step, if there is one, after all its operations have run."""
     _C.finish_proved_step(is_completed=True)
 
 
 def _is_alone(optimizer: Optimizer) -> bool:
-    """Whether the step is PyTorch's own, and no other hook on it may compute something."""
+    """Whether the step is PyTorch's own, without hooks of others that may compute something."""
     hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
     shared = (torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks)
     is_original = type(optimizer).step.__module__ == "torch.optim.adam"
@@ -39,7 +39,7 @@ def _is_alone(optimizer: Optimizer) -> bool:
 
 
 def _has_scaler(optimizer: Optimizer) -> bool:
-    """Whether a fused step is to undo a loss scale by itself, or to do nothing where that has found an Inf."""
+    """Whether a fused step itself undoes a loss scale, or skips if the scaler has found an Inf."""
     return getattr(optimizer, "grad_scale", None) is not None or getattr(optimizer, "found_inf", None) is not None
 
 

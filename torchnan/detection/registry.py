@@ -1,4 +1,4 @@
-"""The detection sessions of this process, by the id that the core knows them by."""
+"""The detection sessions of this process, by the id that the core uses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Session(Protocol):
-    """A :class:`torchnan.detect`, as names in reports, headroom and fork need it."""
+    """The interface of :class:`torchnan.detect` for names in reports, headroom and fork."""
 
     model: torch.nn.Module | None
 

@@ -1,4 +1,4 @@
-"""Wrappers in the place of functions of PyTorch and Python, beside those that others put there."""
+"""Replaces functions of PyTorch and Python by wrappers, side by side with wrappers of other libraries."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 def replace(holder: Any, name: str, wrap: Callable[[Any], Any]) -> Callable[[], None]:
-    """Puts a wrapper in the place of ``holder.name``; the function that is returned takes it away.
+    """Replaces ``holder.name`` by a wrapper; the returned function removes it.
 
-    Others may do the same, and take theirs away in any order. Where theirs is on top it stays there, and ours below,
-    until they have put ours back: then the next wrapper replaces it.
+    Other libraries may do the same, and remove theirs in any order. If theirs is on top, both stay until they have
+    restored ours; the next wrapper then replaces it.
     """
     own = name in vars(holder)
     original = vars(holder)[name] if own else getattr(holder, name)
@@ -31,6 +31,6 @@ def replace(holder: Any, name: str, wrap: Callable[[Any], Any]) -> Callable[[], 
 
 
 def _wrapped_original(wrapper: Any) -> tuple[Any, bool] | None:
-    """Returns what a wrapper of ours that should have been removed wraps, and whether its holder had that itself."""
+    """Returns the function inside a leftover wrapper of ours, and whether its holder had it as its own attribute."""
     mark = getattr(wrapper, "_torchnan_removed", None)
-    return mark[1:] if mark is not None and mark[0] is wrapper else None  # functools.wraps() hands marks on
+    return mark[1:] if mark is not None and mark[0] is wrapper else None  # functools.wraps() copies marks

@@ -1,4 +1,4 @@
-"""The text of a report in rows: what terminals, pages and notebooks lay out, each in its way."""
+"""Splits the text of a report into rows, which terminals, pages and notebooks lay out in their own way."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _LABEL, _VALUE = slice(2, 11), slice(12, None)  # of a line
 
 
 class Row(NamedTuple):
-    """A line of a report: ``made by``, ``output``, ...; the label of a line that continues the one above is empty."""
+    """A line of a report: ``made by``, ``output``, ...; the label of a continuation line is empty."""
 
     label: str
     value: str
 
 
 def shown_of(count: int, most: int) -> int:
-    """Returns how many of a list to show before a note of how many more there are; never all but one, whose place the
-    note takes."""
+    """Returns how many entries of a list to show before a note about the rest. The note never stands for a single
+    entry, because the entry would fit in its place."""
     return count if count <= most + 1 else most
 
 
@@ -33,16 +33,16 @@ def rows(report: str) -> list[Row]:
 
 
 def value_of(report: str, label: str) -> str:
-    """Returns the first line under a label, ``""`` where the report has none."""
+    """Returns the first line under a label, ``""`` if there is none."""
     return next((row.value for row in rows(report) if row.label == label), "")
 
 
 def origin(report: str) -> str:
-    """Returns in one line what made the value, in which module, at which line."""
+    """Returns in one line the operation that made the value, its module, and its source line."""
     return re.sub(r", output \d+$|, output \d+(?= )| (?= +)", "", value_of(report, "made by"))
 
 
 def summary(report: str) -> str:
-    """Returns a report in one line: when, what made the value, in which module, at which line, how many times."""
+    """Returns a report in one line: step, operation, module, source line, number of repeats."""
     repeats = value_of(report, "repeats")
     return f"{title(report)}: {origin(report)}{f'; {repeats}' if repeats else ''}"

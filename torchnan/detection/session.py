@@ -30,18 +30,18 @@ _Init = TypeVar("_Init", bound=Callable[..., None])
 
 
 def _guesses_misspelt_options(init: _Init) -> _Init:
-    """Has an argument that is no option refused with what was meant. Its signature stays what it is."""
+    """Rejects an argument that is not an option, and suggests the intended one. The signature stays unchanged."""
 
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **given: Any) -> None:
-        if args:  # `@torchnan.detect` gives the function
+        if args:  # `@torchnan.detect` passes the function
             raise TypeError(
                 f"detect({brief(args[0])}): options are given by name, such as detect(action='warn'); the decorator is "
                 "@torchnan.detect()."
             )
         known = [*DetectionOptions.options(), "model"]
         for name in given:
-            if name not in known and name not in OLD_NAMES:  # a TypeError, as any function raises
+            if name not in known and name not in OLD_NAMES:  # a TypeError, like that of any function
                 raise TypeError(unknown_option(name, known))
         init(self, **with_new_names(given))
 
@@ -49,13 +49,13 @@ def _guesses_misspelt_options(init: _Init) -> _Init:
 
 
 class detect(contextlib.ContextDecorator):
-    """Checks every operation, forward, backward and in the optimizer, and reports what made a NaN or an Inf.
+    """Checks every operation, forward, backward and in the optimizer, and reports the origin of a NaN or an Inf.
 
     A context manager and a decorator. Sessions nest: the innermost decides what a finding does, all keep it. The same
     object may be entered again, also by other threads, which then take part in the same session. Backward passes
     started inside are checked on whatever thread they run.
 
-    With ``TORCHNAN=0`` in the environment nothing is checked: options are validated, and that is all.
+    With ``TORCHNAN=0`` in the environment nothing is checked; options are still validated.
 
     Args:
         action: what a finding of level ``"error"`` does: ``"raise"`` a :class:`torchnan.NonFiniteError`, ``"warn"``
@@ -63,15 +63,15 @@ class detect(contextlib.ContextDecorator):
             ``when="origin"`` where the value was made), or a callable that is given the :class:`Finding`.
         check_nan: report NaN.
         check_inf: report infinities.
-        when: ``"harm"`` reports a value where it does harm, so that what user code repairs or never uses stays silent;
-            ``"origin"`` reports it at once, at the operation that made it, which suits a debugger.
+        when: ``"harm"`` reports a value where it does harm, so that values that user code repairs or never uses stay
+            silent; ``"origin"`` reports it at once, at the operation that made it, which suits a debugger.
         backward: check the backward pass.
         stacks: record forward call sites, so that a finding in the backward pass has a source line.
         model: a module whose parameters and submodules are named in reports; needed only where no module is on the call
             stack.
         skip_ops: operators that are never checked: names or globs, such as ``("aten::log", "_foreach_*")``.
-        rescan_every: ``N`` scans a result that is proved finite once in ``N`` steps all the same, in turn, and each
-            of the first step: against a wrong proof, faulty memory, and code that writes into tensors where PyTorch
+        rescan_every: ``N`` also scans results that are proved finite: each once in ``N`` steps, in turn, and all of
+            the first step. This finds a wrong proof, faulty memory, and code that writes into tensors where PyTorch
             cannot see it. 1 scans every result, 0 none that is proved.
         headroom: record the largest magnitude of each module's results, for :meth:`headroom`.
         max_findings: how many findings are kept; further ones are only counted.
@@ -142,7 +142,7 @@ class detect(contextlib.ContextDecorator):
             self._entries[threading.get_ident()] += 1
         hooks.install()
         if os.isatty(2) or os.environ.get("FORCE_COLOR"):
-            from torchnan.detection import terminal  # not imported where nobody looks
+            from torchnan.detection import terminal  # imported only when a report is shown
 
             terminal.install_excepthook()
         return self
@@ -154,8 +154,8 @@ class detect(contextlib.ContextDecorator):
             self._leave(report_pending=error is None)
             return
         try:
-            self._leave(report_pending=True)  # of what the frames of the error reference
-        except NonFiniteError as report:  # the program's own error goes on
+            self._leave(report_pending=True)  # values that the frames of the error reference
+        except NonFiniteError as report:  # the program's own error propagates
             if sys.version_info >= (3, 11):
                 error.add_note(str(report))
 
@@ -165,7 +165,7 @@ class detect(contextlib.ContextDecorator):
         hooks.uninstall()
         _C.leave_session(self._session)
         with hooks.lock:
-            self._entries[threading.get_ident()] -= 1  # below zero: another thread has entered
+            self._entries[threading.get_ident()] -= 1  # may be below zero: another thread has entered
             last = self._entries.total() <= 0
         if last:
             _C.end_session(self._session, report_pending)
@@ -176,10 +176,10 @@ class detect(contextlib.ContextDecorator):
         me = threading.get_ident()
         self._entries = Counter({me: self._entries[me]})
 
-    def _recreate_cm(self) -> detect:  # a decorated function is a new detection at each call
+    def _recreate_cm(self) -> detect:  # each call of a decorated function is a new session
         return type(self)(**self._given)
 
-    # -- what it has found
+    # -- results
 
     @property
     def findings(self) -> list[Finding]:
@@ -208,22 +208,25 @@ class detect(contextlib.ContextDecorator):
         return [str(finding) for level in LEVELS for finding in self.findings if finding.level == level]
 
     def _repr_html_(self) -> str:
-        from torchnan.detection import notebook  # which runs nowhere else
+        from torchnan.detection import notebook  # used nowhere else
 
         return notebook.html_of_session(repr(self), self._reports())
 
     def stats(self) -> dict[str, Any]:
-        """Exact counts since the detection was made.
+        """Exact counts since the session was made.
 
         Returns:
-            ``ops`` intercepted, tensors ``checked`` and, of these, ``proved`` finite without a look; ``bytes`` read, of
-            these ``bytes_rescanned`` where a bound had left its range or its turn had come, and
-            ``bytes_scanned_unknown`` of arguments; ``bytes_proved``; tensors found ``nonfinite``; ``device_bytes`` read
-            on devices, ``device_alarms`` handled,
-            ``device_resolves`` and ``device_waits`` because of these or of harm; ``findings`` kept,
-            ``repeats`` folded, ``dropped`` beyond ``max_findings``, ``log_failures`` that the log could not take,
-            ``call_sites`` noted for the backward pass, ``headroom_dropped`` results without room in :meth:`headroom`,
-            ``internal_errors``, and ``skipped``: tensors passed by, by reason.
+            ``ops`` intercepted; tensors ``checked``, of which ``proved`` were proved finite without a scan; ``bytes``
+            scanned, of which ``bytes_rescanned`` because a bound had left its range or its turn had come, and
+            ``bytes_scanned_unknown`` for arguments; ``bytes_proved``; tensors found ``nonfinite``; ``device_bytes``
+            scanned
+            on devices, ``device_alarms`` handled, ``device_resolves`` and ``device_waits`` because of alarms or of
+            harm;
+            ``findings`` kept, ``repeats`` merged, ``dropped`` beyond ``max_findings``, ``log_failures`` that could not
+            be
+            written to the log, ``call_sites`` recorded for the backward pass, ``headroom_dropped`` results without room
+            in
+            :meth:`headroom`, ``internal_errors``, and ``skipped``: tensors that were not checked, by reason.
         """
         stats: dict[str, Any] = self._session.stats()
         return stats
@@ -234,23 +237,23 @@ class detect(contextlib.ContextDecorator):
         return bool(self._given["headroom"])
 
     def headroom(self) -> list[Headroom]:
-        """Returns how near forward results have come to overflow, by module and dtype, since the last call.
+        """Returns how close forward results have come to overflow, by module and dtype, since the last call.
 
-        Takes what detection knows anyway: the largest ``|x|`` of a result that was read, the bound of one that was not.
-        Needs the option of the same name. What was read comes first; in float16 that is what is near the end of the
-        range, for there bounds prove nothing. ``rescan_every=N`` reads all of it once in ``N`` steps.
+        Uses values that detection knows anyway: the largest ``|x|`` of a scanned result, the bound of another. Needs
+        the option of the same name. Scanned values come first; in float16 these are the ones near the end of the range,
+        because bounds prove nothing there. ``rescan_every=N`` scans everything once in ``N`` steps.
 
         Returns:
             one :class:`Headroom` per module and dtype, the least room first.
 
         Raises:
-            RuntimeError: the detection was made without ``headroom=True``.
+            RuntimeError: the session was made without ``headroom=True``.
         """
         headroom: list[Headroom] = self._session.headroom()
         if self.stats()["headroom_dropped"]:
             warnings.warn(
                 "torchnan: headroom() has no room for more call sites, and has left some out: "
-                "stats()['headroom_dropped'] counts their results. A new detection begins anew.",
+                "stats()['headroom_dropped'] counts their results. A new session starts with an empty table.",
                 DetectorWarning,
                 stacklevel=2,
             )
@@ -264,7 +267,8 @@ class detect(contextlib.ContextDecorator):
 
 
 def _require_operators(patterns: Sequence[str]) -> None:
-    """Raises OptionError for a pattern that matches no operator; those of an unknown namespace may come later."""
+    """Raises OptionError for a pattern that matches no operator. An unknown namespace is accepted: it may be registered
+    later."""
     if not patterns:
         return
     names = {name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names()}
@@ -289,11 +293,11 @@ def _require_cuda_if_asked_to() -> None:
     why = _C.unscanned_reason("cuda")
     if why:
         raise RuntimeError(
-            f"torchnan cannot look at tensors on GPUs, and {environment.REQUIRE_CUDA}=1: {printable(why, 1000)}."
+            f"torchnan cannot check tensors on GPUs, and {environment.REQUIRE_CUDA}=1: {printable(why, 1000)}."
         )
 
 
-_warned_unscanned: set[str] = set()  # once in a process
+_warned_unscanned: set[str] = set()  # warns once in a process
 
 
 def _warn_unscanned(results: int) -> None:
@@ -302,12 +306,12 @@ def _warn_unscanned(results: int) -> None:
     for device, why in _C.unscanned_devices().items():
         if device not in _warned_unscanned:
             _warned_unscanned.add(device)
-            text = f"torchnan has not looked at results on {device} devices ({results} in this detection): "
+            text = f"torchnan has not checked results on {device} devices ({results} in this detection): "
             warnings.warn(f"{text}{printable(why, 1000)}.", DetectorWarning, stacklevel=4)
 
 
 def _after_fork_in_child() -> None:
-    """Forgets the other threads: they are gone, and will not leave what they have entered."""
+    """Forgets the other threads: they do not exist in the child, and will not leave their sessions."""
     for session in list(registry.sessions.values()):
         session._forget_other_threads()
     hooks.lock.release()
@@ -326,22 +330,22 @@ _program_wide: detect | None = None
 
 
 def is_program_wide() -> bool:
-    """Whether a detection of the whole program is on."""
+    """Whether a program-wide session is open."""
     return _program_wide is not None
 
 
 def set_detect(mode: bool, **options: Any) -> detect | None:
     """Turns detection on or off for the whole program.
 
-    Every thread that Python starts from now on takes part, and the thread that calls this. What is still held when
-    the program ends is reported then.
+    The calling thread takes part, and every thread that Python starts from now on. Values that are still referenced
+    when the program ends are reported then.
 
     Args:
-        mode: ``True`` starts a detection, in place of one that this function started before; ``False`` ends it.
+        mode: ``True`` starts a session, and replaces one that this function started before; ``False`` ends it.
         options: those of :class:`detect`.
 
     Returns:
-        the detection that was started, or ``None``.
+        the session that was started, or ``None``.
 
     Raises:
         as :class:`detect` does; and :class:`NonFiniteError` when ending it finds that harm was done.
@@ -354,12 +358,12 @@ def set_detect(mode: bool, **options: Any) -> detect | None:
         started.__enter__()
         if not _C.is_disabled():
             new_threads.watch_new_threads(started._session)
-        _end(_swap_program_wide(started), report_pending=True)  # another thread's, started meanwhile
+        _end(_swap_program_wide(started), report_pending=True)  # one that another thread has started meanwhile
     return started
 
 
 def end_program_wide(*, report_pending: bool) -> None:
-    """Ends the detection that :func:`set_detect` started, if there is one."""
+    """Ends the session that :func:`set_detect` started, if there is one."""
     ended = _swap_program_wide(None)
     if ended is not None:
         new_threads.watch_new_threads(None)
@@ -367,8 +371,8 @@ def end_program_wide(*, report_pending: bool) -> None:
 
 
 def innermost_with_headroom() -> registry.Session | None:
-    """Returns the session in force that was made with ``headroom=True``: the innermost of this thread, else the one of
-    the whole program; ``None`` if there is none."""
+    """Returns the session in force that was made with ``headroom=True``: the innermost of this thread, else the
+    program-wide one; ``None`` if there is none."""
     current = _C.current_session()
     innermost = None if current is None else registry.sessions.get(current.id)
     return next((one for one in (innermost, _program_wide) if one is not None and one.keeps_headroom), None)
@@ -382,7 +386,7 @@ def entered_with_new_threads(session: detect) -> Iterator[None]:
 
 
 def _swap_program_wide(started: detect | None) -> detect | None:
-    """Puts this one in the place of the one that is in force, and returns that."""
+    """Replaces the program-wide session by this one, and returns the old one."""
     global _program_wide
     with hooks.lock:
         before, _program_wide = _program_wide, started

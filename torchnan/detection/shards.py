@@ -1,4 +1,4 @@
-"""The part of a distributed tensor that is on this rank."""
+"""Finds the part of a distributed tensor that is on this rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def _as_dtensor(tensor: torch.Tensor) -> DTensor | None:
-    module = sys.modules.get("torch.distributed.tensor")  # nobody has a DTensor who has not imported it
+    module = sys.modules.get("torch.distributed.tensor")  # not imported means that there is no DTensor
     return tensor if module is not None and isinstance(tensor, module.DTensor) else None
 
 
@@ -22,7 +22,7 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns this rank's part, which shares its memory; the tensor itself if it is not distributed."""
+    """Returns this rank's part, which shares memory with the tensor; the tensor itself if it is not distributed."""
     distributed = _as_dtensor(tensor)
     return tensor if distributed is None else distributed._local_tensor
 

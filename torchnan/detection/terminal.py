@@ -1,6 +1,6 @@
-"""Findings on a terminal: in colour, wrapped at its width, with the user's source line.
+"""Shows findings on a terminal: in colour, wrapped at its width, with the user's source line.
 
-What is written to files and pipes is plain: ``str(finding)``. This is the same text, laid out.
+Files and pipes get plain text: ``str(finding)``. This is the same text, laid out.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torchnan.detection.finding import Finding
 _INDENT = " " * 12  # of values, under their label
 _NARROWEST = 40
 _MAX_SOURCE = 400  # bytes of a source line
-_START = time.time()  # of the detection: imported with the first
+_START = time.time()  # time of the first detection: this module is imported with it
 
 _RESET, _BOLD, _DIM = "\x1b[0m", "\x1b[1m", "\x1b[2m"
 _TITLES = {"error": "\x1b[1;31m", "warning": "\x1b[1;33m", "note": "\x1b[1m"}
@@ -53,7 +53,7 @@ def layout(finding: Finding, *, columns: int, with_source: bool) -> str:
     """Returns the report of a finding in colour.
 
     Args:
-        columns: width that no line exceeds, but for a word that is longer.
+        columns: width that no line exceeds, unless a single word is longer.
         with_source: show the source line that made the value. Only for a finding of this process: a log may name any
             file.
     """
@@ -72,14 +72,14 @@ def layout(finding: Finding, *, columns: int, with_source: bool) -> str:
 
 
 def _source(finding: Finding, columns: int) -> list[str]:
-    """Returns the user's source line with the call underlined, as far as they are known."""
+    """Returns the user's source line with the call underlined, if known."""
     if finding.file is None or finding.line is None:
         return []
     if _is_edited(finding.file):
         return []
     try:
         raw = linecache.getline(finding.file, finding.line).rstrip()
-    except ValueError:  # a name that no file can have
+    except ValueError:  # a name that cannot be a file
         return []
     text = printable(raw.lstrip(), _MAX_SOURCE)
     if not text:
@@ -87,10 +87,10 @@ def _source(finding: Finding, columns: int) -> list[str]:
     gutter = f"{_INDENT}{_paint(f'{finding.line} |', _DIM)} "
     room = columns - len(_INDENT) - len(f"{finding.line} | ")
     span = introspection.columns_of(dataclasses.astuple(finding.stack[0]))
-    if span is None or not raw.isascii() or text != raw.lstrip():  # columns are bytes of the line as it is
+    if span is None or not raw.isascii() or text != raw.lstrip():  # columns are bytes of the unchanged line
         return [gutter + text[:room]]
     start, end = (column - (len(raw) - len(text)) for column in span)
-    hidden = min(start, max(0, end - room))  # of the beginning, so that the call is seen
+    hidden = min(start, max(0, end - room))  # cut at the beginning, so that the call is visible
     shown = text[hidden : hidden + room]
     underline = (" " * (start - hidden) + "^" * (end - start))[:room]
     margin = f"{_INDENT}{' ' * len(str(finding.line))} {_paint('|', _DIM)} "
@@ -101,7 +101,7 @@ def _is_edited(file: str) -> bool:
     """Returns whether a file has been written since the program began: its lines are no longer those that run."""
     try:
         return os.stat(file).st_mtime > _START
-    except (OSError, ValueError):  # no file: a cell of a notebook has its lines elsewhere
+    except (OSError, ValueError):  # not a file: the lines of a notebook cell are elsewhere
         return False
 
 
@@ -109,17 +109,17 @@ def _paint(text: str, style: str) -> str:
     return f"{style}{text}{_RESET}" if style and text else text
 
 
-# -- an error that nothing caught
+# -- an uncaught error
 
 
 def install_excepthook() -> None:
-    """Shows an uncaught :class:`NonFiniteError` laid out, where standard error has colours and nobody else shows it."""
+    """Lays out an uncaught :class:`NonFiniteError` if standard error has colours and no other hook shows it."""
     if sys.excepthook is sys.__excepthook__ and wants_color(sys.stderr):
         sys.excepthook = _show_uncaught
 
 
 def _show_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    is_report = isinstance(error, NonFiniteError) and str(error) == str(error.finding)  # of a rank it may be a line
+    is_report = isinstance(error, NonFiniteError) and str(error) == str(error.finding)  # on some ranks it is one line
     is_own = is_report and error.__cause__ is None and error.__context__ is None
     if not is_own or not wants_color(sys.stderr):
         sys.__excepthook__(kind, error, trace)

@@ -19,7 +19,7 @@ from torchnan.diagnosis.signals import Signals
 from torchnan.diagnosis.thresholds import Thresholds
 from torchnan.diagnosis.verdict import Diagnosis, Kind, Suspect, Verdict
 
-MAX_UNREAD = 5  # rows of the loss that may be missing at the end: an evaluation may come after it
+MAX_UNREAD = 5  # rows at the end that may lack a loss, because an evaluation may follow the last one
 WORST_FIRST: tuple[Kind, ...] = get_args(Kind)
 
 
@@ -34,8 +34,8 @@ def diagnose(
     Args:
         run: a run of at least one row.
         thresholds: limits of the decision tree.
-        is_whole: whether the run is there from its beginning. Of the last rows of a run that goes on, it is not asked
-            whether they learn anything.
+        is_whole: whether the run is complete from its beginning. For the last rows of a running training, the tree
+            does not ask whether they learn anything.
 
     Raises:
         ValueError: the run has no rows.
@@ -73,7 +73,8 @@ def _split_off_symptoms(episodes: list[Episode], up: Rise | None) -> tuple[list[
 
 
 def _ranked(diagnosis: DiagnosisBuilder, run: Run, scale: ScaleHistory) -> list[Verdict]:
-    """Returns the verdicts, the worst first; if there are none, that the run is healthy, or why that is not known."""
+    """Returns the verdicts, the worst first. If there are none, returns that the run is healthy, or why that is
+    unknown."""
 
     def badness(verdict: Verdict) -> tuple[int, bool, float]:
         height = float(verdict.evidence.get("surprise", 0.0))
@@ -100,7 +101,7 @@ def _ranked(diagnosis: DiagnosisBuilder, run: Run, scale: ScaleHistory) -> list[
 
 
 def _missing(run: Run, scale: ScaleHistory) -> list[str]:
-    """Returns why a run in which nothing was found may be unhealthy all the same."""
+    """Returns why a run may be unhealthy although nothing was found."""
     loss = run.column("loss")
     if not loss.given.any():
         return ["there is no loss in the log"]

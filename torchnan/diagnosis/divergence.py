@@ -13,7 +13,7 @@ from torchnan.diagnosis.series import Series
 from torchnan.diagnosis.thresholds import Thresholds
 
 BLOCKS = 10  # per window
-MAX_BLOCKS = 400  # of a long run the last ones; the whole is tested in coarser ones
+MAX_BLOCKS = 400  # the last ones of a long run; the whole run is tested in coarser blocks
 
 
 @dataclasses.dataclass(frozen=True)

@@ -165,7 +165,8 @@ def _episode(
 
 
 def _comes_back(loss: Series, start: int, span: int, bound: float) -> int | None:
-    """Returns the first row from which the mean of a few rows is below the bound; a single row may be so by chance."""
+    """Returns the first row from which the mean of a few rows is below the bound; a single row may be below it by
+    chance."""
     few = min(10, max(1, span // 5))
     means = forward_mean(loss.values[start + 1 : start + span + few], few)[:span]
     with np.errstate(invalid="ignore"):

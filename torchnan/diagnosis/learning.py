@@ -16,7 +16,7 @@ from torchnan.diagnosis.verdict import Suspect
 
 FLAT = 0.01  # a loss that falls by no more than this share does not fall
 CHANCE = 0.005  # share of ln(k) within which a loss is that of guessing among k
-CLASSES = (*range(2, 21), 50, 100, 200, 256, 365, 1000, 10_000)  # and sizes of common vocabularies
+CLASSES = (*range(2, 21), 50, 100, 200, 256, 365, 1000, 10_000)  # also sizes of common vocabularies
 VOCABULARIES = (30_522, 32_000, 32_768, 49_152, 50_257, 50_265, 50_304, 65_536, 100_277, 128_256, 151_936, 256_000)
 MIN_EVALUATIONS = 6
 OVERFITTED = 0.03  # share by which the evaluation loss rises above its minimum
@@ -63,7 +63,7 @@ def _ends(values: FloatArray) -> tuple[float, float]:
 
 
 def _guessed_classes(values: FloatArray) -> int | None:
-    """Returns the number of classes among which one guesses with this loss, if the whole run is at that level."""
+    """Returns k if the whole run has the loss of guessing among k classes."""
     levels = [float(np.median(part)) for part in np.array_split(values, 5)]
     known: tuple[int, ...] = (*CLASSES, *VOCABULARIES)
     nearest = min(known, key=lambda k: abs(float(np.median(levels)) - math.log(k)))
@@ -90,7 +90,7 @@ def _has_gradients(run: Run, diagnosis: DiagnosisBuilder, thresholds: Thresholds
 
 
 def _overfits(run: Run, loss: Series, diagnosis: DiagnosisBuilder) -> None:
-    """Compares the evaluation loss with its minimum, while the training loss goes on falling."""
+    """Compares the evaluation loss with its minimum, while the training loss continues to fall."""
     evaluation = Series.from_run(run, "eval_loss")
     if len(evaluation) < MIN_EVALUATIONS or len(loss) < MIN_EVALUATIONS:
         return

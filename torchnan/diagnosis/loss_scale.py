@@ -98,14 +98,15 @@ def _overflows_without_known_trigger(
             first = group[0]
             while (
                 first and step[bad[first]] - step[bad[first - 1]] <= CAUSE_STEPS
-            ):  # the first may be at a scale that was just doubled
+            ):  # the first step may be at a scale that was just doubled
                 first -= 1
             return int(step[bad[first]]), len(group), int(step[bad[group[-1]]])
     return None
 
 
 def _collapse(step: IntArray, scale: FloatArray, thresholds: Thresholds) -> tuple[int, int] | None:
-    """Returns the first step below the floor, and that of the first fall: from above it, or again and again below."""
+    """Returns the first step below the floor, and the first step of the fall: from above the floor, or repeatedly below
+    it."""
     below = np.flatnonzero(scale < thresholds.scale_floor)
     if not len(below):
         return None

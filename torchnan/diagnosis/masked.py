@@ -1,4 +1,4 @@
-"""Finds losses that were not finite and were written as 0: some programs replace a NaN before they log it."""
+"""Finds non-finite losses that were written as 0: some programs replace a NaN before they log it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 from torchnan.diagnosis.arrays import BoolArray
 from torchnan.diagnosis.run import Column, Run
 
-MIN_ZEROS = 5  # rows at the end, of a loss that fell to exactly 0 at once
+MIN_ZEROS = 5  # rows at the end, after a loss that fell to exactly 0 at once
 MIN_LOSS = 0.05  # before it
 
 
 def revealed(run: Run) -> tuple[Run, str]:
-    """Returns the run with NaN for such losses, and what shows them; ``""`` if there are none."""
+    """Returns the run with NaN for such losses, and the evidence; ``""`` if there are none."""
     loss, norm = run.column("loss"), run.column("grad_norm")
     zero = loss.given & (loss.values == 0)
     bad = zero & norm.bad
@@ -25,7 +25,7 @@ def revealed(run: Run) -> tuple[Run, str]:
         text = "the loss is exactly 0 at once, and stays so: programs that hide a NaN write it like that"
     else:
         return run, ""
-    # All zeros after the first are of the same cause, with or without a gradient norm.
+    # All zeros after the first have the same cause, with or without a gradient norm.
     bad |= zero & (np.arange(len(zero)) >= np.flatnonzero(bad)[0])
     values = np.where(bad, np.nan, loss.values)
     return dataclasses.replace(run, columns={**run.columns, "loss": Column(values, loss.given)}), text

@@ -19,9 +19,9 @@ from torchnan.diagnosis.verdict import Cause, Suspect
 
 LOGARITHMS = {"log", "log2", "log10", "log1p", "xlogy", "special_xlog1py"}
 QUOTIENTS = {"div", "divide", "true_divide", "reciprocal", "mean", "nll_loss", "nll_loss_forward", "nll_loss2d_forward"}
-MAX_CAUSES = 20  # that get a verdict of their own
+MAX_CAUSES = 20  # causes with a separate verdict
 
-# The cause of a value that no operation made, by the origin of its finding.
+# The cause of a value that was not made by an operation, by the origin of its finding.
 CAUSE_OF_ORIGIN: dict[str, Cause] = {
     "input": "data",
     "parameter": "parameter",
@@ -43,7 +43,7 @@ def evaluate(run: Run, scale: ScaleHistory, jumps: RateJumps, diagnosis: Diagnos
     """Answers Q1.1 to Q1.4 for each cause; in float16, section 3 decides (Q3.3).
 
     Args:
-        masked: what shows that losses were not finite which are written as 0; ``""`` where there are none.
+        masked: the evidence that losses written as 0 were not finite; ``""`` if there is none.
     """
     loss = run.column("loss")
     bad = np.flatnonzero(loss.bad)
@@ -68,7 +68,7 @@ def evaluate(run: Run, scale: ScaleHistory, jumps: RateJumps, diagnosis: Diagnos
 
 
 def _evaluate_masked(run: Run, bad: IntArray, masked: str, diagnosis: DiagnosisBuilder) -> None:
-    """Adds the verdict of a loss that was not finite and is not written as that."""
+    """Adds the verdict for a non-finite loss that is not written as such."""
     first, last = int(run.step[bad[0]]), int(run.step[bad[-1]])
     question = "Is the loss NaN or Inf at any step?"
     diagnosis.answer("Q1.1", question, "yes", f"{masked}: from step {first:,} on, {len(bad):,} in all")
@@ -132,7 +132,7 @@ def _evaluate_failure(
 
 def _failures(run: Run, bad: IntArray) -> list[_Failure]:
     """Returns the non-finite rows by cause, the earliest first. A stretch of rows without a gap has one cause, unless
-    there are findings of others within it."""
+    findings within it name others."""
     own = _findings_by_step(run)
     starts = np.diff(bad) > 1
     starts |= np.array([int(step) in own for step in run.step[bad[1:]]], dtype=bool)
@@ -156,7 +156,7 @@ def _findings_by_step(run: Run) -> dict[int, dict[str, Any]]:
 
 
 def _near(run: Run, step: int, bad: IntArray) -> dict[str, Any] | None:
-    """Returns the nearest finding within a few steps that is not that of another non-finite loss."""
+    """Returns the nearest finding within a few steps that does not belong to another non-finite loss."""
     others = set(run.step[bad].tolist())
     near = [event for event in run.findings if abs(event["step"] - step) <= CAUSE_STEPS and event["step"] not in others]
     return min(near, key=lambda event: abs(event["step"] - step))["finding"] if near else None
@@ -170,8 +170,8 @@ def _identity(finding: dict[str, Any] | None) -> object:
 
 
 def describe_origin(finding: dict[str, Any]) -> str:
-    """Returns what a finding says of the origin: what made it, where, and why."""
-    if "op" not in finding:  # of another rank, in a line
+    """Returns the origin from a finding: operation, location, and reason."""
+    if "op" not in finding:  # from another rank, in one line
         return str(finding.get("text") or "")
     place = _place(finding)
     is_constant, module = bool(finding.get("constant")), finding.get("module")
@@ -217,7 +217,7 @@ def _gradient_first(scale: ScaleHistory, first: int) -> int | None:
 
 
 def _is_overflow(scale: ScaleHistory, origin: dict[str, Any] | None, rerun: bool | None, gradient: int | None) -> bool:
-    """Answers Q3.3 from the origin where no operation made the value, from the rerun, else the origin, else the dtype.
+    """Answers Q3.3: from the origin if no operation made the value, else from the rerun, the origin, or the dtype.
 
     In float16 it is an overflow. If the dtype is unknown but there is a loss scale, it is one if the gradient
     overflowed first.
@@ -304,7 +304,8 @@ def _suspects(
 
 
 def _of_origin(origin: dict[str, Any]) -> Suspect:
-    """Returns the suspect that a finding names. What it saw is certain; what its operation alone suggests is likely."""
+    """Returns the suspect that a finding names. Observed facts are certain; conclusions from the operation alone are
+    likely."""
     text = f"the finding names {describe_origin(origin)}"
     if (external := CAUSE_OF_ORIGIN.get(str(origin.get("origin")))) is not None:
         return Suspect(external, "certain", text)
@@ -317,7 +318,7 @@ def _of_origin(origin: dict[str, Any]) -> Suspect:
 
 
 def _explodes(run: Run, first: int) -> bool:
-    """Returns whether the last losses before a step are larger than any other."""
+    """Returns whether the last losses before a step exceed all others."""
     values = Series.from_run(run, "loss", before=first).values
     return len(values) > 10 and bool(values[-3:].max() > 2 * abs(np.median(values)) + values[:-3].max())
 

@@ -151,7 +151,7 @@ def remedy_and_check(
 
     Args:
         kind, cause, step: of the verdict.
-        origin: what a finding says of the origin of a non-finite value; ``None`` if there is none.
+        origin: the origin from the finding of a non-finite value; ``None`` if there is none.
         place: its file and line.
     """
     remedy, check = _BY_CAUSE.get((kind, cause), _BY_KIND[kind])

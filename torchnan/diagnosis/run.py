@@ -1,4 +1,4 @@
-"""A run as arrays, whatever it was read from."""
+"""A run as arrays, independent of its source."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from torchnan.diagnosis.arrays import BoolArray, FloatArray, IntArray
 
-COLUMNS = ("loss", "grad_norm", "lr", "loss_scale", "skipped")  # that a Monitor measures
+COLUMNS = ("loss", "grad_norm", "lr", "loss_scale", "skipped")  # the columns that a Monitor measures
 READ_COLUMNS = (*COLUMNS, "eval_loss")
 GROUPED = ("lr", "weight_norm", "update_ratio")
 
@@ -32,7 +32,7 @@ class Column:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Column:
-        """Returns a column of numbers; ``None`` where there is none."""
+        """Returns a column of numbers; ``None`` marks a missing one."""
         listed = list(values)
         given = np.array([value is not None for value in listed], dtype=bool)
         return cls(np.array([np.nan if value is None else value for value in listed], dtype=np.float64), given)

@@ -41,7 +41,7 @@ class Series:
         return max(1, round(steps / self.stride))
 
     def window_rows(self, thresholds: Thresholds) -> int:
-        """Returns the rows that mean and deviation are taken from; fewer in a short run."""
+        """Returns the number of rows for mean and deviation; fewer in a short run."""
         wanted = max(self.to_rows(thresholds.spike_window), thresholds.least_rows)
         return min(wanted, max(thresholds.least_rows, len(self) // 3))
 
@@ -52,7 +52,7 @@ class Series:
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    """What the window before each row predicts; NaN for rows without a whole window before them.
+    """The prediction from the window before each row; NaN for rows without a whole window before them.
 
     Attributes:
         mean, sigma: of the window.

@@ -19,7 +19,7 @@ from torchnan.diagnosis.verdict import Suspect
 
 MIN_TAU = 0.4  # Kendall's tau of a loss that rises and then stays up is far below 1
 MAX_P_VALUE = 0.01  # of the trend of the gradient norm
-ABRUPT_SHARE = 0.5  # of the rise: if one episode has more, the rise is not slow
+ABRUPT_SHARE = 0.5  # of the rise: if one episode exceeds this, the rise is not slow
 
 
 def find(run: Run, found: list[Episode], jumps: RateJumps, thresholds: Thresholds) -> Rise | None:

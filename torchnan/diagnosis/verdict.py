@@ -68,7 +68,7 @@ class Suspect:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Something that is wrong with a run, or that nothing is.
+    """A problem of a run, or the statement that there is none.
 
     Attributes:
         kind: what is wrong.

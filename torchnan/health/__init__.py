@@ -1,8 +1,7 @@
-"""Health of the ranks of a job and of their devices, whatever the values of the program.
+"""Checks the health of the ranks of a job and of their devices, whatever the values of the program.
 
-``torchnan.health.check()`` answers, within a bounded time, which rank is gone, hangs, computes wrong or sends wrong
-values. A StepGuard asks before it rolls back: to go on from a snapshot is of no use on a device that corrupts the next
-step too.
+``torchnan.health.check()`` finds out, within a bounded time, which rank is gone, hangs, computes wrong or sends wrong
+values. A StepGuard calls it before it rolls back: resuming is pointless if the device corrupts the next step as well.
 """
 
 from torchnan.health.check import check as check

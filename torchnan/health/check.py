@@ -1,4 +1,4 @@
-"""The health check: each rank looks at its own device, all answer, and only then they reduce known values."""
+"""The health check: each rank checks its device, all ranks exchange answers, and only then they reduce known values."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def check(group: dist.ProcessGroup | None = None, *, timeout: float = 30.0) -> H
     """Checks the devices of all ranks and the connection between them.
 
     Collective: called by every rank of the group. Draws no random numbers and changes no tensor of the program. Takes
-    some 20 ms on a CPU; at most about three times ``timeout`` if ranks are gone.
+    about 20 ms on a CPU; at most about three times ``timeout`` if ranks are gone.
 
     1. Each rank multiplies integer matrices with a known product, on its accelerator or the CPU, and asks NVML for
        memory errors of its GPU (with ``nvidia-ml-py``).
-    2. All answer through the group's store. Ranks that do not answer in time are named, and nothing else is asked of
-       the group. Like devices that computed other bits than most are named.
-    3. All-reduce of known values: corrupted sums are told from a hang.
+    2. All answer through the group's store. Ranks that do not answer in time are named, and no collective is started.
+       Devices that computed other bits than most devices of their kind are named.
+    3. All-reduce of known values, which distinguishes corrupted sums from a hang.
 
     Args:
-        group: a ``torch.distributed`` process group. Default: the default group; without one, this process alone.
+        group: a ``torch.distributed`` process group. Default: the default group; without one, only this process.
         timeout: seconds that a rank has for each answer.
 
     Returns:
@@ -106,7 +106,7 @@ def _check_group(group: dist.ProcessGroup | None, timeout: float, mine: dict[str
 
 
 def _different(answers: dict[int, dict[str, Any]]) -> list[Trouble]:
-    """Returns the ranks whose device computed other bits than most devices that are like it."""
+    """Returns the ranks whose device computed other bits than most devices of its kind."""
     troubles = []
     for like in sorted({answer["like"] for answer in answers.values()}):
         digests = {rank: answer["digest"] for rank, answer in answers.items() if answer["like"] == like}
@@ -114,13 +114,13 @@ def _different(answers: dict[int, dict[str, Any]]) -> list[Trouble]:
         is_tie = bool(others) and others[0][1] == count
         for rank, digest in sorted(digests.items()):
             if others and (is_tie or digest != most):
-                text = f"a product of matrices has other bits ({digest}) than on like devices ({like})"
+                text = f"a product of matrices has other bits ({digest}) than on devices of the same kind ({like})"
                 troubles.append(Trouble(rank, "differs", text))
     return troubles
 
 
 def _check_sum(ranks: Group) -> list[Trouble]:
-    """All-reduces integers that every sum of float32 is exact for, and exchanges what each rank found."""
+    """All-reduces integers whose sums are exact in float32, and exchanges the findings of each rank."""
     pattern = torch.arange(_VALUES, device="cpu") % 7 + 1
     shares = [rank % 64 + 1 for rank in range(ranks.ranks)]
     values = (pattern * shares[ranks.rank]).float().to(_device_of(ranks.group))
@@ -141,7 +141,7 @@ def _check_sum(ranks: Group) -> list[Trouble]:
         verdicts = ranks.exchange("sum", verdict)
     except TimeoutError as error:
         return [Trouble(None, "hangs", str(error))]
-    absent = "it had answered, and did not come back from an all-reduce of known values"
+    absent = "it had answered, but did not return from an all-reduce of known values"
     troubles = [Trouble(rank, "hangs", absent) for rank in range(ranks.ranks) if rank not in verdicts]
     for rank, found in sorted(verdicts.items()):
         if found["text"] is not None:

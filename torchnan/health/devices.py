@@ -1,4 +1,4 @@
-"""What the driver of an NVIDIA GPU reports of it: memory errors and throttling, by NVML.
+"""Reads the errors that the driver of an NVIDIA GPU reports: memory errors and throttling, by NVML.
 
 Needs ``pip install nvidia-ml-py``. NVML names: NVIDIA Management Library, API reference, "Device Queries".
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-_REASONS = {  # of lower clocks, by the names of nvmlClocksEventReasons
+_REASONS = {  # reasons for lower clocks, by the names of nvmlClocksEventReasons
     0x08: "hardware slowdown",
     0x40: "hardware thermal slowdown",
     0x80: "power brake",
@@ -20,7 +20,7 @@ _REASONS = {  # of lower clocks, by the names of nvmlClocksEventReasons
 
 
 def device_facts(device: torch.device) -> tuple[list[str], list[str]]:
-    """Returns the errors that NVML reports of a CUDA device, and notes: throttling, or why it was not asked."""
+    """Returns the errors that NVML reports for a CUDA device, and notes: throttling, or why NVML was not asked."""
     try:
         import pynvml
     except ImportError:
@@ -39,7 +39,7 @@ def device_facts(device: torch.device) -> tuple[list[str], list[str]]:
 
 
 def facts_of(nvml: Any, handle: Any) -> tuple[list[str], list[str]]:
-    """Returns errors and notes of one device of NVML; what it does not support is left out."""
+    """Returns errors and notes of one device of NVML; unsupported queries are left out."""
     errors, notes = [], []
     with _supported(nvml):
         count = nvml.nvmlDeviceGetTotalEccErrors(

@@ -1,7 +1,7 @@
-"""Questions to the other ranks of a process group that end in a bounded time, whatever has become of those ranks.
+"""Sends questions to the other ranks of a process group, with a deadline, whatever state those ranks are in.
 
-Answers go through the group's store. A collective follows only when every rank has answered: of a collective that does
-not end nobody can tell which rank it waits for.
+Answers go through the group's store. A collective follows only when every rank has answered, because a collective that
+hangs does not show which rank it waits for.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 _POLL = 0.005  # seconds
-_asked: dict[str, int] = {}  # questions so far, by the name of the group: the same number on every rank
+_asked: dict[str, int] = {}  # number of questions so far, by the name of the group; the same on every rank
 
 
 class Group:
@@ -59,7 +59,7 @@ class Group:
         return answers
 
     def all_reduce(self, values: torch.Tensor) -> str | None:
-        """Sums ``values`` over the ranks, in place. Returns why it did not end in time, or ``None``."""
+        """Sums ``values`` over the ranks, in place. Returns the reason if it does not end in time, else ``None``."""
         work = dist.all_reduce(values, group=self.group, async_op=True)
         deadline = time.monotonic() + self._timeout
         while not work.is_completed():
@@ -74,7 +74,7 @@ class Group:
 
 
 def _within(seconds: float, ask: Callable[[], None], otherwise: str) -> None:
-    """Runs ``ask`` in a thread of its own: a store whose process is stopped blocks without end."""
+    """Runs ``ask`` in a separate thread: a store whose process is stopped blocks forever."""
     failure: list[BaseException] = []
 
     def run() -> None:

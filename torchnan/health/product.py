@@ -1,4 +1,4 @@
-"""A product of matrices with a known result: a device that computes wrong in silence is seen by its bits."""
+"""A matrix product with a known result, whose bits reveal a device that silently computes wrong results."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _ROUNDS = 4
 
 
 def wrong_product(device: torch.device) -> str | None:
-    """Multiplies matrices of small integers, exact in every order of summation and in TF32; returns what is wrong.
+    """Multiplies matrices of small integers, exact in every order of summation and in TF32; returns the error, if any.
 
-    The expected result is computed in int64 on the CPU, by other code than that of floating-point products.
+    The expected result is computed in int64 on the CPU, by different code than floating-point products.
     """
     for seed in range(_ROUNDS):
         left, right = _integers(17, seed), _integers(13, seed + 1)
@@ -30,7 +30,8 @@ def wrong_product(device: torch.device) -> str | None:
 
 
 def digest_of_product(device: torch.device) -> str:
-    """Returns a digest of the bits of a product whose rounding depends on the device: alike on devices that are."""
+    """Returns a digest of the bits of a product whose rounding depends on the device; equal devices give equal
+    digests."""
     left, right = (_integers(8191, seed).float() / 8191 for seed in (1, 2))
     bits = (left.to(device) @ right.to(device)).cpu().view(torch.int32).flatten().tolist()
     return hashlib.sha256(repr(bits).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""What a health check has found."""
+"""The result of a health check."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from torchnan.config.text import printable
 
 @dataclasses.dataclass(frozen=True)
 class Trouble:
-    """One thing that is wrong with one rank.
+    """One problem of one rank.
 
     Attributes:
         rank: of the process in its group; ``None`` if the check cannot tell which it is.
-        kind: ``"missing"`` (no answer in time), ``"hangs"`` (it answered, and the all-reduce did not end: it did not
-            come back from it, or has waited for it), ``"sum"`` (the all-reduce gave a wrong sum), ``"product"`` (the
-            device multiplies wrong), ``"differs"`` (the device computes other bits than the like devices of most
+        kind: ``"missing"`` (no answer in time), ``"hangs"`` (it answered, but the all-reduce did not end: the rank did
+            not return from it, or has waited for it), ``"sum"`` (the all-reduce gave a wrong sum), ``"product"`` (the
+            device multiplies wrong), ``"differs"`` (the device computes other bits than the same devices of most
             ranks) or ``"device"`` (the driver reports errors).
-        text: what was seen, with values.
+        text: the observation, with values.
     """
 
     rank: int | None
@@ -36,8 +36,8 @@ class HealthReport:
     Attributes:
         rank: of this process in its group.
         ranks: number of processes in the group.
-        troubles: what is wrong, by rank; empty if all is well.
-        notes: what was not checked, and why; what the driver reports that is no error.
+        troubles: the problems, by rank; empty if all ranks are healthy.
+        notes: the checks that were left out, and why; driver messages that are not errors.
     """
 
     rank: int
@@ -47,7 +47,7 @@ class HealthReport:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there are no troubles."""
         return not self.troubles
 
     def __str__(self) -> str:

@@ -20,7 +20,8 @@ class FrozenScaler:
         self._state: dict[str, Any] | None = None
 
     def freeze(self, optimizer: torch.optim.Optimizer) -> None:
-        """Makes ``step()`` skip, as if it had found an Inf: the gradients are gone, and it would raise otherwise."""
+        """Makes ``step()`` skip, as if it had found an Inf. Otherwise it would raise, because the gradients are
+        gone."""
         if self._scaler is None:
             return
         self._state = self._scaler.state_dict()

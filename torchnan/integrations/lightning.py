@@ -140,7 +140,7 @@ class NaNCapture(Callback):
         self._guard.step_number = capture.step - 1
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Saves the micro-batch, and with the first of a step the state before it."""
+        """Saves the micro-batch and, with the first of a step, the state before the step."""
         self._watching.close()
         if batch_idx % trainer.accumulate_grad_batches == 0:
             self._guard.abandon()  # the end of an epoch may have abandoned a step
@@ -204,6 +204,7 @@ _DTYPES = {
 
 
 def _unscaled(losses: list[torch.Tensor], scaler: torch.amp.GradScaler) -> list[torch.Tensor]:
-    """Unscales losses. Drops infinite ones: scaling may have made them so, and the scaler checks their gradients."""
+    """Unscales losses. Drops infinite ones: scaling may have made them infinite, and the scaler checks their
+    gradients."""
     scale = scaler.get_scale()
     return [loss / scale for loss in losses if not loss.isinf()]

@@ -38,12 +38,11 @@ def validate_trainer(trainer: Trainer, module: LightningModule) -> None:
         )
     if trainer.strategy.handles_gradient_accumulation:
         raise MisconfigurationException(
-            f"NaNCapture cannot guard the steps of {strategy}, which takes them inside itself: its gradients are not "
-            "to be seen."
+            f"NaNCapture cannot guard the steps of {strategy}, which runs them internally and hides its gradients."
         )
     if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
         raise MisconfigurationException(
-            "NaNCapture sees no batch where training_step takes a dataloader_iter: let it take the batch."
+            "NaNCapture cannot see the batch if training_step takes a dataloader_iter: let it take the batch."
         )
 
 

@@ -32,8 +32,8 @@ class NaNCallback(TrainerCallback):
 
     The keyword arguments of the model's forward pass are saved for each micro-batch. The replay runs the model on them,
     and backward from the loss in its output. A loss that is computed elsewhere cannot be replayed
-    (``label_smoothing_factor``, ``compute_loss_func``, your own ``compute_loss``): set ``replay=False`` then.
-    What a ``compute_loss`` adds to the model's own loss is missing in the replay, which may be finite for that reason.
+    (``label_smoothing_factor``, ``compute_loss_func``, your own ``compute_loss``): set ``replay=False`` then. Terms
+    that a ``compute_loss`` adds to the model's own loss are missing in the replay, which may be finite for that reason.
 
     The Trainer clips gradients before it calls callbacks, which makes all of them non-finite if one was, whatever
     ``max_grad_norm`` is. ``event.seen`` may therefore list more gradients than were non-finite, and bits cannot be
@@ -64,7 +64,8 @@ class NaNCallback(TrainerCallback):
         self._user_on_instability = policy_options.pop("on_instability", None)
         self._options = policy_options
         self._losses: list[torch.Tensor] = []
-        self._weight: torch.Tensor | None = None  # of the model's loss in the tensor that backward() was called on
+        # weight of the model's loss in the tensor that backward() was called on
+        self._weight: torch.Tensor | None = None
         self._watching = contextlib.ExitStack()
         self._hooks: list[Any] = []
         self._in_replay = False
@@ -80,7 +81,7 @@ class NaNCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Builds the guard around what the Trainer has prepared, and hooks the model."""
+        """Builds the guard around the objects that the Trainer has prepared, and hooks the model."""
         model, optimizer = kwargs["model"], kwargs["optimizer"]
         self._remove_hooks()
         self._losses, self._weight = [], None
@@ -102,13 +103,13 @@ class NaNCallback(TrainerCallback):
             **options,
         )
         _validate_norm_limits(args, self._guard)
-        self._guard.step_number = state.global_step  # the run may go on from a checkpoint
-        if _C.is_disabled():  # no hooks, no steps to look at
+        self._guard.step_number = state.global_step  # the run may resume from a checkpoint
+        if _C.is_disabled():  # then no hooks and no checks
             return
         self._frozen_scaler = FrozenScaler(scaler)
         before: Any = self._before_forward
         after: Any = self._after_forward
-        if args.torch_compile:  # the compiler must not trace into them
+        if args.torch_compile:  # the compiler must not trace into the hooks
             before, after = map(torch.compiler.disable, (before, after))
         self._hooks = [
             model.register_forward_pre_hook(before, with_kwargs=True),
@@ -137,7 +138,7 @@ class NaNCallback(TrainerCallback):
         finally:
             self._weight = None
         self._frozen_scaler.freeze(self._guard.optimizer)
-        # What Accelerate sets for a step that the scaler skips, so that no scheduler steps.
+        # Accelerate sets this for a step that the scaler skips, so that no scheduler steps.
         kwargs["optimizer"]._is_overflow = True
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -215,11 +216,11 @@ class NaNCallback(TrainerCallback):
         if event.verdict is not None:
             event.same_bits = None  # the Trainer has clipped, the replay has not
         if event.what in ("gradient", "scaler"):
-            note = "the Trainer clips gradients before it shows them, which spoils all of them where one is bad"
+            note = "the Trainer clips gradients before callbacks see them, so one bad gradient makes all of them bad"
             unclipped = f"; unclipped, in the replay, {self._nonfinite_in_replay} were not finite"
             event.notes.append(note if event.verdict is None else note + unclipped)
         if event.verdict == "transient":
-            event.notes.append("what a compute_loss of your own adds to the loss of the model is not in the replay")
+            event.notes.append("the replay lacks the terms that your compute_loss adds to the loss of the model")
         return None if self._user_on_instability is None else self._user_on_instability(event)
 
 

@@ -1,4 +1,4 @@
-"""Reads from a detection session how near the outputs of modules are to the limit of their dtype."""
+"""Reads from a detection session how close the outputs of modules are to the limit of their dtype."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class ModuleHeadroom:
     def measure(self) -> dict[str, tuple[str, float]] | None:
         """Returns dtype and largest value since the last query, by module, or by operator outside of modules.
 
-        Returns ``None`` between two queries. Values that only a bound is known for are left out, because they would
-        look like growth or decay.
+        Returns ``None`` between two queries. Values with only a bound are left out, because they would look like growth
+        or decay.
         """
         self._steps += 1
         if self._every == 0 or self._steps % self._every:

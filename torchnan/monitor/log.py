@@ -44,7 +44,7 @@ class MonitorLog:
         self._max_bytes = max_bytes
         self._parts = parts
         self._header: dict[str, Any] = {}
-        atomic_folder.make_for("log", self._path.parent)
+        atomic_folder.make_option_dir("log", self._path.parent)
         self._check_is_monitor_log()
         _C.append_line(os.fspath(self._path), "")
         self._bytes = self._path.stat().st_size
@@ -52,7 +52,7 @@ class MonitorLog:
     def _check_is_monitor_log(self) -> None:
         """Raises if the file does not start like a log. A partial header is accepted: a program may be killed."""
         if self._path.is_symlink() or not self._path.is_file():
-            return  # new, or refused when it is opened
+            return  # new; or it cannot be read, which opening it reports
         with open(self._path, "rb") as file:
             start = file.read(len(LOG_HEADER))
         if not LOG_HEADER.startswith(start):
@@ -69,7 +69,7 @@ class MonitorLog:
         """
         now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         self._header = {"torchnan": "run", "version": VERSION, "started": now, **about}
-        cut = "\n" if self._ends_mid_line() else ""  # the line that a killed program was writing
+        cut = "\n" if self._ends_mid_line() else ""  # the incomplete line of a killed program
         self._append(cut + to_json_line(self._header, CAMELCASE))
 
     def write(self, facts: dict[str, Any]) -> None:
@@ -80,8 +80,8 @@ class MonitorLog:
         self._append(line)
 
     def _append(self, line: str) -> None:
-        if not self._path.exists() and not line.startswith(LOG_HEADER.decode()):  # somebody has removed it
-            atomic_folder.make_for("log", self._path.parent)
+        if not self._path.exists() and not line.startswith(LOG_HEADER.decode()):  # another process has removed it
+            atomic_folder.make_option_dir("log", self._path.parent)
             self._bytes = 0
             self._append(to_json_line({**self._header, "continued": True}, CAMELCASE))
         _C.append_line(os.fspath(self._path), line)

@@ -1,4 +1,4 @@
-"""Web pages that hold everything they need: no script, no network, no font, no external image."""
+"""Self-contained web pages: no script, no network, no font, no external image."""
 
 try:
     import numpy as _numpy  # noqa: F401

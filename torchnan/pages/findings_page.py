@@ -20,12 +20,12 @@ MAX_IN_A_LINE = 500
 
 
 def html(findings: Iterable[Finding], sources: Sequence[str], notes: Iterable[str] = ()) -> str:
-    """Returns the page. Nothing that a finding names is opened.
+    """Returns the page. No path from a finding is opened.
 
     Args:
-        findings: of all ranks, in any order; they are gone through once, and not held.
-        sources: where they are from, as the page says it.
-        notes: what of the sources could not be read; asked for when the findings are.
+        findings: of all ranks, in any order; iterated once, and not held.
+        sources: the names of the sources, for the page.
+        notes: the unreadable parts of the sources; read after the findings.
 
     Raises:
         ImportError: Jinja2 or NumPy is not installed.
@@ -57,7 +57,7 @@ def _headline(story: Sequence[Incident]) -> str:
     first = story[0].first
     kind = "NaN" if first.kind == "nan" else "Inf"
     when = "" if first.step is None else f" at step {first.step:,}"
-    module = f" in {printable(first.module)}" if first.module and not first.constant else ""  # a constant has none
+    module = f" in {printable(first.module)}" if first.module and not first.constant else ""  # a constant has no module
     return f"{kind}{when}: {_origin(first)}{module}"
 
 

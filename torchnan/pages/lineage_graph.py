@@ -1,4 +1,4 @@
-"""Places the graph of a finding: arguments, the operation that made the value, operations on the way, harm."""
+"""Lays out the graph of a finding: arguments, the operation that made the value, later operations, harm."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from torchnan.config.text import printable
 from torchnan.detection import report_rows
 from torchnan.detection.finding import Finding, Input
 
-NODE, GAP = 220, 40  # pixels of the picture, as of all below
+NODE, GAP = 220, 40  # pixels, here and below
 COLUMNS = {"wide": 4, "narrow": 2}  # by screen
 ROW_GAP, ARGUMENT_GAP = 30, 10
-TALL, LOW = 72, 54  # a node with a bar or a third line, and one without
+TALL, LOW = 72, 54  # a node with a bar or a third line, and other nodes
 MAX_ARGUMENTS = 4
-LETTERS = 28  # of a line of a node
+LETTERS = 28  # letters in a line of a node
 
-# The largest finite value of a dtype; of every other one that of float64.
+# The largest finite value of a dtype; any other dtype uses that of float64.
 LARGEST = {"float16": 65504.0, "bfloat16": 3.39e38, "float32": 3.40e38, "complex64": 3.40e38}
-_SMALLEST = 1e-8  # a bar shows magnitudes from here on
+_SMALLEST = 1e-8  # a bar shows magnitudes above this
 
 
 @dataclasses.dataclass(frozen=True)
 class Bar:
-    """The range of finite values, in pixels of the node, on a scale from the most negative to the largest of the dtype;
-    of no width if there are none."""
+    """The range of finite values in pixels, on a scale from the most negative to the largest value of the dtype. Zero
+    width if there are none."""
 
     start: float
     width: float
@@ -36,7 +36,7 @@ class Bar:
 
 @dataclasses.dataclass
 class Node:
-    """A box: what it is, its lines of text, the whole of them as a tooltip, and where it lies."""
+    """A box: its kind, its lines of text, its tooltip with the full text, and its position."""
 
     kind: str  # "argument", "origin", "step", "more", "harm"
     lines: list[str]
@@ -103,13 +103,13 @@ def _bar(given: Input) -> Bar | None:
     start = width = 0.0
     if given.min is not None and given.max is not None:
         start, end = _position(given.min, given.dtype), _position(given.max, given.dtype)
-        thin = max(0.0, 3 - (end - start))  # of a single value, too, something is seen
+        thin = max(0.0, 3 - (end - start))  # so that a single value is visible, too
         start, width = round(start - thin / 2, 1), round(end - start + thin, 1)
     return Bar(start, width, has_minus_inf=given.neginf > 0, has_nan=given.nan > 0, has_inf=given.posinf > 0)
 
 
 def _position(value: float, dtype: str) -> float:
-    """Returns where a value lies between the edges of a node; linear in the logarithm of its magnitude."""
+    """Returns the position of a value between the edges of a node; linear in the logarithm of its magnitude."""
     inner, span = NODE / 2 - 18, math.log10(LARGEST.get(dtype, 1.79e308)) - math.log10(_SMALLEST)
     magnitude = max(abs(value), _SMALLEST)
     share = min(1.0, (math.log10(magnitude) - math.log10(_SMALLEST)) / span)
@@ -180,6 +180,6 @@ def _arrow(start: Node, end: Node) -> str:
 
 
 def fit(text: str) -> str:
-    """Cuts a line of a node in its middle, where it is longer than the node is wide."""
+    """Cuts a line of a node in its middle, if it is wider than the node."""
     half = (LETTERS - 1) // 2
     return text if len(text) <= LETTERS else f"{text[:half]}…{text[-half:]}"

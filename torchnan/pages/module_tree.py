@@ -1,4 +1,4 @@
-"""Arranges the modules that findings name as a tree, with the places of the incidents in it."""
+"""Arranges the modules that findings name as a tree, with the incidents in it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Place:
 
 
 def module_tree(story: Sequence[Incident]) -> list[Place]:
-    """Returns the modules on the way to each incident, parents before their children; empty if no module is known."""
+    """Returns the modules that lead to each incident, parents before children; empty if no module is known."""
     numbers: dict[tuple[str, ...], list[int]] = {}
     for number, incident in enumerate(story, 1):
         path = _path(incident)

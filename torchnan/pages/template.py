@@ -1,4 +1,4 @@
-"""Renders templates: pages of one look, in which no name of user code is more than text."""
+"""Renders templates: pages with one look, in which names from user code are only ever text."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def render_page(package: str, name: str, *, style: str = "", filters: Filters = 
     """Returns a page. Its content security policy allows only its own style, by hash, so that names cannot inject any.
 
     Args:
-        package: the one that has the template and its style.
+        package: the one with the template and its style.
         name: of the template, which extends ``page.html.j2``.
-        style: name of a CSS file of the package, which comes after the common ``page.css``. Default: there is none.
+        style: name of a CSS file of the package, which comes after the common ``page.css``. Default: none.
         filters: of the template, by name.
-        values: what the template needs, ``headline`` among it.
+        values: the variables of the template, including ``headline``.
 
     Raises:
         ImportError: Jinja2 is not installed.

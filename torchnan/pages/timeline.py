@@ -12,7 +12,7 @@ from torchnan.detection.finding import Finding
 from torchnan.distributed.incidents import Incident, Sighting
 from torchnan.pages import svg_chart
 
-WIDTHS = {"wide": 760, "narrow": 380}  # pixels of the picture by screen, as of all below
+WIDTHS = {"wide": 760, "narrow": 380}  # width in pixels by screen
 LEFT, RIGHT, TOP, LANE, BOTTOM = 74, 20, 6, 28, 24
 MAX_LANES = 24
 MAX_MARKS = 200
@@ -40,9 +40,9 @@ class Timeline:
         marks: of incidents.
         x_ticks: positions and names of steps.
         height: pixels.
-        left_out: ranks for which there was no room.
-        screen: for which it is, "wide" or "narrow".
-        width: pixels, of which ``left`` are for the names of the lanes.
+        left_out: ranks without room.
+        screen: the intended screen, "wide" or "narrow".
+        width: pixels, including ``left`` for the names of the lanes.
     """
 
     lanes: list[tuple[str, float]]
@@ -56,7 +56,7 @@ class Timeline:
 
 
 def timelines(story: Sequence[Incident]) -> list[Timeline]:
-    """Returns the time line for wide screens and for narrow ones, nothing where no finding knows its step."""
+    """Returns the time line for wide and for narrow screens; nothing if no finding has a step."""
     events = [
         (number, incident.first, kind, sighting)
         for number, incident in enumerate(story, 1)

@@ -184,7 +184,7 @@ class BadStepAnalyzer:
             source = self._agreement.lowest_rank_with_max(int(bool(nonfinite)))
             event.model_note = self._agreement.broadcast_text(self._describe_bad_model(nonfinite), source)
         if not origin and anomaly.kind is AnomalyKind.GRADIENT and self._forward_backward.gradients_arrive_reduced:
-            event.notes.append("gradients were averaged before they were looked at: it may have been any rank's")
+            event.notes.append("gradients were averaged before they were checked: any rank may have made it")
         if replayed.reason:
             event.notes.append(f"not replayed: {replayed.reason}")
 

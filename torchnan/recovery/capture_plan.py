@@ -1,11 +1,11 @@
-"""Decides which ranks capture a bad step, which of them write the weights that several hold, and in which turn."""
+"""Decides which ranks capture a bad step, which of them write shared weights, and in which order."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
 
-WRITERS_AT_ONCE = 16  # of a job: a file system that serves thousands of them at once serves none
+WRITERS_AT_ONCE = 16  # in the whole job: a file system stalls if thousands of ranks write at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,8 +14,7 @@ class CapturePlan:
 
     Attributes:
         turns: groups of ranks that write at the same time, one group after another.
-        holders: the rank that writes each part which a rank holds, by rank; a rank that writes its own is its own
-            holder.
+        holders: by rank, the rank that writes each part which the rank holds; possibly the rank itself.
     """
 
     turns: tuple[tuple[int, ...], ...]
@@ -31,10 +30,10 @@ def plan_captures(parts: Sequence[Sequence[int]], cause: int, most: int) -> Capt
     """Returns the plan for a bad step.
 
     Args:
-        parts: by rank, a fingerprint of each part (the weights, the buffers) that it holds; empty where a rank writes
+        parts: by rank, a fingerprint of each part (the weights, the buffers) that it holds; empty if a rank writes
             no captures.
-        cause: the rank that made the bad value. It writes what it shares with others.
-        most: how many ranks write. Ranks that hold a part which no other writer has are never left out.
+        cause: the rank that made the bad value. It writes the parts that it shares with others.
+        most: the maximum number of ranks that write. Ranks with a part that no other writer has are never left out.
     """
     order = sorted((rank for rank, held in enumerate(parts) if held), key=lambda rank: (rank != cause, rank))
     holder: dict[tuple[int, int], int] = {}
@@ -43,7 +42,7 @@ def plan_captures(parts: Sequence[Sequence[int]], cause: int, most: int) -> Capt
         holders[rank] = tuple(holder.setdefault(part, rank) for part in enumerate(parts[rank]))
     needed = {rank for held in holders.values() for rank in held}
     others = [rank for rank in order if rank not in needed][: most - len(needed)] if len(needed) < most else []
-    first = [rank for rank in order if rank in needed]  # the others learn whether these have written
+    first = [rank for rank in order if rank in needed]  # the others need to know whether these have written
     turns = [
         tuple(group[i : i + WRITERS_AT_ONCE])
         for group in (first, others)

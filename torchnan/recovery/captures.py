@@ -33,11 +33,11 @@ class _LimitReached(Exception):
 
 
 class Captures:
-    """The captures of one rank, as its part of those of the job.
+    """The captures of one rank, as part of the captures of the job.
 
-    What several ranks hold with the same bits, such as the weights under DDP, is written by one of them: by the rank
-    that made the bad value if it holds it too. The others write their batches and random states, and refer to it. At
-    most ``WRITERS_AT_ONCE`` ranks write at the same time.
+    Parts with the same bits on several ranks, such as the weights under DDP, are written by one of them: by the rank
+    that made the bad value if it holds the part too. The others write their batches and random states, and refer to it.
+    At most ``WRITERS_AT_ONCE`` ranks write at the same time.
 
     Args:
         policy: folder, maximum number, of steps and of ranks, and maximum size.
@@ -60,7 +60,7 @@ class Captures:
             atomic_folder.safetensors()
         except CaptureError as error:
             raise OptionError(f"{error}.") from None
-        atomic_folder.make_for("captures", self._folder)
+        atomic_folder.make_option_dir("captures", self._folder)
         rank_folders.remove_partial(self._folder, agreement.global_rank)
 
     def validate(self, batch: Any) -> None:
@@ -84,8 +84,8 @@ class Captures:
             event.notes.append(f"not captured: {text}")
 
     def save(self, event: StepEvent, model: torch.nn.Module, inputs: StepInputs, operation: Operation | None) -> None:
-        """Writes a capture, and records its folder in the event, or why there is none. Collective; raises nothing but
-        an ``AgreementError``."""
+        """Writes a capture, and records its folder in the event, or the reason why there is none. Collective; raises
+        only an ``AgreementError``."""
         named = self._tensors_of(event, model, inputs)
         held = [self._fingerprint(tensors) for tensors in named.values()] if named else [0, 0]
         every = self._agreement.gather(held)
@@ -93,7 +93,7 @@ class Captures:
         cause = ranks.index(event.rank) if event.rank in ranks else 0
         most = self._agreement.all_reduce_max(self._policy.capture_ranks)
         plan = plan_captures([own if any(own) else [] for own in every], cause, most)
-        lost: set[int] = set()  # ranks that should have written what others hold too, and could not
+        lost: set[int] = set()  # ranks that failed to write parts that others hold too
         for turn in plan.turns:
             failed = 0
             if self._agreement.rank in turn:
@@ -133,7 +133,7 @@ class Captures:
             return {}
 
     def _fingerprint(self, tensors: dict[str, torch.Tensor]) -> int:
-        """Returns the fingerprint of a part; if it has none, a number that no other rank has."""
+        """Returns the fingerprint of a part; if it has none, a number unique to this rank."""
         try:
             return 1 << 62 | fingerprint(tensors)
         except Exception as error:  # noqa: BLE001 - such as a layout without contiguous memory: it is not shared
@@ -149,12 +149,12 @@ class Captures:
         named: dict[str, dict[str, torch.Tensor]],
         shared: dict[str, dict[str, Any]],
     ) -> bool:
-        """Writes the capture of this rank; returns whether it could."""
+        """Writes the capture of this rank; returns whether that succeeded."""
         assert self._folder is not None
         rank = self._agreement.global_rank
         target = rank_folders.folder_of(self._folder, rank, event.step)
         try:
-            atomic_folder.make_for("captures", self._folder)  # somebody may have removed it since
+            atomic_folder.make_option_dir("captures", self._folder)  # another process may have removed it since
             own = {name: tensors for name, tensors in named.items() if shared[name]["rank"] == rank}
             self._write(target, {**self._metadata(event, model), "shared": shared}, own, inputs, operation)
         except _LimitReached as limit:

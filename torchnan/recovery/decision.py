@@ -1,4 +1,4 @@
-"""Chooses the action for a bad step, by the policy and by what has been tried."""
+"""Chooses the action for a bad step from the policy and the actions tried before."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REMEDIES: dict[Cause, Action] = {
 
 @dataclasses.dataclass
 class RetryBudget:
-    """What has been used of the policy's budgets, in the whole run and in a row."""
+    """The used part of the policy's budgets, in the whole run and in a row."""
 
     consecutive: int = 0
     skips: int = 0

@@ -34,20 +34,20 @@ CAUSES: tuple[Cause, ...] = (
     "unknown",
 )
 
-# Why a bad step is finite when it is run again, the likeliest first.
+# Possible reasons why a bad step is finite when it is run again, the likeliest first.
 SUSPECTS_OF_TRANSIENT = (
     "suspect state of your own code that a replay does not restore (a counter, a schedule), then nondeterminism (a "
     "race, an unseeded draw), then hardware"
 )
 
-# What it means whether a bad step is finite when it is run once more in another way.
+# Conclusions from whether a bad step is finite when it is run once more in another way.
 FINITE_IN_EAGER = {
-    True: "finite without torch.compile: the arithmetic of compiled code makes it, or the random numbers that it draws",
-    False: "not finite without torch.compile either: it is not the compiler",
+    True: "finite without torch.compile: the cause is the arithmetic of compiled code, or its random numbers",
+    False: "not finite without torch.compile either: the compiler is not the cause",
 }
 _FINITE_IN_FLOAT32 = {
     True: "finite: the range of the narrower dtype is exceeded, the program is sound",
-    False: "not finite either: it is not the range of the narrower dtype",
+    False: "not finite either: the range of the narrower dtype is not the cause",
 }
 
 
@@ -152,7 +152,7 @@ class StepEvent:
 
 
 def text_of_log_line(line: bytes) -> str | None:
-    """Returns a line of the recovery log as text for people; ``None`` if it is none."""
+    """Returns a line of the recovery log as text for people; ``None`` if it is not one."""
     try:
         facts = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Fingerprints of named tensors, by which ranks find out that they hold the same weights."""
+"""Fingerprints of named tensors, which show ranks that they hold the same weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FACTORS = (-7046029254386353131, -4658895280553007687, -7723592293110705685)  #
 
 
 def fingerprint(tensors: Mapping[str, torch.Tensor]) -> int:
-    """Returns 62 bits over names, dtypes, shapes and all bits; of sharded tensors, over this rank's shards.
+    """Returns 62 bits over names, dtypes, shapes and all bits; for sharded tensors, over this rank's shards.
 
     Unlike :func:`torch.hash_tensor`, which is an exclusive or, it depends on the position of each element.
     """

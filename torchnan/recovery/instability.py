@@ -1,4 +1,4 @@
-"""Applies the policy's ``instability`` table to what an observer finds."""
+"""Applies the policy's ``instability`` table to the findings of an observer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class InstabilityResponse:
         self._agreement = agreement
         self._update = update
         self._reporter = reporter
-        self._action: Action | None = None  # chosen for the current step, if it is no mitigation
+        self._action: Action | None = None  # chosen for the current step, unless it is a mitigation
 
     def check(self, step: int, norm: float) -> Anomaly | None:
         """Returns the instability of a step that is otherwise good if the table has an action that does not apply it.
@@ -85,6 +85,6 @@ class InstabilityResponse:
             event.notes.append(f"learning rates are multiplied with {event.lr_factor:.4g}")
         else:
             lowered = self._update.clip.lower(norm)
-            clipped = "nothing: no norm is known that could be lowered" if lowered is None else f"{lowered:.4g}"
+            clipped = "nothing: there is no known norm to lower" if lowered is None else f"{lowered:.4g}"
             event.notes.append(f"gradients are clipped to a norm of {clipped}")
         self._reporter.report(event)

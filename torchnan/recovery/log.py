@@ -31,7 +31,7 @@ class RecoveryLog:
         self._path = None if path is None else os.path.abspath(path)
         self._failures = failures
         if self._path is not None:
-            atomic_folder.make_for("log", Path(self._path).parent)
+            atomic_folder.make_option_dir("log", Path(self._path).parent)
             _C.append_line(self._path, "")
 
     def write(self, event: StepEvent) -> None:
@@ -47,5 +47,5 @@ class RecoveryLog:
     def _append(self, facts: dict[str, Any]) -> None:
         if self._path is not None:
             line = to_json_line({"time": round(time.time(), 3), **facts}, LOWERCASE)
-            atomic_folder.make_for("log", Path(self._path).parent)  # somebody may have removed it since
+            atomic_folder.make_option_dir("log", Path(self._path).parent)  # another process may have removed it since
             _C.append_line(self._path, line)

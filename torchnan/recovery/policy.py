@@ -75,7 +75,7 @@ def _share(default: float) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Policy(Settings):
-    """What a StepGuard checks, saves and does. Every field can be set in TOML and in the environment.
+    """The checks, saved data and actions of a StepGuard. Every field can be set in TOML and in the environment.
 
     Raises:
         OptionError: a name or a value that cannot be used.

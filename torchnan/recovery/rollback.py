@@ -132,11 +132,11 @@ class Rollback:
                 return step
             older = [taken for taken in self._snapshots.steps if taken < step]
             if self._agreement.all_reduce_max(int(not older)) > 0:
-                raise TrainingStopped(f"no snapshot can be gone back to: that after step {step} failed", "model")
+                raise TrainingStopped(f"no snapshot can be restored: the one after step {step} failed", "model")
             step = older[-1]
 
     def _require_health(self) -> None:
-        """Checks ranks and devices: on one that computes wrong, the steps after a rollback would be bad as well."""
+        """Checks ranks and devices. If one computes wrong results, the steps after a rollback would be bad as well."""
         if not self._checks_health:
             return
         report = None
@@ -144,6 +144,4 @@ class Rollback:
             report = health.check(self._agreement.group)
         if report is not None and not report.ok:
             seen = "; ".join(str(trouble) for trouble in report.troubles)
-            raise TrainingStopped(
-                f"no snapshot is gone back to, as the next steps would be bad too: {seen}", "transient"
-            )
+            raise TrainingStopped(f"no rollback, because the next steps would be bad too: {seen}", "transient")

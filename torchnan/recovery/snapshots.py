@@ -178,7 +178,7 @@ class DiskSnapshots:
         self._count = count
         self._folder = folder
         self._rank = rank
-        atomic_folder.make_for("snapshot_folder", folder)
+        atomic_folder.make_option_dir("snapshot_folder", folder)
         rank_folders.remove_partial(folder, rank)
 
     @property
@@ -188,7 +188,7 @@ class DiskSnapshots:
     def take(self, step: int) -> None:
         document, tensors = encode(self._training.state(), name="state")
         target = self._path(step)
-        atomic_folder.make_for("snapshot_folder", self._folder)  # somebody may have removed it since
+        atomic_folder.make_option_dir("snapshot_folder", self._folder)  # another process may have removed it since
         if target.exists():
             atomic_folder.remove(target)
         metadata = {"format": atomic_folder.FORMAT, "step": step, "state": document}

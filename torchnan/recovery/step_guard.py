@@ -216,7 +216,7 @@ class StepGuard:
         self._observer.end_step(skipped=False)
         self._record_good_step(norm)
         step = self.step_number
-        # Not at the begin of the next step: its batch must not have been drawn yet.
+        # Not at the beginning of the next step, whose batch must not have been drawn yet.
         diverged = self._take_snapshot_if_due()
         return StepResult(step, True, run.loss, norm, diverged or event)
 

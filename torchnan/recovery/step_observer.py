@@ -1,4 +1,4 @@
-"""Interfaces of what a StepGuard takes as ``monitor=`` and reports its steps to; implemented elsewhere."""
+"""The interfaces between a StepGuard and the object given as ``monitor=``; implemented elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ObservedInstability:
 
     Attributes:
         kind: its kind, possibly a key of the policy's ``instability`` table.
-        text: what was found, in one line.
+        text: a description in one line.
     """
 
     kind: str
@@ -27,7 +27,8 @@ class ObservedInstability:
 
 
 class StepObserver:
-    """Follows the steps of one StepGuard. This one does nothing; implementations override what they need."""
+    """Follows the steps of one StepGuard. This one does nothing; implementations override the methods that they
+    need."""
 
     @property
     def wants_float32_rerun(self) -> bool:
@@ -65,7 +66,7 @@ class StepObserver:
 
 
 class StepMonitor:
-    """Base of what ``StepGuard(monitor=...)`` takes."""
+    """Base class of the object for ``StepGuard(monitor=...)``."""
 
     @property
     def finds_instabilities(self) -> bool:

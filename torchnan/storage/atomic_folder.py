@@ -1,7 +1,7 @@
 """A folder of documents and tensors that appears whole or not at all.
 
-It is written beside its place as ``.<name>.partial-<pid>``, synced to the disk, and renamed. ``contents.json`` has the
-version of the format and the size and CRC-32 of every other file, so that damage is found by reading.
+It is written beside its final path as ``.<name>.partial-<pid>``, synced to disk, and renamed. ``contents.json`` holds
+the format version and the size and CRC-32 of every other file, so a reader detects damage.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ _CHUNK = 2**22  # bytes
 def write(target: Path, documents: Mapping[str, Any], tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> int:
     """Writes ``<stem>.json`` for each document and ``<stem>.safetensors`` for each dict of tensors.
 
-    The folder can be read by its owner alone (0700, files 0600). When this returns it is on the disk, whole.
+    Only its owner can read the folder (0700, files 0600). When this returns, the folder is on disk and complete.
 
     Args:
         target: the folder, which must not exist; its parent must.
-        documents: by stem; of what strict JSON has.
-        tensors: by stem, then by key; contiguous, not sharing memory, of dtypes safetensors can store, as
-            `tree.encode` gives them.
+        documents: by stem; values of strict JSON.
+        tensors: by stem, then by key; contiguous, not sharing memory, of dtypes that safetensors can store, as returned
+            by `tree.encode`.
 
     Returns:
-        How many bytes its files have.
+        The number of bytes in its files.
 
     Raises:
         OSError: it cannot be written; the message says why and how many bytes were needed. Nothing is left behind.
-        ValueError: a document has a number or a text that JSON has not, or a stem is no file name.
-        TypeError: a document holds something that JSON has not.
+        ValueError: a document has a number or a text that JSON cannot represent, or a stem is not a file name.
+        TypeError: a document holds a type that JSON does not have.
         CaptureError: a document is too large to be read again, or safetensors is not installed.
     """
     library = safetensors()
@@ -63,7 +63,7 @@ def write(target: Path, documents: Mapping[str, Any], tensors: Mapping[str, Mapp
         if os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, "it exists already")
         _check_free_space(target.parent, needed)
-        shutil.rmtree(partial, ignore_errors=True)  # of an earlier process with our number
+        shutil.rmtree(partial, ignore_errors=True)  # left by an earlier process with the same number
         os.mkdir(partial, 0o700)
         try:
             written = _write_files(partial, texts, tensors, library)
@@ -76,8 +76,8 @@ def write(target: Path, documents: Mapping[str, Any], tensors: Mapping[str, Mapp
     return written
 
 
-def make(path: Path) -> None:
-    """Makes a folder, and those above it that are missing, for their owner alone (0700); what is there stays as it is.
+def make_private_dirs(path: Path) -> None:
+    """Makes a folder and its missing parents, readable by their owner only (0700). Existing folders stay as they are.
 
     Raises:
         OSError: it cannot be made.
@@ -87,24 +87,24 @@ def make(path: Path) -> None:
         above.mkdir(mode=0o700, exist_ok=True)
 
 
-def make_for(option: str, path: Path) -> None:
-    """Makes a folder that an option names, as :func:`make` does.
+def make_option_dir(option: str, path: Path) -> None:
+    """Makes a folder that an option names, like :func:`make_private_dirs`.
 
     Raises:
         OSError: it cannot be made; names the option.
     """
     try:
-        make(path)
+        make_private_dirs(path)
     except OSError as error:
         raise OSError(error.errno, f"{option}={brief(str(path))} cannot be used: {error.strerror}") from None
 
 
 def remove_partial(parent: Path, prefix: str) -> None:
-    """Removes what processes that were killed while they wrote have left in a folder.
+    """Removes the partial folders that killed processes have left in a folder.
 
-    That is every partial folder of a target whose name begins with the prefix, if the process that wrote it does not
-    run here or is this one. Processes are those of this machine: where several write into one folder, the prefix must
-    tell them apart. Nothing happens if the folder does not exist.
+    This removes every partial folder of a target whose name begins with the prefix, if the process that wrote it does
+    not run here or is this one. Processes are those of this machine: if several machines write into one folder, the
+    prefix must distinguish them. Nothing happens if the folder does not exist.
 
     Raises:
         OSError: a partial folder cannot be removed.
@@ -120,10 +120,10 @@ def remove_partial(parent: Path, prefix: str) -> None:
 
 
 def remove(target: Path) -> None:
-    """Removes a folder that `write` made; whoever looks meanwhile finds it whole or not at all.
+    """Removes a folder that `write` made. A concurrent reader finds it complete or not at all.
 
     Raises:
-        OSError: it cannot be removed, or is not there.
+        OSError: it cannot be removed, or does not exist.
     """
     partial = _partial(target)
     shutil.rmtree(partial, ignore_errors=True)
@@ -131,16 +131,16 @@ def remove(target: Path) -> None:
     shutil.rmtree(partial)
 
 
-def is_one(target: Path) -> bool:
-    """Returns whether a folder has anything that `write` makes: it may be damaged."""
+def is_capture_folder(target: Path) -> bool:
+    """Returns whether a folder has any file that `write` makes; it may be damaged."""
     return any(target.glob("*.safetensors")) or os.path.lexists(target / CONTENTS)
 
 
 def read(target: Path) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]:
     """Returns the documents and the tensors of a folder, by stem, as they were given to `write`.
 
-    Sizes are compared with what was written, and documents with 64 MiB, before anything is loaded. The format of the
-    folder is checked, and that of each document that has a number under ``"format"``.
+    Sizes are compared with the recorded ones, and documents with 64 MiB, before anything is loaded. The format of the
+    folder is checked, and that of each document with a number under ``"format"``.
 
     Raises:
         CaptureError: the folder or a file of it is missing, damaged or truncated, it was made by a newer torchnan, or
@@ -186,19 +186,17 @@ def _partial(target: Path) -> Path:
 
 def _check_stem(stem: str) -> str:
     if not _STEM.fullmatch(stem) or f"{stem}.json" == CONTENTS:
-        raise ValueError(
-            f"{stem!r} cannot be the name of a file: letters, digits, '_', '-' and '.' can, 'contents' not."
-        )
+        raise ValueError(f"{stem!r} cannot be a file name: use letters, digits, '_', '-' and '.', and not 'contents'.")
     return stem
 
 
 def _to_json(stem: str, document: Any) -> bytes:
     text = json.dumps(document, allow_nan=False, separators=(",", ":")).encode()
-    if b"\\ud" in text:  # a surrogate: one alone is none that strict JSON has
+    if b"\\ud" in text:  # a surrogate: strict JSON does not have a lone one
         json.dumps(document, ensure_ascii=False).encode()
     if len(text) > MAX_DOCUMENT_BYTES:
         raise CaptureError(
-            f"{stem}.json would have {len(text)} bytes, and no more than {MAX_DOCUMENT_BYTES} can be read again: keep "
+            f"{stem}.json would have {len(text)} bytes, and at most {MAX_DOCUMENT_BYTES} can be read again: keep "
             "long lists of numbers as tensors."
         )
     return text
@@ -250,7 +248,7 @@ def _write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], library: Mod
 
     try:
         library.save_file(dict(tensors), path)
-    except SafetensorError as error:  # has the system's number in its text alone
+    except SafetensorError as error:  # only its text has the system's error number
         number = re.search(r"(?:os error|code:) (\d+)", str(error))
         raise OSError(int(number[1]) if number else errno.EIO, f"{path.name}: {printable(str(error))}") from error
 
@@ -263,12 +261,12 @@ def _write_synced(path: Path, text: bytes) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Waits until a file, or what a folder has, is on the disk."""
+    """Waits until a file, or the contents of a folder, are on disk."""
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
     except OSError as error:
-        if error.errno != errno.EINVAL or not path.is_dir():  # a file system without such a thing for folders
+        if error.errno != errno.EINVAL or not path.is_dir():  # a file system that cannot sync folders
             raise
     finally:
         os.close(number)
@@ -279,7 +277,7 @@ def _process_exists(pid: int) -> bool:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:  # of another user
+    except PermissionError:  # owned by another user
         return True
     return True
 
@@ -301,7 +299,7 @@ def _read_contents(path: Path) -> list[tuple[str, int, int]]:
         stem, dot, suffix = name.rpartition(".")
         is_one = dot and _STEM.fullmatch(stem) and suffix in ("json", "safetensors") and name != CONTENTS
         if not is_one or name in known:
-            raise damaged(f"{at}['name']", "a file of its own, *.json or *.safetensors", name)
+            raise damaged(f"{at}['name']", "the name of a separate file, *.json or *.safetensors", name)
         known.add(name)
         files.append((name, size, crc32))
     return files
@@ -321,7 +319,7 @@ def _read_document(path: Path, size: int | None = None, crc32: int | None = None
     with _open_regular(path, size) as file:
         there = os.fstat(file.fileno()).st_size
         if there > MAX_DOCUMENT_BYTES:
-            raise CaptureError(f"{path} has {there} bytes, and no document has more than {MAX_DOCUMENT_BYTES}.")
+            raise CaptureError(f"{path} has {there} bytes, and a document has at most {MAX_DOCUMENT_BYTES}.")
         text: bytes = file.read(MAX_DOCUMENT_BYTES + 1)
     if crc32 is not None and zlib.crc32(text) != crc32:
         raise _crc_error(path)
@@ -340,14 +338,14 @@ def _open_regular(path: Path, size: int | None) -> Iterator[Any]:
                 raise CaptureError(f"{path} has {there} bytes and had {size} when it was written: it is damaged.")
             yield file
     except FileNotFoundError as error:
-        raise CaptureError(f"{path} is missing: what was kept is not whole.") from error
+        raise CaptureError(f"{path} is missing: the folder is incomplete.") from error
     except OSError as error:
-        reason = "it is a link, and what was kept has none" if error.errno == errno.ELOOP else error.strerror
+        reason = "it is a link, and torchnan writes none" if error.errno == errno.ELOOP else error.strerror
         raise CaptureError(f"{path} cannot be read: {reason}.") from error
 
 
 def _open_without_following_links(name: str, flags: int) -> int:
-    """Opens a file, following no link out of the folder and waiting for no writer of a pipe."""
+    """Opens a file. Follows no link out of the folder, and does not wait for the writer of a pipe."""
     return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
 
 
@@ -380,7 +378,7 @@ def _parse_document(path: Path, text: bytes) -> Any:
 def _object_of_distinct_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):  # readers disagree on which of them counts
-        raise ValueError("a name is there twice in one object")
+        raise ValueError("an object has the same name twice")
     return made
 
 

@@ -1,4 +1,4 @@
-"""Classes that a document names: which kinds there are, and how one is found again without importing anything."""
+"""The classes that a document names: their kinds, and how to find one without importing anything."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KINDS = {"dataclass": is_dataclass, "namedtuple": is_namedtuple, "userdict": is_
 
 
 def title(cls: type) -> str:
-    """``"train.Batch"``; without the module for what is built in."""
+    """Returns ``"train.Batch"``; without the module for a builtin."""
     return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
 
 
@@ -39,10 +39,10 @@ def describe(cls: type) -> dict[str, str]:
 
 
 def find(node: Any, kind: str, known: Iterable[type], path: str) -> type:
-    """The class that `describe` described.
+    """Returns the class that `describe` described.
 
     Raises:
-        CaptureError: there is none of this name, or it is not of this kind.
+        CaptureError: there is no class of this name, or it is not of this kind.
     """
     module, qualname = require_key(node, "module", str, path), require_key(node, "qualname", str, path)
     found = _among(known, module, qualname) or _imported(module, qualname)
@@ -63,7 +63,7 @@ def _among(known: Iterable[type], module: str, qualname: str) -> type | None:
 
 
 def _imported(module: str, qualname: str) -> type | None:
-    """Only what already lies in the namespaces: getattr on a module may import, and on a class run code."""
+    """Looks only at existing entries of namespaces: getattr on a module may import, and on a class run code."""
     holder: Any = sys.modules.get(module)
     if not isinstance(holder, types.ModuleType):
         return None

@@ -1,4 +1,4 @@
-"""Nested values as a document of strict JSON and a dict of tensors, and back.
+"""Converts nested values to a document of strict JSON and a dict of tensors, and back.
 
 A document is ``{"value": node, "tensors": [...], "memory": [...]}``. A node is null, a boolean, an integer below 2**53,
 a finite number, a string, a list of nodes, or an object with one key that says the kind: ``{"tuple": [...]}``,
@@ -27,22 +27,23 @@ def encode(value: Any, *, name: str) -> tuple[dict[str, Any], dict[str, torch.Te
     torch.device, torch.layout, torch.memory_format, torch.Size, NumPy arrays (numbers and booleans; in C or Fortran
     order) and NumPy scalars.
 
-    Of a tensor: every element bit for bit, dtype, shape, strides, device, requires_grad, whether it is a Parameter,
-    and what else shares its memory; not its gradient, its autograd history or attributes that were set on it. Tensors
-    that share memory are kept as the one stretch of memory from the first to the last element of any of them. A DTensor
-    is kept as its local tensor, with placements, mesh and global shape as text in the document.
+    For a tensor, the document keeps every element bit for bit, dtype, shape, strides, device, requires_grad, whether it
+    is a Parameter, and which other tensors share its memory. It does not keep the gradient, the autograd history or
+    attributes that were set on it. Tensors that share memory are kept as the one stretch of memory from the first to
+    the last element of any of them. A DTensor is kept as its local tensor, with placements, mesh and global shape as
+    text in the document.
 
     Args:
-        value: anything of the above.
-        name: what to call it in messages: ``"batch"`` gives ``batch['images'][2]``.
+        value: any of the above.
+        name: its name in messages: ``"batch"`` gives ``batch['images'][2]``.
 
     Returns:
         The document, and contiguous one-dimensional CPU tensors that share no memory with the value or each other.
         They have dtypes that every version of safetensors can store; where it cannot, they are bytes (uint8).
 
     Raises:
-        UnkeepableError: a part of the value is of another kind, holds itself, or lies more than 100 levels deep.
-        RuntimeError: of PyTorch, when there is no memory left for the copies.
+        UnkeepableError: a part of the value has another type, contains itself, or lies more than 100 levels deep.
+        RuntimeError: from PyTorch, if there is not enough memory for the copies.
     """
     walk = encoder.Walk()
     node = encoder.node(value, name, walk)
@@ -52,7 +53,7 @@ def encode(value: Any, *, name: str) -> tuple[dict[str, Any], dict[str, torch.Te
 
 
 def check(value: Any, *, name: str) -> None:
-    """Raises the error that `encode` would raise; copies and reads no element of a tensor or an array.
+    """Raises the error that `encode` would raise, without reading elements of tensors or arrays.
 
     Raises:
         UnkeepableError: as `encode`.
@@ -67,15 +68,14 @@ def decode(
     types: Iterable[type] = (),
     place: Callable[[str], torch.device | str] | None = None,
 ) -> Any:
-    """Returns the value in memory of its own: what shared memory shares it, nothing is shared with ``tensors``.
+    """Returns the value in new memory: tensors that shared memory share it again, but not with ``tensors``.
 
     Args:
         document: from `encode`, or the same read from JSON.
-        tensors: by key, as `encode` gave them.
-        types: dataclasses, namedtuples and UserDicts that the value may hold. One whose module has another name than
-            it had is found here by its qualified name. What is not among them is looked up in modules that are
-            imported already; nothing is imported.
-        place: takes the device a tensor was on (``"cuda:0"``) and says where it shall be. Default: all on the CPU.
+        tensors: by key, as `encode` returned them.
+        types: dataclasses, namedtuples and UserDicts that the value may hold. One whose module was renamed is found
+            here by its qualified name. Others are looked up in modules that are already imported; nothing is imported.
+        place: maps the device of a tensor (``"cuda:0"``) to the new one. Default: all on the CPU.
 
     Raises:
         CaptureError: the document is damaged, or names a class that is not known here.

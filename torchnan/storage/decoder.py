@@ -1,4 +1,4 @@
-"""From the nodes of a document to the value. Whatever the nodes are, the only error is a CaptureError."""
+"""Converts the nodes of a document to the value. Whatever the nodes are, the only error is a CaptureError."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class Build:
 
 
 def value(node: Any, path: str, build: Build) -> Any:
-    """Returns the value that a node stands for.
+    """Returns the value of a node.
 
     Raises:
-        CaptureError: it stands for nothing.
+        CaptureError: the node is invalid.
     """
     if node is None or type(node) in (bool, int, str):
         return node
     if type(node) is float:
         return _finite(node, path)
-    if build.depth > encoder.MAX_DEPTH + 1:  # a complex number is a level of its own
+    if build.depth > encoder.MAX_DEPTH + 1:  # a complex number adds a level
         raise damaged(path, f"at most {encoder.MAX_DEPTH} levels deep", node)
     build.depth += 1
     made = _made(node, path, build)
@@ -169,11 +169,11 @@ def _array(content: Any, path: str, build: Build) -> Any:
         except ValueError as error:  # more dimensions than NumPy has
             raise damaged(f"{path}['shape']", "the shape of an array", shape) from error
     if build.arrays[key][0] != layout:
-        raise damaged(path, f"what it was where array {key} was first met", layout)
-    return build.arrays[key][1]  # places that hold the same array hold the same again
+        raise damaged(path, f"the same as where array {key} first occurred", layout)
+    return build.arrays[key][1]  # nodes with the same array get the same array again
 
 
-# -- values that hold others
+# -- containers
 
 
 def _tuple(content: Any, path: str, build: Build) -> tuple[Any, ...]:
@@ -186,7 +186,7 @@ def _dict(content: Any, path: str, build: Build) -> dict[Any, Any]:
         where = f"{path}[{i}]"
         made_key = value(key, f"{where}[0]", build)
         if type(made_key) not in (str, int, float, bool, type(None)) or made_key in made:
-            raise damaged(f"{where}[0]", "a key of its own: str, int, float, bool or None", key)
+            raise damaged(f"{where}[0]", "a unique key: str, int, float, bool or None", key)
         made[made_key] = value(held, f"{where}[1]", build)
     return made
 
@@ -238,11 +238,11 @@ def _class(content: Any, kind_of_class: str, path: str, build: Build) -> type:
 def _constructed(cls: Any, path: str, attributes: dict[str, Any], /, *args: Any, **kwargs: Any) -> Any:
     try:
         made = cls(*args, **kwargs)
-        for name, held in attributes.items():  # what a constructor makes of its arguments, it has made before
+        for name, held in attributes.items():  # the constructor must have set its arguments to these values already
             object.__setattr__(made, name, held)
     except Exception as error:
         raise CaptureError(
-            f"{path}: {classes.title(cls)} could not be made from what was kept of it: {type(error).__name__}: {error}"
+            f"{path}: {classes.title(cls)} could not be made from its stored fields: {type(error).__name__}: {error}"
         ) from error
     if type(made) is not cls:
         raise CaptureError(f"{path}: making a {classes.title(cls)} gave a {classes.title(type(made))}.")

@@ -1,4 +1,4 @@
-"""From a value to the nodes of its document, and to a list of the tensors and arrays that it holds."""
+"""Converts a value to the nodes of its document, and collects its tensors and arrays."""
 
 from __future__ import annotations
 
@@ -19,36 +19,38 @@ from torchnan.storage import classes
 from torchnan.storage import tensors as _tensors
 from torchnan.storage.errors import UnkeepableError
 
-MAX_DEPTH = 100  # containers in each other
-MAX_PARTS = 2**22  # of a value: what a document of 64 MiB can hold; ends what shares its parts exponentially
+MAX_DEPTH = 100  # nested containers
+# per value: as many as fit into a document of 64 MiB. Stops values whose shared parts grow exponentially
+MAX_PARTS = 2**22
 SUPPORTED = (
-    "what can is None, bool, int, float, complex, str, bytes, list, tuple, namedtuple, dict, OrderedDict, UserDict, "
+    "the types that can be kept are None, bool, int, float, complex, str, bytes, list, tuple, namedtuple, dict, "
+    "OrderedDict, UserDict, "
     "dataclasses, torch.Tensor, dtype, device, layout, memory_format and Size, and NumPy arrays and scalars of numbers"
 )
 
 
 @dataclasses.dataclass
 class Walk:
-    """The state of one encoding: tensors and arrays met so far, once each, by the number that nodes have for them."""
+    """The state of one encoding: the tensors and arrays found so far, once each, by their number in nodes."""
 
     tensors: list[_tensors.StoredTensor] = dataclasses.field(default_factory=list)
     arrays: list[Any] = dataclasses.field(default_factory=list)
     numbers: dict[int, int] = dataclasses.field(default_factory=dict)
-    met: list[Any] = dataclasses.field(default_factory=list)  # so that an id stays that of one object
+    met: list[Any] = dataclasses.field(default_factory=list)  # kept alive, so that an id identifies one object
     inside: set[int] = dataclasses.field(default_factory=set)
     parts: int = 0
 
 
 def node(value: Any, path: str, walk: Walk) -> Any:
-    """Returns the node that stands for a value.
+    """Returns the node of a value.
 
     Raises:
-        UnkeepableError: it cannot be kept.
+        UnkeepableError: the value cannot be stored.
     """
     walk.parts += 1
     if walk.parts > MAX_PARTS:
         raise UnkeepableError(
-            f"{path} is part {MAX_PARTS + 1:,} of its value, and no more than {MAX_PARTS:,} can be kept: make "
+            f"{path} is part {MAX_PARTS + 1:,} of its value, and at most {MAX_PARTS:,} can be kept: make "
             "tensors of long lists of numbers."
         )
     plain = PLAIN.get(type(value))
@@ -74,7 +76,7 @@ def _number(value: Any, held: list[Any], hold: Callable[[], Any], walk: Walk) ->
 @contextlib.contextmanager
 def _inside(value: Any, path: str, walk: Walk) -> Iterator[None]:
     if id(value) in walk.inside:
-        raise UnkeepableError(f"{path} holds itself (a {classes.title(type(value))}), which cannot be kept.")
+        raise UnkeepableError(f"{path} contains itself (a {classes.title(type(value))}), which cannot be kept.")
     if len(walk.inside) >= MAX_DEPTH:
         raise UnkeepableError(f"{path} lies more than {MAX_DEPTH} levels deep, which cannot be kept.")
     walk.inside.add(id(value))
@@ -98,7 +100,8 @@ def _float(value: float) -> Any:
 
 
 def _text(value: str) -> Any:
-    if any("\ud800" <= character <= "\udfff" for character in value):  # JSON joins halves that Python keeps apart
+    # JSON joins surrogate halves that Python keeps separate
+    if any("\ud800" <= character <= "\udfff" for character in value):
         return {"str": value.encode("utf-8", "surrogatepass").hex()}
     return value
 
@@ -138,7 +141,7 @@ def _numpy(value: Any, path: str, walk: Walk, numpy: Any) -> Any:
 
 
 def array_bytes(arrays: list[Any]) -> dict[str, torch.Tensor]:
-    """Returns the elements of NumPy arrays, in the order that their nodes name."""
+    """Returns the elements of NumPy arrays, in the order in which nodes name them."""
     kept = {}
     for i, array in enumerate(arrays):
         held = bytearray(array.tobytes(order="A"))
@@ -151,7 +154,7 @@ def array_key(number: int) -> str:
     return f"array.{number}"
 
 
-# -- values that hold others
+# -- containers
 
 
 def _container(value: Any, path: str, walk: Walk) -> Any:
@@ -162,7 +165,7 @@ def _container(value: Any, path: str, walk: Walk) -> Any:
         return {"tuple": _listed(value, path, walk)}
     if cls is dict:
         return {"dict": _pairs(value, path, walk)}
-    if cls is collections.OrderedDict:  # of a state dict, the attribute _metadata has the versions of its modules
+    if cls is collections.OrderedDict:  # the attribute _metadata of a state dict holds the versions of its modules
         attributes = {name: node(held, f"{path}.{name}", walk) for name, held in vars(value).items()}
         return {"ordereddict": {"items": _pairs(value, path, walk), "attributes": attributes}}
     if classes.is_dataclass(cls):
@@ -213,7 +216,7 @@ NOT_BY_FIELDS = (list, tuple, set, frozenset, str, bytes, int, float, complex, c
 
 
 def _holds_its_fields(value: Any) -> bool:
-    """Returns whether a dict has just its fields that are not None, as the outputs of transformers do."""
+    """Returns whether a dict has exactly its fields that are not None, like the outputs of transformers."""
     names = {field.name for field in dataclasses.fields(value)}
     return all(key in names and getattr(value, key) is held for key, held in dict.items(value))
 
@@ -233,5 +236,5 @@ def _check_constructible(cls: type, path: str, *args: Any, **kwargs: Any) -> Non
         inspect.signature(cls).bind(*args, **kwargs)
     except (TypeError, ValueError) as error:
         raise UnkeepableError(
-            f"{path} is a {classes.title(cls)}, which cannot be kept: it cannot be made from what it holds ({error})."
+            f"{path} is a {classes.title(cls)}, which cannot be kept: it cannot be made from its contents ({error})."
         ) from error

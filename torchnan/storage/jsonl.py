@@ -10,7 +10,7 @@ from torchnan.config.text import to_valid_utf8
 
 
 class NonfiniteNames(NamedTuple):
-    """The texts that stand for the numbers which JSON does not have."""
+    """The texts for the numbers that JSON does not have."""
 
     nan: str
     inf: str
@@ -22,10 +22,10 @@ CAMELCASE = NonfiniteNames("NaN", "Infinity", "-Infinity")  # in the monitor's l
 
 
 def to_json_line(facts: dict[str, Any], names: NonfiniteNames) -> str:
-    """Returns an object of sanitized text and of numbers as a line.
+    """Returns an object of sanitized text and numbers as a line.
 
     Raises:
-        TypeError: it has something in it that JSON does not have.
+        TypeError: it contains a type that JSON does not have.
     """
     try:
         return json.dumps(facts, allow_nan=False) + "\n"
@@ -45,7 +45,8 @@ def encode_nonfinite(value: Any, names: NonfiniteNames) -> Any:
 
 
 def sanitize_text(value: Any) -> Any:
-    """Returns a nested value whose names and texts, which may be user code's, are valid Unicode of a bounded length."""
+    """Returns a nested value whose names and texts, which may come from user code, are valid Unicode of limited
+    length."""
     if isinstance(value, str):
         return to_valid_utf8(value)
     if isinstance(value, dict):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Writes a file, in one step: whoever reads it meanwhile sees the one before. A device or a pipe is written to.
+    """Writes a file in one step: a concurrent reader sees the old one. A device or a pipe is written to directly.
 
     Raises:
         OSError: it cannot be written.

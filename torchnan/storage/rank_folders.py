@@ -1,4 +1,4 @@
-"""Names of folders by rank and step, beside those of other ranks that write to the same place."""
+"""Names of folders by rank and step, beside those of other ranks in the same parent folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torchnan.storage import atomic_folder
 
 
 def folder_of(where: Path, rank: int, step: int) -> Path:
-    """``where/rank-0-step-00000047``."""
+    """Returns ``where/rank-0-step-00000047``."""
     return where / f"{_prefix(rank)}step-{step:08d}"
 
 
@@ -24,7 +24,7 @@ def all_in(where: Path) -> list[Path]:
 
 
 def steps_in(where: Path) -> set[int]:
-    """Returns the steps that folders of any rank exist of."""
+    """Returns the steps for which folders of any rank exist."""
     names = (path.name.rpartition("-")[2] for path in where.glob(f"{_prefix('*')}step-*"))
     return {int(step) for step in names if step.isdecimal()}
 

@@ -11,7 +11,7 @@ _NAMES = {dict: "an object", list: "a list", str: "a string", int: "a number wit
 
 
 def damaged(path: str, expected: str, found: object) -> CaptureError:
-    """Returns the error for a part of a document that is not what it must be."""
+    """Returns the error for an invalid part of a document."""
     return CaptureError(f"{path} must be {expected} but is {brief(found)}: the document is damaged.")
 
 
@@ -23,14 +23,14 @@ def require_type(node: Any, expected: type, path: str) -> Any:
 
 
 def require_key(node: Any, key: str, expected: type, path: str) -> Any:
-    """Returns what an object has under a key; ``object`` stands for any type."""
+    """Returns the value of a key in an object; ``object`` stands for any type."""
     if key not in require_type(node, dict, path):
         raise damaged(path, f"an object with '{key}'", node)
     return node[key] if expected is object else require_type(node[key], expected, f"{path}['{key}']")
 
 
 def require_sizes(node: Any, key: str, path: str) -> list[int]:
-    """Returns a list of integers from 0 to 2**63 - 1, as shapes and strides are."""
+    """Returns a list of integers from 0 to 2**63 - 1, such as a shape or strides."""
     listed: list[int] = require_key(node, key, list, path)
     for i, size in enumerate(listed):
         if type(size) is not int or not 0 <= size < 2**63:

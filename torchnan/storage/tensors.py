@@ -1,4 +1,4 @@
-"""Tensors as stretches of memory: what shares memory is kept once, and shares memory again."""
+"""Tensors as stretches of memory: shared memory is stored once, and shared again when it is read."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torchnan.storage.classes import title
 from torchnan.storage.errors import CaptureError, UnkeepableError
 from torchnan.storage.schema_checks import damaged, require_index, require_key, require_sizes, require_type
 
-ALIGNMENT = 64  # bytes: a tensor lies as it lay modulo this, so that vectorised kernels do the same again
+ALIGNMENT = 64  # bytes: a tensor keeps its address modulo this, so that vectorised kernels behave the same again
 
-# What safetensors has stored since 0.4; others go as bytes.
+# The dtypes that safetensors has stored since 0.4; others are stored as bytes.
 STORABLE = {
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
@@ -24,7 +24,7 @@ STORABLE = {
 
 @dataclasses.dataclass(frozen=True)
 class StoredTensor:
-    """A tensor, the range of bytes that it has in its storage, and its entry in the document."""
+    """A tensor, its range of bytes in its storage, and its entry in the document."""
 
     tensor: torch.Tensor
     storage: torch.UntypedStorage
@@ -42,7 +42,8 @@ def describe_tensor(value: torch.Tensor, path: str) -> StoredTensor:
     note: dict[str, Any] = {"requires_grad": value.requires_grad, "parameter": isinstance(value, torch.nn.Parameter)}
     local = _local(value, note)
     _refuse(local, path)
-    storage = torch._C.TensorBase.untyped_storage(local)  # under the method that detection replaces: nobody writes here
+    # bypasses the method that detection replaces: this code does not write there
+    storage = torch._C.TensorBase.untyped_storage(local)
     size = local.dtype.itemsize
     low, high = 0, 0
     if local.numel() > 0:
@@ -97,17 +98,18 @@ def _refuse(value: Any, path: str) -> None:
 
 
 def pack(held: list[StoredTensor]) -> tuple[list[dict[str, Any]], list[dict[str, str]], dict[str, torch.Tensor]]:
-    """Returns the entries for tensors and memory, and the memory: copies on the CPU, a piece per storage."""
+    """Returns the entries for tensors and memory, and the memory: copies on the CPU, one piece per storage."""
     sharing: dict[tuple[str, int], list[StoredTensor]] = {}
     for one in held:
-        address = one.storage.data_ptr() if one.high else id(one)  # nothing is shared by what has no elements
+        address = one.storage.data_ptr() if one.high else id(one)  # a tensor without elements shares nothing
         sharing.setdefault((f"{one.storage.device} {one.high > 0}", address), []).append(one)
     entries: dict[int, dict[str, Any]] = {}
     devices: list[dict[str, str]] = []
     kept: dict[str, torch.Tensor] = {}
     for group in sharing.values():
         low = min(one.low for one in group) // ALIGNMENT * ALIGNMENT
-        storage = max((one.storage for one in group), key=torch.UntypedStorage.nbytes)  # of several at one address
+        # if several have the same address
+        storage = max((one.storage for one in group), key=torch.UntypedStorage.nbytes)
         piece = _copied(storage, low, max(one.high for one in group))
         dtypes = {one.tensor.dtype for one in group}
         if len(dtypes) == 1 and dtypes <= STORABLE:
@@ -133,10 +135,10 @@ def _copied(storage: torch.UntypedStorage, low: int, high: int) -> torch.Tensor:
 def unpack(
     document: Any, tensors: Mapping[str, torch.Tensor], place: Callable[[str], torch.device | str] | None
 ) -> list[torch.Tensor]:
-    """Returns the tensors of a document, each checked against the memory that is there.
+    """Returns the tensors of a document, each checked against the available memory.
 
     Raises:
-        CaptureError: the document is damaged, or not of these tensors.
+        CaptureError: the document is damaged, or belongs to other tensors.
     """
     pieces = []
     for i, node in enumerate(require_key(document, "memory", list, "document")):
@@ -182,12 +184,12 @@ def _tensor(node: Any, pieces: list[torch.Tensor], path: str) -> torch.Tensor:
         if flags["parameter"]:
             return torch.nn.Parameter(made, requires_grad=flags["requires_grad"])
         return made.requires_grad_(flags["requires_grad"])
-    except RuntimeError as error:  # a dtype without gradients, sizes whose product overflows
+    except RuntimeError as error:  # a dtype without gradients, or sizes whose product overflows
         raise CaptureError(f"{path} cannot be made: {error}") from error
 
 
 def dtype_of(name: Any, path: str) -> torch.dtype:
-    """``"float32"`` as torch.float32; not the quantized ones, whose tensors need more than memory."""
+    """Returns torch.float32 for ``"float32"``. Excludes the quantized dtypes, whose tensors need more than memory."""
     dtype = vars(torch).get(require_type(name, str, path))
     if not isinstance(dtype, torch.dtype) or name.startswith("q"):
         raise damaged(path, "the name of a torch.dtype", name)

@@ -11,7 +11,8 @@ using A = const RuleArguments&;
 
 constexpr const char* kForward = "aten::_scaled_dot_product_flash_attention_for_cpu";
 
-// The kernel takes the elements of a row to be neighbours in memory: of others it reads what lies there (PyTorch 2.13).
+// The kernel assumes that the elements of a row are adjacent in memory. If they are not, it reads whatever lies there
+// (PyTorch 2.13).
 bool have_dense_rows(A a, std::initializer_list<size_t> tensors) {
   return std::all_of(tensors.begin(), tensors.end(), [&a](size_t i) {
     const at::Tensor* tensor = a.tensor(i);
@@ -29,13 +30,13 @@ Value score_of(A a, size_t query, size_t key, size_t scale, size_t mask) {
   return a.has_value(mask) ? score + a[mask] : score;
 }
 
-// Whether a causal mask of -inf stays one: the kernel puts it in before it multiplies by the scale.
+// Whether a causal mask stays -inf: the kernel applies it before it multiplies by the scale.
 bool keeps_causal_mask(A a, size_t is_causal, size_t scale, size_t query) {
   return !a.flag(is_causal) || scale_of(a, scale, query).is_positive();
 }
 
-// (query, key, value, dropout_p, is_causal, attn_mask, scale): a mean of values, weighted by a softmax of finite
-// scores, which is divided by its sum last; and the log of the sum of their exponentials.
+// (query, key, value, dropout_p, is_causal, attn_mask, scale): an average of values, weighted by a softmax of finite
+// scores, which is divided by its sum at the end; and the log of the sum of their exponentials.
 // cpu/FlashAttentionKernel.cpp
 void flash_attention(A a, Results out) {
   const Value score = score_of(a, 0, 1, 6, 5);
@@ -47,8 +48,8 @@ void flash_attention(A a, Results out) {
   out[1] = score + exactly(std::log(keys + 1));
 }
 
-// The backward pass computes the scores again and takes p = e^(score - logsumexp), which is at most one, and whose rows
-// add up to one, but for the roundings of scores and logarithm: of large scores they are large numbers, and p
+// The backward pass computes the scores again and takes p = e^(score - logsumexp). Each p is at most one and each row
+// adds up to one, except for the roundings of scores and logarithm. For large scores these roundings are large, and p
 // overflows.
 double max_excess(A a) {
   const Value score = score_of(a, 1, 2, 9, 8);
@@ -58,10 +59,11 @@ double max_excess(A a) {
   return std::exp(a.sums().unit * (each * score.max_abs + keys));
 }
 
-// (g, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask, scale). To value, a sum over queries of p g;
-// ds = p (g value - g out), a sum over E each; to query and key, sums of ds key and ds query, with the scale.
+// (g, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask, scale). The gradient of value is a sum over
+// queries of p g. ds = p (g value - g out) has a sum over E in each term. The gradients of query and key are sums of ds
+// key and ds query, times the scale.
 void flash_attention_backward(A a, Results out) {
-  constexpr double kUseful = 0x1p20;  // of a larger bound nothing could be concluded
+  constexpr double kUseful = 0x1p20;  // a larger bound would prove nothing
   if (!a.produced_by(4, kForward) || !a.produced_by(5, kForward) || !have_dense_rows(a, {0, 1, 2, 3, 4}) ||
       !keeps_causal_mask(a, 7, 9, 1))
     return;

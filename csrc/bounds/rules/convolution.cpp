@@ -9,7 +9,7 @@ namespace {
 
 using A = const RuleArguments&;
 
-// Fast algorithms (Winograd) add up multiples of their inputs on the way, some 2^16 times the result.
+// Fast algorithms (Winograd) use intermediate sums of multiples of their inputs, up to about 2^16 times the result.
 constexpr double kMaxIntermediate = 0x1p80;
 constexpr double kFastAlgorithms = 2;
 
@@ -18,7 +18,7 @@ Value by_fast_algorithm(Value result) {
   return result;
 }
 
-// oneDNN, in 16 bits, now and then reads memory that nobody has written (PyTorch 2.13): no bound holds.
+// In 16 bits, oneDNN sometimes reads uninitialized memory (PyTorch 2.13): no bound holds.
 bool is_reliable(A a) { return a.range().unit <= 0x1p-24; }
 
 // convolution(x, weight, bias, ..., 6: transposed, ...): each output is a sum over the weights of one output channel;
@@ -30,8 +30,8 @@ void convolution(A a, Results out) {
   out[0] = a.has_value(2) ? product + a[2] : product;
 }
 
-// convolution_backward(g, x, weight, ...): to x through the weights of one channel; to a weight from every position of
-// g, transposed of x; to the bias from every position of g.
+// convolution_backward(g, x, weight, ...): the gradient of x is a sum over the weights of one channel; that of a weight
+// is a sum over every position of g (of x if transposed); that of the bias is a sum over every position of g.
 void convolution_backward(A a, Results out) {
   if (!is_reliable(a)) return;
   const Value g = a[0];
@@ -43,15 +43,16 @@ void convolution_backward(A a, Results out) {
   out[2] = sum(g, positions);
 }
 
-// The most windows that an element lies in: as many as a window has elements. One number stands for every dimension.
+// The largest number of windows that an element lies in: the number of elements in a window. One number stands for
+// every dimension.
 double window(A a, size_t kernel_size, int64_t dims) {
   const auto kernel = a.integers(kernel_size);
   return kernel.size() == 1 ? std::pow(product(kernel), static_cast<double>(dims)) : product(kernel);
 }
 
-// max_pool2d_with_indices(x, kernel, stride, padding, dilation): the largest of a window, and -inf of one that lies in
-// the padding alone. A window begins before the end of the image and ends after its beginning, so it misses the image
-// only if its steps are longer than that.
+// max_pool2d_with_indices(x, kernel, stride, padding, dilation): the largest element of a window, or -inf for a window
+// that lies entirely in the padding. A window begins before the end of the image and ends after its beginning, so it
+// misses the image only if its dilation exceeds the image.
 template <int64_t kDims>
 void max_pool(A a, Results out) {
   const auto dilation = a.integers(4);
@@ -62,13 +63,13 @@ void max_pool(A a, Results out) {
   same_bound(a, out);
 }
 
-// avg_pool2d(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor): a mean; with a divisor of the
-// program's own, a sum over it.
+// avg_pool2d(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor): a mean; with divisor_override, a sum
+// over it.
 void avg_pool(A a, Results out) {
   if (!a.has_value(6)) out[0] = mean(a[0], window(a, 1, 2));
 }
 
-// _adaptive_avg_pool2d(x, output_size): means of windows, each of the plane at most.
+// _adaptive_avg_pool2d(x, output_size): means of windows, each at most as large as the plane.
 void adaptive_pool(A a, Results out) { out[0] = mean(a[0], static_cast<double>(a.size(0, -1) * a.size(0, -2))); }
 
 // Each gradient goes to one element of its window (max), or a part of it to each (mean).
@@ -82,7 +83,8 @@ void avg_pool_backward(A a, Results out) {
   if (!a.has_value(7)) pool_backward<2>(a, out);
 }
 
-// _adaptive_avg_pool2d_backward(g, x): an element may lie in every window of its plane, and gets a part of each.
+// _adaptive_avg_pool2d_backward(g, x): an element may lie in every window of its plane, and receives a fraction of
+// each.
 void adaptive_pool_backward(A a, Results out) {
   out[0] = sum(a[0], static_cast<double>(a.size(0, -1) * a.size(0, -2)));
 }

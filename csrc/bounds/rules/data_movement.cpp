@@ -1,4 +1,4 @@
-// Values are put elsewhere, or made from nothing: no arithmetic.
+// Operators that move values, or make them without arithmetic.
 #include <algorithm>
 #include <cmath>
 
@@ -9,7 +9,7 @@ namespace {
 
 using A = const RuleArguments&;
 
-// Elements of argument I, perhaps with zeros between them; and of J.
+// Elements of argument I, perhaps with zeros between them; in the second form also of argument J.
 template <size_t I>
 void of_argument(A a, Results out) {
   out[0] = a.bound(I);
@@ -25,7 +25,8 @@ void of_list(A a, Results out) { out[0] = a.bound_of_all(0); }
 // constant_pad_nd(x, pad, value=0)
 void constant_pad(A a, Results out) { out[0] = a.has_value(2) ? a.bound(0).joined(a.bound(2)) : a.bound(0); }
 
-// index_put(x, indices, values, accumulate): elements of x and of values; if accumulated, any number of them on one.
+// index_put(x, indices, values, accumulate): elements of x and of values; with accumulate, any number of values may be
+// added to one element.
 void index_put(A a, Results out) {
   const Bound put = a.bound(0).joined(a.bound(2));
   if (!a.flag(3)) {
@@ -35,15 +36,15 @@ void index_put(A a, Results out) {
   out[0] = a[0] + sum(a[2], a.combinations(1));
 }
 
-// scatter(x, dim, index, source or value) without a reduction: one of both.
+// scatter(x, dim, index, source or value) without a reduction: an element of either.
 void scatter(A a, Results out) {
   if (!a.has_value(4)) out[0] = a.bound(0).joined(a.bound(3));
 }
 
-// scatter_add(x, dim, index, source): every source element may land on one.
+// scatter_add(x, dim, index, source): every source element may be added to the same element.
 void scatter_add(A a, Results out) { out[0] = a[0] + sum(a[3], static_cast<double>(a.numel(2))); }
 
-// index_add(x, dim, index, source, alpha=1): as many as there are indices may land on one.
+// index_add(x, dim, index, source, alpha=1): as many rows as there are indices may be added to the same element.
 void index_add(A a, Results out) { out[0] = a[0] + sum(a.scalar(4, 1) * a[3], static_cast<double>(a.numel(2)) + 1); }
 
 // Zero, or between zero and one.
@@ -68,7 +69,7 @@ void native_dropout(A a, Results out) {
 // native_dropout_backward(g, mask, scale)
 void native_dropout_backward(A a, Results out) { out[0] = either(a[0] * (a[1] * a[2]), a[0] * a[1] * a[2]); }
 
-// embedding_dense_backward(g, indices, ...): every gradient row may land on one; frequencies only divide.
+// embedding_dense_backward(g, indices, ...): every gradient row may be added to the same one; frequencies only divide.
 void embedding_dense_backward(A a, Results out) { out[0] = sum(a[0], static_cast<double>(a.numel(1))); }
 
 // embedding_bag(weight, indices, offsets, by_frequency, mode, sparse, factors): sums, means or maxima of rows.
@@ -85,7 +86,7 @@ void embedding_bag(A a, Results out) {
 }
 
 // embedding_bag_backward(g, indices, offsets, bag of each, bag sizes, maxima, rows, by_frequency, mode, sparse,
-// factors): every gradient row may land on one; frequencies and sizes only divide.
+// factors): every gradient row may be added to the same one; frequencies and sizes only divide.
 void embedding_bag_backward(A a, Results out) {
   out[0] = sum(a[0] * a.scalar(10, 1), static_cast<double>(std::max(a.numel(1), a.size(0, 0))));
 }

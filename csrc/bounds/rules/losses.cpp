@@ -1,4 +1,4 @@
-// Losses whose results are as large as their inputs; a scalar loss is looked at.
+// Losses with results as large as their inputs. A scalar loss is scanned instead.
 #include <algorithm>
 
 #include "bounds/rules.h"
@@ -9,7 +9,7 @@ namespace {
 using A = const RuleArguments&;
 constexpr int64_t kMean = 1;
 
-// The total weight. Without weights it is the number of targets; if that is 0, nothing is divided.
+// The total weight. Without weights, the divisor is the number of targets; if it is 0, nothing is divided.
 Value total_weight(A a) {
   Value total = a.divisor(6);
   const bool counts_targets =
@@ -18,8 +18,8 @@ Value total_weight(A a) {
   return total;
 }
 
-// nll_loss_backward(g, x, target, weight, reduction, ignore_index, total_weight): -weight g, of a mean over the total.
-// LossNLL.cpp, LossNLL2d.cpp
+// nll_loss_backward(g, x, target, weight, reduction, ignore_index, total_weight): -weight g, divided by the total for a
+// mean. LossNLL.cpp, LossNLL2d.cpp
 void nll_loss_backward(A a, Results out) {
   const Value g = a[0];
   const Value weight = a.scalar(3, 1);

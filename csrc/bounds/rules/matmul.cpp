@@ -9,8 +9,8 @@ using A = const RuleArguments&;
 // mm, bmm: K is the last dimension of the first.
 void mm(A a, Results out) { out[0] = dot(a[0], a[1], static_cast<double>(a.size(0, -1))); }
 
-// beta c + alpha x y. Kernels multiply by alpha a factor, or the sum; with alpha = 0, some leave c as it is (baddbmm of
-// 16 bits, PyTorch 2.13).
+// beta c + alpha x y. Kernels multiply either a factor or the sum by alpha; with alpha = 0, some leave c as it is
+// (baddbmm in 16 bits, PyTorch 2.13).
 Value scaled_sum(A a, int64_t terms) {
   const auto k = static_cast<double>(terms);
   const Value alpha = a.scalar(4, 1);

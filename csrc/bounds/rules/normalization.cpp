@@ -1,12 +1,12 @@
 // Layer, group and batch normalisation.
 //
-// y = (x - mean) r, with r = 1 / sqrt(var + eps), over n elements. In exact arithmetic |y| <= sqrt(n), as the y of one
-// group have squares that add up to n at most. But the mean is rounded: off by some e |x|, and if the true deviations
-// are smaller than that, then r can be as large as 1 / sqrt(eps), and y as e |x| / sqrt(eps).
+// y = (x - mean) r, with r = 1 / sqrt(var + eps), over n elements. In exact arithmetic |y| <= sqrt(n), because the
+// squares of the y of one group add up to at most n. But the mean is rounded and off by some e |x|. If the true
+// deviations are smaller than that, r can be as large as 1 / sqrt(eps), and y as large as e |x| / sqrt(eps).
 //
 // Kernels evaluate the formulas in different orders, and each is written down here: cpu/layer_norm_kernel.cpp,
 // cpu/group_norm_kernel.cpp, cpu/batch_norm_kernel.cpp, Normalization.cpp, cuda/layer_norm_kernel.cu,
-// cuda/Normalization.cuh. They take 16 bits into float; batch norm of a tensor that is not contiguous does not.
+// cuda/Normalization.cuh. They convert 16-bit types to float, except batch norm of a non-contiguous tensor.
 #include <algorithm>
 #include <cmath>
 
@@ -20,15 +20,15 @@ using A = const RuleArguments&;
 
 bool has_16_bits(A a) { return a.range().unit > a.sums().unit; }
 
-// How far a mean of n may be off, in units of roundoff of |x|: blocks of it are running sums.
+// How far a mean of n may be off, in units of roundoff of |x|. Kernels compute running sums of blocks.
 double rounding_of_mean(double n) { return 64 + 4 * std::sqrt(n); }
 
-// |(x - mean) r| of the mean and the r that were computed, with a mean that is rounded to a dtype.
+// Bound of |(x - mean) r| for the computed mean and r, with a mean that is rounded to a dtype.
 double normalised(double n, double x, double r, const DtypeRange& of_mean) {
   return 1.1 * std::sqrt(n) + rounding_of_mean(n) * of_mean.unit * x * r;
 }
 
-// x - mean and r are given, and |(x - mean) r| is within a bound.
+// x - mean and r, with a bound of |(x - mean) r|.
 struct Normalised {
   Value x;
   Value mean;
@@ -64,7 +64,7 @@ void normalise(A a, double n, size_t x, size_t weight, size_t bias, size_t eps, 
   variance.min_abs = 0;
   const Value r = taken_into(a.range(), exactly(1) / sqrt(variance + a.widened_scalar(eps)));
   if (!r.known()) return;
-  // The bound of y holds for the mean and the r that are computed, however far they are from the exact ones.
+  // The bound of y holds for the computed mean and r, however far they are from the exact ones.
   Normalised y{a[x], taken_into(a.range(), centre), r, normalised(n, wide.max_abs, r.max_abs, of_mean)};
   y.mean.error = y.r.error = 0;
   out[0] = scaled_in_each_type(a, y, weight, bias);
@@ -72,14 +72,14 @@ void normalise(A a, double n, size_t x, size_t weight, size_t bias, size_t eps, 
   out[2] = r;
 }
 
-// What a backward pass is given.
+// The arguments of a backward pass.
 struct Backward {
   Value g;
   Value weight;
   Normalised y;
-  double mean_y;    // of |y|
+  double mean_y;    // mean of |y|
   double n;         // elements in a group
-  double rows = 1;  // that a weight is shared by
+  double rows = 1;  // rows that share a weight
 };
 
 struct Gradients {
@@ -88,7 +88,7 @@ struct Gradients {
   Value bias;
 };
 
-// Where `of_x`, mean and r are those of x: then y is within sqrt(n), and the mean of |y| within 1, as that of y^2 is.
+// If `of_x`, mean and r are those of x: then y is within sqrt(n), and the mean of |y| within 1, like that of y^2.
 Backward given(A a, size_t g, size_t x, size_t mean, size_t r, size_t weight, double n, bool of_x,
                const DtypeRange& of_mean) {
   Backward given{a[g], a.scalar(weight, 1), {a[x], a[mean], a[r]}, 0, n};
@@ -103,7 +103,7 @@ Backward widened(A a, const Backward& s) {
   return {taken_into(a.sums(), s.g), taken_into(a.sums(), s.weight), widened(a, s.y), s.mean_y, s.n, s.rows};
 }
 
-// Into x: r (g w - mean(g w) - y mean(g w y)). Into the weight: a sum of g y; into the bias: of g.
+// Gradient of x: r (g w - mean(g w) - y mean(g w y)). Gradient of the weight: a sum of g y; of the bias: a sum of g.
 Gradients within_exact_bounds(const Backward& s, const Value& x, const Value& weight) {
   const double g = s.g.max_abs;
   return {at_most(s.y.r.max_abs * g * s.weight.max_abs * (2 + s.y.bound * s.mean_y), x),
@@ -125,7 +125,7 @@ Gradients multiplied_out(const Backward& s) {
   return within_exact_bounds(s, into_x, either(per_row, per_sum));
 }
 
-// By the deviations, as layer norm does on devices.
+// From the deviations, like layer norm on devices.
 Gradients by_normalised(const Backward& s) {
   const Value gw = s.g * s.weight;
   const Value y = at_most(s.y.bound, (s.y.x - s.y.mean) * s.y.r);
@@ -135,7 +135,7 @@ Gradients by_normalised(const Backward& s) {
   return within_exact_bounds(s, into_x, sum(s.g * y, s.rows));
 }
 
-// By the deviations, as batch norm does: (g - mean g - (x - mean) k) r w, with k from the sum of (x - mean) g.
+// From the deviations, like batch norm: (g - mean g - (x - mean) k) r w, with k from the sum of (x - mean) g.
 Gradients by_deviations(const Backward& s) {
   const auto& [x, mean, r, bound] = s.y;
   const Value apart = x - mean;
@@ -151,7 +151,7 @@ void set(const Gradients& gradients, Results out) {
   out[2] = gradients.bias;
 }
 
-// Layer and group norm compute in float, and store in the dtype of x what they sum up on the way.
+// Layer and group norm compute in float, and store intermediate sums in the dtype of x.
 void multiply_out(A a, const Backward& s, Results out) {
   if (has_16_bits(a) && !multiplied_out(s).x.known()) return;
   set(multiplied_out(widened(a, s)), out);

@@ -11,10 +11,10 @@ namespace {
 
 using A = const RuleArguments&;
 
-// What a formula may square, or cube in float32, on its way to a result that is small again.
+// For larger inputs a formula may overflow when it squares, or cubes in float32, on the way to a small result.
 constexpr double kMayCube = 1e12;
 
-// x + alpha y. Of two masks only one may be -inf. cpu/BinaryOpsKernel.cpp
+// x + alpha y. At most one of two masks may be -inf. cpu/BinaryOpsKernel.cpp
 void add(A a, Results out) { out[0] = a[0] + a.scalar(2, 1) * a[1]; }
 
 void sub(A a, Results out) { out[0] = a[0] - a.scalar(2, 1) * a[1]; }
@@ -62,7 +62,7 @@ void at_most_one(A a, Results out) {
   if (a.max_abs(0) < RuleArguments::kUnknown) out[0] = {1};
 }
 
-// 0 <= sigmoid <= 1, also of -inf
+// 0 <= sigmoid <= 1, also for -inf
 void sigmoid(A a, Results out) {
   if (a.bound(0).known()) out[0] = {1, true};
 }
@@ -71,15 +71,15 @@ void exponential(A a, Results out) { out[0] = exp(a[0]); }
 
 void root(A a, Results out) { out[0] = sqrt(a[0]); }
 
-// Kernels round p to the dtype of x: to bfloat16 at worst, of which 8 bits are left.
+// Kernels round p to the dtype of x: at worst to bfloat16, which keeps 8 bits.
 double largest_power(double x, double p) {
   const bool is_exact = p == static_cast<double>(static_cast<c10::BFloat16>(static_cast<float>(p)));
   if (is_exact) return std::pow(x, p);
   return std::max(std::pow(x, p * (1 - 0x1p-8)), std::pow(x, p * (1 + 0x1p-8)));
 }
 
-// |x|^p is monotone in |x| for p > 0, unless float16 makes zero of p; a negative x has a power only if p is whole, and
-// an even one is not negative.
+// |x|^p is monotone in |x| for p > 0, unless float16 rounds p to zero. A negative x has a power only if p is an
+// integer; an even power is nonnegative.
 void pow(A a, Results out) {
   const double p = a.number(1, NAN);
   const bool is_whole = p == std::floor(p);
@@ -87,7 +87,7 @@ void pow(A a, Results out) {
   out[0] = {largest_power(a.max_abs(0), p), a.nonnegative(0) || (is_whole && std::fmod(p, 2) == 0)};
 }
 
-// One of the two. (max(-inf, y) is y, min is -inf: left to a look.)
+// One of the two. (max(-inf, y) is y, min is -inf: such results are scanned.)
 void one_of_two(A a, Results out) {
   out[0] = {std::max(a.max_abs(0), a.max_abs(1)), a.nonnegative(0) && a.nonnegative(1)};
 }
@@ -122,8 +122,7 @@ void addcmul(A a, Results out) {
   out[0] = a[0] + added;
 }
 
-// x + v s / t. What is subnormal after the product v s is off by a step, which the quotient makes larger, or else v
-// does.
+// x + v s / t. A subnormal product v s is off by up to one step, which the division or v may enlarge.
 void addcdiv(A a, Results out) {
   const Value v = a.scalar(3, 1);
   const Value quotient = v * a.quotient(1, 2);

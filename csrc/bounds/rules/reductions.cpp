@@ -6,7 +6,7 @@ namespace {
 
 using A = const RuleArguments&;
 
-// f(x, dtype), or f(x, dims, keepdim, dtype) where no dims are all dims: how many numbers are added up.
+// Returns how many numbers f(x, dtype) or f(x, dims, keepdim, dtype) adds up; without dims, it reduces all dimensions.
 double terms_of(A a) {
   const auto dims = a.size() < 4 ? c10::SmallVector<int64_t, 5>() : a.integers(1);
   if (dims.empty()) return static_cast<double>(a.numel(0));
@@ -18,12 +18,12 @@ double terms_of(A a) {
 // ReduceOps.cpp, cpu/SumKernel.cpp
 void total(A a, Results out) { out[0] = sum(a[0], terms_of(a)); }
 
-// Of nothing it is NaN.
+// The mean of nothing is NaN.
 void average(A a, Results out) {
   if (a.numel(0) != 0) out[0] = mean(a[0], terms_of(a));
 }
 
-// norm(x, order), linalg_vector_norm(x, order, dims, keepdim, dtype): that of order 2. cpu/ReduceOpsKernel.cpp
+// norm(x, order), linalg_vector_norm(x, order, dims, keepdim, dtype): only order 2. cpu/ReduceOpsKernel.cpp
 void norm(A a, Results out) {
   if (a.number(1, 2) == 2) out[0] = sqrt(sum(square(a[0]), static_cast<double>(a.numel(0))));
 }

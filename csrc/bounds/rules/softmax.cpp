@@ -1,4 +1,4 @@
-// Softmax and its kin. The largest exponential is e^0 = 1, so the sum is at least that, whatever x is.
+// Softmax and its relatives. The largest exponential is e^0 = 1, so the sum is at least 1 for every x.
 #include <cmath>
 
 #include "bounds/dtype_range.h"
@@ -9,16 +9,16 @@ namespace {
 
 using A = const RuleArguments&;
 
-// But for a mask.
+// Finite, without a mask of -inf.
 bool is_finite(A a) { return a.bound(0).known() && a.bound(0).max_abs <= largest_number(a.dtype()); }
 
-// 0 <= softmax <= 1, as long as x is finite: x - max x may be -inf, as of a mask of the lowest numbers, whose
-// exponential is 0. Of -inf alone it is NaN.
+// 0 <= softmax <= 1 if x is finite. x - max x may be -inf, for example with a mask of the lowest finite number; its
+// exponential is 0. A row that is -inf everywhere gives NaN.
 void softmax(A a, Results out) {
   if (is_finite(a) && !a.bound(0).masked) out[0] = {1, true};
 }
 
-// The same, and 0 for a row of -inf alone.
+// The same, and 0 for a row that is -inf everywhere.
 void safe_softmax(A a, Results out) {
   if (is_finite(a)) out[0] = {1, true};
 }
@@ -30,7 +30,7 @@ void log_softmax(A a, Results out) {
   out[0] = x - x - log_of_sum;
 }
 
-// y (g - sum g y). With y from softmax, whose sum is 1, the sum is a mean of g.
+// y (g - sum g y). If y comes from softmax, its sum is 1, and the sum g y is an average of g.
 void softmax_backward(A a, Results out) {
   const Value g = a[0];
   const Value y = a[1];
@@ -42,7 +42,7 @@ void softmax_backward(A a, Results out) {
   out[0] = either(y * apart, y * g - y * mean);
 }
 
-// g - e^y sum g, with y <= 0 from log_softmax.
+// g - e^y sum g, with y <= 0 if it comes from log_softmax.
 void log_softmax_backward(A a, Results out) {
   if (!a.produced_by(1, "aten::_log_softmax")) return;
   out[0] = a[0] - sum(a[0], static_cast<double>(a.size(0, a.integer(2, 0))));

@@ -58,7 +58,7 @@ TORCHNAN_HOST_DEVICE typename Packed<Word>::Register packed_add(typename Packed<
 #endif
 }
 
-// Returns `a` where it is below `b`, else zero.
+// Returns `a` if it is below `b`, else zero.
 template <typename Word>
 TORCHNAN_HOST_DEVICE typename Packed<Word>::Register packed_below(typename Packed<Word>::Register a,
                                                                   typename Packed<Word>::Register b) {
@@ -155,7 +155,7 @@ TORCHNAN_HOST_DEVICE ScanMaxima scan_chunk(const Entry& entry, uint64_t chunk, u
       add_pack(maxima, *reinterpret_cast<const Pack*>(at));
       continue;
     }
-    const uint64_t first = at < begin ? begin : at;  // the partial ends
+    const uint64_t first = at < begin ? begin : at;  // the partial blocks at both ends
     const uint64_t last = at + kPack < to ? at + kPack : to;
     for (uint64_t word = first; word < last; word += sizeof(Word)) {
       maxima.add_word(*reinterpret_cast<const Word*>(word));

@@ -40,8 +40,8 @@ __device__ uint64_t block_max(uint64_t value) {
   return warp_max(threadIdx.x < kThreads / kWarp ? warps[threadIdx.x] : 0);
 }
 
-// The host must end up with the number that the device has: after writing one, a thread checks whether another has
-// arrived meanwhile.
+// The host must end up with the number on the device: after writing one, a thread checks whether another has arrived
+// meanwhile.
 __device__ void publish_alarm(const ScannerState& state) {
   __threadfence();
   uint64_t written;
@@ -52,7 +52,7 @@ __device__ void publish_alarm(const ScannerState& state) {
   } while (*static_cast<volatile unsigned long long*>(state.first) != written);
 }
 
-// Blocks raise the alarm in any order: the lowest number stays.
+// Blocks raise the alarm in any order; the lowest number wins.
 __device__ void raise_alarm(const ScannerState& state, uint64_t number) {
   if (atomicMin(state.first, number) > number) publish_alarm(state);
 }
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kThreads)
   publish(state, strided.entry, dispatch_encoding(strided.entry, work), number);
 }
 
-// A lower number that has arrived since is an alarm of its own.
+// A lower number that has arrived since then is a new alarm.
 __global__ void reset_alarm(ScannerState state, unsigned long long handled) {
   atomicCAS(state.first, handled, kNoAlarm);
   publish_alarm(state);
@@ -104,7 +104,7 @@ using torchnan::cuda::Table;
 struct TorchnanScanner {
   HostWords* words = nullptr;  // pinned and mapped
   ScannerState state{};
-  cudaStream_t stream = nullptr;  // does not wait for the default one
+  cudaStream_t stream = nullptr;  // does not wait for the default stream
 };
 
 namespace {
@@ -121,7 +121,8 @@ class CaptureModeGuard {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-// Loads the kernels: the first launch of one may wait for the device. Fails if they have no code for it.
+// Loads the kernels now, because the first launch of a kernel may wait for the device. Fails if they have no code for
+// the device.
 cudaError_t load_kernels() {
   cudaFuncAttributes attributes;
   cudaError_t error = cudaFuncGetAttributes(&attributes, torchnan::cuda::scan);

@@ -1,8 +1,8 @@
 // The interface of the kernel library, which nvcc builds and which is loaded at run time. It needs a driver only when
-// used.
+// it is used.
 //
-// A scanner belongs to one device, which the caller makes current, and has a stream of its own. Nothing here waits for
-// the device except scanner_read() and scanner_free(). All functions return 0, or an error that error_text() explains.
+// A scanner belongs to one device, which the caller makes current, and has a separate stream. Only scanner_read() and
+// scanner_free() wait for the device. All functions return 0, or an error that error_text() explains.
 #pragma once
 
 #include <stdint.h>
@@ -21,13 +21,14 @@ struct TorchnanScanner;
 TORCHNAN_API int torchnan_cuda_abi();
 TORCHNAN_API const char* torchnan_cuda_error_text(int error);
 
-// Allocates kSlots slots on the device, cleared, and two words of host memory that the device can write to. May be
-// called while streams are being captured. Fails where the kernels have no code for the device.
+// Allocates kSlots cleared slots on the device, and two words of host memory that the device can write to. May be
+// called while streams are being captured. Fails if the kernels have no code for the device.
 TORCHNAN_API int torchnan_scanner_make(int device, TorchnanScanner** made);
 // Waits for the launched kernels.
 TORCHNAN_API int torchnan_scanner_free(TorchnanScanner* scanner);
 
-// Returns the words that the host polls. Reading them is one load; they lag as far as the device is behind the host.
+// Returns the words that the host polls. Reading them is one load; they lag behind as far as the device is behind the
+// host.
 TORCHNAN_API const volatile torchnan::cuda::HostWords* torchnan_scanner_words(const TorchnanScanner* scanner);
 
 // Queues scans on a stream of the device; may be captured. The tensors must live until the stream has executed it. The
@@ -37,16 +38,16 @@ TORCHNAN_API int torchnan_scan(TorchnanScanner* scanner, const torchnan::cuda::T
 TORCHNAN_API int torchnan_scan_strided(TorchnanScanner* scanner, const torchnan::cuda::StridedEntry* strided,
                                        uint64_t number, void* stream);
 
-// Records how far a stream has come, in a mark that is made if `*mark` is null and lives as long as the process. The
-// stream may not be captured.
+// Records how far a stream has come, in a mark. If `*mark` is null, it creates one, which lives as long as the process.
+// The stream must not be captured.
 TORCHNAN_API int torchnan_record_mark(TorchnanScanner* scanner, void* stream, void** mark);
 
-// Queues the clearing of slots on a stream, which may not be captured.
+// Queues the clearing of slots on a stream, which must not be captured.
 TORCHNAN_API int torchnan_scanner_clear(TorchnanScanner* scanner, uint32_t first, uint32_t count, void* stream);
 
-// What follows is done on the scanner's own stream, which follow_mark() lets wait for a stream to come to a mark.
+// The following run on the scanner's own stream. follow_mark() makes it wait for another stream to reach a mark.
 TORCHNAN_API int torchnan_follow_mark(TorchnanScanner* scanner, void* mark);
-// Resets the alarm if it is still `handled`, and counts that in either case.
+// Resets the alarm if it is still `handled`, and counts the reset in either case.
 TORCHNAN_API int torchnan_scanner_reset_alarm(TorchnanScanner* scanner, uint64_t handled);
 // Copies slots to the host, and waits for the copy.
 TORCHNAN_API int torchnan_scanner_read(TorchnanScanner* scanner, uint32_t first, uint32_t count,

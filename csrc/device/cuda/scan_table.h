@@ -27,10 +27,10 @@ constexpr uint32_t kMaxEntries = 110;
 constexpr uint32_t kThreads = 256;
 constexpr uint64_t kChunkBytes = 65536;  // read by one block
 
-// A launch for many tensors. It fits into the arguments of the kernel, so nothing is copied to the device before.
+// A launch for many tensors. It fits into the arguments of the kernel, so no copy to the device precedes it.
 struct Table {
   uint32_t entries;
-  uint32_t first_chunk[kMaxEntries + 1];  // of each entry, and one past the last
+  uint32_t first_chunk[kMaxEntries + 1];  // for each entry, and one past the last
   Entry entry[kMaxEntries];
 };
 static_assert(sizeof(Table) <= 4096, "kernel arguments end there on every device");
@@ -45,18 +45,18 @@ struct StridedEntry {
   int64_t stride[kMaxDims];  // between two runs, in words
 };
 
-// Entries have numbers, increasing in the order of the operations. Entry n writes to slot n % kSlots. The alarm is the
-// lowest number whose limit was exceeded; kNoAlarm if none was.
+// Entries have numbers that increase in the order of the operations. Entry n writes to slot n % kSlots. The alarm is
+// the lowest number whose limit was exceeded; kNoAlarm if there is none.
 constexpr uint64_t kNoAlarm = ~uint64_t{0};
 constexpr uint32_t kSlots = 1 << 16;  // of each scanner: 1 MiB on the device
 
-// What the device writes to host memory.
+// The words that the device writes to host memory.
 struct HostWords {
   uint64_t alarm;
-  uint64_t resets;  // of the alarm, that have been done
+  uint64_t resets;  // how many resets of the alarm have been done
 };
 
-// Returns the number of 64 KiB chunks that begin at a 16-byte pack: only the first and the last are partial.
+// Returns the number of 64 KiB chunks. Each begins at a 16-byte pack: only the first and the last are partial.
 inline uint64_t chunks_of(const Entry& entry) {
   const uint64_t past_pack = reinterpret_cast<uintptr_t>(entry.data) % 16;
   return (past_pack + entry.words * traits_of(entry.encoding).word_bytes + kChunkBytes - 1) / kChunkBytes;

@@ -1,13 +1,13 @@
 // Bounds: how most results are proved finite without being scanned.
 //
 // Every tensor whose memory comes from PyTorch's allocator has an upper bound of |x|. An operator with a bound rule
-// turns the bounds of its arguments into bounds of its results, before it runs. A result whose bound lies within the
-// range of its dtype is finite and is not scanned. Where a rule gives no bound, or one out of range, the result is
+// computes the bounds of its results from those of its arguments, before it runs. A result whose bound lies within the
+// range of its dtype is finite and is not scanned. If a rule gives no bound, or one out of range, the result is
 // scanned, and the largest |x| found is its new, exact bound.
 //
 // A rule is a theorem about its operator, for all arguments: a bound that is too small hides a NaN, while one that is
-// too large only costs a scan. So a rule is the kernel's own formula over abstract values (value.h), in each order in
-// which kernels evaluate it:
+// too large only costs a scan. Therefore a rule is the kernel's own formula over abstract values (value.h), in each
+// order in which kernels evaluate it:
 //
 //   register_bound_rule("mylib::gated_mul", [](const RuleArguments& a, std::span<Bound> out) {
 //     out[0] = a[0] * (a[1] + a.scalar(2, 1));
@@ -40,13 +40,13 @@ struct Bound {
   double max_abs = std::numeric_limits<double>::infinity();  // no |x| is larger; infinity: unknown
   bool nonnegative = false;                                  // no x is negative
   bool masked = false;  // x may also be an intentional -inf, as in a mask; all other x are within max_abs
-  // Of a result: no |x| that the kernel computes on the way to it and rounds to a dtype of the call is larger than this
-  // or max_abs. A sum of products is finite only if the products are.
+  // For a result: an upper bound, together with max_abs, of every intermediate |x| that the kernel rounds to a dtype of
+  // the call. A sum of products is finite only if the products are.
   double max_intermediate = 0;
 
   bool known() const { return max_abs < std::numeric_limits<double>::infinity(); }
 
-  // Returns a bound that holds for values from either.
+  // Returns a bound that holds for the values of both.
   Bound joined(const Bound& other) const {
     return {std::max(max_abs, other.max_abs), nonnegative && other.nonnegative, masked || other.masked,
             std::max(max_intermediate, other.max_intermediate)};
@@ -74,23 +74,23 @@ class TORCHNAN_API RuleArguments {
   const at::Tensor* tensor(size_t i) const;              // null if it is none
   bool has_value(size_t i) const;                        // whether the argument exists and is not None
 
-  // Returns the values of a tensor or a number, as they are before the call: unknown for a number that is NaN or beyond
-  // dtype(), 0 for an argument without a value. A number enters as the kernel may see it: as it was passed, or rounded
-  // to dtype(), where it may be 0.
+  // Returns the values of a tensor or a number before the call. They are unknown for a number that is NaN or beyond
+  // dtype(), and 0 for an argument without a value. A number covers both forms that a kernel may see: as it was passed,
+  // and rounded to dtype(), where it may be 0.
   Value operator[](size_t i) const;
   // Returns the same, or the default for an argument without a value.
   Value scalar(size_t i, double default_value) const;
   // Returns a number that the operator computes from its arguments in double, and then uses as one of them.
   Value as_scalar(double number) const;
-  // Returns the same, with the smallest |x|, for which a small tensor is read.
+  // Returns the same, with the smallest |x|; scans a small tensor to find it.
   Value divisor(size_t i) const;
-  // Returns the same in the type that the operator accumulates in: double for float64, float for the others.
+  // Returns the same in the type that the operator accumulates in: double for float64, float for the other dtypes.
   Value widened(size_t i) const { return taken_into(sums(), (*this)[i]); }
   // Returns a number in that type, where a small one is not rounded to 0.
   Value widened_scalar(size_t i) const;
 
-  // Return the bound of a tensor or a number. max_abs() is kUnknown for a tensor that may hold -inf, for a number that
-  // is NaN or beyond dtype(), and 0 for an argument without a value.
+  // Return the bound of a tensor or a number. max_abs() is kUnknown for a tensor that may hold -inf and for a number
+  // that is NaN or beyond dtype(), and 0 for an argument without a value.
   Bound bound(size_t i) const;
   double max_abs(size_t i) const;
   bool nonnegative(size_t i) const;
@@ -103,16 +103,16 @@ class TORCHNAN_API RuleArguments {
   double min_value(size_t i) const;
   double min_abs(size_t i) const;
 
-  // Returns the number as it was passed, to compare it; to compute with it, use scalar().
+  // Returns the number as it was passed, for comparisons; for arithmetic, use scalar().
   double number(size_t i, double default_value) const;
   int64_t integer(size_t i, int64_t default_value) const;
   bool flag(size_t i) const;
   c10::SmallVector<int64_t, 5> integers(size_t i) const;  // empty without a value
 
-  // Returns x / y over the elements of two tensors: by the least |y|, or because both have one history, as the moments
-  // of an optimizer have.
+  // Returns x / y over the elements of two tensors: by the least |y|, or from their common history if they are the
+  // moments of an optimizer.
   Value quotient(size_t i, size_t j) const;
-  Value reciprocal(size_t i) const;  // the same of 1 / x
+  Value reciprocal(size_t i) const;  // the same for 1 / x
 
   // Only for arguments that are tensors:
   c10::IntArrayRef sizes(size_t i) const;
@@ -139,9 +139,9 @@ class TORCHNAN_API RuleArguments {
   DtypeRange mixed_;
 };
 
-// Sets the bounds of the results, in the order in which the operator returns them, followed by the mutated arguments
-// that it does not return. Results that are left alone stay unknown. Called on any thread; an exception is counted as
-// an internal error, and the results are scanned.
+// Sets the bounds of the results in the order in which the operator returns them, followed by those of mutated
+// arguments that it does not return. A result that is not set stays unknown. A rule may be called on any thread; an
+// exception is counted as an internal error, and the results are scanned.
 using BoundRule = std::function<void(const RuleArguments& arguments, std::span<Bound> results)>;
 
 // Registers the rule of an operator such as "mylib::gated_mul", for all its overloads and its in-place form. Throws

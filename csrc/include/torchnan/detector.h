@@ -1,4 +1,4 @@
-// Detection in C++: from the construction of a Detector to its end.
+// Detection in C++: from the construction of a Detector to its destruction.
 #pragma once
 
 #include <cstdint>
@@ -47,11 +47,11 @@ class TORCHNAN_API Detector {
   std::vector<Finding> findings() const;
   std::string report() const;
   Stats stats() const;
-  // Returns the headroom since the last call; needs Options::headroom. Measured values come before bounds, and the
-  // nearest to the end of their range before others.
+  // Returns the headroom since the last call; needs Options::headroom. Measured values come before bounds, and those
+  // closest to the end of their range come first.
   std::vector<Headroom> headroom();
 
-  // Marks the begin of training step k. Findings carry the number.
+  // Marks the beginning of training step k. Findings carry the number.
   void mark_step(int64_t k);
 
   // Name tensors for the report ("encoder.weight"). They are not kept alive.
@@ -67,7 +67,7 @@ class TORCHNAN_API Detector {
   bool open_ = false;
 };
 
-// Makes the current thread take part in the detection of another thread, until destruction.
+// Attaches the current thread to the detection of another thread, until destruction.
 class TORCHNAN_API ThreadScope {
  public:
   explicit ThreadScope(const Detector& detector);

@@ -1,4 +1,4 @@
 #pragma once
 
-// What the shared library shows to its users; everything else in it is hidden.
+// Exports a symbol from the shared library; all others are hidden.
 #define TORCHNAN_API __attribute__((visibility("default")))

@@ -11,10 +11,10 @@
 
 namespace torchnan {
 
-// An error did harm, a warning was never used, a note is for information.
+// An error did harm; a warning is about a value that was never used; a note is for information.
 enum class Level { kError, kWarning, kNote };
 
-// What the origin made first. An output that holds both counts as NaN.
+// The kind of value that the origin made first. An output that holds both counts as NaN.
 enum class Kind { kNaN, kInf };
 
 // Where the value came from.
@@ -30,15 +30,15 @@ enum class Origin {
 
 enum class Phase { kForward, kBackward, kOptimizer };
 
-// A source line. File names are as user code has them.
+// A source line. File names are as in user code.
 struct Frame {
   std::string file;
   int64_t line = 0;
   std::string function;
 };
 
-// Counts of the elements of a tensor, and the range of its finite ones (absent if there are none). Of a number the same
-// as of a tensor that holds it.
+// Counts of the elements of a tensor, and the range of its finite ones (absent if there are none). A number has the
+// same counts as a tensor that holds it.
 struct Tally {
   int64_t nan = 0;
   int64_t posinf = 0;
@@ -47,7 +47,7 @@ struct Tally {
   std::optional<double> max;
   std::optional<double> absmax;
   int64_t zeros = 0;                // for the hint alone: not in the log
-  std::optional<double> min_abs{};  // of those that are not zero; likewise
+  std::optional<double> min_abs{};  // smallest that is not zero; likewise
 
   int64_t nonfinite() const { return nan + posinf + neginf; }
 };
@@ -62,7 +62,8 @@ struct InputSummary {
   Tally tally;
   bool overwritten = false;  // the operation wrote over it, so there is no tally
   std::string constant;      // where user code wrote a non-finite constant into it: "train.py:12"
-  // Of a parameter the largest |x| before its first optimizer step, and the number of that step: for the hint alone.
+  // For a parameter: the largest |x| before its first optimizer step, and the number of that step. Only the hint uses
+  // it.
   std::optional<double> initial_absmax{};
   int64_t initial_step = 0;
 };
@@ -74,25 +75,25 @@ struct LineageStep {
   int64_t line = 0;
 };
 
-// How the inside of a compiled region was followed.
+// How the inside of a compiled region was replayed.
 enum class Replay {
   kTraced,   // the graph that was traced made the value, operation by operation
-  kLowered,  // the graph that the compiler had made of it did
+  kLowered,  // the graph that the compiler made of it
   kFused,    // only the arithmetic of the generated code does
   kNone,     // it was not followed
 };
 
-// The compiled region that the origin is inside of.
+// The compiled region that contains the origin.
 struct CompiledRegion {
   std::string region;  // the function that was compiled
   std::string file;
   int64_t line = 0;
-  std::string kernel;  // the first of the generated code that wrote the value; empty if that is not known
+  std::string kernel;  // the first kernel of the generated code that wrote the value; empty if unknown
   Replay replay = Replay::kNone;
-  std::string obstacle;  // why it was not followed
+  std::string obstacle;  // the reason why it was not followed
 };
 
-// How the value did harm.
+// The kind of harm.
 enum class HarmKind {
   kNone,            // a warning or a note: no harm
   kOrigin,          // when="origin": reported where it was made
@@ -106,15 +107,15 @@ enum class HarmKind {
   kUnused,          // never used
 };
 
-// The name of a harmed parameter that has none begins so, and says its place or shape.
+// The name of a harmed parameter without a name begins with this, followed by its index or shape.
 inline constexpr std::string_view kNamelessParameter = "parameter ";
 
 struct Harm {
   HarmKind kind = HarmKind::kNone;
-  std::string name;  // of the parameter, state entry or guard, if there is one
+  std::string name;  // the name of the parameter, state entry or guard, if there is one
   std::string file;
   int64_t line = 0;
-  std::optional<bool> applied{};  // kGradient: whether the optimizer's step went on; absent if that is not known
+  std::optional<bool> applied{};  // kGradient: whether the optimizer's step was applied; absent if unknown
 };
 
 struct Finding {
@@ -125,20 +126,21 @@ struct Finding {
   Origin origin = Origin::kOp;
   Phase phase = Phase::kForward;
 
-  // "aten::log"; the allocating op for kUninit; for other external values the first reader, or what wrote the constant.
+  // "aten::log"; the allocating op for kUninit; for other external values the first reader, or the operator that wrote
+  // the constant.
   std::string op;
   std::string overload;               // "Tensor"
   int64_t output = 0;                 // index of the output
   std::string node;                   // "LogBackward0" in the backward pass, else empty
   std::optional<std::string> module;  // dotted path, "" is the root, absent outside every module
   std::string name;                   // of the parameter or buffer
-  // kInput: `op` wrote the value, as x[i] = nan does. kOp: `op` computed with infinities that the program wrote; the
-  // tensor described is theirs.
+  // kInput: `op` wrote the value, as x[i] = nan does. kOp: `op` computed with infinities that the program wrote, and
+  // the fields describe the tensor of these.
   bool constant = false;
   std::string collective;    // kInput: that brought the value from another rank, "c10d::allreduce_"
   std::vector<Frame> stack;  // user code first; in the backward pass the stack of the forward call
-  // In the backward pass: where Python ran the operation, in a Function's backward or in a hook. A hook's are the first
-  // of `stack` too.
+  // In the backward pass: where Python ran the operation, in a Function's backward or in a hook. The frames of a hook
+  // also come first in `stack`.
   std::vector<Frame> backward_stack;
 
   std::optional<int64_t> step;
@@ -161,7 +163,7 @@ struct Finding {
   int64_t lineage_omitted = 0;  // steps left out before the last one
   Harm harm;
   std::string hint;     // one factual sentence, or empty
-  int64_t repeats = 0;  // further findings of the same
+  int64_t repeats = 0;  // how many more findings were equal
 };
 
 TORCHNAN_API const char* name_of(Level level);
@@ -181,9 +183,9 @@ TORCHNAN_API std::string to_text(const Finding& finding);
 // KiB: if necessary, names lose their middle ("...") and lists their end.
 TORCHNAN_API std::string to_json(const Finding& finding);
 
-// Reads such a line: to_json() of the result is the line again. Throws std::invalid_argument, which names the field,
-// what it must be and what it is, for a line that to_json() of this schema version does not write: longer than 1 MiB,
-// not UTF-8, with an entry that is missing, unknown or repeated.
+// Reads such a line: to_json() of the result is the line again. Throws std::invalid_argument for a line that to_json()
+// of this schema version does not write: longer than 1 MiB, not UTF-8, or with a missing, unknown or repeated entry.
+// The message names the field, the expected value and the actual one.
 TORCHNAN_API Finding finding_from_json(std::string_view line);
 
 }  // namespace torchnan

@@ -1,4 +1,4 @@
-// Headroom: how near the results of the forward pass come to the end of the range of their dtype.
+// Headroom: how close the results of the forward pass come to the end of the range of their dtype.
 #pragma once
 
 #include <optional>
@@ -8,7 +8,7 @@
 
 namespace torchnan {
 
-// For one module and dtype, or for one operator and dtype where no module is known.
+// The headroom of one module and dtype, or of one operator and dtype if no module is known.
 struct TORCHNAN_API Headroom {
   std::optional<std::string> module;  // "layers.11.mlp.down_proj"
   std::string op;                     // the operator with the largest result: "aten::addmm"

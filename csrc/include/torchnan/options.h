@@ -1,4 +1,4 @@
-// The options of a detection. They have the names of the Python keywords.
+// The options of a detection session. They have the names of the Python keywords.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace torchnan {
 
-// What happens on a finding of level error.
+// The action on a finding of level error.
 enum class Action {
   kRaise,  // throw NonFiniteError
   kWarn,   // print the report once per origin, continue

@@ -1,4 +1,4 @@
-// Scopes: places of C++ code that reports name.
+// Scopes: named locations in C++ code for reports.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,13 @@
 
 namespace torchnan {
 
-// Names a place in C++ code, until destruction: what this thread calls meanwhile is reported with the file and line of
-// the scope, under its name (empty: that of the function), and so is the backward pass of it where no Python is around.
+// Names a location in C++ code, until destruction. Operations that this thread calls meanwhile are reported with the
+// file and line of the scope, and its name (if empty, the name of the function). So is their backward pass, unless
+// Python called it.
 //
 //   torchnan::Scope scope("decoder");
 //
-// Scopes nest. They may be opened with or without a Detector; up to 65,536 different ones are told apart.
+// Scopes nest. They may be opened with or without a Detector; up to 65,536 different ones are distinguished.
 class TORCHNAN_API Scope {
  public:
   explicit Scope(std::string name = "", const std::source_location& where = std::source_location::current());

@@ -1,4 +1,4 @@
-// The counts of a detection.
+// The counters of a detection session.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace torchnan {
 
-// The one list of counts: X(name) for each, first those that every thread keeps for itself, then those of the session.
+// The list of all counters: X(name) for each. First those that each thread keeps separately, then those of the session.
 #define TORCHNAN_THREAD_COUNTS(X)                                                              \
   X(ops)                   /* operations that were intercepted */                              \
   X(checked)               /* tensors checked */                                               \
@@ -31,7 +31,7 @@ namespace torchnan {
   X(headroom_dropped) /* results at call sites beyond the capacity of headroom */       \
   X(internal_errors)  /* failures of the detector itself, each warned about once */
 
-// Counts since the detection began. Exact, not sampled.
+// Counts since the session began. Exact, not sampled.
 struct Stats {
 #define TORCHNAN_DECLARE_COUNT(name) int64_t name = 0;
   TORCHNAN_THREAD_COUNTS(TORCHNAN_DECLARE_COUNT)
@@ -40,7 +40,7 @@ struct Stats {
   std::map<std::string, int64_t> skipped;  // tensors that were not checked, by reason
 };
 
-// Calls visit(name, count) for every count of `stats` but `skipped`.
+// Calls visit(name, count) for every counter of `stats` except `skipped`.
 template <typename Visitor>
 void for_each_count(const Stats& stats, Visitor&& visit) {
 #define TORCHNAN_VISIT_COUNT(name) visit(#name, stats.name);

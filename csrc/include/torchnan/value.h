@@ -1,4 +1,4 @@
-// Abstract values: what a rule knows of the numbers that a kernel computes with.
+// Abstract values: what a rule knows about the numbers that a kernel computes with.
 //
 // A rule is the kernel's own formula over such values: (x - mean) * rstd * weight + bias. Each operation rounds as the
 // kernel does, remembers the largest intermediate, and gives an unknown value where the kernel may overflow, divide by
@@ -22,10 +22,11 @@ struct DtypeRange {
   double epsilon = 0;  // unit roundoff of the type that sums are accumulated in
   double step = 0;     // the smallest subnormal: no rounding below `tiny` is off by more
   bool is_stored =
-      true;  // whether tensors of the call have this dtype; false for a wider one that a kernel computes in
+      true;  // whether tensors of the call have this dtype; false for a wider one that only the kernel computes in
 };
 
-// All numbers that one variable of a kernel may hold. A default Value is unknown: it may be NaN or infinite.
+// The range of all numbers that one variable of a kernel may hold. A default Value is unknown: it may be NaN or
+// infinite.
 struct Value {
   static constexpr double kUnknown = std::numeric_limits<double>::infinity();
 
@@ -49,7 +50,7 @@ inline Value exactly(double number) { return {std::abs(number), std::abs(number)
 
 namespace detail {
 
-// Of two types a kernel computes in the wider one.
+// Returns the wider of two types, in which a kernel computes.
 inline const DtypeRange* wider(const DtypeRange* x, const DtypeRange* y) {
   if (x == nullptr || y == nullptr) return x == nullptr ? y : x;
   return x->unit <= y->unit ? x : y;
@@ -65,7 +66,7 @@ inline Value rounded(const Value& x, const Value& y, double max_abs, double min_
   result.error += max_abs * in->unit + in->tiny;
   result.min_abs *= 1 - in->unit;
   if (result.min_abs < in->tiny) result.min_abs = 0;
-  if (!(result.max_abs <= in->limit)) {  // NaN as well
+  if (!(result.max_abs <= in->limit)) {  // true for NaN as well
     result.max_abs = Value::kUnknown;
     result.min_abs = 0;
   }
@@ -89,7 +90,7 @@ inline Value operator+(const Value& x, const Value& y) {
                          nonnegative, x.masked || y.masked);
 }
 
-// The difference of two numbers of the same sign is not larger than either.
+// The difference of two numbers of the same sign is at most as large as either.
 inline Value operator-(const Value& x, const Value& y) {
   if (x.masked || y.masked) return detail::unknown_in(x.in);
   const bool have_same_sign = x.nonnegative && y.nonnegative;
@@ -103,7 +104,7 @@ inline Value operator-(Value x) {
   return x;
 }
 
-// -inf stays -inf only if the other factor is positive: not even one that is rounded to zero.
+// -inf stays -inf only if the other factor is positive, and not rounded to zero.
 inline Value operator*(const Value& x, const Value& y) {
   const bool masked = x.masked || y.masked;
   if (masked && !(x.masked ? y.is_positive() && !y.masked : x.is_positive())) return detail::unknown_in(x.in);
@@ -113,7 +114,7 @@ inline Value operator*(const Value& x, const Value& y) {
                          x.error * y.max_abs + y.error * (x.max_abs + x.error), x.nonnegative && y.nonnegative, masked);
 }
 
-// Only the smallest |y| matters. How far the quotient is from the exact one is unknown if the exact y may be 0.
+// Only the smallest |y| matters. The distance from the exact quotient is unknown if the exact y may be 0.
 inline Value operator/(const Value& x, const Value& y) {
   if (x.masked || y.masked || !(y.min_abs > 0)) return detail::unknown_in(x.in);
   if (y.is_one()) return x;
@@ -141,9 +142,9 @@ inline Value exp(const Value& x) {
   return detail::rounded(x, x, max_abs, x.masked ? 0 : std::exp(-x.max_abs), max_abs * std::expm1(x.error), true);
 }
 
-// By how much the rounded sum of n numbers may exceed the exact one. Each addition adds a factor of 1 + u. And as
-// adding b moves a rounded sum by at most 2b, one running sum cannot more than double, nor sums of sums more than
-// double again; a fifth part is for trees of them, and holds for sums that are kept in 16 bits as well.
+// The factor by which the rounded sum of n numbers may exceed the exact one. Each addition contributes a factor of 1 +
+// u. Adding b moves a rounded sum by at most 2b, so one running sum at most doubles, and sums of sums at most double
+// again. A further fifth covers trees of sums, and sums that are kept in 16 bits.
 inline double growth_of_sum(double n, const DtypeRange& in) {
   constexpr double kMaxGrowth = 5;
   if (in.unit > in.epsilon) return kMaxGrowth;
@@ -151,8 +152,8 @@ inline double growth_of_sum(double n, const DtypeRange& in) {
   return relative < 1 ? 1 + relative + relative * relative : kMaxGrowth;
 }
 
-// How far a sum of n may be off, in units of roundoff of n |x|, if not all roundings go one way: kernels add up blocks,
-// and the roundings of running sums are a random walk.
+// The error of a sum of n numbers, in units of roundoff of n |x|, if not all roundings go the same way: kernels add up
+// blocks, and the roundings of running sums are a random walk.
 inline double rounding_of_sum(double n) { return std::min(n, 64 + 4 * std::sqrt(n)); }
 
 // Returns the sum of n numbers, in any order.
@@ -163,7 +164,7 @@ inline Value sum(const Value& x, double n) {
                          n * x.error + exact * x.in->unit * rounding_of_sum(n), x.nonnegative);
 }
 
-// Their sum comes first, and its rounding stays: n equal numbers have a mean above them.
+// The sum comes first, and its rounding remains: the mean of n equal numbers may exceed them.
 inline Value mean(const Value& x, double n) { return sum(x, n) / exactly(std::max(n, 1.0)); }
 
 // Returns the sum of n products, whose factors may be rounded to bfloat16 (set_float32_matmul_precision).
@@ -175,7 +176,7 @@ inline Value dot(const Value& x, const Value& y, double n) {
   return sum(rounded * y, n);
 }
 
-// Returns the value that is one of several, or what a kernel computes in one of several orders.
+// Returns a value that covers both: one of several alternatives, or a result that kernels compute in several orders.
 inline Value either(const Value& x, const Value& y) {
   return {std::max(x.max_abs, y.max_abs), std::min(x.min_abs, y.min_abs),
           std::max(x.error, y.error),     std::max(x.intermediate, y.intermediate),
@@ -187,13 +188,13 @@ Value either(const Value& x, const Value& y, const Value& z, const More&... more
   return either(either(x, y), z, more...);
 }
 
-// Returns x with a better bound of what it is in exact arithmetic, by a theorem. What may overflow stays unknown.
+// Returns x with a better bound of its exact value, from a theorem. If it may overflow, it stays unknown.
 inline Value at_most(double exact_bound, Value x) {
   if (x.known()) x.max_abs = std::min(x.max_abs, exact_bound + x.error);
   return x;
 }
 
-// Returns a value that is taken into another type, as kernels take 16 bits into a float and back.
+// Returns a value converted to another type, as kernels convert 16-bit types to float and back.
 inline Value taken_into(const DtypeRange& range, Value x) {
   if (x.in == &range) return x;
   const bool is_widened = x.in == nullptr || range.unit <= x.in->unit;

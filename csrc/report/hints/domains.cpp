@@ -15,10 +15,10 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 struct Domain {
   std::string_view op;
-  double low;  // between these it is finite
+  double low;  // the function is finite between these
   double high;
-  std::string_view outside;  // the values that are not
-  std::string_view image;    // what becomes NaN of them
+  std::string_view outside;  // describes the values outside
+  std::string_view image;    // the result of these, which is NaN
   std::string_view pole;     // where it is infinite, and why; empty if nowhere
 };
 
@@ -56,7 +56,7 @@ Hint hint_for_domain(const Operation& op, const Domain& domain) {
   const Argument x = op.self();
   const bool is_clamped = op.argument("eps").input != nullptr;  // logit
   if (op.is_complex() || is_clamped || x.input == nullptr) return {};
-  if (x.is_overwritten()) {  // of finite values nothing else does that
+  if (x.is_overwritten()) {  // for finite values this is the only reason
     if (op.made_nan())
       return about(x, fmt::format("{} held {}: {} is NaN", x.input->name, domain.outside, domain.image));
     return domain.pole.empty() ? Hint{} : about(x, fmt::format("{} held {}", x.input->name, domain.pole));

@@ -1,5 +1,6 @@
-// Hints by operator, a file for each family of operators. Each function returns what the arguments hold that makes the
-// result non-finite; empty if the operator is of another family, or if its rule does not fit what was measured.
+// Hints by operator, a file for each family of operators. Each function returns the property of the arguments that
+// makes the result non-finite. Empty if the operator belongs to another family, or if its rule does not fit the
+// statistics.
 #pragma once
 
 #include "report/operation.h"
@@ -7,13 +8,13 @@
 namespace torchnan {
 
 Hint hint_of_domains(const Operation& op);            // functions of one argument that are defined on an interval
-Hint hint_of_special_functions(const Operation& op);  // the gamma function and its kin; zeta, entropy, x log y
-Hint hint_of_quotients(const Operation& op);          // division, and what is left of it
+Hint hint_of_special_functions(const Operation& op);  // the gamma function and its relatives; zeta, entropy, x log y
+Hint hint_of_quotients(const Operation& op);          // division and remainders
 Hint hint_of_powers(const Operation& op);             // pow
 Hint hint_of_infinities(const Operation& op);         // 0 * inf and inf - inf
 Hint hint_of_softmax(const Operation& op);            // softmax and attention
 Hint hint_of_reductions(const Operation& op);         // means over nothing, variances of one element
-Hint hint_of_losses(const Operation& op);             // targets that leave nothing to average or align
+Hint hint_of_losses(const Operation& op);             // targets without anything to average or align
 Hint hint_of_normalization(const Operation& op);      // variances that are 0, negative or too large
 Hint hint_of_linear_algebra(const Operation& op);     // singular matrices
 Hint hint_of_optimizers(const Operation& op);         // steps of an optimizer in one kernel

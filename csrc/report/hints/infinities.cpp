@@ -31,7 +31,7 @@ Hint hint_for_product(const Operation& op) {
                                      zero.input->name));
 }
 
-// Of finite factors it is NaN only where an Inf on the way meets a zero.
+// With finite factors, the product is NaN only if an intermediate Inf meets a zero.
 Hint hint_for_product_of_elements(const Operation& op) {
   const Argument x = op.self();
   if (!op.made_nan() || op.is_complex() || !x.is_finite() || !x.holds_zeros()) return {};
@@ -41,7 +41,7 @@ Hint hint_for_product_of_elements(const Operation& op) {
                            x.input->name, op.limit(), op.dtype()));
 }
 
-// Of sums of products.
+// For sums of products.
 Hint hint_for_matrix_product(const Operation& op) {
   if (!op.made_nan() || op.is_complex()) return {};
   const bool has_zeros = static_cast<bool>(zero_and_infinity(op).first);
@@ -53,7 +53,7 @@ Hint hint_for_matrix_product(const Operation& op) {
   return {};
 }
 
-// Where a factor is 0, what it multiplies is no summand.
+// Terms with a zero factor contribute nothing.
 bool has_zero_factor(const Operation& op) {
   return op.argument("alpha").holds_zeros() || op.argument("weight").holds_zeros();
 }

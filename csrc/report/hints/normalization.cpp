@@ -15,7 +15,7 @@ std::string_view computation_dtype(const Operation& op) {
   return op.dtype() == "float16" || op.dtype() == "bfloat16" ? "float32" : std::string_view(op.dtype());
 }
 
-// Whether what is normalized may overflow where it is scaled: it is at most the root of the count before that.
+// Whether the normalized value may overflow when it is scaled: before that, it is at most the root of the count.
 bool may_overflow_in_scaling(const Operation& op, const Argument& x) {
   const Argument weight = op.argument("weight");
   const double scale = weight ? weight.absmax() : 1;
@@ -36,16 +36,16 @@ Hint hint_for_running_variance(const Operation& op, const Argument& variance) {
 
 Hint hint_for_normalization(const Operation& op) {
   const Argument variance = op.argument("running_var");
-  if (variance) return hint_for_running_variance(op, variance);  // else it was written: training
+  if (variance) return hint_for_running_variance(op, variance);  // otherwise it was written: training
   const Argument x = op.self();
   const Argument eps = op.argument("eps");
-  if (eps.has_range() && eps.min() < 0) return {};  // the root of a small variance, or a large one
+  if (eps.has_range() && eps.min() < 0) return {};  // either the root of a small variance, or a large variance
   if (!x.is_finite() || !x.tally().absmax || may_overflow_in_scaling(op, x)) return {};
   const double limit = largest_number(computation_dtype(op));
   const double squares = x.absmax() * x.absmax() * static_cast<double>(x.size());
   const bool has_no_eps = eps.has_range() && eps.min() == 0;
   if (squares > limit) {
-    if (has_no_eps) return {};  // one or the other
+    if (has_no_eps) return {};  // either is possible
     return about(x, fmt::format("{} {}: its variance is beyond {}, the largest that {} can hold", x.input->name,
                                 x.reach(), format_number(limit, computation_dtype(op)), computation_dtype(op)));
   }
@@ -55,14 +55,15 @@ Hint hint_for_normalization(const Operation& op) {
                                 op.made_nan() ? "0/0 is NaN" : "x/0 is inf"));
 }
 
-// It divides by what the forward pass saved: in evaluation nothing, and the running statistics are used.
+// It divides by the saved values of the forward pass. In evaluation there are none, and the running statistics are
+// used.
 Hint hint_for_batch_norm_backward(const Operation& op) {
   const Argument saved = op.argument("save_invstd");
   if (saved && saved.size() > 0) return {};
   return hint_for_running_variance(op, op.argument("running_var"));
 }
 
-// A weight is divided by the norms of its slices.
+// The weight is divided by the norms of its slices.
 Hint hint_for_weight_norm(const Operation& op) {
   const Argument v = op.argument("v");
   if (!op.made_nan() || !op.is_of_finite() || !v) return {};

@@ -1,4 +1,4 @@
-// The rule of one operator, and the table that a family of operators has of them.
+// The rule of one operator, and the table of rules of a family of operators.
 #pragma once
 
 #include <algorithm>
@@ -10,11 +10,11 @@
 namespace torchnan {
 
 struct OperatorRule {
-  std::string_view op;  // as Operation::name()
+  std::string_view op;  // like Operation::name()
   Hint (*hint)(const Operation&);
 };
 
-// Returns what the operator's rule says, empty if the table has none.
+// Returns the hint from the operator's rule, empty if the table has none.
 inline Hint hint_by_operator(std::span<const OperatorRule> rules, const Operation& op) {
   const auto rule =
       std::find_if(rules.begin(), rules.end(), [&](const OperatorRule& one) { return one.op == op.name(); });

@@ -12,7 +12,7 @@ namespace {
 
 Hint hint_for_negative_base(const Argument& base, const Argument& exponent) {
   const bool is_one = exponent.has_range() && exponent.min() == exponent.max();
-  const std::string power = is_one ? exponent.quote(exponent.min()) : "a power that is no integer";
+  const std::string power = is_one ? exponent.quote(exponent.min()) : "a non-integer power";
   if (base.is_overwritten()) {
     return about(
         base, fmt::format("{} held negative values: a negative base to the power {} is NaN", base.input->name, power));

@@ -15,7 +15,7 @@ namespace {
 
 std::string times(int64_t count) { return count == 1 ? "once" : fmt::format("{} times", count); }
 
-// How many results are made of a zero in `divisor`: broadcasting uses each of its elements as often.
+// The number of results that a zero in `divisor` affects: broadcasting uses each of its elements equally often.
 int64_t results_of_zeros(const Operation& op, const Argument& divisor) {
   const int64_t size = std::max<int64_t>(divisor.size(), 1);
   return divisor.tally().zeros * (count_elements(op.finding().shape) / size);
@@ -37,7 +37,7 @@ Hint hint_for_zero_divisor(const Operation& op, const Argument& dividend, const 
                                     what == "x/0" ? "the dividend" : name));
 }
 
-// Of finite numbers.
+// For finite numbers.
 Hint hint_for_large_quotient(const Operation& op, const Argument& dividend, const Argument& divisor) {
   const std::optional<double>& small = divisor.tally().min_abs;
   if (!small || dividend.absmax() / *small < largest_number(op.dtype())) return {};

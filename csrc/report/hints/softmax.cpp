@@ -12,7 +12,8 @@
 namespace torchnan {
 namespace {
 
-// A softmax of finite numbers and -inf is NaN only where there was nothing but -inf. Its logarithm has -inf elsewhere.
+// A softmax of finite numbers and -inf is NaN only in rows that are -inf everywhere. Its logarithm also has -inf
+// elsewhere.
 Hint hint_for_softmax(const Operation& op) {
   const Argument x = op.self();
   if (!x || x.tally().nan > 0) return {};
@@ -29,7 +30,7 @@ Hint hint_for_softmax(const Operation& op) {
   return about(x, fmt::format("{} is -inf everywhere: softmax of a fully masked row is 0/0", row));
 }
 
-// Finite queries and keys make a NaN only if their products overflow or a row of the mask leaves nothing.
+// Finite queries and keys make a NaN only if their products overflow or the mask excludes a whole row.
 Hint hint_for_attention(const Operation& op) {
   Argument mask = op.argument("attn_mask");
   if (mask.input == nullptr) mask = op.argument("attn_bias");

@@ -22,7 +22,7 @@ Hint hint_for_lgamma(const Operation& op) {
   return about(x, fmt::format("{} holds zeros or negative integers, the poles of lgamma", x.input->name));
 }
 
-// And of its derivatives: near 0 each is larger than 1 / x. Which one it is, is not known.
+// The same for its derivatives: near 0 each is larger than 1 / x. It is not known which derivative was computed.
 Hint hint_for_digamma(const Operation& op) {
   const Argument x = op.name() == "polygamma" ? op.argument("self") : op.self();
   if (!x.has_range() || !x.is_finite()) return {};

@@ -29,7 +29,7 @@ bool are_finite(const std::vector<at::Tensor>& tensors) {
                      [](const at::Tensor& x) { return x.isfinite().all().item<bool>(); });
 }
 
-// As torch/optim/adam.py has it. Returns whether every number on the way was finite.
+// Computes a step like torch/optim/adam.py. Returns whether every intermediate number was finite.
 bool run_single(State& state, const at::Tensor& gradient, const AdamHyperparameters& hyperparameters, double step,
                 bool is_amsgrad) {
   state.parameter.mul_(1 - hyperparameters.learning_rate * hyperparameters.weight_decay);
@@ -140,7 +140,7 @@ TEST_P(AdamStep, TheHistoryOfMomentsBoundsTheirQuotient) {
   }
 }
 
-// What two moments show is what every element obeys, and one of them reaches.
+// Every element obeys the history that two moments show, and one element reaches it.
 TEST_P(AdamStep, MomentsThatAreReadShowTheirHistory) {
   at::manual_seed(0);
   const auto drawn = at::TensorOptions(dtype_);

@@ -68,7 +68,7 @@ TEST(BoundCache, LearnsNothingOfAStorageFromAPartOfIt) {
   EXPECT_EQ(bound_cache.find(t).state, State::kUninitialized);
 }
 
-// The allocator gives a freed StorageImpl's address to the next one; what was known of the old is not of the new.
+// The allocator gives a freed StorageImpl's address to the next one; the old records do not apply to the new one.
 TEST(BoundCache, DoesNotTakeAnAddressForAnothers) {
 #ifdef __SANITIZE_ADDRESS__
   GTEST_SKIP() << "under AddressSanitizer no address is used again";
@@ -154,7 +154,7 @@ TEST(BoundCache, DoubtsABoundOfAnotherVersion) {
   BoundCache bound_cache;
   const at::Tensor t = at::ones({4});
   bound_cache.record_read(t, {1});
-  t.unsafeGetTensorImpl()->bump_version();  // somebody has written who is in no session
+  t.unsafeGetTensorImpl()->bump_version();  // a thread outside of every session has written
   EXPECT_EQ(bound_cache.find(t).state, State::kStale);
   bound_cache.record_written(t, {1}, nullptr, /*pending_bumps=*/1);
   EXPECT_EQ(bound_cache.find(t).state, State::kStale);

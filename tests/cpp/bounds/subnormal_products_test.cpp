@@ -17,7 +17,7 @@ constexpr int64_t kMean = 1;
 
 at::Tensor floats(at::IntArrayRef shape, double value) { return at::full(shape, value); }
 
-// Every operation of the program is bounded by its rule, and then looked at.
+// Every operation of the program is bounded by its rule, and then scanned.
 template <typename Program>
 void expect_that_the_claim_holds(const std::string& op, Program&& program) {
   Options options;

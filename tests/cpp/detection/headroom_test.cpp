@@ -1,4 +1,4 @@
-// The largest |x| of each call site: what is kept, what it costs, what is told.
+// The largest |x| of each call site: the records, their cost, and the report.
 #include <torchnan/torchnan.h>
 
 #include <algorithm>
@@ -40,9 +40,9 @@ std::vector<Entry> sorted(std::vector<Entry> entries) {
   return entries;
 }
 
-// -- what is known when
+// -- bounds and measured values
 
-// A program of which every stack is asked for, and counted.
+// Counts the requests for a program's stacks.
 class CountingRuntime final : public HostRuntime {
  public:
   SiteId current_stack_id() noexcept override { return ++captures, 7; }
@@ -127,7 +127,7 @@ TEST_F(HeadroomOfSites, IsReportedByModule) {
 
 // -- the table
 
-// Fails when: raise() stores what is smaller, and when take() does not exchange.
+// Fails when raise() stores smaller values, and when take() does not exchange.
 TEST(HeadroomTable, KeepsTheLargestUntilItIsDrained) {
   HeadroomTable table;
   for (const double max_abs : {3.0, 7.0, 5.0}) table.record(producer_at(1), max_abs, true);
@@ -181,8 +181,8 @@ TEST(HeadroomTable, CountsResultsWithoutASlot) {
   for (const Entry& entry : taken) EXPECT_EQ(entry.measured, entry.producer.site);
 }
 
-// In every round each thread notes another magnitude at the same places, and the largest is there in the end.
-// Fails when: raise() stores without comparing again.
+// In every round each thread records another magnitude at the same call sites, and the largest is kept in the end.
+// Fails when raise() stores without comparing again.
 TEST(HeadroomTable, LosesNothingToThreads) {
   HeadroomTable table;
   constexpr int kThreads = 2;
@@ -206,8 +206,8 @@ TEST(HeadroomTable, LosesNothingToThreads) {
   EXPECT_EQ(lost, 0);
 }
 
-// Each number is told, though it is noted while somebody asks.
-// Fails when: take() loads and then stores, instead of exchanging.
+// Each number is reported, even if it is recorded during a query. Fails when take() loads and then stores, instead of
+// exchanging.
 TEST(HeadroomTable, LosesNothingToWhoeverAsks) {
   HeadroomTable table;
   constexpr int kRounds = 1000;
@@ -236,7 +236,7 @@ TEST(HeadroomTable, LosesNothingToWhoeverAsks) {
 
 // -- the detector
 
-// Fails when: bounds are told as measured, and when they come first.
+// Fails when bounds are reported as measured, and when they come first.
 TEST(Headroom, IsExactWhereResultsWereRead) {
   const at::Tensor small = at::full({8, 8}, 3.0);
   const at::Tensor large = at::full({100, 100}, 2.0);

@@ -35,7 +35,7 @@ at::Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::op
 constexpr c10::DispatchKeySet kAbove =
     c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::DispatchKeySet(kInterceptorKey);
 
-// A tensor without a hold on its memory: what is left of it when an operation has been queued.
+// A tensor without a reference to its memory, for a queued operation.
 struct Shape {
   void* data;
   std::vector<int64_t> sizes;
@@ -89,7 +89,7 @@ at::Tensor without_values(const at::Tensor& tensor) {
   return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
 }
 
-// What the schema says of a result: the argument that it is, or nothing.
+// Returns the argument that a result is according to the schema, or nothing.
 std::optional<at::Tensor> mutated_schema_argument(const c10::OperatorHandle& op, size_t result,
                                                   const torch::jit::Stack& arguments) {
   const auto& schema = op.schema();
@@ -110,8 +110,8 @@ void fit(const at::Tensor& out, const at::Tensor& shape) {
   out.unsafeGetTensorImpl()->set_sizes_and_strides(shape.sizes(), shape.strides());
 }
 
-// The results as the operation will leave them: arguments that it writes, or new memory, of the shapes that it has for
-// tensors without values.
+// The results in the state in which the operation will leave them: arguments that it writes, or new memory, with the
+// shapes that it computes for tensors without values.
 std::vector<at::Tensor> results_of(const c10::OperatorHandle& op, const torch::jit::Stack& arguments) {
   torch::jit::Stack stack;
   for (const c10::IValue& argument : arguments) {
@@ -121,7 +121,7 @@ std::vector<at::Tensor> results_of(const c10::OperatorHandle& op, const torch::j
   std::vector<at::Tensor> results;
   for (size_t r = 0; r < op.schema().returns().size(); ++r) {
     const at::Tensor shape = stack[r].toTensor();
-    if (!shape.defined()) {  // a gradient that nobody wants
+    if (!shape.defined()) {  // a gradient that is not needed
       results.emplace_back();
       continue;
     }
@@ -135,7 +135,7 @@ std::vector<at::Tensor> results_of(const c10::OperatorHandle& op, const torch::j
   return results;
 }
 
-// Where the values decide of the shapes, or the shapes cannot be told without them: as nonzero() does on a GPU.
+// For shapes that depend on the values, like nonzero() on a GPU.
 void run_now(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const size_t arguments = op.schema().arguments().size();
   const torch::jit::Stack given(stack->end() - static_cast<int64_t>(arguments), stack->end());
@@ -197,7 +197,7 @@ const c10::OperatorHandle& operator_of(const char* name) {
   return *new c10::OperatorHandle(c10::Dispatcher::singleton().findSchemaOrThrow(name, ""));
 }
 
-// What PyTorch asks other devices for, as it asks the host for it.
+// Operators that PyTorch calls on other devices instead of those of the host.
 void convolve_later(const c10::OperatorHandle&, torch::jit::Stack* stack) {
   static const c10::OperatorHandle& op = operator_of("aten::convolution");
   run_later(op, stack);
@@ -212,7 +212,7 @@ void convolve_back_later(const c10::OperatorHandle&, torch::jit::Stack* stack) {
 
 // -- to the host and back
 
-// All memory of the host counts as pinned: a copy that does not block is made when the stream comes to it.
+// All memory of the host counts as pinned: a non-blocking copy is made when the stream reaches it.
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   if (to.device().type() != kType) counts().bytes_back += static_cast<int64_t>(from.nbytes());
   if (to.device().type() != kType && non_blocking) {

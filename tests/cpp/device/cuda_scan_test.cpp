@@ -1,5 +1,4 @@
-// The body of the CUDA kernel, run by the host as the device would run it: every thread of every block, one after the
-// other.
+// The body of the CUDA kernel, run on the host as on the device: every thread of every block, one after the other.
 #include "device/cuda/scan_body.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +16,7 @@
 namespace torchnan::cuda {
 namespace {
 
-// What a launch leaves: the slots, and the alarm.
+// The results of a launch: the slots, and the alarm.
 struct Launched {
   std::vector<Slot> slots;
   uint64_t alarm = kNoAlarm;
@@ -175,7 +174,7 @@ std::vector<uint64_t> patterns_of(const FloatFormat& format) {
 TEST_P(CudaScan, AlarmsExactlyForWhatTheTypeCallsNonfinite) {
   std::vector<uint8_t> buffer(48, 0);
   for (const uint64_t pattern : patterns_of(format)) {
-    for (const int64_t at : {int64_t{0}, 16 - word, int64_t{16}}) {  // in a ragged end, and in a pack
+    for (const int64_t at : {int64_t{0}, 16 - word, int64_t{16}}) {  // in a partial pack at the end, and in a whole one
       put(buffer, at, pattern);
       const Launched launched = launch(table_of({entry(buffer.data(), 48 / word)}));
       ASSERT_EQ(launched.alarm == kNoAlarm, std::isfinite(value_of(dtype, pattern))) << std::hex << pattern;
@@ -245,7 +244,7 @@ TEST_P(CudaScan, TheAlarmIsTheFirstEntryThatPassesItsLimit) {
   EXPECT_EQ(launch(table_of(entries), 100).alarm, 102u);
 }
 
-// Only the chunk that has the word is run; pages that nobody writes cost nothing.
+// Only the chunk with the word is run; pages that are never written cost nothing.
 TEST_P(CudaScan, CountsBeyondTwoToTheThirtyTwoWords) {
   const uint64_t words = (uint64_t{1} << 32) + 5;
   const uint64_t bytes = words * word;

@@ -64,7 +64,7 @@ class Memory final : public c10::Allocator {
   static Pool pool_of(const Block& block) { return {block.queue, block.bytes, block.belongs_to_graph}; }
   static void release_block(void* data);
 
-  // Last given back, first given out. Whoever gets it may write there at once, in the order of the stream.
+  // Last given back, first reused. The new owner may write there at once, in the order of the stream.
   void* take(const Block& block) {
     Free free;
     {

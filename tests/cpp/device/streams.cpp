@@ -22,7 +22,7 @@ struct Queue {
   std::deque<Work> work;
   bool capturing = false;
   std::deque<Work> captured;
-  std::thread::id runner;  // who runs work of it, if anybody
+  std::thread::id runner;  // the thread that runs its work, if any
   int depth = 0;
 };
 
@@ -49,7 +49,7 @@ Queue& queue_of(c10::DeviceIndex device, c10::StreamId stream) {
 
 Queue& queue_of(c10::Stream stream) { return queue_of(stream.device_index(), stream.id()); }
 
-// Runs the first piece of work. Returns false if there is none.
+// Runs the first operation. Returns false if there is none.
 bool run_first(Queue& queue) {
   Work work;
   {
@@ -100,7 +100,8 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void* getStreamNativeHandle(const c10::Stream stream) const override { return &queue_of(stream); }
   c10::DeviceIndex deviceCount() const noexcept override { return kDevices; }
-  // An event has happened when its stream has come to it; who is blocked by it makes the other stream come there.
+  // An event has happened when its stream has reached it; a thread that waits for it makes the other stream run up to
+  // it.
   void record(void** event, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag) const override {
     if (*event == nullptr) *event = new Event;
     Queue& queue = queue_of(stream);

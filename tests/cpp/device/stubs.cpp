@@ -1,5 +1,4 @@
-// Kernels of the lagging device that compute nothing, and a scan that reads nothing: what is left is what the host
-// does.
+// Kernels of the lagging device that compute nothing, and a scan that reads nothing: only the work of the host remains.
 #include <array>
 
 #include <ATen/ATen.h>

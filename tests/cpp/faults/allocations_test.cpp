@@ -1,4 +1,4 @@
-// Every allocation that torchnan makes fails in turn, once and for ever: the training goes on, with the same weights.
+// Every allocation of torchnan fails in turn, once and forever: the training continues, with the same weights.
 #include <torchnan/torchnan.h>
 
 #include <fcntl.h>
@@ -22,8 +22,8 @@ namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-// A few steps that are well, and a few in which NaNs are made, masked, moved, written over, read and put into weights.
-// Returns all that it has computed.
+// A few good steps, and a few in which NaNs are made, masked, moved, overwritten, read and put into weights. Returns
+// everything that it has computed.
 std::vector<at::Tensor> train(bool guarded = true) {
   at::manual_seed(0);
   at::Tensor weight = at::randn({80, 80}).requires_grad_();
@@ -68,7 +68,7 @@ bool same_bits(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& 
   return true;
 }
 
-// Counts what is warned of.
+// Counts the warnings.
 class CountingHandler final : public c10::WarningHandler {
  public:
   void process(const c10::Warning& warning) override {
@@ -152,8 +152,8 @@ TEST_F(Allocations, AreSurvivedWhicheverFails) {
   }
 }
 
-// With action="raise" nothing but NonFiniteError comes out, and what has come out is in the log; if a failure has kept
-// it from being told, the next harm tells it.
+// With action="raise" only NonFiniteError is thrown, and every thrown finding is in the log. If a failure has kept a
+// finding from being reported, the next harm reports it.
 TEST_F(Allocations, LetNothingButTheAlarmOut) {
   const auto run = [&] {
     const at::Tensor bad = at::full({100}, -1.0).log();

@@ -1,5 +1,5 @@
-// An operator new that fails where it is told to, for the allocations that torchnan makes and for no others. A library
-// of its own, so that it can be put before any program: LD_PRELOAD.
+// An operator new that fails on request, only for allocations of torchnan. A separate library, so that it can be
+// preloaded into any program: LD_PRELOAD.
 #pragma once
 
 extern "C" {

@@ -1,4 +1,4 @@
-// Hosts, sinks and actions that fail: the program goes on, is warned once for each cause, and loses no other finding.
+// Hosts, sinks and actions that fail: the program continues, is warned once for each cause, and loses no other finding.
 #include <torchnan/torchnan.h>
 
 #include <functional>
@@ -130,9 +130,9 @@ TEST(FailingHost, ThatCannotAnswerLeavesAReportWithoutPlaces) {
     ASSERT_GE(detector.findings().size(), static_cast<size_t>(kFindings));
     EXPECT_EQ(detector.findings()[0].op, "aten::log");
     EXPECT_TRUE(detector.findings()[0].stack.empty());
-    EXPECT_EQ(detector.findings().back().level, Level::kWarning);  // nobody knows whether it is held
+    EXPECT_EQ(detector.findings().back().level, Level::kWarning);  // it is unknown whether it is still referenced
     EXPECT_GT(detector.stats().internal_errors, kFindings);
-    // where, which item, whether of a scaler, whose the gradient is, what is held, which rank
+    // the line, the item, whether it is a scaler, the owner of the gradient, the referenced tensors, the rank
     EXPECT_EQ(warnings.said.size(), 6u);
   }
 }
@@ -153,7 +153,7 @@ TEST(FailingSink, IsCountedAndWarnedOfOnce) {
         EXPECT_EQ(detector.stats().log_failures, missing);
         EXPECT_EQ(detector.stats().internal_errors, missing);
         ASSERT_EQ(warnings.said.size(), 1u);
-        EXPECT_NE(warnings.said[0].find("writing a finding down failed: "), std::string::npos);
+        EXPECT_NE(warnings.said[0].find("recording a finding failed: "), std::string::npos);
       }
     }
   }
@@ -196,7 +196,7 @@ TEST(FailingMessenger, IsCounted) {
   }
 }
 
-// What cannot be raised is raised by the next harm that the value does.
+// A finding that cannot be raised is raised by the next harm of the value.
 TEST(FailingMessenger, LeavesTheAlarmToTheNextHarm) {
   const at::Tensor bad = at::full({4}, -2.0);
   Detector detector;
@@ -209,7 +209,7 @@ TEST(FailingMessenger, LeavesTheAlarmToTheNextHarm) {
   EXPECT_THROW(y.item(), NonFiniteError);
 }
 
-// A warning handler that makes errors of warnings is no way to stop a training that asked for warnings.
+// A warning handler that turns warnings into errors must not stop a training that asked for warnings.
 TEST(FailingMessenger, MayBeAHandlerThatThrows) {
   class Throwing final : public c10::WarningHandler {
    public:

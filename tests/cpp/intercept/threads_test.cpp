@@ -81,7 +81,7 @@ TEST(Threads, FindEachItsOwnUnderItsOwnDetection) {
   });
 }
 
-// The last session that ends forgets what was recorded, and not what another has recorded meanwhile.
+// The last session that ends forgets the old records, but not those that a new session has made meanwhile.
 TEST(Threads, OpenASessionWhileTheLastOfTheOthersEnds) {
   for (int round = 0; round < 10 * kRounds; ++round) {
     in_threads([](int i) {
@@ -94,7 +94,7 @@ TEST(Threads, OpenASessionWhileTheLastOfTheOthersEnds) {
   }
 }
 
-// Without Python there are no lines: what all of them find is one finding, and repeats of it.
+// Without Python there are no lines: the findings of all threads are one finding, and repeats of it.
 TEST(Threads, MissNothingUnderOneDetection) {
   Detector detector(logging());
   in_threads([&](int) {

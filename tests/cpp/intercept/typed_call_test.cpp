@@ -61,7 +61,7 @@ TEST_P(HealthyPath, AllocatesNothing) {
             0);
 }
 
-// Fails when: a result takes a place of its own in the table.
+// Fails when a result takes a separate entry in the table.
 TEST_P(HealthyPath, AllocatesNothingForHeadroom) {
   const at::Tensor x = at::randn({GetParam(), GetParam()}, at::kHalf);
   Options options;

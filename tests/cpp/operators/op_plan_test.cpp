@@ -36,13 +36,13 @@ TEST(OpPlan, PassesViewsAndQuestions) {
 TEST(OpPlan, LetsCompositesDecompose) {
   EXPECT_EQ(plan_for("aten::linear").handling, Handling::kDecompose);
   EXPECT_EQ(plan_for("aten::item").handling, Handling::kDecompose);
-  EXPECT_EQ(plan_for("aten::silu_backward").handling, Handling::kCheck);  // has a kernel of its own too
+  EXPECT_EQ(plan_for("aten::silu_backward").handling, Handling::kCheck);  // also has a separate kernel
 }
 
 TEST(OpPlan, KnowsWhereNothingHasBeenWritten) {
   EXPECT_EQ(plan_for("aten::empty", "memory_format").handling, Handling::kAllocate);
   EXPECT_TRUE(plan_for("aten::empty", "memory_format").returns_allocation);
-  EXPECT_TRUE(plan_for("aten::resize_").returns_allocation);  // what it has grown by
+  EXPECT_TRUE(plan_for("aten::resize_").returns_allocation);  // the part that it has grown by
   EXPECT_FALSE(plan_for("aten::set_", "source_Tensor").returns_allocation);
 }
 

@@ -23,7 +23,7 @@ void expect_same(double a, double b) {
   }
 }
 
-// What other devices do, done here: it says what the scan says.
+// The implementation for other devices, run on the host: it agrees with the scan.
 TEST(MeasureByOperations, AgreesWithTheScan) {
   const std::vector<at::Tensor> tensors = {
       at::randn({30, 7}),

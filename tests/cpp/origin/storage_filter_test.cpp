@@ -9,7 +9,7 @@
 namespace torchnan {
 namespace {
 
-// Addresses as an allocator gives them out; nobody looks at what is there.
+// Addresses like those of an allocator; the memory is not accessed.
 const c10::StorageImpl* storage(uintptr_t number) {
   return reinterpret_cast<const c10::StorageImpl*>(0x7f0000000000 + number * 112);
 }

@@ -58,7 +58,7 @@ bool finds_its_own() {
   return detector.findings().size() == 1 && detector.stats().internal_errors == 0;
 }
 
-// Fails when Fork::before() takes no locks: the child waits for ever, or sees one half.
+// Fails when Fork::before() takes no locks: the child waits forever, or sees half of a change.
 TEST(Fork, WaitsForASectionThatHasBegun) {
   for (const ForkSafeMutex::Rank rank :
        {ForkSafeMutex::kInstallation, ForkSafeMutex::kPlans, ForkSafeMutex::kRules, ForkSafeMutex::kInnermost}) {
@@ -94,7 +94,7 @@ struct StuckSink final : Sink {
   std::promise<void> let_go;
 };
 
-// Fails when ForkSafeMutex::reset_in_child() does nothing: the child waits for ever.
+// Fails when ForkSafeMutex::reset_in_child() does nothing: the child waits forever.
 TEST(Fork, WaitsForNoSink) {
   Detector detector(logging());
   auto sink = std::make_unique<StuckSink>();
@@ -133,7 +133,7 @@ TEST(Fork, MayHappenInASink) {
   EXPECT_TRUE(forking.child_is_well);
 }
 
-// Fails when ThreadState::reset_after_fork() does nothing: the other thread's scope stays open in the child for ever.
+// Fails when ThreadState::reset_after_fork() does nothing: the other thread's scope stays open in the child forever.
 TEST(Fork, LeavesTheChildWithTheScopesOfItsThread) {
   Detector detector(logging());
   std::promise<void> is_inside;
@@ -168,7 +168,7 @@ TEST(Fork, LeavesWhatIsLeftOverToTheParent) {
   EXPECT_EQ(detector.findings().front().op, "aten::log");
 }
 
-// All that takes a lock, at once.
+// Takes every lock.
 void use_every_lock(int round) {
   Detector detector(logging());
   const at::Tensor x = at::ones({64}).requires_grad_();

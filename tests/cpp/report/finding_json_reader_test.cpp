@@ -120,7 +120,7 @@ TEST(ReadJson, RefusesOtherVersionsByNumber) {
 
 TEST(ReadJson, RefusesWhatIsNotStrictJson) {
   const std::string line = to_json(full());
-  EXPECT_EQ(refusal("{\"schema\":1," + line.substr(1)), "'schema' is there twice");
+  EXPECT_EQ(refusal("{\"schema\":1," + line.substr(1)), "'schema' occurs twice");
   const auto is_no_json = [](const std::string& text) { return refusal(text).starts_with("it is not JSON: "); };
   EXPECT_TRUE(is_no_json(line.substr(0, line.size() - 1)));
   EXPECT_TRUE(is_no_json(line + "x"));
@@ -133,7 +133,7 @@ TEST(ReadJson, RefusesWhatIsNotStrictJson) {
 }
 
 TEST(ReadJson, IsBoundedWhateverTheLineHolds) {
-  EXPECT_EQ(refusal(std::string((1 << 20) + 1, ' ')), "it has 1048577 bytes, and no finding has more than 1048576");
+  EXPECT_EQ(refusal(std::string((1 << 20) + 1, ' ')), "it has 1048577 bytes, and a finding has at most 1048576");
   EXPECT_EQ(refusal(std::string(1 << 20, '[')), "it is nested deeper than 4 levels");
   std::string many = "[";
   for (int i = 0; i < 300000; ++i) many += "{},";

@@ -38,7 +38,7 @@ TEST(Json, IsOneStrictLineWhateverTheNamesHold) {
   EXPECT_EQ(parsed["schema"], Finding::kSchemaVersion);
 }
 
-// All that can be long, is: of characters that JSON writes as six, and with every number as long as numbers get.
+// A finding in which everything is as long as possible: characters that JSON writes as six, and the longest numbers.
 Finding endless(size_t bytes, size_t items) {
   std::string name;
   while (name.size() < bytes) name += "\x01\xe2\x80\xae";

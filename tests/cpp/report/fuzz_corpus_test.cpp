@@ -1,4 +1,4 @@
-// What the fuzzer of findings looks for, in the inputs that are kept for it.
+// Runs the checks of the finding fuzzer on the stored inputs.
 #include <gtest/gtest.h>
 
 #include <cstdint>

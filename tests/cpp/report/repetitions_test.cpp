@@ -1,4 +1,4 @@
-// What is repeated is shown once.
+// Repeated rows are shown once.
 #include "report/repetitions.h"
 
 #include <string>

@@ -20,7 +20,7 @@ constexpr c10::ScalarType kDtypes[] = {
     c10::kFloat8_e4m3fn, c10::kFloat8_e5m2fnuz, c10::kFloat8_e4m3fnuz, c10::kFloat8_e8m0fnu,
 };
 
-// What a scalar loop says of a tensor.
+// The result of a scalar loop over a tensor.
 struct Reference {
   TensorStats stats;
   NonfiniteKinds kinds;
@@ -43,7 +43,7 @@ void take(double part, Reference& reference, NonfiniteKinds& of_element) {
   }
 }
 
-// With the sign of the first part that is infinite.
+// With the sign of the first infinite part.
 void count_element(const double* parts, NonfiniteKinds kinds, const std::vector<int64_t>& index, Reference& reference) {
   Tally& tally = reference.stats.tally;
   if (!kinds.any()) return;

@@ -12,12 +12,12 @@
 namespace torchnan {
 namespace {
 
-constexpr int64_t kVectorBytes = 256;  // what the scan takes at once
+constexpr int64_t kVectorBytes = 256;  // the bytes of one step of the scan
 constexpr int64_t kLineBytes = 64;
 
 // The definition, one word at a time, by the arithmetic type.
 struct Reference {
-  double most;  // of the finite ones; at first what all bits zero stand for, than which nothing is smaller
+  double most;  // for the finite ones; starts with the value of a word of zero bits, the minimum
   Counts counts{};
 
   void add(double x) {
@@ -163,7 +163,7 @@ TEST_P(LongFiniteScan, FindsOneBadWordAtEveryPositionOfEverySizeAndAlignment) {
   }
 }
 
-// What is where a number ends and something else begins, by either sign.
+// The words on both sides of each boundary between kinds of numbers, with either sign.
 std::vector<uint64_t> boundaries(const FloatFormat& format) {
   const uint64_t sign = uint64_t{1} << (8 * format.word_bytes - 1);
   std::vector<uint64_t> patterns;
@@ -176,8 +176,8 @@ std::vector<uint64_t> boundaries(const FloatFormat& format) {
   return patterns;
 }
 
-// All patterns of the small formats, boundaries of the others and random ones, half of these with the exponent of a
-// NaN.
+// All patterns of the small formats; for the others, boundaries and random patterns, half of them with the exponent of
+// a NaN.
 std::vector<uint64_t> patterns_of(const FloatFormat& format, int64_t random_ones) {
   std::vector<uint64_t> patterns;
   if (format.word_bytes <= 2) {
@@ -205,7 +205,7 @@ TEST_P(FiniteScan, AgreesWithTheTypeOnEveryPatternAlone) {
   }
 }
 
-// As part of what is taken at once.
+// Within one step of the scan.
 TEST_P(FiniteScan, AgreesWithTheTypeOnEveryPatternAmongOthers) {
   const int64_t words = 2 * kVectorBytes / word + 3;
   std::vector<uint8_t> buffer(words * word, 0);

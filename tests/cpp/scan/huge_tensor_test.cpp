@@ -1,5 +1,5 @@
-// More elements than an int32 can count. The memory is the kernel's page of zeros, over and over, but for what is
-// written.
+// More elements than an int32 can count. The memory is the kernel's page of zeros, mapped again and again, except where
+// it is written.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>

@@ -49,7 +49,7 @@ class ExtentScan : public WithIsa {
   }
 };
 
-// Of either sign and of many sizes, finite in every format.
+// With either sign and many sizes, finite in every format.
 std::vector<uint8_t> random_bytes(int64_t bytes) {
   std::mt19937_64 random(1);
   std::vector<uint8_t> buffer(bytes);

@@ -10,7 +10,7 @@
 namespace torchnan {
 namespace {
 
-// By PyTorch's own operations, in float64.
+// Computed by PyTorch's own operations, in float64.
 void expect_extent(const at::Tensor& tensor, const NormAndMax& norm_and_max) {
   const at::Tensor dense = tensor.contiguous();
   const at::Tensor values = (dense.is_complex() ? at::view_as_real(dense) : dense).to(at::kDouble);
@@ -58,7 +58,7 @@ TEST(SharedExtents, CountEveryLogicalElementOnce) {
   for (const auto dtype : kDtypes) expect_extents(views_of(random({3, 4, 5}, dtype)));
 }
 
-// More than a chunk and than what is gathered at once, neither of which ends with a row.
+// More than a chunk and than one gathered block, neither of which ends with a row.
 TEST(SharedExtents, CountEveryLogicalElementOfLargeTensorsOnce) {
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kComplexDouble}) {
     expect_extents(views_of(random({101, 997, 5}, dtype)));

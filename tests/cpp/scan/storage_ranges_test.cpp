@@ -1,4 +1,4 @@
-// Which tensors lie in memory that a call writes.
+// Tests which tensors lie in memory that a call writes.
 #include "scan/storage_ranges.h"
 
 #include <vector>

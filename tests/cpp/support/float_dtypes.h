@@ -1,4 +1,4 @@
-// The real floating-point dtypes, and what a bit pattern means in each.
+// The real floating-point dtypes, and the meaning of a bit pattern in each.
 #pragma once
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// Tests that run once for every dtype and every instruction set, by name; skipped where the machine has it not.
+// Tests that run once for every dtype and every instruction set, by name; skipped where the machine lacks it.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// csrc/python/frame_walk.cpp as an extension of its own, to be tried under every Python that is installed.
+// csrc/python/frame_walk.cpp as a separate extension, to be tried under every installed Python.
 #include "python/frame_walk.h"
 
 namespace {

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from tests.fuzz.program import seed_generator
 from tests.fuzz.values import KINDS, tensor
 
-# Random, slow, or crash by themselves on what is not finite.
+# Random, slow, or crash by themselves on non-finite values.
 SKIPPED = [
     "empty",
     "new_empty",

@@ -19,7 +19,7 @@ DECAYS = [*["0.0"] * 2, "0.01", "1.0", "1e5", "1e30"]
 ADAM = ["Adam", "AdamW", "NAdam", "RAdam", "Adamax"]
 FUSED = ["Adam", "AdamW", "SGD", "Adagrad"]
 OPTIMIZERS = [*["Adam", "AdamW"] * 4, *ADAM[2:], "RMSprop", "Adagrad", "SGD", "Adadelta"]
-# What a program may do to the state of the first parameter, or to the options, halfway.
+# Changes that a program may make to the state of the first parameter, or to the options, halfway.
 TAMPERINGS = [
     "state['exp_avg_sq'].view(-1)[3] = -1e-3",
     "state['exp_avg'].view(-1)[3] = math.inf",

@@ -16,8 +16,8 @@ from tests.fuzz.program import NAMES
 from tests.fuzz.values import FORMS
 
 OTHER_DTYPES = [*DTYPES, "torch.int64", "torch.int8", "torch.bool"]
-# Where a kernel takes no stride of the last dimension, it reads other memory. Of these it reads the same tensor's, and
-# not what nobody has written, which differs from run to run.
+# A kernel that ignores the stride of the last dimension reads other memory. With these layouts it reads memory of the
+# same tensor, and not uninitialized memory, which differs from run to run.
 LAYOUTS_IN_BOUNDS = ["contiguous", "offset", "padded", "strided", "channels_last"]
 LINE = re.compile(r"(\w+): (.*)")
 

@@ -1,4 +1,4 @@
-"""Games with memory: what is known of it must end when it changes, in whatever way."""
+"""Tricks with memory: the records about it must end when it changes, in whatever way."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A capture with one part replaced and its sums made right: a capture or a CaptureError, no code in what is extracted.
+"""A capture with one part replaced and its checksums corrected: must load or raise CaptureError, and extract no code.
 
-The first line of an input says which part: a file (``contents.json``, ``batches.safetensors``...), or what
-``capture.json`` has under a name (``batches``, ``event``...).
+The first line of an input names the part: a file (``contents.json``, ``batches.safetensors``...), or an entry of
+``capture.json`` (``batches``, ``event``...).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def whole() -> dict[str, bytes]:
 
 @functools.cache
 def parts() -> dict[bytes, bytes]:
-    """What the document has, by name."""
+    """The entries of the document, by name."""
     return {name.encode(): json.dumps(part).encode() for name, part in json.loads(whole()[DOCUMENT]).items()}
 
 
@@ -70,7 +70,7 @@ def one(data: bytes) -> None:
 
 
 def forge(folder: Path, data: bytes) -> None:
-    """The whole capture with one part replaced, and its contents made to fit."""
+    """The whole capture with one part replaced, and its contents adapted."""
     replaced, _, text = data.partition(b"\n")
     files = {name: text if name.encode() == replaced else held for name, held in whole().items()}
     if replaced != DOCUMENT.encode():
@@ -82,8 +82,8 @@ def forge(folder: Path, data: bytes) -> None:
 
 
 def document(replaced: bytes, text: bytes) -> bytes:
-    """``capture.json`` with any text under a name, and as little as can be under the others: what every input covers
-    teaches a fuzzer nothing."""
+    """``capture.json`` with any text under one name, and as little as possible under the others: code that every input
+    covers teaches a fuzzer nothing."""
     if replaced not in parts():
         return whole()[DOCUMENT]
     least = {name: part for name, part in parts().items() if name != b"operation"}
@@ -100,7 +100,7 @@ def contents(files: dict[str, bytes]) -> bytes:
     return json.dumps(made).encode()
 
 
-# What the program that `extract` writes may be made of, and what it may call.
+# The syntax that a program written by `extract` may use, and the functions it may call.
 HARMLESS = (
     *(ast.Module, ast.Import, ast.ImportFrom, ast.alias, ast.Expr, ast.Assign, ast.Constant, ast.For, ast.IfExp),
     *(ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.keyword, ast.List, ast.Tuple, ast.UnaryOp, ast.USub),
@@ -113,7 +113,7 @@ CALLED = {
 
 
 def want_harmless(program: str) -> None:
-    """One operator of PyTorch's is called, and what looks at its result."""
+    """One operator of PyTorch is called, and functions that inspect its result."""
     operators = 0
     for node in ast.walk(ast.parse(program)):
         assert isinstance(node, HARMLESS), ast.dump(node)

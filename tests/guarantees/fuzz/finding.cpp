@@ -19,7 +19,7 @@ void want(bool holds, const char* what) {
   std::abort();
 }
 
-// What is written can be read again, and what is shown is for a terminal.
+// A written finding can be read again, and its text is safe for a terminal.
 void want_safe(const Finding& finding) {
   const std::string line = to_json(finding);
   for (const char c : line) want(c >= 0x20 && c < 0x7f, "a line is printable ASCII");
@@ -35,7 +35,7 @@ class Pieces {
  public:
   Pieces(const uint8_t* data, size_t size) : left_(reinterpret_cast<const char*>(data), size) {}
 
-  // As long as the byte in front of it says.
+  // As long as the preceding byte says.
   std::string text() {
     if (left_.empty()) return "";
     const size_t length = static_cast<unsigned char>(left_.front());

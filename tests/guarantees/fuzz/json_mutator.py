@@ -16,7 +16,7 @@ HOSTILE: tuple[Any, ...] = (
 
 
 def mutate(data: bytes, max_size: int, seed: int) -> bytes:
-    """As libFuzzer asks for it: a line of the input is changed, its bytes if it is not JSON."""
+    """The mutator for libFuzzer: changes a line of the input, or its bytes if it is not JSON."""
     chance = random.Random(seed)
     lines = data.split(b"\n")
     i = chance.randrange(len(lines))
@@ -38,7 +38,7 @@ def _changed(tree: Any, chance: random.Random) -> Any:
     match chance.randrange(4):
         case 0:
             holder[key] = chance.choice(HOSTILE)
-        case 1:  # what stands elsewhere
+        case 1:  # a value from elsewhere
             other, name = chance.choice(places)
             holder[key] = json.loads(json.dumps(other[name]))
         case 2:
@@ -49,7 +49,7 @@ def _changed(tree: Any, chance: random.Random) -> Any:
 
 
 def _places(tree: Any) -> Any:
-    """Where values stand: a list or an object, and the index or name in it."""
+    """The positions of values: a list or an object, and the index or name in it."""
     if isinstance(tree, (dict, list)):
         for key in list(tree) if isinstance(tree, dict) else range(len(tree)):
             yield tree, key

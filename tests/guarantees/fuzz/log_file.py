@@ -14,7 +14,7 @@ from torchnan import cli, findings
 
 
 def seeds() -> list[bytes]:
-    """A log of two, and one that was cut."""
+    """A log of two findings, and a truncated one."""
     with tempfile.NamedTemporaryFile() as file:
         with torchnan.detect(action="log", log=file.name):
             x = torch.zeros(1, requires_grad=True)
@@ -25,7 +25,7 @@ def seeds() -> list[bytes]:
 
 
 def one(data: bytes) -> None:
-    """Reads and shows it; only what has no finding at all may be refused."""
+    """Reads and shows it; only a log without any finding may be rejected."""
     with tempfile.NamedTemporaryFile() as file:
         file.write(data)
         file.flush()
@@ -42,7 +42,7 @@ def one(data: bytes) -> None:
 
 
 def is_for_a_terminal(text: str) -> bool:
-    """Nothing in it but lines moves the cursor, colours, rings or turns the direction of writing."""
+    """No character except a line break moves the cursor, colours, rings or changes the direction of writing."""
     bidirectional = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
     shown = text.replace("\n", "")
     return not any(unicodedata.category(c) in ("Cc", "Zl", "Zp") or c in bidirectional for c in shown)

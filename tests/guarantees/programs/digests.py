@@ -1,6 +1,7 @@
-"""Prints a digest of what every operator does to its samples: ``python digests.py never|imported|used [thorough]``.
+"""Prints a digest of the effects of every operator on its samples: ``python digests.py never|imported|used
+[thorough]``.
 
-In a process that has not imported torchnan, that has, or that has watched something and stopped.
+The process has never imported torchnan, or has imported it, or has used and stopped a detection.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from tests.support.call_observation import Run, facets
 from tests.support.cpu_operators import OPS, samples, two_dtypes, variants, varies
 
-# Where a kernel is missing PyTorch lists what else is registered: from the first detection on, this too.
+# If a kernel is missing, PyTorch lists the registered ones; after the first detection these include torchnan's.
 OURS = re.compile(r"^Fake: registered at torchnan.*\n|Fake, ", re.MULTILINE)
 
 
@@ -52,7 +53,7 @@ def main(how: str, *rest: str) -> None:
                 torch.zeros(3, requires_grad=True).log().sum().backward()
     assert ("torchnan" in sys.modules) == (how != "never")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # those of making the samples
+        warnings.simplefilter("ignore")  # warnings from making the samples
         told = {name: digests(op, thorough="thorough" in rest) for name, op in OPS.items()}
     state = [torch._C._dispatch_tls_local_include_set().raw_repr(), threading.active_count(), warnings.filters]
     print(json.dumps({"digests": told, "state": repr(state)}))

@@ -1,7 +1,7 @@
-"""Programs that go wrong for as long as they run, in a process of their own, and what memory that takes.
+"""Programs that go wrong as long as they run, in separate processes, and the memory that this takes.
 
-``python endless_programs.py PROGRAM STEPS on|off LOG`` prints, as JSON, the resident bytes at twenty moments, and what
-a detection has counted.
+``python endless_programs.py PROGRAM STEPS on|off LOG`` prints, as JSON, the resident bytes at twenty moments, and the
+counters of the detection.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import nn
 import torchnan
 
 NAN = float("nan")
-ORIGINS = 100  # a step, that are told
+ORIGINS = 100  # reported in each step
 
 
 def resident() -> int:
@@ -39,7 +39,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def nan_everywhere() -> Callable[[int], None]:
-    """Forward, backward, weights and optimizer; with `ORIGINS` more, each of which is a finding or a repeat of one."""
+    """Forward, backward, weights and optimizer, and `ORIGINS` more values, each of which is a finding or a repeat."""
     model = layers()
     optimizer = torch.optim.AdamW(model.parameters())
     negative = torch.full((1,), -1.0)
@@ -53,11 +53,11 @@ def nan_everywhere() -> Callable[[int], None]:
 
 
 class Canary:
-    """Put into a node of a graph, lives as long as the node."""
+    """Stored in a node of a graph, it lives as long as the node."""
 
 
 def new_models() -> Callable[[int], None]:
-    """A model and an optimizer for each step; nothing of them is there afterwards."""
+    """A model and an optimizer for each step, which are gone afterwards."""
 
     def step(i: int) -> None:
         model = layers()
@@ -75,7 +75,7 @@ def new_models() -> Callable[[int], None]:
 
 
 def new_places() -> Callable[[int], None]:
-    """Each step has its gradient from another place: one of 2^24 ways down a recursion."""
+    """The gradient of each step comes from another call path: one of 2^24 paths through a recursion."""
     weight = nn.Parameter(torch.full((2,), NAN))
 
     def descend(way: int, depth: int) -> torch.Tensor:
@@ -87,7 +87,7 @@ def new_places() -> Callable[[int], None]:
 
 
 def new_threads() -> Callable[[int], None]:
-    """Each step by a thread of its own, which takes part in the detection."""
+    """Each step runs in a new thread, which takes part in the detection."""
     weight = nn.Parameter(torch.full((2,), NAN))
 
     def work(scope: contextlib.AbstractContextManager[object]) -> None:
@@ -103,9 +103,9 @@ def new_threads() -> Callable[[int], None]:
 
 
 def new_operators() -> Callable[[int], None]:
-    """An operator registered for each step, called once, and gone again; more of them than there is a table for.
+    """Registers an operator for each step, calls it once and removes it; more of them than the table holds.
 
-    Where one was there may be another, which must not be taken for it.
+    A later operator may have the same address, and must not be confused with it.
     """
     negative = torch.full((1,), -1.0)
 
@@ -125,7 +125,7 @@ def new_operators() -> Callable[[int], None]:
 
 
 def bad_steps() -> Callable[[int], None]:
-    """A guard that skips every step, and captures what it may; or a step that nobody guards."""
+    """A guard that skips every step, and captures as many as it may; or a step without a guard."""
     model = layers()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     if not WATCHED:

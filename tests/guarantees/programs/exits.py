@@ -1,7 +1,7 @@
 """Processes that end in one way or another, with torchnan at work and without.
 
-Arguments: a folder, how often, the ways. Each end is that of a process of its own, forked off this one, which has
-imported torch alone. Prints [exit status, stderr] of each, by way, with torchnan and without. Run by test_exit.py.
+Arguments: a folder, how often, the ways. Each end happens in a separate process, forked from this one, which has
+imported only torch. Prints [exit status, stderr] of each, by way, with torchnan and without. Run by test_exit.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 folder, times, ways = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-is_on = False  # whether this process is one with torchnan
+is_on = False  # whether this process uses torchnan
 
 
 def watching(**options: Any) -> contextlib.AbstractContextManager[Any]:
@@ -144,7 +144,7 @@ def many_findings() -> None:
 
 
 def a_stuck_callback() -> None:
-    """In a daemon thread: whoever waits in it, the program does not wait for them."""
+    """In a daemon thread: the program does not wait for it, even if it waits for something."""
     begun = threading.Event()
 
     def stuck(finding: Any) -> None:
@@ -169,7 +169,7 @@ def live_to_the_end(way: str, switch: bool, stderr: int) -> None:
 
 
 def main() -> None:
-    gc.freeze()  # PyTorch's own objects: the last collection of each need not look through them
+    gc.freeze()  # keeps PyTorch's own objects out of each final collection
     ended: dict[str, dict[bool, list[list[Any]]]] = {way: {True: [], False: []} for way in ways}
     for way, switch in itertools.product(ways, [True] * times + [False]):
         read, write = os.pipe()
@@ -177,7 +177,7 @@ def main() -> None:
         if pid == 0:
             os.close(read)
             live_to_the_end(way, switch, write)
-            return  # and then the interpreter ends as it does
+            return  # and then the interpreter ends as usual
         os.close(write)
         with open(read) as errors:
             text = errors.read()

@@ -24,11 +24,11 @@ OPERATIONS = 100  # of a child
 folder, seed, forks = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 log = folder / "parent.jsonl"
 done = threading.Event()
-numbers = itertools.count(1)  # of the findings that are made here; each is a step of its own
+numbers = itertools.count(1)  # for the findings made here; each has its own step
 
 
 class Finder(torch.nn.Module):
-    """Every instance makes stacks that have never been seen: a module is part of them."""
+    """Every instance makes new stacks, because a module is part of a stack."""
 
     def forward(self, number: int, depth: int) -> None:
         if depth > 0:
@@ -61,7 +61,7 @@ def live_as_child(number: int, shared: torchnan.detect, starts_a_thread: bool) -
     total = torch.zeros(8)
     for _ in range(OPERATIONS - 1):
         total = total + torch.ones(8)
-    total.neg().sqrt().sum().item()  # the child's own finding
+    total.neg().sqrt().sum().item()  # the finding of the child
     assert total.sum().item() == 8 * (OPERATIONS - 1)
     with torchnan.detect(action="log") as own:
         own.mark_step(-number)
@@ -85,7 +85,7 @@ def work_once() -> None:
 
 
 def fork(number: int, shared: torchnan.detect, rng: random.Random) -> None:
-    for _ in range(rng.randrange(8)):  # any moment of the others' work
+    for _ in range(rng.randrange(8)):  # fork at a random moment of the other threads' work
         torch.ones(2) + 1
     starts_a_thread = rng.random() < 0.1
     pid = os.fork()
@@ -105,7 +105,7 @@ def fork(number: int, shared: torchnan.detect, rng: random.Random) -> None:
 
 def main() -> None:
     sys.setswitchinterval(1e-4)
-    gc.freeze()  # PyTorch's own objects: who ends a detection need not look through them
+    gc.freeze()  # keeps PyTorch's own objects out of the search at the end of a detection
     torch.set_num_threads(1)  # GNU OpenMP does not survive a fork, with or without torchnan
     rng = random.Random(seed)
     failed: list[object] = []

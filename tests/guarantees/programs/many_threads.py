@@ -1,6 +1,6 @@
-"""Many threads that train, find, raise, come and go, under one detection and under their own.
+"""Many threads that train, find, raise, come and go, in a common detection and in separate ones.
 
-Arguments: threads, operations of each, repetitions; each repetition is a process of its own. Prints what it did. Run by
+Arguments: threads, operations of each, repetitions; each repetition is a separate process. Prints what it did. Run by
 test_threads.py.
 """
 
@@ -23,12 +23,12 @@ import torchnan
 from torchnan._load import _C
 
 THREADS, OPERATIONS, REPETITIONS = map(int, sys.argv[1:])
-OPERATIONS_OF_A_STEP = 25  # forward, backward and what the comparison takes
+OPERATIONS_OF_A_STEP = 25  # forward, backward and the comparison
 STEPS = max(4, OPERATIONS // OPERATIONS_OF_A_STEP)
 
 
 def step(weight: torch.Tensor, i: int) -> torch.Tensor:
-    """What a training step computes; a function of its arguments, to the bit."""
+    """The result of a training step; a pure function of its arguments, bit for bit."""
     x = torch.linspace(0, i % 7, 32).reshape(4, 8)
     loss = ((x @ weight).tanh() * 2 - 1).square().mean() + weight.exp().sum().sqrt()
     (gradient,) = torch.autograd.grad(loss, weight)
@@ -40,12 +40,12 @@ def plant(x: torch.Tensor) -> None:
 
 
 def planted_at(line: int) -> Callable[[torch.Tensor], None]:
-    """plant(), on a line of its own."""
+    """plant(), on its own line."""
     return type(plant)(plant.__code__.replace(co_firstlineno=line - 1), globals())
 
 
 class Thread(threading.Thread):
-    """Checks every step against what it gives without detection, and finds what it plants: once, on its line."""
+    """Compares every step with its result without detection, and finds each planted value once, on its line."""
 
     def __init__(self, number: int, shared: torchnan.detect, begin: threading.Barrier) -> None:
         super().__init__(name=f"thread {number}")
@@ -160,9 +160,9 @@ def live(folder: Path) -> dict[str, int]:
 
 
 def main() -> None:
-    gc.freeze()  # PyTorch's own objects: who ends a detection need not look through them
+    gc.freeze()  # keeps PyTorch's own objects out of the search at the end of a detection
     for repetition in range(REPETITIONS):
-        pid = os.fork()  # before any operation: each begins as a new process does
+        pid = os.fork()  # before any operation, so that each begins like a new process
         if pid == 0:
             code = 1
             try:

@@ -1,4 +1,4 @@
-"""The ways in which PyTorch programs come to have threads, each watched. Run by test_threads.py."""
+"""The ways in which PyTorch programs get threads, each under detection. Run by test_threads.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ THREADS = 8
 
 
 def in_threads(work: Callable[[int], None]) -> None:
-    """Runs work(0), work(1) ... at once, and raises what the first of them has raised."""
+    """Runs work(0), work(1) ... at once, and raises the first error."""
     errors: list[BaseException] = []
     begin = threading.Barrier(THREADS)
 
@@ -38,7 +38,7 @@ def in_threads(work: Callable[[int], None]) -> None:
 
 
 def replicas_of_a_module() -> None:
-    """As DataParallel: a replica a thread, all under the detection of the one that started them."""
+    """Like DataParallel: one replica per thread, all under the detection of the thread that started them."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 4))
     x = torch.randn(THREADS, 5, 16)
@@ -58,7 +58,7 @@ def replicas_of_a_module() -> None:
 
 
 def a_replica_that_is_ill() -> None:
-    """One of them makes a NaN: one finding, in its module, whichever thread meets it."""
+    """One of them makes a NaN: one finding, in its module, in whichever thread it occurs."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     with torchnan.detect(action="log", model=model) as watch:
 
@@ -80,7 +80,7 @@ def scripted(x: torch.Tensor) -> torch.Tensor:
 
 
 def inter_op_threads() -> None:
-    """torch.jit.fork: the dispatch key travels with the task, to threads that have entered nothing."""
+    """torch.jit.fork: the dispatch key propagates with the task to threads that have entered no session."""
     x = torch.ones(4)
     expected = scripted(x)
     for _ in range(20):
@@ -93,7 +93,7 @@ def inter_op_threads() -> None:
 
 
 def callbacks_that_inter_op_threads_let_go_of() -> None:
-    """Whoever is the last to work for a detection ends its callback; an inter-op thread has no GIL.
+    """The last thread of a detection destroys its callback; an inter-op thread does not hold the GIL.
 
     Fails when convert.cpp holds the callback by itself: Fatal Python error, without the GIL."""
 
@@ -108,7 +108,7 @@ def callbacks_that_inter_op_threads_let_go_of() -> None:
         with torchnan.detect(action=callback):
             scripted(torch.ones(4)).sum().item()
         del callback
-    assert sum(callback() is not None for callback in callbacks) < 20  # those that some thread still works for
+    assert sum(callback() is not None for callback in callbacks) < 20  # those whose session a thread still holds
 
 
 def one_graph_many_backward_passes() -> None:
@@ -131,7 +131,7 @@ def one_graph_many_backward_passes() -> None:
 
 
 def hogwild() -> None:
-    """Updates in place of shared weights, without any lock: what is computed is anybody's guess, but it is finite."""
+    """Updates shared weights in place without a lock: the results are undefined, but finite."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
     x = torch.randn(32, 64)
@@ -154,7 +154,7 @@ def hogwild() -> None:
 
 
 def on_in_one_thread_off_in_another() -> None:
-    """Fails when end_watch() closes no scope of other threads: theirs stay open for ever, and the key with them."""
+    """Fails when end_watch() closes no scope of other threads: theirs stay open forever, and the key with them."""
     key = torch._C._parse_dispatch_key(_C.interceptor_key_name())
     for _ in range(3):
         torchnan.set_detect(True, action="log")
@@ -169,7 +169,7 @@ def on_in_one_thread_off_in_another() -> None:
 
 
 def a_callback_that_computes() -> None:
-    """action=callable: called with the GIL, from any thread, and free to use what it likes."""
+    """action=callable: called with the GIL, from any thread, and free to use anything."""
     seen: list[str] = []
 
     def note(finding: torchnan.Finding) -> None:

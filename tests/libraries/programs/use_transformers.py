@@ -1,6 +1,6 @@
 """transformers: twenty architectures, three steps of training on padded batches, then generation.
 
-Bug: the loss is weighted by hand with the number of tokens that are no padding, and one batch has none.
+Bug: the loss is weighted by hand with the number of non-padding tokens, and one batch has none.
 """
 
 import sys

@@ -69,7 +69,7 @@ def _words(name: str) -> set[str]:
 
 
 def is_known(name: str) -> bool:
-    """Returns whether a normal name is one of those that stand for a column."""
+    """Returns whether a normal name is one of the known names of a column."""
     return name in _KNOWN
 
 
@@ -84,13 +84,13 @@ def is_loss(name: str) -> bool:
 
 
 def match_columns(names: Iterable[str], named: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
-    """Returns the column that each known name stands for: ``{"learning_rate": "lr", "weight_norm/0: decay": ...}``.
+    """Returns the column for each known name: ``{"learning_rate": "lr", "weight_norm/0: decay": ...}``.
 
-    A loss of which there are only parts is their sum: these are ``"loss#0"``, ``"loss#1"``, and so on.
+    If there are only parts of a loss, the loss is their sum: they are ``"loss#0"``, ``"loss#1"``, and so on.
 
     Args:
-        names: those of a table, in which Weights & Biases puts the name of the run before that of the column.
-        named: the name that the user gives for a column; the others are not looked at for it.
+        names: those of a table; Weights & Biases puts the name of the run before that of the column.
+        named: the name that the user gives for a column; no other name is used for it.
     """
     listed = list(names)
     given = {normal(name): name for name in reversed(listed) if not normal(name).endswith(_WANDB_RANGE)}

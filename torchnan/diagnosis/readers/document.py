@@ -19,7 +19,7 @@ Rows = list[dict[str, Any]]
 
 
 def read(path: Path, columns: Mapping[str, str]) -> Run:
-    """Returns the run in a document: in its rows, or in a list of numbers for each column.
+    """Returns the run in a document: from its rows, or from a list of numbers for each column.
 
     Args:
         path: the file.
@@ -48,9 +48,9 @@ def read(path: Path, columns: Mapping[str, str]) -> Run:
 
 
 def _rows_in(document: Any) -> Rows | None:
-    """Returns the rows of a document: a list of objects, objects by step, or one of these under a usual name."""
+    """Returns the rows of a document: a list of objects, objects by step, or one of these under a common name."""
     if isinstance(document, list):
-        if document and all(isinstance(row, list) and len(row) == 3 for row in document):  # a scalar of TensorBoard
+        if document and all(isinstance(row, list) and len(row) == 3 for row in document):  # a scalar from TensorBoard
             return [dict(zip(("wall_time", "step", "loss"), row, strict=True)) for row in document]
         return [row for row in document if isinstance(row, dict)] or None
     if not isinstance(document, dict):
@@ -73,7 +73,7 @@ def _table_in(document: Any) -> dict[str, list[Any]] | None:
         return inner
     table: dict[str, list[Any]] = {}
     for name, values in document.items():
-        if isinstance(values, dict) and values and all(key.isdecimal() for key in values):  # pandas
+        if isinstance(values, dict) and values and all(key.isdecimal() for key in values):  # written by pandas
             values = list(values.values())
         if isinstance(values, list) and values and all(type(v) in (int, float, str, type(None)) for v in values):
             table[name] = values

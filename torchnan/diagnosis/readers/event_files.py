@@ -46,7 +46,8 @@ def read(path: Path, columns: Mapping[str, str]) -> Run:
 
 
 def folder_in(path: Path) -> Path | None:
-    """Returns the folder with event files: this one, the newest in it, or that above folders for training and more."""
+    """Returns the folder with event files: this one, the newest in it, or the parent of separate folders such as
+    training."""
     found = [file.parent for file in path.rglob("*tfevents*") if file.is_file()]
     if not found or path in found:
         return path if found else None
@@ -55,8 +56,8 @@ def folder_in(path: Path) -> Path | None:
 
 
 def _runs(path: Path) -> list[tuple[Path, str]]:
-    """Returns the folders of a run, each with what goes before the names of its scalars: Keras writes two, for training
-    and evaluation."""
+    """Returns the folders of a run, each with the prefix for its scalars: Keras writes two, for training and
+    evaluation."""
     if path.is_file() or _has_events(path):
         return [(path, "")]
     splits = [folder for folder in sorted(path.iterdir()) if folder.is_dir() and _has_events(folder)]

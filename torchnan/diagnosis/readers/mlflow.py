@@ -1,4 +1,4 @@
-"""Reads the folders of MLflow's file store: a file for each metric, with lines of a time, a value and a step."""
+"""Reads the folders of MLflow's file store: a file for each metric, with lines of time, value and step."""
 
 from __future__ import annotations
 

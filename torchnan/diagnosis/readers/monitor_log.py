@@ -17,7 +17,7 @@ from torchnan.diagnosis.readers.run_builder import RunBuilder, Values
 from torchnan.diagnosis.run import GROUPED, Run
 
 BLOCK = 2**20  # bytes read at a time
-MAX_LINE_BYTES = 2**20  # bytes: no row has more
+MAX_LINE_BYTES = 2**20  # bytes: the longest row
 EVENTS = frozenset(("torchnan", "finding", "rerun", "guard_action", "verdict", "forecast"))
 MAX_EVENTS = 10_000
 
@@ -103,7 +103,7 @@ class _LogReader:
         self._add_rows(rows)
 
     def _at_once(self, lines: list[bytes]) -> list[Any] | None:
-        """Parses all lines as one array, which is twice as fast; ``None`` if a line may not be an object of its own."""
+        """Parses all lines as one array, which is twice as fast; ``None`` if a line may not be a complete object."""
         if not all(line[:1] == b"{" and line[-1:] == b"}" for line in lines):
             return None
         try:
@@ -124,7 +124,7 @@ class _LogReader:
                     objects.append(found)
                     continue
                 is_cut = not ended and number == self.lines + len(lines)
-                self._damage(f"the last line of {part} is not whole" if is_cut else f"line {number:,}: {error}")
+                self._damage(f"the last line of {part} is incomplete" if is_cut else f"line {number:,}: {error}")
         return objects
 
     def _damage(self, reason: str) -> None:
@@ -132,7 +132,7 @@ class _LogReader:
         self._damaged += [printable(reason, 100)][: 3 - len(self._damaged)]
 
     def _other_json(self, line: bytes) -> Any:
-        """Parses what Python's own module writes, with NaN and Infinity."""
+        """Parses the output of Python's json module, with NaN and Infinity."""
         if b"NaN" not in line and b"Infinity" not in line:
             return None
         try:
@@ -204,13 +204,14 @@ class _LogReader:
 
 
 def _nested_names(rows: list[dict[str, Any]]) -> set[str]:
-    """Returns the names that have objects in all rows that have them."""
+    """Returns the names whose values are objects in all rows that have them."""
     nested = {name for row in rows for name, value in row.items() if type(value) is dict} - {"headroom"}
     return {name for name in nested if all(type(row.get(name, {})) is dict for row in rows)}
 
 
 def _flat(row: dict[str, Any], nested: set[str]) -> dict[str, Any]:
-    """Returns a row whose objects are names with a slash: ``{"train": {"loss": 1}}`` is ``{"train/loss": 1}``."""
+    """Returns a row with nested objects as names with a slash: ``{"train": {"loss": 1}}`` becomes ``{"train/loss":
+    1}``."""
     flat: dict[str, Any] = {}
     for name, value in row.items():
         if name in nested and type(value) is dict:

@@ -15,7 +15,7 @@ from torchnan.diagnosis.run import COLUMNS, GROUPED, READ_COLUMNS, Column, Diges
 Values = Sequence[Any] | FloatArray | Column
 
 MAX_STEP = 2**53  # integers up to here are exact in float64
-ROWS_PER_REVERSAL = 20  # with more reversals of the step, the file has no order; with fewer, the run went back
+ROWS_PER_REVERSAL = 20  # with more reversals of the step, the file is unordered; with fewer, the run went back
 MAX_NOTES = 20
 MAX_CANDIDATES = 30
 MISSING = {"", "none", "null", "na", "n/a", "-"}
@@ -26,7 +26,7 @@ class RunBuilder:
     """The pieces of a run that were read so far.
 
     Attributes:
-        source: where they are read from.
+        source: the path that they are read from.
         dtype, findings, reruns, actions, notes: as in :class:`Run`.
         rows: number of rows so far.
     """
@@ -53,7 +53,7 @@ class RunBuilder:
             self.notes.append(printable(text))
 
     def add_candidates(self, names: Iterable[str]) -> None:
-        """Records names that stand for no column, for a message if there is no loss."""
+        """Records names that are not columns, for the message if there is no loss."""
         new = (printable(name, 60) for name in names)
         self._candidates += [name for name in dict.fromkeys(new) if name not in self._candidates]
         del self._candidates[MAX_CANDIDATES:]
@@ -66,9 +66,10 @@ class RunBuilder:
         """Adds rows.
 
         Args:
-            step: step of each row; ``None`` where there is none: these are the epochs, if there is a row of each, else
+            step: step of each row; ``None`` if there is none. Then the epochs are the steps, if there is a row of each,
+            else
                 the numbers of the rows.
-            columns: values by column, ``None`` where there is none; ``"lr/<group>"`` is the column of a group.
+            columns: values by column, ``None`` if there is none; ``"lr/<group>"`` is the column of a group.
         """
         piece = len(self._steps)
         if step is None:
@@ -160,7 +161,7 @@ class RunBuilder:
         self.add_note(f"{bad.sum():,} rows count NaN iterations, which their loss leaves out: it is read as NaN.")
 
     def _numbered(self, steps: FloatArray, epoch: Column | None) -> FloatArray:
-        """Returns the steps: those given, the epochs, or numbers of rows, where they begin again with each epoch."""
+        """Returns the steps: those in the file, or the epochs; numbers of rows if steps start again with each epoch."""
         if self._is_counted:
             if epoch is not None and epoch.given.all() and _count_up(epoch.values):
                 return epoch.values
@@ -176,8 +177,8 @@ class RunBuilder:
         return np.arange(len(steps), dtype=np.float64)
 
     def _merged(self, steps: IntArray, rows: IntArray, columns: dict[str, Column]) -> IntArray:
-        """Moves the numbers of a row into the one after it, where both are of one step and share no column: of a step,
-        some programs write the training and the evaluation in rows of their own. Returns the rows that remain."""
+        """Merges a row into the next one if both have the same step and share no column: some programs write training
+        and evaluation of a step in separate rows. Returns the remaining rows."""
         same = np.flatnonzero(np.diff(steps[rows]) == 0)
         starts = set(self._starts)
         gone = []
@@ -210,7 +211,7 @@ class RunBuilder:
             return rows
         if back > max(1, len(rows) // ROWS_PER_REVERSAL):
             self.add_note(
-                f"The rows are in no order ({back:,} go back): sorted; of rows with one step the last is taken."
+                f"The rows are unordered ({back:,} go back): sorted; of rows with the same step the last is used."
             )
             rows = rows[np.argsort(steps[rows], kind="stable")]
             last: IntArray = rows[np.append(np.diff(steps[rows]) > 0, True)]
@@ -244,7 +245,7 @@ def _count_up(values: FloatArray) -> bool:
 
 
 def _summed(columns: dict[str, Column]) -> dict[str, Column]:
-    """Returns the columns, with those that are parts of one ("loss#0", "loss#1") as their sum."""
+    """Returns the columns; parts of one ("loss#0", "loss#1") are replaced by their sum."""
     parts: dict[str, list[Column]] = {}
     for name, column in columns.items():
         parts.setdefault(name.partition("#")[0], []).append(column)

@@ -18,10 +18,11 @@ from torchnan.diagnosis.readers import document, event_files, mlflow, monitor_lo
 from torchnan.diagnosis.readers.errors import RunError
 from torchnan.diagnosis.run import Run
 
-START = 65536  # bytes by which a format is told
+START = 65536  # bytes that are read to detect a format
 
 FORMATS = (
-    "Readable are: the log of torchnan.Monitor, JSON Lines, CSV files with a header, TensorBoard's event files, "
+    "These formats can be read: the log of torchnan.Monitor, JSON Lines, CSV files with a header, TensorBoard's event "
+    "files, "
     "trainer_state.json of Transformers, the history of Keras as JSON, the metrics of MLflow, and text in which "
     "numbers have names ('loss 2.3', 'loss: 2.3', 'loss=2.3'), as most programs print."
 )
@@ -40,9 +41,9 @@ def read(
         patterns: regular expressions with groups named by columns, for a text whose numbers have no names.
 
     Raises:
-        OptionError: a pattern cannot be used.
-        RunError: it is not a run, or an empty one.
-        OSError: it cannot be opened.
+        OptionError: a pattern is invalid.
+        RunError: the file is not a run, or an empty one.
+        OSError: the file cannot be opened.
         ImportError: a package is not installed; the message names it.
     """
     found = _resolve(Path(path))
@@ -56,16 +57,14 @@ def read(
 
 
 def no_loss(run: Run) -> str:
-    """Returns the message for a run without a loss, which names what the source has in its place."""
+    """Returns the message for a run without a loss, with the names that the source has instead."""
     candidates = f"Its other numbers are {', '.join(run.candidates)}. " if run.candidates else ""
     return f"{run.source} has no loss. {candidates}--column loss=NAME says which number is the loss."
 
 
 @contextlib.contextmanager
 def _gc_paused() -> Iterator[None]:
-    """Pauses garbage collection, which would take longer than reading: there are millions of rows, none part of a
-    cycle.
-    """
+    """Pauses garbage collection, which would take longer than reading: there are millions of rows, and no cycles."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -76,7 +75,7 @@ def _gc_paused() -> Iterator[None]:
 
 
 def _resolve(path: Path) -> Path:
-    """Returns the file that a folder stands for; a folder of event files stands for itself."""
+    """Returns the file to read in a folder; a folder of event files is returned itself."""
     if not path.is_dir():
         if not stat.S_ISREG(path.stat().st_mode):
             raise RunError(f"{path} is neither a regular file nor a folder. {FORMATS}")
@@ -95,7 +94,7 @@ def _resolve(path: Path) -> Path:
 
 
 def _read(path: Path, columns: Mapping[str, str], patterns: Sequence[str]) -> Run:
-    """Calls the reader of the format, which the content tells and not the name."""
+    """Calls the reader of the format, which the content decides, not the name."""
     if path.is_dir():
         return mlflow.read(path, columns) if path.name == "metrics" else event_files.read(path, columns)
     with open(path, "rb") as file:
@@ -111,14 +110,14 @@ def _read(path: Path, columns: Mapping[str, str], patterns: Sequence[str]) -> Ru
     if lines[0].lstrip()[:1] in "{[" and (reader := _json_reader(path, lines)) is not None:
         return reader(path, columns)
     if b"\0" in start:
-        raise RunError(f"{path} is a binary file of a kind that is not known. {FORMATS}")
+        raise RunError(f"{path} is a binary file of an unknown kind. {FORMATS}")
     if table.is_table(lines):
         return table.read(path, columns)
     return text.read(path, columns)
 
 
 def _json_reader(path: Path, lines: list[str]) -> Callable[[Path, Mapping[str, str]], Run] | None:
-    """Returns the reader of JSON: of a document, or of an object in each line; ``None`` for a text that only begins
+    """Returns the reader of JSON: of a document, or of an object in each line; ``None`` for a text that only starts
     like one, as with a dict of Python or with ``[INFO]``."""
     first = lines[0].strip()
     is_object = first.startswith("{") and _is_json(first)
@@ -131,7 +130,8 @@ def _json_reader(path: Path, lines: list[str]) -> Callable[[Path, Mapping[str, s
         return monitor_log.read if is_row and path.suffix != ".json" else document.read
     if not begins_document:
         return monitor_log.read if first.startswith("{") and not first.startswith("{'") else None
-    if first.startswith("{") and sum(line.startswith("{") for line in lines) > 1:  # lines, the first of them damaged
+    # several lines, of which the first is damaged
+    if first.startswith("{") and sum(line.startswith("{") for line in lines) > 1:
         return monitor_log.read
     return document.read if not first.startswith("[") or _is_json_start(first) else None
 
@@ -144,21 +144,21 @@ def _is_json(line: str) -> bool:
 
 
 def _is_json_start(line: str) -> bool:
-    """Returns whether a line that begins with a bracket begins a list of JSON, not a text such as ``[2024-01-01]``."""
+    """Returns whether a line that starts with a bracket starts a JSON list, unlike a text such as ``[2024-01-01]``."""
     try:
         _, end = json.JSONDecoder().raw_decode(line)
-    except (ValueError, RecursionError):  # it goes on in the next line
+    except (ValueError, RecursionError):  # it continues in the next line
         return re.match(r"\[\s*(?:$|[\[{\"]|-?[\d.]+(?:[eE][-+]?\d+)?\s*,?\s*$)", line) is not None
     return line[end:].strip() in ("", ",")
 
 
 def _is_event_file(start: bytes) -> bool:
-    """Returns whether it begins like a record of TensorFlow: its length, and then a version "brain.Event:2"."""
+    """Returns whether a file starts like a record of TensorFlow: its length, and then a version "brain.Event:2"."""
     return b"brain.Event:" in start[:64]
 
 
 def refuse_other_log(path: Path, start: bytes) -> None:
-    """Raises RunError for a log of torchnan's that holds findings or bad steps, and no run."""
+    """Raises RunError for a torchnan log of findings or bad steps, which is not a run."""
     kind = log_kind.of(start)
     if kind in ("findings", "recovery"):
         raise RunError(f"{path} is {log_kind.NAMES[kind]}, not of a run: use `{command_line('show', str(path))}`.")

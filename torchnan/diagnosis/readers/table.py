@@ -20,7 +20,7 @@ _DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+(?:[eE][-+]?\d+)?")
 
 
 def is_table(lines: list[str]) -> bool:
-    """Returns whether lines are a header and rows of as many fields, most of them numbers or empty."""
+    """Returns whether lines are a header and rows with the same number of fields, most of them numbers or empty."""
     separator = _separator(lines[0])
     rows = [next(_rows([line], separator), []) for line in lines[:4]]
     header, rest = rows[0], rows[1:]
@@ -34,13 +34,13 @@ def is_table(lines: list[str]) -> bool:
 
 
 def _separator(header: str) -> str:
-    """Returns what separates the fields: spaces, where there is nothing else."""
+    """Returns the separator of the fields: spaces if there is no other."""
     most = max(SEPARATORS, key=header.count)
     return most if most in header or " " not in header.strip() else " "
 
 
 def _rows(lines: Iterable[str], separator: str) -> Iterator[list[str]]:
-    """Returns the fields of each line; where commas do not separate them, one may be that of a decimal fraction."""
+    """Returns the fields of each line. If commas are not the separator, a comma may be a decimal point."""
     if separator == " ":
         lines = (line.strip() for line in lines)
     rows = csv.reader(lines, delimiter=separator, skipinitialspace=separator == " ")
@@ -91,7 +91,7 @@ def _chunks(lines: Iterator[list[str]], width: int, builder: RunBuilder) -> Iter
         try:
             chunk.extend(itertools.islice(lines, CHUNK))
             more = bool(chunk)
-        except csv.Error as error:  # a field of a hundred thousand letters; the rows before it are in the chunk
+        except csv.Error as error:  # a field of a hundred thousand letters; the rows before it are already in the chunk
             damaged += 1
             example = example or str(error)
         whole = [row for row in chunk if len(row) == width]
@@ -101,4 +101,5 @@ def _chunks(lines: Iterator[list[str]], width: int, builder: RunBuilder) -> Iter
         if whole:
             yield whole
     if damaged:
-        builder.add_note(f"{damaged:,} line{'s are' if damaged > 1 else ' is'} no row: {printable(example, 100)}.")
+        lines = "lines are not rows" if damaged > 1 else "line is not a row"
+        builder.add_note(f"{damaged:,} {lines}: {printable(example, 100)}.")

@@ -1,4 +1,4 @@
-"""Reads numbers with names out of plain text: ``iter 7: loss 2.31``, ``{'loss': 2.31}``, ``loss=2.31``."""
+"""Reads named numbers from plain text: ``iter 7: loss 2.31``, ``{'loss': 2.31}``, ``loss=2.31``."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from torchnan.diagnosis.readers.errors import RunError
 from torchnan.diagnosis.readers.run_builder import RunBuilder
 from torchnan.diagnosis.run import Column, Run
 
-MAX_LINE = 2**16  # letters of a line that are looked at
-MAX_NAMES = 2000  # different names of numbers; later ones are not kept
-SUMMARIES = 0.5  # rows in another style than most are means over epochs if they are fewer than this share of all
+MAX_LINE = 2**16  # letters of a line that are read
+MAX_NAMES = 2000  # different names of numbers; later ones are dropped
+SUMMARIES = 0.5  # rows in a less common style are means over epochs if they are fewer than this share of all
 
 _NUMBER = r"[-+]?(?:\d[\d_]*(?:,\d{3})*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf(?:inity)?)\b"
 _WORD = r"[A-Za-z_][\w./@-]*"
@@ -32,17 +32,17 @@ _PAIR = re.compile(
     re.IGNORECASE,
 )
 _CELLS = re.compile(rf"\s*\|\s*(?P<name>[\w/ ]+?)\s*\|\s*(?P<value>{_NUMBER})\s*\|\s*", re.IGNORECASE)
-_PROGRESS = re.compile(r"\| (?P<step>\d+)/\d+ \[")  # of tqdm
+_PROGRESS = re.compile(r"\| (?P<step>\d+)/\d+ \[")  # written by tqdm
 _CONTEXT = re.compile(r"(?<![\w/.-])(?:(train\w*)|(val|valid\w*|eval\w*|test|dev))(?![\w/.])", re.IGNORECASE)
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _SUMMARY = re.compile(r"epoch results:|\| end of epoch", re.IGNORECASE)
 
-# What programs print where a scaler skips a step, and the scales that they name.
+# The messages of programs when a scaler skips a step, and the scales in them.
 _OVERFLOW = re.compile(r"OVERFLOW!|(?:grad(?:ient)?s?|loss scale) overflow", re.IGNORECASE)
 _TRIED = re.compile(rf"attempted loss scale:? ({_NUMBER})", re.IGNORECASE)
 _LOWERED = re.compile(rf"(?:reducing|setting|reduced|lowering)(?: the)?(?: loss scale)?(?: to)?:? ({_NUMBER})", re.I)
 
-# What programs print before they give up.
+# The messages of programs before they give up.
 _LOSS_IS_BAD = re.compile(
     r"\bloss\b(?: \w+)? (?:is|became|was|=|of)(?: \w+){0,2}? (nan|inf)\w*|\b(?:nan|infinite|non-?finite) loss\b", re.I
 )
@@ -52,7 +52,7 @@ _NORM_IS_BAD = re.compile(r"\bgrad(?:ient)?[ _]?norm is ([-+]?(?:nan|inf))", re.
 
 @dataclasses.dataclass
 class _Numbers:
-    """The numbers of a name, with their rows, and how each was written."""
+    """The numbers of a name, with their rows and their style."""
 
     rows: array.array[int] = dataclasses.field(default_factory=lambda: array.array("q"))
     values: array.array[float] = dataclasses.field(default_factory=lambda: array.array("d"))
@@ -65,11 +65,11 @@ def read(path: Path, columns: Mapping[str, str], patterns: Sequence[str] = ()) -
     Args:
         path: the file.
         columns: names in it that the user gives for columns of a run.
-        patterns: regular expressions with groups named by columns, which are looked for in place of names.
+        patterns: regular expressions with groups named by columns, which replace the search for names.
 
     Raises:
-        OptionError: a pattern cannot be used.
-        RunError: there is no number with a name in it.
+        OptionError: a pattern is invalid.
+        RunError: there is no named number in it.
     """
     reading = _TextReader([_compiled(pattern) for pattern in patterns])
     with open(path, "rb") as file:
@@ -93,7 +93,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _lines(file: BinaryIO) -> Iterator[str]:
-    """Yields lines, and the states of a progress bar, which a carriage return separates."""
+    """Yields lines, and the states of a progress bar, which are separated by carriage returns."""
     while line := file.readline(MAX_LINE):
         rest = line
         while not rest.endswith(b"\n") and (rest := file.readline(MAX_LINE)):
@@ -109,12 +109,12 @@ class _TextReader:
         self._in_row: set[str] = set()
         self._has_loss = False  # the last row
         self._step: float | None = None
-        self._step_name = "step"  # as the last line called it
-        self._pending: dict[str, float] = {}  # said before the row that it is about
-        self._scale: float | None = None  # that the last overflow has led to
+        self._step_name = "step"  # the name in the last line
+        self._pending: dict[str, float] = {}  # printed before the row that they belong to
+        self._scale: float | None = None  # the scale after the last overflow
 
     def add(self, line: str) -> None:
-        """Adds what a line says."""
+        """Adds the numbers of a line."""
         if self._patterns:
             found = {
                 name: (_float(text), 0)
@@ -143,7 +143,7 @@ class _TextReader:
             self._pending["scaled"] = _float(tried[1]) if tried is not None else 2 * self._scale
 
     def _add_row(self, found: dict[str, tuple[float, int]]) -> None:
-        """Adds numbers to a new row, or to the last one if they are of its step or say nothing of the training."""
+        """Adds numbers to a new row, or to the last one if they belong to its step or are not about the training."""
         if not found:
             return
         counter = next((name for name in COLUMN_ALIASES["step"] if name in found), None)
@@ -153,7 +153,7 @@ class _TextReader:
         is_same = step is not None and step == self._step
         repeats = bool(self._in_row & {name for name in found if is_loss(name)})
         if is_same and repeats and "progress" in found and found["progress"][0] == step:
-            self._replace(found)  # a progress bar that was drawn again
+            self._replace(found)  # a redrawn progress bar
             return
         continues = self._row >= 0 and (
             (is_same and not repeats) or (step is None and not (is_training and self._has_loss))
@@ -166,7 +166,7 @@ class _TextReader:
             self._pending = {}
             if self._scale is not None:
                 found.setdefault("scaled", (self._scale, 0))
-            self._replace(found)  # a row of nothing but settings becomes that of the loss
+            self._replace(found)  # a row with only settings becomes the row of the loss
             self._has_loss = True
         self._step = self._step if step is None else step
         for name, (value, style) in found.items():
@@ -184,7 +184,7 @@ class _TextReader:
 
     def finish(self, source: str, columns: Mapping[str, str]) -> Run:
         """Returns the run."""
-        if self._pending:  # said after the last row
+        if self._pending:  # printed after the last row
             self._in_row = set()
             self._append_pending()
         names = [name for name in self._numbers if name not in ("overflow", "scaled")]
@@ -220,7 +220,7 @@ class _TextReader:
         return builder.build()
 
     def _without_rare_steps(self, names: list[str]) -> list[str]:
-        """Leaves out the names of steps that fewer than half of the losses come with: other lines count otherwise."""
+        """Drops the names of steps that occur with fewer than half of the losses: those lines count something else."""
         losses = [self._numbers[name].rows for name in names if is_loss(name) and not name.startswith("eval_")]
         usual = max(losses, key=len, default=array.array("q"))
         steps = [name for name in names if name in COLUMN_ALIASES["step"] and usual]
@@ -247,9 +247,9 @@ class _TextReader:
         return Column(values, given)
 
     def _leave_out_summaries(self, known: Mapping[str, str], table: dict[str, Column], builder: RunBuilder) -> None:
-        """Leaves out losses that are written in another way than most: they are means over epochs.
+        """Drops losses in a less common style: they are means over epochs.
 
-        One that is not finite stays, whatever it is.
+        A non-finite one always stays.
         """
         for name, column in known.items():
             if column != "loss" or self._patterns:
@@ -267,23 +267,23 @@ class _TextReader:
 
 
 def _carried(step: Column) -> FloatArray:
-    """Returns steps, of rows that have none the last one before them."""
+    """Returns steps; a row without one gets the last one before it."""
     last = np.maximum.accumulate(np.where(step.given, np.arange(len(step.given)), -1))
     carried: FloatArray = np.where(last >= 0, step.values[np.maximum(last, 0)], np.nan)
     return carried
 
 
 def _completed(column: Column | None, other: Column) -> Column:
-    """Returns a column with the numbers of another where it has none."""
+    """Returns a column, with the numbers of another where it has none."""
     if column is None:
         return other
     return Column(np.where(column.given, column.values, other.values), column.given | other.given)
 
 
 def _pairs(line: str) -> dict[str, tuple[float, int]]:
-    """Returns the numbers of a line by name, each with a number for the way that it is written in."""
+    """Returns the numbers of a line by name, each with an identifier of its style."""
     found: dict[str, tuple[float, int]] = {}
-    if (cells := _CELLS.fullmatch(line)) is not None:  # of a table that Stable Baselines prints
+    if (cells := _CELLS.fullmatch(line)) is not None:  # from a table that Stable Baselines prints
         return {_name(cells["name"]): (_float(cells["value"]), 0)}
     if (progress := _PROGRESS.search(line)) is not None:
         found["progress"] = (float(progress["step"]), 0)
@@ -305,7 +305,7 @@ def _pairs(line: str) -> dict[str, tuple[float, int]]:
 
 @functools.lru_cache(maxsize=8192)
 def _name(raw: str) -> str:
-    """Returns the name of a number, without words before it: of "then got loss" it is "loss"."""
+    """Returns the name of a number without the words before it: "then got loss" becomes "loss"."""
     words = raw.split(" ")
     for first in range(len(words)):
         name = normal(" ".join(words[first:]))

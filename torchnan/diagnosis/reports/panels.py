@@ -15,7 +15,7 @@ from torchnan.diagnosis.thresholds import Thresholds
 from torchnan.diagnosis.verdict import Diagnosis
 from torchnan.pages import svg_chart
 
-UNNAMED = (["all"], ["0"])  # a single group of a table, or of an optimizer
+UNNAMED = (["all"], ["0"])  # the single group of a table, or of an optimizer
 MAX_LINES = 6  # distinguishable colours
 MAX_MARKS = 40
 
@@ -62,7 +62,7 @@ class Panel:
 
 
 def panels(run: Run, found: Diagnosis, thresholds: Thresholds) -> list[Panel]:
-    """Returns the panels that have something to show, the loss first."""
+    """Returns the panels with data, the loss first."""
     drawn = [_loss(run, found, thresholds)]
     drawn += [_column_panel(run, "gradient norm", "before clipping", {"": run.column("grad_norm")})]
     drawn += [_column_panel(run, "evaluation loss", "", {"": run.column("eval_loss")})]
@@ -194,7 +194,7 @@ def _restarts(run: Run) -> list[tuple[int, str]]:
 
 
 def _actions(run: Run) -> list[tuple[int, str]]:
-    """Returns what a step guard did, where that is more than to skip the step."""
+    """Returns the actions of a step guard, except skipped steps."""
     return [
         (action["step"], str(action["action"]).replace("_", " "))
         for action in run.actions

@@ -38,7 +38,7 @@ def headline(found: Diagnosis) -> str:
 
 
 def describe_run(run: Run) -> str:
-    """Describes what was read."""
+    """Describes the source."""
     steps = f"steps {run.step[0]:,} to {run.step[-1]:,}, {len(run):,} rows"
     restarts = len(run.starts) - 1
     again = f", started again {restarts:,} time{'s' if restarts > 1 else ''}" if restarts > 0 else ""
@@ -57,7 +57,7 @@ def _walk(questions: list[Question]) -> list[str]:
 
 
 def verdict_lines(verdict: Verdict) -> list[str]:
-    """Returns the lines of a verdict; none if nothing is wrong."""
+    """Returns the lines of a verdict; none for a healthy run."""
     if not verdict.is_bad:
         return []
     steps = f"steps {verdict.first_step:,} to {verdict.last_step:,}"

@@ -87,7 +87,7 @@ def _float32_weights(forward_backward: ForwardBackward) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet_detection() -> Iterator[None]:
-    """Covers a detection session of the user's with one that reports nothing."""
+    """Shadows the user's detection session with one that reports nothing."""
     session = detect(action="log")
     with entered_with_new_threads(session):
         yield

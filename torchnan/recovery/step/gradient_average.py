@@ -1,4 +1,4 @@
-"""The mean of gradients over the ranks, for a model that is kept from taking it in its backward pass."""
+"""Averages gradients over the ranks, for a model that is kept from doing so in its backward pass."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torchnan.distributed.agreement import Agreement
 
 
 def average(parameters: Sequence[tuple[str, torch.Tensor]], agreement: Agreement) -> None:
-    """Puts the mean over the ranks in the place of each gradient. Collective.
+    """Replaces each gradient by its mean over the ranks. Collective.
 
-    Where a parameter has a gradient on some ranks alone, zeros count for the others; where it has none, it stays so.
+    If a parameter has a gradient on some ranks only, zeros count for the others; if on none, it stays without one.
     """
     with detection_paused(), torch.no_grad():
         trained = [p for _, p in parameters if p.requires_grad]

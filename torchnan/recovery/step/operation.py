@@ -1,4 +1,4 @@
-"""The operation at the origin alone, with what went in: taken from a run of the step in which it is met again."""
+"""The single operation at the origin with its arguments, taken from another run of the step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Operation:
     Attributes:
         op: ``"aten::div"``.
         overload: ``"Tensor"``, ``""`` for the default one.
-        args, kwargs: what it was given; tensors as they were before the call.
+        args, kwargs: its arguments; tensors as they were before the call.
     """
 
     op: str
@@ -30,11 +30,11 @@ class Operation:
 
 
 def record(run: Callable[[], Any], finding: Finding) -> Operation | None:
-    """Runs a step and returns the first call of the finding's operator that has its bad tensor in it; ``None`` if
-    there was none.
+    """Runs a step and returns the first call of the finding's operator that involves its bad tensor; ``None`` if there
+    was none.
 
-    What is compiled runs as it is written: a compiled region does not show its operations, and Dynamo would never
-    compile a function again that it has met under a mode."""
+    Compiled functions run uncompiled here: a compiled region does not show its operations, and Dynamo would never again
+    compile a function that it has seen under a mode."""
     recorder = _Recorder(finding)
     with torch.compiler.set_stance("force_eager"), recorder:
         run()
@@ -64,7 +64,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return bool(schema.name == self._finding.op and schema.overload_name == self._finding.overload)
 
     def _is_it(self, tensor: torch.Tensor) -> bool:
-        """Same shape, and as many of each kind."""
+        """Whether two tensors have the same shape, and the same number of elements of each kind."""
         finding = self._finding
         if tuple(tensor.shape) != finding.shape or not (tensor.is_floating_point() or tensor.is_complex()):
             return False

@@ -55,8 +55,8 @@ class RandomState:
         random.setstate(self.python)
 
 
-# Reading a state builds it number by number, 10 microseconds for Python's and 45 for NumPy's generator, which a small
-# step notices. The last one read holds for as long as the memory of the generator has not changed.
+# Building a state number by number takes 10 microseconds for Python's generator and 45 for NumPy's, which is noticeable
+# in a small step. The last state remains valid as long as the memory of the generator has not changed.
 _last_read: dict[str, tuple[bytes | None, tuple[Any, ...]]] = {}  # by generator, with the memory before it was read
 _WORDS_OF_MT19937 = 4 * (624 + 1)  # bytes: the key, and the position in it
 
@@ -84,8 +84,8 @@ def _python_state() -> tuple[Any, ...]:
 def _state(name: str, memory: bytes | None, read: Callable[[], tuple[Any, ...]], spare: int) -> tuple[Any, ...]:
     """Returns the state of a generator, and reads it only if it may have changed.
 
-    Normal numbers are drawn in pairs. The second one is kept beside the words, and taking it does not change them: a
-    state that has one, as item ``spare``, is read again.
+    Normal numbers are drawn in pairs. The second one is kept outside of the compared words, and taking it does not
+    change them. A state that has one, as item ``spare``, is read again.
     """
     before, state = _last_read.get(name, (None, ()))
     if memory is None or memory != before or state[spare]:

@@ -1,4 +1,4 @@
-"""Custom autograd functions and what they save."""
+"""Custom autograd functions and their saved tensors."""
 
 import torch
 import torch.nn as nn

@@ -1,4 +1,4 @@
-"""Who runs the backward pass, and when: torch.func, threads, retained graphs."""
+"""Ways to run the backward pass: torch.func, threads, retained graphs."""
 
 import torch
 import torch.nn as nn

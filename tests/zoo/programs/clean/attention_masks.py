@@ -474,7 +474,7 @@ def mask_as_frozen_parameter():
     "",
     "clean-mask",
     "clean",
-    debatable="docs/harm.md holds that nobody makes a weight infinite; here somebody does, on purpose",
+    debatable="docs/harm.md assumes that weights are never infinite on purpose; here one is",
 )
 def padded_vocab_bias_neginf():
     head = track(nn.Linear(4, 8))

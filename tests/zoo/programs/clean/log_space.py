@@ -369,7 +369,7 @@ def balanced_softmax_empty_class():
     "",
     "clean-log-space",
     "clean",
-    debatable="docs/harm.md holds that nobody makes a weight infinite; log(0) of a structural zero does",
+    debatable="docs/harm.md assumes that weights are never infinite on purpose; log(0) of a structural zero is",
 )
 def adjusted_prior_parameter():
     class Prior(nn.Module):

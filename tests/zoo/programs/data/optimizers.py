@@ -122,7 +122,7 @@ def adam_half_eps_underflow():
 
 @case(
     "adam-second-moment-overflow",
-    "one gradient of 1e21: g*g overflows in exp_avg_sq; the weight silently stops moving for ever",
+    "one gradient of 1e21: g*g overflows in exp_avg_sq; the weight silently stops moving",
     "",
     "optimizer",
     "inf",

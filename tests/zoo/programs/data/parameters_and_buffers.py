@@ -309,7 +309,7 @@ def prune_renormalise_data():
     "div",
     module=None,
     phase="load",
-    notes="the constructor of a module is no call of it",
+    notes="the constructor of a module is not a call",
 )
 def dora_magnitude_init():
     class DoraLinear(nn.Module):

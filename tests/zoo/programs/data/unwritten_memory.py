@@ -1,4 +1,4 @@
-"""Memory that was read before anybody wrote it."""
+"""Uninitialized memory that is read."""
 
 import numpy as np
 import torch

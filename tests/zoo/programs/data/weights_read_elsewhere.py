@@ -331,7 +331,7 @@ def cls_token_buffer_cat():
     origin="parameter",
     name="cls.bias",
     module="cls",
-    notes="nobody makes a bias infinite on purpose",
+    notes="a bias is never infinite on purpose",
 )
 def focal_prior_inf_bias():
     class Head(nn.Module):

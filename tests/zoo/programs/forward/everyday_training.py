@@ -412,7 +412,7 @@ def checkpointed_rectified_log():
 
 
 @case(
-    "sparse-neighbours-of-nobody",
+    "sparse-neighbours-of-an-isolated-node",
     "the mean over neighbours, from a sparse adjacency with an empty row",
     "",
     "gnn",
@@ -421,7 +421,7 @@ def checkpointed_rectified_log():
     module="mean",
     step=None,
 )
-def sparse_neighbours_of_nobody():
+def sparse_neighbours_of_an_isolated_node():
     class Mean(nn.Module):
         def forward(self, adjacency, x):
             count = torch.sparse.sum(adjacency, 1).to_dense()

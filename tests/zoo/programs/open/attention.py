@@ -1,4 +1,4 @@
-"""Attention: rows without a key, masks times infinities, memory that nobody wrote."""
+"""Attention: rows without a key, masks times infinities, uninitialized memory."""
 
 import torch
 import torch.nn as nn
