@@ -42,6 +42,34 @@ def test_the_source_folder_says_that_it_is_not_built(tmp_path):
     assert "torchnan has not been built: this is its source folder" in ended.stderr
 
 
+ANOTHER_PYTORCH = WITHOUT_OTHER_FINDERS.replace("import torchnan", "import torch\nprint('goes on')")
+
+
+@pytest.fixture
+def built_for_another_pytorch(tmp_path):
+    shutil.copytree(REPOSITORY / "torchnan", tmp_path / "torchnan", ignore=shutil.ignore_patterns("lib", "__pycache__"))
+    shutil.copy(REPOSITORY / "torchnan_autoload.py", tmp_path)
+    (tmp_path / "torchnan" / "_build.py").write_text('version = "0.1.0"\ntorch_version = "2.1.0"\n')
+    return tmp_path
+
+
+def test_a_script_under_a_build_for_another_pytorch_ends_with_one_line(built_for_another_pytorch):
+    folder = built_for_another_pytorch
+    ended = run_python(ANOTHER_PYTORCH, cwd=folder, PYTHONPATH=str(folder), TORCHNAN="raise")
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    line = ended.stderr.splitlines()
+    assert len(line) == 1
+    assert line[0].startswith("torchnan: torchnan was built for PyTorch 2.1.0, and this is PyTorch ")
+
+
+@pytest.mark.parametrize("variables", [{}, {"TORCHNAN": "0"}, {"TORCHNAN_LOG": "findings.jsonl"}])
+def test_such_a_build_does_no_harm_while_detection_is_off(built_for_another_pytorch, variables):
+    folder = built_for_another_pytorch
+    ended = run_python(ANOTHER_PYTORCH, cwd=folder, PYTHONPATH=str(folder), **variables)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "goes on\n", "")
+
+
 TAKEN = """
 import torch
 library = torch.library.Library("_", "IMPL")

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import torchnan
-from tests.support.processes import run_python
 from torchnan.detection import terminal
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -97,21 +96,3 @@ def test_a_source_file_that_was_edited_meanwhile_is_not_shown(finding, monkeypat
 def test_what_a_log_names_is_not_opened(finding, monkeypatch):
     monkeypatch.setattr(terminal.linecache, "getline", lambda *_: pytest.fail("a file was read"))
     terminal.layout(torchnan.Finding.from_json(finding.to_json()), columns=80, with_source=False)
-
-
-UNCAUGHT = """
-import torch, torchnan
-layer = torch.nn.Linear(2, 2)
-with torchnan.detect():
-    (layer(torch.ones(1, 2)) * float("nan")).sum().backward()
-"""
-
-
-def test_an_uncaught_error_is_laid_out_with_pytorchs_frames_folded(tmp_path):
-    (tmp_path / "train.py").write_text(UNCAUGHT)
-    code = "import runpy; runpy.run_path('train.py')"
-    shown = run_python(code, cwd=tmp_path, FORCE_COLOR="1", COLUMNS="90").stderr
-    assert "\x1b[1;31mtorchnan: NaN" in shown
-    assert re.search(r"\.\.\. \d+ of PyTorch", shown)
-    assert "torch/_tensor.py" not in shown
-    assert "5 | (layer(torch.ones(1, 2))" in plain(shown)

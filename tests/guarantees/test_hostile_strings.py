@@ -108,7 +108,8 @@ TELLS = {
     "detection/finding.py Finding.__str__": "str(finding)",
     "detection/finding.py Finding.to_json": "finding.to_json()",
     "detection/debugger.py stop": "str(finding)",
-    "detection/terminal.py _show_uncaught": "a terminal",
+    "detection/uncaught.py _show_uncaught": "a terminal",
+    "detection/uncaught.py _write_error_file": "a terminal",
     "detection/session.py detect.report": "watch.report()",
     "detection/session.py detect.__repr__": "watch.report()",  # numbers, and the action
     "detection/errors.py warn": "warnings",

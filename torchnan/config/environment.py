@@ -14,7 +14,9 @@ POLICY = "TORCHNAN_POLICY"  # prefix of recovery's variables
 REQUIRE_CUDA = "TORCHNAN_REQUIRE_CUDA"
 REPLACE_ANOMALY = "TORCHNAN_REPLACE_ANOMALY"
 PAGE = "TORCHNAN_HTML"
+TRACEBACK = "TORCHNAN_TRACEBACK"
 MODES = (*ACTIONS, "1", "0")
+_OTHERS = (PAGE, REPLACE_ANOMALY, REQUIRE_CUDA, TRACEBACK)  # variables that set no option of detection
 
 
 def detection_options(
@@ -48,6 +50,7 @@ def detection_options(
     requires_cuda(environment)  # checked now, and not by the first detection session
     replaces_anomaly(environment)
     page(environment)
+    wants_full_traceback(environment)
     options = DetectionOptions.from_dict(given).as_keywords()
     return None if mode in ("", "0") else options
 
@@ -60,7 +63,7 @@ def ignored_variables(environment: Mapping[str, str]) -> list[str]:
 
 def is_of_detection(variable: str) -> bool:
     """Returns whether a variable sets an option of detection."""
-    is_other = variable in (REQUIRE_CUDA, REPLACE_ANOMALY, PAGE) or is_of_recovery(variable)
+    is_other = variable in _OTHERS or is_of_recovery(variable)
     return variable.startswith("TORCHNAN_") and not is_other
 
 
@@ -99,6 +102,18 @@ def page(environment: Mapping[str, str]) -> str | None:
     return os.path.abspath(path)
 
 
+def wants_full_traceback(environment: Mapping[str, str]) -> bool:
+    """Returns whether ``TORCHNAN_TRACEBACK=full`` asks for every frame of an uncaught error.
+
+    Raises:
+        OptionError: the value is not short, full or empty.
+    """
+    given = environment.get(TRACEBACK, "")
+    if given not in ("", "short", "full"):
+        raise OptionError(f"{TRACEBACK}={printable(given, 200)} cannot be used: it takes short or full.")
+    return given == "full"
+
+
 def _flag(environment: Mapping[str, str], name: str) -> bool:
     given = environment.get(name, "")
     if given not in ("", "0", "1"):
@@ -113,7 +128,7 @@ def _name(variable: str) -> str:
 def _value(variable: str, text: str, policy_variables: Callable[[], Iterable[str]]) -> Any:
     known = [f"TORCHNAN_{option.upper()}" for option in DetectionOptions.options()]
     if variable not in known and _name(variable) not in OLD_NAMES:
-        suggestion = suggest(variable, [*known, PAGE, REPLACE_ANOMALY, REQUIRE_CUDA, POLICY, *policy_variables()])
+        suggestion = suggest(variable, [*known, *_OTHERS, POLICY, *policy_variables()])
         raise OptionError(
             f"there is no variable {printable(variable, 100)}.{suggestion} Variables: TORCHNAN, {', '.join(known)}, "
             f"{PAGE}, {POLICY}, {POLICY}_<FIELD>."

@@ -141,10 +141,6 @@ class detect(contextlib.ContextDecorator):
         with hooks.lock:
             self._entries[threading.get_ident()] += 1
         hooks.install()
-        if os.isatty(2) or os.environ.get("FORCE_COLOR"):
-            from torchnan.detection import terminal  # imported only when a report is shown
-
-            terminal.install_excepthook()
         return self
 
     def __exit__(

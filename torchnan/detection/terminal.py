@@ -6,20 +6,16 @@ Files and pipes get plain text: ``str(finding)``. This is the same text, laid ou
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import linecache
 import os
 import shutil
-import sys
 import textwrap
 import time
-import traceback
-from types import TracebackType
+from collections.abc import Callable
 from typing import TextIO
 
 from torchnan.config.text import printable
 from torchnan.detection import introspection, report_rows
-from torchnan.detection.errors import NonFiniteError
 from torchnan.detection.finding import Finding
 
 _INDENT = " " * 12  # of values, under their label
@@ -42,6 +38,13 @@ def wants_color(stream: TextIO | None) -> bool:
         return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
     except ValueError:  # closed
         return False
+
+
+Paint = Callable[[str], str]
+
+
+def dimmed(text: str) -> str:
+    return _paint(text, _DIM)
 
 
 def width() -> int:
@@ -107,40 +110,3 @@ def _is_edited(file: str) -> bool:
 
 def _paint(text: str, style: str) -> str:
     return f"{style}{text}{_RESET}" if style and text else text
-
-
-# -- an uncaught error
-
-
-def install_excepthook() -> None:
-    """Lays out an uncaught :class:`NonFiniteError` if standard error has colours and no other hook shows it."""
-    if sys.excepthook is sys.__excepthook__ and wants_color(sys.stderr):
-        sys.excepthook = _show_uncaught
-
-
-def _show_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    is_report = isinstance(error, NonFiniteError) and str(error) == str(error.finding)  # on some ranks it is one line
-    is_own = is_report and error.__cause__ is None and error.__context__ is None
-    if not is_own or not wants_color(sys.stderr):
-        sys.__excepthook__(kind, error, trace)
-        return
-    try:
-        text = f"{_folded(trace)}{layout(error.finding, columns=width(), with_source=True)}\n"  # type: ignore[attr-defined]
-    except Exception:  # noqa: BLE001 - the plain one is better than none
-        sys.__excepthook__(kind, error, trace)
-        return
-    sys.stderr.write(text)
-
-
-def _folded(trace: TracebackType | None) -> str:
-    """Returns the traceback without PyTorch's machinery."""
-    lines = ["Traceback (most recent call last):\n"]
-    for internal, group in itertools.groupby(
-        traceback.extract_tb(trace), lambda f: introspection.is_internal(f.filename)
-    ):
-        frames = list(group)
-        if internal:
-            lines.append(_paint(f"  ... {len(frames)} of PyTorch", _DIM) + "\n")
-        else:
-            lines += traceback.format_list(frames)
-    return "".join(lines)
