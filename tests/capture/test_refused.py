@@ -117,11 +117,11 @@ REFUSED = {
     "dates": (lambda: [np.datetime64("2020-01-01")], "batch[0] is a NumPy scalar of dtype datetime64[D], which"),
     "structured": (lambda: np.zeros(2, "f4,i4"), "which cannot be kept: only numbers and booleans can"),
     "masked": (lambda: np.ma.masked_array([1.0]), "batch is a numpy.ma.MaskedArray, which cannot be kept: make it"),
-    "dataclass_of_more": (lambda: Scaled(1, 2.0), "from what it holds (missing a required argument: 'scale')"),
+    "dataclass_of_more": (lambda: Scaled(1, 2.0), "from its contents (missing a required argument: 'scale')"),
     "dataclass_list": (lambda: Listed(), "a dataclass that holds more than its fields, which cannot be kept"),
     "dataclass_module": (lambda: Module(), f"{__name__}.Module, a dataclass that holds more than its fields"),
     "dataclass_unset": (without_its_field, f"batch is a {__name__}.Slotted without its field 'value', which"),
-    "userdict_of_more": (lambda: NeedsTwo({}, 1), "from what it holds (missing a required argument: 'more')"),
+    "userdict_of_more": (lambda: NeedsTwo({}, 1), "from its contents (missing a required argument: 'more')"),
     "userdict_of_other": (lambda: Odd(), "batch.data is a collections.OrderedDict, which cannot be kept"),
 }  # fmt: skip
 
@@ -186,7 +186,7 @@ def test_what_shares_its_parts_exponentially_ends(monkeypatch):
     value: list = []
     for _ in range(60):
         value = [value, value]
-    with pytest.raises(UnkeepableError, match="is part 10,001 of its value, and no more than 10,000 can be kept"):
+    with pytest.raises(UnkeepableError, match="is part 10,001 of its value, and at most 10,000 can be kept"):
         check(value, name="batch")
 
 

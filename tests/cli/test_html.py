@@ -126,7 +126,7 @@ def test_a_file_that_is_not_a_log_of_findings_is_rejected(tmp_path, capsys):
     (tmp_path / "run.jsonl").write_text('{"torchnan": "run", "version": 1}\n')
     for path, text in [
         (tmp_path / "run.jsonl", "is the log of a Monitor: use `torchnan diagnose"),
-        (tmp_path, "has no log of findings in it"),
+        (tmp_path, "contains no log of findings"),
         (tmp_path / "none", "No such file"),
     ]:
         assert cli.main(["html", str(path), "-o", str(tmp_path / "page.html")]) == 2

@@ -162,7 +162,7 @@ def test_no_snapshot_that_can_be_gone_back_to_stops_the_training_and_says_so(sai
     for snapshot in (tmp_path / "kept").iterdir():
         (snapshot / "contents.json").write_text("{")
     training.model.a.weight.data.fill_(NAN)
-    with pytest.raises(TrainingStopped, match="no snapshot can be gone back to") as stopped:
+    with pytest.raises(TrainingStopped, match="no snapshot can be restored") as stopped:
         training.guard.step(batch_of(3))
     assert (stopped.value.reason, stopped.value.exit_code) == ("model", 82)
     assert json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])["cause"] == "model"

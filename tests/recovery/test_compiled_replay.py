@@ -58,7 +58,7 @@ def test_the_origin_is_named_with_the_bits_of_the_compiled_step(tmp_path):
     assert (event.finding.op, event.finding.line) == ("aten::log", line_of(Logarithm))
     assert event.finding.compiled.region == "forward"
     assert event.finite_in_eager is False
-    assert "eager     not finite without torch.compile either: it is not the compiler" in str(event)
+    assert "eager     not finite without torch.compile either: the compiler is not the cause" in str(event)
 
     model = Logarithm()
     model.compile()

@@ -334,7 +334,7 @@ def test_replay_on_the_command_line(tmp_path):
     [
         (
             ["--step", f"{STEPS}:step_of"],
-            "takes 2 arguments, so it is a step function: say with --model",
+            "takes 2 arguments, so it is a step function: add --model",
         ),
         (["--step", "program"], "--step program cannot be used: it takes MODULE:FUNCTION"),
         (["--step", "program:none"], "--step program:none cannot be used: module 'program' has no attribute 'none'"),
