@@ -96,8 +96,8 @@ def logarithm_of_a_count(h):
     return h + torch.log10(h.abs().sum(-1, keepdim=True))
 
 
-def direction(h):
-    return h + torch.atan2(h[:, :1], h[:, 1:2])
+def length_of_two(h):
+    return h + torch.hypot(h[:, :1], h[:, 1:2])
 
 
 def layer_norm_without_epsilon(h):
@@ -110,7 +110,7 @@ def half_precision(h):
 
 
 def squares(h):
-    return h + 1e-3 * (h * 1e15).square().square().mean(-1, keepdim=True).tanh()
+    return h + 1e-40 * (h * 1e15).square().square().mean(-1, keepdim=True)
 
 
 def log_of_one_plus(h):
@@ -141,7 +141,7 @@ FAULTS: dict[Fault, float] = {
     fractional_power: ZERO,
     reciprocal: ZERO,
     logarithm_of_a_count: ZERO,
-    direction: ZERO,
+    length_of_two: ZERO,
     layer_norm_without_epsilon: ZERO,
     half_precision: LARGE,
     squares: LARGE,

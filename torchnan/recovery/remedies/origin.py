@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,37 +21,52 @@ _ADDS = {"sum", "logsumexp"}
 
 
 @dataclasses.dataclass
+class Candidate:
+    """A call that may be the origin, and the rows of the batch where its results, or gradients, are not finite."""
+
+    call: Call
+    bad_rows: set[int] = dataclasses.field(default_factory=set)
+
+
+@dataclasses.dataclass
 class Origin:
     """What remedies know of the origin.
 
     Attributes:
         finding: that names it; ``None`` for a step that is finite but whose gradient norm is too large.
         line: of the user's, where it is called; ``None`` if that is not known.
-        candidates: the calls at that line that made such a value of others; in the backward pass, those that made the
-            origin's node; of data, those that read it.
+        candidates: calls at that line that made such a value of others; in the backward pass, those that made the
+            origin's node; of data, the first that reads it.
         normalized_over: the dimensions that the result of an ``exp`` at that line is summed over, if it is.
         is_updated: whether an optimizer steps in what is replayed.
         model: the model, if it is known.
-        rows: of the batch; ``bad_rows``: those whose results, or gradients, are not finite at the origin.
+        rows: of the batch, 1 if that is not known.
     """
 
     finding: Finding | None
     line: Line | None = None
-    candidates: list[Call] = dataclasses.field(default_factory=list)
+    candidates: list[Candidate] = dataclasses.field(default_factory=list)
     normalized_over: tuple[int, ...] | None = None
     is_updated: bool = False
     model: torch.nn.Module | None = None
     rows: int = 1
-    bad_rows: set[int] = dataclasses.field(default_factory=set)
 
     @property
     def calls(self) -> list[Call]:
         """The calls at the origin: those of the operator that the finding names, else of the first candidate's, which
         calls it."""
+        return [candidate.call for candidate in self._chosen()]
+
+    @property
+    def bad_rows(self) -> set[int]:
+        """The rows of the batch that are not finite at the origin."""
+        return set().union(*(candidate.bad_rows for candidate in self._chosen()))
+
+    def _chosen(self) -> list[Candidate]:
         named = "" if self.finding is None else self.finding.op.rpartition("::")[2]
-        wanted = next((c.operator for c in self.candidates if c.operator == named), None)
-        wanted = wanted or next((c.operator for c in self.candidates), None)
-        return [call for call in self.candidates if call.operator == wanted]
+        operators = [candidate.call.operator for candidate in self.candidates]
+        wanted = named if named in operators else next(iter(operators), None)
+        return [candidate for candidate in self.candidates if candidate.call.operator == wanted]
 
     @property
     def operators(self) -> set[str]:
@@ -99,8 +115,9 @@ class Locate(Change):
         before = call.kinds()
         result = call.run()
         if self._is_origin(call, before, result):
-            origin.candidates.append(call)
-            self._note_rows(call, result)
+            candidate = Candidate(call)
+            origin.candidates.append(candidate)
+            self._note_rows(candidate, result)
         return result
 
     @contextlib.contextmanager
@@ -118,25 +135,25 @@ class Locate(Change):
         if self._node is not None:
             return has_node(result, self._node, call)
         if self._reads:
-            return before != 0
+            return before != 0 and not self._origin.candidates
         made = kinds_in(call.tensors if call.is_mutable else result)
         return made & ~before != 0
 
-    def _note_rows(self, call: Call, result: Any) -> None:
+    def _note_rows(self, candidate: Candidate, result: Any) -> None:
         if self._origin.rows < 2:
             return
         if self._node is None:
             for leaf in tree_leaves(result):
-                self._note_bad_rows(leaf)
+                self._note_bad_rows(candidate, leaf)
             return
-        for tensor in call.tensors:
+        for tensor in candidate.call.tensors:
             if tensor.requires_grad:
-                tensor.register_hook(self._note_bad_rows)  # type: ignore[no-untyped-call]
+                tensor.register_hook(functools.partial(self._note_bad_rows, candidate))  # type: ignore[no-untyped-call]
 
-    def _note_bad_rows(self, value: Any) -> None:
+    def _note_bad_rows(self, candidate: Candidate, value: Any) -> None:
         """Notes the rows of the batch where a tensor is not finite, if its first dimension has some for each."""
         rows = self._origin.rows
         if isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape[0] % rows == 0:
             with detection_paused(), torch.no_grad():
                 bad = (~value.detach().isfinite()).reshape(rows, -1).any(1)
-                self._origin.bad_rows.update(bad.nonzero().flatten().tolist())
+                candidate.bad_rows.update(bad.nonzero().flatten().tolist())

@@ -30,7 +30,7 @@ class WiderDtype(Remedy):
         finding = origin.finding
         if finding is None or not origin.calls or finding.origin != "op" or finding.phase == "optimizer":
             return
-        narrow = origin.calls[0].dtype
+        narrow = getattr(torch, finding.dtype)  # of the result: autocast may have chosen it
         for dtype in (torch.float32, torch.bfloat16) if narrow is torch.float16 else (_wider(narrow),):
             if narrow in _NARROW or (finding.kind == "inf" and not _has_pole(origin)):
                 yield _InDtype(f"{_names(origin)} in {_NAMES[dtype]}{origin.where}", dtype, origin)

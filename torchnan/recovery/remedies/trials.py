@@ -108,12 +108,16 @@ class Trials:
         rows = [trial._columns() for trial in self.trials]
         if self.before is not None:
             beside = f"  (step {self.before[0]}: {self.before[1]:.4g})"
-            rows = [(a, b, f"{loss}{beside}" if loss else "", d) for a, b, loss, d in rows]
-        finite = [row for row in rows if row[1] == "finite"]
-        widths = [max(len(row[0]) for row in rows), 6, max((len(row[2]) for row in finite), default=0)]
+            rows = [(text, result, f"{loss}{beside}" if loss else "", last) for text, result, loss, last in rows]
+        widths = [
+            max(len(row[0]) for row in rows),
+            len("finite"),
+            max((len(row[2]) for row in rows if row[1] == "finite"), default=0),
+            0,
+        ]
         lines = [f"remedies tried{step} (replayed {self.runs} times)"]
-        for text, result, loss, gradients in rows:
-            cells = (text.ljust(widths[0]), result.ljust(widths[1]), loss.ljust(widths[2]), gradients)
+        for row in rows:
+            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True) if cell or width)
             lines.append(f"  {'  '.join(cells)}".rstrip())
         return "\n".join(lines)
 
