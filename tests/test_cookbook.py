@@ -1,21 +1,33 @@
-"""docs/why_nan.md: the report of every program is the one that the page shows."""
+"""docs/why_nan.md: the report of every program, and what its remedies do, is what the page shows."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from tests.support.write_cookbook import PAGE, SECTION, report_of
+from tests.support.write_cookbook import PAGE, SECTION, remedies_of, report_of
 
-SECTIONS = {f"{match[1]}. {match[2]}": (match[4], match[5]) for match in SECTION.finditer(PAGE.read_text())}
+SECTIONS = {f"{match[1]}. {match[2]}": (match[4], match[5], match[7]) for match in SECTION.finditer(PAGE.read_text())}
 
 
 @pytest.mark.filterwarnings("ignore:std\\(\\):UserWarning")
 @pytest.mark.parametrize("title", SECTIONS)
 def test_a_program_is_reported_as_shown(title):
     """To write the current reports into the page: python -m tests.support.write_cookbook."""
-    program, shown = SECTIONS[title]
+    program, shown, _ = SECTIONS[title]
     assert report_of(program) == shown
     assert "  made by   " in shown
+
+
+@pytest.mark.filterwarnings("ignore:std\\(\\):UserWarning")
+@pytest.mark.breadth(6)
+@pytest.mark.parametrize("title", SECTIONS)
+def test_a_remedy_of_each_program_works_as_shown(title):
+    program, _, shown = SECTIONS[title]
+    assert remedies_of(program) == shown
+    is_beyond_remedy = title.endswith("A bad weight in a checkpoint")
+    assert is_beyond_remedy or re.search(r"^  .*  finite\b", shown, re.MULTILINE)
 
 
 def test_the_page_has_as_many_causes_as_it_says():

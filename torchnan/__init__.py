@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torchnan.monitor import Monitor
     from torchnan.recovery.nan_detector import NaNDetector
     from torchnan.recovery.nan_detector import NaNState as NaNState
+    from torchnan.recovery.remedies import try_remedies as try_remedies
     from torchnan.recovery.step_guard import StepGuard
 
 __version__ = _build.version
@@ -50,6 +51,7 @@ _LAZY = {
     "detect_anomaly": "torchnan.detection.anomaly",
     "load_capture": "torchnan.capture",
     "set_detect_anomaly": "torchnan.detection.anomaly",
+    "try_remedies": "torchnan.recovery.remedies",
 }
 _PACKAGES = ("capture", "diagnosis", "findings", "health", "monitor", "recovery")
 

@@ -10,6 +10,7 @@ import torch
 
 import torchnan
 from torchnan._load import _C
+from torchnan.recovery.remedies.call import CallMode
 
 KEY = _C.interceptor_key_name()
 
@@ -25,6 +26,27 @@ def test_the_key_is_ours_and_lies_below_autograd_and_from_2_13_on_below_python()
     below_python = torch._C._dispatch_keyset_full_after(python)
     assert below_python.has(key) == (torch.__version__ >= (2, 13))
     assert torch._C._dispatch_keyset_full_after(autograd).has(key)
+
+
+def test_a_mode_above_autograd_sees_whole_operators_and_has_what_it_runs_instead_differentiated():
+    """The mode is a SchemaCheckMode by name only: PyTorch takes three classes there."""
+    seen = []
+
+    def clamp_logarithm(call):
+        seen.append(call.operator)
+        return call["self"].clamp(min=1.0).log() if call.operator == "log" else call.run()
+
+    x = torch.tensor([0.0, 2.0], requires_grad=True)
+    with CallMode(clamp_logarithm):
+        loss = torch.nn.functional.softmax(torch.ones(2), 0).sum() + x.log().sum()
+        during_forward = list(seen)
+        loss.backward()
+    assert during_forward == ["ones", "softmax", "sum", "log", "sum", "add"]
+    assert x.grad.tolist() == [0.0, 0.5]
+    assert seen[6] == "ones_like"
+    del seen[:]
+    x.log()
+    assert seen == []
 
 
 def test_the_key_is_on_inside_a_scope_only_and_for_its_thread_only():

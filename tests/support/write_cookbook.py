@@ -1,4 +1,4 @@
-"""Runs the programs of docs/why_nan.md, and writes their reports into the page.
+"""Runs the programs of docs/why_nan.md, and writes their reports, and the remedies that work, into the page.
 
 python -m tests.support.write_cookbook
 """
@@ -19,7 +19,11 @@ import torchnan
 from tests.support.processes import REPOSITORY
 
 PAGE = REPOSITORY / "docs" / "why_nan.md"
-SECTION = re.compile(r"## (\d+)\. ([^\n]+)\n(.*?)```python\n(.*?)```\n\n```text\n(.*?)```\n", re.DOTALL)
+SECTION = re.compile(
+    r"## (\d+)\. ([^\n]+)\n(.*?)```python\n(.*?)```\n\n```text\n(.*?)```\n"
+    r"\n(\*\*Remedy\.\*\*.*?)\n\n```text\n(.*?)```\n",
+    re.DOTALL,
+)
 
 
 @contextlib.contextmanager
@@ -47,15 +51,29 @@ def report_of(program: str) -> str:
     return ""
 
 
+def remedies_of(program: str) -> str:
+    """Returns what the remedies that are tried on a program do."""
+
+    def step() -> dict[str, object]:
+        torch.manual_seed(0)
+        return runpy.run_path("train.py")
+
+    with tempfile.TemporaryDirectory() as folder, _working_in(folder):
+        Path("train.py").write_text(program)
+        return f"{torchnan.try_remedies(step)}\n"
+
+
 def render(page: str) -> str:
-    """Returns the page with what its programs report now."""
+    """Returns the page with what its programs report now, and which remedies work."""
 
-    def with_report(section: re.Match[str]) -> str:
-        start = section.start(5) - section.start()
-        end = section.end(5) - section.start()
-        return section[0][:start] + report_of(section[4]) + section[0][end:]
+    def with_outputs(section: re.Match[str]) -> str:
+        number, title, text, program, _, remedy, _ = section.groups()
+        return (
+            f"## {number}. {title}\n{text}```python\n{program}```\n\n```text\n{report_of(program)}```\n"
+            f"\n{remedy}\n\n```text\n{remedies_of(program)}```\n"
+        )
 
-    return SECTION.sub(with_report, page)
+    return SECTION.sub(with_outputs, page)
 
 
 if __name__ == "__main__":

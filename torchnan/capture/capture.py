@@ -13,9 +13,14 @@ import torch
 
 from torchnan._load import _C
 from torchnan.config.options import OptionError
-from torchnan.detection import shards
+from torchnan.detection import optimizer_hooks, shards
+from torchnan.detection.introspection import unwrap
+from torchnan.detection.nested import map_tensors, rows_of
 from torchnan.distributed.agreement import Agreement, AnomalyKind
+from torchnan.recovery.remedies.change import Change
+from torchnan.recovery.remedies.trials import Outcome, Trials, state_kept, try_on
 from torchnan.recovery.step.forward_backward import ForwardBackward, StepRun
+from torchnan.recovery.step.gradients import gradients_of
 from torchnan.recovery.step.norm_limit import NormLimit
 from torchnan.recovery.step.operation import Operation
 from torchnan.recovery.step.random_state import RandomState
@@ -94,22 +99,99 @@ class Capture:
             OptionError: TORCHNAN=0 is set.
             CaptureError: the model is not like the captured one.
         """
+        agreement, forward_backward = self._forward_backward(model, step_fn)
+
+        def run(after_backward: Callable[[], None]) -> StepRun:
+            return self._run(forward_backward, self.batches, after_backward)
+
+        original = str(self.event.get("bits", ""))
+        return replay(run, forward_backward, agreement, original=original, step=self.step)
+
+    def try_remedies(
+        self,
+        model: torch.nn.Module,
+        step_fn: Callable[[torch.nn.Module, Any], Any],
+        *,
+        replayed: Replay | None = None,
+    ) -> Trials:
+        """Runs the step once for each remedy that fits its origin, and leaves weights, buffers, gradients and random
+        states as they are.
+
+        Args:
+            model: one like the captured one.
+            step_fn: as :class:`torchnan.StepGuard` takes it.
+            replayed: what :meth:`replay` returned, which is called if it is not given.
+
+        Returns:
+            what came of each; ``str()`` gives a table.
+
+        Raises:
+            OptionError: TORCHNAN=0 is set.
+            CaptureError: the model is not like the captured one.
+        """
+        after, tensors = RandomState.now(), [*model.parameters(), *model.buffers()]
+        with state_kept(tensors):
+            try:
+                return self._try_remedies(model, step_fn, replayed or self.replay(model, step_fn))
+            finally:
+                after.restore()
+
+    def _try_remedies(
+        self, model: torch.nn.Module, step_fn: Callable[[torch.nn.Module, Any], Any], replayed: Replay
+    ) -> Trials:
+        before = self._last_good()
+        if replayed.verdict in (None, "transient"):
+            return Trials(self.step, (), 0, before, "the step is finite here")
+        _, forward_backward = self._forward_backward(model, step_fn)
+
+        def after_backward(change: Change) -> None:
+            change.after_backward([parameter for _, parameter in forward_backward.parameters])
+            optimizer_hooks.check_gradients(forward_backward.optimizer)  # which the optimizer would use next
+
+        def run(change: Change) -> Outcome:
+            batches = [change.batch(map_tensors(batch, lambda _, tensor: tensor.clone())) for batch in self.batches]
+            step = self._run(forward_backward, batches, lambda: after_backward(change))
+            anomaly, _ = forward_backward.agree(step)
+            loss = None if step.loss is None else step.loss.item()
+            gradients = {
+                name: shards.local(gradient).detach().clone()
+                for name, gradient in gradients_of(forward_backward.parameters)
+            }
+            return Outcome(loss, gradients, "" if anomaly is None else anomaly.text)
+
+        rows = {rows_of(batch) for batch in self.batches}
+        return try_on(
+            run,
+            replayed.finding,
+            model=unwrap(model),
+            rows=rows.pop() if len(rows) == 1 and len(self.batches) == 1 else 1,
+            before=before,
+            step=self.step,
+        )
+
+    def _forward_backward(
+        self, model: torch.nn.Module, step_fn: Callable[[torch.nn.Module, Any], Any]
+    ) -> tuple[Agreement, ForwardBackward]:
         if _C.is_disabled():
             raise OptionError("TORCHNAN=0 is set, and a replay looks for what made a NaN: unset it.")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # only provides the parameters; never steps
         agreement = Agreement()
-        forward_backward = ForwardBackward(
-            model, optimizer, step_fn, None, NormLimit(self._norm_limit()), agreement, is_oom_recoverable=False
-        )
+        limit = NormLimit(self._norm_limit())
+        return agreement, ForwardBackward(model, optimizer, step_fn, None, limit, agreement, is_oom_recoverable=False)
 
-        def run(after_backward: Callable[[], None]) -> StepRun:
-            self.restore(model)
-            self.random.restore()
-            optimizer.zero_grad(set_to_none=True)
-            return forward_backward.run(self.batches, randoms=self.batch_random, after_backward=after_backward)
+    def _run(
+        self, forward_backward: ForwardBackward, batches: list[Any], after_backward: Callable[[], None]
+    ) -> StepRun:
+        """Runs the step from the captured state."""
+        self.restore(forward_backward.model)
+        self.random.restore()
+        forward_backward.optimizer.zero_grad(set_to_none=True)
+        return forward_backward.run(batches, randoms=self.batch_random, after_backward=after_backward)
 
-        original = str(self.event.get("bits", ""))
-        return replay(run, forward_backward, agreement, original=original, step=self.step)
+    def _last_good(self) -> tuple[int, float] | None:
+        """Returns the last step that was applied before this one, and its loss."""
+        step, loss = self.event.get("good_step"), self.event.get("good_loss")
+        return (step, float(loss)) if isinstance(step, int) and isinstance(loss, int | float) else None
 
     def _norm_limit(self) -> float | None:
         """Returns a limit just below the norm that made a step bad, so that it is bad again."""

@@ -2,9 +2,12 @@
 
 torchnan replay captures/rank-0-step-00000047 --step train:step --model train:build_model
 torchnan replay captures/rank-0-step-00000047 --step train:make_step --device cuda
+torchnan replay captures/rank-0-step-00000047 --step train:step --model train:build_model --remedies
 
 --step names the function that was passed to StepGuard, step(model, batch); --model then names a function without
 arguments that builds the model. Or --step names a function without arguments that returns both: (model, step function).
+
+--remedies runs the step once more for each remedy that fits the origin, and prints which of them make it finite.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step", required=True, metavar="MODULE:FUNCTION", help="step(model, batch), or both of them")
     parser.add_argument("--model", metavar="MODULE:FUNCTION", help="builds the model")
     parser.add_argument("--device", help="where to run (default: cpu)", default="cpu")
+    parser.add_argument("--remedies", action="store_true", help="try what may make the step finite")
 
 
 def execute(given: argparse.Namespace) -> int:
@@ -48,6 +52,8 @@ def execute(given: argparse.Namespace) -> int:
     model, step_fn = build()
     replayed = capture.replay(model.to(given.device), step_fn)
     print(_text(capture, replayed))
+    if given.remedies:
+        print(f"\n{capture.try_remedies(model, step_fn, replayed=replayed)}")
     return NOT_REPRODUCED if replayed.verdict == "transient" else REPRODUCED
 
 

@@ -5,6 +5,7 @@ The core calls these functions only when there is something to report.
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import os
@@ -13,7 +14,7 @@ import sysconfig
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from types import CodeType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -222,6 +223,16 @@ def raised_at(error: BaseException) -> Line | None:
     return next(iter(_lines(frames[::-1])), None)
 
 
+def calling_line() -> tuple[str, int] | None:
+    """Returns the user's line that is calling an operation; ``None`` if a node of the backward pass calls it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not _ENGINE:
+        if not _is_internal_file(frame.f_code.co_filename):
+            return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
 def name_of_parameter(wanted: torch.Tensor) -> str:
     """Returns the name of a parameter in whichever module owns it, empty if none does."""
     for root in _all_roots():
@@ -380,6 +391,11 @@ def is_internal(file: str) -> bool:
     if package is not None and package not in ("torch", "torchnan"):
         return package in _CALLERS
     return file.startswith(_INTERNAL_PREFIXES)
+
+
+@functools.lru_cache(maxsize=1000)
+def _is_internal_file(file: str) -> bool:
+    return is_internal(file)
 
 
 def _lines(frames: list[RawFrame]) -> list[Line]:

@@ -32,6 +32,12 @@ def tensors_in(value: Any, where: str) -> Iterator[tuple[str, torch.Tensor]]:
         yield from tensors_in(item, f"{where}{part}")
 
 
+def rows_of(batch: Any) -> int:
+    """Returns the length of the first dimension that all tensors of a batch share; 1 if they share none."""
+    lengths = {tensor.shape[0] for _, tensor in tensors_in(batch, "") if tensor.dim() > 0}
+    return lengths.pop() if len(lengths) == 1 else 1
+
+
 def map_tensors(value: Any, change: Callable[[str, torch.Tensor], Any], where: str = "") -> Any:
     """Returns a copy of a value in which each tensor is replaced by ``change(path, tensor)``. Classes and everything
     else stay the same. The value itself is not changed.

@@ -57,10 +57,11 @@ class BadStepAnalyzer:
         self._failures = failures
         self._captures = Captures(policy, agreement, failures)
         self._last_good = 0
+        self._good_loss: float | None = None
 
-    def record_good_step(self, step: int) -> None:
-        """Records the last step at which the model is known to be good."""
-        self._last_good = step
+    def record_good_step(self, step: int, loss: float | None = None) -> None:
+        """Records the last step at which the model is known to be good, and its loss."""
+        self._last_good, self._good_loss = step, loss
 
     def validate_batch(self, batch: object) -> None:
         """Raises ``UnkeepableError`` for a batch that a capture could not store: before the step, not after."""
@@ -94,6 +95,7 @@ class BadStepAnalyzer:
         event = StepEvent(step, anomaly.kind.label, anomaly.text, anomaly.rank, anomaly.micro_batch, norm=norm)
         with detection_paused():
             event.losses = tuple(loss.item() for loss in run.losses)
+        event.good_step, event.good_loss = self._last_good or None, self._good_loss
         if anomaly.kind is AnomalyKind.OUT_OF_MEMORY:
             event.cause = "out_of_memory"
             return event

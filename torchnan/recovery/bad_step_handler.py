@@ -69,10 +69,10 @@ class BadStepHandler:
         """Counts a step that a loss scaler skips to find its scale. Returns whether that is one too many in a row."""
         return self._decider.exceeds_scaler_skips()
 
-    def record_good_step(self, step: int) -> None:
-        """Records that a step was applied."""
+    def record_good_step(self, step: int, loss: float | None) -> None:
+        """Records that a step was applied, and its loss."""
         self._decider.record_good_step()
-        self._analyzer.record_good_step(step)
+        self._analyzer.record_good_step(step, loss)
 
     def decide(
         self, step: int, run: StepRun, anomaly: Anomaly, norm: float, *, can_run_again: Callable[[], bool]

@@ -74,6 +74,7 @@ class StepEvent:
         bits: a digest of the step's losses and gradients.
         finding: the origin; ``origin``: the same in one line, from the rank that found it.
         losses: losses of the micro-batches; ``norm``: gradient norm.
+        good_step, good_loss: the last step that was applied before, and its loss on this rank.
         model_note: when the model went bad, as far as that is known.
         action, reason: the action taken, and why.
         capture: folder of the capture, ``None`` if none was written.
@@ -100,6 +101,8 @@ class StepEvent:
     origin: str = ""
     losses: tuple[float, ...] = ()
     norm: float | None = None
+    good_step: int | None = None
+    good_loss: float | None = None
     model_note: str = ""
     action: Action = "skip"
     reason: str = ""

@@ -214,7 +214,7 @@ class StepGuard:
     def _apply(self, run: StepRun, norm: float, event: StepEvent | None) -> StepResult:
         self._update.apply(norm)
         self._observer.end_step(skipped=False)
-        self._record_good_step(norm)
+        self._record_good_step(run, norm)
         step = self.step_number
         # Not at the beginning of the next step, whose batch must not have been drawn yet.
         diverged = self._take_snapshot_if_due()
@@ -227,9 +227,9 @@ class StepGuard:
         self._update.apply(run.gradients.norm)
         return StepResult(self.step_number, True, run.loss, run.gradients.norm)
 
-    def _record_good_step(self, norm: float) -> None:
+    def _record_good_step(self, run: StepRun, norm: float) -> None:
         self._inputs.forget_batches()
-        self._handler.record_good_step(self.step_number)
+        self._handler.record_good_step(self.step_number, run.mean_loss)
         if self._update.record_good_step(norm):
             self._reporter.log.record(
                 "learning_rate", step=self.step_number, lr_factor=1.0, reason="the ramp has ended"
@@ -276,7 +276,7 @@ class StepGuard:
         if anomaly is None:
             self._update.clip_gradients(norm)
             self._observer.end_step(skipped=False)
-            self._record_good_step(norm)
+            self._record_good_step(run, norm)
             return True
         if self._is_left_to_scaler(anomaly):
             self._update.scaled_step.mark_to_skip()

@@ -52,6 +52,12 @@ class StepRun:
             return self.losses[0] if self.losses else None
         return torch.stack([loss.reshape(()) for loss in self.losses]).mean()
 
+    @property
+    def mean_loss(self) -> float | None:
+        """Mean of the losses as a number, or ``None`` if there are none that are real numbers."""
+        values = [value for value in self.loss_values if not isinstance(value, complex)]
+        return sum(values) / len(values) if values else None
+
 
 class ForwardBackward:
     """Runs a step up to the point where the optimizer would step.

@@ -6,13 +6,7 @@ import itertools
 from typing import Any
 
 from torchnan.config.text import printable
-from torchnan.detection.nested import map_tensors, tensors_in
-
-
-def rows_of(batch: Any) -> int:
-    """Returns the length of the first dimension that all tensors of a batch share; 1 if they share none."""
-    lengths = {tensor.shape[0] for _, tensor in tensors_in(batch, "") if tensor.dim() > 0}
-    return lengths.pop() if len(lengths) == 1 else 1
+from torchnan.detection.nested import map_tensors, rows_of, tensors_in
 
 
 def split(batch: Any, parts: int) -> list[tuple[Any, float]]:
