@@ -174,10 +174,17 @@ void record_address_taken(const py::handle& object) {
   is_taken_by_reader() ? mark_stale(object) : record_exported(object);
 }
 
-// Of an object from another rank, which came as bytes.
+// Of an object for other ranks, which goes as bytes.
+void record_sent(const at::Tensor& tensor) {
+  const auto session = ThreadState::current().shared_session();
+  const at::Tensor values = scannable_values(tensor);
+  if (session != nullptr && values.defined()) record_sent_in_object(*session, values);
+}
+
+// Of an object from another rank, or from this one.
 void record_received(const at::Tensor& tensor) {
   const at::Tensor values = scannable_values(tensor);
-  if (values.defined()) expect_from_last_collective(values);
+  if (values.defined()) record_received_in_object(values);
 }
 
 // An iterator would be used up by looking.
@@ -197,6 +204,7 @@ void bind_hook_callbacks(py::module_& m) {
   m.def("record_aliased", &record_aliased);
   m.def("record_address_taken", &record_address_taken);
   m.def("set_address_readers", &set_address_readers, py::arg("folders"), py::arg("intermediate"));
+  m.def("record_sent", &record_sent);
   m.def("record_received", &record_received);
   m.def("storage_of", &storage_address);
   m.def("record_call_site", &record_next_node_site);

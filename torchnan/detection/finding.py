@@ -137,7 +137,8 @@ class Finding:
         constant: of ``origin="input"``: ``op`` wrote the value, as ``x[i] = nan`` and ``torch.full`` do; ``stack`` is
             that of the writing, ``module``, ``phase`` and ``step`` those of the first use. Of ``origin="op"``: ``op``
             computed with infinities that the program wrote, and the tensor described is theirs.
-        collective: of ``origin="input"``: that brought the value from another rank, ``"c10d::allreduce_"``.
+        collective: that brought the value from another rank, ``"c10d::allreduce_"``, into the input, parameter or
+            buffer.
         stack: the user's frame first; in the backward pass that of the forward call which made the node.
         backward_stack: in the backward pass, where Python ran the operation: in the ``backward`` of an
             ``autograd.Function``, or in a hook, whose frames are the first of ``stack`` too.
