@@ -58,7 +58,7 @@ void end_session(const std::shared_ptr<DetectionSession>& session, bool report_p
       call_unless_open([&] {
         taken = nonfinite_registry().take_all();
         bound_cache().clear();
-        forget_sums();
+        forget_collectives();
       });
     }
   } const forget_at_last;

@@ -1,7 +1,10 @@
 #include "origin/collectives.h"
 
 #include <algorithm>
+#include <functional>
 #include <mutex>
+#include <optional>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -32,6 +35,38 @@ struct Sums {
 };
 
 Sums& sums = *new Sums;  // never destroyed: threads may outlive static destructors
+
+// A bad tensor that this rank has sent inside an object. Its own copy comes back to it as bytes.
+struct SentInObject {
+  size_t digest;
+  NonfiniteRegistry::ProvenancePtr provenance;
+};
+
+struct SentInObjects {
+  static constexpr size_t kMost = 64;  // beyond it the oldest are dropped
+
+  ForkSafeMutex mutex;
+  std::vector<SentInObject> entries;
+};
+
+SentInObjects& sent_in_objects = *new SentInObjects;  // never destroyed, like sums
+
+// Returns a digest of dtype and bytes; nothing for a tensor with gaps between its elements.
+std::optional<size_t> digest_of(const at::Tensor& values) {
+  if (!values.is_cpu() || !values.is_non_overlapping_and_dense()) return std::nullopt;
+  const std::string_view bytes(static_cast<const char*>(values.const_data_ptr()), values.nbytes());
+  return std::hash<std::string_view>()(bytes) ^ static_cast<size_t>(values.scalar_type());
+}
+
+NonfiniteRegistry::ProvenancePtr sent_in_object(const at::Tensor& values) {
+  const std::lock_guard lock(sent_in_objects.mutex);
+  if (sent_in_objects.entries.empty()) return nullptr;
+  const auto digest = digest_of(values);
+  for (const SentInObject& one : sent_in_objects.entries) {
+    if (digest == one.digest) return one.provenance;
+  }
+  return nullptr;
+}
 
 thread_local const std::string* last_collective = nullptr;  // its name, which lives as long as the process
 
@@ -148,7 +183,27 @@ void HostCollective::expect(const at::Tensor& received, c10::ArrayRef<BadArgumen
   if (origin_ != nullptr) add_sum(values, origin_);
 }
 
-void expect_from_last_collective(const at::Tensor& values) {
+void record_sent_in_object(DetectionSession& session, const at::Tensor& values) {
+  if (!nonfinite_registry().contains(values) || !kinds_of(values).any()) return;
+  const auto provenance = nonfinite_registry().find(values);
+  const auto digest = digest_of(values);
+  if (provenance == nullptr || !digest) return;
+  record_sent(session, provenance);
+  SentInObject dropped;  // released after the lock
+  const std::lock_guard lock(sent_in_objects.mutex);
+  auto& entries = sent_in_objects.entries;
+  if (entries.size() == SentInObjects::kMost) {
+    dropped = std::move(entries.front());
+    entries.erase(entries.begin());
+  }
+  entries.push_back({*digest, provenance});
+}
+
+void record_received_in_object(const at::Tensor& values) {
+  if (const auto own = sent_in_object(values)) {
+    nonfinite_registry().remember(values, own);
+    return;
+  }
   if (last_collective != nullptr) bound_cache().record_pending_collective(values, last_collective);
 }
 
@@ -184,10 +239,15 @@ void remember_overflowed_sums() {
   }
 }
 
-void forget_sums() {
-  std::vector<Sum> forgotten;  // after the lock
-  const std::lock_guard lock(sums.mutex);
-  forgotten.swap(sums.entries);
+void forget_collectives() {
+  std::vector<Sum> forgotten_sums;  // released after the locks
+  std::vector<SentInObject> forgotten_objects;
+  {
+    const std::lock_guard lock(sums.mutex);
+    forgotten_sums.swap(sums.entries);
+  }
+  const std::lock_guard lock(sent_in_objects.mutex);
+  forgotten_objects.swap(sent_in_objects.entries);
 }
 
 }  // namespace torchnan

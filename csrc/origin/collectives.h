@@ -50,8 +50,12 @@ class HostCollective {
   std::shared_ptr<OriginRecord> origin_;  // of that sum
 };
 
-// Marks a tensor that was made of the bytes which this thread's last collective has brought.
-TORCHNAN_API void expect_from_last_collective(const at::Tensor& values);
+// Records a tensor that this rank is about to send inside an object.
+TORCHNAN_API void record_sent_in_object(DetectionSession& session, const at::Tensor& values);
+
+// Marks a tensor that was made of the bytes which this thread's last collective has brought. If this rank has sent the
+// same bytes itself, the tensor has the causes of what was sent.
+TORCHNAN_API void record_received_in_object(const at::Tensor& values);
 
 // Returns the origin of an infinite sum that a collective has written, or is about to write, to `target`; null if this
 // rank has sent nothing that is large enough. `values` hold the sum: `target` itself, or memory of the collective's
@@ -61,7 +65,7 @@ std::shared_ptr<OriginRecord> overflowed_sum(const at::Tensor& target, const at:
 // Remembers the sums that have overflowed and that no operation has read yet.
 void remember_overflowed_sums();
 
-// Forgets all sums, after the last session.
-void forget_sums();
+// Forgets all sums and what was sent, after the last session.
+void forget_collectives();
 
 }  // namespace torchnan

@@ -109,6 +109,10 @@ void fill_external_kind(const Cause& cause, const DetectionSession& session, Fin
   }
 }
 
+bool is_external(Origin origin) {
+  return origin == Origin::kInput || origin == Origin::kParameter || origin == Origin::kBuffer;
+}
+
 void fill_region(const Cause& cause, Finding& finding) {
   const OriginRecord& origin = *cause.origin;
   const auto& region = origin.region != nullptr ? origin.region : cause.region_of_computation;
@@ -197,7 +201,7 @@ Finding make_finding(const Cause& cause, Level level, Harm harm, const Detection
   if (is_constant && finding.origin == Origin::kOp && cause.first_computation) {
     begin_lineage_after_computation(cause, finding);
   }
-  if (finding.origin == Origin::kInput) finding.collective = origin.collective;
+  if (is_external(finding.origin)) finding.collective = origin.collective;
   if (finding.hint.empty()) add_hint(finding);
   add_line_of_writing(origin, session, finding);
   add_first_nan(cause, session, finding);

@@ -298,6 +298,7 @@ std::shared_ptr<OriginRecord> external_origin(const CallContext& call, const at:
   if (!target.defined()) return origin;
   origin->collective = *bound_cache().pending_collective(target);
   if (origin->owner) return origin;  // each weight that came in so has its name
+  origin->parameter = false;         // a pipeline receives into leaves that require grad
   const std::string common = origin->collective;
   return one_origin_of(common, call.session, std::move(origin));
 }

@@ -175,10 +175,17 @@ void record_address_taken(const py::handle& object) {
   is_taken_by_reader() ? mark_stale(object) : record_exported(object);
 }
 
-// Records a tensor of an object from another rank, which arrived as bytes.
+// Records a tensor of an object for other ranks, which is sent as bytes.
+void record_sent(const at::Tensor& tensor) {
+  const auto session = ThreadState::current().shared_session();
+  const at::Tensor values = scannable_values(tensor);
+  if (session != nullptr && values.defined()) record_sent_in_object(*session, values);
+}
+
+// Records a tensor of an object from another rank, or from this one, which arrived as bytes.
 void record_received(const at::Tensor& tensor) {
   const at::Tensor values = scannable_values(tensor);
-  if (values.defined()) expect_from_last_collective(values);
+  if (values.defined()) record_received_in_object(values);
 }
 
 // Does nothing for an iterator, because iterating would exhaust it.
@@ -198,6 +205,7 @@ void bind_hook_callbacks(py::module_& m) {
   m.def("record_aliased", &record_aliased);
   m.def("record_address_taken", &record_address_taken);
   m.def("set_address_readers", &set_address_readers, py::arg("folders"), py::arg("intermediate"));
+  m.def("record_sent", &record_sent);
   m.def("record_received", &record_received);
   m.def("storage_of", &storage_address);
   m.def("record_call_site", &record_next_node_site);

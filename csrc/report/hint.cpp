@@ -10,11 +10,12 @@
 namespace torchnan {
 namespace {
 
+Hint hint_for_received(const Finding& f) {
+  return {fmt::format("{} received it from another rank: see the report of that rank for its origin",
+                      without_namespace(f.collective))};
+}
+
 Hint hint_for_input(const Finding& f) {
-  if (!f.collective.empty()) {
-    return {fmt::format("{} received it from another rank: see the report of that rank for its origin",
-                        without_namespace(f.collective))};
-  }
   if (f.op == "torchnan::guard" || f.op == "autograd::backward") {
     return {"no checked operation made it: run it under torchnan.detect() to see which operation does"};
   }
@@ -32,6 +33,7 @@ std::string hint_for_evicted_origin() {
 }
 
 Hint hint_for(const Finding& f) {
+  if (!f.collective.empty()) return hint_for_received(f);
   switch (f.origin) {
     case Origin::kInput:
       return hint_for_input(f);

@@ -2,69 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from typing import Any, NamedTuple
-
 import pytest
 
-from tests.support.processes import run
-
-PREAMBLE = """
-import gc, json, sys
-import torch, torch.distributed as dist
-from torch import nn
-import torchnan
-dist.init_process_group("gloo")
-rank, world = dist.get_rank(), dist.get_world_size()
-torch.manual_seed(0)
-planted = sys.argv[2] == "planted"
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
-    def forward(self, x):
-        return self.b(self.a(x).relu())
-
-def train(model, steps=2, large=False):
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for step in range(steps):
-        optimizer.zero_grad()
-        scale = 3e4 if large and planted and rank == 1 and step == 1 else 1.0
-        (model(torch.randn(4, 8)) * scale).square().mean().backward()
-        optimizer.step()
-"""
-
-ENDING = """
-first = watch.first or next(iter(watch.findings), None)
-told = None if first is None else dict(
-    origin=first.origin, op=first.op.rpartition("::")[2], line=first.line, phase=first.phase, name=first.name,
-    collective=(first.collective or "").rpartition("::")[2],
-)
-result = dict(first=told, internal_errors=watch.stats()["internal_errors"])
-with open(f"{sys.argv[1]}/{rank}.json", "w") as file:
-    json.dump(result, file)
-gc.collect()
-dist.barrier()
-dist.destroy_process_group()
-"""
-
-Told = dict[str, Any]
-
-
-class Program(NamedTuple):
-    text: str
-    told: tuple[Told, Told]  # by rank 0 and rank 1
-
-
-def received(by: str) -> Told:
-    return {"collective": by}
-
-
-def made(op: str, **more: Any) -> Told:
-    return {"origin": "op", "op": op, "collective": "", **more}
-
+from tests.support.rank_programs import Program, made, received, results_of
 
 PROGRAMS = {
     "a sum that overflows": Program(
@@ -172,32 +112,178 @@ with torchnan.detect(action="log") as watch:
 """,
         (received("_reduce_scatter_base_"), made("chunk_cat", phase="backward")),
     ),
+    "a sum of parts that overflows": Program(
+        """
+with torchnan.detect(action="log") as watch:
+    mine = torch.empty(4, dtype=torch.half)
+    dist.reduce_scatter_tensor(mine, torch.full((8,), 5e4 if planted else 1.0).half())  # PLANTED
+    (mine.float() / world).sum().item()
+""",
+        (made("_reduce_scatter_base_", line=True), made("_reduce_scatter_base_", line=True)),
+    ),
+    "a tensor inside an object": Program(
+        """
+with torchnan.detect(action="log") as watch:
+    statistics = dict(loss=torch.ones(3))
+    if planted and rank == 1:
+        statistics["loss"] = (statistics["loss"] - 2).log()  # PLANTED
+    every = [None] * world
+    dist.all_gather_object(every, statistics)
+    del statistics
+    torch.stack([one["loss"] for one in every]).mean().item()
+""",
+        (received("allgather_", origin="input"), made("log", line=True)),
+    ),
+    "weights averaged by hand": Program(
+        """
+model = Net()
+with torchnan.detect(action="log") as watch:
+    train(model)
+    with torch.no_grad():
+        if planted and rank == 1:
+            model.a.weight.copy_((model.a.weight * 0 - 1).log())  # PLANTED
+        for parameter in model.parameters():
+            dist.all_reduce(parameter)
+            parameter /= world
+    train(model, 1)
+""",
+        (received("allreduce_", origin="parameter", name="a.weight"), made("log", line=True)),
+    ),
+    "tokens routed to an expert": Program(
+        """
+import torch.distributed.nn.functional as DF
+expert = nn.Linear(8, 8)
+with torchnan.detect(action="log") as watch:
+    send = [6, 0] if planted else [3, 3]
+    counts = torch.empty(2, dtype=torch.long)
+    dist.all_to_all_single(counts, torch.tensor(send))
+    routed = DF.all_to_all_single(torch.empty(int(counts.sum()), 8), torch.randn(6, 8), counts.tolist(), send)
+    centre = expert(routed).mean(0)  # PLANTED
+    centres = DF.all_to_all_single(torch.empty(2, 8), centre.repeat(2, 1))
+    centres.square().mean().backward()
+""",
+        (received("alltoall_base_", origin="input"), made("mean", line=True)),
+    ),
+    "keys around a ring": Program(
+        """
+with torchnan.detect(action="log") as watch:
+    query, key, value = (torch.randn(4, 8, requires_grad=True) for _ in range(3))
+    sent = key * 2
+    if planted and rank == 1:
+        sent = (sent * 0 - 1).log()  # PLANTED
+    other = torch.empty(4, 8)
+    exchange = [dist.P2POp(dist.isend, sent.detach(), 1 - rank), dist.P2POp(dist.irecv, other, 1 - rank)]
+    for work in dist.batch_isend_irecv(exchange):
+        work.wait()
+    scores = torch.cat([query @ sent.T, query @ other.T], 1)
+    (scores.softmax(1) @ torch.cat([value, value])).square().mean().backward()
+""",
+        (received("recv_", origin="input"), made("log", line=True)),
+    ),
+    "stages of a pipeline": Program(
+        """
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.calls = nn.Linear(8, 8), 0
+    def forward(self, x):
+        self.calls += 1
+        hidden = self.layer(x)
+        if planted and rank == 0 and self.calls == 8:
+            hidden = hidden + (hidden * 0 - 1).log()  # PLANTED
+        return hidden
+stage = Stage()
+with torchnan.detect(action="log") as watch:
+    schedule = Schedule1F1B(PipelineStage(stage, rank, world, torch.device("cpu")), 4, loss_fn=F.mse_loss)
+    optimizer = torch.optim.AdamW(stage.parameters())
+    for step in range(3):
+        optimizer.zero_grad()
+        schedule.step(torch.randn(8, 8)) if rank == 0 else schedule.step(target=torch.randn(8, 8))
+        optimizer.step()
+""",
+        (made("log", line=True), received("recv_", origin="input")),
+    ),
+    "an optimizer in shards": Program(
+        """
+from torch.distributed.optim import ZeroRedundancyOptimizer
+model = nn.parallel.DistributedDataParallel(Net())
+class Rooted(torch.optim.SGD):
+    def step(self, closure=None):
+        super().step(closure)
+        if planted and rank == 1:
+            with torch.no_grad():
+                for parameter in self.param_groups[0]["params"]:
+                    parameter.copy_((parameter * 0 - 1).log())  # PLANTED
+optimizer = ZeroRedundancyOptimizer(model.parameters(), Rooted, lr=0.01)
+with torchnan.detect(action="log") as watch:
+    train(model, optimizer=optimizer)
+""",
+        (received("broadcast_", origin="parameter"), made("log", line=True)),
+    ),
+    "shards of replicas": Program(
+        """
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import init_device_mesh
+mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+model = Net()
+for part in (model.a, model.b, model):
+    fully_shard(part, mesh=mesh)
+with torchnan.detect(action="log") as watch:
+    for step in range(2):
+        loss = model(torch.randn(4, 8))
+        if planted and rank == 1 and step == 1:
+            loss = loss + (loss * 0 - 1).log()  # PLANTED
+        loss.square().mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+""",
+        (received("allreduce_"), made("log", line=True)),
+    ),
+    "parallel tensors, sequence and loss": Program(
+        """
+from torch.distributed.tensor import Shard, init_device_mesh
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel, RowwiseParallel, SequenceParallel, loss_parallel, parallelize_module,
+)
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down, self.head = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8), nn.Linear(8, 32)
+    def forward(self, x, is_bad):
+        hidden = self.up(self.norm(x))
+        if is_bad:
+            hidden = hidden + (hidden * 0 - 1).log()  # PLANTED
+        return self.head(self.down(hidden))
+plan = {
+    "norm": SequenceParallel(),
+    "up": ColwiseParallel(input_layouts=Shard(1)),
+    "down": RowwiseParallel(),
+    "head": ColwiseParallel(output_layouts=Shard(-1), use_local_output=False),
 }
-
-
-def results_of(program: Program, folder, mode):
-    script = folder / "train.py"
-    script.write_text(PREAMBLE + program.text + ENDING)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    ended = run([*launch, str(script), str(folder), mode], OMP_NUM_THREADS="1")
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    line = next((i for i, text in enumerate(script.read_text().splitlines(), 1) if "# PLANTED" in text), None)
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)], line
+model = parallelize_module(Block(), init_device_mesh("cpu", (world,)), plan)
+with torchnan.detect(action="log") as watch:
+    for step in range(2):
+        with loss_parallel():
+            scores = model(torch.randn(2, 4, 8), planted and rank == 1 and step == 1)
+            F.cross_entropy(scores.flatten(0, 1), torch.randint(32, (16,))).backward()
+""",
+        (received("all_reduce"), made("log", line=True)),
+    ),
+}
 
 
 @pytest.mark.breadth(3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_each_rank_names_the_fault(name, tmp_path):
-    results, line = results_of(PROGRAMS[name], tmp_path, "planted")
+    results = results_of(PROGRAMS[name], tmp_path, "planted")
     for result, told in zip(results, PROGRAMS[name].told, strict=True):
         assert result["internal_errors"] == 0
         assert result["first"] is not None
-        wanted = {key: line if value is True else value for key, value in told.items()}
-        assert {key: result["first"][key] for key in wanted} == wanted
+        assert {key: result["first"][key] for key in told} == told
 
 
 @pytest.mark.breadth(1)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_without_the_fault_each_rank_is_silent(name, tmp_path):
-    results, _ = results_of(PROGRAMS[name], tmp_path, "healthy")
+    results = results_of(PROGRAMS[name], tmp_path, "healthy")
     assert results == [{"first": None, "internal_errors": 0}] * 2

@@ -35,6 +35,7 @@ def install() -> list[Callable[[], None]]:
     if dist.is_available():
         bucket = torch._C._distributed_c10d.GradBucket
         undo += [replace(bucket, name, _noting_bucket) for name in ("buffer", "gradients", "parameters")]
+        undo.append(replace(dist.distributed_c10d, "_pickler", _noting_sent))
         undo.append(replace(dist.distributed_c10d, "_unpickler", _marking_received))
     return undo
 
@@ -98,6 +99,20 @@ def _noting_bucket(look: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return look(bucket)
 
     return noting
+
+
+def _noting_sent(pickler: type[Any]) -> type[Any]:
+    """Returns the class that writes the objects for other ranks: it notes the tensors in them as sent."""
+
+    class NotingPickler(pickler):  # type: ignore[misc]
+        def reducer_override(self, value: Any, /) -> Any:
+            if issubclass(type(value), torch.Tensor):
+                with contained("noting a value for another rank"):
+                    _C.record_sent(value)
+            override = getattr(super(), "reducer_override", None)
+            return NotImplemented if override is None else override(value)
+
+    return NotingPickler
 
 
 def _marking_received(unpickler: type[Any]) -> type[Any]:

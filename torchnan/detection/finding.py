@@ -137,7 +137,8 @@ class Finding:
         constant: with ``origin="input"``: ``op`` wrote the value, as ``x[i] = nan`` and ``torch.full`` do; ``stack``
             belongs to the write, ``module``, ``phase`` and ``step`` to the first use. With ``origin="op"``: ``op``
             computed with infinities that the program wrote, and the tensor fields describe the tensor of these.
-        collective: with ``origin="input"``: the one that brought the value from another rank, ``"c10d::allreduce_"``.
+        collective: the one that brought the value from another rank, ``"c10d::allreduce_"``, into the input,
+            parameter or buffer.
         stack: the user's frame first; in the backward pass, the stack of the forward call that made the node.
         backward_stack: in the backward pass, where Python ran the operation: in the ``backward`` of an
             ``autograd.Function``, or in a hook, whose frames also come first in ``stack``.

@@ -22,9 +22,10 @@ import torch.distributed as dist
 import torch.utils.checkpoint
 
 from torchnan._load import _C
-from torchnan.detection import communication, dataset_items, graph_code, initial_weights, registry, shards
+from torchnan.detection import communication, dataset_items, graph_code, initial_weights, registry, tensor_names
 from torchnan.detection.containment import contained
 from torchnan.detection.graph_code import RawFrame
+from torchnan.detection.tensor_names import IN_QUERY, Owned, joined, module_at, parts
 
 Line = tuple[str, int, str]  # file, line, function
 
@@ -42,6 +43,7 @@ _CALLERS = {  # packages that call functions of the user
     *("accelerate", "lightning", "lightning_fabric", "pytorch_lightning"),
     *("IPython", "ipykernel", "ipykernel_launcher.py", "tornado", "traitlets"),
     *("_pytest", "pluggy", "pytest", "xdist", "execnet"),
+    "typing_extensions.py",  # its deprecated() wraps functions of torch.distributed
 }
 
 # The code that `python -c "..."` runs in a process started by multiprocessing or pytest-xdist.
@@ -57,8 +59,6 @@ _OPTIMIZER_FILE = sys.modules["torch.optim.optimizer"].__file__
 _SCALER_FILE = sys.modules["torch.amp.grad_scaler"].__file__
 
 _PIPELINE_STAGE = os.path.join("torch", "distributed", "pipelining", "stage.py")
-
-_IN_QUERY = "asking a module for its parts"
 
 # Attributes under which a wrapper keeps the wrapped module: users do not know them as part of a name.
 _WRAPPER_PARTS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
@@ -187,19 +187,11 @@ def owner_of_storage(
         search_all_modules: search modules that are not on the stack, too.
         session_id: id of the detection session.
     """
-    roots = _roots(_modules(use), session_id)
-    search_all_modules |= rank() is not None  # before a model is called, ranks exchange its weights
-    for root in itertools.chain(roots, _all_roots() if search_all_modules else ()):
-        with contained(_IN_QUERY):
-            for name, parameter in _named(root, "_parameters"):
-                if storage == _C.storage_of(shards.local(parameter)):
-                    _note_root(root)
-                    return False, clean(name)
-            for name, buffer in _named(root, "_buffers"):
-                if storage == _C.storage_of(shards.local(buffer)):
-                    _note_root(root)
-                    return True, clean(name)
-    return None
+    roots = list(_roots(_modules(use), session_id))
+    # Before a model is called, ranks send each other its weights. Afterwards they send gradients.
+    search_all_modules |= rank() is not None and all(code is not _ENGINE for code, *_ in use)
+    owned = _find(roots, search_all_modules, lambda root: tensor_names.known_owner_of_storage(root, storage))
+    return None if owned is None else (owned.is_buffer, clean(owned.name))
 
 
 def rank() -> int | None:
@@ -235,70 +227,52 @@ def calling_line() -> tuple[str, int] | None:
 
 def name_of_parameter(wanted: torch.Tensor) -> str:
     """Returns the name of a parameter in whichever module owns it, empty if none does."""
-    for root in _all_roots():
-        with contained(_IN_QUERY):
-            for path, parameter in _named(root, "_parameters"):
-                if parameter is wanted:
-                    _note_root(root)
-                    return clean(path)
-    return ""
+    owned = _find([], True, lambda root: tensor_names.known_owner_of_tensor(root, wanted))
+    return "" if owned is None or owned.is_buffer else clean(owned.name)
 
 
-def _all_roots() -> Iterator[torch.nn.Module]:
-    """Yields every root of the program. Roots that owned an earlier result come first, because the search for the
-    others visits every object of the interpreter."""
+def _find(
+    roots: list[torch.nn.Module], search_all_modules: bool, look: Callable[[torch.nn.Module], Owned | None]
+) -> Owned | None:
+    """Returns what is found first in the models: as the last walks over them found them, or else by walking again.
+
+    Args:
+        roots: the models to look at first.
+        search_all_modules: look at all others of the program, too.
+        look: looks among the names that are known of a model.
+    """
+    likely = [*roots, *(_roots_of_owners() if search_all_modules else ())]
+    for root in likely:
+        with contained(IN_QUERY):
+            if (owned := look(root)) is not None:
+                return owned
+    walked: set[int] = set()
+    for root in itertools.chain(likely, _roots_of_program() if search_all_modules else ()):
+        if id(root) in walked:
+            continue
+        walked.add(id(root))
+        with contained(IN_QUERY):
+            tensor_names.walk(root)
+            if (owned := look(root)) is not None:
+                _note_root(root)
+                return owned
+    return None
+
+
+def _roots_of_owners() -> Iterator[torch.nn.Module]:
+    """Yields the models of the sessions, and the roots that have owned what was looked for before."""
     yield from map(unwrap, registry.models())
     yield from {id(root): root for known in list(_known_roots.values()) if (root := known()) is not None}.values()
-    yield from _roots_of_program()
 
 
-def _roots_of_program() -> list[torch.nn.Module]:
-    """Returns every module that is not a child of another. Models given to ``detect()`` come first, modules made by a
-    tracer last."""
+def _roots_of_program() -> Iterator[torch.nn.Module]:
+    """Yields every module that is not a child of another; models given to ``detect()`` come first, modules made by a
+    tracer last. The search visits every object of the interpreter."""
     modules = _modules_of_program()
-    children = {id(child) for module in modules for _, child in _parts(module, "_modules")}
+    children = {id(child) for module in modules for _, child in parts(module, "_modules")}
     roots = [m for m in modules if id(m) not in children]
     roots.sort(key=lambda module: issubclass(type(module), torch.fx.GraphModule))
-    return [unwrap(m) for m in registry.models() + roots]
-
-
-def _parts(module: torch.nn.Module, kind: str) -> list[tuple[str, Any]]:
-    """Returns the entries of ``_modules``, ``_parameters`` or ``_buffers`` of a module.
-
-    Reads ``__dict__``: methods may be overridden by arbitrary code, and a module whose constructor failed may lack
-    even these attributes.
-    """
-    with contained(_IN_QUERY):
-        return [(name, part) for name, part in list(module.__dict__.get(kind, {}).items()) if part is not None]
-    return []
-
-
-def _joined(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
-
-
-def _within(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Yields a module and all modules inside it, parents first, each under all its names."""
-    above: set[int] = set()  # modules may be nested deeper than Python's stack, and inside themselves
-    pending: list[tuple[str, torch.nn.Module | None]] = [("", root)]
-    entered: list[int] = []
-    while pending:
-        path, module = pending.pop()
-        if module is None:  # all inside the module entered last has been visited
-            above.discard(entered.pop())
-            continue
-        yield path, module
-        above.add(id(module))
-        entered.append(id(module))
-        pending.append(("", None))
-        children = [(_joined(path, name), child) for name, child in _parts(module, "_modules")]
-        pending.extend(child for child in reversed(children) if id(child[1]) not in above)
-
-
-def _named(root: torch.nn.Module, kind: str) -> Iterator[tuple[str, torch.Tensor]]:
-    for path, module in _within(root):
-        for name, tensor in _parts(module, kind):
-            yield _joined(path, name), tensor
+    yield from map(unwrap, registry.models() + roots)
 
 
 def _modules_of_program() -> list[torch.nn.Module]:
@@ -383,6 +357,7 @@ def package_of(file: str) -> str | None:
     return None
 
 
+@functools.lru_cache(maxsize=4096)
 def is_internal(file: str) -> bool:
     """Whether a file belongs to the way from user code to an operation."""
     if file.startswith(("<frozen ", graph_code.FILE)):  # the import system; code generated by torch.fx
@@ -510,7 +485,7 @@ def _root_above(module: torch.nn.Module) -> torch.nn.Module:
     known = _known_roots.get(module)
     root = known() if known is not None else None
     if root is None:
-        parents = {id(child): parent for parent in _modules_of_program() for _, child in _parts(parent, "_modules")}
+        parents = {id(child): parent for parent in _modules_of_program() for _, child in parts(parent, "_modules")}
         root, seen = module, {id(module)}
         while id(root) in parents and id(parents[id(root)]) not in seen:
             root = parents[id(root)]
@@ -527,7 +502,7 @@ def _module_path(modules: list[torch.nn.Module], session_id: int) -> str | None:
         modules: those that are being called, innermost first.
         session_id: id of the detection session.
     """
-    with contained(_IN_QUERY):
+    with contained(IN_QUERY):
         roots = list(_roots(modules, session_id))
         for called in map(unwrap, modules):
             for root in roots:
@@ -553,7 +528,7 @@ def _name_in(root: torch.nn.Module, module: torch.nn.Module) -> str | None:
     known = _known_names.get(id(root))
     if known is not None and known.root() is root:
         name = known.names.get(id(module))
-        if name is not None and _module_at(root, name) is module:
+        if name is not None and module_at(root, name) is module:
             return name
         if name is None and _root_above(module) is not root:
             return None
@@ -561,13 +536,6 @@ def _name_in(root: torch.nn.Module, module: torch.nn.Module) -> str | None:
     key = id(root)
     _known_names[key] = _KnownNames(weakref.ref(root, lambda _: _known_names.pop(key, None)), names)
     return names.get(id(module))
-
-
-def _module_at(root: torch.nn.Module, name: str) -> torch.nn.Module | None:
-    module: torch.nn.Module | None = root
-    for part in name.split(".") if name else ():
-        module = module.__dict__.get("_modules", {}).get(part) if module is not None else None
-    return module
 
 
 def _names_in(root: torch.nn.Module) -> dict[int, str]:
@@ -578,11 +546,11 @@ def _names_in(root: torch.nn.Module) -> dict[int, str]:
         path, module = pending.pop()
         if id(module) not in names:
             names[id(module)] = path
-            pending.extend((_joined(path, name), child) for name, child in reversed(_parts(module, "_modules")))
+            pending.extend((joined(path, name), child) for name, child in reversed(parts(module, "_modules")))
     return names
 
 
 def _is_model(root: torch.nn.Module) -> bool:
     """Whether a module is a model, rather than a loss function or activation of PyTorch called on its own."""
     is_own_code = not type(root).__module__.startswith("torch.nn.")
-    return is_own_code or any(_parts(root, kind) for kind in ("_modules", "_parameters", "_buffers"))
+    return is_own_code or any(parts(root, kind) for kind in ("_modules", "_parameters", "_buffers"))

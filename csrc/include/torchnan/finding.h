@@ -137,7 +137,7 @@ struct Finding {
   // kInput: `op` wrote the value, as x[i] = nan does. kOp: `op` computed with infinities that the program wrote, and
   // the fields describe the tensor of these.
   bool constant = false;
-  std::string collective;    // kInput: that brought the value from another rank, "c10d::allreduce_"
+  std::string collective;    // that brought an external value from another rank, "c10d::allreduce_"
   std::vector<Frame> stack;  // user code first; in the backward pass the stack of the forward call
   // In the backward pass: where Python ran the operation, in a Function's backward or in a hook. The frames of a hook
   // also come first in `stack`.
