@@ -49,10 +49,10 @@ struct RegionArgument {
 };
 
 // Returns the provenance of values that came about in this call of a region as they did in an earlier one: what came
-// from an argument has the causes of that argument now.
+// from an argument has the causes of that argument now. `is_checked`: this call was compared with the earlier one.
 TORCHNAN_API std::vector<NonfiniteRegistry::ProvenancePtr> repeated_in_this_call(
     DetectionSession& session, const std::vector<NonfiniteRegistry::ProvenancePtr>& earlier,
-    const std::vector<RegionArgument>& arguments);
+    const std::vector<RegionArgument>& arguments, bool is_checked);
 
 // Records that a region is about to compute with an argument, if that is known to be non-finite. `is_compared`: a
 // comparison in the region depends on it.

@@ -47,6 +47,8 @@ struct RegionBorder {
   pybind11::function follow;          // lets the class of a backward node check what its nodes return
   std::optional<bool> is_random;      // not known before the first call
   PyTypeObject* followed = nullptr;   // the class that `follow` was called with last
+  int64_t finite_calls = 0;           // whose results were finite
+  int64_t finite_passes = 0;          // backward passes whose gradients were finite
 
   // Takes the facts by their names above. Throws KeyError if one is missing.
   explicit RegionBorder(const pybind11::kwargs& facts);
