@@ -107,6 +107,8 @@ class RegionCall:
 
 class RegionBorder:
     is_random: bool | None
+    finite_calls: int
+    finite_passes: int
     def __init__(
         self,
         mutated: list[int],
@@ -126,6 +128,8 @@ class Provenance:
     """How a value became non-finite; kept beyond the life of its tensor."""
 
     phase: str
+    is_reported: bool
+    is_intentional: bool
 
     def with_origins_of_forward_pass(self, forward: Provenance) -> Provenance: ...
 
@@ -146,7 +150,7 @@ def record_border(
     kernels: list[tuple[str, int]],
 ) -> None: ...
 def repeated_in_this_call(
-    earlier: list[Provenance], arguments: list[tuple[Provenance, Provenance]]
+    earlier: list[Provenance], arguments: list[tuple[Provenance, Provenance]], is_checked: bool
 ) -> list[Provenance]: ...
 def record_fused(result: torch.Tensor, op: str) -> None: ...
 def record_copy(tensor: torch.Tensor, copy: torch.Tensor) -> None: ...

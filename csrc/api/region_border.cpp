@@ -122,7 +122,7 @@ NonfiniteRegistry::ProvenancePtr with_origins_of_forward_pass(const NonfiniteReg
 
 std::vector<NonfiniteRegistry::ProvenancePtr> repeated_in_this_call(
     DetectionSession& session, const std::vector<NonfiniteRegistry::ProvenancePtr>& earlier,
-    const std::vector<RegionArgument>& arguments) {
+    const std::vector<RegionArgument>& arguments, bool is_checked) {
   std::map<const OriginRecord*, std::shared_ptr<OriginRecord>> own;
   const auto causes_now = [&](const Cause& then) {
     std::vector<Cause> causes;
@@ -134,7 +134,7 @@ std::vector<NonfiniteRegistry::ProvenancePtr> repeated_in_this_call(
       }
     }
     auto& origin = own[then.origin.get()];
-    if (origin == nullptr) origin = repeated_origin(*then.origin, session);
+    if (origin == nullptr) origin = repeated_origin(*then.origin, session, is_checked);
     causes.push_back(then);
     causes.back().origin = origin;
     return causes;

@@ -49,10 +49,11 @@ struct RegionArgument {
 };
 
 // Returns the provenance of values that arose in this call of a region as in an earlier one: values from an argument
-// get the current causes of that argument.
+// get the current causes of that argument. `is_checked`: this call was
+// compared with the earlier one.
 TORCHNAN_API std::vector<NonfiniteRegistry::ProvenancePtr> repeated_in_this_call(
     DetectionSession& session, const std::vector<NonfiniteRegistry::ProvenancePtr>& earlier,
-    const std::vector<RegionArgument>& arguments);
+    const std::vector<RegionArgument>& arguments, bool is_checked);
 
 // Records that a region is about to compute with an argument, if it is known to be non-finite. `is_compared`: a
 // comparison in the region depends on it.

@@ -227,7 +227,7 @@ std::shared_ptr<OriginRecord> border_origin(const CallContext& call, const at::T
   return origin;
 }
 
-std::shared_ptr<OriginRecord> repeated_origin(const OriginRecord& earlier, DetectionSession& session) {
+std::shared_ptr<OriginRecord> repeated_origin(const OriginRecord& earlier, DetectionSession& session, bool is_checked) {
   auto origin = std::make_shared<OriginRecord>(static_cast<const OriginFacts&>(earlier));
   origin->sequence = next_sequence++;
   origin->session = session.weak_from_this();
@@ -238,7 +238,9 @@ std::shared_ptr<OriginRecord> repeated_origin(const OriginRecord& earlier, Detec
   facts.inputs.clear();
   facts.first_index.clear();
   facts.nan = facts.posinf = facts.neginf = 0;
-  facts.hint = fmt::format("the same as in step {}, whose numbers were others", earlier.site.step);
+  facts.hint = is_checked
+                   ? fmt::format("the same as in step {}, whose numbers were others", earlier.site.step)
+                   : fmt::format("taken to be the same as in step {}: not every call is checked", earlier.site.step);
   if (const Entry* entered = earlier.entry()) {
     Entry entry = *entered;
     entry.facts.step = session.step();

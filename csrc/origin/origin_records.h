@@ -63,8 +63,9 @@ std::shared_ptr<OriginRecord> received_origin(const at::Tensor& tensor, OriginRe
 std::shared_ptr<OriginRecord> border_origin(const CallContext& call, const at::Tensor& result, int64_t output,
                                             NonfiniteKinds kinds, const ReplayedRegion& region);
 
-// Returns a record of the same cause in a later call of a compiled region, whose numbers are not known.
-std::shared_ptr<OriginRecord> repeated_origin(const OriginRecord& earlier, DetectionSession& session);
+// Returns a record of the same cause in a later call of a compiled region, whose numbers are not known. `is_checked`:
+// the calls were compared.
+std::shared_ptr<OriginRecord> repeated_origin(const OriginRecord& earlier, DetectionSession& session, bool is_checked);
 
 // Whether it was made before this process was forked off another. Harm that it does here is reported here; that it is
 // left over is for the parent to report.

@@ -2,6 +2,7 @@
 
 #include "python/compiled_regions.h"
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <set>
@@ -38,10 +39,17 @@ ProvenanceHandle with_origins_found_before(const ProvenanceHandle& gradient, con
   return {with_origins_of_forward_pass(gradient.provenance, forward.provenance)};
 }
 
+// Whether one of the causes was reported: one report stands for all of them.
+bool is_reported(const ProvenanceHandle& handle) {
+  const auto& causes = handle.provenance->causes();
+  return std::any_of(causes.begin(), causes.end(), [](const Cause& cause) { return cause.origin->reported.load(); });
+}
+
 // Returns the provenance of values of this call that arose as in an earlier one. Each non-finite argument has a pair of
 // provenances, then and now.
 std::vector<ProvenanceHandle> repeated(const std::vector<ProvenanceHandle>& earlier,
-                                       const std::vector<std::pair<ProvenanceHandle, ProvenanceHandle>>& arguments) {
+                                       const std::vector<std::pair<ProvenanceHandle, ProvenanceHandle>>& arguments,
+                                       bool is_checked) {
   const auto session = ThreadState::current().shared_session();
   if (session == nullptr) return earlier;
   std::vector<NonfiniteRegistry::ProvenancePtr> known;
@@ -49,7 +57,8 @@ std::vector<ProvenanceHandle> repeated(const std::vector<ProvenanceHandle>& earl
   std::vector<RegionArgument> given;
   for (const auto& [then, now] : arguments) given.push_back({then.provenance, now.provenance});
   std::vector<ProvenanceHandle> handles;
-  for (auto& provenance : repeated_in_this_call(*session, known, given)) handles.push_back({std::move(provenance)});
+  for (auto& provenance : repeated_in_this_call(*session, known, given, is_checked))
+    handles.push_back({std::move(provenance)});
   return handles;
 }
 
@@ -156,6 +165,9 @@ void bind_compiled_regions(py::module_& m) {
       .def_property_readonly(
           "phase",
           [](const ProvenanceHandle& handle) { return name_of(handle.provenance->first().origin->facts.phase); })
+      .def_property_readonly("is_reported", &is_reported)
+      .def_property_readonly("is_intentional",
+                             [](const ProvenanceHandle& handle) { return handle.provenance->is_intentional(); })
       .def("with_origins_of_forward_pass", &with_origins_found_before, py::arg("forward"));
   py::class_<Modes>(m, "ThreadModes")
       .def_readonly("grad", &Modes::grad)
@@ -164,6 +176,8 @@ void bind_compiled_regions(py::module_& m) {
   py::class_<RegionBorder, std::shared_ptr<RegionBorder>>(m, "RegionBorder")
       .def(py::init<const py::kwargs&>())
       .def_readonly("is_random", &RegionBorder::is_random)
+      .def_readonly("finite_calls", &RegionBorder::finite_calls)
+      .def_readonly("finite_passes", &RegionBorder::finite_passes)
       .def("run", &run_region, py::arg("compiled"), py::arg("explain"), py::arg("args"));
   py::class_<RegionCall, std::shared_ptr<RegionCall>>(m, "RegionCall")
       .def("run", &RegionCall::run, py::arg("function"), py::arg("args"))
@@ -196,7 +210,7 @@ void bind_compiled_regions(py::module_& m) {
   m.def("stack_frames", &stack_frames, py::arg("stack"));
   m.def("provenance_of", &provenance_of, py::arg("tensor"));
   m.def("set_provenance", &set_provenance, py::arg("tensor"), py::arg("provenance"));
-  m.def("repeated_in_this_call", &repeated, py::arg("earlier"), py::arg("arguments"));
+  m.def("repeated_in_this_call", &repeated, py::arg("earlier"), py::arg("arguments"), py::arg("is_checked"));
   m.def("record_copy", &record_copy, py::arg("tensor"), py::arg("copy"));
   m.def("record_fused", &record_fused, py::arg("result"), py::arg("op"));
   m.def("record_allocation", &record_allocation, py::arg("result"), py::arg("site"), py::arg("op"));

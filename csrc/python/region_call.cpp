@@ -144,6 +144,7 @@ BadValues RegionCall::check_results(const py::handle& results) {
     });
     if (!border_->unwritten.empty()) border_->note_unwritten(results);
   }
+  border_->finite_calls += bad.empty();
   if (bad.empty()) end_forward();
   return bad;
 }
@@ -160,6 +161,7 @@ BadValues RegionCall::check_gradients(const py::handle& gradients) {
   BadValues bad;
   contain(*session, "checking the gradients of a compiled region", [&] {
     bad = check_all(items_of(gradients), thread, {});
+    border_->finite_passes += bad.empty();
     if (bad.empty() || !obstacle_.empty()) return;
     if (is_released_) {
       obstacle_ = "its backward pass has run before";

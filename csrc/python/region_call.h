@@ -49,6 +49,8 @@ struct RegionBorder {
   pybind11::function follow;         // lets the class of a backward node check the results of its nodes
   std::optional<bool> is_random;     // not known before the first call
   PyTypeObject* followed = nullptr;  // the class that `follow` was called with last
+  int64_t finite_calls = 0;          // calls with finite results
+  int64_t finite_passes = 0;         // backward passes with finite gradients
 
   // Takes the facts by their names above. Throws KeyError if one is missing.
   explicit RegionBorder(const pybind11::kwargs& facts);

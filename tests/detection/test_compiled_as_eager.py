@@ -7,9 +7,10 @@ import functools
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import torchnan
-from torchnan.detection.compiled import region
+from torchnan.detection.compiled import explanations, region
 
 
 @pytest.fixture(autouse=True)
@@ -232,12 +233,79 @@ def test_a_scaler_that_has_seen_a_value_has_not_seen_the_next():
 
 
 def test_a_region_says_that_it_was_replayed_too_often(monkeypatch):
-    monkeypatch.setattr(region, "MAX_REPLAYS_IN_ALL", 1)
+    monkeypatch.setattr(region, "REPLAYS_IN_ALL", 1)
     findings = findings_of(alternating, torch.compile)
     assert findings[0].compiled.obstacle is None
     assert findings[1].origin == "compiled"
     assert findings[1].compiled.obstacle == "1 of its calls were replayed in this detection, as many as may be"
     assert findings[1].compiled.kernel is not None
+
+
+def two_ways_to_nan(compiler):
+    """Returns a training step that is bad by its logarithm, by its square root, or not at all."""
+    w = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([w], 0.0)
+    loss_of = compiler(lambda x, y, w: (torch.log(x * w) + torch.sqrt(y * w)).sum())
+
+    def step(bad):
+        sign = [-1.0 if bad == name else 1.0 for name in ("log", "sqrt")]
+        loss_of(torch.full((3,), sign[0]), torch.full((3,), sign[1]), w).backward()
+        w.grad = torch.zeros(1)
+        optimizer.step()
+
+    return step
+
+
+def after_a_pause(compiler):
+    step = two_ways_to_nan(compiler)
+    for _ in range(explanations.CHECKED_FIRST + 20):
+        step("log")
+    step("")
+    step("sqrt")
+
+
+def test_a_region_that_was_finite_meanwhile_is_checked_again():
+    assert_as_eager(after_a_pause, 2)
+
+
+def test_a_cause_that_takes_the_place_of_one_that_was_reported_is_found_when_a_call_is_checked():
+    first, checked = explanations.CHECKED_FIRST + 20, explanations.CHECK_EVERY
+
+    def program(compiler):
+        step = two_ways_to_nan(compiler)
+        for i in range(first + checked):
+            step("log" if i < first else "sqrt")
+
+    findings = findings_of(program, torch.compile)
+    assert [finding.op for finding in findings] == ["aten::log", "aten::sqrt"]
+    assert first < findings[1].step <= first + checked
+
+
+def test_a_call_that_was_not_checked_says_so():
+    step, errors = two_ways_to_nan(torch.compile), []
+    with torchnan.detect() as session:
+        for i in range(explanations.CHECKED_FIRST + 10):
+            session.mark_step(i + 1)
+            with pytest.raises(torchnan.NonFiniteError) as raised:
+                step("log")
+            errors.append(raised.value.finding)
+    assert {error.op for error in errors} == {"aten::log"}
+    assert errors[10].hint == "the same as in step 3, whose numbers were others"
+    assert errors[-1].hint == "taken to be the same as in step 3: not every call is checked"
+
+
+def hidden_elsewhere(compiler):
+    shifted = compiler(lambda x, hidden: torch.log(x).masked_fill(hidden, float("-inf")))
+    hidden = torch.tensor([False, True, False])
+    for i in range(explanations.CHECKED_FIRST + 20):
+        x = torch.ones(3)
+        if i == explanations.CHECKED_FIRST + 10:
+            x[2] = 0
+        shifted(x, hidden)[~hidden].sum().item()
+
+
+def test_a_region_that_returns_a_mask_each_time_is_checked_where_the_mask_is_another():
+    assert_as_eager(hidden_elsewhere, 1)
 
 
 def test_a_gradient_that_only_a_graph_holds_is_not_left_over():
@@ -452,3 +520,82 @@ def test_nothing_is_applied_by_a_compiled_step_that_is_refused():
             optimizer.zero_grad()
     assert caught.value.finding.step == 2
     assert torch.equal(model.weight, before)
+
+
+# -- lines inside of a backward pass
+
+
+class DividesInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient / (x - x)
+
+
+class LogInForward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.log(x - 2)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+@torch.library.custom_op("torchnan_tests::halved", mutates_args=())
+def halved(x: torch.Tensor) -> torch.Tensor:
+    return x / 2
+
+
+@halved.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+def divide_in_backward(ctx, gradient):
+    return gradient / (ctx.saved_tensors[0] - ctx.saved_tensors[0])
+
+
+def save_input(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
+
+
+halved.register_autograd(divide_in_backward, setup_context=save_input)
+
+
+def function(w):
+    return (DividesInBackward.apply(w) * 2).sum()
+
+
+def forward_of_function(w):
+    return LogInForward.apply(w).sum()
+
+
+def custom_operator(w):
+    return halved(w).sum()
+
+
+def hook(w):
+    doubled = w * 2
+    doubled.register_hook(lambda gradient: gradient / 0)
+    return (doubled * doubled).sum()
+
+
+def function_in_checkpoint(w):
+    return checkpoint(DividesInBackward.apply, w, use_reentrant=False).sum()
+
+
+@pytest.mark.parametrize("loss_of", [function, forward_of_function, custom_operator, hook, function_in_checkpoint])
+def test_what_runs_in_a_backward_pass_has_its_own_line_and_then_the_call(loss_of):
+    def program(compiler):
+        w = torch.ones(3, requires_grad=True)
+        optimizer = torch.optim.SGD([w], 0.1)
+        compiler(loss_of)(w).backward()
+        optimizer.step()
+
+    assert_as_eager(program, 1)

@@ -21,7 +21,7 @@ from tests.support.compiled_issues import PROGRAMS
 from tests.support.compiled_programs import CASES, CLEAN
 from tests.support.compiled_ways import WAYS
 from torchnan._load import _C
-from torchnan.detection.compiled import region, torch_internals
+from torchnan.detection.compiled import explanations, region, torch_internals
 from torchnan.detection.compiled.graph import has_collectives
 from torchnan.detection.compiled.stack import Engine, Line, call_under
 
@@ -601,7 +601,7 @@ def test_a_region_has_the_name_of_what_was_compiled_and_not_of_a_wrapper(program
 
 def test_regions_are_replayed_again_in_another_session():
     compiled = torch.compile(lambda x: torch.log(x).sum())
-    for _ in range(region.MAX_REPLAYS + 2):
+    for _ in range(explanations.REPLAYS_OF_ONE_CAUSE + 2):
         with torchnan.detect(action="log") as session, torch.no_grad():
             compiled(torch.zeros(4)).item()
         assert [finding.op for finding in session.findings] == ["aten::log"]

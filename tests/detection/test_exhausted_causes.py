@@ -74,7 +74,7 @@ def test_another_cause_that_meets_a_reported_one_is_searched_for():
         other = torch.zeros(100).log() * 0
         assert work_of(lambda: reported + other)[ATTRIBUTED] == 1
         other.sum().item()
-    assert [finding.line for finding in watch.findings][0] != watch.findings[1].line
+    assert watch.findings[0].line != watch.findings[1].line
 
 
 def test_a_result_that_is_finite_again_has_no_cause():

@@ -19,6 +19,11 @@ def is_function(node: fx.Node) -> bool:
     return str(node.target) == "autograd_function_apply"
 
 
+def is_hook(node: fx.Node) -> bool:
+    """Whether a node registers a hook on a tensor, which runs in the backward pass."""
+    return str(node.target) == "register_hook"
+
+
 def applied(node: fx.Node, bodies: Sequence[fx.GraphModule], run: Run) -> Run:
     """Returns what a node calls that :func:`is_function`.
 

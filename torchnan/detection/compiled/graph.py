@@ -148,10 +148,10 @@ def framed(
         module: the graph, with the bodies of its higher-order operators.
         callers: the stack on which the region was called, outermost first.
         modules: those that nodes run in, by their key in ``nn_module_stack``.
-        outside: lines that lead to where the graph is called, which are not on its stack: it runs in a backward pass.
+        outside: lines that lead to where the graph is called, which it is not to show again.
         unwritten_is_nan: whether memory that nobody has written is to hold NaN: it may, as it may anything else.
     """
-    backward = set()
+    inside = set()  # bodies that run on the stack of their node, or where the engine calls them
     for node in module.graph.nodes:
         is_unwritten = unwritten_is_nan and allocates(node)
         if node.op == "call_method":
@@ -159,9 +159,11 @@ def framed(
         if node.op != "call_function":
             continue
         bodies = _bodies(module, node)
+        if functions.is_function(node) or functions.is_hook(node):
+            inside.update(bodies)
+            for body in bodies:
+                framed(body, [], {}, traced_lines(node), unwritten_is_nan)
         if functions.is_function(node):
-            backward.add(bodies[1])
-            framed(bodies[1], [], {}, traced_lines(node), unwritten_is_nan)
             node.target = functions.applied(node, bodies, run)
         elif bodies and not _computes_itself(node):
             continue
@@ -172,7 +174,7 @@ def framed(
                 node.target = _filled(node.target)
             node.target = _framed(stack_of(node, callers, modules, outside), node.target)
     for child in module.children():
-        if isinstance(child, fx.GraphModule) and child not in backward:
+        if isinstance(child, fx.GraphModule) and child not in inside:
             framed(child, callers, modules, outside, unwritten_is_nan)
     module.forward = functools.partial(run, module)
     return module

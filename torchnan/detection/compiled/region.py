@@ -17,6 +17,7 @@ from torchnan.detection import introspection, shards
 from torchnan.detection.compiled import compiled_step, replay, torch_internals
 from torchnan.detection.compiled.called_modules import Gradient, Source, TracedModule, modules_of_call
 from torchnan.detection.compiled.evidence import Probe
+from torchnan.detection.compiled.explanations import REPLAYS_IN_ALL, Border, Explanation, Explanations
 from torchnan.detection.compiled.graph import (
     allocator_of,
     as_list,
@@ -30,8 +31,6 @@ from torchnan.detection.compiled.stack import Line, call_under, calling_stack
 from torchnan.detection.containment import contained
 
 MAX_COPIED = 64 << 20  # bytes of arguments that a region overwrites, copied before each call
-MAX_REPLAYS = 3  # of calls of a region whose values begin at the same places; later ones have what was found first
-MAX_REPLAYS_IN_ALL = 32  # of a region in a session
 _RECORD = "torchnan"  # of a call, in the metadata of the autograd node that it made
 
 Bad = list[tuple[int, int]]  # index of a non-finite value among those that were checked, and the bits of its kinds
@@ -58,29 +57,6 @@ class Traced:
     has_kernels: bool = True
     weights: Sequence[Source] = ()
     optimizer_gradient: Gradient | None = None
-
-
-@dataclasses.dataclass
-class _Explanation:
-    """What the replays of calls have found whose non-finite values begin at the same places.
-
-    Attributes:
-        provenances: of the results, by index.
-        given: of the arguments and gradients that were non-finite in that call, in their order.
-        replays: how many calls were replayed.
-    """
-
-    provenances: dict[int, Any]
-    given: list[Any]
-    replays: int = 0
-
-
-@dataclasses.dataclass
-class _Known:
-    """What is known of a region in one session."""
-
-    explanations: dict[Any, _Explanation] = dataclasses.field(default_factory=dict)
-    replays: int = 0
 
 
 class Region:
@@ -116,7 +92,7 @@ class Region:
             follow=_weakly(self, _check_in_backward),
         )
         self._allocations: dict[int, list[int]] = {}  # by the stack of a call, those of what `unwritten` has
-        self._known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()  # by session
+        self._known: weakref.WeakKeyDictionary[Any, Explanations] = weakref.WeakKeyDictionary()  # by session
         self._probe: Probe | None = None
 
     def checked(self) -> Callable[..., Any]:
@@ -159,38 +135,49 @@ class Region:
             self._explain(call, bad, gradients, pairs)
 
     def _explain(self, call: Any, bad: Bad, values: Sequence[Any], tangents: replay.Tangents | None) -> None:
-        known = self._known.setdefault(_C.current_session(), _Known())
-        found = self._find(call, bad, values, tangents, known)
+        session = _C.current_session()
+        assert session is not None  # else nothing is checked
+        explanations = self._known.setdefault(session, Explanations())
+        explanation, found = self._find(call, bad, values, tangents, explanations)
         if tangents is not None and call.provenance is not None:  # the forward pass was run again, and found the same
             found = {i: provenance.with_origins_of_forward_pass(call.provenance) for i, provenance in found.items()}
+        if explanation is not None:
+            explanation.latest = found
         for i, provenance in found.items():
             _set_provenance(values[i], provenance)
             if tangents is None:
                 call.provenance = provenance
 
     def _find(
-        self, call: Any, bad: Bad, values: Sequence[Any], tangents: replay.Tangents | None, known: _Known
-    ) -> dict[int, Any]:
+        self, call: Any, bad: Bad, values: Sequence[Any], tangents: replay.Tangents | None, explanations: Explanations
+    ) -> tuple[Explanation | None, dict[int, Any]]:
         """Returns the provenance of each non-finite value of a call: a replay finds it, or has found it before."""
         if call.obstacle:
-            return self._at_border(call, bad, values, tangents, {}, call.obstacle, [])
+            return None, self._at_border(call, bad, values, tangents, {}, call.obstacle, [])
         recorded = self._recorded(call)
-        evidence = replay.evidence(recorded, bad, tangents)
-        explanation = known.explanations.get(evidence.key)
-        if explanation is not None and explanation.replays >= MAX_REPLAYS:
-            return _repeated(explanation, _given(call, tangents))
-        if known.replays >= MAX_REPLAYS_IN_ALL:
-            obstacle = f"{MAX_REPLAYS_IN_ALL} of its calls were replayed in this detection, as many as may be"
+        results = [part for i, _ in bad for part in _plain(values[i])]
+        border = self._seen(recorded, bad, tangents)
+        assumed = explanations.assumed(border, results)
+        if assumed is not None:
+            return assumed, _repeated(assumed, _given(call, tangents), is_checked=False)
+        evidence = replay.evidence(recorded, border.key, tangents)
+        known = explanations.known(evidence.key)
+        if known is not None:
+            explanations.confirm(border, known, results)
+            return known, _repeated(known, _given(call, tangents), is_checked=True)
+        if explanations.replays >= REPLAYS_IN_ALL:
+            obstacle = f"{REPLAYS_IN_ALL} of its calls were replayed in this detection, as many as may be"
             kernels = evidence.kernels or replay.observed_kernels(recorded, tangents)
-            return self._at_border(call, bad, values, tangents, {}, obstacle, kernels)
+            return None, self._at_border(call, bad, values, tangents, {}, obstacle, kernels)
         outcome = replay.find(recorded, [i for i, _ in bad], tangents)
         found = self._at_border(call, bad, values, tangents, outcome.found, outcome.obstacle, outcome.kernels)
-        known.replays += 1
-        replays = 1 if explanation is None else explanation.replays + 1
-        if evidence.key is not None:
-            given = [_C.provenance_of(part) for part in _given(call, tangents)]
-            known.explanations[evidence.key] = _Explanation(found, given, replays)
-        return found
+        given = [_C.provenance_of(part) for part in _given(call, tangents)]
+        return explanations.add(evidence.key, found, given), found
+
+    def _seen(self, call: replay.RecordedCall, bad: Bad, tangents: replay.Tangents | None) -> Border:
+        session = _C.current_session()
+        finite = self.border.finite_calls if tangents is None else self.border.finite_passes
+        return Border(replay.border(call, bad, tangents), finite, 0 if session is None else session.step)
 
     def _at_border(
         self,
@@ -303,12 +290,13 @@ def _set_provenance(value: Any, provenance: Any) -> None:
             _C.set_provenance(part, provenance)
 
 
-def _repeated(explanation: _Explanation, given: list[torch.Tensor]) -> dict[int, Any]:
+def _repeated(explanation: Explanation, given: list[torch.Tensor], is_checked: bool) -> dict[int, Any]:
     """Returns the provenance of the results of a call that came about as in an earlier one.
 
     Args:
         explanation: of the earlier call.
         given: the non-finite values that this call was given, see :func:`_given`.
+        is_checked: whether the two calls were compared.
     """
     pairs = []
     for then, part in zip(explanation.given, given, strict=True):
@@ -316,10 +304,10 @@ def _repeated(explanation: _Explanation, given: list[torch.Tensor]) -> dict[int,
             continue
         now = _C.provenance_of(part)
         if now is None:
-            (now,) = _C.repeated_in_this_call([then], [])
+            (now,) = _C.repeated_in_this_call([then], [], is_checked)
             _C.set_provenance(part, now)
         pairs.append((then, now))
-    repeated = _C.repeated_in_this_call(list(explanation.provenances.values()), pairs)
+    repeated = _C.repeated_in_this_call(list(explanation.provenances.values()), pairs, is_checked)
     return dict(zip(explanation.provenances, repeated, strict=True))
 
 

@@ -117,23 +117,31 @@ def find(call: RecordedCall, bad: list[int], tangents: Tangents | None) -> Outco
     return on_own_thread(_Replay(call, bad, tangents, session, passing, modules).run)
 
 
-def evidence(call: RecordedCall, bad: list[tuple[int, int]], tangents: Tangents | None) -> Evidence:
-    """Finds what tells the causes of a call from those of another, for little more than an eager run.
+def border(call: RecordedCall, bad: list[tuple[int, int]], tangents: Tangents | None) -> Hashable:
+    """Returns what is seen of a call, or of its backward pass, without running anything.
 
     Args:
         call: the call.
         bad: indices of the non-finite results, and their kinds.
         tangents: as for :func:`find`.
     """
-    found = _unseen(_Replay(call, [i for i, _ in bad], tangents, None, [], {}).evidence)
-    if found.key is None:
-        return found
     given = tuple(kinds_in(value) for value in (*call.args, *(tangent for _, tangent in tangents or ())))
     objects = [weight for _, weight in call.weights]
     if call.modules and tangents is None:
         objects += [module for _, module in arguments_of(sys._getframe(), call.region)]
-    key = (tuple(bad), tangents is None, call.stack, tuple(map(id, objects)), given, found.key)
-    return Evidence(key, found.kernels)
+    return (tuple(bad), tangents is None, call.stack, tuple(map(id, objects)), given)
+
+
+def evidence(call: RecordedCall, seen: Hashable, tangents: Tangents | None) -> Evidence:
+    """Finds what tells the causes of a call from those of another, for little more than an eager run.
+
+    Args:
+        call: the call.
+        seen: what :func:`border` has returned.
+        tangents: as for :func:`find`.
+    """
+    found = unseen(_Replay(call, [], tangents, None, [], {}).evidence)
+    return found if found.key is None else Evidence((seen, found.key), found.kernels)
 
 
 def observed_kernels(call: RecordedCall, tangents: Tangents | None) -> kernels.Kernels:
@@ -145,7 +153,7 @@ def _callers(call: RecordedCall) -> list[Entry]:
     return calling_stack(_C.stack_frames(call.stack), call.is_inside_node, is_backward_pass=call.boxed > 0)
 
 
-def _unseen(run: Callable[[], T]) -> T:
+def unseen(run: Callable[[], T]) -> T:
     """Runs a function on this thread, which nobody watches meanwhile, and outside its modes: a thread costs more."""
     was_replaying = _C.is_replaying()
     _C.set_replaying(True)
