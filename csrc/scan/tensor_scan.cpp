@@ -10,6 +10,7 @@
 #include <ATen/SparseTensorImpl.h>
 
 #include "process/work_counters.h"
+#include "scan/isa_dispatch.h"
 #include "scan/finite_scan.h"
 #include "scan/parallel_scan.h"
 #include "scan/float_format.h"
@@ -318,23 +319,31 @@ namespace {
 // A number is below zero if its sign bit and at least one other bit are set; -0 is not below zero. As an integer it is
 // then negative, but not the minimum.
 template <typename Word>
-inline bool has_negative_word(const Word* words, int64_t count, int64_t stride) {
+[[gnu::always_inline]] inline bool has_negative_word(const Word* words, int64_t count, int64_t stride) {
+  constexpr Word kMinusZero = std::numeric_limits<Word>::min();
   Word is_any = 0;
   for (int64_t i = 0; i < count; ++i) {
     const Word word = words[i * stride];
-    is_any |= static_cast<Word>(word & (word ^ std::numeric_limits<Word>::min() ? Word{-1} : Word{0}));
+    is_any |= static_cast<Word>(word & (word == kMinusZero ? Word{0} : Word{-1}));
   }
   return is_any < 0;
 }
+
+template <typename Word>
+[[gnu::always_inline]] inline bool has_negative_dense(const Word* words, int64_t count) {
+  return has_negative_word(words, count, 1);
+}
+
+template <typename Word>
+constexpr IsaDispatch<&has_negative_dense<Word>> kHasNegative;
 
 template <typename Word>
 bool has_negative_word(const at::Tensor& tensor) {
   const auto* words = static_cast<const Word*>(tensor.const_data_ptr());
   const StridedView view(tensor.sizes(), tensor.strides());
   return !view.for_each_run([&](int64_t offset) {
-    const bool is_dense = view.inner_stride() == 1;  // a loop that compilers vectorize
-    return !(is_dense ? has_negative_word(words + offset, view.run_length(), 1)
-                      : has_negative_word(words + offset, view.run_length(), view.inner_stride()));
+    return !(view.inner_stride() == 1 ? kHasNegative<Word>(words + offset, view.run_length())
+                                      : has_negative_word(words + offset, view.run_length(), view.inner_stride()));
   });
 }
 
