@@ -239,6 +239,17 @@ def test_a_maximum_is_subtracted_only_where_the_exponentials_are_normalized():
     assert "subtract the maximum before exp" not in by_text(torchnan.try_remedies(variance))
 
 
+def test_a_power_whose_exponent_is_a_tensor_has_its_base_clamped():
+    def step():
+        base, exponent = torch.tensor([-2.0, 4.0]), nn.Parameter(torch.tensor([2.0, 0.5]))
+        loss = base.pow(exponent).sum()
+        loss.backward()
+        return {"loss": loss, "exponent": exponent}
+
+    tried = by_text(torchnan.try_remedies(step))["clamp(min=1e-12) before pow"]
+    assert (tried.is_finite, tried.loss, tried.moved) == (True, 2.0, 0.0)
+
+
 def test_what_is_recomputed_in_the_backward_pass_is_changed_there_too():
     weight = nn.Parameter(torch.tensor([0.0, 2.0]))
 

@@ -145,9 +145,6 @@ class ClampPower(CallRemedy):
         upper = f", max={high:.3g}" if high < torch.finfo(call.dtype).max else ""
         return f"clamp(min={low:.3g}{upper}) before {call.operator}"
 
-    def fits(self, origin: Origin, call: Call) -> bool:
-        return super().fits(origin, call) and isinstance(_exponent(call), int | float)
-
     def replace(self, call: Call) -> Any:
         low, high, least = self._limits(call)
         if least is not None:
@@ -155,7 +152,10 @@ class ClampPower(CallRemedy):
         return rerun(call, self=lambda value: clamp(value, low, high))
 
     def _limits(self, call: Call) -> tuple[float, float, float | None]:
-        exponent = float(_exponent(call))
+        exponent = _exponent(call)
+        if isinstance(exponent, torch.Tensor):
+            return tiny(call.dtype), torch.finfo(call.dtype).max, None
+        exponent = float(exponent)
         if exponent < 0 and exponent.is_integer():
             return 0.0, 0.0, tiny(call.dtype)
         largest = torch.finfo(call.dtype).max
