@@ -26,7 +26,7 @@ BadArgument bad_argument(const CallContext& call, const at::Tensor& tensor, std:
 void attribute(const CallContext& call, c10::SmallVectorImpl<BadArgument>& bad_arguments,
                c10::ArrayRef<Result> results) {
   HostEvidence evidence(call, bad_arguments);
-  for (const BadArgument& argument : bad_arguments) {  // those found just now have not been recorded as used
+  for (const BadArgument& argument : bad_arguments) {  // arguments found just now are not recorded as used yet
     for (const Cause& cause : argument.provenance->causes()) cause.origin->used = true;
   }
   for (const Result& result : results) {

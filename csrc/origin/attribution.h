@@ -1,4 +1,4 @@
-// Attributes the non-finite results of a call on the host: to the call itself, or to what it was given.
+// Attributes the non-finite results of a call on the host: to the call itself, or to its arguments.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace torchnan {
 struct BadArgument {
   at::Tensor tensor;
   std::string name;
-  int64_t element;  // of a list; -1 if it is no element of one
+  int64_t element;  // index in a list; -1 outside of lists
   NonfiniteKinds kinds;
   NonfiniteRegistry::ProvenancePtr provenance;
   bool overwritten = false;                      // by the call
@@ -29,7 +29,7 @@ struct BadArgument {
   std::shared_ptr<const ElementKinds> before{};  // and kept for those that overwrite it
 };
 
-// Returns what attribution has to know of an argument; before the call, if that overwrites it.
+// Returns the facts about an argument that attribution needs; call it before the call, if that overwrites the argument.
 BadArgument bad_argument(const CallContext& call, const at::Tensor& tensor, std::string_view name, int64_t element,
                          NonfiniteKinds kinds, bool overwritten);
 
@@ -37,16 +37,16 @@ BadArgument bad_argument(const CallContext& call, const at::Tensor& tensor, std:
 struct Result {
   at::Tensor tensor;
   NonfiniteKinds kinds;
-  int64_t output = 0;  // which of the tensors it wrote, lists counted through
+  int64_t output = 0;  // index among the written tensors, including those in lists
 };
 
-// Finds the cause of each result, remembers it in the registry, and reports the harm that the call itself has done.
-// `bad_arguments` has those that were known before the call; adds the others.
+// Finds the cause of each result, records it in the registry, and reports the harm that the call itself has done.
+// Appends the bad arguments that were not already known before the call to `bad_arguments`.
 void attribute(const CallContext& call, c10::SmallVectorImpl<BadArgument>& bad_arguments,
                c10::ArrayRef<Result> results);
 
-// Remembers a result that is not scanned as being as bad as what was given: it is behind a mask, or, if `is_pending`,
-// a collective that the call has started will write it.
+// Records a result that is not scanned as being as bad as the arguments: it is behind a mask, or, if `is_pending`, a
+// collective that the call has started will write it.
 void propagate_unscanned(const CallContext& call, c10::ArrayRef<BadArgument> bad_arguments, const at::Tensor& result,
                          bool is_pending);
 

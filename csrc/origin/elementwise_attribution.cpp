@@ -63,7 +63,7 @@ class Walker {
   c10::SmallVector<int64_t, 6> strides_;
 };
 
-// Calls visit() at every element, with all walkers there.
+// Calls visit() at every element, with all walkers at that element.
 template <typename Visit>
 void walk(c10::IntArrayRef sizes, int64_t numel, c10::ArrayRef<Walker*> walkers, Visit&& visit) {
   c10::SmallVector<int64_t, 6> index(sizes.size(), 0);
@@ -87,7 +87,7 @@ bool broadcasts_to(const at::Tensor& tensor, c10::IntArrayRef sizes) {
   return true;
 }
 
-// What one bad element of the result owes to the arguments; those left out have no walker.
+// Attributes one bad element of the result to the arguments; those left out have no walker.
 void attribute_element(NonfiniteKinds result, c10::ArrayRef<Candidate> arguments, c10::ArrayRef<const Walker*> walkers,
                        ElementAttribution& verdict) {
   NonfiniteKinds given;
