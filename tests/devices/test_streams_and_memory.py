@@ -518,7 +518,9 @@ def test_an_origin_older_than_the_window_is_reported_as_such(machine, device, li
     if is_recorded:
         assert errors(watch) == [("nan", "op", "aten::div")]
     else:
-        assert watch.first.hint.startswith("the operation that made it is older than the recorded operations on devices")
+        assert watch.first.hint.startswith(
+            "the operation that made it is older than the recorded operations on devices"
+        )
 
 
 def test_an_alarm_is_waited_for_once(machine, device):

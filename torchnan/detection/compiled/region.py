@@ -30,7 +30,7 @@ from torchnan.detection.compiled.stack import Line, call_under, calling_stack
 from torchnan.detection.containment import contained
 
 MAX_COPIED = 64 << 20  # bytes of arguments that a region overwrites, copied before each call
-MAX_REPLAYS = 3  # of calls of a region whose values begin at the same places; later ones have what was found first
+MAX_REPLAYS = 3  # for calls of a region whose values begin at the same nodes; later calls get the first result
 MAX_REPLAYS_IN_ALL = 32  # of a region in a session
 _RECORD = "torchnan"  # of a call, in the metadata of the autograd node that it made
 
@@ -39,16 +39,16 @@ Bad = list[tuple[int, int]]  # index of a non-finite value among those that were
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """What a region was made of.
+    """The sources of a region.
 
     Attributes:
         graph: a copy of the graph, see :func:`graph.copy_graph`.
         tensors: the graph's own parameters and buffers by name.
-        modules: those that nodes were traced in, by their key in ``nn_module_stack``.
-        overwritten: indices of the inputs that a call overwrites, its own tensors first; ``None`` if not known.
+        modules: those in which nodes were traced, by their key in ``nn_module_stack``.
+        overwritten: indices of the inputs that a call overwrites, its own tensors first; ``None`` if unknown.
         has_kernels: whether the kernels of the generated code can be observed.
         weights: the parameters and buffers among the arguments, as far as their sources are known.
-        optimizer_gradient: one of the gradients that the step of an optimizer is given; ``None`` if it is no such step.
+        optimizer_gradient: one of the gradients of an optimizer step; ``None`` if it is not such a step.
     """
 
     graph: fx.GraphModule
@@ -62,7 +62,7 @@ class Traced:
 
 @dataclasses.dataclass
 class _Explanation:
-    """What the replays of calls have found whose non-finite values begin at the same places.
+    """The results of replaying calls whose non-finite values begin at the same nodes.
 
     Attributes:
         provenances: of the results, by index.
@@ -77,14 +77,14 @@ class _Explanation:
 
 @dataclasses.dataclass
 class _Known:
-    """What is known of a region in one session."""
+    """The records about a region in one session."""
 
     explanations: dict[Any, _Explanation] = dataclasses.field(default_factory=dict)
     replays: int = 0
 
 
 class Region:
-    """What Inductor made of one graph.
+    """Inductor's result for one graph.
 
     Args:
         traced: the graph; ``None`` if it is not known.
@@ -161,7 +161,7 @@ class Region:
     def _explain(self, call: Any, bad: Bad, values: Sequence[Any], tangents: replay.Tangents | None) -> None:
         known = self._known.setdefault(_C.current_session(), _Known())
         found = self._find(call, bad, values, tangents, known)
-        if tangents is not None and call.provenance is not None:  # the forward pass was run again, and found the same
+        if tangents is not None and call.provenance is not None:  # the forward pass ran again, and found the same
             found = {i: provenance.with_origins_of_forward_pass(call.provenance) for i, provenance in found.items()}
         for i, provenance in found.items():
             _set_provenance(values[i], provenance)
@@ -171,7 +171,8 @@ class Region:
     def _find(
         self, call: Any, bad: Bad, values: Sequence[Any], tangents: replay.Tangents | None, known: _Known
     ) -> dict[int, Any]:
-        """Returns the provenance of each non-finite value of a call: a replay finds it, or has found it before."""
+        """Returns the provenance of each non-finite value of a call, from a replay of this call or of an earlier
+        one."""
         if call.obstacle:
             return self._at_border(call, bad, values, tangents, {}, call.obstacle, [])
         recorded = self._recorded(call)
@@ -202,7 +203,8 @@ class Region:
         obstacle: str,
         kernels: Kernels,
     ) -> dict[int, Any]:
-        """Completes what was found: of other values it is known what the region was given, or that it returned them."""
+        """Completes the provenances: other values came from non-finite arguments, or have the region as their
+        origin."""
         missing = [i for i, _ in bad if i not in found]
         given = call.given if tangents is None else call.provenance
         if missing and given is None:
@@ -249,7 +251,7 @@ class Region:
 
 
 def _weakly(region: Region, call: Callable[[Region, Any], None]) -> Callable[[Any], None]:
-    reference = weakref.ref(region)  # the core holds what is called, out of the garbage collector's sight
+    reference = weakref.ref(region)  # the core holds the called object, invisible to the garbage collector
 
     def call_of_alive(given: Any) -> None:
         alive = reference()
@@ -260,7 +262,7 @@ def _weakly(region: Region, call: Callable[[Region, Any], None]) -> Callable[[An
 
 
 def _check_in_backward(region: Region, node: Any) -> None:
-    """Lets ``CompiledFunction.backward`` check what it returns; compiled autograd would trace a hook on the node."""
+    """Makes ``CompiledFunction.backward`` check its results; compiled autograd would trace a hook on the node."""
     function = torch_internals.function_class(node)
     backward = vars(function)["backward"].__func__
     if hasattr(backward, "_torchnan_checks"):
@@ -279,13 +281,13 @@ def _check_in_backward(region: Region, node: Any) -> None:
         call.release()
         return gradients
 
-    torch_internals.skip_in_dynamo(checked)  # like the function that it stands for
+    torch_internals.skip_in_dynamo(checked)  # like the function that it replaces
     checked._torchnan_checks = True  # type: ignore[attr-defined]
     function.backward = staticmethod(checked)
 
 
 def _report_written(values: Sequence[torch.Tensor]) -> None:
-    """Reports the parameters that a compiled optimizer has written non-finite values into.
+    """Reports the parameters into which a compiled optimizer has written non-finite values.
 
     They are leaves, and need not be of the class ``Parameter``.
     """
@@ -304,7 +306,7 @@ def _set_provenance(value: Any, provenance: Any) -> None:
 
 
 def _repeated(explanation: _Explanation, given: list[torch.Tensor]) -> dict[int, Any]:
-    """Returns the provenance of the results of a call that came about as in an earlier one.
+    """Returns the provenance of the results of a call that arose as in an earlier one.
 
     Args:
         explanation: of the earlier call.
@@ -324,13 +326,13 @@ def _repeated(explanation: _Explanation, given: list[torch.Tensor]) -> dict[int,
 
 
 def _given(call: Any, tangents: replay.Tangents | None) -> list[torch.Tensor]:
-    """Returns the non-finite values that a region, or its backward pass, was given."""
+    """Returns the non-finite arguments of a region, or of its backward pass."""
     values = [*call.arguments, *(tangent for _, tangent in tangents or ())]
     return [part for value in values for part in _plain(value) if _C.kinds_of(part)]
 
 
 def _plain(value: Any) -> list[torch.Tensor]:
-    """Returns the plain tensors that a value consists of: a wrapper subclass has them inside."""
+    """Returns the plain tensors inside a value, which may be a wrapper subclass."""
     if is_traceable_wrapper_subclass(value):
         names, _ = value.__tensor_flatten__()
         return [plain for name in names for plain in _plain(getattr(value, name))]
