@@ -101,5 +101,5 @@ def _chunks(lines: Iterator[list[str]], width: int, builder: RunBuilder) -> Iter
         if whole:
             yield whole
     if damaged:
-        lines = "lines are not rows" if damaged > 1 else "line is not a row"
-        builder.add_note(f"{damaged:,} {lines}: {printable(example, 100)}.")
+        kind = "lines are not rows" if damaged > 1 else "line is not a row"
+        builder.add_note(f"{damaged:,} {kind}: {printable(example, 100)}.")
