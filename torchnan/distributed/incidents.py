@@ -41,7 +41,7 @@ class Incident:
 
     @property
     def elsewhere(self) -> str:
-        """What other ranks saw of it, in one line; ``""`` if nothing."""
+        """The sightings of other ranks, in one line; ``""`` if nothing."""
         made = {one.rank for one in self.again} - {self.first.rank}
         parts = [f"made by {name_ranks(made)}, too"] if made else []
         if self.received:
