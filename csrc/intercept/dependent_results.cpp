@@ -39,14 +39,13 @@ class SilentWarnings final : public c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };
 
-// While it lives, operations of this thread reach their kernels and nothing else: no mode, recorder or autograd sees
-// them.
+// While it exists, operations of this thread reach only their kernels: modes, recorders and autograd do not see them.
 class UnseenCalls {
  public:
   UnseenCalls() : none_above_(above_kernels()), silent_(&warnings_) {}
 
  private:
-  // Without the bits of backends, which a guard would not take away again.
+  // Without the bits of backends, which a guard would not remove again.
   static c10::DispatchKeySet above_kernels() {
     const c10::DispatchKeySet above = c10::DispatchKeySet(c10::DispatchKeySet::FULL) -
                                       c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kInterceptorKey);
@@ -79,7 +78,7 @@ bool chooses_one(const OpPlan& plan) {
   return name == "argmax" || name == "argmin";
 }
 
-// eq, lt and their kin: what they say of a number that is not known is not known either.
+// eq, lt and their relatives: if a number is unknown, so is their answer.
 bool compares_numbers(const OpPlan& plan) {
   const std::string_view name = name_without_namespace(plan);
   return plan.is_ordering || name == "eq" || name == "ne";
@@ -93,7 +92,7 @@ bool may_be_expanded(const at::Tensor& tensor, c10::IntArrayRef sizes) {
   return true;
 }
 
-// A value for each element that is not what it has.
+// Returns a different value for each element.
 at::Tensor changed(const at::Tensor& tensor) {
   if (tensor.scalar_type() == at::kBool) return at::logical_not(tensor).contiguous();
   if (is_integer(tensor)) return at::bitwise_xor(tensor, 1).contiguous();
@@ -101,7 +100,7 @@ at::Tensor changed(const at::Tensor& tensor) {
                   at::TensorOptions().dtype(tensor.scalar_type()));
 }
 
-// Another index that is in range where there are two at least.
+// Returns another index that is in range if there are at least two.
 at::Tensor another_index(const at::Tensor& index) {
   return at::where(at::gt(index, 0), at::sub(index, 1), at::ones_like(index));
 }
@@ -209,7 +208,7 @@ void DependentResults::record(c10::ArrayRef<c10::IValue> returned, uint64_t thre
   if (makes) make(results, thread);
 }
 
-// Returns the tensors that the call has written, lists counted through.
+// Returns the tensors that the call has written, including those in lists.
 std::vector<at::Tensor> DependentResults::written(c10::ArrayRef<c10::IValue> returned,
                                                   c10::ArrayRef<c10::IValue> arguments) const {
   std::vector<at::Tensor> tensors;
@@ -221,7 +220,7 @@ std::vector<at::Tensor> DependentResults::written(c10::ArrayRef<c10::IValue> ret
   return tensors;
 }
 
-// Others cost too much, draw other numbers, or are user code. What they make of such values depends on the NaN as a
+// Other operations cost too much, draw other random numbers, or are user code. Their results count as dependent as a
 // whole.
 bool DependentResults::may_run_again(c10::ArrayRef<at::Tensor> results) const {
   const bool is_cheap =
@@ -230,7 +229,7 @@ bool DependentResults::may_run_again(c10::ArrayRef<at::Tensor> results) const {
   return is_cheap && plan_.name.starts_with("aten::") && !plan_.draws_random_numbers;
 }
 
-// Returns what the call would have written with the alternatives; nothing if it refuses them.
+// Returns the results that the call would have written with the alternatives; nothing if the kernel rejects them.
 std::vector<at::Tensor> DependentResults::run_again() const {
   torch::jit::Stack stack(alternative_arguments_.begin(), alternative_arguments_.end());
   try {
@@ -242,7 +241,7 @@ std::vector<at::Tensor> DependentResults::run_again() const {
 }
 
 void DependentResults::follow(c10::ArrayRef<at::Tensor> results, uint64_t thread) {
-  if (dependent_.empty()) {  // what depended on a NaN in these places has been overwritten
+  if (dependent_.empty()) {  // dependent values at these positions have been overwritten
     for (const at::Tensor& result : results) remember(result, alternative_of(result, nullptr), nullptr, false);
     return;
   }
@@ -260,7 +259,7 @@ void DependentResults::follow(c10::ArrayRef<at::Tensor> results, uint64_t thread
   if (!compares && may_run_again(results)) others = run_again();
   for (size_t i = 0; i < results.size(); ++i) {
     const at::Tensor& result = results[i];
-    if (result.is_floating_point() && !check_finite(result).finite) continue;  // shows it by itself
+    if (result.is_floating_point() && !check_finite(result).finite) continue;  // shows the NaN itself
     at::Tensor other;
     if (compares) {
       at::Tensor is_dependent = at::zeros(result.sizes(), at::kBool);
@@ -279,13 +278,13 @@ void DependentResults::follow(c10::ArrayRef<at::Tensor> results, uint64_t thread
   }
 }
 
-// Whether a result may be made of what is not finite without showing it. Of comparisons only a scalar answer counts:
-// programs rely on it that a NaN among many elements is not above a threshold.
+// Whether a result may come from a non-finite value without showing it. Among comparisons only a scalar answer counts:
+// programs rely on a NaN among many elements not being above a threshold.
 bool DependentResults::is_of_kind(const at::Tensor& result) const {
   return plan_.is_ordering ? result.scalar_type() == at::kBool && result.dim() == 0 : is_integer(result);
 }
 
-// Integers that are made of a NaN, and what a comparison by size says of one.
+// Integers computed from a NaN, and the answers of ordered comparisons with one.
 void DependentResults::make(c10::ArrayRef<at::Tensor> results, uint64_t thread) {
   std::vector<Cause> causes;
   std::vector<const BadArgument*> made_of;
@@ -321,7 +320,7 @@ void DependentResults::make(c10::ArrayRef<at::Tensor> results, uint64_t thread) 
   }
 }
 
-// Returns for each element of an integer result whether it is made of what is not finite in this argument.
+// Returns for each element of an integer result whether it depends on a non-finite value of this argument.
 at::Tensor DependentResults::where_it_is_made(const BadArgument& argument, const at::Tensor& result,
                                               const at::Tensor& first) const {
   const at::Tensor& given = argument.tensor;

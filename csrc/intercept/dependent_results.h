@@ -1,4 +1,4 @@
-// Follows what a call makes of a NaN that its result does not show: an index, an integer, a count of matches.
+// Follows results of a NaN that do not show it: an index, an integer, a count of matches.
 #pragma once
 
 #include <memory>
@@ -16,20 +16,20 @@
 
 namespace torchnan {
 
-// Of a call on the host, outside of the backward pass, of which an argument is NaN or depends on one. An operation on
-// what depends on a NaN runs once more, with the alternatives: where the results differ, they depend on it too.
+// For a call on the host, outside of the backward pass, with an argument that is NaN or depends on one. An operation on
+// dependent values runs once more, with the alternatives: elements that differ depend on the NaN, too.
 class DependentResults {
  public:
-  // Before the call. Returns null if nothing that it makes is to be followed.
+  // Called before the call. Returns null if none of its results need to be followed.
   static std::unique_ptr<DependentResults> of_call(const c10::OperatorHandle& op, const OpPlan& plan,
                                                    c10::DispatchKeySet below, DetectionSession& session,
                                                    c10::ArrayRef<BadArgument> bad_arguments,
                                                    c10::ArrayRef<c10::IValue> arguments);
 
-  // Before the call: reports what it hands to user code.
+  // Called before the call: reports the values that it hands to user code.
   void report_read() const;
 
-  // After the call, with all that it returns.
+  // Called after the call, with all its results.
   void record(c10::ArrayRef<c10::IValue> returned, uint64_t thread);
 
  private:
@@ -57,9 +57,9 @@ class DependentResults {
   DetectionSession& session_;
 
   std::vector<c10::IValue> arguments_;
-  std::vector<BadArgument> nonfinite_;  // that integers may be made of
+  std::vector<BadArgument> nonfinite_;  // from which integers may be computed
   std::vector<std::pair<at::Tensor, std::shared_ptr<const DependentValues>>> dependent_;  // among the arguments
-  std::vector<std::pair<at::Tensor, at::Tensor>> alternatives_;  // of these, and of those that the call writes
+  std::vector<std::pair<at::Tensor, at::Tensor>> alternatives_;  // for these, and for the tensors that the call writes
   std::vector<c10::IValue> alternative_arguments_;
 };
 

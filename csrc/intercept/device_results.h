@@ -1,4 +1,4 @@
-// Decides which results of a call are finite where a device takes part in it.
+// Decides which results of a call are finite if a device takes part in it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,13 +11,13 @@
 
 namespace torchnan {
 
-// Has the interface of HostResults, which it uses for results on the host. Results on devices are recorded and given to
-// be scanned: nothing waits for the device.
+// Has the interface of HostResults, which it uses for results on the host. Results on devices are recorded and handed
+// to the scan: nothing waits for the device.
 class DeviceResults {
  public:
   static constexpr bool kOnDevices = true;
 
-  // Whether a call with these keys has to be checked by this.
+  // Whether a call with these keys must be checked by this class.
   static bool concerns(c10::DispatchKeySet keys) { return DeviceCheck::concerns(keys); }
 
   DeviceResults(const OpPlan& plan, ThreadState& thread, DetectionSession& session, SiteId site)

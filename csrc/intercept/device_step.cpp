@@ -36,7 +36,7 @@ void DeviceStep::add(const at::Tensor& parameter, const at::Tensor& gradient, co
   histories_.push_back(has_history ? after.history : MomentHistory());
 }
 
-// The history of two moments is known by the write to the first one, which comes before.
+// The history of two moments is identified by the write to the first one, which comes before.
 void DeviceStep::record() {
   if (parameters_.empty()) return;
   const Moments::Claim mean = Moments::claim_of_mean();

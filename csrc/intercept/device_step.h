@@ -1,4 +1,4 @@
-// What a step of Adam that was proved as a whole has left on devices.
+// The results on devices of a step of Adam that was proved as a whole.
 #pragma once
 
 #include <initializer_list>
@@ -14,10 +14,11 @@
 
 namespace torchnan {
 
-// Records the step as three operations on lists, though PyTorch has run others: these say what was made of what.
+// Records the step as three operations on lists, although PyTorch has run others: these state which tensors depend on
+// which.
 class DeviceStep {
  public:
-  static constexpr int64_t kResults = 3;  // that it records of an update
+  static constexpr int64_t kResults = 3;  // recorded for each update
 
   DeviceStep(ThreadState& thread, DetectionSession& session) : thread_(thread), session_(session) {}
 

@@ -32,7 +32,7 @@ std::string described(const OpPlan& plan, c10::ArrayRef<Operand> arguments) {
   return text;
 }
 
-// Whether a tensor that is known to be finite holds what its bound excludes. If so, it is not known any more.
+// Whether a tensor that is known to be finite holds a value beyond its bound. If so, its bound is dropped.
 bool ends_beyond_its_bound(const at::Tensor& tensor) {
   if (!tensor.is_cpu() || !bound_cache().is_finite(tensor)) return false;
   const ScanResult found = check_finite(tensor);

@@ -1,4 +1,4 @@
-// What happens when a scan contradicts a bound: the safety net below the rules.
+// Handles a scan that contradicts a bound: the safety net below the rules.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -10,9 +10,9 @@
 
 namespace torchnan {
 
-// Withdraws the rule that gave the bound, forgets all bounds, as others build on it, and asks the user to report it. If
-// an argument is not within its own bound, the rule is not to blame: its memory was written by other means, and is no
-// longer believed. `arguments`: the tensors of the call.
+// Withdraws the rule that gave the bound, forgets all bounds, because others build on it, and asks the user to report
+// it. If an argument exceeds its own bound, the rule is not to blame: its memory was written by other means, and the
+// bound is dropped. `arguments`: the tensors of the call.
 void report_disproof(DetectionSession& session, const OpPlan& plan, c10::ArrayRef<Operand> arguments,
                      const HostResults::Disproof& disproof) noexcept;
 

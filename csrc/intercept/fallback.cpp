@@ -12,7 +12,7 @@ namespace torchnan {
 
 namespace {
 
-// Null if it cannot be made: then what the operator writes is not known.
+// Null if it cannot be made: then the tensors that the operator writes are unknown.
 const OpPlan* plan_for(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const DetectionSession& session) {
   const OpPlan* plan = nullptr;
   contain(session, "planning for an operator", [&] { plan = &plan_of(op); });
@@ -28,10 +28,10 @@ void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
   DetectionSession* session = thread.session();
   const OpPlan* plan = session == nullptr ? nullptr : plan_for(op, *stack, *session);
   if (plan == nullptr || plan->handling == OpPlan::Handling::kDecompose) {
-    op.redispatchBoxed(below, stack);  // the key stays on: the parts of a composite come by on their own
+    op.redispatchBoxed(below, stack);  // the key stays on: the parts of a composite are intercepted separately
     return;
   }
-  // What a kernel calls inside is its own affair.
+  // Operations that a kernel calls internally are not intercepted.
   const c10::impl::ExcludeDispatchKeyGuard no_nested_calls(kInterceptorKey);
   if (plan->handling == OpPlan::Handling::kPass) {
     op.redispatchBoxed(below, stack);

@@ -19,19 +19,19 @@ namespace torchnan {
 namespace {
 
 constexpr double kUseful = 0x1p20;  // a bound that is tight enough
-constexpr size_t kMuchLarger = 4;   // a result this many times as large as arguments: to read these pays
+constexpr size_t kMuchLarger = 4;   // scanning the arguments pays off if the result is this many times as large
 
 bool takes_a_number(MomentStep step) {
   return step == MomentStep::kMultiply || step == MomentStep::kDivide || step == MomentStep::kAdd;
 }
 
-// Whether the values of a tensor that has any lie in memory of the host.
+// Whether the values of a tensor, if it has any, lie in memory of the host.
 bool is_in_memory(const at::Tensor& tensor) {
   return is_dense_on_host(*tensor.unsafeGetTensorImpl()) && storage_of(tensor)->data() != nullptr;
 }
 
-// Whether an element of the lists reads what the call has written into an earlier one by then. If so, nothing is known
-// of either.
+// Whether an element of the lists reads memory that the call has already written for an earlier one. If so, nothing is
+// known of either.
 bool reads_written(const WrittenSpans& written, c10::ArrayRef<Operand> lists, size_t element) {
   return std::any_of(lists.begin(), lists.end(), [&](const Operand& list) {
     const at::Tensor* tensor = tensor_of(&list, element);
@@ -41,7 +41,7 @@ bool reads_written(const WrittenSpans& written, c10::ArrayRef<Operand> lists, si
 
 }  // namespace
 
-// Whether the call writes an element of memory more than once, and so may read what it has written.
+// Whether the call writes an element of memory more than once, and so may read its own results.
 bool HostResults::writes_twice(c10::ArrayRef<Operand> arguments) const {
   return std::any_of(plan_.mutated_arguments.begin(), plan_.mutated_arguments.end(), [&](const auto& mutated) {
     const size_t place = plan_.saved_arguments[mutated.saved_index];
@@ -112,7 +112,7 @@ void HostResults::follow_moments(const RuleArguments& call, Bound& bound) {
   }
 }
 
-// Whether a bound is so large that little can be computed from the result without leaving the range.
+// Whether a bound is so large that few results computed from it would stay in range.
 bool HostResults::is_loose(const at::Tensor& result, size_t output) const {
   const DtypeRange range = range_at(result, output);
   const double most = std::max(bounds_[output].max_abs, bounds_[output].max_intermediate);
@@ -139,18 +139,18 @@ void HostResults::tighten(c10::ArrayRef<Operand> arguments, c10::ArrayRef<const 
   forget_bounds();
   const BoundSource source = thread_.bound_source();
   for (const at::Tensor* argument : loose) {
-    if (!source.tighten(*argument)) return;  // then the result is read
+    if (!source.tighten(*argument)) return;  // then the result is scanned
   }
   bound_results(arguments, nullptr);
 }
 
-// Small tensors are cheaper to scan than to bound, unless every claim of a rule is noted.
+// Small tensors are cheaper to scan than to bound, unless an audit records every claim of a rule.
 bool HostResults::is_large(const at::Tensor& tensor) const {
   return tensor.numel() > kSmall || bound_audit().enabled();
 }
 
-// Rules are for plain tensors: the sizes of others do not describe what is in memory. A number that the host cannot
-// read, as the first gradient is, bounds what large tensors are made from.
+// Rules are for plain tensors: the sizes of others do not describe their memory. A number that the host cannot read,
+// such as the first gradient, is also worth a bound, because large tensors are computed from it.
 bool HostResults::is_worth_bounding(c10::ArrayRef<Operand> arguments, bool is_elsewhere) const {
   bool all_are_plain = true;
   bool any_is_large = bound_audit().enabled();
@@ -193,7 +193,7 @@ Prediction HostResults::predict(const at::Tensor& result, int64_t output) {
 
 Outcome HostResults::skip(const at::Tensor& result, Skip reason) {
   thread_.counters().count_skipped(reason);
-  if (plan_.writes_in_place()) bound_cache().mark_stale(result);  // as when it is written as integers
+  if (plan_.writes_in_place()) bound_cache().mark_stale(result);  // for example if it is written as integers
   return Outcome::kSkipped;
 }
 
@@ -208,9 +208,9 @@ Outcome HostResults::record_allocation(const at::Tensor& result) {
 
 Bound HostResults::bound_at(size_t output) const { return output < bounds_.size() ? bounds_[output] : Bound(); }
 
-// What is computed in one dtype and stored in another has to fit into both. A sum rounds each of its terms to the other
-// one before it adds them up: in the smallest numbers of a dtype that may double each, and a relative margin is too
-// little.
+// A result that is computed in one dtype and stored in another must fit into both. A sum rounds each of its terms to
+// the other dtype before it adds them: for subnormal numbers each rounding may double a term, and a relative margin is
+// too small.
 DtypeRange HostResults::range_at(const at::Tensor& result, size_t output) const {
   const c10::ScalarType stored = result.scalar_type();
   if (dtypes_.empty()) return range_of(stored);
@@ -221,8 +221,8 @@ DtypeRange HostResults::range_at(const at::Tensor& result, size_t output) const 
   return range;
 }
 
-// Before a rule is held to its word, what it builds on and the call overwrites is read: memory may have been written by
-// other means than PyTorch's.
+// Before a rule is tested, the arguments that it builds on and that the call overwrites are scanned: their memory may
+// have been written outside of PyTorch.
 void HostResults::reread(c10::ArrayRef<Operand> arguments, size_t element) const {
   for (const OpPlan::MutatedArgument& mutated : plan_.mutated_arguments) {
     const size_t place = plan_.saved_arguments[mutated.saved_index];
@@ -249,8 +249,8 @@ void HostResults::record_finite(const at::Tensor& result, size_t output, const B
   if (output < claims_.size()) thread_.moments().record(result, claims_[output]);
 }
 
-// Records results of the forward pass only: a backward node has its site from there, and gradients a scale of their
-// own.
+// Records only results of the forward pass: a backward node has its call site from there, and gradients have a
+// different scale.
 void HostResults::record_headroom(const at::Tensor& result, double max_abs, bool is_measured) {
   if (!HeadroomTable::covers(result.scalar_type()) || torch::autograd::get_current_graph_task_id() != -1) return;
   if (site_ == 0) site_ = host_runtime().current_stack_id();
@@ -269,7 +269,7 @@ void HostResults::record_bound_sample(const at::Tensor& result, size_t output, c
                      smallest ? smallest->value : -RuleArguments::kUnknown});
 }
 
-// Whether the rule claims anything of a result.
+// Whether the rule bounds a result.
 bool HostResults::has_claim(const at::Tensor& result, size_t output) const {
   if (output >= bounds_.size() || bounds_[output].masked) return false;
   const DtypeRange range = range_at(result, output);
@@ -278,7 +278,7 @@ bool HostResults::has_claim(const at::Tensor& result, size_t output) const {
 }
 
 void HostResults::compare_with_bound(const at::Tensor& result, size_t output, const ScanResult& found, bool is_rescan) {
-  if (disproof_ || !has_claim(result, output) || bound_audit().enabled()) return;  // which notes every claim
+  if (disproof_ || !has_claim(result, output) || bound_audit().enabled()) return;  // the audit records every claim
   const double bound = with_rounding_margin(bounds_[output].max_abs, range_at(result, output));
   const bool is_negative = is_rescan && found.finite && bounds_[output].nonnegative && has_negative(result);
   if (found.finite && found.max_abs <= bound && !is_negative) return;

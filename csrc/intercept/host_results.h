@@ -1,4 +1,4 @@
-// Decides which results of a call on the host are finite: bounds them before it runs, proves or reads them afterwards.
+// Decides which results of a call on the host are finite: bounds them before it runs, proves or scans them afterwards.
 #pragma once
 
 #include <optional>
@@ -23,39 +23,39 @@
 
 namespace torchnan {
 
-constexpr int64_t kSmall = 4096;  // elements of a tensor that is as cheap to scan as to bound
+constexpr int64_t kSmall = 4096;  // a tensor with this many elements is as cheap to scan as to bound
 
 // How a result was checked.
 enum class Outcome : uint8_t {
   kSkipped,   // integers, subclasses, meta tensors, unwritten memory: there is nothing to check
   kDeferred,  // on a device, which has not computed it yet
   kFinite,
-  kFiniteOrMasked,  // finite, or -inf where a mask has put it; not read
+  kFiniteOrMasked,  // finite, or -inf from a mask; not scanned
   kNonFinite,
 };
 
-// The results of a call that involves no device. A call chooses between this and DeviceResults, which has the same
-// interface, once. In a healthy call it allocates nothing and takes no lock.
+// The results of a call without devices. A call chooses once between this and DeviceResults, which has the same
+// interface. In a healthy call it allocates nothing and takes no lock.
 class HostResults {
  public:
   static constexpr bool kOnDevices = false;
 
-  // `site` is where the call is, 0 if that has not been looked up.
+  // `site` is the call site, 0 if it was not looked up.
   HostResults(const OpPlan& plan, ThreadState& thread, DetectionSession& session, SiteId site)
       : plan_(plan), thread_(thread), session_(session), site_(site) {}
 
-  // Whether prepare() has a use for the arguments.
+  // Whether prepare() uses the arguments.
   bool needs_arguments() const { return plan_.bounds.rule != nullptr; }
 
-  // Bounds the results by the arguments, while they are as they were passed.
+  // Bounds the results from the arguments, before the call changes them.
   void prepare(c10::ArrayRef<Operand> arguments) { bound_results(arguments, nullptr); }
   void bound_results(c10::ArrayRef<Operand> arguments, const ExternalBounds* elsewhere);
 
-  // Bounds the results of a call that has run once more, if their bounds are of little use and arguments that are much
-  // smaller can be read in their place.
+  // Bounds the results once more after the call has run, if their bounds are too loose and much smaller arguments can
+  // be scanned instead.
   void tighten(c10::ArrayRef<Operand> arguments, c10::ArrayRef<const at::Tensor*> results);
 
-  // Returns what is known of output number `output` that nobody has looked at.
+  // Returns the known facts about output number `output`, which was not scanned.
   Prediction predict(const at::Tensor& result, int64_t output);
 
   void forget_bounds() {
@@ -64,7 +64,7 @@ class HostResults {
     claims_.clear();
   }
 
-  // What a scan has found that a bound excludes.
+  // A scanned value that a bound excludes.
   struct Disproof {
     at::Tensor result;
     size_t output = 0;
@@ -72,10 +72,10 @@ class HostResults {
     ScanResult found;
     bool is_negative = false;  // found below zero where the rule excludes it
   };
-  // Of the results checked so far, the first that disproves its bound.
+  // The first of the results checked so far that disproves its bound.
   const std::optional<Disproof>& disproof() const { return disproof_; }
 
-  // Checks output number `output` and remembers its bound. `masks_are_known`: the arguments' -inf have a provenance.
+  // Checks output number `output` and records its bound. `masks_are_known`: the arguments' -inf have a provenance.
   Outcome check(const at::Tensor& result, int64_t output, bool masks_are_known);
 
   // Forgets a tensor that a failed call may have written.
@@ -89,7 +89,7 @@ class HostResults {
   void finish() {}
 
  private:
-  static constexpr size_t kMaxResults = 4;  // of a rule, lists aside
+  static constexpr size_t kMaxResults = 4;  // of a rule, except for lists
 
   bool is_large(const at::Tensor& tensor) const;
   bool is_worth_bounding(c10::ArrayRef<Operand> arguments, bool is_elsewhere) const;
@@ -118,12 +118,13 @@ class HostResults {
   DetectionSession& session_;
   SiteId site_;
   c10::SmallVector<Bound, kMaxResults> bounds_;
-  // That the operation computes in: one for all results, or one for each element of the lists.
+  // The dtype of the computation: one for all results, or one for each element of the lists.
   c10::SmallVector<c10::ScalarType, 64> dtypes_;
   int64_t call_ = -1;  // how many calls were bounded before it in this step
   std::optional<Disproof> disproof_;
-  double terms_ = 0;                            // how many elements the operation may add up, but for lists
-  c10::SmallVector<Moments::Claim, 1> claims_;  // about the results, if the operator takes part in such a history
+  double terms_ = 0;  // how many elements the operation may add up, except for lists
+  // about the results, if the operator takes part in an optimizer's history
+  c10::SmallVector<Moments::Claim, 1> claims_;
 };
 
 }  // namespace torchnan

@@ -26,7 +26,7 @@ struct Installation {
 
 Installation& here = *new Installation;  // never destroyed: the dispatcher calls into us until the process ends
 
-// A fallthrough kernel is skipped by the dispatcher itself: views cost nothing.
+// The dispatcher itself skips a fallthrough kernel: views cost nothing.
 void let_views_fall_through(torch::Library& aten) {
   c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {

@@ -54,7 +54,7 @@ void OpCall::run() {
   }
 }
 
-// Its results are not there when the call returns.
+// The results do not exist yet when the call returns.
 void OpCall::run_collective() {
   std::optional<HostCollective> collective;
   const bool is_prepared = contain(session_, "checking what a collective sends", [&] {
@@ -95,7 +95,7 @@ void OpCall::run_checked(Results results) {
   if (!is_checked) forget_results();
 }
 
-// Not even the arguments could be saved: forgets all that the call may write.
+// Not even the arguments could be saved: forgets the bounds of everything that the call may write.
 void OpCall::run_untracked() {
   const size_t first = stack_->size() - plan_.arguments;
   for (const OpPlan::MutatedArgument& mutated : plan_.mutated_arguments) {
@@ -118,14 +118,14 @@ void OpCall::attribute_bad_results() {
   record_mask_bounds();
 }
 
-// Forgets what the call writes, as nobody checks it.
+// Forgets the bounds of everything that the call writes, because it is not checked.
 void OpCall::run_unchecked() {
   if (!contain(session_, "saving arguments", [this] { save_arguments(); })) return run_untracked();
   redispatch(forget_bound);
   forget_results();
 }
 
-// Takes what the call writes as intended, and remembers that: nothing it leads to is an alarm.
+// Records the results of the call as intentional: their consequences raise no alarm.
 void OpCall::run_skipped() {
   if (!contain(session_, "saving arguments", [this] { save_arguments(); })) return run_untracked();
   redispatch(forget_bound);
@@ -150,8 +150,8 @@ at::Tensor OpCall::saved_tensor(size_t argument, int64_t element) const {
   return found;
 }
 
-// Finds arguments that are known to be bad, and scans unknown ones that are about to be overwritten: afterwards it is
-// too late. What is read may lie in the same memory as what is written: x.mul_(x), sqrt(x, out=x).
+// Finds arguments that are known to be bad, and scans unknown ones that are about to be overwritten, because afterwards
+// it is too late. An argument may share memory with a result: x.mul_(x), sqrt(x, out=x).
 void OpCall::inspect_arguments() {
   const bool something_is_bad = nonfinite_registry().in_use() || plan_.handling == OpPlan::Handling::kRead;
   if (!something_is_bad && !plan_.writes_in_place()) return;
@@ -172,7 +172,7 @@ void OpCall::prepare_dependent_results() {
   if (dependent_ != nullptr) dependent_->report_read();
 }
 
-// Returns the storages on the host that the call writes; if not `all`, those that are not known to be finite.
+// Returns the storages on the host that the call writes; if not `all`, only those that are not known to be finite.
 StorageRanges OpCall::find_overwritten_storages(bool all) const {
   StorageRanges storages;
   for (const OpPlan::MutatedArgument& mutated : plan_.mutated_arguments) {
@@ -186,7 +186,7 @@ StorageRanges OpCall::find_overwritten_storages(bool all) const {
 }
 
 void OpCall::inspect_argument(const at::Tensor& argument, size_t saved, int64_t element, bool overwritten) {
-  if (argument.unsafeGetTensorImpl()->is_wrapped_number()) return;  // a number, and no value that was made
+  if (argument.unsafeGetTensorImpl()->is_wrapped_number()) return;  // a number, and not a computed value
   const at::Tensor tensor = scannable_values(argument);
   if (!tensor.defined()) return;
   const bool known = nonfinite_registry().in_use() && nonfinite_registry().contains(tensor);
@@ -217,7 +217,7 @@ void OpCall::prepare(Results& results) {
   results.prepare(operands);
 }
 
-// A call that fails may have written a part.
+// A failed call may have written a part.
 template <typename Forget>
 void OpCall::redispatch(Forget&& forget) {
   try {
@@ -243,14 +243,14 @@ void OpCall::check_results(Results& results) {
   }
 }
 
-// The tensors among the arguments, at their places in the schema.
+// The tensors among the arguments, at their indices in the schema.
 c10::SmallVector<Operand, 12> OpCall::operands_of_saved() const {
   c10::SmallVector<Operand, 12> operands(plan_.arguments);
   for (size_t k = 0; k < saved_.size(); ++k) operands[plan_.saved_arguments[k]] = operand(saved_[k]);
   return operands;
 }
 
-// Visits the tensors that the call has written, lists counted through.
+// Visits the tensors that the call has written, including those in lists.
 template <typename Visit>
 void OpCall::for_each_result(Visit&& visit) {
   const size_t first = stack_->size() - plan_.returns;
@@ -285,7 +285,7 @@ void OpCall::check_result(Results& results, const at::Tensor& result, int64_t ou
   }
 }
 
-// A copy of memory as bytes, as copy.deepcopy() makes it, holds what its original holds.
+// A copy of memory as bytes, as copy.deepcopy() makes it, takes over the records of its original.
 void OpCall::remember_copied_bytes(const at::Tensor& copy) {
   for (size_t k = 0; k < saved_.size(); ++k) {
     if (plan_.mutated_argument_at(k) != nullptr || !saved_[k].isTensor()) continue;
@@ -317,14 +317,14 @@ void OpCall::record_bad_result(const at::Tensor& result, int64_t output) {
   if (kinds.any()) bad_results_.push_back({tensor, kinds, output});
 }
 
-// A finite square root proves that nothing was below zero.
+// A finite square root proves that no element was below zero.
 void OpCall::prove_nonnegative_argument(int64_t output) {
   for_each_output(saved_[0], 0, [&](const at::Tensor& argument, int64_t index) {
     if (index == output) bound_cache().record_nonnegative(argument);
   });
 }
 
-// What is -inf on purpose and otherwise finite can be bounded too.
+// A tensor that is intentionally -inf and otherwise finite can be bounded too.
 void OpCall::record_mask_bounds() {
   for (const Result& bad : bad_results_) {
     if (bad.kinds != NonfiniteKinds::only_neginf() || range_of(bad.tensor.scalar_type()).limit == 0) continue;

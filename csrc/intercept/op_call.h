@@ -1,4 +1,4 @@
-// One intercepted call, from its arguments to the attribution of what it wrote.
+// One intercepted call, from its arguments to the attribution of its results.
 #pragma once
 
 #include <memory>
@@ -28,7 +28,7 @@ class OpCall {
 
   void run();
 
-  // Attributes the results of a call that ran, and was checked, without this: the stack holds its arguments.
+  // Attributes the results of a call that ran and was checked without this class; the stack holds its arguments.
   void attribute_results(torch::jit::Stack& results);
 
  private:
@@ -61,7 +61,7 @@ class OpCall {
   void remember_copied_bytes(const at::Tensor& copy);
   bool record_copy_to_device(HostResults& results, const at::Tensor& result, int64_t output);
   c10::SmallVector<Operand, 12> operands_of_saved() const;
-  void record_bad_result(const at::Tensor& result, int64_t output);  // if it is one
+  void record_bad_result(const at::Tensor& result, int64_t output);  // if it is non-finite
   void prove_nonnegative_argument(int64_t output);
   void attribute_bad_results();
   void record_mask_bounds();

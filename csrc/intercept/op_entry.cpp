@@ -11,13 +11,13 @@
 namespace torchnan {
 namespace {
 
-// Below autograd, the node of this operation is the one that this thread made last.
+// Below autograd, the node of this operation is the last one that this thread made.
 SiteId record_call_site(ThreadState& thread, const DetectionSession& session) {
   if (!session.options().stacks || !session.options().backward) return 0;
   const uint64_t sequence = at::sequence_number::peek();
   if (sequence == thread.last_sequence) return 0;
-  // An operation that makes a node does so with grad mode on. Others come in between: hooks that pack what the node
-  // saves, or the inside of a Function; they stand for the node until the operation itself comes.
+  // An operation that makes a node does so with grad mode on. Other operations may run in between: hooks that pack
+  // saved tensors, or the inside of a Function; they stand for the node until the operation itself runs.
   if (c10::GradMode::is_enabled()) {
     thread.last_sequence = sequence;
   } else if (sequence == thread.last_sequence_inside) {
@@ -34,7 +34,7 @@ SiteId record_op_entry(ThreadState& thread, DetectionSession& session) {
   return record_call_site(thread, session);
 }
 
-// While nothing is non-finite there is nothing to check, nor a pass to remember.
+// While everything is finite there is nothing to check, and no pass to record.
 void check_backward_start(ThreadState& thread, DetectionSession& session) {
   if (!nonfinite_registry().in_use()) return;
   const int pass = torch::autograd::get_current_graph_task_id();

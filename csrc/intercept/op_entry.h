@@ -1,4 +1,4 @@
-// The start of every intercepted call, before it is decided what becomes of it.
+// The start of every intercepted call, before its handling is chosen.
 #pragma once
 
 #include <torchnan/export.h>
@@ -9,10 +9,10 @@
 namespace torchnan {
 
 // Counts the call, and records its call site if it belongs to a backward node that was made since the last call.
-// Returns the call site, 0 if it did not have to be looked up.
+// Returns the call site, 0 if it was not looked up.
 SiteId record_op_entry(ThreadState& thread, DetectionSession& session);
 
-// Checks the root of a backward pass if the call is its first one. Throws if the session's options say so.
+// Checks the root of a backward pass if the call is its first one. Throws if the session's options demand it.
 void check_backward_start(ThreadState& thread, DetectionSession& session);
 
 // Whether calls of the backward pass, if this is one, are to be checked.

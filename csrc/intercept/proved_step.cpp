@@ -28,15 +28,15 @@ namespace {
 thread_local ProvedStep step_of_thread;
 
 std::atomic<bool> step_is_disproved{false};  // by a scan, for the rest of the process
-std::atomic<double> factor_for_test{1};      // that the bounds of parameters are falsified by
+std::atomic<double> factor_for_test{1};      // factor that falsifies the bounds of parameters
 
-// What the last operations of such a step are called. Never destroyed: the bound cache refers to them.
+// Names for the last operations of such a step. Never destroyed: the bound cache refers to them.
 const std::string& kUpdatesFirst = *new std::string("aten::lerp_");
 const std::string& kUpdatesSecond = *new std::string("aten::addcmul_");
 const std::string& kUpdatesLargest = *new std::string("aten::maximum");
 const std::string& kUpdatesParameter = *new std::string("aten::addcdiv_");
 
-// Values that lie densely in memory of their own.
+// Whether the values are dense, in memory that no other tensor uses.
 bool is_simple(const at::Tensor& tensor, c10::ScalarType dtype, int64_t count) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   return (is_dense_on_host(impl) || is_scannable_itself(tensor)) && impl.numel() == count &&
@@ -55,7 +55,7 @@ bool are_simple(const AdamTensors& tensors) {
   return tensors.parameter.is_cpu() || tensors.largest_second_moment == nullptr;
 }
 
-// Returns the bound of a tensor that is known to be finite; on a device as far as it was not wrong to assume so.
+// Returns the bound of a tensor that is known to be finite; on a device, if its assumption has not failed.
 std::optional<Bound> known_bound(const at::Tensor& tensor) {
   if (!tensor.is_cpu()) {
     const Journal::Known known = known_of_recorded(tensor);
@@ -66,8 +66,8 @@ std::optional<Bound> known_bound(const at::Tensor& tensor) {
   return entry.bound;
 }
 
-// The same; a tensor of which nothing is known is scanned, such as the moments of a run that has been resumed. What
-// others may write at any time stays unknown.
+// The same; an unknown tensor is scanned, such as the moments of a resumed run. Memory that others may write at any
+// time stays unknown.
 std::optional<Bound> found_bound(const at::Tensor& tensor) {
   const auto known = known_bound(tensor);
   if (known || !tensor.is_cpu()) return known;
@@ -75,11 +75,11 @@ std::optional<Bound> found_bound(const at::Tensor& tensor) {
   return known_bound(tensor);
 }
 
-// What is known before a step.
+// The known bounds before a step.
 struct Known {
   AdamBounds bounds;
-  bool is_second_moment_nonnegative;  // no longer known once a fused kernel has written it
-  bool is_history_missing;            // of a parameter that is not small; nobody has seen how the moments came about
+  bool is_second_moment_nonnegative;  // unknown after a fused kernel has written it
+  bool is_history_missing;            // for a large parameter: the history of its moments was not observed
 };
 
 // Returns nothing if a bound is not known.
@@ -103,7 +103,7 @@ std::optional<Known> known_before(const AdamTensors& tensors) {
   return Known{bounds, second->nonnegative, !is_small && !std::isfinite(bounds.history.ratio)};
 }
 
-// Reads a tensor that is known to be finite for its exact bound.
+// Scans a tensor that is known to be finite for its exact bound.
 std::optional<Bound> tightened_bound(const at::Tensor& tensor) {
   return ThreadState::current().bound_source().tighten(tensor) ? known_bound(tensor) : std::nullopt;
 }
@@ -116,7 +116,7 @@ std::optional<MomentHistory> read_history(const AdamTensors& tensors, const Dtyp
   return history_shown_by(tensors.first_moment, tensors.second_moment, range);
 }
 
-// Returns a number of steps that is kept in a tensor; -1 if it is none.
+// Returns a number of steps that is stored in a tensor; -1 if it is not a number.
 double number_of_steps(const at::Tensor& steps) {
   if (!is_dense_on_host(*steps.unsafeGetTensorImpl()) || steps.numel() != 1) return -1;
   if (steps.scalar_type() == c10::ScalarType::Float) return *steps.const_data_ptr<float>();
@@ -124,7 +124,7 @@ double number_of_steps(const at::Tensor& steps) {
   return -1;
 }
 
-// Returns what holds after a step that stays finite. A tensor that stands in the way of the proof is read.
+// Returns the bounds after a step that stays finite. Scans a tensor whose bound keeps the proof from succeeding.
 std::optional<AdamBounds> prove(const AdamTensors& tensors, const AdamHyperparameters& hyperparameters,
                                 const Known& known) {
   AdamBounds before = known.bounds;
@@ -138,7 +138,7 @@ std::optional<AdamBounds> prove(const AdamTensors& tensors, const AdamHyperparam
     after = bounds_after_adam_step(hyperparameters, before, step, range);
   }
   const bool is_on_host = tensors.parameter.is_cpu();
-  const bool wants_history = known.is_history_missing && is_on_host;  // where it can be read
+  const bool wants_history = known.is_history_missing && is_on_host;  // if it can be scanned
   if (!after || (known.is_second_moment_nonnegative && !wants_history)) return after;
   if (!is_on_host) return std::nullopt;
   const auto shown = read_history(tensors, range);
@@ -149,7 +149,7 @@ std::optional<AdamBounds> prove(const AdamTensors& tensors, const AdamHyperparam
 
 }  // namespace
 
-// Whether what was written is within its bounds. Parameter and moments are read.
+// Whether the written values are within their bounds. Scans parameter and moments.
 bool ProvedStep::holds(const Update& update, Counters& counters) {
   const auto is_within = [&counters](const at::Tensor& written, double bound) {
     if (!written.defined()) return true;
@@ -163,7 +163,7 @@ bool ProvedStep::holds(const Update& update, Counters& counters) {
          is_within(update.largest_second_moment, after.largest_second_moment);
 }
 
-// No step of this process is proved as a whole any more.
+// Stops proving steps as a whole in this process.
 void ProvedStep::disprove(const DetectionSession& session) {
   step_is_disproved = true;
   bound_cache().forget_bounds();
@@ -179,7 +179,7 @@ void ProvedStep::falsify_for_test(double factor) {
 
 ProvedStep& ProvedStep::current() { return step_of_thread; }
 
-// Modes see the calls before the interceptor does, and may do something else.
+// Modes see the calls before the interceptor does, and may change them.
 bool ProvedStep::is_possible(const DetectionSession& session) {
   return session.asks_for_finiteness_alone() && !session.scans_everything() && !step_is_disproved &&
          !devices().is_capturing() && !c10::impl::TorchDispatchModeTLS::any_modes_set() &&
@@ -202,13 +202,13 @@ bool ProvedStep::add(const AdamTensors& tensors, const AdamHyperparameters& hype
 
 bool ProvedStep::try_start() {
   if (!has_separate_memory()) return false;
-  devices().launch_all();  // of what the step will overwrite
+  devices().launch_all();  // of the tensors that the step will overwrite
   is_under_way_ = true;
   c10::impl::tls_set_dispatch_key_excluded(kInterceptorKey, true);
   return true;
 }
 
-// Whether nothing that an update writes is used by another one: a parameter may be there twice.
+// Whether no update uses memory that another one writes: a parameter may occur twice.
 bool ProvedStep::has_separate_memory() {
   written_.clear();
   for (const Update& update : updates_) {
@@ -248,7 +248,7 @@ void ProvedStep::distrust_devices() const {
   }
 }
 
-// What is not recorded is not believed: its version is another one now.
+// A tensor that is not recorded loses its bound, because its version has changed.
 void ProvedStep::record(const Update& update, ThreadState& thread, const DetectionSession& session,
                         DeviceStep& on_devices) {
   const auto& [parameter, gradient, first_moment, second_moment, largest_second_moment, steps, results,

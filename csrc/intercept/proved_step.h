@@ -1,8 +1,8 @@
 // An optimizer step that is proved finite as a whole.
 //
-// Most calls of many training steps are those of the optimizer: ten for each parameter. Where the bounds of a
-// parameter, of its gradient and of its moments leave the step no way to overflow, none of these calls is intercepted.
-// A parameter is scanned afterwards if it is small, or if the history of its moments does not bound its growth.
+// Most calls of many training steps are those of the optimizer: ten for each parameter. If the bounds of a parameter,
+// its gradient and its moments prove that the step cannot overflow, none of these calls is intercepted. A parameter is
+// scanned afterwards if it is small, or if the history of its moments does not bound its growth.
 #pragma once
 
 #include <vector>
@@ -16,7 +16,7 @@
 
 namespace torchnan {
 
-// What a step reads and writes for one parameter.
+// The tensors that a step reads and writes for one parameter.
 struct AdamTensors {
   const at::Tensor& parameter;
   const at::Tensor& gradient;
@@ -33,21 +33,21 @@ class TORCHNAN_API ProvedStep {
   // The step of this thread; one at a time.
   static ProvedStep& current();
 
-  // Whether the session, and what is known now, allow a proof. If not, nothing is to be added.
+  // Whether the session, and the current bounds, allow a proof. If not, nothing may be added.
   static bool is_possible(const DetectionSession& session);
 
-  // Adds a parameter that the optimizer is about to update. Returns false if the update is not proved to be finite.
+  // Adds a parameter that the optimizer is about to update. Returns false if the update is not proved finite.
   // `results`: how many results the operations of the update have, for the counters.
   bool add(const AdamTensors& tensors, const AdamHyperparameters& hyperparameters, int64_t results);
-  // Drops what was added.
+  // Drops the added updates.
   void clear() noexcept { updates_.clear(); }
 
   // From here on this thread's calls are not intercepted. Returns false, and starts nothing, if updates share memory.
   bool try_start();
-  // For tests of what becomes of a wrong proof: has parameters bounded by this many times what was proved.
+  // Makes proofs wrong, for tests: multiplies the proved bounds of parameters by this factor.
   static void falsify_for_test(double factor);
   bool is_under_way() const { return is_under_way_; }
-  // Ends it: records what is known of the parameters and moments; nothing, if the step was not completed.
+  // Ends it: records the bounds of the parameters and moments; nothing, if the step was not completed.
   void finish(bool is_completed) noexcept;
 
  private:

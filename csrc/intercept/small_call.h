@@ -1,5 +1,4 @@
-// A call on small tensors of which nothing unusual is known: nearly all calls of a program that is bound by their
-// number.
+// A call on small, ordinary tensors: nearly all calls of a program that is limited by their number.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,13 +12,13 @@
 
 namespace torchnan {
 
-// Such a program waits for code to be fetched, so this is short: it bounds nothing, scans what was written while that
-// is in the nearest cache, and leaves everything else to the calls that can do more.
+// Such a program is limited by instruction fetch, so this is short: it computes no bounds, scans the results while they
+// are in the nearest cache, and leaves everything else to the other calls.
 class SmallCall {
  public:
   SmallCall() : thread_(ThreadState::current()), session_(thread_.session()) {}
 
-  DetectionSession* session() const { return session_; }  // null: this thread works for none
+  DetectionSession* session() const { return session_; }  // null: this thread has no session
 
   static bool is_small(const at::Tensor& tensor) {
     const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
@@ -30,21 +29,21 @@ class SmallCall {
     return true;
   }
 
-  // Starts the call if it is an ordinary one: its tensors are on the host, nothing non-finite is about, and what it
-  // overwrites, or hands to user code, is known to be finite. Only the first argument may be one of these.
+  // Starts the call if it is an ordinary one: its tensors are on the host, nothing non-finite is recorded, and the
+  // tensor that it overwrites, or hands to user code, is known to be finite. Only the first argument may be such a
+  // tensor.
   bool try_start(const OpPlan& plan, const at::Tensor& first, c10::DispatchKeySet keys);
 
-  // Records the results that are finite, in their order, up to the first that is not finite or not scanned. Returns
-  // how many these are.
+  // Records the finite results, in order, up to the first that is not finite or not scanned. Returns their number.
   size_t check(c10::ArrayRef<const at::Tensor*> results);
 
-  // Forgets what the call writes: it has failed.
+  // Forgets the bounds of the tensors that the call writes, because it has failed.
   void forget() const noexcept;
 
  private:
   ThreadState& thread_;
   DetectionSession* const session_;
-  // Of a call that was started:
+  // For a call that was started:
   const OpPlan* plan_ = nullptr;
   const at::Tensor* first_ = nullptr;
 };

@@ -20,7 +20,7 @@ bool is_known_to_be_bad(const Operand& argument) {
          nonfinite_registry().contains(*argument.tensor);
 }
 
-// Whether a value that user code reads is a number; on a device it is the device's to check.
+// Whether a value that user code reads is a number. On a device, the device checks it.
 bool is_read_finite(const Operand& argument) {
   if (argument.kind != Operand::Kind::kTensor) return true;
   const ScanResult read = check_finite(*argument.tensor);

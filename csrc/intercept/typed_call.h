@@ -1,7 +1,7 @@
-// An intercepted call without boxing: for the operators that a program of many small operations spends its time on.
+// An intercepted call without boxing: for the operators that dominate programs of many small operations.
 //
-// Boxing turns every argument into an IValue and back, twice; that is most of what interception costs. Here arguments
-// stay what they are. As soon as there is anything to attribute, the call is boxed after all and becomes an OpCall.
+// Boxing converts every argument to an IValue and back, twice; that is most of the cost of interception. Here arguments
+// stay unboxed. If there is anything to attribute, the call is boxed after all and becomes an OpCall.
 #pragma once
 
 #include <array>
@@ -35,21 +35,20 @@ class UnboxedCall {
 
   const DetectionSession& session() const { return session_; }
 
-  // Starts the call unless it has to be boxed: an argument is known to be bad, or what is overwritten or read by user
-  // code is not known to be finite. Returns whether it did.
+  // Starts the call unless it must be boxed: an argument is known to be bad, or a tensor that is overwritten or read by
+  // user code is not known to be finite. Returns whether it did.
   bool try_start(const OpPlan& plan, c10::ArrayRef<Operand> arguments, c10::DispatchKeySet keys);
 
   // Continues a SmallCall that has run, and could not check everything.
   void take_over(const OpPlan& plan);
 
-  // Checks the results, tensors in the order of the schema, from number `first` on. Returns false if something is not
-  // finite.
+  // Checks the results, tensors in the order of the schema, from number `first` on. Returns false if one is not finite.
   bool check_results(c10::ArrayRef<const at::Tensor*> results, c10::ArrayRef<Operand> arguments, size_t first = 0);
 
-  // Forgets what the call writes: it has failed, or is not checked.
+  // Forgets the bounds of the tensors that the call writes, because it failed or is not checked.
   void forget(c10::ArrayRef<Operand> arguments) noexcept;
 
-  // Attributes what the call has written; `box` gives its arguments and results.
+  // Attributes the results of the call; `box` returns its arguments and results.
   using Box = c10::function_ref<std::pair<torch::jit::Stack, torch::jit::Stack>()>;
   void attribute_results(const c10::OperatorHandle& op, Box box);
 
@@ -64,13 +63,13 @@ class UnboxedCall {
   std::optional<DeviceResults> on_device_;
 };
 
-// `Op` is one of PyTorch's own: at::_ops::mm.
+// `Op` is an operator of PyTorch: at::_ops::mm.
 template <typename Op, typename Signature = typename Op::schema>
 struct TypedCall;
 
 template <typename Op, typename Result, typename... Arguments>
 struct TypedCall<Op, Result(Arguments...)> {
-  // Before the first call.
+  // Called before the first call.
   static void find_operator() {
     op.emplace(c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name));
   }
@@ -141,7 +140,7 @@ struct TypedCall<Op, Result(Arguments...)> {
     }
     intercept(*op, keys, &stack);
     if constexpr (std::is_reference_v<Result>) {
-      return std::get<0>(std::tie(arguments...));  // in place: what it was called on
+      return std::get<0>(std::tie(arguments...));  // in place: the first argument
     } else {
       return c10::impl::PopResult<Result>::call(stack);
     }

@@ -65,7 +65,7 @@ void intercept_typed(torch::Library& aten) {
 
 }  // namespace
 
-// Those that whole training steps of small models call most often; the rest is not worth its compile time.
+// The operators that whole training steps of small models call most often; others are not worth their compile time.
 void intercept_hot_operators_typed(torch::Library& aten) {
   namespace ops = at::_ops;
   intercept_typed<ops::mm, ops::addmm, ops::bmm, ops::convolution, ops::convolution_backward, ops::embedding,

@@ -64,12 +64,12 @@ InputSummary summarise(const CallContext& call, const TensorArgument& argument) 
   return input;
 }
 
-// Factors of 1 say nothing: alpha, beta and value are that unless user code passes another.
+// Factors of 1 carry no information: alpha, beta and value are 1 unless user code passes another number.
 bool is_neutral(const std::string& name, double number) {
   return number == 1 && (name == "alpha" || name == "beta" || name == "value");
 }
 
-// Of a number, also of one that was made a tensor of: x / 0. Nothing for what is none.
+// The tally of a number, also of one wrapped as a tensor: x / 0. Nothing if the value is not a number.
 std::optional<Tally> tally_of_number(const c10::IValue& value) {
   if (value.isDouble()) return tally_of(value.toDouble());
   if (value.isInt()) return tally_of(static_cast<double>(value.toInt()));

@@ -16,7 +16,7 @@
 
 namespace torchnan {
 
-// A call, as far as attribution needs to know it.
+// The facts about a call that attribution needs.
 struct CallContext {
   const OpPlan& plan;
   c10::ArrayRef<c10::IValue> saved;  // the plan's saved_arguments, as they were passed
@@ -28,25 +28,25 @@ struct CallContext {
 struct TensorArgument {
   at::Tensor tensor;
   std::string name;          // "self", "tensors[3]"
-  bool overwritten = false;  // by this call, itself or what it shares memory with: its previous values are gone
-  int64_t element = -1;      // of a list
+  bool overwritten = false;  // by this call, directly or through shared memory: its previous values are gone
+  int64_t element = -1;      // index in a list
 };
 
-// Returns the tensors that the call reads, so no out= arguments, and no numbers that PyTorch has wrapped.
+// Returns the tensors that the call reads, without out= arguments and numbers that PyTorch has wrapped.
 std::vector<TensorArgument> tensor_arguments(const CallContext& call);
 
-// Returns the tensor that a call which only moves values writes to; undefined if it does more than that.
+// Returns the destination of a call that only moves values; undefined if the call does more.
 at::Tensor copy_destination(const CallContext& call);
 
 // Returns the kinds among the numbers that were passed, wrapped as tensors or not: full(-inf), x * inf,
 // masked_fill(mask, -inf).
 NonfiniteKinds kinds_of_numbers(const CallContext& call);
 
-// Describes for the report what result number `output` was made of: at most sixteen tensors, then the numbers.
+// Describes the inputs of result number `output` for the report: at most sixteen tensors, then the numbers.
 std::vector<InputSummary> summarise_inputs(const CallContext& call, int64_t output);
 
-// Whether a result is made of the argument at this index of a list, -1 if it is in none: where lists are gone through
-// together, of the elements at its own index. `list_size` is that of list_size().
+// Whether a result depends on the argument at this index of a list, -1 for an argument outside of lists. Elementwise
+// list operations depend only on the elements at the same index. `list_size` is that of list_size().
 inline bool is_made_of(const OpPlan& plan, int64_t element, int64_t output, int64_t list_size) {
   return !plan.is_foreach_elementwise || element < 0 || element == output % list_size;
 }
@@ -54,11 +54,10 @@ inline bool is_made_of(const OpPlan& plan, int64_t element, int64_t output, int6
 // Returns the length of the longest list among the arguments; 1 if there is none.
 int64_t list_size(const CallContext& call);
 
-// Whether it is a leaf that is trained, or a view of one. Without grad mode, as inside a node, every view looks like a
-// leaf.
+// Whether it is a trained leaf, or a view of one. Without grad mode, as inside a node, every view looks like a leaf.
 bool is_parameter(const at::Tensor& tensor);
 
-// Returns the name that Python has for it: "float32".
+// Returns Python's name of its dtype: "float32".
 std::string dtype_name(const at::Tensor& tensor);
 
 }  // namespace torchnan

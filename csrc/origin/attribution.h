@@ -1,4 +1,4 @@
-// Attributes the non-finite results of a call on the host: to the call itself, or to what it was given.
+// Attributes the non-finite results of a call on the host: to the call itself, or to its arguments.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace torchnan {
 struct BadArgument {
   at::Tensor tensor;
   std::string name;
-  int64_t element;  // of a list; -1 if it is no element of one
+  int64_t element;  // index in a list; -1 outside of lists
   NonfiniteKinds kinds;
   NonfiniteRegistry::ProvenancePtr provenance;
   bool overwritten = false;                      // by the call
@@ -50,8 +50,8 @@ NonfiniteRegistry::ProvenancePtr exhausted_provenance(const CallContext& call, c
 void attribute(const CallContext& call, c10::SmallVectorImpl<BadArgument>& bad_arguments,
                c10::ArrayRef<Result> results);
 
-// Remembers a result that is not scanned as being as bad as what was given: it is behind a mask, or, if `is_pending`,
-// a collective that the call has started will write it.
+// Records a result that is not scanned as being as bad as the arguments: it is behind a mask, or, if `is_pending`, a
+// collective that the call has started will write it.
 void propagate_unscanned(const CallContext& call, c10::ArrayRef<BadArgument> bad_arguments, const at::Tensor& result,
                          bool is_pending);
 

@@ -28,7 +28,7 @@ struct Sum {
 };
 
 struct Sums {
-  static constexpr size_t kMost = 256;  // beyond it the oldest are dropped
+  static constexpr size_t kMost = 256;  // beyond this number the oldest are dropped
 
   ForkSafeMutex mutex;
   std::vector<Sum> entries;
@@ -85,7 +85,7 @@ void add_sum(const at::Tensor& target, std::shared_ptr<OriginRecord> origin) {
   entries.push_back(std::move(sum));
 }
 
-// Adds what the sum turned out to be; the first of several tensors stands for all.
+// Adds the values of the sum; the first of several tensors stands for all.
 void fill(OriginRecord& origin, const at::Tensor& values, NonfiniteKinds kinds) {
   const TensorStats stats = compute_stats(values);
   const std::lock_guard lock(sums.mutex);
@@ -109,7 +109,7 @@ HostCollective::HostCollective(const CallContext& call, c10::ArrayRef<c10::IValu
       facts_(read_collective_call(call.plan, arguments)),
       is_broadcast_(call.plan.name.find("broadcast") != std::string::npos) {}
 
-// A broadcast reads the tensors of the root alone.
+// A broadcast reads only the tensors of the root.
 bool HostCollective::is_read(const OpPlan::CollectiveArgument& argument) const {
   return argument.reads && (!is_broadcast_ || facts_.root == facts_.rank);
 }
@@ -126,7 +126,7 @@ void HostCollective::inspect_sent(c10::SmallVectorImpl<BadArgument>& bad_argumen
   }
   for (const BadArgument& sent : bad_arguments) record_sent(call_.session, sent.provenance);
   if (!may_overflow_.defined() || !bad_arguments.empty()) return;
-  // Only now, and while the stack is there: this is rare.
+  // Only now, while the stack exists: this is rare.
   origin_ = sum_origin(call_, may_overflow_);
 }
 
@@ -179,7 +179,7 @@ void HostCollective::expect(const at::Tensor& received, c10::ArrayRef<BadArgumen
     propagate_unscanned(call_, bad_arguments, values, /*is_pending=*/true);
     return;
   }
-  if (nonfinite_registry().in_use()) nonfinite_registry().settle(values);  // what was there before
+  if (nonfinite_registry().in_use()) nonfinite_registry().settle(values);  // the old values
   if (origin_ != nullptr) add_sum(values, origin_);
 }
 

@@ -1,8 +1,8 @@
-// Collectives on the host: what this rank sends, and where the values come from that they write.
+// Collectives on the host: the values that this rank sends, and the origin of the values that it receives.
 //
-// A collective writes its outputs after the call has returned, on a thread that nobody intercepts. So what it will
-// write is marked as pending before it starts, and the values are attributed when they are first read: to the causes
-// that this rank has sent, to the collective itself if its sum may have overflowed, or else to another rank.
+// A collective writes its outputs after the call has returned, on a thread that is not intercepted. Its outputs are
+// therefore marked as pending before it starts, and attributed when they are first read: to the causes that this rank
+// has sent, to the collective itself if its sum may have overflowed, or else to another rank.
 #pragma once
 
 #include <memory>
@@ -23,10 +23,10 @@ namespace torchnan {
 // One call of a collective.
 class HostCollective {
  public:
-  // `arguments` are all of the call's, in the order of the schema.
+  // `arguments` are all arguments of the call, in the order of the schema.
   HostCollective(const CallContext& call, c10::ArrayRef<c10::IValue> arguments, ThreadState& thread);
 
-  // Reads what this rank sends. Appends the tensors that are not finite to `bad_arguments`.
+  // Scans the tensors that this rank sends. Appends the non-finite ones to `bad_arguments`.
   void inspect_sent(c10::SmallVectorImpl<BadArgument>& bad_arguments);
 
   // Marks the arguments that the collective will write. Call it before the collective starts.
@@ -46,8 +46,8 @@ class HostCollective {
   ThreadState& thread_;
   const CollectiveCall facts_;
   const bool is_broadcast_;
-  at::Tensor may_overflow_;               // sent, and so large that the sum over the ranks may be out of range
-  std::shared_ptr<OriginRecord> origin_;  // of that sum
+  at::Tensor may_overflow_;               // a sent tensor, so large that the sum over the ranks may overflow
+  std::shared_ptr<OriginRecord> origin_;  // the origin of that sum
 };
 
 // Records a tensor that this rank is about to send inside an object.
@@ -58,11 +58,11 @@ TORCHNAN_API void record_sent_in_object(DetectionSession& session, const at::Ten
 TORCHNAN_API void record_received_in_object(const at::Tensor& values);
 
 // Returns the origin of an infinite sum that a collective has written, or is about to write, to `target`; null if this
-// rank has sent nothing that is large enough. `values` hold the sum: `target` itself, or memory of the collective's
-// own.
+// rank has sent no sufficiently large value. `values` hold the sum: `target` itself, or internal memory of the
+// collective.
 std::shared_ptr<OriginRecord> overflowed_sum(const at::Tensor& target, const at::Tensor& values, NonfiniteKinds kinds);
 
-// Remembers the sums that have overflowed and that no operation has read yet.
+// Records the sums that have overflowed and that no operation has read yet.
 void remember_overflowed_sums();
 
 // Forgets all sums and what was sent, after the last session.

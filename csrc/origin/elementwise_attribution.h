@@ -1,4 +1,4 @@
-// For an elementwise operation the question who made a bad value has an answer at every element.
+// Attributes elementwise operations element by element.
 #pragma once
 
 #include <cstdint>
@@ -12,25 +12,25 @@
 
 namespace torchnan {
 
-// The kinds of a tensor's elements in their logical order, kept for when it is overwritten.
+// The kinds of a tensor's elements in their logical order, saved before it is overwritten.
 using ElementKinds = std::vector<NonfiniteKinds>;
 std::shared_ptr<const ElementKinds> kinds_by_element(const at::Tensor& tensor);
 
 struct Candidate {
   at::Tensor tensor;                           // an argument, broadcastable to the result
-  std::shared_ptr<const ElementKinds> before;  // what it held, if the operation has written over it
-  bool by_accident;                            // what is bad in it is not there on purpose
+  std::shared_ptr<const ElementKinds> before;  // its previous kinds, if the operation has overwritten it
+  bool by_accident;                            // whether its bad values are unintentional
 };
 
 struct ElementAttribution {
-  // Among the elements that are bad by this operation: every argument is finite there, or a NaN was made there of an
-  // Inf that is on purpose.
+  // The kinds of elements that the operation itself made: every argument is finite there, or an intentional Inf became
+  // a NaN there.
   NonfiniteKinds own;
-  // For each argument: among the elements where it was bad and that is why.
+  // For each argument: the kinds of elements that are bad because the argument is bad there.
   std::vector<NonfiniteKinds> inherited;
 };
 
-// Dense, readable CPU tensors; arguments that do not broadcast to the result are left out of account.
+// For dense, readable CPU tensors; ignores arguments that do not broadcast to the result.
 ElementAttribution attribute_by_element(const at::Tensor& result, c10::ArrayRef<Candidate> arguments);
 
 // The kinds in `tensor` where `weight`, of the same shape, is not zero.

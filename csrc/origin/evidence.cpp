@@ -8,13 +8,14 @@
 namespace torchnan {
 namespace {
 
-// The kinds that an operation can make of values of these kinds.
+// The kinds that an operation can make from values of these kinds.
 NonfiniteKinds possible_kinds(NonfiniteKinds given, const OpPlan& plan) {
   if (plan.is_data_movement) return given;
   return given.inf() ? NonfiniteKinds::only_nan() | NonfiniteKinds::only_inf() : given;
 }
 
-// Records which backward node has computed the values of a cause. Accumulation hands them on: its hooks look at them.
+// Records which backward node has computed the values of a cause. Accumulation only passes them on; its hooks see the
+// gradient.
 void mark_node(Evidence& evidence, Cause& cause) {
   const Site& site = evidence.site();
   const bool accumulates = site.node == "torch::autograd::AccumulateGrad" && cause.node_execution_id != 0;
@@ -44,7 +45,7 @@ class Attribution {
     return std::move(causes_);
   }
 
-  // Whether kinds like these were among what the operation was given.
+  // Whether the arguments had values of such kinds.
   bool is_explained() const {
     const NonfiniteKinds given = inherited_ | evidence_.constants();
     if (kinds_.nan() && !given.nan()) return false;
@@ -64,7 +65,7 @@ class Attribution {
     if (blame.own.any()) causes_.push_back(new_cause(evidence_, evidence_.new_origin(blame.own), blame.own));
   }
 
-  // Adds the causes of an argument that can have led to these kinds.
+  // Adds the causes of an argument that may have led to these kinds.
   void add_possible_causes(size_t argument, NonfiniteKinds there) {
     if (!evidence_.has_all_kinds()) return add_causes(argument, there);
     for (const Cause& cause : evidence_.arguments()[argument].provenance->causes()) {
@@ -79,7 +80,7 @@ class Attribution {
     }
   }
 
-  // exp(-inf) is 0: if there is anything else, that has done it.
+  // exp(-inf) is 0, so any other cause is at fault.
   bool is_absorbed(const Cause& cause) const {
     return plan_.absorbs_negative_infinity && cause.kinds == NonfiniteKinds::only_neginf() &&
            inherited_.without(NonfiniteKinds::only_neginf()).any();
@@ -115,7 +116,7 @@ std::shared_ptr<const Provenance> attribute(Evidence& evidence, NonfiniteKinds k
   }
   Attribution attribution(evidence, kinds);
   auto provenance = std::make_shared<Provenance>(attribution.causes());
-  // What is new has to be the operation's own doing; if nothing is, then all that was given is at fault.
+  // New kinds must come from the operation itself; without new kinds, all bad arguments are at fault.
   if (!provenance->is_intentional() || attribution.is_explained()) return provenance;
   return std::make_shared<Provenance>(new_cause(evidence, evidence.new_origin(kinds), kinds));
 }

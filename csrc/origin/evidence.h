@@ -1,4 +1,4 @@
-// What is known of one operation whose result is not finite: on the host from memory, on a device from its journal.
+// The evidence for one operation with a non-finite result: on the host from memory, on a device from its journal.
 #pragma once
 
 #include <memory>
@@ -25,24 +25,23 @@ class Evidence {
   virtual const OpPlan& plan() const = 0;
   virtual const Site& site() = 0;
 
-  // Whether all kinds of a tensor are known, and not only its largest magnitude: there a NaN may hide an Inf, and an
+  // Whether all kinds of a tensor are known, and not only its largest magnitude, in which a NaN may hide an Inf, and an
   // Inf has no sign.
   virtual bool has_all_kinds() const = 0;
 
-  // The arguments that the result is made of.
+  // The arguments that the result depends on.
   virtual c10::ArrayRef<Argument> arguments() const = 0;
 
   // The kinds among the numbers that were passed.
   virtual NonfiniteKinds constants() const = 0;
 
-  // Attributes each bad element to arguments, in the order of arguments(); nothing where that is not possible or would
-  // add nothing.
+  // Attributes each bad element to arguments, in the order of arguments(); nothing if that is impossible or useless.
   virtual std::optional<ElementAttribution> attribute_elements(NonfiniteKinds kinds) = 0;
 
   // Returns the origin of values that none of the arguments explains.
   virtual std::shared_ptr<OriginRecord> new_origin(NonfiniteKinds kinds) = 0;
 
-  // The same where no argument is bad: the operation may only have written a number.
+  // The same if no argument is bad: the operation may only have written a number.
   virtual std::shared_ptr<OriginRecord> new_origin_without_arguments(NonfiniteKinds kinds) = 0;
 
   // Records that the operation may be the first to compute with values of arguments()[argument] that no operation made.

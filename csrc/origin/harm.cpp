@@ -21,7 +21,7 @@
 namespace torchnan {
 namespace {
 
-// What was computed with values like these was finite, or they have not been computed with.
+// Whether all results computed with such values were finite, or nothing was computed with them.
 bool is_mask(const Cause& cause) {
   const OriginRecord& origin = *cause.origin;
   if (origin.source == OriginRecord::Source::kOperation) {
@@ -34,21 +34,21 @@ bool is_mask(const Cause& cause) {
   return !cause.kinds.nan() || !cause.first_computation;
 }
 
-// A mask does no harm by being held or looked at.
+// Keeping or inspecting a mask is not harm.
 bool is_harmless(const Cause& cause, HarmKind kind) {
   if (kind == HarmKind::kAlive) return is_mask(cause);
   if (cause.origin->source == OriginRecord::Source::kOperation) return false;
   return (kind == HarmKind::kRead || kind == HarmKind::kOptimizerState) && is_mask(cause);
 }
 
-// A loss scaler skips the step. An optimizer that takes the step all the same does harm with what it reads or writes.
+// A loss scaler skips the step. If the optimizer takes the step anyway, the values that it reads or writes do harm.
 bool is_exempt(const DetectionSession& session, const OriginRecord& origin, HarmKind kind) {
   if (origin.exempt) return true;
   if (kind == HarmKind::kGradient || kind == HarmKind::kParameter || kind == HarmKind::kOptimizerState) return false;
   return origin.seen_by_scaler || (kind == HarmKind::kAlive && is_of_skipped_step(session, origin));
 }
 
-// What becomes of a step whose gradient is reported before it; unknown if a callback decides.
+// Whether the step proceeds after its gradient was reported; unknown if a callback decides.
 std::optional<bool> goes_on(const Options& options) {
   return options.callback ? std::nullopt : std::optional(options.action != Action::kRaise);
 }
@@ -92,7 +92,7 @@ void report_harm(DetectionSession& session, const Provenance& provenance, HarmKi
     deliver(session, make_finding(*cause, Level::kError, harm_at(current_place(), kind, name, session), session));
   } catch (const UserFacingException&) {
     throw;
-  } catch (...) {  // nothing has been reported: its next harm will be
+  } catch (...) {  // nothing was reported, so the next harm will be
     cause->origin->reported = false;
     throw;
   }
@@ -121,8 +121,8 @@ std::string parameter_name_or_shape(const DetectionSession& session, const at::T
   return fmt::format("{}of shape [{}] that no module owns", kNamelessParameter, fmt::join(tensor.sizes(), ","));
 }
 
-// What a node compares in its formula it has computed itself, or it was there before the pass. Compiled autograd is one
-// region, without nodes.
+// Values that a node compares in its formula were computed by the node, or existed before the pass. Compiled autograd
+// is one region, without nodes.
 bool is_gradient(const Cause& cause, uint64_t node_execution_id) {
   if (cause.node_execution_id != 0) return cause.node_execution_id != node_execution_id;
   const auto& region = cause.origin->region;
@@ -170,7 +170,7 @@ void report_result(const CallContext& call, const Result& result, const Nonfinit
   if (call.session.options().when == When::kOrigin && is_new_accident(*provenance)) {
     report_harm(call.session, *provenance, HarmKind::kOrigin, result.kinds);
   }
-  if (replayed_region() != nullptr) return;  // it writes copies; harm is done by what the region itself has written
+  if (replayed_region() != nullptr) return;  // it writes copies; the harm is done by the region's own writes
   const auto site = [&] { return current_call_site(call.session, call.thread); };
   if (is_parameter_harmed(*provenance, is_parameter(result.tensor), site, call.session)) {
     report_harm(call.session, *provenance, HarmKind::kParameter, result.kinds,
@@ -184,7 +184,7 @@ void report_weight_use(const CallContext& call, c10::ArrayRef<BadArgument> bad_a
     if (!was_made || argument.overwritten || !is_parameter(argument.tensor)) continue;
     if (argument.provenance->first().origin->reported) continue;
     const std::string name = parameter_name(call.session, argument.tensor);
-    if (name.empty()) continue;  // a leaf of user code, no weight: reported if what becomes of it does harm
+    if (name.empty()) continue;  // a leaf of user code, not a weight: reported if its results do harm
     report_harm(call.session, *argument.provenance, HarmKind::kParameter, argument.kinds, [&] { return name; });
   }
 }

@@ -24,7 +24,7 @@ HostEvidence::HostEvidence(const CallContext& call, c10::SmallVectorImpl<BadArgu
   list_size_ = list_size(call);
 }
 
-// Where lists are gone through together, a result is made of their elements at its index.
+// In elementwise list operations, a result depends only on the elements at its index.
 void HostEvidence::select(const Result& result) {
   result_ = &result;
   relevant_.clear();
@@ -65,14 +65,14 @@ std::optional<ElementAttribution> HostEvidence::attribute_elements(NonfiniteKind
     candidates.push_back({argument->tensor, argument->before, is_accident && !call_.plan.is_data_movement});
   }
   ElementAttribution found = attribute_by_element(result_->tensor, candidates);
-  // Numbers like masked_fill's value are put where nothing bad was. A mask needs no cause, a NaN does.
+  // Numbers like masked_fill's value are written over healthy elements. A mask needs no cause, a NaN does.
   if (constants_.any() && !computes_with_nan())
     found.own = writes_nan() ? found.own & NonfiniteKinds::only_nan() : NonfiniteKinds();
   return found;
 }
 
-// Whether each bad element of the result has to be asked for its cause: where several causes meet, where there is
-// something that was not given, or more than the intended ones.
+// Whether each bad element of the result needs a separate attribution: if several causes meet, or if there are kinds
+// that no argument had, or more than the intentional ones.
 bool HostEvidence::needs_elementwise_attribution(NonfiniteKinds kinds) const {
   if (!is_elementwise() || result_->tensor.numel() == 0) return false;
   std::set<const OriginRecord*> causes;
@@ -108,8 +108,8 @@ std::shared_ptr<OriginRecord> HostEvidence::new_origin(NonfiniteKinds kinds) {
   return made_;
 }
 
-// The result is of finite tensors, or of numbers. An infinite number may be a mask, but for an optimizer's; who
-// computes with a NaN makes one.
+// The result comes from finite tensors, or from numbers. An infinite number may be a mask, except in an optimizer; an
+// operation that computes with a NaN makes one.
 std::shared_ptr<OriginRecord> HostEvidence::new_origin_without_arguments(NonfiniteKinds kinds) {
   const bool is_given = (!kinds.nan() || constants_.nan()) && (!kinds.inf() || constants_.inf());
   const bool is_put_there = is_given && !computes_with_nan() && !is_step_with_number();
@@ -117,7 +117,7 @@ std::shared_ptr<OriginRecord> HostEvidence::new_origin_without_arguments(Nonfini
   return is_constant ? constant_origin(call_, result_->tensor) : new_origin(kinds);
 }
 
-// Whether an optimizer computes with a learning rate, or another number, that is not finite.
+// Whether an optimizer computes with a non-finite learning rate, or another number.
 bool HostEvidence::is_step_with_number() {
   if (!constants_.any() || call_.plan.is_data_movement) return false;
   return query_site(site(), call_.session).phase == Phase::kOptimizer;
@@ -130,7 +130,7 @@ void HostEvidence::record_first_use(size_t argument, OriginRecord& origin) {
                              [&] { return owner_of(tensor, is_parameter(tensor), call_.session); });
 }
 
-// Bad arguments that nobody saw being made.
+// Finds bad arguments whose origin was not observed.
 void HostEvidence::find_external_arguments() {
   for (const TensorArgument& argument : tensor_arguments(call_)) {
     if (argument.overwritten) continue;  // scanned before the call
@@ -153,7 +153,7 @@ void HostEvidence::find_external_arguments() {
   }
 }
 
-// A collective of gloo's ends by copying from memory of its own to where its result is awaited.
+// A collective of gloo ends by copying from internal memory to the pending result.
 NonfiniteRegistry::ProvenancePtr HostEvidence::pending_provenance() const {
   const at::Tensor target = copy_destination(call_);
   const auto provenance = target.defined() ? nonfinite_registry().find(target) : nullptr;

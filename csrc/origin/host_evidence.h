@@ -1,4 +1,4 @@
-// The evidence of a call on the host whose result is not finite, from memory.
+// The evidence for a call on the host with a non-finite result, from memory.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@ namespace torchnan {
 
 class HostEvidence final : public Evidence {
  public:
-  // Adds to `bad_arguments`, which has those that were known before the call, the others.
+  // Appends the bad arguments that were not already known before the call to `bad_arguments`.
   HostEvidence(const CallContext& call, c10::SmallVectorImpl<BadArgument>& bad_arguments);
 
-  // Chooses the result that is to be attributed next.
+  // Selects the next result to be attributed.
   void select(const Result& result);
 
   const OpPlan& plan() const override { return call_.plan; }
@@ -49,10 +49,10 @@ class HostEvidence final : public Evidence {
   std::shared_ptr<OriginRecord> made_;  // shared by all outputs
   std::optional<Site> site_;
 
-  const Result* result_ = nullptr;                    // that is selected
-  c10::SmallVector<const BadArgument*, 4> relevant_;  // that it is made of
-  c10::SmallVector<Argument, 4> arguments_;           // the same
-  NonfiniteKinds inherited_;                          // from them
+  const Result* result_ = nullptr;                    // the selected result
+  c10::SmallVector<const BadArgument*, 4> relevant_;  // the bad arguments that it depends on
+  c10::SmallVector<Argument, 4> arguments_;           // the same, as evidence
+  NonfiniteKinds inherited_;                          // kinds from them
 };
 
 }  // namespace torchnan

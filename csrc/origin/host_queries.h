@@ -1,4 +1,4 @@
-// Queries of the host for a report. One that fails leaves its answer open; the report is made without it.
+// Queries of the host for a report. If one fails, its answer stays unknown and the report is made without it.
 #pragma once
 
 #include <optional>
@@ -13,10 +13,10 @@ namespace torchnan {
 ResolvedSite query_site(const Site& site, const DetectionSession& session);
 std::vector<ResolvedSite> query_sites(const std::vector<Site>& sites, const DetectionSession& session);
 bool ask_is_loss_scaling(const Site& site, const DetectionSession& session);
-// Whether the operation runs only to find out the shapes of results, on memory that holds no values.
+// Whether the operation runs only to infer shapes, on memory without values.
 bool ask_is_shape_inference(const Site& site, const DetectionSession& session);
-// Returns the name of the parameter whose gradient an element of the bucket is that this thread communicates, or else
-// the names of all parameters of the bucket; empty if it communicates none. `numel`: of the tensor of the element.
+// Returns the name of the parameter whose gradient is at this element of the bucket that this thread communicates, or
+// else the names of all parameters of the bucket; empty if it communicates none. `numel`: of the tensor of the element.
 std::string query_bucket(int64_t numel, int64_t element, const DetectionSession& session);
 std::optional<Owner> query_owner(const c10::StorageImpl* storage, SiteId use, bool search_all_modules,
                                  const DetectionSession& session);

@@ -29,7 +29,7 @@ void fill_entry(const Entry& entry, Finding& finding) {
   finding.op = entry.facts.op;
   finding.overload = entry.facts.overload;
   finding.output = 0;
-  finding.inputs.clear();  // of what wrote the value
+  finding.inputs.clear();  // those of the operation that wrote the value
   finding.stack = entry.facts.stack;
   finding.backward_stack = entry.facts.backward_stack;
   finding.module = entry.facts.module;
@@ -38,8 +38,9 @@ void fill_entry(const Entry& entry, Finding& finding) {
   finding.step = entry.facts.step;
 }
 
-// A NaN that the program wrote: the operation and its line are those of the writing, module, phase and step those of
-// the first use, as of all that no operation made. To put it among other values, as into a replay buffer, is to use it.
+// A NaN that the program wrote: the operation and its line are those of the write; module, phase and step are those of
+// the first use, as for all values that no operation made. Storing it among other values, as in a replay buffer, is a
+// use.
 void fill_constant(const OriginRecord& origin, const Entry* entry, Finding& finding) {
   finding.origin = Origin::kInput;
   finding.constant = true;
@@ -50,13 +51,13 @@ void fill_constant(const OriginRecord& origin, const Entry* entry, Finding& find
   if (!origin.written_in_place) finding.step = entry->facts.step;
 }
 
-// A mask does no harm by itself: the operation that computed with it does.
+// A mask does no harm by itself; the operation that computed with it does.
 void fill_computation(const Cause& cause, const DetectionSession& session, Finding& finding) {
   if (!cause.first_computation) return;
   finding.op = cause.first_computation->plan->name;
   finding.overload = cause.first_computation->plan->overload;
   finding.constant = true;  // the tensor is that of the constant
-  finding.inputs.clear();   // of what wrote it
+  finding.inputs.clear();   // those of the operation that wrote it
   const Frame constant = frame_of(cause.origin->site.live, session);
   if (!constant.file.empty()) {
     finding.hint = "it computed with the infinities of a constant from " + place_of(constant.file, constant.line);
@@ -66,7 +67,7 @@ void fill_computation(const Cause& cause, const DetectionSession& session, Findi
   fill_location(site, session, finding);
 }
 
-// The report names the operation that computed with a constant as the origin, so the way begins after it.
+// The report names the operation that computed with a constant as the origin, so the lineage begins after it.
 void begin_lineage_after_computation(const Cause& cause, Finding& finding) {
   const auto is_computation = [&](const Step& step) {
     return step.plan == cause.first_computation->plan && step.site == cause.first_computation->site;
@@ -77,7 +78,7 @@ void begin_lineage_after_computation(const Cause& cause, Finding& finding) {
   if (finding.lineage.empty()) finding.lineage_omitted = 0;
 }
 
-// A value that no operation made: whose memory is it?
+// Finds the owner of the memory of a value that no operation made.
 void fill_external_kind(const Cause& cause, const DetectionSession& session, Finding& finding) {
   const OriginRecord& origin = *cause.origin;
   if (origin.border) {
@@ -95,7 +96,7 @@ void fill_external_kind(const Cause& cause, const DetectionSession& session, Fin
     if (origin.owner) finding.name = origin.owner->name;
   } else if (origin.unwritten) {
     finding.origin = Origin::kUninit;
-    finding.op = origin.allocator;  // and the line that asked for it; the module stays that of the reader
+    finding.op = origin.allocator;  // and the line that allocated it; the module stays that of the reader
     finding.overload.clear();
     finding.stack = query_site(origin.allocation, session).stack;
   } else if (origin.foreign) {
@@ -136,7 +137,7 @@ void append_to_hint(Finding& finding, const std::string& clause) {
   finding.hint += clause;
 }
 
-// Of an Inf that no operation made, the report says as well which one made a NaN of it.
+// For an Inf that no operation made, the report also names the operation that turned it into a NaN.
 void add_first_nan(const Cause& cause, const DetectionSession& session, Finding& finding) {
   if (!cause.first_nan || finding.origin == Origin::kOp) return;
   const LineageStep made = fill_step(*cause.first_nan, session);
@@ -144,7 +145,7 @@ void add_first_nan(const Cause& cause, const DetectionSession& session, Finding&
   append_to_hint(finding, fmt::format("{} made NaN of it{}", without_namespace(made.op), place));
 }
 
-// What the program wrote into a weight, or took over from elsewhere, is reported with the operation that read it first.
+// A value that the program wrote into a weight, or took over from elsewhere, is reported with its first reader.
 void add_line_of_writing(const OriginRecord& origin, const DetectionSession& session, Finding& finding) {
   const bool is_constant = origin.source == OriginRecord::Source::kConstant;
   if (finding.origin == Origin::kOp || finding.constant || origin.received) return;
@@ -189,7 +190,7 @@ Finding make_finding(const Cause& cause, Level level, Harm harm, const Detection
   finding.rank = query_rank(session);
   if (origin.received) {
     if (const Entry* entry = origin.entry()) fill_entry(*entry, finding);
-    if (finding.op.empty()) finding.op = "torch::multiprocessing";  // it did harm as it came
+    if (finding.op.empty()) finding.op = "torch::multiprocessing";  // it did harm before any operation
   } else {
     if (origin.source == OriginRecord::Source::kConstant) fill_location(origin.site, session, finding);
     if (origin.source != OriginRecord::Source::kOperation) fill_external_kind(cause, session, finding);

@@ -20,7 +20,7 @@ struct Rows {
       if (region.strides[d] != stride) width += (region.sizes[d] - 1) * region.strides[d];
     }
     phase = stride > 0 ? region.offset % stride : region.offset;
-    if (phase + width > stride) *this = Rows(phase);  // from one row into the next: no pattern
+    if (phase + width > stride) *this = Rows(phase);  // wraps into the next row, so there is no pattern
   }
 
  private:

@@ -1,4 +1,4 @@
-// Where in a storage the elements of a tensor lie.
+// The location of a tensor's elements in a storage.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace torchnan {
 
-// A tensor as it was, without keeping its storage alive.
+// A tensor at an earlier time, without keeping its storage alive.
 struct MemoryRegion {
   c10::ScalarType dtype = c10::ScalarType::Undefined;
   c10::DispatchKeySet keys;
@@ -35,7 +35,7 @@ struct MemoryRegion {
   // Returns the tensor again, in the storage that it was in.
   at::Tensor tensor_in(c10::intrusive_ptr<c10::StorageImpl> storage) const;
 
-  // Moves the region by so many bytes, a multiple of the size of an element.
+  // Moves the region by this many bytes, a multiple of the size of an element.
   void shift(int64_t bytes);
 
   // Extends the region to the hull of itself and another one of the same storage.
@@ -43,14 +43,14 @@ struct MemoryRegion {
 };
 
 // Whether two regions of one storage may have an element in common. Columns of one table lie within each other's spans
-// without having one.
+// without a common element.
 bool overlap(const MemoryRegion& a, const MemoryRegion& b);
 
-// Whether all elements of another region of the same storage are known to lie in this one.
+// Whether all elements of another region of the same storage certainly lie in this one.
 bool covers(const MemoryRegion& region, const MemoryRegion& other);
 
-// Finds elements in a region whose larger strides are multiples of what lies between the smaller ones: a slice, a
-// transposed matrix. Of others it may miss some.
+// Finds elements in a region whose larger strides are multiples of the span of the smaller ones: a slice, a transposed
+// matrix. In other regions it may miss some.
 class NestedStrides {
  public:
   explicit NestedStrides(const MemoryRegion& region);

@@ -22,7 +22,7 @@ NonfiniteRegistry::ProvenancePtr both(const Provenance& a, const Provenance& b) 
 
 NonfiniteRegistry& of_process = *new NonfiniteRegistry;  // never destroyed: threads may outlive static destructors
 
-// What nobody has read by now is gone unread.
+// Values that were not read before are gone unread.
 template <typename Regions>
 void mark_overwritten(const Regions& regions) {
   for (const auto& region : regions) {
@@ -32,7 +32,7 @@ void mark_overwritten(const Regions& regions) {
 
 }  // namespace
 
-// Whether there is a non-finite value of the older region that the newer write has not replaced.
+// Whether the older region has a non-finite value that the newer write has not replaced.
 bool NonfiniteRegistry::has_values_outside(const Region& old, const MemoryRegion& written,
                                            const c10::StorageImpl* storage) {
   const at::Tensor values = values_of(old, storage);
@@ -41,7 +41,7 @@ bool NonfiniteRegistry::has_values_outside(const Region& old, const MemoryRegion
   return !lies_within(values, *kinds_by_element(values), {NestedStrides(written)});
 }
 
-// Nothing is forgotten, but which of the two is where is no longer known.
+// Keeps both causes, but no longer knows where each of them is.
 void NonfiniteRegistry::merge_last(std::vector<Region>& regions) {
   const Region& last = regions.back();
   Region merged = regions[regions.size() - 2];
@@ -51,7 +51,8 @@ void NonfiniteRegistry::merge_last(std::vector<Region>& regions) {
   regions.back() = std::move(merged);
 }
 
-// Moves those that `is_gone` says to `overwritten`. If anything throws, it does so before the first is moved.
+// Moves the regions for which `is_gone` is true to `overwritten`. If anything throws, it does so before the first is
+// moved.
 template <typename IsGone>
 void NonfiniteRegistry::take(std::vector<Region>& regions, std::vector<Region>& overwritten, IsGone&& is_gone) {
   std::vector<bool> gone;
@@ -70,7 +71,7 @@ void NonfiniteRegistry::take(std::vector<Region>& regions, std::vector<Region>& 
 
 NonfiniteRegistry::Region::Region(const at::Tensor& values, ProvenancePtr of_values)
     : MemoryRegion(values), provenance(std::move(of_values)) {
-  // For produced_by() alone: PyTorch refuses to swap a tensor that somebody refers to weakly.
+  // Only for produced_by(): PyTorch refuses to swap a tensor that has weak references.
   if (!host_runtime().reports_backward_roots()) tensor = values.getIntrusivePtr();
 }
 
@@ -88,7 +89,7 @@ NonfiniteRegistry::ProvenancePtr NonfiniteRegistry::find(const at::Tensor& tenso
   if (entry == entries_.end()) return nullptr;
   ProvenancePtr found;
   std::vector<NestedStrides> newer;
-  std::shared_ptr<const ElementKinds> kinds;  // read once there are two to choose from
+  std::shared_ptr<const ElementKinds> kinds;  // read only if there are two to choose from
   bool is_read = false;
   const auto is_of_newer = [&] {
     if (!is_read && kinds_of(tensor).any()) kinds = kinds_by_element(tensor);
@@ -96,12 +97,12 @@ NonfiniteRegistry::ProvenancePtr NonfiniteRegistry::find(const at::Tensor& tenso
     return kinds != nullptr && lies_within(tensor, *kinds, newer);  // null: on a device, or not there yet
   };
   const auto& regions = entry->second.regions;
-  for (auto region = regions.rbegin(); region != regions.rend(); ++region) {  // what was written last is on top
+  for (auto region = regions.rbegin(); region != regions.rend(); ++region) {  // the last write is on top
     if (!overlap(*region, wanted)) continue;
     if (found == nullptr) {
       found = region->provenance;
     } else if (found != region->provenance) {
-      const bool is_one_mask = found->is_intentional() && region->provenance->is_intentional();  // made row by row
+      const bool is_one_mask = found->is_intentional() && region->provenance->is_intentional();  // written row by row
       if (!is_one_mask && is_of_newer()) break;
       found = both(*found, *region->provenance);
     }
@@ -136,7 +137,7 @@ void NonfiniteRegistry::remember(const at::Tensor& tensor, ProvenancePtr provena
   if (is_remembered(tensor, *storage, *provenance)) return;
   Region region(tensor, std::move(provenance));
   c10::weak_intrusive_ptr<c10::StorageImpl> weak(tensor.storage().getWeakStorageImpl());
-  std::vector<Region> overwritten;  // released after the lock, as are the dead
+  std::vector<Region> overwritten;  // released after the lock, like the expired ones
   std::vector<Entry> dead;
   const std::lock_guard lock(mutex_);
   dead = drain_expired();
@@ -250,7 +251,7 @@ void NonfiniteRegistry::remember_dependent(const at::Tensor& tensor, std::shared
   const c10::StorageImpl* storage = storage_of(tensor);
   if (storage == nullptr) return;
   c10::weak_intrusive_ptr<c10::StorageImpl> weak(tensor.storage().getWeakStorageImpl());
-  std::vector<Entry> dead;  // released after the lock, as is what was there before
+  std::vector<Entry> dead;  // released after the lock, like the old records
   const std::lock_guard lock(mutex_);
   dead = drain_expired();
   if (values == nullptr) {
@@ -295,7 +296,7 @@ std::vector<NonfiniteRegistry::AliveDependent> NonfiniteRegistry::alive_dependen
 std::vector<NonfiniteRegistry::Entry> NonfiniteRegistry::drain_expired() {
   std::vector<Entry> dead;
   if (entries_.size() < look_at_size_) return dead;
-  dead.reserve(entries_.size());  // nothing fails half way
+  dead.reserve(entries_.size());  // so that nothing fails halfway
   for (auto entry = entries_.begin(); entry != entries_.end();) {
     if (entry->second.storage.expired()) {
       dead.push_back(std::move(entry->second));

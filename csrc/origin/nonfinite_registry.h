@@ -1,4 +1,4 @@
-// Which tensors are non-finite right now, and why. Empty in a healthy run.
+// The tensors that are non-finite right now, with their causes. Empty in a healthy run.
 #pragma once
 
 #include <atomic>
@@ -23,8 +23,8 @@ struct Node;
 
 namespace torchnan {
 
-// Non-finite values by the storage that holds them. Keeps no tensor alive: an entry ends soon after its storage, is
-// moved or dropped when an operation writes over it, and an address is never taken for another's.
+// Non-finite values by the storage that holds them. Keeps no tensor alive: an entry ends soon after its storage, and is
+// moved or dropped when an operation overwrites it. A reused address is never confused with its former storage.
 class TORCHNAN_API NonfiniteRegistry {
   struct Entry;
 
@@ -34,19 +34,19 @@ class TORCHNAN_API NonfiniteRegistry {
   bool in_use() const noexcept { return size_.load(std::memory_order_relaxed) != 0; }
   size_t size() const noexcept { return size_.load(std::memory_order_relaxed); }
 
-  // Returns the provenance of `tensor`, which the caller knows to be non-finite; null if nobody saw its values made. It
-  // has the causes of everything that overlaps with the tensor.
+  // Returns the provenance of `tensor`, which the caller knows to be non-finite; null if the origin of its values was
+  // not observed. It has the causes of everything that overlaps with the tensor.
   ProvenancePtr find(const at::Tensor& tensor) const;
 
-  // Whether anything in the storage of `tensor` is remembered. Takes a lock only if it may be.
+  // Whether there is a record about the storage of `tensor`. Takes a lock only if there may be one.
   bool contains(const at::Tensor& tensor) const;
 
   void remember(const at::Tensor& tensor, ProvenancePtr provenance);
 
-  // Remembers of the bytes of `copy` what is remembered of those of `original`. Both are contiguous and of one size.
+  // Copies the records about the bytes of `original` to those of `copy`. Both are contiguous and of one size.
   void remember_copy(const at::Tensor& original, const at::Tensor& copy);
 
-  // Forgets what a write to `tensor`, which is finite now, has overwritten.
+  // Removes the records that a write to `tensor`, which is finite now, has overwritten.
   void settle(const at::Tensor& tensor);
 
   struct Alive {
@@ -56,10 +56,10 @@ class TORCHNAN_API NonfiniteRegistry {
   // Returns the tensors that are still alive and still non-finite.
   std::vector<Alive> alive() const;
 
-  // Returns the tensors that are still alive and that this backward node is the history of.
+  // Returns the tensors that are still alive and were made by this backward node.
   std::vector<Alive> produced_by(const torch::autograd::Node& node) const;
 
-  // Finite values that depend on a NaN, by the same storages: `contains` is true of these too.
+  // Finite values that depend on a NaN, by the same storages: `contains` is true for these too.
   void remember_dependent(const at::Tensor& tensor, std::shared_ptr<const DependentValues> values);
   std::shared_ptr<const DependentValues> find_dependent(const at::Tensor& tensor) const;
   // Whether there were any since the registry was emptied.
@@ -71,11 +71,11 @@ class TORCHNAN_API NonfiniteRegistry {
   };
   std::vector<AliveDependent> alive_dependent() const;
 
-  // Empties it, and returns what it held: whoever holds a lock destroys that afterwards.
+  // Empties it, and returns its contents, so that the caller destroys them after releasing its lock.
   std::unordered_map<const c10::StorageImpl*, Entry> take_all();
 
  private:
-  // A tensor as it was when it was remembered.
+  // A tensor at the time of its record.
   struct Region : MemoryRegion {
     Region(const at::Tensor& values, ProvenancePtr of_values);
 
@@ -95,7 +95,7 @@ class TORCHNAN_API NonfiniteRegistry {
   template <typename IsGone>
   static void take(std::vector<Region>& regions, std::vector<Region>& overwritten, IsGone&& is_gone);
 
-  // With the lock: removes the expired entries and returns them, once there may be as many as live ones.
+  // Called with the lock: removes the expired entries and returns them, once there may be as many as live ones.
   std::vector<Entry> drain_expired();
 
   static constexpr size_t kMaxRegions = 64;   // of one storage; beyond it the last two become one

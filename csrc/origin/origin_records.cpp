@@ -24,10 +24,10 @@ std::atomic<uint64_t> next_sequence{1};
 std::atomic<uint64_t> first_of_process{1};
 const AtForkChild begin_here([] { first_of_process = next_sequence.load(); });
 
-// Masks are made all the time: their statistics cost no more than counting.
+// Masks are made very often, so their statistics must cost no more than counting.
 TensorStats constant_stats(const at::Tensor& tensor) {
   const Counts counts = counts_of(tensor);
-  if (counts.nan > 0) return compute_stats(tensor);  // data more likely
+  if (counts.nan > 0) return compute_stats(tensor);  // probably data
   TensorStats stats;
   stats.tally.posinf = counts.posinf;
   stats.tally.neginf = counts.neginf;
@@ -45,7 +45,7 @@ std::shared_ptr<OriginRecord> make_origin(const CallContext& call, OriginRecord:
   return origin;
 }
 
-// Returns the parameter whose gradient the current node hands to AccumulateGrad, or accumulates itself.
+// Returns the parameter whose gradient the current node passes to AccumulateGrad, or accumulates itself.
 at::Tensor parameter_of_node() {
   const auto node = torch::autograd::get_current_node();
   if (node == nullptr) return {};
@@ -63,8 +63,7 @@ at::Tensor parameter_of_node() {
   return found;
 }
 
-// An operation of the backward pass with no line of its own in the forward pass has the parameter's name and its
-// module.
+// An operation of the backward pass without a line in the forward pass gets the parameter's name and module.
 void name_parameter_of_node(const Site& site, const DetectionSession& session, Finding& facts) {
   if (site.node.empty() || site.forward != 0) return;
   const at::Tensor parameter = parameter_of_node();
@@ -77,7 +76,7 @@ void name_parameter_of_node(const Site& site, const DetectionSession& session, F
   facts.module = dot == std::string::npos ? "" : owner->name.substr(0, dot);
 }
 
-// An operation on the gradients of a bucket, as in a communication hook, has the name of the parameter that its first
+// An operation on the gradients of a bucket, as in a communication hook, gets the name of the parameter that its first
 // bad element belongs to, or else the names of all.
 void name_parameters_of_bucket(const at::Tensor& result, const DetectionSession& session, Finding& facts) {
   if (facts.phase != Phase::kBackward) return;
@@ -89,13 +88,13 @@ void name_parameters_of_bucket(const at::Tensor& result, const DetectionSession&
   if (!names.empty()) facts.name = names;
 }
 
-// What a compiled graph computes passes no dispatcher; its results say who made them.
+// Compiled code bypasses the dispatcher; take the origin from its results.
 bool is_from_compiled_graph(const at::Tensor& tensor) {
   const auto node = tensor.requires_grad() ? tensor.grad_fn() : nullptr;
   return node != nullptr && node->name().rfind("CompiledFunction", 0) == 0;
 }
 
-// Where the constants among the arguments were written.
+// Fills in the lines where the constants among the arguments were written.
 void fill_constant_lines(const CallContext& call, Finding& facts) {
   for (const TensorArgument& argument : tensor_arguments(call)) {
     const auto input = std::find_if(facts.inputs.begin(), facts.inputs.end(),
@@ -110,8 +109,8 @@ void fill_constant_lines(const CallContext& call, Finding& facts) {
   }
 }
 
-// Returns the tensor that a collective has written, or is about to, if the argument's values come from there. gloo's
-// end by copying from memory of their own to where the result is pending. Undefined if no collective did.
+// Returns the tensor that a collective has written, or is about to write, if the argument's values come from there:
+// gloo's collectives end by copying from internal memory to the pending result. Undefined if no collective did.
 at::Tensor target_of_collective(const CallContext& call, const at::Tensor& argument) {
   if (bound_cache().pending_collective(argument) != nullptr) return argument;
   const at::Tensor target = copy_destination(call);
@@ -251,7 +250,7 @@ std::shared_ptr<OriginRecord> repeated_origin(const OriginRecord& earlier, Detec
 
 std::shared_ptr<OriginRecord> constant_origin(const CallContext& call, const at::Tensor& result) {
   auto origin = make_origin(call, OriginRecord::Source::kConstant, result);
-  // Only a NaN is reported as data; masks of -inf are made too often to look at the frames each time.
+  // Only a NaN is reported as data; masks of -inf are made too often to search the frames each time.
   if (origin->facts.nan > 0) origin->facts.item = query_dataset_item(result, call.session);
   const bool is_wrapped = call.plan.is_constant_factory && result.has_storage();
   origin->taken_over = is_wrapped && result.storage().allocator() == nullptr && result.is_cpu();
@@ -289,7 +288,7 @@ std::shared_ptr<OriginRecord> external_origin(const CallContext& call, const at:
   origin->foreign = was_finite || is_from_compiled_graph(argument);
   origin->exempt = note.state == BoundCache::State::kIgnored || ask_is_shape_inference(origin->site, call.session);
   origin->parameter = is_parameter(argument);
-  // A mask is looked for nowhere.
+  // A mask has no owner to search for.
   if (origin->parameter || kinds != NonfiniteKinds::only_neginf())
     origin->owner = owner_of(argument, origin->parameter, call.session);
   if (note.state == BoundCache::State::kUninitialized && !target.defined()) {

@@ -13,7 +13,7 @@ namespace {
 
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-// Functional collectives may give the group's name.
+// The argument of functional collectives may be the name of the group.
 Group group_of(const c10::IValue& value) {
   if (value.isString()) return c10d::resolve_process_group(value.toStringRef());
   return value.isCustomClass() ? value.toCustomClass<c10d::ProcessGroup>() : Group();

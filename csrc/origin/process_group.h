@@ -11,15 +11,15 @@
 
 namespace torchnan {
 
-// What the arguments of a collective say.
+// The facts in the arguments of a collective.
 struct CollectiveCall {
   int64_t rank = 0;   // of this process in the group
   int64_t ranks = 1;  // in the group
   std::optional<int64_t> root{};
-  bool adds = false;  // what the ranks send
+  bool adds = false;  // whether it adds the values of the ranks
 };
 
-// Reads the arguments of a collective. Without a process group it is taken for one of a single rank.
+// Reads the arguments of a collective. Without a process group it counts as one of a single rank.
 CollectiveCall read_collective_call(const OpPlan& plan, c10::ArrayRef<c10::IValue> arguments);
 
 }  // namespace torchnan

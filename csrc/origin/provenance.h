@@ -1,4 +1,4 @@
-// The life of a non-finite value: where it came from, and through which operations it went.
+// The life of a non-finite value: its origin, and the operations that passed it on.
 #pragma once
 
 #include <algorithm>
@@ -20,44 +20,45 @@ struct OpPlan;
 struct ReplayedRegion;
 class DetectionSession;
 
-// How a value that no operation made came to be computed with: the first operation that did more than move it.
+// How a value that no operation made entered the computation: the first operation that did more than move it.
 struct Entry {
   Finding facts;               // op, place, node, step
-  std::optional<Owner> owner;  // of the tensor it was read from
+  std::optional<Owner> owner;  // the owner of the tensor it was read from
 };
 
-// What is known of an origin when it is recorded.
+// The known facts about an origin when it is recorded.
 struct OriginFacts {
   enum class Source : uint8_t {
     kOperation,  // made by arithmetic
     kConstant,   // written in the program: full(-inf), a mask, torch.tensor(nan)
-    kExternal,   // was there when first read: data, a weight, unwritten memory
+    kExternal,   // existed when first read: data, a weight, unwritten memory
   };
 
   uint64_t sequence = 0;  // order of birth in the process
   Source source = Source::kOperation;
   NonfiniteKinds kinds;
-  Finding facts;  // all that is known at birth; the modules it names may be gone when harm is done
+  Finding facts;  // all facts at birth; the modules it names may be gone when harm is done
   Site site;
-  std::weak_ptr<DetectionSession> session;  // the scope it was born in
+  std::weak_ptr<DetectionSession> session;  // the scope at its birth
 
-  bool scalar = false;                           // without dimensions
-  bool written_in_place = false;                 // by an operation that writes into an argument: x[i] = v
-  bool taken_over = false;                       // constant: in memory that is not PyTorch's, as from_numpy() takes it
+  bool scalar = false;            // without dimensions
+  bool written_in_place = false;  // by an operation that writes into an argument: x[i] = v
+  // constant: in memory that does not belong to PyTorch, as with from_numpy()
+  bool taken_over = false;
   SiteId written = 0;                            // external: where the program wrote it into a weight, if that was seen
-  std::optional<Owner> owner;                    // external: of the tensor it was first seen in
+  std::optional<Owner> owner;                    // external: owner of the tensor it was first seen in
   bool parameter = false;                        // external: a leaf that requires grad
-  bool unwritten = false;                        // external: the memory came from empty() and nobody wrote it
+  bool unwritten = false;                        // external: the memory came from empty() and was never written
   bool foreign = false;                          // external: the memory was finite before, or a compiled graph wrote it
   bool border = false;                           // external: came out of a compiled region that could not be followed
-  std::shared_ptr<const ReplayedRegion> region;  // the compiled region that made it; null outside of all
+  std::shared_ptr<const ReplayedRegion> region;  // the compiled region that made it; null outside of regions
   Site allocation;                               // of unwritten memory
   std::string allocator;                         // the op that allocated it
-  std::string collective;                        // external: that received it from another rank
-  bool received = false;                         // from another process, which made it
+  std::string collective;                        // external: the collective that received it from another rank
+  bool received = false;                         // from the other process that made it
 };
 
-// Where non-finite values came from: one per cause.
+// The origin of non-finite values: one record per cause.
 struct OriginRecord : OriginFacts {
   OriginRecord() = default;
   explicit OriginRecord(const OriginFacts& known) : OriginFacts(known) {}  // nothing has happened to the values yet
@@ -70,23 +71,23 @@ struct OriginRecord : OriginFacts {
   const Entry* entry() const { return entry_.load(std::memory_order_acquire); }
 
   std::atomic<bool> used{false};            // an operation has read it
-  std::atomic<bool> computed{false};        // and done more than move or compare it
-  std::atomic<bool> propagated{false};      // and has made more of it than -inf
-  std::atomic<bool> looked_for{false};      // user code has asked whether it is there: isnan(x), isfinite(x), x == x
-  std::atomic<bool> compared{false};        // user code has looked at a gradient: isfinite(x), norm > limit
-  std::atomic<bool> overwritten{false};     // somewhere; if it is not used, nobody has seen it
+  std::atomic<bool> computed{false};        // and did more than move or compare it
+  std::atomic<bool> propagated{false};      // and made more of it than -inf
+  std::atomic<bool> looked_for{false};      // user code has checked for it: isnan(x), isfinite(x), x == x
+  std::atomic<bool> compared{false};        // user code has checked a gradient: isfinite(x), norm > limit
+  std::atomic<bool> overwritten{false};     // somewhere; if it was not used, it was never seen
   std::atomic<bool> reported{false};        // one alarm per cause
   std::atomic<bool> seen_by_scaler{false};  // a loss scaler has made or checked it, and decides
-  std::atomic<bool> exempt{false};          // never reported: what its producer makes is not checked
+  std::atomic<bool> exempt{false};          // never reported: the results of its operator are not checked
 
-  // May be there on purpose: any constant, and a mask that came in. Nobody masks with +inf, or in a weight.
+  // May be intentional: any constant, and a mask that came in. A +inf, or a value in a weight, is never a mask.
   bool is_intentional() const {
     if (source == Source::kConstant) return true;
     return source == Source::kExternal && kinds == NonfiniteKinds::only_neginf() && !unwritten && !parameter &&
            !foreign;
   }
 
-  // Of two causes that meet, the one to report: an accident before a design, then the older.
+  // Which of two causes to report: an accident before an intentional value, then the older one.
   bool takes_precedence_over(const OriginRecord& other) const {
     if (is_intentional() != other.is_intentional()) return other.is_intentional();
     return sequence < other.sequence;
@@ -101,25 +102,25 @@ struct Step {
   SiteId site = 0;
 };
 
-// An origin, and the operations on the way from there.
+// An origin, and the operations that passed its values on.
 struct Cause {
   static constexpr size_t kKeptSteps = 7;
 
   std::shared_ptr<OriginRecord> origin;
-  NonfiniteKinds kinds;                     // among the values at the end of the way
+  NonfiniteKinds kinds;                     // among the values at the end of the path
   std::vector<Step> steps{};                // the first few after the origin, then the last
   int64_t omitted = 0;                      // between the last two of steps
-  std::optional<Step> first_computation{};  // that did more than move them
-  std::optional<Step> first_nan{};          // that made a NaN of what was an Inf until then
-  uint64_t node_execution_id = 0;           // of the backward node that computed them last; 0 if none did
+  std::optional<Step> first_computation{};  // the first one that did more than move the values
+  std::optional<Step> first_nan{};          // the first one that made a NaN from an Inf
+  uint64_t node_execution_id = 0;           // the backward node that computed them last; 0 if there is none
   std::shared_ptr<const ReplayedRegion> region_of_computation{};
 
-  // One step on. `kinds` are those among the values there.
+  // Returns the cause one step later. `kinds` are those of the values there.
   Cause extended(Step step, bool is_data_movement, NonfiniteKinds kinds) const;
 };
 
-// How the values of one tensor came to be non-finite: by what causes, the one to report first. Immutable; shared by
-// the tensors of one output.
+// The causes of the non-finite values of one tensor, the one to report first. Immutable; shared by the tensors of one
+// output.
 class Provenance {
  public:
   static constexpr size_t kMaxCauses = 4;

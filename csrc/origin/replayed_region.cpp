@@ -25,7 +25,7 @@ const std::shared_ptr<const ReplayedRegion>& replayed_region() noexcept { return
 
 void set_replayed_region(std::shared_ptr<const ReplayedRegion> region) noexcept { of_thread = std::move(region); }
 
-// In a fused kernel the value may be gone before anything is stored: what the kernel wrote is then of another kind.
+// In a fused kernel the value may be gone before it is stored, so the kernel may have written another kind.
 std::string kernel_of(const ReplayedRegion& region, std::string_view op, NonfiniteKinds kinds) {
   const NonfiniteKinds reported = kinds.nan() ? NonfiniteKinds::only_nan() : kinds;
   const BadKernel* best = nullptr;

@@ -22,15 +22,15 @@ struct BadKernel {
 struct ReplayedRegion {
   CompiledRegion facts;              // without the kernel
   std::vector<BadKernel> kernels{};  // in the order that they ran in
-  bool is_backward = false;          // it is a backward pass, though no autograd engine runs it
+  bool is_backward = false;          // it is a backward pass, although no autograd engine runs it
 };
 
 // Returns the region that this thread replays; null if it replays none.
 TORCHNAN_API const std::shared_ptr<const ReplayedRegion>& replayed_region() noexcept;
 TORCHNAN_API void set_replayed_region(std::shared_ptr<const ReplayedRegion> region) noexcept;
 
-// Returns the kernel that is likely to have made values of these kinds by this operation: the first that has it in its
-// name, and among these one that wrote such values; empty if none wrote non-finite values.
+// Returns the kernel that probably made values of these kinds by this operation: the first whose name contains the
+// operation, preferring one that wrote such kinds. Empty if none wrote non-finite values.
 std::string kernel_of(const ReplayedRegion& region, std::string_view op, NonfiniteKinds kinds);
 
 }  // namespace torchnan

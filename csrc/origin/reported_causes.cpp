@@ -18,9 +18,9 @@ namespace {
 constexpr size_t kMaxCalls = 1 << 12;  // of one session
 
 struct Reported {
-  std::map<std::pair<SiteId, std::string>, int64_t> calls;             // of the forward pass: the last step
+  std::map<std::pair<SiteId, std::string>, int64_t> calls;             // in the forward pass, with the last step
   std::map<std::string, int64_t> lines;                                // the same, by file and line
-  std::map<std::string, std::shared_ptr<OriginRecord>> common_causes;  // each in the last step that had it
+  std::map<std::string, std::shared_ptr<OriginRecord>> common_causes;  // each with the last step that had it
 };
 
 struct Registry {

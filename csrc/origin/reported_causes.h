@@ -1,5 +1,5 @@
-// What was reported of a step, where one cause has several origins: an operation of the forward pass and its own
-// backward node, what a collective has brought to many tensors, or a number with which an optimizer updates them.
+// The reports of a step, where one cause has several origins: an operation of the forward pass and its own backward
+// node, the tensors that a collective brought, or a number with which an optimizer updates many tensors.
 #pragma once
 
 #include <memory>
@@ -10,17 +10,17 @@
 
 namespace torchnan {
 
-// The node of what a backend of torch.compile has made of a backward graph, where it runs it operation by operation.
+// The node of a backward graph that a backend of torch.compile runs operation by operation.
 inline constexpr std::string_view kCompiledNode = "CompiledFunctionBackward";
 
 // Records that an origin was reported.
 void record_reported(const DetectionSession& session, const OriginRecord& origin);
 
-// Whether an operation in a backward node is the consequence of one that was reported: of the forward call that made
-// the node, in the same step.
+// Whether an operation in a backward node is the consequence of a reported one: of the forward call that made the node,
+// in the same step.
 bool is_reported_in_forward_pass(const DetectionSession& session, const OriginRecord& origin);
 
-// Returns the one origin of what has a common cause in the step of `origin`: `origin`, if it is the first.
+// Returns the common origin of values with a common cause in the step of `origin`: `origin` itself, if it is the first.
 std::shared_ptr<OriginRecord> one_origin_of(const std::string& cause, const DetectionSession& session,
                                             std::shared_ptr<OriginRecord> origin);
 

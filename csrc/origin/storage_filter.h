@@ -1,4 +1,4 @@
-// A set of storages that is asked far more often than it changes: which ones it surely does not hold.
+// A set of storages that is queried far more often than it changes; tells which ones it certainly does not hold.
 #pragma once
 
 #include <array>
@@ -10,8 +10,8 @@
 
 namespace torchnan {
 
-// A Bloom filter of one hash. Reading takes no lock; changes are one at a time. Whoever shares a storage with another
-// thread has to synchronize with it anyway, and so sees here what was added before.
+// A Bloom filter with one hash. Reading takes no lock; changes are made one at a time. A thread that gets a storage
+// from another one must synchronize with it anyway, and so sees the earlier additions.
 class StorageFilter {
  public:
   bool may_contain(const c10::StorageImpl* storage) const noexcept {
@@ -25,7 +25,7 @@ class StorageFilter {
     word.store(word.load(std::memory_order_relaxed) | uint64_t{1} << (bit % 64), std::memory_order_relaxed);
   }
 
-  // Holds those that are the keys of a map, and no others. What was in it before and stays is never missing meanwhile.
+  // Holds exactly the keys of a map. A key that was in the filter and stays is never missing meanwhile.
   template <typename Map>
   void assign_keys(const Map& map) noexcept {
     StorageFilter wanted;
@@ -36,7 +36,7 @@ class StorageFilter {
  private:
   static constexpr int kBits = 12;
 
-  // One product alone would leave addresses in even steps, as an allocator gives them out, in a pattern.
+  // A single product would map evenly spaced addresses, as allocators return them, to a pattern.
   static size_t bit_of(const c10::StorageImpl* storage) noexcept {
     uint64_t hash = reinterpret_cast<uintptr_t>(storage) * 0x9e3779b97f4a7c15ull;
     hash = (hash ^ hash >> 32) * 0x9e3779b97f4a7c15ull;

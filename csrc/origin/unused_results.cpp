@@ -84,7 +84,7 @@ std::vector<NonfiniteRegistry::ProvenancePtr> drain_unused(const DetectionSessio
 }
 
 void record_sent(DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& provenance) {
-  const bool is_passed_on = !provenance->first().origin->collective.empty();  // another rank tells of it
+  const bool is_passed_on = !provenance->first().origin->collective.empty();  // another rank reports it
   if (!provenance->is_intentional() && !is_passed_on) record(sent_results, session, provenance, is_unreported);
 }
 

@@ -1,4 +1,4 @@
-// Non-finite results that are told of at the end, unless they do harm first: nothing has read them, or only other
+// Non-finite results that are reported at the end, unless they do harm first: nothing has read them, or only other
 // ranks.
 #pragma once
 
@@ -9,20 +9,20 @@
 
 namespace torchnan {
 
-// Remembers an origin until it is used, one per call site. Bounded by the session's max_findings.
+// Records an origin until it is used, one per call site. Bounded by the session's max_findings.
 void record_unused(DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& provenance);
 
-// The same of a result, if it is what an operation has made anew and not on purpose.
+// The same for a result, if an operation made it anew and unintentionally.
 void record_unused_if_new(DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& provenance);
 
-// Returns the origins of this session that were never read nor reported, oldest first, and forgets them.
+// Returns the origins of this session that were neither read nor reported, oldest first, and removes them.
 std::vector<NonfiniteRegistry::ProvenancePtr> drain_unused(const DetectionSession& session);
 
-// Remembers an origin that this rank has sent to others, one per call site. Bounded by the session's max_findings.
+// Records an origin that this rank has sent to others, one per call site. Bounded by the session's max_findings.
 void record_sent(DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& provenance);
 
-// Returns the origins that were sent and have done no harm here, oldest first, and forgets them: the others need to
-// know who has made them.
+// Returns the origins that were sent and have done no harm here, oldest first, and removes them: the other ranks need
+// to know which rank made them.
 std::vector<NonfiniteRegistry::ProvenancePtr> drain_sent(const DetectionSession& session);
 
 }  // namespace torchnan

@@ -158,7 +158,7 @@ def test_the_message_has_facts_and_no_data(falsify):
         "torchnan: the bound of aten::mul is wrong: result 0, Float [100, 100] strides [100, 1], was proved to be "
         "within 4.5, and holds 9, self Float [100, 100] strides [100, 1] within 3, other Float [100, 100] strides "
         "[1, 100] within 3. From here on its results are scanned. Please report this line. Detection continues; later "
-        "ones are only counted."
+        "failures are only counted."
     )
 
 

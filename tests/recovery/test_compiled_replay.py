@@ -75,7 +75,7 @@ def test_what_the_compiler_makes_is_told_apart():
     assert (event.verdict, event.same_bits) == ("persistent", True)
     assert (event.finding.op, event.finding.compiled.replay) == ("aten::sqrt", "fused")
     assert event.finite_in_eager is True
-    assert "finite without torch.compile: the arithmetic of compiled code makes it" in str(event)
+    assert "finite without torch.compile: the cause is the arithmetic of compiled code" in str(event)
 
 
 def test_a_model_that_is_not_compiled_is_not_run_again_for_that():

@@ -1,4 +1,4 @@
-"""What ranks communicate by way of Python: callbacks of futures, buckets of gradients, and objects."""
+"""Follows what ranks communicate through Python: callbacks of futures, buckets of gradients, and objects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FSDP_POST_BACKWARD = ("_fsdp_param_group.py", "post_backward")
 
 
 class _OfThread(threading.local):
-    bucket: Callable[[], Any] = staticmethod(lambda: None)  # that a communication hook was last given; weak
+    bucket: Callable[[], Any] = staticmethod(lambda: None)  # the last one given to a communication hook; weak
     parameters: list[weakref.ref[torch.Tensor]] | None = None  # of the bucket that a callback belongs to
 
 
@@ -30,7 +30,7 @@ _of_thread = _OfThread()
 
 
 def install() -> list[Callable[[], None]]:
-    """Follows values through futures, buckets and objects; the functions that are returned end that."""
+    """Follows values through futures, buckets and objects; the returned functions end that."""
     undo = [replace(torch._C.Future, name, _handing_over) for name in ("then", "add_done_callback")]
     if dist.is_available():
         bucket = torch._C._distributed_c10d.GradBucket
@@ -71,7 +71,7 @@ def _handing_over(hand: Hand) -> Hand:
 
 
 def _on_behalf(callback: Any) -> Any:
-    """Returns a callback that belongs to what this thread does now, wherever it runs."""
+    """Returns a callback that belongs to the current work of this thread, wherever it runs."""
     site = _C.CallbackSite.here()
     if site is None or not callable(callback):
         return callback
@@ -91,7 +91,7 @@ def _on_behalf(callback: Any) -> Any:
 
 
 def _noting_bucket(look: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Wraps what every communication hook calls first."""
+    """Wraps the function that every communication hook calls first."""
 
     @functools.wraps(look)
     def noting(bucket: Any) -> Any:
@@ -116,7 +116,7 @@ def _noting_sent(pickler: type[Any]) -> type[Any]:
 
 
 def _marking_received(unpickler: type[Any]) -> type[Any]:
-    """Returns the class that reads the objects that other ranks have sent: it marks their tensors as received."""
+    """Returns the class that unpickles objects sent by other ranks: it marks their tensors as received."""
 
     class MarkingUnpickler(unpickler):  # type: ignore[misc]
         def find_class(self, module: str, name: str, /) -> Any:

@@ -1,1 +1,1 @@
-"""Agreement between the ranks of a process group, and what a rank holds of a distributed tensor."""
+"""Agreement between the ranks of a process group, and a rank's part of a distributed tensor."""

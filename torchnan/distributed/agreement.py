@@ -1,4 +1,4 @@
-"""Agreement between ranks: before any of them acts, all know what one of them has seen."""
+"""Agreement between ranks: before any of them acts, all know what any of them has seen."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _RANKS = 0xFFFFFFFF
 
 
 class AnomalyKind(enum.IntEnum):
-    """Kinds of anomaly that stop a step, the earliest in a step first: of several, that is reported."""
+    """Kinds of anomaly that stop a step, the earliest in a step first; of several, the earliest is reported."""
 
     OUT_OF_MEMORY = 1
     LOSS = 2
     GRADIENT = 3
     NORM = 4
-    SCALER = 5  # the loss scale was too large: the scaler deals with that
+    SCALER = 5  # the loss scale was too large: the scaler handles it
     INSTABILITY = 6  # it is finite, and a monitor finds the run unstable
 
     @property
@@ -82,7 +82,7 @@ def backend_devices(group: dist.ProcessGroup | None) -> list[str]:
 
 
 class Agreement:
-    """Agrees over a process group; without one, every process is on its own.
+    """Agrees over a process group; without one, every process is independent.
 
     Args:
         group: a ``torch.distributed`` process group of any backend. Default ``None``: the default group, if there is
@@ -113,7 +113,7 @@ class Agreement:
     def agree(self, anomaly: Anomaly | None) -> Anomaly | None:
         """Returns the worst anomaly of any rank, the same on every rank; ``None`` if there is none.
 
-        One all-reduce of an int64. Only where there is trouble, the text is sent by the rank that saw it.
+        Costs one all-reduce of an int64. Only if there is an anomaly, the rank that saw it sends the text.
         """
         if self.ranks == 1:
             return anomaly
@@ -125,13 +125,13 @@ class Agreement:
     ) -> tuple[Anomaly | None, float]:
         """Returns the worst anomaly of a whole step, and the norm of its gradients, which may be the anomaly.
 
-        Where gradients are sharded, it is folded into the sum that their norm needs anyway: one all-reduce of two
-        float64 if nothing is wrong.
+        If gradients are sharded, the agreement is folded into the sum that their norm needs anyway: one all-reduce of
+        two float64 if all is well.
 
         Args:
             gradients: this rank's.
-            anomaly: what it has seen.
-            trip: what is wrong with a norm, ``None`` if nothing is.
+            anomaly: what this rank has seen.
+            trip: returns the error of a norm, ``None`` if it is acceptable.
 
         Returns:
             what :meth:`agree` does, and the norm: of the whole gradient where it is sharded, NaN if it is bad anywhere.
@@ -202,7 +202,7 @@ class Agreement:
             moved = tensor.to(device)
             try:
                 dist.all_reduce(moved, op, group=self.group)
-            except RuntimeError as error:  # the group's own timeout, or a connection that has gone
+            except RuntimeError as error:  # the group's own timeout, or a broken connection
                 raise AgreementError(
                     f"torchnan: the ranks could not agree on this step: a rank has died, hangs, or is not in its "
                     f"step guard. This is rank {self.rank} of {self.ranks} (process {os.getpid()} on "

@@ -1,5 +1,5 @@
-"""How findings reach the user: what the core calls to raise and to warn. Of several ranks the first to find a cause
-reports it in full, the others say it in a line or not at all; what they raise is raised all the same."""
+"""Delivers findings to the user: the functions that the core calls to raise and to warn. Among several ranks the first
+to find a cause reports it in full; the others report it in a line or not at all. Every rank raises its errors."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def warn(finding: Finding, report: str) -> None:
 
 
 def _among_ranks(finding: Finding, report: str) -> tuple[str, bool]:
-    """Returns the text for this rank, and whether it is to be said."""
-    from torchnan.distributed import job as jobs  # not needed before something is found
+    """Returns the text for this rank, and whether to show it."""
+    from torchnan.distributed import job as jobs  # not needed until something is found
 
     job = jobs.current()
     if job is None:
@@ -51,7 +51,7 @@ def _among_ranks(finding: Finding, report: str) -> tuple[str, bool]:
 
 
 def _say_last_words(job: Job) -> None:
-    """Has the rank say at the end of its program what the others have seen."""
+    """Makes the rank print at the end of its program what the others have seen."""
     global _has_spoken
     if _has_spoken:
         return

@@ -1,4 +1,5 @@
-"""Several findings as one story: what has one cause is one incident, on whichever rank and in whichever log it is."""
+"""Combines findings into incidents: findings with one cause are one incident, on whichever rank and in whichever
+log."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ MAX_RUNS = 12  # of consecutive ranks that are named
 
 @dataclasses.dataclass(frozen=True)
 class Sighting:
-    """Where else an incident was seen: its rank, its step, and the collective that brought it there, ``""`` if it was
-    made there."""
+    """Another place where an incident was seen: its rank, its step, and the collective that brought it there, ``""`` if
+    it was made there."""
 
     rank: int | None
     step: int | None
@@ -24,7 +25,7 @@ class Sighting:
 
 @dataclasses.dataclass
 class Incident:
-    """What one cause has brought about.
+    """Everything that one cause led to.
 
     Attributes:
         first: the earliest finding of it.
@@ -40,7 +41,7 @@ class Incident:
 
     @property
     def elsewhere(self) -> str:
-        """What other ranks saw of it, in a line; ``""`` if nothing."""
+        """The sightings of other ranks, in one line; ``""`` if nothing."""
         made = {one.rank for one in self.again} - {self.first.rank}
         parts = [f"made by {name_ranks(made)}, too"] if made else []
         if self.received:
@@ -50,11 +51,11 @@ class Incident:
 
 
 class Story:
-    """Collects findings, in any order, to incidents. Of each incident it holds one finding, of the others no more than
-    where they were seen, so that it can be told of more findings than fit into memory.
+    """Collects findings, in any order, into incidents. It holds one finding of each incident, and only the sightings of
+    the others, so it can process more findings than fit into memory.
 
-    A value that was received from another rank belongs to what was made at the same step, or last before it. Where no
-    rank tells what made it, it is an incident of its own.
+    A value received from another rank belongs to the incident made at the same step, or last before it. If no rank
+    reports its origin, it is a separate incident.
 
     Attributes:
         count: number of findings so far.
@@ -66,7 +67,7 @@ class Story:
         self.ranks: set[int] = set()
         self._made: dict[object, Incident] = {}
         self._received: list[tuple[str, Sighting]] = []  # with the level
-        self._earliest: dict[str, Finding] = {}  # received, by level: only these may come to be incidents
+        self._earliest: dict[str, Finding] = {}  # received, by level: only these may become incidents
         self._sightings: dict[Sighting, Sighting] = {}  # each once
 
     def add(self, finding: Finding) -> None:
@@ -96,7 +97,7 @@ class Story:
         made = sorted((dataclasses.replace(one, received=[]) for one in self._made.values()), key=_order_of)
         received = sorted(self._received, key=lambda one: _order(one[1]))
         for level in LEVELS:
-            # What did no harm was passed on to nobody, but for what a rank only notes that it has sent.
+            # Harmless values were not passed on, except those that a rank notes as sent.
             alike = [incident for incident in made if incident.first.level in (level, "note")]
             for sighting in (sighting for of_level, sighting in received if of_level == level):
                 cause = _cause_of(sighting, alike)
@@ -115,7 +116,7 @@ def _order_of(incident: Incident) -> tuple[int, int]:
 
 
 def incidents(findings: Iterable[Finding]) -> list[Incident]:
-    """Returns the incidents that findings tell of, as :class:`Story` has them."""
+    """Returns the incidents of some findings, as :class:`Story` has them."""
     story = Story()
     for finding in findings:
         story.add(finding)
@@ -128,13 +129,13 @@ def is_received(finding: Finding) -> bool:
 
 
 def identity(f: Finding) -> object:
-    """Returns what two findings that count as the same have in common, as in a running session."""
+    """Returns the key by which findings count as the same, as in a running session."""
     own = next(((frame.file, frame.line) for frame in f.stack if not _is_installed(frame.file)), None)
     return (f.level, f.kind, f.origin, f.op, f.node, f.module, f.name, f.file, f.line, own, f.harm.name)
 
 
 def name_ranks(ranks: Iterable[int | None]) -> str:
-    """Returns ranks in words: ``ranks 0, 2 to 5``; of very many the first."""
+    """Returns ranks in words: ``ranks 0, 2 to 5``; for very many only the first."""
     numbers = sorted(rank for rank in ranks if rank is not None)
     runs: list[list[int]] = []
     for number in numbers:
@@ -150,7 +151,7 @@ def name_ranks(ranks: Iterable[int | None]) -> str:
 
 
 def _cause_of(received: Sighting, made: Sequence[Incident]) -> Incident | None:
-    """Returns the incident that a value was received from, of those of its level in their order."""
+    """Returns the incident from which a value was received, among those of its level, in their order."""
     step = received.step or 0
     end = bisect.bisect_right(made, step, key=lambda one: one.first.step or 0)
     begin = bisect.bisect_left(made, step, hi=end, key=lambda one: one.first.step or 0)

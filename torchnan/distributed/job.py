@@ -1,8 +1,8 @@
-"""The ranks of a job on one machine, which tell each other what they have found through files.
+"""The ranks of a job on one machine, which share their findings through files.
 
-Never through the process group: one more collective could hang the run of the user. A folder that all ranks know of,
-without a word between them, has a log of each rank and the file ``told``, a line for each cause that a rank was about
-to report. The rank whose line is the first of a cause reports it in full.
+They never use the process group: an additional collective could hang the user's run. A folder whose path all ranks can
+compute has a log of each rank and the file ``told``, with a line for each cause that a rank was about to report. The
+rank whose line for a cause comes first reports it in full.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Job:
             raise PermissionError(f"{printable(str(self.folder))} is not a folder of this user")
 
     def is_first(self, cause: object) -> bool:
-        """Returns whether this rank is the first to come with a cause.
+        """Returns whether this rank is the first with a cause.
 
         Raises:
             OSError: the folder cannot be used.
@@ -79,7 +79,7 @@ class Job:
         return next((rank for rank, *_, key in lines if key == name)) == str(self.rank)
 
     def findings(self) -> list[Finding]:
-        """Returns what all ranks have found so far.
+        """Returns the findings of all ranks so far.
 
         Raises:
             OSError: a log cannot be read.
@@ -95,8 +95,8 @@ class Job:
         return sum(log.stat().st_size for log in logs.logs_at(self.log))
 
     def text_of(self, finding: Finding, report: str) -> tuple[str, bool]:
-        """Keeps a finding; returns the report, or a line if another rank reports its cause, and whether anybody needs
-        to hear it from this rank.
+        """Keeps a finding; returns the report, or a line if another rank reports its cause, and whether this rank needs
+        to show it.
 
         Raises:
             OSError: the folder cannot be used.
@@ -117,7 +117,7 @@ class Job:
         return next((first.rank for first in made if first.step == step and first.rank != self.rank), None)
 
     def last_words(self) -> str:
-        """Returns what the ranks have seen, in a line; ``""`` if another rank says it.
+        """Returns the findings of the ranks in a line; ``""`` if another rank prints it.
 
         Raises:
             OSError: the folder cannot be used.
@@ -131,14 +131,14 @@ class Job:
 
     @property
     def command(self) -> str:
-        """What shows the findings of all ranks."""
+        """The command that shows the findings of all ranks."""
         return command_line("show", str(self.folder))
 
 
 @functools.cache
 def current() -> Job | None:
-    """Returns the job in which torchrun has started this process; ``None`` for a program of one process, and for a
-    process that a rank has started. Other launchers may live longer than a job: a shell does."""
+    """Returns the job in which torchrun has started this process; ``None`` for a single process, and for a child of a
+    rank. Other launchers, like a shell, may live longer than a job."""
     rank, ranks = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
     if "TORCHELASTIC_RUN_ID" not in os.environ or not (rank.isdecimal() and ranks.isdecimal() and int(ranks) > 1):
         return None
@@ -152,8 +152,8 @@ def current() -> Job | None:
 
 
 def _launcher() -> str:
-    """Returns what the ranks of this machine have in common, and share with no other run: torchrun's process, by number
-    and time of birth, and which of its attempts this is."""
+    """Returns an identifier that the ranks of this machine share, and no other run has: torchrun's process, by number
+    and start time, and its attempt."""
     parent = os.getppid()
     born = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

@@ -1,5 +1,5 @@
-"""Functions that ``aot_compile()`` compiled, and a program may have loaded: they bring no graph, and are checked at
-their border. Their guards never see that detection is on: where they do not hold, the program ends with an error."""
+"""Functions that ``aot_compile()`` compiled, and that a program may have loaded: they have no graph, and are checked at
+their border. Detection is hidden from their guards, because a failing guard would end the program with an error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _calls: weakref.WeakKeyDictionary[Any, Callable[..., Any]] = weakref.WeakKeyDict
 
 
 def unwatched(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps what makes or checks guards, so that the dispatch keys in them are those without detection."""
+    """Wraps the functions that make or check guards, so that the dispatch keys in them are those without detection."""
 
     @functools.wraps(run)
     def run_unwatched(*args: Any, **options: Any) -> Any:
@@ -39,7 +39,7 @@ def checking(run: Callable[..., Any]) -> Callable[..., Any]:
         with contained("checking a function that was compiled ahead of time"):
             is_region = hasattr(function.compiled_fn, "__torchnan_region__")  # compiled while detection was on
             if _C.current_session() is not None and not is_region and not options:
-                _C.mark_all_stale(args)  # it may write into them, and tells nobody
+                _C.mark_all_stale(args)  # it may write into them without reporting it
                 call = _checked(function, run)
         return run(function, *args, **options) if call is None else call(*args)
 
@@ -55,7 +55,7 @@ def _checked(function: Any, run: Callable[..., Any]) -> Callable[..., Any]:
         def run_alive(*args: Any) -> Any:
             return run(known(), *args)
 
-        code = sys._getframe(2).f_code  # of the function of the program, as Dynamo has changed it
+        code = sys._getframe(2).f_code  # the code of the program's function, as modified by Dynamo
         place = Line(code.co_filename, code.co_firstlineno, code.co_name)
         _calls[function] = Region(None, run_alive, place, OBSTACLE).checked()
     return _calls[function]

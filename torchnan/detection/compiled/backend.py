@@ -1,4 +1,4 @@
-"""Takes part in ``torch.compile``: what Inductor makes of a graph is wrapped in a :class:`region.Region`."""
+"""Takes part in ``torch.compile``: wraps Inductor's result for a graph in a :class:`region.Region`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _checked(
     traced = Traced(
         graph, tensors, called_modules.modules_of(graph), overwritten, weights=weights, optimizer_gradient=gradient
     )
-    call = Region(traced, compiled, stack.place_of(graph, place)).checked()  # a function, as Dynamo wants
+    call = Region(traced, compiled, stack.place_of(graph, place)).checked()  # Dynamo needs a function
     public = {name: value for name, value in vars(compiled).items() if not name.startswith("_")}
     call.__dict__.update(public)
     return call

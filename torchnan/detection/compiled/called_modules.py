@@ -1,4 +1,4 @@
-"""The modules of one call of a region: code that was compiled once serves all modules that are alike."""
+"""The modules of one call of a region: identical modules share code that was compiled once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TracedModule(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A parameter or buffer that a region is given as an argument.
+    """A parameter or buffer that is an argument of a region.
 
     Attributes:
         argument: its index.
@@ -50,7 +50,7 @@ class Source(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """The gradient of an optimizer's parameter that a region is given.
+    """The gradient of an optimizer's parameter that is an argument of a region.
 
     Attributes:
         argument: its index.
@@ -64,7 +64,7 @@ class Gradient(NamedTuple):
 
 
 def modules_of(traced: torch.fx.GraphModule) -> dict[str, TracedModule]:
-    """Returns the modules that the nodes of a graph and of the bodies in it were traced in, by their key in
+    """Returns the modules in which the nodes of a graph and of its inner graphs were traced, by their key in
     ``nn_module_stack``.
 
     Dynamo's keys begin with the ``id()`` of the module, which is alive while its graph is compiled.
@@ -83,7 +83,7 @@ def sources_of(traced: torch.fx.GraphModule) -> list[Source]:
 
 
 def gradient_of_optimizer(traced: torch.fx.GraphModule) -> Gradient | None:
-    """Returns one of the gradients that a graph takes from an optimizer's parameters.
+    """Returns one of the gradients of an optimizer's parameters among the arguments of a graph.
 
     Returns ``None`` for a graph that is not the step of an optimizer. The graph is as Dynamo has traced it.
     """
@@ -92,14 +92,14 @@ def gradient_of_optimizer(traced: torch.fx.GraphModule) -> Gradient | None:
 
 
 def _names_of_arguments(traced: torch.fx.GraphModule) -> list[str]:
-    """Returns what Dynamo calls the arguments of a graph; empty where it does not tell."""
+    """Returns Dynamo's names for the arguments of a graph; empty if they are unknown."""
     sources = (getattr(node.meta.get("grapharg"), "source", None) for node in traced.graph.find_nodes(op="placeholder"))
     names = (getattr(source, "name", "") for source in sources)
     return [str(name() if callable(name) else name) for name in names]
 
 
 def path_of(source: str) -> Path:
-    """Parses what Dynamo calls a value: ``"L['self']._modules['l']._parameters['weight']"``, ``"L['self'].l"``."""
+    """Parses Dynamo's name of a value: ``"L['self']._modules['l']._parameters['weight']"``, ``"L['self'].l"``."""
     variable = _VARIABLE.match(source)
     if variable is None:
         return ()
@@ -183,7 +183,7 @@ def _only(modules: Iterable[torch.nn.Module], kind: type | None) -> torch.nn.Mod
 
 
 def _follow(known: dict[Path, torch.nn.Module], traced: TracedModule) -> torch.nn.Module | None:
-    """Returns the module below the innermost one of its path that is known; ``None`` where it leads elsewhere."""
+    """Returns the module below the innermost known one of its path; ``None`` if the path leads elsewhere."""
     for length in range(len(traced.path), 0, -1):
         module = known.get(traced.path[:length])
         if module is None:
@@ -195,7 +195,7 @@ def _follow(known: dict[Path, torch.nn.Module], traced: TracedModule) -> torch.n
 
 
 def _module_that_calls(callers: Sequence[Entry], compiled: Line) -> torch.nn.Module | None:
-    """Returns the innermost module on a stack, if the function is what its call leads to."""
+    """Returns the innermost module on a stack, if its call leads to the function."""
 
     def is_compiled(line: Line) -> bool:
         return (line.file, line.function) == (compiled.file, compiled.function)

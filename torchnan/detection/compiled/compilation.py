@@ -1,4 +1,4 @@
-"""What PyTorch computes while it traces and compiles belongs to the compiler: the program has not run it."""
+"""Computations of PyTorch while it traces and compiles belong to the compiler: the program has not run them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 
 from torchnan._load import _C
 
-_CUDA_GRAPH = "CUDAGRAPH_RECORDING"  # names a trigger: there the program's own kernels run
+_CUDA_GRAPH = "CUDAGRAPH_RECORDING"  # names a trigger under which the program's own kernels run
 
 
 @contextlib.contextmanager
 def unwatched() -> Iterator[None]:
-    """Lets this thread work for no session. Its dispatch keys stay as they are: guards made inside hold them."""
+    """Detaches this thread from its sessions. Its dispatch keys stay as they are, because guards made inside hold
+    them."""
     _C.suspend_thread()
     try:
         yield
@@ -37,7 +38,7 @@ def compiling(install_callbacks: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def on_fake_tensors(dispatch: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps what operations on fake tensors do: with constants they compute real values, to trace on with them."""
+    """Wraps operations on fake tensors: with constants they compute real values, with which tracing continues."""
 
     @functools.wraps(dispatch)
     def dispatch_unwatched(mode: Any, *args: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The graph of a backward pass that compiled autograd has traced: its nodes, and where they come from."""
+"""The graph of a backward pass traced by compiled autograd: its nodes and their origins."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NODE_CALL = re.compile(r"(\S+) \(NodeCall (\d+)\)\s*$")  # in a stack trace, in
 
 
 def keep_modules(copy: fx.GraphModule, file: str) -> None:
-    """Gives the nodes of a graph the modules of the forward pass, which are lost where Dynamo traces it again.
+    """Restores the modules of the forward pass in the nodes of a graph: they are lost where Dynamo traces it again.
 
     Args:
         copy: the graph that Dynamo has traced.
@@ -42,7 +42,7 @@ def _file_of(module: fx.GraphModule) -> str:
 
 
 def roots_of_pass() -> list[Any]:
-    """Returns the nodes that the backward pass begins with which this thread runs."""
+    """Returns the first nodes of the backward pass that this thread runs."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code is not engine_code():
         frame = frame.f_back
@@ -51,7 +51,7 @@ def roots_of_pass() -> list[Any]:
 
 
 def attach_nodes(graph: fx.Graph, roots: Sequence[Any]) -> None:
-    """Lets the operations of a graph know the node of the backward pass that they are a part of."""
+    """Tells the operations of a graph which node of the backward pass they belong to."""
     traced = {node: found for node in graph.nodes if (found := _NODE_CALL.search(node.stack_trace or ""))}
     if not traced:
         return
@@ -63,13 +63,13 @@ def attach_nodes(graph: fx.Graph, roots: Sequence[Any]) -> None:
     )
     for node, found in traced.items():
         number = int(found[2])
-        node.target = getattr(node.target, "fn", node.target)  # without a Python frame, as the engine calls it
+        node.target = getattr(node.target, "fn", node.target)  # without a Python frame, like a call from the engine
         node.meta[BACKWARD_NODE] = BackwardNode(found[1], order[number] if is_this_pass and number > 0 else None)
 
 
 def _order_of_calls(roots: Sequence[Any]) -> list[Any]:
-    """Returns the nodes of a backward pass in the order in which compiled autograd traces them; the first, which has
-    the roots as its edges, is ``None``."""
+    """Returns the nodes of a backward pass in the order in which compiled autograd traces them; the first, whose edges
+    are the roots, is ``None``."""
     waiting = Counter[Any]()  # the edges of each node that have not been followed
     pending = [[root for root in roots if root is not None]]
     while pending:

@@ -1,4 +1,4 @@
-"""The step of an optimizer that was compiled: it is checked and counted as one that is not."""
+"""Checks and counts a compiled step of an optimizer like any other."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def checked(call: Callable[..., Any], gradient: Gradient) -> Callable[..., Any]:
 
 
 def _optimizer_with(gradient: Gradient, value: torch.Tensor) -> Optimizer | None:
-    """Returns the optimizer with a parameter that has this gradient, at the place where the region has it."""
+    """Returns the optimizer with a parameter that has this gradient, at the position that the region recorded."""
     optimizer: Optimizer
     for optimizer in _C.instances_of(Optimizer):
         groups = [group["params"] for group in optimizer.param_groups]

@@ -1,4 +1,4 @@
-"""What tells two calls of a region apart whose results are non-finite: where the values begin in the traced graph."""
+"""Distinguishes calls of a region with non-finite results by the nodes of the traced graph where the values begin."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import fx
 from torchnan._load import _C
 from torchnan.detection.compiled.graph import as_list, copy_graph
 
-Sources = list[Hashable]  # of nodes that made a kind which none of their arguments had: the name, and the kinds
+Sources = list[Hashable]  # nodes that made a kind which none of their arguments had: name and kinds
 
 
 class Probe:
-    """Runs a graph as eager code that nothing watches, and finds the nodes where its non-finite values begin.
+    """Runs a graph as plain eager code, and finds the nodes where its non-finite values begin.
 
     Args:
         graph: the graph that Dynamo traced.

@@ -1,4 +1,4 @@
-"""A ``torch.autograd.Function`` that Dynamo traced: its node in a replay has the name that the class gives it."""
+"""A ``torch.autograd.Function`` that Dynamo traced: its node in a replay has the name of the class."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from torchnan.detection.compiled.stack import (
 )
 from torchnan.detection.graph_code import module_stack
 
-BACKWARD_NODE = "torchnan_backward_node"  # in the ``meta`` of what a node of a backward pass does
+BACKWARD_NODE = "torchnan_backward_node"  # in the ``meta`` of the nodes of a backward pass
 _KEPT_META = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack", "steal_arg")
 
 
@@ -53,7 +53,7 @@ def tensors_of(module: fx.GraphModule) -> dict[str, torch.Tensor]:
 
 
 def has_collectives(module: fx.GraphModule) -> bool:
-    """Whether running a graph waits for other ranks: a replay on one rank alone would wait for ever."""
+    """Whether running a graph waits for other ranks: a replay on one rank alone would wait forever."""
     graphs = (m.graph for m in module.modules() if isinstance(m, fx.GraphModule))
     return any("c10d" in str(node.target) or _is_distributed(node.target) for graph in graphs for node in graph.nodes)
 
@@ -87,7 +87,7 @@ def _compares(module: fx.GraphModule, node: fx.Node) -> bool:
 
 
 def unwritten_outputs(module: fx.GraphModule) -> dict[int, fx.Node]:
-    """Returns the outputs of a graph that are memory which it allocates and nothing in it writes or reads."""
+    """Returns the outputs of a graph that are memory which it allocates and neither writes nor reads."""
     output = module.graph.output_node()
     nodes = as_list(output.args[0])
     alone = {n for n in nodes if isinstance(n, fx.Node) and list(n.users) == [output] and allocates(n)}
@@ -95,7 +95,7 @@ def unwritten_outputs(module: fx.GraphModule) -> dict[int, fx.Node]:
 
 
 def allocates(node: fx.Node) -> bool:
-    """Whether a node returns memory that nobody has written."""
+    """Whether a node returns uninitialized memory."""
     return _C.allocates(_operator_name(node))
 
 
@@ -112,7 +112,7 @@ def _operator_name(node: fx.Node) -> str:
 
 
 def with_tensors(module: fx.GraphModule, tensors: dict[str, torch.Tensor]) -> fx.GraphModule:
-    """Returns a copy of the graph that has these tensors in place of its own."""
+    """Returns a copy of the graph in which these tensors replace its own."""
     made = copy_graph(module)
     for name, tensor in tensors.items():
         path, _, leaf = name.rpartition(".")
@@ -124,7 +124,7 @@ def with_tensors(module: fx.GraphModule, tensors: dict[str, torch.Tensor]) -> fx
 
 
 def run(module: fx.GraphModule, *inputs: Any) -> Any:
-    """Runs a graph, letting go of each value after its last use; an error keeps the text that it was raised with."""
+    """Runs a graph, releasing each value after its last use; an error keeps its original text."""
     interpreter = fx.Interpreter(module)
     interpreter.extra_traceback = False
     return interpreter.run(*inputs)
@@ -191,7 +191,7 @@ def _filled(allocate: Callable[..., Any]) -> Callable[..., Any]:
     def allocate_filled(*args: Any, **options: Any) -> Any:
         made = allocate(*args, **options)
         if isinstance(made, torch.Tensor) and made.is_cpu and (made.is_floating_point() or made.is_complex()):
-            storage = made.untyped_storage()  # by no operation: it stays memory that nobody has written
+            storage = made.untyped_storage()  # without an operation, so that it still counts as uninitialized
             ctypes.memset(storage.data_ptr(), 0xFF, storage.nbytes())
         return made
 
@@ -213,18 +213,18 @@ def _framed(stack: list[Entry], target: Any) -> Callable[..., Any]:
 
 
 def _bodies(module: fx.GraphModule, node: fx.Node) -> list[fx.GraphModule]:
-    """Returns the graphs that a higher-order operator is given: operations in them have the whole stack themselves."""
+    """Returns the inner graphs of a higher-order operator: operations in them carry the whole stack themselves."""
     given = (getattr(module, str(n.target), None) for n in node.all_input_nodes if n.op == "get_attr")
     return [body for body in given if isinstance(body, fx.GraphModule)]
 
 
 def _computes_itself(node: fx.Node) -> bool:
-    """Whether it is a higher-order operator with operations of its own around its bodies."""
+    """Whether it is a higher-order operator that runs operations around its inner graphs."""
     return str(node.target).startswith("flex_attention")
 
 
 def stack_of(node: fx.Node, callers: list[Entry], modules: Modules, outside: Sequence[Line] = ()) -> list[Entry]:
-    """Returns the stack of a node's operation, as it would be in a program that is not compiled; outermost first."""
+    """Returns the stack of a node's operation, as it would be in an uncompiled program; outermost first."""
     if (inside_node := node.meta.get(BACKWARD_NODE)) is not None:
         return [*callers, Engine(), inside_node]
     traced = traced_lines(node)

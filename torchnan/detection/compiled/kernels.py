@@ -29,7 +29,7 @@ _DEPTH = 4  # of wrappers around the generated code
 
 @dataclasses.dataclass
 class _Run:
-    """One run of a kernel that wrote non-finite values; ``sources`` wrote such values that it read."""
+    """One run of a kernel that wrote non-finite values; ``sources`` wrote the non-finite values that it read."""
 
     name: str
     kinds: int
@@ -42,10 +42,10 @@ class Recorder:
     def __init__(self, is_backward: bool) -> None:
         self.is_backward = is_backward
         self.roots: Kernels = []
-        self._writers: dict[int, _Run] = {}  # of what is non-finite, by address
+        self._writers: dict[int, _Run] = {}  # of non-finite values, by address
 
     def observe(self, name: str, reads: Sequence[Any], run: Callable[[], Any], writes: Sequence[Any]) -> Any:
-        """Runs a kernel. What it returns is written, too."""
+        """Runs a kernel. Its results count as written, too."""
         sources = [writer for value in reads if (writer := self._writers.get(_address(value)))]
         result = run()
         made = _Run(name, 0, sources)
@@ -61,12 +61,12 @@ class Recorder:
         return result
 
     def add_results(self, results: Sequence[Any]) -> None:
-        """Finds the kernels where the non-finite values began that a graph has returned, or written into arguments."""
+        """Finds the kernels where the non-finite results and written arguments of a graph began."""
         for value in results:
             run = self._writers.get(_address(value))
             if run is None:
                 continue
-            while run.sources:  # a mask of -inf is seldom the source of what is wrong
+            while run.sources:  # a mask of -inf is seldom the source of an error
                 run = max(run.sources, key=lambda source: (source.kinds & _NAN, source.kinds & _POSITIVE))
             if (run.name, run.kinds) not in self.roots:
                 self.roots.append((run.name, run.kinds))
@@ -78,7 +78,7 @@ def _address(value: Any) -> int:
 
 @contextlib.contextmanager
 def recorded(is_backward: bool) -> Iterator[Kernels]:
-    """Records where the non-finite results began of the forward or backward graphs that this thread runs inside."""
+    """Records where non-finite results began in the forward or backward graphs that this thread runs inside."""
     holder = torch_internals.compiled_graph_class()
     _thread_state.recorder = recorder = Recorder(is_backward)
     with _lock:  # one replay at a time
@@ -171,6 +171,6 @@ class _Library:
 
 
 def run_alone(compiled: Any, inputs: list[Any]) -> None:
-    """Runs the one graph behind a region on these inputs, in place of the tensors that the region has itself."""
+    """Runs the only graph behind a region on these inputs, which replace the region's own tensors."""
     (graph,) = torch_internals.compiled_graphs(compiled)
     graph(list(inputs))

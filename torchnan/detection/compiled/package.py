@@ -1,4 +1,4 @@
-"""AOTInductor packages: a value that one returns is followed where the package was made while detection was on."""
+"""AOTInductor packages: a value that one returns is followed if the package was made while detection was on."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def loading(load: Callable[..., None]) -> Callable[..., None]:
 
 
 def replacing_weights(load_constants: Callable[..., None]) -> Callable[..., None]:
-    """Wraps what gives a package other weights: it is no longer what its graph says."""
+    """Wraps the function that replaces the weights of a package: its graph is then out of date."""
 
     @functools.wraps(load_constants)
     def load_other(loader: Any, *args: Any, **options: Any) -> None:
@@ -83,7 +83,7 @@ def checking(run: Callable[..., Any]) -> Callable[..., Any]:
         with contained("checking an AOTInductor package"):
             # A stream is given for a device, where results are not checked at the border.
             if _C.current_session() is not None and type(inputs) is list and not rest and not options:
-                _C.mark_all_stale(inputs)  # it may write into them, and tells nobody
+                _C.mark_all_stale(inputs)  # it may write into them without reporting it
                 call = _checked(loader, run, inputs)
         return run(loader, inputs, *rest, **options) if call is None else call()
 
@@ -103,7 +103,7 @@ def _checked(loader: Any, run: Callable[..., Any], inputs: list[Any]) -> Callabl
     if obstacle not in calls:
         calls[obstacle] = _region(loader, run, None if obstacle else made_of, obstacle)
     call = functools.partial(calls[obstacle], *([] if obstacle else weights or []), *inputs)
-    inputs.clear()  # as the loader does before it runs
+    inputs.clear()  # like the loader before it runs
     return call
 
 

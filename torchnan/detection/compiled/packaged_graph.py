@@ -1,4 +1,5 @@
-"""The graphs of AOTInductor packages that were made while detection was on, found again by what is in a package."""
+"""The graphs of AOTInductor packages that were made while detection was on, found again by the contents of a
+package."""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ _made: dict[_Identity, PackagedGraph] = {}
 
 
 class _Exported(torch.nn.Module):
-    """Stands for a module that was exported: only the names of its parts are known of it."""
+    """A stand-in for an exported module: only the names of its parts are known."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PackagedGraph:
-    """What a package was made of.
+    """The sources of a package.
 
     Attributes:
         graph: the graph that was exported; its arguments are its weights and then the tensors of a call.
@@ -44,11 +45,11 @@ class PackagedGraph:
     root: torch.nn.Module
 
     def keeps_state(self) -> bool:
-        """Whether it overwrites buffers of its own: what they hold now is in the package alone."""
+        """Whether it overwrites its own buffers, whose current contents only the package has."""
         return any(i < len(self.weights) for i in self.overwritten)
 
     def alive_weights(self) -> list[torch.Tensor] | None:
-        """Returns the weights if they still are those that the package was made with."""
+        """Returns the weights if they are unchanged since the package was made."""
         alive = [weight() for weight, _ in self.weights]
         found = [weight for weight in alive if weight is not None]
         versions = [version for _, version in self.weights]
@@ -56,11 +57,11 @@ class PackagedGraph:
 
 
 def remember(files: list[Any], graph: PackagedGraph) -> None:
-    """Remembers what a package was made of.
+    """Records the sources of a package.
 
     Args:
-        files: that Inductor made for it.
-        graph: what it was made of.
+        files: the files that Inductor made for it.
+        graph: its sources.
     """
     libraries = [file for file in files if isinstance(file, str) and file.endswith(".so")]
     if len(libraries) == 1:
@@ -68,7 +69,7 @@ def remember(files: list[Any], graph: PackagedGraph) -> None:
 
 
 def find(path: str, model: str) -> PackagedGraph | None:
-    """Returns what a model in a package was made of; ``None`` if it was not made in this process under detection."""
+    """Returns the sources of a model in a package; ``None`` if it was not made in this process under detection."""
     if not _made or not os.path.isfile(path):
         return None
     with zipfile.ZipFile(path) as package:
@@ -118,7 +119,7 @@ def graph_of(exported: fx.GraphModule) -> PackagedGraph | None:
 
 
 def _lift_weights(module: fx.GraphModule) -> dict[fx.Node, torch.Tensor]:
-    """Makes the graph's own tensors its first arguments: they are not to be held."""
+    """Makes the graph's own tensors its first arguments, so that they are not kept alive."""
     weights = {}
     before = next(node for node in module.graph.nodes if node.op != "get_attr")
     for node in module.graph.find_nodes(op="get_attr"):
@@ -135,7 +136,7 @@ def _lift_weights(module: fx.GraphModule) -> dict[fx.Node, torch.Tensor]:
 
 
 def _overwritten(graph: fx.Graph) -> set[fx.Node]:
-    """Returns the arguments of a graph that its operations overwrite, themselves or by a view."""
+    """Returns the arguments of a graph that its operations overwrite, directly or through a view."""
     overwritten: set[fx.Node] = set()
     bases: dict[fx.Node, set[fx.Node]] = {}  # the arguments that a value may share memory with
     for node in graph.nodes:

@@ -1,4 +1,4 @@
-"""Random numbers as Inductor's generated code draws them: seeds from the generator, numbers by a kernel of its own."""
+"""Random numbers as in Inductor's generated code: seeds from the generator, numbers from a separate kernel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _kernels: dict[tuple[Any, str, torch.device], Any] = {}
 
 
 def draw(operator: Any, *args: Any) -> torch.Tensor:
-    """Returns what generated code gets from one of :data:`OPERATORS`.
+    """Returns the result of one of :data:`OPERATORS` in generated code.
 
     The eager body of ``inductor_seeds`` draws other numbers than ``torch/_inductor/ir.py`` does, and that of
     ``inductor_random`` is another generator.
@@ -40,10 +40,10 @@ def draw(operator: Any, *args: Any) -> torch.Tensor:
 
 
 class AsGenerated(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Lets operations draw the random numbers that generated code draws in their place: a seed for each of them.
+    """Makes operations draw the random numbers that generated code draws in their place: a seed for each of them.
 
-    The state of the generator has to be that before the region. What Inductor leaves to the operation itself draws as
-    it does, from a generator that is then not where it was in generated code.
+    The generator must be in its state before the region. Operations that Inductor does not replace draw as usual, from
+    a generator whose state then differs from that in generated code.
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -53,7 +53,7 @@ class AsGenerated(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _numbers(distribution: str, size: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
-    """The number of an element depends on its place alone: one kernel serves for many sizes."""
+    """The number of an element depends only on its position: one kernel serves for many sizes."""
     seed = draw(_SEEDS, 1, torch.device("cpu"))[0]
     count = math.prod(size)
     room = 1 << max(count - 1, 0).bit_length()
@@ -82,7 +82,7 @@ def _integers(low: int, high: int, size: Sequence[int], dtype: torch.dtype | Non
 
 
 def _keep(mask: torch.Tensor, probability: float = 0.5, **options: Any) -> torch.Tensor:
-    """The mask of a dropout: generated code drops what is not above the other probability."""
+    """The mask of a dropout: generated code drops elements that are not above the other probability."""
     return mask.copy_(_numbers("rand", mask.shape, torch.float32) > 1 - probability)
 
 

@@ -38,16 +38,16 @@ Bad = list[tuple[int, int]]  # index of a non-finite value among those that were
 
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """What a region was made of.
+    """The sources of a region.
 
     Attributes:
         graph: a copy of the graph, see :func:`graph.copy_graph`.
         tensors: the graph's own parameters and buffers by name.
-        modules: those that nodes were traced in, by their key in ``nn_module_stack``.
-        overwritten: indices of the inputs that a call overwrites, its own tensors first; ``None`` if not known.
+        modules: those in which nodes were traced, by their key in ``nn_module_stack``.
+        overwritten: indices of the inputs that a call overwrites, its own tensors first; ``None`` if unknown.
         has_kernels: whether the kernels of the generated code can be observed.
         weights: the parameters and buffers among the arguments, as far as their sources are known.
-        optimizer_gradient: one of the gradients that the step of an optimizer is given; ``None`` if it is no such step.
+        optimizer_gradient: one of the gradients of an optimizer step; ``None`` if it is not such a step.
     """
 
     graph: fx.GraphModule
@@ -60,7 +60,7 @@ class Traced:
 
 
 class Region:
-    """What Inductor made of one graph.
+    """Inductor's result for one graph.
 
     Args:
         traced: the graph; ``None`` if it is not known.
@@ -189,7 +189,8 @@ class Region:
         obstacle: str,
         kernels: Kernels,
     ) -> dict[int, Any]:
-        """Completes what was found: of other values it is known what the region was given, or that it returned them."""
+        """Completes the provenances: other values came from non-finite arguments, or have the region as their
+        origin."""
         missing = [i for i, _ in bad if i not in found]
         given = call.given if tangents is None else call.provenance
         if missing and given is None:
@@ -236,7 +237,7 @@ class Region:
 
 
 def _weakly(region: Region, call: Callable[[Region, Any], None]) -> Callable[[Any], None]:
-    reference = weakref.ref(region)  # the core holds what is called, out of the garbage collector's sight
+    reference = weakref.ref(region)  # the core holds the called object, invisible to the garbage collector
 
     def call_of_alive(given: Any) -> None:
         alive = reference()
@@ -247,7 +248,7 @@ def _weakly(region: Region, call: Callable[[Region, Any], None]) -> Callable[[An
 
 
 def _check_in_backward(region: Region, node: Any) -> None:
-    """Lets ``CompiledFunction.backward`` check what it returns; compiled autograd would trace a hook on the node."""
+    """Makes ``CompiledFunction.backward`` check its results; compiled autograd would trace a hook on the node."""
     function = torch_internals.function_class(node)
     backward = vars(function)["backward"].__func__
     if hasattr(backward, "_torchnan_checks"):
@@ -266,13 +267,13 @@ def _check_in_backward(region: Region, node: Any) -> None:
         call.release()
         return gradients
 
-    torch_internals.skip_in_dynamo(checked)  # like the function that it stands for
+    torch_internals.skip_in_dynamo(checked)  # like the function that it replaces
     checked._torchnan_checks = True  # type: ignore[attr-defined]
     function.backward = staticmethod(checked)
 
 
 def _report_written(values: Sequence[torch.Tensor]) -> None:
-    """Reports the parameters that a compiled optimizer has written non-finite values into.
+    """Reports the parameters into which a compiled optimizer has written non-finite values.
 
     They are leaves, and need not be of the class ``Parameter``.
     """
@@ -312,13 +313,13 @@ def _repeated(explanation: Explanation, given: list[torch.Tensor], is_checked: b
 
 
 def _given(call: Any, tangents: replay.Tangents | None) -> list[torch.Tensor]:
-    """Returns the non-finite values that a region, or its backward pass, was given."""
+    """Returns the non-finite arguments of a region, or of its backward pass."""
     values = [*call.arguments, *(tangent for _, tangent in tangents or ())]
     return [part for value in values for part in _plain(value) if _C.kinds_of(part)]
 
 
 def _plain(value: Any) -> list[torch.Tensor]:
-    """Returns the plain tensors that a value consists of: a wrapper subclass has them inside."""
+    """Returns the plain tensors inside a value, which may be a wrapper subclass."""
     if is_traceable_wrapper_subclass(value):
         names, _ = value.__tensor_flatten__()
         return [plain for name in names for plain in _plain(getattr(value, name))]

@@ -1,4 +1,4 @@
-"""Replays the call of a compiled region under the session that watches it, and finds where its results came from."""
+"""Replays the call of a compiled region under its session, and finds the origin of its results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Tangents = list[tuple[int, torch.Tensor]]  # index among the graph's outputs, an
 
 @dataclasses.dataclass(frozen=True)
 class RecordedCall:
-    """A call of a region, with all that running it again needs.
+    """A call of a region, with everything that is needed to run it again.
 
     Attributes:
         graph: the graph that Dynamo traced.
@@ -73,7 +73,7 @@ class RecordedCall:
 
 @dataclasses.dataclass(frozen=True)
 class Evidence:
-    """What is found of the causes in a call without watching it.
+    """The facts about the causes in a call that are found without detection.
 
     Attributes:
         key: equal for calls with the same causes; ``None`` if nothing was found.
@@ -86,7 +86,7 @@ class Evidence:
 
 @dataclasses.dataclass
 class Outcome:
-    """What a replay found.
+    """The result of a replay.
 
     Attributes:
         found: by index, the provenance of each result that was non-finite in the replay, too.
@@ -102,8 +102,8 @@ class Outcome:
 def find(call: RecordedCall, bad: list[int], tangents: Tangents | None) -> Outcome:
     """Finds the provenance of non-finite results of a call.
 
-    The replay runs on a thread of its own: what is on the stack of this one (a backward pass, the compiled code) is no
-    part of the program that was compiled. Random numbers, inputs and modes are those of the call.
+    The replay runs on a separate thread, because the stack of this one (a backward pass, the compiled code) does not
+    belong to the compiled program. Random numbers, inputs and modes are those of the call.
 
     Args:
         call: the call.
@@ -167,7 +167,7 @@ def unseen(run: Callable[[], T]) -> T:
 
 
 def on_own_thread(run: Callable[[], T]) -> T:
-    """Runs a function on a thread of its own, which nobody watches."""
+    """Runs a function on a separate thread, without detection."""
     done = _thread.allocate_lock()
     done.acquire()
     outcomes: list[T] = []
@@ -193,7 +193,7 @@ def on_own_thread(run: Callable[[], T]) -> T:
 class _Lowered:
     """The graph that Inductor gets, forward or backward, its inputs and the state of the generator before it.
 
-    Inputs are those of the call, whose origins and names are known; of what the graph overwrites there are copies.
+    Inputs are those of the call, whose origins and names are known; overwritten inputs are copies.
     """
 
     module: torch.fx.GraphModule
@@ -222,9 +222,9 @@ class _Replay:
         self._lowered_once: _Lowered | None = None
 
     def evidence(self) -> Evidence:
-        """Returns where non-finite values begin when the graph runs as it was traced; else in which kernels."""
+        """Returns where non-finite values begin when the graph runs as traced; otherwise in which kernels."""
         sources: Sources = []
-        with contextlib.suppress(Exception), self._states():  # the generated code may tell
+        with contextlib.suppress(Exception), self._states():  # the generated code may show it
             made = self._inputs()
             args = self._writable(made)
             drawing: Any = random_numbers.AsGenerated() if self.call.is_random else contextlib.nullcontext()  # type: ignore[no-untyped-call]
@@ -270,7 +270,7 @@ class _Replay:
 
     @contextlib.contextmanager
     def _watching(self, way: str, bad_kernels: kernels.Kernels) -> Iterator[None]:
-        """Lets the session see what runs inside as a part of the region."""
+        """Makes the session see the operations inside as a part of the region."""
         region = self.call.region
         _C.begin_replay(region.function, region.file, region.line, way, bad_kernels, self.call.boxed > 0)
         _C.enter_session(self.session)
@@ -283,7 +283,7 @@ class _Replay:
 
     @contextlib.contextmanager
     def _states(self) -> Iterator[None]:
-        """Makes random numbers and modes those of the call for a while."""
+        """Restores random numbers and modes of the call for a while."""
         modes = self.call.modes
         with contextlib.ExitStack() as stack:
             if self.call.random_state is not None:
@@ -299,7 +299,7 @@ class _Replay:
             yield
 
     def _inputs(self) -> list[Any]:
-        """Returns the inputs as they were: leaves of their own, in the same memory where nothing was written."""
+        """Returns the inputs in their previous state: new leaves, in the same memory if it was not written."""
         made: list[Any] = []
         for i, value in enumerate(self.call.args):
             fresh = value
@@ -313,7 +313,7 @@ class _Replay:
         return made
 
     def _writable(self, made: list[Any]) -> list[Any]:
-        """Returns the arguments, those that are written as no leaves: a leaf cannot be written in place."""
+        """Returns the arguments; written ones are not leaves, because a leaf cannot be written in place."""
         return [
             _clone(value)
             if isinstance(value, torch.Tensor) and value.requires_grad and i in self.call.before
@@ -338,7 +338,8 @@ class _Replay:
             return []
         made = self._inputs()
         with kernels.recorded(self.tangents is not None) as found:
-            if any(i < len(self.call.own) for i in self.call.before):  # the region itself would write the program's
+            # the region itself would overwrite the program's tensors
+            if any(i < len(self.call.own) for i in self.call.before):
                 kernels.run_alone(self.call.compiled, made)
             else:
                 args = self._writable(made)
@@ -382,10 +383,10 @@ class _Replay:
         return _first_for_all(_provenances(results, list(range(len(results)))), self.bad)
 
     def _in_inductors_arithmetic(self) -> dict[int, Any]:
-        """Lets Inductor compute every node as an output, and runs the first that is non-finite on what it was given.
+        """Makes Inductor compute every node as an output, and runs the first non-finite one on its inputs.
 
         For values that are finite when operations run one by one: generated code rounds, contracts and computes some
-        functions otherwise.
+        functions differently.
         """
         lowered = self._lowered()
         graph = copy_graph(lowered.module, keep=("val", "original_aten")).graph
@@ -455,14 +456,14 @@ def _gradients(outputs: list[Any], inputs: list[Any], tangents: Tangents) -> lis
 
 
 def _clone(value: torch.Tensor) -> torch.Tensor:
-    """Clones a tensor; where the values came from is known of the clone, too."""
+    """Clones a tensor; the clone gets the same provenance."""
     clone = value.clone()
     _C.record_copy(value.detach(), clone.detach())
     return clone
 
 
 def _version(value: Any) -> object:
-    """Returns what is another object once a tensor has been written; in inference mode nobody counts that."""
+    """Returns a value that changes when a tensor is written; in inference mode writes are not counted."""
     if not isinstance(value, torch.Tensor):
         return None
     return object() if value.is_inference() else value._version
@@ -473,19 +474,19 @@ def _copies(values: list[Any]) -> list[Any]:
 
 
 def _makes_nonfinite(node: torch.fx.Node, values: dict[torch.fx.Node, Any]) -> bool:
-    """Whether a node of a graph has made kinds of values that it was not given."""
+    """Whether a node of a graph has made kinds of values that its arguments did not have."""
     if not all(argument in values for argument in node.all_input_nodes):
         return False
     return bool(kinds_in(values[node]) & ~kinds_in([values[argument] for argument in node.all_input_nodes]))
 
 
 def _first_for_all(found: dict[int, Any], bad: list[int]) -> dict[int, Any]:
-    """Outputs of a lowered graph are in another order, with values for the backward pass among them."""
+    """Outputs of a lowered graph are in another order, and include values for the backward pass."""
     return dict.fromkeys(bad, next(iter(found.values()))) if found else {}
 
 
 def _unread(values: list[Any], bad: list[int]) -> dict[int, Any]:
-    """Finds the provenance of NaN in memory that a graph has written in part and returned: it has not read it."""
+    """Finds the provenance of NaN in memory that a graph has partly written, not read, and returned."""
     plain = {i: values[i].detach() for i in bad if i < len(values) and isinstance(values[i], torch.Tensor)}
     found = {i: _C.input_provenance(value) for i, value in plain.items()}
     return {i: provenance for i, provenance in found.items() if provenance is not None}

@@ -22,7 +22,7 @@ _WRAPPED = "L['fn']"  # the path of a module that such a function calls
 
 
 class Line(NamedTuple):
-    """A source line that a replayed operation is to be seen under."""
+    """A source line under which a replayed operation appears."""
 
     file: str
     line: int
@@ -30,7 +30,7 @@ class Line(NamedTuple):
 
 
 class Engine:
-    """Stands for the autograd engine on a stack: what is inside of it was called by a node."""
+    """Represents the autograd engine on a stack: frames inside of it were called by a node."""
 
 
 class BackwardNode(NamedTuple):
@@ -55,7 +55,7 @@ def traced_lines(node: torch.fx.Node) -> list[Line]:
 
 
 def place_of(traced: torch.fx.GraphModule, compiled: Line) -> Line:
-    """Returns the function or module of the program that a graph was traced in.
+    """Returns the function or module of the program in which a graph was traced.
 
     Args:
         traced: the graph.

@@ -1,4 +1,4 @@
-"""The private names of PyTorch that following compiled regions leans on."""
+"""The private names of PyTorch that following compiled regions relies on."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def compiler_of_packages() -> tuple[Any, str] | None:
 
 
 def first_use_of_exported_programs() -> tuple[Any, str]:
-    """Returns what is called of an exported program before it is compiled, and its holder."""
+    """Returns the function that is called for an exported program before it is compiled, and its holder."""
     return torch.export.ExportedProgram, "module"
 
 
@@ -90,7 +90,7 @@ def dynamo_is_loaded() -> bool:
 
 
 def first_uses_of_dynamo() -> list[tuple[Any, str]]:
-    """Returns what a program calls to compile a function, or to load one, with the holders of that."""
+    """Returns the functions that compile a function or load a compiled one, with their holders."""
     compilers = (inductor(), torch._TorchCompileWrapper)
     return [*((compiler, "__init__") for compiler in compilers), (torch.compiler, "load_compiled_function")]
 
@@ -103,7 +103,7 @@ def entry_of_compilation() -> tuple[Any, str]:
 
 
 def dispatch_of_fake_tensors() -> tuple[Any, str]:
-    """Returns what runs operations on fake tensors, for whichever tracer, and its holder."""
+    """Returns the function that runs operations on fake tensors, for every tracer, and its holder."""
     return torch._subclasses.fake_tensor.FakeTensorMode, "__torch_dispatch__"
 
 
@@ -123,7 +123,7 @@ def ahead_of_time_class() -> Any:
 
 
 def compiled_graph_class() -> Any:
-    """Returns the class of what Inductor makes of a graph, forward or backward."""
+    """Returns the class of Inductor's result for a graph, forward or backward."""
     from torch._inductor.output_code import CompiledFxGraph
 
     return CompiledFxGraph
@@ -131,7 +131,7 @@ def compiled_graph_class() -> Any:
 
 @contextlib.contextmanager
 def without_modes() -> Iterator[None]:
-    """Runs what is inside outside the modes and functions of the program that see what its operations do."""
+    """Runs the block outside of the modes and functions of the program that see operations."""
     with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
         yield
 
@@ -142,7 +142,7 @@ def function_class(node: Any) -> Any:
 
 
 def skip_in_dynamo(function: Any) -> None:
-    """Keeps Dynamo from tracing a function where a program that is compiled calls it; what it calls may be traced."""
+    """Keeps Dynamo from tracing a function when a compiled program calls it; functions that it calls may be traced."""
     from torch._dynamo.eval_frame import skip_code
 
     skip_code(function.__code__)
@@ -162,14 +162,14 @@ def place_of_traced_function() -> Line:
 
 
 def compile_graph(module: torch.fx.GraphModule, inputs: list[Any], inner_compile: Any) -> Any:
-    """Lowers a graph of Dynamo's for its inputs as Inductor does, with a compiler of one's own for what is lowered."""
+    """Lowers a graph of Dynamo for its inputs like Inductor, with a custom compiler for the lowered graph."""
     from torch._inductor.compile_fx import compile_fx
 
     return compile_fx(module, inputs, inner_compile=inner_compile)
 
 
 def compiled_graphs(root: Any) -> list[Any]:
-    """Finds what Inductor made of the graphs behind a callable."""
+    """Finds Inductor's results for the graphs behind a callable."""
     return _behind(root, compiled_graph_class())
 
 
