@@ -29,7 +29,7 @@ struct BadArgument {
   std::shared_ptr<const ElementKinds> before{};  // what such an operation has overwritten
 };
 
-// Returns what attribution has to know of an argument; before the call, if the call overwrites it.
+// Returns the facts about an argument that attribution needs. An argument that the call overwrites is read before it.
 BadArgument bad_argument(const CallContext& call, const at::Tensor& tensor, std::string_view name, int64_t element,
                          NonfiniteKinds kinds, bool overwritten);
 
@@ -37,16 +37,16 @@ BadArgument bad_argument(const CallContext& call, const at::Tensor& tensor, std:
 struct Result {
   at::Tensor tensor;
   NonfiniteKinds kinds;
-  int64_t output = 0;                            // which of the tensors it wrote, lists counted through
-  NonfiniteRegistry::ProvenancePtr inherited{};  // if all that it is made of is exhausted: then nothing else is asked
+  int64_t output = 0;                            // index among the written tensors, including those in lists
+  NonfiniteRegistry::ProvenancePtr inherited{};  // from exhausted arguments; null if a cause must be searched for
 };
 
-// Returns what a result inherits if everything non-finite that it is made of is exhausted; null if something is not.
+// Returns the provenance that a result inherits if all bad arguments that it depends on are exhausted; null otherwise.
 NonfiniteRegistry::ProvenancePtr exhausted_provenance(const CallContext& call, c10::ArrayRef<BadArgument> bad_arguments,
                                                       int64_t output);
 
-// Finds the cause of each result, remembers it in the registry, and reports the harm that the call itself has done.
-// `bad_arguments` has those that were known before the call; adds the others.
+// Finds the cause of each result, records it in the registry, and reports the harm that the call itself has done.
+// Appends the bad arguments that were not already known before the call to `bad_arguments`.
 void attribute(const CallContext& call, c10::SmallVectorImpl<BadArgument>& bad_arguments,
                c10::ArrayRef<Result> results);
 
