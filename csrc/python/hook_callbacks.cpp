@@ -41,17 +41,38 @@ struct Roots {
   c10::SmallVector<at::Tensor, 2> gradients;
 };
 
-// A gradient may be None, a root an edge of a graph.
+const at::Tensor* tensor_in(const py::handle& value) {
+  return value && THPVariable_Check(value.ptr()) ? &THPVariable_Unpack(value.ptr()) : nullptr;
+}
+
+// Adds a root. A wrapper subclass has its values in tensors inside: a DTensor the part of this rank.
+void add_root(const py::handle& root, const py::handle& gradient, Roots& found) {
+  const at::Tensor* tensor = tensor_in(root);
+  if (tensor == nullptr) return;  // an edge of a graph
+  const bool is_subclass = tensor->unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python);
+  if (!is_subclass || !py::hasattr(root, "__tensor_flatten__")) {
+    const at::Tensor* its_gradient = tensor_in(gradient);
+    found.tensors.push_back(*tensor);
+    found.gradients.push_back(its_gradient == nullptr ? at::Tensor() : *its_gradient);
+    return;
+  }
+  const bool is_alike = gradient && py::type::handle_of(gradient).is(py::type::handle_of(root));
+  const py::tuple flattened = root.attr("__tensor_flatten__")();
+  for (const py::handle name : py::list(flattened[0])) {
+    const py::object part = root.attr(name);
+    const py::object its_part = is_alike ? py::object(gradient.attr(name)) : py::object();
+    add_root(part, its_part, found);
+  }
+}
+
+// A gradient may be None.
 Roots roots_from(const py::handle& roots, const py::handle& gradients) {
   Roots found;
   auto gradient = py::iter(gradients);
   for (const py::handle root : py::iter(roots)) {
     const py::handle its_gradient = gradient == py::iterator::sentinel() ? py::handle() : *gradient;
     if (its_gradient) ++gradient;
-    if (!THPVariable_Check(root.ptr())) continue;
-    found.tensors.push_back(THPVariable_Unpack(root.ptr()));
-    const bool is_given = its_gradient && THPVariable_Check(its_gradient.ptr());
-    found.gradients.push_back(is_given ? THPVariable_Unpack(its_gradient.ptr()) : at::Tensor());
+    add_root(root, its_gradient, found);
   }
   return found;
 }

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from torchnan._load import _C
-from torchnan.detection.compiled.graph import as_list, copy_graph
+from torchnan.detection.compiled.graph import as_list, copy_graph, plain_parts
 
 Sources = list[Hashable]  # nodes that made a kind which none of their arguments had: name and kinds
 
@@ -108,11 +108,10 @@ def _noting(name: str, number: int, sources: Sources) -> Callable[[Any, Any], No
 
 def kinds_in(value: Any) -> int:
     """Returns the bits of the kinds of non-finite values in a tensor or in several."""
-    if isinstance(value, torch.Tensor):
-        return _C.kinds_of(value.detach() if value.requires_grad else value)
+    kinds = 0
+    for part in plain_parts(value):
+        kinds |= _C.kinds_of(part.detach() if part.requires_grad else part)
     if isinstance(value, list | tuple):
-        kinds = 0
         for item in value:
             kinds |= kinds_in(item)
-        return kinds
-    return 0
+    return kinds

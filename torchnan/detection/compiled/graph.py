@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torchnan._load import _C
 from torchnan.detection.compiled import functions, random_numbers
@@ -133,6 +134,14 @@ def run(module: fx.GraphModule, *inputs: Any) -> Any:
 def as_list(results: Any) -> list[Any]:
     """Returns what a graph returned as a list: it may be one value, or several in a list or tuple."""
     return list(results) if isinstance(results, list | tuple) else [results]
+
+
+def plain_parts(value: Any) -> list[torch.Tensor]:
+    """Returns the plain tensors that a value consists of: a wrapper subclass has them inside."""
+    if is_traceable_wrapper_subclass(value):
+        names, _ = value.__tensor_flatten__()
+        return [plain for name in names for plain in plain_parts(getattr(value, name))]
+    return [value] if isinstance(value, torch.Tensor) else []
 
 
 def framed(

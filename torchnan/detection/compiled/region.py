@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torchnan._load import _C
 from torchnan.detection import introspection, shards
@@ -23,6 +22,7 @@ from torchnan.detection.compiled.graph import (
     as_list,
     compared_inputs,
     has_collectives,
+    plain_parts,
     stack_of,
     unwritten_outputs,
 )
@@ -74,7 +74,7 @@ class Region:
         self.compiled = compiled
         self.place = place
         graph, tensors = (None, {}) if traced is None else (traced.graph, traced.tensors)
-        if graph is not None and has_collectives(graph):
+        if graph is not None and has_collectives(graph) and shards.has_other_ranks():
             obstacle = "operations in it wait for other ranks"
         if traced is not None and traced.overwritten is None:
             obstacle = "it is not known which of its arguments it overwrites"
@@ -84,8 +84,8 @@ class Region:
             own=tuple(tensors.values()),
             max_copied=MAX_COPIED,
             obstacle=obstacle,
-            parts=_plain,
-            is_distributed=shards.is_sharded,
+            parts=plain_parts,
+            is_distributed=shards.is_on_other_ranks,
             compared=[] if graph is None else compared_inputs(graph, list(tensors)),
             unwritten=list(self.unwritten),
             note_unwritten=_weakly(self, Region._note_unwritten),
@@ -119,7 +119,7 @@ class Region:
                 capture = [functools.partial(call_under, stack, _C.capture_stack) for stack in stacks]
                 self._allocations[here] = replay.on_own_thread(lambda: [run() for run in capture])
             for (i, node), stack in zip(self.unwritten.items(), self._allocations[here], strict=True):
-                for part in _plain(values[i]):
+                for part in plain_parts(values[i]):
                     _C.record_allocation(part, stack, allocator_of(node))
 
     def _explain_results(self, call: Any, bad: Bad, results: Any) -> None:
@@ -155,7 +155,7 @@ class Region:
         if call.obstacle:
             return None, self._at_border(call, bad, values, tangents, {}, call.obstacle, [])
         recorded = self._recorded(call)
-        results = [part for i, _ in bad for part in _plain(values[i])]
+        results = [part for i, _ in bad for part in plain_parts(values[i])]
         border = self._seen(recorded, bad, tangents)
         assumed = explanations.assumed(border, results)
         if assumed is not None:
@@ -200,7 +200,7 @@ class Region:
             if given is not None:
                 found[i] = given
                 continue
-            for part in _plain(values[i]):
+            for part in plain_parts(values[i]):
                 _C.record_border(part, i, *self._name(), obstacle, kernels)
                 provenance = _C.provenance_of(part)
                 if provenance is not None:
@@ -286,7 +286,7 @@ def _report_written(values: Sequence[torch.Tensor]) -> None:
 
 
 def _set_provenance(value: Any, provenance: Any) -> None:
-    for part in _plain(value):
+    for part in plain_parts(value):
         if _C.kinds_of(part):
             _C.set_provenance(part, provenance)
 
@@ -315,12 +315,4 @@ def _repeated(explanation: Explanation, given: list[torch.Tensor], is_checked: b
 def _given(call: Any, tangents: replay.Tangents | None) -> list[torch.Tensor]:
     """Returns the non-finite arguments of a region, or of its backward pass."""
     values = [*call.arguments, *(tangent for _, tangent in tangents or ())]
-    return [part for value in values for part in _plain(value) if _C.kinds_of(part)]
-
-
-def _plain(value: Any) -> list[torch.Tensor]:
-    """Returns the plain tensors inside a value, which may be a wrapper subclass."""
-    if is_traceable_wrapper_subclass(value):
-        names, _ = value.__tensor_flatten__()
-        return [plain for name in names for plain in _plain(getattr(value, name))]
-    return [value] if isinstance(value, torch.Tensor) else []
+    return [part for value in values for part in plain_parts(value) if _C.kinds_of(part)]

@@ -18,7 +18,15 @@ from torchnan.detection.compiled import compiled_autograd, kernels, random_numbe
 from torchnan.detection.compiled.called_modules import Path, TracedModule, arguments_of, modules_of_call
 from torchnan.detection.compiled.compilation import unwatched
 from torchnan.detection.compiled.evidence import Probe, Sources, kinds_in, sources_of_gradients
-from torchnan.detection.compiled.graph import allocates, as_list, copy_graph, framed, stack_of, with_tensors
+from torchnan.detection.compiled.graph import (
+    allocates,
+    as_list,
+    copy_graph,
+    framed,
+    plain_parts,
+    stack_of,
+    with_tensors,
+)
 from torchnan.detection.compiled.graph import run as interpret
 from torchnan.detection.compiled.stack import Entry, Line, Modules, call_under, calling_stack
 from torchnan.detection.containment import describe
@@ -495,8 +503,9 @@ def _unread(values: list[Any], bad: list[int]) -> dict[int, Any]:
 def _provenances(values: list[Any], bad: list[int]) -> dict[int, Any]:
     found = {}
     for i in bad:
-        value = values[i] if i < len(values) else None
-        provenance = _C.provenance_of(value.detach()) if isinstance(value, torch.Tensor) else None
+        parts = plain_parts(values[i]) if i < len(values) else []
+        known = (_C.provenance_of(part.detach()) for part in parts)
+        provenance = next((one for one in known if one is not None), None)
         if provenance is not None:
             found[i] = provenance
     return found
