@@ -10,7 +10,7 @@ import sys
 def switch_on_from_environment() -> None:
     """Turns detection on if a TORCHNAN variable asks for it.
 
-    A program that asks for detection by a torchnan that cannot be loaded ends with status 2, and one line that says why.
+    If torchnan cannot be loaded, a program that asks for detection ends with status 2 and one line that says why.
     """
     if not any(name.startswith("TORCHNAN") for name in os.environ):
         return

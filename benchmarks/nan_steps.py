@@ -2,8 +2,8 @@
 
     python -m benchmarks.nan_steps [--steps mlp,gpt2] [--rounds 15] [--threads N]
 
-Ratios are taken within a round, of rows in random order; "A/A" times the same thing twice. The NaN step is compared with
-the same NaN step without detection, the first bad step with the plain healthy one.
+Each ratio is taken within one round; the rows run in random order, and "A/A" times the same step twice. A NaN step is
+compared with the same NaN step without detection, the first bad step with the plain healthy step.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ def test_the_documented_options_are_those_of_detect():
 
 def test_every_variable_that_the_documents_name_exists():
     known = {f"TORCHNAN_{name.upper()}" for name in DetectionOptions.options()}
-    known |= {environment.REQUIRE_CUDA, environment.REPLACE_ANOMALY, environment.PAGE}
+    known |= {environment.REQUIRE_CUDA, environment.REPLACE_ANOMALY, environment.PAGE, environment.TRACEBACK}
     known |= {environment.POLICY, *policy.variables(), "TORCHNAN_"}  # the last: TORCHNAN_<OPTION>
     for page in [*(REPOSITORY / "docs").glob("*.md"), *REPOSITORY.glob("*.md")]:
         named = set(re.findall(r"(?<![-\w])TORCHNAN_[A-Z_]*", page.read_text()))
