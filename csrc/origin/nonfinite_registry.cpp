@@ -23,11 +23,13 @@ NonfiniteRegistry::ProvenancePtr both(const Provenance& a, const Provenance& b) 
 NonfiniteRegistry& of_process = *new NonfiniteRegistry;  // never destroyed: threads may outlive static destructors
 
 // Values that were not read before are gone unread.
+void mark_overwritten(const Provenance& provenance) {
+  for (const Cause& cause : provenance.causes()) cause.origin->overwritten = true;
+}
+
 template <typename Regions>
 void mark_overwritten(const Regions& regions) {
-  for (const auto& region : regions) {
-    for (const Cause& cause : region.provenance->causes()) cause.origin->overwritten = true;
-  }
+  for (const auto& region : regions) mark_overwritten(*region.provenance);
 }
 
 }  // namespace
@@ -134,7 +136,7 @@ void NonfiniteRegistry::remember(const at::Tensor& tensor, ProvenancePtr provena
   const c10::StorageImpl* storage = storage_of(tensor);
   if (storage == nullptr) return;
   ++work_counters().remembered;
-  if (is_remembered(tensor, *storage, *provenance)) return;
+  if (is_remembered(tensor, *storage, *provenance)) return mark_overwritten(*provenance);
   Region region(tensor, std::move(provenance));
   c10::weak_intrusive_ptr<c10::StorageImpl> weak(tensor.storage().getWeakStorageImpl());
   std::vector<Region> overwritten;  // released after the lock, like the expired ones

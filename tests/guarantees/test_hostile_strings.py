@@ -30,6 +30,9 @@ from torchnan.capture import CaptureError
 from torchnan.capture.reproducer import write_example
 from torchnan.detection import terminal
 from torchnan.health import HealthReport, Trouble
+from torchnan.recovery.remedies import trials
+from torchnan.recovery.remedies.change import Change
+from torchnan.recovery.remedies.origin import Origin
 
 pytestmark = pytest.mark.guarantee(17)
 
@@ -55,6 +58,12 @@ def _laid_out(bench: Bench) -> Said:
 
 def _loggers(bench: Bench) -> Said:
     return [*bench.stepped[1], *bench.bad_snapshot(), *bench.detector()]
+
+
+def _tried(bench: Bench) -> Said:
+    """A remedy whose line and error have the string in them."""
+    trial = trials.compare(Change(bench.string), bench.string, "", Origin(None))
+    return [str(trials.Trials(1, (trial,), 1))]
 
 
 TERMINAL: dict[str, Callable[[Bench], Said]] = {
@@ -83,6 +92,7 @@ TERMINAL: dict[str, Callable[[Bench], Said]] = {
     "diagnose": Bench.diagnosed,
     "errors of runs": Bench.refused_runs,
     "a terminal": _laid_out,
+    "tried remedies": _tried,
     "what ranks say": Bench.among_ranks,
     "the health of ranks": lambda bench: [
         str(HealthReport(0, 2, (Trouble(1, "hangs", bench.string),), (bench.string,)))
@@ -103,7 +113,7 @@ JSON: dict[str, Callable[[Bench], Said]] = {
 # Functions in the sources that show text, and the name under which it is tested above.
 TELLS = {
     "detection/finding.py Frame.__str__": "str(finding)",
-    "detection/finding.py Step.__str__": "str(finding)",
+    "detection/finding.py LineageStep.__str__": "str(finding)",
     "detection/finding.py Harm.__str__": "str(finding)",
     "detection/finding.py Finding.__str__": "str(finding)",
     "detection/finding.py Finding.to_json": "finding.to_json()",
@@ -129,6 +139,8 @@ TELLS = {
     "recovery/reporter.py Reporter.report": "loggers",
     "recovery/bad_step.py BadStepAnalyzer._agreed_origin": "str(event)",  # from rank to rank
     "recovery/event.py StepEvent.__str__": "str(event)",
+    "recovery/remedies/trials.py Trial.__str__": "tried remedies",
+    "recovery/remedies/trials.py Trials.__str__": "tried remedies",
     "recovery/event.py StepEvent.to_json": "event.to_json()",
     "recovery/errors.py exit_codes": "TrainingStopped",
     "detection/containment.py Failures.record": "loggers",

@@ -380,6 +380,7 @@ def test_nothing_is_clamped():
             "max(outlier_threshold(peaks, ordinary, tested, thresholds.false_alarm), least)",
         ),
         ("diagnosis/headroom.py", "min(thresholds.headroom_steps, step[-1] - step[0])"),
+        ("recovery/remedies/arithmetic.py", "clamp({limits})"),  # the name of a remedy
         # no option is involved here: the last line of a function, numbers drawn after the first
         ("detection/compiled/functions.py", "max(number or 0 for _, _, number in code.co_lines())"),
         ("detection/compiled/random_numbers.py", "max(count - 1, 0)"),

@@ -59,7 +59,8 @@ class Failures:
         if self.counts[part] == 1:
             with contextlib.suppress(Exception):  # a logging handler of the user may fail, too
                 why = printable(describe(error))
-                logger.warning("torchnan: %s failed: %s. Training continues; later ones are only counted.", part, why)
+                text = "torchnan: %s failed: %s. Training continues; later failures are only counted."
+                logger.warning(text, part, why)
 
     def contained(self, part: str) -> contextlib.AbstractContextManager[None]:
         """Contains and counts failures inside the block."""

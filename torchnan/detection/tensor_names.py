@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -22,10 +22,26 @@ class Owned(NamedTuple):
     name: str
 
 
+class _Place(NamedTuple):
+    """Where a walk has found a parameter or a buffer."""
+
+    owned: Owned
+    steps: tuple[str, ...]  # names of the modules on the way, which may contain dots
+    name: str  # in the last of them
+
+    def tensor(self, root: torch.nn.Module) -> torch.Tensor | None:
+        """Returns the tensor that is there now, ``None`` if there is none."""
+        module = _module_after(root, self.steps)
+        if module is None:
+            return None
+        tensor: torch.Tensor | None = module.__dict__.get(_kind(self.owned.is_buffer), {}).get(self.name)
+        return tensor
+
+
 class _Names(NamedTuple):
     root: weakref.ref[torch.nn.Module]
-    by_storage: dict[int, Owned]
-    by_id: dict[int, Owned]
+    by_storage: dict[int, _Place]
+    by_id: dict[int, _Place]
 
 
 _known: dict[int, _Names] = {}  # by the id of the root: some modules cannot be compared
@@ -34,17 +50,17 @@ _known: dict[int, _Names] = {}  # by the id of the root: some modules cannot be 
 def known_owner_of_storage(root: torch.nn.Module, storage: int) -> Owned | None:
     """Returns what the last walk over a model found on a storage, if that is still there."""
     names = _names_of(root)
-    owned = names.by_storage.get(storage) if names is not None else None
-    if owned is not None and (tensor := _tensor_at(root, owned)) is not None and _storage_of(tensor) == storage:
-        return owned
+    place = names.by_storage.get(storage) if names is not None else None
+    if place is not None and (tensor := place.tensor(root)) is not None and _storage_of(tensor) == storage:
+        return place.owned
     return None
 
 
 def known_owner_of_tensor(root: torch.nn.Module, tensor: torch.Tensor) -> Owned | None:
     """Returns the name under which the last walk over a model found a tensor, if that is still there."""
     names = _names_of(root)
-    owned = names.by_id.get(id(tensor)) if names is not None else None
-    return owned if owned is not None and _tensor_at(root, owned) is tensor else None
+    place = names.by_id.get(id(tensor)) if names is not None else None
+    return place.owned if place is not None and place.tensor(root) is tensor else None
 
 
 def walk(root: torch.nn.Module) -> None:
@@ -53,13 +69,13 @@ def walk(root: torch.nn.Module) -> None:
     key = id(root)
     _known[key] = names
     with contained(IN_QUERY):
-        modules = list(within(root))
+        modules = list(_within(root))
         for is_buffer in (False, True):
-            for path, module in modules:
+            for path, steps, module in modules:
                 for name, tensor in parts(module, _kind(is_buffer)):
-                    owned = Owned(is_buffer, joined(path, name))
-                    names.by_storage.setdefault(_storage_of(tensor), owned)
-                    names.by_id.setdefault(id(tensor), owned)
+                    place = _Place(Owned(is_buffer, joined(path, name)), steps, name)
+                    names.by_storage.setdefault(_storage_of(tensor), place)
+                    names.by_id.setdefault(id(tensor), place)
 
 
 def _names_of(root: torch.nn.Module) -> _Names | None:
@@ -73,12 +89,6 @@ def _storage_of(tensor: torch.Tensor) -> int:
 
 def _kind(is_buffer: bool) -> str:
     return "_buffers" if is_buffer else "_parameters"
-
-
-def _tensor_at(root: torch.nn.Module, owned: Owned) -> torch.Tensor | None:
-    path, _, name = owned.name.rpartition(".")
-    module = module_at(root, path)
-    return None if module is None else module.__dict__.get(_kind(owned.is_buffer), {}).get(name)
 
 
 # -- the tree of modules
@@ -101,26 +111,36 @@ def joined(path: str, name: str) -> str:
 
 
 def within(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Yields a module and all modules inside it, parents first, each under every name that it has."""
+    """Yields a module and all modules inside it with their paths, parents first, each under all its names."""
+    for path, _, module in _within(root):
+        yield path, module
+
+
+def _within(root: torch.nn.Module) -> Iterator[tuple[str, tuple[str, ...], torch.nn.Module]]:
+    """Yields the same modules with their paths, and the names that the paths consist of."""
     above: set[int] = set()  # modules may be nested deeper than Python's stack, and in themselves
-    pending: list[tuple[str, torch.nn.Module | None]] = [("", root)]
+    pending: list[tuple[str, tuple[str, ...], torch.nn.Module | None]] = [("", (), root)]
     entered: list[int] = []
     while pending:
-        path, module = pending.pop()
+        path, steps, module = pending.pop()
         if module is None:  # all inside the module entered last has been visited
             above.discard(entered.pop())
             continue
-        yield path, module
+        yield path, steps, module
         above.add(id(module))
         entered.append(id(module))
-        pending.append(("", None))
-        children = [(joined(path, name), child) for name, child in parts(module, "_modules")]
-        pending.extend(child for child in reversed(children) if id(child[1]) not in above)
+        pending.append(("", (), None))
+        children = [(joined(path, name), (*steps, name), child) for name, child in parts(module, "_modules")]
+        pending.extend(child for child in reversed(children) if id(child[2]) not in above)
 
 
 def module_at(root: torch.nn.Module, name: str) -> torch.nn.Module | None:
     """Returns the module of a dotted path; ``None`` if there is none."""
+    return _module_after(root, name.split(".") if name else ())
+
+
+def _module_after(root: torch.nn.Module, steps: Iterable[str]) -> torch.nn.Module | None:
     module: torch.nn.Module | None = root
-    for part in name.split(".") if name else ():
-        module = module.__dict__.get("_modules", {}).get(part) if module is not None else None
+    for step in steps:
+        module = module.__dict__.get("_modules", {}).get(step) if module is not None else None
     return module

@@ -157,7 +157,7 @@ def try_on(
         outcome = run_with(run, change, model)
         runs += 1
         if change.is_effective or isinstance(outcome, str):
-            trials.append(_compare(change, outcome, reference, origin))
+            trials.append(compare(change, outcome, reference, origin))
     place = f"the operation{origin.where}" if origin.line is not None else "this origin"
     return Trials(step, tuple(trials), runs, before, "" if trials else f"none fits {place}")
 
@@ -187,7 +187,8 @@ def run_with(run: Run, change: Change, model: torch.nn.Module | None) -> Outcome
     return dataclasses.replace(outcome, finding=session.first)
 
 
-def _compare(change: Change, outcome: Outcome | str, reference: Outcome | str, origin: Origin) -> Trial:
+def compare(change: Change, outcome: Outcome | str, reference: Outcome | str, origin: Origin) -> Trial:
+    """Returns what a change has made of a step, beside the step without it. An error is given as its text."""
     text = printable(change.text)
     if isinstance(outcome, str):
         return Trial(text, False, left=f"cannot be run: {printable(outcome, 200)}")
