@@ -14,19 +14,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import torchnan
 from tests.support.finding_logs import finding_of, masked_row, received
 from tests.support.processes import run
+from tests.support.rank_programs import START
 from torchnan.distributed import delivery
 from torchnan.distributed.job import Job, current
 
-PREAMBLE = """
-import json, os, sys
-import torch, torch.distributed as dist
-from torch import nn
-import torchnan
-dist.init_process_group("gloo")
-rank, world = dist.get_rank(), dist.get_world_size()
-torch.manual_seed(0)
-planted = sys.argv[2] == "planted"
-
+PREAMBLE = f"""{START}
 class Net(nn.Module):
     def __init__(self):
         super().__init__()

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from tests.support.processes import run
 
-PREAMBLE = """
-import gc, json, sys
+START = """
+import gc, json, os, sys
 import torch, torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
@@ -19,7 +19,9 @@ dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(0)
 planted = sys.argv[2] == "planted"
+"""
 
+PREAMBLE = f"""{START}
 class Net(nn.Module):
     def __init__(self):
         super().__init__()

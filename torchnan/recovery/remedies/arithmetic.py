@@ -41,7 +41,19 @@ class ClampDenominator(CallRemedy):
         return rerun(call, **{divisor: lambda value: away_from_zero(value, tiny(call.dtype))})
 
 
-class ClampLogarithm(CallRemedy):
+class _PositiveArgument(CallRemedy):
+    """Keeps the argument of a function positive."""
+
+    _where: str  # the argument is, seen from the function
+
+    def text(self, origin: Origin, call: Call) -> str:
+        return f"clamp(min={tiny(call.dtype):g}) {self._where} {call.operator}"
+
+    def replace(self, call: Call) -> Any:
+        return rerun(call, self=lambda value: clamp(value, tiny(call.dtype), None))
+
+
+class ClampLogarithm(_PositiveArgument):
     """Keeps the argument of a logarithm positive."""
 
     answers = "the logarithm of zero or of a negative number"
@@ -50,26 +62,16 @@ class ClampLogarithm(CallRemedy):
         "pass no gradient"
     )
     operators = frozenset({"log", "log2", "log10"})
-
-    def text(self, origin: Origin, call: Call) -> str:
-        return f"clamp(min={tiny(call.dtype):g}) before {call.operator}"
-
-    def replace(self, call: Call) -> Any:
-        return rerun(call, self=lambda value: clamp(value, tiny(call.dtype), None))
+    _where = "before"
 
 
-class EpsilonInRoot(CallRemedy):
+class EpsilonInRoot(_PositiveArgument):
     """Keeps the argument of a square root positive."""
 
     answers = "the root of zero, whose slope is infinite, or of a negative number that rounding has made"
     because = "the slope of the root is bounded; other elements keep their bits, and the clamped ones pass no gradient"
     operators = frozenset({"sqrt", "rsqrt"})
-
-    def text(self, origin: Origin, call: Call) -> str:
-        return f"clamp(min={tiny(call.dtype):g}) under {call.operator}"
-
-    def replace(self, call: Call) -> Any:
-        return rerun(call, self=lambda value: clamp(value, tiny(call.dtype), None))
+    _where = "under"
 
 
 class EpsilonInDistance(CallRemedy):
