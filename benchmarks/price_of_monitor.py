@@ -12,9 +12,9 @@ import torchnan
 from benchmarks import modes
 from benchmarks.workloads import Workload
 from torchnan.detection.containment import Failures
-from torchnan.monitor.row import Row
-from torchnan.recovery.snapshots import TrainingState
-from torchnan.recovery.step_observer import StepMonitor, StepObserver
+from torchnan.training.guard.snapshots import TrainingState
+from torchnan.training.guard.step_observer import StepMonitor, StepObserver
+from torchnan.training.monitor.row import Row
 
 STEPS = 40  # a multiple of what the Monitor counts by
 CALLS = ("begin_step", "add_batch", "add_loss", "add_run", "new_instabilities", "end_step")

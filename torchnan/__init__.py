@@ -14,14 +14,14 @@ from torchnan.detection.session import detect, set_detect
 from torchnan.distributed import delivery
 
 if TYPE_CHECKING:
-    from torchnan.capture import load_capture
     from torchnan.detection.anomaly import detect_anomaly as detect_anomaly
     from torchnan.detection.anomaly import set_detect_anomaly as set_detect_anomaly
-    from torchnan.monitor import Monitor
-    from torchnan.recovery.nan_detector import NaNDetector
-    from torchnan.recovery.nan_detector import NaNState as NaNState
-    from torchnan.recovery.remedies import try_remedies as try_remedies
-    from torchnan.recovery.step_guard import StepGuard
+    from torchnan.training.capture import load_capture
+    from torchnan.training.guard.nan_detector import NaNDetector
+    from torchnan.training.guard.nan_detector import NaNState as NaNState
+    from torchnan.training.guard.remedies import try_remedies as try_remedies
+    from torchnan.training.guard.step_guard import StepGuard
+    from torchnan.training.monitor import Monitor
 
 __version__ = _build.version
 
@@ -45,13 +45,13 @@ __all__ = [
 # Imported when first used: detection alone does not need them.
 _LAZY = {
     "Monitor": "torchnan.monitor",
-    "NaNDetector": "torchnan.recovery.nan_detector",
-    "NaNState": "torchnan.recovery.nan_detector",
-    "StepGuard": "torchnan.recovery.step_guard",
+    "NaNDetector": "torchnan.training.guard.nan_detector",
+    "NaNState": "torchnan.training.guard.nan_detector",
+    "StepGuard": "torchnan.training.guard.step_guard",
     "detect_anomaly": "torchnan.detection.anomaly",
     "load_capture": "torchnan.capture",
     "set_detect_anomaly": "torchnan.detection.anomaly",
-    "try_remedies": "torchnan.recovery.remedies",
+    "try_remedies": "torchnan.training.guard.remedies",
 }
 _PACKAGES = ("capture", "diagnosis", "findings", "health", "monitor", "recovery")
 

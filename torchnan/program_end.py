@@ -85,8 +85,7 @@ def _made_page(watch: detect, path: str, is_logged: bool) -> bool:
         whether this rank announces the page: one rank does.
     """
     from torchnan.distributed import job as jobs
-    from torchnan.pages import findings_page
-    from torchnan.storage import private_file
+    from torchnan.pages import findings_page, private_file
 
     dropped, job = watch.stats()["dropped"], jobs.current()
     notes = [f"{dropped:,} more findings were counted, not kept (max_findings)"] if dropped else []

@@ -29,14 +29,14 @@ def options_from(environment: Mapping[str, str]) -> dict[str, Any] | None:
     """
     options = _environment.detection_options(environment, _policy_variables)
     if any(map(_environment.is_of_recovery, environment)):
-        from torchnan.recovery import policy
+        from torchnan.config import policy  # only needed to check the variables
 
         policy.from_environment(environment)
     return options
 
 
 def _policy_variables() -> Iterable[str]:
-    from torchnan.recovery import policy  # only needed to check the variables
+    from torchnan.config import policy  # only needed to check the variables
 
     return policy.variables()
 

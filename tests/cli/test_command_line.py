@@ -16,7 +16,7 @@ from tests.support.forked_python import run_forked_command
 from tests.support.processes import run
 from torchnan import cli
 from torchnan.cli import doctor
-from torchnan.recovery.event import StepEvent
+from torchnan.training.guard.event import StepEvent
 
 MODULE = [sys.executable, "-m", "torchnan"]
 

@@ -18,7 +18,7 @@ from tests.support.processes import REPOSITORY, run_python
 from tests.support.synthetic_runs import training, with_scaler
 from torchnan.config.options import OptionError
 from torchnan.diagnosis import Forecast, Headroom, Thresholds, diagnose, of_columns
-from torchnan.diagnosis.reports import post_mortem, terminal
+from torchnan.training.diagnosis.reports import post_mortem, terminal
 
 DIAGNOSE = [sys.executable, "-m", "torchnan", "diagnose"]
 NAMES = ("step", "loss", "grad_norm", "lr", "loss_scale", "weight_norm", "batch_digest")

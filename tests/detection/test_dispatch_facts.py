@@ -10,7 +10,7 @@ import torch
 
 import torchnan
 from torchnan._load import _C
-from torchnan.recovery.remedies.call import CallMode
+from torchnan.training.guard.remedies.call import CallMode
 
 KEY = _C.interceptor_key_name()
 

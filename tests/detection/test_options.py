@@ -13,10 +13,9 @@ from tests.support import write_options_table
 from tests.support.processes import REPOSITORY
 from torchnan import startup
 from torchnan._load import _C
-from torchnan.config import environment
+from torchnan.config import environment, policy
 from torchnan.config.detection_options import DetectionOptions
 from torchnan.config.options import OptionError
-from torchnan.recovery import policy
 
 BAD_OPTIONS = [
     (

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.processes import REPOSITORY, run
 
-pytestmark = pytest.mark.breadth(0)  # a demonstration of what tests/recovery tests part by part
+pytestmark = pytest.mark.breadth(0)  # a demonstration of what tests/training/guard tests part by part
 
 EXAMPLES = REPOSITORY / "examples"
 STEPS, SEEDS = 96, 4

@@ -1,8 +1,8 @@
 """Logs and captures that were cut or changed anywhere: a reader returns the readable part or one error, quickly, in
 little memory.
 
-Captures with structurally changed documents: ``tests/capture/test_damage.py``. Folders:
-``tests/capture/test_reading.py``.
+Captures with structurally changed documents: ``tests/training/capture/test_damage.py``. Folders:
+``tests/training/capture/test_reading.py``.
 """
 
 from __future__ import annotations

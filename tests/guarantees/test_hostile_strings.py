@@ -27,12 +27,12 @@ from tests.support.hostile_strings import HOSTILE
 from tests.support.processes import REPOSITORY, run
 from torchnan._load import _C
 from torchnan.capture import CaptureError
-from torchnan.capture.reproducer import write_example
 from torchnan.detection import terminal
 from torchnan.health import HealthReport, Trouble
-from torchnan.recovery.remedies import trials
-from torchnan.recovery.remedies.change import Change
-from torchnan.recovery.remedies.origin import Origin
+from torchnan.training.capture.reproducer import write_example
+from torchnan.training.guard.remedies import trials
+from torchnan.training.guard.remedies.change import Change
+from torchnan.training.guard.remedies.origin import Origin
 
 pytestmark = pytest.mark.guarantee(17)
 

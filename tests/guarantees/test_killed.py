@@ -1,6 +1,6 @@
 """The log of a process survives kill -9.
 
-Captures and snapshots, killed at every call by which files come and go: ``tests/recovery/test_step_captures.py``.
+Captures and snapshots, killed at every call by which files come and go: ``tests/training/guard/test_step_captures.py``.
 """
 
 from __future__ import annotations

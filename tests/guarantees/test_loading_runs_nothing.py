@@ -16,7 +16,7 @@ from tests.guarantees.fuzz import capture as capture_fuzz
 from tests.support.processes import REPOSITORY, run, run_python
 from torchnan import findings
 from torchnan.capture import CaptureError, load_capture
-from torchnan.capture.reproducer import write_example
+from torchnan.training.capture.reproducer import write_example
 
 pytestmark = pytest.mark.guarantee(18)
 
@@ -261,7 +261,7 @@ sys.path.insert(0, sys.argv[1])
 from tests.guarantees.fuzz import capture, log_file, settings
 from torchnan import findings
 from torchnan.capture import CaptureError, load_capture
-from torchnan.capture.reproducer import write_example
+from torchnan.training.capture.reproducer import write_example
 
 place = tempfile.gettempdir()
 events = []

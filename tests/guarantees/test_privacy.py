@@ -22,9 +22,9 @@ from tests.guarantees.test_hostile_strings import strict_json
 from tests.support.forked_python import run_forked
 from tests.support.guarded_steps import Training, bad_batch, batch_of, step_of
 from tests.support.processes import REPOSITORY, run
-from torchnan.capture.reproducer import write_example
 from torchnan.detection.containment import Failures
-from torchnan.recovery.log import RecoveryLog
+from torchnan.training.capture.reproducer import write_example
+from torchnan.training.guard.log import RecoveryLog
 
 pytestmark = pytest.mark.guarantee(19)
 

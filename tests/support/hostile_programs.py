@@ -20,9 +20,9 @@ import torchnan
 from tests.support.captured_output import as_shown, logged, printed, refusals
 from torchnan import cli, startup
 from torchnan.distributed.job import Job
-from torchnan.monitor import format
 from torchnan.recovery import Policy, TrainingStopped
-from torchnan.storage import atomic_folder as capture_folder
+from torchnan.training.monitor import format
+from torchnan.training.storage import atomic_folder as capture_folder
 
 TAME = "tame"  # the value of a field that cannot hold the string: a type's name takes no NUL, a variable no '='
 LARGE = torch.full((2,), 6e4, dtype=torch.half)
@@ -230,15 +230,15 @@ class Bench:
 
     def damaged_capture(self) -> list[str]:
         """A document that names what it must not, and folders that are none."""
-        held = torchnan.storage.codec.encode({"op": "aten::log"}, name="operation")[0]  # type: ignore[attr-defined]
+        held = torchnan.training.storage.codec.encode({"op": "aten::log"}, name="operation")[0]  # type: ignore[attr-defined]
         unknown = {"dataclass": {"class": {"module": self.string, "qualname": self.string}, "fields": []}}
         made = accepted(lambda s: type(s, (), {"__module__": s}), self.string)()
         return refusals(
             lambda: torchnan.load_capture(self.folder / file_name(self.string)),
-            lambda: torchnan.storage.codec.decode({**held, "value": unknown}, {}),  # type: ignore[attr-defined]
-            lambda: torchnan.storage.codec.decode({**held, "value": {self.string: 1}}, {}),  # type: ignore[attr-defined]
-            lambda: torchnan.storage.codec.encode({self.string: made}, name="batch"),  # type: ignore[attr-defined]
-            lambda: torchnan.storage.codec.encode({(self.string,): 1}, name="batch"),  # type: ignore[attr-defined]
+            lambda: torchnan.training.storage.codec.decode({**held, "value": unknown}, {}),  # type: ignore[attr-defined]
+            lambda: torchnan.training.storage.codec.decode({**held, "value": {self.string: 1}}, {}),  # type: ignore[attr-defined]
+            lambda: torchnan.training.storage.codec.encode({self.string: made}, name="batch"),  # type: ignore[attr-defined]
+            lambda: torchnan.training.storage.codec.encode({(self.string,): 1}, name="batch"),  # type: ignore[attr-defined]
         )
 
     # -- rejected values

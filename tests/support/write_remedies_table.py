@@ -9,7 +9,7 @@ import re
 
 from tests.support import marked_tables
 from tests.support.processes import REPOSITORY
-from torchnan.recovery.remedies.registry import REMEDIES
+from torchnan.training.guard.remedies.registry import REMEDIES
 
 PAGE = REPOSITORY / "docs" / "remedies.md"
 COMMAND = "python -m tests.support.write_remedies_table"

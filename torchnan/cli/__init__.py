@@ -9,10 +9,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from torchnan.capture import CaptureError
 from torchnan.cli import completion, diagnose, doctor, extract, html, replay, run, show
 from torchnan.config.options import OptionError, message_of, suggest
 from torchnan.config.text import MAX_MESSAGE_BYTES, printable
+from torchnan.training.capture import CaptureError
 
 COMMANDS = (run, show, html, diagnose, replay, extract, doctor, completion)
 

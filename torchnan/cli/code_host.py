@@ -14,7 +14,7 @@ from torchnan.config.text import printable
 from torchnan.detection import report_rows
 from torchnan.detection.finding import Finding
 from torchnan.distributed.incidents import Incident
-from torchnan.storage.jsonl import sanitize_text
+from torchnan.training.storage.jsonl import sanitize_text
 
 Json = dict[str, Any]
 

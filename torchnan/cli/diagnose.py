@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from torchnan.config.options import OptionError, suggest
 
 if TYPE_CHECKING:
-    from torchnan.diagnosis import Diagnosis, Run, Thresholds, Verdict
+    from torchnan.training.diagnosis import Diagnosis, Run, Thresholds, Verdict
 
 NAME = "diagnose"
 HELP = "diagnose a training run from its log"
@@ -73,8 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(given: argparse.Namespace) -> int:
     """Prints the diagnosis; returns 1 if anything is wrong with the run, 0 if not."""
     try:
-        from torchnan.diagnosis import RunError, Thresholds, diagnose, read
-        from torchnan.diagnosis.readers.source import no_loss
+        from torchnan.training.diagnosis import RunError, Thresholds, diagnose, read
+        from torchnan.training.diagnosis.readers.source import no_loss
     except ImportError as error:
         raise OptionError(str(error)) from None
     columns, failing = _columns(given.column), _kinds(given.fail_on)
@@ -99,7 +99,7 @@ def _fails(verdict: Verdict, failing: frozenset[str] | None) -> bool:
 
 def _kinds(text: str | None) -> frozenset[str] | None:
     """Returns the kinds that --fail-on names, ``None`` for all."""
-    from torchnan.diagnosis.decision_tree import WORST_FIRST
+    from torchnan.training.diagnosis.decision_tree import WORST_FIRST
 
     if text is None:
         return None
@@ -116,8 +116,8 @@ def _follow(
     given: argparse.Namespace, columns: dict[str, str], failing: frozenset[str] | None, thresholds: Thresholds
 ) -> int:
     """Diagnoses a log whenever it has grown, and prints each verdict once. Returns at the first verdict that fails."""
-    from torchnan.diagnosis import RunError, diagnose, read
-    from torchnan.diagnosis.reports import terminal
+    from torchnan.training.diagnosis import RunError, diagnose, read
+    from torchnan.training.diagnosis.reports import terminal
 
     printed: set[tuple[str, int]] = set()
     for _ in _growths(given.run):
@@ -160,7 +160,7 @@ def _state(path: str) -> object:
 
 def _columns(texts: list[str]) -> dict[str, str]:
     """Returns the column names that the user gives, by column."""
-    from torchnan.diagnosis.readers.column_names import COLUMN_ALIASES
+    from torchnan.training.diagnosis.readers.column_names import COLUMN_ALIASES
 
     named = {}
     for text in texts:
@@ -175,8 +175,8 @@ def _columns(texts: list[str]) -> dict[str, str]:
 
 
 def _write(given: argparse.Namespace, run: Run, found: Diagnosis, thresholds: Thresholds) -> None:
-    from torchnan.diagnosis.reports import page, post_mortem, terminal
-    from torchnan.storage.private_file import write_text
+    from torchnan.pages.private_file import write_text
+    from torchnan.training.diagnosis.reports import page, post_mortem, terminal
 
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of modules may use any alphabet
@@ -188,8 +188,8 @@ def _write(given: argparse.Namespace, run: Run, found: Diagnosis, thresholds: Th
 
 
 def _json(run: Run, found: Diagnosis) -> str:
-    from torchnan.monitor.format import to_dict
-    from torchnan.storage.jsonl import CAMELCASE, sanitize_text, to_json_line
+    from torchnan.training.monitor.format import to_dict
+    from torchnan.training.storage.jsonl import CAMELCASE, sanitize_text, to_json_line
 
     facts = {
         "verdicts": [to_dict(verdict) for verdict in found.verdicts],

@@ -9,8 +9,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from torchnan.capture import load_capture
-from torchnan.capture.reproducer import write_example
+from torchnan.training.capture import load_capture
+from torchnan.training.capture.reproducer import write_example
 
 NAME = "extract"
 HELP = "write the bad operation alone, as a small program"

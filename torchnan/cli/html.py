@@ -32,7 +32,7 @@ def execute(given: argparse.Namespace) -> int:
     Raises:
         OptionError: a file is not a log of findings, or the page cannot be made.
     """
-    from torchnan.storage.private_file import write_text
+    from torchnan.pages.private_file import write_text
 
     logs = finding_logs.at(given.logs)
     try:

@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 
-from torchnan.capture import Capture, load_capture
 from torchnan.config.options import OptionError
 from torchnan.config.text import printable, type_name
-from torchnan.recovery.event import FINITE_IN_EAGER, SUSPECTS_OF_TRANSIENT
-from torchnan.recovery.step.replay import Replay
+from torchnan.training.capture import Capture, load_capture
+from torchnan.training.guard.event import FINITE_IN_EAGER, SUSPECTS_OF_TRANSIENT
+from torchnan.training.guard.step.replay import Replay
 
 NAME = "replay"
 HELP = "run a captured step again, and name its origin"

@@ -55,7 +55,7 @@ def execute(given: argparse.Namespace) -> int:
 
 def _show_bad_steps(log: str, *, as_json: bool) -> int:
     """Prints the events of a StepGuard in order: the fault, its origin, and the action taken."""
-    from torchnan.recovery.event import text_of_log_line
+    from torchnan.training.guard.event import text_of_log_line
 
     shown = unreadable = 0
     with open(log, "rb") as file:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from torchnan.detection.containment import Failures
-from torchnan.monitor import Monitor
-from torchnan.monitor.guard_feed import StepDefaults
-from torchnan.recovery.snapshots import TrainingState
-from torchnan.recovery.step_observer import StepMonitor, StepObserver
+from torchnan.training.guard.snapshots import TrainingState
+from torchnan.training.guard.step_observer import StepMonitor, StepObserver
+from torchnan.training.monitor import Monitor
+from torchnan.training.monitor.guard_feed import StepDefaults
 
 
 class FrameworkMonitor(StepMonitor):

@@ -14,14 +14,14 @@ try:
 except ImportError as error:
     raise ImportError("torchnan.integrations.lightning needs Lightning: pip install lightning") from error
 
-from torchnan.capture import load_capture
 from torchnan.integrations.framework_monitor import with_step_defaults
 from torchnan.integrations.frozen_scaler import FrozenScaler
 from torchnan.integrations.lightning_injection import Injection, capture_of
 from torchnan.integrations.lightning_step import Schedulers, TrainingStep, validate_trainer
-from torchnan.monitor.guard_feed import StepDefaults
-from torchnan.recovery.event import StepEvent
-from torchnan.recovery.step_guard import StepGuard
+from torchnan.training.capture import load_capture
+from torchnan.training.guard.event import StepEvent
+from torchnan.training.guard.step_guard import StepGuard
+from torchnan.training.monitor.guard_feed import StepDefaults
 
 
 class NaNCapture(Callback):

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 
-from torchnan.capture import Capture
-from torchnan.storage import rank_folders
+from torchnan.training.capture import Capture
+from torchnan.training.storage import rank_folders
 
 
 def capture_of(inject: str | Path | None, dirpath: str | Path, rank: int) -> Path | None:

@@ -15,14 +15,15 @@ except ImportError as error:
 
 from torchnan._load import _C
 from torchnan.config.options import OptionError
+from torchnan.config.policy import Action
 from torchnan.config.text import type_name
 from torchnan.integrations.framework_monitor import with_step_defaults
 from torchnan.integrations.frozen_scaler import FrozenScaler
-from torchnan.monitor.guard_feed import StepDefaults
-from torchnan.recovery.event import Action, StepEvent
-from torchnan.recovery.step.forward_backward import loss_of, named_parameters
-from torchnan.recovery.step.gradients import describe_nonfinite, gradients_of, measure
-from torchnan.recovery.step_guard import StepGuard
+from torchnan.training.guard.event import StepEvent
+from torchnan.training.guard.step.forward_backward import loss_of, named_parameters
+from torchnan.training.guard.step.gradients import describe_nonfinite, gradients_of, measure
+from torchnan.training.guard.step_guard import StepGuard
+from torchnan.training.monitor.guard_feed import StepDefaults
 
 
 class NaNCallback(TrainerCallback):

@@ -21,8 +21,8 @@ import torch
 
 import torchnan
 from torchnan.capture import CaptureError, load_capture
-from torchnan.capture.reproducer import write_example
-from torchnan.storage.codec import encode
+from torchnan.training.capture.reproducer import write_example
+from torchnan.training.storage.codec import encode
 
 CORPUS = Path(__file__).with_name("corpus") / "capture"
 CONTENTS = "contents.json"

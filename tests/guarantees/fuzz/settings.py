@@ -7,9 +7,9 @@ import json
 import tempfile
 
 from torchnan import startup
+from torchnan.config import policy
 from torchnan.config.detection_options import DetectionOptions
 from torchnan.config.options import OptionError
-from torchnan.recovery import policy
 
 
 def seeds() -> list[bytes]:

@@ -1,6 +1,0 @@
-"""Captures of bad training steps: folders of JSON and safetensors files, never pickle."""
-
-from torchnan.capture.capture import Capture, load_capture
-from torchnan.storage.errors import CaptureError, UnkeepableError
-
-__all__ = ["Capture", "CaptureError", "UnkeepableError", "load_capture"]

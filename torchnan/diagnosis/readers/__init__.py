@@ -1,6 +1,0 @@
-"""Reads runs from logs, tables and event files: ``read("run.jsonl")``."""
-
-from torchnan.diagnosis.readers.errors import RunError
-from torchnan.diagnosis.readers.source import read
-
-__all__ = ["RunError", "read"]

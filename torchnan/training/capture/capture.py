@@ -1,0 +1,354 @@
+"""Reads a capture, and runs its step again."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchnan._load import _C
+from torchnan.config.options import OptionError
+from torchnan.detection import optimizer_hooks, shards
+from torchnan.detection.introspection import unwrap
+from torchnan.detection.nested import map_tensors, rows_of
+from torchnan.distributed.agreement import Agreement, AnomalyKind
+from torchnan.training.guard.remedies.change import Change
+from torchnan.training.guard.remedies.trials import Outcome, Trials, state_kept, try_on
+from torchnan.training.guard.step.forward_backward import ForwardBackward, StepRun
+from torchnan.training.guard.step.gradients import gradients_of
+from torchnan.training.guard.step.norm_limit import NormLimit
+from torchnan.training.guard.step.operation import Operation
+from torchnan.training.guard.step.random_state import RandomState
+from torchnan.training.guard.step.replay import Replay, replay
+from torchnan.training.storage import atomic_folder, rank_folders
+from torchnan.training.storage.codec import decode
+from torchnan.training.storage.errors import CaptureError
+from torchnan.training.storage.schema_checks import damaged, require_key, require_type
+
+_WHAT_ONE_IS = "A capture is a folder such as rank-0-step-00000047, which StepGuard(captures=...) writes for a bad step"
+
+_WRAPPERS = ("module.", "_orig_mod.")  # added by DDP and torch.compile; a replay may run without them
+
+
+@dataclasses.dataclass(frozen=True)
+class Capture:
+    """A bad step, with everything that it needs to run again.
+
+    Attributes:
+        path: its folder.
+        step: 1-based; ``rank`` of ``ranks`` processes.
+        event: the event, as in a line of the recovery log.
+        report: of the origin, as text.
+        weights: parameters by name, before the step; of sharded ones only this rank's parts.
+        buffers: as they were before the step, by name.
+        batches: the micro-batches of the step.
+        random: all random states as they were before it; ``batch_random``: before each micro-batch, ``None`` where it
+            continued from the one before.
+        in_eval: names of the modules that were in evaluation mode.
+        operation: the operation at the origin with its arguments, if the replay reached it again.
+        versions: of PyTorch, Python and others, where it was written.
+    """
+
+    path: Path
+    step: int
+    rank: int
+    ranks: int
+    event: Mapping[str, Any]
+    report: str
+    weights: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor]
+    batches: list[Any]
+    random: RandomState
+    batch_random: list[RandomState | None]
+    operation: Operation | None
+    versions: dict[str, str]
+    in_eval: frozenset[str]
+
+    def restore(self, model: torch.nn.Module) -> None:
+        """Loads weights and buffers into a model, and sets its modules to training or evaluation mode.
+
+        Raises:
+            CaptureError: the parameters of the model differ in name or shape from the captured ones.
+        """
+        with torch.no_grad():
+            _fill(self.weights, dict(model.named_parameters(remove_duplicate=False)), "parameter", self.ranks)
+            _fill(self.buffers, dict(model.named_buffers()), "buffer", self.ranks)
+        for name, module in model.named_modules():
+            module.training = _bare(name) not in self.in_eval
+
+    def replay(
+        self,
+        model: torch.nn.Module,
+        step_fn: Callable[[torch.nn.Module, Any], Any],
+    ) -> Replay:
+        """Runs the step twice under ``detect()``.
+
+        Args:
+            model: one like the captured one; its weights and buffers are overwritten.
+            step_fn: as :class:`torchnan.StepGuard` takes it.
+
+        Returns:
+            verdict and finding.
+
+        Raises:
+            OptionError: TORCHNAN=0 is set.
+            CaptureError: the model is not like the captured one.
+        """
+        agreement, forward_backward = self._forward_backward(model, step_fn)
+
+        def run(after_backward: Callable[[], None]) -> StepRun:
+            return self._run(forward_backward, self.batches, after_backward)
+
+        original = str(self.event.get("bits", ""))
+        return replay(run, forward_backward, agreement, original=original, step=self.step)
+
+    def try_remedies(
+        self,
+        model: torch.nn.Module,
+        step_fn: Callable[[torch.nn.Module, Any], Any],
+        *,
+        replayed: Replay | None = None,
+    ) -> Trials:
+        """Runs the step once for each remedy that fits its origin, and leaves weights, buffers, gradients and random
+        states as they are.
+
+        Args:
+            model: one like the captured one.
+            step_fn: as :class:`torchnan.StepGuard` takes it.
+            replayed: what :meth:`replay` returned, which is called if it is not given.
+
+        Returns:
+            what came of each; ``str()`` gives a table.
+
+        Raises:
+            OptionError: TORCHNAN=0 is set.
+            CaptureError: the model is not like the captured one.
+        """
+        after, tensors = RandomState.now(), [*model.parameters(), *model.buffers()]
+        with state_kept(tensors):
+            try:
+                return self._try_remedies(model, step_fn, replayed or self.replay(model, step_fn))
+            finally:
+                after.restore()
+
+    def _try_remedies(
+        self, model: torch.nn.Module, step_fn: Callable[[torch.nn.Module, Any], Any], replayed: Replay
+    ) -> Trials:
+        before = self._last_good()
+        if replayed.verdict in (None, "transient"):
+            return Trials(self.step, (), 0, before, "the step is finite here")
+        _, forward_backward = self._forward_backward(model, step_fn)
+
+        def after_backward(change: Change) -> None:
+            change.after_backward([parameter for _, parameter in forward_backward.parameters])
+            optimizer_hooks.check_gradients(forward_backward.optimizer)  # which the optimizer would use next
+
+        def run(change: Change) -> Outcome:
+            batches = [change.batch(map_tensors(batch, lambda _, tensor: tensor.clone())) for batch in self.batches]
+            step = self._run(forward_backward, batches, lambda: after_backward(change))
+            anomaly, _ = forward_backward.agree(step)
+            loss = None if step.loss is None else step.loss.item()
+            gradients = {
+                name: shards.local(gradient).detach().clone()
+                for name, gradient in gradients_of(forward_backward.parameters)
+            }
+            return Outcome(loss, gradients, "" if anomaly is None else anomaly.text)
+
+        rows = {rows_of(batch) for batch in self.batches}
+        return try_on(
+            run,
+            replayed.finding,
+            model=unwrap(model),
+            rows=rows.pop() if len(rows) == 1 and len(self.batches) == 1 else 1,
+            before=before,
+            step=self.step,
+        )
+
+    def _forward_backward(
+        self, model: torch.nn.Module, step_fn: Callable[[torch.nn.Module, Any], Any]
+    ) -> tuple[Agreement, ForwardBackward]:
+        if _C.is_disabled():
+            raise OptionError("TORCHNAN=0 is set, and a replay looks for what made a NaN: unset it.")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # only provides the parameters; never steps
+        agreement = Agreement()
+        limit = NormLimit(self._norm_limit())
+        return agreement, ForwardBackward(model, optimizer, step_fn, None, limit, agreement, is_oom_recoverable=False)
+
+    def _run(
+        self, forward_backward: ForwardBackward, batches: list[Any], after_backward: Callable[[], None]
+    ) -> StepRun:
+        """Runs the step from the captured state."""
+        self.restore(forward_backward.model)
+        self.random.restore()
+        forward_backward.optimizer.zero_grad(set_to_none=True)
+        return forward_backward.run(batches, randoms=self.batch_random, after_backward=after_backward)
+
+    def _last_good(self) -> tuple[int, float] | None:
+        """Returns the last step that was applied before this one, and its loss."""
+        step, loss = self.event.get("good_step"), self.event.get("good_loss")
+        return (step, float(loss)) if isinstance(step, int) and isinstance(loss, int | float) else None
+
+    def _norm_limit(self) -> float | None:
+        """Returns a limit just below the norm that made a step bad, so that it is bad again."""
+        norm = self.event.get("norm")
+        return 0.99 * float(norm) if self.event.get("what") == AnomalyKind.NORM.label and norm is not None else None
+
+
+def load_capture(
+    path: str | os.PathLike[str], *, types: tuple[type, ...] = (), device: torch.device | str | None = None
+) -> Capture:
+    """Reads a capture, which is JSON and safetensors: no code from it is run.
+
+    Args:
+        path: its folder.
+        types: dataclasses, namedtuples and ``UserDict`` classes in its batches; those of modules that are already
+            imported are found automatically.
+        device: where its tensors go; if some were on an accelerator, only those. Default: the CPU.
+
+    Raises:
+        CaptureError: it is not a capture, or it is damaged; says which file and where.
+    """
+    if Path(path).is_dir() and not atomic_folder.is_capture_folder(Path(path)):
+        raise _no_capture(Path(path), atomic_folder.CONTENTS)
+    about, tensors, where = _read(Path(path))
+    event = require_key(about, "event", dict, where)
+    own = (about, tensors, os.fspath(path))
+    of_others = _held_by_others(Path(path), about, where)
+    written = require_key(of_others.get("weights", own)[0], "weights", dict, where)
+    memory = require_key(written, "memory", list, f"{where}['weights']")
+    spread = any(piece != {"device": "cpu"} for piece in memory)  # tensors that were on the host stay there
+
+    def part(name: str, expected: type) -> Any:
+        document, stored, folder = of_others.get(name, own)
+        if name not in document or name not in stored:
+            raise CaptureError(f"{folder}is incomplete: it has no {name}.")
+        place = None if device is None or "random" in name else functools.partial(_place, device, spread)
+        return require_type(
+            decode(document[name], stored[name], types=types, place=place), expected, f"{where}['{name}']"
+        )
+
+    in_eval = require_key(about, "in_eval", list, where)
+
+    def random(states: Any) -> Any:
+        return _fields_of(RandomState, states, f"{where}['random']")
+
+    operation = part("operation", dict) if "operation" in about else None
+    return Capture(
+        path=Path(path),
+        step=require_key(event, "step", int, f"{where}['event']"),
+        rank=require_key(about, "rank", int, where),
+        ranks=require_key(about, "ranks", int, where),
+        event=event,
+        report=require_key(about, "report", str, where),
+        weights=_named_tensors(part("weights", dict), f"{where}['weights']"),
+        buffers=_named_tensors(part("buffers", dict), f"{where}['buffers']"),
+        batches=part("batches", list),
+        random=random(part("random", dict)),
+        batch_random=[None if one is None else random(one) for one in part("batch_random", list)],
+        operation=None if operation is None else _fields_of(Operation, operation, f"{where}['operation']"),
+        versions=_texts(require_key(about, "versions", dict, where), f"{where}['versions']"),
+        in_eval=frozenset(_bare(require_type(name, str, f"{where}['in_eval']")) for name in in_eval),
+    )
+
+
+_Contents = tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]], str]
+
+
+def _read(path: Path) -> _Contents:
+    """Returns the documents of a capture, its tensors, and the path of the first for messages."""
+    documents, tensors = atomic_folder.read(path)
+    where = f"{os.fspath(path)}/capture.json"
+    if "capture" not in documents:
+        raise _no_capture(path, "capture.json")
+    return require_key(documents, "capture", dict, where), tensors, where
+
+
+def _held_by_others(path: Path, about: dict[str, Any], where: str) -> dict[str, _Contents]:
+    """Returns the parts that captures of other ranks hold for this one, by name: identical tensors are written once."""
+    found: dict[str, _Contents] = {}
+    shared = require_type(about.get("shared", {}), dict, f"{where}['shared']")
+    for name in ("weights", "buffers"):
+        if name not in shared or name in about:
+            continue
+        at = f"{where}['shared']['{name}']"
+        rank = require_key(require_type(shared[name], dict, at), "rank", int, at)
+        folder = rank_folders.same_step_of(rank, path)
+        if folder == path or not folder.is_dir():
+            beside = "rank-<n>-step-<n>, as it was written" if folder == path else folder.name
+            raise CaptureError(
+                f"{path} has no {name}: rank {rank} has written them, and its capture of the same step must be beside "
+                f"this one. Copy it there as {beside}."
+            )
+        document, tensors, of_other = _read(folder)
+        others = require_type(document.get("shared", {}), dict, f"{of_other}['shared']")
+        if require_type(others.get(name, {}), dict, of_other).get("fingerprint") != shared[name].get("fingerprint"):
+            raise CaptureError(f"{folder} has other {name} than {path} was written with: it is of another bad step.")
+        found[name] = (document, tensors, os.fspath(folder))
+    return found
+
+
+_FIELDS: dict[type, dict[str, tuple[type, ...]]] = {
+    RandomState: {"cpu": (torch.Tensor,), "cuda": (tuple,), "numpy": (tuple, type(None)), "python": (tuple,)},
+    Operation: {"op": (str,), "overload": (str,), "args": (tuple,), "kwargs": (dict,)},
+}
+
+
+def _no_capture(path: Path, missing: str) -> CaptureError:
+    """Returns the error for a folder that is not a capture; lists the captures inside it, if there are any."""
+    inside = rank_folders.all_in(path)
+    what = f"The captures inside it: {len(inside)}; give one of them: {inside[0]}" if inside else _WHAT_ONE_IS
+    return CaptureError(f"{path} is not a capture: it has no {missing}. {what}.")
+
+
+def _fields_of(cls: type, values: Any, where: str) -> Any:
+    """Returns a dataclass instance whose values have the types of its fields."""
+    fields = _FIELDS[cls]
+    given = require_type(values, dict, where)
+    if given.keys() != fields.keys() or not all(isinstance(given[name], fields[name]) for name in fields):
+        raise damaged(where, f"the fields of a {cls.__name__}", list(given))
+    return cls(**given)
+
+
+def _named_tensors(values: dict[Any, Any], where: str) -> dict[str, torch.Tensor]:
+    for name, tensor in values.items():
+        if type(name) is not str or not isinstance(tensor, torch.Tensor):
+            raise damaged(where, "tensors by name", list(values))
+    return values
+
+
+def _texts(values: dict[str, Any], where: str) -> dict[str, str]:
+    return {name: require_type(text, str, f"{where}['{name}']") for name, text in values.items()}
+
+
+def _place(device: torch.device | str, spread: bool, was: str) -> torch.device | str:
+    return "cpu" if spread and was == "cpu" else device
+
+
+def _fill(kept: dict[str, torch.Tensor], live: dict[str, torch.Tensor], what: str, ranks: int) -> None:
+    kept = {_bare(name): tensor for name, tensor in kept.items()}
+    live = {_bare(name): tensor for name, tensor in live.items()}
+    missing, unknown = sorted(kept.keys() - live.keys()), sorted(live.keys() - kept.keys())
+    if missing or unknown:
+        raise CaptureError(
+            f"this is not the model that was captured: it has no {what} {', '.join(missing[:3]) or '-'}; the capture "
+            f"has no {', '.join(unknown[:3]) or '-'} ({len(missing)} and {len(unknown)} differ)."
+        )
+    for name, tensor in kept.items():
+        room = shards.local(live[name])
+        if room.shape != tensor.shape:
+            of_shards = f" It was one of {ranks} ranks: run as many for sharded weights." if ranks > 1 else ""
+            raise CaptureError(
+                f"{what} {name} is {tuple(room.shape)} here and {tuple(tensor.shape)} in the capture.{of_shards}"
+            )
+        room.detach().copy_(tensor)
+
+
+def _bare(name: str) -> str:
+    for wrapper in _WRAPPERS:
+        name = name.removeprefix(wrapper)
+    return name

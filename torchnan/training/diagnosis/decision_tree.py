@@ -1,0 +1,121 @@
+"""Walks the decision tree through a run."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import numpy as np
+
+from torchnan.config.text import printable
+from torchnan.training.diagnosis import learning, nonfinite, precision, silent_divergence, spike
+from torchnan.training.diagnosis.diagnosis_builder import DiagnosisBuilder
+from torchnan.training.diagnosis.divergence import Rise
+from torchnan.training.diagnosis.episodes import Episode
+from torchnan.training.diagnosis.headroom import forecasts
+from torchnan.training.diagnosis.loss_scale import ScaleHistory, scale_history
+from torchnan.training.diagnosis.masked import revealed
+from torchnan.training.diagnosis.run import Run
+from torchnan.training.diagnosis.signals import Signals
+from torchnan.training.diagnosis.thresholds import Thresholds
+from torchnan.training.diagnosis.verdict import Diagnosis, Kind, Suspect, Verdict
+
+MAX_UNREAD = 5  # rows at the end that may lack a loss, because an evaluation may follow the last one
+WORST_FIRST: tuple[Kind, ...] = get_args(Kind)
+
+
+def diagnose(
+    run: Run,
+    thresholds: Thresholds = Thresholds(),  # noqa: B008 - it is frozen
+    *,
+    is_whole: bool = True,
+) -> Diagnosis:
+    """Diagnoses a run.
+
+    Args:
+        run: a run of at least one row.
+        thresholds: limits of the decision tree.
+        is_whole: whether the run is complete from its beginning. For the last rows of a running training, the tree
+            does not ask whether they learn anything.
+
+    Raises:
+        ValueError: the run has no rows.
+    """
+    if not len(run):
+        raise ValueError(f"there is nothing to diagnose: {printable(run.source or 'the run')} has no rows.")
+    diagnosis = DiagnosisBuilder()
+    run, masked = revealed(run)
+    scale = scale_history(run, thresholds)
+    signals = Signals.from_run(run, thresholds)
+
+    nonfinite.evaluate(run, scale, signals.jumps, diagnosis, masked)
+    decided = bool(diagnosis.verdicts)
+
+    episodes = spike.find(run, signals, thresholds)
+    up = silent_divergence.find(run, episodes, signals.jumps, thresholds)
+    spikes, symptoms = _split_off_symptoms(episodes, up)
+    spike.evaluate(run, spikes, signals, diagnosis, thresholds)
+
+    if not decided:  # section 1 covers section 3 where the dtype requires it
+        precision.evaluate(run, scale, diagnosis, thresholds)
+    silent_divergence.evaluate(run, up, signals.jumps, symptoms, diagnosis, thresholds)
+    if is_whole:
+        learning.evaluate(run, diagnosis, thresholds)
+
+    return Diagnosis(_ranked(diagnosis, run, scale), diagnosis.questions, forecasts(run, thresholds))
+
+
+def _split_off_symptoms(episodes: list[Episode], up: Rise | None) -> tuple[list[Episode], int]:
+    """Returns the spikes before a slow rise, and the number of those within it, which are its symptoms."""
+    if up is None:
+        return episodes, 0
+    spikes = [episode for episode in episodes if episode.last < up.first]
+    return spikes, len(episodes) - len(spikes)
+
+
+def _ranked(diagnosis: DiagnosisBuilder, run: Run, scale: ScaleHistory) -> list[Verdict]:
+    """Returns the verdicts, the worst first. If there are none, returns that the run is healthy, or why that is
+    unknown."""
+
+    def badness(verdict: Verdict) -> tuple[int, bool, float]:
+        height = float(verdict.evidence.get("surprise", 0.0))
+        return WORST_FIRST.index(verdict.kind), verdict.cause == "unknown", -height
+
+    if diagnosis.verdicts:
+        return sorted(diagnosis.verdicts, key=badness)
+    steps = int(run.step[0]), int(run.step[-1])
+    loss = run.column("loss")
+    last = loss.values[loss.given][-100:]
+    missing = _missing(run, scale)
+    suspects = [Suspect("none", "likely", "no question of the tree leads to trouble")]
+    if missing:
+        suspects = [Suspect("unknown", "possible", reason) for reason in missing]
+    diagnosis.add_verdict(
+        "undetermined" if missing else "healthy",
+        suspects,
+        steps,
+        " -> ".join(dict.fromkeys(question.number for question in diagnosis.questions)),
+        rows=len(run),
+        loss=float(np.median(last)) if len(last) else None,
+    )
+    return diagnosis.verdicts
+
+
+def _missing(run: Run, scale: ScaleHistory) -> list[str]:
+    """Returns why a run may be unhealthy although nothing was found."""
+    loss = run.column("loss")
+    if not loss.given.any():
+        return ["there is no loss in the log"]
+    reasons = []
+    read = run.step[loss.given]
+    end = max(int(run.step[-1]), run.last_seen or 0)
+    apart = float(np.median(np.diff(read))) if len(read) > 1 else 1.0
+    if end - read[-1] > MAX_UNREAD * apart:
+        reasons.append(f"the loss ends at step {read[-1]:,}, and the log at step {end:,}")
+    if run.unread_losses:
+        reasons.append(f"{run.unread_losses:,} losses are not numbers")
+    if len(scale.overflows) and scale.changes == "unknown":
+        reasons.append(
+            f"the gradient norm is not finite at {len(scale.overflows):,} steps, and no loss scale is in the log: "
+            "a scaler may have skipped them, or not"
+        )
+    return reasons
