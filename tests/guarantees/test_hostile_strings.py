@@ -124,28 +124,28 @@ TELLS = {
     "detection/session.py detect.__repr__": "watch.report()",  # numbers, and the action
     "detection/errors.py warn": "warnings",
     "detection/errors.py warn_of_detector": "warnings of the detector",
-    "health/report.py Trouble.__str__": "the health of ranks",
-    "health/report.py HealthReport.__str__": "the health of ranks",
-    "health/group.py Group.exchange": "the health of ranks",  # to the other ranks
-    "health/group.py Group.exchange.ask": "the health of ranks",
+    "training/health/report.py Trouble.__str__": "the health of ranks",
+    "training/health/report.py HealthReport.__str__": "the health of ranks",
+    "training/health/group.py Group.exchange": "the health of ranks",  # to the other ranks
+    "training/health/group.py Group.exchange.ask": "the health of ranks",
     "cli/doctor.py _print_health": "the health of ranks",
     "startup.py switch_on": "errors of the environment",
     "program_end.py finish": "NonFiniteError",
     "config/text.py say": "what ranks say",
-    "recovery/nan_detector.py NaNDetector._reject": "loggers",
+    "training/guard/nan_detector.py NaNDetector._reject": "loggers",
     "detection/headroom.py Headroom.__str__": "str(headroom)",
     "detection/session.py detect.headroom": "warnings of the detector",  # says only that there is no room
     "detection/session.py _warn_unscanned": "warnings of the detector",
-    "recovery/reporter.py Reporter.report": "loggers",
-    "recovery/bad_step.py BadStepAnalyzer._agreed_origin": "str(event)",  # from rank to rank
-    "recovery/event.py StepEvent.__str__": "str(event)",
-    "recovery/remedies/trials.py Trial.__str__": "tried remedies",
-    "recovery/remedies/trials.py Trials.__str__": "tried remedies",
-    "recovery/event.py StepEvent.to_json": "event.to_json()",
-    "recovery/errors.py exit_codes": "TrainingStopped",
+    "training/guard/reporter.py Reporter.report": "loggers",
+    "training/guard/bad_step.py BadStepAnalyzer._agreed_origin": "str(event)",  # from rank to rank
+    "training/guard/event.py StepEvent.__str__": "str(event)",
+    "training/guard/remedies/trials.py Trial.__str__": "tried remedies",
+    "training/guard/remedies/trials.py Trials.__str__": "tried remedies",
+    "training/guard/event.py StepEvent.to_json": "event.to_json()",
+    "training/guard/errors.py exit_codes": "TrainingStopped",
     "detection/containment.py Failures.record": "loggers",
-    "storage/atomic_folder.py _to_json": "capture",
-    "storage/atomic_folder.py _write_files": "capture",
+    "training/storage/atomic_folder.py _to_json": "capture",
+    "training/storage/atomic_folder.py _write_files": "capture",
     "cli/__init__.py main": "commands",
     "cli/doctor.py execute": "doctor",
     "cli/extract.py execute": "extract",
@@ -161,20 +161,20 @@ TELLS = {
     "cli/diagnose.py execute": "diagnose",
     "cli/diagnose.py _follow": "diagnose",
     "cli/diagnose.py _write": "diagnose",
-    "diagnosis/verdict.py Forecast.__str__": "the monitor",
-    "monitor/options.py validate_meta": "monitor log",
-    "monitor/row_writer.py RowWriter._warn": "the monitor",
-    "monitor/row_writer.py RowWriter.report": "the monitor",
-    "monitor/row.py Row.to_dict": "monitor log",
-    "monitor/format.py to_dict": "monitor log",
-    "storage/jsonl.py to_json_line": "monitor log",  # and the recovery log
+    "training/diagnosis/verdict.py Forecast.__str__": "the monitor",
+    "training/monitor/options.py validate_meta": "monitor log",
+    "training/monitor/row_writer.py RowWriter._warn": "the monitor",
+    "training/monitor/row_writer.py RowWriter.report": "the monitor",
+    "training/monitor/row.py Row.to_dict": "monitor log",
+    "training/monitor/format.py to_dict": "monitor log",
+    "training/storage/jsonl.py to_json_line": "monitor log",  # and the recovery log
 }
 NO_MESSAGES = {
     "config/detection_options.py with_new_names",  # names of options only
     "config/text.py to_valid_utf8",
-    "diagnosis/series.py Series.to_rows",
+    "training/diagnosis/series.py Series.to_rows",
     "distributed/agreement.py Agreement.to_global_rank",
-    "monitor/async_copy.py to_float",
+    "training/monitor/async_copy.py to_float",
 }
 
 # Unescaped parts in the messages of Python's own exception types: numbers, torchnan's own words, and the reason.

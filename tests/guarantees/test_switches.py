@@ -28,7 +28,8 @@ from torchnan import cli, startup
 from torchnan._load import _C
 from torchnan.config.detection_options import DetectionOptions
 from torchnan.config.options import OptionError
-from torchnan.recovery import Policy, policy
+from torchnan.config import policy
+from torchnan.config.policy import Policy
 
 pytestmark = pytest.mark.guarantee(20)
 
@@ -362,25 +363,28 @@ def test_nothing_is_clamped():
         ("detection/terminal.py", "min(start, max(0, end - room))"),  # the part of a line that is shown
         ("distributed/agreement.py", "max(length, 1)"),  # a tensor has an element
         ("distributed/agreement.py", "min(anomaly.micro_batch, _MICRO_BATCHES)"),  # of what is shown first
-        ("recovery/decision.py", "max(0, self.budget.rollbacks_in_a_row - 1)"),  # the first goes no further
-        ("recovery/rollback.py", "max(0, len(steps) - 1 - back)"),  # "the oldest at most"
+        ("training/guard/decision.py", "max(0, self.budget.rollbacks_in_a_row - 1)"),  # the first goes no further
+        ("training/guard/rollback.py", "max(0, len(steps) - 1 - back)"),  # "the oldest at most"
         # a window has least_rows, "of a short run at most a third of it": docs/diagnose.md says so
-        ("diagnosis/series.py", "max(self.to_rows(thresholds.spike_window), thresholds.least_rows)"),
-        ("diagnosis/series.py", "max(thresholds.least_rows, len(self) // 3)"),
-        ("diagnosis/divergence.py", "max(loss.to_rows(thresholds.divergence_steps), thresholds.least_rows)"),
+        ("training/diagnosis/series.py", "max(self.to_rows(thresholds.spike_window), thresholds.least_rows)"),
+        ("training/diagnosis/series.py", "max(thresholds.least_rows, len(self) // 3)"),
+        ("training/diagnosis/divergence.py", "max(loss.to_rows(thresholds.divergence_steps), thresholds.least_rows)"),
         # rows of the log, and of a block of them
-        ("diagnosis/divergence.py", "min(rate.row_at(found.first + thresholds.divergence_steps), len(rate) - 1)"),
         (
-            "diagnosis/divergence.py",
+            "training/diagnosis/divergence.py",
+            "min(rate.row_at(found.first + thresholds.divergence_steps), len(rate) - 1)",
+        ),
+        (
+            "training/diagnosis/divergence.py",
             "max(2, norm.to_rows(thresholds.divergence_steps) // BLOCKS, len(values) // MAX_BLOCKS)",
         ),
         # chance may ask for more than spike_sigma; a forecast goes no further than was seen: docs/diagnose.md
         (
-            "diagnosis/episodes.py",
+            "training/diagnosis/episodes.py",
             "max(outlier_threshold(peaks, ordinary, tested, thresholds.false_alarm), least)",
         ),
-        ("diagnosis/headroom.py", "min(thresholds.headroom_steps, step[-1] - step[0])"),
-        ("recovery/remedies/arithmetic.py", "clamp({limits})"),  # the name of a remedy
+        ("training/diagnosis/headroom.py", "min(thresholds.headroom_steps, step[-1] - step[0])"),
+        ("training/guard/remedies/arithmetic.py", "clamp({limits})"),  # the name of a remedy
         # no option is involved here: the last line of a function, numbers drawn after the first
         ("detection/compiled/functions.py", "max(number or 0 for _, _, number in code.co_lines())"),
         ("detection/compiled/random_numbers.py", "max(count - 1, 0)"),

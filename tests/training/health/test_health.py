@@ -173,7 +173,7 @@ def test_doctor_prints_it():
 def test_what_nvml_reports(old, tmp_path):
     """NVML's own Python package over a library with its C interface."""
     compiler = shutil.which("cc")
-    stub = Path(REPOSITORY, "tests", "health", "nvml_stub.c")
+    stub = Path(REPOSITORY, "tests", "training", "health", "nvml_stub.c")
     library = tmp_path / "libnvidia-ml.so.1"
     subprocess.run([compiler, "-shared", "-fPIC", *["-DOLD_GPU"] * old, "-o", library, stub], check=True)
     code = """
