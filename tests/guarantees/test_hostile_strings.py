@@ -190,9 +190,9 @@ PLAIN = {
     },  # the core does not exist yet
     "__init__.py": {"name"},  # as Python prints names of other modules
     "detection/session.py": {"environment.REQUIRE_CUDA"},
-    "recovery/arguments.py": {"name"},  # of an argument
-    "recovery/nan_detector.py": {"tuple(loss.shape)"},
-    "storage/atomic_folder.py": {  # files with torchnan's own names
+    "training/guard/arguments.py": {"name"},  # of an argument
+    "training/guard/nan_detector.py": {"tuple(loss.shape)"},
+    "training/storage/atomic_folder.py": {  # files with torchnan's own names
         "free",
         "reason",
         "needed",
@@ -203,12 +203,16 @@ PLAIN = {
     },
     "integrations/lightning_step.py": {"len(optimizers)", "', '.join(optimizers) or 'none'", "strategy"},  # type_name
     "integrations/transformers.py": {"args.n_gpu", "state.global_step + 1", "_NO_LOSS"},
-    "diagnosis/__init__.py": {"error.name"},  # of a package
-    "monitor/monitor.py": {"error"},  # the same
-    "monitor/options.py": {"name", "wanted", "shape"},
+    "training/diagnosis/__init__.py": {"error.name"},  # of a package
+    "training/monitor/monitor.py": {"error"},  # the same
+    "training/monitor/options.py": {"name", "wanted", "shape"},
     "distributed/agreement.py": {"self.rank", "self.ranks", "os.getpid()", "socket.gethostname()"},
-    "recovery/step/forward_backward.py": {"shape"},
-    "health/group.py": {"otherwise", "seconds", "failure[0]"},  # the text of a trouble, which is escaped as a whole
+    "training/guard/step/forward_backward.py": {"shape"},
+    "training/health/group.py": {
+        "otherwise",
+        "seconds",
+        "failure[0]",
+    },  # the text of a trouble, which is escaped as a whole
 }
 ESCAPES = ("printable(", "brief(", "type_name(")
 ESCAPED = {

@@ -36,8 +36,8 @@ ATTRIBUTES = {
 }
 ALLOWED = {
     ("_load.py", "ctypes"),  # asks Python itself for the number of its interpreter
-    ("monitor/batch_digest.py", "ctypes"),  # reads the bytes of a private copy
-    ("recovery/step/random_state.py", "ctypes"),  # reads the memory of Python's and NumPy's generators
+    ("training/monitor/batch_digest.py", "ctypes"),  # reads the bytes of a private copy
+    ("training/guard/step/random_state.py", "ctypes"),  # reads the memory of Python's and NumPy's generators
     ("detection/compiled/graph.py", "ctypes"),  # fills memory that a replay has just allocated
     ("__init__.py", "importlib.import_module"),  # modules from a fixed table
     ("detection/compiled/torch_internals.py", "importlib.import_module"),  # PyTorch's modules, from a table

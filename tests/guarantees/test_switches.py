@@ -26,9 +26,9 @@ from tests.support.switch_values import (
 from tests.support.testing_extension import _testing
 from torchnan import cli, startup
 from torchnan._load import _C
+from torchnan.config import policy
 from torchnan.config.detection_options import DetectionOptions
 from torchnan.config.options import OptionError
-from torchnan.config import policy
 from torchnan.config.policy import Policy
 
 pytestmark = pytest.mark.guarantee(20)
@@ -401,7 +401,7 @@ def test_nothing_is_clamped():
         if text not in ("max()", "max(magnitudes)")
     }
     # Diagnosis, pages and remedies compute with numbers; there, only expressions with an option are listed.
-    arithmetic = ("diagnosis/", "monitor/", "pages/", "recovery/remedies/")
+    arithmetic = ("training/diagnosis/", "training/monitor/", "pages/", "training/guard/remedies/")
     found = {(file, text) for file, text in found if not file.startswith(arithmetic) or OPTIONS.search(text)}
     assert found == known
     core = {path: path.read_text() for path in (REPOSITORY / "csrc").rglob("*.cpp")}
