@@ -27,6 +27,7 @@
 #include "ops/measure.h"
 #include "origin/nonfinite_registry.h"
 #include "python/bound_rule.h"
+#include "python/buffers.h"
 #include "python/call_python.h"
 #include "python/callback_site.h"
 #include "python/compiled_regions.h"
@@ -177,6 +178,7 @@ void bind_session(py::module_& m) {
   bind_hook_callbacks(m);
   bind_callback_sites(m);
   bind_bound_rules(m);
+  bind_buffers(m);
   bind_gradients(m);
   bind_proved_steps(m);
   bind_compiled_regions(m);

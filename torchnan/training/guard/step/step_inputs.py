@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 
+from torchnan._load import _C
 from torchnan.detection import shards
 from torchnan.detection.nested import tensors_in
 from torchnan.detection.pause import detection_paused
@@ -50,6 +51,9 @@ class _BufferCopies:
         self._copies: dict[str, tuple[torch.Tensor, int]] = {}  # with the version that was copied
 
     def save(self, model: torch.nn.Module) -> None:
+        if not _C.may_have_buffers(model):
+            self._copies = {}
+            return
         live = {name: shards.local(buffer).detach() for name, buffer in model.named_buffers()}
         saved = {name: self._copies.get(name) for name in live}
         stale = {name: buffer for name, buffer in live.items() if not _is_current(saved[name], buffer)}
