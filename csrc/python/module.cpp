@@ -31,6 +31,7 @@
 #include "python/callback_site.h"
 #include "python/compiled_regions.h"
 #include "python/convert.h"
+#include "python/gradients.h"
 #include "python/hook_callbacks.h"
 #include "python/instances.h"
 #include "python/method_hook.h"
@@ -176,6 +177,7 @@ void bind_session(py::module_& m) {
   bind_hook_callbacks(m);
   bind_callback_sites(m);
   bind_bound_rules(m);
+  bind_gradients(m);
   bind_proved_steps(m);
   bind_compiled_regions(m);
   bind_method_hooks(m);

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 import torch
 
-from torchnan.training.guard.step.gradients import measure
+from torchnan._load import _C
+from torchnan.training.guard.step.gradients import gradients_of, measure, measure_gradients
 
 INF, NAN = math.inf, math.nan
 
@@ -48,3 +50,77 @@ def test_the_squares_of_large_norms_do_not_overflow_in_the_norm():
 def test_every_rank_holds_its_share_of_the_squares():
     """Without the tensors that are not finite, whose rank is known by then."""
     assert measure(named([3.0, 4.0], [NAN], [2.0, 0.0]), ranks=4).squares == (25.0 + 4.0) / 4
+
+
+def parameters_with(*gradients: torch.Tensor | None) -> list[tuple[str, torch.Tensor]]:
+    """Returns parameters that have these gradients."""
+    named = []
+    for i, gradient in enumerate(gradients):
+        dtype, shape = (torch.float32, (2,)) if gradient is None else (gradient.dtype, gradient.shape)
+        parameter = torch.nn.Parameter(torch.zeros(shape, dtype=dtype))
+        parameter.grad = gradient
+        named.append((f"p{i}", parameter))
+    return named
+
+
+def bits(stats: object) -> str:
+    return repr(dataclasses.astuple(stats))
+
+
+def assert_measured_in_one_call(*gradients: torch.Tensor | None) -> None:
+    """... with the same bits as one by one."""
+    parameters = parameters_with(*gradients)
+    assert _C.measure_gradients(parameters) is not None
+    assert bits(measure_gradients(parameters)) == bits(measure(gradients_of(parameters)))
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64, torch.complex128]
+)
+@pytest.mark.parametrize("seed", range(5))
+def test_gradients_are_measured_in_one_call(dtype, seed):
+    generator = torch.Generator().manual_seed(seed)
+    sizes = [(3, 5), (1,), (), (0,), (2000,), (64, 64)]
+    gradients = [torch.randn(size, generator=generator, dtype=torch.float64).to(dtype) for size in sizes]
+    assert_measured_in_one_call(*gradients[:3], None, *gradients[3:])
+
+
+@pytest.mark.parametrize("values", [[1e-320, 3e-310], [1e300, -1e308], [0.0], [], [INF], [NAN, INF], [-INF, 1e-300]])
+def test_extreme_gradients_are_measured_in_one_call(values):
+    odd = torch.tensor(values, dtype=torch.float64)
+    assert_measured_in_one_call(torch.full((3,), 0.1), odd, None, odd.clone(), torch.tensor([1.0, NAN]), torch.ones(1))
+    assert_measured_in_one_call(torch.full((3,), 0.1), odd, torch.full((5,), 1e-30))
+
+
+def test_sparse_and_strided_gradients_are_measured_in_one_call():
+    sparse = torch.sparse_coo_tensor([[1, 1, 4]], [2.0, 3.0, INF], (6,), check_invariants=True)
+    assert_measured_in_one_call(sparse, torch.arange(12.0).reshape(3, 4).t(), torch.ones(1).expand(7))
+
+
+def test_parameters_without_gradients_have_no_norm():
+    assert bits(measure_gradients(parameters_with(None, None))) == bits(measure([]))
+    assert bits(measure_gradients([])) == bits(measure([]))
+
+
+class Wrapped(torch.Tensor):
+    """Holds its values in another tensor, as DTensor does."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        unwrapped = torch.utils._pytree.tree_map_only(Wrapped, lambda t: t.inner, (args, kwargs or {}))
+        return func(*unwrapped[0], **unwrapped[1])
+
+
+def test_gradients_of_a_subclass_are_measured_as_it_computes():
+    parameters = parameters_with(torch.tensor([3.0, NAN]), torch.tensor([4.0]))
+    parameters[1][1].grad = Wrapped(torch.tensor([5.0]))
+    assert _C.measure_gradients(parameters) is None
+    assert bits(measure_gradients(parameters)) == bits(measure(gradients_of(parameters)))
+    assert measure_gradients(parameters).nonfinite == ("p0",)

@@ -16,7 +16,7 @@ from torchnan.detection.introspection import clean, raised_at, unwrap
 from torchnan.detection.pause import detection_paused
 from torchnan.distributed.agreement import Agreement, Anomaly, AnomalyKind
 from torchnan.training.guard.step.gradient_average import average
-from torchnan.training.guard.step.gradients import GradientStats, gradients_of, measure, plain_norm
+from torchnan.training.guard.step.gradients import GradientStats, gradients_of, measure_gradients, plain_norm
 from torchnan.training.guard.step.micro_batches import split
 from torchnan.training.guard.step.norm_limit import NormLimit
 from torchnan.training.guard.step.random_state import RandomState
@@ -176,12 +176,11 @@ class ForwardBackward:
         """Checks detached losses, and the gradients in one scan."""
         if self._scaler is not None:
             unscale_once(self._scaler, self.optimizer)
-        gradients = gradients_of(self.parameters)
-        stats = measure(gradients, ranks=self._agreement.ranks)
+        stats = measure_gradients(self.parameters, ranks=self._agreement.ranks)
         if self._is_checked_before_reduction:
             gradient_anomaly = self._anomaly_before_reduction
         else:
-            gradient_anomaly = self._gradient_anomaly(gradients, stats.nonfinite)
+            gradient_anomaly = self._gradient_anomaly(stats.nonfinite)
         self._is_checked_before_reduction, self._anomaly_before_reduction = False, None
         with detection_paused():
             values = tuple(shards.local(loss).item() for loss in losses)
@@ -221,19 +220,19 @@ class ForwardBackward:
 
         Non-finite gradients are attributed to their ranks first: the mean is non-finite on all of them.
         """
-        local = gradients_of(self.parameters)
-        nonfinite = measure(local).nonfinite
+        nonfinite = measure_gradients(self.parameters).nonfinite
         worst = self._agreement.all_reduce_max(_NONFINITE if nonfinite else 0)
         if worst == _MISSING:
             return "another rank has run out of memory"
         self._is_checked_before_reduction = worst == _NONFINITE
-        self._anomaly_before_reduction = self._gradient_anomaly(local, nonfinite)
+        self._anomaly_before_reduction = self._gradient_anomaly(nonfinite)
         average(self.parameters, self._agreement)
         return None
 
-    def _gradient_anomaly(
-        self, gradients: list[tuple[str, torch.Tensor]], nonfinite: tuple[str, ...]
-    ) -> Anomaly | None:
+    def _gradient_anomaly(self, nonfinite: tuple[str, ...]) -> Anomaly | None:
+        if not nonfinite:
+            return None
+        gradients = gradients_of(self.parameters)
         kind = AnomalyKind.GRADIENT if self._scaler is None else AnomalyKind.SCALER
         prefix = f"{len(nonfinite)} of {len(gradients)} gradients are not finite: "
         return self._check.gradient_anomaly(gradients, nonfinite, prefix=prefix, kind=kind)

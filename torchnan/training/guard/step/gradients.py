@@ -50,15 +50,28 @@ def measure(named: Sequence[tuple[str, torch.Tensor]], *, ranks: int = 1) -> Gra
         return GradientStats()
     tensors = [tensor for _, tensor in named]
     rows = _C.norms_and_magnitudes([shards.local(tensor) for tensor in tensors])
-    norms, magnitudes = zip(*rows, strict=True)
+    stats = _stats([name for name, _ in named], *zip(*rows, strict=True))
+    squares = _squares(tensors, rows, ranks) if ranks > 1 else 0.0
+    return dataclasses.replace(stats, squares=squares, sharded=any(map(shards.is_sharded, tensors)))
+
+
+def measure_gradients(parameters: list[tuple[str, torch.Tensor]], *, ranks: int = 1) -> GradientStats:
+    """Scans the gradients of parameters like :func:`measure`; in one call if they are ordinary tensors, which this rank
+    has as a whole."""
+    measured = _C.measure_gradients(parameters)
+    if measured is None:
+        return measure(gradients_of(parameters), ranks=ranks)
+    return _stats(*measured) if measured[0] else GradientStats()
+
+
+def _stats(names: Sequence[str], norms: Sequence[float], magnitudes: Sequence[float]) -> GradientStats:
+    """Returns the statistics of whole tensors, of which there is at least one."""
+    max_abs = math.nan if any(map(math.isnan, magnitudes)) else max(magnitudes)
+    is_finite = math.isfinite(max_abs)
     return GradientStats(
         norm=math.nan if any(map(math.isnan, norms)) else math.hypot(*norms),
-        max_abs=math.nan if any(map(math.isnan, magnitudes)) else max(magnitudes),
-        nonfinite=tuple(
-            name for (name, _), magnitude in zip(named, magnitudes, strict=True) if not math.isfinite(magnitude)
-        ),
-        squares=_squares(tensors, rows, ranks) if ranks > 1 else 0.0,
-        sharded=any(map(shards.is_sharded, tensors)),
+        max_abs=max_abs,
+        nonfinite=() if is_finite else tuple(n for n, m in zip(names, magnitudes, strict=True) if not math.isfinite(m)),
     )
 
 
