@@ -98,8 +98,10 @@ class TORCHNAN_API NonfiniteRegistry {
   // Called with the lock: removes the expired entries and returns them, once there may be as many as live ones.
   std::vector<Entry> drain_expired();
 
-  static constexpr size_t kMaxRegions = 64;   // of one storage; beyond it the last two become one
-  static constexpr size_t kFewEntries = 256;  // not worth a search for expired ones
+  static constexpr size_t kMaxRegions = 64;  // of one storage; beyond it the last two become one
+  // A record keeps the StorageImpl of a freed tensor in the heap, and splits the large blocks around it. GPT-2 masks
+  // make a dozen records a step: with up to 256 of them its heap is half as large again.
+  static constexpr size_t kFewEntries = 2;  // not worth a search for expired ones
 
   mutable ForkSafeMutex mutex_;  // never held while a Python object or a storage may be released
   std::unordered_map<const c10::StorageImpl*, Entry> entries_;

@@ -176,6 +176,7 @@ TEST(NonfiniteRegistry, KeepsNothingAlive) {
   EXPECT_TRUE(lineage.alive().empty());
 }
 
+// A record keeps the StorageImpl in the heap, where it splits the large blocks that PyTorch frees.
 // Fails when remember() does not drain_expired(): there are 10,000 then.
 TEST(NonfiniteRegistry, ForgetsTheDeadAndNoneOfTheLiving) {
   NonfiniteRegistry lineage;
@@ -187,7 +188,7 @@ TEST(NonfiniteRegistry, ForgetsTheDeadAndNoneOfTheLiving) {
     lineage.remember(t, known);
     if (i == 0) of_dead = known;
     if (i % 20 == 19) living.emplace_back(t, known);
-    ASSERT_LE(lineage.size(), 2 * living.size() + 256);
+    ASSERT_LE(lineage.size(), 2 * living.size() + 2);
   }
   EXPECT_TRUE(of_dead.expired());
   for (const auto& [tensor, known] : living) {
