@@ -88,8 +88,8 @@ def test_memory_is_flat(program, soak, tmp_path, figure):
 # -- freed memory is used again
 
 
-def heap_after(program: Path, watched: str) -> int:
-    ended = run([sys.executable, str(program), watched], OMP_NUM_THREADS="1")
+def heap_of_masked_attention(watched: str) -> int:
+    ended = run([sys.executable, str(MASKED_ATTENTION), watched], OMP_NUM_THREADS="1")
     assert ended.returncode == 0, ended.stderr[-3000:]
     return int(ended.stdout)
 
@@ -97,7 +97,7 @@ def heap_after(program: Path, watched: str) -> int:
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="glibc 2.33 or later")
 def test_records_of_masks_do_not_split_the_heap(figure):
     """Fails when the registry keeps 256 records of freed storages: a heap of 485 to 501 MB, not 235 to 313."""
-    alone, watched = (heap_after(MASKED_ATTENTION, "off"), heap_after(MASKED_ATTENTION, "on"))
+    alone, watched = heap_of_masked_attention("off"), heap_of_masked_attention("on")
     assert watched < 1.4 * alone
     figure(f"heap of masked attention: {alone / MB:.0f} MB alone, {watched / MB:.0f} MB watched")
 
