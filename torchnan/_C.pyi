@@ -9,6 +9,8 @@ import torch
 from torchnan.detection.finding import Finding
 from torchnan.detection.headroom import Headroom
 
+built_for_torch: str  # its version
+
 class DetectionSession:
     """The options, counters and findings of one ``detect()``."""
 

@@ -1,4 +1,3 @@
 """Written by the build."""
 
-torch_version: str
 version: str

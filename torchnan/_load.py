@@ -1,9 +1,14 @@
-"""Loads the compiled core, or says in one sentence why it cannot be loaded."""
+"""Loads the compiled core that fits this PyTorch, or says in one sentence why none can be loaded."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 
 def check_interpreter(number: int) -> None:
@@ -27,46 +32,62 @@ check_interpreter(_api.PyInterpreterState_GetID(ctypes.c_void_p(_api.PyInterpret
 import torch  # noqa: E402 - crashes in a subinterpreter
 
 
-def _release(version: str) -> str:
-    return ".".join(version.split("+")[0].split(".")[:2])
+LIBRARIES = os.path.join(os.path.dirname(__file__), "lib")
+REMEDY = "Build torchnan for this PyTorch, in the folder of its sources: pip install --force-reinstall --no-deps ."
 
 
-def _remedy(running: str) -> str:
-    """Returns the wheel to install for a PyTorch. By file: an index may have another package of that name."""
-    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    wheel = f"torchnan-{_build.version}+torch{_release(running)}-{python}-{python}-*.whl"
-    return (
-        f"Install {wheel}, or build torchnan for this PyTorch, in the folder of its sources: "
-        "pip install --force-reinstall --no-deps ."
-    )
+def releases() -> list[str]:
+    """Returns the releases of PyTorch that this package has a core for: ``["2.12", "2.13"]``."""
+    folders = os.listdir(LIBRARIES) if os.path.isdir(LIBRARIES) else []
+    found = [name.removeprefix("torch") for name in folders if name.startswith("torch")]
+    return sorted(found, key=lambda release: [int(part) for part in release.split(".")])
 
 
-def check(built_for: str, running: str) -> None:
-    """Rejects a PyTorch for which the core was not built, before any of the core is loaded.
+def folder_for(running: str) -> str:
+    """Returns the folder with the core for a version of PyTorch.
 
     Raises:
-        ImportError: names the PyTorch of the build, the one that is running, and the remedy.
+        ImportError: there is none; names the PyTorch that is running, those that have a core, and the remedy.
     """
-    if _release(built_for) != _release(running):
+    release = ".".join(running.split("+")[0].split(".")[:2])
+    if release not in releases():
         raise ImportError(
-            f"torchnan was built for PyTorch {built_for}, and this is PyTorch {running}. Its core uses PyTorch's C++ "
-            f"internals, which change with every release. {_remedy(running)}"
+            f"torchnan was built for PyTorch {', '.join(releases())}, and this is PyTorch {running}. Its core "
+            f"uses PyTorch's C++ internals, which change with every release. {REMEDY}"
         )
+    return os.path.join(LIBRARIES, f"torch{release}")
 
 
-try:
-    from torchnan import _build
-except ImportError:
+def load_core(folder: str) -> ModuleType:
+    """Returns ``torchnan._C`` from a folder.
+
+    Raises:
+        ImportError: it is not there for this Python, or the libraries of this PyTorch do not fit it.
+    """
+    name = "torchnan._C"
+    spec = PathFinder.find_spec(name, [folder])
+    if spec is None or spec.loader is None:
+        python = f"Python {sys.version_info.major}.{sys.version_info.minor}"
+        raise ImportError(f"{folder} has no core for {python}. {REMEDY}")
+    try:
+        core = module_from_spec(spec)
+        sys.modules[name] = core
+        spec.loader.exec_module(core)
+    except ImportError as error:
+        sys.modules.pop(name, None)
+        raise ImportError(
+            f"torchnan's core could not be loaded beside PyTorch {torch.__version__}: {error}. {REMEDY}"
+        ) from error
+    return core
+
+
+if not releases():
     raise ImportError(
         "torchnan has not been built: this is its source folder. Install it (make build, or pip install .) "
         "and run Python from another folder, or without this one in PYTHONPATH."
-    ) from None
+    )
 
-check(_build.torch_version, torch.__version__)
-
-try:
+if TYPE_CHECKING:
     from torchnan import _C as _C
-except ImportError as error:
-    raise ImportError(
-        f"torchnan's core could not be loaded beside PyTorch {torch.__version__}: {error}. {_remedy(torch.__version__)}"
-    ) from error
+else:
+    _C = load_core(folder_for(torch.__version__))

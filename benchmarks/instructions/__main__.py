@@ -25,6 +25,7 @@ import torch
 from torch.utils.cpp_extension import include_paths
 
 import torchnan
+from torchnan._load import _C
 
 CALLS = 1000  # kCalls in calls.cpp
 MODES = ("redispatch", "detect", "exact")
@@ -33,7 +34,7 @@ MODES = ("redispatch", "detect", "exact")
 def build(program: Path) -> None:
     """Compiles calls.cpp against the installed package."""
     package, torch_libraries = Path(torchnan.__path__[0]), Path(torch.__path__[0]) / "lib"
-    libraries = [package / "lib", torch_libraries]
+    libraries = [Path(_C.__file__).parent, torch_libraries]
     command = [os.environ.get("CXX", "g++"), "-O3", "-DNDEBUG", "-std=c++20", f"-I{package / 'include'}"]
     command += [f"-I{path}" for path in include_paths()]
     command += [str(Path(__file__).with_name("calls.cpp")), "-o", str(program), "-Wl,--no-as-needed"]

@@ -15,7 +15,9 @@ constexpr const char* kName = "libtorchnan_cuda.so";
 std::filesystem::path cuda_library_path() {
   Dl_info core{};
   if (dladdr(reinterpret_cast<const void*>(&load_cuda), &core) == 0) return kName;
-  return std::filesystem::path(core.dli_fname).parent_path() / kName;
+  const std::filesystem::path folder = std::filesystem::path(core.dli_fname).parent_path();
+  const std::filesystem::path shared = folder.parent_path() / kName;  // by the cores of a Python package
+  return std::filesystem::exists(shared) ? shared : folder / kName;
 }
 
 void* open_library() {

@@ -108,11 +108,20 @@ std::vector<BadKernel> kernels_from(const Kernels& given) {
   return kernels;
 }
 
+template <typename Owner>
+const torch::autograd::Node* node_of(const Owner& owner) {
+  return owner.get();
+}
+
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 12
+const torch::autograd::Node* node_of(const std::weak_ptr<torch::autograd::PyNode>& owner) { return owner.lock().get(); }
+#endif
+
 const torch::autograd::Node* node_in(const py::handle& node) {
   if (torch::autograd::THPCppFunction_Check(node.ptr())) {
     return reinterpret_cast<torch::autograd::THPCppFunction*>(node.ptr())->cdata.get();
   }
-  return THPFunction_Check(node.ptr()) ? reinterpret_cast<THPFunction*>(node.ptr())->cdata.get() : nullptr;
+  return THPFunction_Check(node.ptr()) ? node_of(reinterpret_cast<THPFunction*>(node.ptr())->cdata) : nullptr;
 }
 
 // Makes a call as part of a backward node that no engine runs. The node is `node`, or only its `name` is known.

@@ -4,26 +4,61 @@ from __future__ import annotations
 
 import shutil
 import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 
 import pytest
 import torch
 
-import torchnan
 from tests.support.processes import REPOSITORY, run_python
 from torchnan import _load
 
 
-def test_another_release_of_pytorch_is_refused_before_the_core_is_loaded():
+@pytest.fixture
+def cores(tmp_path, monkeypatch):
+    """A package with cores for three releases, of which the number is not the order of the names."""
+    for release in ("2.9", "2.13", "2.12"):
+        (tmp_path / f"torch{release}").mkdir()
+    monkeypatch.setattr(_load, "LIBRARIES", str(tmp_path))
+    return tmp_path
+
+
+def test_a_pytorch_without_a_core_is_refused_before_a_core_is_loaded(cores):
     with pytest.raises(ImportError) as raised:
-        _load.check("2.12.1", "2.13.0+cpu")
-    assert "torchnan was built for PyTorch 2.12.1, and this is PyTorch 2.13.0+cpu" in str(raised.value)
-    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
-    assert f"Install torchnan-{torchnan.__version__}+torch2.13-{python}-{python}-*.whl, or build" in str(raised.value)
+        _load.folder_for("2.14.1+cpu")
+    assert str(raised.value) == (
+        "torchnan was built for PyTorch 2.9, 2.12, 2.13, and this is PyTorch 2.14.1+cpu. Its core uses PyTorch's "
+        "C++ internals, which change with every release. Build torchnan for this PyTorch, in the folder of its "
+        "sources: pip install --force-reinstall --no-deps ."
+    )
 
 
-def test_builds_of_one_release_are_accepted():
-    _load.check(torch.__version__, torch.__version__)
-    _load.check("2.13.0", "2.13.1+cu130")
+@pytest.mark.parametrize(
+    ("running", "release"), [("2.13.0", "2.13"), ("2.13.1+cu130", "2.13"), ("2.9.0a0+git12", "2.9")]
+)
+def test_each_pytorch_gets_the_core_of_its_minor_release(cores, running, release):
+    assert _load.folder_for(running) == str(cores / f"torch{release}")
+
+
+def test_a_core_for_another_python_alone_is_refused(cores):
+    (cores / "torch2.13" / "_C.cpython-39-x86_64-linux-gnu.so").touch()
+    with pytest.raises(ImportError, match=rf"torch2\.13 has no core for Python 3\.{sys.version_info.minor}\. Build"):
+        _load.load_core(str(cores / "torch2.13"))
+
+
+def test_a_core_that_cannot_be_loaded_leaves_nothing_behind(cores):
+    (cores / "torch2.12" / f"_C{EXTENSION_SUFFIXES[0]}").write_bytes(b"not a library")
+    core = sys.modules["torchnan._C"]
+    try:
+        with pytest.raises(ImportError, match="core could not be loaded beside PyTorch 2.*too short"):
+            _load.load_core(str(cores / "torch2.12"))
+        assert "torchnan._C" not in sys.modules
+    finally:
+        sys.modules["torchnan._C"] = core
+
+
+def test_the_core_that_runs_was_built_for_this_pytorch():
+    assert _load._C.built_for_torch.split(".")[:2] == torch.__version__.split(".")[:2]
+    assert ".".join(torch.__version__.split(".")[:2]) in _load.releases()
 
 
 # An editable installation finds files itself that are missing in a package folder.
@@ -35,7 +70,7 @@ import torchnan
 
 
 def test_the_source_folder_says_that_it_is_not_built(tmp_path):
-    built = shutil.ignore_patterns("_C.*.so", "_build.py", "lib", "include", "share", "__pycache__")
+    built = shutil.ignore_patterns("_build.py", "lib", "include", "share", "__pycache__")
     shutil.copytree(REPOSITORY / "torchnan", tmp_path / "torchnan", ignore=built)
     ended = run_python(WITHOUT_OTHER_FINDERS, cwd=tmp_path, PYTHONPATH=str(tmp_path), TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert ended.returncode == 1
@@ -49,7 +84,7 @@ ANOTHER_PYTORCH = WITHOUT_OTHER_FINDERS.replace("import torchnan", "import torch
 def built_for_another_pytorch(tmp_path):
     shutil.copytree(REPOSITORY / "torchnan", tmp_path / "torchnan", ignore=shutil.ignore_patterns("lib", "__pycache__"))
     shutil.copy(REPOSITORY / "torchnan_autoload.py", tmp_path)
-    (tmp_path / "torchnan" / "_build.py").write_text('version = "0.1.0"\ntorch_version = "2.1.0"\n')
+    (tmp_path / "torchnan" / "lib" / "torch2.1").mkdir(parents=True)
     return tmp_path
 
 
@@ -60,7 +95,7 @@ def test_a_script_under_a_build_for_another_pytorch_ends_with_one_line(built_for
     assert ended.stdout == ""
     line = ended.stderr.splitlines()
     assert len(line) == 1
-    assert line[0].startswith("torchnan: torchnan was built for PyTorch 2.1.0, and this is PyTorch ")
+    assert line[0].startswith("torchnan: torchnan was built for PyTorch 2.1, and this is PyTorch ")
 
 
 @pytest.mark.parametrize("variables", [{}, {"TORCHNAN": "0"}, {"TORCHNAN_LOG": "findings.jsonl"}])

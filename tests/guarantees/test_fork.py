@@ -174,8 +174,7 @@ MADE_LATE = {"everything_is_off", "is_disabled"}
 def test_nothing_is_made_by_a_first_call():
     """The compiler guards the initialization of a function's statics with a lock; a fork during the first call leaves
     it locked. Fails when a `static auto* made = new ...` returns to a function."""
-    package = Path(_C.__file__).parent
-    for library in (Path(_C.__file__), package / "lib" / "libtorchnan.so"):
+    for library in (Path(_C.__file__), Path(_C.__file__).with_name("libtorchnan.so")):
         listed = subprocess.run(["readelf", "-sW", library], capture_output=True, text=True, check=True).stdout
         guards = re.findall(r" OBJECT .* (_ZGVZNK?8torchnan\S*)", listed)
         late = [guard for guard in guards if not any(name in guard for name in MADE_LATE)]

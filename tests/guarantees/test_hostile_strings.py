@@ -180,10 +180,11 @@ NO_MESSAGES = {
 # Unescaped parts in the messages of Python's own exception types: numbers, torchnan's own words, and the reason.
 PLAIN = {
     "_load.py": {
-        "built_for",
+        "', '.join(releases())",
         "running",
-        "_remedy(running)",
-        "_remedy(torch.__version__)",
+        "folder",
+        "python",
+        "REMEDY",
         "number",
         "torch.__version__",
         "error",

@@ -52,4 +52,4 @@ def test_it_fits_every_pytorch_and_has_the_version_of_the_package(sdist):
     name, _, metadata = sdist
     assert name == f"torchnan-{torchnan.__version__}.tar.gz"
     assert f"\nVersion: {torchnan.__version__}\n" in metadata
-    assert "\nRequires-Dist: torch>=2.12\n" in metadata
+    assert "\nRequires-Dist: torch>=2.11\n" in metadata

@@ -84,7 +84,7 @@ def run_python_tests() -> subprocess.CompletedProcess[str]:
     that Python loads."""
     copied = folder("asan") / "copied"
     shutil.rmtree(copied, ignore_errors=True)
-    built = shutil.ignore_patterns("_C.*.so", "lib", "include", "share", "__pycache__")
+    built = shutil.ignore_patterns("lib", "include", "share", "__pycache__")
     shutil.copytree(REPOSITORY / "torchnan", copied / "torchnan", ignore=built)
     shutil.copytree(REPOSITORY / "tests", copied / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(REPOSITORY / "pyproject.toml", copied)

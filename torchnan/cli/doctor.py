@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from torchnan import _build, health, startup
+from torchnan import _build, _load, health, startup
 from torchnan._load import _C
 from torchnan.config.options import OptionError
 from torchnan.config.text import printable
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def build() -> str:
     """Returns the version, and the PyTorch that it was built for."""
-    return f"{_build.version}, built for PyTorch {_build.torch_version}"
+    return f"{_build.version}, built for PyTorch {_C.built_for_torch}"
 
 
 def _format_options(options: dict[str, Any] | None) -> str:
@@ -84,7 +84,8 @@ def execute(given: argparse.Namespace) -> int:
         ("torchnan", build()),
         ("PyTorch", f"{torch.__version__}, CUDA {torch.version.cuda or 'not built in'}"),
         ("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
-        ("C++ package", f"CMAKE_PREFIX_PATH={os.path.dirname(_C.__file__)}"),
+        ("cores", f"for PyTorch {', '.join(_load.releases())}"),
+        ("C++ package", f"CMAKE_PREFIX_PATH={os.path.dirname(_load.__file__)}"),
     ]
     try:
         rows.append(("engine", f"boxed fallback on dispatch key {_C.interceptor_key_name()}"))
