@@ -76,28 +76,27 @@ void ScanList::launch(const Scanner& scanner, void* stream) {
   for (const StridedScan& one : strided_) scanner.scan(one.entry, one.number, stream);
 }
 
-bool Batch::add(at::Tensor&& tensor, EventNumber number, uint64_t limit) {
+bool Batch::add(const at::Tensor& tensor, EventNumber number, uint64_t limit) {
   if (kept_.empty()) {
     kept_.reserve(cuda::kMaxEntries);
     memory_.reserve(cuda::kMaxEntries);
   }
   if (!scans_.add(tensor, number, limit)) return false;
-  const c10::StorageImpl* const storage = storage_of(tensor);
-  memory_.push_back(storage->data());
-  marks_.set(mark_of(storage));
-  bytes_ += static_cast<int64_t>(storage->nbytes());
-  kept_.push_back(std::move(tensor));
+  const c10::Storage& storage = kept_.emplace_back(tensor.unsafeGetTensorImpl()->unsafe_storage());
+  memory_.push_back(storage.data());
+  marks_.set(mark_of(storage.unsafeGetStorageImpl()));
+  bytes_ += static_cast<int64_t>(storage.nbytes());
   return true;
 }
 
 bool Batch::holds(const c10::StorageImpl* storage) const {
   if (!marks_.test(mark_of(storage))) return false;
   return std::any_of(kept_.begin(), kept_.end(),
-                     [&](const at::Tensor& tensor) { return storage_of(tensor) == storage; });
+                     [&](const c10::Storage& kept) { return kept.unsafeGetStorageImpl() == storage; });
 }
 
 void Batch::take(ScanList& scans, Kept& kept) {
-  scans_.move_to(scans, [this](uint32_t i) { return kept_[i].storage().data() == memory_[i]; });
+  scans_.move_to(scans, [this](uint32_t i) { return kept_[i].data() == memory_[i]; });
   memory_.clear();
   marks_.reset();
   bytes_ = 0;

@@ -59,18 +59,19 @@ class ScanList {
   c10::SmallVector<StridedScan, 1> strided_;
 };
 
-// Scans of new tensors on the default stream of a device, which wait to be launched together. Keeps the tensors alive
-// until then, and no longer: after the launch, stream order guarantees that the memory is read before it is reused.
+// Scans of new tensors on the default stream of a device, which wait to be launched together. Keeps their storages alive
+// until then, and no longer: after the launch, stream order guarantees that the memory is read before it is reused. It
+// keeps no tensor: autograd copies a gradient to which there is another reference.
 class Batch {
  public:
   static constexpr int64_t kMaxBytes = int64_t{64} << 20;  // the most memory that waiting scans may keep allocated
 
-  using Kept = std::vector<at::Tensor>;
+  using Kept = std::vector<c10::Storage>;
 
   bool is_empty() const { return kept_.empty(); }
 
   // Adds a scan of a contiguous tensor; numbers must increase. Returns false, and does nothing, if there is no room.
-  bool add(at::Tensor&& tensor, EventNumber number, uint64_t limit);
+  bool add(const at::Tensor& tensor, EventNumber number, uint64_t limit);
 
   // Whether it is time to launch: the batch is full, or keeps too much memory allocated.
   bool is_full() const { return scans_.is_full() || bytes_ >= kMaxBytes; }
@@ -78,7 +79,7 @@ class Batch {
   // Whether a scan of this storage is waiting.
   bool holds(const c10::StorageImpl* storage) const;
 
-  // Moves the scans to an empty list, without those whose memory has been given back. Moves the tensors that it kept
+  // Moves the scans to an empty list, without those whose memory has been given back. Moves the storages that it kept
   // alive to `kept`, for the caller to release without holding a lock: releasing may need the GIL.
   void take(ScanList& scans, Kept& kept);
 
@@ -91,7 +92,7 @@ class Batch {
   ScanList scans_;
   Kept kept_;
   std::bitset<kMarks> marks_;        // hash bits of the kept storages; most other storages have different bits
-  std::vector<const void*> memory_;  // the memory of each kept tensor, when it was added
+  std::vector<const void*> memory_;  // the memory of each kept storage, when it was added
   int64_t bytes_ = 0;
 };
 

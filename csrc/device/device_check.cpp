@@ -207,7 +207,7 @@ EventNumber DeviceCheck::record_unknown_argument(Devices::Lock& locked, const In
   }
   const EventNumber number = event->number;
   fill_bound(locked, *event, tensor, {});
-  scan(locked, *event, tensor, nullptr);
+  scan(locked, *event, tensor, /*may_wait=*/false);
   return number;
 }
 
@@ -233,21 +233,20 @@ bool DeviceCheck::add_result(const at::Tensor& result, int64_t output, const Pre
   return true;
 }
 
-// Only a result without other references is new; an argument that is returned is not.
+// Only a result without other references is new; an argument that is returned is not. The storage of a waiting result
+// has one reference more, which autograd would see.
 bool DeviceCheck::may_wait(const Result& result) const {
   const at::Tensor& tensor = *result.values;
   const bool is_new = tensor.use_count() == 1 && tensor.unsafeGetTensorImpl()->unsafe_storage().use_count() == 1;
   const bool is_scanned = !result.predicted.is_proved || result.predicted.is_rescanned;
-  return is_new && is_scanned && stream_.is_default && !stream_.is_capturing && !plan_.writes_in_place() &&
+  const bool is_in_backward = context_.node != nullptr;
+  return is_new && is_scanned && !is_in_backward && stream_.is_default && !stream_.is_capturing && !plan_.writes_in_place() &&
          type_of_result(result.output) == EventType::kResult && tensor.is_non_overlapping_and_dense();
 }
 
 void DeviceCheck::record_results() {
   if (results_.empty()) return;
   for_each_run(results_, [this](auto first, auto last) {
-    for (auto one = first; one != last; ++one) {
-      if (may_wait(*one)) one->kept = *one->values;
-    }
     Devices::Lock locked(devices());
     for (auto one = first; one != last; ++one) record_result(locked, *one);
   });
@@ -276,7 +275,7 @@ void DeviceCheck::record_result(Devices::Lock& locked, Result& result) {
   if (type != EventType::kResult) return;
   thread_.counters().checked.add(1);
   fill_bound(locked, *event, tensor, result.predicted);
-  if (!event->is_proved) scan(locked, *event, tensor, result.kept.defined() ? &result.kept : nullptr);
+  if (!event->is_proved) scan(locked, *event, tensor, may_wait(result));
   if (plan_.proves_nonnegative_input) prove_nonnegative_argument(locked, result.output);
   const Moments::Claim* const claim = result.predicted.claim;
   if (claim != nullptr) thread_.moments().record(tensor, *claim, locked.journal().look_up(tensor).write_number());
@@ -319,9 +318,9 @@ void DeviceCheck::fill_bound(Devices::Lock& locked, Event& event, const at::Tens
   if (const Event* rest = locked.journal().find(event.previous)) event.bound = event.bound.joined(rest->bound);
 }
 
-// `kept` is the tensor if its scan may wait. No bound is assumed for a tensor that cannot be scanned.
-void DeviceCheck::scan(Devices::Lock& locked, Event& event, const at::Tensor& tensor, at::Tensor* kept) {
-  const bool waits = kept != nullptr && locked.add_to_batch(stream_, std::move(*kept), event, has_filled_batch_);
+// No bound is assumed for a tensor that cannot be scanned.
+void DeviceCheck::scan(Devices::Lock& locked, Event& event, const at::Tensor& tensor, bool may_wait) {
+  const bool waits = may_wait && locked.add_to_batch(stream_, tensor, event, has_filled_batch_);
   if (waits || scans_.add(tensor, event.number, event.limit())) {
     event.scanner = stream_.scanner;
     return;

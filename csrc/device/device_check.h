@@ -25,7 +25,8 @@ namespace torchnan {
 //
 // Scans are launched before user code regains control, so every event that user code records comes after them: memory
 // that it then frees or hands to another stream has been read. Only new results on the default stream of a device wait
-// to be launched together.
+// to be launched together, and none of a backward pass: autograd adds to a gradient in place only if nothing else holds
+// its storage.
 class DeviceCheck final : public ExternalBounds {
  public:
   // Whether a tensor of a call with these keys may be on a device that can have a scanner. A process without such a
@@ -85,7 +86,6 @@ class DeviceCheck final : public ExternalBounds {
     const at::Tensor* values;
     int64_t output;
     Prediction predicted;
-    at::Tensor kept{};  // if its scan may wait: copied and dropped without holding the lock
   };
   static constexpr int64_t kAll = -1;
   static constexpr size_t kMaxSearched = 16;
@@ -116,7 +116,7 @@ class DeviceCheck final : public ExternalBounds {
   template <typename Tensor>
   Event* add_reader(Devices::Lock& locked, EventType type, const Tensor& tensor, int64_t output);
   void fill_bound(Devices::Lock& locked, Event& event, const at::Tensor& tensor, const Prediction& predicted);
-  void scan(Devices::Lock& locked, Event& event, const at::Tensor& tensor, at::Tensor* kept);
+  void scan(Devices::Lock& locked, Event& event, const at::Tensor& tensor, bool may_wait);
   void launch();
   void record_use();
 

@@ -104,10 +104,11 @@ template Event* Devices::Lock::add_reader(EventType, const at::Tensor&, const Ev
 template Event* Devices::Lock::add_reader(EventType, const TensorSnapshot&, const EventContext&, const CurrentStream&,
                                           c10::ArrayRef<EventInput>);
 
-bool Devices::Lock::add_to_batch(const CurrentStream& stream, at::Tensor&& kept, const Event& event, bool& has_filled) {
+bool Devices::Lock::add_to_batch(const CurrentStream& stream, const at::Tensor& tensor, const Event& event,
+                                 bool& has_filled) {
   DeviceState& state = devices_.state_of(*stream.scanner);
   state.waits = true;
-  const bool is_added = state.batch.add(std::move(kept), event.number, event.limit());
+  const bool is_added = state.batch.add(tensor, event.number, event.limit());
   has_filled |= state.batch.is_full();
   return is_added;
 }

@@ -100,9 +100,9 @@ class TORCHNAN_API Devices {
     Event* add_reader(EventType type, const Tensor& tensor, const EventContext& context, const CurrentStream& stream,
                       c10::ArrayRef<EventInput> inputs);
 
-    // Adds the scan of a new tensor, which is moved from `kept`, to the batch of its device. Sets `has_filled` if the
-    // batch is full then. Returns false if there is no room.
-    bool add_to_batch(const CurrentStream& stream, at::Tensor&& kept, const Event& event, bool& has_filled);
+    // Adds the scan of a new tensor to the batch of its device. Sets `has_filled` if the batch is full then. Returns
+    // false if there is no room.
+    bool add_to_batch(const CurrentStream& stream, const at::Tensor& tensor, const Event& event, bool& has_filled);
 
    private:
     Event* next(EventType type, const EventContext& context, const CurrentStream& stream);
