@@ -16,6 +16,7 @@ from torchnan.distributed import delivery
 if TYPE_CHECKING:
     from torchnan.detection.anomaly import detect_anomaly as detect_anomaly
     from torchnan.detection.anomaly import set_detect_anomaly as set_detect_anomaly
+    from torchnan.detection.origin import origin_of as origin_of
     from torchnan.training.capture import load_capture
     from torchnan.training.guard.nan_detector import NaNDetector
     from torchnan.training.guard.nan_detector import NaNState as NaNState
@@ -50,6 +51,7 @@ _LAZY = {
     "StepGuard": "torchnan.training.guard.step_guard",
     "detect_anomaly": "torchnan.detection.anomaly",
     "load_capture": "torchnan.capture",
+    "origin_of": "torchnan.detection.origin",
     "set_detect_anomaly": "torchnan.detection.anomaly",
     "try_remedies": "torchnan.training.guard.remedies",
 }

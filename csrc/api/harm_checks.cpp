@@ -39,6 +39,7 @@ const OpPlan& consumer_plan(const char* name) {
 const OpPlan& backward_call = consumer_plan("autograd::backward");
 const OpPlan& guard_call = consumer_plan("torchnan::guard");
 const OpPlan& optimizer_step = consumer_plan("optimizer::step");
+const OpPlan& origin_query = consumer_plan("torchnan::origin_of");
 
 CallContext context_of(const OpPlan& consumer, DetectionSession& session) {
   return {consumer, {}, session, ThreadState::current().id()};
@@ -130,6 +131,23 @@ std::map<uint64_t, Finding> find_live_on_devices(DetectionSession& session) {
   });
 }
 
+std::shared_ptr<const Provenance> provenance_on_device(DetectionSession& session, const at::Tensor& tensor) {
+  const at::Tensor values = *scannable(tensor);
+  if (!values.defined()) return nullptr;
+  resolve(Delivery::kDeferred);
+  for (const LiveBadTensor& one : live_bad_tensors(session)) {
+    if (one.tensor.storage().is_alias_of(values.storage())) return one.bad.provenance;
+  }
+  return nullptr;
+}
+
+std::shared_ptr<const Provenance> provenance_on_host(DetectionSession& session, const at::Tensor& tensor) {
+  if (auto computed = provenance_of_dependent(tensor)) return computed;
+  const at::Tensor values = scannable_values(tensor);
+  const NonfiniteKinds kinds = values.defined() ? kinds_of(values) : NonfiniteKinds();
+  return kinds.any() ? provenance_of_argument(context_of(origin_query, session), values, kinds) : nullptr;
+}
+
 std::vector<Finding> in_order(std::map<uint64_t, Finding> by_age) {
   std::vector<Finding> findings;
   for (auto& [age, finding] : by_age) findings.push_back(std::move(finding));
@@ -181,6 +199,13 @@ void report_guard(DetectionSession& session, const at::Tensor& guarded, const st
                                 : std::make_shared<Provenance>(Cause{external_origin(guard, tensor, kinds), kinds});
     report_harm(session, *provenance, HarmKind::kGuard, kinds, [&] { return name; });
   });
+}
+
+std::optional<Finding> find_origin(DetectionSession& session, const at::Tensor& tensor) {
+  auto provenance = devices().in_use() ? provenance_on_device(session, tensor) : nullptr;
+  if (provenance == nullptr) provenance = provenance_on_host(session, tensor);
+  if (provenance == nullptr) return std::nullopt;
+  return make_finding(provenance->first(), Level::kNote, Harm{}, session);
 }
 
 void report_at_end_on_devices(DetectionSession& session) {

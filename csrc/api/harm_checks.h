@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <source_location>
 #include <string>
 
@@ -29,6 +30,10 @@ TORCHNAN_API void report_tensors(DetectionSession& session, HarmKind kind, c10::
 // Reports `tensor` if it is not finite, whether or not its operation was observed.
 void report_guard(DetectionSession& session, const at::Tensor& tensor, const std::string& name,
                   const std::source_location* where = nullptr);
+
+// Returns the finding of the cause of the tensor's non-finite values, without reporting it; nothing if it holds none.
+// Waits for the devices.
+TORCHNAN_API std::optional<Finding> find_origin(DetectionSession& session, const at::Tensor& tensor);
 
 // At the end of a session, reports the events on devices and the device tensors that user code still references.
 void report_at_end_on_devices(DetectionSession& session);

@@ -133,6 +133,18 @@ void receive_causes(const at::Tensor& tensor, const std::vector<PackedCause>& pa
   record_received(*session, tensor, std::move(causes));
 }
 
+// Returns None if no value of the tensor is non-finite.
+py::object origin_of(const at::Tensor& tensor) {
+  const auto session = current_session();
+  if (session == nullptr) throw std::runtime_error("no detection is on in this thread");
+  std::optional<Finding> found;
+  {
+    const py::gil_scoped_release released;
+    found = find_origin(*session, tensor);
+  }
+  return found ? to_python(*found) : py::none();
+}
+
 // The largest |x| of each tensor; nothing for a tensor that is not finite, or has no bounds.
 std::vector<std::optional<double>> magnitudes(const std::vector<at::Tensor>& tensors) {
   std::vector<std::optional<double>> found;
@@ -170,6 +182,7 @@ void bind_session(py::module_& m) {
   m.def("is_alarmed", [] { return devices().in_use() && devices().is_alarmed(); });
   m.def("launch_scans", [] { devices().launch_all(); }, without_gil);
   m.def("report_tensors", &report_harm_of, py::arg("harm"), py::arg("tensors"), py::arg("name_of"), without_gil);
+  m.def("origin_of", &origin_of, py::arg("tensor"));
   m.def("unscanned_reason", &unscanned_reason, py::arg("type"));
   m.def("unscanned_devices", &Scanner::unavailable_devices);
   m.def("scalar_value", &scalar_value);

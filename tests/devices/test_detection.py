@@ -314,3 +314,14 @@ def test_a_step_guard_leaves_out_the_bad_step(device):
     assert not result.applied
     after = [parameter.detach().cpu() for parameter in model.parameters()]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_the_origin_of_a_tensor_is_told_when_it_is_asked_for(device):
+    with torchnan.detect(action="log") as watch:
+        x = torch.zeros(4).to(device)
+        loss = (x / x).sum()
+        found = torchnan.origin_of(loss)
+        assert (found.op, found.level) == ("aten::div", "note")
+        assert torchnan.origin_of(x) is None
+        assert watch.findings == []
+        del loss
