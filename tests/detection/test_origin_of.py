@@ -68,12 +68,12 @@ def test_values_from_before_detection_are_an_input():
     assert (found.origin, found.line, found.kind) == ("input", line, "nan")
 
 
-def test_a_mask_is_the_constant_that_the_program_wrote():
+def test_a_mask_has_the_line_that_wrote_it():
     with torchnan.detect():
         mask = torch.zeros(3).masked_fill(torch.tensor([True, False, False]), -INF)
         line = this_line() - 1
         found = origin_of(mask)
-    assert (found.line, found.constant) == (line, True)
+    assert (found.op, found.line, found.kind) == ("aten::masked_fill", line, "inf")
 
 
 def test_an_integer_has_the_origin_of_the_nan_it_was_computed_from():
