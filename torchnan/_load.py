@@ -31,7 +31,6 @@ check_interpreter(_api.PyInterpreterState_GetID(ctypes.c_void_p(_api.PyInterpret
 
 import torch  # noqa: E402 - crashes in a subinterpreter
 
-
 LIBRARIES = os.path.join(os.path.dirname(__file__), "lib")
 REMEDY = "Build torchnan for this PyTorch, in the folder of its sources: pip install --force-reinstall --no-deps ."
 

@@ -59,9 +59,9 @@ class ScanList {
   c10::SmallVector<StridedScan, 1> strided_;
 };
 
-// Scans of new tensors on the default stream of a device, which wait to be launched together. Keeps their storages alive
-// until then, and no longer: after the launch, stream order guarantees that the memory is read before it is reused. It
-// keeps no tensor: autograd copies a gradient to which there is another reference.
+// Scans of new tensors on the default stream of a device, which wait to be launched together. Keeps their storages
+// alive until then, and no longer: after the launch, stream order guarantees that the memory is read before it is
+// reused. It keeps no tensor: autograd copies a gradient to which there is another reference.
 class Batch {
  public:
   static constexpr int64_t kMaxBytes = int64_t{64} << 20;  // the most memory that waiting scans may keep allocated

@@ -240,8 +240,9 @@ bool DeviceCheck::may_wait(const Result& result) const {
   const bool is_new = tensor.use_count() == 1 && tensor.unsafeGetTensorImpl()->unsafe_storage().use_count() == 1;
   const bool is_scanned = !result.predicted.is_proved || result.predicted.is_rescanned;
   const bool is_in_backward = context_.node != nullptr;
-  return is_new && is_scanned && !is_in_backward && stream_.is_default && !stream_.is_capturing && !plan_.writes_in_place() &&
-         type_of_result(result.output) == EventType::kResult && tensor.is_non_overlapping_and_dense();
+  return is_new && is_scanned && !is_in_backward && stream_.is_default && !stream_.is_capturing &&
+         !plan_.writes_in_place() && type_of_result(result.output) == EventType::kResult &&
+         tensor.is_non_overlapping_and_dense();
 }
 
 void DeviceCheck::record_results() {

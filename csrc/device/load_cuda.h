@@ -5,8 +5,8 @@
 
 namespace torchnan {
 
-// Loads libtorchnan_cuda.so from the folder of the core library, or the folder above it. Throws std::runtime_error that says what is missing.
-// Called once: the result lives as long as the process.
+// Loads libtorchnan_cuda.so from the folder of the core library, or the folder above it. Throws std::runtime_error that
+// says what is missing. Called once: the result lives as long as the process.
 const ScanFunctions& load_cuda();
 
 }  // namespace torchnan

@@ -49,7 +49,7 @@ def test_a_core_that_cannot_be_loaded_leaves_nothing_behind(cores):
     (cores / "torch2.12" / f"_C{EXTENSION_SUFFIXES[0]}").write_bytes(b"not a library")
     core = sys.modules["torchnan._C"]
     try:
-        with pytest.raises(ImportError, match="core could not be loaded beside PyTorch 2.*too short"):
+        with pytest.raises(ImportError, match=r"core could not be loaded beside PyTorch 2.*too short"):
             _load.load_core(str(cores / "torch2.12"))
         assert "torchnan._C" not in sys.modules
     finally:

@@ -93,7 +93,7 @@ def test_a_gradient_names_the_backward_node():
 
 
 def test_outside_of_detection_it_says_so():
-    with pytest.raises(RuntimeError, match=r"^origin_of\(\): no detection is on in this thread, so nothing was recorded"):
+    with pytest.raises(RuntimeError, match=r"^origin_of\(\): no detection is on in this thread, so nothing"):
         origin_of(torch.ones(2))
 
 
