@@ -87,7 +87,7 @@ asan tsan: $(VENV)/.built $(VENV)/.test $(GTEST)
 	$(BIN)/python -m tests.support.sanitizers $@
 
 soak: test-cpp $(VENV)/.built $(VENV)/.test ## the long forms of the tests, and the figures in docs/guarantees.md
-	$(BIN)/python -m pytest --soak -n 2 --dist worksteal
+	$(BIN)/python -m pytest --soak -n 2 --dist worksteal --timeout=14400
 
 # FUZZ_SECONDS=60 for less; a disagreement is printed with the command that reproduces it. The next search goes on with
 # the seeds after these.
