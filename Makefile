@@ -30,7 +30,7 @@ $(VENV)/.test: tests/requirements.txt | $(VENV)/.torch $(VENV)/.demo
 	touch $@
 
 $(VENV)/.lint: Makefile | $(VENV)/.torch
-	$(BIN)/pip install -qq --disable-pip-version-check ruff==0.17.5 mypy==2.4.1 clang-format==23.1.5 clang-tidy==23.1.4 import-linter==2.16 check-jsonschema==0.39.0
+	$(BIN)/pip install -qq --disable-pip-version-check ruff==0.17.5 mypy==2.4.1 clang-format==23.1.5 import-linter==2.16 check-jsonschema==0.39.0 towncrier==26.9.0
 	$(BIN)/pip install -qq --disable-pip-version-check safetensors==0.8.0 orjson==3.13.0 pytest==9.2.0  # their types
 	touch $@
 
@@ -162,6 +162,7 @@ lint: $(VENV)/.lint $(VENV)/.built ## formatting, types, layers, repository rule
 	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
 	$(BIN)/check-jsonschema -q --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(BIN)/check-jsonschema -q --builtin-schema vendor.citation-file-format CITATION.cff
+	$(BIN)/towncrier build --draft --version next >/dev/null  # a fragment with a wrong name
 	$(BIN)/python tests/lint_repo.py
 	$(BIN)/python tests/folder_graph.py
 
