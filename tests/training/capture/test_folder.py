@@ -46,7 +46,7 @@ def modes(target):
     return {path.name: stat.S_IMODE(path.stat().st_mode) for path in [target, *target.iterdir()]}
 
 
-def test_what_was_written_is_read_again(tmp_path):
+def test_written_folders_are_read_back(tmp_path):
     size, documents, tensors = written(tmp_path / "step-1")
     back, back_tensors = folder_reader.read(tmp_path / "step-1")
     assert back == documents
@@ -112,7 +112,7 @@ def test_a_stem_that_is_not_a_file_name_is_rejected(tmp_path, stem):
 
 
 @pytest.mark.parametrize("document", [float("nan"), [float("inf")], {"a": object()}])
-def test_what_is_not_strict_json_is_refused(tmp_path, document):
+def test_documents_that_are_not_strict_json_are_rejected(tmp_path, document):
     with pytest.raises((ValueError, TypeError), match=r"not JSON compliant|not JSON serializable"):
         atomic_folder.write(tmp_path / "x", {"a": document}, {})
     assert os.listdir(tmp_path) == []
@@ -264,7 +264,7 @@ def test_killed_at_any_line_it_is_whole_or_absent(tmp_path, verb):
     assert count["partial"] >= 1
 
 
-def test_only_what_a_dead_process_left_is_removed(tmp_path):
+def test_only_partial_folders_of_dead_processes_are_removed(tmp_path):
     child = os.fork()
     if child == 0:
         os._exit(0)

@@ -184,7 +184,7 @@ FORGED = {
 
 
 @pytest.mark.parametrize("case", FORGED)
-def test_what_was_forged_is_refused(target, case):
+def test_a_forged_folder_is_rejected(target, case):
     name, data, message = FORGED[case]
     (target / name).write_bytes(data if isinstance(data, bytes) else data.encode())
     if name != "contents.json":
