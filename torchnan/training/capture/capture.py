@@ -227,9 +227,9 @@ def load_capture(
         document, stored, folder = of_others.get(name, own)
         if name not in document or name not in stored:
             raise CaptureError(f"{folder}is incomplete: it has no {name}.")
-        place = None if device is None or "random" in name else functools.partial(_place, device, spread)
+        map_location = None if device is None or "random" in name else functools.partial(_map_location, device, spread)
         return require_type(
-            decode(document[name], stored[name], types=types, place=place), expected, f"{where}['{name}']"
+            decode(document[name], stored[name], types=types, map_location=map_location), expected, f"{where}['{name}']"
         )
 
     in_eval = require_key(about, "in_eval", list, where)
@@ -325,7 +325,7 @@ def _texts(values: dict[str, Any], where: str) -> dict[str, str]:
     return {name: require_type(text, str, f"{where}['{name}']") for name, text in values.items()}
 
 
-def _place(device: torch.device | str, spread: bool, was: str) -> torch.device | str:
+def _map_location(device: torch.device | str, spread: bool, was: str) -> torch.device | str:
     return "cpu" if spread and was == "cpu" else device
 
 
