@@ -10,7 +10,6 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <fmt/format.h>
 
-#include "device/load_cuda.h"
 #include "process/fork_safe_mutex.h"
 
 namespace torchnan {

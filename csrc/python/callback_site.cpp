@@ -1,4 +1,4 @@
-#include "python/callback_site.h"
+#include "python/bindings.h"
 
 #include <memory>
 #include <optional>

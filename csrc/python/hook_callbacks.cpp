@@ -1,6 +1,6 @@
 #include <torch/csrc/utils/pybind.h>  // must be first: converts tensors to and from Python
 
-#include "python/hook_callbacks.h"
+#include "python/bindings.h"
 
 #include <algorithm>
 #include <array>
