@@ -36,10 +36,12 @@ $(VENV)/.lint: Makefile | $(VENV)/.torch
 
 SOURCES := $(shell find csrc cmake -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cmake' -o -name CMakeLists.txt)
 
+# pip would hide the progress of the compiler: setup.py compiles, and pip finds that nothing is left to do.
 $(VENV)/.built: $(SOURCES) CMakeLists.txt setup.py pyproject.toml | $(VENV)/.torch
 	@echo "Compiling torchnan for $$($(BIN)/python -c 'import torch; print("PyTorch", torch.__version__)')"
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python cmake/show_progress.py \
-	  $(BIN)/pip install -v --disable-pip-version-check --no-build-isolation --no-deps --config-settings editable_mode=compat -e .
+	@PATH="$(CURDIR)/$(BIN):$$PATH" NINJA_STATUS="  [%f/%t, %e s] " $(BIN)/python setup.py -q build_ext --inplace
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip install -qq --disable-pip-version-check --no-build-isolation --no-deps \
+	  --config-settings editable_mode=compat -e .
 	@touch $@
 
 build: $(VENV)/.built ## a .venv with PyTorch and an editable build of torchnan
