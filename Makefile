@@ -30,16 +30,18 @@ $(VENV)/.test: tests/requirements.txt | $(VENV)/.torch $(VENV)/.demo
 	touch $@
 
 $(VENV)/.lint: Makefile | $(VENV)/.torch
-	$(BIN)/pip install -qq --disable-pip-version-check ruff==0.17.5 mypy==2.4.1 clang-format==23.1.5 clang-tidy==23.1.4 import-linter==2.16 check-jsonschema==0.39.0
+	$(BIN)/pip install -qq --disable-pip-version-check ruff==0.17.5 mypy==2.4.1 clang-format==23.1.5 import-linter==2.16 check-jsonschema==0.39.0 towncrier==26.9.0
 	$(BIN)/pip install -qq --disable-pip-version-check safetensors==0.8.0 orjson==3.13.0 pytest==9.2.0  # their types
 	touch $@
 
 SOURCES := $(shell find csrc cmake -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cmake' -o -name CMakeLists.txt)
 
+# pip would hide the progress of the compiler: setup.py compiles, and pip finds that nothing is left to do.
 $(VENV)/.built: $(SOURCES) CMakeLists.txt setup.py pyproject.toml | $(VENV)/.torch
 	@echo "Compiling torchnan for $$($(BIN)/python -c 'import torch; print("PyTorch", torch.__version__)')"
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python cmake/show_progress.py \
-	  $(BIN)/pip install -v --disable-pip-version-check --no-build-isolation --no-deps --config-settings editable_mode=compat -e .
+	@PATH="$(CURDIR)/$(BIN):$$PATH" NINJA_STATUS="  [%f/%t, %e s] " $(BIN)/python setup.py -q build_ext --inplace
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pip install -qq --disable-pip-version-check --no-build-isolation --no-deps \
+	  --config-settings editable_mode=compat -e .
 	@touch $@
 
 build: $(VENV)/.built ## a .venv with PyTorch and an editable build of torchnan
@@ -87,7 +89,7 @@ asan tsan: $(VENV)/.built $(VENV)/.test $(GTEST)
 	$(BIN)/python -m tests.support.sanitizers $@
 
 soak: test-cpp $(VENV)/.built $(VENV)/.test ## the long forms of the tests, and the figures in docs/guarantees.md
-	$(BIN)/python -m pytest --soak -n 2 --dist worksteal
+	$(BIN)/python -m pytest --soak -n 2 --dist worksteal --timeout=14400
 
 # FUZZ_SECONDS=60 for less; a disagreement is printed with the command that reproduces it. The next search goes on with
 # the seeds after these.
@@ -163,6 +165,7 @@ lint: $(VENV)/.lint $(VENV)/.built ## formatting, types, layers, repository rule
 	$(BIN)/check-jsonschema -q --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
 	$(BIN)/check-jsonschema -q --builtin-schema vendor.dependabot .github/dependabot.yml
 	$(BIN)/check-jsonschema -q --builtin-schema vendor.citation-file-format CITATION.cff
+	$(BIN)/towncrier build --draft --version next >/dev/null  # a fragment with a wrong name
 	$(BIN)/python tests/lint_repo.py
 	$(BIN)/python tests/folder_graph.py
 

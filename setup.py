@@ -51,8 +51,12 @@ def requirement(releases: list[tuple[int, int]]) -> str:
 class CMakeBuild(build_ext):
     """CMake installs the extension, the core library, its headers and its CMake package into the folder torchnan/.
 
-    An editable build (``pip install -e .``, as ``make build`` does) puts them where the Python sources are.
+    An editable build, by ``pip install -e .`` or ``build_ext --inplace``, puts them where the Python sources are.
     """
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.editable_mode = bool(self.editable_mode or self.inplace)
 
     def build_extension(self, ext: Extension) -> None:
         package = ROOT / "torchnan" if self.editable_mode else pathlib.Path(self.get_ext_fullpath(ext.name)).parent

@@ -18,7 +18,7 @@ import torch
 
 from benchmarks import tables, workloads
 from benchmarks.other_process import OtherProcess
-from benchmarks.steps import DETECT, OFF
+from benchmarks.step_result import DETECT, OFF
 from benchmarks.timing import Times, measure_until, ratio
 
 HERE, THERE = "here", "there"

@@ -1,4 +1,4 @@
-"""What bad values cost: a step in which everything is NaN, and the first step that is bad.
+"""Measures the cost of bad values: a step in which everything is NaN, and the first step that is bad.
 
     python -m benchmarks.nan_steps [--steps mlp,gpt2] [--rounds 15] [--threads N]
 

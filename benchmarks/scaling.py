@@ -26,7 +26,7 @@ import torch
 
 import torchnan
 from benchmarks import modes
-from benchmarks.steps import OFF, OFF_AGAIN
+from benchmarks.step_result import OFF, OFF_AGAIN
 from benchmarks.timing import Times, measure, time_once
 from benchmarks.workloads import Workload
 

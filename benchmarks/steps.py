@@ -24,49 +24,10 @@ import torchnan
 from benchmarks import clock, modes, price_of_monitor, tables, workloads
 from benchmarks.allocator import keep_freed_memory
 from benchmarks.other_process import OtherProcess
-from benchmarks.timing import Ratio, Times, measure_until, ratio, time_once
+from benchmarks.step_result import DETECT, OFF, OFF_AGAIN, PLAIN, Result, is_precise
+from benchmarks.timing import measure_until, time_once
 
-PLAIN, OFF, OFF_AGAIN, DETECT = "plain", "off", "off again (A/A)", "detect()"
 MODES = [OFF, DETECT, "StepGuard", "set_detect_anomaly", "Inductor's nan_asserts"]
-
-
-@dataclasses.dataclass
-class Result:
-    """One workload.
-
-    Attributes:
-        name: of the workload.
-        times: by row.
-        ratios: by row, to the base of the row.
-        counts: of one step; exact.
-        is_in_cycles: whether the times are cycles, and not seconds.
-        microseconds_of_monitor: time of a Monitor in a guarded step.
-    """
-
-    name: str
-    times: Times
-    counts: dict[str, int]
-    is_in_cycles: bool = False
-    microseconds_of_monitor: float | None = None
-
-    @property
-    def ratios(self) -> dict[str, Ratio]:
-        named = {name: times for name, times in self.times.items() if base_of(name) in self.times and name != PLAIN}
-        return {name: ratio(times, self.times[base_of(name)]) for name, times in named.items()}
-
-    @property
-    def is_precise(self) -> bool:
-        return is_precise(self.times)
-
-
-def base_of(name: str) -> str:
-    """The base of a row's ratio."""
-    return PLAIN if name == OFF else OFF
-
-
-def is_precise(times: Times) -> bool:
-    """Whether the A/A row and detect() are known within a percent."""
-    return all(ratio(times[name], times[OFF]).is_within_a_percent for name in (OFF_AGAIN, DETECT) if name in times)
 
 
 def timers(
@@ -145,9 +106,11 @@ def main() -> None:
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--cycles", action="store_true", help="of one thread, for a machine that is busy")
-    parser.add_argument("--write", action="store_true", help="write the tables in README and docs/performance.md")
+    parser.add_argument("--write", action="store_true", help="write the tables in the docs; no file may be uncommitted")
     parser.add_argument("--json", metavar="OUT")
     given = parser.parse_args()
+    if given.write and (changed := tables.uncommitted()):
+        parser.error(f"--write puts figures of a commit into the docs; commit first: {', '.join(changed)}")
     warnings.simplefilter("ignore")
     keep_freed_memory()
     torch.manual_seed(0)
@@ -155,13 +118,14 @@ def main() -> None:
         given.threads = 1
     torch.set_num_threads(given.threads)
     read_clock = clock.open_cycles() if given.cycles else clock.seconds
-    print(tables.machine(given.threads))
+    origin = tables.machine(given.threads)
+    print(origin)
     results = {}
     for key in given.steps.split(","):
         results[key] = run(key, given.modes.split(","), given.threads, given.seconds, read_clock)
         print_result(results[key])
     if given.write:
-        tables.write(results, given.threads)
+        tables.write(results, origin)
     if given.json:
         with open(given.json, "w") as file:
             json.dump({key: dataclasses.asdict(result) for key, result in results.items()}, file, indent=1)

@@ -16,7 +16,7 @@ from tests.support import marked_tables
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from benchmarks.steps import Result
+    from benchmarks.step_result import Result
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 ROUGH = 0.1
@@ -35,10 +35,25 @@ def machine(threads: int) -> str:
     return f"{_commit()}, {datetime.date.today()}, PyTorch {torch.__version__}, {threads} threads, {_processor()}"
 
 
-def write(results: Mapping[str, Result], threads: int) -> None:
-    """Writes the tables in README and in docs/performance.md."""
+def uncommitted() -> list[str]:
+    """Returns the files that differ from the commit; files that git does not know are left out.
+
+    Raises:
+        subprocess.CalledProcessError: this is not a git repository.
+    """
+    git = ["git", "-C", str(REPOSITORY), "diff", "--name-only", "HEAD"]
+    return subprocess.run(git, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+
+
+def write(results: Mapping[str, Result], origin: str) -> None:
+    """Writes the tables in README and in docs/performance.md.
+
+    Args:
+        results: by workload.
+        origin: as :func:`machine` returned it before the first measurement.
+    """
     marked_tables.write(REPOSITORY / "README.md", "make bench", short_table(results))
-    long = f"{long_table(results)}\nMeasured at {machine(threads)}.\n"
+    long = f"{long_table(results)}\nMeasured at {origin}.\n"
     marked_tables.write(REPOSITORY / "docs" / "performance.md", "make bench", long)
 
 

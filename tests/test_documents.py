@@ -12,7 +12,7 @@ from tests.support.processes import REPOSITORY
 
 @pytest.mark.breadth(1)
 @pytest.mark.parametrize("page", ["start", "reports", "debugging", "recipes"])
-def test_the_examples_print_what_the_page_shows(page, tmp_path):
+def test_the_examples_print_the_output_on_the_page(page, tmp_path):
     """To write the output of a command into the page: python -m tests.support.document_examples docs/PAGE.md."""
     examples = run_examples(REPOSITORY / "docs" / f"{page}.md", tmp_path)
     assert examples
@@ -25,7 +25,7 @@ def test_the_first_page_has_the_report_of_the_readme():
     assert report in (REPOSITORY / "docs" / "index.md").read_text()
 
 
-def test_what_the_design_page_names_is_in_the_code():
+def test_functions_on_the_design_page_exist():
     """A function that was renamed would be looked for in vain."""
     page = (REPOSITORY / "docs" / "design.md").read_text()
     names = {name.rpartition(".")[2] for name in re.findall(r"`([\w.]+)\(\)`", page)}

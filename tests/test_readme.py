@@ -8,7 +8,7 @@ import sys
 from tests.support.processes import REPOSITORY, run
 
 
-def test_the_example_prints_what_the_readme_shows(tmp_path):
+def test_the_example_prints_the_report_in_the_readme(tmp_path):
     readme = (REPOSITORY / "README.md").read_text()
     code, output = re.findall(r"```(?:python)?\n(.*?)```", readme, re.DOTALL)[:2]
     (tmp_path / "train.py").write_text(code)

@@ -95,7 +95,7 @@ class RegionCall:
     arguments: list[Any]
     written: list[torch.Tensor]
     random_state: torch.Tensor | None
-    before: list[int]
+    copied_indices: list[int]
     outputs: list[tuple[int, int]]
     obstacle: str
     modes: ThreadModes

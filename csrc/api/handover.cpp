@@ -47,8 +47,8 @@ std::vector<HandedOver> describe_for_others(const at::Tensor& tensor, const std:
     const bool is_mask = cause.origin->is_intentional() && cause.kinds == NonfiniteKinds::only_neginf();
     const auto session = is_mask ? nullptr : cause.origin->session.lock();
     if (session == nullptr) continue;
-    contain(*session, "describing a value for another process",
-            [&] { causes.push_back(describe(cause, *session, process)); });
+    run_contained(*session, "describing a value for another process",
+                  [&] { causes.push_back(describe(cause, *session, process)); });
   }
   return causes;
 }

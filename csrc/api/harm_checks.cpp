@@ -159,16 +159,17 @@ std::vector<Finding> in_order(std::map<uint64_t, Finding> by_age) {
 void report_backward_roots(DetectionSession& session, c10::ArrayRef<at::Tensor> roots,
                            c10::ArrayRef<at::Tensor> gradients) {
   for (size_t i = 0; i < roots.size(); ++i) {
-    contain(session, "checking a root of backward",
-            [&] { report_backward_root(session, roots[i], i < gradients.size() ? gradients[i] : at::Tensor()); });
+    run_contained(session, "checking a root of backward",
+                  [&] { report_backward_root(session, roots[i], i < gradients.size() ? gradients[i] : at::Tensor()); });
   }
-  contain(session, "checking roots of backward on devices",
-          [&] { report_on_devices(session, HarmKind::kBackward, backward_call, roots); });
+  run_contained(session, "checking roots of backward on devices",
+                [&] { report_on_devices(session, HarmKind::kBackward, backward_call, roots); });
 }
 
 void report_tensors(DetectionSession& session, HarmKind kind, c10::ArrayRef<at::Tensor> tensors,
                     const std::function<std::string(size_t)>& name_of) {
-  contain(session, "checking tensors on devices", [&] { report_on_devices(session, kind, optimizer_step, tensors); });
+  run_contained(session, "checking tensors on devices",
+                [&] { report_on_devices(session, kind, optimizer_step, tensors); });
   if (!nonfinite_registry().in_use()) return;
   const auto report_tensor = [&](size_t i) {
     if (const auto provenance = kind == HarmKind::kRead ? provenance_of_dependent(tensors[i]) : nullptr)
@@ -179,16 +180,16 @@ void report_tensors(DetectionSession& session, HarmKind kind, c10::ArrayRef<at::
     if (provenance == nullptr || is_exhausted(*provenance)) return;
     report_harm(session, *provenance, kind, kinds_of(tensor), [&] { return name_of(i); });
   };
-  for (size_t i = 0; i < tensors.size(); ++i) contain(session, "checking a tensor", [&] { report_tensor(i); });
+  for (size_t i = 0; i < tensors.size(); ++i) run_contained(session, "checking a tensor", [&] { report_tensor(i); });
 }
 
 void report_guard(DetectionSession& session, const at::Tensor& guarded, const std::string& name,
                   const std::source_location* where) {
-  contain(session, "checking guarded tensors on a device",
-          [&] { report_on_devices(session, HarmKind::kGuard, guard_call, guarded); });
+  run_contained(session, "checking guarded tensors on a device",
+                [&] { report_on_devices(session, HarmKind::kGuard, guard_call, guarded); });
   const at::Tensor tensor = scannable_values(guarded);
   if (!tensor.defined() || check_finite(tensor).finite) return;
-  contain(session, "checking guarded tensors", [&] {
+  run_contained(session, "checking guarded tensors", [&] {
     std::optional<Scope> here;
     if (where != nullptr) here.emplace(name, *where);
     const NonfiniteKinds kinds = kinds_of(tensor);
@@ -211,9 +212,10 @@ std::optional<Finding> find_origin(DetectionSession& session, const at::Tensor& 
 void report_at_end_on_devices(DetectionSession& session) {
   if (!devices().in_use()) return;
   std::vector<Finding> findings;
-  contain(session, "resolving pending checks on devices", [] { resolve(Delivery::kNow); });
-  contain(session, "checking live tensors on devices", [&] { findings = in_order(find_live_on_devices(session)); });
-  contain(session, "delivering findings", [&] {
+  run_contained(session, "resolving pending checks on devices", [] { resolve(Delivery::kNow); });
+  run_contained(session, "checking live tensors on devices",
+                [&] { findings = in_order(find_live_on_devices(session)); });
+  run_contained(session, "delivering findings", [&] {
     deliver_all(session, std::move(findings));
     raise_deferred(session);
   });
@@ -221,20 +223,20 @@ void report_at_end_on_devices(DetectionSession& session) {
 
 void report_at_end_on_host(DetectionSession& session) {
   std::vector<Finding> findings;
-  contain(session, "checking live tensors", [&] { findings = in_order(find_live_on_host(session)); });
-  contain(session, "reporting unused results", [&] {
+  run_contained(session, "checking live tensors", [&] { findings = in_order(find_live_on_host(session)); });
+  run_contained(session, "reporting unused results", [&] {
     for (const NonfiniteRegistry::ProvenancePtr& provenance : drain_unused(session)) {
       if (!session.checks(provenance->first().origin->kinds) || is_inherited(*provenance->first().origin)) continue;
       findings.push_back(make_finding(provenance->first(), Level::kWarning, unattributed_harm(), session));
     }
   });
-  contain(session, "recording the values sent to other ranks", [&] {
+  run_contained(session, "recording the values sent to other ranks", [&] {
     for (const NonfiniteRegistry::ProvenancePtr& provenance : drain_sent(session)) {
       if (!session.checks(provenance->first().origin->kinds) || is_inherited(*provenance->first().origin)) continue;
       findings.push_back(make_finding(provenance->first(), Level::kNote, Harm{}, session));
     }
   });
-  contain(session, "delivering findings", [&] { deliver_all(session, std::move(findings)); });
+  run_contained(session, "delivering findings", [&] { deliver_all(session, std::move(findings)); });
 }
 
 }  // namespace torchnan

@@ -55,7 +55,7 @@ bool are_wide(const at::Tensor& values) {
 }
 
 // The first slot for a storage.
-size_t first_place_of(const c10::StorageImpl* owner) {
+size_t first_slot_of(const c10::StorageImpl* owner) {
   return (reinterpret_cast<uintptr_t>(owner) * 0x9e3779b97f4a7c15ull) >> 32;
 }
 
@@ -121,7 +121,7 @@ Moments::Moments() : next_stamp_(first_stamp()) {}
 
 Moments::Slot* Moments::find(const c10::StorageImpl* owner) const {
   if (slots_.empty()) return nullptr;
-  const size_t first = first_place_of(owner);
+  const size_t first = first_slot_of(owner);
   for (size_t i = 0; i < kProbes; ++i) {
     Slot& slot = slots_[(first + i) % kSlots];
     if (slot.owner == owner) return &slot;
@@ -133,7 +133,7 @@ Moments::Slot* Moments::find(const c10::StorageImpl* owner) const {
 Moments::Slot& Moments::make(const c10::StorageImpl* owner) {
   if (slots_.empty()) slots_.resize(kSlots);
   if (Slot* found = find(owner)) return *found;
-  const size_t first = first_place_of(owner);
+  const size_t first = first_slot_of(owner);
   Slot* oldest = &slots_[first % kSlots];
   for (size_t i = 1; i < kProbes; ++i) {
     Slot& slot = slots_[(first + i) % kSlots];

@@ -121,7 +121,7 @@ void record_next_node_site() {
   const DetectionSession* session = thread.session();
   if (session == nullptr || !session->options().stacks || !session->options().backward) return;
   const uint64_t sequence = at::sequence_number::peek();
-  contain(*session, "noting a call site", [&] { record_node_site(sequence, thread); });
+  run_contained(*session, "noting a call site", [&] { record_node_site(sequence, thread); });
   thread.last_sequence = sequence + 1;
 }
 

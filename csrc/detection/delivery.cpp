@@ -20,7 +20,7 @@ namespace {
 bool keep(DetectionSession& session, const Finding& finding) {
   bool is_new = true;
   const auto add = [&](DetectionSession& scope) {
-    contain(scope, "keeping a finding", [&] {
+    run_contained(scope, "keeping a finding", [&] {
       const bool is_new_there = scope.log().add(finding);
       if (&scope == &session) is_new = is_new_there;
     });
@@ -61,7 +61,7 @@ bool raises(const DetectionSession& session, const Finding& finding) {
 void act(DetectionSession& session, const Finding& finding, bool is_new) {
   const Options& options = session.options();
   if (options.callback) {
-    contain(session, "the action of a finding", [&] { options.callback(finding); });
+    run_contained(session, "the action of a finding", [&] { options.callback(finding); });
   } else if (raises(session, finding)) {
     user_notifier().raise(finding);
   } else if (options.action != Action::kLog && is_new && finding.level != Level::kNote) {
@@ -81,7 +81,7 @@ void deliver_deferred(DetectionSession& session, std::vector<Finding> findings) 
   for (Finding& finding : findings) {
     truncate(finding, kKeptLength);
     const bool is_new = keep(session, finding);
-    contain(session, "delivering a finding", [&] {
+    run_contained(session, "delivering a finding", [&] {
       if (raises(session, finding)) {
         defer(session, std::move(finding));
       } else {
@@ -113,7 +113,7 @@ void deliver_all(DetectionSession& session, std::vector<Finding> findings) {
   const auto act_on = [&](bool errors) {
     for (size_t i = 0; i < findings.size(); ++i) {
       if ((findings[i].level == Level::kError) != errors) continue;
-      contain(session, "delivering a finding", [&] { act(session, findings[i], is_new[i]); });
+      run_contained(session, "delivering a finding", [&] { act(session, findings[i], is_new[i]); });
     }
   };
   act_on(false);  // warnings come first: an error ends the loop

@@ -18,7 +18,7 @@ void count_failure(const std::exception_ptr& error, const DetectionSession& sess
 // Runs an internal part of torchnan. Returns false if it failed, and counts the failure; throws only exceptions for
 // user code.
 template <typename Work>
-bool contain(const DetectionSession& session, std::string_view part, Work&& work) {
+bool run_contained(const DetectionSession& session, std::string_view part, Work&& work) {
   try {
     work();
     return true;

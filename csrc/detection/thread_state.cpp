@@ -90,7 +90,7 @@ DetectionSession* ThreadState::session() {
   inherited_.swap(next);
   if (inherited_ == nullptr) {
     refresh_current();
-  } else if (!contain(*inherited_, "adding a thread", [this] { refresh_current(); })) {
+  } else if (!run_contained(*inherited_, "adding a thread", [this] { refresh_current(); })) {
     return nullptr;  // the next operation tries again
   }
   inherited_at_ = generation;

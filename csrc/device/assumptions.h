@@ -28,7 +28,7 @@ class Assumptions {
   // Returns the assumed bound of an event's result; infinite where nothing is assumed.
   double of(const Event& event) const {
     if (!raised_.empty()) {
-      const auto raised = raised_.find(place_of(event));
+      const auto raised = raised_.find(key_of(event));
       if (raised != raised_.end()) return raised->second;
     }
     if (event.tensor.is_parameter) return kParameter;
@@ -41,7 +41,7 @@ class Assumptions {
   size_t raised() const { return raised_.size(); }
 
  private:
-  static uint64_t place_of(const Event& event);
+  static uint64_t key_of(const Event& event);
 
   std::unordered_map<uint64_t, double> raised_;
 };

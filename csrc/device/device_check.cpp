@@ -68,28 +68,28 @@ void DeviceCheck::record_arguments(c10::ArrayRef<Operand> arguments) {
   });
   launch();
   if (plan_.writes_in_place() || plan_.is_async_collective) launch_scans_of_mutated(arguments);
-  for (size_t place = 0; plan_.is_async_collective && place < arguments.size(); ++place) {
-    if (plan_.is_written_by_collective(place)) record_pending(arguments[place]);
+  for (size_t index = 0; plan_.is_async_collective && index < arguments.size(); ++index) {
+    if (plan_.is_written_by_collective(index)) record_pending(arguments[index]);
   }
   if (plan_.handling == OpPlan::Handling::kRead) record_read(arguments);
 }
 
 // Finds the tensors on devices that the call reads, and the non-finite kinds of its numbers.
 void DeviceCheck::collect_inputs(c10::ArrayRef<Operand> arguments) {
-  for (size_t place = 0; place < arguments.size(); ++place) {
-    const Operand& argument = arguments[place];
+  for (size_t index = 0; index < arguments.size(); ++index) {
+    const Operand& argument = arguments[index];
     first_inputs_.push_back(inputs_.size());
     if (argument.kind == Operand::Kind::kNumber) record_number(argument.number);
-    if (argument.kind == Operand::Kind::kInteger && plan_.argument_names[place] == kNonBlocking) {
+    if (argument.kind == Operand::Kind::kInteger && plan_.argument_names[index] == kNonBlocking) {
       non_blocking_ = argument.integer != 0;
     }
-    const OpPlan::MutatedArgument* mutated = plan_.mutated_schema_argument(place);
+    const OpPlan::MutatedArgument* mutated = plan_.mutated_schema_argument(index);
     const bool is_read = (mutated == nullptr || mutated->reads_previous_value) && !plan_.is_constant_factory;
     if (argument.kind == Operand::Kind::kValues) inputs_.reserve(inputs_.size() + argument.count);
     for_each_tensor(argument, [&](const at::Tensor& tensor, int64_t element) {
       list_size_ = std::max<int64_t>(list_size_, element + 1);
       if (is_read)
-        add_argument(tensor, static_cast<uint16_t>(place), static_cast<int32_t>(element), mutated != nullptr);
+        add_argument(tensor, static_cast<uint16_t>(index), static_cast<int32_t>(element), mutated != nullptr);
     });
   }
   results_.reserve(static_cast<size_t>(list_size_));
@@ -99,9 +99,9 @@ void DeviceCheck::collect_inputs(c10::ArrayRef<Operand> arguments) {
 void DeviceCheck::launch_scans_of_mutated(c10::ArrayRef<Operand> arguments) const {
   if (!devices().has_waiting()) return;
   c10::SmallVector<const c10::StorageImpl*, 8> mutated;
-  for (size_t place = 0; place < arguments.size(); ++place) {
-    if (plan_.mutated_schema_argument(place) == nullptr && !plan_.is_async_collective) continue;
-    for_each_tensor(arguments[place], [&](const at::Tensor& tensor, int64_t) {
+  for (size_t index = 0; index < arguments.size(); ++index) {
+    if (plan_.mutated_schema_argument(index) == nullptr && !plan_.is_async_collective) continue;
+    for_each_tensor(arguments[index], [&](const at::Tensor& tensor, int64_t) {
       if (!tensor.is_cpu() && tensor.has_storage()) {
         mutated.push_back(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
       }
@@ -137,7 +137,7 @@ void DeviceCheck::record_read(c10::ArrayRef<Operand> arguments) {
   devices().launch_all();
 }
 
-void DeviceCheck::add_argument(const at::Tensor& argument, uint16_t place, int32_t element, bool is_mutated) {
+void DeviceCheck::add_argument(const at::Tensor& argument, uint16_t index, int32_t element, bool is_mutated) {
   const at::Tensor* const values = values_of(argument);
   if (values == nullptr) {
     const at::Tensor on_host = nonfinite_registry().in_use() ? scannable_values(argument) : at::Tensor();
@@ -145,7 +145,7 @@ void DeviceCheck::add_argument(const at::Tensor& argument, uint16_t place, int32
     return;
   }
   Input& input = inputs_.emplace_back();
-  input.seen = {0, storage_of(*values), element, place, is_mutated, is_parameter(*values)};
+  input.seen = {0, storage_of(*values), element, index, is_mutated, is_parameter(*values)};
   input.tensor = &argument;
   input.values = values;
 }
@@ -166,16 +166,16 @@ void DeviceCheck::record_argument(Devices::Lock& locked, Input& argument) {
 }
 
 // Returns the inputs at an index of the schema.
-c10::ArrayRef<DeviceCheck::Input> DeviceCheck::inputs_at(size_t place) const {
-  const size_t end = place + 1 < first_inputs_.size() ? first_inputs_[place + 1] : inputs_.size();
-  return {inputs_.data() + first_inputs_[place], end - first_inputs_[place]};
+c10::ArrayRef<DeviceCheck::Input> DeviceCheck::inputs_at(size_t index) const {
+  const size_t end = index + 1 < first_inputs_.size() ? first_inputs_[index + 1] : inputs_.size();
+  return {inputs_.data() + first_inputs_[index], end - first_inputs_[index]};
 }
 
 // The tensors of a list are in the order of its elements.
-Journal::Known DeviceCheck::known_of(const at::Tensor& tensor) const {
+Journal::RecordedKnowledge DeviceCheck::known_of(const at::Tensor& tensor) const {
   const std::less<const at::Tensor*> is_before;
-  for (size_t place = 0; place < first_inputs_.size(); ++place) {
-    const c10::ArrayRef<Input> inputs = inputs_at(place);
+  for (size_t index = 0; index < first_inputs_.size(); ++index) {
+    const c10::ArrayRef<Input> inputs = inputs_at(index);
     const auto* const input =
         std::lower_bound(inputs.begin(), inputs.end(), &tensor,
                          [&](const Input& one, const at::Tensor* wanted) { return is_before(one.tensor, wanted); });
@@ -186,13 +186,13 @@ Journal::Known DeviceCheck::known_of(const at::Tensor& tensor) const {
       if (input.tensor->is_same(tensor)) return input.known;
     }
   }
-  return known_of_recorded(tensor);
+  return recorded_knowledge(tensor);
 }
 
 // Returns the event that wrote the argument; adds one if no write was observed.
 EventNumber DeviceCheck::record_unknown_argument(Devices::Lock& locked, const Input& argument) {
   const at::Tensor& tensor = *argument.values;
-  const Journal::Known& known = argument.known;
+  const Journal::RecordedKnowledge& known = argument.known;
   Journal& journal = locked.journal();
   const bool is_unscanned = is_unscanned_argument(plan_.name, plan_.argument_names[argument.seen.argument]);
   if (is_unscanned && !is_seen(journal.find(known.last))) return known.last;
@@ -286,9 +286,9 @@ void DeviceCheck::record_result(Devices::Lock& locked, Result& result) {
 // the host, the indices differ and nothing is proved.
 void DeviceCheck::prove_nonnegative_argument(Devices::Lock& locked, int64_t output) const {
   const c10::ArrayRef<Input> arguments = inputs_at(0);
-  const auto place = static_cast<size_t>(output);
-  if (place >= arguments.size() || arguments[place].seen.element > output) return;
-  const Input& argument = arguments[place];
+  const auto index = static_cast<size_t>(output);
+  if (index >= arguments.size() || arguments[index].seen.element > output) return;
+  const Input& argument = arguments[index];
   if (!covers_whole_storage(*argument.values, *storage_of(*argument.values))) return;
   Event* const written = locked.journal().find(argument.seen.event);
   const bool is_all = written != nullptr && written->tensor.covers;
@@ -343,8 +343,8 @@ c10::SmallVector<EventInput, Event::kMaxInputs> DeviceCheck::inputs_of(int64_t o
     return read;
   }
   const int64_t element = output % list_size_;
-  for (size_t place = 0; place < first_inputs_.size(); ++place) {
-    const c10::ArrayRef<Input> inputs = inputs_at(place);
+  for (size_t index = 0; index < first_inputs_.size(); ++index) {
+    const c10::ArrayRef<Input> inputs = inputs_at(index);
     const bool is_list = !inputs.empty() && inputs[0].seen.element >= 0;
     if (!is_list) {
       for (const Input& input : inputs) read.push_back(input.seen);

@@ -78,7 +78,7 @@ class DeviceCheck final : public ExternalBounds {
   // An argument or a result that can be scanned. `values` is the tensor itself, or one of containers_.
   struct Input {
     EventInput seen;
-    Journal::Known known;
+    Journal::RecordedKnowledge known;
     const at::Tensor* tensor = nullptr;
     const at::Tensor* values = nullptr;
   };
@@ -96,10 +96,10 @@ class DeviceCheck final : public ExternalBounds {
   template <typename Given, typename Visit>
   void for_each_run(Given& given, Visit&& visit);
   void make_room(Devices::Lock& locked);
-  Journal::Known known_of(const at::Tensor& tensor) const;
+  Journal::RecordedKnowledge known_of(const at::Tensor& tensor) const;
   void collect_inputs(c10::ArrayRef<Operand> arguments);
-  c10::ArrayRef<Input> inputs_at(size_t place) const;
-  void add_argument(const at::Tensor& argument, uint16_t place, int32_t element, bool is_mutated);
+  c10::ArrayRef<Input> inputs_at(size_t index) const;
+  void add_argument(const at::Tensor& argument, uint16_t index, int32_t element, bool is_mutated);
   void record_argument(Devices::Lock& locked, Input& argument);
   EventNumber record_unknown_argument(Devices::Lock& locked, const Input& argument);
   void record_pending(const Operand& argument);

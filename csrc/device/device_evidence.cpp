@@ -34,7 +34,7 @@ void fill_tensor(const Event& event, const DetectionSession& session, Finding& f
   facts.dtype = std::string(c10::getDtypeNames(then.dtype).first);
   facts.shape = then.sizes().vec();
   facts.strides = then.strides().vec();
-  contain(session, kCounting, [&] {
+  run_contained(session, kCounting, [&] {
     const at::Tensor tensor = live_tensor(event);
     if (!tensor.defined()) return;
     const TensorStats stats = compute_stats_on_device(tensor);
@@ -58,7 +58,7 @@ InputSummary summary_of(const EventInput& input, const Event& reader, const Dete
   summary.shape = event->tensor.sizes().vec();
   const at::Tensor tensor = input.overwritten ? at::Tensor() : live_tensor(*event);
   const auto count_values = [&] { summary.tally = compute_stats_on_device(tensor).tally; };
-  if (tensor.defined() && contain(session, kCounting, count_values)) return summary;
+  if (tensor.defined() && run_contained(session, kCounting, count_values)) return summary;
   if (const auto most = largest_word_of(*event)) {
     const double magnitude = decode_magnitude(*most, event->tensor.dtype);
     if (std::isfinite(magnitude)) summary.tally.absmax = magnitude;

@@ -115,8 +115,8 @@ bool Devices::Lock::add_to_batch(const CurrentStream& stream, const at::Tensor& 
 
 // The last one belongs to all scanners without a separate one.
 DeviceState* Devices::find_state(const Scanner& scanner) const {
-  for (const std::atomic<DeviceState*>& place : states_) {
-    DeviceState* const state = place.load(std::memory_order_acquire);
+  for (const std::atomic<DeviceState*>& slot : states_) {
+    DeviceState* const state = slot.load(std::memory_order_acquire);
     if (state == nullptr || &state->scanner == &scanner) return state;
   }
   return nullptr;
@@ -133,8 +133,8 @@ DeviceState& Devices::state_of(Scanner& scanner) {
 
 c10::SmallVector<DeviceState*, 4> Devices::states() const {
   c10::SmallVector<DeviceState*, 4> found;
-  for (const std::atomic<DeviceState*>& place : states_) {
-    DeviceState* const state = place.load(std::memory_order_acquire);
+  for (const std::atomic<DeviceState*>& slot : states_) {
+    DeviceState* const state = slot.load(std::memory_order_acquire);
     if (state == nullptr) break;
     found.push_back(state);
   }
@@ -255,8 +255,8 @@ void Devices::wait_for_all() {
 }
 
 bool Devices::is_alarmed() const {
-  for (const std::atomic<DeviceState*>& place : states_) {
-    const DeviceState* const state = place.load(std::memory_order_acquire);
+  for (const std::atomic<DeviceState*>& slot : states_) {
+    const DeviceState* const state = slot.load(std::memory_order_acquire);
     if (state == nullptr) return false;
     if (state->scanner.alarm() != cuda::kNoAlarm) return true;
   }
@@ -271,7 +271,7 @@ bool Devices::is_capturing() const {
 
 // Frees nothing: freeing would call a driver that the child must not use.
 void Devices::forget_after_fork() {
-  for (std::atomic<DeviceState*>& place : states_) place = nullptr;
+  for (std::atomic<DeviceState*>& slot : states_) slot = nullptr;
   part_to_clear_ = -1;
   in_use_ = false;
   static_cast<void>(journal_.release());

@@ -37,8 +37,8 @@ EventNumber Journal::oldest() const {
 
 const Event* Journal::find(EventNumber number) const {
   if (number >= kFirstCaptured) {
-    const size_t place = number - kFirstCaptured;
-    return place < captured_.size() ? &captured_[place] : nullptr;
+    const size_t index = number - kFirstCaptured;
+    return index < captured_.size() ? &captured_[index] : nullptr;
   }
   const Event& event = events_[ordinal_of(number) % kEvents];
   return number != 0 && event.number == number ? &event : nullptr;
@@ -96,10 +96,10 @@ void Journal::set_last_event(const at::Tensor& tensor, EventNumber number) {
   entry.stale = entry.exported;
 }
 
-Journal::Known Journal::look_up(const at::Tensor& tensor) const {
+Journal::RecordedKnowledge Journal::look_up(const at::Tensor& tensor) const {
   const Entry* entry = find_entry(storage_of(tensor));
   if (entry == nullptr) return {};
-  Known known{.last = entry->last};
+  RecordedKnowledge known{.last = entry->last};
   const Event* event = find(entry->last);
   if (event == nullptr) return known;
   known.intended = event->intended;
@@ -113,7 +113,7 @@ Journal::Known Journal::look_up(const at::Tensor& tensor) const {
   return known;
 }
 
-bool Journal::Known::is_made_by(std::string_view op) const {
+bool Journal::RecordedKnowledge::is_made_by(std::string_view op) const {
   return maker != nullptr && maker->name == op && bound.known();
 }
 

@@ -68,7 +68,7 @@ class TORCHNAN_API Journal {
   void forget_all();
 
   // The known facts about a tensor.
-  struct Known {
+  struct RecordedKnowledge {
     EventNumber last = 0;           // as last_event()
     bool is_reported = false;       // whether the events cover all of its memory, by writes or scans
     Bound bound;                    // of the values in its memory; none if they were written as another dtype
@@ -80,7 +80,7 @@ class TORCHNAN_API Journal {
     uint64_t write_number() const { return write != 0 && bound.known() ? write + 1 : 0; }
     bool is_made_by(std::string_view op) const;
   };
-  Known look_up(const at::Tensor& tensor) const;
+  RecordedKnowledge look_up(const at::Tensor& tensor) const;
 
   // Records that others may have written there since the last event.
   void mark_stale(const at::Tensor& tensor);

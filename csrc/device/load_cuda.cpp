@@ -1,4 +1,4 @@
-#include "device/load_cuda.h"
+#include "device/scanner.h"
 
 #include <dlfcn.h>
 

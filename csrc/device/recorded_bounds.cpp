@@ -4,9 +4,9 @@
 
 namespace torchnan {
 
-Journal::Known known_of_recorded(const at::Tensor& tensor) {
+Journal::RecordedKnowledge recorded_knowledge(const at::Tensor& tensor) {
   const auto values = scannable(tensor);
-  return values->defined() ? Devices::Lock(devices()).journal().look_up(*values) : Journal::Known();
+  return values->defined() ? Devices::Lock(devices()).journal().look_up(*values) : Journal::RecordedKnowledge();
 }
 
 }  // namespace torchnan

@@ -7,15 +7,15 @@
 namespace torchnan {
 
 // Takes the lock of the journal.
-Journal::Known known_of_recorded(const at::Tensor& tensor);
+Journal::RecordedKnowledge recorded_knowledge(const at::Tensor& tensor);
 
 class RecordedBounds final : public ExternalBounds {
  public:
-  Bound bound_of(const at::Tensor& tensor) const override { return known_of_recorded(tensor).bound; }
+  Bound bound_of(const at::Tensor& tensor) const override { return recorded_knowledge(tensor).bound; }
   bool is_made_by(const at::Tensor& tensor, std::string_view op) const override {
-    return known_of_recorded(tensor).is_made_by(op);
+    return recorded_knowledge(tensor).is_made_by(op);
   }
-  uint64_t write_of(const at::Tensor& tensor) const override { return known_of_recorded(tensor).write_number(); }
+  uint64_t write_of(const at::Tensor& tensor) const override { return recorded_knowledge(tensor).write_number(); }
 };
 
 }  // namespace torchnan

@@ -10,7 +10,6 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <fmt/format.h>
 
-#include "device/load_cuda.h"
 #include "process/fork_safe_mutex.h"
 
 namespace torchnan {
@@ -47,14 +46,14 @@ std::array<std::array<std::atomic<Scanner*>, Scanner::kDevices>, Scanner::kTypes
 Scanner* Scanner::make(c10::Device device) {
   const auto type = static_cast<size_t>(device.type());
   const int index = device.index();
-  std::atomic<Scanner*>& place = made_[type][index];
+  std::atomic<Scanner*>& slot = made_[type][index];
   if (scanners.has_none[type][index].load(std::memory_order_relaxed)) return nullptr;
   const std::lock_guard lock(scanners.mutex);
-  if (Scanner* made = place.load(std::memory_order_acquire)) return made;
+  if (Scanner* made = slot.load(std::memory_order_acquire)) return made;
   try {
     if (device.is_cuda() && scanners.functions[type] == nullptr) scanners.functions[type] = &load_cuda();
     if (scanners.functions[type] == nullptr) throw std::runtime_error("no scanner is registered for this device type");
-    place = new Scanner(device, *scanners.functions[type]);
+    slot = new Scanner(device, *scanners.functions[type]);
     scanners.reasons.erase(device);
   } catch (const std::exception& error) {
     scanners.reasons[device] = error.what();
@@ -62,7 +61,7 @@ Scanner* Scanner::make(c10::Device device) {
         scanners.functions[type] != nullptr && is_capturing(device, *scanners.functions[type]);
     if (!may_succeed_later) scanners.has_none[type][index] = true;
   }
-  return place;
+  return slot;
 }
 
 std::string Scanner::unavailable_reason(c10::Device device) {

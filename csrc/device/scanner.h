@@ -33,6 +33,11 @@ struct ScanFunctions {
   decltype(&torchnan_is_capturing) is_capturing;
 };
 
+// Loads the functions for CUDA, libtorchnan_cuda.so, from the folder of the core library or the one above it. They are
+// found at run time: the core is built, imported and used without a toolkit or a GPU. Throws std::runtime_error that
+// says what is missing. Called once: the result lives as long as the process.
+const ScanFunctions& load_cuda();
+
 class Scanner;
 
 // A stream of a device.

@@ -44,7 +44,7 @@ void DeviceStep::record() {
   record_operation(plan_named("aten::_foreach_lerp_", "Scalar"), {&first_moments_, &gradients_}, first_moment_);
   std::vector<Moments::Claim> squares(histories_.size());
   for (size_t i = 0; i < squares.size(); ++i) {
-    const uint64_t write = known_of_recorded(first_moments_[i].toTensor()).write_number();
+    const uint64_t write = recorded_knowledge(first_moments_[i].toTensor()).write_number();
     squares[i] = Moments::claim_of_squares(write, histories_[i]);
     second_moment_[i].claim = &squares[i];
   }

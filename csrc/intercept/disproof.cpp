@@ -22,11 +22,11 @@ std::string described(const at::Tensor& tensor) {
 
 std::string described(const OpPlan& plan, c10::ArrayRef<Operand> arguments) {
   std::string text;
-  for (size_t place = 0; place < arguments.size(); ++place) {
-    for_each_tensor(arguments[place], [&](const at::Tensor& tensor, int64_t) {
+  for (size_t index = 0; index < arguments.size(); ++index) {
+    for_each_tensor(arguments[index], [&](const at::Tensor& tensor, int64_t) {
       if (!tensor.is_cpu()) return;
       const double bound = bound_cache().find(tensor).bound.max_abs;
-      text += fmt::format(", {} {} within {:.4g}", plan.argument_names[place], described(tensor), bound);
+      text += fmt::format(", {} {} within {:.4g}", plan.argument_names[index], described(tensor), bound);
     });
   }
   return text;
@@ -44,9 +44,9 @@ bool ends_beyond_its_bound(const at::Tensor& tensor) {
 
 bool is_any_beyond_its_bound(const OpPlan& plan, c10::ArrayRef<Operand> arguments) {
   bool is_any = false;
-  for (size_t place = 0; place < arguments.size(); ++place) {
-    if (plan.mutated_schema_argument(place) != nullptr) continue;
-    for_each_tensor(arguments[place],
+  for (size_t index = 0; index < arguments.size(); ++index) {
+    if (plan.mutated_schema_argument(index) != nullptr) continue;
+    for_each_tensor(arguments[index],
                     [&](const at::Tensor& tensor, int64_t) { is_any |= ends_beyond_its_bound(tensor); });
   }
   return is_any;
@@ -62,7 +62,7 @@ std::string found_in(const HostResults::Disproof& disproof) {
 
 void report_disproof(DetectionSession& session, const OpPlan& plan, c10::ArrayRef<Operand> arguments,
                      const HostResults::Disproof& disproof) noexcept {
-  contain(session, "comparing a result with its bound", [&] {
+  run_contained(session, "comparing a result with its bound", [&] {
     if (is_any_beyond_its_bound(plan, arguments)) return;
     withdraw_rule(
         session, plan,

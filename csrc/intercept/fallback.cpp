@@ -15,7 +15,7 @@ namespace {
 // Null if it cannot be made: then the tensors that the operator writes are unknown.
 const OpPlan* plan_for(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const DetectionSession& session) {
   const OpPlan* plan = nullptr;
-  contain(session, "planning for an operator", [&] { plan = &plan_of(op); });
+  run_contained(session, "planning for an operator", [&] { plan = &plan_of(op); });
   if (plan == nullptr) forget_all(torch::jit::last(stack, op.schema().arguments().size()));
   return plan;
 }

@@ -44,8 +44,8 @@ bool reads_written(const WrittenSpans& written, c10::ArrayRef<Operand> lists, si
 // Whether the call writes an element of memory more than once, and so may read its own results.
 bool HostResults::writes_twice(c10::ArrayRef<Operand> arguments) const {
   return std::any_of(plan_.mutated_arguments.begin(), plan_.mutated_arguments.end(), [&](const auto& mutated) {
-    const size_t place = plan_.saved_arguments[mutated.saved_index];
-    const at::Tensor* tensor = place < arguments.size() ? tensor_of(&arguments[place], 0) : nullptr;
+    const size_t index = plan_.saved_arguments[mutated.saved_index];
+    const at::Tensor* tensor = index < arguments.size() ? tensor_of(&arguments[index], 0) : nullptr;
     return tensor != nullptr && may_overlap_itself(*tensor);
   });
 }
@@ -58,8 +58,8 @@ void HostResults::bound_results(c10::ArrayRef<Operand> arguments, const External
     apply_rule(arguments, elsewhere);
   } catch (...) {
     bounds_.clear();
-    contain(session_, "a bound rule",
-            [this] { count_failure(session_, fmt::format("the bound rule of {}", plan_.name)); });
+    run_contained(session_, "a bound rule",
+                  [this] { count_failure(session_, fmt::format("the bound rule of {}", plan_.name)); });
   }
 }
 
@@ -179,13 +179,13 @@ Outcome HostResults::check(const at::Tensor& result, int64_t output, bool masks_
 
 Prediction HostResults::predict(const at::Tensor& result, int64_t output) {
   if (bounds_.empty()) return {};
-  const auto place = static_cast<size_t>(output);
-  const Bound bound = bound_at(place);
-  const DtypeRange range = range_at(result, place);
+  const auto index = static_cast<size_t>(output);
+  const Bound bound = bound_at(index);
+  const DtypeRange range = range_at(result, index);
   const double max_abs = with_rounding_margin(bound.max_abs, range);
   const bool is_within_range = max_abs <= range.limit && bound.max_intermediate <= range.limit && is_plain(result);
   Prediction known{.bound = {is_within_range ? max_abs : RuleArguments::kUnknown, bound.nonnegative, bound.masked},
-                   .claim = place < claims_.size() ? &claims_[place] : nullptr};
+                   .claim = index < claims_.size() ? &claims_[index] : nullptr};
   known.is_proved = is_within_range && result.numel() > kSmall;
   known.is_rescanned = known.is_proved && session_.is_rescanned(call_ + output);
   return known;
@@ -225,8 +225,8 @@ DtypeRange HostResults::range_at(const at::Tensor& result, size_t output) const 
 // have been written outside of PyTorch.
 void HostResults::reread(c10::ArrayRef<Operand> arguments, size_t element) const {
   for (const OpPlan::MutatedArgument& mutated : plan_.mutated_arguments) {
-    const size_t place = plan_.saved_arguments[mutated.saved_index];
-    const at::Tensor* tensor = place < arguments.size() ? tensor_of(&arguments[place], element) : nullptr;
+    const size_t index = plan_.saved_arguments[mutated.saved_index];
+    const at::Tensor* tensor = index < arguments.size() ? tensor_of(&arguments[index], element) : nullptr;
     if (tensor == nullptr || !mutated.reads_previous_value || !tensor->is_cpu() || !bound_cache().is_finite(*tensor))
       continue;
     const ScanResult found = check_finite(*tensor);

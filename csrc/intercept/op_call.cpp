@@ -35,7 +35,7 @@ void forget_all(c10::ArrayRef<c10::IValue> arguments) noexcept {
 
 void OpCall::run() {
   SiteId site = 0;
-  contain(session_, "recording a call site", [&] {
+  run_contained(session_, "recording a call site", [&] {
     site = record_op_entry(thread_, session_);
     check_backward_start(thread_, session_);
   });
@@ -57,7 +57,7 @@ void OpCall::run() {
 // The results do not exist yet when the call returns.
 void OpCall::run_collective() {
   std::optional<HostCollective> collective;
-  const bool is_prepared = contain(session_, "checking what a collective sends", [&] {
+  const bool is_prepared = run_contained(session_, "checking what a collective sends", [&] {
     save_arguments();
     collective.emplace(context(), torch::jit::last(*stack_, plan_.arguments), thread_);
     collective->inspect_sent(bad_arguments_);
@@ -66,7 +66,7 @@ void OpCall::run_collective() {
   });
   if (!is_prepared) return run_untracked();
   redispatch(forget_bound);
-  const bool is_followed = contain(session_, "following a collective", [&] {
+  const bool is_followed = run_contained(session_, "following a collective", [&] {
     thread_.counters().count_skipped(Skip::kCollective);
     for_each_result([&](const at::Tensor& result, int64_t) { collective->expect_result(result, bad_arguments_); });
   });
@@ -75,7 +75,7 @@ void OpCall::run_collective() {
 
 template <typename Results>
 void OpCall::run_checked(Results results) {
-  const bool is_prepared = contain(session_, "checking arguments", [&] {
+  const bool is_prepared = run_contained(session_, "checking arguments", [&] {
     save_arguments();
     inspect_arguments();
     report_arguments(context(), bad_arguments_);
@@ -84,7 +84,7 @@ void OpCall::run_checked(Results results) {
   });
   if (!is_prepared) return run_untracked();
   redispatch([&](const at::Tensor& tensor) { results.forget(tensor); });
-  const bool is_checked = contain(session_, "checking results", [&] {
+  const bool is_checked = run_contained(session_, "checking results", [&] {
     check_results(results);
     const auto tensor_at = [this](size_t argument, int64_t element) { return saved_tensor(argument, element); };
     if (!bad_results_.empty()) results.find_bad_arguments(tensor_at, bad_arguments_);
@@ -120,14 +120,14 @@ void OpCall::attribute_bad_results() {
 
 // Forgets the bounds of everything that the call writes, because it is not checked.
 void OpCall::run_unchecked() {
-  if (!contain(session_, "saving arguments", [this] { save_arguments(); })) return run_untracked();
+  if (!run_contained(session_, "saving arguments", [this] { save_arguments(); })) return run_untracked();
   redispatch(forget_bound);
   forget_results();
 }
 
 // Records the results of the call as intentional: their consequences raise no alarm.
 void OpCall::run_skipped() {
-  if (!contain(session_, "saving arguments", [this] { save_arguments(); })) return run_untracked();
+  if (!run_contained(session_, "saving arguments", [this] { save_arguments(); })) return run_untracked();
   redispatch(forget_bound);
   for_each_result([this](const at::Tensor& result, int64_t) { bound_cache().record_ignored(result, &plan_.name); });
 }

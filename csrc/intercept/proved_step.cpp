@@ -58,7 +58,7 @@ bool are_simple(const AdamTensors& tensors) {
 // Returns the bound of a tensor that is known to be finite; on a device, if its assumption has not failed.
 std::optional<Bound> known_bound(const at::Tensor& tensor) {
   if (!tensor.is_cpu()) {
-    const Journal::Known known = known_of_recorded(tensor);
+    const Journal::RecordedKnowledge known = recorded_knowledge(tensor);
     return known.write_number() != 0 && !known.bound.masked ? std::optional(known.bound) : std::nullopt;
   }
   const BoundCache::Entry entry = bound_cache().find(tensor);
@@ -68,7 +68,7 @@ std::optional<Bound> known_bound(const at::Tensor& tensor) {
 
 // The same; an unknown tensor is scanned, such as the moments of a resumed run. Memory that others may write at any
 // time stays unknown.
-std::optional<Bound> found_bound(const at::Tensor& tensor) {
+std::optional<Bound> bound_or_scan(const at::Tensor& tensor) {
   const auto known = known_bound(tensor);
   if (known || !tensor.is_cpu()) return known;
   ThreadState::current().bound_source().known_or_scanned(tensor);
@@ -76,20 +76,20 @@ std::optional<Bound> found_bound(const at::Tensor& tensor) {
 }
 
 // The known bounds before a step.
-struct Known {
+struct BoundsBefore {
   AdamBounds bounds;
   bool is_second_moment_nonnegative;  // unknown after a fused kernel has written it
   bool is_history_missing;            // for a large parameter: the history of its moments was not observed
 };
 
 // Returns nothing if a bound is not known.
-std::optional<Known> known_before(const AdamTensors& tensors) {
-  const auto parameter = found_bound(tensors.parameter), gradient = found_bound(tensors.gradient);
-  const auto first = found_bound(tensors.first_moment), second = found_bound(tensors.second_moment);
+std::optional<BoundsBefore> bounds_before(const AdamTensors& tensors) {
+  const auto parameter = bound_or_scan(tensors.parameter), gradient = bound_or_scan(tensors.gradient);
+  const auto first = bound_or_scan(tensors.first_moment), second = bound_or_scan(tensors.second_moment);
   if (!parameter || !gradient || !first || !second) return std::nullopt;
   AdamBounds bounds{parameter->max_abs, gradient->max_abs, first->max_abs, second->max_abs};
   if (tensors.largest_second_moment != nullptr) {
-    const auto largest = found_bound(*tensors.largest_second_moment);
+    const auto largest = bound_or_scan(*tensors.largest_second_moment);
     if (!largest) return std::nullopt;
     bounds.largest_second_moment = largest->max_abs;
   }
@@ -100,7 +100,7 @@ std::optional<Known> known_before(const AdamTensors& tensors) {
     const BoundSource source = thread.bound_source(&on_devices);
     bounds.history = thread.moments().history_of(tensors.first_moment, tensors.second_moment, source);
   }
-  return Known{bounds, second->nonnegative, !is_small && !std::isfinite(bounds.history.ratio)};
+  return BoundsBefore{bounds, second->nonnegative, !is_small && !std::isfinite(bounds.history.ratio)};
 }
 
 // Scans a tensor that is known to be finite for its exact bound.
@@ -126,7 +126,7 @@ double number_of_steps(const at::Tensor& steps) {
 
 // Returns the bounds after a step that stays finite. Scans a tensor whose bound keeps the proof from succeeding.
 std::optional<AdamBounds> prove(const AdamTensors& tensors, const AdamHyperparameters& hyperparameters,
-                                const Known& known) {
+                                const BoundsBefore& known) {
   AdamBounds before = known.bounds;
   const DtypeRange range = range_of(tensors.parameter.scalar_type());
   const double step = number_of_steps(tensors.steps) + 1;
@@ -190,7 +190,7 @@ bool ProvedStep::is_possible(const DetectionSession& session) {
 
 bool ProvedStep::add(const AdamTensors& tensors, const AdamHyperparameters& hyperparameters, int64_t results) {
   if (!are_simple(tensors)) return false;
-  const auto before = known_before(tensors);
+  const auto before = bounds_before(tensors);
   const auto after = before ? prove(tensors, hyperparameters, *before) : std::nullopt;
   if (!after) return false;
   const auto& [parameter, gradient, first_moment, second_moment, largest_second_moment, steps] = tensors;
@@ -229,11 +229,12 @@ void ProvedStep::finish(bool is_completed) noexcept {
   is_under_way_ = false;
   ThreadState& thread = ThreadState::current();
   DetectionSession* const session = thread.session();
-  const bool is_recorded = is_completed && session != nullptr && contain(*session, "recording an optimizer step", [&] {
-                             DeviceStep on_devices(thread, *session);
-                             for (const Update& update : updates_) record(update, thread, *session, on_devices);
-                             on_devices.record();
-                           });
+  const bool is_recorded =
+      is_completed && session != nullptr && run_contained(*session, "recording an optimizer step", [&] {
+        DeviceStep on_devices(thread, *session);
+        for (const Update& update : updates_) record(update, thread, *session, on_devices);
+        on_devices.record();
+      });
   if (!is_recorded) distrust_devices();
   updates_.clear();
 }

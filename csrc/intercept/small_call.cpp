@@ -24,14 +24,14 @@ bool SmallCall::try_start(const OpPlan& plan, const at::Tensor& first, c10::Disp
   if (plan.writes_in_place() && !bound_cache().is_finite(first)) return false;
   plan_ = &plan;
   first_ = &first;
-  contain(*session_, "recording a call site", [&] { record_op_entry(thread_, *session_); });
+  run_contained(*session_, "recording a call site", [&] { record_op_entry(thread_, *session_); });
   return true;
 }
 
 size_t SmallCall::check(c10::ArrayRef<const at::Tensor*> results) {
   Counters& counters = thread_.counters();
   size_t checked = 0;
-  contain(*session_, "checking results", [&] {
+  run_contained(*session_, "checking results", [&] {
     for (; checked < results.size(); ++checked) {
       const at::Tensor& result = *results[checked];
       if (!result.defined()) continue;

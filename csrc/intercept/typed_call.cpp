@@ -49,7 +49,7 @@ bool UnboxedCall::try_start(const OpPlan& plan, c10::ArrayRef<Operand> arguments
     if (!bound_cache().is_finite(*argument.tensor)) return false;
   }
   SiteId site = 0;
-  contain(session_, "recording a call site", [&] {
+  run_contained(session_, "recording a call site", [&] {
     site = record_op_entry(thread_, session_);
     check_backward_start(thread_, session_);
   });
@@ -58,7 +58,7 @@ bool UnboxedCall::try_start(const OpPlan& plan, c10::ArrayRef<Operand> arguments
     return true;
   }
   on_device_.emplace(plan, thread_, session_, site);
-  contain(session_, "checking arguments on a device", [&] { on_device_->prepare(arguments); });
+  run_contained(session_, "checking arguments on a device", [&] { on_device_->prepare(arguments); });
   return true;
 }
 
@@ -69,28 +69,28 @@ void UnboxedCall::take_over(const OpPlan& plan) {
 
 bool UnboxedCall::check_results(c10::ArrayRef<const at::Tensor*> results, c10::ArrayRef<Operand> arguments,
                                 size_t first) {
-  if (on_host_) contain(session_, "tightening bounds", [&] { on_host_->tighten(arguments, results); });
-  const bool all_is_well = on_device_ ? check_each(*on_device_, results, first) : check_each(*on_host_, results, first);
-  if (on_device_) contain(session_, "resolving device results", [this] { on_device_->finish(); });
+  if (on_host_) run_contained(session_, "tightening bounds", [&] { on_host_->tighten(arguments, results); });
+  const bool all_finite = on_device_ ? check_each(*on_device_, results, first) : check_each(*on_host_, results, first);
+  if (on_device_) run_contained(session_, "resolving device results", [this] { on_device_->finish(); });
   if (on_host_ && on_host_->disproof()) [[unlikely]]
     report_disproof(session_, *plan_, arguments, *on_host_->disproof());
-  if (all_is_well && plan_->proves_nonnegative_input && arguments[0].kind == Operand::Kind::kTensor)
+  if (all_finite && plan_->proves_nonnegative_input && arguments[0].kind == Operand::Kind::kTensor)
     bound_cache().record_nonnegative(*arguments[0].tensor);
-  return all_is_well;
+  return all_finite;
 }
 
 template <typename Results>
 bool UnboxedCall::check_each(Results& checks, c10::ArrayRef<const at::Tensor*> results, size_t first) {
-  bool all_is_well = true;
+  bool all_finite = true;
   for (size_t output = first; output < results.size(); ++output) {
     if (!results[output]->defined()) continue;
-    const bool is_checked = contain(session_, "checking results", [&] {
+    const bool is_checked = run_contained(session_, "checking results", [&] {
       const Outcome outcome = checks.check(*results[output], static_cast<int64_t>(output), false);
-      all_is_well &= outcome != Outcome::kNonFinite;
+      all_finite &= outcome != Outcome::kNonFinite;
     });
     if (!is_checked) bound_cache().forget(*results[output]);
   }
-  return all_is_well;
+  return all_finite;
 }
 
 void UnboxedCall::forget(c10::ArrayRef<Operand> arguments) noexcept {
@@ -109,7 +109,7 @@ void UnboxedCall::forget(c10::ArrayRef<Operand> arguments) noexcept {
 }
 
 void UnboxedCall::attribute_results(const c10::OperatorHandle& op, Box box) {
-  contain(session_, "attributing a result", [&] {
+  run_contained(session_, "attributing a result", [&] {
     auto [arguments, results] = box();
     OpCall(op, *plan_, {}, &arguments, thread_, session_).attribute_results(results);
   });

@@ -96,7 +96,7 @@ struct TypedCall<Op, Result(Arguments...)> {
   static const OpPlan* find_plan(const DetectionSession& session) {
     static std::atomic<const OpPlan*> known{nullptr};
     const OpPlan* plan = known.load(std::memory_order_acquire);
-    if (plan == nullptr) contain(session, "planning for an operator", [&] { known = plan = &plan_of(*op); });
+    if (plan == nullptr) run_contained(session, "planning for an operator", [&] { known = plan = &plan_of(*op); });
     return plan;
   }
 
@@ -134,7 +134,7 @@ struct TypedCall<Op, Result(Arguments...)> {
                           c10::DispatchKeySet keys, Arguments... arguments) {
     torch::jit::Stack stack;
     const auto box = [&] { stack = c10::impl::boxArgs<Arguments...>(arguments...); };
-    if (plan == nullptr || !contain(call.session(), "boxing a call", box)) {
+    if (plan == nullptr || !run_contained(call.session(), "boxing a call", box)) {
       call.forget(operands);
       return redispatch([&]() noexcept { call.forget(operands); }, below_interceptor(keys), arguments...);
     }

@@ -95,17 +95,17 @@ struct OpPlan {
   }
 
   // The same by its index in the schema.
-  const MutatedArgument* mutated_schema_argument(size_t place) const {
+  const MutatedArgument* mutated_schema_argument(size_t argument) const {
     for (const MutatedArgument& one : mutated_arguments) {
-      if (saved_arguments[one.saved_index] == place) return &one;
+      if (saved_arguments[one.saved_index] == argument) return &one;
     }
     return nullptr;
   }
 
   // Whether a collective writes the argument with this index. The schema of a collective does not declare it.
-  bool is_written_by_collective(size_t place) const {
+  bool is_written_by_collective(size_t argument) const {
     for (const CollectiveArgument& one : collective_arguments) {
-      if (saved_arguments[one.saved_index] == place)
+      if (saved_arguments[one.saved_index] == argument)
         return one.writes && mutated_argument_at(one.saved_index) == nullptr;
     }
     return false;

@@ -93,19 +93,19 @@ at::Tensor measure_by_operations(at::TensorList xs) {
   std::vector<at::Tensor> norms(xs.size(), zero);
   std::vector<at::Tensor> largest(xs.size(), zero);
   std::vector<at::Tensor> values;
-  std::vector<size_t> places;
+  std::vector<size_t> indices;
   for (size_t i = 0; i < xs.size(); ++i) {
     if (xs[i].numel() == 0) continue;
     values.push_back(computable(xs[i]));
-    places.push_back(i);
+    indices.push_back(i);
   }
   if (values.empty()) return at::zeros({static_cast<int64_t>(xs.size()), 2}, zero.options());
   const auto norms_there = at::_foreach_norm(values, 2, kResultDtype);
   const auto largest_there = at::_foreach_norm(values, std::numeric_limits<double>::infinity(), kResultDtype);
   for (size_t v = 0; v < values.size(); ++v) {
     const bool may_overflow = values[v].scalar_type() == at::kDouble;
-    norms[places[v]] = may_overflow ? norm_of_scaled(values[v], largest_there[v]) : norms_there[v];
-    largest[places[v]] = largest_there[v];
+    norms[indices[v]] = may_overflow ? norm_of_scaled(values[v], largest_there[v]) : norms_there[v];
+    largest[indices[v]] = largest_there[v];
   }
   return at::stack({at::stack(norms), at::stack(largest)}, 1);
 }
@@ -118,12 +118,12 @@ std::vector<std::pair<double, double>> norms_and_magnitudes(at::TensorList xs) {
   std::unordered_map<c10::Device, std::vector<size_t>> by_device;
   for (size_t i = 0; i < xs.size(); ++i) by_device[xs[i].device()].push_back(i);
   std::vector<std::pair<double, double>> rows(xs.size());
-  for (const auto& [device, places] : by_device) {
+  for (const auto& [device, indices] : by_device) {
     std::vector<at::Tensor> there;
-    for (const size_t i : places) there.push_back(xs[i]);
+    for (const size_t i : indices) there.push_back(xs[i]);
     const at::Tensor table = op.call(there).cpu();
     const double* row = table.const_data_ptr<double>();
-    for (const size_t i : places) {
+    for (const size_t i : indices) {
       rows[i] = {row[0], row[1]};
       row += 2;
     }

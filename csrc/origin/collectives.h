@@ -6,6 +6,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
@@ -16,9 +17,20 @@
 
 #include "detection/thread_state.h"
 #include "origin/attribution.h"
-#include "origin/process_group.h"
+#include "operators/op_plan.h"
 
 namespace torchnan {
+
+// The facts in the arguments of a collective.
+struct CollectiveCall {
+  int64_t rank = 0;   // of this process in the group
+  int64_t ranks = 1;  // in the group
+  std::optional<int64_t> root{};
+  bool adds = false;  // whether it adds the values of the ranks
+};
+
+// Reads the arguments of a collective. Without a process group it counts as one of a single rank.
+CollectiveCall read_collective_call(const OpPlan& plan, c10::ArrayRef<c10::IValue> arguments);
 
 // One call of a collective.
 class HostCollective {

@@ -119,9 +119,9 @@ std::shared_ptr<const DependentValues> with_alternative(const at::Tensor& tensor
   bool is_added = false;
   for_each_element(tensor, [&](int64_t offset, int64_t i) {
     for (size_t b = 0; b < item; ++b) {
-      const auto place = offset + static_cast<int64_t>(b);
-      const char bits = static_cast<char>(now[place] ^ other[static_cast<size_t>(i) * item + b]);
-      mutable_bytes(difference)[place] = bits;
+      const auto index = offset + static_cast<int64_t>(b);
+      const char bits = static_cast<char>(now[index] ^ other[static_cast<size_t>(i) * item + b]);
+      mutable_bytes(difference)[index] = bits;
       is_added = is_added || bits != 0;
     }
   });

@@ -49,19 +49,19 @@ bool is_exempt(const DetectionSession& session, const OriginRecord& origin, Harm
 }
 
 // Whether the step proceeds after its gradient was reported; unknown if a callback decides.
-std::optional<bool> goes_on(const Options& options) {
+std::optional<bool> step_proceeds(const Options& options) {
   return options.callback ? std::nullopt : std::optional(options.action != Action::kRaise);
 }
 
 Harm harm_at(const Site& site, HarmKind kind, const HarmedName& name, const DetectionSession& session) {
   Harm harm;
   harm.kind = kind;
-  if (kind == HarmKind::kGradient) harm.applied = goes_on(session.options());
-  contain(session, "naming a harmed tensor", [&] { harm.name = name ? name() : ""; });
-  const ResolvedSite place = query_site(site, session);
-  if (!place.stack.empty()) {
-    const Frame* own = own_frame(place.stack);
-    const Frame& shown = own != nullptr ? *own : place.stack.front();
+  if (kind == HarmKind::kGradient) harm.applied = step_proceeds(session.options());
+  run_contained(session, "naming a harmed tensor", [&] { harm.name = name ? name() : ""; });
+  const ResolvedSite resolved = query_site(site, session);
+  if (!resolved.stack.empty()) {
+    const Frame* own = own_frame(resolved.stack);
+    const Frame& shown = own != nullptr ? *own : resolved.stack.front();
     harm.file = shown.file;
     harm.line = shown.line;
   }

@@ -8,66 +8,67 @@ namespace torchnan {
 ResolvedSite query_site(const Site& site, const DetectionSession& session) {
   ResolvedSite resolved;
   if (!site.node.empty()) resolved.phase = Phase::kBackward;
-  contain(session, "resolving a call site", [&] { resolved = host_runtime().resolve_site(site, session); });
+  run_contained(session, "resolving a call site", [&] { resolved = host_runtime().resolve_site(site, session); });
   resolved.stack.insert(resolved.stack.begin(), site.inner.begin(), site.inner.end());
   return resolved;
 }
 
 std::vector<ResolvedSite> query_sites(const std::vector<Site>& sites, const DetectionSession& session) {
-  std::vector<ResolvedSite> places(sites.size());
-  contain(session, "resolving call sites", [&] { places = host_runtime().resolve_sites(sites, session); });
-  return places;
+  std::vector<ResolvedSite> resolved(sites.size());
+  run_contained(session, "resolving call sites", [&] { resolved = host_runtime().resolve_sites(sites, session); });
+  return resolved;
 }
 
 bool ask_is_loss_scaling(const Site& site, const DetectionSession& session) {
   bool answer = false;
-  contain(session, "recognizing a loss scaler", [&] { answer = host_runtime().is_loss_scaling(site, session); });
+  run_contained(session, "recognizing a loss scaler", [&] { answer = host_runtime().is_loss_scaling(site, session); });
   return answer;
 }
 
 bool ask_is_shape_inference(const Site& site, const DetectionSession& session) {
   bool answer = false;
-  contain(session, "recognizing an inference of shapes", [&] { answer = host_runtime().is_shape_inference(site); });
+  run_contained(session, "recognizing an inference of shapes",
+                [&] { answer = host_runtime().is_shape_inference(site); });
   return answer;
 }
 
 std::string query_bucket(int64_t numel, int64_t element, const DetectionSession& session) {
   std::string names;
-  contain(session, "naming the parameters of a bucket", [&] { names = host_runtime().bucket(numel, element); });
+  run_contained(session, "naming the parameters of a bucket", [&] { names = host_runtime().bucket(numel, element); });
   return names;
 }
 
 std::optional<Owner> query_owner(const c10::StorageImpl* storage, SiteId use, bool search_all_modules,
                                  const DetectionSession& session) {
   std::optional<Owner> owner;
-  contain(session, "finding the owner of a tensor",
-          [&] { owner = host_runtime().owner_of_storage(storage, use, search_all_modules, session); });
+  run_contained(session, "finding the owner of a tensor",
+                [&] { owner = host_runtime().owner_of_storage(storage, use, search_all_modules, session); });
   return owner;
 }
 
 std::optional<int64_t> query_rank(const DetectionSession& session) {
   std::optional<int64_t> rank;
-  contain(session, "asking for the rank", [&] { rank = host_runtime().rank(); });
+  run_contained(session, "asking for the rank", [&] { rank = host_runtime().rank(); });
   return rank ? rank : rank_from_environment();
 }
 
 std::optional<InitialMagnitude> query_initial_magnitude(const c10::StorageImpl* storage,
                                                         const DetectionSession& session) {
   std::optional<InitialMagnitude> known;
-  contain(session, "looking up an initial weight", [&] { known = host_runtime().initial_magnitude(storage); });
+  run_contained(session, "looking up an initial weight", [&] { known = host_runtime().initial_magnitude(storage); });
   return known;
 }
 
 std::string query_dataset_item(const at::Tensor& value, const DetectionSession& session) {
   std::string item;
-  contain(session, "finding an item of a dataset", [&] { item = host_runtime().dataset_item(value); });
+  run_contained(session, "finding an item of a dataset", [&] { item = host_runtime().dataset_item(value); });
   return item;
 }
 
 std::vector<ReachableTensor> query_reachable_tensors(const std::vector<at::Tensor>& tensors,
                                                      const DetectionSession& session) {
   std::vector<ReachableTensor> held;
-  contain(session, "finding reachable tensors", [&] { held = host_runtime().reachable_tensors(tensors); });
+  run_contained(session, "finding reachable tensors", [&] { held = host_runtime().reachable_tensors(tensors); });
   return held;
 }
 

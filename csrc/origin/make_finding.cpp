@@ -16,7 +16,7 @@
 namespace torchnan {
 namespace {
 
-std::string place_of(const std::string& file, int64_t line) {
+std::string location_of(const std::string& file, int64_t line) {
   return fmt::format("{}:{}", printable(short_path(file)), line);
 }
 
@@ -60,7 +60,7 @@ void fill_computation(const Cause& cause, const DetectionSession& session, Findi
   finding.inputs.clear();   // those of the operation that wrote it
   const Frame constant = frame_of(cause.origin->site.live, session);
   if (!constant.file.empty()) {
-    finding.hint = "it computed with the infinities of a constant from " + place_of(constant.file, constant.line);
+    finding.hint = "it computed with the infinities of a constant from " + location_of(constant.file, constant.line);
   }
   Site site = cause.origin->site;
   site.live = cause.first_computation->site;
@@ -141,8 +141,8 @@ void append_to_hint(Finding& finding, const std::string& clause) {
 void add_first_nan(const Cause& cause, const DetectionSession& session, Finding& finding) {
   if (!cause.first_nan || finding.origin == Origin::kOp) return;
   const LineageStep made = fill_step(*cause.first_nan, session);
-  const std::string place = made.file.empty() ? "" : fmt::format(" ({})", place_of(made.file, made.line));
-  append_to_hint(finding, fmt::format("{} made NaN of it{}", without_namespace(made.op), place));
+  const std::string location = made.file.empty() ? "" : fmt::format(" ({})", location_of(made.file, made.line));
+  append_to_hint(finding, fmt::format("{} made NaN of it{}", without_namespace(made.op), location));
 }
 
 // A value that the program wrote into a weight, or took over from elsewhere, is reported with its first reader.
@@ -155,7 +155,7 @@ void add_line_of_writing(const OriginRecord& origin, const DetectionSession& ses
                         finding.stack.front().line == written.line;
   if (written.file.empty() || is_shown) return;
   const char* what = origin.taken_over ? "it came in at " : "it is a constant from ";
-  append_to_hint(finding, what + place_of(written.file, written.line));
+  append_to_hint(finding, what + location_of(written.file, written.line));
 }
 
 }  // namespace
@@ -167,16 +167,16 @@ bool has_own_line(const OriginRecord& origin) {
 Frame frame_of(SiteId id, const DetectionSession& session) {
   Site site;
   site.live = id;
-  const ResolvedSite place = query_site(site, session);
-  return place.stack.empty() ? Frame{} : place.stack.front();
+  const ResolvedSite resolved = query_site(site, session);
+  return resolved.stack.empty() ? Frame{} : resolved.stack.front();
 }
 
 void fill_location(const Site& site, const DetectionSession& session, Finding& finding) {
-  ResolvedSite place = query_site(site, session);
-  finding.stack = std::move(place.stack);
-  finding.backward_stack = std::move(place.backward_stack);
-  finding.module = std::move(place.module);
-  finding.phase = place.phase;
+  ResolvedSite resolved = query_site(site, session);
+  finding.stack = std::move(resolved.stack);
+  finding.backward_stack = std::move(resolved.backward_stack);
+  finding.module = std::move(resolved.module);
+  finding.phase = resolved.phase;
   finding.node = site.node;
 }
 

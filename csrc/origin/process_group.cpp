@@ -1,4 +1,4 @@
-#include "origin/process_group.h"
+#include "origin/collectives.h"
 
 #include <string_view>
 

@@ -1,4 +1,4 @@
-#include "python/bound_rule.h"
+#include "python/bindings.h"
 
 #include <torch/csrc/utils/pybind.h>
 

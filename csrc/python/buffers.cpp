@@ -1,4 +1,4 @@
-#include "python/buffers.h"
+#include "python/bindings.h"
 
 #include <unordered_set>
 

@@ -1,4 +1,4 @@
-#include "python/callback_site.h"
+#include "python/bindings.h"
 
 #include <memory>
 #include <optional>
@@ -40,7 +40,7 @@ class CallbackSite {
   class OnBehalf {
    public:
     explicit OnBehalf(const CallbackSite& site) : session_(site.session_) {
-      is_inside_ = contain(*session_, "following a callback", [&] {
+      is_inside_ = run_contained(*session_, "following a callback", [&] {
         enter_session(session_);
         set_replayed_node(site.node_);
         set_outer_stack(site.stack_);

@@ -196,7 +196,7 @@ void bind_compiled_regions(py::module_& m) {
       .def_property_readonly("arguments", &RegionCall::arguments)
       .def_property_readonly("written", &RegionCall::written)
       .def_property_readonly("random_state", &RegionCall::random_state)
-      .def_property_readonly("before", &RegionCall::before)
+      .def_property_readonly("copied_indices", &RegionCall::copied_indices)
       .def_property_readonly("outputs", &RegionCall::outputs)
       .def_property_readonly("obstacle", &RegionCall::obstacle)
       .def_property_readonly("modes", &RegionCall::modes)

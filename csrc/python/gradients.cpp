@@ -1,4 +1,4 @@
-#include "python/gradients.h"
+#include "python/bindings.h"
 
 #include <utility>
 #include <vector>

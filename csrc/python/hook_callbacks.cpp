@@ -1,6 +1,6 @@
 #include <torch/csrc/utils/pybind.h>  // must be first: converts tensors to and from Python
 
-#include "python/hook_callbacks.h"
+#include "python/bindings.h"
 
 #include <algorithm>
 #include <array>
@@ -80,7 +80,7 @@ Roots roots_from(const py::handle& roots, const py::handle& gradients) {
 void check_backward_roots(const py::handle& roots, const py::handle& gradients) {
   const auto session = is_replaying() ? nullptr : ThreadState::current().shared_session();
   if (session == nullptr || !PyTuple_Check(roots.ptr()) || !PyTuple_Check(gradients.ptr())) return;
-  contain(*session, "checking the roots of backward", [&] {
+  run_contained(*session, "checking the roots of backward", [&] {
     const Roots given = roots_from(roots, gradients);
     const py::gil_scoped_release no_gil;
     report_backward_roots(*session, given.tensors, given.gradients);

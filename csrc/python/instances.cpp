@@ -1,4 +1,4 @@
-#include "python/instances.h"
+#include "python/bindings.h"
 
 namespace py = pybind11;
 

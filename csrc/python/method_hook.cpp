@@ -1,4 +1,4 @@
-#include "python/method_hook.h"
+#include "python/bindings.h"
 
 #include <algorithm>
 #include <array>

@@ -1,4 +1,4 @@
-#include "python/optimizer_step.h"
+#include "python/bindings.h"
 
 #include <algorithm>
 #include <limits>

@@ -119,7 +119,7 @@ Modes::Modes() {
 
 RegionCall::RegionCall(std::shared_ptr<RegionBorder> border, const py::tuple& args, const DetectionSession& session)
     : border_(std::move(border)), hooks_(saved_tensors_hooks()) {
-  if (!contain(session, "preparing the call of a compiled region", [&] { record(args); })) {
+  if (!run_contained(session, "preparing the call of a compiled region", [&] { record(args); })) {
     obstacle_ = "the inputs of its replay could not be recorded";
   }
 }
@@ -135,7 +135,7 @@ BadValues RegionCall::check_results(const py::handle& results) {
   const std::shared_ptr<DetectionSession> session = thread.shared_session();
   BadValues bad;
   if (session != nullptr) {
-    contain(*session, "checking the results of a compiled region", [&] {
+    run_contained(*session, "checking the results of a compiled region", [&] {
       note_randomness();
       const Objects outputs = items_of(results);
       bad = check_all(outputs, thread, border_->unwritten);
@@ -159,7 +159,7 @@ BadValues RegionCall::check_gradients(const py::handle& gradients) {
   const std::shared_ptr<DetectionSession> session = thread.shared_session();
   if (session == nullptr || !is_active_in_backward(*session)) return {};
   BadValues bad;
-  contain(*session, "checking the gradients of a compiled region", [&] {
+  run_contained(*session, "checking the gradients of a compiled region", [&] {
     bad = check_all(items_of(gradients), thread, {});
     border_->finite_passes += bad.empty();
     if (bad.empty() || !obstacle_.empty()) return;
@@ -175,7 +175,7 @@ BadValues RegionCall::check_gradients(const py::handle& gradients) {
 void RegionCall::release() {
   arguments_.clear();
   versions_.clear();
-  before_.clear();
+  copied_indices_.clear();
   written_.clear();
   random_state_.reset();
   hooks_ = py::none();
@@ -242,7 +242,7 @@ void RegionCall::record_mutated() {
     const at::Tensor* tensor = i < arguments_.size() ? tensor_in(arguments_[i]) : nullptr;
     if (tensor == nullptr) continue;
     bytes += static_cast<int64_t>(tensor->nbytes());
-    before_.push_back(i);
+    copied_indices_.push_back(i);
     written_.push_back(arguments_[i]);
   }
   if (obstacle_.empty() && bytes > border_->max_copied) {
@@ -250,7 +250,7 @@ void RegionCall::record_mutated() {
                 std::to_string(border_->max_copied) + " are copied";
   }
   if (!obstacle_.empty() && nonfinite_registry().in_use()) record_given();
-  for (const size_t i : before_) {
+  for (const size_t i : copied_indices_) {
     arguments_[i] = obstacle_.empty() ? py::cast(copied(*tensor_in(arguments_[i]))) : py::object(py::none());
   }
 }

@@ -94,7 +94,7 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   pybind11::list arguments() const;
   pybind11::list written() const;
   pybind11::object random_state() const;  // before the call; None if it draws no random numbers
-  const std::vector<size_t>& before() const { return before_; }
+  const std::vector<size_t>& copied_indices() const { return copied_indices_; }
   const std::vector<std::pair<size_t, int64_t>>& outputs() const { return outputs_; }
   const std::string& obstacle() const { return obstacle_; }
   const Modes& modes() const { return modes_; }
@@ -123,7 +123,7 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   std::shared_ptr<RegionBorder> border_;
   std::vector<pybind11::object> arguments_;  // the region's own tensors and its arguments
   std::vector<int64_t> versions_;            // versions of the arguments at the end of the call
-  std::vector<size_t> before_;               // indices of overwritten arguments, which were copied before the call
+  std::vector<size_t> copied_indices_;       // indices of overwritten arguments, which were copied before the call
   std::vector<pybind11::object> written_;    // the tensors themselves
   std::vector<std::pair<size_t, int64_t>> outputs_;  // index of a result, and its index among the node's results
   at::Tensor random_state_;

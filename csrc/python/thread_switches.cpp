@@ -1,6 +1,6 @@
 #include <Python.h>
 
-#include "python/thread_switches.h"
+#include "python/bindings.h"
 
 #if PY_VERSION_HEX < 0x030a0000 || PY_VERSION_HEX >= 0x030e0000 || defined(Py_GIL_DISABLED)
 #error "torchnan reads the state of the GIL directly and knows that of Python 3.10 to 3.13"

@@ -76,7 +76,7 @@ std::vector<Frame> forward_frames(const Finding& f) {
   return {f.stack.begin() + own, f.stack.end()};
 }
 
-std::string place_of(const Finding& f) {
+std::string location_of(const Finding& f) {
   const std::vector<Frame> forward = forward_frames(f);
   if (f.backward_stack.empty()) {
     return forward.empty() ? "" : fmt::format("   at {}", location(forward.front().file, forward.front().line));
@@ -92,7 +92,7 @@ std::string module_of(const Finding& f) { return f.module->empty() ? "the root m
 std::string constant_of(const Finding& f) {
   std::string what = f.op == kTakenOver ? "a constant, given to torch.tensor"
                                         : fmt::format("a constant, written by {}", printable(f.op));
-  what += place_of(f);
+  what += location_of(f);
   if (f.module) what += fmt::format(", first used in {}", module_of(f));
   return what;
 }
@@ -135,7 +135,7 @@ std::string produced_by(const Finding& f) {
   if (f.origin == Origin::kCompiled) return what;  // its location is that of the region
   if (f.origin == Origin::kOp && !f.name.empty()) what += fmt::format("   for parameter {}", printable(f.name));
   if (f.module) what += fmt::format("   in {}", module_of(f));
-  return what + place_of(f);
+  return what + location_of(f);
 }
 
 std::string format_output(const Finding& f) {

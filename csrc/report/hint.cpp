@@ -2,9 +2,8 @@
 
 #include <fmt/format.h>
 
-#include "report/node_hints.h"
+#include "report/hint_rules.h"
 #include "report/operation.h"
-#include "report/operator_hints.h"
 #include "report/operator_name.h"
 
 namespace torchnan {

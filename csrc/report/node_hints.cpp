@@ -1,4 +1,4 @@
-#include "report/node_hints.h"
+#include "report/hint_rules.h"
 
 #include <algorithm>
 #include <iterator>

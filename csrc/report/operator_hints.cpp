@@ -1,7 +1,6 @@
-#include "report/operator_hints.h"
+#include "report/hint_rules.h"
 
 #include "report/hints/families.h"
-#include "report/overflow_hints.h"
 
 namespace torchnan {
 namespace {

@@ -1,4 +1,4 @@
-#include "report/overflow_hints.h"
+#include "report/hint_rules.h"
 
 #include <algorithm>
 #include <array>

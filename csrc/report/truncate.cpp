@@ -56,11 +56,11 @@ class Truncation {
 
 }  // namespace
 
-void shorten_lineage(Finding& finding, size_t places) {
+void shorten_lineage(Finding& finding, size_t max_entries) {
   std::vector<LineageStep>& steps = finding.lineage;
   int64_t& omitted = finding.lineage_omitted;
-  if (omitted == 0 && steps.size() <= places) return;
-  size_t kept = std::min(steps.size(), places - 1);
+  if (omitted == 0 && steps.size() <= max_entries) return;
+  size_t kept = std::min(steps.size(), max_entries - 1);
   const bool is_one_alone = omitted + static_cast<int64_t>(steps.size() - kept) == 1;
   if (is_one_alone && kept > 1) --kept;
   if (kept == steps.size()) return;

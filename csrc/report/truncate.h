@@ -18,6 +18,6 @@ void truncate(Finding& finding, const Length& limit);
 
 // Keeps the first steps and the last one, with room for the note about those left out. The note stands for at least
 // two, because a single step would fit in its place.
-void shorten_lineage(Finding& finding, size_t places);
+void shorten_lineage(Finding& finding, size_t max_entries);
 
 }  // namespace torchnan

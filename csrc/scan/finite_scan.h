@@ -13,6 +13,9 @@ namespace torchnan {
 // aligned to the word.
 uint64_t max_magnitude(const void* data, int64_t words, const FloatFormat& format);
 
+// Computes the same on as many threads as PyTorch may use, if the memory is large enough.
+uint64_t max_magnitude_shared(const void* data, int64_t words, const FloatFormat& format);
+
 // Returns the largest finite magnitude, for formats without bias. Reads everything.
 uint64_t max_finite_magnitude(const void* data, int64_t words, const FloatFormat& format);
 

@@ -19,9 +19,9 @@ template <int64_t kBytes>
 void gather(const char* base, const StridedView& view, int64_t first, int64_t count, char* out) {
   const int64_t stride = view.inner_stride() * kBytes;
   while (count > 0) {
-    const int64_t place = first % view.run_length();
-    const int64_t here = std::min(count, view.run_length() - place);
-    const char* from = base + view.offset_of_run(first / view.run_length()) * kBytes + place * stride;
+    const int64_t skipped = first % view.run_length();
+    const int64_t here = std::min(count, view.run_length() - skipped);
+    const char* from = base + view.offset_of_run(first / view.run_length()) * kBytes + skipped * stride;
     for (int64_t i = 0; i < here; ++i) std::memcpy(out + i * kBytes, from + i * stride, kBytes);
     out += here * kBytes;
     first += here;

@@ -1,11 +1,9 @@
-#include "scan/parallel_scan.h"
+#include "scan/finite_scan.h"
 
 #include <algorithm>
 #include <atomic>
 
 #include <ATen/Parallel.h>
-
-#include "scan/finite_scan.h"
 
 namespace torchnan {
 namespace {

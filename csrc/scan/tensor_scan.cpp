@@ -12,7 +12,6 @@
 #include "process/work_counters.h"
 #include "scan/isa_dispatch.h"
 #include "scan/finite_scan.h"
-#include "scan/parallel_scan.h"
 #include "scan/float_format.h"
 #include "scan/strided_view.h"
 

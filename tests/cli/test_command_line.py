@@ -38,7 +38,7 @@ def test_run_takes_every_option_and_modules(tmp_path):
     assert "aten::log" in log.read_text()
 
 
-def test_run_refuses_what_it_cannot_do(tmp_path):
+def test_run_rejects_invalid_commands(tmp_path):
     script = tmp_path / "x.py"
     script.write_text("import torch\n")
     for arguments, message in [
@@ -64,7 +64,7 @@ def test_version_is_that_of_the_package_and_names_its_pytorch(capsys):
     assert capsys.readouterr().out.startswith(f"torchnan {torchnan.__version__}, built for PyTorch ")
 
 
-def test_doctor_prints_what_is_installed():
+def test_doctor_prints_the_installation():
     ended = run_forked_command("doctor")
     assert ended.returncode == 0
     assert f"PyTorch      {torch.__version__}" in ended.stdout

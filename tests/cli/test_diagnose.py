@@ -59,7 +59,7 @@ def test_a_healthy_run_ends_with_0(folder):
     assert ended.stdout.startswith("torchnan: the run is healthy\n")
 
 
-def test_json_has_what_was_promised(folder):
+def test_json_has_the_documented_fields(folder):
     ended = run_forked_command("diagnose", "spiked.csv", "--json", cwd=folder)
     assert ended.returncode == 1
     (line,) = ended.stdout.splitlines()
@@ -121,7 +121,7 @@ def test_thresholds_are_set_in_words_and_in_a_file(folder):
         (["healthy.csv", "--html", "no/such/folder.html"], "torchnan: no/such/folder.html: No such file or directory"),
     ],
 )
-def test_what_cannot_be_carried_out_ends_with_2(folder, arguments, said):
+def test_an_invalid_command_exits_with_2(folder, arguments, said):
     (folder / "empty").mkdir()
     ended = run_forked_command("diagnose", *arguments, cwd=folder / "empty" if arguments == ["."] else folder)
     assert ended.returncode == 2
@@ -147,7 +147,7 @@ def test_the_document_has_every_threshold_with_its_default():
     assert written == [(name, f"{option.default:,}") for name, option in Thresholds.options().items()]
 
 
-def test_what_is_missing_is_named(tmp_path):
+def test_missing_packages_are_named(tmp_path):
     for package in ("numpy", "scipy", "orjson", "jinja2"):
         ended = run_python(
             f"import sys; sys.modules[{package!r}] = None\n"

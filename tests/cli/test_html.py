@@ -145,7 +145,7 @@ def test_an_empty_log_is_a_page_that_says_so(tmp_path):
 BAD = "import torch\ntorch.log(torch.tensor(-1.0, requires_grad=True)).backward()\n"
 
 
-def test_a_program_leaves_a_page_of_what_was_found(tmp_path):
+def test_a_program_writes_a_page_of_its_findings(tmp_path):
     (tmp_path / "bad.py").write_text(BAD)
     page = tmp_path / "report.html"
     ended = run([sys.executable, str(tmp_path / "bad.py")], TORCHNAN="raise", TORCHNAN_HTML=str(page))

@@ -42,7 +42,7 @@ def test_it_is_switched_on_and_off_like_a_function():
     assert not session.is_program_wide()
 
 
-def test_as_context_managers_they_restore_what_was():
+def test_as_context_managers_they_restore_the_previous_mode():
     with torchnan.set_detect_anomaly(True):
         with torchnan.detect_anomaly(), torchnan.set_detect_anomaly(False):
             assert not session.is_program_wide()

@@ -120,7 +120,7 @@ def test_checkpointed_backward_is_blamed_on_the_line_that_was_run_again(reentran
     assert finding.module == "head.distance"
 
 
-def test_autograd_grad_returns_what_is_checked():
+def test_results_of_autograd_grad_are_checked():
     x = torch.zeros(2, requires_grad=True)
     finding = find(lambda: torch.autograd.grad(x.sqrt().sum(), x))
     assert finding.node == "SqrtBackward0"
@@ -176,7 +176,7 @@ def test_a_hook_that_cleans_keeps_it_silent():
     assert watch.findings == []
 
 
-def test_what_the_where_before_it_throws_away_is_silent():
+def test_values_that_an_earlier_where_discards_are_silent():
     x = torch.zeros(3, requires_grad=True)
     with torchnan.detect() as watch:
         torch.linalg.vector_norm(x).backward()  # makes 0/0 and masks it in the same node

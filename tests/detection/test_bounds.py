@@ -168,7 +168,7 @@ WRITERS = [
 
 
 @pytest.mark.parametrize("write", WRITERS, ids=lambda write: write.__name__)
-def test_what_is_written_behind_the_dispatcher_is_found_where_it_is_read(write):
+def test_writes_behind_the_dispatcher_are_found_where_they_are_read(write):
     with torchnan.detect(action="log", rescan_every=0) as watch:
         x = torch.ones(N) * 2
         _ = x * 3  # its bound is known, and has been used
@@ -195,7 +195,7 @@ def test_a_buffer_that_a_thread_fills_again_and_again_is_read_again():
 @pytest.mark.parametrize(
     "write", [torch.Tensor.mul_, torch.Tensor.copy_, torch.Tensor.addcmul_], ids=lambda f: f.__name__
 )
-def test_what_a_session_has_written_is_known_without_reading_it(write):
+def test_values_that_a_session_has_written_are_known_without_a_scan(write):
     """Fails when a version increase by the write itself counts as another thread's."""
     x, y = torch.ones(N), torch.ones(N)
     with torchnan.detect(rescan_every=0) as watch:
@@ -332,7 +332,7 @@ def test_a_variance_below_zero_proves_nothing():
 
 @pytest.mark.parametrize("rescan_every", [0, 1])
 @pytest.mark.parametrize("compute", [torch.tanh, torch.sin, torch.clone, torch.sum, lambda x: x * 2, lambda x: x + x])
-def test_a_sparse_tensor_is_not_bounded_by_what_it_stores(compute, rescan_every):
+def test_a_sparse_tensor_is_not_bounded_by_its_stored_values(compute, rescan_every):
     """Entries with the same index add up. Fails without is_plain(): rules would ask for its size, which throws."""
     twice = torch.sparse_coo_tensor([[0, 0]], [3e38, 3e38], (10000,), check_invariants=True)
     with torchnan.detect(rescan_every=rescan_every) as watch:
@@ -373,7 +373,7 @@ def bytes_of_a_step(name: str) -> dict[str, int]:
 
 @pytest.mark.breadth(1)
 @pytest.mark.parametrize("name", ["gpt2", "bert", "resnet50", "llama", "t5"])
-def test_a_twentieth_of_what_a_step_writes_is_read(name):
+def test_a_twentieth_of_the_bytes_that_a_step_writes_is_read(name):
     counted = bytes_of_a_step(name)
     written = counted["bytes"] - counted["bytes_scanned_unknown"] + counted["bytes_proved"]
     assert counted["bytes"] <= 0.055 * written
@@ -401,7 +401,7 @@ def test_a_sample_of_n_reads_every_result_once_in_n_steps():
     assert bytes_read(10, rescan_every=5) == 20 * 40000
 
 
-def test_a_sample_finds_what_was_written_unseen():
+def test_a_sample_finds_unobserved_writes():
     """Not visible to any hook: memory that was handed out before detection began."""
     x = torch.ones(N)
     array = x.numpy()

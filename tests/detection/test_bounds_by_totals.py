@@ -116,7 +116,7 @@ def disturbed(seed: int) -> None:
 
 @pytest.mark.breadth(2)
 @pytest.mark.parametrize("block", range(10))
-def test_what_comes_between_makes_no_bound_too_small(block):
+def test_calls_in_between_make_no_bound_too_small(block):
     claims: list[Claim] = []
     with collecting(claims):
         for seed in range(20 * block, 20 * block + 20):

@@ -46,7 +46,7 @@ def test_a_healthy_compiled_step_is_silent_and_the_same(backend):
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
-def test_what_a_compiled_step_makes_is_found(backend):
+def test_nonfinite_values_of_a_compiled_step_are_found(backend):
     def compute(x, w):
         return ((x @ w) * 0 - 1).log().sum()
 
@@ -81,7 +81,7 @@ def test_a_compiled_optimizer_runs():
     assert watch.findings == []
 
 
-def test_what_a_compiled_graph_writes_into_its_input_is_not_taken_for_what_it_was():
+def test_an_input_that_a_compiled_graph_overwrites_loses_its_old_bound():
     @torch.compile
     def wreck(x):
         x.mul_(float("inf")).sub_(x)

@@ -54,7 +54,7 @@ def test_a_loaded_function_is_named_as_the_region_that_made_a_value(path, when):
     assert function(torch.ones(4), torch.ones(4)).item() == 0  # after detection
 
 
-def test_what_a_loaded_function_is_given_keeps_its_origin(path):
+def test_arguments_of_a_loaded_function_keep_their_origin(path):
     function = loaded(path)
     with torchnan.detect(action="log") as session:
         function(torch.zeros(4).log() * 0, torch.ones(4)).item()

@@ -106,7 +106,7 @@ def test_constants_of_a_backward_pass_are_not_reported():
     assert session.findings == []
 
 
-def test_what_runs_after_a_compilation_is_checked():
+def test_calls_after_a_compilation_are_checked():
     with torchnan.detect(action="log") as session:
         torch.compile(lowest, backend="eager")(torch.ones(3))
         torch.log(torch.tensor(-1.0)).item()
@@ -192,7 +192,7 @@ def given_and_made(compiler):
         double(y).sum().item()
 
 
-def test_what_a_region_hands_on_has_the_cause_of_this_call():
+def test_a_value_that_a_region_passes_on_has_the_cause_of_this_call():
     assert_as_eager(given_and_made, 2)
 
 
@@ -591,7 +591,7 @@ def function_in_checkpoint(w):
 
 
 @pytest.mark.parametrize("loss_of", [function, forward_of_function, custom_operator, hook, function_in_checkpoint])
-def test_what_runs_in_a_backward_pass_has_its_own_line_and_then_the_call(loss_of):
+def test_code_in_a_backward_pass_has_its_line_and_then_that_of_the_call(loss_of):
     def program(compiler):
         w = torch.ones(3, requires_grad=True)
         optimizer = torch.optim.SGD([w], 0.1)

@@ -53,14 +53,14 @@ def test_a_package_is_named_as_the_region_that_made_a_value(path, loaded):
     assert session.stats()["internal_errors"] == 0
 
 
-def test_what_a_package_is_given_keeps_its_origin(path):
+def test_arguments_of_a_package_keep_their_origin(path):
     package = torch._inductor.aoti_load_package(path)
     with torchnan.detect(action="log") as session:
         package(torch.zeros(4).log() * 0, torch.ones(4))[1].sum().item()
     assert [finding.op for finding in session.findings] == ["aten::log"]
 
 
-def test_what_a_package_writes_is_not_taken_for_what_it_was(path):
+def test_an_argument_that_a_package_overwrites_loses_its_old_bound(path):
     package = torch._inductor.aoti_load_package(path)
     with torchnan.detect(action="log") as session:
         seen = torch.ones(4) * 2
@@ -164,7 +164,7 @@ def test_weights_of_a_package_are_not_held():
     assert graph.alive_weights() is None
 
 
-def test_what_a_package_overwrites_is_known_of_its_graph():
+def test_overwritten_arguments_are_known_from_the_graph_of_a_package():
     net = Net()
     graph = packaged_graph.graph_of(torch.export.export(net, (torch.ones(4), torch.ones(4))).module())
     assert (graph.overwritten, graph.keeps_state()) == ([0, 2], True)

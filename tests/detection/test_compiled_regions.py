@@ -249,7 +249,7 @@ def recycled(memory: torch.Tensor) -> torch.Tensor:
 recycled.register_fake(lambda memory: torch.empty(()))
 
 
-def test_memory_that_a_region_returns_unwritten_is_the_origin_of_what_is_read_there():
+def test_memory_that_a_region_returns_unwritten_is_the_origin_of_values_read_there():
     @torch.compile
     def allocate(x):
         return x.new_empty(4, 4)  # ALLOCATED
@@ -476,7 +476,7 @@ def test_a_parameter_is_named_that_is_the_cause_in_the_graph_as_lowered_alone():
     assert (finding.origin, finding.name, finding.compiled.replay) == ("parameter", "w", "lowered")
 
 
-def test_what_a_replay_makes_besides_is_not_unused():
+def test_intermediate_values_of_a_replay_are_not_reported_as_unused():
     """The replay of a backward pass runs the forward pass, too: its values are gone with it."""
 
     @torch.compile
@@ -495,14 +495,14 @@ def test_what_a_replay_makes_besides_is_not_unused():
     ]
 
 
-def test_what_a_region_returns_and_nobody_uses_is_unused():
+def test_an_unused_result_of_a_region_is_reported_as_unused():
     compiled = torch.compile(lambda x: (x + 1, torch.log(x)))
     with torchnan.detect(action="log") as session, torch.no_grad():
         compiled(torch.zeros(4))[0].sum().item()
     assert [(finding.op, finding.harm.kind) for finding in session.findings] == [("aten::log", "unused")]
 
 
-def test_what_inductor_computes_and_prints_while_it_compiles_is_nothing_that_the_program_does():
+def test_computations_and_output_of_inductor_while_it_compiles_are_not_those_of_the_program():
     """The frozen weight is NaN, and printed with the graph; the program gets what relu makes of it in fused code, 0."""
 
     class Net(nn.Module):
@@ -593,7 +593,7 @@ def log_without_gradients(x):
     [(nn.Sequential(nn.ReLU(), Log()), "Sequential.forward"), (log_without_gradients, "log_without_gradients")],
     ids=["module of PyTorch", "decorated function"],
 )
-def test_a_region_has_the_name_of_what_was_compiled_and_not_of_a_wrapper(program, region):
+def test_a_region_has_the_name_of_the_compiled_function_and_not_of_a_wrapper(program, region):
     with torchnan.detect(action="log") as session:
         torch.compile(program)(torch.zeros(4)).sum().item()
     assert session.first.compiled.region == region

@@ -98,7 +98,7 @@ def test_terms_that_are_rounded_up_before_they_are_added_are_within_the_bound(pr
 
 
 @pytest.mark.parametrize("factor", [2, 2.0, torch.tensor(2), torch.tensor(2.0)], ids=repr)
-def test_what_is_multiplied_by_a_number_of_any_type_is_proved(factor):
+def test_products_with_a_number_of_any_type_are_proved(factor):
     with torchnan.detect(rescan_every=0) as watch:
         x = torch.ones(N) * 1.0
         before = watch.stats()["bytes"]
@@ -135,7 +135,7 @@ ON_THE_WAY = {
 
 
 @pytest.mark.parametrize("program", ON_THE_WAY.values(), ids=ON_THE_WAY)
-def test_a_bound_holds_for_what_is_computed_on_the_way(program):
+def test_a_bound_holds_for_intermediate_values(program):
     assert findings_of(program) == findings_of(program, rescan_every=1)
 
 

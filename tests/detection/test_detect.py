@@ -152,7 +152,7 @@ def test_other_threads_take_part_when_they_enter():
     assert watch.findings[0].thread != threading.get_native_id()
 
 
-def test_what_threads_have_counted_stays_when_they_have_left():
+def test_counts_of_threads_stay_after_they_have_ended():
     scope = torchnan.detect()
 
     def work():
@@ -213,7 +213,7 @@ def test_unused_values_are_one_warning():
     assert [(finding.level, finding.harm.kind) for finding in watch.findings] == [("warning", "unused")]
 
 
-def test_what_is_still_held_at_the_end_is_an_error():
+def test_a_value_that_is_still_held_at_the_end_is_an_error():
     with pytest.raises(torchnan.NonFiniteError, match="still referenced"):
         with torchnan.detect():
             held = make_nan()
@@ -237,7 +237,7 @@ def test_kinds_can_be_asked_for_one_by_one(kinds, found):
 
 
 @pytest.mark.parametrize("skip", [("aten::log",), ("log",), ("aten::l*",), ["lo?"]])
-def test_skipped_ops_are_never_checked_nor_what_they_lead_to(skip):
+def test_skipped_ops_and_their_consequences_are_never_checked(skip):
     with torchnan.detect(skip_ops=skip) as watch:
         held = make_nan() * 2
         held.sum().item()

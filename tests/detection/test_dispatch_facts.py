@@ -28,7 +28,7 @@ def test_the_key_is_ours_and_lies_below_autograd_and_from_2_13_on_below_python()
     assert torch._C._dispatch_keyset_full_after(autograd).has(key)
 
 
-def test_a_mode_above_autograd_sees_whole_operators_and_has_what_it_runs_instead_differentiated():
+def test_a_mode_above_autograd_sees_whole_operators_and_its_replacements_are_differentiated():
     """The mode is a SchemaCheckMode by name only: PyTorch takes three classes there."""
     seen = []
 

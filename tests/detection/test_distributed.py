@@ -143,7 +143,7 @@ dist.destroy_process_group()
 """
 
 
-def test_of_several_ranks_one_reports_each_cause_and_the_end_says_what_the_others_saw(tmp_path):
+def test_one_rank_reports_each_cause_and_the_end_sums_up_the_other_ranks(tmp_path):
     (tmp_path / "train.py").write_text(STORY)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
     ended = run(launch, cwd=tmp_path, TORCHNAN="warn", TORCHNAN_HTML="report.html", OMP_NUM_THREADS="1")

@@ -99,7 +99,7 @@ def test_it_is_switched_on_once_in_either_order_of_imports(imports):
     assert run_python(code).stdout.strip() == "0"
 
 
-def test_what_is_still_held_when_the_program_ends_is_reported():
+def test_a_value_that_is_still_held_when_the_program_ends_is_reported():
     code = "import torch\nkept = torch.log(torch.tensor(-1.0))\nprint('done')"
     ended = run_forked(code, TORCHNAN="raise")
     assert ended.stdout.strip() == "done"
@@ -122,7 +122,7 @@ def test_a_program_that_dies_of_its_own_error_reports_only_that():
         ("torch.multinomial(ratio, 1)", "RuntimeError: probability tensor contains either `inf`, `nan`"),
     ],
 )
-def test_what_a_program_dies_of_because_it_is_not_finite_is_named_below_its_error(tmp_path, refuses, says):
+def test_the_value_that_a_program_fails_on_is_named_below_its_error(tmp_path, refuses, says):
     script = tmp_path / "train.py"
     script.write_text(
         "import torch\n"

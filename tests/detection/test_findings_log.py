@@ -53,7 +53,7 @@ def changed(path, **fields):
     return json.dumps({**json.loads(lines_of(path)[0]), **fields})
 
 
-def test_what_is_not_as_it_must_be_is_named(path):
+def test_invalid_fields_are_named(path):
     for fields, message in [
         ({"schema": 2}, "schema is 2, and this torchnan reads 1: update torchnan"),
         ({"level": "fatal"}, 'level must be one of error, warning, note but is "fatal"'),
@@ -120,7 +120,7 @@ def test_damaged_lines_are_skipped_counted_and_reported(path):
     assert (log.damaged_lines, log.ignored_bytes) == (4, 12 + 1 + len(whole[1]) + 10)
 
 
-def test_what_is_reported_of_damage_is_bounded(path):
+def test_reports_of_damage_are_bounded(path):
     path.write_bytes(b"x\n" * 1000 + path.read_bytes())
     log = findings.read(path)
     assert (len(log.findings), len(log.damaged), log.damaged_lines) == (3, 100, 1000)
@@ -196,7 +196,7 @@ def test_show_prints_the_most_serious_first_and_folds_repeats(path):
     assert summary == f"{path}: 4 findings, 2 different\n"
 
 
-def test_show_says_what_it_ignored(path):
+def test_show_names_the_lines_that_it_ignored(path):
     path.write_bytes(b"\x1b[31m\n" * 102 + path.read_bytes()[:-9])
     ended = run_forked_command("show", str(path))
     assert ended.returncode == 0
@@ -216,7 +216,7 @@ def test_show_of_nothing_says_so(tmp_path):
     assert ended.stderr == f"torchnan: {tmp_path} contains no log of findings: their names end with .jsonl.\n"
 
 
-def test_show_as_json_is_the_log_without_what_cannot_be_read(path):
+def test_show_as_json_is_the_log_without_unreadable_lines(path):
     whole = lines_of(path)
     path.write_bytes(whole[1] + b"damage\n" + whole[0])
     ended = run_forked_command("show", "--json", str(path))

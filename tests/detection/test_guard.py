@@ -112,7 +112,7 @@ class Output:
     name: str = "out"
 
 
-def test_what_holds_tensors_is_guarded_tensor_by_tensor():
+def test_containers_are_guarded_tensor_by_tensor():
     pair = collections.namedtuple("Pair", "a b")
     given = {"out": Output(torch.ones(1), [torch.ones(2)]), "pair": pair(torch.ones(3), 4), "n": 1}
     guarded = torchnan.guard(given, "batch")
@@ -126,7 +126,7 @@ def test_what_holds_tensors_is_guarded_tensor_by_tensor():
     assert raised.value.finding.harm.name == "batch['out'].logits[0]"
 
 
-def test_the_gradients_of_what_is_in_a_batch_are_guarded():
+def test_gradients_of_tensors_in_a_batch_are_guarded():
     x = torch.zeros(2, requires_grad=True)
     batch = torchnan.guard({"x": x * 1}, "batch")
     with pytest.raises(torchnan.NonFiniteError, match="batch"):
@@ -134,6 +134,6 @@ def test_the_gradients_of_what_is_in_a_batch_are_guarded():
 
 
 @pytest.mark.parametrize("value", [3, {"a": 1}, [], None])
-def test_what_holds_no_tensor_is_refused(value):
+def test_a_value_without_tensors_is_rejected(value):
     with pytest.raises(TypeError, match="there is no tensor in it"):
         torchnan.guard(value)

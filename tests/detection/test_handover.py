@@ -65,7 +65,7 @@ def first_of(dataset, workers, **options):
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_what_a_dataset_makes_is_named_with_its_line_and_item(workers):
+def test_a_value_that_a_dataset_computes_is_named_with_its_line_and_item(workers):
     finding = first_of(Standardized(), workers)
     assert (finding.level, finding.kind, finding.origin, finding.op) == ("error", "nan", "op", "aten::div")
     assert finding.file == __file__
@@ -81,13 +81,13 @@ def test_what_a_dataset_makes_is_named_with_its_line_and_item(workers):
 
 @pytest.mark.parametrize("as_array", [False, True], ids=["tensors", "arrays"])
 @pytest.mark.parametrize("workers", [0, 1])
-def test_what_was_in_the_data_is_named_with_its_process(workers, as_array):
+def test_a_value_in_the_data_is_named_with_its_process(workers, as_array):
     finding = first_of(Given(as_array), workers)
     assert (finding.origin, finding.item) == ("input", "6")
     assert finding.process == ("DataLoader worker 0" if workers else None)
 
 
-def test_what_came_in_by_a_worker_is_first_used_here():
+def test_a_value_from_a_worker_is_first_used_here():
     finding = first_of(Given(), 1)
     assert (finding.op, finding.line) == ("aten::mul", line_of(first_of, "batch * 2"))
     assert finding.hint == "row 2 of 4 is the first with a non-finite value (1 in all)"

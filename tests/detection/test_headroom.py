@@ -62,7 +62,7 @@ def only(told: list[torchnan.Headroom], module: str | None) -> torchnan.Headroom
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("options", [{}, {"stacks": False}, {"backward": False}, {"rescan_every": 1}], ids=str)
-def test_what_was_read_is_reported_exactly_and_under_its_module(dtype, grad, options):
+def test_scanned_values_are_reported_exactly_and_under_their_module(dtype, grad, options):
     """Fails when the call site of the previous operation is used, or a bound instead of a measured value."""
     model, x = Model().to(dtype), torch.randn(8, 16).to(dtype)
     expected = outputs(model, x)
@@ -77,7 +77,7 @@ def test_what_was_read_is_reported_exactly_and_under_its_module(dtype, grad, opt
     assert [h.used for h in told] == sorted((h.used for h in told), reverse=True)
 
 
-def test_in_float16_what_is_near_the_end_is_measured():
+def test_values_near_the_end_of_float16_are_measured():
     """Bounds prove nothing there. Fails when a scanned value is recorded as a proved one."""
     model, x = Model(128).half(), torch.randn(64, 128).half()
     with torch.no_grad():
@@ -93,7 +93,7 @@ def test_in_float16_what_is_near_the_end_is_measured():
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_what_was_proved_is_reported_by_its_bound(dtype):
+def test_proved_values_are_reported_by_their_bound(dtype):
     """Fails when note_proved() records nothing, and when bounds come before scanned values."""
     x = torch.rand(100, 100).to(dtype)
     with torchnan.detect(headroom=True, rescan_every=0) as watch:
@@ -134,7 +134,7 @@ def test_a_sampling_watch_measures_everything_in_turn():
     assert (told.exact, told.absmax) == (True, y.abs().max().item())
 
 
-def test_growth_is_seen_and_each_answer_is_of_what_is_since():
+def test_growth_is_seen_and_each_answer_covers_the_time_since_the_last():
     """Fails when headroom() does not clear the values that it has returned."""
     model, x = Model().half(), torch.randn(8, 16).half()
     weight = model.layers[1].down.weight
@@ -179,7 +179,7 @@ def test_a_checkpoint_is_reported_once():
         assert watch.headroom() == []
 
 
-def test_what_is_not_finite_is_a_finding_and_no_headroom():
+def test_a_nonfinite_value_is_a_finding_and_has_no_headroom():
     """Fails when infinity is the largest."""
     with torchnan.detect(headroom=True, action="log") as watch:
         x = torch.ones(4).half() * 60000

@@ -238,7 +238,7 @@ HINTS = {
 
 @pytest.mark.breadth(5)
 @pytest.mark.parametrize("name", HINTS)
-def test_the_hint_says_what_was_measured(name):
+def test_the_hint_states_the_measured_values(name):
     run, hint = HINTS[name]
     with torchnan.detect(action="log") as watch:
         held = run()

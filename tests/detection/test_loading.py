@@ -150,7 +150,7 @@ print(taken * 1000, sorted(m for m in set(sys.modules) - modules if not m.starts
     assert "numpy" not in others
 
 
-def test_what_stands_around_a_step_is_loaded_when_it_is_asked_for():
+def test_training_support_is_loaded_on_first_use():
     code = """
 import sys, torchnan
 later = ("torchnan.training", "torchnan.capture", "torchnan.recovery")

@@ -132,7 +132,7 @@ def test_unscaled_and_applied_without_the_scaler():
     assert harms(watch) == ["gradient"]
 
 
-def test_a_fused_optimizer_follows_what_the_scaler_hands_it():
+def test_a_fused_optimizer_uses_found_inf_of_the_scaler():
     model = linear()
     optimizer, scaler = torch.optim.Adam(model.parameters(), fused=True), scaler_of()
     with torchnan.detect(action="log") as watch:
@@ -164,7 +164,7 @@ def test_a_scale_by_hand():
     assert scale < TOO_LARGE
 
 
-def test_a_closure_is_checked_for_what_it_leaves():
+def test_gradients_that_a_closure_leaves_are_checked():
     model = linear()
     optimizer, scaler = torch.optim.SGD(model.parameters(), lr=1e-6), scaler_of(1024.0)
     stale = torch.full((1, 3), float("inf"))

@@ -95,13 +95,13 @@ def test_nothing_is_nothing():
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
-def test_refuses_what_has_no_norm(dtype):
+def test_a_dtype_without_a_norm_is_rejected(dtype):
     for device in ("cpu", "meta"):
         with pytest.raises(RuntimeError, match=r"tensor 1 of 2 is of dtype (Long|Bool)"):
             ops.measure([torch.ones(2, device=device), torch.ones(2, dtype=dtype, device=device)])
 
 
-def test_refuses_what_it_cannot_read():
+def test_an_unreadable_tensor_is_rejected():
     with pytest.raises(RuntimeError, match=r"tensor 0 is on cpu and tensor 1 on meta: call it once for each device"):
         ops.measure([torch.ones(2), torch.ones(2, device="meta")])
     freed = torch.ones(100)
@@ -159,7 +159,7 @@ def test_to_measure_a_gradient_is_to_look_at_it():
     assert not leave_out_the_step(look=True)
 
 
-def test_what_becomes_of_a_measured_norm_is_reported_with_its_origin():
+def test_values_computed_from_a_measured_norm_are_reported_with_its_origin():
     with torchnan.detect(action="log") as watch:
         norm = ops.measure([torch.zeros(3).log()])[0, 0]
         norm.item()

@@ -190,7 +190,7 @@ def test_a_repaired_tensor_is_believed_again():
         assert watch.stats()["bytes"] == before
 
 
-def test_what_pytorch_itself_takes_the_address_of_is_believed_after_the_next_write():
+def test_memory_whose_address_pytorch_took_is_trusted_after_the_next_write():
     with torchnan.detect(rescan_every=0) as watch:
         x = torch.ones(N)
         torch.save({"x": x}, io.BytesIO())

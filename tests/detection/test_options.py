@@ -50,7 +50,7 @@ BAD_OPTIONS = [
 
 
 @pytest.mark.parametrize(("options", "message"), BAD_OPTIONS, ids=[message for _, message in BAD_OPTIONS])
-def test_a_bad_option_is_refused_with_what_to_do(options, message):
+def test_a_bad_option_is_rejected_with_the_remedy(options, message):
     with pytest.raises(ValueError) as raised:  # noqa: PT011 - the text is asserted
         torchnan.detect(**options)
     assert message in str(raised.value)
@@ -76,7 +76,7 @@ def test_an_unknown_option_is_a_type_error_as_in_python():
         torchnan.detect(modle=None)
 
 
-def test_what_is_given_without_a_name_is_refused_with_how_to_give_it():
+def test_a_positional_option_is_rejected_with_the_keyword_to_use():
     with pytest.raises(TypeError, match=r"^detect\('warn'\): options are given by name, such as detect\(action="):
         torchnan.detect("warn")
     with pytest.raises(TypeError, match=r"the decorator is @torchnan\.detect\(\)\.$"):
@@ -103,7 +103,7 @@ def test_patterns_that_match_or_may_match_later_are_taken():
     torchnan.detect(skip_ops=("log", "aten::[!a-k]*", "aten::_foreach_*", "library_to_come::*"))
 
 
-def test_the_repr_of_a_detection_says_what_it_has_found():
+def test_the_repr_of_a_detection_states_its_findings():
     watch = torchnan.detect(action="log")
     assert repr(watch).startswith("<torchnan.detect(action='log'), closed: 0 findings, 0 of them errors; 0 operations")
     with watch:
@@ -196,7 +196,7 @@ BAD_ENVIRONMENT = [
 
 
 @pytest.mark.parametrize(("environment", "message"), BAD_ENVIRONMENT, ids=[str(e) for e, _ in BAD_ENVIRONMENT])
-def test_a_bad_variable_is_refused_with_what_to_do(environment, message):
+def test_a_bad_variable_is_rejected_with_the_remedy(environment, message):
     with pytest.raises(OptionError) as raised:
         startup.options_from(environment)
     assert message in str(raised.value)

@@ -294,7 +294,7 @@ def test_a_step_that_raises_leaves_everything_else_checked(training, monkeypatch
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("width", [8, 80])
-def test_what_is_known_after_a_step_is_true(form, width, monkeypatch):
+def test_bounds_after_a_step_hold(form, width, monkeypatch):
     """The bounds that a step leaves are those of what it wrote, in each form."""
     model = network(width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1, **form)
@@ -355,7 +355,7 @@ def test_a_negative_second_moment_is_found_at_its_root(training):
     assert finding_of(step).op == "aten::sqrt"
 
 
-def test_what_is_written_between_two_steps_is_found(training):
+def test_writes_between_two_steps_are_found(training):
     model, optimizer, _ = training
     backward(model)
     optimizer.state[model[2].bias]["exp_avg"].fill_(float("nan"))
@@ -376,7 +376,7 @@ def test_a_bad_gradient_is_reported_before_the_step(training):
     assert finding.op == "aten::div_"
 
 
-def test_parameters_stay_known_for_what_follows(training):
+def test_parameters_stay_known_for_later_calls(training):
     """No full scan of a parameter is needed after a proved step."""
     model, optimizer, session = training
     backward(model)

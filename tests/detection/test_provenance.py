@@ -69,7 +69,7 @@ OVERWRITTEN = {
 
 
 @pytest.mark.parametrize("write", OVERWRITTEN.values(), ids=OVERWRITTEN)
-def test_what_is_overwritten_before_anybody_reads_it_is_silent(write):
+def test_a_value_that_is_overwritten_before_it_is_read_is_silent(write):
     def program():
         x = torch.tensor([0.0, 1.0]).log()
         write(x)
@@ -211,7 +211,7 @@ def test_a_nan_that_is_filled_in_is_not_the_offspring_of_the_inf_beside_it():
 
 
 @pytest.mark.parametrize("move", [lambda mask: mask, lambda mask: mask.clone()])
-def test_the_way_of_a_constant_begins_after_what_computed_with_it(move):
+def test_the_lineage_of_a_constant_begins_after_the_computation_with_it(move):
     weight = nn.Parameter(torch.ones(3))
 
     def program():
@@ -226,7 +226,7 @@ def test_the_way_of_a_constant_begins_after_what_computed_with_it(move):
 # -- copies of bytes
 
 
-def test_a_deep_copy_holds_what_its_original_holds():
+def test_a_deep_copy_has_the_origin_of_its_original():
     def program(read):
         a = torch.full((5000,), -1.0).log()
         b = copy.deepcopy(a)

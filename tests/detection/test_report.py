@@ -245,7 +245,7 @@ def line_with(text: str) -> int:
     return next(number for number, line in enumerate(lines, 1) if text in line and "line_with" not in line)
 
 
-def test_what_python_runs_in_a_backward_pass_has_both_lines_and_its_own_kind():
+def test_python_code_in_a_backward_pass_has_both_lines_and_its_own_kind():
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 

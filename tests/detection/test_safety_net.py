@@ -180,7 +180,7 @@ def test_an_inf_that_a_wrong_bound_hides_is_reported_with_its_origin_within_n_st
     assert linecache.getline(watch.first.file, watch.first.line).strip() == "y = x.exp()  # the origin"
 
 
-def test_what_a_wrong_bound_was_used_for_is_unknown_again(falsify):
+def test_conclusions_from_a_wrong_bound_are_discarded(falsify):
     with torchnan.detect(action="log"):
         x = threes()
         y = x + x

@@ -85,7 +85,7 @@ def test_a_notebook_shows_a_finding_as_a_table():
         assert text in shown.text
 
 
-def test_a_notebook_shows_what_a_session_has_found():
+def test_a_notebook_shows_the_findings_of_a_session():
     shown = Elements(sixty()._repr_html_())
     assert "60 findings, 60 of them errors" in shown.text
     assert shown.names.count("table") == 1

@@ -93,6 +93,6 @@ def test_a_source_file_that_was_edited_meanwhile_is_not_shown(finding, monkeypat
     assert " | " not in plain(terminal.layout(finding, columns=100, with_source=True))
 
 
-def test_what_a_log_names_is_not_opened(finding, monkeypatch):
+def test_files_that_a_log_names_are_not_opened(finding, monkeypatch):
     monkeypatch.setattr(terminal.linecache, "getline", lambda *_: pytest.fail("a file was read"))
     terminal.layout(torchnan.Finding.from_json(finding.to_json()), columns=80, with_source=False)

@@ -1,4 +1,4 @@
-"""What an uncaught error shows: the frames of the user, then the report."""
+"""An uncaught error shows the frames of the user, then the report."""
 
 from __future__ import annotations
 

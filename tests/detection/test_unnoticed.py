@@ -107,7 +107,7 @@ def test_a_function_mode_sees_pytorchs_own_methods():
     assert {torch._C.TensorBase.numpy, torch._C.TensorBase.tolist, torch._C.TensorBase.data_ptr} <= set(seen)
 
 
-def test_what_calls_the_engine_itself_is_checked_too():
+def test_direct_calls_of_the_engine_are_checked():
     x = torch.ones(2, requires_grad=True)
     with torchnan.detect(action="log") as watch:
         loss = (x * 0).log().sum()
@@ -220,7 +220,7 @@ def test_a_bad_tensor_can_be_swapped():
 
 
 @pytest.mark.skipif(torch.__version__ < (2, 13), reason="PyTorch 2.12 cannot run it: docs/limits.md")
-def test_dynamo_and_modes_pass_by_what_torchnan_asks():
+def test_dynamo_and_modes_do_not_see_the_queries_of_torchnan():
     """A graph break puts an operation into a frame that Dynamo watches; explaining its NaN runs torchnan's Python
     code."""
 

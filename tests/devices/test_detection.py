@@ -86,7 +86,7 @@ def test_a_read_raises_where_it_is(device):
 @pytest.mark.parametrize(
     "read", [torch.Tensor.tolist, torch.Tensor.cpu, lambda x: print(x)], ids=["tolist", "cpu", "print"]
 )
-def test_what_is_read_in_other_ways_is_found(device, read):
+def test_values_that_are_read_in_other_ways_are_found(device, read):
     x = torch.zeros(4, device=device)
     with torchnan.detect(action="log") as watch:
         bad = x / x
@@ -118,7 +118,7 @@ def test_one_element_of_many_is_found(device, dtype, place):
     [lambda x: x.t(), lambda x: x[:, 3:], lambda x: x[::2], lambda x: x[5], lambda x: x.unfold(1, 2, 3)],
     ids=["t", "columns", "rows", "row", "windows"],
 )
-def test_what_lies_beside_a_view_is_not_reported(device, view):
+def test_values_beside_a_view_are_not_reported(device, view):
     x = torch.ones(40, 41)
     view(x).fill_(2)
     x[x == 1] = NAN
@@ -190,7 +190,7 @@ def test_the_maker_of_an_argument_is_known(device):
     assert watch.findings == []
 
 
-def test_where_an_assumption_fails_what_was_proved_from_it_is_void(machine, device):
+def test_conclusions_from_a_failed_assumption_are_void(machine, device):
     """Fails without void_proofs(): the last product is proved finite from an assumption that does not hold."""
     x = torch.full((100, 100), 1e9).to(device)
     with torchnan.detect(action="log", rescan_every=0) as watch:
@@ -201,7 +201,7 @@ def test_where_an_assumption_fails_what_was_proved_from_it_is_void(machine, devi
         sixth.tolist()
     assert stats["proved"] == 3
     assert [(finding.op, finding.kind) for finding in watch.findings] == [("aten::mul", "inf")]
-    line = test_where_an_assumption_fails_what_was_proved_from_it_is_void.__code__.co_firstlineno + 6
+    line = test_conclusions_from_a_failed_assumption_are_void.__code__.co_firstlineno + 6
     assert watch.first.line == line
 
 
@@ -267,7 +267,7 @@ def two_ranks(device):
     torch.distributed.destroy_process_group()
 
 
-def test_what_another_rank_has_sent_is_reported_as_such(machine, device, two_ranks):
+def test_a_value_from_another_rank_is_reported_as_such(machine, device, two_ranks):
     x = torch.ones(4, device=device)
     with torchnan.detect(action="log") as watch:
         torch.distributed.all_reduce(x)

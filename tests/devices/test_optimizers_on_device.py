@@ -91,7 +91,7 @@ def test_a_bad_gradient_is_reported_with_its_origin(machine, training):
 
 
 @pytest.mark.parametrize("training", [{"foreach": True}], ids=["foreach"], indirect=True)
-def test_a_gradient_larger_than_assumed_voids_what_was_proved_of_the_step(machine, training):
+def test_a_gradient_larger_than_assumed_voids_the_proof_of_the_step(machine, training):
     """Its square overflows: the second moment is Inf, although the step was proved. Fails if the step's proofs stay.
 
     Runs in one form only: after this has happened at a call site, nothing is assumed there any more.
@@ -137,7 +137,7 @@ def test_a_square_root_shows_that_nothing_was_negative(machine, device):
     assert [finding.op for finding in watch.findings][:1] == ["aten::sqrt"]
 
 
-def test_at_most_a_tenth_of_what_a_small_gpt2_writes_is_read(machine, device):
+def test_at_most_a_tenth_of_the_bytes_that_a_small_gpt2_writes_is_read(machine, device):
     torch.manual_seed(0)
     model = GPT2(layers=2, width=128, heads=4, words=2048, tokens=128).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)

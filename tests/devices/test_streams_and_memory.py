@@ -153,7 +153,7 @@ def test_memory_of_another_stream_is_read_before_the_event_that_frees_it(machine
     [lambda x: x.atan_(), lambda x: torch.atan(x, out=x), lambda x: torch._foreach_lgamma_([x])],
     ids=["in place", "out", "list"],
 )
-def test_what_is_written_in_place_is_scanned_with_the_operation(machine, device, write):
+def test_in_place_writes_are_scanned_with_the_operation(machine, device, write):
     x = torch.ones(64).to(device)
     machine.synchronize()
     with torchnan.detect(action="log", rescan_every=1):
@@ -260,7 +260,7 @@ def test_memory_of_a_pending_collective_is_not_read(machine, device, two_ranks, 
     assert_silent_and_as_often(machine, step)
 
 
-def test_what_a_collective_has_written_is_not_taken_for_what_was_there(machine, device, two_ranks):
+def test_the_output_of_a_collective_loses_its_old_bound(machine, device, two_ranks):
     """Fails if the output keeps the bound of the program's earlier values there."""
     x = torch.ones(512).to(device)
     with torchnan.detect(action="log") as watch:
@@ -359,7 +359,7 @@ def test_a_replay_is_reported_with_the_operation_that_was_captured(machine, devi
     assert errors(watch) == [("nan", "op", "aten::log")]
 
 
-def test_what_a_graph_writes_is_not_bounded_by_what_was_written_before_its_replay(machine, device):
+def test_writes_of_a_graph_are_not_bounded_by_writes_before_its_replay(machine, device):
     """Like a gradient that is set to zero between replays, and read after them: a replay is not an observable
     operation."""
     x = torch.ones(N).to(device)
@@ -469,7 +469,7 @@ def test_a_bad_gradient_is_reported_at_the_step_that_uses_it(machine, device):
     assert len(watch.findings) == 1
 
 
-def test_what_a_step_has_written_is_scanned_when_it_ends(machine, device):
+def test_writes_of_a_step_are_scanned_when_it_ends(machine, device):
     model = torch.nn.Linear(8, 8).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x = torch.ones(4, 8).to(device)
@@ -538,7 +538,7 @@ def test_an_alarm_is_waited_for_once(machine, device):
     del large
 
 
-def test_what_is_repeated_is_read_once(machine, device):
+def test_repeated_values_are_read_once(machine, device):
     x = torch.ones(1, 4).to(device).expand(1 << 20, 4)
     with torchnan.detect(action="log", rescan_every=1) as watch:
         held = x.sum()

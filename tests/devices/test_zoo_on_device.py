@@ -18,7 +18,7 @@ WHERE = [
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_what_can_be_run_there_is_reported_as_on_the_host(machine, where, tmp_path):
+def test_programs_that_run_there_are_reported_as_on_the_host(machine, where, tmp_path):
     ended, rows = score(PROGRAMS / where, HERE / "zoo_adapter.py", tmp_path)
     here = [row for row in rows if not _cannot_be_run(row["detail"])]
     wrong = {row["id"]: (row["verdict"], row["detail"]) for row in here if not row["exact"] and not row["apart"]}

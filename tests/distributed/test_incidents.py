@@ -13,14 +13,14 @@ def story_of(*fields):
     return incidents(map(finding_of, fields))
 
 
-def test_what_one_rank_made_and_others_received_is_one_incident():
+def test_a_value_of_one_rank_that_others_received_is_one_incident():
     (incident,) = story_of(*[received(rank=r, name=f"p{i}") for r in (0, 2, 3) for i in range(9)], masked_row(rank=1))
     assert (incident.first.op, incident.first.rank, incident.count) == ("aten::_softmax", 1, 1)
     assert len(incident.received) == 27
     assert incident.elsewhere == "received by ranks 0, 2, 3 through allreduce_"
 
 
-def test_what_several_ranks_made_is_told_of_the_first():
+def test_a_value_that_several_ranks_made_is_attributed_to_the_first():
     (incident,) = story_of(
         masked_row(rank=2, step=9), masked_row(rank=0, step=9), masked_row(rank=1, step=8, repeats=3)
     )
@@ -40,12 +40,12 @@ def test_a_received_value_belongs_to_its_own_step_or_the_last_before():
     assert [one.step for one in second.received] == [35]
 
 
-def test_what_did_no_harm_was_not_received_by_others():
+def test_a_harmless_value_was_not_received_by_others():
     error, warning = story_of(masked_row(level="warning", rank=0), received(rank=2), masked_row(rank=1, op="a::b"))
     assert [(one.first.op, len(one.received)) for one in (error, warning)] == [("a::b", 1), ("aten::_softmax", 0)]
 
 
-def test_what_nobody_tells_the_maker_of_is_an_incident_of_its_own():
+def test_a_received_value_without_a_known_maker_is_a_separate_incident():
     incident, later = story_of(received(rank=0, step=3), received(rank=2, step=3), masked_row(rank=1, step=9))
     assert (incident.first.op, len(incident.received), later.first.step) == ("c10d::allreduce_", 1, 9)
 

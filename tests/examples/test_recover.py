@@ -43,7 +43,7 @@ def test_the_log_has_the_four_faults_with_step_rank_cause_and_action(events):
     ]
 
 
-def test_the_log_says_what_was_seen_and_where_it_came_from(events):
+def test_the_log_states_the_anomaly_and_its_origin(events):
     batch, gradient, weight, memory = events
     train, faults = EXAMPLES / "recovery" / "train.py", EXAMPLES / "recovery" / "faults.py"
     assert batch["seen"] == "loss is nan"

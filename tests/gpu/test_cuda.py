@@ -130,7 +130,7 @@ def test_autocast_in_float16_names_the_overflow():
     assert errors(watch) == ["aten::addmm"]
 
 
-def test_what_a_compiled_graph_makes_is_seen_where_it_leaves():
+def test_values_of_a_compiled_graph_are_found_where_they_leave_it():
     compiled = torch.compile(lambda x: torch.log(x).sum())
     x = torch.zeros(64, device="cuda")
     with torchnan.detect(action="log") as watch:

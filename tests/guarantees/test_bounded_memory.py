@@ -162,7 +162,7 @@ LENGTHY = {
 
 
 @pytest.mark.parametrize("program", LENGTHY)
-def test_a_line_is_short_whatever_is_long(program, tmp_path, figure):
+def test_a_line_is_short_for_any_long_field(program, tmp_path, figure):
     """Fails when to_json() does not shorten."""
     log = tmp_path / "log"
     with torchnan.detect(action="log", log=log) as watch:
@@ -211,7 +211,7 @@ BAD = {
 @pytest.mark.filterwarnings("ignore:.*nothing used it")
 @pytest.mark.parametrize("when", ["harm", "origin"])
 @pytest.mark.parametrize("bad", BAD)
-def test_what_the_program_lets_go_of_is_gone(bad, when):
+def test_values_that_the_program_releases_are_freed(bad, when):
     """Fails when a region of the lineage holds its tensor by a strong reference."""
     told: list[torchnan.Finding] = []
     with torchnan.detect(action=told.append, when=when):

@@ -90,7 +90,7 @@ def test_a_log_that_was_cut_gives_its_whole_lines(log, tmp_path, figure):
     figure(f"a log cut at each of its {len(log):,} bytes: its whole lines; the longest read took {clock.longest:.3f} s")
 
 
-def test_a_log_that_was_changed_gives_what_is_left(log, tmp_path, soak, figure):
+def test_a_damaged_log_gives_its_readable_lines(log, tmp_path, soak, figure):
     """Fails when a damaged line ends the reading: seen."""
     clock, path = Clock(), tmp_path / "log"
     lines = set(log.splitlines())

@@ -45,7 +45,7 @@ WAYS = (
 
 
 @pytest.mark.breadth(0)
-def test_an_end_is_what_it_is_without_torchnan(tmp_path, soak, figure):
+def test_a_program_ends_as_it_does_without_torchnan(tmp_path, soak, figure):
     """The same exit status, the same words on stderr.
 
     Fails when __exit__ in _detect.py returns True, and when it prints."""

@@ -321,7 +321,7 @@ def test_hooks_that_do_not_fit_are_done_without(monkeypatch):
     assert "the hook on <lambda> failed: TypeError" in own_warnings(caught)[0]
 
 
-def test_what_is_wrapped_fails_as_it_would():
+def test_wrapped_functions_fail_as_they_would_without():
     """Misuse is left for PyTorch to reject, with its own message."""
     misuses = [
         lambda: torch.Tensor.data_ptr(5),

@@ -327,7 +327,7 @@ def test_no_descriptor_is_kept(tmp_path):
     assert stat.S_IMODE((tmp_path / "log").stat().st_mode) == 0o600
 
 
-def test_what_a_killed_process_has_left_of_a_line_is_not_added_to(tmp_path):
+def test_a_partial_line_of_a_killed_process_is_not_extended(tmp_path):
     """Fails when ``LineFile`` does not check how the file ends. (test_fork.py tests, under load, when it checks.)"""
     log = tmp_path / "log"
     log.write_text('{"schema": 1}\n{"schema": 1, "op": "aten::lo')

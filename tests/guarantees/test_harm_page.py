@@ -474,12 +474,12 @@ def findings_of(program: Callable[[], object]) -> list[torchnan.Finding]:
 
 @pytest.mark.filterwarnings("ignore:.*nothing used it")
 @pytest.mark.parametrize(("kind", "program"), programs(TOLD))
-def test_what_the_page_calls_harm_is_reported_once(kind, program):
+def test_each_harm_of_the_page_is_reported_once(kind, program):
     assert [finding.harm.kind for finding in findings_of(program)] == [kind]
 
 
 @pytest.mark.parametrize(("row", "program"), programs(SILENT))
-def test_what_the_page_calls_silent_is_silent(row, program):
+def test_each_silent_case_of_the_page_is_silent(row, program):
     assert findings_of(program) == []
 
 

@@ -253,7 +253,7 @@ def _acts(character: str) -> bool:
 
 
 @pytest.mark.parametrize("renderer", JSON)
-def test_json_is_strict_and_says_what_it_was(benches, renderer):
+def test_json_is_strict_and_restores_the_string(benches, renderer):
     for name, string in HOSTILE.items():
         for i, line in enumerate(JSON[renderer](benches[name])):
             where = f"{renderer} of {name!r}: {line[:2000]!r}"
@@ -425,7 +425,7 @@ def _emits(function: ast.AST) -> bool:
     return any(re.match(r"print$|logger\.|warnings\.warn|sys\.std|os\.write$|json\.dumps?$", call) for call in calls)
 
 
-def test_every_error_escapes_what_it_quotes():
+def test_every_error_escapes_the_text_that_it_quotes():
     found: dict[str, set[str]] = {}
     for file, tree in sources():
         for node in ast.walk(tree):

@@ -155,7 +155,7 @@ def test_loaded_but_off_is_not_loaded(soak, figure, tmp_path):
 
 
 @pytest.mark.parametrize("facet", SPIES)
-def test_the_comparison_notices_what_differs(facet, capfd):
+def test_the_comparison_notices_a_difference(facet, capfd):
     x = torch.ones(2, 3, 2)[..., 1].detach().requires_grad_()
     faults = []
     for observer in (modes, recorder):

@@ -62,7 +62,7 @@ def dangers(source: str) -> list[str]:
     return found
 
 
-def test_the_package_has_no_way_to_run_what_it_reads(figure):
+def test_the_package_cannot_run_code_from_files(figure):
     """Fails when one is added: each of those in the next test is one."""
     sources = sorted([*PACKAGE.rglob("*.py"), *PACKAGE.parent.glob("torchnan_*.py")])
     found = {(os.path.relpath(path, PACKAGE), danger) for path in sources for danger in dangers(path.read_text())}
@@ -90,7 +90,7 @@ def test_the_package_has_no_way_to_run_what_it_reads(figure):
         "torch.ops.load_library(path)",
     ],
 )
-def test_a_way_to_run_what_is_read_is_noticed(source):
+def test_code_that_runs_file_contents_is_noticed(source):
     assert dangers(source)
     assert not dangers("import re, json\nre.compile(text)\njson.load(file)\nsafetensors.torch.load_file(path)")
 
@@ -219,7 +219,7 @@ def with_operation(part: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("name", EXTRACTED)
-def test_what_is_extracted_is_one_operation_whatever_its_names_say(name, folder):
+def test_an_extract_is_one_operation_for_any_names(name, folder):
     """Fails when a text is pasted as it is: seen with the version of PyTorch in the title."""
     capture_fuzz.forge(folder, with_operation(corpus(name)))
     program = write_example(load_capture(folder), folder / "extract")

@@ -167,7 +167,7 @@ def examples(soak: bool, most: int):
     )
 
 
-def test_the_operators_say_what_numpy_says(soak, figure):
+def test_the_operators_agree_with_numpy(soak, figure):
     """Fails when for_each_span() treats every tensor as dense."""
     dtypes = FLOATS + FLOAT8S + COMPLEX
     tried = 0
@@ -188,7 +188,7 @@ def test_the_operators_say_what_numpy_says(soak, figure):
 
 
 @pytest.mark.breadth(0)
-def test_a_detection_says_what_numpy_says(soak, figure):
+def test_a_detection_agrees_with_numpy(soak, figure):
     """Fails when a census starts to count after the first element."""
     tried = 0
 

@@ -63,7 +63,7 @@ print(json.dumps(taken))
 """
 
 
-def test_handlers_timers_and_threads_are_what_they_were(tmp_path, figure):
+def test_handlers_timers_and_threads_are_unchanged(tmp_path, figure):
     """Fails when install() in hooks.py calls signal.signal(), setitimer() or Thread.start(): seen with each."""
     ended = run_python(SNAPSHOTS, str(tmp_path / "log"), OMP_NUM_THREADS="1")
     assert ended.returncode == 0, ended.stderr

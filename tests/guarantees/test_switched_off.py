@@ -155,7 +155,7 @@ assert (detector.state.total_nans, detector.state.nan_steps) == (0, [])
 """)
 
 
-def test_what_cannot_be_used_is_refused_all_the_same():
+def test_unusable_options_are_still_rejected():
     off("""
 def refused(call, text):
     try:

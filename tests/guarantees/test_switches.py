@@ -56,7 +56,7 @@ def test_the_tables_are_whole(figure):
 
 
 @pytest.mark.parametrize("name", DETECTION)
-def test_detection_takes_what_it_says_and_nothing_else(name):
+def test_detection_accepts_the_documented_values_only(name):
     """Fails when True counts as an integer, and when a path may hold a zero byte."""
     good, bad = DETECTION[name]
     for value in good:
@@ -69,7 +69,7 @@ def test_detection_takes_what_it_says_and_nothing_else(name):
 
 
 @pytest.mark.parametrize("name", RECOVERY)
-def test_recovery_takes_what_it_says_and_nothing_else(name):
+def test_recovery_accepts_the_documented_values_only(name):
     """Fails when inf is a number above 0."""
     good, bad = RECOVERY[name]
     for value in good:

@@ -79,7 +79,7 @@ def test_training_halts_in_good_order(tmp_path):
     assert capture.nan_captured
 
 
-def test_what_a_replay_logs_is_not_logged(tmp_path):
+def test_log_calls_of_a_replay_are_dropped(tmp_path):
     trainer, model = fit(NaNCapture(tmp_path, halt=False))
     assert len(model.seen) > 8  # it has been run again
     assert trainer.callback_metrics["batches"] == 8
@@ -263,6 +263,6 @@ class WithIterator(Net):
         (WithIterator, "training_step takes a dataloader_iter: let it take the batch"),
     ],
 )
-def test_what_cannot_work_is_refused(tmp_path, model, text):
+def test_unsupported_setups_are_rejected(tmp_path, model, text):
     with pytest.raises(lightning.utilities.exceptions.MisconfigurationException, match=text):
         fit(NaNCapture(tmp_path), model=model())

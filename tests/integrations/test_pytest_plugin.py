@@ -64,7 +64,7 @@ def test_a_marker_switches_one_test_on(pytester):
     pytester.runpytest_inprocess("-p", "torchnan_pytest").assert_outcomes(passed=1, failed=1)
 
 
-def test_what_a_marker_cannot_take_is_refused(pytester):
+def test_invalid_arguments_of_a_marker_are_rejected(pytester):
     pytester.makepyfile("import pytest\n@pytest.mark.torchnan('warn')\ndef test_it(): pass\n")
     result = pytester.runpytest_inprocess("-p", "torchnan_pytest")
     result.stdout.fnmatch_lines(

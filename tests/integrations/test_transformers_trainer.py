@@ -251,7 +251,7 @@ def test_where_the_policy_has_no_answer_training_ends(tmp_path):
     assert [event.step for event in callback.events] == [4]
 
 
-def test_what_the_user_wants_goes_before_the_policy(tmp_path):
+def test_the_choice_of_the_user_precedes_the_policy(tmp_path):
     asked = []
 
     def stop(event):
@@ -305,7 +305,7 @@ def test_a_loss_that_is_not_used_is_refused(tmp_path):
         train(tmp_path, NaNCallback(), trainer=Own)
 
 
-def test_what_is_added_to_the_models_loss_is_reported_as_missing(tmp_path):
+def test_terms_added_to_the_models_loss_are_reported_as_missing(tmp_path):
     class Adding(InOrder):
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
             outputs = model(**inputs)
@@ -364,7 +364,7 @@ def test_a_loss_scaler_does_not_know_of_a_bad_step(tmp_path):
         (dict(deepspeed=None, n_gpu=2), "DataParallel, which the Trainer uses for 2 GPUs in one process: start one"),
     ],
 )
-def test_what_cannot_work_is_refused(arguments, text):
+def test_unsupported_setups_are_rejected(arguments, text):
     with pytest.raises(ValueError, match=text):
         _validate_arguments(types.SimpleNamespace(**arguments))
 

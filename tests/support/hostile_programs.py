@@ -22,7 +22,7 @@ from torchnan import cli, startup
 from torchnan.distributed.job import Job
 from torchnan.recovery import Policy, TrainingStopped
 from torchnan.training.monitor import format
-from torchnan.training.storage import atomic_folder as capture_folder
+from torchnan.training.storage import atomic_folder, folder_reader
 
 TAME = "tame"  # the value of a field that cannot hold the string: a type's name takes no NUL, a variable no '='
 LARGE = torch.full((2,), 6e4, dtype=torch.half)
@@ -219,13 +219,13 @@ class Bench:
         guard, _ = self.stepped
         changed = self.folder / "changed"
         if not changed.exists():
-            documents, tensors = capture_folder.read(Path(str(guard.events[0].capture)))
+            documents, tensors = folder_reader.read(Path(str(guard.events[0].capture)))
             about = documents["capture"]
             text = self.string.encode("utf-8", "replace").decode()[:2000]  # what strict JSON can hold of it
             about["event"].update(seen=text, origin=text, what=text, bits=text)
             about["versions"] = {"torch": text}
             about["report"] = about["host"] = text
-            capture_folder.write(changed, documents, tensors)
+            atomic_folder.write(changed, documents, tensors)
         return changed
 
     def damaged_capture(self) -> list[str]:

@@ -63,12 +63,12 @@ class Program(NamedTuple):
 
 
 def received(by: str, **more: Any) -> Told:
-    """What a rank tells of a value that a collective has brought."""
+    """Returns the fields of a finding about a value that a collective has brought."""
     return {"collective": by, **more}
 
 
 def made(op: str, **more: Any) -> Told:
-    """What a rank tells of a value that its own operation has made."""
+    """Returns the fields of a finding about a value that the rank's operation has made."""
     return {"origin": "op", "op": op, "collective": "", **more}
 
 

@@ -26,6 +26,7 @@ TEST_TOOLS = [
     "numpy",
     "pytest==9.2.0",
     "pytest-xdist==3.8.0",
+    "pytest-timeout==2.4.0",
     "hypothesis",
     "expecttest",
     "safetensors",

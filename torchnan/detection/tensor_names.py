@@ -22,7 +22,7 @@ class Owned(NamedTuple):
     name: str
 
 
-class _Place(NamedTuple):
+class _Location(NamedTuple):
     """Where a walk has found a parameter or a buffer."""
 
     owned: Owned
@@ -40,8 +40,8 @@ class _Place(NamedTuple):
 
 class _Names(NamedTuple):
     root: weakref.ref[torch.nn.Module]
-    by_storage: dict[int, _Place]
-    by_id: dict[int, _Place]
+    by_storage: dict[int, _Location]
+    by_id: dict[int, _Location]
 
 
 _known: dict[int, _Names] = {}  # by the id of the root: some modules cannot be compared
@@ -50,17 +50,17 @@ _known: dict[int, _Names] = {}  # by the id of the root: some modules cannot be 
 def known_owner_of_storage(root: torch.nn.Module, storage: int) -> Owned | None:
     """Returns what the last walk over a model found on a storage, if that is still there."""
     names = _names_of(root)
-    place = names.by_storage.get(storage) if names is not None else None
-    if place is not None and (tensor := place.tensor(root)) is not None and _storage_of(tensor) == storage:
-        return place.owned
+    location = names.by_storage.get(storage) if names is not None else None
+    if location is not None and (tensor := location.tensor(root)) is not None and _storage_of(tensor) == storage:
+        return location.owned
     return None
 
 
 def known_owner_of_tensor(root: torch.nn.Module, tensor: torch.Tensor) -> Owned | None:
     """Returns the name under which the last walk over a model found a tensor, if that is still there."""
     names = _names_of(root)
-    place = names.by_id.get(id(tensor)) if names is not None else None
-    return place.owned if place is not None and place.tensor(root) is tensor else None
+    location = names.by_id.get(id(tensor)) if names is not None else None
+    return location.owned if location is not None and location.tensor(root) is tensor else None
 
 
 def walk(root: torch.nn.Module) -> None:
@@ -73,9 +73,9 @@ def walk(root: torch.nn.Module) -> None:
         for is_buffer in (False, True):
             for path, steps, module in modules:
                 for name, tensor in parts(module, _kind(is_buffer)):
-                    place = _Place(Owned(is_buffer, joined(path, name)), steps, name)
-                    names.by_storage.setdefault(_storage_of(tensor), place)
-                    names.by_id.setdefault(id(tensor), place)
+                    location = _Location(Owned(is_buffer, joined(path, name)), steps, name)
+                    names.by_storage.setdefault(_storage_of(tensor), location)
+                    names.by_id.setdefault(id(tensor), location)
 
 
 def _names_of(root: torch.nn.Module) -> _Names | None:

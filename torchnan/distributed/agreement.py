@@ -126,7 +126,7 @@ class Agreement:
         """Returns the worst anomaly of a whole step, and the norm of its gradients, which may be the anomaly.
 
         If gradients are sharded, the agreement is folded into the sum that their norm needs anyway: one all-reduce of
-        two float64 if all is well.
+        two float64 if every rank is healthy.
 
         Args:
             gradients: this rank's.
@@ -136,13 +136,13 @@ class Agreement:
         Returns:
             what :meth:`agree` does, and the norm: of the whole gradient where it is sharded, NaN if it is bad anywhere.
         """
-        norm, all_is_well = gradients.norm, False
+        norm, all_healthy = gradients.norm, False
         if gradients.sharded and self.ranks > 1:
             norm = self._norm_over_shards(gradients.squares, anomaly)
-            all_is_well = not math.isnan(norm)
+            all_healthy = not math.isnan(norm)
         if anomaly is None and (spike := trip(norm)) is not None:
             anomaly = Anomaly(AnomalyKind.NORM, spike, rank=self.global_rank)
-        return (None if all_is_well and anomaly is None else self.agree(anomaly)), norm
+        return (None if all_healthy and anomaly is None else self.agree(anomaly)), norm
 
     def all_reduce_max(self, value: int) -> int:
         """Returns the largest value of any rank."""

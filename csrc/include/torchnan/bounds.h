@@ -35,7 +35,7 @@ namespace torchnan {
 struct Operand;
 class BoundSource;
 
-// What is known about the values of a tensor.
+// The known facts about the values of a tensor.
 struct Bound {
   double max_abs = std::numeric_limits<double>::infinity();  // no |x| is larger; infinity: unknown
   bool nonnegative = false;                                  // no x is negative

@@ -3,6 +3,10 @@
 // statistics.
 #pragma once
 
+#include <algorithm>
+#include <span>
+#include <string_view>
+
 #include "report/operation.h"
 
 namespace torchnan {
@@ -18,5 +22,18 @@ Hint hint_of_losses(const Operation& op);             // targets without anythin
 Hint hint_of_normalization(const Operation& op);      // variances that are 0, negative or too large
 Hint hint_of_linear_algebra(const Operation& op);     // singular matrices
 Hint hint_of_optimizers(const Operation& op);         // steps of an optimizer in one kernel
+
+// The rule of one operator, in the table of a family.
+struct OperatorRule {
+  std::string_view op;  // like Operation::name()
+  Hint (*hint)(const Operation&);
+};
+
+// Returns the hint from the operator's rule, empty if the table has none.
+inline Hint hint_by_operator(std::span<const OperatorRule> rules, const Operation& op) {
+  const auto rule =
+      std::find_if(rules.begin(), rules.end(), [&](const OperatorRule& one) { return one.op == op.name(); });
+  return rule == rules.end() ? Hint{} : rule->hint(op);
+}
 
 }  // namespace torchnan

@@ -5,8 +5,6 @@
 
 #include <fmt/format.h>
 
-#include "report/hints/operator_rule.h"
-
 namespace torchnan {
 namespace {
 

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "report/hints/operator_rule.h"
-
 namespace torchnan {
 namespace {
 

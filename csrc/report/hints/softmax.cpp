@@ -7,8 +7,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "report/hints/operator_rule.h"
-
 namespace torchnan {
 namespace {
 

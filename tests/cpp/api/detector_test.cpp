@@ -167,7 +167,7 @@ TEST(Guard, SaysItsLine) {
   EXPECT_EQ(detector.findings()[0].harm.line, line);
 }
 
-TEST(Scope, GivesAPlaceToWhatIsCalledInIt) {
+TEST(Scope, IsTheCallSiteOfCallsInIt) {
   Detector detector(logging());
   const int64_t line = __LINE__ + 1;
   const Scope encoder("encoder");

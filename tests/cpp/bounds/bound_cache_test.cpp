@@ -22,7 +22,7 @@ void run_another_thread() {
   ++switches;
 }
 
-TEST(BoundCache, ReturnsWhatWasRecorded) {
+TEST(BoundCache, ReturnsTheRecordedBound) {
   BoundCache bound_cache;
   const at::Tensor t = at::ones({4});
   EXPECT_EQ(bound_cache.find(t).state, State::kUnknown);
@@ -36,7 +36,7 @@ TEST(BoundCache, ReturnsWhatWasRecorded) {
   EXPECT_EQ(bound_cache.find(t).state, State::kUnknown);
 }
 
-TEST(BoundCache, AgreesWithItselfOnWhatIsFinite) {
+TEST(BoundCache, AgreesWithItselfOnFiniteness) {
   BoundCache bound_cache;
   const at::Tensor t = at::ones({4}), as_integers = t.view(at::kInt), as_doubles = t.view(at::kDouble);
   const auto expect_agreement = [&] {
@@ -104,7 +104,7 @@ TEST(BoundCache, KnowsNothingOfMemoryThatOthersMayWrite) {
   EXPECT_EQ(bound_cache.find(borrowed).state, State::kUnknown);
 }
 
-TEST(BoundCache, WidensAWholeByWhatIsWrittenToAPart) {
+TEST(BoundCache, WidensAWholeByAWriteToAPart) {
   BoundCache bound_cache;
   const at::Tensor t = at::ones({4});
   bound_cache.record_written(t, {2, true}, nullptr);
@@ -242,7 +242,7 @@ TEST(BoundCache, DoubtEndsWithTheNextWrite) {
   EXPECT_EQ(bound_cache.find(t).state, State::kFinite);
 }
 
-TEST(BoundCache, KnowsWhatACollectiveBringsUntilSomebodyElseWrites) {
+TEST(BoundCache, KeepsTheBoundOfACollectiveUntilTheNextWrite) {
   BoundCache bound_cache;
   const std::string collective = "c10d::allreduce_";
   const at::Tensor t = at::ones({4});

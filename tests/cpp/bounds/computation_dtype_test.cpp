@@ -46,7 +46,7 @@ TEST(ComputationDtype, NumbersAreRoundedToIt) {
   EXPECT_EQ(kernel_number(0.1, at::kFloat).max_abs, static_cast<double>(0.1F));
 }
 
-TEST(ComputationDtype, WhatMayBeRoundedOrFlushedToZeroIsNotAboveIt) {
+TEST(ComputationDtype, RoundedOrFlushedValuesAreNotAboveIt) {
   EXPECT_EQ(kernel_number(1e-46, at::kFloat).min_abs, 0);
   EXPECT_EQ(kernel_number(1e-40, at::kFloat).min_abs, 0);
   EXPECT_EQ(kernel_number(1e-40, at::kDouble).min_abs, 1e-40);

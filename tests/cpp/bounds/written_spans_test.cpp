@@ -8,7 +8,7 @@
 namespace torchnan {
 namespace {
 
-TEST(WrittenSpans, FindsWhatIsTwiceInAList) {
+TEST(WrittenSpans, FindsDuplicatesInAList) {
   WrittenSpans written;
   const at::Tensor t = at::ones({10});
   written.begin(3);
@@ -34,7 +34,7 @@ TEST(WrittenSpans, TellsThePartsOfAFlatBufferApart) {
   }
 }
 
-TEST(WrittenSpans, TakesWhatHasGapsForAllOfItsStorage) {
+TEST(WrittenSpans, TreatsAViewWithGapsAsItsWholeStorage) {
   WrittenSpans written;
   const at::Tensor table = at::ones({4, 4});
   written.begin(2);

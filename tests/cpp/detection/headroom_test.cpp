@@ -52,9 +52,9 @@ class CountingRuntime final : public HostRuntime {
   bool is_loss_scaling(const Site&, const DetectionSession&) override { return false; }
   ResolvedSite resolve_site(const Site&, const DetectionSession&) override { return {}; }
   std::vector<ResolvedSite> resolve_sites(const std::vector<Site>& sites, const DetectionSession&) override {
-    std::vector<ResolvedSite> places(sites.size());
-    for (size_t i = 0; i < sites.size(); ++i) places[i].module = sites[i].live == 7 ? "seven" : "unknown";
-    return places;
+    std::vector<ResolvedSite> resolved(sites.size());
+    for (size_t i = 0; i < sites.size(); ++i) resolved[i].module = sites[i].live == 7 ? "seven" : "unknown";
+    return resolved;
   }
   std::optional<Owner> owner_of_storage(const c10::StorageImpl*, SiteId, bool, const DetectionSession&) override {
     return std::nullopt;

@@ -171,7 +171,7 @@ std::vector<uint64_t> patterns_of(const FloatFormat& format) {
   return patterns;
 }
 
-TEST_P(CudaScan, AlarmsExactlyForWhatTheTypeCallsNonfinite) {
+TEST_P(CudaScan, AlarmsExactlyForNonfiniteValuesOfTheType) {
   std::vector<uint8_t> buffer(48, 0);
   for (const uint64_t pattern : patterns_of(format)) {
     for (const int64_t at : {int64_t{0}, 16 - word, int64_t{16}}) {  // in a partial pack at the end, and in a whole one
@@ -264,7 +264,7 @@ TEST_P(CudaScan, CountsBeyondTwoToTheThirtyTwoWords) {
   munmap(pages, bytes);
 }
 
-TEST(CudaTable, IsFullAtItsEntriesAndAtWhatALaunchCanHave) {
+TEST(CudaTable, IsFullAtItsEntriesAndAtTheLimitOfALaunch) {
   Table table{};
   const Entry huge{nullptr, uint64_t{1} << 47, 0, 0, FloatEncoding::kFloat8_e5m2, false};
   EXPECT_TRUE(add(table, {nullptr, 1, 0, 0, FloatEncoding::kFloat32, false}));

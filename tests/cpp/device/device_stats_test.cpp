@@ -63,7 +63,7 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, DeviceStatsTest,
                          testing::Values(at::kHalf, at::kBFloat16, at::kFloat, at::kDouble, at::kComplexFloat,
                                          at::kFloat8_e5m2));
 
-TEST(DeviceStats, CopiesWhatIsSmall) {
+TEST(DeviceStats, CopiesSmallTensors) {
   at::Tensor x = at::ones({2, 3});
   x[1][2] = kNan;
   const at::Tensor there = x.to(lagging::device());

@@ -115,7 +115,7 @@ struct Plugged {
   UserNotifier* messenger_before = &user_notifier();
 };
 
-// Fails when: ask.cpp does without contain().
+// Fails when: ask.cpp does without run_contained().
 TEST(FailingHost, ThatCannotAnswerLeavesAReportWithoutPlaces) {
   for (const bool with_std : {true, false}) {
     FailingRuntime host(with_std);

@@ -51,7 +51,7 @@ double train(const at::Tensor& weight) {
 
 at::Tensor make_weight() { return at::linspace(-1, 1, 64).reshape({8, 8}).requires_grad_(); }
 
-TEST(Threads, ComputeUnderOneDetectionWhatTheyComputeWithout) {
+TEST(Threads, ComputeTheSameUnderOneDetectionAsWithout) {
   const at::Tensor weight = make_weight();
   const double expected = train(weight);
   Detector detector;

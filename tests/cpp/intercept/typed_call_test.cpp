@@ -113,7 +113,7 @@ TEST(TypedCall, AttributesTheSecondResultOfASmallCall) {
   EXPECT_EQ(detector.findings()[0].output, 1);
 }
 
-TEST(TypedCall, ForgetsWhatAFailedSmallCallMayHaveWritten) {
+TEST(TypedCall, ForgetsPossibleWritesOfAFailedSmallCall) {
   const Detector detector;
   const at::Tensor target = at::ones({4});
   ASSERT_TRUE(bound_cache().is_finite(target));
@@ -122,7 +122,7 @@ TEST(TypedCall, ForgetsWhatAFailedSmallCallMayHaveWritten) {
 }
 
 // Fails when: a small call takes over what it should leave to others, or the other way round.
-TEST(TypedCall, CountsTheSameWhateverItsSize) {
+TEST(TypedCall, CountsTheSameForAnySize) {
   const auto counts_of = [](int64_t size) {
     const at::Tensor x = at::rand({size, size});
     const Detector detector;

@@ -12,14 +12,14 @@ OpPlan plan_for(const char* name, const char* overload = "") {
   return make_plan(c10::Dispatcher::singleton().findSchemaOrThrow(name, overload));
 }
 
-TEST(OpPlan, ChecksWhatComputes) {
+TEST(OpPlan, ChecksOperatorsThatCompute) {
   const OpPlan plan = plan_for("aten::add", "Tensor");
   EXPECT_EQ(plan.handling, Handling::kCheck);
   EXPECT_EQ(plan.checked_returns.size(), 1u);
   EXPECT_TRUE(plan.mutated_arguments.empty());
 }
 
-TEST(OpPlan, LeavesAloneWhatIsOnlyKeptForTheBackwardPass) {
+TEST(OpPlan, DoesNotCheckResultsKeptForTheBackwardPassOnly) {
   EXPECT_EQ(plan_for("aten::_ctc_loss").checked_returns.size(), 1u);
   EXPECT_EQ(plan_for("aten::_ctc_loss", "Tensor").checked_returns.size(), 1u);
   EXPECT_EQ(plan_for("aten::var_mean", "correction").checked_returns.size(), 2u);
@@ -46,7 +46,7 @@ TEST(OpPlan, KnowsWhereNothingHasBeenWritten) {
   EXPECT_FALSE(plan_for("aten::set_", "source_Tensor").returns_allocation);
 }
 
-TEST(OpPlan, FindsWhatIsWrittenInPlace) {
+TEST(OpPlan, FindsArgumentsWrittenInPlace) {
   const OpPlan add = plan_for("aten::add_", "Tensor");
   ASSERT_EQ(add.mutated_arguments.size(), 1u);
   EXPECT_TRUE(add.mutated_arguments[0].reads_previous_value);
@@ -55,7 +55,7 @@ TEST(OpPlan, FindsWhatIsWrittenInPlace) {
   EXPECT_FALSE(plan_for("aten::add", "out").mutated_arguments[0].reads_previous_value);
 }
 
-TEST(OpPlan, FindsWhatIsWrittenAndNotReturned) {
+TEST(OpPlan, FindsArgumentsWrittenAndNotReturned) {
   const OpPlan fused = plan_for("aten::_fused_adamw_");
   EXPECT_EQ(fused.returns, 0);
   ASSERT_GE(fused.mutated_arguments.size(), 4u);  // parameters, gradients, both moments

@@ -79,7 +79,7 @@ TEST(NonfiniteRegistry, KeepsAValueThatAnotherHasReplacedInPart) {
   EXPECT_EQ(roots(lineage.find(t)).size(), 2u);
 }
 
-TEST(NonfiniteRegistry, FindsOnlyWhatATensorShows) {
+TEST(NonfiniteRegistry, FindsOnlyValuesThatATensorExposes) {
   NonfiniteRegistry lineage;
   const at::Tensor t = at::zeros({4, 4}, at::kComplexFloat);
   const at::Tensor real = at::real(t);
@@ -143,7 +143,7 @@ TEST(NonfiniteRegistry, ForgetsNoCauseOfAStorageInManyPieces) {
   EXPECT_EQ(lineage.find(t)->first().origin, oldest->first().origin);
 }
 
-TEST(NonfiniteRegistry, ForgetsWhatIsOverwritten) {
+TEST(NonfiniteRegistry, ForgetsOverwrittenValues) {
   NonfiniteRegistry lineage;
   const at::Tensor t = at::full({4, 4}, kNaN);
   lineage.remember(t, record());
@@ -197,7 +197,7 @@ TEST(NonfiniteRegistry, ForgetsTheDeadAndNoneOfTheLiving) {
   }
 }
 
-TEST(NonfiniteRegistry, ListsWhatIsAliveOldestFirst) {
+TEST(NonfiniteRegistry, ListsLiveStoragesOldestFirst) {
   NonfiniteRegistry lineage;
   const at::Tensor a = at::full({2}, kNaN);
   const at::Tensor b = at::full({2}, kNaN);

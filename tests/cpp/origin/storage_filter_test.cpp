@@ -26,7 +26,7 @@ int count_held(const StorageFilter& filter, uintptr_t first, uintptr_t count) {
   return held;
 }
 
-TEST(StorageFilter, MayContainWhatWasAddedAndFewOthers) {
+TEST(StorageFilter, MayContainAddedKeysAndFewOthers) {
   StorageFilter filter;
   EXPECT_EQ(count_held(filter, 0, 10000), 0);
   for (uintptr_t i = 0; i < 200; ++i) filter.add(storage(i));
@@ -34,7 +34,7 @@ TEST(StorageFilter, MayContainWhatWasAddedAndFewOthers) {
   EXPECT_LT(count_held(filter, 200, 10000), 1000);  // of 4,096 bits 200 at most are set
 }
 
-TEST(StorageFilter, ForgetsWhatIsNoKey) {
+TEST(StorageFilter, DropsStoragesThatAreNotKeys) {
   StorageFilter filter;
   for (uintptr_t i = 0; i < 4000; ++i) filter.add(storage(i));
   filter.assign_keys(storages(0, 10));
@@ -44,7 +44,7 @@ TEST(StorageFilter, ForgetsWhatIsNoKey) {
   EXPECT_EQ(count_held(filter, 0, 4000), 0);
 }
 
-TEST(StorageFilter, WhatStaysIsNeverMissing) {
+TEST(StorageFilter, KeysThatStayAreNeverMissing) {
   StorageFilter filter;
   filter.assign_keys(storages(0, 10));
   std::atomic<bool> is_over{false};

@@ -155,7 +155,7 @@ TEST(Fork, LeavesTheChildWithTheScopesOfItsThread) {
 }
 
 // Fails when is_inherited() says no.
-TEST(Fork, LeavesWhatIsLeftOverToTheParent) {
+TEST(Fork, LeavesUnusedResultsOfTheParentToTheParent) {
   Detector detector(logging());
   const at::Tensor alive = at::zeros({1}).log();
   EXPECT_TRUE(in_child([&] {

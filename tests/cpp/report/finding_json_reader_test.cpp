@@ -84,7 +84,7 @@ std::string with(const char* pointer, const Json& value) {
   return json.dump();
 }
 
-TEST(ReadJson, NamesTheFieldWhatItMustBeAndWhatItIs) {
+TEST(ReadJson, NamesTheFieldItsExpectedTypeAndItsValue) {
   EXPECT_EQ(refusal(with("/level", "fatal")), "level must be one of error, warning, note but is \"fatal\"");
   EXPECT_EQ(refusal(with("/kind", 3)), "kind must be one of nan, inf but is 3");
   EXPECT_EQ(refusal(with("/op", nullptr)), "op must be a string but is null");
@@ -118,7 +118,7 @@ TEST(ReadJson, RefusesOtherVersionsByNumber) {
   EXPECT_EQ(refusal(with("/schema", 0)), "schema is 0, and this torchnan reads 1");
 }
 
-TEST(ReadJson, RefusesWhatIsNotStrictJson) {
+TEST(ReadJson, RejectsJsonThatIsNotStrict) {
   const std::string line = to_json(full());
   EXPECT_EQ(refusal("{\"schema\":1," + line.substr(1)), "'schema' occurs twice");
   const auto is_no_json = [](const std::string& text) { return refusal(text).starts_with("it is not JSON: "); };
@@ -132,7 +132,7 @@ TEST(ReadJson, RefusesWhatIsNotStrictJson) {
   EXPECT_TRUE(is_no_json("\"\\ud800\""));
 }
 
-TEST(ReadJson, IsBoundedWhateverTheLineHolds) {
+TEST(ReadJson, IsBoundedForAnyLine) {
   EXPECT_EQ(refusal(std::string((1 << 20) + 1, ' ')), "it has 1048577 bytes, and a finding has at most 1048576");
   EXPECT_EQ(refusal(std::string(1 << 20, '[')), "it is nested deeper than 4 levels");
   std::string many = "[";

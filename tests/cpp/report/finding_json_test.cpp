@@ -27,7 +27,7 @@ Finding hostile() {
   return f;
 }
 
-TEST(Json, IsOneStrictLineWhateverTheNamesHold) {
+TEST(Json, IsOneStrictLineForAnyNames) {
   const std::string line = to_json(hostile());
   EXPECT_EQ(line.find('\n'), std::string::npos);
   const auto parsed = nlohmann::json::parse(line);  // strict: no NaN, no comments
@@ -63,7 +63,7 @@ Finding endless(size_t bytes, size_t items) {
 }
 
 // Fails when to_json() does not shorten.
-TEST(Json, IsShorterThan16KiBWhateverTheNamesHold) {
+TEST(Json, IsShorterThan16KiBForAnyNames) {
   constexpr std::pair<size_t, size_t> kLengths[] = {{10, 1000}, {1000, 100}, {1 << 20, 3}};
   for (const auto& [bytes, items] : kLengths) {
     const std::string line = to_json(endless(bytes, items));

@@ -35,7 +35,7 @@ TEST(FindingLog, FoldsRepeatsOfOneOrigin) {
   EXPECT_EQ(log.repeats(), 1);
 }
 
-TEST(FindingLog, CountsWhatItDoesNotKeep) {
+TEST(FindingLog, CountsFindingsThatItDoesNotKeep) {
   FindingLog log(2, [](const std::exception_ptr&) {});
   for (int line = 1; line <= 5; ++line) log.add(finding_of("aten::log", line));
   EXPECT_EQ(log.findings().size(), 2u);

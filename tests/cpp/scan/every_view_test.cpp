@@ -172,11 +172,11 @@ void try_views(c10::ScalarType dtype, uint64_t trials) {
 
 class EveryView : public testing::TestWithParam<c10::ScalarType> {};
 
-TEST_P(EveryView, ShowsExactlyWhatItShows) { try_views(GetParam(), 1000); }
+TEST_P(EveryView, FindsExactlyTheValuesOfTheView) { try_views(GetParam(), 1000); }
 
 class LongEveryView : public EveryView {};
 
-TEST_P(LongEveryView, ShowsExactlyWhatItShows) { try_views(GetParam(), 100'000); }
+TEST_P(LongEveryView, FindsExactlyTheValuesOfTheView) { try_views(GetParam(), 100'000); }
 
 std::string dtype_name(const testing::TestParamInfo<c10::ScalarType>& test) { return c10::toString(test.param); }
 

@@ -247,7 +247,7 @@ TEST(FiniteScanOfNothing, IsFinite) {
   EXPECT_FALSE(kinds_in(nullptr, 0, *float_format(c10::kFloat)).any());
 }
 
-TEST(FloatFormat, IsUnknownForWhatCannotHoldANaN) {
+TEST(FloatFormat, IsUnknownForTypesWithoutNaN) {
   for (const auto dtype :
        {c10::kInt, c10::kLong, c10::kBool, c10::kByte, c10::kQInt8, c10::ScalarType::Float4_e2m1fn_x2}) {
     EXPECT_EQ(float_format(dtype), nullptr) << c10::toString(dtype);

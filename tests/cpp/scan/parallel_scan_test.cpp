@@ -1,11 +1,9 @@
-#include "scan/parallel_scan.h"
+#include "scan/finite_scan.h"
 
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include <vector>
-
-#include "scan/finite_scan.h"
 
 namespace torchnan {
 namespace {

@@ -57,7 +57,7 @@ TEST(StridedView, KnowsWhereARunBegins) {
   EXPECT_EQ(static_cast<int64_t>(offsets.size()), view.runs());
 }
 
-TEST(StridedView, MergesWhatIsDenseInAnyOrder) {
+TEST(StridedView, MergesDenseDimensionsInAnyOrder) {
   const StridedView transposed({5, 4, 3}, {1, 15, 5});
   EXPECT_EQ(transposed.run_length(), 60);
   EXPECT_EQ(transposed.inner_stride(), 1);

@@ -33,7 +33,7 @@ const Layout kLayouts[] = {
 
 class EveryLayout : public testing::TestWithParam<Layout> {};
 
-TEST_P(EveryLayout, ShowsExactlyWhatItShows) {
+TEST_P(EveryLayout, FindsExactlyTheValuesOfTheView) {
   for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kComplexFloat}) {
     const at::Tensor clean = GetParam().make(at::ones({4, 6, 5}, dtype));
     EXPECT_TRUE(check_finite(clean).finite);
@@ -101,7 +101,7 @@ TEST(CheckFinite, ChecksNestedTensorsByTheirBuffer) {
   EXPECT_FALSE(check_finite(nested).finite);
 }
 
-TEST(CheckFinite, PassesByWhatHasNoNumbersToLookAt) {
+TEST(CheckFinite, SkipsTensorsWithoutNumbers) {
   EXPECT_EQ(check_finite(at::ones({2}, at::kLong)).skip, Skip::kNotFloating);
   EXPECT_EQ(check_finite(at::ones({2}, at::TensorOptions(at::kMeta))).skip, Skip::kMeta);
   EXPECT_EQ(check_finite(at::quantize_per_tensor(at::ones({2}), 0.1, 0, at::kQInt8)).skip, Skip::kQuantized);

@@ -12,7 +12,7 @@ TEST(Printable, LeavesPlainTextAlone) {
   EXPECT_EQ(printable("模型.größe"), "模型.größe");
 }
 
-TEST(Printable, ShowsWhatATerminalWouldObey) {
+TEST(Printable, EscapesTerminalControlCharacters) {
   EXPECT_EQ(printable("\x1b[31mred\x07\n\r"), "\\x1b[31mred\\x07\\x0a\\x0d");
   EXPECT_EQ(printable("\xc2\x9b"
                       "1m"),
@@ -36,12 +36,12 @@ TEST(Storable, IsTheTextItselfWhereItIsUtf8) {
   EXPECT_EQ(to_valid_utf8(std::string(1 << 20, 'x'), 10), "xxxxxxxxxx...");
 }
 
-TEST(Printable, CutsWhatIsTooLongWithAMark) {
+TEST(Printable, CutsLongTextWithAMark) {
   const std::string cut = printable(std::string(1 << 20, 'x'), 10);
   EXPECT_EQ(cut, "xxxxxxxxxx...");
 }
 
-TEST(Printable, ShowsWhatIsNotSeenAndWhatMovesWhatIs) {
+TEST(Printable, EscapesInvisibleAndBidirectionalCharacters) {
   EXPECT_EQ(printable("a\u00adb\u2060c\ufe0f"), "a\\xadb\\u2060c\ufe0f");
   EXPECT_EQ(printable("\U000e0041\uffff"), "\\U000e0041\\uffff");
 }

@@ -15,7 +15,7 @@ from tests.support.forked_python import run_forked
 from tests.support.privileges import permissions_enforced
 from tests.support.processes import run, run_python
 from torchnan.capture import CaptureError
-from torchnan.training.storage import atomic_folder
+from torchnan.training.storage import atomic_folder, folder_reader
 from torchnan.training.storage.codec import decode, encode
 
 VALUE = {
@@ -46,9 +46,9 @@ def modes(target):
     return {path.name: stat.S_IMODE(path.stat().st_mode) for path in [target, *target.iterdir()]}
 
 
-def test_what_was_written_is_read_again(tmp_path):
+def test_written_folders_are_read_back(tmp_path):
     size, documents, tensors = written(tmp_path / "step-1")
-    back, back_tensors = atomic_folder.read(tmp_path / "step-1")
+    back, back_tensors = folder_reader.read(tmp_path / "step-1")
     assert back == documents
     assert same_tensors(back_tensors, tensors)
     assert decode(back["capture"]["batch"], back_tensors["batch"])["lr"] == 0.1
@@ -112,7 +112,7 @@ def test_a_stem_that_is_not_a_file_name_is_rejected(tmp_path, stem):
 
 
 @pytest.mark.parametrize("document", [float("nan"), [float("inf")], {"a": object()}])
-def test_what_is_not_strict_json_is_refused(tmp_path, document):
+def test_documents_that_are_not_strict_json_are_rejected(tmp_path, document):
     with pytest.raises((ValueError, TypeError), match=r"not JSON compliant|not JSON serializable"):
         atomic_folder.write(tmp_path / "x", {"a": document}, {})
     assert os.listdir(tmp_path) == []
@@ -200,7 +200,7 @@ KILLED = """
 import json, os, signal, sys
 from pathlib import Path
 import safetensors.torch, torch
-from torchnan.training.storage import atomic_folder
+from torchnan.training.storage import atomic_folder, folder_reader
 place, verb = Path(sys.argv[1]), sys.argv[2]
 target = place / "step-1"
 documents, tensors = {"capture": {"format": 1}}, {"batch": {"x": torch.arange(1000.0)}}
@@ -213,7 +213,7 @@ def killed_at(line):
     seen = 0
     def trace(frame, event, argument):
         nonlocal seen
-        if frame.f_code.co_filename != atomic_folder.__file__:
+        if frame.f_code.co_filename not in (atomic_folder.__file__, folder_reader.__file__):
             return None
         seen += event == "line"
         if seen == line:
@@ -233,7 +233,7 @@ while True:
     status = os.waitpid(child, 0)[1]
     if os.path.lexists(target):
         count["whole"] += 1
-        read, read_tensors = atomic_folder.read(target)
+        read, read_tensors = folder_reader.read(target)
         assert read == documents and torch.equal(read_tensors["batch"]["x"], tensors["batch"]["x"])
     else:
         count["absent"] += 1
@@ -264,7 +264,7 @@ def test_killed_at_any_line_it_is_whole_or_absent(tmp_path, verb):
     assert count["partial"] >= 1
 
 
-def test_only_what_a_dead_process_left_is_removed(tmp_path):
+def test_only_partial_folders_of_dead_processes_are_removed(tmp_path):
     child = os.fork()
     if child == 0:
         os._exit(0)
@@ -288,12 +288,12 @@ def test_leftovers_of_a_process_with_the_same_number_are_replaced(tmp_path):
     left.mkdir()
     (left / "capture.json").write_text("half")
     _, documents, _ = written(tmp_path / "step-1")
-    assert atomic_folder.read(tmp_path / "step-1")[0] == documents
+    assert folder_reader.read(tmp_path / "step-1")[0] == documents
     assert os.listdir(tmp_path) == ["step-1"]
 
 
 def test_without_safetensors_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    for use in (lambda: atomic_folder.write(tmp_path / "x", {}, {}), lambda: atomic_folder.read(tmp_path)):
+    for use in (lambda: atomic_folder.write(tmp_path / "x", {}, {}), lambda: folder_reader.read(tmp_path)):
         with pytest.raises(CaptureError, match="captures need safetensors: pip install safetensors"):
             use()

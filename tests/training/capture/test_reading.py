@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.support.privileges import permissions_enforced
 from torchnan.capture import CaptureError
-from torchnan.training.storage import atomic_folder
+from torchnan.training.storage import atomic_folder, folder_reader
 from torchnan.training.storage.codec import decode, encode
 
 DOCUMENT, TENSORS = encode(
@@ -38,7 +38,7 @@ def target(whole, tmp_path):
 
 
 def sealed(target):
-    """Corrects the sizes and checksums of the contents, as a forger of an atomic_folder would."""
+    """Corrects the sizes and checksums of the contents, as a forger would."""
     path = target / "contents.json"
     contents = json.loads(path.read_text())
     for file in contents["files"]:
@@ -60,18 +60,18 @@ FILES = ["capture.json", "other.json", "batch.safetensors", "contents.json"]
 def test_a_file_that_is_missing_is_named(target, name):
     (target / name).unlink()
     with pytest.raises(CaptureError, match=rf"step-1/{name} is missing: the folder is incomplete\."):
-        atomic_folder.read(target)
+        folder_reader.read(target)
 
 
 def test_a_folder_that_is_missing_is_named(tmp_path):
     with pytest.raises(CaptureError, match=r"step-9 cannot be read: there is no such folder\."):
-        atomic_folder.read(tmp_path / "step-9")
+        folder_reader.read(tmp_path / "step-9")
 
 
 def test_a_file_in_the_place_of_a_folder_is_named(tmp_path):
     (tmp_path / "findings.jsonl").touch()
     with pytest.raises(CaptureError, match=r"findings\.jsonl cannot be read: it is a file, and not a folder\."):
-        atomic_folder.read(tmp_path / "findings.jsonl")
+        folder_reader.read(tmp_path / "findings.jsonl")
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -80,7 +80,7 @@ def test_a_file_that_was_cut_is_named(target, name, share):
     size = (target / name).stat().st_size
     os.truncate(target / name, int(size * share))
     with pytest.raises(CaptureError, match=rf"step-1/{name} (has \d+ bytes and had {size} when|is damaged)"):
-        atomic_folder.read(target)
+        folder_reader.read(target)
 
 
 DAMAGE = st.tuples(
@@ -92,7 +92,7 @@ DAMAGE = st.tuples(
 
 
 def damaged(whole, tmp_path, name, share, flips, what):
-    """A copy of the atomic_folder, with bytes of one of its files changed."""
+    """A copy of the folder, with bytes of one of its files changed."""
     shutil.rmtree(tmp_path / "copy", ignore_errors=True)
     target = shutil.copytree(whole, tmp_path / "copy")
     data = bytearray((target / name).read_bytes())
@@ -113,7 +113,7 @@ def damaged(whole, tmp_path, name, share, flips, what):
 def test_damage_is_found(whole, tmp_path, how):
     target = damaged(whole, tmp_path, *how)
     try:
-        read = atomic_folder.read(target)
+        read = folder_reader.read(target)
     except CaptureError:
         return
     assert is_what_was_written(read)
@@ -128,7 +128,7 @@ def test_damage_that_was_sealed_is_an_error_or_a_value(whole, tmp_path, how):
     if how[0] != "contents.json":
         sealed(target)
     with contextlib.suppress(CaptureError):
-        documents, tensors = atomic_folder.read(target)
+        documents, tensors = folder_reader.read(target)
         capture = documents["capture"]
         decode(capture["batch"] if isinstance(capture, dict) and "batch" in capture else None, tensors["batch"])
 
@@ -184,13 +184,13 @@ FORGED = {
 
 
 @pytest.mark.parametrize("case", FORGED)
-def test_what_was_forged_is_refused(target, case):
+def test_a_forged_folder_is_rejected(target, case):
     name, data, message = FORGED[case]
     (target / name).write_bytes(data if isinstance(data, bytes) else data.encode())
     if name != "contents.json":
         sealed(target)
     with pytest.raises(CaptureError) as raised:
-        atomic_folder.read(target)
+        folder_reader.read(target)
     assert message in str(raised.value)
 
 
@@ -199,7 +199,7 @@ def test_one_file_cannot_stand_for_two(target):
     contents["files"].append(contents["files"][0])
     (target / "contents.json").write_text(json.dumps(contents))
     with pytest.raises(CaptureError, match="must be the name of a separate file"):
-        atomic_folder.read(target)
+        folder_reader.read(target)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -210,7 +210,7 @@ def test_a_pipe_is_not_waited_for(target, name):
     writer.start()
     try:
         with pytest.raises(CaptureError, match=rf"{name} is not a file"):
-            atomic_folder.read(target)
+            folder_reader.read(target)
     finally:
         reader = os.open(target / name, os.O_RDONLY | os.O_NONBLOCK)
         writer.join()
@@ -226,11 +226,11 @@ def test_a_document_of_gigabytes_is_not_read(target, name):
         next(file for file in contents["files"] if file["name"] == name)["bytes"] = size
         (target / "contents.json").write_text(json.dumps(contents))
     with pytest.raises(CaptureError, match=f"{name} has {size} bytes, and a document has at most 67108864"):
-        atomic_folder.read(target)
+        folder_reader.read(target)
 
 
 def test_a_file_that_may_not_be_read_is_named(target):
     (target / "batch.safetensors").chmod(0)
     refused = r"batch\.safetensors cannot be read: Permission denied"
     with permissions_enforced(), pytest.raises(CaptureError, match=refused):
-        atomic_folder.read(target)
+        folder_reader.read(target)

@@ -128,7 +128,7 @@ REFUSED = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_kept_is_refused_by_name(case):
+def test_unsupported_values_are_rejected_by_name(case):
     make, message = REFUSED[case]
     for refuse in (check, encode):
         with pytest.raises(UnkeepableError) as raised:
@@ -161,7 +161,7 @@ def nested(depth, inner=None):
     return inner
 
 
-def test_what_holds_itself_is_refused():
+def test_recursive_values_are_rejected():
     holder: dict = {"a": [1]}
     holder["a"].append(holder)
     with pytest.raises(UnkeepableError, match=r"batch\['a'\]\[1\] contains itself \(a dict\)"):
@@ -179,7 +179,7 @@ def test_a_hundred_levels_are_kept_and_one_more_is_refused():
             check(nested(depth), name="batch")
 
 
-def test_what_shares_its_parts_exponentially_ends(monkeypatch):
+def test_exponentially_shared_values_end(monkeypatch):
     from torchnan.training.storage import encoder as _walk
 
     monkeypatch.setattr(_walk, "MAX_PARTS", 10_000)

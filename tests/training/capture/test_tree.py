@@ -173,7 +173,7 @@ def test_a_value_comes_back_the_same_to_the_last_bit(value):
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype_is_kept_and_stored_as_what_safetensors_has(dtype):
+def test_every_dtype_is_kept_and_stored_as_one_of_safetensors(dtype):
     from safetensors.torch import load, save
 
     raw = torch.frombuffer(bytearray(range(64)), dtype=torch.uint8)
@@ -278,7 +278,7 @@ def test_a_default_device_is_of_no_matter():
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_is_easily_lost_comes_back(value):
+def test_easily_lost_details_come_back(value):
     back = there_and_back(value)
     if isinstance(value, np.ndarray) and not value.flags.f_contiguous:
         value = value.copy(order="C")  # an array in neither order keeps its elements
@@ -293,7 +293,7 @@ def test_a_state_dict_comes_back_with_the_versions_of_its_modules():
     assert back._metadata["1"] == {"version": 2}
 
 
-def test_what_transformers_and_pytorch_give_to_a_model_comes_back():
+def test_model_inputs_of_transformers_and_pytorch_come_back():
     from torch.nn.utils.rnn import PackedSequence, pack_sequence
     from transformers import BatchEncoding
     from transformers.modeling_outputs import BaseModelOutput
@@ -312,7 +312,7 @@ def test_what_transformers_and_pytorch_give_to_a_model_comes_back():
     assert same(tuple(back[2]), tuple(packed))
 
 
-def test_a_dataclass_keeps_what_is_compared_and_leaves_what_is_not():
+def test_a_dataclass_keeps_compared_fields_only():
     sample = Sample(torch.ones(2), 3)
     sample.made = "changed since"
     sample.cache = object()
@@ -324,7 +324,7 @@ def test_where_tensors_go_is_the_callers_choice():
     document, tensors = encode([torch.ones(2), torch.ones(3)], name="x")
     document["memory"][0]["device"] = "cuda:3"  # as on another machine
     asked = []
-    back = decode(document, tensors, place=lambda device: asked.append(device) or "meta")
+    back = decode(document, tensors, map_location=lambda device: asked.append(device) or "meta")
     assert asked == ["cuda:3", "cpu"]
     assert back[0].device.type == "meta"
 
@@ -335,7 +335,7 @@ def test_tensors_on_a_gpu_come_back_to_where_they_were():
     document, tensors = encode({"x": x, "part": x[1:]}, name="batch")
     assert document["memory"] == [{"device": "cuda:0"}]
     assert {t.device.type for t in tensors.values()} == {"cpu"}
-    back = decode(document, tensors, place=lambda device: device)
+    back = decode(document, tensors, map_location=lambda device: device)
     assert torch.equal(back["x"], x)
     assert back["x"].stride() == x.stride()
     assert back["part"].untyped_storage().data_ptr() == back["x"].untyped_storage().data_ptr()

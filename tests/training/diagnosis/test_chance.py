@@ -85,7 +85,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: failure.__name__)
-def test_what_is_put_in_is_found_at_its_step(failure):
+def test_a_planted_failure_is_found_at_its_step(failure):
     kind, early, late = FAILURES[failure]
     missed, runs = [], list(itertools.product(range(4), NOISES, CURVES))
     for seed, noise, curve in runs:

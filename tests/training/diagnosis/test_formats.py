@@ -210,7 +210,7 @@ def written(tmp_path, form, bad=BAD, name="train.out"):
 
 
 @pytest.mark.parametrize("form", TEXTS)
-def test_what_a_program_prints_is_read(form, tmp_path):
+def test_printed_output_is_read(form, tmp_path):
     run = read(written(tmp_path, form))
     verdict = diagnose(run).verdicts[0]
     assert verdict.kind == "nonfinite", (verdict, run.notes)
@@ -220,7 +220,7 @@ def test_what_a_program_prints_is_read(form, tmp_path):
 
 
 @pytest.mark.parametrize("form", TEXTS)
-def test_what_a_healthy_program_prints_is_healthy(form, tmp_path):
+def test_printed_output_of_a_healthy_program_is_healthy(form, tmp_path):
     run = read(written(tmp_path, form, bad=None))
     found = diagnose(run)
     assert [verdict.kind for verdict in found.verdicts] == ["healthy"], (found.verdicts, run.notes)

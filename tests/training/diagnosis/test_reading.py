@@ -120,7 +120,7 @@ def test_pythons_own_nan_and_infinity_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_whatever_has_happened_to_a_log_there_is_a_verdict_or_a_clear_error(tmp_path, seed):
+def test_any_damaged_log_gives_a_verdict_or_a_clear_error(tmp_path, seed):
     rng = np.random.default_rng(seed)
     made = with_scaler(training(seed, steps=200), overflow_at=[50])
     lines = [json.dumps(HEADER)] + [
@@ -270,7 +270,7 @@ def test_foreign_json_is_refused_in_words(tmp_path):
             read(table(tmp_path, text, "package.json"))
 
 
-def test_what_is_no_file_is_refused(tmp_path):
+def test_a_path_that_is_not_a_file_is_rejected(tmp_path):
     with pytest.raises(FileNotFoundError):
         read(tmp_path / "none.csv")
     with pytest.raises(RunError, match="there is no run in the folder"):
@@ -319,6 +319,6 @@ def test_other_logs_are_sent_to_their_command(tmp_path, line, kind):
         read(path)
 
 
-def test_what_a_guard_did_is_read(tmp_path):
+def test_actions_of_a_guard_are_read(tmp_path):
     run = read(log(tmp_path, HEADER, *rows(), {"guard_action": "rollback", "step": 3}))
     assert run.actions == [{"step": 3, "action": "rollback"}]

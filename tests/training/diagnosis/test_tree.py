@@ -88,7 +88,7 @@ def test_q1_3_the_replay_names_the_operation(op, cause):
         ("uninit", "uninitialised", "memory from aten::addmm that nothing has written"),
     ],
 )
-def test_q1_3_what_no_operation_made_is_called_that(origin, cause, says):
+def test_q1_3_a_value_that_no_operation_made_is_named_as_such(origin, cause, says):
     made = training(5)
     made["loss"][300:] = np.nan
     found = {"origin": origin, "op": "aten::addmm", "module": "a", "name": "a.weight", "dtype": "float32"}
@@ -196,7 +196,7 @@ def test_q2_2_recovered_within_50_steps_or_persistent_or_not_known_yet():
     assert (verdict.kind, verdict.evidence["recovered"], verdict.confidence) == ("spike", "not known yet", "possible")
 
 
-def test_q2_2_what_stays_up_by_two_sigma_has_not_come_back():
+def test_q2_2_a_loss_that_stays_up_by_two_sigma_has_not_come_back():
     made = training(9, curve="converged")
     made.raise_loss(400, 1.0, until=403)
     made.raise_loss(403, 0.1)
@@ -312,7 +312,7 @@ def test_q3_2_a_scale_below_1_has_collapsed():
     assert "halve the learning rate" in verdict.remedy
 
 
-def test_q3_2_a_scale_that_halves_below_1_has_collapsed_whatever_the_norms_say():
+def test_q3_2_a_scale_that_halves_below_1_has_collapsed_with_any_norms():
     made = with_scaler(training(21), overflow_at=range(300, 330))
     made["grad_norm"][:] = 1.0
     assert (worst(made).kind, worst(made).first_step) == ("loss_scale_collapse", 300)

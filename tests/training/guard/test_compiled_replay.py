@@ -67,7 +67,7 @@ def test_the_origin_is_named_with_the_bits_of_the_compiled_step(tmp_path):
     assert replayed.finding.compiled.region == "forward"
 
 
-def test_what_the_compiler_makes_is_told_apart():
+def test_errors_of_the_compiler_are_distinguished():
     x = torch.rand(400_000) * 1000
     with torch.no_grad():
         is_above_zero = 1.0000001 - (torch.sin(x) ** 2 + torch.cos(x) ** 2) > 0

@@ -41,7 +41,7 @@ def assert_is_now(state: RandomState) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_was_drawn(seed):
+def test_the_state_is_exact_after_any_draws(seed):
     """The second of two normal numbers is drawn without a change of the generator's words."""
     choice = random.Random(seed)
     for name in choice.choices(list(DRAWS), k=50):

@@ -75,7 +75,7 @@ def test_every_default_is_accepted_by_its_own_check():
     assert Policy() == Policy(**dataclasses.asdict(Policy()))
 
 
-def test_a_rollback_deeper_than_what_is_kept_is_refused():
+def test_a_rollback_deeper_than_the_kept_snapshots_is_rejected():
     with pytest.raises(OptionError, match="rollback_depth=3 cannot be used: only snapshots=2 are kept"):
         guard(rollback_depth=3)
 
@@ -145,7 +145,7 @@ def test_detection_leaves_the_policy_its_variables(monkeypatch):
         startup.options_from({"TORCHNAN": "warn", "TORCHNAN_POLICIES_ACTION": "skip"})
 
 
-def test_what_cannot_work_is_refused_before_anything_is_switched_on():
+def test_unsupported_arguments_are_rejected_before_anything_is_switched_on():
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(TypeError, match=r"model is a list: StepGuard takes a torch\.nn\.Module"):

@@ -63,7 +63,7 @@ def by_text(trials):
     return {re.sub(r" at \S+$", "", trial.text): trial for trial in trials.trials}
 
 
-def test_the_command_says_what_makes_the_step_finite(tmp_path, capsys):
+def test_the_command_names_the_remedies_that_make_the_step_finite(tmp_path, capsys):
     capture = contrastive_capture(tmp_path)
     here = __name__
     given = ["replay", str(capture.path), "--step", f"{here}:contrast", "--model", f"{here}:Contrastive", "--remedies"]
@@ -95,7 +95,7 @@ def test_a_remedy_gives_the_bits_of_the_program_mended_by_hand_and_changes_one_c
     assert tried.loss == mended(capture.batches[0], by_hand).item()
 
 
-def test_the_state_is_what_it_was(tmp_path):
+def test_the_state_is_unchanged(tmp_path):
     """With a model that a run goes on with: weights, running statistics, gradients, random numbers."""
     training = Training(captures=tmp_path)
     training.guard.step(batch_of(0))
@@ -250,7 +250,7 @@ def test_a_power_whose_exponent_is_a_tensor_has_its_base_clamped():
     assert (tried.is_finite, tried.loss, tried.moved) == (True, 2.0, 0.0)
 
 
-def test_what_is_recomputed_in_the_backward_pass_is_changed_there_too():
+def test_calls_recomputed_in_the_backward_pass_are_changed_too():
     weight = nn.Parameter(torch.tensor([0.0, 2.0]))
 
     def logarithm(x):
@@ -284,7 +284,7 @@ def test_where_updates_are_replayed_the_learning_rate_is_lowered_until_they_are_
     assert tried["learning rate / 1000"].is_finite
 
 
-def test_what_the_program_makes_of_a_remedy_is_told():
+def test_effects_of_a_remedy_on_the_program_are_reported():
     def step():
         x = torch.zeros(2, requires_grad=True)
         y = x.log()

@@ -72,7 +72,7 @@ def test_a_bad_state_is_never_kept(tmp_path):
     assert training.guard.step(batch_of(1)).event.snapshot == 0
 
 
-def test_a_snapshot_is_not_written_by_what_comes_after(tmp_path):
+def test_a_snapshot_is_not_changed_by_later_steps(tmp_path):
     training = Training(snapshot_every=3, snapshots=1)
     training.guard.step(batch_of(0))
     first = training.state()

@@ -18,7 +18,7 @@ from torchnan.training.guard.fingerprint import fingerprint
 # -- which rank writes which part
 
 
-def test_the_rank_of_the_cause_writes_what_all_share():
+def test_the_rank_of_the_cause_writes_the_shared_capture():
     plan = plan_captures([[7, 8], [7, 8], [7, 9], [7, 8]], cause=2, most=64)
     assert plan.holders == {0: (2, 0), 1: (2, 0), 2: (2, 2), 3: (2, 0)}
     assert plan.turns == ((2, 0), (1, 3))

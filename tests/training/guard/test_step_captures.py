@@ -250,7 +250,7 @@ def test_batches_of_all_shapes_come_back(tmp_path):
     assert kept.second.stride() == (1, 3)
 
 
-def test_what_cannot_be_kept_is_refused_by_name_before_the_step_runs(tmp_path):
+def test_unsupported_values_are_rejected_by_name_before_the_step_runs(tmp_path):
     ran = []
     model = nn.Linear(2, 1)
     guard = torchnan.StepGuard(
@@ -346,7 +346,7 @@ def test_replay_on_the_command_line(tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_replayed_is_refused(arguments, said, tmp_path):
+def test_invalid_arguments_of_replay_are_rejected(arguments, said, tmp_path):
     ended = torchnan_command("replay", str(tmp_path), *arguments, folder=tmp_path)
     assert ended.returncode == 2
     assert said in ended.stderr

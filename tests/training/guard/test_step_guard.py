@@ -58,7 +58,7 @@ def test_clipping_is_that_of_pytorch():
 
 
 @pytest.mark.parametrize("returned", [lambda loss: {"loss": loss}, lambda loss: (loss, "more")])
-def test_a_loss_is_found_in_what_step_functions_return(returned):
+def test_a_loss_is_found_in_results_of_step_functions(returned):
     training = Training(lambda model, batch: returned(step_of(model, batch)))
     assert training.guard.step(batch_of(0)).applied
 
@@ -108,7 +108,7 @@ def test_random_numbers_continue_as_if_the_step_had_run_once():
     assert_same(drawn(), drawn(replay=False))
 
 
-def test_the_event_says_what_where_and_why():
+def test_the_event_states_anomaly_site_and_cause():
     training = Training()
     training.guard.step(batch_of(0))
     event = training.guard.step(bad_batch()).event
@@ -170,7 +170,7 @@ def test_a_weight_that_was_bad_before_is_reported_as_that():
 # -- verdicts of the replay
 
 
-def test_what_is_finite_when_run_again_is_transient_and_is_retried():
+def test_a_step_that_is_finite_when_run_again_is_transient_and_is_retried():
     faults = iter([True])
 
     def step(model, batch):

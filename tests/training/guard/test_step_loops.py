@@ -61,7 +61,7 @@ def test_random_numbers_drawn_between_micro_batches_are_drawn_again():
     assert len(set(drawn)) == 3
 
 
-def test_in_a_loop_of_ones_own_what_would_be_retried_is_a_skip_of_the_budget():
+def test_in_a_custom_loop_a_retry_counts_as_a_skip_of_the_budget():
     training = Training(max_consecutive=2)
     for _ in range(2):
         with training.guard.watch(batch_of(0)):

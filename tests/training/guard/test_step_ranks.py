@@ -117,7 +117,7 @@ def expected(troubles, kind):
 @pytest.mark.breadth(1)
 @pytest.mark.parametrize("kind", ["ddp", "fully_shard"])
 @pytest.mark.parametrize(("world", "at_once"), [(2, 2), pytest.param(4, 4, marks=pytest.mark.slow)], ids=["2", "4"])
-def test_every_combination_of_who_sees_what(world, at_once, kind, tmp_path):
+def test_every_combination_of_ranks_and_anomalies(world, at_once, kind, tmp_path):
     combinations = itertools.product([None, "loss", "gradient"], repeat=world)
     plan = [troubles for troubles in combinations if any(troubles)]
     plan = [troubles for troubles in plan if sum(map(bool, troubles)) <= at_once]

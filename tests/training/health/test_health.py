@@ -170,7 +170,7 @@ def test_doctor_prints_it():
 
 
 @pytest.mark.parametrize("old", [False, True])
-def test_what_nvml_reports(old, tmp_path):
+def test_reports_of_nvml(old, tmp_path):
     """NVML's own Python package over a library with its C interface."""
     compiler = shutil.which("cc")
     stub = Path(REPOSITORY, "tests", "training", "health", "nvml_stub.c")

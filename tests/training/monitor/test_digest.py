@@ -15,7 +15,7 @@ def digest_of(*batches, **samples):
     return digest.hexdigest(samples)
 
 
-def test_a_digest_sees_what_makes_a_batch_another_one():
+def test_a_digest_tells_different_batches_apart():
     x = torch.arange(12.0).reshape(3, 4)
     others = [x.int(), x.double(), x.reshape(4, 3), x.flip(0), x + 1, {"x": x}, (x, x), x[:2], x.bfloat16()]
     assert len({digest_of(batch) for batch in [x, *others]}) == len(others) + 1

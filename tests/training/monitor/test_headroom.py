@@ -91,7 +91,7 @@ def test_an_overflow_is_forecast_at_its_step_with_its_module(tmp_path, capsys):
     assert "layers.1.down output reached" in capsys.readouterr().err
 
 
-def test_a_row_has_what_was_largest_since_the_last(tmp_path):
+def test_a_row_has_the_largest_values_since_the_last_row(tmp_path):
     """The true values, of all modules. Fails when every row asks, and when bounds are taken for values."""
     path, training = tmp_path / "run.jsonl", GrowingTraining()
     monitor = torchnan.Monitor(log=path, headroom_every=3)

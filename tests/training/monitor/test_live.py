@@ -96,7 +96,7 @@ def test_a_callback_that_raises_is_contained(path):
     assert monitor.failures == {"the monitor's on_instability": 1}
 
 
-def test_live_is_what_the_log_says(path):
+def test_live_verdicts_match_the_log(path):
     """The verdicts of the window are those of the log read back, where all of it is in the window."""
     monitor = torchnan.Monitor(log=path)
     losses = noisy(300)
@@ -266,7 +266,7 @@ def test_a_spike_lowers_the_clip_threshold(path):
     assert other.model.w.grad.norm().item() == pytest.approx(usual / 2, rel=1e-3)
 
 
-def test_what_the_program_wants_goes_before_the_table(path):
+def test_the_choice_of_the_program_precedes_the_table(path):
     _, result = unstable(path, "raise", on_instability=lambda event: "skip")
     assert (result.event.action, result.event.reason) == ("skip", "on_instability asked for it")
 

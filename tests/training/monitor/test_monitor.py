@@ -28,7 +28,7 @@ def path(tmp_path):
 # -- contents of a row
 
 
-def test_a_row_has_what_it_was_given(path):
+def test_a_row_has_the_given_values(path):
     monitor = torchnan.Monitor(log=path)
     train(monitor, 3)
     header, *rows = lines_of(path)
@@ -39,7 +39,7 @@ def test_a_row_has_what_it_was_given(path):
     assert monitor.failures == {}
 
 
-def test_what_is_not_known_is_left_out(path):
+def test_unknown_values_are_left_out(path):
     monitor = torchnan.Monitor(log=path)
     monitor.step(loss=1.5)
     monitor.step(step=7)
@@ -99,7 +99,7 @@ def test_a_sample_of_large_weights_counts_by_their_size(path):
     assert rows_of(path)[-1]["update_ratio"] == [pytest.approx(wanted, rel=1e-3)]
 
 
-def test_groups_are_named_by_what_distinguishes_them(path):
+def test_groups_are_named_by_their_differences(path):
     model = nn.Linear(4, 2)
     groups = [
         {"params": [model.weight], "weight_decay": 0.1},
@@ -120,7 +120,7 @@ def test_another_parameter_group_begins_another_run(path):
     assert [line["groups"] for line in lines_of(path) if "torchnan" in line] == [["0"], ["0", "1"]]
 
 
-def test_a_scaler_reports_its_scale_and_what_it_skips(path):
+def test_a_scaler_reports_its_scale_and_skipped_steps(path):
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
@@ -255,7 +255,7 @@ def test_trackers_get_finite_numbers_alone():
     assert seen == [(1, {"loss": 1.0, "lr/0": 0.1, "lr/1": 0.2}), (2, {"skipped": 1.0})]
 
 
-def test_tensorboard_reads_what_was_written(tmp_path):
+def test_tensorboard_reads_the_log(tmp_path):
     pytest.importorskip("tensorboard")
     monitor = torchnan.Monitor(tensorboard=tmp_path)
     for loss in (3.0, 2.0, NAN, 1.0):
@@ -291,7 +291,7 @@ def test_a_step_leaves_the_program_as_it_was(path):
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_a_detection_does_not_see_what_the_monitor_reads(path):
+def test_a_detection_does_not_see_reads_of_the_monitor(path):
     monitor, model = torchnan.Monitor(log=path, live=False), nn.Linear(1, 1)
     with torchnan.detect(action="log") as watch:
         bad = torch.tensor([-1.0]).log()

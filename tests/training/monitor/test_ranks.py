@@ -80,7 +80,7 @@ os._exit(0)  # PyTorch aborts now and then if gloo's thread is the last to let g
 
 @pytest.mark.breadth(1)
 @pytest.mark.parametrize("unlike", [0, 1])
-def test_what_one_rank_finds_is_answered_on_all(path, tmp_path, unlike):
+def test_a_verdict_of_one_rank_is_acted_on_by_all(path, tmp_path, unlike):
     program = tmp_path / "program.py"
     program.write_text(GUARDED)
     ended = launched(program, str(path), str(unlike))

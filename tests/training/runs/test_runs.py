@@ -155,7 +155,7 @@ def test_kind_and_cause_and_first_step_must_be_right(said, wrong, tmp_path):
     assert scored(truth, tmp_path, **said).wrong == wrong
 
 
-def test_the_tables_count_what_was_wrong_and_a_miss_says_its_command(tmp_path):
+def test_the_tables_count_errors_and_a_miss_names_its_command(tmp_path):
     truth = Truth("spike", ("long_tail_batch",), 49, 51, "a batch of rare tokens")
     right = scored(truth, tmp_path, kind="spike", cause="long_tail_batch", first_step=50)
     missed = scored(truth, tmp_path)

@@ -56,6 +56,6 @@ def _checked(function: Any, run: Callable[..., Any]) -> Callable[..., Any]:
             return run(known(), *args)
 
         code = sys._getframe(2).f_code  # the code of the program's function, as modified by Dynamo
-        place = Line(code.co_filename, code.co_firstlineno, code.co_name)
-        _calls[function] = Region(None, run_alive, place, OBSTACLE).checked()
+        site = Line(code.co_filename, code.co_firstlineno, code.co_name)
+        _calls[function] = Region(None, run_alive, site, OBSTACLE).checked()
     return _calls[function]

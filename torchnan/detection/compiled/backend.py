@@ -24,12 +24,12 @@ def recording(compile_graph: Callable[..., Any]) -> Callable[..., Any]:
             from torchnan.detection.compiled import called_modules, compiled_autograd, graph, torch_internals
 
             if isinstance(model_, torch.fx.GraphModule) and not _C.is_replaying():
-                place = torch_internals.place_of_traced_function()
+                site = torch_internals.site_of_traced_function()
                 arguments = len(tree_leaves(inputs_))
                 copy = graph.copy_graph(model_)
-                compiled_autograd.keep_modules(copy, place.file)
+                compiled_autograd.keep_modules(copy, site.file)
                 sources = called_modules.sources_of(model_), called_modules.gradient_of_optimizer(model_)
-                kept = functools.partial(_checked, copy, graph.tensors_of(model_), sources, place, arguments)
+                kept = functools.partial(_checked, copy, graph.tensors_of(model_), sources, site, arguments)
         compiled = compile_graph(self, model_, inputs_, *args, **options)
         if kept is None or not isinstance(compiled, types.FunctionType):  # AOTInductor returns a file
             return compiled
@@ -44,7 +44,7 @@ def _checked(
     graph: Any,
     tensors: dict[str, torch.Tensor],
     sources: tuple[list[Any], Any],
-    place: Any,
+    site: Any,
     arguments: int,
     compiled: types.FunctionType,
 ) -> Any:
@@ -56,7 +56,7 @@ def _checked(
     traced = Traced(
         graph, tensors, called_modules.modules_of(graph), overwritten, weights=weights, optimizer_gradient=gradient
     )
-    call = Region(traced, compiled, stack.place_of(graph, place)).checked()  # Dynamo needs a function
+    call = Region(traced, compiled, stack.site_of(graph, site)).checked()  # Dynamo needs a function
     public = {name: value for name, value in vars(compiled).items() if not name.startswith("_")}
     call.__dict__.update(public)
     return call

@@ -1,4 +1,4 @@
-"""What the replays of a region have found, and which later calls may take it over."""
+"""Keeps the provenances that replays of a region have found, for later calls with the same causes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from torchnan.detection.compiled import replay
 
-REPLAYS_OF_ONE_CAUSE = 3  # of calls whose values begin at the same places; later ones have what was found first
+REPLAYS_OF_ONE_CAUSE = 3  # of calls whose values begin at the same nodes; later ones have what was found first
 REPLAYS_IN_ALL = 32  # of a region in a session
 CHECKED_FIRST = 32  # calls in a row with one cause, each of them checked; from then on one is checked ...
 CHECK_EVERY = 16  # ... in so many
@@ -18,7 +18,7 @@ CHECK_EVERY = 16  # ... in so many
 
 @dataclasses.dataclass
 class Explanation:
-    """What the replays of calls have found whose non-finite values begin at the same places.
+    """The provenances that replays have found for calls whose non-finite values begin at the same nodes.
 
     Attributes:
         provenances: of the results, by index.
@@ -42,7 +42,7 @@ class Explanation:
 
 
 class Border(NamedTuple):
-    """What is seen of a call, or of its backward pass, without running anything.
+    """The facts about a call, or its backward pass, that are known without running anything.
 
     Attributes:
         key: equal for calls that look alike.

@@ -65,14 +65,14 @@ class Region:
     Args:
         traced: the graph; ``None`` if it is not known.
         compiled: runs the region.
-        place: the function that was compiled.
+        site: the function that was compiled.
         obstacle: why no call can be replayed; empty if they can.
     """
 
-    def __init__(self, traced: Traced | None, compiled: Callable[..., Any], place: Line, obstacle: str = "") -> None:
+    def __init__(self, traced: Traced | None, compiled: Callable[..., Any], site: Line, obstacle: str = "") -> None:
         self.traced = traced
         self.compiled = compiled
-        self.place = place
+        self.site = site
         graph, tensors = (None, {}) if traced is None else (traced.graph, traced.tensors)
         if graph is not None and has_collectives(graph) and shards.has_other_ranks():
             obstacle = "operations in it wait for other ranks"
@@ -114,7 +114,7 @@ class Region:
             values, here = as_list(results), _C.capture_stack()
             if here not in self._allocations:
                 callers = calling_stack(_C.stack_frames(here))
-                modules = modules_of_call(self.traced.modules, (), callers, self.place)
+                modules = modules_of_call(self.traced.modules, (), callers, self.site)
                 stacks = [stack_of(node, callers, modules) for node in self.unwritten.values()]
                 capture = [functools.partial(call_under, stack, _C.capture_stack) for stack in stacks]
                 self._allocations[here] = replay.on_own_thread(lambda: [run() for run in capture])
@@ -208,23 +208,23 @@ class Region:
         return found
 
     def _name(self) -> tuple[str, str, int]:
-        return self.place.function, self.place.file, self.place.line
+        return self.site.function, self.site.file, self.site.line
 
     def _recorded(self, call: Any) -> replay.RecordedCall:
         assert self.traced is not None  # else no call is replayed
         if self._probe is None:
             self._probe = Probe(self.traced.graph, list(self.traced.tensors))
-        weights, own = self.traced.weights, len(self.traced.tensors)
+        weights, count = self.traced.weights, len(self.traced.tensors)
         return replay.RecordedCall(
             graph=self.traced.graph,
             compiled=self.compiled if self.traced.has_kernels else None,
-            own=list(self.traced.tensors),
+            graph_tensors=list(self.traced.tensors),
             modules=self.traced.modules,
-            weights=[(source.path, call.arguments[own + source.argument]) for source in weights],
+            weights=[(source.path, call.arguments[count + source.argument]) for source in weights],
             probe=self._probe,
             is_random=bool(self.border.is_random),
             args=call.arguments,
-            before=call.before,
+            copied_indices=call.copied_indices,
             random_state=call.random_state,
             modes=call.modes,
             hooks=call.hooks,
@@ -232,7 +232,7 @@ class Region:
             enter_node=call.enter_node,
             stack=call.stack,
             boxed=call.boxed,
-            region=self.place,
+            region=self.site,
         )
 
 

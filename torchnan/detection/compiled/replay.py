@@ -43,13 +43,13 @@ class RecordedCall:
     Attributes:
         graph: the graph that Dynamo traced.
         compiled: runs the region; ``None`` if its kernels cannot be observed.
-        own: names of the graph's own tensors, which come first in ``args``.
+        graph_tensors: names of the tensors that belong to the graph, which come first in ``args``.
         modules: those that nodes were traced in, by their key in ``nn_module_stack``.
         weights: the parameters and buffers that it was given, with their paths in the compiled function.
         probe: of the graph.
         is_random: whether the call drew random numbers.
-        args: the graph's own tensors and the arguments; copies of those that the call has overwritten.
-        before: the indices of these copies.
+        args: the tensors of the graph and the arguments; copies of those that the call has overwritten.
+        copied_indices: of these copies in ``args``.
         random_state: of the CPU's generator, before the call.
         modes: of the thread that made the call.
         hooks: those that pack and unpack what operations save for their backward passes.
@@ -62,13 +62,13 @@ class RecordedCall:
 
     graph: torch.fx.GraphModule
     compiled: Callable[..., Any] | None
-    own: list[str]
+    graph_tensors: list[str]
     modules: dict[str, TracedModule]
     weights: list[tuple[Path, Any]]
     probe: Probe
     is_random: bool
     args: list[Any]
-    before: list[int]
+    copied_indices: list[int]
     random_state: torch.Tensor | None
     modes: Any
     hooks: Any
@@ -237,7 +237,8 @@ class _Replay:
             args = self._writable(made)
             drawing: Any = random_numbers.AsGenerated() if self.call.is_random else contextlib.nullcontext()  # type: ignore[no-untyped-call]
             with drawing, torch.set_grad_enabled(self.tangents is not None and torch.is_grad_enabled()):
-                outputs, sources = self.call.probe.run([*made[: len(self.call.own)], *args], self._passed(args))
+                inputs = [*made[: len(self.call.graph_tensors)], *args]
+                outputs, sources = self.call.probe.run(inputs, self._passed(args))
             if self.tangents is not None:
                 run = functools.partial(_gradients, outputs, made, self.tangents)
                 sources += sources_of_gradients(run, outputs)
@@ -313,7 +314,7 @@ class _Replay:
             fresh = value
             if isinstance(value, torch.Tensor):
                 fresh = value.detach()
-                if i in self.call.before:
+                if i in self.call.copied_indices:
                     fresh = _clone(fresh)
                 if value.requires_grad and (torch.is_inference_mode_enabled() or not fresh.is_inference()):
                     fresh.requires_grad_()
@@ -324,15 +325,15 @@ class _Replay:
         """Returns the arguments; written ones are not leaves, because a leaf cannot be written in place."""
         return [
             _clone(value)
-            if isinstance(value, torch.Tensor) and value.requires_grad and i in self.call.before
+            if isinstance(value, torch.Tensor) and value.requires_grad and i in self.call.copied_indices
             else value
             for i, value in enumerate(made)
-        ][len(self.call.own) :]
+        ][len(self.call.graph_tensors) :]
 
     def _prepared(self) -> tuple[torch.fx.GraphModule, list[Any], list[Any], list[Any]]:
         """Returns the graph with its own tensors, its inputs, the arguments among them, and these as passed."""
         made = self._inputs()
-        module = with_tensors(self.call.graph, dict(zip(self.call.own, made, strict=False)))
+        module = with_tensors(self.call.graph, dict(zip(self.call.graph_tensors, made, strict=False)))
         args = self._writable(made)
         return module, made, args, self._passed(args)
 
@@ -347,7 +348,7 @@ class _Replay:
         made = self._inputs()
         with kernels.recorded(self.tangents is not None) as found:
             # the region itself would overwrite the program's tensors
-            if any(i < len(self.call.own) for i in self.call.before):
+            if any(i < len(self.call.graph_tensors) for i in self.call.copied_indices):
                 kernels.run_alone(self.call.compiled, made)
             else:
                 args = self._writable(made)
@@ -372,8 +373,8 @@ class _Replay:
             with drawing:
                 outputs = as_list(interpret(module, *given))
             if self.tangents is None:
-                own = made[: len(self.call.own)]
-                results = [*outputs, *([*own, *args][i] for i in self.call.before)]
+                own = made[: len(self.call.graph_tensors)]
+                results = [*outputs, *([*own, *args][i] for i in self.call.copied_indices)]
                 found = _provenances(results, self.bad)
                 if unwritten_is_nan:
                     found.update(_unread(results, [i for i in self.bad if i not in found]))

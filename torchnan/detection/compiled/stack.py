@@ -54,7 +54,7 @@ def traced_lines(node: torch.fx.Node) -> list[Line]:
     return [Line(*line) for line in recorded_lines(node)]
 
 
-def place_of(traced: torch.fx.GraphModule, compiled: Line) -> Line:
+def site_of(traced: torch.fx.GraphModule, compiled: Line) -> Line:
     """Returns the function or module of the program in which a graph was traced.
 
     Args:

@@ -148,7 +148,7 @@ def skip_in_dynamo(function: Any) -> None:
     skip_code(function.__code__)
 
 
-def place_of_traced_function() -> Line:
+def site_of_traced_function() -> Line:
     """Returns the function that Dynamo compiles on this thread at present."""
     context = torch._guards.TracingContext.try_get()
     environment = getattr(getattr(context, "fake_mode", None), "shape_env", None)

@@ -25,7 +25,7 @@ from torchnan.training.guard.step.norm_limit import NormLimit
 from torchnan.training.guard.step.operation import Operation
 from torchnan.training.guard.step.random_state import RandomState
 from torchnan.training.guard.step.replay import Replay, replay
-from torchnan.training.storage import atomic_folder, rank_folders
+from torchnan.training.storage import folder_reader, rank_folders
 from torchnan.training.storage.codec import decode
 from torchnan.training.storage.errors import CaptureError
 from torchnan.training.storage.schema_checks import damaged, require_key, require_type
@@ -213,8 +213,8 @@ def load_capture(
     Raises:
         CaptureError: it is not a capture, or it is damaged; says which file and where.
     """
-    if Path(path).is_dir() and not atomic_folder.is_capture_folder(Path(path)):
-        raise _no_capture(Path(path), atomic_folder.CONTENTS)
+    if Path(path).is_dir() and not folder_reader.is_capture_folder(Path(path)):
+        raise _no_capture(Path(path), folder_reader.CONTENTS)
     about, tensors, where = _read(Path(path))
     event = require_key(about, "event", dict, where)
     own = (about, tensors, os.fspath(path))
@@ -227,9 +227,9 @@ def load_capture(
         document, stored, folder = of_others.get(name, own)
         if name not in document or name not in stored:
             raise CaptureError(f"{folder}is incomplete: it has no {name}.")
-        place = None if device is None or "random" in name else functools.partial(_place, device, spread)
+        map_location = None if device is None or "random" in name else functools.partial(_map_location, device, spread)
         return require_type(
-            decode(document[name], stored[name], types=types, place=place), expected, f"{where}['{name}']"
+            decode(document[name], stored[name], types=types, map_location=map_location), expected, f"{where}['{name}']"
         )
 
     in_eval = require_key(about, "in_eval", list, where)
@@ -261,7 +261,7 @@ _Contents = tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]], str]
 
 def _read(path: Path) -> _Contents:
     """Returns the documents of a capture, its tensors, and the path of the first for messages."""
-    documents, tensors = atomic_folder.read(path)
+    documents, tensors = folder_reader.read(path)
     where = f"{os.fspath(path)}/capture.json"
     if "capture" not in documents:
         raise _no_capture(path, "capture.json")
@@ -325,7 +325,7 @@ def _texts(values: dict[str, Any], where: str) -> dict[str, str]:
     return {name: require_type(text, str, f"{where}['{name}']") for name, text in values.items()}
 
 
-def _place(device: torch.device | str, spread: bool, was: str) -> torch.device | str:
+def _map_location(device: torch.device | str, spread: bool, was: str) -> torch.device | str:
     return "cpu" if spread and was == "cpu" else device
 
 

@@ -23,7 +23,7 @@ from torchnan.training.guard.event import StepEvent
 from torchnan.training.guard.fingerprint import fingerprint
 from torchnan.training.guard.step.operation import Operation
 from torchnan.training.guard.step.step_inputs import StepInputs
-from torchnan.training.storage import atomic_folder, rank_folders
+from torchnan.training.storage import atomic_folder, folder_reader, rank_folders
 from torchnan.training.storage.codec import check, encode
 from torchnan.training.storage.errors import CaptureError
 
@@ -57,7 +57,7 @@ class Captures:
         if self._folder is None:
             return
         try:
-            atomic_folder.safetensors()
+            folder_reader.safetensors()
         except CaptureError as error:
             raise OptionError(f"{error}.") from None
         atomic_folder.make_option_dir("captures", self._folder)
@@ -193,7 +193,7 @@ class Captures:
 
     def _metadata(self, event: StepEvent, model: torch.nn.Module) -> dict[str, Any]:
         return {
-            "format": atomic_folder.FORMAT,
+            "format": folder_reader.FORMAT,
             "event": event.facts(),
             "report": "" if event.finding is None else str(event.finding),
             "rank": self._agreement.global_rank,

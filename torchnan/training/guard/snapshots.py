@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torchnan.detection import shards
 from torchnan.detection.pause import detection_paused
 from torchnan.training.guard.step.random_state import RandomState
-from torchnan.training.storage import atomic_folder, rank_folders
+from torchnan.training.storage import atomic_folder, folder_reader, rank_folders
 from torchnan.training.storage.codec import decode, encode
 
 
@@ -191,13 +191,13 @@ class DiskSnapshots:
         atomic_folder.make_option_dir("snapshot_folder", self._folder)  # another process may have removed it since
         if target.exists():
             atomic_folder.remove(target)
-        metadata = {"format": atomic_folder.FORMAT, "step": step, "state": document}
+        metadata = {"format": folder_reader.FORMAT, "step": step, "state": document}
         atomic_folder.write(target, {"snapshot": metadata}, {"snapshot": tensors})
         for old in self.steps[: -self._count]:
             atomic_folder.remove(self._path(old))
 
     def restore(self, step: int) -> None:
-        documents, tensors = atomic_folder.read(self._path(step))
+        documents, tensors = folder_reader.read(self._path(step))
         self._training.restore(decode(documents["snapshot"]["state"], tensors["snapshot"]))
         for later in [taken for taken in self.steps if taken > step]:
             atomic_folder.remove(self._path(later))

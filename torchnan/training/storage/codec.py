@@ -66,7 +66,7 @@ def decode(
     tensors: Mapping[str, torch.Tensor],
     *,
     types: Iterable[type] = (),
-    place: Callable[[str], torch.device | str] | None = None,
+    map_location: Callable[[str], torch.device | str] | None = None,
 ) -> Any:
     """Returns the value in new memory: tensors that shared memory share it again, but not with ``tensors``.
 
@@ -75,11 +75,11 @@ def decode(
         tensors: by key, as `encode` returned them.
         types: dataclasses, namedtuples and UserDicts that the value may hold. One whose module was renamed is found
             here by its qualified name. Others are looked up in modules that are already imported; nothing is imported.
-        place: maps the device of a tensor (``"cuda:0"``) to the new one. Default: all on the CPU.
+        map_location: maps the device of a tensor (``"cuda:0"``) to the new one. Default: all on the CPU.
 
     Raises:
         CaptureError: the document is damaged, or names a class that is not known here.
     """
     node = require_key(document, "value", object, "document")
-    held = _tensors.unpack(document, tensors, place)
+    held = _tensors.unpack(document, tensors, map_location)
     return decoder.value(node, "document['value']", decoder.Build(held, tensors, tuple(types)))

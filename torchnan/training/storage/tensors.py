@@ -133,7 +133,7 @@ def _copied(storage: torch.UntypedStorage, low: int, high: int) -> torch.Tensor:
 
 
 def unpack(
-    document: Any, tensors: Mapping[str, torch.Tensor], place: Callable[[str], torch.device | str] | None
+    document: Any, tensors: Mapping[str, torch.Tensor], map_location: Callable[[str], torch.device | str] | None
 ) -> list[torch.Tensor]:
     """Returns the tensors of a document, each checked against the available memory.
 
@@ -144,7 +144,7 @@ def unpack(
     for i, node in enumerate(require_key(document, "memory", list, "document")):
         device = require_key(node, "device", str, f"document['memory'][{i}]")
         stored = stored_bytes(tensors, memory_key(i), f"document['memory'][{i}]")
-        piece = torch.empty(len(stored), dtype=torch.uint8, device=place(device) if place else "cpu")
+        piece = torch.empty(len(stored), dtype=torch.uint8, device=map_location(device) if map_location else "cpu")
         pieces.append(piece.copy_(stored))
     listed = require_key(document, "tensors", list, "document")
     return [_tensor(node, pieces, f"document['tensors'][{i}]") for i, node in enumerate(listed)]

@@ -30,7 +30,7 @@ class Candidate:
 
 @dataclasses.dataclass
 class Origin:
-    """What remedies know of the origin.
+    """The facts about an origin that remedies use.
 
     Attributes:
         finding: that names it; ``None`` for a step that is finite but whose gradient norm is too large.

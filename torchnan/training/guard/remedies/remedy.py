@@ -1,4 +1,4 @@
-"""What a remedy is."""
+"""The base classes of remedies."""
 
 from __future__ import annotations
 

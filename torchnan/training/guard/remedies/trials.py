@@ -158,8 +158,8 @@ def try_on(
         runs += 1
         if change.is_effective or isinstance(outcome, str):
             trials.append(compare(change, outcome, reference, origin))
-    place = f"the operation{origin.where}" if origin.line is not None else "this origin"
-    return Trials(step, tuple(trials), runs, before, "" if trials else f"none fits {place}")
+    target = f"the operation{origin.where}" if origin.line is not None else "this origin"
+    return Trials(step, tuple(trials), runs, before, "" if trials else f"none fits {target}")
 
 
 def changes_for(origin: Origin) -> Iterator[Change]:

@@ -1,0 +1,52 @@
+// The parts of the module torchnan._C, each bound in a file of this folder.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace torchnan {
+
+// Binds the callbacks of the hooks on functions of PyTorch: see the table in torchnan/detection/hooks.py. They examine
+// the arguments of a hooked function before it runs. They take any object: if PyTorch would reject it, it is left for
+// PyTorch to reject.
+void bind_hook_callbacks(pybind11::module_& m);
+
+// Binds hooks on C methods of PyTorch that are invisible to Python: the method object, its type, name and documentation
+// stay the same for inspect, pickle, mocks, Dynamo and __torch_function__. Only the pointer to its C function is
+// replaced.
+//
+// Adds hook_method(method, callback, first, count, after) to the module. Each call of `method` then first calls
+// `callback` with `count` positional arguments, at most two, beginning with number `first`; `self` is number 0. With
+// `after`, the callback runs after the call, even if that raised. A call without these positional arguments is not
+// hooked. An exception of the callback is raised instead of the call. Returns a function that removes the hook.
+//
+// Adds hook_attribute(descriptor, callback), which does the same for one attribute: the callback is called with the
+// object whose attribute is read, or with the value that it is set to.
+void bind_method_hooks(pybind11::module_& m);
+
+// Binds the callbacks of futures. They run later, often on a thread of the process group, but belong to the location
+// where they were made.
+void bind_callback_sites(pybind11::module_& m);
+
+// Adds register_bound(op, rule, Bound) to the module, for bound rules written in Python.
+void bind_bound_rules(pybind11::module_& m);
+
+// Adds may_have_buffers(model) to the module. It returns False only if model.named_buffers() yields nothing.
+void bind_buffers(pybind11::module_& m);
+
+// Adds measure_gradients(parameters) to the module, for a list of parameters with their names. It returns three lists
+// with an item for each parameter that has a gradient: its name, the norm of the gradient and its largest magnitude. It
+// returns None if a parameter or a gradient is of a class that may hold its values elsewhere, such as DTensor.
+void bind_gradients(pybind11::module_& m);
+
+// Adds start_proved_step(groups, state) and finish_proved_step(is_completed) to the module, for steps of PyTorch's
+// optimizers in Python that are proved finite as a whole.
+void bind_proved_steps(pybind11::module_& m);
+
+// Returns the objects of this type that Python's garbage collector tracks.
+pybind11::list instances_of(const pybind11::type& type);
+
+// Returns the address of the counter of CPython that increases whenever the GIL passes from one thread to another.
+// Requires the GIL.
+const unsigned long* python_thread_switches();
+
+}  // namespace torchnan
