@@ -33,10 +33,15 @@ c10::Device with_index(c10::Device device) { return device.has_index() ? device 
 
 bool is_capturing(c10::Device device, const ScanFunctions& functions) {
   if (!c10::impl::hasDeviceGuardImpl(device.type())) return false;  // this PyTorch does not support such devices
-  const auto* guard = c10::impl::getDeviceGuardImpl(device.type());
-  int is_capturing = 0;
-  functions.is_capturing(guard->getStreamNativeHandle(guard->getStream(device)), &is_capturing);
-  return is_capturing != 0;
+  try {
+    const c10::DeviceGuard on_device(device);
+    const auto* guard = c10::impl::getDeviceGuardImpl(device.type());
+    int is_capturing = 0;
+    functions.is_capturing(guard->getStreamNativeHandle(guard->getStream(device)), &is_capturing);
+    return is_capturing != 0;
+  } catch (const std::exception&) {
+    return false;  // PyTorch itself cannot use the device: there is no driver, for example
+  }
 }
 
 }  // namespace
@@ -116,6 +121,7 @@ void* Scanner::current_handle() const {
 }
 
 CurrentStream Scanner::describe(void* stream) const {
+  const c10::DeviceGuard guard(device_);  // CUDA asks the current device about its default stream
   int is_capturing = 0;
   want(functions_.is_capturing(stream, &is_capturing), "ask whether a stream is being captured");
   return {const_cast<Scanner*>(this), stream, is_capturing != 0, stream == default_handle_};
