@@ -32,6 +32,8 @@ class Option:
         check: returns whether a value is valid.
         parse: reads a value from text; raises KeyError or ValueError for invalid text.
         accepts_text: the valid texts, in words.
+        meaning: what the option does, in reStructuredText.
+        names: the words that it accepts, if it accepts only words.
     """
 
     default: Any
@@ -39,6 +41,17 @@ class Option:
     check: Callable[[Any], bool]
     parse: Callable[[str], Any]
     accepts_text: str
+    meaning: str = ""
+    names: tuple[str, ...] = ()
+
+    def require(self, name: str, value: Any) -> None:
+        """Checks a value that was given under a name.
+
+        Raises:
+            OptionError: the value is invalid.
+        """
+        if not self.check(value):
+            raise OptionError(f"{name}={brief(value)} cannot be used: {name} takes {self.accepts}.")
 
 
 def parse_bool(text: str) -> bool:
@@ -166,8 +179,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name, option in self.options().items():
-            if not option.check(getattr(self, name)):
-                raise OptionError(f"{name}={brief(getattr(self, name))} cannot be used: {name} takes {option.accepts}.")
+            option.require(name, getattr(self, name))
 
     @classmethod
     def options(cls) -> dict[str, Option]:
