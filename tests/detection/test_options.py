@@ -69,6 +69,13 @@ def test_an_old_name_of_rescan_every_still_works_and_warns(old, new):
     assert watch._options.values["rescan_every"] == new
 
 
+def test_an_old_name_is_warned_about_where_set_detect_is_called():
+    with pytest.warns(DeprecationWarning, match="the option exact is now called rescan_every") as warned:
+        torchnan.set_detect(True, action="log", exact=True)
+    torchnan.set_detect(False)
+    assert warned[0].filename == __file__
+
+
 def test_an_unknown_option_is_a_type_error_as_in_python():
     for face in (torchnan.detect, lambda **options: torchnan.set_detect(True, **options)):
         with pytest.raises(TypeError, match=r"there is no option 'acton'\. Did you mean 'action'\? Options: action, "):

@@ -124,7 +124,7 @@ def test_a_file_is_read_as_strictly(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [b"action = ", b"\xff\xfe", b"action = 'skip'\naction = 'raise'", b"a = " + b"[" * 10_000]
+    "content", [b"on_bad_step = ", b"\xff\xfe", b"retries = 1\nretries = 2", b"a = " + b"[" * 10_000]
 )
 def test_a_file_that_is_not_toml_is_an_option_error(tmp_path, content):
     """Fails when only TOMLDecodeError is caught."""
@@ -157,7 +157,8 @@ def test_cpp_has_the_same_options_with_the_same_defaults():
 
 def test_cpp_reads_every_option():
     """A field that is not visited would keep its default, whatever it is set to."""
-    visited = re.findall(r'visit\(OptionRow\{"(\w+)"', (REPOSITORY / "csrc" / "detection" / "option_fields.h").read_text())
+    table = (REPOSITORY / "csrc" / "detection" / "option_fields.h").read_text()
+    visited = re.findall(r'visit\(OptionRow\{"(\w+)"', table)
     assert visited == list(header_options())
 
 
@@ -213,7 +214,7 @@ def test_unknown_names_are_refused_with_the_nearest(tmp_path):
         "max_findings": lambda: DetectionOptions.from_dict({"max_finding": 1}),
         "TORCHNAN_MAX_FINDINGS": lambda: startup.options_from({"TORCHNAN_MAX_FINDING": "1"}),
         "TORCHNAN_WHEN": lambda: startup.options_from({"TORCHNAN_when": "harm"}),
-        "TORCHNAN_POLICY_ACTION": lambda: startup.options_from({"TORCHNAN_POLICI_ACTION": "skip"}),
+        "TORCHNAN_POLICY_ON_BAD_STEP": lambda: startup.options_from({"TORCHNAN_POLICI_ON_BAD_STEP": "skip"}),
         "TORCHNAN_POLICY_MAX_SKIPS": lambda: startup.options_from({"TORCHNAN_POLICY_MAX_SKIP": "1"}),
         "TORCHNAN_POLICY_KEEP": lambda: policy.from_environment({"TORCHNAN_POLICY_keep": "copy"}),
         "max_skips": lambda: torchnan.StepGuard(model, optimizer, max_skip=1),
@@ -287,10 +288,10 @@ def test_limits_of_the_nan_detector(name, value):
         torchnan.NaNDetector(**{name: value})
 
 
-@pytest.mark.parametrize("action", ["", "Warn", "log", None, 1, torch.ones(2)])
-def test_actions_of_the_nan_detector(action):
-    with pytest.raises(OptionError, match=r"action=.* cannot be used: action takes one of"):
-        torchnan.NaNDetector(action=action)
+@pytest.mark.parametrize("word", ["", "Warn", "log", None, 1, torch.ones(2)])
+def test_words_of_the_nan_detector(word):
+    with pytest.raises(OptionError, match=r"on_nonfinite=.* cannot be used: on_nonfinite takes one of"):
+        torchnan.NaNDetector(on_nonfinite=word)
 
 
 @pytest.mark.parametrize("k", [2**63, -(2**63) - 1, 10**400, 1.0, True, "1", None])

@@ -1,5 +1,5 @@
-"""Writes what the core's table says about the options of detection: the rows in docs/options.md, and the arguments in the
-docstring of ``torchnan.detect``.
+"""Writes what the core's table says about the options of detection into docs/options.md, and into the docstring of
+``torchnan.detect``.
 
 Run it by ``python -m tests.support.write_options_table``.
 """

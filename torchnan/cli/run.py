@@ -25,6 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds every option of detection, and the program with its arguments."""
     for name, option in DetectionOptions.options().items():
         parser.add_argument(_flag(name), metavar="VALUE", help=_help(option))
+        if option.default is True:
+            off = f"the same as {_flag(name)} 0"
+            parser.add_argument(f"--no-{_flag(name)[2:]}", dest=name, action="store_const", const="0", help=off)
     for name in OLD_NAMES:
         parser.add_argument(_flag(name), help=argparse.SUPPRESS)
     parser.add_argument("--html", metavar="FILE", help="write a page of the findings when the program ends")

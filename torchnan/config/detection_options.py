@@ -1,4 +1,4 @@
-"""The options of detection, for keywords, environment and command line: the core's table, and values that it accepts."""
+"""The options of detection for keywords, environment and command line: the core's table, and values for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 from torchnan import _load  # not its _C: `import torch` may call startup before the core is loaded
 from torchnan.config.deprecation import warn_deprecated
 from torchnan.config.options import Option, OptionError, integer_from, parse_bool, parse_int, unknown_option
-from torchnan.config.text import brief
 
 # Removed in the release after 0.1: both set rescan_every.
 OLD_NAMES = {
@@ -25,7 +24,8 @@ def _parse_names(text: str) -> tuple[str, ...]:
     return tuple(part.strip(" ") for part in text.split(","))
 
 
-_PARSERS: dict[type, Any] = {bool: parse_bool, int: parse_int, tuple: _parse_names}  # by type of the default; others: str
+# By type of the default. Other options take the text itself.
+_PARSERS: dict[type, Any] = {bool: parse_bool, int: parse_int, tuple: _parse_names}
 
 
 def with_new_names(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,9 +40,7 @@ def with_new_names(given: Mapping[str, Any]) -> dict[str, Any]:
             continue
         value = given[name]
         option.require(name, value)
-        warn_deprecated(
-            f"the option {name} is now called rescan_every: 1 scans every result, N each once in N steps."
-        )
+        warn_deprecated(f"the option {name} is now called rescan_every: 1 scans every result, N each once in N steps.")
         if not value:
             continue
         if "rescan_every" in new:
