@@ -13,10 +13,10 @@
 namespace torchnan {
 
 struct OptionRow {
-  const char* name;             // of the field, and of the keyword of torchnan.detect()
-  const char* meaning;          // in reStructuredText, without full stop
-  int64_t minimum = 0;          // of an integer
-  const char* integer = "";     // what an integer stands for, in words; empty: its minimum says it
+  const char* name;          // of the field, and of the keyword of torchnan.detect()
+  const char* meaning;       // in reStructuredText, without full stop
+  int64_t minimum = 0;       // of an integer
+  const char* integer = "";  // what an integer stands for, in words; empty: its minimum says it
 };
 
 // Calls visit(row, field) for each field.
@@ -51,10 +51,11 @@ void for_each_option(O& options, Visitor&& visit) {
         options.headroom);
   visit(OptionRow{"max_findings", "how many findings are kept; further ones are only counted", 1},
         options.max_findings);
-  visit(OptionRow{"log",
-                  "path of a file to which the log of the session is written as well: one line of strict JSON per "
-                  "finding, readable by its owner only. The log itself is ``findings``"},
-        options.log);
+  visit(
+      OptionRow{"log",
+                "path of a file to which the log of the session, ``findings``, is written as well: one line of strict "
+                "JSON per finding, readable by its owner only"},
+      options.log);
 }
 
 // What an option accepts.

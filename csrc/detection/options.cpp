@@ -77,8 +77,7 @@ Accepted accepted(const OptionRow&, When) {
 Accepted accepted(const OptionRow&, bool) { return {"True or False", "1, 0, true or false", {}}; }
 
 Accepted accepted(const OptionRow& row, int64_t) {
-  const std::string words =
-      *row.integer != '\0' ? row.integer : fmt::format("an integer of at least {}", row.minimum);
+  const std::string words = *row.integer != '\0' ? row.integer : fmt::format("an integer of at least {}", row.minimum);
   return {words, words, {}};
 }
 
@@ -99,8 +98,8 @@ std::vector<std::string> Options::validate() const {
   std::vector<std::string> messages;
   for_each_option(*this, [&](const OptionRow& row, const auto& field) {
     if (const auto value = invalid_value(row, field)) {
-      messages.push_back(fmt::format("{}={} cannot be used: {} takes {}.", row.name, *value, row.name,
-                                     accepted(row, field).values));
+      messages.push_back(
+          fmt::format("{}={} cannot be used: {} takes {}.", row.name, *value, row.name, accepted(row, field).values));
     }
   });
   for (std::string& message : contradictions(*this)) messages.push_back(std::move(message));

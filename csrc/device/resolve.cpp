@@ -164,8 +164,7 @@ class WindowAttribution {
     has_found_something_ = true;
     const bool is_new = is_new_accident(*provenance);
     if (is_new && !event.plan->returns_info) record_unused(session, provenance);
-    if (is_new && session.reports_origins())
-      report(event, *provenance, HarmKind::kOrigin, kinds, "", session);
+    if (is_new && session.reports_origins()) report(event, *provenance, HarmKind::kOrigin, kinds, "", session);
     BadEvent bad{kinds, std::move(provenance)};
     const std::lock_guard lock(known.mutex);
     known.bad[event.number] = std::move(bad);

@@ -53,9 +53,10 @@ class detect(contextlib.ContextDecorator):
     With ``TORCHNAN=0`` in the environment nothing is checked; options are still validated.
 
     Args:
-        action: what a finding of level ``"error"`` does: ``"raise"`` a :class:`torchnan.NonFiniteError`, ``"warn"``
-            once per origin, ``"log"`` only keeps it, ``"breakpoint"`` opens the debugger in the user's frame (with
-            ``when="origin"`` where the value was made). In Python also a callable that is given the :class:`Finding`.
+        action: what a finding of level ``"error"`` does once it is in the log of the session: ``"raise"`` a
+            :class:`torchnan.NonFiniteError`, ``"warn"`` once per origin, ``"log"`` nothing more, ``"breakpoint"`` opens
+            the debugger in the user's frame (with ``when="origin"`` where the value was made). In Python also a
+            callable that is given the :class:`Finding`.
         check_nan: report NaN.
         check_inf: report infinities.
         when: ``"harm"`` reports a value where it does harm, so that values that user code repairs or never uses stay
@@ -63,12 +64,13 @@ class detect(contextlib.ContextDecorator):
         backward: check the backward pass.
         stacks: record forward call sites, so that a finding in the backward pass has a source line.
         skip_ops: operators that are never checked: names or globs, such as ``("aten::log", "_foreach_*")``.
-        rescan_every: ``N`` also scans results that are proved finite: each once in ``N`` steps, in turn, and all of
-            the first step. This finds a wrong proof, faulty memory, and code that writes into tensors where PyTorch
-            cannot see it. 1 scans every result, 0 none that is proved.
+        rescan_every: ``N`` also scans results that are proved finite: each once in ``N`` steps, in turn, and all of the
+            first step. This finds a wrong proof, faulty memory, and code that writes into tensors where PyTorch cannot
+            see it. 1 scans every result, 0 none that is proved.
         headroom: record the largest magnitude of each module's results, for :meth:`headroom`.
         max_findings: how many findings are kept; further ones are only counted.
-        log: path of a file that gets one line of strict JSON per finding, readable by its owner only.
+        log: path of a file to which the log of the session, ``findings``, is written as well: one line of strict JSON
+            per finding, readable by its owner only.
         model: a module whose parameters and submodules are named in reports; needed only where no module is on the call
             stack.
 
