@@ -82,6 +82,13 @@ def test_doctor_prints_what_is_installed():
     assert "switches     off" in ended.stdout
 
 
+def test_doctor_prints_the_options_that_are_set():
+    ended = run_forked_command("doctor", TORCHNAN="warn", TORCHNAN_SKIP_OPS="aten::log")
+    assert ended.returncode == 0
+    assert "switches     action=warn, check_nan=True" in ended.stdout
+    assert "skip_ops=('aten::log',)" in ended.stdout
+
+
 def test_doctor_finds_a_switch_that_cannot_work():
     ended = run([*MODULE, "doctor"], TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert ended.returncode == 1

@@ -100,7 +100,7 @@ class DetectionOptions:
         Raises:
             OptionError: they contradict each other.
         """
-        values = {name: option.default for name, option in cls.options().items()} | given
+        values = {**{name: option.default for name, option in cls.options().items()}, **given}
         for contradiction in _load._C.option_contradictions(values):
             raise OptionError(contradiction)
         values["skip_ops"] = tuple(values["skip_ops"])

@@ -262,7 +262,7 @@ def takes_old_names(table: type[_Table]) -> type[_Table]:
     def with_new_names(self: _Table, **given: Any) -> None:
         init(self, **table.with_new_names(given))
 
-    table.__init__ = with_new_names  # type: ignore[method-assign]
+    table.__init__ = with_new_names  # type: ignore[method-assign, assignment]
     return table
 
 
