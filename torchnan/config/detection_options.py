@@ -100,13 +100,17 @@ class DetectionOptions:
         Raises:
             OptionError: they contradict each other.
         """
-        values = {**{name: option.default for name, option in cls.options().items()}, **given}
+        values = {name: _frozen(given.get(name, option.default), option) for name, option in cls.options().items()}
         for contradiction in _load._C.option_contradictions(values):
             raise OptionError(contradiction)
-        values["skip_ops"] = tuple(values["skip_ops"])
         if values["log"] is not None:
             values["log"] = os.path.abspath(values["log"])
         return cls(MappingProxyType(values))
+
+
+def _frozen(value: Any, option: Option) -> Any:
+    """Returns a value that the program cannot change any more."""
+    return tuple(value) if isinstance(option.default, tuple) else value
 
 
 def _option(name: str, default: Any, **facts: Any) -> Option:
