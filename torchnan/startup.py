@@ -9,17 +9,17 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from torchnan import _load, program_end
 from torchnan.config import environment as _environment
+from torchnan.config.detection_options import DetectionOptions
 from torchnan.config.options import OptionError, message_of
 from torchnan.config.text import MAX_MESSAGE_BYTES, printable, say
 
 is_pending = False  # requested while torchnan was being imported; the import handles it at its end
 
 
-def options_from(environment: Mapping[str, str]) -> dict[str, Any] | None:
+def options_from(environment: Mapping[str, str]) -> DetectionOptions | None:
     """Returns the detection options that the variables set, ``None`` if detection stays off.
 
     Also checks the variables of recovery, so that errors appear now and not at the first StepGuard.
@@ -63,9 +63,11 @@ def switch_on() -> None:
             anomaly.replace_anomaly_mode()
         if options is not None:
             jobs.current()  # now, because later each rank may be in a different folder
-            path = _default_log() if options["action"] == "log" and options["log"] is None else None
+            is_without_log = options.values["action"] == "log" and options.values["log"] is None
+            path = _default_log() if is_without_log else None
             page = page_path()
-            watch = session.set_detect(True, **options | ({"log": path} if path else {}))
+            watch = session.detect.with_options(options.with_log(path) if path else options)
+            session.start_program_wide(watch)
             atexit.register(program_end.finish, watch, path, page, os.getpid())
     except (OptionError, OSError, RuntimeError) as error:
         print(f"torchnan: {printable(message_of(error), MAX_MESSAGE_BYTES)}", file=sys.stderr)

@@ -1,5 +1,10 @@
 #include <torchnan/detector.h>
 
+#include <stdexcept>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include "api/headroom.h"
 #include "api/session_lifetime.h"
 
@@ -8,7 +13,17 @@ namespace torchnan {
 NonFiniteError::NonFiniteError(Finding finding)
     : std::runtime_error(to_text(finding)), finding_(std::make_shared<const Finding>(std::move(finding))) {}
 
-Detector::Detector(Options options) : session_(make_session(std::move(options))), open_(true) {
+namespace {
+
+Options valid(Options options) {
+  const std::vector<std::string> faults = options.validate();
+  if (!faults.empty()) throw std::invalid_argument(fmt::format("{}", fmt::join(faults, " ")));
+  return options;
+}
+
+}  // namespace
+
+Detector::Detector(Options options) : session_(make_session(valid(std::move(options)))), open_(true) {
   enter_session(session_);
 }
 

@@ -85,7 +85,7 @@ void record_border_origin(DetectionSession& session, const at::Tensor& result, i
   auto origin = border_origin(context_of_region(session), values, output, kinds, region);
   const auto provenance = std::make_shared<Provenance>(Cause{std::move(origin), kinds});
   nonfinite_registry().remember(values, provenance);
-  if (session.options().when == When::kOrigin) report_harm(session, *provenance, HarmKind::kOrigin, kinds);
+  if (session.reports_origins()) report_harm(session, *provenance, HarmKind::kOrigin, kinds);
 }
 
 void record_fused_origin(DetectionSession& session, const at::Tensor& result, const std::string& op) {

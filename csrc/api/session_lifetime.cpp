@@ -1,10 +1,6 @@
 #include "api/session_lifetime.h"
 
-#include <stdexcept>
-
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include "api/harm_checks.h"
 #include "device/resolve.h"
@@ -29,8 +25,6 @@ void remove_closed_sessions(ThreadState& thread) {
 }  // namespace
 
 std::shared_ptr<DetectionSession> make_session(Options options) {
-  const std::vector<std::string> faults = options.validate();
-  if (!faults.empty()) throw std::invalid_argument(fmt::format("{}", fmt::join(faults, "; ")));
   if (!is_disabled()) install_interceptor();
   return std::make_shared<DetectionSession>(std::move(options));
 }

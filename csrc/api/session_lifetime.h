@@ -10,8 +10,8 @@
 
 namespace torchnan {
 
-// Makes a session without turning detection on. Throws std::invalid_argument for invalid options, std::system_error for
-// a log file that cannot be opened, std::runtime_error if no dispatch key is free.
+// Makes a session without turning detection on. The options are valid: the caller has checked them. Throws
+// std::system_error for a log file that cannot be opened, std::runtime_error if no dispatch key is free.
 TORCHNAN_API std::shared_ptr<DetectionSession> make_session(Options options);
 
 // Attaches the calling thread to the session.

@@ -62,10 +62,20 @@ void act(DetectionSession& session, const Finding& finding, bool is_new) {
   const Options& options = session.options();
   if (options.callback) {
     run_contained(session, "the action of a finding", [&] { options.callback(finding); });
-  } else if (raises(session, finding)) {
-    user_notifier().raise(finding);
-  } else if (options.action != Action::kLog && is_new && finding.level != Level::kNote) {
-    warn(session, finding);
+    return;
+  }
+  switch (options.action) {
+    case Action::kRaise:
+      if (finding.level == Level::kError) user_notifier().raise(finding);
+      [[fallthrough]];  // a finding of another level is a warning
+    case Action::kWarn:
+      if (is_new && finding.level != Level::kNote) warn(session, finding);
+      return;
+    case Action::kLog:
+      return;
+    case Action::kBreakpoint:
+      run_contained(session, "the action of a finding", [&] { user_notifier().stop_in_debugger(finding); });
+      return;
   }
 }
 

@@ -1,13 +1,30 @@
 #include <torchnan/options.h>
 
 #include <algorithm>
+#include <optional>
+#include <string_view>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include "detection/option_fields.h"
 #include "text/printable.h"
 
 namespace torchnan {
 namespace {
+
+template <typename Enum>
+std::vector<std::string> names_of() {
+  std::vector<std::string> names;
+  for (int i = 0; *name_of(static_cast<Enum>(i)) != '\0'; ++i) names.emplace_back(name_of(static_cast<Enum>(i)));
+  return names;
+}
+
+// Returns "raise, warn or log".
+std::string alternatives(const std::vector<std::string>& names) {
+  const std::vector<std::string> first(names.begin(), names.end() - 1);
+  return fmt::format("{} or {}", fmt::join(first, ", "), names.back());
+}
 
 // Whether the text can be the name of an operator, or a glob for several. Anything else would never match.
 bool is_pattern(const std::string& text) {
@@ -22,25 +39,70 @@ bool is_path(const std::string& text) {
   return text.find_first_not_of(" \t\n\r\f\v") != std::string::npos && text.find('\0') == std::string::npos;
 }
 
+std::string quoted(const std::string& text) { return fmt::format("'{}'", printable(text)); }
+
+// invalid_value() returns the part of a value that its option does not accept, as text; nothing if the value is valid.
+template <typename Enum>
+std::optional<std::string> invalid_value(const OptionRow&, Enum value) {
+  return *name_of(value) != '\0' ? std::nullopt : std::optional(std::to_string(static_cast<int>(value)));
+}
+
+std::optional<std::string> invalid_value(const OptionRow&, bool) { return std::nullopt; }
+
+std::optional<std::string> invalid_value(const OptionRow& row, int64_t number) {
+  return number >= row.minimum ? std::nullopt : std::optional(std::to_string(number));
+}
+
+std::optional<std::string> invalid_value(const OptionRow&, const std::vector<std::string>& patterns) {
+  const auto bad = std::find_if_not(patterns.begin(), patterns.end(), is_pattern);
+  return bad == patterns.end() ? std::nullopt : std::optional(quoted(*bad));
+}
+
+std::optional<std::string> invalid_value(const OptionRow&, const std::string& path) {
+  return path.empty() || is_path(path) ? std::nullopt : std::optional(quoted(path));
+}
+
 }  // namespace
+
+Accepted accepted(const OptionRow&, Action) {
+  const auto names = names_of<Action>();
+  return {fmt::format("'{}' or a callable that takes a Finding", fmt::join(names, "', '")), alternatives(names), names};
+}
+
+Accepted accepted(const OptionRow&, When) {
+  const auto names = names_of<When>();
+  return {fmt::format("'{}'", fmt::join(names, "' or '")), alternatives(names), names};
+}
+
+Accepted accepted(const OptionRow&, bool) { return {"True or False", "1, 0, true or false", {}}; }
+
+Accepted accepted(const OptionRow& row, int64_t) {
+  const std::string words = *row.integer != '\0' ? row.integer : fmt::format("an integer of at least {}", row.minimum);
+  return {words, words, {}};
+}
+
+Accepted accepted(const OptionRow&, const std::vector<std::string>&) {
+  return {"a sequence of operator names without overload, or globs, such as ('aten::log', '_foreach_*')",
+          "operator names without overload, or globs, with commas between them, such as aten::log,_foreach_*",
+          {}};
+}
+
+Accepted accepted(const OptionRow&, const std::string&) { return {"a path, or None", "a path", {}}; }
+
+std::vector<std::string> contradictions(const Options& options) {
+  if (options.check_nan || options.check_inf) return {};
+  return {"check_nan and check_inf are both off: nothing would be checked."};
+}
 
 std::vector<std::string> Options::validate() const {
   std::vector<std::string> messages;
-  if (max_findings < 1) {
-    messages.push_back(fmt::format("max_findings must be at least 1, not {}", max_findings));
-  }
-  if (rescan_every < 0) {
-    messages.push_back(fmt::format("rescan_every must be 0 or a number of steps, not {}", rescan_every));
-  }
-  if (!check_nan && !check_inf) {
-    messages.emplace_back("check_nan and check_inf are both false: nothing would be checked");
-  }
-  for (const std::string& pattern : skip_ops) {
-    if (is_pattern(pattern)) continue;
-    messages.push_back(fmt::format("skip_ops holds '{}'; give names or globs without overload, such as 'aten::log'",
-                                   printable(pattern)));
-  }
-  if (!log.empty() && !is_path(log)) messages.push_back(fmt::format("log '{}' is not a path", printable(log)));
+  for_each_option(*this, [&](const OptionRow& row, const auto& field) {
+    if (const auto value = invalid_value(row, field)) {
+      messages.push_back(
+          fmt::format("{}={} cannot be used: {} takes {}.", row.name, *value, row.name, accepted(row, field).values));
+    }
+  });
+  for (std::string& message : contradictions(*this)) messages.push_back(std::move(message));
   return messages;
 }
 

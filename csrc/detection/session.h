@@ -37,6 +37,16 @@ class TORCHNAN_API DetectionSession : public std::enable_shared_from_this<Detect
   bool checks(NonfiniteKinds kinds) const {
     return (kinds.nan() && options_.check_nan) || (kinds.inf() && options_.check_inf);
   }
+  // Whether a value is reported at once, at the operation that made it, and not only where it does harm.
+  bool reports_origins() const {
+    switch (options_.when) {
+      case When::kHarm:
+        return false;
+      case When::kOrigin:
+        return true;
+    }
+    return false;
+  }
   // Whether the options need only to know whether a result is finite.
   bool asks_for_finiteness_alone() const { return asks_for_finiteness_alone_; }
   // Whether skip_ops names this operator. `index` is that of its plan: the answer is computed once.

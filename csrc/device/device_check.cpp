@@ -381,7 +381,7 @@ void DeviceCheck::finish() {
     if (has_filled_batch_) devices().launch_full_batches();
   }
   const bool is_read = plan_.handling == OpPlan::Handling::kRead;
-  if (session_.options().when == When::kOrigin) {
+  if (session_.reports_origins()) {
     devices().launch_all();
     return resolve(Delivery::kNow);
   }

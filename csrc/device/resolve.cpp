@@ -164,8 +164,7 @@ class WindowAttribution {
     has_found_something_ = true;
     const bool is_new = is_new_accident(*provenance);
     if (is_new && !event.plan->returns_info) record_unused(session, provenance);
-    if (is_new && session.options().when == When::kOrigin)
-      report(event, *provenance, HarmKind::kOrigin, kinds, "", session);
+    if (is_new && session.reports_origins()) report(event, *provenance, HarmKind::kOrigin, kinds, "", session);
     BadEvent bad{kinds, std::move(provenance)};
     const std::lock_guard lock(known.mutex);
     known.bad[event.number] = std::move(bad);
@@ -300,7 +299,7 @@ void report_on_devices(DetectionSession& session, HarmKind harm, const OpPlan& r
   recorder.finish();
   devices().launch_all();                                 // a step is about to end, or its backward pass to begin
   if (harm == HarmKind::kRead) devices().wait_for_all();  // as the read will do anyway
-  if (devices().is_alarmed() || has_known_bad() || session.options().when == When::kOrigin) {
+  if (devices().is_alarmed() || has_known_bad() || session.reports_origins()) {
     resolve(Delivery::kNow);
   }
   raise_deferred(session);

@@ -1,6 +1,8 @@
 #include "host/user_notifier.h"
 
 #include <atomic>
+#include <csignal>
+#include <iostream>
 
 #include <c10/util/Exception.h>
 
@@ -19,6 +21,10 @@ class NativeNotifier final : public UserNotifier {
   void raise(const Finding& finding) override { throw RaisedError(finding); }
   void warn(const Finding& finding) override { warn(to_text(finding)); }
   void warn(const std::string& text) override { TORCH_WARN(text); }
+  void stop_in_debugger(const Finding& finding) override {
+    std::cerr << to_text(finding) << std::endl;
+    std::raise(SIGTRAP);
+  }
 };
 
 NativeNotifier native_notifier;

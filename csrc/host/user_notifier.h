@@ -23,6 +23,8 @@ class TORCHNAN_API UserNotifier {
   [[noreturn]] virtual void raise(const Finding& finding) = 0;
   virtual void warn(const Finding& finding) = 0;
   virtual void warn(const std::string& text) = 0;
+  // Opens the debugger; returns when the user continues.
+  virtual void stop_in_debugger(const Finding& finding) = 0;
 };
 
 // Returns the notifier of the host; without a host one that throws C++ exceptions and warns through c10.

@@ -48,9 +48,19 @@ bool is_exempt(const DetectionSession& session, const OriginRecord& origin, Harm
   return origin.seen_by_scaler || (kind == HarmKind::kAlive && is_of_skipped_step(session, origin));
 }
 
-// Whether the step proceeds after its gradient was reported; unknown if a callback decides.
+// Whether the step proceeds after its gradient was reported; unknown if a callback or the user decides.
 std::optional<bool> step_proceeds(const Options& options) {
-  return options.callback ? std::nullopt : std::optional(options.action != Action::kRaise);
+  if (options.callback) return std::nullopt;
+  switch (options.action) {
+    case Action::kRaise:
+      return false;
+    case Action::kWarn:
+    case Action::kLog:
+      return true;
+    case Action::kBreakpoint:
+      return std::nullopt;
+  }
+  return std::nullopt;
 }
 
 Harm harm_at(const Site& site, HarmKind kind, const HarmedName& name, const DetectionSession& session) {
@@ -167,7 +177,7 @@ bool is_parameter_harmed(const Provenance& provenance, bool is_parameter, c10::f
 }
 
 void report_result(const CallContext& call, const Result& result, const NonfiniteRegistry::ProvenancePtr& provenance) {
-  if (call.session.options().when == When::kOrigin && is_new_accident(*provenance)) {
+  if (call.session.reports_origins() && is_new_accident(*provenance)) {
     report_harm(call.session, *provenance, HarmKind::kOrigin, result.kinds);
   }
   if (replayed_region() != nullptr) return;  // it writes copies; the harm is done by the region's own writes

@@ -5,10 +5,8 @@
 #include <stdexcept>
 #include <type_traits>
 
-#include "detection/option_fields.h"
 #include "python/call_python.h"
 #include "report/finding_fields.h"
-#include "text/printable.h"
 
 namespace py = pybind11;
 
@@ -81,49 +79,6 @@ py::bytes encoded(const py::handle& text, const char* how) {
   return py::reinterpret_steal<py::bytes>(bytes);
 }
 
-// Sets the options that are given as keywords: a visitor of for_each_option().
-class OptionReader {
- public:
-  explicit OptionReader(const py::dict& keywords) : keywords_(keywords) {}
-
-  template <typename Field>
-  void operator()(const char* name, Field& field) {
-    read(keywords_[name], field);
-  }
-
- private:
-  static void read(const py::handle& value, bool& flag) { flag = value.cast<bool>(); }
-  static void read(const py::handle& value, int64_t& number) { number = value.cast<int64_t>(); }
-  static void read(const py::handle& value, std::string& text) {
-    if (!value.is_none()) text = from_py_str(value);
-  }
-  static void read(const py::handle& value, std::vector<std::string>& texts) {
-    for (const py::handle text : value) texts.push_back(from_py_str(text));
-  }
-  static void read(const py::handle& value, Action& action) {
-    if (!py::isinstance<py::str>(value)) return;  // a callable, which is the callback
-    const std::string name = from_py_str(value);
-    if (name == "raise") {
-      action = Action::kRaise;
-    } else if (name == "warn") {
-      action = Action::kWarn;
-    } else if (name == "log") {
-      action = Action::kLog;
-    } else {
-      throw std::invalid_argument("action must be 'raise', 'warn', 'log' or a callable, not " + printable(name));
-    }
-  }
-  static void read(const py::handle& value, When& when) {
-    const std::string name = from_py_str(value);
-    if (name != "harm" && name != "origin") {
-      throw std::invalid_argument("when must be 'harm' or 'origin', not " + printable(name));
-    }
-    when = name == "harm" ? When::kHarm : When::kOrigin;
-  }
-
-  const py::dict& keywords_;
-};
-
 }  // namespace
 
 std::string from_py_str(const py::handle& text) {
@@ -178,19 +133,6 @@ py::object to_python(const Headroom& h) {
   const py::object module = h.module ? py::object(to_py_str(*h.module)) : py::none();
   return py::module_::import("torchnan.detection.headroom")
       .attr("Headroom")(module, to_py_str(h.op), h.dtype, h.absmax, h.exact, h.bound, h.limit);
-}
-
-Options options_from(const py::dict& keywords) {
-  Options options;
-  for_each_option(options, OptionReader(keywords));
-  const py::object action = keywords["action"];
-  if (!py::isinstance<py::str>(action)) {
-    // Any thread may call it, and may drop the last reference.
-    options.callback = [callable = reachable_from_threads(action)](const Finding& finding) {
-      with_gil([&] { (*callable)(to_python(finding)); });
-    };
-  }
-  return options;
 }
 
 }  // namespace torchnan

@@ -1,4 +1,4 @@
-// Conversion of findings, options and text between C++ and Python.
+// Conversion of findings and text between C++ and Python.
 #pragma once
 
 #include <stdexcept>
@@ -8,7 +8,6 @@
 
 #include <torchnan/finding.h>
 #include <torchnan/headroom.h>
-#include <torchnan/options.h>
 #include <torchnan/stats.h>
 
 #include "report/enum_names.h"
@@ -32,10 +31,6 @@ Enum parse_enum(const std::string& name) {
 // Kinds are an int in Python: 1 for NaN, 2 for +Inf, 4 for -Inf, or'ed.
 int bits_of(NonfiniteKinds kinds);
 NonfiniteKinds kinds_from(int bits);
-
-// Converts the keywords of torchnan.detect(), whose types Python has checked. Throws std::invalid_argument for an
-// unknown `action` or `when`.
-Options options_from(const pybind11::dict& keywords);
 
 // Text of user code may be invalid Unicode in Python (with surrogates, as in file names that are not UTF-8), and
 // invalid UTF-8 in the core. A round trip through both returns the same text.

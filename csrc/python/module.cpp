@@ -31,6 +31,7 @@
 #include "python/call_python.h"
 #include "python/compiled_regions.h"
 #include "python/convert.h"
+#include "python/option_values.h"
 #include "python/python_runtime.h"
 #include "report/append_only_file.h"
 #include "scan/tensor_scan.h"
@@ -75,8 +76,8 @@ auto with_os_errors(Work&& work) {
   }
 }
 
-std::shared_ptr<DetectionSession> session_from(const py::dict& keywords) {
-  return with_os_errors([&] { return make_session(options_from(keywords)); });
+std::shared_ptr<DetectionSession> session_from(const py::dict& values) {
+  return with_os_errors([&] { return make_session(options_from(values)); });
 }
 
 void append_line(const py::str& path, const std::string& line) {
@@ -214,6 +215,9 @@ PYBIND11_MODULE(_C, m) {
   set_thread_switches(python_thread_switches());
   m.def("set_host", &set_python_host);
   m.def("finding_from_json", [](std::string_view line) { return to_python(finding_from_json(line)); });
+  m.def("option_table", &option_table);
+  m.def("accepts_option", &accepts_option, py::arg("name"), py::arg("value"));
+  m.def("option_contradictions", &contradictions_of, py::arg("values"));
   m.def("append_line", &append_line, py::arg("path"), py::arg("line"));
   bind_text(m);
   bind_session_class(m);

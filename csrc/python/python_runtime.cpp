@@ -177,6 +177,9 @@ class PythonNotifier final : public UserNotifier {
   void warn(const std::string& text) override {
     warn_or_throw([&] { module_.attr("warn_of_detector")(text); });
   }
+  void stop_in_debugger(const Finding& finding) override {
+    with_gil([&] { module_.attr("stop_in_debugger")(to_python(finding)); });
+  }
 
  private:
   // If warnings are errors, a warning raises. No caller could handle it, so it goes to sys.unraisablehook.

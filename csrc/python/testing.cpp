@@ -14,6 +14,7 @@
 #include "process/work_counters.h"
 #include "python/convert.h"
 #include "python/lock_discipline.h"
+#include "python/option_values.h"
 
 namespace py = pybind11;
 using namespace torchnan;

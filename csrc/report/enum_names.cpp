@@ -1,5 +1,6 @@
 // The names of the values of every enumeration, in the report, the log and Python; empty for unknown numbers.
 #include <torchnan/finding.h>
+#include <torchnan/options.h>
 
 namespace torchnan {
 
@@ -93,6 +94,30 @@ const char* name_of(HarmKind kind) {
       return "alive";
     case HarmKind::kUnused:
       return "unused";
+  }
+  return "";
+}
+
+const char* name_of(Action action) {
+  switch (action) {
+    case Action::kRaise:
+      return "raise";
+    case Action::kWarn:
+      return "warn";
+    case Action::kLog:
+      return "log";
+    case Action::kBreakpoint:
+      return "breakpoint";
+  }
+  return "";
+}
+
+const char* name_of(When when) {
+  switch (when) {
+    case When::kHarm:
+      return "harm";
+    case When::kOrigin:
+      return "origin";
   }
   return "";
 }

@@ -38,6 +38,16 @@ def test_run_takes_every_option_and_modules(tmp_path):
     assert "aten::log" in log.read_text()
 
 
+def test_run_turns_switches_off_by_their_names(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("import torch\ntorch.log(torch.tensor(-1.0)).item()\nprint('done')\n")
+    assert run([*MODULE, "run", str(script)]).returncode == 1
+    ended = run([*MODULE, "run", "--no-check-nan", str(script)])
+    assert (ended.returncode, ended.stdout.strip()) == (0, "done")
+    both = run_forked_command("run", "--no-check-nan", "--no-check-inf", str(script))
+    assert (both.returncode, "check_nan and check_inf are both off" in both.stderr) == (2, True)
+
+
 def test_run_rejects_invalid_commands(tmp_path):
     script = tmp_path / "x.py"
     script.write_text("import torch\n")
@@ -70,6 +80,13 @@ def test_doctor_prints_the_installation():
     assert f"PyTorch      {torch.__version__}" in ended.stdout
     assert "dispatch key Fake" in ended.stdout
     assert "switches     off" in ended.stdout
+
+
+def test_doctor_prints_the_options_that_are_set():
+    ended = run_forked_command("doctor", TORCHNAN="warn", TORCHNAN_SKIP_OPS="aten::log")
+    assert ended.returncode == 0
+    assert "switches     action=warn, check_nan=True" in ended.stdout
+    assert "skip_ops=('aten::log',)" in ended.stdout
 
 
 def test_doctor_finds_a_switch_that_cannot_work():
@@ -132,6 +149,10 @@ def test_a_default_is_shown_as_it_is(capsys):
     shown = " ".join(capsys.readouterr().out.split())
     assert "0, or a number of steps (default: 1000)" in shown
     assert "a path (default: none)" in shown
+    assert "--no-check-nan the same as --check-nan 0" in shown
+    assert "report NaN. It takes 1, 0, true or false (default: 1)" in shown
+    assert "``" not in shown
+    assert "--no-headroom" not in shown  # it is off by default
 
 
 def test_a_single_finding_is_not_compared_with_others(tmp_path, capsys):

@@ -14,8 +14,9 @@ from tests.support.processes import REPOSITORY
 from torchnan import startup
 from torchnan._load import _C
 from torchnan.config import environment, policy
-from torchnan.config.detection_options import DetectionOptions
+from torchnan.config.detection_options import OLD_NAMES, DetectionOptions
 from torchnan.config.options import OptionError
+from torchnan.detection.keywords import DetectKeywords
 
 BAD_OPTIONS = [
     (
@@ -65,7 +66,14 @@ def test_an_old_name_of_rescan_every_still_works_and_warns(old, new):
     with pytest.warns(DeprecationWarning, match=r"the option (exact|sample) is now called rescan_every") as warned:
         watch = torchnan.detect(**old)
     assert warned[0].filename == __file__
-    assert watch._given["rescan_every"] == new
+    assert watch._options.values["rescan_every"] == new
+
+
+def test_an_old_name_is_warned_about_where_set_detect_is_called():
+    with pytest.warns(DeprecationWarning, match="the option exact is now called rescan_every") as warned:
+        torchnan.set_detect(True, action="log", exact=True)
+    torchnan.set_detect(False)
+    assert warned[0].filename == __file__
 
 
 def test_an_unknown_option_is_a_type_error_as_in_python():
@@ -168,7 +176,7 @@ GOOD_ENVIRONMENT = [
 @pytest.mark.parametrize(("environment", "expected"), GOOD_ENVIRONMENT, ids=[str(e) for e, _ in GOOD_ENVIRONMENT])
 def test_the_environment_says_the_same_as_keywords(environment, expected):
     options = startup.options_from(environment)
-    assert options == (None if expected is None else DetectionOptions.from_dict(expected).as_keywords())
+    assert options == (None if expected is None else DetectionOptions.from_dict(expected))
 
 
 BAD_ENVIRONMENT = [
@@ -203,7 +211,19 @@ def test_a_bad_variable_is_rejected_with_the_remedy(environment, message):
 
 
 def test_the_documented_options_are_those_of_detect():
+    """Fails after a change of a meaning or a default in the core: python -m tests.support.write_options_table."""
     assert write_options_table.written() == write_options_table.table()
+    assert write_options_table.written_arguments() == write_options_table.arguments()
+
+
+def test_type_checkers_know_the_keywords_of_detect():
+    """Fails when an option of the core is missing in DetectKeywords, or has another type there."""
+    types = {bool: "bool", int: "int", str: "str", tuple: "Sequence[str]", type(None): "str | Path | None"}
+    known = {name: types[type(option.default)] for name, option in DetectionOptions.options().items()}
+    known |= {"action": "str | Callable[[Finding], object]", "model": "torch.nn.Module | None"}
+    old = {name: types[type(option.default)] for name, option in OLD_NAMES.items()}
+    written = {name: given.__forward_arg__ for name, given in DetectKeywords.__annotations__.items()}
+    assert written == known | old
 
 
 def test_every_variable_that_the_documents_name_exists():

@@ -170,7 +170,7 @@ TELLS = {
     "training/storage/jsonl.py to_json_line": "monitor log",  # and the recovery log
 }
 NO_MESSAGES = {
-    "config/detection_options.py with_new_names",  # names of options only
+    "config/deprecation.py warn_deprecated",  # names of options only
     "config/text.py to_valid_utf8",
     "training/diagnosis/series.py Series.to_rows",
     "distributed/agreement.py Agreement.to_global_rank",

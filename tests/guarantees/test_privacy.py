@@ -79,7 +79,7 @@ def guarded(**options):
 every_way_to_say_it()
 guarded()
 guarded(snapshot_every=1, max_consecutive=1, norm_limit=1e6)
-guarded(action="raise", replay=False)
+guarded(on_bad_step="raise", replay=False)
 print("the end")
 """
 CANARIES = [

@@ -143,7 +143,7 @@ else:
 
 def test_a_nan_detector_says_that_every_step_is_good_and_knows_the_norm():
     off("""
-detector = torchnan.NaNDetector(action="raise", norm_limit=1.0)
+detector = torchnan.NaNDetector(on_nonfinite="raise", norm_limit=1.0)
 model = nn.Linear(2, 1)
 model(torch.tensor([[3.0, 4.0]])).sum().backward()
 assert detector.check_loss(float("nan"), 1)
@@ -170,7 +170,7 @@ refused(lambda: torchnan.detect(action="rais"), "action='rais'")
 refused(lambda: torchnan.set_detect(True, when="now"), "when='now'")
 refused(lambda: torchnan.StepGuard(model, optimizer, max_skips=-1), "max_skips=-1")
 refused(lambda: torchnan.StepGuard(model, model), "optimizer is a Linear")
-refused(lambda: torchnan.NaNDetector(action="stop"), "'stop'")
+refused(lambda: torchnan.NaNDetector(on_nonfinite="stop"), "'stop'")
 """)
     for variable in ("TORCHNAN_WHN", "TORCHNAN_POLICY_MAX_SKIP", "TORCHNAN_WHEN"):
         ended = run_forked("import torch", TORCHNAN="0", **{variable: "nonsense"})

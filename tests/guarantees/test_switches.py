@@ -28,7 +28,7 @@ from torchnan import cli, startup
 from torchnan._load import _C
 from torchnan.config import policy
 from torchnan.config.detection_options import DetectionOptions
-from torchnan.config.options import OptionError
+from torchnan.config.options import OptionError, is_path
 from torchnan.config.policy import Policy
 
 pytestmark = pytest.mark.guarantee(20)
@@ -88,7 +88,7 @@ def test_variables_of_detection_are_read_strictly(name):
         # together with the options that it would contradict
         taken = startup.options_from({"TORCHNAN": "1", variable: text})
         assert taken is not None
-        assert taken[name] == (os.path.abspath(value) if name == "log" else value)
+        assert taken.values[name] == (os.path.abspath(value) if name == "log" else value)
     for text in bad:
         assert not is_taken(startup.options_from, {"TORCHNAN": "1", variable: text}), text
         assert not is_taken(startup.options_from, {"TORCHNAN": "0", variable: text}), text
@@ -124,7 +124,7 @@ def test_a_file_is_read_as_strictly(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [b"action = ", b"\xff\xfe", b"action = 'skip'\naction = 'raise'", b"a = " + b"[" * 10_000]
+    "content", [b"on_bad_step = ", b"\xff\xfe", b"retries = 1\nretries = 2", b"a = " + b"[" * 10_000]
 )
 def test_a_file_that_is_not_toml_is_an_option_error(tmp_path, content):
     """Fails when only TOMLDecodeError is caught."""
@@ -157,7 +157,8 @@ def test_cpp_has_the_same_options_with_the_same_defaults():
 
 def test_cpp_reads_every_option():
     """A field that is not visited would keep its default, whatever it is set to."""
-    visited = re.findall(r'visit\("(\w+)"', (REPOSITORY / "csrc" / "detection" / "option_fields.h").read_text())
+    table = (REPOSITORY / "csrc" / "detection" / "option_fields.h").read_text()
+    visited = re.findall(r'OptionRow\{"(\w+)"', table)
     assert visited == list(header_options())
 
 
@@ -173,8 +174,8 @@ def test_cpp_takes_the_same_values(name):
         assert _cpp_takes({name: value}) is is_taken(DetectionOptions.from_dict, {name: value}), value
 
 
-def test_cpp_takes_the_same_characters_and_combinations(figure):
-    """Fails when Python accepts a dot in skip_ops, or a negative rescan_every."""
+def test_characters_and_combinations_are_taken_by_cpp_as_written_here(figure):
+    """Fails when the core accepts a dot in skip_ops, a blank log, or a negative rescan_every."""
     together = [
         {"check_nan": False, "check_inf": False}, {"rescan_every": 0}, {"rescan_every": -1},
         {"rescan_every": 2**63 - 1}, {"check_nan": False}, {"check_inf": False},
@@ -183,6 +184,11 @@ def test_cpp_takes_the_same_characters_and_combinations(figure):
     paths = [{"log": text} for c in range(0x300) for text in (chr(c), f"a{chr(c)}")]
     for given in (*together, *characters, *paths):
         assert _cpp_takes(given) is is_taken(DetectionOptions.from_dict, given), given
+    for given in characters:
+        is_pattern = re.fullmatch(r"[A-Za-z0-9_:*?\[\]!^-]+", given["skip_ops"][0]) is not None
+        assert _cpp_takes(given) is is_pattern, given
+    for given in paths:  # the rule for the paths of a policy, which is written in Python
+        assert _cpp_takes(given) is is_path(given["log"]), given
     figure(f"{len(together) + len(characters) + len(paths)} combinations and characters, taken alike by C++ and Python")
 
 
@@ -208,7 +214,7 @@ def test_unknown_names_are_refused_with_the_nearest(tmp_path):
         "max_findings": lambda: DetectionOptions.from_dict({"max_finding": 1}),
         "TORCHNAN_MAX_FINDINGS": lambda: startup.options_from({"TORCHNAN_MAX_FINDING": "1"}),
         "TORCHNAN_WHEN": lambda: startup.options_from({"TORCHNAN_when": "harm"}),
-        "TORCHNAN_POLICY_ACTION": lambda: startup.options_from({"TORCHNAN_POLICI_ACTION": "skip"}),
+        "TORCHNAN_POLICY_ON_BAD_STEP": lambda: startup.options_from({"TORCHNAN_POLICI_ON_BAD_STEP": "skip"}),
         "TORCHNAN_POLICY_MAX_SKIPS": lambda: startup.options_from({"TORCHNAN_POLICY_MAX_SKIP": "1"}),
         "TORCHNAN_POLICY_KEEP": lambda: policy.from_environment({"TORCHNAN_POLICY_keep": "copy"}),
         "max_skips": lambda: torchnan.StepGuard(model, optimizer, max_skip=1),
@@ -282,10 +288,10 @@ def test_limits_of_the_nan_detector(name, value):
         torchnan.NaNDetector(**{name: value})
 
 
-@pytest.mark.parametrize("action", ["", "Warn", "log", None, 1, torch.ones(2)])
-def test_actions_of_the_nan_detector(action):
-    with pytest.raises(OptionError, match=r"action=.* cannot be used: action takes one of"):
-        torchnan.NaNDetector(action=action)
+@pytest.mark.parametrize("word", ["", "Warn", "log", None, 1, torch.ones(2)])
+def test_words_of_the_nan_detector(word):
+    with pytest.raises(OptionError, match=r"on_nonfinite=.* cannot be used: on_nonfinite takes one of"):
+        torchnan.NaNDetector(on_nonfinite=word)
 
 
 @pytest.mark.parametrize("k", [2**63, -(2**63) - 1, 10**400, 1.0, True, "1", None])

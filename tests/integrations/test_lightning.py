@@ -210,7 +210,7 @@ def test_a_rollback_brings_back_schedulers_too(tmp_path):
             self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
 
     state, rates = State(), Rates()
-    options = dict(snapshot_every=2, action="rollback", lr_factor=1.0)
+    options = dict(snapshot_every=2, on_bad_step="rollback", lr_factor=1.0)
     capture = NaNCapture(tmp_path, halt=False, replay=False, **options)
     fit(capture, state, rates, model=Scheduled())
     (event,) = capture.events
@@ -220,7 +220,7 @@ def test_a_rollback_brings_back_schedulers_too(tmp_path):
 
 
 def test_where_the_policy_has_no_answer_training_stops(tmp_path):
-    capture = NaNCapture(tmp_path, replay=False, action="raise")
+    capture = NaNCapture(tmp_path, replay=False, on_bad_step="raise")
     with pytest.raises(TrainingStopped, match="step 4 was not applied"):
         fit(capture)
     assert capture.nan_captured

@@ -242,7 +242,7 @@ def test_data_that_is_not_trained_on_is_not_part_of_a_step(tmp_path):
 
 
 def test_where_the_policy_has_no_answer_training_ends(tmp_path):
-    callback = NaNCallback(replay=False, action="raise")
+    callback = NaNCallback(replay=False, on_bad_step="raise")
     trainer = trainer_of(tmp_path, callback)
     with pytest.raises(TrainingStopped, match="step 4 was not applied"):
         trainer.train()

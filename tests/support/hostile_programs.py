@@ -181,7 +181,7 @@ class Bench:
             return (model._parameters[self.string] - 1).sqrt().sum() * 0
 
         try:
-            self._guarded(step, action="raise", replay=False)
+            self._guarded(step, on_bad_step="raise", replay=False)
         except TrainingStopped as error:
             return [str(error)]
         raise AssertionError("training went on")
@@ -209,7 +209,7 @@ class Bench:
         model._parameters[self.string].grad = torch.tensor([1.0, float("nan")])
         with logged() as lines:
             torchnan.NaNDetector().check_gradients(model)
-        return [*lines, *refusals(lambda: torchnan.NaNDetector(action="raise").check_gradients(model))]
+        return [*lines, *refusals(lambda: torchnan.NaNDetector(on_nonfinite="raise").check_gradients(model))]
 
     # -- files
 
@@ -249,7 +249,8 @@ class Bench:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         odd: Any = accepted(lambda s: type(s, (), {}), s)()
         toml = self.folder / "policy.toml"
-        toml.write_bytes(f"action = '{s}'\n".encode("utf-8", "surrogateescape" if _is_bytes(s) else "surrogatepass"))
+        errors = "surrogateescape" if _is_bytes(s) else "surrogatepass"
+        toml.write_bytes(f"on_bad_step = '{s}'\n".encode("utf-8", errors))
         return refusals(
             *[
                 functools.partial(torchnan.detect, **{name: s})
@@ -264,7 +265,7 @@ class Bench:
             lambda: Policy.from_dict({s: 1}),
             lambda: Policy.from_toml(toml),
             lambda: Policy.from_toml(self.folder / "policy.toml", s or "."),
-            lambda: torchnan.NaNDetector(action=s),
+            lambda: torchnan.NaNDetector(on_nonfinite=s),
             lambda: torchnan.register_bound(s, lambda x: None),
             lambda: torchnan.register_bound("a::b", s),  # type: ignore[arg-type]
             lambda: torchnan.StepGuard(odd, optimizer),
@@ -278,7 +279,7 @@ class Bench:
     def environment(self) -> list[str]:
         """Variables of this value, and of this name."""
         said = []
-        for name in ("TORCHNAN", "TORCHNAN_ACTION", "TORCHNAN_MAX_FINDINGS", "TORCHNAN_POLICY_ACTION"):
+        for name in ("TORCHNAN", "TORCHNAN_ACTION", "TORCHNAN_MAX_FINDINGS", "TORCHNAN_POLICY_ON_BAD_STEP"):
             said += self._with_variable(name, lambda s: f"{s}~", _switch_on)
         for prefix in ("TORCHNAN_", "TORCHNAN_POLICY_"):
             said += self._with_variable(None, lambda s, p=prefix: p + s, _switch_on)

@@ -76,7 +76,7 @@ DETECTION_AS_TEXT: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 NO_POSITIVE = [0, -1, -0.5, math.nan, math.inf, 10**400, "3", True, [1.0], 1j]
 RECOVERY: dict[str, tuple[list[Any], list[Any]]] = {
-    "action": (["skip", "rollback", "raise"], ["", " skip", "Skip", "warn", "retry", None, 1, torch.ones(2)]),
+    "on_bad_step": (["skip", "rollback", "raise"], ["", " skip", "Skip", "warn", "retry", None, 1, torch.ones(2)]),
     "max_consecutive": ([1, 2**63 - 1], [*NO_COUNTS, 0]),
     "max_skips": ([0], NO_COUNTS),
     "remedy": (

@@ -11,12 +11,12 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-from typing import Any
 
 import torch
 
 from torchnan import _build, _load, health, startup
 from torchnan._load import _C
+from torchnan.config.detection_options import DetectionOptions
 from torchnan.config.options import OptionError
 from torchnan.config.text import printable
 from torchnan.detection.compiled import torch_internals
@@ -37,10 +37,10 @@ def build() -> str:
     return f"{_build.version}, built for PyTorch {_C.built_for_torch}"
 
 
-def _format_options(options: dict[str, Any] | None) -> str:
+def _format_options(options: DetectionOptions | None) -> str:
     if _C.is_disabled():
         return "OFF by TORCHNAN=0: detect(), guard(), StepGuard and NaNDetector check nothing, in every program"
-    return "off" if options is None else ", ".join(f"{name}={value}" for name, value in options.items())
+    return "off" if options is None else ", ".join(f"{name}={value}" for name, value in options.values.items())
 
 
 def _gpus() -> str:

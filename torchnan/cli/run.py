@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 
 from torchnan import startup
 from torchnan.config.detection_options import OLD_NAMES, DetectionOptions
 from torchnan.config.environment import PAGE, is_of_detection
-from torchnan.config.options import OptionError, read
+from torchnan.config.options import Option, OptionError, read
 
 NAME = "run"
 HELP = "run a program under detection"
@@ -23,9 +24,10 @@ HELP = "run a program under detection"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds every option of detection, and the program with its arguments."""
     for name, option in DetectionOptions.options().items():
-        parser.add_argument(
-            _flag(name), metavar="VALUE", help=f"{option.accepts_text} (default: {_format_default(option.default)})"
-        )
+        parser.add_argument(_flag(name), metavar="VALUE", help=_help(option))
+        if option.default is True:
+            off = f"the same as {_flag(name)} 0"
+            parser.add_argument(f"--no-{_flag(name)[2:]}", dest=name, action="store_const", const="0", help=off)
     for name in OLD_NAMES:
         parser.add_argument(_flag(name), help=argparse.SUPPRESS)
     parser.add_argument("--html", metavar="FILE", help="write a page of the findings when the program ends")
@@ -37,10 +39,11 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _format_default(default: object) -> str:
-    if isinstance(default, bool):
-        return str(int(default))
-    return "none" if default in (None, ()) else str(default)
+def _help(option: Option) -> str:
+    default = int(option.default) if isinstance(option.default, bool) else option.default
+    default = "none" if default in (None, ()) else default
+    meaning = re.sub(r":\w+:`(?:torchnan\.)?(\w+)`", r"\1", option.meaning).replace("``", "")
+    return f"{meaning}. It takes {option.accepts_text} (default: {default})"
 
 
 def execute(given: argparse.Namespace) -> int:
@@ -54,7 +57,7 @@ def execute(given: argparse.Namespace) -> int:
             "torchnan.set_detect(True) in the program."
         )
     variables = {}
-    for name, option in (DetectionOptions.options() | OLD_NAMES).items():
+    for name, option in {**DetectionOptions.options(), **OLD_NAMES}.items():
         if (text := getattr(given, name)) is not None:
             read(f"{_flag(name)} ", option, text)  # so that an error quotes the argument as it was given
             variables[f"TORCHNAN_{name.upper()}"] = text

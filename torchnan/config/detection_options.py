@@ -1,28 +1,17 @@
-"""The options of detection: one table for keywords, environment and command line. options.h has the same in C++."""
+"""The options of detection for keywords, environment and command line: the core's table, and values for it."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
-import re
-import warnings
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
-from torchnan.config.options import (
-    Option,
-    OptionError,
-    Settings,
-    integer_from,
-    is_path,
-    nonnegative_int,
-    one_of,
-    parse_bool,
-    parse_int,
-    setting,
-)
-from torchnan.config.text import brief
+from torchnan import _load  # not its _C: `import torch` may call startup before the core is loaded
+from torchnan.config.deprecation import warn_deprecated
+from torchnan.config.options import Option, OptionError, integer_from, parse_bool, parse_int, unknown_option
 
 # Removed in the release after 0.1: both set rescan_every.
 OLD_NAMES = {
@@ -30,20 +19,13 @@ OLD_NAMES = {
     "sample": Option(0, "0, or a number of steps", integer_from(0), parse_int, "0, or a number of steps"),
 }
 
-ACTIONS = ("raise", "warn", "log", "breakpoint")
-WHENS = ("harm", "origin")
+
+def _parse_names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip(" ") for part in text.split(","))
 
 
-def _is_operator_pattern(value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_:*?\[\]!^-]+", value) is not None
-
-
-def _is_operator_patterns(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str) and all(map(_is_operator_pattern, value))
-
-
-def _bool(default: bool) -> Any:
-    return setting(default, "True or False", lambda v: isinstance(v, bool), parse_bool, "1, 0, true or false")
+# By type of the default. Other options take the text itself.
+_PARSERS: dict[type, Any] = {bool: parse_bool, int: parse_int, tuple: _parse_names}
 
 
 def with_new_names(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,13 +39,8 @@ def with_new_names(given: Mapping[str, Any]) -> dict[str, Any]:
         if name not in given:
             continue
         value = given[name]
-        if not option.check(value):
-            raise OptionError(f"{name}={brief(value)} cannot be used: {name} takes {option.accepts}.")
-        warnings.warn(
-            f"torchnan: the option {name} is now called rescan_every: 1 scans every result, N each once in N steps.",
-            DeprecationWarning,
-            stacklevel=3,
-        )
+        option.require(name, value)
+        warn_deprecated(f"the option {name} is now called rescan_every: 1 scans every result, N each once in N steps.")
         if not value:
             continue
         if "rescan_every" in new:
@@ -72,46 +49,25 @@ def with_new_names(given: Mapping[str, Any]) -> dict[str, Any]:
     return new
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DetectionOptions(Settings):
-    """The options of a detection session; :class:`torchnan.detect` describes them.
+@dataclasses.dataclass(frozen=True)
+class DetectionOptions:
+    """Valid options of a detection session; :class:`torchnan.detect` describes them.
 
-    Raises:
-        OptionError: an option has an invalid value.
+    Attributes:
+        values: a value for every option, by name. Paths are absolute.
     """
 
-    action: Any = setting(
-        "raise",
-        "'raise', 'warn', 'log', 'breakpoint' or a callable that takes a Finding",
-        lambda value: callable(value) or one_of(*ACTIONS)(value),
-        accepts_text="raise, warn, log or breakpoint",
-    )
-    check_nan: bool = _bool(True)
-    check_inf: bool = _bool(True)
-    when: str = setting("harm", "'harm' or 'origin'", one_of(*WHENS), accepts_text="harm or origin")
-    backward: bool = _bool(True)
-    stacks: bool = _bool(True)
-    skip_ops: Sequence[str] = setting(
-        (),
-        "a sequence of operator names without overload, or globs, such as ('aten::log', '_foreach_*')",
-        _is_operator_patterns,
-        lambda text: tuple(part.strip(" ") for part in text.split(",")),
-        "operator names without overload, or globs, with commas between them, such as aten::log,_foreach_*",
-    )
-    rescan_every: int = setting(1000, "0, or a number of steps", integer_from(0), parse_int)
-    headroom: bool = _bool(False)
-    max_findings: int = nonnegative_int(100, minimum=1)
-    log: str | Path | None = setting(
-        None, "a path, or None", lambda value: value is None or is_path(value), accepts_text="a path"
-    )
+    values: Mapping[str, Any]
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.check_nan and not self.check_inf:
-            raise OptionError("check_nan and check_inf are both False: nothing would be checked.")
-        object.__setattr__(self, "skip_ops", tuple(self.skip_ops))
-        if self.log is not None:
-            object.__setattr__(self, "log", os.path.abspath(self.log))
+    def with_log(self, path: str) -> DetectionOptions:
+        """Returns these options with another log."""
+        return DetectionOptions(MappingProxyType({**self.values, "log": path}))
+
+    @staticmethod
+    @functools.cache
+    def options() -> Mapping[str, Option]:
+        """Returns the core's table: the options by name."""
+        return MappingProxyType({row["name"]: _option(**row) for row in _load._C.option_table()})
 
     @classmethod
     def option(cls, name: str) -> Option:
@@ -120,17 +76,43 @@ class DetectionOptions(Settings):
         Raises:
             OptionError: there is none.
         """
-        return OLD_NAMES[name] if name in OLD_NAMES else super().option(name)
+        table = cls.options()
+        if name not in table and name not in OLD_NAMES:
+            raise OptionError(unknown_option(name, table))
+        return OLD_NAMES[name] if name in OLD_NAMES else table[name]
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> DetectionOptions:
-        """Returns options from names and values, also from old names.
+        """Returns options from names and values, also from old names. An option that is not given has its default.
 
         Raises:
             OptionError: a name or a value is invalid.
         """
-        return super().from_dict(with_new_names(given))
+        new = with_new_names(given)
+        for name, value in new.items():
+            cls.option(str(name)).require(name, value)
+        return cls.from_checked(new)
 
-    def as_keywords(self) -> dict[str, Any]:
-        """Returns the options by name, as the core and :func:`torchnan.set_detect` take them."""
-        return {name: getattr(self, name) for name in self.options()}
+    @classmethod
+    def from_checked(cls, given: Mapping[str, Any]) -> DetectionOptions:
+        """Returns options from values that have been checked one by one.
+
+        Raises:
+            OptionError: they contradict each other.
+        """
+        values = {name: _frozen(given.get(name, option.default), option) for name, option in cls.options().items()}
+        for contradiction in _load._C.option_contradictions(values):
+            raise OptionError(contradiction)
+        if values["log"] is not None:
+            values["log"] = os.path.abspath(values["log"])
+        return cls(MappingProxyType(values))
+
+
+def _frozen(value: Any, option: Option) -> Any:
+    """Returns a value that the program cannot change any more."""
+    return tuple(value) if isinstance(option.default, tuple) else value
+
+
+def _option(name: str, default: Any, **facts: Any) -> Option:
+    check = functools.partial(_load._C.accepts_option, name)
+    return Option(default, check=check, parse=_PARSERS.get(type(default), str), **facts)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from torchnan.config.detection_options import ACTIONS, OLD_NAMES, DetectionOptions
+from torchnan.config.detection_options import OLD_NAMES, DetectionOptions, with_new_names
 from torchnan.config.options import Option, OptionError, is_path, read, suggest
 from torchnan.config.text import printable
 
@@ -15,13 +15,17 @@ REQUIRE_CUDA = "TORCHNAN_REQUIRE_CUDA"
 REPLACE_ANOMALY = "TORCHNAN_REPLACE_ANOMALY"
 PAGE = "TORCHNAN_HTML"
 TRACEBACK = "TORCHNAN_TRACEBACK"
-MODES = (*ACTIONS, "1", "0")
 _OTHERS = (PAGE, REPLACE_ANOMALY, REQUIRE_CUDA, TRACEBACK)  # variables that set no option of detection
+
+
+def modes() -> tuple[str, ...]:
+    """Returns the values that ``TORCHNAN`` takes."""
+    return (*DetectionOptions.option("action").names, "1", "0")
 
 
 def detection_options(
     environment: Mapping[str, str], policy_variables: Callable[[], Iterable[str]] = tuple
-) -> dict[str, Any] | None:
+) -> DetectionOptions | None:
     """Returns the options that the variables set, ``None`` if detection stays off.
 
     ``TORCHNAN`` is one of raise, warn, log, breakpoint, 1 (the same as raise), or 0. 0 turns detection off whatever
@@ -35,23 +39,23 @@ def detection_options(
     Raises:
         OptionError: a variable or a value is unknown.
     """
-    mode = environment.get("TORCHNAN", "")
-    if mode not in ("", *MODES):
+    mode, known = environment.get("TORCHNAN", ""), modes()
+    if mode not in ("", *known):
         raise OptionError(
-            f"TORCHNAN={printable(mode, 200)} cannot be used: it takes one of {', '.join(MODES)}.{suggest(mode, MODES)}"
+            f"TORCHNAN={printable(mode, 200)} cannot be used: it takes one of {', '.join(known)}.{suggest(mode, known)}"
         )
     given = {
         _name(variable): _value(variable, text, policy_variables)
         for variable, text in sorted(environment.items())
         if is_of_detection(variable)
     }
-    if mode in ACTIONS and given.setdefault("action", mode) != mode:
+    if mode not in ("", "1", "0") and given.setdefault("action", mode) != mode:
         raise OptionError(f"TORCHNAN={mode} and TORCHNAN_ACTION={given['action']} disagree: set one of them.")
     requires_cuda(environment)  # checked now, and not by the first detection session
     replaces_anomaly(environment)
     page(environment)
     wants_full_traceback(environment)
-    options = DetectionOptions.from_dict(given).as_keywords()
+    options = DetectionOptions.from_checked(with_new_names(given))
     return None if mode in ("", "0") else options
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import re
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from torchnan.config.deprecation import warn_deprecated
 from torchnan.config.text import MAX_MESSAGE_BYTES, brief, printable
 
 _Table = TypeVar("_Table", bound="Settings")
@@ -32,6 +34,8 @@ class Option:
         check: returns whether a value is valid.
         parse: reads a value from text; raises KeyError or ValueError for invalid text.
         accepts_text: the valid texts, in words.
+        meaning: what the option does, in reStructuredText.
+        names: the words that it accepts, if it accepts only words.
     """
 
     default: Any
@@ -39,6 +43,17 @@ class Option:
     check: Callable[[Any], bool]
     parse: Callable[[str], Any]
     accepts_text: str
+    meaning: str = ""
+    names: tuple[str, ...] = ()
+
+    def require(self, name: str, value: Any) -> None:
+        """Checks a value that was given under a name.
+
+        Raises:
+            OptionError: the value is invalid.
+        """
+        if not self.check(value):
+            raise OptionError(f"{name}={brief(value)} cannot be used: {name} takes {self.accepts}.")
 
 
 def parse_bool(text: str) -> bool:
@@ -163,11 +178,11 @@ class Settings:
     """
 
     TOPIC: ClassVar[str] = ""  # the name of the table in errors
+    OLD_NAMES: ClassVar[Mapping[str, str]] = {}  # deprecated names of options, with the new ones
 
     def __post_init__(self) -> None:
         for name, option in self.options().items():
-            if not option.check(getattr(self, name)):
-                raise OptionError(f"{name}={brief(getattr(self, name))} cannot be used: {name} takes {option.accepts}.")
+            option.require(name, getattr(self, name))
 
     @classmethod
     def options(cls) -> dict[str, Option]:
@@ -181,9 +196,26 @@ class Settings:
         Raises:
             OptionError: a name or a value is invalid.
         """
-        for name in given:
+        new = cls.with_new_names(given)
+        for name in new:
             cls.option(str(name))
-        return cls(**given)
+        return cls(**new)
+
+    @classmethod
+    def with_new_names(cls, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns names and values with new names in place of deprecated ones, and warns about these.
+
+        Raises:
+            OptionError: an option stands there under both names.
+        """
+        new = dict(given)
+        for old in filter(cls.OLD_NAMES.__contains__, given):
+            name = cls.OLD_NAMES[old]
+            if name in given:
+                raise OptionError(f"{old}={brief(given[old])} is an old name for {name}: give {name} alone.")
+            warn_deprecated(f"the option {old} of {cls.TOPIC} is now called {name}.")
+            new[name] = new.pop(old)
+        return new
 
     @classmethod
     def option(cls, name: str) -> Option:
@@ -220,6 +252,18 @@ class Settings:
             return cls.from_dict(given)
         except OptionError as error:
             raise OptionError(f"{os.fspath(path)}: {error}") from None
+
+
+def takes_old_names(table: type[_Table]) -> type[_Table]:
+    """Makes the constructor of a table take the names in its ``OLD_NAMES`` as well."""
+    init: Any = table.__init__
+
+    @functools.wraps(init)
+    def with_new_names(self: _Table, **given: Any) -> None:
+        init(self, **table.with_new_names(given))
+
+    table.__init__ = with_new_names  # type: ignore[method-assign, assignment]
+    return table
 
 
 def _toml(path: str | os.PathLike[str]) -> Any:

@@ -22,6 +22,7 @@ from torchnan.config.options import (
     setting,
     suggest,
     switch,
+    takes_old_names,
 )
 from torchnan.config.text import printable
 
@@ -92,6 +93,7 @@ def _share(default: float) -> Any:
     return setting(default, "a number above 0, at most 1", lambda v: is_number(v) and 0 < v <= 1, parse_float)
 
 
+@takes_old_names
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Policy(Settings):
     """The checks, saved data and actions of a StepGuard. Every field can be set in TOML and in the environment.
@@ -100,7 +102,8 @@ class Policy(Settings):
         OptionError: a name or a value that cannot be used.
 
     Attributes:
-        action: default action for a bad step: ``"skip"``, ``"rollback"``, ``"raise"``.
+        on_bad_step: what is done about a bad step if ``remedy`` does not say it: ``"skip"``, ``"rollback"``,
+            ``"raise"``.
         max_consecutive: maximum number of bad steps skipped in a row. The next one is rolled back if there is a
             snapshot; otherwise training stops.
         max_skips: maximum number of bad steps skipped in the whole run; then training stops.
@@ -142,8 +145,9 @@ class Policy(Settings):
     """
 
     TOPIC: ClassVar[str] = "recovery"
+    OLD_NAMES: ClassVar[Mapping[str, str]] = {"action": "on_bad_step"}  # removed in the release after 0.1
 
-    action: str = _one_of("skip", "rollback", "raise")
+    on_bad_step: str = _one_of("skip", "rollback", "raise")
     max_consecutive: int = nonnegative_int(5, minimum=1)
     max_skips: int = nonnegative_int(100)
     remedy: Mapping[str, Action] = _table(_REMEDIES, CAUSES, ACTIONS, "data=raise,norm=rollback")
@@ -208,14 +212,16 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         OptionError: a variable or a value that is not known.
     """
     known = variables()
+    old = {f"{POLICY}_{name.upper()}": name for name in Policy.OLD_NAMES}
     given = {}
     for variable, text in sorted(environment.items()):
         if not variable.startswith(f"{POLICY}_"):
             continue
-        if variable not in known:
+        if variable not in known and variable not in old:
             raise OptionError(
                 f"there is no variable {printable(variable, 100)}.{suggest(variable, known)} Variables: {POLICY}, "
                 f"{', '.join(known)}."
             )
-        given[known[variable]] = read(f"{variable}=", options()[known[variable]], text)
-    return given
+        name = known.get(variable) or old[variable]
+        given[name] = read(f"{variable}=", options()[Policy.OLD_NAMES.get(name, name)], text)
+    return Policy.with_new_names(given)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import functools
+import inspect
 import os
 import sys
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from torchnan._load import _C
 from torchnan.config import environment
-from torchnan.config.detection_options import OLD_NAMES, DetectionOptions, with_new_names
+from torchnan.config.detection_options import OLD_NAMES, DetectionOptions
 from torchnan.config.options import OptionError, suggest, unknown_option
 from torchnan.config.text import brief, printable
 from torchnan.detection import hooks, new_threads, registry, report_rows
@@ -26,26 +26,21 @@ from torchnan.detection.errors import DetectorWarning, NonFiniteError, may_be_of
 from torchnan.detection.finding import LEVELS, Finding
 from torchnan.detection.headroom import Headroom
 
-_Init = TypeVar("_Init", bound=Callable[..., None])
+if TYPE_CHECKING:
+    from typing_extensions import Never, Unpack
+
+    from torchnan.detection.keywords import DetectKeywords
 
 
-def _guesses_misspelt_options(init: _Init) -> _Init:
-    """Rejects an argument that is not an option, and suggests the intended one. The signature stays unchanged."""
+_DEFAULTS = {name: option.default for name, option in DetectionOptions.options().items()} | {"model": None}
 
-    @functools.wraps(init)
-    def checked(self: Any, *args: Any, **given: Any) -> None:
-        if args:  # `@torchnan.detect` passes the function
-            raise TypeError(
-                f"detect({brief(args[0])}): options are given by name, such as detect(action='warn'); the decorator is "
-                "@torchnan.detect()."
-            )
-        known = [*DetectionOptions.options(), "model"]
-        for name in given:
-            if name not in known and name not in OLD_NAMES:  # a TypeError, like that of any function
-                raise TypeError(unknown_option(name, known))
-        init(self, **with_new_names(given))
 
-    return cast(_Init, checked)
+def _signature() -> inspect.Signature:
+    """Returns the signature of ``detect.__init__``."""
+    receiver = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    options = [inspect.Parameter(name, keyword, default=default) for name, default in _DEFAULTS.items()]
+    return inspect.Signature([receiver, *options])
 
 
 class detect(contextlib.ContextDecorator):
@@ -58,24 +53,26 @@ class detect(contextlib.ContextDecorator):
     With ``TORCHNAN=0`` in the environment nothing is checked; options are still validated.
 
     Args:
-        action: what a finding of level ``"error"`` does: ``"raise"`` a :class:`torchnan.NonFiniteError`, ``"warn"``
-            once per origin, ``"log"`` only keeps it, ``"breakpoint"`` opens the debugger in the user's frame (with
-            ``when="origin"`` where the value was made), or a callable that is given the :class:`Finding`.
+        action: what a finding of level ``"error"`` does once it is in the log of the session: ``"raise"`` a
+            :class:`torchnan.NonFiniteError`, ``"warn"`` once per origin, ``"log"`` nothing more, ``"breakpoint"`` opens
+            the debugger in the user's frame (with ``when="origin"`` where the value was made). In Python also a
+            callable that is given the :class:`Finding`.
         check_nan: report NaN.
         check_inf: report infinities.
         when: ``"harm"`` reports a value where it does harm, so that values that user code repairs or never uses stay
             silent; ``"origin"`` reports it at once, at the operation that made it, which suits a debugger.
         backward: check the backward pass.
         stacks: record forward call sites, so that a finding in the backward pass has a source line.
-        model: a module whose parameters and submodules are named in reports; needed only where no module is on the call
-            stack.
         skip_ops: operators that are never checked: names or globs, such as ``("aten::log", "_foreach_*")``.
-        rescan_every: ``N`` also scans results that are proved finite: each once in ``N`` steps, in turn, and all of
-            the first step. This finds a wrong proof, faulty memory, and code that writes into tensors where PyTorch
-            cannot see it. 1 scans every result, 0 none that is proved.
+        rescan_every: ``N`` also scans results that are proved finite: each once in ``N`` steps, in turn, and all of the
+            first step. This finds a wrong proof, faulty memory, and code that writes into tensors where PyTorch cannot
+            see it. 1 scans every result, 0 none that is proved.
         headroom: record the largest magnitude of each module's results, for :meth:`headroom`.
         max_findings: how many findings are kept; further ones are only counted.
-        log: path of a file that gets one line of strict JSON per finding, readable by its owner only.
+        log: path of a file to which the log of the session, ``findings``, is written as well: one line of strict JSON
+            per finding, readable by its owner only.
+        model: a module whose parameters and submodules are named in reports; needed only where no module is on the call
+            stack.
 
     Raises:
         OptionError: an option cannot be used.
@@ -90,35 +87,35 @@ class detect(contextlib.ContextDecorator):
             optimizer.step()
     """
 
-    @_guesses_misspelt_options
-    def __init__(
-        self,
-        *,
-        action: Any = "raise",
-        check_nan: bool = True,
-        check_inf: bool = True,
-        when: str = "harm",
-        backward: bool = True,
-        stacks: bool = True,
-        model: torch.nn.Module | None = None,
-        skip_ops: Any = (),
-        rescan_every: int = 1000,
-        headroom: bool = False,
-        max_findings: int = 100,
-        log: Any = None,
-    ) -> None:
-        given = dict(locals())  # every keyword, under its name
-        del given["self"]
-        options = DetectionOptions.from_dict({name: given[name] for name in DetectionOptions.options()})
+    def __init__(self, *args: Never, **options: Unpack[DetectKeywords]) -> None:
+        if args:  # `@torchnan.detect` passes the function
+            raise TypeError(
+                f"detect({brief(args[0])}): options are given by name, such as detect(action='warn'); the decorator is "
+                "@torchnan.detect()."
+            )
+        given: dict[str, Any] = dict(options)
+        for name in given:
+            if name not in _DEFAULTS and name not in OLD_NAMES:  # a TypeError, like that of any function
+                raise TypeError(unknown_option(name, _DEFAULTS))
+        model = given.pop("model", None)
+        self._make(DetectionOptions.from_dict(given), model)
+
+    __init__.__signature__ = _signature()  # type: ignore[attr-defined]
+
+    @classmethod
+    def with_options(cls, options: DetectionOptions, model: torch.nn.Module | None = None) -> detect:
+        """Returns a detection with options that have been checked."""
+        made = cls.__new__(cls)
+        made._make(options, model)
+        return made
+
+    def _make(self, options: DetectionOptions, model: torch.nn.Module | None) -> None:
         if model is not None and not isinstance(model, torch.nn.Module):
             raise OptionError(f"model={brief(model)} cannot be used: model takes a torch.nn.Module or None.")
-        _require_operators(options.skip_ops)
+        _require_operators(options.values["skip_ops"])
         self.model = model
-        self._given = given
-        keywords = options.as_keywords()
-        if options.action == "breakpoint":
-            keywords["action"] = _stop_in_debugger
-        self._session = _C.DetectionSession(keywords)
+        self._options = options
+        self._session = _C.DetectionSession(dict(options.values))
         self._entries: Counter[int] = Counter()  # by thread
         registry.sessions[self._session.id] = self
 
@@ -127,8 +124,8 @@ class detect(contextlib.ContextDecorator):
         errors = sum(finding.level == "error" for finding in findings)
         state = "open" if self._entries.total() > 0 else "closed"
         return (
-            f"<torchnan.detect(action={brief(self._given['action'])}), {state}: {len(findings)} findings, {errors} of "
-            f"them errors; {stats['ops']:,} operations, {stats['checked']:,} results checked>"
+            f"<torchnan.detect(action={brief(self._options.values['action'])}), {state}: {len(findings)} findings, "
+            f"{errors} of them errors; {stats['ops']:,} operations, {stats['checked']:,} results checked>"
         )
 
     # -- as a scope
@@ -173,7 +170,7 @@ class detect(contextlib.ContextDecorator):
         self._entries = Counter({me: self._entries[me]})
 
     def _recreate_cm(self) -> detect:  # each call of a decorated function is a new session
-        return type(self)(**self._given)
+        return type(self).with_options(self._options, self.model)
 
     # -- results
 
@@ -196,7 +193,7 @@ class detect(contextlib.ContextDecorator):
             lines = (f"  {report_rows.summary(report)}" for report in others)
             parts.append("\n".join([f"torchnan: {len(others)} more", *lines]))
         if dropped := self.stats()["dropped"]:
-            kept = self._given["max_findings"]
+            kept = self._options.values["max_findings"]
             parts.append(f"torchnan: {dropped} more findings were counted, not kept (max_findings={kept})")
         return "\n\n".join(parts)
 
@@ -230,7 +227,7 @@ class detect(contextlib.ContextDecorator):
     @property
     def keeps_headroom(self) -> bool:
         """Whether the session was made with ``headroom=True``."""
-        return bool(self._given["headroom"])
+        return bool(self._options.values["headroom"])
 
     def headroom(self) -> list[Headroom]:
         """Returns how close forward results have come to overflow, by module and dtype, since the last call.
@@ -316,12 +313,6 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(before=hooks.lock.acquire, after_in_parent=hooks.lock.release, after_in_child=_after_fork_in_child)
 
 
-def _stop_in_debugger(finding: Finding) -> None:
-    from torchnan.detection import debugger
-
-    debugger.stop(finding)
-
-
 _program_wide: detect | None = None
 
 
@@ -330,7 +321,7 @@ def is_program_wide() -> bool:
     return _program_wide is not None
 
 
-def set_detect(mode: bool, **options: Any) -> detect | None:
+def set_detect(mode: bool, **options: Unpack[DetectKeywords]) -> detect | None:
     """Turns detection on or off for the whole program.
 
     The calling thread takes part, and every thread that Python starts from now on. Values that are still referenced
@@ -349,13 +340,20 @@ def set_detect(mode: bool, **options: Any) -> detect | None:
     if not isinstance(mode, bool):
         raise TypeError(f"set_detect({brief(mode)}): mode is True or False")
     started = detect(**options) if mode else None
-    end_program_wide(report_pending=True)
-    if started is not None:
-        started.__enter__()
-        if not _C.is_disabled():
-            new_threads.watch_new_threads(started._session)
-        _end(_swap_program_wide(started), report_pending=True)  # one that another thread has started meanwhile
+    if started is None:
+        end_program_wide(report_pending=True)
+    else:
+        start_program_wide(started)
     return started
+
+
+def start_program_wide(session: detect) -> None:
+    """Makes a session the program-wide one, and ends the one before it."""
+    end_program_wide(report_pending=True)
+    session.__enter__()
+    if not _C.is_disabled():
+        new_threads.watch_new_threads(session._session)
+    _end(_swap_program_wide(session), report_pending=True)  # one that another thread has started meanwhile
 
 
 def end_program_wide(*, report_pending: bool) -> None:

@@ -35,6 +35,13 @@ def warn(finding: Finding, report: str) -> None:
         errors.warn(finding, text)
 
 
+def stop_in_debugger(finding: Finding) -> None:
+    """Opens the debugger in the user's frame."""
+    from torchnan.detection import debugger  # few programs need it
+
+    debugger.stop(finding)
+
+
 def _among_ranks(finding: Finding, report: str) -> tuple[str, bool]:
     """Returns the text for this rank, and whether to show it."""
     from torchnan.distributed import job as jobs  # not needed until something is found

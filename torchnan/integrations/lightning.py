@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,6 +22,11 @@ from torchnan.training.capture import load_capture
 from torchnan.training.guard.event import StepEvent
 from torchnan.training.guard.step_guard import StepGuard
 from torchnan.training.monitor.guard_feed import StepDefaults
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from torchnan.integrations.keywords import LightningKeywords
 
 
 class NaNCapture(Callback):
@@ -72,7 +77,7 @@ class NaNCapture(Callback):
         halt: bool = True,
         replay: bool = True,
         inject: str | os.PathLike[str] | None = None,
-        **policy_options: Any,
+        **policy_options: Unpack[LightningKeywords],
     ) -> None:
         self.dirpath = os.fspath(dirpath)
         self.halt = halt
@@ -83,7 +88,7 @@ class NaNCapture(Callback):
         self._step: TrainingStep
         self._frozen_scaler: FrozenScaler
         keep = {} if "policy" in policy_options or "keep" in policy_options else {"keep": "copy"}
-        self._options = dict(captures=self.dirpath, replay=replay, **keep, **policy_options)
+        self._options: dict[str, Any] = dict(captures=self.dirpath, replay=replay, **keep, **policy_options)
         self._loaded: dict[str, Any] | None = None
         self._losses: list[torch.Tensor] = []
         self._watching = contextlib.ExitStack()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,6 +24,11 @@ from torchnan.training.guard.step.forward_backward import loss_of, named_paramet
 from torchnan.training.guard.step.gradients import describe_nonfinite, gradients_of, measure
 from torchnan.training.guard.step_guard import StepGuard
 from torchnan.training.monitor.guard_feed import StepDefaults
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from torchnan.integrations.keywords import TransformersKeywords
 
 
 class NaNCallback(TrainerCallback):
@@ -59,11 +64,11 @@ class NaNCallback(TrainerCallback):
         print(*callback.events)
     """
 
-    def __init__(self, **policy_options: Any) -> None:
+    def __init__(self, **policy_options: Unpack[TransformersKeywords]) -> None:
         self.guard: StepGuard | None = None
         self._guard: StepGuard  # the same; set at the start of training
         self._user_on_instability = policy_options.pop("on_instability", None)
-        self._options = policy_options
+        self._options: dict[str, Any] = {**policy_options}
         self._losses: list[torch.Tensor] = []
         # weight of the model's loss in the tensor that backward() was called on
         self._weight: torch.Tensor | None = None

@@ -1,4 +1,5 @@
-// The options of a detection session. They have the names of the Python keywords.
+// The options of a detection session. They have the names of the Python keywords; detection/option_fields.h has what
+// each means and accepts.
 #pragma once
 
 #include <cstdint>
@@ -13,9 +14,10 @@ namespace torchnan {
 
 // The action on a finding of level error.
 enum class Action {
-  kRaise,  // throw NonFiniteError
-  kWarn,   // print the report once per origin, continue
-  kLog,    // keep it (and write it to the log file, if there is one), continue
+  kRaise,       // throw NonFiniteError
+  kWarn,        // print the report once per origin, continue
+  kLog,         // continue: it is in the log of the session (and in the log file, if there is one)
+  kBreakpoint,  // stop in the debugger: that of Python, or the one attached to the program (SIGTRAP)
 };
 
 // When a non-finite value is reported.
@@ -23,6 +25,9 @@ enum class When {
   kHarm,    // where it does harm: no false alarms
   kOrigin,  // at once, at the operation that made it: for use with a debugger
 };
+
+TORCHNAN_API const char* name_of(Action action);
+TORCHNAN_API const char* name_of(When when);
 
 struct TORCHNAN_API Options {
   Action action = Action::kRaise;
@@ -38,7 +43,7 @@ struct TORCHNAN_API Options {
   int64_t max_findings = 100;         // that are kept; further ones are only counted
   std::string log;                    // path of a JSON Lines file, readable by its owner only; empty: none
 
-  // Returns one message for each invalid value.
+  // Returns one message for each invalid value. Detector calls it.
   std::vector<std::string> validate() const;
 };
 

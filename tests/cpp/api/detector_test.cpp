@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <csignal>
 #include <limits>
 #include <thread>
 
@@ -123,6 +124,36 @@ TEST(Detector, RefusesOptionsThatCannotBeUsed) {
   Options nowhere;
   nowhere.log = "/no/such/folder/log";
   EXPECT_THROW(Detector{nowhere}, std::system_error);
+}
+
+TEST(Detector, SaysWhatAnOptionTakes) {
+  Options options;
+  options.max_findings = 0;
+  options.rescan_every = -1;
+  options.skip_ops = {"aten::log", "a b"};
+  options.check_nan = options.check_inf = false;
+  options.when = static_cast<When>(7);
+  EXPECT_EQ(
+      options.validate(),
+      (std::vector<std::string>{
+          "when=7 cannot be used: when takes 'harm' or 'origin'.",
+          "skip_ops='a b' cannot be used: skip_ops takes a sequence of operator names without overload, or globs, "
+          "such as ('aten::log', '_foreach_*').",
+          "rescan_every=-1 cannot be used: rescan_every takes 0, or a number of steps.",
+          "max_findings=0 cannot be used: max_findings takes an integer of at least 1.",
+          "check_nan and check_inf are both off: nothing would be checked."}));
+}
+
+// Fails when: Action::kBreakpoint only keeps the finding.
+TEST(Detector, StopsInTheDebugger) {
+  Options options;
+  options.action = Action::kBreakpoint;
+  EXPECT_EXIT(
+      {
+        Detector detector(options);
+        at::zeros({1}).log().item();
+      },
+      testing::KilledBySignal(SIGTRAP), "made by   aten::log");
 }
 
 TEST(Detector, CallsBackInsteadOfThrowing) {

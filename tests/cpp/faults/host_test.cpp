@@ -52,6 +52,7 @@ class FailingMessenger final : public UserNotifier {
   void raise(const Finding&) override { fail(true); }
   void warn(const Finding&) override { fail(true); }
   void warn(const std::string&) override { fail(false); }
+  void stop_in_debugger(const Finding&) override { fail(true); }
 };
 
 // Throws from its nth emit on, or then only.
@@ -251,6 +252,7 @@ TEST(FailingHost, DoesNotEndTheProcessFromADestructor) {
     void raise(const Finding&) override { throw Shout(); }
     void warn(const Finding&) override { throw Shout(); }
     void warn(const std::string&) override { throw Shout(); }
+    void stop_in_debugger(const Finding&) override { throw Shout(); }
   } host;
   const Plugged plugged(&host);
   at::Tensor held;

@@ -35,9 +35,17 @@ def with_gradients(**gradients: torch.Tensor) -> nn.Module:
     return model
 
 
-def test_an_action_that_does_not_exist_is_refused():
-    with pytest.raises(ValueError, match="action='stop' cannot be used: action takes one of 'warn', 'skip', 'raise'"):
-        torchnan.NaNDetector(action="stop")
+def test_a_word_that_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match=r"^on_nonfinite='stop' cannot be used: on_nonfinite takes one of 'warn'"):
+        torchnan.NaNDetector(on_nonfinite="stop")
+
+
+def test_the_old_name_of_on_nonfinite_still_works_and_warns():
+    with pytest.warns(DeprecationWarning, match="action of NaNDetector is now called on_nonfinite") as warned:
+        assert torchnan.NaNDetector(action="raise").on_nonfinite == "raise"
+    assert warned[0].filename == __file__
+    with pytest.raises(ValueError, match="action is an old name for on_nonfinite: give on_nonfinite alone"):
+        torchnan.NaNDetector(on_nonfinite="skip", action="raise")
 
 
 @pytest.mark.parametrize("name", ["max_consecutive", "max_history"])
@@ -50,7 +58,7 @@ def test_counts_that_make_no_sense_are_refused(name, value):
 def test_it_starts_from_nothing():
     detector = torchnan.NaNDetector()
     assert detector.state == torchnan.NaNState(0, 0, INF, 0, [])
-    assert (detector.action, detector.max_consecutive, detector.max_history) == ("warn", 5, 100)
+    assert (detector.on_nonfinite, detector.max_consecutive, detector.max_history) == ("warn", 5, 100)
     assert not detector.should_rollback
 
 
@@ -76,7 +84,7 @@ def test_a_bad_loss_is_reported_and_counted(bad, action, told):
 
 
 def test_raise_raises_and_counts():
-    detector = torchnan.NaNDetector(action="raise")
+    detector = torchnan.NaNDetector(on_nonfinite="raise")
     with pytest.raises(RuntimeError, match="NaN/Inf loss at step 4: loss is nan"):
         detector.check_loss(NAN, 4)
     assert detector.state.total_nans == 1

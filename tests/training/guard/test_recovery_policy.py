@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import re
 
 import pytest
 import torch
 from torch import nn
 
 import torchnan
+from tests.support.processes import REPOSITORY
 from torchnan.config.options import OptionError
 from torchnan.config.policy import options
+from torchnan.config.policy_keywords import PolicyKeywords
 from torchnan.recovery import Policy
 
 
@@ -20,7 +24,7 @@ def guard(**given):
 
 
 WRONG = {
-    "action": "warn",
+    "on_bad_step": "warn",
     "max_consecutive": 0,
     "max_skips": -1,
     "remedy": {"data": "ignore"},
@@ -83,19 +87,60 @@ def test_a_rollback_deeper_than_the_kept_snapshots_is_rejected():
 def test_toml(tmp_path):
     path = tmp_path / "train.toml"
     path.write_text(
-        'lr = 1\n[train.recovery]\naction = "rollback"\nsnapshot_every = 50\n[train.recovery.remedy]\ndata = "raise"\n'
+        'lr = 1\n[train.recovery]\non_bad_step = "rollback"\nsnapshot_every = 50\n'
+        '[train.recovery.remedy]\ndata = "raise"\n'
     )
     policy = Policy.from_toml(path, "train.recovery")
-    assert (policy.action, policy.snapshot_every, policy.remedy) == ("rollback", 50, {"data": "raise"})
+    assert (policy.on_bad_step, policy.snapshot_every, policy.remedy) == ("rollback", 50, {"data": "raise"})
     with pytest.raises(OptionError, match=r"train\.toml: there is no option 'lr' of recovery"):
         Policy.from_toml(path)
     with pytest.raises(OptionError, match="has no table 'recovery'"):
         Policy.from_toml(path, "recovery")
-    path.write_text("action = ")
+    path.write_text("on_bad_step = ")
     with pytest.raises(OptionError, match=r"train\.toml is not TOML"):
         Policy.from_toml(path)
     with pytest.raises(FileNotFoundError):
         guard(policy=tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize("way", ["keyword", "policy", "dict", "file", "variable"])
+def test_the_old_name_of_on_bad_step_still_works_and_warns(way, tmp_path, monkeypatch):
+    path = tmp_path / "recovery.toml"
+    path.write_text('action = "rollback"\n')
+    if way == "variable":
+        monkeypatch.setenv("TORCHNAN_POLICY_ACTION", "rollback")
+    ways = {
+        "keyword": lambda: guard(action="rollback").policy,
+        "policy": lambda: Policy(action="rollback"),
+        "dict": lambda: guard(policy={"action": "rollback"}).policy,
+        "file": lambda: guard(policy=path).policy,
+        "variable": lambda: guard().policy,
+    }
+    with pytest.warns(DeprecationWarning, match="the option action of recovery is now called on_bad_step") as warned:
+        assert ways[way]().on_bad_step == "rollback"
+    assert [warning.filename for warning in warned] == [__file__]
+
+
+def test_both_names_of_an_option_are_refused():
+    with pytest.raises(OptionError, match=r"^action='skip' is an old name for on_bad_step: give on_bad_step alone"):
+        Policy(action="skip", on_bad_step="raise")
+
+
+def test_the_page_groups_every_option_with_its_default():
+    """Fails when an option is missing in the table of docs/recovery.md, or has another default."""
+    page = (REPOSITORY / "docs" / "recovery.md").read_text()
+    table = page.partition("| to | set | defaults |")[2].partition("\n\n")[0]
+    given = dict(re.findall(r"`(\w+)(?:=([^`]+))?`", table))
+    defaults = {name: option.default for name, option in Policy.options().items()}
+    written = {name: ast.literal_eval(text) if text else defaults[name] or None for name, text in given.items()}
+    assert written == {name: None if default == {} else default for name, default in defaults.items()}
+
+
+def test_type_checkers_know_the_keywords_of_a_guard():
+    """Fails when a field is missing in PolicyKeywords, or has another type there."""
+    known = {name: Policy.__annotations__[name] for name in Policy.options()} | {"action": "str"}
+    written = {name: given.__forward_arg__ for name, given in PolicyKeywords.__annotations__.items()}
+    assert written == known
 
 
 def test_keywords_go_over_the_file(tmp_path):
@@ -111,20 +156,20 @@ def test_the_environment_has_the_last_word(tmp_path, monkeypatch):
     path = tmp_path / "recovery.toml"
     path.write_text("max_skips = 7\n")
     monkeypatch.setenv("TORCHNAN_POLICY", str(path))
-    monkeypatch.setenv("TORCHNAN_POLICY_ACTION", "raise")
+    monkeypatch.setenv("TORCHNAN_POLICY_ON_BAD_STEP", "raise")
     monkeypatch.setenv("TORCHNAN_POLICY_REPLAY", "0")
     monkeypatch.setenv("TORCHNAN_POLICY_LR_FACTOR", "0.25")
     monkeypatch.setenv("TORCHNAN_POLICY_REMEDY", "data=raise, norm=rollback")
-    made = guard(action="skip").policy
-    assert (made.max_skips, made.action, made.replay, made.lr_factor) == (7, "raise", False, 0.25)
+    made = guard(on_bad_step="skip").policy
+    assert (made.max_skips, made.on_bad_step, made.replay, made.lr_factor) == (7, "raise", False, 0.25)
     assert made.remedy == {"data": "raise", "norm": "rollback"}
 
 
 @pytest.mark.parametrize(
     ("variable", "text", "said"),
     [
-        ("TORCHNAN_POLICY_ACTIONS", "skip", "there is no variable TORCHNAN_POLICY_ACTIONS. Did you mean"),
-        ("TORCHNAN_POLICY_ACTION", "stop", "TORCHNAN_POLICY_ACTION=stop cannot be used: it takes one of skip"),
+        ("TORCHNAN_POLICY_ON_BAD_STEPS", "skip", "no variable TORCHNAN_POLICY_ON_BAD_STEPS. Did you mean"),
+        ("TORCHNAN_POLICY_ON_BAD_STEP", "stop", "POLICY_ON_BAD_STEP=stop cannot be used: it takes one of skip"),
         ("TORCHNAN_POLICY_RETRIES", "many", "TORCHNAN_POLICY_RETRIES=many cannot be used: it takes an integer"),
         ("TORCHNAN_POLICY_REMEDY", "data", "TORCHNAN_POLICY_REMEDY=data cannot be used: it takes actions"),
         ("TORCHNAN_POLICY_REPLAY", "maybe", "TORCHNAN_POLICY_REPLAY=maybe cannot be used: it takes true or false"),
@@ -140,7 +185,8 @@ def test_the_environment_is_strict(monkeypatch, variable, text, said):
 def test_detection_leaves_the_policy_its_variables(monkeypatch):
     from torchnan import startup
 
-    assert startup.options_from({"TORCHNAN": "warn", "TORCHNAN_POLICY_ACTION": "skip", "TORCHNAN_POLICY": "x.toml"})
+    of_recovery = {"TORCHNAN_POLICY_ON_BAD_STEP": "skip", "TORCHNAN_POLICY": "x.toml"}
+    assert startup.options_from({"TORCHNAN": "warn", **of_recovery})
     with pytest.raises(OptionError, match="there is no variable TORCHNAN_POLICIES_ACTION"):
         startup.options_from({"TORCHNAN": "warn", "TORCHNAN_POLICIES_ACTION": "skip"})
 

@@ -155,7 +155,7 @@ def test_spikes_of_the_norm_trip():
 
 
 def test_a_weight_that_was_bad_before_is_reported_as_that():
-    training = Training(action="raise")
+    training = Training(on_bad_step="raise")
     training.guard.step(batch_of(0))
     training.model.b.weight.data[0, 3] = math.inf
     with pytest.raises(TrainingStopped) as stopped:

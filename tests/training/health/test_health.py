@@ -197,7 +197,7 @@ rank = 1
 model = nn.Linear(256, 1)
 guard = torchnan.StepGuard(
     model, torch.optim.SGD(model.parameters(), lr=0.1), lambda model, x: model(x).square().mean(), snapshot_every=1,
-    action="rollback", max_rollbacks=9, remedy={{"data": "rollback"}}, health={health}, log=sys.argv[1])
+    on_bad_step="rollback", max_rollbacks=9, remedy={{"data": "rollback"}}, health={health}, log=sys.argv[1])
 guard.step(torch.ones(1, 256))
 {wrong}
 try:

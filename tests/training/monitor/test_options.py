@@ -9,6 +9,8 @@ from torch import nn
 import torchnan
 from tests.support.monitored_training import rows_of
 from torchnan.config.options import OptionError
+from torchnan.training.monitor.keywords import MonitorKeywords
+from torchnan.training.monitor.options import MonitorOptions
 
 WRONG = {
     "log": ("", OptionError, "log='' cannot be used: log takes a path, or nothing"),
@@ -30,6 +32,12 @@ WRONG = {
     "on_instability": ("x", TypeError, "on_instability is a str: it must be callable"),
     "meta": ([1], OptionError, "meta=[1] cannot be used: it takes a dict of strings and numbers"),
 }
+
+
+def test_type_checkers_know_the_keywords_of_a_monitor():
+    """Fails when an option is missing in MonitorKeywords, or has another type there."""
+    known = {name: MonitorOptions.__annotations__[name] for name in MonitorOptions.options() if name != "log"}
+    assert {name: given.__forward_arg__ for name, given in MonitorKeywords.__annotations__.items()} == known
 
 
 @pytest.mark.parametrize(("name", "wrong"), WRONG.items())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,7 +15,9 @@ from torchnan.config.text import brief, type_name
 from torchnan.training.guard.step_observer import StepMonitor
 
 
-def resolve_policy(given: Policy | str | os.PathLike[str] | dict[str, Any] | None, options: dict[str, Any]) -> Policy:
+def resolve_policy(
+    given: Policy | str | os.PathLike[str] | dict[str, Any] | None, options: Mapping[str, Any]
+) -> Policy:
     """Returns the given policy, overridden by keywords, overridden by the environment."""
     if isinstance(given, Policy):
         base = given
@@ -22,7 +25,7 @@ def resolve_policy(given: Policy | str | os.PathLike[str] | dict[str, Any] | Non
         base = Policy.from_dict(given)
     else:
         base = Policy() if given is None else Policy.from_toml(given)
-    changed = Policy.from_dict({**dataclasses.asdict(base), **options})
+    changed = Policy.from_dict({**dataclasses.asdict(base), **Policy.with_new_names(options)})
     return changed.with_environment(os.environ)
 
 

@@ -96,7 +96,7 @@ class Decider:
             return self._decide_out_of_memory(can_run_again, requested)
         remedies = dict(REMEDIES)
         remedies.update(self._policy.remedy)  # type: ignore[arg-type]
-        remedy: Action = remedies.get(event.cause) or self._policy.action  # type: ignore[assignment]
+        remedy: Action = remedies.get(event.cause) or self._policy.on_bad_step  # type: ignore[assignment]
         action = requested or instability or remedy
         why = f"the remedy for cause '{event.cause}'"
         if requested or instability:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from torchnan._load import _C
+from torchnan.config.deprecation import warn_deprecated
 from torchnan.config.options import OptionError, integer_from, one_of
 from torchnan.config.policy import POSITIVE, is_positive
 from torchnan.config.text import brief, printable
@@ -23,7 +24,7 @@ from torchnan.training.guard.step.step_check import StepCheck
 
 logger = logging.getLogger("torchnan")
 
-ACTIONS = ("warn", "skip", "raise")
+REACTIONS = ("warn", "skip", "raise")
 
 
 @dataclasses.dataclass
@@ -51,20 +52,21 @@ class NaNDetector:
     With ``TORCHNAN=0`` in the environment of all ranks, every step is good.
 
     Args:
-        action: ``"warn"`` (default) and ``"skip"`` log a warning and return False, so that the caller can skip the
-            step; ``"raise"`` raises.
+        on_nonfinite: what a bad step does: ``"warn"`` (default) and ``"skip"`` log a warning and return False, so that
+            the caller can skip the step; ``"raise"`` raises.
         max_consecutive: number of bad steps in a row at which :attr:`should_rollback` becomes True. Default 5.
         max_history: number of bad steps that ``state.nan_steps`` lists. Default 100.
         group: process group of the ranks that have to agree. Default: the default group, if there is one.
         norm_limit: a step with a larger gradient norm is bad. Default ``None``: no limit.
         norm_factor: so is one above this multiple of the mean of the last 100 good norms. Default ``None``.
+        action: deprecated, the old name of ``on_nonfinite``.
 
     Raises:
-        OptionError: (a ``ValueError``) the action or a number cannot be used.
+        OptionError: (a ``ValueError``) a word or a number cannot be used.
 
     Example::
 
-        detector = torchnan.NaNDetector(action="skip")
+        detector = torchnan.NaNDetector(on_nonfinite="skip")
         for step, batch in enumerate(loader):
             loss = model(batch)
             loss.backward()
@@ -77,24 +79,30 @@ class NaNDetector:
 
     def __init__(
         self,
-        action: str = "warn",
+        on_nonfinite: str = "warn",
         max_consecutive: int = 5,
         max_history: int = 100,
         *,
         group: dist.ProcessGroup | None = None,
         norm_limit: float | None = None,
         norm_factor: float | None = None,
+        action: str | None = None,
     ) -> None:
-        if not one_of(*ACTIONS)(action):
-            known = ", ".join(map(repr, ACTIONS))
-            raise OptionError(f"action={brief(action)} cannot be used: action takes one of {known}.")
+        if action is not None:
+            if not one_of("warn")(on_nonfinite):
+                raise OptionError("action is an old name for on_nonfinite: give on_nonfinite alone.")
+            warn_deprecated("the option action of NaNDetector is now called on_nonfinite.")
+            on_nonfinite = action
+        if not one_of(*REACTIONS)(on_nonfinite):
+            known = ", ".join(map(repr, REACTIONS))
+            raise OptionError(f"on_nonfinite={brief(on_nonfinite)} cannot be used: on_nonfinite takes one of {known}.")
         for name, value in (("max_consecutive", max_consecutive), ("max_history", max_history)):
             if not integer_from(1)(value):
                 raise OptionError(f"{name}={brief(value)} cannot be used: {name} takes an integer of at least 1.")
         for name, limit in (("norm_limit", norm_limit), ("norm_factor", norm_factor)):
             if not is_positive(limit):
                 raise OptionError(f"{name}={brief(limit)} cannot be used: {name} takes {POSITIVE}.")
-        self.action = action
+        self.on_nonfinite = on_nonfinite
         self.max_consecutive = max_consecutive
         self.max_history = max_history
         self.state = NaNState()
@@ -112,10 +120,10 @@ class NaNDetector:
             step: its step.
 
         Returns:
-            True if it is; False if it is not on any rank, with action ``"warn"`` or ``"skip"``.
+            True if it is; False if it is not on any rank, with ``"warn"`` or ``"skip"``.
 
         Raises:
-            TrainingStopped: (a ``RuntimeError``) it is not, and the action is ``"raise"``.
+            TrainingStopped: (a ``RuntimeError``) it is not, and ``on_nonfinite="raise"``.
             AgreementError: another rank has died or hangs.
         """
         if _C.is_disabled():
@@ -144,7 +152,7 @@ class NaNDetector:
             step: step for the message.
 
         Returns:
-            True if they are; False if they are not, with action ``"warn"`` or ``"skip"``.
+            True if they are; False if they are not, with ``"warn"`` or ``"skip"``.
 
         Raises:
             TrainingStopped, AgreementError: as :meth:`check_loss` does.
@@ -199,7 +207,7 @@ class NaNDetector:
         self._norm_limit.load_state_dict(state["tripwire"])
 
     def _reject(self, what: str, worst: Anomaly, local: Anomaly | None) -> bool:
-        """Raises or logs a bad step, by the action. Returns False."""
+        """Raises or logs a bad step, as ``on_nonfinite`` says. Returns False."""
         state = self.state
         where = "" if self._agreement.ranks == 1 else f" on rank {worst.rank}"
         if where and local is None and worst.kind is not AnomalyKind.NORM:
@@ -209,9 +217,9 @@ class NaNDetector:
             f"last_good_loss={state.last_good_loss:.4f} at step {state.last_good_step})"
         )
         text = printable(text, 1000)
-        if self.action == "raise":
+        if self.on_nonfinite == "raise":
             raise TrainingStopped(text)
-        logger.warning("%s", f"{text}: skip the optimizer step" if self.action == "skip" else text)
+        logger.warning("%s", f"{text}: skip the optimizer step" if self.on_nonfinite == "skip" else text)
         return False
 
 

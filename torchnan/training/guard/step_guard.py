@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,11 @@ from torchnan.training.guard.snapshots import Stateful, TrainingState
 from torchnan.training.guard.step.forward_backward import ForwardBackward, StepFunction, StepRun
 from torchnan.training.guard.step.step_inputs import StepInputs
 from torchnan.training.guard.step_observer import StepMonitor, StepObserver
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from torchnan.config.policy_keywords import PolicyKeywords
 
 
 class StepGuard:
@@ -95,7 +100,7 @@ class StepGuard:
         load: Callable[[int], Any] | None = None,
         on_instability: Callable[[StepEvent], Action | None] | None = None,
         monitor: StepMonitor | None = None,
-        **options: Any,
+        **options: Unpack[PolicyKeywords],
     ) -> None:
         self.policy = resolve_policy(policy, options)
         validate(model, optimizer, step_fn, self.policy, save, load, on_instability)

@@ -38,8 +38,11 @@ from torchnan.training.monitor.trackers import Callback, TensorBoard
 from torchnan.training.monitor.weights import WeightStatistics, group_names
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from torchnan.detection.session import detect
     from torchnan.training.diagnosis import Thresholds, Verdict
+    from torchnan.training.monitor.keywords import MonitorKeywords
 
 MAX_PENDING = 64  # rows whose numbers are still being computed
 
@@ -104,7 +107,7 @@ class Monitor(StepMonitor):
         on_instability: Callable[[Verdict], Any] | None = None,
         meta: Mapping[str, Any] | None = None,
         watch: detect | None = None,
-        **options: Any,
+        **options: Unpack[MonitorKeywords],
     ) -> None:
         self.options = MonitorOptions.from_dict({"log": log, **options})
         validate_callbacks(callback, on_instability)
