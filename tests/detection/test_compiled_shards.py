@@ -6,12 +6,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torchnan
+from torchnan.detection.compiled.random_numbers import AsGenerated
 
 
 @pytest.fixture(autouse=True)
@@ -78,3 +80,21 @@ def test_a_distributed_loss_of_several_ranks_is_reported_at_the_border(two_ranks
     assert (session.first.origin, session.first.harm.kind) == ("compiled", "backward")
     obstacle = "an argument is a distributed tensor: other ranks would have to take part"
     assert session.first.compiled.obstacle == obstacle
+
+
+def test_random_numbers_of_a_distributed_tensor_are_drawn_for_its_part_on_this_rank(one_rank):
+    x = distribute_tensor(torch.zeros(4), one_rank, [Replicate()])
+    torch.manual_seed(0)
+    with AsGenerated():
+        drawn = torch.rand_like(x)
+    torch.manual_seed(0)
+    with AsGenerated():
+        expected = torch.rand_like(torch.zeros(4))
+    assert torch.equal(drawn.to_local(), expected)
+
+
+def test_random_numbers_of_a_fake_tensor_are_fake():
+    with FakeTensorMode():
+        x = torch.zeros(4)
+    with AsGenerated():
+        assert type(torch.rand_like(x)) is type(x)
