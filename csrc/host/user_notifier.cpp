@@ -2,7 +2,6 @@
 
 #include <atomic>
 #include <csignal>
-#include <iostream>
 
 #include <c10/util/Exception.h>
 
@@ -22,7 +21,7 @@ class NativeNotifier final : public UserNotifier {
   void warn(const Finding& finding) override { warn(to_text(finding)); }
   void warn(const std::string& text) override { TORCH_WARN(text); }
   void stop_in_debugger(const Finding& finding) override {
-    std::cerr << to_text(finding) << std::endl;
+    warn(finding);
     std::raise(SIGTRAP);
   }
 };

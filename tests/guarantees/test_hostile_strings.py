@@ -453,6 +453,7 @@ def test_the_core_reports_through_the_same_few_places():
     assert places == {
         ("host/user_notifier.cpp", "TORCH_WARN"),
         ("detection/delivery.cpp", "user_notifier().raise"),
+        ("detection/delivery.cpp", "user_notifier().stop_in_debugger"),
         ("detection/delivery.cpp", "user_notifier().warn"),
         ("report/append_only_file.cpp", "write("),
         ("detection/session.cpp", "user_notifier().warn"),
