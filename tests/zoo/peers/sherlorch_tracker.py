@@ -15,7 +15,8 @@ OPERATORS = {
     **{f"__r{name}__": name for name in ("mul", "add", "pow", "matmul")},
     **{f"__i{name}__": f"{name}_" for name in ("mul", "add", "sub")},
     **dict.fromkeys(("__truediv__", "__rtruediv__", "__div__", "__rdiv__", "true_divide"), "div"),
-    "__itruediv__": "div_", "__rsub__": "rsub",
+    "__itruediv__": "div_",
+    "__rsub__": "rsub",
     **dict.fromkeys(("linalg_norm", "norm"), "linalg_vector_norm"),
 }
 
