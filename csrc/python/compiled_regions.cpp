@@ -112,10 +112,11 @@ template <typename Owner>
 const torch::autograd::Node* node_of(const Owner& owner) {
   return owner.get();
 }
-
-#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 12
-const torch::autograd::Node* node_of(const std::weak_ptr<torch::autograd::PyNode>& owner) { return owner.lock().get(); }
-#endif
+// In PyTorch 2.11, a function's reference to its node is weak.
+template <typename Node>
+const torch::autograd::Node* node_of(const std::weak_ptr<Node>& owner) {
+  return owner.lock().get();
+}
 
 const torch::autograd::Node* node_in(const py::handle& node) {
   if (torch::autograd::THPCppFunction_Check(node.ptr())) {
