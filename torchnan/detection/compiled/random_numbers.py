@@ -47,9 +47,9 @@ class AsGenerated(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if types:  # a distributed or a fake tensor comes back here with the tensor that it wraps, if it has one
-            return NotImplemented
         options = kwargs or {}
+        if types:  # a distributed or a fake tensor draws for itself
+            return func(*args, **options)
         drawn = _DRAWN.get(func) if options.get("generator") is None else None
         return func(*args, **options) if drawn is None else drawn(*args, **options)
 
