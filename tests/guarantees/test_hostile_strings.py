@@ -198,10 +198,10 @@ PLAIN = {
         "reason",
         "needed",
         "path.name",
-        "name",
         "option",
         "error.strerror",
     },
+    "training/storage/folder_reader.py": {"name"},
     "integrations/lightning_step.py": {"len(optimizers)", "', '.join(optimizers) or 'none'", "strategy"},  # type_name
     "integrations/transformers.py": {"args.n_gpu", "state.global_step + 1", "_NO_LOSS"},
     "training/diagnosis/__init__.py": {"error.name"},  # of a package

@@ -174,7 +174,7 @@ def test_cpp_takes_the_same_values(name):
         assert _cpp_takes({name: value}) is is_taken(DetectionOptions.from_dict, {name: value}), value
 
 
-def test_characters_and_combinations_are_taken_by_cpp_as_written_here(figure):
+def test_cpp_takes_the_same_characters_and_combinations(figure):
     """Fails when the core accepts a dot in skip_ops, a blank log, or a negative rescan_every."""
     together = [
         {"check_nan": False, "check_inf": False}, {"rescan_every": 0}, {"rescan_every": -1},
