@@ -49,12 +49,18 @@ def folder_for(running: str) -> str:
         ImportError: there is none; names the PyTorch that is running, those that have a core, and the remedy.
     """
     release = ".".join(running.split("+")[0].split(".")[:2])
-    if release not in releases():
+    folder = os.path.join(LIBRARIES, f"torch{release}")
+    if os.path.isdir(folder):
+        return folder
+    if not releases():
         raise ImportError(
-            f"torchnan was built for PyTorch {', '.join(releases())}, and this is PyTorch {running}. Its core "
-            f"uses PyTorch's C++ internals, which change with every release. {REMEDY}"
+            "torchnan has not been built: this is its source folder. Install it (make build, or pip install .) "
+            "and run Python from another folder, or without this one in PYTHONPATH."
         )
-    return os.path.join(LIBRARIES, f"torch{release}")
+    raise ImportError(
+        f"torchnan was built for PyTorch {', '.join(releases())}, and this is PyTorch {running}. Its core "
+        f"uses PyTorch's C++ internals, which change with every release. {REMEDY}"
+    )
 
 
 def load_core(folder: str) -> ModuleType:
@@ -79,12 +85,6 @@ def load_core(folder: str) -> ModuleType:
         ) from error
     return core
 
-
-if not releases():
-    raise ImportError(
-        "torchnan has not been built: this is its source folder. Install it (make build, or pip install .) "
-        "and run Python from another folder, or without this one in PYTHONPATH."
-    )
 
 if TYPE_CHECKING:
     from torchnan import _C as _C
