@@ -34,6 +34,11 @@ enum class Outcome : uint8_t {
   kNonFinite,
 };
 
+// Records what finite results say about an argument: a square root is finite only where no element is below zero.
+inline void record_proved_sign(const OpPlan& plan, const at::Tensor& argument) {
+  if (plan.proves_nonnegative_input) bound_cache().record_nonnegative(argument);
+}
+
 // The results of a call without devices. A call chooses once between this and DeviceResults, which has the same
 // interface. In a healthy call it allocates nothing and takes no lock.
 class HostResults {

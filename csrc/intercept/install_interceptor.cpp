@@ -47,6 +47,7 @@ void install_on(c10::DispatchKey key, std::vector<std::unique_ptr<torch::Library
   auto aten = std::make_unique<torch::Library>(Kind::IMPL, "aten", key, "torchnan", 0);
   let_views_fall_through(*aten);
   intercept_hot_operators_typed(*aten);
+  intercept_small_operators_typed(*aten);
   libraries.push_back(std::move(everything));
   libraries.push_back(std::move(aten));
 }

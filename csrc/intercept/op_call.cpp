@@ -39,13 +39,16 @@ void OpCall::run() {
     site = record_op_entry(thread_, session_);
     check_backward_start(thread_, session_);
   });
-  if (plan_.handling == OpPlan::Handling::kRecordCallSite) {
-    redispatch(forget_bound);
-  } else if (!is_active_in_backward(session_)) {
-    run_unchecked();
-  } else if (session_.is_skipped_op(plan_.name, plan_.index)) {
-    run_skipped();
-  } else if (DeviceResults::concerns(below_)) {
+  if (plan_.handling == OpPlan::Handling::kRecordCallSite) return redispatch(forget_bound);
+  switch (checking_of(plan_, session_)) {
+    case Checking::kOff:
+      return run_unchecked();
+    case Checking::kSkipped:
+      return run_skipped();
+    case Checking::kOn:
+      break;
+  }
+  if (DeviceResults::concerns(below_)) {
     run_checked(DeviceResults(plan_, thread_, session_, site));
   } else if (plan_.is_async_collective) {
     run_collective();
@@ -275,7 +278,7 @@ void OpCall::check_result(Results& results, const at::Tensor& result, int64_t ou
       propagate_unscanned(context(), bad_arguments_, result, /*is_pending=*/false);
       break;
     case Outcome::kFinite:
-      if (plan_.proves_nonnegative_input) prove_nonnegative_argument(output);
+      if (plan_.proves_nonnegative_input) record_sign_of_argument(output);
       break;
     case Outcome::kSkipped:
       if (plan_.is_passthrough && nonfinite_registry().in_use()) remember_copied_bytes(result);
@@ -317,10 +320,10 @@ void OpCall::record_bad_result(const at::Tensor& result, int64_t output) {
   if (kinds.any()) bad_results_.push_back({tensor, kinds, output});
 }
 
-// A finite square root proves that no element was below zero.
-void OpCall::prove_nonnegative_argument(int64_t output) {
+// Of the first argument, or of its element for this output.
+void OpCall::record_sign_of_argument(int64_t output) {
   for_each_output(saved_[0], 0, [&](const at::Tensor& argument, int64_t index) {
-    if (index == output) bound_cache().record_nonnegative(argument);
+    if (index == output) record_proved_sign(plan_, argument);
   });
 }
 

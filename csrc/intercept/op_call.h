@@ -62,7 +62,7 @@ class OpCall {
   bool record_copy_to_device(HostResults& results, const at::Tensor& result, int64_t output);
   c10::SmallVector<Operand, 12> operands_of_saved() const;
   void record_bad_result(const at::Tensor& result, int64_t output);  // if it is non-finite
-  void prove_nonnegative_argument(int64_t output);
+  void record_sign_of_argument(int64_t output);
   void attribute_bad_results();
   void record_mask_bounds();
 

@@ -47,4 +47,9 @@ bool is_active_in_backward(const DetectionSession& session) {
   return session.options().backward || torch::autograd::get_current_graph_task_id() == -1;
 }
 
+Checking checking_of(const OpPlan& plan, const DetectionSession& session) {
+  if (!is_active_in_backward(session)) return Checking::kOff;
+  return session.is_skipped_op(plan.name, plan.index) ? Checking::kSkipped : Checking::kOn;
+}
+
 }  // namespace torchnan

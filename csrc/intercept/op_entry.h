@@ -5,6 +5,7 @@
 
 #include "host/host_runtime.h"
 #include "detection/thread_state.h"
+#include "operators/op_plan.h"
 
 namespace torchnan {
 
@@ -17,5 +18,13 @@ void check_backward_start(ThreadState& thread, DetectionSession& session);
 
 // Whether calls of the backward pass, if this is one, are to be checked.
 TORCHNAN_API bool is_active_in_backward(const DetectionSession& session);
+
+// What the options of a session say about a call.
+enum class Checking : uint8_t {
+  kOff,      // it belongs to a backward pass, which is not checked
+  kSkipped,  // skip_ops names its operator: its results are intentional
+  kOn,
+};
+Checking checking_of(const OpPlan& plan, const DetectionSession& session);
 
 }  // namespace torchnan

@@ -1,5 +1,7 @@
 #include "intercept/small_call.h"
 
+#include <c10/util/accumulate.h>
+
 #include "bounds/bound_cache.h"
 #include "detection/error_containment.h"
 #include "intercept/op_entry.h"
@@ -15,6 +17,20 @@ bool is_finite(const at::Tensor& read) {
 }
 
 }  // namespace
+
+bool SmallCall::is_small(const at::ITensorListRef& tensors) {
+  int64_t elements = 0;
+  for (const at::Tensor& tensor : tensors) {
+    if (!is_small(tensor)) return false;
+    elements += tensor.numel();
+  }
+  return elements <= kSmall;
+}
+
+bool SmallCall::is_small(const c10::SymIntArrayRef& sizes) {
+  const auto numbers = c10::asIntArrayRefSlowOpt(sizes);
+  return numbers && c10::multiply_integers(*numbers) <= kSmall;
+}
 
 bool SmallCall::try_start(const OpPlan& plan, const at::Tensor& first, c10::DispatchKeySet keys) {
   if (!session_->asks_for_finiteness_alone() || nonfinite_registry().in_use() || DeviceResults::concerns(keys))
@@ -36,11 +52,16 @@ size_t SmallCall::check(c10::ArrayRef<const at::Tensor*> results) {
       const at::Tensor& result = *results[checked];
       if (!result.defined()) continue;
       const ScanResult verdict = check_finite(result);
-      if (verdict.skip != Skip::kNone || !verdict.finite) return;
+      if (verdict.skip == Skip::kNotFloating && !plan_->writes_in_place()) {
+        counters.count_skipped(verdict.skip);
+        continue;
+      }
+      if (verdict.skip != Skip::kNone || !verdict.finite) [[unlikely]]
+        return;
       counters.count_scanned(verdict.bytes);
       bound_cache().record_written(result, {verdict.max_abs}, &plan_->name, plan_->pending_version_bumps());
     }
-    if (plan_->proves_nonnegative_input) bound_cache().record_nonnegative(*first_);
+    record_proved_sign(*plan_, *first_);
   });
   return checked;
 }

@@ -1,8 +1,13 @@
 // A call on small, ordinary tensors: nearly all calls of a program that is limited by their number.
 #pragma once
 
+#include <optional>
+
+#include <ATen/core/IListRef.h>
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <c10/core/DispatchKeySet.h>
+#include <c10/core/SymIntArrayRef.h>
 #include <c10/util/ArrayRef.h>
 
 #include "operators/op_plan.h"
@@ -24,6 +29,11 @@ class SmallCall {
     const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
     return is_dense_on_host(impl) && impl.numel() <= kSmall;
   }
+  static bool is_small(const at::ITensorListRef& tensors);
+  static bool is_small(const at::TensorList& tensors) { return is_small(at::ITensorListRef(tensors)); }
+  static bool is_small(const c10::SymIntArrayRef& sizes);  // of a result
+  // A tensor that is made or copied to a device is not on the host, whatever the other arguments are.
+  static bool is_small(const std::optional<c10::Device>& device) { return !device || device->is_cpu(); }
   template <typename NoTensor>
   static bool is_small(const NoTensor&) {
     return true;
@@ -34,7 +44,8 @@ class SmallCall {
   // tensor.
   bool try_start(const OpPlan& plan, const at::Tensor& first, c10::DispatchKeySet keys);
 
-  // Records the finite results, in order, up to the first that is not finite or not scanned. Returns their number.
+  // Records the finite results and passes over integers, in order, up to the first result that is neither. Returns
+  // their number.
   size_t check(c10::ArrayRef<const at::Tensor*> results);
 
   // Forgets the bounds of the tensors that the call writes, because it has failed.

@@ -36,9 +36,18 @@ bool shares_memory(const Operand& argument, c10::ArrayRef<Operand> arguments) {
 
 }  // namespace
 
+void record_view(ThreadState& thread) {
+  DetectionSession* const session = thread.session();
+  if (session == nullptr) return;
+  run_contained(*session, "recording a call site", [&] {
+    record_op_entry(thread, *session);
+    check_backward_start(thread, *session);
+  });
+}
+
 bool UnboxedCall::try_start(const OpPlan& plan, c10::ArrayRef<Operand> arguments, c10::DispatchKeySet keys) {
   plan_ = &plan;
-  if (!session_.options().skip_ops.empty() || !is_active_in_backward(session_)) return false;
+  if (checking_of(plan, session_) != Checking::kOn) return false;
   if (nonfinite_registry().in_use() && std::any_of(arguments.begin(), arguments.end(), is_known_to_be_bad))
     return false;
   if (plan_->handling == OpPlan::Handling::kRead && !is_read_finite(arguments[0])) return false;
@@ -74,8 +83,7 @@ bool UnboxedCall::check_results(c10::ArrayRef<const at::Tensor*> results, c10::A
   if (on_device_) run_contained(session_, "resolving device results", [this] { on_device_->finish(); });
   if (on_host_ && on_host_->disproof()) [[unlikely]]
     report_disproof(session_, *plan_, arguments, *on_host_->disproof());
-  if (all_finite && plan_->proves_nonnegative_input && arguments[0].kind == Operand::Kind::kTensor)
-    bound_cache().record_nonnegative(*arguments[0].tensor);
+  if (all_finite && arguments[0].kind == Operand::Kind::kTensor) record_proved_sign(*plan_, *arguments[0].tensor);
   return all_finite;
 }
 

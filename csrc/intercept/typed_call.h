@@ -1,7 +1,8 @@
 // An intercepted call without boxing: for the operators that dominate programs of many small operations.
 //
 // Boxing converts every argument to an IValue and back, twice; that is most of the cost of interception. Here arguments
-// stay unboxed. If there is anything to attribute, the call is boxed after all and becomes an OpCall.
+// stay unboxed. If there is anything to attribute, the call is boxed after all and becomes an OpCall. Large is a call
+// that is not a SmallCall.
 #pragma once
 
 #include <array>
@@ -63,12 +64,18 @@ class UnboxedCall {
   std::optional<DeviceResults> on_device_;
 };
 
-// `Op` is an operator of PyTorch: at::_ops::mm.
-template <typename Op, typename Signature = typename Op::schema>
+// Records the call site of a view, if this thread has a session.
+void record_view(ThreadState& thread);
+
+enum class LargeCalls { kTyped, kBoxed };
+
+// `Op` is an operator of PyTorch: at::_ops::mm. Its large calls are typed too if they are frequent enough to be worth
+// the code.
+template <typename Op, LargeCalls kLarge, typename Signature = typename Op::schema>
 struct TypedCall;
 
-template <typename Op, typename Result, typename... Arguments>
-struct TypedCall<Op, Result(Arguments...)> {
+template <typename Op, LargeCalls kLarge, typename Result, typename... Arguments>
+struct TypedCall<Op, kLarge, Result(Arguments...)> {
   // Called before the first call.
   static void find_operator() {
     op.emplace(c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name));
@@ -79,8 +86,8 @@ struct TypedCall<Op, Result(Arguments...)> {
     SmallCall call;
     const OpPlan* const plan = call.session() == nullptr ? nullptr : find_plan(*call.session());
     const bool is_small = plan != nullptr && (SmallCall::is_small(arguments) && ...);
-    const at::Tensor& first = std::get<0>(std::tie(arguments...));
-    if (!is_small || !call.try_start(*plan, first, keys)) return run_any(call.session(), plan, keys, arguments...);
+    if (!is_small || !call.try_start(*plan, first_tensor(arguments...), keys))
+      return run_any(call.session(), plan, keys, arguments...);
     Result result = redispatch([&]() noexcept { call.forget(); }, below_interceptor(keys), arguments...);
     const auto results = tensors_of(result);
     const size_t checked = call.check(results);
@@ -91,6 +98,17 @@ struct TypedCall<Op, Result(Arguments...)> {
 
  private:
   inline static std::optional<c10::OperatorHandle> op;
+
+  // The first argument, if it is a tensor.
+  template <typename... Rest>
+  static const at::Tensor& first_tensor(const at::Tensor& first, const Rest&...) {
+    return first;
+  }
+  template <typename... Any>
+  static const at::Tensor& first_tensor(const Any&...) {
+    static const at::Tensor kNone;
+    return kNone;
+  }
 
   // Null if there is no memory for it.
   static const OpPlan* find_plan(const DetectionSession& session) {
@@ -107,7 +125,7 @@ struct TypedCall<Op, Result(Arguments...)> {
     if (session == nullptr) return Op::redispatch(below, std::forward<Arguments>(arguments)...);
     UnboxedCall call(*session);
     const std::array<Operand, sizeof...(Arguments)> operands = {operand(arguments)...};
-    if (plan == nullptr || !call.try_start(*plan, operands, keys))
+    if (kLarge == LargeCalls::kBoxed || plan == nullptr || !call.try_start(*plan, operands, keys))
       return run_boxed(call, operands, plan, keys, arguments...);
     Result result = redispatch([&]() noexcept { call.forget(operands); }, below, arguments...);
     check(call, result, operands, 0, arguments...);
@@ -168,6 +186,19 @@ struct TypedCall<Op, Result(Arguments...)> {
   template <typename... Tensors>
   static torch::jit::Stack box_results(const std::tuple<Tensors...>& results) {
     return std::apply([](const auto&... result) { return torch::jit::Stack{result...}; }, results);
+  }
+};
+
+// A view whose call site is worth recording; it is neither large nor small.
+template <typename Op, typename Signature = typename Op::schema>
+struct TypedView;
+
+template <typename Op, typename Result, typename... Arguments>
+struct TypedView<Op, Result(Arguments...)> {
+  static Result run(c10::DispatchKeySet keys, Arguments... arguments) {
+    const c10::impl::ExcludeDispatchKeyGuard no_nested_calls(kInterceptorKey);
+    record_view(ThreadState::current());
+    return Op::redispatch(below_interceptor(keys), std::forward<Arguments>(arguments)...);
   }
 };
 

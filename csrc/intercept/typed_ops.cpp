@@ -1,7 +1,5 @@
 #include "intercept/typed_ops.h"
 
-#include <string>
-
 #include <ATen/ops/_local_scalar_dense_ops.h>
 #include <ATen/ops/_log_softmax_backward_data_ops.h>
 #include <ATen/ops/_log_softmax_ops.h>
@@ -22,6 +20,7 @@
 #include <ATen/ops/embedding_ops.h>
 #include <ATen/ops/empty_like_ops.h>
 #include <ATen/ops/exp_ops.h>
+#include <ATen/ops/expand_ops.h>
 #include <ATen/ops/gelu_backward_ops.h>
 #include <ATen/ops/gelu_ops.h>
 #include <ATen/ops/lerp_ops.h>
@@ -47,40 +46,29 @@
 #include <ATen/ops/tanh_ops.h>
 #include <ATen/ops/threshold_backward_ops.h>
 
-#include "intercept/typed_call.h"
+#include "intercept/register_typed.h"
 
 namespace torchnan {
-namespace {
-
-template <typename... Ops>
-void intercept_typed(torch::Library& aten) {
-  const auto one = [&]<typename Op>() {
-    TypedCall<Op>::find_operator();
-    constexpr auto kRun = &TypedCall<Op>::run;
-    const std::string name = std::string(Op::name) + (*Op::overload_name == '\0' ? "" : ".") + Op::overload_name;
-    aten.impl(name.c_str(), torch::CppFunction(TORCH_FN(kRun)));
-  };
-  (one.template operator()<Ops>(), ...);
-}
-
-}  // namespace
 
 // The operators that whole training steps of small models call most often; others are not worth their compile time.
 void intercept_hot_operators_typed(torch::Library& aten) {
   namespace ops = at::_ops;
-  intercept_typed<ops::mm, ops::addmm, ops::bmm, ops::convolution, ops::convolution_backward, ops::embedding,
-                  ops::embedding_dense_backward>(aten);
-  intercept_typed<ops::add_Tensor, ops::add__Tensor, ops::sub_Tensor, ops::sub__Tensor, ops::mul_Tensor,
-                  ops::mul__Tensor, ops::mul_Scalar, ops::mul__Scalar, ops::div_Tensor, ops::div__Tensor,
-                  ops::div_Scalar, ops::div__Scalar, ops::neg, ops::exp, ops::pow_Tensor_Scalar, ops::sqrt, ops::rsqrt>(
-      aten);
-  intercept_typed<ops::sum, ops::sum_dim_IntList, ops::mean, ops::mean_dim, ops::clone, ops::copy_,
+  intercept_typed<LargeCalls::kTyped, ops::mm, ops::addmm, ops::bmm, ops::convolution, ops::convolution_backward,
+                  ops::embedding, ops::embedding_dense_backward>(aten);
+  intercept_typed<LargeCalls::kTyped, ops::add_Tensor, ops::add__Tensor, ops::sub_Tensor, ops::sub__Tensor,
+                  ops::mul_Tensor, ops::mul__Tensor, ops::mul_Scalar, ops::mul__Scalar, ops::div_Tensor,
+                  ops::div__Tensor, ops::div_Scalar, ops::div__Scalar, ops::neg, ops::exp, ops::pow_Tensor_Scalar,
+                  ops::sqrt, ops::rsqrt>(aten);
+  intercept_typed<LargeCalls::kTyped, ops::sum, ops::sum_dim_IntList, ops::mean, ops::mean_dim, ops::clone, ops::copy_,
                   ops::select_backward, ops::_local_scalar_dense, ops::empty_like, ops::bernoulli__float>(aten);
-  intercept_typed<ops::tanh, ops::tanh_backward, ops::sigmoid, ops::sigmoid_backward, ops::relu,
+  intercept_typed<LargeCalls::kTyped, ops::tanh, ops::tanh_backward, ops::sigmoid, ops::sigmoid_backward, ops::relu,
                   ops::threshold_backward, ops::gelu, ops::gelu_backward, ops::silu, ops::silu_backward>(aten);
-  intercept_typed<ops::_softmax, ops::_softmax_backward_data, ops::_log_softmax, ops::_log_softmax_backward_data>(aten);
-  intercept_typed<ops::native_layer_norm, ops::native_layer_norm_backward, ops::native_batch_norm_backward>(aten);
-  intercept_typed<ops::lerp__Scalar, ops::addcmul_, ops::addcdiv_>(aten);
+  intercept_typed<LargeCalls::kTyped, ops::_softmax, ops::_softmax_backward_data, ops::_log_softmax,
+                  ops::_log_softmax_backward_data>(aten);
+  intercept_typed<LargeCalls::kTyped, ops::native_layer_norm, ops::native_layer_norm_backward,
+                  ops::native_batch_norm_backward>(aten);
+  register_typed<ops::expand, TypedView<ops::expand>>(aten);
+  intercept_typed<LargeCalls::kTyped, ops::lerp__Scalar, ops::addcmul_, ops::addcdiv_>(aten);
 }
 
 }  // namespace torchnan

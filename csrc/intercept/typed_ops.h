@@ -7,5 +7,6 @@ namespace torchnan {
 
 // `aten` is a library for the interceptor's key.
 void intercept_hot_operators_typed(torch::Library& aten);
+void intercept_small_operators_typed(torch::Library& aten);
 
 }  // namespace torchnan

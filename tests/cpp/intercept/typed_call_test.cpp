@@ -71,7 +71,22 @@ TEST_P(HealthyPath, AllocatesNothingForHeadroom) {
 
 TEST_P(HealthyPath, OfABoxedCallPyTorchAllocatesTheStack) {
   const at::Tensor x = at::rand({GetParam(), GetParam()});
-  EXPECT_EQ(added_allocations([&] { at::log1p(x); }), 1);
+  EXPECT_EQ(added_allocations([&] { at::expm1(x); }), 1);
+}
+
+// Fails when: one of these is boxed although its tensors are small.
+TEST(SmallCalls, AllocateNothing) {
+  const at::Tensor x = at::rand({4, 4}), index = at::zeros({4, 4}, at::kLong);
+  EXPECT_EQ(added_allocations([&] {
+              at::cat({x, x});
+              at::stack({x, x}).log1p();
+              at::where(x.gt(0.5).logical_not(), x, x.clamp(0.1, 0.9));
+              std::get<0>(x.max(1)).expand({4, 4});
+              at::gather(x, 1, index).eq(x).all();
+              at::zeros({4}).fill_(1.0);
+              x.to(at::kDouble);
+            }),
+            0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, HealthyPath, testing::Values(4, 100));
@@ -121,6 +136,36 @@ TEST(TypedCall, ForgetsPossibleWritesOfAFailedSmallCall) {
   EXPECT_FALSE(bound_cache().is_finite(target));
 }
 
+// Large calls of these operators are boxed. Fails when the small ones are attributed in another way.
+TEST(TypedCall, ExplainsSmallAndLargeCallsAlike) {
+  const auto explain = [](int64_t size) {
+    Options options;
+    options.action = Action::kLog;
+    Detector detector(options);
+    const at::Tensor zeros = at::zeros({size, size});
+    const at::Tensor logarithm = at::log(zeros);
+    const at::Tensor joined = at::cat({zeros, logarithm});
+    const at::Tensor picked = std::get<0>(joined.min(0));
+    EXPECT_TRUE(std::isinf(at::logsumexp(picked.neg(), 0).item<float>()));
+    EXPECT_EQ(detector.findings().size(), 1u);
+    const Finding finding = detector.findings().at(0);
+    return std::tuple(finding.op, finding.output, finding.neginf == size * size, finding.inputs.at(0).name);
+  };
+  EXPECT_EQ(explain(4), explain(100));
+  EXPECT_EQ(std::get<0>(explain(4)), "aten::log");
+}
+
+// Fails when a call is small although its result is not: the zeros would be read.
+TEST(TypedCall, BoundsALargeResultOfNoTensor) {
+  Options options;
+  options.rescan_every = 0;
+  const Detector detector(options);
+  at::zeros({100, 100});
+  at::ones({1}).new_zeros({100, 100});
+  at::full({100, 100}, 3.0);
+  EXPECT_EQ(detector.stats().proved, 3);
+}
+
 // Fails when: a small call takes over what it should leave to others, or the other way round.
 TEST(TypedCall, CountsTheSameForAnySize) {
   const auto counts_of = [](int64_t size) {
@@ -128,6 +173,9 @@ TEST(TypedCall, CountsTheSameForAnySize) {
     const Detector detector;
     x.mul_(0.5).add_(x);
     at::mm(x, x).sqrt().sum().item();
+    at::cat({x, at::zeros({1, size})}).ge(0.5).any();
+    at::stack({x.abs(), x.to(at::kHalf).to(at::kFloat)}).cumsum(0);
+    std::get<1>(x.max(0)).eq(1);
     const Stats stats = detector.stats();
     return std::tuple(stats.ops, stats.checked, stats.nonfinite);
   };
