@@ -14,8 +14,8 @@
 namespace torchnan {
 namespace {
 
-// Whether the report names a location in this process, where the value was made, written or computed with. A value that
-// was only moved here came in with the data; the other process knows better where it matters.
+// Whether the report names a location in this process, where the value was made, written or computed with. If this
+// process has only moved the value, the other one knows a better location.
 bool has_place(const OriginRecord& origin) {
   if (origin.source == OriginRecord::Source::kOperation || origin.received) return !origin.facts.op.empty();
   const Entry* entry = origin.entry();

@@ -83,8 +83,8 @@ class TORCHNAN_API HostRuntime {
   // Resolves many operations outside the backward pass, without their stacks.
   virtual std::vector<ResolvedSite> resolve_sites(const std::vector<Site>& sites, const DetectionSession& session) = 0;
 
-  // Returns the parameter or buffer with this storage: of the session's model, of the model that a module on the stack
-  // of `use` is part of, or else, if `search_all_modules`, of any.
+  // Returns the parameter or buffer with this storage. Looks in the session's model, then in the models of the modules
+  // on the stack of `use`, and then, if `search_all_modules`, in every module.
   virtual std::optional<Owner> owner_of_storage(const c10::StorageImpl* storage, SiteId use, bool search_all_modules,
                                                 const DetectionSession& session) = 0;
 

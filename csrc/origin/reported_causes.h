@@ -1,5 +1,5 @@
-// The reports of a step, where one cause has several origins: an operation of the forward pass and its own backward
-// node, the tensors that a collective brought, or a number with which an optimizer updates many tensors.
+// The causes that a step has reported. One cause may have several origins: an operation and its backward node, the
+// tensors of one collective, or the tensors that an optimizer updates with one number.
 #pragma once
 
 #include <memory>

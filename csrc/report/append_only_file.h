@@ -9,8 +9,8 @@
 
 namespace torchnan {
 
-// Open only while a line is written. Lines are rare, and a descriptor that stays open for days may be closed by a
-// process that becomes a daemon, and then refer to another file; or it may refer to a file that was renamed.
+// Open only while a line is written. A descriptor that stays open for days may become that of another file, after a
+// daemon has closed all of them; and the file may have been renamed.
 class TORCHNAN_API AppendOnlyFile {
  public:
   // Opens the file, or creates it readable by its owner only. Does not follow a symbolic link, and refuses a pipe,

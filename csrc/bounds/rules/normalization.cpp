@@ -188,8 +188,8 @@ void group_norm_backward(A a, Results out) {
   multiply_out(a, s, out);
 }
 
-// native_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps). In evaluation with the
-// running statistics.
+// native_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps). It normalizes with the
+// running statistics unless it is training.
 void batch_norm(A a, Results out) {
   if (a.flag(5)) return normalise(a, elements_per(a, 0, 1), 0, 1, 2, 7, a.range(), out);
   if (!a.has_value(3) || !a.has_value(4)) return;

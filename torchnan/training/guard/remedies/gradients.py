@@ -47,7 +47,7 @@ class ClipNorm(Remedy):
     """Clips the gradients by their norm."""
 
     answers = "a step whose gradients are finite, but whose norm is too large"
-    because = "all gradients shrink by the same factor; of gradients that are not finite it makes NaN"
+    because = "all gradients shrink by the same factor; this does not mend gradients that are not finite"
 
     def changes(self, origin: Origin) -> Iterator[Change]:
         if origin.finding is None:
