@@ -1,11 +1,13 @@
 #include "intercept/op_call.h"
 
+#include <algorithm>
 #include <optional>
 
 #include "bounds/dtype_range.h"
 #include "bounds/bound_cache.h"
 #include "bounds/operand.h"
 #include "operators/for_each_tensor.h"
+#include "operators/op_traits.h"
 #include "scan/tensor_scan.h"
 #include "intercept/device_results.h"
 #include "intercept/disproof.h"
@@ -20,6 +22,16 @@ namespace torchnan {
 namespace {
 
 void forget_bound(const at::Tensor& tensor) { bound_cache().forget(tensor); }
+
+// Returns the first elements of a tensor in one dimension. Dispatches no operation.
+at::Tensor first_in(const at::Tensor& tensor, int64_t dim, int64_t count) {
+  auto part =
+      at::detail::make_tensor<c10::TensorImpl>(c10::Storage(tensor.storage()), tensor.key_set(), tensor.dtype());
+  c10::SmallVector<int64_t, 5> sizes(tensor.sizes().begin(), tensor.sizes().end());
+  sizes[static_cast<size_t>(dim)] = count;
+  part.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, tensor.strides(), tensor.storage_offset());
+  return part;
+}
 
 }  // namespace
 
@@ -140,6 +152,14 @@ CallContext OpCall::context() const { return {plan_, saved_, session_, thread_.i
 void OpCall::save_arguments() {
   const size_t first = stack_->size() - plan_.arguments;
   for (const uint16_t argument : plan_.saved_arguments) saved_.push_back((*stack_)[first + argument]);
+}
+
+// Undefined if the call has no such argument.
+at::Tensor OpCall::saved_tensor_named(std::string_view name) const {
+  for (size_t k = 0; k < saved_.size(); ++k) {
+    if (plan_.argument_names[plan_.saved_arguments[k]] == name && saved_[k].isTensor()) return saved_[k].toTensor();
+  }
+  return {};
 }
 
 at::Tensor OpCall::saved_tensor(size_t argument, int64_t element) const {
@@ -269,7 +289,28 @@ void OpCall::check_result(Results& results, const at::Tensor& result, int64_t ou
   if constexpr (!Results::kOnDevices) {
     if (plan_.has_unwritten_output && output == 1) return;
     if (!result.is_cpu() && record_copy_to_device(results, result, output)) return;
+    if (writes_groups_alone(plan_.name)) return check_values(results, written_groups(result), output);
   }
+  check_values(results, result, output);
+}
+
+// A grouped product ends with its last group. The rows after it, or the columns if `self` has a matrix for each group,
+// are memory that nothing has written.
+at::Tensor OpCall::written_groups(const at::Tensor& result) const {
+  const at::Tensor self = saved_tensor_named("self"), ends = saved_tensor_named("offs");
+  const bool has_rest = ends.defined() && is_dense_on_host(*ends.unsafeGetTensorImpl()) && ends.numel() > 0 &&
+                        ends.scalar_type() == c10::ScalarType::Int && ends.is_contiguous() && result.dim() == 2 &&
+                        is_dense_on_host(*result.unsafeGetTensorImpl());
+  if (!has_rest) return result;
+  const int64_t end = std::max(ends.const_data_ptr<int>()[ends.numel() - 1], 0);
+  const int64_t dim = self.dim() == 2 ? 0 : 1;
+  if (end >= result.size(dim)) return result;
+  bound_cache().record_uninitialized(result, host_runtime().current_stack_id(), &plan_.name);
+  return first_in(result, dim, end);
+}
+
+template <typename Results>
+void OpCall::check_values(Results& results, const at::Tensor& result, int64_t output) {
   switch (results.check(result, output, !bad_arguments_.empty())) {
     case Outcome::kNonFinite:
       record_bad_result(result, output);

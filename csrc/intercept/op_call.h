@@ -57,6 +57,10 @@ class OpCall {
   template <typename Visit>
   void for_each_result(Visit&& visit);
   template <typename Results>
+  void check_values(Results& results, const at::Tensor& result, int64_t output);
+  at::Tensor written_groups(const at::Tensor& result) const;
+  at::Tensor saved_tensor_named(std::string_view name) const;
+  template <typename Results>
   void check_result(Results& results, const at::Tensor& result, int64_t output);
   void remember_copied_bytes(const at::Tensor& copy);
   bool record_copy_to_device(HostResults& results, const at::Tensor& result, int64_t output);

@@ -257,6 +257,9 @@ CollectiveUse collective_use(std::string_view name, std::string_view argument) {
 bool is_unwritten_output(std::string_view name, size_t output) {
   return output == 1 && name == "fsdp::all_gather_copy_in";
 }
+bool writes_groups_alone(std::string_view name) {
+  return name == "aten::_grouped_mm" || name == "aten::_scaled_grouped_mm";
+}
 std::string_view producer_of_saved_argument(std::string_view op, std::string_view argument) {
   return op == "aten::_ctc_loss_backward" && argument == "log_alpha" ? "aten::_ctc_loss" : "";
 }

@@ -74,6 +74,9 @@ CollectiveUse collective_use(std::string_view name, std::string_view argument);
 // Whether an output is memory that the collective prepared by the operation will write later.
 bool is_unwritten_output(std::string_view name, size_t output);
 
+// Whether the result has memory past the last of its groups, which the operation does not write.
+bool writes_groups_alone(std::string_view name);
+
 // Returns the operator whose output, saved for the backward pass, is this argument of a backward operator; empty for
 // others. Such an output is not checked where it is made.
 std::string_view producer_of_saved_argument(std::string_view op, std::string_view argument);

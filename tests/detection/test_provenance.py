@@ -312,3 +312,46 @@ def test_a_nan_in_the_table_that_ctc_loss_saves_is_its_own():
     assert findings_of(program, table) == []
     table[0, 20] = NAN
     assert operations(findings_of(program, table)) == [("error", "aten::_ctc_loss", "op")]
+
+
+@pytest.fixture
+def unwritten_memory_is_nan():
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def grouped_product(x):
+    """Of the first eight rows, in two groups; nothing writes the other rows."""
+    weights = torch.ones(2, 16, 16, dtype=torch.bfloat16)
+    return torch._grouped_mm(x, weights, offs=torch.tensor([4, 8], dtype=torch.int32))
+
+
+@pytest.mark.usefixtures("unwritten_memory_is_nan")
+@pytest.mark.parametrize("rows", [12, 600])  # of both a small and a large result
+def test_rows_after_the_last_group_are_no_result(rows):
+    tokens = torch.ones(8, 16, dtype=torch.bfloat16, requires_grad=True)
+    with torchnan.detect(action="log") as watch:
+        products = grouped_product(torch.cat([tokens, tokens.new_zeros(rows - 8, 16)]))
+        torch.nn.functional.silu(products)[:8].sum().backward()
+        has_rest = products[8:].isnan().all()
+        del products
+        assert tokens.grad.isfinite().all()
+    assert watch.findings == []
+    assert has_rest
+
+
+@pytest.mark.usefixtures("unwritten_memory_is_nan")
+def test_a_row_after_the_last_group_is_unwritten_memory():
+    with torchnan.detect(action="log") as watch:
+        y = grouped_product(torch.ones(12, 16, dtype=torch.bfloat16))
+        y.sum().item()
+    assert (watch.first.origin, watch.first.op) == ("uninit", "aten::_grouped_mm")
+
+
+@pytest.mark.usefixtures("unwritten_memory_is_nan")
+def test_a_grouped_product_that_overflows_is_an_origin():
+    with torchnan.detect(action="log") as watch:
+        y = grouped_product(torch.full((12, 16), 3e38, dtype=torch.bfloat16))
+        y[:8].sum().item()
+    assert (watch.first.origin, watch.first.op, watch.first.shape) == ("op", "aten::_grouped_mm", (8, 16))
