@@ -27,8 +27,7 @@ Hint hint_for_input(const Finding& f) {
 
 std::string hint_for_evicted_origin() {
   return "the operation that made it is older than the recorded operations on devices: the one that is named here is "
-         "the "
-         "first that was seen to read it";
+         "the first that was seen to read it";
 }
 
 Hint hint_for(const Finding& f) {
@@ -37,7 +36,9 @@ Hint hint_for(const Finding& f) {
     case Origin::kInput:
       return hint_for_input(f);
     case Origin::kUninit:
-      return {"nothing has written to this memory: empty() does not initialize it"};
+      return {f.op.ends_with("_grouped_mm")
+                  ? "the product writes its groups: nothing has written to the memory after them"
+                  : "nothing has written to this memory: empty() does not initialize it"};
     case Origin::kOp:
       break;
     default:

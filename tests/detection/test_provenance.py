@@ -347,6 +347,7 @@ def test_a_row_after_the_last_group_is_unwritten_memory():
         y = grouped_product(torch.ones(12, 16, dtype=torch.bfloat16))
         y.sum().item()
     assert (watch.first.origin, watch.first.op) == ("uninit", "aten::_grouped_mm")
+    assert watch.first.hint == "the product writes its groups: nothing has written to the memory after them"
 
 
 @pytest.mark.usefixtures("unwritten_memory_is_nan")
