@@ -109,7 +109,8 @@ struct TorchnanScanner {
 
 namespace {
 
-// Lets this thread allocate while streams are being captured, by it or by others.
+// Lets this thread allocate, wait, and use its own stream while streams are being captured, by it or by others. A capture
+// in the mode that PyTorch uses would otherwise fail.
 class CaptureModeGuard {
  public:
   CaptureModeGuard() { cudaThreadExchangeStreamCaptureMode(&mode_); }
@@ -199,6 +200,7 @@ int torchnan_scan_strided(TorchnanScanner* scanner, const StridedEntry* strided,
 }
 
 int torchnan_record_mark(TorchnanScanner*, void* stream, void** mark) {
+  const CaptureModeGuard captures_go_on;
   auto* event = static_cast<cudaEvent_t>(*mark);
   if (event == nullptr) {
     const cudaError_t error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
@@ -209,19 +211,23 @@ int torchnan_record_mark(TorchnanScanner*, void* stream, void** mark) {
 }
 
 int torchnan_follow_mark(TorchnanScanner* scanner, void* mark) {
+  const CaptureModeGuard captures_go_on;
   return cudaStreamWaitEvent(scanner->stream, static_cast<cudaEvent_t>(mark), 0);
 }
 
 int torchnan_scanner_clear(TorchnanScanner* scanner, uint32_t first, uint32_t count, void* stream) {
+  const CaptureModeGuard captures_go_on;
   return cudaMemsetAsync(scanner->state.slots + first, 0, count * sizeof(Slot), static_cast<cudaStream_t>(stream));
 }
 
 int torchnan_scanner_reset_alarm(TorchnanScanner* scanner, uint64_t handled) {
+  const CaptureModeGuard captures_go_on;
   torchnan::cuda::reset_alarm<<<1, 1, 0, scanner->stream>>>(scanner->state, handled);
   return cudaGetLastError();
 }
 
 int torchnan_scanner_read(TorchnanScanner* scanner, uint32_t first, uint32_t count, Slot* slots) {
+  const CaptureModeGuard captures_go_on;
   cudaError_t error = cudaSuccess;
   if (count > 0) {
     error = cudaMemcpyAsync(slots, scanner->state.slots + first, count * sizeof(Slot), cudaMemcpyDeviceToHost,
