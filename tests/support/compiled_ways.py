@@ -7,6 +7,7 @@ import functools
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._inductor.compile_fx import compile_fx
 from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
@@ -51,6 +52,33 @@ def reduce_overhead():
         return torch.log(torch.relu(x * w)).sum()  # BUG
 
     loss(zeros(), torch.ones(4, requires_grad=True)).backward()
+
+
+@case("forward", "aten::log")
+def backend_that_calls_inductor():
+    def backend(graph, inputs):
+        return compile_fx(graph, inputs)
+
+    @functools.partial(torch.compile, backend=backend)
+    def loss(x, w):
+        return torch.log(torch.relu(x * w)).sum()  # BUG
+
+    loss(zeros(), torch.ones(4, requires_grad=True)).backward()
+
+
+@case("backward", "aten::div", "aten::mul", node="SqrtBackward0")
+def backend_that_runs_code_of_inductor():
+    def backend(graph, inputs):
+        compiled = torch._dynamo.lookup_backend("inductor")(graph, inputs)
+        return lambda *args: compiled(*args)
+
+    @functools.partial(torch.compile, backend=backend)
+    def loss(x, w):
+        return torch.sqrt(x * w).sum()  # BUG
+
+    w = torch.ones(4, requires_grad=True)
+    loss(zeros(), w).backward()
+    torch.optim.SGD([w], lr=0.1).step()
 
 
 @case("forward", "aten::log")

@@ -43,6 +43,7 @@ def install() -> None:
             _undo.append(_C.hook_attribute(memory_hooks.data_attribute(), _C.record_aliased))
         with contained("following compiled regions"):
             _undo.append(replace(torch_internals.inductor(), "__call__", compiled_backend.recording))
+            _undo.append(replace(torch_internals.other_backends(), "__call__", compiled_backend.recording_other))
         with contained("following AOTInductor packages"):
             loader = torch_internals.package_loader_class()
             _undo.append(replace(loader, "__init__", package.loading))

@@ -16,7 +16,15 @@ from torchnan.detection.containment import contained
 
 def recording(compile_graph: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps the call of Inductor so that each graph is kept before Inductor changes it."""
+    return _recording(compile_graph, lambda compiled: True)
 
+
+def recording_other(compile_graph: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the call of another backend, which may let Inductor compile the graph."""
+    return _recording(compile_graph, _is_code_of_inductor)
+
+
+def _recording(compile_graph: Callable[..., Any], is_region: Callable[[Any], bool]) -> Callable[..., Any]:
     @functools.wraps(compile_graph)
     def compile_and_keep(self: Any, model_: Any, inputs_: Any, *args: Any, **options: Any) -> Any:
         kept = None
@@ -34,10 +42,18 @@ def recording(compile_graph: Callable[..., Any]) -> Callable[..., Any]:
         if kept is None or not isinstance(compiled, types.FunctionType):  # AOTInductor returns a file
             return compiled
         with contained("storing the graph of a compiled region"):
-            return kept(compiled)
+            if is_region(compiled):
+                return kept(compiled)
         return compiled
 
     return compile_and_keep
+
+
+def _is_code_of_inductor(compiled: types.FunctionType) -> bool:
+    from torchnan.detection.compiled import torch_internals
+    from torchnan.detection.compiled.region import Region
+
+    return bool(torch_internals.compiled_graphs(compiled)) and not torch_internals.found_behind(compiled, Region)
 
 
 def _checked(

@@ -18,6 +18,7 @@ from torchnan.detection.compiled.stack import Line
 _NAMES = (
     "torch._TorchCompileInductorWrapper.__call__",
     "torch._TorchCompileWrapper.__init__",
+    "torch._TorchCompileWrapper.__call__",
     "torch._dynamo.callback.CompilationCallbackHandler.install_callbacks",
     "torch._subclasses.fake_tensor.FakeTensorMode.__torch_dispatch__",
     "torch._inductor.compile_fx.compile_fx",
@@ -67,6 +68,11 @@ def inductor() -> Any:
     return torch._TorchCompileInductorWrapper
 
 
+def other_backends() -> Any:
+    """Returns the class whose call compiles a graph with another backend (``torch/__init__.py``)."""
+    return torch._TorchCompileWrapper
+
+
 def package_loader_class() -> Any:
     """Returns the class that loads and runs AOTInductor packages; it is written in C++."""
     return torch._C._aoti.AOTIModelPackageLoader
@@ -91,7 +97,7 @@ def dynamo_is_loaded() -> bool:
 
 def first_uses_of_dynamo() -> list[tuple[Any, str]]:
     """Returns the functions that compile a function or load a compiled one, with their holders."""
-    compilers = (inductor(), torch._TorchCompileWrapper)
+    compilers = (inductor(), other_backends())
     return [*((compiler, "__init__") for compiler in compilers), (torch.compiler, "load_compiled_function")]
 
 
@@ -170,7 +176,9 @@ def compile_graph(module: torch.fx.GraphModule, inputs: list[Any], inner_compile
 
 def compiled_graphs(root: Any) -> list[Any]:
     """Finds Inductor's results for the graphs behind a callable."""
-    return _behind(root, compiled_graph_class())
+    if "torch._inductor.output_code" not in sys.modules:  # importing it takes two seconds
+        return []
+    return found_behind(root, compiled_graph_class())
 
 
 def overwritten_inputs(root: Any, count: int) -> list[int] | None:
@@ -187,7 +195,7 @@ def overwritten_inputs(root: Any, count: int) -> list[int] | None:
 
     made = [graph for graph in compiled_graphs(root) if not graph.fx_kwargs.get("is_backward")]
     found = [(_count_of_inputs(graph), graph.mutated_input_idxs) for graph in made]
-    if described := [one.input_info for one in _behind(root, ViewAndMutationMeta)]:
+    if described := [one.input_info for one in found_behind(root, ViewAndMutationMeta)]:
         found = [(len(inputs), _overwritten(inputs)) for inputs in described]
     overwritten = next((indices for length, indices in found if length == count), None)
     if overwritten is None and any(indices for _, indices in found):
@@ -205,8 +213,8 @@ def _count_of_inputs(made: Any) -> int | None:
     return unpacked and len(unpacked[1].strip(",").split(","))
 
 
-def _behind(root: Any, kind: type, limit: int = 20_000) -> list[Any]:
-    """Finds the instances of a class behind a callable: PyTorch hands out no reference to them."""
+def found_behind(root: Any, kind: type, limit: int = 20_000) -> list[Any]:
+    """Returns the instances of a class behind a callable: PyTorch hands out no reference to them."""
     seen: set[int] = {id(root)}
     pending: list[Any] = [root]
     found: list[Any] = []
