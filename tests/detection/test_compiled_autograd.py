@@ -90,6 +90,40 @@ def test_the_module_of_a_forward_pass_that_was_compiled_is_named():
     assert (traced.op, traced.line, traced.phase) == (eager.op, eager.line, eager.phase)
 
 
+class Pooled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(1, 3, 3)
+        self.pool = GeneralizedMean()
+        self.head = nn.Linear(3, 1)
+        nn.init.zeros_(self.conv.weight)
+        nn.init.zeros_(self.conv.bias)
+
+    def forward(self, x):
+        return self.head(self.pool(self.conv(x))).sum()
+
+
+class GeneralizedMean(nn.Module):
+    def forward(self, x):
+        return x.abs().pow(3).mean(-1).pow(1 / 3)
+
+
+@pytest.mark.parametrize("when", ["harm", "origin"])
+def test_a_slope_that_the_compiled_forward_pass_has_computed_is_named(when):
+    net = Pooled()
+    forward = torch.compile(net)
+    with torchnan.detect(action="log", when=when) as session:
+        for _ in range(2):
+            with compiled_autograd():
+                forward(torch.ones(2, 1, 9)).backward()
+            torch.optim.SGD(net.parameters(), lr=0.0).step()
+    assert session.stats()["internal_errors"] == 0
+    finding = session.first
+    assert (finding.origin, finding.op, finding.module) == ("op", "aten::pow", "pool")
+    assert finding.line == GeneralizedMean.forward.__code__.co_firstlineno + 1
+    assert finding.compiled.replay == "lowered"
+
+
 def test_a_node_is_named_where_only_a_part_of_the_graph_is_asked_for():
     def program(net, forward):
         x = torch.zeros(2, 4, requires_grad=True)

@@ -50,6 +50,18 @@ def roots_of_pass() -> list[Any]:
     return [output.grad_fn if isinstance(output, torch.Tensor) else output.node for output in outputs]
 
 
+def nodes_of_pass(roots: Sequence[Any]) -> list[Any]:
+    """Returns all nodes of a backward pass."""
+    found = dict[Any, None]()
+    pending = [root for root in roots if root is not None]
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found[node] = None
+            pending.extend(_next(node))
+    return list(found)
+
+
 def attach_nodes(graph: fx.Graph, roots: Sequence[Any]) -> None:
     """Tells the operations of a graph which node of the backward pass they belong to."""
     traced = {node: found for node in graph.nodes if (found := _NODE_CALL.search(node.stack_trace or ""))}

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from torchnan._load import _C
+from torchnan.detection.compiled.compiled_autograd import nodes_of_pass
 from torchnan.detection.compiled.graph import as_list, copy_graph, plain_parts
 
 Sources = list[Hashable]  # nodes that made a kind which none of their arguments had: name and kinds
@@ -83,15 +84,8 @@ def sources_of_gradients(run: Callable[[], Any], outputs: Sequence[Any]) -> Sour
         outputs: the values that it begins with.
     """
     sources = Sources()
-    nodes: dict[Any, int] = {}
-    pending = [value.grad_fn for value in outputs if isinstance(value, torch.Tensor) and value.grad_fn is not None]
-    while pending:
-        node = pending.pop()
-        if node in nodes:
-            continue
-        nodes[node] = len(nodes)
-        pending.extend(following for following, _ in node.next_functions if following is not None)
-    for node, number in nodes.items():
+    roots = [value.grad_fn for value in outputs if isinstance(value, torch.Tensor)]
+    for number, node in enumerate(nodes_of_pass(roots)):
         node.register_hook(_noting(node.name(), number, sources))
     run()
     return sources

@@ -13,7 +13,7 @@ from torch import fx
 
 from torchnan._load import _C
 from torchnan.detection import introspection, shards
-from torchnan.detection.compiled import compiled_step, replay, torch_internals
+from torchnan.detection.compiled import compiled_autograd, compiled_step, replay, torch_internals
 from torchnan.detection.compiled.called_modules import Gradient, Source, TracedModule, modules_of_call
 from torchnan.detection.compiled.evidence import Probe
 from torchnan.detection.compiled.explanations import REPLAYS_IN_ALL, Border, Explanation, Explanations
@@ -32,6 +32,7 @@ from torchnan.detection.containment import contained
 
 MAX_COPIED = 64 << 20  # bytes of arguments that a region overwrites, copied before each call
 _RECORD = "torchnan"  # of a call, in the metadata of the autograd node that it made
+_REGION = "_torchnan_region"  # an attribute of the backward function of such a node
 
 Bad = list[tuple[int, int]]  # index of a non-finite value among those that were checked, and the bits of its kinds
 
@@ -169,6 +170,8 @@ class Region:
             obstacle = f"{REPLAYS_IN_ALL} of its calls were replayed in this detection, as many as may be"
             kernels = evidence.kernels or replay.observed_kernels(recorded, tangents)
             return None, self._at_border(call, bad, values, tangents, {}, obstacle, kernels)
+        if call.boxed:
+            _follow_saved_values(call)
         outcome = replay.find(recorded, [i for i, _ in bad], tangents)
         found = self._at_border(call, bad, values, tangents, outcome.found, outcome.obstacle, outcome.kernels)
         given = [_C.provenance_of(part) for part in _given(call, tangents)]
@@ -251,7 +254,7 @@ def _check_in_backward(region: Region, node: Any) -> None:
     """Makes ``CompiledFunction.backward`` check its results; compiled autograd would trace a hook on the node."""
     function = torch_internals.function_class(node)
     backward = vars(function)["backward"].__func__
-    if hasattr(backward, "_torchnan_checks"):
+    if hasattr(backward, _REGION):
         return
 
     def checked(ctx: Any, *grads: Any) -> Any:
@@ -268,8 +271,25 @@ def _check_in_backward(region: Region, node: Any) -> None:
         return gradients
 
     torch_internals.skip_in_dynamo(checked)  # like the function that it replaces
-    checked._torchnan_checks = True  # type: ignore[attr-defined]
+    setattr(checked, _REGION, region)
     function.backward = staticmethod(checked)
+
+
+def _follow_saved_values(call: Any) -> None:
+    """Finds the provenance of the values that compiled forward passes have kept for a pass of compiled autograd.
+
+    Operations of a backward pass that Inductor has moved into the forward pass make such values.
+    """
+    for node in compiled_autograd.nodes_of_pass(compiled_autograd.roots_of_pass()):
+        unknown = [part for part in _given(call, None) if _C.provenance_of(part) is None and not part.requires_grad]
+        if not unknown:
+            return
+        forward = getattr(node, "metadata", {}).get(_RECORD)
+        if forward is None or forward.obstacle:
+            continue
+        region = getattr(vars(torch_internals.function_class(node))["backward"].__func__, _REGION)
+        for part, provenance in replay.find_saved(region._recorded(forward), unknown):
+            _C.set_provenance(part, provenance)
 
 
 def _report_written(values: Sequence[torch.Tensor]) -> None:

@@ -125,6 +125,21 @@ def find(call: RecordedCall, bad: list[int], tangents: Tangents | None) -> Outco
     return on_own_thread(_Replay(call, bad, tangents, session, passing, modules).run)
 
 
+def find_saved(call: RecordedCall, saved: list[torch.Tensor]) -> list[tuple[torch.Tensor, Any]]:
+    """Finds the provenance of values that a call has kept for its backward pass.
+
+    Args:
+        call: the call.
+        saved: non-finite values, of which the call may have kept some.
+
+    Returns:
+        Those that it has kept, and their provenances.
+    """
+    modules = modules_of_call(call.modules, call.weights, _callers(call), call.region)
+    one = _Replay(call, [], None, _C.current_session(), [], modules)
+    return on_own_thread(functools.partial(one.find_saved, saved))
+
+
 def border(call: RecordedCall, bad: list[tuple[int, int]], tangents: Tangents | None) -> Hashable:
     """Returns what is seen of a call, or of its backward pass, without running anything.
 
@@ -382,14 +397,32 @@ class _Replay:
             run = functools.partial(_gradients, outputs, made, self.tangents)
             return _provenances(call_under(self.passing, run), self.bad)
 
+    def find_saved(self, saved: list[torch.Tensor]) -> list[tuple[torch.Tensor, Any]]:
+        """Returns those of some values that the call has kept for its backward pass, with their provenances."""
+        self.callers = _callers(self.call)
+        self._watched = functools.partial(self._watching, "lowered", self.observed_kernels())
+        try:
+            with self._states():
+                results = self._run_lowered()
+        except NonFiniteError:
+            raise
+        except Exception:  # noqa: BLE001 - the values are then those of an input
+            return []
+        found = _provenances(results, list(range(len(results))))
+        pairs = ((part, next((i for i in found if _is_same(part, results[i])), None)) for part in saved)
+        return [(part, found[i]) for part, i in pairs if i is not None]
+
     def _as_lowered(self) -> dict[int, Any]:
+        results = self._run_lowered()
+        return _first_for_all(_provenances(results, list(range(len(results)))), self.bad)
+
+    def _run_lowered(self) -> list[Any]:
         """Runs the graph that Inductor gets, with the random numbers that generated code draws."""
         lowered = self._lowered()
         torch.set_rng_state(lowered.random_state)
         module = framed(copy_graph(lowered.module), self.callers, self.modules)
         with torch.no_grad(), self._watched():
-            results = as_list(interpret(module, *lowered.arguments()))
-        return _first_for_all(_provenances(results, list(range(len(results)))), self.bad)
+            return as_list(interpret(module, *lowered.arguments()))
 
     def _in_inductors_arithmetic(self) -> dict[int, Any]:
         """Makes Inductor compute every node as an output, and runs the first non-finite one on its inputs.
@@ -487,6 +520,11 @@ def _makes_nonfinite(node: torch.fx.Node, values: dict[torch.fx.Node, Any]) -> b
     if not all(argument in values for argument in node.all_input_nodes):
         return False
     return bool(kinds_in(values[node]) & ~kinds_in([values[argument] for argument in node.all_input_nodes]))
+
+
+def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors have the same values, up to the rounding of generated code; NaN is one value."""
+    return a.shape == b.shape and a.dtype == b.dtype and torch.allclose(a, b, equal_nan=True)
 
 
 def _first_for_all(found: dict[int, Any], bad: list[int]) -> dict[int, Any]:
