@@ -6,6 +6,7 @@ is to be checked.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Generator, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--torchnan",
         nargs="?",
         const="raise",
-        choices=("raise", "warn"),
+        type=_action,
+        metavar="raise|warn",
         help="check every test for NaN and Inf: one that does harm fails the test (raise, the default), or warns. "
         "Before a path it needs its value: --torchnan=raise tests/",
     )
@@ -35,6 +37,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Registers the marker."""
     config.addinivalue_line("markers", f"{MARKER}(**options): check this test with torchnan.detect(); (False): do not")
+
+
+def _action(text: str) -> str:
+    if text not in ("raise", "warn"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither raise nor warn; before a path write --torchnan=raise")
+    return text
 
 
 @pytest.hookimpl(wrapper=True)

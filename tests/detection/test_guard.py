@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -137,3 +138,9 @@ def test_gradients_of_tensors_in_a_batch_are_guarded():
 def test_a_value_without_tensors_is_rejected(value):
     with pytest.raises(TypeError, match="there is no tensor in it"):
         torchnan.guard(value)
+
+
+def test_a_name_that_is_not_a_string_is_rejected():
+    for value in (torch.ones(2), [torch.ones(2)]):
+        with pytest.raises(TypeError, match=re.escape("guard(name=3): name is a string.")):
+            torchnan.guard(value, 3)

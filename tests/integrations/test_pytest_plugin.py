@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+import pytest
+
 from tests.support.processes import REPOSITORY, run_python
 
 pytest_plugins = ["pytester"]
@@ -53,6 +55,14 @@ def test_a_finding_is_a_warning_of_its_test(pytester):
     result = run(pytester, "--torchnan=warn")
     result.assert_outcomes(passed=5, warnings=1)
     result.stdout.fnmatch_lines(["*::test_bad", "*NonFiniteWarning: torchnan: NaN*"])
+
+
+def test_a_path_after_the_option_is_refused_with_the_way_to_write_it(pytester):
+    result = run(pytester, "--torchnan", "test_it.py")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        ["*--torchnan: 'test_it.py' is neither raise nor warn; before a path write --torchnan=raise"]
+    )
 
 
 def test_a_marker_switches_one_test_on(pytester):

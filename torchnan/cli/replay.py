@@ -24,7 +24,7 @@ import torch
 
 from torchnan.config.options import OptionError
 from torchnan.config.text import printable, type_name
-from torchnan.training.capture import Capture, load_capture
+from torchnan.training.capture import Capture, load_capture, require_capture
 from torchnan.training.guard.event import FINITE_IN_EAGER, SUSPECTS_OF_TRANSIENT
 from torchnan.training.guard.step.replay import Replay
 
@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(given: argparse.Namespace) -> int:
     """Prints the result of the replay; returns 1 if the step is bad again, 0 if it is finite."""
     _require_device(given.device)
+    require_capture(given.capture)  # before the user's module is imported, which may train
     sys.path.insert(0, os.getcwd())  # as under `python script.py`
     build = _model_and_step(given.step, given.model)
     capture = load_capture(given.capture, device=given.device)  # before work that may take minutes

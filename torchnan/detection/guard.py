@@ -29,12 +29,14 @@ def guard(x: _Values, name: str = "") -> _Values:
 
     Raises:
         NonFiniteError: the value, or later the gradient, is not finite.
-        TypeError: there is no tensor in ``x``.
+        TypeError: there is no tensor in ``x``, or ``name`` is not a string.
 
     Example::
 
         logits = torchnan.guard(logits, "logits")
     """
+    if not isinstance(name, str):
+        raise TypeError(f"guard(name={brief(name)}): name is a string.")
     if isinstance(x, torch.Tensor):
         return cast(_Values, torch.ops.torchnan.guard(x, name))
     if next(tensors_in(x, ""), None) is None:

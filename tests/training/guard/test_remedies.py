@@ -297,6 +297,13 @@ def test_effects_of_a_remedy_on_the_program_are_reported():
     assert (tried.is_finite, tried.left) == (False, "cannot be run: ValueError: finite")
 
 
+def test_arguments_of_another_type_are_refused():
+    with pytest.raises(TypeError, match=re.escape("try_remedies(3): step is a function")):
+        torchnan.try_remedies(3)
+    with pytest.raises(TypeError, match=re.escape("try_remedies(model=3): model is a torch.nn.Module")):
+        torchnan.try_remedies(print, model=3)
+
+
 def test_a_finite_step_says_so_and_a_switched_off_package_refuses(monkeypatch):
     assert str(torchnan.try_remedies(lambda: torch.ones(()))) == "no remedy was tried: the step is finite"
     monkeypatch.setattr("torchnan._load._C.is_disabled", lambda: True)

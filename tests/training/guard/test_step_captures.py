@@ -347,6 +347,7 @@ def test_replay_on_the_command_line(tmp_path):
     ],
 )
 def test_invalid_arguments_of_replay_are_rejected(arguments, said, tmp_path):
+    (tmp_path / "contents.json").touch()  # looks like a capture
     ended = torchnan_command("replay", str(tmp_path), *arguments, folder=tmp_path)
     assert ended.returncode == 2
     assert said in ended.stderr
@@ -354,7 +355,7 @@ def test_invalid_arguments_of_replay_are_rejected(arguments, said, tmp_path):
 
 
 def test_a_folder_that_is_not_a_capture_is_rejected_before_the_program_runs(tmp_path):
-    (tmp_path / "long.py").write_text("def both():\n    print('trained')\n")
+    (tmp_path / "long.py").write_text("print('imported')\ndef both():\n    print('trained')\n")
     ended = torchnan_command("replay", "missing", "--step", "long:both", folder=tmp_path)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert "missing cannot be read: there is no such folder" in ended.stderr

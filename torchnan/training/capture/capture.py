@@ -199,6 +199,13 @@ class Capture:
         return 0.99 * float(norm) if self.event.get("what") == AnomalyKind.NORM.label and norm is not None else None
 
 
+def require_capture(path: str | os.PathLike[str]) -> None:
+    """Raises ``CaptureError`` for a path that is not the folder of a capture, without reading it."""
+    folder_reader.require_folder(Path(path))
+    if not folder_reader.is_capture_folder(Path(path)):
+        raise _no_capture(Path(path), folder_reader.CONTENTS)
+
+
 def load_capture(
     path: str | os.PathLike[str], *, types: tuple[type, ...] = (), device: torch.device | str | None = None
 ) -> Capture:
@@ -213,8 +220,7 @@ def load_capture(
     Raises:
         CaptureError: it is not a capture, or it is damaged; says which file and where.
     """
-    if Path(path).is_dir() and not folder_reader.is_capture_folder(Path(path)):
-        raise _no_capture(Path(path), folder_reader.CONTENTS)
+    require_capture(path)
     about, tensors, where = _read(Path(path))
     event = require_key(about, "event", dict, where)
     own = (about, tensors, os.fspath(path))

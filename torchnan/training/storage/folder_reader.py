@@ -42,11 +42,9 @@ def read(target: Path) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor
             safetensors is not installed.
     """
     library = safetensors()
+    require_folder(target)
     documents: dict[str, Any] = {}
     tensors: dict[str, dict[str, torch.Tensor]] = {}
-    if not target.is_dir():
-        what = "it is a file, and not a folder" if target.exists() else "there is no such folder"
-        raise CaptureError(f"{target} cannot be read: {what}.")
     for name, size, crc32 in _read_contents(target / CONTENTS):
         path = target / name
         if path.suffix == ".json":
@@ -57,6 +55,13 @@ def read(target: Path) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor
             _check_crc32(path, size, crc32)
             tensors[path.stem] = _load_tensors(path, library)
     return documents, tensors
+
+
+def require_folder(target: Path) -> None:
+    """Raises ``CaptureError`` if there is no such folder."""
+    if not target.is_dir():
+        what = "it is a file, and not a folder" if target.exists() else "there is no such folder"
+        raise CaptureError(f"{target} cannot be read: {what}.")
 
 
 def safetensors() -> ModuleType:

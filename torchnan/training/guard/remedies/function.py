@@ -10,6 +10,7 @@ import torch
 
 from torchnan._load import _C
 from torchnan.config.options import OptionError
+from torchnan.config.text import brief
 from torchnan.detection.finding import Finding
 from torchnan.detection.nested import tensors_in
 from torchnan.detection.pause import detection_paused
@@ -35,7 +36,12 @@ def try_remedies(step: Callable[[], Any], *, model: torch.nn.Module | None = Non
 
     Raises:
         OptionError: TORCHNAN=0 is set.
+        TypeError: ``step`` is not a function, or ``model`` not a module.
     """
+    if not callable(step):
+        raise TypeError(f"try_remedies({brief(step)}): step is a function that runs forward and backward.")
+    if model is not None and not isinstance(model, torch.nn.Module):
+        raise TypeError(f"try_remedies(model={brief(model)}): model is a torch.nn.Module.")
     if _C.is_disabled():
         raise OptionError("TORCHNAN=0 is set, and remedies are tried under detection: unset it.")
     states = RandomState.now()
