@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from typing import TYPE_CHECKING
 
 from torchnan.config.options import message_of
@@ -90,12 +91,24 @@ def _made_page(watch: detect, path: str, is_logged: bool) -> bool:
     dropped, job = watch.stats()["dropped"], jobs.current()
     notes = [f"{dropped:,} more findings were counted, not kept (max_findings)"] if dropped else []
     if job is None:
-        private_file.write_text(path, findings_page.html(watch.findings, [f"process {os.getpid()}"], notes))
+        source = f"process {os.getpid()} of {_program()}"
+        private_file.write_text(path, findings_page.html(watch.findings, [source], notes))
         return True
     if not is_logged:
         job.keep(watch.findings)
     size = -1
     # another rank may have written meanwhile, and replaced this page by an older one
     while size != (size := job.size()):
-        private_file.write_text(path, findings_page.html(job.findings(), [str(job.folder)], notes))
+        private_file.write_text(path, findings_page.html(job.findings(), [f"{job.folder} of {_program()}"], notes))
     return job.is_first("page")
+
+
+def _program() -> str:
+    """Returns the name of the script, the time, and the releases that it ran with."""
+    import torch
+
+    from torchnan import _build
+
+    script = os.path.basename(sys.argv[0]) or "Python"
+    now = time.strftime("%Y-%m-%d %H:%M")
+    return f"{script} · {now} · torchnan {_build.version}, PyTorch {torch.__version__}"

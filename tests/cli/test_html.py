@@ -151,7 +151,9 @@ def test_a_program_writes_a_page_of_its_findings(tmp_path):
     ended = run([sys.executable, str(tmp_path / "bad.py")], TORCHNAN="raise", TORCHNAN_HTML=str(page))
     assert ended.returncode == 1
     assert ended.stderr.endswith(f"torchnan: the page of the findings is {page}\n")
-    assert "<title>NaN at step 1: aten::log</title>" in page.read_text()
+    text = page.read_text()
+    assert "<title>NaN at step 1: aten::log</title>" in text
+    assert re.search(r"process \d+ of bad\.py · \d{4}-\d\d-\d\d \d\d:\d\d · torchnan \d\S+, PyTorch \d", text)
 
 
 HEALTHY = """
