@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from tests.support.processes import run_python
+from tests.support.processes import run, run_python
+from tests.support.rank_programs import launcher
 
 UNCAUGHT = """
 import torch, torchnan
@@ -79,6 +80,95 @@ with torchnan.detect():
 assert sys.excepthook is sys.__excepthook__
 """
     assert run_python(code, FORCE_COLOR="1").stderr == ""
+
+
+def test_the_hook_goes_with_the_report():
+    code = """
+import gc, sys, torch, torchnan
+plain = sys.excepthook
+def report():
+    with torchnan.detect():
+        torch.ones(3).neg().log().sum().item()
+kept = []
+for _ in range(2):
+    try:
+        report()
+    except torchnan.NonFiniteError as error:
+        kept.append(error.with_traceback(None))
+for left in (1, 0):
+    assert sys.excepthook is not plain
+    del kept[left]
+    gc.collect()
+assert sys.excepthook is plain
+"""
+    ended = run_python(code)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("chained", ["raise KeyError('mine')", "raise KeyError('mine') from error"])
+def test_the_error_of_the_program_is_shown_as_without_torchnan(chained, folder):
+    code = f"""
+import sys, traceback
+def shown(*error):
+    print("".join(traceback.format_exception(*error)), end="")
+    plain(*error)
+plain, sys.__excepthook__ = sys.__excepthook__, shown
+sys.excepthook = shown
+try:
+    {RUN}
+except RuntimeError as error:
+    assert sys.excepthook is not shown
+    {chained}
+"""
+    ended = run_python(code, cwd=folder)
+    assert ended.returncode == 1
+    assert "torch/_tensor.py" in ended.stderr
+    assert ended.stdout == ended.stderr
+
+
+RANKS = """
+import signal, torch, torchnan
+import torch.distributed as dist
+dist.init_process_group("gloo")
+if dist.get_rank() == 0:
+    signal.pause()  # until torchrun ends it
+with torchnan.detect():
+    FAULT
+"""
+MADE = '(torch.ones(2, requires_grad=True) * float("nan")).sum().backward()'
+
+
+def torchrun(folder, fault, **variables):
+    (folder / "train.py").write_text(RANKS.replace("FAULT", fault))
+    return run([*launcher(), "train.py"], cwd=folder, OMP_NUM_THREADS="1", **variables)
+
+
+def test_torchrun_prints_the_report_and_ranks_fold_their_frames(tmp_path):
+    ended = torchrun(tmp_path, MADE)
+    of_rank, summary = ended.stderr.partition("Root Cause")[::2]
+    assert ended.returncode == 1
+    assert re.search(r"\n\[rank1\]:   \.\.\. \d+ frames of PyTorch\n\[rank1\]: torchnan\.NonFiniteError: ", of_rank)
+    assert "[rank1]:   made by   aten::mul" in of_rank
+    assert "torch/_tensor.py" not in of_rank
+    assert "made by   aten::mul, output 0   at train.py:8" in summary
+    assert "To enable traceback see" not in summary
+
+
+def test_torchrun_prints_every_frame_on_request(tmp_path):
+    ended = torchrun(tmp_path, MADE, TORCHNAN_TRACEBACK="full")
+    assert ended.stderr.count("torch/_tensor.py") == 2  # of the rank, and in the summary
+
+
+def test_another_error_of_a_rank_is_shown_as_without_torchnan(tmp_path):
+    fault = """try:
+        torch.ones(3).neg().log().sum().item()
+    except torchnan.NonFiniteError as caught:
+        kept = caught  # so that the hook stays
+    assert kept
+    torch.ones(2) @ torch.ones(3)"""
+    ended = torchrun(tmp_path, fault)
+    assert "[rank1]: RuntimeError: inconsistent tensor size" in ended.stderr
+    assert "To enable traceback see" in ended.stderr
 
 
 def test_torchrun_is_told_the_report(folder):

@@ -9,7 +9,7 @@ from html import escape
 
 from torchnan.detection import report_rows
 
-_PLACE = re.compile(r"[^\s(]+\.py(?=:\d)")  # in a report
+_PLACE = re.compile(r'(\x1b\[[\d;]*m)?([^\s("\x1b]+\.py)(?=:\d|", line \d)')  # in a report or traceback, also coloured
 _BOX = "border-left:4px solid #c8322b;padding:2px 0 2px 12px;margin:4px 0"
 _TABLE = "border-collapse:collapse;font-family:monospace;font-size:12.5px;margin:4px 0"
 _CELL = "text-align:left;vertical-align:top;border:none;padding:0 14px 0 0;background:none"
@@ -19,7 +19,7 @@ _VALUE = f"{_CELL};white-space:pre-wrap;overflow-wrap:anywhere"
 
 def html_of_report(report: str) -> str:
     """Returns the report of a finding."""
-    report = _with_cells(report)
+    report = with_cells(report)
     rows = "".join(
         f'<tr><td style="{_LABEL}">{escape(row.label)}</td><td style="{_VALUE}">{_value(row)}</td></tr>'
         for row in report_rows.rows(report)
@@ -36,18 +36,19 @@ def html_of_session(state: str, reports: Sequence[str]) -> str:
         reports: of the findings, the most serious first.
     """
     first = html_of_report(reports[0]) if reports else ""
-    items = "".join(f"<li>{escape(report_rows.summary(_with_cells(report)))}</li>" for report in reports[1:])
+    items = "".join(f"<li>{escape(report_rows.summary(with_cells(report)))}</li>" for report in reports[1:])
     more = f"<details><summary>{len(reports) - 1} more</summary><ul>{items}</ul></details>" if items else ""
     return f"<div><code>{escape(state)}</code>{first}{more}</div>"
 
 
-def _with_cells(report: str) -> str:
-    """Returns the report with cells in the numbering of the notebook, ``Cell In[2]:4``."""
+def with_cells(report: str) -> str:
+    """Returns a report or a traceback with cells in the numbering of the notebook, ``Cell In[2]:4``."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     if shell is None:
         return report
-    return _PLACE.sub(lambda file: " ".join(shell.compile.format_code_name(file[0]) or [file[0]]), report)
+    cell = shell.compile.format_code_name
+    return _PLACE.sub(lambda place: (place[1] or "") + " ".join(cell(place[2]) or [place[2]]), report)
 
 
 def _value(row: report_rows.Row) -> str:

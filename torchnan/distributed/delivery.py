@@ -21,11 +21,12 @@ _has_spoken = False
 
 def NonFiniteError(finding: Finding, report: str) -> errors.NonFiniteError:
     """Returns the error to raise, by the name that the core knows."""
+    error = errors.NonFiniteError(finding, _among_ranks(finding, report)[0])
     with contextlib.suppress(Exception):  # a traceback with all frames is better than no report
         from torchnan.detection import uncaught  # not needed before something is found
 
-        uncaught.install_excepthook()
-    return errors.NonFiniteError(finding, _among_ranks(finding, report)[0])
+        uncaught.show_if_uncaught(error)
+    return error
 
 
 def warn(finding: Finding, report: str) -> None:
