@@ -276,6 +276,28 @@ def test_steps_are_counted_by_the_optimizer_without_marks():
     assert watch.first.step == 4
 
 
+class Wrapper(torch.optim.Optimizer):
+    """Calls the step of another optimizer, as ``ZeroRedundancyOptimizer`` does."""
+
+    def __init__(self, inner):
+        super().__init__(inner.param_groups, {})
+        self.inner = inner
+
+    def step(self, closure=None):
+        self.inner.step()
+
+
+def test_an_optimizer_inside_another_one_counts_no_step_again():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = Wrapper(torch.optim.SGD([parameter], lr=0.1))
+    with torchnan.detect(action="log") as watch:
+        for _ in range(3):
+            parameter.grad = torch.ones(2)
+            optimizer.step()
+        make_nan().sum().item()
+    assert watch.first.step == 4
+
+
 def test_the_backward_pass_can_be_left_out():
     x = torch.zeros(2, requires_grad=True)
     with torchnan.detect(backward=False):

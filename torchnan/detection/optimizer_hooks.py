@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,6 +16,7 @@ from torchnan.detection import initial_weights, introspection, proved_step, shar
 from torchnan.detection.containment import contained
 
 _scaling = threading.local()  # ended: the optimizers whose steps ended inside GradScaler.step()
+_STEP = Optimizer.profile_hook_step(lambda: None).__code__  # of the function in which PyTorch runs every step
 
 
 def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
@@ -98,7 +100,7 @@ def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if torch.compiler.is_compiling():
         return
     proved_step.finish()
-    _end_step(optimizer)
+    _end_step(optimizer, is_counted=not _is_inside_other_step())
 
 
 def before_compiled_step(optimizer: Optimizer) -> None:
@@ -112,10 +114,20 @@ def before_compiled_step(optimizer: Optimizer) -> None:
 
 def after_compiled_step(optimizer: Optimizer) -> None:
     """Checks the state that a compiled step has left, and counts the step."""
-    _end_step(optimizer)
+    _end_step(optimizer, is_counted=True)
 
 
-def _end_step(optimizer: Optimizer) -> None:
+def _is_inside_other_step() -> bool:
+    """Returns whether the step that is ending was called by the step of another optimizer, as in
+    ``ZeroRedundancyOptimizer``. Both are one training step."""
+    frame, steps = sys._getframe(), 0
+    while frame is not None and steps < 2:
+        steps += frame.f_code is _STEP
+        frame = frame.f_back  # type: ignore[assignment]
+    return steps == 2
+
+
+def _end_step(optimizer: Optimizer, is_counted: bool) -> None:
     if (ended := getattr(_scaling, "ended", None)) is not None:
         ended.append(optimizer)
     if _may_hold_nonfinite() and _C.current_session() is not None:
@@ -125,6 +137,8 @@ def _end_step(optimizer: Optimizer) -> None:
             else:
                 # for the results of the step, so that they are checked before a checkpoint saves them
                 _C.launch_scans()
+    if not is_counted:
+        return
     if _may_hold_nonfinite() and _scaler_skips(optimizer):
         _C.count_skipped_step()
     else:
