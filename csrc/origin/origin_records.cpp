@@ -329,8 +329,11 @@ NonfiniteRegistry::ProvenancePtr provenance_of_argument(const CallContext& call,
   const auto known = nonfinite_registry().find(argument);
   if (known != nullptr && !(is_constant_write(*known) && is_parameter(argument))) return known;
   const auto origin = external_origin(call, argument, kinds);
-  const bool is_from_program = known != nullptr && known->first().origin->collective.empty();
-  if (is_from_program) origin->written = known->first().origin->site.live;
+  if (known != nullptr) {
+    const OriginRecord& copied = *known->first().origin;
+    origin->collective = copied.collective;
+    if (copied.collective.empty()) origin->written = copied.site.live;
+  }
   auto provenance = std::make_shared<Provenance>(Cause{origin, kinds});
   nonfinite_registry().remember(argument, provenance);
   return provenance;

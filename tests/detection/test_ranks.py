@@ -100,7 +100,10 @@ if planted and rank == 0:
 with torchnan.detect(action="log") as watch:
     train(nn.parallel.DistributedDataParallel(net))
 """,
-        ({"origin": "parameter", "name": "b.weight"}, {"origin": "parameter", "name": "b.weight"}),
+        (
+            {"origin": "parameter", "name": "b.weight", "collective": ""},
+            received("broadcast_", origin="parameter", name="b.weight"),
+        ),
     ),
     "gradients that FSDP reduces in float16": Program(
         """
@@ -219,7 +222,7 @@ optimizer = ZeroRedundancyOptimizer(model.parameters(), Rooted, lr=0.01)
 with torchnan.detect(action="log") as watch:
     train(model, optimizer=optimizer)
 """,
-        (received("broadcast_", origin="parameter"), made("log", line=True)),
+        (received("broadcast_", origin="parameter", step=2), made("log", line=True, step=1)),
     ),
     "shards of replicas": Program(
         """
