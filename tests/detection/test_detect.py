@@ -298,6 +298,22 @@ def test_an_optimizer_inside_another_one_counts_no_step_again():
     assert watch.first.step == 4
 
 
+def test_optimizers_in_a_backward_pass_count_one_step():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    optimizers = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda parameter: optimizers[parameter].step())
+    with torchnan.detect(action="log", when="origin") as watch:
+        for step in range(3):
+            x = model(torch.ones(1, 2))
+            if step == 2:
+                x.register_hook(lambda gradient: gradient / 0)
+            x.sum().backward()
+        make_nan().sum().item()
+    assert {finding.step for finding in watch.findings if finding.phase == "backward"} == {3}
+    assert watch.findings[-1].step == 4
+
+
 def test_the_backward_pass_can_be_left_out():
     x = torch.zeros(2, requires_grad=True)
     with torchnan.detect(backward=False):

@@ -16,6 +16,7 @@ from torchnan.detection import initial_weights, introspection, proved_step, shar
 from torchnan.detection.containment import contained
 
 _scaling = threading.local()  # ended: the optimizers whose steps ended inside GradScaler.step()
+_counted_pass = -1  # the last backward pass whose steps were counted
 _STEP = Optimizer.profile_hook_step(lambda: None).__code__  # of the function in which PyTorch runs every step
 
 
@@ -142,7 +143,19 @@ def _end_step(optimizer: Optimizer, is_counted: bool) -> None:
     if _may_hold_nonfinite() and _scaler_skips(optimizer):
         _C.count_skipped_step()
     else:
+        _count_step()
+
+
+def _count_step() -> None:
+    """Counts a step. Steps inside a backward pass, such as one for each parameter, are one training step, which lasts
+    until the pass ends."""
+    global _counted_pass
+    current_pass = torch._C._current_graph_task_id()
+    if current_pass == -1:
         _C.count_step()
+    elif current_pass != _counted_pass:
+        _counted_pass = current_pass
+        torch.autograd.Variable._execution_engine.queue_callback(_C.count_step)
 
 
 def counting_skipped(step: Callable[..., Any]) -> Callable[..., Any]:
