@@ -40,6 +40,18 @@ def test_a_received_value_belongs_to_its_own_step_or_the_last_before():
     assert [one.step for one in second.received] == [35]
 
 
+def test_of_several_causes_a_received_value_belongs_to_the_first_of_another_rank():
+    """A step of an optimizer makes a value in each parameter, and the next averaging sends them."""
+    own, first, second = story_of(
+        received(rank=0, step=3),
+        masked_row(rank=0, step=2, op="a::own"),
+        masked_row(rank=1, step=2, op="a::first"),
+        masked_row(rank=1, step=2, op="a::second"),
+    )
+    assert [one.first.op for one in (own, first, second)] == ["a::own", "a::first", "a::second"]
+    assert [len(one.received) for one in (own, first, second)] == [0, 1, 0]
+
+
 def test_a_harmless_value_was_not_received_by_others():
     error, warning = story_of(masked_row(level="warning", rank=0), received(rank=2), masked_row(rank=1, op="a::b"))
     assert [(one.first.op, len(one.received)) for one in (error, warning)] == [("a::b", 1), ("aten::_softmax", 0)]

@@ -151,12 +151,18 @@ def name_ranks(ranks: Iterable[int | None]) -> str:
 
 
 def _cause_of(received: Sighting, made: Sequence[Incident]) -> Incident | None:
-    """Returns the incident from which a value was received, among those of its level, in their order."""
-    step = received.step or 0
-    end = bisect.bisect_right(made, step, key=lambda one: one.first.step or 0)
-    begin = bisect.bisect_left(made, step, hi=end, key=lambda one: one.first.step or 0)
-    at_step = (one for one in made[begin:end] if one.first.step == received.step and one.first.rank != received.rank)
-    return next(at_step, made[end - 1] if end else None)
+    """Returns the incident from which a value was received, among those of its level, in their order: of those at its
+    step, or else at the last step before it, the first of another rank."""
+    end = bisect.bisect_right(made, received.step or 0, key=_step_of)
+    if not end:
+        return None
+    begin = bisect.bisect_left(made, _step_of(made[end - 1]), hi=end, key=_step_of)
+    of_others = (one for one in made[begin:end] if one.first.rank != received.rank)
+    return next(of_others, made[end - 1])
+
+
+def _step_of(incident: Incident) -> int:
+    return incident.first.step or 0
 
 
 def _collective(finding: Finding) -> str:
