@@ -32,6 +32,7 @@ import torch, torchnan
 with torchnan.detect():
     (torch.zeros(3) / torch.zeros(3)).sum().item()
 """
+NAMED = "made by   aten::div, output 0   at <string>:4"  # by the program above
 
 
 def main() -> int:
@@ -123,8 +124,11 @@ def try_in_empty_environment(wheel: Path, release: str) -> list[str]:
     elsewhere = {**os.environ, "PYTHONPATH": ""}
     ended = subprocess.run([python, "-c", FIRST_FINDING], cwd=WORK, env=elsewhere, capture_output=True, text=True)
     print(ended.stderr)
-    named = "made by   aten::div, output 0   at <string>:4" in ended.stderr
-    return [] if named else [f"it names no NaN with PyTorch {release} in an empty environment: {ended.stderr}"]
+    return (
+        []
+        if NAMED in ended.stderr
+        else [f"it names no NaN with PyTorch {release} in an empty environment: {ended.stderr}"]
+    )
 
 
 def _call(command: list[str | Path], **variables: str) -> None:

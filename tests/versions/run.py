@@ -49,8 +49,6 @@ class Pair:
 
     def run(self, sdist: Path) -> dict[str, str]:
         """Returns the row of the table; what the steps printed is in the log."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.log.write_text("")
         try:
             self._make_environment()
             self._install(sdist)
@@ -59,29 +57,45 @@ class Pair:
             return {"outcome": f"does not build: {' '.join(map(str, error.cmd[:4]))}"}
         return row | self._test()
 
+    def build_wheel_for_gpu(self, sdist: Path) -> Path:
+        """Returns a wheel with the scan for CUDA."""
+        self._make_environment()
+        built = self.folder / "wheel"
+        shutil.rmtree(built, ignore_errors=True)
+        self._build(sdist, "wheel", "-w", built, cuda="ON")
+        return next(built.glob("*.whl"))
+
     def _make_environment(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.log.write_text("")
         if not self.python.exists():
             self._call("uv", "venv", "-q", "--python", self.python_version, self.folder / "venv")
         wanted = [f"torch=={self.torch_release}.*", *BUILD_TOOLS, *TEST_TOOLS]
         self._call("uv", "pip", "install", "-q", "--python", self.python, *wanted)
 
     def _install(self, sdist: Path) -> None:
-        """Installs the source distribution for the PyTorch of the environment.
+        """Installs the source distribution for the PyTorch of the environment."""
+        source = self._build(
+            sdist, "install", "--force-reinstall", cuda="OFF"
+        )  # which knows no PyTorch, and takes long
+        (build,) = (source / "build").glob("python*-torch*")
+        self._call("cmake", "--build", build, "--target", "_testing")
+        (self._testing,) = (build / "csrc" / "python").glob("_testing*.so")
 
-        Under one path for all Pythons, so that ccache compiles files that do not depend on Python once for each
-        PyTorch.
+    def _build(self, sdist: Path, *command: str | Path, cuda: str) -> Path:
+        """Builds the source distribution with a command of pip; returns the folder of the sources.
+
+        PyTorch is under one path for all Pythons, so that ccache compiles files that do not depend on Python once for
+        each PyTorch.
         """
         torch = self._linked("torch", f"torch{self.torch_release}")
         json = self._linked("nlohmann_json", "nlohmann_json") / "include"
         shutil.rmtree(self.folder / "source", ignore_errors=True)
         source = build_wheel.unpack(sdist, self.folder / "source")
-        options = ["--no-build-isolation", "--no-deps", "--force-reinstall", "--no-cache-dir", "-q"]
-        cmake = [f"-DTORCHNAN_TORCH_DIR={torch}", f"-DTORCHNAN_JSON_INCLUDE={json}"]
-        cmake.append("-DTORCHNAN_CUDA=OFF")  # which knows no PyTorch, and takes long
-        self._call(self.python, "-m", "pip", "install", *options, source, CMAKE_ARGS=" ".join(cmake))
-        (build,) = (source / "build").glob("python*-torch*")
-        self._call("cmake", "--build", build, "--target", "_testing")
-        (self._testing,) = (build / "csrc" / "python").glob("_testing*.so")
+        options = ["--no-build-isolation", "--no-deps", "--no-cache-dir", "-q"]
+        cmake = [f"-DTORCHNAN_TORCH_DIR={torch}", f"-DTORCHNAN_JSON_INCLUDE={json}", f"-DTORCHNAN_CUDA={cuda}"]
+        self._call(self.python, "-m", "pip", *command, *options, source, CMAKE_ARGS=" ".join(cmake))
+        return source
 
     def _linked(self, package: str, name: str) -> Path:
         """Returns a link to the folder of a package of the environment, of the same name for every environment."""
