@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-cpp test-python test-rest test-all asan tsan soak fuzz suites libraries zoo zoo-compiled gpu lint format bench bench-against wheels matrix docs clean
+.PHONY: help build demo test test-cpp test-python test-rest test-all asan tsan soak fuzz suites libraries zoo zoo-compiled gpu gpu-package gpu-call-1 gpu-call-2 gpu-call-3 lint format bench bench-against wheels matrix docs clean
 
 help: ## list the commands
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
 
 # A stamp per environment, so that nothing is installed or built twice.
 $(BIN)/python:
@@ -111,15 +111,29 @@ zoo-compiled: $(VENV)/.built ## the same with every program compiled by Inductor
 	for zoo in open forward backward data clean; do echo "$$zoo"; \
 	  $(BIN)/python tests/zoo/score.py --adapter tests/zoo/compiled_adapter.py --zoo tests/zoo/programs/$$zoo || failed=1; done; test -z "$$failed"
 
-# Builds for the Python whose PyTorch sees the GPU, into a folder; nothing is installed into that Python.
+# A machine with a GPU may have no network and end a command after ten minutes: what it needs is in one folder, and what
+# runs there is in calls, by priority. GPU_FOR is its Python and PyTorch; GPU_PYTHON, the command there.
+GPU_FOR ?= 3.12/2.11
 GPU_PYTHON ?= python3
-GPU := build/gpu
-gpu: ## on a machine with a GPU: a page of verdicts, and reports in $(GPU)/reports
-	$(GPU_PYTHON) -c "import torch; assert torch.cuda.is_available(), 'PyTorch sees no GPU here'"
-	CMAKE_ARGS="-DTORCHNAN_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=native" $(GPU_PYTHON) -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps --upgrade --target $(GPU) .
-	rm -rf $(GPU)/tests $(GPU)/benchmarks
-	cp -r tests benchmarks pyproject.toml $(GPU)  # beside what was built: the folder that a program starts in comes first
-	cd $(GPU) && TORCHNAN_REQUIRE_CUDA=1 $(GPU_PYTHON) -m benchmarks.gpu reports
+GPU_SECONDS ?= 560
+GPU_PACKAGE := build/gpu-package
+OUT ?= build/gpu
+gpu-package: $(VENV)/.wheels ## build/gpu-package: what a machine with a GPU needs, built for GPU_FOR=3.12/2.11
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m tests.packaging.gpu_package $(GPU_PACKAGE) --for $(GPU_FOR)
+
+# Without a package from another machine, the first call builds torchnan.
+$(GPU_PACKAGE):
+	$(GPU_PYTHON) -m tests.packaging.gpu_package $@ --sources
+
+gpu-call-1: ## with a GPU: the headline figures, within GPU_SECONDS=560, into OUT
+gpu-call-2: ## with a GPU: the tests, the zoo, graphs, FSDP2, threads
+gpu-call-3: ## with a GPU: compute-sanitizer, CUDA's other allocators, compiled models, a long training
+gpu-call-1 gpu-call-2 gpu-call-3: | $(GPU_PACKAGE)
+	cd $(GPU_PACKAGE) && timeout -k 10 $(GPU_SECONDS) $(GPU_PYTHON) -m benchmarks.gpu \
+	  $(@:gpu-call-%=%) $(abspath $(OUT)) --seconds $(GPU_SECONDS)
+
+gpu: ## with a GPU: the three calls, one after the other
+	for call in 1 2 3; do $(MAKE) gpu-call-$$call || failed=1; done; test -z "$$failed"
 
 bench: $(VENV)/.built $(VENV)/.demo ## the time of training steps under torchnan and under its alternatives
 	$(BIN)/python -m benchmarks.steps --write

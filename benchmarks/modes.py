@@ -102,9 +102,6 @@ def dispatch_mode(workload: Workload) -> Iterator[None]:
         yield
 
 
-_guards: dict[tuple[str, str], torchnan.StepGuard] = {}
-
-
 def guard_of(workload: Workload, **options: Any) -> torchnan.StepGuard:
     """A StepGuard of its steps."""
     return torchnan.StepGuard(workload.model, workload.optimizer, lambda model, batch: workload.loss_of(), **options)
@@ -116,14 +113,13 @@ def monitor() -> torchnan.Monitor:
 
 
 def _guarded(title: str, options: Callable[[], dict[str, Any]] = dict) -> Mode:
-    """The step run by a StepGuard, which is made once: no step is bad."""
+    """The step run by a StepGuard, which is made once for a workload: no step is bad."""
 
     @contextlib.contextmanager
     def guarded(workload: Workload) -> Iterator[None]:
-        key = (workload.name, title)
-        if key not in _guards:
-            _guards[key] = guard_of(workload, **options())
-        plain, workload.step = workload.step, lambda: _step(_guards[key], workload)
+        if title not in workload.guards:
+            workload.guards[title] = guard_of(workload, **options())
+        plain, workload.step = workload.step, lambda: _step(workload.guards[title], workload)
         try:
             yield
         finally:

@@ -21,6 +21,7 @@ class Workload:
         repeat: steps per timing, so that one timing is not too short to be measured.
         optimizer, loss_of, batch: the parts of the step, for modes that run it themselves.
         eager: makes the same step without its compilation; ``None`` if it is not compiled.
+        guards: the step guards of its steps, by mode.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Workload:
     loss_of: Callable[[], torch.Tensor]
     batch: Any
     eager: Callable[[], Workload] | None = None
+    guards: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def under(self, context: Callable[[], AbstractContextManager[Any]], name: str) -> Workload:
         """Returns the same step with its loss computed in a context, such as autocast."""

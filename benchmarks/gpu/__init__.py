@@ -1,1 +1,1 @@
-"""Tests and measurements on a machine with a GPU, in stages: `python -m benchmarks.gpu OUT`."""
+"""Tests and measurements on a machine with a GPU, in calls of ten minutes: `python -m benchmarks.gpu 1 OUT`."""

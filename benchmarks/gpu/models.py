@@ -91,7 +91,7 @@ def gpt2(device: torch.device, small: bool) -> Workload:
         with torch.autocast(device.type, torch.bfloat16, enabled=not small):
             return functional.cross_entropy(model(ids)[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
 
-    return training("GPT-2 124M, 8x1024, bf16", model, ids, loss, 3)
+    return training("GPT-2 124M, 8x1024, bf16", model, ids, loss, 20)
 
 
 def resnet50(device: torch.device, small: bool) -> Workload:
@@ -109,14 +109,14 @@ def resnet50(device: torch.device, small: bool) -> Workload:
         with torch.autocast(device.type, torch.bfloat16, enabled=not small):
             return functional.cross_entropy(model(pixels).float(), labels)
 
-    return training("ResNet-50, 64x224², bf16", model, pixels, loss, 3)
+    return training("ResNet-50, 64x224², bf16", model, pixels, loss, 20)
 
 
 def mlp(device: torch.device, small: bool) -> Workload:
     """Launch-bound: 8 layers of 256, batch 64, float32."""
     layers = [layer for _ in range(8) for layer in (nn.Linear(256, 256), nn.Tanh())]
     model, x = nn.Sequential(*layers).to(device), torch.randn(64, 256).to(device)
-    return training("MLP 8x256, batch 64", model, x, lambda: model(x).square().mean(), 2 if small else 40)
+    return training("MLP 8x256, batch 64", model, x, lambda: model(x).square().mean(), 20 if small else 400)
 
 
 ALL = {"mlp": mlp, "gpt2": gpt2, "resnet50": resnet50}

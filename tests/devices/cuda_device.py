@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
+from tests.devices.step_trace import StepTrace
+
 WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 
 
@@ -38,17 +40,26 @@ class Cuda:
             yield graph
 
     def count(self, program: Callable[[], object]) -> tuple[int, int]:
-        """How often the host waits for the device while the program runs, and copies from it, according to CUPTI.
-        Includes the effects of tracing, which are the same in every program."""
-        names = self._traced(program)
-        return sum(name in WAITS for name in names), sum(name.startswith("Memcpy DtoH") for name in names)
+        """How often the host waits for the device while the program runs, and copies from it."""
+        trace = self.trace(program)
+        return trace.waits, trace.copies_to_host
 
-    def sees_scans(self, program: Callable[[], object]) -> bool:
-        """Whether CUPTI reports kernels of torchnan, which has a separate CUDA runtime."""
-        return any("torchnan" in name and "scan" in name for name in self._traced(program))
-
-    def _traced(self, program: Callable[[], object]) -> list[str]:
+    def trace(self, program: Callable[[], object]) -> StepTrace:
+        """What the program does, according to CUPTI. Includes the effects of tracing, the same for every program."""
         torch.cuda.synchronize()
         with torch.profiler.profile(activities=list(torch.profiler.supported_activities())) as profile:
             program()
-        return [event.name for event in profile.events() or ()]
+        events = list(profile.events() or ())
+        names = [event.name for event in events]
+        on_device = [event for event in events if event.device_type == torch.autograd.DeviceType.CUDA]
+        work = [event for event in on_device if not event.is_user_annotation]
+        scans = [event for event in work if "torchnan" in event.name and "scan" in event.name]
+        return StepTrace(
+            waits=sum(name in WAITS for name in names),
+            copies_to_host=sum(name.startswith("Memcpy DtoH") for name in names),
+            operators=[name for name in names if name.startswith("aten::")],
+            scans=len(scans),
+            scan_microseconds=sum(event.time_range.elapsed_us() for event in scans),
+            kernels=sum(not event.name.startswith(("Memcpy", "Memset")) for event in work),
+            device_microseconds=sum(event.time_range.elapsed_us() for event in work),
+        )

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import torch
 
+from tests.devices.step_trace import StepTrace
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 BUILD = REPOSITORY / "build" / f"python{sys.version_info.major}.{sys.version_info.minor}"
 LIBRARY = Path(os.environ.get("LAGGING_DEVICE", BUILD / "tests" / "cpp" / "lagging.so"))
@@ -61,11 +63,13 @@ class Lagging:
         program()
         return self._library.lagging_waits(), self._library.lagging_copies_back()
 
-    def sees_scans(self, program: Callable[[], object]) -> bool:
-        """Whether launches of scans are seen while the program runs."""
-        self.reset_counts()
-        program()
-        return self.scan_launches() > 0
+    def trace(self, program: Callable[[], object]) -> StepTrace:
+        """What the program does. The device has no times."""
+        with torch.autograd.profiler.profile() as profile:
+            waits, copies = self.count(program)
+        names = [event.name for event in profile.function_events or ()]
+        operators = [name for name in names if name.startswith("aten::")]
+        return StepTrace(waits, copies, operators, scans=self.scan_launches())
 
     # Features that a GPU has too, but that a test cannot control there.
 

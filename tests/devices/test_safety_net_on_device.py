@@ -6,14 +6,17 @@ import pytest
 import torch
 
 import torchnan
-from tests.support.testing_extension import _testing
+from tests.devices.conftest import NAME
 from torchnan.detection.errors import DetectorWarning
 
 EVERY = 5
+pytestmark = pytest.mark.skipif(NAME != "lagging", reason="the extension for tests is not built where a GPU is")
 
 
 def test_a_bound_that_is_too_small_is_found_within_n_steps(device):
     """Much too small: what comes to a device is assumed to be large."""
+    from tests.support.testing_extension import _testing
+
     x = torch.full((5000,), 3.0).to(device)
     try:
         with torchnan.detect(action="log", rescan_every=EVERY) as watch:

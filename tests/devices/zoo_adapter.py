@@ -56,3 +56,13 @@ def shows_symptom(case):
     symptoms = [x.detach().cpu() for x in case.run() if isinstance(x, torch.Tensor)]
     floating = [x for x in symptoms if x.is_floating_point() or x.is_complex()]
     return (case.kind == "clean") == all(bool(torch.isfinite(x).all()) for x in floating)
+
+
+def cannot_be_run(row):
+    """Returns whether a row of the scores is of a program that PyTorch cannot run on the device."""
+    return isinstance(row["detail"], list) and any("why" in finding for finding in row["detail"])
+
+
+def is_wrong(row):
+    """Returns whether a row is of a program that runs there, and is not reported as on the host."""
+    return not cannot_be_run(row) and not row["exact"] and not row["apart"]

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -68,6 +64,7 @@ def test_each_stream_is_scanned_in_its_own_order():
         for _ in range(50):
             y = x + 1
             with torch.cuda.stream(other):
+                torch.cuda._sleep(100_000)  # cycles: a scan in the wrong order reads before the next lines have written
                 z = torch.full((1 << 20,), 2.0, device="cuda")
                 z.mul_(2)
             del y, z
@@ -76,6 +73,7 @@ def test_each_stream_is_scanned_in_its_own_order():
     assert watch.findings == []
     with torchnan.detect(action="log") as watch:
         with torch.cuda.stream(other):
+            torch.cuda._sleep(100_000_000)
             bad = torch.zeros(8, device="cuda") / 0
         torch.cuda.current_stream().wait_stream(other)
         bad.sum().item()
@@ -114,8 +112,9 @@ def test_memory_is_given_back_as_without():
         return torch.cuda.max_memory_allocated()
 
     plain = peak()
-    with torchnan.detect():
+    with torchnan.detect(rescan_every=1) as watch:  # else a bound proves every result, and none waits
         watched = peak()
+    assert watch.stats()["device_bytes"] >= 100 << 24
     assert watched <= plain + (96 << 20)  # what waits for a launch, at most 64 MiB and one result more
 
 
@@ -136,18 +135,3 @@ def test_values_of_a_compiled_graph_are_found_where_they_leave_it():
     with torchnan.detect(action="log") as watch:
         compiled(x).item()
     assert len(errors(watch)) == 1
-
-
-def test_nothing_is_read_out_of_bounds():
-    sanitizer = shutil.which("compute-sanitizer")
-    if sanitizer is None:
-        pytest.skip("there is no compute-sanitizer here")
-    program = (
-        "import torch, torchnan\n"
-        "with torchnan.detect(action='log', rescan_every=1):\n"
-        "    for size in (1, 3, 17, 4097):\n"
-        "        x = torch.ones(size + 1, device='cuda')[1:]\n"
-        "        (x * 2).cpu()\n"
-    )
-    ended = subprocess.run([sanitizer, "--error-exitcode=9", sys.executable, "-c", program], check=False)
-    assert ended.returncode == 0
