@@ -75,7 +75,7 @@ class Call:
     def seconds_left(self) -> float:
         return self.end - time.monotonic()
 
-    def prepare(self) -> bool:
+    def prepare(self, scratch: Path) -> bool:
         """Builds torchnan if it has to be built here. Returns whether the stages can be run."""
         self.machine, why = describe(self.device)
         if why:
@@ -85,9 +85,11 @@ class Call:
                 report.error = f"PyTorch sees no {self.device} here: {why}"
                 return False
             began = time.monotonic()
-            report.error = build(self.seconds_left) or describe(self.device)[1]
+            report.error = build(self.seconds_left, scratch / "build.log") or describe(self.device)[1]
             report.seconds = round(time.monotonic() - began, 1)
             report.verdicts = [Verdict("torchnan was built here, s", report.seconds, detail=why)]
+            self.write()
+            self.pack(scratch)
         return all(report.passed for report in self.reports)
 
     def page(self) -> str:
@@ -195,7 +197,7 @@ def main() -> None:
     call = Call(given.call, given.out, given.seconds, given.device)
     try:
         with tempfile.TemporaryDirectory() as scratch:
-            for name in names if call.prepare() else []:
+            for name in names if call.prepare(Path(scratch)) else []:
                 call.run_stage(name, stages[name], Path(scratch))
     finally:
         call.write()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import time
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +36,10 @@ class Bench:
         return self.end - time.monotonic()
 
     def workload(self, name: str) -> Workload:
-        """Returns a fresh model, the same one each time."""
+        """Returns a fresh model, the same one each time, after giving back the memory of those that are gone."""
+        gc.collect()
+        if self.is_gpu:
+            torch.cuda.empty_cache()
         torch.manual_seed(0)
         return models.ALL[name](self.device, small=not self.is_gpu)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[2]  # made by tests/packaging/gpu_package.py
 SOURCES = PACKAGE / "sources"
 JSON = PACKAGE / "json"
+ERROR = re.compile(r"CMake Error|[Ee]rror: (?!subprocess)")
+LINES = 12  # of an error
 DESCRIBE = """
 import os, platform, sys, torch
 gpu = torch.cuda.get_device_name() if sys.argv[1] == "cuda" else sys.argv[1]
@@ -26,7 +29,7 @@ def describe(device: str) -> tuple[str, str]:
     return ended.stdout.strip(), why if ended.returncode else ""
 
 
-def build(seconds: float) -> str:
+def build(seconds: float, log: Path) -> str:
     """Builds torchnan beside the tests and the benchmarks, on all cores. Returns why that failed."""
     sources = sorted(SOURCES.glob("torchnan-*.tar.gz"))
     if not sources:
@@ -35,18 +38,20 @@ def build(seconds: float) -> str:
     if JSON.exists():
         cmake.append(f"-DTORCHNAN_JSON_INCLUDE={JSON}")
     options = ["--no-build-isolation", "--no-deps", "--no-index", "--upgrade", "--target", str(PACKAGE)]
+    command = [sys.executable, "-m", "pip", "install", *options, str(sources[-1])]
     environment = os.environ | {"CMAKE_ARGS": " ".join([os.environ.get("CMAKE_ARGS", ""), *cmake])}
-    try:
-        ended = subprocess.run(
-            [sys.executable, "-m", "pip", "install", *options, str(sources[-1])],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"torchnan was not built within {seconds:.0f} s"
-    return (
-        "\n".join(["torchnan was not built:", ended.stdout[-4000:], ended.stderr[-2000:]]) if ended.returncode else ""
-    )
+    with log.open("wb") as output:
+        try:
+            subprocess.run(command, env=environment, stdout=output, stderr=output, timeout=seconds, check=True)
+        except subprocess.TimeoutExpired:
+            return f"torchnan was not built within {seconds:.0f} s"
+        except subprocess.CalledProcessError:
+            return "\n".join(["torchnan was not built; build.log has more:", *first_error(log)])
+    return ""
+
+
+def first_error(log: Path) -> list[str]:
+    """Returns the lines from the first error of CMake or a compiler on: pip prints a long traceback after it."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    first = next((number for number, line in enumerate(lines) if ERROR.search(line)), -LINES)
+    return [line for line in lines[first:][:LINES] if line]

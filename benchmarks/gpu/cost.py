@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -90,17 +89,7 @@ def time_row(bench: Bench, make: Callable[[], Workload], mode: modes.Mode, steps
     with mode(workload):
         for _ in range(WARM_UP if bench.is_gpu else 1):
             workload.step()
-        milliseconds = bench.time(workload.step, max(TIMED, workload.repeat) if bench.is_gpu else SMALL_STEPS)
-    release(workload)
-    return milliseconds
-
-
-def release(workload: Workload) -> None:
-    """Gives back the memory of a workload, so that no row starts with what another has left."""
-    workload.guards.clear()
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+        return bench.time(workload.step, max(TIMED, workload.repeat) if bench.is_gpu else SMALL_STEPS)
 
 
 def one_step(bench: Bench, name: str) -> Iterator[Verdict]:

@@ -3,6 +3,7 @@ is cut off keeps its rows."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -13,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.calls import CALLS, RESERVE, SECONDS
+from benchmarks.gpu.__main__ import Call
+from benchmarks.gpu.calls import CALLS, RESERVE, SECONDS, Stage
+from benchmarks.gpu.verdict import Verdict
 from tests.devices.conftest import NAME
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -90,6 +93,22 @@ def test_a_call_that_is_cut_off_keeps_its_rows(machine, how, tmp_path):
     assert stage["error"] == "cut off"
     assert "FAIL  cut off" in (tmp_path / "call-1.txt").read_text()
     assert (tmp_path / "call-1.tar.gz").exists() == (how == signal.SIGTERM)
+
+
+def test_a_stage_that_hangs_is_ended_at_its_limit_and_keeps_its_rows(tmp_path, monkeypatch):
+    """A Python that writes one row and then waits for a child for ever."""
+    row = json.dumps([dataclasses.asdict(Verdict("a row", 1.0))])
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/bash\necho '{row}' > ${{@: -1}}\nsleep infinity & echo $! > {tmp_path}/child\nwait\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    hangs = Call(1, tmp_path, SECONDS, "lagging")
+    hangs.run_stage("hangs", Stage("", seconds=10), tmp_path)
+    (stage,) = report_of(1, tmp_path)
+    assert stage["error"] == "not finished after 10 s"
+    assert [verdict["what"] for verdict in stage["verdicts"]] == ["a row"]
+    state = Path("/proc", (tmp_path / "child").read_text().strip(), "stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z"
 
 
 def test_what_the_time_does_not_suffice_for_fails(machine, tmp_path):
