@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -11,15 +12,17 @@ from pathlib import Path
 import pytest
 
 from tests.packaging import gpu_package
+from tests.packaging.test_sdist import NOT_COPIED
 from tests.support.processes import REPOSITORY
 
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory) -> Path:
     """One that has the sources alone: a build takes long."""
-    folder = tmp_path_factory.mktemp("gpu") / "package"
+    copied, folder = (tmp_path_factory.mktemp("gpu") / name for name in ("copy", "package"))
+    shutil.copytree(REPOSITORY, copied, ignore=NOT_COPIED)  # other tests read the sources meanwhile
     command = [sys.executable, "-m", "tests.packaging.gpu_package", str(folder), "--sources"]
-    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
+    subprocess.run(command, cwd=copied, check=True, capture_output=True)
     return folder
 
 
