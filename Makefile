@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test test-cpp test-python test-rest test-all asan tsan soak fuzz suites libraries zoo zoo-compiled gpu gpu-package gpu-call-1 gpu-call-2 gpu-call-3 lint format bench bench-against wheels matrix docs clean
+.PHONY: help build demo test test-cpp test-python test-rest test-all aarch64 asan tsan soak fuzz suites libraries zoo zoo-compiled gpu gpu-package gpu-call-1 gpu-call-2 gpu-call-3 lint format bench bench-against wheels matrix docs clean
 
 help: ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -82,6 +82,20 @@ test-rest: ## the cases that are not in the sample of `make test`
 	$(PYTEST) --tier=rest tests/devices
 
 test-all: test test-rest ## every case of every test
+
+# PyTorch's wheel for aarch64 has libc10 and the headers; PyTorch itself crashes under qemu.
+AARCH64 := build/aarch64
+$(AARCH64)/torch/lib/libc10.so: | $(VENV)/.torch
+	$(BIN)/pip download -q --disable-pip-version-check --no-deps --only-binary=:all: --python-version 3.11 \
+	  --platform manylinux_2_28_aarch64 -d $(AARCH64) "$(TORCH)"
+	cd $(AARCH64) && unzip -q -o torch-*.whl 'torch/include/*' torch/lib/libc10.so && touch torch/lib/libc10.so
+
+# Needs the packages g++-aarch64-linux-gnu, qemu-user and libgtest-dev.
+aarch64: $(AARCH64)/torch/lib/libc10.so $(GTEST) ## the scan, cross-compiled for aarch64, and its C++ tests under qemu
+	$(BIN)/cmake -S . -B $(AARCH64) -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake -DTORCHNAN_TORCH_DIR=$(CURDIR)/$(AARCH64)/torch \
+	  -DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python -DTORCHNAN_PYTHON=OFF -DTORCHNAN_CUDA=OFF -DTORCHNAN_TESTS=ON >/dev/null
+	$(BIN)/cmake --build $(AARCH64) --target torchnan_scan_tests
+	cd $(AARCH64) && $(CURDIR)/$(BIN)/ctest --output-on-failure --verbose
 
 asan: ## tests under AddressSanitizer and UndefinedBehaviorSanitizer
 tsan: ## the C++ tests under ThreadSanitizer
