@@ -522,6 +522,25 @@ def test_nothing_is_applied_by_a_compiled_step_that_is_refused():
     assert torch.equal(model.weight, before)
 
 
+# -- transforms
+
+
+def slopes_of_slopes(x):
+    return torch.func.hessian(lambda v: (v.abs() ** 1.5).sum())(x)
+
+
+def test_second_derivatives_are_replayed_and_no_transform_stays_open():
+    def program(compiler):
+        compiler(slopes_of_slopes)(torch.tensor([1.0, 0.0])).sum().item()
+
+    (finding,) = findings_of(program, torch.compile)
+    (eager,) = findings_of(program, lambda function: function)
+    assert (finding.op, finding.kind, finding.line) == (eager.op, eager.kind, eager.line)
+    assert finding.compiled.obstacle is None
+    assert torch._C._functorch.get_dynamic_layer_stack_depth() == 0
+    torch.func.jvp(torch.sin, (torch.ones(1),), (torch.ones(1),))  # refused inside of another level
+
+
 # -- lines inside of a backward pass
 
 

@@ -12,6 +12,7 @@ from torch import fx
 from torchnan._load import _C
 from torchnan.detection.compiled.compiled_autograd import nodes_of_pass
 from torchnan.detection.compiled.graph import as_list, copy_graph, plain_parts
+from torchnan.detection.compiled.torch_internals import is_transform
 
 Sources = list[Hashable]  # nodes that made a kind which none of their arguments had: name and kinds
 
@@ -27,6 +28,8 @@ class Probe:
     def __init__(self, graph: fx.GraphModule, own: Sequence[str]) -> None:
         self._graph = copy_graph(graph)
         self._own = own
+        nodes = (node for body in graph.modules() if isinstance(body, fx.GraphModule) for node in body.graph.nodes)
+        self.has_transforms = any(is_transform(node.target) for node in nodes)  # of torch.func, which differentiate
         self._thread = threading.local()
         for body in self._graph.modules():
             if isinstance(body, fx.GraphModule) and body is not self._graph:

@@ -251,7 +251,8 @@ class _Replay:
             made = self._inputs()
             args = self._writable(made)
             drawing: Any = random_numbers.AsGenerated() if self.call.is_random else contextlib.nullcontext()  # type: ignore[no-untyped-call]
-            with drawing, torch.set_grad_enabled(self.tangents is not None and torch.is_grad_enabled()):
+            needs_graph = self.tangents is not None or self.call.probe.has_transforms
+            with drawing, torch.set_grad_enabled(needs_graph and torch.is_grad_enabled()):
                 inputs = [*made[: len(self.call.graph_tensors)], *args]
                 outputs, sources = self.call.probe.run(inputs, self._passed(args))
             if self.tangents is not None:
@@ -310,6 +311,7 @@ class _Replay:
         """Restores random numbers and modes of the call for a while."""
         modes = self.call.modes
         with contextlib.ExitStack() as stack:
+            stack.enter_context(torch_internals.without_open_transforms())
             if self.call.random_state is not None:
                 stack.enter_context(torch.random.fork_rng([]))
             stack.enter_context(torch.inference_mode(modes.inference))

@@ -35,6 +35,9 @@ _NAMES = (
     "torch._dynamo.aot_compile.AOTCompiledFunction.guard_check",
     "torch._dynamo.aot_compile_types.BundledAOTAutogradSerializableCallable.__call__",
     "torch._dynamo.eval_frame.skip_code",
+    "torch._C._functorch.get_dynamic_layer_stack_depth",
+    "torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth",
+    "torch.autograd.forward_ad._current_level",
     "torch._guards.TracingContext.try_get",
     "torch.utils._python_dispatch._disable_current_modes",
     "torch.utils._python_dispatch.is_traceable_wrapper_subclass",
@@ -140,6 +143,25 @@ def without_modes() -> Iterator[None]:
     """Runs the block outside of the modes and functions of the program that see operations."""
     with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
         yield
+
+
+@contextlib.contextmanager
+def without_open_transforms() -> Iterator[None]:
+    """Leaves the transforms of ``torch.func`` that the block has entered, and not left because of an error."""
+    functorch, forward_ad = torch._C._functorch, torch.autograd.forward_ad
+    depth, level = functorch.get_dynamic_layer_stack_depth(), forward_ad._current_level
+    try:
+        yield
+    finally:
+        while forward_ad._current_level > level:
+            forward_ad.exit_dual_level(level=forward_ad._current_level)  # type: ignore[no-untyped-call]
+        if functorch.get_dynamic_layer_stack_depth() > depth:
+            functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+
+
+def is_transform(target: Any) -> bool:
+    """Whether what a node of a graph calls belongs to a transform of ``torch.func``."""
+    return "functorch" in str(getattr(target, "__module__", ""))
 
 
 def function_class(node: Any) -> Any:
