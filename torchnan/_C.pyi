@@ -131,7 +131,13 @@ class RegionBorder:
         note_unwritten: Callable[[Any], None],
         follow: Callable[[Any], None],
     ) -> None: ...
-    def run(self, compiled: Callable[..., Any], explain: Callable[..., None], args: tuple[Any, ...]) -> Any: ...
+    def run(
+        self,
+        compiled: Callable[..., Any],
+        explain: Callable[..., None],
+        failed: list[RegionCall],
+        args: tuple[Any, ...],
+    ) -> Any: ...
 
 class Provenance:
     """How a value became non-finite; kept beyond the life of its tensor."""

@@ -74,12 +74,20 @@ std::shared_ptr<RegionCall> begin_call(std::shared_ptr<RegionBorder> border, con
   return session == nullptr ? nullptr : std::make_shared<RegionCall>(std::move(border), args, *session);
 }
 
-// Runs a region and checks its results; `explain(call, bad, results)` finds the origin of bad values.
+// Runs a region and checks its results; `explain(call, bad, results)` finds the origin of bad values. A call that
+// raises an error is appended to `failed`.
 py::object run_region(std::shared_ptr<RegionBorder> border, const py::function& compiled, const py::function& explain,
-                      const py::tuple& args) {
+                      py::list failed, const py::tuple& args) {
   const std::shared_ptr<RegionCall> call = begin_call(std::move(border), args);
   if (call == nullptr) return compiled(*args);
-  py::object results = call->run(compiled, args);
+  py::object results;
+  try {
+    results = call->run(compiled, args);
+  } catch (const py::error_already_set&) {
+    call->note_stack();
+    failed.append(call);
+    throw;
+  }
   const BadValues bad = call->check_results(results);
   if (!bad.empty()) explain(call, bad, results);
   return results;
@@ -188,7 +196,7 @@ void bind_compiled_regions(py::module_& m) {
       .def_readonly("is_random", &RegionBorder::is_random)
       .def_readonly("finite_calls", &RegionBorder::finite_calls)
       .def_readonly("finite_passes", &RegionBorder::finite_passes)
-      .def("run", &run_region, py::arg("compiled"), py::arg("explain"), py::arg("args"));
+      .def("run", &run_region, py::arg("compiled"), py::arg("explain"), py::arg("failed"), py::arg("args"));
   py::class_<RegionCall, std::shared_ptr<RegionCall>>(m, "RegionCall")
       .def("run", &RegionCall::run, py::arg("function"), py::arg("args"))
       .def("check_gradients", &check_gradients, py::arg("gradients"))

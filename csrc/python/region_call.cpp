@@ -139,7 +139,7 @@ BadValues RegionCall::check_results(const py::handle& results) {
       note_randomness();
       const Objects outputs = items_of(results);
       bad = check_all(outputs, thread, border_->unwritten);
-      if (!bad.empty() || is_differentiable(outputs)) stack_ = StackTable::instance().current_stack_id();
+      if (!bad.empty() || is_differentiable(outputs)) note_stack();
       follow_into_backward(outputs);
     });
     if (!border_->unwritten.empty()) border_->note_unwritten(results);
@@ -148,6 +148,8 @@ BadValues RegionCall::check_results(const py::handle& results) {
   if (bad.empty()) end_forward();
   return bad;
 }
+
+void RegionCall::note_stack() { stack_ = StackTable::instance().current_stack_id(); }
 
 void RegionCall::end_forward() {
   written_.clear();

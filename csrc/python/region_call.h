@@ -78,6 +78,9 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   // Checks the results of the region, followed by the arguments that it wrote.
   BadValues check_results(const pybind11::handle& results);
 
+  // Records the stack on which the region is called.
+  void note_stack();
+
   // Releases everything that the replay of a backward pass does not need.
   void end_forward();
 

@@ -522,6 +522,51 @@ def test_nothing_is_applied_by_a_compiled_step_that_is_refused():
     assert torch.equal(model.weight, before)
 
 
+# -- errors that a region raises
+
+
+def refused_matrix(x):
+    covariance = x.T @ x / (x.sum() * 0)
+    return torch.linalg.eigh(covariance)
+
+
+def bad_probabilities(x):
+    probabilities = torch.softmax(x / 0, -1)
+    return torch.multinomial(probabilities, 1)
+
+
+def failed_check(x):
+    loss = torch.log(x - 1).sum()
+    torch._assert_async(torch.isfinite(loss), "the loss is not finite")
+    return loss * 2
+
+
+@pytest.mark.parametrize("function", [refused_matrix, bad_probabilities, failed_check])
+def test_an_error_that_a_region_raises_has_the_report_of_the_value(function):
+    found, errors = [], []
+    for compiler in (lambda function: function, torch.compile):
+        session = torchnan.detect(action="log")
+        with pytest.raises(RuntimeError) as raised, session:
+            compiler(function)(torch.ones(4, 3))
+        assert session.stats()["internal_errors"] == 0
+        errors.append(str(raised.value))
+        found.append([facts(finding) for finding in session.findings])
+    eager, compiled = found
+    assert len(eager) == 1
+    assert compiled == eager
+    assert errors[1] == errors[0]
+
+
+def test_an_error_that_is_not_about_a_value_has_no_report():
+    def refuse(x):
+        return torch.linalg.cholesky(-torch.eye(3) * x)
+
+    session = torchnan.detect(action="log")
+    with pytest.raises(torch.linalg.LinAlgError), session:
+        torch.compile(refuse)(torch.ones(1))
+    assert session.findings == []
+
+
 # -- transforms
 
 

@@ -22,6 +22,7 @@ from torchnan.detection.compiled.stack import (
     joined,
     traced_lines,
 )
+from torchnan.detection.errors import NonFiniteError
 from torchnan.detection.graph_code import module_stack
 
 BACKWARD_NODE = "torchnan_backward_node"  # in the ``meta`` of the nodes of a backward pass
@@ -129,6 +130,19 @@ def run(module: fx.GraphModule, *inputs: Any) -> Any:
     interpreter = fx.Interpreter(module)
     interpreter.extra_traceback = False
     return interpreter.run(*inputs)
+
+
+def values_before_error(module: fx.GraphModule, *inputs: Any) -> list[Any]:
+    """Runs a graph until an operation raises an error; returns the values that exist then, none without an error."""
+    interpreter = fx.Interpreter(module)
+    interpreter.extra_traceback = False
+    try:
+        interpreter.run(*inputs)
+    except NonFiniteError:
+        raise
+    except Exception:  # noqa: BLE001 - as expected
+        return list(interpreter.env.values())
+    return []
 
 
 def as_list(results: Any) -> list[Any]:

@@ -29,6 +29,7 @@ from torchnan.detection.compiled.graph import (
 from torchnan.detection.compiled.kernels import Kernels
 from torchnan.detection.compiled.stack import Line, call_under, calling_stack
 from torchnan.detection.containment import contained
+from torchnan.detection.errors import may_be_of_nonfinite
 
 MAX_COPIED = 64 << 20  # bytes of arguments that a region overwrites, copied before each call
 _RECORD = "torchnan"  # of a call, in the metadata of the autograd node that it made
@@ -99,9 +100,15 @@ class Region:
     def checked(self) -> Callable[..., Any]:
         """Returns the function that runs the region and checks its results."""
         run, compiled, explain = self.border.run, self.compiled, self._explain_results
+        values_of_error = self._values_of_error
 
         def call(*args: Any) -> Any:
-            return run(compiled, explain, args)
+            failed: list[Any] = []
+            try:
+                return run(compiled, explain, failed, args)
+            except Exception as error:
+                failed = values_of_error(failed, error)  # referenced as long as the traceback is
+                raise
 
         gradient = None if self.traced is None else self.traced.optimizer_gradient
         if gradient is not None:
@@ -134,6 +141,19 @@ class Region:
         with contained("following a compiled region into its backward pass"):
             pairs = [(i, tangents[number]) for i, number in call.outputs if tangents[number] is not None]
             self._explain(call, bad, gradients, pairs)
+
+    def _values_of_error(self, failed: list[Any], error: Exception) -> list[torch.Tensor]:
+        """Returns the non-finite values that an error of a call may be about, with their provenance."""
+        session = _C.current_session()
+        if not failed or session is None or not may_be_of_nonfinite(error):
+            return []
+        with contained("following a compiled region that raised an error"):
+            explanations = self._known.setdefault(session, Explanations())
+            (call,) = failed
+            if not call.obstacle and explanations.replays < REPLAYS_IN_ALL:
+                explanations.replays += 1
+                return replay.find_before_error(self._recorded(call))
+        return []
 
     def _explain(self, call: Any, bad: Bad, values: Sequence[Any], tangents: replay.Tangents | None) -> None:
         session = _C.current_session()

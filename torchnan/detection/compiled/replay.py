@@ -25,6 +25,7 @@ from torchnan.detection.compiled.graph import (
     framed,
     plain_parts,
     stack_of,
+    values_before_error,
     with_tensors,
 )
 from torchnan.detection.compiled.graph import run as interpret
@@ -138,6 +139,16 @@ def find_saved(call: RecordedCall, saved: list[torch.Tensor]) -> list[tuple[torc
     modules = modules_of_call(call.modules, call.weights, _callers(call), call.region)
     one = _Replay(call, [], None, _C.current_session(), [], modules)
     return on_own_thread(functools.partial(one.find_saved, saved))
+
+
+def find_before_error(call: RecordedCall) -> list[torch.Tensor]:
+    """Finds the provenance of the non-finite values that existed when an operation raised the error of a call.
+
+    Returns:
+        These values.
+    """
+    modules = modules_of_call(call.modules, call.weights, _callers(call), call.region, sys._getframe())
+    return on_own_thread(_Replay(call, [], None, _C.current_session(), [], modules).before_error)
 
 
 def border(call: RecordedCall, bad: list[tuple[int, int]], tangents: Tangents | None) -> Hashable:
@@ -413,6 +424,16 @@ class _Replay:
         found = _provenances(results, list(range(len(results))))
         pairs = ((part, next((i for i in found if _is_same(part, results[i])), None)) for part in saved)
         return [(part, found[i]) for part, i in pairs if i is not None]
+
+    def before_error(self) -> list[torch.Tensor]:
+        """Returns the non-finite values that exist when an operation raises an error, as traced."""
+        self.callers = _callers(self.call)
+        drawing: Any = random_numbers.AsGenerated() if self.call.is_random else contextlib.nullcontext()  # type: ignore[no-untyped-call]
+        with self._states():
+            module, _, _, given = self._prepared()
+            with self._watching("traced", []), drawing:
+                values = values_before_error(framed(module, self.callers, self.modules), *given)
+        return [part.detach() for value in values for part in plain_parts(value) if _C.kinds_of(part.detach())]
 
     def _as_lowered(self) -> dict[int, Any]:
         results = self._run_lowered()
