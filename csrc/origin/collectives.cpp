@@ -1,7 +1,9 @@
 #include "origin/collectives.h"
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <string_view>
@@ -20,7 +22,7 @@
 namespace torchnan {
 namespace {
 
-// A sum that may overflow. Keeps no tensor alive.
+// A sum or product that may overflow. Keeps no tensor alive.
 struct Sum {
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;
   MemoryRegion region;
@@ -94,6 +96,22 @@ void fill(OriginRecord& origin, const at::Tensor& values, NonfiniteKinds kinds) 
   fill_tensor_stats(values, stats, origin.facts);
 }
 
+// Returns the number that one rank at least exceeds if the result exceeds `limit`; infinite if the result cannot
+// overflow.
+double largest_harmless(const CollectiveCall& facts, double limit) {
+  if (facts.ranks < 2) return std::numeric_limits<double>::infinity();
+  const auto ranks = static_cast<double>(facts.ranks);
+  switch (facts.reduction) {
+    case Reduction::kSum:
+      return limit / ranks;
+    case Reduction::kProduct:
+      return std::pow(limit, 1 / ranks) * (1 - 1e-6);  // it rounds
+    case Reduction::kNone:
+      break;
+  }
+  return std::numeric_limits<double>::infinity();
+}
+
 template <typename Visit>
 void for_each_nested(const c10::IValue& value, Visit&& visit) {
   if (value.isTensor() && value.toTensor().defined()) visit(value.toTensor());
@@ -135,8 +153,8 @@ void HostCollective::inspect(const at::Tensor& sent, const OpPlan::CollectiveArg
   const at::Tensor values = scannable_values(sent);
   if (!values.defined()) return;
   BoundCache::Entry known = bound_cache().find(values);
-  const double limit = largest_number(values.scalar_type()) / static_cast<double>(std::max<int64_t>(facts_.ranks, 1));
-  const auto may_overflow = [&](double largest) { return facts_.adds && facts_.ranks > 1 && largest > limit; };
+  const double limit = largest_harmless(facts_, largest_number(values.scalar_type()));
+  const auto may_overflow = [&](double largest) { return largest > limit; };
   if (known.state != BoundCache::State::kFinite || may_overflow(known.bound.max_abs)) {
     const ScanResult verdict = check_finite(values);
     if (verdict.skip != Skip::kNone) return;

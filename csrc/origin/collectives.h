@@ -2,7 +2,7 @@
 //
 // A collective writes its outputs after the call has returned, on a thread that is not intercepted. Its outputs are
 // therefore marked as pending before it starts, and attributed when they are first read: to the causes that this rank
-// has sent, to the collective itself if its sum may have overflowed, or else to another rank.
+// has sent, to the collective itself if its result may have overflowed, or else to another rank.
 #pragma once
 
 #include <memory>
@@ -21,12 +21,15 @@
 
 namespace torchnan {
 
+// How a collective combines the values of the ranks, if the result can overflow.
+enum class Reduction : uint8_t { kNone, kSum, kProduct };
+
 // The facts in the arguments of a collective.
 struct CollectiveCall {
   int64_t rank = 0;   // of this process in the group
   int64_t ranks = 1;  // in the group
   std::optional<int64_t> root{};
-  bool adds = false;  // whether it adds the values of the ranks
+  Reduction reduction = Reduction::kNone;
 };
 
 // Reads the arguments of a collective. Without a process group it counts as one of a single rank.
@@ -58,8 +61,8 @@ class HostCollective {
   ThreadState& thread_;
   const CollectiveCall facts_;
   const bool is_broadcast_;
-  at::Tensor may_overflow_;               // a sent tensor, so large that the sum over the ranks may overflow
-  std::shared_ptr<OriginRecord> origin_;  // the origin of that sum
+  at::Tensor may_overflow_;               // a sent tensor, so large that the sum or product may overflow
+  std::shared_ptr<OriginRecord> origin_;  // the origin of that result
 };
 
 // Records a tensor that this rank is about to send inside an object.
@@ -69,9 +72,9 @@ TORCHNAN_API void record_sent_in_object(DetectionSession& session, const at::Ten
 // same bytes itself, the tensor has the causes of what was sent.
 TORCHNAN_API void record_received_in_object(const at::Tensor& values);
 
-// Returns the origin of an infinite sum that a collective has written, or is about to write, to `target`; null if this
-// rank has sent no sufficiently large value. `values` hold the sum: `target` itself, or internal memory of the
-// collective.
+// Returns the origin of an infinite sum or product that a collective has written, or is about to write, to `target`;
+// null if this rank has sent no sufficiently large value. `values` hold the result: `target` itself, or internal memory
+// of the collective.
 std::shared_ptr<OriginRecord> overflowed_sum(const at::Tensor& target, const at::Tensor& values, NonfiniteKinds kinds);
 
 // Records the sums that have overflowed and that no operation has read yet.

@@ -1,5 +1,6 @@
 #include "origin/collectives.h"
 
+#include <string>
 #include <string_view>
 
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
@@ -19,11 +20,16 @@ Group group_of(const c10::IValue& value) {
   return value.isCustomClass() ? value.toCustomClass<c10d::ProcessGroup>() : Group();
 }
 
-bool is_sum(const c10::IValue& value) {
-  if (value.isString()) return value.toStringRef() == "sum" || value.toStringRef() == "avg";
-  if (!value.isCustomClass()) return false;
+Reduction reduction_of(const c10::IValue& value) {
+  if (value.isString()) {
+    const std::string& name = value.toStringRef();
+    if (name == "product") return Reduction::kProduct;
+    return name == "sum" || name == "avg" ? Reduction::kSum : Reduction::kNone;
+  }
+  if (!value.isCustomClass()) return Reduction::kNone;
   const auto op = value.toCustomClass<c10d::ReduceOp>()->op_;
-  return op == c10d::ReduceOp::SUM || op == c10d::ReduceOp::AVG;
+  if (op == c10d::ReduceOp::PRODUCT) return Reduction::kProduct;
+  return op == c10d::ReduceOp::SUM || op == c10d::ReduceOp::AVG ? Reduction::kSum : Reduction::kNone;
 }
 
 }  // namespace
@@ -38,7 +44,7 @@ CollectiveCall read_collective_call(const OpPlan& plan, c10::ArrayRef<c10::IValu
         call.ranks = group->getSize();
       }
     } else if (name == "reduce_op") {
-      call.adds = is_sum(arguments[i]);
+      call.reduction = reduction_of(arguments[i]);
     } else if ((name == "root_rank" || name == "src") && arguments[i].isInt()) {
       call.root = arguments[i].toInt();
     }

@@ -24,6 +24,15 @@ with torchnan.detect(action="log") as watch:
 """,
         (made("allreduce_", line=True), made("allreduce_", line=True)),
     ),
+    "a product that overflows": Program(
+        """
+with torchnan.detect(action="log") as watch:
+    scale = torch.full((2,), 1e20 if planted else 1.0)
+    dist.all_reduce(scale, dist.ReduceOp.PRODUCT)  # PLANTED
+    print(scale.sum().item())
+""",
+        (made("allreduce_", line=True), made("allreduce_", line=True)),
+    ),
     "gathered with autograd": Program(
         """
 import torch.distributed.nn.functional as DF
