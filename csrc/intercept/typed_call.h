@@ -67,6 +67,8 @@ class UnboxedCall {
 // Records the call site of a view, if this thread has a session.
 void record_view(ThreadState& thread);
 
+inline const at::Tensor kNoTensor;  // made when the library is loaded
+
 enum class LargeCalls { kTyped, kBoxed };
 
 // `Op` is an operator of PyTorch: at::_ops::mm. Its large calls are typed too if they are frequent enough to be worth
@@ -106,8 +108,7 @@ struct TypedCall<Op, kLarge, Result(Arguments...)> {
   }
   template <typename... Any>
   static const at::Tensor& first_tensor(const Any&...) {
-    static const at::Tensor kNone;
-    return kNone;
+    return kNoTensor;
   }
 
   // Null if there is no memory for it.
