@@ -8,12 +8,14 @@
 #include "bounds/operand.h"
 #include "operators/for_each_tensor.h"
 #include "operators/op_traits.h"
+#include "scan/storage_of.h"
 #include "scan/tensor_scan.h"
 #include "intercept/device_results.h"
 #include "intercept/disproof.h"
 #include "intercept/op_entry.h"
 #include "origin/collectives.h"
 #include "origin/harm.h"
+#include "origin/memory_region.h"
 #include "origin/nonfinite_registry.h"
 #include "origin/origin_records.h"
 #include "detection/error_containment.h"
@@ -22,16 +24,6 @@ namespace torchnan {
 namespace {
 
 void forget_bound(const at::Tensor& tensor) { bound_cache().forget(tensor); }
-
-// Returns the first elements of a tensor in one dimension. Dispatches no operation.
-at::Tensor first_in(const at::Tensor& tensor, int64_t dim, int64_t count) {
-  auto part =
-      at::detail::make_tensor<c10::TensorImpl>(c10::Storage(tensor.storage()), tensor.key_set(), tensor.dtype());
-  c10::SmallVector<int64_t, 5> sizes(tensor.sizes().begin(), tensor.sizes().end());
-  sizes[static_cast<size_t>(dim)] = count;
-  part.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, tensor.strides(), tensor.storage_offset());
-  return part;
-}
 
 }  // namespace
 
@@ -306,7 +298,9 @@ at::Tensor OpCall::written_groups(const at::Tensor& result) const {
   const int64_t dim = self.dim() == 2 ? 0 : 1;
   if (end >= result.size(dim)) return result;
   bound_cache().record_uninitialized(result, host_runtime().current_stack_id(), &plan_.name);
-  return first_in(result, dim, end);
+  MemoryRegion written(result);
+  written.sizes[static_cast<size_t>(dim)] = end;
+  return written.tensor_in(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage_of(result)));
 }
 
 template <typename Results>

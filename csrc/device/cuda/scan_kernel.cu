@@ -109,8 +109,8 @@ struct TorchnanScanner {
 
 namespace {
 
-// Lets this thread allocate, wait, and use its own stream while streams are being captured, by it or by others. A capture
-// in the mode that PyTorch uses would otherwise fail.
+// Lets this thread allocate, wait, and use its own stream while streams are being captured, by it or by others. A
+// capture in the mode that PyTorch uses would otherwise fail.
 class CaptureModeGuard {
  public:
   CaptureModeGuard() { cudaThreadExchangeStreamCaptureMode(&mode_); }
