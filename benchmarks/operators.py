@@ -3,8 +3,8 @@
     python -m benchmarks.operators [--steps policy,mamba] [--top 60]
 
 The counts are of one step, forward, backward and optimizer, and do not depend on the machine. An operator that is
-called often and is "boxed" is worth a line in csrc/intercept/typed_ops.cpp. A small call has no tensor of more than
-4,096 elements.
+called often and is "boxed" is worth a line in csrc/intercept/typed_small_ops.cpp. A small call has no tensor of more
+than 4,096 elements.
 """
 
 from __future__ import annotations

@@ -64,6 +64,12 @@ def training_on_images(name: str, model: torch.nn.Module, count: int, size: int)
     return training(name, model, batch, lambda: model(**batch).loss, 1)
 
 
+def training_on_tokens(name: str, model: torch.nn.Module, vocabulary: int, count: int, tokens: int) -> Workload:
+    """A language model of Transformers, on this many texts of that many tokens."""
+    ids = torch.randint(0, vocabulary, (count, tokens))
+    return training(name, model, {"input_ids": ids}, lambda: model(input_ids=ids, labels=ids).loss, 1)
+
+
 def mlp() -> Workload:
     """Launch-bound: 8 layers of 64, batch 16."""
     layers = [layer for _ in range(8) for layer in (torch.nn.Linear(64, 64), torch.nn.Tanh())]
@@ -78,10 +84,7 @@ def gpt2(tokens: int = 256) -> Workload:
     config = GPT2Config(
         n_layer=4, n_embd=256, n_head=8, vocab_size=8192, n_positions=256, bos_token_id=0, eos_token_id=0
     )
-    model, ids = GPT2LMHeadModel(config), torch.randint(0, 8192, (4, tokens))
-    return training(
-        f"GPT-2 256x4, 4x{tokens}", model, {"input_ids": ids}, lambda: model(input_ids=ids, labels=ids).loss, 1
-    )
+    return training_on_tokens(f"GPT-2 256x4, 4x{tokens}", GPT2LMHeadModel(config), 8192, 4, tokens)
 
 
 def gpt2_bf16() -> Workload:
@@ -123,8 +126,7 @@ def t5() -> Workload:
     config = T5Config(
         num_layers=3, d_model=256, d_kv=32, num_heads=8, d_ff=1024, vocab_size=4096, decoder_start_token_id=0
     )
-    model, ids = T5ForConditionalGeneration(config), torch.randint(0, 4096, (4, 128))
-    return training("T5 256x3+3, 4x128", model, {"input_ids": ids}, lambda: model(input_ids=ids, labels=ids).loss, 1)
+    return training_on_tokens("T5 256x3+3, 4x128", T5ForConditionalGeneration(config), 4096, 4, 128)
 
 
 def vit() -> Workload:
@@ -153,8 +155,7 @@ def mamba() -> Workload:
     from transformers import MambaConfig, MambaForCausalLM
 
     config = MambaConfig(num_hidden_layers=4, hidden_size=128, state_size=16, vocab_size=2048)
-    model, ids = MambaForCausalLM(config), torch.randint(0, 2048, (4, 64))
-    return training("Mamba 128x4, 4x64", model, {"input_ids": ids}, lambda: model(input_ids=ids, labels=ids).loss, 1)
+    return training_on_tokens("Mamba 128x4, 4x64", MambaForCausalLM(config), 2048, 4, 64)
 
 
 def llama() -> Workload:
@@ -169,8 +170,7 @@ def llama() -> Workload:
         num_key_value_heads=4,
         vocab_size=8192,
     )
-    model, ids = LlamaForCausalLM(config), torch.randint(0, 8192, (4, 256))
-    return training("Llama 256x4, 4x256", model, {"input_ids": ids}, lambda: model(input_ids=ids, labels=ids).loss, 1)
+    return training_on_tokens("Llama 256x4, 4x256", LlamaForCausalLM(config), 8192, 4, 256)
 
 
 def mixture_of_experts() -> Workload:
@@ -186,8 +186,7 @@ def mixture_of_experts() -> Workload:
         vocab_size=2048,
         num_local_experts=8,
     )
-    model, ids = MixtralForCausalLM(config), torch.randint(0, 2048, (4, 64))
-    return training("MoE 128x4, 8 experts", model, {"input_ids": ids}, lambda: model(input_ids=ids, labels=ids).loss, 1)
+    return training_on_tokens("MoE 128x4, 8 experts", MixtralForCausalLM(config), 2048, 4, 64)
 
 
 def convnext() -> Workload:
