@@ -238,6 +238,17 @@ def test_names_and_evaluations_are_distinguished(tmp_path):
     assert run.notes == ["2 lines with a loss are written in another way: summaries, left out."]
 
 
+@pytest.mark.timeout(300)  # with a search that goes on from each letter, one of these lines takes hours
+@pytest.mark.parametrize(
+    "piece", ["A", "A1", "a-", "é", "_", " ", "a ", "| ", "1_", "(a)", "[", "train a 1 ", "loss ", "loss is a ", "iter ="]
+)
+@pytest.mark.parametrize("begin", ["", "noted: ", "| "])
+def test_no_line_takes_more_than_time_in_proportion_to_its_length(begin, piece, tmp_path):
+    path = tmp_path / "train.txt"
+    path.write_text(f"step 1 loss 2.5\n{begin}{piece * 2**16}\nstep 2 loss 1.5\n")
+    assert {2.5, 1.5} <= set(read(path).column("loss").values.tolist())
+
+
 def test_the_summary_at_the_end_of_a_trainer_is_not_a_step(tmp_path):
     run = read(written(tmp_path, transformers, bad=None))
     assert 9.99 not in run.column("loss").values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import bisect
 import dataclasses
 import functools
 import re
@@ -21,17 +22,19 @@ from torchnan.training.diagnosis.readers.run_builder import RunBuilder
 from torchnan.training.diagnosis.run import Column, Run
 
 MAX_LINE = 2**16  # letters of a line that are read
+MAX_WORD = 128  # letters of a word in a name
 MAX_NAMES = 2000  # different names of numbers; later ones are dropped
 SUMMARIES = 0.5  # rows in a less common style are means over epochs if they are fewer than this share of all
 
 _NUMBER = r"[-+]?(?:\d[\d_]*(?:,\d{3})*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf(?:inity)?)\b"
-_WORD = r"[A-Za-z_][\w./@-]*"
+# Each pattern takes time in proportion to the line: a word is bounded, begins where letters begin, and ends at one place.
+_WORD = rf"[A-Za-z_][\w./@-]{{0,{MAX_WORD - 1}}}"
 _PAIR = re.compile(
-    rf"(?P<name>{_WORD}(?:\([\w%/]{{1,10}}\))?(?: {_WORD}){{0,3}})['\"]?(?P<separator>\s*[:=]\s*|\s+)"
+    rf"(?<![A-Za-z_])(?P<name>{_WORD}(?:\([\w%/]{{1,10}}\))?(?: {_WORD}){{0,3}})['\"]?(?P<separator>\s*[:=]\s*|\s+)"
     rf"(?:tensor\(|\[|['\"])*(?P<value>{_NUMBER})(?![\w.])",
     re.IGNORECASE,
 )
-_CELLS = re.compile(rf"\s*\|\s*(?P<name>[\w/ ]+?)\s*\|\s*(?P<value>{_NUMBER})\s*\|\s*", re.IGNORECASE)
+_CELLS = re.compile(rf"\s*\|\s*(?P<name>[\w/]+(?: [\w/]+)*)\s*\|\s*(?P<value>{_NUMBER})\s*\|\s*", re.IGNORECASE)
 _PROGRESS = re.compile(r"\| (?P<step>\d+)/\d+ \[")  # written by tqdm
 _CONTEXT = re.compile(r"(?<![\w/.-])(?:(train\w*)|(val|valid\w*|eval\w*|test|dev))(?![\w/.])", re.IGNORECASE)
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -288,14 +291,16 @@ def _pairs(line: str) -> dict[str, tuple[float, int]]:
     if (progress := _PROGRESS.search(line)) is not None:
         found["progress"] = (float(progress["step"]), 0)
     summary = 4 if _SUMMARY.search(line) else 0
-    contexts = [(match.start(), match[1] is None) for match in _CONTEXT.finditer(line)]
+    contexts = list(_CONTEXT.finditer(line))
+    starts = [context.start() for context in contexts]
     for match in _PAIR.finditer(line):
         raw = match["name"]
         if raw.endswith((".py", ".cc", ".cu", ".cpp")):
             continue
         name = _name(raw)
-        before = [is_evaluation for start, is_evaluation in contexts if start < match.start("name")]
-        if before and before[-1] and is_loss(name) and not name.startswith(("train", "eval_", "val", "test", "dev")):
+        before = bisect.bisect_left(starts, match.start("name"))
+        is_evaluation = before > 0 and contexts[before - 1][1] is None
+        if is_evaluation and is_loss(name) and not name.startswith(("train", "eval_", "val", "test", "dev")):
             name = f"eval_{name}"
         separator = match["separator"].strip()
         style = {"": 0, "=": 1, ":": 2}[separator] + summary
