@@ -97,6 +97,17 @@ def test_can_be_entered_again():
     assert watch.findings[0].repeats == 1
 
 
+def test_leaving_what_has_not_been_entered_is_refused_and_changes_nothing():
+    with pytest.raises(RuntimeError, match=r"this detect\(\) has not been entered: use `with torchnan.detect\(\):`"):
+        torchnan.detect().__exit__(None, None, None)
+    parameter = torch.ones(1, requires_grad=True)
+    parameter.grad = torch.ones(1)
+    with torchnan.detect(action="log") as watch:
+        torch.optim.SGD([parameter]).step()
+        make_nan().sum().item()
+    assert watch.first.step == 2  # its hooks on optimizers are there
+
+
 def test_the_users_own_error_comes_through_as_it_is():
     with pytest.raises(ValueError, match="mine"):
         with torchnan.detect():

@@ -155,6 +155,8 @@ class detect(contextlib.ContextDecorator):
     def _leave(self, report_pending: bool) -> None:
         if _C.is_disabled():
             return
+        if not self._entries:
+            raise RuntimeError("torchnan: this detect() has not been entered: use `with torchnan.detect():`")
         hooks.uninstall()
         _C.leave_session(self._session)
         with hooks.lock:
