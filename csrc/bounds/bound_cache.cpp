@@ -31,7 +31,7 @@ bool is_bounded(State state) { return state == State::kFinite || state == State:
 constexpr uint64_t kKnownBits = 0x7;
 constexpr uint64_t kNonnegative = 0x8;
 constexpr int kDtypeShift = 4;
-constexpr uint64_t kDtypeBits = 0x7;
+constexpr uint64_t kDtypeBits = 0x7;  // all used by code_of()
 constexpr uint64_t kExported = 0x80;  // for a state without a bound: memory that others can write to has no bound
 constexpr uint64_t kAliased = 0x80;   // for a state with a bound: the version includes the switches of threads
 constexpr int kVersionShift = 8;

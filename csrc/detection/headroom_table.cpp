@@ -22,6 +22,7 @@ void raise(std::atomic<double>& largest, double max_abs) noexcept {
 }  // namespace
 
 uint64_t HeadroomTable::code_of(c10::ScalarType dtype) noexcept {
+  static_assert(kDtypes.size() < 1 << kGradModeAt);
   const auto found = std::find(kDtypes.begin(), kDtypes.end(), dtype);
   return found == kDtypes.end() ? 0 : static_cast<uint64_t>(found - kDtypes.begin()) + 1;
 }
