@@ -1,9 +1,9 @@
 #include "python/bindings.h"
 
+#include <cmath>
 #include <utility>
 #include <vector>
 
-#include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include "ops/measure.h"
@@ -13,17 +13,21 @@ namespace py = pybind11;
 namespace torchnan {
 namespace {
 
+// The larger of two magnitudes, or NaN if one of them is.
+double larger(double a, double b) { return a > b || std::isnan(a) ? a : b; }
+
 py::object measure_gradients(const py::list& parameters) {
   std::vector<at::Tensor> gradients;
-  py::list names;
-  for (const auto& named : parameters) {
-    const auto [name, parameter] = named.cast<std::pair<py::object, py::object>>();
+  std::vector<py::handle> names;  // the list keeps them
+  for (const py::handle named : parameters) {
+    const py::tuple pair = py::reinterpret_borrow<py::tuple>(named);
+    const py::handle parameter = pair[1];
     if (!THPVariable_CheckExact(parameter.ptr())) return py::none();
     const at::Tensor& gradient = THPVariable_Unpack(parameter.ptr()).grad();
     if (!gradient.defined()) continue;
     if (gradient.key_set().has(c10::DispatchKey::Python)) return py::none();
     gradients.push_back(gradient);
-    names.append(name);
+    names.push_back(pair[0]);
   }
   std::vector<std::pair<double, double>> rows;
   {
@@ -31,12 +35,15 @@ py::object measure_gradients(const py::list& parameters) {
     rows = norms_and_magnitudes(gradients);
   }
   py::list norms(rows.size());
-  py::list magnitudes(rows.size());
+  double max_abs = 0;
+  py::list nonfinite;
   for (size_t i = 0; i < rows.size(); ++i) {
-    norms[i] = rows[i].first;
-    magnitudes[i] = rows[i].second;
+    const auto [norm, magnitude] = rows[i];
+    norms[i] = norm;
+    max_abs = larger(max_abs, magnitude);
+    if (!std::isfinite(magnitude)) nonfinite.append(names[i]);
   }
-  return py::make_tuple(names, norms, magnitudes);
+  return py::make_tuple(norms, max_abs, py::tuple(nonfinite));
 }
 
 }  // namespace

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchnan._load import _C
 from torchnan.training.guard.step.gradients import gradients_of, measure, measure_gradients
@@ -64,7 +64,7 @@ def parameters_with(*gradients: torch.Tensor | None) -> list[tuple[str, torch.Te
 
 
 def bits(stats: object) -> str:
-    return repr(dataclasses.astuple(stats))
+    return repr(stats)
 
 
 def assert_measured_in_one_call(*gradients: torch.Tensor | None) -> None:
@@ -100,6 +100,29 @@ def test_sparse_and_strided_gradients_are_measured_in_one_call():
 def test_parameters_without_gradients_have_no_norm():
     assert bits(measure_gradients(parameters_with(None, None))) == bits(measure([]))
     assert bits(measure_gradients([])) == bits(measure([]))
+
+
+class Operations(TorchDispatchMode):
+    """Notes the operations that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_gradients_in_memory_are_measured_without_operations():
+    """... which would allocate their results among the program's tensors."""
+    parameters = parameters_with(torch.ones(3), torch.ones(2, 2, dtype=torch.bfloat16).t(), None, torch.tensor([]))
+    with Operations() as operations:
+        assert measure_gradients(parameters).norm == math.sqrt(7)
+    assert operations.seen == []
+    with Operations() as operations:
+        measure_gradients(parameters_with(torch.ones(3).to_sparse()))
+    assert "torchnan.measure.default" in operations.seen
 
 
 class Wrapped(torch.Tensor):

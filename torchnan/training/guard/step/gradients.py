@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -14,8 +14,7 @@ from torchnan.detection import shards
 from torchnan.detection.pause import detection_paused
 
 
-@dataclasses.dataclass(frozen=True)
-class GradientStats:
+class GradientStats(NamedTuple):
     """Statistics of a list of tensors, taken in one scan.
 
     Attributes:
@@ -50,9 +49,14 @@ def measure(named: Sequence[tuple[str, torch.Tensor]], *, ranks: int = 1) -> Gra
         return GradientStats()
     tensors = [tensor for _, tensor in named]
     rows = _C.norms_and_magnitudes([shards.local(tensor) for tensor in tensors])
-    stats = _stats([name for name, _ in named], *zip(*rows, strict=True))
-    squares = _squares(tensors, rows, ranks) if ranks > 1 else 0.0
-    return dataclasses.replace(stats, squares=squares, sharded=any(map(shards.is_sharded, tensors)))
+    max_abs = math.nan if any(math.isnan(magnitude) for _, magnitude in rows) else max(m for _, m in rows)
+    return GradientStats(
+        norm=_norm_of_all([norm for norm, _ in rows], max_abs),
+        max_abs=max_abs,
+        nonfinite=tuple(name for (name, _), (_, m) in zip(named, rows, strict=True) if not math.isfinite(m)),
+        squares=_squares(tensors, rows, ranks) if ranks > 1 else 0.0,
+        sharded=any(map(shards.is_sharded, tensors)),
+    )
 
 
 def measure_gradients(parameters: list[tuple[str, torch.Tensor]], *, ranks: int = 1) -> GradientStats:
@@ -61,18 +65,13 @@ def measure_gradients(parameters: list[tuple[str, torch.Tensor]], *, ranks: int 
     measured = _C.measure_gradients(parameters)
     if measured is None:
         return measure(gradients_of(parameters), ranks=ranks)
-    return _stats(*measured) if measured[0] else GradientStats()
+    norms, max_abs, nonfinite = measured
+    return GradientStats(_norm_of_all(norms, max_abs), max_abs, nonfinite)
 
 
-def _stats(names: Sequence[str], norms: Sequence[float], magnitudes: Sequence[float]) -> GradientStats:
-    """Returns the statistics of whole tensors, of which there is at least one."""
-    max_abs = math.nan if any(map(math.isnan, magnitudes)) else max(magnitudes)
-    is_finite = math.isfinite(max_abs)
-    return GradientStats(
-        norm=math.nan if any(map(math.isnan, norms)) else math.hypot(*norms),
-        max_abs=max_abs,
-        nonfinite=() if is_finite else tuple(n for n, m in zip(names, magnitudes, strict=True) if not math.isfinite(m)),
-    )
+def _norm_of_all(norms: list[float], max_abs: float) -> float:
+    """Returns the norm over all tensors from those of each. A NaN among the elements outweighs an Inf."""
+    return math.nan if math.isnan(max_abs) else math.hypot(*norms)
 
 
 def nonfinite_among(named: Iterable[tuple[str, torch.Tensor]]) -> tuple[str, ...]:

@@ -31,8 +31,10 @@ class NormLimit:
         """Returns why this norm is rejected, or ``None`` if it is accepted."""
         if self.limit is not None and norm > self.limit:
             return f"gradient norm {norm:.4g} is above the limit of {self.limit:.4g}"
+        if self.factor is None or len(self._norms) < MIN_STEPS:
+            return None
         mean = self.mean
-        if self.factor is not None and mean and len(self._norms) >= MIN_STEPS and norm > self.factor * mean:
+        if mean and norm > self.factor * mean:
             return (
                 f"gradient norm {norm:.4g} is {norm / mean:.3g} times the mean of the last {len(self._norms)} good "
                 f"steps, {mean:.4g} (limit: {self.factor:.4g} times)"
