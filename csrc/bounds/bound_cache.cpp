@@ -331,7 +331,7 @@ void BoundCache::record_exported(const c10::Storage& exported) {
   {
     const std::lock_guard lock(mutex_);
     if (exported_.size() >= purge_at_) {
-      std::erase_if(exported_, [](const auto& exported) { return exported.second.expired(); });
+      std::erase_if(exported_, [](const auto& one) { return one.second.expired(); });
       purge_at_ = std::max<size_t>(64, 2 * exported_.size());
     }
     exported_.insert_or_assign(storage, exported.getWeakStorageImpl());

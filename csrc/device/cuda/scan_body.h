@@ -8,11 +8,27 @@
 
 #ifdef __CUDACC__
 #define TORCHNAN_HOST_DEVICE __host__ __device__ __forceinline__
+#define TORCHNAN_UNROLL _Pragma("unroll")
 #else
 #define TORCHNAN_HOST_DEVICE inline
+#define TORCHNAN_UNROLL
 #endif
 
 namespace torchnan::cuda {
+
+// The number of chunks that a block reads one after the other: one until there are enough blocks to fill a device, and
+// four beyond, because each block ends with a reduction and an atomic operation.
+constexpr uint32_t kFillingBlocks = 4096;
+TORCHNAN_HOST_DEVICE uint32_t chunks_per_block(uint32_t chunks) { return chunks <= kFillingBlocks ? 1 : 4; }
+TORCHNAN_HOST_DEVICE uint32_t blocks_for(uint32_t chunks) {
+  return (chunks + chunks_per_block(chunks) - 1) / chunks_per_block(chunks);
+}
+
+TORCHNAN_HOST_DEVICE uint64_t words_of(const StridedEntry& strided) {
+  uint64_t words = strided.entry.words;
+  for (uint32_t d = 0; d < strided.dims; ++d) words *= strided.size[d];
+  return words;
+}
 
 // Words packed in a register. The device has instructions for them; on the host they are emulated.
 template <typename Word>
@@ -58,19 +74,6 @@ TORCHNAN_HOST_DEVICE typename Packed<Word>::Register packed_add(typename Packed<
 #endif
 }
 
-// Returns `a` if it is below `b`, else zero.
-template <typename Word>
-TORCHNAN_HOST_DEVICE typename Packed<Word>::Register packed_below(typename Packed<Word>::Register a,
-                                                                  typename Packed<Word>::Register b) {
-#ifdef __CUDA_ARCH__
-  if constexpr (sizeof(Word) == 1) return a & __vcmpltu4(a, b);
-  if constexpr (sizeof(Word) == 2) return a & __vcmpltu2(a, b);
-  if constexpr (sizeof(Word) >= 4) return a < b ? a : 0;
-#else
-  return for_each_word<Word>(a, b, [](Word x, Word y) { return x < y ? x : Word{0}; });
-#endif
-}
-
 // Returns a register with the same word at every position.
 template <typename Word>
 TORCHNAN_HOST_DEVICE constexpr typename Packed<Word>::Register broadcast(Word word) {
@@ -80,9 +83,9 @@ TORCHNAN_HOST_DEVICE constexpr typename Packed<Word>::Register broadcast(Word wo
   return all;
 }
 
-// The largest magnitudes that one thread has read.
-template <FloatEncoding kEncoding, bool kTrackMaxFinite>
-class MaxAccumulator {
+// The largest magnitude that one thread has read.
+template <FloatEncoding kEncoding>
+class MaxMagnitude {
  public:
   using Word = typename Encoding<kEncoding>::Word;
   using Register = typename Packed<Word>::Register;
@@ -91,37 +94,23 @@ class MaxAccumulator {
     constexpr Register kMask = broadcast<Word>(Encoding<kEncoding>::kMask);
     if constexpr (Encoding<kEncoding>::kBias != 0)
       words = packed_add<Word>(words, broadcast<Word>(Encoding<kEncoding>::kBias));
-    const Register magnitudes = words & kMask;
-    max_magnitude_ = packed_max<Word>(max_magnitude_, magnitudes);
-    if constexpr (kTrackMaxFinite) {
-      constexpr Register kInfinity = broadcast<Word>(Encoding<kEncoding>::kInfinity);
-      max_finite_ = packed_max<Word>(max_finite_, packed_below<Word>(magnitudes, kInfinity));
-    }
+    largest_ = packed_max<Word>(largest_, words & kMask);
   }
 
   // Adds one word, broadcast to the whole register, so that a bias applies to every position alike.
   TORCHNAN_HOST_DEVICE void add_word(Word word) { add(broadcast<Word>(word)); }
 
-  TORCHNAN_HOST_DEVICE uint64_t max_magnitude() const { return largest(max_magnitude_); }
-  TORCHNAN_HOST_DEVICE uint64_t max_finite() const { return largest(max_finite_); }
-
- private:
-  static TORCHNAN_HOST_DEVICE uint64_t largest(Register words) {
+  TORCHNAN_HOST_DEVICE uint64_t value() const {
     Word best = 0;
     for (unsigned at = 0; at < 8 * sizeof(Register); at += 8 * sizeof(Word)) {
-      const Word word = static_cast<Word>(words >> at);
+      const Word word = static_cast<Word>(largest_ >> at);
       best = best < word ? word : best;
     }
     return best;
   }
 
-  Register max_magnitude_ = 0;
-  Register max_finite_ = 0;
-};
-
-struct ScanMaxima {
-  uint64_t max_magnitude = 0;
-  uint64_t max_finite = 0;
+ private:
+  Register largest_ = 0;
 };
 
 // The unit of a 16-byte load.
@@ -129,48 +118,69 @@ struct alignas(16) Pack {
   uint32_t part[4];
 };
 
-template <FloatEncoding kEncoding, bool kTrackMaxFinite>
-TORCHNAN_HOST_DEVICE void add_pack(MaxAccumulator<kEncoding, kTrackMaxFinite>& maxima, const Pack& pack) {
+TORCHNAN_HOST_DEVICE Pack load_pack(uint64_t address) {
+#ifdef __CUDA_ARCH__
+  const uint4 parts = __ldg(reinterpret_cast<const uint4*>(address));
+  return {{parts.x, parts.y, parts.z, parts.w}};
+#else
+  return *reinterpret_cast<const Pack*>(address);
+#endif
+}
+
+template <FloatEncoding kEncoding>
+TORCHNAN_HOST_DEVICE void add_pack(MaxMagnitude<kEncoding>& largest, const Pack& pack) {
   if constexpr (sizeof(typename Encoding<kEncoding>::Word) == 8) {
-    maxima.add(pack.part[0] | static_cast<uint64_t>(pack.part[1]) << 32);
-    maxima.add(pack.part[2] | static_cast<uint64_t>(pack.part[3]) << 32);
+    largest.add(pack.part[0] | static_cast<uint64_t>(pack.part[1]) << 32);
+    largest.add(pack.part[2] | static_cast<uint64_t>(pack.part[3]) << 32);
   } else {
-    for (uint32_t part : pack.part) maxima.add(part);
+    for (uint32_t part : pack.part) largest.add(part);
   }
 }
 
-// Scans the share of thread `thread` of kThreads in a chunk of an entry.
-template <FloatEncoding kEncoding, bool kTrackMaxFinite>
-TORCHNAN_HOST_DEVICE ScanMaxima scan_chunk(const Entry& entry, uint64_t chunk, uint32_t thread) {
+template <FloatEncoding kEncoding>
+TORCHNAN_HOST_DEVICE void add_words(MaxMagnitude<kEncoding>& largest, uint64_t first, uint64_t last) {
   using Word = typename Encoding<kEncoding>::Word;
-  constexpr uint64_t kPack = sizeof(Pack);
-  const uint64_t begin = reinterpret_cast<uintptr_t>(entry.data);
-  const uint64_t end = begin + entry.words * sizeof(Word);
-  const uint64_t from = begin / kPack * kPack + chunk * kChunkBytes;
-  const uint64_t to = from + kChunkBytes < end ? from + kChunkBytes : end;
-
-  MaxAccumulator<kEncoding, kTrackMaxFinite> maxima;
-  for (uint64_t at = from + thread * kPack; at < to; at += kThreads * kPack) {
-    if (at >= begin && at + kPack <= to) {
-      add_pack(maxima, *reinterpret_cast<const Pack*>(at));
-      continue;
-    }
-    const uint64_t first = at < begin ? begin : at;  // the partial blocks at both ends
-    const uint64_t last = at + kPack < to ? at + kPack : to;
-    for (uint64_t word = first; word < last; word += sizeof(Word)) {
-      maxima.add_word(*reinterpret_cast<const Word*>(word));
-    }
-  }
-  return {maxima.max_magnitude(), maxima.max_finite()};
+  for (uint64_t at = first; at < last; at += sizeof(Word)) largest.add_word(*reinterpret_cast<const Word*>(at));
 }
 
-// Returns the entry of which block `block` of a launch reads a chunk.
-TORCHNAN_HOST_DEVICE uint32_t entry_of(const Table& table, uint32_t block) {
+// Returns the largest magnitude in the share of thread `thread` of kThreads in adjacent chunks of an entry. Several
+// loads are under way at a time.
+template <FloatEncoding kEncoding>
+TORCHNAN_HOST_DEVICE uint64_t scan_chunks(const Entry& entry, uint64_t chunk, uint64_t chunks, uint32_t thread) {
+  constexpr uint64_t kPack = sizeof(Pack);
+  constexpr uint64_t kStep = kThreads * kPack;
+  constexpr int kLoads = 4;
+  static_assert(kChunkBytes % (kLoads * kStep) == 0);
+  const uint64_t begin = reinterpret_cast<uintptr_t>(entry.data);
+  const uint64_t end = begin + entry.words * sizeof(typename Encoding<kEncoding>::Word);
+  const uint64_t from = begin / kPack * kPack + chunk * kChunkBytes;
+  const uint64_t to = from + chunks * kChunkBytes < end ? from + chunks * kChunkBytes : end;
+
+  MaxMagnitude<kEncoding> largest;
+  uint64_t at = from + thread * kPack;
+  if (at < begin) {  // the first pack of the tensor, which begins inside it
+    add_words(largest, begin, at + kPack < to ? at + kPack : to);
+    at += kStep;
+  }
+  for (; at + (kLoads - 1) * kStep + kPack <= to; at += kLoads * kStep) {
+    Pack packs[kLoads];
+    TORCHNAN_UNROLL
+    for (int i = 0; i < kLoads; ++i) packs[i] = load_pack(at + i * kStep);
+    TORCHNAN_UNROLL
+    for (int i = 0; i < kLoads; ++i) add_pack(largest, packs[i]);
+  }
+  for (; at + kPack <= to; at += kStep) add_pack(largest, load_pack(at));
+  if (at < to) add_words(largest, at, to);  // the last pack of the tensor
+  return largest.value();
+}
+
+// Returns the entry that chunk `chunk` of a launch belongs to.
+TORCHNAN_HOST_DEVICE uint32_t entry_of(const Table& table, uint32_t chunk) {
   uint32_t low = 0;
   uint32_t high = table.entries;
   while (high - low > 1) {
     const uint32_t middle = (low + high) / 2;
-    if (table.first_chunk[middle] <= block) {
+    if (table.first_chunk[middle] <= chunk) {
       low = middle;
     } else {
       high = middle;
@@ -179,63 +189,60 @@ TORCHNAN_HOST_DEVICE uint32_t entry_of(const Table& table, uint32_t block) {
   return low;
 }
 
-// Scans the share of thread `thread` of `threads` in the launch for an entry that is not contiguous.
-template <FloatEncoding kEncoding, bool kTrackMaxFinite>
-TORCHNAN_HOST_DEVICE ScanMaxima scan_strided(const StridedEntry& strided, uint64_t thread, uint64_t threads) {
+// Returns the largest magnitude in the share of thread `thread` of `threads` in an entry that is not contiguous. `Index`
+// must hold its number of words: a division of 64 bits takes a device many instructions.
+template <FloatEncoding kEncoding, typename Index>
+TORCHNAN_HOST_DEVICE uint64_t scan_strided(const StridedEntry& strided, uint64_t all, uint64_t thread,
+                                           uint64_t threads) {
   using Word = typename Encoding<kEncoding>::Word;
   const Word* data = static_cast<const Word*>(strided.entry.data);
-  uint64_t all = strided.entry.words;
-  for (uint32_t d = 0; d < strided.dims; ++d) all *= strided.size[d];
-
-  MaxAccumulator<kEncoding, kTrackMaxFinite> maxima;
+  const auto run = static_cast<Index>(strided.entry.words);
+  MaxMagnitude<kEncoding> largest;
   for (uint64_t index = thread; index < all; index += threads) {
-    uint64_t rest = index / strided.entry.words;
-    int64_t offset = static_cast<int64_t>(index % strided.entry.words * strided.run_stride);
+    Index rest = static_cast<Index>(index) / run;
+    auto offset = static_cast<int64_t>(static_cast<Index>(index) % run * strided.run_stride);
     for (uint32_t d = 0; d < strided.dims; ++d) {
-      offset += static_cast<int64_t>(rest % strided.size[d]) * strided.stride[d];
-      rest /= strided.size[d];
+      const auto size = static_cast<Index>(strided.size[d]);
+      offset += static_cast<int64_t>(rest % size) * strided.stride[d];
+      rest /= size;
     }
-    maxima.add_word(data[offset]);
+    largest.add_word(data[offset]);
   }
-  return {maxima.max_magnitude(), maxima.max_finite()};
+  return largest.value();
 }
 
-// Run work with the encoding and track_max_finite of an entry as constants.
-template <FloatEncoding kEncoding, typename Work>
-TORCHNAN_HOST_DEVICE ScanMaxima dispatch_tracking(bool track_max_finite, const Work& work) {
-  return track_max_finite ? work.template run<kEncoding, true>() : work.template run<kEncoding, false>();
-}
-
+// Runs work with the encoding of an entry as a constant.
 template <typename Work>
-TORCHNAN_HOST_DEVICE ScanMaxima dispatch_encoding(const Entry& entry, const Work& work) {
+TORCHNAN_HOST_DEVICE uint64_t dispatch_encoding(const Entry& entry, const Work& work) {
   switch (entry.encoding) {
     case FloatEncoding::kFloat16:
-      return dispatch_tracking<FloatEncoding::kFloat16>(entry.track_max_finite, work);
+      return work.template run<FloatEncoding::kFloat16>();
     case FloatEncoding::kBFloat16:
-      return dispatch_tracking<FloatEncoding::kBFloat16>(entry.track_max_finite, work);
+      return work.template run<FloatEncoding::kBFloat16>();
     case FloatEncoding::kFloat32:
-      return dispatch_tracking<FloatEncoding::kFloat32>(entry.track_max_finite, work);
+      return work.template run<FloatEncoding::kFloat32>();
     case FloatEncoding::kFloat64:
-      return dispatch_tracking<FloatEncoding::kFloat64>(entry.track_max_finite, work);
+      return work.template run<FloatEncoding::kFloat64>();
     case FloatEncoding::kFloat8_e5m2:
-      return dispatch_tracking<FloatEncoding::kFloat8_e5m2>(entry.track_max_finite, work);
+      return work.template run<FloatEncoding::kFloat8_e5m2>();
     case FloatEncoding::kFloat8_e4m3fn:
-      return dispatch_tracking<FloatEncoding::kFloat8_e4m3fn>(entry.track_max_finite, work);
+      return work.template run<FloatEncoding::kFloat8_e4m3fn>();
     case FloatEncoding::kFloat8_fnuz:
-      return dispatch_tracking<FloatEncoding::kFloat8_fnuz>(entry.track_max_finite, work);
+      return work.template run<FloatEncoding::kFloat8_fnuz>();
     default:
-      return dispatch_tracking<FloatEncoding::kFloat8_e8m0fnu>(entry.track_max_finite, work);
+      return work.template run<FloatEncoding::kFloat8_e8m0fnu>();
   }
 }
 
 struct ChunkWork {
   const Entry& entry;
   uint64_t chunk;
+  uint64_t chunks;
   uint32_t thread;
 
-  template <FloatEncoding kEncoding, bool kTrackMaxFinite>
-  TORCHNAN_HOST_DEVICE ScanMaxima run() const {
-    return scan_chunk<kEncoding, kTrackMaxFinite>(entry, chunk, thread);
+  template <FloatEncoding kEncoding>
+  TORCHNAN_HOST_DEVICE uint64_t run() const {
+    return scan_chunks<kEncoding>(entry, chunk, chunks, thread);
   }
 };
 
@@ -244,10 +251,27 @@ struct StridedWork {
   uint64_t thread;
   uint64_t threads;
 
-  template <FloatEncoding kEncoding, bool kTrackMaxFinite>
-  TORCHNAN_HOST_DEVICE ScanMaxima run() const {
-    return scan_strided<kEncoding, kTrackMaxFinite>(strided, thread, threads);
+  template <FloatEncoding kEncoding>
+  TORCHNAN_HOST_DEVICE uint64_t run() const {
+    const uint64_t all = words_of(strided);
+    return all <= UINT32_MAX ? scan_strided<kEncoding, uint32_t>(strided, all, thread, threads)
+                             : scan_strided<kEncoding, uint64_t>(strided, all, thread, threads);
   }
 };
+
+// Calls `scan_entry(entry, work)` for each entry whose chunks a thread of a block reads.
+template <typename ScanEntry>
+TORCHNAN_HOST_DEVICE void for_each_entry(const Table& table, uint32_t block, uint32_t thread, ScanEntry&& scan_entry) {
+  const uint32_t chunks = table.first_chunk[table.entries];
+  const uint32_t per_block = chunks_per_block(chunks);
+  uint32_t chunk = block * per_block;
+  const uint32_t last = chunks - chunk < per_block ? chunks : chunk + per_block;
+  for (uint32_t which = entry_of(table, chunk); chunk < last; ++which) {
+    const uint32_t end = table.first_chunk[which + 1] < last ? table.first_chunk[which + 1] : last;
+    const Entry& entry = table.entry[which];
+    scan_entry(entry, ChunkWork{entry, chunk - table.first_chunk[which], end - chunk, thread});
+    chunk = end;
+  }
+}
 
 }  // namespace torchnan::cuda

@@ -1,5 +1,5 @@
-// The scan on the device: one read of every word, one atomic per 64 KiB, and no communication with the host while
-// everything is finite.
+// The scan on the device: one read of every word, one atomic operation per 16 or 64 KiB, and no communication with the
+// host while everything is finite. Tests compile it for the host too, so kernels are launched by a function.
 #include "device/cuda/scan_library.h"
 
 #include <cuda_runtime.h>
@@ -12,7 +12,8 @@ namespace torchnan::cuda {
 namespace {
 
 constexpr uint32_t kWarp = 32;
-constexpr uint32_t kStridedBlocks = 1024;
+constexpr uint64_t kMaxStridedBlocks = 1024;
+constexpr uint64_t kStridedWords = 4 * kThreads;  // per block, if there are not too many
 
 // The memory that the kernels write to.
 struct ScannerState {
@@ -57,23 +58,19 @@ __device__ void raise_alarm(const ScannerState& state, uint64_t number) {
   if (atomicMin(state.first, number) > number) publish_alarm(state);
 }
 
-__device__ void publish(const ScannerState& state, const Entry& entry, const ScanMaxima& maxima, uint64_t first) {
-  const uint64_t max_magnitude = block_max(maxima.max_magnitude);
-  const uint64_t max_finite = entry.track_max_finite ? block_max(maxima.max_finite) : 0;
-  if (threadIdx.x != 0) return;
+__device__ void publish(const ScannerState& state, const Entry& entry, uint64_t of_thread, uint64_t first) {
+  const uint64_t max_magnitude = block_max(of_thread);
+  if (threadIdx.x != 0 || max_magnitude == 0) return;
   const uint64_t number = first + entry.event_offset;
-  auto* slot = reinterpret_cast<unsigned long long*>(&state.slots[number % kSlots]);
-  if (max_magnitude != 0) atomicMax(&slot[0], max_magnitude);
-  if (max_finite != 0) atomicMax(&slot[1], max_finite);
+  atomicMax(reinterpret_cast<unsigned long long*>(&state.slots[number % kSlots].max_magnitude), max_magnitude);
   if (max_magnitude > entry.limit) raise_alarm(state, number);
 }
 
 __global__ void __launch_bounds__(kThreads)
     scan(const __grid_constant__ Table table, ScannerState state, uint64_t first) {
-  const uint32_t which = entry_of(table, blockIdx.x);
-  const Entry& entry = table.entry[which];
-  const ChunkWork work{entry, blockIdx.x - table.first_chunk[which], threadIdx.x};
-  publish(state, entry, dispatch_encoding(entry, work), first);
+  for_each_entry(table, blockIdx.x, threadIdx.x, [&](const Entry& entry, const ChunkWork& work) {
+    publish(state, entry, dispatch_encoding(entry, work), first);
+  });
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -132,6 +129,12 @@ cudaError_t load_kernels() {
   return error;
 }
 
+// Returns the error of this launch. cudaGetLastError() would return an earlier one of the program, and clear it.
+template <typename Kernel>
+cudaError_t launch(Kernel* kernel, uint32_t blocks, void** arguments, void* stream) {
+  return cudaLaunchKernel(kernel, dim3(blocks), dim3(kThreads), arguments, 0, static_cast<cudaStream_t>(stream));
+}
+
 cudaError_t allocate(TorchnanScanner& scanner) {
   ScannerState& state = scanner.state;
   void* seen_by_device = nullptr;
@@ -186,17 +189,18 @@ int torchnan_scanner_free(TorchnanScanner* scanner) {
 const volatile HostWords* torchnan_scanner_words(const TorchnanScanner* scanner) { return scanner->words; }
 
 int torchnan_scan(TorchnanScanner* scanner, const Table* table, uint64_t first, void* stream) {
-  const uint32_t blocks = table->first_chunk[table->entries];
-  if (blocks == 0) return cudaSuccess;
-  torchnan::cuda::scan<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(*table, scanner->state, first);
-  return cudaGetLastError();
+  const uint32_t chunks = table->first_chunk[table->entries];
+  if (chunks == 0) return cudaSuccess;
+  void* arguments[] = {const_cast<Table*>(table), &scanner->state, &first};
+  return launch(torchnan::cuda::scan, torchnan::cuda::blocks_for(chunks), arguments, stream);
 }
 
 int torchnan_scan_strided(TorchnanScanner* scanner, const StridedEntry* strided, uint64_t number, void* stream) {
-  torchnan::cuda::
-      scan_strided_entry<<<torchnan::cuda::kStridedBlocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-          *strided, scanner->state, number);
-  return cudaGetLastError();
+  const uint64_t wanted = torchnan::cuda::words_of(*strided) / torchnan::cuda::kStridedWords + 1;
+  const uint64_t most = torchnan::cuda::kMaxStridedBlocks;
+  void* arguments[] = {const_cast<StridedEntry*>(strided), &scanner->state, &number};
+  return launch(torchnan::cuda::scan_strided_entry, static_cast<uint32_t>(wanted < most ? wanted : most), arguments,
+                stream);
 }
 
 int torchnan_record_mark(TorchnanScanner*, void* stream, void** mark) {
@@ -222,8 +226,8 @@ int torchnan_scanner_clear(TorchnanScanner* scanner, uint32_t first, uint32_t co
 
 int torchnan_scanner_reset_alarm(TorchnanScanner* scanner, uint64_t handled) {
   const CaptureModeGuard captures_go_on;
-  torchnan::cuda::reset_alarm<<<1, 1, 0, scanner->stream>>>(scanner->state, handled);
-  return cudaGetLastError();
+  void* arguments[] = {&scanner->state, &handled};
+  return cudaLaunchKernel(torchnan::cuda::reset_alarm, dim3(1), dim3(1), arguments, 0, scanner->stream);
 }
 
 int torchnan_scanner_read(TorchnanScanner* scanner, uint32_t first, uint32_t count, Slot* slots) {

@@ -11,7 +11,7 @@
 
 #include "device/cuda/scan_table.h"
 
-#define TORCHNAN_CUDA_ABI 2
+#define TORCHNAN_CUDA_ABI 3
 
 extern "C" {
 

@@ -7,10 +7,10 @@
 
 namespace torchnan::cuda {
 
-// The maxima that the scan has found for an entry since its slot was cleared.
+// The largest magnitude that the scan has found for an entry since its slot was cleared: at least `infinity` if
+// something is not finite.
 struct Slot {
-  uint64_t max_magnitude;  // the largest magnitude; at least `infinity` if something is not finite
-  uint64_t max_finite;     // the largest finite one; only for entries with track_max_finite
+  uint64_t max_magnitude;
 };
 
 // A tensor of contiguous words.
@@ -20,12 +20,11 @@ struct Entry {
   uint64_t limit;         // a magnitude above it raises the alarm
   uint32_t event_offset;  // the number of the entry is this much above the first of the launch
   FloatEncoding encoding;
-  bool track_max_finite;  // also compute Slot::max_finite
 };
 
 constexpr uint32_t kMaxEntries = 110;
 constexpr uint32_t kThreads = 256;
-constexpr uint64_t kChunkBytes = 65536;  // read by one block
+constexpr uint64_t kChunkBytes = 16384;  // read by the threads of one block, with four loads of 16 bytes each
 
 // A launch for many tensors. It fits into the arguments of the kernel, so no copy to the device precedes it.
 struct Table {
@@ -48,7 +47,7 @@ struct StridedEntry {
 // Entries have numbers that increase in the order of the operations. Entry n writes to slot n % kSlots. The alarm is
 // the lowest number whose limit was exceeded; kNoAlarm if there is none.
 constexpr uint64_t kNoAlarm = ~uint64_t{0};
-constexpr uint32_t kSlots = 1 << 16;  // of each scanner: 1 MiB on the device
+constexpr uint32_t kSlots = 1 << 16;  // of each scanner: 512 KiB on the device
 
 // The words that the device writes to host memory.
 struct HostWords {
@@ -56,7 +55,7 @@ struct HostWords {
   uint64_t resets;  // how many resets of the alarm have been done
 };
 
-// Returns the number of 64 KiB chunks. Each begins at a 16-byte pack: only the first and the last are partial.
+// Returns the number of chunks. Each begins at a 16-byte pack: only the first and the last are partial.
 inline uint64_t chunks_of(const Entry& entry) {
   const uint64_t past_pack = reinterpret_cast<uintptr_t>(entry.data) % 16;
   return (past_pack + entry.words * traits_of(entry.encoding).word_bytes + kChunkBytes - 1) / kChunkBytes;

@@ -21,22 +21,21 @@ struct Launched {
   std::vector<Slot> slots;
   uint64_t alarm = kNoAlarm;
 
-  void put(const Entry& entry, const ScanMaxima& found, uint64_t first) {
+  void put(const Entry& entry, uint64_t max_magnitude, uint64_t first) {
     const uint64_t number = first + entry.event_offset;
     Slot& slot = slots[number % slots.size()];
-    slot.max_magnitude = std::max(slot.max_magnitude, found.max_magnitude);
-    slot.max_finite = std::max(slot.max_finite, found.max_finite);
-    if (found.max_magnitude > entry.limit) alarm = std::min(alarm, number);
+    slot.max_magnitude = std::max(slot.max_magnitude, max_magnitude);
+    if (max_magnitude > entry.limit) alarm = std::min(alarm, number);
   }
 };
 
 Launched launch(const Table& table, uint64_t first = 0) {
   Launched launched{std::vector<Slot>(kMaxEntries)};
-  for (uint32_t block = 0; block < table.first_chunk[table.entries]; ++block) {
-    const uint32_t which = entry_of(table, block);
-    const Entry& entry = table.entry[which];
+  for (uint32_t block = 0; block < blocks_for(table.first_chunk[table.entries]); ++block) {
     for (uint32_t thread = 0; thread < kThreads; ++thread) {
-      launched.put(entry, dispatch_encoding(entry, ChunkWork{entry, block - table.first_chunk[which], thread}), first);
+      for_each_entry(table, block, thread, [&](const Entry& entry, const ChunkWork& work) {
+        launched.put(entry, dispatch_encoding(entry, work), first);
+      });
     }
   }
   return launched;
@@ -63,9 +62,7 @@ class CudaScan : public testing::TestWithParam<c10::ScalarType> {
   const FloatEncoding encoding = *encoding_of(dtype);
   const int64_t word = format.word_bytes;
 
-  Entry entry(const uint8_t* data, uint64_t words, bool track_max_finite = true) const {
-    return {data, words, format.infinity - 1, 0, encoding, track_max_finite};
-  }
+  Entry entry(const uint8_t* data, uint64_t words) const { return {data, words, format.infinity - 1, 0, encoding}; }
 
   void put(std::vector<uint8_t>& buffer, int64_t byte, uint64_t bits) const {
     std::memcpy(buffer.data() + byte, &bits, word);
@@ -79,13 +76,7 @@ class CudaScan : public testing::TestWithParam<c10::ScalarType> {
 
   // The definition, one word at a time.
   void expect_slot(const Slot& slot, const std::vector<uint64_t>& magnitudes) const {
-    Slot expected{};
-    for (const uint64_t magnitude : magnitudes) {
-      expected.max_magnitude = std::max(expected.max_magnitude, magnitude);
-      if (magnitude < format.infinity) expected.max_finite = std::max(expected.max_finite, magnitude);
-    }
-    ASSERT_EQ(slot.max_magnitude, expected.max_magnitude);
-    ASSERT_EQ(slot.max_finite, expected.max_finite);
+    ASSERT_EQ(slot.max_magnitude, *std::max_element(magnitudes.begin(), magnitudes.end()));
   }
 
   std::vector<uint64_t> magnitudes(const uint8_t* data, uint64_t words) const {
@@ -133,7 +124,7 @@ TEST_P(CudaScan, FindsOneBadWordAtEveryPositionAroundTheEndsOfChunks) {
         if (byte > chunk * static_cast<int64_t>(kChunkBytes) + 64) break;
         if (byte < offset || byte + word > offset + words * word) continue;
         put(buffer, byte, format.infinity - format.bias);
-        const Launched launched = launch(table_of({entry(buffer.data() + offset, words, false)}), 7 * kMaxEntries);
+        const Launched launched = launch(table_of({entry(buffer.data() + offset, words)}), 7 * kMaxEntries);
         ASSERT_EQ(launched.alarm, 7u * kMaxEntries) << "offset " << offset << ", byte " << byte;
         ASSERT_EQ(launched.slots[0].max_magnitude, format.infinity);
         put(buffer, byte, 0);
@@ -258,7 +249,7 @@ TEST_P(CudaScan, CountsBeyondTwoToTheThirtyTwoWords) {
   EXPECT_EQ(last, bytes / kChunkBytes);
   uint64_t most = 0;
   for (uint32_t thread = 0; thread < kThreads; ++thread) {
-    most = std::max(most, dispatch_encoding(table.entry[0], ChunkWork{table.entry[0], last, thread}).max_magnitude);
+    most = std::max(most, dispatch_encoding(table.entry[0], ChunkWork{table.entry[0], last, 1, thread}));
   }
   EXPECT_EQ(most, format.infinity);
   munmap(pages, bytes);
@@ -266,12 +257,12 @@ TEST_P(CudaScan, CountsBeyondTwoToTheThirtyTwoWords) {
 
 TEST(CudaTable, IsFullAtItsEntriesAndAtTheLimitOfALaunch) {
   Table table{};
-  const Entry huge{nullptr, uint64_t{1} << 47, 0, 0, FloatEncoding::kFloat8_e5m2, false};
-  EXPECT_TRUE(add(table, {nullptr, 1, 0, 0, FloatEncoding::kFloat32, false}));
-  EXPECT_TRUE(add(table, {nullptr, uint64_t{1} << 40, 0, 0, FloatEncoding::kFloat32, false}));
+  const Entry huge{nullptr, uint64_t{1} << 47, 0, 0, FloatEncoding::kFloat8_e5m2};
+  EXPECT_TRUE(add(table, {nullptr, 1, 0, 0, FloatEncoding::kFloat32}));
+  EXPECT_TRUE(add(table, {nullptr, uint64_t{1} << 40, 0, 0, FloatEncoding::kFloat32}));
   EXPECT_FALSE(add(table, huge));
-  while (table.entries < kMaxEntries) EXPECT_TRUE(add(table, {nullptr, 1, 0, 0, FloatEncoding::kFloat32, false}));
-  EXPECT_FALSE(add(table, {nullptr, 1, 0, 0, FloatEncoding::kFloat32, false}));
+  while (table.entries < kMaxEntries) EXPECT_TRUE(add(table, {nullptr, 1, 0, 0, FloatEncoding::kFloat32}));
+  EXPECT_FALSE(add(table, {nullptr, 1, 0, 0, FloatEncoding::kFloat32}));
   EXPECT_EQ(table.entries, kMaxEntries);
 }
 
