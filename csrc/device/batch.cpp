@@ -68,12 +68,12 @@ bool ScanList::add(const at::Tensor& tensor, EventNumber number, uint64_t limit)
 }
 
 void ScanList::launch(const Scanner& scanner, void* stream) {
-  struct ClearAtLast {
-    ScanList& list;
-    ~ClearAtLast() { list.clear(); }
-  } const clear_at_last{*this};
   if (table_.entries > 0) scanner.scan(table_, first_, stream);
-  for (const StridedScan& one : strided_) scanner.scan(one.entry, one.number, stream);
+  table_.entries = 0;
+  while (!strided_.empty()) {
+    scanner.scan(strided_.back().entry, strided_.back().number, stream);
+    strided_.pop_back();
+  }
 }
 
 bool Batch::add(const at::Tensor& tensor, EventNumber number, uint64_t limit) {

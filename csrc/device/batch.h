@@ -43,8 +43,16 @@ class ScanList {
     clear();
   }
 
-  // Queues the scans on the stream, and clears the list. Throws std::runtime_error if the device refuses.
+  // Queues the scans on the stream, and removes them from the list. Throws std::runtime_error if the device refuses one,
+  // which then stays in the list with the ones after it.
   void launch(const Scanner& scanner, void* stream);
+
+  // Calls `visit` with the number of each scan in the list.
+  template <typename Visit>
+  void for_each_number(Visit&& visit) const {
+    for (uint32_t i = 0; i < table_.entries; ++i) visit(first_ + table_.entry[i].event_offset);
+    for (const StridedScan& one : strided_) visit(one.number);
+  }
 
  private:
   static constexpr size_t kMaxStrided = 8;

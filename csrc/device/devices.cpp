@@ -150,7 +150,7 @@ void Devices::launch(ScanList& scans, const CurrentStream& stream) {
     state = &state_of(*stream.scanner);
   }
   const std::lock_guard launching(state->launching);
-  scans.launch(*stream.scanner, stream.handle);
+  launch_or_forget(scans, *stream.scanner, stream.handle);
   if (!stream.is_capturing) record_mark(*state, stream.handle);
 }
 
@@ -202,11 +202,25 @@ void Devices::launch_batch(DeviceState& state) {
     state.batch.take(scans, kept);
   }
   if (!scans.is_empty()) {
-    scans.launch(state.scanner, stream.handle);
+    launch_or_forget(scans, state.scanner, stream.handle);
     record_mark(state, stream.handle);
   }
   const Lock locked(*this);
   state.waits = !state.batch.is_empty();
+}
+
+// A scan that the device refuses finds nothing, so nothing is known of the result any more. Called with `launching`.
+void Devices::launch_or_forget(ScanList& scans, const Scanner& scanner, void* stream) {
+  try {
+    scans.launch(scanner, stream);
+  } catch (const std::exception&) {
+    {
+      const Lock locked(*this);
+      scans.for_each_number([this](EventNumber number) { journal_->forget_scan(number); });
+    }
+    scans.clear();
+    throw;
+  }
 }
 
 // Called with `launching`.

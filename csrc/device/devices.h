@@ -144,6 +144,7 @@ class TORCHNAN_API Devices {
   DeviceState* find_state(const Scanner& scanner) const;
   DeviceState& state_of(Scanner& scanner);
   void launch_batch(DeviceState& state);
+  void launch_or_forget(ScanList& scans, const Scanner& scanner, void* stream);
   void record_mark(DeviceState& state, void* stream);
   void follow_marks(DeviceState& state);
   void clear_slots(const CurrentStream& stream);

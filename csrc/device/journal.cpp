@@ -1,6 +1,7 @@
 #include "device/journal.h"
 
 #include <algorithm>
+#include <limits>
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
@@ -45,6 +46,15 @@ const Event* Journal::find(EventNumber number) const {
 }
 
 Event* Journal::find(EventNumber number) { return const_cast<Event*>(static_cast<const Journal*>(this)->find(number)); }
+
+void Journal::forget_scan(EventNumber number) {
+  Event* const event = find(number);
+  if (event == nullptr) return;
+  event->scanner = nullptr;
+  event->is_proved = event->is_rescanned = false;
+  event->assumed = std::numeric_limits<double>::infinity();
+  event->bound = Bound();
+}
 
 Journal::Bucket& Journal::bucket_of(const c10::StorageImpl* storage) const {
   const auto address = reinterpret_cast<uintptr_t>(storage) / alignof(std::max_align_t);

@@ -90,6 +90,9 @@ class TORCHNAN_API Journal {
 
   Event* find(EventNumber number);
 
+  // Records that an event is not scanned after all.
+  void forget_scan(EventNumber number);
+
   // Whether the storage of the event still exists and holds its values.
   bool is_live(const Event& event) const;
 

@@ -109,6 +109,10 @@ class Lagging:
     def fail_next_scanner(self) -> None:
         self._library.lagging_fail_next_scanner()
 
+    def refuse_scans(self, launches: int) -> None:
+        """Lets the device refuse the next launches of scans."""
+        self._library.lagging_refuse_scans(launches)
+
 
 class Graph:
     """The captured graph."""

@@ -416,6 +416,24 @@ def test_a_scanner_that_cannot_be_made_during_a_capture_is_made_later(machine):
     assert errors(watch) == [("nan", "op", "aten::div")]
 
 
+# -- launches that the device refuses
+
+
+@pytest.mark.filterwarnings("ignore:torchnan. checking arguments on a device failed")
+def test_a_gradient_whose_scan_is_refused_is_scanned_at_the_step(machine, device):
+    parameter = torch.ones(8).to(device).requires_grad_()
+    optimizer = torch.optim.SGD([parameter])
+    with torchnan.detect(action="log") as watch:
+        zeros = torch.zeros(8).to(device)
+        parameter.grad = zeros / zeros
+        machine.refuse_scans(1)
+        zeros.add_(1)  # launches the scans that wait, of the gradient too
+        optimizer.step()
+        machine.synchronize()
+    assert watch.first.harm.kind == "gradient"
+    assert watch.stats()["internal_errors"] == 1
+
+
 # -- infinities by design
 
 

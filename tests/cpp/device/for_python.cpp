@@ -23,6 +23,7 @@ extern "C" {
 TORCHNAN_API void lagging_plug_into_torchnan() { lagging::plug_into_torchnan(); }
 TORCHNAN_API void lagging_use_stubs() { lagging::use_stubs(); }
 TORCHNAN_API void lagging_fail_next_scanner() { lagging::fail_next_scanner(); }
+TORCHNAN_API void lagging_refuse_scans(int launches) { lagging::refuse_scans(launches); }
 TORCHNAN_API void lagging_run_all() { lagging::run_all(); }
 TORCHNAN_API void lagging_run(int64_t device, int64_t stream, int64_t max_items) {
   lagging::run(stream_of(device, stream), max_items);
