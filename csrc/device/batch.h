@@ -43,8 +43,8 @@ class ScanList {
     clear();
   }
 
-  // Queues the scans on the stream, and removes them from the list. Throws std::runtime_error if the device refuses one,
-  // which then stays in the list with the ones after it.
+  // Queues the scans on the stream, and removes them from the list. Throws std::runtime_error if the device refuses
+  // one, which then stays in the list with the ones after it.
   void launch(const Scanner& scanner, void* stream);
 
   // Calls `visit` with the number of each scan in the list.

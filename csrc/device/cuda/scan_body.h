@@ -189,8 +189,8 @@ TORCHNAN_HOST_DEVICE uint32_t entry_of(const Table& table, uint32_t chunk) {
   return low;
 }
 
-// Returns the largest magnitude in the share of thread `thread` of `threads` in an entry that is not contiguous. `Index`
-// must hold its number of words: a division of 64 bits takes a device many instructions.
+// Returns the largest magnitude in the share of thread `thread` of `threads` in an entry that is not contiguous.
+// `Index` must hold its number of words: a division of 64 bits takes a device many instructions.
 template <FloatEncoding kEncoding, typename Index>
 TORCHNAN_HOST_DEVICE uint64_t scan_strided(const StridedEntry& strided, uint64_t all, uint64_t thread,
                                            uint64_t threads) {

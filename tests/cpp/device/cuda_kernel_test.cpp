@@ -66,8 +66,13 @@ class CudaKernel : public testing::TestWithParam<c10::ScalarType> {
 TEST_P(CudaKernel, EachEntryHasTheLargestMagnitudeOfItsTensor) {
   Table table{};
   const int64_t all = static_cast<int64_t>(bytes.size()) / word;
-  const auto sizes = {int64_t{1}, 15 / word + 1, 16 / word, 1000 / word, static_cast<int64_t>(kChunkBytes) / word,
-                      static_cast<int64_t>(kChunkBytes) / word + 1, 4 * static_cast<int64_t>(kChunkBytes) / word};
+  const auto sizes = {int64_t{1},
+                      15 / word + 1,
+                      16 / word,
+                      1000 / word,
+                      static_cast<int64_t>(kChunkBytes) / word,
+                      static_cast<int64_t>(kChunkBytes) / word + 1,
+                      4 * static_cast<int64_t>(kChunkBytes) / word};
   for (const int64_t words : sizes) {
     for (int64_t shift = 0; shift < 3; ++shift) {
       const int64_t first = shift == 2 ? all - words : shift;
@@ -138,9 +143,8 @@ TEST(CudaKernelOfManyChunks, BlocksReadFourChunks) {
   ASSERT_EQ(torchnan_scanner_make(0, &scanner), 0);
   std::vector<float> large(kFillingBlocks * kChunkBytes / sizeof(float) + 3 * kChunkBytes / sizeof(float), 1.0F);
   Table table{};
-  const std::vector<std::pair<float*, uint64_t>> parts = {{large.data() + 1, 5},
-                                                          {large.data(), large.size() - 7},
-                                                          {large.data() + large.size() - 7, 7}};
+  const std::vector<std::pair<float*, uint64_t>> parts = {
+      {large.data() + 1, 5}, {large.data(), large.size() - 7}, {large.data() + large.size() - 7, 7}};
   for (const auto& [data, words] : parts) {
     add(table, {data, words, 0x7f7fffff, table.entries, FloatEncoding::kFloat32});
   }

@@ -240,7 +240,8 @@ def test_names_and_evaluations_are_distinguished(tmp_path):
 
 @pytest.mark.timeout(300)  # with a search that goes on from each letter, one of these lines takes hours
 @pytest.mark.parametrize(
-    "piece", ["A", "A1", "a-", "é", "_", " ", "a ", "| ", "1_", "(a)", "[", "train a 1 ", "loss ", "loss is a ", "iter ="]
+    "piece",
+    ["A", "A1", "a-", "é", "_", " ", "a ", "| ", "1_", "(a)", "[", "train a 1 ", "loss ", "loss is a ", "iter ="],
 )
 @pytest.mark.parametrize("begin", ["", "noted: ", "| "])
 def test_no_line_takes_more_than_time_in_proportion_to_its_length(begin, piece, tmp_path):

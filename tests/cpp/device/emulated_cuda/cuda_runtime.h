@@ -69,7 +69,11 @@ inline DeviceWord atomicCAS(DeviceWord* word, DeviceWord expected, DeviceWord va
 }
 
 enum cudaError_t { cudaSuccess = 0, cudaErrorMemoryAllocation = 2, cudaErrorLaunchOutOfResources = 701 };
-enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed };
+enum cudaStreamCaptureMode {
+  cudaStreamCaptureModeGlobal,
+  cudaStreamCaptureModeThreadLocal,
+  cudaStreamCaptureModeRelaxed
+};
 enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive };
 enum cudaMemcpyKind { cudaMemcpyDeviceToHost };
 constexpr unsigned cudaStreamNonBlocking = 1, cudaHostAllocMapped = 2, cudaEventDisableTiming = 2;
@@ -116,8 +120,7 @@ cudaError_t cudaLaunchKernel(void (*kernel)(Arguments...), dim3 grid, dim3 block
   counts.blocks = grid.x;
   auto call = [&]<size_t... kAt>(std::index_sequence<kAt...>) {
     auto body = [&] { kernel(*static_cast<Arguments*>(arguments[kAt])...); };
-    torchnan::emulated::run_grid(
-        grid.x, block.x, [](void* each) { (*static_cast<decltype(body)*>(each))(); }, &body);
+    torchnan::emulated::run_grid(grid.x, block.x, [](void* each) { (*static_cast<decltype(body)*>(each))(); }, &body);
   };
   call(std::index_sequence_for<Arguments...>());
   return cudaSuccess;
