@@ -74,10 +74,16 @@ std::shared_ptr<RegionCall> begin_call(std::shared_ptr<RegionBorder> border, con
   return session == nullptr ? nullptr : std::make_shared<RegionCall>(std::move(border), args, *session);
 }
 
-// Runs a region and checks its results; `explain(call, bad, results)` finds the origin of bad values. A call that
-// raises an error is appended to `failed`.
+// The call that this thread's last error came from, until take_failed_call(). Empty when the thread ends, because it has
+// references to Python's objects.
+thread_local std::shared_ptr<RegionCall> failed_call;
+
+std::shared_ptr<RegionCall> take_failed_call() { return std::exchange(failed_call, nullptr); }
+
+// Runs a region and checks its results; `explain(call, bad, results)` finds the origin of bad values. If the region
+// raises an error, take_failed_call() must follow.
 py::object run_region(std::shared_ptr<RegionBorder> border, const py::function& compiled, const py::function& explain,
-                      py::list failed, const py::tuple& args) {
+                      const py::tuple& args) {
   const std::shared_ptr<RegionCall> call = begin_call(std::move(border), args);
   if (call == nullptr) return compiled(*args);
   py::object results;
@@ -85,7 +91,7 @@ py::object run_region(std::shared_ptr<RegionBorder> border, const py::function& 
     results = call->run(compiled, args);
   } catch (const py::error_already_set&) {
     call->note_stack();
-    failed.append(call);
+    failed_call = call;
     throw;
   }
   const BadValues bad = call->check_results(results);
@@ -196,7 +202,7 @@ void bind_compiled_regions(py::module_& m) {
       .def_readonly("is_random", &RegionBorder::is_random)
       .def_readonly("finite_calls", &RegionBorder::finite_calls)
       .def_readonly("finite_passes", &RegionBorder::finite_passes)
-      .def("run", &run_region, py::arg("compiled"), py::arg("explain"), py::arg("failed"), py::arg("args"));
+      .def("run", &run_region, py::arg("compiled"), py::arg("explain"), py::arg("args"));
   py::class_<RegionCall, std::shared_ptr<RegionCall>>(m, "RegionCall")
       .def("run", &RegionCall::run, py::arg("function"), py::arg("args"))
       .def("check_gradients", &check_gradients, py::arg("gradients"))
@@ -224,6 +230,7 @@ void bind_compiled_regions(py::module_& m) {
   m.def("end_replay", [] { set_replayed_region(nullptr); });
   m.def("record_border", &record_border, py::arg("result"), py::arg("output"), py::arg("region"), py::arg("file"),
         py::arg("line"), py::arg("obstacle"), py::arg("kernels"));
+  m.def("take_failed_call", &take_failed_call);
   m.def("capture_stack", [] { return StackTable::instance().current_stack_id(); });
   m.def("stack_frames", &stack_frames, py::arg("stack"));
   m.def("provenance_of", &provenance_of, py::arg("tensor"));

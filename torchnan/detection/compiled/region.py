@@ -103,11 +103,10 @@ class Region:
         values_of_error = self._values_of_error
 
         def call(*args: Any) -> Any:
-            failed: list[Any] = []
             try:
-                return run(compiled, explain, failed, args)
-            except Exception as error:
-                failed = values_of_error(failed, error)  # referenced as long as the traceback is
+                return run(compiled, explain, args)
+            except BaseException as error:
+                failed = values_of_error(_C.take_failed_call(), error)  # noqa: F841 - alive as long as the traceback is
                 raise
 
         gradient = None if self.traced is None else self.traced.optimizer_gradient
@@ -142,14 +141,13 @@ class Region:
             pairs = [(i, tangents[number]) for i, number in call.outputs if tangents[number] is not None]
             self._explain(call, bad, gradients, pairs)
 
-    def _values_of_error(self, failed: list[Any], error: Exception) -> list[torch.Tensor]:
+    def _values_of_error(self, call: Any, error: BaseException) -> list[torch.Tensor]:
         """Returns the non-finite values that an error of a call may be about, with their provenance."""
         session = _C.current_session()
-        if not failed or session is None or not may_be_of_nonfinite(error):
+        if call is None or session is None or not may_be_of_nonfinite(error):
             return []
         with contained("following a compiled region that raised an error"):
             explanations = self._known.setdefault(session, Explanations())
-            (call,) = failed
             if not call.obstacle and explanations.replays < REPLAYS_IN_ALL:
                 explanations.replays += 1
                 return replay.find_before_error(self._recorded(call))
