@@ -97,6 +97,7 @@ class ThreadModes:
 class RegionCall:
     arguments: list[Any]
     written: list[torch.Tensor]
+    received: list[tuple[str, str, torch.Tensor | None]] | None
     random_state: torch.Tensor | None
     copied_indices: list[int]
     outputs: list[tuple[int, int]]
@@ -126,6 +127,7 @@ class RegionBorder:
         obstacle: str,
         parts: Callable[[Any], list[torch.Tensor]],
         is_distributed: Callable[[torch.Tensor], bool],
+        has_collectives: bool,
         compared: list[int],
         unwritten: list[int],
         note_unwritten: Callable[[Any], None],

@@ -4,6 +4,7 @@
 
 #include "operators/dispatch_key.h"
 #include "intercept/op_call.h"
+#include "intercept/received_values.h"
 #include "operators/op_plan.h"
 #include "detection/error_containment.h"
 #include "detection/thread_state.h"
@@ -26,6 +27,9 @@ void intercept(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::j
   const c10::DispatchKeySet below = below_interceptor(keys);
   ThreadState& thread = ThreadState::current();
   DetectionSession* session = thread.session();
+  if (session == nullptr) {
+    if (ReceivedValues* const received = ReceivingValues::current()) return received->run(op, below, stack);
+  }
   const OpPlan* plan = session == nullptr ? nullptr : plan_for(op, *stack, *session);
   if (plan == nullptr || plan->handling == OpPlan::Handling::kDecompose) {
     op.redispatchBoxed(below, stack);  // the key stays on: the parts of a composite are intercepted separately

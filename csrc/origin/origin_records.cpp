@@ -188,6 +188,7 @@ std::shared_ptr<OriginRecord> operation_origin(const CallContext& call, const at
 std::shared_ptr<OriginRecord> sum_origin(const CallContext& call, const at::Tensor& sent) {
   auto origin = new_origin_record(OriginRecord::Source::kOperation, call.plan,
                                   current_call_site(call.session, call.thread), call.session);
+  origin->region = replayed_region();
   origin->facts.kind = Kind::kInf;
   origin->facts.inputs = summarise_inputs(call, 0);
   fill_location(origin->site, call.session, origin->facts);

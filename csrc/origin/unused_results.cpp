@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "origin/origin_records.h"
+#include "origin/replayed_region.h"
 #include "process/fork_safe_mutex.h"
 
 namespace torchnan {
@@ -29,7 +30,8 @@ bool is_unreported(const OriginRecord& origin) {
   return !origin.reported && !origin.exempt && !origin.seen_by_scaler && !origin.compared;
 }
 
-// Keeps the first of a call site that `is_candidate`.
+// Keeps the first of a call site that `is_candidate`. The replay of a backward pass makes the origins of the forward
+// pass again: these do not replace the first.
 void record(Registry& registry, DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& provenance,
             bool (*is_candidate)(const OriginRecord&)) {
   const OriginRecord& origin = *provenance->first().origin;
@@ -40,7 +42,7 @@ void record(Registry& registry, DetectionSession& session, const NonfiniteRegist
   const auto known = candidates.find(key);
   if (known == candidates.end()) {
     if (static_cast<int64_t>(candidates.size()) < session.options().max_findings) candidates.emplace(key, provenance);
-  } else if (!is_candidate(*known->second->first().origin)) {
+  } else if (replayed_region() == nullptr && !is_candidate(*known->second->first().origin)) {
     released = std::exchange(known->second, provenance);
   }
 }

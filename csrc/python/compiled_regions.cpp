@@ -74,8 +74,8 @@ std::shared_ptr<RegionCall> begin_call(std::shared_ptr<RegionBorder> border, con
   return session == nullptr ? nullptr : std::make_shared<RegionCall>(std::move(border), args, *session);
 }
 
-// The call that this thread's last error came from, until take_failed_call(). Empty when the thread ends, because it has
-// references to Python's objects.
+// The call that this thread's last error came from, until take_failed_call(). Empty when the thread ends, because it
+// has references to Python's objects.
 thread_local std::shared_ptr<RegionCall> failed_call;
 
 std::shared_ptr<RegionCall> take_failed_call() { return std::exchange(failed_call, nullptr); }
@@ -210,6 +210,7 @@ void bind_compiled_regions(py::module_& m) {
       .def("release", &RegionCall::release)
       .def_property_readonly("arguments", &RegionCall::arguments)
       .def_property_readonly("written", &RegionCall::written)
+      .def_property_readonly("received", &RegionCall::received)
       .def_property_readonly("random_state", &RegionCall::random_state)
       .def_property_readonly("copied_indices", &RegionCall::copied_indices)
       .def_property_readonly("outputs", &RegionCall::outputs)

@@ -104,6 +104,7 @@ RegionBorder::RegionBorder(const py::kwargs& facts) {
   take("obstacle", obstacle);
   take("parts", parts);
   take("is_distributed", is_distributed);
+  take("has_collectives", has_collectives);
   take("compared", compared);
   take("unwritten", unwritten);
   take("note_unwritten", note_unwritten);
@@ -124,10 +125,26 @@ RegionCall::RegionCall(std::shared_ptr<RegionBorder> border, const py::tuple& ar
   }
 }
 
-py::object RegionCall::run(const py::handle& function, const py::tuple& args) const {
+py::object RegionCall::run(const py::handle& function, const py::tuple& args) {
+  if (has_collectives_ && !is_on_device_ && !is_released_ && obstacle_.empty()) return run_receiving(function, args);
   std::optional<c10::impl::ExcludeDispatchKeyGuard> unwatched;
   if (!is_on_device_) unwatched.emplace(kInterceptorKey);
   return py::reinterpret_steal<py::object>(checked_result(PyObject_Call(function.ptr(), args.ptr(), nullptr)));
+}
+
+py::object RegionCall::run_receiving(const py::handle& function, const py::tuple& args) {
+  const std::shared_ptr<DetectionSession> session = ThreadState::current().shared_session();
+  if (session == nullptr) return py::reinterpret_borrow<py::object>(function)(*args);
+  received_.max_bytes = border_->max_copied;
+  const py::object results = [&] {
+    const ReceivingValues receiving(received_, *session);
+    return py::reinterpret_steal<py::object>(checked_result(PyObject_Call(function.ptr(), args.ptr(), nullptr)));
+  }();
+  if (received_.bytes() > border_->max_copied) {
+    obstacle_ = "its collectives bring " + std::to_string(received_.bytes()) + " bytes, and at most " +
+                std::to_string(border_->max_copied) + " are copied";
+  }
+  return results;
 }
 
 BadValues RegionCall::check_results(const py::handle& results) {
@@ -179,6 +196,7 @@ void RegionCall::release() {
   versions_.clear();
   copied_indices_.clear();
   written_.clear();
+  received_.clear();
   random_state_.reset();
   hooks_ = py::none();
   is_released_ = true;
@@ -187,6 +205,15 @@ void RegionCall::release() {
 py::list RegionCall::arguments() const { return list_of(arguments_); }
 
 py::list RegionCall::written() const { return list_of(written_); }
+
+py::object RegionCall::received() const {
+  if (!has_collectives_) return py::none();
+  py::list list;
+  for (const ReceivedValue& one : received_.values()) {
+    list.append(py::make_tuple(one.op, one.group, one.value.defined() ? py::cast(one.value) : py::object(py::none())));
+  }
+  return list;
+}
 
 py::object RegionCall::random_state() const {
   return random_state_.defined() ? py::cast(random_state_) : py::object(py::none());
@@ -221,6 +248,7 @@ void RegionCall::record(const py::tuple& args) {
     boxed_ = arguments_.size() - border_->own.size();
   }
   obstacle_ = border_->obstacle;
+  has_collectives_ = border_->has_collectives;
   for (size_t i = 0; i < arguments_.size(); ++i) record_argument(i);
   record_mutated();
   if (obstacle_.empty() && border_->is_random.value_or(true)) random_state_ = state_of_generator();
@@ -231,9 +259,7 @@ void RegionCall::record_argument(size_t index) {
   const at::Tensor* tensor = tensor_in(argument);
   if (tensor == nullptr) return;
   is_on_device_ |= !tensor->is_cpu();
-  if (obstacle_.empty() && is_subclass(*tensor) && border_->is_distributed(argument).cast<bool>()) {
-    obstacle_ = "an argument is a distributed tensor: other ranks would have to take part";
-  }
+  if (!has_collectives_ && is_subclass(*tensor)) has_collectives_ = border_->is_distributed(argument).cast<bool>();
   if (nonfinite_registry().in_use()) record_region_use(*tensor, boxed_ == 0 && contains(border_->compared, index));
 }
 

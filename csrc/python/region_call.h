@@ -18,6 +18,7 @@
 #include "call_sites/current_call_site.h"
 #include "detection/session.h"
 #include "detection/thread_state.h"
+#include "intercept/received_values.h"
 #include "origin/nonfinite_registry.h"
 
 namespace torchnan {
@@ -42,6 +43,7 @@ struct RegionBorder {
   std::string obstacle;               // why no call can be replayed; empty if they can
   pybind11::function parts;           // returns the plain tensors that a wrapper subclass consists of
   pybind11::function is_distributed;  // returns whether a tensor is distributed
+  bool has_collectives = false;       // whether the graph has collectives; a distributed argument brings others
   std::vector<size_t> compared;       // indices of the arguments that comparisons depend on
   std::vector<size_t> unwritten;      // indices of the results that are uninitialized memory
   // records which results of a call are uninitialized, and where they were allocated
@@ -72,8 +74,9 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
 
   // Calls a function of generated code. Kernels that it calls through the dispatcher are part of the region and are not
   // checked: they work on memory of fused kernels, which was not observed. On devices they are checked, because results
-  // there are not checked at the border.
-  pybind11::object run(const pybind11::handle& function, const pybind11::tuple& args) const;
+  // there are not checked at the border. The values that collectives bring are kept, because a replay on this rank
+  // alone cannot receive them again.
+  pybind11::object run(const pybind11::handle& function, const pybind11::tuple& args);
 
   // Checks the results of the region, followed by the arguments that it wrote.
   BadValues check_results(const pybind11::handle& results);
@@ -96,6 +99,7 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
 
   pybind11::list arguments() const;
   pybind11::list written() const;
+  pybind11::object received() const;      // operator, group, value (or None) of all received; None without collectives
   pybind11::object random_state() const;  // before the call; None if it draws no random numbers
   const std::vector<size_t>& copied_indices() const { return copied_indices_; }
   const std::vector<std::pair<size_t, int64_t>>& outputs() const { return outputs_; }
@@ -118,6 +122,7 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   void record_argument(size_t index);
   void record_mutated();
   void record_given();
+  pybind11::object run_receiving(const pybind11::handle& function, const pybind11::tuple& args);
   void note_randomness();
   BadValues check_all(const Objects& values, ThreadState& thread, const std::vector<size_t>& unwritten);
   void follow_into_backward(const Objects& outputs);
@@ -138,7 +143,9 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   pybind11::object given_ = pybind11::none();
   pybind11::object provenance_ = pybind11::none();  // provenance of the region's results, once it has been found
   SiteId stack_ = 0;
-  size_t boxed_ = 0;  // number of arguments in a list, which the call empties
+  size_t boxed_ = 0;         // number of arguments in a list, which the call empties
+  ReceivedValues received_;  // by the collectives of the call, and then of its backward pass
+  bool has_collectives_ = false;
   bool is_on_device_ = false;
   bool is_released_ = false;
 };

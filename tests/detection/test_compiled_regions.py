@@ -534,7 +534,7 @@ def test_weights_that_were_made_in_inference_mode_are_no_obstacle():
     assert [finding.op for finding in session.findings] == ["aten::log"]
 
 
-def test_a_graph_that_waits_for_other_ranks_is_not_replayed():
+def test_the_collectives_of_a_graph_are_found():
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
     graph.output(graph.call_function(torch.ops._c10d_functional.all_reduce.default, (x, "sum", "0")))

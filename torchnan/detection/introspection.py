@@ -375,7 +375,17 @@ def _is_internal_file(file: str) -> bool:
 
 def _lines(frames: list[RawFrame]) -> list[Line]:
     """Returns the user's lines, innermost first; all lines if there are none."""
-    return _users(frames) or _without_resumptions(_all_lines(frames))
+    return _users(frames) or _without_resumptions(_all_lines(_without_hidden(frames)))
+
+
+def hide(code: CodeType) -> None:
+    """Leaves a function of torchnan, and everything that it calls, out of stacks that have no line of the user."""
+    _hidden.add(code)
+
+
+def _without_hidden(frames: list[RawFrame]) -> list[RawFrame]:
+    hidden = [i for i, (code, *_) in enumerate(frames) if code in _hidden]
+    return frames[hidden[-1] + 1 :] if hidden else frames
 
 
 def _users(frames: list[RawFrame]) -> list[Line]:
@@ -414,6 +424,7 @@ def _all_lines(frames: list[RawFrame]) -> list[Line]:
     return [(code.co_filename, line or 0, getattr(code, "co_qualname", code.co_name)) for code, line, *_ in frames]
 
 
+_hidden: set[CodeType] = set()  # of functions that stand between an operation and the engine in a replay
 _columns: dict[Line, tuple[int, int] | None] = {}  # for the lines resolved last
 _MAX_COLUMNS = 1000
 

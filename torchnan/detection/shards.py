@@ -21,18 +21,6 @@ def is_sharded(tensor: torch.Tensor) -> bool:
     return _as_dtensor(tensor) is not None
 
 
-def is_on_other_ranks(tensor: torch.Tensor) -> bool:
-    """Returns whether other ranks have a part of a tensor, and take part in what is computed with it."""
-    distributed = _as_dtensor(tensor)
-    return distributed is not None and distributed.device_mesh.size() > 1
-
-
-def has_other_ranks() -> bool:
-    """Returns whether a collective may wait for another process."""
-    distributed = torch.distributed
-    return not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() == 1)
-
-
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """Returns this rank's part, which shares memory with the tensor; the tensor itself if it is not distributed."""
     distributed = _as_dtensor(tensor)

@@ -76,8 +76,6 @@ class Region:
         self.compiled = compiled
         self.site = site
         graph, tensors = (None, {}) if traced is None else (traced.graph, traced.tensors)
-        if graph is not None and has_collectives(graph) and shards.has_other_ranks():
-            obstacle = "operations in it wait for other ranks"
         if traced is not None and traced.overwritten is None:
             obstacle = "it is not known which of its arguments it overwrites"
         self.unwritten = {} if graph is None else unwritten_outputs(graph)
@@ -87,7 +85,8 @@ class Region:
             max_copied=MAX_COPIED,
             obstacle=obstacle,
             parts=plain_parts,
-            is_distributed=shards.is_on_other_ranks,
+            is_distributed=shards.is_sharded,
+            has_collectives=graph is not None and has_collectives(graph),
             compared=[] if graph is None else compared_inputs(graph, list(tensors)),
             unwritten=list(self.unwritten),
             note_unwritten=_weakly(self, Region._note_unwritten),
@@ -246,6 +245,7 @@ class Region:
             is_random=bool(self.border.is_random),
             args=call.arguments,
             copied_indices=call.copied_indices,
+            received=call.received,
             random_state=call.random_state,
             modes=call.modes,
             hooks=call.hooks,

@@ -29,6 +29,7 @@ from torchnan.detection.compiled.graph import (
     with_tensors,
 )
 from torchnan.detection.compiled.graph import run as interpret
+from torchnan.detection.compiled.received import AsReceived, Received, as_received, is_functional_collective
 from torchnan.detection.compiled.stack import Entry, Line, Modules, call_under, calling_stack
 from torchnan.detection.containment import describe
 from torchnan.detection.errors import NonFiniteError
@@ -51,6 +52,7 @@ class RecordedCall:
         is_random: whether the call drew random numbers.
         args: the tensors of the graph and the arguments; copies of those that the call has overwritten.
         copied_indices: of these copies in ``args``.
+        received: what its collectives have brought; ``None`` if it has none.
         random_state: of the CPU's generator, before the call.
         modes: of the thread that made the call.
         hooks: those that pack and unpack what operations save for their backward passes.
@@ -70,6 +72,7 @@ class RecordedCall:
     is_random: bool
     args: list[Any]
     copied_indices: list[int]
+    received: Received | None
     random_state: torch.Tensor | None
     modes: Any
     hooks: Any
@@ -227,6 +230,8 @@ def on_own_thread(run: Callable[[], T]) -> T:
 class _Lowered:
     """The graph that Inductor gets, forward or backward, its inputs and the state of the generator before it.
 
+    ``received`` is what its collectives bring.
+
     Inputs are those of the call, whose origins and names are known; overwritten inputs are copies.
     """
 
@@ -234,6 +239,7 @@ class _Lowered:
     inputs: list[Any]
     written: list[bool]
     random_state: torch.Tensor
+    received: Received | None
 
     def arguments(self) -> list[Any]:
         return [value.clone() if new else value for value, new in zip(self.inputs, self.written, strict=True)]
@@ -263,12 +269,13 @@ class _Replay:
             args = self._writable(made)
             drawing: Any = random_numbers.AsGenerated() if self.call.is_random else contextlib.nullcontext()  # type: ignore[no-untyped-call]
             needs_graph = self.tangents is not None or self.call.probe.has_transforms
-            with drawing, torch.set_grad_enabled(needs_graph and torch.is_grad_enabled()):
-                inputs = [*made[: len(self.call.graph_tensors)], *args]
-                outputs, sources = self.call.probe.run(inputs, self._passed(args))
-            if self.tangents is not None:
-                run = functools.partial(_gradients, outputs, made, self.tangents)
-                sources += sources_of_gradients(run, outputs)
+            with as_received(self.call.received):
+                with drawing, torch.set_grad_enabled(needs_graph and torch.is_grad_enabled()):
+                    inputs = [*made[: len(self.call.graph_tensors)], *args]
+                    outputs, sources = self.call.probe.run(inputs, self._passed(args))
+                if self.tangents is not None:
+                    run = functools.partial(_gradients, outputs, made, self.tangents)
+                    sources += sources_of_gradients(run, outputs)
             if sources:
                 return Evidence(tuple(sources), [])
         found = self.observed_kernels()
@@ -374,7 +381,7 @@ class _Replay:
         if self.call.compiled is None:
             return []
         made = self._inputs()
-        with kernels.recorded(self.tangents is not None) as found:
+        with kernels.recorded(self.tangents is not None) as found, as_received(self.call.received):
             # the region itself would overwrite the program's tensors
             if any(i < len(self.call.graph_tensors) for i in self.call.copied_indices):
                 kernels.run_alone(self.call.compiled, made)
@@ -397,7 +404,7 @@ class _Replay:
             compiled_autograd.attach_nodes(module.graph, self.roots)
         module = framed(module, self.callers, self.modules, unwritten_is_nan=unwritten_is_nan)
         drawing: Any = random_numbers.AsGenerated() if self.call.is_random else contextlib.nullcontext()  # type: ignore[no-untyped-call]
-        with self._watched():
+        with self._watched(), as_received(self.call.received):
             with drawing:
                 outputs = as_list(interpret(module, *given))
             if self.tangents is None:
@@ -431,7 +438,7 @@ class _Replay:
         drawing: Any = random_numbers.AsGenerated() if self.call.is_random else contextlib.nullcontext()  # type: ignore[no-untyped-call]
         with self._states():
             module, _, _, given = self._prepared()
-            with self._watching("traced", []), drawing:
+            with self._watching("traced", []), as_received(self.call.received), drawing:
                 values = values_before_error(framed(module, self.callers, self.modules), *given)
         return [part.detach() for value in values for part in plain_parts(value) if _C.kinds_of(part.detach())]
 
@@ -444,7 +451,7 @@ class _Replay:
         lowered = self._lowered()
         torch.set_rng_state(lowered.random_state)
         module = framed(copy_graph(lowered.module), self.callers, self.modules)
-        with torch.no_grad(), self._watched():
+        with torch.no_grad(), self._watched(), as_received(lowered.received):
             return as_list(interpret(module, *lowered.arguments()))
 
     def _in_inductors_arithmetic(self) -> dict[int, Any]:
@@ -461,10 +468,12 @@ class _Replay:
         module.recompile()
         torch.set_rng_state(lowered.random_state)
         with torch.no_grad():
-            results = random_numbers.compile_alone(module, lowered.inputs)(_copies(lowered.inputs))
+            compiled = random_numbers.compile_alone(module, lowered.inputs)
+            with as_received(lowered.received):
+                results = compiled(_copies(lowered.inputs))
         values = dict(zip(nodes, results, strict=True))
         values.update(zip((n for n in graph.nodes if n.op == "placeholder"), lowered.inputs, strict=True))
-        made = [node for node in nodes if _makes_nonfinite(node, values)]
+        made = [n for n in nodes if _makes_nonfinite(n, values) and not is_functional_collective(n.target)]
         node = next((node for node in made if node.all_input_nodes), next(iter(made), None))
         if node is None:
             return {}
@@ -488,14 +497,16 @@ class _Replay:
         from torch._functorch import config
 
         runs: list[_Lowered] = []
+        receiving = as_received(self.call.received)
 
         def keep(module: torch.fx.GraphModule, example_inputs: Any, **options: Any) -> Any:
             def run(inputs: list[Any]) -> Any:
                 before, versions, random_state = _copies(inputs), list(map(_version, inputs)), torch.get_rng_state()
+                still = receiving.remaining() if isinstance(receiving, AsReceived) else None
                 results = interpret(module, *inputs)
                 written = [_version(value) != version for value, version in zip(inputs, versions, strict=True)]
                 kept = [copy if new else value for value, copy, new in zip(inputs, before, written, strict=True)]
-                runs.append(_Lowered(module, kept, written, random_state))
+                runs.append(_Lowered(module, kept, written, random_state, still))
                 return results
 
             run._boxed_call = True  # type: ignore[attr-defined]
@@ -503,9 +514,11 @@ class _Replay:
 
         module, made, _, given = self._prepared()
         with config.patch(enable_autograd_cache=False):
-            outputs = torch_internals.compile_graph(module, given, keep)(*given)
-        if self.tangents is not None:
-            _gradients(as_list(outputs), made, self.tangents)
+            run = torch_internals.compile_graph(module, given, keep)
+            with receiving:
+                outputs = run(*given)
+                if self.tangents is not None:
+                    _gradients(as_list(outputs), made, self.tangents)
         return runs[0 if self.tangents is None else -1]
 
 

@@ -39,6 +39,10 @@ _NAMES = (
     "torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth",
     "torch.autograd.forward_ad._current_level",
     "torch._guards.TracingContext.try_get",
+    "torch._C._distributed_c10d.FakeProcessGroup._create_internal",
+    "torch._C._distributed_c10d._resolve_process_group",
+    "torch._C._distributed_c10d._register_process_group",
+    "torch._C._distributed_c10d._unregister_process_group",
     "torch.utils._python_dispatch._disable_current_modes",
     "torch.utils._python_dispatch.is_traceable_wrapper_subclass",
 )
@@ -143,6 +147,29 @@ def without_modes() -> Iterator[None]:
     """Runs the block outside of the modes and functions of the program that see operations."""
     with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
         yield
+
+
+@contextlib.contextmanager
+def group_that_moves_nothing(original: str, name: str) -> Iterator[str]:
+    """Registers a process group whose collectives return at once, and leave their tensors as they are.
+
+    Args:
+        original: the name of a process group, which gives the rank and the number of ranks.
+        name: of the group that is made, which must be new.
+    """
+    c10d: Any = torch._C._distributed_c10d
+    known = c10d._resolve_process_group(original)
+    group = c10d.ProcessGroup(known.rank(), known.size())
+    backend = c10d.FakeProcessGroup._create_internal(known.rank(), known.size())
+    kind = c10d.ProcessGroup.BackendType.CUSTOM
+    group._register_backend(torch.device("cpu"), kind, backend)
+    group._set_default_backend(kind)
+    group._set_group_name(name)
+    c10d._register_process_group(name, group)
+    try:
+        yield name
+    finally:
+        c10d._unregister_process_group(name)
 
 
 @contextlib.contextmanager
