@@ -7,6 +7,7 @@ import functools
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops.while_loop import while_loop
 from torch.utils.checkpoint import checkpoint
 
 import torchnan
@@ -663,3 +664,18 @@ def test_code_in_a_backward_pass_has_its_line_and_then_that_of_the_call(loss_of)
         optimizer.step()
 
     assert_as_eager(program, 1)
+
+
+class Newton(nn.Module):
+    def forward(self, a, x):
+        def step(i, x):
+            return i + 1, 0.5 * (x + a / x)
+
+        return while_loop(lambda i, x: i < 2, step, (torch.tensor(0), x))[1]
+
+
+def test_the_body_of_a_loop_is_not_a_module():
+    with torchnan.detect(action="log") as session, torch.no_grad():
+        torch.compile(Newton())(torch.zeros(2), torch.zeros(2)).sum().item()
+    assert session.first.op == "aten::div"
+    assert "body" not in (session.first.module or "")

@@ -200,7 +200,13 @@ def framed(
         if isinstance(child, fx.GraphModule) and child not in inside:
             framed(child, callers, modules, outside, unwritten_is_nan)
     module.forward = functools.partial(run, module)
+    type(module).__call__ = _call_graph  # type: ignore[method-assign]  # each GraphModule has a class to itself
     return module
+
+
+def _call_graph(module: fx.GraphModule, *args: Any) -> Any:
+    """Calls the graph of a branch or a loop; through ``nn.Module.__call__`` it would count as a module of the user."""
+    return module.forward(*args)
 
 
 def _method(name: str) -> Callable[..., Any]:
