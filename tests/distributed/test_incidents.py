@@ -29,6 +29,18 @@ def test_a_value_that_several_ranks_made_is_attributed_to_the_first():
     assert incident.elsewhere == "made by ranks 0, 2, too"
 
 
+def test_what_one_rank_made_and_did_not_use_belongs_to_the_rank_where_it_did_harm():
+    """All ranks compute a metric, and one prints it."""
+    (incident,) = story_of(masked_row(rank=1, level="warning"), masked_row(rank=2, level="note"), masked_row(rank=0))
+    assert (incident.first.rank, incident.first.level, incident.count) == (0, "error", 3)
+    assert incident.elsewhere == "made by ranks 1, 2, too"
+
+
+def test_what_a_rank_did_not_use_is_separate_from_what_did_harm_there():
+    error, warning = story_of(masked_row(rank=0, step=3, level="warning"), masked_row(rank=0, step=4))
+    assert (error.first.step, warning.first.step) == (4, 3)
+
+
 def test_a_received_value_belongs_to_its_own_step_or_the_last_before():
     first, second = story_of(
         received(rank=0, step=20),

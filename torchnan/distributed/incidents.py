@@ -94,7 +94,7 @@ class Story:
 
     def incidents(self) -> list[Incident]:
         """Returns the incidents: the most serious first, of these the earliest."""
-        made = sorted((dataclasses.replace(one, received=[]) for one in self._made.values()), key=_order_of)
+        made = _joined(sorted((dataclasses.replace(one, received=[]) for one in self._made.values()), key=_order_of))
         received = sorted(self._received, key=lambda one: _order(one[1]))
         for level in LEVELS:
             # Harmless values were not passed on, except those that a rank notes as sent.
@@ -109,6 +109,28 @@ class Story:
                     cause.received.append(sighting)
                     cause.first = dataclasses.replace(cause.first, level=level)
         return sorted(made, key=lambda incident: (LEVELS.index(incident.first.level), *_order_of(incident)))
+
+
+def _joined(made: Sequence[Incident]) -> list[Incident]:
+    """Joins values that did no harm on the ranks that made them with an incident in which the same operation made them
+    on another rank and they did harm."""
+    errors = {_operation(one.first): one for one in reversed(made) if one.first.level == "error"}
+    kept = []
+    for one in made:
+        sightings = [Sighting(one.first.rank, one.first.step), *one.again]
+        same = errors.get(_operation(one.first)) if one.first.level != "error" else None
+        if same is None or same.first.rank in {sighting.rank for sighting in sightings}:
+            kept.append(one)
+        else:
+            same.count += one.count
+            same.again = [*same.again, *sightings]
+    return kept
+
+
+def _operation(finding: Finding) -> object:
+    """Returns the part of an identity that says what made the value."""
+    _, *operation, _ = identity(finding)
+    return tuple(operation)
 
 
 def _order_of(incident: Incident) -> tuple[int, int]:
@@ -128,7 +150,7 @@ def is_received(finding: Finding) -> bool:
     return finding.collective is not None
 
 
-def identity(f: Finding) -> object:
+def identity(f: Finding) -> tuple[object, ...]:
     """Returns the key by which findings count as the same, as in a running session."""
     own = next(((frame.file, frame.line) for frame in f.stack if not _is_installed(frame.file)), None)
     return (f.level, f.kind, f.origin, f.op, f.node, f.module, f.name, f.file, f.line, own, f.harm.name)
