@@ -99,7 +99,7 @@ std::map<uint64_t, Finding> find_live_tensors(DetectionSession& session, const s
 }
 
 std::map<uint64_t, Finding> find_live_on_host(DetectionSession& session) {
-  remember_overflowed_sums();
+  remember_overflowed_reductions();
   std::vector<at::Tensor> alive;
   for (NonfiniteRegistry::Alive& one : nonfinite_registry().alive()) alive.push_back(std::move(one.tensor));
   for (NonfiniteRegistry::AliveDependent& one : nonfinite_registry().alive_dependent()) {

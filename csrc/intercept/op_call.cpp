@@ -219,9 +219,9 @@ void OpCall::inspect_argument(const at::Tensor& argument, size_t saved, int64_t 
   }
   const NonfiniteKinds kinds =
       state == BoundCache::State::kFiniteOrMasked ? NonfiniteKinds::only_neginf() : kinds_of(tensor);
-  if (kinds.any()) {
-    bad_arguments_.push_back(bad_argument(context(), tensor, name, element, kinds, overwritten));
-  }
+  if (!kinds.any()) return;
+  if (!known && argument.is_sparse()) expect_sparse_result(tensor);
+  bad_arguments_.push_back(bad_argument(context(), tensor, name, element, kinds, overwritten));
 }
 
 template <typename Results>

@@ -1,6 +1,7 @@
 #include "origin/collectives.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -12,6 +13,7 @@
 
 #include "bounds/bound_cache.h"
 #include "bounds/dtype_range.h"
+#include "origin/elementwise_attribution.h"
 #include "origin/memory_region.h"
 #include "origin/nonfinite_registry.h"
 #include "origin/origin_records.h"
@@ -22,21 +24,55 @@
 namespace torchnan {
 namespace {
 
+using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
+
+WeakStorage weak_storage_of(const at::Tensor& tensor) { return WeakStorage(tensor.storage().getWeakStorageImpl()); }
+
+bool is_in(const WeakStorage& storage, const at::Tensor& tensor) {
+  return storage._unsafe_get_target() == tensor.storage().unsafeGetStorageImpl() && !storage.expired();
+}
+
 // A sum or product that may overflow. Keeps no tensor alive.
-struct Sum {
-  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+struct ReducedTensor {
+  WeakStorage storage;
   MemoryRegion region;
   std::shared_ptr<OriginRecord> origin;
 };
 
-struct Sums {
+struct ReducedTensors {
   static constexpr size_t kMost = 256;  // beyond this number the oldest are dropped
 
   ForkSafeMutex mutex;
-  std::vector<Sum> entries;
+  std::vector<ReducedTensor> entries;
 };
 
-Sums& sums = *new Sums;  // never destroyed: threads may outlive static destructors
+ReducedTensors& reduced_tensors = *new ReducedTensors;  // never destroyed: threads may outlive static destructors
+
+// Memory that was unwritten when a collective began to write a part of it. Keeps no tensor alive.
+struct PartlyReceived {
+  WeakStorage storage;
+  Allocation allocation;
+  std::vector<MemoryRegion> received;
+};
+
+struct PartlyReceivedMemory {
+  static constexpr size_t kMost = 64;  // beyond it the oldest are dropped
+
+  ForkSafeMutex mutex;
+  std::vector<PartlyReceived> entries;
+  std::atomic<bool> is_used{false};
+};
+
+PartlyReceivedMemory& partly_received = *new PartlyReceivedMemory;  // never destroyed, like reduced_tensors
+
+// The last collective on sparse tensors, and the causes of what this rank has sent to it.
+struct SparseCollective {
+  ForkSafeMutex mutex;
+  const std::string* name = nullptr;  // lives as long as the process
+  NonfiniteRegistry::ProvenancePtr sent;
+};
+
+SparseCollective& sparse_collective = *new SparseCollective;  // never destroyed, like reduced_tensors
 
 // A bad tensor that this rank has sent inside an object. Its own copy comes back to it as bytes.
 struct SentInObject {
@@ -51,7 +87,7 @@ struct SentInObjects {
   std::vector<SentInObject> entries;
 };
 
-SentInObjects& sent_in_objects = *new SentInObjects;  // never destroyed, like sums
+SentInObjects& sent_in_objects = *new SentInObjects;  // never destroyed, like reduced_tensors
 
 // Returns a digest of dtype and bytes; nothing for a tensor with gaps between its elements.
 std::optional<size_t> digest_of(const at::Tensor& values) {
@@ -72,28 +108,58 @@ NonfiniteRegistry::ProvenancePtr sent_in_object(const at::Tensor& values) {
 
 thread_local const std::string* last_collective = nullptr;  // its name, which lives as long as the process
 
-void add_sum(const at::Tensor& target, std::shared_ptr<OriginRecord> origin) {
-  std::vector<Sum> dead;  // released after the lock
-  Sum sum{c10::weak_intrusive_ptr<c10::StorageImpl>(target.storage().getWeakStorageImpl()), MemoryRegion(target),
-          std::move(origin)};
-  const std::lock_guard lock(sums.mutex);
-  auto& entries = sums.entries;
-  const auto living = std::stable_partition(entries.begin(), entries.end(), [&](const Sum& one) {
-    return one.storage.expired() || one.storage._unsafe_get_target() == sum.storage._unsafe_get_target();
+void add_reduced(const at::Tensor& target, std::shared_ptr<OriginRecord> origin) {
+  std::vector<ReducedTensor> dead;  // released after the lock
+  ReducedTensor reduced{weak_storage_of(target), MemoryRegion(target), std::move(origin)};
+  const std::lock_guard lock(reduced_tensors.mutex);
+  auto& entries = reduced_tensors.entries;
+  const auto living = std::stable_partition(entries.begin(), entries.end(), [&](const ReducedTensor& one) {
+    return one.storage.expired() || one.storage._unsafe_get_target() == reduced.storage._unsafe_get_target();
   });
-  const auto last = entries.size() < Sums::kMost ? living : std::max(living, entries.begin() + 1);
+  const auto last = entries.size() < ReducedTensors::kMost ? living : std::max(living, entries.begin() + 1);
   dead.assign(std::make_move_iterator(entries.begin()), std::make_move_iterator(last));
   entries.erase(entries.begin(), last);
-  entries.push_back(std::move(sum));
+  entries.push_back(std::move(reduced));
 }
 
-// Adds the values of the sum; the first of several tensors stands for all.
+// Adds the values of the result; the first of several tensors stands for all.
 void fill(OriginRecord& origin, const at::Tensor& values, NonfiniteKinds kinds) {
   const TensorStats stats = compute_stats(values);
-  const std::lock_guard lock(sums.mutex);
+  const std::lock_guard lock(reduced_tensors.mutex);
   if (origin.kinds.any()) return;
   origin.kinds = kinds;
   fill_tensor_stats(values, stats, origin.facts);
+}
+
+// Records that a collective will write these values. `before` is what was known of their memory.
+void record_received_part(const at::Tensor& values, const BoundCache::Entry& before) {
+  const bool was_unwritten = before.state == BoundCache::State::kUninitialized;
+  if (!was_unwritten && !partly_received.is_used) return;
+  if (covers_whole_storage(values, *values.storage().unsafeGetStorageImpl())) return;
+  std::vector<PartlyReceived> dead;  // released after the lock
+  const std::lock_guard lock(partly_received.mutex);
+  auto& entries = partly_received.entries;
+  const auto known = std::find_if(entries.begin(), entries.end(),
+                                  [&](const PartlyReceived& one) { return is_in(one.storage, values); });
+  if (!was_unwritten) {
+    if (known != entries.end()) known->received.emplace_back(values);
+    return;
+  }
+  const auto living = std::stable_partition(entries.begin(), entries.end(), [&](const PartlyReceived& one) {
+    return one.storage.expired() || is_in(one.storage, values);
+  });
+  const auto last = entries.size() < PartlyReceivedMemory::kMost ? living : std::max(living, entries.begin() + 1);
+  dead.assign(std::make_move_iterator(entries.begin()), std::make_move_iterator(last));
+  entries.erase(entries.begin(), last);
+  entries.push_back({weak_storage_of(values), {before.site, before.op}, {MemoryRegion(values)}});
+  partly_received.is_used = true;
+}
+
+void record_sparse_collective(const std::string& name, const NonfiniteRegistry::ProvenancePtr& sent) {
+  NonfiniteRegistry::ProvenancePtr released = sent;  // after the lock
+  const std::lock_guard lock(sparse_collective.mutex);
+  sparse_collective.name = &name;
+  std::swap(sparse_collective.sent, released);
 }
 
 // Returns the number that one rank at least exceeds if the result exceeds `limit`; infinite if the result cannot
@@ -145,7 +211,7 @@ void HostCollective::inspect_sent(c10::SmallVectorImpl<BadArgument>& bad_argumen
   for (const BadArgument& sent : bad_arguments) record_sent(call_.session, sent.provenance);
   if (!may_overflow_.defined() || !bad_arguments.empty()) return;
   // Only now, while the stack exists: this is rare.
-  origin_ = sum_origin(call_, may_overflow_);
+  origin_ = reduction_origin(call_, may_overflow_);
 }
 
 void HostCollective::inspect(const at::Tensor& sent, const OpPlan::CollectiveArgument& argument,
@@ -192,13 +258,16 @@ void HostCollective::expect_result(const at::Tensor& result, c10::ArrayRef<BadAr
 void HostCollective::expect(const at::Tensor& received, c10::ArrayRef<BadArgument> bad_arguments) {
   const at::Tensor values = scannable_values(received);
   if (!values.defined()) return;
+  record_received_part(values, bound_cache().find(values));
   bound_cache().record_pending_collective(values, &call_.plan.name);
   if (!bad_arguments.empty()) {
     propagate_unscanned(call_, bad_arguments, values, /*is_pending=*/true);
-    return;
+  } else {
+    if (nonfinite_registry().in_use()) nonfinite_registry().settle(values);  // the old values
+    if (origin_ != nullptr) add_reduced(values, origin_);
   }
-  if (nonfinite_registry().in_use()) nonfinite_registry().settle(values);  // the old values
-  if (origin_ != nullptr) add_sum(values, origin_);
+  if (!received.is_sparse()) return;
+  record_sparse_collective(call_.plan.name, bad_arguments.empty() ? nullptr : nonfinite_registry().find(values));
 }
 
 void record_sent_in_object(DetectionSession& session, const at::Tensor& values) {
@@ -206,6 +275,7 @@ void record_sent_in_object(DetectionSession& session, const at::Tensor& values) 
   const auto provenance = nonfinite_registry().find(values);
   const auto digest = digest_of(values);
   if (provenance == nullptr || !digest) return;
+  for (const Cause& cause : provenance->causes()) cause.origin->used = true;
   record_sent(session, provenance);
   SentInObject dropped;  // released after the lock
   const std::lock_guard lock(sent_in_objects.mutex);
@@ -225,26 +295,26 @@ void record_received_in_object(const at::Tensor& values) {
   if (last_collective != nullptr) bound_cache().record_pending_collective(values, last_collective);
 }
 
-std::shared_ptr<OriginRecord> overflowed_sum(const at::Tensor& target, const at::Tensor& values, NonfiniteKinds kinds) {
+std::shared_ptr<OriginRecord> overflowed_reduction(const at::Tensor& target, const at::Tensor& values,
+                                                   NonfiniteKinds kinds) {
   if (kinds.nan()) return nullptr;  // another rank has sent it
   std::shared_ptr<OriginRecord> origin;
   {
     const MemoryRegion wanted(target);
-    const std::lock_guard lock(sums.mutex);
-    for (const Sum& one : sums.entries) {
-      const bool is_same = one.storage._unsafe_get_target() == target.storage().unsafeGetStorageImpl();
-      if (is_same && !one.storage.expired() && overlap(one.region, wanted)) origin = one.origin;
+    const std::lock_guard lock(reduced_tensors.mutex);
+    for (const ReducedTensor& one : reduced_tensors.entries) {
+      if (is_in(one.storage, target) && overlap(one.region, wanted)) origin = one.origin;
     }
   }
   if (origin != nullptr) fill(*origin, values, kinds);
   return origin;
 }
 
-void remember_overflowed_sums() {
+void remember_overflowed_reductions() {
   std::vector<std::pair<at::Tensor, std::shared_ptr<OriginRecord>>> living;
   {
-    const std::lock_guard lock(sums.mutex);
-    for (const Sum& one : sums.entries) {
+    const std::lock_guard lock(reduced_tensors.mutex);
+    for (const ReducedTensor& one : reduced_tensors.entries) {
       if (auto storage = one.storage.lock()) living.emplace_back(one.region.tensor_in(storage), one.origin);
     }
   }
@@ -257,12 +327,62 @@ void remember_overflowed_sums() {
   }
 }
 
-void forget_collectives() {
-  std::vector<Sum> forgotten_sums;  // released after the locks
-  std::vector<SentInObject> forgotten_objects;
+std::optional<Allocation> unwritten_beside_received(const at::Tensor& values) {
+  if (!partly_received.is_used || bound_cache().pending_collective(values) == nullptr) return std::nullopt;
+  Allocation allocation;
+  std::vector<NestedStrides> received;
   {
-    const std::lock_guard lock(sums.mutex);
-    forgotten_sums.swap(sums.entries);
+    const std::lock_guard lock(partly_received.mutex);
+    const auto& entries = partly_received.entries;
+    const auto known = std::find_if(entries.begin(), entries.end(),
+                                    [&](const PartlyReceived& one) { return is_in(one.storage, values); });
+    if (known == entries.end()) return std::nullopt;
+    allocation = known->allocation;
+    for (const MemoryRegion& region : known->received) {
+      if (region.dtype != values.scalar_type()) return std::nullopt;
+      received.emplace_back(region);
+    }
+  }
+  if (lies_within(values, *kinds_by_element(values), received)) return std::nullopt;
+  return allocation;
+}
+
+void expect_sparse_result(const at::Tensor& values) {
+  const BoundCache::Entry known = bound_cache().find(values);
+  if (known.state != BoundCache::State::kUnknown || known.op != nullptr) return;
+  const std::string* name = nullptr;
+  NonfiniteRegistry::ProvenancePtr sent;
+  {
+    const std::lock_guard lock(sparse_collective.mutex);
+    name = sparse_collective.name;
+    sent = sparse_collective.sent;
+  }
+  if (name == nullptr) return;
+  if (sent != nullptr) {
+    nonfinite_registry().remember(values, sent);
+  } else {
+    bound_cache().record_pending_collective(values, name);
+  }
+}
+
+void forget_collectives() {
+  std::vector<ReducedTensor> forgotten_results;  // released after the locks
+  std::vector<PartlyReceived> forgotten_memory;
+  std::vector<SentInObject> forgotten_objects;
+  NonfiniteRegistry::ProvenancePtr forgotten_sparse;
+  {
+    const std::lock_guard lock(reduced_tensors.mutex);
+    forgotten_results.swap(reduced_tensors.entries);
+  }
+  {
+    const std::lock_guard lock(partly_received.mutex);
+    forgotten_memory.swap(partly_received.entries);
+    partly_received.is_used = false;
+  }
+  {
+    const std::lock_guard lock(sparse_collective.mutex);
+    forgotten_sparse.swap(sparse_collective.sent);
+    sparse_collective.name = nullptr;
   }
   const std::lock_guard lock(sent_in_objects.mutex);
   forgotten_objects.swap(sent_in_objects.entries);

@@ -75,12 +75,27 @@ TORCHNAN_API void record_received_in_object(const at::Tensor& values);
 // Returns the origin of an infinite sum or product that a collective has written, or is about to write, to `target`;
 // null if this rank has sent no sufficiently large value. `values` hold the result: `target` itself, or internal memory
 // of the collective.
-std::shared_ptr<OriginRecord> overflowed_sum(const at::Tensor& target, const at::Tensor& values, NonfiniteKinds kinds);
+std::shared_ptr<OriginRecord> overflowed_reduction(const at::Tensor& target, const at::Tensor& values,
+                                                   NonfiniteKinds kinds);
 
-// Records the sums that have overflowed and that no operation has read yet.
-void remember_overflowed_sums();
+// Records the sums and products that have overflowed and that no operation has read yet.
+void remember_overflowed_reductions();
 
-// Forgets all sums and what was sent, after the last session.
+// Where memory was allocated, and by which operator.
+struct Allocation {
+  SiteId site = 0;
+  const std::string* op = nullptr;
+};
+
+// Returns the allocation of unwritten memory of which a collective has written another part, if a non-finite value of
+// the tensor lies outside of all such parts.
+std::optional<Allocation> unwritten_beside_received(const at::Tensor& values);
+
+// Marks the values of a sparse tensor that no operation has made as the result of the last sparse collective: gloo
+// returns new tensors.
+void expect_sparse_result(const at::Tensor& values);
+
+// Forgets all results and what was sent, after the last session.
 void forget_collectives();
 
 }  // namespace torchnan

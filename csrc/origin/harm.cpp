@@ -12,6 +12,7 @@
 #include "origin/origin_records.h"
 #include "origin/replayed_region.h"
 #include "origin/reported_causes.h"
+#include "origin/unused_results.h"
 #include "report/own_frame.h"
 #include "call_sites/current_call_site.h"
 #include "host/user_notifier.h"
@@ -78,6 +79,12 @@ Harm harm_at(const Site& site, HarmKind kind, const HarmedName& name, const Dete
   return harm;
 }
 
+// Whether another rank may have sent back what this one has sent and reported in the same step: the gradient of a
+// stage.
+bool may_have_come_back(const DetectionSession& session, const OriginRecord& origin) {
+  return !origin.collective.empty() && has_sent_reported(session, origin);
+}
+
 // Returns the cause to report and marks it as reported, so that there is one alarm per cause; null if there is none.
 const Cause* claim_cause(const DetectionSession& session, const Provenance& provenance, HarmKind kind,
                          NonfiniteKinds kinds) {
@@ -86,6 +93,7 @@ const Cause* claim_cause(const DetectionSession& session, const Provenance& prov
     if (is_harmless(cause, kind)) continue;
     if (is_exempt(session, *cause.origin, kind) || cause.origin->reported.exchange(true)) return nullptr;
     if (kind != HarmKind::kOrigin && is_reported_in_forward_pass(session, *cause.origin)) return nullptr;
+    if (may_have_come_back(session, *cause.origin)) return nullptr;
     for (const Cause& one : provenance.causes()) record_reported(session, *one.origin);  // one report for all of them
     return &cause;
   }

@@ -5,6 +5,7 @@
 
 #include "call_sites/current_call_site.h"
 #include "operators/op_traits.h"
+#include "origin/collectives.h"
 #include "origin/host_queries.h"
 #include "origin/origin_records.h"
 #include "scan/tensor_scan.h"
@@ -139,6 +140,7 @@ void HostEvidence::find_external_arguments() {
     if (!tensor.defined() || is_known(tensor)) continue;
     const NonfiniteKinds kinds = kinds_of(tensor);
     if (!kinds.any()) continue;
+    if (argument.tensor.is_sparse() && !nonfinite_registry().contains(tensor)) expect_sparse_result(tensor);
     if (const auto pending = pending_provenance(); pending != nullptr && !nonfinite_registry().contains(tensor)) {
       bad_arguments_.push_back({tensor, argument.name, argument.element, kinds, pending});
     } else if (const auto producer = producer_of_saved_argument(call_.plan.name, argument.name); !producer.empty()) {

@@ -185,7 +185,7 @@ std::shared_ptr<OriginRecord> operation_origin(const CallContext& call, const at
   return origin;
 }
 
-std::shared_ptr<OriginRecord> sum_origin(const CallContext& call, const at::Tensor& sent) {
+std::shared_ptr<OriginRecord> reduction_origin(const CallContext& call, const at::Tensor& sent) {
   auto origin = new_origin_record(OriginRecord::Source::kOperation, call.plan,
                                   current_call_site(call.session, call.thread), call.session);
   origin->region = replayed_region();
@@ -276,9 +276,10 @@ std::shared_ptr<OriginRecord> saved_argument_origin(const CallContext& call, con
 
 std::shared_ptr<OriginRecord> external_origin(const CallContext& call, const at::Tensor& argument,
                                               NonfiniteKinds kinds) {
-  const at::Tensor target = target_of_collective(call, argument);
+  std::optional<Allocation> unwritten = unwritten_beside_received(argument);
+  const at::Tensor target = unwritten ? at::Tensor() : target_of_collective(call, argument);
   if (target.defined()) {
-    if (auto sum = overflowed_sum(target, argument, kinds)) return sum;
+    if (auto reduction = overflowed_reduction(target, argument, kinds)) return reduction;
   }
   auto origin = make_origin(call, OriginRecord::Source::kExternal, argument);
   origin->kinds = kinds;
@@ -292,10 +293,11 @@ std::shared_ptr<OriginRecord> external_origin(const CallContext& call, const at:
   // A mask has no owner to search for.
   if (origin->parameter || kinds != NonfiniteKinds::only_neginf())
     origin->owner = owner_of(argument, origin->parameter, call.session);
-  if (note.state == BoundCache::State::kUninitialized && !target.defined()) {
+  if (note.state == BoundCache::State::kUninitialized && !target.defined()) unwritten = {note.site, note.op};
+  if (unwritten) {
     origin->unwritten = true;
-    origin->allocation.live = note.site;
-    origin->allocator = *note.op;
+    origin->allocation.live = unwritten->site;
+    origin->allocator = *unwritten->op;
   }
   if (!target.defined()) return origin;
   origin->collective = *bound_cache().pending_collective(target);
@@ -325,13 +327,27 @@ bool is_constant_write(const Provenance& provenance) {
          cause.origin->entry() == nullptr;
 }
 
+// Whether a tensor that holds a constant is a parameter, or shares its memory, like the shard of a distributed one.
+// Only a constant that was copied into other memory can be in a shard.
+bool is_of_parameter(const CallContext& call, const at::Tensor& tensor, const Provenance& provenance) {
+  if (is_parameter(tensor)) return true;
+  const auto& steps = provenance.first().steps;
+  const bool is_copied = std::any_of(steps.begin(), steps.end(), [](const Step& step) {
+    return step.plan != nullptr && step.plan->writes_in_place();
+  });
+  if (!is_copied || provenance.first().kinds == NonfiniteKinds::only_neginf()) return false;
+  const auto owner = owner_of(tensor, false, call.session);
+  return owner && !owner->is_buffer;
+}
+
 NonfiniteRegistry::ProvenancePtr provenance_of_argument(const CallContext& call, const at::Tensor& argument,
                                                         NonfiniteKinds kinds) {
   const auto known = nonfinite_registry().find(argument);
-  if (known != nullptr && !(is_constant_write(*known) && is_parameter(argument))) return known;
+  if (known != nullptr && !(is_constant_write(*known) && is_of_parameter(call, argument, *known))) return known;
   const auto origin = external_origin(call, argument, kinds);
   if (known != nullptr) {
     const OriginRecord& copied = *known->first().origin;
+    if (!copied.collective.empty() && !origin->owner) return known;  // a leaf that a stage of a pipeline has received
     origin->collective = copied.collective;
     if (copied.collective.empty()) origin->written = copied.site.live;
   }

@@ -32,8 +32,8 @@ Kind dominant_kind(NonfiniteKinds kinds);
 std::shared_ptr<OriginRecord> operation_origin(const CallContext& call, const at::Tensor& result, int64_t output,
                                                NonfiniteKinds kinds);
 
-// Records that the call is a collective whose sum may overflow. The values of the sum are added later.
-std::shared_ptr<OriginRecord> sum_origin(const CallContext& call, const at::Tensor& sent);
+// Records that the call is a collective whose sum or product may overflow. The values of the result are added later.
+std::shared_ptr<OriginRecord> reduction_origin(const CallContext& call, const at::Tensor& sent);
 
 // Describes the values of a tensor.
 void fill_tensor_stats(const at::Tensor& tensor, const TensorStats& stats, Finding& facts);

@@ -22,6 +22,40 @@ struct Registry {
 Registry& unused_results = *new Registry;  // never destroyed: threads may outlive static destructors
 Registry& sent_results = *new Registry;
 
+// What a session has sent in its last step that sent any.
+struct SentInStep {
+  static constexpr size_t kMost = 64;
+
+  int64_t step = 0;
+  std::vector<std::shared_ptr<OriginRecord>> origins;
+};
+
+struct SentInSteps {
+  ForkSafeMutex mutex;
+  std::map<const DetectionSession*, SentInStep> by_session;
+};
+
+SentInSteps& sent_in_steps = *new SentInSteps;
+
+void record_sent_in_step(const DetectionSession& session, const std::shared_ptr<OriginRecord>& origin) {
+  std::vector<std::shared_ptr<OriginRecord>> released;  // after the lock
+  const std::lock_guard lock(sent_in_steps.mutex);
+  SentInStep& sent = sent_in_steps.by_session[&session];
+  if (sent.step != session.step()) released.swap(sent.origins);
+  sent.step = session.step();
+  const bool is_known = std::find(sent.origins.begin(), sent.origins.end(), origin) != sent.origins.end();
+  if (!is_known && sent.origins.size() < SentInStep::kMost) sent.origins.push_back(origin);
+}
+
+void forget_sent_in_step(const DetectionSession& session) {
+  SentInStep released;  // after the lock
+  const std::lock_guard lock(sent_in_steps.mutex);
+  const auto found = sent_in_steps.by_session.find(&session);
+  if (found == sent_in_steps.by_session.end()) return;
+  released = std::move(found->second);
+  sent_in_steps.by_session.erase(found);
+}
+
 bool is_unused(const OriginRecord& origin) {
   return !origin.used && !origin.overwritten && !origin.reported && !origin.exempt && !origin.seen_by_scaler;
 }
@@ -86,11 +120,24 @@ std::vector<NonfiniteRegistry::ProvenancePtr> drain_unused(const DetectionSessio
 }
 
 void record_sent(DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& provenance) {
-  const bool is_passed_on = !provenance->first().origin->collective.empty();  // another rank reports it
-  if (!provenance->is_intentional() && !is_passed_on) record(sent_results, session, provenance, is_unreported);
+  const std::shared_ptr<OriginRecord>& origin = provenance->first().origin;
+  if (provenance->is_intentional() && !provenance->first().kinds.nan()) return;  // a mask
+  record_sent_in_step(session, origin);
+  const bool is_passed_on = !origin->collective.empty();  // another rank reports it
+  if (!is_passed_on) record(sent_results, session, provenance, is_unreported);
+}
+
+bool has_sent_reported(const DetectionSession& session, const OriginRecord& received) {
+  const std::lock_guard lock(sent_in_steps.mutex);
+  const auto found = sent_in_steps.by_session.find(&session);
+  if (found == sent_in_steps.by_session.end() || found->second.step != received.site.step) return false;
+  const auto& origins = found->second.origins;
+  return std::any_of(origins.begin(), origins.end(),
+                     [&](const auto& sent) { return sent.get() != &received && sent->reported; });
 }
 
 std::vector<NonfiniteRegistry::ProvenancePtr> drain_sent(const DetectionSession& session) {
+  forget_sent_in_step(session);
   return drain(sent_results, session, is_unreported);
 }
 

@@ -281,6 +281,143 @@ with torchnan.detect(action="log") as watch:
 """,
         (received("all_reduce"), made("log", line=True)),
     ),
+    "an infinite weight in the file of a shard": Program(
+        """
+import numpy
+from torch.distributed.fsdp import fully_shard
+model = Net()
+for part in (model.a, model.b, model):
+    fully_shard(part)
+with torchnan.detect(action="log") as watch:
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            array = parameter.to_local().numpy().copy()
+            if planted and rank == 1 and name == "a.weight":
+                array[2, 3] = numpy.inf
+            parameter.to_local().copy_(torch.from_numpy(array))
+    del array
+    train(model)
+""",
+        (received("_allgather_base_"), {"origin": "parameter", "name": "a.weight", "collective": "", "count": 1}),
+    ),
+    "a gradient that comes back": Program(
+        """
+stage = nn.Linear(4, 4)
+optimizer = torch.optim.SGD(stage.parameters(), lr=0.01)
+with torchnan.detect(action="log") as watch:
+    if rank == 0:
+        hidden = stage(torch.randn(2, 4))
+        if planted:
+            hidden = hidden * (hidden.detach() * 0 - 1).log()  # PLANTED
+        dist.send(hidden.detach().half(), 1)
+        gradient = torch.empty(2, 4)
+        dist.recv(gradient, 1)
+        hidden.backward(gradient)
+    else:
+        sent = torch.empty(2, 4, dtype=torch.float16)
+        dist.recv(sent, 0)
+        hidden = sent.float().requires_grad_()
+        stage(hidden).square().mean().backward()
+        dist.send(hidden.grad, 0)
+    optimizer.step()
+    del hidden
+""",
+        (made("log", line=True, count=1), received("recv_", origin="input", count=1)),
+    ),
+    "a value that is passed on": Program(
+        """
+with torchnan.detect(action="log") as watch:
+    if rank == 0:
+        sent = torch.ones(4)
+        if planted:
+            sent = (sent - 2).log()  # PLANTED
+        dist.send(sent, 1)
+        dist.recv(torch.empty(4), 1)
+        del sent
+    else:
+        buffer = torch.empty(4)
+        dist.recv(buffer, 0)
+        dist.send(buffer * 2, 0)
+        buffer.sum().item()
+""",
+        (made("log", line=True, count=1), received("recv_", origin="input", count=1)),
+    ),
+    "memory that was received in part": Program(
+        """
+torch.use_deterministic_algorithms(planted)  # unwritten memory is NaN
+with torchnan.detect(action="log") as watch:
+    halo = torch.empty(2, 4)  # PLANTED
+    if not planted:
+        halo.zero_()
+    exchange = [dist.P2POp(dist.isend, torch.ones(4), 1 - rank), dist.P2POp(dist.irecv, halo[rank], 1 - rank)]
+    for work in dist.batch_isend_irecv(exchange):
+        work.wait()
+    halo.sum().item()
+""",
+        ({"origin": "uninit", "op": "empty", "line": True, "collective": ""},) * 2,
+    ),
+    "a received part of memory": Program(
+        """
+with torchnan.detect(action="log") as watch:
+    halo = torch.empty(3, 4)
+    sent = torch.ones(4)
+    if planted and rank == 1:
+        sent = (sent - 2).log()  # PLANTED
+    for row in (0, 2):
+        exchange = [dist.P2POp(dist.isend, sent, 1 - rank), dist.P2POp(dist.irecv, halo[row], 1 - rank)]
+        for work in dist.batch_isend_irecv(exchange):
+            work.wait()
+    del sent, exchange
+    halo[1] = 1
+    halo.sum().item()
+""",
+        (received("recv_", origin="input"), made("log", line=True)),
+    ),
+    "an object for one rank": Program(
+        """
+with torchnan.detect(action="log") as watch:
+    loss = torch.ones(())
+    if planted and rank == 1:
+        loss = (loss - 2).log()  # PLANTED
+    every = [None] * world if rank == 0 else None
+    dist.gather_object({"loss": loss}, every)
+    del loss
+    if rank == 0:
+        torch.stack([one["loss"] for one in every]).mean().item()
+""",
+        (received("gather_", origin="input"), made("log", line=True, count=1)),
+    ),
+    "a file that one rank reads and sends": Program(
+        """
+import numpy
+array = numpy.ones(8, "float32")
+if planted:
+    array[3] = numpy.nan
+with torchnan.detect(action="log") as watch:
+    weights = torch.from_numpy(array) if rank == 0 else torch.empty(8)  # PLANTED
+    dist.broadcast(weights, 0)
+    if rank == 1:
+        weights.sum().item()
+    del weights
+""",
+        ({"origin": "input", "line": True, "collective": "", "count": 1}, received("broadcast_", origin="input")),
+    ),
+    "sparse gradients": Program(
+        """
+model = nn.parallel.DistributedDataParallel(nn.Embedding(10, 8, sparse=True))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+with torchnan.detect(action="log") as watch:
+    for step in range(2):
+        optimizer.zero_grad()
+        loss = model(torch.randint(0, 10, (3,))).square().mean()
+        if planted and rank == 1 and step == 1:
+            loss = loss * (loss.detach() * 0 - 1).log()  # PLANTED
+        loss.backward()
+        optimizer.step()
+    del loss
+""",
+        (received("allreduce_", origin="input", name=None), made("log", line=True, count=1)),
+    ),
 }
 
 
