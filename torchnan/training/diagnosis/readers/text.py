@@ -27,7 +27,7 @@ MAX_NAMES = 2000  # different names of numbers; later ones are dropped
 SUMMARIES = 0.5  # rows in a less common style are means over epochs if they are fewer than this share of all
 
 _NUMBER = r"[-+]?(?:\d[\d_]*(?:,\d{3})*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf(?:inity)?)\b"
-# Each pattern takes time in proportion to the line: a word is bounded, begins where letters begin, and ends at one point.
+# Each pattern takes time in proportion to the line: words are bounded, and begin where letters begin.
 _WORD = rf"[A-Za-z_][\w./@-]{{0,{MAX_WORD - 1}}}"
 _PAIR = re.compile(
     rf"(?<![A-Za-z_])(?P<name>{_WORD}(?:\([\w%/]{{1,10}}\))?(?: {_WORD}){{0,3}})['\"]?(?P<separator>\s*[:=]\s*|\s+)"
