@@ -33,8 +33,8 @@ void bind_bound_rules(pybind11::module_& m);
 // Adds may_have_buffers(model) to the module. It returns False only if model.named_buffers() yields nothing.
 void bind_buffers(pybind11::module_& m);
 
-// Adds measure_gradients(parameters) to the module, for a list of pairs of a name and a parameter. It returns the norm of
-// each gradient that there is, the largest magnitude in all of them, and the names of those that are not finite. It
+// Adds measure_gradients(parameters) to the module, for a list of pairs of a name and a parameter. It returns the norm
+// of each gradient that there is, the largest magnitude in all of them, and the names of those that are not finite. It
 // returns None if a parameter or a gradient is of a class that may hold its values elsewhere, such as DTensor.
 void bind_gradients(pybind11::module_& m);
 
