@@ -136,6 +136,9 @@ std::shared_ptr<OriginRecord> device_origin(const Event& event, NonfiniteKinds k
   origin->facts.kind = dominant_kind(kinds);
   origin->facts.output = event.output;
   fill_tensor(event, session, origin->facts);
+  const Finding& counted = origin->facts;  // zeros if the values are gone; a scan does not know the sign of an infinity
+  if (counted.nan + counted.posinf + counted.neginf > 0)
+    origin->kinds = NonfiniteKinds(counted.nan > 0, counted.posinf > 0, counted.neginf > 0);
   fill_location(origin->site, session, origin->facts);
   if (is_made) {
     for (size_t i = 0; i < event.inputs; ++i)

@@ -129,6 +129,19 @@ def test_values_beside_a_view_are_not_reported(device, view):
     del held
 
 
+def test_a_mask_that_is_computed_and_kept_is_no_finding(device):
+    """A scan does not know the sign of an infinity: only log(0) is a mask."""
+    with torchnan.detect(action="log") as watch:
+        causal = torch.log(torch.ones(5, 5, device=device).tril())
+        torch.softmax(torch.ones(5, 5, device=device) + causal, -1).sum()
+    assert watch.findings == []
+    with torchnan.detect(action="log") as watch:
+        inverse = torch.reciprocal(torch.ones(5, 5, device=device).tril())
+        torch.softmax(torch.ones(5, 5, device=device) - inverse, -1).sum()
+    assert [(finding.op, finding.harm.kind) for finding in watch.findings] == [("aten::reciprocal", "alive")]
+    del causal, inverse
+
+
 def test_masked_repaired_or_unused_values_are_not_errors(device):
     x = torch.ones(6, 6, device=device)
     mask = torch.ones(6, 6, device=device).triu(1).bool()
