@@ -39,6 +39,7 @@ ALLOWED = {
     ("training/monitor/batch_digest.py", "ctypes"),  # reads the bytes of a private copy
     ("training/guard/step/random_state.py", "ctypes"),  # reads the memory of Python's and NumPy's generators
     ("detection/compiled/graph.py", "ctypes"),  # fills memory that a replay has just allocated
+    ("detection/compiled/received.py", "ctypes"),  # likewise, with what a collective has brought
     ("__init__.py", "importlib.import_module"),  # modules from a fixed table
     ("detection/compiled/torch_internals.py", "importlib.import_module"),  # PyTorch's modules, from a table
     ("cli/replay.py", "importlib.import_module"),  # modules named on the command line
