@@ -49,11 +49,12 @@ def measure(named: Sequence[tuple[str, torch.Tensor]], *, ranks: int = 1) -> Gra
         return GradientStats()
     tensors = [tensor for _, tensor in named]
     rows = _C.norms_and_magnitudes([shards.local(tensor) for tensor in tensors])
-    max_abs = math.nan if any(math.isnan(magnitude) for _, magnitude in rows) else max(m for _, m in rows)
+    norms, magnitudes = map(list, zip(*rows, strict=True))
+    max_abs = math.nan if any(map(math.isnan, magnitudes)) else max(magnitudes)
     return GradientStats(
-        norm=_norm_of_all([norm for norm, _ in rows], max_abs),
+        norm=_norm_of_all(norms, max_abs),
         max_abs=max_abs,
-        nonfinite=tuple(name for (name, _), (_, m) in zip(named, rows, strict=True) if not math.isfinite(m)),
+        nonfinite=tuple(name for (name, _), m in zip(named, magnitudes, strict=True) if not math.isfinite(m)),
         squares=_squares(tensors, rows, ranks) if ranks > 1 else 0.0,
         sharded=any(map(shards.is_sharded, tensors)),
     )
