@@ -48,17 +48,25 @@ at::Tensor strided(const at::Tensor& x) {
   }
 }
 
+bool has_memory(const at::Tensor& x) { return x.numel() == 0 || x.storage().data() != nullptr; }
+
+std::vector<std::pair<double, double>> rows_in_memory(at::TensorList xs) {
+  std::vector<std::pair<double, double>> rows;
+  rows.reserve(xs.size());
+  for (const NormAndMax& norm_and_max : norms_of(xs)) rows.emplace_back(norm_and_max.norm(), norm_and_max.max_abs());
+  return rows;
+}
+
 at::Tensor measure_in_memory(at::TensorList xs) {
   for (const at::Tensor& x : xs) {
-    const bool has_memory = x.numel() == 0 || x.storage().data() != nullptr;
-    TORCH_CHECK(has_memory, "torchnan::measure: the memory of a tensor of shape ", x.sizes(), " has been freed");
+    TORCH_CHECK(has_memory(x), "torchnan::measure: the memory of a tensor of shape ", x.sizes(), " has been freed");
   }
-  const std::vector<NormAndMax> extents = norms_of(xs);
+  const auto rows = rows_in_memory(xs);
   at::Tensor result = at::empty({static_cast<int64_t>(xs.size()), 2}, kResultDtype);
-  auto* row = result.mutable_data_ptr<double>();
-  for (const NormAndMax& norm_and_max : extents) {
-    *row++ = norm_and_max.norm();
-    *row++ = norm_and_max.max_abs();
+  auto* number = result.mutable_data_ptr<double>();
+  for (const auto& [norm, max_abs] : rows) {
+    *number++ = norm;
+    *number++ = max_abs;
   }
   return result;
 }
@@ -90,14 +98,7 @@ at::Tensor measure_meta(at::TensorList xs) {
 // Whether the values lie where the tensor says, so that no operation of PyTorch is needed to read them.
 bool is_plain_memory(const at::Tensor& x) {
   return x.is_cpu() && x.layout() == c10::kStrided && x.has_storage() && float_format(x.scalar_type()) != nullptr &&
-         (x.numel() == 0 || x.storage().data() != nullptr);
-}
-
-std::vector<std::pair<double, double>> rows_in_memory(at::TensorList xs) {
-  std::vector<std::pair<double, double>> rows;
-  rows.reserve(xs.size());
-  for (const NormAndMax& norm_and_max : norms_of(xs)) rows.emplace_back(norm_and_max.norm(), norm_and_max.max_abs());
-  return rows;
+         has_memory(x);
 }
 
 }  // namespace

@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.support.call_comparison import modes
 from torchnan._load import _C
 from torchnan.training.guard.step.gradients import gradients_of, measure, measure_gradients
 
@@ -102,27 +102,17 @@ def test_parameters_without_gradients_have_no_norm():
     assert bits(measure_gradients([])) == bits(measure([]))
 
 
-class Operations(TorchDispatchMode):
-    """Notes the operations that run."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.seen.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
 def test_gradients_in_memory_are_measured_without_operations():
     """... which would allocate their results among the program's tensors."""
     parameters = parameters_with(torch.ones(3), torch.ones(2, 2, dtype=torch.bfloat16).t(), None, torch.tensor([]))
-    with Operations() as operations:
+    sparse = parameters_with(torch.ones(3).to_sparse())
+    seen = []
+    with modes(seen):
         assert measure_gradients(parameters).norm == math.sqrt(7)
-    assert operations.seen == []
-    with Operations() as operations:
-        measure_gradients(parameters_with(torch.ones(3).to_sparse()))
-    assert "torchnan.measure.default" in operations.seen
+    assert seen == []
+    with modes(seen):
+        measure_gradients(sparse)
+    assert torch.ops.torchnan.measure.default in seen
 
 
 class Wrapped(torch.Tensor):

@@ -17,9 +17,8 @@ from torchnan.detection.compiled import torch_internals
 from torchnan.detection.compiled.compilation import unwatched
 from torchnan.detection.compiled.graph import as_list
 
-Received = Sequence[
-    tuple[str, str, torch.Tensor | None]
-]  # operator, process group and value, in the order of the calls
+# Operator, process group and value, in the order of the calls.
+Received = Sequence[tuple[str, str, torch.Tensor | None]]
 _Key = tuple[str, str, torch.Size, torch.dtype]
 
 _numbers = itertools.count()
