@@ -7,12 +7,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torchnan
-from tests.support.rank_programs import Program, made, received, results_of
+from tests.support.rank_programs import Program, assert_fault_is_told, assert_is_silent, made, received
+from tests.support.simulated_ranks import simulated_ranks
 from torchnan.detection.compiled import region
 from torchnan.detection.compiled.received import AsReceived, UnknownCollectiveError
 
@@ -80,25 +79,20 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_each_rank_names_the_fault(name, tmp_path):
-    results = results_of(PROGRAMS[name], tmp_path, "planted")
-    for result, told in zip(results, PROGRAMS[name].told, strict=True):
-        assert result["internal_errors"] == 0
-        assert {key: result["first"][key] for key in told} == told
+    assert_fault_is_told(PROGRAMS[name], tmp_path)
 
 
 @pytest.mark.breadth(1)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_without_the_fault_each_rank_is_silent(name, tmp_path):
-    results = results_of(PROGRAMS[name], tmp_path, "healthy")
-    assert results == [{"first": None, "internal_errors": 0}] * 2
+    assert_is_silent(PROGRAMS[name], tmp_path)
 
 
 @pytest.fixture
 def two_ranks():
     torch._dynamo.reset()
-    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
-    yield init_device_mesh("cpu", (2,))
-    dist.destroy_process_group()
+    with simulated_ranks() as mesh:
+        yield mesh
     torch._dynamo.reset()
 
 

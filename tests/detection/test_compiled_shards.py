@@ -10,9 +10,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torchnan
+from tests.support.simulated_ranks import simulated_ranks
 from torchnan.detection.compiled.random_numbers import AsGenerated
 
 
@@ -32,9 +32,8 @@ def one_rank():
 
 @pytest.fixture
 def two_ranks():
-    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
-    yield init_device_mesh("cpu", (2,))
-    dist.destroy_process_group()
+    with simulated_ranks() as mesh:
+        yield mesh
 
 
 def eagerly(function):

@@ -3,7 +3,6 @@ planted in it is found. Tensors that cannot be checked are counted, with the rea
 
 from __future__ import annotations
 
-import contextlib
 import threading
 
 import pytest
@@ -11,12 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.attention.flex_attention import flex_attention
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 import torchnan
+from tests.support.simulated_ranks import simulated_ranks
 
 
 def square(x):
@@ -77,18 +76,8 @@ def flexed(x):
     return flex_attention(q, q, q, score_mod=lambda score, b, h, i, j: score / x.sum())
 
 
-@contextlib.contextmanager
-def two_ranks():
-    """A simulated job of two ranks: this is one of them, and the other answers nothing."""
-    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
-    try:
-        yield init_device_mesh("cpu", (2,))
-    finally:
-        dist.destroy_process_group()
-
-
 def sharded(x):
-    with two_ranks() as mesh:
+    with simulated_ranks() as mesh:
         return (DTensor.from_local(x, mesh, [Shard(0)], run_check=False).log() * 2).to_local()
 
 
@@ -174,7 +163,7 @@ def test_a_planted_value_is_found(name, figure):
 
 
 def start_a_collective():
-    with two_ranks():
+    with simulated_ranks():
         dist.all_reduce(torch.ones(3), async_op=True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.rank_programs import Program, made, received, results_of
+from tests.support.rank_programs import Program, assert_fault_is_told, assert_is_silent, made, received
 
 PROGRAMS = {
     "a sum that overflows": Program(
@@ -424,15 +424,10 @@ with torchnan.detect(action="log") as watch:
 @pytest.mark.breadth(3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_each_rank_names_the_fault(name, tmp_path):
-    results = results_of(PROGRAMS[name], tmp_path, "planted")
-    for result, told in zip(results, PROGRAMS[name].told, strict=True):
-        assert result["internal_errors"] == 0
-        assert result["first"] is not None
-        assert {key: result["first"][key] for key in told} == told
+    assert_fault_is_told(PROGRAMS[name], tmp_path)
 
 
 @pytest.mark.breadth(1)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_without_the_fault_each_rank_is_silent(name, tmp_path):
-    results = results_of(PROGRAMS[name], tmp_path, "healthy")
-    assert results == [{"first": None, "internal_errors": 0}] * 2
+    assert_is_silent(PROGRAMS[name], tmp_path)

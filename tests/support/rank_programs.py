@@ -95,3 +95,16 @@ def results_of(program: Program, folder: Path, mode: str) -> list[dict[str, Any]
         if result["first"] is not None and result["first"]["line"] == line:
             result["first"]["line"] = True
     return results
+
+
+def assert_fault_is_told(program: Program, folder: Path) -> None:
+    """Runs a program with its fault: each rank names it."""
+    for result, told in zip(results_of(program, folder, "planted"), program.told, strict=True):
+        assert result["internal_errors"] == 0
+        assert result["first"] is not None
+        assert {key: result["first"][key] for key in told} == told
+
+
+def assert_is_silent(program: Program, folder: Path) -> None:
+    """Runs a program without its fault: no rank reports anything."""
+    assert results_of(program, folder, "healthy") == [{"first": None, "internal_errors": 0}] * 2
