@@ -6,6 +6,7 @@ import os
 
 import pytest
 import torch
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 NAME = os.environ.get("TEST_DEVICE", "lagging")
 
@@ -27,3 +28,11 @@ def machine():
 def device(machine):
     machine.synchronize()
     return torch.device(f"{NAME}:0")
+
+
+@pytest.fixture
+def two_ranks(device):
+    """The second rank is simulated: its collectives do nothing."""
+    torch.distributed.init_process_group(f"{device.type}:fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    torch.distributed.destroy_process_group()

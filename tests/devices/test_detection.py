@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torchnan
 
@@ -270,14 +269,6 @@ def test_a_nan_that_the_program_writes_raises_no_alarm_and_is_followed(device):
         weight.data[2] = NAN
         (weight * 2).sum().item()
     assert [(finding.kind, finding.origin) for finding in watch.findings] == [("nan", "parameter")]
-
-
-@pytest.fixture
-def two_ranks(device):
-    """The second rank is simulated: its collectives do nothing."""
-    torch.distributed.init_process_group(f"{device.type}:fake", store=FakeStore(), rank=0, world_size=2)
-    yield
-    torch.distributed.destroy_process_group()
 
 
 def test_a_value_from_another_rank_is_reported_as_such(machine, device, two_ranks):

@@ -12,7 +12,6 @@ import types
 
 import pytest
 import torch
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torchnan
 from tests.devices.conftest import NAME
@@ -216,14 +215,6 @@ def test_a_copy_in_the_background_proves_nothing(machine, device):
 
 
 # -- collectives
-
-
-@pytest.fixture
-def two_ranks(device):
-    """The second rank is simulated: its collectives do nothing."""
-    torch.distributed.init_process_group(f"{device.type}:fake", store=FakeStore(), rank=0, world_size=2)
-    yield
-    torch.distributed.destroy_process_group()
 
 
 def gather_into_tensor(x, out):
