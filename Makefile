@@ -121,9 +121,13 @@ zoo: $(VENV)/.built ## the score on programs whose origin is known
 	for zoo in open forward backward data clean; do echo "$$zoo"; \
 	  $(BIN)/python tests/zoo/score.py --adapter tests/zoo/adapter.py --zoo tests/zoo/programs/$$zoo || failed=1; done; test -z "$$failed"
 
+# About two hours. A run that was stopped goes on where it was, at the same commit.
+zoo-compiled: SCORES = build/zoo-compiled/$(shell git rev-parse --short HEAD)
 zoo-compiled: $(VENV)/.built ## the same with every program compiled by Inductor; slow
+	mkdir -p $(SCORES)
 	for zoo in open forward backward data clean; do echo "$$zoo"; \
-	  $(BIN)/python tests/zoo/score.py --adapter tests/zoo/compiled_adapter.py --zoo tests/zoo/programs/$$zoo || failed=1; done; test -z "$$failed"
+	  $(BIN)/python tests/zoo/score.py --adapter tests/zoo/compiled_adapter.py --zoo tests/zoo/programs/$$zoo \
+	  --json $(SCORES)/$$zoo.json --resume || failed=1; done; test -z "$$failed"
 
 # A machine with a GPU may have no network and end a command after ten minutes: what it needs is in one folder, and what
 # runs there is in calls, by priority. GPU_FOR is its Python and PyTorch; GPU_PYTHON, the command there.
