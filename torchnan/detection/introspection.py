@@ -437,7 +437,7 @@ def _note_columns(line: Line, frame: RawFrame) -> None:
     code, number, _, instruction = frame
     if instruction < 0 or sys.version_info < (3, 11):
         return
-    first, last, start, end = next(itertools.islice(code.co_positions(), instruction // 2, None), (None,) * 4)
+    first, last, start, end = _position(code, instruction)
     if start is None or end is None or (first, last) != (number, number):
         return
     if len(_columns) >= _MAX_COLUMNS:
@@ -446,6 +446,12 @@ def _note_columns(line: Line, frame: RawFrame) -> None:
     if known is not None:
         is_inside, is_around = known[0] <= start and end <= known[1], start <= known[0] and known[1] <= end
         _columns[line] = (start, end) if is_inside else known if is_around else None  # side by side: unknown
+
+
+@functools.lru_cache(maxsize=1000)  # Python finds a position by reading all before it
+def _position(code: CodeType, instruction: int) -> tuple[int | None, int | None, int | None, int | None]:
+    """Returns the first and last line of an instruction, and where in them it starts and ends."""
+    return next(itertools.islice(code.co_positions(), instruction // 2, None), (None,) * 4)
 
 
 def columns_of(line: Line) -> tuple[int, int] | None:
