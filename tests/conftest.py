@@ -73,16 +73,24 @@ def _sample(items) -> set[pytest.Item]:
     spread evenly over the parameters."""
     sampled, cases = set(), defaultdict(list)
     for item in items:
-        breadth = item.get_closest_marker("breadth")
+        breadth = _breadth(item)
         if breadth is None:
             sampled.add(item)
         elif item.get_closest_marker("slow") is None:
-            cases[item.nodeid.split("[")[0], breadth.args[0]].append(item)
+            cases[item.nodeid.split("[")[0], breadth].append(item)
     for (test, count), group in cases.items():
         draw = random.Random(test)
         slices = [group[i * len(group) // count : (i + 1) * len(group) // count] for i in range(count)]
         sampled.update(draw.choice(part) for part in slices if part)
     return sampled
+
+
+def _breadth(item: pytest.Item) -> int | None:
+    """Returns how many cases the sample draws; ``None`` if it takes all. A marker of the case overrules that of its
+    test, which pytest would call the closest."""
+    own = [marker for marker in item.own_markers if marker.name == "breadth"]
+    marker = own[-1] if own else item.get_closest_marker("breadth")
+    return None if marker is None else marker.args[0]
 
 
 @pytest.fixture

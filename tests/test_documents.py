@@ -11,7 +11,9 @@ from tests.support.processes import REPOSITORY
 
 
 @pytest.mark.breadth(1)
-@pytest.mark.parametrize("page", ["start", "reports", "debugging", "recipes"])
+@pytest.mark.parametrize(
+    "page", ["start", "reports", "debugging", pytest.param("recipes", marks=pytest.mark.breadth(0))]
+)
 def test_the_examples_print_the_output_on_the_page(page, tmp_path):
     """To write the output of a command into the page: python -m tests.support.document_examples docs/PAGE.md."""
     examples = run_examples(REPOSITORY / "docs" / f"{page}.md", tmp_path)

@@ -112,6 +112,7 @@ dist.destroy_process_group()
 
 
 # Without torchnan the first attempt ends, with weights that are NaN.
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize(
     ("mode", "action", "attempt", "is_finite"),
     [("planted", "raise", 1, True), ("planted", "0", 0, False), ("healthy", "raise", 0, True)],
