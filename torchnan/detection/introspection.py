@@ -435,8 +435,6 @@ def _note_columns(line: Line, frame: RawFrame) -> None:
     If a line has several operations, the origin is the innermost one: its result is among the arguments of the others.
     """
     code, number, _, instruction = frame
-    if instruction < 0 or sys.version_info < (3, 11):
-        return
     first, last, start, end = _position(code, instruction)
     if start is None or end is None or (first, last) != (number, number):
         return
@@ -450,7 +448,9 @@ def _note_columns(line: Line, frame: RawFrame) -> None:
 
 @functools.lru_cache(maxsize=1000)  # Python finds a position by reading all before it
 def _position(code: CodeType, instruction: int) -> tuple[int | None, int | None, int | None, int | None]:
-    """Returns the first and last line of an instruction, and where in them it starts and ends."""
+    """Returns the first and last line of an instruction, and where in them it starts and ends; ``None`` if unknown."""
+    if instruction < 0 or sys.version_info < (3, 11):
+        return (None,) * 4
     return next(itertools.islice(code.co_positions(), instruction // 2, None), (None,) * 4)
 
 
