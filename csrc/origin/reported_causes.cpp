@@ -20,6 +20,7 @@ constexpr size_t kMaxCalls = 1 << 12;  // of one session
 struct Reported {
   std::map<std::pair<SiteId, std::string>, int64_t> calls;             // in the forward pass, with the last step
   std::map<std::string, int64_t> lines;                                // the same, by file and line
+  std::map<std::string, int64_t> calls_in_modules;                     // the same, by line, operator and module
   std::map<std::string, std::shared_ptr<OriginRecord>> common_causes;  // each with the last step that had it
 };
 
@@ -48,6 +49,17 @@ std::string line_of(const OriginRecord& origin) {
   return stack.empty() ? "" : fmt::format("{}:{}", stack.front().file, stack.front().line);
 }
 
+std::string call_in_module(const OriginRecord& origin) {
+  return fmt::format("{} {} in {}", line_of(origin), origin.facts.op, origin.facts.module.value_or(""));
+}
+
+// Whether the step that the map has for a key is that of the origin.
+template <class Key>
+bool is_of_step(const std::map<Key, int64_t>& steps, const Key& key, const OriginRecord& origin) {
+  const auto found = steps.find(key);
+  return found != steps.end() && found->second == origin.site.step;
+}
+
 bool is_operation(const OriginRecord& origin) { return origin.source == OriginRecord::Source::kOperation; }
 
 }  // namespace
@@ -55,24 +67,28 @@ bool is_operation(const OriginRecord& origin) { return origin.source == OriginRe
 void record_reported(const DetectionSession& session, const OriginRecord& origin) {
   if (!is_operation(origin) || !origin.site.node.empty() || origin.site.live == 0) return;
   const std::lock_guard lock(registry.mutex);
-  auto& [calls, lines, common_causes] = registry.by_session[&session];
+  auto& [calls, lines, calls_in_modules, common_causes] = registry.by_session[&session];
   if (calls.size() >= kMaxCalls) calls.clear();
   if (lines.size() >= kMaxCalls) lines.clear();
+  if (calls_in_modules.size() >= kMaxCalls) calls_in_modules.clear();
   calls[{origin.site.live, letters_of_operator(origin.facts.op)}] = origin.site.step;
   lines[line_of(origin)] = origin.site.step;
+  calls_in_modules[call_in_module(origin)] = origin.site.step;
 }
 
 bool is_reported_in_forward_pass(const DetectionSession& session, const OriginRecord& origin) {
-  if (!is_operation(origin) || origin.site.node.empty() || origin.site.forward == 0) return false;
+  if (!is_operation(origin) || origin.site.node.empty()) return false;
+  // A checkpoint runs the forward pass again, in whichever node asks for its values.
+  const bool is_recomputed = origin.facts.phase == Phase::kForward && !origin.facts.stack.empty();
+  if (!is_recomputed && origin.site.forward == 0) return false;
   const std::lock_guard lock(registry.mutex);
   const auto found = registry.by_session.find(&session);
   if (found == registry.by_session.end()) return false;
-  if (origin.site.node == kCompiledNode) {  // a whole graph: each of its operations has the line of its forward call
-    const auto line = found->second.lines.find(line_of(origin));
-    return line != found->second.lines.end() && line->second == origin.site.step;
-  }
-  const auto call = found->second.calls.find({origin.site.forward, letters_of_node(origin.site.node)});
-  return call != found->second.calls.end() && call->second == origin.site.step;
+  const Reported& reported = found->second;
+  if (is_recomputed) return is_of_step(reported.calls_in_modules, call_in_module(origin), origin);
+  // A whole graph: each of its operations has the line of its forward call.
+  if (origin.site.node == kCompiledNode) return is_of_step(reported.lines, line_of(origin), origin);
+  return is_of_step(reported.calls, {origin.site.forward, letters_of_node(origin.site.node)}, origin);
 }
 
 std::shared_ptr<OriginRecord> one_origin_of(const std::string& cause, const DetectionSession& session,

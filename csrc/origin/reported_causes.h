@@ -16,8 +16,8 @@ inline constexpr std::string_view kCompiledNode = "CompiledFunctionBackward";
 // Records that an origin was reported.
 void record_reported(const DetectionSession& session, const OriginRecord& origin);
 
-// Whether an operation in a backward node is the consequence of a reported one: of the forward call that made the node,
-// in the same step.
+// Whether an operation in a backward node is the consequence of a reported one in the same step: of the forward call
+// that made the node, or of the call that a checkpoint runs again there.
 bool is_reported_in_forward_pass(const DetectionSession& session, const OriginRecord& origin);
 
 // Returns the common origin of values with a common cause in the step of `origin`: `origin` itself, if it is the first.

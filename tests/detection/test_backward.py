@@ -120,6 +120,46 @@ def test_checkpointed_backward_is_blamed_on_the_line_that_was_run_again(reentran
     assert finding.module == "head.distance"
 
 
+class Rms(nn.Module):
+    def forward(self, x):
+        return x * x.square().mean(-1, keepdim=True).rsqrt()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_an_operation_that_is_run_again_has_been_reported(reentrant):
+    norm, weight = nn.Sequential(Rms(), nn.Tanh()), nn.Parameter(torch.zeros(2, 4))
+    optimizer = torch.optim.SGD([weight], 0.1)
+    with torchnan.detect(action="log") as watch:
+        checkpoint(norm, weight, use_reentrant=reentrant).sum().backward()
+        optimizer.step()
+    findings = [(finding.op, finding.module, finding.node, finding.harm.kind) for finding in watch.findings]
+    assert findings == [("aten::rsqrt", "0", None, "backward")]
+
+
+class Two(nn.Module):
+    """The first result is NaN. The second hides its NaN until the backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.shown, self.hidden = Rms(), Rms()
+
+    def forward(self, x):
+        shown = checkpoint(self.shown, x, use_reentrant=False)
+        return shown, checkpoint(lambda x: self.hidden(x).nan_to_num(), x, use_reentrant=False)
+
+
+def test_the_same_line_in_another_module_has_not():
+    weight = nn.Parameter(torch.zeros(2, 4))
+    optimizer = torch.optim.SGD([weight], 0.1)
+    with torchnan.detect(action="log") as watch:
+        shown, hidden = Two()(weight)
+        shown.sum().item()
+        hidden.sum().backward()
+        optimizer.step()
+    findings = [(finding.module, finding.harm.kind) for finding in watch.findings]
+    assert findings == [("shown", "read"), ("hidden", "gradient")]
+
+
 def test_results_of_autograd_grad_are_checked():
     x = torch.zeros(2, requires_grad=True)
     finding = find(lambda: torch.autograd.grad(x.sqrt().sum(), x))
