@@ -317,9 +317,10 @@ Claim Moments::after_squaring(const RuleArguments& a, Form form) {
   return stamp == 0 ? Claim{} : Claim{.form = form, .squared = storage_of(*x), .squared_stamp = stamp};
 }
 
+// Of all the squares: those that a slice leaves out may be larger than the total.
 Claim Moments::after_adding_up(const RuleArguments& a, Form form) const {
   const Claim* squares = valid(a.tensor(0), Form::kSquares, a.source());
-  if (squares == nullptr) return {};
+  if (squares == nullptr || !covers_whole_storage(*a.tensor(0), *storage_of(*a.tensor(0)))) return {};
   const auto terms = static_cast<double>(a.numel(0));
   return {.form = form, .squared = squares->squared, .squared_stamp = squares->squared_stamp, .terms = terms};
 }

@@ -77,6 +77,38 @@ def test_the_bound_is_reached_by_one_value_among_zeros():
     assert claims[-1].holds
 
 
+PARTS = {
+    "sum of a slice": lambda squares: squares[1:].sum(),
+    "mean of a slice": lambda squares: squares[1:].mean(-1),
+    "sums of columns": lambda squares: squares[:, 1:].sum(0),
+    "of the transpose": lambda squares: squares.t()[1:].sum(),
+    "a slice repeated": lambda squares: squares[1:2].expand(90, 64).mean(),
+    "overlapping windows": lambda squares: squares[1:].unfold(0, 48, 47).sum(),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_the_total_of_a_part_bounds_nothing(name):
+    claims: list[Claim] = []
+    with collecting(claims):
+        x = with_a_loose_bound(torch.ones(96, 64).index_put_((torch.tensor([0]), torch.tensor([0])), torch.tensor(1e15)))
+        PARTS[name](x * x)
+        x.clone()
+    assert claims[-1].most == pytest.approx(1e15)
+    assert claims[-1].holds
+
+
+def test_an_outlier_outside_of_the_loss_is_found_where_it_overflows():
+    watch = torchnan.detect(action="log", rescan_every=0)
+    with watch:
+        error = torch.ones(64, 512) * 1.0
+        error[:, :64] += 1e5
+        (error * error)[:, 64:].mean()
+        half = error.half()
+    assert not torch.isfinite(half).all()
+    assert [finding.op for finding in watch.findings] == ["aten::_to_copy"]
+
+
 def disturbed(seed: int) -> None:
     """Squares, their totals, and the operations between them."""
     r = random.Random(seed)
