@@ -25,6 +25,7 @@
 #include "call_sites/current_call_site.h"
 #include "operators/dispatch_key.h"
 #include "operators/for_each_tensor.h"
+#include "operators/op_traits.h"
 #include "origin/harm.h"
 #include "origin/origin_records.h"
 #include "origin/replayed_region.h"
@@ -84,6 +85,9 @@ bool compares_numbers(const OpPlan& plan) {
   return plan.is_ordering || name == "eq" || name == "ne";
 }
 
+// Returns for each row, that is for each index of all dimensions but the last, whether any element is true.
+at::Tensor any_in_row(const at::Tensor& elements) { return at::any(elements, -1, /*keepdim=*/true); }
+
 bool may_be_expanded(const at::Tensor& tensor, c10::IntArrayRef sizes) {
   if (tensor.dim() > static_cast<int64_t>(sizes.size())) return false;
   for (int64_t d = 1; d <= tensor.dim(); ++d) {
@@ -100,12 +104,17 @@ at::Tensor changed(const at::Tensor& tensor) {
                   at::TensorOptions().dtype(tensor.scalar_type()));
 }
 
-// Returns another index that is in range if there are at least two.
+// Returns another index that is in range if there are at least two. The smallest integer, to which NaN is cast, gives 1,
+// so that clamp(0, n) does not make both equal.
 at::Tensor another_index(const at::Tensor& index) {
   return at::where(at::gt(index, 0), at::sub(index, 1), at::ones_like(index));
 }
 
 }  // namespace
+
+DependentResults::DependentResults(const c10::OperatorHandle& op, const OpPlan& plan, c10::DispatchKeySet below,
+                                   DetectionSession& session)
+    : op_(op), plan_(plan), hides_nan_(hides_nan(name_without_namespace(plan))), below_(below), session_(session) {}
 
 std::unique_ptr<DependentResults> DependentResults::of_call(const c10::OperatorHandle& op, const OpPlan& plan,
                                                             c10::DispatchKeySet below, DetectionSession& session,
@@ -281,10 +290,11 @@ void DependentResults::follow(c10::ArrayRef<at::Tensor> results, uint64_t thread
 // Whether a result may come from a non-finite value without showing it. Among comparisons only a scalar answer counts:
 // programs rely on a NaN among many elements not being above a threshold.
 bool DependentResults::is_of_kind(const at::Tensor& result) const {
-  return plan_.is_ordering ? result.scalar_type() == at::kBool && result.dim() == 0 : is_integer(result);
+  if (plan_.is_ordering) return result.scalar_type() == at::kBool && result.dim() == 0;
+  return is_integer(result) || (hides_nan_ && result.is_floating_point() && check_finite(result).finite);
 }
 
-// Integers computed from a NaN, and the answers of ordered comparisons with one.
+// Integers computed from a NaN, the answers of ordered comparisons with one, and numbers that hide one.
 void DependentResults::make(c10::ArrayRef<at::Tensor> results, uint64_t thread) {
   std::vector<Cause> causes;
   std::vector<const BadArgument*> made_of;
@@ -307,8 +317,7 @@ void DependentResults::make(c10::ArrayRef<at::Tensor> results, uint64_t thread) 
     at::Tensor is_made = at::zeros(result.sizes(), at::kBool);
     for (const BadArgument* argument : made_of)
       is_made = at::logical_or(is_made, where_it_is_made(*argument, result, results[0]));
-    const bool is_index = result.scalar_type() == at::kLong && !is_cast(plan_);
-    const at::Tensor other = is_index ? another_index(result) : changed(result);
+    const at::Tensor other = is_integer(result) ? another_index(result) : changed(result);
     for (const BadArgument* argument : made_of) {
       for (const Cause& cause : argument->provenance->causes()) {
         if (cause.origin->source == OriginRecord::Source::kOperation) continue;
@@ -324,6 +333,7 @@ void DependentResults::make(c10::ArrayRef<at::Tensor> results, uint64_t thread) 
 at::Tensor DependentResults::where_it_is_made(const BadArgument& argument, const at::Tensor& result,
                                               const at::Tensor& first) const {
   const at::Tensor& given = argument.tensor;
+  if (hides_nan_) return where_it_is_hidden(argument, result, first);
   if (given.numel() <= 1 && !plan_.is_ordering && !is_cast(plan_)) return at::zeros(result.sizes(), at::kBool);
   const at::Tensor bad = is_cast(plan_) ? at::logical_not(at::isfinite(given)) : at::isnan(given);
   if (chooses_one(plan_)) {
@@ -332,6 +342,22 @@ at::Tensor DependentResults::where_it_is_made(const BadArgument& argument, const
   }
   const bool has_values = !first.is_same(result) && first.is_floating_point() && first.sizes() == result.sizes();
   if (has_values) return at::isnan(first);  // each index has its value beside it
+  return may_be_expanded(bad, result.sizes()) ? bad.expand(result.sizes()) : at::ones(result.sizes(), at::kBool);
+}
+
+// The same for a finite number in place of a NaN. Such operators compute element by element, except for attention, losses
+// of rows, and samples of a grid. They show a NaN among the values that they average or sample.
+at::Tensor DependentResults::where_it_is_hidden(const BadArgument& argument, const at::Tensor& result,
+                                                const at::Tensor& first) const {
+  const bool is_shown = argument.name == "value" || argument.name == "input";
+  if (is_shown || !first.is_same(result)) return at::zeros(result.sizes(), at::kBool);
+  at::Tensor bad = at::isnan(argument.tensor);
+  if (argument.name == "query" || argument.name == "attn_mask") bad = any_in_row(bad);
+  if (argument.name == "key") bad = any_in_row(bad).any(-2, /*keepdim=*/true);
+  if (argument.name == "grid") bad = at::any(bad, -1).unsqueeze(1);
+  if (plan_.name.ends_with("margin_loss") || plan_.name.ends_with("margin_loss_forward")) {
+    bad = result.dim() == 0 ? at::any(bad) : at::any(bad, -1);
+  }
   return may_be_expanded(bad, result.sizes()) ? bad.expand(result.sizes()) : at::ones(result.sizes(), at::kBool);
 }
 

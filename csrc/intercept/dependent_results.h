@@ -34,8 +34,7 @@ class DependentResults {
 
  private:
   DependentResults(const c10::OperatorHandle& op, const OpPlan& plan, c10::DispatchKeySet below,
-                   DetectionSession& session)
-      : op_(op), plan_(plan), below_(below), session_(session) {}
+                   DetectionSession& session);
 
   void find_dependent_arguments();
   void save_alternatives();
@@ -48,16 +47,18 @@ class DependentResults {
   bool is_of_kind(const at::Tensor& result) const;
   void make(c10::ArrayRef<at::Tensor> results, uint64_t thread);
   at::Tensor where_it_is_made(const BadArgument& argument, const at::Tensor& result, const at::Tensor& first) const;
+  at::Tensor where_it_is_hidden(const BadArgument& argument, const at::Tensor& result, const at::Tensor& first) const;
   void remember(const at::Tensor& result, const at::Tensor& alternative,
                 const std::shared_ptr<const Provenance>& provenance, bool is_verdict) const;
 
   const c10::OperatorHandle& op_;
   const OpPlan& plan_;
+  const bool hides_nan_;
   const c10::DispatchKeySet below_;
   DetectionSession& session_;
 
   std::vector<c10::IValue> arguments_;
-  std::vector<BadArgument> nonfinite_;  // from which integers may be computed
+  std::vector<BadArgument> nonfinite_;  // from which a result may be computed that does not show it
   std::vector<std::pair<at::Tensor, std::shared_ptr<const DependentValues>>> dependent_;  // among the arguments
   std::vector<std::pair<at::Tensor, at::Tensor>> alternatives_;  // for these, and for the tensors that the call writes
   std::vector<c10::IValue> alternative_arguments_;

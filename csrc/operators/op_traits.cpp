@@ -91,6 +91,22 @@ constexpr std::array kSelectsByMask = {
     "masked_scatter_"sv, "index"sv,       "index_put"sv,    "index_put_"sv,    "_index_put_impl_"sv,
 };
 
+// Where a comparison or a cast decides, as in sign(NaN) = 0. Attention on the CPU returns 0 if all scores of a query are
+// NaN and there are fewer keys than fit into a vector (PyTorch 2.13).
+constexpr std::array kHidesNan = {
+    "sign"sv,
+    "sgn"sv,
+    "heaviside"sv,
+    "multi_margin_loss"sv,
+    "multilabel_margin_loss_forward"sv,
+    "grid_sampler_2d"sv,
+    "grid_sampler_3d"sv,
+    "fake_quantize_per_tensor_affine_cachemask"sv,
+    "fake_quantize_per_channel_affine_cachemask"sv,
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams"sv,
+    "_scaled_dot_product_flash_attention_for_cpu"sv,
+};
+
 constexpr std::array kReductions = {
     "sum"sv, "mean"sv, "prod"sv, "cumsum"sv,   "cumprod"sv, "amax"sv,   "amin"sv, "max"sv,
     "min"sv, "var"sv,  "std"sv,  "var_mean"sv, "median"sv,  "nansum"sv, "sort"sv, "topk"sv,
@@ -222,6 +238,7 @@ bool is_comparison(std::string_view op) { return contains(kComparisons, op); }
 bool is_ordering(std::string_view op) { return contains(kOrderings, op); }
 bool looks_for_nan(std::string_view op) { return is_comparison(op) || contains(kCounts, op); }
 bool selects_by_mask(std::string_view op) { return contains(kSelectsByMask, op); }
+bool hides_nan(std::string_view op) { return contains(kHidesNan, op); }
 bool is_reduction(std::string_view op) { return contains(kReductions, op); }
 bool is_elementwise_in_self(std::string_view op) { return contains(kElementwiseInSelf, op); }
 bool mutates_undeclared_argument(std::string_view op, std::string_view argument) {

@@ -47,6 +47,10 @@ bool looks_for_nan(std::string_view op);
 // Whether it takes a mask that says which elements to use: where, masked_fill, x[mask].
 bool selects_by_mask(std::string_view op);
 
+// Whether it may make a finite number from a NaN, which then is as wrong as an integer computed from one. Not for those
+// that are meant to remove a NaN: nan_to_num, nansum, fmax.
+bool hides_nan(std::string_view op);
+
 // Whether it reduces many numbers to one, or orders them: sum, mean, sort.
 bool is_reduction(std::string_view op);
 

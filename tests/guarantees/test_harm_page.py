@@ -361,6 +361,48 @@ followed(
     lambda: (torch.ones(3) / 0).int().tolist(),
     lambda: torch.zeros(4, 5, dtype=torch.int16).copy_(nothing_but_nan()).sum().item(),
     quantize,
+    lambda: nn.functional.embedding(nothing_but_nan().long().clamp(0, 3), torch.arange(8.0).view(4, 2)).sum().item(),
+    lambda: torch.arange(9.0)[(nothing_but_nan() / 0.1).int().clamp(1, 8)].sum().item(),
+    lambda: nn.functional.one_hot((torch.ones(3) / 0).long().clamp(0, 3), 4).tolist(),
+)
+
+
+def attention(query: torch.Tensor, keys: int) -> torch.Tensor:
+    torch.manual_seed(0)
+    key, value = torch.rand(1, 2, keys, 8), torch.rand(1, 2, keys, 8)
+    return nn.functional.scaled_dot_product_attention(query, key, value)
+
+
+def query_with_a_bad_row() -> torch.Tensor:
+    return torch.ones(1, 2, 3, 8) / t(1, 0, 1)[:, None] * t(1, 0, 1)[:, None]
+
+
+def classified() -> torch.Tensor:
+    return nn.functional.multi_margin_loss(nothing_but_nan(), torch.zeros(4, dtype=torch.long))
+
+
+def sampled(padding_mode: str) -> torch.Tensor:
+    grid = nothing_but_nan()[:2, :4].reshape(1, 2, 2, 2)
+    return nn.functional.grid_sample(torch.ones(1, 3, 4, 4), grid, "nearest", padding_mode, align_corners=False)
+
+
+followed(
+    "`sign`, `sgn`, `heaviside`, `multi_margin_loss`, `multilabel_margin_loss`, `grid_sample`, fake quantization and "
+    "attention to a few keys, where they return a number for a NaN",
+    lambda: nothing_but_nan().sign().sum().item(),
+    lambda: nothing_but_nan().sgn().tolist(),
+    lambda: torch.heaviside(nothing_but_nan(), torch.ones(())).mean().item(),
+    lambda: padded().sign()[2].tolist(),
+    lambda: nothing_but_nan().sum().sign().item(),
+    lambda: classified().item(),
+    lambda: (classified() * weight(1.0)).sum().backward(),
+    lambda: nn.functional.multilabel_margin_loss(nothing_but_nan(), torch.zeros(4, 5, dtype=torch.long)).item(),
+    lambda: sampled("zeros").sum().item(),
+    lambda: sampled("border").sum().item(),
+    lambda: torch.fake_quantize_per_tensor_affine(nothing_but_nan(), 0.1, 0, 0, 255).sum().item(),
+    lambda: attention(nothing_but_nan().sum() * torch.ones(1, 2, 3, 8), 5).tolist(),
+    lambda: attention(query_with_a_bad_row(), 5)[0, 0, 1].tolist(),
+    lambda: attention(query_with_a_bad_row(), 5),
 )
 followed(
     "the accuracy, a histogram, tokens that were computed from such an integer",
@@ -393,6 +435,10 @@ followed(
     lambda: (padded().argmax(1) * torch.tensor([1, 1, 0, 1])).sum().item(),
     lambda: padded().argmax(1).index_fill_(0, torch.tensor([2]), -1).tolist(),
     lambda: padded().argmax(1)[0].item(),
+    lambda: padded().sign()[0].tolist(),
+    lambda: attention(query_with_a_bad_row(), 5)[:, :, 0].tolist(),
+    lambda: attention(query_with_a_bad_row(), 50)[:, :, 0].tolist(),
+    lambda: padded().long().clamp(0, 3)[:2].tolist(),
     lambda: nothing_but_nan().argmax(1).fill_(0).tolist(),
     lambda: nothing_but_nan().argmax(1).random_(3).tolist(),
 )
