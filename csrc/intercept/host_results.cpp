@@ -300,6 +300,8 @@ Outcome HostResults::scan(const at::Tensor& result, size_t output, bool is_resca
     return Outcome::kNonFinite;
   }
   record_finite(result, output, {verdict.max_abs, !disproof_ && bound_at(output).nonnegative});
+  // a dense tensor may share the values of a sparse one
+  if (plan_.writes_in_place() && storage_of(result) == nullptr) bound_cache().mark_stale(scannable_values(result));
   record_magnitude(result, verdict.max_abs, true);
   if (nonfinite_registry().in_use() && plan_.writes_in_place()) nonfinite_registry().settle(scannable_values(result));
   return Outcome::kFinite;

@@ -459,3 +459,45 @@ def test_a_value_that_an_argument_was_given_unseen_is_found_when_it_is_read_in_p
         array[0, 0] = np.nan
         assert (x @ torch.ones(16, 2048)).isnan().any()
     assert len(watch.findings) == 1
+
+
+# -- memory that another tensor shows in another way
+
+
+def used(x: torch.Tensor) -> torch.Tensor:
+    """The same memory, whose bound and sign are now known."""
+    for _ in range(2):
+        x * 1.0
+    x.sqrt()
+    return x
+
+
+def crow_and_columns(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.arange(n + 1), torch.zeros(n, dtype=torch.long)
+
+
+SPARSE = {
+    "COO": lambda values: torch.sparse_coo_tensor(torch.arange(len(values))[None], values, check_invariants=True),
+    "CSR": lambda values: torch.sparse_csr_tensor(*crow_and_columns(len(values)), values, check_invariants=True),
+}
+
+
+@pytest.mark.parametrize("write", [lambda s: s.mul_(1e30), lambda s: s.div_(1e-30), lambda s: s.data.div_(1e-30)])
+@pytest.mark.parametrize("layout", SPARSE)
+def test_writing_a_sparse_tensor_ends_the_bound_of_its_values(layout, write):
+    watch = torchnan.detect(action="log", when="origin", rescan_every=0)
+    with watch:
+        values = used(torch.ones(5000) * 1.0)
+        write(SPARSE[layout](values))
+        product = values * 1e10
+    assert [finding.op for finding in watch.findings] == ["aten::mul"] * (not product.isfinite().all())
+
+
+@pytest.mark.parametrize("layout", SPARSE)
+def test_a_sparse_tensor_that_is_negated_blames_no_rule(layout):
+    watch = torchnan.detect(action="log", when="origin", rescan_every=1)
+    with watch:
+        values = used(torch.ones(5000) * 1.0)
+        SPARSE[layout](values).neg_()
+        (values * 1e10).sqrt()
+    assert watch.stats()["internal_errors"] == 0
