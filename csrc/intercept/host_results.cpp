@@ -149,14 +149,15 @@ bool HostResults::is_large(const at::Tensor& tensor) const {
   return tensor.numel() > kSmall || bound_audit().enabled();
 }
 
-// Rules are for plain tensors: the sizes of others do not describe their memory. A number that the host cannot read,
-// such as the first gradient, is also worth a bound, because large tensors are computed from it.
+// Rules are for plain tensors: the sizes of others do not describe their memory, and a view like z.conj().imag has the
+// opposite signs of its memory. A number that the host cannot read, such as the first gradient, is also worth a bound,
+// because large tensors are computed from it.
 bool HostResults::is_worth_bounding(c10::ArrayRef<Operand> arguments, bool is_elsewhere) const {
   bool all_are_plain = true;
   bool any_is_large = bound_audit().enabled();
   for (const Operand& argument : arguments) {
     for_each_tensor(argument, [&](const at::Tensor& tensor, int64_t) {
-      all_are_plain = all_are_plain && is_plain(tensor);
+      all_are_plain = all_are_plain && is_plain(tensor) && !tensor.is_neg();
       if (!all_are_plain) return;  // its sizes may be symbols
       any_is_large = any_is_large || is_large(tensor) || (is_elsewhere && tensor.numel() == 1);
     });

@@ -501,3 +501,13 @@ def test_a_sparse_tensor_that_is_negated_blames_no_rule(layout):
         SPARSE[layout](values).neg_()
         (values * 1e10).sqrt()
     assert watch.stats()["internal_errors"] == 0
+
+
+@pytest.mark.parametrize("copy", [torch.clone, lambda x: torch.empty(5000).copy_(x)])
+def test_a_view_with_the_opposite_signs_of_its_memory_is_not_taken_for_positive(copy):
+    watch = torchnan.detect(action="log", when="origin", rescan_every=0)
+    with watch:
+        numbers = torch.complex(torch.ones(5000), torch.ones(5000)) * 2
+        used(torch.view_as_real(numbers))
+        copy(numbers.conj().imag).sqrt()
+    assert [(finding.op, finding.kind) for finding in watch.findings] == [("aten::sqrt", "nan")]
