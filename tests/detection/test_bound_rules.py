@@ -324,3 +324,17 @@ def test_large_scores_of_attention_prove_nothing_of_its_backward_pass(scale, dty
     backward = [claim for claim in claims if "attention" in claim.op and "backward" in claim.op]
     assert [claim for claim in backward if not claim.holds] == []
     assert all(claim.says_something for claim in backward) == (scale <= 10)
+
+
+def test_elu_that_multiplies_a_mask_by_zero_is_scanned():
+    watch = torchnan.detect(action="log", when="origin", rescan_every=0)
+    with watch:
+        torch.ops.aten.elu(torch.full((100, 100), float("-inf")) + 1, 0.0, 1.0, 0.0)
+    assert [(finding.op, finding.kind) for finding in watch.findings] == [("aten::elu", "nan")]
+
+
+def test_dropout_that_does_not_train_ignores_its_probability():
+    claims: list[Claim] = []
+    with collecting(claims):
+        torch.native_dropout(torch.ones(100, 100) * 1e30, -1e3, False)
+    assert [claim for claim in claims if not claim.holds] == []

@@ -59,11 +59,12 @@ void uniform(A a, Results out) {
   out[0].nonnegative = from.nonnegative && to.nonnegative;
 }
 
-// native_dropout(x, p, train): x or 0, times 1 / (1 - p); the second result is the mask. Dropout.cpp
+// native_dropout(x, p, train): x or 0, times 1 / (1 - p); the second result is the mask. Unless it trains, the result
+// is x, and p is not checked. Dropout.cpp
 void native_dropout(A a, Results out) {
   const Value kept_or_not{.max_abs = 1, .nonnegative = true};
   const double p = a.number(1, NAN);
-  if (p < 1) out[0] = a[0] * kept_or_not * a.as_scalar(1 / (1 - p));
+  if (p >= 0 && p < 1) out[0] = a[0] * kept_or_not * a.as_scalar(1 / (1 - p));
 }
 
 // native_dropout_backward(g, mask, scale)

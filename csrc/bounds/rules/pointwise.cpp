@@ -150,7 +150,7 @@ void softplus(A a, Results out) {
 
 // elu(x, alpha=1, scale=1, input_scale=1): scale x, or scale alpha (e^(input_scale x) - 1) of x < 0. cpu/Elu.h
 void elu(A a, Results out) {
-  if (!a.scalar(3, 1).nonnegative) return;
+  if (!a.scalar(3, 1).is_positive()) return;  // 0 * -inf is NaN
   const Value scale = a.scalar(2, 1);
   out[0] = either(a[0] * scale, a.scalar(1, 1) * scale);
 }
