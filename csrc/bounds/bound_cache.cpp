@@ -228,7 +228,7 @@ void BoundCache::record_written(const at::Tensor& tensor, const Bound& bound, co
     const Entry whole = find(tensor);
     if (!is_bounded(whole.state)) return mark_stale(tensor);
     const Bound joined = bound.joined(whole.bound);
-    store(storage, pack_bound(joined, tensor, pending_bumps), reinterpret_cast<uintptr_t>(op));
+    store(storage, pack_bound(joined, tensor, pending_bumps), 0);  // no operator has made all of it
   } else if (owned_by_pytorch_allocator(*storage)) {
     store(storage, pack_bound(bound, tensor, pending_bumps), reinterpret_cast<uintptr_t>(op));
   }

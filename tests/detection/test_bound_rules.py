@@ -338,3 +338,14 @@ def test_dropout_that_does_not_train_ignores_its_probability():
     with collecting(claims):
         torch.native_dropout(torch.ones(100, 100) * 1e30, -1e3, False)
     assert [claim for claim in claims if not claim.holds] == []
+
+
+def test_statistics_beside_those_of_a_layer_norm_are_not_its_own():
+    aten, claims = torch.ops.aten, []
+    with collecting(claims):
+        x, mean, rstd = torch.randn(100, 100), torch.full((200, 1), 1e6), torch.full((200, 1), 1e3)
+        out = torch.empty(100, 100)
+        aten.native_layer_norm.out(x, [100], None, None, 1e-5, out0=out, out1=mean[:100], out2=rstd[:100])
+        mask = [True, False, False]
+        aten.native_layer_norm_backward(torch.randn(100, 100), x, [100], mean[100:], rstd[100:], None, None, mask)
+    assert [claim for claim in claims if not claim.holds] == []
