@@ -130,6 +130,34 @@ def test_an_error_that_may_come_of_a_value_has_its_report_below():
         assert raised.value.__notes__ == [str(watch.first)]
 
 
+REFUSING = {
+    "binary_cross_entropy": lambda x: torch.nn.functional.binary_cross_entropy(x.sigmoid(), torch.ones(10)),
+    "bernoulli": lambda x: torch.bernoulli(x),
+    "poisson": lambda x: torch.poisson(x),
+    "normal": lambda x: torch.normal(torch.zeros(10), x),
+    "multinomial": lambda x: torch.multinomial(x, 1),
+    "cross_entropy": lambda x: torch.nn.functional.cross_entropy(torch.zeros(10, 5), x.long()),
+    "gather": lambda x: torch.zeros(10, 5).gather(1, x.long()[:, None]),
+    "take": lambda x: torch.zeros(10)[x.long()],
+    "quantization": lambda x: torch.quantize_per_tensor_dynamic(x, torch.quint8, reduce_range=False),
+}
+
+
+@pytest.mark.parametrize("name", REFUSING)
+def test_an_operator_that_refuses_a_nan_has_its_report_below(name):
+    with pytest.raises((RuntimeError, IndexError)), torchnan.detect(action="log") as watch:
+        values = (torch.zeros(10) - 1).log() * 2
+        REFUSING[name](values)
+    assert [finding.op for finding in watch.findings] == ["aten::log"]
+
+
+@pytest.mark.parametrize("name", sorted(REFUSING.keys() - {"binary_cross_entropy", "quantization"}))
+def test_an_operator_that_refuses_a_finite_number_has_no_report(name):
+    with pytest.raises((RuntimeError, IndexError)), torchnan.detect() as watch:
+        REFUSING[name](torch.full((10,), -20.0))
+    assert watch.findings == []
+
+
 def test_an_error_of_a_loop_is_logged_with_the_value_it_may_come_of():
     with pytest.raises(AssertionError), torchnan.detect(action="log") as watch:
         loss = torch.zeros(2).log().sum()

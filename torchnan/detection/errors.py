@@ -16,6 +16,13 @@ _NONFINITE = re.compile(
 )
 
 
+# What PyTorch's kernels say of a number that is not within a range, as NaN never is, and the integers that NaN is cast to.
+_REFUSED = re.compile(
+    "all elements of input should be between 0 and 1|Expected p_in >= 0|expected rate to be non-negative|"
+    r"expects all elements of std >= 0|ChooseQuantizationParams|-(9223372036854775808|2147483648)(?!\d)"
+)
+
+
 class NonFiniteError(RuntimeError):
     """Raised where a non-finite value does harm. The message is the report; ``finding`` has its fields."""
 
@@ -42,12 +49,12 @@ for _public in (NonFiniteError, NonFiniteWarning):
 
 
 def may_be_of_nonfinite(error: BaseException) -> bool:
-    """Whether an error may be about a non-finite value: a check of the program, or a refused matrix."""
+    """Whether an error may be about a non-finite value: a check of the program, or a refused matrix or number."""
     if isinstance(error, (NonFiniteError, OSError)):  # the former is a report already; the latter names a file
         return False
     with contextlib.suppress(Exception):  # a class of the program, with its own str()
         is_refused = isinstance(error, torch.linalg.LinAlgError)  # type: ignore[attr-defined]
-        return is_refused or _NONFINITE.search(str(error)) is not None
+        return is_refused or any(of.search(str(error)) is not None for of in (_NONFINITE, _REFUSED))
     return False
 
 
