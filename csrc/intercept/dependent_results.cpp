@@ -4,6 +4,7 @@
 #include <limits>
 
 #include <ATen/ops/any.h>
+#include <ATen/ops/bitwise_not.h>
 #include <ATen/ops/bitwise_xor.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/gt.h>
@@ -11,6 +12,7 @@
 #include <ATen/ops/isnan.h>
 #include <ATen/ops/logical_not.h>
 #include <ATen/ops/logical_or.h>
+#include <ATen/ops/lt.h>
 #include <ATen/ops/ne.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
@@ -104,10 +106,11 @@ at::Tensor changed(const at::Tensor& tensor) {
                   at::TensorOptions().dtype(tensor.scalar_type()));
 }
 
-// Returns another index that is in range if there are at least two. The smallest integer, to which NaN is cast, gives 1,
-// so that clamp(0, n) does not make both equal.
+// Returns another index that is in range if there are at least two. The smallest integer, to which NaN is cast, gives the
+// largest one, so that clamp() does not make both equal.
 at::Tensor another_index(const at::Tensor& index) {
-  return at::where(at::gt(index, 0), at::sub(index, 1), at::ones_like(index));
+  const at::Tensor of_cast = at::where(at::lt(index, 0), at::bitwise_not(index), at::ones_like(index));
+  return at::where(at::gt(index, 0), at::sub(index, 1), of_cast);
 }
 
 }  // namespace
