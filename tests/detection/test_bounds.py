@@ -482,15 +482,22 @@ SPARSE = {
 }
 
 
-@pytest.mark.parametrize("write", [lambda s: s.mul_(1e30), lambda s: s.div_(1e-30), lambda s: s.data.div_(1e-30)])
-@pytest.mark.parametrize("layout", SPARSE)
+@pytest.mark.parametrize(
+    ("layout", "write"),
+    [
+        ("COO", lambda sparse: sparse.div_(1e-30)),
+        ("COO", lambda sparse: sparse.data.div_(1e-30)),
+        ("CSR", lambda sparse: sparse.mul_(1e30)),
+    ],
+)
 def test_writing_a_sparse_tensor_ends_the_bound_of_its_values(layout, write):
     watch = torchnan.detect(action="log", when="origin", rescan_every=0)
     with watch:
         values = used(torch.ones(5000) * 1.0)
         write(SPARSE[layout](values))
         product = values * 1e10
-    assert [finding.op for finding in watch.findings] == ["aten::mul"] * (not product.isfinite().all())
+    assert not torch.isfinite(product).all()
+    assert [finding.op for finding in watch.findings] == ["aten::mul"]
 
 
 @pytest.mark.parametrize("layout", SPARSE)
