@@ -106,8 +106,8 @@ at::Tensor changed(const at::Tensor& tensor) {
                   at::TensorOptions().dtype(tensor.scalar_type()));
 }
 
-// Returns another index that is in range if there are at least two. The smallest integer, to which NaN is cast, gives the
-// largest one, so that clamp() does not make both equal.
+// Returns another index that is in range if there are at least two. The smallest integer, to which NaN is cast, gives
+// the largest one, so that clamp() does not make both equal.
 at::Tensor another_index(const at::Tensor& index) {
   const at::Tensor of_cast = at::where(at::lt(index, 0), at::bitwise_not(index), at::ones_like(index));
   return at::where(at::gt(index, 0), at::sub(index, 1), of_cast);
@@ -348,8 +348,8 @@ at::Tensor DependentResults::where_it_is_made(const BadArgument& argument, const
   return may_be_expanded(bad, result.sizes()) ? bad.expand(result.sizes()) : at::ones(result.sizes(), at::kBool);
 }
 
-// The same for a finite number in place of a NaN. Such operators compute element by element, except for attention, losses
-// of rows, and samples of a grid. They show a NaN among the values that they average or sample.
+// The same for a finite number in place of a NaN. Such operators compute element by element, except for attention,
+// losses of rows, and samples of a grid. They show a NaN among the values that they average or sample.
 at::Tensor DependentResults::where_it_is_hidden(const BadArgument& argument, const at::Tensor& result,
                                                 const at::Tensor& first) const {
   const bool is_shown = argument.name == "value" || argument.name == "input";

@@ -91,8 +91,8 @@ constexpr std::array kSelectsByMask = {
     "masked_scatter_"sv, "index"sv,       "index_put"sv,    "index_put_"sv,    "_index_put_impl_"sv,
 };
 
-// Where a comparison or a cast decides, as in sign(NaN) = 0. Attention on the CPU returns 0 if all scores of a query are
-// NaN and there are fewer keys than fit into a vector (PyTorch 2.13).
+// Where a comparison or a cast decides, as in sign(NaN) = 0. Attention on the CPU returns 0 if all scores of a query
+// are NaN and there are fewer keys than fit into a vector (PyTorch 2.13).
 constexpr std::array kHidesNan = {
     "sign"sv,
     "sgn"sv,

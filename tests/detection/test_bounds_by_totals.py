@@ -91,7 +91,7 @@ PARTS = {
 def test_the_total_of_a_part_bounds_nothing(name):
     claims: list[Claim] = []
     with collecting(claims):
-        x = with_a_loose_bound(torch.ones(96, 64).index_put_((torch.tensor([0]), torch.tensor([0])), torch.tensor(1e15)))
+        x = with_a_loose_bound(1 + 1e15 * torch.eye(96, 64) * (torch.arange(64) == 0))
         PARTS[name](x * x)
         x.clone()
     assert claims[-1].most == pytest.approx(1e15)

@@ -16,7 +16,8 @@ _NONFINITE = re.compile(
 )
 
 
-# What PyTorch's kernels say of a number that is not within a range, as NaN never is, and the integers that NaN is cast to.
+# What PyTorch's kernels say of a number that is not within a range, as NaN never is, and the integers to which NaN is
+# cast.
 _REFUSED = re.compile(
     "all elements of input should be between 0 and 1|Expected p_in >= 0|expected rate to be non-negative|"
     r"expects all elements of std >= 0|ChooseQuantizationParams|-(9223372036854775808|2147483648)(?!\d)"
