@@ -45,6 +45,18 @@ class Adapter(nn.Module):
         return super().__getattribute__(name)
 
 
+class ComputedDict(nn.Module):
+    """Has a dict of buffers that is not its own."""
+
+    @property
+    def _buffers(self):
+        return {"mask": MASK}
+
+    @_buffers.setter
+    def _buffers(self, buffers):
+        pass
+
+
 def with_own_method() -> nn.Module:
     model = nn.Sequential(nn.Linear(2, 2))
     model[0].named_modules = lambda *args: [("0", nn.BatchNorm1d(2))]
@@ -72,6 +84,7 @@ MODELS = {
     "_named_members": lambda: ComputedMembers(),
     "named_modules": lambda: nn.Sequential(nn.Tanh(), Hidden()),
     "named_modules of one module": with_own_method,
+    "a property": lambda: nn.Sequential(nn.Tanh(), ComputedDict()),
     "__getattribute__": lambda: nn.Sequential(Adapter(nn.BatchNorm1d(2))),
 }
 WITHOUT = ("none", "a missing module", "a cycle")

@@ -28,7 +28,7 @@ class SavedBatch:
         self._copied = keep == "copy"
         self._batch = copy.deepcopy(batch) if self._copied else batch
         self._versions = (
-            [] if self._copied else [(w, t, t._version) for w, t in tensors_in(batch, where) if _has_version(t)]
+            [] if self._copied else [(w, t, t._version) for w, t in tensors_in(batch, where) if not t.is_inference()]
         )
 
     def restored(self) -> Any:
@@ -38,10 +38,6 @@ class SavedBatch:
     def mutated_tensor(self) -> str | None:
         """Returns the path of the first tensor that was mutated since, or ``None``; a copy is never mutated."""
         return next((where for where, tensor, version in self._versions if tensor._version != version), None)
-
-
-def _has_version(tensor: torch.Tensor) -> bool:
-    return not tensor.is_inference()
 
 
 class _BufferCopies:
@@ -54,15 +50,23 @@ class _BufferCopies:
         if not _C.may_have_buffers(model):
             self._copies = {}
             return
-        live = {name: shards.local(buffer).detach() for name, buffer in model.named_buffers()}
-        saved = {name: self._copies.get(name) for name in live}
-        stale = {name: buffer for name, buffer in live.items() if not _is_current(saved[name], buffer)}
-        targets = {name: _copy_target(saved[name], buffer) for name, buffer in stale.items()}
+        copies: dict[str, tuple[torch.Tensor, int]] = {}
+        stale, targets = [], []
+        for name, buffer in model.named_buffers():
+            live = shards.local(buffer).detach()
+            copy, version = self._copies.get(name, (None, 0))
+            if copy is None or not _alike(copy, live):
+                copy = torch.empty_like(live)
+            elif not _may_change_unseen(live) and version == live._version:
+                copies[name] = copy, version
+                continue
+            stale.append(live)
+            targets.append(copy)
+            copies[name] = copy, 0 if live.is_inference() else live._version
         if stale:
             with detection_paused(), torch.no_grad():
-                torch._foreach_copy_(list(targets.values()), list(stale.values()))
-        fresh = {name: (targets[name], _version(buffer)) for name, buffer in stale.items()}
-        self._copies = {name: fresh.get(name) or self._copies[name] for name in live}
+                torch._foreach_copy_(targets, stale)
+        self._copies = copies
 
     def restore(self, model: torch.nn.Module) -> None:
         with detection_paused(), torch.no_grad():
@@ -79,22 +83,13 @@ def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
 
 
-def _is_current(saved: tuple[torch.Tensor, int] | None, buffer: torch.Tensor) -> bool:
-    """Returns whether a saved copy still holds.
+def _may_change_unseen(buffer: torch.Tensor) -> bool:
+    """Returns whether the version of a buffer says nothing about its values.
 
     Only integer buffers, such as large masks, can be trusted by version: kernels update running statistics without
     incrementing it.
     """
-    may_change_unseen = buffer.is_floating_point() or buffer.is_complex() or buffer.is_inference()
-    return saved is not None and not may_change_unseen and _alike(saved[0], buffer) and saved[1] == buffer._version
-
-
-def _version(buffer: torch.Tensor) -> int:
-    return 0 if buffer.is_inference() else buffer._version
-
-
-def _copy_target(saved: tuple[torch.Tensor, int] | None, buffer: torch.Tensor) -> torch.Tensor:
-    return saved[0] if saved is not None and _alike(saved[0], buffer) else torch.empty_like(buffer)
+    return buffer.is_floating_point() or buffer.is_complex() or buffer.is_inference()
 
 
 class StepInputs:
