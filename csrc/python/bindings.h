@@ -42,6 +42,10 @@ void bind_gradients(pybind11::module_& m);
 // optimizers in Python that are proved finite as a whole.
 void bind_proved_steps(pybind11::module_& m);
 
+// Adds memory_at(address, size, before) and memory_of_torch(before) to the module: the memory of a random generator,
+// and of PyTorch's for the CPU. They return `before` itself if it is the same.
+void bind_random_memory(pybind11::module_& m);
+
 // Returns the objects of this type that Python's garbage collector tracks.
 pybind11::list instances_of(const pybind11::type& type);
 

@@ -190,6 +190,7 @@ void bind_session(py::module_& m) {
   bind_proved_steps(m);
   bind_compiled_regions(m);
   bind_method_hooks(m);
+  bind_random_memory(m);
   m.attr("built_for_torch") = TORCH_VERSION;
   m.def("interceptor_key_name", [] {
     install_interceptor();

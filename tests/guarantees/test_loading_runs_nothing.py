@@ -37,7 +37,6 @@ ATTRIBUTES = {
 ALLOWED = {
     ("_load.py", "ctypes"),  # asks Python itself for the number of its interpreter
     ("training/monitor/batch_digest.py", "ctypes"),  # reads the bytes of a private copy
-    ("training/guard/step/random_state.py", "ctypes"),  # reads the memory of Python's and NumPy's generators
     ("detection/compiled/graph.py", "ctypes"),  # fills memory that a replay has just allocated
     ("detection/compiled/received.py", "ctypes"),  # likewise, with what a collective has brought
     ("__init__.py", "importlib.import_module"),  # modules from a fixed table

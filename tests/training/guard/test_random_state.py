@@ -22,9 +22,16 @@ DRAWS = {
     "a normal number of Python's": lambda: random.gauss(0, 1),
     "a seed of Python's": lambda: random.seed(numpy.random.randint(3)),
     "a seed": lambda: numpy.random.seed(random.randrange(3)),
+    "a number of PyTorch's": lambda: torch.rand(()),
+    "a normal number of PyTorch's": lambda: torch.randn(()),
+    "a wide normal number of PyTorch's": lambda: torch.randn((), dtype=torch.float64),
+    "a permutation of PyTorch's": lambda: torch.randperm(7),
+    "a seed of PyTorch's": lambda: torch.manual_seed(random.randrange(3)),
+    "an earlier state of PyTorch's": lambda: torch.set_rng_state(STATE_OF_TORCH),
     "an earlier state": lambda: numpy.random.set_state(STATE),
 }
 STATE = numpy.random.RandomState(1).get_state()
+STATE_OF_TORCH = torch.Generator().manual_seed(1).get_state()
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +62,7 @@ def test_a_state_that_holds_is_not_read_again():
     first, second = RandomState.now(), RandomState.now()
     assert first.numpy is second.numpy
     assert first.python is second.python
+    assert first.cpu is second.cpu
 
 
 def test_another_generator():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import random
 import sys
@@ -11,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from torchnan._load import _C
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,13 +35,14 @@ class RandomState:
     @classmethod
     def now(cls) -> RandomState:
         """Returns the current states."""
+        has_cuda = torch.cuda.default_generators and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        cuda = tuple(torch.cuda.get_rng_state_all()) if has_cuda else ()
+        python = random.getstate.__self__  # type: ignore[attr-defined]
         return cls(
-            torch.get_rng_state(),
-            tuple(torch.cuda.get_rng_state_all())
-            if torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-            else (),
+            _torch_state(),
+            cuda,
             _numpy_state(),
-            _python_state(),
+            _state("python", id(python), python.__sizeof__(), random.getstate, 2),  # its words lie in the object itself
         )
 
     def restore(self) -> None:
@@ -57,38 +59,40 @@ class RandomState:
 
 # Building a state number by number takes 10 microseconds for Python's generator and 45 for NumPy's, which is noticeable
 # in a small step. The last state remains valid as long as the memory of the generator has not changed.
-_last_read: dict[str, tuple[bytes | None, tuple[Any, ...]]] = {}  # by generator, with the memory before it was read
+_last_read: dict[str, tuple[bytes, Any]] = {}  # by generator, with the memory before it was read
 _WORDS_OF_MT19937 = 4 * (624 + 1)  # bytes: the key, and the position in it
+
+
+def _torch_state() -> Tensor:
+    """Returns the state of PyTorch's generator for the CPU."""
+    before, state = _last_read.get("torch", (b"", None))
+    memory = _C.memory_of_torch(before)
+    if memory is not before:
+        state = torch.default_generator.get_state()
+        _last_read["torch"] = memory, state
+    return state  # type: ignore[no-any-return]
 
 
 def _numpy_state() -> tuple[Any, ...] | None:
     """Returns the state of NumPy's global generator; ``None`` if NumPy is not loaded."""
     numpy = sys.modules.get("numpy")
-    return None if numpy is None else _state("numpy", _numpy_memory(numpy), numpy.random.get_state, 3)
-
-
-def _numpy_memory(numpy: Any) -> bytes | None:
-    """Returns the memory of NumPy's global generator, or ``None`` if it is not the usual one."""
+    if numpy is None:
+        return None
     generator: Any = getattr(numpy.random, "get_bit_generator", lambda: None)()  # new in NumPy 1.24
     if type(generator) is not numpy.random.MT19937:
-        return None
-    return ctypes.string_at(generator.ctypes.state_address, _WORDS_OF_MT19937)
+        return numpy.random.get_state()  # type: ignore[no-any-return]
+    return _state("numpy", generator.ctypes.state_address, _WORDS_OF_MT19937, numpy.random.get_state, 3)
 
 
-def _python_state() -> tuple[Any, ...]:
-    """Returns the state of Python's global generator, whose words lie in the object itself."""
-    generator = random.getstate.__self__  # type: ignore[attr-defined]
-    return _state("python", ctypes.string_at(id(generator), generator.__sizeof__()), random.getstate, 2)
-
-
-def _state(name: str, memory: bytes | None, read: Callable[[], tuple[Any, ...]], spare: int) -> tuple[Any, ...]:
-    """Returns the state of a generator, and reads it only if it may have changed.
+def _state(name: str, address: int, size: int, read: Callable[[], tuple[Any, ...]], spare: int) -> tuple[Any, ...]:
+    """Returns the state of a generator with its words at an address, and reads it only if it may have changed.
 
     Normal numbers are drawn in pairs. The second one is kept outside of the compared words, and taking it does not
     change them. A state that has one, as item ``spare``, is read again.
     """
-    before, state = _last_read.get(name, (None, ()))
-    if memory is None or memory != before or state[spare]:
+    before, state = _last_read.get(name, (b"", ()))
+    memory = _C.memory_at(address, size, before)
+    if memory is not before or state[spare]:
         state = read()
         _last_read[name] = memory, state
-    return state
+    return state  # type: ignore[no-any-return]
