@@ -100,6 +100,7 @@ class Plan {
  public:
   explicit Plan(c10::ArrayRef<at::Tensor> tensors) {
     sources_.reserve(tensors.size());
+    chunks_.reserve(tensors.size());
     for (size_t i = 0; i < tensors.size(); ++i) {
       if (tensors[i].numel() == 0) continue;
       add(sources_.emplace_back(tensors[i]), i);
