@@ -36,6 +36,8 @@ void bind_buffers(pybind11::module_& m);
 // Adds measure_gradients(parameters) to the module, for a list of pairs of a name and a parameter. It returns the norm
 // of each gradient that there is, the largest magnitude in all of them, and the names of those that are not finite. It
 // returns None if a parameter or a gradient is of a class that may hold its values elsewhere, such as DTensor.
+// Adds loss_values(losses) to the module, for tensors of one element. It returns their values, or None if one of them
+// is of such a class, or an integer. Detection does not see it.
 void bind_gradients(pybind11::module_& m);
 
 // Adds start_proved_step(groups, state) and finish_proved_step(is_completed) to the module, for steps of PyTorch's

@@ -4,8 +4,10 @@
 #include <utility>
 #include <vector>
 
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include "operators/dispatch_key.h"
 #include "ops/measure.h"
 
 namespace py = pybind11;
@@ -46,8 +48,34 @@ py::object measure_gradients(const py::list& parameters) {
   return py::make_tuple(norms, max_abs, py::tuple(nonfinite));
 }
 
+c10::Scalar value_of(const at::Tensor& loss) {
+  const py::gil_scoped_release without_gil;  // it may wait for a device
+  const c10::impl::ExcludeDispatchKeyGuard no_detection(kInterceptorKey);
+  return loss.item();
+}
+
+py::object loss_values(const py::list& losses) {
+  py::list values;
+  for (const py::handle loss : losses) {
+    if (!THPVariable_CheckExact(loss.ptr())) return py::none();
+    const c10::Scalar value = value_of(THPVariable_Unpack(loss.ptr()));
+    if (value.isFloatingPoint()) {
+      values.append(value.toDouble());
+    } else if (value.isComplex()) {
+      const auto number = value.toComplexDouble();
+      values.append(py::reinterpret_steal<py::object>(PyComplex_FromDoubles(number.real(), number.imag())));
+    } else {
+      return py::none();
+    }
+  }
+  return py::tuple(values);
+}
+
 }  // namespace
 
-void bind_gradients(py::module_& m) { m.def("measure_gradients", &measure_gradients, py::arg("parameters")); }
+void bind_gradients(py::module_& m) {
+  m.def("measure_gradients", &measure_gradients, py::arg("parameters"));
+  m.def("loss_values", &loss_values, py::arg("losses"));
+}
 
 }  // namespace torchnan

@@ -39,7 +39,7 @@ def guard(x: _Values, name: str = "") -> _Values:
         raise TypeError(f"guard(name={brief(name)}): name is a string.")
     if isinstance(x, torch.Tensor):
         return cast(_Values, torch.ops.torchnan.guard(x, name))
-    if next(tensors_in(x, ""), None) is None:
+    if not tensors_in(x, ""):
         raise TypeError(
             f"guard({brief(x)}): there is no tensor in it. guard() takes a tensor, or dicts, lists, tuples and "
             "dataclasses with tensors in them."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -23,13 +23,14 @@ def items_of(value: Any) -> list[tuple[str, Any]] | None:
     return None
 
 
-def tensors_in(value: Any, where: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the tensors in a value, with paths such as ``batch['labels']``."""
+def tensors_in(value: Any, where: str) -> list[tuple[str, torch.Tensor]]:
+    """Returns the tensors in a value, with paths such as ``batch['labels']``."""
     if isinstance(value, torch.Tensor):
-        yield where, value
-        return
+        return [(where, value)]
+    found = []
     for part, item in items_of(value) or ():
-        yield from tensors_in(item, f"{where}{part}")
+        found += tensors_in(item, f"{where}{part}")
+    return found
 
 
 def rows_of(batch: Any) -> int:

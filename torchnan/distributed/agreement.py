@@ -18,6 +18,7 @@ from torchnan.config.text import printable
 from torchnan.detection import introspection
 from torchnan.detection.pause import detection_paused
 
+_HAS_GROUPS = dist.is_available()  # whether PyTorch was built with them
 _MICRO_BATCHES = 0xFFFF
 _RANKS = 0xFFFFFFFF
 
@@ -95,7 +96,7 @@ class Agreement:
     @property
     def ranks(self) -> int:
         """The number of processes that have to agree."""
-        if not (dist.is_available() and dist.is_initialized()):
+        if not (_HAS_GROUPS and dist.is_initialized()):
             return 1
         return dist.get_world_size(self.group)
 
@@ -136,13 +137,16 @@ class Agreement:
         Returns:
             what :meth:`agree` does, and the norm: of the whole gradient where it is sharded, NaN if it is bad anywhere.
         """
-        norm, all_healthy = gradients.norm, False
-        if gradients.sharded and self.ranks > 1:
+        norm, is_alone = gradients.norm, self.ranks == 1
+        all_healthy = False
+        if gradients.sharded and not is_alone:
             norm = self._norm_over_shards(gradients.squares, anomaly)
             all_healthy = not math.isnan(norm)
         if anomaly is None and (spike := trip(norm)) is not None:
             anomaly = Anomaly(AnomalyKind.NORM, spike, rank=self.global_rank)
-        return (None if all_healthy and anomaly is None else self.agree(anomaly)), norm
+        if is_alone or (all_healthy and anomaly is None):
+            return anomaly, norm
+        return self.agree(anomaly), norm
 
     def all_reduce_max(self, value: int) -> int:
         """Returns the largest value of any rank."""

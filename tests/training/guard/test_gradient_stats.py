@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+import torchnan
 from tests.support.call_comparison import modes
 from torchnan._load import _C
 from torchnan.training.guard.step.gradients import gradients_of, measure, measure_gradients
@@ -137,3 +138,21 @@ def test_gradients_of_a_subclass_are_measured_as_it_computes():
     assert _C.measure_gradients(parameters) is None
     assert bits(measure_gradients(parameters)) == bits(measure(gradients_of(parameters)))
     assert measure_gradients(parameters).nonfinite == ("p0",)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64])
+@pytest.mark.parametrize("value", [0.1, -3.0, INF, NAN])
+def test_losses_are_read_in_one_call(dtype, value):
+    losses = [torch.full((), value, dtype=dtype), torch.full((1, 1), value, dtype=dtype, requires_grad=True)]
+    assert bits(_C.loss_values(losses)) == bits(tuple(loss.item() for loss in losses))
+
+
+def test_detection_does_not_see_a_loss_that_is_read():
+    with torchnan.detect(action="log") as session:
+        assert bits(_C.loss_values([torch.tensor(NAN)])) == "(nan,)"
+    assert session.first is None
+
+
+def test_other_losses_are_left_to_python():
+    for loss in (torch.tensor(3), torch.tensor(True), Wrapped(torch.tensor(1.0))):
+        assert _C.loss_values([torch.tensor(1.0), loss]) is None

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
 import random
+import sys
 
 import numpy
 import pytest
@@ -30,6 +32,25 @@ def test_good_steps_are_bit_for_bit_those_of_a_plain_loop():
     assert_same(guarded.state(), plain.state())
     assert all(result.applied and result.event is None and math.isfinite(result.norm) for result in results)
     assert [result.step for result in results] == [1, 2, 3, 4, 5]
+
+
+def test_a_good_step_calls_few_functions():
+    """A small step would notice them: each takes its code into the processor's cache."""
+    guard = Training(lambda model, batch: model(batch).mean(), nn.Linear(4, 1)).guard
+    for _ in range(3):
+        guard.step(torch.ones(2, 4))
+    called = []
+
+    def record(frame, event, argument):
+        if event == "call" and frame.f_code.co_filename.startswith(os.path.dirname(torchnan.__file__)):
+            called.append(frame.f_code.co_name)
+
+    sys.setprofile(record)
+    try:
+        guard.step(torch.ones(2, 4))
+    finally:
+        sys.setprofile(None)
+    assert len(called) <= 45, called
 
 
 def test_micro_batches_make_one_step():

@@ -38,6 +38,10 @@ class BadStepAnalyzer:
         observer: may want the step run in float32, too.
         agreement: agreement with the other ranks.
         failures: counts parts of the analysis that failed.
+
+    Attributes:
+        good_step: the last step at which the model is known to be good, 0 before the first.
+        good_losses: its losses, if they are known.
     """
 
     def __init__(
@@ -56,27 +60,20 @@ class BadStepAnalyzer:
         self._agreement = agreement
         self._failures = failures
         self._captures = Captures(policy, agreement, failures)
-        self._last_good = 0
-        self._good_loss: float | None = None
-
-    def record_good_step(self, step: int, loss: float | None = None) -> None:
-        """Records the last step at which the model is known to be good, and its loss."""
-        self._last_good, self._good_loss = step, loss
+        self.good_step = 0
+        self.good_losses: tuple[float | complex, ...] = ()
 
     def validate_batch(self, batch: object) -> None:
         """Raises ``UnkeepableError`` for a batch that a capture could not store: before the step, not after."""
         self._captures.validate(batch)
 
-    def raise_locally(self, step: int, run: StepRun) -> None:
+    def raise_locally(self, step: int, anomaly: Anomaly) -> None:
         """Raises without agreement where the other ranks wait in backward for gradients that will not come.
 
         Raises:
             TrainingStopped: this rank has run out of memory there.
         """
-        anomaly = run.anomaly
-        if anomaly is None or anomaly.kind is not AnomalyKind.OUT_OF_MEMORY:
-            return
-        if not self._forward_backward.waits_in_backward:
+        if anomaly.kind is not AnomalyKind.OUT_OF_MEMORY or not self._forward_backward.waits_in_backward:
             return
         event = StepEvent(step, anomaly.kind.label, anomaly.text, anomaly.rank)
         event.cause, event.action, event.reason = "out_of_memory", "raise", "out_of_memory='split' would go on"
@@ -95,7 +92,7 @@ class BadStepAnalyzer:
         event = StepEvent(step, anomaly.kind.label, anomaly.text, anomaly.rank, anomaly.micro_batch, norm=norm)
         with detection_paused():
             event.losses = tuple(loss.item() for loss in run.losses)
-        event.good_step, event.good_loss = self._last_good or None, self._good_loss
+        event.good_step, event.good_loss = self.good_step or None, _mean_of_real(self.good_losses)
         if anomaly.kind is AnomalyKind.OUT_OF_MEMORY:
             event.cause = "out_of_memory"
             return event
@@ -222,9 +219,14 @@ class BadStepAnalyzer:
     def _describe_bad_model(self, nonfinite: tuple[str, ...]) -> str:
         names = ", ".join(printable(name, 200) for name in nonfinite[:5])
         more = f" and {len(nonfinite) - 5} more" if len(nonfinite) > 5 else ""
-        since = f"after step {self._last_good}, the last good one" if self._last_good else "before the first good step"
+        since = f"after step {self.good_step}, the last good one" if self.good_step else "before the first good step"
         where = f"on rank {self._agreement.global_rank} " if self._agreement.ranks > 1 else ""
         return f"bad {where}before this step ran: {names}{more}; written {since}"
+
+
+def _mean_of_real(losses: tuple[float | complex, ...]) -> float | None:
+    real = [loss for loss in losses if not isinstance(loss, complex)]
+    return sum(real) / len(real) if real else None
 
 
 def _in_one_line(finding: Finding) -> str:

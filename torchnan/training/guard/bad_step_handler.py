@@ -69,10 +69,10 @@ class BadStepHandler:
         """Counts a step that a loss scaler skips to find its scale. Returns whether that is one too many in a row."""
         return self._decider.exceeds_scaler_skips()
 
-    def record_good_step(self, step: int, loss: float | None) -> None:
-        """Records that a step was applied, and its loss."""
+    def record_good_step(self, step: int, losses: tuple[float | complex, ...]) -> None:
+        """Records that a step was applied, and its losses."""
         self._decider.record_good_step()
-        self._analyzer.record_good_step(step, loss)
+        self._analyzer.good_step, self._analyzer.good_losses = step, losses
 
     def decide(
         self, step: int, run: StepRun, anomaly: Anomaly, norm: float, *, can_run_again: Callable[[], bool]
@@ -118,7 +118,7 @@ class BadStepHandler:
                 self._reporter.report(event)
                 raise TrainingStopped(str(event), stopped.reason, event) from stopped
             event.lr_factor = self._update.lr_cut.cut()
-            self._analyzer.record_good_step(event.snapshot)
+            self._analyzer.good_step, self._analyzer.good_losses = event.snapshot, ()
         self._reporter.report(event)
         if decision.action == "raise":
             raise TrainingStopped(str(event), decision.exit_reason, event)

@@ -55,7 +55,8 @@ class ModelUpdate:
 
     def apply(self, norm: float) -> None:
         """Clips the gradients, whose norm is given, and steps the optimizer and the scheduler."""
-        self.clip_gradients(norm)
+        if self.clip.max_norm is not None:
+            self.clip_gradients(norm)
         self.scaled_step.step()
         if self._scheduler is not None:
             self._scheduler.step()

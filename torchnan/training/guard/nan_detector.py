@@ -108,7 +108,7 @@ class NaNDetector:
         self.state = NaNState()
         self._agreement = Agreement(group)
         self._norm_limit = NormLimit(norm_limit, norm_factor)
-        self._check = StepCheck(self._agreement, self._norm_limit)
+        self._check = StepCheck(self._agreement)
         self._gradients = GradientStats()
         self._norm = 0.0
 
@@ -163,7 +163,7 @@ class NaNDetector:
             return True
         self._gradients = measure(gradients, ranks=self._agreement.ranks)
         local = self._check.gradient_anomaly(gradients, self._gradients.nonfinite, prefix="in ")
-        worst, self._norm = self._check.agree(self._gradients, local)
+        worst, self._norm = self._agreement.agree_with_norm(self._gradients, local, self._norm_limit.check)
         if worst is None:
             self._norm_limit.record(self._norm)
             return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -117,6 +118,10 @@ class StepGuard:
         self._update = ModelUpdate(self.optimizer, scaler, scheduler, policy)
         training = TrainingState(model, self._update.stateful_parts, data if policy.rewind_data else None)
         self._observer = StepObserver() if monitor is None else monitor.make_observer(training, self._failures)
+        # What a step need not ask for is not called in each step: a small one would notice.
+        self._is_observed = bool(policy.instability) or type(self._observer) is not StepObserver
+        self._is_capturing = policy.captures is not None
+        self._snapshot_every = policy.snapshot_every or sys.maxsize
         self._forward_backward = ForwardBackward(
             model,
             self.optimizer,
@@ -125,7 +130,7 @@ class StepGuard:
             self._update.norm_limit,
             self._agreement,
             is_oom_recoverable=policy.out_of_memory == "split",
-            on_loss=self._observer.add_loss,
+            on_loss=self._observer.add_loss if self._is_observed else None,
         )
         self._rollback = Rollback(policy, training, self._agreement, self._reporter.log, self._failures, save, load)
         self._analyzer = BadStepAnalyzer(
@@ -172,7 +177,8 @@ class StepGuard:
         inputs, event = list(batches), None
         while True:
             run = self._forward_backward.run(inputs, self._handler.parts)
-            self._analyzer.raise_locally(self.step_number, run)
+            if run.anomaly is not None:
+                self._analyzer.raise_locally(self.step_number, run.anomaly)
             anomaly, norm = self._agree(run)
             if anomaly is None:
                 return self._apply(run, norm, event)
@@ -187,12 +193,14 @@ class StepGuard:
             self.optimizer.zero_grad(set_to_none=True)
 
     def _begin_step(self) -> None:
-        self._take_snapshot_if_due()
+        if not self._has_started or self.step_number % self._snapshot_every == 0:
+            self._take_snapshot_if_due()
         self.step_number += 1
         self._is_manual_loop = False
         self.optimizer.zero_grad(set_to_none=True)
         self._inputs.begin_step()
-        self._observer.begin_step(self.step_number)
+        if self._is_observed:
+            self._observer.begin_step(self.step_number)
 
     def _take_snapshot_if_due(self) -> StepEvent | None:
         """Takes a snapshot if one is due. Returns an event instead if the ranks have diverged."""
@@ -210,25 +218,29 @@ class StepGuard:
         return event
 
     def _save(self, batch: Any) -> None:
-        self._analyzer.validate_batch(batch)
+        if self._is_capturing:
+            self._analyzer.validate_batch(batch)
         self._inputs.add(batch, drawn_between=self._is_manual_loop)
-        self._observer.add_batch(batch)
+        if self._is_observed:
+            self._observer.add_batch(batch)
 
     def _agree(self, run: StepRun) -> tuple[Anomaly | None, float]:
         """Returns the worst anomaly of any rank, which may be an instability of the run, and the gradient norm."""
         anomaly, norm = self._forward_backward.agree(run)
-        self._observer.add_run(run, norm, anomaly, self._update.lr_cut.factor)
-        if anomaly is None or anomaly.kind is AnomalyKind.SCALER:
-            anomaly = self._handler.find_instability(self.step_number, norm) or anomaly
+        if self._is_observed:
+            self._observer.add_run(run, norm, anomaly, self._update.lr_cut.factor)
+            if anomaly is None or anomaly.kind is AnomalyKind.SCALER:
+                anomaly = self._handler.find_instability(self.step_number, norm) or anomaly
         return anomaly, norm
 
     def _apply(self, run: StepRun, norm: float, event: StepEvent | None) -> StepResult:
         self._update.apply(norm)
-        self._observer.end_step(skipped=False)
+        if self._is_observed:
+            self._observer.end_step(skipped=False)
         self._record_good_step(run, norm)
         step = self.step_number
         # Not at the beginning of the next step, whose batch must not have been drawn yet.
-        diverged = self._take_snapshot_if_due()
+        diverged = self._take_snapshot_if_due() if step % self._snapshot_every == 0 else None
         return StepResult(step, True, run.loss, norm, diverged or event)
 
     def _step_unguarded(self, batches: list[Any]) -> StepResult:
@@ -240,7 +252,7 @@ class StepGuard:
 
     def _record_good_step(self, run: StepRun, norm: float) -> None:
         self._inputs.forget_batches()
-        self._handler.record_good_step(self.step_number, run.mean_loss)
+        self._handler.record_good_step(self.step_number, run.loss_values)
         if self._update.record_good_step(norm):
             self._reporter.log.record(
                 "learning_rate", step=self.step_number, lr_factor=1.0, reason="the ramp has ended"

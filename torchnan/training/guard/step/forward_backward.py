@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from torchnan._load import _C
 from torchnan.config.text import printable, type_name
 from torchnan.detection import shards
 from torchnan.detection.errors import NonFiniteError
@@ -43,7 +44,7 @@ class StepRun:
     losses: tuple[torch.Tensor, ...]
     anomaly: Anomaly | None
     gradients: GradientStats
-    loss_values: tuple[float, ...] = ()
+    loss_values: tuple[float | complex, ...] = ()
 
     @property
     def loss(self) -> torch.Tensor | None:
@@ -51,12 +52,6 @@ class StepRun:
         if len(self.losses) < 2:
             return self.losses[0] if self.losses else None
         return torch.stack([loss.reshape(()) for loss in self.losses]).mean()
-
-    @property
-    def mean_loss(self) -> float | None:
-        """Mean of the losses as a number, or ``None`` if there are none that are real numbers."""
-        values = [value for value in self.loss_values if not isinstance(value, complex)]
-        return sum(values) / len(values) if values else None
 
 
 class ForwardBackward:
@@ -70,7 +65,7 @@ class ForwardBackward:
         agreement: agreement with the other ranks.
         is_oom_recoverable: reduce gradients only after all ranks have reported that they have them, so that a rank
             that runs out of memory does not leave the others waiting.
-        on_loss: called with each loss before its backward pass.
+        on_loss: called with each loss before its backward pass, unless it is ``None``.
     """
 
     def __init__(
@@ -83,14 +78,15 @@ class ForwardBackward:
         agreement: Agreement,
         *,
         is_oom_recoverable: bool,
-        on_loss: Callable[[torch.Tensor], None] = lambda loss: None,
+        on_loss: Callable[[torch.Tensor], None] | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.step_fn = step_fn
         self._scaler = scaler
         self._agreement = agreement
-        self._check = StepCheck(agreement, norm_limit)
+        self._norm_limit = norm_limit
+        self._check = StepCheck(agreement)
         self._reduces_itself = is_oom_recoverable and agreement.ranks > 1 and hasattr(model, "no_sync")
         self._on_loss = on_loss
         self._parameters: list[tuple[str, torch.Tensor]] = []
@@ -111,7 +107,10 @@ class ForwardBackward:
     @property
     def parameters(self) -> list[tuple[str, torch.Tensor]]:
         """The optimizer's parameters by name; kept up to date with groups that are added to it."""
-        if len(self._parameters) != sum(len(group["params"]) for group in self.optimizer.param_groups):
+        count = 0
+        for group in self.optimizer.param_groups:
+            count += len(group["params"])
+        if len(self._parameters) != count:
             self._parameters = named_parameters(self.model, self.optimizer)
         return self._parameters
 
@@ -120,7 +119,7 @@ class ForwardBackward:
         batches: list[Any],
         parts: int = 1,
         randoms: Sequence[RandomState | None] = (),
-        after_backward: Callable[[], None] = lambda: None,
+        after_backward: Callable[[], None] | None = None,
     ) -> StepRun:
         """Runs forward and backward, and checks the result on this rank.
 
@@ -135,7 +134,8 @@ class ForwardBackward:
             self._scaler._per_optimizer_states.pop(id(self.optimizer), None)  # left by an earlier run of the step
         try:
             self._run_micro_batches(batches, parts, randoms, losses)
-            after_backward()
+            if after_backward is not None:
+                after_backward()
             memory, micro_batch = None, 0
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
@@ -168,48 +168,57 @@ class ForwardBackward:
 
     def check_detached(self, losses: Sequence[torch.Tensor]) -> StepRun:
         """Checks a step that user code has run: reports its losses to ``on_loss``, then does as :meth:`check`."""
-        for loss in losses:
-            self._on_loss(loss)
+        if self._on_loss is not None:
+            for loss in losses:
+                self._on_loss(loss)
         return self.check([loss.detach() for loss in losses])
 
     def check(self, losses: list[torch.Tensor]) -> StepRun:
         """Checks detached losses, and the gradients in one scan."""
         if self._scaler is not None:
             unscale_once(self._scaler, self.optimizer)
-        stats = measure_gradients(self.parameters, ranks=self._agreement.ranks)
+        stats = measure_gradients(self.parameters, self._agreement)
         if self._is_checked_before_reduction:
             gradient_anomaly = self._anomaly_before_reduction
+            self._is_checked_before_reduction, self._anomaly_before_reduction = False, None
         else:
-            gradient_anomaly = self._gradient_anomaly(stats.nonfinite)
-        self._is_checked_before_reduction, self._anomaly_before_reduction = False, None
-        with detection_paused():
-            values = tuple(shards.local(loss).item() for loss in losses)
+            gradient_anomaly = self._gradient_anomaly(stats.nonfinite) if stats.nonfinite else None
+        values: tuple[float | complex, ...] | None = _C.loss_values(losses)
+        if values is None:  # a loss may hold its value elsewhere, as DTensor does
+            with detection_paused():
+                values = tuple(shards.local(loss).item() for loss in losses)
         return StepRun(tuple(losses), self._check.loss_anomaly(values) or gradient_anomaly, stats, values)
 
     def agree(self, run: StepRun) -> tuple[Anomaly | None, float]:
         """Returns the worst anomaly of any rank and the gradient norm. Collective."""
-        return self._check.agree(run.gradients, run.anomaly)
+        return self._agreement.agree_with_norm(run.gradients, run.anomaly, self._norm_limit.check)
 
     def _run_micro_batches(
         self, batches: list[Any], parts: int, randoms: Sequence[RandomState | None], losses: list[torch.Tensor]
     ) -> None:
-        assert self.step_fn is not None
-        parts_of = [_split(batch, parts) for batch in batches]
-        pieces = [(piece, share / len(batches)) for pieces in parts_of for piece, share in pieces]
-        begins = {sum(map(len, parts_of[:i])): random for i, random in enumerate(randoms)}
-        for i, (piece, share) in enumerate(pieces):
-            random = begins.get(i)
+        parts_of = [[(batch, 1.0)] for batch in batches] if parts == 1 else [split(batch, parts) for batch in batches]
+        for i, pieces in enumerate(parts_of):
+            random = randoms[i] if i < len(randoms) else None
             if random is not None:
                 random.restore()
-            defers_reduction = self._reduces_itself or i + 1 < len(pieces)
-            with self._without_reduction() if defers_reduction else contextlib.nullcontext():
-                loss = loss_of(self.step_fn(self.model, piece))
-                self._on_loss(loss)
-                losses.append(loss.detach())
-                if not loss.requires_grad:  # the step function has run backward itself
-                    continue
-                scaled = loss if share == 1.0 else loss * share
-                (scaled if self._scaler is None else self._scaler.scale(scaled)).backward()  # type: ignore[no-untyped-call]
+            for j, (piece, share) in enumerate(pieces, start=1):
+                is_last = i + 1 == len(batches) and j == len(pieces)
+                if is_last and not self._reduces_itself:
+                    self._run_piece(piece, share / len(batches), losses)
+                else:
+                    with self._without_reduction():
+                        self._run_piece(piece, share / len(batches), losses)
+
+    def _run_piece(self, piece: Any, share: float, losses: list[torch.Tensor]) -> None:
+        assert self.step_fn is not None
+        loss = loss_of(self.step_fn(self.model, piece))
+        if self._on_loss is not None:
+            self._on_loss(loss)
+        losses.append(loss.detach())
+        if not loss.requires_grad:  # the step function has run backward itself
+            return
+        scaled = loss if share == 1.0 else loss * share
+        (scaled if self._scaler is None else self._scaler.scale(scaled)).backward()  # type: ignore[no-untyped-call]
 
     def _without_reduction(self) -> contextlib.AbstractContextManager[Any]:
         no_sync = getattr(self.model, "no_sync", None)
@@ -255,13 +264,7 @@ def loss_of(returned: Any) -> torch.Tensor:
     Raises:
         TypeError: the result has no loss.
     """
-    loss = returned
-    if isinstance(returned, Mapping) and "loss" in returned:
-        loss = returned["loss"]
-    elif hasattr(returned, "loss"):
-        loss = returned.loss
-    elif isinstance(returned, list | tuple) and returned:
-        loss = returned[0]
+    loss = returned if isinstance(returned, torch.Tensor) else _loss_in(returned)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else ""
         raise TypeError(
@@ -271,6 +274,14 @@ def loss_of(returned: Any) -> torch.Tensor:
     return loss
 
 
+def _loss_in(returned: Any) -> Any:
+    if isinstance(returned, Mapping) and "loss" in returned:
+        return returned["loss"]
+    if hasattr(returned, "loss"):
+        return returned.loss
+    return returned[0] if isinstance(returned, list | tuple) and returned else returned
+
+
 def unscale_once(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
     """Unscales the gradients, unless user code has already done so in this step."""
     try:
@@ -278,10 +289,6 @@ def unscale_once(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer)
     except RuntimeError as error:
         if "already been called" not in str(error):
             raise
-
-
-def _split(batch: Any, parts: int) -> list[tuple[Any, float]]:
-    return [(batch, 1.0)] if parts == 1 else split(batch, parts)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

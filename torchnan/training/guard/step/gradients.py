@@ -12,6 +12,7 @@ from torchnan._load import _C
 from torchnan.config.text import printable
 from torchnan.detection import shards
 from torchnan.detection.pause import detection_paused
+from torchnan.distributed.agreement import Agreement
 
 
 class GradientStats(NamedTuple):
@@ -60,12 +61,12 @@ def measure(named: Sequence[tuple[str, torch.Tensor]], *, ranks: int = 1) -> Gra
     )
 
 
-def measure_gradients(parameters: list[tuple[str, torch.Tensor]], *, ranks: int = 1) -> GradientStats:
+def measure_gradients(parameters: list[tuple[str, torch.Tensor]], agreement: Agreement | None = None) -> GradientStats:
     """Scans the gradients of parameters like :func:`measure`; in one call if they are ordinary tensors, which this rank
-    has as a whole."""
+    has as a whole. Only others need the number of processes in the agreement."""
     measured = _C.measure_gradients(parameters)
     if measured is None:
-        return measure(gradients_of(parameters), ranks=ranks)
+        return measure(gradients_of(parameters), ranks=1 if agreement is None else agreement.ranks)
     norms, max_abs, nonfinite = measured
     return GradientStats(_norm_of_all(norms, max_abs), max_abs, nonfinite)
 

@@ -1,4 +1,4 @@
-"""Checks losses and gradients for anomalies, and agrees with the other ranks on the result."""
+"""Checks losses and gradients for anomalies on this rank."""
 
 from __future__ import annotations
 
@@ -8,21 +8,18 @@ from collections.abc import Sequence
 import torch
 
 from torchnan.distributed.agreement import Agreement, Anomaly, AnomalyKind
-from torchnan.training.guard.step.gradients import GradientStats, describe_nonfinite
-from torchnan.training.guard.step.norm_limit import NormLimit
+from torchnan.training.guard.step.gradients import describe_nonfinite
 
 
 class StepCheck:
-    """Decides whether losses and gradients are good, the same on every rank.
+    """Decides whether losses and gradients are good on this rank.
 
     Args:
-        agreement: agreement with the other ranks.
-        norm_limit: limits on the gradient norm.
+        agreement: knows this rank.
     """
 
-    def __init__(self, agreement: Agreement, norm_limit: NormLimit) -> None:
+    def __init__(self, agreement: Agreement) -> None:
         self._agreement = agreement
-        self._norm_limit = norm_limit
 
     def loss_anomaly(self, values: Sequence[float | complex]) -> Anomaly | None:
         """Returns the anomaly of the first non-finite loss on this rank, or ``None``.
@@ -55,7 +52,3 @@ class StepCheck:
             return None
         text = f"{prefix}{describe_nonfinite(gradients, nonfinite)}"
         return Anomaly(kind, text, 0, self._agreement.global_rank)
-
-    def agree(self, stats: GradientStats, anomaly: Anomaly | None) -> tuple[Anomaly | None, float]:
-        """Returns the worst anomaly of any rank, which may be the norm itself, and the gradient norm. Collective."""
-        return self._agreement.agree_with_norm(stats, anomaly, self._norm_limit.check)
