@@ -102,6 +102,10 @@ class Lagging:
         finally:
             graph.number = self._library.lagging_end_capture(*_numbers(stream))
 
+    def enqueue(self, work: ctypes._CFuncPtr, argument: int) -> None:
+        """Queues the call of a C function, which lives as long as the process."""
+        self._library.lagging_enqueue(work, ctypes.c_int64(argument))
+
     def use_stubs(self) -> None:
         """Lets a few operations compute nothing, and scans read nothing, for the rest of the process."""
         self._library.lagging_use_stubs()

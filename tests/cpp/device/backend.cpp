@@ -1,7 +1,10 @@
 // Operations of the lagging device.
+#include <mutex>
+#include <optional>
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -161,6 +164,24 @@ void run_now(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }
 }
 
+// Like that of a GPU, the generator advances when an operation is queued, and not when it runs.
+std::optional<uint64_t> drawn_seed(const c10::OperatorHandle& op) {
+  if (!op.hasTag(at::Tag::nondeterministic_seeded)) return std::nullopt;
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard lock(generator.mutex());
+  return at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
+}
+
+template <typename Work>
+void with_seed(std::optional<uint64_t> seed, Work&& work) {
+  if (!seed) return work();
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  const at::Tensor state = generator.get_state();
+  generator.set_current_seed(*seed);
+  work();
+  generator.set_state(state);
+}
+
 void run_later(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const c10::impl::ExcludeDispatchKeyGuard unseen(kAbove);
   const torch::jit::Stack arguments(stack->end() - static_cast<int64_t>(op.schema().arguments().size()), stack->end());
@@ -181,10 +202,11 @@ void run_later(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   for (size_t r = 0; r < results.size(); ++r) {
     if (results[r].defined()) written.emplace_back(r, Shape(results[r]));
   }
-  const auto compute = [op, on_host, written] {
+  const std::optional<uint64_t> seed = drawn_seed(op);
+  const auto compute = [op, on_host, written, seed] {
     const c10::impl::ExcludeDispatchKeyGuard below(kAbove);
     torch::jit::Stack stack = on_host;
-    op.callBoxed(&stack);
+    with_seed(seed, [&] { op.callBoxed(&stack); });
     for (const auto& [r, result] : written) result.on_host().copy_(stack[r].toTensor());
   };
   const c10::Device device = written.empty() ? current_device() : results[written.front().first].device();

@@ -44,6 +44,10 @@ TORCHNAN_API int64_t lagging_end_capture(int64_t device, int64_t stream) {
   graphs.push_back(lagging::end_capture(stream_of(device, stream)));
   return static_cast<int64_t>(graphs.size()) - 1;
 }
+// Puts work(argument) into the queue of the current stream, for kernels that PyTorch's operators do not run.
+TORCHNAN_API void lagging_enqueue(void (*work)(int64_t), int64_t argument) {
+  lagging::enqueue(lagging::current_device(), [work, argument] { work(argument); });
+}
 TORCHNAN_API void lagging_replay(int64_t graph) { graphs[graph](); }
 
 }  // extern "C"
