@@ -16,7 +16,7 @@ from torchnan.config.detection_options import DetectionOptions
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = REPOSITORY / "docs" / "options.md"
-SESSION = REPOSITORY / "torchnan" / "detection" / "session.py"
+SESSION = Path(torchnan.__file__).parent / "detection" / "session.py"  # also where torchnan is installed
 HEAD = "| option | default | meaning |\n|---|---|---|\n"
 _TABLE = re.compile(re.escape(HEAD) + r"(\|.*\n)+")
 _ARGUMENTS = re.compile(r"(?<=    Args:\n)        action: .*?\n(?=        model: )", re.DOTALL)
