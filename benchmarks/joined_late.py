@@ -8,24 +8,13 @@ step with the plain step of its round; "A/A" times the plain step twice.
 
 from __future__ import annotations
 
-import argparse
-import warnings
-
-import torch
-
 import torchnan
-from benchmarks import clock, tables, workloads
-from benchmarks.timing import Times, ratio
+from benchmarks import rounds_of_steps, tables
+from benchmarks.timing import Times, ratio, time_step
 from benchmarks.workloads import Workload
 
 WARM_UP = 5  # plain steps before the first round
 PLAIN, AGAIN, DETECTED = "plain", "A/A", ("first step", "second step", "third step", "fourth step")
-
-
-def seconds_of(workload: Workload) -> float:
-    start = clock.seconds()
-    workload.step()
-    return clock.seconds() - start
 
 
 def measure_rounds(workload: Workload, rounds: int) -> Times:
@@ -34,27 +23,19 @@ def measure_rounds(workload: Workload, rounds: int) -> Times:
     times: Times = {row: [] for row in (PLAIN, AGAIN, *DETECTED)}
     for _ in range(rounds):
         workload.step()  # detection of the round before has ended
-        times[PLAIN].append(seconds_of(workload))
-        times[AGAIN].append(seconds_of(workload))
+        times[PLAIN].append(time_step(workload))
+        times[AGAIN].append(time_step(workload))
         with torchnan.detect():
             for row in DETECTED:
-                times[row].append(seconds_of(workload))
+                times[row].append(time_step(workload))
     return times
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.joined_late", description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", default="mlp,gpt2,bert,resnet50,llama")
-    parser.add_argument("--rounds", type=int, default=15, help="6 or more (default: 15)")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    given = parser.parse_args()
-    warnings.simplefilter("ignore")
-    torch.manual_seed(0)
-    torch.set_num_threads(given.threads)
+    given = rounds_of_steps.parse("joined_late", __doc__.splitlines()[0], "mlp,gpt2,bert,resnet50,llama")
     columns = (AGAIN, *DETECTED)
     print(f"| step | {' | '.join(columns)} |\n|{' --- |' * (1 + len(columns))}")
-    for key in given.steps.split(","):
-        workload = workloads.ALL[key]()
+    for workload in given.workloads():
         times = measure_rounds(workload, given.rounds)
         ratios = " | ".join(f"{ratio(times[row], times[PLAIN]).median:.3f}" for row in columns)
         print(f"| {workload.name} | {ratios} |", flush=True)

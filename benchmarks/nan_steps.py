@@ -8,18 +8,15 @@ compared with the same NaN step without detection, the first bad step with the p
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import copy
-import time
-import warnings
 from collections.abc import Iterator
 
 import torch
 
 import torchnan
-from benchmarks import modes, workloads
-from benchmarks.timing import measure, ratio, time_once
+from benchmarks import modes, rounds_of_steps
+from benchmarks.timing import measure, ratio, time_once, time_step
 from benchmarks.workloads import Workload
 
 PLAIN, AGAIN, ALL_NAN, FIRST_BAD, HEALTHY = "plain", "A/A", "all NaN", "first bad step", "healthy"
@@ -52,9 +49,7 @@ def time_first_bad_step(workload: Workload, healthy: dict[str, torch.Tensor]) ->
         workload.step()
         with torch.no_grad():
             next(workload.model.parameters()).view(-1)[0] = float("nan")
-        start = time.perf_counter()
-        workload.step()
-        return time.perf_counter() - start
+        return time_step(workload)
 
 
 def compare_all_nan(workload: Workload, rounds: int) -> dict[str, float]:
@@ -76,9 +71,7 @@ def compare_first_bad(workload: Workload, rounds: int) -> float:
         workload.optimizer.state.clear()
         workload.step()
         workload.step()
-        start = time.perf_counter()
-        workload.step()
-        return time.perf_counter() - start
+        return time_step(workload)
 
     timers = {HEALTHY: time_healthy_step, FIRST_BAD: lambda: time_first_bad_step(workload, healthy)}
     times = measure(timers, rounds)
@@ -86,17 +79,9 @@ def compare_first_bad(workload: Workload, rounds: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", default="mlp,gpt2,gpt2-bf16,bert,resnet50,llama")
-    parser.add_argument("--rounds", type=int, default=15, help="6 or more (default: 15)")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    given = parser.parse_args()
-    warnings.simplefilter("ignore")
-    torch.manual_seed(0)
-    torch.set_num_threads(given.threads)
+    given = rounds_of_steps.parse("nan_steps", __doc__.splitlines()[0], "mlp,gpt2,gpt2-bf16,bert,resnet50,llama")
     print("| step | A/A | all NaN | first bad step |\n| --- | --- | --- | --- |")
-    for key in given.steps.split(","):
-        workload = workloads.ALL[key]()
+    for workload in given.workloads():
         first_bad = compare_first_bad(workload, given.rounds)
         all_nan = compare_all_nan(workload, given.rounds)
         print(f"| {workload.name} | {all_nan[AGAIN]:.3f} | {all_nan[ALL_NAN]:.3f} | {first_bad:.1f} |", flush=True)

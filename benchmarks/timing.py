@@ -34,6 +34,13 @@ class Ratio(NamedTuple):
         return self.high - self.low <= 0.02
 
 
+def time_step(workload: Workload) -> float:
+    """Returns the seconds of one step."""
+    start = clock.seconds()
+    workload.step()
+    return clock.seconds() - start
+
+
 def time_once(workload: Workload, read_clock: Callable[[], float] = clock.seconds) -> float:
     """Time per step, after one step that is not counted, because a mode may have one-time work."""
     workload.step()
