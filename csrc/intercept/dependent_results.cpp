@@ -98,6 +98,11 @@ bool may_be_expanded(const at::Tensor& tensor, c10::IntArrayRef sizes) {
   return true;
 }
 
+// Returns these answers for the elements of a result; true for all of them if it is not known which answer is whose.
+at::Tensor of_each_element(const at::Tensor& answers, c10::IntArrayRef sizes) {
+  return may_be_expanded(answers, sizes) ? answers.expand(sizes) : at::ones(sizes, at::kBool);
+}
+
 // Returns a different value for each element.
 at::Tensor changed(const at::Tensor& tensor) {
   if (tensor.scalar_type() == at::kBool) return at::logical_not(tensor).contiguous();
@@ -345,7 +350,7 @@ at::Tensor DependentResults::where_it_is_made(const BadArgument& argument, const
   }
   const bool has_values = !first.is_same(result) && first.is_floating_point() && first.sizes() == result.sizes();
   if (has_values) return at::isnan(first);  // each index has its value beside it
-  return may_be_expanded(bad, result.sizes()) ? bad.expand(result.sizes()) : at::ones(result.sizes(), at::kBool);
+  return of_each_element(bad, result.sizes());
 }
 
 // The same for a finite number in place of a NaN. Such operators compute element by element, except for attention,
@@ -361,7 +366,7 @@ at::Tensor DependentResults::where_it_is_hidden(const BadArgument& argument, con
   if (plan_.name.ends_with("margin_loss") || plan_.name.ends_with("margin_loss_forward")) {
     bad = result.dim() == 0 ? at::any(bad) : at::any(bad, -1);
   }
-  return may_be_expanded(bad, result.sizes()) ? bad.expand(result.sizes()) : at::ones(result.sizes(), at::kBool);
+  return of_each_element(bad, result.sizes());
 }
 
 void DependentResults::remember(const at::Tensor& result, const at::Tensor& alternative,
