@@ -82,7 +82,11 @@ class Rollback:
 
     def due(self, step: int) -> bool:
         """Returns whether a snapshot is due after this step."""
-        return self._every > 0 and step % self._every == 0 and step not in self._snapshots.steps[-1:]
+        return self.ends_interval(step) and step not in self._snapshots.steps[-1:]
+
+    def ends_interval(self, step: int) -> bool:
+        """Returns whether the steps from one snapshot to the next end with this step."""
+        return self._every > 0 and step % self._every == 0
 
     def take(self, step: int) -> None:
         """Takes a snapshot, unless the weights are already bad."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -121,7 +120,6 @@ class StepGuard:
         # What a step need not ask for is not called in each step: a small one would notice.
         self._is_observed = bool(policy.instability) or type(self._observer) is not StepObserver
         self._is_capturing = policy.captures is not None
-        self._snapshot_every = policy.snapshot_every or sys.maxsize
         self._forward_backward = ForwardBackward(
             model,
             self.optimizer,
@@ -193,7 +191,7 @@ class StepGuard:
             self.optimizer.zero_grad(set_to_none=True)
 
     def _begin_step(self) -> None:
-        if not self._has_started or self.step_number % self._snapshot_every == 0:
+        if not self._has_started or self._rollback.ends_interval(self.step_number):
             self._take_snapshot_if_due()
         self.step_number += 1
         self._is_manual_loop = False
@@ -240,7 +238,7 @@ class StepGuard:
         self._record_good_step(run, norm)
         step = self.step_number
         # Not at the beginning of the next step, whose batch must not have been drawn yet.
-        diverged = self._take_snapshot_if_due() if step % self._snapshot_every == 0 else None
+        diverged = self._take_snapshot_if_due() if self._rollback.ends_interval(step) else None
         return StepResult(step, True, run.loss, norm, diverged or event)
 
     def _step_unguarded(self, batches: list[Any]) -> StepResult:
