@@ -8,6 +8,8 @@
 
 #include "bounds/bound_cache.h"
 #include "call_sites/current_call_site.h"
+#include "device/devices.h"
+#include "device/resolve.h"
 #include "operators/op_plan.h"
 #include "origin/harm.h"
 #include "origin/host_queries.h"
@@ -22,6 +24,7 @@ namespace {
 const OpPlan& region_plan(bool is_comparison) {
   auto* plan = new OpPlan;
   plan->name = "inductor::compiled_region";
+  plan->argument_names = {"arguments"};
   plan->is_comparison = is_comparison;
   return *plan;
 }
@@ -75,6 +78,38 @@ NonfiniteKinds check_region_result(const at::Tensor& tensor, bool is_unwritten, 
   bound_cache().record_written(values, {verdict.max_abs}, &region_call.name);
   if (nonfinite_registry().in_use()) nonfinite_registry().settle(values);
   return {};
+}
+
+DeviceCheck::Arguments record_region_arguments(DetectionSession& session, c10::ArrayRef<at::Tensor> tensors) {
+  devices().launch_all();  // the region may write there
+  const std::vector<c10::IValue> list(tensors.begin(), tensors.end());
+  Operand arguments;
+  arguments.kind = Operand::Kind::kValues;
+  arguments.first = list.data();
+  arguments.count = list.size();
+  DeviceCheck check(region_call, ThreadState::current(), session);
+  check.record_arguments(arguments);
+  return check.arguments();
+}
+
+NonfiniteRegistry::ProvenancePtr provenance_on_devices(const DeviceCheck::Arguments& arguments) {
+  resolve(Delivery::kDeferred);
+  for (const EventInput& input : arguments.read) {
+    if (const auto bad = bad_event(input.event)) return bad->provenance;
+  }
+  return nullptr;
+}
+
+void record_results_on_devices(DetectionSession& session, const DeviceCheck::Arguments& arguments,
+                               std::vector<RegionResult>& results, std::shared_ptr<const ReplayedRegion> region) {
+  DeviceCheck check(region_call, ThreadState::current(), session);
+  check.begin_results(arguments, std::move(region));
+  bool is_recorded = false;
+  for (RegionResult& result : results) {
+    result.is_on_device = check.add_result(result.tensor, static_cast<int64_t>(result.index), {});
+    is_recorded |= result.is_on_device;
+  }
+  if (is_recorded) check.finish();
 }
 
 void record_border_origin(DetectionSession& session, const at::Tensor& result, int64_t output,

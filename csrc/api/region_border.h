@@ -3,15 +3,18 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
 
 #include <torchnan/export.h>
 
 #include "detection/session.h"
 #include "detection/thread_state.h"
+#include "device/device_check.h"
 #include "host/host_runtime.h"
 #include "origin/nonfinite_registry.h"
 #include "origin/replayed_region.h"
@@ -22,6 +25,27 @@ namespace torchnan {
 // Checks a plain tensor that a region has returned or written, on the session's thread; returns the kinds in it.
 // `is_unwritten`: the records about its memory still hold.
 TORCHNAN_API NonfiniteKinds check_region_result(const at::Tensor& tensor, bool is_unwritten, ThreadState& thread);
+
+// Records what a region on a device is about to read. Scans values whose last write was not observed. Does not wait for
+// the device.
+TORCHNAN_API DeviceCheck::Arguments record_region_arguments(DetectionSession& session,
+                                                            c10::ArrayRef<at::Tensor> tensors);
+
+// Returns the provenance of the first of these arguments that is not finite; null if there is none. Waits.
+TORCHNAN_API NonfiniteRegistry::ProvenancePtr provenance_on_devices(const DeviceCheck::Arguments& arguments);
+
+// A plain tensor that a region has returned or written.
+struct RegionResult {
+  size_t index;
+  at::Tensor tensor;
+  bool is_on_device = false;
+};
+
+// Records the results of a region that are on devices, and launches their scans; sets `is_on_device` for them. If an
+// alarm finds that the region made a non-finite value, the report names `region`. Throws if a session demands that.
+TORCHNAN_API void record_results_on_devices(DetectionSession& session, const DeviceCheck::Arguments& arguments,
+                                            std::vector<RegionResult>& results,
+                                            std::shared_ptr<const ReplayedRegion> region);
 
 // Records that the values were first seen in result number `output` of `region`, which is being called. With
 // when="origin" this is reported.

@@ -74,6 +74,20 @@ void DeviceCheck::record_arguments(c10::ArrayRef<Operand> arguments) {
   if (plan_.handling == OpPlan::Handling::kRead) record_read(arguments);
 }
 
+DeviceCheck::Arguments DeviceCheck::arguments() const {
+  Arguments recorded{{}, intended_, given_};
+  for (const Input& input : inputs_) recorded.read.push_back(input.seen);
+  return recorded;
+}
+
+void DeviceCheck::begin_results(const Arguments& arguments, std::shared_ptr<const ReplayedRegion> region) {
+  context_ = EventContext(plan_, session_, thread_.id());
+  for (const EventInput& input : arguments.read) inputs_.emplace_back().seen = input;
+  intended_ = arguments.intended;
+  given_ = arguments.given;
+  region_ = std::move(region);
+}
+
 // Finds the tensors on devices that the call reads, and the non-finite kinds of its numbers.
 void DeviceCheck::collect_inputs(c10::ArrayRef<Operand> arguments) {
   for (size_t index = 0; index < arguments.size(); ++index) {
@@ -234,13 +248,13 @@ bool DeviceCheck::add_result(const at::Tensor& result, int64_t output, const Pre
 }
 
 // Only a result without other references is new; an argument that is returned is not. The storage of a waiting result
-// has one reference more, which autograd would see.
+// has one reference more, which autograd would see. A region may write again into the memory of its results, unseen.
 bool DeviceCheck::may_wait(const Result& result) const {
   const at::Tensor& tensor = *result.values;
   const bool is_new = tensor.use_count() == 1 && tensor.unsafeGetTensorImpl()->unsafe_storage().use_count() == 1;
   const bool is_scanned = !result.predicted.is_proved || result.predicted.is_rescanned;
   const bool is_in_backward = context_.node != nullptr;
-  return is_new && is_scanned && !is_in_backward && stream_.is_default && !stream_.is_capturing &&
+  return is_new && is_scanned && !is_in_backward && region_ == nullptr && stream_.is_default && !stream_.is_capturing &&
          !plan_.writes_in_place() && type_of_result(result.output) == EventType::kResult &&
          tensor.is_non_overlapping_and_dense();
 }
@@ -267,6 +281,7 @@ void DeviceCheck::record_result(Devices::Lock& locked, Result& result) {
     return;
   }
   event->output = result.output;
+  event->region = region_;
   event->intended = numbers_.without(NonfiniteKinds::only_nan());
   event->intended_of_inputs = numbers_ | intended_;
   const bool keeps_masks = plan_.is_data_movement || (plan_.pointwise && !plan_.absorbs_negative_infinity);
@@ -360,10 +375,22 @@ c10::SmallVector<EventInput, Event::kMaxInputs> DeviceCheck::inputs_of(int64_t o
   return read;
 }
 
+// The outputs of a compiled region are many, and so are its inputs: all events share those that do not fit into one.
 template <typename Tensor>
 Event* DeviceCheck::add_reader(Devices::Lock& locked, EventType type, const Tensor& tensor, int64_t output) {
-  const auto read = inputs_of(output);
-  Event* const event = locked.add_reader(type, tensor, context_, stream_, read);
+  Event* event = nullptr;
+  if (reader_of_all_ != 0) {
+    event = locked.add(type, tensor, context_, stream_);
+    const Event* const first = locked.journal().find(reader_of_all_);
+    if (event != nullptr && first != nullptr) {
+      event->inputs = first->inputs;
+      event->input = first->input;
+      event->more = first->more;
+    }
+  } else {
+    event = locked.add_reader(type, tensor, context_, stream_, inputs_of(output));
+    if (event != nullptr && region_ != nullptr) reader_of_all_ = event->number;
+  }
   if (event != nullptr) event->given = given_;
   return event;
 }

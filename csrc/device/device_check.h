@@ -3,6 +3,8 @@
 #pragma once
 
 #include <forward_list>
+#include <memory>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/DispatchKeySet.h>
@@ -38,6 +40,17 @@ class DeviceCheck final : public ExternalBounds {
 
   DeviceCheck(const OpPlan& plan, ThreadState& thread, DetectionSession& session)
       : plan_(plan), thread_(thread), session_(session) {}
+
+  // The arguments of a call, as they were recorded.
+  struct Arguments {
+    std::vector<EventInput> read;
+    NonfiniteKinds intended;
+    std::shared_ptr<const Provenance> given;  // causes on the host
+  };
+  Arguments arguments() const;
+
+  // Begins the check of what a compiled region has returned or written. Its arguments were recorded by another check.
+  void begin_results(const Arguments& arguments, std::shared_ptr<const ReplayedRegion> region);
 
   // Records the arguments as they were passed: scans those whose last write was not observed, and launches the scans of
   // those that the call is about to overwrite.
@@ -132,6 +145,8 @@ class DeviceCheck final : public ExternalBounds {
   std::forward_list<at::Tensor> containers_;  // the values of sparse and nested arguments and results
   int64_t list_size_ = 1;
   std::shared_ptr<const Provenance> given_;
+  std::shared_ptr<const ReplayedRegion> region_;  // whose results these are; null for an operation
+  EventNumber reader_of_all_ = 0;                 // the first event with all inputs, which later ones share
   NonfiniteKinds numbers_;
   NonfiniteKinds intended_;  // for the inputs
   bool non_blocking_ = false;

@@ -120,7 +120,8 @@ void DeviceEvidence::record_first_use(size_t argument, OriginRecord& origin) {
 
 std::shared_ptr<OriginRecord> device_origin(const Event& event, NonfiniteKinds kinds, DetectionSession& session,
                                             LargestWordOf largest_word_of) {
-  const bool is_result = event.type == EventType::kResult;
+  const bool is_border = event.region != nullptr;
+  const bool is_result = event.type == EventType::kResult && !is_border;
   const bool is_mask = event.intended_of_inputs.inf() && !kinds.nan();  // or a sum of masks
   const bool is_put_there = event.intended_of_inputs.nan() && event.plan->is_data_movement;
   const bool is_written = is_result && (event.plan->is_constant_factory || is_mask || is_put_there);
@@ -135,6 +136,8 @@ std::shared_ptr<OriginRecord> device_origin(const Event& event, NonfiniteKinds k
   origin->scalar = event.tensor.has_shape && event.tensor.dims == 0;
   origin->facts.kind = dominant_kind(kinds);
   origin->facts.output = event.output;
+  origin->region = event.region;
+  origin->border = origin->foreign = is_border;
   fill_tensor(event, session, origin->facts);
   const Finding& counted = origin->facts;  // zeros if the values are gone; a scan does not know the sign of an infinity
   if (counted.nan + counted.posinf + counted.neginf > 0)
@@ -144,7 +147,7 @@ std::shared_ptr<OriginRecord> device_origin(const Event& event, NonfiniteKinds k
     for (size_t i = 0; i < event.inputs; ++i)
       origin->facts.inputs.push_back(summary_of(event.input[i], event, session, largest_word_of));
     origin->seen_by_scaler = ask_is_loss_scaling(origin->site, session);
-  } else if (!is_written) {
+  } else if (!is_written && !is_border) {
     fill_external_origin(event, session, *origin);
   }
   return origin;

@@ -99,6 +99,7 @@ Event* Devices::Lock::add_reader(EventType type, const Tensor& tensor, const Eve
 }
 
 template Event* Devices::Lock::add(EventType, const at::Tensor&, const EventContext&, const CurrentStream&);
+template Event* Devices::Lock::add(EventType, const TensorSnapshot&, const EventContext&, const CurrentStream&);
 template Event* Devices::Lock::add_reader(EventType, const at::Tensor&, const EventContext&, const CurrentStream&,
                                           c10::ArrayRef<EventInput>);
 template Event* Devices::Lock::add_reader(EventType, const TensorSnapshot&, const EventContext&, const CurrentStream&,

@@ -21,6 +21,7 @@
 namespace torchnan {
 
 class Scanner;
+struct ReplayedRegion;
 
 // Numbers of events begin at 1 and grow with every event of the process; 0 stands for none.
 using EventNumber = uint64_t;
@@ -129,8 +130,9 @@ struct EventFacts {
   // or the one that handed it out
   EventNumber previous = 0;
   uint8_t inputs = 0;
-  EventNumber more = 0;                     // the next event with more inputs, of kind kContinuation
-  std::shared_ptr<const Provenance> given;  // causes that it received on the host
+  EventNumber more = 0;                          // the next event with more inputs, of kind kContinuation
+  std::shared_ptr<const Provenance> given;       // causes that it received on the host
+  std::shared_ptr<const ReplayedRegion> region;  // the compiled region that made the result; null for an operation
 };
 
 struct Event : EventContext, EventFacts {

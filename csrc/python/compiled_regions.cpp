@@ -204,7 +204,7 @@ void bind_compiled_regions(py::module_& m) {
       .def_readonly("finite_passes", &RegionBorder::finite_passes)
       .def("run", &run_region, py::arg("compiled"), py::arg("explain"), py::arg("args"));
   py::class_<RegionCall, std::shared_ptr<RegionCall>>(m, "RegionCall")
-      .def("run", &RegionCall::run, py::arg("function"), py::arg("args"))
+      .def("run_backward", &RegionCall::run_backward, py::arg("function"), py::arg("args"))
       .def("check_gradients", &check_gradients, py::arg("gradients"))
       .def("end_forward", &RegionCall::end_forward)
       .def("release", &RegionCall::release)

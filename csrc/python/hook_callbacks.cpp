@@ -27,6 +27,7 @@
 #include "origin/nonfinite_registry.h"
 #include "python/compiled_regions.h"
 #include "python/frame_walk.h"
+#include "python/region_call.h"
 #include "scan/storage_of.h"
 #include "scan/tensor_scan.h"
 
@@ -193,6 +194,7 @@ bool is_taken_by_reader() {
 }
 
 void record_address_taken(const py::handle& object) {
+  if (is_running_region_on_device()) return;
   is_taken_by_reader() ? mark_stale(object) : record_exported(object);
 }
 

@@ -9,6 +9,7 @@
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/util/ScopeExit.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
@@ -26,6 +27,11 @@ namespace py = pybind11;
 
 namespace torchnan {
 namespace {
+
+constexpr const char* kGoneInputs = "its inputs were gone when the device reported";
+constexpr const char* kUnseenCollectives = ", and its collectives may have brought the value";
+
+thread_local bool runs_on_device = false;
 
 const at::Tensor* tensor_in(const py::handle& value) {
   return THPVariable_Check(value.ptr()) ? &THPVariable_Unpack(value.ptr()) : nullptr;
@@ -69,7 +75,8 @@ PyObject* checked_result(PyObject* result) {
   return result;
 }
 
-py::list list_of(const std::vector<py::object>& objects) {
+template <typename Objects>
+py::list list_of(const Objects& objects) {
   py::list list;
   for (const py::object& object : objects) list.append(object);
   return list;
@@ -86,6 +93,8 @@ int64_t version_of(const py::object& argument) {
 
 }  // namespace
 
+bool is_running_region_on_device() noexcept { return runs_on_device; }
+
 std::optional<ProvenanceHandle> provenance_of(const at::Tensor& tensor) {
   const at::Tensor values = scannable_values(tensor);
   if (!values.defined()) return std::nullopt;
@@ -94,14 +103,17 @@ std::optional<ProvenanceHandle> provenance_of(const at::Tensor& tensor) {
   return ProvenanceHandle{std::move(provenance)};
 }
 
-RegionBorder::RegionBorder(const py::kwargs& facts) {
-  const auto take = [&facts](const char* name, auto& field) {
-    field = facts[name].cast<std::decay_t<decltype(field)>>();
+RegionBorder::RegionBorder(const py::kwargs& given) {
+  const auto take = [&given](const char* name, auto& field) {
+    field = given[name].cast<std::decay_t<decltype(field)>>();
   };
   take("mutated", mutated);
   take("own", own);
   take("max_copied", max_copied);
-  take("obstacle", obstacle);
+  facts.region = from_py_str(given["region"]);
+  facts.file = from_py_str(given["file"]);
+  take("line", facts.line);
+  take("obstacle", facts.obstacle);
   take("parts", parts);
   take("is_distributed", is_distributed);
   take("has_collectives", has_collectives);
@@ -109,6 +121,13 @@ RegionBorder::RegionBorder(const py::kwargs& facts) {
   take("unwritten", unwritten);
   take("note_unwritten", note_unwritten);
   take("follow", follow);
+}
+
+std::shared_ptr<const ReplayedRegion> RegionBorder::on_device(bool receives) {
+  if (on_device_ != nullptr) return on_device_;
+  ReplayedRegion region{facts};
+  if (facts.obstacle.empty()) region.facts.obstacle = std::string(kGoneInputs) + (receives ? kUnseenCollectives : "");
+  return on_device_ = std::make_shared<const ReplayedRegion>(std::move(region));
 }
 
 Modes::Modes() {
@@ -126,10 +145,19 @@ RegionCall::RegionCall(std::shared_ptr<RegionBorder> border, const py::tuple& ar
 }
 
 py::object RegionCall::run(const py::handle& function, const py::tuple& args) {
-  if (has_collectives_ && !is_on_device_ && !is_released_ && obstacle_.empty()) return run_receiving(function, args);
-  std::optional<c10::impl::ExcludeDispatchKeyGuard> unwatched;
-  if (!is_on_device_) unwatched.emplace(kInterceptorKey);
+  if (has_collectives_ && !is_released_ && obstacle_.empty()) return run_receiving(function, args);
+  const c10::impl::ExcludeDispatchKeyGuard unwatched(kInterceptorKey);
+  const auto leave = c10::make_scope_exit([outer = runs_on_device] { runs_on_device = outer; });
+  runs_on_device = is_on_device_;
   return py::reinterpret_steal<py::object>(checked_result(PyObject_Call(function.ptr(), args.ptr(), nullptr)));
+}
+
+py::object RegionCall::run_backward(const py::handle& function, const py::tuple& args) {
+  if (is_on_device_) {
+    given_backward_ = on_devices_;
+    record_on_devices(args, given_backward_);
+  }
+  return run(function, args);
 }
 
 py::object RegionCall::run_receiving(const py::handle& function, const py::tuple& args) {
@@ -155,7 +183,9 @@ BadValues RegionCall::check_results(const py::handle& results) {
     run_contained(*session, "checking the results of a compiled region", [&] {
       note_randomness();
       const Objects outputs = items_of(results);
-      bad = check_all(outputs, thread, border_->unwritten);
+      bad = check_all(outputs, *session, on_devices_, border_->unwritten);
+      if (is_on_device_ && !bad.empty()) note_given();
+      if (is_on_device_ && is_differentiable(outputs)) record_on_devices(list_of(outputs), on_devices_);
       if (!bad.empty() || is_differentiable(outputs)) note_stack();
       follow_into_backward(outputs);
     });
@@ -179,7 +209,7 @@ BadValues RegionCall::check_gradients(const py::handle& gradients) {
   if (session == nullptr || !is_active_in_backward(*session)) return {};
   BadValues bad;
   run_contained(*session, "checking the gradients of a compiled region", [&] {
-    bad = check_all(items_of(gradients), thread, {});
+    bad = check_all(items_of(gradients), *session, given_backward_, {});
     border_->finite_passes += bad.empty();
     if (bad.empty() || !obstacle_.empty()) return;
     if (is_released_) {
@@ -247,10 +277,15 @@ void RegionCall::record(const py::tuple& args) {
     for (const py::handle item : argument) arguments_.push_back(py::reinterpret_borrow<py::object>(item));
     boxed_ = arguments_.size() - border_->own.size();
   }
-  obstacle_ = border_->obstacle;
+  obstacle_ = border_->facts.obstacle;
   has_collectives_ = border_->has_collectives;
   for (size_t i = 0; i < arguments_.size(); ++i) record_argument(i);
+  if (is_on_device_) {
+    record_on_devices(list_of(arguments_), on_devices_);
+    obstacle_ = border_->on_device(has_collectives_)->facts.obstacle;
+  }
   record_mutated();
+  if (is_on_device_) arguments_.clear();  // which the region may free
   if (obstacle_.empty() && border_->is_random.value_or(true)) random_state_ = state_of_generator();
 }
 
@@ -261,6 +296,35 @@ void RegionCall::record_argument(size_t index) {
   is_on_device_ |= !tensor->is_cpu();
   if (!has_collectives_ && is_subclass(*tensor)) has_collectives_ = border_->is_distributed(argument).cast<bool>();
   if (nonfinite_registry().in_use()) record_region_use(*tensor, boxed_ == 0 && contains(border_->compared, index));
+}
+
+// Records the tensors among some values, and in lists and tuples of them, that are on devices.
+void RegionCall::record_on_devices(const py::handle& values, DeviceCheck::Arguments& recorded) const {
+  const std::shared_ptr<DetectionSession> session = ThreadState::current().shared_session();
+  if (session == nullptr) return;
+  std::vector<RegionResult> parts;
+  for (const py::handle value : values) {
+    add_parts(0, value, parts);
+    if (!PyList_CheckExact(value.ptr())) continue;
+    for (const py::handle item : value) add_parts(0, item, parts);
+  }
+  std::vector<at::Tensor> tensors;
+  for (RegionResult& part : parts) tensors.push_back(std::move(part.tensor));
+  const py::gil_scoped_release no_gil;
+  run_contained(*session, "recording the arguments of a compiled region", [&] {
+    DeviceCheck::Arguments found = record_region_arguments(*session, tensors);
+    recorded.read.insert(recorded.read.end(), found.read.begin(), found.read.end());
+    recorded.intended |= found.intended;
+    if (found.given != nullptr) recorded.given = std::move(found.given);
+  });
+}
+
+// Adds the plain tensors that a value consists of, if it is a tensor.
+void RegionCall::add_parts(size_t index, const py::handle& value, std::vector<RegionResult>& parts) const {
+  const at::Tensor* tensor = tensor_in(value);
+  if (tensor == nullptr) return;
+  if (!is_subclass(*tensor)) return void(parts.push_back({index, *tensor}));
+  for (const py::handle part : border_->parts(value)) parts.push_back({index, *tensor_in(part)});
 }
 
 // Keeps overwritten arguments in their previous state. The tensor itself would refer to the node that holds this call.
@@ -291,6 +355,11 @@ void RegionCall::record_given() {
   }
 }
 
+// A result on the host may come from an argument on a device.
+void RegionCall::note_given() {
+  if (auto provenance = provenance_on_devices(on_devices_)) given_ = py::cast(ProvenanceHandle{std::move(provenance)});
+}
+
 void RegionCall::note_randomness() {
   if (!border_->is_random && random_state_.defined()) border_->is_random = has_drawn_since(random_state_);
   if (border_->is_random && !*border_->is_random) random_state_.reset();
@@ -298,26 +367,23 @@ void RegionCall::note_randomness() {
 
 // Checks written arguments first, because the records about a result that shares their memory are valid only then.
 // `unwritten`: indices of tensors that must not be read yet.
-BadValues RegionCall::check_all(const Objects& values, ThreadState& thread, const std::vector<size_t>& unwritten) {
-  struct Part {
-    size_t index;
-    at::Tensor tensor;
-  };
-  std::vector<Part> parts;
-  const auto add = [&](size_t index, const py::object& value) {
-    const at::Tensor* tensor = tensor_in(value);
-    if (tensor == nullptr) return;
-    if (!is_subclass(*tensor)) return void(parts.push_back({index, *tensor}));
-    for (const py::handle part : border_->parts(value)) parts.push_back({index, *tensor_in(part)});
-  };
-  for (size_t k = 0; k < written_.size(); ++k) add(values.size() + k, written_[k]);
+BadValues RegionCall::check_all(const Objects& values, DetectionSession& session,
+                                const DeviceCheck::Arguments& arguments, const std::vector<size_t>& unwritten) {
+  std::vector<RegionResult> parts;
+  for (size_t k = 0; k < written_.size(); ++k) add_parts(values.size() + k, written_[k], parts);
   const size_t first_result = parts.size();
   for (size_t i = 0; i < values.size(); ++i) {
-    if (!contains(unwritten, i)) add(i, values[i]);
+    if (!contains(unwritten, i)) add_parts(i, values[i], parts);
   }
+  const bool is_on_host =
+      std::all_of(parts.begin(), parts.end(), [](const auto& part) { return part.tensor.is_cpu(); });
+  const auto region = is_on_host ? nullptr : border_->on_device(has_collectives_);
   BadValues bad;
   const py::gil_scoped_release no_gil;
+  if (!is_on_host) record_results_on_devices(session, arguments, parts, region);
+  ThreadState& thread = ThreadState::current();
   for (size_t p = 0; p < parts.size(); ++p) {
+    if (parts[p].is_on_device) continue;
     const NonfiniteKinds kinds = check_region_result(parts[p].tensor, p >= first_result, thread);
     if (!kinds.any()) continue;
     if (!bad.empty() && bad.back().first == parts[p].index) {

@@ -15,11 +15,14 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/util/SmallVector.h>
 
+#include "api/region_border.h"
 #include "call_sites/current_call_site.h"
 #include "detection/session.h"
 #include "detection/thread_state.h"
+#include "device/device_check.h"
 #include "intercept/received_values.h"
 #include "origin/nonfinite_registry.h"
+#include "origin/replayed_region.h"
 
 namespace torchnan {
 
@@ -32,6 +35,10 @@ struct ProvenanceHandle {
 // Returns the provenance of a tensor's non-finite values; nothing if none is known.
 std::optional<ProvenanceHandle> provenance_of(const at::Tensor& tensor);
 
+// Whether this thread runs the generated code of a region on a device. It passes addresses to kernels whose results are
+// checked at the border.
+bool is_running_region_on_device() noexcept;
+
 // The index of a non-finite value among the checked ones, and the bits of its kinds.
 using BadValues = std::vector<std::pair<size_t, int>>;
 
@@ -40,7 +47,7 @@ struct RegionBorder {
   std::vector<size_t> mutated;        // indices of the arguments that a call overwrites
   pybind11::tuple own;                // the graph's own tensors, which precede the arguments
   int64_t max_copied = 0;             // bytes of overwritten arguments that may be copied before a call
-  std::string obstacle;               // why no call can be replayed; empty if they can
+  CompiledRegion facts;               // the compiled function, and why no call can be replayed, if so
   pybind11::function parts;           // returns the plain tensors that a wrapper subclass consists of
   pybind11::function is_distributed;  // returns whether a tensor is distributed
   bool has_collectives = false;       // whether the graph has collectives; a distributed argument brings others
@@ -54,8 +61,16 @@ struct RegionBorder {
   int64_t finite_calls = 0;          // calls with finite results
   int64_t finite_passes = 0;         // backward passes with finite gradients
 
-  // Takes the facts by their names above. Throws KeyError if one is missing.
-  explicit RegionBorder(const pybind11::kwargs& facts);
+  // Takes the facts by their names above, those of the compiled function as `region`, `file`, `line` and `obstacle`.
+  // Throws KeyError if one is missing.
+  explicit RegionBorder(const pybind11::kwargs& given);
+
+  // Returns the region as the report names it when a device finds a result that is not finite. `receives`: it has
+  // collectives.
+  std::shared_ptr<const ReplayedRegion> on_device(bool receives);
+
+ private:
+  std::shared_ptr<const ReplayedRegion> on_device_;
 };
 
 // The modes of a thread that change what operations do.
@@ -73,12 +88,14 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   RegionCall(std::shared_ptr<RegionBorder> border, const pybind11::tuple& args, const DetectionSession& session);
 
   // Calls a function of generated code. Kernels that it calls through the dispatcher are part of the region and are not
-  // checked: they work on memory of fused kernels, which was not observed. On devices they are checked, because results
-  // there are not checked at the border. The values that collectives bring are kept, because a replay on this rank
-  // alone cannot receive them again.
+  // checked: they work on memory of fused kernels, which was not observed. The values that collectives bring are kept,
+  // because a replay on this rank alone cannot receive them again.
   pybind11::object run(const pybind11::handle& function, const pybind11::tuple& args);
 
-  // Checks the results of the region, followed by the arguments that it wrote.
+  // The same for the region's backward pass, a function that is given the node and the gradients of the results.
+  pybind11::object run_backward(const pybind11::handle& function, const pybind11::tuple& args);
+
+  // Checks the results of the region, followed by the arguments that it wrote. Those on devices are scanned later.
   BadValues check_results(const pybind11::handle& results);
 
   // Records the stack on which the region is called.
@@ -121,10 +138,14 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   void record(const pybind11::tuple& args);
   void record_argument(size_t index);
   void record_mutated();
+  void record_on_devices(const pybind11::handle& values, DeviceCheck::Arguments& recorded) const;
+  void add_parts(size_t index, const pybind11::handle& value, std::vector<RegionResult>& parts) const;
   void record_given();
+  void note_given();
   pybind11::object run_receiving(const pybind11::handle& function, const pybind11::tuple& args);
   void note_randomness();
-  BadValues check_all(const Objects& values, ThreadState& thread, const std::vector<size_t>& unwritten);
+  BadValues check_all(const Objects& values, DetectionSession& session, const DeviceCheck::Arguments& arguments,
+                      const std::vector<size_t>& unwritten);
   void follow_into_backward(const Objects& outputs);
   bool is_untouched() const;
 
@@ -146,7 +167,9 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   size_t boxed_ = 0;         // number of arguments in a list, which the call empties
   ReceivedValues received_;  // by the collectives of the call, and then of its backward pass
   bool has_collectives_ = false;
-  bool is_on_device_ = false;
+  bool is_on_device_ = false;              // whether an argument is not on the host
+  DeviceCheck::Arguments on_devices_;      // what the backward pass may read on devices: arguments and results
+  DeviceCheck::Arguments given_backward_;  // what the last backward pass read there
   bool is_released_ = false;
 };
 

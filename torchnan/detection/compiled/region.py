@@ -83,6 +83,9 @@ class Region:
             mutated=(traced and traced.overwritten) or [],
             own=tuple(tensors.values()),
             max_copied=MAX_COPIED,
+            region=site.function,
+            file=site.file,
+            line=site.line,
             obstacle=obstacle,
             parts=plain_parts,
             is_distributed=shards.is_sharded,
@@ -280,7 +283,7 @@ def _check_in_backward(region: Region, node: Any) -> None:
         if call is None:
             return backward(ctx, *grads)
         tangents = list(grads[0]) if len(grads) == 1 and type(grads[0]) is list else grads  # boxed from 2.13 on
-        gradients = call.run(backward, (ctx, *grads))
+        gradients = call.run_backward(backward, (ctx, *grads))
         bad = call.check_gradients(gradients)
         if bad:
             explain: Any = torch.compiler.disable(region.explain_gradients)  # type: ignore[no-untyped-call]
