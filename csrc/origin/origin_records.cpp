@@ -365,7 +365,9 @@ void record_first_use(OriginRecord& origin, const OpPlan& plan, const Site& site
   entry.facts.overload = plan.overload;
   entry.facts.step = site.step;
   fill_location(site, session, entry.facts);
-  entry.owner = owner_of_argument();
+  const bool is_first_reader = origin.owner && site.live != 0 && site.live == origin.site.live &&
+                               site.node_execution_id == origin.site.node_execution_id && site.step == origin.site.step;
+  if (!is_first_reader) entry.owner = owner_of_argument();  // a search
   if (!entry.owner) entry.owner = origin.owner;
   origin.enter(std::move(entry));
 }

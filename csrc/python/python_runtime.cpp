@@ -2,6 +2,8 @@
 
 #include "python/python_runtime.h"
 
+#include <memory>
+#include <optional>
 #include <stdexcept>
 
 #include "process/work_counters.h"
@@ -34,6 +36,46 @@ std::vector<Frame> frames_of(const py::handle& lines) {
   return frames;
 }
 
+// The site that was resolved last. An operation asks several times for the same one, and an optimizer that was given
+// many non-finite gradients asks for each. Guarded by the GIL.
+class LastSite {
+ public:
+  bool is(const Site& site, const DetectionSession& session) const {
+    const auto given = session.weak_from_this();
+    const bool is_of_session = !session_.owner_before(given) && !given.owner_before(session_);
+    return is_of_session && site_.live == site.live && site_.forward == site.forward && site_.node == site.node &&
+           site_.grad_mode == site.grad_mode;
+  }
+  void set(const Site& site, const DetectionSession& session, const ResolvedSite& resolved) {
+    site_ = site;
+    session_ = session.weak_from_this();
+    resolved_ = resolved;
+  }
+  const ResolvedSite& resolved() const { return resolved_; }
+
+ private:
+  std::weak_ptr<const DetectionSession> session_;
+  Site site_;
+  ResolvedSite resolved_;
+};
+
+// The answer to the question that was asked last about a stack. Guarded by the GIL.
+class LastAnswer {
+ public:
+  template <typename Ask>
+  bool of(SiteId stack, Ask&& ask) {
+    if (!stack_ || *stack_ != stack) {
+      answer_ = ask(stack_frames(stack));
+      stack_ = stack;
+    }
+    return answer_;
+  }
+
+ private:
+  std::optional<SiteId> stack_;
+  bool answer_ = false;
+};
+
 class PythonRuntime final : public HostRuntime {
  public:
   explicit PythonRuntime(py::object module) : module_(std::move(module)) {}
@@ -47,15 +89,19 @@ class PythonRuntime final : public HostRuntime {
 
   bool is_loss_scaling(const Site& site, const DetectionSession&) override {
     bool answer = false;
-    with_gil([&] { answer = module_.attr("is_loss_scaling")(stack_frames(site.live)).cast<bool>(); });
+    with_gil([&] {
+      answer = is_loss_scaling_.of(
+          site.live, [&](const py::list& frames) { return module_.attr("is_loss_scaling")(frames).cast<bool>(); });
+    });
     return answer;
   }
 
   ResolvedSite resolve_site(const Site& site, const DetectionSession& session) override {
     ResolvedSite resolved;
     if (!site.node.empty()) resolved.phase = Phase::kBackward;
-    ++work_counters().resolved;
     with_gil([&] {
+      if (last_site_.is(site, session)) return void(resolved = last_site_.resolved());
+      ++work_counters().resolved;
       const py::tuple answer =
           module_.attr("resolve_site")(stack_frames(site.live), stack_frames(site.forward), site.node, site.grad_mode,
                                        reinterpret_cast<uintptr_t>(&session));
@@ -63,6 +109,7 @@ class PythonRuntime final : public HostRuntime {
       resolved.backward_stack = frames_of(answer[3]);
       if (!answer[1].is_none()) resolved.module = from_py_str(answer[1]);
       resolved.phase = parse_enum<Phase>(from_py_str(answer[2]));
+      last_site_.set(site, session, resolved);
     });
     return resolved;
   }
@@ -98,7 +145,10 @@ class PythonRuntime final : public HostRuntime {
 
   bool is_shape_inference(const Site& site) override {
     bool answer = false;
-    with_gil([&] { answer = module_.attr("is_shape_inference")(stack_frames(site.live)).cast<bool>(); });
+    with_gil([&] {
+      answer = is_shape_inference_.of(
+          site.live, [&](const py::list& frames) { return module_.attr("is_shape_inference")(frames).cast<bool>(); });
+    });
     return answer;
   }
 
@@ -156,6 +206,9 @@ class PythonRuntime final : public HostRuntime {
 
  private:
   py::object module_;
+  LastSite last_site_;
+  LastAnswer is_loss_scaling_;
+  LastAnswer is_shape_inference_;
 };
 
 class PythonNotifier final : public UserNotifier {

@@ -43,6 +43,18 @@ def test_an_alarm_is_explained_once():
     del held
 
 
+def test_the_place_of_a_call_is_resolved_once_for_its_weight_and_bias():
+    layers = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(20)))
+    with torch.no_grad():
+        for parameter in layers.parameters():
+            parameter.fill_(float("nan"))
+    with torchnan.detect(action="log"):
+        before = _testing.work_counters()
+        layers(torch.ones(1, 2))
+        _, resolved, _, _ = (now - then for now, then in zip(_testing.work_counters(), before, strict=True))
+    assert resolved == 20
+
+
 @pytest.mark.breadth(6)
 @pytest.mark.guarantee(3)
 @pytest.mark.parametrize("seed", range(SEEDS))
