@@ -206,5 +206,7 @@ def test_unsupported_arguments_are_rejected_before_anything_is_switched_on():
         guard(save=print, load=print, snapshot_folder="x")
     with pytest.raises(TypeError, match=r"step\(\) needs a batch"):
         guard().step()
-    with pytest.raises(RuntimeError, match=r"ok_to_step\(\) belongs after"):
+    with pytest.raises(
+        RuntimeError, match=r"ok_to_step\(\) was called without a `with guard\.watch\(batch\):` before it\."
+    ):
         guard().ok_to_step()

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import torchnan
+from tests.support.captured_output import logged
 from tests.support.guarded_steps import NAN, Training, assert_same, bad_batch, batch_of, step_of
 from torchnan.recovery import EXIT_CODES, TrainingStopped, exit_codes
 
@@ -88,6 +89,31 @@ def test_a_loss_is_found_in_results_of_step_functions(returned):
 def test_a_value_that_is_not_a_loss_is_rejected(returned):
     with pytest.raises(TypeError, match="it must return the loss, a tensor of one element"):
         Training(lambda model, batch: returned).guard.step(batch_of(0))
+
+
+def test_a_step_without_a_step_function_names_it():
+    training = Training(None)
+    with pytest.raises(TypeError, match=r"step\(\) needs the step function: StepGuard\(model, optimizer, step_fn\)"):
+        training.guard.step(batch_of(0))
+
+
+@pytest.mark.parametrize("runs_backward", [False, True])
+def test_a_detached_loss_without_gradients_is_warned_of_once(runs_backward):
+    def step(model, batch):
+        loss = step_of(model, batch)
+        if runs_backward:
+            loss.backward()
+        return loss.detach()
+
+    training = Training(step)
+    with logged() as told:
+        for seed in range(2):
+            assert training.guard.step(batch_of(seed)).applied
+    warned = [
+        "torchnan: step_fn returned a detached loss, and no parameter has a gradient, so this step trains nothing. "
+        "Return the loss with its graph, or call loss.backward() in step_fn."
+    ]
+    assert told == ([] if runs_backward else warned)
 
 
 def test_a_step_function_may_run_backward_itself():

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import torchnan
+from tests.support.captured_output import logged
 from tests.support.guarded_steps import NAN, Training, bad_batch, batch_of, step_of
 from torchnan.recovery import TrainingStopped
 
@@ -40,6 +41,34 @@ def test_accumulation_in_a_loop_of_ones_own():
     assert event.what == "gradient"
     assert event.finding.origin == "input"
     assert event.step == 1
+
+
+def test_a_loop_that_never_asks_is_warned_of_once():
+    """Its batches would pile up, and nothing would be checked."""
+    training = Training()
+    with logged() as told:
+        for seed in range(4):
+            with training.guard.watch(batch_of(seed)):
+                step_of(training.model, batch_of(seed)).backward()
+            training.optimizer.step()
+    assert told == [
+        "torchnan: the optimizer stepped, but ok_to_step() has not been called, so no step is checked, and all batches "
+        "stay in memory. Write `if guard.ok_to_step(loss): optimizer.step()`."
+    ]
+
+
+def test_weights_that_change_after_the_first_question_are_no_sign():
+    """A loop may average weights between two micro-batches, say."""
+    training = Training()
+    with logged() as told:
+        for seed in range(4):
+            with training.guard.watch(batch_of(seed)):
+                loss = step_of(training.model, batch_of(seed))
+                loss.backward()
+            if seed != 1:
+                assert training.guard.ok_to_step(loss)
+            training.optimizer.step()
+    assert told == []
 
 
 def test_random_numbers_drawn_between_micro_batches_are_drawn_again():

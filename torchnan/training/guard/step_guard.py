@@ -32,6 +32,7 @@ from torchnan.training.guard.snapshots import Stateful, TrainingState
 from torchnan.training.guard.step.forward_backward import ForwardBackward, StepFunction, StepRun
 from torchnan.training.guard.step.step_inputs import StepInputs
 from torchnan.training.guard.step_observer import StepMonitor, StepObserver
+from torchnan.training.guard.unchecked_steps import UncheckedSteps
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -145,6 +146,7 @@ class StepGuard:
             self._failures,
             on_instability,
         )
+        self._unchecked_steps = UncheckedSteps(self._forward_backward)
         self._in_watch = False  # between watch() and ok_to_step()
         self._is_manual_loop = False  # the current step belongs to a loop of the user's
         self._has_started = False  # a step has begun, or the run was resumed
@@ -270,6 +272,7 @@ class StepGuard:
             self._in_watch = self._is_manual_loop = True
             self._observer.begin_step(self.step_number)
         if not self._is_disabled:
+            self._unchecked_steps.note_batch()
             self._save(batch)
         yield
 
@@ -287,8 +290,12 @@ class StepGuard:
             TrainingStopped, AgreementError, UnkeepableError: as :meth:`step` does.
         """
         if not self._in_watch:
-            raise RuntimeError("ok_to_step() belongs after `with guard.watch(batch):`, once a step")
+            raise RuntimeError(
+                "ok_to_step() was called without a `with guard.watch(batch):` before it. Wrap forward and backward in "
+                "watch(), then call ok_to_step() once in each step."
+            )
         self._in_watch = False
+        self._unchecked_steps.end()
         if self._is_disabled:
             self._update.clip_gradients(self._forward_backward.end_unguarded([]).gradients.norm)
             return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ from torchnan.training.guard.step.micro_batches import split
 from torchnan.training.guard.step.norm_limit import NormLimit
 from torchnan.training.guard.step.random_state import RandomState
 from torchnan.training.guard.step.step_check import StepCheck
+
+logger = logging.getLogger("torchnan")
 
 StepFunction = Callable[[torch.nn.Module, Any], Any]
 
@@ -92,6 +95,7 @@ class ForwardBackward:
         self._parameters: list[tuple[str, torch.Tensor]] = []
         self._is_checked_before_reduction = False
         self._anomaly_before_reduction: Anomaly | None = None
+        self._has_warned_of_backward = False
 
     @property
     def gradients_arrive_reduced(self) -> bool:
@@ -210,15 +214,30 @@ class ForwardBackward:
                         self._run_piece(piece, share / len(batches), losses)
 
     def _run_piece(self, piece: Any, share: float, losses: list[torch.Tensor]) -> None:
-        assert self.step_fn is not None
+        if self.step_fn is None:
+            raise TypeError(
+                "step() needs the step function: StepGuard(model, optimizer, step_fn). Without one, use "
+                "`with guard.watch(batch):` and guard.ok_to_step(loss) in your own loop."
+            )
         loss = loss_of(self.step_fn(self.model, piece))
         if self._on_loss is not None:
             self._on_loss(loss)
         losses.append(loss.detach())
-        if not loss.requires_grad:  # the step function has run backward itself
+        if not loss.requires_grad:
+            self._warn_if_backward_did_not_run()
             return
         scaled = loss if share == 1.0 else loss * share
         (scaled if self._scaler is None else self._scaler.scale(scaled)).backward()  # type: ignore[no-untyped-call]
+
+    def _warn_if_backward_did_not_run(self) -> None:
+        """Warns once if a detached loss comes without gradients: the step function did not run backward itself."""
+        if self._has_warned_of_backward or any(parameter.grad is not None for _, parameter in self.parameters):
+            return
+        self._has_warned_of_backward = True
+        logger.warning(
+            "torchnan: step_fn returned a detached loss, and no parameter has a gradient, so this step trains nothing. "
+            "Return the loss with its graph, or call loss.backward() in step_fn."
+        )
 
     def _without_reduction(self) -> contextlib.AbstractContextManager[Any]:
         no_sync = getattr(self.model, "no_sync", None)
