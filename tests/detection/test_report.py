@@ -6,8 +6,11 @@ import contextlib
 import importlib
 import json
 import math
+import os
 import re
 import sys
+import sysconfig
+import types
 import warnings
 from pathlib import Path
 
@@ -43,6 +46,15 @@ def found(step) -> torchnan.Finding:
 def anonymous(text: str) -> str:
     """Without the line numbers of this file."""
     return re.sub(r"test_report\.py:\d+", "test_report.py:N", text)
+
+
+@pytest.mark.parametrize(("name", "is_users"), [("pytest", False), ("train", True)])
+def test_a_command_that_pip_wrote_is_not_in_the_stack(name, is_users):
+    """A script of the user may lie in the same folder."""
+    command = os.path.join(sysconfig.get_path("scripts"), name)
+    start = types.FunctionType((lambda step: step()).__code__.replace(co_filename=command), globals())
+    finding = found(lambda: start(lambda: torch.zeros(1).log().item()))
+    assert (command in [frame.file for frame in finding.stack]) == is_users
 
 
 def test_a_forward_finding(monkeypatch):

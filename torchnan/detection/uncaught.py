@@ -12,7 +12,6 @@ import itertools
 import json
 import os
 import sys
-import sysconfig
 import time
 import traceback
 import weakref
@@ -129,9 +128,7 @@ def _full(trace: TracebackType | None) -> str:
 
 
 def _is_users(file: str) -> bool:
-    is_command = os.path.dirname(file) == sysconfig.get_path("scripts")  # torchrun, torchnan
-    is_installed = introspection.package_of(file) is not None
-    return not (is_command or is_installed or introspection.is_internal(file))
+    return introspection.package_of(file) is None and not introspection.is_internal(file)
 
 
 def _named(frames: list[traceback.FrameSummary]) -> str:
