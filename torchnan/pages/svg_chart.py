@@ -13,6 +13,8 @@ FloatArray = NDArray[np.float64]
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 10, 24  # margins
 POINTS = 700  # per line: about one per pixel
 TICKS = 5
+DASH = 6  # pixels
+_NOWHERE: FloatArray = np.empty(0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +56,8 @@ def _round_values(low: float, high: float) -> list[float]:
 def label(value: float) -> str:
     """Returns the label of a tick."""
     if value and not 1e-3 <= abs(value) < 1e5:
-        return f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e")
+        mantissa, exponent = f"{value:.2e}".split("e")
+        return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
     return f"{value:,.6g}"
 
 
@@ -66,7 +69,7 @@ def axis_of(values: FloatArray, start: float, end: float) -> Axis:
     low, high = float(finite.min()), float(finite.max())
     if low > 0 and (high > 30 * float(np.median(finite)) or high > 1e3 * low):
         return Axis(low / 1.3, high * 1.3, start, end, logarithmic=True)
-    room = 0.06 * (high - low) or max(abs(high), 1.0) * 0.1
+    room = 0.06 * (high - low) or 0.1 * abs(high) or 0.1
     return Axis(low - room, high + room, start, end)
 
 
@@ -82,12 +85,22 @@ def downsample(x: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray]:
     return x[picked], y[picked]
 
 
-def line(x: FloatArray, y: FloatArray) -> str:
-    """Returns the ``d`` attribute of a path."""
-    if not len(x):
-        return ""
+def line(x: FloatArray, y: FloatArray, gaps: FloatArray = _NOWHERE) -> str:
+    """Returns the ``d`` attribute of a path, which is interrupted between two points that have a gap between them.
+
+    Args:
+        x, y: the points. A point that stands alone is drawn as a dash.
+        gaps: sorted.
+    """
     points = np.column_stack([np.round(x, 1), np.round(np.clip(y, -1e4, 1e4), 1)])
-    return "M" + "L".join(f"{a:g} {b:g}" for a, b in points.tolist())
+    parts = np.split(points, np.flatnonzero(np.diff(np.searchsorted(gaps, x))) + 1)
+    return "".join(_stroke(part.tolist()) for part in parts if len(part))
+
+
+def _stroke(points: list[list[float]]) -> str:
+    if len(points) == 1:
+        return f"M{points[0][0] - DASH / 2:g} {points[0][1]:g}h{DASH}"
+    return "M" + "L".join(f"{a:g} {b:g}" for a, b in points)
 
 
 def area(x: FloatArray, low: FloatArray, high: FloatArray) -> str:

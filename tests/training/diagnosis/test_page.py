@@ -122,6 +122,39 @@ def test_skipped_steps_restarts_and_rollbacks_are_marked():
         assert f"<title>{title}</title>" in text
 
 
+def drawn(run, title):
+    return next(panel for panel in panels.panels(run, diagnose(run), Thresholds()) if panel.title == title)
+
+
+def test_a_curve_is_interrupted_where_it_is_not_finite():
+    run = training(1).run()
+    run.columns["loss"].values[[200, 400, 402]] = np.nan
+    strokes = drawn(run, "loss").lines[0].path.split("M")[1:]
+    assert [stroke.count("L") + 1 for stroke in strokes] == [200, 199, 1, 197]
+    assert strokes[2].endswith("h6")  # step 401 stands alone
+
+
+def test_a_single_number_is_visible():
+    run = training(1).run()
+    run.groups = {"weight_norm": {"all": Column.of([2.0, *[None] * (len(run) - 1)])}}
+    assert drawn(run, "weight norm").lines[0].path.endswith("h6")
+
+
+def test_a_constant_small_rate_has_an_axis_that_names_it():
+    run = training(1).run()
+    run.groups, run.columns["lr"].values[:] = {}, 5e-5
+    ticks = [text for _, text in drawn(run, "learning rate").y_ticks]
+    assert ticks == ["4.6e-5", "4.8e-5", "5e-5", "5.2e-5", "5.4e-5"]
+
+
+def test_a_single_bad_step_is_called_a_step():
+    run = training(1).run()
+    run.columns["loss"].values[300] = np.nan
+    text = page.html(run, diagnose(run), Thresholds())
+    assert "step 300 ·" in text
+    assert "steps 300 to 300" not in text
+
+
 def test_a_spike_does_not_widen_the_band():
     made = training(2, curve="converged")
     made["loss"][300] = 1e4

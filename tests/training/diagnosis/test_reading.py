@@ -253,6 +253,7 @@ def test_event_files(tmp_path):
         (b'{"finding": {}, "step": 3}\n', "has no steps"),
         (b"step,loss\n", "has no steps"),
         (b"step,loss\n,\n", "has no steps"),
+        (b'import torch; print("ran")\n', "has no steps"),
     ],
 )
 def test_a_file_that_is_not_a_run_is_rejected_with_a_message(tmp_path, content, said):

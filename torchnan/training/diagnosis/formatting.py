@@ -19,6 +19,12 @@ def describe_confidence(verdict: Verdict) -> str:
     return verdict.confidence if certainty == verdict.confidence else f"{verdict.confidence}, its cause {certainty}"
 
 
+def describe_steps(verdict: Verdict) -> str:
+    """Returns the steps of a verdict: ``"steps 5 to 7"``, or ``"step 5"``."""
+    first, last = verdict.first_step, verdict.last_step
+    return f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
+
+
 def format_number(value: float) -> str:
     """Returns a number with four significant digits."""
     return f"{value:,.4g}"

@@ -74,12 +74,13 @@ def read(path: Path, columns: Mapping[str, str]) -> Run:
         header = next(_rows([first], separator), [])
         header = [name.strip() for name in header]
         known = match_columns(header, columns)
-        builder.add_candidates(name for name in header if name and name not in known)
         for chunk in _chunks(_rows(file, separator), len(header), builder):
             found = dict(zip(header, zip(*chunk, strict=True), strict=True))
             values: dict[str, Sequence[Any]] = {known[name]: column for name, column in found.items() if name in known}
             steps = values.pop("step", None)
             builder.add(steps, values or {"loss": (None,) * len(chunk)})
+    if builder.rows:  # a line that only looks like a header names no numbers
+        builder.add_candidates(name for name in header if name and name not in known)
     return builder.build()
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torchnan.config.text import printable
 from torchnan.pages.template import Filters, render_page
-from torchnan.training.diagnosis.formatting import describe_confidence, display_name
+from torchnan.training.diagnosis.formatting import describe_confidence, describe_steps, display_name
 from torchnan.training.diagnosis.reports import terminal
 from torchnan.training.diagnosis.reports.panels import panels
 from torchnan.training.diagnosis.run import Run
@@ -47,5 +47,6 @@ def format_evidence(value: Any) -> str:
 FILTERS: Filters = {
     "display_name": display_name,
     "describe_confidence": describe_confidence,
+    "describe_steps": describe_steps,
     "format_evidence": format_evidence,
 }

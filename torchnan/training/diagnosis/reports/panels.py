@@ -8,7 +8,7 @@ import numpy as np
 
 from torchnan.pages import svg_chart
 from torchnan.training.diagnosis.arrays import BoolArray
-from torchnan.training.diagnosis.formatting import display_name
+from torchnan.training.diagnosis.formatting import describe_steps, display_name
 from torchnan.training.diagnosis.headroom import RANGES
 from torchnan.training.diagnosis.run import Column, Run
 from torchnan.training.diagnosis.series import Series, predict
@@ -144,7 +144,8 @@ def _draw(panel: Panel, run: Run, columns: dict[str, Column]) -> None:
         with np.errstate(invalid="ignore"):
             rows &= (column.values > 0) | (not y_axis.logarithmic)
         x, y = svg_chart.downsample(x_axis(run.step[rows].astype(np.float64)), y_axis(column.values[rows]))
-        panel.lines.append(Line("" if [*known] in UNNAMED else name, svg_chart.line(x, y), i))
+        path = svg_chart.line(x, y, gaps=x_axis(run.step[column.bad].astype(np.float64)))
+        panel.lines.append(Line("" if [*known] in UNNAMED else name, path, i))
         bad = run.step[column.bad][:MAX_MARKS]
         panel.nonfinite += [
             Mark(float(x_axis(np.array(step))), 0, f"not finite at step {step:,}") for step in bad.tolist()
@@ -180,7 +181,7 @@ def _mark(panel: Panel, run: Run, found: Diagnosis) -> None:
     for number, verdict in enumerate(found.verdicts[:MAX_MARKS], 1):
         if verdict.is_bad:
             first, last = x_axis(np.array([verdict.first_step, verdict.last_step], dtype=np.float64)).tolist()
-            title = f"{number}: {display_name(verdict.kind)}, steps {verdict.first_step:,} to {verdict.last_step:,}"
+            title = f"{number}: {display_name(verdict.kind)}, {describe_steps(verdict)}"
             panel.marks.append(Mark(round(first, 1), round(max(1.0, last - first), 1), title))
 
 

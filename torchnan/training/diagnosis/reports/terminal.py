@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchnan.config.text import printable
-from torchnan.training.diagnosis.formatting import describe_confidence, display_name
+from torchnan.training.diagnosis.formatting import describe_confidence, describe_steps, display_name
 from torchnan.training.diagnosis.run import Run
 from torchnan.training.diagnosis.verdict import Diagnosis, Question, Suspect, Verdict
 
@@ -60,8 +60,7 @@ def verdict_lines(verdict: Verdict) -> list[str]:
     """Returns the lines of a verdict; none for a healthy run."""
     if not verdict.is_bad:
         return []
-    steps = f"steps {verdict.first_step:,} to {verdict.last_step:,}"
-    lines = [f"{display_name(verdict.kind).upper()}, {steps}: {describe_confidence(verdict)}"]
+    lines = [f"{display_name(verdict.kind).upper()}, {describe_steps(verdict)}: {describe_confidence(verdict)}"]
     rows = [(_role(i), _suspect(suspect)) for i, suspect in enumerate(verdict.suspects)]
     rows += [("remedy", verdict.remedy), ("check", printable(verdict.check, 1000)), ("branch", verdict.branch)]
     return [*lines, *(line for name, text in rows for line in _wrapped(name, text, 10))]
