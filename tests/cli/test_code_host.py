@@ -33,7 +33,7 @@ def test_github_shows_an_incident_at_its_line(log, capsys):
     )
     assert "%0Areceived by rank 0 through allreduce_%0Atorchnan: NaN at step 17, rank 1 (cpu)%0A  made by   " in error
     assert warning.startswith("::warning file=")
-    assert "3 findings, 2 different" in out.err
+    assert "3 findings, 2 distinct" in out.err
 
 
 def test_sarif_has_a_result_with_the_flow_of_the_value(log, capsys):

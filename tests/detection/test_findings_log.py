@@ -193,14 +193,14 @@ def test_show_prints_the_most_serious_first_and_folds_repeats(path):
     assert error.endswith("\n  repeats   1 more in this log")
     assert warning.startswith("torchnan: NaN at step 7 (cpu) - a warning: nothing used it\n  made by   aten::log")
     assert warning.endswith("\n  repeats   1 more in this log")
-    assert summary == f"{path}: 4 findings, 2 different\n"
+    assert summary == f"{path}: 4 findings, 2 distinct\n"
 
 
 def test_show_names_the_lines_that_it_ignored(path):
     path.write_bytes(b"\x1b[31m\n" * 102 + path.read_bytes()[:-9])
     ended = run_forked_command("show", str(path))
     assert ended.returncode == 0
-    assert f"{path}: 2 findings, 2 different\nignored: " in ended.stdout
+    assert f"{path}: 2 findings, 2 distinct\nignored: " in ended.stdout
     assert "\n  line 1: it is not a finding\n" in ended.stdout
     assert "\n  line 100: " in ended.stdout
     assert ended.stdout.endswith("\n  and 2 more lines\n  the last line is incomplete\n")
@@ -221,7 +221,7 @@ def test_show_as_json_is_the_log_without_unreadable_lines(path):
     path.write_bytes(whole[1] + b"damage\n" + whole[0])
     ended = run_forked_command("show", "--json", str(path))
     assert ended.stdout.encode() == whole[0] + whole[1]
-    assert "2 findings, 2 different\nignored: 7 bytes\n  line 2: it is not a finding" in ended.stderr
+    assert "2 findings, 2 distinct\nignored: 7 bytes\n  line 2: it is not a finding" in ended.stderr
 
 
 def test_show_prints_names_of_any_alphabet_on_any_terminal(path):

@@ -113,10 +113,10 @@ def test_patterns_that_match_or_may_match_later_are_taken():
 
 def test_the_repr_of_a_detection_states_its_findings():
     watch = torchnan.detect(action="log")
-    assert repr(watch).startswith("<torchnan.detect(action='log'), closed: 0 findings, 0 of them errors; 0 operations")
+    assert repr(watch).startswith("<torchnan.detect(action='log'), closed: 0 findings, 0 of level error; 0 operations")
     with watch:
         torch.log(torch.tensor(-1.0)).item()
-        assert "open: 1 findings, 1 of them errors; " in repr(watch)
+        assert "open: 1 finding, 1 of level error; " in repr(watch)
 
 
 @pytest.mark.parametrize("options", [{"action": "rais"}, {"log": "/no/such/folder/log"}])

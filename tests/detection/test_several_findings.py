@@ -87,7 +87,7 @@ def test_a_notebook_shows_a_finding_as_a_table():
 
 def test_a_notebook_shows_the_findings_of_a_session():
     shown = Elements(sixty()._repr_html_())
-    assert "60 findings, 60 of them errors" in shown.text
+    assert "60 findings, 60 of level error" in shown.text
     assert shown.names.count("table") == 1
     assert shown.names.count("li") == 59
     assert "59 more" in shown.text

@@ -104,7 +104,7 @@ def test_show_merges_the_logs_of_ranks(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert shown.count("torchnan: NaN at step 17") == 1
     assert "\n  ranks     received by rank 0 through allreduce_\n" in shown
-    assert f"2 logs, {tmp_path}/rank-0.jsonl to {tmp_path}/rank-1.jsonl: 2 findings, 1 different\n" in shown
+    assert f"2 logs, {tmp_path}/rank-0.jsonl to {tmp_path}/rank-1.jsonl: 2 findings, 1 distinct\n" in shown
     assert shown.endswith(f"{tmp_path}/rank-1.jsonl:\nignored: 8 bytes\n  line 2: it is not a finding\n")
 
 

@@ -108,6 +108,6 @@ def _show_annotations(logs: finding_logs.FindingLogs, form: str) -> int:
     return 0
 
 
-def _summary(logs: finding_logs.FindingLogs, found: int, different: int) -> str:
-    counts = {0: "no findings", 1: "1 finding"}.get(found, f"{found} findings, {different} different")
+def _summary(logs: finding_logs.FindingLogs, found: int, distinct: int) -> str:
+    counts = {0: "no findings", 1: "1 finding"}.get(found, f"{found} findings, {distinct} distinct")
     return "\n".join([f"{logs.names}: {counts}", *logs.notes])

@@ -134,7 +134,7 @@ def _value(variable: str, text: str, policy_variables: Callable[[], Iterable[str
     if variable not in known and _name(variable) not in OLD_NAMES:
         suggestion = suggest(variable, [*known, *_OTHERS, POLICY, *policy_variables()])
         raise OptionError(
-            f"there is no variable {printable(variable, 100)}.{suggestion} Variables: TORCHNAN, {', '.join(known)}, "
-            f"{PAGE}, {POLICY}, {POLICY}_<FIELD>."
+            f"there is no variable {printable(variable, 100)}.{suggestion} Variables: TORCHNAN, "
+            f"{', '.join([*known, *_OTHERS])}, {POLICY}, {POLICY}_<FIELD>."
         )
     return read(f"{variable}=", DetectionOptions.option(_name(variable)), text)

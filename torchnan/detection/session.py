@@ -123,9 +123,10 @@ class detect(contextlib.ContextDecorator):
         findings, stats = self.findings, self.stats()
         errors = sum(finding.level == "error" for finding in findings)
         state = "open" if self._entries.total() > 0 else "closed"
+        found = f"{len(findings)} finding{'' if len(findings) == 1 else 's'}"
         return (
-            f"<torchnan.detect(action={brief(self._options.values['action'])}), {state}: {len(findings)} findings, "
-            f"{errors} of them errors; {stats['ops']:,} operations, {stats['checked']:,} results checked>"
+            f"<torchnan.detect(action={brief(self._options.values['action'])}), {state}: {found}, "
+            f"{errors} of level error; {stats['ops']:,} operations, {stats['checked']:,} results checked>"
         )
 
     # -- as a scope
@@ -340,7 +341,10 @@ def set_detect(mode: bool, **options: Unpack[DetectKeywords]) -> detect | None:
         as :class:`detect` does; and :class:`NonFiniteError` when ending it finds that harm was done.
     """
     if not isinstance(mode, bool):
-        raise TypeError(f"set_detect({brief(mode)}): mode is True or False")
+        raise TypeError(
+            f"set_detect({brief(mode)}): mode is True or False; options are given by name, such as "
+            "set_detect(True, action='warn')."
+        )
     started = detect(**options) if mode else None
     if started is None:
         end_program_wide(report_pending=True)

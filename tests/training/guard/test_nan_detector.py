@@ -83,6 +83,11 @@ def test_a_bad_loss_is_reported_and_counted(bad, action, told):
     assert told[0].endswith("skip the optimizer step") == (action == "skip")
 
 
+def test_a_bad_first_loss_names_no_good_one(told):
+    torchnan.NaNDetector().check_loss(NAN, 1)
+    assert told == ["NaN/Inf loss at step 1: loss is nan (consecutive=1, total=1, no good loss yet)"]
+
+
 def test_raise_raises_and_counts():
     detector = torchnan.NaNDetector(on_nonfinite="raise")
     with pytest.raises(RuntimeError, match="NaN/Inf loss at step 4: loss is nan"):

@@ -285,7 +285,9 @@ def test_a_path_that_is_not_a_capture_is_rejected(tmp_path):
     with pytest.raises(CaptureError, match=r"is not a capture: it has no contents\.json\. A capture is"):
         torchnan.load_capture(tmp_path)
     (tmp_path / "rank-1-step-00000007").mkdir()
-    with pytest.raises(CaptureError, match=r"The captures inside it: 1; give one of them: .*/rank-1-step-00000007\."):
+    with pytest.raises(
+        CaptureError, match=r"The folder has 1 capture inside: give one of them, such as .*/rank-1-step-00000007\."
+    ):
         torchnan.load_capture(tmp_path)
 
 

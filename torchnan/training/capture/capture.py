@@ -307,7 +307,8 @@ _FIELDS: dict[type, dict[str, tuple[type, ...]]] = {
 def _no_capture(path: Path, missing: str) -> CaptureError:
     """Returns the error for a folder that is not a capture; lists the captures inside it, if there are any."""
     inside = rank_folders.all_in(path)
-    what = f"The captures inside it: {len(inside)}; give one of them: {inside[0]}" if inside else _WHAT_ONE_IS
+    captures = f"{len(inside)} capture{'' if len(inside) == 1 else 's'}"
+    what = f"The folder has {captures} inside: give one of them, such as {inside[0]}" if inside else _WHAT_ONE_IS
     return CaptureError(f"{path} is not a capture: it has no {missing}. {what}.")
 
 

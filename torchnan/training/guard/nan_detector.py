@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from typing import Any
 
 import torch
@@ -212,10 +213,10 @@ class NaNDetector:
         where = "" if self._agreement.ranks == 1 else f" on rank {worst.rank}"
         if where and local is None and worst.kind is not AnomalyKind.NORM:
             where = f" detected on another rank, rank {worst.rank}"
-        text = (
-            f"{what}{where}: {worst.text} (consecutive={state.consecutive_nans}, total={state.total_nans}, "
-            f"last_good_loss={state.last_good_loss:.4f} at step {state.last_good_step})"
-        )
+        good = f"last_good_loss={state.last_good_loss:.4f} at step {state.last_good_step}"
+        if math.isinf(state.last_good_loss):
+            good = "no good loss yet"
+        text = f"{what}{where}: {worst.text} (consecutive={state.consecutive_nans}, total={state.total_nans}, {good})"
         text = printable(text, 1000)
         if self.on_nonfinite == "raise":
             raise TrainingStopped(text)
