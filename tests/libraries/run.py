@@ -37,8 +37,8 @@ the NaN or Inf. `make libraries` runs the [programs](../tests/libraries/programs
 """
 
 TAIL = """
-Known: the tables of diffusers' KDPM2 schedulers begin with `log(0)`, are read element by element and cut off, which
-[is reported](harm.md#reported-even-if-you-handle-it-yourself); the program uses other schedulers.
+Known: the tables of diffusers' KDPM2 schedulers begin with `log(0)`, which is cut off later. They are read element by
+element, and that [is reported](harm.md#reported-even-if-you-handle-it-yourself); the program uses other schedulers.
 """
 
 

@@ -1,6 +1,6 @@
 """accelerate: a loop with mixed precision, gradient accumulation and clipping.
 
-Bug: a temperature is learned as it is, and its first update makes it negative: the logarithm of it is not defined.
+Bug: a temperature is learned directly, and its first update makes it negative, where its logarithm is not defined.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""gpytorch: an exact Gaussian process, fitted and asked.
+"""gpytorch: an exact Gaussian process, fitted and then used to predict.
 
 Bug: targets are standardized, and all are the same.
 """
