@@ -52,8 +52,8 @@ std::vector<ResolvedSite> resolve_sites(const std::vector<Entry>& entries, const
 std::vector<Headroom> drain_headroom(const DetectionSession& session) {
   if (!session.options().headroom) {
     throw std::logic_error(
-        "headroom() has nothing to report: the option was off; make the detection with headroom=True (C++: "
-        "Options::headroom)");
+        "headroom() has nothing to report, because the option was off: use detect(headroom=True), in C++ "
+        "Options::headroom");
   }
   if (session.headroom() == nullptr) return {};  // switched off
   const std::vector<Entry> entries = session.headroom()->drain();

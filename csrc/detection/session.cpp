@@ -152,7 +152,7 @@ std::optional<Owner> DetectionSession::named_owner(const c10::StorageImpl* stora
 
 std::string DetectionSession::report() const {
   std::vector<Finding> findings = log_.findings();
-  if (findings.empty()) return "torchnan: nothing non-finite has done harm";
+  if (findings.empty()) return "torchnan: no non-finite value has done harm";
   std::stable_sort(findings.begin(), findings.end(),
                    [](const Finding& a, const Finding& b) { return a.level < b.level; });
   std::vector<std::string> parts;

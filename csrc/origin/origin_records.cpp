@@ -238,9 +238,9 @@ std::shared_ptr<OriginRecord> repeated_origin(const OriginRecord& earlier, Detec
   facts.inputs.clear();
   facts.first_index.clear();
   facts.nan = facts.posinf = facts.neginf = 0;
-  facts.hint = is_checked
-                   ? fmt::format("the same as in step {}, whose numbers were others", earlier.site.step)
-                   : fmt::format("taken to be the same as in step {}: not every call is checked", earlier.site.step);
+  const int64_t step = earlier.site.step;
+  facts.hint = is_checked ? fmt::format("the same origin as in step {}, where the numbers were different", step)
+                          : fmt::format("assumed to be the same origin as in step {}: not every call is checked", step);
   if (const Entry* entered = earlier.entry()) {
     Entry entry = *entered;
     entry.facts.step = session.step();

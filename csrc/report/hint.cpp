@@ -17,8 +17,8 @@ Hint hint_for_received(const Finding& f) {
 Hint hint_for_input(const Finding& f) {
   if (f.op == "torchnan::guard" || f.op == "autograd::backward") {
     return {
-        "no checked operation made it: to see which does, run it under TORCHNAN=raise, or under torchnan.detect(), "
-        "which each thread must enter"};
+        "no checked operation made it: to find the one that does, run the program under TORCHNAN=raise, or under "
+        "torchnan.detect() in each thread"};
   }
   if (f.first_index.size() < 2) return {};
   return {fmt::format("row {} of {} is the first with a non-finite value ({} in all)", f.first_index[0], f.shape[0],

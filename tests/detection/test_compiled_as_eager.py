@@ -211,7 +211,7 @@ def late_harm(compiler):
 
 def test_a_value_that_does_harm_late_has_the_step_of_the_harm():
     finding = next(finding for finding in assert_as_eager(late_harm) if finding.level == "error")
-    assert "the same as in step 3" in finding.hint
+    assert "the same origin as in step 3" in finding.hint
     assert finding.inputs == ()
 
 
@@ -291,8 +291,8 @@ def test_a_call_that_was_not_checked_says_so():
                 step("log")
             errors.append(raised.value.finding)
     assert {error.op for error in errors} == {"aten::log"}
-    assert errors[10].hint == "the same as in step 3, whose numbers were others"
-    assert errors[-1].hint == "taken to be the same as in step 3: not every call is checked"
+    assert errors[10].hint == "the same origin as in step 3, where the numbers were different"
+    assert errors[-1].hint == "assumed to be the same origin as in step 3: not every call is checked"
 
 
 def hidden_elsewhere(compiler):

@@ -41,7 +41,7 @@ with torchnan.detect(log={str(tmp_path / "log")!r}, when="origin") as watch:
     nothing_is_on()
     torch.log(torch.tensor(-1.0)).item()
 assert (watch.findings, watch.first, watch.stats()["ops"], watch.stats()["checked"]) == ([], None, 0, 0)
-assert watch.report() == "torchnan: nothing non-finite has done harm"
+assert watch.report() == "torchnan: no non-finite value has done harm"
 
 @torchnan.detect()
 def decorated():

@@ -190,7 +190,7 @@ class detect(contextlib.ContextDecorator):
 
     def report(self) -> str:
         """Returns all findings as text, the most serious first: the first in full, the others a line each."""
-        first, *others = self._reports() or ["torchnan: nothing non-finite has done harm"]
+        first, *others = self._reports() or ["torchnan: no non-finite value has done harm"]
         parts = [first]
         if others:
             lines = (f"  {report_rows.summary(report)}" for report in others)

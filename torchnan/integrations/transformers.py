@@ -223,7 +223,7 @@ class NaNCallback(TrainerCallback):
             event.same_bits = None  # the Trainer has clipped, the replay has not
         if event.what in ("gradient", "scaler"):
             note = "the Trainer clips gradients before callbacks see them, so one bad gradient makes all of them bad"
-            unclipped = f"; unclipped, in the replay, {self._nonfinite_in_replay} were not finite"
+            unclipped = f"; in the replay, without clipping, {self._nonfinite_in_replay} were not finite"
             event.notes.append(note if event.verdict is None else note + unclipped)
         if event.verdict == "transient":
             event.notes.append("the replay lacks the terms that your compute_loss adds to the loss of the model")

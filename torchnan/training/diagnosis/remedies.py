@@ -6,9 +6,13 @@ from torchnan.training.diagnosis.verdict import Cause, Kind
 
 RELOAD = "Reload the last checkpoint before step {step}"
 SCORE_BOTH = (
-    "Score batches from before and after step {step} with one checkpoint: if the later ones are worse, it is data."
+    "Score batches from before and after step {step} with one checkpoint: if the later batches score worse, the data "
+    "is the cause."
 )
-RERUN = "Run step {step} in float32 with the same data: finite there, it is an overflow; else it is structural."
+RERUN = (
+    "Run step {step} in float32 with the same data: if it is finite there, it overflowed; otherwise the cause is "
+    "structural."
+)
 
 _BY_CAUSE: dict[tuple[Kind, Cause], tuple[str, str]] = {
     ("nonfinite", "log_zero"): (

@@ -196,7 +196,7 @@ class ClampExponent(CallRemedy):
 class MeanOverAtLeastOne(CallRemedy):
     """Divides a mean by the number of its elements, or by 1 if there are none."""
 
-    answers = "a mean over nothing: an empty tensor, labels that are all ignored"
+    answers = "a mean over nothing: an empty tensor, or labels that are all ignored"
     because = "a sum over nothing is 0; of a mean over something it changes no more than its rounding"
     _LOSSES = frozenset({"cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"})
     operators = frozenset({"mean", *_LOSSES})
