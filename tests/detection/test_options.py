@@ -113,10 +113,12 @@ def test_patterns_that_match_or_may_match_later_are_taken():
 
 def test_the_repr_of_a_detection_states_its_findings():
     watch = torchnan.detect(action="log")
-    assert repr(watch).startswith("<torchnan.detect(action='log'), closed: 0 findings, 0 of level error; 0 operations")
+    start = "<torchnan.detect(action='log'), "
+    assert repr(watch).startswith(f"{start}not entered: 0 findings, 0 of level error; 0 operations")
     with watch:
         torch.log(torch.tensor(-1.0)).item()
         assert "open: 1 finding, 1 of level error; " in repr(watch)
+    assert repr(watch).startswith(f"{start}closed: 1 finding")
 
 
 @pytest.mark.parametrize("options", [{"action": "rais"}, {"log": "/no/such/folder/log"}])
@@ -184,6 +186,11 @@ BAD_ENVIRONMENT = [
     ({"TORCHNAN": "Raise"}, "1, 0. Did you mean 'raise'?"),
     ({"TORCHNAN": "true"}, "it takes one of raise, warn, log, breakpoint, 1, 0"),
     ({"TORCHNAN": "1", "TORCHNAN_CHEK_NAN": "1"}, "no variable TORCHNAN_CHEK_NAN. Did you mean 'TORCHNAN_CHECK_NAN'?"),
+    (
+        {"TORCHNAN": "1", "TORCHNAN_RESCAN": "3"},
+        "TORCHNAN_LOG, TORCHNAN_HTML, TORCHNAN_REPLACE_ANOMALY, TORCHNAN_REQUIRE_CUDA, TORCHNAN_TRACEBACK, "
+        "TORCHNAN_POLICY, TORCHNAN_POLICY_<FIELD>.",
+    ),
     ({"TORCHNAN": "1", "TORCHNAN_MODEL": "x"}, "there is no variable TORCHNAN_MODEL"),
     ({"TORCHNAN_": "1"}, "there is no variable TORCHNAN_"),
     ({"TORCHNAN_when": "origin"}, "there is no variable TORCHNAN_when"),

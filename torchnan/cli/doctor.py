@@ -22,7 +22,7 @@ from torchnan.config.text import printable
 from torchnan.detection.compiled import torch_internals
 
 NAME = "doctor"
-HELP = "say what it was built for, and whether it works here"
+HELP = "say what torchnan was built for, and whether it works here"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -122,7 +122,7 @@ class detect(contextlib.ContextDecorator):
     def __repr__(self) -> str:
         findings, stats = self.findings, self.stats()
         errors = sum(finding.level == "error" for finding in findings)
-        state = "open" if self._entries.total() > 0 else "closed"
+        state = "open" if self._entries.total() > 0 else "closed" if self._entries else "not entered"
         found = f"{len(findings)} finding{'' if len(findings) == 1 else 's'}"
         return (
             f"<torchnan.detect(action={brief(self._options.values['action'])}), {state}: {found}, "
