@@ -300,6 +300,48 @@ with torchnan.detect(action="log") as watch:
 """,
         (received("_allgather_base_"), {"origin": "parameter", "name": "a.weight", "collective": "", "count": 1}),
     ),
+    "a shard that an optimizer writes": Program(
+        """
+import numpy
+from torch.distributed.fsdp import fully_shard
+model = Net()
+for part in (model.a, model.b, model):
+    fully_shard(part)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+train(model, optimizer=optimizer)
+with torchnan.detect(action="log") as watch:
+    momentum = optimizer.state[model.a.weight]["momentum_buffer"].to_local()
+    array = momentum.numpy().copy()
+    if planted and rank == 1:
+        array[2, 3] = numpy.nan
+    momentum.copy_(torch.from_numpy(array))
+    del array, momentum
+    train(model, optimizer=optimizer)
+""",
+        (
+            received("_allgather_base_", step=2),
+            {"origin": "input", "harm": "parameter", "harmed": "a.weight", "step": 1},
+        ),
+    ),
+    "a shard of the state of an optimizer": Program(
+        """
+from torch.distributed.fsdp import fully_shard
+model = Net()
+for part in (model.a, model.b, model):
+    fully_shard(part)
+class Counting(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            scale = torch.full_like(parameter, -1.0 if planted else 1.0)
+            self.state[parameter]["noise"] = scale.log()  # PLANTED
+        super().step(closure)
+optimizer = Counting(model.parameters(), lr=0.01)
+with torchnan.detect(action="log") as watch:
+    train(model, steps=1, optimizer=optimizer)
+""",
+        (made("log", line=True, harm="optimizer_state", harmed="noise"),) * 2,
+    ),
     "a gradient that comes back": Program(
         """
 stage = nn.Linear(4, 4)

@@ -6,7 +6,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim.optimizer import Optimizer
@@ -14,6 +14,20 @@ from torch.optim.optimizer import Optimizer
 from torchnan._load import _C
 from torchnan.detection import initial_weights, introspection, proved_step, shards
 from torchnan.detection.containment import contained
+
+
+class _Parameter(NamedTuple):
+    """A parameter of an optimizer, and its place there."""
+
+    tensor: torch.Tensor
+    group: int
+    place: int
+
+    @property
+    def name(self) -> str:
+        described = f"parameter {self.place} of group {self.group}, shape {list(self.tensor.shape)}"
+        return introspection.name_of_parameter(self.tensor) or described
+
 
 _scaling = threading.local()  # ended: the optimizers whose steps ended inside GradScaler.step()
 _counted_pass = -1  # the last backward pass whose steps were counted
@@ -77,17 +91,14 @@ def check_gradients(optimizer: Optimizer) -> None:
     if not _may_hold_nonfinite() or _scaler_skips(optimizer):
         return
     with torch._C.DisableTorchFunction():  # inspecting a tensor is not a call by user code
-        groups = [group["params"] for group in optimizer.param_groups]
-        places = [(g, i) for g, group in enumerate(groups) for i, p in enumerate(group) if p.grad is not None]
-        gradients = [shards.local(groups[g][i].grad) for g, i in places]
+        pairs = [(one, one.tensor.grad) for one in _parameters(optimizer)]
+        updated = [(one, shards.local(gradient)) for one, gradient in pairs if gradient is not None]
+    _C.report_tensors("gradient", [gradient for _, gradient in updated], lambda i: updated[i][0].name)
 
-    def name(position: int) -> str:
-        group, i = places[position]
-        parameter = groups[group][i]
-        place = f"parameter {i} of group {group}, shape {list(parameter.shape)}"
-        return introspection.name_of_parameter(parameter) or place
 
-    _C.report_tensors("gradient", gradients, name)
+def _parameters(optimizer: Optimizer) -> list[_Parameter]:
+    groups = [group["params"] for group in optimizer.param_groups]
+    return [_Parameter(parameter, g, i) for g, group in enumerate(groups) for i, parameter in enumerate(group)]
 
 
 def _scaler_skips(optimizer: Optimizer) -> bool:
@@ -178,8 +189,13 @@ def counting_skipped(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_state(optimizer: Optimizer) -> None:
-    """Optimizers of other packages may keep other things there than a dict for each parameter."""
+    """Checks the shards of parameters and the state. The core sees whole parameters while the step writes them.
+
+    Optimizers of other packages may keep other things in their state than a dict for each parameter.
+    """
+    sharded = [one for one in _parameters(optimizer) if shards.is_sharded(one.tensor)]
+    _C.report_tensors("parameter", [shards.local(one.tensor) for one in sharded], lambda i: sharded[i].name)
     states = optimizer.state.values() if isinstance(optimizer.state, Mapping) else ()
     values = [item for state in states if isinstance(state, Mapping) for item in state.items()]
     tensors = [(key, value) for key, value in values if isinstance(value, torch.Tensor)]
-    _C.report_tensors("optimizer_state", [value for _, value in tensors], lambda i: str(tensors[i][0]))
+    _C.report_tensors("optimizer_state", [shards.local(value) for _, value in tensors], lambda i: str(tensors[i][0]))
