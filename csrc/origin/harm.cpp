@@ -79,33 +79,33 @@ Harm harm_at(const Site& site, HarmKind kind, const HarmedName& name, const Dete
   return harm;
 }
 
-// Whether another rank may have sent back what this one has sent and reported in the same step: the gradient of a
-// stage.
-bool may_have_come_back(const DetectionSession& session, const OriginRecord& origin) {
-  return !origin.collective.empty() && has_sent_reported(session, origin);
-}
-
 // Returns the cause to report and marks it as reported, so that there is one alarm per cause; null if there is none.
-const Cause* claim_cause(const DetectionSession& session, const Provenance& provenance, HarmKind kind,
-                         NonfiniteKinds kinds) {
-  if (!session.checks(kinds)) return nullptr;
+std::optional<Cause> claim_cause(const DetectionSession& session, const Provenance& provenance, HarmKind kind,
+                                 NonfiniteKinds kinds) {
+  if (!session.checks(kinds)) return std::nullopt;
   for (const Cause& cause : provenance.causes()) {
+    const OriginRecord& origin = *cause.origin;
     if (is_harmless(cause, kind)) continue;
-    if (is_exempt(session, *cause.origin, kind) || cause.origin->reported.exchange(true)) return nullptr;
-    if (kind != HarmKind::kOrigin && is_reported_in_forward_pass(session, *cause.origin)) return nullptr;
-    if (may_have_come_back(session, *cause.origin)) return nullptr;
+    if (is_exempt(session, origin, kind) || cause.origin->reported.exchange(true)) return std::nullopt;
+    if (kind != HarmKind::kOrigin && is_reported_in_forward_pass(session, origin)) return std::nullopt;
+    // Another rank may have sent back what this one has made: the gradient of a stage, or tokens from an expert.
+    const auto sent = origin.collective.empty() ? nullptr : sent_before(session, origin);
+    const bool is_returned = sent != nullptr && (sent->first().origin->reported || !is_harmless(sent->first(), kind));
+    if (is_returned && sent->first().origin->reported.exchange(true)) return std::nullopt;
+    const Cause& claimed = is_returned ? sent->first() : cause;
+    record_reported(session, *claimed.origin);
     for (const Cause& one : provenance.causes()) record_reported(session, *one.origin);  // one report for all of them
-    return &cause;
+    return claimed;
   }
-  return nullptr;
+  return std::nullopt;
 }
 
 }  // namespace
 
 void report_harm(DetectionSession& session, const Provenance& provenance, HarmKind kind, NonfiniteKinds kinds,
                  const HarmedName& name) {
-  const Cause* cause = claim_cause(session, provenance, kind, kinds);
-  if (cause == nullptr) return;
+  const auto cause = claim_cause(session, provenance, kind, kinds);
+  if (!cause) return;
   try {
     deliver(session, make_finding(*cause, Level::kError, harm_at(current_place(), kind, name, session), session));
   } catch (const UserFacingException&) {
@@ -118,8 +118,8 @@ void report_harm(DetectionSession& session, const Provenance& provenance, HarmKi
 
 std::optional<Finding> make_harm_finding(DetectionSession& session, const Provenance& provenance, HarmKind kind,
                                          NonfiniteKinds kinds, const Site& site, const HarmedName& name) {
-  const Cause* cause = claim_cause(session, provenance, kind, kinds);
-  if (cause == nullptr) return std::nullopt;
+  const auto cause = claim_cause(session, provenance, kind, kinds);
+  if (!cause) return std::nullopt;
   Site live;
   live.live = site.live;
   live.inner = site.inner;

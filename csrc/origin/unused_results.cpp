@@ -6,6 +6,7 @@
 
 #include "origin/origin_records.h"
 #include "origin/replayed_region.h"
+#include "origin/reported_causes.h"
 #include "process/fork_safe_mutex.h"
 
 namespace torchnan {
@@ -27,7 +28,7 @@ struct SentInStep {
   static constexpr size_t kMost = 64;
 
   int64_t step = 0;
-  std::vector<std::shared_ptr<OriginRecord>> origins;
+  std::vector<NonfiniteRegistry::ProvenancePtr> values;  // each of another origin
 };
 
 struct SentInSteps {
@@ -37,14 +38,17 @@ struct SentInSteps {
 
 SentInSteps& sent_in_steps = *new SentInSteps;
 
-void record_sent_in_step(const DetectionSession& session, const std::shared_ptr<OriginRecord>& origin) {
-  std::vector<std::shared_ptr<OriginRecord>> released;  // after the lock
+const OriginRecord& origin_of(const NonfiniteRegistry::ProvenancePtr& values) { return *values->first().origin; }
+
+void record_sent_in_step(const DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& values) {
+  std::vector<NonfiniteRegistry::ProvenancePtr> released;  // after the lock
   const std::lock_guard lock(sent_in_steps.mutex);
   SentInStep& sent = sent_in_steps.by_session[&session];
-  if (sent.step != session.step()) released.swap(sent.origins);
+  if (sent.step != session.step()) released.swap(sent.values);
   sent.step = session.step();
-  const bool is_known = std::find(sent.origins.begin(), sent.origins.end(), origin) != sent.origins.end();
-  if (!is_known && sent.origins.size() < SentInStep::kMost) sent.origins.push_back(origin);
+  const bool is_known = std::any_of(sent.values.begin(), sent.values.end(),
+                                    [&](const auto& one) { return &origin_of(one) == &origin_of(values); });
+  if (!is_known && sent.values.size() < SentInStep::kMost) sent.values.push_back(values);
 }
 
 void forget_sent_in_step(const DetectionSession& session) {
@@ -63,6 +67,9 @@ bool is_unused(const OriginRecord& origin) {
 bool is_unreported(const OriginRecord& origin) {
   return !origin.reported && !origin.exempt && !origin.seen_by_scaler && !origin.compared;
 }
+
+// Whether another rank has made the values, and reports them.
+bool is_passed_on(const OriginRecord& origin) { return !origin.collective.empty(); }
 
 // Keeps the first of a call site that `is_candidate`. The replay of a backward pass makes the origins of the forward
 // pass again: these do not replace the first.
@@ -120,20 +127,26 @@ std::vector<NonfiniteRegistry::ProvenancePtr> drain_unused(const DetectionSessio
 }
 
 void record_sent(DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& provenance) {
-  const std::shared_ptr<OriginRecord>& origin = provenance->first().origin;
+  OriginRecord& origin = *provenance->first().origin;
   if (provenance->is_intentional() && !provenance->first().kinds.nan()) return;  // a mask
-  record_sent_in_step(session, origin);
-  const bool is_passed_on = !origin->collective.empty();  // another rank reports it
-  if (!is_passed_on) record(sent_results, session, provenance, is_unreported);
+  if (is_reported_in_forward_pass(session, origin)) origin.reported = true;      // the same cause
+  record_sent_in_step(session, provenance);
+  if (!is_passed_on(origin)) record(sent_results, session, provenance, is_unreported);
 }
 
-bool has_sent_reported(const DetectionSession& session, const OriginRecord& received) {
+NonfiniteRegistry::ProvenancePtr sent_before(const DetectionSession& session, const OriginRecord& received) {
   const std::lock_guard lock(sent_in_steps.mutex);
   const auto found = sent_in_steps.by_session.find(&session);
-  if (found == sent_in_steps.by_session.end() || found->second.step != received.site.step) return false;
-  const auto& origins = found->second.origins;
-  return std::any_of(origins.begin(), origins.end(),
-                     [&](const auto& sent) { return sent.get() != &received && sent->reported; });
+  if (found == sent_in_steps.by_session.end() || found->second.step != received.site.step) return nullptr;
+  NonfiniteRegistry::ProvenancePtr own;
+  for (const auto& sent : found->second.values) {
+    const OriginRecord& origin = origin_of(sent);
+    if (&origin == &received) continue;
+    if (origin.reported) return sent;
+    const bool may_do_harm = is_unreported(origin) && !is_passed_on(origin) && !sent->is_intentional();
+    if (own == nullptr && may_do_harm) own = sent;
+  }
+  return own;
 }
 
 std::vector<NonfiniteRegistry::ProvenancePtr> drain_sent(const DetectionSession& session) {

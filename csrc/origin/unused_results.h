@@ -21,9 +21,10 @@ std::vector<NonfiniteRegistry::ProvenancePtr> drain_unused(const DetectionSessio
 // Records an origin that this rank has sent to others, one per call site. Bounded by the session's max_findings.
 void record_sent(DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& provenance);
 
-// Whether this rank has sent others a value of another origin in the step in which it received `received`, and has
-// reported that origin in this step or before.
-bool has_sent_reported(const DetectionSession& session, const OriginRecord& received);
+// Returns a value of another origin that this rank has sent in the step in which it received `received`, and that may
+// have come back: one that was reported, else the first that this rank made and that may still do harm; null if there
+// is none.
+NonfiniteRegistry::ProvenancePtr sent_before(const DetectionSession& session, const OriginRecord& received);
 
 // Returns the origins that were sent and have done no harm here, oldest first, and removes them: the other ranks need
 // to know which rank made them.

@@ -366,6 +366,42 @@ with torchnan.detect(action="log") as watch:
 """,
         (made("log", line=True, count=1), received("recv_", origin="input", count=1)),
     ),
+    "a value that comes back": Program(
+        """
+with torchnan.detect(action="log") as watch:
+    if rank == 0:
+        sent = torch.ones(4)
+        if planted:
+            sent = (sent - 2).log()  # PLANTED
+        dist.send(sent, 1)
+        del sent
+        returned = torch.empty(4)
+        dist.recv(returned, 1)
+        returned.sum().item()
+    else:
+        buffer = torch.empty(4)
+        dist.recv(buffer, 0)
+        dist.send(buffer * 2, 0)
+        buffer.sum().item()
+""",
+        (made("log", line=True, count=1, harm="read"), received("recv_", origin="input", count=1)),
+    ),
+    "gradients of a loss that user code looks at": Program(
+        """
+model = nn.parallel.DistributedDataParallel(Net())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+with torchnan.detect(action="log") as watch:
+    for step in range(2):
+        optimizer.zero_grad()
+        mask = torch.zeros(4) if planted and rank == 1 and step == 1 else torch.ones(4)
+        loss = (model(torch.randn(4, 8)).mean(1) * mask).sum() / mask.sum()  # PLANTED
+        loss.backward()
+        if bool(loss.isfinite()):
+            optimizer.step()
+    del loss
+""",
+        (received("allreduce_", count=1), made("div", line=True, count=1)),
+    ),
     "a value that is passed on": Program(
         """
 with torchnan.detect(action="log") as watch:
