@@ -58,3 +58,14 @@ def test_parameters_that_were_exchanged_have_each_other_s_names():
     assert name_of_nan_weight(model, model[1].weight) == "1.weight"
     model[0].weight, model[1].weight = model[1].weight, torch.nn.Parameter(torch.zeros(4, 4))
     assert name_of_nan_weight(model, model[0].weight) == "0.weight"
+
+
+def test_of_parameters_that_share_memory_the_one_with_the_value_is_named():
+    """Parts of one flat tensor, as FSDP and DeepSpeed make them."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    for parameter, part in zip(model.parameters(), flat.split([16, 4, 16, 4]), strict=True):
+        parameter.data = part.view_as(parameter)
+    assert name_of_nan_weight(model, model[1].weight) == "1.weight"
+    model[1].weight.data[0] = 0
+    assert name_of_nan_weight(model, model[0].bias) == "0.bias"

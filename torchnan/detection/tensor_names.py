@@ -40,7 +40,7 @@ class _Location(NamedTuple):
 
 class _Names(NamedTuple):
     root: weakref.ref[torch.nn.Module]
-    by_storage: dict[int, _Location]
+    by_storage: dict[int, list[_Location]]
     by_id: dict[int, _Location]
 
 
@@ -48,12 +48,15 @@ _known: dict[int, _Names] = {}  # by the id of the root: some modules cannot be 
 
 
 def known_owner_of_storage(root: torch.nn.Module, storage: int) -> Owned | None:
-    """Returns what the last walk over a model found on a storage, if that is still there."""
+    """Returns what the last walk over a model found on a storage, if that is still there; of several that share it, the
+    first that is not finite."""
     names = _names_of(root)
-    location = names.by_storage.get(storage) if names is not None else None
-    if location is not None and (tensor := location.tensor(root)) is not None and _storage_of(tensor) == storage:
-        return location.owned
-    return None
+    locations = names.by_storage.get(storage, []) if names is not None else []
+    there = [(one, tensor) for one in locations if (tensor := one.tensor(root)) is not None]
+    owners = [(one.owned, tensor) for one, tensor in there if _storage_of(tensor) == storage]
+    if len(owners) > 1:  # parts of a flat parameter
+        owners = [(owned, tensor) for owned, tensor in owners if not _is_finite(tensor)] or owners
+    return owners[0][0] if owners else None
 
 
 def known_owner_of_tensor(root: torch.nn.Module, tensor: torch.Tensor) -> Owned | None:
@@ -74,7 +77,7 @@ def walk(root: torch.nn.Module) -> None:
             for path, steps, module in modules:
                 for name, tensor in parts(module, _kind(is_buffer)):
                     location = _Location(Owned(is_buffer, joined(path, name)), steps, name)
-                    names.by_storage.setdefault(_storage_of(tensor), location)
+                    names.by_storage.setdefault(_storage_of(tensor), []).append(location)
                     names.by_id.setdefault(id(tensor), location)
 
 
@@ -85,6 +88,11 @@ def _names_of(root: torch.nn.Module) -> _Names | None:
 
 def _storage_of(tensor: torch.Tensor) -> int:
     return _C.storage_of(shards.local(tensor))
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    with torch._C.DisableTorchFunction():  # inspecting a tensor is not a call by user code
+        return tensor.numel() == 0 or _C.magnitudes([shards.local(tensor)]) != [None]
 
 
 def _kind(is_buffer: bool) -> str:
