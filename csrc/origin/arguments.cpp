@@ -118,8 +118,9 @@ std::vector<TensorArgument> tensor_arguments(const CallContext& call) {
   return found;
 }
 
-at::Tensor copy_destination(const CallContext& call) {
-  if (!call.plan.is_data_movement) return {};
+at::Tensor destination_of_internal_copy(const CallContext& call, const at::Tensor& source) {
+  const bool is_internal = source.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj() == nullptr;
+  if (!is_internal || !call.plan.is_data_movement) return {};
   for (const OpPlan::MutatedArgument& mutated : call.plan.mutated_arguments) {
     const c10::IValue& target = call.saved[mutated.saved_index];
     if (!mutated.reads_previous_value && target.isTensor()) return scannable_values(target.toTensor());

@@ -35,8 +35,9 @@ struct TensorArgument {
 // Returns the tensors that the call reads, without out= arguments and numbers that PyTorch has wrapped.
 std::vector<TensorArgument> tensor_arguments(const CallContext& call);
 
-// Returns the destination of a call that only moves values; undefined if the call does more.
-at::Tensor copy_destination(const CallContext& call);
+// Returns the destination of a call that moves values out of internal memory of PyTorch, as gloo's collectives do when
+// they end; undefined if the call does more, or if Python knows the tensor `source`: then user code copies.
+at::Tensor destination_of_internal_copy(const CallContext& call, const at::Tensor& source);
 
 // Returns the kinds among the numbers that were passed, wrapped as tensors or not: full(-inf), x * inf,
 // masked_fill(mask, -inf).

@@ -141,7 +141,7 @@ void HostEvidence::find_external_arguments() {
     const NonfiniteKinds kinds = kinds_of(tensor);
     if (!kinds.any()) continue;
     if (argument.tensor.is_sparse() && !nonfinite_registry().contains(tensor)) expect_sparse_result(tensor);
-    if (const auto pending = pending_provenance(); pending != nullptr && !nonfinite_registry().contains(tensor)) {
+    if (const auto pending = pending_provenance(tensor); pending != nullptr && !nonfinite_registry().contains(tensor)) {
       bad_arguments_.push_back({tensor, argument.name, argument.element, kinds, pending});
     } else if (const auto producer = producer_of_saved_argument(call_.plan.name, argument.name); !producer.empty()) {
       if (!kinds.nan()) continue;  // its table is full of -inf
@@ -155,9 +155,9 @@ void HostEvidence::find_external_arguments() {
   }
 }
 
-// A collective of gloo ends by copying from internal memory to the pending result.
-NonfiniteRegistry::ProvenancePtr HostEvidence::pending_provenance() const {
-  const at::Tensor target = copy_destination(call_);
+// Returns the causes of a pending result of a collective that the call copies from internal memory.
+NonfiniteRegistry::ProvenancePtr HostEvidence::pending_provenance(const at::Tensor& source) const {
+  const at::Tensor target = destination_of_internal_copy(call_, source);
   const auto provenance = target.defined() ? nonfinite_registry().find(target) : nullptr;
   return provenance != nullptr && provenance->pending() ? provenance : nullptr;
 }

@@ -38,7 +38,7 @@ class HostEvidence final : public Evidence {
   bool has_more_than_was_given() const;
   bool is_step_with_number();
   void find_external_arguments();
-  NonfiniteRegistry::ProvenancePtr pending_provenance() const;
+  NonfiniteRegistry::ProvenancePtr pending_provenance(const at::Tensor& source) const;
   bool is_written_number(const BadArgument& argument) const;
   bool is_known(const at::Tensor& tensor) const;
 

@@ -113,7 +113,7 @@ void fill_constant_lines(const CallContext& call, Finding& facts) {
 // gloo's collectives end by copying from internal memory to the pending result. Undefined if no collective did.
 at::Tensor target_of_collective(const CallContext& call, const at::Tensor& argument) {
   if (bound_cache().pending_collective(argument) != nullptr) return argument;
-  const at::Tensor target = copy_destination(call);
+  const at::Tensor target = destination_of_internal_copy(call, argument);
   return target.defined() && bound_cache().pending_collective(target) != nullptr ? target : at::Tensor();
 }
 

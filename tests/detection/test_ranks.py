@@ -402,6 +402,27 @@ with torchnan.detect(action="log") as watch:
 """,
         (received("allreduce_", count=1), made("div", line=True, count=1)),
     ),
+    "a checkpoint in a flat parameter": Program(
+        """
+import numpy
+from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, StateDictType
+model = FullyShardedDataParallel(Net(), use_orig_params=True, device_id=torch.device("cpu"))
+with torchnan.detect(action="log") as watch:
+    arrays = {name: numpy.ones(value.shape, "float32") for name, value in Net().state_dict().items()}
+    if planted:
+        arrays["b.weight"][6, 2] = numpy.nan
+    state = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    whole = FullStateDictConfig(rank0_only=False)
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT, whole):
+        model.load_state_dict(state)
+    del state, arrays
+    model(torch.randn(4, 8)).square().mean().backward()
+""",
+        (
+            received("allgather_", origin="parameter", name="b.weight"),
+            {"origin": "input", "collective": ""},
+        ),
+    ),
     "a value that is passed on": Program(
         """
 with torchnan.detect(action="log") as watch:
