@@ -74,6 +74,13 @@ def test_a_received_value_without_a_known_maker_is_a_separate_incident():
     assert (incident.first.op, len(incident.received), later.first.step) == ("c10d::allreduce_", 1, 9)
 
 
+def test_a_rank_that_counts_no_steps_receives_from_any_step():
+    """It evaluates what another rank trains."""
+    (incident,) = story_of(received(rank=0, step=1), masked_row(rank=1, step=4, level="note"))
+    assert (incident.first.rank, incident.first.level) == (1, "error")
+    assert incident.received == [Sighting(0, 1, "allreduce_")]
+
+
 def test_errors_come_first_then_the_earliest():
     story = story_of(masked_row(level="warning", step=1), masked_row(op="a::b", step=5), masked_row(op="a::c", step=4))
     assert [(one.first.level, one.first.step) for one in story] == [("error", 4), ("error", 5), ("warning", 1)]

@@ -55,7 +55,8 @@ class Story:
     the others, so it can process more findings than fit into memory.
 
     A value received from another rank belongs to the incident made at the same step, or last before it. If no rank
-    reports its origin, it is a separate incident.
+    reports its origin, it is a separate incident. A rank that takes no optimizer steps, such as one that only
+    evaluates, counts none.
 
     Attributes:
         count: number of findings so far.
@@ -174,10 +175,12 @@ def name_ranks(ranks: Iterable[int | None]) -> str:
 
 def _cause_of(received: Sighting, made: Sequence[Incident]) -> Incident | None:
     """Returns the incident from which a value was received, among those of its level, in their order: of those at its
-    step, or else at the last step before it, the first of another rank."""
+    step, or else at the last step before it, the first of another rank. A rank without an optimizer stays at step 1:
+    there it is the first of all that other ranks have made."""
     end = bisect.bisect_right(made, received.step or 0, key=_step_of)
     if not end:
-        return None
+        is_counted = (received.step or 0) > 1
+        return None if is_counted else next((one for one in made if one.first.rank != received.rank), None)
     begin = bisect.bisect_left(made, _step_of(made[end - 1]), hi=end, key=_step_of)
     of_others = (one for one in made[begin:end] if one.first.rank != received.rank)
     return next(of_others, made[end - 1])
