@@ -80,24 +80,26 @@ Harm harm_at(const Site& site, HarmKind kind, const HarmedName& name, const Dete
 }
 
 // Returns the cause to report and marks it as reported, so that there is one alarm per cause; null if there is none.
-std::optional<Cause> claim_cause(const DetectionSession& session, const Provenance& provenance, HarmKind kind,
-                                 NonfiniteKinds kinds) {
-  if (!session.checks(kinds)) return std::nullopt;
+// Copies no cause: an allocation that failed after the mark would lose the alarm.
+std::shared_ptr<const Cause> claim_cause(const DetectionSession& session, const Provenance& provenance, HarmKind kind,
+                                         NonfiniteKinds kinds) {
+  if (!session.checks(kinds)) return nullptr;
   for (const Cause& cause : provenance.causes()) {
     const OriginRecord& origin = *cause.origin;
     if (is_harmless(cause, kind)) continue;
-    if (is_exempt(session, origin, kind) || cause.origin->reported.exchange(true)) return std::nullopt;
-    if (kind != HarmKind::kOrigin && is_reported_in_forward_pass(session, origin)) return std::nullopt;
+    if (is_exempt(session, origin, kind) || cause.origin->reported.exchange(true)) return nullptr;
+    if (kind != HarmKind::kOrigin && is_reported_in_forward_pass(session, origin)) return nullptr;
     // Another rank may have sent back what this one has made: the gradient of a stage, or tokens from an expert.
     const auto sent = origin.collective.empty() ? nullptr : sent_before(session, origin);
     const bool is_returned = sent != nullptr && (sent->first().origin->reported || !is_harmless(sent->first(), kind));
-    if (is_returned && sent->first().origin->reported.exchange(true)) return std::nullopt;
-    const Cause& claimed = is_returned ? sent->first() : cause;
-    record_reported(session, *claimed.origin);
+    if (is_returned && sent->first().origin->reported.exchange(true)) return nullptr;
+    if (is_returned) record_reported(session, *sent->first().origin);
     for (const Cause& one : provenance.causes()) record_reported(session, *one.origin);  // one report for all of them
-    return claimed;
+    // the caller keeps `provenance`
+    return is_returned ? std::shared_ptr<const Cause>(sent, &sent->first())
+                       : std::shared_ptr<const Cause>(std::shared_ptr<const Cause>(), &cause);
   }
-  return std::nullopt;
+  return nullptr;
 }
 
 }  // namespace
@@ -105,7 +107,7 @@ std::optional<Cause> claim_cause(const DetectionSession& session, const Provenan
 void report_harm(DetectionSession& session, const Provenance& provenance, HarmKind kind, NonfiniteKinds kinds,
                  const HarmedName& name) {
   const auto cause = claim_cause(session, provenance, kind, kinds);
-  if (!cause) return;
+  if (cause == nullptr) return;
   try {
     deliver(session, make_finding(*cause, Level::kError, harm_at(current_place(), kind, name, session), session));
   } catch (const UserFacingException&) {
@@ -119,7 +121,7 @@ void report_harm(DetectionSession& session, const Provenance& provenance, HarmKi
 std::optional<Finding> make_harm_finding(DetectionSession& session, const Provenance& provenance, HarmKind kind,
                                          NonfiniteKinds kinds, const Site& site, const HarmedName& name) {
   const auto cause = claim_cause(session, provenance, kind, kinds);
-  if (!cause) return std::nullopt;
+  if (cause == nullptr) return std::nullopt;
   Site live;
   live.live = site.live;
   live.inner = site.inner;
