@@ -39,7 +39,7 @@ def test_the_walk_names_the_worse_one_first(example):
     ended, _ = example
     first = ended.stdout.index("PERSISTENT ELEVATION, steps 421 to 599")
     assert "the learning rate jumps from 0.004 to 0.2 at step 420" in ended.stdout[first:]
-    assert first < ended.stdout.index("SPIKE, steps 240 to 240")
+    assert first < ended.stdout.index("SPIKE, step 240")
 
 
 def test_page_and_post_mortem_are_written(example):

@@ -33,7 +33,7 @@ def test_a_cell_shows_a_session_as_a_table_and_an_error_with_the_report(monkeypa
 
     (shown,) = notebook.cells[0].outputs
     assert shown.output_type == "execute_result"
-    assert "1 findings" in shown.data["text/plain"]
+    assert "1 finding," in shown.data["text/plain"]
     assert "<b>torchnan: NaN at step 1 (cpu)</b>" in shown.data["text/html"]
     assert "<b>aten::div, output 0   at Cell In[1]:4</b>" in shown.data["text/html"]
     assert "user code read it (Cell In[1]:4)" in shown.data["text/html"]

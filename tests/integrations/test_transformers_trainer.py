@@ -149,8 +149,8 @@ def test_names_that_clipping_has_spoilt_are_reported_as_they_were(tmp_path):
     assert event.seen.startswith("7 of 7 gradients are not finite")
     assert event.same_bits is None
     assert event.notes == [
-        "the Trainer clips gradients before callbacks see them, so one bad gradient makes all of them bad; unclipped, "
-        "in the replay, 1 of 7: scale (nan 1) were not finite"
+        "the Trainer clips gradients before callbacks see them, so one bad gradient makes all of them bad; in the "
+        "replay, without clipping, 1 of 7: scale (nan 1) were not finite"
     ]
 
 
