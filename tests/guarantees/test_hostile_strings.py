@@ -173,6 +173,8 @@ NO_MESSAGES = {
     "config/deprecation.py warn_deprecated",  # names of options only
     "config/text.py to_valid_utf8",
     "training/diagnosis/series.py Series.to_rows",
+    "training/guard/step/forward_backward.py ForwardBackward._warn_if_backward_did_not_run",  # a fixed text
+    "training/guard/unchecked_steps.py UncheckedSteps.note_batch",  # a fixed text
     "distributed/agreement.py Agreement.to_global_rank",
     "training/monitor/async_copy.py to_float",
 }
