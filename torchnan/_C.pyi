@@ -165,9 +165,7 @@ def end_replay() -> None: ...
 def record_border(
     result: torch.Tensor,
     output: int,
-    region: str,
-    file: str,
-    line: int,
+    border: RegionBorder,
     obstacle: str,
     kernels: list[tuple[str, int]],
 ) -> None: ...

@@ -103,14 +103,12 @@ BadValues check_gradients(RegionCall& call, const py::handle& gradients) {
   return is_replaying() ? BadValues{} : call.check_gradients(gradients);
 }
 
-CompiledRegion facts_from(const py::str& name, const py::str& file, int64_t line, const std::string& how,
-                          const std::string& obstacle) {
+CompiledRegion facts_from(const py::str& name, const py::str& file, int64_t line, const std::string& how) {
   CompiledRegion facts;
   facts.region = from_py_str(name);
   facts.file = from_py_str(file);
   facts.line = line;
   facts.replay = parse_enum<Replay>(how);
-  facts.obstacle = obstacle;
   return facts;
 }
 
@@ -150,14 +148,15 @@ py::object call_in_node(const std::string& name, const py::handle& node, const p
 void begin_replay(const py::str& name, const py::str& file, int64_t line, const std::string& how,
                   const Kernels& kernels, bool is_backward) {
   set_replayed_region(std::make_shared<ReplayedRegion>(
-      ReplayedRegion{facts_from(name, file, line, how, ""), kernels_from(kernels), is_backward}));
+      ReplayedRegion{facts_from(name, file, line, how), kernels_from(kernels), is_backward}));
 }
 
-void record_border(const at::Tensor& result, int64_t output, const py::str& name, const py::str& file, int64_t line,
-                   const std::string& obstacle, const Kernels& kernels) {
+void record_border(const at::Tensor& result, int64_t output, const RegionBorder& border, const std::string& obstacle,
+                   const Kernels& kernels) {
   const auto session = ThreadState::current().shared_session();
   if (session == nullptr) return;
-  const ReplayedRegion region{facts_from(name, file, line, "none", obstacle), kernels_from(kernels)};
+  ReplayedRegion region{border.facts, kernels_from(kernels)};
+  region.facts.obstacle = obstacle;
   record_border_origin(*session, result, output, region);
 }
 
@@ -229,8 +228,8 @@ void bind_compiled_regions(py::module_& m) {
         py::arg("kernels"), py::arg("is_backward"));
   m.def("call_in_node", &call_in_node, py::arg("name"), py::arg("node"), py::arg("call"));
   m.def("end_replay", [] { set_replayed_region(nullptr); });
-  m.def("record_border", &record_border, py::arg("result"), py::arg("output"), py::arg("region"), py::arg("file"),
-        py::arg("line"), py::arg("obstacle"), py::arg("kernels"));
+  m.def("record_border", &record_border, py::arg("result"), py::arg("output"), py::arg("border"), py::arg("obstacle"),
+        py::arg("kernels"));
   m.def("take_failed_call", &take_failed_call);
   m.def("capture_stack", [] { return StackTable::instance().current_stack_id(); });
   m.def("stack_frames", &stack_frames, py::arg("stack"));

@@ -75,8 +75,7 @@ PyObject* checked_result(PyObject* result) {
   return result;
 }
 
-template <typename Objects>
-py::list list_of(const Objects& objects) {
+py::list list_of(const std::vector<py::object>& objects) {
   py::list list;
   for (const py::object& object : objects) list.append(object);
   return list;
@@ -185,7 +184,7 @@ BadValues RegionCall::check_results(const py::handle& results) {
       const Objects outputs = items_of(results);
       bad = check_all(outputs, *session, on_devices_, border_->unwritten);
       if (is_on_device_ && !bad.empty()) note_given();
-      if (is_on_device_ && is_differentiable(outputs)) record_on_devices(list_of(outputs), on_devices_);
+      if (is_on_device_ && is_differentiable(outputs)) record_on_devices(outputs, on_devices_);
       if (!bad.empty() || is_differentiable(outputs)) note_stack();
       follow_into_backward(outputs);
     });
@@ -281,7 +280,7 @@ void RegionCall::record(const py::tuple& args) {
   has_collectives_ = border_->has_collectives;
   for (size_t i = 0; i < arguments_.size(); ++i) record_argument(i);
   if (is_on_device_) {
-    record_on_devices(list_of(arguments_), on_devices_);
+    record_on_devices(arguments_, on_devices_);
     obstacle_ = border_->on_device(has_collectives_)->facts.obstacle;
   }
   record_mutated();
@@ -299,7 +298,8 @@ void RegionCall::record_argument(size_t index) {
 }
 
 // Records the tensors among some values, and in lists and tuples of them, that are on devices.
-void RegionCall::record_on_devices(const py::handle& values, DeviceCheck::Arguments& recorded) const {
+template <typename Values>
+void RegionCall::record_on_devices(const Values& values, DeviceCheck::Arguments& recorded) const {
   const std::shared_ptr<DetectionSession> session = ThreadState::current().shared_session();
   if (session == nullptr) return;
   std::vector<RegionResult> parts;

@@ -138,7 +138,8 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   void record(const pybind11::tuple& args);
   void record_argument(size_t index);
   void record_mutated();
-  void record_on_devices(const pybind11::handle& values, DeviceCheck::Arguments& recorded) const;
+  template <typename Values>
+  void record_on_devices(const Values& values, DeviceCheck::Arguments& recorded) const;
   void add_parts(size_t index, const pybind11::handle& value, std::vector<RegionResult>& parts) const;
   void record_given();
   void note_given();

@@ -224,14 +224,11 @@ class Region:
                 found[i] = given
                 continue
             for part in plain_parts(values[i]):
-                _C.record_border(part, i, *self._name(), obstacle, kernels)
+                _C.record_border(part, i, self.border, obstacle, kernels)
                 provenance = _C.provenance_of(part)
                 if provenance is not None:
                     found[i] = provenance
         return found
-
-    def _name(self) -> tuple[str, str, int]:
-        return self.site.function, self.site.file, self.site.line
 
     def _recorded(self, call: Any) -> replay.RecordedCall:
         assert self.traced is not None  # else no call is replayed
