@@ -31,6 +31,18 @@ def device(machine):
 
 
 @pytest.fixture
+def compiler(machine):
+    """Lets Inductor compile for the device."""
+    if NAME == "lagging":
+        from tests.devices.compiler import register
+
+        register(machine)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
 def two_ranks(device):
     """The second rank is simulated: its collectives do nothing."""
     torch.distributed.init_process_group(f"{device.type}:fake", store=FakeStore(), rank=0, world_size=2)

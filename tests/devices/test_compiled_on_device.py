@@ -6,20 +6,10 @@ import pytest
 import torch
 
 import torchnan
-from tests.devices.conftest import NAME
+
+pytestmark = pytest.mark.usefixtures("compiler")
 
 GONE = "its inputs were gone when the device reported"
-
-
-@pytest.fixture(autouse=True)
-def compiler(machine):
-    if NAME == "lagging":
-        from tests.devices.compiler import register
-
-        register(machine)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 class Model(torch.nn.Module):

@@ -10,11 +10,7 @@ from tests.devices.conftest import NAME
 pytestmark = pytest.mark.skipif(NAME != "lagging", reason="it is the simulated device that is tested")
 
 
-def test_compiled_code_computes_on_the_device_when_its_turn_comes(machine, device):
-    from tests.devices.compiler import register
-
-    register(machine)
-    torch._dynamo.reset()
+def test_compiled_code_computes_on_the_device_when_its_turn_comes(machine, device, compiler):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).to(device)
     x = torch.randn(16, 8).to(device)
