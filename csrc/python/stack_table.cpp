@@ -1,6 +1,7 @@
 #include "python/stack_table.h"
 
 #include <algorithm>
+#include <iterator>
 #include <mutex>
 #include <utility>
 
@@ -74,30 +75,29 @@ SiteId StackTable::intern(uint64_t hash, const Stack& stack, size_t depth) noexc
       frames.push_back({std::move(code), stack[i].instruction, std::move(module)});
     }
     const std::lock_guard lock(mutex_);
-    return ids_[hash] = add(std::move(frames));
+    return ids_[hash] = add(frames);
   } catch (...) {  // out of memory: the site stays unknown
     return 0;
   }
 }
 
-SiteId StackTable::add(std::vector<Frame>&& frames) {
-  std::vector<Frame>& added = sites_[newest_ + 1];
-  added.swap(frames);
-  known_ += added.size();
+SiteId StackTable::add(const std::vector<Frame>& frames) {
+  sites_.try_emplace(newest_ + 1, frames.begin(), frames.end());
+  known_ += frames.size();
   return ++newest_;
 }
 
 void StackTable::evict() {
   if (known_ < evict_at_) return;
   const auto has_died = [](const Frame& frame) { return frame.module && referred_to(frame) == Py_None; };
-  std::vector<std::vector<Frame>> forgotten;  // until the lock is released
+  std::vector<Frame> forgotten;  // until the lock is released
   const std::lock_guard lock(mutex_);
-  forgotten.reserve(sites_.size());  // so that nothing fails halfway
+  forgotten.reserve(known_);  // so that nothing fails halfway
   deaths_swept_ = deaths_.load();
   std::erase_if(sites_, [&](auto& site) {
     if (std::none_of(site.second.begin(), site.second.end(), has_died)) return false;
     known_ -= site.second.size();
-    forgotten.push_back(std::move(site.second));
+    std::move(site.second.begin(), site.second.end(), std::back_inserter(forgotten));
     return true;
   });
   const auto is_gone = [&](SiteId site) { return sites_.count(site) == 0; };
@@ -108,7 +108,7 @@ void StackTable::evict() {
   evict_at_ = std::clamp(2 * known_, kFewFrames, kMaxFrames);
 }
 
-bool StackTable::has_modules_of(const std::vector<Frame>& site, const Stack& stack) const noexcept {
+bool StackTable::has_modules_of(const std::pmr::vector<Frame>& site, const Stack& stack) const noexcept {
   for (size_t i = 0; i < site.size(); ++i) {
     if (site[i].module && referred_to(site[i]) != stack[i].first_local) return false;
   }
@@ -150,7 +150,7 @@ SiteId StackTable::nest_stack(SiteId live, SiteId outer) noexcept {
       for (Frame& frame : frames(outer)) joined.push_back(std::move(frame));
     }
     const std::lock_guard lock(mutex_);
-    const SiteId id = nothing_inside ? live : add(std::move(joined));
+    const SiteId id = nothing_inside ? live : add(joined);
     nested_.emplace(key, id);
     return id;
   } catch (...) {  // out of memory
@@ -161,7 +161,8 @@ SiteId StackTable::nest_stack(SiteId live, SiteId outer) noexcept {
 std::vector<StackTable::Frame> StackTable::frames(SiteId site) {
   const std::lock_guard lock(mutex_);
   const auto known = sites_.find(site);
-  return known == sites_.end() ? std::vector<Frame>{} : known->second;
+  if (known == sites_.end()) return {};
+  return {known->second.begin(), known->second.end()};
 }
 
 }  // namespace torchnan

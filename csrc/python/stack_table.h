@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <memory_resource>
 #include <unordered_map>
 #include <vector>
 
@@ -11,6 +12,7 @@
 
 #include "host/host_runtime.h"
 #include "process/fork_safe_mutex.h"
+#include "process/own_memory.h"
 #include "python/frame_walk.h"
 
 namespace torchnan {
@@ -57,9 +59,9 @@ class StackTable {
   // Evicts the stacks of freed modules if they may fill half of the table. Their ids mean unknown from then on, and are
   // never reused. Requires the GIL.
   void evict();
-  SiteId add(std::vector<Frame>&& frames);  // requires the lock; leaves the frames to the caller if it throws
+  SiteId add(const std::vector<Frame>& frames);  // requires the lock
   // Whether the modules on a stack are those of the site, rather than new ones at the addresses of freed ones.
-  bool has_modules_of(const std::vector<Frame>& site, const Stack& stack) const noexcept;
+  bool has_modules_of(const std::pmr::vector<Frame>& site, const Stack& stack) const noexcept;
   static PyObject* on_module_death(PyObject* self, PyObject* reference) noexcept;
   pybind11::object refer_to(PyObject* module);
   bool is_module_call(const RawFrame& frame) const noexcept {
@@ -72,9 +74,10 @@ class StackTable {
   PyObject* death_callback_ = nullptr;
   std::atomic<uint64_t> deaths_{0};  // count of freed modules; if it changes, threads repeat earlier lookups
   ForkSafeMutex mutex_;              // never locked while waiting for the GIL or dropping a last reference
-  std::unordered_map<uint64_t, SiteId> ids_;
-  std::unordered_map<uint64_t, SiteId> nested_;  // by (live, outer)
-  std::unordered_map<SiteId, std::vector<Frame>> sites_;
+  OwnMemory memory_;                 // of the tables; both are changed under the lock only
+  std::pmr::unordered_map<uint64_t, SiteId> ids_{&memory_};
+  std::pmr::unordered_map<uint64_t, SiteId> nested_{&memory_};  // by (live, outer)
+  std::pmr::unordered_map<SiteId, std::pmr::vector<Frame>> sites_{&memory_};
   SiteId newest_ = 0;             // 0 means unknown
   std::atomic<size_t> known_{0};  // frames of all sites
   size_t evict_at_ = kFewFrames;  // the number of frames at which to look for freed modules

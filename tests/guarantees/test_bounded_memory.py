@@ -6,6 +6,7 @@ import ctypes
 import dataclasses
 import json
 import sys
+import types
 import weakref
 from pathlib import Path
 
@@ -100,6 +101,33 @@ def test_records_of_masks_do_not_split_the_heap(figure):
     alone, watched = heap_of_masked_attention("off"), heap_of_masked_attention("on")
     assert watched < 1.4 * alone
     figure(f"heap of masked attention: {alone / MB:.0f} MB alone, {watched / MB:.0f} MB watched")
+
+
+class Heap(ctypes.Structure):
+    """The result of ``mallinfo2()``, of <malloc.h>."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in (*(f"_{i}" for i in range(7)), "used", "free", "keepcost")]
+
+
+def used_heap() -> int:
+    mallinfo2 = ctypes.CDLL(None).mallinfo2
+    mallinfo2.restype = Heap
+    return mallinfo2().used
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="glibc 2.33 or later")
+def test_call_sites_are_not_kept_on_the_users_heap(figure):
+    """Fails when the tables of StackTable use malloc: more than a kilobyte for each of the call sites."""
+    sites = 2000
+    text, names = "x.exp()\n" * sites, {"x": torch.ones(2, requires_grad=True)}
+    first, other = (types.FunctionType(compile(text, f"<{name}>", "exec"), names) for name in ("first", "other"))
+    with torchnan.detect():
+        first()
+        before = used_heap()
+        other()
+        more = used_heap() - before
+    assert more < 100 * sites
+    figure(f"{sites:,} call sites: {max(0, more):,} bytes more on the heap of the program")
 
 
 # -- a finding is small
