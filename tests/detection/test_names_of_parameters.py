@@ -69,3 +69,17 @@ def test_of_parameters_that_share_memory_the_one_with_the_value_is_named():
     assert name_of_nan_weight(model, model[1].weight) == "1.weight"
     model[1].weight.data[0] = 0
     assert name_of_nan_weight(model, model[0].bias) == "0.bias"
+
+
+def test_a_model_names_a_parameter_before_a_list_of_parameters_does():
+    """The composable ``replicate()`` keeps such a list. Fails when the search takes whichever it finds first."""
+    layers = [torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)]
+    parameters = [parameter for layer in layers for parameter in layer.parameters()]
+    lists = [torch.nn.ParameterList(parameters), torch.nn.ParameterDict({"some": parameters[2]})]
+    model = torch.nn.Sequential(*layers)
+    lists.append(torch.nn.DataParallel(torch.nn.ParameterList(parameters)))  # wrapped, as there
+    with torchnan.detect(action="log") as watch:
+        torch.nn.functional.linear(torch.full((2, 4), float("inf")), model[1].weight).sum().backward()
+        torch.optim.SGD(parameters, 0.1).step()
+    assert {finding.harm.name for finding in watch.findings} >= {"1.weight"}
+    assert not {"0", "2", "some"} & {finding.harm.name for finding in watch.findings}

@@ -267,13 +267,15 @@ def _roots_of_owners() -> Iterator[torch.nn.Module]:
 
 
 def _roots_of_program() -> Iterator[torch.nn.Module]:
-    """Yields every module that is not a child of another; models given to ``detect()`` come first, modules made by a
-    tracer last. The search visits every object of the interpreter."""
+    """Yields every module that is not a child of another: models given to ``detect()`` first, then other models, bare
+    lists of parameters, and modules made by a tracer. The search visits every object of the interpreter."""
     modules = _modules_of_program()
     children = {id(child) for module in modules for _, child in parts(module, "_modules")}
-    roots = [m for m in modules if id(m) not in children]
-    roots.sort(key=lambda module: issubclass(type(module), torch.fx.GraphModule))
-    yield from map(unwrap, registry.models() + roots)
+    roots = [unwrap(m) for m in modules if id(m) not in children]
+    # A list may refer to parameters of a model, as that of the composable replicate() does.
+    for kinds in ((torch.nn.ParameterList, torch.nn.ParameterDict), torch.fx.GraphModule):
+        roots.sort(key=lambda module, kinds=kinds: issubclass(type(module), kinds))  # type: ignore[misc]
+    yield from (*map(unwrap, registry.models()), *roots)
 
 
 def _modules_of_program() -> list[torch.nn.Module]:
