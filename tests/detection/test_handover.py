@@ -70,7 +70,7 @@ def test_a_value_that_a_dataset_computes_is_named_with_its_line_and_item(workers
     assert (finding.level, finding.kind, finding.origin, finding.op) == ("error", "nan", "op", "aten::div")
     assert finding.file == __file__
     assert finding.line == line_of(Standardized, "x.std()")
-    assert finding.hint == "other is 0, 3 times where the dividend is zero too: 0/0 is NaN"
+    assert finding.hint == "other is 0; in 3 places the dividend is 0 too: 0/0 is NaN"
     assert finding.item == "5"
     assert finding.process == (f"DataLoader worker {1 % workers}" if workers else None)
     assert [step.op for step in finding.lineage][-2:] == ["aten::mul", "aten::sum"]

@@ -39,7 +39,7 @@ HINTS = {
         "the row of self at [1,0] is -inf everywhere: softmax of a fully masked row is 0/0",
     ),
     "x/0": (lambda: t(1, 2, 3) / t(0, 0, 1), "other holds zeros: x/0 is inf, 2 times"),
-    "0/0": (lambda: t(0, 1) / t(0, 1), "other holds zeros, once where the dividend is zero too: 0/0 is NaN"),
+    "0/0": (lambda: t(0, 1) / t(0, 1), "other holds zeros; in one place the dividend is 0 too: 0/0 is NaN"),
     "log of zero": (lambda: t(0, 1).log(), "self holds zeros: log(0) is -inf"),
     "log of a negative": (lambda: t(-2, 1).log(), "self holds negative values (down to -2): their logarithm is NaN"),
     "sqrt of a negative": (
@@ -138,9 +138,9 @@ HINTS = {
     "a number for a divisor": (lambda: t(1, 2) / 0, "other is 0: x/0 is inf, 2 times"),
     "integers": (
         lambda: torch.tensor(0) / torch.tensor(0),
-        "other is 0, once where the dividend is zero too: 0/0 is NaN",
+        "other is 0, and so is the dividend: 0/0 is NaN",
     ),
-    "x/0 and 0/0": (lambda: t(1, 0) / 0, "other is 0: x/0 is inf, and NaN where self is zero too"),
+    "x/0 and 0/0": (lambda: t(1, 0) / 0, "other is 0: x/0 is inf, and NaN where self is 0 too"),
     "a divisor that is too small": (
         lambda: t(1e20) / t(1e-30),
         "self up to 1e+20 divided by other as small as 1e-30 is beyond 3.40282e+38, the largest that float32 can hold",
@@ -167,7 +167,7 @@ HINTS = {
     ),
     "addcdiv in a list": (
         lambda: torch._foreach_addcdiv([t(1), t(2)], [t(1), t(0)], [t(1), t(0)]),
-        "tensor2[1] holds zeros, once where tensor1[1] is zero too: 0/0 is NaN",
+        "tensor2[1] is 0, and so is tensor1[1]: 0/0 is NaN",
     ),
     "mean of nothing": (lambda: t(1, 2)[t(1, 2) > 5].mean(), "self has no elements: a mean over nothing is 0/0"),
     "loss of nothing": (

@@ -138,7 +138,7 @@ def counts(call: Call, found: re.Match[str], output: int) -> str | None:
     told, made = found["times"], call.results[output]
     kind = made.isnan() if "0/0" in found.string else made.isinf()
     actual = int((kind & torch.broadcast_to(call.tensor(found["x"]) == 0, made.shape)).sum())
-    expected = actual if told is None else 1 if told == "once" else int(told.split()[0])
+    expected = actual if told is None else 1 if told in ("once", "one") else int(told.split()[0])
     return None if actual == expected else f"{actual} results of zeros"
 
 
@@ -170,6 +170,7 @@ def has_no_elements(call: Call, found: re.Match[str], _: int) -> str | None:
 
 X = r"(?P<x>[\w\[\]]+)"
 TIMES = r"(?:, (?P<times>once|\d+ times))?"
+PLACES = r"; in (?P<times>one|\d+) places?"
 RANGE = r"\((?P<range>[^)]*)\)"
 POLE = both(holds_zeros, remains)
 OUTSIDE = both(holds_its_extremes, remains)
@@ -178,8 +179,10 @@ CANCELLING = both(holds_infinities, remains)
 # The sentences of hints, and the condition for each.
 SENTENCES: Sequence[tuple[str, Check]] = (
     (rf"{X} (?:holds zeros|is 0): [\w /]+ is inf{TIMES}", both(holds_zeros, remains, counts)),
-    (rf"{X} (?:holds zeros|is 0){TIMES} where [\w ]+ is zero too: 0/0 is NaN", both(holds_zeros, remains, counts)),
-    (rf"{X} (?:holds zeros|is 0): [\w /]+ is inf, and NaN where [\w ]+ is zero too", POLE),
+    (rf"{X} (?:holds zeros|is 0){PLACES} [\w ]+ is 0 too: 0/0 is NaN", both(holds_zeros, remains, counts)),
+    (rf"{X} is 0, and so is [\w ]+: 0/0 is NaN", both(holds_zeros, remains)),
+    (rf"{X} (?:holds zeros|is 0): 0/0 is NaN where [\w ]+ is 0 too", both(holds_zeros, remains)),
+    (rf"{X} (?:holds zeros|is 0): [\w /]+ is inf, and NaN where [\w ]+ is 0 too", POLE),
     (rf"{X} (?:holds zeros|is 0): \w+ by 0 is NaN{TIMES}", POLE),
     (rf"{X} (?:holds zeros|is 0) where self is 0 too: \w+ is not defined there", POLE),
     (rf"{X} holds zeros, and a product on the way is beyond .*", both(holds_zeros, is_overflow)),

@@ -12,6 +12,7 @@ namespace torchnan {
 namespace {
 
 std::string times(int64_t count) { return count == 1 ? "once" : fmt::format("{} times", count); }
+std::string places(int64_t count) { return count == 1 ? "one place" : fmt::format("{} places", count); }
 
 // The number of results that a zero in `divisor` affects: broadcasting uses each of its elements equally often.
 int64_t results_of_zeros(const Operation& op, const Argument& divisor) {
@@ -28,11 +29,14 @@ Hint hint_for_zero_divisor(const Operation& op, const Argument& dividend, const 
     return about(divisor, fmt::format("{}: {} is inf{}", divisor.zeros(), what, count));
   }
   if (op.made_inf()) {
-    return about(divisor, fmt::format("{}: {} is inf, and NaN where {} is zero too", divisor.zeros(), what, name));
+    return about(divisor, fmt::format("{}: {} is inf, and NaN where {} is 0 too", divisor.zeros(), what, name));
   }
-  const std::string count = is_plain ? ", " + times(op.finding().nan) : "";
-  return about(divisor, fmt::format("{}{} where {} is zero too: 0/0 is NaN", divisor.zeros(), count,
-                                    what == "x/0" ? "the dividend" : name));
+  const std::string other = what == "x/0" ? "the dividend" : name;
+  if (!is_plain) return about(divisor, fmt::format("{}: 0/0 is NaN where {} is 0 too", divisor.zeros(), other));
+  if (count_elements(op.finding().shape) == 1)
+    return about(divisor, fmt::format("{} is 0, and so is {}: 0/0 is NaN", divisor.input->name, other));
+  return about(divisor,
+               fmt::format("{}; in {} {} is 0 too: 0/0 is NaN", divisor.zeros(), places(op.finding().nan), other));
 }
 
 // For finite numbers.
