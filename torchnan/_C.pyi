@@ -101,7 +101,7 @@ class RegionCall:
     arguments: list[Any]
     written: list[torch.Tensor]
     received: list[tuple[str, str, torch.Tensor | None]] | None
-    random_state: torch.Tensor | None
+    random_states: dict[str, torch.Tensor]
     copied_indices: list[int]
     outputs: list[tuple[int, int]]
     obstacle: str
@@ -155,6 +155,8 @@ class Provenance:
 
     def with_origins_of_forward_pass(self, forward: Provenance) -> Provenance: ...
 
+def random_state_of(device: str) -> torch.Tensor: ...
+def set_random_state_of(device: str, state: torch.Tensor) -> None: ...
 def is_replaying() -> bool: ...
 def set_replaying(replaying: bool) -> None: ...
 def begin_replay(

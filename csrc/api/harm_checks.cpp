@@ -119,7 +119,7 @@ std::map<uint64_t, Finding> find_live_on_host(DetectionSession& session) {
 std::map<uint64_t, Finding> find_live_on_devices(DetectionSession& session) {
   std::unordered_map<const c10::StorageImpl*, BadEvent> by_storage;
   std::vector<at::Tensor> alive;
-  for (LiveBadTensor& one : live_bad_tensors(session)) {
+  for (LiveBadTensor& one : live_bad_tensors()) {
     by_storage.emplace(one.tensor.storage().unsafeGetStorageImpl(), one.bad);
     alive.push_back(std::move(one.tensor));
   }
@@ -131,11 +131,11 @@ std::map<uint64_t, Finding> find_live_on_devices(DetectionSession& session) {
   });
 }
 
-std::shared_ptr<const Provenance> provenance_on_device(DetectionSession& session, const at::Tensor& tensor) {
+std::shared_ptr<const Provenance> provenance_on_device(const at::Tensor& tensor) {
   const at::Tensor values = *scannable(tensor);
   if (!values.defined()) return nullptr;
   resolve(Delivery::kDeferred);
-  for (const LiveBadTensor& one : live_bad_tensors(session)) {
+  for (const LiveBadTensor& one : live_bad_tensors()) {
     if (one.tensor.storage().is_alias_of(values.storage())) return one.bad.provenance;
   }
   return nullptr;
@@ -203,7 +203,7 @@ void report_guard(DetectionSession& session, const at::Tensor& guarded, const st
 }
 
 std::optional<Finding> find_origin(DetectionSession& session, const at::Tensor& tensor) {
-  auto provenance = devices().in_use() ? provenance_on_device(session, tensor) : nullptr;
+  auto provenance = devices().in_use() ? provenance_on_device(tensor) : nullptr;
   if (provenance == nullptr) provenance = provenance_on_host(session, tensor);
   if (provenance == nullptr) return std::nullopt;
   return make_finding(provenance->first(), Level::kNote, Harm{}, session);

@@ -106,14 +106,32 @@ void record_results_on_devices(DetectionSession& session, const DeviceCheck::Arg
   check.begin_results(arguments, std::move(region));
   bool is_recorded = false;
   for (RegionResult& result : results) {
+    if (result.kinds.any()) continue;
     result.is_on_device = check.add_result(result.tensor, static_cast<int64_t>(result.index), {});
     is_recorded |= result.is_on_device;
   }
   if (is_recorded) check.finish();
 }
 
+void find_kinds_on_devices(std::vector<RegionResult>& results) {
+  std::vector<at::Tensor> tensors;
+  for (const RegionResult& result : results) tensors.push_back(result.tensor);
+  const std::vector<NonfiniteKinds> kinds = kinds_on_devices(tensors);
+  for (size_t i = 0; i < results.size(); ++i) results[i].kinds = kinds[i];
+  resolve(Delivery::kDeferred);  // of what ran before the region, so that a replay resolves only its own operations
+}
+
+NonfiniteKinds kinds_anywhere(const at::Tensor& tensor) {
+  return tensor.is_cpu() ? kinds_of(tensor) : kinds_on_devices(tensor).front();
+}
+
 void record_border_origin(DetectionSession& session, const at::Tensor& result, int64_t output,
                           const ReplayedRegion& region) {
+  if (!result.is_cpu()) {
+    std::vector<RegionResult> results;
+    results.push_back({static_cast<size_t>(output), result});
+    return record_results_on_devices(session, {}, results, std::make_shared<const ReplayedRegion>(region));
+  }
   const NonfiniteKinds kinds = kinds_of(result);
   if (!kinds.any()) return;
   const at::Tensor values = scannable_values(result);
@@ -137,8 +155,13 @@ void record_fused_origin(DetectionSession& session, const at::Tensor& result, co
 void set_region_provenance(DetectionSession& session, const at::Tensor& result,
                            const NonfiniteRegistry::ProvenancePtr& provenance) {
   const at::Tensor values = scannable_values(result);
-  if (!values.defined()) return;
-  nonfinite_registry().remember(values, provenance);
+  if (!result.is_cpu()) {
+    record_bad_write(result, provenance);
+  } else if (values.defined()) {
+    nonfinite_registry().remember(values, provenance);
+  } else {
+    return;
+  }
   record_unused_if_new(session, provenance);
 }
 
@@ -201,6 +224,10 @@ void record_region_allocation(const at::Tensor& result, SiteId site, const std::
 }
 
 void record_copy(const at::Tensor& tensor, const at::Tensor& copy) {
+  if (!tensor.is_cpu()) {
+    if (auto provenance = provenance_of_last_write(tensor)) record_bad_write(copy, std::move(provenance));
+    return;
+  }
   const at::Tensor values = scannable_values(tensor);
   const at::Tensor copied = scannable_values(copy);
   if (!values.defined() || !copied.defined()) return;
@@ -213,8 +240,9 @@ void record_copy(const at::Tensor& tensor, const at::Tensor& copy) {
 }
 
 NonfiniteRegistry::ProvenancePtr record_region_input(DetectionSession& session, const at::Tensor& argument) {
-  const NonfiniteKinds kinds = kinds_of(argument);
+  const NonfiniteKinds kinds = kinds_anywhere(argument);
   if (!kinds.any()) return nullptr;
+  if (!argument.is_cpu()) return provenance_of_last_write(argument);
   return provenance_of_argument(context_of_region(session), scannable_values(argument), kinds);
 }
 

@@ -14,6 +14,7 @@
 #include "operators/op_traits.h"
 #include "origin/arguments.h"
 #include "origin/nonfinite_registry.h"
+#include "origin/replayed_region.h"
 #include "scan/storage_of.h"
 #include "scan/tensor_scan.h"
 
@@ -281,7 +282,7 @@ void DeviceCheck::record_result(Devices::Lock& locked, Result& result) {
     return;
   }
   event->output = result.output;
-  event->region = region_;
+  event->region = region_ != nullptr ? region_ : replayed_region();
   event->intended = numbers_.without(NonfiniteKinds::only_nan());
   event->intended_of_inputs = numbers_ | intended_;
   const bool keeps_masks = plan_.is_data_movement || (plan_.pointwise && !plan_.absorbs_negative_infinity);

@@ -145,7 +145,7 @@ class DeviceCheck final : public ExternalBounds {
   std::forward_list<at::Tensor> containers_;  // the values of sparse and nested arguments and results
   int64_t list_size_ = 1;
   std::shared_ptr<const Provenance> given_;
-  std::shared_ptr<const ReplayedRegion> region_;  // whose results these are; null for an operation
+  std::shared_ptr<const ReplayedRegion> region_;  // whose border this is; null for an operation
   EventNumber reader_of_all_ = 0;                 // the first event with all inputs, which later ones share
   NonfiniteKinds numbers_;
   NonfiniteKinds intended_;  // for the inputs

@@ -1,16 +1,19 @@
 #include "device/device_evidence.h"
 
 #include <cmath>
+#include <utility>
 
 #include <fmt/format.h>
 
 #include "scan/tensor_scan.h"
 #include "device/device_stats.h"
 #include "device/devices.h"
+#include "device/region_mark.h"
 #include "origin/arguments.h"
 #include "origin/host_queries.h"
 #include "origin/make_finding.h"
 #include "origin/origin_records.h"
+#include "origin/replayed_region.h"
 #include "report/hint.h"
 #include "detection/error_containment.h"
 
@@ -18,6 +21,7 @@ namespace torchnan {
 namespace {
 
 constexpr const char* kCounting = "counting non-finite values on a device";
+constexpr const char* kFollowed = "; its next call is replayed if it makes one too";
 
 at::Tensor live_tensor(const Event& event) {
   WeakTensor tensor;
@@ -90,6 +94,14 @@ void fill_external_origin(const Event& event, const DetectionSession& session, O
   origin.allocator = before->plan->name;
 }
 
+// Marks a region that made a bad value. Returns the region as the report names it.
+std::shared_ptr<const ReplayedRegion> marked(std::shared_ptr<const ReplayedRegion> region, DetectionSession& session) {
+  if (region->mark == nullptr || !region->mark->set(session)) return region;
+  ReplayedRegion followed = *region;
+  followed.facts.obstacle += kFollowed;
+  return std::make_shared<const ReplayedRegion>(std::move(followed));
+}
+
 }  // namespace
 
 DeviceEvidence::DeviceEvidence(const Event& event, c10::ArrayRef<BadInput> bad_inputs, DetectionSession& session,
@@ -120,7 +132,7 @@ void DeviceEvidence::record_first_use(size_t argument, OriginRecord& origin) {
 
 std::shared_ptr<OriginRecord> device_origin(const Event& event, NonfiniteKinds kinds, DetectionSession& session,
                                             LargestWordOf largest_word_of) {
-  const bool is_border = event.region != nullptr;
+  const bool is_border = event.region != nullptr && event.region->is_border();
   const bool is_result = event.type == EventType::kResult && !is_border;
   const bool is_mask = event.intended_of_inputs.inf() && !kinds.nan();  // or a sum of masks
   const bool is_put_there = event.intended_of_inputs.nan() && event.plan->is_data_movement;
@@ -136,7 +148,7 @@ std::shared_ptr<OriginRecord> device_origin(const Event& event, NonfiniteKinds k
   origin->scalar = event.tensor.has_shape && event.tensor.dims == 0;
   origin->facts.kind = dominant_kind(kinds);
   origin->facts.output = event.output;
-  origin->region = event.region;
+  origin->region = is_border ? marked(event.region, session) : event.region;
   origin->border = origin->foreign = is_border;
   fill_tensor(event, session, origin->facts);
   const Finding& counted = origin->facts;  // zeros if the values are gone; a scan does not know the sign of an infinity
@@ -150,6 +162,7 @@ std::shared_ptr<OriginRecord> device_origin(const Event& event, NonfiniteKinds k
   } else if (!is_written && !is_border) {
     fill_external_origin(event, session, *origin);
   }
+  if (event.region != nullptr && event.region->is_backward) origin->facts.phase = Phase::kBackward;
   return origin;
 }
 

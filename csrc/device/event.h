@@ -130,9 +130,10 @@ struct EventFacts {
   // or the one that handed it out
   EventNumber previous = 0;
   uint8_t inputs = 0;
-  EventNumber more = 0;                          // the next event with more inputs, of kind kContinuation
-  std::shared_ptr<const Provenance> given;       // causes that it received on the host
-  std::shared_ptr<const ReplayedRegion> region;  // the compiled region that made the result; null for an operation
+  EventNumber more = 0;                     // the next event with more inputs, of kind kContinuation
+  std::shared_ptr<const Provenance> given;  // causes that it received on the host
+  // the compiled region that made the result, or that was replayed; null outside of regions
+  std::shared_ptr<const ReplayedRegion> region;
 };
 
 struct Event : EventContext, EventFacts {

@@ -8,6 +8,7 @@
 
 #include "scan/float_format.h"
 #include "scan/tensor_scan.h"
+#include "device/device_stats.h"
 #include "device/devices.h"
 #include "device/harm_recorder.h"
 #include "device/window.h"
@@ -15,6 +16,7 @@
 #include "origin/harm.h"
 #include "origin/make_finding.h"
 #include "origin/origin_records.h"
+#include "origin/replayed_region.h"
 #include "origin/unused_results.h"
 #include "detection/delivery.h"
 #include "detection/error_containment.h"
@@ -155,6 +157,9 @@ class WindowAttribution {
     return scans == nullptr ? std::nullopt : std::optional(scans->largest_word_of(event));
   }
 
+  // The replay of a region writes copies; the region's own writes do the harm.
+  static bool is_replayed(const Event& event) { return event.region != nullptr && !event.region->is_border(); }
+
   std::shared_ptr<OriginRecord> new_origin(const Event& event, NonfiniteKinds kinds, DetectionSession& session) {
     return device_origin(event, kinds, session, [this](const Event& input) { return largest_word_of(input); });
   }
@@ -163,7 +168,7 @@ class WindowAttribution {
                 DetectionSession& session) {
     has_found_something_ = true;
     const bool is_new = is_new_accident(*provenance);
-    if (is_new && !event.plan->returns_info) record_unused(session, provenance);
+    if (is_new && !event.plan->returns_info && !is_replayed(event)) record_unused(session, provenance);
     if (is_new && session.reports_origins()) report(event, *provenance, HarmKind::kOrigin, kinds, "", session);
     BadEvent bad{kinds, std::move(provenance)};
     const std::lock_guard lock(known.mutex);
@@ -172,6 +177,7 @@ class WindowAttribution {
 
   void report_parameter(const Event& event, const Provenance& provenance, NonfiniteKinds kinds,
                         DetectionSession& session) {
+    if (is_replayed(event)) return;
     const bool is_written = event.type == EventType::kResult && event.tensor.is_parameter;
     if (!is_parameter_harmed(provenance, is_written, [&] { return event.site(); }, session)) return;
     report(event, provenance, HarmKind::kParameter, kinds, owner_name(event, session), session);
@@ -307,22 +313,31 @@ void report_on_devices(DetectionSession& session, HarmKind harm, const OpPlan& r
 
 namespace {
 
-const OpPlan& rescan = *new OpPlan;  // a plan without an operation
+const OpPlan& no_operation = *new OpPlan;
 
-// Returns the current magnitudes of tensors, by scans that raise no alarm; nothing for a tensor that cannot be scanned.
-// Waits for the devices.
-std::vector<std::optional<uint64_t>> scan_again(const std::vector<LiveBadTensor>& tensors, DetectionSession& session) {
-  const EventContext context(rescan, session, ThreadState::current().id());
+// Returns the context of an event that no operation caused. It belongs to no session, so it is not attributed.
+EventContext context_without_operation() {
+  EventContext context;
+  context.plan = &no_operation;
+  return context;
+}
+
+// Returns the current magnitudes of tensors, by scans that raise no alarm; nothing for a tensor that is undefined or
+// cannot be scanned. Waits for the devices.
+std::vector<std::optional<uint64_t>> scan_again(c10::ArrayRef<at::Tensor> tensors) {
+  const EventContext context = context_without_operation();
   std::vector<std::pair<EventNumber, Scanner*>> scanned;
-  for (const LiveBadTensor& one : tensors) {
-    Scanner* const scanner = Scanner::of(one.tensor.device());
+  for (const at::Tensor& tensor : tensors) {
+    scanned.emplace_back(0, nullptr);
+    if (!tensor.defined()) continue;
+    Scanner* const scanner = Scanner::of(tensor.device());
     const CurrentStream stream = scanner->current_stream();
     ScanList scans;
-    scanned.emplace_back(0, scanner);
+    scanned.back().second = scanner;
     {
       Devices::Lock locked(devices());
-      const Event* const event = locked.add(EventType::kContinuation, one.tensor, context, stream);
-      if (event == nullptr || !scans.add(one.tensor, event->number, cuda::kNoAlarm)) continue;
+      const Event* const event = locked.add(EventType::kContinuation, tensor, context, stream);
+      if (event == nullptr || !scans.add(tensor, event->number, cuda::kNoAlarm)) continue;
       scanned.back().first = event->number;
     }
     devices().launch(scans, stream);
@@ -339,9 +354,55 @@ std::vector<std::optional<uint64_t>> scan_again(const std::vector<LiveBadTensor>
   return words;
 }
 
+bool is_finite(const at::Tensor& tensor, std::optional<uint64_t> largest_word) {
+  return largest_word && *largest_word < float_format(tensor.scalar_type())->infinity;
+}
+
 }  // namespace
 
-std::vector<LiveBadTensor> live_bad_tensors(DetectionSession& session) {
+std::vector<NonfiniteKinds> kinds_on_devices(c10::ArrayRef<at::Tensor> tensors) {
+  std::vector<at::Tensor> values;
+  for (const at::Tensor& tensor : tensors) values.push_back(*scannable(tensor));
+  const auto words = scan_again(values);
+  std::vector<NonfiniteKinds> kinds(tensors.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    const bool is_bad = values[i].defined() && !is_finite(values[i], words[i]);
+    if (is_bad) kinds[i] = compute_stats_on_device(values[i]).kinds();
+  }
+  return kinds;
+}
+
+std::shared_ptr<const Provenance> provenance_of_last_write(const at::Tensor& tensor) {
+  const auto values = scannable(tensor);
+  if (!values->defined()) return nullptr;
+  resolve(Delivery::kDeferred);
+  const EventNumber last = Devices::Lock(devices()).journal().last_event(*values);
+  const auto bad = bad_event(last);
+  return bad ? bad->provenance : nullptr;
+}
+
+void record_bad_write(const at::Tensor& tensor, std::shared_ptr<const Provenance> provenance) {
+  const auto values = scannable(tensor);
+  if (!values->defined()) return;
+  const CurrentStream stream = Scanner::of(values->device())->current_stream();
+  const EventContext context = context_without_operation();
+  EventNumber number = 0;
+  {
+    Devices::Lock locked(devices());
+    const Event* const event = locked.add(EventType::kResult, *values, context, stream);
+    if (event == nullptr) return;
+    number = event->number;
+    locked.journal().set_last_event(*values, number);
+  }
+  BadEvent bad;
+  for (const Cause& cause : provenance->causes()) bad.kinds |= cause.kinds;
+  bad.provenance = std::move(provenance);
+  const std::lock_guard lock(known.mutex);
+  known.bad[number] = std::move(bad);
+  known.has_bad = true;
+}
+
+std::vector<LiveBadTensor> live_bad_tensors() {
   std::vector<std::pair<EventNumber, BadEvent>> bad;
   {
     const std::lock_guard lock(known.mutex);
@@ -361,11 +422,12 @@ std::vector<LiveBadTensor> live_bad_tensors(DetectionSession& session) {
     if (tensor.defined()) alive.push_back({std::move(tensor), std::move(bad[i].second)});
   }
   if (alive.empty() || devices().is_capturing()) return alive;
-  const auto words = scan_again(alive, session);
+  std::vector<at::Tensor> values;
+  for (const LiveBadTensor& one : alive) values.push_back(one.tensor);
+  const auto words = scan_again(values);
   std::vector<LiveBadTensor> still_bad;
   for (size_t i = 0; i < alive.size(); ++i) {
-    const bool is_finite = words[i] && *words[i] < float_format(alive[i].tensor.scalar_type())->infinity;
-    if (!is_finite) still_bad.push_back(std::move(alive[i]));
+    if (!is_finite(values[i], words[i])) still_bad.push_back(std::move(alive[i]));
   }
   return still_bad;
 }

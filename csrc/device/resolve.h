@@ -1,6 +1,7 @@
 // Resolves an alarm: reads the journal from there on, in host order, together with the results of the scans.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -31,13 +32,23 @@ TORCHNAN_API void resolve(Delivery delivery);
 void report_on_devices(DetectionSession& session, HarmKind harm, const OpPlan& consumer,
                        c10::ArrayRef<at::Tensor> tensors);
 
+// Returns the kinds that tensors on devices hold now; none for one that cannot be scanned. Waits for the devices.
+TORCHNAN_API std::vector<NonfiniteKinds> kinds_on_devices(c10::ArrayRef<at::Tensor> tensors);
+
+// Returns the provenance of the values that were last written into a tensor on a device; null if no cause is known.
+// Waits for the devices.
+TORCHNAN_API std::shared_ptr<const Provenance> provenance_of_last_write(const at::Tensor& tensor);
+
+// Records that bad values with this provenance were written into a tensor on a device.
+void record_bad_write(const at::Tensor& tensor, std::shared_ptr<const Provenance> provenance);
+
 // A tensor of a bad event whose values still exist.
 struct LiveBadTensor {
   at::Tensor tensor;
   BadEvent bad;
 };
 // Scans them once more: operations that were not intercepted may have written there.
-std::vector<LiveBadTensor> live_bad_tensors(DetectionSession& session);
+std::vector<LiveBadTensor> live_bad_tensors();
 
 // Forgets all events on devices when the last session has ended.
 void forget_all_events();

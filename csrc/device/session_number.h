@@ -17,6 +17,8 @@ class SessionNumber {
   // Returns the session; null if it has ended.
   std::shared_ptr<DetectionSession> lock() const;
 
+  bool operator==(const SessionNumber&) const = default;
+
  private:
   uint64_t number_ = 0;
 };

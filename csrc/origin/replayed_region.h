@@ -13,6 +13,8 @@
 
 namespace torchnan {
 
+class RegionMark;
+
 // A kernel of the generated code that wrote non-finite values, and their kinds.
 struct BadKernel {
   std::string name;
@@ -20,9 +22,13 @@ struct BadKernel {
 };
 
 struct ReplayedRegion {
-  CompiledRegion facts;              // without the kernel
-  std::vector<BadKernel> kernels{};  // in the order that they ran in
-  bool is_backward = false;          // it is a backward pass, although no autograd engine runs it
+  CompiledRegion facts;                // without the kernel
+  std::vector<BadKernel> kernels{};    // in the order that they ran in
+  bool is_backward = false;            // it is a backward pass, although no autograd engine runs it
+  std::shared_ptr<RegionMark> mark{};  // set if a device finds that it made a bad value; null if it cannot be followed
+
+  // Whether only its border is known: it is not replayed.
+  bool is_border() const { return facts.replay == Replay::kNone; }
 };
 
 // Returns the region that this thread replays; null if it replays none.

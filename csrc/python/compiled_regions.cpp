@@ -96,6 +96,7 @@ py::object run_region(std::shared_ptr<RegionBorder> border, const py::function& 
   }
   const BadValues bad = call->check_results(results);
   if (!bad.empty()) explain(call, bad, results);
+  call->record_read_by_backward(results);
   return results;
 }
 
@@ -210,7 +211,7 @@ void bind_compiled_regions(py::module_& m) {
       .def_property_readonly("arguments", &RegionCall::arguments)
       .def_property_readonly("written", &RegionCall::written)
       .def_property_readonly("received", &RegionCall::received)
-      .def_property_readonly("random_state", &RegionCall::random_state)
+      .def_property_readonly("random_states", &RegionCall::random_states)
       .def_property_readonly("copied_indices", &RegionCall::copied_indices)
       .def_property_readonly("outputs", &RegionCall::outputs)
       .def_property_readonly("obstacle", &RegionCall::obstacle)
@@ -230,6 +231,9 @@ void bind_compiled_regions(py::module_& m) {
   m.def("end_replay", [] { set_replayed_region(nullptr); });
   m.def("record_border", &record_border, py::arg("result"), py::arg("output"), py::arg("border"), py::arg("obstacle"),
         py::arg("kernels"));
+  m.def("random_state_of", [](const std::string& device) { return random_state_of(c10::Device(device)); });
+  m.def("set_random_state_of",
+        [](const std::string& device, const at::Tensor& state) { set_random_state_of(c10::Device(device), state); });
   m.def("take_failed_call", &take_failed_call);
   m.def("capture_stack", [] { return StackTable::instance().current_stack_id(); });
   m.def("stack_frames", &stack_frames, py::arg("stack"));
@@ -242,7 +246,7 @@ void bind_compiled_regions(py::module_& m) {
   m.def("is_comparison", [](std::string_view op) { return is_comparison(op); });
   m.def("allocates", [](std::string_view op) { return allocates(op); });
   m.def("input_provenance", &input_provenance, py::arg("tensor"));
-  m.def("kinds_of", [](const at::Tensor& tensor) { return bits_of(kinds_of(tensor)); });
+  m.def("kinds_of", [](const at::Tensor& tensor) { return bits_of(kinds_anywhere(tensor)); });
 }
 
 }  // namespace torchnan

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <mutex>
 
-#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/autocast_mode.h>
@@ -17,6 +17,8 @@
 
 #include "api/region_border.h"
 #include "detection/error_containment.h"
+#include "device/devices.h"
+#include "device/resolve.h"
 #include "intercept/op_entry.h"
 #include "operators/dispatch_key.h"
 #include "python/convert.h"
@@ -29,6 +31,7 @@ namespace torchnan {
 namespace {
 
 constexpr const char* kGoneInputs = "its inputs were gone when the device reported";
+constexpr const char* kDrawsOnDevice = "it draws random numbers on a device";
 constexpr const char* kUnseenCollectives = ", and its collectives may have brought the value";
 
 thread_local bool runs_on_device = false;
@@ -41,14 +44,8 @@ bool is_subclass(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python);
 }
 
-at::Tensor state_of_generator() {
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard lock(generator.mutex());
-  return generator.get_state();
-}
-
-bool has_drawn_since(const at::Tensor& before) {
-  const at::Tensor now = state_of_generator();
+bool has_drawn_since(const at::Tensor& before, c10::Device device) {
+  const at::Tensor now = random_state_of(device);
   return std::memcmp(now.const_data_ptr(), before.const_data_ptr(), now.nbytes()) != 0;
 }
 
@@ -92,12 +89,23 @@ int64_t version_of(const py::object& argument) {
 
 }  // namespace
 
+at::Tensor random_state_of(c10::Device device) {
+  at::Generator generator = at::globalContext().defaultGenerator(device);
+  const std::lock_guard lock(generator.mutex());
+  return generator.get_state();
+}
+
+void set_random_state_of(c10::Device device, const at::Tensor& state) {
+  at::Generator generator = at::globalContext().defaultGenerator(device);
+  const std::lock_guard lock(generator.mutex());
+  generator.set_state(state);
+}
+
 bool is_running_region_on_device() noexcept { return runs_on_device; }
 
 std::optional<ProvenanceHandle> provenance_of(const at::Tensor& tensor) {
-  const at::Tensor values = scannable_values(tensor);
-  if (!values.defined()) return std::nullopt;
-  auto provenance = nonfinite_registry().find(values);
+  const at::Tensor values = tensor.is_cpu() ? scannable_values(tensor) : at::Tensor();
+  auto provenance = values.defined() ? nonfinite_registry().find(values) : provenance_of_last_write(tensor);
   if (provenance == nullptr) return std::nullopt;
   return ProvenanceHandle{std::move(provenance)};
 }
@@ -125,7 +133,10 @@ RegionBorder::RegionBorder(const py::kwargs& given) {
 std::shared_ptr<const ReplayedRegion> RegionBorder::on_device(bool receives) {
   if (on_device_ != nullptr) return on_device_;
   ReplayedRegion region{facts};
-  if (facts.obstacle.empty()) region.facts.obstacle = std::string(kGoneInputs) + (receives ? kUnseenCollectives : "");
+  if (facts.obstacle.empty()) {
+    region.facts.obstacle = std::string(kGoneInputs) + (receives ? kUnseenCollectives : "");
+    if (!receives) region.mark = mark;
+  }
   return on_device_ = std::make_shared<const ReplayedRegion>(std::move(region));
 }
 
@@ -140,6 +151,7 @@ RegionCall::RegionCall(std::shared_ptr<RegionBorder> border, const py::tuple& ar
     : border_(std::move(border)), hooks_(saved_tensors_hooks()) {
   if (!run_contained(session, "preparing the call of a compiled region", [&] { record(args); })) {
     obstacle_ = "the inputs of its replay could not be recorded";
+    is_followed_ = false;
   }
 }
 
@@ -147,12 +159,12 @@ py::object RegionCall::run(const py::handle& function, const py::tuple& args) {
   if (has_collectives_ && !is_released_ && obstacle_.empty()) return run_receiving(function, args);
   const c10::impl::ExcludeDispatchKeyGuard unwatched(kInterceptorKey);
   const auto leave = c10::make_scope_exit([outer = runs_on_device] { runs_on_device = outer; });
-  runs_on_device = is_on_device_;
+  runs_on_device = device_.has_value();
   return py::reinterpret_steal<py::object>(checked_result(PyObject_Call(function.ptr(), args.ptr(), nullptr)));
 }
 
 py::object RegionCall::run_backward(const py::handle& function, const py::tuple& args) {
-  if (is_on_device_) {
+  if (device_) {
     given_backward_ = on_devices_;
     record_on_devices(args, given_backward_);
   }
@@ -183,8 +195,7 @@ BadValues RegionCall::check_results(const py::handle& results) {
       note_randomness();
       const Objects outputs = items_of(results);
       bad = check_all(outputs, *session, on_devices_, border_->unwritten);
-      if (is_on_device_ && !bad.empty()) note_given();
-      if (is_on_device_ && is_differentiable(outputs)) record_on_devices(outputs, on_devices_);
+      if (device_ && !is_followed_ && !bad.empty()) note_given();
       if (!bad.empty() || is_differentiable(outputs)) note_stack();
       follow_into_backward(outputs);
     });
@@ -193,6 +204,15 @@ BadValues RegionCall::check_results(const py::handle& results) {
   border_->finite_calls += bad.empty();
   if (bad.empty()) end_forward();
   return bad;
+}
+
+void RegionCall::record_read_by_backward(const py::handle& results) {
+  const std::shared_ptr<DetectionSession> session = ThreadState::current().shared_session();
+  if (!device_ || session == nullptr) return;
+  run_contained(*session, "recording the results of a compiled region", [&] {
+    const Objects outputs = items_of(results);
+    if (is_differentiable(outputs)) record_on_devices(outputs, on_devices_);
+  });
 }
 
 void RegionCall::note_stack() { stack_ = StackTable::instance().current_stack_id(); }
@@ -227,6 +247,7 @@ void RegionCall::release() {
   written_.clear();
   received_.clear();
   random_state_.reset();
+  device_random_state_.reset();
   hooks_ = py::none();
   is_released_ = true;
 }
@@ -244,8 +265,11 @@ py::object RegionCall::received() const {
   return list;
 }
 
-py::object RegionCall::random_state() const {
-  return random_state_.defined() ? py::cast(random_state_) : py::object(py::none());
+py::dict RegionCall::random_states() const {
+  py::dict states;
+  if (random_state_.defined()) states["cpu"] = random_state_;
+  if (device_random_state_.defined()) states[py::str(device_->str())] = device_random_state_;
+  return states;
 }
 
 RegionCall::Objects RegionCall::items_of(const py::handle& results) {
@@ -279,20 +303,33 @@ void RegionCall::record(const py::tuple& args) {
   obstacle_ = border_->facts.obstacle;
   has_collectives_ = border_->has_collectives;
   for (size_t i = 0; i < arguments_.size(); ++i) record_argument(i);
-  if (is_on_device_) {
-    record_on_devices(arguments_, on_devices_);
-    obstacle_ = border_->on_device(has_collectives_)->facts.obstacle;
-  }
+  if (device_) record_on_devices(arguments_, on_devices_);
   record_mutated();
-  if (is_on_device_) arguments_.clear();  // which the region may free
-  if (obstacle_.empty() && border_->is_random.value_or(true)) random_state_ = state_of_generator();
+  if (obstacle_.empty() && border_->draws_on_device) obstacle_ = kDrawsOnDevice;
+  if (device_ && obstacle_.empty()) {
+    is_followed_ = !has_collectives_ && is_marked();
+    if (!is_followed_) obstacle_ = border_->on_device(has_collectives_)->facts.obstacle;
+  }
+  keep_mutated();
+  if (device_ && !is_followed_) arguments_.clear();  // which the region may free
+  if (!obstacle_.empty() || !border_->is_random.value_or(true)) return;
+  random_state_ = random_state_of(at::kCPU);
+  if (device_) device_random_state_ = random_state_of(*device_);
+}
+
+// A call whose stream is being captured cannot wait.
+bool RegionCall::is_marked() const {
+  const std::shared_ptr<DetectionSession> session = ThreadState::current().shared_session();
+  if (session == nullptr || devices().is_capturing()) return false;
+  if (devices().is_alarmed() && !has_known_bad()) resolve(Delivery::kDeferred);  // which may mark it
+  return border_->mark->take(*session);
 }
 
 void RegionCall::record_argument(size_t index) {
   const py::object& argument = arguments_[index];
   const at::Tensor* tensor = tensor_in(argument);
   if (tensor == nullptr) return;
-  is_on_device_ |= !tensor->is_cpu();
+  if (!tensor->is_cpu() && !device_) device_ = tensor->device();
   if (!has_collectives_ && is_subclass(*tensor)) has_collectives_ = border_->is_distributed(argument).cast<bool>();
   if (nonfinite_registry().in_use()) record_region_use(*tensor, boxed_ == 0 && contains(border_->compared, index));
 }
@@ -327,7 +364,6 @@ void RegionCall::add_parts(size_t index, const py::handle& value, std::vector<Re
   for (const py::handle part : border_->parts(value)) parts.push_back({index, *tensor_in(part)});
 }
 
-// Keeps overwritten arguments in their previous state. The tensor itself would refer to the node that holds this call.
 void RegionCall::record_mutated() {
   int64_t bytes = 0;
   for (const size_t i : border_->mutated) {
@@ -341,6 +377,10 @@ void RegionCall::record_mutated() {
     obstacle_ = "it overwrites " + std::to_string(bytes) + " bytes of arguments, and at most " +
                 std::to_string(border_->max_copied) + " are copied";
   }
+}
+
+// Keeps overwritten arguments in their previous state. The tensor itself would refer to the node that holds this call.
+void RegionCall::keep_mutated() {
   if (!obstacle_.empty() && nonfinite_registry().in_use()) record_given();
   for (const size_t i : copied_indices_) {
     arguments_[i] = obstacle_.empty() ? py::cast(copied(*tensor_in(arguments_[i]))) : py::object(py::none());
@@ -361,8 +401,26 @@ void RegionCall::note_given() {
 }
 
 void RegionCall::note_randomness() {
-  if (!border_->is_random && random_state_.defined()) border_->is_random = has_drawn_since(random_state_);
-  if (border_->is_random && !*border_->is_random) random_state_.reset();
+  const bool has_drawn_on_device = device_random_state_.defined() && has_drawn_since(device_random_state_, *device_);
+  if (has_drawn_on_device) {
+    border_->draws_on_device = true;
+    obstacle_ = kDrawsOnDevice;
+  }
+  if (!border_->is_random && random_state_.defined()) {
+    border_->is_random = has_drawn_on_device || has_drawn_since(random_state_, at::kCPU);
+  }
+  if (border_->is_random.value_or(true)) return;
+  random_state_.reset();
+  device_random_state_.reset();
+}
+
+// Returns the region as the report names it when a device finds a result that is not finite.
+std::shared_ptr<const ReplayedRegion> RegionCall::region_on_device() const {
+  auto region = border_->on_device(has_collectives_);
+  if (obstacle_.empty() || obstacle_ == region->facts.obstacle) return region;
+  ReplayedRegion refused{region->facts};
+  refused.facts.obstacle = obstacle_;
+  return std::make_shared<const ReplayedRegion>(std::move(refused));
 }
 
 // Checks written arguments first, because the records about a result that shares their memory are valid only then.
@@ -377,14 +435,16 @@ BadValues RegionCall::check_all(const Objects& values, DetectionSession& session
   }
   const bool is_on_host =
       std::all_of(parts.begin(), parts.end(), [](const auto& part) { return part.tensor.is_cpu(); });
-  const auto region = is_on_host ? nullptr : border_->on_device(has_collectives_);
+  const auto region = is_on_host ? nullptr : region_on_device();
   BadValues bad;
   const py::gil_scoped_release no_gil;
+  if (is_followed_) find_kinds_on_devices(parts);
   if (!is_on_host) record_results_on_devices(session, arguments, parts, region);
   ThreadState& thread = ThreadState::current();
   for (size_t p = 0; p < parts.size(); ++p) {
     if (parts[p].is_on_device) continue;
-    const NonfiniteKinds kinds = check_region_result(parts[p].tensor, p >= first_result, thread);
+    NonfiniteKinds kinds = parts[p].kinds;
+    if (!kinds.any()) kinds = check_region_result(parts[p].tensor, p >= first_result, thread);
     if (!kinds.any()) continue;
     if (!bad.empty() && bad.back().first == parts[p].index) {
       bad.back().second |= bits_of(kinds);
@@ -392,6 +452,7 @@ BadValues RegionCall::check_all(const Objects& values, DetectionSession& session
       bad.emplace_back(parts[p].index, bits_of(kinds));
     }
   }
+  if (is_followed_ && obstacle_.empty() && !bad.empty()) border_->mark->set(session);  // it may recur
   return bad;
 }
 

@@ -20,6 +20,7 @@
 #include "detection/session.h"
 #include "detection/thread_state.h"
 #include "device/device_check.h"
+#include "device/region_mark.h"
 #include "intercept/received_values.h"
 #include "origin/nonfinite_registry.h"
 #include "origin/replayed_region.h"
@@ -39,6 +40,10 @@ std::optional<ProvenanceHandle> provenance_of(const at::Tensor& tensor);
 // checked at the border.
 bool is_running_region_on_device() noexcept;
 
+// The state of the default generator of a device, or of the host. Throws c10::Error if the device has none.
+at::Tensor random_state_of(c10::Device device);
+void set_random_state_of(c10::Device device, const at::Tensor& state);
+
 // The index of a non-finite value among the checked ones, and the bits of its kinds.
 using BadValues = std::vector<std::pair<size_t, int>>;
 
@@ -57,6 +62,7 @@ struct RegionBorder {
   pybind11::function note_unwritten;
   pybind11::function follow;         // lets the class of a backward node check the results of its nodes
   std::optional<bool> is_random;     // not known before the first call
+  bool draws_on_device = false;      // whether a call that was followed has drawn random numbers on a device
   PyTypeObject* followed = nullptr;  // the class that `follow` was called with last
   int64_t finite_calls = 0;          // calls with finite results
   int64_t finite_passes = 0;         // backward passes with finite gradients
@@ -68,6 +74,8 @@ struct RegionBorder {
   // Returns the region as the report names it when a device finds a result that is not finite. `receives`: it has
   // collectives.
   std::shared_ptr<const ReplayedRegion> on_device(bool receives);
+
+  const std::shared_ptr<RegionMark> mark = std::make_shared<RegionMark>();  // of calls on devices
 
  private:
   std::shared_ptr<const ReplayedRegion> on_device_;
@@ -95,8 +103,13 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   // The same for the region's backward pass, a function that is given the node and the gradients of the results.
   pybind11::object run_backward(const pybind11::handle& function, const pybind11::tuple& args);
 
-  // Checks the results of the region, followed by the arguments that it wrote. Those on devices are scanned later.
+  // Checks the results of the region, followed by the arguments that it wrote. Those on devices are scanned later,
+  // unless this call is followed.
   BadValues check_results(const pybind11::handle& results);
+
+  // Records the results that its backward pass may read on devices. Called after check_results(), and after bad results
+  // have got their provenance.
+  void record_read_by_backward(const pybind11::handle& results);
 
   // Records the stack on which the region is called.
   void note_stack();
@@ -116,8 +129,8 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
 
   pybind11::list arguments() const;
   pybind11::list written() const;
-  pybind11::object received() const;      // operator, group, value (or None) of all received; None without collectives
-  pybind11::object random_state() const;  // before the call; None if it draws no random numbers
+  pybind11::object received() const;     // operator, group, value (or None) of all received; None without collectives
+  pybind11::dict random_states() const;  // of generators before the call, by device; empty if it draws nothing
   const std::vector<size_t>& copied_indices() const { return copied_indices_; }
   const std::vector<std::pair<size_t, int64_t>>& outputs() const { return outputs_; }
   const std::string& obstacle() const { return obstacle_; }
@@ -138,13 +151,16 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   void record(const pybind11::tuple& args);
   void record_argument(size_t index);
   void record_mutated();
+  void keep_mutated();
   template <typename Values>
   void record_on_devices(const Values& values, DeviceCheck::Arguments& recorded) const;
   void add_parts(size_t index, const pybind11::handle& value, std::vector<RegionResult>& parts) const;
   void record_given();
   void note_given();
   pybind11::object run_receiving(const pybind11::handle& function, const pybind11::tuple& args);
+  bool is_marked() const;
   void note_randomness();
+  std::shared_ptr<const ReplayedRegion> region_on_device() const;
   BadValues check_all(const Objects& values, DetectionSession& session, const DeviceCheck::Arguments& arguments,
                       const std::vector<size_t>& unwritten);
   void follow_into_backward(const Objects& outputs);
@@ -156,7 +172,8 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   std::vector<size_t> copied_indices_;       // indices of overwritten arguments, which were copied before the call
   std::vector<pybind11::object> written_;    // the tensors themselves
   std::vector<std::pair<size_t, int64_t>> outputs_;  // index of a result, and its index among the node's results
-  at::Tensor random_state_;
+  at::Tensor random_state_;                          // of the host's generator
+  at::Tensor device_random_state_;                   // of that of device_
   Modes modes_;
   std::optional<NodeSite> inside_ = current_node_site();  // the node whose hook or function makes the call
   std::string obstacle_;                                  // why the call cannot be replayed; empty if it can
@@ -168,7 +185,8 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   size_t boxed_ = 0;         // number of arguments in a list, which the call empties
   ReceivedValues received_;  // by the collectives of the call, and then of its backward pass
   bool has_collectives_ = false;
-  bool is_on_device_ = false;              // whether an argument is not on the host
+  std::optional<c10::Device> device_;      // of the first argument that is not on the host
+  bool is_followed_ = false;               // whether it waits for its results on devices, and may be replayed
   DeviceCheck::Arguments on_devices_;      // what the backward pass may read on devices: arguments and results
   DeviceCheck::Arguments given_backward_;  // what the last backward pass read there
   bool is_released_ = false;

@@ -1,15 +1,19 @@
-"""Compiled regions on a device: results are scanned at the border, without a wait, and the report names the region."""
+"""Compiled regions on a device: results are scanned at the border, without a wait, and the report names the region. Its
+next call is replayed if it makes such a value too."""
 
 from __future__ import annotations
+
+import inspect
 
 import pytest
 import torch
 
 import torchnan
+from torchnan.detection.compiled import region
 
 pytestmark = pytest.mark.usefixtures("compiler")
 
-GONE = "its inputs were gone when the device reported"
+GONE = "its inputs were gone when the device reported; its next call is replayed if it makes one too"
 
 
 class Model(torch.nn.Module):
@@ -40,6 +44,11 @@ def training(device):
         optimizer.step()
 
     return model, step
+
+
+def line_of(function, code):
+    lines, first = inspect.getsourcelines(function)
+    return next(first + i for i, line in enumerate(lines) if code in line)
 
 
 def errors(watch):
@@ -154,3 +163,191 @@ def test_a_value_that_was_there_before_detection_is_the_input(device):
     with torchnan.detect(action="log") as watch:
         compiled(x).item()
     assert [(f.origin, f.compiled) for f in watch.findings] == [("input", None)]
+
+
+# -- the call after a report
+
+
+def logarithm(device):
+    """Returns a compiled function, an argument that it makes infinite, and one of which it does not."""
+    return torch.compile(lambda x: torch.log(x).sum()), torch.zeros(4).to(device), torch.ones(4).to(device)
+
+
+def test_a_value_that_recurs_is_named_one_step_later(machine, device):
+    model, step = training(device)
+    saved = {name: value.clone() for name, value in model.state_dict().items()}
+    with torchnan.detect(action="log") as watch:
+        step(factor=0.0)
+        machine.synchronize()
+        model.load_state_dict(saved)
+        step(factor=0.0)
+        assert watch.stats()["internal_errors"] == 0
+    first, second = errors(watch)[0], errors(watch)[-1]
+    assert (first.origin, first.compiled.obstacle) == ("compiled", GONE)
+    assert (second.origin, second.op, second.kind, second.step) == ("op", "aten::log", "inf", 2)
+    assert (second.file, second.line) == (__file__, line_of(Model.forward, "torch.log"))
+    assert (second.compiled.region, second.compiled.replay, second.compiled.obstacle) == ("forward", "traced", None)
+    assert second.harm.kind == "backward"
+
+
+class Normalized(torch.nn.Module):
+    def forward(self, x):
+        return x / x.sum()
+
+
+class Outer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Normalized()
+
+    def forward(self, x):
+        return self.inner(x) + 1
+
+
+def test_a_replay_names_the_module(device):
+    compiled = torch.compile(Outer())
+    x = torch.zeros(4).to(device)
+    with torchnan.detect(action="log") as watch:
+        for _ in range(2):
+            compiled(x).sum().item()
+    found = errors(watch)[-1]
+    assert (found.op, found.module, found.line) == ("aten::div", "inner", line_of(Normalized.forward, "x.sum()"))
+    assert (found.inputs[0].name, found.inputs[0].min, found.inputs[0].max) == ("self", 0, 0)
+
+
+def test_a_gradient_that_recurs_is_named_one_step_later(device):
+    @torch.compile
+    def root(x):
+        return torch.sqrt(x).sum()
+
+    def run():
+        x = torch.zeros(4).to(device).requires_grad_()
+        (root(x) * 0).backward()
+        x.grad.sum().item()
+
+    with torchnan.detect(action="log") as watch:
+        run()
+        run()
+        assert watch.stats()["internal_errors"] == 0
+    first, second = errors(watch)
+    assert (first.origin, first.phase) == ("compiled", "backward")
+    assert (second.origin, second.op, second.phase, second.node) == ("op", "aten::div", "backward", "SqrtBackward0")
+    assert second.line == line_of(test_a_gradient_that_recurs_is_named_one_step_later, "torch.sqrt")
+
+
+def test_an_argument_that_is_overwritten_is_replayed_from_a_copy(device):
+    @torch.compile
+    def overwrite(x, y):
+        x.div_(y)
+        return y + 1
+
+    with torchnan.detect(action="log") as watch:
+        for _ in range(2):
+            x, y = torch.ones(4).to(device), torch.zeros(4).to(device)
+            overwrite(x, y)
+            x.sum().item()
+    found = [(f.origin, f.op) for f in errors(watch)]
+    assert found == [("compiled", "inductor::compiled_region"), ("op", "aten::div_")]
+
+
+def test_no_more_is_copied_than_may_be(machine, device, monkeypatch):
+    monkeypatch.setattr(region, "MAX_COPIED", 8)
+
+    @torch.compile
+    def overwrite(x, y):
+        x.div_(y)
+        return y + 1
+
+    with torchnan.detect(action="log") as watch:
+        x, y = torch.ones(4).to(device), torch.zeros(4).to(device)
+        overwrite(x, y)
+        x.sum().item()
+        assert machine.count(lambda: overwrite(x, y)) == (0, 0)
+    refused = "it overwrites 16 bytes of arguments, and at most 8 are copied"
+    assert facts_of(watch.first)[3:] == ("overwrite", refused)
+
+
+def test_an_argument_of_a_replayed_call_keeps_its_origin(device):
+    @torch.compile
+    def root(x):
+        return torch.sqrt(x).sum()
+
+    with torchnan.detect(action="log") as watch:
+        root(torch.full((4,), -1.0).to(device)).item()
+        root(torch.zeros(4).to(device) / 0).item()
+    found = [(f.origin, f.op) for f in errors(watch)]
+    assert found == [("compiled", "inductor::compiled_region"), ("op", "aten::div")]
+
+
+def test_only_the_call_after_a_report_waits(machine, device):
+    compiled, bad, good = logarithm(device)
+    compiled(good)
+    with torchnan.detect(action="log"):
+        compiled(good)
+        assert machine.count(lambda: compiled(bad)) == (0, 0)
+        compiled(bad).item()
+        assert machine.count(lambda: compiled(good))[0] > 0
+        assert machine.count(lambda: compiled(good)) == (0, 0)
+
+
+def test_a_region_that_is_always_bad_is_waited_for_a_limited_number_of_times(machine, device):
+    compiled, bad, _ = logarithm(device)
+    with torchnan.detect(action="log"):
+        compiled(bad).item()
+        waits = [machine.count(lambda: compiled(bad))[0] for _ in range(34)]
+    assert [count > 0 for count in waits] == [True] * 32 + [False] * 2
+
+
+def test_a_report_concerns_its_session_alone(machine, device):
+    compiled, bad, good = logarithm(device)
+    with torchnan.detect(action="log") as before:
+        compiled(bad).item()
+    assert before.first.compiled.obstacle == GONE
+    with torchnan.detect(action="log") as watch:
+        assert machine.count(lambda: compiled(good)) == (0, 0)
+        compiled(bad).item()
+    assert watch.first.compiled.obstacle == GONE
+
+
+@torch._inductor.config.patch("cpp.simdlen", 1)  # vectorized kernels draw no random numbers on the lagging device
+def test_a_replay_changes_neither_values_nor_random_numbers(device):
+    @torch.compile
+    def noisy(x, y):
+        return torch.log(x) + torch.rand_like(y), x + 1
+
+    @torch.compile
+    def scaled(x, y):
+        x.mul_(2)
+        return torch.log(x - 2) * y
+
+    def run():
+        torch.manual_seed(0)
+        y = torch.ones(8).to(device)
+        made = []
+        for _ in range(3):
+            x = torch.tensor([0.0, 1.0] * 4).to(device)
+            made += [*noisy(x, y), scaled(x, y), x, torch.rand(4).to(device)]
+            made[-3].sum().item()
+        return [value.cpu() for value in made], torch.get_rng_state()
+
+    plain, state = run()
+    with torchnan.detect(action="log") as watch:
+        watched, state_then = run()
+    for one, other in zip(plain, watched, strict=True):
+        torch.testing.assert_close(other, one, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(state, state_then)
+    assert {f.compiled.region: f.op for f in errors(watch)}["scaled"] == "aten::log"
+
+
+@torch._inductor.config.patch("cpp.simdlen", 1)
+def test_a_region_that_draws_random_numbers_is_not_replayed(machine, device):
+    compiled = torch.compile(lambda x: torch.log(x) + torch.rand_like(x))
+    x = torch.zeros(4).to(device)
+    with torchnan.detect(action="log") as watch:
+        for _ in range(2):
+            compiled(x).sum().item()
+        assert machine.count(lambda: compiled(x)) == (0, 0)
+    with torchnan.detect(action="log") as again:
+        compiled(x).sum().item()
+    assert [f.compiled.obstacle for f in errors(watch)] == [GONE]
+    assert [f.compiled.obstacle for f in errors(again)] == ["it draws random numbers on a device"]

@@ -146,4 +146,4 @@ def pattern_of(values: Sequence[torch.Tensor]) -> Hashable:
     masks = replay.unseen(lambda: [torch.isfinite(value.detach()) for value in values])
     if not all(mask.any() for mask in masks):
         return None
-    return tuple((mask.shape, hash(mask.numpy().tobytes())) for mask in masks)
+    return tuple((mask.shape, hash(mask.cpu().numpy().tobytes())) for mask in masks)

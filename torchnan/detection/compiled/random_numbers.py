@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,10 +12,35 @@ import torch._inductor.inductor_prims  # registers torch.ops.prims.inductor_*
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchnan._load import _C
+
+States = dict[str, torch.Tensor]  # of generators, by their device
 _ATEN, _PRIMS = torch.ops.aten, torch.ops.prims
 _SEEDS = _PRIMS.inductor_seeds.default
 OPERATORS = (_SEEDS, _PRIMS.inductor_random.default, _PRIMS.inductor_randint.default)
 _kernels: dict[tuple[Any, str, torch.device], Any] = {}
+
+
+def states(devices: Iterable[str]) -> States:
+    """Returns the states of the default generators of some devices."""
+    return {device: _C.random_state_of(device) for device in devices}
+
+
+def set_states(given: States) -> None:
+    """Sets the states of generators."""
+    for device, state in given.items():
+        _C.set_random_state_of(device, state)
+
+
+@contextlib.contextmanager
+def restored(given: States) -> Iterator[None]:
+    """Sets the states of generators for a while."""
+    before = states(given)
+    set_states(given)
+    try:
+        yield
+    finally:
+        set_states(before)
 
 
 def draw(operator: Any, *args: Any) -> torch.Tensor:

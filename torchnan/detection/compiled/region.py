@@ -235,9 +235,10 @@ class Region:
         if self._probe is None:
             self._probe = Probe(self.traced.graph, list(self.traced.tensors))
         weights, count = self.traced.weights, len(self.traced.tensors)
+        stream = _stream_of(call.arguments)
         return replay.RecordedCall(
             graph=self.traced.graph,
-            compiled=self.compiled if self.traced.has_kernels else None,
+            compiled=self.compiled if self.traced.has_kernels and stream is None else None,
             graph_tensors=list(self.traced.tensors),
             modules=self.traced.modules,
             weights=[(source.path, call.arguments[count + source.argument]) for source in weights],
@@ -246,8 +247,9 @@ class Region:
             args=call.arguments,
             copied_indices=call.copied_indices,
             received=call.received,
-            random_state=call.random_state,
+            random_states=call.random_states,
             modes=call.modes,
+            stream=stream,
             hooks=call.hooks,
             is_inside_node=call.is_inside_node,
             enter_node=call.enter_node,
@@ -255,6 +257,13 @@ class Region:
             boxed=call.boxed,
             region=self.site,
         )
+
+
+def _stream_of(arguments: Sequence[Any]) -> torch.Stream | None:
+    """Returns the current stream of the device that holds some of the arguments; ``None`` if all are on the host."""
+    devices = (value.device for value in arguments if isinstance(value, torch.Tensor) and not value.is_cpu)
+    device = next(devices, None)
+    return None if device is None else torch.accelerator.current_stream(device)
 
 
 def _weakly(region: Region, call: Callable[[Region, Any], None]) -> Callable[[Any], None]:

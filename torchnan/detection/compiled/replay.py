@@ -53,8 +53,9 @@ class RecordedCall:
         args: the tensors of the graph and the arguments; copies of those that the call has overwritten.
         copied_indices: of these copies in ``args``.
         received: what its collectives have brought; ``None`` if it has none.
-        random_state: of the CPU's generator, before the call.
+        random_states: of generators, before the call; empty if it draws no random numbers.
         modes: of the thread that made the call.
+        stream: of the device that it ran on; ``None`` on the host.
         hooks: those that pack and unpack what operations save for their backward passes.
         is_inside_node: whether a node of a backward pass made the call.
         enter_node: makes that node the one that this thread runs.
@@ -73,8 +74,9 @@ class RecordedCall:
     args: list[Any]
     copied_indices: list[int]
     received: Received | None
-    random_state: torch.Tensor | None
+    random_states: random_numbers.States
     modes: Any
+    stream: torch.Stream | None
     hooks: Any
     is_inside_node: bool
     enter_node: Callable[[], None]
@@ -228,7 +230,7 @@ def on_own_thread(run: Callable[[], T]) -> T:
 
 @dataclasses.dataclass(frozen=True)
 class _Lowered:
-    """The graph that Inductor gets, forward or backward, its inputs and the state of the generator before it.
+    """The graph that Inductor gets, forward or backward, its inputs and the states of generators before it.
 
     ``received`` is what its collectives bring.
 
@@ -238,7 +240,7 @@ class _Lowered:
     module: torch.fx.GraphModule
     inputs: list[Any]
     written: list[bool]
-    random_state: torch.Tensor
+    random_states: random_numbers.States
     received: Received | None
 
     def arguments(self) -> list[Any]:
@@ -330,16 +332,17 @@ class _Replay:
         modes = self.call.modes
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch_internals.without_open_transforms())
-            if self.call.random_state is not None:
-                stack.enter_context(torch.random.fork_rng([]))
             stack.enter_context(torch.inference_mode(modes.inference))
             stack.enter_context(torch.set_grad_enabled(modes.grad))
+            if self.call.stream is not None:
+                torch.accelerator.set_stream(self.call.stream)
+                # The engine's thread of the device may wait for this replay. inference_mode() resets this.
+                stack.enter_context(torch.autograd.set_multithreading_enabled(False))
             if self.call.hooks is not None:
                 stack.enter_context(torch.autograd.graph.saved_tensors_hooks(*self.call.hooks))
             for device, dtype in modes.autocast:
                 stack.enter_context(torch.autocast(device, dtype))
-            if self.call.random_state is not None:
-                torch.set_rng_state(self.call.random_state)
+            stack.enter_context(random_numbers.restored(self.call.random_states))
             yield
 
     def _inputs(self) -> list[Any]:
@@ -449,7 +452,7 @@ class _Replay:
     def _run_lowered(self) -> list[Any]:
         """Runs the graph that Inductor gets, with the random numbers that generated code draws."""
         lowered = self._lowered()
-        torch.set_rng_state(lowered.random_state)
+        random_numbers.set_states(lowered.random_states)
         module = framed(copy_graph(lowered.module), self.callers, self.modules)
         with torch.no_grad(), self._watched(), as_received(lowered.received):
             return as_list(interpret(module, *lowered.arguments()))
@@ -466,7 +469,7 @@ class _Replay:
         nodes = [n for n in graph.nodes if n.op == "call_function" and isinstance(n.meta.get("val"), torch.Tensor)]
         graph.output_node().args = (tuple(nodes),)
         module.recompile()
-        torch.set_rng_state(lowered.random_state)
+        random_numbers.set_states(lowered.random_states)
         with torch.no_grad():
             compiled = random_numbers.compile_alone(module, lowered.inputs)
             with as_received(lowered.received):
@@ -501,12 +504,13 @@ class _Replay:
 
         def keep(module: torch.fx.GraphModule, example_inputs: Any, **options: Any) -> Any:
             def run(inputs: list[Any]) -> Any:
-                before, versions, random_state = _copies(inputs), list(map(_version, inputs)), torch.get_rng_state()
+                before, versions = _copies(inputs), list(map(_version, inputs))
+                random_states = random_numbers.states(self.call.random_states)
                 still = receiving.remaining() if isinstance(receiving, AsReceived) else None
                 results = interpret(module, *inputs)
                 written = [_version(value) != version for value, version in zip(inputs, versions, strict=True)]
                 kept = [copy if new else value for value, copy, new in zip(inputs, before, written, strict=True)]
-                runs.append(_Lowered(module, kept, written, random_state, still))
+                runs.append(_Lowered(module, kept, written, random_states, still))
                 return results
 
             run._boxed_call = True  # type: ignore[attr-defined]
