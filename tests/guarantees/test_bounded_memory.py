@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import torchnan
+from benchmarks.allocator import heap
 from tests.support.processes import run
 
 pytestmark = pytest.mark.guarantee(14)
@@ -103,18 +104,6 @@ def test_records_of_masks_do_not_split_the_heap(figure):
     figure(f"heap of masked attention: {alone / MB:.0f} MB alone, {watched / MB:.0f} MB watched")
 
 
-class Heap(ctypes.Structure):
-    """The result of ``mallinfo2()``, of <malloc.h>."""
-
-    _fields_ = [(name, ctypes.c_size_t) for name in (*(f"_{i}" for i in range(7)), "used", "free", "keepcost")]
-
-
-def used_heap() -> int:
-    mallinfo2 = ctypes.CDLL(None).mallinfo2
-    mallinfo2.restype = Heap
-    return mallinfo2().used
-
-
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="glibc 2.33 or later")
 def test_call_sites_are_not_kept_on_the_users_heap(figure):
     """Fails when the tables of StackTable use malloc: more than a kilobyte for each of the call sites."""
@@ -123,9 +112,9 @@ def test_call_sites_are_not_kept_on_the_users_heap(figure):
     first, other = (types.FunctionType(compile(text, f"<{name}>", "exec"), names) for name in ("first", "other"))
     with torchnan.detect():
         first()
-        before = used_heap()
+        before = heap().uordblks
         other()
-        more = used_heap() - before
+        more = heap().uordblks - before
     assert more < 100 * sites
     figure(f"{sites:,} call sites: {max(0, more):,} bytes more on the heap of the program")
 
