@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -123,11 +124,21 @@ def killed_while_writing(path, lines):
     with subprocess.Popen(
         [sys.executable, "-c", ENDLESS, str(path)], stdout=subprocess.PIPE, env=environment
     ) as program:
-        program.stdout.readline()
-        while sum(file.stat().st_size for file in list(path.parent.glob("run.jsonl*")) if file.exists()) < lines * 200:
-            assert program.poll() is None
-        program.kill()
+        try:
+            program.stdout.readline()
+            while bytes_written(path) < lines * 200:
+                assert program.poll() is None
+        finally:
+            program.kill()
     return read(path)
+
+
+def bytes_written(path):
+    total = 0
+    for part in path.parent.glob("run.jsonl*"):
+        with contextlib.suppress(FileNotFoundError):  # renamed meanwhile
+            total += part.stat().st_size
+    return total
 
 
 @pytest.mark.parametrize("lines", [50, 700])
