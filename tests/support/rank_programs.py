@@ -1,4 +1,4 @@
-"""Programs of two ranks over gloo, started by torchrun: what they have in common, and what each rank tells."""
+"""Programs of two ranks over gloo, started as by torchrun: what they have in common, and what each rank tells."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.support.processes import run
+from tests.support.forked_python import run_forked_ranks
 
 START = """
 import gc, json, os, sys
@@ -88,7 +88,7 @@ def results_of(program: Program, folder: Path, mode: str) -> list[dict[str, Any]
     """Runs a program, planted or healthy, and returns what each rank tells; ``True`` for the line of the fault."""
     script = folder / "train.py"
     script.write_text(PREAMBLE + program.text + ENDING)
-    ended = run([*launcher(), str(script), str(folder), mode], OMP_NUM_THREADS="1")
+    ended = run_forked_ranks(script, 2, str(folder), mode)
     assert ended.returncode == 0, ended.stderr[-3000:]
     results = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
     line = line_of_fault(script)
