@@ -26,6 +26,7 @@ from tests.support.processes import DEADLINE, TIME_FOR_STACKS, restore_ctrl_c
 SERVER = """
 import faulthandler, json, os, runpy, socket, sys
 import torch
+import torch._dynamo  # as the first optimizer would, for two more seconds
 
 server = socket.socket(fileno=int(sys.argv[1]))
 while True:
