@@ -90,9 +90,12 @@ def test_a_log_that_grows_is_followed_until_it_fails(folder):
     path.write_text("".join(f"step {i} loss {3 - i / 100}\n" for i in range(50)))
     command = [*DIAGNOSE, str(path), "--follow", "--fail-on", "nonfinite"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as following:
-        with path.open("a") as log:
-            log.write("step 50 loss nan\nstep 51 loss nan\n")
-        said, _ = following.communicate(timeout=300)
+        try:
+            with path.open("a") as log:
+                log.write("step 50 loss nan\nstep 51 loss nan\n")
+            said, _ = following.communicate(timeout=300)
+        finally:
+            following.kill()  # if it has not ended
     assert following.returncode == 1
     assert said.startswith("torchnan: nonfinite from step 50 on")
 
