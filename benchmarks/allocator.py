@@ -24,19 +24,10 @@ class Heap(ctypes.Structure):
     """The result of ``mallinfo2()``, of <malloc.h>: bytes. ``arena`` is the heap, ``uordblks`` what is in use."""
 
     _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            "arena",
-            "ordblks",
-            "smblks",
-            "hblks",
-            "hblkhd",
-            "usmblks",
-            "fsmblks",
-            "uordblks",
-            "fordblks",
-            "keepcost",
-        )
+        ("arena", ctypes.c_size_t),
+        ("_before", ctypes.c_size_t * 6),
+        ("uordblks", ctypes.c_size_t),
+        ("_after", ctypes.c_size_t * 2),
     ]
 
 

@@ -16,12 +16,13 @@ from torch import nn
 
 import torchnan
 from benchmarks.allocator import heap
-from tests.support.processes import run
+from tests.support.processes import REPOSITORY, run
 
 pytestmark = pytest.mark.guarantee(14)
+needs_heap_size = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="glibc 2.33 or later")
 
 PROGRAMS = Path(__file__).with_name("programs") / "endless_programs.py"
-MASKED_ATTENTION = PROGRAMS.with_name("masked_attention.py")
+MASKED_ATTENTION = [sys.executable, "-m", "tests.guarantees.programs.masked_attention"]
 MB = 2**20
 LINE = 16 * 1024
 
@@ -91,12 +92,12 @@ def test_memory_is_flat(program, soak, tmp_path, figure):
 
 
 def heap_of_masked_attention(watched: str) -> int:
-    ended = run([sys.executable, str(MASKED_ATTENTION), watched], OMP_NUM_THREADS="1")
+    ended = run([*MASKED_ATTENTION, watched], cwd=REPOSITORY, OMP_NUM_THREADS="1")
     assert ended.returncode == 0, ended.stderr[-3000:]
     return int(ended.stdout)
 
 
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="glibc 2.33 or later")
+@needs_heap_size
 def test_records_of_masks_do_not_split_the_heap(figure):
     """Fails when the registry keeps 256 records of freed storages: a heap of 485 to 501 MB, not 235 to 313."""
     alone, watched = heap_of_masked_attention("off"), heap_of_masked_attention("on")
@@ -104,7 +105,7 @@ def test_records_of_masks_do_not_split_the_heap(figure):
     figure(f"heap of masked attention: {alone / MB:.0f} MB alone, {watched / MB:.0f} MB watched")
 
 
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="glibc 2.33 or later")
+@needs_heap_size
 def test_call_sites_are_not_kept_on_the_users_heap(figure):
     """Fails when the tables of StackTable use malloc: more than a kilobyte for each of the call sites."""
     sites = 2000

@@ -1,31 +1,19 @@
 """Trains attention with a new mask of -inf in each layer, and prints the size of glibc's heap in bytes.
 
-``python masked_attention.py on|off``
+``python -m tests.guarantees.programs.masked_attention on|off``
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import sys
 
 import torch
 
 import torchnan
+from benchmarks.allocator import heap
 
 LAYERS, WIDTH, STEPS = 12, 64, 40
-
-
-class Mallinfo2(ctypes.Structure):
-    """``struct mallinfo2`` of <malloc.h>."""
-
-    _fields_ = [("arena", ctypes.c_size_t), ("others", ctypes.c_size_t * 9)]
-
-
-def heap_bytes() -> int:
-    mallinfo2 = ctypes.CDLL(None).mallinfo2
-    mallinfo2.restype = Mallinfo2
-    return mallinfo2().arena
 
 
 def attend(x: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
@@ -50,4 +38,4 @@ def train() -> None:
 if __name__ == "__main__":
     with torchnan.detect() if sys.argv[1] == "on" else contextlib.nullcontext():
         train()
-    print(heap_bytes())
+    print(heap().arena)
