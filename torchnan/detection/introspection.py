@@ -273,8 +273,8 @@ def _roots_of_program() -> Iterator[torch.nn.Module]:
     children = {id(child) for module in modules for _, child in parts(module, "_modules")}
     roots = [unwrap(m) for m in modules if id(m) not in children]
     # A list may refer to parameters of a model, as that of the composable replicate() does.
-    for kinds in ((torch.nn.ParameterList, torch.nn.ParameterDict), torch.fx.GraphModule):
-        roots.sort(key=lambda module, kinds=kinds: issubclass(type(module), kinds))  # type: ignore[misc]
+    lists = (torch.nn.ParameterList, torch.nn.ParameterDict)
+    roots.sort(key=lambda root: (issubclass(type(root), torch.fx.GraphModule), issubclass(type(root), lists)))
     yield from (*map(unwrap, registry.models()), *roots)
 
 
