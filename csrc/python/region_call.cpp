@@ -140,6 +140,13 @@ std::shared_ptr<const ReplayedRegion> RegionBorder::on_device(bool receives) {
   return on_device_ = std::make_shared<const ReplayedRegion>(std::move(region));
 }
 
+std::shared_ptr<const ReplayedRegion> RegionBorder::refused(const std::string& obstacle) {
+  if (refused_ != nullptr && refused_->facts.obstacle == obstacle) return refused_;
+  ReplayedRegion region{facts};
+  region.facts.obstacle = obstacle;
+  return refused_ = std::make_shared<const ReplayedRegion>(std::move(region));
+}
+
 Modes::Modes() {
   for (const auto& [device, name] : {std::pair{at::kCPU, "cpu"}, std::pair{at::kCUDA, "cuda"}}) {
     if (at::autocast::is_autocast_enabled(device))
@@ -418,9 +425,7 @@ void RegionCall::note_randomness() {
 std::shared_ptr<const ReplayedRegion> RegionCall::region_on_device() const {
   auto region = border_->on_device(has_collectives_);
   if (obstacle_.empty() || obstacle_ == region->facts.obstacle) return region;
-  ReplayedRegion refused{region->facts};
-  refused.facts.obstacle = obstacle_;
-  return std::make_shared<const ReplayedRegion>(std::move(refused));
+  return border_->refused(obstacle_);
 }
 
 // Checks written arguments first, because the records about a result that shares their memory are valid only then.

@@ -75,10 +75,14 @@ struct RegionBorder {
   // collectives.
   std::shared_ptr<const ReplayedRegion> on_device(bool receives);
 
+  // The same for a call that cannot be replayed for another reason.
+  std::shared_ptr<const ReplayedRegion> refused(const std::string& obstacle);
+
   const std::shared_ptr<RegionMark> mark = std::make_shared<RegionMark>();  // of calls on devices
 
  private:
   std::shared_ptr<const ReplayedRegion> on_device_;
+  std::shared_ptr<const ReplayedRegion> refused_;  // for the last obstacle
 };
 
 // The modes of a thread that change what operations do.
