@@ -39,7 +39,10 @@ def is_precise(times: Times) -> bool:
 
 def compare(key: str, folder: Path, threads: int, seconds: float) -> str:
     """One row of the table."""
-    sides = {HERE: OtherProcess(key, threads), THERE: OtherProcess(key, threads, folder)}
+    sides = {
+        HERE: OtherProcess(key, threads, keep_freed_memory=True),
+        THERE: OtherProcess(key, threads, folder, keep_freed_memory=True),
+    }
     timers = {
         f"{side} {mode}": functools.partial(process.time_once, mode)
         for side, process in sides.items()

@@ -1,6 +1,6 @@
 """Runs steps in another process, to be timed in turn with those of this one.
 
-    python -m benchmarks.other_process WORKLOAD THREADS
+    python -m benchmarks.other_process WORKLOAD THREADS [--keep-freed-memory]
 
 Answers each line on stdin, the name of a mode, with seconds per step. An empty line requests the plain step; the first
 other line imports torchnan.
@@ -8,6 +8,7 @@ other line imports torchnan.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import subprocess
@@ -29,11 +30,15 @@ class OtherProcess:
         workload: its key in ``workloads.ALL``.
         threads: of PyTorch.
         folder: where ``benchmarks`` and ``torchnan`` are imported from; by default from where they are here.
+        keep_freed_memory: whether malloc keeps the memory that a step frees.
     """
 
-    def __init__(self, workload: str, threads: int, folder: Path | None = None) -> None:
+    def __init__(
+        self, workload: str, threads: int, folder: Path | None = None, *, keep_freed_memory: bool = False
+    ) -> None:
+        options = ["--keep-freed-memory"] if keep_freed_memory else []
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.other_process", workload, str(threads)],
+            [sys.executable, "-m", "benchmarks.other_process", workload, str(threads), *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -53,11 +58,17 @@ class OtherProcess:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser("benchmarks.other_process")
+    parser.add_argument("workload")
+    parser.add_argument("threads", type=int)
+    parser.add_argument("--keep-freed-memory", action="store_true")
+    given = parser.parse_args()
     warnings.simplefilter("ignore")
-    keep_freed_memory()
+    if given.keep_freed_memory:
+        keep_freed_memory()
     torch.manual_seed(0)
-    torch.set_num_threads(int(sys.argv[2]))
-    workload = workloads.ALL[sys.argv[1]]()
+    torch.set_num_threads(given.threads)
+    workload = workloads.ALL[given.workload]()
     for _ in range(2):
         workload.step()
     assert "torchnan" not in sys.modules

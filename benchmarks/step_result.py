@@ -7,6 +7,8 @@ import dataclasses
 from benchmarks.timing import Ratio, Times, ratio
 
 PLAIN, OFF, OFF_AGAIN, DETECT = "plain", "off", "off again (A/A)", "detect()"
+KEEPING_OFF, KEEPING_DETECT = "off, malloc keeps memory", "detect(), malloc keeps memory"
+_BASES = {OFF: PLAIN, KEEPING_DETECT: KEEPING_OFF}  # of all others: OFF
 
 
 @dataclasses.dataclass
@@ -30,17 +32,13 @@ class Result:
 
     @property
     def ratios(self) -> dict[str, Ratio]:
-        named = {name: times for name, times in self.times.items() if base_of(name) in self.times and name != PLAIN}
-        return {name: ratio(times, self.times[base_of(name)]) for name, times in named.items()}
+        compared = [name for name in self.times if name not in _BASES.values()]
+        bases = {name: _BASES.get(name, OFF) for name in compared}
+        return {name: ratio(self.times[name], self.times[base]) for name, base in bases.items() if base in self.times}
 
     @property
     def is_precise(self) -> bool:
         return is_precise(self.times)
-
-
-def base_of(name: str) -> str:
-    """The base of a row's ratio."""
-    return PLAIN if name == OFF else OFF
 
 
 def is_precise(times: Times) -> bool:

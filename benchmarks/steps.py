@@ -5,14 +5,16 @@
 Every mode runs once a round, in random order; a ratio is taken within a round, so that disturbances of the machine
 affect both sides. Rounds are added until the row that times the same thing twice ("off again (A/A)") and detect() are
 known within a percent, or the time is over; then the table says that the machine was too busy to tell. "Off" is this
-process, with torchnan loaded and detection off, relative to a process that never loaded it; all other modes are ratios
-to "off". Counts are exact and do not depend on the machine.
+process, with torchnan loaded and detection off, relative to a process that never loaded it. malloc has its defaults.
+One row is of another process, in which malloc keeps the memory that a step frees: detect() relative to "off" there.
+All other modes are ratios to "off". Counts are exact and do not depend on the machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import statistics
 import warnings
@@ -22,12 +24,29 @@ import torch
 
 import torchnan
 from benchmarks import clock, modes, price_of_monitor, tables, workloads
-from benchmarks.allocator import keep_freed_memory
 from benchmarks.other_process import OtherProcess
-from benchmarks.step_result import DETECT, OFF, OFF_AGAIN, PLAIN, Result, is_precise
+from benchmarks.step_result import (
+    DETECT,
+    KEEPING_DETECT,
+    KEEPING_OFF,
+    OFF,
+    OFF_AGAIN,
+    PLAIN,
+    Result,
+    is_precise,
+)
 from benchmarks.timing import measure_until, time_once
 
-MODES = [OFF, DETECT, "StepGuard", "set_detect_anomaly", "Inductor's nan_asserts"]
+MODES = [
+    OFF,
+    DETECT,
+    KEEPING_DETECT,
+    "StepGuard",
+    "set_detect_anomaly",
+    "forward hooks",
+    "Python dispatch mode",
+    "Inductor's nan_asserts",
+]
 
 
 def timers(
@@ -45,8 +64,14 @@ def timers(
     known = modes.ALL if workload.eager is None else modes.COMPILED
     made = {name: under(mode) for name, mode in known.items() if name in names}
     made[OFF] = made[OFF_AGAIN] = under(modes.off)
-    if OFF in names and read_clock is clock.seconds:
+    if read_clock is not clock.seconds:
+        return made
+    if OFF in names:
         made[PLAIN] = OtherProcess(key, threads).time_once
+    if KEEPING_DETECT in names:
+        keeping = OtherProcess(key, threads, keep_freed_memory=True)
+        made[KEEPING_OFF] = functools.partial(keeping.time_once, OFF)
+        made[KEEPING_DETECT] = functools.partial(keeping.time_once, DETECT)
     return made
 
 
@@ -112,7 +137,6 @@ def main() -> None:
     if given.write and (changed := tables.uncommitted()):
         parser.error(f"--write puts figures of a commit into the docs; commit first: {', '.join(changed)}")
     warnings.simplefilter("ignore")
-    keep_freed_memory()
     torch.manual_seed(0)
     if given.cycles:
         given.threads = 1

@@ -25,8 +25,11 @@ ROWS = {
     "off": "off",
     "off again (A/A)": "off again (A/A)",
     "detect()": "`detect()`",
+    "detect(), malloc keeps memory": "malloc keeps memory: `detect()`",
     "StepGuard": "`StepGuard`",
     "set_detect_anomaly": "`set_detect_anomaly`",
+    "forward hooks": "forward hooks",
+    "Python dispatch mode": "dispatch mode in Python",
     "Inductor's nan_asserts": "`nan_asserts`",
 }
 
