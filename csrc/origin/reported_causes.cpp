@@ -15,12 +15,29 @@
 namespace torchnan {
 namespace {
 
-constexpr size_t kMaxCalls = 1 << 12;  // of one session
+// The last step in which the call with a key was reported. Forgets all when it is full.
+template <class Key>
+class LastSteps {
+ public:
+  void record(Key key, int64_t step) {
+    if (steps_.size() >= kMaxCalls) steps_.clear();
+    steps_[std::move(key)] = step;
+  }
+
+  bool is_of(const Key& key, int64_t step) const {
+    const auto found = steps_.find(key);
+    return found != steps_.end() && found->second == step;
+  }
+
+ private:
+  static constexpr size_t kMaxCalls = 1 << 12;
+  std::map<Key, int64_t> steps_;
+};
 
 struct Reported {
-  std::map<std::pair<SiteId, std::string>, int64_t> calls;             // in the forward pass, with the last step
-  std::map<std::string, int64_t> lines;                                // the same, by file and line
-  std::map<std::string, int64_t> calls_in_modules;                     // the same, by line, operator and module
+  LastSteps<std::pair<SiteId, std::string>> calls;                     // in the forward pass
+  LastSteps<std::string> lines;                                        // the same, by file and line
+  LastSteps<std::string> calls_in_modules;                             // the same, by line, operator and module
   std::map<std::string, std::shared_ptr<OriginRecord>> common_causes;  // each with the last step that had it
 };
 
@@ -53,13 +70,6 @@ std::string call_in_module(const OriginRecord& origin) {
   return fmt::format("{} {} in {}", line_of(origin), origin.facts.op, origin.facts.module.value_or(""));
 }
 
-// Whether the step that the map has for a key is that of the origin.
-template <class Key>
-bool is_of_step(const std::map<Key, int64_t>& steps, const Key& key, const OriginRecord& origin) {
-  const auto found = steps.find(key);
-  return found != steps.end() && found->second == origin.site.step;
-}
-
 bool is_operation(const OriginRecord& origin) { return origin.source == OriginRecord::Source::kOperation; }
 
 }  // namespace
@@ -67,13 +77,10 @@ bool is_operation(const OriginRecord& origin) { return origin.source == OriginRe
 void record_reported(const DetectionSession& session, const OriginRecord& origin) {
   if (!is_operation(origin) || !origin.site.node.empty() || origin.site.live == 0) return;
   const std::lock_guard lock(registry.mutex);
-  auto& [calls, lines, calls_in_modules, common_causes] = registry.by_session[&session];
-  if (calls.size() >= kMaxCalls) calls.clear();
-  if (lines.size() >= kMaxCalls) lines.clear();
-  if (calls_in_modules.size() >= kMaxCalls) calls_in_modules.clear();
-  calls[{origin.site.live, letters_of_operator(origin.facts.op)}] = origin.site.step;
-  lines[line_of(origin)] = origin.site.step;
-  calls_in_modules[call_in_module(origin)] = origin.site.step;
+  Reported& reported = registry.by_session[&session];
+  reported.calls.record({origin.site.live, letters_of_operator(origin.facts.op)}, origin.site.step);
+  reported.lines.record(line_of(origin), origin.site.step);
+  reported.calls_in_modules.record(call_in_module(origin), origin.site.step);
 }
 
 bool is_reported_in_forward_pass(const DetectionSession& session, const OriginRecord& origin) {
@@ -85,10 +92,11 @@ bool is_reported_in_forward_pass(const DetectionSession& session, const OriginRe
   const auto found = registry.by_session.find(&session);
   if (found == registry.by_session.end()) return false;
   const Reported& reported = found->second;
-  if (is_recomputed) return is_of_step(reported.calls_in_modules, call_in_module(origin), origin);
+  const int64_t step = origin.site.step;
+  if (is_recomputed) return reported.calls_in_modules.is_of(call_in_module(origin), step);
   // A whole graph: each of its operations has the line of its forward call.
-  if (origin.site.node == kCompiledNode) return is_of_step(reported.lines, line_of(origin), origin);
-  return is_of_step(reported.calls, {origin.site.forward, letters_of_node(origin.site.node)}, origin);
+  if (origin.site.node == kCompiledNode) return reported.lines.is_of(line_of(origin), step);
+  return reported.calls.is_of({origin.site.forward, letters_of_node(origin.site.node)}, step);
 }
 
 std::shared_ptr<OriginRecord> one_origin_of(const std::string& cause, const DetectionSession& session,
