@@ -102,6 +102,7 @@ class RegionCall:
     written: list[torch.Tensor]
     received: list[tuple[str, str, torch.Tensor | None]] | None
     random_states: dict[str, torch.Tensor]
+    device_random_states_after: dict[str, torch.Tensor]
     copied_indices: list[int]
     outputs: list[tuple[int, int]]
     obstacle: str
@@ -126,7 +127,6 @@ class RegionBorder:
         self,
         mutated: list[int],
         own: tuple[torch.Tensor, ...],
-        max_copied: int,
         region: str,
         file: str,
         line: int,

@@ -51,6 +51,11 @@ void for_each_option(O& options, Visitor&& visit) {
         options.headroom);
   visit(OptionRow{"max_findings", "how many findings are kept; further ones are only counted", 1},
         options.max_findings);
+  visit(OptionRow{"max_copied_bytes",
+                  "how many bytes of arguments that a compiled region overwrites are copied before a call, so that the "
+                  "call can be replayed; the same holds for values that its collectives bring. A call that needs more "
+                  "is reported at its border"},
+        options.max_copied_bytes);
   visit(
       OptionRow{"log",
                 "path of a file to which the log of the session, ``findings``, is written as well: one line of strict "

@@ -212,6 +212,7 @@ void bind_compiled_regions(py::module_& m) {
       .def_property_readonly("written", &RegionCall::written)
       .def_property_readonly("received", &RegionCall::received)
       .def_property_readonly("random_states", &RegionCall::random_states)
+      .def_property_readonly("device_random_states_after", &RegionCall::device_random_states_after)
       .def_property_readonly("copied_indices", &RegionCall::copied_indices)
       .def_property_readonly("outputs", &RegionCall::outputs)
       .def_property_readonly("obstacle", &RegionCall::obstacle)

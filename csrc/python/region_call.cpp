@@ -31,7 +31,6 @@ namespace torchnan {
 namespace {
 
 constexpr const char* kGoneInputs = "its inputs were gone when the device reported";
-constexpr const char* kDrawsOnDevice = "it draws random numbers on a device";
 constexpr const char* kUnseenCollectives = ", and its collectives may have brought the value";
 
 thread_local bool runs_on_device = false;
@@ -44,9 +43,8 @@ bool is_subclass(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->key_set().has(c10::DispatchKey::Python);
 }
 
-bool has_drawn_since(const at::Tensor& before, c10::Device device) {
-  const at::Tensor now = random_state_of(device);
-  return std::memcmp(now.const_data_ptr(), before.const_data_ptr(), now.nbytes()) != 0;
+bool is_same_state(const at::Tensor& one, const at::Tensor& other) {
+  return std::memcmp(one.const_data_ptr(), other.const_data_ptr(), one.nbytes()) == 0;
 }
 
 // Copies an argument that a call is about to overwrite, in the state in which the call received it.
@@ -116,7 +114,6 @@ RegionBorder::RegionBorder(const py::kwargs& given) {
   };
   take("mutated", mutated);
   take("own", own);
-  take("max_copied", max_copied);
   facts.region = from_py_str(given["region"]);
   facts.file = from_py_str(given["file"]);
   take("line", facts.line);
@@ -156,7 +153,7 @@ Modes::Modes() {
 
 RegionCall::RegionCall(std::shared_ptr<RegionBorder> border, const py::tuple& args, const DetectionSession& session)
     : border_(std::move(border)), hooks_(saved_tensors_hooks()) {
-  if (!run_contained(session, "preparing the call of a compiled region", [&] { record(args); })) {
+  if (!run_contained(session, "preparing the call of a compiled region", [&] { record(args, session.options()); })) {
     obstacle_ = "the inputs of its replay could not be recorded";
     is_followed_ = false;
   }
@@ -181,14 +178,14 @@ py::object RegionCall::run_backward(const py::handle& function, const py::tuple&
 py::object RegionCall::run_receiving(const py::handle& function, const py::tuple& args) {
   const std::shared_ptr<DetectionSession> session = ThreadState::current().shared_session();
   if (session == nullptr) return py::reinterpret_borrow<py::object>(function)(*args);
-  received_.max_bytes = border_->max_copied;
+  received_.max_bytes = session->options().max_copied_bytes;
   const py::object results = [&] {
     const ReceivingValues receiving(received_, *session);
     return py::reinterpret_steal<py::object>(checked_result(PyObject_Call(function.ptr(), args.ptr(), nullptr)));
   }();
-  if (received_.bytes() > border_->max_copied) {
-    obstacle_ = "its collectives bring " + std::to_string(received_.bytes()) + " bytes, and at most " +
-                std::to_string(border_->max_copied) + " are copied";
+  if (received_.bytes() > received_.max_bytes) {
+    obstacle_ = "its collectives bring " + std::to_string(received_.bytes()) +
+                " bytes, and max_copied_bytes=" + std::to_string(received_.max_bytes);
   }
   return results;
 }
@@ -255,6 +252,7 @@ void RegionCall::release() {
   received_.clear();
   random_state_.reset();
   device_random_state_.reset();
+  device_random_state_after_.reset();
   hooks_ = py::none();
   is_released_ = true;
 }
@@ -279,6 +277,12 @@ py::dict RegionCall::random_states() const {
   return states;
 }
 
+py::dict RegionCall::device_random_states_after() const {
+  py::dict states;
+  if (device_random_state_after_.defined()) states[py::str(device_->str())] = device_random_state_after_;
+  return states;
+}
+
 RegionCall::Objects RegionCall::items_of(const py::handle& results) {
   Objects items;
   if (!PyTuple_Check(results.ptr()) && !PyList_Check(results.ptr())) {
@@ -297,7 +301,7 @@ bool RegionCall::is_differentiable(const Objects& outputs) {
 }
 
 // Compiled autograd passes a list first, which the call empties.
-void RegionCall::record(const py::tuple& args) {
+void RegionCall::record(const py::tuple& args, const Options& options) {
   for (const py::handle tensor : border_->own) arguments_.push_back(py::reinterpret_borrow<py::object>(tensor));
   for (const py::handle argument : args) {
     if (!PyList_CheckExact(argument.ptr()) || !argument.is(args[0])) {
@@ -311,8 +315,7 @@ void RegionCall::record(const py::tuple& args) {
   has_collectives_ = border_->has_collectives;
   for (size_t i = 0; i < arguments_.size(); ++i) record_argument(i);
   if (device_) record_on_devices(arguments_, on_devices_);
-  record_mutated();
-  if (obstacle_.empty() && border_->draws_on_device) obstacle_ = kDrawsOnDevice;
+  record_mutated(options.max_copied_bytes);
   if (device_ && obstacle_.empty()) {
     is_followed_ = !has_collectives_ && is_marked();
     if (!is_followed_) obstacle_ = border_->on_device(has_collectives_)->facts.obstacle;
@@ -371,7 +374,7 @@ void RegionCall::add_parts(size_t index, const py::handle& value, std::vector<Re
   for (const py::handle part : border_->parts(value)) parts.push_back({index, *tensor_in(part)});
 }
 
-void RegionCall::record_mutated() {
+void RegionCall::record_mutated(int64_t max_bytes) {
   int64_t bytes = 0;
   for (const size_t i : border_->mutated) {
     const at::Tensor* tensor = i < arguments_.size() ? tensor_in(arguments_[i]) : nullptr;
@@ -380,9 +383,9 @@ void RegionCall::record_mutated() {
     copied_indices_.push_back(i);
     written_.push_back(arguments_[i]);
   }
-  if (obstacle_.empty() && bytes > border_->max_copied) {
-    obstacle_ = "it overwrites " + std::to_string(bytes) + " bytes of arguments, and at most " +
-                std::to_string(border_->max_copied) + " are copied";
+  if (obstacle_.empty() && bytes > max_bytes) {
+    obstacle_ = "it overwrites " + std::to_string(bytes) +
+                " bytes of arguments, and max_copied_bytes=" + std::to_string(max_bytes);
   }
 }
 
@@ -408,17 +411,15 @@ void RegionCall::note_given() {
 }
 
 void RegionCall::note_randomness() {
-  const bool has_drawn_on_device = device_random_state_.defined() && has_drawn_since(device_random_state_, *device_);
-  if (has_drawn_on_device) {
-    border_->draws_on_device = true;
-    obstacle_ = kDrawsOnDevice;
-  }
+  if (device_random_state_.defined()) device_random_state_after_ = random_state_of(*device_);
   if (!border_->is_random && random_state_.defined()) {
-    border_->is_random = has_drawn_on_device || has_drawn_since(random_state_, at::kCPU);
+    border_->is_random = !is_same_state(random_state_of(at::kCPU), random_state_) ||
+                         (device_ && !is_same_state(device_random_state_after_, device_random_state_));
   }
   if (border_->is_random.value_or(true)) return;
   random_state_.reset();
   device_random_state_.reset();
+  device_random_state_after_.reset();
 }
 
 // Returns the region as the report names it when a device finds a result that is not finite.

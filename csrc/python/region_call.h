@@ -51,7 +51,6 @@ using BadValues = std::vector<std::pair<size_t, int>>;
 struct RegionBorder {
   std::vector<size_t> mutated;        // indices of the arguments that a call overwrites
   pybind11::tuple own;                // the graph's own tensors, which precede the arguments
-  int64_t max_copied = 0;             // bytes of overwritten arguments that may be copied before a call
   CompiledRegion facts;               // the compiled function, and why no call can be replayed, if so
   pybind11::function parts;           // returns the plain tensors that a wrapper subclass consists of
   pybind11::function is_distributed;  // returns whether a tensor is distributed
@@ -62,7 +61,6 @@ struct RegionBorder {
   pybind11::function note_unwritten;
   pybind11::function follow;         // lets the class of a backward node check the results of its nodes
   std::optional<bool> is_random;     // not known before the first call
-  bool draws_on_device = false;      // whether a call that was followed has drawn random numbers on a device
   PyTypeObject* followed = nullptr;  // the class that `follow` was called with last
   int64_t finite_calls = 0;          // calls with finite results
   int64_t finite_passes = 0;         // backward passes with finite gradients
@@ -135,6 +133,7 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   pybind11::list written() const;
   pybind11::object received() const;     // operator, group, value (or None) of all received; None without collectives
   pybind11::dict random_states() const;  // of generators before the call, by device; empty if it draws nothing
+  pybind11::dict device_random_states_after() const;  // those of devices after it; empty if it draws nothing
   const std::vector<size_t>& copied_indices() const { return copied_indices_; }
   const std::vector<std::pair<size_t, int64_t>>& outputs() const { return outputs_; }
   const std::string& obstacle() const { return obstacle_; }
@@ -152,9 +151,9 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   static Objects items_of(const pybind11::handle& results);
   static bool is_differentiable(const Objects& outputs);
 
-  void record(const pybind11::tuple& args);
+  void record(const pybind11::tuple& args, const Options& options);
   void record_argument(size_t index);
-  void record_mutated();
+  void record_mutated(int64_t max_bytes);
   void keep_mutated();
   template <typename Values>
   void record_on_devices(const Values& values, DeviceCheck::Arguments& recorded) const;
@@ -178,6 +177,7 @@ class RegionCall : public std::enable_shared_from_this<RegionCall> {
   std::vector<std::pair<size_t, int64_t>> outputs_;  // index of a result, and its index among the node's results
   at::Tensor random_state_;                          // of the host's generator
   at::Tensor device_random_state_;                   // of that of device_
+  at::Tensor device_random_state_after_;             // the same after the call
   Modes modes_;
   std::optional<NodeSite> inside_ = current_node_site();  // the node whose hook or function makes the call
   std::string obstacle_;                                  // why the call cannot be replayed; empty if it can

@@ -12,7 +12,6 @@ from torch.distributed.tensor import Shard, distribute_tensor
 import torchnan
 from tests.support.rank_programs import Program, assert_fault_is_told, assert_is_silent, made, received
 from tests.support.simulated_ranks import simulated_ranks
-from torchnan.detection.compiled import region
 from torchnan.detection.compiled.received import AsReceived, UnknownCollectiveError
 
 FUNCTIONAL = """
@@ -100,8 +99,8 @@ def reduced(x):
     return functional.all_reduce(x, "sum", dist.group.WORLD)
 
 
-def finding_of(loss_of, x):
-    with torchnan.detect(action="log") as session:
+def finding_of(loss_of, x, **options):
+    with torchnan.detect(action="log", **options) as session:
         torch.compile(loss_of)(x).item()
     assert session.stats()["internal_errors"] == 0
     return session.first
@@ -132,11 +131,15 @@ def test_each_collective_has_its_own_value(two_ranks):
     assert (finding.op, finding.inputs[0].min, finding.inputs[0].max) == ("aten::log", 0, 0)
 
 
-def test_a_region_that_receives_too_much_is_reported_at_its_border(two_ranks, monkeypatch):
-    monkeypatch.setattr(region, "MAX_COPIED", 15)
-    finding = finding_of(lambda x: torch.log(reduced(x * 2) - 2).sum(), torch.ones(4))
+def test_a_region_that_receives_too_much_is_reported_at_its_border(two_ranks):
+    finding = finding_of(lambda x: torch.log(reduced(x * 2) - 2).sum(), torch.ones(4), max_copied_bytes=15)
     assert finding.origin == "compiled"
-    assert finding.compiled.obstacle == "its collectives bring 16 bytes, and at most 15 are copied"
+    assert finding.compiled.obstacle == "its collectives bring 16 bytes, and max_copied_bytes=15"
+
+
+def test_values_of_collectives_are_copied_up_to_the_limit(two_ranks):
+    finding = finding_of(lambda x: torch.log(reduced(x * 2) - 2).sum(), torch.ones(4), max_copied_bytes=16)
+    assert (finding.op, finding.compiled.replay) == ("aten::log", "traced")
 
 
 def test_a_replay_leaves_nothing_to_wait_for(two_ranks):

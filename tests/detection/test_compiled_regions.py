@@ -21,7 +21,7 @@ from tests.support.compiled_issues import PROGRAMS
 from tests.support.compiled_programs import CASES, CLEAN
 from tests.support.compiled_ways import WAYS
 from torchnan._load import _C
-from torchnan.detection.compiled import explanations, region, torch_internals
+from torchnan.detection.compiled import explanations, torch_internals
 from torchnan.detection.compiled.graph import has_collectives
 from torchnan.detection.compiled.stack import Engine, Line, call_under
 
@@ -106,15 +106,13 @@ def test_each_thread_that_takes_part_is_followed():
     assert [finding.op for finding in found] == ["aten::log"] * 2
 
 
-def test_an_input_of_a_region_that_is_not_followed_is_the_cause(monkeypatch):
-    monkeypatch.setattr(region, "MAX_COPIED", 8)
-
+def test_an_input_of_a_region_that_is_not_followed_is_the_cause():
     @torch.compile
     def overwrite(x):
         x.mul_(2)
         return x.sum()
 
-    with torchnan.detect(action="log") as session, torch.no_grad():
+    with torchnan.detect(action="log", max_copied_bytes=8) as session, torch.no_grad():
         overwrite(torch.zeros(4).log() * 0).item()
     assert [finding.op for finding in session.findings] == ["aten::log"]
 
@@ -389,23 +387,32 @@ def test_inputs_are_held_no_longer_than_the_backward_pass():
         assert loss.isfinite()
 
 
-def test_an_argument_that_is_too_large_to_copy_is_reported_at_the_border(monkeypatch):
-    monkeypatch.setattr(region, "MAX_COPIED", 8)
-
+def test_an_argument_that_is_too_large_to_copy_is_reported_at_the_border():
     @torch.compile
     def overwrite(x, w):
         x.sub_(1).log_()
         return (x * w).sum()
 
-    with torchnan.detect(action="log") as session:
+    with torchnan.detect(action="log", max_copied_bytes=15) as session:
         overwrite(torch.ones(4), torch.ones(4, requires_grad=True)).backward()
     (finding,) = session.findings
     assert (finding.origin, finding.output, finding.file) == ("compiled", 0, __file__)
     assert (finding.compiled.region, finding.compiled.replay) == ("overwrite", "none")
-    assert finding.compiled.obstacle == "it overwrites 16 bytes of arguments, and at most 8 are copied"
+    assert finding.compiled.obstacle == "it overwrites 16 bytes of arguments, and max_copied_bytes=15"
     assert "something inside a compiled region, first seen in output 0" in str(finding)
     assert "compiled  overwrite (" in str(finding)
     assert torchnan.Finding.from_json(finding.to_json()) == finding
+
+
+def test_an_argument_of_the_largest_size_is_copied_and_its_region_replayed():
+    @torch.compile
+    def overwrite(x, w):
+        x.sub_(1).log_()
+        return (x * w).sum()
+
+    with torchnan.detect(action="log", max_copied_bytes=16) as session:
+        overwrite(torch.ones(4), torch.ones(4, requires_grad=True)).backward()
+    assert (session.first.op, session.first.compiled.replay) == ("aten::log_", "traced")
 
 
 def overwritten_for_a_gradient():

@@ -85,7 +85,7 @@ def test_a_distributed_tensor_draws_its_own_random_numbers(one_rank):
     torch.manual_seed(0)
     expected = torch.rand_like(x)
     torch.manual_seed(0)
-    with AsGenerated():
+    with AsGenerated({}):
         drawn = torch.rand_like(x)
     assert torch.equal(drawn.to_local(), expected.to_local())
 
@@ -93,5 +93,5 @@ def test_a_distributed_tensor_draws_its_own_random_numbers(one_rank):
 def test_a_fake_tensor_draws_fake_random_numbers():
     with FakeTensorMode():
         x = torch.zeros(4)
-    with AsGenerated():
+    with AsGenerated({}):
         assert type(torch.rand_like(x)) is type(x)

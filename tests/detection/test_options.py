@@ -45,6 +45,7 @@ BAD_OPTIONS = [
     ({"max_findings": 1.5}, "max_findings=1.5 cannot be used"),
     ({"max_findings": True}, "max_findings=True cannot be used"),
     ({"max_findings": 2**63}, "cannot be used: max_findings takes an integer of at least 1"),
+    ({"max_copied_bytes": -1}, "max_copied_bytes=-1 cannot be used: max_copied_bytes takes an integer of at least 0"),
     ({"log": ""}, "log='' cannot be used: log takes a path"),
     ({"log": 3}, "log=3 cannot be used"),
 ]

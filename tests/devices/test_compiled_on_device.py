@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import torchnan
-from torchnan.detection.compiled import region
+from torchnan.detection.compiled import random_numbers
 
 pytestmark = pytest.mark.usefixtures("compiler")
 
@@ -250,20 +250,18 @@ def test_an_argument_that_is_overwritten_is_replayed_from_a_copy(device):
     assert found == [("compiled", "inductor::compiled_region"), ("op", "aten::div_")]
 
 
-def test_no_more_is_copied_than_may_be(machine, device, monkeypatch):
-    monkeypatch.setattr(region, "MAX_COPIED", 8)
-
+def test_no_more_is_copied_than_may_be(machine, device):
     @torch.compile
     def overwrite(x, y):
         x.div_(y)
         return y + 1
 
-    with torchnan.detect(action="log") as watch:
+    with torchnan.detect(action="log", max_copied_bytes=8) as watch:
         x, y = torch.ones(4).to(device), torch.zeros(4).to(device)
         overwrite(x, y)
         x.sum().item()
         assert machine.count(lambda: overwrite(x, y)) == (0, 0)
-    refused = "it overwrites 16 bytes of arguments, and at most 8 are copied"
+    refused = "it overwrites 16 bytes of arguments, and max_copied_bytes=8"
     assert facts_of(watch.first)[3:] == ("overwrite", refused)
 
 
@@ -339,15 +337,44 @@ def test_a_replay_changes_neither_values_nor_random_numbers(device):
     assert {f.compiled.region: f.op for f in errors(watch)}["scaled"] == "aten::log"
 
 
-@torch._inductor.config.patch("cpp.simdlen", 1)
-def test_a_region_that_draws_random_numbers_is_not_replayed(machine, device):
-    compiled = torch.compile(lambda x: torch.log(x) + torch.rand_like(x))
-    x = torch.zeros(4).to(device)
+def logarithms(x, total):
+    """The logarithms of zero and of the total, which tells the random numbers that it is made of."""
+    return torch.log(x * total), total
+
+
+def finding_and_total(device, function):
+    """Returns the finding of a call that is replayed, and the total that the call has returned."""
+    compiled, x = torch.compile(function), (torch.arange(4096) > 0).float().to(device)
     with torchnan.detect(action="log") as watch:
         for _ in range(2):
-            compiled(x).sum().item()
-        assert machine.count(lambda: compiled(x)) == (0, 0)
-    with torchnan.detect(action="log") as again:
-        compiled(x).sum().item()
-    assert [f.compiled.obstacle for f in errors(watch)] == [GONE]
-    assert [f.compiled.obstacle for f in errors(again)] == ["it draws random numbers on a device"]
+            torch.manual_seed(3)
+            logs, total = compiled(x)
+            logs.sum().item()
+        assert watch.stats()["internal_errors"] == 0
+    return errors(watch)[-1], total.item()
+
+
+def of_two_draws(x):
+    return logarithms(x, (torch.rand_like(x) * (torch.rand_like(x) > 0.5)).sum())
+
+
+def of_dropped(x):
+    dropped = torch.nn.functional.dropout(x * torch.rand_like(x), 0.25)
+    return logarithms(x, torch.nn.functional.dropout(dropped, 0.5).sum())
+
+
+@torch._inductor.config.patch("cpp.simdlen", 1)
+@pytest.mark.parametrize("function", [of_two_draws, of_dropped])
+def test_a_replay_draws_the_random_numbers_of_the_call(device, function):
+    finding, total = finding_and_total(device, function)
+    assert (finding.op, finding.line) == ("aten::log", line_of(logarithms, "torch.log"))
+    assert finding.compiled.replay == "traced"
+    assert finding.inputs[0].absmax == pytest.approx(total, rel=1e-5)
+
+
+@torch._inductor.config.patch("cpp.simdlen", 1)
+def test_a_replay_that_would_draw_other_numbers_is_discarded(device, monkeypatch):
+    monkeypatch.setattr(random_numbers, "seed_counts", lambda graph: {})
+    finding, total = finding_and_total(device, of_two_draws)
+    assert (finding.op, finding.compiled.replay) == ("aten::log", "lowered")
+    assert finding.inputs[0].absmax == pytest.approx(total, rel=1e-5)

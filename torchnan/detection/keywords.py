@@ -25,6 +25,7 @@ class DetectKeywords(TypedDict, total=False):
     rescan_every: int
     headroom: bool
     max_findings: int
+    max_copied_bytes: int
     log: str | Path | None
     model: torch.nn.Module | None
     exact: bool  # deprecated, like `sample`

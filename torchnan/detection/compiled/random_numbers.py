@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchnan._load import _C
 
 States = dict[str, torch.Tensor]  # of generators, by their device
+SeedCounts = dict[torch.device, list[int]]  # how many seeds generated code draws at a time, in order
 _ATEN, _PRIMS = torch.ops.aten, torch.ops.prims
 _SEEDS = _PRIMS.inductor_seeds.default
 OPERATORS = (_SEEDS, _PRIMS.inductor_random.default, _PRIMS.inductor_randint.default)
@@ -43,6 +44,16 @@ def restored(given: States) -> Iterator[None]:
         set_states(before)
 
 
+def seed_counts(graph: fx.Graph) -> SeedCounts:
+    """Returns how many seeds a graph that Inductor has lowered draws on each device."""
+    counts: SeedCounts = {}
+    for node in graph.nodes:
+        if node.target is _SEEDS:
+            count, device = node.args
+            counts.setdefault(device, []).append(count)
+    return counts
+
+
 def draw(operator: Any, *args: Any) -> torch.Tensor:
     """Returns the result of one of :data:`OPERATORS` in generated code.
 
@@ -68,21 +79,68 @@ def draw(operator: Any, *args: Any) -> torch.Tensor:
 class AsGenerated(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Makes operations draw the random numbers that generated code draws in their place: a seed for each of them.
 
-    The generator must be in its state before the region. Operations that Inductor does not replace draw as usual, from
-    a generator whose state then differs from that in generated code.
+    The generators must be in their state before the region. Operations that Inductor does not replace draw as usual,
+    from a generator whose state then differs from that in generated code.
+
+    Args:
+        counts: how many seeds generated code draws at a time on devices. A GPU's generator gives other numbers in one
+            draw than in several; that of the host gives the same.
     """
+
+    def __init__(self, counts: SeedCounts) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._counts = {device: list(of_device) for device, of_device in counts.items()}
+        self._drawn: dict[torch.device, list[torch.Tensor]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
         if types:  # a distributed or a fake tensor draws for itself
             return func(*args, **options)
         drawn = _DRAWN.get(func) if options.get("generator") is None else None
-        return func(*args, **options) if drawn is None else drawn(*args, **options)
+        seed = None if drawn is None else self._next_seed(_device_of(args, options))
+        return func(*args, **options) if drawn is None or seed is None else drawn(seed, *args, **options)
+
+    def _next_seed(self, device: torch.device) -> torch.Tensor | None:
+        """Returns a seed; ``None`` if generated code draws no more of them on this device."""
+        if device.type == "cpu":
+            return draw(_SEEDS, 1, device)[0]
+        if not self._drawn.get(device) and self._counts.get(device):
+            self._drawn[device] = list(draw(_SEEDS, self._counts[device].pop(0), device))
+        seeds = self._drawn.get(device)
+        return seeds.pop(0) if seeds else None
 
 
-def _numbers(distribution: str, size: Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+@contextlib.contextmanager
+def drawing_as_generated(counts: SeedCounts, after: States) -> Iterator[None]:
+    """Makes operations draw the random numbers of generated code.
+
+    Args:
+        counts: as for :class:`AsGenerated`.
+        after: the states of generators after the generated code.
+
+    Raises:
+        RuntimeError: generators have other states afterwards.
+    """
+    with AsGenerated(counts):
+        yield
+    if any(not torch.equal(state, _C.random_state_of(device)) for device, state in after.items()):
+        raise RuntimeError("it drew other random numbers than the call")
+
+
+def _device_of(args: Sequence[Any], options: dict[str, Any]) -> torch.device:
+    """Returns the device of the result of an operation that draws random numbers."""
+    if args and isinstance(args[0], torch.Tensor):
+        return args[0].device
+    device = torch.device(options.get("device") or "cpu")
+    if device.type == "cpu" or device.index is not None:
+        return device
+    return torch.device(device.type, torch.accelerator.current_device_index())
+
+
+def _numbers(
+    seed: torch.Tensor, distribution: str, size: Sequence[int], dtype: torch.dtype | None = None
+) -> torch.Tensor:
     """The number of an element depends only on its position: one kernel serves for many sizes."""
-    seed = draw(_SEEDS, 1, torch.device("cpu"))[0]
     count = math.prod(size)
     room = 1 << max(count - 1, 0).bit_length()
     numbers = draw(_PRIMS.inductor_random.default, [room], seed, distribution)[:count].reshape(tuple(size))
@@ -90,39 +148,51 @@ def _numbers(distribution: str, size: Sequence[int], dtype: torch.dtype | None =
 
 
 def _new(distribution: str) -> Callable[..., torch.Tensor]:
-    def draw_new(size: Sequence[int], dtype: torch.dtype | None = None, **options: Any) -> torch.Tensor:
-        return _numbers(distribution, size, dtype)
+    def draw_new(
+        seed: torch.Tensor, size: Sequence[int], dtype: torch.dtype | None = None, **options: Any
+    ) -> torch.Tensor:
+        return _numbers(seed, distribution, size, dtype)
 
     return draw_new
 
 
 def _like(distribution: str) -> Callable[..., torch.Tensor]:
-    def draw_like(x: torch.Tensor, dtype: torch.dtype | None = None, **options: Any) -> torch.Tensor:
+    def draw_like(
+        seed: torch.Tensor, x: torch.Tensor, dtype: torch.dtype | None = None, **options: Any
+    ) -> torch.Tensor:
         made = torch.empty_like(x, dtype=dtype)
-        return made.copy_(_numbers(distribution, x.shape, made.dtype))
+        return made.copy_(_numbers(seed, distribution, x.shape, made.dtype))
 
     return draw_like
 
 
-def _integers(low: int, high: int, size: Sequence[int], dtype: torch.dtype | None = None, **_: Any) -> torch.Tensor:
-    seed = draw(_SEEDS, 1, torch.device("cpu"))[0]
+def _integers(
+    seed: torch.Tensor, low: int, high: int, size: Sequence[int], dtype: torch.dtype | None = None, **_: Any
+) -> torch.Tensor:
     return draw(_PRIMS.inductor_randint.default, low, high, list(size), seed).to(dtype or torch.int64)
 
 
-def _keep(mask: torch.Tensor, probability: float = 0.5, **options: Any) -> torch.Tensor:
+def _keep(seed: torch.Tensor, mask: torch.Tensor, probability: float = 0.5, **options: Any) -> torch.Tensor:
     """The mask of a dropout: generated code drops elements that are not above the other probability."""
-    return mask.copy_(_numbers("rand", mask.shape, torch.float32) > 1 - probability)
+    return mask.copy_(_numbers(seed, "rand", mask.shape, torch.float32) > 1 - probability)
 
 
-_DRAWN: dict[Any, Callable[..., torch.Tensor]] = {
+def _dropout(seed: torch.Tensor, x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """The dropout of a GPU, as ``torch/_decomp/decompositions.py`` has it. Draws only if 0 < p < 1 in training."""
+    kept = _numbers(seed, "rand", x.shape, x.dtype) > p
+    return kept * x * (1.0 / (1.0 - p)), kept
+
+
+_DRAWN: dict[Any, Callable[..., Any]] = {
     _ATEN.rand.default: _new("rand"),
     _ATEN.randn.default: _new("randn"),
     _ATEN.rand_like.default: _like("rand"),
     _ATEN.randn_like.default: _like("randn"),
     _ATEN.randint.low: _integers,
-    _ATEN.randint.default: lambda high, size, **options: _integers(0, high, size, **options),
-    _ATEN.bernoulli.default: lambda p, **options: (_numbers("rand", p.shape, torch.float32) < p).to(p.dtype),
+    _ATEN.randint.default: lambda seed, high, size, **options: _integers(seed, 0, high, size, **options),
+    _ATEN.bernoulli.default: lambda seed, p, **_: (_numbers(seed, "rand", p.shape, torch.float32) < p).to(p.dtype),
     _ATEN.bernoulli_.float: _keep,
+    _ATEN.native_dropout.default: _dropout,
 }
 
 

@@ -31,7 +31,6 @@ from torchnan.detection.compiled.stack import Line, call_under, calling_stack
 from torchnan.detection.containment import contained
 from torchnan.detection.errors import may_be_of_nonfinite
 
-MAX_COPIED = 64 << 20  # bytes of arguments that a region overwrites, copied before each call
 _RECORD = "torchnan"  # of a call, in the metadata of the autograd node that it made
 _REGION = "_torchnan_region"  # an attribute of the backward function of such a node
 
@@ -82,7 +81,6 @@ class Region:
         self.border = _C.RegionBorder(
             mutated=(traced and traced.overwritten) or [],
             own=tuple(tensors.values()),
-            max_copied=MAX_COPIED,
             region=site.function,
             file=site.file,
             line=site.line,
@@ -248,6 +246,7 @@ class Region:
             copied_indices=call.copied_indices,
             received=call.received,
             random_states=call.random_states,
+            device_random_states_after=call.device_random_states_after,
             modes=call.modes,
             stream=stream,
             hooks=call.hooks,

@@ -54,6 +54,7 @@ class RecordedCall:
         copied_indices: of these copies in ``args``.
         received: what its collectives have brought; ``None`` if it has none.
         random_states: of generators, before the call; empty if it draws no random numbers.
+        device_random_states_after: of those of devices, after the call; empty if it draws no random numbers.
         modes: of the thread that made the call.
         stream: of the device that it ran on; ``None`` on the host.
         hooks: those that pack and unpack what operations save for their backward passes.
@@ -75,6 +76,7 @@ class RecordedCall:
     copied_indices: list[int]
     received: Received | None
     random_states: random_numbers.States
+    device_random_states_after: random_numbers.States
     modes: Any
     stream: torch.Stream | None
     hooks: Any
@@ -232,7 +234,7 @@ def on_own_thread(run: Callable[[], T]) -> T:
 class _Lowered:
     """The graph that Inductor gets, forward or backward, its inputs and the states of generators before it.
 
-    ``received`` is what its collectives bring.
+    ``received`` is what its collectives bring. ``seed_counts`` are those of the forward pass.
 
     Inputs are those of the call, whose origins and names are known; overwritten inputs are copies.
     """
@@ -242,6 +244,7 @@ class _Lowered:
     written: list[bool]
     random_states: random_numbers.States
     received: Received | None
+    seed_counts: random_numbers.SeedCounts = dataclasses.field(default_factory=dict)
 
     def arguments(self) -> list[Any]:
         return [value.clone() if new else value for value, new in zip(self.inputs, self.written, strict=True)]
@@ -269,7 +272,7 @@ class _Replay:
         with contextlib.suppress(Exception), self._states():  # the generated code may show it
             made = self._inputs()
             args = self._writable(made)
-            drawing: Any = random_numbers.AsGenerated() if self.call.is_random else contextlib.nullcontext()  # type: ignore[no-untyped-call]
+            drawing = self._drawing()
             needs_graph = self.tangents is not None or self.call.probe.has_transforms
             with as_received(self.call.received):
                 with drawing, torch.set_grad_enabled(needs_graph and torch.is_grad_enabled()):
@@ -345,6 +348,15 @@ class _Replay:
             stack.enter_context(random_numbers.restored(self.call.random_states))
             yield
 
+    def _drawing(self) -> contextlib.AbstractContextManager[None]:
+        """Makes operations draw the random numbers of the call, and raises an error if they have drawn others."""
+        if not self.call.is_random:
+            return contextlib.nullcontext()
+        is_on_device = any(device != "cpu" for device in self.call.random_states)
+        counts = self._lowered().seed_counts if is_on_device else {}
+        random_numbers.set_states(self.call.random_states)  # lowering has drawn, too
+        return random_numbers.drawing_as_generated(counts, self.call.device_random_states_after)
+
     def _inputs(self) -> list[Any]:
         """Returns the inputs in their previous state: new leaves, in the same memory if it was not written."""
         made: list[Any] = []
@@ -406,7 +418,7 @@ class _Replay:
         if self.call.boxed:
             compiled_autograd.attach_nodes(module.graph, self.roots)
         module = framed(module, self.callers, self.modules, unwritten_is_nan=unwritten_is_nan)
-        drawing: Any = random_numbers.AsGenerated() if self.call.is_random else contextlib.nullcontext()  # type: ignore[no-untyped-call]
+        drawing = self._drawing()
         with self._watched(), as_received(self.call.received):
             with drawing:
                 outputs = as_list(interpret(module, *given))
@@ -438,8 +450,8 @@ class _Replay:
     def before_error(self) -> list[torch.Tensor]:
         """Returns the non-finite values that exist when an operation raises an error, as traced."""
         self.callers = _callers(self.call)
-        drawing: Any = random_numbers.AsGenerated() if self.call.is_random else contextlib.nullcontext()  # type: ignore[no-untyped-call]
         with self._states():
+            drawing = self._drawing()
             module, _, _, given = self._prepared()
             with self._watching("traced", []), as_received(self.call.received), drawing:
                 values = values_before_error(framed(module, self.callers, self.modules), *given)
@@ -523,7 +535,8 @@ class _Replay:
                 outputs = run(*given)
                 if self.tangents is not None:
                     _gradients(as_list(outputs), made, self.tangents)
-        return runs[0 if self.tangents is None else -1]
+        wanted = runs[0 if self.tangents is None else -1]
+        return dataclasses.replace(wanted, seed_counts=random_numbers.seed_counts(runs[0].module.graph))
 
 
 def _gradients(outputs: list[Any], inputs: list[Any], tangents: Tangents) -> list[Any]:
