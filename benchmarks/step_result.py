@@ -7,7 +7,7 @@ import dataclasses
 from benchmarks.timing import Ratio, Times, ratio
 
 PLAIN, OFF, OFF_AGAIN, DETECT = "plain", "off", "off again (A/A)", "detect()"
-KEEPING_OFF, KEEPING_DETECT = "off, malloc keeps memory", "detect(), malloc keeps memory"
+KEEPING_OFF, KEEPING_DETECT = "off (malloc keeps memory)", "detect() (malloc keeps memory)"
 _BASES = {OFF: PLAIN, KEEPING_DETECT: KEEPING_OFF}  # of all others: OFF
 
 

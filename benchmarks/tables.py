@@ -25,7 +25,7 @@ ROWS = {
     "off": "off",
     "off again (A/A)": "off again (A/A)",
     "detect()": "`detect()`",
-    "detect(), malloc keeps memory": "malloc keeps memory: `detect()`",
+    "detect() (malloc keeps memory)": "`detect()`, malloc keeps memory",
     "StepGuard": "`StepGuard`",
     "set_detect_anomaly": "`set_detect_anomaly`",
     "forward hooks": "forward hooks",
