@@ -125,7 +125,10 @@ def test_none_is_left_out_of_a_page_where_there_is_room_for_it():
 def test_a_file_that_is_not_a_log_of_findings_is_rejected(tmp_path, capsys):
     (tmp_path / "run.jsonl").write_text('{"torchnan": "run", "version": 1}\n')
     for path, text in [
-        (tmp_path / "run.jsonl", "is the log of a Monitor: use `torchnan diagnose"),
+        (
+            tmp_path / "run.jsonl",
+            f"is the log of a Monitor: use `torchnan diagnose {tmp_path / 'run.jsonl'} --html {tmp_path / 'page.html'}`",
+        ),
         (tmp_path, "contains no log of findings"),
         (tmp_path / "none", "No such file"),
     ]:

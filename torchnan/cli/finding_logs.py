@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from torchnan import findings
 from torchnan.config import log_kind
 from torchnan.config.options import OptionError
-from torchnan.config.text import command_line, printable
+from torchnan.config.text import command_line, counted, printable
 from torchnan.detection.finding import Finding
 
 _COMMANDS = {"run": "diagnose", "recovery": "show"}
@@ -61,8 +61,12 @@ def add_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def at(paths: Sequence[str]) -> FindingLogs:
+def at(paths: Sequence[str], page: str = "") -> FindingLogs:
     """Returns the logs at some paths, together with those of other ranks beside them.
+
+    Args:
+        paths: of logs or folders.
+        page: the path of the page that is to be made of them, for messages.
 
     Raises:
         OptionError: the file at a path is not a log of findings; names the command that reads it.
@@ -75,7 +79,9 @@ def at(paths: Sequence[str]) -> FindingLogs:
             raise OptionError(f"{path} contains no log of findings: their names end with .jsonl.")
         for one in found:
             if (kind := findings.kind_of(one)) in _COMMANDS:
-                raise OptionError(f"{one} is {log_kind.NAMES[kind]}: use `{command_line(_COMMANDS[kind], one)}`.")
+                to_page = ("--html", page) if page and kind == "run" else ()
+                command = command_line(_COMMANDS[kind], one, *to_page)
+                raise OptionError(f"{one} is {log_kind.NAMES[kind]}: use `{command}`.")
             logs[one] = findings.LogStream(one)
     return FindingLogs(logs)
 
@@ -87,7 +93,7 @@ def _damage(log: findings.LogStream) -> list[str]:
     lines += [f"  line {damage.line}: {damage.reason}" for damage in log.damaged]
     if log.damaged_lines > len(log.damaged):
         more = log.damaged_lines - len(log.damaged)
-        lines.append(f"  and {more} more line{'s' if more > 1 else ''}")
+        lines.append(f"  and {counted(more, 'more line')}")
     if log.truncated:
         lines.append("  the last line is incomplete")
     return lines

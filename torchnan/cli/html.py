@@ -34,14 +34,14 @@ def execute(given: argparse.Namespace) -> int:
     """
     from torchnan.pages.private_file import write_text
 
-    logs = finding_logs.at(given.logs)
+    output = given.output or f"{Path(os.path.abspath(given.logs[0])).stem}.html"
+    logs = finding_logs.at(given.logs, output)
     try:
         from torchnan.pages import findings_page
 
         page = findings_page.html(logs, list(logs.logs), logs.notes)
     except ImportError as error:
         raise OptionError(str(error)) from None
-    output = given.output or f"{Path(os.path.abspath(given.logs[0])).stem}.html"
     write_text(output, page)
     print(f"torchnan: the page is {printable(output)}")
     return 0

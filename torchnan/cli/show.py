@@ -19,7 +19,7 @@ import sys
 
 from torchnan import findings
 from torchnan.cli import code_host, finding_logs
-from torchnan.config.text import printable
+from torchnan.config.text import counted, printable
 from torchnan.detection import terminal
 from torchnan.detection.finding import LEVELS
 from torchnan.distributed.incidents import Story
@@ -66,9 +66,8 @@ def _show_bad_steps(log: str, *, as_json: bool) -> int:
                 continue
             shown += 1
             print(line.decode().rstrip("\n") if as_json else text)
-    path, plural = printable(log), "" if shown == 1 else "s"
-    ignored = f", {unreadable} line{'s' if unreadable > 1 else ''} ignored" if unreadable else ""
-    print(f"{path}: {shown} event{plural}{ignored}", file=sys.stderr if as_json else sys.stdout)
+    ignored = f", {counted(unreadable, 'line')} ignored" if unreadable else ""
+    print(f"{printable(log)}: {counted(shown, 'event')}{ignored}", file=sys.stderr if as_json else sys.stdout)
     return 0
 
 

@@ -17,6 +17,11 @@ def printable(text: str, limit: int = 400) -> str:
     return str(_load._C.printable(text, limit))
 
 
+def counted(count: int, noun: str) -> str:
+    """Returns a number with its noun: "1 line", "1,234 lines"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def say(text: str) -> None:
     """Prints a line of torchnan to stderr, if stderr can be written."""
     with contextlib.suppress(OSError, ValueError):  # closed, or a pipe without a reader

@@ -20,7 +20,7 @@ from torchnan._load import _C
 from torchnan.config import environment
 from torchnan.config.detection_options import OLD_NAMES, DetectionOptions
 from torchnan.config.options import OptionError, suggest, unknown_option
-from torchnan.config.text import brief, printable
+from torchnan.config.text import brief, counted, printable
 from torchnan.detection import hooks, new_threads, registry, report_rows
 from torchnan.detection.errors import DetectorWarning, NonFiniteError, may_be_of_nonfinite
 from torchnan.detection.finding import LEVELS, Finding
@@ -126,7 +126,7 @@ class detect(contextlib.ContextDecorator):
         findings, stats = self.findings, self.stats()
         errors = sum(finding.level == "error" for finding in findings)
         state = "open" if self._entries.total() > 0 else "closed" if self._entries else "not entered"
-        found = f"{len(findings)} finding{'' if len(findings) == 1 else 's'}"
+        found = counted(len(findings), "finding")
         return (
             f"<torchnan.detect(action={brief(self._options.values['action'])}), {state}: {found}, "
             f"{errors} of level error; {stats['ops']:,} operations, {stats['checked']:,} results checked>"

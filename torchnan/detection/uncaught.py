@@ -19,6 +19,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from torchnan.config import environment
+from torchnan.config.text import counted
 from torchnan.detection import introspection, notebook, terminal
 from torchnan.detection.errors import NonFiniteError
 
@@ -135,7 +136,7 @@ def _named(frames: list[traceback.FrameSummary]) -> str:
     """Returns how many frames there are, and of which packages: "12 frames of lightning, PyTorch"."""
     packages = dict.fromkeys(introspection.package_of(frame.filename) or "Python" for frame in frames)
     names = ", ".join("PyTorch" if name == "torch" else name for name in packages)
-    return f"{len(frames)} frame{'s' if len(frames) > 1 else ''} of {names}"
+    return f"{counted(len(frames), 'frame')} of {names}"
 
 
 def _write_error_file(text: str) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from torchnan import findings as logs
 from torchnan._load import _C
-from torchnan.config.text import command_line, printable
+from torchnan.config.text import command_line, counted, printable
 from torchnan.detection import report_rows
 from torchnan.detection.finding import Finding
 from torchnan.distributed.incidents import identity, incidents, is_received
@@ -126,7 +126,7 @@ class Job:
             return ""
         story = incidents(self.findings())
         seen = [f"{report_rows.summary(str(one.first))}; {one.elsewhere}" for one in story if one.elsewhere]
-        rest = f", and {len(seen) - 1} more cause{'s' if len(seen) > 2 else ''}" if len(seen) > 1 else ""
+        rest = f", and {counted(len(seen) - 1, 'more cause')}" if len(seen) > 1 else ""
         return f"{seen[0]}{rest}. All ranks: {self.command}" if seen else f"logs of all ranks: {self.command}"
 
     @property

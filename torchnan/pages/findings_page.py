@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 
-from torchnan.config.text import printable
+from torchnan.config.text import counted, printable
 from torchnan.detection import report_rows
 from torchnan.detection.finding import Finding
 from torchnan.distributed.incidents import Incident, Story, name_ranks
@@ -68,10 +68,10 @@ def _origin(first: Finding) -> str:
 
 
 def _about(told: Story, causes: int, sources: Sequence[str]) -> str:
-    parts = [f"{told.count:,} findings" if told.count != 1 else "1 finding"]
+    parts = [counted(told.count, "finding")]
     parts += [f"{causes:,} causes"] if causes > 1 else []
     parts += [name_ranks(told.ranks)] if told.ranks else []
     shown = report_rows.shown_of(len(sources), MAX_LOGS)
     named = [printable(os.path.basename(source)) for source in sources[:shown]]
-    parts += [", ".join(named) + (f" and {len(sources) - shown} more logs" if len(sources) > shown else "")]
+    parts += [", ".join(named) + (f" and {counted(len(sources) - shown, 'more log')}" if len(sources) > shown else "")]
     return " · ".join(parts)

@@ -13,6 +13,7 @@ import torch
 
 from torchnan._load import _C
 from torchnan.config.options import OptionError
+from torchnan.config.text import counted
 from torchnan.detection import optimizer_hooks, shards
 from torchnan.detection.introspection import unwrap
 from torchnan.detection.nested import map_tensors, rows_of
@@ -307,7 +308,7 @@ _FIELDS: dict[type, dict[str, tuple[type, ...]]] = {
 def _no_capture(path: Path, missing: str) -> CaptureError:
     """Returns the error for a folder that is not a capture; lists the captures inside it, if there are any."""
     inside = rank_folders.all_in(path)
-    captures = f"{len(inside)} capture{'' if len(inside) == 1 else 's'}"
+    captures = counted(len(inside), "capture")
     what = f"The folder has {captures} inside: give one of them, such as {inside[0]}" if inside else _WHAT_ONE_IS
     return CaptureError(f"{path} is not a capture: it has no {missing}. {what}.")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchnan.config.text import printable
+from torchnan.config.text import counted, printable
 from torchnan.training.diagnosis.formatting import describe_confidence, describe_steps, display_name
 from torchnan.training.diagnosis.run import Run
 from torchnan.training.diagnosis.verdict import Diagnosis, Question, Suspect, Verdict
@@ -20,7 +20,7 @@ def text(run: Run, found: Diagnosis) -> str:
         lines += [*verdict_lines(verdict), ""]
     more = len(found.verdicts) - MAX_SHOWN
     if more > 0:
-        lines += [f"and {more:,} more verdict{'s' if more > 1 else ''}: --json has all of them", ""]
+        lines += [f"and {counted(more, 'more verdict')}: --json has all of them", ""]
     lines += [_cut(f"headroom: {printable(str(forecast))}") for forecast in found.forecasts[:MAX_SHOWN]]
     return "\n".join(lines).rstrip()
 
@@ -41,7 +41,7 @@ def describe_run(run: Run) -> str:
     """Describes the source."""
     steps = f"steps {run.step[0]:,} to {run.step[-1]:,}, {len(run):,} rows"
     restarts = len(run.starts) - 1
-    again = f", started again {restarts:,} time{'s' if restarts > 1 else ''}" if restarts > 0 else ""
+    again = f", started again {counted(restarts, 'time')}" if restarts > 0 else ""
     return f"{printable(run.source, 200)}: {steps}, {printable(run.dtype or 'dtype not known')}{again}"
 
 
