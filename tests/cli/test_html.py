@@ -123,18 +123,16 @@ def test_none_is_left_out_of_a_page_where_there_is_room_for_it():
 
 
 def test_a_file_that_is_not_a_log_of_findings_is_rejected(tmp_path, capsys):
-    (tmp_path / "run.jsonl").write_text('{"torchnan": "run", "version": 1}\n')
+    run_log, page = tmp_path / "run.jsonl", tmp_path / "page.html"
+    run_log.write_text('{"torchnan": "run", "version": 1}\n')
     for path, text in [
-        (
-            tmp_path / "run.jsonl",
-            f"is the log of a Monitor: use `torchnan diagnose {tmp_path / 'run.jsonl'} --html {tmp_path / 'page.html'}`",
-        ),
+        (run_log, f"is the log of a Monitor: use `torchnan diagnose {run_log} --html {page}`"),
         (tmp_path, "contains no log of findings"),
         (tmp_path / "none", "No such file"),
     ]:
-        assert cli.main(["html", str(path), "-o", str(tmp_path / "page.html")]) == 2
+        assert cli.main(["html", str(path), "-o", str(page)]) == 2
         assert text in capsys.readouterr().err
-    assert not (tmp_path / "page.html").exists()
+    assert not page.exists()
 
 
 def test_an_empty_log_is_a_page_that_says_so(tmp_path):

@@ -41,7 +41,7 @@ struct TORCHNAN_API Options {
   int64_t rescan_every = 1000;          // N: scan also the results proved finite, each once in N steps; 0: never
   bool headroom = false;                // record the largest |x| of each call site, for Detector::headroom()
   int64_t max_findings = 100;           // that are kept; further ones are only counted
-  int64_t max_copied_bytes = 64 << 20;  // by a compiled region in a call, so that it can be replayed
+  int64_t max_copied_bytes = 67108864;  // 64 MiB: by a compiled region in a call, so that it can be replayed
   std::string log;                      // path of a JSON Lines file, readable by its owner only; empty: none
 
   // Returns one message for each invalid value. Detector calls it.
