@@ -52,16 +52,20 @@ SiteId StackTable::current_stack_id() noexcept {
   const uint64_t h = hash(stack, depth);
   Slot& slot = seen[h % seen.size()];
   const uint64_t deaths = deaths_.load(std::memory_order_relaxed);
-  if (slot.hash != h || slot.deaths != deaths) slot = {h, deaths, intern(h, stack, depth)};
+  if (slot.hash != h || slot.deaths != deaths) slot = {h, deaths, intern(h, stack, depth, deaths)};
   return slot.id;
 }
 
-SiteId StackTable::intern(uint64_t hash, const Stack& stack, size_t depth) noexcept {
+SiteId StackTable::intern(uint64_t hash, const Stack& stack, size_t depth, uint64_t deaths) noexcept {
   try {
     {
       const std::lock_guard lock(mutex_);
       const auto known = ids_.find(hash);
-      if (known != ids_.end() && has_modules_of(sites_[known->second], stack)) return known->second;
+      // Without a death, no module has got the address of another. The frames would be far from the processor's caches.
+      if (known != ids_.end() && (known->second.deaths == deaths || has_modules_of(sites_[known->second.id], stack))) {
+        known->second.deaths = deaths;
+        return known->second.id;
+      }
     }
     if (is_python_ending() || is_full()) return 0;
     const Gil gil;
@@ -75,7 +79,9 @@ SiteId StackTable::intern(uint64_t hash, const Stack& stack, size_t depth) noexc
       frames.push_back({std::move(code), stack[i].instruction, std::move(module)});
     }
     const std::lock_guard lock(mutex_);
-    return ids_[hash] = add(frames);
+    const SiteId id = add(frames);
+    ids_[hash] = {id, deaths};
+    return id;
   } catch (...) {  // out of memory: the site stays unknown
     return 0;
   }
@@ -101,7 +107,7 @@ void StackTable::evict() {
     return true;
   });
   const auto is_gone = [&](SiteId site) { return sites_.count(site) == 0; };
-  std::erase_if(ids_, [&](const auto& entry) { return is_gone(entry.second); });
+  std::erase_if(ids_, [&](const auto& entry) { return is_gone(entry.second.id); });
   std::erase_if(nested_, [&](const auto& entry) {
     return is_gone(entry.second) || is_gone(static_cast<SiteId>(entry.first));  // the outer one
   });

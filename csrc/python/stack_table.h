@@ -51,9 +51,14 @@ class StackTable {
   static constexpr uint64_t kWorthSweeping = 64;  // number of freed modules that make an eviction worthwhile
 
   using Stack = std::array<RawFrame, kMaxDepth>;
+  struct Known {
+    SiteId id;
+    uint64_t deaths;  // the count when the modules of the site were last known to live
+  };
 
   uint64_t hash(const Stack& stack, size_t depth) const noexcept;
-  SiteId intern(uint64_t hash, const Stack& stack, size_t depth) noexcept;
+  // `deaths` is the count at the time when the stack was walked.
+  SiteId intern(uint64_t hash, const Stack& stack, size_t depth, uint64_t deaths) noexcept;
   // Whether the table is full, and so few modules were freed that evict() would gain almost nothing.
   bool is_full() const noexcept { return known_ >= kMaxFrames && deaths_ - deaths_swept_ < kWorthSweeping; }
   // Evicts the stacks of freed modules if they may fill half of the table. Their ids mean unknown from then on, and are
@@ -75,7 +80,7 @@ class StackTable {
   std::atomic<uint64_t> deaths_{0};  // count of freed modules; if it changes, threads repeat earlier lookups
   ForkSafeMutex mutex_;              // never locked while waiting for the GIL or dropping a last reference
   OwnMemory memory_;                 // of the tables; both are changed under the lock only
-  std::pmr::unordered_map<uint64_t, SiteId> ids_{&memory_};
+  std::pmr::unordered_map<uint64_t, Known> ids_{&memory_};
   std::pmr::unordered_map<uint64_t, SiteId> nested_{&memory_};  // by (live, outer)
   std::pmr::unordered_map<SiteId, std::pmr::vector<Frame>> sites_{&memory_};
   SiteId newest_ = 0;             // 0 means unknown
