@@ -108,9 +108,13 @@ def parts(module: torch.nn.Module, kind: str) -> list[tuple[str, Any]]:
     Reads ``__dict__``: methods may be overridden by arbitrary code, and a module whose constructor failed may lack
     even these attributes.
     """
-    with contained(IN_QUERY):
-        return [(name, part) for name, part in list(module.__dict__.get(kind, {}).items()) if part is not None]
-    return []
+    try:  # a context manager would take most of the time of a walk over many modules
+        held = module.__dict__.get(kind)
+        return [(name, part) for name, part in list(held.items()) if part is not None] if held else []
+    except Exception:
+        with contained(IN_QUERY):
+            raise
+        return []
 
 
 def joined(path: str, name: str) -> str:
