@@ -359,7 +359,8 @@ def of_two_draws(x):
 
 
 def of_dropped(x):
-    dropped = torch.nn.functional.dropout(x * torch.rand_like(x), 0.25)
+    dropped, _ = torch.native_dropout(x * torch.rand_like(x), 0.0, True)
+    dropped = torch.nn.functional.dropout(dropped, 0.25)
     return logarithms(x, torch.nn.functional.dropout(dropped, 0.5).sum())
 
 

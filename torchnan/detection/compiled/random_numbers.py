@@ -97,6 +97,8 @@ class AsGenerated(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if types:  # a distributed or a fake tensor draws for itself
             return func(*args, **options)
         drawn = _DRAWN.get(func) if options.get("generator") is None else None
+        if drawn is _dropout and (made := _certain_dropout(*args)) is not None:
+            return made
         seed = None if drawn is None else self._next_seed(_device_of(args, options))
         return func(*args, **options) if drawn is None or seed is None else drawn(seed, *args, **options)
 
@@ -177,8 +179,17 @@ def _keep(seed: torch.Tensor, mask: torch.Tensor, probability: float = 0.5, **op
     return mask.copy_(_numbers(seed, "rand", mask.shape, torch.float32) > 1 - probability)
 
 
+def _certain_dropout(x: torch.Tensor, p: float, is_training: bool | None) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The dropout of a GPU if generated code draws no numbers for it; ``None`` if it does. The eager one may draw."""
+    if is_training and p == 1:
+        return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
+    if is_training and p != 0:
+        return None
+    return x.clone(), torch.ones_like(x, dtype=torch.bool)
+
+
 def _dropout(seed: torch.Tensor, x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The dropout of a GPU, as ``torch/_decomp/decompositions.py`` has it. Draws only if 0 < p < 1 in training."""
+    """The dropout of a GPU, as ``torch/_decomp/decompositions.py`` has it."""
     kept = _numbers(seed, "rand", x.shape, x.dtype) > p
     return kept * x * (1.0 / (1.0 - p)), kept
 
