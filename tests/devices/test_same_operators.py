@@ -1,77 +1,137 @@
-"""A training step calls the same operators with and without detection, on the host and on a device.
+"""A training step calls the same operators with and without detection, on the host and on a device: in a plain loop,
+under a step guard, and with the gradients or the weights shared among ranks.
 
 Autograd copies a gradient to which something else refers, and adds to one in place only if nothing else holds its
-storage: a detector that keeps tensors or storages changes what it does.
+storage: a detector that keeps tensors or storages changes what it does. On the host, each operator also allocates the
+same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torchnan
 from benchmarks.gpu import models
 
 WARM_UP = 3
+Loss = Callable[[nn.Module], torch.Tensor]
 
 
-def gpt2(device: torch.device) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
+def gpt2(device: torch.device) -> tuple[nn.Module, Loss]:
     model = models.GPT2(layers=3, width=64, heads=4, words=512, tokens=32).to(device)
     ids = torch.randint(0, 512, (2, 32)).to(device)
 
-    def loss() -> torch.Tensor:
+    def loss(model: nn.Module) -> torch.Tensor:
         return functional.cross_entropy(model(ids)[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
 
     return model, loss
 
 
-def resnet50(device: torch.device) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
-    model = models.resnet50_model().to(device)
+def resnet50(device: torch.device) -> tuple[nn.Module, Loss]:
     pixels, labels = torch.randn(2, 3, 64, 64).to(device), torch.randint(0, 1000, (2,)).to(device)
-    return model, lambda: functional.cross_entropy(model(pixels).float(), labels)
+    return models.resnet50_model().to(device), lambda model: functional.cross_entropy(model(pixels).float(), labels)
 
 
-def llama(device: torch.device) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
+def llama(device: torch.device) -> tuple[nn.Module, Loss]:
     transformers = pytest.importorskip("transformers")
     sizes = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, vocab_size=128)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_key_value_heads=2)).to(device)
     ids = torch.randint(0, 128, (2, 16)).to(device)
-    return model, lambda: model(input_ids=ids, labels=ids).loss
+    return model, lambda model: model(input_ids=ids, labels=ids).loss
 
 
-def operators_of(step: Callable[[], None]) -> list[str]:
-    with torch.autograd.profiler.profile() as profile:
-        step()
-    events = sorted(profile.function_events, key=lambda event: (event.time_range.start, -event.time_range.end))
-    return [event.name for event in events]
+@contextlib.contextmanager
+def one_rank(device: torch.device) -> Iterator[None]:
+    """A process group whose collectives have nobody to talk to."""
+    torch.distributed.init_process_group(f"{device.type}:fake", store=FakeStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("where", ["host", "device"])
-@pytest.mark.parametrize("make", [gpt2, resnet50, llama])
-def test_a_step_calls_the_same_operators_with_and_without_detection(machine, device, make, where):
-    torch.manual_seed(0)
-    model, loss = make(torch.device("cpu") if where == "host" else device)
+def in_a_loop(model: nn.Module, loss: Loss) -> Callable[[], None]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step() -> None:
         optimizer.zero_grad()
-        loss().backward()
+        loss(model).backward()
         optimizer.step()
 
-    for _ in range(WARM_UP):
-        step()
-    plain = operators_of(step)
-    with torchnan.detect(action="log") as watch:
+    return step
+
+
+def under_a_guard(model: nn.Module, loss: Loss) -> Callable[[], None]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    guard = torchnan.StepGuard(model, optimizer, lambda model, batch: loss(model))
+
+    def step() -> None:
+        assert guard.step(None).applied
+
+    return step
+
+
+def with_shared_gradients(model: nn.Module, loss: Loss) -> Callable[[], None]:
+    def reduced(state, bucket):
+        reduction = torch.futures.Future()
+        reduction.set_result(bucket.buffer())
+        return reduction
+
+    shared = DistributedDataParallel(model)
+    shared.register_comm_hook(None, reduced)
+    return in_a_loop(shared, loss)
+
+
+def with_shared_weights(model: nn.Module, loss: Loss) -> Callable[[], None]:
+    device = next(model.parameters()).device
+    return in_a_loop(fully_shard(model, mesh=init_device_mesh(device.type, (1,))), loss)
+
+
+def operators_of(step: Callable[[], None]) -> list[tuple[str, int]]:
+    """Returns the operators of a step, and the bytes of the host's memory that each allocates, less those it frees."""
+    with torch.autograd.profiler.profile(profile_memory=True) as profile:
+        step()  # so that the profiler knows the memory that the next one frees
+        with torch.autograd.profiler.record_function("counted"):
+            step()
+    events = sorted(profile.function_events, key=lambda event: (event.time_range.start, -event.time_range.end))
+    counted = next(i for i, event in enumerate(events) if event.name == "counted")
+    return [(event.name, event.cpu_memory_usage) for event in events[counted:] if event.name != "[memory]"]
+
+
+@pytest.mark.breadth(6)
+@pytest.mark.parametrize("where", ["host", "device"])
+@pytest.mark.parametrize("train", [in_a_loop, under_a_guard, with_shared_gradients, with_shared_weights])
+@pytest.mark.parametrize("make", [gpt2, resnet50, llama])
+def test_a_step_calls_the_same_operators_with_and_without_detection(machine, device, make, train, where):
+    place = torch.device("cpu") if where == "host" else device
+
+    def training() -> list[tuple[str, int]]:
+        torch.manual_seed(0)
+        step = train(*make(place))
         for _ in range(WARM_UP):
             step()
         machine.synchronize()
-        watched = operators_of(step)
+        called = operators_of(step)
         machine.synchronize()
-        stats = watch.stats()
+        return called
+
+    with one_rank(place):
+        training()
+        plain = training()
+        with torchnan.detect(action="log") as watch:
+            watched = training()
+            stats = watch.stats()
     assert watch.findings == []
     assert stats["checked"] > 100
     assert watched == plain
+    assert where == "device" or sum(size > 0 for _, size in plain) > 100
