@@ -21,7 +21,8 @@ TIMED = 20  # steps, at least
 ROUNDS = 6
 SMALL_STEPS = 4  # where times mean nothing
 DETECT = "detect() from the first step"
-LIMITS = {"gpt2": {DETECT: 1.04}, "resnet50": {DETECT: 1.04}, "mlp": {DETECT: 1.03}}
+LIMITS = {"gpt2": {DETECT: 1.03}, "resnet50": {DETECT: 1.03}, "mlp": {DETECT: 1.15}}
+KEPT_BY_A_BATCH = 64  # MiB, see docs/gpu.md
 GUARD_LIMIT = 1.005
 
 
@@ -120,7 +121,11 @@ def one_step(bench: Bench, name: str) -> Iterator[Verdict]:
             Verdict(f"{name}: device time of a plain step, us", plain.device_microseconds),
             Verdict(f"{name}: time of the scans, us", watched.scan_microseconds),
             Verdict(f"{name}: peak of a plain step, MiB", peak / 2**20),
-            at_most(f"{name}: MiB allocated at the peak, more than without", (watched_peak - peak) / 2**20, 512),
+            at_most(
+                f"{name}: MiB allocated at the peak, more than without",
+                (watched_peak - peak) / 2**20,
+                max(peak / 2**20 / 100, KEPT_BY_A_BATCH),
+            ),
         )
 
 
