@@ -55,7 +55,7 @@ def compiled_step_times(bench: Bench, name: str) -> Iterator[Verdict]:
         "plain again (A/A)": partial(time_row, bench, make, modes.off),
         DETECT: partial(time_row, bench, make, modes.detect),
     }
-    yield from compare(bench, f"{name}, compiled", rows, {}, ROUNDS)
+    yield from compare(bench, f"{name}, compiled", rows, LIMITS[name], ROUNDS)
 
 
 def compare(
