@@ -96,6 +96,7 @@ RECOVERY: dict[str, tuple[list[Any], list[Any]]] = {
     "norm_window": ([10], [*NO_COUNTS, 0, 9]),
     "max_scaler_skips": ([1], [*NO_COUNTS, 0]),
     "replay": ([True, False], NO_BOOLS),
+    "try_remedies": ([True, False], NO_BOOLS),
     "keep": (["reference", "copy"], ["", "Copy", "copy ", "deepcopy", None]),
     "captures": ([None, "x", Path("x")], [*NO_PATHS, 1, b"x"]),
     "max_captures": ([1], [*NO_COUNTS, 0]),

@@ -118,6 +118,8 @@ class Policy(Settings):
         norm_factor: so is one above this multiple of the mean norm of the last ``norm_window`` good steps.
         max_scaler_skips: steps in a row that a loss scaler may skip to find its scale; one more is a bad step.
         replay: replay a bad step twice under ``detect()``, to find its origin.
+        try_remedies: run the step once more for each remedy that fits its origin, and report which make it finite. Done
+            for the first three origins of a run that replays find, on one rank alone.
         keep: how batches are saved for the replay: by ``"reference"`` (a step that mutates its batch cannot be
             replayed) or as a ``"copy"``.
         captures: folder for captures of bad steps: of at most ``max_captures`` steps of the whole job. Each rank writes
@@ -161,6 +163,7 @@ class Policy(Settings):
     norm_window: int = nonnegative_int(100, minimum=10)
     max_scaler_skips: int = nonnegative_int(20, minimum=1)
     replay: bool = switch(True)
+    try_remedies: bool = switch(False)
     keep: str = _one_of("reference", "copy")
     captures: str | Path | None = _path()
     max_captures: int = nonnegative_int(3, minimum=1)
@@ -186,6 +189,8 @@ class Policy(Settings):
             raise OptionError(
                 f"rollback_depth={self.rollback_depth} cannot be used: only snapshots={self.snapshots} are kept."
             )
+        if self.try_remedies and not self.replay:
+            raise OptionError("try_remedies=True cannot be used: with replay=False no origin is found for a remedy.")
 
     def with_environment(self, environment: Mapping[str, str]) -> Policy:
         """Returns this policy, overridden by ``TORCHNAN_POLICY=file.toml`` and ``TORCHNAN_POLICY_<FIELD>=value``."""

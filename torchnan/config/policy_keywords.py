@@ -49,4 +49,5 @@ class PolicyKeywords(PolicyWithoutCaptures, total=False):
     """All fields of a policy."""
 
     replay: bool
+    try_remedies: bool
     captures: str | Path | None

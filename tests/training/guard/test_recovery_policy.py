@@ -36,6 +36,7 @@ WRONG = {
     "norm_window": 9,
     "max_scaler_skips": 0,
     "replay": 1,
+    "try_remedies": "all",
     "keep": "deepcopy",
     "captures": "",
     "max_captures": 0,

@@ -19,6 +19,7 @@ from tests.support.remedied_faults import step_of as step_of_program
 from torchnan import cli
 from torchnan.config.options import OptionError
 from torchnan.training.guard.errors import TrainingStopped
+from torchnan.training.guard.event import text_of_log_line
 from torchnan.training.guard.remedies.call import CallMode
 
 
@@ -76,6 +77,41 @@ def test_the_command_names_the_remedies_that_make_the_step_finite(tmp_path, caps
     assert re.search(r"  clamp\(min=1e-12\) before log at test_remedies.py:\d+  +finite  ", table[2])
     assert re.search(r"  the whole step in float64  +finite  .* other gradients moved by \S+$", table[3])
     assert re.search(r"  skip row.* of 8 in the batch +finite", table[4])
+
+
+def test_a_guard_tries_them_once_for_an_origin_and_shows_the_table_of_the_capture(tmp_path):
+    torch.manual_seed(0)
+    model = Contrastive()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    log = tmp_path / "log.jsonl"
+    guard = torchnan.StepGuard(model, optimizer, contrast, captures=tmp_path / "all", log=log, try_remedies=True)
+    guard.step(sample(0))
+    guard.step(sample(1))
+    event = guard.step(sample(2, is_bad=True)).event
+    table = str(torchnan.load_capture(event.capture).try_remedies(Contrastive(), contrast))
+    assert event.remedies == table
+    assert table.splitlines()[0] == "remedies tried on step 3 (replayed 5 times)"
+    assert str(event).endswith("\n".join(f"  {line}" for line in table.splitlines()))
+    assert text_of_log_line(log.read_bytes().splitlines()[-1]) == str(event)
+    assert guard.step(sample(2, is_bad=True)).event.remedies == ""
+    assert guard.failures == {}
+
+
+def test_a_guard_that_tries_them_trains_as_one_that_does_not():
+    """The step after a bad one has the same weights, running statistics and random numbers."""
+    trained = []
+    for try_remedies in (False, True):
+        training = Training(try_remedies=try_remedies)
+        for batch in (batch_of(0), bad_batch(1), batch_of(2)):
+            last = training.guard.step(batch)
+        trained.append((training.state(), last.loss, torch.get_rng_state()))
+        assert bool(training.guard.events[0].remedies) == try_remedies
+    assert_same(*trained)
+
+
+def test_a_guard_without_replays_cannot_try_them():
+    with pytest.raises(OptionError, match=r"try_remedies=True cannot be used: with replay=False no origin is found"):
+        Training(try_remedies=True, replay=False)
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,8 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 split = {"out_of_memory": "split"} if kind == "ddp" else {}
 guard = torchnan.StepGuard(
     model, optimizer, lambda m, x: m(x), snapshot_every=1, captures=f"{folder}/captures", max_captures=100,
-    log=f"{folder}/log.jsonl", max_skips=1000, max_consecutive=1000, max_rollbacks=1000, norm_limit=1e4, **split)
+    log=f"{folder}/log.jsonl", max_skips=1000, max_consecutive=1000, max_rollbacks=1000, norm_limit=1e4,
+    try_remedies=True, **split)
 told = []
 plan = json.loads(sys.argv[3])
 for i, troubles in enumerate(plan):
@@ -76,7 +77,7 @@ for i, troubles in enumerate(plan):
         event=None if event is None else dict(
             what=event.what, rank=event.rank, cause=event.cause, action=event.action, verdict=event.verdict,
             seen=event.seen, origin=event.origin, mine=None if event.finding is None else event.finding.op,
-            capture=event.capture),
+            capture=event.capture, notes=event.notes),
         events=len(guard.events),
         lr=guard._update.lr_cut.factor,
         step=guard.step_number))
@@ -134,6 +135,9 @@ def test_every_combination_of_ranks_and_anomalies(world, at_once, kind, tmp_path
         assert cause == "operation"
         assert action in ("skip", "rollback")
     assert said[-1][3]  # the last one is good
+    for result in results:
+        notes = result["told"][0]["event"]["notes"]
+        assert "no remedy was tried: the ranks would have to try the same" in notes
     assert results[0]["weights"] == results[1]["weights"]
     for result in results:
         assert all(step["same"] for step in result["told"][:-1] if step["event"]["action"] == "skip")

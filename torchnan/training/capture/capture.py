@@ -14,14 +14,11 @@ import torch
 from torchnan._load import _C
 from torchnan.config.options import OptionError
 from torchnan.config.text import counted
-from torchnan.detection import optimizer_hooks, shards
-from torchnan.detection.introspection import unwrap
-from torchnan.detection.nested import map_tensors, rows_of
+from torchnan.detection import shards
 from torchnan.distributed.agreement import Agreement, AnomalyKind
-from torchnan.training.guard.remedies.change import Change
-from torchnan.training.guard.remedies.trials import Outcome, Trials, state_kept, try_on
+from torchnan.training.guard.remedies.step_trials import try_on_step
+from torchnan.training.guard.remedies.trials import Trials, state_kept
 from torchnan.training.guard.step.forward_backward import ForwardBackward, StepRun
-from torchnan.training.guard.step.gradients import gradients_of
 from torchnan.training.guard.step.norm_limit import NormLimit
 from torchnan.training.guard.step.operation import Operation
 from torchnan.training.guard.step.random_state import RandomState
@@ -144,31 +141,8 @@ class Capture:
         if replayed.verdict in (None, "transient"):
             return Trials(self.step, (), 0, before, "the step is finite here")
         _, forward_backward = self._forward_backward(model, step_fn)
-
-        def after_backward(change: Change) -> None:
-            change.after_backward([parameter for _, parameter in forward_backward.parameters])
-            optimizer_hooks.check_gradients(forward_backward.optimizer)  # which the optimizer would use next
-
-        def run(change: Change) -> Outcome:
-            batches = [change.batch(map_tensors(batch, lambda _, tensor: tensor.clone())) for batch in self.batches]
-            step = self._run(forward_backward, batches, lambda: after_backward(change))
-            anomaly, _ = forward_backward.agree(step)
-            loss = None if step.loss is None else step.loss.item()
-            gradients = {
-                name: shards.local(gradient).detach().clone()
-                for name, gradient in gradients_of(forward_backward.parameters)
-            }
-            return Outcome(loss, gradients, "" if anomaly is None else anomaly.text)
-
-        rows = {rows_of(batch) for batch in self.batches}
-        return try_on(
-            run,
-            replayed.finding,
-            model=unwrap(model),
-            rows=rows.pop() if len(rows) == 1 and len(self.batches) == 1 else 1,
-            before=before,
-            step=self.step,
-        )
+        run_step = functools.partial(self._run, forward_backward)
+        return try_on_step(run_step, forward_backward, self.batches, replayed.finding, before=before, step=self.step)
 
     def _forward_backward(
         self, model: torch.nn.Module, step_fn: Callable[[torch.nn.Module, Any], Any]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
+from typing import Any
 
 from torchnan.config.policy import Cause, Policy
 from torchnan.config.text import printable
@@ -25,6 +26,7 @@ from torchnan.training.guard.step.replay import ANOTHER_RANK, Replay, digest, no
 from torchnan.training.guard.step.step_inputs import StepInputs
 from torchnan.training.guard.step_observer import StepObserver
 
+_MOST_TRIED = 3  # origins
 _CAUSES: dict[str, Cause] = {"op": "operation", "parameter": "model", "buffer": "model", "input": "data"}
 
 
@@ -60,6 +62,7 @@ class BadStepAnalyzer:
         self._agreement = agreement
         self._failures = failures
         self._captures = Captures(policy, agreement, failures)
+        self._tried: set[str] = set()  # the origins for which remedies were tried
         self.good_step = 0
         self.good_losses: tuple[float | complex, ...] = ()
 
@@ -106,6 +109,7 @@ class BadStepAnalyzer:
             nonfinite = nonfinite_among([*parameters, *self._inputs.buffers().items()])
         self._name_cause(event, anomaly, self._replay(event, anomaly, parts), nonfinite)
         self._rerun_in_float32(event, anomaly, parts)
+        self._try_remedies(event, parts)
         self._capture(event, parts)
         self._inputs.restore_buffers()
         after.restore()
@@ -146,13 +150,41 @@ class BadStepAnalyzer:
         with self._failures.contained("running the step in float32"):
             event.finite_in_float32 = float32_rerun.is_finite_in_float32(rerun, self._forward_backward, self._agreement)
 
+    def _try_remedies(self, event: StepEvent, parts: int) -> None:
+        """Tries remedies on a step that was bad in the replay, too, for a few origins, each once."""
+        is_new = event.origin not in self._tried and len(self._tried) < _MOST_TRIED
+        if not self._policy.try_remedies or event.verdict in (None, "transient") or not is_new:
+            return
+        self._tried.add(event.origin)
+        if self._agreement.ranks > 1:
+            event.notes.append("no remedy was tried: the ranks would have to try the same")
+            return
+        from torchnan.training.guard.remedies.step_trials import try_on_step  # few runs need it
+
+        before = None
+        if event.good_step is not None and event.good_loss is not None:
+            before = event.good_step, event.good_loss
+        with self._failures.contained("trying remedies"):
+            trials = try_on_step(
+                lambda batches, after_backward: self._run(batches, parts, after_backward),
+                self._forward_backward,
+                [batch.restored() for batch in self._inputs.batches],
+                event.finding,
+                before=before,
+                step=event.step,
+            )
+            event.remedies = str(trials)
+
     def _rerun(self, parts: int, after_backward: Callable[[], None] = lambda: None) -> StepRun:
-        """Runs the step again from its saved inputs. The weights are unchanged, as nothing has been applied."""
+        """Runs the step again from its saved inputs."""
+        return self._run([batch.restored() for batch in self._inputs.batches], parts, after_backward)
+
+    def _run(self, batches: list[Any], parts: int, after_backward: Callable[[], None]) -> StepRun:
+        """Runs the step from its saved state. The weights are unchanged, as nothing has been applied."""
         self._inputs.restore()
         self._forward_backward.optimizer.zero_grad(set_to_none=True)
-        batches = self._inputs.batches
-        randoms = [batch.random for batch in batches]
-        return self._forward_backward.run([batch.restored() for batch in batches], parts, randoms, after_backward)
+        randoms = [batch.random for batch in self._inputs.batches]
+        return self._forward_backward.run(batches, parts, randoms, after_backward)
 
     def _operation(self, finding: Finding | None, parts: int) -> Operation | None:
         """Records the operation of a finding. All ranks run the step if any has one, because of its collectives."""

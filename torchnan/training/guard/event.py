@@ -57,6 +57,7 @@ class StepEvent:
         losses: losses of the micro-batches; ``norm``: gradient norm.
         good_step, good_loss: the last step that was applied before, and its loss on this rank.
         model_note: when the model went bad, as far as that is known.
+        remedies: what came of the remedies that were tried on the step, as text.
         action, reason: the action taken, and why.
         capture: folder of the capture, ``None`` if none was written.
         snapshot: step of the snapshot that was restored.
@@ -85,6 +86,7 @@ class StepEvent:
     good_step: int | None = None
     good_loss: float | None = None
     model_note: str = ""
+    remedies: str = ""
     action: Action = "skip"
     reason: str = ""
     capture: str | None = None
@@ -121,6 +123,7 @@ class StepEvent:
         if self.what == "replicas":
             lines = [f"torchnan: ranks diverged after step {self.step}"]
         lines += [f"  {name:<9} {printable(text, 1000)}" for name, text in rows if text]
+        lines += [f"  {printable(line, 1000)}" for line in self.remedies.splitlines()]
         return "\n".join(lines)
 
     def _replay_text(self) -> str:
