@@ -29,17 +29,19 @@ from torchnan.detection.tensor_names import IN_QUERY, Owned, joined, module_at, 
 
 Line = tuple[str, int, str]  # file, line, function
 
+_PATHS = sysconfig.get_paths()  # once: each call expands all of them
+
 # Frames of files under these belong to the way from user code to an operation, not to user code.
 _INTERNAL_PREFIXES = tuple(
     os.path.join(folder, "")
     for folder in (
         os.path.dirname(torch.__file__),
         os.path.dirname(os.path.dirname(__file__)),
-        sysconfig.get_paths()["stdlib"],
+        _PATHS["stdlib"],
     )
 )
-_COMMANDS = sysconfig.get_paths()["scripts"]  # pytest, torchrun: the folder of installed commands
-_PACKAGES = (sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"])
+_COMMANDS = _PATHS["scripts"]  # pytest, torchrun: the folder of installed commands
+_PACKAGES = (_PATHS["purelib"], _PATHS["platlib"])
 _CALLERS = {  # packages that call functions of the user
     *("accelerate", "lightning", "lightning_fabric", "pytorch_lightning"),
     *("IPython", "ipykernel", "ipykernel_launcher.py", "tornado", "traitlets"),
@@ -50,7 +52,7 @@ _CALLERS = {  # packages that call functions of the user
 # The code that `python -c "..."` runs in a process started by multiprocessing or pytest-xdist.
 _STARTERS = tuple(
     os.path.join(folder, name, "")
-    for folder, name in [(sysconfig.get_paths()["stdlib"], "multiprocessing"), *((one, "execnet") for one in _PACKAGES)]
+    for folder, name in [(_PATHS["stdlib"], "multiprocessing"), *((one, "execnet") for one in _PACKAGES)]
 )
 
 _ENGINE = torch.autograd.graph._engine_run_backward.__code__
