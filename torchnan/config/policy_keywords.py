@@ -25,6 +25,7 @@ class PolicyWithoutCaptures(TypedDict, total=False):
     norm_factor: float | None
     norm_window: int
     max_scaler_skips: int
+    try_remedies: bool
     keep: str
     max_captures: int
     capture_ranks: int
@@ -49,5 +50,4 @@ class PolicyKeywords(PolicyWithoutCaptures, total=False):
     """All fields of a policy."""
 
     replay: bool
-    try_remedies: bool
     captures: str | Path | None
