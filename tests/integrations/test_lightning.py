@@ -42,9 +42,11 @@ def test_a_bad_step_is_named_captured_and_replayed(tmp_path):
     assert (replayed.verdict, replayed.same_bits, replayed.finding.line) == ("persistent", True, LINE)
 
 
-def test_a_bad_step_leaves_no_trace(tmp_path):
-    state = State()
-    fit(NaNCapture(tmp_path, halt=False), state, gradient_clip_val=0.5)
+@pytest.mark.parametrize("try_remedies", [False, True])
+def test_a_bad_step_leaves_no_trace(tmp_path, try_remedies):
+    state, capture = State(), NaNCapture(tmp_path, halt=False, try_remedies=try_remedies)
+    fit(capture, state, gradient_clip_val=0.5)
+    assert ("sqrt" in capture.events[0].remedies) == try_remedies
     assert same(state.before[BAD], state.after[BAD])
     assert not any(same(state.before[i], state.after[i]) for i in range(8) if i != BAD)
 

@@ -117,9 +117,11 @@ def test_a_bad_step_is_named_captured_and_replayed(tmp_path):
     assert (replayed.verdict, replayed.finding.line) == ("persistent", LINE)
 
 
-def test_a_bad_step_leaves_no_trace(tmp_path):
-    state = State()
-    trainer = train(tmp_path, NaNCallback(replay=False), state)
+@pytest.mark.parametrize("options", [{"replay": False}, {"try_remedies": True}], ids=["no replay", "remedies"])
+def test_a_bad_step_leaves_no_trace(tmp_path, options):
+    state, callback = State(), NaNCallback(**options)
+    trainer = train(tmp_path, callback, state)
+    assert ("sqrt" in callback.events[0].remedies) == ("try_remedies" in options)
     assert same(state.before[BAD], state.after[BAD])  # the scheduler has its part in it, too
     assert trainer.lr_scheduler.last_epoch == 7
     assert not any(same(state.before[i], state.after[i]) for i in range(8) if i != BAD)
