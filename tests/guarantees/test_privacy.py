@@ -131,7 +131,7 @@ INPUT = {
 STEP = {
     "schema", "step", "what", "seen", "rank", "micro_batch", "host", "device", "cause", "verdict", "same_bits", "bits",
     "finding", "origin", "losses", "norm", "model_note", "action", "reason", "capture", "snapshot", "lr_factor",
-    "consecutive", "notes", "finite_in_eager", "finite_in_float32", "good_step", "good_loss",
+    "consecutive", "notes", "remedies", "finite_in_eager", "finite_in_float32", "good_step", "good_loss",
 }  # fmt: skip
 LINES = {
     "step": {"time", "kind", *STEP},
