@@ -387,14 +387,14 @@ def test_inputs_are_held_no_longer_than_the_backward_pass():
         assert loss.isfinite()
 
 
-def test_an_argument_that_is_too_large_to_copy_is_reported_at_the_border():
-    @torch.compile
-    def overwrite(x, w):
-        x.sub_(1).log_()
-        return (x * w).sum()
+def overwrite(x, w):
+    x.sub_(1).log_()
+    return (x * w).sum()
 
+
+def test_an_argument_that_is_too_large_to_copy_is_reported_at_the_border():
     with torchnan.detect(action="log", max_copied_bytes=15) as session:
-        overwrite(torch.ones(4), torch.ones(4, requires_grad=True)).backward()
+        torch.compile(overwrite)(torch.ones(4), torch.ones(4, requires_grad=True)).backward()
     (finding,) = session.findings
     assert (finding.origin, finding.output, finding.file) == ("compiled", 0, __file__)
     assert (finding.compiled.region, finding.compiled.replay) == ("overwrite", "none")
@@ -405,13 +405,8 @@ def test_an_argument_that_is_too_large_to_copy_is_reported_at_the_border():
 
 
 def test_an_argument_of_the_largest_size_is_copied_and_its_region_replayed():
-    @torch.compile
-    def overwrite(x, w):
-        x.sub_(1).log_()
-        return (x * w).sum()
-
     with torchnan.detect(action="log", max_copied_bytes=16) as session:
-        overwrite(torch.ones(4), torch.ones(4, requires_grad=True)).backward()
+        torch.compile(overwrite)(torch.ones(4), torch.ones(4, requires_grad=True)).backward()
     assert (session.first.op, session.first.compiled.replay) == ("aten::log_", "traced")
 
 
