@@ -166,7 +166,7 @@ class BadStepAnalyzer:
             before = event.good_step, event.good_loss
         with self._failures.contained("trying remedies"):
             trials = try_on_step(
-                lambda batches, after_backward: self._run(batches, parts, after_backward),
+                functools.partial(self._run, parts),
                 self._forward_backward,
                 [batch.restored() for batch in self._inputs.batches],
                 event.finding,
@@ -177,9 +177,9 @@ class BadStepAnalyzer:
 
     def _rerun(self, parts: int, after_backward: Callable[[], None] = lambda: None) -> StepRun:
         """Runs the step again from its saved inputs."""
-        return self._run([batch.restored() for batch in self._inputs.batches], parts, after_backward)
+        return self._run(parts, [batch.restored() for batch in self._inputs.batches], after_backward)
 
-    def _run(self, batches: list[Any], parts: int, after_backward: Callable[[], None]) -> StepRun:
+    def _run(self, parts: int, batches: list[Any], after_backward: Callable[[], None]) -> StepRun:
         """Runs the step from its saved state. The weights are unchanged, as nothing has been applied."""
         self._inputs.restore()
         self._forward_backward.optimizer.zero_grad(set_to_none=True)
