@@ -6,7 +6,8 @@ import os
 
 import pytest
 import torch
-from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from tests.devices.simulated_ranks import simulated_ranks
 
 NAME = os.environ.get("TEST_DEVICE", "lagging")
 
@@ -44,7 +45,5 @@ def compiler(machine):
 
 @pytest.fixture
 def two_ranks(device):
-    """The second rank is simulated: its collectives do nothing."""
-    torch.distributed.init_process_group(f"{device.type}:fake", store=FakeStore(), rank=0, world_size=2)
-    yield
-    torch.distributed.destroy_process_group()
+    with simulated_ranks(device, 2):
+        yield

@@ -8,8 +8,7 @@ same.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -18,10 +17,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torchnan
 from benchmarks.gpu import models
+from tests.devices.simulated_ranks import simulated_ranks
 
 WARM_UP = 3
 Loss = Callable[[nn.Module], torch.Tensor]
@@ -48,16 +47,6 @@ def llama(device: torch.device) -> tuple[nn.Module, Loss]:
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_key_value_heads=2)).to(device)
     ids = torch.randint(0, 128, (2, 16)).to(device)
     return model, lambda model: model(input_ids=ids, labels=ids).loss
-
-
-@contextlib.contextmanager
-def one_rank(device: torch.device) -> Iterator[None]:
-    """A process group whose collectives have nobody to talk to."""
-    torch.distributed.init_process_group(f"{device.type}:fake", store=FakeStore(), rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 def in_a_loop(model: nn.Module, loss: Loss) -> Callable[[], None]:
@@ -125,8 +114,8 @@ def test_a_step_calls_the_same_operators_with_and_without_detection(machine, dev
         machine.synchronize()
         return called
 
-    with one_rank(place):
-        training()
+    with simulated_ranks(place, 1):
+        training()  # what is done once in a process
         plain = training()
         with torchnan.detect(action="log") as watch:
             watched = training()
