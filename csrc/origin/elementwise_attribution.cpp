@@ -24,6 +24,7 @@ class View {
       : base_(static_cast<const char*>(tensor.const_data_ptr())),
         before_(before),
         format_(*float_format(tensor.scalar_type())) {
+    TORCH_CHECK(tensor.is_cpu(), "cannot read a tensor on ", tensor.device(), " element by element");
     const auto missing = static_cast<int64_t>(result_sizes.size()) - tensor.dim();
     int64_t dense = 1;  // stride of the kept kinds
     strides_.resize(result_sizes.size(), 0);

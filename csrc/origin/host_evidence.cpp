@@ -73,9 +73,12 @@ std::optional<ElementAttribution> HostEvidence::attribute_elements(NonfiniteKind
 }
 
 // Whether each bad element of the result needs a separate attribution: if several causes meet, or if there are kinds
-// that no argument had, or more than the intentional ones.
+// that no argument had, or more than the intentional ones. A tensor on a device, which the call has copied to the host,
+// cannot be read here.
 bool HostEvidence::needs_elementwise_attribution(NonfiniteKinds kinds) const {
   if (!is_elementwise() || result_->tensor.numel() == 0) return false;
+  if (!std::all_of(relevant_.begin(), relevant_.end(), [](const BadArgument* one) { return one->tensor.is_cpu(); }))
+    return false;
   std::set<const OriginRecord*> causes;
   for (const BadArgument* argument : relevant_) {
     if (argument->overwritten && argument->before == nullptr) return false;
