@@ -152,7 +152,7 @@ void Devices::launch(ScanList& scans, const CurrentStream& stream) {
   }
   const std::lock_guard launching(state->launching);
   launch_or_forget(scans, *stream.scanner, stream.handle);
-  if (!stream.is_capturing) record_mark(*state, stream.handle);
+  note_launch(*state, stream);
 }
 
 bool Devices::has_waiting() const {
@@ -204,7 +204,7 @@ void Devices::launch_batch(DeviceState& state) {
   }
   if (!scans.is_empty()) {
     launch_or_forget(scans, state.scanner, stream.handle);
-    record_mark(state, stream.handle);
+    note_launch(state, stream);
   }
   const Lock locked(*this);
   state.waits = !state.batch.is_empty();
@@ -221,6 +221,17 @@ void Devices::launch_or_forget(ScanList& scans, const Scanner& scanner, void* st
     }
     scans.clear();
     throw;
+  }
+}
+
+// A mark costs as much as a launch. The default stream exists as long as its device, so its mark can be recorded when
+// somebody wants to follow it; another stream may be gone by then. Called with `launching`.
+void Devices::note_launch(DeviceState& state, const CurrentStream& stream) {
+  if (stream.is_capturing) return;
+  if (stream.is_default) {
+    state.default_is_unmarked = true;
+  } else {
+    record_mark(state, stream.handle);
   }
 }
 
@@ -259,6 +270,11 @@ void Devices::read(DeviceState& state, uint32_t first_slot, uint32_t slots, cuda
     const std::lock_guard launching(state.launching);
     const CurrentStream stream = state.scanner.current_stream();
     if (!stream.is_capturing) record_mark(state, stream.handle);
+    const CurrentStream usual = state.scanner.default_stream();
+    if (state.default_is_unmarked && !usual.is_capturing) {
+      record_mark(state, usual.handle);
+      state.default_is_unmarked = false;
+    }
     follow_marks(state);
   }
   state.scanner.read(first_slot, slots, into);

@@ -59,9 +59,10 @@ struct DeviceState {
   Scanner& scanner;
   // Held while launching work on the device, which may block. Taken before the lock of Devices.
   ForkSafeMutex& launching;
-  Batch batch{};                    // guarded by the lock of Devices
-  std::atomic<bool> waits{false};   // whether scans of the batch have not been launched
-  std::vector<StreamMark> marks{};  // guarded by `launching`
+  Batch batch{};                     // guarded by the lock of Devices
+  std::atomic<bool> waits{false};    // whether scans of the batch have not been launched
+  std::vector<StreamMark> marks{};   // guarded by `launching`
+  bool default_is_unmarked = false;  // whether its default stream has scans after its mark; guarded by `launching`
 };
 
 class TORCHNAN_API Devices {
@@ -145,6 +146,7 @@ class TORCHNAN_API Devices {
   DeviceState& state_of(Scanner& scanner);
   void launch_batch(DeviceState& state);
   void launch_or_forget(ScanList& scans, const Scanner& scanner, void* stream);
+  void note_launch(DeviceState& state, const CurrentStream& stream);
   void record_mark(DeviceState& state, void* stream);
   void follow_marks(DeviceState& state);
   void clear_slots(const CurrentStream& stream);
