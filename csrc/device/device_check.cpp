@@ -401,13 +401,16 @@ void DeviceCheck::forget(const at::Tensor& written) {
   if (tensor->defined()) Devices::Lock(devices()).journal().forget(*tensor);
 }
 
-void DeviceCheck::finish() {
+void DeviceCheck::record() {
   record_results();
-  if (stream_.scanner != nullptr) {
-    if (!is_recorded_ && !inputs_.empty()) record_use();
-    launch();
-    if (has_filled_batch_) devices().launch_full_batches();
-  }
+  if (stream_.scanner == nullptr) return;
+  if (!is_recorded_ && !inputs_.empty()) record_use();
+  launch();
+  if (has_filled_batch_) devices().launch_full_batches();
+}
+
+void DeviceCheck::finish() {
+  record();
   const bool is_read = plan_.handling == OpPlan::Handling::kRead;
   if (session_.reports_origins()) {
     devices().launch_all();

@@ -75,8 +75,10 @@ class DeviceCheck final : public ExternalBounds {
   // Forgets a tensor that a failed call may have written.
   void forget(const at::Tensor& written);
 
-  // Ends the call, records its results and launches their scans. If devices have raised the alarm, reports why. Throws
-  // if a session demands that and the call reads a value.
+  // Ends the call: records its results, and launches their scans.
+  void record();
+  // The same. If devices have raised the alarm, also reports why. Throws if a session demands that and the call reads a
+  // value.
   void finish();
 
   // Adds the arguments on devices that may explain a non-finite result on the host; `tensor_at` returns an argument by

@@ -134,6 +134,9 @@ class TORCHNAN_API Devices {
   void wait_for_all();
 
   bool is_alarmed() const;
+  // How often a value exceeded its bound, so that proofs were discarded.
+  uint64_t times_voided() const { return times_voided_.load(std::memory_order_acquire); }
+  void count_voided() { ++times_voided_; }
   // Whether a stream that is current for the calling thread is being captured.
   bool is_capturing() const;
   c10::SmallVector<DeviceState*, 4> states() const;
@@ -157,6 +160,7 @@ class TORCHNAN_API Devices {
   std::array<std::atomic<DeviceState*>, kMaxLanes> states_{};
   std::array<LaunchMutex, kMaxLanes> launch_mutexes_{};
   std::atomic<int32_t> part_to_clear_{-1};  // part of the slots
+  std::atomic<uint64_t> times_voided_{0};
   Assumptions assumptions_;
 };
 

@@ -159,6 +159,7 @@ bool invalidate_bounds(Window& window) {
       }
     }
   }
+  if (is_void) devices().count_voided();
   withdraw_rules(disproved);
   return force_scans(doubted);
 }

@@ -190,6 +190,7 @@ bool ProvedStep::is_possible(const DetectionSession& session) {
 
 bool ProvedStep::add(const AdamTensors& tensors, const AdamHyperparameters& hyperparameters, int64_t results) {
   if (!are_simple(tensors)) return false;
+  if (updates_.empty()) times_voided_ = devices().times_voided();
   const auto before = bounds_before(tensors);
   const auto after = before ? prove(tensors, hyperparameters, *before) : std::nullopt;
   if (!after) return false;
@@ -231,7 +232,7 @@ void ProvedStep::finish(bool is_completed) noexcept {
   DetectionSession* const session = thread.session();
   const bool is_recorded =
       is_completed && session != nullptr && run_contained(*session, "recording an optimizer step", [&] {
-        DeviceStep on_devices(thread, *session);
+        DeviceStep on_devices(thread, *session, times_voided_);
         for (const Update& update : updates_) record(update, thread, *session, on_devices);
         on_devices.record();
       });

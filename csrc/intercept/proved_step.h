@@ -69,6 +69,7 @@ class TORCHNAN_API ProvedStep {
 
   std::vector<Update> updates_;
   std::vector<const c10::StorageImpl*> written_;  // by the updates; kept for its memory
+  uint64_t times_voided_ = 0;                     // of devices, when the first update was added
   bool is_under_way_ = false;
 };
 
