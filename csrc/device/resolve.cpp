@@ -274,6 +274,8 @@ std::optional<BadEvent> bad_event(EventNumber number) {
 
 bool has_known_bad() { return known.has_bad.load(std::memory_order_relaxed); }
 
+bool is_resolved(EventNumber number) { return number < known.resolved_until; }
+
 void resolve(Delivery delivery) {
   if (!devices().in_use() || devices().is_capturing()) return;
   if (known.is_resolving.exchange(true)) return;  // another thread is resolving, or a caller further up in this one

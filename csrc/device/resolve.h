@@ -22,6 +22,9 @@ TORCHNAN_API std::optional<BadEvent> bad_event(EventNumber number);
 // Whether a bad value on a device is known and may still exist: harm then waits for the device.
 TORCHNAN_API bool has_known_bad();
 
+// Whether an alarm of this event would come too late to be attributed.
+bool is_resolved(EventNumber number);
+
 // Whether an error is raised now or at the next harm; never between two operations of an optimizer's step.
 enum class Delivery : uint8_t { kNow, kDeferred };
 

@@ -144,9 +144,10 @@ void HostResults::tighten(c10::ArrayRef<Operand> arguments, c10::ArrayRef<const 
   bound_results(arguments, nullptr);
 }
 
-// Small tensors are cheaper to scan than to bound, unless an audit records every claim of a rule.
+// Small tensors on the host are cheaper to scan than to bound, unless an audit records every claim of a rule. On a
+// device, each scan may be a launch.
 bool HostResults::is_large(const at::Tensor& tensor) const {
-  return tensor.numel() > kSmall || bound_audit().enabled();
+  return tensor.numel() > kSmall || !tensor.is_cpu() || bound_audit().enabled();
 }
 
 // Rules are for plain tensors: the sizes of others do not describe their memory, and a view like z.conj().imag has the
@@ -187,7 +188,9 @@ Prediction HostResults::predict(const at::Tensor& result, int64_t output) {
   const bool is_within_range = max_abs <= range.limit && bound.max_intermediate <= range.limit && is_plain(result);
   Prediction known{.bound = {is_within_range ? max_abs : RuleArguments::kUnknown, bound.nonnegative, bound.masked},
                    .claim = index < claims_.size() ? &claims_[index] : nullptr};
-  known.is_proved = is_within_range && result.numel() > kSmall;
+  // The scan of a small result on a device is a launch, but it starts the bound anew.
+  const bool saves_a_launch = !result.is_cpu() && !is_loose(result, index);
+  known.is_proved = is_within_range && (result.numel() > kSmall || saves_a_launch);
   known.is_rescanned = known.is_proved && session_.is_rescanned(call_ + output);
   return known;
 }

@@ -16,6 +16,7 @@
 #include "detection/thread_state.h"
 #include "device/devices.h"
 #include "device/recorded_bounds.h"
+#include "device/tighten.h"
 #include "intercept/device_step.h"
 #include "intercept/host_results.h"
 #include "operators/dispatch_key.h"
@@ -103,8 +104,9 @@ std::optional<BoundsBefore> bounds_before(const AdamTensors& tensors) {
   return BoundsBefore{bounds, second->nonnegative, !is_small && !std::isfinite(bounds.history.ratio)};
 }
 
-// Scans a tensor that is known to be finite for its exact bound.
+// Scans a tensor that is known to be finite for a tighter bound: the exact one on the host.
 std::optional<Bound> tightened_bound(const at::Tensor& tensor) {
+  if (!tensor.is_cpu()) return tighten_on_device(tensor) ? known_bound(tensor) : std::nullopt;
   return ThreadState::current().bound_source().tighten(tensor) ? known_bound(tensor) : std::nullopt;
 }
 
@@ -132,9 +134,9 @@ std::optional<AdamBounds> prove(const AdamTensors& tensors, const AdamHyperparam
   const double step = number_of_steps(tensors.steps) + 1;
   auto after = bounds_after_adam_step(hyperparameters, before, step, range);
   if (!after) {  // the bound of a gradient is often too loose to be squared
-    const auto exact = tightened_bound(tensors.gradient);
-    if (!exact) return std::nullopt;
-    before.gradient = exact->max_abs;
+    const auto tighter = tightened_bound(tensors.gradient);
+    if (!tighter) return std::nullopt;
+    before.gradient = tighter->max_abs;
     after = bounds_after_adam_step(hyperparameters, before, step, range);
   }
   const bool is_on_host = tensors.parameter.is_cpu();

@@ -142,6 +142,14 @@ def test_of_a_step_that_raises_nothing_is_believed(machine, training, monkeypatc
     assert watch.stats()["device_bytes"] - before >= sum(parameter.nbytes for parameter in model.parameters())
 
 
+def test_small_results_of_a_backward_pass_are_not_scanned_one_by_one(machine, training):
+    """Fails if small results on a device are scanned although a bound proves them: each would be a launch."""
+    model, optimizer, _ = training
+    backward(model)
+    optimizer.step()
+    assert machine.trace(lambda: backward(model)).scans <= 3
+
+
 def test_a_square_root_shows_that_nothing_was_negative(machine, device):
     """Fails if only the host learns from it: then all later roots of such sums are scanned."""
     values = torch.rand(100, 100).to(device)

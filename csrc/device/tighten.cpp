@@ -1,0 +1,47 @@
+#include "device/tighten.h"
+
+#include "detection/thread_state.h"
+#include "device/devices.h"
+#include "device/resolve.h"
+
+namespace torchnan {
+namespace {
+
+// Whether an alarm of the event would be attributed, and its scan shows a tighter bound.
+bool can_be_tightened(const Event& event, double assumed) {
+  const bool is_proved = event.is_proved && event.scanner == nullptr && !event.bound.masked;
+  return is_proved && !is_resolved(event.number) && assumed < event.bound.max_abs;
+}
+
+}  // namespace
+
+bool tighten_on_device(const at::Tensor& tensor) {
+  if (!is_scannable_itself(tensor) || !tensor.is_non_overlapping_and_dense()) return false;
+  const CurrentStream stream = Scanner::of(tensor.device())->current_stream();
+  if (stream.is_capturing) return false;
+  ScanList scans;
+  bool has_filled_batch = false;
+  {
+    Devices::Lock locked(devices());
+    const EventNumber write = locked.journal().look_up(tensor).write;
+    Event* const event = write == 0 ? nullptr : locked.journal().find(write);
+    if (event == nullptr || !can_be_tightened(*event, locked.assumptions().of(*event))) return false;
+    const Event before = *event;
+    event->assumed = event->bound.max_abs = locked.assumptions().of(*event);
+    event->is_proved = false;
+    const bool waits = stream.is_default && locked.add_to_batch(stream, tensor, *event, has_filled_batch);
+    if (!waits && !scans.add(tensor, event->number, event->limit())) {
+      *event = before;
+      return false;
+    }
+    event->scanner = stream.scanner;
+  }
+  Counters& counters = ThreadState::current().counters();
+  counters.bytes.add(static_cast<int64_t>(tensor.nbytes()));
+  counters.device_bytes.add(static_cast<int64_t>(tensor.nbytes()));
+  devices().launch(scans, stream);
+  if (has_filled_batch) devices().launch_full_batches();
+  return true;
+}
+
+}  // namespace torchnan
