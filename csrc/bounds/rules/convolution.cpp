@@ -13,20 +13,28 @@ using A = const RuleArguments&;
 constexpr double kMaxIntermediate = 0x1p80;
 constexpr double kFastAlgorithms = 2;
 
-Value by_fast_algorithm(Value result) {
-  result.max_abs = result.max_abs < kMaxIntermediate ? kFastAlgorithms * result.max_abs : Value::kUnknown;
+// Devices may also round some sums of bfloat16 to bfloat16: no more than the multiprocessors that share an output.
+constexpr double kSumsOf16Bits = 16;
+
+Value by_fast_algorithm(A a, Value result) {
+  const double factor = a.range().unit > 0x1p-24 ? kSumsOf16Bits : kFastAlgorithms;
+  result.max_abs = result.max_abs < kMaxIntermediate ? factor * result.max_abs : Value::kUnknown;
   return result;
 }
 
-// In 16 bits, oneDNN sometimes reads uninitialized memory (PyTorch 2.13): no bound holds.
-bool is_reliable(A a) { return a.range().unit <= 0x1p-24; }
+// In 16 bits, oneDNN sometimes reads uninitialized memory (PyTorch 2.13): no bound holds on the host. On a device, the
+// intermediate sums of a fast algorithm may be rounded to the dtype: those of float16 overflow.
+bool is_reliable(A a) {
+  const bool has_16_bits = a.range().unit > 0x1p-24;
+  return !has_16_bits || (a.is_on_device(0) && a.dtype() == c10::ScalarType::BFloat16);
+}
 
 // convolution(x, weight, bias, ..., 6: transposed, ...): each output is a sum over the weights of one output channel;
 // transposed, of one input channel of the weight at most.
 void convolution(A a, Results out) {
   if (!is_reliable(a)) return;
   const double terms = elements_per(a, 1, a.flag(6) ? 1 : 0);
-  const Value product = by_fast_algorithm(dot(a[0], a[1], terms));
+  const Value product = by_fast_algorithm(a, dot(a[0], a[1], terms));
   out[0] = a.has_value(2) ? product + a[2] : product;
 }
 
@@ -38,8 +46,8 @@ void convolution_backward(A a, Results out) {
   const double through = std::max(elements_per(a, 2, 0), elements_per(a, 2, 1));
   const double positions = elements_per(a, 0, 1);
   const double shared = std::max(positions, elements_per(a, 1, 1));
-  out[0] = by_fast_algorithm(dot(g, a[2], through));
-  out[1] = by_fast_algorithm(dot(g, a[1], shared));
+  out[0] = by_fast_algorithm(a, dot(g, a[2], through));
+  out[1] = by_fast_algorithm(a, dot(g, a[1], shared));
   out[2] = sum(g, positions);
 }
 

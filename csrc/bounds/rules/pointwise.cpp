@@ -11,8 +11,9 @@ namespace {
 
 using A = const RuleArguments&;
 
-// For larger inputs a formula may overflow when it squares, or cubes in float32, on the way to a small result.
-constexpr double kMayCube = 1e12;
+// The square of a larger input may overflow in float32 on the way to a small result. Its cube may: tanh and erf of an
+// infinity are 1.
+constexpr double kMaySquare = 1e18;
 
 // x + alpha y. At most one of two masks may be -inf. cpu/BinaryOpsKernel.cpp
 void add(A a, Results out) { out[0] = a[0] + a.scalar(2, 1) * a[1]; }
@@ -158,9 +159,9 @@ void elu(A a, Results out) {
 // A factor between 0 and 1, or one of 0 and 1, times the gradient.
 void gradient_or_less(A a, Results out) { out[0] = {a.max_abs(0)}; }
 
-// The slope of gelu is within 1.13, of silu within 1.1; the formula takes x to the third power.
+// The slope of gelu is within 1.13, of silu within 1.1. cpu/Activation.cpp, cuda/ActivationGeluKernel.cu
 void gradient_of_smooth(A a, Results out) {
-  if (a.max_abs(1) < kMayCube) out[0] = {1.2 * a.max_abs(0)};
+  if (a.max_abs(1) < kMaySquare) out[0] = {1.2 * a.max_abs(0)};
 }
 
 // g (1 - y^2). cpu/BinaryOpsKernel.cpp
