@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 from collections.abc import Callable, Iterator
 
 import torch
@@ -42,10 +43,19 @@ class Cuda:
     def count(self, program: Callable[[], object]) -> tuple[int, int]:
         """How often the host waits for the device while the program runs, and copies from it."""
         trace = self.trace(program)
-        return trace.waits, trace.copies_to_host
+        return trace.waits - self._waits_of_tracing, trace.copies_to_host
+
+    @functools.cached_property
+    def _waits_of_tracing(self) -> int:
+        """How often the profiler itself waits, whatever the program does."""
+        return self.trace(lambda: None).waits
+
+    def stale_reads(self) -> int:
+        """Returns 0: a GPU does not count scans of memory that had been given back."""
+        return 0
 
     def trace(self, program: Callable[[], object]) -> StepTrace:
-        """What the program does, according to CUPTI. Includes the effects of tracing, the same for every program."""
+        """What the program does, according to CUPTI, with what tracing does."""
         torch.cuda.synchronize()
         with torch.profiler.profile(activities=list(torch.profiler.supported_activities())) as profile:
             program()
