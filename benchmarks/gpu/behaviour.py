@@ -197,7 +197,7 @@ def sanitizer(bench: Bench) -> list[Verdict]:
 
 def tests(bench: Bench, *paths: str) -> Iterator[Verdict]:
     """Tests, by pytest. The simulated device tries the stage with a few of its own."""
-    options = ["-vv", "-p", "no:cacheprovider", "--color=no"]
+    options = ["-vv", "-p", "no:cacheprovider", "--color=no", "--tb=short"]
     if bench.is_gpu:
         options += ["-n", str(PROCESSES), "--dist", "worksteal"]
     command = [sys.executable, "-m", "pytest", *options, *(paths if bench.is_gpu else [SMALL_TESTS])]
@@ -224,6 +224,7 @@ def zoo(bench: Bench, *folders: str) -> Iterator[Verdict]:
         files = files[:1]
     wrong: list[str] = []
     elsewhere = exact = 0
+    os.environ["TEST_DEVICE"] = bench.device.type  # for the adapter
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(PROCESSES) as pool:
         for scored in as_completed([pool.submit(score_file, file, Path(scratch)) for file in files]):
             for row in scored.result():

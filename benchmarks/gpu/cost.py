@@ -21,6 +21,7 @@ TIMED = 20  # steps, at least
 ROUNDS = 6
 SMALL_STEPS = 4  # where times mean nothing
 DETECT = "detect() from the first step"
+PEERS = ("set_detect_anomaly", "forward hooks", "Python dispatch mode")
 LIMITS = {"gpt2": {DETECT: 1.03}, "resnet50": {DETECT: 1.03}, "mlp": {DETECT: 1.15}}
 KEPT_BY_A_BATCH = 64  # MiB, see docs/gpu.md
 GUARD_LIMIT = 1.005
@@ -35,6 +36,7 @@ def step_times(bench: Bench, name: str) -> Iterator[Verdict]:
         DETECT: partial(time_row, bench, make, modes.detect),
         "detect(), joined in mid-training": partial(time_row, bench, make, modes.detect, steps_before=WARM_UP),
         "StepGuard": partial(time_row, bench, make, modes.ALL["StepGuard"]),
+        **{peer: partial(time_row, bench, make, modes.ALL[peer]) for peer in PEERS},
     }
     limits = {**LIMITS[name], "StepGuard": GUARD_LIMIT}
     yield from compare(bench, name, rows, limits, ROUNDS)

@@ -84,7 +84,8 @@ def resnet50_model() -> nn.Module:
 
 def gpt2(device: torch.device, small: bool) -> Workload:
     """GPT-2 124M, 8 x 1024 tokens, bfloat16 autocast; small: 2 layers of 64, 2 x 32."""
-    model = (GPT2(2, 64, 4, 256, 32) if small else GPT2()).to(device)
+    with torch.device(device):
+        model = GPT2(2, 64, 4, 256, 32) if small else GPT2()
     ids = torch.randint(0, 256, (2, 32) if small else (8, 1024)).to(device)
 
     def loss() -> torch.Tensor:
