@@ -13,12 +13,8 @@ using A = const RuleArguments&;
 constexpr double kMaxIntermediate = 0x1p80;
 constexpr double kFastAlgorithms = 2;
 
-// Devices may also round some sums of bfloat16 to bfloat16: no more than the multiprocessors that share an output.
-constexpr double kSumsOf16Bits = 16;
-
-Value by_fast_algorithm(A a, Value result) {
-  const double factor = a.range().unit > 0x1p-24 ? kSumsOf16Bits : kFastAlgorithms;
-  result.max_abs = result.max_abs < kMaxIntermediate ? factor * result.max_abs : Value::kUnknown;
+Value by_fast_algorithm(Value result) {
+  result.max_abs = result.max_abs < kMaxIntermediate ? kFastAlgorithms * result.max_abs : Value::kUnknown;
   return result;
 }
 
@@ -34,7 +30,7 @@ bool is_reliable(A a) {
 void convolution(A a, Results out) {
   if (!is_reliable(a)) return;
   const double terms = elements_per(a, 1, a.flag(6) ? 1 : 0);
-  const Value product = by_fast_algorithm(a, dot(a[0], a[1], terms));
+  const Value product = by_fast_algorithm(dot(a[0], a[1], terms));
   out[0] = a.has_value(2) ? product + a[2] : product;
 }
 
@@ -46,8 +42,8 @@ void convolution_backward(A a, Results out) {
   const double through = std::max(elements_per(a, 2, 0), elements_per(a, 2, 1));
   const double positions = elements_per(a, 0, 1);
   const double shared = std::max(positions, elements_per(a, 1, 1));
-  out[0] = by_fast_algorithm(a, dot(g, a[2], through));
-  out[1] = by_fast_algorithm(a, dot(g, a[1], shared));
+  out[0] = by_fast_algorithm(dot(g, a[2], through));
+  out[1] = by_fast_algorithm(dot(g, a[1], shared));
   out[2] = sum(g, positions);
 }
 

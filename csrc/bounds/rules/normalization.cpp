@@ -20,6 +20,9 @@ using A = const RuleArguments&;
 
 bool has_16_bits(A a) { return a.range().unit > a.sums().unit; }
 
+// Whether a kernel computes with 16-bit types in float alone, and keeps the mean in float, as those of CUDA do.
+bool widens_16_bits(A a) { return has_16_bits(a) && a.tensor(0)->is_cuda(); }
+
 // How far a mean of n may be off, in units of roundoff of |x|. Kernels compute running sums of blocks.
 double rounding_of_mean(double n) { return 64 + 4 * std::sqrt(n); }
 
@@ -52,7 +55,7 @@ Value scaled_in_each_type(A a, const Normalised& y, size_t weight, size_t bias) 
   const Value w = a.scalar(weight, 1);
   const Value b = a.scalar(bias, 0);
   const Value in_sums = scaled(widened(a, y), taken_into(a.sums(), w), taken_into(a.sums(), b));
-  return has_16_bits(a) ? either(in_sums, scaled(y, w, b)) : in_sums;
+  return has_16_bits(a) && !widens_16_bits(a) ? either(in_sums, scaled(y, w, b)) : in_sums;
 }
 
 // Sets y, mean and r of n elements each.
@@ -188,10 +191,13 @@ void group_norm_backward(A a, Results out) {
   multiply_out(a, s, out);
 }
 
+// The arithmetic that the mean is rounded in.
+const DtypeRange& range_of_mean(A a) { return widens_16_bits(a) ? a.sums() : a.range(); }
+
 // native_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps). It normalizes with the
 // running statistics unless it is training.
 void batch_norm(A a, Results out) {
-  if (a.flag(5)) return normalise(a, elements_per(a, 0, 1), 0, 1, 2, 7, a.range(), out);
+  if (a.flag(5)) return normalise(a, elements_per(a, 0, 1), 0, 1, 2, 7, range_of_mean(a), out);
   if (!a.has_value(3) || !a.has_value(4)) return;
   const Value r = exactly(1) / sqrt(a.divisor(4) + a.widened_scalar(7));
   out[0] = scaled_in_each_type(a, {a[0], a[3], taken_into(a.range(), r)}, 1, 2);
@@ -201,10 +207,10 @@ void batch_norm(A a, Results out) {
 void batch_norm_backward(A a, Results out) {
   if (!a.flag(7)) return;
   const bool of_x = a.produced_by(5, "aten::native_batch_norm") && a.produced_by(6, "aten::native_batch_norm");
-  Backward s = given(a, 0, 1, 5, 6, 2, elements_per(a, 1, 1), of_x, a.range());
+  Backward s = given(a, 0, 1, 5, 6, 2, elements_per(a, 1, 1), of_x, range_of_mean(a));
   s.rows = s.n;
   const Gradients wide = by_deviations(widened(a, s));
-  if (!has_16_bits(a)) return set(wide, out);
+  if (!has_16_bits(a) || widens_16_bits(a)) return set(wide, out);
   const Gradients narrow = by_deviations(s);
   set({either(wide.x, narrow.x), either(wide.weight, narrow.weight), either(wide.bias, narrow.bias)}, out);
 }
