@@ -24,6 +24,9 @@ TORCHNAN_HOST_DEVICE uint32_t blocks_for(uint32_t chunks) {
   return (chunks + chunks_per_block(chunks) - 1) / chunks_per_block(chunks);
 }
 
+constexpr uint32_t kWarp = 32;      // threads that run in step
+constexpr uint64_t kLongRun = 256;  // bytes of a run for which the threads of a warp are worth it
+
 TORCHNAN_HOST_DEVICE uint64_t words_of(const StridedEntry& strided) {
   uint64_t words = strided.entry.words;
   for (uint32_t d = 0; d < strided.dims; ++d) words *= strided.size[d];
@@ -143,20 +146,18 @@ TORCHNAN_HOST_DEVICE void add_words(MaxMagnitude<kEncoding>& largest, uint64_t f
   for (uint64_t at = first; at < last; at += sizeof(Word)) largest.add_word(*reinterpret_cast<const Word*>(at));
 }
 
-// Returns the largest magnitude in the share of thread `thread` of kThreads in adjacent chunks of an entry. Several
+// Adds the share of thread `thread` of kShares in adjacent chunks of the words from address `begin` to `end`. Several
 // loads are under way at a time.
-template <FloatEncoding kEncoding>
-TORCHNAN_HOST_DEVICE uint64_t scan_chunks(const Entry& entry, uint64_t chunk, uint64_t chunks, uint32_t thread) {
+template <FloatEncoding kEncoding, uint32_t kShares>
+TORCHNAN_HOST_DEVICE void add_chunks(MaxMagnitude<kEncoding>& largest, uint64_t begin, uint64_t end, uint64_t chunk,
+                                     uint64_t chunks, uint32_t thread) {
   constexpr uint64_t kPack = sizeof(Pack);
-  constexpr uint64_t kStep = kThreads * kPack;
+  constexpr uint64_t kStep = kShares * kPack;
   constexpr int kLoads = 4;
   static_assert(kChunkBytes % (kLoads * kStep) == 0);
-  const uint64_t begin = reinterpret_cast<uintptr_t>(entry.data);
-  const uint64_t end = begin + entry.words * sizeof(typename Encoding<kEncoding>::Word);
   const uint64_t from = begin / kPack * kPack + chunk * kChunkBytes;
   const uint64_t to = from + chunks * kChunkBytes < end ? from + chunks * kChunkBytes : end;
 
-  MaxMagnitude<kEncoding> largest;
   uint64_t at = from + thread * kPack;
   if (at < begin) {  // the first pack of the tensor, which begins inside it
     add_words(largest, begin, at + kPack < to ? at + kPack : to);
@@ -171,6 +172,15 @@ TORCHNAN_HOST_DEVICE uint64_t scan_chunks(const Entry& entry, uint64_t chunk, ui
   }
   for (; at + kPack <= to; at += kStep) add_pack(largest, load_pack(at));
   if (at < to) add_words(largest, at, to);  // the last pack of the tensor
+}
+
+// Returns the largest magnitude in the share of thread `thread` of kThreads in adjacent chunks of an entry.
+template <FloatEncoding kEncoding>
+TORCHNAN_HOST_DEVICE uint64_t scan_chunks(const Entry& entry, uint64_t chunk, uint64_t chunks, uint32_t thread) {
+  const uint64_t begin = reinterpret_cast<uintptr_t>(entry.data);
+  const uint64_t end = begin + entry.words * sizeof(typename Encoding<kEncoding>::Word);
+  MaxMagnitude<kEncoding> largest;
+  add_chunks<kEncoding, kThreads>(largest, begin, end, chunk, chunks, thread);
   return largest.value();
 }
 
@@ -189,6 +199,36 @@ TORCHNAN_HOST_DEVICE uint32_t entry_of(const Table& table, uint32_t chunk) {
   return low;
 }
 
+// Returns the distance in words of a run from the first one.
+template <typename Index>
+TORCHNAN_HOST_DEVICE int64_t offset_of(const StridedEntry& strided, Index run) {
+  int64_t offset = 0;
+  for (uint32_t d = 0; d < strided.dims; ++d) {
+    const auto size = static_cast<Index>(strided.size[d]);
+    offset += static_cast<int64_t>(run % size) * strided.stride[d];
+    run /= size;
+  }
+  return offset;
+}
+
+// The same as scan_chunks() for an entry whose runs are long and contiguous, such as rows with a gap between them.
+// kShares threads read a chunk of a run together.
+template <FloatEncoding kEncoding, uint32_t kShares>
+TORCHNAN_HOST_DEVICE uint64_t scan_runs(const StridedEntry& strided, uint64_t thread, uint64_t threads) {
+  using Word = typename Encoding<kEncoding>::Word;
+  const uint64_t bytes = strided.entry.words * sizeof(Word);
+  const uint64_t chunks = (bytes + sizeof(Pack) - 1) / kChunkBytes + 1;  // of a run; the last may be empty
+  const uint64_t all = words_of(strided) / strided.entry.words * chunks;
+  MaxMagnitude<kEncoding> largest;
+  for (uint64_t index = thread / kShares; index < all; index += threads / kShares) {
+    const int64_t offset = offset_of(strided, index / chunks);
+    const uint64_t begin = reinterpret_cast<uintptr_t>(static_cast<const Word*>(strided.entry.data) + offset);
+    add_chunks<kEncoding, kShares>(largest, begin, begin + bytes, index % chunks, 1,
+                                   static_cast<uint32_t>(thread % kShares));
+  }
+  return largest.value();
+}
+
 // Returns the largest magnitude in the share of thread `thread` of `threads` in an entry that is not contiguous.
 // `Index` must hold its number of words: a division of 64 bits takes a device many instructions.
 template <FloatEncoding kEncoding, typename Index>
@@ -199,14 +239,8 @@ TORCHNAN_HOST_DEVICE uint64_t scan_strided(const StridedEntry& strided, uint64_t
   const auto run = static_cast<Index>(strided.entry.words);
   MaxMagnitude<kEncoding> largest;
   for (uint64_t index = thread; index < all; index += threads) {
-    Index rest = static_cast<Index>(index) / run;
-    auto offset = static_cast<int64_t>(static_cast<Index>(index) % run * strided.run_stride);
-    for (uint32_t d = 0; d < strided.dims; ++d) {
-      const auto size = static_cast<Index>(strided.size[d]);
-      offset += static_cast<int64_t>(rest % size) * strided.stride[d];
-      rest /= size;
-    }
-    largest.add_word(data[offset]);
+    const auto within = static_cast<int64_t>(static_cast<Index>(index) % run * strided.run_stride);
+    largest.add_word(data[within + offset_of(strided, static_cast<Index>(index) / run)]);
   }
   return largest.value();
 }
@@ -254,6 +288,9 @@ struct StridedWork {
   template <FloatEncoding kEncoding>
   TORCHNAN_HOST_DEVICE uint64_t run() const {
     const uint64_t all = words_of(strided);
+    const uint64_t bytes = strided.entry.words * sizeof(typename Encoding<kEncoding>::Word);
+    if (strided.run_stride == 1 && bytes >= kLongRun && threads % kWarp == 0)
+      return scan_runs<kEncoding, kWarp>(strided, thread, threads);
     return all <= UINT32_MAX ? scan_strided<kEncoding, uint32_t>(strided, all, thread, threads)
                              : scan_strided<kEncoding, uint64_t>(strided, all, thread, threads);
   }

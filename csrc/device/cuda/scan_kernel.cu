@@ -11,7 +11,6 @@
 namespace torchnan::cuda {
 namespace {
 
-constexpr uint32_t kWarp = 32;
 constexpr uint64_t kMaxStridedBlocks = 1024;
 constexpr uint64_t kStridedWords = 4 * kThreads;  // per block, if there are not too many
 

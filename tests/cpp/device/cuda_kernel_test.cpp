@@ -105,6 +105,20 @@ TEST_P(CudaKernel, AViewWithStridesIsReadWhole) {
   EXPECT_EQ(alarm(), kNoAlarm);
 }
 
+TEST_P(CudaKernel, LongRowsWithAGapAreReadWhole) {
+  const uint64_t width = kChunkBytes / word + 3;
+  for (const int64_t first : {0, 1, 5}) {
+    const StridedEntry strided{entry(first, width), 1, 1, {3}, {static_cast<int64_t>(width) + 2}};
+    uint64_t expected = 0;
+    for (int64_t row = 0; row < 3; ++row) {
+      expected = std::max(expected, largest(entry(first + row * (static_cast<int64_t>(width) + 2), width)));
+    }
+    ASSERT_EQ(torchnan_scanner_clear(scanner, 9, 1, nullptr), 0);
+    ASSERT_EQ(torchnan_scan_strided(scanner, &strided, 9, nullptr), 0);
+    EXPECT_EQ(slot(9), expected) << first;
+  }
+}
+
 TEST_P(CudaKernel, TheLowestNumberIsTheAlarmUntilItIsReset) {
   put(0, static_cast<uint64_t>(format.infinity - format.bias));
   const auto scan_as = [&](uint64_t number) {
