@@ -56,7 +56,7 @@ CALLS: dict[int, dict[str, Stage]] = {
         "faults": Stage("behaviour.faults", 30),
         "fsdp2": Stage("behaviour.fsdp2", 20),
         "threads": Stage("behaviour.threads", 15),
-        "device-tests": Stage("behaviour.tests", 100, ("tests/devices", "--ignore=tests/devices/test_zoo_on_device.py")),
+        "device-tests": Stage("behaviour.tests", 99, ("tests/devices", "--ignore=tests/devices/test_zoo_on_device.py")),
         "zoo-rest": Stage("behaviour.zoo", 110, ("clean", "backward", "forward", "data")),
     },
     3: {
