@@ -1,5 +1,7 @@
 #include "device/tighten.h"
 
+#include <torch/csrc/autograd/graph_task.h>
+
 #include "detection/thread_state.h"
 #include "device/devices.h"
 #include "device/resolve.h"
@@ -29,7 +31,8 @@ bool tighten_on_device(const at::Tensor& tensor) {
     const Event before = *event;
     event->assumed = event->bound.max_abs = locked.assumptions().of(*event);
     event->is_proved = false;
-    const bool waits = stream.is_default && locked.add_to_batch(stream, tensor, *event, has_filled_batch);
+    const bool may_wait = stream.is_default && torch::autograd::get_current_node() == nullptr;  // as a result may
+    const bool waits = may_wait && locked.add_to_batch(stream, tensor, *event, has_filled_batch);
     if (!waits && !scans.add(tensor, event->number, event->limit())) {
       *event = before;
       return false;
