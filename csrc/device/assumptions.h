@@ -23,7 +23,7 @@ class Assumptions {
   static constexpr double kWide = 0x1p20;
   static constexpr double kHalf = 0x1p10;
   // Every matrix product has a parameter as a factor. Parameters of healthy models seldom exceed a few units.
-  static constexpr double kParameter = 0x1p8;
+  static constexpr double kParameter = 0x1p5;
 
   // Returns the assumed bound of an event's result; infinite where nothing is assumed.
   double of(const Event& event) const {
