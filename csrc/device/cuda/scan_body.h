@@ -24,8 +24,12 @@ TORCHNAN_HOST_DEVICE uint32_t blocks_for(uint32_t chunks) {
   return (chunks + chunks_per_block(chunks) - 1) / chunks_per_block(chunks);
 }
 
-constexpr uint32_t kWarp = 32;      // threads that run in step
-constexpr uint64_t kLongRun = 256;  // bytes of a run for which the threads of a warp are worth it
+// The threads that read a contiguous run together, 16 bytes each: a warp a long one, a quarter of it a short one, such
+// as the query of one head.
+constexpr uint32_t kWarp = 32;
+constexpr uint32_t kQuarter = kWarp / 4;
+constexpr uint64_t kLongRun = kWarp * 16;
+constexpr uint64_t kShortRun = kQuarter * 8;  // bytes; below, every thread reads words
 
 TORCHNAN_HOST_DEVICE uint64_t words_of(const StridedEntry& strided) {
   uint64_t words = strided.entry.words;
@@ -211,9 +215,9 @@ TORCHNAN_HOST_DEVICE int64_t offset_of(const StridedEntry& strided, Index run) {
   return offset;
 }
 
-// The same as scan_chunks() for an entry whose runs are long and contiguous, such as rows with a gap between them.
-// kShares threads read a chunk of a run together.
-template <FloatEncoding kEncoding, uint32_t kShares>
+// The same as scan_chunks() for an entry whose runs are contiguous, such as rows with a gap between them. kShares
+// threads read a chunk of a run together.
+template <FloatEncoding kEncoding, uint32_t kShares, typename Index>
 TORCHNAN_HOST_DEVICE uint64_t scan_runs(const StridedEntry& strided, uint64_t thread, uint64_t threads) {
   using Word = typename Encoding<kEncoding>::Word;
   const uint64_t bytes = strided.entry.words * sizeof(Word);
@@ -221,7 +225,7 @@ TORCHNAN_HOST_DEVICE uint64_t scan_runs(const StridedEntry& strided, uint64_t th
   const uint64_t all = words_of(strided) / strided.entry.words * chunks;
   MaxMagnitude<kEncoding> largest;
   for (uint64_t index = thread / kShares; index < all; index += threads / kShares) {
-    const int64_t offset = offset_of(strided, index / chunks);
+    const int64_t offset = offset_of(strided, static_cast<Index>(index / chunks));
     const uint64_t begin = reinterpret_cast<uintptr_t>(static_cast<const Word*>(strided.entry.data) + offset);
     add_chunks<kEncoding, kShares>(largest, begin, begin + bytes, index % chunks, 1,
                                    static_cast<uint32_t>(thread % kShares));
@@ -288,11 +292,17 @@ struct StridedWork {
   template <FloatEncoding kEncoding>
   TORCHNAN_HOST_DEVICE uint64_t run() const {
     const uint64_t all = words_of(strided);
+    return all <= UINT32_MAX ? run_with<kEncoding, uint32_t>(all) : run_with<kEncoding, uint64_t>(all);
+  }
+
+ private:
+  template <FloatEncoding kEncoding, typename Index>
+  TORCHNAN_HOST_DEVICE uint64_t run_with(uint64_t all) const {
     const uint64_t bytes = strided.entry.words * sizeof(typename Encoding<kEncoding>::Word);
-    if (strided.run_stride == 1 && bytes >= kLongRun && threads % kWarp == 0)
-      return scan_runs<kEncoding, kWarp>(strided, thread, threads);
-    return all <= UINT32_MAX ? scan_strided<kEncoding, uint32_t>(strided, all, thread, threads)
-                             : scan_strided<kEncoding, uint64_t>(strided, all, thread, threads);
+    const bool is_contiguous = strided.run_stride == 1 && threads % kWarp == 0;
+    if (is_contiguous && bytes >= kLongRun) return scan_runs<kEncoding, kWarp, Index>(strided, thread, threads);
+    if (is_contiguous && bytes >= kShortRun) return scan_runs<kEncoding, kQuarter, Index>(strided, thread, threads);
+    return scan_strided<kEncoding, Index>(strided, all, thread, threads);
   }
 };
 

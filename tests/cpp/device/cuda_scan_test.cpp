@@ -209,27 +209,32 @@ TEST_P(CudaScan, ReadsEveryViewWithStrides) {
   }());
 }
 
-// Rows of a matrix with a gap after each, which hold more than two chunks.
-TEST_P(CudaScan, ReadsLongRowsAndNothingBetweenThem) {
-  const int64_t rows = 3;
-  const int64_t width = 2 * static_cast<int64_t>(kChunkBytes) / word + 5;
-  const int64_t apart = width + 3;
-  std::vector<uint8_t> buffer(rows * apart * word + 64);
+// Rows of a matrix with a gap after each: shorter than a pack, than a quarter of a warp reads, than a warp reads, and
+// longer than two chunks.
+TEST_P(CudaScan, ReadsRowsAndNothingBetweenThem) {
+  const int64_t rows = 5;
   const uint64_t bad = format.infinity - format.bias;
-  for (size_t at = 0; at + word <= buffer.size(); at += word) put(buffer, static_cast<int64_t>(at), bad);
-  for (const int64_t offset : {int64_t{0}, word, int64_t{16}}) {
-    std::vector<uint8_t> inside = buffer;
-    for (int64_t row = 0; row < rows; ++row) std::fill_n(inside.begin() + offset + row * apart * word, width * word, 0);
-    const StridedEntry strided{entry(inside.data() + offset, width), 1, 1, {rows}, {apart}};
-    for (const uint64_t threads : {uint64_t{1}, uint64_t{7}, uint64_t{32}, uint64_t{96}, uint64_t{512}}) {
-      ASSERT_EQ(launch(strided, threads).alarm, kNoAlarm) << "offset " << offset << ", threads " << threads;
-      for (int64_t row = 0; row < rows; ++row) {
-        const int64_t chunk = static_cast<int64_t>(kChunkBytes) / word;
-        for (const int64_t at : {int64_t{0}, int64_t{1}, chunk - 1, chunk, 2 * chunk, width - 1}) {
-          const int64_t byte = offset + (row * apart + at) * word;
-          put(inside, byte, bad);
-          ASSERT_EQ(launch(strided, threads).slots[0].max_magnitude, format.infinity) << byte << ", " << threads;
-          put(inside, byte, 0);
+  for (const int64_t bytes : {8, 64, 72, 128, 520, 2 * static_cast<int>(kChunkBytes) + 40}) {
+    const int64_t width = bytes / word;
+    const int64_t apart = width + 3;
+    std::vector<uint8_t> buffer(rows * apart * word + 64);
+    for (size_t at = 0; at + word <= buffer.size(); at += word) put(buffer, static_cast<int64_t>(at), bad);
+    for (const int64_t offset : {int64_t{0}, word, int64_t{16}}) {
+      SCOPED_TRACE(testing::Message() << bytes << " bytes a row, offset " << offset);
+      std::vector<uint8_t> inside = buffer;
+      for (int64_t row = 0; row < rows; ++row)
+        std::fill_n(inside.begin() + offset + row * apart * word, width * word, 0);
+      const StridedEntry strided{entry(inside.data() + offset, width), 1, 1, {rows}, {apart}};
+      for (const uint64_t threads : {uint64_t{1}, uint64_t{7}, uint64_t{32}, uint64_t{96}, uint64_t{512}}) {
+        ASSERT_EQ(launch(strided, threads).alarm, kNoAlarm) << threads;
+        for (int64_t row = 0; row < rows; ++row) {
+          const int64_t chunk = std::min(static_cast<int64_t>(kChunkBytes) / word, width - 1);
+          for (const int64_t at : {int64_t{0}, width / 2, chunk, std::min(2 * chunk, width - 1), width - 1}) {
+            const int64_t byte = offset + (row * apart + at) * word;
+            put(inside, byte, bad);
+            ASSERT_EQ(launch(strided, threads).slots[0].max_magnitude, format.infinity) << byte << ", " << threads;
+            put(inside, byte, 0);
+          }
         }
       }
     }
