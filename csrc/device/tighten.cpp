@@ -1,5 +1,6 @@
 #include "device/tighten.h"
 
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "detection/thread_state.h"
