@@ -150,31 +150,31 @@ TORCHNAN_HOST_DEVICE void add_words(MaxMagnitude<kEncoding>& largest, uint64_t f
   for (uint64_t at = first; at < last; at += sizeof(Word)) largest.add_word(*reinterpret_cast<const Word*>(at));
 }
 
-// Adds the share of thread `thread` of kShares in adjacent chunks of the words from address `begin` to `end`. Several
+// Adds the share of thread `thread` of `threads` in adjacent chunks of the words from address `begin` to `end`. Several
 // loads are under way at a time.
-template <FloatEncoding kEncoding, uint32_t kShares>
+constexpr int kLoads = 4;
+static_assert(kChunkBytes % (kLoads * kThreads * sizeof(Pack)) == 0);
+template <FloatEncoding kEncoding>
 TORCHNAN_HOST_DEVICE void add_chunks(MaxMagnitude<kEncoding>& largest, uint64_t begin, uint64_t end, uint64_t chunk,
-                                     uint64_t chunks, uint32_t thread) {
+                                     uint64_t chunks, uint32_t thread, uint32_t threads) {
   constexpr uint64_t kPack = sizeof(Pack);
-  constexpr uint64_t kStep = kShares * kPack;
-  constexpr int kLoads = 4;
-  static_assert(kChunkBytes % (kLoads * kStep) == 0);
+  const uint64_t step = threads * kPack;
   const uint64_t from = begin / kPack * kPack + chunk * kChunkBytes;
   const uint64_t to = from + chunks * kChunkBytes < end ? from + chunks * kChunkBytes : end;
 
   uint64_t at = from + thread * kPack;
   if (at < begin) {  // the first pack of the tensor, which begins inside it
     add_words(largest, begin, at + kPack < to ? at + kPack : to);
-    at += kStep;
+    at += step;
   }
-  for (; at + (kLoads - 1) * kStep + kPack <= to; at += kLoads * kStep) {
+  for (; at + (kLoads - 1) * step + kPack <= to; at += kLoads * step) {
     Pack packs[kLoads];
     TORCHNAN_UNROLL
-    for (int i = 0; i < kLoads; ++i) packs[i] = load_pack(at + i * kStep);
+    for (int i = 0; i < kLoads; ++i) packs[i] = load_pack(at + i * step);
     TORCHNAN_UNROLL
     for (int i = 0; i < kLoads; ++i) add_pack(largest, packs[i]);
   }
-  for (; at + kPack <= to; at += kStep) add_pack(largest, load_pack(at));
+  for (; at + kPack <= to; at += step) add_pack(largest, load_pack(at));
   if (at < to) add_words(largest, at, to);  // the last pack of the tensor
 }
 
@@ -184,7 +184,7 @@ TORCHNAN_HOST_DEVICE uint64_t scan_chunks(const Entry& entry, uint64_t chunk, ui
   const uint64_t begin = reinterpret_cast<uintptr_t>(entry.data);
   const uint64_t end = begin + entry.words * sizeof(typename Encoding<kEncoding>::Word);
   MaxMagnitude<kEncoding> largest;
-  add_chunks<kEncoding, kThreads>(largest, begin, end, chunk, chunks, thread);
+  add_chunks(largest, begin, end, chunk, chunks, thread, kThreads);
   return largest.value();
 }
 
@@ -215,20 +215,20 @@ TORCHNAN_HOST_DEVICE int64_t offset_of(const StridedEntry& strided, Index run) {
   return offset;
 }
 
-// The same as scan_chunks() for an entry whose runs are contiguous, such as rows with a gap between them. kShares
-// threads read a chunk of a run together.
-template <FloatEncoding kEncoding, uint32_t kShares, typename Index>
-TORCHNAN_HOST_DEVICE uint64_t scan_runs(const StridedEntry& strided, uint64_t thread, uint64_t threads) {
+// The same as scan_chunks() for an entry whose runs are contiguous, such as rows with a gap between them. Groups of
+// `together` threads read a chunk of a run.
+template <FloatEncoding kEncoding>
+TORCHNAN_HOST_DEVICE uint64_t scan_runs(const StridedEntry& strided, uint64_t thread, uint64_t threads,
+                                        uint32_t together) {
   using Word = typename Encoding<kEncoding>::Word;
   const uint64_t bytes = strided.entry.words * sizeof(Word);
   const uint64_t chunks = (bytes + sizeof(Pack) - 1) / kChunkBytes + 1;  // of a run; the last may be empty
   const uint64_t all = words_of(strided) / strided.entry.words * chunks;
   MaxMagnitude<kEncoding> largest;
-  for (uint64_t index = thread / kShares; index < all; index += threads / kShares) {
-    const int64_t offset = offset_of(strided, static_cast<Index>(index / chunks));
+  for (uint64_t index = thread / together; index < all; index += threads / together) {
+    const int64_t offset = offset_of(strided, index / chunks);
     const uint64_t begin = reinterpret_cast<uintptr_t>(static_cast<const Word*>(strided.entry.data) + offset);
-    add_chunks<kEncoding, kShares>(largest, begin, begin + bytes, index % chunks, 1,
-                                   static_cast<uint32_t>(thread % kShares));
+    add_chunks(largest, begin, begin + bytes, index % chunks, 1, static_cast<uint32_t>(thread % together), together);
   }
   return largest.value();
 }
@@ -292,17 +292,11 @@ struct StridedWork {
   template <FloatEncoding kEncoding>
   TORCHNAN_HOST_DEVICE uint64_t run() const {
     const uint64_t all = words_of(strided);
-    return all <= UINT32_MAX ? run_with<kEncoding, uint32_t>(all) : run_with<kEncoding, uint64_t>(all);
-  }
-
- private:
-  template <FloatEncoding kEncoding, typename Index>
-  TORCHNAN_HOST_DEVICE uint64_t run_with(uint64_t all) const {
     const uint64_t bytes = strided.entry.words * sizeof(typename Encoding<kEncoding>::Word);
-    const bool is_contiguous = strided.run_stride == 1 && threads % kWarp == 0;
-    if (is_contiguous && bytes >= kLongRun) return scan_runs<kEncoding, kWarp, Index>(strided, thread, threads);
-    if (is_contiguous && bytes >= kShortRun) return scan_runs<kEncoding, kQuarter, Index>(strided, thread, threads);
-    return scan_strided<kEncoding, Index>(strided, all, thread, threads);
+    if (strided.run_stride == 1 && bytes >= kShortRun && threads % kWarp == 0)
+      return scan_runs<kEncoding>(strided, thread, threads, bytes >= kLongRun ? kWarp : kQuarter);
+    return all <= UINT32_MAX ? scan_strided<kEncoding, uint32_t>(strided, all, thread, threads)
+                             : scan_strided<kEncoding, uint64_t>(strided, all, thread, threads);
   }
 };
 
