@@ -25,12 +25,24 @@ ALLOWED = {
 }
 
 
+def tests_that_never_run(names: list[str]) -> list[str]:
+    """Returns the files of tests that neither pytest finds by itself nor the Makefile names."""
+    configured = re.search(
+        r"^testpaths = \[(.*?)^\]", (REPOSITORY / "pyproject.toml").read_text(), re.DOTALL | re.MULTILINE
+    )
+    assert configured is not None
+    run = [*re.findall(r'"(.*?)"', configured.group(1)), "tests/devices", "tests/gpu"]
+    tests = [name for name in names if re.fullmatch(r"tests/(.*/)?test_\w+\.py", name)]
+    return [test for test in tests if not any(test == path or test.startswith(f"{path}/") for path in run)]
+
+
 def main() -> int:
     files = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=REPOSITORY, capture_output=True, text=True, check=True
     )
-    faults = []
-    for name in files.stdout.splitlines():
+    names = files.stdout.splitlines()
+    faults = [f"{test}: testpaths in pyproject.toml does not name it" for test in tests_that_never_run(names)]
+    for name in names:
         path = REPOSITORY / name
         if path.suffix not in {".py", ".cpp", ".h", ".cu", ".cmake", ".txt", ".toml", ".md", ""} or not path.is_file():
             continue
