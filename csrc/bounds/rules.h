@@ -53,6 +53,9 @@ using Results = std::span<Bound>;
 // For operators with |f(x)| <= |x| and f(x) >= 0 where x >= 0: elements of the first argument, and their extremes.
 inline void same_bound(const RuleArguments& a, Results out) { out[0] = {a.max_abs(0), a.nonnegative(0)}; }
 
+// Whether an argument has a type of 16 bits; sums are accumulated in a wider one.
+inline bool has_16_bits(const RuleArguments& a) { return a.range().unit > a.sums().unit; }
+
 // Returns the number of elements of a tensor for each index of one dimension.
 inline double elements_per(const RuleArguments& a, size_t i, int64_t dim) {
   return static_cast<double>(a.numel(i)) / static_cast<double>(std::max<int64_t>(1, a.size(i, dim)));

@@ -20,10 +20,7 @@ Value by_fast_algorithm(Value result) {
 
 // In 16 bits, oneDNN sometimes reads uninitialized memory (PyTorch 2.13): no bound holds on the host. On a GPU, the
 // intermediate sums of a fast algorithm may be rounded to the dtype: those of float16 overflow.
-bool is_reliable(A a) {
-  const bool has_16_bits = a.range().unit > 0x1p-24;
-  return !has_16_bits || (a.tensor(0)->is_cuda() && a.dtype() == c10::ScalarType::BFloat16);
-}
+bool is_reliable(A a) { return !has_16_bits(a) || (a.tensor(0)->is_cuda() && a.dtype() == c10::ScalarType::BFloat16); }
 
 // convolution(x, weight, bias, ..., 6: transposed, ...): each output is a sum over the weights of one output channel;
 // transposed, of one input channel of the weight at most.

@@ -18,10 +18,8 @@ namespace {
 
 using A = const RuleArguments&;
 
-bool has_16_bits(A a) { return a.range().unit > a.sums().unit; }
-
-// Whether a kernel computes with 16-bit types in float alone, and keeps the mean in float, as those of CUDA do.
-bool widens_16_bits(A a) { return has_16_bits(a) && a.tensor(0)->is_cuda(); }
+// Kernels of CUDA convert 16-bit types to float, and keep the mean in float.
+bool may_compute_in_16_bits(A a) { return has_16_bits(a) && !a.tensor(0)->is_cuda(); }
 
 // How far a mean of n may be off, in units of roundoff of |x|. Kernels compute running sums of blocks.
 double rounding_of_mean(double n) { return 64 + 4 * std::sqrt(n); }
@@ -55,7 +53,7 @@ Value scaled_in_each_type(A a, const Normalised& y, size_t weight, size_t bias) 
   const Value w = a.scalar(weight, 1);
   const Value b = a.scalar(bias, 0);
   const Value in_sums = scaled(widened(a, y), taken_into(a.sums(), w), taken_into(a.sums(), b));
-  return has_16_bits(a) && !widens_16_bits(a) ? either(in_sums, scaled(y, w, b)) : in_sums;
+  return may_compute_in_16_bits(a) ? either(in_sums, scaled(y, w, b)) : in_sums;
 }
 
 // Sets y, mean and r of n elements each.
@@ -192,7 +190,7 @@ void group_norm_backward(A a, Results out) {
 }
 
 // The arithmetic that the mean is rounded in.
-const DtypeRange& range_of_mean(A a) { return widens_16_bits(a) ? a.sums() : a.range(); }
+const DtypeRange& range_of_mean(A a) { return a.tensor(0)->is_cuda() ? a.sums() : a.range(); }
 
 // native_batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps). It normalizes with the
 // running statistics unless it is training.
@@ -210,7 +208,7 @@ void batch_norm_backward(A a, Results out) {
   Backward s = given(a, 0, 1, 5, 6, 2, elements_per(a, 1, 1), of_x, range_of_mean(a));
   s.rows = s.n;
   const Gradients wide = by_deviations(widened(a, s));
-  if (!has_16_bits(a) || widens_16_bits(a)) return set(wide, out);
+  if (!may_compute_in_16_bits(a)) return set(wide, out);
   const Gradients narrow = by_deviations(s);
   set({either(wide.x, narrow.x), either(wide.weight, narrow.weight), either(wide.bias, narrow.bias)}, out);
 }
