@@ -236,6 +236,15 @@ void Devices::note_launch(DeviceState& state, const CurrentStream& stream) {
 }
 
 // Called with `launching`.
+void Devices::mark_default(DeviceState& state) {
+  if (!state.default_is_unmarked) return;
+  const CurrentStream stream = state.scanner.default_stream();
+  if (stream.is_capturing) return;
+  record_mark(state, stream.handle);
+  state.default_is_unmarked = false;
+}
+
+// Called with `launching`.
 void Devices::record_mark(DeviceState& state, void* stream) {
   const auto known = std::find_if(state.marks.begin(), state.marks.end(),
                                   [&](const StreamMark& mark) { return mark.stream == stream; });
@@ -268,13 +277,8 @@ void Devices::clear_slots(const CurrentStream& stream) {
 void Devices::read(DeviceState& state, uint32_t first_slot, uint32_t slots, cuda::Slot* into) {
   {
     const std::lock_guard launching(state.launching);
-    const CurrentStream stream = state.scanner.current_stream();
-    if (!stream.is_capturing) record_mark(state, stream.handle);
-    const CurrentStream usual = state.scanner.default_stream();
-    if (state.default_is_unmarked && !usual.is_capturing) {
-      record_mark(state, usual.handle);
-      state.default_is_unmarked = false;
-    }
+    note_launch(state, state.scanner.current_stream());
+    mark_default(state);
     follow_marks(state);
   }
   state.scanner.read(first_slot, slots, into);

@@ -150,6 +150,7 @@ class TORCHNAN_API Devices {
   void launch_batch(DeviceState& state);
   void launch_or_forget(ScanList& scans, const Scanner& scanner, void* stream);
   void note_launch(DeviceState& state, const CurrentStream& stream);
+  void mark_default(DeviceState& state);
   void record_mark(DeviceState& state, void* stream);
   void follow_marks(DeviceState& state);
   void clear_slots(const CurrentStream& stream);
