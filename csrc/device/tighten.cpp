@@ -1,5 +1,7 @@
 #include "device/tighten.h"
 
+#include <utility>
+
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -28,16 +30,18 @@ bool tighten_on_device(const at::Tensor& tensor) {
     Devices::Lock locked(devices());
     const EventNumber write = locked.journal().look_up(tensor).write;
     Event* const event = write == 0 ? nullptr : locked.journal().find(write);
-    if (event == nullptr || !can_be_tightened(*event, locked.assumptions().of(*event))) return false;
-    const Event before = *event;
-    event->assumed = event->bound.max_abs = locked.assumptions().of(*event);
-    event->is_proved = false;
+    if (event == nullptr) return false;
+    const double assumed = locked.assumptions().of(*event);
+    if (!can_be_tightened(*event, assumed)) return false;
+    const double before = std::exchange(event->assumed, assumed);                               // the limit of the scan
     const bool may_wait = stream.is_default && torch::autograd::get_current_node() == nullptr;  // as a result may
     const bool waits = may_wait && locked.add_to_batch(stream, tensor, *event, has_filled_batch);
     if (!waits && !scans.add(tensor, event->number, event->limit())) {
-      *event = before;
+      event->assumed = before;
       return false;
     }
+    event->bound.max_abs = assumed;
+    event->is_proved = false;
     event->scanner = stream.scanner;
   }
   Counters& counters = ThreadState::current().counters();
