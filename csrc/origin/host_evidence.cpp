@@ -77,10 +77,9 @@ std::optional<ElementAttribution> HostEvidence::attribute_elements(NonfiniteKind
 // cannot be read here.
 bool HostEvidence::needs_elementwise_attribution(NonfiniteKinds kinds) const {
   if (!is_elementwise() || result_->tensor.numel() == 0) return false;
-  if (!std::all_of(relevant_.begin(), relevant_.end(), [](const BadArgument* one) { return one->tensor.is_cpu(); }))
-    return false;
   std::set<const OriginRecord*> causes;
   for (const BadArgument* argument : relevant_) {
+    if (!argument->tensor.is_cpu()) return false;
     if (argument->overwritten && argument->before == nullptr) return false;
     for (const Cause& cause : argument->provenance->causes()) causes.insert(cause.origin.get());
   }
