@@ -191,12 +191,12 @@ Prediction HostResults::predict(const at::Tensor& result, int64_t output) {
   Prediction known{.bound = {is_within_range ? max_abs : RuleArguments::kUnknown, bound.nonnegative, bound.masked},
                    .claim = index < claims_.size() ? &claims_[index] : nullptr};
   // The scan of a small result on a device may be a launch, but it starts the bound anew.
-  const bool is_large = result.numel() > kSmall;
+  const bool is_small = result.numel() <= kSmall;
   const bool may_save_a_launch = !result.is_cpu() && !session_.scans_everything() && !session_.is_first_step();
   const bool saves_a_launch = may_save_a_launch && max_abs <= kMaySquareProduct;
-  known.is_proved = is_within_range && (is_large || saves_a_launch);
+  known.is_proved = is_within_range && (!is_small || saves_a_launch);
   // Rules are tested by large results: a small one is often computed from those, and would be blamed for their rules.
-  known.is_rescanned = known.is_proved && is_large && session_.is_rescanned(call_ + output);
+  known.is_rescanned = known.is_proved && !is_small && session_.is_rescanned(call_ + output);
   return known;
 }
 

@@ -24,12 +24,7 @@ TORCHNAN_HOST_DEVICE uint32_t blocks_for(uint32_t chunks) {
   return (chunks + chunks_per_block(chunks) - 1) / chunks_per_block(chunks);
 }
 
-// The threads that read a contiguous run together, 16 bytes each: a warp a long one, a quarter of it a short one, such
-// as the query of one head.
-constexpr uint32_t kWarp = 32;
-constexpr uint32_t kQuarter = kWarp / 4;
-constexpr uint64_t kLongRun = kWarp * 16;
-constexpr uint64_t kShortRun = kQuarter * 8;  // bytes; below, every thread reads words
+constexpr uint32_t kWarp = 32;  // threads that run in step
 
 TORCHNAN_HOST_DEVICE uint64_t words_of(const StridedEntry& strided) {
   uint64_t words = strided.entry.words;
@@ -150,10 +145,10 @@ TORCHNAN_HOST_DEVICE void add_words(MaxMagnitude<kEncoding>& largest, uint64_t f
   for (uint64_t at = first; at < last; at += sizeof(Word)) largest.add_word(*reinterpret_cast<const Word*>(at));
 }
 
-// Adds the share of thread `thread` of `threads` in adjacent chunks of the words from address `begin` to `end`. Several
-// loads are under way at a time.
-constexpr int kLoads = 4;
+constexpr int kLoads = 4;  // that a thread has under way at a time
 static_assert(kChunkBytes % (kLoads * kThreads * sizeof(Pack)) == 0);
+
+// Adds the share of thread `thread` of `threads` in adjacent chunks of the words from address `begin` to `end`.
 template <FloatEncoding kEncoding>
 TORCHNAN_HOST_DEVICE void add_chunks(MaxMagnitude<kEncoding>& largest, uint64_t begin, uint64_t end, uint64_t chunk,
                                      uint64_t chunks, uint32_t thread, uint32_t threads) {
@@ -202,6 +197,12 @@ TORCHNAN_HOST_DEVICE uint32_t entry_of(const Table& table, uint32_t chunk) {
   }
   return low;
 }
+
+// The threads that read a contiguous run together, a pack each: a warp a long one, a quarter of it a short one, such as
+// the query of one head. Of still shorter ones, every thread reads words.
+constexpr uint32_t kQuarter = kWarp / 4;
+constexpr uint64_t kLongRun = kWarp * sizeof(Pack);          // bytes
+constexpr uint64_t kShortRun = kQuarter * sizeof(Pack) / 2;  // bytes
 
 // Returns the distance in words of a run from the first one.
 template <typename Index>
