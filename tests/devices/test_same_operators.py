@@ -107,9 +107,8 @@ def is_of_driver(event) -> bool:
 
 def difference(plain: list[tuple[str, int]], watched: list[tuple[str, int]]) -> str:
     """Returns the first operators that differ, with those before them."""
-    lines = difflib.unified_diff(
-        [f"{x}" for x in plain], [f"{x}" for x in watched], "plain", "watched", n=6, lineterm=""
-    )
+    texts = [str(operator) for operator in plain], [str(operator) for operator in watched]
+    lines = difflib.unified_diff(*texts, "plain", "watched", n=6, lineterm="")
     return "\n".join(itertools.islice(lines, 40))
 
 
