@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <typeinfo>
 #include <unordered_map>
 #include <utility>
 
@@ -98,8 +99,10 @@ SiteId CallSiteRing::look_up(uint64_t sequence) const noexcept {
 
 // The node of an operation that writes into a view is made before the operation runs, and wrapped afterwards.
 SiteId CallSiteRing::find(const torch::autograd::Node& node) {
-  const auto* slices = dynamic_cast<const torch::autograd::CopySlices*>(&node);
-  if (slices != nullptr && slices->fn) return find(*slices->fn);
+  if (typeid(node) == typeid(torch::autograd::CopySlices)) {
+    const auto& slices = static_cast<const torch::autograd::CopySlices&>(node);
+    if (slices.fn) return find(*slices.fn);
+  }
   return RingRegistry::of_process.find(node.thread_id(), node.sequence_nr());
 }
 

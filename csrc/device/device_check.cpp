@@ -5,8 +5,6 @@
 #include <functional>
 
 #include "bounds/bound_cache.h"
-#include "bounds/dtype_range.h"
-#include "detection/delivery.h"
 #include "device/harm_recorder.h"
 #include "device/recorded_bounds.h"
 #include "device/resolve.h"
@@ -32,42 +30,26 @@ const at::Tensor* DeviceCheck::values_of(const at::Tensor& tensor) {
   return values->defined() ? &containers_.emplace_front(*values) : nullptr;
 }
 
-// Launches the pending scans if they belong to another stream.
-void DeviceCheck::set_stream(c10::Device device) {
-  Scanner* const scanner = Scanner::of(device);
-  if (scanner == stream_.scanner) return;
-  if (!scans_.is_empty()) launch();
-  stream_ = scanner->current_stream();
-}
-
 template <typename Given, typename Visit>
 void DeviceCheck::for_each_run(Given& given, Visit&& visit) {
   for (auto first = given.begin(); first != given.end();) {
     const c10::Device device = first->values->device();
     const auto last =
         std::find_if(first, given.end(), [device](const auto& one) { return one.values->device() != device; });
-    set_stream(device);
+    scans_.choose(device);
     visit(first, last);
     first = last;
   }
 }
 
-// Makes room for one more scan, because no scan may be launched while the lock is held.
-void DeviceCheck::make_room(Devices::Lock& locked) {
-  if (!scans_.is_full()) return;
-  locked.unlock();
-  launch();
-  locked.lock();
-}
-
 void DeviceCheck::record_arguments(c10::ArrayRef<Operand> arguments) {
-  context_ = EventContext(plan_, session_, thread_.id());
+  context_ = EventContext(plan_, session_, thread_.id(), site_);
   collect_inputs(arguments);
   for_each_run(inputs_, [this](auto first, auto last) {
     Devices::Lock locked(devices());
     for (auto one = first; one != last; ++one) record_argument(locked, *one);
   });
-  launch();
+  scans_.launch();
   if (plan_.writes_in_place() || plan_.is_async_collective) launch_scans_of_mutated(arguments);
   for (size_t index = 0; plan_.is_async_collective && index < arguments.size(); ++index) {
     if (plan_.is_written_by_collective(index)) record_pending(arguments[index]);
@@ -82,7 +64,7 @@ DeviceCheck::Arguments DeviceCheck::arguments() const {
 }
 
 void DeviceCheck::begin_results(const Arguments& arguments, std::shared_ptr<const ReplayedRegion> region) {
-  context_ = EventContext(plan_, session_, thread_.id());
+  context_ = EventContext(plan_, session_, thread_.id(), site_);
   for (const EventInput& input : arguments.read) inputs_.emplace_back().seen = input;
   intended_ = arguments.intended;
   given_ = arguments.given;
@@ -130,7 +112,7 @@ void DeviceCheck::record_pending(const Operand& argument) {
   for_each_tensor(argument, [&](const at::Tensor& given, int64_t) {
     const auto tensor = scannable(given);
     if (!tensor->defined()) return;
-    set_stream(tensor->device());
+    scans_.choose(tensor->device());
     Devices::Lock locked(devices());
     const Event* const event = add_reader(locked, EventType::kPending, *tensor, kAll);
     if (event != nullptr) locked.journal().set_last_event(*tensor, event->number);
@@ -166,7 +148,7 @@ void DeviceCheck::add_argument(const at::Tensor& argument, uint16_t index, int32
 }
 
 void DeviceCheck::record_argument(Devices::Lock& locked, Input& argument) {
-  make_room(locked);
+  scans_.make_room(locked);
   argument.known = locked.journal().look_up(*argument.values);
   argument.seen.event = argument.known.last;
   if (!argument.known.is_reported) {
@@ -211,7 +193,7 @@ EventNumber DeviceCheck::record_unknown_argument(Devices::Lock& locked, const In
   Journal& journal = locked.journal();
   const bool is_unscanned = is_unscanned_argument(plan_.name, plan_.argument_names[argument.seen.argument]);
   if (is_unscanned && !is_seen(journal.find(known.last))) return known.last;
-  Event* const event = locked.add(EventType::kArgument, tensor, context_, stream_);
+  Event* const event = locked.add(EventType::kArgument, tensor, context_, scans_.stream());
   if (event == nullptr) {
     thread_.counters().count_skipped(Skip::kDevice);
     return known.last;
@@ -221,8 +203,8 @@ EventNumber DeviceCheck::record_unknown_argument(Devices::Lock& locked, const In
     journal.set_last_event(tensor, event->number);
   }
   const EventNumber number = event->number;
-  fill_bound(locked, *event, tensor, {});
-  scan(locked, *event, tensor, /*may_wait=*/false);
+  scans_.fill_bound(locked, *event, tensor, {});
+  scans_.add(locked, *event, tensor, /*may_wait=*/false);
   return number;
 }
 
@@ -255,9 +237,9 @@ bool DeviceCheck::may_wait(const Result& result) const {
   const bool is_new = tensor.use_count() == 1 && tensor.unsafeGetTensorImpl()->unsafe_storage().use_count() == 1;
   const bool is_scanned = !result.predicted.is_proved || result.predicted.is_rescanned;
   const bool is_in_backward = context_.node != nullptr;
-  return is_new && is_scanned && !is_in_backward && region_ == nullptr && stream_.is_default && !stream_.is_capturing &&
-         !plan_.writes_in_place() && type_of_result(result.output) == EventType::kResult &&
-         tensor.is_non_overlapping_and_dense();
+  return is_new && is_scanned && !is_in_backward && region_ == nullptr && scans_.stream().is_default &&
+         !scans_.stream().is_capturing && !plan_.writes_in_place() &&
+         type_of_result(result.output) == EventType::kResult && tensor.is_non_overlapping_and_dense();
 }
 
 void DeviceCheck::record_results() {
@@ -270,7 +252,7 @@ void DeviceCheck::record_results() {
 }
 
 void DeviceCheck::record_result(Devices::Lock& locked, Result& result) {
-  make_room(locked);
+  scans_.make_room(locked);
   const at::Tensor& tensor = *result.values;
   const EventType type = type_of_result(result.output);
   const bool is_unknown =
@@ -291,8 +273,8 @@ void DeviceCheck::record_result(Devices::Lock& locked, Result& result) {
   locked.journal().set_last_event(tensor, event->number);
   if (type != EventType::kResult) return;
   thread_.counters().checked.add(1);
-  fill_bound(locked, *event, tensor, result.predicted);
-  if (!event->is_proved) scan(locked, *event, tensor, may_wait(result));
+  scans_.fill_bound(locked, *event, tensor, result.predicted);
+  if (!event->is_proved) scans_.add(locked, *event, tensor, may_wait(result));
   if (plan_.proves_nonnegative_input) prove_nonnegative_argument(locked, result.output);
   const Moments::Claim* const claim = result.predicted.claim;
   if (claim != nullptr) thread_.moments().record(tensor, *claim, locked.journal().look_up(tensor).write_number());
@@ -309,46 +291,6 @@ void DeviceCheck::prove_nonnegative_argument(Devices::Lock& locked, int64_t outp
   Event* const written = locked.journal().find(argument.seen.event);
   const bool is_all = written != nullptr && written->tensor.covers;
   if (is_all && written->number < Journal::kFirstCaptured) written->bound.nonnegative = true;
-}
-
-// A graph may be replayed after the premises of a proof have changed: in a graph, everything is scanned.
-void DeviceCheck::fill_bound(Devices::Lock& locked, Event& event, const at::Tensor& tensor,
-                             const Prediction& predicted) {
-  const bool is_captured = event.number >= Journal::kFirstCaptured;
-  const auto bytes = static_cast<int64_t>(tensor.nbytes());
-  event.is_proved = predicted.is_proved && !predicted.is_rescanned && !is_captured;
-  event.is_rescanned = predicted.is_rescanned && !is_captured && !predicted.bound.masked;
-  if (event.is_proved) {
-    event.bound = predicted.bound;
-    if (predicted.bound.masked) event.intended |= NonfiniteKinds::only_neginf();
-    thread_.counters().proved.add(1);
-    thread_.counters().bytes_proved.add(bytes);
-  } else {
-    const bool has_bound = range_of(event.tensor.dtype).limit > 0 && !event.intended.any();
-    if (has_bound && !is_captured && !session_.scans_everything()) event.assumed = locked.assumptions().of(event);
-    if (event.is_rescanned) event.assumed = predicted.bound.max_abs;
-    if (!is_captured && !predicted.bound.masked) event.bound = predicted.bound;
-    event.bound.max_abs = std::min(event.bound.max_abs, event.assumed);
-    thread_.counters().bytes.add(bytes);
-    thread_.counters().device_bytes.add(bytes);
-  }
-  if (const Event* rest = locked.journal().find(event.previous)) event.bound = event.bound.joined(rest->bound);
-}
-
-// No bound is assumed for a tensor that cannot be scanned.
-void DeviceCheck::scan(Devices::Lock& locked, Event& event, const at::Tensor& tensor, bool may_wait) {
-  const bool waits = may_wait && locked.add_to_batch(stream_, tensor, event, has_filled_batch_);
-  if (waits || scans_.add(tensor, event.number, event.limit())) {
-    event.scanner = stream_.scanner;
-    return;
-  }
-  event.bound = {};
-  locked.journal().mark_stale(tensor);
-  thread_.counters().count_skipped(Skip::kDevice);
-}
-
-void DeviceCheck::launch() {
-  if (!scans_.is_empty() || devices().has_slots_to_clear()) devices().launch(scans_, stream_);
 }
 
 // Returns the inputs of an output: everything the call reads or, for elementwise lists, the elements at the same index.
@@ -381,7 +323,7 @@ template <typename Tensor>
 Event* DeviceCheck::add_reader(Devices::Lock& locked, EventType type, const Tensor& tensor, int64_t output) {
   Event* event = nullptr;
   if (reader_of_all_ != 0) {
-    event = locked.add(type, tensor, context_, stream_);
+    event = locked.add(type, tensor, context_, scans_.stream());
     const Event* const first = locked.journal().find(reader_of_all_);
     if (event != nullptr && first != nullptr) {
       event->inputs = first->inputs;
@@ -389,7 +331,7 @@ Event* DeviceCheck::add_reader(Devices::Lock& locked, EventType type, const Tens
       event->more = first->more;
     }
   } else {
-    event = locked.add_reader(type, tensor, context_, stream_, inputs_of(output));
+    event = locked.add_reader(type, tensor, context_, scans_.stream(), inputs_of(output));
     if (event != nullptr && region_ != nullptr) reader_of_all_ = event->number;
   }
   if (event != nullptr) event->given = given_;
@@ -403,22 +345,14 @@ void DeviceCheck::forget(const at::Tensor& written) {
 
 void DeviceCheck::record() {
   record_results();
-  if (stream_.scanner == nullptr) return;
+  if (scans_.stream().scanner == nullptr) return;
   if (!is_recorded_ && !inputs_.empty()) record_use();
-  launch();
-  if (has_filled_batch_) devices().launch_full_batches();
+  scans_.finish();
 }
 
 void DeviceCheck::finish() {
   record();
-  const bool is_read = plan_.handling == OpPlan::Handling::kRead;
-  if (session_.reports_origins()) {
-    devices().launch_all();
-    return resolve(Delivery::kNow);
-  }
-  const bool is_harm = is_read && has_known_bad();
-  if (is_harm || (devices().is_alarmed() && !has_known_bad())) resolve(is_read ? Delivery::kNow : Delivery::kDeferred);
-  if (is_read) raise_deferred(session_);
+  heed_alarm(session_, plan_.handling == OpPlan::Handling::kRead);
 }
 
 // isfinite(x), argmax(x): they may have checked, or used, the value of a cause.

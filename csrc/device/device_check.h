@@ -16,6 +16,7 @@
 #include "bounds/operand.h"
 #include "bounds/prediction.h"
 #include "device/devices.h"
+#include "device/stream_scans.h"
 #include "operators/op_plan.h"
 #include "origin/attribution.h"
 #include "detection/thread_state.h"
@@ -38,8 +39,9 @@ class DeviceCheck final : public ExternalBounds {
     return keys.has_any(kBackends);
   }
 
-  DeviceCheck(const OpPlan& plan, ThreadState& thread, DetectionSession& session)
-      : plan_(plan), thread_(thread), session_(session) {}
+  // `site` is the call site, 0 if it was not looked up.
+  DeviceCheck(const OpPlan& plan, ThreadState& thread, DetectionSession& session, SiteId site = 0)
+      : plan_(plan), thread_(thread), session_(session), site_(site), scans_(thread, session) {}
 
   // The arguments of a call, as they were recorded.
   struct Arguments {
@@ -106,11 +108,9 @@ class DeviceCheck final : public ExternalBounds {
   static constexpr size_t kMaxSearched = 16;
 
   const at::Tensor* values_of(const at::Tensor& tensor);
-  void set_stream(c10::Device device);
-  // Calls visit(first, last) for each sequence on the same device, with stream_ set to its stream.
+  // Calls visit(first, last) for each sequence on the same device, after choosing the device.
   template <typename Given, typename Visit>
   void for_each_run(Given& given, Visit&& visit);
-  void make_room(Devices::Lock& locked);
   Journal::RecordedKnowledge known_of(const at::Tensor& tensor) const;
   void collect_inputs(c10::ArrayRef<Operand> arguments);
   c10::ArrayRef<Input> inputs_at(size_t index) const;
@@ -130,17 +130,14 @@ class DeviceCheck final : public ExternalBounds {
   // Adds an event with the inputs of one output of this call, or of all. Returns null like Devices::Lock::add().
   template <typename Tensor>
   Event* add_reader(Devices::Lock& locked, EventType type, const Tensor& tensor, int64_t output);
-  void fill_bound(Devices::Lock& locked, Event& event, const at::Tensor& tensor, const Prediction& predicted);
-  void scan(Devices::Lock& locked, Event& event, const at::Tensor& tensor, bool may_wait);
-  void launch();
   void record_use();
 
   const OpPlan& plan_;
   ThreadState& thread_;
   DetectionSession& session_;
+  const SiteId site_;
   EventContext context_;
-  CurrentStream stream_;
-  ScanList scans_;  // launched on stream_ before the call ends
+  StreamScans scans_;  // launched before the call ends
   c10::SmallVector<Input, Event::kMaxInputs> inputs_;
   c10::SmallVector<size_t, 16> first_inputs_;  // by index in the schema
   c10::SmallVector<Result, 2> results_;
@@ -153,7 +150,6 @@ class DeviceCheck final : public ExternalBounds {
   NonfiniteKinds intended_;  // for the inputs
   bool non_blocking_ = false;
   bool is_recorded_ = false;  // whether an event recorded it
-  bool has_filled_batch_ = false;
 };
 
 }  // namespace torchnan

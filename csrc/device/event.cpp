@@ -45,10 +45,10 @@ TensorSnapshot& TensorSnapshot::operator=(const at::Tensor& of) {
 }
 
 // Like current_call_site(), but for every operation, so it allocates nothing.
-EventContext::EventContext(const OpPlan& of_plan, DetectionSession& in_session, uint64_t on_thread)
+// In a backward pass, a noted call site includes that of the forward operation.
+EventContext::EventContext(const OpPlan& of_plan, DetectionSession& in_session, uint64_t on_thread, SiteId noted)
     : plan(&of_plan),
       session(in_session),
-      live(host_runtime().current_stack_id()),
       grad_mode(c10::GradMode::is_enabled()),
       thread(on_thread),
       step(in_session.step()) {
@@ -57,6 +57,7 @@ EventContext::EventContext(const OpPlan& of_plan, DetectionSession& in_session, 
     node_execution_id = execution_id(*current);
     forward = CallSiteRing::find(*current);
   }
+  live = noted != 0 && node == nullptr ? noted : host_runtime().current_stack_id();
 }
 
 Site Event::site() const {

@@ -93,8 +93,9 @@ struct EventContext {
   int64_t step = 0;
 
   EventContext() = default;
-  // Describes the current location of the calling thread.
-  EventContext(const OpPlan& of_plan, DetectionSession& in_session, uint64_t on_thread);
+  // Describes the current location of the calling thread. `noted`: the call site of the operation if it was looked up,
+  // else 0.
+  EventContext(const OpPlan& of_plan, DetectionSession& in_session, uint64_t on_thread, SiteId noted = 0);
 };
 
 enum class EventType : uint8_t {

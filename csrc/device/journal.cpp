@@ -109,7 +109,8 @@ void Journal::set_last_event(const at::Tensor& tensor, EventNumber number) {
 Journal::RecordedKnowledge Journal::look_up(const at::Tensor& tensor) const {
   const Entry* entry = find_entry(storage_of(tensor));
   if (entry == nullptr) return {};
-  RecordedKnowledge known{.last = entry->last};
+  RecordedKnowledge known;
+  known.last = entry->last;
   const Event* event = find(entry->last);
   if (event == nullptr) return known;
   known.intended = event->intended;

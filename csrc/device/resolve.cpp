@@ -298,6 +298,16 @@ void resolve(Delivery delivery) {
   deliver_findings(std::move(findings), delivery);
 }
 
+void heed_alarm(DetectionSession& session, bool is_read) {
+  if (session.reports_origins()) {
+    devices().launch_all();
+    return resolve(Delivery::kNow);
+  }
+  const bool is_harm = is_read && has_known_bad();
+  if (is_harm || (devices().is_alarmed() && !has_known_bad())) resolve(is_read ? Delivery::kNow : Delivery::kDeferred);
+  if (is_read) raise_deferred(session);
+}
+
 void report_on_devices(DetectionSession& session, HarmKind harm, const OpPlan& reader,
                        c10::ArrayRef<at::Tensor> tensors) {
   if (!devices().in_use()) return;

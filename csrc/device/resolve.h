@@ -31,6 +31,10 @@ enum class Delivery : uint8_t { kNow, kDeferred };
 // Waits for the devices, finds causes, and reports the recorded harm. Throws if a session demands that.
 TORCHNAN_API void resolve(Delivery delivery);
 
+// Ends an operation: if devices have raised the alarm, finds out and reports why. `is_read`: it hands a value to user
+// code; then throws if a session demands that.
+void heed_alarm(DetectionSession& session, bool is_read);
+
 // Reports harm of this kind by non-finite tensors on devices.
 void report_on_devices(DetectionSession& session, HarmKind harm, const OpPlan& consumer,
                        c10::ArrayRef<at::Tensor> tensors);

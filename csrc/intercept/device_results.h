@@ -21,7 +21,7 @@ class DeviceResults {
   static bool concerns(c10::DispatchKeySet keys) { return DeviceCheck::concerns(keys); }
 
   DeviceResults(const OpPlan& plan, ThreadState& thread, DetectionSession& session, SiteId site)
-      : on_host_(plan, thread, session, site), on_device_(plan, thread, session) {}
+      : on_host_(plan, thread, session, site), on_device_(plan, thread, session, site) {}
 
   bool needs_arguments() const { return true; }
   void prepare(c10::ArrayRef<Operand> arguments);

@@ -1,6 +1,7 @@
 #include "intercept/proved_step.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <optional>
@@ -56,12 +57,35 @@ bool are_simple(const AdamTensors& tensors) {
   return tensors.parameter.is_cpu() || tensors.largest_second_moment == nullptr;
 }
 
-// Returns the bound of a tensor that is known to be finite; on a device, if its assumption has not failed.
-std::optional<Bound> known_bound(const at::Tensor& tensor) {
-  if (!tensor.is_cpu()) {
-    const Journal::RecordedKnowledge known = recorded_knowledge(tensor);
-    return known.write_number() != 0 && !known.bound.masked ? std::optional(known.bound) : std::nullopt;
+// The tensors of an update on a device, as the journal knows them: all are looked up with one lock.
+class RecordedUpdate final : public ExternalBounds {
+ public:
+  explicit RecordedUpdate(const AdamTensors& tensors)
+      : tensors_{&tensors.parameter, &tensors.gradient, &tensors.first_moment, &tensors.second_moment} {
+    Devices::Lock locked(devices());
+    for (size_t i = 0; i < tensors_.size(); ++i) known_[i] = locked.journal().look_up(*tensors_[i]);
   }
+
+  // For these tensors.
+  const Journal::RecordedKnowledge& of(const at::Tensor& tensor) const {
+    return known_.at(std::find(tensors_.begin(), tensors_.end(), &tensor) - tensors_.begin());
+  }
+  Bound bound_of(const at::Tensor& tensor) const override { return of(tensor).bound; }
+  bool is_made_by(const at::Tensor& tensor, std::string_view op) const override { return of(tensor).is_made_by(op); }
+  uint64_t write_of(const at::Tensor& tensor) const override { return of(tensor).write_number(); }
+
+ private:
+  std::array<const at::Tensor*, 4> tensors_;
+  std::array<Journal::RecordedKnowledge, 4> known_;
+};
+
+// Returns the bound of a tensor on a device that is known to be finite, if its assumption has not failed.
+std::optional<Bound> bound_in(const Journal::RecordedKnowledge& known) {
+  return known.write_number() != 0 && !known.bound.masked ? std::optional(known.bound) : std::nullopt;
+}
+
+// The same on the host.
+std::optional<Bound> known_bound(const at::Tensor& tensor) {
   const BoundCache::Entry entry = bound_cache().find(tensor);
   if (entry.state != BoundCache::State::kFinite || !entry.bound.known()) return std::nullopt;
   return entry.bound;
@@ -70,8 +94,7 @@ std::optional<Bound> known_bound(const at::Tensor& tensor) {
 // The same; an unknown tensor is scanned, such as the moments of a resumed run. Memory that others may write at any
 // time stays unknown.
 std::optional<Bound> bound_or_scan(const at::Tensor& tensor) {
-  const auto known = known_bound(tensor);
-  if (known || !tensor.is_cpu()) return known;
+  if (const auto known = known_bound(tensor)) return known;
   ThreadState::current().bound_source().known_or_scanned(tensor);
   return known_bound(tensor);
 }
@@ -85,8 +108,13 @@ struct BoundsBefore {
 
 // Returns nothing if a bound is not known.
 std::optional<BoundsBefore> bounds_before(const AdamTensors& tensors) {
-  const auto parameter = bound_or_scan(tensors.parameter), gradient = bound_or_scan(tensors.gradient);
-  const auto first = bound_or_scan(tensors.first_moment), second = bound_or_scan(tensors.second_moment);
+  std::optional<RecordedUpdate> on_device;
+  if (!tensors.parameter.is_cpu()) on_device.emplace(tensors);
+  const auto bound_of = [&](const at::Tensor& one) {
+    return on_device ? bound_in(on_device->of(one)) : bound_or_scan(one);
+  };
+  const auto parameter = bound_of(tensors.parameter), gradient = bound_of(tensors.gradient);
+  const auto first = bound_of(tensors.first_moment), second = bound_of(tensors.second_moment);
   if (!parameter || !gradient || !first || !second) return std::nullopt;
   AdamBounds bounds{parameter->max_abs, gradient->max_abs, first->max_abs, second->max_abs};
   if (tensors.largest_second_moment != nullptr) {
@@ -97,8 +125,7 @@ std::optional<BoundsBefore> bounds_before(const AdamTensors& tensors) {
   ThreadState& thread = ThreadState::current();
   const bool is_small = tensors.parameter.numel() <= kSmall;
   if (!is_small) {
-    const RecordedBounds on_devices;
-    const BoundSource source = thread.bound_source(&on_devices);
+    const BoundSource source = thread.bound_source(on_device ? &*on_device : nullptr);
     bounds.history = thread.moments().history_of(tensors.first_moment, tensors.second_moment, source);
   }
   return BoundsBefore{bounds, second->nonnegative, !is_small && !std::isfinite(bounds.history.ratio)};
@@ -106,7 +133,7 @@ std::optional<BoundsBefore> bounds_before(const AdamTensors& tensors) {
 
 // Scans a tensor that is known to be finite for a tighter bound: the exact one on the host.
 std::optional<Bound> tightened_bound(const at::Tensor& tensor) {
-  if (!tensor.is_cpu()) return tighten_on_device(tensor) ? known_bound(tensor) : std::nullopt;
+  if (!tensor.is_cpu()) return tighten_on_device(tensor) ? bound_in(recorded_knowledge(tensor)) : std::nullopt;
   return ThreadState::current().bound_source().tighten(tensor) ? known_bound(tensor) : std::nullopt;
 }
 
@@ -236,7 +263,7 @@ void ProvedStep::finish(bool is_completed) noexcept {
       is_completed && session != nullptr && run_contained(*session, "recording an optimizer step", [&] {
         DeviceStep on_devices(thread, *session, times_voided_);
         for (const Update& update : updates_) record(update, thread, *session, on_devices);
-        on_devices.record();
+        on_devices.finish();
       });
   if (!is_recorded) distrust_devices();
   updates_.clear();
