@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -91,14 +91,16 @@ def check_gradients(optimizer: Optimizer) -> None:
     if not _may_hold_nonfinite() or _scaler_skips(optimizer):
         return
     with torch._C.DisableTorchFunction():  # inspecting a tensor is not a call by user code
-        pairs = [(one, one.tensor.grad) for one in _parameters(optimizer)]
-        updated = [(one, shards.local(gradient)) for one, gradient in pairs if gradient is not None]
-    _C.report_tensors("gradient", [gradient for _, gradient in updated], lambda i: updated[i][0].name)
+        updated = [(one, gradient) for one in _places(optimizer) if (gradient := one[0].grad) is not None]
+        gradients = [shards.local(gradient) for _, gradient in updated]
+    _C.report_tensors("gradient", gradients, lambda i: _Parameter(*updated[i][0]).name)
 
 
-def _parameters(optimizer: Optimizer) -> list[_Parameter]:
-    groups = [group["params"] for group in optimizer.param_groups]
-    return [_Parameter(parameter, g, i) for g, group in enumerate(groups) for i, parameter in enumerate(group)]
+def _places(optimizer: Optimizer) -> Iterator[tuple[torch.Tensor, int, int]]:
+    """Yields what a :class:`_Parameter` consists of: cheaper to make, and few of them are ever named."""
+    for g, group in enumerate(optimizer.param_groups):
+        for i, parameter in enumerate(group["params"]):
+            yield parameter, g, i
 
 
 def _scaler_skips(optimizer: Optimizer) -> bool:
@@ -193,7 +195,7 @@ def _check_state(optimizer: Optimizer) -> None:
 
     Optimizers of other packages may keep other things in their state than a dict for each parameter.
     """
-    sharded = [one for one in _parameters(optimizer) if shards.is_sharded(one.tensor)]
+    sharded = [_Parameter(*one) for one in _places(optimizer) if shards.is_sharded(one[0])]
     _C.report_tensors("parameter", [shards.local(one.tensor) for one in sharded], lambda i: sharded[i].name)
     states = optimizer.state.values() if isinstance(optimizer.state, Mapping) else ()
     values = [item for state in states if isinstance(state, Mapping) for item in state.items()]
