@@ -95,8 +95,8 @@ def assert_second_moment_is_named(optimizer, model, watch):
     assert [(finding.op, finding.kind) for finding in watch.findings] == [("aten::_foreach_addcmul_", "inf")]
 
 
-# The square of 2e33 overflows. i0() has no rule, so its result is assumed to be smaller. The next two tests run in one
-# form only, and each calls it at a line of its own: after an alarm, nothing is assumed at a call site any more.
+# The square of 2e33 overflows. i0() has no rule, so its result is assumed to be smaller. The next three tests run in
+# one form only, and each calls it at a line of its own: after an alarm, nothing is assumed at a call site any more.
 @pytest.mark.parametrize("training", [{"foreach": True}], ids=["foreach"], indirect=True)
 def test_a_gradient_larger_than_assumed_voids_the_proof_of_the_step(training):
     """The second moment is Inf, although the step was proved. Fails if the step's proofs stay."""
@@ -123,6 +123,29 @@ def test_an_alarm_during_the_step_voids_its_proof(machine, training, monkeypatch
     with monkeypatch.context() as patched:
         patched.setattr(adam, "_get_value", get_value_when_the_alarm_is_raised)
         assert operations_of_step(optimizer, watch) == 0
+    assert_second_moment_is_named(optimizer, model, watch)
+
+
+@pytest.mark.parametrize("training", [{"foreach": True}], ids=["foreach"], indirect=True)
+def test_an_alarm_that_is_heeded_during_the_step_voids_its_proof(machine, training, monkeypatch):
+    """Fails if the step is recorded as it was proved: later proofs would build on its bounds."""
+    model, optimizer, watch = training
+    backward(model)
+    model[1].weight.grad = torch.special.i0(torch.full_like(model[1].weight, 80.0))
+    adam = importlib.import_module("torch.optim.adam")
+    get_value = adam._get_value
+
+    def get_value_when_the_alarm_was_heeded(x):
+        machine.synchronize()
+        assert torchnan.origin_of(model[0].weight.grad) is None  # heeds it
+        return get_value(x)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(adam, "_get_value", get_value_when_the_alarm_was_heeded)
+        before = watch.stats()
+        assert operations_of_step(optimizer, watch) == 0
+    scanned = watch.stats()["device_bytes"] - before["device_bytes"]
+    assert scanned >= 3 * sum(parameter.nbytes for parameter in model.parameters())
     assert_second_moment_is_named(optimizer, model, watch)
 
 
