@@ -58,7 +58,10 @@ inline Operand unsupported_operand() {
   return made;
 }
 
+// An integer from 2^63 on does not fit into an int64_t. A symbol has no value yet.
 inline Operand operand(const c10::Scalar& scalar) {
+  if (scalar.isSymbolic()) return unsupported_operand();
+  if (scalar.isUnsigned()) return operand(scalar.to<double>());
   if (scalar.isIntegral(true)) return operand(scalar.to<int64_t>());
   return scalar.isFloatingPoint() ? operand(scalar.to<double>()) : unsupported_operand();
 }
