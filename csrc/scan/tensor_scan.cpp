@@ -234,14 +234,20 @@ uint64_t encode_magnitude(double magnitude, c10::ScalarType dtype) {
   }
 }
 
+// A thread that flushes subnormal numbers converts them to 0; other threads compute with them.
+static double decode_float(uint32_t word) {
+  constexpr uint32_t kSmallestNormal = 0x00800000;
+  return word < kSmallestNormal ? word * 0x1p-149 : std::bit_cast<float>(word);
+}
+
 double decode_magnitude(uint64_t word, c10::ScalarType dtype) {
   switch (dtype) {
     case c10::ScalarType::Float:
-      return std::bit_cast<float>(static_cast<uint32_t>(word));
+      return decode_float(static_cast<uint32_t>(word));
     case c10::ScalarType::Double:
       return std::bit_cast<double>(word);
     case c10::ScalarType::BFloat16:
-      return std::bit_cast<float>(static_cast<uint32_t>(word) << 16);
+      return decode_float(static_cast<uint32_t>(word) << 16);
     case c10::ScalarType::Half:
       return c10::Half(static_cast<uint16_t>(word), c10::Half::from_bits());
     default:
@@ -290,9 +296,26 @@ double largest_finite(const at::Tensor& tensor) {
   return decode_magnitude(largest, tensor.scalar_type());
 }
 
+// The value of a tensor of one element, also in a thread that flushes subnormal numbers.
+static double exact_value_of(const at::Tensor& tensor) {
+  const auto with_sign = [](uint32_t word) {
+    const double magnitude = decode_float(word & 0x7fffffff);
+    return word >> 31 == 0 ? magnitude : -magnitude;
+  };
+  const void* const memory = tensor.const_data_ptr();
+  switch (tensor.scalar_type()) {
+    case c10::ScalarType::Float:
+      return with_sign(std::bit_cast<uint32_t>(*static_cast<const float*>(memory)));
+    case c10::ScalarType::BFloat16:
+      return with_sign(uint32_t{static_cast<const c10::BFloat16*>(memory)->x} << 16);
+    default:
+      return value_at(tensor, 0);
+  }
+}
+
 std::optional<double> scalar_value(const at::Tensor& tensor) {
   if (ScanTarget(tensor).skip != Skip::kNone) return std::nullopt;
-  const double value = value_at(tensor, 0);
+  const double value = exact_value_of(tensor);
   return std::isfinite(value) ? std::optional(value) : std::nullopt;
 }
 

@@ -86,6 +86,15 @@ TEST(CheckFinite, LooksAtScalarsAndPassesEmptyTensorsBy) {
   EXPECT_EQ(check_finite(at::empty({0, 3})).skip, Skip::kEmpty);
 }
 
+TEST(CheckFinite, ReadsSubnormalNumbersInAThreadThatFlushesThem) {
+  const at::Tensor small = at::full({8}, -1e-39), number = small.select(0, 0).to(at::kBFloat16);
+  if (!at::globalContext().setFlushDenormal(true)) GTEST_SKIP() << "this processor does not flush them";
+  const double max_abs = check_finite(small).max_abs, value = scalar_value(number).value_or(0);
+  at::globalContext().setFlushDenormal(false);
+  EXPECT_NEAR(max_abs, 1e-39, 1e-44);
+  EXPECT_NEAR(value, -1e-39, 1e-40);
+}
+
 TEST(CheckFinite, ChecksSparseTensorsByTheirValues) {
   const at::Tensor indices = at::tensor({0, 1, 1, 0}, at::kLong).view({2, 2});
   const at::Tensor coo = at::sparse_coo_tensor(indices, at::tensor({1.0, kNaN}), {2, 2});
