@@ -40,6 +40,7 @@ const OpPlan& backward_call = consumer_plan("autograd::backward");
 const OpPlan& guard_call = consumer_plan("torchnan::guard");
 const OpPlan& optimizer_step = consumer_plan("optimizer::step");
 const OpPlan& origin_query = consumer_plan("torchnan::origin_of");
+const OpPlan& detection_end = consumer_plan("torchnan::detect");
 
 CallContext context_of(const OpPlan& consumer, DetectionSession& session) {
   return {consumer, {}, session, ThreadState::current().id()};
@@ -99,16 +100,20 @@ std::map<uint64_t, Finding> find_live_tensors(DetectionSession& session, const s
 }
 
 std::map<uint64_t, Finding> find_live_on_host(DetectionSession& session) {
-  remember_overflowed_reductions();
+  remember_unread(context_of(detection_end, session));
   std::vector<at::Tensor> alive;
   for (NonfiniteRegistry::Alive& one : nonfinite_registry().alive()) alive.push_back(std::move(one.tensor));
   for (NonfiniteRegistry::AliveDependent& one : nonfinite_registry().alive_dependent()) {
     if (!one.values->is_verdict) alive.push_back(std::move(one.bytes));  // keeping a mask is not harm
   }
-  return find_live_tensors(session, alive, [](const at::Tensor& tensor) -> std::optional<LiveTensor> {
+  return find_live_tensors(session, alive, [&](const at::Tensor& tensor) -> std::optional<LiveTensor> {
     const at::Tensor values = scannable_values(tensor);
     const NonfiniteKinds kinds = values.defined() ? kinds_of(values) : NonfiniteKinds();
-    const auto provenance = kinds.any() ? nonfinite_registry().find(values) : nullptr;
+    auto provenance = kinds.any() ? nonfinite_registry().find(values) : nullptr;
+    // A weight that came in with others has its name, as if an operation had read it.
+    const bool came_in = provenance != nullptr && !provenance->first().origin->collective.empty();
+    if (came_in && is_parameter(tensor))
+      provenance = provenance_of_argument(context_of(detection_end, session), values, kinds);
     const auto dependent = provenance == nullptr ? nonfinite_registry().find_dependent(tensor) : nullptr;
     if (dependent != nullptr && !dependent->is_verdict && shows(tensor, *dependent))
       return LiveTensor{tensor, NonfiniteKinds::only_nan(), dependent->provenance};
@@ -170,15 +175,21 @@ void report_tensors(DetectionSession& session, HarmKind kind, c10::ArrayRef<at::
                     const std::function<std::string(size_t)>& name_of) {
   run_contained(session, "checking tensors on devices",
                 [&] { report_on_devices(session, kind, optimizer_step, tensors); });
-  if (!nonfinite_registry().in_use()) return;
+  const bool is_read = kind != HarmKind::kRead && has_received();  // the operations of a step read what was received
+  if (!nonfinite_registry().in_use() && !is_read) return;
   const auto report_tensor = [&](size_t i) {
     if (const auto provenance = kind == HarmKind::kRead ? provenance_of_dependent(tensors[i]) : nullptr)
       report_harm(session, *provenance, kind, NonfiniteKinds::only_nan(), [&] { return name_of(i); });
     const at::Tensor tensor = tensors[i].defined() ? scannable_values(tensors[i]) : at::Tensor();
-    if (!tensor.defined() || !nonfinite_registry().contains(tensor) || check_finite(tensor).finite) return;
-    const auto provenance = nonfinite_registry().find(tensor);
+    if (!tensor.defined()) return;
+    const bool is_unread = is_read && bound_cache().pending_collective(tensor) != nullptr;
+    if (!is_unread && !nonfinite_registry().contains(tensor)) return;
+    if (check_finite(tensor).finite) return;
+    const NonfiniteKinds kinds = kinds_of(tensor);
+    const auto provenance = is_unread ? provenance_of_argument(context_of(optimizer_step, session), tensor, kinds)
+                                      : nonfinite_registry().find(tensor);
     if (provenance == nullptr || is_exhausted(*provenance)) return;
-    report_harm(session, *provenance, kind, kinds_of(tensor), [&] { return name_of(i); });
+    report_harm(session, *provenance, kind, kinds, [&] { return name_of(i); });
   };
   for (size_t i = 0; i < tensors.size(); ++i) run_contained(session, "checking a tensor", [&] { report_tensor(i); });
 }

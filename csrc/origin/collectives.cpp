@@ -32,21 +32,22 @@ bool is_in(const WeakStorage& storage, const at::Tensor& tensor) {
   return storage._unsafe_get_target() == tensor.storage().unsafeGetStorageImpl() && !storage.expired();
 }
 
-// A sum or product that may overflow. Keeps no tensor alive.
-struct ReducedTensor {
+// A result of a collective. Keeps no tensor alive.
+struct ReceivedTensor {
   WeakStorage storage;
   MemoryRegion region;
-  std::shared_ptr<OriginRecord> origin;
+  std::shared_ptr<OriginRecord> origin;  // of a sum or product that may overflow; else null
 };
 
-struct ReducedTensors {
+struct ReceivedTensors {
   static constexpr size_t kMost = 256;  // beyond this number the oldest are dropped
 
   ForkSafeMutex mutex;
-  std::vector<ReducedTensor> entries;
+  std::vector<ReceivedTensor> entries;
+  std::atomic<bool> is_used{false};
 };
 
-ReducedTensors& reduced_tensors = *new ReducedTensors;  // never destroyed: threads may outlive static destructors
+ReceivedTensors& received_tensors = *new ReceivedTensors;  // never destroyed: threads may outlive static destructors
 
 // Memory that was unwritten when a collective began to write a part of it. Keeps no tensor alive.
 struct PartlyReceived {
@@ -63,7 +64,7 @@ struct PartlyReceivedMemory {
   std::atomic<bool> is_used{false};
 };
 
-PartlyReceivedMemory& partly_received = *new PartlyReceivedMemory;  // never destroyed, like reduced_tensors
+PartlyReceivedMemory& partly_received = *new PartlyReceivedMemory;  // never destroyed, like received_tensors
 
 // The last collective on sparse tensors, and the causes of what this rank has sent to it.
 struct SparseCollective {
@@ -72,7 +73,7 @@ struct SparseCollective {
   NonfiniteRegistry::ProvenancePtr sent;
 };
 
-SparseCollective& sparse_collective = *new SparseCollective;  // never destroyed, like reduced_tensors
+SparseCollective& sparse_collective = *new SparseCollective;  // never destroyed, like received_tensors
 
 // A bad tensor that this rank has sent inside an object. Its own copy comes back to it as bytes.
 struct SentInObject {
@@ -87,7 +88,7 @@ struct SentInObjects {
   std::vector<SentInObject> entries;
 };
 
-SentInObjects& sent_in_objects = *new SentInObjects;  // never destroyed, like reduced_tensors
+SentInObjects& sent_in_objects = *new SentInObjects;  // never destroyed, like received_tensors
 
 // Returns a digest of dtype and bytes; nothing for a tensor with gaps between its elements.
 std::optional<size_t> digest_of(const at::Tensor& values) {
@@ -108,24 +109,26 @@ NonfiniteRegistry::ProvenancePtr sent_in_object(const at::Tensor& values) {
 
 thread_local const std::string* last_collective = nullptr;  // its name, which lives as long as the process
 
-void add_reduced(const at::Tensor& target, std::shared_ptr<OriginRecord> origin) {
-  std::vector<ReducedTensor> dead;  // released after the lock
-  ReducedTensor reduced{weak_storage_of(target), MemoryRegion(target), std::move(origin)};
-  const std::lock_guard lock(reduced_tensors.mutex);
-  auto& entries = reduced_tensors.entries;
-  const auto living = std::stable_partition(entries.begin(), entries.end(), [&](const ReducedTensor& one) {
-    return one.storage.expired() || one.storage._unsafe_get_target() == reduced.storage._unsafe_get_target();
+// Replaces what the memory received before.
+void add_received(const at::Tensor& target, std::shared_ptr<OriginRecord> origin) {
+  std::vector<ReceivedTensor> dead;  // released after the lock
+  ReceivedTensor received{weak_storage_of(target), MemoryRegion(target), std::move(origin)};
+  const std::lock_guard lock(received_tensors.mutex);
+  auto& entries = received_tensors.entries;
+  const auto living = std::stable_partition(entries.begin(), entries.end(), [&](const ReceivedTensor& one) {
+    return one.storage.expired() || (is_in(one.storage, target) && overlap(one.region, received.region));
   });
-  const auto last = entries.size() < ReducedTensors::kMost ? living : std::max(living, entries.begin() + 1);
+  const auto last = entries.size() < ReceivedTensors::kMost ? living : std::max(living, entries.begin() + 1);
   dead.assign(std::make_move_iterator(entries.begin()), std::make_move_iterator(last));
   entries.erase(entries.begin(), last);
-  entries.push_back(std::move(reduced));
+  entries.push_back(std::move(received));
+  received_tensors.is_used = true;
 }
 
 // Adds the values of the result; the first of several tensors stands for all.
 void fill(OriginRecord& origin, const at::Tensor& values, NonfiniteKinds kinds) {
   const TensorStats stats = compute_stats(values);
-  const std::lock_guard lock(reduced_tensors.mutex);
+  const std::lock_guard lock(received_tensors.mutex);
   if (origin.kinds.any()) return;
   origin.kinds = kinds;
   fill_tensor_stats(values, stats, origin.facts);
@@ -264,7 +267,7 @@ void HostCollective::expect(const at::Tensor& received, c10::ArrayRef<BadArgumen
     propagate_unscanned(call_, bad_arguments, values, /*is_pending=*/true);
   } else {
     if (nonfinite_registry().in_use()) nonfinite_registry().settle(values);  // the old values
-    if (origin_ != nullptr) add_reduced(values, origin_);
+    add_received(values, origin_);
   }
   if (!received.is_sparse()) return;
   record_sparse_collective(call_.plan.name, bad_arguments.empty() ? nullptr : nonfinite_registry().find(values));
@@ -301,29 +304,30 @@ std::shared_ptr<OriginRecord> overflowed_reduction(const at::Tensor& target, con
   std::shared_ptr<OriginRecord> origin;
   {
     const MemoryRegion wanted(target);
-    const std::lock_guard lock(reduced_tensors.mutex);
-    for (const ReducedTensor& one : reduced_tensors.entries) {
-      if (is_in(one.storage, target) && overlap(one.region, wanted)) origin = one.origin;
+    const std::lock_guard lock(received_tensors.mutex);
+    for (const ReceivedTensor& one : received_tensors.entries) {
+      const bool may_overflow = one.origin != nullptr;
+      if (may_overflow && is_in(one.storage, target) && overlap(one.region, wanted)) origin = one.origin;
     }
   }
   if (origin != nullptr) fill(*origin, values, kinds);
   return origin;
 }
 
-void remember_overflowed_reductions() {
-  std::vector<std::pair<at::Tensor, std::shared_ptr<OriginRecord>>> living;
+bool has_received() noexcept { return received_tensors.is_used; }
+
+void remember_unread(const CallContext& call) {
+  std::vector<at::Tensor> living;
   {
-    const std::lock_guard lock(reduced_tensors.mutex);
-    for (const ReducedTensor& one : reduced_tensors.entries) {
-      if (auto storage = one.storage.lock()) living.emplace_back(one.region.tensor_in(storage), one.origin);
+    const std::lock_guard lock(received_tensors.mutex);
+    for (const ReceivedTensor& one : received_tensors.entries) {
+      if (auto storage = one.storage.lock()) living.push_back(one.region.tensor_in(storage));
     }
   }
-  for (const auto& [tensor, origin] : living) {
+  for (const at::Tensor& tensor : living) {
+    if (bound_cache().pending_collective(tensor) == nullptr || nonfinite_registry().find(tensor) != nullptr) continue;
     const NonfiniteKinds kinds = kinds_of(tensor);
-    const bool is_read = !kinds.any() || nonfinite_registry().find(tensor) != nullptr;
-    if (is_read || bound_cache().pending_collective(tensor) == nullptr || kinds.nan()) continue;
-    fill(*origin, tensor, kinds);
-    nonfinite_registry().remember(tensor, std::make_shared<Provenance>(Cause{origin, kinds}));
+    if (kinds.any()) provenance_of_argument(call, tensor, kinds);
   }
 }
 
@@ -366,13 +370,14 @@ void expect_sparse_result(const at::Tensor& values) {
 }
 
 void forget_collectives() {
-  std::vector<ReducedTensor> forgotten_results;  // released after the locks
+  std::vector<ReceivedTensor> forgotten_results;  // released after the locks
   std::vector<PartlyReceived> forgotten_memory;
   std::vector<SentInObject> forgotten_objects;
   NonfiniteRegistry::ProvenancePtr forgotten_sparse;
   {
-    const std::lock_guard lock(reduced_tensors.mutex);
-    forgotten_results.swap(reduced_tensors.entries);
+    const std::lock_guard lock(received_tensors.mutex);
+    forgotten_results.swap(received_tensors.entries);
+    received_tensors.is_used = false;
   }
   {
     const std::lock_guard lock(partly_received.mutex);

@@ -78,8 +78,11 @@ TORCHNAN_API void record_received_in_object(const at::Tensor& values);
 std::shared_ptr<OriginRecord> overflowed_reduction(const at::Tensor& target, const at::Tensor& values,
                                                    NonfiniteKinds kinds);
 
-// Records the sums and products that have overflowed and that no operation has read yet.
-void remember_overflowed_reductions();
+// Whether a collective has written memory of this process since the first session.
+TORCHNAN_API bool has_received() noexcept;
+
+// Records the non-finite results of collectives that no operation has read yet. `call` stands for their reader.
+void remember_unread(const CallContext& call);
 
 // Where memory was allocated, and by which operator.
 struct Allocation {

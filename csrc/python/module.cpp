@@ -26,6 +26,7 @@
 #include "intercept/install_interceptor.h"
 #include "operators/dispatch_key.h"
 #include "ops/measure.h"
+#include "origin/collectives.h"
 #include "origin/nonfinite_registry.h"
 #include "python/bindings.h"
 #include "python/call_python.h"
@@ -173,6 +174,7 @@ void bind_session(py::module_& m) {
   m.def("magnitudes", &magnitudes, py::arg("tensors"), without_gil);
   m.def("has_nonfinite", [] { return nonfinite_registry().in_use() || (devices().in_use() && has_known_bad()); });
   m.def("uses_devices", [] { return devices().in_use(); });
+  m.def("has_received", &has_received);
   m.def("is_alarmed", [] { return devices().in_use() && devices().is_alarmed(); });
   m.def("launch_scans", [] { devices().launch_all(); }, without_gil);
   m.def("report_tensors", &report_harm_of, py::arg("harm"), py::arg("tensors"), py::arg("name_of"), without_gil);

@@ -24,6 +24,50 @@ with torchnan.detect(action="log") as watch:
 """,
         (made("allreduce_", line=True), made("allreduce_", line=True)),
     ),
+    "gradients summed by hand": Program(
+        """
+model = Net()
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+with torchnan.detect(action="log") as watch:
+    loss = model(torch.randn(4, 8)).square().mean()
+    if planted and rank == 1:
+        loss = loss * torch.zeros(1).log()  # PLANTED
+    loss.backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+    optimizer.step()
+""",
+        (received("allreduce_", harm="gradient", harmed="a.weight"), made("log", line=True)),
+    ),
+    "a received gradient stops the step": Program(
+        """
+weight = nn.Parameter(torch.ones(4))
+optimizer = torch.optim.AdamW([weight])
+watch = torchnan.detect(action="raise")
+try:
+    with watch:
+        weight.grad = torch.ones(4)
+        if planted and rank == 1:
+            weight.grad = (weight.grad * -1).log()  # PLANTED
+        dist.all_reduce(weight.grad)
+        optimizer.step()
+except torchnan.NonFiniteError:
+    assert planted and weight.tolist() == [1.0] * 4 and not optimizer.state
+""",
+        (received("allreduce_", harm="gradient"), made("log", line=True, harm="gradient")),
+    ),
+    "received values that nothing reads": Program(
+        """
+from torch.distributed.algorithms.model_averaging import utils
+model = Net()
+with torchnan.detect(action="log") as watch:
+    if planted and rank == 1:
+        with torch.no_grad():
+            model.a.weight.copy_((model.a.weight * 0 - 1).log())  # PLANTED
+    utils.average_parameters(model.parameters(), None)
+""",
+        (received("allreduce_", origin="parameter", harm="parameter", name="a.weight"), made("log", line=True)),
+    ),
     "a product that overflows": Program(
         """
 with torchnan.detect(action="log") as watch:

@@ -57,7 +57,7 @@ def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
 
 def _may_hold_nonfinite() -> bool:
     """Skips the checks: most steps need none."""
-    return _C.has_nonfinite() or _C.uses_devices()
+    return _C.has_nonfinite() or _C.uses_devices() or _C.has_received()
 
 
 def _uses_gradients_as_they_are(optimizer: Optimizer) -> bool:
