@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <optional>
 
 #include <c10/core/DynamicCast.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/hash.h>
 
 #include "bounds/dtype_range.h"
 #include "bounds/bound_cache.h"
@@ -83,6 +86,26 @@ bool BoundSource::is_made_by(const at::Tensor& tensor, std::string_view op) cons
   if (!tensor.is_cpu()) return elsewhere_ != nullptr && elsewhere_->is_made_by(tensor, op);
   const BoundCache::Entry entry = bound_cache().find(tensor);
   return entry.state == BoundCache::State::kFinite && entry.op != nullptr && *entry.op == op;
+}
+
+// On the host, stamps identify the values; on a device, the order of the writes says whether there was another since.
+bool BoundSource::describes(const at::Tensor& description, std::string_view op,
+                            c10::ArrayRef<const at::Tensor*> described) const {
+  const uint64_t own = stamp_of(description);
+  if (own == 0) return false;
+  c10::SmallVector<uint64_t, 2> stamps;
+  for (const at::Tensor* tensor : described) {
+    if (tensor->is_cpu() != description.is_cpu()) return false;
+    stamps.push_back(stamp_of(*tensor));
+  }
+  if (description.is_cpu()) return own == stamp_of_description(op, stamps);
+  const auto is_older = [own](uint64_t write) { return write != 0 && write < own; };
+  return elsewhere_->is_made_by(description, op) && std::all_of(stamps.begin(), stamps.end(), is_older);
+}
+
+uint64_t BoundSource::stamp_of_description(std::string_view op, c10::ArrayRef<uint64_t> stamps) {
+  if (std::find(stamps.begin(), stamps.end(), 0) != stamps.end()) return 0;
+  return c10::hash_combine(std::hash<std::string_view>()(op), c10::hash<c10::ArrayRef<uint64_t>>()(stamps));
 }
 
 uint64_t BoundSource::stamp_of(const at::Tensor& tensor) const {

@@ -47,6 +47,11 @@ class BoundSource {
   // Whether this operator was the last to write a tensor, whose values are finite.
   bool is_made_by(const at::Tensor& tensor, std::string_view op) const;
 
+  // Whether this operator has computed the first tensor from the current values of the others.
+  bool describes(const at::Tensor& description, std::string_view op, c10::ArrayRef<const at::Tensor*> described) const;
+  // Returns the stamp that the results of this operator get if its arguments have these stamps.
+  static uint64_t stamp_of_description(std::string_view op, c10::ArrayRef<uint64_t> stamps);
+
   // Whether tighten() would find a better bound for this tensor, whose bound exceeds `useful`.
   static bool may_tighten(const at::Tensor& tensor, double useful);
   // Scans a tensor for its exact bound. False if it is not finite.

@@ -305,15 +305,17 @@ Claim Moments::after_largest(const RuleArguments& a) const {
   return square == nullptr ? Claim{} : *square;
 }
 
+uint64_t Moments::stamp(const at::Tensor& tensor, const BoundSource& source) {
+  if (const uint64_t known = source.stamp_of(tensor)) return known;
+  bound_cache().stamp(tensor, ++next_stamp_);
+  return source.stamp_of(tensor);
+}
+
 // The squares of x, or their norm.
 Claim Moments::after_squaring(const RuleArguments& a, Form form) {
   const at::Tensor* x = a.tensor(0);
   if (x == nullptr || !x->is_cpu() || !match({x}) || !are_wide(*x)) return {};
-  uint64_t stamp = a.source().stamp_of(*x);
-  if (stamp == 0) {
-    bound_cache().stamp(*x, ++next_stamp_);
-    stamp = a.source().stamp_of(*x);  // only for values known to be finite
-  }
+  const uint64_t stamp = this->stamp(*x, a.source());
   return stamp == 0 ? Claim{} : Claim{.form = form, .squared = storage_of(*x), .squared_stamp = stamp};
 }
 

@@ -131,6 +131,9 @@ class Moments {
   MomentHistory history_of(const at::Tensor& first, const at::Tensor& second, const BoundSource& source) const;
   void record_history(const at::Tensor& first, const at::Tensor& second, const MomentHistory& history);
 
+  // Returns the stamp of a tensor on the host, and makes one if it has none; 0 if it is not known to be finite.
+  uint64_t stamp(const at::Tensor& tensor, const BoundSource& source);
+
   // Returns a bound of |numerator / denominator|.
   double quotient(const at::Tensor& numerator, const at::Tensor& denominator, const BoundSource& source) const;
   // Returns a lower bound of the elements of a root plus eps; 0 if the tensor is not one.

@@ -221,6 +221,14 @@ bool RuleArguments::produced_by(size_t i, std::string_view op) const {
   return tensor != nullptr && source_.is_made_by(*tensor, op);
 }
 
+bool RuleArguments::describes(size_t i, std::string_view op, std::initializer_list<size_t> arguments) const {
+  c10::SmallVector<const at::Tensor*, 2> described;
+  for (const size_t argument : arguments) described.push_back(tensor(argument));
+  const bool are_tensors = std::find(described.begin(), described.end(), nullptr) == described.end();
+  const at::Tensor* const description = tensor(i);
+  return are_tensors && description != nullptr && source_.describes(*description, op, described);
+}
+
 // A tensor of float64 is summed in double, whatever the other arguments are.
 const DtypeRange& RuleArguments::sums() const {
   if (dtype_ == c10::ScalarType::Double) return kDoubleRange;

@@ -44,6 +44,11 @@ const Rule* find(const RuleTable& table, std::string_view name) {
   return found == table.end() ? nullptr : &found->second;
 }
 
+uint8_t described_by(std::string_view op) {
+  if (op == "native_layer_norm" || op == "native_group_norm" || op == "native_batch_norm") return 1;
+  return op == "_scaled_dot_product_flash_attention_for_cpu" ? 2 : 0;
+}
+
 }  // namespace
 
 std::string_view without_underscore(std::string_view op) {
@@ -61,7 +66,7 @@ RuleOfOperator rule_of(std::string_view op) {
   const std::string_view base = name.substr(kAten.size());
   const bool is_on_lists = base.substr(0, kForeach.size()) == kForeach;
   const std::string_view of_element = is_on_lists ? base.substr(kForeach.size()) : base;
-  return {find(rules_of_pytorch, of_element), is_on_lists, moment_step_of(of_element)};
+  return {find(rules_of_pytorch, of_element), is_on_lists, moment_step_of(of_element), described_by(of_element)};
 }
 
 void add_rule(const std::string& op, BoundRule rule) {

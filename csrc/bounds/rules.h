@@ -82,6 +82,9 @@ struct RuleOfOperator {
   const Rule* rule = nullptr;         // null: results are scanned
   bool elementwise_in_lists = false;  // _foreach_*: the rule applies to one element of each list
   MomentStep moment_step = MomentStep::kNone;
+  // How many of the first arguments the results describe, as a mean and a deviation do: the rule of the backward pass
+  // relies on that.
+  uint8_t described = 0;
 };
 
 // Returns the name without the underscore of in-place forms: "aten::add" for "aten::add_".

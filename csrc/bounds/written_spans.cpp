@@ -30,6 +30,11 @@ Span span_of(const at::Tensor& tensor) {
 
 }  // namespace
 
+bool may_overlap(const at::Tensor& one, const at::Tensor& other) {
+  const Span a = span_of(one), b = span_of(other);
+  return a.begin < b.end && b.begin < a.end;
+}
+
 void WrittenSpans::begin(size_t count) {
   ++call_;
   if (slots_.size() < 2 * count) slots_.assign(std::bit_ceil(2 * count), {});

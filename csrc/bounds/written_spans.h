@@ -42,4 +42,7 @@ class TORCHNAN_API WrittenSpans {
 // refuses to write, and for unfold() with a step below its size, but not for slices and transposed tensors.
 TORCHNAN_API bool may_overlap_itself(const at::Tensor& tensor);
 
+// Whether two tensors may have elements in common.
+TORCHNAN_API bool may_overlap(const at::Tensor& one, const at::Tensor& other);
+
 }  // namespace torchnan

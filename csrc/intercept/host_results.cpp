@@ -32,6 +32,12 @@ bool is_in_memory(const at::Tensor& tensor) {
   return is_dense_on_host(*tensor.unsafeGetTensorImpl()) && storage_of(tensor)->data() != nullptr;
 }
 
+bool is_same_view(const at::Tensor& one, const at::Tensor& other) {
+  if (one.is_same(other)) return true;
+  return storage_of(one) == storage_of(other) && one.storage_offset() == other.storage_offset() &&
+         one.sizes() == other.sizes() && one.strides() == other.strides();
+}
+
 // Whether an element of the lists reads memory that the call has already written for an earlier one. If so, nothing is
 // known of either.
 bool reads_written(const WrittenSpans& written, c10::ArrayRef<Operand> lists, size_t element) {
@@ -49,6 +55,34 @@ bool HostResults::writes_twice(c10::ArrayRef<Operand> arguments) const {
     const size_t index = plan_.saved_arguments[mutated.saved_index];
     const at::Tensor* tensor = index < arguments.size() ? tensor_of(&arguments[index], 0) : nullptr;
     return tensor != nullptr && may_overlap_itself(*tensor);
+  });
+}
+
+// Whether an argument shares memory with one that the call writes: the kernel may read it after it has written there.
+// An elementwise operation may read the same view. PyTorch refuses most other overlaps, but not those that take long to
+// find out.
+bool HostResults::reads_its_results(c10::ArrayRef<Operand> arguments, size_t element) const {
+  const bool is_on_lists = plan_.bounds.elementwise_in_lists, is_elementwise = plan_.pointwise || is_on_lists;
+  const auto overlaps = [&](const at::Tensor& written, const at::Tensor& read) {
+    return may_overlap(written, read) && !(is_elementwise && is_same_view(written, read));
+  };
+  const auto is_read_from = [&](const Operand& argument, const at::Tensor& written) {
+    if (is_on_lists) {
+      const at::Tensor* const read = tensor_of(&argument, element);
+      return read != nullptr && overlaps(written, *read);
+    }
+    bool is_read = false;
+    for_each_tensor(argument, [&](const at::Tensor& read, int64_t) { is_read = is_read || overlaps(written, read); });
+    return is_read;
+  };
+  return std::any_of(plan_.mutated_arguments.begin(), plan_.mutated_arguments.end(), [&](const auto& mutated) {
+    const size_t index = plan_.saved_arguments[mutated.saved_index];
+    const at::Tensor* written = index < arguments.size() ? tensor_of(&arguments[index], element) : nullptr;
+    if (written == nullptr) return false;
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      if (i != index && is_read_from(arguments[i], *written)) return true;
+    }
+    return false;
   });
 }
 
@@ -71,7 +105,7 @@ void HostResults::apply_rule(c10::ArrayRef<Operand> arguments, const ExternalBou
   const c10::ArrayRef<Operand> written_arguments = arguments;
   arguments = arguments.slice(0, arguments.size() - plan_.out_arguments);
   if (!plan_.bounds.elementwise_in_lists) {
-    if (plan_.writes_in_place() && writes_twice(written_arguments)) return;
+    if (plan_.writes_in_place() && (writes_twice(written_arguments) || reads_its_results(written_arguments, 0))) return;
     if (plan_.writes_in_place() && session_.is_rescanned(call_)) reread(written_arguments, 0);
     const RuleArguments call(arguments, source);
     bounds_.resize(std::max(kMaxResults, plan_.checked_returns.size() + plan_.mutated_arguments.size()));
@@ -79,6 +113,7 @@ void HostResults::apply_rule(c10::ArrayRef<Operand> arguments, const ExternalBou
     terms_ = static_cast<double>(call.numel(0));
     rule(call, bounds_);
     follow_moments(call, bounds_[0]);
+    follow_description(call);
     return;
   }
   bounds_.resize(arguments.empty() ? 0 : arguments[0].count);
@@ -86,8 +121,11 @@ void HostResults::apply_rule(c10::ArrayRef<Operand> arguments, const ExternalBou
   if (plan_.writes_in_place()) written.begin(bounds_.size());
   for (size_t element = 0; element < bounds_.size(); ++element) {
     const at::Tensor* self = tensor_of(arguments.data(), element);
-    if (plan_.writes_in_place() && reads_written(written, arguments, element)) return forget_bounds();
-    if (self != nullptr && !is_large(*self)) {
+    if (plan_.writes_in_place() &&
+        (reads_written(written, arguments, element) || reads_its_results(written_arguments, element)))
+      return forget_bounds();
+    // On a device, too: one launch scans all of a list.
+    if (self != nullptr && self->numel() <= kSmall && !bound_audit().enabled()) {
       dtypes_.push_back(self->scalar_type());
     } else {
       if (plan_.writes_in_place() && session_.is_rescanned(call_ + static_cast<int64_t>(element)))
@@ -112,6 +150,16 @@ void HostResults::follow_moments(const RuleArguments& call, Bound& bound) {
   } else if (plan_.writes_in_place() && bound.known()) {
     if (thread_.moments().has_drifted(*call.tensor(0), call.max_abs(0), bound.max_abs)) bound = Bound();
   }
+}
+
+void HostResults::follow_description(const RuleArguments& call) {
+  c10::SmallVector<uint64_t, 2> stamps;
+  for (size_t i = 0; i < plan_.bounds.described; ++i) {
+    const at::Tensor* tensor = call.tensor(i);
+    if (tensor == nullptr || !tensor->is_cpu()) return;
+    stamps.push_back(thread_.moments().stamp(*tensor, call.source()));
+  }
+  if (!stamps.empty()) description_ = BoundSource::stamp_of_description(plan_.name, stamps);
 }
 
 // Whether a bound is so large that few results computed from it would stay in range.
@@ -256,6 +304,9 @@ Outcome HostResults::record_proved(const at::Tensor& result, size_t output, cons
 void HostResults::record_finite(const at::Tensor& result, size_t output, const Bound& bound) {
   bound_cache().record_written(result, bound, &plan_.name, plan_.pending_version_bumps());
   if (output < claims_.size()) thread_.moments().record(result, claims_[output]);
+  const bool describes_arguments = description_ != 0 && storage_of(result) != nullptr;
+  if (describes_arguments && covers_whole_storage(result, *storage_of(result)))
+    bound_cache().stamp(result, description_);
 }
 
 // Records only results of the forward pass: a backward node has its call site from there, and gradients have a

@@ -99,8 +99,10 @@ class HostResults {
   bool is_large(const at::Tensor& tensor) const;
   bool is_worth_bounding(c10::ArrayRef<Operand> arguments, bool is_elsewhere) const;
   bool writes_twice(c10::ArrayRef<Operand> arguments) const;
+  bool reads_its_results(c10::ArrayRef<Operand> arguments, size_t element) const;
   void apply_rule(c10::ArrayRef<Operand> arguments, const ExternalBounds* elsewhere);
   void follow_moments(const RuleArguments& call, Bound& bound);
+  void follow_description(const RuleArguments& call);
   void record_finite(const at::Tensor& result, size_t output, const Bound& bound);
   Bound bound_at(size_t output) const;
   void reread(c10::ArrayRef<Operand> arguments, size_t element) const;
@@ -125,7 +127,8 @@ class HostResults {
   c10::SmallVector<Bound, kMaxResults> bounds_;
   // The dtype of the computation: one for all results, or one for each element of the lists.
   c10::SmallVector<c10::ScalarType, 64> dtypes_;
-  int64_t call_ = -1;  // how many calls were bounded before it in this step
+  int64_t call_ = -1;         // how many calls were bounded before it in this step
+  uint64_t description_ = 0;  // the stamp of results that describe the arguments; 0 for none
   std::optional<Disproof> disproof_;
   double terms_ = 0;  // how many elements the operation may add up, except for lists
   // about the results, if the operator takes part in an optimizer's history

@@ -518,3 +518,141 @@ def test_a_view_with_the_opposite_signs_of_its_memory_is_not_taken_for_positive(
         used(torch.view_as_real(numbers))
         copy(numbers.conj().imag).sqrt()
     assert [(finding.op, finding.kind) for finding in watch.findings] == [("aten::sqrt", "nan")]
+
+
+# -- a kernel that reads what it has written
+
+
+def with_own_column(compute, value=1e12, size=80):
+    def run():
+        x = torch.full((size, size), value)
+        compute(x, x[:, :1])
+        return x
+
+    return run
+
+
+def every_second():
+    x = torch.full((12000,), 1e10)
+    torch.mul(x[:6000], x[:6000], out=x[::2])
+    return x
+
+
+def product_in_place_of_a_factor():
+    x, y, c = torch.ones(100, 100), torch.full((100, 100), 1e9), torch.full((100, 100), 1e30)
+    return torch.addmm(c, x, y, out=x)
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        with_own_column(lambda x, column: x.mul_(column), 1e15, 300),
+        with_own_column(lambda x, column: x.addcmul_(column, column)),
+        with_own_column(lambda x, column: torch._foreach_addcmul_([x], [column], [column])),
+        every_second,
+        product_in_place_of_a_factor,
+    ],
+    ids=["mul_", "addcmul_", "_foreach_addcmul_", "mul(out=)", "addmm(out=)"],
+)
+def test_a_kernel_that_reads_what_it_has_written_proves_nothing(compute):
+    """PyTorch refuses most overlaps, but not those that take long to find out."""
+    with torchnan.detect(action="log", rescan_every=0) as watch:
+        held = compute()
+    assert not held.isfinite().all()
+    assert [finding.harm.kind for finding in watch.findings] == ["alive"]
+
+
+def test_the_same_view_twice_proves_as_much_as_two_tensors():
+    with torchnan.detect(action="log", rescan_every=0) as watch:
+        x, y = torch.full((5000,), 2.0), torch.full((5000,), 3.0)
+        before = watch.stats()["bytes"]
+        x.mul_(x).addcmul_(x, x)
+        torch._foreach_mul_([x, y], [x, y])
+        assert watch.stats()["bytes"] == before
+
+
+# -- the statistics of another tensor
+
+
+@pytest.mark.parametrize(
+    ("shape", "forward"),
+    [
+        ((100, 100), lambda h: torch.nn.functional.layer_norm(h, [100])),
+        ((4, 8, 32, 32), lambda h: torch.nn.functional.group_norm(h, 2)),
+        ((40, 8, 8, 8), lambda h: torch.nn.functional.batch_norm(h, None, None, training=True)),
+    ],
+    ids=["layer norm", "group norm", "batch norm"],
+)
+def test_a_backward_pass_does_not_rely_on_the_statistics_of_other_values(shape, forward):
+    """Values that change through `.data` change no version that autograd checks."""
+    torch.manual_seed(0)
+    with torchnan.detect(action="log", rescan_every=0) as watch:
+        x = torch.full(shape, 3.0, requires_grad=True)
+        h = x * 1
+        y = forward(h)
+        h.data.copy_(torch.randn(shape) * 1e10)
+        y.backward(torch.full(shape, 1e-6))
+        held = x.grad * x.grad
+    assert not held.isfinite().all()
+    assert len(watch.findings) == 1
+
+
+def test_the_backward_pass_of_attention_does_not_rely_on_the_scores_of_other_queries():
+    torch.manual_seed(0)
+    with torchnan.detect(action="log", rescan_every=0) as watch:
+        queries, keys, values = (torch.randn(1, 2, 64, 64) for _ in range(3))
+        h = queries.requires_grad_() * 1
+        y = torch.nn.functional.scaled_dot_product_attention(h, keys, values)
+        h.data.mul_(100)
+        y.backward(torch.ones_like(y))
+    assert not queries.grad.isfinite().all()
+    assert [finding.op for finding in watch.findings] == [
+        "aten::_scaled_dot_product_flash_attention_for_cpu_backward"
+    ]
+
+
+# -- subnormal numbers
+
+
+def test_a_thread_that_flushes_subnormal_numbers_does_not_take_them_for_zero():
+    """Fails if the scan converts them to float64: that flushes them, too."""
+    small = torch.full((5000,), 1e-39)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor does not flush them")
+    try:
+        with torchnan.detect(action="log", rescan_every=0) as watch:
+            torch.optim.SGD([torch.nn.Parameter(torch.ones(3))]).step()  # every result of the first step is read
+            x = small.clone()
+            for _ in range(2):
+                x * 1.0  # at the second request of its bound, x is scanned
+            torch.set_flush_denormal(False)
+            held = x * 3e38 * 1e30 * 1e30
+    finally:
+        torch.set_flush_denormal(False)
+    assert not held.isfinite().all()
+    assert [finding.kind for finding in watch.findings] == ["inf"]
+
+
+# -- integers that no int64 can hold
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda: torch.full((5000,), 2**63, dtype=torch.float32),
+        lambda: torch.full((5000,), 2**63, dtype=torch.uint64),
+        lambda: torch.ones(5000).fill_(2**64 - 1),
+        lambda: torch.ones(5000).masked_fill(torch.ones(5000) > 0, 2**63),
+        lambda: torch.add(torch.ones(5000), torch.ones(5000), alpha=2**63),
+        lambda: torch.ones(5000).clamp(0, 2**63),
+        lambda: torch.ones(5000).pow(2**63),
+        lambda: torch.ones(5000).eq(2**63),
+    ],
+    ids=["full", "full of integers", "fill_", "masked_fill", "add", "clamp", "pow", "eq"],
+)
+def test_an_integer_beyond_int64_is_passed_on(compute):
+    plain = compute()
+    with torchnan.detect() as watch:
+        watched = compute()
+    assert torch.equal(plain, watched)
+    assert watch.stats()["internal_errors"] == 0

@@ -64,7 +64,7 @@ double max_excess(A a) {
 // key and ds query, times the scale.
 void flash_attention_backward(A a, Results out) {
   constexpr double kUseful = 0x1p20;  // a larger bound would prove nothing
-  if (!a.produced_by(4, kForward) || !a.produced_by(5, kForward) || !have_dense_rows(a, {0, 1, 2, 3, 4}) ||
+  if (!a.describes(4, kForward, {1, 2}) || !a.describes(5, kForward, {1, 2}) || !have_dense_rows(a, {0, 1, 2, 3, 4}) ||
       !keeps_causal_mask(a, 7, 9, 1))
     return;
   const double excess = max_excess(a);

@@ -73,6 +73,11 @@ void normalise(A a, double n, size_t x, size_t weight, size_t bias, size_t eps, 
   out[2] = r;
 }
 
+// Whether mean and r are those of x, the argument 1 of each backward pass.
+bool describes(A a, std::string_view forward, size_t mean, size_t r) {
+  return a.describes(mean, forward, {1}) && a.describes(r, forward, {1});
+}
+
 // The arguments of a backward pass.
 struct Backward {
   Value g;
@@ -165,7 +170,7 @@ void layer_norm(A a, Results out) { normalise(a, product(a.integers(1)), 0, 2, 3
 void layer_norm_backward(A a, Results out) {
   if (!a.is_contiguous(3) || !a.is_contiguous(4)) return;  // the kernel reads other memory (PyTorch 2.13)
   const double n = product(a.integers(2));
-  const bool of_x = a.produced_by(3, "aten::native_layer_norm") && a.produced_by(4, "aten::native_layer_norm");
+  const bool of_x = describes(a, "aten::native_layer_norm", 3, 4);
   Backward s = given(a, 0, 1, 3, 4, 5, n, of_x, a.sums());
   s.rows = static_cast<double>(a.numel(1)) / std::max(n, 1.0);
   if (a.is_on_device(0)) return set(by_normalised(widened(a, s)), out);
@@ -183,7 +188,7 @@ void group_norm(A a, Results out) {
 void group_norm_backward(A a, Results out) {
   if (!a.is_contiguous(2) || !a.is_contiguous(3) || !a.is_contiguous(4)) return;
   const double n = static_cast<double>(a.numel(1)) / static_cast<double>(a.integer(5, 1) * a.integer(8, 1));
-  const bool of_x = a.produced_by(2, "aten::native_group_norm") && a.produced_by(3, "aten::native_group_norm");
+  const bool of_x = describes(a, "aten::native_group_norm", 2, 3);
   Backward s = given(a, 0, 1, 2, 3, 4, n, of_x, a.sums());
   s.rows = static_cast<double>(a.integer(5, 1) * a.integer(7, 1));
   multiply_out(a, s, out);
@@ -204,7 +209,7 @@ void batch_norm(A a, Results out) {
 // native_batch_norm_backward(g, x, weight, running_mean, running_var, mean, r, train, eps, mask)
 void batch_norm_backward(A a, Results out) {
   if (!a.flag(7)) return;
-  const bool of_x = a.produced_by(5, "aten::native_batch_norm") && a.produced_by(6, "aten::native_batch_norm");
+  const bool of_x = describes(a, "aten::native_batch_norm", 5, 6);
   Backward s = given(a, 0, 1, 5, 6, 2, elements_per(a, 1, 1), of_x, range_of_mean(a));
   s.rows = s.n;
   const Gradients wide = by_deviations(widened(a, s));

@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <limits>
 #include <span>
 #include <string>
@@ -125,6 +126,9 @@ class TORCHNAN_API RuleArguments {
   bool is_contiguous(size_t i) const;                     // true for an argument without a value
   bool same(size_t i, size_t j) const;                    // whether both are the same values in the same memory
   bool produced_by(size_t i, std::string_view op) const;  // whether this operator was the last to write it
+  // Whether this operator has computed it from the current values of these arguments: of a tensor and a mean, whether
+  // the mean is that of the tensor.
+  bool describes(size_t i, std::string_view op, std::initializer_list<size_t> arguments) const;
 
   // The arithmetic of the narrowest dtype among the arguments, and that of the type that sums are accumulated in.
   const DtypeRange& range() const { return *range_; }
