@@ -349,3 +349,18 @@ def test_statistics_beside_those_of_a_layer_norm_are_not_its_own():
         mask = [True, False, False]
         aten.native_layer_norm_backward(torch.randn(100, 100), x, [100], mean[100:], rstd[100:], None, None, mask)
     assert [claim for claim in claims if not claim.holds] == []
+
+
+def claims_of(op: str, compute) -> list[Claim]:
+    claims: list[Claim] = []
+    with collecting(claims):
+        compute()
+    return [claim for claim in claims if claim.op == op]
+
+
+@pytest.mark.parametrize(("terms", "is_proved"), [(60_000, True), (70_000, False)])
+def test_a_log_softmax_whose_sum_overflows_float16_is_not_proved(terms, is_proved):
+    """The sum of the exponentials is stored in the dtype of x."""
+    (claim,) = claims_of("aten::_log_softmax", lambda: torch.zeros(2, terms, dtype=torch.float16).log_softmax(-1))
+    assert claim.holds
+    assert claim.says_something == is_proved

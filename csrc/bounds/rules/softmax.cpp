@@ -23,10 +23,14 @@ void safe_softmax(A a, Results out) {
   if (is_finite(a)) out[0] = {1, true};
 }
 
-// x - max x - log of the sum of n exponentials, of which one is 1: cpu/SoftMaxKernel.cpp
+// x - max x - log of the sum of n exponentials, of which one is 1: cpu/SoftMaxKernel.cpp, cpu/LogSoftmaxKernelImpl.h.
+// The host adds them up in float, and stores the sum in the dtype of x: in float16, 65,520 ones are infinite.
 void log_softmax(A a, Results out) {
+  const auto n = static_cast<double>(a.size(0, a.integer(1, 0)));
+  const Value of_exponentials = sum(taken_into(a.sums(), exactly(1)), n);
+  if (!a.tensor(0)->is_cuda() && !taken_into(a.range(), of_exponentials).known()) return;
   const Value x = a[0];
-  const Value log_of_sum = exactly(std::log(static_cast<double>(a.size(0, a.integer(1, 0))) + 1));
+  const Value log_of_sum = exactly(std::log(n + 1));
   out[0] = x - x - log_of_sum;
 }
 
