@@ -364,3 +364,36 @@ def test_a_log_softmax_whose_sum_overflows_float16_is_not_proved(terms, is_prove
     (claim,) = claims_of("aten::_log_softmax", lambda: torch.zeros(2, terms, dtype=torch.float16).log_softmax(-1))
     assert claim.holds
     assert claim.says_something == is_proved
+
+
+def _constant_channels(shape):
+    return (1 + torch.rand(shape[1])).view(1, -1, *[1] * (len(shape) - 2)).expand(shape) * 2.0**26
+
+
+def _one_that_deviates(shape):
+    """By as much as the rounding of a variance hides."""
+    x = torch.full(shape, 1e4 / 3)
+    x.view(-1)[0] += 1e3
+    return x
+
+
+def _ordinary(shape):
+    return torch.randn(shape)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(1, 8, 4, 4), (2, 16, 24, 24), (1, 8, 128, 128), (1, 4, 8, 16, 16)], ids=str)
+@pytest.mark.parametrize("values", [_constant_channels, _one_that_deviates, _ordinary], ids=lambda f: f.__name__)
+def test_a_group_norm_of_channels_last_is_bounded_by_its_running_sums(values, shape, dtype):
+    torch.manual_seed(0)
+    form = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+    claims: list[Claim] = []
+    with collecting(claims):
+        for groups in (shape[1], shape[1] // 2):
+            x = values(shape).to(dtype).contiguous(memory_format=form).requires_grad_()
+            weight = torch.ones(shape[1], dtype=dtype, requires_grad=True)
+            y = torch.nn.functional.group_norm(x, groups, weight, torch.zeros(shape[1], dtype=dtype))
+            y.backward(y.sign())
+    claims = [claim for claim in claims if "group_norm" in claim.op]
+    assert [claim for claim in claims if not claim.holds] == []
+    assert values is not _ordinary or all(claim.says_something for claim in claims)

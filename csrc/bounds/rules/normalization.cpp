@@ -25,8 +25,13 @@ bool may_compute_in_16_bits(A a) { return has_16_bits(a) && !a.tensor(0)->is_cud
 double rounding_of_mean(double n) { return 64 + 4 * std::sqrt(n); }
 
 // Bound of |(x - mean) r| for the computed mean and r, with a mean that is rounded to a dtype.
-double normalised(double n, double x, double r, const DtypeRange& of_mean) {
-  return 1.1 * std::sqrt(n) + rounding_of_mean(n) * of_mean.unit * x * r;
+//
+// In one pass, a kernel adds up x and x^2 in running sums, and computes var = mean(x^2) - mean^2, at least 0. With the
+// roundoff u, each mean may be off by n u times its largest term, because the roundings may all go one way. So a
+// variance of 3 n u x^2 may be lost. If it is that of one element alone, this is off by sqrt(n) times its root.
+double normalised(double n, double x, double r, const DtypeRange& of_mean, bool in_one_pass = false) {
+  const double off = in_one_pass ? 2 * (n + 4) * std::sqrt(of_mean.unit) : rounding_of_mean(n) * of_mean.unit;
+  return 1.1 * std::sqrt(n) + off * x * r;
 }
 
 // x - mean and r, with a bound of |(x - mean) r|.
@@ -57,8 +62,8 @@ Value scaled_in_each_type(A a, const Normalised& y, size_t weight, size_t bias) 
 }
 
 // Sets y, mean and r of n elements each.
-void normalise(A a, double n, size_t x, size_t weight, size_t bias, size_t eps, const DtypeRange& of_mean,
-               Results out) {
+void normalise(A a, double n, size_t x, size_t weight, size_t bias, size_t eps, const DtypeRange& of_mean, Results out,
+               bool in_one_pass = false) {
   const Value wide = a.widened(x);
   const Value centre = mean(wide, n);
   Value variance = mean(square(wide - centre), n);
@@ -66,7 +71,7 @@ void normalise(A a, double n, size_t x, size_t weight, size_t bias, size_t eps, 
   const Value r = taken_into(a.range(), exactly(1) / sqrt(variance + a.widened_scalar(eps)));
   if (!r.known()) return;
   // The bound of y holds for the computed mean and r, however far they are from the exact ones.
-  Normalised y{a[x], taken_into(a.range(), centre), r, normalised(n, wide.max_abs, r.max_abs, of_mean)};
+  Normalised y{a[x], taken_into(a.range(), centre), r, normalised(n, wide.max_abs, r.max_abs, of_mean, in_one_pass)};
   y.mean.error = y.r.error = 0;
   out[0] = scaled_in_each_type(a, y, weight, bias);
   out[1] = y.mean;
@@ -96,12 +101,12 @@ struct Gradients {
 
 // If `of_x`, mean and r are those of x: then y is within sqrt(n), and the mean of |y| within 1, like that of y^2.
 Backward given(A a, size_t g, size_t x, size_t mean, size_t r, size_t weight, double n, bool of_x,
-               const DtypeRange& of_mean) {
+               const DtypeRange& of_mean, bool in_one_pass = false) {
   Backward given{a[g], a.scalar(weight, 1), {a[x], a[mean], a[r]}, 0, n};
   const double apart = (given.y.x.max_abs + given.y.mean.max_abs) * given.y.r.max_abs;
-  const double close = normalised(n, given.y.x.max_abs, given.y.r.max_abs, of_mean);
+  const double close = normalised(n, given.y.x.max_abs, given.y.r.max_abs, of_mean, in_one_pass);
   given.y.bound = of_x ? std::min(apart, close) : apart;
-  given.mean_y = of_x ? 1.1 + close - 1.1 * std::sqrt(n) : apart;
+  given.mean_y = of_x ? std::min(apart, 1.1 + close - 1.1 * std::sqrt(n)) : apart;
   return given;
 }
 
@@ -177,11 +182,16 @@ void layer_norm_backward(A a, Results out) {
   multiply_out(a, s, out);
 }
 
+// Whether group norm of x takes the path for channels_last, as the kernel decides.
+bool in_one_pass(A a, size_t x) {
+  return !a.tensor(x)->is_cuda() && a.tensor(x)->suggest_memory_format() != at::MemoryFormat::Contiguous;
+}
+
 // native_group_norm(x, weight, bias, N, C, HxW, group, eps)
 void group_norm(A a, Results out) {
   if (!a.is_contiguous(1) || !a.is_contiguous(2)) return;  // the kernel reads other memory (PyTorch 2.13)
   const double n = static_cast<double>(a.numel(0)) / static_cast<double>(a.integer(3, 1) * a.integer(6, 1));
-  normalise(a, n, 0, 1, 2, 7, a.sums(), out);
+  normalise(a, n, 0, 1, 2, 7, a.sums(), out, in_one_pass(a, 0));
 }
 
 // native_group_norm_backward(g, x, mean, r, weight, N, C, HxW, group, mask)
@@ -189,7 +199,7 @@ void group_norm_backward(A a, Results out) {
   if (!a.is_contiguous(2) || !a.is_contiguous(3) || !a.is_contiguous(4)) return;
   const double n = static_cast<double>(a.numel(1)) / static_cast<double>(a.integer(5, 1) * a.integer(8, 1));
   const bool of_x = describes(a, "aten::native_group_norm", 2, 3);
-  Backward s = given(a, 0, 1, 2, 3, 4, n, of_x, a.sums());
+  Backward s = given(a, 0, 1, 2, 3, 4, n, of_x, a.sums(), in_one_pass(a, 1));
   s.rows = static_cast<double>(a.integer(5, 1) * a.integer(7, 1));
   multiply_out(a, s, out);
 }
