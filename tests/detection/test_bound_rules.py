@@ -397,3 +397,13 @@ def test_a_group_norm_of_channels_last_is_bounded_by_its_running_sums(values, sh
     claims = [claim for claim in claims if "group_norm" in claim.op]
     assert [claim for claim in claims if not claim.holds] == []
     assert values is not _ordinary or all(claim.says_something for claim in claims)
+
+
+def test_a_group_norm_of_no_elements_is_not_proved():
+    """Its deviation is not a number."""
+    claims: list[Claim] = []
+    with collecting(claims):
+        x, weight = torch.randn(1, 8192, 0), torch.ones(8192, requires_grad=True)
+        torch.nn.functional.group_norm(x, 8192, weight, torch.zeros(8192)).sum().backward()
+    assert claims
+    assert [claim for claim in claims if not claim.holds] == []

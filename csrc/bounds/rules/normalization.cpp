@@ -191,6 +191,7 @@ bool in_one_pass(A a, size_t x) {
 void group_norm(A a, Results out) {
   if (!a.is_contiguous(1) || !a.is_contiguous(2)) return;  // the kernel reads other memory (PyTorch 2.13)
   const double n = static_cast<double>(a.numel(0)) / static_cast<double>(a.integer(3, 1) * a.integer(6, 1));
+  if (!(n >= 1)) return;  // r is NaN
   normalise(a, n, 0, 1, 2, 7, a.sums(), out, in_one_pass(a, 0));
 }
 
@@ -198,6 +199,7 @@ void group_norm(A a, Results out) {
 void group_norm_backward(A a, Results out) {
   if (!a.is_contiguous(2) || !a.is_contiguous(3) || !a.is_contiguous(4)) return;
   const double n = static_cast<double>(a.numel(1)) / static_cast<double>(a.integer(5, 1) * a.integer(8, 1));
+  if (!(n >= 1)) return;  // r is NaN
   const bool of_x = describes(a, "aten::native_group_norm", 2, 3);
   Backward s = given(a, 0, 1, 2, 3, 4, n, of_x, a.sums(), in_one_pass(a, 1));
   s.rows = static_cast<double>(a.integer(5, 1) * a.integer(7, 1));
