@@ -407,3 +407,17 @@ def test_a_group_norm_of_no_elements_is_not_proved():
         torch.nn.functional.group_norm(x, 8192, weight, torch.zeros(8192)).sum().backward()
     assert claims
     assert [claim for claim in claims if not claim.holds] == []
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_indices_of_a_max_pool_may_all_be_the_same(dims):
+    shape, name = (1, 1, *[20] * dims), f"max_pool{dims}d_with_indices_backward"
+
+    def backward():
+        g, x, indices = torch.full(shape, 1e30), torch.zeros(shape), torch.zeros(shape, dtype=torch.long)
+        window = ([3] * dims, [1] * dims, [1] * dims, [1] * dims)
+        getattr(torch.ops.aten, name)(g, x, *window, False, indices)
+
+    (claim,) = claims_of(f"aten::{name}", backward)
+    assert claim.holds
+    assert claim.says_something

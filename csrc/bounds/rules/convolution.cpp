@@ -73,15 +73,18 @@ void avg_pool(A a, Results out) {
 // _adaptive_avg_pool2d(x, output_size): means of windows, each at most as large as the plane.
 void adaptive_pool(A a, Results out) { out[0] = mean(a[0], static_cast<double>(a.size(0, -1) * a.size(0, -2))); }
 
-// Each gradient goes to one element of its window (max), or a part of it to each (mean).
+// max_pool2d_with_indices_backward(g, x, ..., indices): each gradient goes to the element that its index names. Nothing
+// shows that max_pool2d made the indices: all gradients of a plane may go to one element (cpu/MaxPoolKernel.cpp).
 template <int64_t kDims>
-void pool_backward(A a, Results out) {
-  out[0] = sum(a[0], window(a, 2, kDims));
+void max_pool_backward(A a, Results out) {
+  double gradients = 1;
+  for (int64_t d = 1; d <= kDims; ++d) gradients *= static_cast<double>(a.size(0, -d));
+  out[0] = sum(a[0], gradients);
 }
 
-// avg_pool2d_backward(..., 7: divisor)
+// avg_pool2d_backward(g, x, kernel, ..., 7: divisor): a part of each gradient goes to each element of its window.
 void avg_pool_backward(A a, Results out) {
-  if (!a.has_value(7)) pool_backward<2>(a, out);
+  if (!a.has_value(7)) out[0] = sum(a[0], window(a, 2, 2));
 }
 
 // _adaptive_avg_pool2d_backward(g, x): an element may lie in every window of its plane, and receives a fraction of
@@ -99,8 +102,8 @@ void add_convolution_rules(RuleTable& table) {
   table["max_pool3d_with_indices"] = max_pool<3>;
   table["_adaptive_avg_pool2d"] = adaptive_pool;
   table["avg_pool2d"] = avg_pool;
-  table["max_pool2d_with_indices_backward"] = pool_backward<2>;
-  table["max_pool3d_with_indices_backward"] = pool_backward<3>;
+  table["max_pool2d_with_indices_backward"] = max_pool_backward<2>;
+  table["max_pool3d_with_indices_backward"] = max_pool_backward<3>;
   table["avg_pool2d_backward"] = avg_pool_backward;
   table["_adaptive_avg_pool2d_backward"] = adaptive_pool_backward;
 }
