@@ -102,5 +102,20 @@ TEST(CudaRules, ConvolutionsOfBFloat16HaveABoundAndThoseOfFloat16HaveNone) {
   EXPECT_FALSE(bound_of(at::kBFloat16, c10::kCPU).known());
 }
 
+// addmm.dtype and baddbmm.dtype have an argument before beta and alpha. A dtype is a number in a boxed call.
+TEST(CudaRules, ThatConvertTheResultOfAMatrixProductReadBothScalars) {
+  for (const char* op : {"aten::addmm", "aten::baddbmm"}) {
+    const at::Tensor c = described({3, 8, 8}, at::kBFloat16, c10::kCUDA);
+    const auto bound_of = [&](const at::Scalar& beta, const at::Scalar& alpha) {
+      return bounds_of(op, 1, c, c, c, static_cast<int64_t>(at::kFloat), beta, alpha)[0].max_abs;
+    };
+    EXPECT_GE(bound_of(1, 100), 1 + 100 * 8) << op;
+    EXPECT_GE(bound_of(100, 1), 100 + 8) << op;
+    EXPECT_LE(bound_of(1, 1), 6 * (1 + 8)) << op;  // sums in 16 bits grow by 5
+  }
+  const at::Tensor c = described({8, 8}, at::kFloat, c10::kCUDA);
+  EXPECT_LE(bounds_of("aten::_addmm_activation", 1, c, c, c, at::Scalar(2), at::Scalar(1), true)[0].max_abs, 11);
+}
+
 }  // namespace
 }  // namespace torchnan
