@@ -421,3 +421,14 @@ def test_indices_of_a_max_pool_may_all_be_the_same(dims):
     (claim,) = claims_of(f"aten::{name}", backward)
     assert claim.holds
     assert claim.says_something
+
+
+def test_a_softmax_sums_to_one_along_its_own_dimension_alone():
+    def backward_along_another():
+        x, g = torch.zeros(5000, 4), torch.full((5000, 4), 1e30)
+        x[:, 0] = 100
+        torch.ops.aten._softmax_backward_data(g, x.softmax(1), 0, torch.float32)
+
+    (claim,) = claims_of("aten::_softmax_backward_data", backward_along_another)
+    assert claim.holds
+    assert claim.says_something

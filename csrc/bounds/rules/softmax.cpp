@@ -34,16 +34,14 @@ void log_softmax(A a, Results out) {
   out[0] = x - x - log_of_sum;
 }
 
-// y (g - sum g y). If y comes from softmax, its sum is 1, and the sum g y is an average of g.
+// y (g - sum g y), with y <= 1 if it comes from softmax. Its sum is 1 too, but only along the dimension of the forward
+// pass, which the call does not show.
 void softmax_backward(A a, Results out) {
   const Value g = a[0];
   const Value y = a[1];
-  const double n = static_cast<double>(a.size(1, a.integer(2, 0)));
-  const bool sums_to_one = a.produced_by(1, "aten::_softmax") || a.produced_by(1, "aten::_safe_softmax");
-  Value mean = sums_to_one ? g : sum(g * y, n);
-  if (sums_to_one) mean.max_abs *= growth_of_sum(n, a.range());
-  const Value apart = g - mean;
-  out[0] = either(y * apart, y * g - y * mean);
+  const Value total = sum(g * y, static_cast<double>(a.size(1, a.integer(2, 0))));
+  const Value apart = g - total;
+  out[0] = either(y * apart, y * g - y * total);
 }
 
 // g - e^y sum g, with y <= 0 if it comes from log_softmax.
