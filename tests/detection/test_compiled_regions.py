@@ -604,6 +604,36 @@ def test_a_region_has_the_name_of_the_compiled_function_and_not_of_a_wrapper(pro
     assert session.first.compiled.region == region
 
 
+def exported():
+    return torch.export.export(Log(), (torch.ones(4),)).module()
+
+
+def traced_by_fx():
+    return torch.fx.symbolic_trace(Log())
+
+
+def made_by_hand():
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(torch.log, (graph.placeholder("x"),)))
+    return torch.fx.GraphModule({}, graph)
+
+
+@pytest.mark.parametrize(
+    ("module", "file", "offset"),
+    [(exported, __file__, 1), (traced_by_fx, __file__, 0), (made_by_hand, None, None)],
+    ids=["exported", "traced by torch.fx", "made by hand"],
+)
+def test_a_compiled_graph_module_is_named_and_is_no_backward_pass(module, file, offset):
+    with torchnan.detect(action="log") as session, torch.no_grad():
+        torch.compile(module())(torch.zeros(4)).sum().item()
+    (finding,) = session.findings
+    line = 0 if offset is None else inspect.getsourcelines(Log.forward)[1] + offset
+    assert (finding.op, finding.phase, finding.compiled.replay) == ("aten::log", "forward", "traced")
+    compiled = finding.compiled
+    assert (compiled.region, compiled.file, compiled.line) == ("forward of a GraphModule", file, line)
+    assert session.stats()["internal_errors"] == 0
+
+
 def test_regions_are_replayed_again_in_another_session():
     compiled = torch.compile(lambda x: torch.log(x).sum())
     for _ in range(explanations.REPLAYS_OF_ONE_CAUSE + 2):

@@ -97,8 +97,9 @@ class CompiledRegion:
     """The compiled region that contains an origin.
 
     Attributes:
-        region: the function that was compiled.
-        file, line: where it begins; after a graph break, where it resumes.
+        region: the function that was compiled; ``"forward of a GraphModule"`` for a module of ``torch.fx``.
+        file, line: where it begins; after a graph break, where it resumes. For a module of ``torch.fx``, the line that
+            its code was traced from, if that is known.
         kernel: the first kernel of the generated code that wrote the value, ``None`` if unknown.
         replay: how the origin was found: ``"traced"`` in the graph that was traced; ``"lowered"`` in the graph that the
             compiler made of it; ``"fused"`` only in the arithmetic of the generated code, although the value is finite

@@ -29,13 +29,16 @@ def _recording(compile_graph: Callable[..., Any], is_region: Callable[[Any], boo
     def compile_and_keep(self: Any, model_: Any, inputs_: Any, *args: Any, **options: Any) -> Any:
         kept = None
         with contained("storing the graph of a compiled region"):
-            from torchnan.detection.compiled import called_modules, compiled_autograd, graph, torch_internals
+            from torchnan.detection.compiled import called_modules, compiled_autograd, graph, stack, torch_internals
 
             if isinstance(model_, torch.fx.GraphModule) and not _C.is_replaying():
                 site = torch_internals.site_of_traced_function()
                 arguments = len(tree_leaves(inputs_))
                 copy = graph.copy_graph(model_)
-                compiled_autograd.keep_modules(copy, site.file)
+                is_backward_pass = compiled_autograd.is_pass(site.file)
+                if is_backward_pass:
+                    compiled_autograd.keep_modules(copy, site.file)
+                site = stack.site_of(copy, site, is_backward_pass)
                 sources = called_modules.sources_of(model_), called_modules.gradient_of_optimizer(model_)
                 kept = functools.partial(_checked, copy, graph.tensors_of(model_), sources, site, arguments)
         compiled = compile_graph(self, model_, inputs_, *args, **options)
@@ -64,7 +67,7 @@ def _checked(
     arguments: int,
     compiled: types.FunctionType,
 ) -> Any:
-    from torchnan.detection.compiled import called_modules, stack, torch_internals
+    from torchnan.detection.compiled import called_modules, torch_internals
     from torchnan.detection.compiled.region import Region, Traced
 
     overwritten = torch_internals.overwritten_inputs(compiled, len(tensors) + arguments)
@@ -72,7 +75,7 @@ def _checked(
     traced = Traced(
         graph, tensors, called_modules.modules_of(graph), overwritten, weights=weights, optimizer_gradient=gradient
     )
-    call = Region(traced, compiled, stack.site_of(graph, site)).checked()  # Dynamo needs a function
+    call = Region(traced, compiled, site).checked()  # Dynamo needs a function
     public = {name: value for name, value in vars(compiled).items() if not name.startswith("_")}
     call.__dict__.update(public)
     return call

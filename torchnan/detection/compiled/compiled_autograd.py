@@ -14,11 +14,23 @@ from torch import fx
 
 from torchnan._load import _C
 from torchnan.detection import graph_code
+from torchnan.detection.compiled import torch_internals
 from torchnan.detection.compiled.graph import BACKWARD_NODE
 from torchnan.detection.compiled.stack import BackwardNode
 from torchnan.detection.introspection import engine_code
 
 _NODE_CALL = re.compile(r"(\S+) \(NodeCall (\d+)\)\s*$")  # in a stack trace, in place of a source line
+
+
+def is_pass(file: str) -> bool:
+    """Whether the code that Dynamo traces at present is the graph of a backward pass.
+
+    The program may compile other graphs: an exported program, or any other module of ``torch.fx``.
+
+    Args:
+        file: of the code.
+    """
+    return file.startswith(graph_code.FILE) and torch_internals.runs_compiled_autograd()
 
 
 def keep_modules(copy: fx.GraphModule, file: str) -> None:
@@ -28,8 +40,6 @@ def keep_modules(copy: fx.GraphModule, file: str) -> None:
         copy: the graph that Dynamo has traced.
         file: of the code that it has traced, which is that of the graph of compiled autograd.
     """
-    if not file.startswith(graph_code.FILE):
-        return
     known = [module for module in _C.instances_of(fx.GraphModule) if _file_of(module) == file]
     stacks = {node.name: node.meta.get("fwd_nn_module_stack") for module in known for node in module.graph.nodes}
     for node in copy.graph.nodes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ _OWN = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(__file__))),
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 _DYNAMO = os.path.join(_TORCH, "_dynamo", "")
 _WRAPPED = "L['fn']"  # the path of a module that such a function calls
+_TRACED_FROM = re.compile(r" from (.+):(\d+) in ")  # in the name of a generated file: the function that was traced
 
 
 class Line(NamedTuple):
@@ -54,15 +56,18 @@ def traced_lines(node: torch.fx.Node) -> list[Line]:
     return [Line(*line) for line in recorded_lines(node)]
 
 
-def site_of(traced: torch.fx.GraphModule, compiled: Line) -> Line:
+def site_of(traced: torch.fx.GraphModule, compiled: Line, is_backward_pass: bool) -> Line:
     """Returns the function or module of the program in which a graph was traced.
 
     Args:
         traced: the graph.
         compiled: the function that was compiled: Dynamo puts one of its own around modules and functions of PyTorch.
+        is_backward_pass: whether it is the graph of a backward pass, traced by compiled autograd.
     """
-    if compiled.file.startswith(graph_code.FILE):
+    if is_backward_pass:
         return Line("", 0, "backward pass of compiled autograd")
+    if compiled.file.startswith(graph_code.FILE):
+        return _site_of_graph_module(traced, compiled)
     if not compiled.file.startswith(_DYNAMO):
         return compiled
     stacks = (module_stack(node).values() for node in traced.graph.nodes)
@@ -70,8 +75,24 @@ def site_of(traced: torch.fx.GraphModule, compiled: Line) -> Line:
     code = getattr(getattr(next(wrapped, None), "forward", None), "__code__", None)
     if code is not None:
         return Line(code.co_filename, code.co_firstlineno, getattr(code, "co_qualname", code.co_name))
+    return _first_line_of_program(traced) or compiled
+
+
+def _site_of_graph_module(traced: torch.fx.GraphModule, compiled: Line) -> Line:
+    """Returns a module of ``torch.fx`` that the program has compiled, with the line that its generated code is from.
+
+    Its name is not that of a function: a frame at that line is not a call of the region.
+    """
+    name = f"{compiled.function} of a GraphModule"
+    if (source := _TRACED_FROM.search(compiled.file)) and not is_of_torch(source[1]):
+        return Line(source[1], int(source[2]), name)
+    line = _first_line_of_program(traced)
+    return Line("", 0, name) if line is None else line._replace(function=name)
+
+
+def _first_line_of_program(traced: torch.fx.GraphModule) -> Line | None:
     lines = (line for node in traced.graph.nodes for line in traced_lines(node))
-    return next((line for line in lines if not line.file.startswith(_TORCH)), compiled)
+    return next((line for line in lines if not line.file.startswith((_TORCH, graph_code.FILE))), None)
 
 
 def is_of_torch(file: str) -> bool:

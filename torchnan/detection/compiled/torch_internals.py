@@ -34,6 +34,7 @@ _NAMES = (
     "torch._dynamo.aot_compile.AOTCompiledFunction.__post_init__",
     "torch._dynamo.aot_compile.AOTCompiledFunction.guard_check",
     "torch._dynamo.aot_compile_types.BundledAOTAutogradSerializableCallable.__call__",
+    "torch._dynamo.compiled_autograd.in_compiled_autograd_region",
     "torch._dynamo.eval_frame.skip_code",
     "torch._C._functorch.get_dynamic_layer_stack_depth",
     "torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth",
@@ -201,6 +202,13 @@ def skip_in_dynamo(function: Any) -> None:
     from torch._dynamo.eval_frame import skip_code
 
     skip_code(function.__code__)
+
+
+def runs_compiled_autograd() -> bool:
+    """Whether a backward pass that compiled autograd has traced runs, or is compiled to be run."""
+    from torch._dynamo import compiled_autograd
+
+    return bool(compiled_autograd.in_compiled_autograd_region)
 
 
 def site_of_traced_function() -> Line:
