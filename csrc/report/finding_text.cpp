@@ -138,8 +138,16 @@ std::string produced_by(const Finding& f) {
   return what + location_of(f);
 }
 
+// Whether the operation made an Inf which a later operation of the same backward node turned into a NaN. The kind is
+// that of the node's result, the counts are those of the operation's.
+bool is_nan_of_node(const Finding& f) {
+  const bool made_only_inf = f.nan == 0 && f.posinf + f.neginf > 0;
+  return f.origin == Origin::kOp && !f.constant && !f.node.empty() && f.kind == Kind::kNaN && made_only_inf;
+}
+
 std::string format_output(const Finding& f) {
   std::string text = type_of(f.dtype, f.shape) + counts(f.nan, f.posinf, f.neginf);
+  if (is_nan_of_node(f)) text += fmt::format(", then NaN in {}", printable(f.node));
   if (!f.first_index.empty()) text += fmt::format("  first at [{}]", fmt::join(f.first_index, ","));
   return text;
 }

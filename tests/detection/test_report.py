@@ -90,6 +90,30 @@ def test_a_backward_finding():
     assert "\n  forward   tests/detection/test_report.py:N" in text
 
 
+@pytest.mark.parametrize(
+    ("gradient", "kind", "output"),
+    [
+        (0.0, "nan", "f32[3]  +inf 3, then NaN in PowBackward0  first at [0]"),
+        (1.0, "inf", "f32[3]  +inf 3  first at [0]"),
+    ],
+)
+def test_an_infinite_slope_that_a_gradient_of_zero_turns_into_nan_is_reported_as_both(gradient, kind, output):
+    x = torch.zeros(3, requires_grad=True)
+    finding = found(lambda: ((x**0.5) * gradient).sum().backward() or x.grad)
+    assert (finding.op, finding.node, finding.kind) == ("aten::pow", "PowBackward0", kind)
+    assert (finding.nan, finding.posinf) == (0, 3)
+    text = str(finding)
+    assert text.startswith(f"torchnan: {'NaN' if kind == 'nan' else 'Inf'} at step")
+    assert f"\n  output    {output}\n" in text
+
+
+def test_a_node_whose_operation_makes_the_nan_itself_says_so_once():
+    x = torch.zeros(3, requires_grad=True)
+    finding = found(lambda: (x.sqrt() * 0).sum().backward() or x.grad)
+    assert (finding.op, finding.kind, finding.nan) == ("aten::div", "nan", 3)
+    assert "\n  output    f32[3]  nan 3  first at [0]\n" in str(finding)
+
+
 def test_it_fits_one_screen_and_holds_no_control_character():
     def deep(n, x):
         return deep(n - 1, x) if n else x.log()

@@ -122,7 +122,9 @@ class Finding:
     Attributes:
         schema: version of this list of fields.
         level: ``"error"`` did harm, ``"warning"`` was never used, ``"note"`` is for the record.
-        kind: the kind of value that the origin made first.
+        kind: the kind of value that the origin made first. If a later operation of the same backward node turns its
+            Inf into a NaN (the slope is infinite, the gradient 0), the kind is ``"nan"``: the node's result was never
+            an Inf. ``nan``, ``posinf`` and ``neginf`` still count the values that ``op`` made.
         origin: ``"op"`` an operation made it from finite inputs; ``"input"`` it came in with data; ``"parameter"``,
             ``"buffer"`` a module held it; ``"uninit"`` uninitialized memory; ``"foreign"`` written outside
             PyTorch's dispatcher; ``"compiled"`` inside a compiled region that could not be followed.

@@ -14,7 +14,8 @@ namespace torchnan {
 // An error did harm; a warning is about a value that was never used; a note is for information.
 enum class Level { kError, kWarning, kNote };
 
-// The kind of value that the origin made first. An output that holds both counts as NaN.
+// The kind of value that the origin made first. An output that holds both counts as NaN. So does an Inf which a later
+// operation of the same backward node turns into a NaN, as 0 * Inf: the node's result was never an Inf.
 enum class Kind { kNaN, kInf };
 
 // Where the value came from.
