@@ -606,9 +606,7 @@ def test_the_backward_pass_of_attention_does_not_rely_on_the_scores_of_other_que
         h.data.mul_(100)
         y.backward(torch.ones_like(y))
     assert not queries.grad.isfinite().all()
-    assert [finding.op for finding in watch.findings] == [
-        "aten::_scaled_dot_product_flash_attention_for_cpu_backward"
-    ]
+    assert [finding.op for finding in watch.findings] == ["aten::_scaled_dot_product_flash_attention_for_cpu_backward"]
 
 
 # -- subnormal numbers
