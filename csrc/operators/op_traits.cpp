@@ -242,9 +242,15 @@ bool hides_nan(std::string_view op) { return contains(kHidesNan, op); }
 bool is_reduction(std::string_view op) { return contains(kReductions, op); }
 bool is_elementwise_in_self(std::string_view op) { return contains(kElementwiseInSelf, op); }
 bool mutates_undeclared_argument(std::string_view op, std::string_view argument) {
-  const bool is_batch_norm = op == "native_batch_norm" || op == "cudnn_batch_norm" || op == "miopen_batch_norm" ||
-                             op == "batch_norm_update_stats";
-  return is_batch_norm && (argument == "running_mean" || argument == "running_var");
+  constexpr std::array kBatchNorms = {
+      "native_batch_norm"sv,
+      "cudnn_batch_norm"sv,
+      "miopen_batch_norm"sv,
+      "batch_norm_update_stats"sv,
+      "batch_norm_gather_stats"sv,  // of SyncBatchNorm, like the next: cuda/Normalization.cu
+      "batch_norm_gather_stats_with_counts"sv,
+  };
+  return contains(kBatchNorms, op) && (argument == "running_mean" || argument == "running_var");
 }
 bool is_constant_factory(std::string_view op) { return contains(kConstantFactories, op); }
 bool is_view_with_arithmetic_backward(std::string_view op) { return contains(kViewsWithArithmeticBackward, op); }

@@ -63,6 +63,13 @@ TEST(OpPlan, FindsArgumentsWrittenAndNotReturned) {
   EXPECT_EQ(plan_for("aten::_foreach_addcdiv_", "Scalar").mutated_arguments.size(), 1u);
 }
 
+TEST(OpPlan, FindsArgumentsWrittenAndNotDeclared) {
+  for (const char* name : {"aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::batch_norm_gather_stats",
+                           "aten::batch_norm_gather_stats_with_counts"}) {
+    EXPECT_EQ(plan_for(name).mutated_arguments.size(), 2u) << name;  // the running statistics
+  }
+}
+
 // Every operator that PyTorch has gets a plan, and none that returns a fresh tensor is passed by unseen.
 TEST(OpPlan, CoversEveryOperator) {
   c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
