@@ -1,5 +1,6 @@
 #include "api/harm_checks.h"
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <optional>
@@ -100,7 +101,10 @@ std::map<uint64_t, Finding> find_live_tensors(DetectionSession& session, const s
 }
 
 std::map<uint64_t, Finding> find_live_on_host(DetectionSession& session) {
-  remember_unread(context_of(detection_end, session));
+  const CallContext end = context_of(detection_end, session);
+  const auto unread = remember_unread(end);
+  // After another report, most often of the same cause, a received value that nothing reads is told only of weights.
+  const bool tells_unread = session.log().findings().empty();
   std::vector<at::Tensor> alive;
   for (NonfiniteRegistry::Alive& one : nonfinite_registry().alive()) alive.push_back(std::move(one.tensor));
   for (NonfiniteRegistry::AliveDependent& one : nonfinite_registry().alive_dependent()) {
@@ -110,14 +114,20 @@ std::map<uint64_t, Finding> find_live_on_host(DetectionSession& session) {
     const at::Tensor values = scannable_values(tensor);
     const NonfiniteKinds kinds = values.defined() ? kinds_of(values) : NonfiniteKinds();
     auto provenance = kinds.any() ? nonfinite_registry().find(values) : nullptr;
-    // A weight that came in with others has its name, as if an operation had read it.
-    const bool came_in = provenance != nullptr && !provenance->first().origin->collective.empty();
-    if (came_in && is_parameter(tensor))
-      provenance = provenance_of_argument(context_of(detection_end, session), values, kinds);
     const auto dependent = provenance == nullptr ? nonfinite_registry().find_dependent(tensor) : nullptr;
     if (dependent != nullptr && !dependent->is_verdict && shows(tensor, *dependent))
       return LiveTensor{tensor, NonfiniteKinds::only_nan(), dependent->provenance};
-    return provenance == nullptr ? std::nullopt : std::optional(LiveTensor{values, kinds, provenance});
+    if (provenance == nullptr) return std::nullopt;
+    const Cause& cause = provenance->first();
+    const bool is_unread = std::find(unread.begin(), unread.end(), provenance) != unread.end();
+    const bool is_as_received = !cause.first_computation && !is_exhausted(*provenance);
+    const bool came_in = !cause.origin->collective.empty() && is_as_received;
+    if (came_in && is_parameter(tensor)) {
+      provenance = provenance_of_argument(end, values, kinds);  // it has its name, as if an operation had read it
+    } else if (is_unread && came_in && !tells_unread) {
+      return std::nullopt;
+    }
+    return LiveTensor{values, kinds, provenance};
   });
 }
 

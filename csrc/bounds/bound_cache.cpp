@@ -259,6 +259,7 @@ void BoundCache::record_nonnegative(const at::Tensor& tensor) noexcept {
   if (entry.state != State::kFinite || entry.bound.nonnegative) return;
   entry.bound.nonnegative = true;
   set(tensor, entry);
+  if (entry.stamp != 0) stamp(tensor, entry.stamp);
 }
 
 void BoundCache::record_tightened(const at::Tensor& tensor, double max_abs) noexcept {
@@ -266,6 +267,7 @@ void BoundCache::record_tightened(const at::Tensor& tensor, double max_abs) noex
   if (entry.state != State::kFinite) return;
   entry.bound.max_abs = max_abs;
   set(tensor, entry);
+  if (entry.stamp != 0) stamp(tensor, entry.stamp);  // they are the same values
 }
 
 // The entry may belong to a freed storage. Changing it is harmless: no tensor uses it.

@@ -316,7 +316,7 @@ std::shared_ptr<OriginRecord> overflowed_reduction(const at::Tensor& target, con
 
 bool has_received() noexcept { return received_tensors.is_used; }
 
-void remember_unread(const CallContext& call) {
+std::vector<NonfiniteRegistry::ProvenancePtr> remember_unread(const CallContext& call) {
   std::vector<at::Tensor> living;
   {
     const std::lock_guard lock(received_tensors.mutex);
@@ -324,11 +324,13 @@ void remember_unread(const CallContext& call) {
       if (auto storage = one.storage.lock()) living.push_back(one.region.tensor_in(storage));
     }
   }
+  std::vector<NonfiniteRegistry::ProvenancePtr> unread;
   for (const at::Tensor& tensor : living) {
     if (bound_cache().pending_collective(tensor) == nullptr || nonfinite_registry().find(tensor) != nullptr) continue;
     const NonfiniteKinds kinds = kinds_of(tensor);
-    if (kinds.any()) provenance_of_argument(call, tensor, kinds);
+    if (kinds.any()) unread.push_back(provenance_of_argument(call, tensor, kinds));
   }
+  return unread;
 }
 
 std::optional<Allocation> unwritten_beside_received(const at::Tensor& values) {

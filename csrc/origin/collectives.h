@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
@@ -17,6 +18,7 @@
 
 #include "detection/thread_state.h"
 #include "origin/attribution.h"
+#include "origin/nonfinite_registry.h"
 #include "operators/op_plan.h"
 
 namespace torchnan {
@@ -81,8 +83,9 @@ std::shared_ptr<OriginRecord> overflowed_reduction(const at::Tensor& target, con
 // Whether a collective has written memory of this process since the first session.
 TORCHNAN_API bool has_received() noexcept;
 
-// Records the non-finite results of collectives that no operation has read yet. `call` stands for their reader.
-void remember_unread(const CallContext& call);
+// Records the non-finite results of collectives that no operation has read yet, and returns them. `call` stands for
+// their reader.
+std::vector<NonfiniteRegistry::ProvenancePtr> remember_unread(const CallContext& call);
 
 // Where memory was allocated, and by which operator.
 struct Allocation {
