@@ -192,6 +192,7 @@ void BoundCache::set(const at::Tensor& tensor, const Entry& entry) noexcept {
   c10::StorageImpl* storage = storage_of(tensor);
   if (storage == nullptr || !owned_by_pytorch_allocator(*storage)) return;
   store(storage, pack(entry, tensor), reinterpret_cast<uintptr_t>(entry.op));
+  if (entry.stamp != 0) stamp(tensor, entry.stamp);
 }
 
 BoundCache::Slot& BoundCache::choose_slot(const c10::StorageImpl* storage) noexcept {
@@ -259,7 +260,6 @@ void BoundCache::record_nonnegative(const at::Tensor& tensor) noexcept {
   if (entry.state != State::kFinite || entry.bound.nonnegative) return;
   entry.bound.nonnegative = true;
   set(tensor, entry);
-  if (entry.stamp != 0) stamp(tensor, entry.stamp);
 }
 
 void BoundCache::record_tightened(const at::Tensor& tensor, double max_abs) noexcept {
@@ -267,7 +267,6 @@ void BoundCache::record_tightened(const at::Tensor& tensor, double max_abs) noex
   if (entry.state != State::kFinite) return;
   entry.bound.max_abs = max_abs;
   set(tensor, entry);
-  if (entry.stamp != 0) stamp(tensor, entry.stamp);  // they are the same values
 }
 
 // The entry may belong to a freed storage. Changing it is harmless: no tensor uses it.
