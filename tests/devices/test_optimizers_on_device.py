@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 
 import pytest
@@ -41,6 +42,21 @@ def operations_of_step(optimizer, watch):
     before = watch.stats()["ops"]
     optimizer.step()
     return watch.stats()["ops"] - before
+
+
+@contextlib.contextmanager
+def during_the_step(monkeypatch, act):
+    """Inside the block, a step of Adam calls `act` whenever it reads how many steps there were."""
+    adam = importlib.import_module("torch.optim.adam")
+    get_value = adam._get_value
+
+    def act_and_get_value(x):
+        act()
+        return get_value(x)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(adam, "_get_value", act_and_get_value)
+        yield
 
 
 def test_ordinary_steps_are_proved(machine, training):
@@ -113,15 +129,7 @@ def test_an_alarm_during_the_step_voids_its_proof(machine, training, monkeypatch
     model, optimizer, watch = training
     backward(model)
     model[1].weight.grad = torch.special.i0(torch.full_like(model[1].weight, 80.0))
-    adam = importlib.import_module("torch.optim.adam")
-    get_value = adam._get_value
-
-    def get_value_when_the_alarm_is_raised(x):
-        machine.synchronize()
-        return get_value(x)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(adam, "_get_value", get_value_when_the_alarm_is_raised)
+    with during_the_step(monkeypatch, machine.synchronize):
         assert operations_of_step(optimizer, watch) == 0
     assert_second_moment_is_named(optimizer, model, watch)
 
@@ -132,16 +140,12 @@ def test_an_alarm_that_is_heeded_during_the_step_voids_its_proof(machine, traini
     model, optimizer, watch = training
     backward(model)
     model[1].weight.grad = torch.special.i0(torch.full_like(model[1].weight, 80.0))
-    adam = importlib.import_module("torch.optim.adam")
-    get_value = adam._get_value
 
-    def get_value_when_the_alarm_was_heeded(x):
+    def heed_the_alarm():
         machine.synchronize()
-        assert torchnan.origin_of(model[0].weight.grad) is None  # heeds it
-        return get_value(x)
+        assert torchnan.origin_of(model[0].weight.grad) is None
 
-    with monkeypatch.context() as patched:
-        patched.setattr(adam, "_get_value", get_value_when_the_alarm_was_heeded)
+    with during_the_step(monkeypatch, heed_the_alarm):
         before = watch.stats()
         assert operations_of_step(optimizer, watch) == 0
     scanned = watch.stats()["device_bytes"] - before["device_bytes"]
@@ -153,12 +157,11 @@ def test_of_a_step_that_raises_nothing_is_believed(machine, training, monkeypatc
     """Fails if the old bounds of the moments are kept: the first ones have been written by then."""
     model, optimizer, watch = training
 
-    def stopped(*_):
+    def stop():
         raise KeyboardInterrupt
 
     backward(model)
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(importlib.import_module("torch.optim.adam"), "_get_value", stopped)
+    with during_the_step(monkeypatch, stop), pytest.raises(KeyboardInterrupt):
         optimizer.step()
     before = watch.stats()["device_bytes"]
     model(torch.ones(4, WIDTH).to(model[0].weight.device))
