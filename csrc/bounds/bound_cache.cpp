@@ -7,6 +7,7 @@
 #include <c10/core/CPUAllocator.h>
 
 #include "host/thread_switches.h"
+#include "scan/address_hash.h"
 #include "scan/storage_of.h"
 
 namespace torchnan {
@@ -149,8 +150,7 @@ BoundCache& of_process = *new BoundCache;  // never destroyed: threads may outli
 BoundCache::BoundCache() : buckets_(new Bucket[kBuckets]) {}
 
 BoundCache::Bucket& BoundCache::bucket_of(const c10::StorageImpl* storage) const noexcept {
-  const uint64_t hash = reinterpret_cast<uintptr_t>(storage) * 0x9e3779b97f4a7c15ull;
-  return buckets_[hash >> (64 - kBucketBits)];
+  return buckets_[hash_of_address(storage) % kBuckets];
 }
 
 // Null if it has none.

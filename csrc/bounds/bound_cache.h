@@ -114,8 +114,7 @@ class TORCHNAN_API BoundCache {
 
  private:
   static constexpr size_t kWays = 4;
-  static constexpr int kBucketBits = 13;
-  static constexpr size_t kBuckets = size_t{1} << kBucketBits;
+  static constexpr size_t kBuckets = 1 << 13;
 
   // Written by the thread that runs an operation on the storage; PyTorch allows one writer at a time. A concurrent
   // reader sees another key, or the previous value.

@@ -9,6 +9,7 @@
 #include "bounds/bound_cache.h"
 #include "bounds/bound_source.h"
 #include "bounds/dtype_range.h"
+#include "scan/address_hash.h"
 #include "scan/storage_of.h"
 
 namespace torchnan {
@@ -52,11 +53,6 @@ double ratio_after(double ratio, double kept, double taken, double keeps, double
 
 bool are_wide(const at::Tensor& values) {
   return values.scalar_type() == c10::ScalarType::Float || values.scalar_type() == c10::ScalarType::Double;
-}
-
-// The first slot for a storage.
-size_t first_slot_of(const c10::StorageImpl* owner) {
-  return (reinterpret_cast<uintptr_t>(owner) * 0x9e3779b97f4a7c15ull) >> 32;
 }
 
 // Squares of floats are within the range of a double, and their quotient needs no root.
@@ -121,7 +117,7 @@ Moments::Moments() : next_stamp_(first_stamp()) {}
 
 Moments::Slot* Moments::find(const c10::StorageImpl* owner) const {
   if (slots_.empty()) return nullptr;
-  const size_t first = first_slot_of(owner);
+  const size_t first = hash_of_address(owner);
   for (size_t i = 0; i < kProbes; ++i) {
     Slot& slot = slots_[(first + i) % kSlots];
     if (slot.owner == owner) return &slot;
@@ -133,7 +129,7 @@ Moments::Slot* Moments::find(const c10::StorageImpl* owner) const {
 Moments::Slot& Moments::make(const c10::StorageImpl* owner) {
   if (slots_.empty()) slots_.resize(kSlots);
   if (Slot* found = find(owner)) return *found;
-  const size_t first = first_slot_of(owner);
+  const size_t first = hash_of_address(owner);
   Slot* oldest = &slots_[first % kSlots];
   for (size_t i = 1; i < kProbes; ++i) {
     Slot& slot = slots_[(first + i) % kSlots];

@@ -6,6 +6,7 @@
 
 #include <c10/util/SmallVector.h>
 
+#include "scan/address_hash.h"
 #include "scan/storage_of.h"
 
 namespace torchnan {
@@ -58,9 +59,8 @@ bool WrittenSpans::may_overlap(const at::Tensor& tensor) const noexcept {
 
 // Returns the slot of this memory, or a free one; there is always a free slot.
 size_t WrittenSpans::slot_of(const void* memory) const noexcept {
-  const uint64_t hash = reinterpret_cast<uintptr_t>(memory) * 0x9e3779b97f4a7c15ull;
   const size_t last = slots_.size() - 1;
-  size_t i = static_cast<size_t>(hash >> 32) & last;
+  size_t i = hash_of_address(memory) & last;
   while (slots_[i].call == call_ && slots_[i].memory != memory) i = (i + 1) & last;
   return i;
 }

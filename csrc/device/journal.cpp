@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
 
 #include "operators/op_plan.h"
+#include "scan/address_hash.h"
 #include "scan/storage_of.h"
 
 namespace torchnan {
@@ -57,8 +59,7 @@ void Journal::forget_scan(EventNumber number) {
 }
 
 Journal::Bucket& Journal::bucket_of(const c10::StorageImpl* storage) const {
-  const auto address = reinterpret_cast<uintptr_t>(storage) / alignof(std::max_align_t);
-  return buckets_[(address * 0x9e3779b97f4a7c15ull >> 32) % (kStorages / kWays)];
+  return buckets_[hash_of_address(storage) % (kStorages / kWays)];
 }
 
 // Finds the entry by the address. A weak reference keeps another storage from getting the same address.
@@ -95,7 +96,8 @@ Journal::Entry& Journal::entry_for(const c10::Storage& storage) {
     entry =
         std::min_element(bucket.begin(), bucket.end(), [](const Entry& a, const Entry& b) { return a.last < b.last; });
   }
-  return *entry = Entry{storage.getWeakStorageImpl(), key};
+  replaced_[next_replaced_++ % replaced_.size()] = std::exchange(*entry, Entry{storage.getWeakStorageImpl(), key});
+  return *entry;
 }
 
 void Journal::set_last_event(const at::Tensor& tensor, EventNumber number) {

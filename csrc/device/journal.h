@@ -40,7 +40,7 @@ class TORCHNAN_API Journal {
   static constexpr size_t kCaptured = 1 << 14;
   static constexpr uint64_t kRotatingSlots = cuda::kSlots - kCaptured;
   static constexpr EventNumber kFirstCaptured = (EventNumber{1} << 62) + kRotatingSlots;
-  static constexpr size_t kStorages = 1 << 15;
+  static constexpr size_t kStorages = 1 << 16;
 
   Journal();
 
@@ -100,7 +100,8 @@ class TORCHNAN_API Journal {
   WeakTensor find_tensor(const Event& event) const;
 
  private:
-  static constexpr size_t kWays = 4;
+  // so many that no storage in use is replaced, even with ten thousand of them
+  static constexpr size_t kWays = 8;
   // the most parts of a storage for which the last writes are tracked without a scan
   static constexpr size_t kMaxParts = 8;
 
@@ -126,6 +127,10 @@ class TORCHNAN_API Journal {
   std::unique_ptr<Event[]> events_;
   std::vector<Event> captured_;
   std::unique_ptr<Bucket[]> buckets_;
+  // The entries that were replaced last. They keep the address of their storage from being used again at once: the next
+  // storage would get it, and so the same bucket, and so on until the bucket is full of storages in use.
+  std::array<Entry, 1024> replaced_;
+  size_t next_replaced_ = 0;
   EventNumber next_ = 1;
 };
 

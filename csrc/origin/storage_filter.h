@@ -8,6 +8,8 @@
 
 #include <c10/core/StorageImpl.h>
 
+#include "scan/address_hash.h"
+
 namespace torchnan {
 
 // A Bloom filter with one hash. Reading takes no lock; changes are made one at a time. A thread that gets a storage
@@ -36,12 +38,7 @@ class StorageFilter {
  private:
   static constexpr int kBits = 12;
 
-  // A single product would map evenly spaced addresses, as allocators return them, to a pattern.
-  static size_t bit_of(const c10::StorageImpl* storage) noexcept {
-    uint64_t hash = reinterpret_cast<uintptr_t>(storage) * 0x9e3779b97f4a7c15ull;
-    hash = (hash ^ hash >> 32) * 0x9e3779b97f4a7c15ull;
-    return hash >> (64 - kBits);
-  }
+  static size_t bit_of(const c10::StorageImpl* storage) noexcept { return hash_of_address(storage) >> (64 - kBits); }
 
   std::array<std::atomic<uint64_t>, (size_t{1} << kBits) / 64> words_{};
 };
