@@ -230,15 +230,17 @@ bool DeviceCheck::add_result(const at::Tensor& result, int64_t output, const Pre
   return true;
 }
 
-// Only a result without other references is new; an argument that is returned is not. The storage of a waiting result
-// has one reference more, which autograd would see. A region may write again into the memory of its results, unseen.
+// Only a result without other references is new; an argument that is returned is not. Running statistics may wait, too:
+// only a batch norm writes there. The storage of a waiting result has one reference more, which autograd would see. A
+// region may write again into the memory of its results, unseen.
 bool DeviceCheck::may_wait(const Result& result) const {
   const at::Tensor& tensor = *result.values;
   const bool is_new = tensor.use_count() == 1 && tensor.unsafeGetTensorImpl()->unsafe_storage().use_count() == 1;
+  const bool is_of_batch_norm = plan_.updates_statistics && plan_.out_arguments == 0;
   const bool is_scanned = !result.predicted.is_proved || result.predicted.is_rescanned;
   const bool is_in_backward = context_.node != nullptr;
-  return is_new && is_scanned && !is_in_backward && region_ == nullptr && scans_.stream().is_default &&
-         !scans_.stream().is_capturing && !plan_.writes_in_place() &&
+  return (is_of_batch_norm || (is_new && !plan_.writes_in_place())) && is_scanned && !is_in_backward &&
+         region_ == nullptr && scans_.stream().is_default && !scans_.stream().is_capturing &&
          type_of_result(result.output) == EventType::kResult && tensor.is_non_overlapping_and_dense();
 }
 

@@ -4,6 +4,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include "bounds/bound_audit.h"
@@ -238,14 +239,19 @@ Prediction HostResults::predict(const at::Tensor& result, int64_t output) {
   const bool is_within_range = max_abs <= range.limit && bound.max_intermediate <= range.limit && is_plain(result);
   Prediction known{.bound = {is_within_range ? max_abs : RuleArguments::kUnknown, bound.nonnegative, bound.masked},
                    .claim = index < claims_.size() ? &claims_[index] : nullptr};
-  // The scan of a small result on a device may be a launch, but it starts the bound anew.
   const bool is_small = result.numel() <= kSmall;
-  const bool may_save_a_launch = !result.is_cpu() && !session_.scans_everything() && !session_.is_first_step();
-  const bool saves_a_launch = may_save_a_launch && max_abs <= kMaySquareProduct;
-  known.is_proved = is_within_range && (!is_small || saves_a_launch);
+  known.is_proved = is_within_range && (!is_small || (!result.is_cpu() && saves_a_launch(max_abs)));
   // Rules are tested by large results: a small one is often computed from those, and would be blamed for their rules.
   known.is_rescanned = known.is_proved && !is_small && session_.is_rescanned(call_ + output);
   return known;
+}
+
+// Whether a bound is worth more than the scan of a small result on a device. The scan starts the bound anew, and in a
+// forward pass it waits for others. In a backward pass it would be a launch of its own, and most small results are
+// gradients, which nothing reads but the optimizer.
+bool HostResults::saves_a_launch(double max_abs) const {
+  if (session_.scans_everything() || session_.is_first_step()) return false;
+  return max_abs <= kMaySquareProduct || torch::autograd::get_current_node() != nullptr;
 }
 
 Outcome HostResults::skip(const at::Tensor& result, Skip reason) {

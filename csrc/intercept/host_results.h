@@ -98,6 +98,7 @@ class HostResults {
 
   bool is_large(const at::Tensor& tensor) const;
   bool is_worth_bounding(c10::ArrayRef<Operand> arguments, bool is_elsewhere) const;
+  bool saves_a_launch(double max_abs) const;
   bool writes_twice(c10::ArrayRef<Operand> arguments) const;
   bool reads_its_results(c10::ArrayRef<Operand> arguments, size_t element) const;
   void apply_rule(c10::ArrayRef<Operand> arguments, const ExternalBounds* elsewhere);

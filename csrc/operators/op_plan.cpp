@@ -228,6 +228,7 @@ OpPlan make_plan(const c10::OperatorHandle& op) {
   plan.looks_for_nan = looks_for_nan(base);
   plan.selects_by_mask = selects_by_mask(base);
   plan.is_reduction = is_reduction(base);
+  plan.updates_statistics = updates_statistics(base);
   plan.draws_random_numbers = op.hasTag(at::Tag::nondeterministic_seeded);
   plan.is_constant_factory = is_constant_factory(base);
   plan.is_grad_scaler_check = is_grad_scaler_check(base);

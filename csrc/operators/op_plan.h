@@ -61,6 +61,7 @@ struct OpPlan {
   bool looks_for_nan = false;
   bool selects_by_mask = false;
   bool is_reduction = false;
+  bool updates_statistics = false;  // the running mean and variance of a batch norm
   bool draws_random_numbers = false;
   bool is_constant_factory = false;
   bool returns_info = false;  // an error code beside its results, which the caller checks

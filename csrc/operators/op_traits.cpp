@@ -205,6 +205,16 @@ constexpr std::array kConstantFactories = {
     "lift_fresh"sv, "scalar_tensor"sv, "full"sv, "full_like"sv, "new_full"sv, "fill_"sv, "fill"sv, "fill_diagonal_"sv,
 };
 
+// They update running statistics, which their schema does not declare.
+constexpr std::array kBatchNorms = {
+    "native_batch_norm"sv,
+    "cudnn_batch_norm"sv,
+    "miopen_batch_norm"sv,
+    "batch_norm_update_stats"sv,
+    "batch_norm_gather_stats"sv,  // of SyncBatchNorm, like the next: cuda/Normalization.cu
+    "batch_norm_gather_stats_with_counts"sv,
+};
+
 // Their second output is the logarithm of a sum for each row, padded with +inf to a multiple of 32 rows.
 constexpr std::array kAttentionWithPaddedLogSumExp = {
     "_scaled_dot_product_efficient_attention"sv,
@@ -241,15 +251,10 @@ bool selects_by_mask(std::string_view op) { return contains(kSelectsByMask, op);
 bool hides_nan(std::string_view op) { return contains(kHidesNan, op); }
 bool is_reduction(std::string_view op) { return contains(kReductions, op); }
 bool is_elementwise_in_self(std::string_view op) { return contains(kElementwiseInSelf, op); }
+bool updates_statistics(std::string_view op) {
+  return contains(kBatchNorms, op) || op == "_native_batch_norm_legit" || op == "_batch_norm_with_update";
+}
 bool mutates_undeclared_argument(std::string_view op, std::string_view argument) {
-  constexpr std::array kBatchNorms = {
-      "native_batch_norm"sv,
-      "cudnn_batch_norm"sv,
-      "miopen_batch_norm"sv,
-      "batch_norm_update_stats"sv,
-      "batch_norm_gather_stats"sv,  // of SyncBatchNorm, like the next: cuda/Normalization.cu
-      "batch_norm_gather_stats_with_counts"sv,
-  };
   return contains(kBatchNorms, op) && (argument == "running_mean" || argument == "running_var");
 }
 bool is_constant_factory(std::string_view op) { return contains(kConstantFactories, op); }

@@ -57,6 +57,9 @@ bool is_reduction(std::string_view op);
 // Whether it is elementwise in its first argument: addmm and its relatives.
 bool is_elementwise_in_self(std::string_view op);
 
+// Whether it updates the running statistics of a batch norm.
+bool updates_statistics(std::string_view op);
+
 // Whether it writes an argument without the schema saying so: the running statistics of batch normalization.
 bool mutates_undeclared_argument(std::string_view op, std::string_view argument);
 
