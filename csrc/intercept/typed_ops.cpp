@@ -5,6 +5,7 @@
 #include <ATen/ops/_log_softmax_ops.h>
 #include <ATen/ops/_softmax_backward_data_ops.h>
 #include <ATen/ops/_softmax_ops.h>
+#include <ATen/ops/_to_copy_ops.h>
 #include <ATen/ops/add_ops.h>
 #include <ATen/ops/addcdiv_ops.h>
 #include <ATen/ops/addcmul_ops.h>
@@ -60,9 +61,11 @@ void intercept_hot_operators_typed(torch::Library& aten) {
                   ops::div__Tensor, ops::div_Scalar, ops::div__Scalar, ops::neg, ops::exp, ops::pow_Tensor_Scalar,
                   ops::sqrt, ops::rsqrt>(aten);
   intercept_typed<LargeCalls::kTyped, ops::sum, ops::sum_dim_IntList, ops::mean, ops::mean_dim, ops::clone, ops::copy_,
-                  ops::select_backward, ops::_local_scalar_dense, ops::empty_like, ops::bernoulli__float>(aten);
+                  ops::_to_copy, ops::select_backward, ops::_local_scalar_dense, ops::empty_like,
+                  ops::bernoulli__float>(aten);
   intercept_typed<LargeCalls::kTyped, ops::tanh, ops::tanh_backward, ops::sigmoid, ops::sigmoid_backward, ops::relu,
-                  ops::threshold_backward, ops::gelu, ops::gelu_backward, ops::silu, ops::silu_backward>(aten);
+                  ops::relu_, ops::threshold_backward, ops::gelu, ops::gelu_backward, ops::silu, ops::silu_backward>(
+      aten);
   intercept_typed<LargeCalls::kTyped, ops::_softmax, ops::_softmax_backward_data, ops::_log_softmax,
                   ops::_log_softmax_backward_data>(aten);
   intercept_typed<LargeCalls::kTyped, ops::native_layer_norm, ops::native_layer_norm_backward,

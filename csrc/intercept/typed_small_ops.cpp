@@ -1,7 +1,6 @@
 #include "intercept/typed_ops.h"
 
 #include <ATen/ops/_is_all_true_ops.h>
-#include <ATen/ops/_to_copy_ops.h>
 #include <ATen/ops/abs_ops.h>
 #include <ATen/ops/all_ops.h>
 #include <ATen/ops/amax_ops.h>
@@ -80,9 +79,8 @@ void intercept_small_operators_typed(torch::Library& aten) {
                   ops::masked_fill_Scalar, ops::leaky_relu, ops::softplus, ops::mv, ops::dot>(aten);
   intercept_typed<LargeCalls::kBoxed, ops::max, ops::min, ops::max_dim, ops::amax, ops::logsumexp, ops::cumsum,
                   ops::std_correction, ops::linalg_vector_norm>(aten);
-  intercept_typed<LargeCalls::kBoxed, ops::_to_copy, ops::cat, ops::stack, ops::gather, ops::scatter_add,
-                  ops::index_Tensor, ops::index_select, ops::slice_backward, ops::lift_fresh, ops::zero_,
-                  ops::fill__Scalar>(aten);
+  intercept_typed<LargeCalls::kBoxed, ops::cat, ops::stack, ops::gather, ops::scatter_add, ops::index_Tensor,
+                  ops::index_select, ops::slice_backward, ops::lift_fresh, ops::zero_, ops::fill__Scalar>(aten);
   intercept_typed<LargeCalls::kBoxed, ops::nll_loss_forward, ops::nll_loss_backward, ops::mse_loss,
                   ops::mse_loss_backward>(aten);
   intercept_typed<LargeCalls::kBoxed, ops::zeros, ops::zeros_like, ops::new_zeros, ops::ones, ops::ones_like, ops::full,
