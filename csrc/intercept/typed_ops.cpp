@@ -1,5 +1,7 @@
 #include "intercept/typed_ops.h"
 
+#include <optional>
+
 #include <ATen/ops/_local_scalar_dense_ops.h>
 #include <ATen/ops/_log_softmax_backward_data_ops.h>
 #include <ATen/ops/_log_softmax_ops.h>
@@ -50,6 +52,23 @@
 #include "intercept/register_typed.h"
 
 namespace torchnan {
+namespace {
+
+// A cast. A copy to another device or layout is boxed.
+struct TypedCast {
+  using Op = at::_ops::_to_copy;
+
+  static at::Tensor run(c10::DispatchKeySet keys, const at::Tensor& self, std::optional<at::ScalarType> dtype,
+                        std::optional<at::Layout> layout, std::optional<at::Device> device,
+                        std::optional<bool> pin_memory, bool non_blocking,
+                        std::optional<at::MemoryFormat> memory_format) {
+    const bool stays = !layout && (!device || *device == self.device());
+    const auto run = stays ? &TypedCall<Op, LargeCalls::kTyped>::run : &TypedCall<Op, LargeCalls::kBoxed>::run;
+    return run(keys, self, dtype, layout, device, pin_memory, non_blocking, memory_format);
+  }
+};
+
+}  // namespace
 
 // The operators that whole training steps of small models call most often; others are not worth their compile time.
 void intercept_hot_operators_typed(torch::Library& aten) {
@@ -61,8 +80,7 @@ void intercept_hot_operators_typed(torch::Library& aten) {
                   ops::div__Tensor, ops::div_Scalar, ops::div__Scalar, ops::neg, ops::exp, ops::pow_Tensor_Scalar,
                   ops::sqrt, ops::rsqrt>(aten);
   intercept_typed<LargeCalls::kTyped, ops::sum, ops::sum_dim_IntList, ops::mean, ops::mean_dim, ops::clone, ops::copy_,
-                  ops::_to_copy, ops::select_backward, ops::_local_scalar_dense, ops::empty_like,
-                  ops::bernoulli__float>(aten);
+                  ops::select_backward, ops::_local_scalar_dense, ops::empty_like, ops::bernoulli__float>(aten);
   intercept_typed<LargeCalls::kTyped, ops::tanh, ops::tanh_backward, ops::sigmoid, ops::sigmoid_backward, ops::relu,
                   ops::relu_, ops::threshold_backward, ops::gelu, ops::gelu_backward, ops::silu, ops::silu_backward>(
       aten);
@@ -71,6 +89,9 @@ void intercept_hot_operators_typed(torch::Library& aten) {
   intercept_typed<LargeCalls::kTyped, ops::native_layer_norm, ops::native_layer_norm_backward,
                   ops::native_batch_norm_backward>(aten);
   register_typed<ops::expand, TypedView<ops::expand>>(aten);
+  TypedCall<ops::_to_copy, LargeCalls::kTyped>::find_operator();
+  TypedCall<ops::_to_copy, LargeCalls::kBoxed>::find_operator();
+  register_typed<ops::_to_copy, TypedCast>(aten);
   intercept_typed<LargeCalls::kTyped, ops::lerp__Scalar, ops::addcmul_, ops::addcdiv_>(aten);
 }
 
