@@ -120,6 +120,13 @@ void* Scanner::current_handle() const {
   return guard->getStreamNativeHandle(guard->getStream(device_));
 }
 
+// The legacy stream of CUDA is null. It cannot be captured, and each question to the driver takes longer than a bound.
+CurrentStream Scanner::current_stream() const {
+  void* const stream = current_handle();
+  if (stream != nullptr) return describe(stream);
+  return {const_cast<Scanner*>(this), stream, /*is_capturing=*/false, stream == default_handle_};
+}
+
 CurrentStream Scanner::describe(void* stream) const {
   const c10::DeviceGuard guard(device_);  // CUDA asks the current device about its default stream
   int is_capturing = 0;

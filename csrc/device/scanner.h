@@ -81,7 +81,7 @@ class TORCHNAN_API Scanner {
   c10::Device device() const { return device_; }
 
   // Returns the stream on which the calling thread's next operation on the device runs.
-  CurrentStream current_stream() const { return describe(current_handle()); }
+  CurrentStream current_stream() const;
   CurrentStream default_stream() const { return describe(default_handle_); }
 
   void scan(const cuda::Table& table, uint64_t first, void* stream) const;
