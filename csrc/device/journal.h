@@ -100,7 +100,7 @@ class TORCHNAN_API Journal {
   WeakTensor find_tensor(const Event& event) const;
 
  private:
-  // so many that no storage in use is replaced, even with ten thousand of them
+  // so many that no storage in use is replaced, even with several thousand of them
   static constexpr size_t kWays = 8;
   // the most parts of a storage for which the last writes are tracked without a scan
   static constexpr size_t kMaxParts = 8;
