@@ -97,7 +97,15 @@ def operators_of(step: Callable[[], None]) -> list[tuple[str, int]]:
     operators = [event for event in profile.function_events if not is_of_driver(event)]
     events = sorted(operators, key=lambda event: (event.time_range.start, -event.time_range.end))
     counted = next(i for i, event in enumerate(events) if event.name == "counted")
-    return [(event.name, event.cpu_memory_usage) for event in events[counted:] if event.name != "[memory]"]
+    events = [event for event in events[counted:] if event.name != "[memory]"]
+    inner = [False, *(is_inside_same(one, other) for one, other in itertools.pairwise(events))]
+    return [(one.name, one.cpu_memory_usage) for one, is_inner in zip(events, inner, strict=True) if not is_inner]
+
+
+def is_inside_same(outer, event) -> bool:
+    """Whether an operator calls itself, as that of a number does with a tensor of one. The profiler leaves out the inner
+    event if it is the only one inside: then a call of CUDA beside it, such as the launch of a scan, would show."""
+    return event.name == outer.name and event.time_range.end <= outer.time_range.end
 
 
 def is_of_driver(event) -> bool:
