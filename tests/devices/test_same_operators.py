@@ -103,8 +103,10 @@ def operators_of(step: Callable[[], None]) -> list[tuple[str, int]]:
 
 
 def is_inside_same(outer, event) -> bool:
-    """Whether an operator calls itself, as that of a number does with a tensor of one. The profiler leaves out the inner
-    event if it is the only one inside: then a call of CUDA beside it, such as the launch of a scan, would show."""
+    """Whether an operator calls itself, as that of a number does with a tensor of one.
+
+    The profiler leaves out the inner event if nothing else is inside: a launch of a scan beside it would show.
+    """
     return event.name == outer.name and event.time_range.end <= outer.time_range.end
 
 
