@@ -284,7 +284,6 @@ std::shared_ptr<OriginRecord> external_origin(const CallContext& call, const at:
   auto origin = make_origin(call, OriginRecord::Source::kExternal, argument);
   origin->kinds = kinds;
   fill_location(origin->site, call.session, origin->facts);
-  origin->facts.item = query_dataset_item(argument, call.session);
   const BoundCache::Entry note = bound_cache().find(argument);
   const bool was_finite = note.state == BoundCache::State::kFinite || note.state == BoundCache::State::kStale;
   origin->foreign = was_finite || is_from_compiled_graph(argument);
@@ -293,6 +292,7 @@ std::shared_ptr<OriginRecord> external_origin(const CallContext& call, const at:
   // A mask has no owner to search for.
   if (origin->parameter || kinds != NonfiniteKinds::only_neginf())
     origin->owner = owner_of(argument, origin->parameter, call.session);
+  if (!origin->owner) origin->facts.item = query_dataset_item(argument, call.session);
   if (note.state == BoundCache::State::kUninitialized && !target.defined()) unwritten = {note.site, note.op};
   if (unwritten) {
     origin->unwritten = true;

@@ -244,13 +244,18 @@ def _find(
         search_all_modules: look at all others of the program, too.
         look: looks among the names that are known of a model.
     """
-    likely = [*roots, *(_roots_of_owners() if search_all_modules else ())]
-    for root in likely:
+
+    def likely() -> Iterator[torch.nn.Module]:
+        yield from roots
+        if search_all_modules:
+            yield from _roots_of_owners()
+
+    for root in likely():
         with contained(IN_QUERY):
             if (owned := look(root)) is not None:
                 return owned
     walked: set[int] = set()
-    for root in itertools.chain(likely, _roots_of_program() if search_all_modules else ()):
+    for root in itertools.chain(likely(), _roots_of_program() if search_all_modules else ()):
         if id(root) in walked:
             continue
         walked.add(id(root))
