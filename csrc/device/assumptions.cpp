@@ -3,6 +3,7 @@
 #include <c10/util/hash.h>
 
 #include "bounds/dtype_range.h"
+#include "operators/op_plan.h"
 
 namespace torchnan {
 namespace {
@@ -22,6 +23,19 @@ void Assumptions::raise(const Event& event, double max_abs) {
   const double assumed = max_abs * kMargin;
   const bool is_of_use = assumed < range_of(event.tensor.dtype).limit;
   raised_[key_of(event)] = is_of_use ? assumed : std::numeric_limits<double>::infinity();
+}
+
+// In a parameter every infinity is harm, and those of a compiled region lead to its replay. A gradient must keep its
+// bound for the steps of the optimizer.
+bool Assumptions::may_expect_infinity(const Event& event) {
+  return event.type == EventType::kResult && event.tensor.covers && !event.tensor.is_parameter &&
+         event.node == nullptr && !event.plan->writes_in_place() && event.region == nullptr;
+}
+
+void Assumptions::count_harmless(const Event& event) {
+  if (!may_expect_infinity(event)) return;
+  if (harmless_.size() == kMaxCalls) harmless_.clear();
+  ++harmless_[key_of(event)];
 }
 
 }  // namespace torchnan

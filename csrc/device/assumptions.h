@@ -3,7 +3,8 @@
 // While all values are finite, a scan on a device reports nothing to the host, so the host has no measured bounds
 // there. Bounds start from assumptions instead, which the scan checks: it raises the alarm at the first value above the
 // assumed one. Proofs made from the assumption since then are void, and later results of that call site are assumed to
-// be larger.
+// be larger. If infinities of a call site have done no harm several times, nothing is assumed of its results, and their
+// infinities raise no alarm: each alarm makes the host wait. They are still found when something else does.
 #pragma once
 
 #include <cstdint>
@@ -38,12 +39,26 @@ class Assumptions {
   // Records that a result of the event was found to be as large as `max_abs`.
   void raise(const Event& event, double max_abs);
 
+  // Records that infinities of the event's result are gone, and have done no harm.
+  void count_harmless(const Event& event);
+
+  // Whether this has happened often enough.
+  bool expects_infinity(const Event& event) const {
+    if (harmless_.empty() || !may_expect_infinity(event)) return false;
+    const auto counted = harmless_.find(key_of(event));
+    return counted != harmless_.end() && counted->second >= kTimesHarmless;
+  }
+
   size_t raised() const { return raised_.size(); }
 
  private:
+  static constexpr int kTimesHarmless = 3;
+
   static uint64_t key_of(const Event& event);
+  static bool may_expect_infinity(const Event& event);
 
   std::unordered_map<uint64_t, double> raised_;
+  std::unordered_map<uint64_t, int> harmless_;
 };
 
 }  // namespace torchnan

@@ -78,6 +78,7 @@ uint64_t Event::max_intended() const {
 }
 
 uint64_t Event::limit() const {
+  if (expects_infinity) return float_format(tensor.dtype)->first_nan - 1;
   return std::isfinite(assumed) ? std::min(max_intended(), encode_magnitude(assumed, tensor.dtype)) : max_intended();
 }
 

@@ -113,9 +113,10 @@ struct EventFacts {
   EventNumber number = 0;
   EventType type = EventType::kResult;
   HarmKind harm = HarmKind::kNone;
-  Scanner* scanner = nullptr;  // the scanner that scans it; null if it is not scanned
-  bool is_proved = false;      // finite, by a bound
-  bool is_rescanned = false;   // proved, and scanned all the same
+  Scanner* scanner = nullptr;     // the scanner that scans it; null if it is not scanned
+  bool is_proved = false;         // finite, by a bound
+  bool is_rescanned = false;      // proved, and scanned all the same
+  bool expects_infinity = false;  // an infinity raises no alarm
   int64_t output = 0;
 
   // Intentional infinities: numbers that the operation received, or values of a mask among its inputs.

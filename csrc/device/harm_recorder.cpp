@@ -30,10 +30,10 @@ void HarmRecorder::add(const at::Tensor& given) {
   devices().launch(scans, stream_);
 }
 
-// Part of the memory may hold other values, and a proof may have started from a value not yet known to be bad. For
-// gradients and state, which are many, the proofs are trusted.
+// An expected infinity has raised no alarm. Part of the memory may hold other values, and a proof may have started from
+// a value not yet known to be bad. For gradients and state, which are many, the proofs are trusted.
 bool HarmRecorder::has_to_be_scanned(const Event* written) const {
-  if (!is_seen(written)) return true;
+  if (!is_seen(written) || written->expects_infinity) return true;
   const bool is_step = harm_ == HarmKind::kGradient || harm_ == HarmKind::kOptimizerState;
   if (is_step) return written->scanner == nullptr && !written->is_proved;
   return !written->tensor.covers || written->scanner == nullptr;

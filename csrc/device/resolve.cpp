@@ -127,10 +127,15 @@ class WindowAttribution {
   }
 
   // Whether the event has a bad input but was not scanned: its result did not exist yet, or was proved finite before
-  // the input was known to be bad, and is gone. The check of the next result reports it.
+  // the input was known to be bad, and is gone. The check of the next result reports it. A result that was proved
+  // although nothing was assumed of its input is finite.
   static bool is_expected(const Event& event, c10::ArrayRef<BadInput> bad_inputs) {
-    const bool was_proved = event.type == EventType::kResult && event.scanner == nullptr && event.is_proved;
-    return (was_proved || event.type == EventType::kPending) && !bad_inputs.empty();
+    if (event.type == EventType::kPending) return !bad_inputs.empty();
+    if (event.type != EventType::kResult || event.scanner != nullptr || !event.is_proved) return false;
+    return std::any_of(bad_inputs.begin(), bad_inputs.end(), [](const BadInput& input) {
+      const auto written = Devices::Lock(devices()).copy_of(input.input.event);
+      return !written || !written->expects_infinity;
+    });
   }
 
   // An infinity is not intentional if an argument was bad.
@@ -166,7 +171,7 @@ class WindowAttribution {
 
   void remember(const Event& event, std::shared_ptr<const Provenance> provenance, NonfiniteKinds kinds,
                 DetectionSession& session) {
-    has_found_something_ = true;
+    has_found_something_ |= kinds.nan() || !event.expects_infinity;
     const bool is_new = is_new_accident(*provenance);
     if (is_new && !event.plan->returns_info && !is_replayed(event)) record_unused(session, provenance);
     if (is_new && session.reports_origins()) report(event, *provenance, HarmKind::kOrigin, kinds, "", session);
@@ -208,21 +213,44 @@ class WindowAttribution {
   bool has_found_something_ = false;
 };
 
-// Forgets bad events whose values are gone or overwritten. Returns whether unintentional ones remain.
+// Whether the values are infinite, and their causes have done no harm.
+bool are_harmless(const BadEvent& bad) {
+  const auto is_reported = [](const Cause& cause) { return cause.origin->reported.load(); };
+  const auto& causes = bad.provenance->causes();
+  return !bad.kinds.nan() && !bad.provenance->is_intentional() &&
+         std::none_of(causes.begin(), causes.end(), is_reported);
+}
+
+// A loss scaler skips a step because of infinities that later steps do not have.
+void count_harmless(const std::vector<Event>& events) {
+  for (const Event& event : events) {
+    const auto session = event.session.lock();
+    const bool is_skipped = session == nullptr || session->is_skipped_step(event.step);
+    if (!is_skipped) Devices::Lock(devices()).assumptions().count_harmless(event);
+  }
+}
+
+// Forgets bad events whose values are gone or overwritten. Returns whether unexpected and unintentional ones remain.
 bool prune_dead() {
-  std::vector<EventNumber> numbers;
+  std::vector<std::pair<EventNumber, bool>> numbers;
   {
     const std::lock_guard lock(known.mutex);
-    for (const auto& [number, bad] : known.bad) numbers.push_back(number);
+    for (const auto& [number, bad] : known.bad) numbers.emplace_back(number, are_harmless(bad));
   }
   std::vector<EventNumber> gone;
+  std::set<EventNumber> expected;
+  std::vector<Event> harmless;
   {
     Devices::Lock locked(devices());
-    for (const EventNumber number : numbers) {
+    for (const auto& [number, is_harmless] : numbers) {
       const Event* event = locked.journal().find(number);
-      if (event == nullptr || !locked.journal().is_live(*event)) gone.push_back(number);
+      if (event != nullptr && event->expects_infinity) expected.insert(number);
+      if (event != nullptr && locked.journal().is_live(*event)) continue;
+      gone.push_back(number);
+      if (event != nullptr && is_harmless) harmless.push_back(*event);
     }
   }
+  count_harmless(harmless);
   bool is_bad = false;
   std::vector<BadEvent> released;
   const std::lock_guard lock(known.mutex);
@@ -232,7 +260,7 @@ bool prune_dead() {
     released.push_back(std::move(entry->second));
     known.bad.erase(entry);
   }
-  for (const auto& [number, bad] : known.bad) is_bad |= !bad.provenance->is_intentional();
+  for (const auto& [number, bad] : known.bad) is_bad |= !expected.contains(number) && !bad.provenance->is_intentional();
   return is_bad;
 }
 

@@ -34,8 +34,10 @@ void StreamScans::fill_bound(Devices::Lock& locked, Event& event, const at::Tens
     counters.proved.add(1);
     counters.bytes_proved.add(bytes);
   } else {
-    const bool has_bound = range_of(event.tensor.dtype).limit > 0 && !event.intended.any();
-    if (has_bound && !is_captured && !session_.scans_everything()) event.assumed = locked.assumptions().of(event);
+    const bool may_assume = !is_captured && !session_.scans_everything();
+    event.expects_infinity = may_assume && !event.is_rescanned && locked.assumptions().expects_infinity(event);
+    const bool has_bound = range_of(event.tensor.dtype).limit > 0 && !event.intended.any() && !event.expects_infinity;
+    if (has_bound && may_assume) event.assumed = locked.assumptions().of(event);
     if (event.is_rescanned) event.assumed = predicted.bound.max_abs;
     if (!is_captured && !predicted.bound.masked) event.bound = predicted.bound;
     event.bound.max_abs = std::min(event.bound.max_abs, event.assumed);
