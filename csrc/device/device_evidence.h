@@ -20,6 +20,7 @@ namespace torchnan {
 struct BadEvent {
   NonfiniteKinds kinds;
   std::shared_ptr<const Provenance> provenance;
+  bool is_presumed = false;  // no scan has shown it: it was proved from an input that turned out bad, and is gone
 };
 
 // An input of an event that holds values of a bad event.

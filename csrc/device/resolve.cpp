@@ -122,7 +122,9 @@ class WindowAttribution {
       for (const BadInput& input : bad_inputs) kinds |= input.bad.kinds;
     }
     const auto before = event.type == EventType::kArgument ? bad_event(event.previous) : std::nullopt;
-    remember(event, before ? before->provenance : provenance_of(event, bad_inputs, kinds, *session), kinds, *session);
+    const bool is_presumed = !found && event.type == EventType::kResult;
+    remember(event, before ? before->provenance : provenance_of(event, bad_inputs, kinds, *session), kinds, is_presumed,
+             *session);
     if (found) report_parameter(event, *bad_event(event.number)->provenance, kinds, *session);
   }
 
@@ -170,12 +172,12 @@ class WindowAttribution {
   }
 
   void remember(const Event& event, std::shared_ptr<const Provenance> provenance, NonfiniteKinds kinds,
-                DetectionSession& session) {
+                bool is_presumed, DetectionSession& session) {
     has_found_something_ |= kinds.nan() || !event.expects_infinity;
     const bool is_new = is_new_accident(*provenance);
     if (is_new && !event.plan->returns_info && !is_replayed(event)) record_unused(session, provenance);
     if (is_new && session.reports_origins()) report(event, *provenance, HarmKind::kOrigin, kinds, "", session);
-    BadEvent bad{kinds, std::move(provenance)};
+    BadEvent bad{kinds, std::move(provenance), is_presumed};
     const std::lock_guard lock(known.mutex);
     known.bad[event.number] = std::move(bad);
   }
@@ -188,11 +190,14 @@ class WindowAttribution {
     report(event, provenance, HarmKind::kParameter, kinds, owner_name(event, session), session);
   }
 
+  // Of a gradient that is presumed bad, only the parameters that were updated with it tell whether a mask has stopped
+  // the values before: they still exist, and are scanned.
   void report_harm_event(const Event& event, c10::ArrayRef<BadInput> bad_inputs, std::optional<NonfiniteKinds> found,
                          DetectionSession& session) {
     if (event.scanner != nullptr && !found) return;  // a healthy part of the memory
     if (bad_inputs.empty() && !found) return;
     for (const BadInput& input : bad_inputs) {
+      if (input.bad.is_presumed && !found) continue;
       report(event, *input.bad.provenance, event.harm, found.value_or(input.bad.kinds), "", session);
     }
     if (!bad_inputs.empty()) return;
