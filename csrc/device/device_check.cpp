@@ -236,12 +236,12 @@ bool DeviceCheck::add_result(const at::Tensor& result, int64_t output, const Pre
 bool DeviceCheck::may_wait(const Result& result) const {
   const at::Tensor& tensor = *result.values;
   const bool is_new = tensor.use_count() == 1 && tensor.unsafeGetTensorImpl()->unsafe_storage().use_count() == 1;
-  const bool is_of_batch_norm = plan_.updates_statistics && plan_.out_arguments == 0;
+  const bool may_be_held = plan_.updates_statistics ? plan_.out_arguments == 0 : is_new && !plan_.writes_in_place();
   const bool is_scanned = !result.predicted.is_proved || result.predicted.is_rescanned;
   const bool is_in_backward = context_.node != nullptr;
-  return (is_of_batch_norm || (is_new && !plan_.writes_in_place())) && is_scanned && !is_in_backward &&
-         region_ == nullptr && scans_.stream().is_default && !scans_.stream().is_capturing &&
-         type_of_result(result.output) == EventType::kResult && tensor.is_non_overlapping_and_dense();
+  return may_be_held && is_scanned && !is_in_backward && region_ == nullptr && scans_.stream().is_default &&
+         !scans_.stream().is_capturing && type_of_result(result.output) == EventType::kResult &&
+         tensor.is_non_overlapping_and_dense();
 }
 
 void DeviceCheck::record_results() {

@@ -20,7 +20,8 @@ namespace torchnan {
 struct BadEvent {
   NonfiniteKinds kinds;
   std::shared_ptr<const Provenance> provenance;
-  bool is_presumed = false;  // no scan has shown it: it was proved from an input that turned out bad, and is gone
+  bool is_presumed = false;       // no scan has shown it: it was proved from an input that turned out bad, and is gone
+  bool expects_infinity = false;  // as its event
 };
 
 // An input of an event that holds values of a bad event.

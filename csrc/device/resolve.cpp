@@ -116,7 +116,7 @@ class WindowAttribution {
     record_uses(event, bad_inputs);
     const auto found = kinds_of(event, !bad_inputs.empty());
     if (event.type == EventType::kHarm) return report_harm_event(event, bad_inputs, found, *session);
-    if (!found && !is_expected(event, bad_inputs)) return;
+    if (!found && !is_presumed_bad(event, bad_inputs)) return;
     NonfiniteKinds kinds = found.value_or(NonfiniteKinds());
     if (!found) {
       for (const BadInput& input : bad_inputs) kinds |= input.bad.kinds;
@@ -131,12 +131,13 @@ class WindowAttribution {
   // Whether the event has a bad input but was not scanned: its result did not exist yet, or was proved finite before
   // the input was known to be bad, and is gone. The check of the next result reports it. A result that was proved
   // although nothing was assumed of its input is finite.
-  static bool is_expected(const Event& event, c10::ArrayRef<BadInput> bad_inputs) {
+  static bool is_presumed_bad(const Event& event, c10::ArrayRef<BadInput> bad_inputs) {
     if (event.type == EventType::kPending) return !bad_inputs.empty();
     if (event.type != EventType::kResult || event.scanner != nullptr || !event.is_proved) return false;
     return std::any_of(bad_inputs.begin(), bad_inputs.end(), [](const BadInput& input) {
-      const auto written = Devices::Lock(devices()).copy_of(input.input.event);
-      return !written || !written->expects_infinity;
+      Devices::Lock locked(devices());
+      const Event* written = locked.journal().find(input.input.event);
+      return written == nullptr || !written->expects_infinity;
     });
   }
 
@@ -177,7 +178,7 @@ class WindowAttribution {
     const bool is_new = is_new_accident(*provenance);
     if (is_new && !event.plan->returns_info && !is_replayed(event)) record_unused(session, provenance);
     if (is_new && session.reports_origins()) report(event, *provenance, HarmKind::kOrigin, kinds, "", session);
-    BadEvent bad{kinds, std::move(provenance), is_presumed};
+    BadEvent bad{kinds, std::move(provenance), is_presumed, event.expects_infinity};
     const std::lock_guard lock(known.mutex);
     known.bad[event.number] = std::move(bad);
   }
@@ -243,13 +244,11 @@ bool prune_dead() {
     for (const auto& [number, bad] : known.bad) numbers.emplace_back(number, are_harmless(bad));
   }
   std::vector<EventNumber> gone;
-  std::set<EventNumber> expected;
   std::vector<Event> harmless;
   {
     Devices::Lock locked(devices());
     for (const auto& [number, is_harmless] : numbers) {
       const Event* event = locked.journal().find(number);
-      if (event != nullptr && event->expects_infinity) expected.insert(number);
       if (event != nullptr && locked.journal().is_live(*event)) continue;
       gone.push_back(number);
       if (event != nullptr && is_harmless) harmless.push_back(*event);
@@ -265,7 +264,7 @@ bool prune_dead() {
     released.push_back(std::move(entry->second));
     known.bad.erase(entry);
   }
-  for (const auto& [number, bad] : known.bad) is_bad |= !expected.contains(number) && !bad.provenance->is_intentional();
+  for (const auto& [number, bad] : known.bad) is_bad |= !bad.expects_infinity && !bad.provenance->is_intentional();
   return is_bad;
 }
 
