@@ -76,6 +76,7 @@ void OpCall::run_collective() {
   const bool is_followed = run_contained(session_, "following a collective", [&] {
     thread_.counters().count_skipped(Skip::kCollective);
     for_each_result([&](const at::Tensor& result, int64_t) { collective->expect_result(result, bad_arguments_); });
+    collective->follow(torch::jit::last(*stack_, plan_.returns));
   });
   if (!is_followed) forget_results();
 }

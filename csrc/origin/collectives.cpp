@@ -49,22 +49,28 @@ struct ReceivedTensors {
 
 ReceivedTensors& received_tensors = *new ReceivedTensors;  // never destroyed: threads may outlive static destructors
 
-// Memory that was unwritten when a collective began to write a part of it. Keeps no tensor alive.
-struct PartlyReceived {
-  WeakStorage storage;
-  Allocation allocation;
-  std::vector<MemoryRegion> received;
+// A part of unwritten memory that a collective writes.
+struct ReceivedPart {
+  MemoryRegion region;
+  std::shared_ptr<const StartedWork> work;
 };
 
-struct PartlyReceivedMemory {
-  static constexpr size_t kMost = 64;  // beyond it the oldest are dropped
+// Memory that was unwritten when a collective began to write it, or a part of it. Keeps no tensor alive.
+struct UnwrittenMemory {
+  WeakStorage storage;
+  Allocation allocation;
+  std::vector<ReceivedPart> received;
+};
 
-  ForkSafeMutex mutex;
-  std::vector<PartlyReceived> entries;
+struct UnwrittenMemories {
+  static constexpr size_t kMost = 256;  // beyond it the oldest are dropped
+
+  ForkSafeMutex mutex;  // also of each StartedWork
+  std::vector<UnwrittenMemory> entries;
   std::atomic<bool> is_used{false};
 };
 
-PartlyReceivedMemory& partly_received = *new PartlyReceivedMemory;  // never destroyed, like received_tensors
+UnwrittenMemories& unwritten_memories = *new UnwrittenMemories;  // never destroyed, like received_tensors
 
 // The last collective on sparse tensors, and the causes of what this rank has sent to it.
 struct SparseCollective {
@@ -135,27 +141,27 @@ void fill(OriginRecord& origin, const at::Tensor& values, NonfiniteKinds kinds) 
 }
 
 // Records that a collective will write these values. `before` is what was known of their memory.
-void record_received_part(const at::Tensor& values, const BoundCache::Entry& before) {
+void record_received_part(const at::Tensor& values, const BoundCache::Entry& before,
+                          const std::shared_ptr<const StartedWork>& work) {
   const bool was_unwritten = before.state == BoundCache::State::kUninitialized;
-  if (!was_unwritten && !partly_received.is_used) return;
-  if (covers_whole_storage(values, *values.storage().unsafeGetStorageImpl())) return;
-  std::vector<PartlyReceived> dead;  // released after the lock
-  const std::lock_guard lock(partly_received.mutex);
-  auto& entries = partly_received.entries;
+  if (!was_unwritten && !unwritten_memories.is_used) return;
+  std::vector<UnwrittenMemory> dead;  // released after the lock
+  const std::lock_guard lock(unwritten_memories.mutex);
+  auto& entries = unwritten_memories.entries;
   const auto known = std::find_if(entries.begin(), entries.end(),
-                                  [&](const PartlyReceived& one) { return is_in(one.storage, values); });
+                                  [&](const UnwrittenMemory& one) { return is_in(one.storage, values); });
   if (!was_unwritten) {
-    if (known != entries.end()) known->received.emplace_back(values);
+    if (known != entries.end()) known->received.push_back({MemoryRegion(values), work});
     return;
   }
-  const auto living = std::stable_partition(entries.begin(), entries.end(), [&](const PartlyReceived& one) {
+  const auto living = std::stable_partition(entries.begin(), entries.end(), [&](const UnwrittenMemory& one) {
     return one.storage.expired() || is_in(one.storage, values);
   });
-  const auto last = entries.size() < PartlyReceivedMemory::kMost ? living : std::max(living, entries.begin() + 1);
+  const auto last = entries.size() < UnwrittenMemories::kMost ? living : std::max(living, entries.begin() + 1);
   dead.assign(std::make_move_iterator(entries.begin()), std::make_move_iterator(last));
   entries.erase(entries.begin(), last);
-  entries.push_back({weak_storage_of(values), {before.site, before.op}, {MemoryRegion(values)}});
-  partly_received.is_used = true;
+  entries.push_back({weak_storage_of(values), {before.site, before.op}, {{MemoryRegion(values), work}}});
+  unwritten_memories.is_used = true;
 }
 
 void record_sparse_collective(const std::string& name, const NonfiniteRegistry::ProvenancePtr& sent) {
@@ -258,10 +264,16 @@ void HostCollective::expect_result(const at::Tensor& result, c10::ArrayRef<BadAr
   expect(result, bad_arguments);
 }
 
+void HostCollective::follow(c10::ArrayRef<c10::IValue> results) {
+  StartedWork started = started_work(results);
+  const std::lock_guard lock(unwritten_memories.mutex);
+  std::swap(*work_, started);
+}
+
 void HostCollective::expect(const at::Tensor& received, c10::ArrayRef<BadArgument> bad_arguments) {
   const at::Tensor values = scannable_values(received);
   if (!values.defined()) return;
-  record_received_part(values, bound_cache().find(values));
+  record_received_part(values, bound_cache().find(values), work_);
   bound_cache().record_pending_collective(values, &call_.plan.name);
   if (!bad_arguments.empty()) {
     propagate_unscanned(call_, bad_arguments, values, /*is_pending=*/true);
@@ -333,23 +345,30 @@ std::vector<NonfiniteRegistry::ProvenancePtr> remember_unread(const CallContext&
   return unread;
 }
 
-std::optional<Allocation> unwritten_beside_received(const at::Tensor& values) {
-  if (!partly_received.is_used || bound_cache().pending_collective(values) == nullptr) return std::nullopt;
+std::optional<Allocation> allocation_of_unwritten(const at::Tensor& values) {
+  if (!unwritten_memories.is_used) return std::nullopt;
+  const std::string* collective = bound_cache().pending_collective(values);
+  if (collective == nullptr) return std::nullopt;
   Allocation allocation;
-  std::vector<NestedStrides> received;
+  std::vector<std::pair<MemoryRegion, StartedWork>> started;
   {
-    const std::lock_guard lock(partly_received.mutex);
-    const auto& entries = partly_received.entries;
+    const std::lock_guard lock(unwritten_memories.mutex);
+    const auto& entries = unwritten_memories.entries;
     const auto known = std::find_if(entries.begin(), entries.end(),
-                                    [&](const PartlyReceived& one) { return is_in(one.storage, values); });
+                                    [&](const UnwrittenMemory& one) { return is_in(one.storage, values); });
     if (known == entries.end()) return std::nullopt;
     allocation = known->allocation;
-    for (const MemoryRegion& region : known->received) {
-      if (region.dtype != values.scalar_type()) return std::nullopt;
-      received.emplace_back(region);
+    for (const ReceivedPart& part : known->received) {
+      if (part.region.dtype != values.scalar_type()) return std::nullopt;
+      started.emplace_back(part.region, *part.work);
     }
   }
+  std::vector<NestedStrides> received;
+  for (const auto& [part, work] : started) {  // without the lock: a Work may be implemented in Python
+    if (!is_running(work)) received.emplace_back(part);
+  }
   if (lies_within(values, *kinds_by_element(values), received)) return std::nullopt;
+  if (received.size() < started.size()) allocation.unfinished = collective;
   return allocation;
 }
 
@@ -373,7 +392,7 @@ void expect_sparse_result(const at::Tensor& values) {
 
 void forget_collectives() {
   std::vector<ReceivedTensor> forgotten_results;  // released after the locks
-  std::vector<PartlyReceived> forgotten_memory;
+  std::vector<UnwrittenMemory> forgotten_memory;
   std::vector<SentInObject> forgotten_objects;
   NonfiniteRegistry::ProvenancePtr forgotten_sparse;
   {
@@ -382,9 +401,9 @@ void forget_collectives() {
     received_tensors.is_used = false;
   }
   {
-    const std::lock_guard lock(partly_received.mutex);
-    forgotten_memory.swap(partly_received.entries);
-    partly_received.is_used = false;
+    const std::lock_guard lock(unwritten_memories.mutex);
+    forgotten_memory.swap(unwritten_memories.entries);
+    unwritten_memories.is_used = false;
   }
   {
     const std::lock_guard lock(sparse_collective.mutex);

@@ -13,6 +13,7 @@
 #include <ATen/core/ivalue.h>
 #include <c10/util/ArrayRef.h>
 #include <c10/util/SmallVector.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <torchnan/export.h>
 
@@ -37,6 +38,17 @@ struct CollectiveCall {
 // Reads the arguments of a collective. Without a process group it counts as one of a single rank.
 CollectiveCall read_collective_call(const OpPlan& plan, c10::ArrayRef<c10::IValue> arguments);
 
+// The Work that a collective has returned. Keeps it as little alive as a tensor.
+using StartedWork = c10::weak_intrusive_ptr<c10::intrusive_ptr_target>;
+
+inline StartedWork no_work() { return StartedWork(c10::intrusive_ptr<c10::intrusive_ptr_target>()); }
+
+// Returns the Work among the results of a collective, or no_work().
+StartedWork started_work(c10::ArrayRef<c10::IValue> results);
+
+// Whether it exists and is known not to have completed: nobody has waited for it yet.
+bool is_running(const StartedWork& work);
+
 // One call of a collective.
 class HostCollective {
  public:
@@ -52,6 +64,9 @@ class HostCollective {
   // Marks a new tensor that the collective has returned.
   void expect_result(const at::Tensor& result, c10::ArrayRef<BadArgument> bad_arguments);
 
+  // Remembers the Work that the collective has returned.
+  void follow(c10::ArrayRef<c10::IValue> results);
+
  private:
   bool is_read(const OpPlan::CollectiveArgument& argument) const;
   bool is_written(const OpPlan::CollectiveArgument& argument) const;
@@ -63,6 +78,7 @@ class HostCollective {
   ThreadState& thread_;
   const CollectiveCall facts_;
   const bool is_broadcast_;
+  std::shared_ptr<StartedWork> work_ = std::make_shared<StartedWork>(no_work());
   at::Tensor may_overflow_;               // a sent tensor, so large that the sum or product may overflow
   std::shared_ptr<OriginRecord> origin_;  // the origin of that result
 };
@@ -87,15 +103,16 @@ TORCHNAN_API bool has_received() noexcept;
 // their reader.
 std::vector<NonfiniteRegistry::ProvenancePtr> remember_unread(const CallContext& call);
 
-// Where memory was allocated, and by which operator.
+// Memory that was never written: where it was allocated, and by which operator.
 struct Allocation {
   SiteId site = 0;
   const std::string* op = nullptr;
+  const std::string* unfinished = nullptr;  // a collective that will write there, and has not completed
 };
 
-// Returns the allocation of unwritten memory of which a collective has written another part, if a non-finite value of
-// the tensor lies outside of all such parts.
-std::optional<Allocation> unwritten_beside_received(const at::Tensor& values);
+// Returns the allocation of a tensor that is the result of a collective, if a non-finite value of it lies where no
+// collective has written yet.
+std::optional<Allocation> allocation_of_unwritten(const at::Tensor& received);
 
 // Marks the values of a sparse tensor that no operation has made as the result of the last sparse collective: gloo
 // returns new tensors.

@@ -204,6 +204,7 @@ Finding make_finding(const Cause& cause, Level level, Harm harm, const Detection
   }
   if (is_external(finding.origin)) finding.collective = origin.collective;
   if (finding.hint.empty()) add_hint(finding);
+  if (finding.origin == Origin::kOp && !origin.incoming.empty()) append_to_hint(finding, origin.incoming);
   add_line_of_writing(origin, session, finding);
   add_first_nan(cause, session, finding);
   shorten_lineage(finding, Cause::kKeptSteps);

@@ -13,6 +13,7 @@
 #include "origin/host_queries.h"
 #include "origin/make_finding.h"
 #include "origin/reported_causes.h"
+#include "report/operator_name.h"
 #include "report/own_frame.h"
 #include "call_sites/current_call_site.h"
 #include "process/fork_safe_mutex.h"
@@ -94,18 +95,34 @@ bool is_from_compiled_graph(const at::Tensor& tensor) {
   return node != nullptr && node->name().rfind("CompiledFunction", 0) == 0;
 }
 
-// Fills in the lines where the constants among the arguments were written.
-void fill_constant_lines(const CallContext& call, Finding& facts) {
+// Says how a -inf came in that may be a mask. Its owner was not searched when it was first seen: masks are common.
+std::string way_of_mask(const OriginRecord& mask, const at::Tensor& tensor, const DetectionSession& session) {
+  if (!mask.collective.empty()) return fmt::format("was received by {}", without_namespace(mask.collective));
+  const auto owner = owner_of(tensor, /*search_all_modules=*/false, session);
+  if (owner && !owner->name.empty()) {
+    return fmt::format("is in the {} {}", owner->is_buffer ? "buffer" : "parameter", owner->name);
+  }
+  return "came with the data";
+}
+
+// Fills in where the constants among the arguments were written, and which argument came in with -inf.
+void fill_intentional_arguments(const CallContext& call, OriginRecord& origin) {
+  auto& inputs = origin.facts.inputs;
   for (const TensorArgument& argument : tensor_arguments(call)) {
-    const auto input = std::find_if(facts.inputs.begin(), facts.inputs.end(),
-                                    [&](const InputSummary& one) { return one.name == argument.name; });
-    if (input == facts.inputs.end()) continue;
+    const auto input =
+        std::find_if(inputs.begin(), inputs.end(), [&](const InputSummary& one) { return one.name == argument.name; });
+    if (input == inputs.end()) continue;
     const at::Tensor tensor = scannable_values(argument.tensor);
     if (!tensor.defined() || !nonfinite_registry().contains(tensor)) continue;
     const auto provenance = nonfinite_registry().find(tensor);
-    if (provenance == nullptr || provenance->first().origin->source != OriginRecord::Source::kConstant) continue;
-    const Frame frame = frame_of(provenance->first().origin->site.live, call.session);
-    if (!frame.file.empty()) input->constant = fmt::format("{}:{}", frame.file, frame.line);
+    if (provenance == nullptr) continue;
+    const OriginRecord& earlier = *provenance->first().origin;
+    if (earlier.source == OriginRecord::Source::kConstant) {
+      const Frame frame = frame_of(earlier.site.live, call.session);
+      if (!frame.file.empty()) input->constant = fmt::format("{}:{}", frame.file, frame.line);
+    } else if (earlier.is_intentional()) {
+      origin.incoming = fmt::format("the -inf in {} {}", argument.name, way_of_mask(earlier, tensor, call.session));
+    }
   }
 }
 
@@ -173,7 +190,7 @@ std::shared_ptr<OriginRecord> operation_origin(const CallContext& call, const at
   origin->facts.kind = dominant_kind(kinds);
   origin->facts.output = output;
   origin->facts.inputs = summarise_inputs(call, output);
-  fill_constant_lines(call, origin->facts);
+  fill_intentional_arguments(call, *origin);
   fill_location(origin->site, call.session, origin->facts);
   name_parameter_of_node(origin->site, call.session, origin->facts);
   name_parameters_of_bucket(result, call.session, origin->facts);
@@ -276,7 +293,7 @@ std::shared_ptr<OriginRecord> saved_argument_origin(const CallContext& call, con
 
 std::shared_ptr<OriginRecord> external_origin(const CallContext& call, const at::Tensor& argument,
                                               NonfiniteKinds kinds) {
-  std::optional<Allocation> unwritten = unwritten_beside_received(argument);
+  std::optional<Allocation> unwritten = allocation_of_unwritten(argument);
   const at::Tensor target = unwritten ? at::Tensor() : target_of_collective(call, argument);
   if (target.defined()) {
     if (auto reduction = overflowed_reduction(target, argument, kinds)) return reduction;
@@ -298,6 +315,10 @@ std::shared_ptr<OriginRecord> external_origin(const CallContext& call, const at:
     origin->unwritten = true;
     origin->allocation.live = unwritten->site;
     origin->allocator = *unwritten->op;
+    if (unwritten->unfinished != nullptr) {
+      origin->facts.hint = fmt::format("{} will write this memory and has not completed: call wait() on its Work first",
+                                       without_namespace(*unwritten->unfinished));
+    }
   }
   if (!target.defined()) return origin;
   origin->collective = *bound_cache().pending_collective(target);

@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Types.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include "operators/op_traits.h"
 
@@ -18,6 +19,12 @@ using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 Group group_of(const c10::IValue& value) {
   if (value.isString()) return c10d::resolve_process_group(value.toStringRef());
   return value.isCustomClass() ? value.toCustomClass<c10d::ProcessGroup>() : Group();
+}
+
+c10::intrusive_ptr<c10d::Work> work_in(const c10::IValue& result) {
+  if (!result.isCustomClass()) return {};
+  const auto type = c10::getCustomClassType<c10::intrusive_ptr<c10d::Work>>();
+  return *result.type() == *type ? result.toCustomClass<c10d::Work>() : c10::intrusive_ptr<c10d::Work>();
 }
 
 Reduction reduction_of(const c10::IValue& value) {
@@ -50,6 +57,25 @@ CollectiveCall read_collective_call(const OpPlan& plan, c10::ArrayRef<c10::IValu
     }
   }
   return call;
+}
+
+StartedWork started_work(c10::ArrayRef<c10::IValue> results) {
+  for (const c10::IValue& result : results) {
+    const auto work = work_in(result);
+    if (work) return StartedWork(c10::intrusive_ptr<c10::intrusive_ptr_target>(work));
+  }
+  return no_work();
+}
+
+bool is_running(const StartedWork& started) {
+  const auto object = started.lock();
+  auto* work = static_cast<c10d::Work*>(object.get());
+  if (work == nullptr || work->isCompleted()) return false;
+  try {
+    return !work->getFuture()->completed();  // callbacks of the future run before the Work is marked
+  } catch (const c10::Error&) {              // a receive has no future
+    return true;
+  }
 }
 
 }  // namespace torchnan

@@ -55,6 +55,7 @@ struct OriginFacts {
   Site allocation;                               // of unwritten memory
   std::string allocator;                         // the op that allocated it
   std::string collective;                        // external: the collective that received it from another rank
+  std::string incoming;                          // operation: which argument came in with -inf, for the reader
   bool received = false;                         // from the other process that made it
 };
 

@@ -29,6 +29,8 @@ class Log(torch.autograd.Function):
         return grad / (grad - 1)
 
 
+DATA = t(1, -INF)  # made without detection
+
 HINTS = {
     "a function with the name of another": (
         lambda: gradient(Log.apply, t(3.0)),
@@ -224,6 +226,10 @@ HINTS = {
         lambda: torch.zeros(2) * t(-INF, -INF),
         "other holds infinities where self is zero: 0 * inf is NaN",
     ),
+    "infinite data times zero": (
+        lambda: torch.zeros(2) * DATA,
+        "other holds infinities where self is zero: 0 * inf is NaN; the -inf in other came with the data",
+    ),
     "inf - inf": (lambda: t(INF) - t(INF), "self and other hold infinities: inf - inf is NaN"),
     "eps of zero": (
         lambda: F.layer_norm(torch.ones(1, 2), (2,), eps=0.0),
@@ -245,6 +251,28 @@ def test_the_hint_states_the_measured_values(name):
     assert watch.first is not None
     assert (watch.first.hint or "") == hint
     del held
+
+
+class Prior(torch.nn.Module):
+    def __init__(self, kept):
+        super().__init__()
+        scores = t(1, -INF)
+        self.scores = (
+            torch.nn.Parameter(scores, requires_grad=False) if kept == "parameter" else torch.nn.Buffer(scores)
+        )
+
+    def forward(self, x):
+        return x * self.scores
+
+
+@pytest.mark.parametrize("kept", ["buffer", "parameter"])
+def test_a_mask_of_a_module_is_named(kept):
+    prior = Prior(kept)
+    with torchnan.detect(action="log") as watch:
+        prior(torch.zeros(2)).sum().item()
+    assert watch.first is not None
+    assert (watch.first.origin, watch.first.op) == ("op", "aten::mul")
+    assert watch.first.hint.endswith(f"; the -inf in other is in the {kept} scores")
 
 
 def test_unwritten_memory_is_called_that():

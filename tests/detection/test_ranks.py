@@ -499,6 +499,51 @@ with torchnan.detect(action="log") as watch:
 """,
         ({"origin": "uninit", "op": "empty", "line": True, "collective": ""},) * 2,
     ),
+    "minus infinity of another rank times 0": Program(
+        """
+with torchnan.detect(action="log") as watch:
+    prior = torch.tensor([3.0, 0.0 if planted and rank == 1 else 1.0]).log()  # PLANTED
+    other = torch.empty(2)
+    exchange = [dist.P2POp(dist.isend, prior, 1 - rank), dist.P2POp(dist.irecv, other, 1 - rank)]
+    for work in dist.batch_isend_irecv(exchange):
+        work.wait()
+    del prior, exchange
+    if rank == 0:
+        (torch.zeros(2) * other).sum().item()
+""",
+        (
+            made(
+                "mul",
+                hint="other holds infinities where self is zero: 0 * inf is NaN; "
+                "the -inf in other was received by recv_",
+            ),
+            made("log", line=True),
+        ),
+    ),
+    "memory that is read before it is received": Program(
+        """
+torch.use_deterministic_algorithms(planted)  # unwritten memory is NaN
+with torchnan.detect(action="log") as watch:
+    buffer = torch.empty(4)  # PLANTED
+    receiving = dist.irecv(buffer, 1 - rank)
+    if planted:
+        buffer.sum().item()
+    dist.barrier()
+    dist.send(torch.ones(4), 1 - rank) if rank == 0 else receiving.wait()
+    dist.send(torch.ones(4), 1 - rank) if rank == 1 else receiving.wait()
+    buffer.sum().item()
+""",
+        (
+            {
+                "origin": "uninit",
+                "op": "empty",
+                "line": True,
+                "collective": "",
+                "hint": "recv_ will write this memory and has not completed: call wait() on its Work first",
+            },
+        )
+        * 2,
+    ),
     "a received part of memory": Program(
         """
 with torchnan.detect(action="log") as watch:

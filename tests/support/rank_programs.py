@@ -43,7 +43,7 @@ first = watch.first or next(iter(watch.findings), None)
 told = None if first is None else dict(
     origin=first.origin, op=first.op.rpartition("::")[2], line=first.line, phase=first.phase, name=first.name,
     step=first.step, collective=(first.collective or "").rpartition("::")[2], count=len(watch.findings),
-    harm=first.harm.kind, harmed=first.harm.name,
+    harm=first.harm.kind, harmed=first.harm.name, hint=first.hint,
 )
 result = dict(first=told, internal_errors=watch.stats()["internal_errors"])
 with open(f"{sys.argv[1]}/{rank}.json", "w") as file:
