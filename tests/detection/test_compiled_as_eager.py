@@ -23,8 +23,8 @@ def fresh_compiler():
 
 def facts(finding):
     """The fields of a finding that are the same in a compiled program."""
-    stack = [(frame.file, frame.line) for frame in finding.stack if frame.file == __file__]  # not what runs the tests
-    inner = [(frame.file, frame.line) for frame in finding.backward_stack]
+    stack = [frame for frame in finding.stack if frame.file == __file__]  # not what runs the tests
+    inner = finding.backward_stack
     where = (finding.phase, finding.op, finding.node, finding.module, finding.name, stack, inner, finding.step)
     harm = (finding.harm.kind, finding.harm.name, finding.harm.line)
     return (finding.level, finding.kind, finding.origin, *where, *harm)

@@ -22,13 +22,16 @@ _FRAME = re.compile(r'File "(.*?)", line (\d+), in (.*)')
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
 _CALL = (lambda call: call()).__code__
 
+# The full names of functions that Dynamo has traced, by file, name and first line: it records only the names.
+_full_names: dict[tuple[str, str], dict[int, str]] = {}
 _graphs: dict[str, weakref.ref[torch.fx.GraphModule]] = {}  # by file name, which is unique for each graph
 _MAX_GRAPHS = 1000
 
 
 def recorded_lines(node: torch.fx.Node) -> list[tuple[str, int, str]]:
     """Returns the file, line and function that a tracer recorded for a node, outermost first."""
-    return [(file, int(line), name) for file, line, name in _FRAME.findall(node.stack_trace or "")]
+    lines = [(file, int(line), name) for file, line, name in _FRAME.findall(node.stack_trace or "")]
+    return [(file, line, _full_name(file, line, name)) for file, line, name in lines]
 
 
 def module_stack(node: torch.fx.Node) -> dict[str, Any]:
@@ -43,6 +46,19 @@ def modules_by_key(keys: Iterable[str]) -> dict[str, torch.nn.Module]:
         return {}
     alive = {id(module): module for module in _C.instances_of(torch.nn.Module)}
     return {key: alive[number] for key, number in ids.items() if number in alive}
+
+
+def remember_names(codes: Iterable[CodeType]) -> None:
+    """Remembers the full names of functions, such as ``Block.forward``, for the lines in them."""
+    for code in codes:
+        full_name = getattr(code, "co_qualname", code.co_name)  # from Python 3.11 on
+        _full_names.setdefault((code.co_filename, code.co_name), {})[code.co_firstlineno] = full_name
+
+
+def _full_name(file: str, line: int, function: str) -> str:
+    known = _full_names.get((file, function), {})
+    before = [first for first in known if first <= line]
+    return known[max(before)] if before else function
 
 
 @functools.cache

@@ -11,6 +11,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from torchnan._load import _C
+from torchnan.detection import graph_code
 from torchnan.detection.containment import contained
 
 
@@ -31,6 +32,7 @@ def _recording(compile_graph: Callable[..., Any], is_region: Callable[[Any], boo
         with contained("storing the graph of a compiled region"):
             from torchnan.detection.compiled import called_modules, compiled_autograd, graph, stack, torch_internals
 
+            graph_code.remember_names(torch_internals.traced_code())
             if isinstance(model_, torch.fx.GraphModule) and not _C.is_replaying():
                 site = torch_internals.site_of_traced_function()
                 arguments = len(tree_leaves(inputs_))

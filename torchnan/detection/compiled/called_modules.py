@@ -196,18 +196,14 @@ def _follow(known: dict[Path, torch.nn.Module], traced: TracedModule) -> torch.n
 
 def _module_that_calls(callers: Sequence[Entry], compiled: Line) -> torch.nn.Module | None:
     """Returns the innermost module on a stack, if its call leads to the function."""
-
-    def is_compiled(line: Line) -> bool:
-        return (line.file, line.function) == (compiled.file, compiled.function)
-
     module, lines = None, list[Line]()
     for entry in callers:
         if isinstance(entry, torch.nn.Module):
             module, lines = entry, []
         elif isinstance(entry, Line):
             lines.append(entry)
-    first = next((line for line in lines if is_compiled(line) or not is_of_torch(line.file)), None)
-    return module if first is not None and is_compiled(first) else None
+    first = next((line for line in lines if line.is_in_function_of(compiled) or not is_of_torch(line.file)), None)
+    return module if first is not None and first.is_in_function_of(compiled) else None
 
 
 def arguments_of(frame: FrameType | None, compiled: Line) -> list[tuple[str, torch.nn.Module]]:

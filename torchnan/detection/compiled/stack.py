@@ -30,6 +30,10 @@ class Line(NamedTuple):
     line: int
     function: str
 
+    def is_in_function_of(self, other: Line) -> bool:
+        """Whether both are in functions of the same file and name. The full name may be known of one only."""
+        return self.file == other.file and self.function.rpartition(".")[2] == other.function.rpartition(".")[2]
+
 
 class Engine:
     """Represents the autograd engine on a stack: frames inside of it were called by a node."""
@@ -119,7 +123,8 @@ def calling_stack(
         elif module is not None:
             entries.append(module)
         elif not code.co_filename.startswith(_OWN):
-            entries.append(Line(code.co_filename, line or code.co_firstlineno, code.co_name))
+            function = getattr(code, "co_qualname", code.co_name)  # from Python 3.11 on
+            entries.append(Line(code.co_filename, line or code.co_firstlineno, function))
     return entries
 
 
@@ -128,7 +133,7 @@ def joined(callers: list[Entry], traced: list[Line]) -> list[Entry]:
     if traced:
         for i in range(len(callers) - 1, -1, -1):
             entry = callers[i]
-            if isinstance(entry, Line) and (entry.file, entry.function) == (traced[0].file, traced[0].function):
+            if isinstance(entry, Line) and entry.is_in_function_of(traced[0]):
                 callers = callers[:i]
                 break
     return [*callers, *traced]

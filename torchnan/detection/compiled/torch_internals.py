@@ -224,6 +224,12 @@ def site_of_traced_function() -> Line:
     return Line(str(fields["co_filename"]), line, name)
 
 
+def traced_code() -> list[types.CodeType]:
+    """Returns the code that Dynamo has traced into the graph that this thread compiles at present."""
+    context = torch._guards.TracingContext.try_get()
+    return list(getattr(context, "traced_code", None) or ())
+
+
 def compile_graph(module: torch.fx.GraphModule, inputs: list[Any], inner_compile: Any) -> Any:
     """Lowers a graph of Dynamo for its inputs like Inductor, with a custom compiler for the lowered graph."""
     from torch._inductor.compile_fx import compile_fx
