@@ -4,10 +4,12 @@
 #include <atomic>
 #include <cmath>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <mutex>
 #include <optional>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -32,18 +34,25 @@ bool is_in(const WeakStorage& storage, const at::Tensor& tensor) {
   return storage._unsafe_get_target() == tensor.storage().unsafeGetStorageImpl() && !storage.expired();
 }
 
-// A result of a collective. Keeps no tensor alive.
+// A result of a collective.
 struct ReceivedTensor {
-  WeakStorage storage;
   MemoryRegion region;
   std::shared_ptr<OriginRecord> origin;  // of a sum or product that may overflow; else null
+  LargeElements large;                   // those of them that may, if that is known
+  uint64_t number = 0;                   // in the order in which they were received
+};
+
+// The results in one storage. Keeps no tensor alive.
+struct ReceivedMemory {
+  WeakStorage storage;
+  std::vector<ReceivedTensor> results;
 };
 
 struct ReceivedTensors {
-  static constexpr size_t kMost = 256;  // beyond this number the oldest are dropped
-
   ForkSafeMutex mutex;
-  std::vector<ReceivedTensor> entries;
+  std::unordered_map<const c10::StorageImpl*, ReceivedMemory> by_storage;
+  uint64_t count = 0;
+  size_t purge_at = 64;
   std::atomic<bool> is_used{false};
 };
 
@@ -81,14 +90,19 @@ struct SparseCollective {
 
 SparseCollective& sparse_collective = *new SparseCollective;  // never destroyed, like received_tensors
 
+thread_local const std::string* last_collective = nullptr;  // its name, which lives as long as the process
+thread_local uint64_t started_collectives = 0;
+
 // A bad tensor that this rank has sent inside an object. Its own copy comes back to it as bytes.
 struct SentInObject {
   size_t digest;
   NonfiniteRegistry::ProvenancePtr provenance;
+  uint64_t collectives;  // that the thread had started
 };
 
 struct SentInObjects {
-  static constexpr size_t kMost = 64;  // beyond it the oldest are dropped
+  static constexpr size_t kMost = 64;        // beyond it the oldest are dropped
+  static constexpr uint64_t kForObject = 3;  // an object is sent in at most so many: scatter_object_list()
 
   ForkSafeMutex mutex;
   std::vector<SentInObject> entries;
@@ -108,26 +122,41 @@ NonfiniteRegistry::ProvenancePtr sent_in_object(const at::Tensor& values) {
   if (sent_in_objects.entries.empty()) return nullptr;
   const auto digest = digest_of(values);
   for (const SentInObject& one : sent_in_objects.entries) {
-    if (digest == one.digest) return one.provenance;
+    const bool is_of_last = started_collectives - one.collectives <= SentInObjects::kForObject;
+    if (is_of_last && digest == one.digest) return one.provenance;
   }
   return nullptr;
 }
 
-thread_local const std::string* last_collective = nullptr;  // its name, which lives as long as the process
+// Moves the results in freed storages to `dead`.
+void purge(ReceivedTensors& received, std::vector<ReceivedMemory>& dead) {
+  std::erase_if(received.by_storage, [&](auto& one) {
+    const bool is_dead = one.second.storage.expired();
+    if (is_dead) dead.push_back(std::move(one.second));
+    return is_dead;
+  });
+  received.purge_at = std::max<size_t>(64, 2 * received.by_storage.size());
+}
 
 // Replaces what the memory received before.
-void add_received(const at::Tensor& target, std::shared_ptr<OriginRecord> origin) {
-  std::vector<ReceivedTensor> dead;  // released after the lock
-  ReceivedTensor received{weak_storage_of(target), MemoryRegion(target), std::move(origin)};
+void add_received(const at::Tensor& target, std::shared_ptr<OriginRecord> origin, LargeElements large) {
+  std::vector<ReceivedMemory> dead;  // released after the lock
+  std::vector<ReceivedTensor> replaced;
+  ReceivedTensor received{MemoryRegion(target), std::move(origin), std::move(large)};
   const std::lock_guard lock(received_tensors.mutex);
-  auto& entries = received_tensors.entries;
-  const auto living = std::stable_partition(entries.begin(), entries.end(), [&](const ReceivedTensor& one) {
-    return one.storage.expired() || (is_in(one.storage, target) && overlap(one.region, received.region));
-  });
-  const auto last = entries.size() < ReceivedTensors::kMost ? living : std::max(living, entries.begin() + 1);
-  dead.assign(std::make_move_iterator(entries.begin()), std::make_move_iterator(last));
-  entries.erase(entries.begin(), last);
-  entries.push_back(std::move(received));
+  if (received_tensors.by_storage.size() >= received_tensors.purge_at) purge(received_tensors, dead);
+  const auto [place, is_new] = received_tensors.by_storage.try_emplace(target.storage().unsafeGetStorageImpl(),
+                                                                       ReceivedMemory{weak_storage_of(target), {}});
+  ReceivedMemory& memory = place->second;
+  if (!is_new && memory.storage.expired()) {  // another storage was at this address
+    dead.push_back(std::exchange(memory, ReceivedMemory{weak_storage_of(target), {}}));
+  }
+  const auto kept = std::stable_partition(memory.results.begin(), memory.results.end(),
+                                          [&](const auto& one) { return !overlap(one.region, received.region); });
+  replaced.assign(std::make_move_iterator(kept), std::make_move_iterator(memory.results.end()));
+  memory.results.erase(kept, memory.results.end());
+  received.number = ++received_tensors.count;
+  memory.results.push_back(std::move(received));
   received_tensors.is_used = true;
 }
 
@@ -138,6 +167,16 @@ void fill(OriginRecord& origin, const at::Tensor& values, NonfiniteKinds kinds) 
   if (origin.kinds.any()) return;
   origin.kinds = kinds;
   fill_tensor_stats(values, stats, origin.facts);
+}
+
+// Whether one of these elements of the result is infinite. Unknown, hence true, for a part of the result.
+bool is_infinite_at(const at::Tensor& result, const std::vector<bool>& elements) {
+  if (static_cast<size_t>(result.numel()) != elements.size()) return true;
+  const auto kinds = kinds_by_element(result);
+  for (size_t i = 0; i < elements.size(); ++i) {
+    if (elements[i] && (*kinds)[i].any()) return true;
+  }
+  return false;
 }
 
 // Records that a collective will write these values. `before` is what was known of their memory.
@@ -242,15 +281,19 @@ void HostCollective::inspect(const at::Tensor& sent, const OpPlan::CollectiveArg
     known.bound.max_abs = verdict.max_abs;
     if (!known.exported) bound_cache().record_read(values, {verdict.max_abs});
   }
-  if (may_overflow(known.bound.max_abs)) may_overflow_ = values;
+  if (!may_overflow(known.bound.max_abs)) return;
+  may_overflow_ = values;
+  if (argument.writes)
+    large_.emplace_back(values, std::make_shared<const std::vector<bool>>(elements_beyond(values, limit)));
 }
 
 void HostCollective::expect_received(c10::ArrayRef<BadArgument> bad_arguments) {
   last_collective = &call_.plan.name;
+  ++started_collectives;
   for (const OpPlan::CollectiveArgument& argument : call_.plan.collective_arguments) {
     if (!is_written(argument)) continue;
     for_each_nested(call_.saved[argument.saved_index],
-                    [&](const at::Tensor& received) { expect(received, bad_arguments); });
+                    [&](const at::Tensor& received) { expect(received, is_read(argument), bad_arguments); });
   }
 }
 
@@ -261,7 +304,7 @@ void HostCollective::expect_result(const at::Tensor& result, c10::ArrayRef<BadAr
                     [&](const at::Tensor& one) { is_argument = is_argument || one.is_same(result); });
     if (is_argument) return;  // marked before the call
   }
-  expect(result, bad_arguments);
+  expect(result, /*is_sent=*/false, bad_arguments);
 }
 
 void HostCollective::follow(c10::ArrayRef<c10::IValue> results) {
@@ -270,7 +313,7 @@ void HostCollective::follow(c10::ArrayRef<c10::IValue> results) {
   std::swap(*work_, started);
 }
 
-void HostCollective::expect(const at::Tensor& received, c10::ArrayRef<BadArgument> bad_arguments) {
+void HostCollective::expect(const at::Tensor& received, bool is_sent, c10::ArrayRef<BadArgument> bad_arguments) {
   const at::Tensor values = scannable_values(received);
   if (!values.defined()) return;
   record_received_part(values, bound_cache().find(values), work_);
@@ -279,7 +322,11 @@ void HostCollective::expect(const at::Tensor& received, c10::ArrayRef<BadArgumen
     propagate_unscanned(call_, bad_arguments, values, /*is_pending=*/true);
   } else {
     if (nonfinite_registry().in_use()) nonfinite_registry().settle(values);  // the old values
-    add_received(values, origin_);
+    const auto sent =
+        std::find_if(large_.begin(), large_.end(), [&](const auto& one) { return one.first.is_same(values); });
+    const LargeElements large = sent == large_.end() ? nullptr : sent->second;
+    const bool may_overflow = large != nullptr || !is_sent;
+    add_received(values, may_overflow ? origin_ : nullptr, large);
   }
   if (!received.is_sparse()) return;
   record_sparse_collective(call_.plan.name, bad_arguments.empty() ? nullptr : nonfinite_registry().find(values));
@@ -299,7 +346,7 @@ void record_sent_in_object(DetectionSession& session, const at::Tensor& values) 
     dropped = std::move(entries.front());
     entries.erase(entries.begin());
   }
-  entries.push_back({*digest, provenance});
+  entries.push_back({*digest, provenance, started_collectives});
 }
 
 void record_received_in_object(const at::Tensor& values) {
@@ -314,14 +361,19 @@ std::shared_ptr<OriginRecord> overflowed_reduction(const at::Tensor& target, con
                                                    NonfiniteKinds kinds) {
   if (kinds.nan()) return nullptr;  // another rank has sent it
   std::shared_ptr<OriginRecord> origin;
+  LargeElements large;
   {
     const MemoryRegion wanted(target);
     const std::lock_guard lock(received_tensors.mutex);
-    for (const ReceivedTensor& one : received_tensors.entries) {
-      const bool may_overflow = one.origin != nullptr;
-      if (may_overflow && is_in(one.storage, target) && overlap(one.region, wanted)) origin = one.origin;
+    const auto memory = received_tensors.by_storage.find(target.storage().unsafeGetStorageImpl());
+    if (memory == received_tensors.by_storage.end() || memory->second.storage.expired()) return nullptr;
+    for (const ReceivedTensor& one : memory->second.results) {
+      if (one.origin == nullptr || !overlap(one.region, wanted)) continue;
+      origin = one.origin;
+      large = one.large;
     }
   }
+  if (origin != nullptr && large != nullptr && !is_infinite_at(values, *large)) return nullptr;
   if (origin != nullptr) fill(*origin, values, kinds);
   return origin;
 }
@@ -329,15 +381,18 @@ std::shared_ptr<OriginRecord> overflowed_reduction(const at::Tensor& target, con
 bool has_received() noexcept { return received_tensors.is_used; }
 
 std::vector<NonfiniteRegistry::ProvenancePtr> remember_unread(const CallContext& call) {
-  std::vector<at::Tensor> living;
+  std::vector<std::pair<uint64_t, at::Tensor>> living;
   {
     const std::lock_guard lock(received_tensors.mutex);
-    for (const ReceivedTensor& one : received_tensors.entries) {
-      if (auto storage = one.storage.lock()) living.push_back(one.region.tensor_in(storage));
+    for (const auto& [key, memory] : received_tensors.by_storage) {
+      const auto storage = memory.storage.lock();
+      if (!storage) continue;
+      for (const ReceivedTensor& one : memory.results) living.emplace_back(one.number, one.region.tensor_in(storage));
     }
   }
+  std::sort(living.begin(), living.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<NonfiniteRegistry::ProvenancePtr> unread;
-  for (const at::Tensor& tensor : living) {
+  for (const auto& [number, tensor] : living) {
     if (bound_cache().pending_collective(tensor) == nullptr || nonfinite_registry().find(tensor) != nullptr) continue;
     const NonfiniteKinds kinds = kinds_of(tensor);
     if (kinds.any()) unread.push_back(provenance_of_argument(call, tensor, kinds));
@@ -391,13 +446,13 @@ void expect_sparse_result(const at::Tensor& values) {
 }
 
 void forget_collectives() {
-  std::vector<ReceivedTensor> forgotten_results;  // released after the locks
+  std::unordered_map<const c10::StorageImpl*, ReceivedMemory> forgotten_results;  // released after the locks
   std::vector<UnwrittenMemory> forgotten_memory;
   std::vector<SentInObject> forgotten_objects;
   NonfiniteRegistry::ProvenancePtr forgotten_sparse;
   {
     const std::lock_guard lock(received_tensors.mutex);
-    forgotten_results.swap(received_tensors.entries);
+    forgotten_results.swap(received_tensors.by_storage);
     received_tensors.is_used = false;
   }
   {

@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -49,6 +50,9 @@ StartedWork started_work(c10::ArrayRef<c10::IValue> results);
 // Whether it exists and is known not to have completed: nobody has waited for it yet.
 bool is_running(const StartedWork& work);
 
+// Whether each element that was sent is so large that the sum or product may overflow.
+using LargeElements = std::shared_ptr<const std::vector<bool>>;
+
 // One call of a collective.
 class HostCollective {
  public:
@@ -72,15 +76,16 @@ class HostCollective {
   bool is_written(const OpPlan::CollectiveArgument& argument) const;
   void inspect(const at::Tensor& sent, const OpPlan::CollectiveArgument& argument,
                c10::SmallVectorImpl<BadArgument>& bad_arguments);
-  void expect(const at::Tensor& received, c10::ArrayRef<BadArgument> bad_arguments);
+  void expect(const at::Tensor& received, bool is_sent, c10::ArrayRef<BadArgument> bad_arguments);
 
   const CallContext call_;
   ThreadState& thread_;
   const CollectiveCall facts_;
   const bool is_broadcast_;
   std::shared_ptr<StartedWork> work_ = std::make_shared<StartedWork>(no_work());
-  at::Tensor may_overflow_;               // a sent tensor, so large that the sum or product may overflow
-  std::shared_ptr<OriginRecord> origin_;  // the origin of that result
+  at::Tensor may_overflow_;  // a sent tensor, so large that the sum or product may overflow
+  c10::SmallVector<std::pair<at::Tensor, LargeElements>, 1> large_;  // of each such tensor that is also the result
+  std::shared_ptr<OriginRecord> origin_;                             // the origin of that result
 };
 
 // Records a tensor that this rank is about to send inside an object.

@@ -81,11 +81,12 @@ struct OriginRecord : OriginFacts {
   std::atomic<bool> seen_by_scaler{false};  // a loss scaler has made or checked it, and decides
   std::atomic<bool> exempt{false};          // never reported: the results of its operator are not checked
 
-  // May be intentional: any constant, and a mask that came in. A +inf, or a value in a weight, is never a mask.
+  // May be intentional: any constant, and a mask that came in. A +inf, a value in a weight, or one that has done harm,
+  // is never a mask.
   bool is_intentional() const {
     if (source == Source::kConstant) return true;
     return source == Source::kExternal && kinds == NonfiniteKinds::only_neginf() && !unwritten && !parameter &&
-           !foreign;
+           !foreign && !reported;
   }
 
   // Which of two causes to report: an accident before an intentional value, then the older one.

@@ -143,7 +143,8 @@ NonfiniteRegistry::ProvenancePtr sent_before(const DetectionSession& session, co
     const OriginRecord& origin = origin_of(sent);
     if (&origin == &received) continue;
     if (origin.reported) return sent;
-    const bool may_do_harm = is_unreported(origin) && !is_passed_on(origin) && !sent->is_intentional();
+    const bool is_absorbed = origin.computed && !origin.propagated;  // here, so also where it was sent
+    const bool may_do_harm = is_unreported(origin) && !is_passed_on(origin) && !sent->is_intentional() && !is_absorbed;
     if (own == nullptr && may_do_harm) own = sent;
   }
   return own;
