@@ -73,7 +73,7 @@ InputSummary summary_of(const EventInput& input, const Event& reader, const Dete
 void fill_external_origin(const Event& event, const DetectionSession& session, OriginRecord& origin) {
   origin.parameter = event.tensor.is_parameter;
   if (origin.parameter || origin.kinds.nan()) {
-    origin.owner = owner_of(event.tensor.storage, event.live, origin.parameter, session);
+    origin.owner = owner_of({event.tensor.storage}, event.live, origin.parameter, session);
   }
   Devices::Lock locked(devices());
   const Event* before = locked.journal().find(event.previous);
@@ -126,7 +126,7 @@ void DeviceEvidence::record_first_use(size_t argument, OriginRecord& origin) {
   torchnan::record_first_use(origin, *event_.plan, site_, session_, [&]() -> std::optional<Owner> {
     if (is_given_by_host(argument)) return std::nullopt;
     const EventInput& input = bad_inputs_[argument].input;
-    return owner_of(input.storage, event_.live, input.is_parameter, session_);
+    return owner_of({input.storage}, event_.live, input.is_parameter, session_);
   });
 }
 
@@ -167,7 +167,7 @@ std::shared_ptr<OriginRecord> device_origin(const Event& event, NonfiniteKinds k
 }
 
 std::string owner_name(const Event& event, const DetectionSession& session) {
-  const auto owner = owner_of(event.tensor.storage, event.live, true, session);
+  const auto owner = owner_of({event.tensor.storage}, event.live, true, session);
   return owner ? owner->name : "";
 }
 

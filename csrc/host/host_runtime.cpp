@@ -23,7 +23,7 @@ class NullRuntime final : public HostRuntime {
     return std::vector<ResolvedSite>(sites.size());
   }
   bool is_loss_scaling(const Site&, const DetectionSession&) override { return false; }
-  std::optional<Owner> owner_of_storage(const c10::StorageImpl*, SiteId, bool, const DetectionSession&) override {
+  std::optional<Owner> owner_of_memory(const StorageSpan&, SiteId, bool, const DetectionSession&) override {
     return std::nullopt;
   }
   std::optional<int64_t> rank() override { return std::nullopt; }

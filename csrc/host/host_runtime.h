@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -38,6 +39,13 @@ struct ResolvedSite {
   std::vector<Frame> backward_stack;  // as in a finding
   std::optional<std::string> module;
   Phase phase = Phase::kForward;
+};
+
+// Memory of a tensor: a range of bytes of a storage. All of it if the range is unknown.
+struct StorageSpan {
+  const c10::StorageImpl* storage = nullptr;
+  int64_t begin = 0;
+  int64_t end = std::numeric_limits<int64_t>::max();
 };
 
 struct Owner {
@@ -83,10 +91,10 @@ class TORCHNAN_API HostRuntime {
   // Resolves many operations outside the backward pass, without their stacks.
   virtual std::vector<ResolvedSite> resolve_sites(const std::vector<Site>& sites, const DetectionSession& session) = 0;
 
-  // Returns the parameter or buffer with this storage. Looks in the session's model, then in the models of the modules
+  // Returns the parameter or buffer with this memory. Looks in the session's model, then in the models of the modules
   // on the stack of `use`, and then, if `search_all_modules`, in every module.
-  virtual std::optional<Owner> owner_of_storage(const c10::StorageImpl* storage, SiteId use, bool search_all_modules,
-                                                const DetectionSession& session) = 0;
+  virtual std::optional<Owner> owner_of_memory(const StorageSpan& memory, SiteId use, bool search_all_modules,
+                                               const DetectionSession& session) = 0;
 
   // Whether the operation at `site` runs only to infer shapes, on memory without values.
   virtual bool is_shape_inference(const Site&) { return false; }

@@ -256,7 +256,8 @@ void HostCollective::inspect_sent(c10::SmallVectorImpl<BadArgument>& bad_argumen
     for_each_nested(call_.saved[argument.saved_index],
                     [&](const at::Tensor& sent) { inspect(sent, argument, bad_arguments); });
   }
-  for (const BadArgument& sent : bad_arguments) record_sent(call_.session, sent.provenance);
+  const bool to_reduction = call_.plan.name.find("reduce") != std::string::npos;
+  for (const BadArgument& sent : bad_arguments) record_sent(call_.session, sent.provenance, to_reduction);
   if (!may_overflow_.defined() || !bad_arguments.empty()) return;
   // Only now, while the stack exists: this is rare.
   origin_ = reduction_origin(call_, may_overflow_);
@@ -338,7 +339,7 @@ void record_sent_in_object(DetectionSession& session, const at::Tensor& values) 
   const auto digest = digest_of(values);
   if (provenance == nullptr || !digest) return;
   for (const Cause& cause : provenance->causes()) cause.origin->used = true;
-  record_sent(session, provenance);
+  record_sent(session, provenance, /*to_reduction=*/false);
   SentInObject dropped;  // released after the lock
   const std::lock_guard lock(sent_in_objects.mutex);
   auto& entries = sent_in_objects.entries;

@@ -79,6 +79,13 @@ Harm harm_at(const Site& site, HarmKind kind, const HarmedName& name, const Dete
   return harm;
 }
 
+// Whether another value that the same collective brought in the step was reported.
+bool is_reported_of_collective(const DetectionSession& session, const std::shared_ptr<OriginRecord>& origin) {
+  if (origin->collective.empty()) return false;
+  const auto first = one_origin_of(origin->collective, session, origin);
+  return first != origin && first->reported;
+}
+
 // Returns the cause to report and marks it as reported, so that there is one alarm per cause; null if there is none.
 // Copies no cause: an allocation that failed after the mark would lose the alarm.
 std::shared_ptr<const Cause> claim_cause(const DetectionSession& session, const Provenance& provenance, HarmKind kind,
@@ -89,6 +96,7 @@ std::shared_ptr<const Cause> claim_cause(const DetectionSession& session, const 
     if (is_harmless(cause, kind)) continue;
     if (is_exempt(session, origin, kind) || cause.origin->reported.exchange(true)) return nullptr;
     if (kind != HarmKind::kOrigin && is_reported_in_forward_pass(session, origin)) return nullptr;
+    if (is_reported_of_collective(session, cause.origin)) return nullptr;
     // Another rank may have sent back what this one has made: the gradient of a stage, or tokens from an expert.
     const auto sent = origin.collective.empty() ? nullptr : sent_before(session, origin);
     const bool is_returned = sent != nullptr && (sent->first().origin->reported || !is_harmless(sent->first(), kind));
@@ -161,7 +169,8 @@ void record_use(const Provenance& provenance, const OpPlan& plan, uint64_t node_
     if (plan.is_grad_scaler_check) cause.origin->seen_by_scaler = true;
     if (plan.is_comparison && !plan.is_ordering) cause.origin->looked_for = true;
     if (plan.is_comparison && is_gradient(cause, node_execution_id)) cause.origin->compared = true;
-    if (!plan.is_comparison && !plan.is_data_movement) cause.origin->computed = true;
+    const bool computes = !plan.is_comparison && !plan.is_data_movement && !plan.is_async_collective;
+    if (computes) cause.origin->computed = true;
   }
 }
 

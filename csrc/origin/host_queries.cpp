@@ -38,11 +38,11 @@ std::string query_bucket(int64_t numel, int64_t element, const DetectionSession&
   return names;
 }
 
-std::optional<Owner> query_owner(const c10::StorageImpl* storage, SiteId use, bool search_all_modules,
+std::optional<Owner> query_owner(const StorageSpan& memory, SiteId use, bool search_all_modules,
                                  const DetectionSession& session) {
   std::optional<Owner> owner;
   run_contained(session, "finding the owner of a tensor",
-                [&] { owner = host_runtime().owner_of_storage(storage, use, search_all_modules, session); });
+                [&] { owner = host_runtime().owner_of_memory(memory, use, search_all_modules, session); });
   return owner;
 }
 

@@ -18,7 +18,7 @@ bool ask_is_shape_inference(const Site& site, const DetectionSession& session);
 // Returns the name of the parameter whose gradient is at this element of the bucket that this thread communicates, or
 // else the names of all parameters of the bucket; empty if it communicates none. `numel`: of the tensor of the element.
 std::string query_bucket(int64_t numel, int64_t element, const DetectionSession& session);
-std::optional<Owner> query_owner(const c10::StorageImpl* storage, SiteId use, bool search_all_modules,
+std::optional<Owner> query_owner(const StorageSpan& memory, SiteId use, bool search_all_modules,
                                  const DetectionSession& session);
 // Returns the rank in the process group, or else the one that a launcher has set.
 std::optional<int64_t> query_rank(const DetectionSession& session);

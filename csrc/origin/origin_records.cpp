@@ -12,6 +12,7 @@
 #include "origin/collectives.h"
 #include "origin/host_queries.h"
 #include "origin/make_finding.h"
+#include "origin/memory_region.h"
 #include "origin/reported_causes.h"
 #include "report/operator_name.h"
 #include "report/own_frame.h"
@@ -173,14 +174,15 @@ std::shared_ptr<OriginRecord> new_origin_record(OriginRecord::Source source, con
 bool is_inherited(const OriginRecord& origin) { return origin.sequence < first_of_process; }
 
 std::optional<Owner> owner_of(const at::Tensor& tensor, bool search_all_modules, const DetectionSession& session) {
-  return owner_of(tensor.storage().unsafeGetStorageImpl(), host_runtime().current_stack_id(), search_all_modules,
-                  session);
+  const MemoryRegion region(tensor);
+  return owner_of(StorageSpan{tensor.storage().unsafeGetStorageImpl(), region.begin, region.end},
+                  host_runtime().current_stack_id(), search_all_modules, session);
 }
 
-std::optional<Owner> owner_of(const c10::StorageImpl* storage, SiteId use, bool search_all_modules,
+std::optional<Owner> owner_of(const StorageSpan& memory, SiteId use, bool search_all_modules,
                               const DetectionSession& session) {
-  if (auto named = session.named_owner(storage)) return named;
-  return query_owner(storage, use, search_all_modules, session);
+  if (auto named = session.named_owner(memory.storage)) return named;
+  return query_owner(memory, use, search_all_modules, session);
 }
 
 std::shared_ptr<OriginRecord> operation_origin(const CallContext& call, const at::Tensor& result, int64_t output,
@@ -322,10 +324,8 @@ std::shared_ptr<OriginRecord> external_origin(const CallContext& call, const at:
   }
   if (!target.defined()) return origin;
   origin->collective = *bound_cache().pending_collective(target);
-  if (origin->owner) return origin;  // each weight that came in so has its name
-  origin->parameter = false;         // a pipeline receives into leaves that require grad
-  const std::string common = origin->collective;
-  return one_origin_of(common, call.session, std::move(origin));
+  if (!origin->owner) origin->parameter = false;  // a pipeline receives into leaves that require grad
+  return origin;
 }
 
 std::shared_ptr<OriginRecord> one_origin_of_step(const DetectionSession& session,

@@ -75,8 +75,8 @@ bool is_inherited(const OriginRecord& origin);
 // Returns the module parameter or buffer whose memory `tensor` is: of the session's model, of a module on this thread's
 // stack, or else, if `search_all_modules`, of any.
 std::optional<Owner> owner_of(const at::Tensor& tensor, bool search_all_modules, const DetectionSession& session);
-// The same by its storage, as used at `use`.
-std::optional<Owner> owner_of(const c10::StorageImpl* storage, SiteId use, bool search_all_modules,
+// The same by its memory, as used at `use`.
+std::optional<Owner> owner_of(const StorageSpan& memory, SiteId use, bool search_all_modules,
                               const DetectionSession& session);
 
 // Whether a backward pass made it in a step that a loss scaler has skipped.

@@ -23,12 +23,17 @@ struct Registry {
 Registry& unused_results = *new Registry;  // never destroyed: threads may outlive static destructors
 Registry& sent_results = *new Registry;
 
+struct SentValues {
+  NonfiniteRegistry::ProvenancePtr provenance;
+  bool to_reduction;  // the collective combines them with those of other ranks
+};
+
 // What a session has sent in its last step that sent any.
 struct SentInStep {
   static constexpr size_t kMost = 64;
 
   int64_t step = 0;
-  std::vector<NonfiniteRegistry::ProvenancePtr> values;  // each of another origin
+  std::vector<SentValues> values;  // each of another origin
 };
 
 struct SentInSteps {
@@ -40,15 +45,20 @@ SentInSteps& sent_in_steps = *new SentInSteps;
 
 const OriginRecord& origin_of(const NonfiniteRegistry::ProvenancePtr& values) { return *values->first().origin; }
 
-void record_sent_in_step(const DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& values) {
-  std::vector<NonfiniteRegistry::ProvenancePtr> released;  // after the lock
+void record_sent_in_step(const DetectionSession& session, const SentValues& values) {
+  std::vector<SentValues> released;  // after the lock
   const std::lock_guard lock(sent_in_steps.mutex);
   SentInStep& sent = sent_in_steps.by_session[&session];
   if (sent.step != session.step()) released.swap(sent.values);
   sent.step = session.step();
-  const bool is_known = std::any_of(sent.values.begin(), sent.values.end(),
-                                    [&](const auto& one) { return &origin_of(one) == &origin_of(values); });
-  if (!is_known && sent.values.size() < SentInStep::kMost) sent.values.push_back(values);
+  const auto known = std::find_if(sent.values.begin(), sent.values.end(), [&](const SentValues& one) {
+    return &origin_of(one.provenance) == &origin_of(values.provenance);
+  });
+  if (known != sent.values.end()) {
+    known->to_reduction |= values.to_reduction;
+  } else if (sent.values.size() < SentInStep::kMost) {
+    sent.values.push_back(values);
+  }
 }
 
 void forget_sent_in_step(const DetectionSession& session) {
@@ -126,11 +136,11 @@ std::vector<NonfiniteRegistry::ProvenancePtr> drain_unused(const DetectionSessio
   return drain(unused_results, session, is_unused);
 }
 
-void record_sent(DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& provenance) {
+void record_sent(DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& provenance, bool to_reduction) {
   OriginRecord& origin = *provenance->first().origin;
   if (provenance->is_intentional() && !provenance->first().kinds.nan()) return;  // a mask
   if (is_reported_in_forward_pass(session, origin)) origin.reported = true;      // the same cause
-  record_sent_in_step(session, provenance);
+  record_sent_in_step(session, {provenance, to_reduction});
   if (!is_passed_on(origin)) record(sent_results, session, provenance, is_unreported);
 }
 
@@ -139,13 +149,14 @@ NonfiniteRegistry::ProvenancePtr sent_before(const DetectionSession& session, co
   const auto found = sent_in_steps.by_session.find(&session);
   if (found == sent_in_steps.by_session.end() || found->second.step != received.site.step) return nullptr;
   NonfiniteRegistry::ProvenancePtr own;
-  for (const auto& sent : found->second.values) {
+  for (const auto& [sent, to_reduction] : found->second.values) {
     const OriginRecord& origin = origin_of(sent);
     if (&origin == &received) continue;
     if (origin.reported) return sent;
+    const bool may_do_harm = is_unreported(origin) && !is_passed_on(origin) && !sent->is_intentional();
     const bool is_absorbed = origin.computed && !origin.propagated;  // here, so also where it was sent
-    const bool may_do_harm = is_unreported(origin) && !is_passed_on(origin) && !sent->is_intentional() && !is_absorbed;
-    if (own == nullptr && may_do_harm) own = sent;
+    const bool may_come_back = to_reduction || !received.owner;      // a metric does not come back as a weight
+    if (own == nullptr && may_do_harm && !is_absorbed && may_come_back) own = sent;
   }
   return own;
 }

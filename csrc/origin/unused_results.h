@@ -19,7 +19,8 @@ void record_unused_if_new(DetectionSession& session, const NonfiniteRegistry::Pr
 std::vector<NonfiniteRegistry::ProvenancePtr> drain_unused(const DetectionSession& session);
 
 // Records an origin that this rank has sent to others, one per call site. Bounded by the session's max_findings.
-void record_sent(DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& provenance);
+// `to_reduction`: the collective combines the values with those of other ranks.
+void record_sent(DetectionSession& session, const NonfiniteRegistry::ProvenancePtr& provenance, bool to_reduction);
 
 // Returns a value of another origin that this rank has sent in the step in which it received `received`, and that may
 // have come back: one that was reported, else the first that this rank made and that may still do harm; null if there

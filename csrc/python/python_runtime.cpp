@@ -129,13 +129,13 @@ class PythonRuntime final : public HostRuntime {
     return resolved;
   }
 
-  std::optional<Owner> owner_of_storage(const c10::StorageImpl* storage, SiteId use, bool search_all_modules,
-                                        const DetectionSession& session) override {
+  std::optional<Owner> owner_of_memory(const StorageSpan& memory, SiteId use, bool search_all_modules,
+                                       const DetectionSession& session) override {
     std::optional<Owner> owner;
     with_gil([&] {
-      const py::object answer =
-          module_.attr("owner_of_storage")(reinterpret_cast<uintptr_t>(storage), stack_frames(use), search_all_modules,
-                                           reinterpret_cast<uintptr_t>(&session));
+      const auto span = py::make_tuple(reinterpret_cast<uintptr_t>(memory.storage), memory.begin, memory.end);
+      const py::object answer = module_.attr("owner_of_memory")(span, stack_frames(use), search_all_modules,
+                                                                reinterpret_cast<uintptr_t>(&session));
       if (answer.is_none()) return;
       const auto [is_buffer, name] = answer.cast<std::tuple<bool, py::str>>();
       owner = Owner{is_buffer, from_py_str(name)};

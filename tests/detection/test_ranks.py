@@ -499,6 +499,141 @@ with torchnan.detect(action="log") as watch:
 """,
         ({"origin": "uninit", "op": "empty", "line": True, "collective": ""},) * 2,
     ),
+    "a harmless value beside that of another rank": Program(
+        """
+with torchnan.detect(action="log") as watch:
+    ratio = torch.ones(2) if not planted or rank == 1 else torch.zeros(2) / torch.zeros(2)
+    every = [torch.empty(2) for _ in range(2)]
+    dist.all_gather(every, ratio)
+    torch.nanmean(torch.stack(every)).item()
+    gradient = torch.full((3,), -1.0 if planted and rank == 1 else 1.0).log()  # PLANTED
+    dist.all_reduce(gradient)
+    gradient.sum().item()
+    del gradient
+""",
+        (received("allreduce_", origin="input", harm="read"), made("log", line=True)),
+    ),
+    "a metric and weights of another rank": Program(
+        """
+net = nn.Linear(4, 2)
+with torchnan.detect(action="log") as watch:
+    length = torch.ones(0 if planted and rank == 0 else 2).mean()
+    if rank == 0:
+        dist.send(length, 1)
+    else:
+        dist.recv(torch.empty(()), 0)
+    with torch.no_grad():
+        if planted and rank == 1:
+            net.weight.copy_(torch.full((2, 4), -1.0).log())  # PLANTED
+        for parameter in net.parameters():
+            dist.broadcast(parameter, 1)
+        net(torch.ones(1, 4)).sum().item()
+    del length
+""",
+        (received("broadcast_", origin="parameter", name="weight"), made("log", line=True)),
+    ),
+    "two values by one collective": Program(
+        """
+weight = nn.Parameter(torch.ones(3))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+with torchnan.detect(action="log") as watch:
+    metric = torch.zeros(7) / (torch.zeros(7) if planted and rank == 1 else torch.ones(7))
+    dist.all_reduce(metric)
+    (metric * 2).nan_to_num().sum().item()
+    weight.grad = torch.full((3,), -1.0 if planted and rank == 1 else 1.0).log()
+    dist.all_reduce(weight.grad)
+    weight.grad /= 2  # PLANTED
+    optimizer.step()
+""",
+        (
+            received("allreduce_", origin="input", op="div_", line=True, harm="gradient", count=1),
+            made("log", harm="gradient", phase="forward"),
+        ),
+    ),
+    "infinite gradients of both signs": Program(
+        """
+first, second = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+optimizer = torch.optim.SGD([first, second], lr=1.0)
+with torchnan.detect(action="log") as watch:
+    large = torch.ones(2) / (0.0 if planted and rank == 1 else 1.0)  # PLANTED
+    first.grad, second.grad = -large, large * 1
+    for parameter in (first, second):
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= 2
+    optimizer.step()
+    optimizer.zero_grad()
+    loss = (first + second).sum()
+    loss.backward()
+    optimizer.zero_grad()
+    del large, loss
+""",
+        (received("allreduce_", origin="input", harm="gradient", count=1), made("div", line=True, count=1)),
+    ),
+    "a large element beside the Inf of another rank": Program(
+        """
+with torchnan.detect(action="log") as watch:
+    values = [40000.0, 1.0] if planted and rank == 0 else [1.0, 90.0 if planted else 1.0]
+    gradient = (torch.tensor(values).exp() if rank == 1 else torch.tensor(values)).half()  # PLANTED
+    dist.all_reduce(gradient)
+    (gradient * 0).sum().item()
+    del gradient
+""",
+        (received("allreduce_", origin="input"), made("exp", line=True)),
+    ),
+    "a sum that overflows before many others": Program(
+        """
+parameters = [nn.Parameter(torch.ones(2, dtype=torch.float16)) for _ in range(300)]
+optimizer = torch.optim.SGD(parameters, lr=1e-8)
+with torchnan.detect(action="log") as watch:
+    for i, parameter in enumerate(parameters):
+        parameter.grad = torch.full((2,), 40000.0 if planted and i == 0 else 1.0, dtype=torch.float16)
+    for parameter in parameters:
+        dist.all_reduce(parameter.grad)  # PLANTED
+    optimizer.step()
+""",
+        (made("allreduce_", line=True, harm="gradient"), made("allreduce_", line=True, harm="gradient")),
+    ),
+    "a parameter that is averaged before many others": Program(
+        """
+parameters = nn.ParameterList([nn.Parameter(torch.ones(2)) for _ in range(300)])
+with torchnan.detect(action="log") as watch, torch.no_grad():
+    if planted and rank == 1:
+        parameters[0].copy_((parameters[0] - 2).log())  # PLANTED
+    for parameter in parameters:
+        dist.all_reduce(parameter)
+""",
+        (received("allreduce_", origin="parameter", name="0", count=1), made("log", line=True)),
+    ),
+    "parameters that share one vector": Program(
+        """
+from torch.nn.utils import vector_to_parameters
+net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+with torchnan.detect(action="log") as watch:
+    vector = torch.ones(90)
+    if planted and rank == 1:
+        vector[40:] = (vector[40:] - 2).log()  # PLANTED
+    dist.broadcast(vector, 1)
+    vector_to_parameters(vector, net.parameters())
+    del vector
+    with torch.no_grad():
+        net[2](torch.ones(1, 8)).sum().item()
+""",
+        (received("broadcast_", origin="parameter", name="2.bias", count=1), made("log", line=True)),
+    ),
+    "objects with equal bytes": Program(
+        """
+with torchnan.detect(action="log") as watch:
+    for turn in range(3):
+        is_bad = planted and (rank, turn) in ((0, 0), (1, 2))
+        loss = torch.ones(0 if is_bad else 3).mean()  # PLANTED
+        every = [None, None]
+        dist.all_gather_object(every, loss)
+        both = torch.stack(every)
+        both.mean().item() if turn == 2 else torch.nanmean(both).item()
+        del loss, every, both
+""",
+        (received("allgather_", origin="input", harm="read"), made("mean", line=True, harm="read")),
+    ),
     "minus infinity of another rank times 0": Program(
         """
 with torchnan.detect(action="log") as watch:

@@ -25,7 +25,7 @@ from torchnan._load import _C
 from torchnan.detection import communication, dataset_items, graph_code, initial_weights, registry, tensor_names
 from torchnan.detection.containment import contained
 from torchnan.detection.graph_code import RawFrame
-from torchnan.detection.tensor_names import IN_QUERY, Owned, joined, module_at, parts
+from torchnan.detection.tensor_names import IN_QUERY, Memory, Owned, joined, module_at, parts
 
 Line = tuple[str, int, str]  # file, line, function
 
@@ -179,13 +179,13 @@ def resolve_sites(sites: list[tuple[list[RawFrame], bool]], session_id: int) -> 
     return [_module_and_phase(_as_traced(live), grad_mode, session_id) for live, grad_mode in sites]
 
 
-def owner_of_storage(
-    storage: int, use: list[RawFrame], search_all_modules: bool, session_id: int
+def owner_of_memory(
+    memory: tuple[int, int, int], use: list[RawFrame], search_all_modules: bool, session_id: int
 ) -> tuple[bool, str] | None:
-    """Returns whether a storage belongs to a buffer (else a parameter), and its name.
+    """Returns whether memory belongs to a buffer (else a parameter), and its name.
 
     Args:
-        storage: address of the StorageImpl.
+        memory: address of the StorageImpl, and the range of bytes in it.
         use: the stack of the operation that read it.
         search_all_modules: search modules that are not on the stack, too.
         session_id: id of the detection session.
@@ -193,7 +193,7 @@ def owner_of_storage(
     roots = list(_roots(_modules(use), session_id))
     # Before a model is called, ranks send each other its weights. Afterwards they send gradients.
     search_all_modules |= rank() is not None and all(code is not _ENGINE for code, *_ in use)
-    owned = _find(roots, search_all_modules, lambda root: tensor_names.known_owner_of_storage(root, storage))
+    owned = _find(roots, search_all_modules, lambda root: tensor_names.known_owner_of_memory(root, Memory(*memory)))
     return None if owned is None else (owned.is_buffer, clean(owned.name))
 
 

@@ -22,6 +22,14 @@ class Owned(NamedTuple):
     name: str
 
 
+class Memory(NamedTuple):
+    """Memory of a tensor: a range of bytes of a storage."""
+
+    storage: int  # address of the StorageImpl
+    begin: int
+    end: int
+
+
 class _Location(NamedTuple):
     """Where a walk has found a parameter or a buffer."""
 
@@ -47,14 +55,15 @@ class _Names(NamedTuple):
 _known: dict[int, _Names] = {}  # by the id of the root: some modules cannot be compared
 
 
-def known_owner_of_storage(root: torch.nn.Module, storage: int) -> Owned | None:
-    """Returns what the last walk over a model found on a storage, if that is still there; of several that share it, the
-    first that is not finite."""
+def known_owner_of_memory(root: torch.nn.Module, memory: Memory) -> Owned | None:
+    """Returns what the last walk over a model found in a storage, if that is still there; of several that share it, the
+    first that is in the memory and not finite."""
     names = _names_of(root)
-    locations = names.by_storage.get(storage, []) if names is not None else []
+    locations = names.by_storage.get(memory.storage, []) if names is not None else []
     there = [(one, tensor) for one in locations if (tensor := one.tensor(root)) is not None]
-    owners = [(one.owned, tensor) for one, tensor in there if _storage_of(tensor) == storage]
+    owners = [(one.owned, tensor) for one, tensor in there if _storage_of(tensor) == memory.storage]
     if len(owners) > 1:  # parts of a flat parameter
+        owners = [(owned, tensor) for owned, tensor in owners if _is_in(tensor, memory)] or owners
         owners = [(owned, tensor) for owned, tensor in owners if not _is_finite(tensor)] or owners
     return owners[0][0] if owners else None
 
@@ -88,6 +97,17 @@ def _names_of(root: torch.nn.Module) -> _Names | None:
 
 def _storage_of(tensor: torch.Tensor) -> int:
     return _C.storage_of(shards.local(tensor))
+
+
+def _is_in(tensor: torch.Tensor, memory: Memory) -> bool:
+    """Whether a tensor in the same storage has elements in the memory."""
+    with torch._C.DisableTorchFunction():
+        local = shards.local(tensor)
+        if local.numel() == 0:
+            return False
+        last = sum((size - 1) * stride for size, stride in zip(local.size(), local.stride(), strict=True))
+        begin = local.storage_offset() * local.element_size()
+        return begin < memory.end and memory.begin < begin + (last + 1) * local.element_size()
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:

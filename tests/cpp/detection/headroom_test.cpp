@@ -56,7 +56,7 @@ class CountingRuntime final : public HostRuntime {
     for (size_t i = 0; i < sites.size(); ++i) resolved[i].module = sites[i].live == 7 ? "seven" : "unknown";
     return resolved;
   }
-  std::optional<Owner> owner_of_storage(const c10::StorageImpl*, SiteId, bool, const DetectionSession&) override {
+  std::optional<Owner> owner_of_memory(const StorageSpan&, SiteId, bool, const DetectionSession&) override {
     return std::nullopt;
   }
   std::optional<int64_t> rank() override { return std::nullopt; }

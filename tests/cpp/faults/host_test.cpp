@@ -35,7 +35,7 @@ class FailingRuntime final : public HostRuntime {
   std::vector<ResolvedSite> resolve_sites(const std::vector<Site>&, const DetectionSession&) override {
     fail(with_std_);
   }
-  std::optional<Owner> owner_of_storage(const c10::StorageImpl*, SiteId, bool, const DetectionSession&) override {
+  std::optional<Owner> owner_of_memory(const StorageSpan&, SiteId, bool, const DetectionSession&) override {
     fail(with_std_);
   }
   std::optional<int64_t> rank() override { fail(with_std_); }
