@@ -52,6 +52,14 @@ def test_a_received_value_belongs_to_its_own_step_or_the_last_before():
     assert [one.step for one in second.received] == [35]
 
 
+def test_the_harm_is_that_of_the_rank_where_it_was_done():
+    harmless = {"kind": "none", "name": None, "file": "", "line": 0, "applied": None}
+    maker = masked_row(rank=1, step=4, level="note", harm=harmless)
+    (incident,) = story_of(received(rank=0, step=4, name="w"), maker)
+    assert (incident.first.rank, incident.first.level) == (1, "error")
+    assert incident.first.harm == finding_of(received(rank=0, step=4, name="w")).harm
+
+
 def test_of_several_causes_a_received_value_belongs_to_the_first_of_another_rank():
     """A step of an optimizer makes a value in each parameter, and the next averaging sends them."""
     own, first, second = story_of(

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 
 from torchnan.detection import report_rows
-from torchnan.detection.finding import LEVELS, Finding
+from torchnan.detection.finding import LEVELS, Finding, Harm
 
 MAX_RUNS = 12  # of consecutive ranks that are named
 
@@ -70,6 +70,7 @@ class Story:
         self._received: list[tuple[str, Sighting]] = []  # with the level
         self._earliest: dict[str, Finding] = {}  # received, by level: only these may become incidents
         self._sightings: dict[Sighting, Sighting] = {}  # each once
+        self._harm: dict[tuple[int | None, str], Harm] = {}  # that values did first which a collective brought in a step
 
     def add(self, finding: Finding) -> None:
         """Adds a finding."""
@@ -77,7 +78,9 @@ class Story:
         if finding.rank is not None:
             self.ranks.add(finding.rank)
         if is_received(finding):
-            self._received.append((finding.level, self._sighting(finding, _collective(finding))))
+            sighting = self._sighting(finding, _collective(finding))
+            self._received.append((finding.level, sighting))
+            self._harm.setdefault((sighting.step, sighting.collective), finding.harm)
             earliest = self._earliest.setdefault(finding.level, finding)
             if _order(finding) < _order(earliest):
                 self._earliest[finding.level] = finding
@@ -108,7 +111,10 @@ class Story:
                     made.insert(0, alike[0])
                 else:
                     cause.received.append(sighting)
-                    cause.first = dataclasses.replace(cause.first, level=level)
+                    harm = cause.first.harm
+                    if harm.kind == "none":  # on the rank that made it
+                        harm = self._harm[sighting.step, sighting.collective]
+                    cause.first = dataclasses.replace(cause.first, level=level, harm=harm)
         return sorted(made, key=lambda incident: (LEVELS.index(incident.first.level), *_order_of(incident)))
 
 
