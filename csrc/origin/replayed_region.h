@@ -25,7 +25,10 @@ struct ReplayedRegion {
   CompiledRegion facts;                // without the kernel
   std::vector<BadKernel> kernels{};    // in the order that they ran in
   bool is_backward = false;            // it is a backward pass, although no autograd engine runs it
+  bool replays_gradients = false;      // its backward pass is replayed, after its forward pass
   std::shared_ptr<RegionMark> mark{};  // set if a device finds that it made a bad value; null if it cannot be followed
+
+  bool is_in_backward_pass() const { return is_backward || replays_gradients; }
 
   // Whether only its border is known: it is not replayed.
   bool is_border() const { return facts.replay == Replay::kNone; }

@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "origin/replayed_region.h"
 #include "process/fork_safe_mutex.h"
 #include "report/operator_name.h"
 
@@ -38,6 +39,7 @@ struct Reported {
   LastSteps<std::pair<SiteId, std::string>> calls;                     // in the forward pass
   LastSteps<std::string> lines;                                        // the same, by file and line
   LastSteps<std::string> calls_in_modules;                             // the same, by line, operator and module
+  LastSteps<std::string> calls_in_nodes;                               // in nodes that a forward region computes
   std::map<std::string, std::shared_ptr<OriginRecord>> common_causes;  // each with the last step that had it
 };
 
@@ -70,14 +72,22 @@ std::string call_in_module(const OriginRecord& origin) {
   return fmt::format("{} {} in {}", line_of(origin), origin.facts.op, origin.facts.module.value_or(""));
 }
 
+std::string call_in_node(const OriginRecord& origin) {
+  return fmt::format("{} {} in {}", line_of(origin), origin.facts.op, origin.site.node);
+}
+
 bool is_operation(const OriginRecord& origin) { return origin.source == OriginRecord::Source::kOperation; }
 
 }  // namespace
 
 void record_reported(const DetectionSession& session, const OriginRecord& origin) {
-  if (!is_operation(origin) || !origin.site.node.empty() || origin.site.live == 0) return;
+  if (!is_operation(origin) || origin.site.live == 0) return;
+  const bool is_in_node = !origin.site.node.empty();
+  const bool is_in_forward_region = origin.region != nullptr && !origin.region->is_in_backward_pass();
+  if (is_in_node && !is_in_forward_region) return;
   const std::lock_guard lock(registry.mutex);
   Reported& reported = registry.by_session[&session];
+  if (is_in_node) return reported.calls_in_nodes.record(call_in_node(origin), origin.site.step);
   reported.calls.record({origin.site.live, letters_of_operator(origin.facts.op)}, origin.site.step);
   reported.lines.record(line_of(origin), origin.site.step);
   reported.calls_in_modules.record(call_in_module(origin), origin.site.step);
@@ -87,12 +97,17 @@ bool is_reported_in_forward_pass(const DetectionSession& session, const OriginRe
   if (!is_operation(origin) || origin.site.node.empty()) return false;
   // A checkpoint runs the forward pass again, in whichever node asks for its values.
   const bool is_recomputed = origin.facts.phase == Phase::kForward && !origin.facts.stack.empty();
-  if (!is_recomputed && origin.site.forward == 0) return false;
+  // The backward pass of a region may compute again what its forward pass has computed.
+  const bool is_in_backward_region = origin.region != nullptr && origin.region->is_in_backward_pass();
+  const bool has_forward_call = is_recomputed || origin.site.forward != 0;
+  if (!has_forward_call && !is_in_backward_region) return false;
   const std::lock_guard lock(registry.mutex);
   const auto found = registry.by_session.find(&session);
   if (found == registry.by_session.end()) return false;
   const Reported& reported = found->second;
   const int64_t step = origin.site.step;
+  if (is_in_backward_region && reported.calls_in_nodes.is_of(call_in_node(origin), step)) return true;
+  if (!has_forward_call) return false;
   if (is_recomputed) return reported.calls_in_modules.is_of(call_in_module(origin), step);
   // A whole graph: each of its operations has the line of its forward call.
   if (origin.site.node == kCompiledNode) return reported.lines.is_of(line_of(origin), step);

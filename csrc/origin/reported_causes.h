@@ -17,7 +17,7 @@ inline constexpr std::string_view kCompiledNode = "CompiledFunctionBackward";
 void record_reported(const DetectionSession& session, const OriginRecord& origin);
 
 // Whether an operation in a backward node is the consequence of a reported one in the same step: of the forward call
-// that made the node, or of the call that a checkpoint runs again there.
+// that made the node, or of the call that a checkpoint or the backward pass of a region runs again there.
 bool is_reported_in_forward_pass(const DetectionSession& session, const OriginRecord& origin);
 
 // Returns the common origin of values with a common cause in the step of `origin`: `origin` itself, if it is the first.

@@ -147,9 +147,9 @@ py::object call_in_node(const std::string& name, const py::handle& node, const p
 }
 
 void begin_replay(const py::str& name, const py::str& file, int64_t line, const std::string& how,
-                  const Kernels& kernels, bool is_backward) {
+                  const Kernels& kernels, bool is_backward, bool replays_gradients) {
   set_replayed_region(std::make_shared<ReplayedRegion>(
-      ReplayedRegion{facts_from(name, file, line, how), kernels_from(kernels), is_backward}));
+      ReplayedRegion{facts_from(name, file, line, how), kernels_from(kernels), is_backward, replays_gradients}));
 }
 
 void record_border(const at::Tensor& result, int64_t output, const RegionBorder& border, const std::string& obstacle,
@@ -227,7 +227,7 @@ void bind_compiled_regions(py::module_& m) {
   m.def("set_replaying", [](bool replaying) { replays = replaying; });
   m.def("is_replaying", &is_replaying);
   m.def("begin_replay", &begin_replay, py::arg("region"), py::arg("file"), py::arg("line"), py::arg("how"),
-        py::arg("kernels"), py::arg("is_backward"));
+        py::arg("kernels"), py::arg("is_backward"), py::arg("replays_gradients"));
   m.def("call_in_node", &call_in_node, py::arg("name"), py::arg("node"), py::arg("call"));
   m.def("end_replay", [] { set_replayed_region(nullptr); });
   m.def("record_border", &record_border, py::arg("result"), py::arg("output"), py::arg("border"), py::arg("obstacle"),

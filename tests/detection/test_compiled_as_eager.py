@@ -674,6 +674,25 @@ class Newton(nn.Module):
         return while_loop(lambda i, x: i < 2, step, (torch.tensor(0), x))[1]
 
 
+def test_a_slope_that_both_passes_of_a_region_compute_is_reported_once():
+    def energy(x, scale):
+        square = (x[:, None] - x[None]).square().sum(-1)
+        return (scale * torch.exp(-torch.where(square > 0, square.sqrt(), 0.0))).sum()
+
+    def program(compiler):
+        scale = nn.Parameter(torch.tensor(1.0))
+        optimizer = torch.optim.SGD([scale], lr=0.01)
+
+        def loss_of(scale, x):
+            return torch.func.vmap(torch.func.grad(energy), in_dims=(0, None))(x, scale).square().mean()
+
+        compiler(loss_of)(scale, torch.randn(2, 4, 3)).backward()
+        optimizer.step()
+
+    (finding,) = assert_as_eager(program, 1)
+    assert finding.node == "SqrtBackward0"
+
+
 def test_the_body_of_a_loop_is_not_a_module():
     with torchnan.detect(action="log") as session, torch.no_grad():
         torch.compile(Newton())(torch.zeros(2), torch.zeros(2)).sum().item()

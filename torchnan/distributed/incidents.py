@@ -70,7 +70,9 @@ class Story:
         self._received: list[tuple[str, Sighting]] = []  # with the level
         self._earliest: dict[str, Finding] = {}  # received, by level: only these may become incidents
         self._sightings: dict[Sighting, Sighting] = {}  # each once
-        self._harm: dict[tuple[int | None, str], Harm] = {}  # that values did first which a collective brought in a step
+        self._harm: dict[
+            tuple[int | None, str], Harm
+        ] = {}  # that values did first which a collective brought in a step
 
     def add(self, finding: Finding) -> None:
         """Adds a finding."""

@@ -320,7 +320,9 @@ class _Replay:
     def _watching(self, way: str, bad_kernels: kernels.Kernels) -> Iterator[None]:
         """Makes the session see the operations inside as a part of the region."""
         region = self.call.region
-        _C.begin_replay(region.function, region.file, region.line, way, bad_kernels, self.call.boxed > 0)
+        place = (region.function, region.file, region.line)
+        is_backward, replays_gradients = self.call.boxed > 0, self.tangents is not None
+        _C.begin_replay(*place, way, bad_kernels, is_backward, replays_gradients)
         _C.enter_session(self.session)
         self.call.enter_node()
         try:
